@@ -1,19 +1,16 @@
-//! Applies steps inside the container's mount namespace. Paths are resolved below a descriptor of the root file system only.
+//! Applies steps inside the container's mount namespace.
 
 mod cdi_hook;
-mod created;
 mod ld_so_cache;
 mod ld_so_conf;
-mod names;
 mod own_node;
 mod stale;
 
 pub(super) use cdi_hook::MAX_PARAMS;
-pub(super) use stale::is_library_of_a_driver;
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -21,87 +18,36 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 
 use base::paths::ContainerPath;
 use base::report::{Failure, Finding, catalog};
-use base::sys::ids::Ids;
-use base::sys::in_root::{Created, Root};
-use base::sys::mount::{self, Api, Label, MountAttrs};
+use base::sys::in_root::Created;
+use base::sys::mount::{Api, MountAttrs};
 use nvidia_host::edits::Need;
 use nvidia_host::edits::placement::Link;
 
-use super::container::Inside;
 use super::directory::{
     Present, find_present, is_unchanged, make_copy, make_file, replace_file, replace_link, replace_with_copy,
 };
-use super::hosts_dev::HostsDev;
-use super::mounts::Mounts;
+use super::layout::Layout;
+use super::leftovers::is_library_of_a_driver;
 use super::source::Source;
 use super::tmpfs::{Directory, is_own_tmpfs};
-use super::{Apply, Finished, Runner, read_only};
-use crate::record::created::Entry;
+use super::undo::{Change, Done};
+use super::{Apply, Finished, Runner};
 
-/// A container whose mount namespace this process has entered, and the changes made to it.
+/// A container whose mount namespace this process has entered. Each step is a method.
 #[derive(Debug)]
 pub(crate) struct Target {
-    rootfs: Root,
-    /// The ids of its user namespace, unless that is also the hook's
-    ids: Option<Ids>,
+    layout: Layout,
     api: Api,
-    hosts_dev: HostsDev,
-    /// SELinux label of the file systems that the hook mounts
-    label: Option<Label>,
-    /// Which mounts are the container's own, and which are visible elsewhere
-    mount_facts: Mounts,
-    /// Directories in which the hook may create names
-    own_directories: Vec<Rc<OwnedFd>>,
-    /// Changes to the container, newest last
-    changes: Vec<Change>,
+    /// Whether the engine made this root file system for the container
+    is_own: bool,
     /// Mounted files by their path
-    mounts: Vec<(ContainerPath, Rc<OwnedFd>)>,
-    /// Whether the container requires the step that is being carried out
-    need: Need,
-    /// Overlays on read-only directories and on directories of volumes
-    layers: Vec<Rc<OwnedFd>>,
-    /// Open directories by their path, because most files go to a few of them. Cleared when something is mounted on a
-    /// directory.
-    opened: Vec<(PathBuf, Rc<OwnedFd>)>,
+    mounted: Vec<(ContainerPath, Rc<OwnedFd>)>,
     /// Whether a step lists library directories for the image's ldconfig
     lists_directories: bool,
     /// Whether a link to a library of another driver version was replaced: an earlier start used that driver
     had_other_driver: bool,
     /// Files that an earlier start with another driver version left
     stale: Vec<Created>,
-    /// Whether the engine made this root file system for the container
-    is_own: bool,
-    /// Created names, for poststop
-    created: Vec<Entry>,
-    findings: Vec<Finding>,
-}
-
-/// Facts about a container that are determined before its mount namespace is entered.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TargetFacts {
-    /// Whether config.json has the runtime mount a tmpfs at /dev
-    pub has_own_dev: bool,
-    /// Whether the engine made its root file system for it
-    pub is_own: bool,
-}
-
-/// A change to the container that can be undone.
-#[derive(Debug)]
-enum Change {
-    Created(Created),
-    Mounted(Rc<OwnedFd>),
-    /// A symlink of the image that the hook replaced
-    Replaced {
-        dir: Rc<OwnedFd>,
-        name: PathBuf,
-        text: PathBuf,
-    },
-    /// A file of an earlier start that the hook replaced or removed
-    Rewritten {
-        dir: Rc<OwnedFd>,
-        name: PathBuf,
-        old: Vec<u8>,
-    },
 }
 
 /// Where a source is mounted.
@@ -116,68 +62,46 @@ enum MountPoint {
 
 impl Runner for Target {
     fn run(&mut self, apply: Apply<'_, Self>, need: Need) -> Result<()> {
-        self.need = need;
-        let (changes, layers, mounts) = (self.changes.len(), self.layers.len(), self.mounts.len());
-        let findings = self.findings.len();
+        self.layout.need = need;
+        let (mark, mounted) = (self.layout.mark(), self.mounted.len());
         let result = apply(self);
         if result.is_err() {
-            // Forget what the step added. A detached layer cannot be sealed, and names created in it would be lost.
-            self.layers.truncate(layers);
-            self.mounts.truncate(mounts);
-            self.findings.truncate(findings);
-            self.forget_directories();
-            self.mount_facts.forget_layers(layers);
-            undo_all(self.changes.split_off(changes));
+            self.mounted.truncate(mounted);
+            self.layout.undo_since(mark);
         }
         result
     }
 
     fn add_finding(&mut self, finding: Finding) {
-        self.findings.push(finding);
+        self.layout.done.findings.push(finding);
     }
 
     fn undo(self) {
-        // A mount with open descriptors is busy: umount(2) would fail with EBUSY.
-        drop(self.mounts);
-        drop(self.layers);
-        drop(self.opened);
-        drop(self.mount_facts);
-        drop(self.own_directories);
-        undo_all(self.changes);
+        let Self { layout, mounted, .. } = self;
+        drop(mounted);
+        layout.undo();
     }
 
     fn finish(&mut self) -> Result<Finished> {
-        // A layer stays writable until here because the steps create names in it.
-        self.layers.iter().try_for_each(|layer| read_only::seal(layer))?;
+        self.layout.seal()?;
         // The setup is complete. A leftover that cannot be removed does no harm.
         self.remove_stale();
-        let created = std::mem::take(&mut self.created);
-        Ok(Finished { findings: std::mem::take(&mut self.findings), created })
+        let Done { findings, created, .. } = std::mem::take(&mut self.layout.done);
+        Ok(Finished { findings, created })
     }
 }
 
 impl Target {
-    /// Creates a target without changes. `inside` must have been opened in the current mount namespace.
-    pub(crate) fn new(inside: Inside, api: Api, hosts_dev: HostsDev, label: Option<Label>, facts: TargetFacts) -> Self {
+    /// Creates a target without changes. `is_own`: the engine made this root file system for the container.
+    pub(super) const fn new(layout: Layout, api: Api, is_own: bool) -> Self {
         Self {
-            rootfs: inside.rootfs,
-            ids: inside.ids,
+            layout,
             api,
-            hosts_dev,
-            label,
-            mount_facts: Mounts::new(facts.has_own_dev),
-            own_directories: Vec::new(),
-            changes: Vec::new(),
-            mounts: Vec::new(),
-            need: Need::Required,
-            layers: Vec::new(),
-            opened: Vec::new(),
+            is_own,
+            mounted: Vec::new(),
             lists_directories: false,
             had_other_driver: false,
             stale: Vec::new(),
-            is_own: facts.is_own,
-            created: Vec::new(),
-            findings: Vec::new(),
         }
     }
 
@@ -189,19 +113,19 @@ impl Target {
     /// Creates a file that processes in the container may change. What the image has at this path stays, unless it is what a start of
     /// a container left: the copy of another driver, or the mount point of a container from which the image was made.
     pub(super) fn copy(&mut self, content: &[u8], target: &ContainerPath) -> Result<()> {
-        if self.make(target, false, |dir, name| make_copy(dir, name, content))?.is_some() {
+        if self.layout.make(target, false, |dir, name| make_copy(dir, name, content))?.is_some() {
             return Ok(());
         }
-        let dir = self.parent(target)?;
+        let dir = self.layout.parent(target)?;
         let name = target.file_name();
         if let Present::Other(_, stat) = find_present(&dir, name)?
             && is_unchanged(&stat)
         {
-            let dir = self.writable(dir, target)?;
+            let dir = self.layout.writable(dir, target)?;
             let name = Path::new(name);
             replace_with_copy(&dir, name, content)?;
-            self.note_created(target.relative(), &dir);
-            self.changes.push(Change::Rewritten { dir, name: name.into(), old: Vec::new() });
+            self.layout.done.note_created(target.relative(), &dir);
+            self.layout.done.add(Change::Rewritten { dir, name: name.into(), old: Vec::new() });
         }
         Ok(())
     }
@@ -213,7 +137,7 @@ impl Target {
         target: &ContainerPath,
         device: Option<(u32, u32)>,
     ) -> Result<MountPoint> {
-        match self.make(target, false, make_file)? {
+        match self.layout.make(target, false, make_file)? {
             Some((dir, ())) => Ok(MountPoint::New(dir)),
             None => self.existing_point(source, target, device),
         }
@@ -224,17 +148,17 @@ impl Target {
         let mounted = match at {
             MountPoint::Present => return Ok(()),
             MountPoint::New(dir) => {
-                self.mount_facts.refuse_shared_dir(&dir)?;
+                self.layout.mounts.refuse_shared_dir(&dir)?;
                 source.attach_at(&dir, name)?
             }
             MountPoint::Existing(dir, point) => {
-                self.mount_facts.refuse_shared(&point)?;
+                self.layout.mounts.refuse_shared(&point)?;
                 source.attach(&dir, name, point)?
             }
         };
         let mounted = Rc::new(mounted);
-        self.changes.push(Change::Mounted(Rc::clone(&mounted)));
-        self.mounts.push((target.clone(), mounted));
+        self.layout.done.add(Change::Mounted(Rc::clone(&mounted)));
+        self.mounted.push((target.clone(), mounted));
         Ok(())
     }
 
@@ -246,21 +170,21 @@ impl Target {
         target: &ContainerPath,
         device: Option<(u32, u32)>,
     ) -> Result<MountPoint> {
-        let dir = self.parent(target)?;
+        let dir = self.layout.parent(target)?;
         let name = target.file_name();
         Ok(match find_present(&dir, name)? {
             Present::Other(_, stat) if is_device(&stat, device) => MountPoint::Present, // the engine created it
             Present::Other(_, stat) if source.is(&stat) => MountPoint::Present, // an earlier run of the hook mounted it
             Present::Other(point, stat) => {
                 ensure!(!is_directory(&stat), "the image has a directory at this path");
-                self.note_left(target, &stat);
+                self.layout.done.note_left(target, &stat);
                 MountPoint::Existing(dir, point)
             }
             Present::Link(text) => {
-                let dir = self.writable(dir, target)?;
+                let dir = self.layout.writable(dir, target)?;
                 rustix::fs::unlinkat(&*dir, name, AtFlags::empty())?;
-                self.changes.push(Change::Replaced { dir, name: name.into(), text });
-                let made = self.make(target, false, make_file)?;
+                self.layout.done.add(Change::Replaced { dir, name: name.into(), text });
+                let made = self.layout.make(target, false, make_file)?;
                 MountPoint::New(made.context("another process created it in the meantime")?.0)
             }
             Present::Nothing => bail!("another process removed it in the meantime"),
@@ -269,18 +193,18 @@ impl Target {
 
     pub(super) fn link(&mut self, Link { link, text, file, .. }: &Link) -> Result<()> {
         let text = Path::new(text);
-        if self.make(link, false, |dir, name| rustix::fs::symlinkat(text, dir, name))?.is_some() {
+        if self.layout.make(link, false, |dir, name| rustix::fs::symlinkat(text, dir, name))?.is_some() {
             return Ok(());
         }
-        let dir = self.parent(link)?;
+        let dir = self.layout.parent(link)?;
         let name = link.file_name();
         match find_present(&dir, name)? {
             Present::Link(old) if old == text => {}
             Present::Link(old) => {
-                let dir = self.writable(dir, link)?;
+                let dir = self.layout.writable(dir, link)?;
                 replace_link(&dir, Path::new(name), text)?;
-                self.had_other_driver |= stale::is_library_of_a_driver(&old);
-                self.changes.push(Change::Replaced { dir, name: name.into(), text: old });
+                self.had_other_driver |= is_library_of_a_driver(&old);
+                self.layout.done.add(Change::Replaced { dir, name: name.into(), text: old });
             }
             Present::Nothing => bail!("another process removed it in the meantime"),
             Present::Other(point, stat) => {
@@ -303,10 +227,10 @@ impl Target {
         link: &ContainerPath,
         file: &ContainerPath,
     ) -> Result<()> {
-        let mounted = match self.mounts.iter().find(|(path, _)| path == file) {
+        let mounted = match self.mounted.iter().find(|(path, _)| path == file) {
             Some((_, mounted)) => Rc::clone(mounted),
             // The engine has mounted it, for example from a CDI spec.
-            None => match self.rootfs.open_existing(file.relative(), OFlags::PATH | OFlags::NOFOLLOW)? {
+            None => match self.layout.rootfs.open_existing(file.relative(), OFlags::PATH | OFlags::NOFOLLOW)? {
                 Some(mounted) => mounted.into(),
                 None => return Ok(()),
             },
@@ -316,9 +240,9 @@ impl Target {
         if copy.is(stat) || !is_file {
             return Ok(());
         }
-        self.mount_facts.refuse_shared(&point)?;
-        self.changes.push(Change::Mounted(copy.attach(dir, Path::new(link.file_name()), point)?.into()));
-        self.findings.push(Finding::new(
+        self.layout.mounts.refuse_shared(&point)?;
+        self.layout.done.add(Change::Mounted(copy.attach(dir, Path::new(link.file_name()), point)?.into()));
+        self.layout.done.findings.push(Finding::new(
             &catalog::HIDDEN,
             format!("the driver's file hides the image's own {link}"),
             "",
@@ -330,7 +254,8 @@ impl Target {
         // /proc/driver/nvidia belongs to the kernel module and shows every GPU of the host to every container. If params says
         // "ModifyDeviceFiles: 1", the driver's libraries create missing device nodes, also those of GPUs that the container
         // does not have (CVE-2021-1056).
-        let Some(dir) = self.rootfs.open_existing(Path::new("proc/driver"), OFlags::PATH | OFlags::DIRECTORY)? else {
+        let Some(dir) = self.layout.rootfs.open_existing(Path::new("proc/driver"), OFlags::PATH | OFlags::DIRECTORY)?
+        else {
             return Ok(()); // the container has no /proc, or the driver is not loaded in this kernel
         };
         let name = OsStr::new("nvidia");
@@ -366,17 +291,17 @@ impl Target {
         if source.is(&rustix::fs::fstat(&point)?) {
             return Ok(());
         }
-        self.mount_facts.refuse_shared(&point)?;
-        self.forget_directories();
-        self.changes.push(Change::Mounted(source.attach(&dir, Path::new(target.file_name()), point)?.into()));
+        self.layout.mounts.refuse_shared(&point)?;
+        self.layout.forget_directories();
+        self.layout.done.add(Change::Mounted(source.attach(&dir, Path::new(target.file_name()), point)?.into()));
         Ok(())
     }
 
     /// Returns a directory to mount on, created if it is missing, and its parent directory.
     fn directory_point(&mut self, target: &ContainerPath) -> Result<(Rc<OwnedFd>, OwnedFd)> {
         let make_dir = |dir: &OwnedFd, name: &OsStr| rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(0o755));
-        self.make(target, true, make_dir)?;
-        let dir = self.parent(target)?;
+        self.layout.make(target, true, make_dir)?;
+        let dir = self.layout.parent(target)?;
         match find_present(&dir, target.file_name())? {
             Present::Other(point, stat) if is_directory(&stat) => Ok((dir, point)),
             _ => Err(anyhow::anyhow!("the image has something other than a directory at this path")),
@@ -384,28 +309,12 @@ impl Target {
     }
 
     fn attach(&mut self, directory: Directory, dir: &OwnedFd, name: &OsStr, point: OwnedFd) -> Result<()> {
-        self.mount_facts.refuse_shared(&point)?;
-        self.forget_directories();
+        self.layout.mounts.refuse_shared(&point)?;
+        self.layout.forget_directories();
         let mut mounts = Vec::new();
         let attached = directory.attach(dir, name, point, &mut mounts);
-        self.changes.extend(mounts.into_iter().map(Change::Mounted));
+        self.layout.done.add_mounts(mounts);
         attached
-    }
-}
-
-fn parent_path(path: &ContainerPath) -> &Path {
-    path.relative().parent().unwrap_or_else(|| Path::new("/"))
-}
-
-/// Undoes changes, the newest first. Errors are ignored: the container does not start anyway.
-fn undo_all(changes: Vec<Change>) {
-    for change in changes.into_iter().rev() {
-        match change {
-            Change::Created(created) => created.remove().ok(),
-            Change::Mounted(mount) => mount::detach(mount.as_fd()).ok(),
-            Change::Replaced { dir, name, text } => replace_link(&dir, &name, &text).ok(),
-            Change::Rewritten { dir, name, old } => replace_file(&dir, &name, &old).ok(),
-        };
     }
 }
 

@@ -15,10 +15,9 @@ use rustix::fs::{FileType, OFlags, Stat};
 
 use base::paths::ContainerPath;
 use base::sys::in_root::Root;
-use nvidia_host::driver::{ldcache, ldconf};
+use nvidia_host::driver::{file_table, is_version, ldcache, ldconf};
 
 use super::aside::{Aside, remove_unless_shared};
-use super::changes::is_library_of_a_driver;
 use super::directory::{create_file, is_unchanged};
 use super::linker_cache;
 use super::sharing::Place;
@@ -51,6 +50,13 @@ pub(crate) fn mount_points(rootfs: &Root, spec: &SpecView) -> Vec<Entry> {
     let mounts = spec.mounts.iter().filter(|mount| mount.is_bind());
     let paths = mounts.filter_map(|mount| ContainerPath::new(&mount.destination));
     paths.filter(is_of_a_driver).filter_map(|path| empty_file(rootfs, &root, &path)).collect()
+}
+
+/// Reports whether a name is that of a driver library with its version, like `libcuda.so.535.183.01`.
+pub(super) fn is_library_of_a_driver(name: impl AsRef<Path>) -> bool {
+    let Some(name) = name.as_ref().to_str() else { return false };
+    let Some((library, version)) = name.split_once(".so.") else { return false };
+    is_version(version) && file_table::LIBRARIES.iter().any(|row| row.name == library)
 }
 
 fn is_of_a_driver(path: &ContainerPath) -> bool {
@@ -223,5 +229,20 @@ mod tests {
         let root = Root::open(dir.path()).unwrap();
         remove(&root, &[entry.clone(), Entry { path: "/../libcuda.so.1".into(), ..entry }]);
         assert!(outside.path().join("libcuda.so.1").metadata().is_ok());
+    }
+
+    #[test]
+    fn names_of_driver_libraries() {
+        for (name, is) in [
+            ("libcuda.so.535.183.01", true),
+            ("libnvidia-ml.so.550.54", true),
+            ("libcuda.so.1", false),
+            ("libcuda.so", false),
+            ("libcuda.so.535.183.01.bak", false),
+            ("libcudart.so.12.2", false),
+            ("libc.so.6.1", false),
+        ] {
+            assert_eq!(is_library_of_a_driver(name), is, "{name}");
+        }
     }
 }

@@ -9,6 +9,7 @@ pub(crate) mod changes;
 pub(crate) mod container;
 mod directory;
 pub(crate) mod hosts_dev;
+mod layout;
 pub(crate) mod leftovers;
 pub(crate) mod linker_cache;
 mod mountinfo;
@@ -18,13 +19,14 @@ mod read_only;
 mod sharing;
 mod source;
 mod tmpfs;
-
-use std::fmt;
+mod undo;
 
 use anyhow::{Context, Result};
-use changes::{Target, TargetFacts};
+use changes::Target;
 use container::OpenContainer;
 use hosts_dev::HostsDev;
+use layout::Layout;
+use undo::StillMounted;
 
 use base::report::{Finding, catalog, classify};
 use base::sys::mount::{self, Label};
@@ -79,11 +81,10 @@ pub(crate) struct Finished {
 /// If a required step fails. The steps before it are undone.
 pub(crate) fn carry_out(plan: Plan<'_>, open: OpenContainer, container: &Container<'_>) -> Result<Finished> {
     let Plan { steps, api, hosts_dev, label, mut findings } = plan;
-    let facts = TargetFacts {
-        has_own_dev: mounts::has_own_dev(&container.spec.mounts),
-        is_own: leftovers::is_own(open.rootfs(), container.id, container.bundle, &container.spec.rootfs),
-    };
-    let finished = open.enter().and_then(|root| run_all(Target::new(root, api, hosts_dev, label, facts), steps));
+    let has_own_dev = mounts::has_own_dev(&container.spec.mounts);
+    let is_own = leftovers::is_own(open.rootfs(), container.id, container.bundle, &container.spec.rootfs);
+    let inside = open.enter().map(|inside| Layout::new(inside, hosts_dev, label, has_own_dev));
+    let finished = inside.and_then(|layout| run_all(Target::new(layout, api, is_own), steps));
     // In a container with a user namespace, the files so far were created as its root user. From here on, files belong to the
     // host's root: a record is only accepted if no other user could have written it.
     base::sys::process::create_files_as_ourselves();
@@ -105,17 +106,6 @@ trait Runner: Sized {
     fn undo(self);
     /// Completes the setup after the last step.
     fn finish(&mut self) -> Result<Finished>;
-}
-
-/// Marks the error of a step whose mount could not be removed. The mount hides files of the image, so the container must not
-/// start, even if the step was optional.
-#[derive(Debug)]
-struct StillMounted;
-
-impl fmt::Display for StillMounted {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a mount of the hook could not be removed")
-    }
 }
 
 fn run_all<T: Runner>(mut target: T, steps: Vec<(&Step, Apply<'_, T>)>) -> Result<Finished> {

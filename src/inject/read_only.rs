@@ -17,9 +17,10 @@ use base::report::{Failure, Finding, Kind, catalog, failure};
 use base::sys::in_root::{Root, real_path};
 use base::sys::mount::{self, Label, MountAttrs, in_place};
 
+use super::mountinfo;
 use super::mounts::{TMPFS_MAGIC, read_table};
 use super::source::open_in;
-use super::{StillMounted, mountinfo};
+use super::undo::StillMounted;
 
 const OVERLAYFS_MAGIC: FsWord = 0x794c_7630;
 

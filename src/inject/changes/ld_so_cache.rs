@@ -17,7 +17,7 @@ use crate::plan::step::CacheEntry;
 impl Target {
     pub(in crate::inject) fn update_linker_cache(&mut self, entries: &[CacheEntry]) -> Result<()> {
         let (path, name) = (Path::new("etc"), OsStr::new("ld.so.cache"));
-        let Some(etc) = self.rootfs.open_existing(path, OFlags::PATH | OFlags::DIRECTORY)?.map(Rc::new) else {
+        let Some(etc) = self.layout.rootfs.open_existing(path, OFlags::PATH | OFlags::DIRECTORY)?.map(Rc::new) else {
             return Ok(()); // without a cache, ld.so searches its built-in directories
         };
         if !self.lists_directories {
@@ -27,28 +27,30 @@ impl Target {
         let old = match self.read_linker_cache() {
             Ok(old) => old,
             Err(error) => {
-                self.findings.push(linker_cache::left_alone(&error));
+                self.layout.done.findings.push(linker_cache::left_alone(&error));
                 return Ok(());
             }
         };
-        let Some(new) = linker_cache::merge(old.as_deref(), entries, &stale, &mut self.findings) else { return Ok(()) };
-        let is_volume = !self.may_create(&etc, path)?;
+        let Some(new) = linker_cache::merge(old.as_deref(), entries, &stale, &mut self.layout.done.findings) else {
+            return Ok(());
+        };
+        let is_volume = !self.layout.may_create(&etc, path)?;
         if !is_volume && !is_read_only(&*etc) {
             return replace_file(&etc, Path::new(name), &new).context("write it");
         }
         match find_present(&etc, name)? {
             Present::Other(point, _) => {
-                self.mount_facts.refuse_shared_dir(&etc)?;
-                self.mount_facts.refuse_shared(&point)?;
-                let hidden = read_only::hide_file(&etc, name, &point, &new, self.label.as_ref())?;
-                self.changes.push(Change::Mounted(hidden.into()));
+                self.layout.mounts.refuse_shared_dir(&etc)?;
+                self.layout.mounts.refuse_shared(&point)?;
+                let hidden = read_only::hide_file(&etc, name, &point, &new, self.layout.label.as_ref())?;
+                self.layout.done.add(Change::Mounted(hidden.into()));
             }
             _ => {
                 let error = match is_volume {
                     true => "\"/etc\" is on a volume that lacks this file",
                     false => "the image's file system is read-only and lacks this file",
                 };
-                self.findings.push(linker_cache::left_alone(&anyhow::Error::msg(error)));
+                self.layout.done.findings.push(linker_cache::left_alone(&anyhow::Error::msg(error)));
             }
         }
         Ok(())
@@ -56,8 +58,8 @@ impl Target {
 
     /// Returns the content of the cache; `None` if it is missing. Follows a symlink of the image, below the rootfs.
     fn read_linker_cache(&self) -> Result<Option<Vec<u8>>> {
-        let found = self.rootfs.open_existing(Path::new("etc/ld.so.cache"), OFlags::PATH).context("read it")?;
+        let found = self.layout.rootfs.open_existing(Path::new("etc/ld.so.cache"), OFlags::PATH).context("read it")?;
         let Some(found) = found else { return Ok(None) };
-        base::read::read_file_limited(&self.rootfs.open_stored(found)?, linker_cache::MAX_SIZE).map(Some)
+        base::read::read_file_limited(&self.layout.rootfs.open_stored(found)?, linker_cache::MAX_SIZE).map(Some)
     }
 }

@@ -40,15 +40,15 @@ impl Target {
         others: &[ContainerPath],
     ) -> Result<()> {
         self.lists_directories = true;
-        let etc = self.rootfs.open_existing(Path::new("etc"), OFlags::PATH | OFlags::DIRECTORY)?;
+        let etc = self.layout.rootfs.open_existing(Path::new("etc"), OFlags::PATH | OFlags::DIRECTORY)?;
         let Some(etc) = etc.map(Rc::new) else { return Ok(()) };
         // The cache is in the same directory. If that is read-only, ldconfig cannot rebuild it.
-        let can_run = || LDCONFIG.iter().any(|path| self.rootfs.open_at(Path::new(path), OFlags::PATH).is_ok());
+        let can_run = || LDCONFIG.iter().any(|path| self.layout.rootfs.open_at(Path::new(path), OFlags::PATH).is_ok());
         if is_read_only(&*etc) || !can_run() {
             return Ok(());
         }
-        let configured = Configured::read(&self.rootfs);
-        let unknown = others.iter().filter(|dir| !configured.has(&self.rootfs, dir));
+        let configured = Configured::read(&self.layout.rootfs);
+        let unknown = others.iter().filter(|dir| !configured.has(&self.layout.rootfs, dir));
         let mut wanted: Vec<PathBuf> = Vec::new();
         for dir in first.iter().chain(unknown).map(ContainerPath::absolute) {
             if !wanted.contains(&dir) {
@@ -61,20 +61,20 @@ impl Target {
         }
         let text = ldconf::drop_in(wanted.iter().map(PathBuf::as_path));
         if let Some(obstacle) = self.include_list(etc, configured)? {
-            self.findings.push(not_listed(&wanted, obstacle));
+            self.layout.done.findings.push(not_listed(&wanted, obstacle));
             return Ok(());
         }
-        let dir = self.directory(Path::new(ldconf::DROP_INS))?;
+        let dir = self.layout.directory(Path::new(ldconf::DROP_INS))?;
         let name = Path::new(ldconf::DROP_IN);
-        let change = match old_list(&self.rootfs, &dir)? {
+        let change = match old_list(&self.layout.rootfs, &dir)? {
             Old::Nothing => Change::Created(Created { dir: dir.clone(), name: name.into(), is_dir: false }),
             Old::Own(old) if old == text => return Ok(()),
             Old::Own(old) => Change::Rewritten { dir: dir.clone(), name: name.into(), old },
             Old::Foreign => bail!("the image has a file of its own at {:?}", Path::new("/").join(path())),
         };
         replace_file(&dir, name, &text).context("write it")?;
-        self.note_created(&path(), &dir);
-        self.changes.push(change);
+        self.layout.done.note_created(&path(), &dir);
+        self.layout.done.add(change);
         Ok(())
     }
 
@@ -83,30 +83,30 @@ impl Target {
     pub(super) fn remove_list(&mut self) {
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         // Most containers have no such file.
-        if self.rootfs.open_at(&path(), OFlags::PATH | OFlags::NOFOLLOW).is_err() {
+        if self.layout.rootfs.open_at(&path(), OFlags::PATH | OFlags::NOFOLLOW).is_err() {
             return;
         }
         let drop_ins = Path::new(ldconf::DROP_INS);
-        let Ok(dir) = self.rootfs.open_at(drop_ins, flags).map(Rc::new) else { return };
-        if is_read_only(&*dir) || !self.may_create(&dir, drop_ins).unwrap_or_default() {
+        let Ok(dir) = self.layout.rootfs.open_at(drop_ins, flags).map(Rc::new) else { return };
+        if is_read_only(&*dir) || !self.layout.may_create(&dir, drop_ins).unwrap_or_default() {
             return;
         }
-        let Ok(Old::Own(old)) = old_list(&self.rootfs, &dir) else { return };
+        let Ok(Old::Own(old)) = old_list(&self.layout.rootfs, &dir) else { return };
         let name = PathBuf::from(ldconf::DROP_IN);
         if rustix::fs::unlinkat(&*dir, &name, rustix::fs::AtFlags::empty()).is_ok() {
-            self.changes.push(Change::Rewritten { dir, name, old });
+            self.layout.done.add(Change::Rewritten { dir, name, old });
         }
     }
 
     /// Makes `/etc/ld.so.conf` include the drop-in file. Returns what prevents the hook from creating that file, or from including
     /// it; nothing has changed then.
     fn include_list(&mut self, etc: Rc<OwnedFd>, configured: Configured) -> Result<Option<&'static str>> {
-        if !self.may_create(&etc, Path::new("etc"))? {
+        if !self.layout.may_create(&etc, Path::new("etc"))? {
             return Ok(Some("\"/etc\" is on a volume"));
         }
         let drop_ins = Path::new(ldconf::DROP_INS);
-        if let Ok(dir) = self.rootfs.open_at(drop_ins, OFlags::PATH | OFlags::DIRECTORY)
-            && !self.may_create(&Rc::new(dir), drop_ins)?
+        if let Ok(dir) = self.layout.rootfs.open_at(drop_ins, OFlags::PATH | OFlags::DIRECTORY)
+            && !self.layout.may_create(&Rc::new(dir), drop_ins)?
         {
             return Ok(Some("\"/etc/ld.so.conf.d\" is on a volume"));
         }
@@ -127,7 +127,7 @@ impl Target {
         };
         let created = Created { dir: etc, name: MAIN.into(), is_dir: false };
         replace_file(&created.dir, Path::new(MAIN), ldconf::DEFAULT.as_bytes()).context("write \"/etc/ld.so.conf\"")?;
-        self.changes.push(Change::Created(created));
+        self.layout.done.add(Change::Created(created));
         Ok(())
     }
 
@@ -146,7 +146,7 @@ impl Target {
             Err(error) if error.downcast_ref() == Some(&Errno::BUSY) => return Ok(false),
             result => result.context("write \"/etc/ld.so.conf\"")?,
         }
-        self.changes.push(Change::Rewritten { dir: etc, name: name.into(), old });
+        self.layout.done.add(Change::Rewritten { dir: etc, name: name.into(), old });
         Ok(true)
     }
 }

@@ -15,11 +15,11 @@ use base::report::{catalog, errno_of};
 use base::sys::mount::MountAttrs;
 use nvidia_host::driver::access::Permissions;
 
-use super::super::StillMounted;
-use super::super::directory::{Present, find_present};
-use super::super::read_only::Scratch;
-use super::super::source::Source;
 use super::{MountPoint, Target};
+use crate::inject::directory::{Present, find_present};
+use crate::inject::read_only::Scratch;
+use crate::inject::source::Source;
+use crate::inject::undo::StillMounted;
 use crate::plan::process::Process;
 
 impl Target {
@@ -34,16 +34,16 @@ impl Target {
         let at = self.mount_point(&source, target, Some(device))?;
         let Some(process) = own else { return self.mount_on(source, target, at) };
         if matches!(at, MountPoint::Present) {
-            let dir = self.parent(target)?;
+            let dir = self.layout.parent(target)?;
             if let Present::Other(_, stat) = find_present(&dir, target.file_name())? {
                 self.note_if_shut(target, process, Permissions::from_stat(&stat));
             }
             return Ok(());
         }
         // The tmpfs is mounted on the directory of the node for a moment, which must not propagate to the host either.
-        let dir = self.parent(target)?;
-        self.mount_facts.refuse_shared_dir(&dir)?;
-        let scratch = Scratch::for_nodes(&dir, self.label.as_ref())?;
+        let dir = self.layout.parent(target)?;
+        self.layout.mounts.refuse_shared_dir(&dir)?;
+        let scratch = Scratch::for_nodes(&dir, self.layout.label.as_ref())?;
         let created = scratch.create_node(device).map_err(anyhow::Error::from);
         let created = created.and_then(|node| Source::from_fd(node, None, MountAttrs::DEVICE_NODE, self.api));
         let put = match created {
@@ -62,9 +62,9 @@ impl Target {
     /// Adds a finding if the process cannot open the node. Only for the first node: all nodes usually have the same owner and
     /// mode.
     fn note_if_shut(&mut self, target: &ContainerPath, process: &Process, permissions: Permissions) {
-        let is_noted = self.findings.iter().any(|finding| finding.kind == &catalog::NO_ACCESS);
+        let is_noted = self.layout.done.findings.iter().any(|finding| finding.kind == &catalog::NO_ACCESS);
         if !is_noted && !process.may_open(permissions) {
-            self.findings.extend(process.finding(once((target, permissions))));
+            self.layout.done.findings.extend(process.finding(once((target, permissions))));
         }
     }
 }

@@ -8,17 +8,17 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use rustix::fs::{AtFlags, FileType, OFlags};
 
 use base::paths::ContainerPath;
 use base::sys::in_root::Created;
-use nvidia_host::driver::{file_table, is_version};
 
 use super::Target;
 use crate::inject::aside::{Aside, remove_unless_shared};
+use crate::inject::leftovers::is_library_of_a_driver;
 use crate::inject::sharing::Place;
 use crate::inject::tmpfs::is_read_only;
 use crate::plan::step::CacheEntry;
@@ -55,7 +55,7 @@ impl Target {
     }
 
     fn place(&self) -> Option<Place> {
-        Place::find(&self.rootfs, true)
+        Place::find(&self.layout.rootfs, true)
     }
 
     /// Removes the files, unless another container has started with the same root file system.
@@ -70,11 +70,11 @@ impl Target {
     }
 
     fn find_stale_in(&mut self, path: &ContainerPath, left: &mut usize) -> Option<BTreeSet<OsString>> {
-        let dir = Rc::new(self.rootfs.open_at(path.relative(), OFlags::PATH | OFlags::DIRECTORY).ok()?);
-        if is_read_only(&*dir) || !self.may_create(&dir, path.relative()).ok()? {
+        let dir = Rc::new(self.layout.rootfs.open_at(path.relative(), OFlags::PATH | OFlags::DIRECTORY).ok()?);
+        if is_read_only(&*dir) || !self.layout.may_create(&dir, path.relative()).ok()? {
             return None;
         }
-        let listed = self.rootfs.open_stored_dir(dir.try_clone().ok()?).ok()?;
+        let listed = self.layout.rootfs.open_stored_dir(dir.try_clone().ok()?).ok()?;
         let entries = rustix::fs::Dir::new(listed).ok()?.take(*left).flatten();
         let names: Vec<_> = entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned()).collect();
         *left = left.saturating_sub(names.len());
@@ -106,31 +106,4 @@ fn is_empty_file(dir: &OwnedFd, name: &OsStr) -> bool {
 fn link_text(dir: &OwnedFd, name: &OsStr) -> Option<OsString> {
     let text = rustix::fs::readlinkat(dir, name, Vec::new()).ok()?;
     Some(OsString::from_vec(text.into_bytes()))
-}
-
-/// Reports whether a name is that of a driver library with its version, like `libcuda.so.535.183.01`.
-pub(crate) fn is_library_of_a_driver(name: impl AsRef<Path>) -> bool {
-    let Some(name) = name.as_ref().to_str() else { return false };
-    let Some((library, version)) = name.split_once(".so.") else { return false };
-    is_version(version) && file_table::LIBRARIES.iter().any(|row| row.name == library)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names() {
-        for (name, is) in [
-            ("libcuda.so.535.183.01", true),
-            ("libnvidia-ml.so.550.54", true),
-            ("libcuda.so.1", false),
-            ("libcuda.so", false),
-            ("libcuda.so.535.183.01.bak", false),
-            ("libcudart.so.12.2", false),
-            ("libc.so.6.1", false),
-        ] {
-            assert_eq!(is_library_of_a_driver(name), is, "{name}");
-        }
-    }
 }

@@ -1,8 +1,9 @@
-//! Creates names in a container, and decides where that is allowed.
+//! The directories of a container in which the hook may create names. A directory that is read-only or on a volume gets a layer.
+//! Paths are resolved below a descriptor of the root file system only.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use anyhow::{Context, Result};
@@ -12,16 +13,86 @@ use rustix::io::Errno;
 use base::paths::ContainerPath;
 use base::sys::ids::Ids;
 use base::sys::in_root::{Created, Root};
+use base::sys::mount::Label;
 use nvidia_host::edits::Need;
 
-use super::{Change, Target, parent_path};
-use crate::inject::directory::{Present, find_present};
-use crate::inject::hosts_dev;
-use crate::inject::mounts::Mounts;
-use crate::inject::read_only::{self, Why};
-use crate::inject::tmpfs::is_read_only;
+use super::container::Inside;
+use super::directory::{Present, find_present};
+use super::hosts_dev::{self, HostsDev};
+use super::mounts::Mounts;
+use super::read_only::{self, Why};
+use super::tmpfs::is_read_only;
+use super::undo::{Change, Done, Mark};
 
-impl Target {
+/// The file system of a container whose mount namespace this process has entered.
+#[derive(Debug)]
+pub(super) struct Layout {
+    pub rootfs: Root,
+    /// The ids of its user namespace, unless that is also the hook's
+    ids: Option<Ids>,
+    hosts_dev: HostsDev,
+    /// SELinux label of the file systems that the hook mounts
+    pub label: Option<Label>,
+    /// Which mounts are the container's own, and which are visible elsewhere
+    pub mounts: Mounts,
+    /// Directories in which the hook may create names
+    own_directories: Vec<Rc<OwnedFd>>,
+    /// Overlays on read-only directories and on directories of volumes
+    layers: Vec<Rc<OwnedFd>>,
+    /// Open directories by their path, because most files go to a few of them. Cleared when something is mounted on a
+    /// directory.
+    opened: Vec<(PathBuf, Rc<OwnedFd>)>,
+    /// Whether the container requires the names that are created
+    pub need: Need,
+    pub done: Done,
+}
+
+impl Layout {
+    /// Returns the layout of an unchanged container. `inside` must have been opened in the current mount namespace. `has_own_dev`:
+    /// config.json has the runtime mount a tmpfs at /dev.
+    pub(super) fn new(inside: Inside, hosts_dev: HostsDev, label: Option<Label>, has_own_dev: bool) -> Self {
+        Self {
+            rootfs: inside.rootfs,
+            ids: inside.ids,
+            hosts_dev,
+            label,
+            mounts: Mounts::new(has_own_dev),
+            own_directories: Vec::new(),
+            layers: Vec::new(),
+            opened: Vec::new(),
+            need: Need::Required,
+            done: Done::default(),
+        }
+    }
+
+    /// Returns a point to which [`Self::undo_since`] returns.
+    pub(super) const fn mark(&self) -> (Mark, usize) {
+        (self.done.mark(), self.layers.len())
+    }
+
+    /// Undoes all changes after the mark. A detached layer cannot be sealed, and names created in it would be lost, so it is forgotten.
+    pub(super) fn undo_since(&mut self, (mark, layers): (Mark, usize)) {
+        self.layers.truncate(layers);
+        self.forget_directories();
+        self.mounts.forget_layers(layers);
+        self.done.undo_since(mark);
+    }
+
+    /// Undoes all changes.
+    pub(super) fn undo(self) {
+        let Self { mounts, own_directories, layers, opened, done, .. } = self;
+        drop((mounts, own_directories, layers, opened));
+        done.undo();
+    }
+
+    /// Makes the layers read-only. They are writable until here because the steps create names in them.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub(super) fn seal(&self) -> Result<()> {
+        self.layers.iter().try_for_each(|layer| read_only::seal(layer))
+    }
+
     /// Opens the directory `path`, created if it is missing.
     pub(super) fn directory(&mut self, path: &Path) -> Result<Rc<OwnedFd>> {
         if let Some((_, dir)) = self.opened.iter().find(|(known, _)| known.as_os_str() == path.as_os_str()) {
@@ -33,8 +104,7 @@ impl Target {
             self.cover(self.rootfs.existing_part(path))?;
             opened = self.create_dir_all(path, &mut created);
         }
-        self.note_directories(path, &created);
-        self.changes.extend(created.into_iter().map(Change::Created));
+        self.done.add_directories(path, created);
         let dir = opened.with_context(|| format!("open its directory {:?}", Path::new("/").join(path)))?;
         self.opened.push((path.to_owned(), Rc::clone(&dir)));
         Ok(dir)
@@ -42,8 +112,8 @@ impl Target {
 
     /// Opens a directory and creates missing parents. Fails with EROFS, like a read-only file system, where the hook must not
     /// create names.
-    pub(super) fn create_dir_all(&mut self, path: &Path, created: &mut Vec<Created>) -> std::io::Result<Rc<OwnedFd>> {
-        let (known, rootfs, ids) = (&mut self.mount_facts, &self.rootfs, self.ids.as_ref());
+    fn create_dir_all(&mut self, path: &Path, created: &mut Vec<Created>) -> std::io::Result<Rc<OwnedFd>> {
+        let (known, rootfs, ids) = (&mut self.mounts, &self.rootfs, self.ids.as_ref());
         rootfs.create_dir_all(path, created, |dir| match obstacle(known, rootfs, ids, dir, path) {
             Ok(None) => Ok(()),
             Ok(Some(_)) => Err(Errno::ROFS.into()),
@@ -55,7 +125,7 @@ impl Target {
     pub(super) fn forget_directories(&mut self) {
         self.opened.clear();
         self.own_directories.clear();
-        self.mount_facts.forget_directories();
+        self.mounts.forget_directories();
     }
 
     /// Opens the parent directory of `path`, created if it is missing.
@@ -68,7 +138,7 @@ impl Target {
         if self.own_directories.iter().any(|known| Rc::ptr_eq(known, dir)) {
             return Ok(true);
         }
-        let may = obstacle(&mut self.mount_facts, &self.rootfs, self.ids.as_ref(), dir, path)?.is_none();
+        let may = obstacle(&mut self.mounts, &self.rootfs, self.ids.as_ref(), dir, path)?.is_none();
         if may {
             self.own_directories.push(Rc::clone(dir));
         }
@@ -112,8 +182,8 @@ impl Target {
         }
         match made {
             Ok(made) => {
-                self.note_created(path.relative(), &dir);
-                self.changes.push(Change::Created(Created { dir: Rc::clone(&dir), name: name.into(), is_dir }));
+                self.done.note_created(path.relative(), &dir);
+                self.done.add(Change::Created(Created { dir: Rc::clone(&dir), name: name.into(), is_dir }));
                 Ok(Some((dir, made)))
             }
             Err(Errno::EXIST) => Ok(None),
@@ -122,15 +192,14 @@ impl Target {
     }
 
     /// Mounts a layer on the directory `path`.
-    pub(super) fn cover(&mut self, path: &Path) -> Result<()> {
+    fn cover(&mut self, path: &Path) -> Result<()> {
         self.forget_directories();
         let below = Rc::new(self.rootfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY)?);
-        let why =
-            obstacle(&mut self.mount_facts, &self.rootfs, self.ids.as_ref(), &below, path)?.unwrap_or(Why::ReadOnly);
+        let why = obstacle(&mut self.mounts, &self.rootfs, self.ids.as_ref(), &below, path)?.unwrap_or(Why::ReadOnly);
         if why == Why::Volume && self.hosts_dev.has(&*below)? {
             return Err(hosts_dev::refusal());
         }
-        self.mount_facts.refuse_shared(&below)?;
+        self.mounts.refuse_shared(&below)?;
         let is_lost = why == Why::Volume && !is_read_only(&*below);
         // The container can no longer write to a covered directory, which an optional file does not justify.
         if is_lost && self.need == Need::Optional {
@@ -139,18 +208,22 @@ impl Target {
         let mut mounts = Vec::new();
         let covered = read_only::cover(&self.rootfs, path, &below, why, self.label.as_ref(), &mut mounts);
         let layer = mounts.last().filter(|_| covered.is_ok()).cloned();
-        self.changes.extend(mounts.into_iter().map(Change::Mounted));
+        self.done.add_mounts(mounts);
         covered?;
         self.forget_directories();
         if let Some(layer) = layer {
-            self.mount_facts.add_layer(&layer)?;
+            self.mounts.add_layer(&layer)?;
             self.layers.push(layer);
         }
         if is_lost {
-            self.findings.push(read_only::covered(path));
+            self.done.findings.push(read_only::covered(path));
         }
         Ok(())
     }
+}
+
+fn parent_path(path: &ContainerPath) -> &Path {
+    path.relative().parent().unwrap_or_else(|| Path::new("/"))
 }
 
 /// Returns why no name may be created in this directory, which `path` led to; `None` if it may.

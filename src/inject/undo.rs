@@ -1,0 +1,128 @@
+//! Records what is done to a container: the changes, so that a failed setup can be undone, and the created names, which poststop
+//! removes; see [`leftovers`].
+//!
+//! These include names on volumes and layers, which are not mounted at poststop: there the names do not exist.
+
+use std::fmt;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use rustix::fs::{AtFlags, FileType, Stat};
+
+use base::paths::ContainerPath;
+use base::report::Finding;
+use base::sys::in_root::Created;
+use base::sys::mount;
+
+use super::directory::{replace_file, replace_link};
+use super::leftovers::{self, is_library_of_a_driver};
+use crate::record::created::Entry;
+
+/// A change to the container that can be undone.
+#[derive(Debug)]
+pub(super) enum Change {
+    Created(Created),
+    Mounted(Rc<OwnedFd>),
+    /// A symlink of the image that the hook replaced
+    Replaced {
+        dir: Rc<OwnedFd>,
+        name: PathBuf,
+        text: PathBuf,
+    },
+    /// A file of an earlier start that the hook replaced or removed
+    Rewritten {
+        dir: Rc<OwnedFd>,
+        name: PathBuf,
+        old: Vec<u8>,
+    },
+}
+
+impl Change {
+    /// Undoes the change. Errors are ignored: the container does not start anyway.
+    fn undo(self) {
+        match self {
+            Self::Created(created) => created.remove().ok(),
+            Self::Mounted(mount) => mount::detach(mount.as_fd()).ok(),
+            Self::Replaced { dir, name, text } => replace_link(&dir, &name, &text).ok(),
+            Self::Rewritten { dir, name, old } => replace_file(&dir, &name, &old).ok(),
+        };
+    }
+}
+
+/// Marks the error of a step whose mount could not be removed. The mount hides files of the image, so the container must not
+/// start, even if the step was optional.
+#[derive(Debug)]
+pub(super) struct StillMounted;
+
+impl fmt::Display for StillMounted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a mount of the hook could not be removed")
+    }
+}
+
+/// What has been done to a container.
+#[derive(Debug, Default)]
+pub(super) struct Done {
+    /// The changes, newest last
+    changes: Vec<Change>,
+    /// Created names, for poststop
+    pub created: Vec<Entry>,
+    pub findings: Vec<Finding>,
+}
+
+/// A point to which [`Done::undo_since`] returns.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mark {
+    changes: usize,
+    findings: usize,
+}
+
+impl Done {
+    pub(super) fn add(&mut self, change: Change) {
+        self.changes.push(change);
+    }
+
+    pub(super) fn add_mounts(&mut self, mounts: impl IntoIterator<Item = Rc<OwnedFd>>) {
+        self.changes.extend(mounts.into_iter().map(Change::Mounted));
+    }
+
+    pub(super) const fn mark(&self) -> Mark {
+        Mark { changes: self.changes.len(), findings: self.findings.len() }
+    }
+
+    /// Undoes the changes after the mark, the newest first. A mount with open descriptors is busy: umount(2) would fail with EBUSY, so
+    /// the caller has closed them.
+    pub(super) fn undo_since(&mut self, Mark { changes, findings }: Mark) {
+        self.findings.truncate(findings);
+        self.changes.drain(changes..).rev().for_each(Change::undo);
+    }
+
+    /// Undoes all changes, like [`Self::undo_since`].
+    pub(super) fn undo(self) {
+        self.changes.into_iter().rev().for_each(Change::undo);
+    }
+
+    /// Records that the last component of `path` was created in `dir`. Must be called before something is mounted on it.
+    pub(super) fn note_created(&mut self, path: &Path, dir: &OwnedFd) {
+        let stat = path.file_name().and_then(|name| rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok());
+        self.created.extend(stat.and_then(|stat| leftovers::entry(Path::new("/").join(path), &stat)));
+    }
+
+    /// Adds created directories; `path` is the path of the last one.
+    pub(super) fn add_directories(&mut self, path: &Path, created: Vec<Created>) {
+        let paths: Vec<_> = path.ancestors().take(created.len()).collect();
+        for (path, created) in paths.into_iter().rev().zip(created) {
+            self.note_created(path, &created.dir);
+            self.add(Change::Created(created));
+        }
+    }
+
+    /// Records an existing mount point if it is an empty file with the name of a driver library: an earlier start left it.
+    pub(super) fn note_left(&mut self, path: &ContainerPath, stat: &Stat) {
+        let is_empty = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size == 0;
+        if is_empty && is_library_of_a_driver(path.file_name()) {
+            self.created.extend(leftovers::entry(path.absolute(), stat));
+        }
+    }
+}
