@@ -1,5 +1,6 @@
 //! Finds and reads config.toml and its drop-in files, and checks who can write them.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -14,7 +15,7 @@ use base::sys::ns;
 use super::{Config, Table, parse_into};
 
 /// The default path.
-const FILE: &str = "/etc/nvidia-container-runtime/config.toml";
+pub(super) const FILE: &str = "/etc/nvidia-container-runtime/config.toml";
 /// The size limit in bytes. NVIDIA's file has 2 KiB.
 const MAX_SIZE: usize = 1 << 20;
 /// The owner that a user namespace shows for files of users that are not mapped. With a rootless engine, root is not mapped.
@@ -46,7 +47,7 @@ pub fn read_with(mut config: Config, plugin: &mut dyn Table, path: Option<&Path>
     if let Some(text) = text {
         findings.extend(parse_into(&mut config, plugin, &text, path)?);
     }
-    for path in drop_ins(path) {
+    for path in drop_ins(path)? {
         findings.extend(parse_into(&mut config, plugin, &read_file(&path)?, &path)?);
     }
     Ok((config, findings))
@@ -61,14 +62,34 @@ fn read_if_existing(path: &Path) -> Result<Option<String>> {
     }
 }
 
-fn drop_ins(path: &Path) -> Vec<PathBuf> {
+/// Returns the drop-in files in the order of their names.
+///
+/// # Errors
+/// If the directory exists and cannot be read: its limits are then unknown.
+pub(super) fn drop_ins(path: &Path) -> Result<Vec<PathBuf>> {
+    let dir = drop_in_dir(path);
+    let names = match list(&dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        names => names.map_err(|error| unreadable(&dir, error.into()))?,
+    };
+    let mut files: Vec<PathBuf> = names.into_iter().filter(|path| is_drop_in(path)).collect();
+    files.sort();
+    Ok(files)
+}
+
+/// Returns the directory of the drop-in files.
+pub(super) fn drop_in_dir(path: &Path) -> PathBuf {
     let mut dir = path.as_os_str().to_owned();
     dir.push(".d");
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
-    let files = entries.filter(|path| path.extension().is_some_and(|extension| extension == "toml"));
-    let mut files: Vec<PathBuf> = files.collect();
-    files.sort();
-    files
+    dir.into()
+}
+
+fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    std::fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect()
+}
+
+fn is_drop_in(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "toml")
 }
 
 fn is_missing(error: &anyhow::Error) -> bool {
@@ -76,13 +97,15 @@ fn is_missing(error: &anyhow::Error) -> bool {
 }
 
 fn read_file(path: &Path) -> Result<String> {
-    read_trusted(path).map_err(|error| {
-        let what = format!("cannot read the configuration {path:?}");
-        if kind_of(&error).is_some() {
-            return error.context(what);
-        }
-        error.context(Failure::new(&catalog::CONFIG_FILE, what, "correct the file, or the --config option of the hook"))
-    })
+    read_trusted(path).map_err(|error| unreadable(path, error))
+}
+
+fn unreadable(path: &Path, error: anyhow::Error) -> anyhow::Error {
+    let what = format!("cannot read the configuration {path:?}");
+    if kind_of(&error).is_some() {
+        return error.context(what);
+    }
+    error.context(Failure::new(&catalog::CONFIG_FILE, what, "correct the file, or the --config option of the hook"))
 }
 
 fn read_trusted(path: &Path) -> Result<String> {
@@ -180,6 +203,9 @@ mod tests {
         nix::unistd::mkfifo(&path("fifo"), nix::sys::stat::Mode::S_IRUSR).unwrap();
         says("fifo", "not a regular file");
         says("", "not a regular file");
+        std::fs::write(path("with"), "").unwrap();
+        std::fs::write(path("with.d"), "").unwrap();
+        says("with", "with.d\": not a directory");
         std::fs::write(path("open"), "").unwrap();
         std::fs::set_permissions(path("open"), std::fs::Permissions::from_mode(0o666)).unwrap();
         says("open", "it is writable by users other than root");
