@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
 use nvidia_host::config::Limits;
+use nvidia_host::inventory::Gpu;
 use nvidia_host::inventory::limits::permit;
 use nvidia_host::nvml::monitoring::MigAttributes;
 
@@ -67,7 +68,9 @@ pub fn lines(
     limits: &Limits,
     machine: Option<&str>,
 ) -> Vec<String> {
-    let parts = gpus.iter().flat_map(|gpu| devices::parts(gpu, settings).into_iter().map(move |part| (gpu, part)));
+    let is_single = devices::is_single(gpus, settings);
+    let gpus: Vec<&NodeGpu> = gpus.iter().filter(|gpu| is_permitted(gpu, limits)).collect();
+    let parts = gpus.iter().flat_map(|gpu| devices::parts(gpu, settings).into_iter().map(move |part| (*gpu, part)));
     let permitted = parts.filter(|(gpu, part)| permit(limits, &gpu.gpu, *part));
     let (mut whole, mut migs) = (Vec::new(), Vec::new());
     for (gpu, part) in permitted {
@@ -79,7 +82,6 @@ pub fn lines(
     if facts.driver_version.is_empty() || (whole.is_empty() && migs.is_empty()) {
         return Vec::new();
     }
-    let is_single = devices::is_single(gpus, settings);
     let mut labels = Labels::default();
     labels.of_software(facts);
     labels.add("gpu.machine", machine.unwrap_or("unknown"));
@@ -90,11 +92,17 @@ pub fn lines(
         MigStrategy::Single => labels.add("mig.strategy", "single"),
         MigStrategy::Mixed => labels.add("mig.strategy", "mixed"),
     }
-    labels.of_gpus(facts, gpus, &whole, settings);
+    labels.of_gpus(facts, &gpus, &whole, settings);
     if settings.mig_strategy == MigStrategy::Mixed || is_single {
         labels.of_migs(facts, &migs, settings, is_single);
     }
     labels.lines()
+}
+
+/// Whether containers may have the GPU, or a MIG device of it.
+fn is_permitted(gpu: &NodeGpu, limits: &Limits) -> bool {
+    let Gpu { mig_devices, .. } = &gpu.gpu;
+    permit(limits, &gpu.gpu, None) || mig_devices.iter().any(|mig| permit(limits, &gpu.gpu, Some(mig)))
 }
 
 /// A MIG device that is offered.
@@ -134,9 +142,9 @@ impl Labels {
     }
 
     /// Describes the model of which there are most GPUs: a node has one set of labels.
-    fn of_gpus(&mut self, facts: &Facts, gpus: &[NodeGpu], whole: &[&NodeGpu], settings: &Plugin) {
+    fn of_gpus(&mut self, facts: &Facts, gpus: &[&NodeGpu], whole: &[&NodeGpu], settings: &Plugin) {
         // The first one of several with the same number
-        let candidates = if whole.is_empty() { gpus.iter().collect() } else { whole.to_vec() };
+        let candidates = if whole.is_empty() { gpus } else { whole };
         let Some(gpu) = candidates.iter().rev().max_by_key(|gpu| of_model(gpus, &gpu.gpu.model)) else { return };
         let model = &gpu.gpu.model;
         let mut sharing = devices::sharing(model, None, settings);
@@ -200,7 +208,7 @@ impl Labels {
 }
 
 /// Returns the number of GPUs of this model.
-fn of_model(gpus: &[NodeGpu], model: &str) -> usize {
+fn of_model(gpus: &[&NodeGpu], model: &str) -> usize {
     gpus.iter().filter(|gpu| gpu.gpu.model == model).count()
 }
 

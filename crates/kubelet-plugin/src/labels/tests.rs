@@ -198,6 +198,25 @@ fn products_counts_and_strategies() {
     assert_eq!(some(&mixed, &with(MigStrategy::Mixed, 1), &["mig-2g.10gb.me.count"]), ["mig-2g.10gb.me.count=1"]);
 }
 
+/// The labels describe the GPUs that the node offers.
+#[test]
+fn denied_gpus_do_not_count() {
+    let gpus = [gpu(0, MODEL, &[]), gpu(1, MODEL, &[]), gpu(2, "NVIDIA T4", &[]), gpu(3, MODEL, &["1g.5gb", "1g.5gb"])];
+    let found = |deny: &[&str], names: &[&str]| {
+        let limits = Limits { deny: deny.iter().map(|entry| (*entry).to_owned()).collect(), ..Limits::default() };
+        let all = lines(&facts(&gpus), &gpus, &Plugin::default(), &limits, None);
+        let bare = all.iter().map(|line| line.strip_prefix("nvidia.com/").unwrap().to_owned());
+        bare.filter(|line| names.iter().any(|name| line.starts_with(name))).collect::<Vec<_>>()
+    };
+    let names = ["gpu.count", "gpu.product", "mig-1g.5gb.count"];
+    let h100 = "gpu.product=NVIDIA-H100-80GB-HBM3";
+    assert_eq!(found(&[], &names), ["gpu.count=3", h100, "mig-1g.5gb.count=2"]);
+    assert_eq!(found(&["1"], &names), ["gpu.count=2", h100, "mig-1g.5gb.count=2"]);
+    assert_eq!(found(&["1", "3:0"], &names), ["gpu.count=2", h100, "mig-1g.5gb.count=1"]);
+    assert_eq!(found(&["1", "3"], &names), ["gpu.count=1", h100]);
+    assert_eq!(found(&["*H100*"], &names), ["gpu.count=1", "gpu.product=NVIDIA-T4"]);
+}
+
 #[test]
 fn without_a_driver_or_a_permitted_gpu_there_are_no_labels() {
     let gpus = [gpu(0, MODEL, &[])];
