@@ -417,7 +417,7 @@ fn each_strategy() {
     node.plugin.wait().unwrap();
     node.plugin = start(&node.fake, &node.kubelet_dir, &[&options[..], &ids].concat());
     node.kubelet.wait("GKE's id", SOON, |state| {
-        state.resources.get(GPU).is_some_and(|gpu| gpu.devices.contains_key("nvidia0"))
+        state.resources.get(GPU).is_some_and(|gpu| gpu.devices.get("nvidia0") == Some(&true))
     });
     assert_eq!(answer(&node.kubelet, GPU, "nvidia0"), expected);
     std::fs::write(&shared, text.replace('1', "2")).unwrap();
