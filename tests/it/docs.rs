@@ -168,7 +168,14 @@ fn is_test(start: &str) -> bool {
 }
 
 /// The directories that contain modules.
-const SOURCES: [&str; 5] = ["src", "crates/base/src", "crates/cdi/src", "crates/engines/src", "crates/nvidia/src"];
+const SOURCES: [&str; 6] = [
+    "src",
+    "crates/base/src",
+    "crates/cdi/src",
+    "crates/engines/src",
+    "crates/kubelet-plugin/src",
+    "crates/nvidia/src",
+];
 
 /// `module::name` is the start of a test's name, or a module of the library; in docs/security.md, one with tests.
 fn tests_that_documents_name_exist() {

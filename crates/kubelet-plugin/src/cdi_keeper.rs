@@ -13,7 +13,7 @@ use cdi_spec::file::Format;
 use nvidia_host::cdi::generate::Naming;
 use nvidia_host::cdi::of_host::{self, Settings};
 use nvidia_host::cdi::stamp::Stamp;
-use nvidia_host::config::Config;
+use nvidia_host::config::{Config, Limits};
 use nvidia_host::host::Host;
 use nvidia_host::inventory::Inventory;
 
@@ -42,8 +42,8 @@ pub struct Keeper {
     path: PathBuf,
     /// The devices of the node; `None` if the driver does not work
     inventory: Option<Inventory>,
-    /// The state of the host from which the file was written for these devices
-    written: Option<Stamp>,
+    /// The state of the host from which the file was written for these devices, and whether it permits any: otherwise there is no file
+    written: Option<(Stamp, bool)>,
 }
 
 impl Keeper {
@@ -75,7 +75,17 @@ impl Keeper {
         self.refresh()
     }
 
-    /// Updates the file if the driver's files have changed, or if another program removed the file.
+    /// Sets the limits: the spec has only the devices that they permit. Updates the file.
+    ///
+    /// # Errors
+    /// Those of [`Self::refresh`].
+    pub fn set_limits(&mut self, limits: &Limits) -> Result<()> {
+        // They are part of the stamp, like the whole configuration.
+        self.config.devices.clone_from(limits);
+        self.refresh()
+    }
+
+    /// Updates the file if the driver's files or the limits have changed, or if another program removed the file.
     ///
     /// # Errors
     /// If the driver lacks a file that all containers require, or the file cannot be written. An old file is then removed, because
@@ -85,14 +95,18 @@ impl Keeper {
             return self.remove();
         };
         let now = self.stamp(&inventory);
-        if now.is_some() && now == self.written && fs::symlink_metadata(&self.path).is_ok() {
+        let exists = fs::symlink_metadata(&self.path).is_ok();
+        if now.is_some() && now.as_ref().map(|now| (now, exists)) == self.written.as_ref().map(|(was, has)| (was, *has))
+        {
             return Ok(());
         }
-        if let Err(error) = self.write(inventory) {
-            self.remove()?;
-            return Err(error);
+        match self.write(inventory) {
+            Ok(has_devices) => self.written = now.map(|now| (now, has_devices)),
+            Err(error) => {
+                self.remove()?;
+                return Err(error);
+            }
         }
-        self.written = now;
         Ok(())
     }
 
@@ -102,15 +116,25 @@ impl Keeper {
         Some(stamp)
     }
 
-    fn write(&self, inventory: Inventory) -> Result<()> {
+    /// Writes the file, and returns whether there is one: engines reject a spec without devices.
+    fn write(&self, inventory: Inventory) -> Result<bool> {
         let host = Host::with_inventory(&self.config, inventory)?;
         let spec = of_host::of_inspected(&self.config, &self.settings, &host, &mut Vec::new())?; // `check` and doctor report the findings
+        if spec.devices.is_empty() {
+            self.remove_file()?;
+            return Ok(false);
+        }
         let text = self.settings.format.print(&spec)?;
-        cdi_spec::file::write(&self.path, &text).with_context(|| format!("cannot write {:?}", self.path))
+        cdi_spec::file::write(&self.path, &text).with_context(|| format!("cannot write {:?}", self.path))?;
+        Ok(true)
     }
 
     fn remove(&mut self) -> Result<()> {
         self.written = None;
+        self.remove_file()
+    }
+
+    fn remove_file(&self) -> Result<()> {
         match fs::remove_file(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(error).with_context(|| format!("cannot remove {:?}", self.path))

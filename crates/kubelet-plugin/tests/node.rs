@@ -15,6 +15,7 @@
 
 mod fake_host;
 mod fake_kubelet;
+mod limits;
 mod node_extras;
 mod nri;
 
@@ -56,7 +57,7 @@ const TESTS: &[(&str, fn())] = &[
 ];
 
 fn main() -> ExitCode {
-    run_tests(&[TESTS, node_extras::TESTS, nri::TESTS].concat())
+    run_tests(&[TESTS, limits::TESTS, node_extras::TESTS, nri::TESTS].concat())
 }
 
 /// The plugin on a host, and a kubelet.

@@ -1,6 +1,7 @@
 //! Answers the kubelet's questions from the state of the node. The device nodes are examined for each container, since they can
 //! disappear at any time.
 
+use nvidia_host::config::{Config, Limits};
 use nvidia_host::host::Host;
 use tokio::sync::watch;
 
@@ -9,10 +10,11 @@ use base::report::catalog;
 use super::layout::{ICDS, Layout};
 use super::{prefer, response};
 use crate::model::{Allocator, Refusal, Resource};
-use crate::node::Offer;
+use crate::node::gpus::NumaNodes;
+use crate::node::{Offer, devices};
 use crate::proto::ContainerAllocateResponse;
-use crate::settings::Settings;
 use crate::settings::values::DeviceListStrategy;
+use crate::settings::{Plugin, Settings};
 use crate::strategy::Chooser;
 
 /// Answers from the newest offer.
@@ -55,15 +57,30 @@ pub fn allocate(
     resource: &str,
     ids: &[String],
 ) -> Result<ContainerAllocateResponse, Refusal> {
+    let Settings { common, plugin, .. } = settings;
+    if let Some(id) = ids.iter().find(|id| is_denied(offer, plugin, resource, id)) {
+        let fix = "delete the pod; the kubelet chooses another device for the next one";
+        return Err(Refusal::of(&catalog::DENIED, &format!("config.toml does not allow containers to use {id}"), fix));
+    }
     let Some(found) = find(offer, resource) else {
         let what = format!("the resource {resource} does not exist");
         return Err(Refusal::of(&catalog::PLUGIN_UNKNOWN_DEVICE, &what, "delete the pod"));
     };
-    let Settings { common, plugin, .. } = settings;
     let devices = response::of_host(&offer.gpus, &response::permitted(found, ids, plugin.several_replicas)?)?;
-    let host = Host::with_inventory(common, offer.inventory()).map_err(|error| Refusal::from(&error))?;
+    let config = Config { devices: offer.limits.clone(), ..common.clone() };
+    let host = Host::with_inventory(&config, offer.inventory()).map_err(|error| Refusal::from(&error))?;
     let layout = Layout { strategies, settings: plugin, has_icds: plugin.host_path.join(ICDS).is_dir() };
     response::response(&host.device_facts(&response::wanted(), &devices), &devices, &layout)
+}
+
+/// Whether the resource has a device with this id, which the limits deny. The kubelet may have chosen it before they did.
+fn is_denied(offer: &Offer, settings: &Plugin, resource: &str, id: &str) -> bool {
+    let has_it = |known: &Resource| known.name == resource && known.devices.iter().any(|device| device.id == id);
+    if offer.resources.iter().any(has_it) {
+        return false;
+    }
+    let (unlimited, _) = devices::resources(&offer.gpus, &NumaNodes::new(), settings, &Limits::default(), |_| None);
+    unlimited.iter().any(has_it)
 }
 
 fn find<'a>(offer: &'a Offer, name: &str) -> Option<&'a Resource> {

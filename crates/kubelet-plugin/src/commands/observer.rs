@@ -10,12 +10,12 @@ use crate::metrics::readings::Readings;
 use crate::monitor::update::Update;
 use crate::node::Node;
 use crate::node::host;
-use crate::settings::Settings;
+use crate::settings::{Plugin, Settings};
 
 /// The labels and the values for metrics.
 #[derive(Debug)]
 pub struct Observer {
-    settings: Settings,
+    settings: Plugin,
     readings: watch::Sender<Readings>,
     facts: labels::Facts,
     machine: Option<String>,
@@ -32,7 +32,7 @@ impl Observer {
         let mut file = File::new(&plugin.labels_dir, plugin.labels == Some(true));
         file.update(&[]).unwrap_or_else(|error| log.note(&error));
         Self {
-            settings: settings.clone(),
+            settings: plugin.clone(),
             readings: watch::Sender::default(),
             facts: labels::Facts::default(),
             machine: host::machine(&settings.common),
@@ -57,8 +57,8 @@ impl Observer {
     pub fn publish(&mut self, node: &Node) {
         self.readings.send_modify(|readings| readings.health = node.health());
         let Some(file) = &mut self.file else { return };
-        let Settings { common, plugin, .. } = &self.settings;
-        let lines = labels::lines(&self.facts, node.gpus(), plugin, &common.devices, self.machine.as_deref());
+        let machine = self.machine.as_deref();
+        let lines = labels::lines(&self.facts, node.gpus(), &self.settings, node.limits(), machine);
         file.update(&lines).unwrap_or_else(|error| self.log.note(&error));
     }
 }

@@ -13,9 +13,10 @@ use anyhow::{Context, Result};
 use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{interval, sleep_until, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep_until, timeout};
 
 use base::report::Finding;
+use nvidia_host::config::Limits;
 use nvidia_host::inventory::Inventory;
 
 use super::control::{self, Clear};
@@ -37,6 +38,7 @@ use crate::node::{Node, Offer};
 use crate::nri::answer::NodePlugin;
 use crate::nri::engine;
 use crate::settings::Settings;
+use crate::settings::follow::{self, Change, Follower, Valid};
 use crate::strategy::Chooser;
 
 /// How long the CDI spec may take, before the list is sent without it.
@@ -98,6 +100,7 @@ pub async fn run(
     };
     let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
     let cdi = cdi_dir.map(|dir| Keeper::new(&settings.common, &dir, &paths.hook));
+    let follower = Follower::new(config_path, settings.common.devices.clone());
     let mut agent = Agent {
         settings,
         node,
@@ -107,6 +110,7 @@ pub async fn run(
         held: None,
         cdi,
         cdi_error: None,
+        follower,
         driver: Driver::Unknown,
         reported: Vec::new(),
         log,
@@ -185,6 +189,7 @@ struct Agent {
     cdi: Option<Keeper>,
     /// The error of the CDI spec that is in the log
     cdi_error: Option<String>,
+    follower: Follower,
     driver: Driver,
     /// The findings that are in the log
     reported: Vec<Finding>,
@@ -223,6 +228,8 @@ impl Agent {
     /// Publishes every change until the monitor's supervisor ends.
     async fn follow(&mut self, mut updates: mpsc::Receiver<Update>, mut cleared: mpsc::Receiver<Clear>) {
         let mut cdi_period = interval(CDI_PERIOD);
+        let mut follow_period = interval(follow::PERIOD);
+        follow_period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let next_tick = self.node.next_tick();
             tokio::select! {
@@ -235,6 +242,10 @@ impl Agent {
                     done.send(self.node.clear(&uuid)).ok();
                 }
                 snapshot = devices_ready(&mut self.held) => self.set_devices(&snapshot),
+                _ = follow_period.tick() => match self.follower.poll(Instant::now()) {
+                    Some(change) => self.apply_change(change),
+                    None => continue,
+                },
                 _ = cdi_period.tick(), if self.cdi.is_some() => self.keep_cdi(Keeper::refresh),
                 () = sleep_until(next_tick.unwrap_or_else(Instant::now).into()), if next_tick.is_some() => {}
             }
@@ -278,6 +289,28 @@ impl Agent {
             Err(error) => self.log.error(error),
         }
         self.cdi_error = error;
+    }
+
+    /// Applies a change of config.toml. The CDI spec has a GPU before the kubelet learns of it.
+    fn apply_change(&mut self, change: Change) {
+        let Valid { limits, was_held, findings } = match change {
+            Change::Valid(valid) => valid,
+            Change::Held(error) => return self.log.error(&error),
+        };
+        let what = match (was_held, &limits) {
+            (true, None) => Some("config.toml is valid again, with the same limits in [devices]".to_owned()),
+            (true, Some(limits)) => {
+                Some(format!("config.toml is valid again, with other limits: {}", in_words(limits)))
+            }
+            (false, Some(limits)) => Some(format!("the limits in config.toml have changed: {}", in_words(limits))),
+            (false, None) => None,
+        };
+        if let Some(limits) = limits {
+            self.keep_cdi(|cdi| cdi.set_limits(&limits));
+            self.node.set_limits(limits);
+        }
+        what.iter().for_each(|what| self.log.note(what));
+        findings.iter().for_each(|finding| self.log.finding(finding));
     }
 
     fn set_devices(&mut self, snapshot: &Snapshot) {
@@ -346,6 +379,10 @@ async fn devices_ready(held: &mut Option<Held>) -> Box<Snapshot> {
         Some(Held { snapshot, .. }) => snapshot,
         None => std::future::pending().await,
     }
+}
+
+fn in_words(limits: &Limits) -> String {
+    format!("allow = {:?}, deny = {:?}", limits.allow, limits.deny)
 }
 
 fn summary(inventory: &Inventory) -> String {

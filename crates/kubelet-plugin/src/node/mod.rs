@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use base::report::Finding;
+use nvidia_host::config::Limits;
 use nvidia_host::inventory::{Inventory, limits};
 
 use crate::model::Resource;
@@ -33,6 +34,8 @@ pub struct Offer {
     pub closeness: Closeness,
     /// What is wrong with the settings on this node
     pub findings: Vec<Finding>,
+    /// The limits within which the resources are
+    pub limits: Limits,
     /// What NVML last reported, from which requests of containers are answered; `None` without a driver
     pub known: Option<Arc<Inventory>>,
 }
@@ -41,6 +44,8 @@ pub struct Offer {
 #[derive(Clone, Debug)]
 pub struct Node {
     settings: Settings,
+    /// Those of the settings, until config.toml changes
+    limits: Limits,
     gpus: Vec<NodeGpu>,
     numa_nodes: NumaNodes,
     closeness: Closeness,
@@ -56,6 +61,7 @@ impl Node {
         let policy = Policy::from(&settings.plugin);
         let (numa_nodes, closeness) = (NumaNodes::new(), Closeness::new());
         Self {
+            limits: settings.common.devices.clone(),
             settings,
             gpus,
             numa_nodes,
@@ -87,8 +93,21 @@ impl Node {
     pub fn set_devices(&mut self, snapshot: &Snapshot) {
         self.gpus = gpus::update(&self.gpus, &snapshot.inventory, &snapshot.mig_profiles);
         self.closeness = closeness::of_links(&snapshot.links);
-        self.findings = limits::findings(&self.settings.common.devices, &snapshot.inventory);
+        self.findings = limits::findings(&self.limits, &snapshot.inventory);
         self.known = Some(Arc::new(snapshot.inventory.clone()));
+    }
+
+    /// Sets the limits: the resources have only the devices that they permit.
+    pub fn set_limits(&mut self, limits: Limits) {
+        // Without a driver, the next report of the monitor has the findings.
+        self.findings = self.known.as_ref().map(|known| limits::findings(&limits, known)).unwrap_or_default();
+        self.limits = limits;
+    }
+
+    /// Returns the limits in force.
+    #[must_use]
+    pub const fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// Sets the NUMA nodes.
@@ -144,14 +163,16 @@ impl Node {
     /// Returns what the node offers now.
     #[must_use]
     pub fn offer(&self) -> Offer {
-        let Settings { common, plugin, .. } = &self.settings;
         let (resources, findings) =
-            devices::resources(&self.gpus, &self.numa_nodes, plugin, &common.devices, |uuid| self.unhealthy(uuid));
+            devices::resources(&self.gpus, &self.numa_nodes, &self.settings.plugin, &self.limits, |uuid| {
+                self.unhealthy(uuid)
+            });
         Offer {
             resources: Arc::new(resources),
             gpus: self.gpus.clone(),
             closeness: self.closeness.clone(),
             findings: self.findings.iter().cloned().chain(findings).collect(),
+            limits: self.limits.clone(),
             known: self.known.clone(),
         }
     }
@@ -214,6 +235,31 @@ mod tests {
         assert_eq!(sick(&node).0.len(), 2, "within the quiet period");
         node.tick(at(63));
         assert_eq!(sick(&node), (vec![], 3));
+    }
+
+    #[test]
+    fn limits_that_change() {
+        let now = Instant::now();
+        let gpus = [gpu(0, "A", &["1g.5gb", "1g.5gb"]), gpu(1, "B", &[])];
+        let settings = Settings::default();
+        let mut node = Node::new(settings, Vec::new(), now);
+        let deny =
+            |entries: &[&str]| Limits { deny: entries.iter().map(|&entry| entry.into()).collect(), allow: vec![] };
+        let unmatched = |node: &Node| node.offer().findings.len();
+        node.set_limits(deny(&["7"]));
+        assert_eq!(unmatched(&node), 0, "the driver has not answered");
+        node.apply(&snapshot(&gpus, vec![]), now);
+        assert_eq!((sick(&node).1, unmatched(&node)), (3, 1));
+        node.set_limits(deny(&["0:1"]));
+        assert_eq!((sick(&node).1, unmatched(&node), node.offer().limits), (2, 0, deny(&["0:1"])));
+        node.set_limits(deny(&["0"]));
+        assert_eq!(sick(&node).1, 1);
+        node.apply(&snapshot(&gpus, vec![]), now);
+        assert_eq!(sick(&node).1, 1, "the limits last");
+        node.set_limits(deny(&["*"]));
+        assert_eq!((node.offer().resources.len(), node.gpus().len()), (0, 2));
+        node.set_limits(Limits::default());
+        assert_eq!((sick(&node).1, unmatched(&node)), (3, 0));
     }
 
     #[test]

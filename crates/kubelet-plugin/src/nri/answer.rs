@@ -7,7 +7,7 @@ use base::report::{ErrorReport, Finding};
 use nvidia_host::config;
 use tokio::sync::watch;
 
-use super::grant::{self, Grant};
+use super::grant::{self, Grant, Known};
 use super::session::Plugin;
 use crate::log::Log;
 use crate::model::Refusal;
@@ -32,13 +32,14 @@ impl NodePlugin {
     }
 
     /// As for the hook, a change of config.toml is effective for the next container, and an invalid config.toml stops only containers
-    /// that request GPUs.
+    /// that request GPUs. A GPU that was denied is granted only when the CDI spec has it.
     fn decide(&self, container: &Container) -> Result<Grant> {
         if !grant::may_ask(container) {
             return Ok(Grant::Nothing);
         }
         let (config, _) = config::read(self.config.as_deref())?;
-        grant::grant(container, &config, self.offer.borrow().known.as_deref())
+        let offer = self.offer.borrow();
+        grant::grant(container, &config, Known { inventory: offer.known.as_deref(), limits: &offer.limits })
     }
 
     fn log(&self, container: &str, finding: &Finding) {

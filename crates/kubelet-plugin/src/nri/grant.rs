@@ -12,10 +12,10 @@ use anyhow::Result;
 use base::report::{Finding, catalog, failure};
 use cdi_spec::name::is_nvidia;
 use nvidia_host::cdi::generate::Naming;
-use nvidia_host::config::Config;
+use nvidia_host::config::{Config, Limits};
 use nvidia_host::device_id::VisibleDevices;
 use nvidia_host::inventory::Inventory;
-use nvidia_host::inventory::select::Device;
+use nvidia_host::inventory::select::{Device, permitted};
 use nvidia_host::request::{self, Decision, GpuRequest, Hint, Mount, Node, nodes, select};
 
 use crate::cdi_keeper::device_name;
@@ -39,11 +39,20 @@ pub fn may_ask(container: &Container) -> bool {
     request::hint(&view(container, &env)) != Hint::No && !has_gpus(container)
 }
 
-/// Decides what a container gets. `inventory` is `None` if the driver is missing, or has not answered yet.
+/// What the plugin knows of the node.
+#[derive(Clone, Copy, Debug)]
+pub struct Known<'a> {
+    /// `None` if the driver is missing, or has not answered yet
+    pub inventory: Option<&'a Inventory>,
+    /// The limits in force, which are those of the CDI spec
+    pub limits: &'a Limits,
+}
+
+/// Decides what a container gets.
 ///
 /// # Errors
 /// If the container must not start: the request is invalid, or cannot be met.
-pub fn grant(container: &Container, config: &Config, inventory: Option<&Inventory>) -> Result<Grant> {
+pub fn grant(container: &Container, config: &Config, known: Known<'_>) -> Result<Grant> {
     if has_gpus(container) {
         return Ok(Grant::Nothing);
     }
@@ -64,24 +73,39 @@ pub fn grant(container: &Container, config: &Config, inventory: Option<&Inventor
         let what = format!("the container requests the IMEX channel {channel:?}, which only the hook provides");
         return Ok(Grant::LeftAlone(Finding::new(&catalog::BAD_REQUEST, what, "install oci-nvidia-hook")));
     }
-    devices(&request, config, inventory).or_else(|error| request::excuse(&request, config, error).map(Grant::LeftAlone))
+    devices(&request, config, known).or_else(|error| request::excuse(&request, config, error).map(Grant::LeftAlone))
 }
 
-fn devices(request: &GpuRequest, config: &Config, inventory: Option<&Inventory>) -> Result<Grant> {
-    let inventory = inventory.ok_or_else(|| {
+fn devices(request: &GpuRequest, config: &Config, known: Known<'_>) -> Result<Grant> {
+    let inventory = known.inventory.ok_or_else(|| {
         failure(
             &catalog::PLUGIN_DRIVER,
             format!("{} asks for GPUs, but the driver does not answer", request.asked_by),
             "wait for the next try, or run \"oci-nvidia-kubelet-plugin check\" on the node",
         )
     })?;
-    let (devices, findings) = select::decide(request, inventory, config)?;
+    let (chosen, findings) = select::decide(request, inventory, config)?;
+    // A deny list that was just added applies at once. One that was removed applies when the CDI spec has the devices: until then, the
+    // file may be incomplete or lost.
+    let (devices, denied): (Vec<_>, Vec<_>) = chosen.into_iter().partition(|device| permitted(*device, known.limits));
+    if let Some(device) = denied.first().filter(|_| request.devices != VisibleDevices::All || devices.is_empty()) {
+        return Err(not_yet(request, *device));
+    }
     let (named, unnamed): (Vec<_>, Vec<_>) = devices.into_iter().partition(|device| is_in_spec(*device));
     // "all" means all that the spec has. Compute programs cannot use a whole GPU in MIG mode.
     match unnamed.first().filter(|_| request.devices != VisibleDevices::All || named.is_empty()) {
         Some(device) => Ok(Grant::LeftAlone(only_by_hook(*device))),
         None => Ok(Grant::Devices(named.into_iter().map(|device| device_name(device.uuid())).collect(), findings)),
     }
+}
+
+fn not_yet(request: &GpuRequest, device: Device<'_>) -> anyhow::Error {
+    let what = format!("{} asks for {device}, which config.toml allows now, but the CDI spec lacks", request.asked_by);
+    failure(
+        &catalog::DENIED,
+        what,
+        "try again in a few seconds; if that fails too, the log of the plugin has the reason",
+    )
 }
 
 /// Reports whether the CDI spec has the device by its UUID.
@@ -134,7 +158,13 @@ mod tests {
     use crate::node::gpus::tests::gpu;
     use crate::proto::nri::{CdiDevice, LinuxContainer, Mount};
     use base::report::ErrorReport;
-    use nvidia_host::config::{Limits, NoGpu};
+    use nvidia_host::config::NoGpu;
+
+    static NO_LIMITS: Limits = Limits { allow: Vec::new(), deny: Vec::new() };
+
+    fn known(inventory: Option<&Inventory>) -> Known<'_> {
+        Known { inventory, limits: &NO_LIMITS }
+    }
 
     fn inventory() -> Inventory {
         let gpus = [gpu(0, "A", &[]), gpu(1, "B", &[]), gpu(2, "C", &["1g.5gb", "1g.5gb"])];
@@ -164,9 +194,13 @@ mod tests {
         Container { mounts: vec![Mount { destination, source: "/dev/null".to_owned() }], ..asking(env) }
     }
 
-    /// The result as text: UUIDs, or the number of a finding.
     fn text(container: &Container, config: &Config) -> String {
-        match grant(container, config, Some(&inventory())) {
+        text_within(&NO_LIMITS, container, config)
+    }
+
+    /// The result as text: UUIDs, or the number of a finding.
+    fn text_within(limits: &Limits, container: &Container, config: &Config) -> String {
+        match grant(container, config, Known { limits, ..known(Some(&inventory())) }) {
             Ok(Grant::Nothing) => "nothing".to_owned(),
             Ok(Grant::LeftAlone(finding)) => format!("left alone: {}", finding.kind.id),
             Ok(Grant::Devices(names, _)) => {
@@ -251,17 +285,39 @@ mod tests {
     }
 
     #[test]
+    fn limits_that_have_just_changed() {
+        let deny = |entry: &str| Limits { deny: vec![entry.to_owned()], ..Limits::default() };
+        let (zero, one) = (deny("0"), deny("1"));
+        let config = |devices: &Limits| Config { devices: devices.clone(), ..Config::default() };
+        for (in_force, now, env, expected) in [
+            (&NO_LIMITS, &one, "all", "GPU-0,MIG-2-0,MIG-2-1"),
+            (&NO_LIMITS, &one, "1", "refused: ONH-032"),
+            (&one, &NO_LIMITS, "all", "GPU-0,MIG-2-0,MIG-2-1"),
+            (&one, &NO_LIMITS, "1", "refused: ONH-032"),
+            (&one, &NO_LIMITS, "0,1", "refused: ONH-032"),
+            (&one, &NO_LIMITS, "0", "GPU-0"),
+            (&zero, &one, "all", "MIG-2-0,MIG-2-1"),
+            (&deny("GPU-*"), &NO_LIMITS, "all", "refused: ONH-032"),
+            (&deny("2:0"), &NO_LIMITS, "2:1", "MIG-2-1"),
+            (&deny("2:0"), &NO_LIMITS, "2:0", "refused: ONH-032"),
+        ] {
+            let container = asking(&[&format!("NVIDIA_VISIBLE_DEVICES={env}")]);
+            assert_eq!(text_within(in_force, &container, &config(now)), expected, "{env}: {in_force:?}, {now:?}");
+        }
+    }
+
+    #[test]
     fn a_driver_that_does_not_answer() {
-        let error = grant(&asking(&[ALL]), &Config::default(), None).unwrap_err();
+        let error = grant(&asking(&[ALL]), &Config::default(), known(None)).unwrap_err();
         let ErrorReport { kind, line, .. } = ErrorReport::new(&error);
         assert_eq!(kind.id, "ONH-074");
         assert_eq!(line, "NVIDIA_VISIBLE_DEVICES asks for GPUs, but the driver does not answer");
-        assert_eq!(grant(&asking(&[]), &Config::default(), None).unwrap(), Grant::Nothing);
+        assert_eq!(grant(&asking(&[]), &Config::default(), known(None)).unwrap(), Grant::Nothing);
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("sys/bus/pci/devices")).unwrap();
         let driver_root = base::paths::HostPath::new(root.path());
         let start = Config { no_gpu: NoGpu::Start, driver_root, ..Config::default() };
-        let found = grant(&asking(&[ALL]), &start, None).unwrap();
+        let found = grant(&asking(&[ALL]), &start, known(None)).unwrap();
         assert!(matches!(&found, Grant::LeftAlone(finding) if finding.kind.id == "ONH-112"), "{found:?}");
     }
 }

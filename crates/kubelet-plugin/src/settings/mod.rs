@@ -5,11 +5,13 @@
 //! | [`table`] | one row for each key of `[kubelet-plugin]`, which is also an option |
 //! | [`values`], [`resources`], [`parse`] | the types of the values, and their parsers |
 //! | [`options`] | the command line |
+//! | [`follow`] | changes of the limits while the plugin runs |
 //! | [`nvidia`], [`nvidia_options`], [`nvidia_file`] | the settings of NVIDIA's plugin |
 //! | [`gke`] | the configuration file of GKE's plugin |
 //! | [`document`], [`problems`] | the parts that these have in common |
 
 mod document;
+pub mod follow;
 mod gke;
 mod nvidia;
 mod nvidia_file;

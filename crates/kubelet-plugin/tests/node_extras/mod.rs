@@ -23,7 +23,7 @@ pub const TESTS: &[(&str, fn())] = &[
 const METRICS: [&str; 2] = ["--metrics-address", "127.0.0.1:0"];
 
 /// Returns the address at which a plugin serves metrics, from its log.
-fn address(node: &Node) -> SocketAddr {
+pub fn address(node: &Node) -> SocketAddr {
     let start = Instant::now();
     loop {
         let log = node.log();
@@ -52,7 +52,7 @@ fn read(stream: &mut TcpStream) -> String {
     }
 }
 
-fn get(address: SocketAddr, path: &str) -> String {
+pub fn get(address: SocketAddr, path: &str) -> String {
     exchange(address, format!("GET {path} HTTP/1.1\r\nHost: node\r\n\r\n").as_bytes())
 }
 
@@ -252,7 +252,7 @@ fn no_metrics_unless_they_are_wanted() {
 
 /// Waits until the file has these lines among others, and none that begins with `without`.
 #[track_caller]
-fn wait_for_labels(path: &Path, lines: &[&str], without: &str) {
+pub fn wait_for_labels(path: &Path, lines: &[&str], without: &str) {
     let start = Instant::now();
     loop {
         let text = std::fs::read_to_string(path).unwrap_or_default();

@@ -23,6 +23,7 @@ pub const TESTS: &[(&str, fn())] = &[
     ("nri::the_engine_finds_what_is_granted", the_engine_finds_what_is_granted),
     ("nri::refusals_read_well", refusals_read_well),
     ("nri::limits_hold", limits_hold),
+    ("nri::limits_that_change", limits_that_change),
     ("nri::a_locked_node", a_locked_node),
     ("nri::two_containers_at_once", two_containers_at_once),
     ("nri::an_engine_that_restarts", an_engine_that_restarts),
@@ -200,6 +201,31 @@ fn limits_hold() {
     assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]));
     let refusal = node.ask(&[&visible("1")]).unwrap_err();
     assert!(refusal.contains("(ONH-032)"), "{refusal}");
+}
+
+/// A denied GPU is not granted from then on. A GPU that is allowed again is granted when the CDI spec has it.
+fn limits_that_change() {
+    let mut node = Node::start(2, "");
+    let spec = node.fake.dir.path().join("cdi/k8s.device-plugin.nvidia.com-gpu.json");
+    let has = |gpu| std::fs::read_to_string(&spec).unwrap().contains(&format!("\"{}\"", uuid(gpu)));
+    assert_eq!(node.ask(&[ALL]), Ok(vec![device(0), device(1)]));
+    configure(&node.fake, "[devices]\ndeny = [\"1\"]");
+    assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]));
+    assert!(node.ask(&[&visible("1")]).unwrap_err().contains("(ONH-032)"));
+    node.wait_for_log("have changed: allow = [], deny = [\"1\"]");
+    assert!(has(0) && !has(1));
+    // An editor has truncated the file.
+    std::fs::write(&node.fake.config, "").unwrap();
+    assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]));
+    assert!(node.ask(&[&visible("1")]).unwrap_err().contains("which config.toml allows now, but the CDI spec lacks"));
+    configure(&node.fake, "");
+    let start = Instant::now();
+    while let Err(refusal) = node.ask(&[&visible("1")]) {
+        assert!(refusal.contains("(ONH-032)") && start.elapsed() < SOON, "{refusal}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(has(1), "before it is granted");
+    assert_eq!(node.ask(&[ALL]), Ok(vec![device(0), device(1)]));
 }
 
 /// A change of config.toml needs no restart, as with the hook.

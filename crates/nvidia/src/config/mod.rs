@@ -1,9 +1,10 @@
 //! Reads the administrator's config.toml. The file and most keys are NVIDIA's, so that an existing file keeps working; some keys are
-//! our own. [`schema`] lists the keys, and [`user`] resolves the value of `user`.
+//! our own. [`schema`] lists the keys, [`user`] resolves the value of `user`, and [`States`] shows that the files have changed.
 
 mod files;
 mod misplaced;
 pub mod schema;
+mod states;
 pub mod user;
 pub mod value;
 
@@ -20,6 +21,7 @@ use base::report::{Finding, catalog, failure};
 use crate::capability::{Capabilities, Capability};
 pub use files::{read, read_with};
 use schema::{Key, Meaning};
+pub use states::States;
 pub use user::{UserSpec, resolve};
 
 /// The prefix of the variables that Docker Swarm sets. `swarm-resource` names those that list GPUs.

@@ -145,7 +145,9 @@ pub(crate) fn permitted_failed<'a>(inventory: &'a Inventory, limits: &Limits) ->
     inventory.failed.iter().filter(|gpu| permit_failed(limits, gpu))
 }
 
-fn permitted(device: Device<'_>, limits: &Limits) -> bool {
+/// Whether containers may have this device.
+#[must_use]
+pub fn permitted(device: Device<'_>, limits: &Limits) -> bool {
     match device {
         Device::Gpu(gpu) => permit(limits, gpu, None),
         Device::Mig(gpu, mig) => permit(limits, gpu, Some(mig)),
