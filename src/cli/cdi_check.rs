@@ -71,8 +71,8 @@ fn names_of(dirs: &SpecDirs) -> BTreeSet<String> {
 }
 
 /// Returns the names of the devices in these directories, or without any in those of the engines.
-pub(crate) fn names(spec_dirs: &[&str]) -> BTreeSet<String> {
-    names_of(&SpecDirs { spec_dirs: spec_dirs.iter().map(Into::into).collect() })
+pub(crate) fn names(spec_dirs: &[PathBuf]) -> BTreeSet<String> {
+    names_of(&SpecDirs { spec_dirs: spec_dirs.to_owned() })
 }
 
 /// Prints for each device whether engines can use it. Returns 0 if there are devices and engines can use all of them.

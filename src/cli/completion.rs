@@ -1,16 +1,18 @@
 //! `completion SHELL`: prints small scripts that ask this program for the words that can complete a command line, so that all
-//! shells offer the same.
+//! shells offer the same. The words are those of clap's engine, with values that only this host knows.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::builder::{StyledStr, ValueHint};
-use clap::{Arg, Command, CommandFactory};
+use clap::{Arg, Command, CommandFactory, Parser};
+use clap_complete::engine::{self, ArgValueCandidates, CompletionCandidate};
 
-use base::report::one_line;
+use base::report::{catalog, one_line};
 
-use super::args::{Cli, Shell};
-use super::{cdi_check, output};
+use super::args::{self, Cdi, CdiCheck, Cli, Shell};
+use super::{cdi_check, containers, output};
 
 /// The command that the scripts call, with the words of the command line after the program's name.
 pub(super) const VERB: &str = "__complete";
@@ -24,103 +26,66 @@ pub(super) fn run(shell: Shell) -> ExitCode {
     })
 }
 
-/// Prints the words that can replace the last one: one on each line, followed by a tab and its help. `:files` and `:directories`
-/// ask the shell to complete a path.
+/// Prints the words that can replace the last one: one on each line, followed by a tab and its help.
 pub(super) fn complete(words: &[OsString]) -> ExitCode {
-    let words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    output::print(&offer(&words).unwrap_or_default())
+    let mut line = vec![OsString::from("oci-nvidia-hook")];
+    line.extend_from_slice(words);
+    let mut program = with_values_of_host(&line);
+    let current_dir = std::env::current_dir().ok();
+    let mut offers = engine::complete(&mut program, line, words.len(), current_dir.as_deref()).unwrap_or_default();
+    // Before a dash is typed, options would outnumber the other words.
+    if !offers.iter().all(is_option) && !words.last().is_some_and(|word| word.to_string_lossy().starts_with('-')) {
+        offers.retain(|offer| !is_option(offer));
+    }
+    output::print(&offers.iter().map(text).collect::<String>())
 }
 
-/// Returns the words to offer; `None` after an unknown command.
-fn offer(words: &[String]) -> Option<String> {
-    let mut program = Cli::command();
-    program.build();
-    let (last, before) = words.split_last()?;
-    let mut command = &program;
-    let mut wants: Option<&Arg> = None;
-    let mut spec_dirs = Vec::new();
-    for word in before {
-        if let Some(option) = wants.take() {
-            if option.get_id() == "spec_dirs" {
-                spec_dirs.push(word.as_str());
-            }
-        } else if word.starts_with('-') {
-            wants = option(command, word).filter(|_| !word.contains('='));
-        } else if command.has_subcommands() {
-            command = command.find_subcommand(word)?;
-        }
-    }
-    let mut offers = Offers { text: String::new(), last };
-    if let Some(option) = wants {
-        offers.add_values(option, "", &spec_dirs);
-    } else if let Some((name, _)) = last.split_once('=').filter(|_| last.starts_with('-')) {
-        offers.add_values(option(command, name)?, last.get(..=name.len())?, &spec_dirs);
-    } else {
-        offers.add_words(command, &spec_dirs);
-    }
-    Some(offers.text)
+fn is_option(offer: &CompletionCandidate) -> bool {
+    offer.get_value().to_string_lossy().starts_with('-')
 }
 
-/// Returns the option that this word (`--option` or `--option=value`) names, if it takes a value.
-fn option<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
-    let name = word.split('=').next().unwrap_or(word);
-    let option = command.get_arguments().find(|arg| match name.strip_prefix("--") {
-        Some(long) => arg.get_long() == Some(long),
-        None => arg.get_short().is_some_and(|letter| name.strip_prefix('-') == Some(letter.encode_utf8(&mut [0; 4]))),
-    });
-    option.filter(|arg| arg.get_action().takes_values())
+fn text(offer: &CompletionCandidate) -> String {
+    let help = offer.get_help().map(|help| format!("\t{help}").replace('\n', " ")).unwrap_or_default();
+    format!("{}{help}\n", offer.get_value().to_string_lossy())
 }
 
-struct Offers<'a> {
-    text: String,
-    /// The part of the word that was typed
-    last: &'a str,
+/// Returns the command line of the program, with the values of arguments that depend on this host.
+fn with_values_of_host(line: &[OsString]) -> Command {
+    let dirs = spec_dirs(line);
+    let cdi_devices = move || candidates(cdi_check::names(&dirs));
+    Cli::command()
+        .mut_subcommand("explain", |explain| explain.mut_arg("container", |arg| with(arg, containers_and_findings)))
+        .mut_subcommand("doctor", |doctor| doctor.mut_arg("container", |arg| with(arg, containers)))
+        .mut_subcommand("why", |why| why.mut_arg("container", |arg| with(arg, containers)))
+        .mut_subcommand("list", |list| list.mut_arg("devices", |arg| with(arg, || candidates(["all".to_owned()]))))
+        .mut_subcommand("cdi", |cdi| {
+            cdi.mut_subcommand("check", |check| check.mut_arg("names", |arg| with(arg, cdi_devices)))
+        })
 }
 
-impl Offers<'_> {
-    /// Offers commands, operands and options.
-    fn add_words(&mut self, command: &Command, spec_dirs: &[&str]) {
-        for command in command.get_subcommands() {
-            self.add(command.get_name(), command.get_about());
-        }
-        if let Some(operand) = command.get_positionals().next() {
-            self.add_values(operand, "", spec_dirs);
-        }
-        // Before a dash is typed, options would outnumber the commands.
-        if !self.text.is_empty() && !self.last.starts_with('-') {
-            return;
-        }
-        for arg in command.get_arguments() {
-            if let Some(long) = arg.get_long() {
-                self.add(&format!("--{long}"), arg.get_help());
-            }
-        }
-    }
+fn with(arg: Arg, values: impl Fn() -> Vec<CompletionCandidate> + Send + Sync + 'static) -> Arg {
+    arg.add(ArgValueCandidates::new(values))
+}
 
-    fn add_values(&mut self, arg: &Arg, prefix: &str, spec_dirs: &[&str]) {
-        match (arg.get_id().as_str(), arg.get_value_hint()) {
-            ("names", _) => {
-                cdi_check::names(spec_dirs).iter().for_each(|name| self.add(&one_line(name), None));
-            }
-            ("devices", _) => self.add(&format!("{prefix}all"), None),
-            (_, ValueHint::FilePath) => self.text.push_str(":files\n"),
-            (_, ValueHint::DirPath) => self.text.push_str(":directories\n"),
-            _ => {
-                for value in arg.get_possible_values().iter().filter(|value| !value.is_hide_set()) {
-                    self.add(&format!("{prefix}{}", value.get_name()), None);
-                }
-            }
-        }
+/// Returns the values of `--spec-dir` in the words of `cdi check` before the last one.
+fn spec_dirs(line: &[OsString]) -> Vec<PathBuf> {
+    let before = line.split_last().map(|(_, before)| before).unwrap_or_default();
+    match Cli::try_parse_from(before) {
+        Ok(Cli { command: args::Command::Cdi(Cdi::Check(CdiCheck { dirs, .. })), .. }) => dirs.spec_dirs,
+        _ => Vec::new(),
     }
+}
 
-    fn add(&mut self, word: &str, help: Option<&StyledStr>) {
-        if word.starts_with(self.last) {
-            self.text.push_str(word);
-            if let Some(help) = help {
-                self.text.push('\t');
-                self.text.push_str(&help.to_string().replace('\n', " "));
-            }
-            self.text.push('\n');
-        }
-    }
+/// Offers these values, except for those that a terminal cannot show.
+fn candidates(values: impl IntoIterator<Item = String>) -> Vec<CompletionCandidate> {
+    values.into_iter().filter(|value| one_line(value) == *value).map(CompletionCandidate::new).collect()
+}
+
+fn containers() -> Vec<CompletionCandidate> {
+    candidates(containers::read().unwrap_or_default().iter().map(containers::Known::name).collect::<BTreeSet<_>>())
+}
+
+fn containers_and_findings() -> Vec<CompletionCandidate> {
+    let findings = catalog::ALL.iter().map(|kind| CompletionCandidate::new(kind.id).help(Some(kind.title.into())));
+    containers().into_iter().chain(findings).collect()
 }

@@ -26,6 +26,15 @@ pub(super) struct Known {
     pub record: Option<Record>,
 }
 
+impl Known {
+    /// Returns a name that [`find`] finds: of the pod, of the container, or its id.
+    pub(super) fn name(&self) -> String {
+        let recorded = self.record.as_ref().map(|record| record.container.display_name());
+        let name = recorded.filter(|name| !name.is_empty()).or_else(|| self.names.first().cloned());
+        name.unwrap_or_else(|| self.id.clone())
+    }
+}
+
 /// Returns all known containers. Those with a record precede the others, from the newest to the oldest.
 pub(super) fn read() -> Result<Vec<Known>> {
     let records = records()?;

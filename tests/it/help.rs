@@ -1,6 +1,7 @@
 //! Help, completions and the man page describe exactly the commands and options of the program.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use clap::{Arg, CommandFactory};
@@ -130,14 +131,15 @@ fn bash_completes() {
         ("cdi generate --format=y", &["yaml"]),
         ("cdi generate --output x.json --name-strategy=uu", &["uuid"]),
         ("explain --stage create", &["createRuntime", "createContainer"]),
+        ("explain ONH-9", &[]),
+        ("explain ONH-001", &["ONH-001"]),
         ("list --device ", &["all"]),
         ("--config trou", &["troubleshooting.md"]),
-        ("info --root ma", &["man"]),
+        ("info --root ma", &["man/"]),
         ("info --root find", &[]),
         ("completion z", &["zsh"]),
         ("doctor --color ", &["auto", "always", "never"]),
         ("help expl", &["explain"]),
-        ("cdi nonsense ", &[]),
     ] {
         assert_eq!(offered(line), set(words), "{line}");
     }
@@ -161,6 +163,13 @@ fn bash_completes_cdi_devices() {
     assert!(all.contains("nvidia.com/gpu=all") && all.contains("nvidia.com/gpu=1"), "{all:?}");
     let split = offered(&path, &format!("{line}ia.com/gpu=a"));
     assert_eq!(split, BTreeSet::from(["all".to_owned()]), "bash already has the part up to =");
+
+    // The author of a pod chooses the names of its containers, and bash does not quote what a function returns.
+    let program = dir.path().join("hostile");
+    std::fs::write(&program, "#!/bin/sh\nprintf '$(id) x\\tits help\\n'").unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let quoted = offered(&path, &format!("{} why ", program.display()));
+    assert_eq!(quoted, BTreeSet::from([r"\$\(id\)\ x".to_owned()]));
 }
 
 fn zsh_reads_its_script() {
@@ -169,8 +178,7 @@ fn zsh_reads_its_script() {
     std::fs::write(&script, hook(&["completion", "zsh"])).unwrap();
     run(Command::new("zsh").arg("-n").arg(&script)).ok();
     // The functions of the completion system, replaced by ones that print their arguments.
-    let harness = "_describe() { [[ $1 == -o ]] && shift; print -l -- ${(P)2%%:*}; }; compadd() { shift; print -l -- $@; }; \
-                   _files() { print files; }; compset() { :; }; _message() { print message; }; \
+    let harness = "_describe() { print -l -- ${(P)2%%:*}; }; _message() { print $1; }; \
                    offer() { local -a words=(oci-nvidia-hook \"$@\") ; local -i CURRENT=$#words; source $SCRIPT; }; offer \"$@\"";
     let offered = |line: &[&str]| {
         let mut zsh = Command::new("zsh");
@@ -189,7 +197,8 @@ fn zsh_reads_its_script() {
     has(&["cdi", "generate", ""], &["--output", "--format", "--config"]);
     has(&["--config", "/x", "info", ""], &["--json", "--csv"]);
     has(&["cdi", "generate", "--format", ""], &["json", "yaml"]);
-    has(&["--config", ""], &["files"]);
+    has(&["--config", ""], &["README.md", "docs/"]);
+    has(&["--config", "/x", "nonsense", "y"], &["value"]);
     has(&["completion", ""], &["bash", "zsh", "fish"]);
 }
 

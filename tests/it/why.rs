@@ -103,6 +103,9 @@ fn a_container_that_got_its_gpus() {
     assert!(record["steps"][1]["milliseconds"].as_f64().unwrap() > 0.0);
     let list = why(dir, &[]).ok();
     assert!(list.lines().count() == 1 && list.contains("  waiting  given  -  1  injected "), "{list}");
+    for line in [&["why", "wai"][..], &["explain", "wai"], &["doctor", "--container", "wai"]] {
+        assert_eq!(run(isolated(dir).arg("__complete").args(line)).ok(), "waiting\n", "{line:?}");
+    }
     let file = dir.join("run/containers/waiting.json");
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
 
