@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use base::json;
 use base::paths::HostPath;
@@ -15,8 +15,9 @@ use base::read::read_limited;
 use base::report::{Finding, catalog, failure, one_line};
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::config::Config;
-use nvidia_host::host::Host;
+use nvidia_host::driver::nodes::DeviceNode;
 use nvidia_host::inventory::report;
+use nvidia_host::prepare::host::Foreseen;
 use nvidia_host::request::select;
 
 use super::args::{Explain, ExplainStage};
@@ -38,6 +39,8 @@ struct Explanation {
     container: Subject,
     request: Option<Asked>,
     devices: Vec<String>,
+    /// What the hook does on the host before that
+    prepares: Vec<Value>,
     edits: Vec<Value>,
     findings: Vec<Finding>,
     /// Whether the last finding is the reason for the outcome
@@ -157,7 +160,16 @@ impl Explanation {
         if options.request_only {
             return Ok(());
         }
-        let found = Host::inspect(&config, &|| ())
+        let expected = stages::host::expect(&request, &config)?;
+        let Foreseen { modules, nodes } = &expected.prepares;
+        self.prepares =
+            modules.iter().map(|module| json!({"module": module})).chain(nodes.values().map(node)).collect();
+        if expected.is_unknown {
+            self.reason.push_str("; it first prepares the host, and NVML answers only after that");
+            return Ok(());
+        }
+        let found = expected
+            .host
             .and_then(|host| Ok((plan::decide(&request, &config, &host, &spec.devices, &mut self.findings)?, host)));
         let (provided, host) = match found {
             Ok(found) => found,
@@ -192,6 +204,11 @@ impl Explanation {
         self.findings.extend(plan::newer_libcuda(&image_at(spec, gpus)));
         Ok(())
     }
+}
+
+/// Describes a device node of the host that the hook makes.
+fn node(node: &DeviceNode) -> Value {
+    json!({"node": node.path.absolute(), "major": node.major, "minor": node.minor})
 }
 
 /// Returns the facts about the image, before a runtime mounts anything in it.
@@ -253,7 +270,8 @@ fn read_container(input: Input, options: &Explain) -> Result<(SpecView, Called)>
 }
 
 fn to_text(explanation: &Explanation) -> String {
-    let Explanation { outcome, reason, container, request, devices, edits, findings, last_decides, .. } = explanation;
+    let Explanation { outcome, reason, container, request, devices, prepares, edits, findings, last_decides, .. } =
+        explanation;
     let mut text = String::new();
     let outcome = match outcome {
         Effect::Inject => "the hook sets up the container",
@@ -278,6 +296,13 @@ fn to_text(explanation: &Explanation) -> String {
     }
     for device in devices {
         writeln!(text, "device: {}", one_line(device)).ok();
+    }
+    for one in prepares {
+        let what = match (one["module"].as_str(), one["node"].as_str()) {
+            (Some(module), _) => format!("load the kernel module {module}"),
+            (_, node) => format!("make {} c {}:{}", node.unwrap_or_default(), one["major"], one["minor"]),
+        };
+        writeln!(text, "on the host: {what}").ok();
     }
     for edit in edits {
         writeln!(text, "edit: {}", text::line(edit)).ok();

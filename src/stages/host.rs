@@ -7,9 +7,10 @@ use anyhow::Result;
 
 use base::report::line;
 use nvidia_host::config::Config;
+use nvidia_host::driver::nodes::{CAPS, DeviceNode};
 use nvidia_host::edits::Wanted;
 use nvidia_host::host::{Host, Roots};
-use nvidia_host::prepare::host::{Prepared, may_prepare, prepare_host};
+use nvidia_host::prepare::host::{Foreseen, Prepared, foresee, may_prepare, prepare_host};
 use nvidia_host::timeouts;
 
 use crate::plan::request::GpuRequest;
@@ -40,6 +41,36 @@ pub(super) fn inspect_prepared(request: &GpuRequest, config: &Config, call: &mut
     inspect(&Config { nvml_timeout: timeouts::left_for_nvml(config.nvml_timeout, took), ..config.clone() }, call)
 }
 
+/// What the hook would find on the host for a request, for `explain`, which changes nothing.
+pub(crate) struct Expected {
+    pub host: Result<Host>,
+    /// What the hook would do first
+    pub prepares: Foreseen,
+    /// Whether NVML would report something else after that
+    pub is_unknown: bool,
+}
+
+/// Returns what [`inspect_prepared`] would return, without the preparations.
+///
+/// # Errors
+/// If the request is invalid, or a driver root cannot be opened.
+pub(crate) fn expect(request: &GpuRequest, config: &Config) -> Result<Expected> {
+    let host = Host::inspect(config, &|| ());
+    let wanted = request.wanted()?;
+    let is_complete = || host.as_ref().is_ok_and(|host| !host.lacks_nodes(&wanted));
+    if !config.load_kmods || !is_bare(config)? && is_complete() || !prepares(config)? {
+        return Ok(Expected { host, prepares: Foreseen::default(), is_unknown: false });
+    }
+    let prepares = foresee(config, imex_channels(&wanted, config))?;
+    // NVML lists GPUs and MIG devices only with their nodes, and nothing without /dev/nvidiactl.
+    let is_of_mig = |node: &DeviceNode| node.path.absolute().starts_with(CAPS);
+    let is_unlisted = |host: &Host| host.inventory.failed.iter().any(|gpu| gpu.node_missing);
+    let is_unknown = !prepares.modules.is_empty()
+        || prepares.nodes.values().any(is_of_mig)
+        || !prepares.nodes.is_empty() && host.as_ref().map_or(true, is_unlisted);
+    Ok(Expected { host: host.map(|host| host.with_nodes(prepares.nodes.clone())), prepares, is_unknown })
+}
+
 /// Inspects the host. NVML can take long, and engines kill a hook that takes too long, so the record is written before.
 fn inspect(config: &Config, call: &Call) -> Result<Host> {
     Host::inspect(config, &|| call.record_so_far())
@@ -65,12 +96,21 @@ fn prepare_for(wanted: &Wanted, config: &Config, call: &mut Call) -> bool {
     !prepared.done.is_empty()
 }
 
-/// Loads modules and creates nodes. Not for a driver root other than /: its driver container creates them.
+/// Loads modules and creates nodes.
 fn prepare(wanted: &Wanted, config: &Config, call: &Call) -> Result<Prepared> {
-    if Roots::open_to_prepare(config)?.dev.path().as_path() != Path::new("/") || !may_prepare()? {
+    if !prepares(config)? {
         return Ok(Prepared::default());
     }
     call.record_so_far();
-    let channels = if config.make_imex_channels { wanted.imex_channels.as_slice() } else { &[] };
-    prepare_host(config, channels, timeouts::MODULES)
+    prepare_host(config, imex_channels(wanted, config), timeouts::MODULES)
+}
+
+/// Whether the hook prepares this host. It leaves a driver root other than / to its driver container.
+fn prepares(config: &Config) -> Result<bool> {
+    Ok(Roots::open_to_prepare(config)?.dev.path().as_path() == Path::new("/") && may_prepare()?)
+}
+
+/// Returns the IMEX channels whose nodes the hook makes.
+fn imex_channels<'w>(wanted: &'w Wanted, config: &Config) -> &'w [u32] {
+    if config.make_imex_channels { &wanted.imex_channels } else { &[] }
 }

@@ -4,7 +4,7 @@
 pub(crate) mod cdi_hook;
 pub(crate) mod configure;
 mod decide;
-mod host;
+pub(crate) mod host;
 pub(crate) mod limits;
 pub(crate) mod poststop;
 pub(crate) mod precreate;

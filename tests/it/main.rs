@@ -6,6 +6,7 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
+    clippy::print_stdout,
     clippy::disallowed_methods,
     clippy::indexing_slicing,
     missing_docs,

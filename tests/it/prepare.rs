@@ -9,7 +9,7 @@ use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::support::{HOOK, Need, Ran, run_with, scratch, sh};
 
 tests! {
-    NEEDS => what_a_request_needs_is_made, nothing_more_is_made, one_number_and_one_command, failures_are_reported,
+    NEEDS => what_a_request_needs_is_made, what_is_made_is_explained, nothing_more_is_made, one_number_and_one_command, failures_are_reported,
         doctor_reports_a_node_once;
     USER_NEEDS => a_plain_user_reads_what_root_has_to_do;
 }
@@ -144,6 +144,49 @@ fn what_a_request_needs_is_made() {
         let made = mode(&host.dev(&format!("nvidia-caps/nvidia-cap{minor}")));
         assert_eq!(made, format!("{expected} root:root 1fe:{minor:x}"));
     }
+}
+
+/// `explain` makes nothing, and its answer is that of the hook, which makes the nodes.
+fn what_is_made_is_explained() {
+    let graphics = "NVIDIA_DRIVER_CAPABILITIES=graphics,utility";
+    let channel = "nvidia-caps-imex-channels/channel7";
+    let of = |host: &Host, env: &[&str]| {
+        let spec = json!({"process": {"env": env}, "root": {"path": "/nowhere"}}).to_string();
+        let mut explain = host.program();
+        run_with(explain.arg("--config").arg(&host.fake.config).arg("explain"), spec.as_bytes())
+    };
+    let host = Host::new(&["--gpus", "2"]);
+    host.container(&[ALL], "true").0.ok();
+    for (missing, env, number) in [
+        ("nvidia1", &[ALL][..], "195:1"),
+        ("nvidia-uvm", &[ALL], "511:0"),
+        ("nvidiactl", &[ALL], "195:255"),
+        ("nvidia-modeset", &[ALL, graphics], "195:254"),
+        (channel, &[ALL, "NVIDIA_IMEX_CHANNELS=7"], "509:7"),
+    ] {
+        if missing != channel {
+            host.remove(missing);
+        }
+        let told = of(&host, env).ok();
+        assert!(told.starts_with("the hook sets up the container: "), "{missing}: {told}");
+        assert!(told.contains(&format!("\non the host: make /dev/{missing} c {number}\n")), "{told}");
+        let is_known = !told.contains("NVML answers only after that");
+        assert!(!is_known || told.contains(&format!("/dev/{missing} ")) && told.contains("libnvidia-ml.so"), "{told}");
+        assert!(!host.dev(missing).exists(), "{missing}");
+        host.container(env, &format!("test -c /dev/{missing}")).0.ok();
+        assert!(!of(&host, env).ok().contains("on the host: "), "{missing}");
+    }
+    // Nodes that the request does not need, and nodes that the hook may not make.
+    host.remove("nvidia-modeset");
+    assert!(!of(&host, &[ALL]).ok().contains("on the host: "));
+    host.remove("nvidia1").fake.configure("load-kmods = false\n");
+    assert!(of(&host, &[ALL]).failed(1).is_empty());
+
+    let host = Host::new(&["--gpus", "1", "--mig"]);
+    host.remove("nvidia-caps");
+    let told = of(&host, &["NVIDIA_VISIBLE_DEVICES=0:0"]).ok();
+    assert!(told.contains("; it first prepares the host, and NVML answers only after that\n"), "{told}");
+    assert!(told.contains("make /dev/nvidia-caps/nvidia-cap12 c "), "{told}");
 }
 
 /// NVML lists the other MIG device under the index of this one. Each mode reports that.

@@ -7,7 +7,6 @@ use anyhow::Result;
 
 use super::Host;
 use crate::driver::diagnosis::PCI_DEVICES;
-use crate::driver::nodes::NodeState;
 use crate::driver::{ipc, locate};
 use crate::edits::facts::{DeviceFacts, HostFacts};
 use crate::edits::{Wanted, decide};
@@ -75,8 +74,7 @@ struct Gatherer<'a> {
 impl Gatherer<'_> {
     fn nodes(&mut self, names: impl IntoIterator<Item = String>) {
         for name in names {
-            let dev = &self.host.roots.dev;
-            self.facts.nodes.entry(name).or_insert_with_key(|name| NodeState::inspect(dev, name));
+            self.facts.nodes.entry(name).or_insert_with_key(|name| self.host.node(name));
         }
     }
 

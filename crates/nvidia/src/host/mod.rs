@@ -11,6 +11,7 @@ mod roots;
 mod site;
 mod state;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Result;
@@ -27,6 +28,7 @@ use crate::config::{Config, Limits};
 use crate::device_id::Nodes;
 use crate::driver::diagnosis::{self, PCI_DEVICES};
 use crate::driver::libraries::{LinkerCache, Search};
+use crate::driver::nodes::{DeviceNode, NodeState};
 use crate::edits::{Edits, Wanted, decide};
 use crate::inventory::node_limits::NodeLimits;
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
@@ -70,6 +72,8 @@ pub struct Host {
     /// /proc/driver/nvidia, if it exists
     proc_dir: Option<HostPath>,
     kernel_gpus: Vec<KernelGpu>,
+    /// Nodes that do not exist yet
+    foreseen: BTreeMap<String, DeviceNode>,
     /// The driver version and the GPUs, according to NVML and the kernel module
     pub inventory: Inventory,
 }
@@ -119,7 +123,29 @@ impl Host {
     fn new(config: &Config, installed: Installed, inventory: Inventory, kernel_gpus: Vec<KernelGpu>) -> Self {
         let Installed { roots, linker_cache, .. } = installed;
         let proc_dir = roots.proc.locate(Path::new(DRIVER_PROC)).ok().map(|located| located.host);
-        Self { roots, linker_cache, config: config.clone(), proc_dir, kernel_gpus, inventory }
+        Self {
+            roots,
+            linker_cache,
+            config: config.clone(),
+            proc_dir,
+            kernel_gpus,
+            foreseen: BTreeMap::new(),
+            inventory,
+        }
+    }
+
+    /// Returns this host as it would be with nodes that are missing, by their names below /dev, to foresee a decision.
+    #[must_use]
+    pub fn with_nodes(self, foreseen: BTreeMap<String, DeviceNode>) -> Self {
+        Self { foreseen, ..self }
+    }
+
+    /// Examines `/dev/NAME`.
+    fn node(&self, name: &str) -> NodeState {
+        match NodeState::inspect(&self.roots.dev, name) {
+            NodeState::Missing => self.foreseen.get(name).cloned().map_or(NodeState::Missing, NodeState::Device),
+            state => state,
+        }
     }
 
     /// Returns the edits that give these devices to a container, and findings about them. Reads from the host, but changes nothing.

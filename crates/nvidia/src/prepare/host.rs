@@ -1,14 +1,19 @@
 //! Loads the driver's modules and creates its device nodes, for the command `prepare` and for the first container.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
 use super::make_node::{Made, NodeChange};
-use super::{ModuleState, make_node};
+use super::{ModuleState, Node, make_node};
 use crate::config::Config;
+use crate::driver::access::Permissions;
+use crate::driver::nodes::{DeviceNode, NodeState};
+use crate::driver::params::NodePolicy;
 use crate::host::Roots;
+use base::paths::{ContainerPath, HostPath};
 use base::sys::{ns, process};
 
 /// How long the driver's modules may take to load at boot. Loading a module of 100 MB from a slow disk takes seconds.
@@ -31,6 +36,45 @@ pub struct Prepared {
 /// If the user namespace cannot be determined.
 pub fn may_prepare() -> Result<bool> {
     Ok(rustix::process::geteuid().is_root() && !ns::in_user_namespace()?)
+}
+
+/// What [`prepare_host`] would do.
+#[derive(Clone, Debug, Default)]
+pub struct Foreseen {
+    /// The modules that it would load. What it does after that is unknown before.
+    pub modules: Vec<&'static str>,
+    /// The nodes that it would create, by their names below /dev
+    pub nodes: BTreeMap<String, DeviceNode>,
+}
+
+/// Returns what [`prepare_host`] would do, and changes nothing.
+///
+/// # Errors
+/// If a driver root cannot be opened.
+pub fn foresee(config: &Config, channels: &[u32]) -> Result<Foreseen> {
+    let roots = Roots::open_to_prepare(config)?;
+    let facts = ModuleState::read(&roots);
+    let loads = config.driver_root.as_path() == Path::new("/");
+    let mut missing = super::plan(&facts, channels);
+    missing.retain(|node| node.policy.modify && NodeState::inspect(&roots.dev, &node.name) == NodeState::Missing);
+    Ok(Foreseen {
+        modules: if loads { super::missing_modules(&facts) } else { Vec::new() },
+        nodes: missing.into_iter().filter_map(|node| Some((node.name.clone(), made(&node, &roots)?))).collect(),
+    })
+}
+
+/// Returns the node as it would be found after it was created.
+fn made(node: &Node, roots: &Roots) -> Option<DeviceNode> {
+    let ((major, minor), NodePolicy { mode, uid, gid, .. }) = (node.device, node.policy);
+    let path = Path::new("/dev").join(&node.name);
+    let source = HostPath::new(roots.dev.path().as_path().join("dev").join(&node.name));
+    Some(DeviceNode {
+        source,
+        path: ContainerPath::new(&path)?,
+        major,
+        minor,
+        permissions: Permissions { mode, uid, gid },
+    })
 }
 
 /// Loads missing modules and creates missing nodes, including those of these IMEX channels. It continues after an error. `patience` is the
