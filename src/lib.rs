@@ -44,7 +44,8 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-use base::report::{catalog, failure};
+use base::report::failure;
+use findings::catalog;
 use nvidia_host::programs;
 
 pub use stages::cdi_hook::CdiHook;

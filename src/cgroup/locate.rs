@@ -11,7 +11,8 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Result, anyhow, bail};
 
 use base::paths::HostPath;
-use base::report::{catalog, failure};
+use base::report::failure;
+use findings::catalog;
 
 /// The cgroup whose device filter the runtime has set.
 #[derive(Clone, Debug, PartialEq, Eq)]

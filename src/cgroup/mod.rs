@@ -21,8 +21,9 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use nix::unistd::Pid;
 
-use base::report::{Finding, catalog};
+use base::report::Finding;
 use base::sys::proc_file;
+use findings::catalog;
 
 use crate::oci::device_rules::DeviceRule;
 pub use locate::{DeviceCgroup, locate};

@@ -11,8 +11,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, bail};
 
-use base::report::{catalog, failure};
+use base::report::failure;
 use base::sys::bpf::Insn;
+use findings::catalog;
 
 use crate::oci::device_rules::DeviceRule;
 

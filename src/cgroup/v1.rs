@@ -6,7 +6,8 @@ use std::io::{ErrorKind, Write as _};
 use anyhow::{Context as _, Result};
 
 use base::paths::HostPath;
-use base::report::{Failure, catalog};
+use base::report::Failure;
+use findings::catalog;
 
 use super::{Access, Grant, systemd_finding};
 use crate::oci::device_rules::DeviceRule;

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use nix::errno::Errno;
 
-use base::report::{Failure, Finding, catalog, errno_of, failure};
+use base::report::{Failure, Finding, errno_of, failure};
 use base::sys::bpf::{self, Attached, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, Insn};
+use findings::catalog;
 
 use super::judge::{Verdict, judge};
 use super::own::carries_id;

@@ -6,10 +6,11 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use base::paths::HostPath;
-use base::report::{catalog, failure};
+use base::report::failure;
 use base::tree::Tree;
 use cdi_spec::file::Format;
 use cdi_spec::spec::Spec;
+use findings::catalog;
 use nvidia_host::cdi::of_host::{self, Settings};
 
 use super::args::{Cdi, SpecDirs, SpecOptions};

@@ -9,9 +9,10 @@ use anyhow::Result;
 use serde_json::json;
 
 use base::paths::HostPath;
-use base::report::{Finding, catalog, one_line};
+use base::report::{Finding, one_line};
 use base::tree::Tree;
 use cdi_spec::registry::{self, Found, SpecFile};
+use findings::catalog;
 use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::config::Config;
 use nvidia_host::host::{Host, node_limits};

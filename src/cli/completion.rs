@@ -9,7 +9,8 @@ use std::process::ExitCode;
 use clap::{Arg, Command, CommandFactory, Parser};
 use clap_complete::engine::{self, ArgValueCandidates, CompletionCandidate};
 
-use base::report::{catalog, one_line};
+use base::report::one_line;
+use findings::catalog;
 
 use super::args::{self, Cdi, CdiCheck, Cli, Shell};
 use super::{cdi_check, containers, output};

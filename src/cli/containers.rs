@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use nix::unistd::{Uid, User};
 
-use base::report::{Finding, catalog, failure};
+use base::report::{Finding, failure};
 use base::sys::{ns, run_dir};
+use findings::catalog;
 
 use crate::oci::Pod;
 use crate::record::Record;

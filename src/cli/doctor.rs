@@ -6,8 +6,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use base::paths::HostPath;
-use base::report::{Finding, catalog, one_line};
+use base::report::{Finding, one_line};
 use base::tree::Tree;
+use findings::catalog;
 use nvidia_host::config;
 
 use super::status::this_user;

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use base::json;
-use base::report::{Kind, catalog, failure};
+use base::report::{Kind, failure};
+use findings::catalog;
 
 use super::{output, usage_error};
 

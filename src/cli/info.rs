@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use base::paths::HostPath;
-use base::report::{Finding, catalog, one_line};
+use base::report::{Finding, one_line};
+use findings::catalog;
 use nvidia_host::config::{self, Config};
 use nvidia_host::host::Host;
 use nvidia_host::inventory::report::Report;

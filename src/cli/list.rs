@@ -9,8 +9,9 @@ use anyhow::Result;
 use serde::Serialize;
 
 use base::paths::HostPath;
-use base::report::{Finding, catalog, failure, one_line};
+use base::report::{Finding, failure, one_line};
 use base::tree::Tree;
+use findings::catalog;
 use nvidia_host::capability::{Capabilities, Capability, Omit};
 use nvidia_host::config::{Config, Limits};
 use nvidia_host::driver::diagnosis;

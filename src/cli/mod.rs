@@ -30,7 +30,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use base::report::{catalog, failure};
+use base::report::failure;
+use findings::catalog;
 use nvidia_host::cdi::entry::{self as rootfs_edits, RootfsEdits};
 use nvidia_host::programs;
 

@@ -6,7 +6,8 @@ use anyhow::Result;
 use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use base::report::{catalog, failure};
+use base::report::failure;
+use findings::catalog;
 
 /// A valid command line.
 #[derive(Debug)]

@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use base::paths::HostPath;
-use base::report::{catalog, failure};
+use base::report::failure;
+use findings::catalog;
 use nvidia_host::config;
 use nvidia_host::device_id::imex_channel;
 use nvidia_host::host::Host;

@@ -3,7 +3,8 @@
 use anyhow::Result;
 use clap::Args;
 
-use base::report::{catalog, failure};
+use base::report::failure;
+use findings::catalog;
 use nvidia_host::capability::{Capabilities, Omit};
 use nvidia_host::config::{Config, Require};
 use nvidia_host::device_id::{self, VisibleDevices};

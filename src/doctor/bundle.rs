@@ -14,8 +14,9 @@ use rustix::fs::{CWD, FileType, Mode, OFlags};
 use serde_json::json as value;
 
 use base::json;
-use base::report::{Failure, catalog, line, one_line};
+use base::report::{Failure, line, one_line};
 use base::tree::Tree;
+use findings::catalog;
 use nvidia_host::inventory::procfs::DRIVER_PROC;
 use nvidia_host::inventory::report::Report;
 

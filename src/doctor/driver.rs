@@ -2,8 +2,8 @@
 
 use rustix::fs::FileType;
 
-use base::report::catalog;
 use base::tree::Located;
+use findings::catalog;
 use nvidia_host::driver::access::Permissions;
 use nvidia_host::driver::group::GIVE_A_GROUP;
 use nvidia_host::driver::nodes::NVIDIA_MAJOR;

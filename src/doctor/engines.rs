@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use base::report::{Kind, catalog};
+use base::report::Kind;
 use cdi_spec::name::is_nvidia;
+use findings::catalog;
 use nvidia_host::timeouts;
 
 use super::{Check, Facts, count, or};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use base::report::catalog;
+use findings::catalog;
 use nvidia_host::config::Limits;
 use nvidia_host::inventory::caps::MigCap;
 use nvidia_host::inventory::select::{Device, every_device, mig_nodes_missing, permitted_devices};

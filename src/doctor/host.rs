@@ -1,6 +1,6 @@
 //! Checks of config.toml, the log, SELinux, and the permissions of users.
 
-use base::report::catalog;
+use findings::catalog;
 use nvidia_host::driver::group::{GIVE_A_GROUP, join};
 
 use super::driver::{group, may_open, owned};

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use base::paths::HostPath;
-use base::report::{Finding, catalog, line};
+use base::report::{Finding, line};
 use base::tree::Tree;
 use cdi_spec::registry::{self, Found};
+use findings::catalog;
 use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::config::{self, Config};
 use nvidia_host::driver::packages;

@@ -11,9 +11,10 @@ use anyhow::Result;
 use rustix::fs::FileType;
 
 use base::paths::HostPath;
-use base::report::{Finding, catalog};
+use base::report::Finding;
 use base::sys::confine::Identity;
 use base::tree::Tree;
+use findings::catalog;
 use nvidia_host::capability::{Capabilities, Capability, Omit};
 use nvidia_host::config::Config;
 use nvidia_host::driver::diagnosis::{self, PCI_DEVICES};

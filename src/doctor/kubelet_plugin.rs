@@ -1,6 +1,6 @@
 //! Checks the device plugin for Kubernetes.
 
-use base::report::catalog;
+use findings::catalog;
 
 use super::{Check, Facts};
 use engines::kubelet_plugin::Idle;

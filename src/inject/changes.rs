@@ -17,9 +17,10 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 
 use base::paths::ContainerPath;
-use base::report::{Failure, Finding, catalog};
+use base::report::{Failure, Finding};
 use base::sys::in_root::Created;
 use base::sys::mount::{Api, MountAttrs};
+use findings::catalog;
 use nvidia_host::edits::Need;
 use nvidia_host::edits::placement::Link;
 

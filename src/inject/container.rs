@@ -11,10 +11,11 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::{Mode, OFlags};
 
 use base::paths::ContainerPath;
-use base::report::{Failure, catalog, failure};
+use base::report::{Failure, failure};
 use base::sys::ids::Ids;
 use base::sys::in_root::Root;
 use base::sys::ns::{self, MountNs};
+use findings::catalog;
 use nvidia_host::driver::ldcache::Arch;
 use nvidia_host::driver::{compat, elf};
 use nvidia_host::edits::placement::{Loader, RootfsFacts};

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use base::report::{catalog, failure};
+use base::report::failure;
+use findings::catalog;
 
 /// The file system of the host's `/dev`, to recognize it in a container that has it as a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use base::report::{Finding, catalog};
+use base::report::Finding;
+use findings::catalog;
 use nvidia_host::driver::ldcache::{self, Cache, Layout, NewEntry};
 
 use crate::plan::step::CacheEntry;

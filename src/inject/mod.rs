@@ -28,8 +28,9 @@ use hosts_dev::HostsDev;
 use layout::Layout;
 use undo::StillMounted;
 
-use base::report::{Finding, catalog, classify};
+use base::report::{Finding, classify};
 use base::sys::mount::{self, Label};
+use findings::catalog;
 use nvidia_host::edits::Need;
 
 use crate::plan::Container;
@@ -54,7 +55,8 @@ pub(crate) struct Plan<'a> {
 /// # Errors
 /// If a required step fails, or the label is invalid.
 pub(crate) fn prepare<'a>(steps: &'a [Step], mount_label: &str) -> Result<Plan<'a>> {
-    let label = Label::from_config(mount_label)?;
+    let hint = "start the container with another label, or with \"--security-opt label=disable\"";
+    let label = Label::from_config(mount_label).map_err(|error| classify(error, &catalog::STATE, hint))?;
     let (api, hosts_dev) = (mount::api(), HostsDev::find());
     let mut plan = Plan { steps: Vec::new(), api, hosts_dev, label, findings: Vec::new() };
     for step in steps {

@@ -17,10 +17,11 @@ use std::rc::Rc;
 use anyhow::{Context, Result};
 use rustix::fs::FsWord;
 
-use base::report::{Failure, catalog};
+use base::report::Failure;
 use base::sys::in_root::{Root, real_path};
 use base::sys::mount::statmount::{self, Id, MountFacts};
 use base::sys::proc_file;
+use findings::catalog;
 
 use super::mountinfo;
 use crate::oci::spec_view::Mount;

@@ -13,9 +13,10 @@ use std::rc::Rc;
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{AtFlags, FileType, FsWord, Mode, OFlags};
 
-use base::report::{Failure, Finding, Kind, catalog, failure};
+use base::report::{Failure, Finding, Kind, failure};
 use base::sys::in_root::{Root, real_path};
 use base::sys::mount::{self, Label, MountAttrs, in_place};
+use findings::catalog;
 
 use super::mountinfo;
 use super::mounts::{TMPFS_MAGIC, read_table};

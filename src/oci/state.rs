@@ -9,7 +9,8 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use base::report::{catalog, failure};
+use base::report::failure;
+use findings::catalog;
 
 use super::Pod;
 

@@ -6,8 +6,9 @@ use std::ffi::OsString;
 use std::fmt;
 
 use base::paths::{ContainerPath, HostPath};
-use base::report::{Finding, catalog};
+use base::report::Finding;
 use cdi_spec::spec::ContainerEdits;
+use findings::catalog;
 use nvidia_host::capability::{Capability, DRIVER_CAPABILITIES};
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::cdi::lower::{SpecContext, lower};

@@ -30,7 +30,8 @@ use std::path::Path;
 use anyhow::Result;
 
 use base::paths::HostPath;
-use base::report::{Finding, catalog, failure};
+use base::report::{Finding, failure};
+use findings::catalog;
 use nvidia_host::config::Config;
 use nvidia_host::device_id::VisibleDevices;
 use nvidia_host::edits::{DeviceNode, Edits};

@@ -6,7 +6,8 @@
 
 use std::fmt::Display;
 
-use base::report::{Finding, catalog};
+use base::report::Finding;
+use findings::catalog;
 use nvidia_host::driver::access::Permissions;
 
 use crate::oci::SpecView;

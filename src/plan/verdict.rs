@@ -5,7 +5,8 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use base::report::{Finding, catalog, line};
+use base::report::{Finding, line};
+use findings::catalog;
 use nvidia_host::config::{self, Config};
 use nvidia_host::device_id::VisibleDevices;
 use nvidia_host::programs;

@@ -268,7 +268,7 @@ mod tests {
         let mut call = Call::for_stage("prestart");
         call.name_container("c1\nx", Pod::default(), dir.path());
         call.open(&HostPath::new(&path)).unwrap();
-        call.error(&base::report::failure(&base::report::catalog::CONFIG, "a", "b"));
+        call.error(&base::report::failure(&findings::catalog::CONFIG, "a", "b"));
         call.note("c\nd");
         call.error(&anyhow::Error::new(nix::errno::Errno::ENOENT));
         let text = std::fs::read_to_string(&path).unwrap();

@@ -4,8 +4,9 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 
-use base::report::{ErrorReport, Finding, catalog, failure, render};
+use base::report::{ErrorReport, Finding, failure, render};
 use base::sys::deadline::{self, LastWords, Report};
+use findings::catalog;
 use nvidia_host::timeouts;
 
 use super::Outcome;

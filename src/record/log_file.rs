@@ -8,10 +8,10 @@ use anyhow::{Context, Result};
 
 use base::paths::HostPath;
 use base::report::Finding;
-use base::report::catalog;
 use base::sys::in_root::Root;
 use base::sys::{log_file, stdio};
 use base::tree::Tree;
+use findings::catalog;
 
 use super::stderr;
 

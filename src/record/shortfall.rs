@@ -3,7 +3,8 @@
 //! The hook does not stop such a container, and engines do not show the warnings of a hook that succeeds. So the record must not
 //! state that the container got what it asked for.
 
-use base::report::{Kind, catalog};
+use base::report::Kind;
+use findings::catalog;
 
 use super::StoredFinding;
 

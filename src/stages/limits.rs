@@ -7,8 +7,9 @@ use anyhow::Result;
 use rustix::fs::FileType;
 
 use base::paths::HostPath;
-use base::report::{catalog, failure};
+use base::report::failure;
 use base::sys::ns;
+use findings::catalog;
 use nvidia_host::config::{self, Config};
 use nvidia_host::device_id::Nodes;
 use nvidia_host::host::{Host, node_limits};

@@ -8,8 +8,9 @@ use anyhow::{Context, Result};
 use nix::unistd::Pid;
 
 use base::paths::HostPath;
-use base::report::{Failure, catalog, classify, line};
+use base::report::{Failure, classify, line};
 use base::sys::{ns, proc_file};
+use findings::catalog;
 
 use super::{decide, image, read_state, run_stage};
 use crate::inject::container::OpenContainer;

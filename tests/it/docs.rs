@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use base::report::catalog;
+use findings::catalog;
 use nvidia_host::config::schema::{self, Meaning};
 
 use crate::support::{HOOK, run, source};
@@ -83,7 +83,8 @@ fn quoted(text: &str) -> Vec<&str> {
     text.split("```").step_by(2).flat_map(|part| part.split('`').skip(1).step_by(2)).collect()
 }
 
-pub const BEGIN: &str = "<!-- Generated from crates/base/src/report/catalog.rs: UPDATE_GOLDEN=1 cargo test --test it -- docs::findings -->\n";
+pub const BEGIN: &str =
+    "<!-- Generated from crates/findings/src/catalog.rs: UPDATE_GOLDEN=1 cargo test --test it -- docs::findings -->\n";
 pub const END: &str = "<!-- End of the generated part -->\n";
 
 /// The table of findings in docs/troubleshooting.md, one line each.
@@ -168,11 +169,12 @@ fn is_test(start: &str) -> bool {
 }
 
 /// The directories that contain modules.
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     "src",
     "crates/base/src",
     "crates/cdi/src",
     "crates/engines/src",
+    "crates/findings/src",
     "crates/kubelet-plugin/src",
     "crates/nvidia/src",
 ];

@@ -8,9 +8,10 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use base::paths::HostPath;
-use base::report::{Finding, catalog};
+use base::report::Finding;
 use base::tree::Tree;
 use engines::{User, status};
+use findings::catalog;
 use oci_nvidia_hook::testing::cli::terminal::Terminal;
 use oci_nvidia_hook::testing::cli::{doctor as words, status as status_words};
 use oci_nvidia_hook::testing::doctor::{self, Caller, Check, Status};

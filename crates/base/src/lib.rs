@@ -8,18 +8,6 @@
 //! | [`read`] | reads input of limited size |
 //! | [`report`] | errors and findings with a number and a fix |
 //! | [`json`], [`nearest`] | JSON as printed, and suggestions for misspelled words |
-//!
-//! ```
-//! use anyhow::Context;
-//! use base::report::{catalog, failure, render};
-//!
-//! let cause = failure(&catalog::CONFIG, "line 3: unknown key \"rooot\"", "remove the key");
-//! let error = Err::<(), _>(cause).context("cannot read \"/etc/x.toml\"").unwrap_err();
-//! assert_eq!(
-//!     render(&error),
-//!     "cannot read \"/etc/x.toml\": line 3: unknown key \"rooot\" (ONH-005)\nhint: remove the key"
-//! );
-//! ```
 
 pub mod json;
 pub mod nearest;

@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use rustix::fs::{AtFlags, FileType, OFlags, Stat};
 
 use crate::paths::HostPath;
-use crate::report::{Finding, catalog, errno_text};
+use crate::report::errno_text;
 use crate::sys::in_root::{Root, real_path};
 
 /// The size limit of [`Tree::read`] in bytes. The ld.so.cache of a large system has 1 MB.
@@ -249,11 +249,11 @@ impl Tree {
         }
     }
 
-    /// Returns a finding for each path that could not be examined so far. A path at which nothing exists is not one of them.
+    /// Returns each path that could not be examined so far, and why. A path at which nothing exists is not one of them.
     #[must_use]
-    pub fn findings(&self) -> Vec<Finding> {
+    pub fn troubles(&self) -> Vec<(PathBuf, String)> {
         let troubles = lock(&self.0.troubles);
-        troubles.iter().map(|(path, error)| unreadable(&self.on_host(path), error)).collect()
+        troubles.iter().map(|(path, error)| (self.on_host(path), text_of(error))).collect()
     }
 
     /// Returns the open directory.
@@ -334,13 +334,8 @@ impl OpenDir {
     }
 }
 
-fn unreadable(path: &Path, error: &io::Error) -> Finding {
-    let what = error.raw_os_error().map_or_else(|| error.to_string(), |code| errno_text(Errno::from_raw(code)));
-    Finding::new(
-        &catalog::UNREADABLE,
-        format!("cannot examine {path:?}: {what}"),
-        format!("run \"stat {}\" as root", path.display()),
-    )
+fn text_of(error: &io::Error) -> String {
+    error.raw_os_error().map_or_else(|| error.to_string(), |code| errno_text(Errno::from_raw(code)))
 }
 
 /// Locks a list, even after a panic in another thread: each list is changed in one step, so it is never left inconsistent.
@@ -397,9 +392,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         symlink("loop", dir.path().join("loop")).unwrap();
         let root = Tree::open(&HostPath::new(dir.path())).unwrap();
-        assert!(root.locate(Path::new("/nothing/x")).is_err() && root.findings().is_empty());
+        assert!(root.locate(Path::new("/nothing/x")).is_err() && root.troubles().is_empty());
         assert!(root.locate(Path::new("/loop")).is_err());
-        assert!(root.findings()[0].what.ends_with("/loop\": too many symbolic links encountered (ELOOP)"));
+        let (path, why) = root.troubles().remove(0);
+        assert_eq!((path, &*why), (dir.path().join("loop"), "too many symbolic links encountered (ELOOP)"));
         assert!(root.owner_of("/loop").is_err() && root.owner_of("/nothing").is_ok());
     }
 }

@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use base::report::{Finding, catalog};
+use base::report::Finding;
 use cdi_spec::environment::is_inherited;
 use cdi_spec::registry::SpecFile;
 use cdi_spec::spec::{Hook, Spec};
+use findings::catalog;
 use nvidia_host::programs;
 
 use crate::Engine;

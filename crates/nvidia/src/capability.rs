@@ -4,7 +4,8 @@ use std::fmt;
 
 use anyhow::{Result, bail};
 
-use base::report::{catalog, failure};
+use base::report::failure;
+use findings::catalog;
 
 /// The variable that names parts of the driver.
 pub const DRIVER_CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";

@@ -5,7 +5,8 @@ use std::fmt;
 
 use anyhow::Result;
 
-use base::report::{catalog, failure};
+use base::report::failure;
+use findings::catalog;
 
 use crate::bus_id::BusId;
 

@@ -9,7 +9,8 @@ use std::fmt;
 
 use anyhow::Result;
 
-use base::report::{catalog, failure};
+use base::report::failure;
+use findings::catalog;
 
 use crate::device_id::parse_decimal;
 

@@ -4,7 +4,8 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use base::report::{Finding, catalog, failure};
+use base::report::{Finding, failure};
+use findings::catalog;
 
 use crate::cli::{hook_usage_error, output};
 use crate::record::call::Call;

@@ -12,7 +12,8 @@ use clap::builder::ValueHint;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 use base::paths::HostPath;
-use base::report::{catalog, failure, line};
+use base::report::{failure, line};
+use findings::catalog;
 use nvidia_host::capability::{Capabilities, Capability};
 use nvidia_host::config::{self, Config, UserSpec};
 use nvidia_host::device_id::imex_channel;

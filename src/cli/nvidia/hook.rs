@@ -9,7 +9,8 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
-use base::report::{catalog, failure};
+use base::report::failure;
+use findings::catalog;
 use nvidia_host::programs;
 
 use crate::cli::stage::Stage;

@@ -9,8 +9,9 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use base::report::{catalog, failure};
+use base::report::failure;
 use base::sys::proc_file;
+use findings::catalog;
 
 use super::cannot_enter;
 

@@ -15,10 +15,11 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, StatVfsMountFlags};
 use rustix::io::Errno;
 
 use base::read::read_file_limited;
-use base::report::{catalog, failure, line};
+use base::report::{failure, line};
 use base::sys::confine::Identity;
 use base::sys::in_root::{Root, fd_path, real_path};
 use base::sys::proc_file;
+use findings::catalog;
 use nvidia_host::config::Config;
 use nvidia_host::driver::file_table::LIBRARY_DIRS;
 use nvidia_host::driver::is_version;

@@ -14,8 +14,9 @@ use std::io;
 use anyhow::Result;
 use nix::errno::Errno;
 
-use base::report::{Failure, catalog, failure};
+use base::report::{Failure, failure};
 use base::sys::confine::Identity;
+use findings::catalog;
 use nvidia_host::config::Config;
 use nvidia_host::driver::access::Permissions;
 use nvidia_host::driver::nodes::NVIDIA_MAJOR;

@@ -9,8 +9,9 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use base::report::{Severity, catalog, line, one_line};
+use base::report::{Severity, line, one_line};
 use base::sys::child::{self, NoAnswer};
+use findings::catalog;
 
 use super::{ContainerFacts, Part};
 use crate::doctor::{Check, Status, run};

@@ -16,8 +16,9 @@ use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 
 use base::paths::ContainerPath;
-use base::report::{Finding, catalog};
+use base::report::Finding;
 use base::sys::in_root::{Created, Root};
+use findings::catalog;
 use nvidia_host::driver::ldconf::{self, Directive};
 
 use super::{Change, Target, replace_file};

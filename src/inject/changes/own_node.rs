@@ -11,8 +11,9 @@ use anyhow::{Context, Result};
 use nix::errno::Errno;
 
 use base::paths::ContainerPath;
-use base::report::{catalog, errno_of};
+use base::report::errno_of;
 use base::sys::mount::MountAttrs;
+use findings::catalog;
 use nvidia_host::driver::access::Permissions;
 
 use super::{MountPoint, Target};

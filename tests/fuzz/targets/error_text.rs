@@ -1,7 +1,7 @@
 //! Errors that contain foreign text: each line is a context.
 
-use base::report::catalog::CONFIG;
 use base::report::{Failure, failure, one_line};
+use findings::catalog::CONFIG;
 
 use super::{check_error, check_line, text};
 

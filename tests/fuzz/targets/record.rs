@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::time::SystemTime;
 
-use base::report::{Finding, catalog};
+use base::report::Finding;
+use findings::catalog;
 use oci_nvidia_hook::testing::cli::why::to_text;
 use oci_nvidia_hook::testing::oci::Pod;
 use oci_nvidia_hook::testing::record::{Outcome, Record};

@@ -8,9 +8,8 @@ use std::{fmt, io};
 
 use nix::errno::Errno;
 
-use super::catalog;
 use super::hidden::is_hidden;
-use super::kind::Kind;
+use super::kind::{Kind, SYSTEM};
 
 /// A failed action, and the command or setting that fixes it.
 #[derive(Debug)]
@@ -66,7 +65,7 @@ pub fn errno_of(error: &anyhow::Error) -> Option<Errno> {
 /// from a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ErrorReport {
-    /// The kind of the outermost [`Failure`], or [`catalog::SYSTEM`].
+    /// The kind of the outermost [`Failure`], or [`SYSTEM`].
     pub kind: &'static Kind,
     /// The outermost action first, the cause last.
     pub line: String,
@@ -82,7 +81,7 @@ impl ErrorReport {
         let line = one_line(&causes.join(": "));
         let failure = error.downcast_ref::<Failure>();
         let hint = failure.map(|failure| one_line(&failure.hint));
-        Self { kind: failure.map_or(&catalog::SYSTEM, |failure| failure.kind), line, hint: hint.unwrap_or_default() }
+        Self { kind: failure.map_or(&SYSTEM, |failure| failure.kind), line, hint: hint.unwrap_or_default() }
     }
 }
 
@@ -150,10 +149,13 @@ mod tests {
     use super::*;
     use anyhow::Context;
 
+    static CONFIG: Kind = Kind { id: "ONH-005", ..SYSTEM };
+    static OTHER: Kind = Kind { id: "ONH-016", ..SYSTEM };
+
     #[test]
     fn renders_outermost_first_and_the_hint_last() {
         let error = anyhow::Error::new(io::Error::from_raw_os_error(30)).context("open \"/x\"").context(Failure::new(
-            &catalog::CONFIG,
+            &CONFIG,
             "cannot inject GPU 0",
             "mount it read-write",
         ));
@@ -165,8 +167,7 @@ mod tests {
 
     #[test]
     fn a_hint_below_other_context_is_kept() {
-        let error =
-            Err::<(), _>(failure(&catalog::CONFIG, "no driver", "install it")).context("cannot set up").unwrap_err();
+        let error = Err::<(), _>(failure(&CONFIG, "no driver", "install it")).context("cannot set up").unwrap_err();
         assert_eq!(render(&error), "cannot set up: no driver (ONH-005)\nhint: install it");
     }
 
@@ -180,30 +181,30 @@ mod tests {
             assert_eq!(render(&error), expected);
             assert!(errno_of(&error.context("open \"/x\"")).is_some());
         }
-        assert_eq!(errno_of(&failure(&catalog::CONFIG, "a", "b")), None);
+        assert_eq!(errno_of(&failure(&CONFIG, "a", "b")), None);
     }
 
     #[test]
     fn the_kind_of_an_error() {
         assert_eq!(kind_of(&anyhow::anyhow!("a")), None);
-        let error = classify(anyhow::anyhow!("a"), &catalog::CONFIG, "b");
-        assert_eq!(kind_of(&error), Some(&catalog::CONFIG));
-        assert_eq!(kind_of(&classify(error.context("c"), &catalog::NVML, "d")), Some(&catalog::CONFIG));
+        let error = classify(anyhow::anyhow!("a"), &CONFIG, "b");
+        assert_eq!(kind_of(&error), Some(&CONFIG));
+        assert_eq!(kind_of(&classify(error.context("c"), &OTHER, "d")), Some(&CONFIG));
     }
 
     #[test]
     fn container_data_is_cut() {
-        let text = render(&failure(&catalog::CONFIG, "x".repeat(1 << 20), "y"));
+        let text = render(&failure(&CONFIG, "x".repeat(1 << 20), "y"));
         assert!(text.len() < 2100 && text.ends_with("… (ONH-005)\nhint: y"), "{}", text.len());
     }
 
     #[test]
     fn container_data_cannot_break_the_line() {
-        let error = failure(&catalog::CONFIG, "unknown device a\n\u{1b}[2Jb", "x\ny");
+        let error = failure(&CONFIG, "unknown device a\n\u{1b}[2Jb", "x\ny");
         assert_eq!(render(&error), "unknown device a\\n\\u{1b}[2Jb (ONH-005)\nhint: x\\ny");
-        let error = failure(&catalog::CONFIG, "a\u{202e}b\u{2028}c", "d\u{2066}\u{85}");
+        let error = failure(&CONFIG, "a\u{202e}b\u{2028}c", "d\u{2066}\u{85}");
         assert_eq!(render(&error), "a\\u{202e}b\\u{2028}c (ONH-005)\nhint: d\\u{2066}\\u{85}");
-        let error = failure(&catalog::CONFIG, "a\u{200b}b\u{e0041} c\u{a0}", "d\u{fe0f}");
+        let error = failure(&CONFIG, "a\u{200b}b\u{e0041} c\u{a0}", "d\u{fe0f}");
         assert_eq!(render(&error), "a\\u{200b}b\\u{e0041} c\\u{a0} (ONH-005)\nhint: d\\u{fe0f}");
     }
 }

@@ -1,4 +1,4 @@
-//! The type of the entries of the catalog.
+//! The type of the entries of the catalog, which is the crate `findings`, and the one entry that this crate uses.
 
 use serde::Serialize;
 
@@ -43,3 +43,13 @@ pub struct Kind {
     /// The page of the documentation, such as `usage.md` or `oci-nvidia-hook(8)`.
     pub see: &'static str,
 }
+
+/// The kind of errors that have no other one.
+pub static SYSTEM: Kind = Kind {
+    id: "ONH-001",
+    severity: Severity::Error,
+    title: "an operation failed",
+    why: "the message names the operation, its object and the error of the kernel",
+    fix: "check the object that the message names; if it is as it should be, report a bug and attach the file that `oci-nvidia-hook doctor --bundle report.tar.gz` writes",
+    see: "troubleshooting.md",
+};

@@ -1,8 +1,7 @@
-//! Reports: errors and findings, each with its number in the catalog and the command that fixes it.
+//! Reports: errors and findings, each with its kind, which has a number, and the command that fixes it.
 //!
 //! [`Finding`] is one observation. [`Failure`] is the finding that an error carries. [`render`] turns an error into text.
 
-pub mod catalog;
 mod error;
 mod finding;
 mod hidden;
@@ -12,4 +11,4 @@ pub(crate) use error::errno_text;
 pub use error::{ErrorReport, Failure, classify, errno_of, failure, kind_of, line, one_line, render};
 pub use finding::Finding;
 pub(crate) use hidden::is_hidden;
-pub use kind::{Kind, Severity};
+pub use kind::{Kind, SYSTEM, Severity};

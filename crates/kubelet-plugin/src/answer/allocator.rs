@@ -5,7 +5,7 @@ use nvidia_host::config::{Config, Limits};
 use nvidia_host::host::Host;
 use tokio::sync::watch;
 
-use base::report::catalog;
+use findings::catalog;
 
 use super::layout::{ICDS, Layout};
 use super::{prefer, response};

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 
-use base::report::catalog;
+use findings::catalog;
 use nvidia_host::capability::{Capabilities, Capability};
 use nvidia_host::driver::nodes::DeviceNode;
 use nvidia_host::edits::facts::DeviceFacts;

@@ -12,7 +12,8 @@ use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 
 use base::json;
-use base::report::{Finding, catalog, one_line};
+use base::report::{Finding, one_line};
+use findings::catalog;
 use nvidia_host::host::has_no_gpu;
 
 use crate::answer::allocator;

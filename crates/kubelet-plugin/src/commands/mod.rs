@@ -13,10 +13,11 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use base::paths::HostPath;
-use base::report::{catalog, kind_of};
+use base::report::kind_of;
 use base::sys::stdio;
 use clap::{CommandFactory, Parser};
 use clap_complete::{generate, shells};
+use findings::catalog;
 use nvidia_host::config;
 
 use crate::cdi_keeper;

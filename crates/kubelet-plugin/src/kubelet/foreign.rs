@@ -10,7 +10,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use base::report::{Finding, catalog};
+use base::report::Finding;
+use findings::catalog;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 

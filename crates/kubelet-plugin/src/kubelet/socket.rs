@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use anyhow::{Context, Result};
-use base::report::{catalog, failure};
+use base::report::failure;
+use findings::catalog;
 use rustix::fs::Mode;
 use tokio::net::{UnixListener, UnixSocket};
 

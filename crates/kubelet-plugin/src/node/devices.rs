@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use base::report::{Finding, catalog};
+use base::report::Finding;
+use findings::catalog;
 use nvidia_host::config::Limits;
 use nvidia_host::inventory::limits::{is_like, permit};
 use nvidia_host::inventory::{Gpu, MigDevice};

@@ -9,8 +9,9 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use base::report::{Finding, catalog, failure};
+use base::report::{Finding, failure};
 use cdi_spec::name::is_nvidia;
+use findings::catalog;
 use nvidia_host::cdi::generate::Naming;
 use nvidia_host::config::{Config, Limits};
 use nvidia_host::device_id::VisibleDevices;

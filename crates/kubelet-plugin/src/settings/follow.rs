@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use base::report::{Finding, catalog, failure, line};
+use base::report::{Finding, failure, line};
+use findings::catalog;
 use nvidia_host::config::{self, Config, Limits, States};
 
 /// The time between two polls.

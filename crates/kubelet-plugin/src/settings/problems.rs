@@ -1,7 +1,8 @@
 //! What is wrong with a setting, for people.
 
 use anyhow::Error;
-use base::report::{Finding, catalog, failure};
+use base::report::{Finding, failure};
+use findings::catalog;
 
 /// Returns the error for an option with an invalid value.
 pub(super) fn invalid_option(name: &str, allowed: &str) -> Error {

@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use base::report::{Failure, catalog};
+use base::report::Failure;
 use cdi_spec::file::{self, Format};
+use findings::catalog;
 
 /// The file name that nvidia-ctk uses. Its spec is replaced, because a file with another name would conflict with it.
 pub const DEFAULT_NAME: &str = "nvidia";

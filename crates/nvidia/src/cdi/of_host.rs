@@ -5,10 +5,11 @@ use std::path::Path;
 use anyhow::Result;
 
 use base::paths::HostPath;
-use base::report::{Finding, catalog, line};
+use base::report::{Finding, line};
 use cdi_spec::file::Format;
 use cdi_spec::registry;
 use cdi_spec::spec::Spec;
+use findings::catalog;
 
 use super::entry::RootfsEdits;
 use super::generate::{Named, Naming, sources, spec};

@@ -8,9 +8,10 @@ use nix::errno::Errno;
 use rustix::fs::Stat;
 
 use base::paths::HostPath;
-use base::report::{Failure, Finding, catalog, errno_of, failure, kind_of};
+use base::report::{Failure, Finding, errno_of, failure, kind_of};
 use base::sys::in_root::open_host_file;
 use base::sys::ns;
+use findings::catalog;
 
 use super::{Config, Table, parse_into};
 

@@ -6,7 +6,8 @@ use std::path::Path;
 use toml::de::DeValue;
 
 use base::nearest::nearest_by;
-use base::report::{catalog, failure};
+use base::report::failure;
+use findings::catalog;
 
 use super::schema;
 use super::{last, line_of};

@@ -16,7 +16,8 @@ use toml::de::{DeTable, DeValue};
 
 use base::nearest::nearest_by;
 use base::paths::HostPath;
-use base::report::{Finding, catalog, failure};
+use base::report::{Finding, failure};
+use findings::catalog;
 
 use crate::capability::{Capabilities, Capability};
 pub use files::{read, read_with};

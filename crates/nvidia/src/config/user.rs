@@ -3,8 +3,9 @@
 use anyhow::Result;
 use nix::unistd::{Gid, Group, Uid, User};
 
-use base::report::{catalog, failure};
+use base::report::failure;
 use base::sys::confine::Identity;
+use findings::catalog;
 
 /// A user and an optional group, each by name or number, not yet resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use base::report::{catalog, failure};
+use base::report::failure;
 use base::tree::Tree;
+use findings::catalog;
 
 use super::libraries::{Library, Search};
 use super::locate;

@@ -12,10 +12,11 @@ use anyhow::{Context, Result};
 use rustix::fs::FileType;
 
 use base::paths::{ContainerPath, HostPath};
-use base::report::{Finding, catalog, failure};
+use base::report::{Finding, failure};
 use base::sys::guarded::{self, Chooser, Guarded, Refused};
 use base::sys::in_root::Root;
 use base::tree::{Tree, is_missing};
+use findings::catalog;
 
 use super::file_table::{MPS_DIRECTORY, SOCKETS};
 use crate::capability::{Capabilities, Omit};

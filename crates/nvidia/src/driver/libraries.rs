@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FileType;
 
 use base::paths::HostPath;
-use base::report::{Finding, catalog};
+use base::report::Finding;
 use base::tree::{Located, Tree};
+use findings::catalog;
 
 use super::elf;
 use super::file_table::{HOST_ONLY, LIBRARIES, LIBRARY_DIRS, LibraryKind, Row};

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use rustix::fs::FileType;
 
-use base::report::{Finding, catalog, failure};
+use base::report::{Finding, failure};
 use base::tree::Tree;
+use findings::catalog;
 
 use super::file_table::{self, LIBRARIES, LibraryKind, Row, WINE_DIR, WINE_FILES};
 use super::files::{self, Binary, PlacedFile};

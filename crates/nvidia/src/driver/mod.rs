@@ -19,8 +19,9 @@ pub mod params;
 use anyhow::Result;
 
 use base::paths::HostPath;
-use base::report::{self, Failure};
+use base::report::Failure;
 use base::tree::Tree;
+use findings::catalog;
 
 /// Opens the driver root.
 ///
@@ -41,7 +42,7 @@ pub fn open_dev_root(path: &HostPath) -> Result<Tree> {
 }
 
 fn unusable(error: std::io::Error, what: String, hint: &str) -> anyhow::Error {
-    anyhow::Error::new(error).context(Failure::new(&report::catalog::DRIVER_ROOT, what, hint))
+    anyhow::Error::new(error).context(Failure::new(&catalog::DRIVER_ROOT, what, hint))
 }
 
 /// Whether a text has the form of a driver version, such as `535.183.01`.
@@ -56,7 +57,7 @@ mod tests {
 
     #[test]
     fn a_missing_root_says_what_to_do() {
-        let text = report::render(&open_root(&HostPath::new("/nowhere")).unwrap_err());
+        let text = base::report::render(&open_root(&HostPath::new("/nowhere")).unwrap_err());
         assert!(text.starts_with("cannot open the driver root \"/nowhere\": no such file or directory"), "{text}");
         assert!(text.contains("\nhint: set root"), "{text}");
     }

@@ -8,8 +8,9 @@ use nix::libc;
 use rustix::fs::FileType;
 
 use base::paths::{ContainerPath, HostPath};
-use base::report::{catalog, failure};
+use base::report::failure;
 use base::tree::Tree;
+use findings::catalog;
 
 use super::access::Permissions;
 

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use base::report::{Finding, Kind, catalog};
+use base::report::{Finding, Kind};
+use findings::catalog;
 
 use super::facts::{DeviceFacts, HostFacts};
 use super::{DeviceNode, Edits, Wanted, build};

@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use base::paths::ContainerPath;
-use base::report::{Finding, catalog};
+use base::report::Finding;
+use findings::catalog;
 
 use super::{DevLink, Edits, Need, Placement};
 use crate::driver::ldcache::Arch;

@@ -6,8 +6,9 @@ use std::time::Instant;
 use anyhow::{Error, Result};
 
 use base::paths::HostPath;
-use base::report::{catalog, failure};
+use base::report::failure;
 use base::tree::Tree;
+use findings::catalog;
 
 use super::{HostState, Roots};
 use crate::config::Config;

@@ -1,9 +1,12 @@
 //! Finds the directories that contain the parts of a driver, because the driver root may have only some of them.
 
+use std::path::Path;
+
 use anyhow::Result;
 
 use base::report::Finding;
 use base::tree::Tree;
+use findings::catalog;
 
 use crate::config::Config;
 use crate::driver::diagnosis::PCI_DEVICES;
@@ -74,6 +77,11 @@ impl Roots {
                 roots.push(root);
             }
         }
-        roots.into_iter().flat_map(Tree::findings)
+        roots.into_iter().flat_map(Tree::troubles).map(|(path, why)| unreadable(&path, &why))
     }
+}
+
+fn unreadable(path: &Path, why: &str) -> Finding {
+    let fix = format!("run \"stat {}\" as root", path.display());
+    Finding::new(&catalog::UNREADABLE, format!("cannot examine {path:?}: {why}"), fix)
 }

@@ -14,12 +14,13 @@ use serde::{Deserialize, Serialize};
 
 use base::json;
 use base::paths::HostPath;
-use base::report::{Failure, catalog, failure};
+use base::report::{Failure, failure};
 use base::sys::child::{self, Child, NoAnswer};
 use base::sys::confine::{Identity, Kept, confine};
 use base::sys::ns;
 use base::sys::run_dir::RunDir;
 use base::tree::Tree;
+use findings::catalog;
 
 use super::files;
 use super::identity::{self, Who};

@@ -3,7 +3,8 @@
 //! A misread entry of `deny` would give a GPU to containers. Therefore an entry of an unknown form is an error, and an entry that
 //! matches no GPU of the host is reported.
 
-use base::report::{Finding, catalog};
+use base::report::Finding;
+use findings::catalog;
 
 use super::{ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
 use crate::config::Limits;

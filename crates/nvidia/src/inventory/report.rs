@@ -7,7 +7,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use base::report::{Failure, catalog};
+use base::report::Failure;
+use findings::catalog;
 
 use super::{BusId, ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
 

@@ -5,7 +5,8 @@ use std::fmt::{self, Write};
 
 use anyhow::Result;
 
-use base::report::{Finding, catalog, failure};
+use base::report::{Finding, failure};
+use findings::catalog;
 
 use super::caps::MigCap;
 use super::limits::{permit, permit_failed};

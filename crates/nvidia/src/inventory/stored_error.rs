@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use base::report::{ErrorReport, catalog, failure};
+use base::report::{ErrorReport, failure};
+use findings::catalog;
 
 /// The number, the line and the hint of an error. The chain of its causes is part of the line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

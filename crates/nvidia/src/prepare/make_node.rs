@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Uid};
 
 use base::paths::HostPath;
-use base::report::{catalog, classify, failure};
+use base::report::{classify, failure};
+use findings::catalog;
 
 use super::{Node, label};
 use crate::driver::params::NodePolicy;

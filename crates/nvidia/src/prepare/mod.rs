@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-use base::report::{catalog, failure};
+use base::report::failure;
+use findings::catalog;
 
 use crate::driver::diagnosis;
 use crate::driver::nodes::{CTL_MINOR, IMEX_CHANNELS, MODESET_MINOR, NVIDIA_MAJOR};

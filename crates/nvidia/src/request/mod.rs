@@ -10,7 +10,8 @@ pub mod variables;
 
 use anyhow::{Result, bail};
 
-use base::report::{Finding, catalog, failure};
+use base::report::{Finding, failure};
+use findings::catalog;
 
 use crate::capability::{self, Capabilities, Omit};
 use crate::config::{Config, NoGpu, Require};

@@ -5,7 +5,8 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::Result;
 
-use base::report::{catalog, failure};
+use base::report::failure;
+use findings::catalog;
 
 use crate::device_id::{VisibleDevices, unique};
 

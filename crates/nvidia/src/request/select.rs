@@ -9,7 +9,8 @@ use crate::driver::nodes::PREPARE;
 use crate::inventory::select::{Device, mig_nodes_missing, select};
 use crate::inventory::{Gpu, Inventory, limits};
 use crate::require::{self, Properties};
-use base::report::{Finding, catalog, failure};
+use base::report::{Finding, failure};
+use findings::catalog;
 
 use super::{GpuRequest, Variable};
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rustix::fs::StatVfsMountFlags;
 
-use crate::report::{catalog, failure};
+use anyhow::bail;
 
 /// A label that cannot contain another mount option.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,11 +51,7 @@ fn parse(text: &str) -> anyhow::Result<Label> {
         return Ok(Label(text.to_owned()));
     }
     let shown: String = text.chars().take(100).collect();
-    Err(failure(
-        &catalog::STATE,
-        format!("linux.mountLabel in config.json is {shown:?}, which is not a SELinux label"),
-        "start the container with another label, or with \"--security-opt label=disable\"",
-    ))
+    bail!("linux.mountLabel in config.json is {shown:?}, which is not a SELinux label")
 }
 
 /// Whether SELinux is enabled for this process. Runtimes mount selinuxfs read-only in containers, and libselinux then treats
@@ -102,7 +98,7 @@ mod tests {
             "a:b:c\0",
             "ä:b:c",
         ] {
-            let error = crate::report::render(&parse(text).unwrap_err());
+            let error = parse(text).unwrap_err().to_string();
             assert!(error.contains("which is not a SELinux label"), "{text:?}: {error}");
         }
         assert!(parse(&format!("a:b:c:{}", "x".repeat(2000))).is_err());

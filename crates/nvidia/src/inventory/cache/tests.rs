@@ -3,7 +3,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use base::report::{catalog, failure};
+use base::report::failure;
+use findings::catalog;
 
 use super::*;
 use crate::inventory::FailedGpu;

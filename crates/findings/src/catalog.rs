@@ -4,8 +4,9 @@
 //! 06x engines. Warnings and notes: 1xx config.toml and permissions, 2xx host, 3xx image and container,
 //! 4xx CDI, 5xx engines, 6xx the kubelet plugin. The table in docs/troubleshooting.md is generated from this file.
 
-use super::kind::{Kind, Severity};
-use Severity::{Error, Note, Warning};
+use base::report::Kind;
+pub use base::report::SYSTEM;
+use base::report::Severity::{Error, Note, Warning};
 
 /// Returns the kind with this number: `ONH-030`, `onh-030` or `030`.
 #[must_use]
@@ -24,14 +25,11 @@ macro_rules! kinds {
                 Kind { id: $id, severity: $severity, title: $title, why: $why, fix: $fix, see: $see };
         )*
         /// All kinds in the order of their numbers.
-        pub static ALL: &[&Kind] = &[$(&$name),*];
+        pub static ALL: &[&Kind] = &[&SYSTEM, $(&$name),*];
     };
 }
 
 kinds! {
-    SYSTEM "ONH-001" Error "an operation failed"
-        why "the message names the operation, its object and the error of the kernel"
-        fix "check the object that the message names; if it is as it should be, report a bug and attach the file that `oci-nvidia-hook doctor --bundle report.tar.gz` writes" see "troubleshooting.md";
     COMMAND_LINE "ONH-002" Error "invalid command line"
         why "nothing was done"
         fix "see `oci-nvidia-hook --help`, or `args` in the hook's JSON file if an engine started it" see "oci-nvidia-hook(8)";
@@ -424,6 +422,8 @@ kinds! {
 
 #[cfg(test)]
 mod tests {
+    use base::report::Severity;
+
     use super::*;
 
     #[test]
