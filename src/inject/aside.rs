@@ -53,8 +53,13 @@ pub(super) fn remove_unless_shared(place: &Place, put: impl FnOnce() -> Vec<Asid
     if place.is_used_elsewhere() {
         return Vec::new();
     }
-    let names = put();
-    if place.is_used_elsewhere() {
+    finish(place, &put())
+}
+
+/// Removes the names that were renamed while no other container used the root file system. If one has started to use it since then,
+/// they get their names back. Returns for each whether it is removed; empty if none is.
+pub(super) fn finish(place: &Place, names: &[Aside]) -> Vec<bool> {
+    if names.is_empty() || place.is_used_elsewhere() {
         names.iter().rev().for_each(Aside::restore);
         return Vec::new();
     }

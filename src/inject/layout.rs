@@ -75,14 +75,14 @@ impl Layout {
         self.layers.truncate(layers);
         self.forget_directories();
         self.mounts.forget_layers(layers);
-        self.done.undo_since(mark);
+        self.done.undo_since(mark, &self.rootfs);
     }
 
     /// Undoes all changes.
     pub(super) fn undo(self) {
-        let Self { mounts, own_directories, layers, opened, done, .. } = self;
+        let Self { rootfs, mounts, own_directories, layers, opened, done, .. } = self;
         drop((mounts, own_directories, layers, opened));
-        done.undo();
+        done.undo(&rootfs);
     }
 
     /// Makes the layers read-only. They are writable until here because the steps create names in them.

@@ -2,7 +2,8 @@
 //!
 //! [`prepare()`] first does everything on the host that can fail. [`carry_out`] then enters the container's mount namespace,
 //! which the process cannot leave, and runs the steps. If a step fails, the runtime ends the container, and the kernel removes
-//! its mounts with the namespace; [`Runner::undo`] removes the names that the hook created in its file system.
+//! its mounts with the namespace; [`Runner::undo`] removes the names that the hook created in its file system, unless another
+//! container uses it.
 
 mod aside;
 pub(crate) mod changes;

@@ -12,11 +12,13 @@ use rustix::fs::{AtFlags, FileType, Stat};
 
 use base::paths::ContainerPath;
 use base::report::Finding;
-use base::sys::in_root::Created;
+use base::sys::in_root::{Created, Root};
 use base::sys::mount;
 
+use super::aside::{self, Aside};
 use super::directory::{replace_file, replace_link};
 use super::leftovers::{self, is_library_of_a_driver};
+use super::sharing::Place;
 use crate::record::created::Entry;
 
 /// A change to the container that can be undone.
@@ -39,14 +41,30 @@ pub(super) enum Change {
 }
 
 impl Change {
-    /// Undoes the change. Errors are ignored: the container does not start anyway.
-    fn undo(self) {
+    /// Undoes the change, except that a created name is only renamed, if it `may_go`. Errors are ignored: the container does not start
+    /// anyway.
+    fn undo(self, may_go: bool) -> Option<Aside> {
         match self {
-            Self::Created(created) => created.remove().ok(),
+            Self::Created(created) if may_go => return Aside::put(&created.dir, &created.name, created.is_dir),
+            Self::Created(_) => None,
             Self::Mounted(mount) => mount::detach(mount.as_fd()).ok(),
             Self::Replaced { dir, name, text } => replace_link(&dir, &name, &text).ok(),
             Self::Rewritten { dir, name, old } => replace_file(&dir, &name, &old).ok(),
         };
+        None
+    }
+}
+
+/// Undoes changes, the newest first. Another container with the same root file system that starts in the meantime finds the created
+/// names and mounts its files on them, which their removal would detach. So they are removed only if there is none, as at poststop.
+/// Otherwise they stay, and the next start uses them.
+fn undo(changes: Vec<Change>, rootfs: &Root) {
+    let has_names = changes.iter().any(|change| matches!(change, Change::Created(_)));
+    let place = if has_names { Place::find(rootfs, true) } else { None };
+    let place = place.filter(|place| !place.is_used_elsewhere());
+    let names: Vec<Aside> = changes.into_iter().rev().filter_map(|change| change.undo(place.is_some())).collect();
+    if let Some(place) = place {
+        aside::finish(&place, &names);
     }
 }
 
@@ -93,14 +111,14 @@ impl Done {
 
     /// Undoes the changes after the mark, the newest first. A mount with open descriptors is busy: umount(2) would fail with EBUSY, so
     /// the caller has closed them.
-    pub(super) fn undo_since(&mut self, Mark { changes, findings }: Mark) {
+    pub(super) fn undo_since(&mut self, Mark { changes, findings }: Mark, rootfs: &Root) {
         self.findings.truncate(findings);
-        self.changes.drain(changes..).rev().for_each(Change::undo);
+        undo(self.changes.split_off(changes), rootfs);
     }
 
     /// Undoes all changes, like [`Self::undo_since`].
-    pub(super) fn undo(self) {
-        self.changes.into_iter().rev().for_each(Change::undo);
+    pub(super) fn undo(self, rootfs: &Root) {
+        undo(self.changes, rootfs);
     }
 
     /// Records that the last component of `path` was created in `dir`. Must be called before something is mounted on it.

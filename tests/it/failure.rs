@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::kernels;
@@ -12,7 +13,8 @@ const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare
 tests! {
     NEEDS => every_call_that_changes_something = every_call(CHANGING, WRITABLE),
         every_call_that_opens_or_reads = every_call(READING, WRITABLE),
-        every_call_on_a_read_only_rootfs = every_call(LAYERING, READ_ONLY), every_call_that_creates_a_node;
+        every_call_on_a_read_only_rootfs = every_call(LAYERING, READ_ONLY), every_call_that_creates_a_node,
+        a_root_file_system_that_another_container_uses;
 }
 
 const CHANGING: &[&str] = &[
@@ -143,4 +145,36 @@ fn fails_at(fake: &FakeDriver, layers: &Layers, calls: &[&str], last: &str) {
         }
     }
     assert!(failed > 0, "at least one failure has an effect");
+}
+
+/// While the hook sets up a container, another one starts with the same root file system, and mounts files on the names that the hook
+/// has created. Then the setup fails.
+fn a_root_file_system_that_another_container_uses() {
+    let (fake, dir) = (FakeDriver::new(&["--gpus", "1"]), scratch());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let start = |name: &str| Waiting::start(&dir.path().join(name), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=0"], "");
+    let (before, first) = (snapshot(&image.rootfs), start("first"));
+    let mut strace = Command::new("strace");
+    // The links follow the last mount.
+    let injected = "inject=symlinkat:error=EIO:when=1:delay_enter=10000000";
+    strace.args(["-e", "trace=symlinkat", "-e", injected, "-o"]).arg(dir.path().join("trace")).args(kernels::hook());
+    let fails = std::thread::scope(|scope| {
+        let fails = scope.spawn(|| first.call(&mut strace, &fake.config));
+        let started = Instant::now();
+        while !std::fs::read_to_string(dir.path().join("trace")).is_ok_and(|trace| trace.contains("symlinkat")) {
+            assert!(started.elapsed() < Duration::from_secs(60));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let second = start("second");
+        second.hook(&fake.config).ok();
+        let works = || second.exec("probe-dlopen libcuda.so.1 && nvidia-smi -L").ok();
+        works();
+        assert!(!fails.is_finished(), "the first one still waits");
+        let fails = fails.join().unwrap();
+        assert!(works().contains("UUID: GPU-"));
+        fails
+    });
+    assert_eq!(fails.code, Some(1), "{fails:?}");
+    let names = snapshot(&image.rootfs);
+    assert!(names != before && !names.contains("oci-nvidia-hook-"), "no name is lost: {names}");
 }

@@ -15,7 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::rc::Rc;
 
-use rustix::fs::{AtFlags, CWD, FileType, FsWord, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{CWD, FileType, FsWord, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 pub(super) use walk::{MAX_LINKS, push};
@@ -39,17 +39,6 @@ pub struct Created {
     pub name: PathBuf,
     /// Whether it is a directory itself
     pub is_dir: bool,
-}
-
-impl Created {
-    /// Removes the entry. A directory must be empty.
-    ///
-    /// # Errors
-    /// Those of unlinkat(2): ENOTEMPTY for a directory with entries.
-    pub fn remove(&self) -> io::Result<()> {
-        let flags = if self.is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        Ok(rustix::fs::unlinkat(&*self.dir, &self.name, flags)?)
-    }
 }
 
 impl AsFd for Root {
@@ -292,6 +281,7 @@ pub fn fd_path(fd: BorrowedFd<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::AtFlags;
     use std::os::unix::fs::symlink;
 
     fn tree() -> (tempfile::TempDir, Root) {
@@ -386,7 +376,7 @@ mod tests {
         root.create_dir_all(Path::new("lib/x/y"), &mut created, |_| Ok(())).unwrap();
         assert_eq!(created.len(), 2);
         for made in created.iter().rev() {
-            made.remove().unwrap();
+            rustix::fs::unlinkat(&*made.dir, &made.name, AtFlags::REMOVEDIR).unwrap();
         }
         assert!(!dir.path().join("usr/lib/x").try_exists().unwrap());
     }
