@@ -459,6 +459,7 @@ const MORE_FAULTS: &[&str] = &[
     "sed -i '/container-cli/a ldcache = \"/gone\"' etc/nvidia-container-runtime/config.toml",
     "sed -i '/container-cli/a ldcache = \"/etc/os-release\"' etc/nvidia-container-runtime/config.toml",
     "sed -i '/container-cli/i [driver]\\nfiles = [\"/gone\"]' etc/nvidia-container-runtime/config.toml",
+    "sed -i '/container-cli/i [driver]\\nlibrary-dirs = [\"/gone\"]' etc/nvidia-container-runtime/config.toml",
     "rm usr/lib/*/libcuda.so*",
     "rm usr/lib/*/libnvidia-ptxjitcompiler*; /sbin/ldconfig -r .",
     "rm usr/bin/nvidia-smi",

@@ -9,7 +9,6 @@
     clippy::print_stdout,
     clippy::disallowed_methods,
     clippy::indexing_slicing,
-    clippy::print_stdout,
     missing_docs,
     unreachable_pub,
     reason = "tests run programs, and end at the first surprise"

@@ -13,7 +13,10 @@ pub fn nearest_by<'a>(
     part: impl Fn(&'a str) -> &'a str,
 ) -> Option<&'a str> {
     let near = known.into_iter().map(|known| (distance(word, part(known)), known));
-    near.filter(|(away, known)| *away <= 2 && *away < part(known).len()).min().map(|(_, known)| known)
+    // At least two letters are the same.
+    near.filter(|(away, known)| *away <= 2 && away + 1 < word.len().min(part(known).len()))
+        .min()
+        .map(|(_, known)| known)
 }
 
 fn distance(word: &str, known: &str) -> usize {
@@ -26,7 +29,7 @@ mod tests {
 
     #[test]
     fn one_or_two_letters() {
-        let known = ["list", "info", "explain"];
+        let known = ["list", "info", "explain", "root"];
         for (word, meant) in [
             ("lst", Some("list")),
             ("lsit", Some("list")),
@@ -34,6 +37,8 @@ mod tests {
             ("explian", Some("explain")),
             ("exp", Some("explain")),
             ("poststart", None),
+            ("ls", None),
+            ("foo", None),
             ("", None),
         ] {
             assert_eq!(nearest(word, known), meant, "{word}");

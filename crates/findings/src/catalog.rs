@@ -243,9 +243,9 @@ kinds! {
     NO_CACHE "ONH-206" Note "the linker cache cannot be read"
         why "the hook searches the usual library directories instead"
         fix "run `ldconfig` on the host as root" see "hosts.md";
-    NO_FILE "ONH-207" Warning "a file that config.toml names for containers does not exist"
-        why "containers do not get the file"
-        fix "correct `files` in the `[driver]` table of config.toml" see "oci-nvidia-hook.toml(5)";
+    NO_FILE "ONH-207" Warning "a file or directory that config.toml names for containers does not exist"
+        why "containers do not get the file, or the libraries of the directory"
+        fix "correct `files` or `library-dirs` in the `[driver]` table of config.toml" see "oci-nvidia-hook.toml(5)";
     UNREADABLE "ONH-208" Warning "a path of the driver cannot be read"
         why "containers lack the files below it; the disk may be damaged, or symbolic links form a loop"
         fix "run `stat` on the path as root" see "hosts.md";
@@ -290,7 +290,7 @@ kinds! {
         fix "install the packages that the message names if containers need these capabilities" see "hosts.md";
     UNKNOWN_LIBRARIES "ONH-225" Note "libraries of the driver are not in the catalog"
         why "the driver is newer than this program; containers get these libraries by CDI or with `NVIDIA_DRIVER_CAPABILITIES=all` only"
-        fix "update this program; `oci-nvidia-hook list` reports the libraries on stderr and marks them with `\"catalogued\": false` in its JSON output" see "hosts.md";
+        fix "set `NVIDIA_DRIVER_CAPABILITIES=all` for containers that need them, or update this program; `oci-nvidia-hook list` reports the libraries on stderr and marks them with `\"catalogued\": false` in its JSON output" see "hosts.md";
     MIG_WHOLE "ONH-230" Warning "a GPU in MIG mode is given without a MIG device"
         why "CUDA programs find no device, since they run on MIG devices only"
         fix "request MIG devices (`0:0`, `MIG-<uuid>`) or `all`; if the GPU has no MIG devices, create one or leave MIG mode" see "usage.md";

@@ -1,6 +1,7 @@
 //! Finds the files of the catalog below the driver root.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -93,8 +94,18 @@ pub fn locate(
             },
         }
     }
+    findings.extend(search.dirs.iter().filter_map(|dir| missing_directory(root, dir)));
     let binaries = files::binaries(root, capabilities);
     Ok((DriverFiles { libraries, binaries, placed }, findings))
+}
+
+/// Returns the finding about a directory of `library-dirs` that does not exist.
+fn missing_directory(root: &Tree, dir: &Path) -> Option<Finding> {
+    let is_missing = root.locate(dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    is_missing.then(|| {
+        let what = format!("the directory {dir:?} is missing below {}", root.path());
+        Finding::new(&catalog::NO_FILE, what, "correct library-dirs in the [driver] table of config.toml")
+    })
 }
 
 fn present(libraries: &[Library]) -> Vec<(Arch, &'static str)> {

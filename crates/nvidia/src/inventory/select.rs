@@ -225,7 +225,10 @@ fn denied(name: &str, asked_by: &str, inventory: &Inventory, limits: &Limits) ->
     failure(
         &catalog::DENIED,
         format!("{asked_by} asks for {name:?}, which containers may not have"),
-        format!("ask for one of {}, or change [devices] in config.toml", known(inventory, limits)),
+        match known(inventory, limits) {
+            Some(known) => format!("{known}, or change [devices] in config.toml"),
+            None => "change [devices] in config.toml, which allows no GPU of this host".to_owned(),
+        },
     )
 }
 
@@ -266,7 +269,9 @@ fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, lim
     for failed in permitted_failed(inventory, limits).filter(|failed| failed.may_be_named(id)) {
         write!(what, "; {failed}").ok();
     }
-    failure(&catalog::UNKNOWN_DEVICE, what, format!("ask for one of {}", known(inventory, limits)))
+    let fix =
+        known(inventory, limits).unwrap_or_else(|| "see the GPUs of the host with \"oci-nvidia-hook info\"".to_owned());
+    failure(&catalog::UNKNOWN_DEVICE, what, fix)
 }
 
 fn mig_unlisted(name: &str, asked_by: &str, gpu: &Gpu) -> anyhow::Error {
@@ -299,9 +304,9 @@ fn excluded(name: &str, asked_by: &str, gpu: &ExcludedGpu) -> anyhow::Error {
     )
 }
 
-/// Returns the devices that can be requested, for a hint. The events of a pod show it, so it contains no UUIDs or bus ids of GPUs that
-/// belong to other containers.
-fn known(inventory: &Inventory, limits: &Limits) -> String {
+/// Returns the hint that names the devices that can be requested, if there are any. The events of a pod show it, so it contains no UUIDs
+/// or bus ids of GPUs that belong to other containers.
+fn known(inventory: &Inventory, limits: &Limits) -> Option<String> {
     const MOST: usize = 16;
     let devices = every_device(inventory).filter(|device| permitted(*device, limits)).map(Device::index);
     let mut known: Vec<_> = devices.collect();
@@ -309,7 +314,9 @@ fn known(inventory: &Inventory, limits: &Limits) -> String {
         known.truncate(MOST);
         known.push("…".to_owned());
     }
-    format!("{}, all, none; \"oci-nvidia-hook info\" on the host prints the GPUs", known.join(", "))
+    let known = known.join(", ");
+    (!known.is_empty())
+        .then(|| format!("ask for one of {known}, all, none; \"oci-nvidia-hook info\" on the host prints the GPUs"))
 }
 
 #[cfg(test)]
@@ -533,5 +540,7 @@ pub(crate) mod tests {
         }
         let none = Limits { allow: vec!["9".into()], deny: vec![] };
         assert!(render(&chosen_within("all", &inventory(), &none).unwrap_err()).contains("[devices]"));
+        let text = render(&chosen_within("1", &inventory(), &none).unwrap_err());
+        assert!(text.ends_with("hint: change [devices] in config.toml, which allows no GPU of this host"), "{text}");
     }
 }
