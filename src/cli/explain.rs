@@ -22,7 +22,7 @@ use nvidia_host::prepare::host::Foreseen;
 use nvidia_host::request::select;
 
 use super::args::{Explain, ExplainStage};
-use super::{containers, explain_finding, output, usage_error};
+use super::{containers, explain_finding, explain_image, output, usage_error};
 use crate::inject::container::OpenContainer;
 use crate::oci::{self, SpecView};
 use crate::plan::asked::Asked;
@@ -189,8 +189,10 @@ impl Explanation {
 
     /// Adds the steps that the hook takes: in the waiting container if there is one, otherwise in its root file system on the host.
     fn steps(&mut self, gpus: &Gpus, spec: &SpecView, pid: i32) -> Result<()> {
-        let waiting = if pid > 0 { OpenContainer::open(pid, &spec.rootfs).ok() } else { None };
-        let image = waiting.map_or_else(|| image_at(spec, gpus), |open| stages::image(&open, gpus));
+        let image = explain_image::within_deadline(|| {
+            let waiting = if pid > 0 { OpenContainer::open(pid, &spec.rootfs).ok() } else { None };
+            waiting.map_or_else(|| image_at(spec, gpus), |open| stages::image(&open, gpus))
+        })?;
         let Live { steps, findings, .. } = gpus.steps(&Container::from_spec(spec)?, &image);
         self.findings.extend(findings);
         self.edits = steps.iter().map(step::describe).collect();
@@ -202,7 +204,8 @@ impl Explanation {
         let additions = precreate::additions(gpus, spec, &mut self.findings)?;
         additions.apply(text)?;
         self.edits = text::describe_additions(&additions);
-        self.findings.extend(plan::newer_libcuda(&image_at(spec, gpus)));
+        let image = explain_image::within_deadline(|| image_at(spec, gpus))?;
+        self.findings.extend(plan::newer_libcuda(&image));
         Ok(())
     }
 }

@@ -11,6 +11,7 @@ mod containers;
 pub mod doctor;
 pub(crate) mod explain;
 mod explain_finding;
+mod explain_image;
 pub(crate) mod info;
 pub(crate) mod list;
 pub(crate) mod nvidia;

@@ -41,7 +41,6 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     call.name_container(&state.id, oci::state::pod(&bytes, &state.bundle), &state.bundle);
     let spec = oci::spec_view::read(&state.bundle)?;
     let edits = with_entries(edits, &spec);
-    let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();
     call.name_container(&state.id, spec.pod.clone(), &state.bundle);
     call.keep();
     if !call.continue_precreate() {
@@ -50,6 +49,9 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     }
     limits::check(&spec, edits.config.as_ref(), edits.root.as_ref())?;
     call.set_deadline(start)?;
+    // The source of a mount may be on a file system that does not answer.
+    let edits = edits.resolve(|node| has_node(&spec, &node.absolute()));
+    let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();
     let open = OpenContainer::open(state.init()?, &spec.rootfs)?;
     let facts = open.facts();
     facts.finding().iter().for_each(|finding| call.finding(finding));
@@ -94,8 +96,7 @@ fn gpu_node(device: &Device) -> Option<String> {
 /// the others find it done.
 fn with_entries(edits: RootfsEdits, spec: &SpecView) -> RootfsEdits {
     // An entry that cannot be parsed fails when it is called.
-    let all = spec.hooks.iter().filter_map(|hook| RootfsEdits::from_entry(&hook.args)).fold(edits, RootfsEdits::merge);
-    all.resolve(|node| has_node(spec, &node.absolute()))
+    spec.hooks.iter().filter_map(|hook| RootfsEdits::from_entry(&hook.args)).fold(edits, RootfsEdits::merge)
 }
 
 /// Reports whether the engine gives the container this node. In containers with a user namespace, engines mount the host's node. Another

@@ -5,7 +5,8 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::driver::{FakeDriver, NEEDS};
+use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::hostile::{NEEDS_FUSE, blocking};
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
 use crate::why::isolated;
 
@@ -13,6 +14,7 @@ tests! {
     NEEDS => stdin_is_config_json_or_a_state, a_container_by_its_name_at_precreate;
     &[] => nothing_to_explain, gpus_by_cdi;
     &[Need::Root] => a_container_by_its_name;
+    NEEDS_FUSE => a_file_system_that_does_not_answer;
 }
 
 fn explain(arguments: &[&str], stdin: &str) -> Ran {
@@ -42,6 +44,23 @@ fn stdin_is_config_json_or_a_state() {
     // With a stage, explain prints the hook's messages of that stage.
     let ran = explain(&["--config", config, "--stage", "prestart"], &spec);
     assert!(ran.stdout.contains("\"bundle\" (ONH-003)\n"), "{ran:?}");
+}
+
+/// The container mounts its own file system at /etc, whose server decides when a lookup ends.
+fn a_file_system_that_does_not_answer() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let mount = format!(
+        "mkfifo '{0}/mounted'; '{1}' $rootfs/etc accept >'{0}/mounted' & read line <'{0}/mounted'",
+        dir.path().display(),
+        blocking::silent_fuse().display()
+    );
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=0"], &mount);
+    let mut explain = Command::new("timeout");
+    explain.args(["--signal=KILL", "60", HOOK, "explain", "--config"]).arg(&fake.config).env_clear();
+    let ran = run_with(&mut explain, container.state().as_bytes());
+    let says = "the hook fails: the container's files do not answer within 10 seconds (ONH-049)\n  hint: ";
+    assert!(ran.code == Some(1) && ran.stdout.starts_with(says), "{ran:?}");
 }
 
 fn nothing_to_explain() {

@@ -46,5 +46,5 @@ const NEEDS_STATIC_STRACE: &[Need] = &[
     Need::Cargo,
     Need::StaticLibc,
 ];
-const NEEDS_FUSE: &[Need] =
+pub const NEEDS_FUSE: &[Need] =
     &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter"), Need::Device("/dev/fuse")];
