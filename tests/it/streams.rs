@@ -16,14 +16,25 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use crate::built;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::help;
+use crate::nvidia_ctk;
 use crate::support::{HOOK, Need, private_dir, run, scratch};
 use crate::why::{isolated, why};
 
 tests! {
     NEEDS => of_each_stage, no_file_gets_the_messages, a_run_directory_that_is_full, a_journal_that_does_not_read;
     &[Need::Root, Need::Program("cc")] => of_each_command;
+    NEEDS_COMPAT => of_the_hooks_with_nvidias_names;
     &[Need::Root, Need::Cargo, Need::Program("cc")] => of_the_device_plugin;
 }
+
+const NEEDS_COMPAT: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Program("nsenter"),
+    Need::Cargo,
+    Need::StaticLibc,
+];
 
 /// A hook does not wait this long for a reader.
 const SOON: Duration = Duration::from_secs(10);
@@ -249,6 +260,34 @@ fn of_each_stage() {
 
 fn help_is_of_stage(command: &clap::Command) -> bool {
     command.get_about().is_some_and(|about| about.to_string().starts_with("Hook stage"))
+}
+
+/// The entries of NVIDIA's CDI specs at createContainer, each with a message, an error, or data on stdout.
+fn of_the_hooks_with_nvidias_names() {
+    let scene = Scene::new();
+    let state: serde_json::Value = serde_json::from_str(&scene.container.state()).unwrap();
+    let inside = serde_json::json!({"id": "waiting", "pid": 1, "bundle": state["bundle"]}).to_string();
+    let pid = scene.container.pid().to_string();
+    for (name, group) in [("nvidia-ctk", &["hook"][..]), ("nvidia-cdi-hook", &[])] {
+        let program = nvidia_ctk::link(scene.dir.path(), name);
+        let program = program.to_str().unwrap();
+        for (words, stdin, code) in [
+            (&["create-symlinks", "--link", "x::/y"][..], &*inside, 0),
+            (&["update-ldcache", "--folder", "/usr/lib64"], &inside, 0),
+            (&["new-hook", "--x"], &inside, 0),
+            (&["update-ldcache", "--new"], &inside, 2),
+            (&["create-symlinks", "--link", "x::/y"], "nonsense", 1),
+            (&["chmod", "--help"], "", 0),
+            (&[], "", 0),
+        ] {
+            let words = [&["nsenter", "-m", "-t", &pid, program], group, words].concat();
+            let text = words.join(" ");
+            let call = Call { name: text, words: words.into_iter().map(str::to_owned).collect(), stdin: stdin.into() };
+            let good = call.run(Good, Good);
+            assert_eq!(good.code, Some(code), "{}: {good:?}", call.name);
+            call.check(false);
+        }
+    }
 }
 
 fn of_each_command() {
