@@ -58,7 +58,7 @@ struct Plant {
     path: &'static str,
     /// Why containers do not get it; empty if they do
     refused: &'static str,
-    /// True in the rootfs of a container in which the old code's `mount --bind` mounted what the path leads to
+    /// True in the rootfs of a container in which the old code's bind mount mounted what the path leads to
     fell: &'static str,
 }
 
@@ -169,7 +169,7 @@ fn sources_that_users_of_the_host_choose() {
         // The old behavior of the hook: it mounted whatever the path led to below the driver root.
         let naive = format!(
             "cd '{}'; root='{root}'; mount -t tmpfs run run; mount -t tmpfs tmp tmp; to=.{path}; mkdir -p \"$(dirname $to)\"; \
-             if [ -d '{root}{path}' ]; then mkdir -p $to; else touch $to; fi; mount --bind '{root}{path}' $to; {fell}",
+             if [ -d '{root}{path}' ]; then mkdir -p $to; else touch $to; fi; mount --rbind '{root}{path}' $to; {fell}",
             image.rootfs.display(),
             path = plant.path,
             fell = plant.fell
@@ -306,7 +306,7 @@ fn a_daemon_that_swaps_its_socket() {
     // A check by path, and a mount with the same path after the swap.
     let naive = format!(
         "cd '{}'; mv good socket; test -S socket; test ! -L socket; mv socket good; mv link socket; mkdir point; \
-         mount --bind socket point; test -d point/proc; umount point; rmdir point; mv socket link",
+         mount --rbind socket point; test -d point/proc; umount -l point; rmdir point; mv socket link",
         dir.display()
     );
     run(Command::new("unshare").args(["-m", "sh", "-euc", &naive])).ok();

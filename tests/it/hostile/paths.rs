@@ -18,7 +18,7 @@ done
 for library in $found; do
 	target=$rootfs$libdir/${library##*/}
 	if [ ! -e "$target" ]; then if [ -d "$rootfs$library" ]; then mkdir "$target"; else : >"$target"; fi; fi
-	mount --bind "$rootfs$library" "$target"
+	mount --rbind "$rootfs$library" "$target"
 done
 "#;
 
@@ -27,7 +27,7 @@ const MOUNT_COMPAT_JOINED: &str = r#"
 for library in "$rootfs"/usr/local/cuda/compat/lib*.so.*; do
 	target=$rootfs$libdir/${library##*/}
 	if [ ! -e "$target" ]; then if [ -d "$library" ]; then mkdir "$target"; else : >"$target"; fi; fi
-	mount --bind "$library" "$target"
+	mount --rbind "$library" "$target"
 done
 "#;
 

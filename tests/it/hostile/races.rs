@@ -55,7 +55,7 @@ fn cve_2025_23359_swapped_after_the_check() {
                 what: "usr/local/cuda/compat/libcuda.so.575.57.08",
                 link: "/",
                 naive: "rm $target; mkdir $target; swap usr/local/cuda/compat/libcuda.so.575.57.08; \
-                        mount --bind $library $target",
+                        mount --rbind $library $target",
                 fell: "test -f $target$canary/file",
             },
             Swap {
