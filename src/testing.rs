@@ -2,7 +2,7 @@
 //! program does not use it. Each module has the name of the module that it re-exports from.
 
 pub mod cgroup {
-    pub use crate::cgroup::{Access, DeviceCgroup, Grant, Member, allow, extend, locate};
+    pub use crate::cgroup::{Access, DeviceCgroup, Grant, Member, allow, extend, hierarchies, locate};
 }
 pub mod cli {
     pub use crate::cli::{args, doctor, parse, stage, status};

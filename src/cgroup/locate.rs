@@ -1,15 +1,16 @@
-//! Determines the device cgroup of a process from the texts of mountinfo and `/proc/<pid>/cgroup`. Pure.
+//! Determines the device cgroup of a process from the mount table and the text of `/proc/<pid>/cgroup`. Pure.
 //!
 //! The mounts decide the cgroup version. `/proc/<pid>/cgroup` lists v1 hierarchies even if only cgroup2 is mounted, where the
-//! runtime cannot use them either. Formats: proc_pid_mountinfo(5), cgroups(7) ("/proc files").
+//! runtime cannot use them either. Format: cgroups(7) ("/proc files").
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt as _;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Result, anyhow, bail};
 
+use base::mountinfo::{Mount, mounts, unescaped};
 use base::paths::HostPath;
 use base::report::failure;
 use findings::catalog;
@@ -36,15 +37,41 @@ impl DeviceCgroup {
     }
 }
 
+/// A mounted hierarchy that can filter devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hierarchy {
+    /// Whether it is cgroup2, and not the hierarchy of version 1 with the `devices` controller
+    pub is_v2: bool,
+    /// The directory of the file system that is at `point`
+    pub root: PathBuf,
+    pub point: PathBuf,
+    pub is_read_only: bool,
+}
+
+/// Returns the hierarchies in a mount table that a path lookup reaches.
+pub fn hierarchies(mountinfo: &[u8]) -> Vec<Hierarchy> {
+    let mounts: Vec<_> = mounts(mountinfo).collect();
+    let mut tree = Tree::new(&mounts);
+    mounts.iter().filter_map(|mount| hierarchy(mount).filter(|_| tree.reaches(mount))).collect()
+}
+
+/// Returns `None` for a mount that cannot filter devices. The controller can share its hierarchy ("cpu,devices").
+fn hierarchy(mount: &Mount<'_>) -> Option<Hierarchy> {
+    let has_devices = || mount.super_options.split(|byte| *byte == b',').any(|option| option == b"devices");
+    let is_v2 = mount.kind == b"cgroup2";
+    if !is_v2 && (mount.kind != b"cgroup" || !has_devices()) {
+        return None;
+    }
+    let (root, point) = (unescaped(mount.root), unescaped(mount.point));
+    Some(Hierarchy { is_v2, root, point, is_read_only: mount.is_read_only })
+}
+
 /// Returns the device cgroup of the process whose `/proc/<pid>/cgroup` is `cgroup`.
 ///
 /// In hybrid layouts, a mounted v1 `devices` hierarchy has precedence over cgroup2, unless cgroup2 is at `/sys/fs/cgroup`. runc
 /// (`IsCgroup2UnifiedMode`) and crun decide in the same way.
-pub fn locate(mountinfo: &str, cgroup: &str) -> Result<DeviceCgroup> {
-    let mounts = visible(mountinfo.lines().filter_map(parse_mount).collect());
-    let unified: Vec<&Mount> = mounts.iter().filter(|mount| mount.kind == "cgroup2").collect();
-    let devices: Vec<&Mount> = mounts.iter().filter(|mount| mount.is_v1_devices()).collect();
-
+pub fn locate(hierarchies: &[Hierarchy], cgroup: &str) -> Result<DeviceCgroup> {
+    let (unified, devices): (Vec<_>, Vec<_>) = hierarchies.iter().partition(|mount| mount.is_v2);
     if devices.is_empty() || unified.iter().any(|mount| mount.point == Path::new("/sys/fs/cgroup")) {
         if unified.is_empty() {
             return Ok(DeviceCgroup::None);
@@ -58,83 +85,29 @@ pub fn locate(mountinfo: &str, cgroup: &str) -> Result<DeviceCgroup> {
     Ok(DeviceCgroup::V1(HostPath::new(below(&devices, own)?.1)))
 }
 
-#[derive(Debug)]
-struct Mount {
-    id: u32,
-    parent: u32,
-    /// The directory of the filesystem that is at `point`.
-    root: PathBuf,
-    point: PathBuf,
-    read_only: bool,
-    kind: String,
-    super_options: String,
+/// Reports whether a mount hides the mount point of a sibling. Two siblings never have the same mount point: the second one is
+/// mounted on the first.
+fn covers(mount: &Mount<'_>, sibling: &Mount<'_>) -> bool {
+    mount.id != sibling.id && mount.point != sibling.point && path(sibling.point).starts_with(path(mount.point))
 }
 
-impl Mount {
-    /// The controller can share its hierarchy ("cpu,devices").
-    fn is_v1_devices(&self) -> bool {
-        self.kind == "cgroup" && self.super_options.split(',').any(|option| option == "devices")
-    }
-
-    /// Reports whether this mount hides the mount point of a sibling. Two siblings never have the same mount point: the second
-    /// one is mounted on the first.
-    fn covers(&self, sibling: &Self) -> bool {
-        self.id != sibling.id && self.point != sibling.point && sibling.point.starts_with(&self.point)
-    }
-}
-
-/// `ID PARENT MAJ:MIN ROOT POINT OPTIONS [TAG]... - TYPE SOURCE SUPER_OPTIONS`; `None` for anything else.
-fn parse_mount(line: &str) -> Option<Mount> {
-    let (own, filesystem) = line.split_once(" - ")?;
-    let mut own = own.split(' ');
-    let id = own.next()?.parse().ok()?;
-    let parent = own.next()?.parse().ok()?;
-    let root = unescape(own.nth(1)?);
-    let point = unescape(own.next()?);
-    let read_only = own.next()?.split(',').any(|option| option == "ro");
-    let mut filesystem = filesystem.split(' ');
-    let kind = filesystem.next()?.to_owned();
-    let super_options = filesystem.nth(1).unwrap_or_default().to_owned();
-    Some(Mount { id, parent, root, point, read_only, kind, super_options })
-}
-
-/// Decodes octal escapes (`\040` for a space); other backslashes are unchanged.
-fn unescape(text: &str) -> PathBuf {
-    let mut out = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, tail)) = rest.split_first() {
-        let escaped = match tail {
-            [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', ..] if *first == b'\\' => {
-                Some((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'))
-            }
-            _ => None,
-        };
-        out.push(escaped.unwrap_or(*first));
-        rest = if escaped.is_some() { tail.get(3..).unwrap_or_default() } else { tail };
-    }
-    PathBuf::from(OsString::from_vec(out))
-}
-
-/// Returns the cgroup mounts that a path lookup reaches.
-///
-/// A lookup enters every mount that it meets. So a mount is hidden if another one is mounted on it, or if a sibling covers its
-/// mount point or that of an ancestor.
-fn visible(mounts: Vec<Mount>) -> Vec<Mount> {
-    let mut tree = Tree::new(&mounts);
-    let keep: Vec<bool> = mounts.iter().map(|mount| mount.kind.starts_with("cgroup") && tree.reaches(mount)).collect();
-    mounts.into_iter().zip(keep).filter_map(|(mount, keep)| keep.then_some(mount)).collect()
+fn path(escaped: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(escaped))
 }
 
 /// The mount table with indexes, because a host can have 100 000 mounts (`fs.mount-max`).
+///
+/// A path lookup enters every mount that it meets. So a mount is hidden if another one is mounted on it, or if a sibling covers its
+/// mount point or that of an ancestor.
 struct Tree<'a> {
-    by_id: BTreeMap<u32, &'a Mount>,
-    by_parent: BTreeMap<u32, Vec<&'a Mount>>,
+    by_id: BTreeMap<u64, &'a Mount<'a>>,
+    by_parent: BTreeMap<u64, Vec<&'a Mount<'a>>>,
     /// A cache, by id, of whether nothing covers the mount or one of its ancestors
-    bare: BTreeMap<u32, bool>,
+    bare: BTreeMap<u64, bool>,
 }
 
 impl<'a> Tree<'a> {
-    fn new(mounts: &'a [Mount]) -> Self {
+    fn new(mounts: &'a [Mount<'a>]) -> Self {
         let mut tree = Self { by_id: BTreeMap::new(), by_parent: BTreeMap::new(), bare: BTreeMap::new() };
         for mount in mounts {
             tree.by_id.entry(mount.id).or_insert(mount);
@@ -143,16 +116,16 @@ impl<'a> Tree<'a> {
         tree
     }
 
-    fn on(&self, id: u32) -> impl Iterator<Item = &&'a Mount> {
+    fn on(&self, id: u64) -> impl Iterator<Item = &&'a Mount<'a>> {
         self.by_parent.get(&id).into_iter().flatten()
     }
 
-    fn reaches(&mut self, mount: &'a Mount) -> bool {
+    fn reaches(&mut self, mount: &'a Mount<'a>) -> bool {
         let stacked = self.on(mount.id).any(|other| other.point == mount.point);
         !stacked && self.is_bare(mount)
     }
 
-    fn is_bare(&mut self, mount: &'a Mount) -> bool {
+    fn is_bare(&mut self, mount: &'a Mount<'a>) -> bool {
         let mut line = Vec::new();
         let mut at = mount;
         let bare = loop {
@@ -162,7 +135,7 @@ impl<'a> Tree<'a> {
             line.push(at.id);
             // also ends the loop at a cycle, which the kernel never reports
             self.bare.insert(at.id, false);
-            if self.on(at.parent).any(|other| other.covers(at)) {
+            if self.on(at.parent).any(|other| covers(other, at)) {
                 break false;
             }
             match self.by_id.get(&at.parent).filter(|up| up.id != at.id) {
@@ -195,7 +168,7 @@ fn is_outside(path: &Path) -> bool {
 ///
 /// If several mounts contain it, prefers a writable one, then the one with the largest part of the hierarchy, then the last
 /// one.
-fn below(mounts: &[&Mount], own: &Path) -> Result<(PathBuf, PathBuf)> {
+fn below(mounts: &[&Hierarchy], own: &Path) -> Result<(PathBuf, PathBuf)> {
     if is_outside(own) {
         return Err(failure(
             &catalog::CGROUP,
@@ -208,7 +181,7 @@ fn below(mounts: &[&Mount], own: &Path) -> Result<(PathBuf, PathBuf)> {
         .filter(|mount| mount.root.is_absolute() && !is_outside(&mount.root))
         .filter_map(|mount| Some((mount, own.strip_prefix(&mount.root).ok()?)))
         .enumerate()
-        .max_by_key(|(order, (mount, rest))| (!mount.read_only, rest.components().count(), *order));
+        .max_by_key(|(order, (mount, rest))| (!mount.is_read_only, rest.components().count(), *order));
     match best {
         // joining "" would leave a trailing slash
         Some((_, (mount, rest))) if rest.as_os_str().is_empty() => Ok((mount.point.clone(), mount.point.clone())),

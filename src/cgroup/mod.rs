@@ -26,7 +26,8 @@ use base::sys::proc_file;
 use findings::catalog;
 
 use crate::oci::device_rules::DeviceRule;
-pub use locate::{DeviceCgroup, locate};
+use locate::Hierarchy;
+pub use locate::{DeviceCgroup, hierarchies, locate};
 pub use program::extend;
 
 /// The container's access to the devices, and how it got it.
@@ -111,7 +112,7 @@ pub(crate) fn forbidden(pid: Pid, rules: &[DeviceRule]) -> Option<Finding> {
     })
 }
 
-fn located(mounts: &str, cgroup: &str) -> Result<DeviceCgroup> {
+fn located(mounts: &[Hierarchy], cgroup: &str) -> Result<DeviceCgroup> {
     locate(mounts, &read(cgroup)?)
 }
 
@@ -143,15 +144,17 @@ pub(crate) fn join(pid: Pid) -> Result<()> {
     std::fs::write(&path, "0").with_context(|| format!("cannot write {path:?}"))
 }
 
-/// Returns the mountinfo line of the cgroup mount if it is at the usual path, and otherwise the whole table.
-fn mounts() -> Result<String> {
-    match usual::line() {
-        Some(line) => Ok(line),
-        None => read("/proc/self/mountinfo"),
+/// Returns the mounted hierarchies, without reading the whole mount table if they are at the usual path.
+fn mounts() -> Result<Vec<Hierarchy>> {
+    match usual::hierarchy() {
+        Some(hierarchy) => Ok(vec![hierarchy]),
+        None => Ok(hierarchies(&proc_file::read(MOUNTINFO).with_context(|| format!("cannot read {MOUNTINFO:?}"))?)),
     }
 }
 
-/// Reads a file as text. Only lines about other mounts can contain bytes that are not UTF-8: engines name cgroups in ASCII.
+const MOUNTINFO: &str = "/proc/self/mountinfo";
+
+/// Reads a file as text. Engines name cgroups in ASCII.
 fn read(path: &str) -> Result<String> {
     proc_file::read_text(path).with_context(|| format!("cannot read {path:?}"))
 }

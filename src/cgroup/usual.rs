@@ -1,10 +1,12 @@
 //! Queries the cgroup mount at its usual path with statmount(2), instead of reading the whole mount table.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags};
 
 use base::sys::mount::statmount::{MountFacts, facts};
+
+use super::Hierarchy;
 
 /// `CGROUP_SUPER_MAGIC`
 const V1: u64 = 0x0027_e0eb;
@@ -13,12 +15,15 @@ const V2: u64 = 0x6367_7270;
 const UNIFIED: &str = "/sys/fs/cgroup";
 const DEVICES: &str = "/sys/fs/cgroup/devices";
 
-/// Returns the mount with the device cgroups as a line of /proc/self/mountinfo; `None` if it is not at the usual path, or the
-/// kernel lacks statmount(2).
-pub(super) fn line() -> Option<String> {
+/// Returns the mounted hierarchy; `None` if it is not at the usual path, or the kernel lacks statmount(2). Like the runtimes, takes
+/// `/sys/fs/cgroup` if it is cgroup2, and otherwise the `devices` hierarchy below it.
+pub(super) fn hierarchy() -> Option<Hierarchy> {
     let above = facts_of(UNIFIED)?;
-    // If /sys/fs/cgroup is a cgroup v1 hierarchy, "devices" in it is a cgroup, not a mount.
-    line_of(UNIFIED, &above).or_else(|| line_of(DEVICES, &facts_of(DEVICES).filter(|_| above.magic != V1)?))
+    if above.magic != V1 {
+        return of(UNIFIED, &above).or_else(|| of(DEVICES, &facts_of(DEVICES)?));
+    }
+    // If /sys/fs/cgroup is a hierarchy of cgroup v1, "devices" in it is a cgroup, not a mount.
+    None
 }
 
 fn facts_of(path: &str) -> Option<MountFacts> {
@@ -27,32 +32,27 @@ fn facts_of(path: &str) -> Option<MountFacts> {
     facts(dir)
 }
 
-/// Formats the line. Like the runtimes, takes `/sys/fs/cgroup` if it is cgroup2, and otherwise the `devices` hierarchy below
-/// it.
-fn line_of(point: &str, facts: &MountFacts) -> Option<String> {
-    let (kind, options) = match (point, facts.magic) {
-        (UNIFIED, V2) => ("cgroup2", "rw"),
-        (DEVICES, V1) => ("cgroup", "rw,devices"),
+fn of(point: &str, facts: &MountFacts) -> Option<Hierarchy> {
+    let is_v2 = match (point, facts.magic) {
+        (UNIFIED, V2) => true,
+        (DEVICES, V1) => false,
         _ => return None,
     };
-    // mountinfo escapes other bytes. Such a path is left to the parser of the whole table.
-    let is_plain = |byte: u8| byte.is_ascii_graphic() && byte != b'\\';
-    if !facts.root.starts_with('/') || !facts.root.bytes().all(is_plain) {
-        return None;
-    }
-    let access = if facts.is_read_only { "ro" } else { "rw" };
-    Some(format!("2 1 0:1 {} {point} {access} - {kind} cgroup {options}\n", facts.root))
+    // statmount(2) reports no path that is not UTF-8. The whole table has it.
+    let root = Some(PathBuf::from(&facts.root)).filter(|root| root.is_absolute())?;
+    Some(Hierarchy { is_v2, root, point: point.into(), is_read_only: facts.is_read_only })
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::locate::hierarchies;
     use super::super::{DeviceCgroup, locate};
     use super::*;
     use base::paths::HostPath;
 
     #[test]
-    fn the_line_is_mountinfos() {
-        let of = |magic, root: &str| MountFacts {
+    fn the_usual_places() {
+        let facts = |magic, root: &str| MountFacts {
             is_shared: false,
             is_read_only: false,
             magic,
@@ -60,30 +60,31 @@ mod tests {
             parent: 0,
         };
         let cgroup = "5:devices:/a/b\n0::/a/c\n";
-        let v2 = line_of(UNIFIED, &of(V2, "/a")).unwrap();
+        let v2 = of(UNIFIED, &facts(V2, "/a")).unwrap();
         let path = |path: &str| HostPath::new(path);
         assert_eq!(
-            locate(&v2, cgroup).unwrap(),
+            locate(&[v2], cgroup).unwrap(),
             DeviceCgroup::V2 { mount: path(UNIFIED), path: path("/sys/fs/cgroup/c") }
         );
-        let v1 = line_of(DEVICES, &of(V1, "/")).unwrap();
-        assert_eq!(locate(&v1, cgroup).unwrap(), DeviceCgroup::V1(path("/sys/fs/cgroup/devices/a/b")));
-        let others = [(UNIFIED, of(V1, "/")), (DEVICES, of(V2, "/")), (UNIFIED, of(V2, "/a b")), (UNIFIED, of(V2, ""))];
+        let v1 = of(DEVICES, &facts(V1, "/")).unwrap();
+        assert_eq!(locate(&[v1], cgroup).unwrap(), DeviceCgroup::V1(path("/sys/fs/cgroup/devices/a/b")));
+        let others = [(UNIFIED, facts(V1, "/")), (DEVICES, facts(V2, "/")), (UNIFIED, facts(V2, ""))];
         for (point, facts) in others {
-            assert_eq!(line_of(point, &facts), None, "{facts:?}");
+            assert_eq!(of(point, &facts), None, "{facts:?}");
         }
     }
 
-    /// Compares the line with this machine's mount table.
+    /// Compares the hierarchy with this machine's mount table.
     #[test]
     fn it_leads_to_the_same_cgroup() {
         let cgroup = std::fs::read_to_string("/proc/self/cgroup").unwrap();
         let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let Some(line) = line() else {
+        let Some(hierarchy) = hierarchy() else {
             let is_usual = |line: &str| line.contains(" /sys/fs/cgroup ") && line.contains(" - cgroup2 ");
             assert!(facts_of("/").is_none() || !table.lines().any(is_usual), "the kernel has statmount(2)");
             return;
         };
-        assert_eq!(locate(&line, &cgroup).unwrap(), locate(&table, &cgroup).unwrap());
+        let of_table = hierarchies(table.as_bytes());
+        assert_eq!(locate(&[hierarchy], &cgroup).unwrap(), locate(&of_table, &cgroup).unwrap());
     }
 }

@@ -161,12 +161,12 @@ impl Mounts {
         }
         let device = rustix::fs::fstat(dir)?.st_dev;
         let place = real_path(rootfs.as_fd())?;
-        Ok(!mountinfo::devices_outside(self.table()?, &place).contains(&device))
+        Ok(!mountinfo::has_device_outside(self.table()?, device, &place))
     }
 
     fn is_listed_as_shared(&self, point: &OwnedFd) -> Result<bool> {
-        let shared = mountinfo::shared(self.table()?);
-        Ok(!shared.is_empty() && shared.contains(&statmount::reused_id(point)?))
+        let id = statmount::reused_id(point)?;
+        Ok(base::mountinfo::mounts(self.table()?).any(|mount| mount.is_shared && mount.id == id))
     }
 
     fn table(&self) -> Result<&[u8]> {

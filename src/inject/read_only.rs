@@ -56,8 +56,7 @@ impl Place {
     fn open_new(&self, kind: FsWord, table: &[u8]) -> Result<OwnedFd> {
         let new = open_in(&self.dir, &self.name)?;
         let device = rustix::fs::fstat(&new)?.st_dev;
-        let is_new =
-            rustix::fs::fstatfs(&new)?.f_type == kind && !mountinfo::devices(table, |_| true).contains(&device);
+        let is_new = rustix::fs::fstatfs(&new)?.f_type == kind && !mountinfo::has_device(table, device);
         ensure!(is_new, "the directory was replaced in the meantime");
         Ok(new)
     }

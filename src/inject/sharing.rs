@@ -17,12 +17,12 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use base::mountinfo::{Mount, escaped, mounts};
 use base::sys::child;
 use base::sys::in_root::{Root, real_path};
 use base::sys::mount::statmount::reused_id;
 use base::sys::ns::{Limits, other_mount_tables};
 
-use super::mountinfo::{self, Line, escaped};
 use super::mounts::read_table;
 
 /// How long the examination may take. A node with a thousand containers needs a second.
@@ -33,8 +33,8 @@ const LIMITS: Limits = Limits { namespaces: 10_000, bytes: 64 << 20 };
 /// A root file system, as mount tables describe it. Paths are escaped as in mount tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// Major and minor number of the file system
-    device: Vec<u8>,
+    /// The number of the file system
+    device: u64,
     /// Its directory in the file system
     root: Vec<u8>,
     /// Its path on the host
@@ -52,7 +52,7 @@ impl Place {
     }
 
     fn from_table(table: &[u8], id: u64, path: &Path, in_container: bool) -> Option<Self> {
-        let lines: BTreeMap<u64, Line<'_>> = mountinfo::lines(table).map(|line| (line.id, line)).collect();
+        let lines: BTreeMap<u64, Mount<'_>> = mounts(table).map(|line| (line.id, line)).collect();
         let (mount, point) = (lines.get(&id)?, escaped(path));
         let below = relative(&point, mount.point)?;
         let mut root = mount.root.to_vec();
@@ -64,13 +64,13 @@ impl Place {
             (true, false) => true,
             (true, true) => lines.get(&mount.parent).is_some_and(|under| is_same(under, mount)),
         };
-        Some(Self { device: mount.device.to_vec(), root, point, is_mounted })
+        Some(Self { device: mount.device, root, point, is_mounted })
     }
 
     /// Reports whether the mount namespace with this mount table uses the root file system.
     fn is_used_in(&self, table: &[u8]) -> bool {
-        let lines: Vec<Line<'_>> = mountinfo::lines(table).collect();
-        let on_device: BTreeMap<u64, &Line<'_>> =
+        let lines: Vec<Mount<'_>> = mounts(table).collect();
+        let on_device: BTreeMap<u64, &Mount<'_>> =
             lines.iter().filter(|line| line.device == self.device).map(|line| (line.id, line)).collect();
         // The path of the root file system in each mount that shows it.
         let mut shown: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
@@ -86,7 +86,7 @@ impl Place {
                 shown.insert(line.id, joined(line.point, below));
             }
         }
-        let is_in = |line: &Line<'_>| {
+        let is_in = |line: &Mount<'_>| {
             let at = shown.get(&line.parent).and_then(|path| relative(line.point, path));
             at.is_some_and(|below| !below.is_empty())
         };
@@ -112,7 +112,7 @@ impl Place {
 }
 
 /// Reports whether a mount shows the same directory at the same path as the mount below it.
-fn is_same(under: &Line<'_>, mount: &Line<'_>) -> bool {
+fn is_same(under: &Mount<'_>, mount: &Mount<'_>) -> bool {
     under.device == mount.device && under.root == mount.root && under.point == mount.point
 }
 
@@ -148,14 +148,14 @@ mod tests {
 
     #[test]
     fn the_place_of_a_root_file_system() {
-        let place = |root: &str, point: &str, device: &str, is_mounted| Place {
-            device: device.into(),
+        let place = |root: &str, point: &str, (major, minor), is_mounted| Place {
+            device: rustix::fs::makedev(major, minor),
             root: root.into(),
             point: point.into(),
             is_mounted,
         };
-        assert_eq!(overlay(), place("/", "/storage/x/merged", "0:50", true));
-        assert_eq!(directory(), place("/storage/dir/y", "/storage/dir/y", "8:1", false));
+        assert_eq!(overlay(), place("/", "/storage/x/merged", (0, 50), true));
+        assert_eq!(directory(), place("/storage/dir/y", "/storage/dir/y", (8, 1), false));
         // In the container's namespace, before pivot_root(2), the runtime's mount is on that of the engine or on the directory.
         let inside = format!(
             "{HOST}60 40 0:50 / /storage/x/merged rw - overlay overlay rw\n\
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(of(61, "/storage/dir/y"), directory());
         assert_eq!(Place::from_table(b"", 40, Path::new("/storage/x/merged"), false), None);
         let spaces = Place::from_table(b"7 1 0:9 /a\\040b /m\\040n rw - x y rw\n", 7, Path::new("/m n/c d"), false);
-        assert_eq!(spaces, Some(place("/a\\040b/c\\040d", "/m\\040n/c\\040d", "0:9", false)));
+        assert_eq!(spaces, Some(place("/a\\040b/c\\040d", "/m\\040n/c\\040d", (0, 9), false)));
     }
 
     #[test]

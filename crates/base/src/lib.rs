@@ -5,11 +5,13 @@
 //! | [`sys`] | system calls with safe signatures, and almost all `unsafe` code |
 //! | [`paths`] | paths of the host and paths of a container, as types that do not convert |
 //! | [`tree`] | a directory of the host used as `/`: no symbolic link leads out of it |
+//! | [`mountinfo`] | a mount table, parsed |
 //! | [`read`] | reads input of limited size |
 //! | [`report`] | errors and findings with a number and a fix |
 //! | [`json`], [`nearest`] | JSON as printed, and suggestions for misspelled words |
 
 pub mod json;
+pub mod mountinfo;
 pub mod nearest;
 pub mod paths;
 pub mod read;

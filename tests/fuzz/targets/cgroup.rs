@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path};
 
-use oci_nvidia_hook::testing::cgroup::{DeviceCgroup, locate};
+use oci_nvidia_hook::testing::cgroup::{DeviceCgroup, hierarchies, locate};
 
 use super::{check_error, text};
 
@@ -10,7 +10,7 @@ use super::{check_error, text};
 pub fn run(data: &[u8]) {
     let text = text(data);
     let (mountinfo, cgroup) = text.split_once("\n\n").unwrap_or((&text, ""));
-    let located = match locate(mountinfo, cgroup) {
+    let located = match locate(&hierarchies(mountinfo.as_bytes()), cgroup) {
         Ok(located) => located,
         Err(error) => return check_error(&error),
     };
@@ -23,7 +23,7 @@ pub fn run(data: &[u8]) {
         }
     }
     let unrelated = format!("{mountinfo}\nthis is no mount\n");
-    assert_eq!(locate(&unrelated, cgroup).expect("a line that means nothing"), located);
+    assert_eq!(locate(&hierarchies(unrelated.as_bytes()), cgroup).expect("a line that means nothing"), located);
 }
 
 /// The kernel writes mount points without `..`; the cgroup is then always below a mount.
