@@ -13,6 +13,7 @@ use base::tree::{Located, Tree};
 
 use crate::config::{self, Config};
 use crate::device_id::parse_decimal;
+use crate::driver::access::Permissions;
 
 /// The id of `nobody` and its group on all supported distributions. The names are not looked up, because the driver root may lack a user
 /// database.
@@ -64,27 +65,12 @@ pub fn may_own_files(identity: Option<Identity>) -> bool {
     identity.is_none_or(|identity| identity.uid != NOBODY)
 }
 
-/// A file that the process must open, or a directory on the path to one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Need {
-    uid: u32,
-    gid: u32,
-    mode: u32,
-    /// The required permissions: 6 for a node that is opened for reading and writing
-    bits: u32,
-}
+/// A file that the process must open, or a directory on the path to one, with the required permissions: 6 for a node that is opened for
+/// reading and writing.
+type Need = (Permissions, u32);
 
-impl Need {
-    /// Whether a process without capabilities can open the file. As in the kernel (path_resolution(7)), only the first matching class of
-    /// owner, group and others counts.
-    const fn is_met_by(self, identity: Identity) -> bool {
-        let class = match (self.uid == identity.uid, self.gid == identity.gid) {
-            (true, _) => 6,
-            (false, true) => 3,
-            (false, false) => 0,
-        };
-        self.mode >> class & self.bits == self.bits
-    }
+fn is_met_by((file, bits): Need, identity: Identity) -> bool {
+    file.allow(bits, file.uid == identity.uid, file.gid == identity.gid)
 }
 
 /// Returns `/dev/nvidiactl`, then the nodes of the GPUs, the library and its directories.
@@ -96,8 +82,7 @@ fn required_files(root: &Tree, library: &Path) -> Vec<Need> {
     let nodes = std::iter::once("/dev/nvidiactl".into()).chain(gpus.map(|name| Path::new("/dev").join(name)));
     let nodes = nodes.filter_map(|path| need(&path, 6)).filter(|(found, _)| found.kind == FileType::CharacterDevice);
     let files = library.ancestors().skip(1).filter_map(|dir| need(dir, 1)).chain(need(library, 4));
-    let of = |(found, bits): (Located, u32)| Need { uid: found.uid, gid: found.gid, mode: found.mode, bits };
-    nodes.chain(files).map(of).collect()
+    nodes.chain(files).map(|(found, bits)| (Permissions::from(&found), bits)).collect()
 }
 
 /// Returns the identity with the fewest privileges that can open all files that root without capabilities can open. `configured` is the
@@ -106,10 +91,11 @@ fn required_files(root: &Tree, library: &Path) -> Vec<Need> {
 /// With the usual mode 0666 of the nodes, that is `nobody`. On SUSE the nodes are root:video 0660, so it is `nobody` with the group
 /// `video`. It is root only if no other user can open the nodes or the library.
 fn fewest(needs: &[Need], configured: Option<u32>) -> Identity {
-    let of_nodes = needs.first().map_or(NOBODY, |control| control.gid);
+    let of_nodes = needs.first().map_or(NOBODY, |(control, _)| control.gid);
     let groups = [Some(NOBODY), configured, Some(of_nodes)];
     let root = Identity { uid: 0, gid: configured.unwrap_or(of_nodes) };
-    let can_do_all = |identity: &Identity| needs.iter().all(|need| need.is_met_by(*identity) || !need.is_met_by(root));
+    let can_do_all =
+        |identity: &Identity| needs.iter().all(|need| is_met_by(*need, *identity) || !is_met_by(*need, root));
     let of_nobody = groups.into_iter().flatten().map(|gid| Identity { uid: NOBODY, gid });
     of_nobody.into_iter().find(can_do_all).unwrap_or(root)
 }
@@ -121,12 +107,12 @@ mod tests {
     const VIDEO: u32 = 44;
 
     fn node(gid: u32, mode: u32) -> Need {
-        Need { uid: 0, gid, mode, bits: 6 }
+        (Permissions { uid: 0, gid, mode }, 6)
     }
 
     #[test]
     fn it_has_the_fewest_rights_that_will_do() {
-        let dir = |mode| Need { uid: 0, gid: 0, mode, bits: 1 };
+        let dir = |mode| (Permissions { uid: 0, gid: 0, mode }, 1);
         for (what, needs, uid, gid) in [
             ("nothing is there", vec![], NOBODY, NOBODY),
             ("nodes for everyone", vec![node(0, 0o666), node(0, 0o666)], NOBODY, NOBODY),
