@@ -10,6 +10,7 @@ use base::sys::confine::Identity;
 use base::tree::Located;
 use nvidia_host::config::Config;
 use nvidia_host::driver::packages::Distribution;
+use nvidia_host::driver::pci::PciDevice;
 use nvidia_host::host::Roots;
 use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::ask::Question;
@@ -101,16 +102,6 @@ pub struct DriverFacts {
     pub without_link: Vec<String>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PciDevice {
-    /// `0000:3b:00.0`
-    pub address: String,
-    /// `0x030200`
-    pub class: String,
-    /// The kernel module that drives it
-    pub driver: Option<String>,
-}
-
 /// What the hook decides for a request.
 #[derive(Clone, Debug)]
 pub struct Start {
@@ -176,16 +167,5 @@ impl Facts {
     /// Returns the settings in config.toml, or the defaults if it is invalid.
     pub fn settings(&self) -> Config {
         self.config.as_ref().map_or_else(|_| Config::default(), |(config, _)| config.clone())
-    }
-}
-
-impl PciDevice {
-    pub fn is_gpu(&self) -> bool {
-        self.class.starts_with("0x03")
-    }
-
-    /// Returns whether the device is an NVSwitch, whose PCI class is "other bridge".
-    pub fn is_switch(&self) -> bool {
-        self.class.starts_with("0x0680")
     }
 }

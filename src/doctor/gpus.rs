@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use findings::catalog;
 use nvidia_host::config::Limits;
+use nvidia_host::driver::pci::PciDevice;
 use nvidia_host::inventory::caps::MigCap;
 use nvidia_host::inventory::select::{Device, every_device, mig_nodes_missing, permitted_devices};
 use nvidia_host::inventory::{Gpu, Inventory};
 
 use super::driver::prepare;
-use super::facts::{Nvml, PciDevice};
+use super::facts::Nvml;
 use super::{Check, Facts, count, or};
 
 /// The time after which NVML counts as slow. With persistence mode, NVML takes less time for eight GPUs.

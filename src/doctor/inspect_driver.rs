@@ -17,10 +17,10 @@ use base::tree::Tree;
 use findings::catalog;
 use nvidia_host::capability::{Capabilities, Capability, Omit};
 use nvidia_host::config::Config;
-use nvidia_host::driver::diagnosis::{self, PCI_DEVICES};
+use nvidia_host::driver::diagnosis;
 use nvidia_host::driver::libraries::{LinkerCache, Search};
 use nvidia_host::driver::nodes::{CTL_MINOR, MODESET_MINOR};
-use nvidia_host::driver::{ipc, locate, packages};
+use nvidia_host::driver::{ipc, locate, packages, pci};
 use nvidia_host::host::{Roots, complete};
 use nvidia_host::inventory::ask::{self, Question};
 use nvidia_host::inventory::cap_files;
@@ -29,14 +29,14 @@ use nvidia_host::inventory::identity::{self, Who};
 use nvidia_host::inventory::procfs;
 
 use super::driver::NO_MODULE;
-use super::facts::{DriverFacts, HostNode, Nvml, PciDevice};
+use super::facts::{DriverFacts, HostNode, Nvml};
 
 /// The EFI variable of Secure Boot: four bytes of attributes, then 1 if the firmware enforces signatures, else 0.
 const SECURE_BOOT: &str = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c";
 
 /// Inspects the driver. This asks NVML, which can take seconds.
 pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
-    let mut facts = DriverFacts { pci: pci(host), ..DriverFacts::default() };
+    let mut facts = DriverFacts { pci: pci::devices(host), ..DriverFacts::default() };
     let modules = text(host, "/proc/modules").unwrap_or_default();
     facts.modules.extend(modules.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned));
     facts.secure_boot = host.read(Path::new(SECURE_BOOT)).is_ok_and(|bytes| bytes.get(4) == Some(&1));
@@ -139,28 +139,6 @@ fn question(
         return Err("only root can ask NVML below another driver root".to_owned());
     }
     Ok(Question { root, library, who, deadline: config.nvml_timeout })
-}
-
-fn pci(host: &Tree) -> Option<Vec<PciDevice>> {
-    let dir = Path::new(PCI_DEVICES);
-    host.locate(dir).ok()?;
-    Some(host.names(dir).into_iter().filter_map(|name| pci_device(host, &dir.join(name))).collect())
-}
-
-fn pci_device(host: &Tree, dir: &Path) -> Option<PciDevice> {
-    if attribute(host, dir, "vendor")? != "0x10de" {
-        return None;
-    }
-    let driver = host.locate(&dir.join("driver")).ok().and_then(|driver| file_name(&driver.path));
-    Some(PciDevice { address: file_name(dir)?, class: attribute(host, dir, "class")?, driver })
-}
-
-fn attribute(host: &Tree, dir: &Path, name: &str) -> Option<String> {
-    Some(String::from_utf8_lossy(&host.read(&dir.join(name)).ok()?).trim().to_owned())
-}
-
-fn file_name(path: &Path) -> Option<String> {
-    Some(path.file_name()?.to_string_lossy().into_owned())
 }
 
 /// Returns the versions in the file names of libnvidia-ml and libcuda in the usual directories.

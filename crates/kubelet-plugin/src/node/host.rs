@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use base::tree::Tree;
 use nvidia_host::config::Config;
-use nvidia_host::driver::diagnosis::PCI_DEVICES;
+use nvidia_host::driver::pci::PCI_DEVICES;
 use nvidia_host::host::Roots;
 use nvidia_host::inventory::{BusId, cap_files, procfs};
 

@@ -2,17 +2,13 @@
 
 use std::path::Path;
 
-use anyhow::Result;
-
 use base::report::failure;
 use base::tree::Tree;
 use findings::catalog;
 
 use super::libraries::{Library, Search};
 use super::locate;
-
-/// The PCI devices in sysfs.
-pub const PCI_DEVICES: &str = "/sys/bus/pci/devices";
+use super::pci::{self, PCI_DEVICES};
 
 /// The parts of a driver that a host has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,7 +28,7 @@ pub struct Installation {
 pub fn inspect(search: &Search<'_>, module: Option<String>) -> Installation {
     let root = search.root;
     Installation {
-        pci_gpus: root.owner_of(PCI_DEVICES).ok().and_then(|root| pci_gpus(&root)),
+        pci_gpus: root.owner_of(PCI_DEVICES).ok().and_then(|root| pci::count_gpus(&root)),
         module,
         libraries: locate::management_library(&Search { version: "", ..*search }).and_then(version_of),
         transactional: root.locate(Path::new("/usr/sbin/transactional-update")).is_ok(),
@@ -42,20 +38,6 @@ pub fn inspect(search: &Search<'_>, module: Option<String>) -> Installation {
 fn version_of(library: Library) -> Option<String> {
     let name = library.file_name.into_string().ok()?;
     Some(name.split_once(".so.")?.1.to_owned())
-}
-
-/// Counts the display controllers (PCI class 03) of vendor 10de. It reads sysfs attributes, because reading the configuration space
-/// would wake sleeping GPUs.
-#[must_use]
-pub fn pci_gpus(root: &Tree) -> Option<usize> {
-    let devices = Path::new(PCI_DEVICES);
-    root.locate(devices).ok()?;
-    Some(root.names(devices).iter().filter(|name| is_gpu(root, &devices.join(name)).unwrap_or_default()).count())
-}
-
-fn is_gpu(root: &Tree, device: &Path) -> Result<bool> {
-    let (vendor, class) = (root.read_text(&device.join("vendor"))?, root.read_text(&device.join("class"))?);
-    Ok(vendor.trim() == "0x10de" && class.trim().starts_with("0x03"))
 }
 
 /// Returns the cause as an error, or `None` if the driver seems to be complete.
@@ -164,22 +146,5 @@ mod tests {
         let fine =
             Installation { pci_gpus: Some(1), module: some("5.1"), libraries: some("5.1"), transactional: false };
         assert!(diagnose(&fine, &root).is_none());
-    }
-
-    #[test]
-    fn gpus_are_counted_from_sysfs() {
-        let dir = tempfile::tempdir().unwrap();
-        let device = |name: &str, vendor: &str, class: &str| {
-            let device = dir.path().join("sys/bus/pci/devices").join(name);
-            std::fs::create_dir_all(&device).unwrap();
-            std::fs::write(device.join("vendor"), vendor).unwrap();
-            std::fs::write(device.join("class"), class).unwrap();
-        };
-        let root = Tree::open(&HostPath::new(dir.path())).unwrap();
-        assert_eq!(pci_gpus(&root), None);
-        device("0000:01:00.0", "0x10de\n", "0x030200\n");
-        device("0000:01:00.1", "0x10de\n", "0x040300\n"); // its sound device
-        device("0000:02:00.0", "0x1002\n", "0x030000\n");
-        assert_eq!(pci_gpus(&root), Some(1));
     }
 }

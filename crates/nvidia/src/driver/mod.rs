@@ -15,6 +15,7 @@ pub mod locate;
 pub mod nodes;
 pub mod packages;
 pub mod params;
+pub mod pci;
 
 use anyhow::Result;
 

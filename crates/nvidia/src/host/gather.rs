@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use super::Host;
-use crate::driver::diagnosis::PCI_DEVICES;
+use crate::driver::pci::PCI_DEVICES;
 use crate::driver::{ipc, locate};
 use crate::edits::facts::{DeviceFacts, HostFacts};
 use crate::edits::{Wanted, decide};

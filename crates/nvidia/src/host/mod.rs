@@ -26,9 +26,9 @@ pub use self::site::Site;
 pub use self::state::{HostState, Node};
 use crate::config::{Config, Limits};
 use crate::device_id::Nodes;
-use crate::driver::diagnosis::{self, PCI_DEVICES};
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::nodes::{DeviceNode, NodeState};
+use crate::driver::pci::{self, PCI_DEVICES};
 use crate::edits::{Edits, Wanted, decide};
 use crate::inventory::node_limits::NodeLimits;
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
@@ -47,7 +47,7 @@ fn count_gpus(config: &Config) -> Result<Option<usize>> {
     let driver = crate::driver::open_root(&config.driver_root)?;
     // The GPU of an SoC is not on the PCI bus, but the kernel module lists it.
     let listed = procfs::read_gpus(&driver.owner_of(DRIVER_PROC)?);
-    let on_bus = diagnosis::pci_gpus(&driver.owner_of(PCI_DEVICES)?);
+    let on_bus = pci::count_gpus(&driver.owner_of(PCI_DEVICES)?);
     Ok(on_bus.map(|count| count.max(listed.len())))
 }
 

@@ -9,7 +9,7 @@ use base::tree::Tree;
 use findings::catalog;
 
 use crate::config::Config;
-use crate::driver::diagnosis::PCI_DEVICES;
+use crate::driver::pci::PCI_DEVICES;
 use crate::driver::{open_dev_root, open_root};
 use crate::inventory::procfs::DRIVER_PROC;
 

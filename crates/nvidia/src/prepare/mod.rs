@@ -14,9 +14,9 @@ use std::path::Path;
 use base::report::failure;
 use findings::catalog;
 
-use crate::driver::diagnosis;
 use crate::driver::nodes::{CTL_MINOR, IMEX_CHANNELS, MODESET_MINOR, NVIDIA_MAJOR};
 use crate::driver::params::{Imex, NodePolicy, parse_imex, parse_policy};
+use crate::driver::pci;
 use crate::host::Roots;
 use crate::inventory::cap_files::{self, CapFile};
 use crate::inventory::procfs::{self, DRIVER_PROC};
@@ -167,7 +167,7 @@ impl ModuleState {
         // The module does not open GPUs that the administrator excluded (NVreg_ExcludedGpus).
         let gpus = procfs::read_gpus(proc).into_iter();
         Self {
-            pci_gpus: diagnosis::pci_gpus(sys).unwrap_or_default(),
+            pci_gpus: pci::count_gpus(sys).unwrap_or_default(),
             loaded: MODULES.into_iter().filter(is_loaded).collect(),
             policy: proc.read(&driver.join("version")).ok().map(|_| parse_policy(&params)),
             imex: parse_imex(&params),
