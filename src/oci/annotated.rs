@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 
 use base::report::one_line;
 
-use super::lists;
+use super::lists::{Object, text};
 
 /// The prefix of these annotations; the rest of the name identifies the plugin.
 const PREFIX: &str = "cdi.k8s.io/";
@@ -16,9 +16,9 @@ const PREFIX: &str = "cdi.k8s.io/";
 /// # Errors
 /// If the annotations are not an object.
 pub(super) fn cdi_devices(annotations: Option<&RawValue>) -> Result<Vec<String>> {
-    let known = lists::members_if(annotations, &|name| name.starts_with(PREFIX))?;
-    let lists = known.values().filter_map(|value| value.as_str());
-    Ok(lists.flat_map(|list| list.split(',')).filter(|name| !name.is_empty()).map(one_line).collect())
+    let known = Object::of_names(annotations, &|name| name.starts_with(PREFIX))?;
+    let lists: Vec<_> = known.members().filter_map(|(_, value)| text(value)).collect();
+    Ok(lists.iter().flat_map(|list| list.split(',')).filter(|name| !name.is_empty()).map(one_line).collect())
 }
 
 #[cfg(test)]

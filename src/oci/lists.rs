@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
@@ -51,42 +51,78 @@ pub(super) fn known_entries<T: DeserializeOwned>(list: Option<&RawValue>) -> Res
     Ok(known)
 }
 
-/// Returns the members of an object that have these names. A missing object has no members.
-///
-/// # Errors
-/// If the value is not an object.
-pub(super) fn members(object: Option<&RawValue>, names: &[&str]) -> Result<BTreeMap<String, Value>> {
-    members_if(object, &|name| names.contains(&name))
-}
+/// The used members of an object, as texts. Of equal names, the last one counts, as in the engines.
+#[derive(Debug, Default)]
+pub(super) struct Object<'a>(BTreeMap<String, &'a RawValue>);
 
-/// Returns the members of an object whose names `is_wanted` accepts.
-///
-/// # Errors
-/// If the value is not an object.
-pub(super) fn members_if(
-    object: Option<&RawValue>,
-    is_wanted: &dyn Fn(&str) -> bool,
-) -> Result<BTreeMap<String, Value>> {
-    struct Members<'n>(&'n dyn Fn(&str) -> bool);
-    impl<'de> Visitor<'de> for Members<'_> {
-        type Value = BTreeMap<String, Value>;
+impl<'a> Object<'a> {
+    /// Reads the members with these names from the first JSON value of `bytes`. The rest is ignored, as in the engines' decoders.
+    ///
+    /// # Errors
+    /// If the value is not an object.
+    pub(super) fn first(bytes: &'a [u8], names: &[&str]) -> Result<Self> {
+        ensure!(!bytes.trim_ascii().is_empty(), "it is empty");
+        Ok(serde_json::Deserializer::from_slice(bytes).deserialize_map(Members(&|name| names.contains(&name)))?)
+    }
 
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("an object")
-        }
+    /// Reads the members with these names. A missing object, or null, has no members.
+    ///
+    /// # Errors
+    /// If the value is not an object.
+    pub(super) fn of(object: Option<&'a RawValue>, names: &[&str]) -> Result<Self> {
+        Self::of_names(object, &|name| names.contains(&name))
+    }
 
-        fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
-            let mut members = BTreeMap::new();
-            while let Some((name, text)) = object.next_entry::<String, &RawValue>()? {
-                if (self.0)(&name) {
-                    members.insert(name, value(text.get()));
-                }
-            }
-            Ok(members)
+    /// Reads the members whose names `is_wanted` accepts.
+    ///
+    /// # Errors
+    /// Those of [`Self::of`].
+    pub(super) fn of_names(object: Option<&'a RawValue>, is_wanted: &dyn Fn(&str) -> bool) -> Result<Self> {
+        match object {
+            Some(object) => Ok(serde_json::Deserializer::from_str(object.get()).deserialize_map(Members(is_wanted))?),
+            None => Ok(Self::default()),
         }
     }
-    let Some(object) = object else { return Ok(BTreeMap::new()) };
-    Ok(serde_json::Deserializer::from_str(object.get()).deserialize_map(Members(is_wanted))?)
+
+    /// Returns a member, unless it is null.
+    pub(super) fn get(&self, name: &str) -> Option<&'a RawValue> {
+        self.0.get(name).copied().filter(|value| value.get() != "null")
+    }
+
+    /// Returns the text of a member; `None` if it is not a string.
+    pub(super) fn text(&self, name: &str) -> Option<String> {
+        self.get(name).and_then(text)
+    }
+
+    /// Returns the members in the order of their names.
+    pub(super) fn members(&self) -> impl Iterator<Item = (&str, &'a RawValue)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), *value))
+    }
+}
+
+/// Returns the text of a string.
+pub(super) fn text(value: &RawValue) -> Option<String> {
+    serde_json::from_str(value.get()).ok()
+}
+
+struct Members<'n>(&'n dyn Fn(&str) -> bool);
+
+impl<'de> Visitor<'de> for Members<'_> {
+    type Value = Object<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Self::Value, A::Error> {
+        let mut members = BTreeMap::new();
+        while let Some((name, text)) = object.next_entry::<String, &RawValue>()? {
+            if (self.0)(&name) {
+                members.insert(name, text);
+            }
+        }
+        Ok(Object(members))
+    }
 }
 
 /// `process.env`.
@@ -159,10 +195,13 @@ mod tests {
     fn of_equal_keys_the_last_counts() {
         let twice = Some(raw(r#"[{"containerID":1,"hostID":1,"size":1,"size":2}]"#));
         assert_eq!(known_entries::<crate::oci::spec_view::IdMapping>(twice).unwrap()[0].size, 2);
-        let object = Some(raw(r#"{"a":1,"b":[],"\u0061":"x","c":1e400}"#));
-        let found = members(object, &["a", "c", "d"]).unwrap();
-        assert_eq!(serde_json::to_string(&found).unwrap(), r#"{"a":"x","c":null}"#);
-        assert!(members(Some(raw("[]")), &["a"]).is_err());
+        let object = Some(raw(r#"{"a":1,"b":[],"\u0061":"x","c":1e400,"e":null}"#));
+        let found = Object::of(object, &["a", "c", "d", "e"]).unwrap();
+        let members: Vec<_> = found.members().map(|(name, value)| (name, value.get())).collect();
+        assert_eq!(members, [("a", "\"x\""), ("c", "1e400"), ("e", "null")]);
+        assert_eq!((found.text("a").as_deref(), found.text("c")), (Some("x"), None));
+        assert!(found.get("d").is_none() && found.get("e").is_none());
+        assert!(Object::of(Some(raw("[]")), &["a"]).is_err());
         let env: Environment = serde_json::from_str(r#"["A=1","B=","A=2=3"]"#).unwrap();
         assert_eq!(serde_json::to_string(&env.variables().unwrap()).unwrap(), r#"{"A":"2=3","B":""}"#);
     }

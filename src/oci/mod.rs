@@ -24,21 +24,10 @@ pub(crate) const MAX_JSON: usize = 16 << 20;
 
 /// Reports whether the text is a config.json and not a container state, which names a bundle and has no process.
 pub(crate) fn is_spec(bytes: &[u8]) -> bool {
-    #[derive(serde::Deserialize)]
-    struct Members<'a> {
-        #[serde(default, borrow)]
-        bundle: Option<&'a RawValue>,
-        #[serde(default, borrow, rename = "bundlePath")]
-        bundle_path: Option<&'a RawValue>,
-        #[serde(default, borrow)]
-        process: Option<&'a RawValue>,
-        #[serde(default, borrow)]
-        root: Option<&'a RawValue>,
-    }
     let is_object = |value: Option<&RawValue>| value.is_some_and(|value| value.get().starts_with('{'));
-    first_json_value::<Members<'_>>(bytes).is_ok_and(|members| {
-        let is_state = members.bundle.is_some() || members.bundle_path.is_some();
-        !is_state && (is_object(members.process) || is_object(members.root))
+    lists::Object::first(bytes, &["bundle", "bundlePath", "process", "root"]).is_ok_and(|members| {
+        let is_state = ["bundle", "bundlePath"].into_iter().any(|name| members.get(name).is_some());
+        !is_state && (is_object(members.get("process")) || is_object(members.get("root")))
     })
 }
 

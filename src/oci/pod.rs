@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 
 use base::report::one_line;
 
-use super::lists;
+use super::lists::Object;
 
 /// The names of the pod, its namespace and the container. These are the kubelet's labels of the container, which CRI-O adds after the
 /// annotations of the pod (`SpecAddAnnotations`). The author of the pod cannot set labels of a container.
@@ -45,12 +45,12 @@ impl Pod {
             prefix if prefix.starts_with("libpod") => return Ok(Self::default()),
             prefix => prefix == "crio" || bundle.ends_with("userdata"),
         };
-        let known = lists::members_if(annotations, &|name| {
+        let known = Object::of_names(annotations, &|name| {
             CRI_O.contains(&name) || !of_cri_o && (CONTAINERD.contains(&name) || name == OF_CONTAINERD)
         })?;
-        let is_containerd = known.keys().any(|name| !CRI_O.contains(&name.as_str()));
-        let [name, namespace, container] = if is_containerd { CONTAINERD } else { CRI_O }
-            .map(|name| known.get(name).and_then(|value| value.as_str()).map(one_line).unwrap_or_default());
+        let is_containerd = known.members().any(|(name, _)| !CRI_O.contains(&name));
+        let [name, namespace, container] =
+            if is_containerd { CONTAINERD } else { CRI_O }.map(|name| one_line(&known.text(name).unwrap_or_default()));
         Ok(Self { name, namespace, container })
     }
 }

@@ -13,7 +13,7 @@ use base::sys::in_root::open_host_file;
 
 use super::Pod;
 use super::device_rules::allow_all;
-use super::lists::{self, Environment};
+use super::lists::{self, Environment, Object};
 
 /// The parts of config.json that the hook uses.
 #[derive(Clone, Debug, Default)]
@@ -166,46 +166,10 @@ struct RawProcess<'a> {
     user: Option<&'a RawValue>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RawUser<'a> {
-    #[serde(borrow)]
-    uid: Option<&'a RawValue>,
-    #[serde(borrow)]
-    gid: Option<&'a RawValue>,
-    #[serde(borrow)]
-    additional_gids: Option<&'a RawValue>,
-}
-
 #[derive(Deserialize)]
 struct RawRoot {
     #[serde(default)]
     path: PathBuf,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RawLinux<'a> {
-    #[serde(borrow)]
-    resources: Option<RawResources<'a>>,
-    #[serde(borrow)]
-    devices: Option<&'a RawValue>,
-    #[serde(borrow)]
-    namespaces: Option<&'a RawValue>,
-    #[serde(borrow)]
-    uid_mappings: Option<&'a RawValue>,
-    #[serde(borrow)]
-    gid_mappings: Option<&'a RawValue>,
-    #[serde(borrow)]
-    cgroups_path: Option<&'a RawValue>,
-    #[serde(borrow)]
-    mount_label: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct RawResources<'a> {
-    #[serde(borrow)]
-    devices: Option<&'a RawValue>,
 }
 
 /// Reads `<bundle>/config.json`.
@@ -258,42 +222,40 @@ pub fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: IsWanted) -> Result<Spec
     ensure!(rootfs.is_absolute(), "its rootfs {rootfs:?} is not absolute");
     let process = raw.process.context("it has no \"process\"")?;
     let (privileged, has_all_nodes) = privilege(process.capabilities, raw.linux)?;
-    let view = SpecView {
-        rootfs,
-        env: process.env.unwrap_or_default().variables()?,
-        privileged,
-        has_all_nodes,
-        ..SpecView::default()
-    };
+    let env = process.env.unwrap_or_default().variables()?;
+    let view = SpecView { rootfs, env, privileged, has_all_nodes, ..SpecView::default() };
     if !is_wanted(&view, raw.mounts.map_or("", RawValue::get), raw.linux.map_or("", RawValue::get)) {
         return Ok(view);
     }
-    let linux: RawLinux<'_> = parse_text(raw.linux)?.unwrap_or_default();
-    let user: RawUser<'_> = parse_text(process.user)?.unwrap_or_default();
-    let cgroups_path = string(linux.cgroups_path);
+    let linux = linux(raw.linux)?;
+    let user = Object::of(process.user, &["additionalGids", "gid", "uid"])?;
+    let cgroups_path = linux.text("cgroupsPath").unwrap_or_default();
     Ok(SpecView {
         mounts: lists::known_entries(raw.mounts)?,
-        hooks: hooks(parse_text(raw.hooks)?)?,
-        device_rules: lists::known_entries(linux.resources.and_then(|resources| resources.devices))?,
-        devices: lists::known_entries(linux.devices)?,
-        user_namespace: has_user_namespace(linux.namespaces)?,
-        uid_mappings: lists::known_entries(linux.uid_mappings)?,
-        gid_mappings: lists::known_entries(linux.gid_mappings)?,
-        user: (id(user.uid), id(user.gid)),
-        additional_gids: lists::known_entries(user.additional_gids)?,
-        keeps_groups: lists::members(raw.annotations, &[KEEP_GROUPS])?.get(KEEP_GROUPS).is_some_and(|on| on == "1"),
+        hooks: hooks(raw.hooks)?,
+        device_rules: device_rules(&linux)?,
+        devices: lists::known_entries(linux.get("devices"))?,
+        user_namespace: has_user_namespace(linux.get("namespaces"))?,
+        uid_mappings: lists::known_entries(linux.get("uidMappings"))?,
+        gid_mappings: lists::known_entries(linux.get("gidMappings"))?,
+        user: (id(user.get("uid")), id(user.get("gid"))),
+        additional_gids: lists::known_entries(user.get("additionalGids"))?,
+        keeps_groups: Object::of(raw.annotations, &[KEEP_GROUPS])?.text(KEEP_GROUPS).is_some_and(|on| on == "1"),
         pod: Pod::from_annotations(raw.annotations, bundle, &cgroups_path)?,
         cdi_devices: super::annotated::cdi_devices(raw.annotations)?,
         cgroups_path,
-        mount_label: string(linux.mount_label),
+        mount_label: linux.text("mountLabel").unwrap_or_default(),
         ..view
     })
 }
 
-/// Returns a string value; empty for a value of another type.
-fn string(value: Option<&RawValue>) -> String {
-    let value = value.map(|text| lists::value(text.get()));
-    value.and_then(|value| Some(value.as_str()?.to_owned())).unwrap_or_default()
+fn linux(linux: Option<&RawValue>) -> Result<Object<'_>> {
+    let ids = ["uidMappings", "gidMappings"];
+    Object::of(linux, &[&ids[..], &["cgroupsPath", "devices", "mountLabel", "namespaces", "resources"]].concat())
+}
+
+fn device_rules(linux: &Object<'_>) -> Result<Vec<LinuxDeviceCgroup>> {
+    lists::known_entries(Object::of(linux.get("resources"), &["devices"])?.get("devices"))
 }
 
 /// Returns a user or group id; 0 if it is missing, as in the runtimes.
@@ -301,14 +263,12 @@ fn id(number: Option<&RawValue>) -> u32 {
     number.and_then(|text| text.get().parse().ok()).unwrap_or_default()
 }
 
-fn parse_text<'a, T: Deserialize<'a>>(text: Option<&'a RawValue>) -> Result<Option<T>> {
-    Ok(text.map(|text| serde_json::from_str(text.get())).transpose()?.flatten())
-}
-
-fn hooks(stages: Option<BTreeMap<String, &RawValue>>) -> Result<Vec<Hook>> {
+fn hooks(stages: Option<&RawValue>) -> Result<Vec<Hook>> {
     let mut hooks = Vec::new();
-    for stage in stages.unwrap_or_default().into_values().filter(|stage| stage.get().starts_with('[')) {
-        hooks.extend(lists::known_entries(Some(stage))?);
+    for (_, stage) in Object::of_names(stages, &|_| true)?.members() {
+        if stage.get().starts_with('[') {
+            hooks.extend(lists::known_entries(Some(stage))?);
+        }
     }
     Ok(hooks)
 }
@@ -323,12 +283,11 @@ fn privilege(capabilities: Option<&RawValue>, linux: Option<&RawValue>) -> Resul
     if !has_sys_admin(capabilities)? {
         return Ok((false, false));
     }
-    let linux: RawLinux<'_> = parse_text(linux)?.unwrap_or_default();
-    if !has_user_namespace(linux.namespaces)? {
+    let linux = self::linux(linux)?;
+    if !has_user_namespace(linux.get("namespaces"))? {
         return Ok((true, true));
     }
-    let rules: Vec<_> = lists::known_entries(linux.resources.and_then(|resources| resources.devices))?;
-    Ok((false, allow_all(&rules)))
+    Ok((false, allow_all(&device_rules(&linux)?)))
 }
 
 fn has_user_namespace(namespaces: Option<&RawValue>) -> Result<bool> {
@@ -342,15 +301,9 @@ fn has_user_namespace(namespaces: Option<&RawValue>) -> Result<bool> {
 /// Reports whether CAP_SYS_ADMIN is in the bounding set. `capabilities` is an object, and before runtime-spec 1.0.0-rc5 it was
 /// a list.
 fn has_sys_admin(capabilities: Option<&RawValue>) -> Result<bool> {
-    #[derive(Deserialize)]
-    struct Sets<'a> {
-        #[serde(borrow)]
-        bounding: Option<&'a RawValue>,
-    }
     let bounding = match capabilities {
-        Some(list) if list.get().starts_with('[') => Some(list),
-        Some(sets) if sets.get().starts_with('{') => serde_json::from_str::<Sets<'_>>(sets.get())?.bounding,
-        _ => None,
+        Some(sets) if sets.get().starts_with('{') => Object::of(Some(sets), &["bounding"])?.get("bounding"),
+        list => list,
     };
     let mut found = false;
     let bounding = bounding.filter(|list| list.get().starts_with('['));

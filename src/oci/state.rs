@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
-use serde_json::value::RawValue;
 
-use base::report::failure;
+use base::report::{Failure, failure};
 use findings::catalog;
 
 use super::Pod;
+use super::lists::Object;
 
 /// The fields of the state that a hook needs. Everything else in it is ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,8 +45,8 @@ const HINT: &str = "a container engine calls this hook and writes the container 
 /// # Errors
 /// If the text is not a JSON object, or names no bundle.
 pub fn parse(bytes: &[u8]) -> Result<State> {
-    let raw: Raw =
-        super::first_json_value(bytes).with_context(|| hinted("cannot read the container state on stdin"))?;
+    let raw: Raw = super::first_json_value(bytes)
+        .with_context(|| Failure::new(&catalog::STATE, "cannot read the container state on stdin", HINT))?;
     let bundle = if raw.bundle.as_os_str().is_empty() { raw.bundle_path } else { raw.bundle };
     if bundle.as_os_str().is_empty() {
         return Err(failure(&catalog::STATE, "the container state on stdin has no \"bundle\"", HINT));
@@ -68,13 +68,8 @@ pub(crate) fn bundle_argument(arguments: &[u8]) -> Option<PathBuf> {
 
 /// Returns the Kubernetes names in the annotations of a state, for a container whose config.json cannot be read.
 pub(crate) fn pod(bytes: &[u8], bundle: &Path) -> Pod {
-    #[derive(Deserialize)]
-    struct Annotated<'a> {
-        #[serde(borrow, default)]
-        annotations: Option<&'a RawValue>,
-    }
-    let annotated = super::first_json_value::<Annotated<'_>>(bytes);
-    annotated.and_then(|state| Pod::from_annotations(state.annotations, bundle, "")).unwrap_or_default()
+    let state = Object::first(bytes, &["annotations"]);
+    state.and_then(|state| Pod::from_annotations(state.get("annotations"), bundle, "")).unwrap_or_default()
 }
 
 impl State {
@@ -92,10 +87,6 @@ impl State {
         }
         Ok(self.pid)
     }
-}
-
-fn hinted(what: &str) -> base::report::Failure {
-    base::report::Failure::new(&catalog::STATE, what, HINT)
 }
 
 #[cfg(test)]
