@@ -9,7 +9,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use base::report::{Severity, line, one_line};
+use base::report::{line, one_line};
 use base::sys::child::{self, NoAnswer};
 use findings::catalog;
 
@@ -78,11 +78,9 @@ pub(super) fn ask(
         let received = match child.line(until) {
             Ok(received) => String::from_utf8_lossy(&received).into_owned(),
             Err(NoAnswer::Timeout) => return Err(Unanswered::Silent(place)),
-            Err(NoAnswer::Died(Some(signal))) => {
-                return Err(Unanswered::Failed(format!("the process that examines it was ended by {signal}")));
-            }
-            Err(NoAnswer::Died(None)) => {
-                return Err(Unanswered::Failed("the process that examines it has ended".to_owned()));
+            Err(NoAnswer::Died(signal)) => {
+                let how = signal.map_or_else(|| "has ended".to_owned(), |signal| format!("was ended by {signal}"));
+                return Err(Unanswered::Failed(format!("the process that examines it {how}")));
             }
             Err(NoAnswer::System(error)) => return Err(Unanswered::Failed(line(&error.into()))),
         };
@@ -106,19 +104,12 @@ fn decode(text: &str, part: &Part) -> Option<Check> {
     let (check, status, id, what, fix) =
         (fields.next()?, fields.next()?, fields.next()?, fields.next()?, fields.next()?);
     let (check, _) = part.checks.iter().find(|(name, _)| *name == check)?;
-    let found = Check { check, fix: fix.to_owned(), ..Check::ok(what) };
-    Some(match catalog::find(id) {
-        Some(kind) => {
-            let status = match kind.severity {
-                Severity::Note => Status::Note,
-                Severity::Warning => Status::Warning,
-                Severity::Error => Status::Error,
-            };
-            Check { status, id: Some(kind.id), why: kind.why, ..found }
-        }
-        None if status == Status::Skipped.to_string() => Check { status: Status::Skipped, ..found },
-        None => found,
-    })
+    let found = match catalog::find(id) {
+        Some(kind) => Check::of(kind, what, fix),
+        None if status == Status::Skipped.to_string() => Check::skipped(what),
+        None => Check::ok(what),
+    };
+    Some(Check { check, ..found })
 }
 
 #[cfg(test)]
