@@ -93,7 +93,8 @@ pub(crate) fn check(options: &CdiCheck, config: Option<&Path>, terminal: Termina
         all_good &= !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.ok);
         let engines: Vec<_> = readers.iter().map(ToString::to_string).collect();
         lines.extend(to_lines(&verdicts, &dirs, &readers, terminal));
-        data.push(json!({"engines": engines, "spec_dirs": dirs, "verdicts": verdicts}));
+        let spec_dirs: Vec<_> = dirs.iter().map(|dir| dir.to_string_lossy()).collect();
+        data.push(json!({"engines": engines, "spec_dirs": spec_dirs, "verdicts": verdicts}));
     }
     let text = if options.output.json { base::json::document("views", &data)? } else { terminal.render(&lines) };
     let printed = output::print(&text);

@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::{Context, Result};
-use miniz_oxide::deflate::compress_to_vec;
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use serde_json::json as value;
 
@@ -93,7 +94,7 @@ fn bytes(value: &(impl serde::Serialize + ?Sized)) -> serde_json::Result<Vec<u8>
     json::pretty(&value).map(String::into_bytes)
 }
 
-fn below(host: &Tree, dir: &Path) -> Vec<std::path::PathBuf> {
+fn below(host: &Tree, dir: &Path) -> Vec<PathBuf> {
     host.names(dir).into_iter().map(|name| dir.join(name)).collect()
 }
 
@@ -118,32 +119,44 @@ fn end_of_log(path: &Path) -> Result<Vec<u8>> {
 /// Returns the name of a host file in the archive. The crate tar rejects names with "..", which the path of `--config` can contain.
 fn member_name(path: &Path) -> String {
     let names = path.components().filter(|component| matches!(component, Component::Normal(_)));
-    Path::new("files").join(names.collect::<std::path::PathBuf>()).to_string_lossy().into_owned()
+    Path::new("files").join(names.collect::<PathBuf>()).to_string_lossy().into_owned()
 }
 
 fn end_of(bytes: &[u8]) -> &[u8] {
     bytes.get(bytes.len().saturating_sub(MOST)..).unwrap_or(bytes)
 }
 
+/// Returns the path as text. The macro would panic for a name that is not UTF-8.
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn texts(paths: &[PathBuf]) -> Vec<String> {
+    paths.iter().map(|path| shown(path)).collect()
+}
+
 fn engine(engine: &Engine) -> serde_json::Value {
-    let refused = |file: &Path, why: &str| value!({"file": file, "why": why});
+    let refused = |file: &Path, why: &str| value!({"file": shown(file), "why": why});
     let hook_files = engine.hooks.refused.iter().map(|(file, refusal)| refused(file, &refusal.to_string()));
     let configuration = engine.settings.refused.iter().map(|(file, why)| refused(file, why));
     value!({
         "engine": engine.kind.to_string(),
-        "program": engine.program,
+        "program": engine.program.as_deref().map(shown),
         "version": engine.version.map(|version| version.to_string()),
-        "files": engine.files,
-        "hooks_dirs": engine.settings.hooks_dirs,
+        "files": texts(&engine.files),
+        "hooks_dirs": texts(&engine.settings.hooks_dirs),
         "hooks": engine.hooks.entries.iter().map(|entry| value!({
-            "file": entry.file, "path": entry.hook.path, "program": entry.program, "stages": entry.hook.stages,
+            "file": shown(&entry.file),
+            "path": shown(&entry.hook.path),
+            "program": shown(&entry.program),
+            "stages": entry.hook.stages,
         })).collect::<Vec<_>>(),
         "refused": hook_files.chain(configuration).collect::<Vec<_>>(),
-        "cdi_spec_dirs": engine.settings.cdi_dirs,
+        "cdi_spec_dirs": texts(&engine.settings.cdi_dirs),
         "cgroup_manager": engine.settings.cgroup_manager,
         "runtime": engine.runtime.as_ref().map(|runtime| value!({
             "name": runtime.name,
-            "program": runtime.program,
+            "program": runtime.program.as_deref().map(shown),
             "version": runtime.version.map(|version| version.to_string()),
         })),
     })
@@ -173,9 +186,9 @@ pub(crate) fn write(path: &Path, members: &[Member]) -> Result<()> {
 }
 
 /// Writes a gzipped tar archive, and returns the output.
-fn pack<W: Write>(members: &[Member], mut output: W) -> io::Result<W> {
+fn pack<W: Write>(members: &[Member], output: W) -> io::Result<W> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
-    let mut archive = tar::Builder::new(Vec::new());
+    let mut archive = tar::Builder::new(GzEncoder::new(output, Compression::default()));
     for (name, content) in members {
         let mut header = tar::Header::new_gnu();
         header.set_size(content.len().try_into().unwrap_or(u64::MAX));
@@ -183,25 +196,7 @@ fn pack<W: Write>(members: &[Member], mut output: W) -> io::Result<W> {
         header.set_mtime(now);
         archive.append_data(&mut header, Path::new("oci-nvidia-hook").join(name), content.as_slice())?;
     }
-    output.write_all(&gzip(&archive.into_inner()?))?;
-    Ok(output)
-}
-
-/// Compresses `data` in the gzip format (RFC 1952). flate2 would add 21 KB to the program, most of it a table for fast checksums.
-fn gzip(data: &[u8]) -> Vec<u8> {
-    // The magic number, deflate, no flags, no time, no hints, an unknown file system.
-    let mut packed = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
-    packed.extend(compress_to_vec(data, 6));
-    packed.extend(crc32(data).to_le_bytes());
-    // The length modulo 2^32.
-    packed.extend(data.len().to_le_bytes().into_iter().take(4));
-    packed
-}
-
-fn crc32(data: &[u8]) -> u32 {
-    !data.iter().fold(!0, |crc, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _bit| if crc & 1 == 1 { crc >> 1 ^ 0xedb8_8320 } else { crc >> 1 })
-    })
+    archive.into_inner()?.finish()
 }
 
 #[cfg(test)]
@@ -217,6 +212,13 @@ mod tests {
         ] {
             assert_eq!(member_name(Path::new(path)), name);
         }
+    }
+
+    #[test]
+    fn a_name_that_is_not_utf_8() {
+        use std::os::unix::ffi::OsStringExt;
+        let files = vec![std::ffi::OsString::from_vec(b"/\xff".to_vec()).into()];
+        assert_eq!(engine(&Engine { files, ..Engine::default() })["files"][0], "/\u{fffd}");
     }
 
     #[test]

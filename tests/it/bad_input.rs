@@ -1,5 +1,7 @@
 //! Invalid input: the hook prints one line and a hint, exits with 1, and changes nothing.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -8,7 +10,7 @@ use crate::support::{HOOK, Need, Ran, run_with, scratch};
 
 tests! {
     &[] => stdin_that_is_not_a_state, fifty_megabytes_of_stdin, broken_spec, crun_reports_its_working_directory,
-        no_request_no_config, bad_config, no_driver, hostile_environment, wrong_command_line;
+        no_request_no_config, bad_config, no_driver, hostile_environment, wrong_command_line, a_name_that_is_not_utf_8;
     &[Need::Root, Need::Program("cc")] => no_process, unknown_user, module_and_libraries_differ, nvml_hangs,
         nvml_reports_an_error, unknown_gpu, missing_node;
 }
@@ -287,4 +289,13 @@ fn wrong_command_line() {
     assert!(hook(&["--help"], b"").ok().contains("Usage: oci-nvidia-hook "));
     assert_eq!(hook(&["--version"], b"").ok(), format!("oci-nvidia-hook {}\n", env!("CARGO_PKG_VERSION")));
     assert_eq!(hook(&["poststop"], b"not even json").ok(), "");
+}
+
+fn a_name_that_is_not_utf_8() {
+    let mut check = Command::new(HOOK);
+    check.args(["cdi", "check", "--json", "--spec-dir"]).arg(OsStr::from_bytes(b"/\xff")).env_clear();
+    let ran = run_with(&mut check, b"");
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let document: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(document["views"][0]["spec_dirs"][0], "/\u{fffd}", "{ran:?}");
 }
