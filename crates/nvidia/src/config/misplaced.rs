@@ -125,9 +125,13 @@ mod tests {
             assert!(!refused.contains("50-local"), "it is one already: {refused}");
         }
         // Of NVIDIA's stack, and of who knows what.
-        for text in
-            ["[nvidia-container-runtime]\ndebug = \"/x\"", "[elsewhere]\ndeny = 1", "[device]\nx = 1", "path = 1"]
-        {
+        for text in [
+            "[nvidia-container-runtime]\ndebug = \"/x\"",
+            "[elsewhere]\ndeny = 1",
+            "[device]\nx = 1",
+            "path = 1",
+            "[oci-nvidia-hook.device]\ndeny = [\"0\"]",
+        ] {
             parse(text, Path::new("/c.toml")).unwrap();
         }
     }

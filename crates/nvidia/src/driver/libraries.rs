@@ -337,6 +337,40 @@ mod tests {
         assert!(!is_known(OsStr::new("libnvidia-new.so.535.183.01")));
     }
 
+    /// A library of another version, a directory, a missing file, two names of the library, and a second library of that version.
+    #[test]
+    fn entries_of_the_linker_cache() {
+        let dir = tempfile::tempdir().unwrap();
+        let lib = |name: &str| dir.path().join("lib").join(name);
+        std::fs::create_dir_all(lib("libcuda.so.9")).unwrap();
+        std::fs::create_dir(lib("other")).unwrap();
+        for file in ["libcuda.so.470", "libcuda.so.535", "other/libcuda.so.535"] {
+            std::fs::write(lib(file), "").unwrap();
+        }
+        std::os::unix::fs::symlink("libcuda.so.535", lib("libcuda.so.1")).unwrap();
+        let entries = [
+            ("libcuda.so.470", "libcuda.so.470"),
+            ("libcuda.so.9", "libcuda.so.9"),
+            ("libcuda.so.8", "libcuda.so.8"),
+            ("libcuda.so.1", "libcuda.so.1"),
+            ("libcuda.so", "libcuda.so.535"),
+            ("libcuda.so.2", "other/libcuda.so.535"),
+        ];
+        let entries = entries.map(|(soname, file)| (Arch::native(), soname.into(), Path::new("/lib").join(file)));
+        let cache = LinkerCache { entries: entries.into(), ..LinkerCache::default() };
+        let root = Tree::open(&HostPath::new(dir.path())).unwrap();
+        let search = Search { root: &root, cache: &cache, version: "535", dirs: &[] };
+        let row = LIBRARIES.iter().find(|row| row.name == "libcuda").unwrap();
+        let (found, passed) = search.find(Arch::native(), &[row]);
+        assert_eq!(
+            (found.len(), &found[0].sonames),
+            (1, &BTreeSet::from(["libcuda.so".into(), "libcuda.so.1".into()]))
+        );
+        assert_eq!(found[0].source.as_path(), lib("libcuda.so.535"));
+        let passed: Vec<_> = passed.iter().map(|passed| (passed.soname.to_str().unwrap(), passed.exists)).collect();
+        assert_eq!(passed, [("libcuda.so.470", true), ("libcuda.so.9", false), ("libcuda.so.8", false)]);
+    }
+
     #[test]
     fn versions_are_whole() {
         for (file, is) in [("libcuda.so.535.183.01", true), ("libcuda.so.1535.183.01", false), ("libcuda.so.1", false)]

@@ -78,6 +78,12 @@ pub(crate) fn wants_drm(wanted: &Wanted) -> bool {
     wanted.capabilities.any(&DRM)
 }
 
+/// Whether the table of MIG capabilities is needed, which has 4,000 lines.
+#[must_use]
+pub(crate) fn wants_mig_minors(wanted: &Wanted, devices: &[Device<'_>]) -> bool {
+    wanted.mig_config || wanted.mig_monitor || devices.iter().any(|device| matches!(device, Device::Mig(..)))
+}
+
 /// Returns the edits for a container, and findings about them.
 ///
 /// # Errors

@@ -37,7 +37,9 @@ impl Host {
         let mut gatherer = Gatherer { host: self, facts: self.known_facts() };
         let names = decide::common_node_names(wanted).map(str::to_owned);
         gatherer.nodes(names.chain(wanted.imex_channels.iter().map(|channel| decide::imex_node_name(*channel))));
-        gatherer.mig_minors(wanted, devices);
+        if decide::wants_mig_minors(wanted, devices) {
+            gatherer.facts.mig_minors = self.mig_minors();
+        }
         for device in devices {
             gatherer.gpu(wanted, device.gpu());
         }
@@ -81,14 +83,6 @@ impl Gatherer<'_> {
     fn proc_path(&mut self, path: PathBuf) {
         if let Ok(located) = self.host.roots.proc.locate(&path) {
             self.facts.proc_paths.insert(path, located.host);
-        }
-    }
-
-    /// Reads the table of MIG capabilities once, and only if a node is needed: it has 4,000 lines.
-    fn mig_minors(&mut self, wanted: &Wanted, devices: &[Device<'_>]) {
-        let has_mig_device = devices.iter().any(|device| matches!(device, Device::Mig(..)));
-        if has_mig_device || wanted.mig_config || wanted.mig_monitor {
-            self.facts.mig_minors = self.host.mig_minors();
         }
     }
 

@@ -180,6 +180,22 @@ fn a_host_without_files_in_proc() {
 }
 
 #[test]
+fn the_table_of_mig_capabilities() {
+    let inventory = inventory();
+    let (whole, split) = (Device::Gpu(&inventory.gpus[0]), &inventory.gpus[2]);
+    let mig = Device::Mig(split, &split.mig_devices[0]);
+    let (config, monitor) = (Wanted { mig_config: true, ..compute() }, Wanted { mig_monitor: true, ..compute() });
+    for (wanted, devices, is) in [
+        (compute(), vec![whole], false),
+        (compute(), vec![whole, mig], true),
+        (config, vec![whole], true),
+        (monitor, vec![whole], true),
+    ] {
+        assert_eq!(super::wants_mig_minors(&wanted, &devices), is, "{wanted:?}");
+    }
+}
+
+#[test]
 fn management_of_mig_devices() {
     let inventory = inventory();
     let split = [Device::Gpu(&inventory.gpus[2])];
