@@ -36,7 +36,7 @@ struct Opened {
     /// in an open directory takes a third of the time that a path lookup takes.
     dirs: Mutex<Vec<(PathBuf, Arc<OpenDir>)>>,
     /// Paths that could not be examined although something may exist there. Most callers treat these as missing, so
-    /// [`Tree::findings`] reports them.
+    /// [`Tree::troubles`] reports them.
     troubles: Mutex<BTreeMap<PathBuf, io::Error>>,
 }
 
@@ -261,7 +261,7 @@ impl Tree {
         &self.0.root
     }
 
-    /// Stores an error for [`Self::findings`], unless it means that nothing exists at `path`.
+    /// Stores an error for [`Self::troubles`], unless it means that nothing exists at `path`.
     ///
     /// # Errors
     /// That of `result`.
@@ -286,7 +286,7 @@ impl Tree {
         Ok(Path::new("/").join(below))
     }
 
-    /// Whether both are clones of one tree, with the same [`Self::findings`].
+    /// Whether both are clones of one tree, with the same [`Self::troubles`].
     #[must_use]
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
