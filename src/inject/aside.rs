@@ -25,7 +25,7 @@ pub(super) struct Aside {
 impl Aside {
     /// Renames a name. `None` if the file system cannot do that without replacing another file.
     pub(super) fn put(dir: &Rc<OwnedFd>, name: &Path, is_dir: bool) -> Option<Self> {
-        let temporary = temporary_name(name);
+        let temporary = aside_name(name);
         rustix::fs::renameat_with(&**dir, name, &**dir, &temporary, RenameFlags::NOREPLACE).ok()?;
         Some(Self { dir: Rc::clone(dir), name: name.to_owned(), temporary, is_dir })
     }
@@ -44,6 +44,14 @@ impl Aside {
         }
         is_removed
     }
+}
+
+/// Differs from the temporary name with which a file is replaced: undo gives a link of the image its name back while the hook's file,
+/// which had that name, is aside.
+fn aside_name(name: &Path) -> PathBuf {
+    let mut aside = temporary_name(name).into_os_string();
+    aside.push("-old");
+    aside.into()
 }
 
 /// Removes the names that `put` renames, unless another container uses the root file system. Returns for each whether it is removed;
