@@ -187,6 +187,9 @@ kinds! {
     PLUGIN_CONFIG "ONH-075" Error "a configuration file or a variable of the device plugin is invalid"
         why "NVIDIA's configuration file (`--config-file`) or GKE's `gpu_config.json` cannot be read or has an invalid value, or a variable has one"
         fix "correct the line that the message names" see "kubernetes.md";
+    PLUGIN_MOUNTS "ONH-076" Error "the device plugin's way to request GPUs is not allowed"
+        why "with `device-list-strategy = \"volume-mounts\"`, a mount requests the GPUs of a pod, and config.toml does not allow such requests: no pod with GPUs starts"
+        fix "set `accept-nvidia-visible-devices-as-volume-mounts = true` in config.toml" see "kubernetes.md";
 
     UNKNOWN_KEY "ONH-101" Warning "unknown key in config.toml"
         why "the key has no effect"

@@ -265,6 +265,19 @@ fn a_new_kubelet_next_to_the_old_one() {
     new.stays("only one registration", A_WHILE, |state| is_live(state) && state.registrations(GPU) == 1);
 }
 
+/// touch(1), chmod(1) and restorecon(8) change the times of a socket, and not whose socket it is.
+#[test]
+fn a_changed_socket_is_no_new_kubelet() {
+    let (dir, kubelet, _plugin) = registered();
+    let socket = dir.path().join("device-plugins/kubelet.sock");
+    for round in 0..6 {
+        fs::set_permissions(&socket, fs::Permissions::from_mode(0o660 + round % 2)).unwrap();
+        assert!(std::process::Command::new("touch").arg(&socket).status().unwrap().success());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    kubelet.stays("only one registration", A_WHILE, |state| is_live(state) && state.registrations(GPU) == 1);
+}
+
 #[test]
 fn a_cut_stream_is_registered_again() {
     let (_dir, kubelet, plugin) = registered();

@@ -19,13 +19,13 @@ mod limits;
 mod node_extras;
 mod nri;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use fake_host::{Fake, run_tests, uuid};
-use fake_kubelet::{FakeKubelet, State};
+use fake_kubelet::{Event, FakeKubelet, State};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_oci-nvidia-kubelet-plugin");
 const GPU: &str = "nvidia.com/gpu";
@@ -46,6 +46,8 @@ const TESTS: &[(&str, fn())] = &[
     ("a_driver_that_is_replaced", a_driver_that_is_replaced),
     ("a_gpu_that_relapses_is_cleared_by_hand", a_gpu_that_relapses_is_cleared_by_hand),
     ("a_driver_that_hangs", a_driver_that_hangs),
+    ("a_start_shows_no_unhealthy_gpu", a_start_shows_no_unhealthy_gpu),
+    ("a_start_while_the_driver_hangs", a_start_while_the_driver_hangs),
     ("a_kubelet_that_restarts", a_kubelet_that_restarts),
     ("replicas", replicas),
     ("each_strategy", each_strategy),
@@ -107,6 +109,15 @@ impl Node {
 
     fn log(&self) -> String {
         std::fs::read_to_string(self.fake.dir.path().join("log")).unwrap()
+    }
+
+    /// All lists that the kubelet received.
+    fn lists(&self) -> Vec<BTreeMap<String, bool>> {
+        let list = |(_, event): &(Instant, Event)| match event {
+            Event::List { devices, .. } => Some(devices.clone()),
+            _ => None,
+        };
+        self.kubelet.state().events.iter().filter_map(list).collect()
     }
 
     fn refusal(&self, id: &str) -> String {
@@ -320,6 +331,26 @@ fn a_driver_that_hangs() {
     node.kubelet.allocate(GPU, &[&[uuid(0)]]).unwrap();
     node.fake.remove(1, "hang=nvmlDeviceGetFieldValues");
     node.wait("the GPU that answers again", Duration::from_secs(5 * 40), GPU, 2, 2);
+}
+
+/// A pod that the kubelet admits with an unhealthy device fails for good.
+fn a_start_shows_no_unhealthy_gpu() {
+    let node = Node::start(&["--gpus", "2"], &[]);
+    node.wait("the list", SOON, GPU, 2, 2);
+    node.until("the record of the list", SOON, || !node.lists().is_empty());
+    let lists = node.lists();
+    assert!(lists.iter().all(|devices| devices.values().all(|healthy| *healthy)), "{lists:?}");
+}
+
+fn a_start_while_the_driver_hangs() {
+    let fake = Fake::new(&["--gpus", "2"]);
+    fake.set("cuda 12.2", "cuda 12.2\ninit-delay-ms 60000");
+    let start = Instant::now();
+    let node = Node::start_on(fake, &[]);
+    node.wait("the GPUs, which may work later", SOON, GPU, 0, 2);
+    assert!(start.elapsed() >= Duration::from_secs(3), "{:?}", start.elapsed());
+    node.until("the record of the list", SOON, || !node.lists().is_empty());
+    assert_eq!(node.lists().len(), 1);
 }
 
 fn a_kubelet_that_restarts() {

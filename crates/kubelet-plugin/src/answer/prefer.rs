@@ -37,12 +37,16 @@ pub fn choose(
         }
     }
     let candidates = Candidates::new(devices, closeness);
-    let missing = size.saturating_sub(chosen.len());
-    let more = match candidates.are_replicas(&rest) {
-        true => candidates.spread(&chosen, rest, missing, allocation),
-        false => candidates.close(&chosen, rest, missing),
-    };
-    chosen.extend(more);
+    // The kubelet learns later than the plugin that a device has failed.
+    let (healthy, unhealthy): (Vec<_>, Vec<_>) = rest.into_iter().partition(|id| candidates.is_healthy(id));
+    for rest in [healthy, unhealthy] {
+        let missing = size.saturating_sub(chosen.len());
+        let more = match candidates.are_replicas(&rest) {
+            true => candidates.spread(&chosen, rest, missing, allocation),
+            false => candidates.close(&chosen, rest, missing),
+        };
+        chosen.extend(more);
+    }
     chosen.into_iter().map(str::to_owned).collect()
 }
 
@@ -60,6 +64,10 @@ impl<'a> Candidates<'a> {
             *sizes.entry(device.gpu.as_str()).or_default() += 1;
         }
         Self { devices: devices.iter().map(|device| (device.id.as_str(), device)).collect(), closeness, sizes }
+    }
+
+    fn is_healthy(&self, id: &str) -> bool {
+        self.devices.get(id).is_none_or(|device| device.unhealthy.is_none())
     }
 
     /// Returns the GPU of a device. An unknown id counts as a GPU of its own.
@@ -290,6 +298,28 @@ mod tests {
         ] {
             let chosen = choose(&devices, &Closeness::new(), allocation, &free, &[], size);
             assert_eq!(chosen, ids(expected), "{allocation:?} {size}");
+        }
+    }
+
+    #[test]
+    fn a_device_that_failed_is_the_last_choice() {
+        for (replicas, expected) in [(1, ["G2", "G1"]), (2, ["G2::0", "G1::0"])] {
+            let mut devices = devices(3, replicas, |_| None);
+            devices
+                .iter_mut()
+                .filter(|device| device.gpu != "G2")
+                .for_each(|device| device.unhealthy = Some("XID 79".into()));
+            // The kubelet does not know yet that two of them are lost.
+            let available: Vec<String> = devices
+                .iter()
+                .map(|device| device.id.clone())
+                .filter(|id| !id.starts_with("G0") && !id.ends_with("::1"))
+                .collect();
+            let links = closeness(&[(0, 1, 300)]);
+            for allocation in [Allocation::Distributed, Allocation::Packed] {
+                assert_eq!(choose(&devices, &links, allocation, &available, &[], 1), ids(&expected[..1]));
+                assert_eq!(choose(&devices, &links, allocation, &available, &[], 2), ids(&expected));
+            }
         }
     }
 

@@ -41,6 +41,10 @@ use crate::settings::Settings;
 use crate::settings::follow::{self, Change, Follower, Valid};
 use crate::strategy::Chooser;
 
+/// How long the driver may take to answer before the devices are listed as unhealthy. Without a list, no resource is registered: the
+/// kubelet keeps what it knows, and a pod that it admits in the meantime waits. A pod that is admitted with an unhealthy device fails.
+const FIRST_ANSWER: Duration = Duration::from_secs(3);
+
 /// How long the CDI spec may take, before the list is sent without it.
 const REFRESH_PATIENCE: Duration = Duration::from_secs(10);
 /// The time between two checks of the plugin's own CDI spec: files of the driver and sockets of its services can appear at any time.
@@ -79,7 +83,7 @@ pub async fn run(
     let gpus = host::kernel_gpus(&settings.common, NOT_ANSWERED).unwrap_or_default();
     let node = Node::new(settings.clone(), gpus, Instant::now());
     let (offers, offer) = watch::channel(node.offer());
-    let (lists, list) = watch::channel(Arc::clone(&offers.borrow().resources));
+    let (lists, list) = watch::channel(Arc::default());
     let engines = NodePlugin::new(config_path.map(Path::to_owned), offer.clone(), log);
     let kubelet_dir = paths.kubelet_dir.as_deref();
     let chooser = Chooser::new(&settings.plugin, kubelet_dir.unwrap_or_else(|| Path::new("")), log);
@@ -112,6 +116,7 @@ pub async fn run(
         cdi_error: None,
         follower,
         driver: Driver::Unknown,
+        lists_by: Some(Instant::now() + FIRST_ANSWER),
         reported: Vec::new(),
         log,
     };
@@ -191,6 +196,8 @@ struct Agent {
     cdi_error: Option<String>,
     follower: Follower,
     driver: Driver,
+    /// When the devices are listed for the first time, unless the driver answers before; `None` if they are listed
+    lists_by: Option<Instant>,
     /// The findings that are in the log
     reported: Vec<Finding>,
     log: Log,
@@ -248,6 +255,7 @@ impl Agent {
                 },
                 _ = cdi_period.tick(), if self.cdi.is_some() => self.keep_cdi(Keeper::refresh),
                 () = sleep_until(next_tick.unwrap_or_else(Instant::now).into()), if next_tick.is_some() => {}
+                () = sleep_until(self.lists_by.unwrap_or_else(Instant::now).into()), if self.lists_by.is_some() => {}
             }
             self.node.tick(Instant::now());
             self.publish();
@@ -333,12 +341,16 @@ impl Agent {
     /// Publishes the offer if it has changed, and logs which devices became healthy or unhealthy.
     fn publish(&mut self) {
         let offer = self.node.offer();
-        if offer == *self.offers.borrow() {
+        if offer != *self.offers.borrow() {
+            self.log_changes(&offer);
+            self.offers.send_replace(offer);
+        }
+        let is_answered = self.driver != Driver::Unknown && self.held.is_none();
+        self.lists_by = self.lists_by.filter(|by| !is_answered && Instant::now() < *by);
+        if self.lists_by.is_some() {
             return;
         }
-        self.log_changes(&offer);
-        let resources = Arc::clone(&offer.resources);
-        self.offers.send_replace(offer);
+        let resources = Arc::clone(&self.offers.borrow().resources);
         self.lists.send_if_modified(|list| {
             let changed = *list != resources;
             *list = resources;

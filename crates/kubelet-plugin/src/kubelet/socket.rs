@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 use std::{fs, io};
 
 use anyhow::{Context, Result};
@@ -19,12 +20,14 @@ pub const MAX_PATH: usize = 107;
 /// Connections that wait to be accepted. The kubelet has one or two.
 const BACKLOG: u32 = 16;
 
-/// Distinguishes a socket file from its successors at the same path: file systems reuse inode numbers.
+/// Distinguishes a socket file from its successors at the same path: file systems reuse inode numbers. The times of a file change with
+/// touch(1), chmod(1) and restorecon(8), its birth does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketId {
     device: u64,
     inode: u64,
-    modified: (i64, i64),
+    /// `None` on file systems without it: tmpfs before Linux 6.6, for example
+    born: Option<SystemTime>,
 }
 
 impl SocketId {
@@ -32,7 +35,7 @@ impl SocketId {
     #[must_use]
     pub fn at(path: &Path) -> Option<Self> {
         let file = fs::symlink_metadata(path).ok().filter(|file| file.file_type().is_socket())?;
-        Some(Self { device: file.dev(), inode: file.ino(), modified: (file.mtime(), file.mtime_nsec()) })
+        Some(Self { device: file.dev(), inode: file.ino(), born: file.created().ok() })
     }
 }
 
@@ -134,6 +137,11 @@ mod tests {
 
     use super::*;
 
+    const LONG_AGO: rustix::fs::Timestamps = {
+        let time = rustix::fs::Timespec { tv_sec: 1, tv_nsec: 0 };
+        rustix::fs::Timestamps { last_access: time, last_modification: time }
+    };
+
     #[test]
     fn names_of_sockets() {
         assert_eq!(file_name("nvidia.com/gpu"), "oci-nvidia-gpu.sock");
@@ -162,6 +170,9 @@ mod tests {
         assert_ne!(SocketId::at(&path).unwrap(), stale);
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(bound.exists());
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        rustix::fs::utimensat(rustix::fs::CWD, &path, &LONG_AGO, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).unwrap();
+        assert!(bound.exists(), "touch and chmod do not make another socket");
 
         // A file that replaced ours is not ours to remove.
         fs::remove_file(&path).unwrap();

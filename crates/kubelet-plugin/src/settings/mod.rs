@@ -29,6 +29,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use base::report::Finding;
+use findings::catalog;
 use nvidia_host::config;
 
 use nvidia::Inputs;
@@ -51,7 +52,20 @@ pub fn read(options: &Options) -> Result<(Settings, Vec<Finding>)> {
         (settings, more) = layered(options, &inputs, from_file, text.as_deref().map(|text| (&*path, text)))?;
     }
     findings.append(&mut more);
+    findings.extend(unaccepted_mounts(&settings));
     Ok((settings, findings))
+}
+
+/// Returns the finding about requests by mounts that the hook does not accept.
+fn unaccepted_mounts(Settings { common, plugin, .. }: &Settings) -> Option<Finding> {
+    let asks = plugin.device_list_strategy.contains(&DeviceListStrategy::VolumeMounts);
+    (asks && !common.accept_volume_mounts).then(|| {
+        Finding::new(
+            &catalog::PLUGIN_MOUNTS,
+            "device-list-strategy is \"volume-mounts\", and containers may not request GPUs with mounts",
+            "set accept-nvidia-visible-devices-as-volume-mounts = true above the first table of config.toml",
+        )
+    })
 }
 
 /// Reads only config.toml and its drop-in files.

@@ -165,6 +165,8 @@ impl Kind {
             (Self::Bool | Self::Switch, DeValue::Boolean(is)) => vec![is.to_string()],
             (Self::Switch, DeValue::String(text)) if text == "auto" => vec![text.to_string()],
             (Self::Text, DeValue::String(text)) => vec![text.to_string()],
+            // NVIDIA's setting is one string.
+            (Self::Texts, DeValue::String(text)) => text.split(',').map(|text| text.trim().to_owned()).collect(),
             (Self::Texts, DeValue::Array(list)) => value::texts(list)?.into_iter().map(str::to_owned).collect(),
             (Self::Number, DeValue::Integer(number)) => vec![value::number(number)?.to_string()],
             (Self::Numbers, DeValue::Array(list)) => value::numbers(list)?.iter().map(u32::to_string).collect(),
@@ -178,7 +180,7 @@ impl Kind {
             Self::Bool => "true or false",
             Self::Switch => "true, false or \"auto\"",
             Self::Text => "a string in quotes",
-            Self::Texts => "a list of strings in quotes",
+            Self::Texts => "a string or a list of strings in quotes",
             Self::Number => "a number",
             Self::Numbers => "a list of numbers",
             Self::Rows => "a list of tables",

@@ -111,6 +111,26 @@ fn values_of_config_toml() {
 }
 
 #[test]
+fn strategies_as_one_string() {
+    use DeviceListStrategy::{CdiAnnotations, VolumeMounts};
+    let of = |value: &str| parsed(&format!("[kubelet-plugin]\ndevice-list-strategy = {value}")).unwrap().0.plugin;
+    assert_eq!(of("\"volume-mounts\"").device_list_strategy, [VolumeMounts]);
+    assert_eq!(of("\"volume-mounts, cdi-annotations\"").device_list_strategy, [VolumeMounts, CdiAnnotations]);
+}
+
+#[test]
+fn mounts_that_the_hook_does_not_accept() {
+    let of = |strategies: &[DeviceListStrategy], accept_volume_mounts: bool| {
+        let plugin = Plugin { device_list_strategy: strategies.to_vec(), ..Plugin::default() };
+        let common = nvidia_host::config::Config { accept_volume_mounts, ..Default::default() };
+        unaccepted_mounts(&Settings { common, plugin, ..Settings::default() }).map(|finding| finding.kind.id)
+    };
+    assert_eq!(of(&[DeviceListStrategy::VolumeMounts], false), Some("ONH-076"));
+    assert_eq!(of(&[DeviceListStrategy::VolumeMounts], true), None);
+    assert_eq!(of(&[DeviceListStrategy::Envvar], false), None);
+}
+
+#[test]
 fn wrong_values_of_config_toml() {
     for (text, says) in [
         ("[kubelet-plugin]\nreplicas = 0", "line 2: kubelet-plugin.replicas has an invalid value; it must be a number"),
