@@ -2,10 +2,9 @@
 //! engines fail if it is full.
 
 use base::json;
+use serde_json::Value;
 
-use super::{Container, Record, StoredFinding, TimedStep};
-use crate::oci::Pod;
-use crate::plan::asked::Asked;
+use super::Record;
 
 /// Upper limit for the file of a record, in bytes.
 pub(super) const MAX_SIZE: usize = 32 << 10;
@@ -17,67 +16,39 @@ const LIMITS: [(usize, usize); 4] = [(64, 2000), (24, 300), (8, 100), (2, 40)];
 impl Record {
     /// Returns the record as JSON, shortened to [`MAX_SIZE`]. `None` if the path of its bundle is not UTF-8.
     pub fn to_bytes(&self) -> Option<Vec<u8>> {
-        let forms =
-            LIMITS.iter().filter_map(|(items, chars)| Some(json::pretty(&self.cut(*items, *chars)).ok()?.into_bytes()));
+        let forms = LIMITS.iter().filter_map(|(items, chars)| self.shortened(*items, *chars));
         forms.into_iter().find(|bytes| bytes.len() <= MAX_SIZE)
     }
 
-    fn cut(&self, items: usize, chars: usize) -> Self {
-        let text = |text: &String| cut(text, chars);
-        let texts = |list: &[String]| cut_list(list, items, chars);
-        let Container { id, name, pod, bundle } = &self.container;
-        Self {
-            version: self.version,
-            hook: text(&self.hook),
-            container: Container {
-                id: id.clone(),
-                name: text(name),
-                pod: Pod { name: text(&pod.name), namespace: text(&pod.namespace), container: text(&pod.container) },
-                bundle: bundle.clone(),
-            },
-            stage: text(&self.stage),
-            started: text(&self.started),
-            since: text(&self.since),
-            ended: text(&self.ended),
-            pid: self.pid,
-            outcome: self.outcome,
-            reason: text(&self.reason),
-            request: text(&self.request),
-            asked: self.asked.as_ref().map(|asked| Asked {
-                visible_devices: texts(&asked.visible_devices),
-                driver_capabilities: texts(&asked.driver_capabilities),
-                requirements: texts(&asked.requirements),
-                mig_config_devices: asked.mig_config_devices.as_ref().map(text),
-                mig_monitor_devices: asked.mig_monitor_devices.as_ref().map(text),
-                imex_channels: texts(&asked.imex_channels),
-            }),
-            driver: text(&self.driver),
-            devices: texts(&self.devices),
-            findings: self
-                .findings
-                .iter()
-                .take(items)
-                .map(|finding| StoredFinding {
-                    id: text(&finding.id),
-                    severity: text(&finding.severity),
-                    what: text(&finding.what),
-                    why: text(&finding.why),
-                    fix: text(&finding.fix),
-                })
-                .collect(),
-            steps: self.steps.iter().take(items).map(|step| TimedStep { name: text(&step.name), ..*step }).collect(),
-            // All or none: the number of created names does not depend on the request.
-            created: if items == LIMITS[0].0 { self.created.clone() } else { Vec::new() },
+    fn shortened(&self, items: usize, chars: usize) -> Option<Vec<u8>> {
+        let mut value = serde_json::to_value(self).ok()?;
+        // All or none: the number of created names does not depend on the request.
+        value.as_object_mut()?.remove("created");
+        shorten(&mut value, items, chars);
+        let mut record: Self = serde_json::from_value(value).ok()?;
+        (record.container.id, record.container.bundle) = (self.container.id.clone(), self.container.bundle.clone());
+        if items == LIMITS[0].0 {
+            record.created.clone_from(&self.created);
         }
+        Some(json::pretty(&record).ok()?.into_bytes())
     }
 }
 
-fn cut_list(list: &[String], items: usize, chars: usize) -> Vec<String> {
-    let mut kept: Vec<_> = list.iter().take(items).map(|text| cut(text, chars)).collect();
-    if list.len() > items {
-        kept.push(format!("… and {} more", list.len() - items));
+/// Cuts all lists and texts of a value.
+fn shorten(value: &mut Value, items: usize, chars: usize) {
+    match value {
+        Value::String(text) => *text = cut(text, chars),
+        Value::Array(list) => {
+            let more = list.len().saturating_sub(items);
+            list.truncate(items);
+            list.iter_mut().for_each(|item| shorten(item, items, chars));
+            if more > 0 && list.iter().all(Value::is_string) {
+                list.push(format!("… and {more} more").into());
+            }
+        }
+        Value::Object(members) => members.values_mut().for_each(|member| shorten(member, items, chars)),
+        _ => {}
     }
-    kept
 }
 
 fn cut(text: &str, chars: usize) -> String {
@@ -90,7 +61,9 @@ fn cut(text: &str, chars: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Outcome;
+    use crate::oci::Pod;
+    use crate::plan::asked::Asked;
+    use crate::record::{Outcome, StoredFinding, TimedStep};
     use proptest::prelude::*;
     use std::path::Path;
     use std::time::SystemTime;
