@@ -26,6 +26,7 @@ impl Aside {
     /// Renames a name. `None` if the file system cannot do that without replacing another file.
     pub(super) fn put(dir: &Rc<OwnedFd>, name: &Path, is_dir: bool) -> Option<Self> {
         let temporary = aside_name(name);
+        // EINVAL from a file system that does not implement the flag; see renameat2(2).
         rustix::fs::renameat_with(&**dir, name, &**dir, &temporary, RenameFlags::NOREPLACE).ok()?;
         Some(Self { dir: Rc::clone(dir), name: name.to_owned(), temporary, is_dir })
     }

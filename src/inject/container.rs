@@ -65,6 +65,8 @@ impl OpenContainer {
 
     fn of_process(pid: i32, rootfs: &Path) -> Result<Self> {
         ensure!(rootfs != Path::new("/"), "its rootfs is \"/\"");
+        // Unlike the files in it, the directory belongs to the effective user also of a process that is not dumpable, as those of the
+        // runtimes are not (`task_dump_owner` in fs/proc/base.c).
         let owner = std::fs::metadata(format!("/proc/{pid}")).context("its init process has ended")?;
         let owner = (owner.uid(), owner.gid());
         let mount_ns = MountNs::of_process(pid)?;

@@ -30,6 +30,8 @@ pub(super) fn find_present(dir: &OwnedFd, name: &OsStr) -> Result<Present> {
     };
     let stat = rustix::fs::fstat(&fd)?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
+        // With an empty path, readlinkat(2) reads the link that the descriptor refers to (Linux 2.6.39), and not another one that
+        // has taken its name in the meantime.
         let text = rustix::fs::readlinkat(&fd, c"", Vec::new())?;
         return Ok(Present::Link(OsString::from_vec(text.into_bytes()).into()));
     }

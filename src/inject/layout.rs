@@ -175,6 +175,8 @@ impl Layout {
             }
             dir = self.covered_parent(path)?;
         }
+        // For an existing name, the kernel reports EEXIST also on a read-only file system (`filename_create` in fs/namei.c). So EROFS
+        // means that the name is free.
         let mut made = make(&dir, name);
         if matches!(made, Err(Errno::ROFS)) {
             dir = self.covered_parent(path)?;

@@ -301,6 +301,8 @@ fn load(name: &str, insns: &[Insn], log: &mut [u8]) -> nix::Result<OwnedFd> {
     for (to, from) in prog_name.iter_mut().take(15).zip(name.bytes()) {
         *to = from;
     }
+    // Only helper functions that are marked `gpl_only` require a license that is compatible with the GPL; see bpf(2). Device programs
+    // of runtimes call none.
     let license = c"Apache-2.0";
     let with_log = !log.is_empty();
     let mut attr = LoadAttr {

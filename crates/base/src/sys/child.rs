@@ -93,6 +93,7 @@ fn end(code: i32) -> ! {
 
 /// Runs the warden: creates the namespace if that is permitted, and returns the exit status of the worker.
 fn guard(pipe: File, body: impl FnOnce(&mut File)) -> i32 {
+    // unshare(2) leaves this process in its PID namespace. The next fork makes process 1 of the new one, see pid_namespaces(7).
     let has_init = ns::new_pid_ns_for_children().is_ok();
     pass_on(pipe, |mut pipe| {
         if !has_init {
@@ -254,6 +255,7 @@ impl Drop for Child {
             if orphans.is_empty() || Instant::now() >= until {
                 break;
             }
+            // The list can lack some children while others end, see proc_tid_children(5). So it is read until it is empty.
             for orphan in orphans.into_iter().map(Pid::from_raw) {
                 kill(orphan, Signal::SIGKILL).ok();
                 // The worker leads a process group.

@@ -196,6 +196,8 @@ fn resolve(root: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     for _ in 0..TRIES {
         match rustix::fs::openat2(&root, path, flags | OFlags::CLOEXEC, Mode::empty(), how) {
+            // The kernel returns EAGAIN for a path with ".." if a rename or a mount anywhere on the host could have moved the
+            // directory out of the root in the meantime; see openat2(2).
             Err(Errno::AGAIN | Errno::INTR) => {}
             // The seccomp profiles of older engines answer unknown calls with EPERM.
             Err(Errno::NOSYS | Errno::PERM) => break,
@@ -219,6 +221,7 @@ pub(super) fn or_missing<T>(found: io::Result<T>) -> io::Result<Option<T>> {
 /// # Errors
 /// If /proc cannot be read.
 pub fn real_path(fd: BorrowedFd<'_>) -> io::Result<PathBuf> {
+    // The kernel appends " (deleted)" to the path of a removed file; see proc_pid_fd(5).
     let target = rustix::fs::readlinkat(CWD, fd_path(fd), Vec::new())?;
     Ok(PathBuf::from(OsStr::from_bytes(target.as_bytes())))
 }

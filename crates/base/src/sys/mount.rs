@@ -90,6 +90,8 @@ impl MountAttrs {
 /// # Errors
 /// Those of open_tree(2): ENOSYS before Linux 5.2, EPERM without CAP_SYS_ADMIN.
 pub fn clone_tree(source: impl AsFd) -> io::Result<OwnedFd> {
+    // Without AT_RECURSIVE. In a user namespace, the kernel then fails with EINVAL if that would show files which a locked mount
+    // below covers (`has_locked_children` in fs/namespace.c; mount_namespaces(7)).
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
     Ok(rustix::mount::open_tree(source, c"", flags)?)
 }
@@ -119,6 +121,7 @@ struct MountAttr {
 /// # Errors
 /// Those of mount_setattr(2): ENOSYS before Linux 5.12, EINVAL if `mount` is not the root of a mount.
 pub fn restrict(mount: impl AsFd, attrs: MountAttrs) -> io::Result<()> {
+    // A clone of a shared mount is a member of the same peer group (mount_namespaces(7)).
     let attr = MountAttr { attr_set: attrs.0.bits().into(), propagation: libc::MS_PRIVATE, ..MountAttr::default() };
     Ok(set_attr(mount.as_fd(), &attr, size_of::<MountAttr>())?)
 }
@@ -165,7 +168,8 @@ pub fn attach_at(mount: impl AsFd, dir: impl AsFd, path: &Path) -> io::Result<()
 /// # Errors
 /// Those of umount2(2): EINVAL if the file is not the root of a mount.
 pub fn detach(mount: BorrowedFd<'_>) -> io::Result<()> {
-    // umount2(2) takes only a path. The magic link of an fd leads to the mount that the fd was opened on.
+    // umount2(2) takes only a path. The magic link of an fd leads to the mount that the fd was opened on. The fd keeps the mount
+    // busy, so that the call would fail with EBUSY without MNT_DETACH.
     Ok(rustix::mount::unmount(super::in_root::fd_path(mount), UnmountFlags::DETACH)?)
 }
 
@@ -178,6 +182,8 @@ pub fn new_tmpfs(options: &[(&CStr, &CStr)], label: Option<&Label>) -> io::Resul
     for (key, value) in options {
         rustix::mount::fsconfig_set_string(&fs, *key, *value)?;
     }
+    // SELinux accepts a label only for a new superblock, and not in a remount. fsconfig(2) takes one value, so that the commas of the
+    // label need no quotes here.
     if let Some(label) = label {
         rustix::mount::fsconfig_set_string(&fs, c"context", label.as_str())?;
     }

@@ -75,6 +75,7 @@ fn open_component(dir: BorrowedFd<'_>, name: &OsStr, flags: OFlags) -> io::Resul
             if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::Symlink {
                 return Ok(Opened::File(file));
             }
+            // With an empty path, readlinkat(2) reads the link that the descriptor refers to (Linux 2.6.39).
             let text = rustix::fs::readlinkat(&file, c"", Vec::new())?;
             return Ok(Opened::Link(OsString::from_vec(text.into_bytes())));
         }

@@ -52,6 +52,8 @@ fn mount_tmpfs_with(target: impl AsFd, more: MountFlags, options: &str, label: O
 pub fn mount_overlay(target: impl AsFd, lower: impl AsFd, layer: &OwnedFd, label: Option<&Label>) -> io::Result<()> {
     let kept = kept_flags(rustix::fs::fstatvfs(&lower)?.f_flag).difference(MountFlags::RDONLY);
     let flags = MountFlags::NOSUID | MountFlags::NODEV | kept;
+    // A colon separates lower directories, and a comma ends the option. The path of a directory of an image can contain both, and a
+    // magic link contains neither.
     let (lower, layer) = (fd_path(lower.as_fd()), fd_path(layer.as_fd()));
     let options = format!("lowerdir={lower},upperdir={layer}/upper,workdir={layer}/work");
     let options = std::ffi::CString::new(Label::after(label, &options))?;
@@ -64,6 +66,7 @@ pub fn mount_overlay(target: impl AsFd, lower: impl AsFd, layer: &OwnedFd, label
 /// Those of umount2(2): EINVAL if `name` is not a mount.
 pub fn take_back(dir: impl AsFd, name: &Path) -> io::Result<()> {
     let path = Path::new(&fd_path(dir.as_fd())).join(name);
+    // Without UMOUNT_NOFOLLOW, umount2(2) would follow a link that has taken the place of the name, to any other mount.
     Ok(rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
 }
 
@@ -77,6 +80,7 @@ pub fn restrict(mount: impl AsFd, attrs: MountAttrs) -> io::Result<()> {
     let kept = rustix::fs::fstatvfs(&mount)?.f_flag;
     let flags = flags_of(attrs) | kept_flags(kept);
     rustix::mount::mount_remount(&path, MountFlags::BIND | flags, c"")?;
+    // A call of mount(2) does one thing: with MS_REMOUNT, it ignores the propagation.
     Ok(rustix::mount::mount_change(&path, MountPropagationFlags::PRIVATE)?)
 }
 

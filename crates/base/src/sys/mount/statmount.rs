@@ -51,6 +51,7 @@ pub enum Id {
 /// # Errors
 /// If neither reports the id.
 pub fn id(file: impl AsFd) -> io::Result<Id> {
+    // Kernels before 6.8 ignore the unknown bit, and the mask of the answer shows which id it contains; see statx(2).
     let asked = MNT_ID_UNIQUE | StatxFlags::MNT_ID;
     if let Ok(stat) = rustix::fs::statx(&file, c"", AtFlags::EMPTY_PATH, asked) {
         let has = |flag: StatxFlags| stat.stx_mask & flag.bits() != 0;
