@@ -87,8 +87,8 @@ impl Runner for Target {
         self.layout.seal()?;
         // The setup is complete. A leftover that cannot be removed does no harm.
         self.remove_stale();
-        let Done { findings, created, .. } = std::mem::take(&mut self.layout.done);
-        Ok(Finished { findings, created })
+        let Done { findings, created, .. } = &mut self.layout.done;
+        Ok(Finished { findings: std::mem::take(findings), created: std::mem::take(created) })
     }
 }
 
