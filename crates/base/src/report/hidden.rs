@@ -4,7 +4,11 @@
 /// or a space other than U+0020.
 #[must_use]
 pub(crate) fn is_hidden(c: char) -> bool {
-    c.is_control() || c.is_whitespace() && c != ' ' || is_ignorable(c)
+    if c.is_ascii() {
+        // Almost all characters. With the tables of Unicode, they took a seventh of the instructions of a start.
+        return c.is_ascii_control();
+    }
+    c.is_control() || c.is_whitespace() || is_ignorable(c)
 }
 
 /// The code points with the property Default_Ignorable_Code_Point of Unicode 17, and the annotation characters U+FFF9 to U+FFFB. They
