@@ -34,7 +34,7 @@ struct Answer {
 /// Returns the result of `examine`, which opens files of the container.
 ///
 /// # Errors
-/// If there is no result in time, or no child process.
+/// If the result does not arrive in time, or the child process cannot be created.
 pub(super) fn within_deadline(examine: impl FnOnce() -> Image) -> Result<Image> {
     let spawned = child::spawn(|pipe| {
         let answer = serde_json::to_string(&Answer::from(examine())).unwrap_or_default();

@@ -30,7 +30,7 @@ pub(crate) struct Call {
     record: Record,
     /// The record of an earlier call for the same start of the container
     earlier: Option<Record>,
-    /// The warnings for stderr, which are printed after the error if there is one: engines cut the messages of a hook at the end
+    /// The warnings for stderr, which are printed after the error if there is one, because the error matters most
     warnings: String,
     step: Option<Instant>,
 }
@@ -72,7 +72,7 @@ impl Call {
         }
     }
 
-    /// Continues the record of precreate, whose second half this call is. Returns false if there is none.
+    /// Continues the record of precreate, whose second half this call is. Reports whether there is one.
     pub(crate) fn continue_precreate(&mut self) -> bool {
         let set_up = |earlier: &mut Record| matches!(earlier.outcome, Outcome::Given | Outcome::Partly);
         let Some(earlier) = self.earlier.take_if(set_up) else { return false };

@@ -42,7 +42,9 @@ impl Call {
         self.record_so_far();
         self.record().reason = reason;
         let busy_from = i64::try_from(patience.as_secs() / BUSY_SHARE).unwrap_or(i64::MAX);
-        let words = LastWords { waited, worked, busy_from, file: self.replacement() };
+        // A record that cannot be written as JSON must not replace one that can be read.
+        let file = self.replacement().filter(|_| !waited.content.is_empty() && !worked.content.is_empty());
+        let words = LastWords { waited, worked, busy_from, file };
         deadline::set(patience, words).context("cannot set a timer")
     }
 

@@ -71,7 +71,7 @@ pub struct Record {
 #[serde(default)]
 pub struct Container {
     pub id: String,
-    /// Its name in the engine; empty if the engine does not tell the hook, and the container has neither failed nor ended
+    /// Its name in the engine; empty if it is unknown
     pub name: String,
     /// Names in Kubernetes; empty for other engines
     pub pod: Pod,
@@ -196,16 +196,17 @@ impl Record {
         self.remember_name();
     }
 
-    /// Adds a finding, up to a limit.
+    /// Adds a finding, up to a limit. Calls for the same start can report the same finding.
     pub fn add_finding(&mut self, finding: &Finding) {
-        if self.findings.len() < MAX_ENTRIES {
-            self.findings.push(StoredFinding {
-                id: finding.kind.id.to_owned(),
-                severity: finding.kind.severity.name().to_owned(),
-                what: one_line(&finding.what),
-                why: finding.kind.why.to_owned(),
-                fix: one_line(&finding.fix),
-            });
+        let finding = StoredFinding {
+            id: finding.kind.id.to_owned(),
+            severity: finding.kind.severity.name().to_owned(),
+            what: one_line(&finding.what),
+            why: finding.kind.why.to_owned(),
+            fix: one_line(&finding.fix),
+        };
+        if self.findings.len() < MAX_ENTRIES && !self.findings.contains(&finding) {
+            self.findings.push(finding);
         }
     }
 

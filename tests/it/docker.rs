@@ -6,25 +6,16 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::driver::{FakeDriver, Image, NEEDS, NEEDS_COMPAT, Waiting};
 use crate::nvidia_cli::link;
 use crate::nvidia_ctk;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
 
 const RUNC: &[Need] = &[Need::Root, Need::Program("runc"), Need::Program("cc"), Need::CgroupV1];
 
-const BUILD: &[Need] = &[
-    Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("nsenter"),
-    Need::Cargo,
-    Need::StaticLibc,
-];
-
 tests! {
     RUNC => gpus_all, both_names_in_one_bundle;
-    BUILD => which_of_two_hooks;
+    NEEDS_COMPAT => which_of_two_hooks;
     NEEDS => the_hooks_command_line;
     &[] => wrong_command_lines;
 }

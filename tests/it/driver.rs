@@ -11,6 +11,16 @@ use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, source};
 /// The needs of tests with [`Waiting`].
 pub const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter")];
 
+/// For [`Waiting::start`] and the program of the package -compat.
+pub const NEEDS_COMPAT: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Program("nsenter"),
+    Need::Cargo,
+    Need::StaticLibc,
+];
+
 /// For [`Waiting::start`]: a /proc that can be masked.
 pub const MASKABLE_PROC: &str = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia";
 

@@ -12,20 +12,12 @@ use cdi_spec::spec::{ContainerEdits, Spec};
 use crate::built;
 use crate::cdi::{GPU_0, cdi, generate};
 use crate::cdi_containers::{only_spec, with_mounts};
-use crate::driver::{FakeDriver, Image, Waiting};
+use crate::driver::{FakeDriver, Image, NEEDS_COMPAT, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::ldconfig::LIST;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, snapshot};
 
 const BUILD: &[Need] = &[Need::Program("cc"), Need::Cargo, Need::StaticLibc];
-const NEEDS: &[Need] = &[
-    Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("nsenter"),
-    Need::Cargo,
-    Need::StaticLibc,
-];
 const NEEDS_RUNC: &[Need] =
     &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::Cargo, Need::StaticLibc];
 const NEEDS_CRUN: &[Need] =
@@ -34,7 +26,7 @@ const NEEDS_CRUN: &[Need] =
 tests! {
     NEEDS_RUNC => specs_of_each_version_with_runc = specs_of_each_version(Cgroup::AsMounted);
     NEEDS_CRUN => specs_of_each_version_with_crun = specs_of_each_version(Cgroup::WithCrun);
-    NEEDS => cuda_compat, device_nodes_are_not_modified, modes, application_profile,
+    NEEDS_COMPAT => cuda_compat, device_nodes_are_not_modified, modes, application_profile,
         links_of_the_image_are_not_followed, state_in_a_file;
     BUILD => what_is_not_known;
 }

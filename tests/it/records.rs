@@ -127,7 +127,7 @@ fn a_start_without_its_request() {
     assert!(why(dir.path(), &[]).ok().contains("  c1  left alone  lab/fine/main  "));
 }
 
-/// Engines show the first lines of what a hook prints, or the last ones; the error is the most important line.
+/// The error is the most important line.
 fn an_error_precedes_the_warnings() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     fake.configure("nonsense = true");

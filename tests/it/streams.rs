@@ -14,7 +14,7 @@ use nvidia_host::cdi::entry::VERB;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::built;
-use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
+use crate::driver::{FakeDriver, Image, NEEDS, NEEDS_COMPAT, Waiting};
 use crate::help;
 use crate::nvidia_ctk;
 use crate::support::{HOOK, Need, private_dir, run, scratch};
@@ -26,15 +26,6 @@ tests! {
     NEEDS_COMPAT => of_the_hooks_with_nvidias_names;
     &[Need::Root, Need::Cargo, Need::Program("cc")] => of_the_device_plugin;
 }
-
-const NEEDS_COMPAT: &[Need] = &[
-    Need::Root,
-    Need::Program("cc"),
-    Need::Program("unshare"),
-    Need::Program("nsenter"),
-    Need::Cargo,
-    Need::StaticLibc,
-];
 
 /// A hook does not wait this long for a reader.
 const SOON: Duration = Duration::from_secs(10);

@@ -42,7 +42,8 @@ pub struct Keeper {
     path: PathBuf,
     /// The devices of the node; `None` if the driver does not work
     inventory: Option<Inventory>,
-    /// The state of the host from which the file was written for these devices, and whether it permits any: otherwise there is no file
+    /// The state of the host from which the file was written for these devices, and whether there is a file: there is none if the limits
+    /// permit no device
     written: Option<(Stamp, bool)>,
 }
 

@@ -41,8 +41,8 @@ use crate::settings::Settings;
 use crate::settings::follow::{self, Change, Follower, Valid};
 use crate::strategy::Chooser;
 
-/// How long the driver may take to answer before the devices are listed as unhealthy. Without a list, no resource is registered: the
-/// kubelet keeps what it knows, and a pod that it admits in the meantime waits. A pod that is admitted with an unhealthy device fails.
+/// How long the driver may take to answer before the devices are listed as unhealthy. A list from before its answer would show all GPUs
+/// as unhealthy at each restart.
 const FIRST_ANSWER: Duration = Duration::from_secs(3);
 
 /// How long the CDI spec may take, before the list is sent without it.

@@ -26,7 +26,7 @@ const BACKLOG: u32 = 16;
 pub struct SocketId {
     device: u64,
     inode: u64,
-    /// `None` on file systems without it: tmpfs before Linux 6.6, for example
+    /// `None` if the file system does not record it
     born: Option<SystemTime>,
 }
 
