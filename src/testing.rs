@@ -20,7 +20,7 @@ pub mod doctor {
     pub use crate::doctor::{Caller, Check, Status, examine, inspect};
 }
 pub mod oci {
-    pub use crate::oci::{Pod, SpecView};
+    pub use crate::oci::SpecView;
     pub mod device_rules {
         pub use crate::oci::device_rules::{DeviceRule, already_allowed};
     }
@@ -43,7 +43,7 @@ pub mod plan {
     }
 }
 pub mod record {
-    pub use crate::record::{Outcome, Record};
+    pub use records::{Outcome, Pod, Record};
     pub mod journal {
         pub use crate::record::journal::encode;
     }

@@ -10,11 +10,11 @@ use base::report::{Finding, failure};
 use base::sys::{ns, run_dir};
 use findings::catalog;
 
-use crate::oci::Pod;
-use crate::record::Record;
 use crate::record::call::Call;
 use crate::record::storage::{self, Listed};
-use crate::record::store::{self, Store};
+use records::Pod;
+use records::Record;
+use records::store::{self, Store};
 
 /// A container with a record, or one that an engine lists.
 #[derive(Debug)]

@@ -25,11 +25,11 @@ use super::args::{Explain, ExplainStage};
 use super::{containers, explain_finding, explain_image, output, usage_error};
 use crate::inject::container::OpenContainer;
 use crate::oci::{self, SpecView};
-use crate::plan::asked::Asked;
 use crate::plan::request::{self, Decision, GpuRequest};
 use crate::plan::{self, Container, Gpus, Image, Live, Verdict};
 use crate::plan::{step, text};
 use crate::stages::{self, limits, precreate};
+use records::asked::Asked;
 
 /// The document of `--json`, whose schema is `docs/schemas/explain.json`.
 #[derive(Debug, Default, Serialize)]

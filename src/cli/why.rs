@@ -19,7 +19,7 @@ use crate::oci;
 use crate::plan::given;
 use crate::plan::{self, Verdict};
 use crate::record::call::Call;
-use crate::record::{Outcome, Record};
+use records::{NRI, Outcome, Record};
 
 /// The document of `--json`, whose schema is `docs/schemas/why.json`.
 #[derive(Debug, Serialize)]
@@ -206,11 +206,14 @@ fn lines(record: &Record) -> Vec<Line> {
 }
 
 fn outcome(record: &Record) -> Line {
+    let is_nri = record.stage == NRI;
     let words = match record.outcome {
         Outcome::Given => "the container got what it requested".to_owned(),
         Outcome::Partly => format!("the container got {}", record.shortfall().unwrap_or("less than it requested")),
         Outcome::Nothing => "the container requests no GPU".to_owned(),
+        Outcome::LeftAlone if is_nri => "the NRI plugin did nothing".to_owned(),
         Outcome::LeftAlone => "the hook did nothing".to_owned(),
+        Outcome::Failed if is_nri => "the NRI plugin refused the container".to_owned(),
         Outcome::Failed => "the hook failed".to_owned(),
         Outcome::Unfinished => "the hook did not finish: it still runs, or it was stopped after a timeout".to_owned(),
     };
@@ -221,7 +224,7 @@ fn outcome(record: &Record) -> Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::oci::Pod;
+    use records::Pod;
     use std::time::SystemTime;
 
     #[test]
@@ -233,5 +236,9 @@ mod tests {
         record.devices.push("c\nd".to_owned());
         let text = to_text(&record);
         assert!(text.contains("(x\\u{1b}[2J)") && text.contains("hook failed: a\\nb\n  c\\nd\n"), "{text}");
+        let mut refused = Record::begin(NRI, SystemTime::UNIX_EPOCH);
+        refused.end(Outcome::Failed, "no such GPU".to_owned());
+        let text = to_text(&refused);
+        assert!(text.contains("\nthe NRI plugin refused the container: no such GPU\n"), "{text}");
     }
 }

@@ -3,7 +3,7 @@
 use base::report::one_line;
 
 use super::terminal::{Line, Tone, cell, table};
-use crate::record::{Outcome, Record};
+use records::{Outcome, Record};
 
 /// Returns the indices of the devices: `0,1` for `GPU 0: …` and `GPU 1: …`, `0:1` for `MIG 0:1 of …`. For a text of another form,
 /// it is the first word.
@@ -60,7 +60,7 @@ pub(super) const fn tone(outcome: Outcome) -> Tone {
 mod tests {
     use super::*;
     use crate::cli::terminal::Terminal;
-    use crate::oci::Pod;
+    use records::Pod;
     use std::path::Path;
     use std::time::SystemTime;
 

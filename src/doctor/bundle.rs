@@ -23,10 +23,10 @@ use nvidia_host::inventory::report::Report;
 
 use super::inspect::CONFIG;
 use super::{Check, Facts};
-use crate::record::Record;
-use crate::record::store::Store;
 use engines::Engine;
 use engines::status;
+use records::Record;
+use records::store::Store;
 
 /// The number of bytes to keep of each file. Of a longer file, the end is kept.
 const MOST: usize = 256 << 10;

@@ -23,8 +23,8 @@ use super::linker_cache;
 use super::sharing::Place;
 use super::source::open_in;
 use crate::oci::spec_view::SpecView;
-use crate::record::created::Entry;
 use crate::record::storage;
+use records::created::Entry;
 
 const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
 

@@ -36,7 +36,7 @@ use nvidia_host::edits::Need;
 
 use crate::plan::Container;
 use crate::plan::step::Step;
-use crate::record::created::Entry;
+use records::created::Entry;
 
 /// Carries out a step whose sources are open and checked.
 type Apply<'a, T> = Box<dyn FnOnce(&mut T) -> Result<()> + 'a>;

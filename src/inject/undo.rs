@@ -19,7 +19,7 @@ use super::aside::{self, Aside};
 use super::directory::{replace_file, replace_link};
 use super::leftovers::{self, is_library_of_a_driver};
 use super::sharing::Place;
-use crate::record::created::Entry;
+use records::created::Entry;
 
 /// A change to the container that can be undone.
 #[derive(Debug)]

@@ -12,7 +12,6 @@ pub(crate) mod pod;
 pub(crate) mod spec_view;
 pub(crate) mod state;
 
-pub use pod::Pod;
 pub use spec_view::SpecView;
 pub(crate) use state::State;
 

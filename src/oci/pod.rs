@@ -1,16 +1,16 @@
 //! Reads a container's Kubernetes names from the annotations of CRI-O and containerd.
 //!
 //! The author of a pod can set annotations, and so can the author of an image with some versions of Podman. If such a name counted,
-//! records of other users could be replaced with it, or displaced ([`crate::record::store`]). So only those names count that the
+//! records of other users could be replaced with it, or displaced ([`records::store`]). So only those names count that the
 //! engine itself wrote over what it was given.
 
 use std::path::Path;
 
 use anyhow::Result;
-use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use base::report::one_line;
+use records::Pod;
 
 use super::lists::Object;
 
@@ -24,35 +24,24 @@ const CONTAINERD: [&str; 3] =
 /// containerd gives this annotation to each container of a pod.
 const OF_CONTAINERD: &str = "io.kubernetes.cri.container-type";
 
-/// The Kubernetes names of a container; empty if unknown.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Pod {
-    pub name: String,
-    pub namespace: String,
-    pub container: String,
-}
-
-impl Pod {
-    /// Reads the names from the annotations of config.json or of the state. `bundle` and `cgroups_path`, which is empty if it is
-    /// unknown, identify the engine.
-    ///
-    /// # Errors
-    /// If the annotations are not a JSON object.
-    pub fn from_annotations(annotations: Option<&RawValue>, bundle: &Path, cgroups_path: &str) -> Result<Self> {
-        let of_cri_o = match prefix(cgroups_path) {
-            // Its pods have no namespaces, and the user who starts a container chooses its annotations.
-            prefix if prefix.starts_with("libpod") => return Ok(Self::default()),
-            prefix => prefix == "crio" || bundle.ends_with("userdata"),
-        };
-        let known = Object::of_names(annotations, &|name| {
-            CRI_O.contains(&name) || !of_cri_o && (CONTAINERD.contains(&name) || name == OF_CONTAINERD)
-        })?;
-        let is_containerd = known.members().any(|(name, _)| !CRI_O.contains(&name));
-        let [name, namespace, container] =
-            if is_containerd { CONTAINERD } else { CRI_O }.map(|name| one_line(&known.text(name).unwrap_or_default()));
-        Ok(Self { name, namespace, container })
-    }
+/// Reads the names from the annotations of config.json or of the state. `bundle` and `cgroups_path`, which is empty if it is
+/// unknown, identify the engine.
+///
+/// # Errors
+/// If the annotations are not a JSON object.
+pub(crate) fn from_annotations(annotations: Option<&RawValue>, bundle: &Path, cgroups_path: &str) -> Result<Pod> {
+    let of_cri_o = match prefix(cgroups_path) {
+        // Its pods have no namespaces, and the user who starts a container chooses its annotations.
+        prefix if prefix.starts_with("libpod") => return Ok(Pod::default()),
+        prefix => prefix == "crio" || bundle.ends_with("userdata"),
+    };
+    let known = Object::of_names(annotations, &|name| {
+        CRI_O.contains(&name) || !of_cri_o && (CONTAINERD.contains(&name) || name == OF_CONTAINERD)
+    })?;
+    let is_containerd = known.members().any(|(name, _)| !CRI_O.contains(&name));
+    let [name, namespace, container] =
+        if is_containerd { CONTAINERD } else { CRI_O }.map(|name| one_line(&known.text(name).unwrap_or_default()));
+    Ok(Pod { name, namespace, container })
 }
 
 /// Returns the name of the engine in a cgroup path, which is `SLICE:crio:ID` with systemd and `/PARENT/crio-ID` without. The author of a
@@ -75,7 +64,7 @@ mod tests {
         let annotations: std::collections::BTreeMap<_, _> = annotations.iter().copied().collect();
         let text = serde_json::to_string(&annotations).unwrap();
         let annotations = Some(serde_json::from_str(&text).unwrap());
-        Pod::from_annotations(annotations, Path::new(bundle), cgroups_path).unwrap().namespace
+        from_annotations(annotations, Path::new(bundle), cgroups_path).unwrap().namespace
     }
 
     #[test]

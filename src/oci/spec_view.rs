@@ -11,9 +11,11 @@ use serde_json::value::RawValue;
 
 use base::sys::in_root::open_host_file;
 
-use super::Pod;
+use records::Pod;
+
 use super::device_rules::allow_all;
 use super::lists::{self, Environment, Object};
+use super::pod;
 
 /// The parts of config.json that the hook uses.
 #[derive(Clone, Debug, Default)]
@@ -241,7 +243,7 @@ pub fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: IsWanted) -> Result<Spec
         user: (id(user.get("uid")), id(user.get("gid"))),
         additional_gids: lists::known_entries(user.get("additionalGids"))?,
         keeps_groups: Object::of(raw.annotations, &[KEEP_GROUPS])?.text(KEEP_GROUPS).is_some_and(|on| on == "1"),
-        pod: Pod::from_annotations(raw.annotations, bundle, &cgroups_path)?,
+        pod: pod::from_annotations(raw.annotations, bundle, &cgroups_path)?,
         cdi_devices: super::annotated::cdi_devices(raw.annotations)?,
         cgroups_path,
         mount_label: linux.text("mountLabel").unwrap_or_default(),

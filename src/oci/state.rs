@@ -11,8 +11,10 @@ use serde::Deserialize;
 use base::report::{Failure, failure};
 use findings::catalog;
 
-use super::Pod;
+use records::Pod;
+
 use super::lists::Object;
+use super::pod;
 
 /// The fields of the state that a hook needs. Everything else in it is ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +71,7 @@ pub(crate) fn bundle_argument(arguments: &[u8]) -> Option<PathBuf> {
 /// Returns the Kubernetes names in the annotations of a state, for a container whose config.json cannot be read.
 pub(crate) fn pod(bytes: &[u8], bundle: &Path) -> Pod {
     let state = Object::first(bytes, &["annotations"]);
-    state.and_then(|state| Pod::from_annotations(state.get("annotations"), bundle, "")).unwrap_or_default()
+    state.and_then(|state| pod::from_annotations(state.get("annotations"), bundle, "")).unwrap_or_default()
 }
 
 impl State {

@@ -9,7 +9,6 @@
 
 pub(crate) mod access;
 pub(crate) mod additions;
-pub(crate) mod asked;
 mod container;
 pub(crate) mod given;
 mod gpus;

@@ -12,7 +12,9 @@ use nvidia_host::device_id::VisibleDevices;
 use nvidia_host::programs;
 use nvidia_host::request::excuse as excuse_of_host;
 
-use crate::oci::{Pod, SpecView};
+use records::Pod;
+
+use crate::oci::SpecView;
 use crate::plan::given;
 use crate::plan::others::{self, Other};
 use crate::plan::request::{self, Decision, GpuRequest, Hint};

@@ -10,12 +10,13 @@ use base::report::{ErrorReport, Finding, Severity, one_line, render};
 use base::sys::run_dir::Replacement;
 use base::sys::stdio;
 
-use super::created::{self, Entry};
 use super::journal::{Journal, priority};
 use super::log_file::LogFile;
-use super::store::Store;
-use super::{Outcome, Record, stderr};
-use crate::oci::Pod;
+use records::created::{self, Entry};
+use records::store::Store;
+use records::{Outcome, Pod, Record};
+
+use super::{name, stderr};
 
 /// The name of this program in logs.
 pub(crate) const NAME: &str = "oci-nvidia-hook";
@@ -68,7 +69,7 @@ impl Call {
             // poststop needs these names, whatever becomes of this call.
             self.record.created = earlier.as_ref().map(|earlier| earlier.created.clone()).unwrap_or_default();
             self.earlier = earlier.filter(|earlier| earlier.is_of_start(&self.record));
-            self.record.name_by_conmon();
+            name::by_conmon(&mut self.record);
         }
     }
 
@@ -162,7 +163,7 @@ impl Call {
         self.keep();
         self.error(error);
         self.print_warnings();
-        self.record.remember_name();
+        name::remember(&mut self.record.container);
         self.end(Outcome::Failed, &ErrorReport::new(error).line);
     }
 

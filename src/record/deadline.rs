@@ -9,7 +9,8 @@ use base::sys::deadline::{self, LastWords, Report};
 use findings::catalog;
 use nvidia_host::timeouts;
 
-use super::Outcome;
+use records::Outcome;
+
 use super::call::{Call, NAME};
 
 /// The seconds of processor time, as a share of the limit, from which the hook was busy and did not only wait.

@@ -9,7 +9,9 @@ use nvidia_host::config::Config;
 
 use super::decide;
 use super::prestart::{Place, begin, give};
-use crate::oci::{Pod, SpecView};
+use records::Pod;
+
+use crate::oci::SpecView;
 use crate::plan::Container;
 use crate::plan::request::GpuRequest;
 use crate::record::call::Call;

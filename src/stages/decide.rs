@@ -11,11 +11,11 @@ use super::host::inspect_prepared;
 use super::open_log;
 use crate::oci::SpecView;
 use crate::oci::spec_view::Device;
-use crate::plan::asked::Asked;
 use crate::plan::request::GpuRequest;
 use crate::plan::{self, Gpus, Verdict};
-use crate::record::Outcome;
 use crate::record::call::Call;
+use records::Outcome;
+use records::asked::Asked;
 
 /// Returns the request of the container and the configuration; `None` if the container is left unchanged. Most containers request
 /// nothing: for them, not even config.toml is read.

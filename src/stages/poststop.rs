@@ -12,14 +12,15 @@ use super::read_stdin;
 use crate::inject::leftovers;
 use crate::oci::{self, State};
 use crate::record::call::Call;
-use crate::record::created::{self, Entry};
-use crate::record::store::Store;
+use crate::record::name;
+use records::created::{self, Entry};
+use records::store::Store;
 
 /// Removes the files that the setup created in the container, and notes its end in its record.
 pub(crate) fn run() -> ExitCode {
     let state = read_stdin().and_then(|bytes| oci::state::parse(&bytes));
     if let (Ok(state), Ok(Some(store))) = (state, Store::existing()) {
-        let record = store.end(&state.id, SystemTime::now());
+        let record = store.end(&state.id, SystemTime::now(), name::remember);
         // The engine may have unmounted the root file system already. Files that stay do no harm.
         if let Some(record) = record {
             remove_created(&state, record.created).ok();

@@ -20,7 +20,9 @@ use crate::plan::additions::{Additions, OciFacts};
 use crate::plan::request;
 use crate::plan::{Gpus, hook_program};
 use crate::record::call::Call;
-use crate::record::{Outcome, storage};
+use records::Outcome;
+
+use crate::record::storage;
 
 /// Prints the edited config.json. Exit status 0 if the container may start, 1 if not. Podman does not show the stderr of this stage.
 pub(crate) fn run(config: Option<&Path>) -> ExitCode {

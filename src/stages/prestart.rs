@@ -18,9 +18,9 @@ use crate::oci;
 use crate::oci::device_rules::DeviceRule;
 use crate::plan::request;
 use crate::plan::{self, Container, Gpus};
-use crate::record::Outcome;
 use crate::record::call::Call;
 use crate::{cgroup, inject};
+use records::Outcome;
 
 /// The namespaces in which the hook runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

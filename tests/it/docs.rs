@@ -179,7 +179,8 @@ const SOURCES: [&str; 7] = [
     "crates/nvidia/src",
 ];
 
-/// `module::name` is the start of a test's name, or a module of the library; in docs/security.md, one with tests.
+/// `module::name` is the start of a test's name, or a module of a library, which can follow the directory of its crate; in
+/// docs/security.md, one with tests.
 fn tests_that_documents_name_exist() {
     let mut count = 0;
     for (page, text) in pages() {
@@ -188,8 +189,9 @@ fn tests_that_documents_name_exist() {
                 && word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c))
         };
         for word in quoted(&text).into_iter().filter(is_name) {
-            let module = SOURCES.iter().find_map(|dir| {
-                let path = source(dir).join(word.replace("::", "/"));
+            let of_crate = word.replacen("::", "/src/", 1).replace("::", "/");
+            let places = SOURCES.iter().map(|dir| source(dir).join(word.replace("::", "/")));
+            let module = places.chain([source("crates").join(of_crate)]).find_map(|path| {
                 [path.with_extension("rs"), path.join("mod.rs")].iter().find_map(|p| std::fs::read_to_string(p).ok())
             });
             let in_library = module.is_some_and(|text| text.contains("#[cfg(test)]") || !page.ends_with("security.md"));

@@ -153,8 +153,15 @@ fn literals(path: &Path, text: &str) -> String {
 }
 
 fn program() -> Vec<(String, String)> {
-    let roots =
-        ["src", "crates/base/src", "crates/cdi/src", "crates/engines/src", "crates/findings/src", "crates/nvidia/src"];
+    let roots = [
+        "src",
+        "crates/base/src",
+        "crates/cdi/src",
+        "crates/engines/src",
+        "crates/findings/src",
+        "crates/nvidia/src",
+        "crates/records/src",
+    ];
     let files = roots.iter().flat_map(|root| texts(&source(root), "rs"));
     let files = files.filter(|(path, _)| !path.ends_with("tests.rs"));
     files.map(|(path, text)| (path.display().to_string(), literals(&path, &text))).collect()

@@ -6,8 +6,7 @@ use std::time::SystemTime;
 use base::report::Finding;
 use findings::catalog;
 use oci_nvidia_hook::testing::cli::why::to_text;
-use oci_nvidia_hook::testing::oci::Pod;
-use oci_nvidia_hook::testing::record::{Outcome, Record};
+use oci_nvidia_hook::testing::record::{Outcome, Pod, Record};
 
 use super::{check_line, text};
 

@@ -8,6 +8,7 @@ use nvidia_host::config;
 use tokio::sync::watch;
 
 use super::grant::{self, Grant, Known};
+use super::record;
 use super::session::Plugin;
 use crate::log::Log;
 use crate::model::Refusal;
@@ -55,6 +56,7 @@ impl Plugin for NodePlugin {
             Ok(Grant::Nothing) => Ok(CreateContainerResponse::default()),
             Ok(Grant::LeftAlone(finding)) => {
                 self.log(&name, &finding);
+                record::left_alone(request.pod.as_ref(), container, &finding);
                 Ok(CreateContainerResponse::default())
             }
             Ok(Grant::Devices(names, findings)) => {
@@ -65,6 +67,7 @@ impl Plugin for NodePlugin {
             }
             Err(error) => {
                 let ErrorReport { kind, line, hint } = ErrorReport::new(&error);
+                record::refusal(request.pod.as_ref(), container, &error);
                 self.log.error(&error.context(format!("cannot set up container {name:?}")));
                 Err(Refusal::of(kind, &format!("cannot set up container {:?}: {line}", container.name), &hint))
             }

@@ -8,11 +8,13 @@
 //! | [`ttrpc`], [`mux`], [`framing`] | the protocol: calls, connections, frames |
 //! | [`engine`] | connects to the socket of an engine, again and again |
 //! | [`answer`] | answers from the state of the node |
+//! | [`record`] | records the containers that do not get what they request |
 
 pub mod answer;
 pub mod engine;
 pub mod framing;
 pub mod grant;
 pub mod mux;
+pub mod record;
 pub mod session;
 pub mod ttrpc;

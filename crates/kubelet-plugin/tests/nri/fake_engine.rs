@@ -254,9 +254,13 @@ pub fn names(answer: &[u8]) -> Vec<String> {
     answer.adjust.unwrap_or_default().cdi_devices.into_iter().map(|device| device.name).collect()
 }
 
+/// The id of the containers
+pub const CONTAINER: &str = "0a1b2c";
+
 /// A container with these variables.
 pub fn container(env: &[&str]) -> Container {
     Container {
+        id: CONTAINER.to_owned(),
         name: "main".to_owned(),
         env: env.iter().map(|entry| (*entry).to_owned()).collect(),
         ..Container::default()

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use fake_engine::{FakeEngine, Plugin, container, names, request};
+use fake_engine::{CONTAINER, FakeEngine, Plugin, container, names, request};
+use records::{NRI, Outcome, Pod, Record};
 
 use crate::PROGRAM;
 use crate::fake_host::{Fake, uuid};
@@ -22,6 +23,7 @@ pub const TESTS: &[(&str, fn())] = &[
     ("nri::gpus_are_granted", gpus_are_granted),
     ("nri::the_engine_finds_what_is_granted", the_engine_finds_what_is_granted),
     ("nri::refusals_read_well", refusals_read_well),
+    ("nri::a_refusal_has_a_record", a_refusal_has_a_record),
     ("nri::limits_hold", limits_hold),
     ("nri::limits_that_change", limits_that_change),
     ("nri::a_locked_node", a_locked_node),
@@ -111,8 +113,18 @@ fn socket(fake: &Fake) -> PathBuf {
 /// The last word of `command` takes the socket.
 fn start(fake: &Fake, command: &[&str], options: &[&str]) -> Child {
     let log = std::fs::OpenOptions::new().create(true).append(true).open(fake.dir.path().join("log")).unwrap();
-    let mut program = Command::new(PROGRAM);
-    program.args(command).arg(socket(fake)).arg("--config").arg(&fake.config).args(options);
+    // A /run of its own, for the records
+    let run = fake.dir.path().join("run");
+    std::fs::create_dir_all(&run).unwrap();
+    let script = format!("mount --bind '{}' /run; exec \"$@\"", run.display());
+    let mut program = Command::new("unshare");
+    program
+        .args(["-m", "sh", "-euc", &script, "sh", PROGRAM])
+        .args(command)
+        .arg(socket(fake))
+        .arg("--config")
+        .arg(&fake.config)
+        .args(options);
     program.arg("--cdi-dir").arg(fake.dir.path().join("cdi"));
     program.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
 }
@@ -194,6 +206,32 @@ fn refusals_read_well() {
     let refusal = node.ask(&[ALL]).unwrap_err();
     assert!(refusal.contains("config.toml"), "{refusal}");
     assert_eq!(node.ask(&["PATH=/bin"]), Ok(vec![]), "an invalid config.toml stops no other container");
+}
+
+/// `oci-nvidia-hook why lab/cuda` reads it.
+fn a_refusal_has_a_record() {
+    let mut node = Node::start(2, "[devices]\ndeny = [\"1\"]");
+    let path = node.fake.dir.path().join(format!("run/oci-nvidia-hook/containers/{CONTAINER}.json"));
+    let mut record = |env: &str, number: &str| {
+        node.ask(&[&visible(env)]).unwrap_err();
+        let start = Instant::now();
+        loop {
+            let found = std::fs::read(&path).ok().map(|bytes| Record::parse(&bytes).unwrap());
+            if let Some(record) = found.filter(|record| record.findings.iter().any(|found| found.id == number)) {
+                return record;
+            }
+            assert!(start.elapsed() < SOON, "{env}: no record with {number}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let denied = record("1", "ONH-032");
+    assert_eq!((denied.stage.as_str(), denied.outcome, denied.findings.len()), (NRI, Outcome::Failed, 1));
+    assert!(denied.reason.starts_with("NVIDIA_VISIBLE_DEVICES asks for"), "{}", denied.reason);
+    let pod = Pod { name: "cuda".to_owned(), namespace: "lab".to_owned(), container: "main".to_owned() };
+    assert_eq!(denied.container.pod, pod);
+    let unknown = record("9", "ONH-030");
+    assert_eq!(unknown.findings.len(), 1, "each start has a record of its own");
+    node.ask(&["PATH=/bin"]).unwrap();
 }
 
 fn limits_hold() {

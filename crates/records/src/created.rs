@@ -14,6 +14,7 @@ const MAX_ENTRIES: usize = 400;
 pub struct Entry {
     /// Path in the container
     pub path: PathBuf,
+    /// Its inode
     pub inode: u64,
 }
 
@@ -34,7 +35,8 @@ impl TryFrom<String> for Entry {
 
 /// Merges two lists, each path once; the later entry counts. A container can be set up by several calls, and has only the
 /// record of the last.
-pub(crate) fn merge(earlier: Vec<Entry>, later: Vec<Entry>) -> Vec<Entry> {
+#[must_use]
+pub fn merge(earlier: Vec<Entry>, later: Vec<Entry>) -> Vec<Entry> {
     let is_later = |entry: &Entry| later.iter().any(|other| other.path.as_os_str() == entry.path.as_os_str());
     let mut all: Vec<_> = earlier.into_iter().filter(|entry| !is_later(entry)).collect();
     all.extend(later);

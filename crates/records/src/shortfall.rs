@@ -27,7 +27,7 @@ const SHORTFALLS: [(&Kind, &str); 14] = [
 ];
 
 /// The most important shortfall that one of these findings reports.
-pub(super) fn of(findings: &[StoredFinding]) -> Option<&'static str> {
+pub(crate) fn of(findings: &[StoredFinding]) -> Option<&'static str> {
     let is_found = |kind: &Kind| findings.iter().any(|finding| finding.id == kind.id);
     SHORTFALLS.iter().find(|(kind, _)| is_found(kind)).map(|(_, words)| *words)
 }
@@ -35,7 +35,7 @@ pub(super) fn of(findings: &[StoredFinding]) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{Outcome, Record};
+    use crate::{Outcome, Record};
     use base::report::{Finding, Severity};
     use std::time::SystemTime;
 

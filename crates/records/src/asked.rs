@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use nvidia_host::capability::Capability;
 
-use super::request::GpuRequest;
+use nvidia_host::request::GpuRequest;
 
 /// The parts of a request. The field names are an interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -12,12 +12,15 @@ use super::request::GpuRequest;
 pub struct Asked {
     /// Indices, UUIDs and so on; or `all`, `none`
     pub visible_devices: Vec<String>,
+    /// `compute`, `utility` and so on
     pub driver_capabilities: Vec<String>,
+    /// As the image wrote them
     pub requirements: Vec<String>,
     /// `NVIDIA_MIG_CONFIG_DEVICES`
     pub mig_config_devices: Option<String>,
     /// `NVIDIA_MIG_MONITOR_DEVICES`
     pub mig_monitor_devices: Option<String>,
+    /// Numbers of channels, or `all`
     pub imex_channels: Vec<String>,
 }
 

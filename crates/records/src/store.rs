@@ -8,20 +8,20 @@ use base::sys::run_dir::{Replacement, RunDir};
 
 use super::bound::MAX_SIZE;
 use super::prune::{Candidate, MAX_RECORDS, newest_first, superseded, surplus};
-use super::{Outcome, Record};
+use super::{Container, Outcome, Record};
 
 /// Directory of the records below the run directory.
-pub(crate) const DIR: &str = "containers";
+pub const DIR: &str = "containers";
 /// The age at which a temporary file is removed: its writer was killed, because no call takes this long.
 const STALE_AFTER: Duration = Duration::from_secs(1200);
 
 /// The directory of records.
 #[derive(Debug)]
-pub(crate) struct Store(RunDir);
+pub struct Store(RunDir);
 
 /// The records of all containers, and the files that could not be read.
 #[derive(Debug, Default)]
-pub(crate) struct Stored {
+pub struct Stored {
     /// Records, the newest first
     pub records: Vec<Record>,
     /// The names of files that cannot be read, and why
@@ -30,12 +30,12 @@ pub(crate) struct Stored {
 
 impl Store {
     /// Opens the directory, created if it is missing.
-    pub(crate) fn open() -> io::Result<Self> {
+    pub fn open() -> io::Result<Self> {
         Ok(Self(RunDir::open()?.below(DIR)?))
     }
 
     /// Opens the directory if it exists.
-    pub(crate) fn existing() -> io::Result<Option<Self>> {
+    pub fn existing() -> io::Result<Option<Self>> {
         match RunDir::existing()? {
             Some(run) => Ok(run.existing_below(DIR)?.map(Self)),
             None => Ok(None),
@@ -44,7 +44,7 @@ impl Store {
 
     /// Writes a record, which replaces the container's last one. Errors are ignored: a full file system must not stop a
     /// container.
-    pub(crate) fn write(&self, record: &Record) {
+    pub fn write(&self, record: &Record) {
         let Some(name) = file_name(&record.container.id) else { return };
         // Only a failure can replace others, so only then all records are read.
         if record.outcome == Outcome::Failed {
@@ -55,7 +55,7 @@ impl Store {
     }
 
     /// Returns the means to replace the record of the container in a signal handler.
-    pub(crate) fn replacement(&self, id: &str) -> Option<Replacement<OwnedFd>> {
+    pub fn replacement(&self, id: &str) -> Option<Replacement<OwnedFd>> {
         self.0.replacement(&file_name(id)?).ok()
     }
 
@@ -74,12 +74,12 @@ impl Store {
     }
 
     /// Returns the record of the container.
-    pub(crate) fn record_of(&self, id: &str) -> Option<Record> {
+    pub fn record_of(&self, id: &str) -> Option<Record> {
         self.read(&file_name(id)?).ok()
     }
 
     /// Returns all records, and the files that are not records.
-    pub(crate) fn all(&self) -> io::Result<Stored> {
+    pub fn all(&self) -> io::Result<Stored> {
         let mut found = Stored::default();
         for name in self.0.names()? {
             match self.read(&name) {
@@ -92,8 +92,8 @@ impl Store {
     }
 
     /// Marks the record of a container as that of one that has ended, and returns what it was. It is kept, because users ask `why` for
-    /// containers that the engine has removed.
-    pub(crate) fn end(&self, id: &str, now: SystemTime) -> Option<Record> {
+    /// containers that the engine has removed. `add_name` completes the names of the container.
+    pub fn end(&self, id: &str, now: SystemTime, add_name: fn(&mut Container)) -> Option<Record> {
         let name = file_name(id)?;
         let Ok(record) = self.read(&name) else {
             self.remove(&name);
@@ -102,13 +102,14 @@ impl Store {
         if record.outcome != Outcome::Failed {
             let mut ended = record.clone();
             ended.end_of_container(now);
+            add_name(&mut ended.container);
             self.write(&ended);
         }
         Some(record)
     }
 
     /// If there are too many records, removes the surplus, unreadable files, and old temporary files.
-    pub(crate) fn prune(&self) {
+    pub fn prune(&self) {
         let Ok(names) = self.0.all_names() else { return };
         if names.len() < MAX_RECORDS {
             return;
@@ -158,7 +159,7 @@ fn file_name(id: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::oci::Pod;
+    use crate::Pod;
     use std::path::Path;
     use std::time::SystemTime;
 
@@ -191,7 +192,7 @@ mod tests {
         let mut broken: Vec<_> = found.broken.iter().map(|(name, _)| name.as_str()).collect();
         broken.sort_unstable();
         assert_eq!(broken, ["c.json", "d.json", "e.json"]);
-        let ended = ["a", "b", "c", "d", "e", "../b"].map(|id| store.end(id, SystemTime::UNIX_EPOCH).is_some());
+        let ended = ["a", "b", "c", "d", "e", "../b"].map(|id| store.end(id, SystemTime::UNIX_EPOCH, |_| ()).is_some());
         assert_eq!(ended, [true, true, false, false, false, false]);
         let found = store.all().unwrap();
         let mut ended = record("a", Outcome::Given, "1");

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::Record;
 
 /// Upper limit for the file of a record, in bytes.
-pub(super) const MAX_SIZE: usize = 32 << 10;
+pub(crate) const MAX_SIZE: usize = 32 << 10;
 
 /// Limits for the entries of a list and the characters of a text. The next pair applies if the record is still too large; with
 /// the last one it always fits.
@@ -61,9 +61,9 @@ fn cut(text: &str, chars: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::oci::Pod;
-    use crate::plan::asked::Asked;
-    use crate::record::{Outcome, StoredFinding, TimedStep};
+    use crate::Pod;
+    use crate::asked::Asked;
+    use crate::{Outcome, StoredFinding, TimedStep};
     use proptest::prelude::*;
     use std::path::Path;
     use std::time::SystemTime;

@@ -6,16 +6,16 @@
 //!
 //! A user who can create namespaces could displace the records of others with many namespaces of one record each. So half of the
 //! places are for the newest records, and half for the namespaces that had records first: a flood of new namespaces displaces only
-//! itself and other new records. [`crate::oci::pod`] reads only names that the author of a pod cannot invent.
+//! itself and other new records. The hook reads only names that the author of a pod cannot invent (`oci::pod`).
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::{Container, Outcome, Record};
-use crate::oci::Pod;
+use crate::Pod;
 
 /// Upper limit for the number of records. With 32 KiB each, these are 12.5 MiB.
-pub(super) const MAX_RECORDS: usize = 400;
+pub(crate) const MAX_RECORDS: usize = 400;
 /// Limit for records of ended and failed containers, minus the number of running ones.
 const MAX_ENDED: usize = MAX_RECORDS / 2;
 /// Lower bound of that limit.
@@ -27,7 +27,7 @@ const SHARE: usize = 8;
 
 /// A record and the name of its file.
 #[derive(Clone, Debug)]
-pub(super) struct Candidate {
+pub(crate) struct Candidate {
     pub name: String,
     pub record: Record,
     pub bundle_exists: bool,
@@ -37,7 +37,7 @@ pub(super) struct Candidate {
 type Seniority = BTreeMap<String, String>;
 
 /// Returns the names of the records to remove.
-pub(super) fn surplus(records: Vec<Candidate>) -> Vec<String> {
+pub(crate) fn surplus(records: Vec<Candidate>) -> Vec<String> {
     let mut seniority = Seniority::new();
     for Candidate { record, .. } in &records {
         let first =
@@ -79,7 +79,7 @@ fn beyond(mut records: Vec<Candidate>, count: usize, seniority: &Seniority) -> V
 }
 
 /// Sorts items by a rank, then by the time at which their container started, with the newest one first.
-pub(super) fn newest_first<T>(items: &mut [T], key: impl Fn(&T) -> (usize, &Record)) {
+pub(crate) fn newest_first<T>(items: &mut [T], key: impl Fn(&T) -> (usize, &Record)) {
     items.sort_by_cached_key(|item| {
         let (rank, record) = key(item);
         (rank, Reverse(record.started.clone()))
@@ -88,7 +88,7 @@ pub(super) fn newest_first<T>(items: &mut [T], key: impl Fn(&T) -> (usize, &Reco
 
 /// Returns the earlier failures of the same container that the record `by` replaces: those with the same reason, and the oldest
 /// ones beyond the limit.
-pub(super) fn superseded(by: &Record, records: &[(String, Record)]) -> Vec<String> {
+pub(crate) fn superseded(by: &Record, records: &[(String, Record)]) -> Vec<String> {
     let Container { id, name, pod, .. } = &by.container;
     // Without a name, attempts of the same container cannot be recognized.
     if by.outcome != Outcome::Failed || name.is_empty() && *pod == Pod::default() {

@@ -1,0 +1,27 @@
+//! The name of a container in its engine, which config.json does not have.
+
+use base::report::one_line;
+use records::{Container, Pod, Record};
+
+use super::storage;
+use crate::oci::conmon;
+
+/// Stores the container's name as the engine's own files have it, because a container that fails to start or has ended is often
+/// removed immediately. The time for it grows with the number of containers.
+pub(crate) fn remember(container: &mut Container) {
+    if container.name.is_empty()
+        && let Some(name) = storage::name_of(&container.id, &container.bundle)
+    {
+        container.name = one_line(&name);
+    }
+}
+
+/// Stores the container's name as its conmon has it. Kubernetes has other names.
+pub(super) fn by_conmon(record: &mut Record) {
+    if record.pid != 0
+        && record.container.pod == Pod::default()
+        && let Some(name) = conmon::name_of(&record.container.id, record.pid)
+    {
+        record.container.name = one_line(&name);
+    }
+}
