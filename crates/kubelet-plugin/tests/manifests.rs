@@ -146,6 +146,48 @@ fn every_manifest_is_in_an_overlay() {
     }
 }
 
+/// Returns the values of all keys `image` in an object.
+fn images(value: &Value) -> Vec<&str> {
+    match value {
+        Value::Object(fields) => {
+            let named = fields.get("image").and_then(Value::as_str);
+            named.into_iter().chain(fields.values().flat_map(images)).collect()
+        }
+        Value::Array(values) => values.iter().flat_map(images).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Whether an image name begins with a registry and ends with a tag, so that its meaning does not depend on the node.
+fn is_complete(image: &str) -> bool {
+    let Some((registry, rest)) = image.split_once('/') else { return false };
+    let is_registry = registry == "localhost" || registry.contains(['.', ':']);
+    is_registry && rest.split_once(':').is_some_and(|(_, tag)| tag != "latest")
+}
+
+/// CRI-O has no default registry: an engine does not pull an image with a short name, or asks which registry is meant.
+#[test]
+fn every_image_has_a_complete_name() {
+    for (name, complete) in [
+        ("docker.io/nvidia/cuda:12.2.2-base-ubuntu22.04", true),
+        ("localhost/plugin:1", true),
+        ("nvidia/cuda:12.2.2-base-ubuntu22.04", false),
+        ("plugin:1", false),
+        ("docker.io/nvidia/cuda", false),
+    ] {
+        assert_eq!(is_complete(name), complete, "{name}");
+    }
+    let is_yaml = |file: &PathBuf| file.extension().is_some_and(|extension| extension == "yaml");
+    let mut count = 0;
+    for file in files(&top()).into_iter().filter(is_yaml) {
+        for image in documents(&file).iter().flat_map(images) {
+            assert!(is_complete(image), "{}: {image}", file.display());
+            count += 1;
+        }
+    }
+    assert!(count >= 5, "{count} images");
+}
+
 #[test]
 fn objects_name_each_other() {
     for dir in kustomizations() {
