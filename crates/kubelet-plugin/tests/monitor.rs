@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     match words.get(1).map(String::as_str) {
         Some("monitor") => monitor(&words[2..]),
         Some("supervise") => supervise(Path::new(&words[2])),
-        _ => run_tests(TESTS),
+        _ => run_tests(TESTS, &[]),
     }
 }
 

@@ -13,6 +13,7 @@
     reason = "tests"
 )]
 
+mod alerts;
 mod fake_host;
 mod fake_kubelet;
 mod limits;
@@ -58,8 +59,12 @@ const TESTS: &[(&str, fn())] = &[
     ("a_small_program", a_small_program),
 ];
 
+/// The programs that tests need.
+const NEEDS: &[(&str, &str)] =
+    &[("alerts_over_the_metrics_of_the_plugin", "promtool"), ("a_kernel_without_openat2", "strace")];
+
 fn main() -> ExitCode {
-    run_tests(&[TESTS, limits::TESTS, node_extras::TESTS, nri::TESTS].concat())
+    run_tests(&[TESTS, alerts::TESTS, limits::TESTS, node_extras::TESTS, nri::TESTS].concat(), NEEDS)
 }
 
 /// The plugin on a host, and a kubelet.
@@ -191,9 +196,16 @@ fn mig_devices_follow_the_layout() {
     assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], "MIG-2");
     let caps = answer.devices.iter().filter(|spec| spec.container_path.contains("nvidia-caps")).count();
     assert_eq!(caps, 2, "{answer:?}");
+    let said = format!("{} is offered as 2 MIG devices: 1g.10gb, 1g.10gb", uuid(0));
+    assert!(node.log().contains(&said), "{}", node.log());
     node.fake.event("xid 0 79");
     node.wait("all of a sick GPU", AT_ONCE, "nvidia.com/mig-1g.10gb", 0, 2);
     assert_eq!(counts(&node.kubelet.state(), GPU), (1, 1));
+    std::fs::write(&layout, "").unwrap();
+    node.fake.make_root(&["--mig-layout", layout.to_str().unwrap()]);
+    node.wait("whole GPUs again", POLLED, GPU, 1, 2);
+    assert!(node.log().contains(&format!("{} is offered as a whole GPU\n", uuid(0))), "{}", node.log());
+    assert!(node.log().contains("the node has no device of nvidia.com/mig-1g.10gb any more\n"), "{}", node.log());
 }
 
 /// Engines look for the devices as soon as the kubelet has assigned them.

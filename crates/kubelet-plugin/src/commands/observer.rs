@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use nvidia_host::host::has_no_gpu;
 use tokio::sync::watch;
 
 use crate::labels::{self, file::File};
@@ -10,12 +11,12 @@ use crate::metrics::readings::Readings;
 use crate::monitor::update::Update;
 use crate::node::Node;
 use crate::node::host;
-use crate::settings::{Plugin, Settings};
+use crate::settings::Settings;
 
 /// The labels and the values for metrics.
 #[derive(Debug)]
 pub struct Observer {
-    settings: Plugin,
+    settings: Settings,
     readings: watch::Sender<Readings>,
     facts: labels::Facts,
     machine: Option<String>,
@@ -32,7 +33,7 @@ impl Observer {
         let mut file = File::new(&plugin.labels_dir, plugin.labels == Some(true));
         file.update(&[]).unwrap_or_else(|error| log.note(&error));
         Self {
-            settings: plugin.clone(),
+            settings: settings.clone(),
             readings: watch::Sender::default(),
             facts: labels::Facts::default(),
             machine: host::machine(&settings.common),
@@ -55,10 +56,13 @@ impl Observer {
 
     /// Publishes what follows from the state of the node.
     pub fn publish(&mut self, node: &Node) {
-        self.readings.send_modify(|readings| readings.health = node.health());
+        self.readings.send_modify(|readings| {
+            readings.health = node.health();
+            readings.is_without_gpu = readings.driver.why_not().is_some() && has_no_gpu(&self.settings.common);
+        });
         let Some(file) = &mut self.file else { return };
         let machine = self.machine.as_deref();
-        let lines = labels::lines(&self.facts, node.gpus(), &self.settings, node.limits(), machine);
+        let lines = labels::lines(&self.facts, node.gpus(), &self.settings.plugin, node.limits(), machine);
         file.update(&lines).unwrap_or_else(|error| self.log.note(&error));
     }
 }

@@ -30,7 +30,8 @@ use crate::metrics::timed::{self, Timed};
 use crate::model::Resource;
 use crate::monitor::message::Snapshot;
 use crate::monitor::supervisor;
-use crate::monitor::update::Update;
+use crate::monitor::update::{Driver, Update};
+use crate::node::changes;
 use crate::node::gpus::mig_uuids;
 use crate::node::health;
 use crate::node::host;
@@ -195,6 +196,7 @@ struct Agent {
     /// The error of the CDI spec that is in the log
     cdi_error: Option<String>,
     follower: Follower,
+    /// What the log says about the driver
     driver: Driver,
     /// When the devices are listed for the first time, unless the driver answers before; `None` if they are listed
     lists_by: Option<Instant>,
@@ -208,27 +210,6 @@ struct Agent {
 struct Held {
     snapshot: Box<Snapshot>,
     refreshed: Pin<Box<dyn Future<Output = ()>>>,
-}
-
-/// What the log says about the driver.
-#[derive(Debug, PartialEq, Eq)]
-enum Driver {
-    Unknown,
-    Works,
-    Fails(String),
-    LetGo,
-}
-
-impl Driver {
-    /// Returns the state after this update, if the update is about the driver.
-    fn after(update: &Update) -> Option<Self> {
-        match update {
-            Update::Snapshot(_) => Some(Self::Works),
-            Update::Absent(why) | Update::Silent { gpu: None, why } => Some(Self::Fails(why.clone())),
-            Update::LetGo => Some(Self::LetGo),
-            Update::Silent { gpu: Some(_), .. } | Update::Sample(_) | Update::Event(_) => None,
-        }
-    }
 }
 
 impl Agent {
@@ -359,6 +340,8 @@ impl Agent {
     }
 
     fn log_changes(&mut self, offer: &Offer) {
+        let changes = changes::of_devices(&self.offers.borrow(), offer, &self.settings.plugin);
+        changes.iter().for_each(|change| self.log.note(change));
         let old = Arc::clone(&self.offers.borrow().resources);
         let mut logged: Vec<&str> = Vec::new();
         for device in offer.resources.iter().flat_map(|resource| &resource.devices) {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nvidia_host::nvml::monitoring::Memory;
 
 use crate::monitor::message::{Event, EventKind, Sample};
-use crate::monitor::update::Update;
+use crate::monitor::update::{Driver, Update};
 
 /// The time over which the utilization is averaged, as in GKE's plugin.
 const WINDOW: Duration = Duration::from_secs(10);
@@ -20,6 +20,10 @@ pub struct Readings {
     pub xids: BTreeMap<(String, u64), u64>,
     /// Why a GPU cannot be used, by UUID; `None` if it can
     pub health: BTreeMap<String, Option<String>>,
+    /// Whether the driver works
+    pub driver: Driver,
+    /// Whether the host has no GPU, and so needs no driver
+    pub is_without_gpu: bool,
 }
 
 /// The values of a GPU. `None` is a value that the driver does not report.
@@ -61,6 +65,9 @@ impl Reading {
 impl Readings {
     /// Takes a report of the monitor into account.
     pub fn apply(&mut self, update: &Update, now: Instant) {
+        if let Some(driver) = Driver::after(update) {
+            self.driver = driver;
+        }
         match update {
             Update::Sample(sample) if sample.error.is_some() => drop(self.gpus.remove(&sample.gpu)),
             Update::Sample(sample) => self.gpus.entry(sample.gpu.clone()).or_default().take(sample, now),

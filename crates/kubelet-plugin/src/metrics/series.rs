@@ -29,38 +29,67 @@ pub struct Facts {
     pub status: Status,
 }
 
-/// A metric. All are gauges but [`XID_ERRORS`], which is a counter.
+/// A metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Metric {
     /// The name
     pub name: &'static str,
     /// The description
     pub help: &'static str,
+    /// The type
+    pub kind: Kind,
+}
+
+/// The type of a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// A value that rises and falls
+    Gauge,
+    /// A value that only rises. The name of its series ends with `_total`.
+    Counter,
+}
+
+const fn gauge(name: &'static str, help: &'static str) -> Metric {
+    Metric { name, help, kind: Kind::Gauge }
+}
+
+impl Metric {
+    /// Returns the name of its series.
+    #[must_use]
+    pub fn series_name(&self) -> String {
+        match self.kind {
+            Kind::Gauge => self.name.to_owned(),
+            Kind::Counter => format!("{}_total", self.name),
+        }
+    }
 }
 
 const DUTY_CYCLE: Metric =
-    Metric { name: "duty_cycle", help: "Mean utilization of the container's GPU in percent, in the last 10 seconds" };
-const MEMORY_TOTAL: Metric = Metric { name: "memory_total", help: "Memory of the container's GPU in bytes" };
-const MEMORY_USED: Metric = Metric { name: "memory_used", help: "Allocated memory of the container's GPU in bytes" };
-const REQUEST: Metric = Metric { name: "request", help: "Number of devices that the container has" };
+    gauge("duty_cycle", "Mean utilization of the container's GPU in percent, in the last 10 seconds");
+const MEMORY_TOTAL: Metric = gauge("memory_total", "Memory of the container's GPU in bytes");
+const MEMORY_USED: Metric = gauge("memory_used", "Allocated memory of the container's GPU in bytes");
+const REQUEST: Metric = gauge("request", "Number of devices that the container has");
 const DUTY_CYCLE_NODE: Metric =
-    Metric { name: "duty_cycle_gpu_node", help: "Mean utilization of the GPU in percent, in the last 10 seconds" };
-const MEMORY_TOTAL_NODE: Metric = Metric { name: "memory_total_gpu_node", help: "Memory of the GPU in bytes" };
-const MEMORY_USED_NODE: Metric = Metric { name: "memory_used_gpu_node", help: "Allocated memory of the GPU in bytes" };
-const HEALTH: Metric =
-    Metric { name: "onh_gpu_health", help: "1 if the GPU can be used, 0 if it cannot, with the reason" };
-const TEMPERATURE: Metric = Metric { name: "onh_gpu_temperature_celsius", help: "Temperature of the GPU" };
-const POWER: Metric = Metric { name: "onh_gpu_power_watts", help: "Power that the GPU's board uses" };
-/// The counter
-pub const XID_ERRORS: Metric =
-    Metric { name: "onh_gpu_xid_errors", help: "Errors that the driver reported, by NVIDIA's number" };
-const REGISTRATION: Metric = Metric {
-    name: "onh_registration_timestamp_seconds",
-    help: "When the kubelet last accepted the resource, in seconds since 1970",
+    gauge("duty_cycle_gpu_node", "Mean utilization of the GPU in percent, in the last 10 seconds");
+const MEMORY_TOTAL_NODE: Metric = gauge("memory_total_gpu_node", "Memory of the GPU in bytes");
+const MEMORY_USED_NODE: Metric = gauge("memory_used_gpu_node", "Allocated memory of the GPU in bytes");
+const HEALTH: Metric = gauge("onh_gpu_health", "1 if the GPU can be used, 0 if it cannot");
+/// The reason changes while a GPU is unhealthy, so it is not a label of [`HEALTH`]: the time of an alert would begin again.
+const UNHEALTHY: Metric = gauge("onh_gpu_unhealthy_info", "Why the GPU cannot be used");
+const DRIVER: Metric = gauge("onh_driver_up", "1 if the driver answers, 0 if it does not");
+const DRIVER_DOWN: Metric = gauge("onh_driver_down_info", "Why the driver does not answer");
+const TEMPERATURE: Metric = gauge("onh_gpu_temperature_celsius", "Temperature of the GPU");
+const POWER: Metric = gauge("onh_gpu_power_watts", "Power that the GPU's board uses");
+const XID_ERRORS: Metric = Metric {
+    name: "onh_gpu_xid_errors",
+    help: "Errors that the driver reported, by NVIDIA's number",
+    kind: Kind::Counter,
 };
+const REGISTRATION: Metric =
+    gauge("onh_registration_timestamp_seconds", "When the kubelet last accepted the resource, in seconds since 1970");
 
 /// All of them, in the order of the output.
-pub const METRICS: [Metric; 12] = [
+pub const METRICS: [Metric; 15] = [
     DUTY_CYCLE,
     MEMORY_TOTAL,
     MEMORY_USED,
@@ -68,7 +97,10 @@ pub const METRICS: [Metric; 12] = [
     DUTY_CYCLE_NODE,
     MEMORY_TOTAL_NODE,
     MEMORY_USED_NODE,
+    DRIVER,
+    DRIVER_DOWN,
     HEALTH,
+    UNHEALTHY,
     TEMPERATURE,
     POWER,
     XID_ERRORS,
@@ -87,11 +119,7 @@ pub fn series(facts: &Facts) -> Series {
     let mut out = Series::new();
     of_containers(facts, &mut out);
     of_node(facts, &mut out);
-    for (uuid, why) in &facts.readings.health {
-        let reason = why.clone().unwrap_or_default();
-        let value = if why.is_none() { 1.0 } else { 0.0 };
-        add(&mut out, HEALTH, vec![("uuid", uuid.clone()), ("reason", reason)], Some(value));
-    }
+    of_health(&facts.readings, &mut out);
     for (uuid, reading) in &facts.readings.gpus {
         let labels = vec![("uuid", uuid.clone())];
         add(&mut out, TEMPERATURE, labels.clone(), reading.temperature.map(f64::from));
@@ -106,6 +134,22 @@ pub fn series(facts: &Facts) -> Series {
         add(&mut out, REGISTRATION, labels, since.map(|since| since.as_secs_f64()));
     }
     out
+}
+
+/// The reasons are in series of their own, which exist only while something does not work.
+fn of_health(readings: &Readings, out: &mut Series) {
+    let truth = |works: bool| Some(if works { 1.0 } else { 0.0 });
+    if !readings.is_without_gpu {
+        let why = readings.driver.why_not();
+        add(out, DRIVER, vec![], truth(why.is_none()));
+        add(out, DRIVER_DOWN, vec![("reason", why.unwrap_or_default().to_owned())], why.map(|_| 1.0));
+    }
+    for (uuid, why) in &readings.health {
+        let labels = vec![("uuid", uuid.clone())];
+        add(out, HEALTH, labels.clone(), truth(why.is_none()));
+        let reason = ("reason", why.clone().unwrap_or_default());
+        add(out, UNHEALTHY, [labels, vec![reason]].concat(), why.as_ref().map(|_| 1.0));
+    }
 }
 
 fn add(out: &mut Series, metric: Metric, labels: Labels, value: Option<f64>) {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hyper::body::Incoming;
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -25,7 +25,7 @@ use tokio::time::{sleep, timeout};
 
 use super::readings::Readings;
 use super::series::{Facts, series};
-use super::text;
+use super::text::{self, Format};
 use crate::kubelet::Status;
 use crate::kubelet::pods::{self, Container};
 use crate::node::Offer;
@@ -124,7 +124,7 @@ fn is_of_peer(error: &io::Error) -> bool {
 async fn answer(stream: TcpStream, server: Arc<Server>) {
     let service = service_fn(|request: Request<Incoming>| {
         let server = Arc::clone(&server);
-        async move { Ok::<_, Infallible>(server.respond(request.method(), request.uri().path()).await) }
+        async move { Ok::<_, Infallible>(server.respond(&request).await) }
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_header_size(MAX_HEADER).max_buf_size(MAX_HEADER);
@@ -142,7 +142,8 @@ struct Server {
 }
 
 impl Server {
-    async fn respond(&self, method: &Method, path: &str) -> Response<String> {
+    async fn respond(&self, request: &Request<Incoming>) -> Response<String> {
+        let (method, path) = (request.method(), request.uri().path());
         if !matches!(path, "/metrics" | "/healthz") {
             return plain(StatusCode::NOT_FOUND, "not found\n");
         }
@@ -155,8 +156,9 @@ impl Server {
             return plain(StatusCode::OK, "ok\n");
         }
         let containers = self.containers().await;
-        match text::text(series(&self.facts(containers)), self.sources.latency.clone()) {
-            Ok(body) => response(StatusCode::OK, text::CONTENT_TYPE, body),
+        let format = accepted(request.headers());
+        match text::text(series(&self.facts(containers)), self.sources.latency.clone(), format) {
+            Ok(body) => response(StatusCode::OK, format.content_type(), body),
             Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "cannot write the metrics\n"),
         }
     }
@@ -180,6 +182,12 @@ impl Server {
             status: status.borrow().clone(),
         }
     }
+}
+
+/// Returns the format that the client prefers. A header can be repeated, which is the same as a list.
+fn accepted(headers: &HeaderMap) -> Format {
+    let values: Vec<&str> = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+    Format::preferred(&values.join(","))
 }
 
 fn plain(status: StatusCode, body: &str) -> Response<String> {

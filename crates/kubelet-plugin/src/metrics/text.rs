@@ -1,33 +1,95 @@
-//! Writes the series in the format of OpenMetrics, which Prometheus reads.
+//! Writes the series in the formats that Prometheus reads: OpenMetrics, and the older text format.
 
 use std::fmt;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use super::series::{METRICS, Series, XID_ERRORS};
-
-/// The value of `Content-Type` for the text.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+use super::series::{Kind, METRICS, Series};
 
 /// The name of the histogram.
 pub const LATENCY: &str = "onh_allocate_duration_seconds";
+
+/// A format of the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// OpenMetrics 1.0
+    OpenMetrics,
+    /// The text format of Prometheus, version 0.0.4
+    Plain,
+}
+
+impl Format {
+    /// Returns the value of `Content-Type`.
+    #[must_use]
+    pub const fn content_type(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Plain => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+
+    /// Returns the format that a client prefers with this value of `Accept` (RFC 9110, section 12.5.1), OpenMetrics if it has no
+    /// preference.
+    #[must_use]
+    pub fn preferred(accept: &str) -> Self {
+        let ranges: Vec<(String, f64)> = accept.split(',').map(range).collect();
+        // The most specific range that matches a type has its weight.
+        let weight = |names: [&str; 3]| {
+            let found = names.iter().find_map(|name| ranges.iter().find(|(range, _)| range == name));
+            found.map_or(0.0, |(_, weight)| *weight)
+        };
+        let open = weight(["application/openmetrics-text", "application/*", "*/*"]);
+        let plain = weight(["text/plain", "text/*", "*/*"]);
+        if plain > open { Self::Plain } else { Self::OpenMetrics }
+    }
+}
+
+/// Returns a media range in lower case without its parameters, and its weight.
+fn range(text: &str) -> (String, f64) {
+    let mut parts = text.split(';').map(str::trim);
+    let name = parts.next().unwrap_or_default().to_ascii_lowercase();
+    let weight = parts.find_map(|part| part.strip_prefix("q=")).map_or(Ok(1.0), str::parse);
+    (name, weight.unwrap_or(0.0))
+}
 
 /// Returns the text.
 ///
 /// # Errors
 /// None, because writing to memory does not fail.
-pub fn text(series: Series, latency: Histogram) -> Result<String, fmt::Error> {
+pub fn text(series: Series, latency: Histogram, format: Format) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Collected(series)));
     registry.register(LATENCY, "Time to answer the kubelet's Allocate", latency);
     let mut text = String::new();
     encode(&mut text, &registry)?;
-    Ok(text)
+    Ok(match format {
+        Format::OpenMetrics => text,
+        Format::Plain => plain(&text),
+    })
+}
+
+/// Translates OpenMetrics. The series have the same syntax in both formats; the older one has the name of the series of a counter
+/// in its description, and no last line.
+fn plain(open: &str) -> String {
+    let counters: Vec<&str> =
+        open.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
+    let mut text = String::with_capacity(open.len());
+    for line in open.lines().filter(|line| *line != "# EOF") {
+        let description = ["# HELP ", "# TYPE "].iter().find_map(|start| Some((*start, line.strip_prefix(start)?)));
+        match description.and_then(|(start, rest)| Some((start, rest.split_once(' ')?))) {
+            Some((start, (name, rest))) if counters.contains(&name) => {
+                text.extend([start, name, "_total ", rest]);
+            }
+            _ => text.push_str(line),
+        }
+        text.push('\n');
+    }
+    text
 }
 
 #[derive(Debug)]
@@ -37,17 +99,59 @@ impl Collector for Collected {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         for metric in METRICS {
             let Some(series) = self.0.get(&metric) else { continue };
-            let is_counter = metric == XID_ERRORS;
-            let kind = if is_counter { MetricType::Counter } else { MetricType::Gauge };
+            let kind = match metric.kind {
+                Kind::Gauge => MetricType::Gauge,
+                Kind::Counter => MetricType::Counter,
+            };
             let mut family = encoder.encode_descriptor(metric.name, &format!("{}.", metric.help), None, kind)?;
             for (labels, value) in series {
-                let mut one = family.encode_family(labels)?;
-                match is_counter {
-                    true => one.encode_counter::<NoLabelSet, _, f64>(value, None)?,
-                    false => one.encode_gauge(value)?,
+                if labels.is_empty() {
+                    // A family without labels would print "{}".
+                    write(&mut family, metric.kind, *value)?;
+                } else {
+                    write(&mut family.encode_family(labels)?, metric.kind, *value)?;
                 }
             }
         }
         Ok(())
+    }
+}
+
+fn write(encoder: &mut MetricEncoder<'_>, kind: Kind, value: f64) -> fmt::Result {
+    match kind {
+        Kind::Gauge => encoder.encode_gauge(&value),
+        Kind::Counter => encoder.encode_counter::<NoLabelSet, _, f64>(&value, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_format_that_a_client_prefers() {
+        for (accept, expected) in [
+            ("", Format::OpenMetrics),
+            ("*/*", Format::OpenMetrics),
+            ("text/plain", Format::Plain),
+            ("Text/Plain; version=0.0.4", Format::Plain),
+            ("text/*;q=0.2, */*;q=0.1", Format::Plain),
+            ("text/html, application/*", Format::OpenMetrics),
+            (
+                "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1",
+                Format::OpenMetrics,
+            ),
+            ("application/openmetrics-text; q=0.5, text/plain; q=0.9", Format::Plain),
+            ("text/plain;q=x", Format::OpenMetrics),
+        ] {
+            assert_eq!(Format::preferred(accept), expected, "{accept}");
+        }
+    }
+
+    #[test]
+    fn the_older_format() {
+        let open = "# HELP a_b Text a_b.\n# TYPE a_b counter\na_b_total{c=\"d\"} 1.0\n# HELP e f.\n# TYPE e gauge\ne 2.0\n# EOF\n";
+        let expected = "# HELP a_b_total Text a_b.\n# TYPE a_b_total counter\na_b_total{c=\"d\"} 1.0\n# HELP e f.\n# TYPE e gauge\ne 2.0\n";
+        assert_eq!(plain(open), expected);
     }
 }

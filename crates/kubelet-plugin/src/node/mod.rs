@@ -1,6 +1,7 @@
 //! The state of the node: its GPUs, their health, and the resources that follow from both. It changes with each report of the monitor.
 //! Pure, apart from the clock that callers pass.
 
+pub mod changes;
 pub mod closeness;
 pub mod devices;
 pub mod gpus;

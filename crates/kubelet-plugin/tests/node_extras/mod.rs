@@ -20,7 +20,7 @@ pub const TESTS: &[(&str, fn())] = &[
     ("labels_are_written_where_they_are_read", labels_are_written_where_they_are_read),
 ];
 
-const METRICS: [&str; 2] = ["--metrics-address", "127.0.0.1:0"];
+pub const METRICS: [&str; 2] = ["--metrics-address", "127.0.0.1:0"];
 
 /// Returns the address at which a plugin serves metrics, from its log.
 pub fn address(node: &Node) -> SocketAddr {
@@ -36,7 +36,7 @@ pub fn address(node: &Node) -> SocketAddr {
 }
 
 /// Sends bytes, and returns what comes back until the connection is closed.
-fn exchange(address: SocketAddr, request: &[u8]) -> String {
+pub fn exchange(address: SocketAddr, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     // The server may have closed the connection, with an answer.
@@ -107,7 +107,7 @@ fn metrics_name_the_containers() {
             format!("duty_cycle_gpu_node{{make=\"nvidia\",accelerator_id=\"{}\",model=\"{h100}\"}} 37.0", uuid(0)),
             format!("onh_gpu_temperature_celsius{{uuid=\"{}\"}} 41.0", uuid(0)),
             format!("onh_gpu_power_watts{{uuid=\"{}\"}} 62.5", uuid(0)),
-            format!("onh_gpu_health{{uuid=\"{}\",reason=\"\"}} 1.0", uuid(0)),
+            format!("onh_gpu_health{{uuid=\"{}\"}} 1.0", uuid(0)),
         ],
     );
     assert!(!text.contains("eth0") && !text.contains("sidecar"), "{text}");
@@ -152,7 +152,9 @@ fn metrics_of_errors_and_answers() {
         &[
             format!("onh_gpu_xid_errors_total{{uuid=\"{id}\",xid=\"13\"}} 1.0"),
             format!("onh_gpu_xid_errors_total{{uuid=\"{id}\",xid=\"79\"}} 1.0"),
-            format!("onh_gpu_health{{uuid=\"{id}\",reason=\"XID 79\"}} 0.0"),
+            format!("onh_gpu_health{{uuid=\"{id}\"}} 0.0"),
+            format!("onh_gpu_unhealthy_info{{uuid=\"{id}\",reason=\"XID 79\"}} 1.0"),
+            "onh_driver_up 1.0".to_owned(),
             "onh_allocate_duration_seconds_count 1".to_owned(),
         ],
     );

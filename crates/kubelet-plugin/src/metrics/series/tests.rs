@@ -2,11 +2,11 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::kubelet::Registration;
-use crate::metrics::text::text;
+use crate::metrics::text::{Format, text};
 use crate::metrics::timed;
 use crate::model::{Allocator, Device, Refusal, Resource};
 use crate::monitor::message::{Event, EventKind, Measured, Sample};
-use crate::monitor::update::Update;
+use crate::monitor::update::{Driver, Update};
 use crate::node::gpus::tests::gpu;
 use crate::proto::ContainerAllocateResponse;
 
@@ -60,7 +60,7 @@ fn facts() -> Facts {
 }
 
 fn lines(facts: &Facts, names: &[&str]) -> Vec<String> {
-    let text = text(series(facts), timed::latency()).unwrap();
+    let text = text(series(facts), timed::latency(), Format::OpenMetrics).unwrap();
     let is_named = |line: &&str| names.iter().any(|name| line.starts_with(&format!("{name}{{")));
     text.lines().filter(is_named).map(str::to_owned).collect()
 }
@@ -124,6 +124,7 @@ fn series_of_the_node() {
     );
     let ours = [
         "onh_gpu_health",
+        "onh_gpu_unhealthy_info",
         "onh_gpu_temperature_celsius",
         "onh_gpu_power_watts",
         "onh_gpu_xid_errors_total",
@@ -132,8 +133,9 @@ fn series_of_the_node() {
     assert_eq!(
         lines(&facts, &ours),
         [
-            r#"onh_gpu_health{uuid="GPU-0",reason=""} 1.0"#,
-            r#"onh_gpu_health{uuid="GPU-1",reason="XID \"79\""} 0.0"#,
+            r#"onh_gpu_health{uuid="GPU-0"} 1.0"#,
+            r#"onh_gpu_health{uuid="GPU-1"} 0.0"#,
+            r#"onh_gpu_unhealthy_info{uuid="GPU-1",reason="XID \"79\""} 1.0"#,
             r#"onh_gpu_temperature_celsius{uuid="GPU-0"} 41.0"#,
             r#"onh_gpu_temperature_celsius{uuid="GPU-1"} 41.0"#,
             r#"onh_gpu_power_watts{uuid="GPU-0"} 62.5"#,
@@ -145,6 +147,34 @@ fn series_of_the_node() {
 }
 
 #[test]
+fn the_driver_and_its_reason() {
+    let mut facts = Facts::default();
+    let found = |facts: &Facts| -> Vec<String> {
+        let text = text(series(facts), timed::latency(), Format::OpenMetrics).unwrap();
+        text.lines().filter(|line| line.starts_with("onh_driver")).map(str::to_owned).collect()
+    };
+    let down =
+        |reason: &str| ["onh_driver_up 0.0".to_owned(), format!("onh_driver_down_info{{reason=\"{reason}\"}} 1.0")];
+    assert_eq!(found(&facts), down("the driver has not answered yet"));
+    for (update, expected) in [
+        (Update::Snapshot(Box::default()), vec!["onh_driver_up 1.0".to_owned()]),
+        (Update::Absent("not loaded".into()), down("not loaded").into()),
+        (Update::LetGo, down("the driver is being replaced").into()),
+        (
+            Update::Silent { gpu: Some("GPU-0".into()), why: "hangs".into() },
+            down("the driver is being replaced").into(),
+        ),
+        (Update::Silent { gpu: None, why: "hangs".into() }, down("hangs").into()),
+    ] {
+        facts.readings.apply(&update, Instant::now());
+        assert_eq!(found(&facts), expected, "{update:?}");
+    }
+    facts.readings.is_without_gpu = true;
+    assert_eq!(found(&facts), Vec::<String>::new());
+    assert_eq!(facts.readings.driver, Driver::Fails("hangs".to_owned()));
+}
+
+#[test]
 fn values_that_are_not_supported_are_absent() {
     let mut facts = facts();
     facts.readings = Readings::default();
@@ -152,7 +182,7 @@ fn values_that_are_not_supported_are_absent() {
     facts.readings.apply(&Update::Sample(bare), Instant::now());
     facts.containers = vec![container("first", &[("nvidia.com/gpu", &["GPU-0::1"])])];
     let found = series(&facts);
-    assert_eq!(found.into_keys().collect::<Vec<_>>(), [REGISTRATION, REQUEST]);
+    assert_eq!(found.into_keys().collect::<Vec<_>>(), [DRIVER, DRIVER_DOWN, REGISTRATION, REQUEST]);
 }
 
 #[test]
@@ -170,7 +200,7 @@ fn a_histogram_of_all_answers() {
     let timed = timed::Timed::new(std::sync::Arc::new(Refuses), latency.clone());
     assert!(timed.allocate("nvidia.com/gpu", &[]).is_err());
     assert_eq!(timed.prefer("nvidia.com/gpu", &[], &[], 1), ["GPU-0"]);
-    let text = text(Series::new(), latency).unwrap();
+    let text = text(Series::new(), latency, Format::OpenMetrics).unwrap();
     assert!(text.starts_with("# HELP onh_allocate_duration_seconds "), "{text}");
     assert!(text.contains("onh_allocate_duration_seconds_count 1\n") && text.ends_with("# EOF\n"), "{text}");
     assert!(text.contains("onh_allocate_duration_seconds_bucket{le=\"10.0\"} 1\n"), "{text}");
