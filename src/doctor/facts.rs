@@ -18,6 +18,7 @@ use nvidia_host::inventory::cap_files::CapFile;
 
 use engines::cdi_check::CdiVerdict;
 use engines::kubelet_plugin::KubeletPlugin;
+use engines::kubelet_plugin::running::{Offered, Unanswered};
 use engines::{Engine, User};
 
 #[derive(Debug)]
@@ -49,6 +50,8 @@ pub struct Facts {
     pub without_env: Vec<Finding>,
     /// The device plugin for Kubernetes, if it is installed
     pub kubelet_plugin: Option<KubeletPlugin>,
+    /// What the running device plugin offers to the kubelet; `None` if it is not installed
+    pub offered: Option<Result<Offered, Unanswered>>,
 }
 
 /// The driver, its files and its GPUs.

@@ -21,7 +21,7 @@ use super::start;
 use crate::record::log_file;
 use engines::cdi::{self, View};
 use engines::cdi_check::{self, Now};
-use engines::kubelet_plugin::KubeletPlugin;
+use engines::kubelet_plugin::{KubeletPlugin, running};
 use engines::{Engine, User, hook_env, hooks, runtime};
 
 /// The calling user.
@@ -44,6 +44,7 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
     driver.starts = start::inspect(&settings, &driver);
     let is_nvidias = |path: &PathBuf| host.locate(path).is_ok_and(|found| !hooks::is_our_program(&found.path));
     let nvidias = programs::ALL.iter().filter_map(|name| runtime::program(host, name)).filter(is_nvidias).collect();
+    let kubelet_plugin = KubeletPlugin::inspect(host, caller.user.is_none());
     Facts {
         distribution: packages::distribution_of(host),
         log: settings.debug.as_ref().map(|log| (log.as_path().to_owned(), try_log(host, log.as_path()))),
@@ -53,7 +54,8 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
         without_env: without_env(host, &engines),
         installed: hooks::installed(host),
         cgroup_v2: cgroup_v2(host),
-        kubelet_plugin: KubeletPlugin::inspect(host, caller.user.is_none()),
+        offered: kubelet_plugin.as_ref().map(|_| running::ask(&host.on_host(Path::new(running::DIR)))),
+        kubelet_plugin,
         systemd: host.locate(Path::new("/run/systemd/system")).is_ok(),
         selinux: selinux(host),
         user: caller.user,

@@ -1,9 +1,10 @@
-//! Checks the device plugin for Kubernetes.
+//! Checks the device plugin for Kubernetes, and the health of the GPUs that it reports to the kubelet.
 
 use findings::catalog;
 
-use super::{Check, Facts};
+use super::{Check, Facts, count};
 use engines::kubelet_plugin::Idle;
+use engines::kubelet_plugin::running::{Offered, Unanswered};
 
 pub(super) fn check(facts: &Facts) -> Check {
     let Some(plugin) = &facts.kubelet_plugin else {
@@ -11,7 +12,7 @@ pub(super) fn check(facts: &Facts) -> Check {
     };
     let Some(idle) = plugin.idle() else {
         let names = plugin.sockets.iter().filter_map(|path| path.file_name()).map(|name| name.display().to_string());
-        return Check::ok(format!("the device plugin serves {}", names.collect::<Vec<_>>().join(", ")));
+        return serving(&names.collect::<Vec<_>>().join(", "), facts.offered.as_ref());
     };
     match idle {
         Idle::Hidden => Check::skipped(idle.to_string()),
@@ -21,4 +22,41 @@ pub(super) fn check(facts: &Facts) -> Check {
             Check::of(&catalog::PLUGIN_NOT_RUNNING, format!("the device plugin is installed, but {idle}"), idle.fix())
         }
     }
+}
+
+/// Checks the health of the devices. The sockets of a plugin that was killed, or that runs in a pod, exist as well: only its answer shows
+/// that it works.
+fn serving(sockets: &str, offered: Option<&Result<Offered, Unanswered>>) -> Check {
+    match offered {
+        Some(Ok(offered)) => devices(sockets, offered),
+        Some(Err(Unanswered::NotRunning)) | None => Check::skipped(format!(
+            "the kubelet has {sockets}, and no device plugin answers at its control socket: it was killed, or it runs in a pod, where \
+             \"oci-nvidia-kubelet-plugin check\" shows the health of the GPUs"
+        )),
+        Some(Err(error)) => Check::skipped(format!("the device plugin serves {sockets}, and {error}")),
+    }
+}
+
+fn devices(sockets: &str, offered: &Offered) -> Check {
+    let all = offered.devices().count();
+    let mut gpus: Vec<String> = Vec::new();
+    for device in offered.devices() {
+        let Some(unhealthy) = &device.unhealthy else { continue };
+        let gpu = format!("{}: {unhealthy}", device.gpu);
+        if !gpus.contains(&gpu) {
+            gpus.push(gpu);
+        }
+    }
+    if gpus.is_empty() {
+        return Check::ok(format!(
+            "the device plugin serves {sockets}, and offers {} as healthy",
+            count(all, "device")
+        ));
+    }
+    let healthy = offered.devices().filter(|device| device.unhealthy.is_none()).count();
+    Check::of(
+        &catalog::PLUGIN_WITHDREW,
+        format!("the device plugin offers {healthy} of {} as healthy: {}", count(all, "device"), gpus.join(", ")),
+        "run \"oci-nvidia-kubelet-plugin check\"; after a repair, \"oci-nvidia-kubelet-plugin clear UUID\" offers a GPU at once",
+    )
 }

@@ -2,7 +2,9 @@
 //! The output for the first three is in `tests/fixtures/doctor` and must be reviewed when it changes: `UPDATE_GOLDEN=1 cargo test
 //! --test it doctor`.
 
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
 use std::sync::OnceLock;
@@ -15,6 +17,7 @@ use findings::catalog;
 use oci_nvidia_hook::testing::cli::terminal::Terminal;
 use oci_nvidia_hook::testing::cli::{doctor as words, status as status_words};
 use oci_nvidia_hook::testing::doctor::{self, Caller, Check, Status};
+use serde_json::{Value, json};
 
 use crate::driver::FakeDriver;
 use crate::json_schema;
@@ -25,7 +28,7 @@ const NEEDS: &[Need] = &[Need::Root, Need::Program("cc")];
 tests! {
     &[] => a_bare_host, this_host;
     NEEDS => a_good_host, a_broken_host, each_fault_has_its_finding, an_error_is_a_container_that_does_not_start,
-        cdi_is_enough, a_driver_root_with_files_only, nothing_is_changed;
+        cdi_is_enough, a_driver_root_with_files_only, nothing_is_changed, the_health_that_the_kubelet_has;
     &[Need::Root, Need::Program("cc"), Need::Program("setpriv")] => a_user_sees_less_and_says_so;
     &[Need::Program("tar")] => bundle;
     &[Need::Root, Need::Program("tar")] => a_link_in_the_place_of_the_log;
@@ -693,5 +696,46 @@ fn this_host() {
     assert_eq!(words.code, Some(expected));
     for outcome in &outcomes {
         assert!(words.stdout.contains(outcome["check"].as_str().unwrap()), "{}", words.stdout);
+    }
+}
+
+/// The running plugin knows which GPUs it has withdrawn. Its sockets alone do not show that it works.
+fn the_health_that_the_kubelet_has() {
+    let dir = changed(
+        "install -m 755 /dev/null usr/bin/oci-nvidia-kubelet-plugin; mkdir -p run/oci-nvidia-kubelet-plugin; \
+         mkdir -p var/lib/kubelet/device-plugins; cd var/lib/kubelet/device-plugins; touch kubelet.sock oci-nvidia-gpu.sock",
+    );
+    let found = || examine(dir.path(), Caller::default()).into_iter().find(|check| check.check == "kubelet-plugin");
+    let found = || found().map(|check| (check.status, check.id, check.what)).unwrap();
+    let (status, id, what) = found();
+    assert_eq!((status, id), (Status::Skipped, None), "{what}");
+    assert!(what.contains("no device plugin answers"), "{what}");
+    let listener = UnixListener::bind(dir.path().join("run/oci-nvidia-kubelet-plugin/control.sock")).unwrap();
+    let device = |number: u32, unhealthy: Value| json!({"id": format!("GPU-{number}::0"), "gpu": format!("GPU-{number}"), "unhealthy": unhealthy});
+    let sick = json!({"why": "XID 79", "since": "2026-01-02T03:04:05Z"});
+    let answer = |devices: Value| {
+        json!({"resources": [{"name": "nvidia.com/gpu", "is_live": true, "devices": devices}]}).to_string()
+    };
+    let cases = [
+        (answer(json!([device(0, Value::Null)])), Status::Ok, None, "offers 1 device as healthy"),
+        (
+            answer(json!([device(0, Value::Null), device(1, sick.clone()), device(1, sick)])),
+            Status::Warning,
+            Some("ONH-606"),
+            "the device plugin offers 1 of 3 devices as healthy: GPU-1: XID 79 (since 2026-01-02T03:04:05Z)",
+        ),
+        ("unknown command".to_owned(), Status::Skipped, None, "does not report its devices: its answer is invalid"),
+    ];
+    for (answer, status, id, what) in cases {
+        let found = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.read_exact(&mut [0; "devices\n".len()]).unwrap();
+                stream.write_all(answer.as_bytes()).unwrap();
+            });
+            found()
+        });
+        assert_eq!((found.0, found.1), (status, id), "{found:?}");
+        assert!(found.2.contains(what), "{found:?}");
     }
 }

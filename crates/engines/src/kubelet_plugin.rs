@@ -1,5 +1,7 @@
 //! Inspects the device plugin for Kubernetes, which is a package of its own, and decides whether it serves the kubelet.
 
+pub mod running;
+
 use std::fmt;
 use std::path::{Path, PathBuf};
 

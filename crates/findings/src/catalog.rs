@@ -421,6 +421,12 @@ kinds! {
     PLUGIN_NO_EFFECT "ONH-604" Warning "a setting of NVIDIA's or GKE's device plugin has no effect"
         why "this device plugin accepts the settings of both, but does not support this one"
         fix "remove the setting" see "kubernetes.md";
+    PLUGIN_DIFFERS "ONH-605" Note "the running device plugin offers other devices than these settings describe"
+        why "`check` reads config.toml and its own options; the running plugin has read them when it started, and the unit may pass other options"
+        fix "run `oci-nvidia-kubelet-plugin check` with the options of the running plugin; if settings have changed, restart the plugin" see "kubernetes.md";
+    PLUGIN_WITHDREW "ONH-606" Warning "the device plugin has withdrawn devices"
+        why "the kubelet gives them to no pod: a GPU had an error, or the driver does not work"
+        fix "run `oci-nvidia-kubelet-plugin check`, which prints the reason for each device; a repaired GPU is offered again after `quiet-period`, or at once with `oci-nvidia-kubelet-plugin clear UUID`" see "kubernetes.md";
 }
 
 #[cfg(test)]

@@ -54,6 +54,7 @@ const TESTS: &[(&str, fn())] = &[
     ("each_strategy", each_strategy),
     ("nvidias_manifest_with_this_program", nvidias_manifest_with_this_program),
     ("check_prints_what_run_offers", check_prints_what_run_offers),
+    ("check_shows_the_health_that_the_kubelet_has", check_shows_the_health_that_the_kubelet_has),
     ("a_kernel_without_openat2", a_kernel_without_openat2),
     ("bad_settings", bad_settings),
     ("a_small_program", a_small_program),
@@ -555,6 +556,45 @@ fn check_prints_what_run_offers() {
     // A host without GPUs is in order.
     let (code, text, _) = check(&Fake::new(&["--gpus", "0"]), &[]);
     assert_eq!((code, text.as_str()), (Some(0), "this node has no GPU to offer\n"));
+}
+
+/// The driver reports nothing wrong about a GPU that had an XID, and only the running plugin remembers it.
+fn check_shows_the_health_that_the_kubelet_has() {
+    let mut node = Node::start(&["--gpus", "2"], &["--replicas", "2"]);
+    let run = node.fake.dir.path().join("run").display().to_string();
+    node.wait("the list", SOON, GPU, 4, 4);
+    let checked = |node: &Node, options: &[&str]| {
+        let (code, text, _) = check(&node.fake, &[&["--run-dir", &run], options].concat());
+        (code, text)
+    };
+    let (code, text) = checked(&node, &["--replicas", "2"]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("\nthe running plugin reports this health to the kubelet\n"), "{text}");
+    node.fake.event("xid 1 79");
+    node.wait("the sick GPU", AT_ONCE, GPU, 2, 4);
+    let (code, text) = checked(&node, &["--replicas", "2"]);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.contains("nvidia.com/gpu: 2 of 4 devices can be allocated\n"), "{text}");
+    assert!(text.contains(&format!("  {}::0 unhealthy: XID 79 (since 20", uuid(1))), "{text}");
+    // With other settings, the health is that of the running plugin as well, and a note names the difference.
+    let (code, json) = checked(&node, &["--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((code, &json["running"]["active"]), (Some(1), &true.into()), "{json}");
+    let resource = &json["resources"][0];
+    assert_eq!(resource["registered"], true, "{json}");
+    assert_eq!((&resource["devices"][0]["why"], &resource["devices"][0]["since"]), (&().into(), &().into()), "{json}");
+    assert_eq!(
+        (&resource["devices"][1]["health"], &resource["devices"][1]["why"]),
+        (&"Unhealthy".into(), &"XID 79".into())
+    );
+    assert!(resource["devices"][1]["since"].as_str().unwrap().ends_with('Z'), "{json}");
+    assert_eq!((&json["findings"][0]["id"], &json["findings"][0]["severity"]), (&"ONH-605".into(), &"note".into()));
+    // A plugin that is killed leaves its socket.
+    node.plugin.kill().unwrap();
+    node.plugin.wait().unwrap();
+    let (code, text) = checked(&node, &[]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("\nno device plugin runs on this host: this is what it would offer\n"), "{text}");
 }
 
 /// Linux before 5.6, and services with RestrictSUIDSGID=.

@@ -18,3 +18,4 @@ pub mod process;
 pub mod run_dir;
 pub mod seccomp;
 pub mod stdio;
+pub mod unix_socket;

@@ -1,4 +1,7 @@
-//! `check`: prints what the plugin would offer on this node, and why it would not offer a GPU. It needs no kubelet.
+//! `check`: prints what the plugin offers on this node, and why it does not offer a GPU. It needs no kubelet.
+//!
+//! The command asks the driver, and the running plugin: only that one knows which errors a GPU had. A GPU that the running plugin has
+//! withdrawn is unhealthy here, whatever the driver reports about it now.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -13,6 +16,7 @@ use tokio::time::sleep_until;
 
 use base::json;
 use base::report::{Finding, one_line};
+use engines::kubelet_plugin::running::{Offered, OfferedResource, Unanswered, Unhealthy};
 use findings::catalog;
 use nvidia_host::host::has_no_gpu;
 
@@ -25,6 +29,9 @@ use crate::node::{Node, Offer, host};
 use crate::settings::Settings;
 use crate::strategy::Choice;
 
+const HEALTHY: &str = "Healthy";
+const UNHEALTHY: &str = "Unhealthy";
+
 /// The exit status if a GPU is sick, or a setting is wrong for this node.
 const DEGRADED: u8 = 1;
 /// The exit status if there are GPUs, and none can be offered.
@@ -36,9 +43,18 @@ const MARGIN: Duration = Duration::from_secs(5);
 #[derive(Debug, Serialize)]
 struct Document {
     version: u32,
+    running: RunningEntry,
     strategy: StrategyEntry,
     resources: Vec<ResourceEntry>,
     findings: Vec<FindingEntry>,
+}
+
+/// Whether the running plugin has reported its devices.
+#[derive(Debug, Serialize)]
+struct RunningEntry {
+    /// `None` if it is not known
+    active: Option<bool>,
+    why: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -50,6 +66,8 @@ struct StrategyEntry {
 #[derive(Debug, Serialize)]
 struct ResourceEntry {
     name: String,
+    /// Whether the kubelet has the running plugin's list
+    registered: Option<bool>,
     devices: Vec<DeviceEntry>,
 }
 
@@ -59,6 +77,7 @@ struct DeviceEntry {
     health: &'static str,
     numa: Vec<u32>,
     why: Option<String>,
+    since: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -69,7 +88,8 @@ struct FindingEntry {
     fix: String,
 }
 
-/// Asks the driver once, and reports what the node would offer. `findings` are those about the settings.
+/// Asks the driver once, and reports what the node offers. `findings` are those about the settings, `offered` is the answer of the running
+/// plugin.
 ///
 /// # Errors
 /// If the monitor cannot be started.
@@ -78,6 +98,7 @@ pub async fn check(
     config_path: Option<&Path>,
     choice: &Choice,
     findings: &[Finding],
+    offered: &Result<Offered, Unanswered>,
 ) -> Result<Report> {
     let (updates, mut received) = mpsc::channel(64);
     let gpus = host::kernel_gpus(&settings.common, "the driver does not answer").unwrap_or_default();
@@ -114,7 +135,7 @@ pub async fn check(
     let problem = problem
         .filter(|_| !has_no_gpu(&settings.common))
         .map(|why| Finding::new(&catalog::PLUGIN_DRIVER, why, "run \"oci-nvidia-hook doctor\" on the node"));
-    Ok(Report::new(settings, choice, &node.offer(), problem.iter().chain(findings)))
+    Ok(Report::new(settings, choice, &node.offer(), problem.iter().chain(findings), offered))
 }
 
 /// What the node offers, as `check` reports it.
@@ -133,13 +154,26 @@ impl Report {
         choice: &Choice,
         offer: &'a Offer,
         findings: impl Iterator<Item = &'a Finding>,
+        offered: &Result<Offered, Unanswered>,
     ) -> Self {
-        let findings = findings.chain(&offer.findings).map(finding_entry).collect();
-        let resources = offer.resources.iter();
-        let resources = resources.map(|resource| resource_entry(settings, choice, offer, resource)).collect();
+        let running = offered.as_ref().ok();
+        let other = running.and_then(|running| other_devices(offer, running));
+        let findings = findings.chain(&offer.findings).map(finding_entry);
+        let findings = findings.chain(other.iter().map(finding_entry)).collect();
+        let asked = Asked { settings, choice, offer, running };
+        let mut resources: Vec<_> = offer.resources.iter().map(|resource| asked.resource(resource)).collect();
+        running.iter().for_each(|running| add_withdrawn(&mut resources, offer, running));
         let names = choice.strategies.iter().map(|strategy| strategy.name()).collect();
         let strategy = StrategyEntry { names, why: choice.why.clone() };
-        let document = Document { version: json::VERSION, strategy, resources, findings };
+        let running = RunningEntry {
+            active: match offered {
+                Ok(_) => Some(true),
+                Err(Unanswered::NotRunning) => Some(false),
+                Err(Unanswered::Denied | Unanswered::Failed(_)) => None,
+            },
+            why: offered.as_ref().err().map(Unanswered::to_string),
+        };
+        let document = Document { version: json::VERSION, running, strategy, resources, findings };
         Self { document, has_gpus: !offer.gpus.is_empty() }
     }
 
@@ -155,13 +189,18 @@ impl Report {
     #[must_use]
     pub fn to_text(&self) -> String {
         let mut text = String::new();
-        for ResourceEntry { name, devices } in &self.document.resources {
+        for ResourceEntry { name, registered, devices } in &self.document.resources {
             let healthy = devices.iter().filter(|device| device.why.is_none()).count();
             writeln!(text, "{name}: {healthy} of {} devices can be allocated", devices.len()).ok();
+            if *registered == Some(false) {
+                writeln!(text, "  the kubelet has no connection to the running plugin for this resource").ok();
+            }
             for device in devices {
                 let numa = device.numa.first().map(|node| format!(", NUMA node {node}")).unwrap_or_default();
                 let why = device.why.as_ref().map(|why| format!(": {}", one_line(why))).unwrap_or_default();
-                writeln!(text, "  {} {}{numa}{why}", device.id, device.health.to_ascii_lowercase()).ok();
+                let since =
+                    device.since.as_ref().map(|since| format!(" (since {})", one_line(since))).unwrap_or_default();
+                writeln!(text, "  {} {}{numa}{why}{since}", device.id, device.health.to_ascii_lowercase()).ok();
             }
         }
         if self.document.resources.is_empty() {
@@ -169,6 +208,11 @@ impl Report {
             writeln!(text, "{why}").ok();
         }
         if !self.document.resources.is_empty() {
+            let health = match &self.document.running.why {
+                None => "the running plugin reports this health to the kubelet",
+                Some(why) => &format!("{}: this is what it would offer", one_line(why)),
+            };
+            writeln!(text, "{health}").ok();
             let StrategyEntry { names, why } = &self.document.strategy;
             writeln!(text, "containers get their devices with {} ({})", names.join(", "), one_line(why)).ok();
         }
@@ -196,30 +240,82 @@ impl Report {
     }
 }
 
-fn resource_entry(settings: &Settings, choice: &Choice, offer: &Offer, resource: &Resource) -> ResourceEntry {
-    let devices = resource.devices.iter();
-    let devices = devices.map(|device| device_entry(settings, choice, offer, resource, device)).collect();
-    ResourceEntry { name: resource.name.clone(), devices }
+/// What the entries of devices are made of.
+struct Asked<'a> {
+    settings: &'a Settings,
+    choice: &'a Choice,
+    /// What the driver reported
+    offer: &'a Offer,
+    /// What the running plugin reported
+    running: Option<&'a Offered>,
 }
 
-fn device_entry(
-    settings: &Settings,
-    choice: &Choice,
-    offer: &Offer,
-    resource: &Resource,
-    device: &Device,
-) -> DeviceEntry {
-    let ids = std::slice::from_ref(&device.id);
-    let why = device.unhealthy.clone().or_else(|| {
-        let answer = allocator::allocate(settings, &choice.strategies, offer, &resource.name, ids);
-        Some(answer.err()?.to_string())
-    });
-    DeviceEntry {
-        id: device.id.clone(),
-        health: if why.is_none() { "Healthy" } else { "Unhealthy" },
-        numa: device.numa_node.into_iter().collect(),
-        why,
+impl Asked<'_> {
+    fn resource(&self, resource: &Resource) -> ResourceEntry {
+        let is_live = |other: &OfferedResource| other.name == resource.name && other.is_live;
+        ResourceEntry {
+            name: resource.name.clone(),
+            registered: self.running.map(|running| running.resources.iter().any(is_live)),
+            devices: resource.devices.iter().map(|device| self.device(resource, device)).collect(),
+        }
     }
+
+    fn device(&self, resource: &Resource, device: &Device) -> DeviceEntry {
+        let numa = device.numa_node.into_iter().collect();
+        if let Some(unhealthy) = self.running.and_then(|running| running.unhealthy(&device.gpu)) {
+            return DeviceEntry { numa, ..withdrawn(&device.id, unhealthy) };
+        }
+        let ids = std::slice::from_ref(&device.id);
+        let why = device.unhealthy.clone().or_else(|| {
+            let strategies = &self.choice.strategies;
+            let answer = allocator::allocate(self.settings, strategies, self.offer, &resource.name, ids);
+            Some(answer.err()?.to_string())
+        });
+        let health = if why.is_none() { HEALTHY } else { UNHEALTHY };
+        DeviceEntry { id: device.id.clone(), health, numa, why, since: None }
+    }
+}
+
+fn withdrawn(id: &str, Unhealthy { why, since }: &Unhealthy) -> DeviceEntry {
+    DeviceEntry { id: id.to_owned(), health: UNHEALTHY, numa: Vec::new(), why: Some(why.clone()), since: since.clone() }
+}
+
+/// Adds the devices that the running plugin has withdrawn, and that the driver no longer reports.
+fn add_withdrawn(resources: &mut Vec<ResourceEntry>, offer: &Offer, running: &Offered) {
+    let known: BTreeSet<_> =
+        offer.resources.iter().flat_map(|resource| &resource.devices).map(|device| &device.gpu).collect();
+    for OfferedResource { name, is_live, devices } in &running.resources {
+        let gone = devices.iter().filter(|device| !known.contains(&device.gpu));
+        let gone: Vec<_> = gone.filter_map(|device| Some(withdrawn(&device.id, device.unhealthy.as_ref()?))).collect();
+        match resources.iter_mut().find(|resource| resource.name == *name) {
+            _ if gone.is_empty() => {}
+            Some(resource) => resource.devices.extend(gone),
+            None => resources.push(ResourceEntry { name: name.clone(), registered: Some(*is_live), devices: gone }),
+        }
+    }
+}
+
+/// Returns a finding if the running plugin offers other devices: it may have been started with other settings, or is not ready.
+fn other_devices(offer: &Offer, running: &Offered) -> Option<Finding> {
+    let ours =
+        offer.resources.iter().flat_map(|resource| resource.devices.iter().map(|device| (&resource.name, &device.id)));
+    let theirs = running
+        .resources
+        .iter()
+        .flat_map(|resource| resource.devices.iter().map(|device| (&resource.name, &device.id)));
+    if ours.collect::<BTreeSet<_>>() == theirs.collect() {
+        return None;
+    }
+    let counts = running.resources.iter().map(|resource| format!("{} of {}", resource.devices.len(), resource.name));
+    let counts: Vec<_> = counts.collect();
+    let what =
+        if counts.is_empty() { "no devices".to_owned() } else { format!("other devices: {}", counts.join(", ")) };
+    Some(Finding::new(
+        &catalog::PLUGIN_DIFFERS,
+        format!("the running plugin offers {what}"),
+        "run this command with the options of the running plugin; if settings have changed, \
+         run \"systemctl restart oci-nvidia-kubelet-plugin\"",
+    ))
 }
 
 fn finding_entry(finding: &Finding) -> FindingEntry {

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use engines::kubelet_plugin::running;
 
-use super::control;
 use crate::cdi_keeper;
 use crate::nri::engine;
 use crate::nri::session::Identity;
@@ -39,8 +39,8 @@ pub enum Command {
         /// The hook, which the CDI spec starts in containers
         #[arg(long, value_name = "FILE", default_value = cdi_keeper::HOOK)]
         hook_path: PathBuf,
-        /// The directory for the socket of the clear command
-        #[arg(long, value_name = "DIR", default_value = control::RUN_DIR)]
+        /// The directory for the socket of the check and clear commands
+        #[arg(long, value_name = "DIR", default_value = running::DIR)]
         run_dir: PathBuf,
         /// Also do what the nri command does, with this socket [default of FILE: /var/run/nri/nri.sock, and of --cdi-dir: /var/run/cdi]
         #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = engine::SOCKET)]
@@ -64,14 +64,17 @@ pub enum Command {
         #[arg(long, value_name = "FILE", default_value = cdi_keeper::HOOK)]
         hook_path: PathBuf,
     },
-    /// Show what the plugin would offer, without a kubelet
+    /// Show the GPUs, their health and the strategy, without a kubelet
     ///
-    /// Exit status: 0 if all devices can be allocated, 1 if one cannot or a setting has no effect, 3 if the node has GPUs and none can
-    /// be allocated.
+    /// If the plugin runs, the health is the one that it reports to the kubelet. Exit status: 0 if all devices can be allocated, 1 if one
+    /// cannot or a setting has no effect, 3 if the node has GPUs and none can be allocated.
     Check {
         /// The settings
         #[command(flatten)]
         options: Options,
+        /// The directory of the running plugin's socket, as for run
+        #[arg(long, value_name = "DIR", default_value = running::DIR)]
+        run_dir: PathBuf,
         /// Print a JSON document
         #[arg(long)]
         json: bool,
@@ -80,8 +83,8 @@ pub enum Command {
     Clear {
         /// The UUID of the GPU
         uuid: String,
-        /// The directory of the socket, as for run
-        #[arg(long, value_name = "DIR", default_value = control::RUN_DIR)]
+        /// The directory of the running plugin's socket, as for run
+        #[arg(long, value_name = "DIR", default_value = running::DIR)]
         run_dir: PathBuf,
     },
     /// Print a completion script

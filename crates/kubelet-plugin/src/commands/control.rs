@@ -1,13 +1,14 @@
-//! The socket on which a running plugin takes commands. `clear UUID` is the only one: it forgets the errors of a GPU.
+//! The socket on which a running plugin takes commands: `devices` returns the devices as the kubelet has them, and `clear UUID` forgets
+//! the errors of a GPU. [`engines::kubelet_plugin::running`] sends the first one.
 //!
 //! Only root can connect. A connection carries one line in each direction.
 
 use std::io;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use base::report::failure;
+use engines::kubelet_plugin::running::{self, Offered, PATIENCE, QUESTION};
 use findings::catalog;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
@@ -16,33 +17,25 @@ use tokio::time::timeout;
 
 use crate::kubelet::socket;
 
-/// The runtime directory of the unit.
-pub const RUN_DIR: &str = "/run/oci-nvidia-kubelet-plugin";
-/// The longest line in bytes.
+/// The longest command in bytes, and the longest answer to `clear`.
 const MAX_LINE: u64 = 256;
-/// How long a peer may take for its line.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A command for the plugin.
 #[derive(Debug)]
-pub struct Clear {
-    /// The UUID of the GPU
-    pub uuid: String,
-    /// Receives whether the GPU had errors
-    pub done: oneshot::Sender<bool>,
-}
-
-fn path(dir: &Path) -> PathBuf {
-    dir.join("control.sock")
+pub enum Command {
+    /// Forget the errors of the GPU with this UUID, and send whether it had any.
+    Clear(String, oneshot::Sender<bool>),
+    /// Send the devices and their health.
+    Devices(oneshot::Sender<Offered>),
 }
 
 /// Accepts commands and passes them on, until the receiver is closed.
 ///
 /// # Errors
 /// If the socket cannot be created.
-pub async fn serve(dir: &Path, commands: mpsc::Sender<Clear>) -> Result<()> {
+pub async fn serve(dir: &Path, commands: mpsc::Sender<Command>) -> Result<()> {
     std::fs::create_dir_all(dir).with_context(|| format!("cannot create {dir:?}"))?;
-    let (_bound, listener) = socket::bind(&path(dir))?;
+    let (_bound, listener) = socket::bind(&running::socket(dir))?;
     while !commands.is_closed() {
         let (stream, _) = listener.accept().await.context("cannot accept a connection")?;
         // The next peer waits for at most a few seconds.
@@ -51,17 +44,23 @@ pub async fn serve(dir: &Path, commands: mpsc::Sender<Clear>) -> Result<()> {
     Ok(())
 }
 
-async fn answer(stream: UnixStream, commands: &mpsc::Sender<Clear>) -> io::Result<()> {
+async fn answer(stream: UnixStream, commands: &mpsc::Sender<Command>) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut line = String::new();
     BufReader::new(reader.take(MAX_LINE)).read_line(&mut line).await?;
-    let reply = match line.trim_end().strip_prefix("clear ") {
-        Some(uuid) => {
+    let reply = match (line.trim_end(), line.trim_end().strip_prefix("clear ")) {
+        (_, Some(uuid)) => {
             let (done, cleared) = oneshot::channel();
-            commands.send(Clear { uuid: uuid.to_owned(), done }).await.ok();
-            if cleared.await.unwrap_or_default() { "cleared" } else { "nothing to clear" }
+            commands.send(Command::Clear(uuid.to_owned(), done)).await.ok();
+            let cleared = cleared.await.unwrap_or_default();
+            if cleared { "cleared" } else { "nothing to clear" }.to_owned()
         }
-        None => "unknown command",
+        (QUESTION, None) => {
+            let (done, offered) = oneshot::channel();
+            commands.send(Command::Devices(done)).await.ok();
+            serde_json::to_string(&offered.await.map_err(io::Error::other)?)?
+        }
+        _ => "unknown command".to_owned(),
     };
     writer.write_all(format!("{reply}\n").as_bytes()).await
 }
@@ -72,7 +71,7 @@ async fn answer(stream: UnixStream, commands: &mpsc::Sender<Clear>) -> io::Resul
 /// If no plugin runs, or it does not answer.
 pub async fn clear(dir: &Path, uuid: &str) -> Result<bool> {
     let exchange = async {
-        let mut stream = UnixStream::connect(path(dir)).await?;
+        let mut stream = UnixStream::connect(running::socket(dir)).await?;
         stream.write_all(format!("clear {uuid}\n").as_bytes()).await?;
         let mut reply = String::new();
         stream.take(MAX_LINE).read_to_string(&mut reply).await?;
@@ -98,32 +97,41 @@ mod tests {
 
     use super::*;
     use base::report::ErrorReport;
+    use engines::kubelet_plugin::running::OfferedResource;
 
     #[tokio::test]
     async fn one_line_in_each_direction() {
         let dir = tempfile::tempdir().unwrap();
-        let (sender, mut commands) = mpsc::channel::<Clear>(1);
+        let (sender, mut commands) = mpsc::channel::<Command>(1);
         let served = dir.path().to_owned();
+        let resource = OfferedResource { name: "nvidia.com/gpu".to_owned(), ..OfferedResource::default() };
+        let expected = Offered { resources: vec![resource.clone()] };
         let server = tokio::spawn(async move { serve(&served, sender).await });
         tokio::spawn(async move {
             while let Some(command) = commands.recv().await {
-                command.done.send(command.uuid == "GPU-0").unwrap();
+                match command {
+                    Command::Clear(uuid, done) => done.send(uuid == "GPU-0").unwrap(),
+                    Command::Devices(done) => done.send(Offered { resources: vec![resource.clone()] }).unwrap(),
+                }
             }
         });
-        while std::fs::symlink_metadata(path(dir.path())).is_err() {
+        while std::fs::symlink_metadata(running::socket(dir.path())).is_err() {
             tokio::task::yield_now().await;
         }
         assert!(clear(dir.path(), "GPU-0").await.unwrap());
         assert!(!clear(dir.path(), "GPU-1").await.unwrap());
-        let mut strange = UnixStream::connect(path(dir.path())).await.unwrap();
+        let asked = dir.path().to_owned();
+        let offered = tokio::task::spawn_blocking(move || running::ask(&asked)).await.unwrap();
+        assert_eq!(offered.unwrap(), expected);
+        let mut strange = UnixStream::connect(running::socket(dir.path())).await.unwrap();
         strange.write_all(&[0xff; 600]).await.ok();
         drop(strange);
         assert!(!clear(dir.path(), "GPU-1").await.unwrap(), "still serves");
-        let mode = std::fs::metadata(path(dir.path())).unwrap().permissions().mode();
+        let mode = std::fs::metadata(running::socket(dir.path())).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         server.abort();
         assert!(server.await.unwrap_err().is_cancelled());
-        assert!(std::fs::symlink_metadata(path(dir.path())).is_err());
+        assert!(std::fs::symlink_metadata(running::socket(dir.path())).is_err());
         let error = ErrorReport::new(&clear(dir.path(), "GPU-0").await.unwrap_err());
         assert!(error.line.starts_with("cannot clear \"GPU-0\" in the running plugin: "), "{error:?}");
         assert!(error.hint.starts_with("start the plugin with "), "{error:?}");

@@ -4,6 +4,7 @@ pub mod check;
 pub mod cli;
 pub mod control;
 pub mod observer;
+pub mod offered;
 pub mod run;
 
 use std::ffi::OsString;
@@ -17,6 +18,7 @@ use base::report::kind_of;
 use base::sys::stdio;
 use clap::{CommandFactory, Parser};
 use clap_complete::{generate, shells};
+use engines::kubelet_plugin::running;
 use findings::catalog;
 use nvidia_host::config;
 
@@ -81,10 +83,11 @@ fn dispatch(command: Command) -> Result<ExitCode> {
             let paths = Paths { kubelet_dir: None, cdi_dir: Some(cdi_dir), hook: hook_path, run_dir };
             block_on(run::run(settings, path.as_deref(), paths, Some(engine.options())))?
         }
-        Command::Check { options, json } => {
+        Command::Check { options, run_dir, json } => {
             let (settings, findings) = settings::read(&options)?;
+            let offered = running::ask(&run_dir);
             let choice = Chooser::new(&settings.plugin, &settings.kubelet_dir, Log::new()).choose();
-            let report = block_on(check::check(&settings, options.config.as_deref(), &choice, &findings))??;
+            let report = block_on(check::check(&settings, options.config.as_deref(), &choice, &findings, &offered))??;
             let printed = print(&if json { report.to_json()? } else { report.to_text() })?;
             Ok(if printed == ExitCode::SUCCESS { report.exit_code() } else { printed })
         }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
 use tokio::process::Command;
@@ -19,8 +19,9 @@ use base::report::Finding;
 use nvidia_host::config::Limits;
 use nvidia_host::inventory::Inventory;
 
-use super::control::{self, Clear};
+use super::control::{self, Command as Asked};
 use super::observer::Observer;
+use super::offered::offered;
 use crate::answer::allocator::NodeAllocator;
 use crate::cdi_keeper::{self, HOOK, Keeper};
 use crate::kubelet;
@@ -62,7 +63,7 @@ pub struct Paths {
     pub cdi_dir: Option<PathBuf>,
     /// The program that this spec starts in containers
     pub hook: PathBuf,
-    /// The directory for the socket of `clear`
+    /// The directory for the socket of `check` and `clear`
     pub run_dir: PathBuf,
 }
 
@@ -80,7 +81,7 @@ pub async fn run(
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let (updates, received) = mpsc::channel(64);
-    let (commands, cleared) = mpsc::channel(1);
+    let (commands, asked) = mpsc::channel(1);
     let gpus = host::kernel_gpus(&settings.common, NOT_ANSWERED).unwrap_or_default();
     let node = Node::new(settings.clone(), gpus, Instant::now());
     let (offers, offer) = watch::channel(node.offer());
@@ -111,6 +112,7 @@ pub async fn run(
         node,
         offers,
         lists,
+        registrations: status.subscribe(),
         observer,
         held: None,
         cdi,
@@ -132,7 +134,7 @@ pub async fn run(
         error = supervisor::supervise(monitor, updates) => Err(error),
         result = serve_control(&paths, commands, log) => result,
         never = serve_metrics(metrics, log) => match never {},
-        () = agent.follow(received, cleared) => Ok(ExitCode::SUCCESS),
+        () = agent.follow(received, asked) => Ok(ExitCode::SUCCESS),
         _ = terminate.recv() => Ok(ExitCode::SUCCESS),
         _ = interrupt.recv() => Ok(ExitCode::SUCCESS),
     }
@@ -165,15 +167,15 @@ async fn serve_metrics(metrics: Option<(SocketAddr, Sources)>, log: Log) -> Infa
     }
 }
 
-/// Without the socket, only `clear` does not work.
-async fn serve_control(paths: &Paths, commands: mpsc::Sender<Clear>, log: Log) -> Result<ExitCode> {
+/// Without the socket, `clear` does not work, and `check` does not show what the kubelet has.
+async fn serve_control(paths: &Paths, commands: mpsc::Sender<Asked>, log: Log) -> Result<ExitCode> {
     if paths.kubelet_dir.is_none() {
         return std::future::pending().await;
     }
     let run_dir = &paths.run_dir;
     let result = control::serve(run_dir, commands).await;
     let error = result.err().context("the control socket was closed")?;
-    log.note(&format!("cannot serve the command \"clear\" in {run_dir:?}: {error}"));
+    log.note(&format!("cannot serve the commands \"check\" and \"clear\" in {run_dir:?}: {error}"));
     std::future::pending().await
 }
 
@@ -189,6 +191,8 @@ struct Agent {
     node: Node,
     offers: watch::Sender<Offer>,
     lists: watch::Sender<Arc<Vec<Resource>>>,
+    /// The state of the resources at the kubelet
+    registrations: watch::Receiver<kubelet::Status>,
     /// `None` without a kubelet
     observer: Option<Observer>,
     held: Option<Held>,
@@ -214,7 +218,7 @@ struct Held {
 
 impl Agent {
     /// Publishes every change until the monitor's supervisor ends.
-    async fn follow(&mut self, mut updates: mpsc::Receiver<Update>, mut cleared: mpsc::Receiver<Clear>) {
+    async fn follow(&mut self, mut updates: mpsc::Receiver<Update>, mut asked: mpsc::Receiver<Asked>) {
         let mut cdi_period = interval(CDI_PERIOD);
         let mut follow_period = interval(follow::PERIOD);
         follow_period.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -225,10 +229,7 @@ impl Agent {
                     Some(update) => self.apply(update),
                     None => return,
                 },
-                Some(Clear { uuid, done }) = cleared.recv() => {
-                    // The caller of the command may have gone.
-                    done.send(self.node.clear(&uuid)).ok();
-                }
+                Some(command) = asked.recv() => self.obey(command),
                 snapshot = devices_ready(&mut self.held) => self.set_devices(&snapshot),
                 _ = follow_period.tick() => match self.follower.poll(Instant::now()) {
                     Some(change) => self.apply_change(change),
@@ -242,6 +243,18 @@ impl Agent {
             self.publish();
             if let Some(observer) = &mut self.observer {
                 observer.publish(&self.node);
+            }
+        }
+    }
+
+    /// Carries out a command. Its caller may have gone.
+    fn obey(&mut self, command: Asked) {
+        match command {
+            Asked::Clear(uuid, done) => drop(done.send(self.node.clear(&uuid))),
+            Asked::Devices(done) => {
+                let now = (Instant::now(), SystemTime::now());
+                let devices = offered(&self.lists.borrow(), &self.registrations.borrow(), &self.node, now);
+                drop(done.send(devices));
             }
         }
     }

@@ -161,6 +161,15 @@ impl Node {
         }
     }
 
+    /// Returns since when a GPU cannot be used; `None` if it can, or if that is unknown.
+    #[must_use]
+    pub fn unhealthy_since(&self, uuid: &str) -> Option<Instant> {
+        match self.health.state(uuid) {
+            State::Healthy => None,
+            State::Unhealthy { since, .. } => Some(since),
+        }
+    }
+
     /// Returns what the node offers now.
     #[must_use]
     pub fn offer(&self) -> Offer {

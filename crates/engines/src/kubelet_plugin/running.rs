@@ -1,0 +1,166 @@
+//! Asks the running device plugin which devices it offers to the kubelet, and with which health.
+//!
+//! Only the running plugin knows that: it has seen the errors of a GPU, and decides when a GPU is offered again. A program that asks the
+//! driver may find that the same GPU works.
+
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base::json;
+use base::sys::unix_socket;
+use serde::{Deserialize, Serialize};
+
+/// The directory of the socket: the runtime directory of the plugin's unit.
+pub const DIR: &str = "/run/oci-nvidia-kubelet-plugin";
+/// The question, one line.
+pub const QUESTION: &str = "devices";
+/// How long the plugin may take.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest answer in bytes. 16 GPUs with 7 MIG devices and 100 replicas each have 11,200 devices.
+const MAX_ANSWER: usize = 16 << 20;
+
+/// What the plugin offers to the kubelet: its answer to [`QUESTION`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offered {
+    /// The resources in the order of their names
+    pub resources: Vec<OfferedResource>,
+}
+
+/// A resource, such as `nvidia.com/gpu`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfferedResource {
+    /// The name with its prefix
+    pub name: String,
+    /// Whether the kubelet has an open stream with the list of devices
+    pub is_live: bool,
+    /// The devices
+    pub devices: Vec<OfferedDevice>,
+}
+
+/// A device of a resource.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfferedDevice {
+    /// Its id for the kubelet
+    pub id: String,
+    /// The UUID of the GPU
+    pub gpu: String,
+    /// Why the kubelet gives it to no pod; `None` if it is healthy
+    pub unhealthy: Option<Unhealthy>,
+}
+
+/// Why a device is unhealthy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unhealthy {
+    /// The reason, such as `XID 79`
+    pub why: String,
+    /// When it became unhealthy, as in RFC 3339; `None` if the plugin does not know it
+    pub since: Option<String>,
+}
+
+impl fmt::Display for Unhealthy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)?;
+        self.since.iter().try_for_each(|since| write!(f, " (since {since})"))
+    }
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unanswered {
+    /// No process listens.
+    NotRunning,
+    /// Only root may connect.
+    Denied,
+    /// The plugin does not answer, or its answer is invalid.
+    Failed(String),
+}
+
+impl fmt::Display for Unanswered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotRunning => f.write_str("no device plugin runs on this host"),
+            Self::Denied => f.write_str("only root can ask the running device plugin"),
+            Self::Failed(why) => write!(f, "the running device plugin does not report its devices: {why}"),
+        }
+    }
+}
+
+impl From<io::Error> for Unanswered {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            // A process that was killed leaves its socket behind.
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => Self::NotRunning,
+            ErrorKind::PermissionDenied => Self::Denied,
+            ErrorKind::TimedOut => Self::Failed(format!("no answer within {} s", PATIENCE.as_secs())),
+            _ => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+/// Returns the socket of a plugin with this runtime directory.
+#[must_use]
+pub fn socket(dir: &Path) -> PathBuf {
+    dir.join("control.sock")
+}
+
+/// Asks the plugin with this runtime directory.
+///
+/// # Errors
+/// If no plugin runs, or it does not answer.
+pub fn ask(dir: &Path) -> Result<Offered, Unanswered> {
+    let answer = unix_socket::ask(&socket(dir), format!("{QUESTION}\n").as_bytes(), MAX_ANSWER, PATIENCE)?;
+    json::from_bytes(&answer).map_err(|_| Unanswered::Failed("its answer is invalid".to_owned()))
+}
+
+impl Offered {
+    /// Returns all devices.
+    pub fn devices(&self) -> impl Iterator<Item = &OfferedDevice> {
+        self.resources.iter().flat_map(|resource| &resource.devices)
+    }
+
+    /// Returns why a GPU is unhealthy, by its UUID: all of its devices are, or none.
+    #[must_use]
+    pub fn unhealthy(&self, gpu: &str) -> Option<&Unhealthy> {
+        self.devices().filter(|device| device.gpu == gpu).find_map(|device| device.unhealthy.as_ref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_and_none() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(ask(dir.path()), Err(Unanswered::NotRunning));
+        let listener = UnixListener::bind(socket(dir.path())).unwrap();
+        let why = Unhealthy { why: "XID 79".to_owned(), since: Some("2026-01-02T03:04:05Z".to_owned()) };
+        let device = |gpu: &str, unhealthy| OfferedDevice { id: format!("{gpu}::0"), gpu: gpu.to_owned(), unhealthy };
+        let devices = vec![device("GPU-0", None), device("GPU-1", Some(why.clone()))];
+        let resource = OfferedResource { name: "nvidia.com/gpu".to_owned(), is_live: true, devices };
+        let offered = Offered { resources: vec![resource] };
+        let answers = [serde_json::to_string(&offered).unwrap() + "\n", "unknown command\n".to_owned()];
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                for answer in answers {
+                    let (mut stream, _) = listener.accept().unwrap();
+                    let mut question = [0; QUESTION.len() + 1];
+                    stream.read_exact(&mut question).unwrap();
+                    assert_eq!(question, *b"devices\n");
+                    stream.write_all(answer.as_bytes()).unwrap();
+                }
+            });
+            assert_eq!(ask(dir.path()), Ok(offered.clone()));
+            assert_eq!(ask(dir.path()), Err(Unanswered::Failed("its answer is invalid".to_owned())));
+        });
+        assert_eq!(ask(dir.path()), Err(Unanswered::NotRunning), "only the file of the socket is left");
+        assert_eq!((offered.unhealthy("GPU-0"), offered.unhealthy("GPU-1")), (None, Some(&why)));
+        assert_eq!(why.to_string(), "XID 79 (since 2026-01-02T03:04:05Z)");
+    }
+}
