@@ -13,16 +13,18 @@ use rustix::io::Errno;
 use base::paths::ContainerPath;
 use base::sys::ids::Ids;
 use base::sys::in_root::{Created, Root};
-use base::sys::mount::Label;
+use base::sys::mount::{Api, Label};
 use nvidia_host::edits::Need;
 
+use super::carried::Carry;
 use super::container::Inside;
 use super::directory::{Present, find_present};
 use super::hosts_dev::{self, HostsDev};
-use super::mounts::Mounts;
+use super::mounts::{self, Mounts};
 use super::read_only::{self, Why};
 use super::tmpfs::is_read_only;
 use super::undo::{Change, Done, Mark};
+use crate::oci::spec_view::Mount;
 
 /// The file system of a container whose mount namespace this process has entered.
 #[derive(Debug)]
@@ -35,6 +37,8 @@ pub(super) struct Layout {
     pub label: Option<Label>,
     /// Which mounts are the container's own, and which are visible elsewhere
     pub mounts: Mounts,
+    /// Mounts that a layer does not hide
+    carry: Carry,
     /// Directories in which the hook may create names
     own_directories: Vec<Rc<OwnedFd>>,
     /// Overlays on read-only directories and on directories of volumes
@@ -48,15 +52,22 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Returns the layout of an unchanged container. `inside` must have been opened in the current mount namespace. `has_own_dev`:
-    /// config.json has the runtime mount a tmpfs at /dev.
-    pub(super) fn new(inside: Inside, hosts_dev: HostsDev, label: Option<Label>, has_own_dev: bool) -> Self {
+    /// Returns the layout of an unchanged container. `inside` must have been opened in the current mount namespace. `of_runtime`:
+    /// the mounts in config.json.
+    pub(super) fn new(
+        inside: Inside,
+        api: Api,
+        hosts_dev: HostsDev,
+        label: Option<Label>,
+        of_runtime: &[Mount],
+    ) -> Self {
         Self {
             rootfs: inside.rootfs,
             ids: inside.ids,
             hosts_dev,
             label,
-            mounts: Mounts::new(has_own_dev),
+            mounts: Mounts::new(mounts::has_own_dev(of_runtime)),
+            carry: Carry::new(of_runtime, api),
             own_directories: Vec::new(),
             layers: Vec::new(),
             opened: Vec::new(),
@@ -208,15 +219,13 @@ impl Layout {
             return Err(read_only::not_covered(path));
         }
         let mut mounts = Vec::new();
-        let covered = read_only::cover(&self.rootfs, path, &below, why, self.label.as_ref(), &mut mounts);
-        let layer = mounts.last().filter(|_| covered.is_ok()).cloned();
+        let label = self.label.as_ref();
+        let covered = read_only::cover(&self.rootfs, path, &below, why, &self.carry, label, &mut mounts);
         self.done.add_mounts(mounts);
-        covered?;
+        let layer = covered?;
         self.forget_directories();
-        if let Some(layer) = layer {
-            self.mounts.add_layer(&layer)?;
-            self.layers.push(layer);
-        }
+        self.mounts.add_layer(&layer)?;
+        self.layers.push(layer);
         if is_lost {
             self.done.findings.push(read_only::covered(path));
         }

@@ -6,6 +6,7 @@
 //! container uses it.
 
 mod aside;
+mod carried;
 pub(crate) mod changes;
 pub(crate) mod container;
 mod directory;
@@ -84,9 +85,8 @@ pub(crate) struct Finished {
 /// If a required step fails. The steps before it are undone.
 pub(crate) fn carry_out(plan: Plan<'_>, open: OpenContainer, container: &Container<'_>) -> Result<Finished> {
     let Plan { steps, api, hosts_dev, label, mut findings } = plan;
-    let has_own_dev = mounts::has_own_dev(&container.spec.mounts);
     let is_own = leftovers::is_own(open.rootfs(), container.id, container.bundle, &container.spec.rootfs);
-    let inside = open.enter().map(|inside| Layout::new(inside, hosts_dev, label, has_own_dev));
+    let inside = open.enter().map(|inside| Layout::new(inside, api, hosts_dev, label, &container.spec.mounts));
     let finished = inside.and_then(|layout| run_all(Target::new(layout, api, is_own), steps));
     // In a container with a user namespace, the files so far were created as its root user. From here on, files belong to the
     // host's root: a record is only accepted if no other user could have written it.

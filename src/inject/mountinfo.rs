@@ -1,14 +1,15 @@
 //! Questions about a mount table.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
-use base::mountinfo::{escaped, mounts};
+use base::mountinfo::{escaped, mounts, unescaped};
 
-/// Reports whether something is mounted below a directory, not on it.
-pub(super) fn any_below(table: &[u8], dir: &Path) -> bool {
+/// Returns where something is mounted below a directory, not on it: paths below that directory, each once.
+pub(super) fn points_below(table: &[u8], dir: &Path) -> BTreeSet<PathBuf> {
     let mut prefix = escaped(dir);
     prefix.push(b'/');
-    mounts(table).any(|mount| mount.point.starts_with(&prefix))
+    mounts(table).filter_map(|mount| mount.point.strip_prefix(&*prefix)).map(unescaped).collect()
 }
 
 /// Reports whether a file system is mounted anywhere.
@@ -35,9 +36,13 @@ mod tests {
 
     #[test]
     fn mounts_below() {
-        for (dir, below) in [("/a b", true), ("/a b/c", false), ("/a", false), ("/de", false), ("/dev", false)] {
-            assert_eq!(any_below(TEXT, Path::new(dir)), below, "{dir}");
+        let below = |dir| points_below(TEXT, Path::new(dir)).into_iter().collect::<Vec<_>>();
+        for dir in ["/a b/c", "/a", "/de", "/dev"] {
+            assert!(below(dir).is_empty(), "{dir}");
         }
+        assert_eq!(below("/a b"), [Path::new("c")]);
+        let twice = b"1 0 0:7 / /m rw - a b c\n2 1 0:8 / /m/a\\040b rw - a b c\n3 2 0:8 / /m/a\\040b rw - a b c\n";
+        assert_eq!(points_below(twice, Path::new("/m")).into_iter().collect::<Vec<_>>(), [Path::new("a b")]);
     }
 
     #[test]

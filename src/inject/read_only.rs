@@ -18,6 +18,7 @@ use base::sys::in_root::{Root, real_path};
 use base::sys::mount::{self, Label, MountAttrs, in_place};
 use findings::catalog;
 
+use super::carried::{self, Carry};
 use super::mountinfo;
 use super::mounts::{TMPFS_MAGIC, read_table};
 use super::source::open_in;
@@ -159,24 +160,28 @@ impl Why {
     }
 }
 
-/// Mounts a layer on `below`, the directory `path` of a rootfs. Pushes the mounts to `done`; the last one is the layer.
+/// Mounts a layer on `below`, the directory `path` of a rootfs, and returns it. Pushes the mounts to `done`. Files that are mounted
+/// below the directory are mounted on the layer too.
 ///
 /// # Errors
-/// If the layer would hide mounts below the directory, or the kernel refuses.
+/// If the layer would hide other mounts below the directory, or the kernel refuses.
 pub(super) fn cover(
     rootfs: &Root,
     path: &Path,
     below: &OwnedFd,
     why: Why,
+    carry: &Carry,
     label: Option<&Label>,
     done: &mut Vec<Rc<OwnedFd>>,
-) -> Result<()> {
+) -> Result<Rc<OwnedFd>> {
     // The path is only compared with mount points, so a race can at most cause a refusal.
     let place = real_path(below.as_fd())?;
     let table = read_table()?;
-    if place == real_path(rootfs.as_fd())? || mountinfo::any_below(&table, &place) {
+    if place == real_path(rootfs.as_fd())? {
         return Err(why.has_others_inside(path).into());
     }
+    let inside = carry.open(rootfs, path, mountinfo::points_below(&table, &place))?;
+    let inside = inside.ok_or_else(|| why.has_others_inside(path))?;
     let Scratch { tmpfs, place, table } = Scratch::mount(below, table, "mode=0755,size=1m", label)?;
     let tmpfs = Rc::new(tmpfs);
     done.push(Rc::clone(&tmpfs));
@@ -187,8 +192,10 @@ pub(super) fn cover(
     in_place::mount_overlay(&tmpfs, below, &tmpfs, label).with_context(|| why.without_overlay(path))?;
     // The overlay is unmounted with the tmpfs that it is mounted on.
     let layer = place.open_new(OVERLAYFS_MAGIC, &table).inspect_err(|_| drop(mount::detach(tmpfs.as_fd())))?;
-    done.push(layer.into());
-    Ok(())
+    let layer = Rc::new(layer);
+    done.push(Rc::clone(&layer));
+    carried::mount(rootfs, inside, done)?;
+    Ok(layer)
 }
 
 /// The error for an optional file on a volume that the container can write to: the volume stays writable.

@@ -19,9 +19,11 @@ pub(crate) fn steps(edits: &RootfsEdits, facts: RootfsFacts, proc_files: Vec<(Os
         link: link.clone(),
         text: text.clone().into(),
         file: file_of(edits, link),
-        need: Need::Optional,
+        need: if edits.required.contains(link) { Need::Required } else { Need::Optional },
     });
     let mut steps: Vec<_> = links.map(Step::Link).collect();
+    // A required link makes the hook cover a directory on a volume, and optional ones then find the layer.
+    steps.sort_by_key(|step| step.need() == Need::Optional);
     let libraries = ContainerPath::new(library_dir(facts, Arch::native()));
     for (name, path) in &edits.below {
         // Programs search the image's library directory, which may be the host's too.
@@ -134,6 +136,14 @@ mod tests {
         let text = "/usr/lib64/vdpau/x.so.1".into();
         let file = ContainerPath::new("/usr/lib64/vdpau/x.so.5").unwrap();
         assert_eq!(steps(true)[1], Step::Link(Link { link, text, file, need: Need::Optional }));
+    }
+
+    #[test]
+    fn required_links_come_first() {
+        let edits = parsed(&["--link", "b::/a", "--required-link", "d::/c"]).unwrap();
+        let steps = super::steps(&edits, RootfsFacts::default(), vec![]);
+        assert_eq!(steps.iter().map(Step::need).collect::<Vec<_>>(), [Need::Required, Need::Optional]);
+        assert!(steps[0].to_string().starts_with("link \"/c\""), "{}", steps[0]);
     }
 
     #[test]

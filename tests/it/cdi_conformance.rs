@@ -133,7 +133,7 @@ fn library_links() {
         let mut made: Vec<_> = args[2..].chunks(2).map(|pair| (pair[0].as_str(), json!(pair[1]))).collect();
         made.reverse();
         let expected: Vec<_> =
-            row["expect"]["links"].as_array().unwrap().iter().map(|link| ("--link", link.clone())).collect();
+            row["expect"]["links"].as_array().unwrap().iter().map(|link| ("--required-link", link.clone())).collect();
         assert_eq!(made, expected, "{row}");
     }
 }

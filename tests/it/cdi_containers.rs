@@ -17,12 +17,12 @@ use crate::cdi::{GPU_0, GPU_1, MIG_1, cdi, generate};
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, NEEDS, NEEDS_CRUN, NEEDS_V2, Podman};
 use crate::live::{DRI_LINKS, LINKS_OF_GPU_1};
-use crate::support::{HOOK, Need, run, run_with, scratch, sh};
+use crate::support::{HOOK, Need, fingerprint, run, run_with, scratch, sh};
 use crate::why::{isolated, why};
 
 tests! {
-    crate::driver::NEEDS => hook_entry, volumes_at_the_paths_of_nodes, hook_entries_at_the_wrong_stage,
-        hook_entries_of_several_specs, libraries_that_are_opened_by_path, cuda_compat;
+    crate::driver::NEEDS => hook_entry, volumes_at_the_directory_of_libraries, volumes_at_the_paths_of_nodes,
+        hook_entries_at_the_wrong_stage, hook_entries_of_several_specs, libraries_that_are_opened_by_path, cuda_compat;
     NEEDS => the_containers_environment_does_not_reach_the_hook,
         podman_read_only = podman_in(Cgroup::AsMounted, "--read-only"), podman_with_a_user_namespace,
         podman_gives_nodes_of_a_group_to_users, podman_gives_devices_by_name, links_of_dri_nodes_at_all_ways;
@@ -42,7 +42,8 @@ pub fn with_mounts_after(dir: &Path, rootfs: &Path, edits: &ContainerEdits, volu
         format!("{volumes}mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia/gpus/secret\n");
     for mount in &edits.mounts {
         let (from, to) = (&mount.host_path, format!("$rootfs{}", mount.container_path));
-        before += &format!("mkdir -p $(dirname {to}); touch {to}; mount --bind {from} {to}\n");
+        let flag = mount.options.iter().find(|option| *option == "ro").map_or("rw", String::as_str);
+        before += &format!("mkdir -p $(dirname {to}); touch {to}; mount -o bind,{flag} {from} {to}\n");
     }
     let container = Waiting::start(dir, rootfs, &[], &before);
     container.set_hooks(&edits.hooks[0].hook_name, &json!(edits.hooks));
@@ -153,6 +154,49 @@ fn volumes_at_the_paths_of_nodes() {
         container.set_spec_field("linux", json!({ "devices": devices }));
         container.create_runtime_hook(&edits.hooks[0].args[1..]).ok();
         assert_eq!(container.exec("ls /proc/driver/nvidia/gpus").ok(), shown, "{source}");
+    }
+}
+
+/// The runtime mounts libraries in a directory that is on a volume. The hook covers the directory for the links that the container
+/// requires, like in the hook mode, and the libraries stay visible.
+fn volumes_at_the_directory_of_libraries() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    let edits = generate(&fake, &["--hook-path", HOOK]).container_edits;
+    let inner = "mkdir $rootfs$libdir/inner; mount -t tmpfs inner $rootfs$libdir/inner\n";
+    for (flags, more, refused) in [("rw", "", false), ("ro", "", false), ("rw", inner, true)] {
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let volume = dir.path().join("volume");
+        let mounts = format!(
+            "libdir=/usr/lib/x86_64-linux-gnu; cp -a $rootfs$libdir {volume}; mount --bind {volume} $rootfs$libdir\n{more}",
+            volume = volume.display(),
+        );
+        let container = with_mounts_after(dir.path(), &image.rootfs, &edits, &mounts);
+        if flags == "ro" {
+            // The runtime makes the volume read-only after it has mounted the files on it.
+            let mut remount = Command::new("nsenter");
+            remount.args(["-m", "-t", &container.pid().to_string(), "mount", "-o", "remount,bind,ro"]);
+            run(remount.arg(image.rootfs.join("usr/lib/x86_64-linux-gnu"))).ok();
+        }
+        let seen = || fingerprint(&volume, "");
+        let before = (seen(), container.mountinfo());
+        let ran = container.create_runtime_hook(&edits.hooks[0].args[1..]);
+        let about = format!("{flags} {more}: {ran:?}");
+        assert_eq!(seen(), before.0, "{about}");
+        if refused {
+            assert!(ran.failed(1).contains("other files are mounted in \"/usr/lib/x86_64-linux-gnu\""), "{about}");
+            assert_eq!(container.mountinfo(), before.1);
+            continue;
+        }
+        assert_eq!((ran.code, ran.stderr.contains("ONH-303")), (Some(0), false), "{about}");
+        assert_eq!(ran.stderr.contains("ONH-307"), flags == "rw", "{about}");
+        let works = "probe-dlopen libnvidia-ml.so.1 libcuda.so.1 libcuda.so";
+        assert_eq!(container.exec(works).ok().matches(": ok ").count(), 3, "{about}");
+        let options = container.mount_options("/usr/lib/x86_64-linux-gnu/libcuda.so.535.183.01");
+        assert!(options.contains("ro") && options.contains("nosuid") && options.contains("nodev"), "{options}");
+        let mounts = container.mountinfo();
+        container.create_runtime_hook(&edits.hooks[0].args[1..]).ok();
+        assert_eq!(container.mountinfo(), mounts, "a second run changes nothing");
     }
 }
 

@@ -220,7 +220,7 @@ impl Waiting {
 
     /// Starts the program with these arguments, like runtimes at the createRuntime stage.
     pub fn create_runtime_hook(&self, args: &[String]) -> Ran {
-        let mut hook = Command::new(HOOK);
+        let mut hook = crate::kernels::hook_command();
         hook.args(args).env_clear();
         run_with(hook.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), self.state().as_bytes())
     }

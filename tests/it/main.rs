@@ -141,7 +141,7 @@ fn main() -> std::process::ExitCode {
     let arguments = Arguments::from_args();
     let mut trials: Vec<Trial> = ALL.iter().copied().flatten().map(|test| trial(test, None)).collect();
     for kernel in kernels::OLD {
-        let on_old = [live::TESTS, features::TESTS, shapes::TESTS, &podman::TESTS[..4]];
+        let on_old = [live::TESTS, features::TESTS, shapes::TESTS, &podman::TESTS[..4], &cdi_containers::TESTS[..2]];
         trials.extend(on_old.into_iter().flatten().map(|test| trial(test, Some(*kernel))));
     }
     for kernel in kernels::PARTIAL {

@@ -22,7 +22,7 @@ tests! {
     NEEDS_CRUN => podman_with_crun = podman_in(Cgroup::WithCrun),
         create_container_with_crun = create_container(Cgroup::WithCrun);
     NEEDS => a_user_opens_nodes_of_a_group, shapes_of_containers, a_user_namespace, all_ways_at_once,
-        errors_are_in_the_log, the_drop_in_adds_the_directory;
+        errors_are_in_the_log, volumes_at_the_directory_of_libraries, the_drop_in_adds_the_directory;
 }
 
 /// A podman whose only hook is that of precreate, and a log.
@@ -187,6 +187,28 @@ fn shapes_of_containers() {
             let text = podman.run_after(&before, Cgroup::AsMounted, &arguments).ok();
             assert!(text.contains(GPU_1) && text.contains("/dev/nvidia1: ENXIO"), "{shape:?}: {text}");
         }
+    }
+}
+
+/// A volume on the directory of the driver's libraries, also with CDI. The runtime creates mount points on it, as for any mount.
+fn volumes_at_the_directory_of_libraries() {
+    let fake = FakeDriver::new(&["--gpus", "2"]);
+    let (podman, _private, _) = podman(&fake);
+    let works = "nvidia-smi -L; probe-dlopen libcuda.so.1 libnvidia-ml.so.1; (: >/usr/lib/x86_64-linux-gnu/x) 2>/dev/null || echo ro";
+    for cgroup in [Cgroup::AsMounted, Cgroup::WithCrun] {
+        let volume = "v:/usr/lib/x86_64-linux-gnu";
+        let arguments = ["-v", volume, "-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "sh", "-euc", works];
+        // The second container finds what the first one left.
+        for start in ["first", "second"] {
+            let text = podman.run(cgroup, &arguments).ok();
+            assert!(text.contains(GPU_1) && text.matches(": ok ").count() == 2, "{cgroup:?} {start}: {text}");
+            assert!(text.ends_with("ro\n"), "{cgroup:?} {start}: {text}");
+        }
+        let left = podman.shell(
+            cgroup,
+            "cd \"$(\"$@\" volume inspect v --format '{{.Mountpoint}}')\"; ls libcuda.* libnvidia-ml.*; \"$@\" volume rm v >/dev/null",
+        );
+        assert_eq!(left.stdout, "libcuda.so.535.183.01\nlibnvidia-ml.so.535.183.01\n", "{cgroup:?}: {left:?}");
     }
 }
 

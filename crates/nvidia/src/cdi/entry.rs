@@ -16,6 +16,8 @@ use crate::driver::ldcache::Arch;
 /// The command of the hook entry.
 pub const VERB: &str = "rootfs";
 const WITH_NODE: &str = "--with-node";
+const LINK: &str = "--link";
+const REQUIRED_LINK: &str = "--required-link";
 /// The program name, `argv[0]` of the hook entry.
 pub const PROGRAM: &str = "oci-nvidia-hook";
 
@@ -24,6 +26,8 @@ pub const PROGRAM: &str = "oci-nvidia-hook";
 pub struct RootfsEdits {
     /// Symbolic links: the path and the text
     pub links: BTreeMap<ContainerPath, PathBuf>,
+    /// Those links without which the container must not start
+    pub required: BTreeSet<ContainerPath>,
     /// Files and links that programs open by path below the library directory: the name below it, and the path in the container
     pub below: BTreeMap<PathBuf, ContainerPath>,
     /// Libraries for the linker cache, as paths that end in the SONAME
@@ -61,6 +65,7 @@ impl RootfsEdits {
     #[must_use]
     pub fn merge(mut self, other: Self) -> Self {
         self.links.extend(other.links);
+        self.required.extend(other.required);
         self.below.extend(other.below);
         self.libraries.extend(other.libraries);
         self.shown.extend(other.shown);
@@ -123,7 +128,8 @@ impl RootfsEdits {
         let compat = self.cuda_compat.as_ref();
         option("--cuda-compat", compat.map(|(driver, cuda)| format!("{driver}::{cuda}")));
         for (link, text) in &self.links {
-            option("--link", pair(text, &link.absolute()));
+            let name = if self.required.contains(link) { REQUIRED_LINK } else { LINK };
+            option(name, pair(text, &link.absolute()));
         }
         for (name, path) in &self.below {
             option("--below", pair(name, &path.absolute()));
@@ -165,9 +171,10 @@ impl RootfsEdits {
                 Long("config") => edits.config = Some(HostPath::new(parser.value()?)),
                 Long("root") => edits.root = Some(HostPath::new(parser.value()?)),
                 Long("cuda-compat") => edits.cuda_compat = Some(two(&mut parser)?),
-                Long("link") => {
-                    let (text, link) = two(&mut parser)?;
-                    edits.links.insert(container_path(&link)?, text.into());
+                Long("link") => drop(edits.link(two(&mut parser)?)?),
+                Long("required-link") => {
+                    let link = edits.link(two(&mut parser)?)?;
+                    edits.required.insert(link);
                 }
                 Long("below") => {
                     let (name, path) = two(&mut parser)?;
@@ -207,6 +214,13 @@ impl RootfsEdits {
             Some(node) => self.with_node.push((node, edits)),
             None => *self = edits,
         }
+    }
+
+    /// Adds a link, and returns its path.
+    fn link(&mut self, (text, link): (String, String)) -> Result<ContainerPath> {
+        let link = container_path(&link)?;
+        self.links.insert(link.clone(), text.into());
+        Ok(link)
     }
 
     fn channel(&mut self, (root, path): (String, String), expected: Expected) -> Result<()> {
@@ -263,6 +277,7 @@ mod tests {
         for args in [
             &["--link", "x"][..],
             &["--link", "::/x"],
+            &["--required-link", "x::/a/../b"],
             &["--link", "x::/a/../b"],
             &["--library", "/"],
             &["--show-proc", "/x::../y"],
@@ -281,7 +296,7 @@ mod tests {
 
     prop_compose! {
         fn flat_edits()(
-            links in prop::collection::btree_map(name(), name(), 0..4),
+            links in prop::collection::btree_map(name(), (name(), any::<bool>()), 0..4),
             libraries in prop::collection::btree_set(name(), 0..4),
             shown in prop::collection::btree_map(name(), name(), 0..4),
             mask in any::<bool>(), egl_devices in any::<u64>(), stamp in prop::option::of(name()),
@@ -292,7 +307,8 @@ mod tests {
         ) -> RootfsEdits {
             let path = |name: &String| ContainerPath::new(name).unwrap();
             RootfsEdits {
-                links: links.iter().map(|(link, text)| (path(link), text.into())).collect(),
+                links: links.iter().map(|(link, (text, _))| (path(link), text.into())).collect(),
+                required: links.iter().filter(|(_, (_, is))| *is).map(|(link, _)| path(link)).collect(),
                 libraries: libraries.iter().map(|library| (Arch::native(), path(library))).collect(),
                 mask: mask.then(|| HostPath::new("/proc/driver/nvidia")),
                 shown: shown.iter().map(|(path, source)| (path.into(), HostPath::new(source))).collect(),

@@ -12,7 +12,7 @@ use super::entry::RootfsEdits;
 use crate::driver::ipc::Expected;
 use crate::driver::ldcache::Arch;
 use crate::edits::placement::{self, Link, Loader, RootfsFacts};
-use crate::edits::{self, Edits, Placement};
+use crate::edits::{self, Edits, Need, Placement};
 use crate::timeouts;
 
 /// What the conversion needs to know about the host.
@@ -93,11 +93,14 @@ pub fn rootfs_edits(edits: &Edits, host: &SpecContext) -> RootfsEdits {
         }
         placed.files.push(edits::HostFile { placement: Placement::At(dir), ..file.clone() });
     }
-    for Link { link, text, .. } in placement::links(&placed, RootfsFacts::default()) {
+    for Link { link, text, need, .. } in placement::links(&placed, RootfsFacts::default()) {
         // gbm/nvidia-drm_gbm.so
         let mut below_dir = edits.links.iter().filter(|dev| Path::new(&dev.name).components().count() > 1);
         if unknown && below_dir.any(|dev| link.relative().ends_with(&dev.name)) {
             rest.below.extend(link.parent().and_then(|dir| below(&dir, Path::new(link.file_name()))));
+        }
+        if need == Need::Required {
+            rest.required.insert(link.clone());
         }
         rest.links.insert(link, text.into());
     }
@@ -178,7 +181,7 @@ mod tests {
 
     use super::*;
     use crate::driver::access::Permissions;
-    use crate::edits::{HostFile, Need};
+    use crate::edits::HostFile;
 
     fn host() -> SpecContext {
         SpecContext {

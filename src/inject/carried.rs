@@ -1,0 +1,111 @@
+//! Carries files that are mounted in a directory over to the layer that covers the directory.
+//!
+//! With precreate and CDI, the runtime mounts the driver files before the hook creates the links to them. If the directory is on a
+//! volume, the links need a layer, and that would hide the mounts.
+
+use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use anyhow::{Context, Result};
+use rustix::fs::{FileType, OFlags};
+
+use base::sys::in_root::Root;
+use base::sys::mount::{Api, MountAttrs};
+
+use super::directory::{Present, find_present};
+use super::source::Source;
+use super::tmpfs::is_read_only;
+use crate::oci::spec_view::Mount;
+
+/// Knows which files may be carried over: those that the container cannot change, because a layer makes them read-only.
+#[derive(Debug)]
+pub(super) struct Carry {
+    api: Api,
+    /// Paths at which config.json has the runtime mount something read-only. crun does that only after the hooks: it remounts the bind
+    /// mounts at the end (`finalize_mounts`).
+    read_only: BTreeSet<PathBuf>,
+}
+
+/// A file that is mounted in a directory.
+#[derive(Debug)]
+pub(super) struct Carried {
+    /// Its path in the container
+    path: PathBuf,
+    source: Source,
+}
+
+impl Carry {
+    /// Creates the value from the mounts in config.json.
+    pub(super) fn new(mounts: &[Mount], api: Api) -> Self {
+        let paths = mounts.iter().filter(|mount| mount.is_bind() && gets_these_flags(mount));
+        Self { api, read_only: paths.map(|mount| mount.destination.clone()).collect() }
+    }
+
+    /// Opens what is mounted at the paths `points` below the directory `dir` of a rootfs. `None` if a layer must not cover one of them.
+    ///
+    /// # Errors
+    /// If a file cannot be mounted again.
+    pub(super) fn open(&self, rootfs: &Root, dir: &Path, points: BTreeSet<PathBuf>) -> Result<Option<Vec<Carried>>> {
+        let mut found = Vec::new();
+        for point in points {
+            let path = dir.join(point);
+            // Another mount can hide a mount point.
+            let Ok(file) = rootfs.open_at(&path, OFlags::PATH | OFlags::NOFOLLOW) else { return Ok(None) };
+            let is_file = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) == FileType::RegularFile;
+            if !is_file || !(is_read_only(&file) || self.read_only.contains(&Path::new("/").join(&path))) {
+                return Ok(None);
+            }
+            // The clone has the flags of the mount too, such as noexec.
+            let source = Source::from_fd(file, None, MountAttrs::DRIVER_FILE, self.api)?;
+            found.push(Carried { path, source });
+        }
+        Ok(Some(found))
+    }
+}
+
+/// Reports whether [`MountAttrs::DRIVER_FILE`] includes the restrictions of this mount.
+fn gets_these_flags(mount: &Mount) -> bool {
+    let has = |flag: &str| mount.options.iter().flatten().any(|option| option == flag);
+    has("ro") && !has("noexec")
+}
+
+/// Mounts the files on the layer, and pushes the mounts to `done`.
+///
+/// # Errors
+/// If the kernel refuses; `done` then has the mounts so far.
+pub(super) fn mount(rootfs: &Root, files: Vec<Carried>, done: &mut Vec<Rc<OwnedFd>>) -> Result<()> {
+    for Carried { path, source } in files {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { continue };
+        let dir = rootfs.open_at(parent, OFlags::PATH | OFlags::DIRECTORY)?;
+        // The layer shows the runtime's mount point, which is on the volume.
+        if let Present::Other(point, _) = find_present(&dir, name)? {
+            let mounted = source.attach(&dir, Path::new(name), point);
+            done.push(mounted.with_context(|| format!("mount {:?} on the layer", Path::new("/").join(&path)))?.into());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_that_the_runtime_makes_read_only() {
+        let mount = |destination: &str, options: &[&str]| Mount {
+            destination: destination.into(),
+            kind: Some("bind".to_owned()),
+            options: Some(options.iter().map(|&option| option.to_owned()).collect()),
+            ..Mount::default()
+        };
+        let mounts = [
+            mount("/driver", &["ro", "nosuid", "nodev", "rbind", "rprivate"]),
+            mount("/writable", &["rbind"]),
+            mount("/noexec", &["ro", "noexec"]),
+            Mount { kind: Some("tmpfs".to_owned()), ..mount("/tmpfs", &["ro"]) },
+        ];
+        assert_eq!(Carry::new(&mounts, Api::InPlace).read_only, BTreeSet::from(["/driver".into()]));
+    }
+}
