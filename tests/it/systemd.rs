@@ -401,6 +401,7 @@ fn the_device_plugin_as_a_service() {
         "cp '{programs}/oci-nvidia-kubelet-plugin' '{programs}/oci-nvidia-hook' /usr/bin; cp '{install}'/*.service /run/systemd/system\n\
          mkdir -p /opt/driver /etc/nvidia-container-runtime /run/systemd/system/{unit}.d /run/systemd/system/{nri}.d\n\
          cp -a '{root}/.' /opt/driver\n\
+         rm /opt/driver/dev/nvidia1\n\
          printf '[nvidia-container-cli]\\nroot = \"/opt/driver\"\\n[kubelet-plugin]\\ndevice-list-strategy = [\"envvar\"]\\n' \\\n\
          >/etc/nvidia-container-runtime/config.toml\n\
          printf '[Unit]\\nDefaultDependencies=no\\n[Service]\\nStandardError=append:{log}\\n' \\\n\
@@ -420,7 +421,7 @@ fn the_device_plugin_as_a_service() {
     std::fs::write(shared.join("script"), install).unwrap();
     systemd.enter(&format!("sh -eu '{}'", shared.join("script").display())).ok();
 
-    // The unit is ready without a kubelet. It creates the directory for the labels.
+    // The unit is ready without a kubelet. It creates the directory for the labels, and the device node that is missing after a boot.
     systemd.enter(&format!("systemctl start {unit}")).ok();
     let mut kubelet = Kubelet::start(&systemd, &programs.join("examples/fake-kubelet"));
     kubelet.wait("registered nvidia.com/gpu oci-nvidia-gpu.sock");

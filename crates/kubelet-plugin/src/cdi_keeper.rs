@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 
 use base::paths::HostPath;
 use cdi_spec::file::Format;
+use engines::cdi_check::is_ours;
 use nvidia_host::cdi::generate::Naming;
 use nvidia_host::cdi::of_host::{self, Settings};
 use nvidia_host::cdi::stamp::Stamp;
@@ -32,6 +33,25 @@ pub const HOOK: &str = "/usr/bin/oci-nvidia-hook";
 #[must_use]
 pub fn device_name(uuid: &str) -> String {
     format!("{KIND}={uuid}")
+}
+
+/// Returns the path of the spec in this directory.
+fn file_in(dir: &Path) -> PathBuf {
+    dir.join(format!("{VENDOR}-{CLASS}.json"))
+}
+
+/// Removes the spec that an earlier run left in [`DIR`], because nothing would keep it current. A spec of NVIDIA's plugin, which has the same
+/// name, remains. Reports whether there was one.
+///
+/// # Errors
+/// If it cannot be removed.
+pub fn remove_unused(dir: &Path) -> Result<bool> {
+    let path = file_in(dir);
+    let is_ours = fs::read(&path).is_ok_and(|bytes| cdi_spec::file::parse(&bytes).is_ok_and(|spec| is_ours(&spec)));
+    if is_ours {
+        fs::remove_file(&path).with_context(|| format!("cannot remove the CDI spec {path:?}, which is not used"))?;
+    }
+    Ok(is_ours)
 }
 
 /// Writes the spec file, and removes it.
@@ -60,8 +80,7 @@ impl Keeper {
             program: HostPath::new(program),
             format: Format::Json,
         };
-        let path = dir.join(format!("{VENDOR}-{CLASS}.json"));
-        Self { config: config.clone(), settings, path, inventory: None, written: None }
+        Self { config: config.clone(), settings, path: file_in(dir), inventory: None, written: None }
     }
 
     /// Sets the devices of the node; `None` if the driver is missing, fails, or is being replaced. Updates the file.

@@ -41,6 +41,7 @@ const TESTS: &[(&str, fn())] = &[
     ("whole_gpus_are_offered_and_given", whole_gpus_are_offered_and_given),
     ("mig_devices_follow_the_layout", mig_devices_follow_the_layout),
     ("the_cdi_spec_is_there_before_the_list", the_cdi_spec_is_there_before_the_list),
+    ("an_unused_cdi_spec_goes", an_unused_cdi_spec_goes),
     ("a_sick_gpu_recovers", a_sick_gpu_recovers),
     ("a_lost_gpu_affects_no_other", a_lost_gpu_affects_no_other),
     ("a_driver_that_comes_later", a_driver_that_comes_later),
@@ -139,8 +140,12 @@ impl Drop for Node {
 }
 
 fn start(fake: &Fake, kubelet_dir: &Path, options: &[&str]) -> Child {
+    start_with(Command::new(PROGRAM), fake, kubelet_dir, options)
+}
+
+/// `command` ends with the program.
+fn start_with(mut command: Command, fake: &Fake, kubelet_dir: &Path, options: &[&str]) -> Child {
     let log = std::fs::OpenOptions::new().create(true).append(true).open(fake.dir.path().join("log")).unwrap();
-    let mut command = Command::new(PROGRAM);
     command.arg("run").arg("--config").arg(&fake.config).arg("--kubelet-dir").arg(kubelet_dir);
     command.arg("--run-dir").arg(fake.dir.path().join("run")).args(options);
     // Otherwise the choice depends on the engines of this machine.
@@ -239,6 +244,34 @@ fn the_cdi_spec_is_there_before_the_list() {
     node.until("no file without a driver", SOON, || !file.is_file());
     node.signal("USR2");
     node.until("the file of the new driver", SOON, || file.is_file());
+}
+
+/// A strategy without CDI: nothing would keep the spec of an earlier run current. That of NVIDIA's plugin has the same name.
+fn an_unused_cdi_spec_goes() {
+    let fake = Fake::new(&["--gpus", "1"]);
+    let run = fake.dir.path().join("run-of-the-host");
+    let cdi = run.join("cdi");
+    let file = cdi.join("k8s.device-plugin.nvidia.com-gpu.json");
+    let mut node = Node::start_on(fake, &["--cdi-dir", cdi.to_str().unwrap()]);
+    node.wait("the list", SOON, GPU, 1, 1);
+    let spec = std::fs::read_to_string(&file).unwrap();
+    let script = format!("mount --bind '{}' /run; exec \"$@\"", run.display());
+    let mut restart = |strategy: &str| {
+        node.plugin.kill().unwrap();
+        node.plugin.wait().unwrap();
+        node.kubelet = FakeKubelet::start(&node.kubelet_dir);
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-euc", &script, "sh", PROGRAM]);
+        node.plugin = start_with(command, &node.fake, &node.kubelet_dir, &[strategy]);
+        node.wait("the list", SOON, GPU, 1, 1);
+        file.is_file()
+    };
+    assert!(!restart("--device-list-strategy=envvar"));
+    assert!(restart("--device-list-strategy=cdi-cri"));
+    let theirs = spec.replace("oci-nvidia-hook", "nvidia-cdi-hook").replace("\"rootfs\"", "\"update-ldcache\"");
+    std::fs::write(&file, theirs).unwrap();
+    assert!(restart("--device-list-strategy=volume-mounts"));
+    assert_eq!(node.log().matches("removed the CDI spec of an earlier run").count(), 1, "{}", node.log());
 }
 
 fn a_sick_gpu_recovers() {

@@ -91,6 +91,9 @@ pub async fn run(
     let chooser = Chooser::new(&settings.plugin, kubelet_dir.unwrap_or_else(|| Path::new("")), log);
     let may_use_cdi = kubelet_dir.is_some() && chooser.current().may_use_cdi();
     let cdi_dir = paths.cdi_dir.clone().or_else(|| may_use_cdi.then(|| cdi_keeper::DIR.into()));
+    if cdi_dir.is_none() {
+        remove_unused_spec(log);
+    }
     let latency = timed::latency();
     let allocator = NodeAllocator::new(settings.clone(), offer.clone(), chooser);
     let allocator = Arc::new(Timed::new(Arc::new(allocator), latency.clone()));
@@ -137,6 +140,17 @@ pub async fn run(
         () = agent.follow(received, asked) => Ok(ExitCode::SUCCESS),
         _ = terminate.recv() => Ok(ExitCode::SUCCESS),
         _ = interrupt.recv() => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// A spec that an earlier run wrote for another strategy would name the files of an old driver after the next update.
+fn remove_unused_spec(log: Log) {
+    match cdi_keeper::remove_unused(Path::new(cdi_keeper::DIR)) {
+        Ok(true) => {
+            log.note("removed the CDI spec of an earlier run, because containers get no CDI devices from this plugin")
+        }
+        Ok(false) => {}
+        Err(error) => log.error(&error),
     }
 }
 
