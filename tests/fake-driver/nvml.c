@@ -27,7 +27,7 @@ static struct config config;
 /* By the place of a line `mig` in the configuration. */
 static struct device mig_devices[MAX_GPUS][MAX_MIG];
 static struct stat config_stat;
-static bool initialized;
+static unsigned init_count;
 /* As the real library, this one keeps the node open: the kernel module cannot be unloaded meanwhile. */
 static int control = -1;
 
@@ -108,6 +108,11 @@ PUBLIC unsigned nvmlInitWithFlags(unsigned flags)
 {
 	(void)flags;
 	Dl_info self;
+	/* Like the real library, it counts, and is initialized once. */
+	if (init_count) {
+		init_count++;
+		return SUCCESS;
+	}
 	if (!dladdr((void *)nvmlInitWithFlags, &self))
 		return UNKNOWN;
 	snprintf(library_path, sizeof library_path, "%s", self.dli_fname);
@@ -135,7 +140,7 @@ PUBLIC unsigned nvmlInitWithFlags(unsigned flags)
 		devices[device_count] = (struct device){.gpu = &config.gpu[i], .index = device_count};
 		device_count++;
 	}
-	initialized = true;
+	init_count = 1;
 	return SUCCESS;
 }
 
@@ -146,9 +151,10 @@ PUBLIC unsigned nvmlInit_v2(void)
 
 PUBLIC unsigned nvmlShutdown(void)
 {
-	if (!initialized)
+	if (!init_count)
 		return UNINITIALIZED;
-	initialized = false;
+	if (--init_count)
+		return SUCCESS;
 	if (control >= 0)
 		close(control);
 	control = -1;
@@ -195,7 +201,7 @@ void misbehave(const char *call, const struct gpu *gpu)
 
 unsigned check(const char *call)
 {
-	if (!initialized)
+	if (!init_count)
 		return UNINITIALIZED;
 	config_refresh();
 	for (unsigned i = 0; i < config.not_supported_count; i++)

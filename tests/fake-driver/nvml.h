@@ -31,6 +31,18 @@ struct pci_info {
 	char bus_id[32];
 };
 
+/* What a MIG device has. */
+struct attributes {
+	unsigned multiprocessors, copy_engines, decoders, encoders, jpegs, ofas, gpu_slices, compute_slices;
+	unsigned long long memory_mib;
+};
+
+/* Multiprocessors of a slice. */
+enum { MULTIPROCESSORS = 16 };
+
+/* `1g.10gb`, `1c.3g.20gb`, `1g.10gb+me` */
+bool parse_profile(const char *text, struct attributes *out);
+
 #define PUBLIC __attribute__((visibility("default")))
 
 /* The GPUs that nvmlInit counted. */

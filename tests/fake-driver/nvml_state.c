@@ -37,11 +37,6 @@ struct field {
 	union value value;
 };
 
-struct attributes {
-	unsigned multiprocessors, copy_engines, decoders, encoders, jpegs, ofas, gpu_slices, compute_slices;
-	unsigned long long memory_mib;
-};
-
 static unsigned long long now_us(void)
 {
 	struct timespec now;
@@ -49,8 +44,7 @@ static unsigned long long now_us(void)
 	return (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000;
 }
 
-/* `1g.10gb`, `1c.3g.20gb`, `1g.10gb+me` */
-static bool parse_profile(const char *text, struct attributes *out)
+bool parse_profile(const char *text, struct attributes *out)
 {
 	unsigned compute, gpu;
 	unsigned long long gib;
@@ -60,7 +54,7 @@ static bool parse_profile(const char *text, struct attributes *out)
 		compute = gpu;
 	}
 	*out = (struct attributes){
-		.multiprocessors = compute * 16,
+		.multiprocessors = compute * MULTIPROCESSORS,
 		.copy_engines = gpu,
 		.decoders = gpu,
 		.gpu_slices = gpu,

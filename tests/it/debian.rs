@@ -22,7 +22,7 @@ const NEEDS_STRACE: &[Need] =
 
 tests! {
     NEEDS => every_library_has_its_capability, list_prints_them, the_real_files_resolve_in_a_container,
-        the_real_library_without_a_gpu, the_table_of_nvml_is_that_of_nvml_h;
+        the_fake_library_serves_a_device_plugin, the_real_library_without_a_gpu, the_table_of_nvml_is_that_of_nvml_h;
     NEEDS_STRACE => the_real_library_is_denied_nothing_that_it_needs;
 }
 
@@ -241,4 +241,35 @@ fn the_table_of_nvml_is_that_of_nvml_h() {
         .join("\n")
         .replace("nvmlDeviceGetName), nvmlReturn_t(nvmlDevice_t, char *", "nvmlDeviceGetName), nvmlReturn_t(char *");
     assert!(compile(&wrong).stderr.contains("nvmlDeviceGetName"));
+}
+
+/// The calls of NVIDIA's device plugin: it initializes the library twice and shuts it down once, and asks for the profiles of MIG devices.
+/// The program is compiled with NVIDIA's header.
+fn the_fake_library_serves_a_device_plugin() {
+    let dir = scratch();
+    let layout = dir.path().join("layout");
+    std::fs::write(
+        &layout,
+        "mig gpu=0 gi=1 ci=0 profile=1g.10gb uuid=MIG-1\nmig gpu=0 gi=2 ci=0 profile=3g.40gb uuid=MIG-3\n",
+    )
+    .unwrap();
+    // Paths that are relative, like those of a user.
+    let make = "cd \"$1\"; \"$2\" fake --build build --gpus 1; \"$2\" fake --mig-layout layout";
+    let make_root = source("tests/fake-driver/make-root");
+    run(Command::new("sh").args(["-euc", make, "sh"]).arg(dir.path()).arg(make_root)).ok();
+    let find = format!("find '{}' -name libnvidia-ml.so.1", dir.path().join("fake").display());
+    let library = sh(&find).ok();
+    let program = dir.path().join("program");
+    let mut compile = Command::new("cc");
+    compile.arg("-I").arg(root().join("usr/include")).arg("-o").arg(&program);
+    run(compile.arg(source("tests/fixtures/nvml-user.c")).arg(library.trim())).ok();
+    let libraries = Path::new(library.trim()).parent().unwrap();
+    let nodes = format!("mount --bind '{}/dev' /dev; exec '{}'", dir.path().join("fake").display(), program.display());
+    let mut user = Command::new("unshare");
+    let ran = run(user.args(["-m", "sh", "-euc", &nodes]).env("LD_LIBRARY_PATH", libraries));
+    assert_eq!(
+        ran.ok(),
+        "MIG-1: instance 1 with profile 0, compute instance 0 with profile 0\n\
+                          MIG-3: instance 2 with profile 2, compute instance 0 with profile 2\n"
+    );
 }
