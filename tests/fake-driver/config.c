@@ -160,6 +160,16 @@ static bool gpu_line(const char *line, struct config *config)
 	gpu->util = (int)optional(line, "util", 0);
 	gpu->temperature = (int)optional(line, "temperature", 32);
 	gpu->power = (int)optional(line, "power", 62000);
+	gpu->mem_util = (int)optional(line, "mem-util", gpu->util);
+	gpu->encoder = (int)optional(line, "encoder", 0);
+	gpu->decoder = (int)optional(line, "decoder", 0);
+	gpu->mem_temperature = (int)optional(line, "mem-temperature", 38);
+	gpu->sm_clock = (int)optional(line, "sm-clock", 345);
+	gpu->mem_clock = (int)optional(line, "mem-clock", 2619);
+	gpu->energy = optional(line, "energy", 81234567);
+	gpu->pcie_replays = (int)optional(line, "pcie-replays", 0);
+	gpu->remapped_cor = (int)optional(line, "remapped-cor", 0);
+	gpu->remapped_unc = (int)optional(line, "remapped-unc", 0);
 	/* ECC errors, XIDs, changes of MIG, an unavailable GPU, the recovery action */
 	gpu->events = number(line, "events", 0xc10b);
 	gpu->numa = (int)optional(line, "numa", NO_NUMA);

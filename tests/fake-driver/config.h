@@ -9,7 +9,9 @@
  *
  * Keys of a GPU: minor, brand, memory (MiB), memory-used (MiB, also of a MIG device), numa, nvlinks=INDEX:COUNT,... (INDEX 16: a
  * switch), fail=CODE (of each call about it but the one for its handle), fail-handle=CODE, hang=CALL, crash=CALL, events=MASK, and
- * util (percent), temperature (degrees Celsius), power (milliwatts), recovery-action, remap-failure and ecc, which can be `none`. */
+ * util, mem-util, encoder and decoder (percent), temperature and mem-temperature (degrees Celsius), power (milliwatts), sm-clock and
+ * mem-clock (MHz), energy (millijoules), pcie-replays, remapped-cor, remapped-unc, recovery-action, remap-failure and ecc, which can be
+ * `none`. */
 #ifndef FAKE_DRIVER_CONFIG_H
 #define FAKE_DRIVER_CONFIG_H
 
@@ -43,6 +45,12 @@ struct gpu {
 	int util;             /* percent, or UNSUPPORTED */
 	int temperature;      /* degrees Celsius, or UNSUPPORTED */
 	int power;            /* milliwatts, or UNSUPPORTED */
+	int mem_util, encoder, decoder; /* percent, or UNSUPPORTED */
+	int mem_temperature;  /* degrees Celsius, or UNSUPPORTED */
+	int sm_clock, mem_clock; /* MHz, or UNSUPPORTED */
+	long long energy;     /* millijoules, or UNSUPPORTED */
+	int pcie_replays;     /* or UNSUPPORTED */
+	int remapped_cor, remapped_unc; /* rows, or UNSUPPORTED */
 	unsigned events;      /* the types of events that it supports */
 	int numa;             /* the NUMA node, or NO_NUMA */
 	int links[MAX_LINKS]; /* the index of the GPU at the other end of each NVLink, or -1; MAX_GPUS is a switch */

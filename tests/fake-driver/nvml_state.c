@@ -91,9 +91,45 @@ PUBLIC unsigned nvmlDeviceGetUtilizationRates(struct device *device, struct util
 	CHECK_DEVICE(device);
 	if (device->gpu->mig_enabled || device->gpu->util == UNSUPPORTED)
 		return NOT_SUPPORTED;
-	unsigned util = (unsigned)device->gpu->util;
-	*out = (struct utilization){.gpu = util, .memory = util};
+	*out = (struct utilization){.gpu = (unsigned)device->gpu->util, .memory = (unsigned)device->gpu->mem_util};
 	return SUCCESS;
+}
+
+enum { CLOCK_GRAPHICS, CLOCK_SM, CLOCK_MEM, CLOCK_VIDEO };
+
+PUBLIC unsigned nvmlDeviceGetClockInfo(struct device *device, unsigned type, unsigned *out)
+{
+	CHECK_DEVICE(device);
+	if (type > CLOCK_VIDEO || device->mig || !out)
+		return INVALID_ARGUMENT;
+	int clock = type == CLOCK_MEM ? device->gpu->mem_clock : device->gpu->sm_clock;
+	if (clock == UNSUPPORTED)
+		return NOT_SUPPORTED;
+	*out = (unsigned)clock;
+	return SUCCESS;
+}
+
+static unsigned codec(const struct device *device, int percent, unsigned *out, unsigned *period_us)
+{
+	if (!out || !period_us)
+		return INVALID_ARGUMENT;
+	if (device->gpu->mig_enabled || percent == UNSUPPORTED)
+		return NOT_SUPPORTED;
+	*out = (unsigned)percent;
+	*period_us = 167000;
+	return SUCCESS;
+}
+
+PUBLIC unsigned nvmlDeviceGetEncoderUtilization(struct device *device, unsigned *out, unsigned *period_us)
+{
+	CHECK_DEVICE(device);
+	return codec(device, device->gpu->encoder, out, period_us);
+}
+
+PUBLIC unsigned nvmlDeviceGetDecoderUtilization(struct device *device, unsigned *out, unsigned *period_us)
+{
+	CHECK_DEVICE(device);
+	return codec(device, device->gpu->decoder, out, period_us);
 }
 
 enum { SENSOR_GPU = 0 };
@@ -156,6 +192,22 @@ static void fill_field(const struct gpu *gpu, struct field *field)
 	case 4: /* double-bit errors since the driver was loaded */
 		value = gpu->ecc;
 		field->type = UNSIGNED_LONG_LONG;
+		break;
+	case 82: /* the temperature of the memory */
+		value = gpu->mem_temperature;
+		break;
+	case 83: /* the energy since the driver was loaded */
+		value = gpu->energy;
+		field->type = UNSIGNED_LONG_LONG;
+		break;
+	case 94: /* PCIe replays */
+		value = gpu->pcie_replays;
+		break;
+	case 142: /* rows remapped because of correctable errors */
+		value = gpu->remapped_cor;
+		break;
+	case 143: /* rows remapped because of uncorrectable errors */
+		value = gpu->remapped_unc;
 		break;
 	case 144: /* a row remapping is pending */
 		value = gpu->remap_failure == UNSUPPORTED ? UNSUPPORTED : 0;

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use kubelet_plugin::metrics::dcgm;
 use kubelet_plugin::metrics::series::METRICS;
 use kubelet_plugin::metrics::text::LATENCY;
 use serde_json::Value;
@@ -13,7 +14,7 @@ fn read(path: &str) -> String {
 }
 
 fn exported() -> BTreeSet<String> {
-    let names = METRICS.iter().map(kubelet_plugin::metrics::series::Metric::series_name);
+    let names = METRICS.into_iter().chain(dcgm::metrics()).map(|metric| metric.series_name());
     let histogram = ["bucket", "sum", "count"].map(|suffix| format!("{LATENCY}_{suffix}"));
     names.chain(histogram).collect()
 }

@@ -62,8 +62,11 @@ const TESTS: &[(&str, fn())] = &[
 ];
 
 /// The programs that tests need.
-const NEEDS: &[(&str, &str)] =
-    &[("alerts_over_the_metrics_of_the_plugin", "promtool"), ("a_kernel_without_openat2", "strace")];
+const NEEDS: &[(&str, &str)] = &[
+    ("alerts_over_the_metrics_of_the_plugin", "promtool"),
+    ("dcgms_dashboard_finds_data", "promtool"),
+    ("a_kernel_without_openat2", "strace"),
+];
 
 fn main() -> ExitCode {
     run_tests(&[TESTS, alerts::TESTS, limits::TESTS, node_extras::TESTS, nri::TESTS].concat(), NEEDS)

@@ -110,6 +110,9 @@ pub enum Command {
         /// Print the values for metrics as well
         #[arg(long)]
         measure: bool,
+        /// Also those for metrics with DCGM's names
+        #[arg(long)]
+        measure_all: bool,
     },
 }
 

@@ -24,7 +24,7 @@ use nvidia_host::config;
 
 use crate::cdi_keeper;
 use crate::log::Log;
-use crate::monitor;
+use crate::monitor::{self, measure::Measures};
 use crate::settings::{self, Settings};
 use crate::strategy::Chooser;
 use cli::{Cli, Command, Engine, Shell};
@@ -105,11 +105,16 @@ fn dispatch(command: Command) -> Result<ExitCode> {
             }
             print(&String::from_utf8(script)?)
         }
-        Command::Monitor { config, driver_root, dev_root, skip, measure } => {
+        Command::Monitor { config, driver_root, dev_root, skip, measure, measure_all } => {
             let (mut config, _) = config::read(config.as_deref())?;
             config.driver_root = driver_root.map_or(config.driver_root, HostPath::new);
             config.dev_root = dev_root.map(HostPath::new).or(config.dev_root);
-            monitor::child::run(&config, &skip, measure)?;
+            let measures = match (measure, measure_all) {
+                (_, true) => Measures::All,
+                (true, false) => Measures::Few,
+                (false, false) => Measures::Nothing,
+            };
+            monitor::child::run(&config, &skip, measures)?;
             Ok(ExitCode::SUCCESS)
         }
     }

@@ -103,7 +103,8 @@ pub async fn run(
         (Some(kubelet_dir), Some(observer), Some(address)) => {
             let (readings, status) = (observer.readings(), status.subscribe());
             let pod_resources = kubelet::pods::socket(kubelet_dir);
-            Some((address, Sources { offer, readings, status, latency, pod_resources }))
+            let (names, node) = (settings.plugin.metrics_names.clone(), host::node_name());
+            Some((address, Sources { offer, readings, status, latency, pod_resources, names, node }))
         }
         _ => None,
     };

@@ -1,13 +1,15 @@
-//! Serves metrics for Prometheus: those of GKE's device plugin with their names and labels, and our own.
+//! Serves metrics for Prometheus: with the names and labels of GKE's device plugin or of NVIDIA's DCGM exporter, and our own.
 //!
 //! | module | purpose |
 //! |---|---|
 //! | [`readings`] | collects what the monitor reports |
 //! | [`series`] | decides which series follow, and attributes devices to containers |
+//! | [`dcgm`] | the series with the names of NVIDIA's DCGM exporter |
 //! | [`text`] | the format |
 //! | [`timed`] | measures answers to the kubelet |
 //! | [`server`] | HTTP |
 
+pub mod dcgm;
 pub mod readings;
 pub mod series;
 pub mod server;

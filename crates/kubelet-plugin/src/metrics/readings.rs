@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nvidia_host::nvml::monitoring::Memory;
 
-use crate::monitor::message::{Event, EventKind, Sample};
+use crate::monitor::message::{Event, EventKind, More, Sample};
 use crate::monitor::update::{Driver, Update};
 
 /// The time over which the utilization is averaged, as in GKE's plugin.
@@ -18,6 +18,8 @@ pub struct Readings {
     pub gpus: BTreeMap<String, Reading>,
     /// How often an XID was reported, by UUID and number
     pub xids: BTreeMap<(String, u64), u64>,
+    /// The last XID that was reported, by UUID
+    pub last_xids: BTreeMap<String, u64>,
     /// Why a GPU cannot be used, by UUID; `None` if it can
     pub health: BTreeMap<String, Option<String>>,
     /// Whether the driver works
@@ -38,6 +40,8 @@ pub struct Reading {
     pub power: Option<u32>,
     /// The memory of its MIG devices by UUID
     pub mig_memory: BTreeMap<String, Memory>,
+    /// What only metrics with DCGM's names contain
+    pub more: Option<Box<More>>,
 }
 
 impl Reading {
@@ -49,11 +53,18 @@ impl Reading {
         Some(sum / f64::from(count))
     }
 
+    /// Returns the utilization of the last poll, in percent.
+    #[must_use]
+    pub fn newest_utilization(&self) -> Option<u32> {
+        self.utilization.back().map(|(_, percent)| *percent)
+    }
+
     fn take(&mut self, sample: &Sample, now: Instant) {
         let Some(measured) = &sample.measured else { return };
         self.memory = sample.memory;
         (self.temperature, self.power) = (measured.temperature, measured.power);
         self.mig_memory.clone_from(&measured.mig_memory);
+        self.more.clone_from(&measured.more);
         self.utilization.retain(|(at, _)| now.saturating_duration_since(*at) < WINDOW);
         match measured.utilization {
             Some(percent) => self.utilization.push_back((now, percent)),
@@ -73,6 +84,7 @@ impl Readings {
             Update::Sample(sample) => self.gpus.entry(sample.gpu.clone()).or_default().take(sample, now),
             Update::Event(Event { gpu, kind: EventKind::Xid(number) }) => {
                 *self.xids.entry((gpu.clone(), *number)).or_default() += 1;
+                self.last_xids.insert(gpu.clone(), *number);
             }
             Update::Event(_) => {}
             Update::Snapshot(snapshot) => {

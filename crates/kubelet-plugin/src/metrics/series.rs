@@ -15,6 +15,7 @@ use crate::kubelet::pods::Container;
 use crate::node::Offer;
 use crate::node::devices::uuid_of;
 use crate::node::gpus::NodeGpu;
+use crate::settings::values::MetricsNames;
 
 /// What the series follow from.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +28,10 @@ pub struct Facts {
     pub containers: Vec<Container>,
     /// The registrations
     pub status: Status,
+    /// Whose names the metrics of GPUs have
+    pub names: Vec<MetricsNames>,
+    /// The name of the node
+    pub node: String,
 }
 
 /// A metric.
@@ -47,9 +52,11 @@ pub enum Kind {
     Gauge,
     /// A value that only rises. The name of its series ends with `_total`.
     Counter,
+    /// A value that only rises, whose name has no suffix. OpenMetrics demands one of counters, so the type is "unknown" there.
+    CounterWithoutSuffix,
 }
 
-const fn gauge(name: &'static str, help: &'static str) -> Metric {
+pub(super) const fn gauge(name: &'static str, help: &'static str) -> Metric {
     Metric { name, help, kind: Kind::Gauge }
 }
 
@@ -58,7 +65,7 @@ impl Metric {
     #[must_use]
     pub fn series_name(&self) -> String {
         match self.kind {
-            Kind::Gauge => self.name.to_owned(),
+            Kind::Gauge | Kind::CounterWithoutSuffix => self.name.to_owned(),
             Kind::Counter => format!("{}_total", self.name),
         }
     }
@@ -113,12 +120,14 @@ pub type Labels = Vec<(&'static str, String)>;
 /// The series of each metric that has one.
 pub type Series = BTreeMap<Metric, Vec<(Labels, f64)>>;
 
-/// Returns all series.
+/// Returns the series with GKE's names, and our own.
 #[must_use]
 pub fn series(facts: &Facts) -> Series {
     let mut out = Series::new();
-    of_containers(facts, &mut out);
-    of_node(facts, &mut out);
+    if facts.names.contains(&MetricsNames::Gke) {
+        of_containers(facts, &mut out);
+        of_node(facts, &mut out);
+    }
     of_health(&facts.readings, &mut out);
     for (uuid, reading) in &facts.readings.gpus {
         let labels = vec![("uuid", uuid.clone())];
@@ -152,7 +161,7 @@ fn of_health(readings: &Readings, out: &mut Series) {
     }
 }
 
-fn add(out: &mut Series, metric: Metric, labels: Labels, value: Option<f64>) {
+pub(super) fn add(out: &mut Series, metric: Metric, labels: Labels, value: Option<f64>) {
     let Some(value) = value else { return };
     out.entry(metric).or_default().push((labels, value));
 }
@@ -199,9 +208,9 @@ fn of_node(facts: &Facts, out: &mut Series) {
 
 /// A GPU, or a MIG device.
 #[derive(Clone, Copy, Debug)]
-struct Accelerator<'a> {
-    gpu: &'a NodeGpu,
-    uuid: &'a str,
+pub(super) struct Accelerator<'a> {
+    pub(super) gpu: &'a NodeGpu,
+    pub(super) uuid: &'a str,
 }
 
 struct Values {
@@ -210,7 +219,7 @@ struct Values {
 }
 
 impl Accelerator<'_> {
-    fn is_whole(&self) -> bool {
+    pub(super) fn is_whole(&self) -> bool {
         self.gpu.gpu.uuid == self.uuid
     }
 
@@ -243,7 +252,7 @@ fn accelerators(gpu: &NodeGpu) -> Vec<Accelerator<'_>> {
 }
 
 /// Returns the device with this id of a resource: that with the UUID in the id, or the GPU of an id that does not contain it.
-fn find<'a>(offer: &'a Offer, id: &str) -> Option<Accelerator<'a>> {
+pub(super) fn find<'a>(offer: &'a Offer, id: &str) -> Option<Accelerator<'a>> {
     if let Some(found) = with_uuid(offer, uuid_of(id)) {
         return Some(found);
     }
@@ -260,7 +269,7 @@ fn with_uuid<'a>(offer: &'a Offer, uuid: &str) -> Option<Accelerator<'a>> {
 }
 
 #[allow(clippy::cast_precision_loss, reason = "numbers of bytes and errors are below 2^53")]
-const fn float(number: u64) -> f64 {
+pub(super) const fn float(number: u64) -> f64 {
     number as f64
 }
 

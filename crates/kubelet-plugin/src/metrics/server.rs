@@ -23,12 +23,14 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
+use super::dcgm;
 use super::readings::Readings;
-use super::series::{Facts, series};
+use super::series::{Facts, Series, series};
 use super::text::{self, Format};
 use crate::kubelet::Status;
 use crate::kubelet::pods::{self, Container};
 use crate::node::Offer;
+use crate::settings::values::MetricsNames;
 
 /// How many clients are served at the same time.
 const MAX_CONNECTIONS: usize = 16;
@@ -58,6 +60,10 @@ pub struct Sources {
     pub latency: Histogram,
     /// The kubelet's socket for pod resources
     pub pod_resources: PathBuf,
+    /// Whose names the metrics of GPUs have
+    pub names: Vec<MetricsNames>,
+    /// The name of the node
+    pub node: String,
 }
 
 /// Serves until the future is dropped. `note` logs a line.
@@ -157,7 +163,7 @@ impl Server {
         }
         let containers = self.containers().await;
         let format = accepted(request.headers());
-        match text::text(series(&self.facts(containers)), self.sources.latency.clone(), format) {
+        match text::text(self.series(containers), self.sources.latency.clone(), format) {
             Ok(body) => response(StatusCode::OK, format.content_type(), body),
             Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "cannot write the metrics\n"),
         }
@@ -173,14 +179,21 @@ impl Server {
         containers
     }
 
-    fn facts(&self, containers: Vec<Container>) -> Facts {
-        let Sources { offer, readings, status, .. } = &self.sources;
-        Facts {
+    fn series(&self, containers: Vec<Container>) -> Series {
+        let Sources { offer, readings, status, names, node, .. } = &self.sources;
+        let facts = Facts {
             offer: offer.borrow().clone(),
             readings: readings.borrow().clone(),
             containers,
             status: status.borrow().clone(),
+            names: names.clone(),
+            node: node.clone(),
+        };
+        let mut all = series(&facts);
+        if names.contains(&MetricsNames::Dcgm) {
+            dcgm::extend(&facts, &mut all);
         }
+        all
     }
 }
 

@@ -9,6 +9,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use super::dcgm;
 use super::series::{Kind, METRICS, Series};
 
 /// The name of the histogram.
@@ -85,6 +86,8 @@ fn plain(open: &str) -> String {
             Some((start, (name, rest))) if counters.contains(&name) => {
                 text.extend([start, name, "_total ", rest]);
             }
+            // The name of that type in the older format
+            Some(("# TYPE ", (name, "unknown"))) => text.extend(["# TYPE ", name, " untyped"]),
             _ => text.push_str(line),
         }
         text.push('\n');
@@ -97,11 +100,12 @@ struct Collected(Series);
 
 impl Collector for Collected {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        for metric in METRICS {
+        for metric in METRICS.into_iter().chain(dcgm::metrics()) {
             let Some(series) = self.0.get(&metric) else { continue };
             let kind = match metric.kind {
                 Kind::Gauge => MetricType::Gauge,
                 Kind::Counter => MetricType::Counter,
+                Kind::CounterWithoutSuffix => MetricType::Unknown,
             };
             let mut family = encoder.encode_descriptor(metric.name, &format!("{}.", metric.help), None, kind)?;
             for (labels, value) in series {
@@ -119,7 +123,7 @@ impl Collector for Collected {
 
 fn write(encoder: &mut MetricEncoder<'_>, kind: Kind, value: f64) -> fmt::Result {
     match kind {
-        Kind::Gauge => encoder.encode_gauge(&value),
+        Kind::Gauge | Kind::CounterWithoutSuffix => encoder.encode_gauge(&value),
         Kind::Counter => encoder.encode_counter::<NoLabelSet, _, f64>(&value, None),
     }
 }

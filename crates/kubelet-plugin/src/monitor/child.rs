@@ -19,7 +19,7 @@ use nvidia_host::nvml::monitoring::{EventData, EventSet, Monitoring};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags};
 
-use super::measure::{self, Known};
+use super::measure::{self, Known, Measures};
 use super::message::{Call, End, Event, Link, Message, Sample, Snapshot};
 use super::nvml::{self, Handle, Meaning};
 
@@ -41,12 +41,12 @@ const REPETITION: Duration = Duration::from_secs(1);
 /// Why a GPU is not asked.
 const SKIPPED: &str = "the driver does not answer when it is asked about this GPU";
 
-/// Watches the GPUs until the standard input is closed, except for those with these indices, and measures them if metrics are served.
+/// Watches the GPUs until the standard input is closed, except for those with these indices, and measures them for metrics.
 /// The process must have one thread, and must not have opened any file.
 ///
 /// # Errors
 /// If the standard streams cannot be used, or nothing reads the lines. Errors of the driver are lines.
-pub fn run(config: &Config, skip: &[u32], measures: bool) -> Result<()> {
+pub fn run(config: &Config, skip: &[u32], measures: Measures) -> Result<()> {
     base::sys::child::close_inherited();
     let mut lines = Lines { out: take_stdout()?, is_closed: false };
     match watch(config, skip, measures, &mut lines) {
@@ -87,7 +87,7 @@ impl Lines {
 }
 
 /// Returns `None` when the standard input is closed.
-fn watch(config: &Config, skip: &[u32], measures: bool, lines: &mut Lines) -> Result<Option<End>> {
+fn watch(config: &Config, skip: &[u32], measures: Measures, lines: &mut Lines) -> Result<Option<End>> {
     let site = Site::find(config)?;
     let session = site.start_session(&lines.out)?;
     let mut watch = Watch {
@@ -115,7 +115,7 @@ struct Watch<'a, M> {
     /// Whether this process cannot open nodes of MIG devices that are created while it runs
     limits_reading: bool,
     skip: &'a [u32],
-    measures: bool,
+    measures: Measures,
     lines: &'a mut Lines,
     host: HostState,
     handles: Vec<Handle>,
@@ -214,8 +214,8 @@ impl<M: Monitoring> Watch<'_, M> {
         self.lines.call(Some(handle.index), Some(&handle.gpu.uuid));
         let node_missing = !self.site.has_node(handle.gpu.minor);
         let mut sample = Sample { node_missing, ..nvml::sample(self.api, handle) };
-        if self.measures && sample.error.is_none() {
-            sample.measured = Some(measure::measure(self.api, handle));
+        if sample.error.is_none() {
+            sample.measured = measure::measure(self.api, handle, self.measures);
         }
         self.lines.write(&Message::Sample(sample.clone()));
         sample

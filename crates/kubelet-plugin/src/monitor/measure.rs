@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use nvidia_host::nvml::monitoring::{Memory, MigAttributes, Monitoring, is_unsupported};
+use nvidia_host::nvml::monitoring::{Clock, Memory, MigAttributes, Monitoring, Utilization, field, is_unsupported};
 
-use super::message::{Measured, Properties};
+use super::message::{Measured, More, Properties};
 use super::nvml::Handle;
 
 /// What does not change while a GPU or a MIG device exists, by UUID. Each device is asked once.
@@ -45,14 +45,52 @@ fn properties(api: &impl Monitoring, handle: &Handle) -> Option<Properties> {
     Some(Properties { memory_mib, mig_capable: api.mig_mode(handle.device).is_ok() })
 }
 
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measures {
+    /// Nothing: metrics are not served.
+    Nothing,
+    /// The values of metrics with GKE's names
+    Few,
+    /// Those of metrics with DCGM's names as well
+    All,
+}
+
 /// Reads the values of a GPU for metrics.
-pub(super) fn measure(api: &impl Monitoring, handle: &Handle) -> Measured {
+pub(super) fn measure(api: &impl Monitoring, handle: &Handle, measures: Measures) -> Option<Measured> {
+    if measures == Measures::Nothing {
+        return None;
+    }
     let migs = handle.gpu.mig_devices.iter();
-    Measured {
-        utilization: api.utilization(handle.device).ok(),
+    let rates = api.utilization(handle.device).ok();
+    Some(Measured {
+        utilization: rates.map(|rates| rates.gpu),
         temperature: api.temperature(handle.device).ok(),
         power: api.power(handle.device).ok(),
         mig_memory: migs.filter_map(|mig| Some((mig.uuid.clone(), memory(api, handle, mig.index)?))).collect(),
+        more: (measures == Measures::All).then(|| Box::new(more(api, handle, rates))),
+    })
+}
+
+fn more(api: &impl Monitoring, handle: &Handle, rates: Option<Utilization>) -> More {
+    let device = handle.device;
+    let fields = |ids| api.fields(device, ids).unwrap_or_default();
+    let [memory_temperature, energy, pcie_replays] =
+        fields([field::MEMORY_TEMPERATURE, field::ENERGY, field::PCIE_REPLAYS]);
+    let [remapped_correctable, remapped_uncorrectable, remap_failure] =
+        fields([field::REMAPPED_CORRECTABLE, field::REMAPPED_UNCORRECTABLE, field::REMAP_FAILURE]);
+    More {
+        memory_utilization: rates.map(|rates| rates.memory),
+        encoder: api.encoder(device).ok(),
+        decoder: api.decoder(device).ok(),
+        memory_temperature,
+        sm_clock: api.clock(device, Clock::Multiprocessors).ok(),
+        memory_clock: api.clock(device, Clock::Memory).ok(),
+        energy,
+        pcie_replays,
+        remapped_correctable,
+        remapped_uncorrectable,
+        remap_failure,
     }
 }
 

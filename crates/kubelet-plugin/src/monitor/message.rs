@@ -135,6 +135,35 @@ pub struct Measured {
     pub power: Option<u32>,
     /// The memory of MIG devices by UUID
     pub mig_memory: BTreeMap<String, Memory>,
+    /// What only metrics with DCGM's names contain; `None` if they are not served
+    pub more: Option<Box<More>>,
+}
+
+/// Values that only metrics with DCGM's names need. `None` is a value that the GPU or the driver does not support.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct More {
+    /// The percentage of time in which memory was read or written
+    pub memory_utilization: Option<u32>,
+    /// Percent
+    pub encoder: Option<u32>,
+    /// Percent
+    pub decoder: Option<u32>,
+    /// Degrees Celsius
+    pub memory_temperature: Option<u64>,
+    /// Megahertz
+    pub sm_clock: Option<u32>,
+    /// Megahertz
+    pub memory_clock: Option<u32>,
+    /// Millijoules since the driver was loaded
+    pub energy: Option<u64>,
+    /// The number of PCIe packets that were sent again
+    pub pcie_replays: Option<u64>,
+    /// The number of rows that were remapped because of correctable errors
+    pub remapped_correctable: Option<u64>,
+    /// The number of rows that were remapped because of uncorrectable errors
+    pub remapped_uncorrectable: Option<u64>,
+    /// Whether the remapping of a row has failed: 1 if it has
+    pub remap_failure: Option<u64>,
 }
 
 /// `nvmlDeviceGpuRecoveryAction_t`: what has to be done before the GPU works again.

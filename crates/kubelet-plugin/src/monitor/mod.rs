@@ -6,7 +6,7 @@
 
 pub mod child;
 mod lines;
-mod measure;
+pub mod measure;
 pub mod message;
 mod nvml;
 pub mod supervisor;

@@ -24,6 +24,7 @@ use super::lines::Lines;
 use super::message::{Call, End, Message, Snapshot};
 use super::update::Update;
 use crate::settings::Settings;
+use crate::settings::values::MetricsNames;
 
 /// The time between two looks at what the kernel shows, while no monitor runs.
 const STEP: Duration = Duration::from_secs(2);
@@ -64,7 +65,8 @@ impl Options {
             arguments.extend(["--config".into(), path.into()]);
         }
         if measures {
-            arguments.push("--measure".into());
+            let all = settings.plugin.metrics_names.contains(&MetricsNames::Dcgm);
+            arguments.push(if all { "--measure-all" } else { "--measure" }.into());
         }
         arguments.extend(["--driver-root".into(), config.driver_root.as_path().into()]);
         if let Some(root) = &config.dev_root {

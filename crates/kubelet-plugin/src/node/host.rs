@@ -15,6 +15,9 @@ use super::gpus::{self, NodeGpu, NumaNodes, parse_numa_node};
 /// The file with the model of the computer.
 const MACHINE: &str = "/sys/devices/virtual/dmi/id/product_name";
 
+/// The file with the host name.
+const HOST_NAME: &str = "/proc/sys/kernel/hostname";
+
 /// Returns the GPUs that the kernel module lists, before NVML has answered.
 ///
 /// # Errors
@@ -41,6 +44,15 @@ pub fn numa_nodes(config: &Config, gpus: &[NodeGpu]) -> Result<NumaNodes> {
 pub fn machine(config: &Config) -> Option<String> {
     let bytes = Roots::open(config).ok()?.sys.read(Path::new(MACHINE)).ok()?;
     Some(String::from_utf8(bytes).ok()?.trim().to_owned())
+}
+
+/// Returns the name of the node: that in the variable of the DaemonSet, because the host name in a pod is that of the pod, or the
+/// host name.
+#[must_use]
+#[allow(clippy::disallowed_methods, reason = "the manifest sets it for this process")]
+pub fn node_name() -> String {
+    let variable = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
+    variable.unwrap_or_else(|| std::fs::read_to_string(HOST_NAME).unwrap_or_default().trim().to_owned())
 }
 
 fn numa_node(sys: &Tree, bus_id: BusId) -> Option<u32> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use nvidia_host::config::value;
 
-use super::values::{DeviceListStrategy, names_of};
+use super::values::{DeviceListStrategy, MetricsNames, names_of};
 
 /// Returns the text of a setting with one value.
 pub(super) fn last<'a>(values: &[&'a str]) -> &'a str {
@@ -22,15 +22,25 @@ pub(super) fn word<T: ValueEnum>(values: &[&str]) -> Result<T, String> {
 
 /// Parses the names of `device-list-strategy`.
 pub(super) fn strategies(values: &[&str]) -> Result<Vec<DeviceListStrategy>, String> {
-    let allowed = format!("a list of {}", names_of::<DeviceListStrategy>("and"));
-    let found: Vec<_> = match values.iter().map(|name| DeviceListStrategy::from_str(name, false)).collect() {
-        Ok(found) => found,
-        Err(_) => return Err(allowed),
-    };
+    let found: Vec<_> = words(values)?;
     match found.contains(&DeviceListStrategy::HostPath) && found.len() > 1 {
-        true => Err(format!("{allowed}, and \"host-path\" alone")),
+        true => Err(format!("{}, and \"host-path\" alone", list_of::<DeviceListStrategy>())),
         false => Ok(found),
     }
+}
+
+/// Parses the entries of `metrics-names`.
+pub(super) fn metrics_names(values: &[&str]) -> Result<Vec<MetricsNames>, String> {
+    words(values)
+}
+
+/// Parses the names of values.
+fn words<T: ValueEnum>(values: &[&str]) -> Result<Vec<T>, String> {
+    values.iter().map(|name| T::from_str(name, false)).collect::<Result<_, _>>().map_err(|_| list_of::<T>())
+}
+
+fn list_of<T: ValueEnum>() -> String {
+    format!("a list of {}", names_of::<T>("and"))
 }
 
 /// Parses a number of seconds from 1 to 600.

@@ -8,9 +8,9 @@ use clap::{Arg, ArgAction};
 use nvidia_host::config::{self, Config, value};
 use toml::de::DeValue;
 
-use super::parse::{absolute, address, numbers, seconds, strategies, switch, truth, word};
+use super::parse::{absolute, address, metrics_names, numbers, seconds, strategies, switch, truth, word};
 use super::resources::{self, ResourceRow, TimeSlicing, prefix, replicas, rows};
-use super::values::{Allocation, DeviceIdStrategy, DeviceListStrategy, MigStrategy};
+use super::values::{Allocation, DeviceIdStrategy, DeviceListStrategy, MetricsNames, MigStrategy};
 
 /// The settings of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,6 +119,8 @@ settings! {
     "gpu-config" FILE Text gpu_config: PathBuf = PathBuf::from("/etc/nvidia/gpu_config.json"), absolute;
     /// Serve metrics at this address, such as 127.0.0.1:2112 or :2112. An empty value has no effect
     "metrics-address" ADDRESS Text metrics_address: Option<SocketAddr> = None, address;
+    /// The names of the metrics of GPUs: gke, dcgm, separated by commas
+    "metrics-names" NAMES Texts metrics_names: Vec<MetricsNames> = vec![MetricsNames::Gke], metrics_names;
     /// Whether labels for Node Feature Discovery are written: auto, true or false
     "labels" WHEN Switch labels: Option<bool> = None, switch;
     /// The directory for the file with the labels

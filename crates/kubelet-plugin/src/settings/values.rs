@@ -55,6 +55,15 @@ pub enum Allocation {
     Packed,
 }
 
+/// The program whose names the metrics of GPUs have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MetricsNames {
+    /// GKE's device plugin
+    Gke,
+    /// NVIDIA's DCGM exporter
+    Dcgm,
+}
+
 /// Returns the name of a value in config.toml.
 fn name_of(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
@@ -64,6 +73,7 @@ fn name_of(value: &impl ValueEnum) -> String {
 pub(super) fn names_of<T: ValueEnum>(conjunction: &str) -> String {
     let names: Vec<String> = T::value_variants().iter().map(|value| format!("{:?}", name_of(value))).collect();
     match names.split_last() {
+        Some((last, [first])) => format!("{first} {conjunction} {last}"),
         Some((last, others)) => format!("{} {conjunction} {last}", others.join(", ")),
         None => String::new(),
     }

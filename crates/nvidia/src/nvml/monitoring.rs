@@ -51,6 +51,16 @@ pub mod event {
 pub mod field {
     /// The number of double-bit errors since the driver was loaded
     pub const DOUBLE_BIT_ECC: u32 = 4;
+    /// The temperature of the memory in degrees Celsius
+    pub const MEMORY_TEMPERATURE: u32 = 82;
+    /// The energy in millijoules that the GPU used since the driver was loaded
+    pub const ENERGY: u32 = 83;
+    /// The number of PCIe packets that were sent again
+    pub const PCIE_REPLAYS: u32 = 94;
+    /// The number of rows that were remapped because of correctable errors
+    pub const REMAPPED_CORRECTABLE: u32 = 142;
+    /// The number of rows that were remapped because of uncorrectable errors
+    pub const REMAPPED_UNCORRECTABLE: u32 = 143;
     /// Whether the remapping of a row has failed
     pub const REMAP_FAILURE: u32 = 145;
     /// The recommended recovery action
@@ -107,6 +117,24 @@ pub struct Memory {
     pub used: u64,
 }
 
+/// Percentages of the last sample period, which is at most a second, from `nvmlUtilization_t`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Utilization {
+    /// In which a kernel ran
+    pub gpu: u32,
+    /// In which memory was read or written
+    pub memory: u32,
+}
+
+/// A clock of a GPU, from `nvmlClockType_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    /// That of the multiprocessors
+    Multiprocessors,
+    /// That of the memory
+    Memory,
+}
+
 /// NVML, as far as a program needs it that watches GPUs.
 pub trait Monitoring: Api {
     /// `nvmlEventSetCreate`
@@ -144,11 +172,11 @@ pub trait Monitoring: Api {
     /// # Errors
     /// If the GPU is lost.
     fn memory(&self, device: Device) -> Result<Memory, Failed>;
-    /// `nvmlDeviceGetUtilizationRates`: the percentage of the last sample period, at most a second, in which a kernel ran
+    /// `nvmlDeviceGetUtilizationRates`
     ///
     /// # Errors
     /// [`Code::NOT_SUPPORTED`] in MIG mode, and for MIG devices.
-    fn utilization(&self, device: Device) -> Result<u32, Failed>;
+    fn utilization(&self, device: Device) -> Result<Utilization, Failed>;
     /// `nvmlDeviceGetTemperature` of the GPU's chip, in degrees Celsius
     ///
     /// # Errors
@@ -159,6 +187,21 @@ pub trait Monitoring: Api {
     /// # Errors
     /// [`Code::NOT_SUPPORTED`] without a sensor.
     fn power(&self, device: Device) -> Result<u32, Failed>;
+    /// `nvmlDeviceGetClockInfo`, in megahertz
+    ///
+    /// # Errors
+    /// [`Code::NOT_SUPPORTED`] if the GPU does not report this clock.
+    fn clock(&self, device: Device, clock: Clock) -> Result<u32, Failed>;
+    /// `nvmlDeviceGetEncoderUtilization`, in percent
+    ///
+    /// # Errors
+    /// [`Code::NOT_SUPPORTED`] in MIG mode, and without an encoder.
+    fn encoder(&self, device: Device) -> Result<u32, Failed>;
+    /// `nvmlDeviceGetDecoderUtilization`, in percent
+    ///
+    /// # Errors
+    /// [`Code::NOT_SUPPORTED`] in MIG mode, and without a decoder.
+    fn decoder(&self, device: Device) -> Result<u32, Failed>;
     /// `nvmlDeviceGetAttributes_v2`, of a MIG device
     ///
     /// # Errors

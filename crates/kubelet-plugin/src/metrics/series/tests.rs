@@ -27,7 +27,7 @@ fn container(pod: &str, devices: &[(&str, &[&str])]) -> Container {
 
 fn sample(gpu: &str, utilization: Option<u32>, migs: &[&str]) -> Update {
     let mig_memory = migs.iter().map(|uuid| ((*uuid).to_owned(), Memory { total: 100, used: 30 })).collect();
-    let measured = Measured { utilization, temperature: Some(41), power: Some(62_500), mig_memory };
+    let measured = Measured { utilization, temperature: Some(41), power: Some(62_500), mig_memory, more: None };
     let memory = migs.is_empty().then_some(Memory { total: 1000, used: 250 });
     Update::Sample(Sample { gpu: gpu.into(), memory, measured: Some(measured), ..Sample::default() })
 }
@@ -56,6 +56,8 @@ fn facts() -> Facts {
         containers: Vec::new(),
         status: [("nvidia.com/gpu".to_owned(), registration), ("a.b/waiting".to_owned(), Registration::default())]
             .into(),
+        names: vec![MetricsNames::Gke],
+        node: "node".to_owned(),
     }
 }
 
@@ -104,6 +106,14 @@ fn every_device_belongs_to_its_container() {
     facts.readings.apply(&sample("GPU-2", Some(7), &[]), Instant::now());
     let expected = r#"duty_cycle{namespace="default",pod="other",container="main",make="nvidia",accelerator_id="GPU-2",model="T4"} 7.0"#;
     assert!(lines(&facts, &["duty_cycle"]).contains(&expected.to_owned()));
+}
+
+#[test]
+fn without_gkes_names() {
+    let mut facts = facts();
+    facts.containers = vec![container("first", &[("nvidia.com/gpu", &["GPU-0::1"])])];
+    facts.names.clear();
+    assert!(series(&facts).keys().all(|metric| metric.name.starts_with("onh_")));
 }
 
 #[test]
@@ -182,7 +192,7 @@ fn values_that_are_not_supported_are_absent() {
     facts.readings.apply(&Update::Sample(bare), Instant::now());
     facts.containers = vec![container("first", &[("nvidia.com/gpu", &["GPU-0::1"])])];
     let found = series(&facts);
-    assert_eq!(found.into_keys().collect::<Vec<_>>(), [DRIVER, DRIVER_DOWN, REGISTRATION, REQUEST]);
+    assert_eq!(found.into_keys().collect::<Vec<_>>(), [DRIVER_DOWN, DRIVER, REGISTRATION, REQUEST]);
 }
 
 #[test]

@@ -3,11 +3,13 @@
 use std::ffi::c_uint;
 use std::time::Duration;
 
-use super::structs::{self, DeviceAttributes, FieldValue, PciInfo, Utilization};
+use super::structs::{self, DeviceAttributes, FieldValue, PciInfo};
 use super::table::Count;
 use super::{Library, stored};
 use crate::nvml::api::{Code, Device, Failed};
-use crate::nvml::monitoring::{Engines, EventData, EventSet, FIELDS, Memory, MigAttributes, Monitoring};
+use crate::nvml::monitoring::{
+    Clock, Engines, EventData, EventSet, FIELDS, Memory, MigAttributes, Monitoring, Utilization,
+};
 
 impl Monitoring for Library {
     fn create_event_set(&self) -> Result<EventSet, Failed> {
@@ -46,9 +48,9 @@ impl Monitoring for Library {
         Ok(Memory { total: memory.total, used: memory.used })
     }
 
-    fn utilization(&self, device: Device) -> Result<u32, Failed> {
-        let rates = stored(Utilization::default(), |rates| self.nvmlDeviceGetUtilizationRates(device, rates));
-        rates.map(|rates| rates.gpu)
+    fn utilization(&self, device: Device) -> Result<Utilization, Failed> {
+        let rates = stored(structs::Utilization::default(), |rates| self.nvmlDeviceGetUtilizationRates(device, rates));
+        rates.map(|rates| Utilization { gpu: rates.gpu, memory: rates.memory })
     }
 
     fn temperature(&self, device: Device) -> Result<u32, Failed> {
@@ -59,6 +61,25 @@ impl Monitoring for Library {
 
     fn power(&self, device: Device) -> Result<u32, Failed> {
         stored(0, |milliwatts| self.nvmlDeviceGetPowerUsage(device, milliwatts))
+    }
+
+    fn clock(&self, device: Device, clock: Clock) -> Result<u32, Failed> {
+        let kind = match clock {
+            // NVML_CLOCK_SM and NVML_CLOCK_MEM
+            Clock::Multiprocessors => 1,
+            Clock::Memory => 2,
+        };
+        stored(0, |megahertz| self.nvmlDeviceGetClockInfo(device, kind, megahertz))
+    }
+
+    fn encoder(&self, device: Device) -> Result<u32, Failed> {
+        let call = |(percent, period): &mut (_, _)| self.nvmlDeviceGetEncoderUtilization(device, percent, period);
+        stored((0, 0), call).map(|(percent, _)| percent)
+    }
+
+    fn decoder(&self, device: Device) -> Result<u32, Failed> {
+        let call = |(percent, period): &mut (_, _)| self.nvmlDeviceGetDecoderUtilization(device, percent, period);
+        stored((0, 0), call).map(|(percent, _)| percent)
     }
 
     fn mig_attributes(&self, device: Device) -> Result<MigAttributes, Failed> {

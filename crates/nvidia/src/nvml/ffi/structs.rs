@@ -87,7 +87,7 @@ pub(super) struct Memory {
 #[repr(C)]
 pub(super) struct Utilization {
     pub(super) gpu: c_uint,
-    memory: c_uint,
+    pub(super) memory: c_uint,
 }
 
 #[derive(Default)]

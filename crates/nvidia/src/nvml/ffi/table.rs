@@ -13,6 +13,7 @@ use crate::nvml::monitoring::{BorrowedSet, EventSet, FIELDS};
 
 // C gives an enumeration without negative values the type `unsigned int`.
 type BrandType = c_uint;
+type ClockType = c_uint;
 type EnableState = c_uint;
 type GpuTopologyLevel = c_uint;
 type TemperatureSensors = c_uint;
@@ -104,6 +105,9 @@ prototypes! {
     nvmlDeviceGetUtilizationRates(device: Device, utilization: &mut Utilization);
     nvmlDeviceGetTemperature(device: Device, sensorType: TemperatureSensors, temp: &mut c_uint);
     nvmlDeviceGetPowerUsage(device: Device, power: &mut c_uint);
+    nvmlDeviceGetClockInfo(device: Device, r#type: ClockType, clock: &mut c_uint);
+    nvmlDeviceGetEncoderUtilization(device: Device, utilization: &mut c_uint, samplingPeriodUs: &mut c_uint);
+    nvmlDeviceGetDecoderUtilization(device: Device, utilization: &mut c_uint, samplingPeriodUs: &mut c_uint);
     nvmlDeviceGetAttributes_v2(device: Device, attributes: &mut DeviceAttributes);
     nvmlDeviceGetTopologyCommonAncestor(device1: Device, device2: Device, pathInfo: &mut GpuTopologyLevel);
     nvmlDeviceGetNvLinkState(device: Device, link: c_uint, isActive: &mut EnableState);
