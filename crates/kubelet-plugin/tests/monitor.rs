@@ -22,6 +22,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use fake_host::{Fake, run_tests, uuid};
+use kubelet_plugin::monitor::measure::Measures;
 use kubelet_plugin::monitor::message::{End, EventKind, Level, Message, Properties, Recovery, Sample, Snapshot};
 use kubelet_plugin::monitor::{child, supervisor};
 use kubelet_plugin::settings::{self, Settings};
@@ -48,7 +49,8 @@ fn monitor(arguments: &[String]) -> ExitCode {
     let path = value("--config").next().map(Path::new);
     let skip: Vec<u32> = value("--skip").map(|index| index.parse().unwrap()).collect();
     let (config, _) = config::read(path).unwrap();
-    child::run(&config, &skip, arguments.iter().any(|word| word == "--measure")).unwrap();
+    let measures = if arguments.iter().any(|word| word == "--measure") { Measures::Few } else { Measures::Nothing };
+    child::run(&config, &skip, measures).unwrap();
     ExitCode::SUCCESS
 }
 
