@@ -12,13 +12,13 @@ use base::tree::Tree;
 use super::terminal::{Line, Terminal, Tone};
 use super::{args, output};
 use engines::User;
-use engines::kubelet_plugin::PluginStatus;
+use engines::kubelet_plugin::{NriStatus, PluginStatus};
 use engines::status::{self, EngineStatus, Report};
 
 /// Prints the status of each engine. Returns 0 if every installed engine starts the hook.
 pub(super) fn run(options: args::Output, terminal: Terminal) -> Result<ExitCode> {
     let report = status::report(&Tree::open(&HostPath::new("/"))?, this_user());
-    let all_active = report.engines.iter().all(|status| status.active || !status.installed);
+    let all_active = report.engines.iter().all(|status| status.active || status.nri || !status.installed);
     let text = if options.json { report.document()? } else { text(&report, terminal) };
     let printed = output::print(&text);
     Ok(if all_active { printed } else { ExitCode::FAILURE })
@@ -38,19 +38,23 @@ pub fn this_user() -> Option<User> {
 
 /// The name of the device plugin in the column of the engines.
 const PLUGIN: &str = "device plugin";
+/// That of the NRI plugin
+const NRI: &str = "NRI plugin";
 
 pub fn text(report: &Report, terminal: Terminal) -> String {
-    let plugin = report.kubelet_plugin.iter().map(|_| PLUGIN);
+    let plugin = report.kubelet_plugin.iter().map(|_| PLUGIN).chain(report.nri.iter().map(|_| NRI));
     let width = terminal.column(report.engines.iter().map(|status| status.engine.as_str()).chain(plugin));
     let engines = report.engines.iter().flat_map(|status| engine_lines(status, width));
     let plugin = report.kubelet_plugin.iter().flat_map(|status| plugin_lines(status, width));
-    terminal.render(&engines.chain(plugin).collect::<Vec<_>>())
+    let nri = report.nri.iter().flat_map(|status| nri_lines(status, width));
+    terminal.render(&engines.chain(plugin).chain(nri).collect::<Vec<_>>())
 }
 
 fn engine_lines(status: &EngineStatus, width: usize) -> Vec<Line> {
     let (tone, word) = match (status.installed, status.active) {
         (false, _) => (Tone::Plain, "not installed"),
         (true, true) => (Tone::Good, "active"),
+        (true, false) if status.nri => (Tone::Plain, "not active"),
         (true, false) => (Tone::Bad, "not active"),
     };
     let files = if status.active { format!(", from {}", one_line(&status.files())) } else { String::new() };
@@ -73,7 +77,17 @@ fn plugin_lines(status: &PluginStatus, width: usize) -> Vec<Line> {
         "" => format!(", serves {}", sockets.join(" and ")),
         why => format!(": {why}"),
     };
-    lines(width, PLUGIN, word, format!("{} ({})", one_line(&what), status.unit), &status.fix)
+    lines(width, PLUGIN, word, format!("{} ({})", one_line(&what), place(status.unit)), &status.fix)
+}
+
+fn nri_lines(status: &NriStatus, width: usize) -> Vec<Line> {
+    let what = format!(", gives GPUs to the containers of the engine at {} ({})", status.socket, place(status.unit));
+    lines(width, NRI, (Tone::Good, "active"), what, "")
+}
+
+/// Returns where a plugin runs.
+const fn place(unit: &'static str) -> &'static str {
+    if unit.is_empty() { "in a pod" } else { unit }
 }
 
 /// Returns a line about an engine or the device plugin, and a line with the hint.

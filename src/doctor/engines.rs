@@ -52,6 +52,9 @@ fn in_engine(facts: &Facts, engine: &Engine) -> Check {
         };
         return Check::of(&catalog::CONDITIONAL, format!("{active}, {}", status.why), fix);
     }
+    if status.nri {
+        return Check::ok(what);
+    }
     let usable = usable_cdi_devices(facts, engine);
     let stops = engine.settings.refused.is_some() || !engine.hooks.refused.is_empty() || engine.fails;
     if !stops && usable > 0 {

@@ -19,7 +19,7 @@ const NEEDS: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("run
 tests! {
     NEEDS => agrees_with_podman_of_root;
     NEEDS_USER => agrees_with_podman_of_a_user;
-    &[Need::Root] => of_a_cri_o_that_runs, knows_the_device_plugin;
+    &[Need::Root] => of_a_cri_o_that_runs, knows_the_nri_plugin, knows_the_device_plugin;
     &[Need::Root, Need::Cargo] => all_programs_agree_about_cri_o;
     &[] => of_the_device_plugin_for_a_user, what_decides_about_colors;
     &[Need::Program("script")] => colours_are_for_terminals;
@@ -323,6 +323,39 @@ fn of_a_cri_o_that_runs() {
     let start = std::time::Instant::now();
     assert!(status(Some(other), None).active);
     assert!(start.elapsed() < std::time::Duration::from_secs(30));
+}
+
+/// CRI-O without the hook, while our NRI plugin runs as each of the two units, and then not at all.
+fn knows_the_nri_plugin() {
+    let state = |arguments: &str, user: &str| {
+        let script = format!(
+            "mount -t tmpfs x /usr/local/bin; mount -t tmpfs x /run; mkdir -p /run/nri; touch /run/nri/nri.sock\n\
+             for dir in /etc/crio /usr/share/containers/oci /etc/containers/oci; do [ ! -e $dir ] || mount -t tmpfs x $dir; done\n\
+             for name in crio oci-nvidia-kubelet-plugin; do printf '#!/bin/sh\\n' >/usr/local/bin/$name; chmod 755 /usr/local/bin/$name; done\n\
+             setpriv --reuid {user} bash -c \"exec -a /usr/bin/oci-nvidia-kubelet-plugin sh -c 'sleep 60; :' {arguments}\" &\n\
+             sleep 0.3; {HOOK} status --json || true; echo ===; {HOOK} status || true; echo ===; {HOOK} doctor || true; kill %1"
+        );
+        let mut contained = Command::new("unshare");
+        let printed = run(contained.args(["-m", "-p", "-f", "--mount-proc", "bash", "-euc", &script])).stdout;
+        let [json, text, diagnosis] = *printed.split("===\n").collect::<Vec<_>>() else { panic!("{printed}") };
+        let status = crate::json_schema::checked("status", json);
+        let crio = status["engines"].as_array().unwrap().iter().find(|engine| engine["engine"] == "CRI-O").unwrap();
+        let is_ok =
+            diagnosis.lines().any(|line| line.starts_with("ok") && line.contains("CRI-O: the NRI plugin gives"));
+        (status["nri"].clone(), crio["nri"] == true && crio.get("fix").is_none() && is_ok, text.to_owned())
+    };
+    let socket = "/run/nri/nri.sock";
+    let (nri, is_crio_served, text) = state("nri", "0");
+    assert_eq!((nri, is_crio_served), (json!({"unit": "oci-nvidia-nri.service", "socket": socket}), true), "{text}");
+    let line = "gives GPUs to the containers of the engine at /run/nri/nri.sock (oci-nvidia-nri.service)\n";
+    assert!(text.contains("\nNRI plugin:") && text.contains(line), "{text}");
+    let (nri, is_crio_served, text) = state("run --nri", "0");
+    let unit = "oci-nvidia-kubelet-plugin.service";
+    assert_eq!((nri, is_crio_served), (json!({"unit": unit, "socket": socket}), true), "{text}");
+    for (arguments, user) in [("run", "0"), ("nri", "65534")] {
+        let (nri, is_crio_served, text) = state(arguments, user);
+        assert_eq!((nri, is_crio_served), (Value::Null, false), "{arguments} {user}: {text}");
+    }
 }
 
 /// The plugin is installed and started, a kubelet starts, another plugin serves it, and then ours does.

@@ -11,6 +11,7 @@ use nvidia_host::programs;
 
 use super::cdi::{self, Reader, View};
 use super::hooks::{self, Hooks, Programs};
+use super::kubelet_plugin::NriStatus;
 use super::runtime::{self, Runtime};
 use super::settings::Settings;
 use super::{EngineKind, User, Version, files};
@@ -45,6 +46,8 @@ pub struct Engine {
     pub runtime: Option<Runtime>,
     /// Whether `--version` fails. This is checked only for the engine of the calling user
     pub fails: bool,
+    /// For CRI-O, whether our NRI plugin gives GPUs to its containers
+    pub nri: bool,
     /// For Docker, the program that `nvidia-container-runtime-hook` leads to
     pub dockers_hook: Option<PathBuf>,
 }
@@ -137,6 +140,7 @@ fn inspect_engine(host: &Tree, kind: EngineKind, versions: &mut Versions) -> Eng
     if let Some(running) = engine.program.as_ref().and_then(|program| running(host, &engine.kind, program)) {
         take_running(&mut engine, running);
     }
+    engine.nri = engine.kind == EngineKind::Crio && NriStatus::inspect(host).is_some();
     engine.hooks = hooks::read(host, &engine.settings.hooks_dirs, engine.kind.is_podman(), Programs::Visible);
     let runtime = runtime::find_default(&engine.kind, &engine.settings, engine.version, host);
     engine.runtime = runtime.map(|(name, program)| {

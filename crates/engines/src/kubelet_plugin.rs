@@ -1,5 +1,6 @@
 //! Inspects the device plugin for Kubernetes, which is a package of its own, and decides whether it serves the kubelet.
 
+pub mod processes;
 pub mod running;
 
 use std::fmt;
@@ -10,9 +11,13 @@ use serde::Serialize;
 use base::tree::Tree;
 
 use super::runtime;
+use processes::Process;
 
 const PROGRAM: &str = "oci-nvidia-kubelet-plugin";
 const UNIT: &str = "oci-nvidia-kubelet-plugin.service";
+const NRI_UNIT: &str = "oci-nvidia-nri.service";
+/// The socket for NRI plugins, of CRI-O and containerd.
+const NRI_SOCKET: &str = "/run/nri/nri.sock";
 /// The directories of the kubelet in Kubernetes, k0s and MicroK8s.
 const KUBELETS: [&str; 3] = ["/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet"];
 
@@ -27,6 +32,10 @@ pub struct KubeletPlugin {
     pub others: Vec<PathBuf>,
     /// Whether the caller can see the sockets
     pub is_visible: bool,
+    /// The running processes of our plugin
+    pub processes: Vec<Process>,
+    /// Our NRI plugin, if it runs
+    pub nri: Option<NriStatus>,
 }
 
 /// Why the plugin does not serve the kubelet.
@@ -45,8 +54,12 @@ pub enum Idle {
 /// The status of the plugin. The field names are part of the JSON interface.
 #[derive(Clone, Debug, Serialize)]
 pub struct PluginStatus {
-    /// The systemd unit of the plugin
+    /// The systemd unit of the plugin; empty if it runs in a pod
+    #[serde(skip_serializing_if = "str::is_empty")]
     pub unit: &'static str,
+    /// Whether it runs in a pod
+    #[serde(skip_serializing_if = "is_false")]
+    pub in_pod: bool,
     /// Whether the plugin serves the kubelet, if it is known
     #[serde(skip_serializing_if = "Option::is_none")]
     pub active: Option<bool>,
@@ -62,10 +75,13 @@ pub struct PluginStatus {
 }
 
 impl KubeletPlugin {
-    /// Returns `None` if the plugin is not installed. Only root can see the sockets.
+    /// Returns `None` if the plugin is not installed and does not run in a pod. Only root can see the sockets.
     pub fn inspect(host: &Tree, is_root: bool) -> Option<Self> {
-        runtime::program(host, PROGRAM)?;
-        let mut plugin = Self { is_visible: is_root, ..Self::default() };
+        let processes = processes::of_host(host);
+        if runtime::program(host, PROGRAM).is_none() && !processes.iter().any(|process| process.in_pod) {
+            return None;
+        }
+        let mut plugin = Self { is_visible: is_root, processes, nri: NriStatus::inspect(host), ..Self::default() };
         let dirs = KUBELETS.map(|dir| Path::new(dir).join("device-plugins"));
         let files = dirs.iter().flat_map(|dir| host.names(dir).into_iter().map(|name| dir.join(name)));
         for file in files.filter(|file| file.extension().is_some_and(|extension| extension == "sock")) {
@@ -94,14 +110,48 @@ impl KubeletPlugin {
     /// Returns what `status` shows.
     pub fn status(&self) -> PluginStatus {
         let idle = self.idle();
+        let in_pod = self.processes.iter().any(|process| process.for_kubelet && process.in_pod);
         PluginStatus {
-            unit: UNIT,
+            unit: if in_pod { "" } else { UNIT },
+            in_pod,
             active: (idle != Some(Idle::Hidden)).then_some(idle.is_none()),
             sockets: if idle.is_none() { self.sockets.clone() } else { Vec::new() },
             why: idle.as_ref().map(Idle::to_string).unwrap_or_default(),
             fix: idle.as_ref().map(Idle::fix).unwrap_or_default(),
         }
     }
+}
+
+/// An NRI plugin of ours that runs. The field names are part of the JSON interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NriStatus {
+    /// The systemd unit of the plugin; empty if it runs in a pod
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub unit: &'static str,
+    /// Whether it runs in a pod
+    #[serde(skip_serializing_if = "is_false")]
+    pub in_pod: bool,
+    /// The socket of the engine
+    pub socket: &'static str,
+}
+
+impl NriStatus {
+    /// Finds the NRI plugin of this host. Returns `None` if none runs, or no engine has a socket for it.
+    pub(crate) fn inspect(host: &Tree) -> Option<Self> {
+        host.locate(Path::new(NRI_SOCKET)).ok()?;
+        let process = processes::of_host(host).into_iter().find(|process| process.for_engine)?;
+        let unit = match process {
+            Process { in_pod: true, .. } => "",
+            Process { for_kubelet: true, .. } => UNIT,
+            _ => NRI_UNIT,
+        };
+        Some(Self { unit, in_pod: process.in_pod, socket: NRI_SOCKET })
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature of serde")]
+pub(crate) const fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 impl Idle {

@@ -8,7 +8,7 @@ use base::tree::Tree;
 
 use super::hook_file::{Applies, PRECREATE, Refusal};
 use super::hooks::HookEntry;
-use super::kubelet_plugin::{KubeletPlugin, PluginStatus};
+use super::kubelet_plugin::{KubeletPlugin, NriStatus, PluginStatus, is_false};
 use super::settings::{HOOKS_DIR, Settings};
 use super::{Engine, EngineKind, User, cdi, hooks, inspect_engines};
 
@@ -27,6 +27,9 @@ pub struct EngineStatus {
     /// The files that make the engine start the hook, with their stages; for Docker, the program that it finds
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<Started>,
+    /// Whether the NRI plugin gives GPUs to its containers instead of the hook
+    #[serde(skip_serializing_if = "is_false")]
+    pub nri: bool,
     /// Why the engine does not start the hook, or the condition under which it does
     #[serde(skip_serializing_if = "String::is_empty")]
     pub why: String,
@@ -68,13 +71,21 @@ pub struct Report {
     /// `None` if the device plugin for Kubernetes is not installed
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubelet_plugin: Option<PluginStatus>,
+    /// `None` if our NRI plugin does not run
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nri: Option<NriStatus>,
 }
 
 impl Report {
     /// Judges each engine, and the device plugin. `installed` are the hook files on this host, including those that no engine reads.
     pub fn new(engines: &[Engine], installed: &[PathBuf], plugin: Option<&KubeletPlugin>) -> Self {
         let engines = engines.iter().map(|engine| judge(engine, installed)).collect();
-        Self { version: base::json::VERSION, engines, kubelet_plugin: plugin.map(KubeletPlugin::status) }
+        Self {
+            version: base::json::VERSION,
+            engines,
+            kubelet_plugin: plugin.map(KubeletPlugin::status),
+            nri: plugin.and_then(|plugin| plugin.nri.clone()),
+        }
     }
 
     /// Returns the document of `status --json`.
@@ -121,7 +132,10 @@ pub fn judge(engine: &Engine, installed: &[PathBuf]) -> EngineStatus {
         None => Some(missing(engine, installed)),
     });
     status.active = problem.is_none();
-    if let Some((why, fix)) = problem {
+    if engine.nri && stopped(engine).is_none() && !status.active {
+        status.nri = true;
+        status.why = "the NRI plugin gives GPUs to its containers".to_owned();
+    } else if let Some((why, fix)) = problem {
         (status.why, status.fix) = (why, fix);
     } else if let Some(Applies::If(condition)) = best.map(|entry| &entry.hook.applies) {
         status.why = format!("only if {condition}");
