@@ -1,4 +1,4 @@
-//! Chooses which device nodes the hook creates for a container, because its process cannot open those of the host.
+//! Chooses which device nodes the hook creates for a container, because its processes cannot open those of the host.
 
 use base::paths::HostPath;
 use nvidia_host::driver::access::Permissions;
@@ -8,13 +8,14 @@ use super::process::Process;
 use super::step::Step;
 use crate::oci::spec_view::Device;
 
-/// Changes the steps so that the hook creates the nodes that only a group can open that the process is not in. Nodes that only
-/// root can open are not changed: the driver creates the node that configures MIG devices in this way.
+/// Changes the steps so that the hook creates the nodes that only a group of the host can open. The first process of the container does
+/// not decide: it is often root, and starts a service as another user, which has none of the container's groups (gosu, s6-setuidgid,
+/// `podman exec --user`).
 pub(crate) fn create_own(steps: &mut [Step], process: &Process, listed: &[Device]) {
     for step in steps {
         if let Step::MountNode { node, own } = step
-            && node.permissions.additional_gid().is_some()
-            && is_shut(node, process, listed)
+            && node.permissions.is_for_a_group()
+            && !is_listed(node, listed)
         {
             *own = Some(process.clone());
         }
@@ -33,10 +34,14 @@ pub(crate) fn inaccessible<'a>(
     })
 }
 
-/// Returns whether the process cannot open the host's node. The runtime creates the nodes that config.json lists, with an owner that
-/// fits the container.
+/// Returns whether the process cannot open the host's node.
 fn is_shut(node: &DeviceNode, process: &Process, listed: &[Device]) -> bool {
-    !listed.iter().any(|device| device.path == node.path.absolute()) && !process.may_open(node.permissions)
+    !is_listed(node, listed) && !process.may_open(node.permissions)
+}
+
+/// Returns whether config.json lists the node: then the runtime creates it, with the mode and owner that the engine chose.
+fn is_listed(node: &DeviceNode, listed: &[Device]) -> bool {
+    listed.iter().any(|device| device.path == node.path.absolute())
 }
 
 #[cfg(test)]
@@ -102,6 +107,11 @@ mod tests {
             own: None,
         };
         let nodes = [("nvidia0", 0o660, 44), ("cap1", 0o400, 0), ("cap2", 0o444, 0)];
+        // Processes that root of the container starts are not root.
+        let root = Process::from_spec(&spec(0, 0, &[]), false);
+        let mut steps = nodes.map(step);
+        create_own(&mut steps, &root, &[]);
+        assert!(matches!(&steps[0], Step::MountNode { own: Some(_), .. }));
         let mut steps = nodes.map(step);
         let process = Process::from_spec(&spec(1000, 1000, &[]), false);
         assert_eq!(inaccessible(&steps, &process, &[]).count(), 2);

@@ -12,7 +12,7 @@ use findings::catalog;
 use nvidia_host::capability::{Capability, DRIVER_CAPABILITIES};
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::cdi::lower::{SpecContext, lower};
-use nvidia_host::config::Config;
+use nvidia_host::config::{Config, NodeAccess};
 use nvidia_host::driver::compat;
 use nvidia_host::edits::Edits;
 use nvidia_host::edits::placement::RootfsFacts;
@@ -94,12 +94,13 @@ impl Gpus {
         Live { steps, rules, findings: findings.into_iter().flatten().collect() }
     }
 
-    /// Changes the steps to create device nodes instead of mounting the host's, if the container's process could not open those.
-    /// Returns a finding if nodes remain that it cannot open: a process in a user namespace may not create device nodes, and without
-    /// a device cgroup nothing would limit the use of such nodes.
+    /// Changes the steps to create device nodes instead of mounting the host's, if processes of the container could not open those.
+    /// Returns a finding if nodes remain that its first process cannot open: a process in a user namespace may not create device nodes,
+    /// and without a device cgroup nothing would limit the use of such nodes.
     fn give_access(&self, steps: &mut [Step], container: &Container<'_>) -> Option<Finding> {
         let (process, listed) = (&container.process, &container.spec.devices);
-        if self.config.edit_cgroups && !process.is_rootless() {
+        let may_create = self.config.edit_cgroups && !process.is_rootless();
+        if may_create && self.config.device_node_access == NodeAccess::Container {
             access::create_own(steps, process, listed);
         }
         process.finding(access::inaccessible(steps, process, listed))
@@ -119,6 +120,7 @@ impl Gpus {
             proc_dir: self.host.proc_dir(),
             program,
             additional_gids: true,
+            node_access: self.config.device_node_access,
             image,
         };
         let inventory = &self.host.inventory;

@@ -25,6 +25,7 @@ fn host() -> SpecContext {
         proc_dir: Some(HostPath::new("/proc/driver/nvidia")),
         program: HostPath::new("/usr/bin/oci-nvidia-hook"),
         additional_gids: false,
+        node_access: nvidia_host::config::NodeAccess::Host,
         image: None,
     }
 }

@@ -15,6 +15,7 @@ use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::cdi::generate::sources;
 
 use crate::driver::FakeDriver;
+use crate::own_nodes::NODES_OF_THE_HOST;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
 use crate::{cdi_schema, json_schema};
 
@@ -95,9 +96,12 @@ fn names_and_versions_of_a_choice() {
     for (spec, gids) in [(&with_gids, &[video][..]), (&without, &[])] {
         assert_eq!(spec.container_edits.additional_gids, gids, "/dev/nvidiactl is of that group too");
         let node = &spec.devices[0].container_edits.device_nodes[0];
-        assert_eq!((node.file_mode, node.uid, node.gid), (Some(0o660), None, Some(video)));
+        assert_eq!((node.file_mode, node.uid, node.gid), (Some(0o666), None, Some(video)));
         cdi_schema::validate(&serde_json::to_value(spec).unwrap());
     }
+    fake.configure(NODES_OF_THE_HOST);
+    let node = &generate(&fake, &["--no-additional-gids"]).devices[0].container_edits.device_nodes[0];
+    assert_eq!((node.file_mode, node.gid), (Some(0o660), Some(video)), "{NODES_OF_THE_HOST}");
     for (arguments, says) in [
         (
             &["--name-strategy", "type"][..],

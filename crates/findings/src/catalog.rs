@@ -401,7 +401,7 @@ kinds! {
         fix "start it with the hook, CDI or `--device`" see "troubleshooting.md";
     CONTAINER_ACCESS "ONH-513" Warning "the process of a container has no permission to open a device node"
         why "NVML reports \"insufficient permissions\", and CUDA finds no device"
-        fix "use `--group-add`, `supplementalGroups` or CDI; on a file system that is mounted with nodev, have the engine create the node" see "troubleshooting.md";
+        fix "create the container again, and request the GPUs with `NVIDIA_VISIBLE_DEVICES` or CDI instead of `--device`, without `device-node-access = \"host\"` in config.toml; rootless: `--group-add keep-groups` with crun, which only the container's first user has, or nodes with mode 0666 on the host; on a file system that is mounted with nodev, have the engine create the node" see "troubleshooting.md";
     CONTAINER_CGROUP "ONH-514" Warning "the device cgroup of a container denies a GPU"
         why "opening the GPU fails with \"operation not permitted\", and NVML reports \"unknown error\""
         fix "restart the container, and have the engine list the devices (CDI, precreate or `--device`)" see "modes.md";

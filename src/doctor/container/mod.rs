@@ -321,8 +321,10 @@ fn access(facts: &ContainerFacts) -> Vec<Check> {
             found.mode
         );
         let fix = format!(
-            "add the group: --group-add {0} (rootless: --group-add keep-groups, with crun; Kubernetes: supplementalGroups: [{0}]), or \
-             use CDI",
+            "request the GPUs with NVIDIA_VISIBLE_DEVICES or CDI instead of --device, without device-node-access = \"host\" in \
+             config.toml, and create the container again: all its processes can open its nodes then; or add the group to the process: \
+             --group-add {0} (rootless: --group-add keep-groups, with crun; Kubernetes: supplementalGroups: [{0}]); or give the \
+             host's nodes mode 0666",
             found.gid
         );
         outcomes.push(Check::of(&catalog::CONTAINER_ACCESS, what, fix));

@@ -9,6 +9,7 @@ use base::paths::{ContainerPath, HostPath};
 use cdi_spec::spec::{ContainerEdits, DeviceNode, Hook, Mount};
 
 use super::entry::RootfsEdits;
+use crate::config::NodeAccess;
 use crate::driver::ipc::Expected;
 use crate::driver::ldcache::Arch;
 use crate::edits::placement::{self, Link, Loader, RootfsFacts};
@@ -26,6 +27,8 @@ pub struct SpecContext {
     pub program: HostPath,
     /// Whether to add the groups of the nodes to the processes of containers
     pub additional_gids: bool,
+    /// Which processes can open nodes that belong to a group on the host
+    pub node_access: NodeAccess,
     /// The properties of the image; `None` for a CDI spec
     pub image: Option<RootfsFacts>,
 }
@@ -64,7 +67,7 @@ pub fn lower_for_engine(edits: &Edits, host: &SpecContext) -> ContainerEdits {
         Expected::Directory | Expected::NamedDirectory => mount(&ipc.source, &ipc.path, &DIRECTORY_OPTIONS),
     }));
     for node in &edits.nodes {
-        lowered.device_nodes.extend(device_node(node));
+        lowered.device_nodes.extend(device_node(node, host.node_access));
         lowered.additional_gids.extend(node.permissions.additional_gid().filter(|_| host.additional_gids));
     }
     lowered
@@ -158,9 +161,14 @@ fn mount(source: &HostPath, target: &ContainerPath, options: &[&str]) -> Option<
 
 /// Converts a device node. The type is omitted, so that the engine checks that the host still has the node. An owner or group 0 is
 /// omitted too: the container's user then owns the node and can open it without being a member of a group.
+///
+/// The group of a node does not help a process that leaves root (gosu, `podman exec --user`): it has no additional groups. Runtimes
+/// create the node with `fileMode`, regardless of their umask, and the device cgroup decides about the device.
 #[must_use]
-pub fn device_node(node: &edits::DeviceNode) -> Option<DeviceNode> {
+pub fn device_node(node: &edits::DeviceNode, access: NodeAccess) -> Option<DeviceNode> {
     let path = node.path.absolute();
+    let is_for_all = access == NodeAccess::Container && node.permissions.is_for_a_group();
+    let mode = if is_for_all { node.permissions.mode_for_all() } else { node.permissions.mode };
     let not_zero = |number: u32| Some(number).filter(|number| *number != 0);
     Some(DeviceNode {
         path: path.to_str()?.to_owned(),
@@ -168,7 +176,7 @@ pub fn device_node(node: &edits::DeviceNode) -> Option<DeviceNode> {
         kind: None,
         major: Some(node.major.into()),
         minor: Some(node.minor.into()),
-        file_mode: not_zero(node.permissions.mode),
+        file_mode: not_zero(mode),
         permissions: Some("rw".to_owned()),
         uid: not_zero(node.permissions.uid),
         gid: not_zero(node.permissions.gid),
@@ -189,6 +197,7 @@ mod tests {
             proc_dir: Some(HostPath::new("/proc/driver/nvidia")),
             program: HostPath::new("/usr/bin/oci-nvidia-hook"),
             additional_gids: false,
+            node_access: NodeAccess::Host,
             image: None,
         }
     }
@@ -239,5 +248,8 @@ mod tests {
         let node = &lowered(false).device_nodes[0];
         assert_eq!((node.file_mode, node.uid, node.gid, &node.host_path), (Some(0o660), None, Some(44), &None));
         assert!(OsStr::new(&node.path) == "/dev/nvidia0");
+        let for_all = SpecContext { node_access: NodeAccess::Container, ..host() };
+        let node = &lower(&edits, &for_all, RootfsEdits::default()).device_nodes[0];
+        assert_eq!((node.file_mode, node.uid, node.gid), (Some(0o666), None, Some(44)));
     }
 }

@@ -95,6 +95,7 @@ fn make_with(
         proc_dir: host.proc_dir(),
         program: settings.program.clone(),
         additional_gids: is_for_a_group && settings.additional_gids.unwrap_or_else(engines_read_gids),
+        node_access: config.device_node_access,
         image: None,
     };
     let stamp = stamp.map(|mut stamp| {

@@ -75,6 +75,8 @@ pub struct Config {
     pub cuda_compat: bool,
     /// Whether device rules are added to the container's cgroup.
     pub edit_cgroups: bool,
+    /// Which processes can open the device nodes of a container.
+    pub device_node_access: NodeAccess,
     /// The user that calls NVML; by default [`crate::inventory::identity`] chooses one.
     pub user: Option<UserSpec>,
     /// The log file.
@@ -111,6 +113,15 @@ pub enum NoGpu {
     Start,
 }
 
+/// Which processes can open the device nodes of a container if a group owns those of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeAccess {
+    /// All processes of the container. The device cgroup keeps other containers from the devices.
+    Container,
+    /// Those that can open the host's nodes.
+    Host,
+}
+
 /// The GPUs that containers may have, as entries of [`crate::limit_entry`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
@@ -143,6 +154,7 @@ impl Default for Config {
             load_kmods: true,
             cuda_compat: true,
             edit_cgroups: true,
+            device_node_access: NodeAccess::Container,
             user: None,
             debug: None,
             nvml_timeout: Duration::from_secs(30),
@@ -429,6 +441,7 @@ mod tests {
             ("[devices]\nallow = [\"*\"]\ndeny = [\"0\", \"1,2\"]", "line 3: devices.deny has an invalid value"),
             ("[devices]\nallow = [\"H100\"]", "\"H100\" is not a valid entry; write an index (0), a UUID"),
             ("[oci-nvidia-hook]\nrequire = \"maybe\"", "it must be \"enforce\", \"warn\" or \"off\""),
+            ("[oci-nvidia-hook]\ndevice-node-access = \"all\"", "it must be \"container\" or \"host\""),
             ("[oci-nvidia-hook]\nno-gpu = true", "it must be a string in quotes"),
             ("[oci-nvidia-hook]\nno-gpu = \"ignore\"", "it must be \"error\" or \"start\""),
             ("[oci-nvidia-hook]\nnvml-timeout = 0", "it must be a number of seconds from 1 to 600"),

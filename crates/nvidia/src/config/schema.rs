@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use base::paths::HostPath;
 
-use super::{Config, NoGpu, Require, UserSpec};
+use super::{Config, NoGpu, NodeAccess, Require, UserSpec};
 use crate::capability::Capabilities;
 use crate::limit_entry;
 
@@ -94,6 +94,7 @@ pub const KEYS: &[Key] = &[
     key("driver.files", Texts(|c, v| add_paths(&mut c.driver_files, v))),
     key("oci-nvidia-hook.require", Text(require)),
     key("oci-nvidia-hook.no-gpu", Text(no_gpu)),
+    key("oci-nvidia-hook.device-node-access", Text(device_node_access)),
     key("oci-nvidia-hook.nvml-timeout", Seconds(|c, v| c.nvml_timeout = v)),
 ];
 
@@ -185,6 +186,15 @@ fn no_gpu(config: &mut Config, value: &str) -> Result<(), String> {
         "error" => NoGpu::Error,
         "start" => NoGpu::Start,
         _ => return Err("\"error\" or \"start\"".to_owned()),
+    };
+    Ok(())
+}
+
+fn device_node_access(config: &mut Config, value: &str) -> Result<(), String> {
+    config.device_node_access = match value {
+        "container" => NodeAccess::Container,
+        "host" => NodeAccess::Host,
+        _ => return Err("\"container\" or \"host\"".to_owned()),
     };
     Ok(())
 }

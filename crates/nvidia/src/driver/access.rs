@@ -30,6 +30,19 @@ impl Permissions {
         if self.gid != 0 && !for_everybody { Some(self.gid) } else { None }
     }
 
+    /// Returns whether a group can open the node and other users cannot. Nodes that only root can open are not among them: the
+    /// driver creates the node that configures MIG devices in this way.
+    #[must_use]
+    pub const fn is_for_a_group(self) -> bool {
+        self.gid != 0 && self.allow(self.wanted(), false, true) && !self.allow(self.wanted(), false, false)
+    }
+
+    /// Returns the mode with which all users have the access that the group has.
+    #[must_use]
+    pub const fn mode_for_all(self) -> u32 {
+        self.mode | self.mode >> 3 & 0o6
+    }
+
     /// Returns the bits with which the driver's libraries open the node: 6 for reading and writing, or 4 for the nodes of MIG
     /// capabilities, which have mode 0444.
     #[must_use]
@@ -80,5 +93,11 @@ mod tests {
         assert_eq!((node(0o660).wanted(), node(0o444).wanted()), (0o6, 0o4));
         assert_eq!((node(0o660).additional_gid(), node(0o666).additional_gid()), (Some(44), None));
         assert_eq!(Permissions { gid: 0, ..node(0o600) }.additional_gid(), None);
+        for (mode, is, all) in
+            [(0o660, true, 0o666), (0o666, false, 0o666), (0o440, true, 0o444), (0o600, false, 0o600)]
+        {
+            assert_eq!((node(mode).is_for_a_group(), node(mode).mode_for_all()), (is, all), "{mode:o}");
+        }
+        assert!(!Permissions { gid: 0, ..node(0o660) }.is_for_a_group());
     }
 }
