@@ -272,6 +272,19 @@ mod tests {
         RootfsEdits::parse(args.iter().map(OsString::from).collect())
     }
 
+    /// The entry of a spec for a driver on the host has no option for the driver root.
+    #[test]
+    fn the_driver_root_of_the_entry() {
+        let of = |root: &str| {
+            let config =
+                Config { driver_root: HostPath::new(root), file: Some(HostPath::new("/c")), ..Config::default() };
+            RootfsEdits::of_config(&config)
+        };
+        let expected = RootfsEdits { config: Some(HostPath::new("/c")), ..RootfsEdits::default() };
+        assert_eq!(of("/"), expected);
+        assert_eq!(of("/opt/driver"), RootfsEdits { root: Some(HostPath::new("/opt/driver")), ..expected });
+    }
+
     #[test]
     fn wrong_arguments() {
         for args in [

@@ -110,6 +110,21 @@ pub fn at(root: &Tree, path: &Path) -> Option<PlacedFile> {
 mod tests {
     use super::*;
 
+    /// With both files, 64-bit and 32-bit loaders would find each GPU twice.
+    #[test]
+    fn the_32_bit_description_needs_32_bit_libraries() {
+        let dir = tempfile::tempdir().unwrap();
+        let icd = dir.path().join("etc/vulkan/icd.d");
+        std::fs::create_dir_all(&icd).unwrap();
+        for name in ["nvidia_icd.json", "nvidia_icd.i686.json"] {
+            std::fs::write(icd.join(name), "").unwrap();
+        }
+        let root = Tree::open(&HostPath::new(dir.path())).unwrap();
+        let count =
+            |capabilities: &str| descriptions(&root, "535.1", Capabilities::supported(capabilities).unwrap()).len();
+        assert_eq!(["graphics", "graphics,compat32", "compat32", "compute,compat32"].map(count), [1, 2, 0, 0]);
+    }
+
     #[test]
     fn firmware_is_where_the_kernel_looks() {
         let dir = tempfile::tempdir().unwrap();

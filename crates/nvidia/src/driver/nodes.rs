@@ -138,3 +138,26 @@ fn other_device(node: &DeviceNode, expected: &str) -> anyhow::Error {
         PREPARE,
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_at_the_path_of_a_node() {
+        let dir = tempfile::tempdir().unwrap();
+        let dev = dir.path().join("dev");
+        std::fs::create_dir(&dev).unwrap();
+        std::fs::write(dev.join("nvidia0"), "").unwrap();
+        std::os::unix::fs::symlink("nvidia2", dev.join("nvidia1")).unwrap();
+        std::os::unix::fs::symlink("nvidia3", dev.join("nvidia3")).unwrap();
+        let state = |name: &str| NodeState::inspect(&Tree::open(&HostPath::new(dir.path())).unwrap(), name);
+        assert_eq!(state("nvidiactl"), NodeState::Missing);
+        assert_eq!(state("nvidia0"), NodeState::NotADevice(HostPath::new(dev.join("nvidia0"))));
+        assert_eq!(state("nvidia1"), NodeState::Missing, "a link to nothing");
+        assert_eq!(state("nvidia3"), NodeState::Unreadable(libc::ELOOP));
+        assert!(matches!(state("nvidia0/x"), NodeState::Missing | NodeState::Unreadable(libc::ENOTDIR)));
+        let null = NodeState::inspect(&Tree::open(&HostPath::new("/")).unwrap(), "null");
+        assert!(matches!(null, NodeState::Device(DeviceNode { major: 1, minor: 3, .. })), "{null:?}");
+    }
+}

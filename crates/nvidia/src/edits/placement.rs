@@ -142,3 +142,50 @@ fn beside(link: &Link, dev_link: &DevLink) -> Option<Link> {
     text.push(&dev_link.target);
     Some(Link { link: link.parent()?.join(&dev_link.name)?, text, file: file.clone(), need: *need })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::edits::HostFile;
+    use base::paths::HostPath;
+
+    fn facts() -> RootfsFacts {
+        RootfsFacts { debian: true, lib32: false, loader: Loader::Glibc }
+    }
+
+    /// Links as `link -> text`.
+    fn texts(edits: &Edits) -> Vec<String> {
+        let links = links(edits, facts());
+        links.iter().map(|link| format!("{} -> {}", link.link.absolute().display(), link.text.display())).collect()
+    }
+
+    #[test]
+    fn links_of_a_library() {
+        let library = HostFile {
+            source: HostPath::new("/usr/lib64/libcuda.so.1.2"),
+            placement: Placement::Library(Arch::native()),
+            name: "libcuda.so.1.2".into(),
+            // ldconfig lists a development link of the host too.
+            sonames: ["libcuda.so.1.2", "libcuda.so.1", "libcuda.so"].map(Into::into).into(),
+            need: Need::Required,
+        };
+        let dev_link = |name: &str| DevLink { name: name.into(), target: "libcuda.so.1".into() };
+        let edits = Edits {
+            files: vec![library],
+            links: vec![dev_link("libcuda.so"), dev_link("a/b/libcuda.so")],
+            ..Edits::default()
+        };
+        let dir = format!("/{}", library_dir(facts(), Arch::native()).trim_start_matches('/'));
+        assert_eq!(
+            texts(&edits),
+            [
+                format!("{dir}/libcuda.so.1 -> libcuda.so.1.2"),
+                format!("{dir}/libcuda.so -> libcuda.so.1"),
+                format!("{dir}/a/b/libcuda.so -> ../../libcuda.so.1"),
+            ],
+            "no link to itself, and one link of each name"
+        );
+        let other = Edits { links: vec![dev_link("libcuda.so")], ..Edits::default() };
+        assert_eq!(texts(&other), Vec::<String>::new(), "no link to a library that is not there");
+    }
+}

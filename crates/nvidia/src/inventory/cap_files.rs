@@ -120,6 +120,20 @@ mod tests {
     }
 
     #[test]
+    fn a_mig_device_lacks_a_node() {
+        let file = |cap, minor| CapFile { cap, minor, ..parse(cap, "DeviceFileMinor: 1\n").unwrap() };
+        let (access, other) = (file(MigCap::GpuInstance(0, 2), 21), file(MigCap::GpuInstance(1, 2), 31));
+        let cap = MigCap::ComputeInstance(0, 2, 0);
+        let nodes = |missing: &[&CapFile], gpu| unlisted(gpu, cap, missing).map(|mig| mig.nodes.len());
+        assert_eq!(nodes(&[], 0), None, "it has both nodes");
+        assert_eq!(nodes(&[&access], 0), Some(1));
+        assert_eq!(nodes(&[&access, &file(cap, 22)], 0), Some(2));
+        assert_eq!(nodes(&[&other], 0), None, "a node of another GPU");
+        assert_eq!(nodes(&[&access], 1), None, "an instance of another GPU");
+        assert_eq!(unlisted(0, MigCap::GpuInstance(0, 2), &[&access]), None, "no compute instance");
+    }
+
+    #[test]
     fn those_that_exist_are_found() {
         let dir = tempfile::tempdir().unwrap();
         let top = dir.path().join("proc/driver/nvidia/capabilities");
