@@ -218,3 +218,20 @@ fn missing_library(search: &Search<'_>, row: &Row, capability: Capability, passe
         format!("install the driver's libraries of the same version as its kernel module, and run \"{ldconfig}\""),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_that_32_bit_programs_lack() {
+        let native = Arch::native();
+        let lacking = |present: &[(Arch, &str)]| lacking_libraries(Capability::Compat32, present).len();
+        assert_eq!(lacking(&[]), 0, "no other capability is requested");
+        // A machine that cannot run 32-bit programs lacks nothing.
+        assert_eq!(lacking(&[(native, "libcuda.so")]), usize::from(native.compat32().is_some()));
+        for other in native.compat32() {
+            assert_eq!(lacking(&[(native, "libcuda.so"), (other, "libcuda.so")]), 0);
+        }
+    }
+}

@@ -60,18 +60,29 @@ pub fn findings(limits: &Limits, inventory: &Inventory) -> Vec<Finding> {
 }
 
 fn matches_any(entry: &str, inventory: &Inventory) -> bool {
-    let is_part = |gpu: &FailedGpu| matches!(parse_leniently(entry), LimitEntry::Id(id) if gpu.is_named(&id));
-    let is_failed = |gpu: &FailedGpu| is_part(gpu) || matches_failed(entry, gpu).unwrap_or(true);
-    let is_any_of =
-        |gpu: &Gpu| matches(entry, gpu, None) || gpu.mig_devices.iter().any(|mig| matches(entry, gpu, Some(mig)));
-    let is_excluded = |gpu: &ExcludedGpu| match parse_leniently(entry) {
+    inventory.gpus.iter().any(|gpu| matches_part(entry, gpu))
+        || inventory.failed.iter().any(|gpu| may_match_failed(entry, gpu))
+        || inventory.excluded.iter().any(|gpu| may_match_excluded(entry, gpu))
+}
+
+/// Whether an entry matches a GPU or one of its MIG devices.
+fn matches_part(entry: &str, gpu: &Gpu) -> bool {
+    matches(entry, gpu, None) || gpu.mig_devices.iter().any(|mig| matches(entry, gpu, Some(mig)))
+}
+
+/// Whether an entry matches a failed GPU, one of the MIG devices that it may have, or something of it that is unknown.
+fn may_match_failed(entry: &str, gpu: &FailedGpu) -> bool {
+    matches!(parse_leniently(entry), LimitEntry::Id(id) if gpu.is_named(&id))
+        || matches_failed(entry, gpu).unwrap_or(true)
+}
+
+/// Whether an entry matches an excluded GPU, or something of it that is unknown. Its model always is.
+fn may_match_excluded(entry: &str, gpu: &ExcludedGpu) -> bool {
+    match parse_leniently(entry) {
         LimitEntry::Id(id) => gpu.is_named(&id),
         LimitEntry::Uuid(pattern) => gpu.uuid.as_deref().is_none_or(|uuid| is_like(&pattern, uuid)),
         LimitEntry::Model(_) => true,
-    };
-    inventory.gpus.iter().any(is_any_of)
-        || inventory.failed.iter().any(is_failed)
-        || inventory.excluded.iter().any(is_excluded)
+    }
 }
 
 fn matches(entry: &str, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {
@@ -101,6 +112,22 @@ mod tests {
     use super::*;
     use crate::bus_id::BusId;
     use crate::inventory::select::tests::inventory;
+
+    #[test]
+    fn an_excluded_gpu_can_be_meant() {
+        let known = ExcludedGpu { bus_id: BusId::parse("0000:07:00.0").unwrap(), uuid: Some("GPU-7a".to_owned()) };
+        let unknown = ExcludedGpu { uuid: None, ..known.clone() };
+        for (entry, of_known, of_unknown) in [
+            ("07:00.0", true, true),
+            ("08:00.0", false, false),
+            ("GPU-7a", true, false),
+            ("GPU-7*", true, true),
+            ("GPU-8*", false, true),
+            ("*H100*", true, true),
+        ] {
+            assert_eq!([&known, &unknown].map(|gpu| may_match_excluded(entry, gpu)), [of_known, of_unknown], "{entry}");
+        }
+    }
 
     #[test]
     fn deny_is_stronger_and_a_gpu_means_its_parts() {
