@@ -68,10 +68,7 @@ fn examine_container(options: &args::Doctor, config: Option<&Path>) -> Result<Ve
     let name = options.container.as_deref().unwrap_or_default();
     let process = match options.pid {
         Some(pid) => container::find::by_pid(pid)?,
-        None => {
-            let id = super::containers::id_of(name).unwrap_or_else(|| name.to_owned());
-            container::find::by_id(Path::new("/proc"), &id)?
-        }
+        None => container::find::by_name(Path::new("/proc"), name, super::containers::id_of)?,
     };
     container::examine(process, name, &config)
 }

@@ -160,15 +160,10 @@ fn versions(search: &Search<'_>) -> BTreeSet<String> {
 /// name packages of the driver root's distribution.
 fn lacking(search: &Search<'_>) -> (Vec<Finding>, Option<Finding>) {
     let (mut errors, mut lacking) = (Vec::new(), Vec::new());
-    let distribution = packages::distribution_of(search.root);
     // Few servers have 32-bit libraries, and few containers request them.
     for capability in Capability::ALL.into_iter().filter(|capability| *capability != Capability::Compat32) {
         match locate::locate(search, Capabilities::new(&[capability]), &[]) {
-            Err(error) => {
-                let error = Finding::error(&error);
-                let fix = distribution.package(capability).map_or(error.fix, str::to_owned);
-                errors.push(Finding { fix, ..error });
-            }
+            Err(error) => errors.push(Finding::error(&error)),
             Ok((files, _)) => {
                 let names = locate::lacking_libraries(capability, &files.present());
                 lacking.extend((!names.is_empty()).then_some((capability, names)));
@@ -178,7 +173,7 @@ fn lacking(search: &Search<'_>) -> (Vec<Finding>, Option<Finding>) {
     if lacking.is_empty() {
         return (errors, None);
     }
-    let fix = distribution.commands(lacking.iter().map(|(capability, _)| *capability));
+    let fix = packages::commands(search.root, lacking.iter().map(|(capability, _)| *capability));
     let what = packages::lacking_in_words(search.root, &lacking);
     (errors, Some(Finding::new(&catalog::NOT_INSTALLED, what, fix)))
 }

@@ -179,9 +179,19 @@ impl Target {
             Present::Other(point, stat) => {
                 ensure!(!is_directory(&stat), "the image has a directory at this path");
                 self.layout.done.note_left(target, &stat);
+                // An empty file is the mount point of an earlier start.
+                if device.is_none()
+                    && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+                    && stat.st_size > 0
+                {
+                    self.hides(target);
+                }
                 MountPoint::Existing(dir, point)
             }
             Present::Link(text) => {
+                if device.is_none() {
+                    self.hides(target);
+                }
                 let dir = self.layout.writable(dir, target)?;
                 rustix::fs::unlinkat(&*dir, name, AtFlags::empty())?;
                 self.layout.done.add(Change::Replaced { dir, name: name.into(), text });
@@ -243,12 +253,14 @@ impl Target {
         }
         self.layout.mounts.refuse_shared(&point)?;
         self.layout.done.add(Change::Mounted(copy.attach(dir, Path::new(link.file_name()), point)?.into()));
-        self.layout.done.findings.push(Finding::new(
-            &catalog::HIDDEN,
-            format!("the driver's file hides the image's own {link}"),
-            "",
-        ));
+        self.hides(link);
         Ok(())
+    }
+
+    /// Notes that the image has another file at this path.
+    fn hides(&mut self, path: &ContainerPath) {
+        let what = format!("the driver's file hides the image's own {path}");
+        self.layout.done.findings.push(Finding::new(&catalog::HIDDEN, what, ""));
     }
 
     pub(super) fn mask_proc(&mut self, directory: Directory) -> Result<()> {

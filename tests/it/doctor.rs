@@ -28,7 +28,8 @@ const NEEDS: &[Need] = &[Need::Root, Need::Program("cc")];
 tests! {
     &[] => a_bare_host, this_host;
     NEEDS => a_good_host, a_broken_host, each_fault_has_its_finding, an_error_is_a_container_that_does_not_start,
-        cdi_is_enough, a_driver_root_with_files_only, nothing_is_changed, the_health_that_the_kubelet_has;
+        cdi_is_enough, a_driver_root_with_files_only, nothing_is_changed, the_health_that_the_kubelet_has,
+        one_sentence_for_all_names_of_a_library;
     &[Need::Root, Need::Program("cc"), Need::Program("setpriv")] => a_user_sees_less_and_says_so;
     &[Need::Program("tar")] => bundle;
     &[Need::Root, Need::Program("tar")] => a_link_in_the_place_of_the_log;
@@ -738,4 +739,19 @@ fn the_health_that_the_kubelet_has() {
         assert_eq!((found.0, found.1), (status, id), "{found:?}");
         assert!(found.2.contains(what), "{found:?}");
     }
+}
+
+/// The linker cache can list a library of another version under several names. The fix is for the driver root.
+fn one_sentence_for_all_names_of_a_library() {
+    let dir = changed(
+        "cd usr/lib/x86_64-linux-gnu; mv libcuda.so.535.183.01 libcuda.so.550.54.14; \
+         for name in libcuda.so libcuda.so.1; do ln -sfn libcuda.so.550.54.14 $name; done; cd ../../..; /sbin/ldconfig -r .",
+    );
+    let checks = examine(dir.path(), Caller::default());
+    let check = checks.iter().find(|check| check.id == Some("ONH-023")).unwrap_or_else(|| panic!("{checks:?}"));
+    assert_eq!(check.status, Status::Error, "the default request needs it");
+    assert_eq!(check.what.matches("libraries are ignored").count(), 1, "{}", check.what);
+    let root = dir.path();
+    let fix = format!("chroot {root:?} zypper install nvidia-compute-G06; if it is installed, ldconfig -r {root:?}");
+    assert_eq!(check.fix, fix);
 }

@@ -132,6 +132,9 @@ fn of_a_container() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let libcuda = image.rootfs.join("usr/lib/x86_64-linux-gnu/libcuda.so.1");
     fs::write(&libcuda, "the image's own").unwrap();
+    fs::write(libcuda.with_file_name("libnvidia-ml.so.535.183.01"), "the image's own").unwrap();
+    fs::write(libcuda.with_file_name("libcuda.so.535.183.01"), "").unwrap();
+    std::os::unix::fs::symlink("sh", image.rootfs.join("usr/bin/nvidia-smi")).unwrap();
     let proc = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver; touch $rootfs/proc/driver/nvidia";
     let container = Waiting::start(dir.path(), &image.rootfs, ALL, proc);
     let stderr = container.hook(&fake.config).failed(1);
@@ -144,7 +147,14 @@ fn of_a_container() {
     fs::write(&config, format!("{text}debug = \"{}\"\n", log.display())).unwrap();
     container.hook(&config).ok();
     let log = fs::read_to_string(log).unwrap();
-    assert!(log.contains(": note: ") && log.contains("(ONH-301)\n"), "{log}");
+    assert!(log.contains(": note: "), "{log}");
+    let lib = "usr/lib/x86_64-linux-gnu";
+    let hidden: Vec<_> = log.lines().filter(|line| line.contains("(ONH-301)")).collect();
+    for path in ["/usr/bin/nvidia-smi", &format!("/{lib}/libcuda.so.1"), &format!("/{lib}/libnvidia-ml.so.535.183.01")]
+    {
+        assert!(hidden.iter().any(|line| line.contains(&format!("{path:?}"))), "{path}: {log}");
+    }
+    assert_eq!(hidden.len(), 3, "an empty file is a mount point: {log}");
 
     // A state whose process has ended.
     let gone = json!({"id": "gone", "pid": i32::MAX, "bundle": dir.path().join("bundle")}).to_string();

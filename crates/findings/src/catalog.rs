@@ -304,7 +304,7 @@ kinds! {
         why "NVML does not list a MIG device if one of its device nodes is missing, so a request for `all` does not include it, and its index may name another MIG device"
         fix "run `oci-nvidia-hook prepare` as root; it creates the nodes that the message names" see "usage.md";
 
-    HIDDEN "ONH-301" Note "a library of the driver hides a library of the image"
+    HIDDEN "ONH-301" Note "a file of the driver hides a file of the image"
         why "the image's copy would not work with the host's kernel module"
         fix "nothing has to be done; remove the copy from the image to avoid the note" see "troubleshooting.md";
     IMAGE_CACHE "ONH-302" Warning "the image's ld.so.cache was not changed"

@@ -84,11 +84,18 @@ pub fn parse(value: &str) -> Option<VisibleDevices> {
     if words.is_empty() || words.contains(&"void") {
         return None;
     }
-    // The first of the two words decides, at any position. NVIDIA's stack accepts `ALL`, but not `NONE`.
-    match words.iter().find(|word| word.eq_ignore_ascii_case("all") || **word == "none") {
-        Some(&"none") => Some(VisibleDevices::None),
-        Some(_) => Some(VisibleDevices::All),
-        None => Some(VisibleDevices::List(unique(words))),
+    Some(of_words(words.iter().copied()))
+}
+
+/// Returns what these names request. Of `all` and `none`, the first one decides, at any position. NVIDIA's stack accepts `ALL`, but not
+/// `NONE`.
+#[must_use]
+pub fn of_words<'a>(mut words: impl Iterator<Item = &'a str> + Clone) -> VisibleDevices {
+    let names = words.clone();
+    match words.find(|word| word.eq_ignore_ascii_case("all") || *word == "none") {
+        Some("none") => VisibleDevices::None,
+        Some(_) => VisibleDevices::All,
+        None => VisibleDevices::List(unique(names)),
     }
 }
 

@@ -14,6 +14,7 @@ use base::sys::proc_file;
 use findings::catalog;
 
 use super::cannot_enter;
+use crate::oci::conmon;
 
 /// The minimum length of the beginning of an id. Shorter ones occur in other names.
 const SHORTEST: usize = 6;
@@ -59,6 +60,24 @@ impl ProcessId {
 /// If it does not exist.
 pub(crate) fn by_pid(pid: i32) -> Result<ProcessId> {
     ProcessId::read(Path::new(&format!("/proc/{pid}")), pid).map_err(|error| cannot_enter(pid, error))
+}
+
+/// Returns the first process of the running container with this name, or whose id begins with it. Podman and CRI-O name it in the arguments
+/// of conmon. `known` returns the id for other names: of pods, and of containers of other engines, that the hook has set up.
+///
+/// # Errors
+/// If no container or several containers match.
+pub(crate) fn by_name(proc: &Path, name: &str, known: impl Fn(&str) -> Option<String>) -> Result<ProcessId> {
+    let mut running = conmon::ids_of(proc, name).into_iter();
+    match (running.next(), running.next()) {
+        (Some(id), None) => by_id(proc, &id),
+        (Some(one), Some(other)) => {
+            let what = format!("several running containers are called {name:?}, such as {one} and {other}");
+            Err(failure(&catalog::NOT_EXAMINED, what, "give the id"))
+        }
+        // A record can be that of an earlier container with the same name.
+        (None, _) => by_id(proc, &known(name).unwrap_or_else(|| name.to_owned())),
+    }
 }
 
 /// Returns the process that started first in the container whose id begins with `id`.
@@ -140,6 +159,16 @@ mod tests {
             std::fs::write(dir.join("stat"), format!("{pid} ({name}) {rest}{start} 0 0")).unwrap();
         }
         std::fs::create_dir(proc.path().join("80")).unwrap();
+        // The name of a running container, also if the hook has a record of an earlier one with the same name.
+        std::fs::write(proc.path().join("40/cmdline"), format!("/usr/bin/conmon\0-c\0{ID}\0-n\0web")).unwrap();
+        let recorded = |name: &str| (name == "pod" || name == "web").then(|| other.clone());
+        for (name, pid) in [("web", 50), ("pod", 70), (&ID[..28], 50)] {
+            assert_eq!(by_name(proc.path(), name, recorded).unwrap().pid, pid, "{name}");
+        }
+        std::fs::write(proc.path().join("70/cmdline"), format!("conmon\0-c\0{other}\0-n\0web")).unwrap();
+        let error = by_name(proc.path(), "web", recorded).unwrap_err().to_string();
+        assert!(error.starts_with("several running containers are called \"web\", such as "), "{error}");
+        assert_eq!(by_name(proc.path(), "x", |_| None).unwrap_err().to_string(), "no running container \"x\"");
         assert_eq!(by_id(proc.path(), ID).unwrap(), ProcessId { start: 12, pid: 50 });
         assert_eq!(by_id(proc.path(), &ID[..28]).unwrap().pid, 50);
         for (id, message) in

@@ -19,11 +19,14 @@ use base::report::{failure, line};
 use base::sys::confine::Identity;
 use base::sys::in_root::{Root, fd_path, real_path};
 use base::sys::proc_file;
+use base::tree::Tree;
 use findings::catalog;
 use nvidia_host::config::Config;
 use nvidia_host::driver::file_table::LIBRARY_DIRS;
 use nvidia_host::driver::is_version;
 use nvidia_host::driver::ldcache::{self, Arch, Cache};
+use nvidia_host::driver::libraries::{LinkerCache, Search};
+use nvidia_host::driver::locate;
 use nvidia_host::driver::nodes::{CTL_MINOR, NVIDIA_MAJOR};
 use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
 use nvidia_host::prepare;
@@ -35,6 +38,10 @@ use crate::cgroup::ask::{self, Filter};
 
 /// The libraries that CUDA programs and nvidia-smi open.
 const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
+
+/// A file, by its device and inode number. The mount of a file has those of the file.
+type FileId = (u64, u64);
+
 /// The default directories of the dynamic linker. Debian adds directories with the name of the machine.
 const LINKER_DIRS: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 /// The size limit of a linker cache in bytes. Those of large systems have 1 MB.
@@ -57,6 +64,8 @@ pub(super) struct Known<'a> {
     name: &'a str,
     /// The version of the host's kernel module
     module: Option<String>,
+    /// The files of [`LIBRARIES`] on the host, if they are known
+    hosts: [Option<FileId>; LIBRARIES.len()],
     /// The device number of /dev/nvidia-uvm
     uvm: Option<(u32, u32)>,
     /// Its device cgroup, or why that cannot be read
@@ -79,11 +88,21 @@ impl<'a> Known<'a> {
         }
         let driver = nvidia_host::driver::open_root(&config.driver_root)?;
         let module = procfs::read_version(&driver.owner_of(DRIVER_PROC)?);
+        let hosts = LIBRARIES.map(|name| hosts_file(&driver, config, module.as_deref()?, name));
         let devices = proc_file::read_text("/proc/devices").unwrap_or_default();
         let uvm = prepare::parse_majors(&devices).get("nvidia-uvm").map(|major| (*major, 0));
         let filter = ask::filter(Pid::from_raw(pid)).map_err(|error| line(&error));
-        Ok(Self { process, name, module, uvm, filter })
+        Ok(Self { process, name, module, hosts, uvm, filter })
     }
+}
+
+/// Returns the host's file of a library, in the version of the kernel module.
+fn hosts_file(root: &Tree, config: &Config, version: &str, name: &str) -> Option<FileId> {
+    let cache = LinkerCache::read(root, config.ldcache.as_ref());
+    let search = Search { root, cache: &cache, version, dirs: &config.library_dirs };
+    let library = locate::library(&search, name.strip_suffix(".so.1")?)?;
+    let stat = rustix::fs::stat(library.source.as_path()).ok()?;
+    Some((stat.st_dev, stat.st_ino))
 }
 
 /// Returns whether a namespace of the process with this directory in /proc is that of this program.
@@ -106,7 +125,7 @@ pub(super) fn inspect(known: &Known<'_>, part: Examined, reporter: &mut Reporter
             let environment = opened.environment();
             process.capabilities = variable(&environment, "NVIDIA_DRIVER_CAPABILITIES");
             let path = variable(&environment, "LD_LIBRARY_PATH");
-            libraries = find_libraries(&opened.root, path.as_deref(), reporter);
+            libraries = find_libraries(&opened.root, path.as_deref(), known.hosts, reporter);
         }
         Examined::Nodes => nodes = find_nodes(&opened.root, known.uvm, reporter),
     }
@@ -174,10 +193,23 @@ fn parse_process(status: &str, in_our_namespace: bool) -> Option<ContainerProces
     })
 }
 
-fn find_libraries(root: &Root, library_path: Option<&str>, reporter: &mut Reporter<'_>) -> Vec<Library> {
+fn find_libraries(
+    root: &Root,
+    library_path: Option<&str>,
+    hosts: [Option<FileId>; LIBRARIES.len()],
+    reporter: &mut Reporter<'_>,
+) -> Vec<Library> {
     let cache = read_cache(root, reporter).unwrap_or_default();
     let cache = ldcache::parse(&cache).ok();
-    LIBRARIES.map(|name| find_library(root, cache.as_ref(), library_path, name, reporter)).into()
+    let named = LIBRARIES.into_iter().zip(hosts);
+    let find = |(name, host)| {
+        let mut library = find_library(root, cache.as_ref(), library_path, name, reporter);
+        if let (Some(found), Some(host)) = (&mut library.found, host) {
+            found.is_hosts = Some(found.id == host);
+        }
+        library
+    };
+    named.map(find).collect()
 }
 
 fn find_library(
@@ -217,10 +249,16 @@ fn inspect_library(root: &Root, path: &Path, reporter: &mut Reporter<'_>) -> Opt
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return None;
     }
-    // Only the file name is used, for its version.
+    // Only the file name is used, for its version. A mount can have any name.
     let real = real_path(fd.as_fd()).ok();
     let version = real.as_deref().and_then(Path::file_name).and_then(OsStr::to_str).and_then(version_of);
-    Some(FoundLibrary { path: path.to_string_lossy().into_owned(), version, is_empty: stat.st_size == 0 })
+    Some(FoundLibrary {
+        path: path.to_string_lossy().into_owned(),
+        version,
+        id: (stat.st_dev, stat.st_ino),
+        is_hosts: None,
+        is_empty: stat.st_size == 0,
+    })
 }
 
 /// Returns the version in a file name: `535.183.01` for `libcuda.so.535.183.01`.

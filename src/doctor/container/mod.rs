@@ -74,8 +74,12 @@ pub(crate) struct Library {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FoundLibrary {
     pub path: String,
-    /// The version in the file name
+    /// The version in the file name, which can be wrong for a mount
     pub version: Option<String>,
+    /// Its device and inode number
+    pub id: (u64, u64),
+    /// Whether it is the host's file in the version of the kernel module; `None` if that file is unknown
+    pub is_hosts: Option<bool>,
     /// Whether the file is empty, as mount points of earlier starts are
     pub is_empty: bool,
 }
@@ -236,14 +240,23 @@ fn of_library(library: &Library, facts: &ContainerFacts) -> Check {
         let what = format!("{:?} is empty: it is the mount point of a driver file from an earlier start", found.path);
         return Check::of(&catalog::CONTAINER_LIBRARY, what, again(facts));
     }
+    let path = &found.path;
     match (&found.version, &facts.module) {
+        (_, Some(module)) if found.is_hosts == Some(true) => {
+            Check::ok(format!("{name} is {path:?}, the host's file of driver {module}"))
+        }
         (Some(version), Some(module)) if version != module => {
-            let what = format!("{:?} has version {version}, but the kernel module has version {module}", found.path);
+            let what = format!("{path:?} has version {version}, but the kernel module has version {module}");
             let fix = "restart the container; if the image or a volume contains the library, remove or update it";
             Check::of(&catalog::CONTAINER_VERSION, what, fix)
         }
-        (Some(version), _) => Check::ok(format!("{name} is {:?} of driver {version}", found.path)),
-        (None, _) => Check::ok(format!("{name} is {:?}, whose name contains no version", found.path)),
+        // The content is not read: the container can have changed it.
+        (Some(version), _) => Check::skipped(format!(
+            "{name} is {path:?}, which is not the host's file: only its name has the version, {version}"
+        )),
+        (None, _) => Check::skipped(format!(
+            "{name} is {path:?}, which is not the host's file and has no version in its name: its version is unknown"
+        )),
     }
 }
 

@@ -15,6 +15,7 @@ use findings::catalog;
 use super::elf;
 use super::file_table::{HOST_ONLY, LIBRARIES, LIBRARY_DIRS, LibraryKind, Row};
 use super::ldcache::{self, Arch, Cache};
+use super::packages;
 
 /// A shared library of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -159,7 +160,11 @@ impl Search<'_> {
                 named.join(", "),
                 more(stale.len())
             );
-            findings.push(Finding::new(&catalog::STALE_CACHE, what, "run \"ldconfig\" as root on the host"));
+            findings.push(Finding::new(
+                &catalog::STALE_CACHE,
+                what,
+                format!("as root: {}", packages::ldconfig(self.root)),
+            ));
         }
         let other = BTreeSet::from_iter(of(true).map(|passed| format!("{:?}", passed.path)));
         if !other.is_empty() {

@@ -115,7 +115,13 @@ fn present(libraries: &[Library]) -> Vec<(Arch, &'static str)> {
 /// Finds libnvidia-ml, in the version of the search.
 #[must_use]
 pub fn management_library(search: &Search<'_>) -> Option<Library> {
-    let rows: Vec<&'static Row> = LIBRARIES.iter().filter(|row| row.name == "libnvidia-ml").collect();
+    library(search, "libnvidia-ml")
+}
+
+/// Finds a library of this machine's architecture by its name in the catalog, in the version of the search.
+#[must_use]
+pub fn library(search: &Search<'_>, name: &str) -> Option<Library> {
+    let rows: Vec<&'static Row> = LIBRARIES.iter().filter(|row| row.name == name).collect();
     search.find(Arch::native(), &rows).0.into_iter().next()
 }
 
@@ -173,7 +179,7 @@ fn lacking(root: &Tree, capabilities: Capabilities, present: &[(Arch, &str)]) ->
     if lacking.is_empty() || is_everything(capabilities) {
         return None;
     }
-    let fix = packages::distribution_of(root).commands(lacking.iter().map(|(capability, _)| *capability));
+    let fix = packages::commands(root, lacking.iter().map(|(capability, _)| *capability));
     Some(Finding::new(&catalog::LACKING_LIBRARIES, packages::lacking_in_words(root, &lacking), fix))
 }
 
@@ -202,21 +208,18 @@ fn missing_library(search: &Search<'_>, row: &Row, capability: Capability, passe
         row.name,
         root.path()
     );
-    for passed in passed.iter().filter(|passed| passed.name == row.name) {
-        for finding in search.findings(std::slice::from_ref(passed)) {
-            what.push_str("; ");
-            what.push_str(&finding.what);
-        }
+    let passed: Vec<_> = passed.iter().filter(|passed| passed.name == row.name).cloned().collect();
+    for finding in search.findings(&passed) {
+        what.push_str("; ");
+        what.push_str(&finding.what);
     }
-    let ldconfig = match root.path().as_path() {
-        root if root == Path::new("/") => "ldconfig".to_owned(),
-        root => format!("ldconfig -r {}", root.display()),
+    // A library that was installed without ldconfig is missing in the linker cache only.
+    let ldconfig = packages::ldconfig(root);
+    let fix = match packages::install(root, capability) {
+        Some(command) => format!("{command}; if it is installed, {ldconfig}"),
+        None => format!("install the driver's libraries of the same version as its kernel module; then {ldconfig}"),
     };
-    failure(
-        &catalog::LIBRARY_MISSING,
-        what,
-        format!("install the driver's libraries of the same version as its kernel module, and run \"{ldconfig}\""),
-    )
+    failure(&catalog::LIBRARY_MISSING, what, fix)
 }
 
 #[cfg(test)]

@@ -74,14 +74,34 @@ impl Distribution {
             _ => None,
         }
     }
+}
 
-    /// Returns the commands for several capabilities, each once, or a general hint if no package is known.
-    #[must_use]
-    pub fn commands(self, capabilities: impl Iterator<Item = Capability>) -> String {
-        const GENERAL: &str = "install all of the driver's libraries, of the same version as its kernel module";
-        let commands = BTreeSet::from_iter(capabilities.map(|capability| self.package(capability).unwrap_or(GENERAL)));
-        commands.into_iter().collect::<Vec<_>>().join("; ")
+/// Returns the command that installs the libraries of a capability in this driver root, if it is known. In another root than `/`, the
+/// package belongs to the distribution of the driver root: on the host, the command would install a second driver.
+#[must_use]
+pub fn install(root: &Tree, capability: Capability) -> Option<String> {
+    let command = distribution_of(root).package(capability)?;
+    Some(match root.path().as_path() {
+        path if path == Path::new("/") => command.to_owned(),
+        path => format!("chroot {path:?} {command}"),
+    })
+}
+
+/// Returns the command that creates the linker cache of this driver root again.
+#[must_use]
+pub fn ldconfig(root: &Tree) -> String {
+    match root.path().as_path() {
+        path if path == Path::new("/") => "ldconfig".to_owned(),
+        path => format!("ldconfig -r {path:?}"),
     }
+}
+
+/// Returns the commands for several capabilities, each once, or a general hint if no package is known.
+#[must_use]
+pub fn commands(root: &Tree, capabilities: impl Iterator<Item = Capability>) -> String {
+    const GENERAL: &str = "install all of the driver's libraries, of the same version as its kernel module";
+    let command = |capability| install(root, capability).unwrap_or_else(|| GENERAL.to_owned());
+    BTreeSet::from_iter(capabilities.map(command)).into_iter().collect::<Vec<_>>().join("; ")
 }
 
 /// Returns a message such as `the libraries of the driver capability "graphics" are missing below "/": libnvidia-glcore.so`.
@@ -96,4 +116,31 @@ pub fn lacking_in_words(root: &Tree, lacking: &[(Capability, Vec<String>)]) -> S
         names.join(", "),
         root.path()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::paths::HostPath;
+
+    #[test]
+    fn the_distribution_is_that_of_the_driver_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Tree::open(&HostPath::new(dir.path())).unwrap();
+        assert_eq!(install(&root, Capability::Compute), None);
+        assert_eq!(ldconfig(&root), format!("ldconfig -r {:?}", dir.path()));
+        std::fs::create_dir(dir.path().join("etc")).unwrap();
+        for (id, command) in
+            [("debian", "apt install libcuda1"), ("opensuse-leap", "zypper install nvidia-compute-G06")]
+        {
+            std::fs::write(dir.path().join("etc/os-release"), format!("ID=\"{id}\"\n")).unwrap();
+            let expected = format!("chroot {:?} {command}", dir.path());
+            assert_eq!(install(&root, Capability::Compute), Some(expected.clone()));
+            assert_eq!(commands(&root, [Capability::Compute; 2].into_iter()), expected);
+        }
+        let commands = commands(&root, [Capability::Compute, Capability::Compat32].into_iter());
+        assert!(
+            commands.ends_with("; install all of the driver's libraries, of the same version as its kernel module")
+        );
+    }
 }

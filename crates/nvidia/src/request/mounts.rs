@@ -8,7 +8,7 @@ use anyhow::Result;
 use base::report::failure;
 use findings::catalog;
 
-use crate::device_id::{VisibleDevices, unique};
+use crate::device_id::{self, VisibleDevices, unique};
 
 /// The directory of these mounts. `/var/run` is a link to `/run` in nearly every image.
 const DIR: &str = "/var/run/nvidia-container-devices";
@@ -35,15 +35,13 @@ pub struct MountRequest {
 }
 
 impl MountRequest {
-    /// Returns the requested GPUs; `None` if no mount names one. `all`, in upper or lower case, means all GPUs: NVIDIA's
-    /// documentation and guides for kind use a mount of this name.
+    /// Returns the requested GPUs; `None` if no mount names one. `all` and `none` mean what they mean in the variable: NVIDIA's
+    /// documentation and guides for kind use a mount named `all`.
     #[must_use]
     pub fn visible(&self) -> Option<VisibleDevices> {
-        let is_all = |name: &String| name.eq_ignore_ascii_case("all");
         match self.devices.as_slice() {
             [] => None,
-            names if names.iter().any(is_all) => Some(VisibleDevices::All),
-            names => Some(VisibleDevices::List(names.to_vec())),
+            names => Some(device_id::of_words(names.iter().map(String::as_str))),
         }
     }
 }
@@ -135,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn all_means_all_gpus() {
+    fn all_and_none_are_those_of_the_variable() {
         let visible = |names: &[&str]| {
             let paths: Vec<_> = names.iter().map(|name| format!("/var/run/nvidia-container-devices/{name}")).collect();
             let mounts: Vec<_> = paths.iter().map(|path| mount("/dev/null", path)).collect();
@@ -143,7 +141,9 @@ mod tests {
         };
         assert_eq!(visible(&["all"]), Some(VisibleDevices::All));
         assert_eq!(visible(&["GPU-1", "ALL"]), Some(VisibleDevices::All));
-        assert_eq!(visible(&["none"]), Some(VisibleDevices::List(vec!["none".into()])), "a name that no GPU has");
+        assert_eq!(visible(&["none"]), Some(VisibleDevices::None));
+        assert_eq!(visible(&["GPU-1", "none"]), Some(VisibleDevices::None), "as in the variable");
+        assert_eq!(visible(&["NONE"]), Some(VisibleDevices::List(vec!["NONE".into()])), "as in the variable");
         assert_eq!(visible(&["imex/0"]), None);
         assert_eq!(visible(&[]), None);
     }
