@@ -29,7 +29,7 @@ use super::terminal::Color;
     max_term_width = 80,
     after_help = "Exit status:\n  \
                   0 success, 1 failure (at a hook stage: the container must not start),\n  \
-                  2 invalid command line; doctor and status use others, see their help\n\n\
+                  2 invalid command line, 3 errors that doctor found\n\n\
                   Examples:\n  \
                   podman run --rm -e NVIDIA_VISIBLE_DEVICES=all IMAGE nvidia-smi\n  \
                   oci-nvidia-hook explain < config.json\n  \

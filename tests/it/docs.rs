@@ -308,7 +308,8 @@ fn every_key_is_documented() {
         let name = key.name.rsplit('.').next().unwrap();
         assert!(keys.contains(&format!("`{}`", key.name)), "docs/configuration.md: {}", key.name);
         assert!(shipped.contains(&format!("#{name} = ")), "config.toml: {}", key.name);
-        assert!(man.contains(&format!("\n.BR {name} ")), "man page: {}", key.name);
+        // Without .TP, the key is in the paragraph of the key before it.
+        assert!(man.contains(&format!("\n.TP\n.BR {name} ")), "man page: {}", key.name);
         seen += 1;
     }
     assert!(seen > 15, "{seen}");

@@ -26,7 +26,7 @@ const CLASS: &str = "gpu";
 pub const KIND: &str = "k8s.device-plugin.nvidia.com/gpu";
 /// The directory for specs that do not outlive a boot.
 pub const DIR: &str = "/var/run/cdi";
-/// The program that the spec starts in containers, for the linker cache.
+/// The program that the runtime starts on the host because of the spec, for links and the linker cache.
 pub const HOOK: &str = "/usr/bin/oci-nvidia-hook";
 
 /// Returns the full name of the CDI device with this UUID.

@@ -36,7 +36,7 @@ pub enum Command {
         /// Keep a CDI spec of the devices in this directory [default: /var/run/cdi, if containers get CDI devices]
         #[arg(long, value_name = "DIR")]
         cdi_dir: Option<PathBuf>,
-        /// The hook, which the CDI spec starts in containers
+        /// The hook, which the runtime starts on the host for containers with these CDI devices
         #[arg(long, value_name = "FILE", default_value = cdi_keeper::HOOK)]
         hook_path: PathBuf,
         /// The directory for the socket of the check and clear commands
@@ -60,7 +60,7 @@ pub enum Command {
         /// Keep the CDI spec of the devices in this directory, which the engine must read
         #[arg(long, value_name = "DIR", default_value = cdi_keeper::DIR)]
         cdi_dir: PathBuf,
-        /// The hook, which the CDI spec starts in containers
+        /// The hook, which the runtime starts on the host for containers with these CDI devices
         #[arg(long, value_name = "FILE", default_value = cdi_keeper::HOOK)]
         hook_path: PathBuf,
     },

@@ -61,7 +61,7 @@ pub struct Paths {
     pub kubelet_dir: Option<PathBuf>,
     /// The directory for the CDI spec of the plugin; `None` for the default, if containers get CDI devices
     pub cdi_dir: Option<PathBuf>,
-    /// The program that this spec starts in containers
+    /// The program that the runtime starts on the host because of this spec
     pub hook: PathBuf,
     /// The directory for the socket of `check` and `clear`
     pub run_dir: PathBuf,
