@@ -140,13 +140,25 @@ fn directory(file: &edits::HostFile, host: &SpecContext) -> Option<ContainerPath
         return placement::directory(image, &file.placement).map(|(dir, _)| dir);
     }
     match &file.placement {
-        Placement::Library(_) | Placement::LibraryBelow(..) => {
-            let below = file.source.as_path().strip_prefix(host.driver_root.as_path()).ok()?;
-            ContainerPath::new(below.parent()?)
+        Placement::Library(_) => source_dir(file, host),
+        Placement::LibraryBelow(_, name) => {
+            let dir = source_dir(file, host)?;
+            if dir.relative().ends_with(name) {
+                return Some(dir);
+            }
+            // Debian's alternatives: vdpau/libvdpau_nvidia.so.1 of the library directory leads to nvidia/current.
+            let above = dir.parent().filter(|above| above.file_name() == "nvidia").and_then(|above| above.parent());
+            above.unwrap_or(dir).join(name)
         }
         Placement::Binary => ContainerPath::new("usr/bin"),
         Placement::At(dir) => Some(dir.clone()),
     }
+}
+
+/// Returns the directory in which the host has a library, below the driver root.
+fn source_dir(file: &edits::HostFile, host: &SpecContext) -> Option<ContainerPath> {
+    let below = file.source.as_path().strip_prefix(host.driver_root.as_path()).ok()?;
+    ContainerPath::new(below.parent()?)
 }
 
 fn mount(source: &HostPath, target: &ContainerPath, options: &[&str]) -> Option<Mount> {
@@ -229,6 +241,25 @@ mod tests {
         assert_eq!(lowered.mounts[0].options, FILE_OPTIONS);
         let args = ["--stamp", "s", "--link", "libcuda.so.535::/usr/lib64/libcuda.so.1", "--library"];
         assert_eq!(lowered.hooks[0].args[2..7], args);
+    }
+
+    /// Programs open VDPAU's library in `vdpau` below the library directory, also if it is elsewhere on the host.
+    #[test]
+    fn libraries_that_are_opened_by_path() {
+        for (dir, expected) in [
+            ("usr/lib/x86_64-linux-gnu/nvidia/current", "/usr/lib/x86_64-linux-gnu/vdpau"),
+            ("usr/lib/x86_64-linux-gnu/vdpau", "/usr/lib/x86_64-linux-gnu/vdpau"),
+            ("usr/lib64", "/usr/lib64/vdpau"),
+        ] {
+            let file = file_in(dir, "libvdpau_nvidia.so.535", 1, Some("libvdpau_nvidia.so.1"));
+            let edits = Edits { files: vec![file], ..Edits::default() };
+            let mounted = &lower(&edits, &host(), RootfsEdits::default()).mounts[0].container_path;
+            assert_eq!(*mounted, format!("{expected}/libvdpau_nvidia.so.535"), "{dir}");
+            let rest = rootfs_edits(&edits, &host());
+            let link = ContainerPath::new(format!("{expected}/libvdpau_nvidia.so.1")).unwrap();
+            assert_eq!(rest.links.get(&link).map(PathBuf::as_path), Some(Path::new("libvdpau_nvidia.so.535")), "{dir}");
+            assert_eq!(rest.below.get(Path::new("vdpau/libvdpau_nvidia.so.1")), Some(&link), "{dir}");
+        }
     }
 
     #[test]

@@ -155,6 +155,10 @@ pub const DEV_LINKS: &[(&str, &str, &str)] = &[
     ("libnvidia-allocator", "gbm/nvidia-drm_gbm.so", "libnvidia-allocator.so.1"),
 ];
 
+/// Libraries whose SONAME contains the driver version, and that programs open with the plain name, for which NVIDIA's toolkit creates
+/// a link.
+pub(crate) const PLAIN_NAMES: &[&str] = &["libnvidia-vulkan-producer"];
+
 /// A file that loaders read to find the driver: Vulkan and EGL vendors, OpenCL drivers, X configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct Description {

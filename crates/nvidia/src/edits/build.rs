@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use base::paths::{ContainerPath, HostPath};
 
 use super::{DevLink, DeviceNode, Edits, HostFile, Ipc, Need, NodeLink, Placement, ProcMask};
-use crate::driver::file_table::{DEV_LINKS, LIBRARIES, LibraryKind, WINE_DIR, WINE_FILES};
+use crate::driver::file_table::{DEV_LINKS, LIBRARIES, LibraryKind, PLAIN_NAMES, WINE_DIR, WINE_FILES};
 use crate::driver::ldcache::Arch;
 use crate::driver::libraries::Library;
 use crate::driver::locate::DriverFiles;
@@ -81,6 +81,9 @@ fn sonames(library: &Library) -> BTreeSet<OsString> {
         *name == library.name && !link.contains('/') && library.sonames.contains(OsStr::new(target))
     });
     sonames.extend(links.map(|(_, link, _)| OsString::from(link)));
+    if PLAIN_NAMES.contains(&library.name) {
+        sonames.insert(format!("{}.so", library.name).into());
+    }
     sonames
 }
 
@@ -135,6 +138,7 @@ pub fn mask_params(text: &str) -> Option<String> {
 mod tests {
     use super::*;
     use crate::driver::files::Binary;
+    use crate::edits::placement::{self, RootfsFacts};
 
     #[test]
     fn libraries_bring_their_dev_links() {
@@ -156,6 +160,24 @@ mod tests {
         assert!(edits.files[0].sonames.contains(OsStr::new("libcuda.so")), "the linker cache has it too");
         let link = |name: &str| DevLink { name: format!("{name}.so").into(), target: format!("{name}.so.1").into() };
         assert_eq!(edits.links, [link("libcuda"), link("libnvidia-ml")]);
+    }
+
+    #[test]
+    fn a_library_that_is_opened_without_version() {
+        let library = Library {
+            name: "libnvidia-vulkan-producer",
+            arch: Arch::native(),
+            source: HostPath::new("/usr/lib64/x"),
+            file_name: "libnvidia-vulkan-producer.so.535".into(),
+            sonames: ["libnvidia-vulkan-producer.so.535".into()].into(),
+        };
+        let edits = common(&DriverFiles { libraries: vec![library], ..DriverFiles::default() }, vec![], vec![], None);
+        let links = placement::links(&edits, RootfsFacts::default());
+        let links: Vec<_> = links.iter().map(|link| (link.link.file_name(), link.text.as_os_str())).collect();
+        assert_eq!(
+            links,
+            [(OsStr::new("libnvidia-vulkan-producer.so"), OsStr::new("libnvidia-vulkan-producer.so.535"))]
+        );
     }
 
     #[test]
