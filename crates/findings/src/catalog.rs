@@ -190,6 +190,9 @@ kinds! {
     PLUGIN_MOUNTS "ONH-076" Error "the device plugin's way to request GPUs is not allowed"
         why "with `device-list-strategy = \"volume-mounts\"`, a mount requests the GPUs of a pod, and config.toml does not allow such requests: no pod with GPUs starts"
         fix "set `accept-nvidia-visible-devices-as-volume-mounts = true` in config.toml" see "kubernetes.md";
+    PLUGIN_HOST_PATH "ONH-077" Error "the directory for the device plugin's strategy host-path is missing"
+        why "with `device-list-strategy = \"host-path\"`, containers get the driver's files from this directory. The plugin refuses devices, because an engine would create the directory, and containers would find no driver in it"
+        fix "install the driver in the directory, set `host-path` to the directory that contains it, or set another `device-list-strategy`" see "kubernetes.md";
 
     UNKNOWN_KEY "ONH-101" Warning "unknown key in config.toml"
         why "the key has no effect"

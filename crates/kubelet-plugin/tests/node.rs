@@ -486,8 +486,13 @@ fn each_strategy() {
     ];
     let found = restart(&mut node, &options);
     let files = files.display();
-    let expected = format!("{files} /usr/local/nvidia\n{files}/vulkan/icd.d /etc/vulkan/icd.d\nnodes");
-    assert_eq!(found, expected);
+    let mounts = format!("{files} /usr/local/nvidia\n{files}/vulkan/icd.d /etc/vulkan/icd.d\nnodes");
+    assert_eq!(found, format!("NVIDIA_VISIBLE_DEVICES={id}\n{mounts}"));
+    let missing = format!("--host-path={files}/missing");
+    let (code, report, _) = check(&node.fake, &[options[0], &missing]);
+    assert_eq!(code, Some(3), "{report}");
+    assert!(report.contains("ONH-077 error: device-list-strategy is \"host-path\", and the directory "), "{report}");
+    assert!(report.contains("nvidia.com/gpu: 0 of 1 devices can be allocated"), "{report}");
     std::fs::write(&shared, text.replace('1', "2").replace("time", "Time")).unwrap();
     let (code, _, errors) = check(&node.fake, &options);
     assert_eq!(code, Some(1));
@@ -500,7 +505,12 @@ fn each_strategy() {
     node.kubelet.wait("GKE's id", SOON, |state| {
         state.resources.get(GPU).is_some_and(|gpu| gpu.devices.get("nvidia0") == Some(&true))
     });
-    assert_eq!(answer(&node.kubelet, GPU, "nvidia0"), expected);
+    assert_eq!(answer(&node.kubelet, GPU, "nvidia0"), format!("NVIDIA_VISIBLE_DEVICES=0\n{mounts}"));
+    let moved = node.fake.dir.path().join("moved");
+    std::fs::rename(node.fake.dir.path().join("nvidia"), &moved).unwrap();
+    let refusal = node.refusal("nvidia0");
+    assert!(refusal.contains("is missing (ONH-077); hint: ") && !refusal.contains('\n'), "{refusal}");
+    std::fs::rename(&moved, node.fake.dir.path().join("nvidia")).unwrap();
     std::fs::write(&shared, text.replace('1', "2")).unwrap();
     let (code, text, _) = check(&node.fake, &options);
     assert_eq!(code, Some(0));

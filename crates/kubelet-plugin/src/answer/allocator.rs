@@ -5,6 +5,7 @@ use nvidia_host::config::{Config, Limits};
 use nvidia_host::host::Host;
 use tokio::sync::watch;
 
+use base::report::Finding;
 use findings::catalog;
 
 use super::layout::{ICDS, Layout};
@@ -14,7 +15,7 @@ use crate::node::gpus::NumaNodes;
 use crate::node::{Offer, devices};
 use crate::proto::ContainerAllocateResponse;
 use crate::settings::values::DeviceListStrategy;
-use crate::settings::{Plugin, Settings};
+use crate::settings::{Plugin, Settings, missing_host_path};
 use crate::strategy::Chooser;
 
 /// Answers from the newest offer.
@@ -69,6 +70,11 @@ pub fn allocate(
     let devices = response::of_host(&offer.gpus, &response::permitted(found, ids, plugin.several_replicas)?)?;
     let config = Config { devices: offer.limits.clone(), ..common.clone() };
     let host = Host::with_inventory(&config, offer.inventory()).map_err(|error| Refusal::from(&error))?;
+    if strategies.contains(&DeviceListStrategy::HostPath)
+        && let Some(Finding { kind, what, fix }) = missing_host_path(plugin)
+    {
+        return Err(Refusal::of(kind, &what, &fix));
+    }
     let layout = Layout { strategies, settings: plugin, has_icds: plugin.host_path.join(ICDS).is_dir() };
     response::response(&host.device_facts(&response::wanted(), &devices), &devices, &layout)
 }

@@ -90,6 +90,8 @@ fn add(
             answer.annotations.insert(key, cdi_names.join(","));
         }
         DeviceListStrategy::HostPath => {
+            // On a node with the hook, a variable of the image would otherwise request all GPUs.
+            answer.envs.insert(VISIBLE_DEVICES.to_owned(), ids.join(","));
             let files = layout.settings.host_path.as_path();
             answer.mounts.push(mount(files, GKE_FILES, true));
             answer.mounts.extend(layout.has_icds.then(|| mount(&files.join(ICDS), GKE_ICDS, true)));
@@ -186,8 +188,8 @@ mod tests {
             (&[CdiCri], &index, true, vec![&cdi[0], &cdi[1]]),
             (&[CdiAnnotations], &default, true, vec![&annotation]),
             (&[Envvar, CdiCri], &default, true, vec!["NVIDIA_VISIBLE_DEVICES=MIG-0-1,GPU-1", &cdi[0], &cdi[1], node]),
-            (&[HostPath], &default, true, vec![files, icds, node]),
-            (&[HostPath], &without, false, vec![files, node]),
+            (&[HostPath], &default, true, vec!["NVIDIA_VISIBLE_DEVICES=MIG-0-1,GPU-1", files, icds, node]),
+            (&[HostPath], &index, false, vec!["NVIDIA_VISIBLE_DEVICES=0:1,1", files, node]),
         ] {
             assert_eq!(lines(strategies, settings, has_icds), expected, "{strategies:?}");
         }

@@ -1,8 +1,9 @@
 //! Publishes what else follows from the state of the node: its labels and metrics.
 
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use nvidia_host::host::has_no_gpu;
+use nvidia_host::inventory::BusId;
 use tokio::sync::watch;
 
 use crate::labels::{self, file::File};
@@ -19,7 +20,9 @@ pub struct Observer {
     settings: Settings,
     readings: watch::Sender<Readings>,
     facts: labels::Facts,
-    machine: Option<String>,
+    host: labels::Host,
+    /// The addresses of the GPUs for which the host is described
+    addresses: Vec<BusId>,
     /// `None` if no labels are wanted
     file: Option<File>,
     log: Log,
@@ -36,7 +39,12 @@ impl Observer {
             settings: settings.clone(),
             readings: watch::Sender::default(),
             facts: labels::Facts::default(),
-            machine: host::machine(&settings.common),
+            host: labels::Host {
+                machine: host::machine(&settings.common),
+                started: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+                ..labels::Host::default()
+            },
+            addresses: Vec::new(),
             file: (plugin.labels != Some(false)).then_some(file),
             log,
         }
@@ -61,8 +69,12 @@ impl Observer {
             readings.is_without_gpu = readings.driver.why_not().is_some() && has_no_gpu(&self.settings.common);
         });
         let Some(file) = &mut self.file else { return };
-        let machine = self.machine.as_deref();
-        let lines = labels::lines(&self.facts, node.gpus(), &self.settings.plugin, node.limits(), machine);
+        let addresses: Vec<BusId> = node.gpus().iter().map(|gpu| gpu.gpu.bus_id).collect();
+        if addresses != self.addresses {
+            self.host.classes = host::pci_classes(&self.settings.common);
+            self.addresses = addresses;
+        }
+        let lines = labels::lines(&self.facts, node.gpus(), &self.settings.plugin, node.limits(), &self.host);
         file.update(&lines).unwrap_or_else(|error| self.log.note(&error));
     }
 }

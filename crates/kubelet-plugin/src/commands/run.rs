@@ -104,7 +104,8 @@ pub async fn run(
             let (readings, status) = (observer.readings(), status.subscribe());
             let pod_resources = kubelet::pods::socket(kubelet_dir);
             let (names, node) = (settings.plugin.metrics_names.clone(), host::node_name());
-            Some((address, Sources { offer, readings, status, latency, pod_resources, names, node }))
+            let ignored_xids = settings.plugin.ignored_xids.clone();
+            Some((address, Sources { offer, readings, status, latency, pod_resources, names, node, ignored_xids }))
         }
         _ => None,
     };

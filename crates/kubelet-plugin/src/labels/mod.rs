@@ -4,7 +4,7 @@
 
 pub mod file;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{Display, Write};
 
 use nvidia_host::config::Limits;
@@ -58,16 +58,20 @@ impl Facts {
     }
 }
 
-/// Returns the lines `name=value`, in the order of the names; without a driver or a GPU, an empty list. `machine` is the model of the
-/// computer.
+/// What the labels contain about the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Host {
+    /// The model of the computer
+    pub machine: Option<String>,
+    /// When the plugin started, in seconds since 1970
+    pub started: u64,
+    /// The PCI classes of the GPUs, such as `0x030200`, by their addresses in sysfs
+    pub classes: BTreeMap<String, String>,
+}
+
+/// Returns the lines `name=value`, in the order of the names; without a driver or a GPU, an empty list.
 #[must_use]
-pub fn lines(
-    facts: &Facts,
-    gpus: &[NodeGpu],
-    settings: &Plugin,
-    limits: &Limits,
-    machine: Option<&str>,
-) -> Vec<String> {
+pub fn lines(facts: &Facts, gpus: &[NodeGpu], settings: &Plugin, limits: &Limits, host: &Host) -> Vec<String> {
     let is_single = devices::is_single(gpus, settings);
     let gpus: Vec<&NodeGpu> = gpus.iter().filter(|gpu| is_permitted(gpu, limits)).collect();
     let parts = gpus.iter().flat_map(|gpu| devices::parts(gpu, settings).into_iter().map(move |part| (*gpu, part)));
@@ -84,7 +88,11 @@ pub fn lines(
     }
     let mut labels = Labels::default();
     labels.of_software(facts);
-    labels.add("gpu.machine", machine.unwrap_or("unknown"));
+    labels.add("gfd.timestamp", host.started);
+    labels.add("gpu.machine", host.machine.as_deref().unwrap_or("unknown"));
+    labels.add("gpu.mode", mode(&gpus, &host.classes));
+    // Only NVIDIA's plugin shares GPUs with MPS.
+    labels.add("mps.capable", false);
     let mut known = gpus.iter().filter_map(|gpu| facts.properties.get(&gpu.gpu.uuid));
     labels.add("mig.capable", known.any(|properties| properties.mig_capable));
     match settings.mig_strategy {
@@ -223,6 +231,20 @@ fn sanitized(text: &str) -> String {
     let mut value = value.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
     value = value.get(..MAX_VALUE).unwrap_or(value);
     value.trim_end_matches(|c: char| !c.is_ascii_alphanumeric()).to_owned()
+}
+
+/// Returns the mode of the GPUs: whether the PCI bus shows them as 3D controllers or as VGA controllers.
+fn mode(gpus: &[&NodeGpu], classes: &BTreeMap<String, String>) -> &'static str {
+    let modes = gpus.iter().map(|gpu| match classes.get(&gpu.gpu.bus_id.in_sysfs()) {
+        Some(class) if class.starts_with("0x0302") => "compute",
+        Some(class) if class.starts_with("0x0300") => "graphics",
+        _ => "unknown",
+    });
+    let modes: BTreeSet<&str> = modes.collect();
+    match modes.first() {
+        Some(mode) if modes.len() == 1 => mode,
+        _ => "unknown",
+    }
 }
 
 /// Returns NVIDIA's name for GPUs of this compute capability.

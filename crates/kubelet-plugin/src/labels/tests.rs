@@ -27,7 +27,29 @@ fn facts(gpus: &[NodeGpu]) -> Facts {
 }
 
 fn labels(gpus: &[NodeGpu], settings: &Plugin) -> Vec<String> {
-    lines(&facts(gpus), gpus, settings, &Limits::default(), Some("PowerEdge XE9680"))
+    lines(&facts(gpus), gpus, settings, &Limits::default(), &host(&["0x030200", "0x030200", "0x030200"]))
+}
+
+fn host(classes: &[&str]) -> Host {
+    let classes = classes.iter().enumerate();
+    let classes = classes.map(|(at, class)| (format!("0000:{:02x}:00.0", at + 1), (*class).to_owned()));
+    Host { machine: Some("PowerEdge XE9680".to_owned()), started: 1_764_000_000, classes: classes.collect() }
+}
+
+#[test]
+fn the_mode_follows_from_the_pci_class() {
+    let gpus = [gpu(0, MODEL, &[]), gpu(1, MODEL, &[])];
+    let gpus: Vec<&NodeGpu> = gpus.iter().collect();
+    for (classes, expected) in [
+        (&["0x030200", "0x030200"][..], "compute"),
+        (&["0x030000", "0x030000"], "graphics"),
+        (&["0x030000", "0x030200"], "unknown"),
+        (&["0x030200"], "unknown"),
+        (&["0x038000", "0x038000"], "unknown"),
+    ] {
+        assert_eq!(mode(&gpus, &host(classes).classes), expected, "{classes:?}");
+    }
+    assert_eq!(mode(&[], &BTreeMap::new()), "unknown");
 }
 
 /// The labels whose names begin with one of these, without the prefix.
@@ -61,17 +83,20 @@ fn all_labels_of_a_node_with_whole_gpus() {
             "nvidia.com/cuda.runtime-version.minor=2",
             "nvidia.com/cuda.runtime.major=12",
             "nvidia.com/cuda.runtime.minor=2",
+            "nvidia.com/gfd.timestamp=1764000000",
             "nvidia.com/gpu.compute.major=9",
             "nvidia.com/gpu.compute.minor=0",
             "nvidia.com/gpu.count=2",
             "nvidia.com/gpu.family=hopper",
             "nvidia.com/gpu.machine=PowerEdge-XE9680",
             "nvidia.com/gpu.memory=81559",
+            "nvidia.com/gpu.mode=compute",
             "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3",
             "nvidia.com/gpu.replicas=1",
             "nvidia.com/gpu.sharing-strategy=none",
             "nvidia.com/mig.capable=true",
             "nvidia.com/mig.strategy=mixed",
+            "nvidia.com/mps.capable=false",
         ]
     );
 }
@@ -204,7 +229,7 @@ fn denied_gpus_do_not_count() {
     let gpus = [gpu(0, MODEL, &[]), gpu(1, MODEL, &[]), gpu(2, "NVIDIA T4", &[]), gpu(3, MODEL, &["1g.5gb", "1g.5gb"])];
     let found = |deny: &[&str], names: &[&str]| {
         let limits = Limits { deny: deny.iter().map(|entry| (*entry).to_owned()).collect(), ..Limits::default() };
-        let all = lines(&facts(&gpus), &gpus, &Plugin::default(), &limits, None);
+        let all = lines(&facts(&gpus), &gpus, &Plugin::default(), &limits, &Host::default());
         let bare = all.iter().map(|line| line.strip_prefix("nvidia.com/").unwrap().to_owned());
         bare.filter(|line| names.iter().any(|name| line.starts_with(name))).collect::<Vec<_>>()
     };
@@ -222,15 +247,15 @@ fn without_a_driver_or_a_permitted_gpu_there_are_no_labels() {
     let gpus = [gpu(0, MODEL, &[])];
     let settings = Plugin::default();
     assert!(labels(&[], &settings).is_empty());
-    assert!(lines(&Facts::default(), &gpus, &settings, &Limits::default(), None).is_empty());
+    assert!(lines(&Facts::default(), &gpus, &settings, &Limits::default(), &Host::default()).is_empty());
     let deny = Limits { deny: vec!["0".into()], ..Limits::default() };
-    assert!(lines(&facts(&gpus), &gpus, &settings, &deny, None).is_empty());
+    assert!(lines(&facts(&gpus), &gpus, &settings, &deny, &Host::default()).is_empty());
     let mut facts = facts(&gpus);
     facts.apply(&Update::LetGo);
-    let found = lines(&facts, &gpus, &settings, &Limits::default(), None);
+    let found = lines(&facts, &gpus, &settings, &Limits::default(), &Host::default());
     assert!(found.contains(&"nvidia.com/gpu.machine=unknown".to_owned()), "{found:?}");
     facts.apply(&Update::Absent("no driver".into()));
-    assert!(lines(&facts, &gpus, &settings, &Limits::default(), None).is_empty());
+    assert!(lines(&facts, &gpus, &settings, &Limits::default(), &Host::default()).is_empty());
 }
 
 #[test]

@@ -32,6 +32,8 @@ pub struct Facts {
     pub names: Vec<MetricsNames>,
     /// The name of the node
     pub node: String,
+    /// The XIDs that do not affect the health
+    pub ignored_xids: Vec<u32>,
 }
 
 /// A metric.
@@ -135,7 +137,9 @@ pub fn series(facts: &Facts) -> Series {
         add(&mut out, POWER, labels, reading.power.map(|milliwatts| f64::from(milliwatts) / 1000.0));
     }
     for ((uuid, number), count) in &facts.readings.xids {
-        add(&mut out, XID_ERRORS, vec![("uuid", uuid.clone()), ("xid", number.to_string())], Some(float(*count)));
+        let is_ignored = facts.ignored_xids.iter().any(|ignored| u64::from(*ignored) == *number);
+        let labels = vec![("uuid", uuid.clone()), ("xid", number.to_string()), ("ignored", is_ignored.to_string())];
+        add(&mut out, XID_ERRORS, labels, Some(float(*count)));
     }
     for (resource, registration) in &facts.status {
         let since = registration.registered.and_then(|at| at.duration_since(UNIX_EPOCH).ok());

@@ -64,6 +64,8 @@ pub struct Sources {
     pub names: Vec<MetricsNames>,
     /// The name of the node
     pub node: String,
+    /// The XIDs that do not affect the health
+    pub ignored_xids: Vec<u32>,
 }
 
 /// Serves until the future is dropped. `note` logs a line.
@@ -180,7 +182,7 @@ impl Server {
     }
 
     fn series(&self, containers: Vec<Container>) -> Series {
-        let Sources { offer, readings, status, names, node, .. } = &self.sources;
+        let Sources { offer, readings, status, names, node, ignored_xids, .. } = &self.sources;
         let facts = Facts {
             offer: offer.borrow().clone(),
             readings: readings.borrow().clone(),
@@ -188,6 +190,7 @@ impl Server {
             status: status.borrow().clone(),
             names: names.clone(),
             node: node.clone(),
+            ignored_xids: ignored_xids.clone(),
         };
         let mut all = series(&facts);
         if names.contains(&MetricsNames::Dcgm) {

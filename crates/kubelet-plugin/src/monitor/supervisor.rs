@@ -32,6 +32,9 @@ const STEP: Duration = Duration::from_secs(2);
 /// The time before the first restart, which doubles with each further one.
 const FIRST_DELAY: Duration = Duration::from_secs(1);
 const MAX_DELAY: Duration = Duration::from_secs(30);
+/// The longest time before the next start if the driver is missing or NVML fails at once. A library that is installed again changes
+/// nothing that the kernel shows, and the documents say that a driver is noticed within five seconds.
+const MAX_ABSENCE: Duration = Duration::from_secs(4);
 
 /// A monitor that ran for this time has started successfully.
 const STEADY: Duration = Duration::from_secs(60);
@@ -157,9 +160,9 @@ impl Supervisor {
                     self.absent = Some(why.clone());
                     self.send(Update::Absent(why)).await?;
                 }
-                self.back_off().await
+                self.back_off(MAX_ABSENCE).await
             }
-            Ended::Silent { .. } => self.back_off().await,
+            Ended::Silent { .. } => self.back_off(MAX_DELAY).await,
             Ended::LetGo => self.wait_for_resume().await,
         }
     }
@@ -304,9 +307,9 @@ impl Supervisor {
         }
     }
 
-    /// Waits before the next start, until the kernel shows another driver or other GPUs.
-    async fn back_off(&mut self) -> Result<(), Finished> {
-        let end = Instant::now() + self.delay;
+    /// Waits before the next start, at most this long, until the kernel shows another driver or other GPUs.
+    async fn back_off(&mut self, longest: Duration) -> Result<(), Finished> {
+        let end = Instant::now() + self.delay.min(longest);
         self.delay = (self.delay * 2).min(MAX_DELAY);
         let before = HostState::of_host(&self.options.config);
         while Instant::now() < end && HostState::of_host(&self.options.config) == before {

@@ -1,12 +1,13 @@
 //! Reads what the kernel knows about the GPUs of the node, without NVML.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Result;
 
 use base::tree::Tree;
 use nvidia_host::config::Config;
-use nvidia_host::driver::pci::PCI_DEVICES;
+use nvidia_host::driver::pci::{self, PCI_DEVICES};
 use nvidia_host::host::Roots;
 use nvidia_host::inventory::{BusId, cap_files, procfs};
 
@@ -44,6 +45,13 @@ pub fn numa_nodes(config: &Config, gpus: &[NodeGpu]) -> Result<NumaNodes> {
 pub fn machine(config: &Config) -> Option<String> {
     let bytes = Roots::open(config).ok()?.sys.read(Path::new(MACHINE)).ok()?;
     Some(String::from_utf8(bytes).ok()?.trim().to_owned())
+}
+
+/// Returns the PCI classes of NVIDIA's devices, by their addresses in sysfs. Without an answer of the kernel, there are none.
+#[must_use]
+pub fn pci_classes(config: &Config) -> BTreeMap<String, String> {
+    let devices = Roots::open(config).ok().and_then(|roots| pci::devices(&roots.sys)).unwrap_or_default();
+    devices.into_iter().map(|device| (device.address, device.class)).collect()
 }
 
 /// Returns the name of the node: that in the variable of the DaemonSet, because the host name in a pod is that of the pod, or the

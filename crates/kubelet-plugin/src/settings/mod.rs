@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`table`] | one row for each key of `[kubelet-plugin]`, which is also an option |
 //! | [`values`], [`resources`], [`parse`] | the types of the values, and their parsers |
+//! | [`xids`] | the default of one of them |
 //! | [`options`] | the command line |
 //! | [`follow`] | changes of the limits while the plugin runs |
 //! | [`nvidia`], [`nvidia_options`], [`nvidia_file`] | the settings of NVIDIA's plugin |
@@ -24,6 +25,7 @@ pub mod table;
 #[cfg(test)]
 mod tests;
 pub mod values;
+mod xids;
 
 use std::path::Path;
 
@@ -53,6 +55,9 @@ pub fn read(options: &Options) -> Result<(Settings, Vec<Finding>)> {
     }
     findings.append(&mut more);
     findings.extend(unaccepted_mounts(&settings));
+    if settings.plugin.device_list_strategy.contains(&DeviceListStrategy::HostPath) {
+        findings.extend(missing_host_path(&settings.plugin));
+    }
     Ok((settings, findings))
 }
 
@@ -64,6 +69,18 @@ fn unaccepted_mounts(Settings { common, plugin, .. }: &Settings) -> Option<Findi
             &catalog::PLUGIN_MOUNTS,
             "device-list-strategy is \"volume-mounts\", and containers may not request GPUs with mounts",
             "set accept-nvidia-visible-devices-as-volume-mounts = true above the first table of config.toml",
+        )
+    })
+}
+
+/// Returns the finding about a directory for `host-path` that does not exist. An engine would create it, empty.
+#[must_use]
+pub fn missing_host_path(Plugin { host_path, .. }: &Plugin) -> Option<Finding> {
+    (!host_path.is_dir()).then(|| {
+        Finding::new(
+            &catalog::PLUGIN_HOST_PATH,
+            format!("device-list-strategy is \"host-path\", and the directory {host_path:?} is missing"),
+            "install the driver there, set host-path to the directory with the driver, or set another strategy",
         )
     })
 }

@@ -11,6 +11,7 @@ use toml::de::DeValue;
 use super::parse::{absolute, address, metrics_names, numbers, seconds, strategies, switch, truth, word};
 use super::resources::{self, ResourceRow, TimeSlicing, prefix, replicas, rows};
 use super::values::{Allocation, DeviceIdStrategy, DeviceListStrategy, MetricsNames, MigStrategy};
+use super::xids;
 
 /// The settings of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,7 +105,7 @@ settings! {
     /// Seconds without an error after which a repaired GPU is offered again
     "quiet-period" SECONDS Number quiet_period: Duration = Duration::from_secs(60), seconds;
     /// XIDs that are errors of an application, separated by commas
-    "ignored-xids" XIDS Numbers ignored_xids: Vec<u32> = vec![13, 31, 43, 45, 68, 109], numbers;
+    "ignored-xids" XIDS Numbers ignored_xids: Vec<u32> = xids::IGNORED.to_vec(), numbers;
     /// Seconds to wait for one call of NVML
     "nvml-timeout" SECONDS Number nvml_timeout: Duration = Duration::from_secs(10), seconds;
     /// How containers get their devices: envvar, volume-mounts, cdi-cri, cdi-annotations, host-path, separated by commas

@@ -86,6 +86,18 @@ fn every_setting_is_documented() {
 }
 
 #[test]
+fn xids_that_are_ignored() {
+    let ignored = Plugin::default().ignored_xids;
+    assert!(ignored.is_sorted_by(|a, b| a < b), "{ignored:?}");
+    // A page fault, a contained memory error; a double-bit error, a lost GPU, an uncontained memory error, two that need a reset
+    for (xid, expected) in
+        [(31, true), (94, true), (48, false), (79, false), (95, false), (109, false), (119, false), (200, false)]
+    {
+        assert_eq!(ignored.contains(&xid), expected, "{xid}");
+    }
+}
+
+#[test]
 fn values_of_config_toml() {
     let (found, findings) = parsed(
         "disable-require = true\n[kubelet-plugin]\nreplicas = 2\nignored-xids = []\nlabels = false\nnvml-timeout = 7\n\

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::fake_host::{Fake, uuid};
 use super::fake_kubelet::Container;
 use super::node_extras::{METRICS, address, exchange};
-use super::{AT_ONCE, GPU, Node, POLLED, SOON};
+use super::{AT_ONCE, GPU, Node, POLLED, SOON, counts};
 
 pub const TESTS: &[(&str, fn())] = &[
     ("alerts_over_the_metrics_of_the_plugin", alerts_over_the_metrics_of_the_plugin),
@@ -145,9 +145,13 @@ fn alerts_over_the_metrics_of_the_plugin() {
     let node = Node::start(&["--gpus", "2"], &METRICS);
     node.wait("the list", SOON, GPU, 2, 2);
     let healthy = series_with(&node, "onh_registration_timestamp_seconds{");
-    node.fake.event("xid 0 79");
+    // An error of an application: no alert.
+    node.fake.event("xid 0 94");
+    let healthy_after = series_with(&node, &format!("onh_gpu_xid_errors_total{{uuid=\"{}\",xid=\"94\"", uuid(0)));
+    assert_eq!(counts(&node.kubelet.state(), GPU), (2, 2));
+    node.fake.event("xid 0 109");
     node.wait("the sick GPU", AT_ONCE, GPU, 1, 2);
-    let xid = format!("onh_gpu_unhealthy_info{{uuid=\"{}\",reason=\"XID 79", uuid(0));
+    let xid = format!("onh_gpu_unhealthy_info{{uuid=\"{}\",reason=\"XID 109", uuid(0));
     let sick = series_with(&node, &format!("{xid}\"}}"));
     node.fake.add(0, "recovery-action=1");
     let worse = series_with(&node, &format!("{xid}; "));
@@ -186,8 +190,8 @@ fn alerts_over_the_metrics_of_the_plugin() {
     };
     let errors = || Fires {
         name: "GpuXidErrors",
-        labels: json!({"instance": "node-1", "uuid": uuid(0), "xid": "79"}),
-        summary: format!("The driver reports XID 79 for GPU {} on node-1", uuid(0)),
+        labels: json!({"instance": "node-1", "uuid": uuid(0), "xid": "109"}),
+        summary: format!("The driver reports XID 109 for GPU {} on node-1", uuid(0)),
     };
     let missing = || Fires {
         name: "GpuMissing",
@@ -212,22 +216,23 @@ fn alerts_over_the_metrics_of_the_plugin() {
     let phase = |series, minutes| Phase { series, minutes };
 
     expect(&node, &[phase(&healthy, 40)], &[(1, &[]), (39, &[])]);
+    expect(&node, &[phase(&healthy, 20), phase(&healthy_after, 10)], &[(21, &[]), (26, &[])]);
     // The first XID, and its recovery after ten minutes.
     expect(
         &node,
         &[phase(&healthy, 20), phase(&sick, 10)],
-        &[(19, &[]), (20, &[errors()]), (22, &[errors()]), (26, &[errors(), unhealthy("XID 79")])],
+        &[(19, &[]), (20, &[errors()]), (22, &[errors()]), (26, &[errors(), unhealthy("XID 109")])],
     );
     let quiet: Series = sick.iter().map(|(name, value)| (name.clone(), value.clone())).chain(healthy.clone()).collect();
     let quiet: Series = quiet.into_iter().filter(|(name, _)| !name.contains("unhealthy")).collect();
     expect(&node, &[phase(&healthy, 5), phase(&sick, 5), phase(&quiet, 40)], &[(12, &[errors()]), (40, &[])]);
     // The reason changes before the five minutes are over, and after them.
-    let why = worse.keys().find_map(|name| name.split_once("reason=\"XID 79; ")).unwrap().1;
-    let why = format!("XID 79; {}", why.split_once('"').unwrap().0);
+    let why = worse.keys().find_map(|name| name.split_once("reason=\"XID 109; ")).unwrap().1;
+    let why = format!("XID 109; {}", why.split_once('"').unwrap().0);
     expect(
         &node,
         &[phase(&healthy, 1), phase(&sick, 3), phase(&worse, 4), phase(&sick, 4)],
-        &[(5, &[errors()]), (7, &[errors(), unhealthy(&why)]), (9, &[errors(), unhealthy("XID 79")])],
+        &[(5, &[errors()]), (7, &[errors(), unhealthy(&why)]), (9, &[errors(), unhealthy("XID 109")])],
     );
     // Only what was new in this phase: GPU 0 had an XID before.
     let without = |series: &Series| -> Series {

@@ -207,7 +207,8 @@ fn a_file_that_is_lost_changes_nothing() {
 
 /// With GKE's layout there is no hook that would apply the limits to the container.
 fn ids_of_gke() {
-    let options = ["--device-list-strategy=host-path", "--device-id-strategy=index", "--gpu-config", "/nowhere"];
+    let options =
+        ["--device-list-strategy=host-path", "--device-id-strategy=index", "--gpu-config=/nowhere", "--host-path=/usr"];
     let limited = Limited::start(Fake::new(&["--gpus", "2"]), &options);
     let node = &limited.node;
     node.wait("the list", SOON, GPU, 2, 2);

@@ -150,8 +150,8 @@ fn metrics_of_errors_and_answers() {
     let text = wait(
         address(&node),
         &[
-            format!("onh_gpu_xid_errors_total{{uuid=\"{id}\",xid=\"13\"}} 1.0"),
-            format!("onh_gpu_xid_errors_total{{uuid=\"{id}\",xid=\"79\"}} 1.0"),
+            format!("onh_gpu_xid_errors_total{{uuid=\"{id}\",xid=\"13\",ignored=\"true\"}} 1.0"),
+            format!("onh_gpu_xid_errors_total{{uuid=\"{id}\",xid=\"79\",ignored=\"false\"}} 1.0"),
             format!("onh_gpu_health{{uuid=\"{id}\"}} 0.0"),
             format!("onh_gpu_unhealthy_info{{uuid=\"{id}\",reason=\"XID 79\"}} 1.0"),
             "onh_driver_up 1.0".to_owned(),
@@ -282,6 +282,8 @@ fn labels_follow_the_gpus() {
         "nvidia.com/cuda.runtime.major=12",
         "nvidia.com/mig.capable=true",
         "nvidia.com/mig.strategy=mixed",
+        "nvidia.com/gpu.mode=compute",
+        "nvidia.com/mps.capable=false",
     ];
     wait_for_labels(&file, &whole, "nvidia.com/mig-");
     let layout = node.fake.dir.path().join("layout");

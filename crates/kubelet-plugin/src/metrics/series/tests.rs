@@ -58,6 +58,7 @@ fn facts() -> Facts {
             .into(),
         names: vec![MetricsNames::Gke],
         node: "node".to_owned(),
+        ignored_xids: vec![13],
     }
 }
 
@@ -150,7 +151,7 @@ fn series_of_the_node() {
             r#"onh_gpu_temperature_celsius{uuid="GPU-1"} 41.0"#,
             r#"onh_gpu_power_watts{uuid="GPU-0"} 62.5"#,
             r#"onh_gpu_power_watts{uuid="GPU-1"} 62.5"#,
-            r#"onh_gpu_xid_errors_total{uuid="GPU-1",xid="79"} 1.0"#,
+            r#"onh_gpu_xid_errors_total{uuid="GPU-1",xid="79",ignored="false"} 1.0"#,
             r#"onh_registration_timestamp_seconds{resource_name="nvidia.com/gpu"} 1.5"#,
         ]
     );
