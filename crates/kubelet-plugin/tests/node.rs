@@ -43,6 +43,7 @@ const TESTS: &[(&str, fn())] = &[
     ("the_cdi_spec_is_there_before_the_list", the_cdi_spec_is_there_before_the_list),
     ("an_unused_cdi_spec_goes", an_unused_cdi_spec_goes),
     ("a_sick_gpu_recovers", a_sick_gpu_recovers),
+    ("a_restart_forgets_no_xid", a_restart_forgets_no_xid),
     ("a_lost_gpu_affects_no_other", a_lost_gpu_affects_no_other),
     ("a_driver_that_comes_later", a_driver_that_comes_later),
     ("a_driver_that_is_replaced", a_driver_that_is_replaced),
@@ -295,6 +296,39 @@ fn a_sick_gpu_recovers() {
     node.fake.remove(1, "recovery-action=1");
     node.wait("recovery after the reset", POLLED, GPU, 6, 6);
     assert!(!node.log().contains("XID 13"), "{}", node.log());
+}
+
+fn a_restart_forgets_no_xid() {
+    let mut node = Node::start(&["--gpus", "2"], &[]);
+    node.wait("the list", SOON, GPU, 2, 2);
+    node.fake.event("xid 1 79");
+    node.wait("the sick GPU", AT_ONCE, GPU, 1, 2);
+    for signal in ["TERM", "KILL"] {
+        node.signal(signal);
+        node.plugin.wait().unwrap();
+        node.kubelet = FakeKubelet::start(&node.kubelet_dir);
+        node.plugin = start(&node.fake, &node.kubelet_dir, &[]);
+        node.wait("the list of the new plugin", SOON, GPU, 1, 2);
+        assert!(node.refusal(&uuid(1)).contains("does not work: XID 79"), "{}", node.refusal(&uuid(1)));
+    }
+    // What was before the last start of the host does not matter.
+    node.signal("TERM");
+    node.plugin.wait().unwrap();
+    let file = node.fake.dir.path().join("run/errors.json");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replacen("\"driver\":\"", "\"driver\":\"of another boot ", 1)).unwrap();
+    node.kubelet = FakeKubelet::start(&node.kubelet_dir);
+    node.plugin = start(&node.fake, &node.kubelet_dir, &[]);
+    node.wait("the list after a boot", SOON, GPU, 2, 2);
+    // A driver that recommends a reset reports it to each process.
+    node.fake.add(0, "recovery-action=1");
+    node.wait("a recommended reset", POLLED, GPU, 1, 2);
+    std::fs::remove_file(&file).unwrap();
+    node.signal("KILL");
+    node.plugin.wait().unwrap();
+    node.kubelet = FakeKubelet::start(&node.kubelet_dir);
+    node.plugin = start(&node.fake, &node.kubelet_dir, &[]);
+    node.wait("the reset is still recommended", SOON, GPU, 1, 2);
 }
 
 fn a_lost_gpu_affects_no_other() {

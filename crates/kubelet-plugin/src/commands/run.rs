@@ -33,6 +33,7 @@ use crate::monitor::message::Snapshot;
 use crate::monitor::supervisor;
 use crate::monitor::update::{Driver, Update};
 use crate::node::changes;
+use crate::node::errors::ErrorFile;
 use crate::node::gpus::mig_uuids;
 use crate::node::health;
 use crate::node::host;
@@ -83,7 +84,12 @@ pub async fn run(
     let (updates, received) = mpsc::channel(64);
     let (commands, asked) = mpsc::channel(1);
     let gpus = host::kernel_gpus(&settings.common, NOT_ANSWERED).unwrap_or_default();
-    let node = Node::new(settings.clone(), gpus, Instant::now());
+    let mut node = Node::new(settings.clone(), gpus, Instant::now());
+    let errors = paths.kubelet_dir.is_some().then(|| ErrorFile::new(&paths.run_dir, &settings.common));
+    if let Some(errors) = &errors {
+        let now = Instant::now();
+        node.restore(errors.read((now, SystemTime::now())), now);
+    }
     let (offers, offer) = watch::channel(node.offer());
     let (lists, list) = watch::channel(Arc::default());
     let engines = NodePlugin::new(config_path.map(Path::to_owned), offer.clone(), log);
@@ -119,6 +125,7 @@ pub async fn run(
         lists,
         registrations: status.subscribe(),
         observer,
+        errors,
         held: None,
         cdi,
         cdi_error: None,
@@ -211,6 +218,8 @@ struct Agent {
     registrations: watch::Receiver<kubelet::Status>,
     /// `None` without a kubelet
     observer: Option<Observer>,
+    /// `None` without a kubelet
+    errors: Option<ErrorFile>,
     held: Option<Held>,
     cdi: Option<Keeper>,
     /// The error of the CDI spec that is in the log
@@ -259,6 +268,10 @@ impl Agent {
             self.publish();
             if let Some(observer) = &mut self.observer {
                 observer.publish(&self.node);
+            }
+            if let Some(file) = &mut self.errors {
+                let now = (Instant::now(), SystemTime::now());
+                file.update(self.node.errors(), now).unwrap_or_else(|error| self.log.note(&error));
             }
         }
     }

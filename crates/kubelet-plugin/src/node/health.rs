@@ -73,6 +73,17 @@ struct Gpu {
     is_stuck: bool,
 }
 
+/// An error that has not been overcome, for another process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenError {
+    /// The first error
+    pub cause: String,
+    /// When it was reported
+    pub since: Instant,
+    /// The last error
+    pub last: Instant,
+}
+
 /// An error that has not been overcome.
 #[derive(Clone, Debug)]
 struct Trouble {
@@ -132,6 +143,21 @@ impl Health {
             (None, None) => Some((UNKNOWN.to_owned(), self.started)),
         };
         found.map_or(State::Healthy, |(why, since)| State::Unhealthy { why, since })
+    }
+
+    /// Returns the errors that have not been overcome, by UUID.
+    #[must_use]
+    pub fn errors(&self) -> BTreeMap<String, OpenError> {
+        let open =
+            |trouble: &Trouble| OpenError { cause: trouble.cause.clone(), since: trouble.since, last: trouble.last };
+        self.gpus.iter().filter_map(|(uuid, gpu)| Some((uuid.clone(), gpu.trouble.as_ref().map(open)?))).collect()
+    }
+
+    /// Takes the errors of an earlier process into account. A GPU needs a good sample and the rest of the quiet period.
+    pub fn restore(&mut self, errors: BTreeMap<String, OpenError>, now: Instant) {
+        for (uuid, OpenError { cause, since, last }) in errors {
+            self.gpu(&uuid, now).trouble = Some(Trouble { cause, condition: None, since, last });
+        }
     }
 
     /// Forgets all errors of a GPU, and returns whether there were any. The GPU is healthy until the next error.

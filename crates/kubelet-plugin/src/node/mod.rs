@@ -4,6 +4,7 @@
 pub mod changes;
 pub mod closeness;
 pub mod devices;
+pub mod errors;
 pub mod gpus;
 pub mod health;
 pub mod host;
@@ -22,7 +23,7 @@ use crate::monitor::update::Update;
 use crate::settings::Settings;
 use closeness::Closeness;
 use gpus::{NodeGpu, NumaNodes};
-use health::{Health, Policy, State};
+use health::{Health, OpenError, Policy, State};
 
 /// The state of the node at one time: the lists for the kubelet, and the data for Allocate and GetPreferredAllocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -137,6 +138,17 @@ impl Node {
     #[must_use]
     pub fn next_tick(&self) -> Option<Instant> {
         self.health.next_tick()
+    }
+
+    /// Returns the errors that have not been overcome, by the UUID of the GPU.
+    #[must_use]
+    pub fn errors(&self) -> BTreeMap<String, OpenError> {
+        self.health.errors()
+    }
+
+    /// Takes the errors of an earlier process into account.
+    pub fn restore(&mut self, errors: BTreeMap<String, OpenError>, now: Instant) {
+        self.health.restore(errors, now);
     }
 
     /// Forgets the errors of a GPU. Returns false if it is unknown or has none.

@@ -6,7 +6,7 @@
 ///
 /// Two XIDs have another action in the catalog. 45 follows from another XID, or from the end of a program. 154 reports that the recommended
 /// recovery action changed, also to "none"; the monitor reads the action itself.
-pub const IGNORED: [u32; 69] = [
+pub(super) const IGNORED: [u32; 69] = [
     8, 11, 13, 14, 25, 31, 32, 37, 38, 39, 40, 41, 43, 44, 45, 60, 63, 66, 67, 68, 69, 70, 71, 72, 75, 76, 77, 80, 82,
     83, 84, 85, 86, 88, 89, 92, 93, 94, 96, 97, 98, 99, 100, 101, 102, 103, 104, 105, 106, 107, 108, 121, 126, 127,
     128, 129, 130, 131, 132, 133, 134, 135, 137, 139, 141, 154, 157, 160, 161,

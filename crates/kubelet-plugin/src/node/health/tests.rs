@@ -156,7 +156,7 @@ fn each_error_ends_in_its_own_way() {
                 (120, Quiet, ""),
             ],
         ),
-        ("an ignored XID", &[(10, Xid(13), ""), (11, Xid(31), ""), (12, Xid(109), "")]),
+        ("an ignored XID", &[(10, Xid(13), ""), (11, Xid(31), ""), (12, Xid(94), "")]),
         (
             "unavailable",
             &[
@@ -333,4 +333,28 @@ fn a_gpu_is_unhealthy_until_the_driver_has_answered() {
     health.apply(&Update::Sample(sample(A)), start);
     assert_eq!(health.state(A), State::Healthy);
     assert!(!health.clear(A) && !health.clear("GPU-x"));
+}
+
+#[test]
+fn errors_of_an_earlier_process() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let policy = Policy { quiet_period: Duration::from_secs(60), ignored_xids: BTreeSet::new() };
+    let mut before = Health::new(policy.clone(), start);
+    let xid = |uuid: &str| Update::Event(Event { gpu: uuid.to_owned(), kind: EventKind::Xid(79) });
+    let good = |uuid: &str| Update::Sample(Sample { gpu: uuid.to_owned(), ..Sample::default() });
+    before.apply(&good("GPU-0"), at(0));
+    before.apply(&good("GPU-1"), at(0));
+    before.apply(&xid("GPU-1"), at(1));
+    let errors = before.errors();
+    assert_eq!(errors.keys().collect::<Vec<_>>(), ["GPU-1"]);
+    let mut after = Health::new(policy, at(10));
+    after.restore(errors, at(10));
+    after.apply(&good("GPU-0"), at(11));
+    after.apply(&good("GPU-1"), at(11));
+    assert_eq!(after.state("GPU-0"), State::Healthy);
+    assert_eq!(after.state("GPU-1"), State::Unhealthy { why: "XID 79".to_owned(), since: at(1) });
+    assert_eq!(after.next_tick(), Some(at(61)));
+    after.tick(at(61));
+    assert_eq!((after.state("GPU-1"), after.errors().len()), (State::Healthy, 0));
 }

@@ -1,0 +1,166 @@
+//! The file with the errors of GPUs, so that a restart of the plugin does not forget an XID. NVML reports an XID once, and drivers before
+//! 565 have no field for the recovery action that follows from it.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use base::json;
+use base::read::read_file_limited;
+use nvidia_host::config::Config;
+use nvidia_host::host::HostState;
+use serde::{Deserialize, Serialize};
+
+use super::health::OpenError;
+
+/// The name of the file in the runtime directory.
+const NAME: &str = "errors.json";
+const TEMPORARY: &str = "errors.json.new";
+/// The limit for its size in bytes.
+const MAX_SIZE: usize = 1 << 20;
+
+/// The content of the file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Document {
+    /// The boot, and a number that changes when the module is loaded again: the GPUs are then initialized
+    driver: String,
+    /// The errors by the UUID of the GPU
+    gpus: BTreeMap<String, Entry>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Entry {
+    cause: String,
+    /// Milliseconds since 1970
+    since: u64,
+    last: u64,
+}
+
+/// The file.
+#[derive(Debug)]
+pub struct ErrorFile {
+    dir: PathBuf,
+    config: Config,
+    /// What the file contains; `None` before it is written
+    written: Option<BTreeMap<String, OpenError>>,
+    /// The last error, which is reported once
+    failure: Option<String>,
+}
+
+impl ErrorFile {
+    /// Describes the file in this directory, for the host that the configuration names.
+    #[must_use]
+    pub fn new(dir: &Path, config: &Config) -> Self {
+        Self { dir: dir.to_owned(), config: config.clone(), written: None, failure: None }
+    }
+
+    /// Returns the errors that an earlier process left, unless the driver has been loaded since then. Only root can write the file;
+    /// one that is damaged is the same as none.
+    #[must_use]
+    pub fn read(&self, now: (Instant, SystemTime)) -> BTreeMap<String, OpenError> {
+        let bytes = File::open(self.dir.join(NAME)).ok().and_then(|file| read_file_limited(&file, MAX_SIZE).ok());
+        let document: Option<Document> = bytes.and_then(|bytes| json::from_bytes(&bytes).ok());
+        let document = document.filter(|document| document.driver == driver(&HostState::of_host(&self.config)));
+        let gpus = document.map(|document| document.gpus).unwrap_or_default();
+        gpus.into_iter().map(|(uuid, entry)| (uuid, entry.open_error(now))).collect()
+    }
+
+    /// Writes these errors if the file does not contain them.
+    ///
+    /// # Errors
+    /// An error that is not the same as the last time.
+    pub fn update(&mut self, errors: BTreeMap<String, OpenError>, now: (Instant, SystemTime)) -> Result<(), String> {
+        if self.written.as_ref() == Some(&errors) {
+            return Ok(());
+        }
+        let result =
+            self.write(&errors, now).map_err(|error| format!("cannot write {:?}: {error}", self.dir.join(NAME)));
+        self.written = Some(errors);
+        let before = std::mem::replace(&mut self.failure, result.clone().err());
+        if self.failure == before { Ok(()) } else { result }
+    }
+
+    fn write(&self, errors: &BTreeMap<String, OpenError>, now: (Instant, SystemTime)) -> io::Result<()> {
+        let path = self.dir.join(NAME);
+        if errors.is_empty() {
+            return match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            };
+        }
+        let gpus = errors.iter().map(|(uuid, error)| (uuid.clone(), Entry::of(error, now))).collect();
+        let document = Document { driver: driver(&HostState::of_host(&self.config)), gpus };
+        fs::create_dir_all(&self.dir)?;
+        let temporary = self.dir.join(TEMPORARY);
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        file.write_all(&serde_json::to_vec(&document)?)?;
+        // rename(2) replaces the file in one step: a process that is killed leaves the old errors or the new ones.
+        fs::rename(&temporary, path)
+    }
+}
+
+fn driver(state: &HostState) -> String {
+    format!("{} {}", state.boot.as_deref().unwrap_or_default(), state.load)
+}
+
+impl Entry {
+    fn of(error: &OpenError, (now, wall): (Instant, SystemTime)) -> Self {
+        let at = |instant: Instant| {
+            let time = wall.checked_sub(now.saturating_duration_since(instant)).unwrap_or(UNIX_EPOCH);
+            u64::try_from(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
+        };
+        Self { cause: error.cause.clone(), since: at(error.since), last: at(error.last) }
+    }
+
+    /// A time in the future, from before the clock was set, is now.
+    fn open_error(self, (now, wall): (Instant, SystemTime)) -> OpenError {
+        let at = |millis: u64| {
+            let age = wall.duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(Duration::from_millis(millis));
+            now.checked_sub(age).unwrap_or(now)
+        };
+        OpenError { since: at(self.since), last: at(self.last), cause: self.cause }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(cause: &str, now: Instant, since: u64, last: u64) -> OpenError {
+        let ago = |seconds| now.checked_sub(Duration::from_secs(seconds)).unwrap();
+        OpenError { cause: cause.to_owned(), since: ago(since), last: ago(last) }
+    }
+
+    #[test]
+    fn errors_outlive_the_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = dir.path().join("run");
+        let (now, wall) = (Instant::now() + Duration::from_secs(1000), SystemTime::now());
+        let mut file = ErrorFile::new(&run, &Config::default());
+        assert_eq!(file.read((now, wall)), BTreeMap::new());
+        file.update(BTreeMap::new(), (now, wall)).unwrap();
+        assert!(!run.is_dir());
+        let errors = BTreeMap::from([("GPU-0".to_owned(), error("XID 79", now, 30, 10))]);
+        file.update(errors, (now, wall)).unwrap();
+        let later = (now + Duration::from_secs(5), wall + Duration::from_secs(5));
+        let found = file.read(later);
+        let (expected, found) = (error("XID 79", later.0, 35, 15), &found["GPU-0"]);
+        let is_near = |a: Instant, b: Instant| a.max(b) - a.min(b) < Duration::from_millis(2);
+        assert!(found.cause == expected.cause && is_near(found.since, expected.since), "{found:?}");
+        assert!(is_near(found.last, expected.last), "{found:?}");
+        // The clock was set back.
+        assert_eq!(file.read((now, wall - Duration::from_secs(600)))["GPU-0"].last, now);
+        // Another boot, a damaged file
+        let path = run.join(NAME);
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.replacen("\"driver\":\"", "\"driver\":\"x", 1)).unwrap();
+        assert_eq!(file.read(later), BTreeMap::new());
+        fs::write(&path, &text[1..]).unwrap();
+        assert_eq!(file.read(later), BTreeMap::new());
+        file.update(BTreeMap::new(), later).unwrap();
+        assert!(!path.is_file());
+    }
+}
