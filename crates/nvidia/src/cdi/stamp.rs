@@ -158,6 +158,9 @@ fn nodes(dev: &Tree) -> Vec<(PathBuf, NodeIdentity)> {
 mod tests {
     use super::*;
     use crate::driver::elf::tests as elf;
+    use crate::driver::file_table::{
+        BINARIES, DESCRIPTIONS, FIRMWARE_DIRS, LIBRARIES, LibraryKind, WINE_DIR, WINE_FILES, XORG_DIRS,
+    };
 
     #[test]
     fn a_stamp_is_read_as_it_was_written() {
@@ -233,6 +236,34 @@ mod tests {
         let stamp = Stamp::of_host(&config, &()).unwrap();
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
         assert_eq!((stamp.driver.as_str(), stamp.boot.as_str(), stamp.mig), ("570.86", boot.trim(), None));
+    }
+
+    /// No package runs ldconfig here, so that each file appears without a trace elsewhere.
+    #[test]
+    fn every_kind_of_file_of_a_spec_is_in_the_stamp() {
+        let (dir, config) = host();
+        let listed = "/opt/nvidia/extra.json";
+        let config = Config { driver_files: vec![listed.into()], ..config };
+        let libraries = LIBRARIES.iter().filter(|row| matches!(row.kind, LibraryKind::Plain));
+        let libraries = libraries.map(|row| format!("usr/lib/driver/{}.so.570.86", row.name));
+        let programs = BINARIES.iter().map(|row| format!("usr/bin/{}", row.name));
+        // The description of 32-bit libraries needs these.
+        let descriptions = DESCRIPTIONS.iter().filter(|row| row.and.is_none());
+        let descriptions =
+            descriptions.map(|row| format!("{}/{}", row.search.first().unwrap(), row.path.replace("$V", "570.86")));
+        let xorg = XORG_DIRS.iter().take(1).map(|dir| format!("{dir}/nvidia_drv.so"));
+        let wine = WINE_FILES.iter().map(|name| format!("usr/lib/driver/{WINE_DIR}/{name}"));
+        let firmware = FIRMWARE_DIRS.iter().take(1).map(|dir| format!("{dir}/nvidia/570.86/gsp_ga10x.bin"));
+        let files = libraries.chain(programs).chain(descriptions).chain(xorg).chain(wine).chain(firmware);
+        let mut count = 0;
+        let mut before = Stamp::of_host(&config, &()).unwrap();
+        for path in files.chain([listed.to_owned()]) {
+            write(dir.path(), path.trim_start_matches('/'), elf::of_this_machine());
+            let after = Stamp::of_host(&config, &()).unwrap();
+            assert!(before.files != after.files, "{path}");
+            (before, count) = (after, count + 1);
+        }
+        assert!(count > 40, "{count}");
     }
 
     #[test]
