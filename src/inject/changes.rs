@@ -33,6 +33,7 @@ use super::source::Source;
 use super::tmpfs::{Directory, is_own_tmpfs};
 use super::undo::{Change, Done};
 use super::{Apply, Finished, Runner};
+use records::created::Entry;
 
 /// A container whose mount namespace this process has entered. Each step is a method.
 #[derive(Debug)]
@@ -41,6 +42,8 @@ pub(crate) struct Target {
     api: Api,
     /// Whether the engine made this root file system for the container
     is_own: bool,
+    /// Names that earlier starts of the container created
+    earlier: Vec<Entry>,
     /// Mounted files by their path
     mounted: Vec<(ContainerPath, Rc<OwnedFd>)>,
     /// Whether a step lists library directories for the image's ldconfig
@@ -94,11 +97,12 @@ impl Runner for Target {
 
 impl Target {
     /// Creates a target without changes. `is_own`: the engine made this root file system for the container.
-    pub(super) const fn new(layout: Layout, api: Api, is_own: bool) -> Self {
+    pub(super) const fn new(layout: Layout, api: Api, is_own: bool, earlier: Vec<Entry>) -> Self {
         Self {
             layout,
             api,
             is_own,
+            earlier,
             mounted: Vec::new(),
             lists_directories: false,
             had_other_driver: false,

@@ -79,15 +79,21 @@ pub(crate) struct Finished {
     pub created: Vec<Entry>,
 }
 
-/// Runs all steps of a plan, or none. This process stays in the container's mount namespace.
+/// Runs all steps of a plan, or none. This process stays in the container's mount namespace. `earlier`: names that earlier starts of
+/// the container created, from its record.
 ///
 /// # Errors
 /// If a required step fails. The steps before it are undone.
-pub(crate) fn carry_out(plan: Plan<'_>, open: OpenContainer, container: &Container<'_>) -> Result<Finished> {
+pub(crate) fn carry_out(
+    plan: Plan<'_>,
+    open: OpenContainer,
+    container: &Container<'_>,
+    earlier: &[Entry],
+) -> Result<Finished> {
     let Plan { steps, api, hosts_dev, label, mut findings } = plan;
     let is_own = leftovers::is_own(open.rootfs(), container.id, container.bundle, &container.spec.rootfs);
     let inside = open.enter().map(|inside| Layout::new(inside, api, hosts_dev, label, &container.spec.mounts));
-    let finished = inside.and_then(|layout| run_all(Target::new(layout, api, is_own), steps));
+    let finished = inside.and_then(|layout| run_all(Target::new(layout, api, is_own, earlier.to_vec()), steps));
     // In a container with a user namespace, the files so far were created as its root user. From here on, files belong to the
     // host's root: a record is only accepted if no other user could have written it.
     base::sys::process::create_files_as_ourselves();

@@ -119,7 +119,7 @@ pub(super) fn give(
         allow_devices(Pid::from_raw(pid), container, &rules, gpus.config().edit_cgroups, call)?;
         call.step_done("cgroup");
     }
-    let finished = inject::carry_out(prepared, open, container)?;
+    let finished = inject::carry_out(prepared, open, container, &call.record().created.clone())?;
     finished.findings.iter().for_each(|finding| call.finding(finding));
     call.created(finished.created);
     call.step_done("mounts");

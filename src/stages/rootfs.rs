@@ -61,8 +61,8 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
         steps::prefer(&mut steps, &dir, |soname| image.compat.contains(soname));
         plan::newer_libcuda(&image).iter().for_each(|finding| call.finding(finding));
     }
-    let finished =
-        inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, open, &Container::new(&state, &spec)?)?;
+    let prepared = inject::prepare(&steps, &spec.mount_label)?;
+    let finished = inject::carry_out(prepared, open, &Container::new(&state, &spec)?, &call.record().created.clone())?;
     finished.findings.iter().for_each(|finding| call.finding(finding));
     call.created(finished.created);
     call.step_done("rootfs");

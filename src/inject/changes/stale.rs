@@ -1,6 +1,8 @@
 //! Removes what another driver version left in a container that is started again: the empty mount points of its libraries, and
 //! links to them. A program that loads a library that the new driver lacks would fail with "file too short".
 //!
+//! The names are those of this container, by the engine's list of its layers or by the record of an earlier start.
+//!
 //! This is done only if no other container uses the root file system, see [`sharing`](crate::inject::sharing). It removes only empty
 //! regular files with the versioned name of a driver library, and links to them in the same directory.
 
@@ -11,7 +13,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use rustix::fs::{AtFlags, FileType, OFlags};
+use rustix::fs::{AtFlags, FileType, OFlags, Stat};
 
 use base::paths::ContainerPath;
 use base::sys::in_root::Created;
@@ -32,7 +34,7 @@ impl Target {
     /// Searches the directories of these libraries, and returns the paths of the files for the linker cache. The files are
     /// removed after the last step.
     pub(super) fn find_stale(&mut self, entries: &[CacheEntry]) -> BTreeSet<PathBuf> {
-        if !self.is_own {
+        if !self.is_own && self.earlier.is_empty() {
             return BTreeSet::new();
         }
         let mut dirs: Vec<ContainerPath> = Vec::new();
@@ -80,6 +82,7 @@ impl Target {
         *left = left.saturating_sub(names.len());
         let mut stale: BTreeSet<_> =
             names.iter().filter(|name| is_library_of_a_driver(name) && is_empty_file(&dir, name)).cloned().collect();
+        stale.retain(|name| self.may_remove(path, &dir, name));
         let links: Vec<(&OsString, OsString)> = names
             .iter()
             .filter(|name| name.as_bytes().starts_with(b"lib"))
@@ -87,13 +90,26 @@ impl Target {
             .collect();
         // libx.so.1 -> libx.so.535.1, and libx.so -> libx.so.1
         for _ in 0..2 {
-            let found: Vec<_> = links.iter().filter(|(_, text)| stale.contains(text)).map(|(name, _)| *name).collect();
+            let found = links.iter().filter(|(name, text)| stale.contains(text) && self.may_remove(path, &dir, name));
+            let found: Vec<_> = found.map(|(name, _)| *name).collect();
             stale.extend(found.into_iter().cloned());
         }
         for name in &stale {
             self.stale.push(Created { dir: Rc::clone(&dir), name: name.into(), is_dir: false });
         }
         Some(stale)
+    }
+}
+
+impl Target {
+    /// Reports whether a name may be removed: the root file system was made for this container, or its record lists this inode. Other
+    /// root file systems (`--rootfs`, engines whose lists the hook does not read) may be shared.
+    fn may_remove(&self, path: &ContainerPath, dir: &OwnedFd, name: &OsStr) -> bool {
+        let is_recorded = |stat: Stat| {
+            let path = path.absolute().join(name);
+            self.earlier.iter().any(|entry| entry.inode == stat.st_ino && entry.path == path)
+        };
+        self.is_own || rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(is_recorded)
     }
 }
 

@@ -68,8 +68,12 @@ fn carry_out(hook: &Hook, call: &mut Call) -> Result<()> {
     call.set_deadline(start)?;
     let container = OpenContainer::inside(&spec.rootfs)?;
     let steps = steps(hook, &container, &spec);
-    let finished =
-        inject::carry_out(inject::prepare(&steps, &spec.mount_label)?, container, &Container::new(&state, &spec)?)?;
+    let finished = inject::carry_out(
+        inject::prepare(&steps, &spec.mount_label)?,
+        container,
+        &Container::new(&state, &spec)?,
+        &[],
+    )?;
     finished.findings.iter().for_each(|finding| call.finding(finding));
     Ok(())
 }
