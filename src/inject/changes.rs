@@ -8,6 +8,7 @@ mod stale;
 
 pub(super) use cdi_hook::MAX_PARAMS;
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -33,6 +34,7 @@ use super::source::Source;
 use super::tmpfs::{Directory, is_own_tmpfs};
 use super::undo::{Change, Done};
 use super::{Apply, Finished, Runner};
+use own_node::OwnNodes;
 use records::created::Entry;
 
 /// A container whose mount namespace this process has entered. Each step is a method.
@@ -44,6 +46,8 @@ pub(crate) struct Target {
     is_own: bool,
     /// Names that earlier starts of the container created
     earlier: Vec<Entry>,
+    /// The nodes that are created for the container
+    own_nodes: OwnNodes,
     /// Mounted files by their path
     mounted: Vec<(ContainerPath, Rc<OwnedFd>)>,
     /// Whether a step lists library directories for the image's ldconfig
@@ -96,13 +100,21 @@ impl Runner for Target {
 }
 
 impl Target {
-    /// Creates a target without changes. `is_own`: the engine made this root file system for the container.
-    pub(super) const fn new(layout: Layout, api: Api, is_own: bool, earlier: Vec<Entry>) -> Self {
+    /// Creates a target without changes. `is_own`: the engine made this root file system for the container. `own_nodes`: the numbers of
+    /// the nodes that are created for it.
+    pub(super) const fn new(
+        layout: Layout,
+        api: Api,
+        is_own: bool,
+        earlier: Vec<Entry>,
+        own_nodes: BTreeSet<(u32, u32)>,
+    ) -> Self {
         Self {
             layout,
             api,
             is_own,
             earlier,
+            own_nodes: OwnNodes::new(own_nodes),
             mounted: Vec::new(),
             lists_directories: false,
             had_other_driver: false,

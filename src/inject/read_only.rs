@@ -85,11 +85,11 @@ impl Scratch {
 
     /// Creates a node with mode 0666, like runtimes do.
     pub(super) fn create_node(&self, (major, minor): (u32, u32)) -> rustix::io::Result<OwnedFd> {
-        let (name, mode) = (OsStr::new("node"), Mode::from_raw_mode(0o666));
-        rustix::fs::mknodat(&self.tmpfs, name, FileType::CharacterDevice, mode, rustix::fs::makedev(major, minor))?;
+        let (name, mode) = (OsString::from(format!("{major}:{minor}")), Mode::from_raw_mode(0o666));
+        rustix::fs::mknodat(&self.tmpfs, &name, FileType::CharacterDevice, mode, rustix::fs::makedev(major, minor))?;
         // mknod(2) subtracts the umask from the mode, and chmod(2) does not.
-        rustix::fs::chmodat(&self.tmpfs, name, mode, AtFlags::empty())?;
-        open_in(&self.tmpfs, name)
+        rustix::fs::chmodat(&self.tmpfs, &name, mode, AtFlags::empty())?;
+        open_in(&self.tmpfs, &name)
     }
 
     fn mount_by(below: &OwnedFd, table: Vec<u8>, mount: impl FnOnce() -> std::io::Result<()>) -> Result<Self> {

@@ -61,6 +61,14 @@ impl Step {
             _ => Need::Required,
         }
     }
+
+    /// Returns the major and minor number of the node that this step creates, if it creates one.
+    pub(crate) const fn own_node(&self) -> Option<(u32, u32)> {
+        match self {
+            Self::MountNode { node, own: Some(_) } => Some((node.major, node.minor)),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Step {

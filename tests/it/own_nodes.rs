@@ -21,7 +21,11 @@ const NEEDS_CRUN: &[Need] = &[
     Need::CgroupV2,
 ];
 
+const NEEDS_STRACE: &[Need] =
+    &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter"), Need::Program("strace")];
+
 tests! {
+    NEEDS_STRACE => one_tmpfs_for_all_nodes;
     NEEDS => a_user_opens_them, the_hosts_nodes_if_configured, where_none_can_be_created, the_hosts_dev_is_left_alone;
     NEEDS_CRUN => podman, processes_that_leave_root;
     engine::NEEDS => podman_with_a_user_namespace;
@@ -51,6 +55,22 @@ fn exec_as(container: &Waiting, user: &str, groups: &str, script: &str) -> Ran {
     enter.args(["-m", "-t", &container.pid().to_string(), "chroot", &format!("--userspec={user}")]);
     enter.arg(format!("--groups={groups}")).arg(&container.rootfs).args(["/bin/sh", "-c", script]);
     run(&mut enter)
+}
+
+/// On most hosts of SUSE, each start creates all nodes.
+fn one_tmpfs_for_all_nodes() {
+    let (dir, fake) = (scratch(), suse());
+    let image = Image::new(dir.path(), &[]);
+    let container = start(dir.path(), &image, &json!({"uid": 0, "gid": 0}), "");
+    let trace = dir.path().join("trace");
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-e", "trace=mount,mknodat", "-o"]).arg(&trace).arg(HOOK);
+    container.call(&mut strace, &fake.config).ok();
+    let calls = std::fs::read_to_string(trace).unwrap();
+    let count = |call: &str| calls.lines().filter(|line| line.contains(call)).count();
+    assert!(count("S_IFCHR") > 3, "{calls}");
+    assert_eq!(count(" mount("), 1, "{calls}");
+    assert_eq!(exec_as(&container, "1000:1000", "", &format!("probe-open {NODES}")).ok(), OPEN);
 }
 
 /// On new and old kernels, twice, and in a read-only rootfs.

@@ -5,14 +5,16 @@
 //! bind-mounts it read-only, and unmounts the tmpfs. This also works with a user namespace: device nodes do not work on a file
 //! system that was mounted in one (`SB_I_NODEV`), and the hook mounts the tmpfs outside.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::iter::once;
+use std::os::fd::OwnedFd;
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
 
 use base::paths::ContainerPath;
 use base::report::errno_of;
-use base::sys::mount::MountAttrs;
+use base::sys::mount::{Api, MountAttrs};
 use findings::catalog;
 use nvidia_host::driver::access::Permissions;
 
@@ -22,6 +24,25 @@ use crate::inject::read_only::Scratch;
 use crate::inject::source::Source;
 use crate::inject::undo::StillMounted;
 use crate::plan::process::Process;
+
+/// The nodes that the hook creates for a container.
+#[derive(Debug)]
+pub(super) struct OwnNodes {
+    /// The numbers of those that are not created yet
+    missing: BTreeSet<(u32, u32)>,
+    /// Those that are created and not mounted yet
+    created: BTreeMap<(u32, u32), Source>,
+}
+
+impl OwnNodes {
+    pub(super) const fn new(missing: BTreeSet<(u32, u32)>) -> Self {
+        Self { missing, created: BTreeMap::new() }
+    }
+}
+
+fn create(scratch: &Scratch, device: (u32, u32), api: Api) -> Result<Source> {
+    Source::from_fd(scratch.create_node(device)?, None, MountAttrs::DEVICE_NODE, api)
+}
 
 impl Target {
     /// Mounts the host's node `source`, or one that is created for `own`.
@@ -44,20 +65,56 @@ impl Target {
         // The tmpfs is mounted on the directory of the node for a moment, which must not propagate to the host either.
         let dir = self.layout.parent(target)?;
         self.layout.mounts.refuse_shared_dir(&dir)?;
-        let scratch = Scratch::for_nodes(&dir, self.layout.label.as_ref())?;
-        let created = scratch.create_node(device).map_err(anyhow::Error::from);
-        let created = created.and_then(|node| Source::from_fd(node, None, MountAttrs::DEVICE_NODE, self.api));
-        let put = match created {
-            Ok(created) => self.mount_on(created, target, at),
-            // The hook has no CAP_MKNOD, or its device cgroup forbids mknod(2). The host's node is mounted instead.
-            Err(error) if errno_of(&error) == Some(Errno::EPERM) => {
-                self.note_if_shut(target, process, Permissions::from_stat(source.stat()));
-                self.mount_on(source, target, at)
-            }
-            Err(error) => Err(error.context("create a device node")),
+        if let Some(scratch) = self.create_nodes(&dir, device)? {
+            let put = self.put(source, target, at, device, process);
+            scratch.unmount().context(StillMounted)?;
+            return put;
+        }
+        self.put(source, target, at, device, process)
+    }
+
+    /// Mounts the node that was created, or the host's `source`.
+    fn put(
+        &mut self,
+        source: Source,
+        target: &ContainerPath,
+        at: MountPoint,
+        device: (u32, u32),
+        process: &Process,
+    ) -> Result<()> {
+        if let Some(created) = self.own_nodes.created.remove(&device) {
+            return self.mount_on(created, target, at);
+        }
+        self.note_if_shut(target, process, Permissions::from_stat(source.stat()));
+        self.mount_on(source, target, at)
+    }
+
+    /// Creates all nodes of the container with one tmpfs, or this one if the kernel cannot detach mounts. Then the tmpfs is returned,
+    /// because it must stay until the node is mounted.
+    fn create_nodes(&mut self, dir: &OwnedFd, device: (u32, u32)) -> Result<Option<Scratch>> {
+        let devices = match self.api {
+            Api::Detached => std::mem::take(&mut self.own_nodes.missing),
+            Api::InPlace => BTreeSet::from([device]),
         };
+        if devices.is_empty() {
+            return Ok(None);
+        }
+        let scratch = Scratch::for_nodes(dir, self.layout.label.as_ref())?;
+        let created = devices.into_iter().map(|device| Ok((device, create(&scratch, device, self.api)?)));
+        match created.collect::<Result<BTreeMap<_, _>>>() {
+            Ok(created) => self.own_nodes.created = created,
+            // The hook has no CAP_MKNOD, or its device cgroup forbids mknod(2). The host's nodes are mounted instead.
+            Err(error) if errno_of(&error) == Some(Errno::EPERM) => {}
+            Err(error) => {
+                scratch.unmount().context(StillMounted)?;
+                return Err(error.context("create a device node"));
+            }
+        }
+        if self.api == Api::InPlace {
+            return Ok(Some(scratch));
+        }
         scratch.unmount().context(StillMounted)?;
-        put
+        Ok(None)
     }
 
     /// Adds a finding if the process cannot open the node. Only for the first node: all nodes usually have the same owner and

@@ -29,7 +29,8 @@ pub fn run(data: &[u8]) {
     record.name_container(word(), pod, Path::new("/nowhere"));
     (0..70).for_each(|_| record.add_finding(&Finding::new(&catalog::CONFIG, word(), word())));
     record.end(Outcome::Failed, word());
-    assert_eq!(record.findings.len(), 64);
+    // The same finding counts once.
+    assert!(record.findings.len() <= 64);
     record.findings.iter().for_each(|said| check_line(&said.what));
     record.findings.iter().for_each(|said| check_line(&said.fix));
     let again = Record::parse(&serde_json::to_vec_pretty(&record).unwrap()).expect("its own");
