@@ -90,17 +90,19 @@ pub fn rootfs_edits(edits: &Edits, host: &SpecContext) -> RootfsEdits {
             let paths = file.sonames.iter().filter_map(|soname| dir.join(soname));
             rest.libraries.extend(paths.map(|path| (*arch, path)));
         }
-        if unknown && matches!(file.placement, Placement::LibraryBelow(arch, _) if arch == Arch::native()) {
+        if let (true, Placement::LibraryBelow(arch, below)) = (unknown, &file.placement)
+            && *arch == Arch::native()
+        {
             let names = file.sonames.iter().chain([&file.name]);
-            rest.below.extend(names.filter_map(|name| below(&dir, Path::new(name))));
+            rest.below.extend(names.filter_map(|name| Some((Path::new(below).join(name), dir.join(name)?))));
         }
         placed.files.push(edits::HostFile { placement: Placement::At(dir), ..file.clone() });
     }
     for Link { link, text, need, .. } in placement::links(&placed, RootfsFacts::default()) {
         // gbm/nvidia-drm_gbm.so
         let mut below_dir = edits.links.iter().filter(|dev| Path::new(&dev.name).components().count() > 1);
-        if unknown && below_dir.any(|dev| link.relative().ends_with(&dev.name)) {
-            rest.below.extend(link.parent().and_then(|dir| below(&dir, Path::new(link.file_name()))));
+        if let (true, Some(dev)) = (unknown, below_dir.find(|dev| link.relative().ends_with(&dev.name))) {
+            rest.below.insert(PathBuf::from(&dev.name), link.clone());
         }
         if need == Need::Required {
             rest.required.insert(link.clone());
@@ -112,11 +114,6 @@ pub fn rootfs_edits(edits: &Edits, host: &SpecContext) -> RootfsEdits {
         rest.shown.extend(mask.mounts.iter().cloned());
     }
     rest
-}
-
-/// Returns `vdpau/x.so` for the name `x.so` in `/usr/lib64/vdpau`, and the complete path.
-fn below(dir: &ContainerPath, name: &Path) -> Option<(PathBuf, ContainerPath)> {
-    Some((Path::new(dir.file_name()).join(name), dir.join(name)?))
 }
 
 /// The stage of the hook entry. At createContainer, root in a user namespace may lack access to the bundle, which Podman 5.0 and newer
@@ -260,6 +257,16 @@ mod tests {
             assert_eq!(rest.links.get(&link).map(PathBuf::as_path), Some(Path::new("libvdpau_nvidia.so.535")), "{dir}");
             assert_eq!(rest.below.get(Path::new("vdpau/libvdpau_nvidia.so.1")), Some(&link), "{dir}");
         }
+    }
+
+    /// An image with another library directory needs them in the same place below that one.
+    #[test]
+    fn libraries_two_directories_below() {
+        let mut file = file_in("usr/lib64/nvidia/wine", "nvngx.dll", 1, None);
+        file.placement = Placement::LibraryBelow(Arch::native(), "nvidia/wine");
+        let rest = rootfs_edits(&Edits { files: vec![file], ..Edits::default() }, &host());
+        let path = ContainerPath::new("usr/lib64/nvidia/wine/nvngx.dll").unwrap();
+        assert_eq!(rest.below.into_iter().collect::<Vec<_>>(), [(PathBuf::from("nvidia/wine/nvngx.dll"), path)]);
     }
 
     #[test]
