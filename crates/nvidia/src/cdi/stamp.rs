@@ -198,6 +198,12 @@ mod tests {
         let before = complete(Some(UNASKED), |_| ());
         assert_eq!(before, complete(Some(UNASKED), |_| ()));
         assert_eq!(complete(None, |_| ()), stamp(None), "no MIG devices in procfs");
+        let mut fewer = inventory.clone();
+        fewer.gpus.retain(|gpu| !gpu.mig_devices.is_empty());
+        assert!(fewer.gpus.len() < inventory.gpus.len());
+        let mut of_fewer = stamp(Some(UNASKED));
+        of_fewer.complete(&fewer);
+        assert_eq!(of_fewer, before, "only the MIG devices count");
         for (now, are_others) in [
             (before.clone(), false),
             (complete(Some(UNASKED), |mig| mig.uuid.push('x')), true),

@@ -108,6 +108,20 @@ mod tests {
         assert_eq!(parse_uuid("GPU UUID: \t GPU-????????-????-????-????-????????????\n"), None);
     }
 
+    /// readdir(3) returns the names in any order.
+    #[test]
+    fn gpus_are_in_the_order_of_their_addresses() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = [9, 3, 12, 1, 7, 15, 4, 10, 2, 14].map(|bus| format!("0000:{bus:02x}:00.0"));
+        for name in &names {
+            std::fs::create_dir_all(dir.path().join("proc/driver/nvidia/gpus").join(name)).unwrap();
+        }
+        let found = read_gpus(&Tree::open(&base::paths::HostPath::new(dir.path())).unwrap());
+        let mut expected = names.to_vec();
+        expected.sort();
+        assert_eq!(found.iter().map(|gpu| gpu.dir.to_str().unwrap()).collect::<Vec<_>>(), expected);
+    }
+
     #[test]
     fn an_excluded_gpu_is_known() {
         let of = |information: &str| KernelGpu::parse("0000:02:00.0".into(), information).unwrap();

@@ -359,6 +359,19 @@ pub(crate) mod tests {
         FailedGpu { index, uuid: Some("GPU-00000009".into()), bus_id, why, node_missing, ..FailedGpu::default() }
     }
 
+    #[test]
+    fn the_gpus_that_are_left_are_counted() {
+        let mut inventory = inventory();
+        inventory.failed = vec![failed(Some(9), false)];
+        let says = |inventory: &Inventory, words: &str| {
+            let (_, findings) = select(&VisibleDevices::All, "x", inventory, &Limits::default()).unwrap();
+            assert!(findings[0].what.ends_with(words), "{}", findings[0].what);
+        };
+        says(&inventory, "; the container gets the other 3 GPUs");
+        inventory.gpus.truncate(1);
+        says(&inventory, "; the container gets only the other GPU");
+    }
+
     fn chosen_within(asked: &str, inventory: &Inventory, limits: &Limits) -> Result<Vec<String>> {
         let asked = device_id::parse(asked).unwrap();
         let (chosen, _) = select(&asked, "NVIDIA_VISIBLE_DEVICES", inventory, limits)?;
