@@ -1,17 +1,12 @@
 //! Asks a local server one question, within a time limit and a size limit.
-#![allow(
-    unsafe_code,
-    reason = "connect(2) with a time limit: neither std nor the features of rustix and nix that are used have it"
-)]
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use nix::libc;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Sends a question to the server at this path, and returns its answer: all bytes until it closes the connection.
 ///
@@ -45,31 +40,10 @@ pub fn ask(path: &Path, question: &[u8], limit: usize, patience: Duration) -> io
 /// Connects to the server at this path. A server that accepts no connections blocks connect(2) when its backlog is full, for as long as
 /// `SO_SNDTIMEO` permits (unix_stream_connect() in net/unix/af_unix.c). std connects before the option can be set.
 fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
-    // SAFETY: all-zero bytes are a valid value of the struct, which consists of integers.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    address.sun_family = libc::sa_family_t::try_from(libc::AF_UNIX).map_err(io::Error::other)?;
-    let name = path.as_os_str().as_bytes();
-    // The byte after the path stays zero (unix(7)).
-    if name.len() >= address.sun_path.len() {
-        return Err(ErrorKind::InvalidFilename.into());
-    }
-    for (to, from) in address.sun_path.iter_mut().zip(name) {
-        *to = libc::c_char::from_ne_bytes([*from]);
-    }
-    // SAFETY: socket(2) takes no pointers.
-    let socket = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
-    if socket < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: socket(2) has just returned the descriptor, and no other value owns it.
-    let stream = UnixStream::from(unsafe { OwnedFd::from_raw_fd(socket) });
-    stream.set_write_timeout(Some(patience))?;
-    let size = libc::socklen_t::try_from(size_of_val(&address)).map_err(io::Error::other)?;
-    // SAFETY: connect(2) reads `size` bytes of the address, which is alive and as long, and keeps no pointer.
-    match unsafe { libc::connect(stream.as_raw_fd(), (&raw const address).cast(), size) } {
-        0 => Ok(stream),
-        _ => Err(in_words(io::Error::last_os_error())),
-    }
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
+    net::connect(&socket, &SocketAddrUnix::new(path)?).map_err(|errno| in_words(errno.into()))?;
+    Ok(socket.into())
 }
 
 /// The kernel reports a time limit of a socket as EAGAIN (socket(7)), which reads "resource temporarily unavailable".
@@ -119,8 +93,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
-        // SAFETY: listen(2) takes no pointers. A backlog of 0 leaves room for one peer.
-        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+        // A backlog of 0 leaves room for one peer.
+        net::listen(&listener, 0).unwrap();
         let _first = UnixStream::connect(&path).unwrap();
         assert_eq!(ask(&path, b"?", 10, BRIEFLY).unwrap_err().kind(), ErrorKind::TimedOut);
         let long = dir.path().join("x".repeat(200));
