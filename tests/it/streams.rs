@@ -317,7 +317,7 @@ fn of_each_command() {
         hook("list", &["list"]),
         hook("list", &["list", "--json"]),
         hook("prepare", &["prepare", "--root", dir.path().to_str().unwrap()]),
-        hook("cdi generate", &["cdi", "generate"]),
+        hook("cdi generate", &["cdi", "generate", "--output", "-"]),
         hook("cdi generate", &["cdi", "generate", "--output", &spec]),
         hook("cdi refresh", &["cdi", "refresh", "--output", &spec]),
         hook("cdi list", &["cdi", "list"]),
@@ -378,7 +378,11 @@ fn of_the_device_plugin() {
     }
     // The services run until they are stopped.
     for call in [
-        call("run", [program, "run", "--config", config, "--kubelet-dir", &kubelet, "--run-dir", &run_dir], ""),
+        call(
+            "run",
+            [program, "run", "--config", config, "--kubelet-dir", &kubelet, "--run-dir", &run_dir, "--cdi-dir", &cdi],
+            "",
+        ),
         call("nri", [program, "nri", "--config", config, "--socket", &socket, "--cdi-dir", &cdi], ""),
     ] {
         for stream in [Full, NoReader, Closed, Stuck] {
