@@ -62,8 +62,8 @@ pub struct Keeper {
     path: PathBuf,
     /// The devices of the node; `None` if the driver does not work
     inventory: Option<Inventory>,
-    /// The state of the host from which the file was written for these devices, and whether there is a file: there is none if the limits
-    /// permit no device
+    /// The state of the host when the file was last written for these devices, and whether the file was created: engines reject a spec
+    /// without devices, so none is written if the limits permit no device
     written: Option<(Stamp, bool)>,
 }
 

@@ -259,22 +259,25 @@ fn an_unused_cdi_spec_goes() {
     let mut node = Node::start_on(fake, &["--cdi-dir", cdi.to_str().unwrap()]);
     node.wait("the list", SOON, GPU, 1, 1);
     let spec = std::fs::read_to_string(&file).unwrap();
-    let script = format!("mount --bind '{}' /run; exec \"$@\"", run.display());
-    let mut restart = |strategy: &str| {
+    // A PID namespace of its own, because the plugin looks for NRI plugins, which other tests start.
+    let mut restart = |strategy: &str, before: &str| {
         node.plugin.kill().unwrap();
         node.plugin.wait().unwrap();
         node.kubelet = FakeKubelet::start(&node.kubelet_dir);
         let mut command = Command::new("unshare");
-        command.args(["-m", "sh", "-euc", &script, "sh", PROGRAM]);
+        let script = format!("mount --bind '{}' /run; {before}exec \"$@\"", run.display());
+        command.args(["-m", "-p", "-f", "--kill-child", "--mount-proc", "bash", "-euc", &script, "bash", PROGRAM]);
         node.plugin = start_with(command, &node.fake, &node.kubelet_dir, &[strategy]);
         node.wait("the list", SOON, GPU, 1, 1);
         file.is_file()
     };
-    assert!(!restart("--device-list-strategy=envvar"));
-    assert!(restart("--device-list-strategy=cdi-cri"));
+    let nri = "(exec -a oci-nvidia-kubelet-plugin sh -c 'sleep 60; :' nri) & sleep 0.3; ";
+    assert!(restart("--device-list-strategy=envvar", nri), "the unit of the NRI plugin has the same spec");
+    assert!(!restart("--device-list-strategy=envvar", ""));
+    assert!(restart("--device-list-strategy=cdi-cri", ""));
     let theirs = spec.replace("oci-nvidia-hook", "nvidia-cdi-hook").replace("\"rootfs\"", "\"update-ldcache\"");
     std::fs::write(&file, theirs).unwrap();
-    assert!(restart("--device-list-strategy=volume-mounts"));
+    assert!(restart("--device-list-strategy=volume-mounts", ""));
     assert_eq!(node.log().matches("removed the CDI spec of an earlier run").count(), 1, "{}", node.log());
 }
 

@@ -6,7 +6,7 @@ use base::tree::Tree;
 
 use super::PROGRAM;
 
-/// The commands that serve somebody; others end, or are processes that these start.
+/// The commands that keep running until they are stopped. The monitor, which these start, has another name.
 const RUN: &str = "run";
 const NRI: &str = "nri";
 
@@ -22,7 +22,8 @@ pub struct Process {
 }
 
 /// Returns the processes of root. Other users can start programs with this name, too.
-pub(super) fn of_host(host: &Tree) -> Vec<Process> {
+#[must_use]
+pub fn of_host(host: &Tree) -> Vec<Process> {
     let names = host.names(Path::new("/proc"));
     let pids =
         names.iter().filter_map(|name| name.to_str()).filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));

@@ -66,7 +66,7 @@ impl fmt::Display for Unhealthy {
     }
 }
 
-/// Why there is no answer.
+/// The reason for a missing answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unanswered {
     /// No process listens.

@@ -15,7 +15,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep_until, timeout};
 
+use base::paths::HostPath;
 use base::report::Finding;
+use base::tree::Tree;
+use engines::kubelet_plugin::processes;
 use nvidia_host::config::Limits;
 use nvidia_host::inventory::Inventory;
 
@@ -152,8 +155,14 @@ pub async fn run(
     }
 }
 
-/// A spec that an earlier run wrote for another strategy would name the files of an old driver after the next update.
+/// Removes the spec that an earlier run wrote for another strategy: after the next update of the driver, it would name missing files. A
+/// process of the other unit, `oci-nvidia-nri`, uses the same file and keeps it current.
 fn remove_unused_spec(log: Log) {
+    let is_used = Tree::open(&HostPath::new("/"))
+        .is_ok_and(|host| processes::of_host(&host).iter().any(|found| found.for_engine));
+    if is_used {
+        return;
+    }
     match cdi_keeper::remove_unused(Path::new(cdi_keeper::DIR)) {
         Ok(true) => {
             log.note("removed the CDI spec of an earlier run, because containers get no CDI devices from this plugin")

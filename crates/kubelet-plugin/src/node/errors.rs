@@ -21,6 +21,8 @@ const NAME: &str = "errors.json";
 const TEMPORARY: &str = "errors.json.new";
 /// The limit for its size in bytes.
 const MAX_SIZE: usize = 1 << 20;
+/// The precision of the time of the last error. A driver can report thousands of errors a second, and the file is not written for each.
+const PRECISION: Duration = Duration::from_secs(1);
 
 /// The content of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,7 +75,7 @@ impl ErrorFile {
     /// # Errors
     /// An error that is not the same as the last time.
     pub fn update(&mut self, errors: BTreeMap<String, OpenError>, now: (Instant, SystemTime)) -> Result<(), String> {
-        if self.written.as_ref() == Some(&errors) {
+        if self.written.as_ref().is_some_and(|written| is_nearly(written, &errors)) {
             return Ok(());
         }
         let result =
@@ -100,6 +102,17 @@ impl ErrorFile {
         // rename(2) replaces the file in one step: a process that is killed leaves the old errors or the new ones.
         fs::rename(&temporary, path)
     }
+}
+
+/// Reports whether the errors are the same but for less than [`PRECISION`] of the last ones.
+fn is_nearly(written: &BTreeMap<String, OpenError>, errors: &BTreeMap<String, OpenError>) -> bool {
+    let is_near = |(uuid, old): (&String, &OpenError)| {
+        errors.get(uuid).is_some_and(|new| {
+            let moved = new.last.saturating_duration_since(old.last);
+            old.cause == new.cause && old.since == new.since && old.last <= new.last && moved < PRECISION
+        })
+    };
+    written.len() == errors.len() && written.iter().all(is_near)
 }
 
 fn driver(state: &HostState) -> String {
@@ -145,6 +158,17 @@ mod tests {
         assert!(!run.is_dir());
         let errors = BTreeMap::from([("GPU-0".to_owned(), error("XID 79", now, 30, 10))]);
         file.update(errors, (now, wall)).unwrap();
+        // More errors within a second do not change the file.
+        let content = || fs::read(run.join(NAME)).unwrap();
+        let before = content();
+        for (last, is_new) in [(10_000, false), (9_500, false), (9_000, true), (8_900, false)] {
+            let last = now.checked_sub(Duration::from_millis(last)).unwrap();
+            let errors = BTreeMap::from([("GPU-0".to_owned(), OpenError { last, ..error("XID 79", now, 30, 10) })]);
+            let old = content();
+            file.update(errors, (now, wall)).unwrap();
+            assert_eq!(content() != old, is_new);
+        }
+        fs::write(run.join(NAME), before).unwrap();
         let later = (now + Duration::from_secs(5), wall + Duration::from_secs(5));
         let found = file.read(later);
         let (expected, found) = (error("XID 79", later.0, 35, 15), &found["GPU-0"]);

@@ -47,7 +47,7 @@ pub fn machine(config: &Config) -> Option<String> {
     Some(String::from_utf8(bytes).ok()?.trim().to_owned())
 }
 
-/// Returns the PCI classes of NVIDIA's devices, by their addresses in sysfs. Without an answer of the kernel, there are none.
+/// Returns the PCI classes of NVIDIA's devices, by their addresses in sysfs. The map is empty if sysfs cannot be read.
 #[must_use]
 pub fn pci_classes(config: &Config) -> BTreeMap<String, String> {
     let devices = Roots::open(config).ok().and_then(|roots| pci::devices(&roots.sys)).unwrap_or_default();

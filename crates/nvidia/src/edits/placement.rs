@@ -186,6 +186,6 @@ mod tests {
             "no link to itself, and one link of each name"
         );
         let other = Edits { links: vec![dev_link("libcuda.so")], ..Edits::default() };
-        assert_eq!(texts(&other), Vec::<String>::new(), "no link to a library that is not there");
+        assert_eq!(texts(&other), Vec::<String>::new(), "no link to a missing library");
     }
 }
