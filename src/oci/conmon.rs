@@ -27,8 +27,8 @@ pub(crate) fn name_of(id: &str, init: i32) -> Option<String> {
 }
 
 /// Returns the ids of the running containers with this name, from the arguments of all processes that are called conmon. Any user can start
-/// such a process, so the answers are a guess whom the caller means: only those of root's processes are returned if there are any, and
-/// those of other users' otherwise. `proc` is /proc.
+/// such a process. So if root has processes with this name, only their ids are returned, and otherwise those of other users. `proc` is
+/// /proc.
 pub(crate) fn ids_of(proc: &Path, name: &str) -> BTreeSet<String> {
     let (mut of_root, mut of_others) = (BTreeSet::new(), BTreeSet::new());
     for entry in std::fs::read_dir(proc).into_iter().flatten().flatten() {
