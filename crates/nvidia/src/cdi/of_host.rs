@@ -188,3 +188,38 @@ fn refresh_once(
     }
     Ok(Stamp::of_host(config, settings) != before)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::stamp::tests as stamp;
+    use super::*;
+    use cdi_spec::spec::{ContainerEdits, Device, Hook};
+
+    /// Without GPUs, a spec of ours lists GPUs that no longer exist.
+    #[test]
+    fn only_our_specs_are_removed() {
+        let (dir, config) = stamp::host();
+        std::fs::remove_dir_all(dir.path().join("proc/driver/nvidia/gpus")).unwrap();
+        let path = dir.path().join("nvidia.json");
+        let ours = RootfsEdits { stamp: Some("driver=1,boot=b,host=7,files=8".to_owned()), ..RootfsEdits::default() };
+        for (args, stays) in [(vec!["nvidia-ctk".to_owned()], true), (ours.to_args().unwrap(), false)] {
+            let hook = Hook { hook_name: "createContainer".to_owned(), path: "/p".to_owned(), args, ..Hook::default() };
+            let container_edits = ContainerEdits { hooks: vec![hook], ..ContainerEdits::default() };
+            let edits = ContainerEdits { env: vec!["A=b".to_owned()], ..ContainerEdits::default() };
+            let devices = vec![Device { name: "all".to_owned(), container_edits: edits, ..Device::default() }];
+            let kind = "nvidia.com/gpu".to_owned();
+            let spec = Spec { kind, devices, container_edits, ..Spec::default() }.with_minimum_version();
+            std::fs::write(&path, Format::Json.print(&spec).unwrap()).unwrap();
+            let settings = Settings {
+                naming: Naming::default(),
+                vendor: "nvidia.com".to_owned(),
+                class: "gpu".to_owned(),
+                additional_gids: None,
+                program: HostPath::new("/p"),
+                format: Format::Json,
+            };
+            refresh(&path, &config, &settings, &|| false, &mut Vec::new()).unwrap();
+            assert_eq!(std::fs::metadata(&path).is_ok(), stays, "{spec:?}");
+        }
+    }
+}

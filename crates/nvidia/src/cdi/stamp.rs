@@ -98,16 +98,19 @@ impl Stamp {
     #[must_use]
     pub fn of_host(config: &Config, settings: &impl Debug) -> Option<Self> {
         let roots = Roots::open(config).ok()?;
-        let mut state = HostState::without_library(&roots);
+        Self::of_state(HostState::without_library(&roots), &roots, config, settings)
+    }
+
+    fn of_state(mut state: HostState, roots: &Roots, config: &Config, settings: &impl Debug) -> Option<Self> {
         let (driver, boot) = (state.module.take()?, state.boot.take().unwrap_or_default());
         if state.gpus.is_empty() {
             return None;
         }
         // A spec depends on the other nodes too, and not on their inodes.
         state.nodes.clear();
-        let files = files(&roots, config, &driver);
+        let files = files(roots, config, &driver);
         let settings = (env!("CARGO_PKG_VERSION"), config, settings);
-        let host = hash(&(&state, nodes(&roots.dev), sockets(&roots, config), settings));
+        let host = hash(&(&state, nodes(&roots.dev), sockets(roots, config), settings));
         let mig = (!state.instances.is_empty()).then_some(UNASKED);
         Some(Self { driver, boot, host, files, mig })
     }
@@ -155,7 +158,7 @@ fn nodes(dev: &Tree) -> Vec<(PathBuf, NodeIdentity)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::driver::elf::tests as elf;
     use crate::driver::file_table::{
@@ -215,8 +218,9 @@ mod tests {
         }
         assert!(!stamp(None).has_other_mig_devices(&before), "that is a change that the kernel shows");
     }
+
     /// A driver root without a linker cache, with one GPU.
-    fn host() -> (tempfile::TempDir, Config) {
+    pub(crate) fn host() -> (tempfile::TempDir, Config) {
         let dir = tempfile::tempdir().unwrap();
         let driver_root = base::paths::HostPath::new(dir.path());
         let config = Config { driver_root, library_dirs: vec!["/usr/lib/driver".into()], ..Config::default() };
@@ -230,10 +234,24 @@ mod tests {
         (dir, config)
     }
 
-    fn write(root: &Path, path: &str, text: impl AsRef<[u8]>) {
+    pub(crate) fn write(root: &Path, path: &str, text: impl AsRef<[u8]>) {
         let path = root.join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();
+    }
+
+    /// udev and the driver's own program create nodes again with the same numbers.
+    #[test]
+    fn the_inode_of_a_node_is_not_in_the_stamp() {
+        let (_dir, config) = host();
+        let roots = Roots::open(&config).unwrap();
+        let with_inode = |inode| {
+            let permissions = Permissions { uid: 0, gid: 0, mode: 0o666 };
+            let nodes = [("nvidia0".to_owned(), crate::host::Node { inode, permissions })].into();
+            let state = HostState { nodes, ..HostState::without_library(&roots) };
+            Stamp::of_state(state, &roots, &config, &()).unwrap()
+        };
+        assert_eq!(with_inode(1), with_inode(2));
     }
 
     #[test]

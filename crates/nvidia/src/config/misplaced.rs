@@ -68,11 +68,19 @@ pub(super) fn error(text: &str, path: &Path, key: &str, place: &Place, at: usize
 
 #[cfg(test)]
 mod tests {
+    use super::tables;
     use crate::config::parse;
     use base::report::render;
     use std::path::Path;
 
     const SHIPPED: &str = include_str!("../../../../config/config.toml");
+    /// A table below another one is not a place: its name without the outer table would be another table.
+    #[test]
+    fn only_top_level_tables_are_places() {
+        let known = ["devices.allow", "outer.inner.key", "key-above"].map(str::to_owned);
+        assert_eq!(tables(&known).collect::<Vec<_>>(), ["devices"]);
+    }
+
     const LOCK: &str = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n";
 
     fn refused(text: &str, path: &str) -> String {

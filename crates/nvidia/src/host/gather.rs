@@ -147,3 +147,30 @@ impl Host {
         self.roots.proc.read_text(Path::new(caps::MIG_MINORS)).ok()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Roots;
+    use super::*;
+    use crate::cdi::stamp::tests as stamp;
+    use crate::inventory::Inventory;
+    use base::paths::HostPath;
+    use base::tree::Tree;
+
+    #[test]
+    fn the_modules_files_exist_only_if_it_is_loaded() {
+        let ((dir, config), empty) = (stamp::host(), tempfile::tempdir().unwrap());
+        // Without the module, the version of the library is unknown.
+        let library = dir.path().join("usr/lib/driver/libnvidia-ml.so");
+        std::fs::copy(library.with_extension("so.570.86"), library.with_extension("so.1")).unwrap();
+        for (root, is_loaded) in [(dir.path(), true), (empty.path(), false)] {
+            let proc = Tree::open(&HostPath::new(root)).unwrap();
+            let roots = Roots { proc, ..Roots::open(&config).unwrap() };
+            let inventory = Inventory { driver_version: "570.86".to_owned(), ..Inventory::default() };
+            let host = Host::below(roots, &config, inventory).unwrap();
+            let facts = host.facts(&Wanted::default(), &[]).unwrap();
+            let files = facts.proc_files.map(|files| files.into_iter().map(|(name, _)| name).collect::<Vec<_>>());
+            assert_eq!((facts.devices.has_proc, files), (is_loaded, is_loaded.then(|| vec!["version".into()])));
+        }
+    }
+}

@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use anyhow::Result;
-use rustix::fs::FileType;
+use rustix::fs::{FileType, Stat};
 
 use super::installed::{self, Installed};
 use super::roots::Roots;
@@ -55,7 +55,7 @@ impl Site {
     #[must_use]
     pub fn has_node(&self, minor: u32) -> bool {
         let stat = state::examine(&self.roots.dev.afresh(), &format!("nvidia{minor}"));
-        stat.is_some_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice)
+        stat.is_some_and(|stat| is_device(&stat))
     }
 
     /// Returns the state of the host, without the library.
@@ -65,9 +65,31 @@ impl Site {
     }
 }
 
+fn is_device(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+}
+
 /// Whether this process has the capabilities to change its user. A container or a unit may run it as root without them.
 fn may_change_user() -> bool {
     use rustix::thread::CapabilitySet;
     let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
     rustix::thread::capabilities(None).is_ok_and(|caps| caps.effective.contains(needed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cdi::stamp::tests as stamp;
+    use base::paths::HostPath;
+
+    #[test]
+    fn a_file_in_place_of_a_node_is_not_the_node() {
+        let (dir, config) = stamp::host();
+        let site = Site::find(&Config { dev_root: Some(HostPath::new(dir.path())), ..config }).unwrap();
+        assert!(!site.has_node(0));
+        stamp::write(dir.path(), "dev/nvidia0", "");
+        assert!(!site.has_node(0));
+        let is_device = |path: &str| is_device(&rustix::fs::stat(path).unwrap());
+        assert!(is_device("/dev/null") && !is_device("/etc/passwd"));
+    }
 }

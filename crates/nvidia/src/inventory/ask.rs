@@ -332,3 +332,19 @@ pub(super) fn explain_nvml(failed: &Failed, question: &Question, identity: Optio
     };
     anyhow::Error::msg(failed.to_string()).context(Failure::new(kind, what, hint))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An answer that is not a whole line would be lost.
+    #[test]
+    fn the_child_reports_why_it_has_no_library() {
+        let library = PathBuf::from("/nonexistent/libnvidia-ml.so.1");
+        let deadline = Duration::from_secs(60);
+        let question = Question { root: HostPath::new("/"), library, who: Who::Unchanged, deadline };
+        let error = base::report::line(&ask(&question, Instant::now() + deadline).unwrap_err());
+        // A plain user may not confine the child.
+        assert!(error.starts_with("cannot load the driver's library") || error.starts_with("cannot set up"), "{error}");
+    }
+}

@@ -147,6 +147,17 @@ mod tests {
         }
     }
 
+    /// A file in place of a node does not decide who may open the nodes.
+    #[test]
+    fn only_device_nodes_count() {
+        let (dir, _) = crate::cdi::stamp::tests::host();
+        std::fs::write(dir.path().join("dev/nvidia0"), "").unwrap();
+        let tree = Tree::open(&HostPath::new(dir.path())).unwrap();
+        let library = Path::new("/usr/lib/driver/libcuda.so.570.86");
+        let bits: Vec<_> = required_files(&tree, library).into_iter().map(|(_, bits)| bits).collect();
+        assert_eq!(bits, [1, 1, 1, 1, 4], "four directories and the library");
+    }
+
     #[test]
     fn another_configured_user_stays() {
         let tux = Identity { uid: 1000, gid: VIDEO };

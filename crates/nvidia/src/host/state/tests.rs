@@ -1,13 +1,8 @@
 use super::*;
+use crate::cdi::stamp::tests::write;
 use crate::driver::elf::tests as elf;
 
 const VERSION: &str = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86  Release Build\n";
-
-fn write(root: &Path, path: &str, text: impl AsRef<[u8]>) {
-    let path = root.join(path);
-    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-    std::fs::write(path, text).unwrap();
-}
 
 #[test]
 fn the_state_changes_with_the_driver() {
