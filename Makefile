@@ -35,13 +35,15 @@ test:
 engines:
 	@tests/engines/run $(SUITES)
 
+# The examples need the crates of the tests: with their features, crates are checked once for clippy, the feature lean and rustdoc.
 ## Checks formatting, runs clippy, and checks the links in the documentation of the code.
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
-	$(CARGO) clippy --locked --features lean -- -D warnings
+	$(CARGO) clippy --locked --workspace --lib --bins --examples --features oci-nvidia-hook/lean -- -D warnings
 	$(CARGO) clippy --locked --package oci-nvidia-hook-compat -- -D warnings
-	RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" $(CARGO) doc --locked --workspace --quiet --no-deps --document-private-items
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" $(CARGO) doc --locked --workspace --quiet --no-deps --document-private-items \
+		--lib --examples --bin oci-nvidia-hook-compat --bin oci-nvidia-kubelet-plugin
 	$(CARGO) fmt --check --manifest-path tests/fuzz/Cargo.toml
 
 ## Searches for inputs that crash a parser, SECONDS for each of TARGETS (default: all). Works with a stable compiler, because the

@@ -5,8 +5,9 @@
 //! does.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::time::Instant;
 
 use crate::built;
@@ -48,7 +49,8 @@ pub mod most {
 
 /// Returns the program that packages install.
 fn program() -> &'static Path {
-    built::stripped()
+    static STRIPPED: OnceLock<PathBuf> = OnceLock::new();
+    STRIPPED.get_or_init(|| built::stripped(built::release()))
 }
 
 fn instructions(dir: &Path, args: &[&str], stdin: &str) -> u64 {

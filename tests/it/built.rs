@@ -11,76 +11,74 @@ use crate::support::{HOOK, run, source};
 /// Returns the program that `make build` builds.
 pub fn release() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| build("oci-nvidia-hook", &["--features", "lean"]))
+    BUILT.get_or_init(|| build("build", "oci-nvidia-hook", &["--features", "lean"]))
 }
 
-/// Returns the device plugin, built in the same way.
-pub fn plugin() -> &'static Path {
+/// Returns the program of the package -compat as packages contain it.
+pub fn compat_release() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| build("oci-nvidia-kubelet-plugin", &["--package", "oci-nvidia-kubelet-plugin"]))
+    let arguments = ["--package", "oci-nvidia-hook-compat", "--", "-C", "target-feature=+crt-static"];
+    BUILT.get_or_init(|| build("rustc", "oci-nvidia-hook-compat", &arguments))
 }
 
-/// The options that make the program of -compat static.
-const STATIC: &[&str] = &["--package", "oci-nvidia-hook-compat", "--", "-C", "target-feature=+crt-static"];
-
-/// Returns the program of the package -compat, static like there, built with the profile of the hook under test. It is in the directory
-/// of that hook, which it starts.
+/// Returns the same program next to a link to the hook under test, which it starts.
 pub fn compat() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let programs = Path::new(HOOK).parent().unwrap();
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["rustc", "--quiet", "--locked", "--target-dir"]).arg(programs.parent().unwrap()).args(STATIC);
-        run(build.current_dir(source("")).env_remove("RUSTFLAGS")).ok();
-        programs.join("oci-nvidia-hook-compat")
+    static COPIED: OnceLock<PathBuf> = OnceLock::new();
+    COPIED.get_or_init(|| {
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("compat");
+        std::fs::remove_dir_all(&dir).ok();
+        std::fs::create_dir_all(&dir).unwrap();
+        std::os::unix::fs::symlink(HOOK, dir.join("oci-nvidia-hook")).unwrap();
+        let program = dir.join("oci-nvidia-hook-compat");
+        std::fs::copy(compat_release(), &program).unwrap();
+        program
     })
 }
 
-/// Returns the same program as packages contain it.
-pub fn compat_release() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| build_with("rustc", "oci-nvidia-hook-compat", STATIC))
-}
-
-/// Returns the directory with this build of the hook, the device plugin and its tools for tests.
+/// Returns the directory with this build of the hook, the device plugin and its tools for tests. `cargo test --workspace` has compiled
+/// them, and other commands would compile all crates again with other features.
 pub fn programs() -> &'static Path {
     static BUILT: OnceLock<&Path> = OnceLock::new();
     BUILT.get_or_init(|| {
         let programs = Path::new(HOOK).parent().unwrap();
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--locked", "--package", "oci-nvidia-kubelet-plugin", "--bins", "--examples"]);
+        build.args(["test", "--quiet", "--locked", "--workspace", "--no-run", "--test", "monitor", "--examples"]);
         run(build.arg("--target-dir").arg(programs.parent().unwrap()).current_dir(source(""))).ok();
         programs
     })
 }
 
-fn build(program: &str, arguments: &[&str]) -> PathBuf {
-    build_with("build", program, arguments)
-}
-
-fn build_with(command: &str, program: &str, arguments: &[&str]) -> PathBuf {
+fn build(command: &str, program: &str, arguments: &[&str]) -> PathBuf {
     let mut build = Command::new(env!("CARGO"));
     build.args([command, "--quiet", "--locked", "--release", "--target-dir"]).arg(source("target")).args(arguments);
     run(build.current_dir(source("")).env_remove("RUSTFLAGS").env_remove("CARGO_TARGET_DIR")).ok();
     source("target/release").join(program)
 }
 
-/// Returns the same program without symbols.
-pub fn stripped() -> &'static Path {
-    static STRIPPED: OnceLock<PathBuf> = OnceLock::new();
-    STRIPPED.get_or_init(|| {
-        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stripped/oci-nvidia-hook");
-        std::fs::create_dir_all(program.parent().unwrap()).unwrap();
-        // A new file, because a running program cannot be written to.
-        std::fs::remove_file(&program).ok();
-        run(Command::new("strip").arg("-o").arg(&program).arg(release())).ok();
-        program
+/// Returns a copy of this program without symbols.
+pub fn stripped(program: &Path) -> PathBuf {
+    let copy = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stripped").join(program.file_name().unwrap());
+    std::fs::create_dir_all(copy.parent().unwrap()).unwrap();
+    // A new file, because a running program cannot be written to.
+    std::fs::remove_file(&copy).ok();
+    run(Command::new("strip").arg("-o").arg(&copy).arg(program)).ok();
+    copy
+}
+
+/// Returns the tarballs of `make dist`, from which all packages are built.
+pub fn dist() -> &'static Path {
+    static CREATED: OnceLock<PathBuf> = OnceLock::new();
+    CREATED.get_or_init(|| {
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dist");
+        std::fs::remove_dir_all(&dir).ok();
+        run(Command::new(source("packaging/dist")).arg(&dir).env("CARGO", env!("CARGO"))).ok();
+        dir
     })
 }
 
 /// Creates a cargo for builds of packages. It accepts only the command line that builds them, checks that the vendored crates of
-/// the tree in which it is called are complete (all files that cargo has checksums of), and returns the compiled program. The
-/// builds of `zypper.rs` and `packaging/reproducible` compile from the same tarballs.
+/// the tree in which it is called are complete (all files that cargo has checksums of), and returns the compiled program; as device
+/// plugin, the one that the other tests run. `packaging/reproducible` compiles all three programs from the same tarballs.
 pub fn cargo() -> &'static Path {
     static CARGO: OnceLock<PathBuf> = OnceLock::new();
     CARGO.get_or_init(|| {
@@ -89,9 +87,10 @@ pub fn cargo() -> &'static Path {
             "#!/bin/sh\n\
              set -eu\n\
              case \"$*\" in\n\
-             vendor\\ * | metadata\\ *) exec '{real}' \"$@\" ;;\n\
-             'build --release --locked --offline --features lean') built='{hook}' ;;\n\
-             'build --release --locked --offline -p oci-nvidia-kubelet-plugin') built='{plugin}' ;;\n\
+             'build --release --locked --offline --features lean' | \
+             'auditable build -j'*' --offline --release --locked --features lean') built='{hook}' ;;\n\
+             'build --release --locked --offline -p oci-nvidia-kubelet-plugin' | \
+             'auditable build -j'*' --offline --release --locked -p oci-nvidia-kubelet-plugin') built='{plugin}' ;;\n\
              'rustc --release --locked --offline -p oci-nvidia-hook-compat -- -C target-feature=+crt-static') built='{compat}' ;;\n\
              *) echo \"unexpected: cargo $*\" >&2; exit 1 ;;\n\
              esac\n\
@@ -106,7 +105,7 @@ pub fn cargo() -> &'static Path {
              cp \"$built\" \"$dir\"\n",
             real = env!("CARGO"),
             hook = release().display(),
-            plugin = plugin().display(),
+            plugin = stripped(&programs().join("oci-nvidia-kubelet-plugin")).display(),
             compat = compat_release().display()
         );
         std::fs::create_dir_all(cargo.parent().unwrap()).unwrap();

@@ -5,9 +5,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::built;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::Podman;
-use crate::rpm::query;
+use crate::rpm::{FAST, query};
 use crate::support::{Need, run, scratch, sh, source};
 
 const NEEDS: &[Need] = &[
@@ -60,23 +61,13 @@ fn build_install_run_remove() {
     assert_ne!(podman.run_installed(&root, &["localhost/cuda", "nvidia-smi", "-L"]).code, Some(0));
 }
 
-/// Runs the same commands as `make rpm` on openSUSE. Optimization is reduced, because the test is about the path from the spec to
-/// a package.
+/// Runs the same commands as `make rpm` on openSUSE, with a cargo that has compiled the programs.
 fn build() -> Vec<PathBuf> {
     let top = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rpm-suse");
-    let bin = top.join("bin");
-    std::fs::create_dir_all(&bin).unwrap();
-    // cargo-auditable adds a list of the crates to the program. This replacement has its command line, and adds nothing.
-    let auditable = bin.join("cargo-auditable");
-    std::fs::write(&auditable, format!("#!/bin/sh\nshift\nexec '{}' \"$@\"\n", env!("CARGO"))).unwrap();
-    sh(&format!("chmod 755 '{}'", auditable.display())).ok();
-    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let mut build = Command::new(source("packaging/build-rpm"));
-    build.arg(&top).arg("--load").arg(source("tests/fixtures/rpm/macros.suse"));
-    build.arg("--define").arg(format!("test_cargo {}", env!("CARGO"))).env("PATH", path).env("CARGO", env!("CARGO"));
-    for (name, value) in [("LTO", "off"), ("OPT_LEVEL", "0"), ("CODEGEN_UNITS", "16"), ("DEBUG", "0")] {
-        build.env(format!("CARGO_PROFILE_RELEASE_{name}"), value);
-    }
+    build.arg(&top).args(FAST).arg("--load").arg(source("tests/fixtures/rpm/macros.suse"));
+    build.arg("--define").arg(format!("test_cargo {}", built::cargo().display()));
+    build.env("CARGO", built::cargo()).env("TARBALLS", built::dist());
     run(&mut build).ok();
     let list = sh(&format!("find '{}/RPMS' -name '*.rpm'", top.display())).ok();
     let built: Vec<PathBuf> = list.lines().map(PathBuf::from).collect();
