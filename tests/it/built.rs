@@ -21,16 +21,15 @@ pub fn compat_release() -> &'static Path {
     BUILT.get_or_init(|| build("rustc", "oci-nvidia-hook-compat", &arguments))
 }
 
-/// Returns the same program next to a link to the hook under test, which it starts.
+/// Returns the same program in the directory of the hook under test, which it starts.
 pub fn compat() -> &'static Path {
     static COPIED: OnceLock<PathBuf> = OnceLock::new();
     COPIED.get_or_init(|| {
-        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("compat");
-        std::fs::remove_dir_all(&dir).ok();
-        std::fs::create_dir_all(&dir).unwrap();
-        std::os::unix::fs::symlink(HOOK, dir.join("oci-nvidia-hook")).unwrap();
-        let program = dir.join("oci-nvidia-hook-compat");
-        std::fs::copy(compat_release(), &program).unwrap();
+        let program = Path::new(HOOK).with_file_name("oci-nvidia-hook-compat");
+        // A new file: the old one can be running, and cargo has linked its own build to this name.
+        let copy = program.with_extension("new");
+        std::fs::copy(compat_release(), &copy).unwrap();
+        std::fs::rename(&copy, &program).unwrap();
         program
     })
 }
