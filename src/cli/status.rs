@@ -13,7 +13,7 @@ use super::terminal::{Line, Terminal, Tone};
 use super::{args, output};
 use engines::User;
 use engines::kubelet_plugin::{NriStatus, PluginStatus};
-use engines::status::{self, EngineStatus, Report};
+use engines::status::{self, EngineStatus, Replaced, Report};
 
 /// Prints the status of each engine. Returns 0 if every installed engine starts the hook.
 pub(super) fn run(options: args::Output, terminal: Terminal) -> Result<ExitCode> {
@@ -62,7 +62,14 @@ fn engine_lines(status: &EngineStatus, width: usize) -> Vec<Line> {
         "" => String::new(),
         why => format!("{} {}", if status.active { "," } else { ":" }, one_line(why)),
     };
-    lines(width, &status.engine, (tone, word), files + &why, &status.fix)
+    let mut lines = lines(width, &status.engine, (tone, word), files + &why, &status.fix);
+    let hang = width + 2;
+    for Replaced { dir, file } in &status.replaced {
+        let text =
+            format!("hooks in {} do not run: a later file replaces hooks_dir of {}", dir.display(), file.display());
+        lines.push(Line::new(hang, format!("{:hang$}{}", "", one_line(&text))));
+    }
+    lines
 }
 
 fn plugin_lines(status: &PluginStatus, width: usize) -> Vec<Line> {

@@ -1,6 +1,7 @@
 //! Checks of container engines, their runtimes, cgroups and CDI specs.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use base::report::Kind;
 use cdi_spec::name::is_nvidia;
@@ -11,7 +12,9 @@ use super::{Check, Facts, count, or};
 use engines::cdi::list_paths;
 use engines::cdi_check::CdiVerdict;
 use engines::hook_file::PRECREATE;
+use engines::hooks::{self, HookEntry};
 use engines::runtime::Runtime;
+use engines::status::Replaced;
 use engines::{Engine, EngineKind, Version, status};
 
 /// The first crun that lets systemd apply device rules.
@@ -35,6 +38,31 @@ pub(super) fn hook(facts: &Facts) -> Vec<Check> {
     let unseen = unseen.map(|file| Check::skipped(format!("this user cannot read {file:?}")));
     let outcomes = with_hooks(facts).map(|engine| in_engine(facts, engine)).chain(unseen);
     or(outcomes, Check::skipped("neither Podman nor CRI-O is installed"))
+}
+
+/// Checks that no hooks directory of the administrator, and not the packages' own for Podman, is lost because of another list.
+pub(super) fn hooks_dir(facts: &Facts) -> Vec<Check> {
+    let outcomes = with_hooks(facts).flat_map(|engine| lost_dirs(facts, engine));
+    or(outcomes, Check::ok("engines read all hooks directories that their configuration lists"))
+}
+
+fn lost_dirs(facts: &Facts, engine: &Engine) -> Vec<Check> {
+    let Some(in_force) = &engine.settings.hooks_from else { return Vec::new() };
+    let fix = |dir: &Path| format!("add {dir:?} to hooks_dir in {}", in_force.display());
+    let mut outcomes = Vec::new();
+    for Replaced { dir, file } in &engine.replaced {
+        let what =
+            format!("{}: the hooks in {dir:?} do not run: {in_force:?} replaces hooks_dir of {file:?}", engine.kind);
+        outcomes.push(Check::of(&catalog::HOOKS_REPLACED, what, fix(dir)));
+    }
+    let dir = Path::new(hooks::PODMAN_DIR);
+    let has_files = facts.installed.iter().any(|file| file.starts_with(dir));
+    let is_read = engine.settings.hooks_dirs.iter().any(|known| known == dir);
+    if engine.kind.is_podman() && has_files && !is_read && outcomes.is_empty() {
+        let what = format!("{}: the hook file in {dir:?} has no effect: {in_force:?} sets hooks_dir", engine.kind);
+        outcomes.push(Check::of(&catalog::HOOKS_REPLACED, what, fix(dir)));
+    }
+    outcomes
 }
 
 fn in_engine(facts: &Facts, engine: &Engine) -> Check {
@@ -118,20 +146,25 @@ pub(super) fn second_hook(facts: &Facts) -> Vec<Check> {
             let fix = format!("remove NVIDIA's package, or: mv {0} {0}.off", entry.file.display());
             outcomes.push(Check::of(&catalog::SECOND_HOOK, what, fix));
         }
-        let ours: Vec<_> = status::ours(engine).collect();
-        if let [first, second, ..] = ours.as_slice()
-            && first.hook.is_at(PRECREATE) == second.hook.is_at(PRECREATE)
-        {
-            let what = format!(
-                "{} starts the hook twice, from {} and {}",
-                engine.kind,
-                first.file.display(),
-                second.file.display()
-            );
-            outcomes.push(Check::of(&catalog::SECOND_HOOK, what, format!("rm {}", second.file.display())));
+        // A container gets its GPUs at precreate or at a later stage, so that one file for each of them is usual.
+        for at_precreate in [true, false] {
+            let mut ours = status::ours(engine).filter(|entry| entry.hook.is_at(PRECREATE) == at_precreate);
+            if let (Some(first), Some(second)) = (ours.next(), ours.next()) {
+                outcomes.push(twice(engine, first, second));
+            }
         }
     }
     or(outcomes, Check::ok("no engine starts another NVIDIA hook"))
+}
+
+/// Returns the finding for two files that start the hook. A package installs its own file again with the next update, so the fix names the
+/// other one.
+fn twice(engine: &Engine, first: &HookEntry, second: &HookEntry) -> Check {
+    let is_packaged = hooks::PACKAGED.iter().any(|file| second.file == Path::new(file));
+    let other = if is_packaged { first } else { second };
+    let (one, two) = (first.file.display(), second.file.display());
+    let what = format!("{} starts the hook twice, from {one} and {two}", engine.kind);
+    Check::of(&catalog::SECOND_HOOK, what, format!("rm {}", other.file.display()))
 }
 
 pub(super) fn hook_env(facts: &Facts) -> Vec<Check> {

@@ -8,7 +8,7 @@ use base::paths::HostPath;
 use base::report::Finding;
 use base::sys::confine::Identity;
 use base::tree::Located;
-use nvidia_host::config::Config;
+use nvidia_host::config::{Config, Saved};
 use nvidia_host::driver::packages::Distribution;
 use nvidia_host::driver::pci::PciDevice;
 use nvidia_host::host::Roots;
@@ -31,6 +31,12 @@ pub struct Facts {
     /// config.toml and its warnings, or its error
     pub config: Result<(Config, Vec<Finding>), Finding>,
     pub has_config: bool,
+    /// Whether there are drop-in files
+    pub has_drop_ins: bool,
+    /// Whether the file with the commented defaults is installed
+    pub has_defaults: bool,
+    /// Files of package managers with settings that are not in force
+    pub saved_config: Vec<Saved>,
     /// The log file in config.toml, and whether it is writable
     pub log: Option<(PathBuf, Result<(), String>)>,
     pub journal: bool,

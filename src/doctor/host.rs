@@ -4,18 +4,18 @@ use findings::catalog;
 use nvidia_host::driver::group::{GIVE_A_GROUP, join};
 
 use super::driver::{group, may_open, owned};
-use super::{Check, Facts};
+use super::inspect::{CONFIG, DEFAULTS};
+use super::{Check, Facts, or};
 use crate::record::log_file;
 use engines::EngineKind;
+use nvidia_host::config::Saved;
 
 pub(super) fn config(facts: &Facts) -> Vec<Check> {
+    let mut outcomes: Vec<_> = facts.saved_config.iter().map(|saved| settings_without_effect(facts, saved)).collect();
     match &facts.config {
-        Err(finding) => vec![Check::found(finding.clone())],
-        Ok((_, findings)) if findings.is_empty() && !facts.has_config => {
-            vec![Check::ok("config.toml does not exist: the defaults are used")]
-        }
+        Err(finding) => outcomes.push(Check::found(finding.clone())),
         Ok((config, findings)) => {
-            let mut outcomes: Vec<_> = findings.iter().map(|finding| Check::found(finding.clone())).collect();
+            outcomes.extend(findings.iter().map(|finding| Check::found(finding.clone())));
             if !config.edit_cgroups && facts.user.is_none() {
                 outcomes.push(Check::of(
                     &catalog::NO_CGROUPS,
@@ -24,12 +24,40 @@ pub(super) fn config(facts: &Facts) -> Vec<Check> {
                     "remove no-cgroups from config.toml: rootless containers do not need it",
                 ));
             }
-            if outcomes.is_empty() {
-                outcomes.push(Check::ok("config.toml is valid"));
-            }
-            outcomes
         }
     }
+    or(outcomes, Check::ok(configuration(facts)))
+}
+
+/// Describes a valid configuration.
+fn configuration(facts: &Facts) -> String {
+    match (facts.has_config, facts.has_drop_ins, facts.has_defaults) {
+        (true, ..) => "config.toml is valid".to_owned(),
+        (false, true, _) => "config.toml does not exist, and the files in config.toml.d are valid".to_owned(),
+        (false, false, true) => format!("config.toml does not exist: the defaults are used, which {DEFAULTS:?} lists"),
+        (false, false, false) => "config.toml does not exist: the defaults are used".to_owned(),
+    }
+}
+
+/// Returns the finding for a file that a package manager has saved.
+fn settings_without_effect(facts: &Facts, Saved { path, keys }: &Saved) -> Check {
+    const MOST: usize = 8;
+    let more = match keys.len().saturating_sub(MOST) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let listed = keys.iter().take(MOST).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let what = format!("{path:?} contains settings that are not in force: {listed}{more}");
+    // The administrator's file, whose place is free.
+    let original = path.with_extension("");
+    let is_old =
+        path.extension().is_some_and(|suffix| suffix == "rpmsave" || suffix == "rpmorig" || suffix == "dpkg-old");
+    let fix = if is_old && !facts.has_config && original.file_name().is_some_and(|name| name == "config.toml") {
+        format!("mv {} {}", path.display(), original.display())
+    } else {
+        format!("move the settings that you need to a file in {CONFIG}.d, then run \"rm {}\"", path.display())
+    };
+    Check::of(&catalog::SAVED_CONFIG, what, fix)
 }
 
 pub(super) fn log(facts: &Facts) -> Check {

@@ -33,10 +33,13 @@ pub struct Caller {
 }
 
 pub(super) const CONFIG: &str = "/etc/nvidia-container-runtime/config.toml";
+/// The file of the packages with the defaults as comments.
+pub(super) const DEFAULTS: &str = "/usr/share/oci-nvidia-hook/config.toml";
 
 /// Inspects the host with this root directory. `config` is the file of `--config`.
 pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
     let has_config = config.is_some() || host.locate(Path::new(CONFIG)).is_ok();
+    let on_host = config.map_or_else(|| host.on_host(Path::new(CONFIG)), Path::to_owned);
     let config = read_config(host, config);
     let settings = config.as_ref().map_or_else(|_| Config::default(), |(config, _)| config.clone());
     let engines = engines::inspect_engines(host, caller.user.clone());
@@ -62,6 +65,9 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
         groups: caller.groups,
         config,
         has_config,
+        has_drop_ins: config::drop_ins(&on_host).is_ok_and(|files| !files.is_empty()),
+        has_defaults: host.locate(Path::new(DEFAULTS)).is_ok(),
+        saved_config: config::saved(&on_host),
         engines,
         nvidias,
     }
@@ -74,7 +80,7 @@ fn read_config(host: &Tree, path: Option<&Path>) -> Result<(Config, Vec<Finding>
     let below = host.locate(Path::new(CONFIG)).ok().filter(|_| !is_all);
     let path = path.map(Path::to_owned).or_else(|| below.map(|file| file.host.as_path().to_owned()));
     let read =
-        if is_all || path.is_some() { config::read(path.as_deref()) } else { Ok((Config::default(), Vec::new())) };
+        if is_all || path.is_some() { config::read(path.as_deref()) } else { config::read_below(prefix.as_path()) };
     let (mut config, findings) = read.map_err(|error| Finding::error(&error))?;
     if !is_all && !config.driver_root.as_path().starts_with(prefix.as_path()) {
         config.driver_root = HostPath::new(host.on_host(config.driver_root.as_path()));

@@ -138,6 +138,7 @@ const CHECKS: &[(&str, Checker<Facts>)] = &[
     ("mig", Several(gpus::mig)),
     ("limits", Several(gpus::limits)),
     ("hook", Several(engines::hook)),
+    ("hooks-dir", Several(engines::hooks_dir)),
     ("timeouts", Several(engines::timeouts)),
     ("second-hook", Several(engines::second_hook)),
     ("hook-env", Several(engines::hook_env)),

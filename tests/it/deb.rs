@@ -83,8 +83,9 @@ fn the_files_agree_with_the_program() {
     expected.sort();
     binaries.sort_unstable();
     assert_eq!(binaries, expected);
-    // The same conflicts.
-    let conflicts = spec.lines().filter_map(|line| line.strip_prefix("Conflicts:")).map(str::trim);
+    // The same conflicts of -compat. Only RPM packages of the toolkit have owned files of the others.
+    let (_, compat) = spec.split_once("%package compat\n").unwrap();
+    let conflicts = compat.lines().filter_map(|line| line.strip_prefix("Conflicts:")).map(str::trim);
     let (_, fields) = control.split_once("Package: oci-nvidia-hook-compat\n").unwrap();
     for name in conflicts {
         assert_eq!(fields.matches(&format!(" {name},\n")).count(), 2, "Conflicts and Replaces: {name}");
@@ -114,8 +115,9 @@ fn packages_hold_what_the_lists_say() {
     let depends = field(&main, "Depends");
     assert!(depends.contains("libc6 (>= 2.") && !depends.contains("nvidia"), "{depends}");
     assert_eq!(field(&main, "Recommends"), "podman | cri-o");
-    let conffiles = run(Command::new("dpkg-deb").args(["--info"]).arg(&main).arg("conffiles")).ok();
-    assert_eq!(conffiles.trim(), format!("/{CONFIG}"));
+    // dpkg would ask about a conffile that NVIDIA's toolkit or an administrator has written.
+    let info = run(Command::new("dpkg-deb").arg("--info").arg(&main)).ok();
+    assert!(!info.contains("conffiles"), "{info}");
     let scripts: String = ["preinst", "postinst", "prerm", "postrm"]
         .iter()
         .map(|script| run(Command::new("dpkg-deb").arg("--info").arg(&main).arg(script)).stdout)
@@ -212,6 +214,8 @@ fn podman_uses_the_installed_files() {
     assert_eq!(podman.run_installed(&root, &smi).ok(), fake.on_host("nvidia-smi -L"));
 }
 
+const DROP_IN: &str = "/etc/containers/containers.conf.d/50-oci-nvidia-hook.conf";
+
 fn purge_leaves_nothing() {
     let all = "oci-nvidia-hook oci-nvidia-hook-podman oci-nvidia-hook-compat";
     let script = format!(
@@ -227,9 +231,10 @@ fn purge_leaves_nothing() {
          echo {{}} >/run/oci-nvidia-hook/containers/c.json\n\
          echo path: /usr/bin/oci-nvidia-hook >/run/cdi/nvidia.yaml\n\
          echo path: /usr/bin/nvidia-ctk >/run/cdi/other.yaml\n\
-         echo disable-require = true >>/{CONFIG}\n\
+         test ! -e /{CONFIG}; test -d /{CONFIG}.d; test -e /usr/share/oci-nvidia-hook/config.toml\n\
+         test -e {DROP_IN}\n\
          install -r {all}\n\
-         grep -q disable-require /{CONFIG}\n\
+         test ! -e {DROP_IN}\n\
          test ! -e /run/oci-nvidia-hook; test ! -e /run/cdi/nvidia.yaml; test ! -e /usr/bin/oci-nvidia-hook\n\
          install -P {all}\n\
          files >/mnt/after\n\
@@ -239,15 +244,20 @@ fn purge_leaves_nothing() {
     assert_eq!(on_host(&script, Path::new("/nonexistent")).ok(), "0a1\n> /run/cdi/other.yaml\n");
 }
 
-/// NVIDIA's toolkit creates the file during installation, so no package owns it. apt asks about it, as about every file that an
-/// administrator changed.
+/// NVIDIA's toolkit creates the file during installation, so no package owns it. An unattended installation with apt asks nothing.
 fn an_existing_config_stays() {
     let script = format!(
         "mkdir -p /etc/nvidia-container-runtime; echo disable-require = true >/{CONFIG}\n\
-         install --force-confold -i \"$1\"\n\
-         cat /{CONFIG}; test -e /{CONFIG}.dpkg-dist"
+         for step in 'install --reinstall' 'install --reinstall' remove purge; do\n\
+           case $step in install*) package=$1 ;; *) package={MAIN} ;; esac\n\
+           DEBIAN_FRONTEND=noninteractive apt-get -y --no-install-recommends --allow-downgrades -o APT::Sandbox::User=root \\\n\
+             $step \"$package\" </dev/null >/mnt/log 2>&1 || {{ cat /mnt/log >&2; exit 1; }}\n\
+           cat /{CONFIG}; ls /etc/nvidia-container-runtime\n\
+         done"
     );
-    assert_eq!(on_host(&script, Path::new("/nonexistent")).ok(), "disable-require = true\n");
+    let (with, without) =
+        ("disable-require = true\nconfig.toml\nconfig.toml.d\n", "disable-require = true\nconfig.toml\n");
+    assert_eq!(on_host(&script, Path::new("/nonexistent")).ok(), [with, with, without, without].concat());
 }
 
 fn links_of_installed_pages_lead_somewhere() {

@@ -29,7 +29,7 @@ tests! {
     &[] => a_bare_host, this_host;
     NEEDS => a_good_host, a_broken_host, each_fault_has_its_finding, an_error_is_a_container_that_does_not_start,
         cdi_is_enough, a_driver_root_with_files_only, nothing_is_changed, the_health_that_the_kubelet_has,
-        one_sentence_for_all_names_of_a_library;
+        one_sentence_for_all_names_of_a_library, a_package_keeps_its_hook_file;
     &[Need::Root, Need::Program("cc"), Need::Program("setpriv")] => a_user_sees_less_and_says_so;
     &[Need::Program("tar")] => bundle;
     &[Need::Root, Need::Program("tar")] => a_link_in_the_place_of_the_log;
@@ -129,6 +129,17 @@ fn a_good_host() {
     assert!(bad.is_empty(), "{bad:?}");
 }
 
+/// Of two hook files that start the hook, the fix names the one that no package installs again.
+fn a_package_keeps_its_hook_file() {
+    for name in ["nvidia-old.json", "z.json"] {
+        let dir = changed(&format!("cd usr/share/containers/oci/hooks.d; cp oci-nvidia-hook.json {name}"));
+        let outcomes = examine(dir.path(), Caller::default());
+        let fixes = outcomes.iter().filter(|outcome| outcome.id == Some("ONH-503")).map(|outcome| outcome.fix.as_str());
+        let expected = format!("rm /usr/share/containers/oci/hooks.d/{name}");
+        assert_eq!(fixes.collect::<Vec<_>>(), [expected.as_str(); 2], "of Podman and of CRI-O");
+    }
+}
+
 /// Several faults at once, as after a failed update.
 fn a_broken_host() {
     let dir = changed(
@@ -192,6 +203,18 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
     ),
     ("chmod 666 etc/nvidia-container-runtime/config.toml", "config", "ONH-004", Status::Error),
     ("echo 'x = 1' >>etc/nvidia-container-runtime/config.toml", "config", "ONH-101", Status::Warning),
+    (
+        "printf '[devices]\ndeny = [\"0\"]\n' >etc/nvidia-container-runtime/config.toml.rpmsave",
+        "config",
+        "ONH-113: \"/etc/nvidia-container-runtime/config.toml.rpmsave\" contains settings that are not in force: devices.deny",
+        Status::Warning,
+    ),
+    (
+        "echo 'disable-require = true' >etc/nvidia-container-runtime/config.toml.dpkg-dist",
+        "config",
+        "ONH-113: \"/etc/nvidia-container-runtime/config.toml.dpkg-dist\"",
+        Status::Warning,
+    ),
     (
         "sed -i '/container-cli/a debug = \"/gone/log\"' etc/nvidia-container-runtime/config.toml",
         "log",
@@ -276,6 +299,22 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
     ),
     ("rm usr/share/containers/oci/hooks.d/*", "hook", "ONH-501: CRI-O", Status::Warning),
     ("rm usr/bin/oci-nvidia-hook", "hook", "ONH-501", Status::Warning),
+    (
+        "mkdir -p etc/containers/oci/hooks.d; echo '{}' >etc/containers/oci/hooks.d/own.json; \
+         printf '[engine]\\nhooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"/etc/containers/oci/hooks.d\"]\\n' \
+             >etc/containers/containers.conf",
+        "hooks-dir",
+        "ONH-516: Podman as root: the hooks in \"/etc/containers/oci/hooks.d\" do not run: \
+         \"/etc/containers/containers.conf.d/50-oci-nvidia-hook.conf\" replaces hooks_dir of \"/etc/containers/containers.conf\"",
+        Status::Warning,
+    ),
+    (
+        "rm etc/containers/containers.conf.d/*; \
+         printf '[engine]\\nhooks_dir = [\"/usr/share/containers/oci/hooks.d\"]\\n' >etc/containers/containers.conf",
+        "hooks-dir",
+        "ONH-516: Podman as root: the hook file in \"/usr/share/containers/oci/hooks.podman.d\" has no effect",
+        Status::Warning,
+    ),
     (
         "sed -i 's/\"always\": true/\"hasBindMounts\": true/' usr/share/containers/oci/hooks.d/*",
         "hook",

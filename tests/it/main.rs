@@ -78,6 +78,7 @@ mod packages;
 mod packaging;
 mod peers;
 mod podman;
+mod podman_drop_in;
 mod podman_shapes;
 mod poststop;
 mod precreate;
@@ -95,6 +96,7 @@ mod style;
 mod support;
 mod systemd;
 mod timeouts;
+mod toolkit;
 mod walks;
 mod why;
 mod zypper;
@@ -132,9 +134,9 @@ tests_of! {
     features, findings, fuzz_corpus, gpus, grants, help, hostile::blocking, hostile::engine, hostile::environment,
     hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths, hostile::races,
     hostile::volumes, hosts, json_schema, ldcache, ldconfig, lean, limits, limits_cdi, live, log, nvidia_cli,
-    nvidia_ctk, obs, own_nodes, packages, packaging, peers, podman, podman_shapes, poststop, precreate,
-    precreate_podman, prepare, readme, records, rpm, shapes, soak, status, streams, style, systemd, timeouts, walks,
-    why, zypper
+    nvidia_ctk, obs, own_nodes, packages, packaging, peers, podman, podman_drop_in, podman_shapes, poststop, precreate,
+    precreate_podman, prepare, readme, records, rpm, shapes, soak, status, streams, style, systemd, timeouts, toolkit,
+    walks, why, zypper
 }
 
 fn main() -> std::process::ExitCode {

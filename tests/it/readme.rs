@@ -90,10 +90,10 @@ const COMMANDS: &[(&str, Way)] = &[
     ("apt install ./target/deb/oci-nvidia-hook_*.deb", NotHere(is_one_package)), // deb::podman_uses_the_installed_files
     ("reboot", NotHere(|_| ())), // rpm::scripts_take_a_read_only_system checks its purpose
     ("install -D target/release/oci-nvidia-hook /usr/bin/oci-nvidia-hook", Root("")),
-    ("install -D -m 644 config/config.toml /etc/nvidia-container-runtime/config.toml", Root("")),
+    ("install -D -m 644 config/config.toml /usr/share/oci-nvidia-hook/config.toml", Root("")),
     ("install -D -m 644 hooks.d/oci-nvidia-hook.json /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json", Root("")),
     ("rm /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json", Root("")),
-    ("rm /usr/bin/oci-nvidia-hook", Root("")),
+    ("rm /usr/bin/oci-nvidia-hook /usr/share/oci-nvidia-hook/config.toml", Root("")),
     ("podman run --rm docker.io/nvidia/cuda:12.2.2-base-ubuntu22.04 nvidia-smi", Root("| NVIDIA-SMI ")),
     ("podman run --rm -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap nvidia-smi", Root("| NVIDIA-SMI ")),
     ("usermod -aG video tux", Root("")),

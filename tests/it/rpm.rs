@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use crate::driver::{FakeDriver, Image, Waiting};
-use crate::engine::Podman;
+use crate::engine::{IMAGE, Podman};
 use crate::support::{Need, Ran, run, run_with, scratch, sh, source};
 use crate::{built, docs};
 
@@ -22,13 +22,15 @@ tests! {
     &[] => the_spec_has_the_version_of_the_program;
     &[Need::Program("rpmspec")] => each_distribution_has_its_macros;
     BUILD => tarballs_are_the_same_each_time, packages_hold_what_the_lists_say, links_of_installed_pages_lead_somewhere,
-        nvidias_names_work, upgrade_downgrade_remove, an_existing_config_stays, scripts_take_a_read_only_system;
+        nvidias_names_work, upgrade_downgrade_remove, an_existing_config_stays, scripts_take_a_read_only_system,
+        the_drop_in_of_podman_belongs_to_the_scripts;
     LINT => rpmlint_finds_no_error;
-    PODMAN => podman_takes_the_installed_files;
+    PODMAN => podman_takes_the_installed_files, hooks_of_the_administrator_still_run;
     TRACE => the_program_is_there_before_its_hook_file;
 }
 
-const CONFIG: &str = "etc/nvidia-container-runtime/config.toml";
+pub const CONFIG: &str = "etc/nvidia-container-runtime/config.toml";
+const DEFAULTS: &str = "usr/share/oci-nvidia-hook/config.toml";
 const HOOK_FILE: &str = "usr/share/containers/oci/hooks.d/oci-nvidia-hook.json";
 const MAIN: &str = "oci-nvidia-hook";
 /// Fast compression: nothing depends on the size of the packages.
@@ -57,7 +59,7 @@ impl Packages {
         })
     }
 
-    /// Built from the same compiled program: with one more line in config.toml and a longer timeout in the hook file.
+    /// Built from the same compiled program: with one more line in the file of defaults and a longer timeout in the hook file.
     fn build_later(top: &Path) -> Vec<PathBuf> {
         let tree = build_dir(top);
         let append = |path: &Path, from: &str, to: &str| {
@@ -95,7 +97,7 @@ pub fn query(package: &Path, format: &str) -> String {
     run(Command::new("rpm").args(["-qp", "--qf", format]).arg(package)).ok()
 }
 
-fn find<'a>(packages: &'a [PathBuf], name: &str) -> &'a Path {
+pub fn find<'a>(packages: &'a [PathBuf], name: &str) -> &'a Path {
     packages.iter().find(|package| query(package, "%{NAME}") == name).unwrap()
 }
 
@@ -290,16 +292,58 @@ fn podman_takes_the_installed_files() {
     let others: Vec<_> = packages.iter().map(PathBuf::as_path).filter(for_podman).collect();
     for package in &others {
         rpm(host.path(), &["-i", "--noscripts"], &[package]).ok();
+        assert_eq!(podman_conf("add", host.path()), "");
         assert_eq!(podman.run_installed(host.path(), &smi).ok(), inside);
         std::fs::remove_file(host.path().join(HOOK_FILE)).unwrap();
         assert_eq!(podman.run_installed(host.path(), &smi).ok(), inside);
     }
 
+    podman_conf("remove", host.path());
     let names: Vec<_> = others.iter().map(|package| query(package, "%{NAME}")).chain([MAIN.to_owned()]).collect();
     let names: Vec<_> = names.iter().map(Path::new).collect();
     rpm(host.path(), &["-e", "--noscripts"], &names).ok();
     assert_ne!(podman.run_installed(host.path(), &smi).code, Some(0));
     podman.run_installed(host.path(), &["localhost/cuda", "true"]).ok();
+}
+
+/// Does what the scripts of the package -podman do in this root, and returns the message.
+fn podman_conf(action: &str, root: &Path) -> String {
+    let script = root.join("usr/share/oci-nvidia-hook/podman/drop-in");
+    let ran = run(Command::new(script).arg(action).arg(root));
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    ran.stderr
+}
+
+/// An administrator's hook, in a directory of an own list, still runs with the package -podman, and after its removal.
+fn hooks_of_the_administrator_still_run() {
+    let (podman, host) = (Podman::with_image(), scratch());
+    let (root, log) = (host.path().join("root"), host.path().join("log"));
+    let hooks = root.join("etc/containers/oci/hooks.d");
+    std::fs::create_dir_all(&hooks).unwrap();
+    let conf = "[engine]\nhooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"/etc/containers/oci/hooks.d\"]\n";
+    std::fs::write(root.join("etc/containers/containers.conf"), conf).unwrap();
+    let hook = serde_json::json!({
+        "version": "1.0.0",
+        "hook": {"path": "/bin/sh", "args": ["sh", "-c", format!("echo ran >>'{}'", log.display())], "env": ["PATH=/usr/bin:/bin"]},
+        "when": {"always": true},
+        "stages": ["prestart"],
+    });
+    std::fs::write(hooks.join("own.json"), hook.to_string()).unwrap();
+    let runs = |when: &str| {
+        podman.run_installed(&root, &[IMAGE, "true"]).ok();
+        assert_eq!(std::fs::read_to_string(&log).unwrap_or_default(), "ran\n", "{when}");
+        std::fs::remove_file(&log).unwrap();
+    };
+    runs("before");
+    let packages = &Packages::shared().now;
+    let (main, for_podman) = (find(packages, MAIN), find(packages, "oci-nvidia-hook-podman"));
+    rpm(&root, &["-i", "--noscripts"], &[main, for_podman]).ok();
+    let message = podman_conf("add", &root);
+    assert!(message.contains("/etc/containers/containers.conf sets hooks_dir"), "{message}");
+    runs("with the packages");
+    podman_conf("remove", &root);
+    rpm(&root, &["-e", "--noscripts"], &[Path::new(MAIN), Path::new("oci-nvidia-hook-podman")]).ok();
+    runs("after the removal");
 }
 
 /// The links of the compat package, as docker and scripts find them; it conflicts with NVIDIA's packages.
@@ -347,12 +391,14 @@ fn upgrade_downgrade_remove() {
 
     system.rpm(&["-i"], &[now]);
     assert!(system.read(HOOK_FILE).contains("\"timeout\": 60"));
+    // Without a file of the administrator, the defaults apply.
+    assert!(!system.root().join(CONFIG).exists() && !system.read(DEFAULTS).contains("A later default"));
     system.rpm(&["-U"], &[later]);
     assert!(system.read(HOOK_FILE).contains("\"timeout\": 61"));
-    assert!(system.read(CONFIG).contains("A later default"), "nobody changed it");
+    assert!(system.read(DEFAULTS).contains("A later default"));
     system.rpm(&["-U", "--oldpackage"], &[now]);
     assert!(system.read(HOOK_FILE).contains("\"timeout\": 60"));
-    assert!(!system.read(CONFIG).contains("A later default"));
+    assert!(!system.read(DEFAULTS).contains("A later default"));
     // The files that the program wrote are removed too: its data and its own CDI spec, but no other spec.
     std::fs::create_dir_all(system.root().join("run/oci-nvidia-hook/containers")).unwrap();
     std::fs::write(system.root().join("run/oci-nvidia-hook/containers/c.json"), "{}").unwrap();
@@ -365,24 +411,18 @@ fn upgrade_downgrade_remove() {
     assert!(!system.root().join(CONFIG).parent().unwrap().exists());
     assert!(!system.root().join(HOOK_FILE).parent().unwrap().exists());
 
-    // The administrator's settings remain after all of this.
+    // The administrator's settings remain after all of this, under their names.
     system.rpm(&["-i"], &[now]);
     let (config, mine) = (system.root().join(CONFIG), "disable-require = true\n");
     std::fs::write(&config, mine).unwrap();
     std::fs::write(config.with_file_name("config.toml.d").join("mine.toml"), "").unwrap();
     system.rpm(&["-U"], &[later]);
-    assert_eq!(system.read(CONFIG), mine);
-    assert!(system.read(&format!("{CONFIG}.rpmnew")).contains("A later default"));
     system.rpm(&["-U", "--oldpackage"], &[now]);
-    assert_eq!(system.read(CONFIG), mine);
     std::fs::write(cdi.join("nvidia.yaml"), "path: /usr/bin/nvidia-ctk\n").unwrap();
     system.rpm(&["-e"], &[Path::new(MAIN)]);
-    let kept = left(&system);
-    let (cdi, config): (Vec<_>, Vec<_>) = kept.iter().partition(|file| file.starts_with("run/cdi/"));
-    assert_eq!(cdi, ["run/cdi/nvidia.yaml", "run/cdi/other.yaml"]);
-    assert!(config.iter().all(|file| file.starts_with(CONFIG)), "{config:?}");
-    assert_eq!(system.read(&format!("{CONFIG}.rpmsave")), mine);
-    assert!(system.root().join(CONFIG).with_file_name("config.toml.d/mine.toml").exists());
+    let expected = [CONFIG, &format!("{CONFIG}.d/mine.toml"), "run/cdi/nvidia.yaml", "run/cdi/other.yaml"];
+    assert_eq!(left(&system), expected);
+    assert_eq!(system.read(CONFIG), mine);
     // The units are disabled when the package is removed, and only then.
     let log = system.read("var/log/systemctl");
     assert_eq!(log.matches("disable --now oci-nvidia-hook-cdi.service").count(), 2, "{log}");
@@ -395,12 +435,35 @@ fn an_existing_config_stays() {
     let config = system.root().join(CONFIG);
     std::fs::create_dir_all(config.parent().unwrap()).unwrap();
     std::fs::write(&config, &nvidias).unwrap();
-    system.rpm(&["-i"], &[find(&Packages::shared().now, MAIN)]);
-    assert_eq!(std::fs::read(&config).unwrap(), nvidias);
-    let shipped = std::fs::read_to_string(source("config/config.toml")).unwrap();
-    assert_eq!(system.read(&format!("{CONFIG}.rpmnew")), shipped);
-    system.rpm(&["-U"], &[find(&Packages::shared().later, MAIN)]);
-    assert_eq!(std::fs::read(&config).unwrap(), nvidias);
+    let main = Path::new(MAIN);
+    let (now, later) = (find(&Packages::shared().now, MAIN), find(&Packages::shared().later, MAIN));
+    for (arguments, package) in [(&["-i"], now), (&["-U"], later), (&["-e"], main)] {
+        system.rpm(arguments, &[package]);
+        assert_eq!(std::fs::read(&config).unwrap(), nvidias, "{arguments:?}");
+        let others = system.files().into_iter().filter(|file| file.starts_with(CONFIG) && file != CONFIG);
+        assert_eq!(others.collect::<Vec<_>>(), [""; 0], "{arguments:?}");
+    }
+}
+
+fn the_drop_in_of_podman_belongs_to_the_scripts() {
+    const FILE: &str = "etc/containers/containers.conf.d/50-oci-nvidia-hook.conf";
+    let (system, packages) = (System::new(), &Packages::shared().now);
+    let (main, name) = (find(packages, MAIN), "oci-nvidia-hook-podman");
+    let for_podman = find(packages, name);
+    let exists = || system.root().join(FILE).exists();
+    let shipped = std::fs::read_to_string(source("packaging/podman/50-oci-nvidia-hook.conf")).unwrap();
+    system.rpm(&["-i"], &[main, for_podman]);
+    assert_eq!(system.read(FILE), shipped);
+    system.rpm(&["-U", "--force"], &[for_podman]);
+    assert_eq!(system.read(FILE), shipped);
+    system.rpm(&["-e"], &[Path::new(name)]);
+    assert!(!exists());
+    system.rpm(&["-i"], &[for_podman]);
+    std::fs::write(system.root().join(FILE), "# mine\n").unwrap();
+    for (arguments, package) in [(&["-U", "--force"][..], for_podman), (&["-e"], Path::new(name))] {
+        system.rpm(arguments, &[package]);
+        assert_eq!(system.read(FILE), "# mine\n", "{arguments:?}");
+    }
 }
 
 /// A system with transactional updates: only /etc and /var can be written, with and without a running systemd.
@@ -440,10 +503,11 @@ fn the_program_is_there_before_its_hook_file() {
         trace.args(["rpm", "--dbpath", "/var/lib/rpm", "--nodeps", "--root"]).arg(system.root());
         run(trace.args(arguments).arg(what)).ok();
         let text = std::fs::read_to_string(&log).unwrap();
-        // By its path, or by its name in an open directory. The completion for bash has the same name.
+        // By its path, or by its name in an open directory. The completion for bash has the same name, and so has a directory.
         let at = |name: &str| -> Vec<usize> {
             let is = |line: &str| {
                 line.ends_with(" = 0")
+                    && !line.contains("AT_REMOVEDIR")
                     && [format!("/{name}\""), format!(" \"{name}\"")].iter().any(|end| line.contains(end))
             };
             text.lines().enumerate().filter(|(_, line)| is(line)).map(|(at, _)| at).collect()

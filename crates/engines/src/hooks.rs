@@ -95,13 +95,21 @@ pub fn read(host: &Tree, dirs: &[PathBuf], precreate: bool, programs: Programs) 
     hooks
 }
 
-/// The directories in which hook files of this program may be, even if no engine reads them.
-const PLACES: [&str; 4] = [
-    settings::HOOKS_DIR,
-    "/usr/share/containers/oci/hooks.podman.d",
-    settings::OVERRIDE_DIR,
-    "/run/containers/oci/hooks.d",
+/// The directory of the packages for Podman's own stage.
+pub const PODMAN_DIR: &str = "/usr/share/containers/oci/hooks.podman.d";
+/// The hook files of the packages.
+pub const PACKAGED: [&str; 2] = [
+    "/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json",
+    "/usr/share/containers/oci/hooks.podman.d/oci-nvidia-hook-precreate.json",
 ];
+
+/// The directories in which hook files of this program may be, even if no engine reads them.
+const PLACES: [&str; 4] = [settings::HOOKS_DIR, PODMAN_DIR, settings::OVERRIDE_DIR, "/run/containers/oci/hooks.d"];
+
+/// Returns whether a directory contains a hook file.
+pub(crate) fn any_in(host: &Tree, dir: &Path) -> bool {
+    host.names(dir).iter().any(|name| name.as_encoded_bytes().ends_with(b".json"))
+}
 
 /// Returns the hook files of this program.
 pub fn installed(host: &Tree) -> Vec<PathBuf> {

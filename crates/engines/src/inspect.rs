@@ -14,6 +14,7 @@ use super::hooks::{self, Hooks, Programs};
 use super::kubelet_plugin::NriStatus;
 use super::runtime::{self, Runtime};
 use super::settings::Settings;
+use super::status::Replaced;
 use super::{EngineKind, User, Version, files};
 
 /// The longest file with a version, which has about 60 bytes.
@@ -42,6 +43,8 @@ pub struct Engine {
     pub unseen: Vec<PathBuf>,
     /// The hooks of its hooks directories
     pub hooks: Hooks,
+    /// Directories of hook files that a configuration file lists and that a later one has replaced
+    pub replaced: Vec<Replaced>,
     /// Default OCI runtime
     pub runtime: Option<Runtime>,
     /// Whether `--version` fails. This is checked only for the engine of the calling user
@@ -142,6 +145,8 @@ fn inspect_engine(host: &Tree, kind: EngineKind, versions: &mut Versions) -> Eng
     }
     engine.nri = engine.kind == EngineKind::Crio && NriStatus::inspect(host).is_some();
     engine.hooks = hooks::read(host, &engine.settings.hooks_dirs, engine.kind.is_podman(), Programs::Visible);
+    let replaced = engine.settings.replaced().filter(|(_, dir)| hooks::any_in(host, dir));
+    engine.replaced = replaced.map(|(file, dir)| Replaced { dir: dir.to_owned(), file: file.to_owned() }).collect();
     let runtime = runtime::find_default(&engine.kind, &engine.settings, engine.version, host);
     engine.runtime = runtime.map(|(name, program)| {
         let version = program.as_ref().and_then(|program| versions.ask(host, program).ok());

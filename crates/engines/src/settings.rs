@@ -23,6 +23,8 @@ pub struct Settings {
     pub hooks_from: Option<PathBuf>,
     /// Whether a later list is appended instead of replacing this one
     append: bool,
+    /// The list of each file that has one
+    lists: Vec<(PathBuf, Vec<PathBuf>)>,
     /// `crun`, or a path; `None` for the engine's default
     pub runtime: Option<String>,
     /// Names and paths of runtimes
@@ -41,6 +43,7 @@ impl Default for Settings {
             hooks_dirs: vec![HOOKS_DIR.into()],
             hooks_from: None,
             append: false,
+            lists: Vec::new(),
             runtime: None,
             runtime_paths: Vec::new(),
             cgroup_manager: None,
@@ -74,7 +77,9 @@ impl Settings {
             if !self.append {
                 self.hooks_dirs.clear();
             }
-            self.hooks_dirs.extend(list.values.into_iter().map(PathBuf::from));
+            let dirs: Vec<_> = list.values.into_iter().map(PathBuf::from).collect();
+            self.lists.push((path.to_owned(), dirs.clone()));
+            self.hooks_dirs.extend(dirs);
             self.hooks_from = Some(path.to_owned());
         }
         if let Some(dirs) = table.get("cdi_spec_dirs") {
@@ -102,6 +107,13 @@ impl Settings {
             self.runtime_paths.extend(paths.into_iter().map(|path| (name.get_ref().to_string(), path)));
         }
         Ok(())
+    }
+
+    /// Returns the hooks directories that a file lists and that a later file has replaced, each with the file.
+    pub fn replaced(&self) -> impl Iterator<Item = (&Path, &Path)> {
+        let named =
+            self.lists.iter().flat_map(|(file, dirs)| dirs.iter().map(move |dir| (file.as_path(), dir.as_path())));
+        named.filter(|(_, dir)| !self.hooks_dirs.iter().any(|in_force| in_force == dir))
     }
 
     /// Replaces an empty list with the defaults that it stands for, after the last file.
@@ -179,6 +191,19 @@ mod tests {
             assert_eq!(found.refused, None);
             let last = texts.len().checked_sub(1);
             assert_eq!(found.hooks_from, last.map(|last| PathBuf::from(format!("/{last}"))));
+        }
+    }
+
+    #[test]
+    fn directories_that_a_later_file_replaces() {
+        let (a, b) = ("[engine]\nhooks_dir = [\"/a\", \"/b\"]", "[engine]\nhooks_dir = [\"/b\", \"/c\"]");
+        let more = "[engine]\nhooks_dir = [\"/b\", \"/c\", {append = true}]";
+        for (texts, replaced) in
+            [(&[a][..], &[][..]), (&[a, b], &[("/0", "/a")]), (&[a, more], &[]), (&[a, b, a], &[("/1", "/c")])]
+        {
+            let found = settings(&EngineKind::Podman, Version(5, 0, 0), texts);
+            let expected: Vec<_> = replaced.iter().map(|(file, dir)| (Path::new(*file), Path::new(*dir))).collect();
+            assert_eq!(found.replaced().collect::<Vec<_>>(), expected, "{texts:?}");
         }
     }
 

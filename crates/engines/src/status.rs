@@ -30,6 +30,9 @@ pub struct EngineStatus {
     /// Whether the NRI plugin gives GPUs to its containers instead of the hook
     #[serde(skip_serializing_if = "is_false")]
     pub nri: bool,
+    /// Directories of hook files that a configuration file lists and that a later one has replaced: their hooks do not run
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub replaced: Vec<Replaced>,
     /// Why the engine does not start the hook, or the condition under which it does
     #[serde(skip_serializing_if = "String::is_empty")]
     pub why: String,
@@ -46,6 +49,15 @@ pub struct Started {
     /// Stages at which the file starts the hook
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<String>,
+}
+
+/// A directory of hook files that the engine does not read, although a configuration file lists it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Replaced {
+    /// The directory
+    pub dir: PathBuf,
+    /// The configuration file
+    pub file: PathBuf,
 }
 
 impl EngineStatus {
@@ -127,6 +139,7 @@ pub fn judge(engine: &Engine, installed: &[PathBuf]) -> EngineStatus {
     let best = ours(engine).max_by_key(|entry| (entry.runs, entry.hook.applies == Applies::Always));
     let started = ours(engine).map(|entry| Started { file: entry.file.clone(), stages: entry.hook.stages.clone() });
     status.hooks = started.collect();
+    status.replaced.clone_from(&engine.replaced);
     let problem = stopped(engine).or_else(|| match best {
         Some(entry) => unfit(entry),
         None => Some(missing(engine, installed)),

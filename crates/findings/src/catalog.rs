@@ -230,6 +230,9 @@ kinds! {
     NO_GPU_HERE "ONH-112" Warning "a container starts without GPUs because the host has none"
         why "it asks for `all`, and `no-gpu = \"start\"` in config.toml allows it to start"
         fix "set `no-gpu = \"error\"` if such containers must not start" see "kubernetes.md";
+    SAVED_CONFIG "ONH-113" Warning "a file next to config.toml contains settings that are not in force"
+        why "a package manager has saved the administrator's file under this name, or has not installed its own; the hook does not read the file"
+        fix "move the settings that you need to config.toml or to a file in `config.toml.d`, then remove the file that the message names" see "configuration.md";
 
     GPU_LEFT_OUT "ONH-201" Warning "a GPU does not answer"
         why "containers that ask for `all` get the other GPUs; those that ask for this GPU do not start"
@@ -411,6 +414,9 @@ kinds! {
     CONTAINER_SILENT "ONH-515" Warning "a part of a container cannot be examined"
         why "a FUSE or network file system of the container does not answer, and programs that open its files wait for it"
         fix "`findmnt --task PID` lists the file systems of the container; check their servers" see "troubleshooting.md";
+    HOOKS_REPLACED "ONH-516" Warning "an engine does not read a hooks directory that a configuration file lists"
+        why "a later configuration file has another list of `hooks_dir`, which replaces the first one; the hooks of the directory do not run"
+        fix "add the directory to the list that is in force; the message names both files" see "modes.md";
 
     OTHER_PLUGIN "ONH-601" Warning "another device plugin offers the GPUs of the node"
         why "two plugins would give the same GPU to two pods, so this plugin does not register its resources while the other one answers"

@@ -18,7 +18,7 @@ use super::{Config, Table, parse_into};
 /// The default path.
 pub(super) const FILE: &str = "/etc/nvidia-container-runtime/config.toml";
 /// The size limit in bytes. NVIDIA's file has 2 KiB.
-const MAX_SIZE: usize = 1 << 20;
+pub(super) const MAX_SIZE: usize = 1 << 20;
 /// The owner that a user namespace shows for files of users that are not mapped. With a rootless engine, root is not mapped.
 const OVERFLOW_ID: u32 = 65534;
 
@@ -44,6 +44,25 @@ pub fn read_with(mut config: Config, plugin: &mut dyn Table, path: Option<&Path>
         Some(path) => (path, Some(read_file(path)?)),
         None => (Path::new(FILE), read_if_existing(Path::new(FILE))?),
     };
+    read_all(config, plugin, path, text)
+}
+
+/// Reads the default file below this directory if it exists, and its drop-in files.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_below(root: &Path) -> Result<(Config, Vec<Finding>)> {
+    let path = root.join(FILE.trim_start_matches('/'));
+    let text = read_if_existing(&path)?;
+    read_all(Config::default(), &mut (), &path, text)
+}
+
+fn read_all(
+    mut config: Config,
+    plugin: &mut dyn Table,
+    path: &Path,
+    text: Option<String>,
+) -> Result<(Config, Vec<Finding>)> {
     let mut findings = Vec::new();
     if let Some(text) = text {
         findings.extend(parse_into(&mut config, plugin, &text, path)?);
@@ -67,7 +86,7 @@ fn read_if_existing(path: &Path) -> Result<Option<String>> {
 ///
 /// # Errors
 /// If the directory exists and cannot be read: its limits are then unknown.
-pub(super) fn drop_ins(path: &Path) -> Result<Vec<PathBuf>> {
+pub fn drop_ins(path: &Path) -> Result<Vec<PathBuf>> {
     let dir = drop_in_dir(path);
     let names = match list(&dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -3,6 +3,7 @@
 
 mod files;
 mod misplaced;
+mod saved;
 pub mod schema;
 mod states;
 pub mod user;
@@ -20,7 +21,8 @@ use base::report::{Finding, failure};
 use findings::catalog;
 
 use crate::capability::{Capabilities, Capability};
-pub use files::{read, read_with};
+pub use files::{drop_ins, read, read_below, read_with};
+pub use saved::{Saved, saved};
 use schema::{Key, Meaning};
 pub use states::States;
 pub use user::{UserSpec, resolve};
@@ -249,7 +251,7 @@ impl Reader<'_> {
             let key = if prefix.is_empty() { name.to_string() } else { format!("{prefix}.{name}") };
             match (schema::find(&key), value.get_ref()) {
                 (Some(found), value) => {
-                    self.set(found, value).map_err(|allowed| self.invalid(found.name, at, &allowed))?;
+                    set(self.config, found, value).map_err(|allowed| self.invalid(found.name, at, &allowed))?;
                 }
                 (None, value) if self.is_of_plugin(&key) => {
                     self.plugin.set(name, value).map_err(|allowed| self.invalid(&key, at, &allowed))?;
@@ -262,25 +264,6 @@ impl Reader<'_> {
                     None => self.unknown.push((key, at)),
                 },
             }
-        }
-        Ok(())
-    }
-
-    /// Stores a value. The error says which values are allowed.
-    fn set(&mut self, key: &Key, value: &DeValue<'_>) -> Result<(), String> {
-        let allowed = || key.meaning.allowed().to_owned();
-        match (key.meaning, value) {
-            (Meaning::Unused(_), _) => {}
-            (Meaning::Bool(set), DeValue::Boolean(value)) => set(self.config, *value),
-            (Meaning::Text(set), DeValue::String(value)) => set(self.config, value)?,
-            (Meaning::Texts(set), DeValue::Array(values)) => {
-                let values = value::texts(values).ok_or_else(allowed)?;
-                set(self.config, values.into_iter().map(str::to_owned).collect())?;
-            }
-            (Meaning::Seconds(set), DeValue::Integer(value)) => {
-                set(self.config, value::seconds(value).ok_or_else(allowed)?);
-            }
-            _ => return Err(allowed()),
         }
         Ok(())
     }
@@ -327,6 +310,25 @@ impl Reader<'_> {
         });
         unknown.collect()
     }
+}
+
+/// Stores a value. The error says which values are allowed.
+fn set(config: &mut Config, key: &Key, value: &DeValue<'_>) -> Result<(), String> {
+    let allowed = || key.meaning.allowed().to_owned();
+    match (key.meaning, value) {
+        (Meaning::Unused(_), _) => {}
+        (Meaning::Bool(set), DeValue::Boolean(value)) => set(config, *value),
+        (Meaning::Text(set), DeValue::String(value)) => set(config, value)?,
+        (Meaning::Texts(set), DeValue::Array(values)) => {
+            let values = value::texts(values).ok_or_else(allowed)?;
+            set(config, values.into_iter().map(str::to_owned).collect())?;
+        }
+        (Meaning::Seconds(set), DeValue::Integer(value)) => {
+            set(config, value::seconds(value).ok_or_else(allowed)?);
+        }
+        _ => return Err(allowed()),
+    }
+    Ok(())
 }
 
 /// Returns the part of a key after the last dot.
