@@ -270,13 +270,33 @@ fn man_pages_have_no_mistakes() {
     let mut seen = 0;
     for page in std::fs::read_dir(source("docs/man")).unwrap().flatten() {
         let ran = run(Command::new("mandoc").args(["-Tlint", "-Wwarning"]).arg(page.path()));
-        // The date is left out on purpose, because it would differ from that of the build.
-        let said: Vec<_> =
-            ran.stdout.lines().chain(ran.stderr.lines()).filter(|line| !line.contains("missing date")).collect();
+        let said: Vec<_> = ran.stdout.lines().chain(ran.stderr.lines()).collect();
         assert!(said.is_empty(), "{said:?}");
+        // .TH TITLE SECTION "DATE" "SOURCE" "VOLUME"
+        let text = std::fs::read_to_string(page.path()).unwrap();
+        let head = text.lines().next().unwrap();
+        let quoted: Vec<_> = head.split('"').skip(1).step_by(2).collect();
+        assert_eq!(
+            quoted[..2],
+            [release_date().as_str(), concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"))],
+            "{head}"
+        );
+        // In a terminal of 80 columns, the title is on both sides of the volume.
+        let title = head.split(' ').nth(1).unwrap().len() + "(8)".len();
+        assert!(2 * title + quoted[2].len() + 2 * 2 <= 78, "{head}");
         seen += 1;
     }
     assert_eq!(seen, 3);
+}
+
+/// Returns the date of the last entry of the changelog in the RPM spec, `* Sat Nov 21 2026 …`, as `2026-11-21`.
+fn release_date() -> String {
+    let spec = std::fs::read_to_string(source("packaging/rpm.spec")).unwrap();
+    let entry = spec.lines().find(|line| line.starts_with("* ")).unwrap();
+    let words: Vec<_> = entry.split(' ').collect();
+    let months = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let month = months.iter().position(|name| *name == words[2]).unwrap() + 1;
+    format!("{}-{month:02}-{:0>2}", words[4], words[3])
 }
 
 /// The help to which an invalid command line refers lists the possible values.

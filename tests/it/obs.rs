@@ -87,6 +87,12 @@ fn changes_have_the_form_of_osc() {
         assert!(text.lines().all(|line| line.len() <= 67), "{text}");
     }
     assert!(entries[0].contains(env!("CARGO_PKG_VERSION")), "the first entry is of this version");
+    for files in std::fs::read_dir(source("tests/fixtures/rpm")).unwrap().flatten() {
+        let name = files.file_name().into_string().unwrap();
+        if let Some(package) = name.strip_suffix(".files") {
+            assert!(changes.contains(&format!("  * {package} ")), "the first entry lists {package}");
+        }
+    }
 }
 
 fn rpmlint_finds_no_error() {
