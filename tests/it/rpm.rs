@@ -136,6 +136,13 @@ fn each_distribution_has_its_macros() {
         assert!(suse.contains(line), "{line}: {suse}");
     }
     assert!(!suse.contains("systemctl") && !suse.contains("install -D -m 755 -s"), "{suse}");
+    // A package of the driver, by the names of both generations of SUSE's packages.
+    let supplements = suse.lines().find_map(|line| line.strip_prefix("Supplements:")).unwrap();
+    for name in
+        ["nvidia-compute-G06", "nvidia-compute-G07", "nvidia-open-driver-G07-signed-kmp", "(podman or cri-o) and "]
+    {
+        assert!(supplements.contains(name), "{supplements}");
+    }
     let fedora = parse("fedora 43");
     for line in [
         "BuildRequires:  cargo-rpm-macros",
