@@ -31,7 +31,7 @@ tests! {
     NEEDS_DRIVER => a_spec_is_valid, names_and_versions_of_a_choice, the_hook_and_the_spec_agree,
         refresh_rewrites_what_is_stale, recreated_mig_devices_are_detected, specs_of_other_programs_are_theirs,
         no_engine_is_run_without_need, refresh_without_gpus_is_silent, refresh_asks_a_failing_gpu_again,
-        refresh_by_many_at_once, generate_warns_of_a_file_that_engines_ignore, check_gives_reasons;
+        refresh_by_many_at_once, refresh_makes_no_conflict, generate_warns_of_a_file_that_engines_ignore, check_gives_reasons;
 }
 
 /// Runs `cdi ARGUMENTS` for this driver.
@@ -432,6 +432,36 @@ fn no_engine_is_run_without_need() {
     assert_eq!(run_with_engines(&format!("generate {output}")), "asked\n");
     assert!(std::fs::read_to_string(&path).unwrap().contains("additionalGids"));
     assert!(run_with_engines("check || true").ends_with("asked\n"));
+}
+
+/// Engines use neither of two specs in one directory with devices of the same names.
+fn refresh_makes_no_conflict() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    let dir = scratch();
+    let [yaml, json, theirs] = ["nvidia.yaml", "nvidia.json", "theirs.json"].map(|name| dir.path().join(name));
+    let spec = r#"{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "NAME",
+        "containerEdits": {"env": ["A=b"]}}]}"#;
+    std::fs::write(&theirs, spec.replace("NAME", "all")).unwrap();
+    let ran = cdi(&fake, &["refresh", "--create", "--output", yaml.to_str().unwrap()]);
+    assert!(ran.code == Some(0) && ran.stderr.contains("(ONH-402)") && ran.stderr.contains("theirs.json"), "{ran:?}");
+    assert!(!yaml.exists());
+    std::fs::write(&theirs, spec.replace("NAME", "first")).unwrap();
+    assert!(refreshed(&fake, &yaml), "another name");
+    // The options of the unit were changed.
+    assert!(refreshed(&fake, &json));
+    assert!(!yaml.exists() && theirs.exists());
+    // A spec that the administrator wrote with another name
+    let mine = dir.path().join("mine.yaml");
+    cdi(&fake, &["generate", "--output", mine.to_str().unwrap()]).ok();
+    std::fs::remove_file(&json).unwrap();
+    let ran = cdi(&fake, &["refresh", "--create", "--output", json.to_str().unwrap()]);
+    assert!(ran.code == Some(0) && ran.stderr.contains("(ONH-402)") && mine.exists() && !json.exists(), "{ran:?}");
+    std::fs::remove_file(&mine).unwrap();
+    assert!(refreshed(&fake, &json));
+    // A spec that exists is kept current. "cdi check" and doctor report the conflict.
+    std::fs::write(&theirs, spec.replace("NAME", "all")).unwrap();
+    fake.configure("[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"disabled\"");
+    assert!(refreshed(&fake, &json));
 }
 
 fn refresh_without_gpus_is_silent() {

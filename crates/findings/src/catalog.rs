@@ -358,7 +358,7 @@ kinds! {
         fix "see `nvidia-smi -q` and `journalctl -k` on the host, then run `oci-nvidia-hook cdi refresh`" see "modes.md";
     SPEC_CONFLICT "ONH-402" Warning "another CDI spec defines the same devices"
         why "engines accept neither of the two definitions"
-        fix "remove one of the CDI specs" see "modes.md";
+        fix "remove one of the CDI specs, and run `oci-nvidia-hook cdi generate` if it was that of this program" see "modes.md";
     SPEC_UNSEEN "ONH-403" Warning "the CDI spec is in a directory that engines do not read"
         why "no container gets its devices"
         fix "write it to a directory that engines read, with `--output`, or add its directory to `cdi_spec_dirs` of the engine" see "modes.md";
@@ -367,7 +367,7 @@ kinds! {
         fix "run `oci-nvidia-hook cdi generate`; the message has the reason: another driver version, a missing file, or a CDI version that the engine does not support" see "modes.md";
     SPEC_OUTDATED "ONH-405" Warning "driver files were added or removed after a CDI spec was written"
         why "containers lack the new files"
-        fix "run `oci-nvidia-hook cdi generate`, or enable the units that refresh the spec" see "modes.md";
+        fix "run `oci-nvidia-hook cdi refresh`; check that the units that do so are enabled, with `systemctl status oci-nvidia-hook-cdi.path`" see "modes.md";
 
     NOT_ACTIVE "ONH-501" Warning "an engine does not start the hook"
         why "its containers get no GPU with `NVIDIA_VISIBLE_DEVICES`"

@@ -1,5 +1,6 @@
 //! Creates the CDI spec of a host, and updates it when the driver or the GPUs have changed.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::Result;
@@ -7,7 +8,7 @@ use anyhow::Result;
 use base::paths::HostPath;
 use base::report::{Finding, line};
 use cdi_spec::file::Format;
-use cdi_spec::registry;
+use cdi_spec::registry::{self, SpecFile};
 use cdi_spec::spec::Spec;
 use findings::catalog;
 
@@ -145,6 +146,32 @@ pub fn refresh(
     Ok(())
 }
 
+/// Returns the other specs in the directory of `path` with devices of the same names. Engines use neither of two such definitions, while a
+/// spec in another directory has a different priority.
+fn others_in_directory(path: &Path, spec: &Spec) -> Vec<SpecFile> {
+    let names: BTreeSet<_> = spec.devices.iter().map(|device| &device.name).collect();
+    let is_other = |file: &SpecFile| {
+        let other = file.spec.as_ref().ok().filter(|other| other.kind == spec.kind);
+        file.path != path && other.is_some_and(|other| other.devices.iter().any(|device| names.contains(&device.name)))
+    };
+    let dirs = Vec::from_iter(path.parent().map(Path::to_path_buf));
+    registry::read(&dirs).into_iter().filter(is_other).collect()
+}
+
+/// Whether this program wrote the file in place of `path`, with the other format.
+fn is_earlier(other: &SpecFile, path: &Path) -> bool {
+    other.path.file_stem() == path.file_stem() && other.spec.as_ref().is_ok_and(|spec| Stamp::from_spec(spec).is_some())
+}
+
+/// Returns the finding about a spec that is not created, because another program's spec has its devices.
+fn left_to(path: &Path, other: &Path) -> Finding {
+    Finding::new(
+        &catalog::SPEC_CONFLICT,
+        format!("{path:?} is not created, because {other:?} has devices of the same names"),
+        format!("to use the new spec instead, run \"rm {}\" and \"oci-nvidia-hook cdi generate\"", other.display()),
+    )
+}
+
 /// Updates the file once, and returns whether the host has changed in the meantime.
 fn refresh_once(
     path: &Path,
@@ -181,7 +208,16 @@ fn refresh_once(
         }
     };
     if !spec.devices.is_empty() {
+        let others = others_in_directory(path, &spec);
+        let (earlier, others): (Vec<_>, Vec<_>) = others.into_iter().partition(|other| is_earlier(other, path));
+        if let (None, Some(other)) = (&old, others.first()) {
+            findings.push(left_to(path, &other.path));
+            return Ok(false);
+        }
         super::write(path, &settings.format.print(&spec)?)?;
+        for earlier in earlier {
+            std::fs::remove_file(earlier.path)?;
+        }
     } else if old_stamp.is_some() {
         // The spec lists GPUs that do not exist any more. Without a stamp, another program wrote it, and it stays.
         std::fs::remove_file(path)?;
