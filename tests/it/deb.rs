@@ -118,12 +118,6 @@ fn packages_hold_what_the_lists_say() {
     // dpkg would ask about a conffile that NVIDIA's toolkit or an administrator has written.
     let info = run(Command::new("dpkg-deb").arg("--info").arg(&main)).ok();
     assert!(!info.contains("conffiles"), "{info}");
-    let scripts: String = ["preinst", "postinst", "prerm", "postrm"]
-        .iter()
-        .map(|script| run(Command::new("dpkg-deb").arg("--info").arg(&main).arg(script)).stdout)
-        .collect();
-    // Units that an administrator has enabled keep running while the package is replaced.
-    assert!(!scripts.contains("invoke start") && !scripts.contains("= upgrade"), "{scripts}");
     // dpkg unpacks in the order of the archive and removes in the reverse order. An engine that finds a hook file without its
     // program starts containers without GPUs, and prints nothing.
     let contents = run(Command::new("dpkg-deb").arg("--contents").arg(&main)).ok();
@@ -224,9 +218,8 @@ fn purge_leaves_nothing() {
          test -x /usr/bin/oci-nvidia-hook; test -L /usr/bin/nvidia-ctk\n\
          dpkg --verify {all}\n\
          for unit in oci-nvidia-hook-cdi.service oci-nvidia-hook-cdi.path; do\n\
-           test \"$(systemctl --root=/ is-enabled $unit)\" = disabled\n\
+           test \"$(systemctl --root=/ is-enabled $unit)\" = enabled\n\
          done\n\
-         systemctl --root=/ enable oci-nvidia-hook-cdi.service 2>/dev/null\n\
          mkdir -p /run/oci-nvidia-hook/containers /run/cdi\n\
          echo {{}} >/run/oci-nvidia-hook/containers/c.json\n\
          echo path: /usr/bin/oci-nvidia-hook >/run/cdi/nvidia.yaml\n\

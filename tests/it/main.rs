@@ -30,6 +30,7 @@ macro_rules! tests {
 
 mod architecture;
 mod bad_input;
+mod booted;
 mod budget;
 mod built;
 mod cache;
@@ -97,6 +98,7 @@ mod support;
 mod systemd;
 mod timeouts;
 mod toolkit;
+mod units;
 mod walks;
 mod why;
 mod zypper;
@@ -136,7 +138,7 @@ tests_of! {
     hostile::volumes, hosts, json_schema, ldcache, ldconfig, lean, limits, limits_cdi, live, log, nvidia_cli,
     nvidia_ctk, obs, own_nodes, packages, packaging, peers, podman, podman_drop_in, podman_shapes, poststop, precreate,
     precreate_podman, prepare, readme, records, rpm, shapes, soak, status, streams, style, systemd, timeouts, toolkit,
-    walks, why, zypper
+    units, walks, why, zypper
 }
 
 fn main() -> std::process::ExitCode {

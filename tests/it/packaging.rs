@@ -23,7 +23,8 @@ fn systemd_takes_the_units() {
     // The man page that the units name is not installed.
     verify.args(["verify", "--man=no"]);
     let mut seen = 0;
-    for unit in std::fs::read_dir(source("packaging/systemd")).unwrap().flatten() {
+    let files = std::fs::read_dir(source("packaging/systemd")).unwrap().flatten();
+    for unit in files.filter(|file| file.path().extension().is_some_and(|extension| extension != "preset")) {
         // systemd checks that the program exists.
         let text = std::fs::read_to_string(unit.path()).unwrap();
         let text = text.replace("/usr/bin/oci-nvidia-hook", HOOK).replace("/usr/bin/oci-nvidia-kubelet-plugin", HOOK);
@@ -120,11 +121,14 @@ fn udev_rules_start_a_unit_that_is_there() {
 /// Runs the check of each rule on a host that is a directory.
 fn udev_starts_only_an_enabled_unit() {
     let dir = scratch();
-    let units = dir.path().join("usr/lib/systemd/system");
-    std::fs::create_dir_all(&units).unwrap();
-    for unit in std::fs::read_dir(source("packaging/systemd")).unwrap().flatten() {
-        std::fs::copy(unit.path(), units.join(unit.file_name())).unwrap();
+    for file in std::fs::read_dir(source("packaging/systemd")).unwrap().flatten() {
+        let is_preset = file.path().extension().is_some_and(|extension| extension == "preset");
+        let to = dir.path().join("usr/lib/systemd").join(if is_preset { "system-preset" } else { "system" });
+        std::fs::create_dir_all(&to).unwrap();
+        std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
     }
+    // Distributions disable what no preset names.
+    std::fs::write(dir.path().join("usr/lib/systemd/system-preset/99-default.preset"), "disable *\n").unwrap();
     let systemctl = |arguments: &[&str]| {
         run(Command::new("systemctl").arg(format!("--root={}", dir.path().display())).args(arguments))
     };
@@ -138,9 +142,12 @@ fn udev_starts_only_an_enabled_unit() {
         });
         answers.collect::<Vec<_>>()
     };
-    assert_eq!(starts(), [false; 3], "as it is installed");
-    systemctl(&["enable", "oci-nvidia-hook-cdi.service"]).ok();
-    assert_eq!(starts(), [true; 3]);
+    assert_eq!(starts(), [false; 3], "before the presets");
+    systemctl(&["preset-all"]).ok();
+    assert_eq!(starts(), [true; 3], "as it is installed");
+    let enabled = |unit: &str| systemctl(&["is-enabled", unit]).stdout.trim() == "enabled";
+    assert!(enabled("oci-nvidia-hook-cdi.path") && enabled("oci-nvidia-kubelet-plugin.service"));
+    assert!(!enabled("oci-nvidia-nri.service"), "an alternative to the device plugin");
     systemctl(&["disable", "oci-nvidia-hook-cdi.service"]).ok();
     assert_eq!(starts(), [false; 3]);
     systemctl(&["enable", "--runtime", "oci-nvidia-hook-cdi.service"]).ok();

@@ -135,7 +135,7 @@ fn each_distribution_has_its_macros() {
     ] {
         assert!(suse.contains(line), "{line}: {suse}");
     }
-    assert!(!suse.contains("systemctl") && !suse.contains("install -D -m 755 -s"), "{suse}");
+    assert!(!suse.contains("systemctl preset") && !suse.contains("install -D -m 755 -s"), "{suse}");
     // A package of the driver, by the names of both generations of SUSE's packages.
     let supplements = suse.lines().find_map(|line| line.strip_prefix("Supplements:")).unwrap();
     for name in
@@ -152,7 +152,8 @@ fn each_distribution_has_its_macros() {
     ] {
         assert!(fedora.contains(line), "{line}: {fedora}");
     }
-    assert!(fedora.contains(&format!("systemd_postun {units}")) && !fedora.contains("systemctl"), "{fedora}");
+    assert!(fedora.contains(&format!("systemd_post {units}")) && !fedora.contains("systemctl preset"), "{fedora}");
+    assert!(fedora.contains(&format!("systemd_postun_with_restart {units}")), "{fedora}");
 }
 
 fn tarballs_are_the_same_each_time() {
@@ -430,9 +431,11 @@ fn upgrade_downgrade_remove() {
     let expected = [CONFIG, &format!("{CONFIG}.d/mine.toml"), "run/cdi/nvidia.yaml", "run/cdi/other.yaml"];
     assert_eq!(left(&system), expected);
     assert_eq!(system.read(CONFIG), mine);
-    // The units are disabled when the package is removed, and only then.
+    // The presets apply to the first installation only, and the units are disabled when the package is removed, and only then.
     let log = system.read("var/log/systemctl");
-    assert_eq!(log.matches("disable --now oci-nvidia-hook-cdi.service").count(), 2, "{log}");
+    for verb in ["preset", "disable"] {
+        assert_eq!(log.matches(&format!("{verb} oci-nvidia-hook-cdi.service")).count(), 2, "{log}");
+    }
 }
 
 /// NVIDIA's toolkit creates the file during installation; no package owns it.
