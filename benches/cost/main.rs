@@ -16,6 +16,9 @@
 mod driver;
 #[path = "../../tests/it/engine.rs"]
 mod engine;
+#[allow(unused_macros, reason = "a bench has no tests")]
+#[path = "../../tests/it/harness.rs"]
+mod harness;
 #[path = "../../tests/it/kernels.rs"]
 mod kernels;
 mod measure;

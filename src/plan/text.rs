@@ -13,23 +13,26 @@ pub(crate) fn describe_additions(additions: &Additions) -> Vec<Value> {
 
 fn addition(array: &Value, item: &Value) -> String {
     let keys: Vec<_> = array.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    let word = |name: &str| match item.get(name) {
-        Some(Value::String(text)) => text.clone(),
-        Some(other) => other.to_string(),
-        None => String::new(),
-    };
-    let device = || format!("c {}:{}", word("major"), word("minor"));
-    let item = match keys.as_slice() {
-        ["mounts"] => format!("{} at {}", word("source"), word("destination")),
-        ["linux", "devices"] => format!("{} {}", word("path"), device()),
-        ["linux", "resources", "devices"] => format!("allow {} {}", device(), word("access")),
+    let device = || format!("c {}:{}", word(item, "major"), word(item, "minor"));
+    let text = match keys.as_slice() {
+        ["mounts"] => format!("{} at {}", word(item, "source"), word(item, "destination")),
+        ["linux", "devices"] => format!("{} {}", word(item, "path"), device()),
+        ["linux", "resources", "devices"] => format!("allow {} {}", device(), word(item, "access")),
         ["hooks", ..] => {
             let args = item.get("args").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
-            format!("{} {}", word("path"), args.skip(1).collect::<Vec<_>>().join(" "))
+            format!("{} {}", word(item, "path"), args.skip(1).collect::<Vec<_>>().join(" "))
         }
         _ => item.to_string(),
     };
-    format!("add to {} of config.json: {item}", keys.join("."))
+    format!("add to {} of config.json: {text}", keys.join("."))
+}
+
+fn word(item: &Value, name: &str) -> String {
+    match item.get(name) {
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+        None => String::new(),
+    }
 }
 
 /// Formats a step or an addition as one line.

@@ -102,16 +102,18 @@ fn with_entries(edits: RootfsEdits, spec: &SpecView) -> RootfsEdits {
 /// Reports whether the engine gives the container this node. In containers with a user namespace, engines mount the host's node. Another
 /// file or device at this path does not count.
 fn has_node(spec: &SpecView, path: &Path) -> bool {
-    let is_mounted = |source: &Path| {
-        rustix::fs::stat(source).is_ok_and(|stat| {
-            FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
-                && has_number(path, rustix::fs::major(stat.st_rdev).into(), rustix::fs::minor(stat.st_rdev).into())
-        })
-    };
     let is_created =
         |device: &Device| device.major.zip(device.minor).is_some_and(|(major, minor)| has_number(path, major, minor));
     spec.devices.iter().any(|device| device.path == path && is_created(device))
-        || spec.mounts.iter().any(|mount| mount.destination == path && mount.is_bind() && is_mounted(&mount.source))
+        || spec.mounts.iter().any(|mount| mount.destination == path && mount.is_bind() && is_node(&mount.source, path))
+}
+
+/// Reports whether this file of the host is the node for this path.
+fn is_node(source: &Path, path: &Path) -> bool {
+    rustix::fs::stat(source).is_ok_and(|stat| {
+        FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+            && has_number(path, rustix::fs::major(stat.st_rdev).into(), rustix::fs::minor(stat.st_rdev).into())
+    })
 }
 
 /// Reports whether a node of the driver at this path has this number: its name ends in the minor number. The major number of

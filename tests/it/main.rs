@@ -1,7 +1,4 @@
 //! Integration tests of the built hook, with the real kernel and real engines.
-//!
-//! Each test declares what it needs of the machine. If the machine lacks something, the test is reported as ignored, with the
-//! reason; with `CI` in the environment it fails instead, so that a test cannot pass without running.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -14,19 +11,8 @@
     reason = "tests run programs, and end at the first surprise"
 )]
 
-/// Lists the tests of a module as its `TESTS`: `NEEDS => function, name = call;`. Modules that use it must follow.
-macro_rules! tests {
-    ($($needs:expr => $($name:ident $(= $call:expr)?),+;)+) => {
-        pub const TESTS: &[$crate::Test] = &[$($($crate::Test {
-            module: module_path!(),
-            function: stringify!($name),
-            needs: $needs,
-            run: tests!(@run $name $(= $call)?),
-        }),+),+];
-    };
-    (@run $name:ident) => { $name };
-    (@run $name:ident = $call:expr) => { || $call };
-}
+#[macro_use]
+mod harness;
 
 mod architecture;
 mod bad_input;
@@ -103,26 +89,9 @@ mod walks;
 mod why;
 mod zypper;
 
+use harness::Test;
 use kernels::Kernel;
-use libtest_mimic::{Arguments, Completion, Trial};
-use support::Need;
-
-/// A test, which fails by panicking.
-#[derive(Debug)]
-pub struct Test {
-    module: &'static str,
-    function: &'static str,
-    needs: &'static [Need],
-    run: fn(),
-}
-
-impl Test {
-    /// Returns `MODULE::FUNCTION`, in which the module is that of a file or directory next to this one.
-    pub fn name(&self) -> String {
-        let module = self.module.split("::").nth(1).unwrap_or_default();
-        format!("{module}::{}", self.function)
-    }
-}
+use libtest_mimic::Trial;
 
 macro_rules! tests_of {
     ($($($module:ident)::+),+) => {
@@ -142,7 +111,6 @@ tests_of! {
 }
 
 fn main() -> std::process::ExitCode {
-    let arguments = Arguments::from_args();
     let mut trials: Vec<Trial> = ALL.iter().copied().flatten().map(|test| trial(test, None)).collect();
     for kernel in kernels::OLD {
         let on_old = [live::TESTS, features::TESTS, shapes::TESTS, &podman::TESTS[..4], &cdi_containers::TESTS[..2]];
@@ -155,25 +123,20 @@ fn main() -> std::process::ExitCode {
     // These tests take longest.
     let on_oldest = failure::TESTS.iter().chain(podman_shapes::TESTS);
     trials.extend(on_oldest.map(|test| trial(test, Some(kernels::OLD[0]))));
-    let conclusion = libtest_mimic::run(&arguments, trials);
+    // Half of the time, tests wait: for engines, deadlines, and builds that use one core.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let code = harness::run(trials, 2 * cores);
     slowest::print();
     support::remove_shared();
     support::remove_records();
-    conclusion.exit_code()
+    code
 }
 
 fn trial(test: &'static Test, kernel: Option<Kernel>) -> Trial {
     let name = kernel.map_or_else(|| test.name(), |kernel| format!("{} {}", kernel.name, test.name()));
     let full_name = name.clone();
-    Trial::ignorable_test(name, move || {
-        let Some(missing) = test.needs.iter().find_map(|need| need.missing()) else {
-            kernels::set(kernel);
-            slowest::timed(&full_name, test.run);
-            return Ok(Completion::Completed);
-        };
-        if std::env::var_os("CI").is_some() {
-            return Err(format!("cannot run on this machine: {missing}").into());
-        }
-        Ok(Completion::ignored_with(missing))
+    test.trial(name, move |run| {
+        kernels::set(kernel);
+        slowest::timed(&full_name, run);
     })
 }

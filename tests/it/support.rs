@@ -4,56 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// What a test needs of the machine.
-#[derive(Clone, Copy, Debug)]
-pub enum Need {
-    /// Real root, with mount namespaces and mknod
-    Root,
-    /// A program on `PATH`
-    Program(&'static str),
-    /// Rust for this user: what rustup puts on `PATH` works only for some users
-    Cargo,
-    /// libc.a, for the program of the package -compat
-    StaticLibc,
-    /// The device controller of cgroup v1, mounted
-    CgroupV1,
-    /// eBPF device programs
-    CgroupV2,
-    /// A device node that the kernel provides
-    Device(&'static str),
-}
-
-impl Need {
-    /// Returns why the machine lacks it; `None` if it does not.
-    pub fn missing(self) -> Option<String> {
-        match self {
-            Self::Root => (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned()),
-            Self::Program(name) => {
-                let paths = std::env::var_os("PATH").unwrap_or_default();
-                let found = std::env::split_paths(&paths).any(|dir| dir.join(name).is_file());
-                (!found).then(|| format!("needs the program {name:?}"))
-            }
-            Self::Cargo => {
-                let works =
-                    |program: &str| Command::new(program).arg("-vV").output().is_ok_and(|ran| ran.status.success());
-                (!works("cargo") || !works("rustc")).then(|| "needs a cargo that works for this user".to_owned())
-            }
-            Self::StaticLibc => {
-                let found = Command::new("cc").arg("-print-file-name=libc.a").output();
-                // The compiler prints the bare name if it does not find the file.
-                let is_there = found.is_ok_and(|ran| ran.stdout.starts_with(b"/"));
-                (!is_there).then(|| "needs libc.a: libc6-dev (Debian) or glibc-devel-static (openSUSE)".to_owned())
-            }
-            Self::CgroupV1 => (!Path::new("/sys/fs/cgroup/devices/devices.list").is_file())
-                .then(|| "needs cgroup v1 with its device controller at /sys/fs/cgroup/devices".to_owned()),
-            Self::Device(path) => (!Path::new(path).exists()).then(|| format!("needs {path:?}")),
-            Self::CgroupV2 => {
-                let filesystems = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
-                (!filesystems.contains("cgroup2")).then(|| "needs cgroup v2".to_owned())
-            }
-        }
-    }
-}
+pub use crate::harness::Need;
 
 /// The hook under test.
 pub const HOOK: &str = env!("CARGO_BIN_EXE_oci-nvidia-hook");

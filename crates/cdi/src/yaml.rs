@@ -155,11 +155,14 @@ fn end_value(at: &mut [Level]) {
 }
 
 fn is_at(at: &[Level], path: &[&str]) -> bool {
-    let is_step = |(level, step): (&Level, &&str)| match level {
-        Level::List(number) => number.is_some_and(|number| number.to_string() == **step),
-        Level::Map(key) => key.as_deref() == Some(*step),
-    };
-    at.len() == path.len() && at.iter().zip(path).all(is_step)
+    at.len() == path.len() && at.iter().zip(path).all(|(level, step)| is_step(level, step))
+}
+
+fn is_step(level: &Level, step: &str) -> bool {
+    match level {
+        Level::List(number) => number.is_some_and(|number| number.to_string() == step),
+        Level::Map(key) => key.as_deref() == Some(step),
+    }
 }
 
 /// Returns the value of a scalar without quotes.

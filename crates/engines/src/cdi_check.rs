@@ -110,13 +110,14 @@ pub fn files(files: &[SpecFile]) -> Vec<CdiVerdict> {
 /// Returns a verdict for each hook in these files to which a runtime passes the environment of the container.
 #[must_use]
 pub fn without_env(files: &[SpecFile]) -> Vec<CdiVerdict> {
-    let verdict = |(file, finding): (&SpecFile, Finding)| {
-        let path = file.path.display().to_string();
-        let reason = format!("{} ({})", finding.what, finding.kind.id);
-        let verdict = CdiVerdict::usable(path.clone(), path).unusable(reason, finding.fix);
-        CdiVerdict { ours: file.spec.as_ref().is_ok_and(is_ours), is_unsafe: true, ..verdict }
-    };
-    hook_env::in_specs(files).into_iter().map(verdict).collect()
+    hook_env::in_specs(files).into_iter().map(|(file, finding)| unsafe_hook(file, finding)).collect()
+}
+
+fn unsafe_hook(file: &SpecFile, finding: Finding) -> CdiVerdict {
+    let path = file.path.display().to_string();
+    let reason = format!("{} ({})", finding.what, finding.kind.id);
+    let verdict = CdiVerdict::usable(path.clone(), path).unusable(reason, finding.fix);
+    CdiVerdict { ours: file.spec.as_ref().is_ok_and(is_ours), is_unsafe: true, ..verdict }
 }
 
 /// Returns a verdict for each device, sorted by name. `exists` returns whether the host has a path.

@@ -12,6 +12,10 @@
     reason = "tests run programs, and end at the first surprise"
 )]
 
+#[macro_use]
+#[path = "../../../tests/it/harness.rs"]
+mod harness;
+
 mod fake_host;
 
 use std::fmt::Debug;
@@ -21,7 +25,8 @@ use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use fake_host::{Fake, run_tests, uuid};
+use fake_host::{Fake, uuid};
+use harness::Need;
 use kubelet_plugin::monitor::measure::Measures;
 use kubelet_plugin::monitor::message::{End, EventKind, Level, Message, Properties, Recovery, Sample, Snapshot};
 use kubelet_plugin::monitor::{child, supervisor};
@@ -39,7 +44,8 @@ fn main() -> ExitCode {
     match words.get(1).map(String::as_str) {
         Some("monitor") => monitor(&words[2..]),
         Some("supervise") => supervise(Path::new(&words[2])),
-        _ => run_tests(TESTS, &[]),
+        // Most of the time the tests wait.
+        _ => harness::run(TESTS.iter().map(|test| test.trial(test.name(), |run| run())).collect(), 8),
     }
 }
 
@@ -208,24 +214,17 @@ fn send(pid: u32, signal: rustix::process::Signal) {
     rustix::process::kill_process(pid, signal).unwrap();
 }
 
-const TESTS: &[(&str, fn())] = &[
-    ("a_snapshot_describes_the_gpus", a_snapshot_describes_the_gpus),
-    ("an_event_is_reported_at_once", an_event_is_reported_at_once),
-    ("a_gpu_without_events_is_polled", a_gpu_without_events_is_polled),
-    ("a_lost_gpu_is_reported_and_the_others_are_watched", a_lost_gpu_is_reported_and_the_others_are_watched),
-    ("mig_devices_change", mig_devices_change),
-    ("a_missing_node_and_a_new_gpu_need_another_process", a_missing_node_and_a_new_gpu_need_another_process),
-    ("a_monitor_of_root_ends_when_mig_devices_change", a_monitor_of_root_ends_when_mig_devices_change),
-    ("a_library_that_attacks", a_library_that_attacks),
-    ("the_monitor_has_few_privileges_and_little_memory", the_monitor_has_few_privileges_and_little_memory),
-    ("the_monitor_ends_with_its_parent", the_monitor_ends_with_its_parent),
-    ("a_driver_that_hangs_costs_one_gpu", a_driver_that_hangs_costs_one_gpu),
-    ("a_driver_that_crashes_costs_one_gpu", a_driver_that_crashes_costs_one_gpu),
-    ("a_driver_that_hangs_everywhere", a_driver_that_hangs_everywhere),
-    ("a_driver_comes_and_goes", a_driver_comes_and_goes),
-    ("a_gpu_is_added_and_removed", a_gpu_is_added_and_removed),
-    ("the_driver_is_let_go", the_driver_is_let_go),
-];
+/// For device nodes.
+const ROOT: &[Need] = &[Need::Root];
+
+tests! {
+    ROOT => a_snapshot_describes_the_gpus, an_event_is_reported_at_once, a_gpu_without_events_is_polled,
+        a_lost_gpu_is_reported_and_the_others_are_watched, mig_devices_change,
+        a_missing_node_and_a_new_gpu_need_another_process, a_monitor_of_root_ends_when_mig_devices_change,
+        a_library_that_attacks, the_monitor_has_few_privileges_and_little_memory, the_monitor_ends_with_its_parent,
+        a_driver_that_hangs_costs_one_gpu, a_driver_that_crashes_costs_one_gpu, a_driver_that_hangs_everywhere,
+        a_driver_comes_and_goes, a_gpu_is_added_and_removed, the_driver_is_let_go;
+}
 
 fn a_snapshot_describes_the_gpus() {
     let fake = Fake::new(&["--gpus", "4", "--mig", "--numa", "2"]);

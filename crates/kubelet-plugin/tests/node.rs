@@ -13,6 +13,10 @@
     reason = "tests"
 )]
 
+#[macro_use]
+#[path = "../../../tests/it/harness.rs"]
+mod harness;
+
 mod alerts;
 mod fake_host;
 mod fake_kubelet;
@@ -25,8 +29,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use fake_host::{Fake, run_tests, uuid};
+use fake_host::{Fake, uuid};
 use fake_kubelet::{Event, FakeKubelet, State};
+use harness::Need;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_oci-nvidia-kubelet-plugin");
 const GPU: &str = "nvidia.com/gpu";
@@ -37,40 +42,23 @@ const AT_ONCE: Duration = Duration::from_millis(5 * 200);
 const POLLED: Duration = Duration::from_secs(5 * 10);
 const SOON: Duration = Duration::from_secs(5 * 5);
 
-const TESTS: &[(&str, fn())] = &[
-    ("whole_gpus_are_offered_and_given", whole_gpus_are_offered_and_given),
-    ("mig_devices_follow_the_layout", mig_devices_follow_the_layout),
-    ("the_cdi_spec_is_there_before_the_list", the_cdi_spec_is_there_before_the_list),
-    ("an_unused_cdi_spec_goes", an_unused_cdi_spec_goes),
-    ("a_sick_gpu_recovers", a_sick_gpu_recovers),
-    ("a_restart_forgets_no_xid", a_restart_forgets_no_xid),
-    ("a_lost_gpu_affects_no_other", a_lost_gpu_affects_no_other),
-    ("a_driver_that_comes_later", a_driver_that_comes_later),
-    ("a_driver_that_is_replaced", a_driver_that_is_replaced),
-    ("a_gpu_that_relapses_is_cleared_by_hand", a_gpu_that_relapses_is_cleared_by_hand),
-    ("a_driver_that_hangs", a_driver_that_hangs),
-    ("a_start_shows_no_unhealthy_gpu", a_start_shows_no_unhealthy_gpu),
-    ("a_start_while_the_driver_hangs", a_start_while_the_driver_hangs),
-    ("a_kubelet_that_restarts", a_kubelet_that_restarts),
-    ("replicas", replicas),
-    ("each_strategy", each_strategy),
-    ("nvidias_manifest_with_this_program", nvidias_manifest_with_this_program),
-    ("check_prints_what_run_offers", check_prints_what_run_offers),
-    ("check_shows_the_health_that_the_kubelet_has", check_shows_the_health_that_the_kubelet_has),
-    ("a_kernel_without_openat2", a_kernel_without_openat2),
-    ("bad_settings", bad_settings),
-    ("a_small_program", a_small_program),
-];
+/// For device nodes.
+const ROOT: &[Need] = &[Need::Root];
 
-/// The programs that tests need.
-const NEEDS: &[(&str, &str)] = &[
-    ("alerts_over_the_metrics_of_the_plugin", "promtool"),
-    ("dcgms_dashboard_finds_data", "promtool"),
-    ("a_kernel_without_openat2", "strace"),
-];
+tests! {
+    ROOT => whole_gpus_are_offered_and_given, mig_devices_follow_the_layout, the_cdi_spec_is_there_before_the_list,
+        an_unused_cdi_spec_goes, a_sick_gpu_recovers, a_restart_forgets_no_xid, a_lost_gpu_affects_no_other,
+        a_driver_that_comes_later, a_driver_that_is_replaced, a_gpu_that_relapses_is_cleared_by_hand,
+        a_driver_that_hangs, a_start_shows_no_unhealthy_gpu, a_start_while_the_driver_hangs, a_kubelet_that_restarts,
+        replicas, each_strategy, nvidias_manifest_with_this_program, check_prints_what_run_offers,
+        check_shows_the_health_that_the_kubelet_has, bad_settings, a_small_program;
+    &[Need::Root, Need::Program("strace")] => a_kernel_without_openat2;
+}
 
 fn main() -> ExitCode {
-    run_tests(&[TESTS, alerts::TESTS, limits::TESTS, node_extras::TESTS, nri::TESTS].concat(), NEEDS)
+    let tests = [TESTS, alerts::TESTS, limits::TESTS, node_extras::TESTS, nri::TESTS].into_iter().flatten();
+    // Most of the time the tests wait.
+    harness::run(tests.map(|test| test.trial(test.name(), |run| run())).collect(), 8)
 }
 
 /// The plugin on a host, and a kubelet.

@@ -39,15 +39,16 @@ impl Format {
     #[must_use]
     pub fn preferred(accept: &str) -> Self {
         let ranges: Vec<(String, f64)> = accept.split(',').map(range).collect();
-        // The most specific range that matches a type has its weight.
-        let weight = |names: [&str; 3]| {
-            let found = names.iter().find_map(|name| ranges.iter().find(|(range, _)| range == name));
-            found.map_or(0.0, |(_, weight)| *weight)
-        };
-        let open = weight(["application/openmetrics-text", "application/*", "*/*"]);
-        let plain = weight(["text/plain", "text/*", "*/*"]);
+        let open = weight(&ranges, ["application/openmetrics-text", "application/*", "*/*"]);
+        let plain = weight(&ranges, ["text/plain", "text/*", "*/*"]);
         if plain > open { Self::Plain } else { Self::OpenMetrics }
     }
+}
+
+/// Returns the weight of the first of these ranges: the most specific one that matches a type has its weight.
+fn weight(ranges: &[(String, f64)], names: [&str; 3]) -> f64 {
+    let found = names.iter().find_map(|name| ranges.iter().find(|(range, _)| range == name));
+    found.map_or(0.0, |(_, weight)| *weight)
 }
 
 /// Returns a media range in lower case without its parameters, and its weight.

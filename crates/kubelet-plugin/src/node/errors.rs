@@ -106,13 +106,13 @@ impl ErrorFile {
 
 /// Reports whether the errors are the same but for less than [`PRECISION`] of the last ones.
 fn is_nearly(written: &BTreeMap<String, OpenError>, errors: &BTreeMap<String, OpenError>) -> bool {
-    let is_near = |(uuid, old): (&String, &OpenError)| {
-        errors.get(uuid).is_some_and(|new| {
-            let moved = new.last.saturating_duration_since(old.last);
-            old.cause == new.cause && old.since == new.since && old.last <= new.last && moved < PRECISION
-        })
-    };
-    written.len() == errors.len() && written.iter().all(is_near)
+    written.len() == errors.len()
+        && written.iter().all(|(uuid, old)| errors.get(uuid).is_some_and(|new| is_near(old, new)))
+}
+
+fn is_near(old: &OpenError, new: &OpenError) -> bool {
+    let moved = new.last.saturating_duration_since(old.last);
+    old.cause == new.cause && old.since == new.since && old.last <= new.last && moved < PRECISION
 }
 
 fn driver(state: &HostState) -> String {
@@ -120,22 +120,25 @@ fn driver(state: &HostState) -> String {
 }
 
 impl Entry {
-    fn of(error: &OpenError, (now, wall): (Instant, SystemTime)) -> Self {
-        let at = |instant: Instant| {
-            let time = wall.checked_sub(now.saturating_duration_since(instant)).unwrap_or(UNIX_EPOCH);
-            u64::try_from(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
-        };
-        Self { cause: error.cause.clone(), since: at(error.since), last: at(error.last) }
+    fn of(error: &OpenError, now: (Instant, SystemTime)) -> Self {
+        Self { cause: error.cause.clone(), since: to_millis(error.since, now), last: to_millis(error.last, now) }
     }
 
-    /// A time in the future, from before the clock was set, is now.
-    fn open_error(self, (now, wall): (Instant, SystemTime)) -> OpenError {
-        let at = |millis: u64| {
-            let age = wall.duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(Duration::from_millis(millis));
-            now.checked_sub(age).unwrap_or(now)
-        };
-        OpenError { since: at(self.since), last: at(self.last), cause: self.cause }
+    fn open_error(self, now: (Instant, SystemTime)) -> OpenError {
+        OpenError { since: from_millis(self.since, now), last: from_millis(self.last, now), cause: self.cause }
     }
+}
+
+/// Returns the milliseconds since 1970.
+fn to_millis(instant: Instant, (now, wall): (Instant, SystemTime)) -> u64 {
+    let time = wall.checked_sub(now.saturating_duration_since(instant)).unwrap_or(UNIX_EPOCH);
+    u64::try_from(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A time in the future, from before the clock was set, is now.
+fn from_millis(millis: u64, (now, wall): (Instant, SystemTime)) -> Instant {
+    let age = wall.duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(Duration::from_millis(millis));
+    now.checked_sub(age).unwrap_or(now)
 }
 
 #[cfg(test)]

@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 
 use super::fake_host::{Fake, uuid};
 use super::fake_kubelet::Container;
+use super::harness::Need;
 use super::node_extras::{METRICS, address, exchange};
 use super::{AT_ONCE, GPU, Node, POLLED, SOON, counts};
 
-pub const TESTS: &[(&str, fn())] = &[
-    ("alerts_over_the_metrics_of_the_plugin", alerts_over_the_metrics_of_the_plugin),
-    ("dcgms_dashboard_finds_data", dcgms_dashboard_finds_data),
-];
+tests! {
+    &[Need::Root, Need::Program("promtool")] => alerts_over_the_metrics_of_the_plugin, dcgms_dashboard_finds_data;
+}
 
 /// All series of one answer, with the labels that Prometheus adds.
 type Series = BTreeMap<String, String>;

@@ -2,32 +2,7 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
-
-use libtest_mimic::{Arguments, Trial};
-
-/// Runs the tests of a program. They need root, for device nodes, and `needs` names the programs of some tests. A test that cannot run
-/// is ignored, or fails in CI.
-pub fn run_tests(tests: &[(&'static str, fn())], needs: &[(&str, &str)]) -> ExitCode {
-    let is_root = rustix::process::geteuid().is_root();
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    let is_missing = |program: &str| !std::env::split_paths(&paths).any(|dir| dir.join(program).is_file());
-    let lacks = |name: &str| needs.iter().any(|(test, program)| *test == name && is_missing(program));
-    let trial = |(name, test): &(&'static str, fn())| {
-        let test = *test;
-        let ignored = (!is_root || lacks(name)) && std::env::var_os("CI").is_none();
-        Trial::test(*name, move || {
-            assert!(rustix::process::geteuid().is_root(), "needs root, for device nodes");
-            test();
-            Ok(())
-        })
-        .with_ignored_flag(ignored)
-    };
-    let mut arguments = Arguments::from_args();
-    // Most of the time the tests wait.
-    arguments.test_threads.get_or_insert(8);
-    libtest_mimic::run(&arguments, tests.iter().map(trial).collect()).exit_code()
-}
+use std::process::Command;
 
 /// The UUID that make-root gives to a GPU.
 pub fn uuid(gpu: u32) -> String {

@@ -7,16 +7,12 @@ use std::time::Duration;
 
 use super::fake_host::{Fake, uuid};
 use super::node_extras::{address, get, wait_for_labels};
-use super::{GPU, Node, SOON};
+use super::{GPU, Node, ROOT, SOON};
 
-pub const TESTS: &[(&str, fn())] = &[
-    ("limits::changed_files_are_followed", changed_files_are_followed),
-    ("limits::replicas_and_mig_devices", replicas_and_mig_devices),
-    ("limits::all_gpus_are_denied", all_gpus_are_denied),
-    ("limits::an_invalid_file_changes_nothing", an_invalid_file_changes_nothing),
-    ("limits::a_file_that_is_lost_changes_nothing", a_file_that_is_lost_changes_nothing),
-    ("limits::ids_of_gke", ids_of_gke),
-];
+tests! {
+    ROOT => changed_files_are_followed, replicas_and_mig_devices, all_gpus_are_denied, an_invalid_file_changes_nothing,
+        a_file_that_is_lost_changes_nothing, ids_of_gke;
+}
 
 /// More than the plugin needs to read a changed file.
 const FOLLOWED: Duration = Duration::from_secs(6);

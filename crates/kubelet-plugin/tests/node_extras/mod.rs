@@ -7,18 +7,13 @@ use std::time::{Duration, Instant};
 
 use super::fake_host::{Fake, uuid};
 use super::fake_kubelet::{Container, FakeKubelet};
-use super::{AT_ONCE, GPU, Node, POLLED, SOON};
+use super::{AT_ONCE, GPU, Node, POLLED, ROOT, SOON};
 
-pub const TESTS: &[(&str, fn())] = &[
-    ("metrics_name_the_containers", metrics_name_the_containers),
-    ("metrics_without_sensors", metrics_without_sensors),
-    ("metrics_of_errors_and_answers", metrics_of_errors_and_answers),
-    ("metrics_without_a_kubelet", metrics_without_a_kubelet),
-    ("metrics_for_hostile_clients", metrics_for_hostile_clients),
-    ("no_metrics_unless_they_are_wanted", no_metrics_unless_they_are_wanted),
-    ("labels_follow_the_gpus", labels_follow_the_gpus),
-    ("labels_are_written_where_they_are_read", labels_are_written_where_they_are_read),
-];
+tests! {
+    ROOT => metrics_name_the_containers, metrics_without_sensors, metrics_of_errors_and_answers,
+        metrics_without_a_kubelet, metrics_for_hostile_clients, no_metrics_unless_they_are_wanted,
+        labels_follow_the_gpus, labels_are_written_where_they_are_read;
+}
 
 pub const METRICS: [&str; 2] = ["--metrics-address", "127.0.0.1:0"];
 

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use fake_engine::{CONTAINER, FakeEngine, Plugin, container, names, request};
 use records::{NRI, Outcome, Pod, Record};
 
-use crate::PROGRAM;
 use crate::fake_host::{Fake, uuid};
 use crate::fake_kubelet::FakeKubelet;
+use crate::{PROGRAM, ROOT};
 
 const ALL: &str = "NVIDIA_VISIBLE_DEVICES=all";
 
@@ -19,25 +19,12 @@ const SOON: Duration = Duration::from_secs(5 * 5);
 /// How long the engine may wait for an answer, at the 99th percentile.
 const QUICK: Duration = Duration::from_millis(5 * 20);
 
-pub const TESTS: &[(&str, fn())] = &[
-    ("nri::gpus_are_granted", gpus_are_granted),
-    ("nri::the_engine_finds_what_is_granted", the_engine_finds_what_is_granted),
-    ("nri::refusals_read_well", refusals_read_well),
-    ("nri::a_refusal_has_a_record", a_refusal_has_a_record),
-    ("nri::limits_hold", limits_hold),
-    ("nri::limits_that_change", limits_that_change),
-    ("nri::a_locked_node", a_locked_node),
-    ("nri::two_containers_at_once", two_containers_at_once),
-    ("nri::an_engine_that_restarts", an_engine_that_restarts),
-    ("nri::an_engine_that_starts_later", an_engine_that_starts_later),
-    ("nri::an_engine_that_refuses", an_engine_that_refuses),
-    ("nri::hostile_bytes", hostile_bytes),
-    ("nri::large_containers", large_containers),
-    ("nri::answers_are_quick", answers_are_quick),
-    ("nri::a_driver_that_hangs", a_driver_that_hangs),
-    ("nri::kubelet_and_engine_in_one_process", kubelet_and_engine_in_one_process),
-    ("nri::bad_options", bad_options),
-];
+tests! {
+    ROOT => gpus_are_granted, the_engine_finds_what_is_granted, refusals_read_well, a_refusal_has_a_record,
+        limits_hold, limits_that_change, a_locked_node, two_containers_at_once, an_engine_that_restarts,
+        an_engine_that_starts_later, an_engine_that_refuses, hostile_bytes, large_containers, answers_are_quick,
+        a_driver_that_hangs, kubelet_and_engine_in_one_process, bad_options;
+}
 
 /// A host with GPUs, an engine that the plugin has found, and the plugin.
 struct Node {

@@ -145,12 +145,7 @@ impl Search<'_> {
     /// The packages of an old driver can leave dozens of them.
     #[must_use]
     pub fn findings(&self, passed: &[PassedOver]) -> Vec<Finding> {
-        const NAMED: usize = 3;
         let of = |exists: bool| passed.iter().filter(move |passed| passed.exists == exists);
-        let more = |count: usize| match count.saturating_sub(NAMED) {
-            0 => String::new(),
-            rest => format!(" and {rest} more"),
-        };
         let mut findings = Vec::new();
         let stale: Vec<_> = of(false).map(|passed| format!("{:?} at {:?}", passed.soname, passed.path)).collect();
         if let Some(named) = stale.get(..stale.len().min(NAMED)).filter(|named| !named.is_empty()) {
@@ -306,6 +301,16 @@ impl Search<'_> {
         // Debian installs all libraries in one directory, and links to them in those that programs use.
         let (located, file_name) = below.or_else(|| self.regular_file(&dir.join(name)))?;
         self.library(row.name, arch, located, file_name)
+    }
+}
+
+/// How many libraries a finding names.
+const NAMED: usize = 3;
+
+fn more(count: usize) -> String {
+    match count.saturating_sub(NAMED) {
+        0 => String::new(),
+        rest => format!(" and {rest} more"),
     }
 }
 

@@ -231,16 +231,19 @@ pub(crate) fn instance_nodes(facts: &DeviceFacts, devices: &[Device<'_>]) -> imp
 /// none yet.
 #[must_use]
 pub fn is_management_of(cap: MigCap, gpu: &Gpu, limits: &Limits) -> bool {
-    let is_in = |mig: &&MigDevice| match cap {
+    let mut inside = gpu.mig_devices.iter().filter(|mig| is_in(mig, cap)).peekable();
+    cap.gpu() == Some(gpu.minor)
+        && (inside.peek().is_none() || inside.any(|mig| limits::permit(limits, gpu, Some(mig))))
+}
+
+fn is_in(mig: &MigDevice, cap: MigCap) -> bool {
+    match cap {
         MigCap::GpuInstance(_, instance) => mig.gpu_instance == instance,
         MigCap::ComputeInstance(_, instance, compute) => {
             (mig.gpu_instance, mig.compute_instance) == (instance, compute)
         }
         MigCap::Config | MigCap::Monitor => false,
-    };
-    let mut inside = gpu.mig_devices.iter().filter(is_in).peekable();
-    cap.gpu() == Some(gpu.minor)
-        && (inside.peek().is_none() || inside.any(|mig| limits::permit(limits, gpu, Some(mig))))
+    }
 }
 
 /// Returns the paths that stay visible below /proc/driver/nvidia: the whole directory of capabilities, unless it contains files of MIG

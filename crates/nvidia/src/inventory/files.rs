@@ -68,12 +68,14 @@ pub(super) fn of_nvml(root: &Tree, library: &Path, watched: &[Tree], may_own_fil
 fn nodes(root: &Tree) -> Vec<PathBuf> {
     let names = root.names(Path::new("/dev")).into_iter();
     let of_driver = names.filter(|name| name.to_str().is_some_and(|name| name.starts_with("nvidia")));
-    let paths = of_driver.map(|name| Path::new("/dev").join(name));
-    let is_node = |path: &PathBuf| match root.locate(path) {
-        Ok(found) if found.kind == FileType::Directory => found.path == *path,
+    of_driver.map(|name| Path::new("/dev").join(name)).filter(|path| is_node(root, path)).collect()
+}
+
+fn is_node(root: &Tree, path: &Path) -> bool {
+    match root.locate(path) {
+        Ok(found) if found.kind == FileType::Directory => found.path == path,
         found => found.is_ok_and(|found| found.kind == FileType::CharacterDevice),
-    };
-    paths.filter(is_node).collect()
+    }
 }
 
 #[cfg(test)]

@@ -68,21 +68,22 @@ fn link(dev: &Path, node: &Node) -> Result<Option<PathBuf>> {
     let chars = dev.join("char");
     let link = chars.join(format!("{major}:{minor}"));
     let text = PathBuf::from("..").join(&node.name);
-    let is_right = || {
-        let old = rustix::fs::readlinkat(CWD, &link, Vec::new());
-        old.is_ok_and(|old| old.as_bytes() == text.as_os_str().as_encoded_bytes())
-    };
-    if is_right() {
+    if has_text(&link, &text) {
         return Ok(None);
     }
     make_dir(&chars)?;
     rustix::fs::unlinkat(CWD, &link, AtFlags::empty()).ok();
     match rustix::fs::symlinkat(&text, CWD, &link) {
         // Another hook that runs at the same time may have created the link.
-        Err(_) if is_right() => Ok(None),
+        Err(_) if has_text(&link, &text) => Ok(None),
         Ok(()) => Ok(Some(link)),
         Err(errno) => Err(errno).with_context(|| format!("cannot make the link {link:?}")),
     }
+}
+
+fn has_text(link: &Path, text: &Path) -> bool {
+    let old = rustix::fs::readlinkat(CWD, link, Vec::new());
+    old.is_ok_and(|old| old.as_bytes() == text.as_os_str().as_encoded_bytes())
 }
 
 fn make(path: &Path, node: &Node) -> Result<NodeChange> {

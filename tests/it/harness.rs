@@ -1,0 +1,111 @@
+//! Tests that declare what they need of the machine. If the machine lacks something, the test is reported as ignored, with the reason;
+//! with `CI` in the environment it fails instead, so that a test cannot pass without running. The tests of the device plugin use this
+//! file, too.
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use libtest_mimic::{Arguments, Completion, Trial};
+
+/// Lists the tests of a module as its `TESTS`: `NEEDS => function, name = call;`. Modules that use it must follow.
+macro_rules! tests {
+    ($($needs:expr => $($name:ident $(= $call:expr)?),+;)+) => {
+        pub const TESTS: &[$crate::harness::Test] = &[$($($crate::harness::Test {
+            module: module_path!(),
+            function: stringify!($name),
+            needs: $needs,
+            run: tests!(@run $name $(= $call)?),
+        }),+),+];
+    };
+    (@run $name:ident) => { $name };
+    (@run $name:ident = $call:expr) => { || $call };
+}
+
+/// What a test needs of the machine.
+#[derive(Clone, Copy, Debug)]
+pub enum Need {
+    /// Real root, with mount namespaces and mknod
+    Root,
+    /// A program on `PATH`
+    Program(&'static str),
+    /// Rust for this user: what rustup puts on `PATH` works only for some users
+    Cargo,
+    /// libc.a, for the program of the package -compat
+    StaticLibc,
+    /// The device controller of cgroup v1, mounted
+    CgroupV1,
+    /// eBPF device programs
+    CgroupV2,
+    /// A device node that the kernel provides
+    Device(&'static str),
+}
+
+impl Need {
+    /// Returns why the machine lacks it; `None` if it does not.
+    pub fn missing(self) -> Option<String> {
+        match self {
+            Self::Root => (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned()),
+            Self::Program(name) => {
+                let paths = std::env::var_os("PATH").unwrap_or_default();
+                let found = std::env::split_paths(&paths).any(|dir| dir.join(name).is_file());
+                (!found).then(|| format!("needs the program {name:?}"))
+            }
+            Self::Cargo => {
+                let works =
+                    |program: &str| Command::new(program).arg("-vV").output().is_ok_and(|ran| ran.status.success());
+                (!works("cargo") || !works("rustc")).then(|| "needs a cargo that works for this user".to_owned())
+            }
+            Self::StaticLibc => {
+                let found = Command::new("cc").arg("-print-file-name=libc.a").output();
+                // The compiler prints the bare name if it does not find the file.
+                let is_there = found.is_ok_and(|ran| ran.stdout.starts_with(b"/"));
+                (!is_there).then(|| "needs libc.a: libc6-dev (Debian) or glibc-devel-static (openSUSE)".to_owned())
+            }
+            Self::CgroupV1 => (!Path::new("/sys/fs/cgroup/devices/devices.list").is_file())
+                .then(|| "needs cgroup v1 with its device controller at /sys/fs/cgroup/devices".to_owned()),
+            Self::Device(path) => (!Path::new(path).exists()).then(|| format!("needs {path:?}")),
+            Self::CgroupV2 => {
+                let filesystems = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+                (!filesystems.contains("cgroup2")).then(|| "needs cgroup v2".to_owned())
+            }
+        }
+    }
+}
+
+/// A test, which fails by panicking.
+#[derive(Debug)]
+pub struct Test {
+    pub module: &'static str,
+    pub function: &'static str,
+    pub needs: &'static [Need],
+    pub run: fn(),
+}
+
+impl Test {
+    /// Returns `MODULE::FUNCTION`, in which the module is that of a file or directory next to `main.rs`.
+    pub fn name(&self) -> String {
+        let module = self.module.split("::").nth(1).map(|module| format!("{module}::")).unwrap_or_default();
+        format!("{module}{}", self.function)
+    }
+
+    /// Returns the trial that calls the test with `run`.
+    pub fn trial(&'static self, name: String, run: impl FnOnce(fn()) + Send + 'static) -> Trial {
+        Trial::ignorable_test(name, move || {
+            let Some(missing) = self.needs.iter().find_map(|need| need.missing()) else {
+                run(self.run);
+                return Ok(Completion::Completed);
+            };
+            if std::env::var_os("CI").is_some() {
+                return Err(format!("cannot run on this machine: {missing}").into());
+            }
+            Ok(Completion::ignored_with(missing))
+        })
+    }
+}
+
+/// Runs trials, `threads` at a time unless the command line has a number.
+pub fn run(trials: Vec<Trial>, threads: usize) -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(threads);
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
