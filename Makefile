@@ -4,7 +4,12 @@
 CARGO ?= $(CURDIR)/tests/cargo
 export CARGO
 
-.PHONY: all help build demo test engines vm lint fuzz bench dist rpm deb release-checks reproducible deny advisories aarch64 sbom clean
+# make splits lists at spaces, and rpmbuild cannot build in such a directory.
+ifneq ($(words $(CURDIR)),1)
+$(error the path "$(CURDIR)" contains a space; hint: move the clone to a path without spaces)
+endif
+
+.PHONY: all help build demo test run-tests engines fresh vm lint fuzz bench dist rpm deb repository release-checks reproducible deny advisories aarch64 sbom clean
 
 all: build
 
@@ -21,28 +26,39 @@ build:
 
 ## Starts a container with a GPU, with the driver of this host or else a fake one. As root.
 demo:
-	@tests/demo
+	@tests/keep-owner tests/demo
 
 ## Runs all tests. Tests that cannot run on this machine are reported as ignored; with CI=true they fail.
 test:
 	@tests/install-tools
-	@$(MAKE) --no-print-directory lint
+	@tests/keep-owner $(MAKE) --no-print-directory run-tests
+
+run-tests: lint
 	$(CARGO) test --locked --workspace
 	@tests/as-plain-user
 
-## Runs the tests with the engines of other Debian releases, in root file systems that it creates: docs/compatibility.md. As root, with
-## network access. Not part of test: it downloads 1.5 GB and takes half an hour. SUITES=trixie selects one release.
+## Runs the tests with the engines of other releases of Debian and Ubuntu, in root file systems that it creates: docs/compatibility.md.
+## As root, with network access; it downloads 1.5 GB and takes half an hour. SUITES=trixie selects one release.
 engines:
-	@tests/engines/run $(SUITES)
+	@tests/keep-owner tests/engines/run $(SUITES)
+	@$(MAKE) --no-print-directory fresh
+
+## Runs `make demo` and `make test` on bare systems: Debian 12, 13 and testing, and Ubuntu 24.04. Before each release, as root, with
+## network access; it takes two hours. SUITES=noble selects one release.
+fresh:
+	@tests/keep-owner tests/engines/fresh $(SUITES)
+
+# A newer compiler has new lints: only in CI is a warning an error.
+WARNINGS := $(if $(CI),-D warnings)
 
 # The examples need the crates of the tests: with their features, crates are checked once for clippy, the feature lean and rustdoc.
-## Checks formatting, runs clippy, and checks the links in the documentation of the code.
+## Checks formatting, runs clippy, and checks the links in the documentation of the code. With CI=true, a warning is an error.
 lint:
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
-	$(CARGO) clippy --locked --workspace --lib --bins --examples --features oci-nvidia-hook/lean -- -D warnings
-	$(CARGO) clippy --locked --package oci-nvidia-hook-compat -- -D warnings
-	RUSTDOCFLAGS="-D warnings -A rustdoc::private-intra-doc-links" $(CARGO) doc --locked --workspace --quiet --no-deps --document-private-items \
+	$(CARGO) clippy --locked --workspace --all-targets -- $(WARNINGS)
+	$(CARGO) clippy --locked --workspace --lib --bins --examples --features oci-nvidia-hook/lean -- $(WARNINGS)
+	$(CARGO) clippy --locked --package oci-nvidia-hook-compat -- $(WARNINGS)
+	RUSTDOCFLAGS="$(WARNINGS) -A rustdoc::private-intra-doc-links" $(CARGO) doc --locked --workspace --quiet --no-deps --document-private-items \
 		--lib --examples --bin oci-nvidia-hook-compat --bin oci-nvidia-kubelet-plugin
 	$(CARGO) fmt --check --manifest-path tests/fuzz/Cargo.toml
 
@@ -71,12 +87,18 @@ dist:
 ## Builds the RPM packages in target/rpm/RPMS from these tarballs. Installs rpmbuild if it is missing (as root).
 rpm:
 	@tests/install-tools rpm
-	@packaging/build-rpm
+	@tests/keep-owner packaging/build-rpm
 
 ## Builds the Debian packages in target/deb from the same tarballs, on Debian or Ubuntu. Installs debhelper if it is missing (as root).
 deb:
 	@tests/install-tools deb
-	@packaging/build-deb
+	@tests/keep-owner packaging/build-deb
+
+## Creates signed repositories for zypper, dnf and apt in target/repository, from the packages of rpm and deb. KEY is the key of gpg
+## that signs, URL the address at which the directory will be published.
+repository:
+	@tests/install-tools repository
+	@tests/keep-owner packaging/repository "$(KEY)" "$(URL)"
 
 ## Runs reproducible, deny and aarch64, as CI does.
 release-checks: reproducible deny aarch64

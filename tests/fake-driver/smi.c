@@ -166,10 +166,47 @@ static void table(unsigned count)
 	line('+', '-', '-');
 }
 
+/* One line for each GPU, with the fields that programs ask for. */
+static int query(unsigned count, char *fields, const char *format)
+{
+	if (!strstr(format, "noheader"))
+		puts(fields);
+	for (unsigned i = 0; i < count; i++) {
+		void *device = handle(i);
+		char copy[256], text[96];
+		const char *separator = "";
+		struct memory memory = {0};
+		if (!device)
+			continue;
+		snprintf(copy, sizeof copy, "%s", fields);
+		for (char *field = strtok(copy, ","); field; field = strtok(NULL, ","), separator = ", ") {
+			if (!strcmp(field, "index")) {
+				snprintf(text, sizeof text, "%u", i);
+			} else if (!strcmp(field, "uuid")) {
+				CALL(nvmlDeviceGetUUID, (void *, char *, unsigned), device, text, sizeof text);
+			} else if (!strcmp(field, "name")) {
+				CALL(nvmlDeviceGetName, (void *, char *, unsigned), device, text, sizeof text);
+			} else if (!strcmp(field, "memory.total")) {
+				CALL(nvmlDeviceGetMemoryInfo, (void *, struct memory *), device, &memory);
+				snprintf(text, sizeof text, "%llu%s", memory.total >> 20, strstr(format, "nounits") ? "" : " MiB");
+			} else if (!strcmp(field, "driver_version")) {
+				CALL(nvmlSystemGetDriverVersion, (char *, unsigned), text, sizeof text);
+			} else {
+				printf("Field \"%s\" is not a valid field to query.\n", field);
+				return 2;
+			}
+			printf("%s%s", separator, text);
+		}
+		puts("");
+	}
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
-	if (argc > 1 && strcmp(argv[1], "-L") && strcmp(argv[1], "--list-gpus")) {
-		puts("nvidia-smi of the fake driver\n\nusage: nvidia-smi [-L]");
+	char *fields = argc == 3 && !strncmp(argv[1], "--query-gpu=", 12) ? argv[1] + 12 : NULL;
+	if (argc > 1 && !fields && strcmp(argv[1], "-L") && strcmp(argv[1], "--list-gpus")) {
+		puts("nvidia-smi of the fake driver\n\nusage: nvidia-smi [-L | --query-gpu=FIELDS --format=csv[,noheader][,nounits]]");
 		return strcmp(argv[1], "-h") && strcmp(argv[1], "--help");
 	}
 	nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
@@ -194,6 +231,8 @@ int main(int argc, char **argv)
 		if (device && !CALL(nvmlDeviceGetMinorNumber, (void *, unsigned *), device, &minor))
 			check_node(minor);
 	}
+	if (fields)
+		return query(count, fields, argv[2]);
 	if (argc > 1)
 		list(count);
 	else

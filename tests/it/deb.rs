@@ -56,7 +56,7 @@ fn build(top: &Path, umask: &str) -> PathBuf {
     top.to_owned()
 }
 
-fn package(name: &str) -> PathBuf {
+pub fn package(name: &str) -> PathBuf {
     let found = sh(&format!("ls '{}/{name}_'*.deb", packages().display())).ok();
     assert_eq!(found.lines().count(), 1, "{found}");
     PathBuf::from(found.trim())
@@ -155,7 +155,7 @@ fn lintian_reports_nothing() {
 
 /// Uses this machine as a separate Debian host: `script` runs with layers over `/usr`, `/etc` and `/var` (including the database
 /// of dpkg), which are below `/mnt`. `$1`, `$2` and `$3` are the packages; `files` lists the differences from the machine.
-fn on_host(script: &str, root: &Path) -> Ran {
+pub fn on_host(script: &str, root: &Path) -> Ran {
     let start = "mount -t tmpfs layers /mnt\n\
          for dir in usr etc var; do\n\
            mkdir /mnt/$dir /mnt/$dir.work\n\

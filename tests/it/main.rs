@@ -73,6 +73,7 @@ mod precreate_podman;
 mod prepare;
 mod readme;
 mod records;
+mod repository;
 mod rpm;
 mod shapes;
 mod slowest;
@@ -106,7 +107,7 @@ tests_of! {
     hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths, hostile::races,
     hostile::volumes, hosts, json_schema, ldcache, ldconfig, lean, limits, limits_cdi, live, log, nvidia_cli,
     nvidia_ctk, obs, own_nodes, packages, packaging, peers, podman, podman_drop_in, podman_shapes, poststop, precreate,
-    precreate_podman, prepare, readme, records, rpm, shapes, soak, status, streams, style, systemd, timeouts, toolkit,
+    precreate_podman, prepare, readme, records, repository, rpm, shapes, soak, status, streams, style, systemd, timeouts, toolkit,
     units, walks, why, zypper
 }
 

@@ -1,4 +1,4 @@
-//! Runs every command of README.md, docs/install.md, docs/modes.md and docs/usage.md, in the order of the pages, on a host
+//! Runs every command of README.md and of the pages for users in docs, in the order of the pages, on a host
 //! on which packages are installed to `/usr` and `/etc` and nothing else is configured. A command without a row is an error.
 //!
 //! The host is this one in a separate mount namespace, with layers over `/usr` and `/etc`. Its driver is the fake one.
@@ -142,6 +142,25 @@ const COMMANDS: &[(&str, Way)] = &[
     ),
     ("install -D -m 644 packaging/udev/90-oci-nvidia-hook.rules /etc/udev/rules.d/90-oci-nvidia-hook.rules", Root("")),
     ("systemctl enable oci-nvidia-hook-cdi.service oci-nvidia-hook-cdi.path", Root("")),
+    ("podman run --rm --gpus all opensuse/leap nvidia-smi", NotHere(in_recipes)), // needs Podman 5
+    ("podman run --rm -e NVIDIA_VISIBLE_DEVICES=1 opensuse/leap nvidia-smi -L", Root("GPU-51eed001-")),
+    ("podman run --rm --device nvidia.com/gpu=1 opensuse/leap nvidia-smi -L", Root("GPU-51eed001-")),
+    ("podman build --tag gpu .", NotHere(in_recipes)),
+    ("podman build --device nvidia.com/gpu=all --tag gpu .", NotHere(in_recipes)),
+    ("container=$(buildah from docker.io/opensuse/leap)", NotHere(in_recipes)),
+    ("buildah run --device nvidia.com/gpu=all \"$container\" nvidia-smi", NotHere(in_recipes)),
+    ("podman build --hooks-dir /usr/share/containers/oci/hooks.d --tag gpu .", NotHere(in_recipes)),
+    ("buildah rm \"$container\"", NotHere(in_recipes)),
+    ("ramalama run granite", NotHere(|_| ())),
+    ("rpm --import https://example.org/oci-nvidia-hook/oci-nvidia-hook.asc", NotHere(is_in_a_repository)),
+    ("zypper addrepo https://example.org/oci-nvidia-hook/rpm/oci-nvidia-hook.repo", NotHere(is_in_a_repository)),
+    ("zypper install oci-nvidia-hook", NotHere(|_| ())), // repository::zypper_installs_upgrades_and_removes
+    (
+        "wget -P /etc/apt/sources.list.d https://example.org/oci-nvidia-hook/deb/oci-nvidia-hook.sources",
+        NotHere(is_in_a_repository),
+    ),
+    ("apt update", NotHere(|_| ())), // repository::apt_installs_upgrades_and_removes
+    ("apt install oci-nvidia-hook", NotHere(|_| ())),
     // For MIG: the fake GPU is split already.
     ("nvidia-smi -i 0 -mig 1", NotHere(|_| ())),
     ("nvidia-smi mig -i 0 -cgi 19,19 -C", NotHere(|_| ())),
@@ -164,6 +183,7 @@ const PAGES: &[Page] = &[
         hosts: &[
             ("openSUSE and SLE", &[]),
             ("Debian and Ubuntu", &["oci-nvidia-hook"]),
+            ("From a repository", &[]),
             ("Three commands", &["oci-nvidia-hook"]),
         ],
     },
@@ -181,6 +201,11 @@ const PAGES: &[Page] = &[
         file: "docs/modes.md",
         driver: &["--gpus", "2"],
         hosts: &[("Hook", &["oci-nvidia-hook"]), ("precreate", &["oci-nvidia-hook"]), ("CDI", &["oci-nvidia-hook"])],
+    },
+    Page {
+        file: "docs/recipes.md",
+        driver: &["--gpus", "2"],
+        hosts: &[("podman run", &["oci-nvidia-hook"]), ("Compose", &["oci-nvidia-hook"])],
     },
     Page { file: "docs/usage.md", driver: &["--gpus", "2", "--mig"], hosts: &[("MIG devices", &["oci-nvidia-hook"])] },
 ];
@@ -266,6 +291,24 @@ fn is_one_package(command: &str) {
 fn is_the_name_in_the_journal(command: &str) {
     // why::the_journal_has_it examines the datagrams.
     assert_eq!(command.rsplit(' ').next(), Some("oci-nvidia-hook"));
+}
+
+/// tests/engines/recipes runs the blocks of these sections with newer engines.
+fn in_recipes(_: &str) {
+    let script = std::fs::read_to_string(source("tests/engines/recipes")).unwrap();
+    for block in ["block \"podman run\" 1", "block Builds 2", "block Builds 3", "block Builds 6"] {
+        assert!(script.contains(block), "{block}");
+    }
+}
+
+/// packaging/repository creates this file; `repository::` uses it.
+fn is_in_a_repository(command: &str) {
+    let (_, path) = command.split_once("https://example.org/oci-nvidia-hook/").unwrap();
+    let path = path.replace("oci-nvidia-hook.", "$name.");
+    assert!(
+        std::fs::read_to_string(source("packaging/repository")).unwrap().contains(&format!("\"$new/{path}\"")),
+        "{path}"
+    );
 }
 
 /// Docker searches for this name. `docker::gpus_all` starts the program like Docker.

@@ -108,16 +108,31 @@ pub fn install_base(root: &Path, packages: &[PathBuf]) {
 
 /// Runs `zypper COMMAND ARGUMENTS` in this root, without a repository.
 #[track_caller]
-pub fn zypper(root: &Path, command: &str, arguments: &[&Path]) -> Ran {
-    let mut zypper = Command::new("zypper");
-    zypper.arg("--root").arg(root).args(["--non-interactive", "--no-refresh"]).args(command.split(' ')).args(arguments);
-    // Debian's rpm has its database in root's home; zypper and SUSE's rpm have it here.
-    let config = root.join("../zypper-home");
-    std::fs::create_dir_all(&config).unwrap();
-    std::fs::write(config.join(".rpmmacros"), "%_dbpath /var/lib/rpm\n").unwrap();
-    let ran = run(zypper.env("HOME", &config));
+pub fn zypper(root: &Path, words: &str, arguments: &[&Path]) -> Ran {
+    let arguments = arguments.iter().map(|path| path.to_str().unwrap());
+    let ran = command(root, &["--no-refresh"].into_iter().chain(words.split(' ')).chain(arguments).collect::<Vec<_>>());
     assert!(!ran.stdout.contains("scriptlet"), "{ran:?}");
     ran
+}
+
+/// Runs zypper in this root.
+pub fn command(root: &Path, arguments: &[&str]) -> Ran {
+    let mut zypper = Command::new("zypper");
+    zypper.arg("--root").arg(root).arg("--non-interactive").args(arguments);
+    run(zypper.env("HOME", suse_home(root)))
+}
+
+/// Runs rpm in this root.
+pub fn rpm(root: &Path, arguments: &[&str]) -> Ran {
+    run(Command::new("rpm").arg("--root").arg(root).args(arguments).env("HOME", suse_home(root)))
+}
+
+/// Debian's rpm has its database in root's home; zypper and SUSE's rpm have it here.
+fn suse_home(root: &Path) -> PathBuf {
+    let home = root.join("../zypper-home");
+    std::fs::create_dir_all(&home).unwrap();
+    std::fs::write(home.join(".rpmmacros"), "%_dbpath /var/lib/rpm\n").unwrap();
+    home
 }
 
 /// Returns everything that is not a directory, except for rpm's and zypper's own files.

@@ -46,7 +46,7 @@ impl Naming {
         let uuid = device.uuid().to_owned();
         // In drivers before 470, the UUIDs of MIG devices contain slashes, which CDI does not permit.
         let uuid = Some(uuid).filter(|uuid| self.uuid && name::check_device(uuid).is_ok());
-        Some(index).filter(|_| has_index).into_iter().chain(uuid).collect()
+        has_index.then_some(index).into_iter().chain(uuid).collect()
     }
 }
 

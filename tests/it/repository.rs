@@ -1,0 +1,192 @@
+//! `make repository`: zypper and apt install from the signed repositories, upgrade to a second version and remove it, and reject
+//! a repository that someone else changed.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::support::{Need, Ran, run, scratch, sh, source};
+use crate::{deb, rpm, zypper};
+
+const NEEDS: &[Need] = &[
+    Need::Root,
+    Need::Program("rpmbuild"),
+    Need::Program("cc"),
+    Need::Program("gpg"),
+    Need::Program("rpmsign"),
+    Need::Program("createrepo_c"),
+];
+const ZYPPER: &[Need] = &[
+    Need::Root,
+    Need::Program("rpmbuild"),
+    Need::Program("cc"),
+    Need::Program("gpg"),
+    Need::Program("rpmsign"),
+    Need::Program("createrepo_c"),
+    Need::Program("zypper"),
+];
+const APT: &[Need] = &[
+    Need::Root,
+    Need::Program("dpkg-buildpackage"),
+    Need::Program("dh"),
+    Need::Program("cc"),
+    Need::Program("gpg"),
+    Need::Program("createrepo_c"),
+    Need::Program("rpmbuild"),
+    Need::Program("apt-ftparchive"),
+];
+
+tests! {
+    NEEDS => what_is_missing_is_named;
+    ZYPPER => zypper_installs_upgrades_and_removes;
+    APT => apt_installs_upgrades_and_removes;
+}
+
+const KEY: &str = "packages@example.org";
+const MAIN: &str = "oci-nvidia-hook";
+
+/// A publisher: a key of gpg, and the packages that were built.
+struct Publisher {
+    dir: tempfile::TempDir,
+}
+
+impl Publisher {
+    fn new() -> Self {
+        let dir = scratch();
+        sh(&format!(
+            "mkdir -m 700 '{0}/gnupg' && mkdir '{0}/rpms' '{0}/debs'; \
+             GNUPGHOME='{0}/gnupg' gpg --batch --quiet --passphrase '' --quick-generate-key {KEY} rsa2048 sign never",
+            dir.path().display()
+        ))
+        .ok();
+        Self { dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn offers(&self, directory: &str, packages: &[PathBuf]) {
+        std::fs::remove_dir_all(self.path(directory)).unwrap();
+        std::fs::create_dir(self.path(directory)).unwrap();
+        for package in packages {
+            std::fs::copy(package, self.path(directory).join(package.file_name().unwrap())).unwrap();
+        }
+    }
+
+    fn publish(&self, key: &str, url: &str) -> Ran {
+        let mut repository = Command::new(source("packaging/repository"));
+        repository.args([key, url]).arg(self.path("public")).env("GNUPGHOME", self.path("gnupg"));
+        run(repository.env("RPMS", self.path("rpms")).env("DEBS", self.path("debs")))
+    }
+
+    /// Publishes at this machine's own address.
+    fn publish_here(&self) {
+        let ran = self.publish(KEY, &format!("file://{}", self.path("public").display()));
+        assert!(ran.code == Some(0) && ran.stderr.contains("repository: next, copy"), "{ran:?}");
+    }
+}
+
+/// gpg starts an agent for each home directory, which would outlive the test.
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        run(Command::new("gpgconf").args(["--kill", "all"]).env("GNUPGHOME", self.path("gnupg")));
+    }
+}
+
+fn what_is_missing_is_named() {
+    let publisher = Publisher::new();
+    let fails = |key: &str, url: &str, because: &str| {
+        let ran = publisher.publish(key, url);
+        assert!(ran.code == Some(1) && ran.stderr.contains(because) && ran.stderr.contains("; hint: "), "{ran:?}");
+        assert!(!publisher.path("public").exists());
+    };
+    fails("", "https://example.org/x", "a key and an address are missing");
+    fails(KEY, "", "a key and an address are missing");
+    fails(KEY, "example.org", "\"example.org\" is not an address");
+    fails("other@example.org", "https://example.org/x", "gpg has no secret key \"other@example.org\"");
+    fails(KEY, "https://example.org/x", "there are no packages in");
+}
+
+fn zypper_installs_upgrades_and_removes() {
+    let (publisher, packages) = (Publisher::new(), rpm::Packages::shared());
+    let host = scratch();
+    let root = host.path().join("root");
+    zypper::install_base(&root, &packages.now);
+    publisher.offers("rpms", &packages.now);
+    publisher.publish_here();
+    let public = publisher.path("public");
+    let zypper = |arguments: &[&str]| zypper::command(&root, arguments);
+    let installed = |query: &str| zypper::rpm(&root, &["-q", "--qf", query, MAIN]).stdout;
+
+    // The commands of README.md
+    zypper::rpm(&root, &["--import", public.join("oci-nvidia-hook.asc").to_str().unwrap()]).ok();
+    zypper(&["addrepo", public.join("rpm/oci-nvidia-hook.repo").to_str().unwrap()]).ok();
+    let ran = zypper(&["install", MAIN]);
+    assert!(ran.code == Some(0) && !ran.stdout.contains("scriptlet"), "{ran:?}");
+    assert_eq!(installed("%{RELEASE}"), rpm::query(find(&packages.now), "%{RELEASE}"));
+    // dnf checks the signature of the package itself.
+    assert!(installed("%{RSAHEADER:pgpsig}").contains("RSA/SHA"), "{}", installed("%{RSAHEADER:pgpsig}"));
+
+    publisher.offers("rpms", &packages.later);
+    publisher.publish_here();
+    zypper(&["refresh"]).ok();
+    zypper(&["update", MAIN]).ok();
+    assert_eq!(installed("%{RELEASE}"), rpm::query(find(&packages.later), "%{RELEASE}"));
+    let earlier = sh(&format!("find '{}' -name '{MAIN}-[0-9]*.rpm' | wc -l", public.display())).ok();
+    assert_eq!(earlier.trim(), "2", "the earlier version is not available any more");
+
+    zypper(&["remove", MAIN]).ok();
+    assert!(!root.join("usr/bin/oci-nvidia-hook").exists());
+
+    // Another repository at this address, without the key
+    sh(&format!("echo '<!-- -->' >>'{}/rpm/repodata/repomd.xml'", public.display())).ok();
+    let ran = zypper(&["refresh", "--force"]);
+    assert!(ran.code != Some(0) && (ran.stdout + &ran.stderr).contains("ignature verification failed"));
+}
+
+fn find(packages: &[PathBuf]) -> &Path {
+    packages.iter().find(|package| rpm::query(package, "%{NAME}") == MAIN).unwrap()
+}
+
+fn apt_installs_upgrades_and_removes() {
+    let (publisher, packages) = (Publisher::new(), rpm::Packages::shared());
+    publisher.offers("rpms", &packages.now);
+    let debs = [deb::package(MAIN)];
+    publisher.offers("debs", &debs);
+    publisher.publish_here();
+    let first = publisher.path("first");
+    std::fs::rename(publisher.path("public"), &first).unwrap();
+    sh(&format!("cp -a '{0}/first' '{0}/public'", publisher.dir.path().display())).ok();
+
+    // The same package with a later version
+    let tree = publisher.path("tree");
+    run(Command::new("dpkg-deb").arg("-R").args([&debs[0], &tree])).ok();
+    sh(&format!(
+        "cd '{}'; sed -i 's/^Version: .*/&.1/' tree/DEBIAN/control; dpkg-deb --root-owner-group -Znone -b tree debs >/dev/null",
+        publisher.dir.path().display()
+    ))
+    .ok();
+    publisher.publish_here();
+    sh(&format!("cd '{}'; mv public second; mkdir public", publisher.dir.path().display())).ok();
+
+    let script = "rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/* /var/lib/apt/lists\n\
+         exec 2>&1 </dev/null\n\
+         apt() { apt-get -q -o APT::Sandbox::User=root \"$@\" >/mnt/log || { cat /mnt/log; exit 1; }; }\n\
+         version() { dpkg-query -W -f '${db:Status-Abbrev} ${Version}\\n' oci-nvidia-hook; }\n\
+         mount --bind \"$ROOT/first\" \"$ROOT/public\"\n\
+         cp \"$ROOT/public/deb/oci-nvidia-hook.sources\" /etc/apt/sources.list.d\n\
+         apt update; apt install -y --no-install-recommends oci-nvidia-hook; version\n\
+         umount \"$ROOT/public\"; mount --bind \"$ROOT/second\" \"$ROOT/public\"\n\
+         apt update; apt install -y --only-upgrade oci-nvidia-hook; version\n\
+         apt remove -y oci-nvidia-hook; test ! -e /usr/bin/oci-nvidia-hook\n\
+         apt purge -y oci-nvidia-hook\n\
+         mkdir /mnt/changed; cp -a \"$ROOT/second/.\" /mnt/changed\n\
+         sed -i 's/^Label: .*/Label: other/' /mnt/changed/deb/dists/stable/InRelease /mnt/changed/deb/dists/stable/Release\n\
+         umount \"$ROOT/public\"; mount --bind /mnt/changed \"$ROOT/public\"; rm -rf /var/lib/apt/lists\n\
+         if apt-get -o APT::Update::Error-Mode=any update >/mnt/log 2>&1; then echo 'accepted a changed repository'; fi\n\
+         grep -o 'BADSIG' /mnt/log | head -n 1";
+    let version = run(Command::new("dpkg-deb").args(["--field"]).arg(&debs[0]).arg("Version")).ok();
+    let version = version.trim();
+    let said = deb::on_host(script, publisher.dir.path());
+    assert_eq!(said.ok(), format!("ii  {version}\nii  {version}.1\nBADSIG\n"));
+}
