@@ -48,7 +48,7 @@ pub(super) fn module(facts: &Facts) -> Check {
         finding.fix = match facts.distribution {
             Distribution::Suse => {
                 "mokutil --import /usr/share/nvidia-pubkeys/*.der; reboot and enroll the key; or install \
-                                   nvidia-open-driver-G06-signed-kmp-default"
+                                   nvidia-open-driver-G07-signed-kmp-default"
                     .to_owned()
             }
             _ => "sign the module, and enroll the key: mokutil --import KEY.der, then reboot".to_owned(),

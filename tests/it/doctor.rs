@@ -791,6 +791,8 @@ fn one_sentence_for_all_names_of_a_library() {
     assert_eq!(check.status, Status::Error, "the default request needs it");
     assert_eq!(check.what.matches("libraries are ignored").count(), 1, "{}", check.what);
     let root = dir.path();
-    let fix = format!("chroot {root:?} zypper install nvidia-compute-G06; if it is installed, ldconfig -r {root:?}");
+    let fix = format!(
+        "chroot {root:?} zypper install nvidia-compute-G06 (driver 590 and newer: G07); if it is installed, ldconfig -r {root:?}"
+    );
     assert_eq!(check.fix, fix);
 }

@@ -1,6 +1,7 @@
 //! Checks the units and rules of the packages with systemd and udev.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::{MetadataExt, chown};
 use std::process::Command;
 
 use serde_json::Value;
@@ -14,6 +15,8 @@ tests! {
     &[Need::Root, Need::Program("cc")] => the_service_refreshes;
     &[] => udev_rules_start_a_unit_that_is_there, cri_o_never_sees_the_precreate_stage;
     &[Need::Program("systemctl")] => udev_starts_only_an_enabled_unit;
+    &[Need::Root] => sudo_leaves_no_files_of_root;
+    &[] => the_output_of_a_failed_build_is_printed;
     &[Need::Cargo] => the_bill_of_materials, one_oldest_rust;
 }
 
@@ -36,6 +39,33 @@ fn systemd_takes_the_units() {
     assert_eq!(seen, 4);
     let ran = run(&mut verify);
     assert!(ran.code == Some(0) && ran.stderr.is_empty(), "{ran:?}");
+}
+
+/// `sudo make` in the clone of a user.
+fn sudo_leaves_no_files_of_root() {
+    let dir = scratch();
+    let tests = dir.path().join("tests");
+    std::fs::create_dir(&tests).unwrap();
+    std::fs::copy(source("tests/keep-owner"), tests.join("keep-owner")).unwrap();
+    chown(dir.path(), Some(1234), Some(1234)).unwrap();
+    let mut make = Command::new(tests.join("keep-owner"));
+    make.args(["sh", "-c", "mkdir -p target/release; echo >target/release/program; ln -s /etc target/link; exit 3"]);
+    run(make.current_dir(dir.path()).env_remove("CARGO_TARGET_DIR")).failed(3);
+    for created in ["target", "target/release", "target/release/program", "target/link"] {
+        assert_eq!(std::fs::symlink_metadata(dir.path().join(created)).unwrap().uid(), 1234, "{created}");
+    }
+    assert_eq!(std::fs::metadata("/etc").unwrap().uid(), 0);
+}
+
+fn the_output_of_a_failed_build_is_printed() {
+    let log = scratch();
+    let build = |script: &str| {
+        let mut progress = Command::new(source("packaging/with-progress"));
+        run(progress.arg("build-rpm").arg(log.path().join("log")).args(["sh", "-c", script]))
+    };
+    assert_eq!(build("echo compiled; echo linked >&2; exit 4").failed(4), "compiled\nlinked\n");
+    let ran = build("echo compiled");
+    assert!(ran.code == Some(0) && ran.stdout.is_empty() && ran.stderr.is_empty(), "{ran:?}");
 }
 
 /// Runs the command line of the service, with the options of an administrator's file: systemd passes them to the shell unchanged.

@@ -64,7 +64,7 @@ pub fn diagnose(facts: &Installation, root: &Tree) -> Option<anyhow::Error> {
                 root.path()
             ),
             format!(
-                "install the libraries of driver {module} (openSUSE: nvidia-compute-utils-G06; Debian: nvidia-smi), or \
+                "install the libraries of driver {module} (openSUSE: nvidia-compute-utils-G06, for driver 590 and newer -G07; Debian: nvidia-smi), or \
                  set root in the [nvidia-container-cli] table of config.toml to the directory that contains them"
             ),
         )),
@@ -85,7 +85,8 @@ pub fn diagnose(facts: &Installation, root: &Tree) -> Option<anyhow::Error> {
                 Some(_) => "load it with \"modprobe nvidia\"; if that fails, \"journalctl -k\" shows the reason \
                             (Secure Boot rejects unsigned modules)"
                     .to_owned(),
-                None => "install the driver (openSUSE: nvidia-open-driver-G06-signed-kmp-default and \
+                None => "install the driver (openSUSE: nvidia-open-driver-G07-signed-kmp-default and \
+                         nvidia-compute-utils-G07, before Turing nvidia-driver-G06-kmp-default and \
                          nvidia-compute-utils-G06; Debian: nvidia-driver)"
                     .to_owned(),
             };

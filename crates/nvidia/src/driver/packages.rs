@@ -55,12 +55,14 @@ impl Distribution {
     #[must_use]
     pub const fn package(self, capability: Capability) -> Option<&'static str> {
         match (self, capability) {
-            (Self::Suse, Capability::Utility) => Some("zypper install nvidia-compute-utils-G06"),
-            (Self::Suse, Capability::Compute) => Some("zypper install nvidia-compute-G06"),
-            (Self::Suse, Capability::Graphics | Capability::Display | Capability::Ngx) => {
-                Some("zypper install nvidia-gl-G06")
+            (Self::Suse, Capability::Utility) => {
+                Some("zypper install nvidia-compute-utils-G06 (driver 590 and newer: G07)")
             }
-            (Self::Suse, Capability::Video) => Some("zypper install nvidia-video-G06"),
+            (Self::Suse, Capability::Compute) => Some("zypper install nvidia-compute-G06 (driver 590 and newer: G07)"),
+            (Self::Suse, Capability::Graphics | Capability::Display | Capability::Ngx) => {
+                Some("zypper install nvidia-gl-G06 (driver 590 and newer: G07)")
+            }
+            (Self::Suse, Capability::Video) => Some("zypper install nvidia-video-G06 (driver 590 and newer: G07)"),
             (Self::Debian, Capability::Utility) => Some("apt install nvidia-smi"),
             (Self::Debian, Capability::Compute) => Some("apt install libcuda1"),
             (Self::Debian, Capability::Graphics | Capability::Display) => Some("apt install nvidia-driver-libs"),
@@ -130,9 +132,10 @@ mod tests {
         assert_eq!(install(&root, Capability::Compute), None);
         assert_eq!(ldconfig(&root), format!("ldconfig -r {:?}", dir.path()));
         std::fs::create_dir(dir.path().join("etc")).unwrap();
-        for (id, command) in
-            [("debian", "apt install libcuda1"), ("opensuse-leap", "zypper install nvidia-compute-G06")]
-        {
+        for (id, command) in [
+            ("debian", "apt install libcuda1"),
+            ("opensuse-leap", "zypper install nvidia-compute-G06 (driver 590 and newer: G07)"),
+        ] {
             std::fs::write(dir.path().join("etc/os-release"), format!("ID=\"{id}\"\n")).unwrap();
             let expected = format!("chroot {:?} {command}", dir.path());
             assert_eq!(install(&root, Capability::Compute), Some(expected.clone()));

@@ -123,7 +123,7 @@ fn no_driver(root: &Tree) -> Error {
     failure(
         &catalog::NO_LIBRARIES,
         format!("there is no NVIDIA driver below {}: \"libnvidia-ml.so.1\" is missing", root.path()),
-        "install the driver (openSUSE: nvidia-compute-utils-G06; Debian: nvidia-smi), or unset \
+        "install the driver (openSUSE: nvidia-compute-utils-G07, before Turing -G06; Debian: nvidia-smi), or unset \
          NVIDIA_VISIBLE_DEVICES to run the container without GPUs",
     )
 }
