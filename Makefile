@@ -38,13 +38,13 @@ run-tests: lint
 	@tests/as-plain-user
 
 ## Runs the tests with the engines of other releases of Debian and Ubuntu, in root file systems that it creates: docs/compatibility.md.
-## As root, with network access; it downloads 1.5 GB and takes half an hour. SUITES=trixie selects one release.
+## Then runs fresh. As root, with network access; it downloads 1.5 GB, and this part takes half an hour. SUITES=trixie selects one release.
 engines:
 	@tests/keep-owner tests/engines/run $(SUITES)
 	@$(MAKE) --no-print-directory fresh
 
 ## Runs `make demo` and `make test` on bare systems: Debian 12, 13 and testing, and Ubuntu 24.04. Before each release, as root, with
-## network access; it takes two hours. SUITES=noble selects one release.
+## network access; each takes as long as these two commands. SUITES=noble selects one release.
 fresh:
 	@tests/keep-owner tests/engines/fresh $(SUITES)
 
