@@ -34,7 +34,7 @@ test:
 	@tests/keep-owner $(MAKE) --no-print-directory run-tests
 
 run-tests: lint
-	$(CARGO) test --locked --workspace
+	$(CARGO) test --locked --workspace --no-fail-fast
 	@tests/as-plain-user
 
 ## Runs the tests with the engines of other releases of Debian and Ubuntu, in root file systems that it creates: docs/compatibility.md.

@@ -54,9 +54,10 @@ pub use stages::cdi_hook::CdiHook;
 pub fn run() -> ExitCode {
     let args: Vec<_> = std::env::args_os().collect();
     let environment = cli::terminal::Environment::read();
+    let zone = base::sys::local_time::zone();
     // Some runtimes start hooks of some stages with the environment of the image (CVE-2025-23266).
     base::sys::process::clear_environment();
-    cli::run(args, environment)
+    cli::run(args, environment, zone)
 }
 
 /// Replaces this process, which a runtime may have started as a hook, with another program. The program gets these arguments and an empty

@@ -5,9 +5,9 @@ pub mod cgroup {
     pub use crate::cgroup::{Access, DeviceCgroup, Grant, Member, allow, extend, hierarchies, locate};
 }
 pub mod cli {
-    pub use crate::cli::{args, doctor, parse, stage, status};
+    pub use crate::cli::{args, cdi_check, doctor_text, parse, stage, status};
     pub mod terminal {
-        pub use crate::cli::terminal::Terminal;
+        pub use command_line::terminal::Terminal;
     }
     pub mod why {
         pub use crate::cli::why::to_text;
@@ -17,7 +17,7 @@ pub mod cli {
     }
 }
 pub mod doctor {
-    pub use crate::doctor::{Caller, Check, Status, examine, inspect};
+    pub use crate::doctor::{Caller, Check, Section, Status, examine, inspect, names};
 }
 pub mod oci {
     pub use crate::oci::SpecView;

@@ -13,10 +13,22 @@ use nvidia_host::cdi::generate::Naming;
 use super::selection::Parts;
 use super::stage::Stage;
 use super::terminal::Color;
+use crate::doctor::Section;
+
+/// The place of the groups in [`TEMPLATE`].
+pub(super) const GROUPS: &str = "[groups of commands]";
+
+/// The template for the help of the program. clap itself has no groups of commands, and creates the template for each command line that
+/// it parses. So the groups are laid out only when help is printed.
+pub(super) const TEMPLATE: &str = concat!(
+    "{about-with-newline}\n{usage-heading} {usage}\n\n",
+    "[groups of commands]",
+    "\n\nOptions:\n{options}{after-help}"
+);
 
 /// OCI hook that gives Podman and CRI-O containers access to NVIDIA GPUs
 ///
-/// Container engines start oci-nvidia-hook for every container, as configured in a JSON file in hooks.d. If the container's
+/// Container engines start oci-nvidia-hook for every container, as a hook file in hooks.d configures. If the container's
 /// environment requests GPUs with NVIDIA_VISIBLE_DEVICES, the hook mounts the driver's files and the device nodes of these GPUs
 /// into the container before its process starts.
 #[derive(Debug, Parser)]
@@ -26,13 +38,15 @@ use super::terminal::Color;
     propagate_version = true,
     args_override_self = true,
     arg_required_else_help = false,
+    disable_help_subcommand = true,
     max_term_width = 80,
+    help_template = TEMPLATE,
     after_help = "Exit status:\n  \
                   0 success, 1 failure (at a hook stage: the container must not start),\n  \
                   2 invalid command line, 3 errors that doctor found\n\n\
                   Examples:\n  \
                   podman run --rm -e NVIDIA_VISIBLE_DEVICES=all IMAGE nvidia-smi\n  \
-                  oci-nvidia-hook explain < config.json\n  \
+                  oci-nvidia-hook plan - < config.json\n  \
                   oci-nvidia-hook cdi generate\n  \
                   podman run --rm --device nvidia.com/gpu=all IMAGE nvidia-smi"
 )]
@@ -40,6 +54,12 @@ pub struct Cli {
     /// Read this configuration file [default: /etc/nvidia-container-runtime/config.toml, if it exists]
     #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
+    /// Use colors: auto (on a terminal), always or never
+    #[arg(long, global = true, value_name = "WHEN", value_enum, default_value_t, hide_possible_values = true)]
+    pub color: Color,
+    /// Log to stderr which files are read, which driver is found, how long NVML takes, and each step
+    #[arg(long, global = true)]
+    pub debug: bool,
     /// The command to run
     #[command(subcommand)]
     pub command: Command,
@@ -48,45 +68,41 @@ pub struct Cli {
 /// The commands of the program.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// A hook stage
-    #[command(flatten)]
-    Stage(Stage),
-    /// Show what the hook would do for a container
+    /// List the containers that have GPUs now, and the processes that use them
     ///
-    /// Prints the GPUs and files that the hook would provide, or why it would provide none, and changes nothing. Without
-    /// CONTAINER, the command reads the container's OCI spec (config.json) or its state, which engines pass to hooks, from stdin.
-    /// With the number of a finding, such as ONH-030, it prints what the finding means and how to fix it. The edits are the steps
-    /// of the hook at prestart, or with --stage precreate the additions to config.json. The exit status is that of the hook.
+    /// Prints a row for each running container with GPUs: its GPUs, the number of its processes that use a GPU, the GPU memory of
+    /// these processes, and when it started. It includes containers with GPUs from CDI or a device plugin. The command asks NVML; if
+    /// that fails, processes and memory are unknown ("-"). Only root can read the records of root's containers.
     #[command(after_help = "Examples:\n  \
-                            oci-nvidia-hook explain NAME\n  \
-                            oci-nvidia-hook explain < config.json\n  \
-                            oci-nvidia-hook explain ONH-030\n  \
-                            oci-nvidia-hook explain --inventory gpus.json < config.json")]
-    Explain(Explain),
-    /// Check this host for problems, and print a fix for each
-    ///
-    /// The command does not need root, and reports the checks that it could not perform. It asks NVML. It does not change the
-    /// host, except that it discards the cached inventory if NVML contradicts it. The exit status is 0 without problems, 1 with
-    /// warnings and 3 with errors.
-    #[command(after_help = "Examples:\n  \
-                            oci-nvidia-hook doctor\n  \
-                            oci-nvidia-hook doctor --container NAME\n  \
-                            oci-nvidia-hook doctor --bundle report.tar.gz")]
-    Doctor(Doctor),
-    /// Show for each engine whether it starts the hook, and from which file
-    ///
-    /// If the device plugin for Kubernetes is installed, its unit and its sockets are shown too. The exit status is 1 if an installed
-    /// engine does not start the hook.
-    Status(Output),
+                            oci-nvidia-hook ps\n  \
+                            oci-nvidia-hook ps --gpu 3\n  \
+                            oci-nvidia-hook ps --all")]
+    Ps(Ps),
     /// Show what the hook did for a container, and why
     ///
-    /// Without CONTAINER, the command lists the latest containers that requested GPUs: time, id, result, name, GPUs and reason.
-    /// Only root can read the records of root's containers.
+    /// Without CONTAINER, the command lists the containers that did not get what they requested in the last hour: failed, unfinished
+    /// (the hook did not end) or incomplete. Only root can read the records of root's containers.
     #[command(after_help = "Examples:\n  \
                             oci-nvidia-hook why\n  \
                             oci-nvidia-hook why NAME\n  \
                             oci-nvidia-hook why NAMESPACE/POD/CONTAINER")]
     Why(Why),
+    /// Show what a container would get, without changing anything
+    ///
+    /// Prints the GPUs and files that the hook would provide, or why it would provide none. The container is named as for why. If
+    /// the name is "-", the command reads the container's OCI spec (config.json) or its state, which engines pass to hooks, from
+    /// stdin. The edits are the steps of the hook at prestart, or with --stage precreate the additions to config.json. The exit
+    /// status is 1 if the hook would fail.
+    #[command(after_help = "Examples:\n  \
+                            oci-nvidia-hook plan NAME\n  \
+                            oci-nvidia-hook plan - < config.json\n  \
+                            oci-nvidia-hook plan --inventory gpus.json - < config.json")]
+    Plan(Plan),
+    /// Show what a number such as ONH-030 means, and how to fix it
+    #[command(after_help = "Examples:\n  \
+                            oci-nvidia-hook explain 30\n  \
+                            oci-nvidia-hook explain --list")]
+    Explain(Explain),
     /// Show the driver and the GPUs
     ///
     /// Prints the versions of the driver and of CUDA, and a table of the GPUs and MIG devices. If the program is called as
@@ -98,22 +114,39 @@ pub enum Command {
     /// List the driver's files and devices that containers can get
     ///
     /// Prints one path on each line, relative to the driver root, in the order of nvidia-container-cli list; on a terminal with the
-    /// kind of the file. Without an option that selects, the command lists everything: all devices, and also the 32-bit libraries.
-    /// It asks NVML only if devices are listed. Driver libraries that are not in the program's catalog are reported on stderr:
-    /// containers get them only with NVIDIA_DRIVER_CAPABILITIES=all.
+    /// kind of the file. Without any of -d -l -b -i -f and the other options that select, the command lists everything: all devices,
+    /// and also the 32-bit libraries. It asks NVML only if devices are listed. Driver libraries that are not in the program's
+    /// catalog are reported on stderr: containers get them only with NVIDIA_DRIVER_CAPABILITIES=all.
     #[command(after_help = "Examples:\n  \
-                            oci-nvidia-hook list --device 0 --binaries --libraries\n  \
-                            oci-nvidia-hook list --json")]
-    List(List),
+                            oci-nvidia-hook files --device 0 --binaries --libraries\n  \
+                            oci-nvidia-hook files --json")]
+    Files(Files),
+    /// Check this host for problems, and print a fix for each
+    ///
+    /// Prints the problems, errors first, with the checks that found them. One fix for several problems is printed once. With --all,
+    /// the checks that passed and those that could not be performed are printed too. The command does not need root. It asks NVML. It
+    /// does not change the host, except that it discards the cached inventory if NVML contradicts it. The exit status is 0 without
+    /// problems, 1 with warnings and 3 with errors. oci-nvidia-hook(8) explains each check.
+    #[command(after_help = "Examples:\n  \
+                            oci-nvidia-hook doctor\n  \
+                            oci-nvidia-hook doctor --all cdi\n  \
+                            oci-nvidia-hook doctor --container NAME\n  \
+                            oci-nvidia-hook doctor --bundle report.tar.gz")]
+    Doctor(Doctor),
+    /// Show for each engine how its containers get GPUs
+    ///
+    /// Prints a table of the hook, CDI specs, the NRI plugin and the device plugin, with the state and the file that decides it. The
+    /// exit status is 1 if an installed engine neither starts the hook nor gets GPUs from the NRI plugin.
+    Status(Output),
+    /// Generate, refresh, list and check CDI specs
+    #[command(subcommand, arg_required_else_help = false, disable_help_subcommand = true)]
+    Cdi(Cdi),
     /// Load the driver's kernel modules, create its device nodes and ask NVML
     ///
     /// Containers then need not wait for that. The command must run as root. It prints each action on a line, reports failures on
     /// stderr, and exits with 1 if there are any. It creates the nodes of the given IMEX channels, and of channel 0 if the driver is
     /// configured to share it (NVreg_CreateImexChannel0=1).
     Prepare(Prepare),
-    /// Generate, refresh, list and check CDI specs
-    #[command(subcommand, arg_required_else_help = false, disable_help_subcommand = true)]
-    Cdi(Cdi),
     /// Print the completion script for a shell
     ///
     /// Packages install these scripts.
@@ -122,34 +155,43 @@ pub enum Command {
         /// The shell
         shell: Shell,
     },
+    /// Show the versions of the program, the driver and CUDA
+    ///
+    /// The command does not ask NVML. It shows the version of CUDA if the inventory of the GPUs is cached.
+    Version,
+    /// Show this help, or the help of a command
+    Help {
+        /// The command
+        command: Vec<String>,
+    },
+    /// A hook stage
+    #[command(flatten)]
+    Stage(Stage),
 }
 
-/// Options for the output of a command.
+/// Options for the format of the output.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct Output {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Use colors: auto (on a terminal), always or never
-    #[arg(long, value_name = "WHEN", value_enum, default_value_t, hide_possible_values = true)]
-    pub color: Color,
 }
 
-/// Options of `explain`.
+/// Options of `plan`.
 #[derive(Args, Debug, Default)]
-pub struct Explain {
-    /// Id, beginning of an id, name, or pod of the container, as for why; or the number of a finding
-    #[arg(value_name = "CONTAINER")]
-    pub container: Option<String>,
+pub struct Plan {
+    /// Id, beginning of an id, name, or pod of the container; or - to read config.json or a container's state from stdin
+    #[arg(value_name = "CONTAINER|-")]
+    pub container: String,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Explain only the container's request, not the driver
+    /// Show only the container's request, without the driver
     #[arg(long = "request")]
     pub request_only: bool,
     /// Interpret stdin as the input of this stage
     #[arg(long, value_enum)]
-    pub stage: Option<ExplainStage>,
+    pub stage: Option<PlanStage>,
     /// Use the GPUs in this file, which info --json created
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub inventory: Option<PathBuf>,
@@ -158,10 +200,24 @@ pub struct Explain {
     pub root: Option<PathBuf>,
 }
 
+/// Options of `explain`.
+#[derive(Args, Debug, Default)]
+pub struct Explain {
+    /// Number of a finding: ONH-030, or 30
+    #[arg(value_name = "NUMBER", required_unless_present = "list", conflicts_with = "list")]
+    pub number: Option<String>,
+    /// List all numbers with their titles
+    #[arg(long)]
+    pub list: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// What an engine would write to stdin of the hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "camelCase")]
-pub enum ExplainStage {
+pub enum PlanStage {
     /// config.json
     Precreate,
     /// The container state
@@ -178,18 +234,41 @@ pub enum ExplainStage {
 /// Options of `doctor`.
 #[derive(Args, Debug)]
 pub struct Doctor {
-    /// Format and colors of the output
+    /// Only these checks [default: all]
+    #[arg(value_name = "SECTION", value_enum)]
+    pub sections: Vec<Section>,
+    /// Also print the checks that passed or could not be performed
+    #[arg(long)]
+    pub all: bool,
+    /// Format of the output
     #[command(flatten)]
     pub output: Output,
     /// Also write an archive for a bug report (.tar.gz) to this new file, without secrets and serial numbers
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub bundle: Option<PathBuf>,
     /// Check this running container (its id or name) instead of the host
-    #[arg(long, value_name = "NAME", conflicts_with = "bundle")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["bundle", "sections"])]
     pub container: Option<String>,
     /// Check the container of this process instead of the host
-    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..), conflicts_with_all = ["bundle", "container"])]
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..), conflicts_with_all = ["bundle", "container", "sections"])]
     pub pid: Option<i32>,
+}
+
+/// Options of `ps`.
+#[derive(Args, Debug, Default)]
+pub struct Ps {
+    /// Also list the containers that ended or failed, with their state and the number of the finding
+    #[arg(long, short)]
+    pub all: bool,
+    /// List only the containers with this GPU or MIG device: its index or UUID
+    #[arg(long, value_name = "GPU")]
+    pub gpu: Option<String>,
+    /// Repeat every 2 seconds on a terminal, until Ctrl-C
+    #[arg(long, conflicts_with = "json")]
+    pub watch: bool,
+    /// Format of the output
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// Options of `why`.
@@ -198,7 +277,7 @@ pub struct Why {
     /// Id, beginning of an id, name, or pod of the container (POD, NAMESPACE/POD or NAMESPACE/POD/CONTAINER)
     #[arg(value_name = "CONTAINER")]
     pub container: Option<String>,
-    /// Format and colors of the output
+    /// Format of the output
     #[command(flatten)]
     pub output: Output,
 }
@@ -206,7 +285,7 @@ pub struct Why {
 /// Options of `info`.
 #[derive(Args, Debug)]
 pub struct Info {
-    /// Format and colors of the output
+    /// Format of the output
     #[command(flatten)]
     pub output: Output,
     /// Print comma-separated values: a table of the driver, an empty line, a table of the GPUs
@@ -217,13 +296,13 @@ pub struct Info {
     pub root: Option<PathBuf>,
 }
 
-/// Options of `list`.
+/// Options of `files`.
 #[derive(Args, Debug)]
-pub struct List {
+pub struct Files {
     /// The files and devices to list
     #[command(flatten)]
     pub parts: Parts,
-    /// Format and colors of the output
+    /// Format of the output
     #[command(flatten)]
     pub output: Output,
     /// Driver root [default: root in config.toml, or /]
@@ -303,12 +382,12 @@ pub struct SpecOptions {
     #[arg(long, value_name = "FORMAT", value_parser = PossibleValuesParser::new(["json", "yaml"]).map(|name| format(&name)))]
     pub format: Option<Format>,
     /// Names of the devices
-    #[arg(long, value_name = "LIST", value_enum, default_value = "index,uuid")]
-    pub name_strategy: NameStrategy,
+    #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',', default_value = "index,uuid")]
+    pub name_strategy: Vec<NameStrategy>,
     /// Vendor part of the CDI kind
     #[arg(long, value_name = "VENDOR", value_parser = vendor_or_class, default_value = "nvidia.com")]
     pub vendor: String,
-    /// Class part of the CDI kind
+    /// Class part of the CDI kind; gds, mofed, gdrcopy, nvswitch and imex-channel select these devices instead of GPUs
     #[arg(long, value_name = "CLASS", value_parser = vendor_or_class, default_value = "gpu")]
     pub class: String,
     /// Add the container's process to the groups of the device nodes [default: if all engines of this host support it: Podman 5.1, CRI-O 1.30]
@@ -349,7 +428,7 @@ pub struct CdiCheck {
     /// Directories of specs
     #[command(flatten)]
     pub dirs: SpecDirs,
-    /// Format and colors of the output
+    /// Format of the output
     #[command(flatten)]
     pub output: Output,
     /// Driver root [default: root in config.toml, or /]
@@ -364,14 +443,19 @@ pub enum NameStrategy {
     Index,
     /// The UUID
     Uuid,
-    /// Both
-    #[value(name = "index,uuid", alias = "uuid,index")]
-    Both,
+    /// The kind and the index, as in nvidia.com/gpu=gpu0 and nvidia.com/gpu=mig0:1
+    TypeIndex,
 }
 
-impl From<NameStrategy> for Naming {
-    fn from(strategy: NameStrategy) -> Self {
-        Self { index: strategy != NameStrategy::Uuid, uuid: strategy != NameStrategy::Index }
+impl SpecOptions {
+    /// Returns the names that devices get.
+    pub fn naming(&self) -> Naming {
+        let has = |strategy| self.name_strategy.contains(&strategy);
+        Naming {
+            index: has(NameStrategy::Index),
+            uuid: has(NameStrategy::Uuid),
+            type_index: has(NameStrategy::TypeIndex),
+        }
     }
 }
 

@@ -11,11 +11,12 @@ use base::tree::Tree;
 use cdi_spec::file::Format;
 use cdi_spec::spec::Spec;
 use findings::catalog;
-use nvidia_host::cdi::of_host::{self, Settings};
+use nvidia_host::cdi::extras;
+use nvidia_host::cdi::of_host::{self, GPU_CLASS, Settings};
 
 use super::args::{Cdi, SpecDirs, SpecOptions};
 use super::status::this_user;
-use super::terminal::Environment;
+use super::terminal::Terminal;
 use super::{cdi_check, info, output};
 use crate::plan::hook_program;
 use crate::record::call::Call;
@@ -25,7 +26,7 @@ impl SpecOptions {
     /// Returns the settings of the spec.
     fn settings(&self, format: Format) -> Result<Settings> {
         Ok(Settings {
-            naming: self.name_strategy.into(),
+            naming: self.naming(),
             vendor: self.vendor.clone(),
             class: self.class.clone(),
             additional_gids: self.additional_gids(),
@@ -39,7 +40,12 @@ impl SpecOptions {
         match &self.output {
             None => {
                 let format = self.format.unwrap_or_default();
-                Ok((Some(nvidia_host::cdi::default_path(format)), format))
+                let gpus = nvidia_host::cdi::default_path(format);
+                let path = match extras::class_named(&self.class) {
+                    Some(class) => extras::path_of(class, &gpus),
+                    None => gpus,
+                };
+                Ok((Some(path), format))
             }
             Some(path) if path == Path::new("-") => Ok((None, self.format.unwrap_or_default())),
             Some(path) => match Format::from_path(path) {
@@ -55,12 +61,12 @@ impl SpecOptions {
 }
 
 /// Runs a command of `cdi`.
-pub(crate) fn run(command: &Cdi, config: Option<&Path>, environment: Environment) -> Result<ExitCode> {
+pub(crate) fn run(command: &Cdi, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
     match command {
         Cdi::Generate { spec, dirs, root } => generate(spec, dirs, (config, root.as_deref())),
         Cdi::Refresh { create, spec, root } => refresh(*create, spec, (config, root.as_deref())),
         Cdi::List { dirs, json, root: _ } => cdi_check::list(dirs, *json),
-        Cdi::Check(options) => cdi_check::check(options, config, environment.stdout(options.output.color)),
+        Cdi::Check(options) => cdi_check::check(options, config, terminal),
     }
 }
 
@@ -73,7 +79,10 @@ fn generate(
     let config = info::configuration(config, root)?;
     let settings = options.settings(format)?;
     let mut findings = Vec::new();
-    let spec = of_host::make(&config, &settings, &engines_read_gids, &mut findings);
+    let spec = match extras::class_named(&settings.class) {
+        Some(class) => extras::make_class(class, &config, &settings, &engines_read_gids, &mut findings),
+        None => of_host::make(&config, &settings, &engines_read_gids, &mut findings),
+    };
     let mut call = Call::default();
     findings.iter().for_each(|finding| call.finding(finding));
     let spec = spec?;
@@ -88,7 +97,19 @@ fn generate(
     let Some(path) = path else { return Ok(output::print(&text)) };
     nvidia_host::cdi::write(&path, &text)?;
     call.report(&format!("wrote {}: {}", path.display(), summary(&spec)));
-    cdi_check::problems(&path, dirs).iter().for_each(|problem| call.finding(problem));
+    let mut files = vec![path.clone()];
+    if settings.class == GPU_CLASS {
+        let mut findings = Vec::new();
+        let more = extras::refresh(&path, &config, &settings, &engines_read_gids, &mut findings);
+        findings.iter().for_each(|finding| call.finding(finding));
+        for (path, spec) in more? {
+            call.report(&format!("wrote {}: {}", path.display(), summary(&spec)));
+            files.push(path);
+        }
+    }
+    for problem in files.iter().flat_map(|path| cdi_check::problems(path, dirs)) {
+        call.finding(&problem);
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -119,13 +140,20 @@ fn refresh(create: bool, options: &SpecOptions, (config, root): (Option<&Path>, 
             "give it with --output, or use \"cdi generate\"",
         ));
     };
+    if let Some(class) = extras::class_named(&options.class) {
+        return Err(failure(
+            &catalog::COMMAND_LINE,
+            format!("\"cdi refresh\" updates the spec of {class} together with the spec of the GPUs"),
+            "leave --class out, or use \"cdi generate\"",
+        ));
+    }
     if !create && rustix::fs::lstat(&path).is_err() {
         return Ok(ExitCode::SUCCESS);
     }
     let config = info::configuration(config, root)?;
     let settings = options.settings(format)?;
     let mut findings = Vec::new();
-    let refreshed = of_host::refresh(&path, &config, &settings, &engines_read_gids, &mut findings);
+    let refreshed = nvidia_host::cdi::refresh::refresh(&path, &config, &settings, &engines_read_gids, &mut findings);
     let mut call = Call::default();
     findings.iter().for_each(|finding| call.finding(finding));
     refreshed.map(|()| ExitCode::SUCCESS)

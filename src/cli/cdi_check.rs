@@ -19,7 +19,7 @@ use nvidia_host::host::{Host, node_limits};
 use nvidia_host::inventory::node_limits::NodeLimits;
 
 use super::args::{CdiCheck, SpecDirs};
-use super::status::this_user;
+use super::status::{remark_line, this_user};
 use super::terminal::{Line, Terminal, Tone};
 use super::{info, output};
 use crate::record::call::Call;
@@ -85,19 +85,18 @@ pub(crate) fn check(options: &CdiCheck, config: Option<&Path>, terminal: Termina
     let stamp = stamp(&config);
     let limits = limits(&config)?;
     let mut all_good = true;
-    let (mut lines, mut data) = (Vec::new(), Vec::new());
+    let (mut words, mut data) = (String::new(), Vec::new());
     for View { readers, dirs } in views(&options.dirs, |host| cdi::views(&inspect::inspect_engines(host, this_user())))
     {
         let now = Now { readers: &readers, stamp: stamp.as_ref(), limits: &limits };
         let verdicts = judge(&registry::read(&dirs), &now, &options.names);
         all_good &= !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.ok);
         let engines: Vec<_> = readers.iter().map(ToString::to_string).collect();
-        lines.extend(to_lines(&verdicts, &dirs, &readers, terminal));
+        words += &text(&verdicts, &dirs, &readers, terminal);
         let spec_dirs: Vec<_> = dirs.iter().map(|dir| dir.to_string_lossy()).collect();
-        data.push(json!({"engines": engines, "spec_dirs": spec_dirs, "verdicts": verdicts}));
+        data.push(json!({"engines": engines, "spec_dirs": spec_dirs, "results": verdicts}));
     }
-    let text = if options.output.json { base::json::document("views", &data)? } else { terminal.render(&lines) };
-    let printed = output::print(&text);
+    let printed = output::print(&if options.output.json { base::json::document("groups", &data)? } else { words });
     Ok(if all_good { printed } else { ExitCode::FAILURE })
 }
 
@@ -192,35 +191,44 @@ fn for_engines(engines: &[String]) -> String {
     if engines.is_empty() { String::new() } else { format!(" for {}", engines.join(", ")) }
 }
 
-fn to_lines(verdicts: &[CdiVerdict], dirs: &[PathBuf], readers: &[Reader], terminal: Terminal) -> Vec<Line> {
+/// Returns what is known about the devices in these directories as text.
+pub fn text(verdicts: &[CdiVerdict], dirs: &[PathBuf], readers: &[Reader], terminal: Terminal) -> String {
+    terminal.render(&to_lines(verdicts, dirs, readers))
+}
+
+fn to_lines(verdicts: &[CdiVerdict], dirs: &[PathBuf], readers: &[Reader]) -> Vec<Line> {
     let names: Vec<_> = readers.iter().map(ToString::to_string).collect();
     if verdicts.is_empty() {
         let devices = format!("no CDI devices{} in {}", for_engines(&names), cdi::list_paths(dirs));
-        return vec![Line::new(2, devices), Line::new(6, "hint: run \"oci-nvidia-hook cdi generate\"")];
+        return vec![Line::new(2, devices), remark_line(4, "hint: run \"oci-nvidia-hook cdi generate\"")];
     }
-    let width = terminal.column(verdicts.iter().map(|verdict| verdict.subject.as_str()));
-    let hang = width + 2;
     let mut lines = Vec::new();
+    if !names.is_empty() {
+        lines.push(Line::new(2, format!("for {}:", names.join(", "))));
+    }
     for CdiVerdict { subject, ok, reason, hint, file, unread_by, is_unsafe, .. } in verdicts {
-        let mut line = Line::new(hang, format!("{:<width$} ", one_line(subject) + ":", width = width + 1));
-        line = if unread_by.is_empty() {
-            let (tone, word) = match ok {
-                true => (Tone::Good, "yes"),
-                false if *is_unsafe => (Tone::Bad, "unsafe"),
-                false => (Tone::Bad, "no"),
-            };
-            line.then(tone, word).then(Tone::Plain, for_engines(&names))
-        } else {
-            let others: Vec<_> = names.iter().filter(|name| !unread_by.contains(name)).cloned().collect();
-            let line = line.then(Tone::Good, "yes").then(Tone::Plain, for_engines(&others) + ", ");
-            line.then(Tone::Bad, "no").then(Tone::Plain, for_engines(unread_by))
+        let (tone, word) = match ok {
+            _ if !unread_by.is_empty() => (Tone::Warning, "partly"),
+            true => (Tone::Good, "yes"),
+            false if *is_unsafe => (Tone::Bad, "unsafe"),
+            false => (Tone::Bad, "no"),
         };
+        let gap = NAMES.saturating_sub(word.len());
         let found = if *ok { format!(" ({})", one_line(file)) } else { String::new() };
-        let separator = if reason.is_empty() { "" } else { ": " };
-        lines.push(line.then(Tone::Plain, format!("{found}{separator}{}", one_line(reason))));
-        if !hint.is_empty() {
-            lines.push(Line::new(hang, format!("{:hang$}hint: {}", "", one_line(hint))));
+        let name = format!("{:gap$}{}{found}", "", one_line(subject));
+        lines.push(Line::new(NAMES, "").then(tone, word).then(Tone::Plain, name));
+        let others: Vec<_> = names.iter().filter(|name| !unread_by.contains(name)).cloned().collect();
+        let parts = match unread_by.is_empty() {
+            true => String::new(),
+            false => format!("usable by {}, not by {}", others.join(", "), unread_by.join(", ")),
+        };
+        let hint = if hint.is_empty() { String::new() } else { format!("hint: {hint}") };
+        for remark in [&parts, reason, &hint].into_iter().filter(|remark| !remark.is_empty()) {
+            lines.push(remark_line(NAMES, remark));
         }
     }
     lines
 }
+
+/// The column of the names: after the longest word that tells whether a device is usable.
+const NAMES: usize = "unsafe".len() + 2;

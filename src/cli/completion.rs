@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::{Arg, Command, CommandFactory, Parser};
 use clap_complete::engine::{self, ArgValueCandidates, CompletionCandidate};
 
-use base::report::one_line;
+use base::report::{Kind, one_line, without_markdown};
 use findings::catalog;
 
 use super::args::{self, Cdi, CdiCheck, Cli, Shell};
@@ -34,6 +34,8 @@ pub(super) fn complete(words: &[OsString]) -> ExitCode {
     let mut program = with_values_of_host(&line);
     let current_dir = std::env::current_dir().ok();
     let mut offers = engine::complete(&mut program, line, words.len(), current_dir.as_deref()).unwrap_or_default();
+    // People do not type stages. clap offers them if nothing else begins like this.
+    offers.retain(|offer| !offer.is_hide_set());
     // Before a dash is typed, options would outnumber the other words.
     if !offers.iter().all(is_option) && !words.last().is_some_and(|word| word.to_string_lossy().starts_with('-')) {
         offers.retain(|offer| !is_option(offer));
@@ -53,15 +55,32 @@ fn text(offer: &CompletionCandidate) -> String {
 /// Returns the command line of the program, with the values of arguments that depend on this host.
 fn with_values_of_host(line: &[OsString]) -> Command {
     let dirs = spec_dirs(line);
+    let helped = Vec::from(line);
     let cdi_devices = move || candidates(cdi_check::names(&dirs));
     Cli::command()
-        .mut_subcommand("explain", |explain| explain.mut_arg("container", |arg| with(arg, containers_and_findings)))
+        .mut_subcommand("plan", |plan| plan.mut_arg("container", |arg| with(arg, containers)))
+        .mut_subcommand("explain", |explain| explain.mut_arg("number", |arg| with(arg, findings)))
         .mut_subcommand("doctor", |doctor| doctor.mut_arg("container", |arg| with(arg, containers)))
+        .mut_subcommand("ps", |ps| ps.mut_arg("gpu", |arg| with(arg, gpus)))
         .mut_subcommand("why", |why| why.mut_arg("container", |arg| with(arg, containers)))
-        .mut_subcommand("list", |list| list.mut_arg("devices", |arg| with(arg, || candidates(["all".to_owned()]))))
+        .mut_subcommand("files", |files| files.mut_arg("devices", |arg| with(arg, || candidates(["all".to_owned()]))))
+        .mut_subcommand("help", |help| help.mut_arg("command", |arg| with(arg, move || candidates(commands(&helped)))))
         .mut_subcommand("cdi", |cdi| {
             cdi.mut_subcommand("check", |check| check.mut_arg("names", |arg| with(arg, cdi_devices)))
         })
+}
+
+/// Returns the commands that can follow the words after `help` in this line.
+fn commands(line: &[OsString]) -> Vec<String> {
+    let program = Cli::command();
+    let before = line.split_last().map(|(_, before)| before).unwrap_or_default();
+    let group = before
+        .iter()
+        .skip_while(|word| *word != "help")
+        .skip(1)
+        .try_fold(&program, |group, word| group.find_subcommand(word));
+    let visible = group.into_iter().flat_map(Command::get_subcommands).filter(|command| !command.is_hide_set());
+    visible.map(|command| command.get_name().to_owned()).collect()
 }
 
 fn with(arg: Arg, values: impl Fn() -> Vec<CompletionCandidate> + Send + Sync + 'static) -> Arg {
@@ -86,7 +105,14 @@ fn containers() -> Vec<CompletionCandidate> {
     candidates(containers::read().unwrap_or_default().iter().map(containers::Known::name).collect::<BTreeSet<_>>())
 }
 
-fn containers_and_findings() -> Vec<CompletionCandidate> {
-    let findings = catalog::ALL.iter().map(|kind| CompletionCandidate::new(kind.id).help(Some(kind.title.into())));
-    containers().into_iter().chain(findings).collect()
+/// Offers the indices of the GPUs in records, because NVML can take seconds.
+fn gpus() -> Vec<CompletionCandidate> {
+    let known = containers::read().unwrap_or_default();
+    let devices = known.iter().filter_map(|known| known.record.as_ref()).flat_map(|record| &record.devices);
+    candidates(devices.map(records::Device::short).collect::<BTreeSet<_>>())
+}
+
+fn findings() -> Vec<CompletionCandidate> {
+    let offer = |kind: &&Kind| CompletionCandidate::new(kind.id).help(Some(without_markdown(kind.title).into()));
+    catalog::ALL.iter().map(offer).collect()
 }

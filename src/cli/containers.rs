@@ -148,21 +148,24 @@ fn unknown(name: &str) -> anyhow::Error {
     failure(
         &catalog::NO_RECORD,
         format!("unknown container or pod {name:?}"),
-        roots_records().unwrap_or(
-            "\"oci-nvidia-hook why\" lists the containers that requested GPUs; \"oci-nvidia-hook status\" shows whether \
-             engines start the hook",
-        ),
+        roots_records("why").unwrap_or_else(|| {
+            "\"oci-nvidia-hook ps --all\" lists the containers that requested GPUs; \"oci-nvidia-hook status\" shows \
+             whether engines start the hook"
+                .to_owned()
+        }),
     )
 }
 
-/// Returns a hint for users who cannot read the records of root's containers.
-pub(super) fn roots_records() -> Option<&'static str> {
+/// Returns a hint for users who cannot read the records of root's containers, with the command that root would run.
+pub(super) fn roots_records(command: &str) -> Option<String> {
     let is_root = Uid::effective().is_root() && !ns::in_user_namespace().unwrap_or_default();
     let exists = run_dir::path_of_root().symlink_metadata().is_ok();
-    (!is_root && exists).then_some(
-        "only root can read the records of root's containers (Kubernetes, \"sudo podman\"): \
-         run \"sudo oci-nvidia-hook why\"",
-    )
+    (!is_root && exists).then(|| {
+        format!(
+            "only root can read the records of root's containers (Kubernetes, \"sudo podman\"): \
+             run \"sudo oci-nvidia-hook {command}\""
+        )
+    })
 }
 
 /// Returns the bundle of the container with this name, which contains config.json.

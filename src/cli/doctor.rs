@@ -6,15 +6,16 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use base::paths::HostPath;
-use base::report::{Finding, one_line};
+use base::report::Finding;
 use base::tree::Tree;
 use findings::catalog;
 use nvidia_host::config;
 
+use super::doctor_text::{self, View};
 use super::status::this_user;
-use super::terminal::{Line, Terminal, Tone, cell, table};
+use super::terminal::Terminal;
 use super::{args, output};
-use crate::doctor::{self, Caller, Check, Nvml, Status, bundle, container, count};
+use crate::doctor::{self, Caller, Check, Nvml, Status, bundle, container};
 use crate::record::call::Call;
 use engines::status::Report;
 
@@ -28,7 +29,7 @@ const fn code(worst: Status) -> u8 {
 }
 
 /// Examines this host, or a container, and prints the results.
-pub fn run(options: &args::Doctor, config: Option<&Path>, terminal: Terminal) -> ExitCode {
+pub(super) fn run(options: &args::Doctor, config: Option<&Path>, terminal: Terminal) -> ExitCode {
     match examine(options, config, terminal) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
@@ -48,18 +49,21 @@ fn examine(options: &args::Doctor, config: Option<&Path>, terminal: Terminal) ->
     let facts = doctor::inspect(&host, config, caller());
     let checks = doctor::examine(&facts);
     invalidate_cached_inventory(&facts);
-    let printed = print(&checks, options, terminal)?;
+    let is_selected = |check: &&Check| options.sections.is_empty() || options.sections.contains(&check.section);
+    let selected: Vec<_> = checks.iter().filter(is_selected).cloned().collect();
+    let printed = print(&selected, options, terminal)?;
     if let Some(path) = &options.bundle {
-        let status = Report::new(&facts.engines, &facts.installed, facts.kubelet_plugin.as_ref());
+        let status = Report::new(&host, &facts.engines, &facts.installed, facts.kubelet_plugin.as_ref());
         let files = bundle::collect(&host, &facts, &checks, &status, config)?;
         bundle::write(path, &files)?;
         Call::default().report(&format!("wrote {} with {} files, for a bug report", path.display(), files.len()));
     }
-    Ok(if printed { code(doctor::worst(&checks)) } else { code(Status::Error) })
+    Ok(if printed { code(doctor::worst(&selected)) } else { code(Status::Error) })
 }
 
 fn print(checks: &[Check], options: &args::Doctor, terminal: Terminal) -> Result<bool> {
-    let text = if options.output.json { doctor::document(checks)? } else { text(checks, terminal) };
+    let view = View { all: options.all, is_root: this_user().is_none() };
+    let text = if options.output.json { doctor::document(checks)? } else { doctor_text::text(checks, view, terminal) };
     Ok(output::print(&text) == ExitCode::SUCCESS)
 }
 
@@ -96,32 +100,6 @@ fn is_about_this_process(finding: &Finding) -> bool {
 fn caller() -> Caller {
     let groups = [nix::unistd::getgid()].into_iter().chain(nix::unistd::getgroups().unwrap_or_default());
     Caller { user: this_user(), groups: groups.map(nix::unistd::Gid::as_raw).collect() }
-}
-
-/// Returns the checks as text: a line for each, followed by its reason and its fix.
-pub fn text(checks: &[Check], terminal: Terminal) -> String {
-    let mut rows = Vec::new();
-    for check in checks {
-        let tone = match check.status {
-            Status::Ok => Tone::Good,
-            Status::Skipped | Status::Note => Tone::Plain,
-            Status::Warning => Tone::Warning,
-            Status::Error => Tone::Bad,
-        };
-        let id = check.id.map(|id| format!(" ({id})")).unwrap_or_default();
-        let what = format!("{}{id}", one_line(&check.what));
-        rows.push([(tone, format!("{:<7}", check.status.to_string())), cell(check.check), cell(what)]);
-        for (label, content) in [("why", check.why), ("fix", &check.fix)] {
-            if !content.is_empty() {
-                rows.push([cell(""), cell(""), cell(format!("{label}: {}", one_line(content)))]);
-            }
-        }
-    }
-    let mut lines = table(rows);
-    let summary = [Status::Error, Status::Warning, Status::Note]
-        .map(|status| count(checks.iter().filter(|check| check.status == status).count(), &status.to_string()));
-    lines.extend([Line::new(0, ""), Line::new(0, summary.join(", "))]);
-    terminal.render(&lines)
 }
 
 #[cfg(test)]

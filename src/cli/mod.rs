@@ -5,25 +5,33 @@
 
 pub mod args;
 pub(crate) mod cdi;
-pub(crate) mod cdi_check;
+pub mod cdi_check;
 mod completion;
 mod containers;
-pub mod doctor;
+pub(crate) mod doctor;
+pub mod doctor_text;
 pub(crate) mod explain;
-mod explain_finding;
-mod explain_image;
+pub(crate) mod files;
+mod help;
 pub(crate) mod info;
-pub(crate) mod list;
 pub(crate) mod nvidia;
 pub(crate) mod output;
-pub mod parse;
+mod overview;
+pub(crate) mod plan;
+mod plan_image;
 pub(crate) mod prepare;
+pub(crate) mod ps;
 pub(crate) mod selection;
+mod slow;
 pub mod stage;
 pub mod status;
-pub(crate) mod terminal;
+mod time;
+mod version;
 pub(crate) mod why;
 mod why_list;
+
+pub use command_line::parse;
+pub(crate) use command_line::terminal;
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -32,11 +40,12 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use base::report::failure;
+use base::sys::{local_time, stdio};
 use findings::catalog;
 use nvidia_host::cdi::entry::{self as rootfs_edits, RootfsEdits};
 use nvidia_host::programs;
 
-use crate::record::call::Call;
+use crate::record::call::{self, Call};
 use crate::stages;
 use args::{Cli, Command};
 use parse::Parsed;
@@ -46,8 +55,12 @@ const USAGE: u8 = 2;
 const VERSION: &str = concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n");
 
 /// Runs the command with these arguments, which begin with argv\[0\]. Returns 0, 1 if the command failed, or 2 if the command line
-/// is invalid; `doctor` and `status` have more codes.
-pub(crate) fn run(args: impl IntoIterator<Item = OsString>, environment: Environment) -> ExitCode {
+/// is invalid; `doctor` and `status` have more codes. `zone` is `TZ` of the caller.
+pub(crate) fn run(
+    args: impl IntoIterator<Item = OsString>,
+    environment: Environment,
+    zone: Option<OsString>,
+) -> ExitCode {
     let mut args = args.into_iter();
     let called = args.next().unwrap_or_default();
     let args: Vec<OsString> = args.collect();
@@ -72,11 +85,15 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>, environment: Environ
             }
         },
         Some((verb, rest)) if verb == completion::VERB => completion::complete(rest),
+        None => {
+            stdio::print_stderr(&(help::text(&[]).unwrap_or_default() + "\n"));
+            usage_error(&failure(&catalog::COMMAND_LINE, "a command is missing", "run \"oci-nvidia-hook help\""))
+        }
         // The tests of the cost of a stage compare with this command, so it must not run clap.
         Some((word, [])) if word == "--version" => output::print(VERSION),
         _ => match parse::parse(&args) {
-            Ok(Parsed::Run(cli)) => carry_out(&cli, environment).unwrap_or_else(|error| failed(&error)),
-            Ok(Parsed::Help(text)) => output::print(&text),
+            Ok(Parsed::Run(cli)) => carry_out(&cli, environment, zone).unwrap_or_else(|error| failed(&error)),
+            Ok(Parsed::Help(text)) => output::print(&overview::complete(text)),
             Ok(Parsed::Version) => output::print(VERSION),
             Err(error) => usage_error(&error),
         },
@@ -99,20 +116,37 @@ fn hook_usage_error(stage: &str, error: &anyhow::Error) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
-fn carry_out(Cli { config, command }: &Cli, environment: Environment) -> Result<ExitCode> {
+fn carry_out(
+    Cli { config, color, debug, command }: &Cli,
+    environment: Environment,
+    zone: Option<OsString>,
+) -> Result<ExitCode> {
     let config = config.as_deref();
-    let terminal = |output: &args::Output| environment.stdout(output.color);
+    let terminal = environment.stdout(*color);
+    if *debug {
+        call::log_to_stderr();
+        base::debug::set(call::debug);
+    }
+    // An engine may give its terminal to the hook.
+    if !matches!(command, Command::Stage(_)) {
+        slow::tell_a_person();
+        zone.into_iter().for_each(local_time::keep);
+    }
     match command {
         Command::Stage(stage) => Ok(stage.run(config, false)),
-        Command::Explain(options) => explain::run(options, config),
-        Command::Doctor(options) => Ok(doctor::run(options, config, terminal(&options.output))),
-        Command::Status(options) => status::run(*options, terminal(options)),
-        Command::Why(options) => why::run(options, config, terminal(&options.output)),
-        Command::Info(options) => info::run(options, config, terminal(&options.output)),
-        Command::List(options) => list::run(options, config, terminal(&options.output)),
+        Command::Plan(options) => plan::run(options, config, terminal),
+        Command::Explain(options) => explain::run(options, terminal),
+        Command::Doctor(options) => Ok(doctor::run(options, config, terminal)),
+        Command::Status(options) => status::run(*options, terminal),
+        Command::Ps(options) => ps::run(options, config, terminal),
+        Command::Why(options) => why::run(options, config, terminal),
+        Command::Info(options) => info::run(options, config, terminal),
+        Command::Files(options) => files::run(options, config, terminal),
         Command::Prepare(options) => prepare::run(options, config),
-        Command::Cdi(command) => cdi::run(command, config, environment),
+        Command::Cdi(command) => cdi::run(command, config, terminal),
         Command::Completion { shell } => Ok(completion::run(*shell)),
+        Command::Version => Ok(version::run(config)),
+        Command::Help { command } => Ok(help::run(command)),
     }
 }
 
@@ -135,7 +169,9 @@ mod tests {
         let config = parsed(&["info", "--config", "/c"]).unwrap().config;
         assert_eq!(config, Some("/c".into()));
         assert_eq!(parsed(&["--config=/x", "info", "--config=/c"]).unwrap().config, config, "the last one counts");
-        let Command::List(list) = parsed(&["list", "-lbd", "0,1", "--device=GPU-x"]).unwrap().command else { panic!() };
+        let Command::Files(list) = parsed(&["files", "-lbd", "0,1", "--device=GPU-x"]).unwrap().command else {
+            panic!()
+        };
         assert_eq!(list.parts.selection.devices, Some(vec!["0".into(), "1".into(), "GPU-x".into()]));
         assert!(list.parts.libraries && list.parts.binaries && !list.parts.ipcs);
         let Command::Cdi(args::Cdi::Check(check)) = parsed(&["cdi", "check", "0", "--json", "all"]).unwrap().command
@@ -143,11 +179,10 @@ mod tests {
             panic!()
         };
         assert!(check.output.json && check.names == ["0", "all"]);
-        let Command::Explain(explain) = parsed(&["explain", "--stage", "precreate", "--request"]).unwrap().command
-        else {
+        let Command::Plan(plan) = parsed(&["plan", "-", "--stage", "precreate", "--request"]).unwrap().command else {
             panic!()
         };
-        assert!(explain.request_only && explain.stage == Some(args::ExplainStage::Precreate));
+        assert!(plan.container == "-" && plan.request_only && plan.stage == Some(args::PlanStage::Precreate));
         for (line, gids) in [
             (&[][..], None),
             (&["--additional-gids"], Some(true)),
@@ -166,10 +201,10 @@ mod tests {
     fn help_can_stand_anywhere() {
         for (args, usage) in [
             (&["--help"][..], "Usage: oci-nvidia-hook [OPTIONS] <COMMAND>"),
-            (&["list", "-h"], "Usage: oci-nvidia-hook list [OPTIONS]"),
-            (&["list", "--json", "--help"], "Usage: oci-nvidia-hook list [OPTIONS]"),
+            (&["files", "-h"], "Usage: oci-nvidia-hook files [OPTIONS]"),
+            (&["files", "--json", "--help"], "Usage: oci-nvidia-hook files [OPTIONS]"),
             (&["cdi", "--help"], "Usage: oci-nvidia-hook cdi [OPTIONS] <COMMAND>"),
-            (&["help", "cdi", "check"], "Usage: oci-nvidia-hook cdi check [OPTIONS] [NAME]..."),
+            (&["cdi", "check", "--help"], "Usage: oci-nvidia-hook cdi check [OPTIONS] [NAME]..."),
             (&["prestart", "-V"], "version"),
         ] {
             let text = parsed(args).unwrap_err().to_string();
@@ -183,7 +218,7 @@ mod tests {
         for command in <Cli as clap::CommandFactory>::command().get_subcommands() {
             let Some(stage) = stage::Stage::named(command.get_name()) else { continue };
             let line = [command.get_name(), "--config=/c"];
-            let Cli { config, command: Command::Stage(found) } = parsed(&line).unwrap() else { panic!("{line:?}") };
+            let Cli { config, command: Command::Stage(found), .. } = parsed(&line).unwrap() else { panic!("{line:?}") };
             assert_eq!((found, config.as_deref()), (stage, Some(Path::new("/c"))));
             stages += 1;
         }
@@ -201,7 +236,10 @@ mod tests {
             &["--config"],
             &["nonsense"],
             &["configure", "/x"],
-            &["explain", "--stage", "x"],
+            &["plan", "-", "--stage", "x"],
+            &["plan"],
+            &["explain"],
+            &["explain", "30", "--list"],
             &["status", "--bundle", "x"],
             &["doctor", "x"],
             &["doctor", "--pid", "0"],
@@ -221,7 +259,7 @@ mod tests {
             &["doctor", "--bundle", "--json"],
             &["doctor", "--bundle", "--"],
             &["doctor", "--bundle", ""],
-            &["list", "-ld", "-b"],
+            &["files", "-ld", "-b"],
             &["--config", "-x", "prestart"],
             &["info", "\x1b[2J\n\nx"],
         ] {
@@ -243,21 +281,30 @@ mod tests {
             let Command::Doctor(doctor) = parsed(args).unwrap().command else { panic!() };
             assert_eq!(doctor.bundle, Some(value.into()), "{args:?}");
         }
-        let Command::List(list) = parsed(&["list", "-d-1", "-d=-2"]).unwrap().command else { panic!() };
+        let Command::Files(list) = parsed(&["files", "-d-1", "-d=-2"]).unwrap().command else { panic!() };
         assert_eq!(list.parts.selection.devices, Some(vec!["-1".into(), "-2".into()]));
     }
 
     #[test]
     fn a_similar_word_is_suggested() {
         for (args, hint) in [
-            (&["prestrat"][..], "did you mean prestart? See \"oci-nvidia-hook --help\""),
+            (&["doctr"][..], "did you mean doctor? See \"oci-nvidia-hook --help\""),
+            // People do not type stages.
+            (&["prestrat"], "run \"oci-nvidia-hook --help\""),
+            (&["stats"], "did you mean status? See"),
+            (&["pss"], "did you mean ps? See"),
+            (&["pods"], "run \"oci-nvidia-hook --help\""),
+            (&["frobnicate"], "run \"oci-nvidia-hook --help\""),
+            (&["info", "--verbose"], "run \"oci-nvidia-hook info --help\""),
+            (&["cdi", "generate", "--format", "xml"], "[possible values: json, yaml] (ONH-002)\nhint: run \"oci"),
+            (&["cdi"], "a command is missing (ONH-002)\nhint: run \"oci-nvidia-hook cdi --help\""),
             (&["cdi", "chekc"], "did you mean check? See \"oci-nvidia-hook cdi --help\""),
-            (&["--config", "list", "cdi", "generate", "--jsno"], "\"oci-nvidia-hook cdi generate --help\""),
-            (&["list", "--nonsense"], "run \"oci-nvidia-hook list --help\""),
-            (&["list", "--lib"], "did you mean --libraries?"),
-            (&["list", "--librarie"], "did you mean --libraries?"),
+            (&["--config", "files", "cdi", "generate", "--jsno"], "\"oci-nvidia-hook cdi generate --help\""),
+            (&["files", "--nonsense"], "run \"oci-nvidia-hook files --help\""),
+            (&["files", "--lib"], "did you mean --libraries?"),
+            (&["files", "--librarie"], "did you mean --libraries?"),
             (&["info", "--jsn"], "did you mean --json?"),
-            (&["explain", "--stage=prestrat"], "did you mean prestart?"),
+            (&["plan", "-", "--stage=prestrat"], "did you mean prestart?"),
         ] {
             let text = base::report::render(&parsed(args).unwrap_err());
             assert!(text.contains(hint), "{text}");

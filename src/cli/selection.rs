@@ -8,6 +8,7 @@ use findings::catalog;
 use nvidia_host::capability::{Capabilities, Omit};
 use nvidia_host::config::{Config, Require};
 use nvidia_host::device_id::{self, VisibleDevices};
+use nvidia_host::feature::Features;
 use nvidia_host::request::{GpuRequest, MAX_REQUIREMENTS};
 use nvidia_host::require::Requirement;
 
@@ -126,6 +127,8 @@ impl Selection {
             mig_config: self.mig_config.clone(),
             mig_monitor: self.mig_monitor.clone(),
             imex_channels: device_id::unique(self.imex_channels()),
+            features: Features::default(),
+            remarks: Vec::new(),
             omit: self.omit(),
         })
     }

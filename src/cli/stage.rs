@@ -18,26 +18,32 @@ pub enum Stage {
     ///
     /// Runtimes call this stage when the container's root file system is mounted and its process waits. The hook reads the
     /// container state from stdin, and config.json from the bundle that the state names.
+    #[command(hide = true)]
     Prestart,
     /// Hook stage: same as prestart, under its current OCI name
     ///
     /// Runtimes call the hooks of both stages at the same point.
+    #[command(hide = true)]
     CreateRuntime,
     /// Hook stage: set up the container from within its namespaces
     ///
     /// This stage is for engines that support only the newer stages. It does not support containers with a user namespace.
+    #[command(hide = true)]
     CreateContainer,
     /// Hook stage of Podman: add the GPUs to config.json
     ///
-    /// The hook reads config.json from stdin and prints the new one; the runtime then sets up the container. Do not put a JSON file
+    /// The hook reads config.json from stdin and prints the new one; the runtime then sets up the container. Do not put a hook file
     /// with this stage into a directory that CRI-O reads: CRI-O would not start.
+    #[command(hide = true)]
     Precreate,
     /// Hook stage: do nothing
+    #[command(hide = true)]
     Poststart,
     /// Hook stage: remove what the hook created, and its record
     ///
     /// The hook removes what it created in the container's root file system, if it is unchanged. It keeps the record of a container
     /// that failed for some time.
+    #[command(hide = true)]
     Poststop,
 }
 
@@ -111,7 +117,7 @@ mod tests {
             ("prestart --help", None),
             ("prestart prestart", None),
             ("startContainer", None),
-            ("explain", None),
+            ("plan", None),
             ("--config /c", None),
             ("", None),
         ] {

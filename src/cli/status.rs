@@ -1,4 +1,4 @@
-//! `status`: shows for each engine of this host whether it starts the hook, and whether the device plugin serves the kubelet.
+//! `status`: shows for each engine of this host how containers get GPUs: with the hook, CDI, the NRI plugin or the device plugin.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -9,8 +9,9 @@ use base::paths::HostPath;
 use base::report::one_line;
 use base::tree::Tree;
 
-use super::terminal::{Line, Terminal, Tone};
+use super::terminal::{Line, Terminal, Tone, cell, table};
 use super::{args, output};
+use crate::doctor::count;
 use engines::User;
 use engines::kubelet_plugin::{NriStatus, PluginStatus};
 use engines::status::{self, EngineStatus, Replaced, Report};
@@ -36,74 +37,123 @@ pub fn this_user() -> Option<User> {
     Some(User { name, uid: uid.as_raw(), home: entry.map(|entry| entry.dir).filter(|home| home != Path::new("/")) })
 }
 
-/// The name of the device plugin in the column of the engines.
-const PLUGIN: &str = "device plugin";
-/// That of the NRI plugin
-const NRI: &str = "NRI plugin";
+/// The columns: the engine, how its containers get GPUs, whether that works, and the file that decides it.
+const HEADER: [&str; 4] = ["ENGINE", "GPUS WITH", "STATE", "FILE"];
 
+/// A row of the table. A row for another file of the engine repeats no word.
+struct Row {
+    engine: String,
+    way: &'static str,
+    state: (Tone, String),
+    file: String,
+    /// What is remarkable, and a hint: lines below the row
+    remarks: Vec<String>,
+}
+
+/// Returns the table, with remarks and hints below the rows to which they belong.
 pub fn text(report: &Report, terminal: Terminal) -> String {
-    let plugin = report.kubelet_plugin.iter().map(|_| PLUGIN).chain(report.nri.iter().map(|_| NRI));
-    let width = terminal.column(report.engines.iter().map(|status| status.engine.as_str()).chain(plugin));
-    let engines = report.engines.iter().flat_map(|status| engine_lines(status, width));
-    let plugin = report.kubelet_plugin.iter().flat_map(|status| plugin_lines(status, width));
-    let nri = report.nri.iter().flat_map(|status| nri_lines(status, width));
-    terminal.render(&engines.chain(plugin).chain(nri).collect::<Vec<_>>())
-}
-
-fn engine_lines(status: &EngineStatus, width: usize) -> Vec<Line> {
-    let (tone, word) = match (status.installed, status.active) {
-        (false, _) => (Tone::Plain, "not installed"),
-        (true, true) => (Tone::Good, "active"),
-        (true, false) if status.nri => (Tone::Plain, "not active"),
-        (true, false) => (Tone::Bad, "not active"),
-    };
-    let files = if status.active { format!(", from {}", one_line(&status.files())) } else { String::new() };
-    let why = match status.why.as_str() {
-        "" => String::new(),
-        why => format!("{} {}", if status.active { "," } else { ":" }, one_line(why)),
-    };
-    let mut lines = lines(width, &status.engine, (tone, word), files + &why, &status.fix);
-    let hang = width + 2;
-    for Replaced { dir, file } in &status.replaced {
-        let text =
-            format!("hooks in {} do not run: a later file replaces hooks_dir of {}", dir.display(), file.display());
-        lines.push(Line::new(hang, format!("{:hang$}{}", "", one_line(&text))));
+    let mut rows: Vec<_> = report.engines.iter().flat_map(engine_rows).collect();
+    rows.extend(report.nri.iter().map(|nri| nri_row(nri, &report.engines)));
+    rows.extend(report.kubelet_plugin.iter().map(plugin_row));
+    let cells = rows.iter().map(|row| {
+        let (tone, state) = &row.state;
+        [cell(one_line(&row.engine)), cell(row.way), (*tone, state.clone()), cell(one_line(&row.file))]
+    });
+    let header = HEADER.map(|name| (Tone::Heading, name.to_owned()));
+    let table = table(std::iter::once(header).chain(cells).collect());
+    let mut lines = Vec::new();
+    let remarks = std::iter::once(&Vec::new()).chain(rows.iter().map(|row| &row.remarks)).cloned().collect::<Vec<_>>();
+    for (line, remarks) in table.into_iter().zip(remarks) {
+        lines.push(line);
+        lines.extend(remarks.iter().map(|remark| remark_line(INDENT, remark)));
     }
-    lines
+    terminal.render(&lines)
 }
 
-fn plugin_lines(status: &PluginStatus, width: usize) -> Vec<Line> {
-    let word = match status.active {
+/// The column of remarks.
+const INDENT: usize = 4;
+
+/// Returns the line of a reason or a hint below a row of a table, whose last column would be too narrow. It begins in column `indent`.
+pub(super) fn remark_line(indent: usize, text: &str) -> Line {
+    let hang = if text.starts_with(HINT) { indent + HINT.len() } else { indent };
+    Line::new(hang, format!("{:indent$}{}", "", one_line(text)))
+}
+
+const HINT: &str = "hint: ";
+
+fn engine_rows(status: &EngineStatus) -> Vec<Row> {
+    let engine = match &status.version {
+        Some(version) => format!("{} {version}", status.engine),
+        None => status.engine.clone(),
+    };
+    if !status.installed {
+        let state = (Tone::Plain, "not installed".to_owned());
+        return vec![Row { engine, way: "", state, file: String::new(), remarks: Vec::new() }];
+    }
+    let (tone, word) = match status.active {
+        true => (Tone::Good, "active"),
+        false if status.nri => (Tone::Plain, "not active"),
+        false => (Tone::Bad, "not active"),
+    };
+    let state = (tone, word.to_owned());
+    let files = if status.active { status.files() } else { Vec::new() };
+    let mut files = files.into_iter();
+    let remarks = remarks(status);
+    let mut rows = vec![Row { engine, way: "hook", state, file: files.next().unwrap_or_default(), remarks }];
+    let more =
+        |file| Row { engine: String::new(), way: "", state: (Tone::Plain, String::new()), file, remarks: Vec::new() };
+    rows.extend(files.map(more));
+    rows.extend(status.cdi_specs.iter().map(|spec| Row {
+        engine: String::new(),
+        way: "CDI",
+        state: (Tone::Good, count(spec.devices, "device")),
+        file: spec.file.display().to_string(),
+        remarks: Vec::new(),
+    }));
+    rows
+}
+
+fn remarks(status: &EngineStatus) -> Vec<String> {
+    let replaced = status.replaced.iter().map(|Replaced { dir, file }| {
+        format!("hooks in {} do not run: a later file replaces hooks_dir of {}", dir.display(), file.display())
+    });
+    with_hint(&status.why, &status.fix).into_iter().chain(replaced).collect()
+}
+
+fn with_hint(why: &str, fix: &str) -> Vec<String> {
+    let hint = if fix.is_empty() { String::new() } else { format!("{HINT}{fix}") };
+    [why.to_owned(), hint].into_iter().filter(|remark| !remark.is_empty()).collect()
+}
+
+/// Returns the row of the NRI plugin. Its socket belongs to CRI-O, or to an engine that this program does not know, such as containerd.
+fn nri_row(status: &NriStatus, engines: &[EngineStatus]) -> Row {
+    let engine = engines.iter().find(|engine| engine.nri);
+    Row {
+        engine: engine.map_or_else(|| "other engine".to_owned(), |engine| engine.engine.clone()),
+        way: "NRI plugin",
+        state: (Tone::Good, "active".to_owned()),
+        file: format!("{} ({})", status.socket, place(status.unit)),
+        remarks: Vec::new(),
+    }
+}
+
+fn plugin_row(status: &PluginStatus) -> Row {
+    let (tone, word) = match status.active {
         Some(true) => (Tone::Good, "active"),
         Some(false) if status.fix.is_empty() => (Tone::Plain, "not active"),
         Some(false) => (Tone::Bad, "not active"),
         None => (Tone::Plain, "unknown"),
     };
     let sockets = status.sockets.iter().map(|socket| socket.display().to_string()).collect::<Vec<_>>();
-    let what = match status.why.as_str() {
-        "" => format!(", serves {}", sockets.join(" and ")),
-        why => format!(": {why}"),
+    let file = match sockets.as_slice() {
+        [] => format!("({})", place(status.unit)),
+        sockets => format!("{} ({})", sockets.join(", "), place(status.unit)),
     };
-    lines(width, PLUGIN, word, format!("{} ({})", one_line(&what), place(status.unit)), &status.fix)
-}
-
-fn nri_lines(status: &NriStatus, width: usize) -> Vec<Line> {
-    let what = format!(", gives GPUs to the containers of the engine at {} ({})", status.socket, place(status.unit));
-    lines(width, NRI, (Tone::Good, "active"), what, "")
+    let remarks = with_hint(&status.why, &status.fix);
+    Row { engine: "kubelet".to_owned(), way: "device plugin", state: (tone, word.to_owned()), file, remarks }
 }
 
 /// Returns where a plugin runs.
 const fn place(unit: &'static str) -> &'static str {
     if unit.is_empty() { "in a pod" } else { unit }
-}
-
-/// Returns a line about an engine or the device plugin, and a line with the hint.
-fn lines(width: usize, name: &str, (tone, word): (Tone, &'static str), rest: String, fix: &str) -> Vec<Line> {
-    let hang = width + 2;
-    let name = format!("{:<width$} ", one_line(name) + ":", width = width + 1);
-    let mut lines = vec![Line::new(hang, name).then(tone, word).then(Tone::Plain, rest)];
-    if !fix.is_empty() {
-        lines.push(Line::new(hang, format!("{:hang$}hint: {}", "", one_line(fix))));
-    }
-    lines
 }

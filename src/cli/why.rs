@@ -3,33 +3,36 @@
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::SystemTime;
 
 use anyhow::Result;
 use serde::Serialize;
+use serde_json::Value;
 
 use base::json;
 use base::report::one_line;
 use nvidia_host::config;
+use nvidia_host::device_id::in_words;
 
 use super::containers::{self, Known};
 use super::terminal::{Line, Terminal, Tone};
 use super::why_list::{self, tone};
-use super::{args, output};
+use super::{args, output, time};
 use crate::oci;
 use crate::plan::given;
 use crate::plan::{self, Verdict};
 use crate::record::call::Call;
-use records::{NRI, Outcome, Record};
+use records::{Device, NRI, Outcome, Record};
 
 /// The document of `--json`, whose schema is `docs/schemas/why.json`.
 #[derive(Debug, Serialize)]
 struct Document<'a> {
     version: u32,
     /// Sorted from the newest to the oldest
-    records: Vec<&'a Record>,
+    records: Vec<Value>,
     /// The given container, if it has no record
     #[serde(skip_serializing_if = "Option::is_none")]
-    without_record: Option<WithoutRecord>,
+    without_record: Option<&'a WithoutRecord>,
 }
 
 /// Prints the records. Returns 0 if the container is known, even if the hook failed for it.
@@ -42,17 +45,24 @@ pub(crate) fn run(options: &args::Why, config: Option<&Path>, terminal: Terminal
 
 fn list(options: &args::Why, terminal: Terminal) -> Result<String> {
     let known = containers::read()?;
-    let records: Vec<_> = known.iter().filter_map(|known| known.record.as_ref()).collect();
-    let roots = containers::roots_records();
+    let now = SystemTime::now();
+    let records = known.iter().filter_map(|known| known.record.as_ref());
+    let records: Vec<_> = records.filter(|record| why_list::is_recent_failure(record, now)).collect();
+    let roots = containers::roots_records("why");
     if options.output.json {
         // On stderr, because stdout contains only the document.
         roots.iter().for_each(|hint| Call::default().report(hint));
-        return document(records, None);
+        return document(&records, None);
     }
     let text = match records.is_empty() {
-        false => terminal.render(&why_list::lines(&records)),
-        true if roots.is_some() => "no container of this user has requested GPUs\n".to_owned(),
-        true => "no container has requested GPUs\n".to_owned(),
+        false => {
+            let more = "details: \"oci-nvidia-hook why NAME\"; all containers: \"oci-nvidia-hook ps --all\"";
+            terminal.render(&why_list::lines(&records, now)) + more + "\n"
+        }
+        true => {
+            let of_user = if roots.is_some() { " of this user" } else { "" };
+            format!("no container{of_user} failed in the last hour; \"oci-nvidia-hook ps --all\" lists all\n")
+        }
     };
     Ok(text + &roots.map(|hint| format!("{hint}\n")).unwrap_or_default())
 }
@@ -66,13 +76,14 @@ fn show(name: &str, options: &args::Why, config: Option<&Path>, terminal: Termin
         _ => None,
     };
     if options.output.json {
-        return document(records, without_record);
+        return document(&records, without_record.as_ref());
     }
     let records = records.into_iter().map(lines).chain(without_record.map(|container| container.lines()));
     Ok(records.map(|lines| terminal.render(&lines)).collect::<Vec<_>>().join("\n"))
 }
 
-fn document(records: Vec<&Record>, without_record: Option<WithoutRecord>) -> Result<String> {
+fn document(records: &[&Record], without_record: Option<&WithoutRecord>) -> Result<String> {
+    let records = records.iter().map(|record| record.document()).collect::<serde_json::Result<_>>()?;
     Ok(json::pretty(&Document { version: json::VERSION, records, without_record })? + "\n")
 }
 
@@ -80,13 +91,19 @@ fn document(records: Vec<&Record>, without_record: Option<WithoutRecord>) -> Res
 #[derive(Debug, Default, Serialize)]
 struct WithoutRecord {
     id: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
     name: String,
     outcome: NotSetUp,
     reason: String,
     /// The finding that is the reason; empty if none is
+    #[serde(skip_serializing_if = "str::is_empty")]
     finding: &'static str,
-    /// CDI devices or device nodes that the engine gave to the container; empty if it gave none
+    /// The GPUs that the engine gave to the container
+    devices: Vec<Device>,
+    /// These GPUs and how they got into the container, in words
+    #[serde(skip)]
     given: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
     hint: String,
 }
 
@@ -111,7 +128,9 @@ fn without_record(known: &Known, config: Option<&Path>) -> Result<WithoutRecord>
     match plan::verdict(&spec, &config)? {
         Verdict::Nothing(reason) => {
             answer.reason = reason;
-            answer.given = given::find(&spec).map(|given| given.to_string()).unwrap_or_default();
+            if let Some(given) = given::find(&spec) {
+                (answer.devices, answer.given) = (given.devices(), given.to_string());
+            }
         }
         Verdict::LeftAlone(finding) => {
             answer.outcome = NotSetUp::LeftAlone;
@@ -120,7 +139,7 @@ fn without_record(known: &Known, config: Option<&Path>) -> Result<WithoutRecord>
         }
         Verdict::Gpus(request) => {
             answer.outcome = NotSetUp::NotCalled;
-            answer.reason = format!("{} asks for {}", request.asked_by, request.devices.names().join(","));
+            answer.reason = format!("{} requests {}", request.asked_by, in_words(&request.devices.names()));
             "\"oci-nvidia-hook status\" shows whether engines start the hook".clone_into(&mut answer.hint);
         }
     }
@@ -170,26 +189,32 @@ fn lines(record: &Record) -> Vec<Line> {
         let words = format!("pod {}/{}, container {}", pod.namespace, pod.name, pod.container);
         lines.push(plain(one_line(&words)));
     }
-    let [stage, started, hook] = [&record.stage, &record.started, &record.hook].map(|text| one_line(text));
-    lines.push(plain(format!("at {stage}, {started}, hook version {hook}")));
+    let [stage, hook] = [&record.stage, &record.hook].map(|text| one_line(text));
+    lines.push(plain(format!("at {stage}, {}, hook version {hook}", time::local(&record.started))));
     if !record.ended.is_empty() {
-        lines.push(plain(format!("ended {}", one_line(&record.ended))));
+        lines.push(plain(format!("ended {}", time::local(&record.ended))));
     }
     if let Some(asked) = &record.asked {
-        let with = asked.driver_capabilities.join(",");
-        lines.push(plain(format!("{}, with {}", one_line(&record.request), one_line(&with))));
+        let capabilities = asked.driver_capabilities.join(",");
+        let features = match asked.features.as_slice() {
+            [] => String::new(),
+            features => format!("; features {}", features.join(",")),
+        };
+        let requested = in_words(&asked.visible_devices);
+        let words = format!("requested: {requested}; capabilities {capabilities}{features} ({})", record.request);
+        lines.push(plain(one_line(&words)));
         lines.extend(asked.requirements.iter().map(|text| plain(format!("requires: {}", one_line(text)))));
     } else if !record.request.is_empty() {
         lines.push(plain(one_line(&record.request)));
     }
     lines.push(outcome(record));
-    lines.extend(record.devices.iter().map(|device| plain(format!("  {}", one_line(device)))));
+    lines.extend(record.devices.iter().map(|device| plain(format!("  {}", one_line(&device.to_string())))));
     for finding in &record.findings {
-        let [id, severity, what, why, fix] =
-            [&finding.id, &finding.severity, &finding.what, &finding.why, &finding.fix].map(|text| one_line(text));
+        let [id, severity, what, fix] =
+            [&finding.id, &finding.severity, &finding.what, &finding.fix].map(|text| one_line(text));
         // The line of the outcome already contains the message of this error.
         lines.push(if finding.severity == "error" && record.outcome == Outcome::Failed {
-            plain(format!("number: {id} ({why})"))
+            plain(format!("number: {id}; \"oci-nvidia-hook explain {id}\" describes it"))
         } else {
             plain(format!("{id} ")).then(Tone::of_severity(&severity), &severity).then(Tone::Plain, format!(": {what}"))
         });
@@ -209,7 +234,7 @@ fn outcome(record: &Record) -> Line {
     let is_nri = record.stage == NRI;
     let words = match record.outcome {
         Outcome::Given => "the container got what it requested".to_owned(),
-        Outcome::Partly => format!("the container got {}", record.shortfall().unwrap_or("less than it requested")),
+        Outcome::Incomplete => format!("the container got {}", record.shortfall().unwrap_or("less than it requested")),
         Outcome::Nothing => "the container requests no GPU".to_owned(),
         Outcome::LeftAlone if is_nri => "the NRI plugin did nothing".to_owned(),
         Outcome::LeftAlone => "the hook did nothing".to_owned(),
@@ -225,7 +250,6 @@ fn outcome(record: &Record) -> Line {
 mod tests {
     use super::*;
     use records::Pod;
-    use std::time::SystemTime;
 
     #[test]
     fn a_hostile_record_stays_on_its_lines() {
@@ -233,7 +257,7 @@ mod tests {
         record.name_container("aa1".to_owned(), Pod::default(), Path::new("/b"));
         record.container.name = "x\u{1b}[2J".to_owned();
         record.end(Outcome::Failed, "a\nb".to_owned());
-        record.devices.push("c\nd".to_owned());
+        record.devices.push(Device { uuid: "c\nd".to_owned(), ..Device::default() });
         let text = to_text(&record);
         assert!(text.contains("(x\\u{1b}[2J)") && text.contains("hook failed: a\\nb\n  c\\nd\n"), "{text}");
         let mut refused = Record::begin(NRI, SystemTime::UNIX_EPOCH);

@@ -1,44 +1,56 @@
-//! The list that `why` prints without a name: the containers with a record.
+//! The list that `why` prints without a name: the containers that recently did not get what they requested.
+
+use std::time::{Duration, SystemTime};
 
 use base::report::one_line;
-
-use super::terminal::{Line, Tone, cell, table};
 use records::{Outcome, Record};
 
-/// Returns the indices of the devices: `0,1` for `GPU 0: …` and `GPU 1: …`, `0:1` for `MIG 0:1 of …`. For a text of another form,
-/// it is the first word.
-fn gpus(devices: &[String]) -> String {
-    let indices: Vec<_> = devices.iter().map(|device| index(device)).collect();
-    if indices.is_empty() { "-".to_owned() } else { one_line(&indices.join(",")) }
+use super::terminal::{Line, Tone, cell, table};
+use super::time;
+
+/// How long a failure is listed.
+const RECENT: Duration = Duration::from_secs(3600);
+
+/// Reports whether a container did not get what it requested in the last hour. A record in the future is recent: the clock was set back.
+pub(super) fn is_recent_failure(record: &Record, now: SystemTime) -> bool {
+    let is_failure = matches!(record.outcome, Outcome::Failed | Outcome::Unfinished | Outcome::Incomplete);
+    is_failure && time::parse(&record.started).is_none_or(|started| started + RECENT >= now)
 }
 
-fn index(device: &str) -> &str {
-    let rest = device.strip_prefix("GPU ").or_else(|| device.strip_prefix("MIG ")).unwrap_or(device);
-    let word = rest.split(' ').next().unwrap_or_default();
-    word.strip_suffix(':').unwrap_or(word).trim_start_matches("/dev/")
-}
-
-/// Returns a table of the records: time, id, outcome, name, GPUs and reason.
-pub(super) fn lines(records: &[&Record]) -> Vec<Line> {
+/// Returns a table of the records, with the reason below each row.
+pub(super) fn lines(records: &[&Record], now: SystemTime) -> Vec<Line> {
+    // Names of pods are long, so they are in the last column.
+    let header = ["SINCE", "RESULT", "NUMBER", "CONTAINER"].map(|title| (Tone::Heading, title.to_owned()));
     let rows = records.iter().map(|record| {
         let name = record.container.display_name();
+        let started = time::parse(&record.started);
         [
-            cell(one_line(&record.started)),
-            cell(one_line(record.container.short())),
+            cell(started.map_or_else(|| "-".to_owned(), |started| time::ago(started, now))),
             (tone(record.outcome), short_outcome(record.outcome).to_owned()),
-            cell(if name.is_empty() { "-".to_owned() } else { name }),
-            cell(gpus(&record.devices)),
-            cell(one_line(&record.reason)),
+            cell(record.most_severe().map_or_else(|| "-".to_owned(), |finding| one_line(&finding.id))),
+            cell(if name.is_empty() { one_line(record.container.short()) } else { name }),
         ]
     });
-    table(rows.collect())
+    let mut lines = table(std::iter::once(header).chain(rows).collect()).into_iter();
+    let header = lines.next();
+    let reasons = records.iter().map(|record| Line::new(4, format!("    {}", reason(record))));
+    header.into_iter().chain(lines.zip(reasons).flat_map(|(row, reason)| [row, reason])).collect()
 }
 
-/// Returns the outcome as one or two words.
+/// Returns why a container did not get what it requested.
+fn reason(record: &Record) -> String {
+    match (record.outcome, record.shortfall()) {
+        (Outcome::Incomplete, Some(lacks)) => format!("the container got {lacks}"),
+        _ if record.reason.is_empty() => "the hook did not finish".to_owned(),
+        _ => one_line(&record.reason),
+    }
+}
+
+/// Returns the outcome as one or two words. oci-nvidia-hook(8) explains them.
 pub(super) const fn short_outcome(outcome: Outcome) -> &'static str {
     match outcome {
-        Outcome::Given => "given",
-        Outcome::Partly => "partly",
+        Outcome::Given => "ok",
+        Outcome::Incomplete => "incomplete",
         Outcome::Nothing => "nothing",
         Outcome::LeftAlone => "left alone",
         Outcome::Failed => "failed",
@@ -50,7 +62,7 @@ pub(super) const fn short_outcome(outcome: Outcome) -> &'static str {
 pub(super) const fn tone(outcome: Outcome) -> Tone {
     match outcome {
         Outcome::Given => Tone::Good,
-        Outcome::Partly => Tone::Warning,
+        Outcome::Incomplete => Tone::Warning,
         Outcome::Failed | Outcome::Unfinished => Tone::Bad,
         Outcome::Nothing | Outcome::LeftAlone => Tone::Plain,
     }
@@ -62,30 +74,50 @@ mod tests {
     use crate::cli::terminal::Terminal;
     use records::Pod;
     use std::path::Path;
-    use std::time::SystemTime;
 
-    fn record(pod: [&str; 3], name: &str, devices: &[&str]) -> Record {
+    fn record(pod: [&str; 3], name: &str, outcome: Outcome) -> Record {
         let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
         let [namespace, pod, container] = pod.map(str::to_owned);
         record.name_container("aa1".to_owned(), Pod { name: pod, namespace, container }, Path::new("/b"));
         record.container.name = name.to_owned();
-        record.devices = devices.iter().map(|device| (*device).to_owned()).collect();
-        record.end(Outcome::Given, "because".to_owned());
+        record.end(outcome, "because".to_owned());
         record
     }
 
     #[test]
-    fn columns() {
-        let lines = lines(&[
-            &record(["lab", "cuda-0", "main"], "k8s_main", &["GPU 0: X (UUID: GPU-1)", "MIG 1:2 of X (UUID: MIG-1)"]),
-            &record(["", "", ""], "web\n\u{202e}", &[]),
-            &record(["", "", ""], "", &["/dev/nvidia3"]),
-        ]);
+    fn each_row_has_its_reason() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(120);
+        let lines = lines(
+            &[
+                &record(["lab", "cuda-0", "main"], "k8s_main", Outcome::Failed),
+                &record(["", "", ""], "web\n\u{202e}", Outcome::Unfinished),
+                &record(["", "", ""], "", Outcome::Incomplete),
+            ],
+            now,
+        );
         assert_eq!(
             Terminal::default().render(&lines),
-            "1970-01-01T00:00:00.000Z  aa1  given  lab/cuda-0/main  0,1:2    because\n\
-             1970-01-01T00:00:00.000Z  aa1  given  web\\n\\u{202e}    -        because\n\
-             1970-01-01T00:00:00.000Z  aa1  given  -                nvidia3  because\n"
+            "SINCE          RESULT      NUMBER  CONTAINER\n\
+             2 minutes ago  failed      -       lab/cuda-0/main\n    because\n\
+             2 minutes ago  unfinished  -       web\\n\\u{202e}\n    because\n\
+             2 minutes ago  incomplete  -       aa1\n    because\n"
         );
+    }
+
+    #[test]
+    fn failures_of_the_last_hour() {
+        for (outcome, expected) in [
+            (Outcome::Given, false),
+            (Outcome::Incomplete, true),
+            (Outcome::Nothing, false),
+            (Outcome::LeftAlone, false),
+            (Outcome::Failed, true),
+            (Outcome::Unfinished, true),
+        ] {
+            let record = record([""; 3], "", outcome);
+            let after = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+            assert_eq!(is_recent_failure(&record, after(3600)), expected, "{outcome:?}");
+            assert!(!is_recent_failure(&record, after(3601)), "{outcome:?}");
+        }
     }
 }

@@ -180,7 +180,7 @@ pub(crate) fn write(path: &Path, members: &[Member]) -> Result<()> {
         Failure::new(
             &catalog::BUNDLE,
             format!("cannot write {path:?}"),
-            "give a new file with --bundle, in a directory to which only you can write",
+            "give a new file with --bundle, in a directory that only you can write to",
         )
     })
 }

@@ -11,7 +11,7 @@ use nvidia_host::driver::packages::Distribution;
 use nvidia_host::inventory::identity::NOBODY;
 
 use super::facts::HostNode;
-use super::{Check, Facts, or};
+use super::{Check, Facts, count, or};
 
 pub(super) const NO_MODULE: &str = "the kernel module is not loaded";
 
@@ -109,15 +109,20 @@ pub(super) fn nodes(facts: &Facts) -> Vec<Check> {
     if facts.driver.module.is_none() {
         return vec![Check::skipped(NO_MODULE)];
     }
-    let wrong = facts.driver.nodes.iter().filter_map(|node| match &node.found {
-        None => Some(Check::of(&catalog::NODE_MISSING, missing(&node.name), prepare(facts))),
-        Some(found) => is_another(node, found),
-    });
-    or(wrong, Check::ok(format!("{} device nodes are there", facts.driver.nodes.len())))
+    let nodes = &facts.driver.nodes;
+    let absent: Vec<_> = nodes.iter().filter(|node| node.found.is_none()).map(|node| node.name.as_str()).collect();
+    let absent = (!absent.is_empty()).then(|| Check::of(&catalog::NODE_MISSING, missing(&absent), prepare(facts)));
+    let wrong = nodes.iter().filter_map(|node| is_another(node, node.found.as_ref()?));
+    or(absent.into_iter().chain(wrong), Check::ok(format!("all {} required exist", count(nodes.len(), "device node"))))
 }
 
-fn missing(name: &str) -> String {
-    format!("the device node \"/dev/{name}\" is missing")
+/// Names the device nodes, of which there is at least one, as missing.
+pub(super) fn missing(names: &[&str]) -> String {
+    let paths: Vec<_> = names.iter().map(|name| format!("\"/dev/{name}\"")).collect();
+    match paths.as_slice() {
+        [path] => format!("the device node {path} is missing"),
+        paths => format!("the device nodes {} are missing", paths.join(", ")),
+    }
 }
 
 /// Returns the command that creates missing nodes.
@@ -149,7 +154,7 @@ fn create_again(found: &Located) -> String {
 pub(super) fn modeset(facts: &Facts) -> Vec<Check> {
     let Some(node) = &facts.driver.modeset else { return vec![Check::skipped(NO_MODULE)] };
     let Some(found) = &node.found else {
-        return vec![Check::of(&catalog::NO_MODESET, missing(&node.name), prepare(facts))];
+        return vec![Check::of(&catalog::NO_MODESET, missing(&[&node.name]), prepare(facts))];
     };
     or(is_another(node, found), Check::ok("the device node \"/dev/nvidia-modeset\" exists"))
 }
@@ -196,7 +201,11 @@ pub(super) fn hooks_user(facts: &Facts) -> Check {
                 if facts.driver.only_root_may_ask {
                     return only_root(nodes);
                 }
-                return Check::ok(format!("user {}, group {} can open the GPUs", who.uid, who.gid));
+                let name = if who.uid == NOBODY { "nobody, " } else { "" };
+                return Check::ok(format!(
+                    "NVML runs as user {} ({name}group {}), who can open the GPUs",
+                    who.uid, who.gid
+                ));
             };
             let what = format!("user {}, group {} cannot open {}", who.uid, who.gid, owned(node));
             let fix = format!(

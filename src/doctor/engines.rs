@@ -69,7 +69,7 @@ fn in_engine(facts: &Facts, engine: &Engine) -> Check {
     let status = status::judge(engine, &facts.installed);
     let what = format!("{}: {}", engine.kind, status.why);
     if status.active {
-        let active = format!("{} starts the hook, from {}", engine.kind, status.files());
+        let active = format!("{} starts the hook, from {}", engine.kind, status.files().join(" and "));
         if status.why.is_empty() {
             return Check::ok(active);
         }

@@ -11,6 +11,7 @@ use base::tree::Located;
 use nvidia_host::config::{Config, Saved};
 use nvidia_host::driver::packages::Distribution;
 use nvidia_host::driver::pci::PciDevice;
+use nvidia_host::feature::Feature;
 use nvidia_host::host::Roots;
 use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::ask::Question;
@@ -69,7 +70,7 @@ pub struct DriverFacts {
     pub starts: Vec<Start>,
     /// NVIDIA's PCI devices; `None` if sysfs cannot be read
     pub pci: Option<Vec<PciDevice>>,
-    /// The reason why the driver as a whole does not work
+    /// Why the driver as a whole does not work
     pub diagnosis: Option<Finding>,
     /// The version of the loaded kernel module
     pub module: Option<String>,
@@ -95,6 +96,8 @@ pub struct DriverFacts {
     pub uvm: Option<Located>,
     /// `/dev/nvidia-modeset`, if the kernel module is loaded
     pub modeset: Option<HostNode>,
+    /// The devices next to the GPUs, with the names of their nodes below /dev
+    pub features: Vec<(Feature, Vec<String>)>,
     /// The MIG capabilities that the kernel module lists
     pub mig_caps: Vec<CapFile>,
     /// The user and group that ask NVML; `None` if they are unknown

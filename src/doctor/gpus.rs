@@ -9,9 +9,9 @@ use nvidia_host::inventory::caps::MigCap;
 use nvidia_host::inventory::select::{Device, every_device, mig_nodes_missing, permitted_devices};
 use nvidia_host::inventory::{Gpu, Inventory};
 
-use super::driver::prepare;
+use super::driver::{hooks_user, prepare};
 use super::facts::Nvml;
-use super::{Check, Facts, count, or};
+use super::{Check, Facts, Status, count, or};
 
 /// The time after which NVML counts as slow. With persistence mode, NVML takes less time for eight GPUs.
 const SLOW: Duration = Duration::from_secs(3);
@@ -21,6 +21,9 @@ pub(super) fn on_the_bus(facts: &Facts) -> Check {
         return Check::skipped("the PCI bus cannot be inspected: /sys/bus/pci/devices is missing");
     };
     let gpus: Vec<_> = devices.iter().filter(|device| device.is_gpu()).collect();
+    if let Some(finding) = facts.driver.diagnosis.as_ref().filter(|finding| finding.kind.id == catalog::PLATFORM.id) {
+        return Check::found(finding.clone());
+    }
     if gpus.is_empty() {
         // The integrated GPU of an SoC is not on a PCI bus.
         if facts.driver.module.is_some() {
@@ -41,6 +44,9 @@ pub(super) fn nvml(facts: &Facts) -> Check {
         // The check "groups" reports that this user cannot open the nodes, with the group.
         Err(finding) if facts.user.is_some() && finding.kind.id == catalog::NVML_PERMISSION.id => {
             Check::skipped("this user cannot open the GPUs")
+        }
+        Err(finding) if finding.kind.id == catalog::NVML_PERMISSION.id && hooks_user(facts).status == Status::Error => {
+            Check::skipped("the check hook-user reports why NVML cannot be asked")
         }
         Err(finding) => Check::found(finding.clone()),
         Ok(inventory) if *took > SLOW => Check::of(
@@ -74,7 +80,7 @@ pub(super) fn failed(facts: &Facts) -> Vec<Check> {
 
 pub(super) fn limits(facts: &Facts) -> Vec<Check> {
     let limits = facts.settings().devices;
-    if limits == Limits::default() {
+    if limits.permit_all_gpus() {
         return vec![Check::ok("config.toml does not limit the GPUs")];
     }
     let Some(inventory) = facts.driver.inventory() else { return vec![Check::skipped("NVML did not answer")] };

@@ -62,8 +62,10 @@ fn settings_without_effect(facts: &Facts, Saved { path, keys }: &Saved) -> Check
 
 pub(super) fn log(facts: &Facts) -> Check {
     match &facts.log {
-        None if facts.journal => Check::ok("the log is the journal: \"journalctl -t oci-nvidia-hook\""),
-        None => Check::ok("no log: the journal does not run; \"oci-nvidia-hook why\" shows the records of containers"),
+        None if facts.journal => Check::ok("the hook logs to the journal: \"journalctl -t oci-nvidia-hook\""),
+        None => Check::ok(
+            "config.toml names no log file, and the journal does not run; \"oci-nvidia-hook why\" shows what the hook did",
+        ),
         Some((path, Ok(()))) => Check::ok(format!("the log file {path:?} is writable")),
         Some((path, Err(why))) if facts.user.is_some() => {
             Check::skipped(format!("the log file {path:?} is not written for this user: {why}"))

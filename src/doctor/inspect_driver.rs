@@ -20,8 +20,9 @@ use nvidia_host::config::Config;
 use nvidia_host::driver::diagnosis;
 use nvidia_host::driver::libraries::{LinkerCache, Search};
 use nvidia_host::driver::nodes::{CTL_MINOR, MODESET_MINOR};
+use nvidia_host::driver::platform::Platform;
 use nvidia_host::driver::{ipc, locate, packages, pci};
-use nvidia_host::host::{Roots, complete};
+use nvidia_host::host::{self, Roots, complete};
 use nvidia_host::inventory::ask::{self, Question};
 use nvidia_host::inventory::cap_files;
 use nvidia_host::inventory::caps::MIG_MINORS;
@@ -67,7 +68,12 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
         let seen = diagnosis::inspect(&search, facts.module.clone());
         let count = facts.pci.as_ref().map(|devices| devices.iter().filter(|device| device.is_gpu()).count());
         let transactional = host.locate(Path::new("/usr/sbin/transactional-update")).is_ok();
-        let seen = diagnosis::Installation { pci_gpus: count, transactional, ..seen };
+        let seen = diagnosis::Installation {
+            platform: Platform::of_host(root, Some(host)),
+            pci_gpus: count,
+            transactional,
+            ..seen
+        };
         facts.diagnosis = diagnosis::diagnose(&seen, root).map(|error| Finding::error(&error));
     }
     if facts.module.is_none() {
@@ -84,6 +90,7 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
     if proc.locate(Path::new(MIG_MINORS)).is_ok() {
         facts.mig_caps = cap_files::existing(proc);
     }
+    facts.features = host::features(&roots);
     facts.uvm = dev.locate(Path::new("/dev/nvidia-uvm")).ok();
     let found = facts.nodes.iter().filter_map(|node| node.found.as_ref()).chain(&facts.uvm);
     let linked = |(major, minor): (u32, u32)| host.locate(Path::new(&format!("/dev/char/{major}:{minor}"))).is_ok();

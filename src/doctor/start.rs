@@ -1,4 +1,4 @@
-//! Takes the decision of the hook for a container that requests all GPUs. It is the same code as at a start, so doctor reports an
+//! Makes the decision of the hook for a container that requests all GPUs. It is the same code as at a start, so doctor reports an
 //! error exactly if such a container does not start, and each finding that its start would report.
 
 use std::collections::BTreeMap;
@@ -13,11 +13,14 @@ use nvidia_host::host::Host;
 use nvidia_host::request::{self, Container, Decision};
 
 use super::facts::{DriverFacts, Start};
-use super::{Check, Facts, Status};
+use super::{Check, Facts, Section, Status};
 use crate::plan;
 
 /// The driver capabilities of most images, and those that need the whole driver.
 const REQUESTS: [&str; 2] = ["compute,utility", "all"];
+
+/// The name of this check.
+pub(super) const NAME: (Section, &str) = (Section::Hook, "containers");
 
 /// Decides for each of the usual requests. Nothing is decided without an answer of NVML: other checks report why there is none.
 pub(super) fn inspect(config: &Config, driver: &DriverFacts) -> Vec<Start> {
@@ -66,5 +69,6 @@ pub(super) fn report(facts: &Facts, others: &[Check]) -> Vec<Check> {
             true => Check::skipped("NVML did not answer"),
         });
     }
-    checks.into_iter().map(|check| Check { check: "containers", ..check }).collect()
+    let (section, check) = NAME;
+    checks.into_iter().map(|result| Check { section, check, ..result }).collect()
 }

@@ -58,7 +58,7 @@ impl OpenContainer {
                 &catalog::CONTAINER,
                 format!("cannot open the container of process {pid}"),
                 "the hook must run at the prestart or createRuntime stage, before the container's process starts; \
-                 check \"stages\" in the hook's JSON file",
+                 check \"stages\" in the hook file",
             )
         })
     }

@@ -38,7 +38,7 @@ pub(super) fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Re
             let source = open_ipc(channel, api)?;
             match channel.expected {
                 Expected::Socket => Box::new(move |container| container.mount(source, target)),
-                Expected::Directory | Expected::NamedDirectory => {
+                Expected::Directory | Expected::NamedDirectory | Expected::ReadOnlyDirectory => {
                     Box::new(move |container| container.mount_directory(source, target))
                 }
             }
@@ -104,7 +104,7 @@ fn open_ipc(channel: &Channel, api: Api) -> Result<Source> {
     let opened = channel.open()?;
     let path = channel.root.as_path().join(opened.path.strip_prefix("/").unwrap_or(&opened.path));
     let attrs = match channel.expected {
-        Expected::Socket => MountAttrs::SOCKET,
+        Expected::Socket | Expected::ReadOnlyDirectory => MountAttrs::READ_ONLY,
         Expected::Directory | Expected::NamedDirectory => MountAttrs::SHARED_DIRECTORY,
     };
     Source::from_fd(opened.fd, Some(HostPath::new(path)), attrs, api)

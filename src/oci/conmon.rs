@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use base::sys::proc_file;
 
@@ -15,12 +15,22 @@ const BETWEEN: usize = 2;
 /// Returns the name of the container `id` whose init process is `init`. It is the engine's, so its user has chosen it. Returns `None`
 /// without conmon.
 pub(crate) fn name_of(id: &str, init: i32) -> Option<String> {
+    argument_of(id, init, name_argument)
+}
+
+/// Returns the bundle of the container `id` whose init process is `init`.
+pub(crate) fn bundle_of(id: &str, init: i32) -> Option<PathBuf> {
+    argument_of(id, init, bundle_argument)
+}
+
+/// Returns what `read` returns for the arguments of a parent of the process.
+fn argument_of<T>(id: &str, init: i32, read: fn(&[u8], &str) -> Option<T>) -> Option<T> {
     let mut pid = init;
     for _ in 0..=BETWEEN {
         pid = proc_file::parent(&pid.to_string())?;
         let arguments = proc_file::read(format!("/proc/{pid}/cmdline")).ok()?;
-        if let Some(name) = name_argument(&arguments, id) {
-            return Some(name);
+        if let Some(found) = read(&arguments, id) {
+            return Some(found);
         }
     }
     None
@@ -66,6 +76,11 @@ impl<'a> Options<'a> {
         (program.file_name() == Some(OsStr::new("conmon"))).then(|| Self(words.collect()))
     }
 
+    /// Parses the arguments of the conmon of the container `id`.
+    fn of_container(arguments: &'a [u8], id: &str) -> Option<Self> {
+        Self::parse(arguments).filter(|options| options.value(b"-c", b"--cid") == Some(id.as_bytes()))
+    }
+
     fn value(&self, short: &[u8], long: &[u8]) -> Option<&'a [u8]> {
         let place = self.0.iter().position(|word| *word == short || *word == long)?;
         self.0.get(place + 1).copied()
@@ -74,9 +89,13 @@ impl<'a> Options<'a> {
 
 /// Returns the name in the arguments of the conmon of the container `id`.
 fn name_argument(arguments: &[u8], id: &str) -> Option<String> {
-    let options = Options::parse(arguments)?;
-    let name = options.value(b"-n", b"--name").filter(|_| options.value(b"-c", b"--cid") == Some(id.as_bytes()))?;
+    let name = Options::of_container(arguments, id)?.value(b"-n", b"--name")?;
     Some(String::from_utf8_lossy(name).into_owned())
+}
+
+/// Returns the bundle in the arguments of the conmon of the container `id`.
+fn bundle_argument(arguments: &[u8], id: &str) -> Option<PathBuf> {
+    Some(OsStr::from_bytes(Options::of_container(arguments, id)?.value(b"-b", b"--bundle")?).into())
 }
 
 #[cfg(test)]
@@ -92,6 +111,8 @@ mod tests {
         );
         assert_eq!(name("conmon --cid aa1 --name k8s_main").as_deref(), Some("k8s_main"));
         assert_eq!(name("/usr/bin/conmon -c bb2 -n web"), None, "another container");
+        let bundle = bundle_argument(b"/usr/bin/conmon\0-c\0aa1\0-b\0/storage/aa1/userdata\0-n\0web", "aa1");
+        assert_eq!(bundle, Some("/storage/aa1/userdata".into()));
         assert_eq!(name("/usr/bin/conmon -c aa1 -n"), None);
         assert_eq!(name("/usr/bin/runc create -c aa1 -n web"), None);
         assert_eq!(name(""), None);

@@ -4,6 +4,7 @@
 //! container would fail because of a field that the hook does not use.
 
 mod annotated;
+pub(crate) mod cgroup_id;
 pub(crate) mod conmon;
 pub(crate) mod device_rules;
 pub(crate) mod insertion;

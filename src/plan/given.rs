@@ -21,6 +21,19 @@ pub(crate) struct Given {
     pub trace: Option<String>,
 }
 
+impl Given {
+    /// Returns the GPUs as records have them. If annotations name CDI devices, and config.json has no nodes, only their names are
+    /// known.
+    pub(crate) fn devices(&self) -> Vec<records::Device> {
+        if self.nodes.is_empty() {
+            let names = self.names.iter().filter(|name| is_nvidia(name));
+            return names.map(|name| records::Device { name: one_line(name), ..records::Device::default() }).collect();
+        }
+        let paths = self.nodes.iter().map(|path| one_line(&path.display().to_string()));
+        paths.map(records::Device::of_node).collect()
+    }
+}
+
 /// Returns the GPUs that the engine gave to the container. They are not a request, and are used only in messages.
 pub(crate) fn find(spec: &SpecView) -> Option<Given> {
     let trace = others::trace_of_cdi_spec(spec);

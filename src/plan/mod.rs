@@ -4,7 +4,7 @@
 //! 2. [`decide`]: the host, which the caller has inspected, decides which devices these are, and which driver files belong to them;
 //! 3. [`Gpus::steps`] or [`Gpus::additions`]: the image decides where the files go.
 //!
-//! Stages apply the decision and `explain` prints it. `nvidia-container-cli configure` has its request from a command line, and begins
+//! Stages apply the decision and `plan` prints it. `nvidia-container-cli configure` has its request from a command line, and begins
 //! with the second step.
 
 pub(crate) mod access;
@@ -48,21 +48,18 @@ pub(crate) use verdict::{Verdict, excuse, nothing, read_config, verdict};
 #[derive(Debug)]
 pub(crate) struct Provided {
     pub edits: Edits,
-    pub devices: Vec<Chosen>,
+    pub devices: Vec<records::Device>,
 }
 
-/// A device that a container gets.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Chosen {
-    /// The name and properties of the device for people
-    pub text: String,
-    pub uuid: String,
-}
-
-impl Chosen {
-    fn new(device: &Device<'_>) -> Self {
-        Self { text: device.to_string(), uuid: device.uuid().to_owned() }
-    }
+/// Returns a device as records have it.
+fn recorded(device: &Device<'_>) -> records::Device {
+    let gpu = device.gpu();
+    let mig_index = match device {
+        Device::Gpu(_) => None,
+        Device::Mig(_, mig) => Some(mig.index),
+    };
+    let uuid = device.uuid().to_owned();
+    records::Device { index: Some(gpu.index), mig_index, name: gpu.model.clone(), uuid, node: String::new() }
 }
 
 /// Returns what this host provides for the request of a container whose config.json lists the device nodes `listed`. Adds findings,
@@ -83,7 +80,7 @@ pub(crate) fn decide(
     let (edits, more) = host.edits(&request.wanted()?, &devices)?;
     findings.extend(more);
     refuse_taken(&edits.nodes, listed)?;
-    Ok(Provided { edits, devices: devices.iter().map(Chosen::new).collect() })
+    Ok(Provided { edits, devices: devices.iter().map(recorded).collect() })
 }
 
 /// Refuses to replace a device that config.json lists. At prestart and later the runtime has already created it; at precreate

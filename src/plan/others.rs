@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::oci::SpecView;
-use nvidia_host::cdi::entry::{PROGRAM, VERB};
+use nvidia_host::cdi::entry::{PROGRAM, RootfsEdits, VERB};
 use nvidia_host::programs::{is_cdi_hook, is_hook};
 
 /// Every CDI spec for GPUs mounts one of these libraries and contains the control node.
@@ -24,7 +24,7 @@ pub(crate) enum Other {
 /// installed with NVIDIA's names.
 pub(crate) fn set_up_by(spec: &SpecView, is_us: impl Fn(&Path) -> bool) -> Option<Other> {
     let hook = spec.hooks.iter().find(|hook| {
-        let own_edits = hook.args.get(1).is_some_and(|verb| verb == VERB);
+        let own_edits = hook.args.get(1).is_some_and(|verb| verb == VERB) && !only_checks(&hook.args);
         // An entry of NVIDIA's CDI specs counts even if this program is installed with that name.
         let of_spec = is_cdi_hook(&hook.path);
         if own_edits { is_us(&hook.path) } else { of_spec || is_hook(&hook.path) && !is_us(&hook.path) }
@@ -33,10 +33,15 @@ pub(crate) fn set_up_by(spec: &SpecView, is_us: impl Fn(&Path) -> bool) -> Optio
     hook.or_else(|| mounted_files(spec).map(Other::Files))
 }
 
+/// Whether a hook entry of this program belongs to a spec without GPUs, next to which the hook can set up GPUs.
+fn only_checks(args: &[String]) -> bool {
+    RootfsEdits::from_entry(args).is_some_and(|edits| edits.only_checks())
+}
+
 /// Describes the hook entry or the mounts of a CDI spec for GPUs in config.json.
 pub(super) fn trace_of_cdi_spec(spec: &SpecView) -> Option<String> {
     let hook = spec.hooks.iter().find(|hook| {
-        let own = hook.args.iter().take(2).map(String::as_str).eq([PROGRAM, VERB]);
+        let own = hook.args.iter().take(2).map(String::as_str).eq([PROGRAM, VERB]) && !only_checks(&hook.args);
         own || is_cdi_hook(&hook.path)
     });
     hook.map(|hook| format!("the hook {:?}", hook.path)).or_else(|| mounted_files(spec))

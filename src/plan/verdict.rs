@@ -10,7 +10,7 @@ use findings::catalog;
 use nvidia_host::config::{self, Config};
 use nvidia_host::device_id::VisibleDevices;
 use nvidia_host::programs;
-use nvidia_host::request::excuse as excuse_of_host;
+use nvidia_host::request::{excuse as excuse_of_host, misspelled};
 
 use records::Pod;
 
@@ -29,16 +29,20 @@ pub(crate) enum Verdict {
     Gpus(Box<GpuRequest>),
 }
 
-/// Reads config.toml if the request can depend on it.
+/// Reads config.toml if the request can depend on it. Returns also the findings about the file and about variables of the container.
 ///
 /// # Errors
 /// If config.toml is invalid and the container requests GPUs. A container that only may request GPUs starts.
 pub(crate) fn read_config(spec: &SpecView, config: Option<&Path>) -> Result<Option<(Config, Vec<Finding>)>> {
-    match request::hint(spec) {
-        Hint::No => Ok(None),
-        Hint::Perhaps => Ok(config::read(config).ok()),
-        Hint::Yes => config::read(config).map(Some),
-    }
+    let read = match request::hint(spec) {
+        Hint::No => return Ok(None),
+        Hint::Perhaps => config::read(config).ok(),
+        Hint::Yes => Some(config::read(config)?),
+    };
+    Ok(read.map(|(config, mut findings)| {
+        findings.extend(misspelled::findings((&spec.env).into()));
+        (config, findings)
+    }))
 }
 
 /// Decides about the request of a container.
@@ -56,7 +60,7 @@ pub(crate) fn verdict(spec: &SpecView, config: &Config) -> Result<Verdict> {
     })
 }
 
-/// Returns the reason why the hook does nothing, with the GPUs that the engine gave to the container.
+/// Returns why the hook does nothing, with the GPUs that the engine gave to the container.
 pub(crate) fn nothing(reason: String, spec: &SpecView) -> String {
     match given::find(spec) {
         Some(given) => format!("{reason}, and {given}"),

@@ -2,6 +2,7 @@
 //! messages also go to the journal, to the configured file, and into the container's record.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime};
 
 use anyhow::Result;
@@ -20,6 +21,20 @@ use super::{name, stderr};
 
 /// The name of this program in logs.
 pub(crate) const NAME: &str = "oci-nvidia-hook";
+
+/// Whether `--debug` is on the command line.
+static LOGS_TO_STDERR: AtomicBool = AtomicBool::new(false);
+
+/// Logs all calls of this process to stderr, instead of the file that config.toml names.
+pub(crate) fn log_to_stderr() {
+    LOGS_TO_STDERR.store(true, Ordering::Relaxed);
+}
+
+/// Logs to stderr what this process reads and finds.
+pub(crate) fn debug(line: &str) {
+    let now = humantime::format_rfc3339_millis(SystemTime::now());
+    stdio::offer_stderr(&format!("{now} {NAME}[{}]: debug: {}\n", std::process::id(), one_line(line)));
+}
 
 /// One call of the program: the destinations of its messages, and its record. All destinations must be open before the container's
 /// mount namespace is entered.
@@ -75,7 +90,7 @@ impl Call {
 
     /// Continues the record of precreate, whose second half this call is. Reports whether there is one.
     pub(crate) fn continue_precreate(&mut self) -> bool {
-        let set_up = |earlier: &mut Record| matches!(earlier.outcome, Outcome::Given | Outcome::Partly);
+        let set_up = |earlier: &mut Record| matches!(earlier.outcome, Outcome::Given | Outcome::Incomplete);
         let Some(earlier) = self.earlier.take_if(set_up) else { return false };
         self.record.follow(earlier);
         true
@@ -91,8 +106,8 @@ impl Call {
     }
 
     /// Reports whether a log file is open.
-    pub(crate) const fn is_open(&self) -> bool {
-        self.file.is_some()
+    pub(crate) fn is_open(&self) -> bool {
+        self.file.is_some() || LOGS_TO_STDERR.load(Ordering::Relaxed)
     }
 
     /// Returns the record of this call.
@@ -212,7 +227,8 @@ impl Call {
     }
 
     fn write(&mut self, level: &str, line: &str) {
-        let Some(file) = &mut self.file else { return };
+        let mut to_stderr = LOGS_TO_STDERR.load(Ordering::Relaxed).then_some(LogFile::Stderr);
+        let Some(file) = to_stderr.as_mut().or(self.file.as_mut()) else { return };
         let now = humantime::format_rfc3339_millis(SystemTime::now());
         let (pid, container) = (std::process::id(), &self.record.container.id);
         file.write(&format!("{now} {NAME}[{pid}]: {level}: {container}: {line}\n"));

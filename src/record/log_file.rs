@@ -48,7 +48,7 @@ impl LogFile {
 /// Checks whether the hook would open this log on a host, without creating the file.
 ///
 /// # Errors
-/// The reason why it would not.
+/// Why it would not.
 pub(crate) fn check(host: &Tree, path: &Path) -> Result<()> {
     if path == Path::new(STDERR) { Ok(()) } else { log_file::check(host.as_root(), path) }
 }

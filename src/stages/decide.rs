@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use base::report::Finding;
+use findings::catalog;
 use nvidia_host::config::Config;
 
 use super::host::inspect_prepared;
@@ -26,16 +27,19 @@ pub(super) fn asked(spec: &SpecView, config: Option<&Path>, call: &mut Call) -> 
     let Some((config, findings)) = plan::read_config(spec, config)? else { return Ok(None) };
     open_log(&config, call);
     let verdict = plan::verdict(spec, &config);
-    if !matches!(verdict, Ok(Verdict::Nothing(_))) {
+    // Such a container is one that its author expected to get GPUs: why reports the reason.
+    let is_misspelled = findings.iter().any(|finding| finding.kind.id == catalog::MISSPELLED_VARIABLE.id);
+    if is_misspelled || !matches!(verdict, Ok(Verdict::Nothing(_))) {
         call.keep();
     }
     findings.iter().for_each(|finding| call.finding(finding));
     match verdict? {
+        Verdict::Nothing(reason) if is_misspelled => call.end(Outcome::LeftAlone, &reason),
         Verdict::Nothing(reason) => call.note(&format!("nothing to do: {reason}")),
         Verdict::LeftAlone(finding) => leave_alone(&finding, call),
         Verdict::Gpus(request) => {
             call.record().asked = Some(Asked::from(&*request));
-            call.record().request = format!("{} asks for {}", request.asked_by, request.devices.names().join(","));
+            call.record().request.clone_from(&request.asked_by);
             call.step_done("request");
             return Ok(Some((*request, config)));
         }
@@ -58,7 +62,7 @@ pub(super) fn gpus(request: GpuRequest, config: Config, listed: &[Device], call:
     findings.iter().for_each(|finding| call.finding(finding));
     match found {
         Ok((provided, host)) => {
-            call.record().devices = provided.devices.into_iter().map(|device| device.text).collect();
+            call.record().devices = provided.devices;
             call.step_done("files");
             Ok(Some(Gpus::new(request, config, host, provided.edits)))
         }

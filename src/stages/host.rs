@@ -41,7 +41,7 @@ pub(super) fn inspect_prepared(request: &GpuRequest, config: &Config, call: &mut
     inspect(&Config { nvml_timeout: timeouts::left_for_nvml(config.nvml_timeout, took), ..config.clone() }, call)
 }
 
-/// What the hook would find on the host for a request, for `explain`, which changes nothing.
+/// What the hook would find on the host for a request, for `plan`, which changes nothing.
 pub(crate) struct Expected {
     pub host: Result<Host>,
     /// What the hook would do first

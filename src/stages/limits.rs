@@ -12,9 +12,10 @@ use base::sys::ns;
 use findings::catalog;
 use nvidia_host::config::{self, Config};
 use nvidia_host::device_id::Nodes;
+use nvidia_host::feature::Features;
 use nvidia_host::host::{Host, node_limits};
 use nvidia_host::inventory::node_limits::{Judgment, NodeLimits};
-use nvidia_host::request::{Node, nodes};
+use nvidia_host::request::{Node, nodes, select};
 
 use crate::oci::SpecView;
 use crate::oci::device_rules::allow_all;
@@ -22,13 +23,20 @@ use crate::oci::spec_view::Mount;
 use crate::plan::request::characters;
 use crate::record::call::Call;
 
-/// Checks the GPU nodes of a container against the limits in this file, or in the default one. As in other modes, an invalid file stops
+/// Checks the features and the GPU nodes of a container against the limits in this file, or in the default one. As in other modes, an invalid file stops
 /// containers with GPUs, because its limits are unknown. `root` replaces the driver root of the file.
 ///
 /// # Errors
 /// If the container has a denied GPU, or the limits or the GPU cannot be read.
-pub(crate) fn check(spec: &SpecView, file: Option<&HostPath>, root: Option<&HostPath>) -> Result<()> {
-    let Some(granted) = Granted::read(spec, file, root)? else { return Ok(()) };
+pub(crate) fn check(
+    spec: &SpecView,
+    file: Option<&HostPath>,
+    root: Option<&HostPath>,
+    features: Features,
+) -> Result<()> {
+    let (config, _) = config::read(file.map(HostPath::as_path))?;
+    select::refuse_denied(features, &config)?;
+    let Some(granted) = Granted::read(spec, config, root)? else { return Ok(()) };
     match granted.limits.judge(&granted.nodes) {
         Judgment::Unknown(_) => refuse_unless_permitted(granted.judge_with_inventory()?),
         known => refuse_unless_permitted(known),
@@ -41,7 +49,8 @@ pub(crate) fn check(spec: &SpecView, file: Option<&HostPath>, root: Option<&Host
 /// # Errors
 /// If the container has a denied GPU, or the limits cannot be read.
 pub(super) fn check_inside(spec: &SpecView, call: &mut Call) -> Result<()> {
-    let Some(granted) = Granted::read(spec, None, None)? else { return Ok(()) };
+    let (config, _) = config::read(None)?;
+    let Some(granted) = Granted::read(spec, config, None)? else { return Ok(()) };
     match granted.limits.judge(&granted.nodes) {
         Judgment::Unknown(_) => {
             call.note("NVML is necessary to compare a GPU of the container with [devices] in config.toml")
@@ -60,8 +69,7 @@ struct Granted {
 
 impl Granted {
     /// Returns `None` if there are no limits, or the nodes do not show which GPUs were given to the container.
-    fn read(spec: &SpecView, file: Option<&HostPath>, root: Option<&HostPath>) -> Result<Option<Self>> {
-        let (mut config, _) = config::read(file.map(HostPath::as_path))?;
+    fn read(spec: &SpecView, mut config: Config, root: Option<&HostPath>) -> Result<Option<Self>> {
         config.driver_root = root.cloned().unwrap_or(config.driver_root);
         let limits = node_limits(&config)?;
         if limits.is_empty() || lists_all_nodes(spec)? {

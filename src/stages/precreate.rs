@@ -70,7 +70,7 @@ fn edit(config: Option<&Path>, call: &mut Call) -> Result<Edited> {
     Ok(Edited { config_json, given: Some(format!("added to config.json: {gpus}")) })
 }
 
-/// Returns the additions to config.json, and pushes findings, also before an error. It has no effects, because `explain` calls
+/// Returns the additions to config.json, and pushes findings, also before an error. It has no effects, because `plan` calls
 /// it too.
 ///
 /// # Errors

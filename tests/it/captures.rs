@@ -1,4 +1,4 @@
-//! Runs `explain` on the input that real engines passed to hooks (`tests/fixtures/captures`).
+//! Runs `plan` on the input that real engines passed to hooks (`tests/fixtures/captures`).
 
 use std::process::Command;
 
@@ -39,7 +39,7 @@ fn are_explained() {
         let mut state: Value = serde_json::from_str(&state).unwrap();
         state["bundle"] = json!(capture.path());
         let mut hook = Command::new(HOOK);
-        hook.arg("--config").arg(&config).args(["explain", "--json", "--inventory"]).arg(&inventory).env_clear();
+        hook.arg("--config").arg(&config).args(["plan", "-", "--json", "--inventory"]).arg(&inventory).env_clear();
         let said: Value = serde_json::from_str(&run_with(&mut hook, state.to_string().as_bytes()).ok()).unwrap();
         assert_eq!(said["outcome"], "inject", "{said}");
         let name = capture.file_name();

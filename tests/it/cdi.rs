@@ -9,15 +9,21 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use base::paths::ContainerPath;
-use cdi_spec::file;
 use cdi_spec::spec::Spec;
+use cdi_spec::{file, registry};
+use engines::cdi::Reader;
+use engines::cdi_check::{self, Now};
+use engines::{EngineKind, Version};
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::cdi::generate::sources;
+use nvidia_host::inventory::node_limits::NodeLimits;
+use oci_nvidia_hook::testing::cli::cdi_check as cdi_text;
+use oci_nvidia_hook::testing::cli::terminal::Terminal;
 
 use crate::driver::FakeDriver;
 use crate::own_nodes::NODES_OF_THE_HOST;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
-use crate::{cdi_schema, json_schema};
+use crate::{cdi_schema, golden, json_schema};
 
 const NEEDS_DRIVER: &[Need] = &[Need::Root, Need::Program("cc")];
 
@@ -28,6 +34,7 @@ const MIG_0: &str = "MIG-51eed000-0001-4000-8000-0000fa4e0001";
 pub const MIG_1: &str = "MIG-51eed000-0002-4000-8000-0000fa4e0002";
 
 tests! {
+    &[] => what_check_prints;
     NEEDS_DRIVER => a_spec_is_valid, names_and_versions_of_a_choice, the_hook_and_the_spec_agree,
         refresh_rewrites_what_is_stale, recreated_mig_devices_are_detected, specs_of_other_programs_are_theirs,
         no_engine_is_run_without_need, refresh_without_gpus_is_silent, refresh_asks_a_failing_gpu_again,
@@ -105,20 +112,20 @@ fn names_and_versions_of_a_choice() {
     for (arguments, says) in [
         (
             &["--name-strategy", "type"][..],
-            "invalid value 'type' for '--name-strategy <LIST>' [possible values: index, uuid, index,uuid]",
+            "invalid value \"type\" for \"--name-strategy <LIST>\" [possible values: index, uuid, type-index]",
         ),
-        (&["--format", "toml"], "invalid value 'toml' for '--format <FORMAT>' [possible values: json, yaml]"),
+        (&["--format", "toml"], "invalid value \"toml\" for \"--format <FORMAT>\" [possible values: json, yaml]"),
         (
             &["--vendor", "9.com"],
-            "invalid value '9.com' for '--vendor <VENDOR>': \"9.com\" does not start with a letter",
+            "invalid value \"9.com\" for \"--vendor <VENDOR>\": \"9.com\" does not start with a letter",
         ),
-        (&["--class", ""], "for '--class <CLASS>': the name is empty"),
+        (&["--class", ""], "for \"--class <CLASS>\": the name is empty"),
         // The CDI library of this version panics: it accesses the part between the first and the last letter.
         (
             &["--class", "g"],
-            "'g' for '--class <CLASS>': CRI-O 1.37 does not start if the vendor or class of a CDI spec has only one letter",
+            "\"g\" for \"--class <CLASS>\": CRI-O 1.37 does not start if the vendor or class of a CDI spec has only one letter",
         ),
-        (&["--vendor", "n"], "invalid value 'n' for '--vendor <VENDOR>': CRI-O 1.37 does not start"),
+        (&["--vendor", "n"], "invalid value \"n\" for \"--vendor <VENDOR>\": CRI-O 1.37 does not start"),
     ] {
         let mut words = vec!["generate", "--output", "-"];
         words.extend(arguments);
@@ -128,7 +135,7 @@ fn names_and_versions_of_a_choice() {
     assert!(stderr.contains("engines do not read \"/tmp/nvidia.yml\""), "{stderr}");
 }
 
-/// The edits that `explain` lists are the edits of the spec, merged as an engine merges them.
+/// The edits that `plan` lists are the edits of the spec, merged as an engine merges them.
 fn the_hook_and_the_spec_agree() {
     // In an image that is not like Debian, libraries are placed where this host has them.
     let fake = FakeDriver::new(&["--gpus", "3", "--mig", "--drm", "--layout", "lib64"]);
@@ -179,10 +186,10 @@ fn by_hook(fake: &FakeDriver, names: &str) -> BTreeSet<String> {
     let env = [format!("NVIDIA_VISIBLE_DEVICES={names}"), "NVIDIA_DRIVER_CAPABILITIES=all".to_owned()];
     let config = json!({"ociVersion": "1.0.2", "root": {"path": "rootfs"}, "process": {"env": env}});
     std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-    let mut explain = Command::new(HOOK);
-    explain.arg("--config").arg(&fake.config).args(["explain", "--json"]).env_clear();
+    let mut plan = Command::new(HOOK);
+    plan.arg("--config").arg(&fake.config).args(["plan", "-", "--json"]).env_clear();
     let state = json!({"id": "c", "bundle": dir.path()}).to_string();
-    let said: Value = serde_json::from_str(&run_with(&mut explain, state.as_bytes()).ok()).unwrap();
+    let said: Value = serde_json::from_str(&run_with(&mut plan, state.as_bytes()).ok()).unwrap();
     let mut words = BTreeSet::new();
     for edit in said["edits"].as_array().unwrap() {
         let text = |name: &str| edit[name].as_str().unwrap_or_default();
@@ -347,10 +354,10 @@ fn recreated_mig_devices_are_detected() {
     assert!(refreshed(&fake, &path));
     let check = || {
         let ran = cdi(&fake, &["check", "--json", "--spec-dir", dir.path().to_str().unwrap()]);
-        let views = json_schema::part("cdi-check", &ran.stdout, "views");
-        let verdicts = views[0]["verdicts"].as_array().unwrap().clone();
-        let bad = verdicts.iter().filter(|verdict| verdict["ok"] == false);
-        bad.map(|verdict| verdict["subject"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        let groups = json_schema::part("cdi-check", &ran.stdout, "groups");
+        let results = groups[0]["results"].as_array().unwrap().clone();
+        let bad = results.iter().filter(|result| result["usable"] == false);
+        bad.map(|result| result["device"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
     for (old, new) in [("0000fa4e0001", "0000fa4e1111"), ("0000fa4e1111", "0000fa4e2222")] {
         let kernel = crate::support::fingerprint(&fake.root.join("proc"), "none");
@@ -546,6 +553,40 @@ fn generate_warns_of_a_file_that_engines_ignore() {
     assert!(write(&dir.path().join("nvidia.yaml")).contains("searches for CDI specs"));
 }
 
+/// The views of `cdi check` for a device that works, one whose file is missing, a file with an error, and a spec that Podman cannot read.
+fn what_check_prints() {
+    let dir = scratch();
+    let spec = |name: &str, version: &str, devices: &str| {
+        let text = format!("cdiVersion: {version}\nkind: nvidia.com/{name}\ndevices:\n{devices}");
+        std::fs::write(dir.path().join(format!("{name}.yaml")), text).unwrap();
+    };
+    let device = |name: &str, node: &str| {
+        format!("- name: \"{name}\"\n  containerEdits:\n    deviceNodes: [{{path: {node}}}]\n")
+    };
+    let devices = device("0", "/dev/nvidia0") + &device("GPU-51eed000-0000-4000-8000-00000000fa4e", "/dev/nvidia0");
+    spec("gpu", "0.5.0", &(devices + &device("1", "/dev/nvidia1")));
+    spec("other", "1.0.0", &device("0", "/dev/nvidia0"));
+    spec("broken", "0.5.0", "- nonsense: 1\n");
+    let files = registry::read(&[dir.path().to_owned()]);
+    let readers = [(EngineKind::Podman, Version(4, 9, 5)), (EngineKind::Crio, Version(1, 37, 0))];
+    let readers = readers.map(|(kind, version)| Reader { kind, version: Some(version) });
+    let now = Now { readers: &readers, stamp: None, limits: &NodeLimits::default() };
+    let mut verdicts = cdi_check::devices(&files, &now, |path| path != "/dev/nvidia1");
+    verdicts.extend(cdi_check::files(&files));
+    let below = |text: &str| text.replace(dir.path().to_str().unwrap(), "/etc/cdi");
+    for verdict in &mut verdicts {
+        for text in [&mut verdict.subject, &mut verdict.reason, &mut verdict.hint, &mut verdict.file] {
+            *text = below(text);
+        }
+    }
+    golden::check_text("cdi-check", "oci-nvidia-hook cdi check", |width, color| {
+        cdi_text::text(&verdicts, &["/etc/cdi".into()], &readers, Terminal::new(color, width))
+    });
+    golden::check_text("cdi-check-none", "oci-nvidia-hook cdi check", |width, color| {
+        cdi_text::text(&[], &["/etc/cdi".into(), "/var/run/cdi".into()], &readers, Terminal::new(color, width))
+    });
+}
+
 fn check_gives_reasons() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let dir = scratch();
@@ -566,11 +607,11 @@ fn check_gives_reasons() {
     let report = format!("oci-nvidia-hook: wrote {}: nvidia.com/gpu=0, ", path.display());
     assert!(ran.stderr.starts_with(&report) && ran.ok().is_empty());
     let (code, text) = check(&[]);
-    assert!(code == 0 && text.matches(": yes").count() == 3, "{text}");
+    assert!(code == 0 && text.lines().filter(|line| line.starts_with("yes ")).count() == 3, "{text}");
     assert_eq!(check(&["nvidia.com/gpu=0"]).0, 0);
     let (code, text) = check(&["nvidia.com/gpu=gpu0"]);
     assert!(
-        code == 1 && text.contains("no spec contains the device\n  hint: did you mean nvidia.com/gpu=0?"),
+        code == 1 && text.contains("no spec contains the device\n        hint: did you mean nvidia.com/gpu=0?"),
         "{text}"
     );
 
@@ -578,7 +619,7 @@ fn check_gives_reasons() {
     std::fs::write(etc.join("broken.yaml"), "cdiVersion: 0.5.0\nbogus: 1\n").unwrap();
     std::fs::copy(&path, etc.join("ignored.yml")).unwrap();
     let (code, text) = check(&[]);
-    assert!(code == 1 && text.contains("unknown field `bogus`"), "{text}");
+    assert!(code == 1 && text.contains("unknown field \"bogus\""), "{text}");
     assert!(text.contains("engines cannot read the file: engines read only files"), "{text}");
     std::fs::remove_dir_all(&etc).unwrap();
 
@@ -599,8 +640,11 @@ fn check_gives_reasons() {
     for names in [&[][..], &["vendor.com/nic=0"]] {
         let (code, text) = check(names);
         let message = "nic.json\" starts \"/bin/sh\" at the stage createContainer without \"env\" (ONH-061)";
-        assert!(code == 1 && text.contains(message) && text.contains("nic.json: unsafe"), "{text}");
-        assert!(text.contains("hint: add env: [\"PATH=") && text.contains("vendor.com/nic=0: "), "{text}");
+        assert!(
+            code == 1 && text.contains(message) && text.contains("unsafe  ") && text.contains("nic.json\n"),
+            "{text}"
+        );
+        assert!(text.contains("hint: add env: [\"PATH=") && text.contains("vendor.com/nic=0 ("), "{text}");
     }
     assert_eq!(check(&["nvidia.com/gpu=0"]).0, 0, "of another file");
     std::fs::write(&nic, text.replace("\"path\"", "\"env\":[\"A=b\"],\"path\"")).unwrap();
@@ -613,7 +657,7 @@ fn check_gives_reasons() {
     cdi(&fake, &["refresh", "--output", path.to_str().unwrap()]).ok();
     std::fs::remove_file(fake.root.join("usr/bin/nvidia-smi")).unwrap();
     let (code, text) = check(&["nvidia.com/gpu=all"]);
-    assert!(code == 1 && text.contains("/usr/bin/nvidia-smi\" is missing on the host\n  hint: run"), "{text}");
+    assert!(code == 1 && text.contains("/usr/bin/nvidia-smi\" is missing on the host\n        hint: run"), "{text}");
     cdi(&fake, &["refresh", "--output", path.to_str().unwrap()]).ok();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     let (code, text) = check(&["nvidia.com/gpu=all"]);

@@ -44,7 +44,7 @@ const NOT_OURS: [(&str, &str); 7] = [
     ("is_lib_name", "a helper of nvidia-ctk"),
     ("is_driver_library", "unit tests of driver::libraries"),
     ("driver_lib_dirs", "the tests of hosts, tests/fixtures/hosts"),
-    ("root_transform_path", "no command that rewrites specs: they are made for the driver root of config.toml"),
+    ("root_transform_path", "a command of oci-nvidia-hook-compat, which has its own test"),
 ];
 
 fn rows(group: &str) -> Vec<Value> {

@@ -305,7 +305,7 @@ fn a_thread_of_the_runtime() {
     });
 }
 
-fn runc_version() -> Version {
+pub fn runc_version() -> Version {
     Version::parse(&run(Command::new("runc").arg("--version")).ok()).unwrap()
 }
 

@@ -7,11 +7,12 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use nvidia_host::capability::{self, Capabilities};
-use nvidia_host::config;
+use nvidia_host::config::{self, schema};
 use nvidia_host::driver::compat::{Note, is_to_be_used, version_of};
 use nvidia_host::edits::build::mask_params;
 use nvidia_host::inventory::caps::{self, MigCap};
 use nvidia_host::prepare::parse_majors;
+use nvidia_host::request::Variable;
 use nvidia_host::require::{self, Properties, Requirement};
 use oci_nvidia_hook::testing::oci::spec_view;
 
@@ -20,12 +21,54 @@ use crate::support::{HOOK, run_with, scratch, source};
 tests! {
     &[] => requests, devices_from_env, devices_from_mounts, visible_devices, imex_channels, image_requirements,
         driver_capabilities, capability_sets, configuration, privilege, cuda_versions, requirements, params, mig_minors,
-        proc_devices, cuda_compat;
+        proc_devices, cuda_compat, each_part_has_an_answer;
 }
 
 pub fn table(file: &str) -> Value {
     let path = source("tests/fixtures/conformance").join(file);
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// Nothing that a user of NVIDIA's stack can write is ignored without a word: docs/compatibility.md has an answer for each name, and the
+/// hook knows each variable and key to which the answer is not "no".
+fn each_part_has_an_answer() {
+    let parts = table("parts.json");
+    let page = std::fs::read_to_string(source("docs/compatibility.md")).unwrap();
+    let section = page.split("\n## Parts of the toolkit\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    let rows: Vec<Vec<&str>> = section
+        .lines()
+        .filter(|line| line.starts_with("| ") && line.contains('`'))
+        .map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect())
+        .collect();
+    let answer = |group: &str, name: &str| {
+        let row =
+            rows.iter().find(|row| row[0] == group && row[1].split(", ").any(|named| named == format!("`{name}`")));
+        let row = row.unwrap_or_else(|| panic!("docs/compatibility.md has no row for {name:?} of {group:?}"));
+        assert!(["yes", "different", "no"].contains(&row[2]), "{row:?}");
+        assert!(row[2] == "yes" || row.get(3).is_some_and(|remark| !remark.is_empty()), "{row:?} has no remark");
+        row[2].to_owned()
+    };
+    for name in strings(&parts["variables"]) {
+        let is_known =
+            name.starts_with("NVIDIA_REQUIRE_") || Variable::ALL.iter().any(|variable| variable.name() == name);
+        assert_eq!(answer("variable", &name) != "no", is_known && !name.contains("JETPACK"), "{name}");
+    }
+    for variable in Variable::ALL {
+        assert!(strings(&parts["variables"]).contains(&variable.name().to_owned()), "{variable:?}");
+    }
+    for key in strings(&parts["keys"]) {
+        assert!(schema::find(&key).is_some(), "{key}");
+    }
+    for (group, list) in [
+        ("variable of programs", "variables_of_programs"),
+        ("mode of the runtime", "modes_of_the_runtime"),
+        ("mode of `cdi generate`", "modes_of_generate"),
+        ("program", "programs"),
+    ] {
+        strings(&parts[list]).iter().for_each(|name| {
+            answer(group, name);
+        });
+    }
 }
 
 /// The rows of a group of hook.json.
@@ -59,8 +102,8 @@ fn env(value: &Value) -> Vec<String> {
     }
 }
 
-/// Returns the output of `explain --request --json` for a container with this environment and these mounts.
-fn explain(env: &[String], mounts: &Value, privileged: bool, config: &str) -> Value {
+/// Returns the output of `plan --request --json` for a container with this environment and these mounts.
+fn plan(env: &[String], mounts: &Value, privileged: bool, config: &str) -> Value {
     let dir = scratch();
     let bounding = if privileged { json!(["CAP_SYS_ADMIN"]) } else { json!(["CAP_CHOWN"]) };
     let spec = json!({
@@ -71,7 +114,7 @@ fn explain(env: &[String], mounts: &Value, privileged: bool, config: &str) -> Va
     let file = dir.path().join("config.toml");
     std::fs::write(&file, config).unwrap();
     let mut hook = Command::new(HOOK);
-    hook.arg("--config").arg(file).args(["explain", "--request", "--json"]).env_clear();
+    hook.arg("--config").arg(file).args(["plan", "-", "--request", "--json"]).env_clear();
     let ran = run_with(&mut hook, json!({"id": "c", "bundle": dir.path()}).to_string().as_bytes());
     let said: Value = serde_json::from_str(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
     assert_eq!(ran.code, Some(i32::from(said["outcome"] == "error")), "{said}");
@@ -92,7 +135,7 @@ fn requests() {
     for row in rows("nvidia_config") {
         let (input, expect) = (&row["input"], &row["expect"]);
         let privileged = input["privileged"].as_bool().unwrap();
-        let said = explain(&env(&input["env"]), &json!([]), privileged, &toml_of(&input["config"]));
+        let said = plan(&env(&input["env"]), &json!([]), privileged, &toml_of(&input["config"]));
         if expect["error"] == true {
             assert_eq!(said["outcome"], "error", "{row}");
             assert!(said["findings"].as_array().unwrap().iter().any(|finding| finding["id"] == "ONH-037"), "{said}");
@@ -130,14 +173,14 @@ fn devices_from_env() {
         // Rows with CUDA_VERSION=legacy concern only devices; as a version, the value would be an error.
         let mut env = env(&row["input"]["env"]);
         env.push("NVIDIA_DISABLE_REQUIRE=true".into());
-        assert_devices(&explain(&env, &json!([]), false, &format!("swarm-resource = \"{swarm}\"")), &row);
+        assert_devices(&plan(&env, &json!([]), false, &format!("swarm-resource = \"{swarm}\"")), &row);
     }
 }
 
 fn devices_from_mounts() {
     for row in rows("devices_from_mounts") {
         let config = "accept-nvidia-visible-devices-as-volume-mounts = true";
-        assert_devices(&explain(&[], &row["input"]["mounts"], false, config), &row);
+        assert_devices(&plan(&[], &row["input"]["mounts"], false, config), &row);
     }
 }
 
@@ -151,7 +194,7 @@ fn visible_devices() {
             input["accept_volume_mounts"],
             strings(&input["preferred_env_vars"]).join(",")
         );
-        let said = explain(&env(&input["env"]), &input["mounts"], input["privileged"].as_bool().unwrap(), &config);
+        let said = plan(&env(&input["env"]), &input["mounts"], input["privileged"].as_bool().unwrap(), &config);
         assert_devices(&said, &row);
     }
 }
@@ -160,7 +203,7 @@ fn imex_channels() {
     for row in rows("imex_channels_env") {
         let mut env = strings(&row["input"]["env"]);
         env.push("NVIDIA_VISIBLE_DEVICES=all".into());
-        let said = explain(&env, &json!([]), false, "");
+        let said = plan(&env, &json!([]), false, "");
         assert_eq!(strings(&said["request"]["imex_channels"]), strings(&row["expect"]["channels"]), "{row}");
     }
 }
@@ -169,7 +212,7 @@ fn image_requirements() {
     for row in rows("image_requirements") {
         let mut env = strings(&row["input"]["env"]);
         env.push("NVIDIA_VISIBLE_DEVICES=all".into());
-        let said = explain(&env, &json!([]), false, "");
+        let said = plan(&env, &json!([]), false, "");
         let expected = sorted(strings(&row["expect"]["requirements_any_order"]));
         assert_eq!(sorted(strings(&said["request"]["requirements"])), expected, "{row}");
     }

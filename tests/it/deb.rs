@@ -189,7 +189,8 @@ fn podman_uses_the_installed_files() {
         let root = host.path().join(packages.replace(['"', '$', ' '], "-"));
         let script = format!(
             "install -i {packages}; mkdir \"$ROOT\"; cp -a /mnt/usr /mnt/etc \"$ROOT\"; \
-             page=$(oci-nvidia-hook explain ONH-219 | sed -n 's/^see: *//p'); grep -q ONH-219 \"$page\""
+             page=$(oci-nvidia-hook explain ONH-219 | sed -n 's/^see: *//p'); \
+             [ \"${{page#*#}}\" = onh-219 ] && grep -q '^### ONH-219$' \"${{page%#*}}\""
         );
         on_host(&script, &root).ok();
         let drop_in = root.join(CONFIG).with_file_name("config.toml.d").join("root.toml");

@@ -15,10 +15,17 @@ use crate::driver::{FakeDriver, Image, Waiting};
 use crate::support::{HOOK, Need, run, run_with, scratch, sh, source};
 
 // The packages come from the mirror that this Debian machine uses.
-const NEEDS: &[Need] = &[Need::Root, Need::Program("apt-get"), Need::Program("dpkg-deb"), Need::Program("cc")];
+const NEEDS: &[Need] =
+    &[Need::Root, Need::Debian, Need::Program("apt-get"), Need::Program("dpkg-deb"), Need::Program("cc")];
 
-const NEEDS_STRACE: &[Need] =
-    &[Need::Root, Need::Program("apt-get"), Need::Program("dpkg-deb"), Need::Program("cc"), Need::Program("strace")];
+const NEEDS_STRACE: &[Need] = &[
+    Need::Root,
+    Need::Debian,
+    Need::Program("apt-get"),
+    Need::Program("dpkg-deb"),
+    Need::Program("cc"),
+    Need::Program("strace"),
+];
 
 tests! {
     NEEDS => every_library_has_its_capability, list_prints_them, the_real_files_resolve_in_a_container,
@@ -77,7 +84,7 @@ fn list_prints_them() {
     let list = |options: &[&str]| {
         let mut hook = Command::new(HOOK);
         let config = source("config/config.toml");
-        let ran = run(hook.arg("--config").arg(config).args(["list", "--root"]).arg(root()).args(options).env_clear());
+        let ran = run(hook.arg("--config").arg(config).args(["files", "--root"]).arg(root()).args(options).env_clear());
         ran.ok().lines().map(str::to_owned).collect::<BTreeSet<_>>()
     };
     assert_eq!(list(&["--libraries"]), shipped);
@@ -196,7 +203,8 @@ fn in_c(parameter: &str) -> String {
     let name = parameter.trim_start_matches("&mut ").trim_start_matches('[').split([';', '<', ']']).next().unwrap();
     let name = match name {
         "c_int" | "Count" => "int".to_owned(),
-        "c_uint" | "Length" => "unsigned int".to_owned(),
+        "c_uint" | "Length" | "Room" => "unsigned int".to_owned(),
+        "ProcessList" => "nvmlProcessInfo_t".to_owned(),
         "c_ulonglong" => "unsigned long long".to_owned(),
         "Text" => "char".to_owned(),
         "BorrowedSet" => "nvmlEventSet_t".to_owned(),
@@ -229,18 +237,28 @@ fn assertions_about_nvml() -> Vec<String> {
 
 fn the_table_of_nvml_is_that_of_nvml_h() {
     let assertions = assertions_about_nvml();
-    assert_eq!(assertions.len(), 33 + 5 + 5, "{assertions:#?}");
+    assert_eq!(assertions.len(), 39 + 5 + 6, "{assertions:#?}");
     let dir = scratch();
-    let compile = |assertions: &str| {
+    let compile = |assertions: &str, options: &[&str]| {
         let file = dir.path().join("table.c");
         std::fs::write(&file, format!("#include <nvml.h>\n{assertions}\n")).unwrap();
-        run(Command::new("cc").arg("-fsyntax-only").arg("-I").arg(root().join("usr/include")).arg(file))
+        let mut cc = Command::new("cc");
+        run(cc.arg("-fsyntax-only").args(options).arg("-I").arg(root().join("usr/include")).arg(file))
     };
-    compile(&assertions.join("\n")).ok();
+    // The header declares functions of older drivers only for programs that select versions themselves.
+    let (older, assertions): (Vec<_>, Vec<_>) =
+        assertions.into_iter().partition(|one| one.contains("RunningProcesses_v2"));
+    assert_eq!(older.len(), 3, "{older:#?}");
+    // Another type with the same layout.
+    let older = older.join("\n").replace("nvmlProcessInfo_t", "nvmlProcessInfo_v2_t");
+    let layout = "_Static_assert(sizeof(nvmlProcessInfo_v2_t) == sizeof(nvmlProcessInfo_t), \"layout\");\n\
+                  _Static_assert(__builtin_offsetof(nvmlProcessInfo_v2_t, gpuInstanceId) == 16, \"layout\");\n";
+    compile(&(layout.to_owned() + &older), &["-DNVML_NO_UNVERSIONED_FUNC_DEFS"]).ok();
+    compile(&assertions.join("\n"), &[]).ok();
     let wrong = assertions
         .join("\n")
         .replace("nvmlDeviceGetName), nvmlReturn_t(nvmlDevice_t, char *", "nvmlDeviceGetName), nvmlReturn_t(char *");
-    assert!(compile(&wrong).stderr.contains("nvmlDeviceGetName"));
+    assert!(compile(&wrong, &[]).stderr.contains("nvmlDeviceGetName"));
 }
 
 /// The calls of NVIDIA's device plugin: it initializes the library twice and shuts it down once, and asks for the profiles of MIG devices.

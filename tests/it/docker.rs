@@ -13,9 +13,13 @@ use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
 
 const RUNC: &[Need] = &[Need::Root, Need::Program("runc"), Need::Program("cc"), Need::CgroupV1];
 
+const RUNC_COMPAT: &[Need] =
+    &[Need::Root, Need::Program("runc"), Need::Program("cc"), Need::CgroupV1, Need::Cargo, Need::StaticLibc];
+
 tests! {
     RUNC => gpus_all, both_names_in_one_bundle;
     NEEDS_COMPAT => which_of_two_hooks;
+    RUNC_COMPAT => runtime_nvidia;
     NEEDS => the_hooks_command_line;
     &[] => wrong_command_lines;
 }
@@ -88,10 +92,15 @@ impl Bundle {
 
     /// Runs `runc run` in a separate mount namespace, after this shell script.
     pub fn run(self, before: &str) -> Ran {
+        self.run_with(before, "runc")
+    }
+
+    /// Runs another runtime, with options.
+    fn run_with(self, before: &str, runtime: &str) -> Ran {
         std::fs::write(self.dir.join("config.json"), self.spec.to_string()).unwrap();
         // The bundle is the working directory, as with containerd's shim.
         let script = format!(
-            "{before}\ncd '{dir}'\nexec runc --root '{dir}/state' run 'onh-docker-{pid}-{name}'",
+            "{before}\ncd '{dir}'\nexec {runtime} --root '{dir}/state' run 'onh-docker-{pid}-{name}'",
             dir = self.dir.display(),
             pid = std::process::id(),
             name = self.dir.parent().unwrap().file_name().unwrap().to_string_lossy().trim_start_matches('.'),
@@ -168,6 +177,66 @@ fn both_names_in_one_bundle() {
             both = both.hook("prestart", path, &[name, "prestart"]);
         }
         assert_eq!(both.run(&proc).ok(), once, "{orders:?}");
+    }
+}
+
+/// `docker run --runtime=nvidia`: a variable of the image requests GPUs, and Docker adds no hook.
+fn runtime_nvidia() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let config = default_config(dir.path(), fake);
+    let log = dir.path().join("log.json");
+    let runtime = nvidia_ctk::link(dir.path(), "nvidia-container-runtime");
+    let runtime = format!("{} --log {} --log-format json", runtime.display(), log.display());
+    // An earlier container may have left an empty file in the image, at which runc mounted nvidia-smi.
+    let see = "nvidia-smi -L || true; probe-open /dev/nvidia0 /dev/nvidia1; echo \"$NVIDIA_VISIBLE_DEVICES\"; exit 0";
+    let bundle = |env: &[&str]| Bundle::new(dir.path(), &image.rootfs).process(&["sh", "-euc", see], env);
+    let one = bundle(&["NVIDIA_VISIBLE_DEVICES=1"]).run_with(&config, &runtime).ok();
+    for line in ["GPU-51eed001", "/dev/nvidia0: ENOENT", "/dev/nvidia1: ENXIO"] {
+        assert!(one.contains(line), "{line}: {one}");
+    }
+    // With --gpus, Docker adds its hook too.
+    let hook = nvidia_ctk::link(dir.path(), NAME);
+    let both = bundle(&["NVIDIA_VISIBLE_DEVICES=1"]).hook("prestart", &hook, &[NAME, "prestart"]);
+    assert_eq!(both.run_with(&config, &runtime).ok(), one);
+    // Without a request, and with CDI, config.json does not change.
+    for env in [&[][..], &["NVIDIA_VISIBLE_DEVICES=void"]] {
+        let plain = bundle(env).run_with(&config, &runtime);
+        assert!(plain.stdout.contains("/dev/nvidia1: ENOENT"), "{plain:?}");
+        let spec: Value =
+            serde_json::from_slice(&std::fs::read(dir.path().join("runc-bundle/config.json")).unwrap()).unwrap();
+        assert_eq!(spec.get("hooks"), None);
+    }
+    // The engine takes the message from the log.
+    std::fs::remove_file(&log).ok();
+    let wrong = bundle(&["NVIDIA_VISIBLE_DEVICES=7"]).run_with(&config, &runtime);
+    assert!(wrong.code == Some(1) && wrong.stderr.contains("(ONH-030)"), "{wrong:?}");
+    let entry: Value = serde_json::from_str(std::fs::read_to_string(&log).unwrap().trim()).unwrap();
+    assert_eq!(entry["level"], "error");
+    assert!(entry["msg"].as_str().unwrap().contains("(ONH-030)"), "{entry}");
+    // Other commands are runc's, and its environment is that of the caller.
+    let version = run(Command::new(runtime.split(' ').next().unwrap()).arg("--version")).ok();
+    assert!(version.starts_with("runc version"), "{version}");
+    // The first runtime of config.toml that exists.
+    let other = dir.path().join("other");
+    sh(&format!("printf '#!/bin/sh\\necho other \"$@\"\\n' >'{0}'; chmod 755 '{0}'", other.display())).ok();
+    let program = runtime.split(' ').next().unwrap();
+    for (runtimes, code, text) in [
+        (format!("[\"/gone\", {program:?}, {other:?}]"), 0, "other --version\n"),
+        (
+            "[\"/gone\"]".to_owned(),
+            1,
+            "none of the runtimes [\"/gone\"] exists (ONH-001)\nhint: install the package runc",
+        ),
+        ("1".to_owned(), 0, "runc version"),
+    ] {
+        let keys = format!("[nvidia-container-runtime]\nruntimes = {runtimes}\n");
+        std::fs::write(dir.path().join("etc/nvidia-container-runtime/config.toml"), keys).unwrap();
+        let ran = run(Command::new("unshare").args(["-m", "sh", "-euc", &format!("{config}; {program} --version")]));
+        assert!(
+            ran.code == Some(code) && format!("{}{}", ran.stdout, ran.stderr).contains(text),
+            "{runtimes}: {ran:?}"
+        );
     }
 }
 

@@ -1,6 +1,6 @@
 //! `doctor` on hosts that are directories: a bare one, one without problems, one with many problems, and one for each problem.
-//! The output for the first three is in `tests/fixtures/doctor` and must be reviewed when it changes: `UPDATE_GOLDEN=1 cargo test
-//! --test it doctor`.
+//! The output for the first three is in `tests/golden` and must be reviewed when it changes: `UPDATE_GOLDEN=1 cargo test --test it --
+//! doctor::`.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -14,20 +14,22 @@ use base::report::Finding;
 use base::tree::Tree;
 use engines::{User, status};
 use findings::catalog;
+use oci_nvidia_hook::testing::cli::doctor_text::{self, View};
+use oci_nvidia_hook::testing::cli::status as status_words;
 use oci_nvidia_hook::testing::cli::terminal::Terminal;
-use oci_nvidia_hook::testing::cli::{doctor as words, status as status_words};
 use oci_nvidia_hook::testing::doctor::{self, Caller, Check, Status};
 use serde_json::{Value, json};
 
 use crate::driver::FakeDriver;
+use crate::golden;
 use crate::json_schema;
 use crate::support::{HOOK, Need, run, run_with, scratch, sh, source};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Program("cc")];
 
 tests! {
-    &[] => a_bare_host, this_host;
-    NEEDS => a_good_host, a_broken_host, each_fault_has_its_finding, an_error_is_a_container_that_does_not_start,
+    &[] => a_bare_host, this_host, the_man_page_explains_each_check;
+    NEEDS => a_good_host, a_broken_host, devices_next_to_the_gpus, each_fault_has_its_finding, an_error_is_a_container_that_does_not_start,
         cdi_is_enough, a_driver_root_with_files_only, nothing_is_changed, the_health_that_the_kubelet_has,
         one_sentence_for_all_names_of_a_library, a_package_keeps_its_hook_file;
     &[Need::Root, Need::Program("cc"), Need::Program("setpriv")] => a_user_sees_less_and_says_so;
@@ -93,37 +95,40 @@ fn examine(host: &Path, caller: Caller) -> Vec<Check> {
     doctor::examine(&doctor::inspect(&host, None, caller))
 }
 
-/// Returns the texts of doctor and of status.
-fn words_of(dir: &Path) -> String {
+/// Compares what `doctor`, `doctor --all` and `status` print for a host with the golden files.
+#[track_caller]
+fn assert_golden(name: &str, dir: &Path) {
     let outcomes = examine(dir, Caller::default());
-    let host = Tree::open(&HostPath::new(dir)).unwrap();
-    let report = status::report(&host, None);
-    let terminal = Terminal::default();
-    // docs/troubleshooting.md contains the texts of the catalog.
-    let diagnosis = words::text(&outcomes, terminal);
-    let diagnosis: Vec<_> = diagnosis.lines().filter(|line| !line.trim_start().starts_with("why: ")).collect();
-    let text = format!("{}\n\n{}", diagnosis.join("\n"), status_words::text(&report, terminal));
+    let report = status::report(&Tree::open(&HostPath::new(dir)).unwrap(), None);
     let dir = dir.to_str().unwrap();
-    text.replace(&format!("{dir:?}"), "\"/\"").replace(dir, "")
+    let outcomes: Vec<_> = outcomes
+        .into_iter()
+        .map(|outcome| Check { what: below_root(&outcome.what, dir), fix: below_root(&outcome.fix, dir), ..outcome })
+        .collect();
+    for (command, all) in [("doctor", false), ("doctor --all", true)] {
+        golden::check_text(
+            &format!("{}-{name}", command.replace(" --", "-")),
+            &format!("oci-nvidia-hook {command}"),
+            |width, color| doctor_text::text(&outcomes, View { all, is_root: true }, Terminal::new(color, width)),
+        );
+    }
+    golden::check_text(&format!("status-{name}"), "oci-nvidia-hook status", |width, color| {
+        status_words::text(&report, Terminal::new(color, width))
+    });
 }
 
-#[track_caller]
-fn assert_golden(name: &str, text: &str) {
-    let path = source("tests/fixtures/doctor").join(name);
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        std::fs::write(&path, text).unwrap();
-    }
-    assert_eq!(std::fs::read_to_string(&path).unwrap_or_default(), text, "{}", path.display());
+/// Removes the directory of the host from a text. It can be the driver root, too.
+fn below_root(text: &str, dir: &str) -> String {
+    text.replace(&format!("{dir:?}"), "\"/\"").replace(dir, "")
 }
 
 fn a_bare_host() {
     let dir = scratch();
-    assert_golden("bare.txt", &words_of(dir.path()));
+    assert_golden("bare", dir.path());
 }
 
 fn a_good_host() {
-    let text = words_of(&good_host().root);
-    assert_golden("good.txt", &text);
+    assert_golden("good", &good_host().root);
     let outcomes = examine(&good_host().root, Caller::default());
     let bad: Vec<_> = outcomes.iter().filter(|outcome| outcome.status > Status::Skipped).collect();
     assert!(bad.is_empty(), "{bad:?}");
@@ -153,12 +158,51 @@ fn a_broken_host() {
          printf '[engine]\\nhooks_dir = [\"/etc/containers/oci/hooks.d\"]\\n' >etc/containers/containers.conf; \
          echo '0 0' >sys/fs/selinux/booleans/container_use_devices",
     );
-    assert_golden("broken.txt", &words_of(dir.path()));
+    assert_golden("broken", dir.path());
+}
+
+/// What the host has, how containers get it, and what is missing.
+fn devices_next_to_the_gpus() {
+    let spec =
+        "cdiVersion: 0.5.0\nkind: nvidia.com/gdrcopy\ndevices:\n- name: all\n  containerEdits:\n    env: [A=b]\n";
+    let dir = changed(&format!(
+        "mkdir -p dev/infiniband var/run/cdi; mknod dev/infiniband/uverbs0 c 231 192; mknod dev/gdrdrv c 506 0; \
+         mknod dev/nvidia-fs0 c 508 0; mknod dev/nvidia-fs1 c 508 1; printf '{spec}' >var/run/cdi/gdrcopy.yaml; \
+         sed -i '/^\\[devices/a deny = [\"mofed\"]' etc/nvidia-container-runtime/config.toml"
+    ));
+    let checks = examine(dir.path(), Caller::default()).into_iter().filter(|check| check.check == "extra-devices");
+    let found: Vec<_> = checks.map(|check| (check.what, check.status)).collect();
+    let expected = [
+        (
+            "containers get GPUDirect Storage (2 device nodes) with NVIDIA_GDS=enabled; \
+             no usable CDI spec contains nvidia.com/gds=all",
+            Status::Ok,
+        ),
+        ("[devices] in config.toml denies GPUDirect RDMA to containers", Status::Ok),
+        (
+            "containers get GDRCopy (1 device node) with NVIDIA_GDRCOPY=enabled or the CDI device nvidia.com/gdrcopy=all",
+            Status::Ok,
+        ),
+        ("this host does not have NVSwitches", Status::Skipped),
+    ];
+    assert_eq!(found, expected.map(|(what, status)| (what.to_owned(), status)));
 }
 
 /// Changes to the good host, and the result: check, id and status.
 const FAULTS: &[(&str, &str, &str, Status)] = &[
     ("rm -r sys/bus proc/driver proc/modules; mkdir -p sys/bus/pci/devices", "pci", "ONH-010", Status::Error),
+    (
+        "rm -r sys/bus proc/driver proc/modules; mkdir -p sys/bus/pci/devices; touch dev/dxg",
+        "pci",
+        "ONH-024: this host is WSL 2",
+        Status::Error,
+    ),
+    (
+        "rm -r sys/bus proc/driver proc/modules; mkdir -p sys/bus/pci/devices; touch etc/nv_tegra_release",
+        "pci",
+        "ONH-024: this host is a Jetson",
+        Status::Error,
+    ),
     ("rm -r proc/driver", "module", "ONH-011", Status::Error),
     (
         "rm -r proc/driver; mkdir sys/bus/pci/drivers/nouveau; \
@@ -289,16 +333,22 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-216: GPU 3 has GPU instances without a compute instance",
         Status::Warning,
     ),
+    (
+        "echo 'gdrdrv 1 0 - Live 0x0' >>proc/modules",
+        "extra-devices",
+        "ONH-233: the kernel module gdrdrv is loaded, but \"/dev/gdrdrv\" is missing",
+        Status::Warning,
+    ),
     ("rm dev/nvidia-modeset", "modeset", "ONH-223: the device node \"/dev/nvidia-modeset\" is missing", Status::Note),
     ("rm dev/nvidia-modeset; mknod dev/nvidia-modeset c 195 5", "modeset", "ONH-022", Status::Error),
     (
         "rm etc/containers/containers.conf.d/*; rm usr/share/containers/oci/hooks.d/*",
-        "hook",
+        "engines",
         "ONH-501: Podman",
         Status::Warning,
     ),
-    ("rm usr/share/containers/oci/hooks.d/*", "hook", "ONH-501: CRI-O", Status::Warning),
-    ("rm usr/bin/oci-nvidia-hook", "hook", "ONH-501", Status::Warning),
+    ("rm usr/share/containers/oci/hooks.d/*", "engines", "ONH-501: CRI-O", Status::Warning),
+    ("rm usr/bin/oci-nvidia-hook", "engines", "ONH-501", Status::Warning),
     (
         "mkdir -p etc/containers/oci/hooks.d; echo '{}' >etc/containers/oci/hooks.d/own.json; \
          printf '[engine]\\nhooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"/etc/containers/oci/hooks.d\"]\\n' \
@@ -317,24 +367,24 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
     ),
     (
         "sed -i 's/\"always\": true/\"hasBindMounts\": true/' usr/share/containers/oci/hooks.d/*",
-        "hook",
+        "engines",
         "ONH-502",
         Status::Note,
     ),
     (
         "sed -i 's/\"stages\": .*/\"stages\": [\"precreate\"]/' usr/share/containers/oci/hooks.d/*; rm etc/containers/containers.conf.d/*",
-        "hook",
+        "engines",
         "ONH-501: Podman as root: /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json starts the hook at the stage precreate with the argument",
         Status::Warning,
     ),
-    ("echo '{' >usr/share/containers/oci/hooks.d/x.json", "hook", "ONH-060: Podman", Status::Error),
+    ("echo '{' >usr/share/containers/oci/hooks.d/x.json", "engines", "ONH-060: Podman", Status::Error),
     (
         "cp usr/share/containers/oci/hooks.podman.d/* usr/share/containers/oci/hooks.d",
-        "hook",
+        "engines",
         "ONH-060: CRI-O",
         Status::Error,
     ),
-    ("echo '[crio' >etc/crio/crio.conf.d/10-x", "hook", "ONH-060: CRI-O", Status::Error),
+    ("echo '[crio' >etc/crio/crio.conf.d/10-x", "engines", "ONH-060: CRI-O", Status::Error),
     (
         "touch usr/bin/nvidia-container-runtime-hook; chmod 755 usr/bin/nvidia-container-runtime-hook; \
          sed s,oci-nvidia-hook,nvidia-container-runtime-hook,g usr/share/containers/oci/hooks.d/oci-nvidia-hook.json \
@@ -405,25 +455,25 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         Status::Warning,
     ),
     ("echo '0 0' >sys/fs/selinux/booleans/container_use_devices", "selinux", "ONH-508", Status::Warning),
-    ("mkdir -p etc/cdi; echo '{' >etc/cdi/x.yaml", "cdi", "ONH-404", Status::Warning),
+    ("mkdir -p etc/cdi; echo '{' >etc/cdi/x.yaml", "specs", "ONH-404", Status::Warning),
     (
         "mkdir -p etc/cdi; for name in a b; do printf 'cdiVersion: 0.3.0\\nkind: nvidia.com/gpu\\ndevices:\\n- name: all\\n  \
          containerEdits:\\n    env: [A=b]\\n' >etc/cdi/$name.yaml; done",
-        "cdi",
+        "specs",
         "ONH-402",
         Status::Warning,
     ),
     (
         "mkdir -p etc/cdi; printf 'cdiVersion: 0.3.0\\nkind: nvidia.com/gpu\\ndevices:\\n- name: all\\n  containerEdits:\\n    \
          deviceNodes: [{path: /dev/gone}]\\n' >etc/cdi/a.yaml",
-        "cdi",
+        "specs",
         "ONH-404",
         Status::Warning,
     ),
     (
         "mkdir -p etc/cdi; printf 'cdiVersion: 0.3.0\\nkind: nvidia.com/gpu\\ndevices:\\n- name: all\\n  containerEdits:\\n    \
          env: [A=b]\\n' >etc/cdi/a.yaml; chmod 600 etc/cdi/a.yaml",
-        "cdi",
+        "specs",
         "ONH-404: /etc/cdi/a.yaml: rootless Podman cannot read the file",
         Status::Warning,
     ),
@@ -431,7 +481,7 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "mkdir -p etc/cdi; touch usr/bin/oci-nvidia-hook; printf 'cdiVersion: 0.3.0\\nkind: nvidia.com/gpu\\ndevices:\\n- name: all\\n  \
          containerEdits:\\n    env: [A=b]\\ncontainerEdits:\\n  hooks:\\n  - {hookName: createRuntime, path: /usr/bin/oci-nvidia-hook, \
          args: [oci-nvidia-hook, rootfs, --stamp, \"driver=535.183.01,boot=b,host=1,files=1\"]}\\n' >etc/cdi/a.yaml",
-        "cdi",
+        "specs",
         "ONH-405: driver files were added or removed after \"/etc/cdi/a.yaml\" was written",
         Status::Warning,
     ),
@@ -507,10 +557,11 @@ const MORE_FAULTS: &[&str] = &[
     "rm usr/lib/*/libnvidia-ptxjitcompiler*; /sbin/ldconfig -r .",
     "rm usr/bin/nvidia-smi",
     "truncate -s 0 usr/lib/*/libcuda.so.535.183.01",
+    "sed -i 's/name=\"[^\"]*\"/name=\"Orin (nvgpu)\"/' usr/lib/*/nvml.conf",
 ];
 
 /// The checks of the hook's own hook file, and of what other hook files and CDI specs permit an image to do.
-const ABOUT_ENGINES: &[&str] = &["hook", "hook-env"];
+const ABOUT_ENGINES: &[&str] = &["engines", "hook-env"];
 
 /// Whether doctor reports an error, and which containers do not start: both are the same decision. The engines of the host are not part
 /// of it, and a host without the kernel module cannot be simulated, because the fake driver answers without one.
@@ -537,10 +588,10 @@ fn an_error_is_a_container_that_does_not_start() {
                     "capabilities": {"bounding": ["CAP_SYS_ADMIN"], "effective": ["CAP_SYS_ADMIN"]},
                 },
             });
-            let mut explain = Command::new(HOOK);
-            explain.arg("--config").arg(dir.path().join("etc/nvidia-container-runtime/config.toml"));
-            explain.args(["explain", "--json", "--root"]).arg(dir.path());
-            let ran = run_with(&mut explain, spec.to_string().as_bytes());
+            let mut plan = Command::new(HOOK);
+            plan.arg("--config").arg(dir.path().join("etc/nvidia-container-runtime/config.toml"));
+            plan.args(["plan", "-", "--json", "--root"]).arg(dir.path());
+            let ran = run_with(&mut plan, spec.to_string().as_bytes());
             let document: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
             if document["outcome"] != "inject" {
                 refused.push(format!("{capabilities}: {}", document["reason"]));
@@ -580,7 +631,7 @@ fn a_user_sees_less_and_says_so() {
     assert_eq!(inside.fix, "podman run --group-add keep-groups …");
     // The configuration of the user's Podman is examined too.
     let mut engines =
-        outside.iter().filter(|outcome| outcome.check == "hook" && outcome.what.contains("Podman of tux"));
+        outside.iter().filter(|outcome| outcome.check == "engines" && outcome.what.contains("Podman of tux"));
     assert_eq!(engines.next().unwrap().status, Status::Ok);
     // A fault is reported once: as a warning, with the group.
     let mut facts = doctor::inspect(&Tree::open(&HostPath::new(dir.path())).unwrap(), None, tux(&[1000]));
@@ -600,7 +651,7 @@ fn a_user_sees_less_and_says_so() {
     let config = parent.path().join("config.toml");
     std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{path}/root\"\n")).unwrap();
     let ran = sh(&format!(
-        "setpriv --reuid 65534 --regid 65534 --clear-groups '{path}/hook' --config '{path}/config.toml' doctor || true"
+        "setpriv --reuid 65534 --regid 65534 --clear-groups '{path}/hook' --config '{path}/config.toml' doctor --all || true"
     ));
     let text = ran.ok();
     for says in [
@@ -717,23 +768,45 @@ fn a_link_in_the_place_of_the_log() {
     assert!(content.contains("the last line") && !left_out);
 }
 
+/// oci-nvidia-hook(8) explains each check, under the name that doctor prints.
+fn the_man_page_explains_each_check() {
+    let page = std::fs::read_to_string(source("docs/man/oci-nvidia-hook.8")).unwrap().replace("\\-", "-");
+    let table = page.split("\n.SH CHECKS\n").nth(1).unwrap().split("\n.SH ").next().unwrap();
+    let mut explained = Vec::new();
+    for section in table.split("\n.SS ").skip(1) {
+        let (name, text) = section.split_once('\n').unwrap();
+        let rows = text.split(".TP\n.B ").skip(1).map(|row| row.split_once('\n').unwrap());
+        for (check, meaning) in rows {
+            assert!(meaning.len() > 10, "{check}: {meaning}");
+            explained.push((name.to_owned(), check.to_owned()));
+        }
+    }
+    let names = doctor::names().into_iter().map(|(section, name)| (section.to_string(), name.to_owned()));
+    assert_eq!(explained, names.collect::<Vec<_>>());
+}
+
 /// The built program: the text, the JSON and the exit status agree.
 fn this_host() {
     let json = run(Command::new(HOOK).args(["doctor", "--json"]));
     let outcomes = json_schema::part("doctor", &json.stdout, "checks");
     for outcome in &outcomes {
         let keys: Vec<_> = outcome.as_object().unwrap().keys().map(String::as_str).collect();
-        assert_eq!(keys, ["check", "fix", "id", "status", "what", "why"]);
-        assert_eq!(
-            outcome["id"].is_string(),
-            ["note", "warning", "error"].contains(&outcome["status"].as_str().unwrap())
-        );
+        let is_problem = ["note", "warning", "error"].contains(&outcome["status"].as_str().unwrap());
+        let expected = ["check", "fix", "id", "section", "status", "what", "why"];
+        let of_all = ["check", "section", "status", "what"];
+        assert_eq!(keys, if is_problem { &expected[..] } else { &of_all }, "{outcome}");
     }
     let has = |status: &str| outcomes.iter().any(|outcome| outcome["status"] == status);
     let expected = if has("error") { 3 } else { i32::from(has("warning")) };
     assert_eq!(json.code, Some(expected));
-    let words = run(Command::new(HOOK).arg("doctor"));
+    let words = run(Command::new(HOOK).args(["doctor", "--all"]));
     assert_eq!(words.code, Some(expected));
+    // A section has its own exit status.
+    let cdi = run(Command::new(HOOK).args(["doctor", "--json", "cdi", "kubelet"]));
+    let of_sections = json_schema::part("doctor", &cdi.stdout, "checks");
+    let is_part = |outcome: &&Value| ["cdi", "kubelet"].contains(&outcome["section"].as_str().unwrap());
+    assert_eq!(of_sections, outcomes.iter().filter(is_part).cloned().collect::<Vec<_>>());
+    assert!(!of_sections.is_empty() && cdi.code <= Some(expected), "{cdi:?}");
     for outcome in &outcomes {
         assert!(words.stdout.contains(outcome["check"].as_str().unwrap()), "{}", words.stdout);
     }

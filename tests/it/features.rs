@@ -73,9 +73,9 @@ fn cuda_compat() {
         compat_library(&target.join(format!("libcuda.so.{version}")), note);
         symlink(format!("libcuda.so.{version}"), target.join("libcuda.so.1")).unwrap();
         let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
-        let mut explain = Command::new(HOOK);
-        explain.arg("--config").arg(&fake.config).arg("explain").env_clear();
-        let told = run_with(&mut explain, container.state().as_bytes()).ok();
+        let mut plan = Command::new(HOOK);
+        plan.arg("--config").arg(&fake.config).args(["plan", "-"]).env_clear();
+        let told = run_with(&mut plan, container.state().as_bytes()).ok();
         assert_eq!(told.contains("ONH-231"), theirs, "{version} {mode} {note}: {told}");
         container.hook(&fake.config).ok();
         let found = container.exec("probe-dlopen libcuda.so.1 libcuda.so libnvidia-ml.so.1").ok();
@@ -145,9 +145,9 @@ fn unknown_libraries_are_for_all() {
         let spec = format!(
             r#"{{"root":{{"path":"/nowhere"}},"process":{{"env":["NVIDIA_VISIBLE_DEVICES=all","NVIDIA_DRIVER_CAPABILITIES={asked}"]}}}}"#
         );
-        let mut explain = Command::new(HOOK);
-        explain.arg("--config").arg(&fake.config).args(["explain", "--stage", "precreate"]).env_clear();
-        let told = run_with(&mut explain, spec.as_bytes()).ok();
+        let mut plan = Command::new(HOOK);
+        plan.arg("--config").arg(&fake.config).args(["plan", "-", "--stage", "precreate"]).env_clear();
+        let told = run_with(&mut plan, spec.as_bytes()).ok();
         assert_eq!(told.contains("libnvidia-later"), given, "{supported:?} {asked}: {told}");
     }
 }

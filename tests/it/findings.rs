@@ -22,7 +22,7 @@ fn of_commands() {
     for (args, id) in [
         (&["unshare", "-Ur", HOOK, "prepare"][..], "ONH-006"),
         (&[HOOK, "--config", config, "cdi", "generate", "--output", file], "ONH-051"),
-        (&[HOOK, "--config", config, "explain", "--inventory", "/nowhere"], "ONH-052"),
+        (&[HOOK, "--config", config, "plan", "-", "--inventory", "/nowhere"], "ONH-052"),
     ] {
         let state = json!({"id": "c", "bundle": dir.path()}).to_string();
         write_spec(&dir, &["NVIDIA_VISIBLE_DEVICES=all"], &json!({}));
@@ -40,14 +40,14 @@ fn write_spec(dir: &tempfile::TempDir, env: &[&str], more: &Value) {
     fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
 }
 
-/// Returns the numbers that `explain` prints for a container with this environment.
+/// Returns the numbers that `plan` prints for a container with this environment.
 fn explained(fake: &FakeDriver, env: &[&str], more: &Value) -> BTreeSet<String> {
     let dir = scratch();
     write_spec(&dir, env, more);
     let state = json!({"id": "c", "bundle": dir.path()}).to_string();
-    let mut explain = Command::new(HOOK);
+    let mut plan = Command::new(HOOK);
     let ran =
-        run_with(explain.arg("--config").arg(&fake.config).args(["explain", "--json"]).env_clear(), state.as_bytes());
+        run_with(plan.arg("--config").arg(&fake.config).args(["plan", "-", "--json"]).env_clear(), state.as_bytes());
     let explanation: Value = serde_json::from_str(&ran.stdout).unwrap();
     let findings = explanation["findings"].as_array().unwrap();
     findings.iter().map(|finding| finding["id"].as_str().unwrap().to_owned()).collect()
@@ -123,6 +123,8 @@ fn of_a_request() {
     with("swarm-resource = \"GPU\"");
     assert_found(&explained(&fake, ALL, &json!({})), "ONH-104");
     with("");
+    assert_eq!(explained(&fake, &["NVIDIA_VISIBLE_DEVICE=all"], &json!({})), ["ONH-317".to_owned()].into());
+    assert_eq!(explained(&fake, &["NVIDIA_BUILD_ID=1", "NVIDIA_VISIBLE_DEVICES=void"], &json!({})), BTreeSet::new());
     let hooks = json!({"hooks": {"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}]}});
     assert_eq!(explained(&fake, ALL, &hooks), ["ONH-105".to_owned()].into());
 }

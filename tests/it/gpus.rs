@@ -30,8 +30,8 @@ fn for_container(fake: &FakeDriver, asked: &str, arguments: &[&str]) -> Ran {
     run_with(command.arg("--config").arg(&fake.config).args(arguments).env_clear(), spec(asked).as_bytes())
 }
 
-fn explain(fake: &FakeDriver, asked: &str) -> Ran {
-    for_container(fake, asked, &["explain", "--stage", "precreate"])
+fn plan(fake: &FakeDriver, asked: &str) -> Ran {
+    for_container(fake, asked, &["plan", "-", "--stage", "precreate"])
 }
 
 /// The state of a GPU in /proc.
@@ -59,7 +59,7 @@ fn a_missing_node_moves_no_index() {
         container.set_env(&[&format!("NVIDIA_VISIBLE_DEVICES={asked}")]);
         let stderr = container.hook(&fake.config).failed(1);
         assert!(stderr.contains(missing) && stderr.contains("(ONH-021)"), "{asked}: {stderr}");
-        let told = explain(&fake, asked);
+        let told = plan(&fake, asked);
         assert!(told.code == Some(1) && told.stdout.contains(missing), "{asked}: {told:?}");
         let ran = for_container(&fake, asked, &["precreate"]);
         assert!(ran.stdout.is_empty() && ran.failed(1).contains(missing), "{asked}");
@@ -90,14 +90,14 @@ fn a_missing_node_moves_no_index() {
 
     // The administrator's limits by index also denote the same GPU as before.
     fake.configure("[devices]\nallow = [\"1\"]");
-    assert!(explain(&fake, "all").ok().contains(&format!("device: {GPU_1}\n")));
+    assert!(plan(&fake, "all").ok().contains(&format!("device: {GPU_1}\n")));
 }
 
 /// A GPU that fell off the bus fails in NVML's first call: NVML reports an index, the kernel module the rest.
 fn a_lost_gpu_is_reported_once() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail-handle=15 "));
-    let told = explain(&fake, "all").ok();
+    let told = plan(&fake, "all").ok();
     assert_eq!(told.matches("ONH-201").count(), 1, "{told}");
     assert!(told.contains("GPU 1: nvmlDeviceGetHandleByIndex"), "{told}");
     let info = command(&fake, &["info"]).ok();
@@ -105,7 +105,7 @@ fn a_lost_gpu_is_reported_once() {
     let stderr = cdi(&fake, &["generate", "--output", "-"]).stderr;
     assert_eq!(stderr.matches("ONH-401").count(), 1, "{stderr}");
     for asked in ["1", "0000:02:00.0", GPU_1] {
-        let told = explain(&fake, asked);
+        let told = plan(&fake, asked);
         assert!(told.code == Some(1) && told.stdout.contains("GPU 1: nvmlDeviceGetHandleByIndex"), "{told:?}");
         assert!(told.stdout.contains("ONH-033"), "{asked}: {told:?}");
     }
@@ -125,7 +125,7 @@ fn an_excluded_gpu_does_not_exist() {
     ran.ok();
     assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia0 nvidia2");
     for asked in [GPU_1, "0000:02:00.0"] {
-        let told = explain(&fake, asked);
+        let told = plan(&fake, asked);
         assert!(told.code == Some(1) && told.stdout.contains("NVreg_ExcludedGpus"), "{told:?}");
         assert!(told.stdout.contains("ONH-033"), "{told:?}");
     }
@@ -136,17 +136,17 @@ fn an_excluded_gpu_does_not_exist() {
     assert_eq!(cdi(&fake, &["generate", "--output", "-"]).stderr, "");
     // The GPU needs no node, and NVML's answer is cached although the GPU never works.
     fs::remove_file(fake.root.join("dev/nvidia1")).unwrap();
-    explain(&fake, "all").ok();
+    plan(&fake, "all").ok();
     fake.configure("[oci-nvidia-hook]\nnvml-timeout = 1");
     fake.set_nvml(|old| old + "\ninit-hang\n");
-    assert_eq!(explain(&fake, "all").ok().matches("device: GPU-").count(), 2);
-    assert!(explain(&fake, "1").ok().contains("device: GPU-51eed002"), "NVML's own index");
+    assert_eq!(plan(&fake, "all").ok().matches("device: GPU-").count(), 2);
+    assert!(plan(&fake, "1").ok().contains("device: GPU-51eed002"), "NVML's own index");
 }
 
 fn limits_hold_for_gpus_that_do_not_work() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
     fs::rename(fake.root.join("dev/nvidia1"), fake.root.join("node")).unwrap();
-    assert!(explain(&fake, "all").stdout.contains("ONH-021"), "one that containers may have is missed");
+    assert!(plan(&fake, "all").stdout.contains("ONH-021"), "one that containers may have is missed");
     for lost in [false, true] {
         if lost {
             fs::rename(fake.root.join("node"), fake.root.join("dev/nvidia1")).unwrap();
@@ -155,9 +155,9 @@ fn limits_hold_for_gpus_that_do_not_work() {
         let by_uuid = format!("deny = [\"{GPU_1}\"]");
         for limits in ["deny = [\"0000:02:00.0\"]", &by_uuid, "allow = [\"0\"]", "deny = [\"1\"]"] {
             fake.configure(&format!("[devices]\n{limits}"));
-            let told = explain(&fake, "all").ok();
+            let told = plan(&fake, "all").ok();
             assert!(!told.contains("ONH-201") && told.matches("device: GPU-").count() == 1, "{limits}: {told}");
-            assert!(explain(&fake, "1").stdout.contains("ONH-032"), "{limits}");
+            assert!(plan(&fake, "1").stdout.contains("ONH-032"), "{limits}");
             let stderr = cdi(&fake, &["generate", "--output", "-"]).stderr;
             assert_eq!(stderr, "", "{limits}");
         }
@@ -184,7 +184,7 @@ fn info_json_can_be_replayed() {
     fs::write(&file, report.to_string()).unwrap();
     let replay = |asked: &str| {
         let file = file.to_str().unwrap();
-        for_container(&fake, asked, &["explain", "--stage", "precreate", "--inventory", file])
+        for_container(&fake, asked, &["plan", "-", "--stage", "precreate", "--inventory", file])
     };
     assert!(replay("0:1").ok().contains("device: MIG-51eed000-0002"));
     assert!(replay("0:0").stdout.contains("ONH-030"));

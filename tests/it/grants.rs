@@ -46,9 +46,9 @@ fn with(mut spec: Value, env: &[&str], bounding: &[&str]) -> String {
     spec.to_string()
 }
 
-fn explain(fake: &FakeDriver, spec: &str) -> Ran {
+fn plan(fake: &FakeDriver, spec: &str) -> Ran {
     let mut command = Command::new(HOOK);
-    command.arg("--config").arg(&fake.config).args(["explain", "--stage", "precreate"]).env_clear();
+    command.arg("--config").arg(&fake.config).args(["plan", "-", "--stage", "precreate"]).env_clear();
     run_with(&mut command, spec.as_bytes())
 }
 
@@ -64,9 +64,9 @@ fn device_nodes_bring_the_files() {
         let listed = container.exec("nvidia-smi -L").ok();
         assert!(listed.lines().count() == 1 && listed.contains(GPU_1), "{locked}{env:?}: {listed}");
         container.exec("probe-dlopen libcuda.so.1").ok();
-        // The same request with explain and at precreate.
+        // The same request with plan and at precreate.
         let spec = with(gpu_1(), env, &[]);
-        assert!(explain(&fake, &spec).ok().contains(&format!("device: {GPU_1}\n")));
+        assert!(plan(&fake, &spec).ok().contains(&format!("device: {GPU_1}\n")));
         let mut precreate = Command::new(HOOK);
         precreate.arg("--config").arg(&fake.config).arg("precreate").env_clear();
         let edited: Value = serde_json::from_str(&run_with(&mut precreate, spec.as_bytes()).ok()).unwrap();
@@ -80,9 +80,9 @@ fn device_nodes_bring_the_files() {
     // The image can choose the capabilities.
     configure_first(&fake, "");
     let spec = with(gpu_1(), &["NVIDIA_DRIVER_CAPABILITIES=utility"], &[]);
-    let told = explain(&fake, &spec).ok();
+    let told = plan(&fake, &spec).ok();
     assert!(told.contains("driver capabilities: utility\n") && !told.contains("libcuda"), "{told}");
-    assert!(told.contains("a device node in config.json asks for /dev/nvidia1"), "{told}");
+    assert!(told.contains("a device node in config.json requests /dev/nvidia1"), "{told}");
 }
 
 fn device_nodes_of_mig_devices() {
@@ -92,10 +92,10 @@ fn device_nodes_of_mig_devices() {
         let devices: Vec<_> = [node("nvidiactl", 195, 255), node("nvidia0", 195, 0)].into_iter().chain(caps).collect();
         with(json!({"linux": {"devices": devices}}), &[], &[])
     };
-    let told = explain(&fake, &nodes(&[21, 22])).ok();
+    let told = plan(&fake, &nodes(&[21, 22])).ok();
     assert!(told.contains("device: MIG-51eed000-0002") && !told.contains("MIG-51eed000-0001"), "{told}");
     assert!(!told.contains("device: GPU-") && !told.contains("ONH-230"), "{told}");
-    let told = explain(&fake, &nodes(&[])).ok();
+    let told = plan(&fake, &nodes(&[])).ok();
     assert!(told.contains("device: GPU-") && told.contains("ONH-230"), "{told}");
 }
 
@@ -110,12 +110,12 @@ fn device_nodes_that_mean_nothing() {
         assert_eq!(container.mountinfo(), before, "{env}");
     }
     // A privileged container has every node of the host in its config.json.
-    let told = explain(fake, &with(gpu_1(), &[], &["CAP_SYS_ADMIN"])).ok();
+    let told = plan(fake, &with(gpu_1(), &[], &["CAP_SYS_ADMIN"])).ok();
     assert!(told.starts_with("the hook does nothing"), "{told}");
     for devices in
         [json!([node("nvidiactl", 195, 255), node("nvidia-modeset", 195, 254)]), json!([node("fuse", 10, 229)])]
     {
-        let told = explain(fake, &with(json!({"linux": {"devices": devices}}), &[], &[])).ok();
+        let told = plan(fake, &with(json!({"linux": {"devices": devices}}), &[], &[])).ok();
         assert!(told.starts_with("the hook does nothing"), "{told}");
     }
 }
@@ -133,7 +133,7 @@ fn device_nodes_stop_no_container() {
         assert!(ran.stderr.contains(says) && ran.stderr.contains("(ONH-111)\nhint: "), "{ran:?}");
         ran.ok();
         assert_eq!(container.mountinfo(), before);
-        let told = explain(&fake, &with(spec.clone(), &[], &[])).ok();
+        let told = plan(&fake, &with(spec.clone(), &[], &[])).ok();
         assert!(told.starts_with("the hook does nothing") && told.contains("ONH-111"), "{told}");
     };
     left_alone(&gpu_7, "\"/dev/nvidia7\"");
@@ -168,8 +168,8 @@ fn a_device_in_the_place_of_a_node() {
     let explained = |spec: &str| {
         let mut at_prestart = Command::new(HOOK);
         let state = container.state();
-        let at_prestart = run_with(at_prestart.args(["--config", &config, "explain"]).env_clear(), state.as_bytes());
-        [at_prestart, explain(&fake, spec)]
+        let at_prestart = run_with(at_prestart.args(["--config", &config, "plan", "-"]).env_clear(), state.as_bytes());
+        [at_prestart, plan(&fake, spec)]
     };
     let asks = ["NVIDIA_VISIBLE_DEVICES=1"];
     let (null_1, null_ctl) = (node("nvidia1", 1, 3), node("nvidiactl", 1, 3));
@@ -276,9 +276,9 @@ fn hosts_without_a_gpu() {
     fs::create_dir_all(root.join("sys/bus/pci/devices")).unwrap();
     fs::create_dir_all(root.join("proc/driver/nvidia")).unwrap();
     let asks = |asked: &str| with(json!({}), &[&format!("NVIDIA_VISIBLE_DEVICES={asked}")], &[]);
-    assert!(explain(&fake, &asks("all")).stdout.contains("ONH-010"), "the default is an error");
+    assert!(plan(&fake, &asks("all")).stdout.contains("ONH-010"), "the default is an error");
     fake.configure("[oci-nvidia-hook]\nno-gpu = \"start\"");
-    let told = explain(&fake, &asks("all")).ok();
+    let told = plan(&fake, &asks("all")).ok();
     assert!(told.starts_with("the hook does nothing: ") && told.contains("ONH-112"), "{told}");
     let mut precreate = Command::new(HOOK);
     precreate.arg("--config").arg(&fake.config).arg("precreate").env_clear();
@@ -286,19 +286,19 @@ fn hosts_without_a_gpu() {
     assert!(ran.stderr.contains("(ONH-112)\nhint: "), "{ran:?}");
     assert_eq!(ran.ok(), asks("all"), "config.json is unchanged");
     for asked in ["0", GPU_1, "none"] {
-        assert_eq!(explain(&fake, &asks(asked)).code, Some(1), "{asked}");
+        assert_eq!(plan(&fake, &asks(asked)).code, Some(1), "{asked}");
     }
     // A GPU whose driver is not loaded is a different case.
     let device = root.join("sys/bus/pci/devices/0000:01:00.0");
     fs::create_dir(&device).unwrap();
     fs::write(device.join("vendor"), "0x10de\n").unwrap();
     fs::write(device.join("class"), "0x030200\n").unwrap();
-    let told = explain(&fake, &asks("all"));
+    let told = plan(&fake, &asks("all"));
     assert!(told.code == Some(1) && told.stdout.contains("ONH-011"), "{told:?}");
     fs::remove_dir_all(&device).unwrap();
     // The GPU of an SoC is not on a PCI bus.
     fs::create_dir_all(root.join("proc/driver/nvidia/gpus/0000:01:00.0")).unwrap();
-    assert_eq!(explain(&fake, &asks("all")).code, Some(1));
+    assert_eq!(plan(&fake, &asks("all")).code, Some(1));
 }
 
 fn a_gpu_in_mig_mode_alone() {
@@ -306,7 +306,7 @@ fn a_gpu_in_mig_mode_alone() {
     let told = |asked: &str, more: &[&str], bounding: &[&str]| {
         let asked = format!("NVIDIA_VISIBLE_DEVICES={asked}");
         let env: Vec<_> = std::iter::once(asked.as_str()).chain(more.iter().copied()).collect();
-        explain(&fake, &with(json!({}), &env, bounding)).ok()
+        plan(&fake, &with(json!({}), &env, bounding)).ok()
     };
     let alone = told("0", &[], &[]);
     assert!(alone.contains("GPU 0 is in MIG mode and is given without its MIG devices"), "{alone}");
@@ -339,7 +339,7 @@ fn privilege_in_another_user_namespace() {
     let joined = json!({"linux": {"namespaces": [{"type": "user", "path": "/proc/1/ns/user"}]}});
     let asked = |spec: &str| {
         let mut command = Command::new(HOOK);
-        command.arg("--config").arg(&fake.config).args(["explain", "--request", "--json", "--stage", "precreate"]);
+        command.arg("--config").arg(&fake.config).args(["plan", "-", "--request", "--json", "--stage", "precreate"]);
         let ran = run_with(command.env_clear(), spec.as_bytes());
         serde_json::from_str::<Value>(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"))
     };

@@ -36,6 +36,8 @@ pub enum Need {
     CgroupV1,
     /// eBPF device programs
     CgroupV2,
+    /// Debian, whose mirrors have NVIDIA's packages
+    Debian,
     /// A device node that the kernel provides
     Device(&'static str),
 }
@@ -63,6 +65,10 @@ impl Need {
             }
             Self::CgroupV1 => (!Path::new("/sys/fs/cgroup/devices/devices.list").is_file())
                 .then(|| "needs cgroup v1 with its device controller at /sys/fs/cgroup/devices".to_owned()),
+            Self::Debian => {
+                let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+                (!release.lines().any(|line| line == "ID=debian")).then(|| "needs Debian".to_owned())
+            }
             Self::Device(path) => (!Path::new(path).exists()).then(|| format!("needs {path:?}")),
             Self::CgroupV2 => {
                 let filesystems = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
@@ -101,6 +107,12 @@ impl Test {
             Ok(Completion::ignored_with(missing))
         })
     }
+}
+
+/// Tells whether the command line selects no tests.
+pub fn runs_everything() -> bool {
+    let arguments = Arguments::from_args();
+    !arguments.list && arguments.filter.is_none()
 }
 
 /// Runs trials, `threads` at a time unless the command line has a number.

@@ -45,9 +45,10 @@ pub fn commands(program: &clap::Command) -> Vec<(String, &clap::Command)> {
     commands
 }
 
-/// The first words.
+/// The first words that shells offer, which people type.
 fn first_words(program: &clap::Command) -> BTreeSet<String> {
-    program.get_subcommands().map(|command| command.get_name().to_owned()).collect()
+    let visible = program.get_subcommands().filter(|command| !command.is_hide_set());
+    visible.map(|command| command.get_name().to_owned()).collect()
 }
 
 /// `-d, --device ID`, as the man page has it.
@@ -69,12 +70,22 @@ fn each_command_has_its_own() {
     let overview = hook(&["--help"]);
     assert_eq!(hook(&["help"]), overview);
     assert!(overview.lines().all(|line| line.len() <= 80), "{overview}");
-    for word in first_words(&program) {
-        assert!(overview.contains(&format!("\n  {word} ")), "{word}");
+    // Each command is in one of the two groups, those for people first.
+    let (own, called) = overview.split_once("\nCalled by engines:\n").unwrap();
+    for command in program.get_subcommands() {
+        let line = format!("\n  {} ", command.get_name());
+        let group = if command.is_hide_set() { format!("\n{called}") } else { own.to_owned() };
+        assert_eq!((group.matches(&line).count(), overview.matches(&line).count()), (1, 1), "{line}");
     }
+    let first = own.split("\nCommands:\n").nth(1).unwrap();
+    assert!(first.starts_with("  ps "), "{first}");
+    assert_eq!(called.lines().take_while(|line| !line.is_empty()).count(), 6, "{called}");
+    // A bare command prints the help too.
+    let stderr = run(Command::new(HOOK).env_clear()).failed(2);
+    assert!(stderr.starts_with(&overview) && stderr.contains(": a command is missing (ONH-002)\nhint: "), "{stderr}");
     for (name, command) in commands(&program) {
         let words: Vec<_> = name.split(' ').collect();
-        let text = if name == "help" { continue } else { hook(&[&words[..], &["--help"]].concat()) };
+        let text = hook(&[&words[..], &["--help"]].concat());
         assert_eq!(hook(&[&["help"], &words[..]].concat()), text);
         assert!(text.starts_with(&command.get_about().unwrap().to_string()), "{text}");
         assert!(text.contains(&format!("\nUsage: oci-nvidia-hook {name} [OPTIONS]")), "{text}");
@@ -91,9 +102,9 @@ fn each_command_has_its_own() {
         assert_eq!(group.lines().filter(|line| line.starts_with(&format!("  {word} "))).count(), 1, "{group}");
     }
     let stderr = run(Command::new(HOOK).args(["help", "nonsense"])).failed(2);
-    assert!(stderr.contains("'nonsense'") && stderr.contains("hint: "), "{stderr}");
-    let stderr = run(Command::new(HOOK).args(["lsit"])).failed(2);
-    assert!(stderr.contains("did you mean list?"), "{stderr}");
+    assert!(stderr.contains("\"nonsense\"") && stderr.contains("hint: "), "{stderr}");
+    let stderr = run(Command::new(HOOK).args(["flies"])).failed(2);
+    assert!(stderr.contains("did you mean files?"), "{stderr}");
 }
 
 /// Returns the completions of bash at the end of this line.
@@ -122,18 +133,23 @@ fn bash_completes() {
     for (line, words) in [
         ("exp", &["explain"][..]),
         ("cdi ", &["generate", "refresh", "list", "check"]),
-        ("--", &["--config", "--help", "--version"]),
+        ("--", &["--config", "--color", "--debug", "--help", "--version"]),
+        ("pre", &["prepare"]),
+        ("post", &[]),
+        ("prestart --con", &["--config"]),
+        ("help cdi gen", &["generate"]),
+        ("explain --", &["--list", "--json", "--config", "--color", "--debug", "--help", "--version"]),
         ("cdi r", &["refresh"]),
         ("--config /x inf", &["info"]),
         ("--config=/x inf", &["info"]),
-        ("info --", &["--json", "--color", "--csv", "--root", "--config", "--help", "--version"]),
+        ("info --", &["--json", "--csv", "--root", "--config", "--color", "--debug", "--help", "--version"]),
         ("cdi generate --format ", &["json", "yaml"]),
         ("cdi generate --format=y", &["yaml"]),
         ("cdi generate --output x.json --name-strategy=uu", &["uuid"]),
-        ("explain --stage create", &["createRuntime", "createContainer"]),
+        ("plan --stage create", &["createRuntime", "createContainer"]),
         ("explain ONH-9", &[]),
         ("explain ONH-001", &["ONH-001"]),
-        ("list --device ", &["all"]),
+        ("files --device ", &["all"]),
         ("--config trou", &["troubleshooting.md"]),
         ("info --root ma", &["man/"]),
         ("info --root find", &[]),
@@ -218,9 +234,13 @@ fn fish_completes() {
     assert_eq!(offered(""), first_words(&program()));
     for (line, words) in [
         ("cdi ", &["generate", "refresh", "list", "check"][..]),
-        ("info --", &["--json", "--color", "--csv", "--root", "--config", "--help", "--version"]),
-        ("cdi list --", &["--spec-dir", "--json", "--root", "--config", "--help", "--version"]),
-        ("list --no-f", &["--no-fabricmanager"]),
+        ("info --", &["--json", "--csv", "--root", "--config", "--color", "--debug", "--help", "--version"]),
+        ("cdi list --", &["--spec-dir", "--json", "--root", "--config", "--color", "--debug", "--help", "--version"]),
+        (
+            "explain ONH-03",
+            &["ONH-030", "ONH-031", "ONH-032", "ONH-033", "ONH-034", "ONH-035", "ONH-036", "ONH-037", "ONH-038"],
+        ),
+        ("files --no-f", &["--no-fabricmanager"]),
         ("cdi generate --format ", &["json", "yaml"]),
         ("completion ", &["bash", "zsh", "fish"]),
         ("--config trou", &["troubleshooting.md"]),
@@ -236,15 +256,21 @@ fn the_man_page_is_complete() {
         let rest = page.split(&format!(".SH {name}\n")).nth(1).unwrap_or_else(|| panic!("{name}"));
         rest.split("\n.SH ").next().unwrap().to_owned()
     };
-    let told = format!("{}\n{}", section("STAGES"), section("COMMANDS"));
+    let told = format!("\n{}\n{}", section("COMMANDS"), section("CALLED BY ENGINES"));
     let program = program();
     let known = commands(&program);
     let mut documented = Vec::new();
     for part in told.split("\n.SS ").skip(1) {
         let (name, text) = part.split_once('\n').unwrap();
-        let name = name.trim_matches('"');
-        documented.push(name);
-        let (_, command) = known.iter().find(|(known, _)| known == name).unwrap_or_else(|| panic!("unknown {name}"));
+        // `plan [OPTIONS] CONTAINER|-`, as in the help.
+        let heading = name.trim_matches('"');
+        let usage = |command: &clap::Command| {
+            let usage = command.clone().render_usage().to_string();
+            usage.strip_prefix("Usage: oci-nvidia-hook ").unwrap().replace(['<', '>'], "")
+        };
+        let (name, command) =
+            known.iter().find(|(_, command)| usage(command) == heading).unwrap_or_else(|| panic!("unknown {heading}"));
+        documented.push(name.as_str());
         let usages: Vec<_> = own_options(&program, command).into_iter().map(usage_of).collect();
         assert_eq!(options_of(text), usages, "{name}");
         let values = command.get_positionals().flat_map(Arg::get_possible_values);
@@ -302,13 +328,13 @@ fn release_date() -> String {
 /// The help to which an invalid command line refers lists the possible values.
 fn hints_lead_to_the_right_help() {
     for (arguments, hint) in [
-        (&["list", "--librarie"][..], "did you mean --libraries? See \"oci-nvidia-hook list --help\""),
+        (&["files", "--librarie"][..], "did you mean --libraries? See \"oci-nvidia-hook files --help\""),
         (&["why", "--frobnicate"], "run \"oci-nvidia-hook why --help\""),
         (&["cdi"], "run \"oci-nvidia-hook cdi --help\""),
         (&["cdi", "nonsense"], "run \"oci-nvidia-hook cdi --help\""),
         (&["cdi", "genrate"], "did you mean generate? See \"oci-nvidia-hook cdi --help\""),
         (&["doctr"], "did you mean doctor? See \"oci-nvidia-hook --help\""),
-        (&[], "run \"oci-nvidia-hook --help\""),
+        (&[], "run \"oci-nvidia-hook help\""),
     ] {
         let stderr = run(Command::new(HOOK).args(arguments)).failed(2);
         assert!(stderr.ends_with(&format!(" (ONH-002)\nhint: {hint}\n")), "{arguments:?}: {stderr}");

@@ -14,7 +14,7 @@ use crate::why::{isolated, why};
 tests! {
     NEEDS => commands_print_what_it_documents, records, explanations;
     &[Need::Root] => a_container_without_a_record;
-    &[] => each_key_is_described, an_error_leaves_stdout_empty;
+    &[] => each_key_is_described, an_error_leaves_stdout_empty, numbers;
 }
 
 fn schema(name: &str) -> Value {
@@ -112,8 +112,8 @@ fn commands_print_what_it_documents() {
             ("doctor", &["doctor"][..], &[0, 1, 3][..]),
             ("status", &["status"], &[0, 1]),
             ("info", &["info"], &[0, 1]),
-            ("list", &["list"], &[0, 1]),
-            ("list", &["list", "--libraries"], &[0]),
+            ("files", &["files"], &[0, 1]),
+            ("files", &["files", "--libraries"], &[0]),
             ("cdi-check", &["cdi", "check", "--spec-dir", specs], &[1]),
             ("cdi-check", &["cdi", "check"], &[0, 1]),
             ("cdi-list", &["cdi", "list", "--spec-dir", specs], &[0]),
@@ -121,7 +121,7 @@ fn commands_print_what_it_documents() {
             let ran = hook(&fake, arguments);
             assert!(codes.contains(&ran.code.unwrap()), "{host} {arguments:?}: {ran:?}");
             // An error: no document, and a message on stderr.
-            let is_error = matches!((host, arguments), ("silent", ["info"] | ["list"]) | ("no GPU", ["list"]));
+            let is_error = matches!((host, arguments), ("silent", ["info"] | ["files"]) | ("no GPU", ["files"]));
             if is_error {
                 assert!(ran.stdout.is_empty() && ran.code == Some(1), "{host} {arguments:?}: {ran:?}");
                 continue;
@@ -136,7 +136,7 @@ fn commands_print_what_it_documents() {
                     "{document:#}"
                 ),
                 ("MIG", "info") => assert_eq!(document["gpus"][0]["mig"]["devices"].as_array().unwrap().len(), 2),
-                ("two GPUs", "list") => assert!(part("files") > Some(3), "{document:#}"),
+                ("two GPUs", "files") => assert!(part("files") > Some(3), "{document:#}"),
                 _ => {}
             }
         }
@@ -153,20 +153,33 @@ fn records() {
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
     for (env, outcome) in [
         (&["NVIDIA_VISIBLE_DEVICES=9"][..], "failed"),
-        (&["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=1.0"], "partly"),
-        (&["NVIDIA_VISIBLE_DEVICES=0"], "given"),
+        (&["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=1.0"], "incomplete"),
+        (&["NVIDIA_VISIBLE_DEVICES=0"], "ok"),
     ] {
         waiting.set_env(env);
         waiting.call(&mut isolated(dir.path()), &fake.config);
         for arguments in [&["--json"][..], &["--json", "waiting"]] {
             let document = checked("why", &why(dir.path(), arguments).ok());
-            assert_eq!(document["records"][0]["outcome"], outcome);
+            // Without a name, only failures are listed.
+            let expected = if outcome == "ok" && arguments.len() == 1 { &Value::Null } else { &outcome.into() };
+            assert_eq!(document["records"][0]["outcome"], *expected);
             is_complete("why", &document);
         }
     }
 }
 
-/// All stages that explain supports, with and without a request.
+/// The two forms of `explain`.
+fn numbers() {
+    let explain =
+        |words: &[&str]| checked("explain", &run(Command::new(HOOK).args(["explain", "--json"]).args(words)).ok());
+    let one = explain(&["030"]);
+    is_complete("explain", &one);
+    let all = explain(&["--list"]);
+    let all = all["findings"].as_array().unwrap();
+    assert!(all.len() > 100 && all.contains(&one["findings"][0]), "{one:#}");
+}
+
+/// All stages that plan supports, with and without a request.
 fn explanations() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--mig", "--drm"]));
     std::fs::create_dir_all(dir.path().join("rootfs/usr/lib64")).unwrap();
@@ -178,17 +191,17 @@ fn explanations() {
         let spec = serde_json::json!({
             "process": {"env": [env, "NVIDIA_DRIVER_CAPABILITIES=all"]}, "root": {"path": dir.path().join("rootfs")},
         });
-        for arguments in [&["explain"][..], &["explain", "--stage", "precreate"]] {
+        for arguments in [&["plan", "-"][..], &["plan", "-", "--stage", "precreate"]] {
             let mut command = Command::new(HOOK);
             command.arg("--config").arg(&fake.config).args(arguments).arg("--json").env_clear();
             let ran = run_with(command.current_dir(dir.path()), spec.to_string().as_bytes());
-            let mut document = checked("explain", &ran.stdout);
+            let mut document = checked("plan", &ran.stdout);
             assert_eq!(document["outcome"], outcome, "{document:#}");
             let edits = document["edits"].as_array_mut().unwrap();
             assert_eq!(edits.len() > 10, outcome == "inject", "{edits:?}");
             // The OCI runtime specification describes the items.
             edits.iter_mut().filter_map(|edit| edit.get_mut("item")).for_each(|item| *item = 0.into());
-            is_complete("explain", &document);
+            is_complete("plan", &document);
         }
     }
 }
@@ -231,7 +244,8 @@ fn a_container_without_a_record() {
         assert!(text.starts_with("container ") && text.contains(answer["reason"].as_str().unwrap()), "{text}");
     }
     let given = checked("why", &tell("a --json").ok());
-    assert!(given["without_record"]["given"].as_str().unwrap().contains("nvidia.com/gpu=0"), "{given:#}");
+    let devices = serde_json::json!([{"name": "nvidia.com/gpu=0"}]);
+    assert_eq!(given["without_record"]["devices"], devices, "{given:#}");
 }
 
 /// Collects the keys without a description, in any object.
@@ -272,7 +286,7 @@ fn an_error_leaves_stdout_empty() {
     let root = empty.path().to_str().unwrap();
     for arguments in [
         &["info", "--root", root][..],
-        &["list", "--root", root],
+        &["files", "--root", root],
         &["why", "no-such-container"],
         &["cdi", "check", "--config", "/nowhere"],
     ] {

@@ -16,15 +16,15 @@ tests! {
 
 const ALL: &str = "NVIDIA_VISIBLE_DEVICES=all";
 
-/// Returns the output of `explain --json` for a container with this environment.
-fn explain(fake: &FakeDriver, env: &str) -> Value {
+/// Returns the output of `plan --json` for a container with this environment.
+fn plan(fake: &FakeDriver, env: &str) -> Value {
     let dir = scratch();
     let spec = json!({"process": {"env": [env]}, "root": {"path": "/nowhere"}});
     std::fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
     let state = json!({"id": "c", "bundle": dir.path()}).to_string();
-    let mut explain = Command::new(HOOK);
+    let mut plan = Command::new(HOOK);
     let ran =
-        run_with(explain.arg("--config").arg(&fake.config).args(["explain", "--json"]).env_clear(), state.as_bytes());
+        run_with(plan.arg("--config").arg(&fake.config).args(["plan", "-", "--json"]).env_clear(), state.as_bytes());
     serde_json::from_str(&ran.stdout).unwrap()
 }
 
@@ -56,7 +56,7 @@ fn an_entry_of_no_form_is_an_error() {
                 && stderr.contains("(ONH-005)"),
             "{entry:?}: {stderr}"
         );
-        assert_eq!(explain(&fake, ALL)["outcome"], "error", "{entry:?}");
+        assert_eq!(plan(&fake, ALL)["outcome"], "error", "{entry:?}");
         let found = doctor(&fake);
         assert!(
             found.stdout.contains("devices.deny has an invalid value") && found.code == Some(3),
@@ -68,7 +68,7 @@ fn an_entry_of_no_form_is_an_error() {
 
 fn each_form_denies() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
-    let uuids = |fake: &FakeDriver| devices(&explain(fake, ALL)).into_iter().map(str::to_owned).collect::<Vec<_>>();
+    let uuids = |fake: &FakeDriver| devices(&plan(fake, ALL)).into_iter().map(str::to_owned).collect::<Vec<_>>();
     let all = uuids(&fake);
     assert_eq!(all.len(), 3);
     let inventory = run_with(Command::new(HOOK).arg("--config").arg(&fake.config).args(["info", "--json"]), b"").ok();
@@ -91,7 +91,7 @@ fn each_form_denies() {
     }
     for entry in ["*H100*", "nvidia h?00*", "*", "GPU-*"] {
         fake.configure(&format!("[devices]\ndeny = [{entry:?}]"));
-        assert_eq!(explain(&fake, ALL)["findings"][0]["id"], "ONH-031", "{entry:?}");
+        assert_eq!(plan(&fake, ALL)["findings"][0]["id"], "ONH-031", "{entry:?}");
     }
 }
 
@@ -106,7 +106,7 @@ fn an_entry_that_matches_nothing() {
     assert!(ran.stderr.contains(says) && ran.stderr.contains("(ONH-107)\nhint: "), "{}", ran.stderr);
     assert_eq!(ran.stderr.matches("ONH-107").count(), 1, "{}", ran.stderr);
     ran.ok();
-    let explanation = explain(&fake, ALL);
+    let explanation = plan(&fake, ALL);
     assert_eq!((explanation["findings"][0]["id"].as_str(), devices(&explanation).len()), (Some("ONH-107"), 1));
     let check = |fake: &FakeDriver| {
         let outcomes = crate::json_schema::part("doctor", &doctor(fake).stdout, "checks");
@@ -131,7 +131,7 @@ fn a_gpu_without_a_name() {
     });
     let count = |table: &str| {
         fake.configure(&format!("[devices]\n{table}"));
-        devices(&explain(&fake, ALL)).len()
+        devices(&plan(&fake, ALL)).len()
     };
     assert_eq!(count(""), 2);
     assert_eq!(count("deny = [\"*A100*\"]"), 1, "what it is cannot be known");
@@ -169,7 +169,7 @@ fn hints_have_no_ids_of_other_gpus() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     fake.configure("[devices]\ndeny = [\"1\"]");
     for asked in ["9", "1"] {
-        let explanation = explain(&fake, &format!("NVIDIA_VISIBLE_DEVICES={asked}"));
+        let explanation = plan(&fake, &format!("NVIDIA_VISIBLE_DEVICES={asked}"));
         let finding = &explanation["findings"][0];
         let hint = finding["fix"].as_str().unwrap();
         assert!(hint.contains(" 0, 2, all, none"), "{hint}");

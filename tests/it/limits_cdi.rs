@@ -145,13 +145,13 @@ fn what_is_asked() {
     // A container without nodes of GPUs has nothing that could be denied.
     container.set_spec_field("linux", json!({"devices": []}));
     ran(&limits("deny = [\"*\"]")).ok();
-    // `explain` describes what the entry does.
+    // `plan` describes what the entry does.
     let node = json!({"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1});
     container.set_spec_field("linux", json!({"devices": [node]}));
     fake.configure(&limits("deny = [\"1\"]"));
-    let mut explain = Command::new(HOOK);
-    let explain = explain.arg("--config").arg(&fake.config).args(["explain", "--json"]).env_clear();
-    let told: Value = serde_json::from_str(&run_with(explain, container.state().as_bytes()).stdout).unwrap();
+    let mut plan = Command::new(HOOK);
+    let plan = plan.arg("--config").arg(&fake.config).args(["plan", "-", "--json"]).env_clear();
+    let told: Value = serde_json::from_str(&run_with(plan, container.state().as_bytes()).stdout).unwrap();
     assert_eq!((&told["outcome"], &told["findings"][0]["id"]), (&json!("error"), &json!("ONH-032")), "{told}");
 }
 
@@ -215,7 +215,7 @@ fn doctor_and_check() {
     let doctor = || {
         let text = at_host(&["doctor", "--json"]).stdout;
         let found = crate::json_schema::part("doctor", &text, "checks");
-        found.into_iter().filter(|check| check["check"] == "cdi").collect::<Vec<_>>()
+        found.into_iter().filter(|check| check["check"] == "specs").collect::<Vec<_>>()
     };
     assert!(doctor().iter().all(|check| check["id"] != "ONH-062"), "{:?}", doctor());
     for table in ["deny = [\"1\"]", "allow = [\"0\"]", "deny = [\"GPU-51eed001*\"]"] {
@@ -225,13 +225,13 @@ fn doctor_and_check() {
         assert!(denied.len() > 3 && denied.iter().all(|check| check["status"] == "error"), "{table}: {found:?}");
         let ran = at_host(&["cdi", "check", "--json"]);
         assert_eq!(ran.code, Some(1), "{table}");
-        let views = crate::json_schema::part("cdi-check", &ran.stdout, "views");
-        for verdict in views[0]["verdicts"].as_array().unwrap() {
-            let name = verdict["subject"].as_str().unwrap().split_once('=').unwrap().1;
+        let groups = crate::json_schema::part("cdi-check", &ran.stdout, "groups");
+        for result in groups[0]["results"].as_array().unwrap() {
+            let name = result["device"].as_str().unwrap().split_once('=').unwrap().1;
             let is_denied = ["1", GPU_1, "all"].contains(&name);
-            assert_eq!(verdict["ok"], !is_denied, "{table}: {verdict}");
+            assert_eq!(result["usable"], !is_denied, "{table}: {result}");
             let says = "it includes \"/dev/nvidia1\", which [devices] in config.toml denies";
-            assert_eq!(verdict["reason"] == says, is_denied, "{table}: {verdict}");
+            assert_eq!(result["why"] == says, is_denied, "{table}: {result}");
         }
     }
     // A model needs NVML's answer.

@@ -317,7 +317,7 @@ fn a_failing_gpu_does_not_stop_the_others() {
     ran.ok();
     assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia0 nvidia2");
     container.set_env(&["NVIDIA_VISIBLE_DEVICES=1"]);
-    assert!(container.hook(&fake.config).failed(1).contains("asks for \"1\": GPU 1: nvmlDeviceGet"));
+    assert!(container.hook(&fake.config).failed(1).contains("requests \"1\": GPU 1: nvmlDeviceGet"));
 }
 
 fn none_or_sixteen_gpus_and_a_slow_driver() {

@@ -11,7 +11,33 @@ use crate::support::{HOOK, Ran, private_dir, run, run_with, scratch};
 use crate::why::isolated;
 
 tests! {
-    NEEDS => only_in_directories_of_root, the_run_directory_is_closed_to_others;
+    NEEDS => only_in_directories_of_root, the_run_directory_is_closed_to_others, debug_shows_what_a_command_reads;
+}
+
+/// The log is on stderr, and stdout is unchanged.
+fn debug_shows_what_a_command_reads() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
+    let (config, specs) = (fake.config.to_str().unwrap(), dir.path().to_str().unwrap());
+    let hook = |arguments: &[&str]| run(Command::new(HOOK).args(["--config", config]).args(arguments).env_clear());
+    let spec = dir.path().join("nvidia.yaml").display().to_string();
+    hook(&["cdi", "generate", "--output", &spec]).ok();
+    let (read, root) = (format!("read {config:?}"), format!("driver root {:?}", fake.root));
+    for (arguments, lines) in [
+        (&["info"][..], vec![read.clone(), root.clone(), "NVML is \"/usr/lib/".into(), "NVML answered after ".into()]),
+        (&["files", "--libraries"], vec![read.clone(), root.clone()]),
+        (&["cdi", "check", "--spec-dir", specs], vec![read, root, format!("read the CDI spec {spec:?}")]),
+        (&["version"], Vec::new()),
+    ] {
+        let plain = hook(arguments);
+        let debug = hook(&[arguments, &["--debug"]].concat());
+        assert_eq!((&debug.stdout, debug.code), (&plain.stdout, plain.code), "{arguments:?}");
+        let log: Vec<_> =
+            debug.stderr.lines().filter_map(|line| line.split_once("]: debug: ")).map(|(_, l)| l).collect();
+        for line in lines {
+            assert!(log.iter().any(|one| one.starts_with(&line)), "{arguments:?}: {line}: {debug:?}");
+        }
+        assert!(!plain.stderr.contains("debug: "), "{plain:?}");
+    }
 }
 
 /// A user of the host.

@@ -38,11 +38,12 @@ mod driver;
 mod driver_roots;
 mod engine;
 mod engine_texts;
-mod explain;
 mod failure;
 mod features;
 mod findings;
 mod fuzz_corpus;
+mod golden;
+mod gpudirect;
 mod gpus;
 mod grants;
 mod help;
@@ -64,6 +65,7 @@ mod own_nodes;
 mod packages;
 mod packaging;
 mod peers;
+mod plan;
 mod podman;
 mod podman_drop_in;
 mod podman_shapes;
@@ -71,6 +73,7 @@ mod poststop;
 mod precreate;
 mod precreate_podman;
 mod prepare;
+mod ps;
 mod readme;
 mod records;
 mod repository;
@@ -86,11 +89,12 @@ mod systemd;
 mod timeouts;
 mod toolkit;
 mod units;
+mod views;
 mod walks;
 mod why;
 mod zypper;
 
-use harness::Test;
+use harness::{Need, Test};
 use kernels::Kernel;
 use libtest_mimic::Trial;
 
@@ -102,12 +106,12 @@ macro_rules! tests_of {
 
 tests_of! {
     architecture, bad_input, budget, cache, captures, cdi, cdi_conformance, cdi_containers, cgroup, conformance,
-    daemon_set, deb, debian, docker, docs, doctor, doctor_container, driver_roots, engine_texts, explain, failure,
-    features, findings, fuzz_corpus, gpus, grants, help, hostile::blocking, hostile::engine, hostile::environment,
+    daemon_set, deb, debian, docker, docs, doctor, doctor_container, driver_roots, engine_texts, failure,
+    features, findings, fuzz_corpus, golden, gpudirect, gpus, grants, help, hostile::blocking, hostile::engine, hostile::environment,
     hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths, hostile::races,
     hostile::volumes, hosts, json_schema, ldcache, ldconfig, lean, limits, limits_cdi, live, log, nvidia_cli,
-    nvidia_ctk, obs, own_nodes, packages, packaging, peers, podman, podman_drop_in, podman_shapes, poststop, precreate,
-    precreate_podman, prepare, readme, records, repository, rpm, shapes, soak, status, streams, style, systemd, timeouts, toolkit,
+    nvidia_ctk, obs, own_nodes, packages, packaging, peers, plan, podman, podman_drop_in, podman_shapes, poststop, precreate,
+    precreate_podman, prepare, ps, readme, records, repository, rpm, shapes, soak, status, streams, style, systemd, timeouts, toolkit,
     units, walks, why, zypper
 }
 
@@ -124,6 +128,11 @@ fn main() -> std::process::ExitCode {
     // These tests take longest.
     let on_oldest = failure::TESTS.iter().chain(podman_shapes::TESTS);
     trials.extend(on_oldest.map(|test| trial(test, Some(kernels::OLD[0]))));
+    // Compiling the programs that packages contain takes minutes, in which the other tests can run.
+    trials.sort_by_key(|trial| needs_release(trial.name()));
+    if harness::runs_everything() && [Need::Root, Need::Cargo].iter().all(|need| need.missing().is_none()) {
+        std::thread::spawn(|| (built::release(), built::compat_release()));
+    }
     // Half of the time, tests wait: for engines, deadlines, and builds that use one core.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let code = harness::run(trials, 2 * cores);
@@ -131,6 +140,21 @@ fn main() -> std::process::ExitCode {
     support::remove_shared();
     support::remove_records();
     code
+}
+
+/// Returns whether a test belongs to those that wait for these programs.
+fn needs_release(test: &str) -> bool {
+    let tests = [
+        "architecture::the_program_of_compat",
+        "budget::",
+        "deb::",
+        "lean::",
+        "nvidia_ctk::",
+        "readme::",
+        "rpm::",
+        "zypper::",
+    ];
+    tests.iter().any(|name| test.starts_with(name))
 }
 
 fn trial(test: &'static Test, kernel: Option<Kernel>) -> Trial {

@@ -171,8 +171,8 @@ fn list_names_what_it_does_not_know() {
     ))
     .ok();
     let ours = |options: &[&str]| {
-        let mut list = Command::new(HOOK);
-        run(list.arg("list").args(options).arg("--root").arg(&fake.root).env_clear())
+        let mut files = Command::new(HOOK);
+        run(files.arg("files").args(options).arg("--root").arg(&fake.root).env_clear())
     };
     let note = "oci-nvidia-hook: note: libraries of the driver are not in the catalog: \
                 \"libnvidia-later.so.535.183.01\" (ONH-225)\nhint: ";
@@ -183,8 +183,8 @@ fn list_names_what_it_does_not_know() {
         assert!(ran.stdout.contains("/libnvidia-later.so.535.183.01\n"), "{ran:?}");
     }
     assert_eq!(ours(&["--binaries"]).stderr, "", "no libraries are listed");
-    let items = json_schema::part("list", &ours(&["--json"]).stdout, "files");
-    let marked: Vec<_> = items.iter().filter(|item| item["catalogued"] == false).collect();
+    let items = json_schema::part("files", &ours(&["--json"]).stdout, "files");
+    let marked: Vec<_> = items.iter().filter(|item| item["cataloged"] == false).collect();
     let paths: Vec<_> = marked.iter().map(|item| (item["path"].as_str().unwrap(), &item["kind"])).collect();
     let (native, other) = (&"library".into(), &"library-32".into());
     assert_eq!(
@@ -200,8 +200,8 @@ fn list_names_what_it_does_not_know() {
 fn list_prints_kinds() {
     let fake = host();
     let mut ours = Command::new(HOOK);
-    let text = run(ours.args(["list", "--json", "--root"]).arg(&fake.root).env_clear()).ok();
-    let items = json_schema::part("list", &text, "files");
+    let text = run(ours.args(["files", "--json", "--root"]).arg(&fake.root).env_clear()).ok();
+    let items = json_schema::part("files", &text, "files");
     let path = |item: &serde_json::Value| item["path"].as_str().unwrap().to_owned();
     let is_ours = |item: &&serde_json::Value| item["kind"] == "description" || item["kind"] == "drm-device";
     let (more, same): (Vec<_>, Vec<_>) = items.iter().partition(is_ours);
@@ -302,15 +302,15 @@ fn errors() {
         (&["list", "--device", "9"][..], "\"9\""),
         (&["list", "--device", "none"], "\"none\""),
         (&["list", "--imex-channel", "1048576"], "\"1048576\""),
-        (&["list", "--libary"], "'--libary'"),
+        (&["list", "--libary"], "\"--libary\""),
         (&["configure", "rootfs"], "\"rootfs\""),
         (&["configure", "/"], "\"/\""),
         (&["configure", "--pid=4194304", "/x"], "4194304"),
         (&["configure", "--device=7", "--pid=1", "/x"], "\"7\""),
         (&["configure", "--require=cuda>=99", "--pid=1", "/x"], "cuda>=99"),
-        (&["configure", "--mig-config=0", "/x"], "'0'"),
+        (&["configure", "--mig-config=0", "/x"], "\"0\""),
         (&["--user=nobody-here", "info"], "\"nobody-here\""),
-        (&["frobnicate"], "'frobnicate'"),
+        (&["frobnicate"], "\"frobnicate\""),
     ] {
         let stderr = cli(&fake.root, arguments).failed(1);
         assert!(stderr.contains(says) && stderr.lines().count() == 2, "{arguments:?}: {stderr}");

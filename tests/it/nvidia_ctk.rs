@@ -29,6 +29,7 @@ tests! {
     NEEDS_COMPAT => cuda_compat, device_nodes_are_not_modified, modes, application_profile,
         links_of_the_image_are_not_followed, state_in_a_file;
     BUILD => what_is_not_known;
+    NEEDS_COMPAT => the_commands_of_guides;
 }
 
 /// Creates a link with this name that leads to the program of the package -compat.
@@ -331,6 +332,90 @@ fn what_is_not_known() {
         let stderr = run(&format!("{hook}create-symlinks --link a::/b")).failed(1);
         assert!(stderr.contains("cannot read the container state"), "{stderr}");
     }
-    let ctk = dir.path().join("nvidia-ctk");
-    assert!(run(Command::new(ctk).args(["cdi", "generate"])).failed(2).contains("\"oci-nvidia-hook cdi generate\""));
+    // A link to the other program.
+    let wrong = scratch();
+    symlink(HOOK, wrong.path().join("nvidia-ctk")).unwrap();
+    let stderr = run(Command::new(wrong.path().join("nvidia-ctk")).args(["cdi", "generate"])).failed(2);
+    assert!(stderr.contains("\"cdi\" is a command of oci-nvidia-hook-compat"), "{stderr}");
+}
+
+/// The commands of NVIDIA's installation guide and of scripts, in this order on one host: each exit status, and a part of the output.
+const GUIDE: [(&str, i32, &str); 32] = [
+    ("nvidia-ctk --version", 0, "nvidia-ctk version "),
+    ("nvidia-ctk --help", 0, "config"),
+    ("nvidia-ctk config", 0, "root = "),
+    ("nvidia-ctk config default", 0, "#no-cgroups = false"),
+    ("nvidia-ctk runtime configure --runtime=docker --dry-run", 0, "\"path\": \"$BIN/nvidia-container-runtime\""),
+    ("cat /etc/docker/daemon.json", 1, ""),
+    (
+        "nvidia-ctk runtime configure --runtime=docker",
+        0,
+        "restart docker, for example with \"systemctl restart docker\"",
+    ),
+    ("cat /etc/docker/daemon.json", 0, "\"cdi\": true"),
+    ("nvidia-ctk runtime configure --runtime=docker", 0, "\"/etc/docker/daemon.json\" is already configured"),
+    (
+        "nvidia-ctk runtime configure --runtime=docker --config=$HOME/.config/docker/daemon.json",
+        0,
+        "/.config/docker/daemon.json\"; restart docker",
+    ),
+    ("nvidia-ctk runtime configure --runtime=docker --set-as-default --cdi.enabled", 0, "wrote "),
+    ("cat /etc/docker/daemon.json", 0, "\"default-runtime\": \"nvidia\""),
+    ("nvidia-ctk runtime configure --runtime=containerd", 0, "wrote \"/etc/containerd/config.toml\""),
+    ("cat /etc/containerd/config.toml", 0, "enable_cdi = true"),
+    ("nvidia-ctk runtime configure --runtime=crio", 0, "CRI-O"),
+    ("nvidia-ctk runtime configure --runtime=lxc", 2, "[possible values: crio, podman, docker, containerd]"),
+    ("nvidia-ctk runtime configure --runtime=crio --config-mode=oci-hook", 2, "is not supported"),
+    ("nvidia-ctk config --set nvidia-container-cli.no-cgroups --in-place", 0, ""),
+    ("grep -c '^no-cgroups = true' /etc/nvidia-container-runtime/config.toml", 0, "1"),
+    (
+        "nvidia-ctk config --in-place --set nvidia-container-runtime.mode=cdi",
+        0,
+        "nvidia-container-runtime.mode has no effect",
+    ),
+    ("nvidia-ctk config --set nvidia-container-runtime-hook.skip-mode-detection=true --in-place", 0, "no effect"),
+    ("nvidia-ctk config --set nvidia-container-cli.no-cgruops", 2, "did you mean nvidia-container-cli.no-cgroups?"),
+    ("nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml", 0, "wrote /etc/cdi/nvidia.yaml: nvidia.com/gpu=0"),
+    ("nvidia-ctk cdi generate", 0, "kind: nvidia.com/gpu"),
+    ("nvidia-ctk cdi generate --device-name-strategy=type-index --format=json", 0, "\"name\": \"gpu0\""),
+    ("nvidia-ctk cdi generate --mode=nvml --vendor=example.com --class=accel", 0, "kind: example.com/accel"),
+    ("nvidia-ctk cdi generate --mode=csv", 2, "--mode=csv is not supported"),
+    ("nvidia-ctk cdi generate --mode=gdrcopy", 1, "hint: load the kernel module on the host: \"modprobe gdrdrv\""),
+    ("nvidia-ctk cdi list", 0, "nvidia.com/gpu=all"),
+    (
+        "nvidia-ctk cdi transform root --from=/usr/lib64 --to=/x --relative-to=container --input=/etc/cdi/nvidia.yaml",
+        0,
+        "containerPath: /x/libcuda.so",
+    ),
+    ("nvidia-ctk info", 0, "GPU-51eed000"),
+    ("nvidia-ctk system create-dev-char-symlinks --create-all", 0, ""),
+];
+
+fn the_commands_of_guides() {
+    let (bin, dir) = (scratch(), scratch());
+    link(bin.path(), "nvidia-ctk");
+    let program = built::compat().parent().unwrap().display().to_string();
+    let fake = FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]);
+    let mut script = format!(
+        "cd '{dir}'; mount -t tmpfs tmpfs .; mkdir upper work home\n\
+         mount -t overlay -o lowerdir=/etc,upperdir=upper,workdir=work overlay /etc\n\
+         rm -rf /etc/docker /etc/containerd /etc/cdi /etc/nvidia-container-runtime\n\
+         mkdir /etc/nvidia-container-runtime; cp '{config}' /etc/nvidia-container-runtime/config.toml\n\
+         export HOME='{dir}/home' PATH='{bin}':/usr/sbin:/usr/bin:/sbin:/bin NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=/ignored\n",
+        dir = dir.path().display(),
+        bin = bin.path().display(),
+        config = fake.config.display()
+    );
+    for (line, ..) in GUIDE {
+        script += &format!("code=0; said=$({line} 2>&1) || code=$?; printf '%s\\0%s\\0' $code \"$said\"\n");
+    }
+    let said = run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok();
+    let parts: Vec<_> = said.split('\0').collect();
+    assert_eq!(parts.len(), 2 * GUIDE.len() + 1, "{said}");
+    for ((line, code, text), said) in GUIDE.iter().zip(parts.chunks(2)) {
+        let text = text.replace("$BIN", &program);
+        assert_eq!(said[0], code.to_string(), "{line}: {}", said[1]);
+        assert!(said[1].contains(&text), "{line}: {}", said[1]);
+        assert!(*code != 2 || said[1].contains("\nhint: "), "{line}: {}", said[1]);
+    }
 }

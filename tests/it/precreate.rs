@@ -58,7 +58,7 @@ fn nothing_is_printed_on_an_error() {
         ("", "cannot read the container's spec on stdin: it is empty"),
         ("{\"process\":", "cannot read the container's spec on stdin: EOF"),
         ("{}", "no \"root.path\""),
-        (&gpu_9, "asks for \"9\""),
+        (&gpu_9, "requests \"9\""),
         (&no_array, "cannot add to \"hooks.createRuntime\": it is not an array"),
     ] {
         let ran = precreate(&fake.config, spec);
@@ -67,7 +67,7 @@ fn nothing_is_printed_on_an_error() {
     }
     // Podman shows none of these messages.
     let log = fs::read_to_string(log).unwrap();
-    assert!(log.contains(": error: ") && log.contains("asks for \"9\"") && log.contains("it is not an array"), "{log}");
+    assert!(log.contains(": error: ") && log.contains("requests \"9\"") && log.contains("it is not an array"), "{log}");
     // If writing fails, nothing is printed, however short.
     let script = format!("'{HOOK}' --config '{}' precreate >/dev/full", fake.config.display());
     for spec in [&spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=0"]), r#"{"root":{"path":"/r"},"process":{}}"#] {
@@ -75,13 +75,13 @@ fn nothing_is_printed_on_an_error() {
     }
 }
 
-fn explain(fake: &FakeDriver, more: &[&str], stdin: &str) -> Ran {
-    let mut explain = Command::new(HOOK);
-    explain.arg("--config").arg(&fake.config).arg("explain").args(more).env_clear();
-    run_with(&mut explain, stdin.as_bytes())
+fn plan(fake: &FakeDriver, more: &[&str], stdin: &str) -> Ran {
+    let mut plan = Command::new(HOOK);
+    plan.arg("--config").arg(&fake.config).args(["plan", "-"]).args(more).env_clear();
+    run_with(&mut plan, stdin.as_bytes())
 }
 
-/// The additions that `explain` lists, inserted into config.json by hand, are the output of precreate; an error of one is an
+/// The additions that `plan` lists, inserted into config.json by hand, are the output of precreate; an error of one is an
 /// error of the other.
 fn explained_as_it_is_done() {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm", "--mig", "--dev-mode", "0660", "--dev-group", "video"]);
@@ -96,7 +96,7 @@ fn explained_as_it_is_done() {
     );
     for spec in [of(&image.rootfs, "all"), of(&image.rootfs, "0:1"), of(Path::new("/nowhere"), "1"), own_node] {
         let done: Value = serde_json::from_str(&precreate(&fake.config, &spec).ok().replace("1e400", "0")).unwrap();
-        let told = explain(&fake, &["--stage", "precreate", "--json"], &spec).ok();
+        let told = plan(&fake, &["--stage", "precreate", "--json"], &spec).ok();
         let told: Value = serde_json::from_str(&told).unwrap();
         let mut by_hand: Value = serde_json::from_str(&spec.replace("1e400", "0")).unwrap();
         for edit in told["edits"].as_array().unwrap() {
@@ -109,11 +109,11 @@ fn explained_as_it_is_done() {
             array.as_array_mut().unwrap().push(edit["item"].clone());
         }
         assert_eq!(by_hand, done);
-        let words = explain(&fake, &["--stage", "precreate"], &spec).ok();
+        let words = plan(&fake, &["--stage", "precreate"], &spec).ok();
         for line in [
-            "edit: add to linux.resources.devices of config.json: allow c 195:255 rw\n",
-            "edit: add to hooks.createRuntime of config.json: ",
-            &format!("edit: add to process.user.additionalGids of config.json: {}\n", video()),
+            "\nadded to linux.resources.devices of config.json: allow c 195:",
+            "\nadded to hooks.createRuntime of config.json: /",
+            &format!("\nadded to process.user.additionalGids of config.json: {}\n", video()),
         ] {
             assert!(words.contains(line), "{line:?} is not in\n{words}");
         }
@@ -130,13 +130,13 @@ fn explained_as_it_is_done() {
          {\"path\":\"/dev/nvidiactl\",\"type\":\"c\",\"major\":1,\"minor\":3}],",
     );
     assert_eq!(precreate(&fake.config, &given).ok(), given);
-    let told = explain(&fake, &["--stage", "precreate"], &given).ok();
+    let told = plan(&fake, &["--stage", "precreate"], &given).ok();
     assert!(told.starts_with("the hook does nothing: ") && told.contains("(ONH-111)\n"), "{told}");
     for (spec, says) in [(no_array, "it is not an array"), (another, "(ONH-044)")] {
         assert!(precreate(&fake.config, &spec).failed(1).contains(says), "{says}");
-        let told = explain(&fake, &["--stage", "precreate"], &spec);
+        let told = plan(&fake, &["--stage", "precreate"], &spec);
         assert_eq!(told.code, Some(1), "{told:?}");
-        assert!(told.stdout.contains(says.trim_matches(['(', ')'])) && !told.stdout.contains("edit: "), "{told:?}");
+        assert!(told.stdout.contains(says.trim_matches(['(', ')'])) && !told.stdout.contains("added to "), "{told:?}");
     }
 }
 
@@ -146,7 +146,7 @@ fn words(items: &Value, fields: [&str; 3]) -> BTreeSet<String> {
     items.as_array().into_iter().flatten().map(word).collect()
 }
 
-/// `explain` for a container's state lists the hook's steps for the same container.
+/// `plan` for a container's state lists the hook's steps for the same container.
 fn the_hook_does_what_it_adds() {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm", "--mig"]);
     for (layout, ask) in [("debian", "all"), ("lib64", "all"), ("lib64", "1"), ("debian", "0:1"), ("musl", "0:0,1")] {
@@ -164,7 +164,7 @@ fn the_hook_does_what_it_adds() {
         assert_eq!(snapshot(&image.rootfs), before, "the image is only examined");
         fs::write(dir.path().join("config.json"), &spec).unwrap();
         let state = json!({"id": "c", "bundle": dir.path()}).to_string();
-        let told = explain(&fake, &["--json"], &state);
+        let told = plan(&fake, &["--json"], &state);
         let told: Value = serde_json::from_str(&told.ok()).unwrap();
         let of = |action: &str| -> Value {
             told["edits"].as_array().unwrap().iter().filter(|edit| edit["action"] == action).cloned().collect()

@@ -277,7 +277,7 @@ fn errors_are_in_the_log() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let (podman, _private, log) = podman(&fake);
     let ran = podman.run(Cgroup::AsMounted, &["-e", "NVIDIA_VISIBLE_DEVICES=9", IMAGE, "true"]);
-    assert!(ran.code != Some(0) && !ran.stderr.contains("asks for"), "{ran:?}");
+    assert!(ran.code != Some(0) && !ran.stderr.contains("requests"), "{ran:?}");
     let log = fs::read_to_string(log).unwrap();
     assert!(log.contains(": error: ") && log.contains("(ONH-030)") && log.contains(": hint: "), "{log}");
 }

@@ -146,14 +146,14 @@ fn what_a_request_needs_is_made() {
     }
 }
 
-/// `explain` makes nothing, and its answer is that of the hook, which makes the nodes.
+/// `plan` makes nothing, and its answer is that of the hook, which makes the nodes.
 fn what_is_made_is_explained() {
     let graphics = "NVIDIA_DRIVER_CAPABILITIES=graphics,utility";
     let channel = "nvidia-caps-imex-channels/channel7";
     let of = |host: &Host, env: &[&str]| {
         let spec = json!({"process": {"env": env}, "root": {"path": "/nowhere"}}).to_string();
-        let mut explain = host.program();
-        run_with(explain.arg("--config").arg(&host.fake.config).arg("explain"), spec.as_bytes())
+        let mut plan = host.program();
+        run_with(plan.arg("--config").arg(&host.fake.config).args(["plan", "-"]), spec.as_bytes())
     };
     let host = Host::new(&["--gpus", "2"]);
     host.container(&[ALL], "true").0.ok();
@@ -169,9 +169,9 @@ fn what_is_made_is_explained() {
         }
         let told = of(&host, env).ok();
         assert!(told.starts_with("the hook sets up the container: "), "{missing}: {told}");
-        assert!(told.contains(&format!("\non the host: make /dev/{missing} c {number}\n")), "{told}");
+        assert!(told.contains(&format!("\non the host: create /dev/{missing} c {number}\n")), "{told}");
         let is_known = !told.contains("NVML answers only after that");
-        assert!(!is_known || told.contains(&format!("/dev/{missing} ")) && told.contains("libnvidia-ml.so"), "{told}");
+        assert!(!is_known || told.contains(missing) && told.contains("libnvidia-ml.so"), "{told}");
         assert!(!host.dev(missing).exists(), "{missing}");
         host.container(env, &format!("test -c /dev/{missing}")).0.ok();
         assert!(!of(&host, env).ok().contains("on the host: "), "{missing}");
@@ -186,7 +186,7 @@ fn what_is_made_is_explained() {
     host.remove("nvidia-caps");
     let told = of(&host, &["NVIDIA_VISIBLE_DEVICES=0:0"]).ok();
     assert!(told.contains("; it first prepares the host, and NVML answers only after that\n"), "{told}");
-    assert!(told.contains("make /dev/nvidia-caps/nvidia-cap12 c "), "{told}");
+    assert!(told.contains("create /dev/nvidia-caps/nvidia-cap12 c "), "{told}");
 }
 
 /// NVML lists the other MIG device under the index of this one. Each mode reports that.
@@ -210,7 +210,7 @@ fn a_mig_device_without_its_node(host: &Host) {
         let warning = format!("{missing} (ONH-232)\nhint: run \"oci-nvidia-hook prepare\" as root on the host");
         assert!(ran.stderr.replace("warning: ", "").contains(&warning), "{}", ran.stderr);
     }
-    for arguments in [&["explain"][..], &["explain", "--stage", "precreate"]] {
+    for arguments in [&["plan", "-"][..], &["plan", "-", "--stage", "precreate"]] {
         let explained = hook(arguments, &spec_of(ALL)).ok();
         assert!(explained.contains("ONH-232 warning: ") && explained.contains(missing), "{arguments:?}: {explained}");
     }
@@ -253,7 +253,7 @@ fn one_number_and_one_command() {
     for request in ["all", "0000:02:00.0"] {
         let stderr = host.container(&[&format!("NVIDIA_VISIBLE_DEVICES={request}")], "").0.failed(1);
         assert!(
-            stderr.contains("\"/dev/nvidia1\" of the GPU at 00000000:02:00.0 is missing (ONH-021)"),
+            stderr.contains("\"/dev/nvidia1\" is missing (bus id 00000000:02:00.0) (ONH-021)"),
             "{request}: {stderr}"
         );
         assert!(
@@ -265,7 +265,7 @@ fn one_number_and_one_command() {
     let (ran, _) = host.container(&[&format!("NVIDIA_VISIBLE_DEVICES={uuid}")], "true");
     ran.ok();
     host.remove("char/195:1");
-    assert_eq!(host.prepare(&[]).ok(), "made the link /dev/char/195:1 to /dev/nvidia1\n");
+    assert_eq!(host.prepare(&[]).ok(), "created the link /dev/char/195:1 to /dev/nvidia1\n");
     sh(&format!("chmod 600 '{}'", host.dev("nvidia1").display())).ok();
     assert!(host.prepare(&[]).ok().starts_with("set the owner and mode of /dev/nvidia1 c 195:1 0:"));
     assert_eq!(host.prepare(&[]).ok(), "");

@@ -30,7 +30,7 @@ const HOSTS: &[Need] = &[
 
 tests! {
     TREE => commands_of_a_tree;
-    HOSTS => commands_of_a_host;
+    HOSTS => commands_of_a_host, everyday_tasks;
     &[] => every_command_is_known, help_of_the_demo;
 }
 
@@ -102,6 +102,13 @@ const COMMANDS: &[(&str, Way)] = &[
         Tux("| NVIDIA-SMI "),
     ),
     ("docker run --rm --gpus all opensuse/leap nvidia-smi", NotHere(docker_finds_the_program)),
+    // tests/engines/docker runs these with Docker, and nvidia_ctk::the_commands_of_guides the first one.
+    ("nvidia-ctk runtime configure --runtime=docker", NotHere(|_| ())),
+    ("systemctl restart docker", NotHere(|_| ())),
+    (
+        "docker run --rm --runtime=nvidia -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap nvidia-smi",
+        NotHere(docker_finds_the_program),
+    ),
     ("oci-nvidia-hook cdi generate", Root("")),
     ("oci-nvidia-hook cdi list", Root("nvidia.com/gpu=all")),
     ("oci-nvidia-hook cdi check", Root("")),
@@ -110,20 +117,28 @@ const COMMANDS: &[(&str, Way)] = &[
     ("podman run --rm --user 1000 -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap nvidia-smi", Root("| NVIDIA-SMI ")),
     ("podman run --rm -e NVIDIA_VISIBLE_DEVICES=0:1 opensuse/leap nvidia-smi -L", Root("(UUID: MIG-")),
     ("podman run --rm --device nvidia.com/gpu=0:1 opensuse/leap nvidia-smi -L", Root("(UUID: MIG-")),
-    ("oci-nvidia-hook doctor", Judges("Podman as root starts the hook", &[0, 1, 3])),
-    ("oci-nvidia-hook status", Judges("Podman as root: active, from ", &[0])),
-    ("oci-nvidia-hook doctor --bundle report.tar.gz", Judges("Podman as root starts the hook", &[0, 1, 3])),
-    ("oci-nvidia-hook why web", Root("NVIDIA_VISIBLE_DEVICES asks for all")),
-    ("oci-nvidia-hook why", Root("given")),
+    ("oci-nvidia-hook doctor", Judges(" checks passed", &[0, 1, 3])),
+    ("oci-nvidia-hook doctor --all hook", Judges("Podman as root starts the hook", &[0, 1, 3])),
+    ("oci-nvidia-hook status", Judges("ENGINE ", &[0])),
+    ("oci-nvidia-hook doctor --bundle report.tar.gz", Judges(" checks passed", &[0, 1, 3])),
+    ("oci-nvidia-hook ps", Root("web")),
+    ("oci-nvidia-hook ps --gpu 0", Root("web")),
+    ("oci-nvidia-hook ps --all", Root("CONTAINER")),
+    ("oci-nvidia-hook why web", Root("requested: all GPUs")),
+    ("oci-nvidia-hook why", Root("last hour")),
+    ("oci-nvidia-hook explain 30", Root("ONH-030")),
+    ("crictl pull docker.io/opensuse/leap", NotHere(|_| ())), // CRI-O is not here
+    ("crictl run container.json pod.json", NotHere(|_| ())),
     ("journalctl -t oci-nvidia-hook", NotHere(is_the_name_in_the_journal)),
     ("oci-nvidia-hook info", Root("GPU-51eed000-0000-")),
-    ("oci-nvidia-hook list", Root("libcuda.so.")),
+    ("oci-nvidia-hook files", Root("libcuda.so.")),
     ("oci-nvidia-hook prepare", Root("")),
-    ("oci-nvidia-hook explain web", Root("the hook sets up the container: NVIDIA_VISIBLE_DEVICES asks for all")),
+    ("oci-nvidia-hook version", Root("\nNVIDIA driver 535.183.01\n")),
+    ("oci-nvidia-hook plan web", Root("the hook sets up the container: NVIDIA_VISIBLE_DEVICES requests all GPUs")),
     ("oci-nvidia-hook explain ONH-030", Root("ONH-030: ")),
     (
-        "oci-nvidia-hook explain < config.json",
-        Root("the hook sets up the container: NVIDIA_VISIBLE_DEVICES asks for all"),
+        "oci-nvidia-hook plan - < config.json",
+        Root("the hook sets up the container: NVIDIA_VISIBLE_DEVICES requests all GPUs"),
     ),
     (
         "install -D -m 644 packaging/podman/oci-nvidia-hook-precreate.json \
@@ -184,7 +199,7 @@ const PAGES: &[Page] = &[
             ("openSUSE and SLE", &[]),
             ("Debian and Ubuntu", &["oci-nvidia-hook"]),
             ("From a repository", &[]),
-            ("Three commands", &["oci-nvidia-hook"]),
+            ("Check and troubleshoot", &["oci-nvidia-hook"]),
         ],
     },
     Page {
@@ -461,7 +476,7 @@ impl<'a> Host<'a> {
     fn run(&self, page: &str, command: &str) {
         let (ran, prints, codes) = match way(page, command) {
             Root(prints) => {
-                if command.ends_with(" why") || command.ends_with(" web") {
+                if ["why", "ps", "web"].iter().any(|last| command.ends_with(last)) || command.contains(" ps ") {
                     self.root(WEB).ok();
                 }
                 (self.root(command), prints, &[0][..])
@@ -549,4 +564,32 @@ fn commands_of_a_host() {
         }
     }
     assert!(ran > 40, "{ran}");
+}
+
+/// Each task of the index in docs has a command that answers it, which runs here, or a page; `files_and_links_are_there` checks pages.
+fn everyday_tasks() {
+    let text = std::fs::read_to_string(source("docs/README.md")).unwrap();
+    let table = text.split_once("| task | command or page |\n|---|---|\n").unwrap().1;
+    let tasks: Vec<_> =
+        table.lines().map_while(|row| row.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | ")).collect();
+    assert!(tasks.len() >= 30, "{}", tasks.len());
+    let shared = Shared::new(&["--gpus", "2"]);
+    let host = Host::new(&shared, &["oci-nvidia-hook"]);
+    host.root(WEB).ok();
+    let mut commands = 0;
+    for (task, answer) in tasks {
+        if let Some(command) = answer.strip_prefix('`').and_then(|answer| answer.strip_suffix('`')) {
+            let ran = host.root(command);
+            // doctor judges this machine.
+            let codes: &[i32] = if command.contains(" doctor") { &[0, 1, 3] } else { &[0] };
+            assert!(
+                ran.code.is_some_and(|code| codes.contains(&code)) && !ran.stdout.is_empty(),
+                "{task}: {command}: {ran:?}"
+            );
+            commands += 1;
+        } else {
+            assert!(answer.starts_with('[') && answer.ends_with(')'), "{task}: {answer:?}");
+        }
+    }
+    assert!(commands >= 15, "{commands}");
 }

@@ -192,7 +192,7 @@ fn packages_hold_what_the_lists_say() {
         }
         assert_eq!(std::fs::read_to_string(&golden).unwrap_or_default(), found, "{}", golden.display());
     }
-    let sizes = query(find(&packages.now, MAIN), "[%{FILENAMES} %{FILESIZES}\n]");
+    let sizes = query(find(&packages.now, MAIN), "[%{FILENAMES} %{LONGFILESIZES}\n]");
     let size = sizes.lines().find_map(|line| line.strip_prefix("/usr/bin/oci-nvidia-hook ")).unwrap();
     assert!(size.parse::<u64>().unwrap() <= crate::budget::most::BYTES, "{size} bytes");
     let requires = run(Command::new("rpm").args(["-qp", "--requires"]).arg(find(&packages.now, MAIN))).ok();

@@ -26,7 +26,7 @@ tests! {
     &[Need::Root, Need::Program("cc"), Need::Program("script")] => lines_fit_the_terminal;
 }
 
-/// `hook FILE STAGE WHEN` writes a JSON file for the hook that leaves a trace; `$usr` and `$etc` are the two default directories.
+/// `hook FILE STAGE WHEN` writes a hook file that leaves a trace; `$usr` and `$etc` are the two default directories.
 struct Case {
     /// The administrator's containers.conf
     conf: &'static str,
@@ -333,7 +333,7 @@ fn knows_the_nri_plugin() {
              for dir in /etc/crio /usr/share/containers/oci /etc/containers/oci; do [ ! -e $dir ] || mount -t tmpfs x $dir; done\n\
              for name in crio oci-nvidia-kubelet-plugin; do printf '#!/bin/sh\\n' >/usr/local/bin/$name; chmod 755 /usr/local/bin/$name; done\n\
              setpriv --reuid {user} bash -c \"exec -a /usr/bin/oci-nvidia-kubelet-plugin sh -c 'sleep 60; :' {arguments}\" &\n\
-             sleep 0.3; {HOOK} status --json || true; echo ===; {HOOK} status || true; echo ===; {HOOK} doctor || true; kill %1"
+             sleep 0.3; {HOOK} status --json || true; echo ===; {HOOK} status || true; echo ===; {HOOK} doctor --all hook || true; kill %1"
         );
         let mut contained = Command::new("unshare");
         let printed = run(contained.args(["-m", "-p", "-f", "--mount-proc", "bash", "-euc", &script])).stdout;
@@ -347,8 +347,9 @@ fn knows_the_nri_plugin() {
     let socket = "/run/nri/nri.sock";
     let (nri, is_crio_served, text) = state("nri", "0");
     assert_eq!((nri, is_crio_served), (json!({"unit": "oci-nvidia-nri.service", "socket": socket}), true), "{text}");
-    let line = "gives GPUs to the containers of the engine at /run/nri/nri.sock (oci-nvidia-nri.service)\n";
-    assert!(text.contains("\nNRI plugin:") && text.contains(line), "{text}");
+    let row = text.lines().find(|line| line.contains("NRI plugin  "));
+    let row: Vec<_> = row.unwrap_or_else(|| panic!("{text}")).split_whitespace().collect();
+    assert_eq!(row, ["CRI-O", "NRI", "plugin", "active", socket, "(oci-nvidia-nri.service)"], "{text}");
     let (nri, is_crio_served, text) = state("run --nri", "0");
     let unit = "oci-nvidia-kubelet-plugin.service";
     assert_eq!((nri, is_crio_served), (json!({"unit": unit, "socket": socket}), true), "{text}");
@@ -389,25 +390,25 @@ fn knows_the_device_plugin() {
         let setup: Vec<_> = steps.iter().take(count).map(|(setup, ..)| *setup).collect();
         let script = format!(
             "mount -t tmpfs x /var/lib; mount -t tmpfs x /usr/local/bin; dir={dir}; mkdir -p $dir; {}\n\
-             {HOOK} status || true; echo ===; {HOOK} status --json || true; echo ===; {HOOK} doctor || true",
+             {HOOK} status || true; echo ===; {HOOK} status --json || true; echo ===; {HOOK} doctor --all kubelet || true",
             setup.join("; ")
         );
         let printed = run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok();
         let [text, json, diagnosis] = *printed.split("===\n").collect::<Vec<_>>() else { panic!("{printed}") };
         let status = &crate::json_schema::checked("status", json)["kubelet_plugin"];
         assert_eq!(status, expected, "{printed}");
-        let line = text
-            .lines()
-            .find(|line| line.starts_with("device plugin:"))
-            .map(|line| line.split_once(": ").unwrap().1.trim());
-        let word = match (&status["active"], &status["why"]) {
-            (Value::Null, _) => None,
-            (Value::Bool(true), _) => Some(format!("active, serves {socket} ({unit})")),
-            (_, why) => Some(format!("not active: {} ({unit})", why.as_str().unwrap())),
+        // The row of the plugin, and the line below it with the reason.
+        let mut lines = text.lines().skip_while(|line| !line.contains("device plugin  "));
+        let row = lines.next().map(|line| line.split_whitespace().skip(3).collect::<Vec<_>>().join(" "));
+        let expected = match &status["active"] {
+            Value::Null => None,
+            Value::Bool(true) => Some(format!("active {socket} ({unit})")),
+            _ => Some(format!("not active ({unit})")),
         };
-        assert_eq!(line, word.as_deref(), "{text}");
+        assert_eq!(row, expected, "{text}");
+        assert_eq!(lines.next().map(str::trim), status["why"].as_str(), "{text}");
         assert_eq!(text.contains(enable), *finding == "ONH-603", "{text}");
-        let check = diagnosis.lines().find(|line| line.contains(" kubelet-plugin ")).unwrap();
+        let check = diagnosis.lines().find(|line| line.contains(" kubelet-plugin (kubelet): ")).unwrap();
         assert!(check.contains(finding), "{check}");
     }
 }
@@ -446,7 +447,10 @@ fn what_decides_about_colors() {
     let colored = of(&[], &["--color", "always"]);
     assert_eq!(of(&[("CLICOLOR_FORCE", "1")], &[]), colored);
     assert_eq!(of(&[("NO_COLOR", "1")], &["--color=always"]), colored, "the command line decides");
-    assert_eq!(colored.replace("\u{1b}[0m", "").replace("\u{1b}[31m", "").replace("\u{1b}[32m", ""), plain);
+    assert_eq!(
+        colored.replace("\u{1b}[0m", "").replace("\u{1b}[1m", "").replace("\u{1b}[31m", "").replace("\u{1b}[32m", ""),
+        plain
+    );
     assert!(colored == plain || colored.contains("\u{1b}[3"), "{colored}");
     for (variables, arguments) in [
         (&[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")][..], &[][..]),
@@ -457,17 +461,20 @@ fn what_decides_about_colors() {
         assert_eq!(of(variables, arguments), plain, "{variables:?} {arguments:?}");
     }
     let stderr = run(Command::new(HOOK).args(["status", "--color", "pink"])).failed(2);
-    assert!(stderr.contains("'pink'") && stderr.contains("hint: "), "{stderr}");
+    assert!(stderr.contains("\"pink\"") && stderr.contains("hint: "), "{stderr}");
 }
 
 /// Each command on a terminal with 60 columns: no line is longer, except for one with a longer word, and a pipe gets the same
 /// words.
 fn lines_fit_the_terminal() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--mig"]));
-    let spec = dir.path().join("nvidia.yaml");
+    // Longer than the terminal.
+    let specs = dir.path().join("a-directory-whose-name-is-longer-than-a-line-of-the-terminal");
+    std::fs::create_dir(&specs).unwrap();
+    let spec = specs.join("nvidia.yaml");
     run(Command::new(HOOK).arg("--config").arg(&fake.config).args(["cdi", "generate", "--output"]).arg(&spec)).ok();
-    std::fs::write(dir.path().join("broken.json"), "{").unwrap();
-    let check = format!("cdi check --spec-dir {}", dir.path().display());
+    std::fs::write(specs.join("broken.json"), "{").unwrap();
+    let check = format!("cdi check --spec-dir {}", specs.display());
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     for command in ["doctor", "status", "info", &check] {
         let hook = format!("{HOOK} --config {} {command}", fake.config.display());
@@ -488,10 +495,10 @@ fn lines_fit_the_terminal() {
         assert!(plain.lines().count() > piped.lines().count(), "{command}: nothing was folded\n{plain}");
     }
     // Kinds are for people: a pipe gets only paths.
-    let list = format!("{HOOK} --config {} list --binaries", fake.config.display());
-    let screen = sh(&format!("TERM=xterm script -qec '{list}' /dev/null </dev/null")).ok();
+    let files = format!("{HOOK} --config {} files --binaries", fake.config.display());
+    let screen = sh(&format!("TERM=xterm script -qec '{files}' /dev/null </dev/null")).ok();
     assert!(screen.lines().all(|line| line.starts_with("binary  /")) && !screen.is_empty(), "{screen}");
-    assert!(sh(&list).ok().lines().all(|line| line.starts_with('/')));
+    assert!(sh(&files).ok().lines().all(|line| line.starts_with('/')));
 }
 
 /// The states of a node whose engine is CRI-O: commands that change the node with an active hook, and whether CRI-O still starts the
@@ -543,7 +550,7 @@ fn all_programs_agree_about_cri_o() {
         let engines = status["engines"].as_array().unwrap();
         let crio = engines.iter().find(|engine| engine["engine"] == "CRI-O").unwrap();
         assert_eq!(crio["active"], *active, "{change}: {crio}");
-        let checks = doctor["checks"].as_array().unwrap().iter().filter(|check| check["check"] == "hook");
+        let checks = doctor["checks"].as_array().unwrap().iter().filter(|check| check["check"] == "engines");
         let says: Vec<_> = checks.filter(|check| check["what"].as_str().unwrap().starts_with("CRI-O")).collect();
         assert_eq!(says.len(), 1, "{change}: {doctor}");
         assert_eq!(says[0]["status"] == "ok", *active, "{change}: {}", says[0]);

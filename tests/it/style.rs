@@ -6,7 +6,7 @@ use crate::docs::{BEGIN, END, pages, texts};
 use crate::support::source;
 
 tests! {
-    &[] => patterns_are_found, of_the_documents, of_the_program;
+    &[] => patterns_are_found, of_the_documents, of_the_program, sentences_are_short;
 }
 
 /// Words to avoid, and how often they may occur.
@@ -58,7 +58,16 @@ const PATTERNS: &[Pattern] = &[
         program: 1,
     },
     Pattern { phrases: &["look|looks|looked|looking at|for"], unless_after: "", documents: 1, program: 3 },
+    // Without a noun, for example in a cell of a table
+    Pattern { phrases: &["the same .", "do|does the same"], unless_after: "", documents: 21, program: 0 },
+    Pattern { phrases: &["that|those of"], unless_after: "", documents: 20, program: 40 },
+    Pattern { phrases: &["of its|their own"], unless_after: "", documents: 8, program: 10 },
+    // For a purpose, not for a result
+    Pattern { phrases: &["so that"], unless_after: "", documents: 20, program: 10 },
 ];
+
+/// The most words of a sentence in README.md and docs.
+const LONGEST: usize = 30;
 
 /// Lower-case words; punctuation marks become `.`.
 fn words(text: &str) -> Vec<String> {
@@ -157,6 +166,7 @@ fn program() -> Vec<(String, String)> {
         "src",
         "crates/base/src",
         "crates/cdi/src",
+        "crates/command-line/src",
         "crates/engines/src",
         "crates/findings/src",
         "crates/nvidia/src",
@@ -199,6 +209,53 @@ fn of_the_program() {
     count(&texts, |pattern| pattern.program);
 }
 
+/// Returns the sentences of a page, each as its words. An item of a list, a cell of a table and a heading are paragraphs.
+fn sentences(page: &str) -> Vec<Vec<String>> {
+    let prose = page.split("```").step_by(2).collect::<Vec<_>>().join("\n\n");
+    let mut found = vec![Vec::new()];
+    for line in prose.lines().map(str::trim) {
+        let is_start = ["#", "|", "- "].iter().any(|start| line.starts_with(start));
+        let is_item = line.split_once(". ").is_some_and(|(number, _)| number.parse::<u8>().is_ok());
+        if line.is_empty() || is_start || is_item {
+            found.push(Vec::new());
+        }
+        for word in without_targets(&without_code(line)).split_whitespace() {
+            if word == "|" {
+                found.push(Vec::new());
+            } else if word.chars().any(char::is_alphanumeric) {
+                found.last_mut().unwrap().push(word.to_owned());
+            }
+            if word.trim_end_matches(['*', ')', '"']).ends_with(['.', '?', '!']) {
+                found.push(Vec::new());
+            }
+        }
+        if line.starts_with('#') {
+            found.push(Vec::new());
+        }
+    }
+    found
+}
+
+/// Removes the targets of links.
+fn without_targets(text: &str) -> String {
+    let mut parts = text.split("](");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| text + part.split_once(')').map_or(part, |(_, rest)| rest))
+}
+
+fn sentences_are_short() {
+    let mut wrong = Vec::new();
+    for (path, text) in pages() {
+        let long = sentences(&text).into_iter().filter(|words| words.len() > LONGEST);
+        wrong.extend(long.map(|words| format!("{}: {} words: {}", path.display(), words.len(), words.join(" "))));
+    }
+    assert!(wrong.is_empty(), "at most {LONGEST} words in a sentence:\n{}", wrong.join("\n"));
+    let page =
+        "# A heading\nOne `a. b` two,\n[three](x.md) four. Five\n\n- six\n| seven | eight. |\n```sh\nnine\n```\n1. ten";
+    let lengths: Vec<_> = sentences(page).iter().map(Vec::len).filter(|length| *length > 0).collect();
+    assert_eq!(lengths, [2, 5, 1, 1, 1, 1, 1, 1]);
+}
+
 /// Each phrase is found in a sentence with it, and not in a better one.
 fn patterns_are_found() {
     let bad = [
@@ -212,6 +269,10 @@ fn patterns_are_found() {
         "as good as new",
         "take the file away",
         "it looks at the driver",
+        "podman does the same",
+        "that of root",
+        "a cgroup of its own",
+        "it is written so that it exists",
     ];
     for (pattern, bad) in PATTERNS.iter().zip(bad) {
         assert_eq!(occurrences(pattern, bad).len(), 1, "{bad}");

@@ -218,8 +218,10 @@ fn the_path_unit_watches_the_configuration() {
     let has = |gpus: &str, after: &str| {
         let found =
             "oci-nvidia-hook cdi list --spec-dir /run/cdi | sed -n 's/^nvidia.com.gpu=\\([01]\\)$/\\1/p' | tr -d '\\n'";
+        // A change in the milliseconds between the last reading and the end of the unit does not start it again.
+        let idle = format!("! systemctl show -p ActiveState {service} | grep -q =activating", service = names[1]);
         let wait = format!(
-            "for n in $(seq 150); do [ \"$({found})\" != '{gpus}' ] || exit 0; sleep 0.1; done; {found}; exit 1"
+            "for n in $(seq 150); do {idle} && [ \"$({found})\" = '{gpus}' ] && exit 0; sleep 0.1; done; {found}; exit 1"
         );
         let ran = systemd.enter(&wait);
         assert_eq!(ran.code, Some(0), "{after}: {ran:?}");

@@ -5,12 +5,16 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::cache;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
-use crate::support::{HOOK, Need, run, run_with, scratch, source};
+use crate::golden::{SCRIPT, View};
+use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, source};
 
 tests! {
     &[Need::Root, Need::Program("cc")] => every_hook_entry_has_one;
     NEEDS => a_call_that_waits_for_another;
+    &[Need::Root, Need::Program("cc"), SCRIPT, Need::Program("flock"), Need::Program("unshare")] =>
+        a_person_who_waits_sees_a_line;
 }
 
 /// kubelet gives a container 120 seconds to start.
@@ -85,4 +89,81 @@ fn a_call_that_waits_for_another() {
     // It took 8 s when the time for the lock did not count.
     let took = started.elapsed();
     assert!(took < Duration::from_millis(7500), "{took:?}");
+}
+
+/// Runs a script on a terminal. `$0` is the hook, and `$1` its configuration.
+fn on_terminal(fake: &FakeDriver, script: &str) -> Ran {
+    let mut shell = Command::new("sh");
+    View::Terminal { columns: 80, color: false }.run(shell.args(["-c", script, HOOK]).arg(&fake.config))
+}
+
+/// Returns the lines about a wait in the output of a terminal, which also has stderr.
+fn waits(ran: &Ran) -> Vec<&str> {
+    ran.stdout.lines().filter(|line| line.contains("waiting for NVML")).collect()
+}
+
+/// Whether this is the line, with the time of the day.
+fn is_the_line(line: &str, limit: u32) -> bool {
+    let time = line.strip_prefix("waiting for NVML since ");
+    let time = time.and_then(|rest| rest.strip_suffix(&format!(", at most {limit} s; press Ctrl-C to stop")));
+    let shape = time.unwrap_or_default().replace(|c: char| c.is_ascii_digit(), "0");
+    shape == "00:00:00"
+}
+
+/// A person sees that a command is alive. Engines and scripts do not get the line: an engine can show it as an error of the container.
+fn a_person_who_waits_sees_a_line() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    fake.configure("[oci-nvidia-hook]\nnvml-timeout = 20");
+    fake.set_nvml(|text| format!("init-delay-ms 2000\n{text}"));
+
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let state = dir.path().join("state.json");
+    std::fs::write(&state, container.state()).unwrap();
+    let started = Instant::now();
+    let stage = on_terminal(&fake, &format!("exec \"$0\" prestart --config \"$1\" <'{}'", state.display()));
+    assert!(started.elapsed() >= Duration::from_secs(2), "the stage asks NVML");
+    assert_eq!(stage.ok(), "");
+
+    let input = format!("<'{}'", state.display());
+    let specs = dir.path().join("cdi").display().to_string();
+    for (command, asks_nvml) in [
+        ("info", true),
+        ("ps", true),
+        ("doctor", true),
+        ("files", true),
+        ("files --libraries", false),
+        (&format!("plan - {input}"), true),
+        (&format!("plan - --request {input}"), false),
+        ("prepare", true),
+        ("cdi generate --output -", true),
+        (&format!("cdi generate --output '{specs}/nvidia.yaml'"), true),
+        // Only on a host with MIG devices.
+        (&format!("cdi check --spec-dir '{specs}'"), false),
+        (&format!("cdi list --spec-dir '{specs}'"), false),
+        ("status", false),
+        ("why", false),
+        ("version", false),
+        ("explain 30", false),
+    ] {
+        // Commands that may use the cached inventory.
+        sh(&format!("rm -f $(grep -l '{}' /run/oci-nvidia-hook/inventory-*)", fake.root.display())).ok();
+        let ran = on_terminal(&fake, &format!("exec \"$0\" --config \"$1\" {command}"));
+        match asks_nvml {
+            true => assert!(matches!(waits(&ran)[..], [line] if is_the_line(line, 20)), "{command}: {ran:?}"),
+            false => assert!(waits(&ran).is_empty(), "{command}: {ran:?}"),
+        }
+    }
+    let piped = run(Command::new(HOOK).arg("--config").arg(&fake.config).arg("info"));
+    assert!(!piped.stderr.contains("waiting for NVML"), "{piped:?}");
+    piped.ok();
+
+    fake.set_nvml(|text| text.replace("init-delay-ms 2000", ""));
+    let info = "\"$0\" --config \"$1\" info";
+    assert!(waits(&on_terminal(&fake, info)).is_empty());
+    // Another process asks NVML.
+    let lock = format!("{}.lock", cache::kept(&fake).display());
+    let ran = on_terminal(&fake, &format!("flock '{lock}' sleep 2 & sleep 0.5; {info}; wait"));
+    assert!(matches!(waits(&ran)[..], [line] if is_the_line(line, 20)), "{ran:?}");
 }

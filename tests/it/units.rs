@@ -80,7 +80,9 @@ impl Host {
     /// Returns for each unit whether it is enabled, whether it is active, and its process.
     fn units(&self) -> Vec<Unit> {
         let show = |unit: &&str| {
-            let enabled = self.systemd.enter(&format!("systemctl is-enabled {unit}")).stdout.trim().to_owned();
+            // For a unit that does not exist, systemd 257 prints "not-found", and earlier versions print nothing.
+            let enabled = self.systemd.enter(&format!("systemctl is-enabled {unit}")).stdout.replace("not-found", "");
+            let enabled = enabled.trim();
             let active = self.systemd.enter(&format!("systemctl is-active {unit}")).stdout.trim().to_owned();
             let pid = self.systemd.enter(&format!("systemctl show --value -p MainPID {unit}")).stdout.trim().to_owned();
             Unit { state: format!("{enabled} {active}").trim().to_owned(), pid }

@@ -50,7 +50,7 @@ fn an_update_without_a_reboot() {
     let stderr = container.hook(&fake.config).failed(1);
     assert!(stderr.contains("535.129.03") && stderr.contains("535.183.01"), "both versions: {stderr}");
     assert!(after(&stderr, "(ONH-013)\nhint: ").starts_with("reboot the host"), "{stderr}");
-    is_in_troubleshooting("| ONH-013 | error | the kernel module and the libraries have different versions |");
+    is_in_troubleshooting("### ONH-013\n\n**error: the kernel module and the libraries have different versions**\n");
     std::fs::write(&version, booted).unwrap();
     container.hook(&fake.config).ok();
 }

@@ -13,6 +13,7 @@ use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::json_schema;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
+use crate::{golden, ps};
 
 const STRACE: &[Need] =
     &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("strace"), Need::Program("mount")];
@@ -21,6 +22,7 @@ tests! {
     NEEDS => a_container_that_got_its_gpus, fewer_gpus_than_all, a_failure_is_kept, a_bug_report_has_the_last_ones,
         the_journal_has_it, an_engine_that_loses_patience, a_run_directory_of_another_user;
     STRACE => a_start_that_the_deadline_ends;
+    ps::GOLDEN => what_a_person_reads;
     &[Need::Root, Need::Program("setpriv")] => a_user_has_records_of_his_own;
     engine::NEEDS => what_podman_does_not_show;
     engine::NEEDS_CRUN => what_crun_does_not_show;
@@ -86,7 +88,7 @@ fn a_container_that_got_its_gpus() {
     let text = why(dir, &["waiting"]).ok();
     for says in [
         "container waiting\nat prestart, 20",
-        "\nNVIDIA_VISIBLE_DEVICES asks for 1, with utility\nthe container got what it requested: injected ",
+        "\nrequested: GPU 1; capabilities utility (NVIDIA_VISIBLE_DEVICES)\nthe container got what it requested: injected ",
         "\n  GPU 1: NVIDIA ",
         "\ntook: request ",
     ] {
@@ -94,16 +96,23 @@ fn a_container_that_got_its_gpus() {
     }
     assert!(!text.contains("GPU 0"), "{text}");
     let record = json(dir, "wait");
-    assert_eq!((&record["outcome"], &record["asked"]["visible_devices"][0]), (&"given".into(), &"1".into()));
+    assert_eq!((&record["outcome"], &record["asked"]["visible_devices"][0]), (&"ok".into(), &"1".into()));
     let steps: Vec<_> = record["steps"].as_array().unwrap().iter().map(|step| step["name"].as_str().unwrap()).collect();
     assert!(
         steps.starts_with(&["request", "driver", "files", "container"]) && steps.ends_with(&["mounts"]),
         "{steps:?}"
     );
-    assert!(record["steps"][1]["milliseconds"].as_f64().unwrap() > 0.0);
+    let milliseconds = record["steps"][1]["milliseconds"].as_f64().unwrap();
+    assert!(milliseconds > 0.0 && record["steps"][1]["milliseconds"].to_string().len() < 10, "{milliseconds}");
+    let gpu = &record["devices"][0];
+    assert_eq!((gpu["index"].as_u64(), gpu.get("mig_index")), (Some(1), None), "{gpu}");
+    assert!(gpu["uuid"].as_str().unwrap().starts_with("GPU-") && gpu["name"] == "NVIDIA H100 80GB HBM3", "{gpu}");
+    let created = &record["created"][0];
+    assert!(created["inode"].as_u64().unwrap() > 0 && created["path"].as_str().unwrap().starts_with('/'), "{created}");
+    assert_eq!((record["container"].get("pod"), record["container"].get("name")), (None, None), "{record}");
     let list = why(dir, &[]).ok();
-    assert!(list.lines().count() == 1 && list.contains("  waiting  given  -  1  injected "), "{list}");
-    for line in [&["why", "wai"][..], &["explain", "wai"], &["doctor", "--container", "wai"]] {
+    assert_eq!(list, "no container failed in the last hour; \"oci-nvidia-hook ps --all\" lists all\n");
+    for line in [&["why", "wai"][..], &["plan", "wai"], &["doctor", "--container", "wai"]] {
         assert_eq!(run(isolated(dir).arg("__complete").args(line)).ok(), "waiting\n", "{line:?}");
     }
     let file = dir.join("run/containers/waiting.json");
@@ -113,7 +122,7 @@ fn a_container_that_got_its_gpus() {
     let done = serde_json::json!([{"path": HOOK, "args": ["oci-nvidia-hook", "rootfs"]}]);
     container.waiting.set_hooks("createRuntime", &done);
     container.hook(FakeDriver::shared()).ok();
-    assert_eq!(json(dir, "waiting")["outcome"], "given");
+    assert_eq!(json(dir, "waiting")["outcome"], "ok");
     container.poststop();
     let text = why(dir, &["waiting"]).ok();
     assert!(text.contains("\nended 20") && text.contains("\nthe container got what it requested: "), "{text}");
@@ -130,11 +139,13 @@ fn fewer_gpus_than_all() {
         text.contains("\nthe container got fewer GPUs than it requested: injected ") && text.contains("ONH-201"),
         "{text}"
     );
-    assert_eq!(json(dir, "waiting")["outcome"], "partly");
-    assert!(why(dir, &[]).ok().contains("  waiting  partly  -  0,2  injected "));
+    assert_eq!(json(dir, "waiting")["outcome"], "incomplete");
+    let list = why(dir, &[]).ok();
+    let row = "  incomplete  ONH-201  waiting\n";
+    assert!(list.contains(row) && list.contains("\n    the container got fewer GPUs than it requested\n"), "{list}");
     container.waiting.set_env(&["NVIDIA_VISIBLE_DEVICES=0,2"]);
     container.hook(&fake).ok();
-    assert_eq!(json(dir, "waiting")["outcome"], "given");
+    assert_eq!(json(dir, "waiting")["outcome"], "ok");
     // The fake driver has no libraries for graphics.
     container.waiting.set_env(&["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics"]);
     container.hook(&fake).ok();
@@ -150,8 +161,8 @@ fn a_failure_is_kept() {
     assert!(stderr.contains(" (ONH-030)\nhint: "), "{stderr}");
     container.poststop();
     let text = why(dir, &["waiting"]).ok();
-    assert!(text.contains("\nthe hook failed: NVIDIA_VISIBLE_DEVICES asks for \"9\""), "{text}");
-    assert!(text.contains("\nnumber: ONH-030 (") && text.contains("\n  hint: "), "{text}");
+    assert!(text.contains("\nthe hook failed: NVIDIA_VISIBLE_DEVICES requests \"9\""), "{text}");
+    assert!(text.contains("\nnumber: ONH-030; ") && text.contains("\n  hint: "), "{text}");
     assert_eq!(json(dir, "waiting")["findings"][0]["id"], "ONH-030");
 }
 
@@ -219,7 +230,7 @@ fn the_journal_has_it() {
     ] {
         assert_eq!(field(name), value);
     }
-    assert!(field("MESSAGE").starts_with("waiting: NVIDIA_VISIBLE_DEVICES asks for \"9\""), "{fields:?}");
+    assert!(field("MESSAGE").starts_with("waiting: NVIDIA_VISIBLE_DEVICES requests \"9\""), "{fields:?}");
     assert!(field("ONH_HINT").contains(" 0, 1"), "{fields:?}");
 
     container.waiting.set_env(&["NVIDIA_VISIBLE_DEVICES=all"]);
@@ -258,7 +269,7 @@ fn an_engine_that_loses_patience() {
     hook.kill().unwrap();
     hook.wait().unwrap();
     let text = why(dir, &["waiting"]).ok();
-    assert!(text.contains("asks for all") && text.contains("the hook did not finish"), "{text}");
+    assert!(text.contains("requested: all GPUs") && text.contains("the hook did not finish"), "{text}");
 }
 
 /// The deadline for the container's files ends the hook. A process that waits for a FUSE server handles no signal, so it is killed.
@@ -286,7 +297,7 @@ fn a_start_that_the_deadline_ends() {
         assert_ne!(ran.code, Some(0), "{signal}: {ran:?}");
         assert_eq!(ran.stderr.contains("(ONH-049)\nhint: run \"findmnt\""), signal == "SIGALRM", "{ran:?}");
         let text = why(dir, &["waiting"]).ok();
-        assert!(text.contains(says) && text.contains("asks for all") && text.contains("ONH-049"), "{text}");
+        assert!(text.contains(says) && text.contains("requested: all GPUs") && text.contains("ONH-049"), "{text}");
         assert_eq!((&stored()["outcome"], &stored()["created"]), (&outcome.into(), &created), "{signal}");
     }
 }
@@ -358,10 +369,12 @@ fn what_podman_does_not_show() {
     let [podmans, broken, web, plain, list] = parts[..] else { panic!("{text}") };
     assert!(podmans.contains("failed: 12") && !podmans.contains("ONH-030"), "{podmans}");
     assert!(broken.contains(" (broken)\nat precreate, "), "{broken}");
-    assert!(broken.contains("\nthe hook failed: NVIDIA_VISIBLE_DEVICES asks for \"9\""), "{broken}");
+    assert!(broken.contains("\nthe hook failed: NVIDIA_VISIBLE_DEVICES requests \"9\""), "{broken}");
     assert!(web.contains(" (web)\nat precreate, ") && web.contains("\n  GPU 1: "), "{web}");
     assert!(plain.contains(" (plain)\nthe container requests no GPU: NVIDIA_VISIBLE_DEVICES is not set\n"), "{plain}");
-    assert_eq!(list.lines().count(), 2, "{list}");
+    let lines: Vec<_> = list.lines().collect();
+    assert!(lines.len() == 4 && lines[1].ends_with("  failed  ONH-030  broken"), "{list}");
+    assert!(lines[3].ends_with("oci-nvidia-hook ps --all\""), "{list}");
 }
 
 /// crun reports that a hook failed, but not why; `why` does, also after Podman has removed the container.
@@ -378,24 +391,70 @@ fn what_crun_does_not_show() {
     let parts: Vec<_> = text.split("---\n").collect();
     let [podmans, broken, web, list] = parts[..] else { panic!("{text}") };
     assert!(podmans.contains("crun: error executing hook") && podmans.contains("failed: 126"), "{podmans}");
-    assert!(!podmans.contains("ONH-030") && !podmans.contains("asks for"), "{podmans}");
+    assert!(!podmans.contains("ONH-030") && !podmans.contains("requests"), "{podmans}");
     assert!(broken.contains(" (broken)\nat prestart, "), "{broken}");
-    assert!(broken.contains("\nthe hook failed: NVIDIA_VISIBLE_DEVICES asks for \"9\""), "{broken}");
-    assert!(broken.contains("\nnumber: ONH-030 (") && broken.contains("\n  hint: "), "{broken}");
+    assert!(broken.contains("\nthe hook failed: NVIDIA_VISIBLE_DEVICES requests \"9\""), "{broken}");
+    assert!(broken.contains("\nnumber: ONH-030; ") && broken.contains("\n  hint: "), "{broken}");
     assert!(
         web.contains(" (web)\nat prestart, ") && web.contains("\nthe container got what it requested: injected "),
         "{web}"
     );
     assert!(web.contains("\n  GPU 1: ") && !web.contains("GPU 0: "), "{web}");
     let list: Vec<_> = list.lines().collect();
-    let [runtime, given, failed] = list[..] else { panic!("{list:?}") };
+    let [runtime, _, failed, _, _] = list[..] else { panic!("{list:?}") };
     assert_eq!(runtime, "crun");
-    assert!(given.contains("  given  ") && failed.contains("  failed  "), "{list:?}");
+    assert!(failed.contains("  failed  "), "{list:?}");
 }
 
 fn no_records() {
     let dir = scratch();
-    assert_eq!(why(dir.path(), &[]).ok(), "no container has requested GPUs\n");
+    assert_eq!(
+        why(dir.path(), &[]).ok(),
+        "no container failed in the last hour; \"oci-nvidia-hook ps --all\" lists all\n"
+    );
     let stderr = why(dir.path(), &["x\ny"]).failed(1);
     assert!(stderr.contains("unknown container or pod \"x\\ny\" (ONH-053)\nhint: "), "{stderr}");
+}
+
+/// The list, a failure, a container that got its GPUs and one that lacks a part, and no failure.
+fn what_a_person_reads() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
+    let lacks = serde_json::json!({
+        "id": "ONH-201", "severity": "warning", "what": "GPU 1: nvmlDeviceGetUUID reports \"gpu is lost\" (15)",
+        "why": "the container has fewer GPUs than the host", "fix": "see \"journalctl -k\" on the host",
+    });
+    let pod = serde_json::json!({
+        "container": {"id": "b".repeat(64), "bundle": "/nowhere", "pod": {
+            "name": "trainer-7c6bd5b9d4-x2x9p", "namespace": "machine-learning", "container": "main",
+        }},
+        "devices": [ps::gpu(0)], "findings": [lacks], "reason": "injected 12 files and 4 device nodes of driver 535.183.01",
+    });
+    let failed = serde_json::json!({
+        "started": "2026-01-02T03:04:05.678Z", "reason": ps::finding()["what"], "findings": [ps::finding()],
+        "asked": {"visible_devices": ["9"], "driver_capabilities": ["compute", "utility"]},
+    });
+    let recent = serde_json::json!({"reason": ps::finding()["what"], "findings": [ps::finding()]});
+    let good = serde_json::json!({
+        "started": "2026-01-02T03:04:05.678Z", "ended": "2026-01-02T04:00:00.000Z", "devices": [ps::gpu(0), ps::gpu(1)],
+        "reason": "injected 12 files and 4 device nodes of driver 535.183.01",
+        "steps": [{"name": "request", "milliseconds": 0.304}, {"name": "driver", "milliseconds": 1.25}],
+    });
+    let all = [
+        (2, ps::record(&"d".repeat(64), "bad", "failed", recent)),
+        (12, ps::record(&"b".repeat(64), "", "incomplete", pod)),
+        (0, ps::record(&"c".repeat(64), "old", "failed", failed)),
+        (0, ps::record(&"a".repeat(64), "web", "ok", good)),
+    ];
+    let why = |records: &[(u32, Value)], args: &[&str]| {
+        // Another directory for each set of records.
+        let mut command = ps::isolated(&dir.path().join(args.join("-")), &fake, records);
+        command.arg("why").args(args).env("TZ", "CET-1");
+        command
+    };
+    golden::check("why", "oci-nvidia-hook why", &why(&all, &[]));
+    golden::check("why-failed", "oci-nvidia-hook why old", &why(&all, &["old"]));
+    golden::check("why-ok", "oci-nvidia-hook why web", &why(&all, &["web"]));
+    golden::check("why-unknown", "oci-nvidia-hook why wep", &why(&all, &["wep"]));
+    golden::check("why-no-failure", "oci-nvidia-hook why", &why(&all[2..], &["--color", "auto"]));
+    ps::remove_cgroups(dir.path());
 }

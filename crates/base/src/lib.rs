@@ -8,8 +8,10 @@
 //! | [`mountinfo`] | a mount table, parsed |
 //! | [`read`] | reads input of limited size |
 //! | [`report`] | errors and findings with a number and a fix |
+//! | [`debug`] | the log of `--debug` |
 //! | [`json`], [`nearest`] | JSON as printed, and suggestions for misspelled words |
 
+pub mod debug;
 pub mod json;
 pub mod mountinfo;
 pub mod nearest;

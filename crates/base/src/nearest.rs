@@ -13,8 +13,10 @@ pub fn nearest_by<'a>(
     part: impl Fn(&'a str) -> &'a str,
 ) -> Option<&'a str> {
     let near = known.into_iter().map(|known| (distance(word, part(known)), known));
-    // At least two letters are the same.
-    near.filter(|(away, known)| *away <= 2 && away + 1 < word.len().min(part(known).len()))
+    // At least two letters are the same, or a letter was typed twice or after a short word.
+    let shared = |away: usize, known: &str| away + 1 < word.len().min(known.len());
+    let is_longer = |known: &str| known.len() > 1 && word.len() == known.len() + 1 && word.starts_with(known);
+    near.filter(|(away, known)| *away <= 2 && (shared(*away, part(known)) || is_longer(part(known))))
         .min()
         .map(|(_, known)| known)
 }
@@ -29,14 +31,18 @@ mod tests {
 
     #[test]
     fn one_or_two_letters() {
-        let known = ["list", "info", "explain", "root"];
+        let known = ["files", "info", "explain", "root", "ps", "poststop"];
         for (word, meant) in [
-            ("lst", Some("list")),
-            ("lsit", Some("list")),
+            ("fles", Some("files")),
+            ("flies", Some("files")),
             ("infos", Some("info")),
             ("explian", Some("explain")),
             ("exp", Some("explain")),
             ("poststart", None),
+            ("pss", Some("ps")),
+            ("pos", Some("poststop")),
+            ("p", None),
+            ("po", None),
             ("ls", None),
             ("foo", None),
             ("", None),

@@ -8,6 +8,8 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use base::nearest::nearest;
+
 use super::spec::Spec;
 use super::yaml;
 
@@ -80,11 +82,25 @@ pub fn from_value<T: DeserializeOwned>(mut value: Value) -> Result<T, String> {
     serde_json::from_str(&text).map_err(|error| {
         let message = error.to_string();
         let cause = message.rsplit_once(" at line ").map_or(message.as_str(), |(cause, _)| cause);
+        let cause = in_our_words(cause);
         match path_of_line(&value, &mut error.line()).as_deref().unwrap_or_default() {
-            "" => cause.to_owned(),
+            "" => cause,
             path => format!("{}: {cause}", path.trim_start_matches('.')),
         }
     })
+}
+
+/// Returns a message of serde with the quotes of all other messages. Instead of all fields, it suggests the nearest one.
+fn in_our_words(cause: &str) -> String {
+    let Some((what, expected)) = cause.split_once(", expected ").filter(|_| cause.starts_with("unknown field ")) else {
+        return cause.replace('`', "\"");
+    };
+    let quoted = |text: &str| -> Vec<String> { text.split('`').skip(1).step_by(2).map(str::to_owned).collect() };
+    let (field, known) = (quoted(what).concat(), quoted(expected));
+    let other_case = known.iter().find(|known| known.eq_ignore_ascii_case(&field)).map(String::as_str);
+    let near = other_case.or_else(|| nearest(&field, known.iter().map(String::as_str)));
+    let hint = near.map(|near| format!("; did you mean \"{near}\"?")).unwrap_or_default();
+    format!("{}{hint}", what.replace('`', "\""))
 }
 
 /// Returns the path of the value that begins or ends in a line of the pretty-printed text, such as `.devices[0].name`. `line` counts
@@ -234,9 +250,11 @@ mod tests {
     fn wrong_fields_are_named() {
         for (value, says) in [
             (json!(null), "the file is empty"),
-            (json!({"extra": null}), "unknown field `extra`"),
+            (json!({"extra": null}), "unknown field \"extra\""),
             (json!({"annotations": {"a": null}}), "annotations.a: invalid type: null"),
-            (json!({"extra": 1}), "unknown field `extra`"),
+            (json!({"extra": 1}), "unknown field \"extra\""),
+            (json!({"device": []}), "unknown field \"device\"; did you mean \"devices\"?"),
+            (json!({"CDIVersion": ""}), "unknown field \"CDIVersion\"; did you mean \"cdiVersion\"?"),
             (json!({"cdiVersion": 1.0}), "cdiVersion: invalid type: floating point"),
             (json!({"devices": {}}), "devices: invalid type: map"),
             (json!({"devices": [{"name": "d", "containerEdits": {"deviceNodes": [{"major": "1"}]}}]}), {
@@ -244,12 +262,12 @@ mod tests {
             }),
             (
                 json!({"containerEdits": {"additionalGids": [-1]}}),
-                "containerEdits.additionalGids[0]: invalid value: integer `-1`",
+                "containerEdits.additionalGids[0]: invalid value: integer \"-1\"",
             ),
-            (json!({"annotations": {"a": 1}}), "annotations.a: invalid type: integer `1`"),
+            (json!({"annotations": {"a": 1}}), "annotations.a: invalid type: integer \"1\""),
             (
                 json!({"containerEdits": {"env": [], "mounts": [{}, {"hostPath": "/a", "x": 1}], "hooks": [{"args": ["a"]}]}}),
-                { "containerEdits.mounts[1].x: unknown field `x`" },
+                { "containerEdits.mounts[1].x: unknown field \"x\"" },
             ),
             (json!([1]), "invalid type: "),
         ] {

@@ -44,7 +44,7 @@ pub fn parse_kind(kind: &str) -> Result<(&str, &str), String> {
     Ok((vendor, class))
 }
 
-/// NVIDIA's vendor. Those of its device plugin and DRA driver end in it, as in `k8s.device-plugin.nvidia.com/gpu=GPU-…`.
+/// NVIDIA's vendor. The vendors of its device plugin and DRA driver end in it, as in `k8s.device-plugin.nvidia.com/gpu=GPU-…`.
 const NVIDIA: &str = "nvidia.com";
 
 /// Returns whether a qualified device name, or a kind, is NVIDIA's: that of any program which offers NVIDIA GPUs with CDI.

@@ -8,6 +8,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use base::debug;
+
 use super::file::{self, Format};
 use super::spec::{Device, Spec};
 
@@ -23,7 +25,7 @@ pub struct SpecFile {
     pub priority: usize,
     /// Whether all users can read it, which rootless Podman needs
     pub for_everybody: bool,
-    /// The content, or the reason why engines do not read the file
+    /// The content, or why engines do not read the file
     pub spec: Result<Spec, String>,
 }
 
@@ -61,9 +63,10 @@ fn read_file(path: PathBuf, priority: usize) -> SpecFile {
 /// Reads and checks a spec file.
 ///
 /// # Errors
-/// The reason why engines reject the file.
+/// Why engines reject the file.
 pub fn read_spec(path: &Path) -> Result<Spec, String> {
     let bytes = read_bytes(path).map_err(|error| error.to_string())?;
+    debug::log(|| format!("read the CDI spec {path:?}"));
     let spec = file::parse(&bytes)?;
     spec.check()?;
     Ok(spec)
@@ -162,7 +165,7 @@ mod tests {
         for (text, says) in [
             ("cdiVersion: a: b", "line 1: "),
             ("cdiVersion: 0.5.0\nkind: a.b/c\nkind: a.b/d\n", "duplicate key"),
-            ("cdiVersion: 0.5.0\nbogus: 1\n", "unknown field `bogus`"),
+            ("cdiVersion: 0.5.0\nbogus: 1\n", "unknown field \"bogus\""),
             ("", "the file is empty"),
             ("cdiVersion: 0.5.0\nkind: a.b/c\n", "no devices"),
         ] {

@@ -2,9 +2,15 @@
 //!
 //! An engine rejects a whole file of a version that it does not know. Its error then states only that the device is unknown.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
+use serde::Serialize;
+
+use base::tree::Tree;
+use cdi_spec::name::is_nvidia;
+use cdi_spec::registry::{self, Found};
 use cdi_spec::rules::VERSIONS;
 
 use super::{Engine, EngineKind, Version};
@@ -77,6 +83,30 @@ impl fmt::Display for Reader {
 /// Returns the paths as text.
 pub fn list_paths(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// A spec file with devices of NVIDIA that engines find. The field names are part of the JSON interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CdiSpec {
+    /// The path of the file
+    pub file: PathBuf,
+    /// The number of its devices that engines find
+    pub devices: usize,
+}
+
+/// Returns the spec files in these directories that define devices of NVIDIA.
+pub(crate) fn specs(host: &Tree, dirs: &[PathBuf]) -> Vec<CdiSpec> {
+    let files = registry::read(&dirs.iter().map(|dir| host.on_host(dir)).collect::<Vec<_>>());
+    let mut devices: BTreeMap<usize, usize> = BTreeMap::new();
+    for (name, found) in registry::resolve(&files) {
+        if let Found::In(file) = found
+            && is_nvidia(&name)
+        {
+            *devices.entry(file).or_default() += 1;
+        }
+    }
+    let specs = devices.into_iter().filter_map(|(file, devices)| Some((files.get(file)?, devices)));
+    specs.map(|(file, devices)| CdiSpec { file: file.path.clone(), devices }).collect()
 }
 
 /// Groups the installed engines by the directories that they search. Docker is left out, because it is unknown which versions it

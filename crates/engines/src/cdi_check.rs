@@ -10,10 +10,12 @@ use cdi_spec::name::is_nvidia;
 use cdi_spec::registry::{self, Found, SpecFile};
 use cdi_spec::spec::{DeviceNode, Spec};
 use nvidia_host::cdi::entry::RootfsEdits;
+use nvidia_host::cdi::extras;
 use nvidia_host::cdi::generate::sources;
 use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::device_id::parse_decimal;
 use nvidia_host::driver::nodes::NVIDIA_MAJOR;
+use nvidia_host::feature::Feature;
 use nvidia_host::inventory::node_limits::{Judgment, NodeLimits};
 use nvidia_host::programs;
 use nvidia_host::request::{Node, nodes};
@@ -25,21 +27,31 @@ use crate::hook_env;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CdiVerdict {
     /// The qualified name of the device, or the path of the file
+    #[serde(skip)]
     pub subject: String,
+    /// The qualified name of the device; `None` if the verdict is about the file
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<String>,
     /// Whether engines can use it
+    #[serde(rename = "usable")]
     pub ok: bool,
     /// Why engines cannot use it; if they can, a remark or nothing
+    #[serde(rename = "why", skip_serializing_if = "String::is_empty")]
     pub reason: String,
     /// The command or setting that fixes it
+    #[serde(rename = "fix", skip_serializing_if = "String::is_empty")]
     pub hint: String,
-    /// The file with the device
+    /// The file with the device; empty if no file has it
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub file: String,
     /// Whether this program wrote that file
+    #[serde(rename = "written_by_hook")]
     pub ours: bool,
     /// Whether a runtime passes the environment of the container to a hook of the file
     #[serde(rename = "unsafe")]
     pub is_unsafe: bool,
     /// The engines that cannot use it, if others can
+    #[serde(rename = "not_usable_by", skip_serializing_if = "Vec::is_empty")]
     pub unread_by: Vec<String>,
     /// Whether only root can read the file
     #[serde(skip)]
@@ -66,7 +78,9 @@ pub struct Now<'a> {
 impl CdiVerdict {
     /// Returns a verdict without problems.
     fn usable(subject: impl Into<String>, file: impl Into<String>) -> Self {
-        Self { subject: subject.into(), ok: true, file: file.into(), ..Self::default() }
+        let (subject, file) = (subject.into(), file.into());
+        let device = (subject != file).then(|| subject.clone());
+        Self { subject, device, ok: true, file, ..Self::default() }
     }
 
     fn unusable(self, reason: impl Into<String>, hint: impl Into<String>) -> Self {
@@ -80,10 +94,11 @@ const REFRESH: &str = "run \"oci-nvidia-hook cdi generate\"";
 
 /// Returns the hint that replaces this file. A new spec in /var/run/cdi would hide an old one in /etc/cdi only until the next boot.
 fn rewrite(file: &str) -> String {
-    if Path::new(file) == nvidia_host::cdi::default_path(Format::Yaml) {
+    let base = extras::base_of(Path::new(file));
+    if base == nvidia_host::cdi::default_path(Format::Yaml) {
         return REFRESH.to_owned();
     }
-    format!("run \"oci-nvidia-hook cdi generate --output {file}\"")
+    format!("run \"oci-nvidia-hook cdi generate --output {}\"", base.display())
 }
 
 /// Returns whether this program wrote the spec: all its specs contain an entry for this hook.
@@ -147,7 +162,12 @@ fn of_device(file: &SpecFile, name: String, now: &Now<'_>, exists: &impl Fn(&str
     verdict.ours = is_ours(spec);
     if let Some(minor) = denied(spec, &verdict.subject, now.limits) {
         let reason = format!("it includes \"/dev/nvidia{minor}\", which [devices] in config.toml denies");
-        let hint = without_denied(spec, &verdict);
+        let hint = without_denied(spec, &verdict, now.limits);
+        return CdiVerdict { denied: true, ..verdict }.unusable(reason, hint);
+    }
+    if let Some(feature) = denied_feature(spec, now.limits) {
+        let reason = format!("[devices] in config.toml denies {:?}", feature.row().name);
+        let hint = without_denied(spec, &verdict, now.limits);
         return CdiVerdict { denied: true, ..verdict }.unusable(reason, hint);
     }
     // Problems for all engines come first, because a newer engine would not help.
@@ -161,9 +181,12 @@ fn of_device(file: &SpecFile, name: String, now: &Now<'_>, exists: &impl Fn(&str
         verdict.reason = format!("{reader} does not read cdiVersion {}", spec.cdi_version);
         verdict.hint = match verdict.ours {
             true => {
-                format!("run \"oci-nvidia-hook cdi generate --no-additional-gids\", or install a newer {}", reader.kind)
+                format!(
+                    "run \"oci-nvidia-hook cdi generate --no-additional-gids\", or install a newer {}",
+                    reader.kind.program()
+                )
             }
-            false => format!("install a newer {}; another program wrote {}", reader.kind, verdict.file),
+            false => format!("install a newer {}; another program wrote {}", reader.kind.program(), verdict.file),
         };
         if unread.len() < now.readers.len() {
             verdict.unread_by = unread.iter().map(ToString::to_string).collect();
@@ -190,6 +213,13 @@ fn denied(spec: &Spec, name: &str, limits: &NodeLimits) -> Option<u32> {
     }
 }
 
+/// Returns the feature of a spec if containers may not have it.
+fn denied_feature(spec: &Spec, limits: &NodeLimits) -> Option<Feature> {
+    let (vendor, class) = spec.kind.split_once('/')?;
+    let feature = Feature::from_name(class).filter(|_| vendor.ends_with("nvidia.com"))?;
+    limits.deny_feature(feature).then_some(feature)
+}
+
 /// Returns the number of a node. Without one in the spec, engines use that of the host's node, whose name contains the minor number.
 fn node_of(node: &DeviceNode) -> Node<'_> {
     let number = |number: Option<i64>| number.and_then(|number| u32::try_from(number).ok());
@@ -205,17 +235,21 @@ fn node_of(node: &DeviceNode) -> Node<'_> {
 }
 
 /// Returns the hint for a spec that includes a denied GPU.
-fn without_denied(spec: &Spec, verdict: &CdiVerdict) -> String {
-    let file = &verdict.file;
+fn without_denied(spec: &Spec, verdict: &CdiVerdict, limits: &NodeLimits) -> String {
+    let base = extras::base_of(Path::new(&verdict.file));
+    let file = base.display();
     match verdict.ours {
         true if spec.kind.starts_with(PLUGINS_VENDOR) => {
             "run \"systemctl restart oci-nvidia-kubelet-plugin\", which writes the file".to_owned()
         }
-        true if Path::new(file) == nvidia_host::cdi::default_path(Format::Yaml) => {
+        true if base == nvidia_host::cdi::default_path(Format::Yaml) => {
             "run \"oci-nvidia-hook cdi refresh\"".to_owned()
         }
         true => format!("run \"oci-nvidia-hook cdi refresh --output {file}\""),
-        false => format!("remove the GPU from {file} with the program that wrote it, or remove the file"),
+        false => {
+            let what = if denied_feature(spec, limits).is_some() { "devices" } else { "GPU" };
+            format!("remove the {what} from {} with the program that wrote it, or remove the file", verdict.file)
+        }
     }
 }
 

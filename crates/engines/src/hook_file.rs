@@ -1,4 +1,4 @@
-//! Parses a JSON file of a hooks directory like the library that Podman, CRI-O and Buildah share: oci-hooks(5).
+//! Parses a hook file like the library that Podman, CRI-O and Buildah share: oci-hooks(5).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -58,7 +58,7 @@ pub fn parse(bytes: &[u8]) -> Result<HookFile, String> {
     Ok(hook)
 }
 
-/// The reason why an engine rejects a hook file.
+/// Why an engine rejects a hook file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The file cannot be read or is not a hook file, for this reason

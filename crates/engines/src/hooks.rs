@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
 
+use base::debug;
 use base::tree::Tree;
 use nvidia_host::programs;
 
@@ -13,7 +14,7 @@ use super::settings;
 /// A hook that the engine accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookEntry {
-    /// The JSON file
+    /// The hook file
     pub file: PathBuf,
     /// Its content
     pub hook: HookFile,
@@ -136,6 +137,7 @@ enum Passed {
 
 fn read_file(host: &Tree, file: &Path, precreate: bool, programs: Programs) -> Result<HookEntry, Passed> {
     let bytes = host.read(file).map_err(|error| Passed::Refused(Refusal::Invalid(base::report::line(&error))))?;
+    debug::log(|| format!("read the hook file {file:?}"));
     let hook = hook_file::parse(&bytes).map_err(|why| Passed::Refused(Refusal::Invalid(why)))?;
     let located = match (host.locate(&hook.path), programs) {
         (Ok(located), _) => Some(located),

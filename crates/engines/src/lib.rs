@@ -1,7 +1,7 @@
 //! Reads the configuration of the container engines of this host: which hooks they run, and with which runtime.
 //!
-//! [`files`] lists the configuration files of an engine and [`settings`] reads them. [`hook_file`] parses one JSON file of a hooks
-//! directory, [`hooks`] reads all of them like the engine, [`hook_env`] finds those that get the environment of a container, and
+//! [`files`] lists the configuration files of an engine and [`settings`] reads them. [`hook_file`] parses a hook
+//! file, [`hooks`] reads all of them like the engine, [`hook_env`] finds those that get the environment of a container, and
 //! [`status`] decides whether the engine starts our hook. [`cdi`] knows which CDI specs an engine reads, [`cdi_check`] whether it can use them, [`node`] which engine a Kubernetes node has, and
 //! [`kubelet_plugin`] whether our device plugin runs. Environment variables that change
 //! an engine's files (`CONTAINERS_CONF`, `XDG_CONFIG_HOME`) are ignored: the program clears its environment, and an engine may run with

@@ -6,11 +6,12 @@ use serde::Serialize;
 
 use base::tree::Tree;
 
+use super::cdi::{self, CdiSpec};
 use super::hook_file::{Applies, PRECREATE, Refusal};
 use super::hooks::HookEntry;
 use super::kubelet_plugin::{KubeletPlugin, NriStatus, PluginStatus, is_false};
 use super::settings::{HOOKS_DIR, Settings};
-use super::{Engine, EngineKind, User, cdi, hooks, inspect_engines};
+use super::{Engine, EngineKind, User, hooks, inspect_engines};
 
 /// The status of one engine. The field names are part of the JSON interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -30,6 +31,9 @@ pub struct EngineStatus {
     /// Whether the NRI plugin gives GPUs to its containers instead of the hook
     #[serde(skip_serializing_if = "is_false")]
     pub nri: bool,
+    /// The CDI specs from which it can add GPUs to containers
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cdi_specs: Vec<CdiSpec>,
     /// Directories of hook files that a configuration file lists and that a later one has replaced: their hooks do not run
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub replaced: Vec<Replaced>,
@@ -41,7 +45,7 @@ pub struct EngineStatus {
     pub fix: String,
 }
 
-/// A JSON file of a hooks directory that makes the engine start our hook.
+/// A hook file that makes the engine start our hook.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Started {
     /// The file, or the program for Docker
@@ -61,13 +65,13 @@ pub struct Replaced {
 }
 
 impl EngineStatus {
-    /// Returns the files with their stages: `/…/a.json (prestart) and /…/b.json (precreate)`.
-    pub fn files(&self) -> String {
+    /// Returns each file with its stages: `/…/a.json (prestart)`.
+    pub fn files(&self) -> Vec<String> {
         let files = self.hooks.iter().map(|Started { file, stages }| match stages.as_slice() {
             [] => file.display().to_string(),
             stages => format!("{} ({})", file.display(), stages.join(", ")),
         });
-        files.collect::<Vec<_>>().join(" and ")
+        files.collect()
     }
 }
 
@@ -89,9 +93,15 @@ pub struct Report {
 }
 
 impl Report {
-    /// Judges each engine, and the device plugin. `installed` are the hook files on this host, including those that no engine reads.
-    pub fn new(engines: &[Engine], installed: &[PathBuf], plugin: Option<&KubeletPlugin>) -> Self {
-        let engines = engines.iter().map(|engine| judge(engine, installed)).collect();
+    /// Judges each engine, and the device plugin, and reads the CDI specs of the engines. `installed` are the hook files on this host,
+    /// including those that no engine reads.
+    pub fn new(host: &Tree, engines: &[Engine], installed: &[PathBuf], plugin: Option<&KubeletPlugin>) -> Self {
+        let with_specs = |engine: &Engine| {
+            let status = judge(engine, installed);
+            let dirs = if status.installed { engine.settings.cdi_dirs.as_slice() } else { &[] };
+            EngineStatus { cdi_specs: cdi::specs(host, dirs), ..status }
+        };
+        let engines = engines.iter().map(with_specs).collect();
         Self {
             version: base::json::VERSION,
             engines,
@@ -118,7 +128,7 @@ pub fn ours(engine: &Engine) -> impl Iterator<Item = &HookEntry> {
 /// Returns the status of each engine of this host; with a user, also of the user's Podman.
 pub fn report(host: &Tree, user: Option<User>) -> Report {
     let plugin = KubeletPlugin::inspect(host, user.is_none());
-    Report::new(&inspect_engines(host, user), &hooks::installed(host), plugin.as_ref())
+    Report::new(host, &inspect_engines(host, user), &hooks::installed(host), plugin.as_ref())
 }
 
 /// Judges whether an engine starts the hook. `installed` are the hook files on this host, including those that no engine reads.
@@ -254,7 +264,7 @@ fn missing(engine: &Engine, installed: &[PathBuf]) -> (String, String) {
             (why, format!("ln -s {} {HOOKS_DIR}/", file.display()))
         }
         (None, _) => {
-            let why = format!("no JSON file in {dirs} names oci-nvidia-hook");
+            let why = format!("no hook file in {dirs} names oci-nvidia-hook");
             (why, "install the package oci-nvidia-hook, or use CDI: \"oci-nvidia-hook cdi generate\"".to_owned())
         }
     }

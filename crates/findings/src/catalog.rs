@@ -8,12 +8,29 @@ use base::report::Kind;
 pub use base::report::SYSTEM;
 use base::report::Severity::{Error, Note, Warning};
 
-/// Returns the kind with this number: `ONH-030`, `onh-030` or `030`.
+/// Returns the kind with this number: `ONH-030`, `onh-030`, `ONH030`, `030` or `30`.
 #[must_use]
 pub fn find(number: &str) -> Option<&'static Kind> {
-    ALL.iter().copied().find(|kind| {
-        kind.id.eq_ignore_ascii_case(number) || kind.id.strip_prefix("ONH-").is_some_and(|digits| digits == number)
-    })
+    let number = number_of(number)?;
+    ALL.iter().copied().find(|kind| number_of(kind.id) == Some(number))
+}
+
+/// Returns the number in `ONH-030`, `onh030`, `030` or `30`; `None` if the text is something else.
+#[must_use]
+pub fn number_of(text: &str) -> Option<u16> {
+    let digits = match text.split_at_checked(3) {
+        Some((prefix, rest)) if prefix.eq_ignore_ascii_case("ONH") => rest.strip_prefix('-').unwrap_or(rest),
+        _ => text,
+    };
+    let is_number = (1..=3).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
+    digits.parse().ok().filter(|_| is_number)
+}
+
+/// Returns the kind with the next lower or next higher number, whichever is nearer, if it is at most 5 away.
+#[must_use]
+pub fn neighbor(number: u16) -> Option<&'static Kind> {
+    let away = |kind: &&Kind| number_of(kind.id).map_or(u16::MAX, |other| other.abs_diff(number));
+    ALL.iter().copied().min_by_key(away).filter(|kind| away(kind) <= 5)
 }
 
 macro_rules! kinds {
@@ -32,9 +49,9 @@ macro_rules! kinds {
 kinds! {
     COMMAND_LINE "ONH-002" Error "invalid command line"
         why "nothing was done"
-        fix "see `oci-nvidia-hook --help`, or `args` in the hook's JSON file if an engine started it" see "oci-nvidia-hook(8)";
+        fix "see `oci-nvidia-hook --help`, or `args` in the hook file if an engine started it" see "oci-nvidia-hook(8)";
     STATE "ONH-003" Error "the container's state or config.json cannot be read"
-        why "the hook cannot determine for which container it was called, or what the container asks for"
+        why "the hook cannot determine for which container it was called, or what the container requests"
         fix "have the engine call the hook at a stage of the OCI runtime specification, with the container's state on stdin" see "modes.md";
     CONFIG_FILE "ONH-004" Error "config.toml cannot be read, or is writable by users other than root"
         why "config.toml decides which containers get GPUs and which libraries are loaded"
@@ -46,77 +63,80 @@ kinds! {
         why "only root can load kernel modules and create device nodes"
         fix "run `sudo oci-nvidia-hook prepare`" see "oci-nvidia-hook(8)";
     NO_GPU "ONH-010" Error "there is no NVIDIA GPU on the PCI bus"
-        why "a container that asks for a GPU cannot work on this host"
-        fix "list the NVIDIA devices with `lspci -d 10de:`; on a host without GPUs, start the container without `NVIDIA_VISIBLE_DEVICES`, or set `no-gpu = \"start\"` in config.toml" see "troubleshooting.md";
+        why "a container that requests a GPU cannot work on this host"
+        fix "list the NVIDIA devices with `lspci -d 10de:`; on a host without GPUs, start the container without `NVIDIA_VISIBLE_DEVICES`, or set `no-gpu = \"start\"` in config.toml" see "";
     NOT_LOADED "ONH-011" Error "the kernel module nvidia is not loaded"
         why "no GPU can be used without it"
-        fix "run `modprobe nvidia`; if that fails, `journalctl -k` shows the reason (Secure Boot rejects unsigned modules)" see "troubleshooting.md";
+        fix "run `modprobe nvidia`; if that fails, `journalctl -k` shows the reason (Secure Boot rejects unsigned modules)" see "";
     NO_LIBRARIES "ONH-012" Error "the driver's libraries are missing"
         why "containers use the libraries of the host"
         fix "install the libraries in the version of the kernel module, or set `root` in config.toml to the directory that contains them" see "hosts.md";
     MISMATCH "ONH-013" Error "the kernel module and the libraries have different versions"
         why "the libraries work only with the kernel module of their own version"
-        fix "reboot after a driver update; on a transactional system the new driver is in the next snapshot" see "troubleshooting.md";
+        fix "reboot after a driver update; on a transactional system the new driver is in the next snapshot" see "";
     DRIVER_ROOT "ONH-014" Error "the driver root cannot be opened"
         why "the hook searches this directory for the driver"
         fix "correct `root` in the `[nvidia-container-cli]` table, or `dev-root` in the `[driver]` table of config.toml" see "hosts.md";
     NVML_LOAD "ONH-015" Error "libnvidia-ml cannot be loaded"
         why "the hook asks this library which GPUs exist"
-        fix "reinstall the driver's libraries and run `ldconfig`" see "troubleshooting.md";
+        fix "reinstall the driver's libraries and run `ldconfig`" see "";
     NVML_TIMEOUT "ONH-016" Error "NVML did not answer in time"
         why "a GPU that hangs must not block the engine"
         fix "run `nvidia-smi` on the host: if it is slow too, enable persistence mode with `nvidia-smi -pm 1`; otherwise raise `nvml-timeout` in config.toml" see "oci-nvidia-hook.toml(5)";
     NVML_DIED "ONH-017" Error "NVML crashed"
         why "without NVML it is unknown which GPUs exist"
-        fix "run `nvidia-smi` on the host, which should fail in the same way; `journalctl -k` may show the reason" see "troubleshooting.md";
+        fix "run `nvidia-smi` on the host, which should fail in the same way; `journalctl -k` may show the reason" see "";
     NVML "ONH-018" Error "NVML reported an error"
         why "without NVML it is unknown which GPUs exist"
-        fix "run `nvidia-smi` on the host, which should report the same error; `journalctl -k` may show the kernel module's reason" see "troubleshooting.md";
+        fix "run `nvidia-smi` on the host, which should report the same error; `journalctl -k` may show the kernel module's reason" see "";
     NVML_PERMISSION "ONH-019" Error "the hook's user has no permission to open the GPUs"
         why "the device nodes belong to a group of which the user is not a member"
-        fix "as root, compare `ls -l /dev/nvidiactl` with `user` in config.toml; as another user, join the group of the nodes (`usermod -aG GROUP USER`; `video` on SUSE), log in again, and start rootless containers with crun and `--group-add keep-groups`" see "troubleshooting.md";
+        fix "as root, compare `ls -l /dev/nvidiactl` with `user` in config.toml. As another user, join the group of the nodes (`usermod -aG GROUP USER`; `video` on SUSE), log in again, and start rootless containers with crun and `--group-add keep-groups`" see "";
     NVML_PROCESS "ONH-020" Error "the process that asks NVML cannot be set up"
         why "the hook does not run the driver's library with more privileges than it needs"
         fix "run the hook as root; check `user` and `root` in config.toml" see "security.md";
     NODE_MISSING "ONH-021" Error "a device node is missing"
-        why "the container would start with fewer GPUs than it asked for"
-        fix "run `oci-nvidia-hook prepare` as root, with `--imex-channel N` for an IMEX channel" see "troubleshooting.md";
+        why "the container would start with fewer GPUs than it requested"
+        fix "run `oci-nvidia-hook prepare` as root, with `--imex-channel N` for an IMEX channel" see "";
     NODE_WRONG "ONH-022" Error "a device node belongs to another driver"
         why "the container would get another device"
-        fix "run `oci-nvidia-hook prepare` as root, which replaces the node" see "troubleshooting.md";
+        fix "run `oci-nvidia-hook prepare` as root, which replaces the node" see "";
     LIBRARY_MISSING "ONH-023" Error "a required library of the driver is missing"
         why "programs in the container would not start"
         fix "install the driver's libraries in the version of the kernel module and run `ldconfig`" see "hosts.md";
+    PLATFORM "ONH-024" Error "the driver of this platform is not supported"
+        why "the drivers of Jetson and of WSL 2 have other files and device nodes than the driver for PCI GPUs"
+        fix "use NVIDIA's container toolkit on this host" see "compatibility.md";
     UNKNOWN_DEVICE "ONH-030" Error "the requested GPU does not exist"
-        why "the container would start with fewer GPUs than it asked for"
-        fix "request one of the GPUs that the hint lists; `oci-nvidia-hook info` also prints UUIDs and bus addresses" see "troubleshooting.md";
+        why "the container would start with fewer GPUs than it requested"
+        fix "request one of the GPUs that the message lists; `oci-nvidia-hook info` also prints UUIDs and bus ids" see "";
     NO_DEVICE "ONH-031" Error "\"all\" matches no GPU"
-        why "a container that asks for GPUs cannot work without one"
+        why "a container that requests GPUs cannot work without one"
         fix "run `nvidia-smi -L` on the host; check `allow` and `deny` in the `[devices]` table of config.toml" see "oci-nvidia-hook.toml(5)";
-    DENIED "ONH-032" Error "config.toml does not allow containers to use the requested GPU"
-        why "the container would start with fewer GPUs than it asked for"
-        fix "request one of the GPUs that the hint lists, or change the `[devices]` table of config.toml" see "oci-nvidia-hook.toml(5)";
+    DENIED "ONH-032" Error "config.toml does not allow containers to use the requested GPU or device"
+        why "the container would start with fewer devices than it requested"
+        fix "request one of the GPUs that the message lists, or change the `[devices]` table of config.toml" see "oci-nvidia-hook.toml(5)";
     NOT_USABLE "ONH-033" Error "the requested GPU does not work"
-        why "the container would start with fewer GPUs than it asked for"
-        fix "see `nvidia-smi -q` and `journalctl -k` on the host; a GPU that fell off the bus needs a reset or a reboot" see "troubleshooting.md";
+        why "the container would start with fewer GPUs than it requested"
+        fix "see `nvidia-smi -q` and `journalctl -k` on the host; a GPU that fell off the bus needs a reset or a reboot" see "";
     REQUIREMENT "ONH-034" Error "the image requires another driver or GPU"
         why "programs of the image would fail later with a less specific error"
-        fix "update the driver, use an image for an earlier CUDA version, or set `NVIDIA_DISABLE_REQUIRE=true`; the message names the requirement and what the host has" see "troubleshooting.md";
+        fix "update the driver, use an image for an earlier CUDA version, or set `NVIDIA_DISABLE_REQUIRE=true`; the message names the requirement and what the host has" see "";
     BAD_REQUIREMENT "ONH-035" Error "a requirement of the image has a syntax error"
         why "the hook cannot check whether the driver meets it"
         fix "correct the term that the message names; `cuda>=12.4` is a term, a comma means and, a space means or" see "compatibility.md";
     CAPABILITY "ONH-036" Error "a driver capability is unknown or not allowed"
-        why "the container would lack libraries that it asked for"
-        fix "request capabilities that the hint lists, or extend `supported-driver-capabilities` in config.toml" see "oci-nvidia-hook.toml(5)";
+        why "the container would lack libraries that it requested"
+        fix "request capabilities that the message lists, or extend `supported-driver-capabilities` in config.toml" see "oci-nvidia-hook.toml(5)";
     PRIVILEGE "ONH-037" Error "the request requires a privileged container"
         why "managing or monitoring MIG devices affects all users of a GPU"
         fix "start the container with `--privileged` and without a user namespace, or without the variable that the message names" see "usage.md";
     BAD_REQUEST "ONH-038" Error "the request is invalid"
         why "guessing the intended value could give the container the wrong device"
-        fix "correct the variable or mount that the message names; the hint lists what is allowed" see "troubleshooting.md";
+        fix "correct the variable or mount that the message names; the message also lists what is allowed" see "";
     CONTAINER "ONH-040" Error "the container cannot be entered"
         why "the hook was not called at a stage at which it can set the container up"
-        fix "have the engine call the hook at prestart or createRuntime (`stages` in the hook's JSON file)" see "modes.md";
+        fix "have the engine call the hook at prestart or createRuntime (`stages` in the hook file)" see "modes.md";
     CGROUP "ONH-041" Error "the container's cgroup cannot be changed to allow the GPUs"
         why "the device nodes would exist, but programs could not open them"
         fix "have the engine list the devices in config.json (precreate or CDI)" see "modes.md";
@@ -134,37 +154,37 @@ kinds! {
         fix "have the engine mount a proc file system at `/proc`" see "security.md";
     IN_THE_WAY "ONH-046" Error "a file of the image or of a volume is in the way"
         why "the container would lack something that it requires"
-        fix "change the image or the volume at the path that the message names" see "troubleshooting.md";
+        fix "change the image or the volume at the path that the message names" see "";
     HOSTS_DEV "ONH-047" Error "a device node would have to be created in the host's /dev"
-        why "it would stay there when the container is gone, and every container and the driver would use it"
+        why "the node would remain after the container ends, and be visible to other containers"
         fix "create the node with `oci-nvidia-hook prepare --root /`, or start the container without `-v /dev:/dev`" see "hosts.md";
     VOLUME "ONH-048" Error "the driver's files would have to be created on a volume"
         why "files on a volume remain when the container is gone, and may belong to the host"
         fix "mount the volume at another path: it contains other mounts, or its file system does not support an overlay" see "security.md";
     TOO_LONG "ONH-049" Error "the container was not set up in time"
         why "a file system of the container does not answer, or the host is overloaded"
-        fix "find the volume (FUSE, NFS) that does not answer; `findmnt` lists them" see "troubleshooting.md";
+        fix "find the volume that does not answer; `findmnt -t fuse,nfs,nfs4` lists the candidates" see "";
     SPEC_FILE "ONH-050" Error "the CDI spec cannot be written"
         why "an existing CDI spec is unchanged"
         fix "run the command as root, or select a file with `--output`" see "modes.md";
-    SPEC_EMPTY "ONH-051" Error "there is no GPU for a CDI spec"
+    SPEC_EMPTY "ONH-051" Error "there is no device for a CDI spec"
         why "engines reject a CDI spec without devices"
-        fix "see which GPUs exist with `oci-nvidia-hook info`; check the `[devices]` table of config.toml" see "modes.md";
+        fix "see which GPUs exist with `oci-nvidia-hook info`; check the `[devices]` table of config.toml; for other devices, load the kernel module that the message names" see "modes.md";
     INVENTORY_FILE "ONH-052" Error "the inventory file cannot be read"
-        why "it contains the GPUs to explain with"
+        why "`plan --inventory` takes the GPUs from this file"
         fix "create it with `oci-nvidia-hook info --json` on the host that has the GPUs" see "oci-nvidia-hook(8)";
     NO_RECORD "ONH-053" Error "the container is unknown"
-        why "the hook keeps records only of containers that ask for GPUs"
-        fix "list the containers that asked for GPUs with `oci-nvidia-hook why`; see whether the engines call the hook with `oci-nvidia-hook status`" see "troubleshooting.md";
+        why "the hook keeps records only of containers that request GPUs"
+        fix "list the containers that requested GPUs with `oci-nvidia-hook ps --all`; see whether the engines call the hook with `oci-nvidia-hook status`" see "";
     BUNDLE "ONH-054" Error "the report cannot be written"
-        why "there is nothing to attach to a bug report"
+        why "no report was written"
         fix "select a new file in a writable directory with `doctor --bundle`" see "oci-nvidia-hook(8)";
     NOT_EXAMINED "ONH-055" Error "a running container cannot be examined"
         why "its process does not exist, or belongs to another user, or is not in a container"
-        fix "run `doctor --container` or `doctor --pid` as root, for a container that is running" see "troubleshooting.md";
+        fix "run `doctor --container` or `doctor --pid` as root, for a container that is running" see "";
     ENGINE_STOPPED "ONH-060" Error "an engine rejects one of its configuration or hook files"
         why "the engine starts no container at all until the file is corrected"
-        fix "correct or remove the file that the message names: its syntax is invalid, or it names a stage that the engine does not support" see "troubleshooting.md";
+        fix "correct or remove the file that the message names: its syntax is invalid, or it names a stage that the engine does not support" see "";
     HOOK_WITHOUT_ENV "ONH-061" Error "a hook entry inside of containers has no `env`"
         why "the runtime passes it the environment of the image: the dynamic linker loads the library that `LD_PRELOAD` names into the hook, which runs as root of the host (CVE-2025-23266)"
         fix "add `env` to the entry, for example `[\"PATH=/usr/sbin:/usr/bin:/sbin:/bin\"]`, or update the program that wrote it" see "security.md";
@@ -172,10 +192,10 @@ kinds! {
         why "an engine gives the GPU to containers that request it; the hook entry of our specs then stops them, those of other programs do not"
         fix "run `oci-nvidia-hook cdi refresh`; remove the GPU from specs of other programs" see "modes.md";
 
-    PLUGIN_UNKNOWN_DEVICE "ONH-071" Error "the kubelet asks for a device that does not exist"
+    PLUGIN_UNKNOWN_DEVICE "ONH-071" Error "the kubelet requests a device that does not exist"
         why "the GPU was removed, or its MIG devices were replaced, after the kubelet had chosen it"
         fix "delete the pod: the kubelet chooses another device for the next one" see "kubernetes.md";
-    PLUGIN_SICK_DEVICE "ONH-072" Error "the kubelet asks for a device that does not work"
+    PLUGIN_SICK_DEVICE "ONH-072" Error "the kubelet requests a device that does not work"
         why "the GPU failed after the kubelet had chosen it"
         fix "delete the pod; `oci-nvidia-kubelet-plugin check` on the node prints the state of its GPUs" see "kubernetes.md";
     PLUGIN_SHARED_DEVICE "ONH-073" Error "a container requests several replicas of shared GPUs"
@@ -183,7 +203,7 @@ kinds! {
         fix "request one, or GPUs that are not shared" see "kubernetes.md";
     PLUGIN_DRIVER "ONH-074" Error "the device plugin cannot ask the driver about the GPUs"
         why "without the driver, it is unknown which GPUs work, so none is offered"
-        fix "run `oci-nvidia-hook doctor` on the node" see "troubleshooting.md";
+        fix "run `oci-nvidia-hook doctor` on the node" see "";
     PLUGIN_CONFIG "ONH-075" Error "a configuration file or a variable of the device plugin is invalid"
         why "NVIDIA's configuration file (`--config-file`) or GKE's `gpu_config.json` cannot be read or has an invalid value, or a variable has one"
         fix "correct the line that the message names" see "kubernetes.md";
@@ -193,6 +213,15 @@ kinds! {
     PLUGIN_HOST_PATH "ONH-077" Error "the directory for the device plugin's strategy host-path is missing"
         why "with `device-list-strategy = \"host-path\"`, containers get the driver's files from this directory. The plugin refuses devices, because an engine would create the directory, and containers would find no driver in it"
         fix "install the driver in the directory, set `host-path` to the directory that contains it, or set another `device-list-strategy`" see "kubernetes.md";
+    CLAIM_UNREADABLE "ONH-081" Error "the claim of a pod cannot be read from the API server"
+        why "only the claim says which devices the pod has; the kubelet tries it again"
+        fix "run `oci-nvidia-kubelet-plugin check --interface dra` on the node, which tests the credentials" see "claims.md";
+    CLAIM_STALE "ONH-082" Error "the claim that the kubelet names does not exist any more, or has no device"
+        why "the claim was deleted, or replaced by another one of its name, while the pod started"
+        fix "delete the pod" see "claims.md";
+    CLAIM_CONFIG "ONH-083" Error "a claim has a configuration that is not supported"
+        why "a device without the configuration would behave in another way than its users expect"
+        fix "remove the configuration from the claim or from its DeviceClass; `GpuConfig` with the defaults of time-slicing is accepted" see "claims.md";
 
     UNKNOWN_KEY "ONH-101" Warning "unknown key in config.toml"
         why "the key has no effect"
@@ -204,11 +233,11 @@ kinds! {
         why "the container starts without GPUs"
         fix "in Kubernetes, request GPUs with `resources.limits: nvidia.com/gpu`; otherwise use CDI or a privileged container, or change the `accept-…` keys of config.toml" see "kubernetes.md";
     SWARM_RESOURCE "ONH-104" Warning "a name in swarm-resource does not begin with DOCKER_"
-        why "a container that asks for GPUs with this variable alone gets none"
+        why "a container that uses only this variable gets no GPUs"
         fix "rename the resource in Docker so that its variable begins with `DOCKER_RESOURCE_`" see "oci-nvidia-hook.toml(5)";
     OTHERS "ONH-105" Note "GPUs are already provided by another mechanism"
         why "config.json contains the mounts of CDI or another NVIDIA hook, and setting up a container twice causes conflicts"
-        fix "nothing has to be done; to have this hook set the container up, remove the other mechanism" see "modes.md";
+        fix "no action is needed; to have this hook set the container up, remove the other mechanism" see "modes.md";
     EXPOSED "ONH-106" Note "every pod can request all GPUs"
         why "a variable in the image is enough, whatever the scheduler assigned to the pod"
         fix "on a shared cluster, set `accept-nvidia-visible-devices-envvar-when-unprivileged = false` and `accept-nvidia-visible-devices-as-volume-mounts = true` in config.toml" see "kubernetes.md";
@@ -217,7 +246,7 @@ kinds! {
         fix "correct or remove the entry in config.toml; `oci-nvidia-hook info` prints the GPUs of the host" see "oci-nvidia-hook.toml(5)";
     TIMEOUTS "ONH-108" Warning "the engine may end the hook before it can report an error"
         why "a container then fails without a reason, or its start never ends"
-        fix "raise `timeout` in the hook's JSON file, or lower `nvml-timeout` in config.toml" see "oci-nvidia-hook.toml(5)";
+        fix "raise `timeout` in the hook file, or lower `nvml-timeout` in config.toml" see "oci-nvidia-hook.toml(5)";
     BROKEN_RECORD "ONH-109" Warning "the record of a container cannot be read"
         why "it is unknown what the hook did for that container"
         fix "remove the file; the hook also removes it when there are many records" see "oci-nvidia-hook(8)";
@@ -228,27 +257,30 @@ kinds! {
         why "a device plugin or `--device` added the nodes, and an error keeps the hook from adding the driver's files; the container starts without them"
         fix "fix the error that the message names, or set `NVIDIA_VISIBLE_DEVICES=void` for a container that does not need the driver" see "kubernetes.md";
     NO_GPU_HERE "ONH-112" Warning "a container starts without GPUs because the host has none"
-        why "it asks for `all`, and `no-gpu = \"start\"` in config.toml allows it to start"
+        why "it requests `all`, and `no-gpu = \"start\"` in config.toml allows it to start"
         fix "set `no-gpu = \"error\"` if such containers must not start" see "kubernetes.md";
     SAVED_CONFIG "ONH-113" Warning "a file next to config.toml contains settings that are not in force"
         why "a package manager has saved the administrator's file under this name, or has not installed its own; the hook does not read the file"
         fix "move the settings that you need to config.toml or to a file in `config.toml.d`, then remove the file that the message names" see "configuration.md";
+    FEATURE_VALUE "ONH-115" Warning "a variable has no effect, because its value is unknown"
+        why "`NVIDIA_GDS`, `NVIDIA_MOFED`, `NVIDIA_GDRCOPY` and `NVIDIA_NVSWITCH` request devices only with the value `enabled`"
+        fix "set the variable to `enabled`, or remove it" see "usage.md";
 
     GPU_LEFT_OUT "ONH-201" Warning "a GPU does not answer"
-        why "containers that ask for `all` get the other GPUs; those that ask for this GPU do not start"
-        fix "see `journalctl -k` and `nvidia-smi -q` on the host" see "troubleshooting.md";
+        why "containers that request `all` get the other GPUs; those that request this GPU do not start"
+        fix "see `journalctl -k` and `nvidia-smi -q` on the host" see "";
     STALE_CACHE "ONH-202" Warning "the linker cache lists a library that does not exist"
         why "the library cannot be given to containers"
         fix "run `ldconfig` on the host as root" see "hosts.md";
     OTHER_VERSION "ONH-203" Warning "a library of another driver version was found"
         why "the libraries work only with the kernel module of their own version"
-        fix "reboot after a driver update; otherwise remove the packages of the other version" see "troubleshooting.md";
+        fix "reboot after a driver update; otherwise remove the packages of the other version" see "";
     REQUIREMENT_WARNING "ONH-204" Warning "a requirement of the image is not met"
         why "programs in the container may fail; `require = \"warn\"` in config.toml allows it to start"
         fix "update the driver, or use an image for an earlier CUDA version" see "oci-nvidia-hook.toml(5)";
     NO_UVM "ONH-205" Warning "the device node /dev/nvidia-uvm is missing"
         why "CUDA does not work in the container"
-        fix "run `oci-nvidia-hook prepare` as root" see "troubleshooting.md";
+        fix "run `oci-nvidia-hook prepare` as root" see "";
     NO_CACHE "ONH-206" Note "the linker cache cannot be read"
         why "the hook searches the usual library directories instead"
         fix "run `ldconfig` on the host as root" see "hosts.md";
@@ -260,65 +292,69 @@ kinds! {
         fix "run `stat` on the path as root" see "hosts.md";
     SEVERAL_VERSIONS "ONH-209" Note "libraries of several driver versions are installed"
         why "only those of the loaded kernel module work, and programs on the host may use the others"
-        fix "remove the packages of the versions that are not loaded" see "troubleshooting.md";
+        fix "remove the packages of the versions that are not loaded" see "";
     LACKING_LIBRARIES "ONH-210" Warning "the libraries of a driver capability are not installed"
-        why "containers that ask for the capability lack them, or do not start"
+        why "containers that request the capability lack them, or do not start"
         fix "install the package that the message names; SUSE and Debian have separate packages for compute, graphics and video" see "hosts.md";
     NODE_ACCESS "ONH-211" Warning "a user has no permission to open the device nodes"
         why "rootless containers of that user get no GPU"
-        fix "join the group of the nodes (`usermod -aG GROUP USER`; `video` on SUSE), log in again, and start rootless containers with crun and `--group-add keep-groups`" see "troubleshooting.md";
-    GROUP_NODES "ONH-212" Note "the device nodes belong to a group"
+        fix "join the group of the nodes (`usermod -aG GROUP USER`; `video` on SUSE), log in again, and start rootless containers with crun and `--group-add keep-groups`" see "";
+    GROUP_NODES "ONH-212" Note "only members of a group can open the device nodes"
         why "processes of containers that do not run as root are not members of the group by default"
-        fix "use `--group-add keep-groups` with rootless Podman and crun, and `supplementalGroups` with the group's number for pods that have `runAsUser`" see "troubleshooting.md";
+        fix "use `--group-add keep-groups` with rootless Podman and crun, and `supplementalGroups` with the group's number for pods that have `runAsUser`" see "";
     SLOW_NVML "ONH-213" Warning "NVML is slow"
         why "without persistence mode the driver initializes idle GPUs for every container, which delays its start"
-        fix "run `systemctl enable --now nvidia-persistenced`" see "troubleshooting.md";
+        fix "run `systemctl enable --now nvidia-persistenced`" see "";
     NO_PERSISTENCE "ONH-214" Note "nvidia-persistenced is not running"
         why "unless persistence mode is on, the driver initializes an idle GPU for its first user, which takes seconds"
-        fix "run `systemctl enable --now nvidia-persistenced`, unless `nvidia-smi -pm 1` has enabled persistence mode" see "troubleshooting.md";
+        fix "run `systemctl enable --now nvidia-persistenced`, unless `nvidia-smi -pm 1` has enabled persistence mode" see "";
     NO_FABRIC_MANAGER "ONH-215" Warning "the fabric manager is not running"
         why "on a board with NVSwitches, CUDA fails with \"system not yet initialized\" (802)"
-        fix "run `systemctl enable --now nvidia-fabricmanager`; its version must be the driver's" see "troubleshooting.md";
+        fix "run `systemctl enable --now nvidia-fabricmanager`; its version must be the driver's" see "";
     MIG_EMPTY "ONH-216" Warning "a GPU in MIG mode has no MIG device"
         why "containers can use such a GPU only through its MIG devices"
         fix "create MIG devices (`nvidia-smi mig -cgi … -C`) or leave MIG mode (`nvidia-smi -mig 0`); if the driver lists instances, `doctor` names the part that is missing" see "usage.md";
     NOT_IN_TABLE "ONH-217" Warning "a GPU does not answer and is missing from the table"
         why "programs that read the output of `info --csv` do not see the GPU"
-        fix "see `nvidia-smi -q` and `journalctl -k` on the host" see "troubleshooting.md";
+        fix "see `nvidia-smi -q` and `journalctl -k` on the host" see "";
     LOCAL_SOURCE "ONH-218" Warning "a socket or directory of a driver daemon is not given to containers"
         why "a user of the host, or a container, may have created it"
         fix "have root start the daemon, or set the MPS directory in `environment` of config.toml" see "security.md";
     NO_ACCESS "ONH-219" Warning "the container's process has no permission to open its device nodes"
         why "NVML reports \"Insufficient Permissions\", and CUDA finds no device; the hook creates nodes for the process only as root and with the container's device cgroup"
-        fix "add the group of the nodes (`--group-add 44`, `supplementalGroups: [44]`, or rootless `--group-add keep-groups` with crun), have the engine create the nodes (precreate, CDI, `PASS_DEVICE_SPECS=true`), or give the host's nodes mode 0666" see "troubleshooting.md";
+        fix "add the group of the nodes (`--group-add 44`, `supplementalGroups: [44]`, or rootless `--group-add keep-groups` with crun), have the engine create the nodes (precreate, CDI, `PASS_DEVICE_SPECS=true`), or give the host's nodes mode 0666" see "";
     NO_MODESET "ONH-223" Note "the device node /dev/nvidia-modeset is missing"
-        why "X11 and Vulkan may not work in containers that ask for `graphics` or `display`"
-        fix "run `modprobe nvidia-modeset` and then `oci-nvidia-hook prepare`, as root" see "troubleshooting.md";
+        why "X11 and Vulkan may not work in containers that request `graphics` or `display`"
+        fix "run `modprobe nvidia-modeset` and then `oci-nvidia-hook prepare`, as root" see "";
     NOT_INSTALLED "ONH-224" Note "parts of the driver are not installed"
-        why "containers that ask for these capabilities do not get them"
+        why "containers that request these capabilities do not get them"
         fix "install the packages that the message names if containers need these capabilities" see "hosts.md";
     UNKNOWN_LIBRARIES "ONH-225" Note "libraries of the driver are not in the catalog"
         why "the driver is newer than this program; containers get these libraries by CDI or with `NVIDIA_DRIVER_CAPABILITIES=all` only"
-        fix "set `NVIDIA_DRIVER_CAPABILITIES=all` for containers that need them, or update this program; `oci-nvidia-hook list` reports the libraries on stderr and marks them with `\"catalogued\": false` in its JSON output" see "hosts.md";
+        fix "set `NVIDIA_DRIVER_CAPABILITIES=all` for containers that need them, or update this program; `oci-nvidia-hook files` reports the libraries on stderr and marks them with `\"cataloged\": false` in its JSON output" see "hosts.md";
     MIG_WHOLE "ONH-230" Warning "a GPU in MIG mode is given without a MIG device"
         why "CUDA programs find no device, since they run on MIG devices only"
         fix "request MIG devices (`0:0`, `MIG-<uuid>`) or `all`; if the GPU has no MIG devices, create one or leave MIG mode" see "usage.md";
     IMAGE_CUDA "ONH-231" Note "the image's libcuda is used instead of that of the host"
         why "the image contains NVIDIA's forward compatibility libraries, which are newer than the host's"
-        fix "nothing has to be done; `cuda-compat-mode = \"disabled\"` in config.toml selects the host's libcuda" see "oci-nvidia-hook.toml(5)";
+        fix "no action is needed; `cuda-compat-mode = \"disabled\"` in config.toml selects the host's libcuda" see "oci-nvidia-hook.toml(5)";
     MIG_LEFT_OUT "ONH-232" Warning "MIG devices without device nodes are left out"
-        why "NVML does not list a MIG device if one of its device nodes is missing, so a request for `all` does not include it, and its index may name another MIG device"
+        why "NVML does not list a MIG device if one of its device nodes is missing. A request for `all` does not include it, and its index may name another MIG device"
         fix "run `oci-nvidia-hook prepare` as root; it creates the nodes that the message names" see "usage.md";
+
+    NO_FEATURE "ONH-233" Warning "the host has no device nodes for GPUDirect, GDRCopy or NVSwitches"
+        why "the container requests them with `NVIDIA_GDS`, `NVIDIA_MOFED`, `NVIDIA_GDRCOPY` or `NVIDIA_NVSWITCH`, or the device plugin with `extra-devices`; containers start without them"
+        fix "load the kernel module that the message names" see "usage.md";
 
     HIDDEN "ONH-301" Note "a file of the driver hides a file of the image"
         why "the image's copy would not work with the host's kernel module"
-        fix "nothing has to be done; remove the copy from the image to avoid the note" see "troubleshooting.md";
+        fix "no action is needed; remove the copy from the image to avoid the note" see "";
     IMAGE_CACHE "ONH-302" Warning "the image's ld.so.cache was not changed"
         why "its format is unknown, or it is not a regular file; programs find the driver's libraries only in the directories that ld.so searches without a cache"
-        fix "run `ldconfig` when the image is built, or set `LD_LIBRARY_PATH` in the container" see "troubleshooting.md";
+        fix "run `ldconfig` when the image is built, or set `LD_LIBRARY_PATH` in the container" see "";
     LEFT_OUT "ONH-303" Warning "an optional file of the driver cannot be given to the container"
         why "the container starts without it"
-        fix "check the path that the message names in the image" see "troubleshooting.md";
+        fix "in the image, check the path that the message names" see "";
     CGROUP_ABOVE "ONH-304" Warning "a cgroup above the container's has device rules of its own"
         why "they may deny the GPUs to the container"
         fix "allow the GPUs in the systemd unit of that cgroup with `DeviceAllow=`" see "modes.md";
@@ -348,10 +384,13 @@ kinds! {
         fix "give the device nodes a group (`NVreg_DeviceFileGID`, `NVreg_DeviceFileMode=0660`), or make the library readable for all users" see "security.md";
     NOT_LISTED "ONH-315" Note "the image's ldconfig does not search the directory of the driver's libraries"
         why "programs no longer find the libraries after ldconfig has run in the container, which package managers do"
-        fix "add `include /etc/ld.so.conf.d/*.conf` to `/etc/ld.so.conf` of the image" see "troubleshooting.md";
+        fix "add `include /etc/ld.so.conf.d/*.conf` to `/etc/ld.so.conf` of the image" see "";
     UNKNOWN_CDI_HOOK "ONH-316" Warning "a CDI spec contains an unknown hook"
-        why "the hook is ignored, as by NVIDIA's program, and the container lacks what it would have set up; the spec is newer than this program"
+        why "this program ignores the hook, as NVIDIA's program does. The container lacks what the hook would have set up. The spec is newer than this program"
         fix "update this program" see "compatibility.md";
+    MISSPELLED_VARIABLE "ONH-317" Warning "an unknown variable has a name like `NVIDIA_VISIBLE_DEVICES`"
+        why "the container may lack what its author wanted to request"
+        fix "correct the name of the variable, or rename it if it belongs to another program" see "usage.md";
 
     SPEC_LACKS_GPU "ONH-401" Warning "the CDI spec lacks a GPU"
         why "the GPU does not answer"
@@ -371,15 +410,15 @@ kinds! {
 
     NOT_ACTIVE "ONH-501" Warning "an engine does not start the hook"
         why "its containers get no GPU with `NVIDIA_VISIBLE_DEVICES`"
-        fix "run `oci-nvidia-hook status`, which prints the directories that the engine reads and how to fix them" see "troubleshooting.md";
+        fix "run `oci-nvidia-hook status`, which prints the directories that the engine reads and how to fix them" see "";
     CONDITIONAL "ONH-502" Note "an engine starts the hook only for some containers"
-        why "the others get no GPU with `NVIDIA_VISIBLE_DEVICES`"
-        fix "set `\"when\": {\"always\": true}` in the hook's JSON file" see "modes.md";
+        why "other containers get no GPU with `NVIDIA_VISIBLE_DEVICES`"
+        fix "set `\"when\": {\"always\": true}` in the hook file" see "modes.md";
     SECOND_HOOK "ONH-503" Warning "an engine also starts another NVIDIA hook"
         why "setting up a container twice causes conflicts: the second hook does nothing, or fails"
-        fix "remove NVIDIA's package, or its hook's JSON file" see "compatibility.md";
+        fix "remove NVIDIA's package, or its hook file" see "compatibility.md";
     NVIDIA_BESIDE "ONH-504" Note "the NVIDIA Container Toolkit is installed too"
-        why "its hook, CDI specs and services do the same work as this program"
+        why "its hook, CDI specs and services set up containers, as this program does"
         fix "remove it unless something else needs it" see "compatibility.md";
     NO_RUNTIME "ONH-505" Warning "the OCI runtime of an engine is missing"
         why "the engine cannot start containers"
@@ -395,25 +434,25 @@ kinds! {
         fix "run `setsebool -P container_use_xserver_devices on`, or set `container_use_devices` if the policy does not have that boolean" see "hosts.md";
     CONTAINER_LIBRARY "ONH-509" Warning "a container lacks a library of the driver"
         why "its programs fail with \"cannot open shared object file\""
-        fix "start it with the hook or CDI; a device plugin has to mount the library itself" see "troubleshooting.md";
+        fix "start it with the hook or CDI; a device plugin has to mount the library itself" see "";
     CONTAINER_PATH "ONH-510" Warning "the dynamic linker of a container does not find a library of the driver"
         why "the file exists, but programs fail with \"cannot open shared object file\""
-        fix "set `LD_LIBRARY_PATH` to the library's directory, or have the hook or CDI place the libraries" see "troubleshooting.md";
+        fix "set `LD_LIBRARY_PATH` to the library's directory, or have the hook or CDI place the libraries" see "";
     CONTAINER_VERSION "ONH-511" Warning "a container has libraries of another driver version"
         why "the libraries work only with the kernel module of their own version"
-        fix "restart the container after a driver update; remove driver libraries from the image and from volumes" see "troubleshooting.md";
+        fix "restart the container after a driver update; remove driver libraries from the image and from volumes" see "";
     CONTAINER_NODE "ONH-512" Warning "a container lacks a device node, or has another device at its path"
         why "its programs find no GPU"
-        fix "start it with the hook, CDI or `--device`" see "troubleshooting.md";
+        fix "start it with the hook, CDI or `--device`" see "";
     CONTAINER_ACCESS "ONH-513" Warning "the process of a container has no permission to open a device node"
         why "NVML reports \"insufficient permissions\", and CUDA finds no device"
-        fix "create the container again, and request the GPUs with `NVIDIA_VISIBLE_DEVICES` or CDI instead of `--device`, without `device-node-access = \"host\"` in config.toml; rootless: `--group-add keep-groups` with crun, which only the container's first user has, or nodes with mode 0666 on the host; on a file system that is mounted with nodev, have the engine create the node" see "troubleshooting.md";
+        fix "create the container again, and request the GPUs with `NVIDIA_VISIBLE_DEVICES` or CDI instead of `--device`, without `device-node-access = \"host\"` in config.toml. Rootless: use `--group-add keep-groups` with crun, which gives the group to the first user only, or nodes with mode 0666 on the host. If the file system is mounted with nodev, have the engine create the node" see "";
     CONTAINER_CGROUP "ONH-514" Warning "the device cgroup of a container denies a GPU"
         why "opening the GPU fails with \"operation not permitted\", and NVML reports \"unknown error\""
         fix "restart the container, and have the engine list the devices (CDI, precreate or `--device`)" see "modes.md";
     CONTAINER_SILENT "ONH-515" Warning "a part of a container cannot be examined"
         why "a FUSE or network file system of the container does not answer, and programs that open its files wait for it"
-        fix "`findmnt --task PID` lists the file systems of the container; check their servers" see "troubleshooting.md";
+        fix "`findmnt --task PID` lists the file systems of the container; check their servers" see "";
     HOOKS_REPLACED "ONH-516" Warning "an engine does not read a hooks directory that a configuration file lists"
         why "a later configuration file has another list of `hooks_dir`, which replaces the first one; the hooks of the directory do not run"
         fix "add the directory to the list that is in force; the message names both files" see "modes.md";
@@ -427,8 +466,8 @@ kinds! {
     PLUGIN_NOT_RUNNING "ONH-603" Warning "the device plugin is installed and offers nothing"
         why "the kubelet does not know the GPUs of the node"
         fix "run `oci-nvidia-kubelet-plugin check`, which prints what it would offer, and `systemctl enable --now oci-nvidia-kubelet-plugin`" see "kubernetes.md";
-    PLUGIN_NO_EFFECT "ONH-604" Warning "a setting of NVIDIA's or GKE's device plugin has no effect"
-        why "this device plugin accepts the settings of both, but does not support this one"
+    PLUGIN_NO_EFFECT "ONH-604" Warning "a setting of the device plugin has no effect"
+        why "the plugin accepts the settings of NVIDIA's and GKE's device plugins, but does not support this one; or `[devices]` in config.toml denies the devices in `extra-devices`"
         fix "remove the setting" see "kubernetes.md";
     PLUGIN_DIFFERS "ONH-605" Note "the running device plugin offers other devices than these settings describe"
         why "`check` reads config.toml and its own options; the running plugin has read them when it started, and the unit may pass other options"
@@ -436,6 +475,12 @@ kinds! {
     PLUGIN_WITHDREW "ONH-606" Warning "the device plugin has withdrawn devices"
         why "the kubelet gives them to no pod: a GPU had an error, or the driver does not work"
         fix "run `oci-nvidia-kubelet-plugin check`, which prints the reason for each device; a repaired GPU is offered again after `quiet-period`, or at once with `oci-nvidia-kubelet-plugin clear UUID`" see "kubernetes.md";
+    OTHER_DRIVER "ONH-607" Warning "another driver for claims, or a device plugin, has the GPUs of the node"
+        why "two of them would give the same GPU to two pods, so this one does not register while the other one answers"
+        fix "use one of them: delete the DaemonSet of the other one, or stop `oci-nvidia-kubelet-plugin.service`" see "claims.md";
+    API_SERVER "ONH-608" Warning "the devices of the node cannot be published"
+        why "the API server does not answer, or refuses the request; the scheduler knows the devices that were published last, or none"
+        fix "run `oci-nvidia-kubelet-plugin check --interface dra` on the node" see "claims.md";
 }
 
 #[cfg(test)]
@@ -460,11 +505,19 @@ mod tests {
 
     #[test]
     fn numbers_are_found_however_they_are_written() {
-        for number in ["ONH-030", "onh-030", "Onh-030", "030"] {
+        for number in ["ONH-030", "onh-030", "Onh-030", "ONH030", "onh30", "ONH-30", "030", "30"] {
             assert_eq!(find(number).map(|kind| kind.id), Some("ONH-030"), "{number}");
         }
-        for number in ["", "30", "ONH-", "ONH-999", "999", "ONH-0300", "ONH030"] {
+        for number in ["", "ONH-", "ONH-999", "999", "0030", "ONH-0300", "-30", "+30", "ONH--30", "\u{e9}30", "web"] {
             assert_eq!(find(number), None, "{number}");
         }
+    }
+
+    #[test]
+    fn only_near_numbers_are_neighbors() {
+        let last = number_of(ALL.last().unwrap().id).unwrap();
+        assert_eq!(neighbor(last + 2), ALL.last().copied());
+        assert_eq!((neighbor(0), neighbor(30).map(|kind| kind.id)), (Some(&SYSTEM), Some("ONH-030")));
+        assert_eq!(neighbor(last + 6), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Offers the NVIDIA GPUs of a node to the kubelet, as a device plugin.
+//! Offers the NVIDIA GPUs of a node to the kubelet, as a device plugin or for claims.
 //!
 //! ```text
 //! monitor (child: NVML) ─▶ monitor::supervisor ─▶ node::Node ─▶ Offer ─┬▶ kubelet: ListAndWatch
@@ -13,6 +13,7 @@
 //! | [`commands`] | the commands of the program. `run` connects all others |
 //! | [`metrics`], [`labels`] | metrics for Prometheus, and labels of the node |
 //! | [`nri`] | the GPUs of containers that request them with a variable, for engines |
+//! | [`dra`] | the GPUs as devices for claims |
 //! | [`kubelet`] | the sockets and the registration |
 //! | [`answer`] | what a container gets |
 //! | [`node`] | what the node offers, decided from what the monitor and the kernel report |
@@ -25,6 +26,7 @@
 pub mod answer;
 pub mod cdi_keeper;
 pub mod commands;
+pub mod dra;
 pub mod kubelet;
 pub mod labels;
 pub mod log;

@@ -1,7 +1,18 @@
 //! The log on stderr. The journal shows the severity of a line that begins with its number, see sd-daemon(3).
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use base::report::{ErrorReport, Finding, Severity, one_line};
 use base::sys::stdio;
+
+/// Whether `--debug` is on the command line.
+static DEBUG: AtomicBool = AtomicBool::new(false);
+
+/// Has [`Log::debug`] write.
+pub fn enable_debug() {
+    DEBUG.store(true, Ordering::Relaxed);
+    base::debug::set(|line| Log::new().debug(|| line.to_owned()));
+}
 
 /// Writes lines to stderr.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +31,13 @@ impl Log {
     /// Writes what happened.
     pub fn note(self, text: &str) {
         self.write(6, text);
+    }
+
+    /// Writes what only a search for an error needs, with `--debug`.
+    pub fn debug(self, text: impl FnOnce() -> String) {
+        if DEBUG.load(Ordering::Relaxed) {
+            self.write(7, &text());
+        }
     }
 
     /// Writes a finding, with its hint.
@@ -45,7 +63,12 @@ impl Log {
     }
 
     fn write(self, level: u8, text: &str) {
-        let prefix = if self.to_journal { format!("<{level}>") } else { "oci-nvidia-kubelet-plugin: ".to_owned() };
+        let prefix = match (self.to_journal, text.starts_with("hint: ")) {
+            (true, _) => format!("<{level}>"),
+            // A hint belongs to the line above it, as in the messages of the hook.
+            (false, true) => String::new(),
+            (false, false) => "oci-nvidia-kubelet-plugin: ".to_owned(),
+        };
         // The kubelet and the monitor must not wait for a reader of the log.
         stdio::offer_stderr(&format!("{prefix}{}\n", one_line(text)));
     }

@@ -92,7 +92,7 @@ fn choose(node: &Node) -> Choice {
     use DeviceListStrategy::{CdiCri, Envvar};
     let (strategy, why) = match (&node.engine, node.installed.first()) {
         (Some(engine @ NodeEngine::Crio(status)), _) if status.active => {
-            (Envvar, format!("{engine} starts the hook of {}", status.files()))
+            (Envvar, format!("{engine} starts the hook of {}", status.files().join(" and ")))
         }
         (Some(engine @ NodeEngine::Crio(status)), _) => {
             (CdiCri, format!("{engine} does not start the hook: {}", status.why))
@@ -114,12 +114,12 @@ mod tests {
         let file = PathBuf::from("/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json");
         let crio = |active| {
             let hooks = vec![Started { file: file.clone(), stages: vec!["prestart".to_owned()] }];
-            let why = if active { String::new() } else { "no JSON file".to_owned() };
+            let why = if active { String::new() } else { "no hook file".to_owned() };
             NodeEngine::Crio(Box::new(EngineStatus { installed: true, active, hooks, why, ..EngineStatus::default() }))
         };
         for (engine, has_hook, strategy, why) in [
             (Some(crio(true)), true, "envvar", "CRI-O starts the hook of /usr/"),
-            (Some(crio(false)), true, "cdi-cri", "CRI-O does not start the hook: no JSON file"),
+            (Some(crio(false)), true, "cdi-cri", "CRI-O does not start the hook: no hook file"),
             (Some(NodeEngine::Containerd), true, "cdi-cri", "containerd does not read hook files"),
             (Some(NodeEngine::Other("/x".to_owned())), true, "cdi-cri", "the engine at \"/x\" does not read"),
             (None, true, "envvar", "no engine was found, and "),

@@ -12,6 +12,10 @@
     reason = "tests"
 )]
 
+#[macro_use]
+#[path = "../../../tests/it/harness.rs"]
+mod harness;
+
 mod fake_kubelet;
 
 use std::collections::BTreeMap;
@@ -20,6 +24,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -43,6 +48,26 @@ const SOON: Duration = Duration::from_secs(5 * 2);
 const SEARCHED: Duration = Duration::from_secs(5 * 10);
 /// Long enough for a wrong registration.
 const A_WHILE: Duration = Duration::from_millis(1500);
+
+tests! {
+    &[] => devices_are_listed_with_each_change, containers_are_answered, refusals_can_be_read,
+        a_restarted_kubelet_is_noticed_at_once, a_new_kubelet_next_to_the_old_one,
+        a_changed_socket_is_no_new_kubelet, a_cut_stream_is_registered_again,
+        a_deleted_socket_is_created_again, missed_events_do_not_matter, a_failed_attempt_is_repeated,
+        the_directory_may_come_later, a_kubelet_that_hangs_is_left_for_its_successor,
+        a_kubelet_that_hangs_is_asked_again, a_kubelet_that_is_late_does_not_have_two_streams,
+        a_resource_has_one_stream_whatever_happens, nothing_is_registered_next_to_another_plugin,
+        a_plugin_that_takes_over_is_left_alone, a_plugin_with_other_names_of_the_gpus_ends_the_registration,
+        ids_of_another_plugin_prevent_a_registration, dead_sockets_are_not_plugins,
+        a_second_process_does_not_interfere, the_end_is_not_an_empty_list, a_long_path_is_an_error,
+        each_resource_has_a_socket_of_its_own, the_client_of_the_kubelet_is_answered,
+        hostile_bytes_do_no_harm, the_stream_of_a_tool_does_not_count;
+}
+
+fn main() -> ExitCode {
+    // Most of the time the tests wait.
+    harness::run(TESTS.iter().map(|test| test.trial(test.name(), |run| run())).collect(), 8)
+}
 
 /// Gives every known device, and refuses `GPU-sick`.
 struct TestAllocator;
@@ -152,7 +177,6 @@ fn registered() -> (TempDir, FakeKubelet, Plugin) {
     (dir, kubelet, plugin)
 }
 
-#[test]
 fn devices_are_listed_with_each_change() {
     let dir = scratch();
     let kubelet = FakeKubelet::start(dir.path());
@@ -195,7 +219,6 @@ fn devices_are_listed_with_each_change() {
     assert_eq!((registration.registrations, registration.socket), (1, dir.path().join(SOCKET)));
 }
 
-#[test]
 fn containers_are_answered() {
     let (_dir, kubelet, _plugin) = registered();
     let envs = |answer: &ContainerAllocateResponse| answer.envs["IDS"].clone();
@@ -218,7 +241,6 @@ fn containers_are_answered() {
 }
 
 /// The kubelet writes `rpc error: code = … desc = …` into an event of the pod.
-#[test]
 fn refusals_can_be_read() {
     let (_dir, kubelet, _plugin) = registered();
     let refused = |ids: &[&str]| {
@@ -233,10 +255,8 @@ fn refusals_can_be_read() {
     kubelet.stays("the stream", Duration::from_millis(100), is_live);
 }
 
-#[test]
 fn a_restarted_kubelet_is_noticed_at_once() {
     let (dir, mut kubelet, plugin) = registered();
-    let mut times = Vec::new();
     for round in 0..8 {
         drop(kubelet);
         plugin.wait("the end of the stream", SOON, |registration| !registration.live);
@@ -246,17 +266,15 @@ fn a_restarted_kubelet_is_noticed_at_once() {
         }
         std::thread::sleep(Duration::from_millis(50 + 130 * round));
         kubelet = FakeKubelet::start(dir.path());
-        times.push(kubelet.wait("a registration", AT_ONCE, is_live));
+        kubelet.wait("a registration", AT_ONCE, is_live);
         kubelet.stays("only one registration", Duration::from_millis(200), |state| {
             is_live(state) && state.registrations(GPU) == 1
         });
     }
     assert!(fs::metadata(dir.path().join(SOCKET)).is_ok());
-    println!("times: {times:?}");
 }
 
 /// The kubelet restarts while the plugin still has the old stream, as it seems to a plugin that is slow.
-#[test]
 fn a_new_kubelet_next_to_the_old_one() {
     let (dir, old, _plugin) = registered();
     let new = FakeKubelet::start(dir.path());
@@ -266,7 +284,6 @@ fn a_new_kubelet_next_to_the_old_one() {
 }
 
 /// touch(1), chmod(1) and restorecon(8) change the times of a socket, and not whose socket it is.
-#[test]
 fn a_changed_socket_is_no_new_kubelet() {
     let (dir, kubelet, _plugin) = registered();
     let socket = dir.path().join("device-plugins/kubelet.sock");
@@ -278,20 +295,17 @@ fn a_changed_socket_is_no_new_kubelet() {
     kubelet.stays("only one registration", A_WHILE, |state| is_live(state) && state.registrations(GPU) == 1);
 }
 
-#[test]
 fn a_cut_stream_is_registered_again() {
     let (_dir, kubelet, plugin) = registered();
     for round in 2..6 {
         kubelet.cut(GPU);
         kubelet.wait("the end", SOON, |state| state.count(is_end) == round - 1);
-        let time = kubelet.wait("a registration", SOON, |state| is_live(state) && state.registrations(GPU) == round);
-        println!("time: {time:?}");
+        kubelet.wait("a registration", SOON, |state| is_live(state) && state.registrations(GPU) == round);
     }
     kubelet.stays("only one stream", A_WHILE, |state| is_live(state) && state.registrations(GPU) == 5);
     assert_eq!(plugin.registration(GPU).registrations, 5);
 }
 
-#[test]
 fn a_deleted_socket_is_created_again() {
     let (dir, kubelet, _plugin) = registered();
     let path = dir.path().join(SOCKET);
@@ -311,7 +325,6 @@ fn a_deleted_socket_is_created_again() {
 }
 
 /// Renaming the directory creates no event for a watch of the old one.
-#[test]
 fn missed_events_do_not_matter() {
     let (dir, kubelet, _plugin) = registered();
     drop(kubelet);
@@ -320,7 +333,6 @@ fn missed_events_do_not_matter() {
     kubelet.wait("a registration", SOON, is_live);
 }
 
-#[test]
 fn a_failed_attempt_is_repeated() {
     let dir = scratch();
     let kubelet = FakeKubelet::start_with(dir.path(), State { refuses: 3, ..State::default() });
@@ -334,7 +346,6 @@ fn a_failed_attempt_is_repeated() {
     assert_eq!(failed.iter().map(ToString::to_string).collect::<Vec<_>>(), [text]);
 }
 
-#[test]
 fn the_directory_may_come_later() {
     let dir = scratch();
     let plugin = Plugin::start(&dir.path().join("kubelet"), two_gpus());
@@ -346,7 +357,6 @@ fn the_directory_may_come_later() {
     assert_eq!(plugin.registration(GPU).error, None);
 }
 
-#[test]
 fn a_kubelet_that_hangs_is_left_for_its_successor() {
     let dir = scratch();
     let old = FakeKubelet::start_with(dir.path(), State { hangs: true, ..State::default() });
@@ -356,7 +366,6 @@ fn a_kubelet_that_hangs_is_left_for_its_successor() {
     new.wait("a registration", AT_ONCE, is_live);
 }
 
-#[test]
 fn a_kubelet_that_hangs_is_asked_again() {
     let dir = scratch();
     let kubelet = FakeKubelet::start_with(dir.path(), State { hangs: true, ..State::default() });
@@ -369,7 +378,6 @@ fn a_kubelet_that_hangs_is_asked_again() {
 }
 
 /// The kubelet executes the first call after its deadline, when it has executed the second one.
-#[test]
 fn a_kubelet_that_is_late_does_not_have_two_streams() {
     let dir = scratch();
     let kubelet = FakeKubelet::start_with(dir.path(), State { delay: Duration::from_secs(18), ..State::default() });
@@ -391,7 +399,6 @@ fn is_end(event: &Event) -> bool {
     matches!(event, Event::Ended { .. })
 }
 
-#[test]
 fn a_resource_has_one_stream_whatever_happens() {
     let (dir, mut kubelet, _plugin) = registered();
     let most = |kubelet: &FakeKubelet| kubelet.stays("one stream", Duration::from_millis(30), |s| s.streams(GPU) <= 1);
@@ -413,7 +420,6 @@ fn a_resource_has_one_stream_whatever_happens() {
     kubelet.stays("the end", A_WHILE, is_live);
 }
 
-#[test]
 fn nothing_is_registered_next_to_another_plugin() {
     for (socket, resource) in [("nvidia-gpu.sock", Some(GPU)), ("nvidiaGPU-1700000000.sock", None)] {
         let dir = scratch();
@@ -433,7 +439,6 @@ fn nothing_is_registered_next_to_another_plugin() {
 }
 
 /// The kubelet accepts lists from both, and disconnects the other plugin when our stream ends.
-#[test]
 fn a_plugin_that_takes_over_is_left_alone() {
     let (dir, kubelet, plugin) = registered();
     let other = FakePlugin::start(dir.path(), "nvidia-gpu.sock", &["GPU-1"], Some(GPU));
@@ -450,7 +455,6 @@ fn a_plugin_that_takes_over_is_left_alone() {
     assert_eq!(answer.container_responses[0].envs["IDS"], "GPU-1");
 }
 
-#[test]
 fn a_plugin_with_other_names_of_the_gpus_ends_the_registration() {
     let (dir, kubelet, plugin) = registered();
     let _other = FakePlugin::start(dir.path(), "nvidia-h100.sock", &["GPU-1"], Some("nvidia.com/h100"));
@@ -459,7 +463,6 @@ fn a_plugin_with_other_names_of_the_gpus_ends_the_registration() {
     kubelet.stays("no registration", A_WHILE, |state| state.registrations(GPU) == 1);
 }
 
-#[test]
 fn ids_of_another_plugin_prevent_a_registration() {
     let dir = scratch();
     let more = |ids: &[&str]| -> BTreeMap<String, Vec<String>> { [(GPU.to_owned(), strings(ids))].into() };
@@ -474,7 +477,6 @@ fn ids_of_another_plugin_prevent_a_registration() {
     kubelet.wait("a registration", SEARCHED, is_live);
 }
 
-#[test]
 fn dead_sockets_are_not_plugins() {
     let dir = scratch();
     let kubelet = FakeKubelet::start(dir.path());
@@ -489,7 +491,6 @@ fn dead_sockets_are_not_plugins() {
 }
 
 /// Its socket is not taken away from a process that serves it.
-#[test]
 fn a_second_process_does_not_interfere() {
     let (dir, kubelet, first) = registered();
     let second = Plugin::start(dir.path(), two_gpus());
@@ -501,7 +502,6 @@ fn a_second_process_does_not_interfere() {
     kubelet.wait("the second one", SOON, |state| is_live(state) && state.registrations(GPU) == 2);
 }
 
-#[test]
 fn the_end_is_not_an_empty_list() {
     let (dir, kubelet, mut plugin) = registered();
     plugin.end().unwrap();
@@ -512,7 +512,6 @@ fn the_end_is_not_an_empty_list() {
     assert!(!dir.path().join(SOCKET).exists(), "the socket was removed");
 }
 
-#[test]
 fn a_long_path_is_an_error() {
     let dir = scratch();
     let long = dir.path().join("d".repeat(90));
@@ -522,7 +521,6 @@ fn a_long_path_is_an_error() {
     assert!(error.contains("the limit is 107"), "{error}");
 }
 
-#[test]
 fn each_resource_has_a_socket_of_its_own() {
     let dir = scratch();
     let kubelet = FakeKubelet::start(dir.path());
@@ -559,7 +557,6 @@ fn answers(path: &Path, request: &[u8], streams: usize) -> Vec<(u8, u32, Vec<u8>
 /// newer, with `localhost` as `:authority`. Older kubelets send the path of the socket, which is not a host, and which h2 rejects.
 const KUBELET: &[u8] = include_bytes!("fixtures/grpc-go-localhost.http2");
 
-#[test]
 fn the_client_of_the_kubelet_is_answered() {
     let (dir, _kubelet, _plugin) = registered();
     let frames = answers(&dir.path().join(SOCKET), KUBELET, 2);
@@ -569,7 +566,6 @@ fn the_client_of_the_kubelet_is_answered() {
     assert!(bodies.iter().all(|(_, _, body)| *body == [0, 0, 0, 0, 2, 0x10, 1]), "{frames:?}");
 }
 
-#[test]
 fn hostile_bytes_do_no_harm() {
     let (dir, kubelet, _plugin) = registered();
     let preface: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -592,7 +588,6 @@ fn hostile_bytes_do_no_harm() {
 }
 
 /// A tool that watches the list is served, but it is not the kubelet.
-#[test]
 fn the_stream_of_a_tool_does_not_count() {
     let (dir, kubelet, _plugin) = registered();
     let path: PathBuf = dir.path().join(SOCKET);

@@ -17,7 +17,10 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Namespace, Pod, PodSpec, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::node::v1::RuntimeClass;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::api::resource::v1::{DeviceClaim, DeviceClass, ResourceClaim, ResourceClaimTemplate};
 use kubelet_plugin::commands::cli::Cli;
+use kubelet_plugin::settings::Plugin;
 use nvidia_host::config::SWARM_RESOURCE_PREFIX;
 use nvidia_host::request::Variable;
 use serde::Serialize;
@@ -25,8 +28,15 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 /// Kinds of objects that are in no namespace.
-const CLUSTER_SCOPED: [&str; 4] =
-    ["Namespace", "RuntimeClass", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"];
+const CLUSTER_SCOPED: [&str; 7] = [
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "DeviceClass",
+    "Namespace",
+    "RuntimeClass",
+    "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+];
 
 fn top() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes").canonicalize().unwrap()
@@ -115,10 +125,17 @@ fn every_overlay_has_the_types_of_the_api() {
         for mut object in render(&dir) {
             quantities_as_text(&mut object);
             match object["kind"].as_str().unwrap() {
+                "ClusterRole" => drop(typed::<ClusterRole>(&object)),
+                "ClusterRoleBinding" => drop(typed::<ClusterRoleBinding>(&object)),
                 "DaemonSet" => check_daemon_set(&typed(&object)),
+                "DeviceClass" => drop(typed::<DeviceClass>(&object)),
                 "Namespace" => drop(typed::<Namespace>(&object)),
                 "NetworkPolicy" => drop(typed::<NetworkPolicy>(&object)),
                 "Pod" => check_pod(typed::<Pod>(&object).spec.as_ref().unwrap()),
+                "ResourceClaim" => check_claim(&typed::<ResourceClaim>(&object).spec.devices.unwrap()),
+                "ResourceClaimTemplate" => {
+                    check_claim(&typed::<ResourceClaimTemplate>(&object).spec.spec.devices.unwrap());
+                }
                 "RuntimeClass" => drop(typed::<RuntimeClass>(&object)),
                 "ServiceAccount" => drop(typed::<ServiceAccount>(&object)),
                 "ValidatingAdmissionPolicy" => drop(typed::<ValidatingAdmissionPolicy>(&object)),
@@ -198,6 +215,17 @@ fn objects_name_each_other() {
         for object in &objects {
             let spec = &object["spec"]["template"]["spec"];
             assert!(spec.is_null() || names("ServiceAccount").contains(&&spec["serviceAccountName"]), "{dir:?}");
+            for claim in list(&object["spec"], "resourceClaims") {
+                let [kind, field] = match claim["resourceClaimName"].is_null() {
+                    true => ["ResourceClaimTemplate", "resourceClaimTemplateName"],
+                    false => ["ResourceClaim", "resourceClaimName"],
+                };
+                assert!(names(kind).contains(&&claim[field]), "{dir:?}: {claim}");
+            }
+            if object["kind"] == "ClusterRoleBinding" {
+                assert!(names("ClusterRole").contains(&&object["roleRef"]["name"]), "{dir:?}");
+                assert!(names("ServiceAccount").contains(&&object["subjects"][0]["name"]), "{dir:?}");
+            }
             if object["kind"] == "ValidatingAdmissionPolicyBinding" {
                 assert!(names("ValidatingAdmissionPolicy").contains(&&object["spec"]["policyName"]), "{dir:?}");
             }
@@ -233,7 +261,24 @@ fn check_daemon_set(set: &DaemonSet) {
     }
 }
 
+/// The classes are ours, and so is the driver of configurations.
+fn check_claim(claim: &DeviceClaim) {
+    let classes = render(&top().join("claims"));
+    for request in claim.requests.iter().flatten() {
+        let class = &request.exactly.as_ref().unwrap().device_class_name;
+        assert!(classes.iter().any(|object| object["metadata"]["name"] == **class), "{class}");
+    }
+    for config in claim.config.iter().flatten() {
+        assert_eq!(config.opaque.as_ref().unwrap().driver, Plugin::default().driver_name);
+    }
+}
+
 fn check_pod(pod: &PodSpec) {
+    let claims: Vec<&str> = pod.resource_claims.iter().flatten().map(|claim| claim.name.as_str()).collect();
+    for container in &pod.containers {
+        let named = container.resources.iter().flat_map(|resources| resources.claims.iter().flatten());
+        named.for_each(|claim| assert!(claims.contains(&claim.name.as_str()), "{} has no claim", container.name));
+    }
     let volumes: Vec<&str> = pod.volumes.iter().flatten().map(|volume| volume.name.as_str()).collect();
     for container in &pod.containers {
         for mount in container.volume_mounts.iter().flatten() {

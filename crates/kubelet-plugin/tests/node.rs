@@ -16,10 +16,15 @@
 #[macro_use]
 #[path = "../../../tests/it/harness.rs"]
 mod harness;
+#[path = "../../../tests/it/views.rs"]
+mod views;
 
 mod alerts;
+mod claims;
+mod fake_api;
 mod fake_host;
 mod fake_kubelet;
+mod features;
 mod limits;
 mod node_extras;
 mod nri;
@@ -51,12 +56,15 @@ tests! {
         a_driver_that_comes_later, a_driver_that_is_replaced, a_gpu_that_relapses_is_cleared_by_hand,
         a_driver_that_hangs, a_start_shows_no_unhealthy_gpu, a_start_while_the_driver_hangs, a_kubelet_that_restarts,
         replicas, each_strategy, nvidias_manifest_with_this_program, check_prints_what_run_offers,
-        check_shows_the_health_that_the_kubelet_has, bad_settings, a_small_program;
+        check_shows_the_health_that_the_kubelet_has, command_lines, bad_settings, a_small_program;
     &[Need::Root, Need::Program("strace")] => a_kernel_without_openat2;
+    &[Need::Root, Need::Program("script")] => what_a_person_reads, a_person_who_waits_sees_a_line;
 }
 
 fn main() -> ExitCode {
-    let tests = [TESTS, alerts::TESTS, limits::TESTS, node_extras::TESTS, nri::TESTS].into_iter().flatten();
+    let tests = [TESTS, alerts::TESTS, claims::TESTS, features::TESTS, limits::TESTS, node_extras::TESTS, nri::TESTS]
+        .into_iter()
+        .flatten();
     // Most of the time the tests wait.
     harness::run(tests.map(|test| test.trial(test.name(), |run| run())).collect(), 8)
 }
@@ -583,8 +591,9 @@ fn nvidias_manifest_with_this_program() {
     // Its default permits several replicas.
     let all: Vec<String> = (0..2).map(|replica| format!("{}::{replica}", uuid(0))).collect();
     node.kubelet.allocate(name, &[&all]).unwrap();
-    assert!(node.log().contains("GDS_ENABLED has no effect: "), "{}", node.log());
-    assert_eq!(node.log().matches("has no effect").count(), 1, "{}", node.log());
+    let missing = "extra-devices contains \"gds\" (GPUDirect Storage), but \"/dev/nvidia-fs*\" is missing below ";
+    assert_eq!(node.log().matches(missing).count(), 1, "{}", node.log());
+    assert!(!node.log().contains("has no effect"), "{}", node.log());
     std::fs::write(&file, "version: v1\nflags:\n  migStrategy: both\n").unwrap();
     let (code, _, errors) = check(&node.fake, &["--config-file", file.to_str().unwrap()]);
     assert_eq!(code, Some(1));
@@ -629,6 +638,88 @@ fn check_prints_what_run_offers() {
     assert_eq!((code, text.as_str()), (Some(0), "this node has no GPU to offer\n"));
 }
 
+/// The plugin's messages about its command line have the form of the hook's, and its common options stand anywhere.
+fn command_lines() {
+    let fake = Fake::new(&["--gpus", "1"]);
+    let run = |arguments: &[&str]| {
+        let output = Command::new(PROGRAM).args(arguments).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let dir = fake.dir.path().display().to_string();
+    let document = fake.dir.path().join("bad.yaml").display().to_string();
+    std::fs::write(&document, "version: v1\nsharing: [\n").unwrap();
+    let missing = format!("{dir}/missing.yaml");
+    for (arguments, code, message, hint) in [
+        (
+            &["chek"][..],
+            2,
+            "invalid command line: unknown command \"chek\" (ONH-002)",
+            "did you mean check? See \"oci-nvidia-kubelet-plugin --help\"",
+        ),
+        (
+            &["ps"],
+            2,
+            "invalid command line: unknown command \"ps\" (ONH-002)",
+            "run \"oci-nvidia-kubelet-plugin --help\"",
+        ),
+        (
+            &["check", "--jsno"],
+            2,
+            "invalid command line: unexpected argument \"--jsno\" found (ONH-002)",
+            "did you mean --json? See \"oci-nvidia-kubelet-plugin check --help\"",
+        ),
+        (
+            &["check", "--replicas", "x"],
+            2,
+            "invalid command line: --replicas has an invalid value; it must be ",
+            "run \"oci-nvidia-kubelet-plugin run --help\"",
+        ),
+        (&["check", "--config-file", &document], 1, "cannot", ""),
+        (&["check", "--config-file", &missing], 1, "no such file or directory (ENOENT) (ONH-0", ""),
+        (
+            &["clear", "GPU-0", "--run-dir", &dir],
+            1,
+            "cannot clear \"GPU-0\" in the running plugin: no such file or directory (ENOENT) (ONH-001)",
+            "start the plugin with",
+        ),
+    ] {
+        let (found, stdout, stderr) = run(arguments);
+        assert_eq!((found, stdout.as_str()), (Some(code), ""), "{arguments:?}: {stderr}");
+        let mut lines = stderr.lines();
+        let first = lines.next().unwrap();
+        assert!(first.starts_with("oci-nvidia-kubelet-plugin: "), "{stderr}");
+        let is_config = message == "cannot";
+        assert!(is_config || first.contains(message), "{arguments:?}: {stderr}");
+        let second = lines.next().unwrap_or_default();
+        assert_eq!((hint.is_empty(), lines.next()), (second.is_empty(), None), "{arguments:?}: {stderr}");
+        assert!(second.starts_with(&format!("hint: {hint}")) || hint.is_empty(), "{stderr}");
+        assert!(!stderr.contains("os error") && !stderr.contains('\u{1b}'), "{stderr}");
+    }
+    // Without a command: help and an error.
+    let (code, stdout, stderr) = run(&[]);
+    assert_eq!((code, stdout.as_str()), (Some(2), ""));
+    assert!(
+        stderr.contains("\nUsage: ") && stderr.contains(": invalid command line: a command is missing (ONH-002)\n"),
+        "{stderr}"
+    );
+    let config = fake.config.to_str().unwrap();
+    for arguments in [
+        &["--config", config, "--color", "always", "--debug", "check"][..],
+        &["check", "--config", config, "--color", "always", "--debug"],
+    ] {
+        let (code, stdout, log) = run(arguments);
+        assert!(code == Some(0) && stdout.contains(" \u{1b}[32mhealthy\u{1b}[0m"), "{stdout}");
+        for text in [format!(": read \"{config}\""), format!(": driver root {:?}", fake.root)] {
+            assert!(log.contains(&text), "{text}: {log}");
+        }
+        assert!(log.contains(": the driver was asked for "), "{log}");
+    }
+    let help = run(&["--help"]).1;
+    assert!(help.contains("Exit status:") && help.lines().all(|line| line.len() <= 80), "{help}");
+    assert_eq!(run(&["--version"]).1, concat!("oci-nvidia-kubelet-plugin ", env!("CARGO_PKG_VERSION"), "\n"));
+}
+
 /// The driver reports nothing wrong about a GPU that had an XID, and only the running plugin remembers it.
 fn check_shows_the_health_that_the_kubelet_has() {
     let mut node = Node::start(&["--gpus", "2"], &["--replicas", "2"]);
@@ -666,6 +757,36 @@ fn check_shows_the_health_that_the_kubelet_has() {
     let (code, text) = checked(&node, &[]);
     assert_eq!(code, Some(0), "{text}");
     assert!(text.contains("\nno device plugin runs on this host: this is what it would offer\n"), "{text}");
+}
+
+/// The strategy is configured, because the default depends on the engine of the node.
+fn what_a_person_reads() {
+    let of = |fake: &Fake| {
+        let mut command = Command::new(PROGRAM);
+        command.args(["check", "--device-list-strategy=envvar", "--run-dir=/nowhere", "--config"]).arg(&fake.config);
+        command
+    };
+    let fake = Fake::new(&["--gpus", "2"]);
+    views::check("check", "oci-nvidia-kubelet-plugin check", &of(&fake));
+    fake.add(1, "fail=15");
+    views::check("check-sick", "oci-nvidia-kubelet-plugin check", &of(&fake));
+    views::check("check-no-gpu", "oci-nvidia-kubelet-plugin check", &of(&Fake::new(&["--gpus", "0"])));
+}
+
+fn a_person_who_waits_sees_a_line() {
+    let fake = Fake::new(&["--gpus", "1"]);
+    let mut check = Command::new(PROGRAM);
+    check.args(["check", "--run-dir=/nowhere", "--config"]).arg(&fake.config);
+    let terminal = views::View::Terminal { columns: 80, color: false };
+    let quick = views::text(&terminal.output(&check).stdout);
+    assert!(!quick.contains("waiting for NVML"), "{quick}");
+    let conf = fake.file("nvml.conf");
+    std::fs::write(&conf, format!("init-delay-ms 2000\n{}", std::fs::read_to_string(&conf).unwrap())).unwrap();
+    let slow = views::text(&terminal.output(&check).stdout);
+    assert!(slow.starts_with("waiting for NVML, at most 15 s; press Ctrl-C to stop\n"), "{slow}");
+    assert_eq!(slow.matches("waiting for NVML").count(), 1, "{slow}");
+    let piped = views::View::Pipe.output(&check);
+    assert_eq!(views::text(&piped.stderr), "");
 }
 
 /// Linux before 5.6, and services with RestrictSUIDSGID=.

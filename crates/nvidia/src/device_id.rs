@@ -45,7 +45,7 @@ pub enum VisibleDevices {
 }
 
 impl VisibleDevices {
-    /// Returns the names in the request, for messages and for `explain`.
+    /// Returns the names in the request, for messages and for `plan`.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         match self {
@@ -54,6 +54,17 @@ impl VisibleDevices {
             Self::List(names) => names.clone(),
             Self::Nodes(nodes) => nodes.names(),
         }
+    }
+}
+
+/// Returns the names of a request in words: `GPU 0,1`, `all GPUs`. Names without an index stay as they are.
+#[must_use]
+pub fn in_words(names: &[String]) -> String {
+    match names {
+        [one] if one == "all" => "all GPUs".to_owned(),
+        [one] if one == "none" => "no GPU".to_owned(),
+        [first, ..] if first.starts_with(|c: char| c.is_ascii_digit()) => format!("GPU {}", names.join(",")),
+        _ => names.join(","),
     }
 }
 

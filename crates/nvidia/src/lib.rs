@@ -62,6 +62,7 @@ pub mod config;
 pub mod device_id;
 pub mod driver;
 pub mod edits;
+pub mod feature;
 mod glob;
 pub mod host;
 pub mod inventory;

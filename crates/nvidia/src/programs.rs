@@ -14,7 +14,7 @@ pub const CDI_HOOK: &str = "nvidia-cdi-hook";
 pub const CTK: &str = "nvidia-ctk";
 /// The wrapper of an OCI runtime.
 pub const RUNTIME: &str = "nvidia-container-runtime";
-/// This project's program with these names, except for [`RUNTIME`]. It starts the hook, which is in the same directory.
+/// This project's program with these names. It starts the hook, which is in the same directory.
 pub const COMPAT: &str = "oci-nvidia-hook-compat";
 /// The suffix of a program that NVIDIA's container of the toolkit has wrapped in a script.
 const WRAPPED: &str = ".real";

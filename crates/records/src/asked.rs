@@ -1,4 +1,4 @@
-//! A request as `explain` prints it and records store it.
+//! A request as `plan` prints it and records store it.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,11 +17,16 @@ pub struct Asked {
     /// As the image wrote them
     pub requirements: Vec<String>,
     /// `NVIDIA_MIG_CONFIG_DEVICES`
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub mig_config_devices: Option<String>,
     /// `NVIDIA_MIG_MONITOR_DEVICES`
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub mig_monitor_devices: Option<String>,
     /// Numbers of channels, or `all`
     pub imex_channels: Vec<String>,
+    /// `gds`, `mofed`, `gdrcopy`, `nvswitch`
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub features: Vec<String>,
 }
 
 impl From<&GpuRequest> for Asked {
@@ -33,6 +38,7 @@ impl From<&GpuRequest> for Asked {
             mig_config_devices: request.mig_config.clone(),
             mig_monitor_devices: request.mig_monitor.clone(),
             imex_channels: request.imex_channels.clone(),
+            features: request.features.names(),
         }
     }
 }

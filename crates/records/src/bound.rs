@@ -61,8 +61,8 @@ fn cut(text: &str, chars: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Pod;
     use crate::asked::Asked;
+    use crate::{Device, Pod};
     use crate::{Outcome, StoredFinding, TimedStep};
     use proptest::prelude::*;
     use std::path::Path;
@@ -100,8 +100,9 @@ mod tests {
             record.container.name.clone_from(&text);
             record.request.clone_from(&text);
             record.driver.clone_from(&text);
-            record.devices.clone_from(&texts);
+            record.devices = texts.iter().map(|text| Device { uuid: text.clone(), ..Device::default() }).collect();
             record.asked = Some(Asked {
+                features: Vec::new(),
                 visible_devices: texts.clone(),
                 driver_capabilities: texts.clone(),
                 requirements: texts.clone(),

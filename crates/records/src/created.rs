@@ -1,6 +1,6 @@
 //! Names that the hook created in a container's file system, to be removed at `poststop`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Error};
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,19 @@ impl TryFrom<String> for Entry {
     fn try_from(text: String) -> Result<Self, Error> {
         let (inode, path) = text.split_once(' ').context("not a number and a path")?;
         Ok(Self { path: path.into(), inode: inode.parse()? })
+    }
+}
+
+/// A created name in a document for other programs. The field names are an interface.
+#[derive(Debug, Serialize)]
+pub struct Created<'a> {
+    inode: u64,
+    path: &'a Path,
+}
+
+impl<'a> From<&'a Entry> for Created<'a> {
+    fn from(Entry { path, inode }: &'a Entry) -> Self {
+        Self { inode: *inode, path }
     }
 }
 

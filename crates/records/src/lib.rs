@@ -4,6 +4,7 @@
 pub mod asked;
 mod bound;
 pub mod created;
+mod device;
 mod pod;
 mod prune;
 mod shortfall;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use base::report::{Finding, one_line};
 
+pub use device::Device;
 pub use pod::Pod;
 
 use asked::Asked;
@@ -48,20 +50,23 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub ended: String,
     /// The process id of the container's init as the engine reported it; 0 before it exists
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub pid: i32,
     /// The result
     pub outcome: Outcome,
     /// The result in words; for a failure, the error
     pub reason: String,
-    /// The source of the request, and the requested devices
+    /// The source of the request: a variable, mounts or device nodes
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub request: String,
     /// The request, if there is one
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<Asked>,
     /// The driver's version; empty if unknown
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub driver: String,
-    /// Names of the selected GPUs
-    pub devices: Vec<String>,
+    /// The selected GPUs
+    pub devices: Vec<Device>,
     /// What the calls of this start found
     pub findings: Vec<StoredFinding>,
     /// The steps of the calls of this start
@@ -78,10 +83,13 @@ pub struct Container {
     /// The engine's id
     pub id: String,
     /// Its name in the engine; empty if it is unknown
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
     /// Names in Kubernetes; empty for other engines
+    #[serde(skip_serializing_if = "Pod::is_empty")]
     pub pod: Pod,
     /// Its bundle; empty if unknown
+    #[serde(skip_serializing_if = "is_empty_path")]
     pub bundle: PathBuf,
 }
 
@@ -107,9 +115,10 @@ pub enum Outcome {
     #[default]
     Unfinished,
     /// The container got what it asked for.
+    #[serde(rename = "ok")]
     Given,
     /// It got less than it asked for, or cannot use all of it: [`Record::shortfall`].
-    Partly,
+    Incomplete,
     /// It requests nothing.
     Nothing,
     /// Its request was denied, or another program sets it up.
@@ -130,7 +139,16 @@ pub struct StoredFinding {
     /// Its consequence
     pub why: String,
     /// How to fix it; empty if nothing has to be fixed
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fix: String,
+}
+
+const fn is_zero(number: &i32) -> bool {
+    *number == 0
+}
+
+fn is_empty_path(path: &Path) -> bool {
+    path.as_os_str().is_empty()
 }
 
 /// A step of the call, with its duration.
@@ -202,19 +220,45 @@ impl Record {
 
     /// Adds a step.
     pub fn step(&mut self, name: &str, took: Duration) {
-        self.steps.push(TimedStep { name: name.to_owned(), milliseconds: took.as_secs_f64() * 1000.0 });
+        // Whole microseconds, because JSON would have all digits of the binary fraction.
+        let milliseconds = (took.as_secs_f64() * 1_000_000.0).round() / 1000.0;
+        self.steps.push(TimedStep { name: name.to_owned(), milliseconds });
     }
 
-    /// Ends the call. A container that was given GPUs has the outcome [`Outcome::Partly`] if a finding reports a shortfall.
+    /// Ends the call. A container that was given GPUs has the outcome [`Outcome::Incomplete`] if a finding reports a shortfall.
     pub fn end(&mut self, outcome: Outcome, reason: String) {
         let is_short = outcome == Outcome::Given && self.shortfall().is_some();
-        self.outcome = if is_short { Outcome::Partly } else { outcome };
+        self.outcome = if is_short { Outcome::Incomplete } else { outcome };
         self.reason = reason;
     }
 
     /// What a container that was given GPUs lacks or cannot use, after the words "the container got".
     pub fn shortfall(&self) -> Option<&'static str> {
-        shortfall::of(&self.findings)
+        shortfall::of(&self.findings).map(|(_, words)| words)
+    }
+
+    /// Returns the most severe finding, except for notes.
+    pub fn most_severe(&self) -> Option<&StoredFinding> {
+        let of = |severity: &str| self.findings.iter().find(|finding| finding.severity == severity);
+        of("error").or_else(|| self.of_shortfall()).or_else(|| of("warning"))
+    }
+
+    /// Returns the finding that reports the shortfall.
+    fn of_shortfall(&self) -> Option<&StoredFinding> {
+        let (id, _) = shortfall::of(&self.findings)?;
+        self.findings.iter().find(|finding| finding.id == id)
+    }
+
+    /// Returns the record for a document. In its file, each created name is one short text, because there are many.
+    ///
+    /// # Errors
+    /// If the path of the bundle is not UTF-8.
+    pub fn document(&self) -> serde_json::Result<serde_json::Value> {
+        let mut value = serde_json::to_value(self)?;
+        if let Some(created) = value.get_mut("created") {
+            *created = serde_json::to_value(self.created.iter().map(created::Created::from).collect::<Vec<_>>())?;
+        }
+        Ok(value)
     }
 
     /// Parses a record.

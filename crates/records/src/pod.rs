@@ -13,3 +13,10 @@ pub struct Pod {
     /// Name of the container in the pod
     pub container: String,
 }
+
+impl Pod {
+    /// Whether no name is known.
+    pub(crate) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}

@@ -26,10 +26,10 @@ const SHORTFALLS: [(&Kind, &str); 14] = [
     (&catalog::LEFT_OUT, "its GPUs, but not all driver files that it requested"),
 ];
 
-/// The most important shortfall that one of these findings reports.
-pub(crate) fn of(findings: &[StoredFinding]) -> Option<&'static str> {
+/// The most important shortfall that one of these findings reports: its number and the words.
+pub(crate) fn of(findings: &[StoredFinding]) -> Option<(&'static str, &'static str)> {
     let is_found = |kind: &Kind| findings.iter().any(|finding| finding.id == kind.id);
-    SHORTFALLS.iter().find(|(kind, _)| is_found(kind)).map(|(_, words)| *words)
+    SHORTFALLS.iter().find(|(kind, _)| is_found(kind)).map(|(kind, words)| (kind.id, *words))
 }
 
 #[cfg(test)]
@@ -50,7 +50,7 @@ mod tests {
         for (kind, words) in SHORTFALLS {
             assert!(kind.severity == Severity::Warning, "{}", kind.id);
             let record = record(&[&catalog::IMAGE_CUDA, kind]);
-            assert_eq!((record.outcome, record.shortfall()), (Outcome::Partly, Some(words)), "{}", kind.id);
+            assert_eq!((record.outcome, record.shortfall()), (Outcome::Incomplete, Some(words)), "{}", kind.id);
         }
         let both = record(&[&catalog::GPU_LEFT_OUT, &catalog::NO_ACCESS]);
         assert_eq!(both.shortfall(), Some("its GPUs, but its process cannot open the device nodes"));

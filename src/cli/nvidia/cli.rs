@@ -22,7 +22,7 @@ use nvidia_host::programs;
 
 use crate::cli::parse::{self, Parsed};
 use crate::cli::selection::{Parts, Selection};
-use crate::cli::{info, list, output};
+use crate::cli::{files, info, output};
 use crate::record::call::Call;
 use crate::stages;
 
@@ -213,7 +213,7 @@ fn carry_out(cli: &Cli, call: &mut Call) -> Result<String> {
         Command::List(parts) => {
             let channels: Vec<_> = parts.selection.imex_channels().collect();
             cli.prepare(&channels, &config, call)?;
-            list::text(parts, &config, call)
+            files::text(parts, &config, call)
         }
         Command::Configure(options) => configure(options, config, call).map(|()| String::new()),
     }
@@ -345,13 +345,13 @@ mod tests {
         for (args, message) in [
             (&["lsit"][..], "did you mean list?"),
             (&["list", "--libaries"], "did you mean --libraries?"),
-            (&["list", "-r", "/x"], "unexpected argument '-r'"),
-            (&["list", "--root", "/x"], "unexpected argument '--root'"),
+            (&["list", "-r", "/x"], "unexpected argument \"-r\""),
+            (&["list", "--root", "/x"], "unexpected argument \"--root\""),
             (&["configure"], "<ROOTFS>"),
-            (&["configure", "/a", "/b"], "unexpected argument '/b'"),
-            (&["configure", "-p0", "/a"], "invalid value '0' for '--pid <PID>'"),
-            (&["list", "--mig-config=0"], "invalid value '0' for '--mig-config <ID>'"),
-            (&[], "requires a subcommand"),
+            (&["configure", "/a", "/b"], "unexpected argument \"/b\""),
+            (&["configure", "-p0", "/a"], "invalid value \"0\" for \"--pid <PID>\""),
+            (&["list", "--mig-config=0"], "invalid value \"0\" for \"--mig-config <ID>\""),
+            (&[], "a command is missing"),
         ] {
             let text = base::report::render(&parsed(args).unwrap_err());
             assert!(text.contains(message), "{args:?}: {text}");

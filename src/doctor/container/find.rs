@@ -1,7 +1,6 @@
 //! Finds the first process of a container with a given id.
 //!
-//! Engines use the id in the name of the container's cgroup: `libpod-<id>.scope`, `crio-<id>`, `cri-containerd-<id>.scope`,
-//! `docker/<id>`. Therefore /proc contains all that is needed, and no engine has to be asked.
+//! Engines use the id in the name of the container's cgroup, see [`cgroup_id`].
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,21 +13,10 @@ use base::sys::proc_file;
 use findings::catalog;
 
 use super::cannot_enter;
-use crate::oci::conmon;
+use crate::oci::{cgroup_id, conmon};
 
 /// The minimum length of the beginning of an id. Shorter ones occur in other names.
 const SHORTEST: usize = 6;
-/// The length of ids of engines.
-const LENGTH: usize = 64;
-
-/// Returns the id in /proc/PID/cgroup that begins with `id`. The cgroup of conmon, which also contains the id, is ignored.
-fn id_in<'c>(cgroup: &'c str, id: &str) -> Option<&'c str> {
-    let names = cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2)).flat_map(|path| path.split('/'));
-    let of_containers = names.filter(|name| !name.contains("conmon"));
-    let mut words = of_containers.flat_map(|name| name.split(['-', '.', ':']));
-    words.find(|word| word.len() == LENGTH && word.starts_with(id) && word.bytes().all(|c| c.is_ascii_hexdigit()))
-}
-
 /// Returns the start time of a process from /proc/PID/stat. The name of the process can contain spaces and parentheses.
 fn parse_start(stat: &str) -> Option<u64> {
     stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
@@ -47,7 +35,7 @@ impl ProcessId {
     ///
     /// # Errors
     /// If the process has ended, or is hidden from this user.
-    pub(super) fn read(dir: &Path, pid: i32) -> io::Result<Self> {
+    pub(crate) fn read(dir: &Path, pid: i32) -> io::Result<Self> {
         let stat = proc_file::read_text(dir.join("stat"))?;
         let start = parse_start(&stat).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
         Ok(Self { start, pid })
@@ -93,7 +81,7 @@ pub(crate) fn by_id(proc: &Path, id: &str) -> Result<ProcessId> {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
         // Processes that have ended are skipped.
         let Ok(cgroup) = proc_file::read_text(entry.path().join("cgroup")) else { continue };
-        let Some(id) = id_in(&cgroup, id) else { continue };
+        let Some(id) = cgroup_id::find(&cgroup, id) else { continue };
         let Ok(process) = ProcessId::read(&entry.path(), pid) else { continue };
         let known = first.entry(id.to_owned()).or_insert(process);
         *known = (*known).min(process);
@@ -123,23 +111,6 @@ mod tests {
     use super::*;
 
     const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
-
-    #[test]
-    fn ids_in_cgroups() {
-        for (cgroup, matches) in [
-            (format!("0::/machine.slice/libpod-{ID}.scope/container\n"), true),
-            (format!("12:devices:/libpod_parent/libpod-{ID}\n0::/\n"), true),
-            (format!("0::/kubepods.slice/kubepods-pod7.slice/crio-{ID}.scope\n"), true),
-            (format!("0::/system.slice/docker-{ID}.scope\n"), true),
-            (format!("0::/kubepods.slice/x.slice:cri-containerd:{ID}\n"), true),
-            (format!("0::/machine.slice/libpod-conmon-{ID}.scope\n"), false),
-            (format!("0::/machine.slice/libpod-x{ID}.scope\n"), false),
-            ("0::/user.slice/012345\n".to_owned(), false),
-        ] {
-            assert_eq!(id_in(&cgroup, "012345"), matches.then_some(ID), "{cgroup}");
-        }
-        assert_eq!(id_in(&format!("0::/{ID}"), "123456"), None, "not the beginning");
-    }
 
     #[test]
     fn the_first_process_of_one_container() {

@@ -9,6 +9,7 @@ pub(crate) mod find;
 mod inspect;
 mod parts;
 
+use std::collections::BTreeMap;
 use std::io;
 
 use anyhow::Result;
@@ -21,9 +22,9 @@ use nvidia_host::config::Config;
 use nvidia_host::driver::access::Permissions;
 use nvidia_host::driver::nodes::NVIDIA_MAJOR;
 
-use super::Checker::{self, One, Several};
-use super::driver::{group, may_open};
-use super::{Check, or};
+use super::Checker::{One, Several};
+use super::driver::{group, may_open, missing};
+use super::{Check, Named, Section};
 use crate::cgroup::ask::Filter;
 use crate::oci::device_rules::DeviceRule;
 use find::ProcessId;
@@ -113,7 +114,7 @@ struct Part {
     kind: Examined,
     /// Its name in messages
     name: &'static str,
-    checks: &'static [(&'static str, Checker<ContainerFacts>)],
+    checks: &'static [Named<ContainerFacts>],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +134,11 @@ const PARTS: [Part; 3] = [
         checks: &[("nodes", Several(nodes)), ("access", Several(access)), ("cgroup", Several(cgroup))],
     },
 ];
+
+/// Returns the names of the checks.
+pub(super) fn names() -> impl Iterator<Item = (Section, &'static str)> {
+    PARTS.iter().flat_map(|part| part.checks).map(|(name, _)| (Section::Container, *name))
+}
 
 /// Examines the container of this process. `name` is the name or id from the command line.
 ///
@@ -162,7 +168,7 @@ fn ended(pid: i32) -> anyhow::Error {
 }
 
 const EXISTING: &str =
-    "give a running container with --container; \"oci-nvidia-hook why\" and \"podman ps\" list containers";
+    "give a running container with --container; \"oci-nvidia-hook ps\" and \"podman ps\" list containers";
 
 /// Returns the error for a file of a process in /proc that cannot be opened.
 fn cannot_enter(pid: i32, error: io::Error) -> anyhow::Error {
@@ -192,7 +198,7 @@ fn unanswered(part: &Part, why: &Unanswered, pid: i32) -> Vec<Check> {
     let skipped = || Check::skipped(format!("{} cannot be examined", part.name));
     checks.resize_with(part.checks.len(), skipped);
     let named = checks.into_iter().zip(part.checks);
-    named.map(|(check, (name, _))| Check { check: name, ..check }).collect()
+    named.map(|(check, (name, _))| Check { section: Section::Container, check: name, ..check }).collect()
 }
 
 /// Returns the fix for a missing part.
@@ -269,23 +275,22 @@ fn is_asked_for(library: &str, facts: &ContainerFacts) -> bool {
 
 fn nodes(facts: &ContainerFacts) -> Vec<Check> {
     let mut outcomes = Vec::new();
+    let absent: Vec<_> =
+        facts.nodes.iter().filter(|node| node.found.is_none()).map(|node| node.name.as_str()).collect();
+    if !absent.is_empty() {
+        let what = format!("{} in the container", missing(&absent));
+        outcomes.push(Check::of(&catalog::CONTAINER_NODE, what, again(facts)));
+    }
     for node in &facts.nodes {
-        let path = format!("/dev/{}", node.name);
-        match (&node.found, node.expected) {
-            (None, _) => {
-                let what = format!("the device node \"{path}\" is missing in the container");
-                outcomes.push(Check::of(&catalog::CONTAINER_NODE, what, again(facts)));
-            }
-            (Some(found), expected) if found.device.is_none() || expected.is_some() && found.device != expected => {
-                let is = found
-                    .device
-                    .map_or_else(|| "not a device node".to_owned(), |(major, minor)| format!("{major}:{minor}"));
-                let should = expected.map_or(String::new(), |(major, minor)| format!(" instead of {major}:{minor}"));
-                let what = format!("\"{path}\" in the container is {is}{should}");
-                outcomes.push(Check::of(&catalog::CONTAINER_NODE, what, again(facts)));
-            }
-            _ => {}
+        let Some(found) = &node.found else { continue };
+        if found.device.is_some() && (node.expected.is_none() || found.device == node.expected) {
+            continue;
         }
+        let is =
+            found.device.map_or_else(|| "not a device node".to_owned(), |(major, minor)| format!("{major}:{minor}"));
+        let should = node.expected.map_or(String::new(), |(major, minor)| format!(" instead of {major}:{minor}"));
+        let what = format!("\"/dev/{}\" in the container is {is}{should}", node.name);
+        outcomes.push(Check::of(&catalog::CONTAINER_NODE, what, again(facts)));
     }
     let is_gpu =
         |node: &&ContainerNode| node.found.is_some() && node.name.trim_start_matches("nvidia").parse::<u32>().is_ok();
@@ -312,33 +317,33 @@ fn good(facts: &ContainerFacts) -> impl Iterator<Item = (&ContainerNode, &FoundN
 fn access(facts: &ContainerFacts) -> Vec<Check> {
     let ContainerProcess { identity, groups, overrides, .. } = &facts.process;
     let is_in = |gid: u32| gid == identity.gid || groups.contains(&gid);
-    let mut outcomes = Vec::new();
+    let (mut nodev, mut shut) = (Vec::new(), BTreeMap::<_, Vec<_>>::new());
     for (node, found, _) in good(facts) {
+        let FoundNode { mode, uid, gid, .. } = *found;
         if found.nodev {
-            let what = format!("\"/dev/{}\" is on a file system that is mounted with nodev", node.name);
-            let fix = "have the engine create the node: --device, CDI, or precreate";
-            outcomes.push(Check::of(&catalog::CONTAINER_ACCESS, what, fix));
-            continue;
+            nodev.push(format!("\"/dev/{}\"", node.name));
+        } else if !overrides && !may_open(Permissions { mode, uid, gid }, identity.uid, is_in) {
+            shut.entry((uid, gid, mode)).or_default().push(format!("\"/dev/{}\"", node.name));
         }
-        let permissions = Permissions { mode: found.mode, uid: found.uid, gid: found.gid };
-        if *overrides || may_open(permissions, identity.uid, is_in) {
-            continue;
-        }
+    }
+    let mut outcomes = Vec::new();
+    if !nodev.is_empty() {
+        let what = format!("file systems that are mounted with nodev contain {}", nodev.join(", "));
+        let fix = "have the engine create the nodes: --device, CDI, or precreate";
+        outcomes.push(Check::of(&catalog::CONTAINER_ACCESS, what, fix));
+    }
+    for ((uid, gid, mode), nodes) in shut {
+        let Identity { uid: user, gid: group_of_user } = identity;
         let what = format!(
-            "user {}, group {} of the host cannot open \"/dev/{}\" ({}:{} {:04o})",
-            identity.uid,
-            identity.gid,
-            node.name,
-            found.uid,
-            group(found.gid),
-            found.mode
+            "user {user}, group {group_of_user} of the host cannot open {} ({uid}:{} {mode:04o})",
+            nodes.join(", "),
+            group(gid)
         );
         let fix = format!(
             "request the GPUs with NVIDIA_VISIBLE_DEVICES or CDI instead of --device, without device-node-access = \"host\" in \
              config.toml, and create the container again: all its processes can open its nodes then; or add the group to the process: \
-             --group-add {0} (rootless: --group-add keep-groups, with crun; Kubernetes: supplementalGroups: [{0}]); or give the \
-             host's nodes mode 0666",
-            found.gid
+             --group-add {gid} (rootless: --group-add keep-groups, with crun; Kubernetes: supplementalGroups: [{gid}]); or give the \
+             host's nodes mode 0666"
         );
         outcomes.push(Check::of(&catalog::CONTAINER_ACCESS, what, fix));
     }
@@ -361,8 +366,7 @@ fn cgroup(facts: &ContainerFacts) -> Vec<Check> {
     for (node, _, (major, minor)) in good(facts) {
         match filter.allows(DeviceRule { major, minor }) {
             Some(false) => {
-                let what = format!("the device cgroup denies \"/dev/{}\" ({major}:{minor})", node.name);
-                denied.push(Check::of(&catalog::CONTAINER_CGROUP, what, fix));
+                denied.push(format!("\"/dev/{}\" ({major}:{minor})", node.name));
             }
             answer => answers.push(answer),
         }
@@ -372,7 +376,10 @@ fn cgroup(facts: &ContainerFacts) -> Vec<Check> {
         Some(None) => Check::skipped("cannot determine what the programs of the device cgroup allow"),
         Some(Some(_)) => Check::ok("the device cgroup allows the GPUs"),
     };
-    or(denied, otherwise)
+    if denied.is_empty() {
+        return vec![otherwise];
+    }
+    vec![Check::of(&catalog::CONTAINER_CGROUP, format!("the device cgroup denies {}", denied.join(", ")), fix)]
 }
 
 /// Returns the device number of a GPU's node from its name; `None` for other nodes.

@@ -14,7 +14,7 @@ use base::sys::child::{self, NoAnswer};
 use findings::catalog;
 
 use super::{ContainerFacts, Part};
-use crate::doctor::{Check, Status, run};
+use crate::doctor::{Check, Section, Status, run};
 
 /// How long the examination of one part may take. Usually it takes milliseconds.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -67,7 +67,10 @@ pub(super) fn ask(
     let spawned = child::spawn(|pipe| {
         let mut reporter = Reporter(pipe);
         match inspect(&mut reporter) {
-            Ok(facts) => run(part.checks, &facts).iter().for_each(|check| reporter.send(CHECK, &encode(check))),
+            Ok(facts) => {
+                let checks = run(Section::Container, part.checks, &facts);
+                checks.iter().for_each(|check| reporter.send(CHECK, &encode(check)));
+            }
             Err(error) => reporter.send(ERROR, &error.raw_os_error().unwrap_or_default().to_string()),
         }
         reporter.send(END, "");
@@ -109,7 +112,7 @@ fn decode(text: &str, part: &Part) -> Option<Check> {
         None if status == Status::Skipped.to_string() => Check::skipped(what),
         None => Check::ok(what),
     };
-    Some(Check { check, ..found })
+    Some(Check { section: Section::Container, check, ..found })
 }
 
 #[cfg(test)]
@@ -133,10 +136,10 @@ mod tests {
             Check::of(&catalog::CONTAINER_NODE, "d", "e"),
             Check::of(&catalog::STALE_CACHE, "", "f"),
         ] {
-            let check = Check { check: part.checks[1].0, ..check };
+            let check = Check { section: Section::Container, check: part.checks[1].0, ..check };
             assert_eq!(decode(&encode(&check), part), Some(check));
         }
-        let hostile = Check { check: part.checks[0].0, ..Check::ok("a\n=\u{1f}b") };
+        let hostile = Check { section: Section::Container, check: part.checks[0].0, ..Check::ok("a\n=\u{1f}b") };
         assert_eq!(decode(&encode(&hostile), part).unwrap().what, "a\\n=\\u{1f}b");
         assert_eq!(decode("", part), None);
     }

@@ -71,7 +71,7 @@ pub(crate) fn parse(program: &str, args: Vec<OsString>) -> Result<Verb> {
                 Some(name) => break *name,
                 None => return Ok(Verb::Unknown(format!("unknown CDI hook {word:?}"))),
             },
-            None => bail!("{word:?} is not supported; generate CDI specs with \"oci-nvidia-hook cdi generate\""),
+            None => bail!("{word:?} is a command of oci-nvidia-hook-compat, to which {program} must be a link"),
         }
     };
     let mut hook = Hook { name, ..Hook::default() };
@@ -194,7 +194,7 @@ mod tests {
             assert!(matches!(parsed(program, line), Ok(Verb::Unknown(_))), "{program} {line}");
         }
         for (program, line, says) in [
-            (CTK, "cdi generate", "\"cdi\" is not supported"),
+            (CTK, "cdi generate", "\"cdi\" is a command of oci-nvidia-hook-compat"),
             (CTK, "--new hook", "unknown option \"--new\""),
             (CDI_HOOK, "update-ldcache --link a::/b", "unknown option \"--link\" of update-ldcache"),
             (CDI_HOOK, "update-ldcache word", "unexpected argument \"word\""),

@@ -33,7 +33,7 @@ pub fn run(data: &[u8]) {
 fn check_stage(words: &[OsString]) {
     let by_hand = stage::parse(words);
     match parse::parse::<Cli>(words) {
-        Ok(Parsed::Run(Cli { config, command: args::Command::Stage(stage) })) => {
+        Ok(Parsed::Run(Cli { config, command: args::Command::Stage(stage), .. })) => {
             if let Some(by_hand) = by_hand {
                 assert_eq!(by_hand, (stage, config.as_deref()), "{words:?}");
             }

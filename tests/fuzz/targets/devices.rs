@@ -18,7 +18,7 @@ pub fn run(data: &[u8]) {
     let mut list = || -> Vec<String> {
         lines.next().unwrap_or_default().split(',').filter(|word| !word.is_empty()).map(str::to_owned).collect()
     };
-    let limits = Limits { allow: list(), deny: list() };
+    let limits = Limits { allow: list(), deny: list(), ..Limits::default() };
     let Some(devices) = parse(value) else { return };
     if let VisibleDevices::List(names) = &devices {
         check_names(names);

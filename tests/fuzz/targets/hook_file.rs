@@ -1,4 +1,4 @@
-//! One JSON file of a hooks directory.
+//! One hook file.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! The inventory, in the forms that the NVML process writes and that `explain --inventory` reads.
+//! The inventory, in the forms that the NVML process writes and that `plan --inventory` reads.
 
 use nvidia_host::config::Limits;
 use nvidia_host::device_id::VisibleDevices;

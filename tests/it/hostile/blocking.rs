@@ -80,7 +80,7 @@ fn blocking_file_systems_end_at_the_deadline() {
     let start = Instant::now();
     let ran = container.call(&mut hook, &FakeDriver::shared().config);
     let took = start.elapsed();
-    // The hook's own deadlines, and some more on a busy machine; the deadline of its JSON file is 60 seconds.
+    // The hook's own deadlines, and some more on a busy machine; the deadline of its hook file is 60 seconds.
     assert!(took > Duration::from_secs(15) && took < Duration::from_secs(50), "{took:?}, {ran:?}");
     // The kernel only lets the hook be killed, and then it cannot print anything.
     assert!(ran.code.is_none() || ran.stderr.contains("(ONH-049)\nhint: "), "{ran:?}");

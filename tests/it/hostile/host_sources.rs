@@ -180,7 +180,7 @@ fn sources_that_users_of_the_host_choose() {
     }
 }
 
-/// The hook mode on this kernel and an old one, precreate, CDI, explain and doctor.
+/// The hook mode on this kernel and an old one, precreate, CDI, plan and doctor.
 fn every_way(plant: &Plant, fake: &FakeDriver, image: &Image) {
     let Plant { name, path, refused, .. } = plant;
     let is_given = refused.is_empty();
@@ -195,8 +195,11 @@ fn every_way(plant: &Plant, fake: &FakeDriver, image: &Image) {
         assert_eq!(is_mounted(&container, path), is_given, "{name}: {}", container.mountinfo());
         container.exec("nvidia-smi -L").ok();
         if kernel.is_none() {
-            let explained = explain(&container, fake);
-            assert!(explained.stdout.contains(&format!(" at {path}\n")) == is_given, "{name}: {explained:?}");
+            let explained = plan(&container, fake);
+            let (dir, file) = path.rsplit_once('/').unwrap();
+            let (start, end) = (format!("files in {dir}"), format!(": {file}"));
+            let is_listed = explained.stdout.lines().any(|line| line.starts_with(&start) && line.ends_with(&end));
+            assert_eq!(is_listed, is_given, "{name}: {explained:?}");
             let found = explained.stdout.contains("ONH-218") && explained.stdout.contains(refused);
             assert_eq!(!is_given, found, "{name}: {explained:?}");
         }
@@ -244,9 +247,9 @@ fn is_mounted(container: &Waiting, path: &str) -> bool {
     container.mountinfo().lines().any(|line| line.split(' ').nth(4) == Some(&point))
 }
 
-fn explain(container: &Waiting, fake: &FakeDriver) -> Ran {
-    let mut explain = Command::new(HOOK);
-    run_with(explain.arg("--config").arg(&fake.config).arg("explain").env_clear(), container.state().as_bytes())
+fn plan(container: &Waiting, fake: &FakeDriver) -> Ran {
+    let mut plan = Command::new(HOOK);
+    run_with(plan.arg("--config").arg(&fake.config).args(["plan", "-"]).env_clear(), container.state().as_bytes())
 }
 
 /// The administrator's setting replaces the check of the owner, and nothing else.

@@ -30,7 +30,7 @@ impl Finding {
     }
 }
 
-/// The names of the fields are an interface: `explain --json`, `doctor --json`, `cdi check --json` and records contain them.
+/// The names of the fields are an interface: `plan --json`, `doctor --json`, `cdi check --json` and records contain them.
 impl Serialize for Finding {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut fields = serializer.serialize_struct("Finding", 5)?;

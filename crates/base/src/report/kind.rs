@@ -26,8 +26,7 @@ impl Severity {
     }
 }
 
-/// An entry of the catalog: what is true of a finding on every host. `explain ONH-030 --json` prints its fields under these
-/// names.
+/// An entry of the catalog: what is true of a finding on every host. `explain --json` prints its fields under these names.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Kind {
     /// `ONH-` and three digits. A number is never reused.
@@ -40,8 +39,35 @@ pub struct Kind {
     pub why: &'static str,
     /// The general fix; a [`Finding`](super::Finding) has the command for its host.
     pub fix: &'static str,
-    /// The page of the documentation, such as `usage.md` or `oci-nvidia-hook(8)`.
+    /// The page of the documentation with more about the subject, such as `usage.md` or `oci-nvidia-hook(8)`; or empty.
+    #[serde(skip_serializing_if = "str::is_empty")]
     pub see: &'static str,
+}
+
+impl Kind {
+    /// Returns the entry of the finding in the installed documentation: a page and an anchor.
+    #[must_use]
+    pub fn entry(&self) -> String {
+        format!("troubleshooting.md#{}", self.id.to_ascii_lowercase())
+    }
+}
+
+/// Returns a text of the catalog for people. The catalog marks commands and names of files for documents; messages have them in double
+/// quotes.
+#[must_use]
+pub fn without_markdown(text: &str) -> String {
+    let mut parts = text.split('`');
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    let mut is_code = true;
+    for part in parts {
+        let quote = if part.contains('"') { "" } else { "\"" };
+        match is_code {
+            true => plain.extend([quote, part, quote]),
+            false => plain.push_str(part),
+        }
+        is_code = !is_code;
+    }
+    plain
 }
 
 /// The kind of errors that have no other one.
@@ -50,6 +76,6 @@ pub static SYSTEM: Kind = Kind {
     severity: Severity::Error,
     title: "an operation failed",
     why: "the message names the operation, its object and the error of the kernel",
-    fix: "check the object that the message names; if it is as it should be, report a bug and attach the file that `oci-nvidia-hook doctor --bundle report.tar.gz` writes",
-    see: "troubleshooting.md",
+    fix: "check the object that the message names; if nothing is wrong with it, report a bug and attach the file that `oci-nvidia-hook doctor --bundle report.tar.gz` writes",
+    see: "",
 };

@@ -11,4 +11,4 @@ pub(crate) use error::errno_text;
 pub use error::{ErrorReport, Failure, classify, errno_of, failure, kind_of, line, one_line, render};
 pub use finding::Finding;
 pub(crate) use hidden::is_hidden;
-pub use kind::{Kind, SYSTEM, Severity};
+pub use kind::{Kind, SYSTEM, Severity, without_markdown};

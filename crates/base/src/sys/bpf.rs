@@ -89,7 +89,7 @@ pub struct ProgInfo {
     pub insns: Option<Vec<Insn>>,
 }
 
-/// The reason why the kernel did not load a program.
+/// Why the kernel did not load a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadError {
     /// The error of the system call.

@@ -42,7 +42,7 @@ pub struct Guarded {
     pub chooser: Chooser,
 }
 
-/// The reason why a path was not opened.
+/// Why a path was not opened.
 #[derive(Debug)]
 pub enum Refused {
     /// A system call failed, for example because the path is missing

@@ -10,6 +10,7 @@ pub mod guarded;
 pub mod ids;
 pub mod in_root;
 pub mod landlock;
+pub mod local_time;
 pub mod log_file;
 pub mod mount;
 pub mod ns;

@@ -71,8 +71,8 @@ impl MountAttrs {
             .union(MountAttrFlags::MOUNT_ATTR_NOSUID)
             .union(MountAttrFlags::MOUNT_ATTR_NOEXEC),
     );
-    /// For sockets: connect(2) works on a read-only mount.
-    pub const SOCKET: Self = Self(Self::DEVICE_NODE.0.union(MountAttrFlags::MOUNT_ATTR_NODEV));
+    /// For sockets, because connect(2) works on a read-only mount, and for directories that programs of the container only read.
+    pub const READ_ONLY: Self = Self(Self::DEVICE_NODE.0.union(MountAttrFlags::MOUNT_ATTR_NODEV));
     /// For a directory in which programs of the container may create a socket.
     pub const SHARED_DIRECTORY: Self = Self(
         MountAttrFlags::MOUNT_ATTR_NOSUID

@@ -70,6 +70,62 @@ pub fn replace(program: &Path, args: &[OsString]) -> io::Error {
     Command::new(program).arg0(called).args(args).env_clear().exec()
 }
 
+/// Replaces this program with another one, which gets these arguments after its name, and the environment of this process.
+#[expect(clippy::disallowed_methods, reason = "the only place that runs programs")]
+pub fn replace_with_environment(program: &Path, args: &[OsString]) -> io::Error {
+    Command::new(program).args(args).exec()
+}
+
+/// What a program made of a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filtered {
+    /// Whether it succeeded
+    pub succeeded: bool,
+    /// Its standard output
+    pub output: Vec<u8>,
+    /// Its standard error, up to 64 KiB
+    pub messages: String,
+    /// Whether the output is the input
+    pub is_same: bool,
+}
+
+/// Runs a program in the directory `dir`, without an environment, with `input` as its standard input.
+///
+/// # Errors
+/// If the program cannot be started, or does not end within `deadline`.
+#[expect(clippy::disallowed_methods, reason = "the only place that runs programs")]
+pub fn filter(
+    program: &Path,
+    arguments: &[&str],
+    dir: &Path,
+    mut input: File,
+    deadline: Duration,
+) -> io::Result<Filtered> {
+    // Files in memory: pipes would have to be read while the program runs.
+    let memory = || rustix::fs::memfd_create("output", MemfdFlags::CLOEXEC).map(File::from);
+    let (mut output, mut errors) = (memory()?, memory()?);
+    let mut command = Command::new(program);
+    command.args(arguments).env_clear().current_dir(dir).stdin(input.try_clone()?);
+    let mut child = command.stdout(output.try_clone()?).stderr(errors.try_clone()?).spawn()?;
+    let Some(status) = poll_until(deadline, || child.try_wait())? else {
+        child.kill().ok();
+        poll_until(REAP, || child.try_wait()).ok();
+        return Err(io::ErrorKind::TimedOut.into());
+    };
+    let mut filtered = Filtered { succeeded: status.success(), ..Filtered::default() };
+    output.rewind()?;
+    output.read_to_end(&mut filtered.output)?;
+    errors.rewind()?;
+    let mut messages = Vec::new();
+    errors.take(1 << 16).read_to_end(&mut messages)?;
+    filtered.messages = String::from_utf8_lossy(&messages).into_owned();
+    input.rewind()?;
+    let mut old = Vec::new();
+    input.read_to_end(&mut old)?;
+    filtered.is_same = old == filtered.output;
+    Ok(filtered)
+}
+
 /// Runs modprobe(8) for a module, and returns whether it succeeded.
 ///
 /// # Errors

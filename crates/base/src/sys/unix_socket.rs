@@ -85,7 +85,12 @@ mod tests {
         });
         assert_eq!(ask(&path, b"?", 10, BRIEFLY).unwrap_err().kind(), ErrorKind::TimedOut);
         drop(listener);
-        assert_eq!(ask(&path, b"?", 10, BRIEFLY).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        // A process that another test starts has a copy of the listener until execve(2) closes it, which resets the connection.
+        let kind = ask(&path, b"?", 10, BRIEFLY).unwrap_err().kind();
+        assert!(
+            matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe),
+            "{kind}"
+        );
     }
 
     #[test]

@@ -90,8 +90,10 @@ impl fmt::Display for Unanswered {
 impl From<io::Error> for Unanswered {
     fn from(error: io::Error) -> Self {
         match error.kind() {
-            // A process that was killed leaves its socket behind.
-            ErrorKind::NotFound | ErrorKind::ConnectionRefused => Self::NotRunning,
+            // A process that was killed leaves its socket behind. The kernel resets the connections that it had not accepted.
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
+                Self::NotRunning
+            }
             ErrorKind::PermissionDenied => Self::Denied,
             ErrorKind::TimedOut => Self::Failed(format!("no answer within {} s", PATIENCE.as_secs())),
             _ => Self::Failed(error.to_string()),
@@ -133,6 +135,8 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::thread;
 
+    use rustix::event::{PollFd, PollFlags};
+
     use super::*;
 
     #[test]
@@ -162,5 +166,18 @@ mod tests {
         assert_eq!(ask(dir.path()), Err(Unanswered::NotRunning), "only the file of the socket is left");
         assert_eq!((offered.unhealthy("GPU-0"), offered.unhealthy("GPU-1")), (None, Some(&why)));
         assert_eq!(why.to_string(), "XID 79 (since 2026-01-02T03:04:05Z)");
+    }
+
+    #[test]
+    fn a_plugin_that_ends_before_it_accepts_the_connection() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(socket(dir.path())).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                rustix::event::poll(&mut [PollFd::new(&listener, PollFlags::IN)], None).unwrap();
+                drop(listener);
+            });
+            assert_eq!(ask(dir.path()), Err(Unanswered::NotRunning));
+        });
     }
 }

@@ -75,8 +75,9 @@ pub fn allocate(
     {
         return Err(Refusal::of(kind, &what, &fix));
     }
-    let layout = Layout { strategies, settings: plugin, has_icds: plugin.host_path.join(ICDS).is_dir() };
-    response::response(&host.device_facts(&response::wanted(), &devices), &devices, &layout)
+    let has_icds = plugin.host_path.join(ICDS).is_dir();
+    let layout = Layout { strategies, settings: plugin, has_icds, features: offer.features };
+    response::response(&host.device_facts(&response::wanted(offer.features), &devices), &devices, &layout)
 }
 
 /// Whether the resource has a device with this id, which the limits deny. The kubelet may have chosen it before they did.

@@ -4,9 +4,11 @@ use std::path::Path;
 
 use clap::ValueEnum;
 use nvidia_host::driver::nodes::DeviceNode;
+use nvidia_host::feature::{self, Features};
 use nvidia_host::inventory::select::Device;
+use nvidia_host::request::mounts;
 
-use crate::cdi_keeper::device_name;
+use crate::cdi_keeper::DEVICE_PLUGIN;
 use crate::proto::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
 use crate::settings::Plugin;
 use crate::settings::values::{DeviceIdStrategy, DeviceListStrategy};
@@ -39,6 +41,8 @@ pub struct Layout<'a> {
     pub settings: &'a Plugin,
     /// Whether the directory [`ICDS`] exists
     pub has_icds: bool,
+    /// The features that the container gets with its GPUs
+    pub features: Features,
 }
 
 impl Layout<'_> {
@@ -73,14 +77,22 @@ fn add(
     devices: &[Device<'_>],
 ) {
     let ids: Vec<String> = devices.iter().map(|device| id_of(*device, layout.settings.device_id_strategy)).collect();
-    let cdi_names: Vec<String> = devices.iter().map(|device| device_name(device.uuid())).collect();
+    let gpus = devices.iter().map(|device| DEVICE_PLUGIN.device_name(device.uuid()));
+    let cdi_names: Vec<String> =
+        gpus.chain(layout.features.iter().map(|feature| DEVICE_PLUGIN.feature_name(feature))).collect();
+    if !matches!(strategy, DeviceListStrategy::CdiCri | DeviceListStrategy::CdiAnnotations) {
+        let variables = layout.features.iter().map(|feature| feature.row().variable.to_owned());
+        answer.envs.extend(variables.map(|variable| (variable, feature::ENABLED.to_owned())));
+    }
     match strategy {
         DeviceListStrategy::Envvar => {
             answer.envs.insert(VISIBLE_DEVICES.to_owned(), ids.join(","));
         }
         DeviceListStrategy::VolumeMounts => {
             answer.envs.insert(VISIBLE_DEVICES.to_owned(), DEVICE_MOUNTS.to_owned());
-            answer.mounts.extend(ids.iter().map(|id| mount(Path::new(NULL), &format!("{DEVICE_MOUNTS}/{id}"), false)));
+            // On a locked node, the variables of the features have no effect.
+            let names = ids.into_iter().chain(layout.features.iter().map(mounts::name_of));
+            answer.mounts.extend(names.map(|name| mount(Path::new(NULL), &format!("{DEVICE_MOUNTS}/{name}"), false)));
         }
         DeviceListStrategy::CdiCri => {
             answer.cdi_devices.extend(cdi_names.into_iter().map(|name| CdiDevice { name }));
@@ -135,10 +147,20 @@ mod tests {
     use DeviceListStrategy::{CdiAnnotations, CdiCri, Envvar, HostPath, VolumeMounts};
     use base::paths::{ContainerPath, HostPath as Source};
     use nvidia_host::driver::access::Permissions;
+    use nvidia_host::feature::Feature;
     use nvidia_host::inventory::Gpu;
 
     /// The answer for a GPU and a MIG device, one line for each entry.
     fn lines(strategies: &[DeviceListStrategy], settings: &Plugin, has_icds: bool) -> Vec<String> {
+        lines_with(Features::EMPTY, strategies, settings, has_icds)
+    }
+
+    fn lines_with(
+        features: Features,
+        strategies: &[DeviceListStrategy],
+        settings: &Plugin,
+        has_icds: bool,
+    ) -> Vec<String> {
         let gpus: [Gpu; 2] = [gpu(0, "A", &["1g.5gb", "1g.5gb"]).gpu, gpu(1, "B", &[]).gpu];
         let devices = [Device::Mig(&gpus[0], &gpus[0].mig_devices[1]), Device::Gpu(&gpus[1])];
         let path = ContainerPath::new("/dev/nvidia1").unwrap();
@@ -149,8 +171,9 @@ mod tests {
             minor: 1,
             permissions: Permissions::default(),
         }];
-        let answer = arrange(&Layout { strategies, settings, has_icds }, &devices, &nodes);
+        let answer = arrange(&Layout { strategies, settings, has_icds, features }, &devices, &nodes);
         let mut lines: Vec<String> = answer.envs.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        lines.sort();
         let access = |mount: &Mount| if mount.read_only { "ro" } else { "rw" };
         lines.extend(
             answer
@@ -192,6 +215,34 @@ mod tests {
             (&[HostPath], &index, false, vec!["NVIDIA_VISIBLE_DEVICES=0:1,1", files, node]),
         ] {
             assert_eq!(lines(strategies, settings, has_icds), expected, "{strategies:?}");
+        }
+    }
+
+    /// As with NVIDIA's plugin: names of CDI devices for engines, and variables for the hook.
+    #[test]
+    fn features() {
+        let settings = Plugin { pass_device_specs: false, ..Plugin::default() };
+        let features = [Feature::Gds, Feature::Mofed].into_iter().collect();
+        let kind = "k8s.device-plugin.nvidia.com";
+        let gpus = format!("{kind}/gpu=MIG-0-1,{kind}/gpu=GPU-1");
+        let variables = ["NVIDIA_GDS=enabled", "NVIDIA_MOFED=enabled"];
+        let mounts = ["gds", "mofed"]
+            .map(|name| format!("mount /dev/null /var/run/nvidia-container-devices/cdi/nvidia.com/{name}=all rw"));
+        for (strategy, before, expected) in [
+            (Envvar, 0, &variables.map(str::to_owned)[..]),
+            (HostPath, 0, &variables.map(str::to_owned)),
+            (VolumeMounts, 5, &mounts),
+            (CdiCri, 2, &[format!("cdi {kind}/gds=all"), format!("cdi {kind}/mofed=all")]),
+            (
+                CdiAnnotations,
+                0,
+                &[format!("annotation cdi.k8s.io/nvidia-device-plugin_MIG-0-1 {gpus},{kind}/gds=all,{kind}/mofed=all")],
+            ),
+        ] {
+            let lines = lines_with(features, &[strategy], &settings, false);
+            assert_eq!(lines.get(before..before + expected.len()), Some(expected), "{strategy:?}: {lines:?}");
+            let has_variables = variables.iter().all(|variable| lines.iter().any(|line| line == variable));
+            assert_eq!(has_variables, ![CdiCri, CdiAnnotations].contains(&strategy), "{lines:?}");
         }
     }
 

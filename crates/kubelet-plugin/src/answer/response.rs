@@ -12,6 +12,7 @@ use nvidia_host::capability::{Capabilities, Capability};
 use nvidia_host::driver::nodes::DeviceNode;
 use nvidia_host::edits::facts::DeviceFacts;
 use nvidia_host::edits::{Wanted, decide};
+use nvidia_host::feature::Features;
 use nvidia_host::inventory::select::Device as HostDevice;
 
 use super::layout::{self, Layout};
@@ -37,7 +38,7 @@ pub fn permitted<'a>(
         wanted.iter().copied().filter(|id| !devices.iter().any(|device| device.id == *id)).collect();
     if ids.is_empty() || !unknown.is_empty() {
         let what = match unknown.is_empty() {
-            true => "the kubelet asks for no device".to_owned(),
+            true => "the kubelet requests no device".to_owned(),
             false => format!("{} {} not exist", named(&unknown), if unknown.len() == 1 { "does" } else { "do" }),
         };
         let fix = "delete the pod; the kubelet chooses another device for the next one";
@@ -84,9 +85,9 @@ fn every_device(gpus: &[NodeGpu]) -> impl Iterator<Item = HostDevice<'_>> {
 /// What the facts for [`response`] must cover. The plugin does not know which capabilities the image requests, so it includes the nodes
 /// that every CUDA program may open, and that of nvidia-modeset, as NVIDIA's plugin does.
 #[must_use]
-pub fn wanted() -> Wanted {
+pub fn wanted(features: Features) -> Wanted {
     let capabilities = Capabilities::new(&[Capability::Compute, Capability::Utility, Capability::Graphics]);
-    Wanted { capabilities, gpus: true, ..Wanted::default() }
+    Wanted { capabilities, gpus: true, features, ..Wanted::default() }
 }
 
 /// Returns the answer to the kubelet.
@@ -98,19 +99,23 @@ pub fn response(
     devices: &[HostDevice<'_>],
     layout: &Layout<'_>,
 ) -> Result<ContainerAllocateResponse, Refusal> {
-    let nodes = nodes(facts, devices).map_err(|error| Refusal::from(&error))?;
+    let nodes = nodes(facts, devices, layout.features).map_err(|error| Refusal::from(&error))?;
     Ok(layout::arrange(layout, devices, &nodes))
 }
 
-fn nodes(facts: &DeviceFacts, devices: &[HostDevice<'_>]) -> Result<Vec<DeviceNode>> {
+fn nodes(facts: &DeviceFacts, devices: &[HostDevice<'_>], features: Features) -> Result<Vec<DeviceNode>> {
+    let wanted = wanted(features);
     // The nodes in /dev/dri are left to the hook: only few images need them, and only they request the capability.
     let without_drm =
-        Wanted { capabilities: Capabilities::new(&[Capability::Compute, Capability::Utility]), ..wanted() };
+        Wanted { capabilities: Capabilities::new(&[Capability::Compute, Capability::Utility]), ..wanted.clone() };
     let mut found = Vec::new();
     for device in devices {
         found.extend(decide::of_device(facts, &without_drm, *device)?.nodes);
     }
-    found.extend(decide::common_nodes(facts, &wanted(), &mut Vec::new())?);
+    found.extend(decide::common_nodes(facts, &wanted, &mut Vec::new())?);
+    for feature in features.iter() {
+        found.extend(facts.of_feature(feature)?);
+    }
     // Several MIG devices of one GPU have nodes in common.
     let by_path: BTreeMap<_, _> = found.into_iter().map(|node| (node.path.absolute(), node)).collect();
     Ok(by_path.into_values().collect())
@@ -163,7 +168,7 @@ mod tests {
         for (resource, ids, expected) in [
             (&whole, ids(&["GPU-7"]), "GPU-7 does not exist (ONH-071); hint: "),
             (&whole, ids(&["GPU-0", "GPU-8", "GPU-9"]), "GPU-8, GPU-9 do not exist (ONH-071); hint: "),
-            (&whole, ids(&[]), "the kubelet asks for no device (ONH-071); hint: "),
+            (&whole, ids(&[]), "the kubelet requests no device (ONH-071); hint: "),
             (&whole, many, "GPU-x0, GPU-x1, GPU-x10 and 9997 more do not exist (ONH-071); hint: "),
             (&sick, ids(&["GPU-1"]), "GPU-1 does not work: XID 79?and a second line ? (ONH-072); hint: "),
             (
@@ -207,7 +212,7 @@ mod tests {
     }
 
     fn layout<'a>(strategies: &'a [DeviceListStrategy], settings: &'a Plugin) -> Layout<'a> {
-        Layout { strategies, settings, has_icds: false }
+        Layout { strategies, settings, has_icds: false, features: Features::EMPTY }
     }
 
     fn node(name: &str, minor: u32) -> (String, NodeState) {
@@ -254,7 +259,7 @@ mod tests {
             let host = HostFacts {
                 files, ipc: Vec::new(), proc_files: None, devices: facts.clone(), findings: Vec::new(),
             };
-            let hook = decide::edits(&host, &wanted(), &devices);
+            let hook = decide::edits(&host, &wanted(Features::EMPTY), &devices);
             let plugin = response(&facts, &devices, &layout(&[strategy], &Plugin::default()));
             prop_assert_eq!(hook.is_ok(), plugin.is_ok());
             if let (Ok((edits, _)), Ok(answer)) = (hook, plugin) {

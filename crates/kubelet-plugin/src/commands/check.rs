@@ -4,28 +4,22 @@
 //! withdrawn is unhealthy here, whatever the driver reports about it now.
 
 use std::collections::BTreeSet;
-use std::fmt::Write;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::Serialize;
-use tokio::sync::mpsc;
-use tokio::time::sleep_until;
 
 use base::json;
 use base::report::{Finding, one_line};
+use command_line::terminal::{Line, Terminal, Tone};
 use engines::kubelet_plugin::running::{Offered, OfferedResource, Unanswered, Unhealthy};
 use findings::catalog;
-use nvidia_host::host::has_no_gpu;
 
+use super::ask::{Answer, ask};
 use crate::answer::allocator;
 use crate::model::{Device, Resource};
-use crate::monitor::message::Sample;
-use crate::monitor::supervisor;
-use crate::monitor::update::Update;
-use crate::node::{Node, Offer, host};
+use crate::node::Offer;
 use crate::settings::Settings;
 use crate::strategy::Choice;
 
@@ -33,11 +27,9 @@ const HEALTHY: &str = "Healthy";
 const UNHEALTHY: &str = "Unhealthy";
 
 /// The exit status if a GPU is sick, or a setting is wrong for this node.
-const DEGRADED: u8 = 1;
+pub(super) const DEGRADED: u8 = 1;
 /// The exit status if there are GPUs, and none can be offered.
-const NOTHING: u8 = 3;
-/// The time for the monitor to start, in addition to the time limit of a call.
-const MARGIN: Duration = Duration::from_secs(5);
+pub(super) const NOTHING: u8 = 3;
 
 /// The document of `--json`, whose schema is `docs/schemas/kubelet-plugin-check.json`.
 #[derive(Debug, Serialize)]
@@ -53,7 +45,9 @@ struct Document {
 #[derive(Debug, Serialize)]
 struct RunningEntry {
     /// `None` if it is not known
+    #[serde(skip_serializing_if = "Option::is_none")]
     active: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
 }
 
@@ -67,6 +61,7 @@ struct StrategyEntry {
 struct ResourceEntry {
     name: String,
     /// Whether the kubelet has the running plugin's list
+    #[serde(skip_serializing_if = "Option::is_none")]
     registered: Option<bool>,
     devices: Vec<DeviceEntry>,
 }
@@ -75,16 +70,20 @@ struct ResourceEntry {
 struct DeviceEntry {
     id: String,
     health: &'static str,
-    numa: Vec<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    numa_node: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     since: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
-struct FindingEntry {
-    id: &'static str,
-    severity: &'static str,
+pub(super) struct FindingEntry {
+    pub(super) id: &'static str,
+    pub(super) severity: &'static str,
     what: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
     fix: String,
 }
 
@@ -100,41 +99,7 @@ pub async fn check(
     findings: &[Finding],
     offered: &Result<Offered, Unanswered>,
 ) -> Result<Report> {
-    let (updates, mut received) = mpsc::channel(64);
-    let gpus = host::kernel_gpus(&settings.common, "the driver does not answer").unwrap_or_default();
-    let mut node = Node::new(settings.clone(), gpus, Instant::now());
-    let time_limit = settings.plugin.nvml_timeout;
-    let deadline = Instant::now() + time_limit + MARGIN;
-    let mut problem = None;
-    let collect = async {
-        let mut unanswered: Option<BTreeSet<String>> = None;
-        while unanswered.as_ref().is_none_or(|gpus| !gpus.is_empty()) {
-            let Some(update) = received.recv().await else { return };
-            match &update {
-                Update::Snapshot(snapshot) => {
-                    unanswered = Some(snapshot.inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect());
-                }
-                Update::Sample(Sample { gpu, .. }) => drop(unanswered.as_mut().map(|gpus| gpus.remove(gpu))),
-                Update::Silent { gpu: Some(gpu), .. } => drop(unanswered.as_mut().map(|gpus| gpus.remove(gpu))),
-                Update::Absent(why) | Update::Silent { gpu: None, why } => {
-                    problem = Some(why.clone());
-                    unanswered = Some(BTreeSet::new());
-                }
-                Update::Event(_) | Update::LetGo => {}
-            }
-            node.apply(&update, Instant::now());
-        }
-    };
-    tokio::select! {
-        () = collect => {}
-        () = sleep_until(deadline.into()) => {}
-        error = supervisor::supervise(supervisor::Options::new(config_path, settings, false), updates) => return Err(error),
-    }
-    node.set_numa_nodes(host::numa_nodes(&settings.common, node.gpus()).unwrap_or_default());
-    // A node without a GPU needs no driver.
-    let problem = problem
-        .filter(|_| !has_no_gpu(&settings.common))
-        .map(|why| Finding::new(&catalog::PLUGIN_DRIVER, why, "run \"oci-nvidia-hook doctor\" on the node"));
+    let Answer { node, problem, .. } = ask(settings, config_path).await?;
     Ok(Report::new(settings, choice, &node.offer(), problem.iter().chain(findings), offered))
 }
 
@@ -187,42 +152,36 @@ impl Report {
 
     /// Returns the report as text.
     #[must_use]
-    pub fn to_text(&self) -> String {
-        let mut text = String::new();
+    pub fn to_text(&self, terminal: Terminal) -> String {
+        terminal.render(&self.lines())
+    }
+
+    fn lines(&self) -> Vec<Line> {
+        let mut lines = Vec::new();
         for ResourceEntry { name, registered, devices } in &self.document.resources {
             let healthy = devices.iter().filter(|device| device.why.is_none()).count();
-            writeln!(text, "{name}: {healthy} of {} devices can be allocated", devices.len()).ok();
+            lines.push(Line::new(2, format!("{name}: {healthy} of {} devices can be allocated", devices.len())));
             if *registered == Some(false) {
-                writeln!(text, "  the kubelet has no connection to the running plugin for this resource").ok();
+                let text = "  the kubelet has no connection to the running plugin for this resource";
+                lines.push(Line::new(4, text));
             }
-            for device in devices {
-                let numa = device.numa.first().map(|node| format!(", NUMA node {node}")).unwrap_or_default();
-                let why = device.why.as_ref().map(|why| format!(": {}", one_line(why))).unwrap_or_default();
-                let since =
-                    device.since.as_ref().map(|since| format!(" (since {})", one_line(since))).unwrap_or_default();
-                writeln!(text, "  {} {}{numa}{why}{since}", device.id, device.health.to_ascii_lowercase()).ok();
-            }
+            lines.extend(devices.iter().map(device_line));
         }
         if self.document.resources.is_empty() {
             let why = if self.has_gpus { "no GPU of this node is offered" } else { "this node has no GPU to offer" };
-            writeln!(text, "{why}").ok();
-        }
-        if !self.document.resources.is_empty() {
+            lines.push(Line::new(2, why));
+        } else {
             let health = match &self.document.running.why {
                 None => "the running plugin reports this health to the kubelet",
                 Some(why) => &format!("{}: this is what it would offer", one_line(why)),
             };
-            writeln!(text, "{health}").ok();
+            lines.push(Line::new(2, health));
             let StrategyEntry { names, why } = &self.document.strategy;
-            writeln!(text, "containers get their devices with {} ({})", names.join(", "), one_line(why)).ok();
+            let text = format!("containers get their devices with {} ({})", names.join(", "), one_line(why));
+            lines.push(Line::new(2, text));
         }
-        for FindingEntry { id, severity, what, fix } in &self.document.findings {
-            writeln!(text, "{id} {severity}: {}", one_line(what)).ok();
-            if !fix.is_empty() {
-                writeln!(text, "  hint: {}", one_line(fix)).ok();
-            }
-        }
-        text
+        lines.extend(self.document.findings.iter().flat_map(finding_lines));
+        lines
     }
 
     /// Returns the exit status: 0 if everything can be allocated, 1 if something is degraded, 3 if there are GPUs and none can be allocated.
@@ -238,6 +197,25 @@ impl Report {
             () => ExitCode::SUCCESS,
         }
     }
+}
+
+/// Describes a finding with its hint.
+pub(super) fn finding_lines(FindingEntry { id, severity, what, fix }: &FindingEntry) -> Vec<Line> {
+    let line = Line::new(2, format!("{id} ")).then(Tone::of_severity(severity), *severity);
+    let mut lines = vec![line.then(Tone::Plain, format!(": {}", one_line(what)))];
+    if !fix.is_empty() {
+        lines.push(Line::new(8, format!("  hint: {}", one_line(fix))));
+    }
+    lines
+}
+
+fn device_line(DeviceEntry { id, health, numa_node, why, since }: &DeviceEntry) -> Line {
+    let numa = numa_node.map(|node| format!(", NUMA node {node}")).unwrap_or_default();
+    let why = why.as_ref().map(|why| format!(": {}", one_line(why))).unwrap_or_default();
+    let since = since.as_ref().map(|since| format!(" (since {})", one_line(since))).unwrap_or_default();
+    let tone = if *health == HEALTHY { Tone::Good } else { Tone::Bad };
+    let line = Line::new(4, format!("  {id} ")).then(tone, health.to_ascii_lowercase());
+    line.then(Tone::Plain, format!("{numa}{why}{since}"))
 }
 
 /// What the entries of devices are made of.
@@ -261,9 +239,8 @@ impl Asked<'_> {
     }
 
     fn device(&self, resource: &Resource, device: &Device) -> DeviceEntry {
-        let numa = device.numa_node.into_iter().collect();
         if let Some(unhealthy) = self.running.and_then(|running| running.unhealthy(&device.gpu)) {
-            return DeviceEntry { numa, ..withdrawn(&device.id, unhealthy) };
+            return DeviceEntry { numa_node: device.numa_node, ..withdrawn(&device.id, unhealthy) };
         }
         let ids = std::slice::from_ref(&device.id);
         let why = device.unhealthy.clone().or_else(|| {
@@ -272,12 +249,12 @@ impl Asked<'_> {
             Some(answer.err()?.to_string())
         });
         let health = if why.is_none() { HEALTHY } else { UNHEALTHY };
-        DeviceEntry { id: device.id.clone(), health, numa, why, since: None }
+        DeviceEntry { id: device.id.clone(), health, numa_node: device.numa_node, why, since: None }
     }
 }
 
 fn withdrawn(id: &str, Unhealthy { why, since }: &Unhealthy) -> DeviceEntry {
-    DeviceEntry { id: id.to_owned(), health: UNHEALTHY, numa: Vec::new(), why: Some(why.clone()), since: since.clone() }
+    DeviceEntry { id: id.to_owned(), health: UNHEALTHY, numa_node: None, why: Some(why.clone()), since: since.clone() }
 }
 
 /// Adds the devices that the running plugin has withdrawn, and that the driver no longer reports.
@@ -318,7 +295,7 @@ fn other_devices(offer: &Offer, running: &Offered) -> Option<Finding> {
     ))
 }
 
-fn finding_entry(finding: &Finding) -> FindingEntry {
+pub(super) fn finding_entry(finding: &Finding) -> FindingEntry {
     FindingEntry {
         id: finding.kind.id,
         severity: finding.kind.severity.name(),

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use command_line::terminal::Color;
 use engines::kubelet_plugin::running;
 
 use crate::cdi_keeper;
@@ -13,11 +14,30 @@ use crate::settings::options::Options;
 /// Offers the NVIDIA GPUs of this node to Kubernetes
 ///
 /// The kubelet's device plugin for nvidia.com/gpu. It reports the GPUs, MIG devices and their health, and answers the kubelet's requests
-/// so that the engine creates the device nodes and oci-nvidia-hook adds the driver's files, or so that the engine adds both with CDI. run
-/// and check also accept the options, variables and configuration file of NVIDIA's device plugin.
+/// so the engine creates the device nodes and oci-nvidia-hook adds the driver's files, or, with CDI, the engine adds both. run and check
+/// also accept the options, variables and configuration file of NVIDIA's device plugin.
 #[derive(Debug, Parser)]
-#[command(name = "oci-nvidia-kubelet-plugin", version, propagate_version = true, max_term_width = 80)]
+#[command(
+    name = "oci-nvidia-kubelet-plugin",
+    version,
+    propagate_version = true,
+    args_override_self = true,
+    arg_required_else_help = false,
+    max_term_width = 80,
+    after_help = "Exit status:\n  \
+                  0 success, 1 failure or a degraded node, 2 invalid command line,\n  \
+                  3 check: the node has GPUs, and none can be allocated"
+)]
 pub struct Cli {
+    /// Read this configuration file [default: /etc/nvidia-container-runtime/config.toml, if it exists]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Use colors: auto (on a terminal), always or never
+    #[arg(long, global = true, value_name = "WHEN", value_enum, default_value_t, hide_possible_values = true)]
+    pub color: Color,
+    /// Log to stderr which files are read, each report of the driver, and each request of the kubelet
+    #[arg(long, global = true)]
+    pub debug: bool,
     /// The command to run
     #[command(subcommand)]
     pub command: Command,
@@ -28,7 +48,7 @@ pub struct Cli {
 pub enum Command {
     /// Register with the kubelet and serve until the process is stopped
     ///
-    /// SIGUSR1 ends the use of the driver, so that it can be replaced; SIGUSR2 resumes it.
+    /// On SIGUSR1 the plugin releases the driver, so that it can be replaced; on SIGUSR2 it uses the driver again.
     Run {
         /// The settings
         #[command(flatten)]
@@ -49,11 +69,8 @@ pub enum Command {
     /// Give GPUs to containers that request them with a variable, as an NRI plugin of the engine
     ///
     /// The engine asks about each container that it creates. A container whose variables or mounts request GPUs gets them as CDI devices,
-    /// by the rules of oci-nvidia-hook. A running "run --nri" makes this command unnecessary.
+    /// by the rules of oci-nvidia-hook. This command is not needed if "run --nri" is running.
     Nri {
-        /// Read this configuration file [default: /etc/nvidia-container-runtime/config.toml, if it exists]
-        #[arg(long, value_name = "FILE")]
-        config: Option<PathBuf>,
         /// The engine
         #[command(flatten)]
         engine: Engine,
@@ -72,18 +89,18 @@ pub enum Command {
         /// The settings
         #[command(flatten)]
         options: Options,
-        /// The directory of the running plugin's socket, as for run
+        /// The directory of the running plugin's socket
         #[arg(long, value_name = "DIR", default_value = running::DIR)]
         run_dir: PathBuf,
         /// Print a JSON document
         #[arg(long)]
         json: bool,
     },
-    /// Forget the errors of a GPU that stays unhealthy because it failed again and again
+    /// Offer a GPU again that was taken out of service after repeated failures
     Clear {
         /// The UUID of the GPU
         uuid: String,
-        /// The directory of the running plugin's socket, as for run
+        /// The directory of the running plugin's socket
         #[arg(long, value_name = "DIR", default_value = running::DIR)]
         run_dir: PathBuf,
     },
@@ -95,9 +112,6 @@ pub enum Command {
     /// Ask NVML and print what changes. The plugin starts it.
     #[command(hide = true)]
     Monitor {
-        /// The configuration file
-        #[arg(long, value_name = "FILE")]
-        config: Option<PathBuf>,
         /// The driver root, which an option may have changed
         #[arg(long, value_name = "DIR")]
         driver_root: Option<PathBuf>,
@@ -125,7 +139,7 @@ pub struct Engine {
     /// The name of the plugin in the engine's log
     #[arg(long, value_name = "NAME", default_value = PLUGIN_NAME, value_parser = parse_name)]
     name: String,
-    /// The place among the plugins of the engine, two digits
+    /// Order among the engine's NRI plugins: two digits, lowest first
     #[arg(long, value_name = "NN", default_value = PLUGIN_INDEX, value_parser = parse_index)]
     index: String,
 }

@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use base::report::failure;
+use base::report::Failure;
 use engines::kubelet_plugin::running::{self, Offered, PATIENCE, QUESTION};
 use findings::catalog;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -82,10 +82,10 @@ pub async fn clear(dir: &Path, uuid: &str) -> Result<bool> {
         }
     };
     let result = timeout(PATIENCE, exchange).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    result.map_err(|error| {
-        failure(
+    result.with_context(|| {
+        Failure::new(
             &catalog::SYSTEM,
-            format!("cannot clear {uuid:?} in the running plugin: {error}"),
+            format!("cannot clear {uuid:?} in the running plugin"),
             "start the plugin with \"systemctl start oci-nvidia-kubelet-plugin\"; run this command as root",
         )
     })

@@ -1,6 +1,9 @@
 //! The commands of the program: reads the command line, and runs one of them.
 
+pub mod ask;
 pub mod check;
+pub mod check_claims;
+pub mod claims;
 pub mod cli;
 pub mod control;
 pub mod observer;
@@ -14,17 +17,20 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use base::paths::HostPath;
-use base::report::kind_of;
+use base::report::{failure, kind_of};
 use base::sys::stdio;
-use clap::{CommandFactory, Parser};
+use clap::CommandFactory;
 use clap_complete::{generate, shells};
+use command_line::parse::{self, Parsed};
+use command_line::terminal::Environment;
 use engines::kubelet_plugin::running;
 use findings::catalog;
 use nvidia_host::config;
 
 use crate::cdi_keeper;
-use crate::log::Log;
+use crate::log::{self, Log};
 use crate::monitor::{self, measure::Measures};
+use crate::settings::values::Interface;
 use crate::settings::{self, Settings};
 use crate::strategy::Chooser;
 use cli::{Cli, Command, Engine, Shell};
@@ -33,21 +39,28 @@ use run::Paths;
 /// The exit status for an invalid command line.
 const USAGE: u8 = 2;
 
+/// The name of this program.
+const PROGRAM: &str = env!("CARGO_PKG_NAME");
+
 /// The name of NVIDIA's plugin.
 const NVIDIAS: &str = "nvidia-device-plugin";
 
 /// Runs the command line of this process, and returns its exit code.
 #[must_use]
 pub fn main() -> ExitCode {
-    let command = match Cli::try_parse_from(arguments(std::env::args_os())) {
-        Ok(cli) => cli.command,
-        Err(error) if error.use_stderr() => {
-            stdio::print_stderr(&error.render().to_string());
-            return ExitCode::from(USAGE);
-        }
-        Err(help) => return print(&help.render().to_string()).unwrap_or_else(|error| failed(&error)),
+    let arguments = arguments(std::env::args_os());
+    if arguments.is_empty() {
+        stdio::print_stderr(&format!("{}\n", Cli::command().render_long_help()));
+        let hint = format!("run \"{PROGRAM} --help\"");
+        return failed(&failure(&catalog::COMMAND_LINE, "invalid command line: a command is missing", hint));
+    }
+    let printed = match parse::parse(&arguments) {
+        Ok(Parsed::Run(cli)) => dispatch(cli),
+        Ok(Parsed::Help(text)) => print(&text),
+        Ok(Parsed::Version) => print(concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION"), "\n")),
+        Err(error) => Err(error),
     };
-    dispatch(command).unwrap_or_else(|error| failed(&error))
+    printed.unwrap_or_else(|error| failed(&error))
 }
 
 fn failed(error: &anyhow::Error) -> ExitCode {
@@ -56,19 +69,23 @@ fn failed(error: &anyhow::Error) -> ExitCode {
     if is_usage { ExitCode::from(USAGE) } else { ExitCode::FAILURE }
 }
 
-/// Adds the command if the program is called with the name of NVIDIA's, which has none: manifests contain that name.
+/// Returns the arguments after argv\[0\]. Adds the command if the program is called with the name of NVIDIA's, which has none:
+/// manifests contain that name.
 fn arguments(given: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
-    let mut arguments: Vec<OsString> = given.into_iter().collect();
-    let name = arguments.first().and_then(|program| Path::new(program).file_name());
-    if name.is_some_and(|name| name == NVIDIAS) {
-        arguments.insert(1, "run".into());
-    }
-    arguments
+    let mut given = given.into_iter();
+    let program = given.next();
+    let name = program.as_ref().and_then(|program| Path::new(program).file_name());
+    let command = name.is_some_and(|name| name == NVIDIAS).then(|| "run".into());
+    command.into_iter().chain(given).collect()
 }
 
-fn dispatch(command: Command) -> Result<ExitCode> {
+fn dispatch(Cli { config, color, debug, command }: Cli) -> Result<ExitCode> {
+    if debug {
+        log::enable_debug();
+    }
     match command {
-        Command::Run { options, cdi_dir, hook_path, run_dir, nri } => {
+        Command::Run { mut options, cdi_dir, hook_path, run_dir, nri } => {
+            options.config = config;
             let (settings, findings) = settings::read(&options)?;
             findings.iter().for_each(|finding| Log::new().finding(finding));
             let cdi_dir = cdi_dir.or_else(|| nri.as_ref().map(|_| PathBuf::from(cdi_keeper::DIR)));
@@ -76,19 +93,28 @@ fn dispatch(command: Command) -> Result<ExitCode> {
             let nri = nri.map(|socket| Engine::at(socket).options());
             block_on(run::run(settings, options.config.as_deref(), paths, nri))?
         }
-        Command::Nri { config: path, engine, cdi_dir, hook_path } => {
-            let (settings, findings) = settings::read_file(Settings::default(), path.as_deref())?;
+        Command::Nri { engine, cdi_dir, hook_path } => {
+            let (settings, findings) = settings::read_file(Settings::default(), config.as_deref())?;
             findings.iter().for_each(|finding| Log::new().finding(finding));
             let run_dir = PathBuf::new(); // only for the kubelet
             let paths = Paths { kubelet_dir: None, cdi_dir: Some(cdi_dir), hook: hook_path, run_dir };
-            block_on(run::run(settings, path.as_deref(), paths, Some(engine.options())))?
+            block_on(run::run(settings, config.as_deref(), paths, Some(engine.options())))?
         }
-        Command::Check { options, run_dir, json } => {
+        Command::Check { mut options, run_dir, json } => {
+            options.config = config;
             let (settings, findings) = settings::read(&options)?;
             let offered = running::ask(&run_dir);
+            if settings.plugin.interface == Interface::Dra {
+                let asked = check_claims::check(&settings, options.config.as_deref(), &findings, &offered);
+                let report = block_on(asked)??;
+                let text = if json { report.to_json()? } else { report.to_text(Environment::read().stdout(color)) };
+                let printed = print(&text)?;
+                return Ok(if printed == ExitCode::SUCCESS { report.exit_code() } else { printed });
+            }
             let choice = Chooser::new(&settings.plugin, &settings.kubelet_dir, Log::new()).choose();
             let report = block_on(check::check(&settings, options.config.as_deref(), &choice, &findings, &offered))??;
-            let printed = print(&if json { report.to_json()? } else { report.to_text() })?;
+            let printed =
+                print(&if json { report.to_json()? } else { report.to_text(Environment::read().stdout(color)) })?;
             Ok(if printed == ExitCode::SUCCESS { report.exit_code() } else { printed })
         }
         Command::Clear { uuid, run_dir } => {
@@ -105,7 +131,7 @@ fn dispatch(command: Command) -> Result<ExitCode> {
             }
             print(&String::from_utf8(script)?)
         }
-        Command::Monitor { config, driver_root, dev_root, skip, measure, measure_all } => {
+        Command::Monitor { driver_root, dev_root, skip, measure, measure_all } => {
             let (mut config, _) = config::read(config.as_deref())?;
             config.driver_root = driver_root.map_or(config.driver_root, HostPath::new);
             config.dev_root = dev_root.map(HostPath::new).or(config.dev_root);

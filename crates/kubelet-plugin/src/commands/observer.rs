@@ -11,6 +11,7 @@ use crate::log::Log;
 use crate::metrics::readings::Readings;
 use crate::monitor::update::Update;
 use crate::node::Node;
+use crate::node::facts::Facts;
 use crate::node::host;
 use crate::settings::Settings;
 
@@ -19,7 +20,7 @@ use crate::settings::Settings;
 pub struct Observer {
     settings: Settings,
     readings: watch::Sender<Readings>,
-    facts: labels::Facts,
+    facts: Facts,
     host: labels::Host,
     /// The addresses of the GPUs for which the host is described
     addresses: Vec<BusId>,
@@ -38,7 +39,7 @@ impl Observer {
         Self {
             settings: settings.clone(),
             readings: watch::Sender::default(),
-            facts: labels::Facts::default(),
+            facts: Facts::default(),
             host: labels::Host {
                 machine: host::machine(&settings.common),
                 started: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
@@ -54,6 +55,12 @@ impl Observer {
     #[must_use]
     pub fn readings(&self) -> watch::Receiver<Readings> {
         self.readings.subscribe()
+    }
+
+    /// Returns what the driver reports about itself and the GPUs.
+    #[must_use]
+    pub const fn facts(&self) -> &Facts {
+        &self.facts
     }
 
     /// Takes a report of the monitor into account.

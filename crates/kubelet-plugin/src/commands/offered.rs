@@ -4,16 +4,16 @@ use std::time::{Instant, SystemTime};
 
 use engines::kubelet_plugin::running::{Offered, OfferedDevice, OfferedResource, Unhealthy};
 
-use crate::kubelet::Status;
 use crate::model::{Device, Resource};
 use crate::node::Node;
 
-/// Describes the devices in the list of the kubelet. `now` is one moment of two clocks.
+/// Describes the devices in the list of the kubelet. `is_live` reports whether the kubelet has a resource, by name, and `now` is one moment of
+/// two clocks.
 #[must_use]
-pub fn offered(list: &[Resource], status: &Status, node: &Node, now: (Instant, SystemTime)) -> Offered {
+pub fn offered(list: &[Resource], is_live: impl Fn(&str) -> bool, node: &Node, now: (Instant, SystemTime)) -> Offered {
     let resource = |resource: &Resource| OfferedResource {
         name: resource.name.clone(),
-        is_live: status.get(&resource.name).is_some_and(|registration| registration.live),
+        is_live: is_live(&resource.name),
         devices: resource.devices.iter().map(|device| offered_device(device, node, now)).collect(),
     };
     Offered { resources: list.iter().map(resource).collect() }

@@ -16,17 +16,20 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval, sleep_until, timeout};
 
 use base::paths::HostPath;
-use base::report::Finding;
+use base::report::{Finding, line};
 use base::tree::Tree;
 use engines::kubelet_plugin::processes;
-use nvidia_host::config::Limits;
+use nvidia_host::config::{Config, Limits};
+use nvidia_host::feature::{Feature, Features};
 use nvidia_host::inventory::Inventory;
 
+use super::claims::Claims;
 use super::control::{self, Command as Asked};
 use super::observer::Observer;
 use super::offered::offered;
 use crate::answer::allocator::NodeAllocator;
-use crate::cdi_keeper::{self, HOOK, Keeper};
+use crate::cdi_keeper::{self, CLAIMS, DEVICE_PLUGIN, HOOK, Keeper, Kind};
+use crate::dra;
 use crate::kubelet;
 use crate::log::Log;
 use crate::metrics::server::{self, Sources};
@@ -45,6 +48,7 @@ use crate::nri::answer::NodePlugin;
 use crate::nri::engine;
 use crate::settings::Settings;
 use crate::settings::follow::{self, Change, Follower, Valid};
+use crate::settings::values::Interface;
 use crate::strategy::Chooser;
 
 /// How long the driver may take to answer before the devices are listed as unhealthy. A list from before its answer would show all GPUs
@@ -53,7 +57,8 @@ const FIRST_ANSWER: Duration = Duration::from_secs(3);
 
 /// How long the CDI spec may take, before the list is sent without it.
 const REFRESH_PATIENCE: Duration = Duration::from_secs(10);
-/// The time between two checks of the plugin's own CDI spec: files of the driver and sockets of its services can appear at any time.
+/// The time between two checks of the plugin's own CDI specs: files of the driver, sockets of its services and devices next to the GPUs
+/// can appear at any time.
 const CDI_PERIOD: Duration = Duration::from_secs(10);
 /// Why a GPU is unhealthy before NVML has answered.
 const NOT_ANSWERED: &str = "NVML has not answered yet";
@@ -98,11 +103,12 @@ pub async fn run(
     let engines = NodePlugin::new(config_path.map(Path::to_owned), offer.clone(), log);
     let kubelet_dir = paths.kubelet_dir.as_deref();
     let chooser = Chooser::new(&settings.plugin, kubelet_dir.unwrap_or_else(|| Path::new("")), log);
-    let may_use_cdi = kubelet_dir.is_some() && chooser.current().may_use_cdi();
-    let cdi_dir = paths.cdi_dir.clone().or_else(|| may_use_cdi.then(|| cdi_keeper::DIR.into()));
-    if cdi_dir.is_none() {
-        remove_unused_spec(log);
-    }
+    let claims = kubelet_dir.filter(|_| settings.plugin.interface == Interface::Dra).map(|_| Claims::new(&settings));
+    let is_plugin = kubelet_dir.is_some() && claims.is_none();
+    let may_use_cdi = is_plugin && (paths.cdi_dir.is_some() || chooser.current().may_use_cdi());
+    let kinds = cdi_kinds(claims.is_some(), may_use_cdi || nri.is_some());
+    remove_unused_specs(&kinds, log);
+    let cdi_dir = paths.cdi_dir.clone().unwrap_or_else(|| cdi_keeper::DIR.into());
     let latency = timed::latency();
     let allocator = NodeAllocator::new(settings.clone(), offer.clone(), chooser);
     let allocator = Arc::new(Timed::new(Arc::new(allocator), latency.clone()));
@@ -119,14 +125,20 @@ pub async fn run(
         _ => None,
     };
     let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
-    let cdi = cdi_dir.map(|dir| Keeper::new(&settings.common, &dir, &paths.hook));
+    let keeper = |kind: &Kind| Keeper::new(*kind, &settings.common, &cdi_dir, &paths.hook);
+    let cdi = kinds.iter().map(keeper).collect();
+    let driver = claims.as_ref().map(|claims| (dra::Options::new(&settings), claims.pool()));
     let follower = Follower::new(config_path, settings.common.devices.clone());
+    let extra_devices = if paths.kubelet_dir.is_some() { settings.plugin.extra_devices } else { Features::EMPTY };
     let mut agent = Agent {
         settings,
+        extra_devices,
         node,
         offers,
         lists,
         registrations: status.subscribe(),
+        accepted: driver.as_ref().map(|(options, _)| options.registered.subscribe()),
+        claims,
         observer,
         errors,
         held: None,
@@ -140,11 +152,13 @@ pub async fn run(
     };
     let monitor = supervisor::Options::new(config_path, &agent.settings, metrics.is_some());
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
+    let lists_to = paths.kubelet_dir.as_ref().filter(|_| driver.is_none());
     tokio::select! {
-        result = serve_kubelet(paths.kubelet_dir.as_ref(), list, allocator, status, note) => match result {
+        result = serve_kubelet(lists_to, list, allocator, status, note) => match result {
             Ok(never) => match never {},
             Err(error) => Err(error),
         },
+        never = serve_claims(driver, log) => match never {},
         never = serve_engine(nri.as_ref(), &engines, log) => match never {},
         error = supervisor::supervise(monitor, updates) => Err(error),
         result = serve_control(&paths, commands, log) => result,
@@ -155,20 +169,38 @@ pub async fn run(
     }
 }
 
-/// Removes the spec that an earlier run wrote for another strategy: after the next update of the driver, it would name missing files. A
-/// process of the other unit, `oci-nvidia-nri`, uses the same file and keeps it current.
-fn remove_unused_spec(log: Log) {
-    let is_used = Tree::open(&HostPath::new("/"))
-        .is_ok_and(|host| processes::of_host(&host).iter().any(|found| found.for_engine));
-    if is_used {
-        return;
-    }
-    match cdi_keeper::remove_unused(Path::new(cdi_keeper::DIR)) {
-        Ok(true) => {
-            log.note("removed the CDI spec of an earlier run, because containers get no CDI devices from this plugin")
+/// Returns the kinds of CDI devices that containers can get.
+fn cdi_kinds(has_claims: bool, has_others: bool) -> Vec<Kind> {
+    [(CLAIMS, has_claims), (DEVICE_PLUGIN, has_others)]
+        .iter()
+        .filter(|(_, is_used)| *is_used)
+        .map(|(kind, _)| *kind)
+        .collect()
+}
+
+/// Removes the specs that an earlier run wrote with other settings: after the next update of the driver, they would name missing files. A
+/// process of the other unit, `oci-nvidia-nri`, uses one of the files and keeps it current.
+fn remove_unused_specs(used: &[Kind], log: Log) {
+    let is_of_engine = || {
+        Tree::open(&HostPath::new("/")).is_ok_and(|host| processes::of_host(&host).iter().any(|found| found.for_engine))
+    };
+    for kind in [CLAIMS, DEVICE_PLUGIN] {
+        if used.contains(&kind) || (kind == DEVICE_PLUGIN && is_of_engine()) {
+            continue;
         }
-        Ok(false) => {}
-        Err(error) => log.error(&error),
+        match cdi_keeper::remove_unused(Path::new(cdi_keeper::DIR), kind) {
+            Ok(true) => log
+                .note("removed the CDI spec of an earlier run, because containers get no CDI devices from this plugin"),
+            Ok(false) => {}
+            Err(error) => log.error(&error),
+        }
+    }
+}
+
+async fn serve_claims(driver: Option<(dra::Options, watch::Receiver<dra::pool::Pool>)>, log: Log) -> Infallible {
+    match driver {
+        Some((options, pool)) => dra::serve(options, pool, log).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -207,7 +239,7 @@ async fn serve_control(paths: &Paths, commands: mpsc::Sender<Asked>, log: Log) -
     let run_dir = &paths.run_dir;
     let result = control::serve(run_dir, commands).await;
     let error = result.err().context("the control socket was closed")?;
-    log.note(&format!("cannot serve the commands \"check\" and \"clear\" in {run_dir:?}: {error}"));
+    log.note(&format!("cannot serve the commands \"check\" and \"clear\" in {run_dir:?}: {}", line(&error)));
     std::future::pending().await
 }
 
@@ -220,17 +252,24 @@ fn log_event(log: Log, event: &kubelet::Event) {
 
 struct Agent {
     settings: Settings,
+    /// The features that containers are to get; none without a kubelet
+    extra_devices: Features,
     node: Node,
     offers: watch::Sender<Offer>,
     lists: watch::Sender<Arc<Vec<Resource>>>,
     /// The state of the resources at the kubelet
     registrations: watch::Receiver<kubelet::Status>,
+    /// Whether the kubelet has accepted the driver for claims; `None` without one
+    accepted: Option<watch::Receiver<Option<bool>>>,
+    /// The devices for claims; `None` if the kubelet gets resources
+    claims: Option<Claims>,
     /// `None` without a kubelet
     observer: Option<Observer>,
     /// `None` without a kubelet
     errors: Option<ErrorFile>,
     held: Option<Held>,
-    cdi: Option<Keeper>,
+    /// One for each kind of names
+    cdi: Vec<Keeper>,
     /// The error of the CDI spec that is in the log
     cdi_error: Option<String>,
     follower: Follower,
@@ -269,7 +308,7 @@ impl Agent {
                     Some(change) => self.apply_change(change),
                     None => continue,
                 },
-                _ = cdi_period.tick(), if self.cdi.is_some() => self.keep_cdi(Keeper::refresh),
+                _ = cdi_period.tick() => self.keep_cdi(Keeper::refresh),
                 () = sleep_until(next_tick.unwrap_or_else(Instant::now).into()), if next_tick.is_some() => {}
                 () = sleep_until(self.lists_by.unwrap_or_else(Instant::now).into()), if self.lists_by.is_some() => {}
             }
@@ -277,6 +316,10 @@ impl Agent {
             self.publish();
             if let Some(observer) = &mut self.observer {
                 observer.publish(&self.node);
+            }
+            if let (Some(claims), Some(observer)) = (&mut self.claims, &self.observer) {
+                let is_ready = self.lists_by.is_none();
+                claims.publish(&self.node, observer.facts(), is_ready, &self.driver, self.cdi_error.as_deref());
             }
             if let Some(file) = &mut self.errors {
                 let now = (Instant::now(), SystemTime::now());
@@ -291,13 +334,22 @@ impl Agent {
             Asked::Clear(uuid, done) => drop(done.send(self.node.clear(&uuid))),
             Asked::Devices(done) => {
                 let now = (Instant::now(), SystemTime::now());
-                let devices = offered(&self.lists.borrow(), &self.registrations.borrow(), &self.node, now);
+                let devices = offered(&self.lists.borrow(), |name| self.is_live(name), &self.node, now);
                 drop(done.send(devices));
             }
         }
     }
 
+    /// Reports whether the kubelet has this resource, or the driver for claims.
+    fn is_live(&self, resource: &str) -> bool {
+        match &self.accepted {
+            Some(accepted) => *accepted.borrow() == Some(true),
+            None => self.registrations.borrow().get(resource).is_some_and(|registration| registration.live),
+        }
+    }
+
     fn apply(&mut self, update: Update) {
+        self.log.debug(|| format!("the driver: {update:?}"));
         self.log_driver(&update);
         if let Some(observer) = &mut self.observer {
             observer.apply(&update);
@@ -316,10 +368,17 @@ impl Agent {
         }
     }
 
-    /// Updates the plugin's own CDI spec, and logs what is wrong with it.
-    fn keep_cdi(&mut self, update: impl FnOnce(&mut Keeper) -> Result<()>) {
-        let Some(cdi) = &mut self.cdi else { return };
-        let result = update(cdi);
+    /// Updates the plugin's own CDI specs and the features that containers get, and logs what is wrong with the specs.
+    fn keep_cdi(&mut self, update: impl Fn(&mut Keeper) -> Result<()>) {
+        let mut result = Ok(());
+        for keeper in &mut self.cdi {
+            // An error of one kind does not keep the others.
+            let updated = update(keeper);
+            result = result.and(updated);
+        }
+        // The specs of each kind have equal features.
+        self.node.set_features_in_specs(self.cdi.last().map(Keeper::features).unwrap_or_default());
+        self.find_features();
         let error = result.as_ref().err().map(|error| format!("{error:#}"));
         if error == self.cdi_error {
             return;
@@ -329,6 +388,17 @@ impl Agent {
             Err(error) => self.log.error(error),
         }
         self.cdi_error = error;
+    }
+
+    /// Determines which features containers get: a container with the name of a device that is in no spec would not start.
+    fn find_features(&mut self) {
+        if self.extra_devices.is_empty() {
+            return;
+        }
+        let config = Config { devices: self.node.limits().clone(), ..self.settings.common.clone() };
+        let Ok((found, findings)) = host::extra_devices(&config, self.extra_devices) else { return };
+        let in_specs = |feature: &Feature| self.cdi.iter().all(|cdi| cdi.features().has(*feature));
+        self.node.set_features(found.iter().filter(in_specs).collect(), findings);
     }
 
     /// Applies a change of config.toml. The CDI spec has a GPU before the kubelet learns of it.
@@ -346,8 +416,8 @@ impl Agent {
             (false, None) => None,
         };
         if let Some(limits) = limits {
+            self.node.set_limits(limits.clone());
             self.keep_cdi(|cdi| cdi.set_limits(&limits));
-            self.node.set_limits(limits);
         }
         what.iter().for_each(|what| self.log.note(what));
         findings.iter().for_each(|finding| self.log.finding(finding));
@@ -428,7 +498,8 @@ async fn devices_ready(held: &mut Option<Held>) -> Box<Snapshot> {
 }
 
 fn in_words(limits: &Limits) -> String {
-    format!("allow = {:?}, deny = {:?}", limits.allow, limits.deny)
+    let deny: Vec<_> = limits.deny.iter().cloned().chain(limits.denied_features.names()).collect();
+    format!("allow = {:?}, deny = {deny:?}", limits.allow)
 }
 
 fn summary(inventory: &Inventory) -> String {

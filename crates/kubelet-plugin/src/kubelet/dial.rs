@@ -12,7 +12,7 @@ use tower::service_fn;
 ///
 /// # Errors
 /// If no server listens there.
-pub(super) async fn dial(path: &Path) -> anyhow::Result<Channel> {
+pub(crate) async fn dial(path: &Path) -> anyhow::Result<Channel> {
     let path = path.to_owned();
     let connector = service_fn(move |_| {
         let path = path.clone();

@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::dial::dial;
+use super::socket;
 use crate::model::Resource;
 use crate::proto;
 use crate::proto::device_plugin_client::DevicePluginClient;
@@ -108,18 +109,27 @@ pub async fn search(dir: &Path, pod_resources: &Path, patience: Duration, ours: 
 }
 
 async fn live_sockets(dir: &Path) -> BTreeSet<String> {
+    answering(plugin_sockets(dir, is_plugin_socket)).await
+}
+
+/// Returns the file names of the sockets in this directory at which a device plugin answers for NVIDIA's GPUs, also one of this program.
+pub async fn device_plugins(dir: &Path) -> BTreeSet<String> {
+    answering(plugin_sockets(dir, |name| is_plugin_socket(name) || socket::is_ours(name))).await
+}
+
+async fn answering(sockets: Vec<(String, PathBuf)>) -> BTreeSet<String> {
     let mut probes = JoinSet::new();
-    for (name, path) in plugin_sockets(dir) {
+    for (name, path) in sockets {
         probes.spawn(async move { answers(&path).await.then_some(name) });
     }
     probes.join_all().await.into_iter().flatten().collect()
 }
 
-fn plugin_sockets(dir: &Path) -> Vec<(String, PathBuf)> {
+fn plugin_sockets(dir: &Path, is_wanted: fn(&str) -> bool) -> Vec<(String, PathBuf)> {
     let files = fs::read_dir(dir).into_iter().flatten().flatten();
     let sockets = files.filter(|file| file.file_type().is_ok_and(|kind| kind.is_socket()));
     let named = sockets.filter_map(|file| Some((file.file_name().into_string().ok()?, file.path())));
-    named.filter(|(name, _)| is_plugin_socket(name)).take(MAX_SOCKETS).collect()
+    named.filter(|(name, _)| is_wanted(name)).take(MAX_SOCKETS).collect()
 }
 
 /// Reports whether a device plugin answers at this socket.

@@ -17,7 +17,7 @@ use super::streams::Streams;
 use crate::proto::device_plugin_server::DevicePluginServer;
 
 /// Requests of one connection that are handled at the same time. The kubelet has a stream and one call for each starting pod.
-const MAX_REQUESTS: u32 = 100;
+pub(crate) const MAX_REQUESTS: u32 = 100;
 
 type Accepted = std::io::Result<UnixStream>;
 
@@ -78,11 +78,12 @@ impl Drop for Listener {
     }
 }
 
-async fn accept(listener: UnixListener, connections: mpsc::Sender<Accepted>) {
+/// Accepts connections until the receiver is closed.
+pub(crate) async fn accept<T: From<UnixStream>>(listener: UnixListener, connections: mpsc::Sender<std::io::Result<T>>) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                if connections.send(Ok(stream)).await.is_err() {
+                if connections.send(Ok(stream.into())).await.is_err() {
                     return;
                 }
             }

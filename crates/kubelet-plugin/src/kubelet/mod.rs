@@ -12,9 +12,9 @@
 //! | [`dial`] | connects to sockets |
 //! | [`status`] | what the tasks share and report |
 
-mod dial;
+pub(crate) mod dial;
 pub mod foreign;
-mod listener;
+pub(crate) mod listener;
 pub mod pods;
 mod registrar;
 pub mod registration;

@@ -9,6 +9,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::streams::{Open, State, Streams};
+use crate::log::Log;
 use crate::model::{Allocator, Device, Refusal, Resource};
 use crate::proto;
 use crate::proto::device_plugin_server::DevicePlugin;
@@ -74,6 +75,7 @@ impl DevicePlugin for Service {
         request: Request<proto::AllocateRequest>,
     ) -> Result<Response<proto::AllocateResponse>, Status> {
         let containers = request.into_inner().container_requests;
+        Log::new().debug(|| format!("the kubelet requests {:?} of {:?}", ids_of(&containers), self.resource));
         let answers = containers.iter().map(|container| self.allocate_ids(&container.devices_ids));
         let container_responses = answers.collect::<Result<_, _>>().map_err(status)?;
         Ok(Response::new(proto::AllocateResponse { container_responses }))
@@ -85,6 +87,10 @@ impl DevicePlugin for Service {
     ) -> Result<Response<proto::PreStartContainerResponse>, Status> {
         Ok(Response::new(proto::PreStartContainerResponse {}))
     }
+}
+
+fn ids_of(containers: &[proto::ContainerAllocateRequest]) -> Vec<&[String]> {
+    containers.iter().map(|container| container.devices_ids.as_slice()).collect()
 }
 
 impl Service {

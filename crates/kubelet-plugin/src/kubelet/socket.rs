@@ -20,6 +20,10 @@ pub const MAX_PATH: usize = 107;
 /// Connections that wait to be accepted. The kubelet has one or two.
 const BACKLOG: u32 = 16;
 
+/// What our sockets for resources have in common.
+const PREFIX: &str = "oci-nvidia-";
+const SUFFIX: &str = ".sock";
+
 /// Distinguishes a socket file from its successors at the same path: file systems reuse inode numbers. The times of a file change with
 /// touch(1), chmod(1) and restorecon(8), its birth does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,11 +55,17 @@ pub fn kubelet(dir: &Path) -> PathBuf {
     dir.join("kubelet.sock")
 }
 
+/// Reports whether our sockets for resources have names like this one.
+#[must_use]
+pub fn is_ours(name: &str) -> bool {
+    name.starts_with(PREFIX) && name.ends_with(SUFFIX)
+}
+
 /// Returns the file name of our socket for a resource, which has the name of the resource without its prefix.
 #[must_use]
 pub fn file_name(resource: &str) -> String {
     let name = resource.rsplit('/').next().unwrap_or(resource);
-    format!("oci-nvidia-{}.sock", name.chars().map(safe).collect::<String>())
+    format!("{PREFIX}{}{SUFFIX}", name.chars().map(safe).collect::<String>())
 }
 
 const fn safe(c: char) -> char {
@@ -68,13 +78,20 @@ const fn safe(c: char) -> char {
 /// If the address of a Unix socket cannot have the path.
 pub fn path(dir: &Path, resource: &str) -> Result<PathBuf> {
     let path = dir.join(file_name(resource));
+    checked(&path).with_context(|| format!("cannot offer {resource:?}"))?;
+    Ok(path)
+}
+
+/// Returns the path.
+///
+/// # Errors
+/// If the address of a Unix socket cannot have it.
+pub fn checked(path: &Path) -> Result<&Path> {
     let length = path.as_os_str().as_bytes().len();
     if length > MAX_PATH {
         return Err(failure(
             &catalog::SYSTEM,
-            format!(
-                "cannot offer {resource:?}: the path of the socket {path:?} has {length} bytes, the limit is {MAX_PATH}"
-            ),
+            format!("the path of the socket {path:?} has {length} bytes, the limit is {MAX_PATH}"),
             "select a kubelet directory with a shorter path with `--kubelet-dir`, for example a bind mount of it",
         ));
     }
@@ -156,7 +173,7 @@ mod tests {
         let name = file_name("nvidia.com/gpu").len();
         let dir = |length: usize| PathBuf::from(format!("/{}", "d".repeat(length - 1)));
         assert_eq!(path(&dir(106 - name), "nvidia.com/gpu").unwrap().as_os_str().len(), 107);
-        let error = path(&dir(107 - name), "nvidia.com/gpu").unwrap_err().to_string();
+        let error = format!("{:#}", path(&dir(107 - name), "nvidia.com/gpu").unwrap_err());
         assert!(error.contains("has 108 bytes, the limit is 107"), "{error}");
     }
 

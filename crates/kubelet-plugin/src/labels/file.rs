@@ -5,6 +5,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use base::report::line;
+
 /// The name of the file. Node Feature Discovery ignores names that begin with a dot.
 const NAME: &str = "oci-nvidia-kubelet-plugin";
 const TEMPORARY: &str = ".oci-nvidia-kubelet-plugin.new";
@@ -31,7 +33,8 @@ impl File {
     /// # Errors
     /// An error that is not the same as the last time. The file is written at the next call.
     pub fn update(&mut self, lines: &[String]) -> Result<(), String> {
-        let result = self.try_update(lines).map_err(|error| format!("cannot write {:?}: {error}", self.path()));
+        let result =
+            self.try_update(lines).map_err(|error| format!("cannot write {:?}: {}", self.path(), line(&error.into())));
         let before = std::mem::replace(&mut self.error, result.clone().err());
         if self.error == before { Ok(()) } else { result }
     }

@@ -10,11 +10,9 @@ use std::fmt::{Display, Write};
 use nvidia_host::config::Limits;
 use nvidia_host::inventory::Gpu;
 use nvidia_host::inventory::limits::permit;
-use nvidia_host::nvml::monitoring::MigAttributes;
 
-use crate::monitor::message::{Properties, Snapshot};
-use crate::monitor::update::Update;
 use crate::node::devices::{self, Sharing};
+use crate::node::facts::{Facts, architecture};
 use crate::node::gpus::NodeGpu;
 use crate::settings::Plugin;
 use crate::settings::values::MigStrategy;
@@ -25,38 +23,6 @@ const MAX_VALUE: usize = 63;
 const PREFIX: &str = "nvidia.com";
 /// The labels of whole GPUs
 const GPU: &str = "gpu";
-
-/// What the labels contain besides the GPUs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Facts {
-    /// Empty without a driver
-    driver_version: String,
-    cuda_version: String,
-    properties: BTreeMap<String, Properties>,
-    mig_attributes: BTreeMap<String, MigAttributes>,
-}
-
-impl Facts {
-    /// Takes a report of the monitor into account.
-    pub fn apply(&mut self, update: &Update) {
-        match update {
-            Update::Snapshot(snapshot) => self.take(snapshot),
-            Update::Absent(_) => *self = Self::default(),
-            // The hardware is the same while the driver is replaced.
-            Update::LetGo | Update::Sample(_) | Update::Event(_) | Update::Silent { .. } => {}
-        }
-    }
-
-    fn take(&mut self, snapshot: &Snapshot) {
-        self.driver_version.clone_from(&snapshot.inventory.driver_version);
-        self.cuda_version.clone_from(&snapshot.inventory.cuda_version);
-        let failed: Vec<_> = snapshot.inventory.failed.iter().filter_map(|gpu| gpu.uuid.as_ref()).collect();
-        // A GPU that is lost keeps its labels, like its ids.
-        self.properties.retain(|uuid, _| failed.contains(&uuid));
-        self.properties.extend(snapshot.properties.clone());
-        self.mig_attributes.clone_from(&snapshot.mig_attributes);
-    }
-}
 
 /// What the labels contain about the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -166,8 +132,8 @@ impl Labels {
         let Some((major, minor)) = gpu.gpu.compute_capability.split_once('.') else { return };
         self.add("gpu.compute.major", major);
         self.add("gpu.compute.minor", minor);
-        if let Some(family) = family(major.parse().unwrap_or_default(), minor.parse().unwrap_or_default()) {
-            self.add("gpu.family", family);
+        if let Some(architecture) = architecture(&gpu.gpu.compute_capability) {
+            self.add("gpu.family", architecture.to_lowercase().replace(' ', "-"));
         }
     }
 
@@ -245,23 +211,6 @@ fn mode(gpus: &[&NodeGpu], classes: &BTreeMap<String, String>) -> &'static str {
         Some(mode) if modes.len() == 1 => mode,
         _ => "unknown",
     }
-}
-
-/// Returns NVIDIA's name for GPUs of this compute capability.
-const fn family(major: u32, minor: u32) -> Option<&'static str> {
-    Some(match (major, minor) {
-        (2, _) => "fermi",
-        (3, _) => "kepler",
-        (5, _) => "maxwell",
-        (6, _) => "pascal",
-        (7, 0..5) => "volta",
-        (7, _) => "turing",
-        (8, 9) => "ada-lovelace",
-        (8, _) => "ampere",
-        (9, _) => "hopper",
-        (10..=12, _) => "blackwell",
-        _ => return None,
-    })
 }
 
 #[cfg(test)]

@@ -1,8 +1,11 @@
 use super::*;
+use crate::monitor::message::{Properties, Snapshot};
+use crate::monitor::update::Update;
 use crate::node::gpus::tests::gpu;
 use crate::settings::resources::TimeSlicing;
 use nvidia_host::inventory::Inventory;
 use nvidia_host::nvml::monitoring::Engines;
+use nvidia_host::nvml::monitoring::MigAttributes;
 
 fn facts(gpus: &[NodeGpu]) -> Facts {
     let properties = Properties { memory_mib: Some(81559), mig_capable: true };
@@ -272,21 +275,4 @@ fn values_follow_the_rules_of_kubernetes() {
     }
     let long = format!("{}-{}", "a".repeat(MAX_VALUE - 1), "b".repeat(9));
     assert_eq!(sanitized(&long), "a".repeat(MAX_VALUE - 1));
-}
-
-#[test]
-fn families() {
-    for (major, minor, expected) in [
-        (3, 5, Some("kepler")),
-        (5, 2, Some("maxwell")),
-        (7, 0, Some("volta")),
-        (7, 5, Some("turing")),
-        (8, 6, Some("ampere")),
-        (8, 9, Some("ada-lovelace")),
-        (9, 0, Some("hopper")),
-        (12, 0, Some("blackwell")),
-        (99, 0, None),
-    ] {
-        assert_eq!(family(major, minor), expected, "{major}.{minor}");
-    }
 }

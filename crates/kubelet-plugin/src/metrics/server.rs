@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use base::report::line;
 use hyper::body::Incoming;
 use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::server::conn::http1;
@@ -79,7 +80,7 @@ pub async fn serve(address: SocketAddr, sources: Sources, note: impl Fn(&str)) -
             Ok((stream, _)) => stream,
             Err(error) if is_of_peer(&error) => continue,
             Err(error) => {
-                note(&format!("cannot accept a connection for metrics: {error}"));
+                note(&format!("cannot accept a connection for metrics: {}", line(&error.into())));
                 sleep(PAUSE).await;
                 continue;
             }
@@ -104,7 +105,7 @@ async fn listen(address: SocketAddr, note: &impl Fn(&str)) -> TcpListener {
                 note(&format!("serving metrics at http://{address}/metrics"));
                 return listener;
             }
-            Err(error) => format!("cannot serve metrics at {address}: {error}"),
+            Err(error) => format!("cannot serve metrics at {address}: {}", line(&error.into())),
         };
         if error != last {
             note(&error);

@@ -52,7 +52,7 @@ pub enum Measures {
     Nothing,
     /// The values of metrics with GKE's names
     Few,
-    /// Those of metrics with DCGM's names as well
+    /// The values of metrics with DCGM's names as well
     All,
 }
 

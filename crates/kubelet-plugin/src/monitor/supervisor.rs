@@ -12,6 +12,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Error, Result};
+use base::report;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal as Number};
 use nvidia_host::config::Config;
 use nvidia_host::host::HostState;
@@ -175,7 +176,9 @@ impl Supervisor {
     async fn watch(&mut self) -> Result<Ended, Finished> {
         let mut child = match self.spawn() {
             Ok(child) => child,
-            Err(error) => return Ok(Ended::Unusable(format!("cannot start the monitor: {error}"))),
+            Err(error) => {
+                return Ok(Ended::Unusable(format!("cannot start the monitor: {}", report::line(&error.into()))));
+            }
         };
         let Some(stdout) = child.stdout.take() else { return Ok(Ended::Again) };
         let ended = self.listen(Lines::new(stdout), &mut child).await?;
@@ -229,7 +232,10 @@ impl Supervisor {
                     return Ok(Ended::Silent { call, why: format!("the driver does not answer within {seconds} s") });
                 }
                 Ok(Err(error)) => {
-                    return Ok(Ended::Silent { call, why: format!("cannot read from the monitor: {error}") });
+                    return Ok(Ended::Silent {
+                        call,
+                        why: format!("cannot read from the monitor: {}", report::line(&error.into())),
+                    });
                 }
                 Ok(Ok(None)) => return Ok(end.unwrap_or(Ended::Silent { call, why: last_words(child).await })),
                 Ok(Ok(Some(bytes))) => bytes,

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base::json;
 use base::read::read_file_limited;
+use base::report::line;
 use nvidia_host::config::Config;
 use nvidia_host::host::HostState;
 use serde::{Deserialize, Serialize};
@@ -78,8 +79,9 @@ impl ErrorFile {
         if self.written.as_ref().is_some_and(|written| is_nearly(written, &errors)) {
             return Ok(());
         }
-        let result =
-            self.write(&errors, now).map_err(|error| format!("cannot write {:?}: {error}", self.dir.join(NAME)));
+        let result = self
+            .write(&errors, now)
+            .map_err(|error| format!("cannot write {:?}: {}", self.dir.join(NAME), line(&error.into())));
         self.written = Some(errors);
         let before = std::mem::replace(&mut self.failure, result.clone().err());
         if self.failure == before { Ok(()) } else { result }

@@ -4,6 +4,7 @@
 //! device in the list can be unhealthy, and because restarted containers keep their ids.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use nvidia_host::inventory::procfs::KernelGpu;
 use nvidia_host::inventory::{BusId, FailedGpu, Gpu, Inventory};
@@ -104,6 +105,18 @@ pub fn parse_numa_node(text: &str) -> Option<u32> {
 
 /// The NUMA node of each GPU that has one.
 pub type NumaNodes = BTreeMap<BusId, u32>;
+
+/// Returns the root of the PCI hierarchy from the path of a device in sysfs, such as `pci0000:00`. Network adapters with a root in common
+/// are close.
+#[must_use]
+pub fn pcie_root(path: &Path) -> Option<String> {
+    let names = path.strip_prefix("/sys/devices").ok()?;
+    let root = names.iter().next()?.to_str()?;
+    root.starts_with("pci").then(|| root.to_owned())
+}
+
+/// The root of the PCI hierarchy of each GPU.
+pub type PcieRoots = BTreeMap<BusId, String>;
 
 #[cfg(test)]
 pub(crate) mod tests {

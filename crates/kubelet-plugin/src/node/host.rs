@@ -5,13 +5,16 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use base::report::Finding;
 use base::tree::Tree;
+use findings::catalog;
 use nvidia_host::config::Config;
 use nvidia_host::driver::pci::{self, PCI_DEVICES};
-use nvidia_host::host::Roots;
+use nvidia_host::feature::{Feature, Features, Row};
+use nvidia_host::host::{self, Roots};
 use nvidia_host::inventory::{BusId, cap_files, procfs};
 
-use super::gpus::{self, NodeGpu, NumaNodes, parse_numa_node};
+use super::gpus::{self, NodeGpu, NumaNodes, PcieRoots, parse_numa_node, pcie_root};
 
 /// The file with the model of the computer.
 const MACHINE: &str = "/sys/devices/virtual/dmi/id/product_name";
@@ -38,6 +41,44 @@ pub fn numa_nodes(config: &Config, gpus: &[NodeGpu]) -> Result<NumaNodes> {
     let sys = Roots::open(config)?.sys;
     let addresses = gpus.iter().map(|gpu| gpu.gpu.bus_id);
     Ok(addresses.filter_map(|address| Some((address, numa_node(&sys, address)?))).collect())
+}
+
+/// Returns which of these features containers can get, and findings about the others.
+///
+/// # Errors
+/// If the driver root cannot be opened.
+pub fn extra_devices(config: &Config, wanted: Features) -> Result<(Features, Vec<Finding>)> {
+    let roots = Roots::open(config)?;
+    let dev_root = roots.dev.path();
+    let present: Features = host::features(&roots).into_iter().map(|(feature, _)| feature).collect();
+    let denied = config.devices.denied_features;
+    let lacks = |feature: &Feature| denied.has(*feature) || !present.has(*feature);
+    let findings = wanted.iter().filter(lacks).map(|feature| {
+        let Row { name, title, .. } = feature.row();
+        let request = format!("extra-devices contains {name:?} ({title})");
+        match denied.has(feature) {
+            true => Finding::new(
+                &catalog::PLUGIN_NO_EFFECT,
+                format!("{request}, which deny in [devices] of config.toml withholds from containers"),
+                format!("remove {name:?} from one of the two lists"),
+            ),
+            false => feature.missing(&request, &dev_root),
+        }
+    });
+    Ok((wanted.iter().filter(|feature| !lacks(feature)).collect(), findings.collect()))
+}
+
+/// Returns the roots of the PCI hierarchy of these GPUs, from sysfs.
+///
+/// # Errors
+/// If the driver root cannot be opened.
+pub fn pcie_roots(config: &Config, gpus: &[NodeGpu]) -> Result<PcieRoots> {
+    let sys = Roots::open(config)?.sys;
+    let root = |address: BusId| {
+        let place = sys.locate(&Path::new(PCI_DEVICES).join(address.in_sysfs())).ok()?;
+        Some((address, pcie_root(&place.path)?))
+    };
+    Ok(gpus.iter().filter_map(|gpu| root(gpu.gpu.bus_id)).collect())
 }
 
 /// Returns the model of the computer that its firmware reports.

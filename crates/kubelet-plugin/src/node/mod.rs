@@ -5,6 +5,7 @@ pub mod changes;
 pub mod closeness;
 pub mod devices;
 pub mod errors;
+pub mod facts;
 pub mod gpus;
 pub mod health;
 pub mod host;
@@ -15,6 +16,7 @@ use std::time::Instant;
 
 use base::report::Finding;
 use nvidia_host::config::Limits;
+use nvidia_host::feature::Features;
 use nvidia_host::inventory::{Inventory, limits};
 
 use crate::model::Resource;
@@ -38,6 +40,10 @@ pub struct Offer {
     pub findings: Vec<Finding>,
     /// The limits within which the resources are
     pub limits: Limits,
+    /// The features that containers get with their GPUs
+    pub features: Features,
+    /// The features that have a CDI spec of the plugin
+    pub features_in_specs: Features,
     /// What NVML last reported, from which requests of containers are answered; `None` without a driver
     pub known: Option<Arc<Inventory>>,
 }
@@ -46,12 +52,15 @@ pub struct Offer {
 #[derive(Clone, Debug)]
 pub struct Node {
     settings: Settings,
-    /// Those of the settings, until config.toml changes
+    /// The limits of the settings, until config.toml changes
     limits: Limits,
     gpus: Vec<NodeGpu>,
     numa_nodes: NumaNodes,
     closeness: Closeness,
     findings: Vec<Finding>,
+    /// The features that containers get, and findings about the others in the settings
+    features: (Features, Vec<Finding>),
+    features_in_specs: Features,
     known: Option<Arc<Inventory>>,
     health: Health,
 }
@@ -69,6 +78,8 @@ impl Node {
             numa_nodes,
             closeness,
             findings: Vec::new(),
+            features: (Features::EMPTY, Vec::new()),
+            features_in_specs: Features::EMPTY,
             known: None,
             health: Health::new(policy, now),
         }
@@ -106,6 +117,16 @@ impl Node {
         self.limits = limits;
     }
 
+    /// Sets the features that containers get, and findings about the others.
+    pub fn set_features(&mut self, features: Features, findings: Vec<Finding>) {
+        self.features = (features, findings);
+    }
+
+    /// Sets the features that have a CDI spec.
+    pub const fn set_features_in_specs(&mut self, features: Features) {
+        self.features_in_specs = features;
+    }
+
     /// Returns the limits in force.
     #[must_use]
     pub const fn limits(&self) -> &Limits {
@@ -115,6 +136,18 @@ impl Node {
     /// Sets the NUMA nodes.
     pub fn set_numa_nodes(&mut self, numa_nodes: NumaNodes) {
         self.numa_nodes = numa_nodes;
+    }
+
+    /// Returns the NUMA nodes.
+    #[must_use]
+    pub const fn numa_nodes(&self) -> &NumaNodes {
+        &self.numa_nodes
+    }
+
+    /// Reports whether NVML has answered, and the driver has not stopped since.
+    #[must_use]
+    pub const fn has_driver(&self) -> bool {
+        self.known.is_some()
     }
 
     /// Returns the GPUs of the node.
@@ -193,8 +226,10 @@ impl Node {
             resources: Arc::new(resources),
             gpus: self.gpus.clone(),
             closeness: self.closeness.clone(),
-            findings: self.findings.iter().cloned().chain(findings).collect(),
+            findings: self.findings.iter().chain(&self.features.1).cloned().chain(findings).collect(),
             limits: self.limits.clone(),
+            features: self.features.0,
+            features_in_specs: self.features_in_specs,
             known: self.known.clone(),
         }
     }
@@ -265,8 +300,10 @@ mod tests {
         let gpus = [gpu(0, "A", &["1g.5gb", "1g.5gb"]), gpu(1, "B", &[])];
         let settings = Settings::default();
         let mut node = Node::new(settings, Vec::new(), now);
-        let deny =
-            |entries: &[&str]| Limits { deny: entries.iter().map(|&entry| entry.into()).collect(), allow: vec![] };
+        let deny = |entries: &[&str]| Limits {
+            deny: entries.iter().map(|&entry| entry.into()).collect(),
+            ..Limits::default()
+        };
         let unmatched = |node: &Node| node.offer().findings.len();
         node.set_limits(deny(&["7"]));
         assert_eq!(unmatched(&node), 0, "the driver has not answered");

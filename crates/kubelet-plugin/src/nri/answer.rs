@@ -40,7 +40,9 @@ impl NodePlugin {
         }
         let (config, _) = config::read(self.config.as_deref())?;
         let offer = self.offer.borrow();
-        grant::grant(container, &config, Known { inventory: offer.known.as_deref(), limits: &offer.limits })
+        let known =
+            Known { inventory: offer.known.as_deref(), limits: &offer.limits, features: offer.features_in_specs };
+        grant::grant(container, &config, known)
     }
 
     fn log(&self, container: &str, finding: &Finding) {

@@ -12,14 +12,16 @@ use anyhow::Result;
 use base::report::{Finding, failure};
 use cdi_spec::name::is_nvidia;
 use findings::catalog;
+use nvidia_host::cdi::extras;
 use nvidia_host::cdi::generate::Naming;
 use nvidia_host::config::{Config, Limits};
 use nvidia_host::device_id::VisibleDevices;
+use nvidia_host::feature::{Feature, Features, Row};
 use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::select::{Device, permitted};
 use nvidia_host::request::{self, Decision, GpuRequest, Hint, Mount, Node, nodes, select};
 
-use crate::cdi_keeper::device_name;
+use crate::cdi_keeper::DEVICE_PLUGIN;
 use crate::proto::nri::{Container, LinuxDevice};
 
 /// What a container gets.
@@ -47,6 +49,8 @@ pub struct Known<'a> {
     pub inventory: Option<&'a Inventory>,
     /// The limits in force, which are those of the CDI spec
     pub limits: &'a Limits,
+    /// The features that have a CDI spec
+    pub features: Features,
 }
 
 /// Decides what a container gets.
@@ -81,11 +85,13 @@ fn devices(request: &GpuRequest, config: &Config, known: Known<'_>) -> Result<Gr
     let inventory = known.inventory.ok_or_else(|| {
         failure(
             &catalog::PLUGIN_DRIVER,
-            format!("{} asks for GPUs, but the driver does not answer", request.asked_by),
+            format!("{} requests GPUs, but the driver does not answer", request.asked_by),
             "wait for the next try, or run \"oci-nvidia-kubelet-plugin check\" on the node",
         )
     })?;
-    let (chosen, findings) = select::decide(request, inventory, config)?;
+    let (chosen, mut findings) = select::decide(request, inventory, config)?;
+    let (features, missing): (Vec<_>, Vec<_>) = request.features.iter().partition(|it| known.features.has(*it));
+    findings.extend(missing.into_iter().map(|feature| without_spec(feature, config)));
     // A deny list that was just added applies at once. One that was removed applies when the CDI spec has the devices: until then, the
     // file may be incomplete or lost.
     let (devices, denied): (Vec<_>, Vec<_>) = chosen.into_iter().partition(|device| permitted(*device, known.limits));
@@ -96,12 +102,18 @@ fn devices(request: &GpuRequest, config: &Config, known: Known<'_>) -> Result<Gr
     // "all" means all that the spec has. Compute programs cannot use a whole GPU in MIG mode.
     match unnamed.first().filter(|_| request.devices != VisibleDevices::All || named.is_empty()) {
         Some(device) => Ok(Grant::LeftAlone(only_by_hook(*device))),
-        None => Ok(Grant::Devices(named.into_iter().map(|device| device_name(device.uuid())).collect(), findings)),
+        None => {
+            let gpus = named.into_iter().map(|device| DEVICE_PLUGIN.device_name(device.uuid()));
+            Ok(Grant::Devices(
+                gpus.chain(features.into_iter().map(|feature| DEVICE_PLUGIN.feature_name(feature))).collect(),
+                findings,
+            ))
+        }
     }
 }
 
 fn not_yet(request: &GpuRequest, device: Device<'_>) -> anyhow::Error {
-    let what = format!("{} asks for {device}, which config.toml allows now, but the CDI spec lacks", request.asked_by);
+    let what = format!("{} requests {device}, which config.toml allows now, but the CDI spec lacks", request.asked_by);
     failure(
         &catalog::DENIED,
         what,
@@ -111,7 +123,7 @@ fn not_yet(request: &GpuRequest, device: Device<'_>) -> anyhow::Error {
 
 /// Reports whether the CDI spec has the device by its UUID.
 fn is_in_spec(device: Device<'_>) -> bool {
-    !Naming { index: false, uuid: true }.names(device).is_empty()
+    !Naming { index: false, uuid: true, type_index: false }.names(device).is_empty()
 }
 
 fn only_by_hook(device: Device<'_>) -> Finding {
@@ -119,10 +131,21 @@ fn only_by_hook(device: Device<'_>) -> Finding {
     Finding::new(&catalog::MIG_WHOLE, what, "request MIG devices, or install oci-nvidia-hook")
 }
 
+fn without_spec(feature: Feature, config: &Config) -> Finding {
+    let Row { title, variable, .. } = feature.row();
+    feature.missing(&format!("{variable} requests {title}"), config.dev_root.as_ref().unwrap_or(&config.driver_root))
+}
+
 /// Reports whether a device plugin or CDI gives GPUs to the container.
 fn has_gpus(container: &Container) -> bool {
-    container.cdi_devices.iter().any(|device| is_nvidia(&device.name))
+    container.cdi_devices.iter().any(|device| is_nvidia(&device.name) && !is_extra(&device.name))
         || nodes::granted(&character_nodes(container)).is_some()
+}
+
+/// Reports whether a CDI device is one next to the GPUs, so that the container can still request GPUs.
+fn is_extra(name: &str) -> bool {
+    let kind = name.split_once('=').map_or(name, |(kind, _)| kind);
+    kind.split_once('/').is_some_and(|(_, class)| extras::class_named(class).is_some())
 }
 
 /// Of a variable that is set twice, the last value counts, as in config.json.
@@ -161,10 +184,10 @@ mod tests {
     use base::report::ErrorReport;
     use nvidia_host::config::NoGpu;
 
-    static NO_LIMITS: Limits = Limits { allow: Vec::new(), deny: Vec::new() };
+    static NO_LIMITS: Limits = Limits { allow: Vec::new(), deny: Vec::new(), denied_features: Features::EMPTY };
 
     fn known(inventory: Option<&Inventory>) -> Known<'_> {
-        Known { inventory, limits: &NO_LIMITS }
+        Known { inventory, limits: &NO_LIMITS, features: [Feature::Gds].into_iter().collect() }
     }
 
     fn inventory() -> Inventory {
@@ -256,12 +279,30 @@ mod tests {
             (with_cdi(&[ALL], "k8s.device-plugin.nvidia.com/gpu=GPU-0"), "nothing"),
             (with_cdi(&[ALL], "nvidia.com/gpu=0"), "nothing"),
             (with_cdi(&["NVIDIA_VISIBLE_DEVICES=0"], "notnvidia.com/gpu=0"), "GPU-0"),
+            (with_cdi(&["NVIDIA_VISIBLE_DEVICES=0"], "nvidia.com/gds=all"), "GPU-0"),
+            (with_cdi(&["NVIDIA_VISIBLE_DEVICES=0"], "nvidia.com/imex-channel=0"), "GPU-0"),
             (with_cdi(&["NVIDIA_VISIBLE_DEVICES=0"], "example.com/nic=nvidia.com"), "GPU-0"),
             // A privileged container, in which engines list all nodes
             (with_node(&[ALL, "NVIDIA_MIG_CONFIG_DEVICES=all"], "/dev/nvidia0", "c", 0), "nothing"),
         ] {
             assert_eq!(text(&container, &Config::default()), expected, "{container:?}");
         }
+    }
+
+    #[test]
+    fn devices_next_to_the_gpus() {
+        let all = ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GDS=enabled", "NVIDIA_MOFED=enabled"];
+        let names = ["k8s.device-plugin.nvidia.com/gpu=GPU-0", "k8s.device-plugin.nvidia.com/gds=all"];
+        match grant(&asking(&all), &Config::default(), known(Some(&inventory()))).unwrap() {
+            Grant::Devices(found, findings) => {
+                assert_eq!((found, findings.len()), (names.map(str::to_owned).into(), 1));
+                assert!(findings[0].kind.id == "ONH-233" && findings[0].fix.contains("ib_uverbs"), "{findings:?}");
+            }
+            other => panic!("{other:?}"),
+        }
+        let devices = Limits { denied_features: [Feature::Gds].into_iter().collect(), ..Limits::default() };
+        assert_eq!(text(&asking(&all), &Config { devices, ..Config::default() }), "refused: ONH-032");
+        assert_eq!(text(&asking(&all[1..]), &Config::default()), "nothing");
     }
 
     #[test]
@@ -312,7 +353,7 @@ mod tests {
         let error = grant(&asking(&[ALL]), &Config::default(), known(None)).unwrap_err();
         let ErrorReport { kind, line, .. } = ErrorReport::new(&error);
         assert_eq!(kind.id, "ONH-074");
-        assert_eq!(line, "NVIDIA_VISIBLE_DEVICES asks for GPUs, but the driver does not answer");
+        assert_eq!(line, "NVIDIA_VISIBLE_DEVICES requests GPUs, but the driver does not answer");
         assert_eq!(grant(&asking(&[]), &Config::default(), known(None)).unwrap(), Grant::Nothing);
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("sys/bus/pci/devices")).unwrap();

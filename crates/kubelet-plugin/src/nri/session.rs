@@ -22,7 +22,7 @@ const PLUGIN_SERVICE: &str = "nri.pkg.api.v1alpha1.Plugin";
 const RUNTIME_SERVICE: &str = "nri.pkg.api.v1alpha1.Runtime";
 /// The version of NRI whose messages we know, for the log of the engine.
 const VERSION: &str = "0.12.0";
-/// The number of our only call. Those of clients are odd.
+/// The number of our only call. Clients use odd numbers.
 const REGISTRATION: u32 = 1;
 /// How long an engine may take to accept our registration, in nanoseconds.
 const REGISTRATION_TIME: i64 = 5_000_000_000;

@@ -24,8 +24,7 @@ impl<'a> Document<'a> {
     /// Parses a text. `path` is only used in messages.
     pub(super) fn parse(path: &'a Path, text: &'a str) -> Result<(Self, Value)> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let value = yaml::parse(text)
-            .map_err(|why| invalid_config(format!("{path:?} {why}"), &format!("correct the syntax of {path:?}")))?;
+        let value = yaml::parse(text).map_err(|why| invalid_config(format!("{path:?} {why}")))?;
         Ok((Self { path, text, findings: Vec::new() }, value))
     }
 
@@ -36,10 +35,7 @@ impl<'a> Document<'a> {
     /// Returns the error for a key with an invalid value.
     pub(super) fn invalid(&self, key: &[&str], allowed: &str) -> Error {
         let (path, line) = (self.path, self.line(key));
-        invalid_config(
-            format!("{path:?} line {line}: {} has an invalid value; it must be {allowed}", key.join(".")),
-            &format!("correct line {line} of {path:?}"),
-        )
+        invalid_config(format!("{path:?} line {line}: {} has an invalid value; it must be {allowed}", key.join(".")))
     }
 
     /// Reports a key that has no effect.

@@ -127,7 +127,7 @@ impl Follower {
     fn accept(&mut self, states: States, limits: Limits, findings: Vec<Finding>) -> Option<Change> {
         self.accepted = states;
         let known = std::mem::replace(&mut self.findings, findings);
-        // Those of the start are in the log.
+        // The findings of the start are in the log.
         let is_started = std::mem::replace(&mut self.is_started, true);
         let new = self.findings.iter().filter(|finding| is_started && !known.contains(finding)).cloned().collect();
         let valid = Valid {

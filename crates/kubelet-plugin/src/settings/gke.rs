@@ -4,11 +4,11 @@ use std::io;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use base::report::Finding;
+use base::report::{Failure, Finding};
+use findings::catalog;
 use serde_json::Value;
 
 use super::document::{self, Document, is_empty, leaves};
-use super::problems::invalid_config;
 use super::resources;
 use super::table::Plugin;
 use super::values::MigStrategy;
@@ -27,7 +27,7 @@ pub(super) fn read(path: &Path) -> Result<Option<String>> {
         return Ok(None);
     }
     text.map(Some)
-        .with_context(|| invalid_config(format!("cannot read the configuration {path:?}"), "correct gpu-config"))
+        .with_context(|| Failure::new(&catalog::PLUGIN_CONFIG, format!("cannot read the configuration {path:?}"), ""))
 }
 
 /// Applies the text of the file. `path` is only used in messages.

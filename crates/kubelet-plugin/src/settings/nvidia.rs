@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use base::report::Finding;
+use base::report::{Failure, Finding};
+use findings::catalog;
 
 use super::document::read;
 use super::nvidia_file;
@@ -45,7 +46,7 @@ impl Inputs {
         let path = inputs.flags.get("config-file").or_else(|| inputs.variables.get("CONFIG_FILE"));
         if let Some(path) = path.map(PathBuf::from) {
             let text = read(&path).with_context(|| {
-                invalid_config(format!("cannot read the configuration {path:?}"), "correct --config-file")
+                Failure::new(&catalog::PLUGIN_CONFIG, format!("cannot read the configuration {path:?}"), "")
             })?;
             inputs.file = Some((path, text));
         }
@@ -76,7 +77,7 @@ impl Inputs {
             let finding = option.set(settings, option.variable, value).map_err(|allowed| {
                 let what =
                     format!("the environment variable {} has an invalid value; it must be {allowed}", option.variable);
-                invalid_config(what, &format!("correct {}", option.variable))
+                invalid_config(what)
             });
             findings.extend(finding?);
         }

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use base::paths::HostPath;
 use base::report::Finding;
 use clap::Arg;
+use nvidia_host::feature::Feature;
 
-use super::parse::{OFF, absolute};
+use super::parse::{OFF, absolute, truth};
 use super::problems::no_effect;
 use super::table::{self, Settings};
 
@@ -20,6 +21,8 @@ pub(super) enum Effect {
     Setting(&'static str),
     /// Changes what is not in the table of settings
     Sets(Setter),
+    /// Adds the feature to the setting `extra-devices`, or removes it
+    Extra(Feature),
     /// Nothing is to be done: this program does it in any case, or another option decides
     Nothing,
     /// It is not supported, except for values that ask for nothing.
@@ -71,6 +74,10 @@ impl NvidiaOption {
                 None => Ok(None),
             },
             Sets(set) => set(settings, value).map(|()| None),
+            Extra(feature) => {
+                settings.plugin.extra_devices.set(feature, truth(&[value])?);
+                Ok(None)
+            }
             Other { harmless, .. } if harmless.contains(&value) => Ok(None),
             Other { why, .. } => Ok(Some(no_effect(place, why))),
             Nothing => Ok(None),
@@ -78,10 +85,9 @@ impl NvidiaOption {
     }
 }
 
-use Effect::{Nothing, Other, Sets, Setting};
+use Effect::{Extra, Nothing, Other, Sets, Setting};
 
 const OWN_SPEC: &str = "the plugin writes the CDI spec with hooks of its own";
-const NO_EXTRAS: &str = "the image requests it with variables of its own";
 const XIDS: &str = "ignored-xids lists the XIDs that do not affect the health";
 const IMEX: &str = "IMEX channels are requested with NVIDIA_IMEX_CHANNELS";
 
@@ -126,9 +132,9 @@ options! {
     option "CDI_DISABLE_HOOKS" "plugin.cdiDisableHooks" ["cdi-disable-hooks"] Other { harmless: &[""], why: OWN_SPEC };
     option "DP_DISABLE_HEALTHCHECKS" "" [] Other { harmless: &[], why: XIDS };
     option "DP_ENABLE_HEALTHCHECKS" "" [] Other { harmless: &[], why: XIDS };
-    switch "GDRCOPY_ENABLED" "gdrcopyEnabled" ["gdrcopy-enabled"] Other { harmless: OFF, why: NO_EXTRAS };
-    switch "GDS_ENABLED" "gdsEnabled" ["gds-enabled"] Other { harmless: OFF, why: NO_EXTRAS };
-    switch "MOFED_ENABLED" "mofedEnabled" ["mofed-enabled"] Other { harmless: OFF, why: NO_EXTRAS };
+    switch "GDRCOPY_ENABLED" "gdrcopyEnabled" ["gdrcopy-enabled"] Extra(Feature::Gdrcopy);
+    switch "GDS_ENABLED" "gdsEnabled" ["gds-enabled"] Extra(Feature::Gds);
+    switch "MOFED_ENABLED" "mofedEnabled" ["mofed-enabled"] Extra(Feature::Mofed);
     switch "IMEX_REQUIRED" "" ["imex-required"] Other { harmless: OFF, why: IMEX };
     option "IMEX_CHANNEL_IDS" "" ["imex-channel-ids"] Other { harmless: &["", "[]"], why: IMEX };
 }

@@ -13,8 +13,8 @@ use super::table::{Plugin, SETTINGS, Setting};
 /// The options that replace settings of config.toml.
 #[derive(Args, Debug, Default)]
 pub struct Options {
-    /// Read this configuration file [default: /etc/nvidia-container-runtime/config.toml, if it exists]
-    #[arg(long, value_name = "FILE")]
+    /// The file of `--config`, an option of the program
+    #[arg(skip)]
     pub config: Option<PathBuf>,
     /// The directory of the kubelet [default: /var/lib/kubelet]
     #[arg(long, value_name = "DIR")]

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use nvidia_host::config::value;
+use nvidia_host::feature::{Feature, Features};
 
-use super::values::{DeviceListStrategy, MetricsNames, names_of};
+use super::values::{DeviceListStrategy, MetricsNames, enumerated, names_of};
 
 /// Returns the text of a setting with one value.
 pub(super) fn last<'a>(values: &[&'a str]) -> &'a str {
@@ -39,6 +40,15 @@ fn words<T: ValueEnum>(values: &[&str]) -> Result<Vec<T>, String> {
     values.iter().map(|name| T::from_str(name, false)).collect::<Result<_, _>>().map_err(|_| list_of::<T>())
 }
 
+/// Parses the names of features.
+pub(super) fn features(values: &[&str]) -> Result<Features, String> {
+    let found: Option<Features> = values.iter().map(|name| Feature::from_name(name)).collect();
+    found.ok_or_else(|| {
+        let names = Feature::ALL.map(|feature| format!("{:?}", feature.row().name));
+        format!("a list of {}", enumerated(&names, "and"))
+    })
+}
+
 fn list_of<T: ValueEnum>() -> String {
     format!("a list of {}", names_of::<T>("and"))
 }
@@ -57,6 +67,30 @@ pub(super) fn numbers(values: &[&str]) -> Result<Vec<u32>, String> {
 /// Parses an absolute path.
 pub(super) fn absolute(values: &[&str]) -> Result<PathBuf, String> {
     Some(PathBuf::from(last(values))).filter(|path| path.is_absolute()).ok_or_else(|| "an absolute path".to_owned())
+}
+
+/// Parses an absolute path, or an empty text.
+pub(super) fn optional_path(values: &[&str]) -> Result<Option<PathBuf>, String> {
+    if last(values).is_empty() { Ok(None) } else { absolute(values).map(Some) }
+}
+
+/// Takes a text, which may be empty.
+#[allow(clippy::unnecessary_wraps, reason = "the type of these functions")]
+pub(super) fn optional_text(values: &[&str]) -> Result<Option<String>, String> {
+    Ok(Some(last(values).to_owned()).filter(|text| !text.is_empty()))
+}
+
+/// Parses the name of a driver for claims: a domain name in lower case of at most 63 letters.
+pub(super) fn driver_name(values: &[&str]) -> Result<String, String> {
+    let name = last(values);
+    let is_label = |label: &str| {
+        let is_letter = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        let ends = (label.as_bytes().first(), label.as_bytes().last());
+        let has_ends = matches!(ends, (Some(a), Some(b)) if is_letter(a) && is_letter(b));
+        has_ends && label.bytes().all(|byte| is_letter(&byte) || byte == b'-')
+    };
+    let is_valid = name.len() <= 63 && name.split('.').all(is_label);
+    if is_valid { Ok(name.to_owned()) } else { Err("a domain name in lower case, at most 63 letters".to_owned()) }
 }
 
 /// Parses an address for metrics. `:2112` is that port on all addresses, and an empty text is no address.

@@ -6,13 +6,13 @@ use findings::catalog;
 
 /// Returns the error for an option with an invalid value.
 pub(super) fn invalid_option(name: &str, allowed: &str) -> Error {
-    let what = format!("--{name} has an invalid value; it must be {allowed}");
-    failure(&catalog::COMMAND_LINE, what, format!("correct --{name}"))
+    let what = format!("invalid command line: --{name} has an invalid value; it must be {allowed}");
+    failure(&catalog::COMMAND_LINE, what, "run \"oci-nvidia-kubelet-plugin run --help\", which describes the option")
 }
 
-/// Returns the error for the configuration of another device plugin.
-pub(super) fn invalid_config(what: String, fix: &str) -> Error {
-    failure(&catalog::PLUGIN_CONFIG, what, fix.to_owned())
+/// Returns the error for the configuration of another device plugin. It names the place and the allowed values, which a hint would repeat.
+pub(super) fn invalid_config(what: String) -> Error {
+    failure(&catalog::PLUGIN_CONFIG, what, "")
 }
 
 /// Returns the finding about a setting that has no effect here.

@@ -6,19 +6,25 @@ use std::time::Duration;
 
 use clap::{Arg, ArgAction};
 use nvidia_host::config::{self, Config, value};
+use nvidia_host::feature::Features;
 use toml::de::DeValue;
 
-use super::parse::{absolute, address, metrics_names, numbers, seconds, strategies, switch, truth, word};
+use super::parse::{
+    absolute, address, driver_name, features, metrics_names, numbers, optional_path, optional_text, seconds,
+    strategies, switch, truth, word,
+};
 use super::resources::{self, ResourceRow, TimeSlicing, prefix, replicas, rows};
-use super::values::{Allocation, DeviceIdStrategy, DeviceListStrategy, MetricsNames, MigStrategy};
+use super::values::{
+    Allocation, DeviceIdStrategy, DeviceListStrategy, Interface, MetricsNames, MigStrategy, TaintEffect,
+};
 use super::xids;
 
 /// The settings of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Those that the hook has too
+    /// The settings that the hook also has
     pub common: Config,
-    /// Those of the device plugin
+    /// The settings of the device plugin only
     pub plugin: Plugin,
     /// The directory of the kubelet
     pub kubelet_dir: PathBuf,
@@ -92,6 +98,16 @@ macro_rules! settings {
 }
 
 settings! {
+    /// How the kubelet learns of the GPUs: device-plugin, or dra for claims
+    "interface" NAME Text interface: Interface = Interface::DevicePlugin, word;
+    /// The name of the driver, for dra
+    "driver-name" NAME Text driver_name: String = "gpu.nvidia.com".to_owned(), driver_name;
+    /// The taint of a device that does not work, for dra: NoSchedule, NoExecute or None
+    "taint-effect" EFFECT Text taint_effect: TaintEffect = TaintEffect::NoSchedule, word;
+    /// The credentials for the API server, for dra. Without it, those of the kubelet
+    "kubeconfig" FILE Text kubeconfig: Option<PathBuf> = None, optional_path;
+    /// The name of the node, for dra. Without it, the name in the credentials
+    "node-name" NAME Text node_name: Option<String> = None, optional_text;
     /// How many containers may share a device
     "replicas" N Number replicas: u32 = 1, replicas;
     /// A resource for GPUs of a model: name=NAME,model=PATTERN[,replicas=N]. May be repeated
@@ -114,6 +130,8 @@ settings! {
     "device-id-strategy" STRATEGY Text device_id_strategy: DeviceIdStrategy = DeviceIdStrategy::Uuid, word;
     /// Whether the engine creates the device nodes, with envvar and volume-mounts: true or false
     "pass-device-specs" BOOL Bool pass_device_specs: bool = true, truth;
+    /// Devices that containers get with their GPUs: gds, mofed, gdrcopy, nvswitch, separated by commas
+    "extra-devices" NAMES Texts extra_devices: Features = Features::EMPTY, features;
     /// The directory that host-path mounts at /usr/local/nvidia
     "host-path" DIR Text host_path: PathBuf = PathBuf::from("/home/kubernetes/bin/nvidia"), absolute;
     /// GKE's configuration file, for host-path

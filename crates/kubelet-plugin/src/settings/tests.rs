@@ -285,19 +285,40 @@ fn mig_is_off_by_default_in_nvidias_form() {
     }
 }
 
+/// The command line has precedence over variables, and these over the file.
+#[test]
+fn devices_next_to_the_gpus() {
+    let file = "version: v1\nflags: {gdrcopyEnabled: true, gdsEnabled: true}\n";
+    for (flags, variables, file, expected) in [
+        (&[][..], &[][..], file, &["gds", "gdrcopy"][..]),
+        (&[], &[("GDS_ENABLED", "0"), ("MOFED_ENABLED", "1")], file, &["mofed", "gdrcopy"]),
+        (&["--gds-enabled", "--mofed-enabled=false"], &[("MOFED_ENABLED", "true")], "", &["gds"]),
+        (&["--gdrcopy-enabled=false"], &[], file, &["gds"]),
+    ] {
+        let (Settings { plugin, .. }, findings) = applied(&inputs(flags, variables, file)).unwrap();
+        assert_eq!((plugin.extra_devices.names(), findings), (names(expected), vec![]), "{flags:?} {variables:?}");
+    }
+    let error = render(&applied(&inputs(&[], &[], "version: v1\nflags: {mofedEnabled: many}\n")).unwrap_err());
+    assert!(error.contains("line 2: flags.mofedEnabled has an invalid value; it must be true or false"), "{error}");
+}
+
+fn names(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
 #[test]
 fn options_and_variables() {
     for (flags, variables, finds) in [
         (&["--fail-on-init-error=false", "--mps-root=/x", "--gds-enabled=false"][..], &[][..], &[][..]),
         (
-            &["--gds-enabled", "--nvidia-ctk-path=/x"],
+            &["--imex-required", "--nvidia-ctk-path=/x"],
             &[],
-            &["--nvidia-cdi-hook-path has no", "--gds-enabled has no effect"],
+            &["--nvidia-cdi-hook-path has no", "--imex-required has no effect"],
         ),
         (&[], &[("DEVICE_DISCOVERY_STRATEGY", "auto"), ("DRIVER_ROOT_CTR_PATH", "/driver-root")], &[]),
         (&[], &[("DP_DISABLE_HEALTHCHECKS", "xids")], &["DP_DISABLE_HEALTHCHECKS has no effect: ignored-xids"]),
         (&[], &[("DEVICE_DISCOVERY_STRATEGY", "tegra")], &["DEVICE_DISCOVERY_STRATEGY has no effect: "]),
-        (&["--imex-channel-ids=0"], &[("MOFED_ENABLED", "1")], &["MOFED_ENABLED has no", "--imex-channel-ids has no"]),
+        (&["--imex-channel-ids=0"], &[("IMEX_REQUIRED", "1")], &["IMEX_REQUIRED has no", "--imex-channel-ids has no"]),
     ] {
         let (_, findings) = applied(&inputs(flags, variables, "")).unwrap();
         assert_eq!(findings.len(), finds.len(), "{findings:?}");
@@ -379,12 +400,12 @@ fn what_the_file_cannot_have() {
     ] {
         let text = render(&applied(&inputs(&[], &[], &format!("{text}\n"))).unwrap_err());
         assert!(text.contains(says) && text.contains("(ONH-075)"), "{text}");
-        assert_eq!(text.lines().count(), 2, "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
     }
     for (text, says) in [
         ("imex: {channelIDs: [0]}", "\"/c.yaml\" line 2: imex.channelIDs has no effect: "),
         ("sharing:\n  mps:\n    resources: [{name: gpu, replicas: 2}]", "line 3: sharing.mps has no effect: MPS"),
-        ("flags: {gdrcopyEnabled: true}", "line 2: flags.gdrcopyEnabled has no effect: "),
+        ("flags: {deviceDiscoveryStrategy: tegra}", "line 2: flags.deviceDiscoveryStrategy has no effect: "),
         ("flags: {x: true}", "line 2: flags.x has no effect: the key is unknown"),
         ("x: {}", "line 2: x has no effect"),
         ("resources: {mig: [{pattern: \"*\", name: a}]}", "line 2: resources.mig has no effect"),

@@ -49,10 +49,43 @@ pub enum MigStrategy {
 /// Which replicas containers get first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Allocation {
-    /// Those of the GPU with the fewest containers.
+    /// Replicas of the GPU with the fewest containers.
     Distributed,
-    /// Those of the GPU with the most containers.
+    /// Replicas of the GPU with the most containers.
     Packed,
+}
+
+/// How the kubelet learns of the GPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Interface {
+    /// As resources of a device plugin
+    #[default]
+    DevicePlugin,
+    /// As devices for claims: Dynamic Resource Allocation
+    Dra,
+}
+
+/// What happens if a device that claims can have does not work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum TaintEffect {
+    /// No pod gets it any more.
+    #[default]
+    #[value(name = "NoSchedule")]
+    NoSchedule,
+    /// Pods that have it are evicted too.
+    #[value(name = "NoExecute")]
+    NoExecute,
+    /// Only the taint shows it.
+    #[value(name = "None")]
+    None,
+}
+
+impl TaintEffect {
+    /// Returns the name in the API.
+    #[must_use]
+    pub fn name(self) -> String {
+        name_of(&self)
+    }
 }
 
 /// The program whose names the metrics of GPUs have.
@@ -72,6 +105,11 @@ fn name_of(value: &impl ValueEnum) -> String {
 /// `"a", "b" or "c"`
 pub(super) fn names_of<T: ValueEnum>(conjunction: &str) -> String {
     let names: Vec<String> = T::value_variants().iter().map(|value| format!("{:?}", name_of(value))).collect();
+    enumerated(&names, conjunction)
+}
+
+/// `a, b or c`
+pub(super) fn enumerated(names: &[String], conjunction: &str) -> String {
     match names.split_last() {
         Some((last, [first])) => format!("{first} {conjunction} {last}"),
         Some((last, others)) => format!("{} {conjunction} {last}", others.join(", ")),

@@ -6,6 +6,7 @@
 //! was that of an earlier one (Kubernetes issue 127803). Each kubelet runs in a thread of its own, so that stopping it closes all its
 //! connections, as the end of a process does.
 
+pub mod dra;
 pub mod plugin;
 
 use std::collections::{BTreeMap, BTreeSet};

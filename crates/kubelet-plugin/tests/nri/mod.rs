@@ -20,7 +20,7 @@ const SOON: Duration = Duration::from_secs(5 * 5);
 const QUICK: Duration = Duration::from_millis(5 * 20);
 
 tests! {
-    ROOT => gpus_are_granted, the_engine_finds_what_is_granted, refusals_read_well, a_refusal_has_a_record,
+    ROOT => gpus_are_granted, devices_next_to_the_gpus, the_engine_finds_what_is_granted, refusals_read_well, a_refusal_has_a_record,
         limits_hold, limits_that_change, a_locked_node, two_containers_at_once, an_engine_that_restarts,
         an_engine_that_starts_later, an_engine_that_refuses, hostile_bytes, large_containers, answers_are_quick,
         a_driver_that_hangs, kubelet_and_engine_in_one_process, bad_options;
@@ -151,6 +151,23 @@ fn gpus_are_granted() {
     );
 }
 
+/// The devices next to the GPUs are in specs of the plugin too.
+fn devices_next_to_the_gpus() {
+    let fake = Fake::new(&["--gpus", "1"]);
+    let path = fake.root.join("dev/gdrdrv");
+    assert!(Command::new("mknod").arg(&path).args(["c", "508", "0"]).status().unwrap().success());
+    let engine = FakeEngine::start(&socket(&fake));
+    let process = start(&fake, &["nri", "--socket"], &[]);
+    let plugin = engine.accept(SOON);
+    let mut node = Node { fake, engine: Some(engine), plugin: Some(plugin), process };
+    node.wait_for_driver();
+    let gdrcopy = "k8s.device-plugin.nvidia.com/gdrcopy=all".to_owned();
+    assert_eq!(node.ask(&[ALL, "NVIDIA_GDRCOPY=enabled"]), Ok(vec![device(0), gdrcopy]));
+    assert!(node.fake.dir.path().join("cdi/k8s.device-plugin.nvidia.com-gdrcopy.json").exists());
+    assert_eq!(node.ask(&[ALL, "NVIDIA_GDS=enabled"]), Ok(vec![device(0)]));
+    node.wait_for_log("NVIDIA_GDS requests GPUDirect Storage, but \"/dev/nvidia-fs*\" is missing below ");
+}
+
 /// The CDI spec has the devices when the engine learns their names. With its variable, the hook leaves the container unchanged.
 fn the_engine_finds_what_is_granted() {
     let fake = Fake::new(&["--gpus", "2", "--mig"]);
@@ -183,7 +200,7 @@ fn the_engine_finds_what_is_granted() {
 fn refusals_read_well() {
     let mut node = Node::start(1, "");
     let refusal = node.ask(&[&visible("9")]).unwrap_err();
-    let beginning = "cannot set up container \"main\": NVIDIA_VISIBLE_DEVICES asks for \"9\"";
+    let beginning = "cannot set up container \"main\": NVIDIA_VISIBLE_DEVICES requests \"9\"";
     assert!(refusal.starts_with(beginning) && refusal.contains("(ONH-030); hint: "), "{refusal}");
     assert!(refusal.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "one line: {refusal}");
     let refusal = node.ask(&[ALL, "NVIDIA_REQUIRE_CUDA=cuda>=99.0"]).unwrap_err();
@@ -213,7 +230,7 @@ fn a_refusal_has_a_record() {
     };
     let denied = record("1", "ONH-032");
     assert_eq!((denied.stage.as_str(), denied.outcome, denied.findings.len()), (NRI, Outcome::Failed, 1));
-    assert!(denied.reason.starts_with("NVIDIA_VISIBLE_DEVICES asks for"), "{}", denied.reason);
+    assert!(denied.reason.starts_with("NVIDIA_VISIBLE_DEVICES requests"), "{}", denied.reason);
     let pod = Pod { name: "cuda".to_owned(), namespace: "lab".to_owned(), container: "main".to_owned() };
     assert_eq!(denied.container.pod, pod);
     let unknown = record("9", "ONH-030");

@@ -12,6 +12,7 @@ use base::paths::{ContainerPath, HostPath};
 use crate::config::Config;
 use crate::driver::ipc::{Channel, Expected};
 use crate::driver::ldcache::Arch;
+use crate::feature::{Feature, Features};
 
 /// The command of the hook entry.
 pub const VERB: &str = "rootfs";
@@ -48,6 +49,8 @@ pub struct RootfsEdits {
     pub config: Option<HostPath>,
     /// The driver root; `None` for the one in that file
     pub root: Option<HostPath>,
+    /// The features in the spec, which the hook entry compares with the limits
+    pub features: Features,
     /// Further changes for containers that have this device node. A spec thus has one entry for any number of devices, and the runtime
     /// starts one process.
     pub with_node: Vec<(ContainerPath, Self)>,
@@ -59,6 +62,15 @@ impl RootfsEdits {
     pub fn of_config(config: &Config) -> Self {
         let root = Some(&config.driver_root).filter(|root| root.as_path() != Path::new("/"));
         Self { config: config.file.clone(), root: root.cloned(), ..Self::default() }
+    }
+
+    /// Whether the hook entry only compares a container with the limits, as in a spec of other devices than GPUs.
+    #[must_use]
+    pub fn only_checks(&self) -> bool {
+        // A setup has at least one of these.
+        let has_no_files = self.links.is_empty() && self.libraries.is_empty() && self.below.is_empty();
+        let has_no_nodes = self.shown.is_empty() && self.with_node.is_empty() && self.egl_devices == 0;
+        self.stamp.is_some() && has_no_files && has_no_nodes && self.mask.is_none() && self.channels.is_empty()
     }
 
     /// Merges both.
@@ -79,6 +91,7 @@ impl RootfsEdits {
         Self {
             mask: self.mask.or(other.mask),
             egl_devices: self.egl_devices | other.egl_devices,
+            features: self.features.iter().chain(other.features.iter()).collect(),
             cuda_compat: self.cuda_compat.or(other.cuda_compat),
             stamp: self.stamp.or(other.stamp),
             config: self.config.or(other.config),
@@ -125,6 +138,7 @@ impl RootfsEdits {
         let path = |path: &Option<HostPath>| path.as_ref()?.as_path().to_str().map(str::to_owned);
         option("--config", path(&self.config));
         option("--root", path(&self.root));
+        self.features.names().into_iter().for_each(|name| option("--feature", Some(name)));
         let compat = self.cuda_compat.as_ref();
         option("--cuda-compat", compat.map(|(driver, cuda)| format!("{driver}::{cuda}")));
         for (link, text) in &self.links {
@@ -169,6 +183,11 @@ impl RootfsEdits {
                 }
                 Long("stamp") => edits.stamp = Some(text(&mut parser)?),
                 Long("config") => edits.config = Some(HostPath::new(parser.value()?)),
+                Long("feature") => {
+                    let name = text(&mut parser)?;
+                    let feature = Feature::from_name(&name).with_context(|| format!("{name:?} is not a feature"))?;
+                    edits.features.insert(feature);
+                }
                 Long("root") => edits.root = Some(HostPath::new(parser.value()?)),
                 Long("cuda-compat") => edits.cuda_compat = Some(two(&mut parser)?),
                 Long("link") => drop(edits.link(two(&mut parser)?)?),
@@ -295,6 +314,7 @@ mod tests {
             &["--library", "/"],
             &["--show-proc", "/x::../y"],
             &["--egl-devices", "5"],
+            &["--feature", "GDS"],
             &["--with-node", "/"],
             &["--bogus"],
             &["word"],
@@ -316,6 +336,7 @@ mod tests {
             cuda_compat in prop::option::of((name(), name())),
             below in prop::collection::btree_map(name(), name(), 0..4),
             channels in prop::collection::btree_map(name(), any::<bool>(), 0..3),
+            features in prop::collection::vec(prop::sample::select(&Feature::ALL[..]), 0..3),
             config in prop::option::of(name()), root in prop::option::of(name()),
         ) -> RootfsEdits {
             let path = |name: &String| ContainerPath::new(name).unwrap();
@@ -334,6 +355,7 @@ mod tests {
                     expected: if *is_socket { Expected::Socket } else { Expected::NamedDirectory },
                 }).collect(),
                 stamp,
+                features: features.into_iter().collect(),
                 config: config.map(HostPath::new),
                 root: root.map(HostPath::new),
                 with_node: Vec::new(),

@@ -24,11 +24,13 @@ pub struct Naming {
     pub index: bool,
     /// UUIDs: `GPU-…`, `MIG-…`
     pub uuid: bool,
+    /// The kind and the index: `gpu0`, and `mig0:1` for a MIG device
+    pub type_index: bool,
 }
 
 impl Default for Naming {
     fn default() -> Self {
-        Self { index: true, uuid: true }
+        Self { index: true, uuid: true, type_index: false }
     }
 }
 
@@ -37,16 +39,18 @@ impl Naming {
     /// index while NVML does not list every MIG device of its GPU, because the index could later belong to another one.
     #[must_use]
     pub fn names(self, device: select::Device<'_>) -> Vec<String> {
-        let index = match device {
+        let (kind, index) = match device {
             select::Device::Gpu(gpu) if gpu.mig_enabled => return Vec::new(),
-            select::Device::Gpu(gpu) => gpu.index.to_string(),
-            select::Device::Mig(gpu, mig) => format!("{}:{}", gpu.index, mig.index),
+            select::Device::Gpu(gpu) => ("gpu", gpu.index.to_string()),
+            select::Device::Mig(gpu, mig) => ("mig", format!("{}:{}", gpu.index, mig.index)),
         };
-        let has_index = self.index && device.gpu().unlisted_mig.is_empty();
+        let is_certain = device.gpu().unlisted_mig.is_empty();
+        let type_index = (self.type_index && is_certain).then(|| format!("{kind}{index}"));
+        let index = (self.index && is_certain).then_some(index);
         let uuid = device.uuid().to_owned();
         // In drivers before 470, the UUIDs of MIG devices contain slashes, which CDI does not permit.
         let uuid = Some(uuid).filter(|uuid| self.uuid && name::check_device(uuid).is_ok());
-        has_index.then_some(index).into_iter().chain(uuid).collect()
+        index.into_iter().chain(type_index).chain(uuid).collect()
     }
 }
 

@@ -33,15 +33,16 @@ pub struct SpecContext {
     pub image: Option<RootfsFacts>,
 }
 
-/// The environment of hook entries. It must not be empty: runc would pass the environment of the container, including LD_PRELOAD
-/// (CVE-2025-23266).
+/// The environment of hook entries. It must not be empty: runc before 1.3 would pass the environment of the container, including
+/// LD_PRELOAD (CVE-2025-23266).
 const HOOK_ENV: &str = "PATH=/usr/sbin:/usr/bin:/sbin:/bin";
 /// The options that nvidia-ctk writes. With `rprivate`, mounts do not propagate from or to the host.
 const FILE_OPTIONS: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];
 /// The options for a directory in which clients may create a socket.
 const DIRECTORY_OPTIONS: [&str; 5] = ["nosuid", "nodev", "rbind", "rprivate", "noexec"];
-/// The options for sockets, as in [`base::sys::mount::MountAttrs::SOCKET`]. On a read-only mount connect(2) works and chmod(2) fails.
-const SOCKET_OPTIONS: [&str; 6] = ["ro", "nosuid", "nodev", "rbind", "rprivate", "noexec"];
+/// The options for sockets, and for directories that programs only read, as in [`base::sys::mount::MountAttrs::READ_ONLY`].
+/// On a read-only mount connect(2) works and chmod(2) fails.
+const READ_ONLY_OPTIONS: [&str; 6] = ["ro", "nosuid", "nodev", "rbind", "rprivate", "noexec"];
 
 /// Converts edits. `more` is added to the arguments of the hook entry.
 #[must_use]
@@ -63,7 +64,7 @@ pub fn lower_for_engine(edits: &Edits, host: &SpecContext) -> ContainerEdits {
     // An engine mounts a path without a check. Files that another user can replace are left to the hook, which checks them.
     let fixed = edits.ipc.iter().filter(|ipc| ipc.is_fixed);
     lowered.mounts.extend(fixed.filter_map(|ipc| match ipc.channel.expected {
-        Expected::Socket => mount(&ipc.source, &ipc.path, &SOCKET_OPTIONS),
+        Expected::Socket | Expected::ReadOnlyDirectory => mount(&ipc.source, &ipc.path, &READ_ONLY_OPTIONS),
         Expected::Directory | Expected::NamedDirectory => mount(&ipc.source, &ipc.path, &DIRECTORY_OPTIONS),
     }));
     for node in &edits.nodes {

@@ -1,12 +1,15 @@
 //! Creates CDI specs from edits, and detects specs that are out of date.
 //!
-//! [`lower`] converts edits, [`generate`] makes the spec of all devices, [`of_host`] does so for this host, [`entry`] has the arguments
-//! of the hook entry, and [`stamp`] the state of the host for which a spec is valid.
+//! [`lower`] converts edits, [`generate`] makes the spec of all devices, [`of_host`] does so for this host, [`extras`] makes the specs of
+//! other devices, and [`refresh`] updates both. [`entry`] has the arguments of the hook entry, and [`stamp`] the state of the host for
+//! which a spec is valid.
 
 pub mod entry;
+pub mod extras;
 pub mod generate;
 pub mod lower;
 pub mod of_host;
+pub mod refresh;
 pub mod stamp;
 
 use std::path::{Path, PathBuf};

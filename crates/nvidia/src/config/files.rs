@@ -7,6 +7,7 @@ use anyhow::Result;
 use nix::errno::Errno;
 use rustix::fs::Stat;
 
+use base::debug;
 use base::paths::HostPath;
 use base::report::{Failure, Finding, errno_of, failure, kind_of};
 use base::sys::in_root::open_host_file;
@@ -16,7 +17,7 @@ use findings::catalog;
 use super::{Config, Table, parse_into};
 
 /// The default path.
-pub(super) const FILE: &str = "/etc/nvidia-container-runtime/config.toml";
+pub const FILE: &str = "/etc/nvidia-container-runtime/config.toml";
 /// The size limit in bytes. NVIDIA's file has 2 KiB.
 pub(super) const MAX_SIZE: usize = 1 << 20;
 /// The owner that a user namespace shows for files of users that are not mapped. With a rootless engine, root is not mapped.
@@ -64,6 +65,9 @@ fn read_all(
     text: Option<String>,
 ) -> Result<(Config, Vec<Finding>)> {
     let mut findings = Vec::new();
+    if text.is_none() {
+        debug::log(|| format!("{path:?} does not exist, so the defaults apply"));
+    }
     if let Some(text) = text {
         findings.extend(parse_into(&mut config, plugin, &text, path)?);
     }
@@ -117,7 +121,9 @@ fn is_missing(error: &anyhow::Error) -> bool {
 }
 
 fn read_file(path: &Path) -> Result<String> {
-    read_trusted(path).map_err(|error| unreadable(path, error))
+    let text = read_trusted(path).map_err(|error| unreadable(path, error))?;
+    debug::log(|| format!("read {path:?}"));
+    Ok(text)
 }
 
 fn unreadable(path: &Path, error: anyhow::Error) -> anyhow::Error {
@@ -125,7 +131,8 @@ fn unreadable(path: &Path, error: anyhow::Error) -> anyhow::Error {
     if kind_of(&error).is_some() {
         return error.context(what);
     }
-    error.context(Failure::new(&catalog::CONFIG_FILE, what, "correct the file, or the --config option of the hook"))
+    let hint = format!("\"ls -ld {}\" shows what it is; --config selects another file", path.display());
+    error.context(Failure::new(&catalog::CONFIG_FILE, what, hint))
 }
 
 fn read_trusted(path: &Path) -> Result<String> {

@@ -43,27 +43,57 @@ fn table(key: &str) -> &str {
     key.rsplit_once('.').map_or("", |(table, _)| table)
 }
 
-/// Returns the error for a misplaced key, which starts at byte `at`.
-pub(super) fn error(text: &str, path: &Path, key: &str, place: &Place, at: usize) -> anyhow::Error {
+/// Returns the error for a misplaced key or table, which starts at byte `at`.
+pub(super) fn error(
+    text: &str,
+    path: &Path,
+    key: &str,
+    place: &Place,
+    value: &DeValue<'_>,
+    at: usize,
+) -> anyhow::Error {
     let line = line_of(text, at);
     let (table, name) = key.rsplit_once('.').unwrap_or(("", key));
     let here = if table.is_empty() { "above the first table".to_owned() } else { format!("in the table [{table}]") };
-    let first = text.lines().position(|line| line.trim_start().starts_with('['));
-    let belongs = match (place.0.as_str(), first) {
-        ("", Some(first)) => format!("above the first table, which begins in line {}", first + 1),
+    let belongs = match (place.0.as_str(), header(text, "")) {
+        ("", Some(first)) => format!("above the first table, which begins in line {first}"),
         ("", None) => "above the first table".to_owned(),
         (table, _) => format!("in the table [{table}]"),
     };
-    let drop_in =
-        match path.extension() == Some("toml".as_ref()) && path.parent().is_none_or(|dir| dir.extension().is_none()) {
-            true => format!(", or write it into a file of its own, {}.d/50-local.toml", path.display()),
-            false => String::new(),
-        };
-    failure(
-        &catalog::CONFIG,
-        format!("{path:?} line {line}: {name} is unknown {here}; it belongs {belongs}"),
-        format!("move line {line}{drop_in}"),
-    )
+    let hint = match value {
+        DeValue::Table(_) => format!("write [{}] instead of [{key}]", place.0),
+        _ => format!("{}{}", move_it(text, line, &place.0), drop_in(path)),
+    };
+    failure(&catalog::CONFIG, format!("{path:?} line {line}: {name} is unknown {here}; it belongs {belongs}"), hint)
+}
+
+/// Returns the number of the line that begins the table, or any table if the name is empty.
+fn header(text: &str, table: &str) -> Option<usize> {
+    let is_header = |line: &str| match table {
+        "" => line.starts_with('['),
+        table => line.strip_prefix('[').is_some_and(|rest| rest.starts_with(&format!("{table}]"))),
+    };
+    text.lines().position(|line| is_header(line.trim_start())).map(|line| line + 1)
+}
+
+/// Returns an instruction that moves a line into the table.
+fn move_it(text: &str, line: usize, table: &str) -> String {
+    match (table, header(text, table)) {
+        ("", Some(first)) => format!("move line {line} above line {first}"),
+        ("", None) => format!("move line {line} to the beginning of the file"),
+        (table, Some(begin)) => format!("move line {line} below line {begin}, which is [{table}]"),
+        (table, None) => format!("move line {line} to the end of the file, below a new line [{table}]"),
+    }
+}
+
+/// Returns the other place for the line: a drop-in file, unless the file is one.
+fn drop_in(path: &Path) -> String {
+    let is_main =
+        path.extension() == Some("toml".as_ref()) && path.parent().is_none_or(|dir| dir.extension().is_none());
+    match is_main {
+        true => format!(", or write it into the separate file {}.d/50-local.toml", path.display()),
+        false => String::new(),
+    }
 }
 
 #[cfg(test)]
@@ -97,7 +127,7 @@ mod tests {
             format!(
                 "\"/etc/x/config.toml\" line {lines}: accept-nvidia-visible-devices-envvar-when-unprivileged is unknown in \
                  the table [oci-nvidia-hook]; it belongs above the first table, which begins in line {first} (ONH-005)\n\
-                 hint: move line {lines}, or write it into a file of its own, /etc/x/config.toml.d/50-local.toml"
+                 hint: move line {lines} above line {first}, or write it into the separate file /etc/x/config.toml.d/50-local.toml"
             )
         );
         let (config, findings) = parse(&format!("{LOCK}{SHIPPED}"), Path::new("/c.toml")).unwrap();
@@ -106,31 +136,36 @@ mod tests {
 
     #[test]
     fn keys_and_tables_elsewhere() {
-        for (text, says) in [
+        for (text, says, hint) in [
             (
                 "no-cgroups = true",
                 "line 1: no-cgroups is unknown above the first table; it belongs in the table [nvidia-container-cli]",
+                "move line 1 to the end of the file, below a new line [nvidia-container-cli]",
             ),
             (
                 "[driver]\nroot = \"/x\"",
                 "line 2: root is unknown in the table [driver]; it belongs in the table [nvidia-container-cli]",
+                "move line 2 to the end of the file, below a new line [nvidia-container-cli]",
             ),
             (
-                "[nvidia-container-cli]\ndeny = [\"0\"]",
+                "[devices]\n[nvidia-container-cli]\ndeny = [\"0\"]",
                 "deny is unknown in the table [nvidia-container-cli]; it belongs in the table [devices]",
+                "move line 3 below line 1, which is [devices]",
             ),
             (
                 "[oci-nvidia-hook.devices]\ndeny = [\"0\"]",
                 "line 1: devices is unknown in the table [oci-nvidia-hook]; it belongs in the table [devices]",
+                "write [devices] instead of [oci-nvidia-hook.devices]",
             ),
             (
                 "[device]\ndeny = [\"0\"]",
                 "line 1: device is unknown above the first table; it belongs in the table [devices]",
+                "write [devices] instead of [device]",
             ),
         ] {
             let refused = refused(text, "/etc/x/config.toml.d/50.toml");
-            assert!(refused.contains(says) && refused.contains("\nhint: move line "), "{refused}");
-            assert!(!refused.contains("50-local"), "it is one already: {refused}");
+            assert!(refused.contains(says), "{refused}");
+            assert!(refused.ends_with(&format!("\nhint: {hint}")), "it is a drop-in file already: {refused}");
         }
         // Of NVIDIA's stack, and of who knows what.
         for text in [

@@ -2,6 +2,7 @@
 //! our own. [`schema`] lists the keys, [`user`] resolves the value of `user`, and [`States`] shows that the files have changed.
 
 mod files;
+mod hint;
 mod misplaced;
 mod saved;
 pub mod schema;
@@ -21,7 +22,8 @@ use base::report::{Finding, failure};
 use findings::catalog;
 
 use crate::capability::{Capabilities, Capability};
-pub use files::{drop_ins, read, read_below, read_with};
+use crate::feature::Features;
+pub use files::{FILE, drop_ins, read, read_below, read_with};
 pub use saved::{Saved, saved};
 use schema::{Key, Meaning};
 pub use states::States;
@@ -55,8 +57,10 @@ pub struct Config {
     pub ignore_imex_channels: bool,
     /// Whether a missing device node of a requested IMEX channel is created.
     pub make_imex_channels: bool,
-    /// The GPUs that containers may have.
+    /// The GPUs and features that containers may have.
     pub devices: Limits,
+    /// The runtimes that `nvidia-container-runtime` can become, the preferred one first.
+    pub runtimes: Vec<String>,
     /// The driver capabilities that containers may request.
     pub supported_driver_capabilities: Capabilities,
     /// The driver root.
@@ -124,13 +128,23 @@ pub enum NodeAccess {
     Host,
 }
 
-/// The GPUs that containers may have, as entries of [`crate::limit_entry`].
+/// The table `[devices]`: the GPUs that containers may have, as entries of [`crate::limit_entry`], and the denied features.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// The only devices that containers may have; empty for all
     pub allow: Vec<String>,
     /// Devices that containers may not have, even if `allow` lists them
     pub deny: Vec<String>,
+    /// Features that containers may not have
+    pub denied_features: Features,
+}
+
+impl Limits {
+    /// Whether containers may have every GPU.
+    #[must_use]
+    pub const fn permit_all_gpus(&self) -> bool {
+        self.allow.is_empty() && self.deny.is_empty()
+    }
 }
 
 impl Default for Config {
@@ -146,6 +160,7 @@ impl Default for Config {
             ignore_imex_channels: false,
             make_imex_channels: true,
             devices: Limits::default(),
+            runtimes: ["runc", "crun"].map(str::to_owned).into(),
             supported_driver_capabilities: Capabilities::new(&Capability::ALL),
             driver_root: HostPath::new("/"),
             dev_root: None,
@@ -185,7 +200,7 @@ pub fn parse_into(config: &mut Config, plugin: &mut dyn Table, text: &str, path:
         failure(
             &catalog::CONFIG,
             format!("{path:?} line {}: {}", line_of(text, at), error.message().replace('\n', ", ")),
-            "the file must be TOML: one key = value on each line",
+            hint::for_syntax(error.message()),
         )
     })?;
     let mut reader = Reader { text, path, plugin, config, unknown: Vec::new() };
@@ -251,15 +266,15 @@ impl Reader<'_> {
             let key = if prefix.is_empty() { name.to_string() } else { format!("{prefix}.{name}") };
             match (schema::find(&key), value.get_ref()) {
                 (Some(found), value) => {
-                    set(self.config, found, value).map_err(|allowed| self.invalid(found.name, at, &allowed))?;
+                    set(self.config, found, value).map_err(|allowed| self.invalid(found.name, at, value, &allowed))?;
                 }
                 (None, value) if self.is_of_plugin(&key) => {
-                    self.plugin.set(name, value).map_err(|allowed| self.invalid(&key, at, &allowed))?;
+                    self.plugin.set(name, value).map_err(|allowed| self.invalid(&key, at, value, &allowed))?;
                 }
                 (None, DeValue::Table(below)) if schema::is_table(&key) || key == PLUGIN => self.table(&key, below)?,
                 (None, _) if prefix == PLUGIN && self.plugin.keys().is_none() && IN_BOTH.contains(&&**name) => {}
                 (None, value) => match misplaced::place_of(&self.effective(), prefix, name, value) {
-                    Some(place) => return Err(misplaced::error(self.text, self.path, &key, &place, at)),
+                    Some(place) => return Err(misplaced::error(self.text, self.path, &key, &place, value, at)),
                     None if prefix == PLUGIN && self.plugin.keys().is_none() => {}
                     None => self.unknown.push((key, at)),
                 },
@@ -268,12 +283,12 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn invalid(&self, key: &str, at: usize, allowed: &str) -> anyhow::Error {
+    fn invalid(&self, key: &str, at: usize, value: &DeValue<'_>, allowed: &str) -> anyhow::Error {
         let line = line_of(self.text, at);
         failure(
             &catalog::CONFIG,
             format!("{:?} line {line}: {key} has an invalid value; it must be {allowed}", self.path),
-            format!("correct line {line} of {:?}", self.path),
+            hint::for_value(last(key), value, allowed),
         )
     }
 
@@ -349,6 +364,18 @@ mod tests {
     }
 
     #[test]
+    fn deny_lists_gpus_and_features() {
+        let (config, _) = parsed("[devices]\ndeny = [\"0\", \"gds\", \"nvswitch\"]").unwrap();
+        assert_eq!(
+            (config.devices.deny, config.devices.denied_features.names()),
+            (vec!["0".to_owned()], vec!["gds".to_owned(), "nvswitch".to_owned()])
+        );
+        for wrong in ["deny = [\"GDS\"]", "allow = [\"gds\"]"] {
+            assert!(parsed(&format!("[devices]\n{wrong}")).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn the_hook_accepts_the_settings_of_the_plugin() {
         for text in ["replicas = \"many\"", "replica = 2", "new = { x = 1 }", "nvml-timeout = 0"] {
             let found = parsed(&format!("[kubelet-plugin]\n{text}\n")).unwrap();
@@ -406,6 +433,7 @@ mod tests {
              [nvidia-container-cli]\r\nroot = \"/run/nvidia/driver\"\r\nno-cgroups = true\r\nuser = \"\"\r\n\
              debug = \"/dev/null\"\r\n[oci-nvidia-hook]\r\nnvml-timeout = 7\r\nrequire = \"warn\"\r\n\
              [devices]\r\nallow = [\"0\", \"GPU-x*\"]\r\n\
+             [nvidia-container-runtime]\r\nruntimes = [\"/opt/crun\", \"runc\"]\r\n\
              [kubelet-plugin]\r\nreplicas = 2\r\n",
         )
         .unwrap();
@@ -419,7 +447,8 @@ mod tests {
                 edit_cgroups: false,
                 nvml_timeout: Duration::from_secs(7),
                 require: Require::Warn,
-                devices: Limits { allow: vec!["0".into(), "GPU-x*".into()], deny: Vec::new() },
+                runtimes: vec!["/opt/crun".to_owned(), "runc".to_owned()],
+                devices: Limits { allow: vec!["0".into(), "GPU-x*".into()], ..Limits::default() },
                 ..Config::default()
             }
         );

@@ -7,6 +7,7 @@ use base::paths::HostPath;
 
 use super::{Config, NoGpu, NodeAccess, Require, UserSpec};
 use crate::capability::Capabilities;
+use crate::feature::Feature;
 use crate::limit_entry;
 
 /// The type of a key, and the function that sets it. The error of a setter describes the allowed values.
@@ -53,7 +54,7 @@ const fn key(name: &'static str, meaning: Meaning) -> Key {
     Key { name, meaning }
 }
 
-const WRAPPER: &str = "there is no runtime wrapper";
+const WRAPPER: &str = "the runtime of oci-nvidia-hook-compat has one mode";
 const ONE_BINARY: &str = "no other program is run";
 
 /// The keys of NVIDIA Container Toolkit 1.20, and those of the hook.
@@ -79,6 +80,13 @@ pub const KEYS: &[Key] = &[
     key("nvidia-container-cli.cuda-compat-mode", Unused("the key belongs in nvidia-container-runtime.modes.legacy")),
     key("nvidia-container-runtime.modes.legacy.cuda-compat-mode", Text(cuda_compat)),
     key("nvidia-container-runtime-hook.", Unused("there is one mode")),
+    key(
+        "nvidia-container-runtime.runtimes",
+        Texts(|c, v| {
+            c.runtimes = v;
+            Ok(())
+        }),
+    ),
     key("nvidia-container-runtime.", Unused(WRAPPER)),
     key("nvidia-ctk.", Unused(ONE_BINARY)),
     key("features.ignore-imex-channel-requests", Bool(|c, v| c.ignore_imex_channels = v)),
@@ -88,7 +96,7 @@ pub const KEYS: &[Key] = &[
         Unused("the other features make NVIDIA's stack less secure, or are for modes that do not exist here"),
     ),
     key("devices.allow", Texts(|c, v| add(&mut c.devices.allow, v))),
-    key("devices.deny", Texts(|c, v| add(&mut c.devices.deny, v))),
+    key("devices.deny", Texts(deny)),
     key("driver.dev-root", Text(|c, v| path(v).map(|path| c.dev_root = path))),
     key("driver.library-dirs", Texts(|c, v| add_paths(&mut c.library_dirs, v))),
     key("driver.files", Texts(|c, v| add_paths(&mut c.driver_files, v))),
@@ -132,6 +140,16 @@ fn add(list: &mut Vec<String>, more: Vec<String>) -> Result<(), String> {
     }
     list.extend(more);
     Ok(())
+}
+
+/// Appends entries of `deny`, which can also be names of features.
+fn deny(config: &mut Config, entries: Vec<String>) -> Result<(), String> {
+    let (features, gpus): (Vec<_>, Vec<_>) = entries.into_iter().partition(|entry| Feature::from_name(entry).is_some());
+    features
+        .iter()
+        .filter_map(|name| Feature::from_name(name))
+        .for_each(|feature| config.devices.denied_features.insert(feature));
+    add(&mut config.devices.deny, gpus)
 }
 
 fn add_paths(list: &mut Vec<PathBuf>, more: Vec<String>) -> Result<(), String> {

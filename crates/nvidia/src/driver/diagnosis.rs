@@ -9,10 +9,13 @@ use findings::catalog;
 use super::libraries::{Library, Search};
 use super::locate;
 use super::pci::{self, PCI_DEVICES};
+use super::platform::Platform;
 
 /// The parts of a driver that a host has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Installation {
+    /// The platform, if the driver for PCI GPUs is not its driver
+    pub platform: Option<Platform>,
     /// The number of NVIDIA GPUs on the PCI bus; `None` if the bus cannot be examined
     pub pci_gpus: Option<usize>,
     /// The version of the loaded kernel module
@@ -28,6 +31,7 @@ pub struct Installation {
 pub fn inspect(search: &Search<'_>, module: Option<String>) -> Installation {
     let root = search.root;
     Installation {
+        platform: Platform::of_host(root, None),
         pci_gpus: root.owner_of(PCI_DEVICES).ok().and_then(|root| pci::count_gpus(&root)),
         module,
         libraries: locate::management_library(&Search { version: "", ..*search }).and_then(version_of),
@@ -68,6 +72,7 @@ pub fn diagnose(facts: &Installation, root: &Tree) -> Option<anyhow::Error> {
                  set root in the [nvidia-container-cli] table of config.toml to the directory that contains them"
             ),
         )),
+        (None, _) if facts.platform.is_some() => facts.platform.map(Platform::error),
         (None, _) if facts.pci_gpus == Some(0) => Some(failure(
             &catalog::NO_GPU,
             "there is no NVIDIA GPU on the PCI bus of this host",
@@ -139,13 +144,24 @@ mod tests {
                 "nvidia-compute-utils",
             ),
         ] {
-            let facts = Installation { pci_gpus, module: some(module), libraries: some(libraries), transactional };
+            let facts = Installation {
+                platform: None,
+                pci_gpus,
+                module: some(module),
+                libraries: some(libraries),
+                transactional,
+            };
             let text = render(&diagnose(&facts, &root).unwrap());
             let (what, hint) = text.split_once("\nhint: ").unwrap();
             assert!(what.contains(says) && hint.contains(fix), "{text}");
         }
         let fine =
-            Installation { pci_gpus: Some(1), module: some("5.1"), libraries: some("5.1"), transactional: false };
+            Installation { pci_gpus: Some(1), module: some("5.1"), libraries: some("5.1"), ..Installation::default() };
         assert!(diagnose(&fine, &root).is_none());
+        for (platform, says) in [(Platform::Wsl, "WSL 2"), (Platform::Tegra, "Jetson")] {
+            let facts = Installation { platform: Some(platform), pci_gpus: Some(0), ..Installation::default() };
+            let text = render(&diagnose(&facts, &root).unwrap());
+            assert!(text.contains(says) && text.contains("\nhint: use NVIDIA's container toolkit"), "{text}");
+        }
     }
 }

@@ -30,6 +30,8 @@ pub enum Expected {
     Directory,
     /// A directory that config.toml names, with any owner
     NamedDirectory,
+    /// A directory that belongs to root, which containers can only read
+    ReadOnlyDirectory,
 }
 
 /// The socket or directory of a daemon, as a path. [`Channel::open`] opens and checks it.
@@ -96,6 +98,7 @@ impl Channel {
             Expected::Socket => {
                 format!("see the owner with \"ls -ld {at}\", remove the file, and restart the driver's daemon")
             }
+            Expected::ReadOnlyDirectory => format!("see the owner with \"ls -ld {at}\", and make root the owner"),
             Expected::Directory | Expected::NamedDirectory => format!(
                 "remove {at}, or have an MPS daemon use a directory that only root can create and name it with \
                  CUDA_MPS_PIPE_DIRECTORY in environment of [nvidia-container-cli] in config.toml"
@@ -114,7 +117,7 @@ struct Seen<'a> {
     chooser: &'a Chooser,
 }
 
-/// Returns the reason why the file must not be given to containers, or `None` if it may.
+/// Returns why the file must not be given to containers, or `None` if it may.
 fn judge(expected: Expected, seen: &Seen<'_>) -> Option<String> {
     let is_kind = |kind, name: &str| (seen.kind != kind).then(|| format!("it is not a {name}"));
     match (expected, seen.chooser) {
@@ -125,7 +128,7 @@ fn judge(expected: Expected, seen: &Seen<'_>) -> Option<String> {
             .or_else(|| seen.has_other_names.then(|| "it is a hard link".to_owned()))
             .or_else(|| (!owner_is_known(seen)).then(|| format!("it belongs to user {}", seen.uid))),
         (Expected::NamedDirectory, _) => is_kind(FileType::Directory, "directory"),
-        (Expected::Directory, chooser) => is_kind(FileType::Directory, "directory")
+        (Expected::Directory | Expected::ReadOnlyDirectory, chooser) => is_kind(FileType::Directory, "directory")
             .or_else(|| (!seen.is_trusted).then(|| format!("it belongs to user {}, not to root", seen.uid)))
             .or_else(|| match chooser {
                 Chooser::NoOther => None,
@@ -158,12 +161,7 @@ pub fn find(root: &Tree, capabilities: Capabilities, mps: Option<&Path>, omit: O
         }
         let channel = Channel { root: root.path(), path: path.to_owned(), expected };
         match channel.open_below(root.as_root()) {
-            Ok(opened) => found.extend(ContainerPath::new(path).map(|path| Ipc {
-                source: HostPath::new(root.on_host(&opened.path)),
-                is_fixed: opened.chooser == Chooser::NoOther,
-                channel,
-                path,
-            })),
+            Ok(opened) => found.extend(opened_at(root, channel, &opened)),
             Err(error) => match error.downcast::<io::Error>() {
                 Ok(error) if expected == Expected::NamedDirectory && is_missing(&error) => {
                     findings.push(named_and_missing(root, path));
@@ -174,6 +172,31 @@ pub fn find(root: &Tree, capabilities: Capabilities, mps: Option<&Path>, omit: O
         }
     }
     (found, findings)
+}
+
+/// Returns the opened file as a container gets it.
+fn opened_at(root: &Tree, channel: Channel, opened: &Guarded) -> Option<Ipc> {
+    Some(Ipc {
+        source: HostPath::new(root.on_host(&opened.path)),
+        is_fixed: opened.chooser == Chooser::NoOther,
+        path: ContainerPath::new(&channel.path)?,
+        channel,
+    })
+}
+
+/// Finds a directory of root that containers can read, or `None` if it does not exist.
+///
+/// # Errors
+/// The finding, if another user may have replaced the directory.
+pub(crate) fn read_only_directory(root: &Tree, path: &Path) -> Result<Option<Ipc>, Finding> {
+    let channel = Channel { root: root.path(), path: path.to_owned(), expected: Expected::ReadOnlyDirectory };
+    match channel.open_below(root.as_root()) {
+        Ok(opened) => Ok(opened_at(root, channel, &opened)),
+        Err(error) => match error.downcast::<io::Error>() {
+            Ok(error) => Ok(root.noted(path, Err(error)).ok()),
+            Err(refused) => Err(Finding::error(&refused)),
+        },
+    }
 }
 
 fn is_left_out(socket: &str, omit: Omit) -> bool {

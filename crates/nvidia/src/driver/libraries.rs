@@ -51,7 +51,7 @@ pub struct LinkerCache {
     path: PathBuf,
     /// In the order of the file
     entries: Vec<(Arch, OsString, PathBuf)>,
-    /// The reason why the cache cannot be read
+    /// Why the cache cannot be read
     pub missing: Option<Finding>,
 }
 

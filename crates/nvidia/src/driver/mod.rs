@@ -16,9 +16,11 @@ pub mod nodes;
 pub mod packages;
 pub mod params;
 pub mod pci;
+pub mod platform;
 
 use anyhow::Result;
 
+use base::debug;
 use base::paths::HostPath;
 use base::report::Failure;
 use base::tree::Tree;
@@ -30,6 +32,7 @@ use findings::catalog;
 /// If the path is not a directory.
 pub fn open_root(path: &HostPath) -> Result<Tree> {
     let hint = "set root in the [nvidia-container-cli] table of config.toml to the directory that contains the driver";
+    debug::log(|| format!("driver root {:?}", path.as_path()));
     Tree::open(path).map_err(|error| unusable(error, format!("cannot open the driver root {path}"), hint))
 }
 

@@ -14,6 +14,7 @@ use crate::capability::Capability::{self, Compute, Display, Graphics, Video};
 use crate::config::Limits;
 use crate::driver::file_table::GBM_DIR;
 use crate::driver::nodes::{CTL_MINOR, IMEX_CHANNELS, MODESET_MINOR, PREPARE};
+use crate::feature::{Feature, Row};
 use crate::inventory::caps::{MIG_MINORS, MigCap};
 use crate::inventory::procfs::DRIVER_PROC;
 use crate::inventory::select::Device;
@@ -89,12 +90,17 @@ pub(crate) fn wants_mig_minors(wanted: &Wanted, devices: &[Device<'_>]) -> bool 
 /// # Errors
 /// If something is missing that the container requires.
 pub fn edits(facts: &HostFacts, wanted: &Wanted, devices: &[Device<'_>]) -> Result<(Edits, Vec<Finding>)> {
-    let (mut edits, findings) = common(facts, wanted)?;
+    let (mut edits, mut findings) = common(facts, wanted)?;
     for device in devices {
         edits = edits.merge(of_device(&facts.devices, wanted, *device)?);
     }
     edits = edits.merge(mig_management(&facts.devices, wanted, devices)?);
     edits = edits.merge(build::device(imex_nodes(&facts.devices, wanted)?, Vec::new()));
+    for feature in wanted.features.iter() {
+        let nodes = facts.devices.of_feature(feature)?;
+        findings.extend(nodes.is_empty().then(|| without_nodes(feature, &facts.devices)));
+        edits = edits.merge(build::device(nodes, Vec::new()));
+    }
     Ok((without_proc(edits, &facts.devices), findings))
 }
 
@@ -273,6 +279,12 @@ fn imex_nodes(facts: &DeviceFacts, wanted: &Wanted) -> Result<Vec<DeviceNode>> {
         facts.required(&imex_node_name(*channel), *channel, &fix)
     });
     nodes.collect()
+}
+
+/// Returns the finding about a feature that this host lacks. As with NVIDIA's stack, the container starts without it.
+fn without_nodes(feature: Feature, facts: &DeviceFacts) -> Finding {
+    let Row { title, variable, .. } = feature.row();
+    feature.missing(&format!("{variable} requests {title}"), &facts.dev_root)
 }
 
 /// Removes the mask if the host does not have /proc/driver/nvidia.

@@ -15,6 +15,7 @@ use crate::bus_id::BusId;
 use crate::config::Limits;
 use crate::driver::locate::DriverFiles;
 use crate::driver::nodes::{DeviceNode, NodeState, PREPARE, check_major, check_minor};
+use crate::feature::Feature;
 use crate::inventory::caps::MigCap;
 use crate::inventory::procfs::DRIVER_PROC;
 
@@ -43,6 +44,8 @@ pub struct DeviceFacts {
     pub nodes: BTreeMap<String, NodeState>,
     /// The nodes of each GPU in `/dev/dri`, by name: `card1`, `renderD128`. A host without nvidia-drm has none.
     pub drm: BTreeMap<BusId, Vec<String>>,
+    /// The device nodes of each requested feature, by name below /dev. Other files there are left out
+    pub features: Vec<(Feature, Vec<String>)>,
     /// The minor numbers of MIG capabilities; `None` with a driver that has only files below /proc for them
     pub mig_minors: Option<BTreeMap<MigCap, u32>>,
     /// Whether the host has /proc/driver/nvidia
@@ -60,6 +63,15 @@ pub struct DeviceFacts {
 impl DeviceFacts {
     fn node(&self, name: &str) -> &NodeState {
         self.nodes.get(name).unwrap_or(&NodeState::Missing)
+    }
+
+    /// Returns the nodes of a feature.
+    ///
+    /// # Errors
+    /// If one of them cannot be examined.
+    pub fn of_feature(&self, feature: Feature) -> Result<Vec<DeviceNode>> {
+        let names = self.features.iter().filter(|(known, _)| *known == feature).flat_map(|(_, names)| names);
+        names.filter_map(|name| self.optional(name).transpose()).collect()
     }
 
     /// Returns an optional node.

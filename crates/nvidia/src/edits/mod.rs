@@ -17,6 +17,7 @@ use crate::capability::{Capabilities, Omit};
 pub use crate::driver::ipc::{Channel, Ipc};
 use crate::driver::ldcache::Arch;
 pub use crate::driver::nodes::DeviceNode;
+use crate::feature::Features;
 use base::paths::{ContainerPath, HostPath};
 
 /// What a container gets from the driver, apart from the selection of GPUs.
@@ -34,6 +35,8 @@ pub struct Wanted {
     pub mig_monitor: bool,
     /// IMEX channels, by number
     pub imex_channels: Vec<u32>,
+    /// Devices next to the GPUs
+    pub features: Features,
 }
 
 /// The directory of a file in the container, by its purpose.

@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use super::Host;
+use super::{Host, beside};
+use crate::driver::nodes::NodeState;
 use crate::driver::pci::PCI_DEVICES;
 use crate::driver::{ipc, locate};
 use crate::edits::facts::{DeviceFacts, HostFacts};
 use crate::edits::{Wanted, decide};
+use crate::feature::Feature;
 use crate::inventory::caps::{self, MigCap};
 use crate::inventory::procfs::{self, DRIVER_PROC};
 use crate::inventory::select::Device;
@@ -24,9 +26,15 @@ impl Host {
         let (mut files, mut findings) = locate::locate(&self.search(), wanted.capabilities, &self.config.driver_files)?;
         files.leave_out(wanted.omit);
         let mps = self.config.mps_directory.as_deref();
-        let (ipc, refused) = ipc::find(&self.roots.driver, wanted.capabilities, mps, wanted.omit);
+        let (mut ipc, refused) = ipc::find(&self.roots.driver, wanted.capabilities, mps, wanted.omit);
         findings.extend(refused);
         let devices = self.device_facts(wanted, devices);
+        for (feature, _) in devices.features.iter().filter(|(_, nodes)| !nodes.is_empty()) {
+            let parts = beside::parts(&self.roots.driver, *feature);
+            files.placed.extend(parts.files);
+            ipc.extend(parts.directories);
+            findings.extend(parts.findings);
+        }
         let proc_files = devices.has_proc.then(|| procfs::read_files(&self.roots.proc, Path::new(DRIVER_PROC)));
         Ok(HostFacts { files, ipc, proc_files, devices, findings })
     }
@@ -37,6 +45,7 @@ impl Host {
         let mut gatherer = Gatherer { host: self, facts: self.known_facts() };
         let names = decide::common_node_names(wanted).map(str::to_owned);
         gatherer.nodes(names.chain(wanted.imex_channels.iter().map(|channel| decide::imex_node_name(*channel))));
+        wanted.features.iter().for_each(|feature| gatherer.feature(feature));
         if decide::wants_mig_minors(wanted, devices) {
             gatherer.facts.mig_minors = self.mig_minors();
         }
@@ -78,6 +87,16 @@ impl Gatherer<'_> {
         for name in names {
             self.facts.nodes.entry(name).or_insert_with_key(|name| self.host.node(name));
         }
+    }
+
+    fn feature(&mut self, feature: Feature) {
+        let nodes = beside::nodes(&self.host.roots.dev, feature);
+        let mut names = Vec::new();
+        for (name, node) in nodes {
+            names.push(name.clone());
+            self.facts.nodes.insert(name, NodeState::Device(node));
+        }
+        self.facts.features.push((feature, names));
     }
 
     fn proc_path(&mut self, path: PathBuf) {

@@ -14,6 +14,7 @@ use super::{HostState, Roots};
 use crate::config::Config;
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::nodes::NodeState;
+use crate::driver::platform::Platform;
 use crate::driver::{diagnosis, locate};
 use crate::inventory::ask::{self, Question};
 use crate::inventory::cache::{Cache, KernelView};
@@ -46,6 +47,9 @@ impl Installed {
             let reason = diagnose(&search, module.clone());
             return Err(reason.unwrap_or_else(|| no_driver(&roots.driver)));
         };
+        if let Some(platform) = module.is_none().then(|| Platform::of_host(&roots.driver, None)).flatten() {
+            return Err(platform.error());
+        }
         let library = library.source;
         Ok(Self { roots, linker_cache, module, library })
     }
@@ -84,12 +88,23 @@ impl Installed {
         question.cache()
     }
 
+    /// Returns the cached inventory if the kernel confirms it. Creates nothing, and never queries NVML.
+    pub(super) fn cached(&self, config: &Config) -> Option<Inventory> {
+        self.module.as_ref()?;
+        self.question(config).ok()?.existing_cache()?.confirmed(&self.kernel_view())
+    }
+
     /// Queries NVML. If the module is not loaded, the error names that cause instead of NVML's error.
     fn ask(&self, question: &Question, config: &Config, end: Instant) -> Result<NvmlAnswer> {
         ask::ask(question, end).map_err(|error| match self.module {
             Some(_) => error,
             None => diagnose(&self.search(config), None).unwrap_or(error),
         })
+    }
+
+    /// Returns the version of the kernel module or, if none is loaded, of the libraries.
+    pub(super) fn version(&self, config: &Config) -> Option<String> {
+        self.module.clone().or_else(|| diagnosis::inspect(&self.search(config), None).libraries)
     }
 
     fn search<'a>(&'a self, config: &'a Config) -> Search<'a> {

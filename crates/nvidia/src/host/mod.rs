@@ -4,6 +4,7 @@
 //! [`Host::facts`] gathers the facts about them, and [`crate::edits::decide`] turns the facts into edits without reading anything.
 //! [`Host::edits`] does the last two steps.
 
+pub(crate) mod beside;
 mod gather;
 mod installed;
 mod missing;
@@ -13,6 +14,7 @@ mod state;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::Result;
 
@@ -24,13 +26,16 @@ pub use self::installed::complete;
 pub use self::roots::Roots;
 pub use self::site::Site;
 pub use self::state::{HostState, Node};
-use crate::config::{Config, Limits};
+use crate::config::Config;
 use crate::device_id::Nodes;
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::nodes::{DeviceNode, NodeState};
 use crate::driver::pci::{self, PCI_DEVICES};
+use crate::driver::platform::Platform;
 use crate::edits::{Edits, Wanted, decide};
+use crate::feature::Feature;
 use crate::inventory::node_limits::NodeLimits;
+use crate::inventory::processes::{self, GpuProcesses};
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
 use crate::inventory::select::{Device, names_of};
 use crate::inventory::{Inventory, cap_files};
@@ -42,12 +47,15 @@ pub fn has_no_gpu(config: &Config) -> bool {
     count_gpus(config).is_ok_and(|count| count == Some(0))
 }
 
-/// Counts the GPUs of this host. Returns `None` if the PCI bus cannot be examined.
+/// Counts the GPUs of this host. Returns `None` if the PCI bus cannot be examined, or GPUs of this platform are not on it.
 fn count_gpus(config: &Config) -> Result<Option<usize>> {
     let driver = crate::driver::open_root(&config.driver_root)?;
     // The GPU of an SoC is not on the PCI bus, but the kernel module lists it.
     let listed = procfs::read_gpus(&driver.owner_of(DRIVER_PROC)?);
     let on_bus = pci::count_gpus(&driver.owner_of(PCI_DEVICES)?);
+    if on_bus == Some(0) && listed.is_empty() && Platform::of_host(&driver, None).is_some() {
+        return Ok(None);
+    }
     Ok(on_bus.map(|count| count.max(listed.len())))
 }
 
@@ -56,11 +64,44 @@ fn count_gpus(config: &Config) -> Result<Option<usize>> {
 /// # Errors
 /// If the driver root cannot be opened.
 pub fn node_limits(config: &Config) -> Result<NodeLimits> {
-    if config.devices == Limits::default() {
-        return Ok(NodeLimits::default());
+    if config.devices.permit_all_gpus() {
+        return Ok(NodeLimits::new(config.devices.clone(), Vec::new(), Vec::new()));
     }
     let proc = crate::driver::open_root(&config.driver_root)?.owner_of(DRIVER_PROC)?;
     Ok(NodeLimits::new(config.devices.clone(), procfs::read_gpus(&proc), cap_files::existing(&proc)))
+}
+
+/// Returns the features that this host has, with the names of their nodes below /dev.
+#[must_use]
+pub fn features(roots: &Roots) -> Vec<(Feature, Vec<String>)> {
+    let names = |feature| beside::nodes(&roots.dev, feature).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+    let all = Feature::ALL.into_iter().map(|feature| (feature, names(feature)));
+    all.filter(|(_, names)| !names.is_empty()).collect()
+}
+
+/// The versions that are known without querying NVML.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Versions {
+    /// Of the loaded kernel module or, if none is loaded, of the installed libraries.
+    pub driver: Option<String>,
+    /// The newest CUDA version that the driver supports, if the inventory is cached.
+    pub cuda: Option<String>,
+}
+
+/// Returns the versions of the driver and of CUDA, without querying NVML.
+#[must_use]
+pub fn versions(config: &Config) -> Versions {
+    let Ok(installed) = Installed::find(config) else { return Versions::default() };
+    Versions { driver: installed.version(config), cuda: installed.cached(config).map(|cached| cached.cuda_version) }
+}
+
+/// Asks NVML which processes use each GPU of this host. The program must have only one thread, because a child is forked.
+///
+/// # Errors
+/// If there is no driver, or NVML fails.
+pub fn gpu_processes(config: &Config) -> Result<Vec<GpuProcesses>> {
+    let question = Installed::find(config)?.question(config)?;
+    processes::ask(&question, Instant::now() + config.nvml_timeout)
 }
 
 /// The driver and the GPUs of this host at one moment.
@@ -99,7 +140,7 @@ impl Host {
     fn inspect_with(config: &Config, afresh: bool, slow: &dyn Fn()) -> Result<Self> {
         let installed = Installed::find(config)?;
         let (inventory, kernel_gpus) = installed.inventory(config, afresh, slow)?;
-        Ok(Self::new(config, installed, inventory, kernel_gpus))
+        Self::new(config, installed, inventory, kernel_gpus)
     }
 
     /// Finds the driver, for a caller that already has the inventory. Does not query NVML.
@@ -117,13 +158,16 @@ impl Host {
     pub fn below(roots: Roots, config: &Config, inventory: Inventory) -> Result<Self> {
         let installed = Installed::find_below(roots, config)?;
         let kernel_gpus = procfs::read_gpus(&installed.roots.proc);
-        Ok(Self::new(config, installed, inventory, kernel_gpus))
+        Self::new(config, installed, inventory, kernel_gpus)
     }
 
-    fn new(config: &Config, installed: Installed, inventory: Inventory, kernel_gpus: Vec<KernelGpu>) -> Self {
+    fn new(config: &Config, installed: Installed, inventory: Inventory, kernel_gpus: Vec<KernelGpu>) -> Result<Self> {
+        if let Some(platform) = Platform::of_models(inventory.gpus.iter().map(|gpu| gpu.model.as_str())) {
+            return Err(platform.error());
+        }
         let Installed { roots, linker_cache, .. } = installed;
         let proc_dir = roots.proc.locate(Path::new(DRIVER_PROC)).ok().map(|located| located.host);
-        Self {
+        Ok(Self {
             roots,
             linker_cache,
             config: config.clone(),
@@ -131,7 +175,7 @@ impl Host {
             kernel_gpus,
             foreseen: BTreeMap::new(),
             inventory,
-        }
+        })
     }
 
     /// Returns this host as it would be with nodes that are missing, by their names below /dev, to foresee a decision.

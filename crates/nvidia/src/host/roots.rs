@@ -1,9 +1,11 @@
 //! Finds the directories that contain the parts of a driver, because the driver root may have only some of them.
 
+use std::fmt;
 use std::path::Path;
 
 use anyhow::Result;
 
+use base::debug;
 use base::report::Finding;
 use base::tree::Tree;
 use findings::catalog;
@@ -27,6 +29,14 @@ pub struct Roots {
     pub sys: Tree,
 }
 
+impl fmt::Display for Roots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [dev, proc, sys] = [&self.dev, &self.proc, &self.sys].map(Tree::path);
+        let (dev, proc, sys) = (dev.as_path(), proc.as_path(), sys.as_path());
+        write!(f, "device nodes below {dev:?}, /proc/driver/nvidia below {proc:?}, /sys below {sys:?}")
+    }
+}
+
 impl Roots {
     /// Opens the roots that config.toml names, or finds them.
     ///
@@ -47,7 +57,10 @@ impl Roots {
             None => driver.owner_on(host, "/dev/nvidiactl")?,
         };
         let proc = driver.owner_on(host, DRIVER_PROC)?;
-        Ok(Self { dev, proc, sys: driver.owner_on(host, PCI_DEVICES)?, driver })
+        let sys = driver.owner_on(host, PCI_DEVICES)?;
+        let roots = Self { driver, dev, proc, sys };
+        debug::log(|| roots.to_string());
+        Ok(roots)
     }
 
     /// Returns the same roots, see [`Tree::afresh`].

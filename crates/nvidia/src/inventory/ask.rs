@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
+use base::debug;
 use base::json;
 use base::paths::HostPath;
 use base::report::{Failure, failure};
@@ -28,6 +29,7 @@ use crate::driver::{group, params};
 use crate::inventory;
 use crate::inventory::cache::Cache;
 use crate::inventory::gather::{Gathered, NvmlAnswer, WORTH_ASKING};
+use crate::inventory::notice::Wait;
 use crate::inventory::nvml::Report;
 use crate::inventory::procfs::DRIVER_PROC;
 use crate::nvml::Library;
@@ -107,7 +109,22 @@ const MAX_PROCESSES: usize = 64;
 /// # Errors
 /// If the library cannot be loaded, fails as a whole, or does not answer in time.
 pub fn ask(question: &Question, end: Instant) -> Result<NvmlAnswer> {
+    timed(question, || ask_all(question, end))
+}
+
+/// Asks NVML, and logs how long it took.
+pub(super) fn timed<T>(question: &Question, ask: impl FnOnce() -> Result<T>) -> Result<T> {
+    debug::log(|| format!("NVML is {:?} below {:?}", question.library.as_path(), question.root.as_path()));
+    let begun = Instant::now();
+    let answer = ask();
+    let how = if answer.is_ok() { "answered" } else { "failed" };
+    debug::log(|| format!("NVML {how} after {} ms", begun.elapsed().as_millis()));
+    answer
+}
+
+fn ask_all(question: &Question, end: Instant) -> Result<NvmlAnswer> {
     let identity = identity::choose(question.who, &question.root, &question.library)?;
+    let wait = Wait::begin(question.deadline);
     let mut gathered = Gathered::default();
     for _ in 0..MAX_PROCESSES {
         if end.saturating_duration_since(Instant::now()) < WORTH_ASKING {
@@ -116,7 +133,7 @@ pub fn ask(question: &Question, end: Instant) -> Result<NvmlAnswer> {
         let leave_out = gathered.indices();
         let mut process = child::spawn(|pipe| respond(question, identity, &leave_out, pipe))
             .map_err(|error| no_answer(NoAnswer::System(error), question, &gathered))?;
-        match listen(&mut process, &mut gathered, end) {
+        match listen(&mut process, &mut gathered, end, wait) {
             Heard::All => return Ok(gathered.answer()),
             Heard::Changed => gathered = Gathered::default(),
             Heard::Error(line) => return Err(explain(line, question, identity)),
@@ -137,9 +154,9 @@ enum Heard {
     Nothing(NoAnswer),
 }
 
-fn listen(process: &mut Child, gathered: &mut Gathered, end: Instant) -> Heard {
+fn listen(process: &mut Child, gathered: &mut Gathered, end: Instant, wait: Wait) -> Heard {
     loop {
-        let line = match process.line(gathered.limit(end)) {
+        let line = match next_line(process, gathered.limit(end), wait) {
             Ok(line) => line,
             Err(why) => return Heard::Nothing(why),
         };
@@ -155,6 +172,15 @@ fn listen(process: &mut Child, gathered: &mut Gathered, end: Instant) -> Heard {
             Err(error) => return Heard::Nothing(NoAnswer::System(error.into())),
         }
     }
+}
+
+/// Returns the next line of the child. The part of a line that has arrived stays in `process` when the notice is given.
+pub(super) fn next_line(process: &mut Child, end: Instant, wait: Wait) -> Result<Vec<u8>, NoAnswer> {
+    let answer = wait.until(end, |end| match process.line(end) {
+        Err(NoAnswer::Timeout) => None,
+        answer => Some(answer),
+    });
+    answer.unwrap_or(Err(NoAnswer::Timeout))
 }
 
 fn respond(question: &Question, identity: Option<Identity>, leave_out: &[u32], pipe: &mut File) {
@@ -239,11 +265,16 @@ fn no_answer(error: NoAnswer, question: &Question, gathered: &Gathered) -> anyho
     }
 }
 
+/// Returns the error for a process that asks NVML and gave no answer.
+pub(super) fn without_answer(error: NoAnswer, question: &Question) -> anyhow::Error {
+    no_answer(error, question, &Gathered::default())
+}
+
 fn explain(line: Line, question: &Question, identity: Option<Identity>) -> anyhow::Error {
     match line {
         Line::Nvml(failed) => explain_nvml(&failed, question, identity),
         Line::Refused(refused) => explain_refused(&refused, question),
-        Line::Report(_) | Line::Done => no_answer(NoAnswer::Died(None), question, &Gathered::default()),
+        Line::Report(_) | Line::Done => without_answer(NoAnswer::Died(None), question),
     }
 }
 

@@ -54,6 +54,7 @@ use base::json;
 use base::sys::run_dir::RunDir;
 
 use super::fingerprint::{Fingerprint, is_confirmed, is_confirmed_in_part};
+use super::notice::Wait;
 use super::procfs::KernelGpu;
 use super::stored_error::StoredError;
 use super::{Gpu, Inventory, gather};
@@ -212,6 +213,12 @@ impl Cache {
         self.ask(view, ask, end)
     }
 
+    /// Returns the cached inventory if the kernel confirms it. Never queries NVML.
+    #[must_use]
+    pub fn confirmed(&self, view: &KernelView) -> Option<Inventory> {
+        self.read().filter(|answer| answer.is_confirmed_by(view)).map(|answer| answer.inventory)
+    }
+
     /// Calls `ask` in any case, and caches the answer if possible.
     ///
     /// # Errors
@@ -241,7 +248,10 @@ impl Cache {
     }
 
     fn lock(&self) -> std::io::Result<Option<base::sys::run_dir::Lock>> {
-        self.dir.lock(&self.lock_name(), self.patience)
+        let name = self.lock_name();
+        let end = Instant::now() + self.patience;
+        let left = |end: Instant| end.saturating_duration_since(Instant::now());
+        Wait::begin(self.patience).until(end, |end| self.dir.lock(&name, left(end)).transpose()).transpose()
     }
 
     /// Queries NVML and stores the answer. The caller holds the lock.

@@ -134,7 +134,7 @@ mod tests {
         let inventory = inventory();
         let permitted = |allow: &[&str], deny: &[&str]| -> Vec<u32> {
             let list = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect();
-            let limits = Limits { allow: list(allow), deny: list(deny) };
+            let limits = Limits { allow: list(allow), deny: list(deny), ..Limits::default() };
             inventory.gpus.iter().filter(|gpu| permit(&limits, gpu, None)).map(|gpu| gpu.index).collect()
         };
         assert_eq!(permitted(&[], &[]), [0, 1, 2]);
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(permitted(&["*H100*"], &["0000:02:00.0"]), [0, 2]);
         assert_eq!(permitted(&["0"], &["*"]), Vec::<u32>::new());
         let gpu = &inventory.gpus[2];
-        let deny = |pattern: &str| Limits { allow: vec![], deny: vec![pattern.to_owned()] };
+        let deny = |pattern: &str| Limits { deny: vec![pattern.to_owned()], ..Limits::default() };
         assert!(!permit(&deny("2"), gpu, Some(&gpu.mig_devices[0])));
         assert!(!permit(&deny("MIG-21"), gpu, Some(&gpu.mig_devices[1])));
         assert!(permit(&deny("MIG-21"), gpu, Some(&gpu.mig_devices[0])));
@@ -173,7 +173,7 @@ mod tests {
             (&["*H100*"], &[], true, true),
         ] {
             let list = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect();
-            let limits = Limits { allow: list(allow), deny: list(deny) };
+            let limits = Limits { allow: list(allow), deny: list(deny), ..Limits::default() };
             assert_eq!(permit_failed(&limits, &known), of_known, "{limits:?}");
             assert_eq!(permit_failed(&limits, &unknown), of_unknown, "{limits:?}");
         }
@@ -187,7 +187,7 @@ mod tests {
         let gpu = &inventory.gpus[0];
         let limits = |allow: &[&str], deny: &[&str]| {
             let list = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect();
-            Limits { allow: list(allow), deny: list(deny) }
+            Limits { allow: list(allow), deny: list(deny), ..Limits::default() }
         };
         for (allow, deny, permitted) in [
             (&[][..], &["*A100*"][..], false),
@@ -207,6 +207,7 @@ mod tests {
         let limits = Limits {
             allow: ["0", "2:1", "*H100*", "*A100*", "GPU-9*"].map(str::to_owned).into(),
             deny: ["7", "02:00.0", "09:00.0", uuid, "MIG-*", "2:2"].map(str::to_owned).into(),
+            ..Limits::default()
         };
         let found = findings(&limits, &inventory);
         let of: Vec<_> = found.iter().map(|finding| finding.what.split('"').nth(1).unwrap()).collect();

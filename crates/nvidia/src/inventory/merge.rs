@@ -25,7 +25,7 @@ pub fn complete(inventory: &mut Inventory, kernel: &[KernelGpu], node_exists: im
     let unnamed: Vec<_> = unnamed.collect();
     let without_node = without_node.into_iter().map(|gpu| {
         let minor = gpu.minor.unwrap_or_default();
-        let why = format!("the device node \"/dev/nvidia{minor}\" of the GPU at {} is missing", gpu.bus_id);
+        let why = format!("the device node \"/dev/nvidia{minor}\" is missing (bus id {})", gpu.bus_id);
         FailedGpu { node_missing: true, ..failed(gpu, why) }
     });
     inventory.failed.extend(unnamed.into_iter().chain(without_node));
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
     use crate::inventory::select::tests::inventory as sample;
 
-    const NO_NODE: &str = "GPU 0: the device node \"/dev/nvidia0\" of the GPU at 00000000:01:00.0 is missing";
+    const NO_NODE: &str = "GPU 0: the device node \"/dev/nvidia0\" is missing (bus id 00000000:01:00.0)";
 
     fn bus_id(bus: u32) -> BusId {
         BusId { domain: 0, bus, device: 0 }

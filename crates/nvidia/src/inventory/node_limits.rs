@@ -13,6 +13,7 @@ use super::select::{Device, every_device, names_of};
 use super::{Inventory, names};
 use crate::config::Limits;
 use crate::device_id::{DeviceId, Nodes};
+use crate::feature::Feature;
 use crate::limit_entry::LimitEntry;
 
 /// What the limits state about device nodes.
@@ -42,6 +43,12 @@ impl NodeLimits {
         Self { limits, gpus, caps, inventory: None }
     }
 
+    /// Whether containers may not have the feature.
+    #[must_use]
+    pub const fn deny_feature(&self, feature: Feature) -> bool {
+        self.limits.denied_features.has(feature)
+    }
+
     /// Adds the inventory.
     #[must_use]
     pub fn with_inventory(self, inventory: Inventory) -> Self {
@@ -51,7 +58,7 @@ impl NodeLimits {
     /// Whether containers may have every GPU.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.limits == Limits::default()
+        self.limits.permit_all_gpus()
     }
 
     /// Judges the nodes of a container.
@@ -210,7 +217,7 @@ mod tests {
 
     fn limits(allow: &[&str], deny: &[&str]) -> Limits {
         let list = |list: &[&str]| list.iter().map(|entry| (*entry).to_owned()).collect();
-        Limits { allow: list(allow), deny: list(deny) }
+        Limits { allow: list(allow), deny: list(deny), ..Limits::default() }
     }
 
     fn nodes(gpus: &[u32], caps: &[u32]) -> Nodes {

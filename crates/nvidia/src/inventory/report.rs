@@ -1,4 +1,4 @@
-//! The inventory in the form that `info --json` prints and `explain --inventory` reads. With it, a problem of one host can be reproduced on
+//! The inventory in the form that `info --json` prints and `plan --inventory` reads. With it, a problem of one host can be reproduced on
 //! another.
 
 use std::io::Read;

@@ -171,12 +171,12 @@ fn select_all<'a>(
             (None, Some(gpu)) if inventory.gpus.is_empty() => excluded("all", asked_by, gpu),
             (None, None) if inventory.gpus.is_empty() && inventory.failed.is_empty() => failure(
                 &catalog::NO_DEVICE,
-                format!("{asked_by} asks for \"all\", but the driver finds no GPU"),
+                format!("{asked_by} requests all GPUs, but the driver finds no GPU"),
                 "run \"nvidia-smi -L\" and \"journalctl -k\" on the host",
             ),
             (None, _) => failure(
                 &catalog::NO_DEVICE,
-                format!("{asked_by} asks for \"all\", but containers may have no GPU of this host"),
+                format!("{asked_by} requests all GPUs, but containers may have no GPU of this host"),
                 "check allow and deny in the [devices] table of config.toml",
             ),
         });
@@ -224,7 +224,7 @@ fn find<'a>(name: &str, asked_by: &str, inventory: &'a Inventory, limits: &Limit
 fn denied(name: &str, asked_by: &str, inventory: &Inventory, limits: &Limits) -> anyhow::Error {
     failure(
         &catalog::DENIED,
-        format!("{asked_by} asks for {name:?}, which containers may not have"),
+        format!("{asked_by} requests {name:?}, which containers may not have"),
         match known(inventory, limits) {
             Some(known) => format!("{known}, or change [devices] in config.toml"),
             None => "change [devices] in config.toml, which allows no GPU of this host".to_owned(),
@@ -247,7 +247,7 @@ fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, lim
         let device = if plain { name } else { "NAME" };
         return failure(
             &catalog::UNKNOWN_DEVICE,
-            format!("{asked_by} asks for {name:?}, which is the name of a CDI device"),
+            format!("{asked_by} requests {name:?}, which is the name of a CDI device"),
             format!("ask the engine for it: podman run --device {device}"),
         );
     }
@@ -264,7 +264,7 @@ fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, lim
     if let Some(gpu) = may_be {
         return mig_unlisted(name, asked_by, gpu);
     }
-    let mut what = format!("{asked_by} asks for {name:?}: this host has no such {kind}");
+    let mut what = format!("{asked_by} requests {name:?}: this host has no such {kind}");
     // The name may belong to a failed GPU whose index or UUID is unknown.
     for failed in permitted_failed(inventory, limits).filter(|failed| failed.may_be_named(id)) {
         write!(what, "; {failed}").ok();
@@ -275,7 +275,7 @@ fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, lim
 }
 
 fn mig_unlisted(name: &str, asked_by: &str, gpu: &Gpu) -> anyhow::Error {
-    let what = format!("{asked_by} asks for {name:?}, and {}", mig_nodes_missing(gpu));
+    let what = format!("{asked_by} requests {name:?}, and {}", mig_nodes_missing(gpu));
     failure(&catalog::NODE_MISSING, what, PREPARE)
 }
 
@@ -292,14 +292,19 @@ fn not_usable(name: &str, asked_by: &str, failed: &FailedGpu) -> anyhow::Error {
     } else {
         (&catalog::NOT_USABLE, "see \"nvidia-smi -q\" and \"journalctl -k\" on the host")
     };
-    failure(kind, format!("{asked_by} asks for {name:?}: {failed}"), hint)
+    failure(kind, format!("{asked_by} requests {}: {failed}", requested(name)), hint)
+}
+
+/// Returns a requested name as messages print it.
+fn requested(name: &str) -> String {
+    if name == "all" { "all GPUs".to_owned() } else { format!("{name:?}") }
 }
 
 fn excluded(name: &str, asked_by: &str, gpu: &ExcludedGpu) -> anyhow::Error {
     failure(
         &catalog::NOT_USABLE,
-        format!("{asked_by} asks for {name:?}: {gpu}"),
-        "ask for another GPU, or change NVreg_ExcludedGpus (\"grep -r ExcludedGpus /etc/modprobe.d\") and load the \
+        format!("{asked_by} requests {}: {gpu}", requested(name)),
+        "request another GPU, or change NVreg_ExcludedGpus (\"grep -r ExcludedGpus /etc/modprobe.d\") and load the \
          module again",
     )
 }
@@ -316,7 +321,7 @@ fn known(inventory: &Inventory, limits: &Limits) -> Option<String> {
     }
     let known = known.join(", ");
     (!known.is_empty())
-        .then(|| format!("ask for one of {known}, all, none; \"oci-nvidia-hook info\" on the host prints the GPUs"))
+        .then(|| format!("request one of {known}, all, none; \"oci-nvidia-hook info\" on the host prints the GPUs"))
 }
 
 #[cfg(test)]
@@ -408,10 +413,10 @@ pub(crate) mod tests {
         for asked in ["7", "GPU-x", "0000:55:00.0", "bogus", "0:1", "MIG-x", "MIG-GPU-00000002/7/1"] {
             let text = render(&chosen(asked, &inventory()).unwrap_err());
             assert!(
-                text.contains("NVIDIA_VISIBLE_DEVICES asks for") && text.contains("this host has no such"),
+                text.contains("NVIDIA_VISIBLE_DEVICES requests") && text.contains("this host has no such"),
                 "{text}"
             );
-            assert!(text.ends_with("hint: ask for one of 0, 1, 2, 2:0, 2:1, all, none; \"oci-nvidia-hook info\" on the host prints the GPUs"), "{text}");
+            assert!(text.ends_with("hint: request one of 0, 1, 2, 2:0, 2:1, all, none; \"oci-nvidia-hook info\" on the host prints the GPUs"), "{text}");
         }
         let text = render(&chosen("nvidia.com/gpu=0", &inventory()).unwrap_err());
         assert!(text.contains("podman run --device nvidia.com/gpu=0"), "{text}");
@@ -467,7 +472,7 @@ pub(crate) mod tests {
             assert!(text.contains(&format!("{missing} (ONH-021)\nhint: {PREPARE}")), "{asked}: {text}");
         }
         assert_eq!(chosen("MIG-21", &inventory).unwrap(), ["MIG-21"]);
-        let limits = Limits { allow: vec![], deny: vec!["2".into()] };
+        let limits = Limits { deny: vec!["2".into()], ..Limits::default() };
         assert!(select(&VisibleDevices::All, "x", &inventory, &limits).unwrap().1.is_empty());
     }
 
@@ -477,14 +482,14 @@ pub(crate) mod tests {
             let mut inventory = inventory();
             inventory.failed.push(failed(Some(3), node_missing));
             for deny in ["3", "GPU-00000009", "0000:09:00.0"] {
-                let limits = Limits { allow: vec![], deny: vec![deny.into()] };
+                let limits = Limits { deny: vec![deny.into()], ..Limits::default() };
                 let (devices, findings) = select(&VisibleDevices::All, "x", &inventory, &limits).unwrap();
                 assert_eq!((devices.len(), findings.len()), (5, 0), "{deny}");
                 let text = render(&chosen_within("3", &inventory, &limits).unwrap_err());
                 assert!(text.contains("which containers may not have (ONH-032)") && !text.contains("lost"), "{text}");
             }
             inventory.gpus.clear();
-            let limits = Limits { allow: vec![], deny: vec!["3".into()] };
+            let limits = Limits { deny: vec!["3".into()], ..Limits::default() };
             let text = render(&chosen_within("all", &inventory, &limits).unwrap_err());
             assert!(text.contains("[devices]"), "{text}");
         }
@@ -543,15 +548,15 @@ pub(crate) mod tests {
 
     #[test]
     fn limits_hold_for_names_and_for_all() {
-        let limits = Limits { allow: vec!["0".into(), "2".into()], deny: vec!["MIG-20".into()] };
+        let limits = Limits { allow: vec!["0".into(), "2".into()], deny: vec!["MIG-20".into()], ..Limits::default() };
         assert_eq!(chosen_within("all", &inventory(), &limits).unwrap(), ["GPU-00000000", "GPU-00000002", "MIG-21"]);
         for asked in ["1", "MIG-20", "2:0"] {
             let text = render(&chosen_within(asked, &inventory(), &limits).unwrap_err());
             assert!(text.contains("which containers may not have"), "{text}");
             let (_, hint) = text.split_once("hint: ").unwrap();
-            assert!(hint.starts_with("ask for one of 0, 2, 2:1, all, none") && !hint.contains("GPU-"), "{text}");
+            assert!(hint.starts_with("request one of 0, 2, 2:1, all, none") && !hint.contains("GPU-"), "{text}");
         }
-        let none = Limits { allow: vec!["9".into()], deny: vec![] };
+        let none = Limits { allow: vec!["9".into()], ..Limits::default() };
         assert!(render(&chosen_within("all", &inventory(), &none).unwrap_err()).contains("[devices]"));
         let text = render(&chosen_within("1", &inventory(), &none).unwrap_err());
         assert!(text.ends_with("hint: change [devices] in config.toml, which allows no GPU of this host"), "{text}");

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::io;
 
 use super::api::{Api, Device, Failed};
+use super::processes::{Process, Processes, Use};
 
 /// The library, which no value of this type can be.
 #[derive(Debug)]
@@ -66,6 +67,12 @@ impl Api for Library {
         match *self {}
     }
     fn compute_instance(&self, _device: Device) -> Result<u32, Failed> {
+        match *self {}
+    }
+}
+
+impl Processes for Library {
+    fn processes(&self, _device: Device, _how: Use) -> Result<Vec<Process>, Failed> {
         match *self {}
     }
 }

@@ -9,6 +9,7 @@ pub mod api;
 mod ffi;
 #[cfg(feature = "nvml")]
 pub mod monitoring;
+pub mod processes;
 
 #[cfg(not(feature = "nvml"))]
 pub use absent::Library;

@@ -98,7 +98,7 @@ pub fn prepare_host(config: &Config, channels: &[u32], patience: Duration) -> Re
                 prepared.done.push(format!("set the owner and mode of {node}"));
             }
             Ok(Made { link: Some(link), .. }) => {
-                prepared.done.push(format!("made the link {} to /dev/{}", link.display(), node.name));
+                prepared.done.push(format!("created the link {} to /dev/{}", link.display(), node.name));
             }
             Ok(Made { node: NodeChange::Unchanged, link: None }) => {}
             Err(error) => prepared.failed.push(error),

@@ -145,11 +145,11 @@ pub(crate) fn no_such_channel(facts: &ModuleState, channel: u32) -> Option<anyho
     let (reason, fix) = match facts.imex.count {
         _ if !facts.majors.contains_key(IMEX_CHANNELS) => (
             format!("\"/proc/devices\" does not list {IMEX_CHANNELS}"),
-            "ask for channels only where the driver and the GPUs support IMEX".to_owned(),
+            "request channels only where the driver and the GPUs support IMEX".to_owned(),
         ),
         Some(count) if channel >= count => (
             format!("the driver has {count} of them"),
-            format!("load the module with a larger NVreg_ImexChannelCount, or ask for channels below {count}"),
+            format!("load the module with a larger NVreg_ImexChannelCount, or request channels below {count}"),
         ),
         _ => return None,
     };

@@ -3,6 +3,7 @@
 //!
 //! <https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/docker-specialized.html>
 
+pub mod misspelled;
 pub mod mounts;
 pub mod nodes;
 pub mod select;
@@ -17,6 +18,7 @@ use crate::capability::{self, Capabilities, Omit};
 use crate::config::{Config, NoGpu, Require};
 use crate::device_id::{self, VisibleDevices, imex_channel};
 use crate::edits::Wanted;
+use crate::feature::{self, Feature, Features};
 use crate::host;
 use crate::require::{self, Requirement};
 
@@ -54,6 +56,10 @@ pub struct GpuRequest {
     pub mig_monitor: Option<String>,
     /// The IMEX channels
     pub imex_channels: Vec<String>,
+    /// Devices next to the GPUs
+    pub features: Features,
+    /// Findings about variables that have no effect
+    pub remarks: Vec<Finding>,
     /// Parts to omit; only options of commands can set this
     pub omit: Omit,
 }
@@ -72,6 +78,7 @@ impl GpuRequest {
             mig_config: is_all(Variable::MigConfigDevices, self.mig_config.as_deref())?,
             mig_monitor: is_all(Variable::MigMonitorDevices, self.mig_monitor.as_deref())?,
             imex_channels: channels?,
+            features: self.features,
         })
     }
 }
@@ -106,8 +113,8 @@ pub enum Decision {
 pub enum Hint {
     /// No request, regardless of config.toml
     No,
-    /// A request if config.toml names one of its variables as `swarm-resource`, or because of its device nodes. An invalid
-    /// config.toml does not stop the container
+    /// A request if config.toml names one of its variables as `swarm-resource`, or because of its device nodes; or only a variable with
+    /// a misspelled name. An invalid config.toml does not stop the container
     Perhaps,
     /// A request
     Yes,
@@ -139,7 +146,7 @@ pub fn hint_of(env: Environment<'_>) -> Hint {
     };
     if asks {
         Hint::Yes
-    } else if env.may_have_swarm_resource() {
+    } else if env.may_have_swarm_resource() || misspelled::is_any(env) {
         Hint::Perhaps
     } else {
         Hint::No
@@ -164,6 +171,7 @@ pub fn decide(container: &Container<'_>, config: &Config) -> Result<Decision> {
     };
     let legacy = is_legacy_image(container.env);
     let asked = container.env.get(Variable::DriverCapabilities);
+    let (features, remarks) = features(container, from_mounts.features, env_counts);
     Ok(Decision::Gpus(Box::new(GpuRequest {
         devices,
         asked_by,
@@ -172,6 +180,8 @@ pub fn decide(container: &Container<'_>, config: &Config) -> Result<Decision> {
         mig_config: privileged_only(container, Variable::MigConfigDevices)?,
         mig_monitor: privileged_only(container, Variable::MigMonitorDevices)?,
         imex_channels: imex_channels(container, config, from_mounts.imex, env_counts),
+        features,
+        remarks,
         omit: Omit::default(),
     })))
 }
@@ -184,7 +194,7 @@ pub fn excuse(request: &GpuRequest, config: &Config, error: anyhow::Error) -> Re
     if config.no_gpu == NoGpu::Start && request.devices == VisibleDevices::All && host::has_no_gpu(config) {
         return Ok(Finding::new(
             &catalog::NO_GPU_HERE,
-            format!("{} asks for \"all\", but this host has no NVIDIA GPU on its PCI bus", request.asked_by),
+            format!("{} requests all GPUs, but this host has no NVIDIA GPU on its PCI bus", request.asked_by),
             "to stop such containers, set no-gpu = \"error\" in the [oci-nvidia-hook] table of config.toml",
         ));
     }
@@ -223,7 +233,7 @@ fn is_legacy_image(env: Environment<'_>) -> bool {
     env.get_filled(Variable::CudaVersion).is_some() && env.get_filled(Variable::RequireCuda).is_none()
 }
 
-/// Returns the variable with the request and its value; or the reason why no variable requests GPUs.
+/// Returns the variable with the request and its value; or why no variable requests GPUs.
 fn visible_by_env(container: &Container<'_>, config: &Config) -> Result<(String, VisibleDevices), (String, Rank)> {
     let visible_devices = Variable::VisibleDevices.name();
     // A swarm variable has precedence over NVIDIA_VISIBLE_DEVICES, even if it is empty.
@@ -276,6 +286,33 @@ fn imex_channels(
         Some(VisibleDevices::List(channels)) => channels,
         _ => Vec::new(),
     }
+}
+
+/// Returns the requested features, and findings about variables that have no effect.
+fn features(container: &Container<'_>, from_mounts: Features, env_counts: bool) -> (Features, Vec<Finding>) {
+    let (mut features, mut remarks) = (from_mounts, Vec::new());
+    for feature in Feature::ALL {
+        let name = feature.row().variable;
+        match container.env.get_filled(Variable::Feature(feature)) {
+            None => {}
+            Some(feature::ENABLED) if env_counts => features.insert(feature),
+            Some(feature::ENABLED) if features.has(feature) => {}
+            Some(feature::ENABLED) => remarks.push(Finding::new(
+                &catalog::REFUSED,
+                format!(
+                    "{name} is ignored: the container is not privileged and \
+                     accept-nvidia-visible-devices-envvar-when-unprivileged is false"
+                ),
+                "start the container with --privileged, or have a device plugin request the devices with a mount",
+            )),
+            Some(value) => remarks.push(Finding::new(
+                &catalog::FEATURE_VALUE,
+                format!("{name}={value:?} has no effect, because the value is not {:?}", feature::ENABLED),
+                format!("set {name}={}, or remove the variable", feature::ENABLED),
+            )),
+        }
+    }
+    (features, remarks)
 }
 
 /// Upper limit for the requirements of a container; images have one to five.

@@ -8,13 +8,19 @@ use anyhow::Result;
 use base::report::failure;
 use findings::catalog;
 
+use crate::cdi::extras::IMEX_CLASS;
+use crate::cdi::generate::ALL;
 use crate::device_id::{self, VisibleDevices, unique};
+use crate::feature::{Feature, Features};
 
 /// The directory of these mounts. `/var/run` is a link to `/run` in nearly every image.
 const DIR: &str = "/var/run/nvidia-container-devices";
 const DIRS: [&str; 2] = [DIR, "/run/nvidia-container-devices"];
 /// The origin of such a request, for messages.
 pub const ORIGIN: &str = "a mount below /var/run/nvidia-container-devices";
+
+/// The vendor in the CDI names of features and IMEX channels.
+const VENDOR: &str = "nvidia.com";
 
 /// A mount of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,16 +31,27 @@ pub struct Mount<'a> {
     pub destination: &'a Path,
 }
 
-/// The devices and IMEX channels that mounts name.
+/// The devices, IMEX channels and features that mounts name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountRequest {
     /// The names of GPUs
     pub devices: Vec<String>,
     /// The IMEX channels
     pub imex: Vec<String>,
+    /// The features
+    pub features: Features,
 }
 
 impl MountRequest {
+    /// Adds a CDI name. Those of features and IMEX channels are the names that NVIDIA's generator of CDI specs gives them.
+    fn qualified(&mut self, vendor: &str, class: &str, device: &str) {
+        match Feature::from_name(class).filter(|_| vendor == VENDOR && device == ALL) {
+            Some(feature) => self.features.insert(feature),
+            None if vendor == VENDOR && class == IMEX_CLASS => self.imex.push(device.to_owned()),
+            None => self.devices.push(format!("{vendor}/{class}={device}")),
+        }
+    }
+
     /// Returns the requested GPUs; `None` if no mount names one. `all` and `none` mean what they mean in the variable: NVIDIA's
     /// documentation and guides for kind use a mount named `all`.
     #[must_use]
@@ -44,6 +61,12 @@ impl MountRequest {
             names => Some(device_id::of_words(names.iter().map(String::as_str))),
         }
     }
+}
+
+/// Returns the name of the mount that requests a feature, below the directory of the mounts.
+#[must_use]
+pub fn name_of(feature: Feature) -> String {
+    format!("cdi/{VENDOR}/{}={ALL}", feature.row().name)
 }
 
 /// Reports whether a mount is a request: its normalized path is in the directory, or its path starts there and leaves it with
@@ -77,8 +100,12 @@ pub fn parse(mounts: &[Mount<'_>], accepted: bool) -> Result<MountRequest> {
             // cdi/vendor/class/device and cdi/vendor/class=device are the same CDI name; other forms are ignored.
             let parts: Vec<_> = qualified.splitn(3, '/').collect();
             match parts.as_slice() {
-                [vendor, class, device] => request.devices.push(format!("{vendor}/{class}={device}")),
-                [vendor, rest] if rest.contains('=') => request.devices.push(format!("{vendor}/{rest}")),
+                [vendor, class, device] => request.qualified(vendor, class, device),
+                [vendor, rest] => {
+                    if let Some((class, device)) = rest.split_once('=') {
+                        request.qualified(vendor, class, device);
+                    }
+                }
                 _ => {}
             }
         } else {

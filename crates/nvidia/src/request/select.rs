@@ -6,6 +6,7 @@ use crate::capability::Capability;
 use crate::config::{Config, Require};
 use crate::device_id::VisibleDevices;
 use crate::driver::nodes::PREPARE;
+use crate::feature::{Features, Row};
 use crate::inventory::select::{Device, mig_nodes_missing, select};
 use crate::inventory::{Gpu, Inventory, limits};
 use crate::require::{self, Properties};
@@ -28,6 +29,8 @@ pub fn decide<'a>(
     findings.extend(mig_findings(request, &devices));
     let properties = properties(&devices, inventory);
     refuse_selected_mig_devices(request, &devices)?;
+    refuse_denied(request.features, config)?;
+    findings.extend(request.remarks.iter().cloned());
     for requirement in &request.requirements {
         match require::check(requirement, &properties) {
             Err(error) if config.requirements() == Require::Warn => {
@@ -56,6 +59,24 @@ fn refuse_selected_mig_devices(request: &GpuRequest, devices: &[Device<'_>]) -> 
     ))
 }
 
+/// Refuses features that `[devices]` in config.toml denies.
+///
+/// # Errors
+/// If one of them is denied.
+pub fn refuse_denied(features: Features, config: &Config) -> Result<()> {
+    let Some(feature) = features.iter().find(|feature| config.devices.denied_features.has(*feature)) else {
+        return Ok(());
+    };
+    let Row { title, variable, name, .. } = feature.row();
+    Err(failure(
+        &catalog::DENIED,
+        format!("containers may not have the devices of {title}"),
+        format!(
+            "start the container without {variable} and nvidia.com/{name}=all, or remove {name:?} from deny in config.toml"
+        ),
+    ))
+}
+
 /// Returns findings about whole GPUs in MIG mode, on which compute programs find no usable device. Not for programs that
 /// configure or monitor MIG devices.
 fn mig_findings(request: &GpuRequest, devices: &[Device<'_>]) -> Vec<Finding> {
@@ -65,7 +86,7 @@ fn mig_findings(request: &GpuRequest, devices: &[Device<'_>]) -> Vec<Finding> {
     let with_mig_devices: Vec<u32> =
         devices.iter().filter(|device| matches!(device, Device::Mig(..))).map(|device| device.gpu().index).collect();
     let gpus = devices.iter().filter(|device| matches!(device, Device::Gpu(_))).map(|device| device.gpu());
-    // The selection has reported unlisted MIG devices if the container asks for "all".
+    // The selection has reported unlisted MIG devices if the container requests all GPUs.
     let is_reported = |gpu: &Gpu| request.devices == VisibleDevices::All && !gpu.unlisted_mig.is_empty();
     let whole = gpus.filter(|gpu| gpu.mig_enabled && !with_mig_devices.contains(&gpu.index) && !is_reported(gpu));
     whole.map(mig_finding).collect()

@@ -27,8 +27,9 @@ impl Asking {
         Self { env: env.collect(), ..Self::default() }
     }
 
-    fn with_mount(self, name: &str) -> Self {
-        Self { mounts: vec![format!("/var/run/nvidia-container-devices/{name}")], ..self }
+    fn with_mount(mut self, name: &str) -> Self {
+        self.mounts.push(format!("/var/run/nvidia-container-devices/{name}"));
+        self
     }
 
     /// With `/dev/nvidiactl` and `/dev/nvidia1`.
@@ -262,6 +263,45 @@ fn imex_channels_are_accepted_like_gpus() {
 }
 
 #[test]
+fn features_are_accepted_like_gpus() {
+    let gpu = (VISIBLE, "0");
+    let named = |asking: &Asking, config: &Config| {
+        let request = asking.request(config);
+        let ids: Vec<_> = request.remarks.iter().map(|finding| finding.kind.id).collect();
+        (request.features.names().join(","), ids.join(","))
+    };
+    let (open, strict) = (Config::default(), by_mounts());
+    let all = [gpu, ("NVIDIA_GDS", "enabled"), ("NVIDIA_MOFED", "enabled"), ("NVIDIA_GDRCOPY", "enabled")];
+    let all = [&all[..], &[("NVIDIA_NVSWITCH", "enabled")]].concat();
+    for (asking, config, features, remarks) in [
+        (Asking::of(&[gpu]), &open, "", ""),
+        (Asking::of(&all), &open, "gds,mofed,gdrcopy,nvswitch", ""),
+        (Asking::of(&[gpu, ("NVIDIA_GDS", "")]), &open, "", ""),
+        (Asking::of(&[gpu, ("NVIDIA_GDS", "Enabled")]), &open, "", "ONH-115"),
+        (Asking::of(&[gpu, ("NVIDIA_MOFED", "1"), ("NVIDIA_GDS", "enabled")]), &open, "gds", "ONH-115"),
+        (Asking::of(&[gpu, ("NVIDIA_NVSWITCH", "enabled")]).privileged(), &strict, "nvswitch", ""),
+        // The variable of an unprivileged container does not count, although its mount requests a GPU.
+        (Asking::of(&[("NVIDIA_GDS", "enabled")]).with_mount("0"), &strict, "", "ONH-103"),
+        (Asking::of(&[]).with_mount("0").with_mount("cdi/nvidia.com/gds/all"), &strict, "gds", ""),
+        (Asking::of(&[]).with_mount("0").with_mount("cdi/nvidia.com/gdrcopy=all"), &strict, "gdrcopy", ""),
+        (
+            Asking::of(&[("NVIDIA_MOFED", "enabled")]).with_mount("0").with_mount("cdi/nvidia.com/mofed=all"),
+            &strict,
+            "mofed",
+            "",
+        ),
+        (Asking::of(&[gpu]).with_mount("cdi/nvidia.com/gds=all"), &open, "", ""),
+    ] {
+        assert_eq!(named(&asking, config), (features.to_owned(), remarks.to_owned()), "{asking:?}");
+    }
+    let other = Asking::of(&[]).with_mount("cdi/nvidia.com/gds=0").request(&strict);
+    assert_eq!(other.devices.names(), ["nvidia.com/gds=0"], "the feature has one device");
+    let channel = Asking::of(&[]).with_mount("0").with_mount("cdi/nvidia.com/imex-channel=3").request(&strict);
+    assert_eq!(channel.imex_channels, ["3"]);
+    assert_eq!(Asking::of(&[("NVIDIA_GDS", "enabled")]).hint(), Hint::No, "a feature alone requests no GPU");
+}
+
+#[test]
 fn requirements_are_collected() {
     let asking = |more: &[(&str, &str)]| Asking::of(&[&[(VISIBLE, "0")], more].concat());
     let texts = |asking: &Asking, config: &Config| -> Vec<String> {
@@ -312,7 +352,7 @@ fn a_host_without_gpus_may_excuse() {
     };
     let finding = excuses("all", &here(NoGpu::Start)).unwrap();
     assert_eq!(finding.kind.id, "ONH-112");
-    assert!(finding.what.starts_with("NVIDIA_VISIBLE_DEVICES asks for \"all\""), "{}", finding.what);
+    assert!(finding.what.starts_with("NVIDIA_VISIBLE_DEVICES requests all GPUs"), "{}", finding.what);
     assert_eq!(excuses("0", &here(NoGpu::Start)).unwrap_err().to_string(), "cause", "a GPU is named");
     assert_eq!(excuses("all", &here(NoGpu::Error)).unwrap_err().to_string(), "cause", "config.toml");
     let gpu = root.path().join("proc/driver/nvidia/gpus/0000:01:00.0");

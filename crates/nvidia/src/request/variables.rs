@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use crate::capability::DRIVER_CAPABILITIES;
 use crate::config::SWARM_PREFIX;
 use crate::device_id::VISIBLE_DEVICES;
+use crate::feature::Feature;
 
 /// A variable of the convention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +21,8 @@ pub enum Variable {
     MigMonitorDevices,
     /// The IMEX channels
     ImexChannels,
+    /// Devices next to the GPUs
+    Feature(Feature),
     /// The parts of the driver
     DriverCapabilities,
     /// A requirement. If it is empty, it counts like a missing one, so that [`Self::CudaVersion`] of the image requests all GPUs
@@ -30,12 +33,16 @@ pub enum Variable {
 
 impl Variable {
     /// All variables.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 12] = [
         Self::VisibleDevices,
         Self::CudaVersion,
         Self::MigConfigDevices,
         Self::MigMonitorDevices,
         Self::ImexChannels,
+        Self::Feature(Feature::Gds),
+        Self::Feature(Feature::Mofed),
+        Self::Feature(Feature::Gdrcopy),
+        Self::Feature(Feature::Nvswitch),
         Self::DriverCapabilities,
         Self::RequireCuda,
         Self::DisableRequire,
@@ -50,13 +57,14 @@ impl Variable {
             Self::MigConfigDevices => "NVIDIA_MIG_CONFIG_DEVICES",
             Self::MigMonitorDevices => "NVIDIA_MIG_MONITOR_DEVICES",
             Self::ImexChannels => "NVIDIA_IMEX_CHANNELS",
+            Self::Feature(feature) => feature.row().variable,
             Self::DriverCapabilities => DRIVER_CAPABILITIES,
             Self::RequireCuda => "NVIDIA_REQUIRE_CUDA",
             Self::DisableRequire => "NVIDIA_DISABLE_REQUIRE",
         }
     }
 
-    /// Whether a value of it requests GPUs, MIG management or IMEX channels.
+    /// Whether a value of it requests GPUs, MIG management, IMEX channels or other devices.
     #[must_use]
     pub const fn requests(self) -> bool {
         match self {
@@ -64,7 +72,8 @@ impl Variable {
             | Self::CudaVersion
             | Self::MigConfigDevices
             | Self::MigMonitorDevices
-            | Self::ImexChannels => true,
+            | Self::ImexChannels
+            | Self::Feature(_) => true,
             Self::DriverCapabilities | Self::RequireCuda | Self::DisableRequire => false,
         }
     }
@@ -81,6 +90,11 @@ impl<'a> From<&'a BTreeMap<String, String>> for Environment<'a> {
 }
 
 impl<'a> Environment<'a> {
+    /// Returns the names of all variables, also of those that are not in the convention.
+    pub(super) fn names(self) -> impl Iterator<Item = &'a str> {
+        self.0.keys().map(String::as_str)
+    }
+
     /// Returns the value of a variable.
     #[must_use]
     pub fn get(self, variable: Variable) -> Option<&'a str> {

@@ -90,7 +90,7 @@ fn policy() -> Policy {
     Policy::from(&Plugin::default())
 }
 
-/// A row: the seconds since the start, the step, and the start of the reason why the GPU is unhealthy, or `""`.
+/// A row: the seconds since the start, the step, and the start of the reason, or `""`.
 type Row = (u64, Step, &'static str);
 
 /// Returns the state after two healthy GPUs went through these rows.

@@ -38,7 +38,7 @@ const NEW_BYTE_ORDER_AT: usize = 28;
 const NEW_EXTENSION_AT: usize = 32;
 /// `sizeof (struct file_entry_new)`: flags, name, path, OS version, hwcap.
 const NEW_ENTRY: usize = 24;
-/// `ALIGN_CACHE` on 64-bit machines. 32-bit x86 aligns to 4, which is the reason why ldconfig makes the old count even.
+/// `ALIGN_CACHE` on 64-bit machines. 32-bit x86 aligns to 4, which is why ldconfig makes the old count even.
 const NEW_ALIGN: usize = 8;
 
 /// `cache_file_new_flags_endian_current`.

@@ -121,6 +121,23 @@ fn what_devices_give() {
     }
 }
 
+/// A missing feature is a warning, as the container starts without it.
+#[test]
+fn what_features_give() {
+    let wanted = |feature| Wanted { features: [feature].into_iter().collect(), gpus: false, ..Wanted::default() };
+    let mut facts = facts();
+    facts.nodes.extend([node("nvidia-fs0", 508, 0), node("nvidia-fs1", 508, 1)]);
+    facts.features =
+        vec![(Feature::Gds, vec!["nvidia-fs0".to_owned(), "nvidia-fs1".to_owned()]), (Feature::Mofed, Vec::new())];
+    assert_eq!(outcome(facts.clone(), &wanted(Feature::Gds), &[]), "nvidiactl nvidia-fs0 nvidia-fs1");
+    for feature in [Feature::Mofed, Feature::Gdrcopy, Feature::Nvswitch] {
+        assert_eq!(outcome(facts.clone(), &wanted(feature), &[]), "nvidiactl ONH-233");
+        let (_, findings) = edits(&host(facts.clone()), &wanted(feature), &[]).unwrap();
+        let fix = &findings[0].fix;
+        assert!(fix.contains(feature.row().module), "{fix}");
+    }
+}
+
 #[test]
 fn what_is_missing_or_wrong() {
     type Change = fn(&mut DeviceFacts);
@@ -207,7 +224,7 @@ fn management_of_mig_devices() {
         "nvidiactl nvidia-uvm nvidia-uvm-tools nvidia2 nvidia-caps/nvidia-cap1 nvidia-caps/nvidia-cap21 \
          nvidia-caps/nvidia-cap31 nvidia-caps/nvidia-cap22 proc:gpus/0000:03:00.0 proc:capabilities"
     );
-    let limits = Limits { allow: Vec::new(), deny: vec!["MIG-20".to_owned()] };
+    let limits = Limits { deny: vec!["MIG-20".to_owned()], ..Limits::default() };
     let limited = outcome(DeviceFacts { limits, withholds_mig: true, ..facts() }, &config, &split);
     assert_eq!(
         limited,

@@ -4,6 +4,7 @@
 #![allow(unsafe_code, reason = "dlopen and calls into a C library")]
 
 mod monitoring;
+mod processes;
 mod structs;
 mod table;
 

@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_longlong, c_uint, c_ulonglong};
 
 use crate::nvml::api::{Code, Device};
+use crate::nvml::processes::{MOST, Process};
 
 /// `nvmlReturn_t`, an enumeration without negative values.
 pub(super) type Return = c_uint;
@@ -104,11 +105,38 @@ pub(super) struct DeviceAttributes {
     pub(super) memory_mib: c_ulonglong,
 }
 
+/// The versions 2 and 3 of the functions that store it use one layout. Version 1 lacks the last two fields.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct ProcessInfo {
+    pid: c_uint,
+    used_memory: c_ulonglong,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+}
+
+/// The processes that a function stores.
+pub(super) type ProcessList = [ProcessInfo; MOST];
+
+impl ProcessInfo {
+    /// A place for the library to store processes, on the heap because of its size
+    pub(super) fn empty_list() -> Box<ProcessList> {
+        Box::new([Self { pid: 0, used_memory: 0, gpu_instance: 0, compute_instance: 0 }; MOST])
+    }
+
+    pub(super) fn process(&self) -> Process {
+        // NVML_VALUE_NOT_AVAILABLE: on Windows, and for a MIG device of another user.
+        let memory = (self.used_memory != c_ulonglong::MAX).then_some(self.used_memory);
+        Process { pid: self.pid, memory }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// The sizes that a C compiler computes for nvml.h.
+    const _: () = assert!(size_of::<ProcessInfo>() == 24 && std::mem::offset_of!(ProcessInfo, gpu_instance) == 16);
     const _: () = assert!(size_of::<EventData>() == 32 && size_of::<FieldValue>() == 40);
     const _: () = assert!(size_of::<Memory>() == 24 && size_of::<DeviceAttributes>() == 40);
     const _: () = assert!(size_of::<Utilization>() == 8 && size_of::<PciInfo>() >= 68);

@@ -7,9 +7,10 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong};
 
 use super::Library;
-use super::structs::{DeviceAttributes, EventData, FieldValue, Memory, PciInfo, Return, Utilization};
+use super::structs::{DeviceAttributes, EventData, FieldValue, Memory, PciInfo, ProcessList, Return, Utilization};
 use crate::nvml::api::{Device, Failed};
 use crate::nvml::monitoring::{BorrowedSet, EventSet, FIELDS};
+use crate::nvml::processes::MOST;
 
 // C gives an enumeration without negative values the type `unsigned int`.
 type BrandType = c_uint;
@@ -54,6 +55,21 @@ impl Count {
 
 const _: () = assert!(FIELDS == 3, "Count::OF_FIELDS");
 
+/// The number of elements of a [`ProcessList`], which the library replaces with the number of those that it stored.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct Room(c_uint);
+
+impl Room {
+    pub(super) const OF_PROCESSES: Self = Self(1024);
+
+    pub(super) fn count(self) -> usize {
+        usize::try_from(self.0).unwrap_or_default()
+    }
+}
+
+const _: () = assert!(MOST == 1024, "Room::OF_PROCESSES");
+
 /// Declares a method of [`Library`] for each prototype. All functions return an `nvmlReturn_t`.
 macro_rules! prototypes {
     ($($name:ident($($parameter:ident: $type:ty),*);)*) => {
@@ -66,7 +82,7 @@ macro_rules! prototypes {
                 // SAFETY: the row is the prototype in nvml.h, and the symbol is used only below, while `self` holds the library.
                 let function = unsafe { self.symbol::<unsafe extern "C" fn($($type),*) -> Return>(NAME) }?;
                 // SAFETY: the types permit only valid arguments. A reference points to a value with the layout in nvml.h, which
-                // the library fills or leaves as it is, and does not keep. A `Length` or `Count` is that of its buffer. A `Device`
+                // the library fills or leaves as it is, and does not keep. A `Length`, `Count` or `Room` is that of its buffer. A `Device`
                 // or `EventSet` is NULL or comes from this library, which is initialized then and never shut down; a freed set does not
                 // exist any more. The library checks NULL and all numbers.
                 let code = unsafe { function($($parameter),*) };
@@ -112,4 +128,11 @@ prototypes! {
     nvmlDeviceGetTopologyCommonAncestor(device1: Device, device2: Device, pathInfo: &mut GpuTopologyLevel);
     nvmlDeviceGetNvLinkState(device: Device, link: c_uint, isActive: &mut EnableState);
     nvmlDeviceGetNvLinkRemotePciInfo_v2(device: Device, link: c_uint, pci: &mut PciInfo);
+
+    nvmlDeviceGetComputeRunningProcesses_v3(device: Device, infoCount: &mut Room, infos: &mut ProcessList);
+    nvmlDeviceGetGraphicsRunningProcesses_v3(device: Device, infoCount: &mut Room, infos: &mut ProcessList);
+    nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Device, infoCount: &mut Room, infos: &mut ProcessList);
+    nvmlDeviceGetComputeRunningProcesses_v2(device: Device, infoCount: &mut Room, infos: &mut ProcessList);
+    nvmlDeviceGetGraphicsRunningProcesses_v2(device: Device, infoCount: &mut Room, infos: &mut ProcessList);
+    nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Device, infoCount: &mut Room, infos: &mut ProcessList);
 }

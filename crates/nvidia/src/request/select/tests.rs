@@ -2,6 +2,7 @@ use super::*;
 use crate::capability::Capabilities;
 use crate::config::Limits;
 use crate::device_id;
+use crate::feature::{Feature, Features};
 use crate::inventory::select::tests::inventory as sample;
 use crate::inventory::{ExcludedGpu, UnlistedMig};
 use crate::require::Requirement;
@@ -25,6 +26,8 @@ fn request(devices: &str) -> GpuRequest {
         mig_config: None,
         mig_monitor: None,
         imex_channels: Vec::new(),
+        features: Features::default(),
+        remarks: Vec::new(),
         omit: crate::capability::Omit::default(),
     }
 }
@@ -48,6 +51,17 @@ fn outcome(request: &GpuRequest, inventory: &Inventory, config: &Config) -> Resu
 #[track_caller]
 fn findings(request: &GpuRequest, inventory: &Inventory) -> Vec<String> {
     outcome(request, inventory, &Config::default()).unwrap().1
+}
+
+#[test]
+fn a_denied_feature_is_refused() {
+    let request = GpuRequest { features: [Feature::Gds, Feature::Mofed].into_iter().collect(), ..request("0") };
+    for (denied, refused) in [(Feature::Mofed, true), (Feature::Nvswitch, false)] {
+        let devices = Limits { denied_features: [denied].into_iter().collect(), ..Limits::default() };
+        let config = Config { devices, ..Config::default() };
+        let outcome = outcome(&request, &inventory(), &config);
+        assert_eq!(outcome.is_err_and(|id| id == "ONH-032"), refused, "{denied:?}");
+    }
 }
 
 #[test]

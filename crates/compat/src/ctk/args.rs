@@ -1,0 +1,307 @@
+//! Defines the command line of `nvidia-ctk`. Options that are hidden in the help are those of NVIDIA's program that are not supported,
+//! so that each has an error with the reason.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use nvidia_host::programs;
+
+/// oci-nvidia-hook-compat, called with the name of NVIDIA's program
+///
+/// Environment variables have no effect. The exit status is 0 on success, 1 on failure, and 2 if the command line is invalid.
+#[derive(Debug, Parser)]
+#[command(
+    name = programs::CTK,
+    version,
+    disable_help_subcommand = true,
+    propagate_version = true,
+    args_override_self = true,
+    max_term_width = 80
+)]
+pub(super) struct Cli {
+    /// Ignored
+    #[arg(short, long, global = true)]
+    debug: bool,
+    /// Ignored
+    #[arg(short, long, global = true)]
+    quiet: bool,
+    /// The command to run
+    #[command(subcommand)]
+    pub(super) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Write, list and change CDI specs
+    #[command(subcommand)]
+    Cdi(Cdi),
+    /// Print the hook's config.toml, or change it
+    Config(Config),
+    /// Show the driver and the GPUs, like oci-nvidia-hook info
+    Info,
+    /// Configure a container engine
+    #[command(subcommand)]
+    Runtime(Runtime),
+    /// Create device nodes and links
+    #[command(subcommand)]
+    System(System),
+    /// Carry out a hook of a CDI spec; see nvidia-ctk hook --help
+    Hook,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Cdi {
+    /// Write a CDI spec, like oci-nvidia-hook cdi generate
+    Generate(Box<Generate>),
+    /// List the CDI devices that engines find
+    List {
+        /// Search this directory for specs [default: /etc/cdi, /var/run/cdi]
+        #[arg(long = "spec-dir", value_name = "DIR")]
+        spec_dirs: Vec<PathBuf>,
+    },
+    /// Change paths in a CDI spec
+    #[command(subcommand)]
+    Transform(Transform),
+}
+
+#[derive(Args, Debug)]
+pub(super) struct Generate {
+    /// Write the spec to this file [default: stdout]
+    #[arg(long, value_name = "FILE")]
+    pub(super) output: Option<PathBuf>,
+    /// Format of the spec: yaml or json [default: that of the file's extension, or yaml]
+    #[arg(long, value_name = "FORMAT", value_enum)]
+    pub(super) format: Option<Format>,
+    /// auto or nvml for GPUs, or gds, mofed, gdrcopy, nvswitch or imex
+    #[arg(
+        long,
+        alias = "discovery-mode",
+        value_name = "MODE",
+        value_enum,
+        default_value = "auto",
+        hide_possible_values = true
+    )]
+    pub(super) mode: Mode,
+    /// Names of the devices; repeatable [default: index, uuid]
+    #[arg(long = "device-name-strategy", value_name = "STRATEGY", value_enum, value_delimiter = ',')]
+    pub(super) strategies: Vec<Strategy>,
+    /// Driver root [default: root in config.toml, or /]
+    #[arg(long, value_name = "DIR")]
+    pub(super) driver_root: Option<PathBuf>,
+    /// Vendor part of the CDI kind [default: nvidia.com]
+    #[arg(long, alias = "cdi-vendor", value_name = "VENDOR")]
+    pub(super) vendor: Option<String>,
+    /// Class part of the CDI kind [default: gpu]
+    #[arg(long, alias = "cdi-class", value_name = "CLASS")]
+    pub(super) class: Option<String>,
+    /// no-additional-gids-for-device-nodes, for engines that reject the field
+    #[arg(long = "feature-flag", alias = "feature-flags", value_name = "FLAG", value_delimiter = ',')]
+    pub(super) feature_flags: Vec<String>,
+    /// Ignored: ldconfig is never run
+    #[arg(long, value_name = "FILE")]
+    ldconfig_path: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) refused: Refused,
+}
+
+/// Options of NVIDIA's program that are not supported.
+#[derive(Args, Debug)]
+pub(super) struct Refused {
+    #[arg(long, hide = true)]
+    pub(super) dev_root: Option<PathBuf>,
+    #[arg(long = "device-id", aliases = ["device-ids", "device", "devices"], hide = true)]
+    pub(super) device_id: Vec<String>,
+    #[arg(long, hide = true)]
+    pub(super) no_all_device: bool,
+    #[arg(long, hide = true)]
+    pub(super) library_search_path: Vec<String>,
+    #[arg(long, hide = true)]
+    pub(super) config_search_path: Vec<String>,
+    #[arg(long, alias = "nvidia-ctk-path", hide = true)]
+    pub(super) nvidia_cdi_hook_path: Option<PathBuf>,
+    #[arg(long, alias = "disable-hooks", hide = true)]
+    pub(super) disable_hook: Vec<String>,
+    #[arg(long, alias = "enable-hooks", hide = true)]
+    pub(super) enable_hook: Vec<String>,
+    #[arg(long = "csv.file", hide = true)]
+    pub(super) csv_file: Vec<String>,
+    #[arg(long = "csv.ignore-pattern", hide = true)]
+    pub(super) csv_ignore_pattern: Vec<String>,
+    #[arg(long = "csv.compat-container-root", hide = true)]
+    pub(super) csv_compat_container_root: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Format {
+    Yaml,
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Mode {
+    Auto,
+    Nvml,
+    Csv,
+    Gdrcopy,
+    Gds,
+    Imex,
+    Management,
+    Mofed,
+    Nvswitch,
+    Wsl,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Strategy {
+    Index,
+    Uuid,
+    TypeIndex,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Transform {
+    /// Replace the beginning of paths
+    #[command(alias = "root-transform")]
+    Root(Root),
+}
+
+#[derive(Args, Debug)]
+pub(super) struct Root {
+    /// Directory with which the paths begin
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub(super) from: PathBuf,
+    /// Directory that replaces it
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub(super) to: PathBuf,
+    /// Whether paths on the host or paths in the container are changed
+    #[arg(long, value_name = "SIDE", value_enum, default_value = "host")]
+    pub(super) relative_to: Side,
+    /// Spec to read, or - for stdin
+    #[arg(long, value_name = "FILE", default_value = "-")]
+    pub(super) input: PathBuf,
+    /// File to write [default: stdout]
+    #[arg(long, value_name = "FILE")]
+    pub(super) output: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Side {
+    Host,
+    Container,
+}
+
+/// Without --set, the command prints the file. With --set, it prints the changed file, or with --in-place writes it.
+#[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(super) struct Config {
+    /// The file [default: /etc/nvidia-container-runtime/config.toml]
+    #[arg(short = 'c', long = "config-file", alias = "config", value_name = "FILE")]
+    pub(super) file: Option<PathBuf>,
+    /// Set a key, such as nvidia-container-cli.no-cgroups=true; without a value, a boolean key is true; repeatable
+    #[arg(long = "set", value_name = "KEY[=VALUE]")]
+    pub(super) set: Vec<String>,
+    /// Change the file
+    #[arg(short, long, conflicts_with = "output")]
+    pub(super) in_place: bool,
+    /// Write the result to this file [default: stdout]
+    #[arg(short, long, value_name = "FILE")]
+    pub(super) output: Option<PathBuf>,
+    #[command(subcommand)]
+    pub(super) command: Option<ConfigCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum ConfigCommand {
+    /// Print the default file, with a comment for each key
+    Default {
+        /// Write the file here [default: stdout]
+        #[arg(short, long, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Runtime {
+    /// Report how an engine starts the hook; for Docker and containerd, enable CDI and the runtime nvidia in its file
+    Configure(Configure),
+}
+
+#[derive(Args, Debug)]
+pub(super) struct Configure {
+    /// The engine
+    #[arg(long, value_name = "ENGINE", value_enum, default_value = "docker")]
+    pub(super) runtime: Engine,
+    /// The engine's configuration file [default: /etc/docker/daemon.json, /etc/containerd/config.toml]
+    #[arg(long, alias = "config-path", value_name = "FILE")]
+    pub(super) config: Option<PathBuf>,
+    /// Print the file, and do not write it
+    #[arg(long)]
+    pub(super) dry_run: bool,
+    /// Use the runtime nvidia for containers that do not select one
+    #[arg(long, alias = "nvidia-set-as-default")]
+    pub(super) set_as_default: bool,
+    /// Name of the runtime
+    #[arg(long = "nvidia-runtime-name", value_name = "NAME", default_value = "nvidia")]
+    pub(super) name: String,
+    /// Program of the runtime [default: nvidia-container-runtime in this program's directory]
+    #[arg(long = "nvidia-runtime-path", alias = "runtime-path", value_name = "FILE")]
+    pub(super) path: Option<PathBuf>,
+    /// Accepted, because CDI is always enabled
+    #[arg(
+        long = "cdi.enabled", aliases = ["cdi.enable", "enable-cdi"], value_name = "BOOL",
+        num_args = 0..=1, require_equals = true, default_missing_value = "true"
+    )]
+    pub(super) cdi: Option<bool>,
+    #[arg(long, alias = "mode", hide = true, default_value = "auto")]
+    pub(super) config_mode: String,
+    #[arg(long, hide = true, default_value = "file")]
+    pub(super) config_source: String,
+    #[arg(long, hide = true)]
+    pub(super) drop_in_config: Option<PathBuf>,
+    #[arg(long, alias = "hook-file-path", hide = true)]
+    pub(super) oci_hook_path: Option<PathBuf>,
+    #[arg(long, alias = "nvidia-runtime-hook-path", hide = true)]
+    pub(super) nvidia_runtime_hook_path: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    pub(super) executable_path: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Engine {
+    Crio,
+    Podman,
+    Docker,
+    Containerd,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum System {
+    /// Load the driver's modules and create its device nodes, like oci-nvidia-hook prepare
+    CreateDeviceNodes(Nodes),
+    /// Create the links in /dev/char, with which runc and systemd find devices
+    #[command(name = "create-dev-char-symlinks")]
+    CreateDevCharSymlinks {
+        #[command(flatten)]
+        nodes: Nodes,
+        #[arg(long, hide = true, default_value = "/dev/char")]
+        dev_char_path: PathBuf,
+    },
+}
+
+#[derive(Args, Debug)]
+pub(super) struct Nodes {
+    /// Driver root [default: root in config.toml, or /]
+    #[arg(long, alias = "root", value_name = "DIR")]
+    pub(super) driver_root: Option<PathBuf>,
+    /// Always done
+    #[arg(long, alias = "create-device-nodes", alias = "create-all")]
+    control_devices: bool,
+    /// Always done
+    #[arg(long)]
+    load_kernel_modules: bool,
+    #[arg(long, hide = true)]
+    pub(super) dev_root: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    pub(super) dry_run: bool,
+}

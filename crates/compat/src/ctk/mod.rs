@@ -1,0 +1,229 @@
+//! Runs as `nvidia-ctk`: the commands of NVIDIA's program besides `hook`.
+//!
+//! [`cdi`] and [`run`] translate command lines into those of oci-nvidia-hook. [`config`], [`runtime`] and [`transform`] change files.
+
+mod args;
+mod cdi;
+mod config;
+mod containerd;
+mod docker;
+mod runtime;
+mod transform;
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+use base::report::{failure, render};
+use base::sys::stdio;
+use command_line::parse::{self, Parsed};
+use findings::catalog;
+use nvidia_host::programs::CTK;
+
+use args::{Cdi, Cli, Command, System};
+
+/// What a command leaves to do.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    /// Print this on stdout
+    Print(Vec<u8>),
+    /// Run oci-nvidia-hook with these arguments
+    PassOn(Vec<OsString>),
+}
+
+/// What the file of an engine gets.
+#[derive(Debug)]
+struct Wanted<'a> {
+    /// The name of the runtime
+    name: &'a str,
+    /// Its program
+    program: &'a Path,
+    /// Whether containers use it that do not select a runtime
+    is_default: bool,
+}
+
+/// Whether a command line of nvidia-ctk, without `argv[0]`, is not that of a hook entry.
+pub(crate) fn is_command(args: &[OsString]) -> bool {
+    let is_flag = |word: &&OsString| word.as_encoded_bytes().starts_with(b"-");
+    args.iter().find(|word| !is_flag(word)).is_none_or(|word| word != "hook")
+}
+
+/// Runs the command with the arguments after `argv[0]`. Returns 0, 1 if the command failed, or 2 if the command line is invalid.
+pub(crate) fn run(args: &[OsString], main_program: &Path) -> ExitCode {
+    let cli = match parse::parse::<Cli>(args) {
+        Ok(Parsed::Run(cli)) => cli,
+        Ok(Parsed::Help(text)) => return print(text.as_bytes()),
+        Ok(Parsed::Version) => {
+            return print(format!("{CTK} version {} (oci-nvidia-hook)\n", env!("CARGO_PKG_VERSION")).as_bytes());
+        }
+        Err(error) => return report(&error, 2),
+    };
+    match carry_out(&cli.command) {
+        Ok(Outcome::Print(text)) => print(&text),
+        Ok(Outcome::PassOn(args)) => {
+            let args: Vec<OsString> = std::iter::once("oci-nvidia-hook".into()).chain(args).collect();
+            oci_nvidia_hook::pass_on(main_program, &args)
+        }
+        Err(error) => report(&error, if is_usage(&error) { 2 } else { 1 }),
+    }
+}
+
+fn carry_out(command: &Command) -> Result<Outcome> {
+    let run = |words: &[&OsStr]| Ok(Outcome::PassOn(words.iter().map(|word| (*word).to_owned()).collect()));
+    match command {
+        Command::Cdi(Cdi::Generate(options)) => cdi::generate(options).map(Outcome::PassOn),
+        Command::Cdi(Cdi::List { spec_dirs }) => {
+            let dirs = spec_dirs.iter().flat_map(|dir| [OsStr::new("--spec-dir"), dir.as_os_str()]);
+            run(&[OsStr::new("cdi"), OsStr::new("list")].into_iter().chain(dirs).collect::<Vec<_>>())
+        }
+        Command::Cdi(Cdi::Transform(args::Transform::Root(options))) => transform::root(options).map(Outcome::Print),
+        Command::Config(options) => config::run(options).map(Outcome::Print),
+        Command::Info => run(&[OsStr::new("info")]),
+        Command::Runtime(args::Runtime::Configure(options)) => runtime::configure(options).map(Outcome::Print),
+        Command::System(System::CreateDeviceNodes(nodes)) => prepare(nodes, "makes all device nodes of the driver"),
+        Command::System(System::CreateDevCharSymlinks { nodes, dev_char_path }) => {
+            if dev_char_path != Path::new("/dev/char") {
+                let why = "--dev-char-path is not supported: systemd and runc read the links in /dev/char";
+                return Err(refusal(why, "leave the option out"));
+            }
+            prepare(nodes, "makes the links with the nodes")
+        }
+        Command::Hook => Err(refusal("the name of the hook is missing", "run \"nvidia-ctk hook --help\"")),
+    }
+}
+
+/// `oci-nvidia-hook prepare` loads the modules, creates the nodes, and their links in /dev/char.
+fn prepare(nodes: &args::Nodes, does: &str) -> Result<Outcome> {
+    if nodes.dry_run {
+        let hint = format!("run \"oci-nvidia-hook doctor driver\"; \"oci-nvidia-hook prepare\" {does}");
+        return Err(refusal("--dry-run is not supported: what is missing is known after the modules are loaded", hint));
+    }
+    if nodes.dev_root.is_some() {
+        let hint = "set dev-root in [driver] of config.toml";
+        return Err(refusal("--dev-root is not supported: the hook and its commands need one value", hint));
+    }
+    let mut words: Vec<OsString> = vec!["prepare".into()];
+    if let Some(root) = &nodes.driver_root {
+        words.extend(["--root".into(), root.into()]);
+    }
+    Ok(Outcome::PassOn(words))
+}
+
+/// Returns the error for an option that is known, but not supported.
+fn refusal(why: impl Into<String>, hint: impl Into<String>) -> anyhow::Error {
+    failure(&catalog::COMMAND_LINE, format!("invalid command line: {}", why.into()), hint)
+}
+
+fn is_usage(error: &anyhow::Error) -> bool {
+    base::report::kind_of(error).is_some_and(|kind| std::ptr::eq(kind, &catalog::COMMAND_LINE))
+}
+
+/// Prints a line that is not part of the output.
+fn note(text: &str) {
+    stdio::print_stderr(&format!("{CTK}: {text}\n"));
+}
+
+fn report(error: &anyhow::Error, code: u8) -> ExitCode {
+    note(&render(error));
+    ExitCode::from(code)
+}
+
+fn print(text: &[u8]) -> ExitCode {
+    match stdio::print(text).context("cannot write to stdout") {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(error) => report(&error, 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) fn outcome(line: &str) -> Result<Outcome> {
+        match parse::parse::<Cli>(&line.split_whitespace().map(OsString::from).collect::<Vec<_>>())? {
+            Parsed::Run(cli) => carry_out(&cli.command),
+            Parsed::Help(_) | Parsed::Version => anyhow::bail!("help"),
+        }
+    }
+
+    #[test]
+    fn lines_of_guides_become_lines_of_the_hook() {
+        for (line, words) in [
+            ("cdi generate", "cdi generate --output - --format yaml"),
+            ("cdi generate --output=/etc/cdi/nvidia.yaml", "cdi generate --output /etc/cdi/nvidia.yaml"),
+            ("-q cdi generate --output /c/nvidia", "cdi generate --output /c/nvidia.yaml"),
+            (
+                "cdi generate --output /c/x.json --format=json --mode=nvml",
+                "cdi generate --output /c/x.json --format json",
+            ),
+            (
+                "cdi generate --device-name-strategy=type-index --device-name-strategy=uuid --mode auto",
+                "cdi generate --name-strategy type-index,uuid --output - --format yaml",
+            ),
+            (
+                "cdi generate --driver-root /run/nvidia/driver --vendor=example.com --class=x",
+                "cdi generate --root /run/nvidia/driver --vendor example.com --class x --output - --format yaml",
+            ),
+            (
+                "cdi generate --feature-flag no-additional-gids-for-device-nodes",
+                "cdi generate --no-additional-gids --output - --format yaml",
+            ),
+            ("cdi generate --mode=gds", "cdi generate --class gds --output - --format yaml"),
+            ("cdi generate --mode imex --output /c/i", "cdi generate --class imex-channel --output /c/i.yaml"),
+            ("cdi list", "cdi list"),
+            ("cdi list --spec-dir=/a --spec-dir /b", "cdi list --spec-dir /a --spec-dir /b"),
+            ("info", "info"),
+            ("system create-device-nodes --control-devices --load-kernel-modules", "prepare"),
+            ("system create-dev-char-symlinks --create-all", "prepare"),
+            ("system create-dev-char-symlinks --driver-root=/d", "prepare --root /d"),
+        ] {
+            let words = words.split(' ').map(OsString::from).collect();
+            assert_eq!(outcome(line).unwrap(), Outcome::PassOn(words), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_supported_has_a_reason() {
+        for (line, why) in [
+            ("cdi generate --mode=csv", "--mode=csv is not supported: "),
+            ("cdi generate --mode=management", "--mode=management is not supported: "),
+            ("cdi generate --mode=gds --class=x", "--class is not supported with this mode: "),
+            ("cdi generate --mode=nonsense", "invalid value \"nonsense\""),
+            ("cdi generate --device-id=0", "--device-id is not supported: "),
+            ("cdi generate --nvidia-ctk-path=/usr/bin/nvidia-ctk", "--nvidia-cdi-hook-path is not supported: "),
+            ("cdi generate --disable-hook=all", "--disable-hook is not supported: "),
+            ("cdi generate --library-search-path=/x", "--library-search-path is not supported: "),
+            ("cdi generate --feature-flag=x", "--feature-flag=x is not supported: "),
+            ("cdi generate --csv.file=x", "--csv.file is not supported: "),
+            ("cdi generate --no-all-device", "--no-all-device is not supported: "),
+            ("cdi generate --dev-root=/x", "--dev-root is not supported: "),
+            ("system create-device-nodes --dry-run", "--dry-run is not supported: "),
+            ("system create-dev-char-symlinks --dev-char-path=/x", "--dev-char-path is not supported: "),
+            ("runtime configure --runtime=lxc", "invalid value \"lxc\""),
+            ("runtime configure --config-mode=oci-hook", "--config-mode=oci-hook is not supported: "),
+            ("runtime configure --drop-in-config=/x", "--drop-in-config is not supported: "),
+            ("runtime configure --cdi.enabled=false", "--cdi.enabled=false is not supported: "),
+            ("runtime configure --config-source=command", "--config-source=command is not supported: "),
+            ("runtime configure --oci-hook-path=/x", "--oci-hook-path is not supported: "),
+            ("frobnicate", "unknown command \"frobnicate\""),
+            ("hook", "the name of the hook is missing"),
+        ] {
+            let text = render(&outcome(line).unwrap_err());
+            assert!(
+                text.contains(&format!("invalid command line: {why}")) && text.contains("\nhint: "),
+                "{line}: {text}"
+            );
+            assert!(text.contains(" (ONH-002)"), "{text}");
+        }
+    }
+
+    #[test]
+    fn hook_entries_are_not_commands() {
+        for (line, is) in [("cdi generate", true), ("--help", true), ("", true), ("-q hook x", false), ("hook", false)]
+        {
+            assert_eq!(is_command(&line.split_whitespace().map(OsString::from).collect::<Vec<_>>()), is, "{line}");
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Runs as `nvidia-container-runtime`, an OCI runtime for Docker and containerd: adds the GPUs to config.json of the bundle, and
+//! becomes runc.
+//!
+//! These engines have no hooks directories. Docker can add a hook only for `--gpus`, and no setting of a runtime in daemon.json adds
+//! one: a container that requests GPUs with a variable needs a program in front of runc. The edit is that of the precreate stage.
+//! The shim of containerd starts runtimes with its environment, not with that of an image, so runc gets it unchanged.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use base::paths::HostPath;
+use base::report::{Failure, failure, line, render};
+use base::sys::in_root::open_host_file;
+use base::sys::process::{self, Filtered};
+use base::sys::stdio;
+use base::tree::Tree;
+use findings::catalog;
+use nvidia_host::config::{self, Config};
+use nvidia_host::programs::RUNTIME;
+
+use crate::edit;
+
+/// How long the hook may take. It has shorter time limits for all that can hang, such as NVML.
+const PATIENCE: Duration = Duration::from_secs(240);
+/// The global options of runc and crun with a value.
+const WITH_VALUE: [&str; 7] = ["log", "log-format", "log-level", "root", "criu", "rootless", "cgroup-manager"];
+
+/// A command line of an OCI runtime.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Call {
+    /// The bundle, if the command creates a container
+    bundle: Option<PathBuf>,
+    /// The file that the engine reads after a failure
+    log: Option<PathBuf>,
+    is_json: bool,
+}
+
+/// Runs the command with the arguments after `argv[0]`. Returns only after a failure.
+pub(crate) fn run(args: &[OsString], main_program: &Path) -> ExitCode {
+    let call = parse(args);
+    let error = match edit(call.bundle.as_deref(), main_program).and_then(|()| become_runtime(args)) {
+        Ok(never) => match never {},
+        Err(error) => error,
+    };
+    stdio::print_stderr(&format!("{RUNTIME}: {}\n", render(&error)));
+    log(&call, &line(&error));
+    ExitCode::FAILURE
+}
+
+fn parse(args: &[OsString]) -> Call {
+    let mut call = Call::default();
+    let mut creates = None;
+    let mut words = args.iter();
+    while let Some(word) = words.next() {
+        let Some((name, value)) = flag(word) else {
+            // After the command, other words are the id of the container.
+            creates.get_or_insert_with(|| word == "create" || word == "run");
+            continue;
+        };
+        let takes_value = match creates {
+            None => WITH_VALUE.contains(&name),
+            Some(_) => matches!(name, "bundle" | "b"),
+        };
+        let value = value.map(OsString::from).or_else(|| if takes_value { words.next().cloned() } else { None });
+        match (name, creates) {
+            ("log", None) => call.log = value.map(PathBuf::from),
+            ("log-format", None) => call.is_json = value.is_some_and(|value| value == "json"),
+            ("bundle" | "b", Some(true)) => call.bundle = value.map(PathBuf::from),
+            _ => {}
+        }
+    }
+    if creates == Some(true) {
+        call.bundle.get_or_insert_with(|| ".".into());
+    }
+    call
+}
+
+/// Splits an option into name and value. Go's flags have one or two dashes.
+fn flag(word: &OsStr) -> Option<(&str, Option<&str>)> {
+    let flag = word.to_str()?.strip_prefix('-').filter(|flag| !flag.is_empty())?;
+    let flag = flag.strip_prefix('-').unwrap_or(flag);
+    Some(flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value))))
+}
+
+/// Replaces config.json of the bundle with the output of the precreate stage, which starts without an environment.
+fn edit(bundle: Option<&Path>, main_program: &Path) -> Result<()> {
+    let Some(bundle) = bundle else { return Ok(()) };
+    let path = bundle.join("config.json");
+    let (file, _) = open_host_file(&path).with_context(|| format!("cannot read {path:?}"))?;
+    let Filtered { succeeded, output, messages, is_same } =
+        process::filter(main_program, &["precreate"], bundle, file, PATIENCE).with_context(|| {
+            let hint = "install oci-nvidia-hook and oci-nvidia-hook-compat in the same version";
+            Failure::new(&catalog::SYSTEM, format!("cannot run {main_program:?}"), hint)
+        })?;
+    if !succeeded {
+        // The hook has reported the error with its number and hint.
+        let text = messages.trim();
+        let text = text.strip_prefix("oci-nvidia-hook: ").unwrap_or(text);
+        return Err(anyhow::anyhow!("{}", if text.is_empty() { "the hook failed" } else { text }));
+    }
+    stdio::print_stderr(&messages);
+    if is_same { Ok(()) } else { edit::file::replace(&path, &output) }
+}
+
+/// Replaces this process with the first runtime of config.toml that exists. An invalid file stops only containers that request GPUs, and
+/// has done so before.
+fn become_runtime(args: &[OsString]) -> Result<std::convert::Infallible> {
+    let host = Tree::open(&HostPath::new("/"))?;
+    let (Config { runtimes, .. }, _) = config::read(None).unwrap_or_default();
+    let found = runtimes.iter().find_map(|name| existing(&host, name)).ok_or_else(|| {
+        let what = format!("none of the runtimes {runtimes:?} exists");
+        failure(&catalog::SYSTEM, what, "install the package runc or crun, or set runtimes in config.toml")
+    })?;
+    Err(process::replace_with_environment(&found, args)).with_context(|| format!("cannot start {found:?}"))
+}
+
+/// Returns the program with this name or path, unless it is NVIDIA's runtime, which would start itself again and again.
+fn existing(host: &Tree, name: &str) -> Option<PathBuf> {
+    let path = Path::new(name);
+    let found = match path.is_absolute() {
+        true => Some(path.to_owned()).filter(|path| host.locate(path).is_ok()),
+        false => engines::runtime::program(host, name),
+    };
+    found.filter(|path| path.file_name().is_some_and(|name| name != RUNTIME))
+}
+
+/// Appends the error to the log, from which the shim of containerd takes the message for the user.
+fn log(call: &Call, message: &str) {
+    let Some(path) = &call.log else { return };
+    let text = match call.is_json {
+        true => serde_json::json!({"level": "error", "msg": message}).to_string(),
+        false => message.to_owned(),
+    };
+    if let Ok(mut file) = File::options().append(true).create(true).open(path) {
+        file.write_all(format!("{text}\n").as_bytes()).ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_paths_of_runtimes() {
+        let root = tempfile::tempdir().unwrap();
+        for name in ["usr/bin/runc", "usr/local/sbin/kata-runtime", "opt/crun", "usr/bin/nvidia-container-runtime"] {
+            let path = root.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        let host = Tree::open(&HostPath::new(root.path())).unwrap();
+        for (name, expected) in [
+            ("runc", Some("/usr/bin/runc")),
+            ("/opt/crun", Some("/opt/crun")),
+            ("/usr/bin/crun", None),
+            ("crun", None),
+            ("nvidia-container-runtime", None),
+            ("/usr/bin/nvidia-container-runtime", None),
+        ] {
+            assert_eq!(existing(&host, name), expected.map(PathBuf::from), "{name}");
+        }
+    }
+
+    #[test]
+    fn command_lines_of_engines() {
+        let with = |bundle: &str, log: &str| Call {
+            bundle: Some(bundle).filter(|path| !path.is_empty()).map(PathBuf::from),
+            log: Some(log).filter(|path| !path.is_empty()).map(PathBuf::from),
+            is_json: !log.is_empty(),
+        };
+        for (line, call) in [
+            (
+                "--root /r --log /l --log-format json --systemd-cgroup create --bundle /b --pid-file /p id",
+                with("/b", "/l"),
+            ),
+            ("--root create --log=/l --log-format=json start create", with("", "/l")),
+            ("--debug run -b /b id", with("/b", "")),
+            ("create --no-pivot id", with(".", "")),
+            ("create --bundle=/b id", with("/b", "")),
+            ("exec --bundle /b create", with("", "")),
+            ("--version", with("", "")),
+            ("", with("", "")),
+        ] {
+            let args: Vec<_> = line.split_whitespace().map(OsString::from).collect();
+            assert_eq!(parse(&args), call, "{line}");
+        }
+    }
+}

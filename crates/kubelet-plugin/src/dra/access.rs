@@ -1,0 +1,239 @@
+//! The API server, with the kubelet's credentials: no ServiceAccount, no role and no image are needed.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use base::report::failure;
+use findings::catalog;
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{PartialObjectMeta, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+use super::service::Claims;
+use crate::model::Refusal;
+use crate::node::host;
+
+/// The kubelet's credentials: kubeadm and CRI-O, RKE2, K3s, MicroShift, k0s. OpenShift and EKS have them in the kubelet's directory.
+const KUBECONFIGS: [&str; 5] = [
+    "/etc/kubernetes/kubelet.conf",
+    "/var/lib/rancher/rke2/agent/kubelet.kubeconfig",
+    "/var/lib/rancher/k3s/agent/kubelet.kubeconfig",
+    "/var/lib/microshift/resources/kubelet/kubeconfig",
+    "/var/lib/k0s/kubelet.conf",
+];
+
+/// The user of a kubelet has this prefix before the name of its node.
+const NODE_USER: &str = "system:node:";
+/// The part of a ServiceAccount's token that names the node of its pod.
+const NODE_OF_TOKEN: &str = "authentication.kubernetes.io/node-name";
+
+/// How long the connection may take.
+const CONNECT: Duration = Duration::from_secs(5);
+/// How long one request may take, apart from a watch. The kubelet waits 45 s for a claim.
+const REQUEST: Duration = Duration::from_secs(10);
+
+/// The API server.
+#[derive(Debug)]
+pub struct Access {
+    /// The file of the settings
+    given: Option<PathBuf>,
+    kubelet_dir: PathBuf,
+    built: Mutex<Option<Built>>,
+}
+
+/// A client, and the files from which it was built.
+struct Built {
+    client: Client,
+    files: Vec<(PathBuf, Option<Stamp>)>,
+}
+
+impl std::fmt::Debug for Built {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Built").field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+/// The identity of a file and of its content: device, inode, size, and the time of the last change in seconds and nanoseconds.
+type Stamp = (u64, u64, u64, i64, i64);
+
+impl Access {
+    /// Creates the access with this kubeconfig file, or with the kubelet's.
+    #[must_use]
+    pub fn new(given: Option<&Path>, kubelet_dir: &Path) -> Self {
+        Self { given: given.map(Path::to_owned), kubelet_dir: kubelet_dir.to_owned(), built: Mutex::new(None) }
+    }
+
+    /// Returns the file with the credentials that exists now; `None` if the pod has a ServiceAccount.
+    ///
+    /// # Errors
+    /// If there are no credentials.
+    pub fn kubeconfig(&self) -> Result<Option<PathBuf>> {
+        if let Some(given) = &self.given {
+            return Ok(Some(given.clone()));
+        }
+        let candidates = KUBECONFIGS.iter().map(PathBuf::from).chain([self.kubelet_dir.join("kubeconfig")]);
+        match candidates.into_iter().find(|path| path.is_file()) {
+            Some(found) => Ok(Some(found)),
+            None if is_in_pod() => Ok(None),
+            None => Err(failure(
+                &catalog::API_SERVER,
+                "cannot find the kubelet's credentials for the API server",
+                "name the kubelet's kubeconfig file with `--kubeconfig`; `systemctl cat kubelet` shows it",
+            )),
+        }
+    }
+
+    /// Returns a client. The kubelet replaces its certificate from time to time: the client is built again when a file has changed.
+    ///
+    /// # Errors
+    /// If the credentials cannot be read.
+    pub async fn client(&self) -> Result<Client> {
+        let path = self.kubeconfig()?;
+        let mut built = self.built.lock().await;
+        if let Some(Built { client, files }) = built.as_ref()
+            && files.first().map(|(first, _)| first) == path.as_ref()
+            && files.iter().all(|(file, before)| stamp(file) == *before)
+        {
+            return Ok(client.clone());
+        }
+        let (config, files) = match &path {
+            Some(path) => read(path).await.with_context(|| format!("cannot use the credentials in {path:?}"))?,
+            None => (Config::incluster().context("cannot use the credentials of the pod")?, Vec::new()),
+        };
+        let client = client_of(config).context("cannot create a client of the API server")?;
+        *built = Some(Built { client: client.clone(), files });
+        Ok(client)
+    }
+
+    /// Returns the name of the node to which the credentials belong; without one, that of the host.
+    ///
+    /// # Errors
+    /// If the API server does not answer.
+    pub async fn node_name(&self) -> Result<String> {
+        let reviews: Api<SelfSubjectReview> = Api::all(self.client().await?);
+        let asked = SelfSubjectReview::default();
+        let user = match in_time(reviews.create(&PostParams::default(), &asked)).await? {
+            Ok(review) => review.status.and_then(|status| status.user_info).unwrap_or_default(),
+            // The name of the host is that of the node, unless an option of the kubelet replaces it.
+            Err(kube::Error::Api(_)) => return Ok(host::node_name()),
+            Err(error) => return Err(describe(&error)),
+        };
+        let of_token = user.extra.as_ref().and_then(|extra| extra.get(NODE_OF_TOKEN)?.first().cloned());
+        let of_user = user.username.as_deref().and_then(|name| name.strip_prefix(NODE_USER)).map(str::to_owned);
+        Ok(of_user.or(of_token).unwrap_or_else(host::node_name))
+    }
+}
+
+impl Access {
+    /// Returns the owner of the slices of a node: they are deleted with it.
+    ///
+    /// # Errors
+    /// If the API server does not answer; inside, if it refuses the request.
+    pub async fn node_reference(&self, node: &str) -> Result<Result<OwnerReference, kube::Error>> {
+        let nodes: Api<Node> = Api::all(self.client().await?);
+        let reference = |found: PartialObjectMeta<Node>| OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Node".to_owned(),
+            name: node.to_owned(),
+            uid: found.metadata.uid.unwrap_or_default(),
+            controller: Some(true),
+            ..OwnerReference::default()
+        };
+        Ok(in_time(nodes.get_metadata(node)).await?.map(reference))
+    }
+}
+
+/// Awaits a request for a limited time.
+///
+/// # Errors
+/// If it takes longer; inside, those of the request.
+pub(super) async fn in_time<T>(
+    request: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<Result<T, kube::Error>> {
+    timeout(REQUEST, request).await.context("the API server did not answer in time")
+}
+
+/// Whether the process has a ServiceAccount.
+#[allow(clippy::disallowed_methods, reason = "the kubelet sets it for this process")]
+fn is_in_pod() -> bool {
+    std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
+}
+
+async fn read(path: &Path) -> Result<(Config, Vec<(PathBuf, Option<Stamp>)>)> {
+    let kubeconfig = Kubeconfig::read_from(path)?;
+    let mut files = vec![path.to_owned()];
+    for cluster in kubeconfig.clusters.iter().filter_map(|cluster| cluster.cluster.as_ref()) {
+        files.extend(cluster.certificate_authority.as_ref().map(PathBuf::from));
+    }
+    for user in kubeconfig.auth_infos.iter().filter_map(|user| user.auth_info.as_ref()) {
+        files.extend(user.client_certificate.as_ref().map(PathBuf::from));
+        files.extend(user.client_key.as_ref().map(PathBuf::from));
+    }
+    let stamps = files.into_iter().map(|file| (file.clone(), stamp(&file))).collect();
+    Ok((Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?, stamps))
+}
+
+fn client_of(mut config: Config) -> Result<Client> {
+    config.connect_timeout = Some(CONNECT);
+    Ok(Client::try_from(config)?)
+}
+
+fn stamp(path: &Path) -> Option<Stamp> {
+    let file = fs::metadata(path).ok()?;
+    Some((file.dev(), file.ino(), file.size(), file.mtime(), file.mtime_nsec()))
+}
+
+/// Returns the text of an error: what the API server answered, or the causes of a connection that failed.
+#[must_use]
+pub fn describe(error: &kube::Error) -> anyhow::Error {
+    if let kube::Error::Api(status) = error {
+        return anyhow::anyhow!("the API server answered {}: {}", status.code, status.message);
+    }
+    let mut causes: Vec<String> = Vec::new();
+    let mut next: Option<&dyn std::error::Error> = std::error::Error::source(error);
+    while let Some(cause) = next {
+        let text = cause.to_string();
+        if causes.last().is_none_or(|last| !last.ends_with(&text)) {
+            causes.push(text);
+        }
+        next = cause.source();
+    }
+    let cause = if causes.is_empty() { error.to_string() } else { causes.join(": ") };
+    anyhow::anyhow!("the API server cannot be reached: {cause}")
+}
+
+#[tonic::async_trait]
+impl Claims for Access {
+    async fn get(&self, namespace: &str, name: &str) -> Result<ResourceClaim, Refusal> {
+        let ask = async {
+            let claims: Api<ResourceClaim> = Api::namespaced(self.client().await?, namespace);
+            match in_time(claims.get(name)).await? {
+                Ok(claim) => Ok(Some(claim)),
+                Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+                Err(error) => Err(describe(&error)),
+            }
+        };
+        let answer = ask.await;
+        let fix = "run \"oci-nvidia-kubelet-plugin check --interface dra\" on the node; the kubelet tries it again";
+        match answer {
+            Ok(Some(claim)) => Ok(claim),
+            Ok(None) => {
+                let what = format!("the claim \"{namespace}/{name}\" does not exist");
+                Err(Refusal::of(&catalog::CLAIM_STALE, &what, "delete the pod"))
+            }
+            Err(error) => {
+                let what = format!("cannot read the claim \"{namespace}/{name}\": {error:#}");
+                Err(Refusal::of(&catalog::CLAIM_UNREADABLE, &what, fix))
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Offers the GPUs as devices for claims: Dynamic Resource Allocation.
+//!
+//! Nothing is stored. The devices and what a claim gets follow from the state of the node, and the CDI spec has all devices at any time.
+//!
+//! | module | purpose |
+//! |---|---|
+//! | [`devices`] | which devices the node has for claims |
+//! | [`pool`] | the devices at one time |
+//! | [`mod@slice`] | describes them for the API server |
+//! | [`plan`] | decides which slices are written |
+//! | [`publisher`] | writes them, and watches them |
+//! | [`access`] | the API server, with the kubelet's credentials |
+//! | [`config`], [`prepare`] | decide what a claim gets |
+//! | [`probe`] | asks once what the credentials permit, for `check` |
+//! | [`service`], [`health`] | answer the kubelet |
+//! | [`sockets`] | our sockets |
+//! | [`foreign`] | finds other drivers and device plugins |
+//! | [`authority`], [`connection`] | correct the requests of the kubelet's plugin watcher |
+
+pub mod access;
+pub mod authority;
+mod config;
+mod connection;
+pub mod devices;
+mod foreign;
+mod health;
+pub mod plan;
+pub mod pool;
+mod prepare;
+pub mod probe;
+mod publisher;
+mod service;
+pub mod slice;
+mod sockets;
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use base::report::Finding;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+use crate::log::Log;
+use crate::settings::Settings;
+use crate::settings::values::TaintEffect;
+use access::Access;
+use pool::Pool;
+use publisher::Publisher;
+use sockets::Sockets;
+
+/// How often our sockets are inspected. The kubelet finds a new one by itself.
+const INSPECTION: Duration = Duration::from_secs(1);
+/// How often other drivers and device plugins are searched for.
+const SEARCH: Duration = Duration::from_secs(10);
+
+/// What the driver needs to know.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The directory of the kubelet
+    pub kubelet_dir: PathBuf,
+    /// The name of the driver
+    pub driver: String,
+    /// The taint of a device that does not work
+    pub effect: TaintEffect,
+    /// The credentials, if not the kubelet's
+    pub kubeconfig: Option<PathBuf>,
+    /// The name of the node, if not that of the credentials
+    pub node: Option<String>,
+    /// Whether the kubelet has accepted the driver; `None` before it has decided
+    pub registered: Arc<watch::Sender<Option<bool>>>,
+}
+
+impl Options {
+    /// Takes the options from the settings.
+    #[must_use]
+    pub fn new(settings: &Settings) -> Self {
+        let plugin = &settings.plugin;
+        Self {
+            kubelet_dir: settings.kubelet_dir.clone(),
+            driver: plugin.driver_name.clone(),
+            effect: plugin.taint_effect,
+            kubeconfig: plugin.kubeconfig.clone(),
+            node: plugin.node_name.clone(),
+            registered: Arc::new(watch::Sender::new(None)),
+        }
+    }
+}
+
+/// Serves the kubelet, and publishes the devices, until the future is dropped. While another program has the GPUs, the driver waits.
+pub async fn serve(options: Options, pool: watch::Receiver<Pool>, log: Log) -> Infallible {
+    let access = Arc::new(Access::new(options.kubeconfig.as_deref(), &options.kubelet_dir));
+    let node = Arc::new(watch::Sender::new(options.node.clone().unwrap_or_default()));
+    let mut reported: Option<String> = None;
+    loop {
+        let refused = match foreign::conflict(&options.kubelet_dir, &options.driver, &[]).await {
+            Some(finding) => Refused::Conflict(finding),
+            None => {
+                let service = service::Service {
+                    driver: options.driver.clone(),
+                    effect: options.effect,
+                    pool: pool.clone(),
+                    claims: access.clone(),
+                };
+                let health = health::Service { pool: pool.clone(), node: node.subscribe() };
+                match open(&options, service, health) {
+                    Err(error) => Refused::Failed(error),
+                    Ok(sockets) => {
+                        reported = None;
+                        let publisher = Publisher::new(
+                            access.clone(),
+                            &options.driver,
+                            options.effect,
+                            pool.clone(),
+                            node.clone(),
+                            log,
+                        );
+                        tokio::select! {
+                            never = publisher.run() => match never {},
+                            refused = watch_over(&options, sockets) => refused,
+                        }
+                    }
+                }
+            }
+        };
+        refused.log_once(&mut reported, log);
+        sleep(INSPECTION).await;
+    }
+}
+
+/// Creates the sockets if the kubelet's directory exists: the kubelet may be installed later.
+fn open(options: &Options, service: service::Service, health: health::Service) -> Result<Sockets> {
+    std::fs::metadata(&options.kubelet_dir).map_err(|error| {
+        anyhow::anyhow!("the kubelet's directory {:?} cannot be used: {error}", options.kubelet_dir)
+    })?;
+    Sockets::open(options, service, health)
+}
+
+/// Why the driver does not serve the kubelet.
+enum Refused {
+    /// Another program has the GPUs.
+    Conflict(Finding),
+    /// The sockets cannot be created.
+    Failed(anyhow::Error),
+    /// Another program has removed the sockets.
+    Removed,
+}
+
+impl Refused {
+    fn log_once(self, reported: &mut Option<String>, log: Log) {
+        let (text, finding) = match self {
+            Self::Removed => return log.note("the sockets of the driver were removed, and are created again"),
+            Self::Conflict(finding) => (finding.what.clone(), Some(finding)),
+            Self::Failed(error) => (format!("cannot serve claims: {error:#}"), None),
+        };
+        if reported.as_ref() == Some(&text) {
+            return;
+        }
+        match &finding {
+            Some(finding) => log.finding(finding),
+            None => log.note(&text),
+        }
+        *reported = Some(text);
+    }
+}
+
+/// Returns when the sockets are gone, or another program has the GPUs.
+async fn watch_over(options: &Options, sockets: Sockets) -> Refused {
+    let mut searched = Instant::now();
+    loop {
+        sleep(INSPECTION).await;
+        if !sockets.exist() {
+            return Refused::Removed;
+        }
+        if searched.elapsed() >= SEARCH {
+            searched = Instant::now();
+            if let Some(finding) = foreign::conflict(&options.kubelet_dir, &options.driver, &sockets.ids()).await {
+                return Refused::Conflict(finding);
+            }
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Decides how the slices on the API server become those that describe the node. Pure.
+
+use k8s_openapi::api::resource::v1::{Device, DeviceTaint, ResourceSlice, ResourceSliceSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+
+/// The longest name of an object.
+const MAX_NAME: usize = 253;
+
+/// A request to the API server.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Create this slice.
+    Create(Box<ResourceSlice>),
+    /// Replace the slice of this name and resource version.
+    Replace(Box<ResourceSlice>),
+    /// Delete the slice with this name.
+    Delete(String),
+}
+
+/// Decides what has to be done. Existing slices are used again, whoever wrote them: an earlier run, or another driver of the name. The order
+/// of the actions is safe: those of a new generation come first, then the slices of older ones are deleted.
+#[must_use]
+pub fn plan(existing: &[ResourceSlice], desired: &[ResourceSliceSpec], node: Option<&OwnerReference>) -> Vec<Action> {
+    let mut existing: Vec<&ResourceSlice> = existing.iter().collect();
+    existing.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
+    let pool = |slice: &&ResourceSlice| desired.first().is_none_or(|spec| spec.pool.name == slice.spec.pool.name);
+    let (ours, others): (Vec<_>, Vec<_>) = existing.into_iter().partition(pool);
+    let is_current = ours.len() == desired.len()
+        && ours.iter().all(|slice| slice.spec.pool.generation == generation(&ours))
+        && ours.iter().zip(desired).all(|(slice, spec)| is_like(&slice.spec, spec));
+    let mut actions = Vec::new();
+    if !is_current {
+        let generation = generation(&ours) + 1;
+        for (at, spec) in desired.iter().enumerate() {
+            let mut spec = spec.clone();
+            spec.pool.generation = generation;
+            keep_times(&mut spec, &ours);
+            actions.push(match ours.get(at) {
+                Some(slice) => Action::Replace(Box::new(ResourceSlice { metadata: slice.metadata.clone(), spec })),
+                None => {
+                    let name = name(&spec, at, &ours);
+                    let owner_references = node.map(|node| vec![node.clone()]);
+                    let metadata = ObjectMeta { name: Some(name), owner_references, ..ObjectMeta::default() };
+                    Action::Create(Box::new(ResourceSlice { metadata, spec }))
+                }
+            });
+        }
+        actions.extend(ours.iter().skip(desired.len()).filter_map(|slice| delete(slice)));
+    }
+    actions.extend(others.into_iter().filter_map(delete));
+    actions
+}
+
+fn delete(slice: &ResourceSlice) -> Option<Action> {
+    slice.metadata.name.clone().map(Action::Delete)
+}
+
+/// Returns the newest generation.
+fn generation(slices: &[&ResourceSlice]) -> i64 {
+    slices.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or_default()
+}
+
+/// Whether the API server has this specification, apart from the generation and from what it adds.
+fn is_like(found: &ResourceSliceSpec, desired: &ResourceSliceSpec) -> bool {
+    let mut found = found.clone();
+    found.pool.generation = desired.pool.generation;
+    for taint in found.devices.iter_mut().flatten().flat_map(|device| device.taints.iter_mut().flatten()) {
+        taint.time_added = None;
+    }
+    let is_empty = |device: &mut Device| {
+        device.taints = device.taints.take().filter(|taints| !taints.is_empty());
+    };
+    found.devices.iter_mut().flatten().for_each(is_empty);
+    found == *desired
+}
+
+/// A taint that exists keeps its time.
+fn keep_times(spec: &mut ResourceSliceSpec, slices: &[&ResourceSlice]) {
+    for device in spec.devices.iter_mut().flatten() {
+        let before = slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
+        let Some(before) = before.into_iter().find(|before| before.name == device.name) else { continue };
+        for taint in device.taints.iter_mut().flatten() {
+            let is_it = |known: &&DeviceTaint| known.key == taint.key && known.effect == taint.effect;
+            let known = before.taints.iter().flatten().find(is_it);
+            taint.time_added = known.and_then(|known| known.time_added.clone());
+        }
+    }
+}
+
+/// Returns a name that is not in use. It does not depend on chance, so that a slice is not created twice if the answer of the API server is
+/// lost.
+fn name(spec: &ResourceSliceSpec, at: usize, used: &[&ResourceSlice]) -> String {
+    let is_used = |name: &str| used.iter().any(|slice| slice.metadata.name.as_deref() == Some(name));
+    let candidates = (at..).map(|number| {
+        let suffix = format!("-{}-{number}", spec.driver);
+        let mut node = spec.node_name.clone().unwrap_or_default();
+        node.truncate(MAX_NAME.saturating_sub(suffix.len()));
+        format!("{}{suffix}", node.trim_end_matches(['.', '-']))
+    });
+    candidates.into_iter().find(|name| !is_used(name)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::dra::devices::Device as OurDevice;
+    use crate::dra::slice::specs;
+    use crate::dra::slice::tests::{OWNER, device};
+
+    /// Carries out actions as the API server does.
+    fn apply(mut slices: Vec<ResourceSlice>, actions: &[Action]) -> Vec<ResourceSlice> {
+        for action in actions {
+            match action {
+                Action::Create(slice) => {
+                    assert!(slices.iter().all(|known| known.metadata.name != slice.metadata.name), "{slice:?}");
+                    slices.push((**slice).clone());
+                }
+                Action::Replace(slice) => {
+                    let known = slices.iter_mut().find(|known| known.metadata.name == slice.metadata.name).unwrap();
+                    *known = (**slice).clone();
+                }
+                Action::Delete(name) => slices.retain(|slice| slice.metadata.name.as_ref() != Some(name)),
+            }
+        }
+        for taint in slices
+            .iter_mut()
+            .flat_map(|slice| slice.spec.devices.iter_mut().flatten())
+            .flat_map(|device| device.taints.iter_mut().flatten())
+        {
+            taint.time_added.get_or_insert(Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));
+        }
+        slices
+    }
+
+    fn many(count: usize) -> Vec<OurDevice> {
+        (0..count).map(|at| device(&format!("gpu-{at}"), None)).collect()
+    }
+
+    #[test]
+    fn slices_are_created_once() {
+        let desired = specs(&many(65), &OWNER);
+        let node = OwnerReference { kind: "Node".into(), name: "node-1".into(), ..OwnerReference::default() };
+        let actions = plan(&[], &desired, Some(&node));
+        let [Action::Create(first), Action::Create(second)] = actions.as_slice() else { panic!("{actions:?}") };
+        assert_eq!(first.metadata.name.as_deref(), Some("node-1-gpu.nvidia.com-0"));
+        assert_eq!(second.metadata.owner_references, Some(vec![node]));
+        assert_eq!((first.spec.pool.generation, second.spec.pool.resource_slice_count), (1, 2));
+        assert_eq!(plan(&apply(vec![], &actions), &desired, None), []);
+    }
+
+    #[test]
+    fn a_taint_is_one_new_generation_and_keeps_its_time() {
+        let (mut devices, owner) = (many(2), OWNER);
+        let slices = apply(vec![], &plan(&[], &specs(&devices, &owner), None));
+        devices[1].unhealthy = Some("XID 79".into());
+        let actions = plan(&slices, &specs(&devices, &owner), None);
+        assert!(matches!(actions.as_slice(), [Action::Replace(slice)] if slice.spec.pool.generation == 2));
+        let slices = apply(slices, &actions);
+        devices[1].unhealthy = Some("another reason".into());
+        assert_eq!(plan(&slices, &specs(&devices, &owner), None), [], "the reason is not in the slice");
+        devices[0].unhealthy = Some("XID 48".into());
+        let actions = plan(&slices, &specs(&devices, &owner), None);
+        let [Action::Replace(slice)] = actions.as_slice() else { panic!("{actions:?}") };
+        let times: Vec<_> =
+            slice.spec.devices.iter().flatten().map(|it| it.taints.as_ref().unwrap()[0].time_added.is_some()).collect();
+        assert_eq!(times, [false, true]);
+    }
+
+    #[test]
+    fn slices_of_others_are_adopted_or_deleted() {
+        let desired = specs(&many(1), &OWNER);
+        let slice = |name: &str, pool: &str, generation| {
+            let mut spec = desired[0].clone();
+            (spec.pool.name, spec.pool.generation, spec.devices) = (pool.into(), generation, None);
+            ResourceSlice { metadata: ObjectMeta { name: Some(name.into()), ..ObjectMeta::default() }, spec }
+        };
+        let existing = [slice("b", "node-1", 7), slice("a", "node-1", 3), slice("c", "other", 1)];
+        let actions = plan(&existing, &desired, None);
+        let [Action::Replace(first), Action::Delete(second), Action::Delete(third)] = actions.as_slice() else {
+            panic!("{actions:?}")
+        };
+        assert_eq!((first.metadata.name.as_deref(), first.spec.pool.generation), (Some("a"), 8));
+        assert_eq!((second.as_str(), third.as_str()), ("b", "c"));
+        assert_eq!(plan(&apply(existing.to_vec(), &actions), &desired, None), []);
+        assert_eq!(plan(&existing, &[], None).len(), 3, "a node without devices has no slices");
+    }
+
+    proptest! {
+        #[test]
+        fn one_plan_is_sufficient(steps in prop::collection::vec((0..140usize, any::<bool>(), any::<bool>()), 1..6)) {
+            let mut slices = Vec::new();
+            for (count, has_sick, has_taints) in steps {
+                let mut devices = many(count);
+                if let Some(device) = devices.first_mut().filter(|_| has_sick) {
+                    device.unhealthy = Some("sick".into());
+                }
+                let desired = specs(&devices, &crate::dra::slice::Owner { has_taints, ..OWNER });
+                let before = generation(&slices.iter().collect::<Vec<_>>());
+                let actions = plan(&slices, &desired, None);
+                slices = apply(slices, &actions);
+                prop_assert_eq!(plan(&slices, &desired, None), vec![]);
+                let after: Vec<i64> = slices.iter().map(|slice| slice.spec.pool.generation).collect();
+                prop_assert!(after.iter().all(|generation| *generation >= before && *generation == after[0]));
+                prop_assert_eq!(slices.len(), desired.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Decides what the containers of a claim get. Pure: the answer depends on the claim and on the state of the node only, so that nothing is
+//! stored, and a repeated request has an equal answer.
+
+use base::report::Kind;
+use findings::catalog;
+use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
+
+use super::config;
+use super::devices::Device;
+use super::slice::taint_key;
+use crate::cdi_keeper;
+use crate::model::Refusal;
+use crate::proto::dra::v1;
+use crate::settings::values::TaintEffect;
+
+/// What the node has for claims.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known<'a> {
+    /// The name of the driver
+    pub(super) driver: &'a str,
+    /// The devices
+    pub(super) devices: &'a [Device],
+    /// Why no container can have a device now
+    pub(super) problem: Option<&'a str>,
+    /// What the taint of a device does that does not work
+    pub(super) effect: TaintEffect,
+}
+
+/// Returns the devices of a claim that the kubelet names.
+///
+/// # Errors
+/// If the claim is another one, or is not allocated, if a device does not exist or does not work, or if its configuration is not supported.
+pub(super) fn prepare(claim: &ResourceClaim, uid: &str, known: &Known<'_>) -> Result<Vec<v1::Device>, Refusal> {
+    let name = claim_name(claim);
+    if claim.metadata.uid.as_deref() != Some(uid) {
+        let what = format!("the claim {name:?} was replaced by another one of this name");
+        return Err(Refusal::of(&catalog::CLAIM_STALE, &what, "delete the pod"));
+    }
+    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let Some(allocation) = allocation.and_then(|allocation| allocation.devices.as_ref()) else {
+        let what = format!("no device is allocated to the claim {name:?}");
+        return Err(Refusal::of(&catalog::CLAIM_STALE, &what, "delete the pod"));
+    };
+    let configs = allocation.config.as_deref().unwrap_or_default();
+    let ours = allocation.results.iter().flatten().filter(|result| result.driver == known.driver);
+    ours.map(|result| {
+        device(result, known, configs).map_err(|Cause { kind, what, fix }| {
+            Refusal::of(kind, &format!("cannot prepare {:?} for the claim {name:?}: {what}", result.device), fix)
+        })
+    })
+    .collect()
+}
+
+/// Returns the name of a claim with its namespace.
+fn claim_name(claim: &ResourceClaim) -> String {
+    let (namespace, name) = (claim.metadata.namespace.as_deref(), claim.metadata.name.as_deref());
+    format!("{}/{}", namespace.unwrap_or_default(), name.unwrap_or_default())
+}
+
+/// Why a device cannot be given.
+struct Cause {
+    kind: &'static Kind,
+    what: String,
+    fix: &'static str,
+}
+
+fn device(
+    result: &DeviceRequestAllocationResult,
+    known: &Known<'_>,
+    configs: &[k8s_openapi::api::resource::v1::DeviceAllocationConfiguration],
+) -> Result<v1::Device, Cause> {
+    config::check(known.driver, &result.request, configs).map_err(|what| Cause {
+        kind: &catalog::CLAIM_CONFIG,
+        what,
+        fix: "remove the configuration from the claim or from its DeviceClass",
+    })?;
+    if let Some(problem) = known.problem {
+        let fix = "run \"oci-nvidia-hook doctor\" on the node; the kubelet tries it again";
+        return Err(Cause { kind: &catalog::PLUGIN_DRIVER, what: problem.to_owned(), fix });
+    }
+    let Some(device) = known.devices.iter().find(|device| device.name == result.device) else {
+        let what = "the device does not exist on the node".to_owned();
+        let fix = "delete the pod and the claim; the scheduler chooses another device for the next ones";
+        return Err(Cause { kind: &catalog::PLUGIN_UNKNOWN_DEVICE, what, fix });
+    };
+    if let Some(why) = device.unhealthy.as_ref().filter(|_| !may_be_sick(result, known)) {
+        let fix = "delete the pod, or run \"oci-nvidia-kubelet-plugin check\" on the node";
+        return Err(Cause { kind: &catalog::PLUGIN_SICK_DEVICE, what: format!("it does not work: {why}"), fix });
+    }
+    Ok(v1::Device {
+        request_names: vec![main_request(&result.request).to_owned()],
+        pool_name: result.pool.clone(),
+        device_name: result.device.clone(),
+        cdi_device_ids: vec![cdi_keeper::CLAIMS.device_name(&device.uuid)],
+        share_id: result.share_id.clone(),
+    })
+}
+
+/// The kubelet expects the request without the name of the alternative that the scheduler chose.
+fn main_request(request: &str) -> &str {
+    request.split('/').next().unwrap_or(request)
+}
+
+/// Whether the claim may have a device that does not work: for monitoring, if it tolerates the taint, or if the taint has no effect.
+fn may_be_sick(result: &DeviceRequestAllocationResult, known: &Known<'_>) -> bool {
+    let effect = known.effect.name();
+    let mut tolerations = result.tolerations.iter().flatten();
+    let is_tolerated = tolerations.any(|toleration| {
+        let has_key = toleration.key.as_ref().is_none_or(|key| key.is_empty() || *key == taint_key(known.driver));
+        // Our taints have no value.
+        let has_value =
+            toleration.operator.as_deref() == Some("Exists") || toleration.value.as_ref().is_none_or(String::is_empty);
+        has_key && has_value && toleration.effect.as_ref().is_none_or(|found| found.is_empty() || *found == effect)
+    });
+    known.effect == TaintEffect::None || result.admin_access == Some(true) || is_tolerated
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::dra::slice::tests::device as our_device;
+
+    fn claim(results: &Value, config: &Value) -> ResourceClaim {
+        let devices = json!({"results": results, "config": config});
+        serde_json::from_value(json!({
+            "metadata": {"namespace": "default", "name": "train", "uid": "u-1"},
+            "spec": {},
+            "status": {"allocation": {"devices": devices}},
+        }))
+        .unwrap()
+    }
+
+    fn result(device: &str, more: &Value) -> Value {
+        let mut result = json!({"request": "gpu", "driver": "gpu.nvidia.com", "pool": "node-1", "device": device});
+        result.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        result
+    }
+
+    fn ask(claim: &ResourceClaim) -> Result<Vec<v1::Device>, String> {
+        let devices = [our_device("gpu-0", None), our_device("gpu-1", Some("XID 79"))];
+        let known =
+            Known { driver: "gpu.nvidia.com", devices: &devices, problem: None, effect: TaintEffect::NoSchedule };
+        prepare(claim, "u-1", &known).map_err(|refusal| refusal.to_string())
+    }
+
+    #[test]
+    fn a_healthy_device() {
+        let results = json!([
+            result("gpu-0", &json!({"request": "gpu/large", "shareID": "s"})),
+            {"request": "nic", "driver": "nic.example.com", "pool": "p", "device": "nic-0"},
+        ]);
+        let expected = v1::Device {
+            request_names: vec!["gpu".into()],
+            pool_name: "node-1".into(),
+            device_name: "gpu-0".into(),
+            cdi_device_ids: vec!["k8s.gpu.nvidia.com/gpu=GPU-gpu-0".into()],
+            share_id: Some("s".into()),
+        };
+        assert_eq!(ask(&claim(&results, &json!([]))), Ok(vec![expected]));
+        assert_eq!(ask(&claim(&json!([]), &json!([]))), Ok(vec![]));
+    }
+
+    #[test]
+    fn refusals() {
+        let sick = |more: Value| claim(&json!([result("gpu-1", &more)]), &json!([]));
+        let mps = json!([{"source": "FromClass", "opaque": {"driver": "gpu.nvidia.com", "parameters": {"kind": "X"}}}]);
+        let mut other = sick(json!({}));
+        other.metadata.uid = Some("u-2".into());
+        let mut unallocated = sick(json!({}));
+        unallocated.status = None;
+        for (claim, part) in [
+            (
+                sick(json!({})),
+                "cannot prepare \"gpu-1\" for the claim \"default/train\": it does not work: XID 79 (ONH-072); hint: ",
+            ),
+            (
+                claim(&json!([result("gpu-9", &json!({}))]), &json!([])),
+                "\"gpu-9\" for the claim \"default/train\": the device does not exist on the node (ONH-071)",
+            ),
+            (claim(&json!([result("gpu-0", &json!({}))]), &mps), "(ONH-083)"),
+            (other, "the claim \"default/train\" was replaced by another one of this name (ONH-082)"),
+            (unallocated, "no device is allocated to the claim \"default/train\" (ONH-082)"),
+        ] {
+            let error = ask(&claim).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn who_may_have_a_sick_device() {
+        let sick = |more: Value| ask(&claim(&json!([result("gpu-1", &more)]), &json!([]))).is_ok();
+        let toleration = |key: &str, operator: &str, effect: &str| {
+            sick(json!({"tolerations": [{"key": key, "operator": operator, "effect": effect}]}))
+        };
+        assert!(sick(json!({"adminAccess": true})));
+        assert!(toleration("gpu.nvidia.com/unhealthy", "Exists", ""));
+        assert!(toleration("", "Exists", "NoSchedule"));
+        assert!(!toleration("gpu.nvidia.com/unhealthy", "Exists", "NoExecute"));
+        assert!(!toleration("other.com/taint", "Exists", ""));
+    }
+}

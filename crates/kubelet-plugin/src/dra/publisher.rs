@@ -1,0 +1,359 @@
+//! Keeps the node's slices on the API server as the devices are. While nothing changes, the watch is the only request.
+//!
+//! The kubelet deletes the slices when it starts, and when the driver was away for 30 seconds; the watch reports that, and they are written
+//! again.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use base::report::{Finding, line};
+use findings::catalog;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
+use kube::{Api, ResourceExt};
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tokio_stream::StreamExt;
+
+use super::access::{self, Access, describe};
+use super::plan::{Action, plan};
+use super::pool::Pool;
+use super::slice::{Owner, specs};
+use crate::log::Log;
+use crate::settings::values::TaintEffect;
+
+/// How long a watch lasts, in seconds. The library permits up to 294.
+const WATCH: u32 = 290;
+/// The pause after a connection that failed: the first slices are written soon after the API server appears.
+const RECONNECT: Duration = Duration::from_secs(1);
+/// The longest pause after requests that the API server refused.
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// How often a change is tried again at once, after another program has changed the slices.
+const MAX_CONFLICTS: u32 = 3;
+
+/// Publishes the devices.
+#[derive(Debug)]
+pub(super) struct Publisher {
+    access: Arc<Access>,
+    driver: String,
+    effect: TaintEffect,
+    pool: watch::Receiver<Pool>,
+    /// The name of the node, which the settings give or the credentials have
+    node: Arc<watch::Sender<String>>,
+    /// Whether the API server stores taints; `None` if it is not known
+    has_taints: Option<bool>,
+    /// How many sessions failed since slices were last written, or a session lasted
+    failures: u32,
+    /// The problem that is in the log
+    reported: Option<String>,
+    log: Log,
+}
+
+/// Why a session ended.
+enum Failure {
+    /// Another program has changed the slices, or the watch is too old: they are listed again at once.
+    Stale,
+    /// The API server does not answer.
+    Unreachable(anyhow::Error),
+    /// The API server refuses a request.
+    Refused(anyhow::Error),
+}
+
+impl From<kube::Error> for Failure {
+    fn from(error: kube::Error) -> Self {
+        match &error {
+            kube::Error::Api(status) if matches!(status.code, 404 | 409 | 410) => Self::Stale,
+            kube::Error::Api(_) => Self::Refused(describe(&error)),
+            _ => Self::Unreachable(describe(&error)),
+        }
+    }
+}
+
+impl Publisher {
+    /// Creates a publisher. `node` is empty if the credentials have the name of the node.
+    pub(super) fn new(
+        access: Arc<Access>,
+        driver: &str,
+        effect: TaintEffect,
+        pool: watch::Receiver<Pool>,
+        node: Arc<watch::Sender<String>>,
+        log: Log,
+    ) -> Self {
+        Self {
+            access,
+            driver: driver.to_owned(),
+            effect,
+            pool,
+            node,
+            has_taints: None,
+            failures: 0,
+            reported: None,
+            log,
+        }
+    }
+
+    /// Publishes until the future is dropped. The slices remain: the kubelet deletes them if the driver does not come back.
+    pub(super) async fn run(mut self) -> Infallible {
+        loop {
+            let begun = Instant::now();
+            let Err(failure) = self.session().await;
+            if begun.elapsed() > MAX_PAUSE {
+                self.failures = 0;
+            }
+            self.failures += 1;
+            let pause = pause(&failure, self.failures);
+            match failure {
+                Failure::Stale => self.log.debug(|| "the slices are listed again".to_owned()),
+                Failure::Unreachable(error) | Failure::Refused(error) => self.report(&error),
+            }
+            sleep(jittered(pause)).await;
+        }
+    }
+
+    /// Logs a problem, once.
+    fn report(&mut self, error: &anyhow::Error) {
+        let what = format!("cannot publish the devices of the node: {}", line(error));
+        if self.reported.as_ref() != Some(&what) {
+            let fix = "run `oci-nvidia-kubelet-plugin check --interface dra`";
+            self.log.finding(&Finding::new(&catalog::API_SERVER, what.clone(), fix));
+            self.reported = Some(what);
+        }
+    }
+
+    /// Lists the slices, and keeps them current with a watch, until a request fails.
+    async fn session(&mut self) -> Result<Infallible, Failure> {
+        if self.pool.wait_for(|pool| pool.is_ready).await.is_err() {
+            return std::future::pending().await;
+        }
+        let node = self.node_name().await.map_err(Failure::Unreachable)?;
+        // The API server of another version may store other fields.
+        self.has_taints = None;
+        let fields = fields(&node, &self.driver);
+        let listed = in_time(self.slices().await?.list(&ListParams::default().fields(&fields))).await?;
+        let mut version = listed.metadata.resource_version.unwrap_or_default();
+        let mut known = Slices::default();
+        listed.items.into_iter().for_each(|slice| known.put(slice));
+        self.update(&mut known, &node).await?;
+        self.note_success(&known);
+        let params = WatchParams::default().fields(&fields).timeout(WATCH);
+        loop {
+            let begun = Instant::now();
+            // The client is a new one if the kubelet's certificate was replaced.
+            let slices = self.slices().await?;
+            let mut events = pin!(in_time(slices.watch(&params, &version)).await?);
+            loop {
+                let is_event = tokio::select! {
+                    event = events.next() => match event {
+                        Some(event) => {
+                            version = known.apply(event?)?.unwrap_or(version);
+                            true
+                        }
+                        None => break,
+                    },
+                    changed = self.pool.changed() => match changed {
+                        Ok(()) => false,
+                        Err(_) => return std::future::pending().await,
+                    },
+                };
+                if self.update(&mut known, &node).await? && is_event {
+                    // Another program that writes the slices again and again does not cause more requests than this.
+                    sleep(jittered(RECONNECT)).await;
+                }
+            }
+            if begun.elapsed() < RECONNECT {
+                sleep(jittered(RECONNECT)).await;
+            }
+        }
+    }
+
+    async fn slices(&self) -> Result<Api<ResourceSlice>, Failure> {
+        Ok(Api::all(self.access.client().await.map_err(Failure::Refused)?))
+    }
+
+    async fn node_name(&self) -> Result<String> {
+        let known = self.node.borrow().clone();
+        if !known.is_empty() {
+            return Ok(known);
+        }
+        let name = self.access.node_name().await?;
+        self.node.send_replace(name.clone());
+        Ok(name)
+    }
+
+    fn note_success(&mut self, known: &Slices) {
+        let devices = known.0.values().flat_map(|slice| slice.spec.devices.iter().flatten()).count();
+        if self.reported.take().is_some() {
+            self.log.note(&format!("the devices of the node are published again: {devices}"));
+        }
+    }
+
+    /// Writes the slices if they are not as the devices are, and returns whether it has.
+    async fn update(&mut self, known: &mut Slices, node: &str) -> Result<bool, Failure> {
+        loop {
+            let pool = self.pool.borrow_and_update().clone();
+            let has_taints = self.has_taints != Some(false);
+            let owner = Owner { driver: &self.driver, node, effect: self.effect, has_taints };
+            let desired = specs(&pool.devices, &owner);
+            let existing: Vec<ResourceSlice> = known.0.values().cloned().collect();
+            let mut actions = plan(&existing, &desired, None);
+            if actions.is_empty() {
+                return Ok(false);
+            }
+            if actions.iter().any(|action| matches!(action, Action::Create(_))) {
+                let reference = self.node_reference(node).await?;
+                actions = plan(&existing, &desired, Some(&reference));
+            }
+            let slices = self.slices().await?;
+            if self.has_taints.is_none() && actions.iter().any(has_taint) {
+                self.has_taints = Some(stores_taints(&slices, &actions).await?);
+                continue;
+            }
+            for action in &actions {
+                execute(&slices, action, known, false).await?;
+            }
+            let devices: usize = desired.iter().map(|spec| spec.devices.as_ref().map_or(0, Vec::len)).sum();
+            let generation = known.0.values().map(|slice| slice.spec.pool.generation).max().unwrap_or_default();
+            self.log.note(&format!("published {devices} devices of the node {node:?}, generation {generation}"));
+            (self.reported, self.failures) = (None, 0);
+            return Ok(true);
+        }
+    }
+
+    /// Returns the owner of the slices: they are deleted with the node.
+    async fn node_reference(&self, node: &str) -> Result<OwnerReference, Failure> {
+        match self.access.node_reference(node).await.map_err(Failure::Unreachable)? {
+            Ok(reference) => Ok(reference),
+            // A node that is not there is another problem than a slice that another program has deleted.
+            Err(error @ kube::Error::Api(_)) => {
+                Err(Failure::Refused(describe(&error).context(format!("cannot read the node {node:?}"))))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Awaits a request for a limited time.
+async fn in_time<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Failure> {
+    Ok(access::in_time(request).await.map_err(Failure::Unreachable)??)
+}
+
+/// Returns the selector for the slices of a node: the API server permits no node to list those of others.
+#[must_use]
+pub(super) fn fields(node: &str, driver: &str) -> String {
+    format!("spec.nodeName={node},spec.driver={driver}")
+}
+
+fn has_taint(action: &Action) -> bool {
+    let (Action::Create(slice) | Action::Replace(slice)) = action else { return false };
+    slice.spec.devices.iter().flatten().any(|device| device.taints.is_some())
+}
+
+/// Asks the API server whether it stores taints, without storing anything: one that does not know them drops the field without an error, and
+/// the device would be given to pods.
+async fn stores_taints(slices: &Api<ResourceSlice>, actions: &[Action]) -> Result<bool, Failure> {
+    let Some(action) = actions.iter().find(|action| has_taint(action)) else { return Ok(true) };
+    let answer = execute(slices, action, &mut Slices::default(), true).await?;
+    Ok(answer.is_some_and(|slice| slice.spec.devices.iter().flatten().any(|device| device.taints.is_some())))
+}
+
+/// Sends one request, and returns the slice that the API server has stored.
+async fn execute(
+    slices: &Api<ResourceSlice>,
+    action: &Action,
+    known: &mut Slices,
+    dry_run: bool,
+) -> Result<Option<ResourceSlice>, Failure> {
+    let params = PostParams { dry_run, ..PostParams::default() };
+    let stored = match action {
+        Action::Create(slice) => in_time(slices.create(&params, slice)).await?,
+        Action::Replace(slice) => in_time(slices.replace(&slice.name_any(), &params, slice)).await?,
+        Action::Delete(name) => {
+            match in_time(slices.delete(name, &DeleteParams::default())).await {
+                // Another program was faster: it is deleted.
+                Ok(_) | Err(Failure::Stale) => known.0.remove(name),
+                Err(failure) => return Err(failure),
+            };
+            return Ok(None);
+        }
+    };
+    known.put(stored.clone());
+    Ok(Some(stored))
+}
+
+/// The slices on the API server, by name.
+#[derive(Debug, Default)]
+struct Slices(BTreeMap<String, ResourceSlice>);
+
+impl Slices {
+    /// Adds a slice, unless a newer one is known: the watch also reports what this program has written, and more may have been written since.
+    fn put(&mut self, mut slice: ResourceSlice) {
+        slice.metadata.managed_fields = None;
+        let name = slice.name_any();
+        if self.0.get(&name).is_none_or(|known| version(known) <= version(&slice)) {
+            self.0.insert(name, slice);
+        }
+    }
+
+    /// Takes an event into account, and returns the version of the list after it.
+    fn apply(&mut self, event: WatchEvent<ResourceSlice>) -> Result<Option<String>, Failure> {
+        match event {
+            WatchEvent::Added(slice) | WatchEvent::Modified(slice) => {
+                let version = slice.resource_version();
+                self.put(slice);
+                Ok(version)
+            }
+            WatchEvent::Deleted(slice) => {
+                // It may exist again.
+                let name = slice.name_any();
+                if self.0.get(&name).is_some_and(|known| known.metadata.uid == slice.metadata.uid) {
+                    self.0.remove(&name);
+                }
+                Ok(slice.resource_version())
+            }
+            WatchEvent::Bookmark(bookmark) => Ok(Some(bookmark.metadata.resource_version)),
+            WatchEvent::Error(status) => Err(kube::Error::Api(status).into()),
+        }
+    }
+}
+
+/// Versions are numbers that grow (KEP-5504).
+fn version(slice: &ResourceSlice) -> Option<u64> {
+    slice.metadata.resource_version.as_ref()?.parse().ok()
+}
+
+/// Returns how long to wait after this failure, the n-th in a row.
+fn pause(failure: &Failure, failures: u32) -> Duration {
+    let growing = RECONNECT.saturating_mul(1 << failures.saturating_sub(1).min(10)).min(MAX_PAUSE);
+    match failure {
+        Failure::Stale if failures <= MAX_CONFLICTS => Duration::ZERO,
+        Failure::Unreachable(_) => RECONNECT,
+        Failure::Stale | Failure::Refused(_) => growing,
+    }
+}
+
+/// Returns a time that differs by up to a fifth, so that the nodes of a cluster do not ask all at once.
+fn jittered(time: Duration) -> Duration {
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().subsec_nanos();
+    time.mul_f64(0.8 + 0.4 * f64::from(nanos % 1_000_000) / 1_000_000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses() {
+        let error = || anyhow::anyhow!("error");
+        let seconds = |failure: &Failure, failures| pause(failure, failures).as_secs();
+        assert_eq!([1, 3, 4, 9].map(|count| seconds(&Failure::Stale, count)), [0, 0, 8, 30]);
+        assert_eq!([1, 2, 9].map(|count| seconds(&Failure::Unreachable(error()), count)), [1, 1, 1]);
+        assert_eq!([1, 2, 3, 9, 99].map(|count| seconds(&Failure::Refused(error()), count)), [1, 2, 4, 30, 30]);
+        let time = jittered(Duration::from_secs(1)).as_secs_f64();
+        assert!((0.8..1.2).contains(&time), "{time}");
+    }
+}

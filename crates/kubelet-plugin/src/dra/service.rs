@@ -1,0 +1,154 @@
+//! The gRPC services for the kubelet: claims are prepared, and plugins introduce themselves.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tonic::{Request, Response, Status};
+
+use super::pool::Pool;
+use super::prepare::{self, Known};
+use crate::log::Log;
+use crate::model::Refusal;
+use crate::proto::dra::{v1, v1beta1};
+use crate::proto::pluginregistration as registration;
+use crate::settings::values::TaintEffect;
+
+/// The services at the driver's socket, the best first: the kubelet uses the first one that it knows. These are not the names of gRPC.
+const VERSIONS: [&str; 4] = ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
+
+/// Reads claims.
+#[tonic::async_trait]
+pub(super) trait Claims: Send + Sync + 'static {
+    /// Returns a claim.
+    ///
+    /// # Errors
+    /// If the API server does not answer, or refuses it.
+    async fn get(&self, namespace: &str, name: &str) -> Result<k8s_openapi::api::resource::v1::ResourceClaim, Refusal>;
+}
+
+/// Prepares claims.
+#[derive(Clone)]
+pub(super) struct Service {
+    pub(super) driver: String,
+    pub(super) effect: TaintEffect,
+    pub(super) pool: watch::Receiver<Pool>,
+    pub(super) claims: Arc<dyn Claims>,
+}
+
+impl Service {
+    async fn prepare(&self, request: v1::NodePrepareResourcesRequest) -> v1::NodePrepareResourcesResponse {
+        let mut claims = Vec::new();
+        for claim in request.claims {
+            let answer = self.prepare_one(&claim).await;
+            Log::new().debug(|| format!("the kubelet prepares {:?}: {answer:?}", claim.name));
+            claims.push((claim.uid, answer));
+        }
+        v1::NodePrepareResourcesResponse { claims: claims.into_iter().collect() }
+    }
+
+    /// A claim that fails does not affect the others.
+    async fn prepare_one(&self, asked: &v1::Claim) -> v1::NodePrepareResourceResponse {
+        let prepared = match self.claims.get(&asked.namespace, &asked.name).await {
+            Ok(claim) => {
+                let pool = self.pool.borrow();
+                let known = Known {
+                    driver: &self.driver,
+                    devices: &pool.devices,
+                    problem: pool.problem.as_deref(),
+                    effect: self.effect,
+                };
+                prepare::prepare(&claim, &asked.uid, &known)
+            }
+            Err(refusal) => Err(refusal),
+        };
+        match prepared {
+            Ok(devices) => v1::NodePrepareResourceResponse { devices, error: String::new() },
+            Err(refusal) => {
+                Log::new().note(&refusal.to_string());
+                v1::NodePrepareResourceResponse { devices: Vec::new(), error: refusal.to_string() }
+            }
+        }
+    }
+
+    /// Nothing was stored for a claim, so that there is nothing to remove: also for claims that this process has never seen.
+    fn unprepare(request: v1::NodeUnprepareResourcesRequest) -> v1::NodeUnprepareResourcesResponse {
+        let done = |claim: v1::Claim| (claim.uid, v1::NodeUnprepareResourceResponse::default());
+        v1::NodeUnprepareResourcesResponse { claims: request.claims.into_iter().map(done).collect() }
+    }
+}
+
+#[tonic::async_trait]
+impl v1::dra_plugin_server::DraPlugin for Service {
+    async fn node_prepare_resources(
+        &self,
+        request: Request<v1::NodePrepareResourcesRequest>,
+    ) -> Result<Response<v1::NodePrepareResourcesResponse>, Status> {
+        Ok(Response::new(self.prepare(request.into_inner()).await))
+    }
+
+    async fn node_unprepare_resources(
+        &self,
+        request: Request<v1::NodeUnprepareResourcesRequest>,
+    ) -> Result<Response<v1::NodeUnprepareResourcesResponse>, Status> {
+        Ok(Response::new(Self::unprepare(request.into_inner())))
+    }
+}
+
+#[tonic::async_trait]
+impl v1beta1::dra_plugin_server::DraPlugin for Service {
+    async fn node_prepare_resources(
+        &self,
+        request: Request<v1::NodePrepareResourcesRequest>,
+    ) -> Result<Response<v1::NodePrepareResourcesResponse>, Status> {
+        Ok(Response::new(self.prepare(request.into_inner()).await))
+    }
+
+    async fn node_unprepare_resources(
+        &self,
+        request: Request<v1::NodeUnprepareResourcesRequest>,
+    ) -> Result<Response<v1::NodeUnprepareResourcesResponse>, Status> {
+        Ok(Response::new(Self::unprepare(request.into_inner())))
+    }
+}
+
+/// Introduces the driver to the kubelet.
+#[derive(Clone, Debug)]
+pub(super) struct Introduction {
+    pub(super) driver: String,
+    /// The path of the socket with the services
+    pub(super) endpoint: String,
+    /// Whether the kubelet has accepted the driver
+    pub(super) registered: Arc<watch::Sender<Option<bool>>>,
+}
+
+#[tonic::async_trait]
+impl registration::registration_server::Registration for Introduction {
+    async fn get_info(
+        &self,
+        _: Request<registration::InfoRequest>,
+    ) -> Result<Response<registration::PluginInfo>, Status> {
+        Ok(Response::new(registration::PluginInfo {
+            r#type: KIND.to_owned(),
+            name: self.driver.clone(),
+            endpoint: self.endpoint.clone(),
+            supported_versions: VERSIONS.map(str::to_owned).to_vec(),
+        }))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        request: Request<registration::RegistrationStatus>,
+    ) -> Result<Response<registration::RegistrationStatusResponse>, Status> {
+        let status = request.into_inner();
+        let what = match status.plugin_registered {
+            true => format!("the kubelet has registered the driver {:?}", self.driver),
+            false => format!("the kubelet does not register the driver {:?}: {}", self.driver, status.error),
+        };
+        Log::new().note(&what);
+        self.registered.send_replace(Some(status.plugin_registered));
+        Ok(Response::new(registration::RegistrationStatusResponse {}))
+    }
+}
+
+/// The kind of plugins that drivers for claims are.
+pub(super) const KIND: &str = "DRAPlugin";

@@ -1,0 +1,116 @@
+//! The sockets for the kubelet: one at which the driver introduces itself, and one with its services.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Server;
+use tonic::transport::server::Router;
+
+use super::connection::Connection;
+use super::service::{self, Introduction};
+use super::{Options, health};
+use crate::kubelet::listener::{MAX_REQUESTS, accept};
+use crate::kubelet::socket::{self, Bound, SocketId};
+use crate::proto::dra::{v1, v1beta1};
+use crate::proto::health as proto_health;
+use crate::proto::pluginregistration::registration_server::RegistrationServer;
+
+/// Returns the directory in which the kubelet searches for plugins.
+pub(super) fn registry(kubelet_dir: &Path) -> PathBuf {
+    kubelet_dir.join("plugins_registry")
+}
+
+/// Returns the socket at which the driver introduces itself.
+fn introduction(kubelet_dir: &Path, driver: &str) -> PathBuf {
+    registry(kubelet_dir).join(format!("{driver}-reg.sock"))
+}
+
+/// Returns the socket with the services.
+pub(super) fn endpoint(kubelet_dir: &Path, driver: &str) -> PathBuf {
+    kubelet_dir.join("plugins").join(driver).join("dra.sock")
+}
+
+/// Sockets that are served until they are dropped.
+#[derive(Debug)]
+pub(super) struct Sockets {
+    introduction: Served,
+    services: Served,
+}
+
+/// A socket that is served. The fields are dropped in their order: no connection is accepted any more before the file goes.
+#[derive(Debug)]
+struct Served {
+    _task: Task,
+    _stop: oneshot::Sender<()>,
+    bound: Bound,
+    id: Option<SocketId>,
+}
+
+/// A task that ends with this value.
+#[derive(Debug)]
+struct Task(JoinHandle<()>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Sockets {
+    /// Creates the sockets, and serves them.
+    ///
+    /// # Errors
+    /// If the kubelet's directory does not exist or is not writable.
+    pub(super) fn open(options: &Options, service: service::Service, health: health::Service) -> Result<Self> {
+        let Options { kubelet_dir, driver, .. } = options;
+        let endpoint = endpoint(kubelet_dir, driver);
+        create_dirs(&registry(kubelet_dir))?;
+        create_dirs(endpoint.parent().unwrap_or(kubelet_dir))?;
+        let server = || Server::builder().max_concurrent_streams(MAX_REQUESTS);
+        let services = server()
+            .add_service(v1::dra_plugin_server::DraPluginServer::new(service.clone()))
+            .add_service(v1beta1::dra_plugin_server::DraPluginServer::new(service))
+            .add_service(proto_health::v1::dra_resource_health_server::DraResourceHealthServer::new(health.clone()))
+            .add_service(proto_health::v1alpha1::dra_resource_health_server::DraResourceHealthServer::new(health));
+        // The kubelet calls the services as soon as the driver has introduced itself.
+        let services = serve(&endpoint, services)?;
+        let introduces = Introduction {
+            driver: driver.clone(),
+            endpoint: endpoint.to_string_lossy().into_owned(),
+            registered: options.registered.clone(),
+        };
+        let router = server().add_service(RegistrationServer::new(introduces));
+        Ok(Self { introduction: serve(&introduction(kubelet_dir, driver), router)?, services })
+    }
+
+    /// Reports whether the files still exist and are ours.
+    pub(super) fn exist(&self) -> bool {
+        self.introduction.bound.exists() && self.services.bound.exists()
+    }
+
+    /// Returns the identities of the sockets.
+    pub(super) fn ids(&self) -> Vec<SocketId> {
+        [&self.introduction, &self.services].into_iter().filter_map(|served| served.id).collect()
+    }
+}
+
+fn create_dirs(dir: &Path) -> Result<()> {
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot create {dir:?}"))
+}
+
+fn serve(path: &Path, router: Router) -> Result<Served> {
+    let path = socket::checked(path)?;
+    let (bound, listener) = socket::bind(path)?;
+    let (connections, incoming) = mpsc::channel::<std::io::Result<Connection>>(1);
+    let (stop, stopped) = oneshot::channel::<()>();
+    tokio::spawn(async move {
+        let stopped = async { drop(stopped.await) };
+        // It returns no error: those of a connection end that connection.
+        let _ = router.serve_with_incoming_shutdown(ReceiverStream::new(incoming), stopped).await;
+    });
+    let task = Task(tokio::spawn(accept(listener, connections)));
+    Ok(Served { _task: task, _stop: stop, bound, id: SocketId::at(path) })
+}

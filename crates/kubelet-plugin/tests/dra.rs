@@ -1,0 +1,553 @@
+//! Claims, with a fake kubelet and a fake API server. The limits are those of the documentation, five times as long for busy machines.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    unreachable_pub,
+    dead_code,
+    missing_docs,
+    reason = "tests"
+)]
+
+#[macro_use]
+#[path = "../../../tests/it/harness.rs"]
+mod harness;
+
+mod fake_api;
+mod fake_kubelet;
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use fake_api::{FakeApi, Fault, NODE};
+use fake_kubelet::FakeKubelet;
+use fake_kubelet::dra::DraKubelet;
+use fake_kubelet::plugin::FakePlugin;
+use kubelet_plugin::dra::devices::{Device, Value};
+use kubelet_plugin::dra::pool::Pool;
+use kubelet_plugin::dra::{self, Options};
+use kubelet_plugin::log::Log;
+use kubelet_plugin::settings::Settings;
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::sync::{oneshot, watch};
+
+const DRIVER: &str = "gpu.nvidia.com";
+
+/// The first slices after the API server appears, and a change.
+const SOON: Duration = Duration::from_secs(5 * 2);
+/// The slices after the kubelet deleted them.
+const WIPED: Duration = Duration::from_secs(5 * 5);
+/// Other drivers are searched for every 10 s.
+const SEARCHED: Duration = Duration::from_secs(5 * 10);
+/// Long enough for a wrong request.
+const A_WHILE: Duration = Duration::from_secs(3);
+
+tests! {
+    &[] => devices_are_published_and_given, one_failing_claim_does_not_affect_the_others,
+        a_sick_device_is_tainted_alone, an_api_server_without_taints, the_kubelet_deletes_the_slices,
+        watches_that_are_cut_or_too_old, requests_that_are_refused, conflicts, an_api_server_that_appears_later,
+        an_api_server_that_restarts, a_certificate_is_replaced, a_slow_api_server, slices_of_others_are_adopted,
+        nothing_is_asked_while_nothing_changes, nothing_is_published_before_the_driver_answers,
+        sockets_that_are_removed, a_kubelet_that_restarts, another_driver_is_left_alone,
+        a_device_plugin_is_left_alone, the_plugin_watcher_is_answered, many_devices, nothing_is_stored;
+}
+
+fn main() -> ExitCode {
+    // Most of the time the tests wait.
+    harness::run(TESTS.iter().map(|test| test.trial(test.name(), |run| run())).collect(), 8)
+}
+
+fn device(number: usize, unhealthy: Option<&str>) -> Device {
+    let uuid = format!("GPU-{number}");
+    Device {
+        name: format!("gpu-{number}"),
+        attributes: [("type", Value::Text("gpu".into())), ("uuid", Value::Text(uuid.clone()))].into(),
+        capacity: [("memory", 81559 * 1024 * 1024)].into(),
+        gpu: uuid.clone(),
+        uuid,
+        unhealthy: unhealthy.map(str::to_owned),
+    }
+}
+
+fn pool(unhealthy: &[Option<&str>]) -> Pool {
+    let devices = unhealthy.iter().enumerate().map(|(number, why)| device(number, *why)).collect();
+    Pool { is_ready: true, devices: Arc::new(devices), problem: None }
+}
+
+/// The driver under test.
+struct Driver {
+    pool: watch::Sender<Pool>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Driver {
+    fn start(dir: &Path, pool: Pool) -> Self {
+        let settings = Settings::default();
+        let options = Options {
+            kubelet_dir: dir.to_owned(),
+            kubeconfig: Some(dir.join("kubelet.conf")),
+            ..Options::new(&settings)
+        };
+        let (pool, receiver) = watch::channel(pool);
+        let (stop, stopped) = oneshot::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                tokio::select! {
+                    never = dra::serve(options, receiver, Log::new()) => match never {},
+                    _ = stopped => {}
+                }
+            });
+        });
+        Self { pool, stop: Some(stop), thread: Some(thread) }
+    }
+
+    fn set(&self, unhealthy: &[Option<&str>]) {
+        self.pool.send_replace(pool(unhealthy));
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// A node with two GPUs, whose devices are published.
+struct Node {
+    driver: Driver,
+    kubelet: DraKubelet,
+    api: FakeApi,
+    dir: TempDir,
+}
+
+impl Node {
+    fn start() -> Self {
+        Self::start_with(|_| {})
+    }
+
+    fn start_with(prepare: impl Fn(&mut fake_api::State)) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let api = FakeApi::start(dir.path());
+        prepare(&mut api.state());
+        let kubelet = DraKubelet::start(dir.path());
+        let driver = Driver::start(dir.path(), pool(&[None, None]));
+        let node = Self { driver, kubelet, api, dir };
+        node.kubelet.wait("the driver is registered", SOON, |state| state.drivers.contains_key(DRIVER));
+        node.api.wait("the devices", SOON, |state| state.devices() == names(&[false, false]));
+        node
+    }
+
+    fn published(&self, what: &str, most: Duration, tainted: &[bool]) -> Duration {
+        self.api.wait(what, most, |state| state.devices() == names(tainted))
+    }
+}
+
+/// The devices by name, and whether they are tainted.
+fn names(tainted: &[bool]) -> BTreeMap<String, bool> {
+    tainted.iter().enumerate().map(|(number, is_tainted)| (format!("gpu-{number}"), *is_tainted)).collect()
+}
+
+fn devices_are_published_and_given() {
+    let node = Node::start();
+    {
+        let state = node.api.state();
+        let slice = &state.slices[&format!("{NODE}-{DRIVER}-0")];
+        assert_eq!(slice["metadata"]["ownerReferences"][0]["uid"], "node-uid");
+        let expected = json!({"name": NODE, "generation": 1, "resourceSliceCount": 1});
+        assert_eq!((&slice["spec"]["pool"], &slice["spec"]["nodeName"]), (&expected, &json!(NODE)));
+        assert_eq!(state.count("POST", "resourceslices"), 1);
+    }
+    node.api.state().allocate("train", "u-1", &["gpu-1", "gpu-0"]);
+    for _ in 0..2 {
+        let start = Instant::now();
+        let answer = &node.kubelet.prepare(DRIVER, &[("train", "u-1")])["u-1"];
+        assert!(start.elapsed() < SOON);
+        let found: Vec<_> =
+            answer.devices.iter().map(|device| (device.device_name.as_str(), &device.cdi_device_ids[..])).collect();
+        let cdi = |uuid| vec![format!("k8s.gpu.nvidia.com/gpu={uuid}")];
+        assert_eq!(
+            (answer.error.as_str(), found),
+            ("", vec![("gpu-1", &cdi("GPU-1")[..]), ("gpu-0", &cdi("GPU-0")[..])])
+        );
+        assert_eq!(answer.devices[0].pool_name, NODE);
+    }
+    let released = node.kubelet.unprepare(DRIVER, &[("train", "u-1"), ("never-seen", "u-9")]);
+    assert!(released.len() == 2 && released.values().all(|claim| claim.error.is_empty()), "{released:?}");
+}
+
+fn one_failing_claim_does_not_affect_the_others() {
+    let node = Node::start();
+    node.driver.set(&[None, Some("XID 79")]);
+    node.published("the taint", SOON, &[false, true]);
+    {
+        let mut state = node.api.state();
+        state.allocate("good", "u-1", &["gpu-0"]);
+        state.allocate("sick", "u-2", &["gpu-1"]);
+        state.allocate("old", "u-3", &["gpu-0"]);
+        state.allocate("gone", "u-4", &["gpu-7"]);
+        state.faults.push(Fault { method: "GET", path: "resourceclaims/refused", code: 403, times: 9 });
+    }
+    let asked =
+        [("good", "u-1"), ("sick", "u-2"), ("old", "u-other"), ("gone", "u-4"), ("missing", "u-5"), ("refused", "u-6")];
+    let answers = node.kubelet.prepare(DRIVER, &asked);
+    assert_eq!(answers.len(), asked.len());
+    assert!(answers["u-1"].error.is_empty() && answers["u-1"].devices.len() == 1);
+    for (uid, parts) in [
+        ("u-2", ["default/sick", "XID 79 (ONH-072)"]),
+        ("u-other", ["default/old", "(ONH-082)"]),
+        ("u-4", ["\"gpu-7\"", "(ONH-071)"]),
+        ("u-5", ["default/missing", "(ONH-082)"]),
+        ("u-6", ["default/refused", "answered 403: the test refuses (ONH-081)"]),
+    ] {
+        let error = &answers[uid].error;
+        assert!(answers[uid].devices.is_empty() && parts.iter().all(|part| error.contains(part)), "{error}");
+    }
+    node.driver.pool.send_modify(|pool| pool.problem = Some("the driver is being replaced".to_owned()));
+    let error = &node.kubelet.prepare(DRIVER, &[("good", "u-1")])["u-1"].error;
+    assert!(error.contains("the driver is being replaced (ONH-074)"), "{error}");
+}
+
+fn a_sick_device_is_tainted_alone() {
+    let node = Node::start();
+    let healthy =
+        |state: &fake_kubelet::dra::State, device: &str| state.health.get(device).map(|(healthy, _)| *healthy);
+    node.kubelet.wait("health", SOON, |state| healthy(state, "gpu-1") == Some(true));
+    node.driver.set(&[None, Some("XID 79")]);
+    node.published("the taint", SOON, &[false, true]);
+    node.kubelet.wait("the reason", SOON, |state| state.health["gpu-1"] == (false, "XID 79 (ONH-072)".to_owned()));
+    assert_eq!(healthy(&node.kubelet.state(), "gpu-0"), Some(true));
+    assert_eq!(node.api.state().generation(), 2);
+    node.driver.set(&[None, Some("XID 79; another reason")]);
+    node.driver.set(&[None, None]);
+    node.published("recovery", SOON, &[false, false]);
+    let state = node.api.state();
+    assert_eq!((state.generation(), state.slices.len()), (3, 1));
+}
+
+fn an_api_server_without_taints() {
+    let node = Node::start_with(|state| state.drops_taints = true);
+    node.driver.set(&[None, Some("XID 79")]);
+    node.published("the device is withdrawn", SOON, &[false]);
+    assert_eq!(node.api.state().generation(), 2, "it was not listed without its taint");
+    node.driver.set(&[None, None]);
+    node.published("recovery", SOON, &[false, false]);
+}
+
+fn the_kubelet_deletes_the_slices() {
+    let node = Node::start();
+    for _ in 0..3 {
+        node.api.state().wipe();
+        let time = node.published("again", WIPED, &[false, false]);
+        assert!(time < WIPED);
+    }
+}
+
+fn watches_that_are_cut_or_too_old() {
+    let node = Node::start();
+    node.api.state().cut();
+    node.api.state().wipe();
+    node.published("after a cut", WIPED, &[false, false]);
+    node.api.wait("a watch", SOON, |state| state.count("GET", "resourceslices") >= 2);
+    {
+        let mut state = node.api.state();
+        state.expire();
+        state.wipe();
+    }
+    node.published("after an expiry", WIPED, &[false, false]);
+    node.driver.set(&[Some("XID 79"), None]);
+    node.published("a change", SOON, &[true, false]);
+}
+
+fn requests_that_are_refused() {
+    for (method, path, code) in [
+        ("GET", "resourceslices", 403),
+        ("POST", "resourceslices", 422),
+        ("POST", "resourceslices", 500),
+        ("GET", "nodes", 403),
+        ("POST", "selfsubjectreviews", 500),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let api = FakeApi::start(dir.path());
+        api.state().faults.push(Fault { method, path, code, times: 2 });
+        let _driver = Driver::start(dir.path(), pool(&[None]));
+        if path == "selfsubjectreviews" {
+            // The name of the host is used then, which is not that of this node.
+            api.wait("another request", SOON, |state| state.asked.len() > 1);
+            continue;
+        }
+        api.wait(path, 2 * SOON, |state| state.devices() == names(&[false]));
+        let asked = api.state().asked.len();
+        assert!(asked < 20, "{asked} requests");
+    }
+}
+
+fn conflicts() {
+    let node = Node::start();
+    for time in 0..3 {
+        node.api.state().faults.push(Fault { method: "PUT", path: "resourceslices", code: 409, times: 2 });
+        let is_sick = time % 2 == 0;
+        node.driver.set(&[is_sick.then_some("XID 79"), None]);
+        node.published("after conflicts", SOON, &[is_sick, false]);
+    }
+    // Another program changes the slice.
+    {
+        let mut state = node.api.state();
+        let name = state.slices.keys().next().unwrap().clone();
+        state.remove(&name);
+        state.allocate("unused", "u-1", &[]);
+    }
+    node.published("after a deletion", WIPED, &[true, false]);
+}
+
+fn an_api_server_that_appears_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut api = FakeApi::stopped(dir.path());
+    let kubelet = DraKubelet::start(dir.path());
+    let _driver = Driver::start(dir.path(), pool(&[None]));
+    kubelet.wait("the driver serves before", SOON, |state| state.drivers.contains_key(DRIVER));
+    let released = kubelet.unprepare(DRIVER, &[("any", "u-1")]);
+    assert!(released["u-1"].error.is_empty(), "a pod can be deleted");
+    let error = kubelet.prepare(DRIVER, &[("any", "u-1")]).remove("u-1").unwrap().error;
+    assert!(error.contains("the API server cannot be reached: ") && error.contains("(ONH-081)"), "{error}");
+    std::thread::sleep(A_WHILE);
+    api.run();
+    api.wait("the first slices", SOON, |state| state.devices() == names(&[false]));
+}
+
+fn an_api_server_that_restarts() {
+    let mut node = Node::start();
+    for is_sick in [true, false] {
+        node.api.stop();
+        node.driver.set(&[None, is_sick.then_some("XID 79")]);
+        node.api.run();
+        node.published("what changed in the meantime", SOON, &[false, is_sick]);
+    }
+}
+
+fn a_certificate_is_replaced() {
+    let node = Node::start();
+    assert!(node.api.state().asked.iter().all(|asked| asked.serial == [1]));
+    node.api.certificates.rotate(2);
+    node.api.state().allocate("train", "u-1", &["gpu-0"]);
+    assert!(node.kubelet.prepare(DRIVER, &[("train", "u-1")])["u-1"].error.is_empty());
+    assert_eq!(node.api.state().asked.last().unwrap().serial, [2]);
+    node.api.state().cut();
+    node.api.wait("a watch", SOON, |state| {
+        state.asked.last().is_some_and(|asked| asked.query.contains("watch") && asked.serial == [2])
+    });
+}
+
+fn a_slow_api_server() {
+    let node = Node::start();
+    node.api.state().delay = Duration::from_secs(2);
+    node.driver.set(&[Some("XID 79"), None]);
+    node.published("a change", 2 * SOON, &[true, false]);
+    node.api.state().allocate("train", "u-1", &["gpu-1"]);
+    assert!(node.kubelet.prepare(DRIVER, &[("train", "u-1")])["u-1"].error.is_empty());
+}
+
+fn slices_of_others_are_adopted() {
+    let node = Node::start_with(|state| {
+        for (name, generation) in [("node-1-gpu.nvidia.com-x7k2p", 4), ("node-1-gpu.nvidia.com-z9q1m", 5)] {
+            let pool = json!({"name": NODE, "generation": generation, "resourceSliceCount": 2});
+            let slice = json!({
+                "metadata": {"name": name, "uid": name, "resourceVersion": "0"},
+                "spec": {"driver": DRIVER, "nodeName": NODE, "pool": pool, "devices": [{"name": "gpu-7"}]},
+            });
+            state.slices.insert(name.to_owned(), slice);
+        }
+    });
+    let state = node.api.state();
+    let names: Vec<_> = state.slices.keys().map(String::as_str).collect();
+    assert_eq!((names, state.generation()), (vec!["node-1-gpu.nvidia.com-x7k2p"], 6));
+}
+
+fn nothing_is_asked_while_nothing_changes() {
+    let node = Node::start();
+    node.api
+        .wait("the watch", SOON, |state| state.asked.last().is_some_and(|asked| asked.query.contains("watch=true")));
+    let (before, bytes) = {
+        let state = node.api.state();
+        (state.asked.len(), state.asked.iter().map(|asked| asked.bytes).sum::<usize>())
+    };
+    // The user of the credentials, the slices, the node, a new slice, and the watch
+    assert!(before == 5 && bytes < 2500, "{before} requests, {bytes} bytes in bodies");
+    std::thread::sleep(A_WHILE);
+    node.driver.set(&[None, None]);
+    std::thread::sleep(A_WHILE);
+    assert_eq!(node.api.state().asked[before..], []);
+    node.driver.set(&[None, Some("XID 79")]);
+    node.published("the taint", SOON, &[false, true]);
+    let state = node.api.state();
+    let bytes: usize = state.asked[before..].iter().map(|asked| asked.bytes).sum();
+    // One to learn whether the API server stores taints, and one that writes
+    let count = state.asked.len() - before;
+    assert!(count == 2 && bytes < 4000, "{count} requests, {bytes} bytes in bodies");
+}
+
+fn nothing_is_published_before_the_driver_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let api = FakeApi::start(dir.path());
+    let driver = Driver::start(dir.path(), Pool::default());
+    std::thread::sleep(A_WHILE);
+    assert_eq!(api.state().asked, []);
+    driver.set(&[None]);
+    api.wait("the devices", SOON, |state| state.devices() == names(&[false]));
+    drop(driver);
+    let _driver = Driver::start(dir.path(), pool(&[None]));
+    std::thread::sleep(A_WHILE);
+    assert_eq!(api.state().generation(), 1, "a restart changes nothing");
+}
+
+fn sockets_that_are_removed() {
+    let node = Node::start();
+    let sockets =
+        [node.dir.path().join("plugins_registry").join(format!("{DRIVER}-reg.sock")), dra_socket(node.dir.path())];
+    for socket in &sockets {
+        assert_eq!(std::fs::metadata(socket).unwrap().permissions().mode() & 0o777, 0o600);
+        let before = node.kubelet.state().registrations;
+        std::fs::remove_file(socket).unwrap();
+        node.kubelet
+            .wait("registered again", SOON, |state| state.registrations > before && state.drivers.contains_key(DRIVER));
+        assert!(socket.exists());
+    }
+    drop(node.driver);
+    assert!(sockets.iter().all(|socket| !socket.exists()));
+    let slices = node.api.state().slices.len();
+    assert_eq!(slices, 1, "the kubelet deletes them if the driver does not come back");
+}
+
+fn dra_socket(dir: &Path) -> PathBuf {
+    dir.join("plugins").join(DRIVER).join("dra.sock")
+}
+
+fn a_kubelet_that_restarts() {
+    let Node { driver, kubelet, api, dir } = Node::start();
+    drop(kubelet);
+    api.state().wipe();
+    let kubelet = DraKubelet::start(dir.path());
+    kubelet.wait("registered", SOON, |state| state.drivers.contains_key(DRIVER));
+    api.wait("the devices", WIPED, |state| state.devices() == names(&[false, false]));
+    kubelet.wait("health", SOON, |state| state.health.len() == 2);
+    drop(driver);
+}
+
+fn another_driver_is_left_alone() {
+    let first = Node::start();
+    let is_watch = |asked: &fake_api::Asked| asked.query.contains("watch=true");
+    first.api.wait("the watch", SOON, |state| state.asked.last().is_some_and(is_watch));
+    let before = first.api.state().asked.len();
+    // The same directory, so the second driver would take the sockets of the first one.
+    let second = Driver::start(first.dir.path(), pool(&[None]));
+    std::thread::sleep(A_WHILE);
+    assert_eq!((first.api.state().asked.len(), first.kubelet.state().registrations), (before, 1));
+    drop(first.driver);
+    first.api.wait("the second one takes over", SEARCHED, |state| state.devices() == names(&[false]));
+    drop(second);
+}
+
+fn a_device_plugin_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let api = FakeApi::start(dir.path());
+    let _kubelet = FakeKubelet::start(dir.path());
+    for socket in ["nvidia-gpu.sock", "oci-nvidia-gpu.sock"] {
+        let plugin = FakePlugin::start(dir.path(), socket, &["GPU-0"], None);
+        let driver = Driver::start(dir.path(), pool(&[None]));
+        std::thread::sleep(A_WHILE);
+        assert!(!dra_socket(dir.path()).exists(), "{socket}");
+        drop(plugin);
+        api.wait("after its end", SEARCHED, |state| state.devices() == names(&[false]));
+        drop(driver);
+        api.state().wipe();
+    }
+}
+
+/// The bytes that grpc-go sends if it dials like the kubelet's plugin watcher: the path of the socket as `:authority`, which h2 rejects.
+const WATCHER: &[u8] = include_bytes!("fixtures/grpc-go-socket-path.http2");
+const RESET: u8 = 3;
+const HEADERS: u8 = 1;
+
+fn the_plugin_watcher_is_answered() {
+    let node = Node::start();
+    for socket in
+        [node.dir.path().join("plugins_registry").join(format!("{DRIVER}-reg.sock")), dra_socket(node.dir.path())]
+    {
+        let frames = frames(&socket, WATCHER);
+        assert!(frames.iter().all(|kind| *kind != RESET), "{frames:?}");
+        assert!(frames.contains(&HEADERS), "{frames:?}");
+    }
+}
+
+/// Sends bytes, and returns the types of the frames that a server answers within a second.
+fn frames(socket: &Path, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    stream.write_all(bytes).unwrap();
+    let mut answer = Vec::new();
+    let mut buffer = [0; 4096];
+    while let Ok(length) = stream.read(&mut buffer) {
+        if length == 0 {
+            break;
+        }
+        answer.extend_from_slice(&buffer[..length]);
+    }
+    let (mut kinds, mut rest) = (Vec::new(), &answer[..]);
+    while rest.len() >= 9 {
+        let length = usize::from(rest[0]) << 16 | usize::from(rest[1]) << 8 | usize::from(rest[2]);
+        kinds.push(rest[3]);
+        rest = rest.get(9 + length..).unwrap_or_default();
+    }
+    kinds
+}
+
+fn many_devices() {
+    let node = Node::start();
+    let all = |count: usize| pool(&vec![None; count]);
+    for (count, slices) in [(130, 3), (65, 2), (3, 1), (0, 0), (64, 1)] {
+        node.driver.pool.send_replace(all(count));
+        node.api.wait("the devices", SOON, |state| state.devices().len() == count && state.slices.len() == slices);
+        let state = node.api.state();
+        assert!(state.slices.values().all(|slice| slice["spec"]["pool"]["generation"] == state.generation()));
+    }
+}
+
+fn nothing_is_stored() {
+    let node = Node::start();
+    node.api.state().allocate("train", "u-1", &["gpu-0"]);
+    assert!(node.kubelet.prepare(DRIVER, &[("train", "u-1")])["u-1"].error.is_empty());
+    let Node { driver, kubelet, api, dir } = node;
+    drop(driver);
+    let mut files = Vec::new();
+    let mut dirs = vec![dir.path().to_owned()];
+    while let Some(next) = dirs.pop() {
+        for entry in std::fs::read_dir(next).unwrap().flatten() {
+            if entry.file_type().unwrap().is_dir() {
+                dirs.push(entry.path());
+            } else {
+                files.push(entry.file_name().into_string().unwrap());
+            }
+        }
+    }
+    files.sort();
+    assert_eq!(files, ["ca.crt", "kubelet-client-1.pem", "kubelet-client-current.pem", "kubelet.conf"]);
+    // A claim that was prepared before is prepared again, and released, by another process.
+    let _driver = Driver::start(dir.path(), pool(&[None, None]));
+    kubelet.wait("registered again", SOON, |state| state.registrations == 2 && state.drivers.contains_key(DRIVER));
+    assert!(kubelet.prepare(DRIVER, &[("train", "u-1")])["u-1"].error.is_empty());
+    assert!(kubelet.unprepare(DRIVER, &[("train", "u-1")])["u-1"].error.is_empty());
+    drop(api);
+}

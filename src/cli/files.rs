@@ -1,0 +1,264 @@
+//! `files`: prints the driver's files and devices that containers can get, one path on each line, relative to the driver root, in the
+//! order of `nvidia-container-cli list`.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use base::paths::HostPath;
+use base::report::{Finding, failure, one_line};
+use base::tree::Tree;
+use findings::catalog;
+use nvidia_host::capability::{Capabilities, Capability, Omit};
+use nvidia_host::config::{Config, Limits};
+use nvidia_host::driver::diagnosis;
+use nvidia_host::driver::ipc::{self, Ipc};
+use nvidia_host::driver::ldcache::Arch;
+use nvidia_host::driver::libraries::{Library, LinkerCache, Search};
+use nvidia_host::driver::locate::{DriverFiles, locate, unknown, unknown_finding};
+use nvidia_host::edits::decide;
+use nvidia_host::host::Host;
+use nvidia_host::inventory::caps::{MigCap, parse_line};
+use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
+use nvidia_host::inventory::select::Device;
+use nvidia_host::request::select;
+
+use super::selection::{Parts, Selection};
+use super::terminal::{Line, Terminal, cell, table};
+use super::{args, info, output};
+use crate::record::call::Call;
+
+/// A file or device that containers can get. The field names are part of the JSON interface.
+#[derive(Debug, Serialize)]
+struct Item {
+    /// `false` for a driver library that is not in the catalog
+    #[serde(skip_serializing_if = "bool::clone")]
+    cataloged: bool,
+    kind: ItemKind,
+    path: PathBuf,
+    source: PathBuf,
+}
+
+/// The kinds in the order of the output. Their names are part of the JSON interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum ItemKind {
+    Device,
+    MigCapability,
+    ImexChannel,
+    Binary,
+    Library,
+    #[serde(rename = "library-32")]
+    Library32,
+    Ipc,
+    Firmware,
+    Description,
+    DrmDevice,
+}
+
+impl fmt::Display for ItemKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+/// Prints the files and devices that the options select.
+pub(crate) fn run(options: &args::Files, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
+    let mut call = Call::default();
+    let config = info::configuration(config, options.root.as_deref())?;
+    let (items, unknown) = items(&options.parts, &config, &mut call)?;
+    // On stderr, because stdout contains only paths, for scripts.
+    unknown.iter().for_each(|finding| call.remark(finding));
+    Ok(output::print(&match options.output.json {
+        true => base::json::document("files", &items)?,
+        false if terminal.is_screen() => terminal.render(&columns(&items)),
+        false => text_of(&items),
+    }))
+}
+
+/// Returns the output of `nvidia-container-cli list`: one path on each line.
+///
+/// # Errors
+/// If the driver is missing, or a selected device does not exist.
+pub(crate) fn text(parts: &Parts, config: &Config, call: &mut Call) -> Result<String> {
+    Ok(text_of(&items(parts, config, call)?.0))
+}
+
+fn text_of(items: &[Item]) -> String {
+    paths_only(items).map(|item| format!("{}\n", item.path.display())).collect()
+}
+
+/// Returns a table of kinds and paths, for a terminal.
+fn columns(items: &[Item]) -> Vec<Line> {
+    let rows =
+        paths_only(items).map(|item| [cell(item.kind.to_string()), cell(one_line(&item.path.to_string_lossy()))]);
+    table(rows.collect())
+}
+
+/// Leaves out the kinds that nvidia-container-cli does not list, and that programs that read paths do not expect.
+fn paths_only(items: &[Item]) -> impl Iterator<Item = &Item> {
+    items.iter().filter(|item| !matches!(item.kind, ItemKind::Description | ItemKind::DrmDevice))
+}
+
+/// Returns the selected files and devices, and a finding about driver libraries that are not in the catalog.
+fn items(parts: &Parts, config: &Config, call: &mut Call) -> Result<(Vec<Item>, Option<Finding>)> {
+    let everything = parts.is_everything();
+    let chosen = parts.clone().completed();
+    let Selection { devices: chosen_devices, compat32, mig_config, mig_monitor, .. } = &chosen.selection;
+    let (mut items, mut finding) = (Vec::new(), None);
+    if chosen_devices.is_some()
+        || mig_config.is_some()
+        || mig_monitor.is_some()
+        || chosen.selection.imex_channels().next().is_some()
+    {
+        items = devices(&chosen.selection, config, call)?;
+    }
+    let Parts { libraries, binaries, ipcs, firmwares, .. } = chosen;
+    if [libraries, *compat32, binaries, ipcs, firmwares].contains(&true) {
+        let (root, mut files, unknown) = find(config, call)?;
+        files.leave_out(chosen.selection.omit());
+        let ipc = if ipcs { daemons(&root, chosen.selection.omit(), config, call) } else { Vec::new() };
+        items.extend(paths(&files, &ipc, &chosen, everything).into_iter().filter_map(|(kind, source)| {
+            let cataloged = !unknown.iter().any(|library| library.source == *source);
+            Some(Item { cataloged, ..item(root.inside(source).ok()?, source.as_path(), kind) })
+        }));
+        finding = unknown_finding(&unknown).filter(|_| libraries || *compat32);
+    }
+    Ok((items, finding))
+}
+
+fn devices(chosen: &Selection, config: &Config, call: &mut Call) -> Result<Vec<Item>> {
+    let host = Host::inspect_afresh(config)?;
+    let request = chosen.request(config.supported_driver_capabilities, &[], config)?;
+    let (devices, mut findings) = select::decide(&request, &host.inventory, config)?;
+    let wanted = request.wanted()?;
+    let facts = host.device_facts(&wanted, &devices);
+    let mut items = Vec::new();
+    if chosen.devices.is_some() {
+        let common = decide::common_nodes(&facts, &wanted, &mut findings)?;
+        let (mut gpus, mut drm, mut parts) = (Vec::new(), Vec::new(), Vec::new());
+        for device in &devices {
+            let edits = decide::of_device(&facts, &wanted, *device)?;
+            let mounts = edits.proc_mask.unwrap_or_default().mounts;
+            let access = mounts.into_iter().filter(|(path, _)| path.starts_with("capabilities"));
+            parts.extend(access.map(|(path, source)| {
+                item(Path::new(DRIVER_PROC).join(path), source.as_path(), ItemKind::MigCapability)
+            }));
+            for node in edits.nodes {
+                let (path, source) = (node.path.absolute(), node.source.as_path());
+                match path.parent().and_then(Path::file_name).and_then(|dir| dir.to_str()) {
+                    Some("nvidia-caps") => parts.push(item(path, source, ItemKind::MigCapability)),
+                    Some("dri") => drm.push(item(path, source, ItemKind::DrmDevice)),
+                    // MIG devices of one GPU share its node.
+                    _ if gpus.iter().any(|item: &Item| item.path == path) => {}
+                    _ => gpus.push(item(path, source, ItemKind::Device)),
+                }
+            }
+        }
+        let common = common.iter().map(|node| item(node.path.absolute(), node.source.as_path(), ItemKind::Device));
+        items.extend(common.chain(gpus).chain(parts).chain(drm));
+    }
+    findings.iter().for_each(|finding| call.finding(finding));
+    for channel in &wanted.imex_channels {
+        let path = Path::new("/dev/nvidia-caps-imex-channels").join(format!("channel{channel}"));
+        items.push(item(path.clone(), &path, ItemKind::ImexChannel));
+    }
+    // Fails if the node of a capability is missing.
+    decide::mig_management(&facts, &wanted, &devices)?;
+    let table = host.mig_minors_text();
+    for cap in decide::management_caps(&wanted) {
+        items.extend(mig_management(cap, &devices, table.as_deref(), &config.devices));
+    }
+    Ok(items)
+}
+
+fn item(path: PathBuf, source: &Path, kind: ItemKind) -> Item {
+    Item { cataloged: true, kind, path, source: source.to_owned() }
+}
+
+/// Returns the nodes for configuring or monitoring the MIG devices of these GPUs, including those of instances that do not exist
+/// yet.
+fn mig_management(cap: MigCap, devices: &[Device<'_>], minors: Option<&str>, limits: &Limits) -> Vec<Item> {
+    let table: Vec<_> = minors.unwrap_or_default().lines().filter_map(parse_line).collect();
+    let mut gpus: Vec<_> = devices.iter().map(|device| device.gpu()).filter(|gpu| gpu.mig_enabled).collect();
+    gpus.dedup_by_key(|gpu| gpu.minor);
+    let mut paths = Vec::new();
+    if !gpus.is_empty() {
+        paths.push(cap.proc_path());
+        paths.extend(table.iter().filter(|(of, _)| *of == cap).map(cap_node));
+    }
+    for gpu in gpus {
+        paths.push(Path::new(DRIVER_PROC).join(format!("capabilities/gpu{}", gpu.minor)));
+        if minors.is_some() {
+            paths.push("/dev/nvidia-caps".into());
+            paths.extend(table.iter().filter(|(of, _)| decide::is_management_of(*of, gpu, limits)).map(cap_node));
+        }
+    }
+    paths.into_iter().map(|path| item(path.clone(), &path, ItemKind::MigCapability)).collect()
+}
+
+fn cap_node((_, minor): &(MigCap, u32)) -> PathBuf {
+    PathBuf::from(format!("/dev/nvidia-caps/nvidia-cap{minor}"))
+}
+
+/// Returns the driver files, and the driver libraries that are not in the catalog. The version is that of the loaded kernel module
+/// or, if none is loaded, of the installed libraries. This function does not ask NVML.
+fn find(config: &Config, call: &mut Call) -> Result<(Tree, DriverFiles, Vec<Library>)> {
+    let root = nvidia_host::driver::open_root(&config.driver_root)?;
+    let cache = LinkerCache::read(&root, config.ldcache.as_ref());
+    let module = procfs::read_version(&root.owner_of(DRIVER_PROC)?);
+    let any = Search { root: &root, cache: &cache, version: "", dirs: &config.library_dirs };
+    let version = module.clone().or_else(|| diagnosis::inspect(&any, module).libraries).ok_or_else(|| {
+        failure(
+            &catalog::NO_LIBRARIES,
+            format!("no NVIDIA driver below {}", root.path()),
+            "set the driver root with --root, or with root in the [nvidia-container-cli] table of config.toml",
+        )
+    })?;
+    let search = Search { version: &version, ..any };
+    let (files, findings) = locate(&search, Capabilities::new(&Capability::ALL), &config.driver_files)?;
+    findings.iter().for_each(|finding| call.finding(finding));
+    let unknown = unknown(&search);
+    Ok((root, files, unknown))
+}
+
+/// Returns the sockets and directories of daemons that containers get.
+fn daemons(root: &Tree, omit: Omit, config: &Config, call: &mut Call) -> Vec<Ipc> {
+    let all = Capabilities::new(&Capability::ALL);
+    let (found, refused) = ipc::find(root, all, config.mps_directory.as_deref(), omit);
+    refused.iter().for_each(|finding| call.finding(finding));
+    found
+}
+
+/// Returns the chosen files, sorted by kind.
+fn paths<'a>(
+    files: &'a DriverFiles,
+    ipc: &'a [Ipc],
+    chosen: &Parts,
+    everything: bool,
+) -> Vec<(ItemKind, &'a HostPath)> {
+    let binaries = files.binaries.iter().map(|binary| (ItemKind::Binary, &binary.source));
+    let libraries = files.libraries.iter().map(|library| match library.arch == Arch::native() {
+        true => (ItemKind::Library, &library.source),
+        false => (ItemKind::Library32, &library.source),
+    });
+    let placed = files.placed.iter().map(|file| match file.is_firmware() {
+        true => (ItemKind::Firmware, &file.source),
+        false => (ItemKind::Description, &file.source),
+    });
+    let ipc = ipc.iter().map(|ipc| (ItemKind::Ipc, &ipc.source));
+    let mut paths: Vec<_> = binaries.chain(libraries).chain(placed).chain(ipc).collect();
+    paths.retain(|(kind, _)| match kind {
+        ItemKind::Binary => chosen.binaries,
+        ItemKind::Library => chosen.libraries,
+        ItemKind::Library32 => chosen.selection.compat32,
+        ItemKind::Firmware => chosen.firmwares,
+        ItemKind::Description => everything,
+        _ => true,
+    });
+    paths.sort_by_key(|(kind, _)| *kind);
+    paths
+}

@@ -1,0 +1,333 @@
+//! `plan`: prints what the hook would do for a container, and why, without changing anything.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use base::json;
+use base::paths::HostPath;
+use base::read::read_limited;
+use base::report::{Finding, failure, one_line};
+use findings::catalog;
+use nvidia_host::cdi::entry::RootfsEdits;
+use nvidia_host::config::Config;
+use nvidia_host::device_id::in_words;
+use nvidia_host::driver::nodes::DeviceNode;
+use nvidia_host::inventory::report;
+use nvidia_host::prepare::host::Foreseen;
+use nvidia_host::request::select;
+
+use super::args::{self, PlanStage};
+use super::terminal::{Line, Terminal, Tone};
+use super::{containers, output, plan_image, usage_error};
+use crate::inject::container::OpenContainer;
+use crate::oci::{self, SpecView};
+use crate::plan::request::{self, Decision, GpuRequest};
+use crate::plan::{self, Container, Gpus, Image, Live, Verdict};
+use crate::plan::{step, text};
+use crate::stages::{self, limits, precreate};
+use records::asked::Asked;
+
+/// The document of `--json`, whose schema is `docs/schemas/plan.json`.
+#[derive(Debug, Default, Serialize)]
+struct Preview {
+    version: u32,
+    outcome: Effect,
+    reason: String,
+    container: Subject,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request: Option<Asked>,
+    devices: Vec<String>,
+    /// What the hook does on the host before that
+    prepares: Vec<Value>,
+    edits: Vec<Value>,
+    findings: Vec<Finding>,
+    /// Whether the last finding is the reason for the outcome
+    #[serde(skip)]
+    last_decides: bool,
+}
+
+/// What the hook does for the container.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Effect {
+    Inject,
+    #[default]
+    None,
+    Error,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Subject {
+    /// As the command line names it
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    rootfs: String,
+    pid: i32,
+    privileged: bool,
+}
+
+/// Previews the hook for a container, given by its name, or by its state or config.json on stdin. Returns the exit code of the
+/// hook.
+pub(crate) fn run(options: &args::Plan, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
+    let input = match options.container.as_str() {
+        "-" => Input::Text(read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?),
+        name => Input::Bundle(containers::bundle_of(name)?),
+    };
+    if matches!(&input, Input::Text(text) if text.iter().all(u8::is_ascii_whitespace)) {
+        return Ok(usage_error(&failure(&catalog::COMMAND_LINE, "stdin is empty", HINT)));
+    }
+    let preview = preview(input, options, config);
+    let text = if options.json {
+        json::pretty(&preview).unwrap_or_default() + "\n"
+    } else {
+        terminal.render(&lines(&preview))
+    };
+    let printed = output::print(&text);
+    Ok(if preview.outcome == Effect::Error { ExitCode::FAILURE } else { printed })
+}
+
+impl Preview {
+    fn decide(&mut self, outcome: Effect, finding: Finding) {
+        self.outcome = outcome;
+        self.reason.clone_from(&finding.what);
+        self.findings.push(finding);
+        self.last_decides = true;
+    }
+}
+
+fn preview(input: Input, options: &args::Plan, config: Option<&Path>) -> Preview {
+    let mut preview = Preview { version: json::VERSION, ..Preview::default() };
+    if let Err(error) = follow(input, options, config, &mut preview) {
+        preview.decide(Effect::Error, Finding::error(&error));
+        preview.edits.clear();
+    }
+    preview
+}
+
+/// Takes the steps of the hook, up to the point at which the hook would change the container.
+fn follow(input: Input, options: &args::Plan, config: Option<&Path>, preview: &mut Preview) -> Result<()> {
+    let (spec, called) = read_container(input, options)?;
+    let pid = if let Called::WithState(pid) = called { pid } else { 0 };
+    let name = Some(&options.container).filter(|name| *name != "-").cloned();
+    preview.container = Subject { name, rootfs: spec.rootfs.display().to_string(), pid, privileged: spec.privileged };
+    if !options.request_only && options.inventory.is_none() {
+        check_entry(&spec, config, options.root.as_deref())?;
+    }
+    let Some((config, findings)) = plan::read_config(&spec, config)? else {
+        // Without a request, the reason does not depend on config.toml.
+        if let Ok(Decision::Nothing(reason)) = request::from_spec(&spec, &Config::default()) {
+            preview.reason = plan::nothing(reason, &spec);
+        }
+        return Ok(());
+    };
+    preview.findings.extend(findings);
+    match plan::verdict(&spec, &config)? {
+        Verdict::Nothing(reason) => preview.reason = plan::nothing(reason, &spec),
+        Verdict::LeftAlone(finding) => preview.decide(Effect::None, finding),
+        Verdict::Gpus(request) => return preview.request(*request, config, options, &spec, called),
+    }
+    Ok(())
+}
+
+/// Checks the limits like the hook entry of a CDI spec or of precreate, if config.json contains one.
+fn check_entry(spec: &SpecView, config: Option<&Path>, root: Option<&Path>) -> Result<()> {
+    let entries = spec.hooks.iter().filter_map(|hook| RootfsEdits::from_entry(&hook.args));
+    let Some(entry) = entries.reduce(RootfsEdits::merge) else { return Ok(()) };
+    let (config, root) = (config.map(HostPath::new).or(entry.config), root.map(HostPath::new).or(entry.root));
+    limits::check(spec, config.as_ref(), root.as_ref(), entry.features)
+}
+
+impl Preview {
+    /// Follows a request.
+    fn request(
+        &mut self,
+        request: GpuRequest,
+        mut config: Config,
+        options: &args::Plan,
+        spec: &SpecView,
+        called: Called,
+    ) -> Result<()> {
+        self.outcome = Effect::Inject;
+        self.reason = format!("{} requests {}", request.asked_by, in_words(&request.devices.names()));
+        self.request = Some(Asked::from(&request));
+        if let Some(root) = &options.root {
+            config.driver_root = HostPath::new(root);
+        }
+        if let Some(file) = &options.inventory {
+            let inventory = report::read(file)?;
+            let (devices, findings) = select::decide(&request, &inventory, &config)?;
+            self.findings.extend(findings);
+            self.devices = devices.iter().map(|device| device.uuid().to_owned()).collect();
+            return Ok(());
+        }
+        if options.request_only {
+            return Ok(());
+        }
+        let expected = stages::host::expect(&request, &config)?;
+        let Foreseen { modules, nodes } = &expected.prepares;
+        self.prepares =
+            modules.iter().map(|module| json!({"module": module})).chain(nodes.values().map(node)).collect();
+        if expected.is_unknown {
+            self.reason.push_str("; it first prepares the host, and NVML answers only after that");
+            return Ok(());
+        }
+        let found = expected
+            .host
+            .and_then(|host| Ok((plan::decide(&request, &config, &host, &spec.devices, &mut self.findings)?, host)));
+        let (provided, host) = match found {
+            Ok(found) => found,
+            Err(error) => {
+                self.decide(Effect::None, plan::excuse(&request, &config, error)?);
+                return Ok(());
+            }
+        };
+        self.devices = provided.devices.into_iter().map(|device| device.uuid).collect();
+        let gpus = Gpus::new(request, config, host, provided.edits);
+        match called {
+            Called::WithState(pid) => self.steps(&gpus, spec, pid),
+            Called::Precreate(text) => self.additions(&gpus, spec, text),
+        }
+    }
+
+    /// Adds the steps that the hook takes: in the waiting container if there is one, otherwise in its root file system on the host.
+    fn steps(&mut self, gpus: &Gpus, spec: &SpecView, pid: i32) -> Result<()> {
+        let image = plan_image::within_deadline(|| {
+            let waiting = if pid > 0 { OpenContainer::open(pid, &spec.rootfs).ok() } else { None };
+            waiting.map_or_else(|| image_at(spec, gpus), |open| stages::image(&open, gpus))
+        })?;
+        let Live { steps, findings, .. } = gpus.steps(&Container::from_spec(spec)?, &image);
+        self.findings.extend(findings);
+        self.edits = steps.iter().map(step::describe).collect();
+        Ok(())
+    }
+
+    /// Adds the additions of precreate to config.json, and what its hook entry does later in the root file system.
+    fn additions(&mut self, gpus: &Gpus, spec: &SpecView, text: String) -> Result<()> {
+        let additions = precreate::additions(gpus, spec, &mut self.findings)?;
+        additions.apply(text)?;
+        self.edits = text::describe_additions(&additions);
+        let image = plan_image::within_deadline(|| image_at(spec, gpus))?;
+        self.findings.extend(plan::newer_libcuda(&image));
+        Ok(())
+    }
+}
+
+/// Describes a device node of the host that the hook makes.
+fn node(node: &DeviceNode) -> Value {
+    json!({"node": node.path.absolute(), "major": node.major, "minor": node.minor})
+}
+
+/// Returns the facts about the image, before a runtime mounts anything in it.
+fn image_at(spec: &SpecView, gpus: &Gpus) -> Image {
+    let facts = OpenContainer::facts_of(&spec.rootfs).unwrap_or_default();
+    OpenContainer::here(&spec.rootfs)
+        .map_or_else(|_| Image::default(), |open| Image { facts, ..stages::image(&open, gpus) })
+}
+
+/// The call of the hook that is previewed.
+enum Called {
+    /// At prestart, with the state of a container. The number is its process, or 0 if it has none
+    WithState(i32),
+    /// At precreate, with the text of config.json
+    Precreate(String),
+}
+
+enum Input {
+    /// The bundle of a container of an engine
+    Bundle(PathBuf),
+    Text(Vec<u8>),
+}
+
+const HINT: &str = "run \"oci-nvidia-hook plan CONTAINER\", or \"oci-nvidia-hook plan - < config.json\"";
+
+fn read_container(input: Input, options: &args::Plan) -> Result<(SpecView, Called)> {
+    let is_precreate = options.stage == Some(PlanStage::Precreate);
+    let (bytes, here) = match input {
+        Input::Bundle(bundle) if is_precreate => {
+            let path = bundle.join("config.json");
+            let file = std::fs::File::open(&path).with_context(|| format!("cannot open {path:?}"))?;
+            (read_limited(file, oci::MAX_JSON).with_context(|| format!("cannot read {path:?}"))?, bundle)
+        }
+        Input::Bundle(bundle) => return Ok((oci::spec_view::read(&bundle)?, Called::WithState(0))),
+        // Runtimes and Podman start hooks in the bundle.
+        Input::Text(bytes) => (bytes, base::sys::in_root::working_directory()?),
+    };
+    if is_precreate || (options.stage.is_none() && oci::is_spec(&bytes)) {
+        let spec = oci::spec_view::parse(&bytes, &here).context("cannot read the container's spec")?;
+        if !is_precreate {
+            return Ok((spec, Called::WithState(0)));
+        }
+        let text = String::from_utf8(bytes).context("the container's spec is not UTF-8")?;
+        return Ok((spec, Called::Precreate(text)));
+    }
+    let state = oci::state::parse(&bytes).map_err(|error| {
+        let what = format!("stdin is neither config.json nor the state of a container: {}", error.root_cause());
+        if options.stage.is_none() { failure(&catalog::STATE, what, HINT) } else { error }
+    })?;
+    Ok((oci::spec_view::read(&state.bundle)?, Called::WithState(state.pid)))
+}
+
+fn lines(preview: &Preview) -> Vec<Line> {
+    let Preview { outcome, reason, container, request, devices, prepares, edits, findings, last_decides, .. } = preview;
+    let mut lines = Vec::new();
+    if let Some(name) = &container.name {
+        lines.push(item("container ", name));
+    }
+    let (tone, outcome) = match outcome {
+        Effect::Inject => (Tone::Good, "the hook sets up the container"),
+        Effect::None => (Tone::Plain, "the hook does nothing"),
+        Effect::Error => (Tone::Bad, "the hook fails"),
+    };
+    let decisive = findings.last().filter(|_| *last_decides);
+    let number = decisive.map(|finding| format!(" ({})", finding.kind.id)).unwrap_or_default();
+    let reason = format!(": {}{number}", one_line(reason));
+    lines.push(Line::new(HANG, "").then(tone, outcome).then(Tone::Plain, reason));
+    if let Some(finding) = decisive.filter(|finding| !finding.fix.is_empty()) {
+        lines.push(item("  hint: ", &finding.fix));
+    }
+    if !container.rootfs.is_empty() {
+        let privileged = if container.privileged { "privileged" } else { "not privileged" };
+        lines.push(item("root file system: ", &format!("{}, {privileged}", container.rootfs)));
+    }
+    if let Some(asked) = request {
+        lines.push(item("driver capabilities: ", &asked.driver_capabilities.join(", ")));
+        if !asked.features.is_empty() {
+            lines.push(item("features: ", &asked.features.join(", ")));
+        }
+        lines.extend(asked.requirements.iter().map(|requirement| item("requires: ", requirement)));
+    }
+    lines.extend(devices.iter().map(|device| item("device: ", device)));
+    lines.extend(prepares.iter().map(|one| item("on the host: ", &preparation(one))));
+    let groups = text::groups(edits);
+    lines.extend(groups.into_iter().map(|(heading, items)| item(&format!("{heading}: "), &items.join(", "))));
+    let others = findings.len().saturating_sub(usize::from(decisive.is_some()));
+    for finding in findings.iter().take(others) {
+        let severity = finding.kind.severity.name();
+        let what = format!(": {}", one_line(&finding.what));
+        let line = Line::new(HANG, format!("{} ", finding.kind.id));
+        lines.push(line.then(Tone::of_severity(severity), severity).then(Tone::Plain, what));
+        if !finding.fix.is_empty() {
+            lines.push(item("  hint: ", &finding.fix));
+        }
+    }
+    lines
+}
+
+/// The column in which a folded line continues.
+const HANG: usize = 2;
+
+fn item(name: &str, text: &str) -> Line {
+    Line::new(HANG, format!("{}{}", one_line(name), one_line(text)))
+}
+
+/// Describes what the hook does on the host first.
+fn preparation(one: &Value) -> String {
+    match (one["module"].as_str(), one["node"].as_str()) {
+        (Some(module), _) => format!("load the kernel module {module}"),
+        (_, node) => format!("create {} c {}:{}", node.unwrap_or_default(), one["major"], one["minor"]),
+    }
+}

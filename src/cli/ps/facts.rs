@@ -1,0 +1,161 @@
+//! Reads what `ps` shows: the records, the processes of containers, and NVML's processes on each GPU.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use anyhow::Result;
+
+use base::report::one_line;
+use base::sys::proc_file;
+use nvidia_host::config::Config;
+use nvidia_host::host;
+use nvidia_host::inventory::fingerprint::uptime;
+use nvidia_host::inventory::processes::GpuProcesses;
+use records::{Device, Pod, Record};
+
+use super::super::containers::Known;
+use super::super::time;
+use crate::doctor::container::find::ProcessId;
+use crate::oci::{cgroup_id, conmon, spec_view};
+use crate::plan::given;
+
+/// Everything from which the table follows.
+#[derive(Debug)]
+pub(super) struct Facts {
+    /// The records, the newest first
+    pub records: Vec<Recorded>,
+    /// The running containers that have no record with GPUs, and the GPUs that config.json shows
+    pub others: Vec<Other>,
+    /// NVML's processes, or why they are unknown
+    pub gpus: Result<Vec<GpuProcesses>>,
+    /// The container of each process that uses a GPU and belongs to one
+    pub containers: BTreeMap<u32, String>,
+}
+
+/// A record, and whether its container runs.
+#[derive(Debug)]
+pub(super) struct Recorded {
+    pub record: Record,
+    pub is_running: bool,
+}
+
+/// A running container that the hook did not give GPUs.
+#[derive(Debug)]
+pub(super) struct Other {
+    pub id: String,
+    pub name: String,
+    pub pod: Pod,
+    pub devices: Vec<Device>,
+    pub started: SystemTime,
+}
+
+/// The directories in which containerd has the bundles of Kubernetes and Docker, by id.
+const TASKS: [&str; 4] = [
+    "/run/containerd/io.containerd.runtime.v2.task/k8s.io",
+    "/run/k3s/containerd/io.containerd.runtime.v2.task/k8s.io",
+    "/run/containerd/io.containerd.runtime.v2.task/moby",
+    "/run/docker/containerd/daemon/io.containerd.runtime.v2.task/moby",
+];
+/// The kernel counts time in /proc in hundredths of a second on all architectures of the driver (`USER_HZ`).
+const TICKS: u64 = 100;
+/// The time between the start of a process and that of the hook, which is always later. Clocks can be adjusted meanwhile.
+const TOLERANCE: Duration = Duration::from_secs(5);
+
+/// The containers that run: the first process of each, by id.
+type Running = BTreeMap<String, ProcessId>;
+
+/// Reads the facts. NVML can take seconds.
+pub(super) fn read(known: Vec<Known>, config: &Config) -> Facts {
+    let running = running();
+    let (mut records, mut others) = (Vec::new(), Vec::new());
+    let mut names: BTreeMap<String, (String, PathBuf)> = BTreeMap::new();
+    for Known { id, names: of_engine, bundle, record } in known {
+        match record {
+            Some(record) => {
+                let is_running = record.ended.is_empty() && (running.contains_key(&id) || is_alive(&record));
+                names.entry(id).or_insert_with(|| (record.container.name.clone(), bundle));
+                records.push(Recorded { record, is_running });
+            }
+            None => {
+                names.insert(id, (of_engine.into_iter().next().unwrap_or_default(), bundle));
+            }
+        }
+    }
+    for (id, process) in &running {
+        let has_gpus = |recorded: &Recorded| {
+            recorded.record.container.id == *id && recorded.is_running && !recorded.record.devices.is_empty()
+        };
+        if !records.iter().any(has_gpus) {
+            let (name, bundle) = names.remove(id).unwrap_or_default();
+            others.push(other(id, *process, name, bundle));
+        }
+    }
+    let gpus = host::gpu_processes(config);
+    let pids = gpus.iter().flatten().filter_map(|gpu| gpu.processes.as_ref().ok()).flatten().map(|process| process.pid);
+    let containers = pids.filter_map(|pid| Some((pid, container_of(pid, &records)?))).collect();
+    Facts { records, others, gpus, containers }
+}
+
+/// Returns the containers whose cgroup has processes.
+fn running() -> Running {
+    let mut first = Running::new();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        // Processes that have ended are skipped.
+        let Some(id) = id_of(pid) else { continue };
+        let Ok(process) = ProcessId::read(&entry.path(), pid) else { continue };
+        let known = first.entry(id).or_insert(process);
+        *known = (*known).min(process);
+    }
+    first
+}
+
+fn id_of(pid: i32) -> Option<String> {
+    let cgroup = proc_file::read_text(format!("/proc/{pid}/cgroup")).ok()?;
+    cgroup_id::find(&cgroup, "").map(str::to_owned)
+}
+
+/// Returns when a process started. The clock can have been set since then, so this is not exact.
+fn start_of(process: ProcessId) -> SystemTime {
+    let boot = SystemTime::now() - Duration::from_secs(uptime());
+    boot + Duration::from_secs(process.start / TICKS)
+}
+
+/// Reports whether the first process of the container of a record runs, for engines whose cgroups do not have the id as their name. The
+/// kernel reuses the numbers of processes: another process started after the hook.
+fn is_alive(record: &Record) -> bool {
+    let dir = PathBuf::from(format!("/proc/{}", record.pid));
+    record.pid > 0
+        && ProcessId::read(&dir, record.pid).is_ok_and(|process| {
+            time::parse(&record.started).is_some_and(|started| start_of(process) <= started + TOLERANCE)
+        })
+}
+
+/// Returns the id of the container of a process. If its cgroup does not have one, a parent can be the first process of a container.
+fn container_of(pid: u32, records: &[Recorded]) -> Option<String> {
+    let mut pid = i32::try_from(pid).ok()?;
+    if let Some(id) = id_of(pid) {
+        return Some(id);
+    }
+    loop {
+        let first = |recorded: &&Recorded| recorded.is_running && recorded.record.pid == pid;
+        if let Some(recorded) = records.iter().find(first) {
+            return Some(recorded.record.container.id.clone());
+        }
+        pid = proc_file::parent(&pid.to_string()).filter(|parent| *parent > 1)?;
+    }
+}
+
+/// Reads config.json of a container without a record.
+fn other(id: &str, process: ProcessId, name: String, bundle: PathBuf) -> Other {
+    let ProcessId { pid, .. } = process;
+    let name = if name.is_empty() { conmon::name_of(id, pid).unwrap_or_default() } else { name };
+    let bundles = [Some(bundle), conmon::bundle_of(id, pid)].into_iter().flatten();
+    let bundles = bundles.filter(|bundle| !bundle.as_os_str().is_empty());
+    let mut bundles = bundles.chain(TASKS.map(|dir| Path::new(dir).join(id)));
+    let spec = bundles.find_map(|bundle| spec_view::read(&bundle).ok());
+    let devices = spec.as_ref().and_then(given::find).map(|given| given.devices()).unwrap_or_default();
+    let pod = spec.map(|spec| spec.pod).unwrap_or_default();
+    Other { id: id.to_owned(), name: one_line(&name), pod, devices, started: start_of(process) }
+}

@@ -1,0 +1,291 @@
+//! Joins records, running containers and processes into rows. Pure.
+
+use std::collections::BTreeSet;
+use std::time::SystemTime;
+
+use serde::Serialize;
+
+use nvidia_host::inventory::processes::GpuProcesses;
+use records::{Device, Outcome, Pod, StoredFinding};
+
+use super::super::time;
+use super::facts::{Facts, Other, Recorded};
+
+/// What a container does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum State {
+    Running,
+    /// It has ended, or its end was not seen.
+    Ended,
+    /// The hook failed, so it did not start.
+    Failed,
+    /// The hook did not finish.
+    Unfinished,
+}
+
+impl State {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Ended => "ended",
+            Self::Failed => "failed",
+            Self::Unfinished => "unfinished",
+        }
+    }
+}
+
+/// A process of a container on a GPU. The field names are part of the JSON interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Process {
+    pub pid: u32,
+    /// NVML's index of the GPU
+    pub gpu: u32,
+    /// The memory of the GPU that it uses
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+}
+
+/// A container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Row {
+    pub container: records::Container,
+    pub state: State,
+    pub devices: Vec<Device>,
+    /// Its processes; `None` if NVML does not list them
+    pub processes: Option<Vec<Process>>,
+    pub started: Option<SystemTime>,
+    pub ended: Option<SystemTime>,
+    /// The most severe finding about it
+    pub finding: Option<StoredFinding>,
+}
+
+impl Row {
+    /// Returns the number of its processes.
+    pub(super) fn count(&self) -> Option<usize> {
+        let pids: BTreeSet<_> = self.processes.as_ref()?.iter().map(|process| process.pid).collect();
+        Some(pids.len())
+    }
+
+    /// Returns the GPU memory of its processes in bytes; `None` if NVML does not report that of one.
+    pub(super) fn memory(&self) -> Option<u64> {
+        self.processes.as_ref()?.iter().map(|process| process.memory_bytes).sum()
+    }
+}
+
+/// The result.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Table {
+    /// Those that run come first, then from the newest to the oldest
+    pub rows: Vec<Row>,
+    /// The processes that use a GPU and belong to no container; `None` without NVML
+    pub outside: Option<usize>,
+    /// Why processes are unknown, for each GPU that NVML cannot ask
+    pub unknown: Vec<String>,
+}
+
+/// Returns all containers with a record, and the others that have GPUs.
+pub(super) fn join(facts: &Facts) -> Table {
+    let asked = facts.gpus.as_deref().ok();
+    let mut rows: Vec<_> = facts.records.iter().map(from_record).chain(facts.others.iter().map(from_other)).collect();
+    if let Some(gpus) = asked {
+        complete(&mut rows, gpus);
+    }
+    let mut seen = BTreeSet::new();
+    // The newest record of a container is the first one.
+    rows.retain(|row| row.state != State::Running || seen.insert(row.container.id.clone()));
+    for (id, gpu) in of_unknown(facts, &rows) {
+        let device = Device { index: Some(gpu.index), uuid: gpu.uuid.clone(), ..Device::default() };
+        match rows.iter_mut().find(|row| row.container.id == id && row.state == State::Running) {
+            Some(row) if !row.devices.iter().any(|known| known.index == device.index) => row.devices.push(device),
+            Some(_) => {}
+            None => rows.push(unknown(id, device)),
+        }
+    }
+    if let Some(gpus) = asked {
+        rows.iter_mut().for_each(|row| row.processes = processes(row, gpus, facts));
+    }
+    rows.retain(|row| row.state != State::Running || !row.devices.is_empty() || row.finding.is_some());
+    rows.sort_by_key(|row| (row.state != State::Running, std::cmp::Reverse(row.started)));
+    let failed = asked.into_iter().flatten().filter_map(|gpu| Some((gpu.index, gpu.processes.as_ref().err()?)));
+    Table {
+        rows,
+        outside: asked.map(|gpus| outside(gpus, facts)),
+        unknown: failed.map(|(index, why)| format!("GPU {index}: {why}")).collect(),
+    }
+}
+
+fn from_record(Recorded { record, is_running }: &Recorded) -> Row {
+    let state = match record.outcome {
+        Outcome::Failed => State::Failed,
+        // The engine can have ended the hook and the container.
+        Outcome::Unfinished => State::Unfinished,
+        _ if *is_running => State::Running,
+        _ => State::Ended,
+    };
+    Row {
+        container: record.container.clone(),
+        state,
+        devices: record.devices.clone(),
+        processes: None,
+        started: time::parse(&record.started),
+        ended: time::parse(&record.ended),
+        finding: record.most_severe().cloned(),
+    }
+}
+
+fn from_other(Other { id, name, pod, devices, started }: &Other) -> Row {
+    let container = records::Container { id: id.clone(), name: name.clone(), pod: pod.clone(), ..Default::default() };
+    Row { container, devices: devices.clone(), started: Some(*started), ..unknown(id.clone(), Device::default()) }
+}
+
+/// Returns a running container of which only a process is known.
+fn unknown(id: String, device: Device) -> Row {
+    Row {
+        container: records::Container { id, name: String::new(), pod: Pod::default(), ..Default::default() },
+        state: State::Running,
+        devices: vec![device],
+        processes: None,
+        started: None,
+        ended: None,
+        finding: None,
+    }
+}
+
+/// Adds index and UUID of GPUs of which only the node is known.
+fn complete(rows: &mut [Row], gpus: &[GpuProcesses]) {
+    for device in rows.iter_mut().flat_map(|row| &mut row.devices).filter(|device| device.index.is_none()) {
+        let minor = device.node.strip_prefix("/dev/nvidia").and_then(|minor| minor.parse().ok());
+        if let Some(gpu) = gpus.iter().find(|gpu| minor.is_some() && gpu.minor == minor) {
+            (device.index, device.uuid) = (Some(gpu.index), gpu.uuid.clone());
+        }
+    }
+}
+
+/// Returns the ids of running containers whose GPUs are known only from their processes, and these GPUs.
+fn of_unknown<'f>(facts: &'f Facts, rows: &[Row]) -> Vec<(String, &'f GpuProcesses)> {
+    let mut found = Vec::new();
+    for gpu in facts.gpus.iter().flatten() {
+        for process in gpu.processes.iter().flatten() {
+            let Some(id) = facts.containers.get(&process.pid) else { continue };
+            let row = rows.iter().find(|row| row.container.id == *id && row.state == State::Running);
+            if row.is_none_or(|row| row.devices.is_empty()) {
+                found.push((id.clone(), gpu));
+            }
+        }
+    }
+    found
+}
+
+/// Returns the processes of a container; `None` if NVML does not list those of one of its GPUs.
+fn processes(row: &Row, gpus: &[GpuProcesses], facts: &Facts) -> Option<Vec<Process>> {
+    if row.state != State::Running {
+        return None;
+    }
+    let mut found = Vec::new();
+    for gpu in gpus {
+        let has = row.devices.iter().any(|device| device.index == Some(gpu.index));
+        let Ok(all) = &gpu.processes else {
+            if has {
+                return None;
+            }
+            continue;
+        };
+        let own = all.iter().filter(|process| facts.containers.get(&process.pid) == Some(&row.container.id));
+        found.extend(own.map(|process| Process { pid: process.pid, gpu: gpu.index, memory_bytes: process.memory }));
+    }
+    Some(found)
+}
+
+fn outside(gpus: &[GpuProcesses], facts: &Facts) -> usize {
+    let all = gpus.iter().filter_map(|gpu| gpu.processes.as_ref().ok()).flatten().map(|process| process.pid);
+    let outside: BTreeSet<_> = all.filter(|pid| !facts.containers.contains_key(pid)).collect();
+    outside.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvidia_host::inventory::processes::GpuProcess;
+    use records::Record;
+    use std::collections::BTreeMap;
+    use std::path::Path;
+
+    fn gpu(index: u32, processes: Result<&[(u32, u64)], &str>) -> GpuProcesses {
+        let of = |(pid, memory): &(u32, u64)| GpuProcess { pid: *pid, memory: Some(*memory) };
+        let processes = processes.map(|all| all.iter().map(of).collect()).map_err(str::to_owned);
+        GpuProcesses { index, minor: Some(index + 4), uuid: format!("GPU-{index}"), processes }
+    }
+
+    fn recorded(id: &str, outcome: Outcome, is_running: bool, gpus: &[u32]) -> Recorded {
+        let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
+        record.name_container(id.to_owned(), Pod::default(), Path::new("/b"));
+        record.devices = gpus.iter().map(|gpu| Device { index: Some(*gpu), ..Device::default() }).collect();
+        record.end(outcome, String::new());
+        Recorded { record, is_running }
+    }
+
+    fn other(id: &str, devices: Vec<Device>) -> Other {
+        Other { id: id.to_owned(), name: String::new(), pod: Pod::default(), devices, started: SystemTime::UNIX_EPOCH }
+    }
+
+    /// Returns each row as `id state GPUs processes memory`.
+    fn rows(table: &Table) -> Vec<String> {
+        let of = |row: &Row| {
+            let gpus: Vec<_> = row.devices.iter().map(Device::short).collect();
+            let (id, state) = (&row.container.id, row.state.name());
+            format!("{id} {state} {} {:?} {:?}", gpus.join(","), row.count(), row.memory())
+        };
+        table.rows.iter().map(of).collect()
+    }
+
+    #[test]
+    fn processes_belong_to_containers() {
+        let facts = Facts {
+            records: vec![
+                recorded("a", Outcome::Given, true, &[0, 1]),
+                recorded("b", Outcome::Given, false, &[0]),
+                recorded("c", Outcome::Failed, false, &[]),
+                recorded("d", Outcome::Unfinished, true, &[]),
+            ],
+            others: vec![
+                other("e", vec![Device::of_node("/dev/nvidia5".to_owned())]),
+                other("f", Vec::new()),
+                other("g", Vec::new()),
+            ],
+            gpus: Ok(vec![gpu(0, Ok(&[(10, 5), (11, 6), (90, 1)])), gpu(1, Ok(&[(10, 7), (12, 8), (13, 9)]))]),
+            containers: BTreeMap::from(
+                [(10, "a"), (11, "a"), (12, "e"), (13, "f")].map(|(pid, id)| (pid, id.to_owned())),
+            ),
+        };
+        let table = join(&facts);
+        // A process in two lists of GPUs counts once. g has no GPUs, and the GPU of f is known only from its process.
+        let expected = [
+            "a running 0,1 Some(2) Some(18)",
+            "e running 1 Some(1) Some(8)",
+            "f running 1 Some(1) Some(9)",
+            "b ended 0 None None",
+            "c failed  None None",
+            "d unfinished  None None",
+        ];
+        assert_eq!(rows(&table), expected);
+        assert_eq!((table.outside, table.unknown.len()), (Some(1), 0));
+    }
+
+    #[test]
+    fn a_gpu_that_nvml_cannot_ask() {
+        let mut facts = Facts {
+            records: vec![recorded("a", Outcome::Given, true, &[0]), recorded("b", Outcome::Given, true, &[1])],
+            others: Vec::new(),
+            gpus: Ok(vec![gpu(0, Ok(&[])), gpu(1, Err("lost"))]),
+            containers: BTreeMap::new(),
+        };
+        let table = join(&facts);
+        assert_eq!(rows(&table), ["a running 0 Some(0) Some(0)", "b running 1 None None"]);
+        assert_eq!(table.unknown, ["GPU 1: lost"]);
+        facts.gpus = Err(anyhow::anyhow!("no driver"));
+        let table = join(&facts);
+        assert_eq!(rows(&table), ["a running 0 None None", "b running 1 None None"]);
+        assert_eq!(table.outside, None);
+    }
+}

@@ -1,0 +1,61 @@
+/* The fake libnvidia-ml.so.1: the processes on GPUs. */
+#include "nvml.h"
+
+#include <stddef.h>
+#include <string.h>
+
+/* nvmlProcessInfo_v2_t, which is nvmlProcessInfo_t */
+struct process_info {
+	unsigned pid;
+	unsigned long long used_memory;
+	unsigned gpu_instance, compute_instance;
+};
+
+static const unsigned long long NOT_AVAILABLE = ~0ULL;
+/* What the real library stores for a GPU that is not in MIG mode. */
+static const unsigned NO_INSTANCE = ~0U;
+
+/* As the real library, it stores nothing if there is not enough space, and then returns the number of elements that are needed. */
+static unsigned list(const struct device *device, const char *kind, unsigned *count, struct process_info *out)
+{
+	unsigned all, found = 0;
+	const struct process *process = processes(&all);
+	/* A MIG device has a list, too; the configuration has processes of whole GPUs. */
+	if (device->mig) {
+		*count = 0;
+		return SUCCESS;
+	}
+	for (unsigned i = 0; i < all; i++)
+		found += process[i].gpu == device->index && !strcmp(process[i].kind, kind);
+	if (found > *count || !out) {
+		*count = found;
+		return found ? INSUFFICIENT_SIZE : SUCCESS;
+	}
+	*count = 0;
+	for (unsigned i = 0; i < all; i++) {
+		if (process[i].gpu != device->index || strcmp(process[i].kind, kind))
+			continue;
+		long long memory = process[i].memory_mib;
+		out[(*count)++] = (struct process_info){
+			.pid = process[i].pid,
+			.used_memory = memory == UNSUPPORTED ? NOT_AVAILABLE : (unsigned long long)memory << 20,
+			.gpu_instance = NO_INSTANCE,
+			.compute_instance = NO_INSTANCE,
+		};
+	}
+	return SUCCESS;
+}
+
+#define LIST(name, kind) \
+	PUBLIC unsigned name(struct device *device, unsigned *count, struct process_info *out) \
+	{ \
+		CHECK_DEVICE(device); \
+		return count ? list(device, kind, count, out) : INVALID_ARGUMENT; \
+	}
+
+LIST(nvmlDeviceGetComputeRunningProcesses_v3, "compute")
+LIST(nvmlDeviceGetComputeRunningProcesses_v2, "compute")
+LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, "graphics")
+LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, "graphics")
+LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, "mps")
+LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2, "mps")
