@@ -15,7 +15,7 @@ tests! {
     STATIC => the_program_of_compat_is_static;
 }
 
-const STATIC: &[Need] = &[Need::Cargo, Need::StaticLibc, Need::Program("readelf")];
+const STATIC: &[Need] = &[Need::Release, Need::StaticLibc, Need::Program("readelf")];
 
 /// The top-level modules that each top-level module of a crate uses, by `crate::NAME`.
 type Uses = BTreeMap<String, BTreeSet<String>>;

@@ -14,10 +14,10 @@ use crate::built;
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::support::{HOOK, Need, run, run_with, scratch, sh};
 
-const NEEDS_CARGO: &[Need] = &[Need::Cargo, Need::Program("cc"), Need::Program("strip")];
-const NEEDS_VALGRIND: &[Need] = &[Need::Cargo, Need::Program("cc"), Need::Program("valgrind")];
+const NEEDS_CARGO: &[Need] = &[Need::Release, Need::Program("cc"), Need::Program("strip")];
+const NEEDS_VALGRIND: &[Need] = &[Need::Release, Need::Program("cc"), Need::Program("valgrind")];
 const NEEDS_DRIVER: &[Need] =
-    &[Need::Root, Need::Cargo, Need::Program("cc"), Need::Program("valgrind"), Need::Program("strace")];
+    &[Need::Root, Need::Release, Need::Program("cc"), Need::Program("valgrind"), Need::Program("strace")];
 
 tests! {
     NEEDS_CARGO => bytes_of_the_program, libraries_of_the_program, as_fast_as_true;

@@ -14,7 +14,7 @@ use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
 const RUNC: &[Need] = &[Need::Root, Need::Program("runc"), Need::Program("cc"), Need::CgroupV1];
 
 const RUNC_COMPAT: &[Need] =
-    &[Need::Root, Need::Program("runc"), Need::Program("cc"), Need::CgroupV1, Need::Cargo, Need::StaticLibc];
+    &[Need::Root, Need::Program("runc"), Need::Program("cc"), Need::CgroupV1, Need::Release, Need::StaticLibc];
 
 tests! {
     RUNC => gpus_all, both_names_in_one_bundle;

@@ -17,7 +17,7 @@ pub const NEEDS_COMPAT: &[Need] = &[
     Need::Program("cc"),
     Need::Program("unshare"),
     Need::Program("nsenter"),
-    Need::Cargo,
+    Need::Release,
     Need::StaticLibc,
 ];
 

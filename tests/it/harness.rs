@@ -30,6 +30,8 @@ pub enum Need {
     Program(&'static str),
     /// Rust for this user: what rustup puts on `PATH` works only for some users
     Cargo,
+    /// The same, and that this user can write to `target`, to build the programs as packages contain them
+    Release,
     /// libc.a, for the program of the package -compat
     StaticLibc,
     /// The device controller of cgroup v1, mounted
@@ -57,6 +59,13 @@ impl Need {
                     |program: &str| Command::new(program).arg("-vV").output().is_ok_and(|ran| ran.status.success());
                 (!works("cargo") || !works("rustc")).then(|| "needs a cargo that works for this user".to_owned())
             }
+            Self::Release => Self::Cargo.missing().or_else(|| {
+                let crates = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+                let tree = crates.filter(|dir| dir.join("Cargo.lock").is_file()).last()?;
+                let target = tree.join("target");
+                let dir = if target.is_dir() { &target } else { tree };
+                tempfile::tempfile_in(dir).err().map(|_| "needs to write to the directory \"target\"".to_owned())
+            }),
             Self::StaticLibc => {
                 let found = Command::new("cc").arg("-print-file-name=libc.a").output();
                 // The compiler prints the bare name if it does not find the file.

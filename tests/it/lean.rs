@@ -11,7 +11,7 @@ use crate::support::{HOOK, Need, run_with, scratch};
 tests! {
     NEEDS => exit_codes, standard_streams, a_closed_pipe_is_an_error;
 }
-const NEEDS: &[Need] = &[Need::Cargo, Need::Program("cc")];
+const NEEDS: &[Need] = &[Need::Release, Need::Program("cc")];
 
 fn variants() -> [&'static str; 2] {
     [HOOK, built::release().to_str().unwrap()]

@@ -130,7 +130,7 @@ fn main() -> std::process::ExitCode {
     trials.extend(on_oldest.map(|test| trial(test, Some(kernels::OLD[0]))));
     // Compiling the programs that packages contain takes minutes, in which the other tests can run.
     trials.sort_by_key(|trial| needs_release(trial.name()));
-    if harness::runs_everything() && [Need::Root, Need::Cargo].iter().all(|need| need.missing().is_none()) {
+    if harness::runs_everything() && [Need::Root, Need::Release].iter().all(|need| need.missing().is_none()) {
         std::thread::spawn(|| (built::release(), built::compat_release()));
     }
     // Half of the time, tests wait: for engines, deadlines, and builds that use one core.

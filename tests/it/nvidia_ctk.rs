@@ -17,11 +17,11 @@ use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::ldconfig::LIST;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, snapshot};
 
-const BUILD: &[Need] = &[Need::Program("cc"), Need::Cargo, Need::StaticLibc];
+const BUILD: &[Need] = &[Need::Program("cc"), Need::Release, Need::StaticLibc];
 const NEEDS_RUNC: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::Cargo, Need::StaticLibc];
+    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::Release, Need::StaticLibc];
 const NEEDS_CRUN: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc"), Need::Cargo, Need::StaticLibc];
+    &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc"), Need::Release, Need::StaticLibc];
 
 tests! {
     NEEDS_RUNC => specs_of_each_version_with_runc = specs_of_each_version(Cgroup::AsMounted);

@@ -34,16 +34,16 @@ const NEEDS_PODMAN_CRUN: &[Need] = &[
     Need::CgroupV2,
 ];
 const NEEDS_STATIC: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::Cargo, Need::StaticLibc];
+    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::Release, Need::StaticLibc];
 const NEEDS_STATIC_CRUN: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc"), Need::Cargo, Need::StaticLibc];
+    &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc"), Need::Release, Need::StaticLibc];
 const NEEDS_STATIC_STRACE: &[Need] = &[
     Need::Root,
     Need::Program("strace"),
     Need::Program("unshare"),
     Need::Program("nsenter"),
     Need::Program("cc"),
-    Need::Cargo,
+    Need::Release,
     Need::StaticLibc,
 ];
 pub const NEEDS_FUSE: &[Need] =
