@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::FileType;
 
 use base::paths::HostPath;
-use base::read::read_file_limited;
+use base::read::read_known;
 use base::sys::in_root::open_host_file;
 use base::sys::mount::{Api, Label, MountAttrs};
 use nvidia_host::driver::ipc::Expected;
@@ -79,13 +79,13 @@ fn open_file(source: &HostPath, api: Api) -> Result<Source> {
 const MAX_COPY: usize = 1 << 20;
 
 fn read_file(source: &HostPath) -> Result<Vec<u8>> {
-    let (file, _) = open_host_file(source.as_path()).with_context(|| format!("open {source}"))?;
-    read_file_limited(&file, MAX_COPY)
+    let (file, stat) = open_host_file(source.as_path()).with_context(|| format!("open {source}"))?;
+    read_known(&file, &stat, MAX_COPY)
 }
 
 fn read_params() -> Result<Option<Vec<u8>>> {
     match open_host_file(&Path::new(DRIVER_PROC).join("params")) {
-        Ok((file, _)) => read_file_limited(&file, MAX_PARAMS).map(Some),
+        Ok((file, stat)) => read_known(&file, &stat, MAX_PARAMS).map(Some),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error.into()),
     }

@@ -43,17 +43,14 @@ impl Source {
         check: impl FnOnce(FileType, &Stat) -> Result<()>,
     ) -> Result<Self> {
         let fd = match api {
-            Api::Detached => mount::clone_tree_at(path.as_path()),
+            Api::Detached => mount::clone_tree_at(path.as_path(), attrs),
             Api::InPlace => open_real(path.as_path()).map_err(Into::into),
         };
         let fd = fd.with_context(|| format!("open {path}"))?;
         let stat = rustix::fs::fstat(&fd)?;
         check(FileType::from_raw_mode(stat.st_mode), &stat)?;
         let tree = match api {
-            Api::Detached => {
-                mount::restrict(&fd, attrs).context("mount_setattr")?;
-                Tree::Detached(fd)
-            }
+            Api::Detached => Tree::Detached(fd),
             Api::InPlace => Tree::Path(path.clone(), fd),
         };
         Ok(Self { tree, stat, attrs })
@@ -67,11 +64,7 @@ impl Source {
     pub(crate) fn from_fd(opened: OwnedFd, path: Option<HostPath>, attrs: MountAttrs, api: Api) -> Result<Self> {
         let stat = rustix::fs::fstat(&opened)?;
         let tree = match (api, path) {
-            (Api::Detached, _) => {
-                let tree = mount::clone_tree(&opened).context("open_tree")?;
-                mount::restrict(&tree, attrs).context("mount_setattr")?;
-                Tree::Detached(tree)
-            }
+            (Api::Detached, _) => Tree::Detached(mount::clone_tree(&opened, attrs).context("open_tree")?),
             (Api::InPlace, Some(path)) => Tree::Path(path, opened),
             (Api::InPlace, None) => Tree::Mounted(opened),
         };

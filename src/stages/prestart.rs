@@ -1,5 +1,6 @@
 //! The stages prestart, createRuntime and createContainer, at which the container already has a process.
 
+use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -79,7 +80,8 @@ fn set_up(place: Place, config: Option<&Path>, debug: bool, call: &mut Call) -> 
         Some(why) => error.context(cannot_leave_cgroup(&why)),
         None => error,
     })?;
-    let Some(gpus) = gpus else { return Ok(()) };
+    // The process exits soon, and the kernel then closes the directories of the host and frees the memory in two calls.
+    let Some(gpus) = gpus.map(ManuallyDrop::new) else { return Ok(()) };
     give(place, pid, &Container::new(&state, &spec)?, &gpus, start, call)
 }
 

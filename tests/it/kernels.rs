@@ -23,7 +23,8 @@ const fn lacking(name: &'static str, without: &'static str) -> Kernel {
 }
 
 /// Everything newer than SLE 15 SP1.
-const NEW: &str = "openat2,open_tree,move_mount,mount_setattr,fsopen,fsconfig,fsmount,close_range,clone3,pidfd_open,faccessat2,statmount";
+const NEW: &str = "openat2,open_tree,move_mount,mount_setattr,fsopen,fsconfig,fsmount,close_range,clone3,pidfd_open,faccessat2,statmount,\
+                   open_tree_attr";
 
 /// All tests run on these kernels.
 pub const OLD: &[Kernel] = &[lacking("linux-4.12", NEW), lacking("without-openat2", "openat2")];
@@ -37,6 +38,7 @@ pub const PARTIAL: &[Kernel] = &[
     lacking("without-fsconfig", "fsconfig"),
     lacking("without-fsmount", "fsmount"),
     lacking("without-statmount", "statmount"),
+    lacking("without-open_tree_attr", "open_tree_attr"),
     Kernel { name: "old-seccomp-profile", errno: "EPERM", without: NEW },
 ];
 

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Read;
 
 use anyhow::{Context, Result, ensure};
+use rustix::fs::Stat;
 
 use crate::sys::proc_file::read_whole;
 
@@ -20,7 +21,15 @@ pub fn read_limited(input: impl Read, limit: usize) -> Result<Vec<u8>> {
 /// # Errors
 /// If a read fails, or the file has more than `limit` bytes.
 pub fn read_file_limited(file: &File, limit: usize) -> Result<Vec<u8>> {
-    let size = usize::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or_default();
+    read_known(file, &rustix::fs::fstat(file)?, limit)
+}
+
+/// Reads a file to its end, whose state is known.
+///
+/// # Errors
+/// Those of [`read_file_limited`].
+pub fn read_known(file: &File, stat: &Stat, limit: usize) -> Result<Vec<u8>> {
+    let size = usize::try_from(stat.st_size).unwrap_or_default();
     read_sized(file, size.min(limit), limit)
 }
 

@@ -152,12 +152,16 @@ impl Tree {
     /// # Errors
     /// If it is missing or not a regular file.
     pub fn open_file(&self, path: &Path) -> Result<File> {
+        self.open_known(path).map(|(file, _)| file)
+    }
+
+    fn open_known(&self, path: &Path) -> Result<(File, Stat)> {
         // Without O_NONBLOCK, opening a fifo in its place would block the start of the container.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = File::from(self.noted(path, self.0.root.open_on_host(path, flags))?);
-        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
-        anyhow::ensure!(kind == FileType::RegularFile, "not a regular file");
-        Ok(file)
+        let stat = rustix::fs::fstat(&file)?;
+        anyhow::ensure!(FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile, "not a regular file");
+        Ok((file, stat))
     }
 
     /// Reads a regular file.
@@ -165,7 +169,8 @@ impl Tree {
     /// # Errors
     /// If it is missing, not a regular file, or larger than 64 MiB.
     pub fn read(&self, path: &Path) -> Result<Vec<u8>> {
-        crate::read::read_file_limited(&self.open_file(path)?, MAX_FILE)
+        let (file, stat) = self.open_known(path)?;
+        crate::read::read_known(&file, &stat, MAX_FILE)
     }
 
     /// Reads a file as text.

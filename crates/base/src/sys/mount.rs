@@ -1,17 +1,19 @@
 //! Handles mounts as file descriptors: a mount is cloned and restricted while it is detached, then attached to its target.
 //!
-//! These calls take no path of a container, so a path cannot change its meaning between two of them. [`clone_tree`],
-//! [`restrict`] and [`attach`] correspond to `mount --bind -o ro,… SOURCE TARGET`, but the mount is never visible without its
+//! These calls take no path of a container, so a path cannot change its meaning between two of them. [`clone_tree`]
+//! and [`attach`] correspond to `mount --bind -o ro,… SOURCE TARGET`, but the mount is never visible without its
 //! restrictions. See open_tree(2), mount_setattr(2) and move_mount(2); all of them exist since Linux 5.12.
 //!
 //! [`in_place`] makes the same mounts with mount(2), for earlier kernels and for seccomp profiles that deny these calls. It
 //! names source and target with the magic links of their file descriptors.
-#![allow(unsafe_code, reason = "mount_setattr and statmount have no safe wrapper in nix or rustix")]
+#![allow(unsafe_code, reason = "mount_setattr, open_tree_attr and statmount have no safe wrapper in nix or rustix")]
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::libc;
 use rustix::fs::CWD;
@@ -85,24 +87,39 @@ impl MountAttrs {
     pub const PROC_FILE: Self = Self(Self::DRIVER_FILE.0.union(MountAttrFlags::MOUNT_ATTR_NOEXEC));
 }
 
-/// Returns a detached bind mount of `source`: a file, or a directory without the mounts below it.
+/// Returns a detached bind mount of `source`, a file or a directory without the mounts below it, with `attrs`.
 ///
 /// # Errors
-/// Those of open_tree(2): ENOSYS before Linux 5.2, EPERM without CAP_SYS_ADMIN.
-pub fn clone_tree(source: impl AsFd) -> io::Result<OwnedFd> {
+/// Those of [`restrict`] and of open_tree(2): ENOSYS before Linux 5.2, EPERM without CAP_SYS_ADMIN.
+pub fn clone_tree(source: impl AsFd, attrs: MountAttrs) -> io::Result<OwnedFd> {
     // Without AT_RECURSIVE. In a user namespace, the kernel then fails with EINVAL if that would show files which a locked mount
     // below covers (`has_locked_children` in fs/namespace.c; mount_namespaces(7)).
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-    Ok(rustix::mount::open_tree(source, c"", flags)?)
+    clone_with(source.as_fd(), c"", OpenTreeFlags::AT_EMPTY_PATH, attrs)
 }
 
-/// Returns a detached bind mount of `path`, which no container chose. If `path` is a symbolic link, the link is mounted.
+/// Returns a detached bind mount of `path`, which no container chose, with `attrs`. If `path` is a symbolic link, the link is mounted.
 ///
 /// # Errors
 /// Those of [`clone_tree`], and NotFound if nothing exists at `path`.
-pub fn clone_tree_at(path: &Path) -> io::Result<OwnedFd> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
-    Ok(rustix::mount::open_tree(CWD, path, flags)?)
+pub fn clone_tree_at(path: &Path, attrs: MountAttrs) -> io::Result<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    clone_with(CWD, &path, OpenTreeFlags::AT_SYMLINK_NOFOLLOW, attrs)
+}
+
+fn clone_with(dir: BorrowedFd<'_>, path: &CStr, flags: OpenTreeFlags, attrs: MountAttrs) -> io::Result<OwnedFd> {
+    /// A start clones about forty mounts, and asks once.
+    static IS_MISSING: AtomicBool = AtomicBool::new(false);
+    let flags = flags | OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    if !IS_MISSING.load(Ordering::Relaxed) {
+        match open_tree_attr(dir, path, flags, &MountAttr::restricted(attrs)) {
+            // A seccomp filter denies unknown calls with EPERM, too.
+            Err(Errno::NOSYS | Errno::PERM) => IS_MISSING.store(true, Ordering::Relaxed),
+            result => return Ok(result?),
+        }
+    }
+    let tree = rustix::mount::open_tree(dir, path, flags)?;
+    restrict(&tree, attrs)?;
+    Ok(tree)
 }
 
 #[derive(Default)]
@@ -114,6 +131,13 @@ struct MountAttr {
     userns_fd: u64,
 }
 
+impl MountAttr {
+    /// With `attrs`, and private: a clone of a shared mount is a member of the same peer group (mount_namespaces(7)).
+    fn restricted(attrs: MountAttrs) -> Self {
+        Self { attr_set: attrs.0.bits().into(), propagation: libc::MS_PRIVATE, ..Self::default() }
+    }
+}
+
 /// Adds `attrs` to a mount and makes it private, so that a later mount on it does not propagate to the peers of its source.
 ///
 /// Attributes are only added. In a user namespace those of the source are locked, and clearing one fails with EPERM.
@@ -121,9 +145,30 @@ struct MountAttr {
 /// # Errors
 /// Those of mount_setattr(2): ENOSYS before Linux 5.12, EINVAL if `mount` is not the root of a mount.
 pub fn restrict(mount: impl AsFd, attrs: MountAttrs) -> io::Result<()> {
-    // A clone of a shared mount is a member of the same peer group (mount_namespaces(7)).
-    let attr = MountAttr { attr_set: attrs.0.bits().into(), propagation: libc::MS_PRIVATE, ..MountAttr::default() };
-    Ok(set_attr(mount.as_fd(), &attr, size_of::<MountAttr>())?)
+    Ok(set_attr(mount.as_fd(), &MountAttr::restricted(attrs), size_of::<MountAttr>())?)
+}
+
+/// Calls open_tree_attr(2), which does the work of open_tree(2) and mount_setattr(2) since Linux 6.15.
+fn open_tree_attr(dir: BorrowedFd<'_>, path: &CStr, flags: OpenTreeFlags, attr: &MountAttr) -> Result<OwnedFd, Errno> {
+    /// The number is the same on all architectures that the driver supports, and libc does not have it yet.
+    const SYS_OPEN_TREE_ATTR: libc::c_long = 467;
+    // SAFETY: open_tree_attr(2) reads a NUL-terminated path and at most the given size from `attr`, which is a live MountAttr of this
+    // size; it keeps neither pointer, and writes to no memory of ours.
+    let result = unsafe {
+        libc::syscall(
+            SYS_OPEN_TREE_ATTR,
+            dir.as_raw_fd(),
+            path.as_ptr(),
+            flags.bits(),
+            std::ptr::from_ref(attr),
+            size_of::<MountAttr>(),
+        )
+    };
+    match RawFd::try_from(result) {
+        // SAFETY: the call succeeded, so that it returned a new descriptor, which nothing else owns.
+        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
 }
 
 /// Calls mount_setattr(2). `size` is the size of [`MountAttr`] in bytes, or 0, for which the kernel returns EINVAL.
