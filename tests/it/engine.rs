@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::driver::{FakeDriver, Image};
 use crate::kernels;
-use crate::support::{HOOK, Need, Ran, run, scratch};
+use crate::support::{HOOK, Need, Ran, run, scratch, scratch_with_short_path};
 
 /// The needs of tests with podman and runc.
 pub const NEEDS: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
@@ -49,6 +49,7 @@ fn shipped_hook(path: &str) -> serde_json::Value {
 /// Podman with separate storage, hooks and configuration.
 pub struct Podman {
     pub dir: tempfile::TempDir,
+    runroot: tempfile::TempDir,
     pub hooks: PathBuf,
 }
 
@@ -86,15 +87,18 @@ impl Podman {
 
     pub fn new() -> Self {
         let dir = scratch();
-        // Root of a user namespace must be able to search the directory.
-        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let runroot = scratch_with_short_path();
+        // Root of a user namespace must be able to search the directories.
+        for dir in [&dir, &runroot] {
+            std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
         let hooks = dir.path().join("hooks.d");
         std::fs::create_dir_all(&hooks).unwrap();
         std::fs::create_dir_all(dir.path().join("old")).unwrap();
         let networks = dir.path().join("networks");
         let conf = format!("{CONTAINERS_CONF}[network]\nnetwork_config_dir = \"{}\"\n", networks.display());
         std::fs::write(dir.path().join("containers.conf"), conf).unwrap();
-        let podman = Self { dir, hooks };
+        let podman = Self { dir, runroot, hooks };
         podman.install_hook(&FakeDriver::shared().config);
         podman
     }
@@ -172,7 +176,7 @@ impl Podman {
             "--root",
             &path("storage"),
             "--runroot",
-            &path("run"),
+            &self.runroot.path().display().to_string(),
             "--tmpdir",
             &path("tmp"),
             "--storage-driver",

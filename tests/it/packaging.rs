@@ -132,8 +132,8 @@ fn one_oldest_rust() {
     let mut without = Command::new(source("tests/cargo"));
     without.arg("--version").env_clear().env("PATH", "/usr/bin:/bin").env("HOME", "/nonexistent");
     let ran = run(&mut without);
-    let newer = run(Command::new("sh").args(["-c", "PATH=/usr/bin:/bin command -v cargo"])).code == Some(0);
-    assert!(newer || ran.stderr.contains(&format!("Rust {oldest} or newer is missing")), "{ran:?}");
+    // The host may have one that is new enough, also under another name.
+    assert!(ran.code == Some(0) || ran.stderr.contains(&format!("Rust {oldest} or newer is missing")), "{ran:?}");
 }
 
 fn udev_rules_start_a_unit_that_is_there() {

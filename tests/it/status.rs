@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::built;
 use crate::driver::{FakeDriver, Image};
 use crate::podman_shapes::{NEEDS_USER, User};
-use crate::support::{HOOK, Need, run, scratch, sh, source};
+use crate::support::{HOOK, Need, run, scratch, scratch_with_short_path, sh, source};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
 
@@ -32,16 +32,16 @@ struct Case {
     conf: &'static str,
     setup: &'static str,
     active: bool,
-    /// The same from Podman 5.0 on
-    active_since_5: bool,
+    /// The first Podman with which the hook is active, if earlier ones differ
+    active_since: Option<Version>,
 }
 
 const fn case(conf: &'static str, setup: &'static str, active: bool) -> Case {
-    Case { conf, setup, active, active_since_5: active }
+    Case { conf, setup, active, active_since: None }
 }
 
-const fn only_since_5(conf: &'static str, setup: &'static str) -> Case {
-    Case { conf, setup, active: false, active_since_5: true }
+const fn only_since(version: Version, conf: &'static str, setup: &'static str) -> Case {
+    Case { conf, setup, active: false, active_since: Some(version) }
 }
 
 fn podman_version() -> Version {
@@ -86,14 +86,14 @@ const CASES: &[Case] = &[
     case("", "hook $usr/a.json prestart '{\"always\":true}'; chmod 644 $trace", false),
     case("", "hook $usr/a.json precreate '{\"always\":true}'", true),
     case("", "printf '{\"hook\":\"%s\",\"stages\":[\"prestart\"],\"cmds\":[\".*\"]}' $trace >$usr/a.json", true),
-    only_since_5("hooks_dir = [\"/usr/share/containers/oci/hooks.d\", {append = true}]", ALWAYS),
+    only_since(Version(4, 8, 0), "hooks_dir = [\"/usr/share/containers/oci/hooks.d\", {append = true}]", ALWAYS),
     case("runtime = \"runc", ALWAYS, false),
 ];
 
 /// With an empty list, Podman as root reads its default directories from 5.0 on.
 const ROOTS_CASES: &[Case] = &[
-    only_since_5("hooks_dir = []", ALWAYS),
-    only_since_5("hooks_dir = []", "hook $etc/a.json prestart '{\"always\":true}'"),
+    only_since(Version(5, 0, 0), "hooks_dir = []", ALWAYS),
+    only_since(Version(5, 0, 0), "hooks_dir = []", "hook $etc/a.json prestart '{\"always\":true}'"),
 ];
 
 /// Runs in a mount namespace in which `/etc/containers` and the hooks directories are those of the case; the shell's `$1` runs
@@ -151,7 +151,7 @@ fn outcome(dir: &Path, case: &Case, podman: &str, status: &str, engine: &str) ->
 fn assert_agrees(case: &Case, dir: &Path, (ran, status): (bool, serde_json::Value)) {
     let said = std::fs::read_to_string(dir.join("said")).unwrap_or_default();
     let text = format!("{:?} {:?}: {status}\npodman: {said}", case.conf, case.setup);
-    let active = if podman_version() >= Version(5, 0, 0) { case.active_since_5 } else { case.active };
+    let active = case.active || case.active_since.is_some_and(|first| podman_version() >= first);
     assert_eq!(ran, active, "podman: {text}");
     assert_eq!(status["active"], ran, "status: {text}");
     if ran {
@@ -162,11 +162,11 @@ fn assert_agrees(case: &Case, dir: &Path, (ran, status): (bool, serde_json::Valu
 }
 
 fn agrees_with_podman_of_root() {
-    let dir = scratch();
+    let (dir, runroot) = (scratch(), scratch_with_short_path());
     prepare(dir.path());
-    let path = dir.path().display();
+    let (path, runroot) = (dir.path().display(), runroot.path().display());
     let podman =
-        format!("podman --root '{path}/st' --runroot '{path}/rr' --tmpdir '{path}/tmp' {RUN} '{path}/image' true");
+        format!("podman --root '{path}/st' --runroot '{runroot}' --tmpdir '{path}/tmp' {RUN} '{path}/image' true");
     for case in CASES.iter().chain(ROOTS_CASES) {
         let status = format!("'{HOOK}' status --json || true");
         assert_agrees(case, dir.path(), outcome(dir.path(), case, &podman, &status, "Podman as root"));

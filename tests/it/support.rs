@@ -35,9 +35,16 @@ pub fn private_dir() -> tempfile::TempDir {
     tempfile::tempdir().unwrap()
 }
 
+/// Creates a directory with a short path, for Podman 4: it refuses a `--runroot` of more than 50 characters, and the path of a
+/// clone can be longer.
+pub fn scratch_with_short_path() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix(&scratch_prefix()).tempdir().unwrap()
+}
+
 /// Removes the directories in statics, which are never dropped.
 pub fn remove_shared() {
-    for entry in std::fs::read_dir(env!("CARGO_TARGET_TMPDIR")).unwrap().flatten() {
+    let entries = |dir: &Path| std::fs::read_dir(dir).unwrap().flatten();
+    for entry in entries(Path::new(env!("CARGO_TARGET_TMPDIR"))).chain(entries(&std::env::temp_dir())) {
         if entry.file_name().to_string_lossy().starts_with(&scratch_prefix()) {
             std::fs::remove_dir_all(entry.path()).ok();
         }

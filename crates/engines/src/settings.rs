@@ -11,8 +11,10 @@ use super::{EngineKind, Version};
 pub const HOOKS_DIR: &str = "/usr/share/containers/oci/hooks.d";
 /// The second default directory of Podman as root, since version 5.0.
 pub const OVERRIDE_DIR: &str = "/etc/containers/oci/hooks.d";
-/// The first Podman that supports `{append = true}`.
-const APPEND: Version = Version(5, 0, 0);
+/// The first Podman that reads `OVERRIDE_DIR`, and that uses the default directories if the list is empty.
+const TWO_DEFAULTS: Version = Version(5, 0, 0);
+/// The first Podman that supports `{append = true}`: its library containers/common 0.57 has it for this key, and 0.56 does not.
+const APPEND: Version = Version(4, 8, 0);
 
 /// The settings of an engine that affect hooks and devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,7 +120,7 @@ impl Settings {
 
     /// Replaces an empty list with the defaults that it stands for, after the last file.
     pub fn finish(&mut self, kind: &EngineKind, version: Option<Version>) {
-        let asks_both = *kind == EngineKind::Podman && version.is_some_and(|version| version >= APPEND);
+        let asks_both = *kind == EngineKind::Podman && version.is_some_and(|version| version >= TWO_DEFAULTS);
         if self.hooks_dirs.is_empty() && asks_both {
             self.hooks_dirs = [HOOKS_DIR, OVERRIDE_DIR].map(PathBuf::from).to_vec();
         }
@@ -182,7 +184,8 @@ mod tests {
             (Version(4, 3, 1), &[a, b], &["/b"]),
             (Version(4, 3, 1), &["[engine]\nhooks_dir = []"], &[]),
             (Version(5, 0, 0), &["[engine]\nhooks_dir = []"], &[HOOKS_DIR, OVERRIDE_DIR]),
-            (Version(5, 0, 0), &[more], &[HOOKS_DIR, "/c"]),
+            (Version(4, 8, 0), &["[engine]\nhooks_dir = []"], &[]),
+            (Version(4, 8, 0), &[more], &[HOOKS_DIR, "/c"]),
             (Version(5, 0, 0), &[a, more, b], &["/a", "/c", "/b"]), // it stays
             (Version(5, 0, 0), &[more, "[engine]\nhooks_dir = [\"/b\", {append = false}]"], &["/b"]),
         ] {
@@ -212,7 +215,7 @@ mod tests {
         for (kind, version, text, why) in [
             (
                 EngineKind::Podman,
-                Version(4, 9, 0),
+                Version(4, 7, 2),
                 "[engine]\nhooks_dir = [\"/c\", {append = true}]",
                 "does not support a table",
             ),

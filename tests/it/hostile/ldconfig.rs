@@ -2,6 +2,7 @@
 //! with the host's privileges (CVE-2024-0136, -0137). The hook runs neither.
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -42,7 +43,10 @@ fn cve_2024_0135_a_host_program_overwritten() {
     let plant = |scene: &Scene| {
         let bin = scene.dir().join("host/bin");
         std::fs::create_dir(&bin).unwrap();
-        std::fs::copy("/sbin/ldconfig", bin.join("ldconfig")).unwrap();
+        // On Ubuntu, /sbin/ldconfig is a script that runs the other program.
+        let ldconfig =
+            ["/sbin/ldconfig.real", "/sbin/ldconfig"].into_iter().find(|path| Path::new(path).exists()).unwrap();
+        std::fs::copy(ldconfig, bin.join("ldconfig")).unwrap();
         std::fs::copy(HOOK, bin.join("oci-nvidia-hook")).unwrap();
         std::fs::write(scene.rootfs.join("overwrite"), OVERWRITE).unwrap();
         bin
