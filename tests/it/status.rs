@@ -90,10 +90,10 @@ const CASES: &[Case] = &[
     case("runtime = \"runc", ALWAYS, false),
 ];
 
-/// With an empty list, Podman as root reads its default directories from 5.0 on.
+/// With an empty list, Podman as root reads its default directories from 4.8 on.
 const ROOTS_CASES: &[Case] = &[
-    only_since(Version(5, 0, 0), "hooks_dir = []", ALWAYS),
-    only_since(Version(5, 0, 0), "hooks_dir = []", "hook $etc/a.json prestart '{\"always\":true}'"),
+    only_since(Version(4, 8, 0), "hooks_dir = []", ALWAYS),
+    only_since(Version(4, 8, 0), "hooks_dir = []", "hook $etc/a.json prestart '{\"always\":true}'"),
 ];
 
 /// Runs in a mount namespace in which `/etc/containers` and the hooks directories are those of the case; the shell's `$1` runs

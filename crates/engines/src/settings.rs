@@ -9,12 +9,11 @@ use super::{EngineKind, Version};
 
 /// The default hooks directory of Podman and CRI-O.
 pub const HOOKS_DIR: &str = "/usr/share/containers/oci/hooks.d";
-/// The second default directory of Podman as root, since version 5.0.
+/// The second default directory of Podman as root, since version 4.8.
 pub const OVERRIDE_DIR: &str = "/etc/containers/oci/hooks.d";
-/// The first Podman that reads `OVERRIDE_DIR`, and that uses the default directories if the list is empty.
-const TWO_DEFAULTS: Version = Version(5, 0, 0);
-/// The first Podman that supports `{append = true}`: its library containers/common 0.57 has it for this key, and 0.56 does not.
-const APPEND: Version = Version(4, 8, 0);
+/// The first Podman that supports `{append = true}`, and that reads both default directories if the list is empty. With containers/common
+/// 0.57, the key became a list with attributes, which is empty where the list before was not nil.
+const ATTRIBUTES: Version = Version(4, 8, 0);
 
 /// The settings of an engine that affect hooks and devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +72,7 @@ impl Settings {
             return Ok(());
         };
         if let Some(dirs) = table.get("hooks_dir") {
-            let append_is_known = kind.is_podman() && version.is_some_and(|version| version >= APPEND);
+            let append_is_known = kind.is_podman() && version.is_some_and(|version| version >= ATTRIBUTES);
             let list = read_list("hooks_dir", dirs.get_ref(), append_is_known)?;
             self.append = list.append.unwrap_or(self.append);
             if !self.append {
@@ -120,7 +119,7 @@ impl Settings {
 
     /// Replaces an empty list with the defaults that it stands for, after the last file.
     pub fn finish(&mut self, kind: &EngineKind, version: Option<Version>) {
-        let asks_both = *kind == EngineKind::Podman && version.is_some_and(|version| version >= TWO_DEFAULTS);
+        let asks_both = *kind == EngineKind::Podman && version.is_some_and(|version| version >= ATTRIBUTES);
         if self.hooks_dirs.is_empty() && asks_both {
             self.hooks_dirs = [HOOKS_DIR, OVERRIDE_DIR].map(PathBuf::from).to_vec();
         }
@@ -183,8 +182,8 @@ mod tests {
             (Version(4, 3, 1), &[a], &["/a"]),
             (Version(4, 3, 1), &[a, b], &["/b"]),
             (Version(4, 3, 1), &["[engine]\nhooks_dir = []"], &[]),
-            (Version(5, 0, 0), &["[engine]\nhooks_dir = []"], &[HOOKS_DIR, OVERRIDE_DIR]),
-            (Version(4, 8, 0), &["[engine]\nhooks_dir = []"], &[]),
+            (Version(4, 8, 0), &["[engine]\nhooks_dir = []"], &[HOOKS_DIR, OVERRIDE_DIR]),
+            (Version(4, 7, 2), &["[engine]\nhooks_dir = []"], &[]),
             (Version(4, 8, 0), &[more], &[HOOKS_DIR, "/c"]),
             (Version(5, 0, 0), &[a, more, b], &["/a", "/c", "/b"]), // it stays
             (Version(5, 0, 0), &[more, "[engine]\nhooks_dir = [\"/b\", {append = false}]"], &["/b"]),

@@ -444,6 +444,7 @@ fn a_kubelet_that_restarts() {
     node.signal("TERM");
     node.plugin.wait().unwrap();
     assert!(!node.kubelet_dir.join("device-plugins/oci-nvidia-gpu.sock").exists());
+    node.kubelet.wait("the end of the plugin", SOON, |state| state.allocatable(GPU) == 0);
     node.plugin = start(&node.fake, &node.kubelet_dir, &[]);
     node.wait("the new plugin", SOON, GPU, 1, 1);
     node.kubelet.allocate(GPU, &[&[uuid(0)]]).unwrap();
