@@ -4,14 +4,20 @@
 //! The specs have kinds of their own, so they never conflict with a spec of the administrator for `nvidia.com/gpu`. Kinds and file names are
 //! those of NVIDIA's device plugin: this plugin takes its place, and containers that it started can restart. The names for claims have
 //! other kinds, with the vendor of NVIDIA's driver for DRA.
+//!
+//! Containers restart at any time, with the names that they got before, and the kubelet does not ask the plugin again. So the spec of an
+//! earlier run stays until NVML has answered if the kernel confirms it, and otherwise is made from the GPUs that the kernel lists.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::{fs, io};
 
 use anyhow::{Context, Result};
 
 use base::paths::HostPath;
 use cdi_spec::file::Format;
+use cdi_spec::spec::Spec;
 use engines::cdi_check::is_ours;
 use nvidia_host::cdi::extras;
 use nvidia_host::cdi::generate::{ALL, Naming};
@@ -20,7 +26,7 @@ use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::config::{Config, Limits};
 use nvidia_host::feature::{Feature, Features};
 use nvidia_host::host::Host;
-use nvidia_host::inventory::Inventory;
+use nvidia_host::inventory::{Gpu, Inventory};
 
 /// The class of GPUs and MIG devices.
 const CLASS: &str = "gpu";
@@ -68,7 +74,7 @@ impl Kind {
 pub fn remove_unused(dir: &Path, kind: Kind) -> Result<bool> {
     let mut found = false;
     for path in extras::classes().chain([CLASS]).map(|class| kind.file_in(dir, class)) {
-        let is_ours = fs::read(&path).is_ok_and(|bytes| cdi_spec::file::parse(&bytes).is_ok_and(|spec| is_ours(&spec)));
+        let is_ours = read_ours(&path).is_some();
         if is_ours {
             fs::remove_file(&path)
                 .with_context(|| format!("cannot remove the CDI spec {path:?}, which is not used"))?;
@@ -76,6 +82,57 @@ pub fn remove_unused(dir: &Path, kind: Kind) -> Result<bool> {
         found |= is_ours;
     }
     Ok(found)
+}
+
+/// Reads a spec, unless it is missing, invalid, or another program's.
+fn read_ours(path: &Path) -> Option<Spec> {
+    cdi_spec::file::parse(&fs::read(path).ok()?).ok().filter(is_ours)
+}
+
+fn names(spec: &Spec) -> BTreeSet<String> {
+    spec.devices.iter().map(|device| device.name.clone()).collect()
+}
+
+/// The devices that the spec has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Devices {
+    /// NVML has not answered since the plugin started. These are the GPUs that the kernel lists.
+    Unanswered(Vec<Gpu>),
+    /// The driver is missing, fails, or is being replaced.
+    Absent,
+    /// What NVML reported
+    Known(Inventory),
+}
+
+/// What becomes of the spec of an earlier run before NVML has answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Before {
+    /// It stays.
+    Keep,
+    /// The GPUs that the kernel lists replace its devices.
+    Replace,
+    /// It is removed: its files may not exist any more.
+    Remove,
+}
+
+impl Before {
+    /// Decides from the stamp of the spec, from that of the host, and from whether the kernel lists GPUs that are not in MIG mode. The kernel
+    /// does not show the UUIDs of MIG devices.
+    fn decide(spec: Option<&Stamp>, host: Option<&Stamp>, has_gpus: bool) -> Self {
+        let Some(host) = host else { return Self::Remove };
+        let has_same_files =
+            |spec: &&Stamp| (&spec.driver, &spec.boot, spec.files) == (&host.driver, &host.boot, host.files);
+        let spec = spec.filter(has_same_files);
+        let is_current = spec.is_some_and(|spec| (spec.host, spec.mig.is_some()) == (host.host, host.mig.is_some()));
+        match (is_current, spec, has_gpus) {
+            (true, ..) => Self::Keep,
+            (false, _, true) if host.mig.is_none() => Self::Replace,
+            // Another version of this program, or other settings: a list without MIG devices would be worse.
+            (false, Some(_), _) => Self::Keep,
+            (false, None, true) => Self::Replace,
+            (false, None, false) => Self::Remove,
+        }
+    }
 }
 
 /// Writes the spec files, and removes them.
@@ -87,11 +144,12 @@ pub struct Keeper {
     dir: PathBuf,
     /// The spec of the GPUs
     path: PathBuf,
-    /// The devices of the node; `None` if the driver does not work
-    inventory: Option<Inventory>,
+    devices: Devices,
     /// The state of the host when the file was last written for these devices, and whether the file was created: engines reject a spec
     /// without devices, so none is written if the limits permit no device
     written: Option<(Stamp, bool)>,
+    /// The names of the devices in the file, without the kind
+    names: Arc<BTreeSet<String>>,
     /// The features that have a spec
     features: Features,
 }
@@ -115,8 +173,9 @@ impl Keeper {
             settings,
             dir: dir.to_owned(),
             path: kind.file_in(dir, CLASS),
-            inventory: None,
+            devices: Devices::Unanswered(Vec::new()),
             written: None,
+            names: Arc::default(),
             features: Features::EMPTY,
         }
     }
@@ -127,13 +186,19 @@ impl Keeper {
         self.features
     }
 
-    /// Sets the devices of the node; `None` if the driver is missing, fails, or is being replaced. Updates the files.
+    /// Returns the names of the devices in the spec of the GPUs, without the kind.
+    #[must_use]
+    pub const fn names(&self) -> &Arc<BTreeSet<String>> {
+        &self.names
+    }
+
+    /// Sets the devices of the node. Updates the files.
     ///
     /// # Errors
     /// See [`Self::refresh`].
-    pub fn set(&mut self, inventory: Option<&Inventory>) -> Result<()> {
-        if self.inventory.as_ref() != inventory {
-            self.inventory = inventory.cloned();
+    pub fn set(&mut self, devices: &Devices) -> Result<()> {
+        if self.devices != *devices {
+            self.devices.clone_from(devices);
             self.written = None;
         }
         self.refresh()
@@ -155,11 +220,40 @@ impl Keeper {
     /// If the driver lacks a file that all containers require, or a file cannot be written. An old file is then removed, because
     /// its devices may not exist any more.
     pub fn refresh(&mut self) -> Result<()> {
-        let now = self.inventory.as_ref().and_then(|inventory| self.stamp(inventory));
+        let now = match &self.devices {
+            Devices::Absent => None,
+            Devices::Unanswered(_) => Stamp::of_host(&self.config, &self.settings),
+            Devices::Known(inventory) => self.stamp(inventory),
+        };
         let result = self.refresh_features(now.as_ref());
         // An error of one spec does not keep the others.
-        self.refresh_gpus(now)?;
+        match self.devices.clone() {
+            Devices::Absent => self.remove(),
+            Devices::Unanswered(gpus) => self.keep_or_replace(gpus, now),
+            Devices::Known(inventory) => self.refresh_gpus(inventory, now),
+        }?;
         result
+    }
+
+    /// Keeps the spec of an earlier run, or replaces it.
+    fn keep_or_replace(&mut self, gpus: Vec<Gpu>, now: Option<Stamp>) -> Result<()> {
+        if self.is_current(now.as_ref()) {
+            return Ok(());
+        }
+        let spec = read_ours(&self.path);
+        let stamp = spec.as_ref().and_then(Stamp::from_spec);
+        match Before::decide(stamp.as_ref(), now.as_ref(), !gpus.is_empty()) {
+            Before::Remove => self.remove(),
+            Before::Keep => {
+                self.names = Arc::new(spec.map(|spec| names(&spec)).unwrap_or_default());
+                self.written = now.map(|now| (now, true));
+                Ok(())
+            }
+            Before::Replace => {
+                let driver_version = now.as_ref().map(|now| now.driver.clone()).unwrap_or_default();
+                self.refresh_gpus(Inventory { driver_version, gpus, ..Inventory::default() }, now)
+            }
+        }
     }
 
     /// Updates the specs of the devices next to the GPUs. The stamp of the host does not include these devices, so the specs are compared.
@@ -176,17 +270,21 @@ impl Keeper {
         Ok(())
     }
 
-    fn refresh_gpus(&mut self, now: Option<Stamp>) -> Result<()> {
-        let Some(inventory) = self.inventory.clone() else {
-            return self.remove();
-        };
+    /// Whether the file is as it was written for this state of the host.
+    fn is_current(&self, now: Option<&Stamp>) -> bool {
         let exists = fs::symlink_metadata(&self.path).is_ok();
-        if now.is_some() && now.as_ref().map(|now| (now, exists)) == self.written.as_ref().map(|(was, has)| (was, *has))
-        {
+        now.is_some() && now.map(|now| (now, exists)) == self.written.as_ref().map(|(was, has)| (was, *has))
+    }
+
+    fn refresh_gpus(&mut self, inventory: Inventory, now: Option<Stamp>) -> Result<()> {
+        if self.is_current(now.as_ref()) {
             return Ok(());
         }
         match self.write(inventory) {
-            Ok(has_devices) => self.written = now.map(|now| (now, has_devices)),
+            Ok(names) => {
+                self.written = now.map(|now| (now, !names.is_empty()));
+                self.names = Arc::new(names);
+            }
             Err(error) => {
                 self.remove()?;
                 return Err(error);
@@ -201,21 +299,25 @@ impl Keeper {
         Some(stamp)
     }
 
-    /// Writes the file, and returns whether there is one: engines reject a spec without devices.
-    fn write(&self, inventory: Inventory) -> Result<bool> {
+    /// Writes the file, and returns the names of its devices. Without a device there is no file: engines reject such a spec.
+    fn write(&self, inventory: Inventory) -> Result<BTreeSet<String>> {
         let host = Host::with_inventory(&self.config, inventory)?;
-        let spec = of_host::of_inspected(&self.config, &self.settings, &host, &mut Vec::new())?; // `check` and doctor report the findings
+        // NVML's indices are not known before it has answered.
+        let naming = Naming { index: matches!(self.devices, Devices::Known(_)), ..self.settings.naming };
+        let settings = Settings { naming, ..self.settings.clone() };
+        let spec = of_host::of_inspected(&self.config, &settings, &host, &mut Vec::new())?; // `check` and doctor report the findings
         if spec.devices.is_empty() {
             self.remove_file()?;
-            return Ok(false);
+            return Ok(BTreeSet::new());
         }
         let text = self.settings.format.print(&spec)?;
         cdi_spec::file::write(&self.path, &text).with_context(|| format!("cannot write {:?}", self.path))?;
-        Ok(true)
+        Ok(names(&spec))
     }
 
     fn remove(&mut self) -> Result<()> {
         self.written = None;
+        self.names = Arc::default();
         self.remove_file()
     }
 
@@ -225,6 +327,43 @@ impl Keeper {
                 Err(error).with_context(|| format!("cannot remove {:?}", self.path))
             }
             _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_spec_of_an_earlier_run() {
+        let stamp = |driver: &str, boot: &str, host, files, mig| Stamp {
+            driver: driver.into(),
+            boot: boot.into(),
+            host,
+            files,
+            mig,
+        };
+        let (plain, mig) = (stamp("1.0", "a", 7, 8, None), stamp("1.0", "a", 7, 8, Some(0)));
+        let with_mig = stamp("1.0", "a", 7, 8, Some(99));
+        for (spec, host, has_gpus, expected) in [
+            (Some(&plain), Some(&plain), true, Before::Keep),
+            (Some(&with_mig), Some(&mig), false, Before::Keep),
+            // After a reboot, an update of the driver, or with other devices
+            (None, Some(&plain), true, Before::Replace),
+            (Some(&stamp("1.0", "b", 7, 8, None)), Some(&plain), true, Before::Replace),
+            (Some(&stamp("0.9", "a", 7, 8, None)), Some(&plain), true, Before::Replace),
+            (Some(&stamp("1.0", "a", 7, 9, None)), Some(&plain), true, Before::Replace),
+            (Some(&stamp("1.0", "a", 6, 8, None)), Some(&plain), true, Before::Replace),
+            // The kernel does not show the names of MIG devices.
+            (Some(&stamp("1.0", "a", 6, 8, Some(99))), Some(&mig), true, Before::Keep),
+            (Some(&stamp("0.9", "a", 7, 8, Some(99))), Some(&mig), true, Before::Replace),
+            (Some(&stamp("0.9", "a", 7, 8, Some(99))), Some(&mig), false, Before::Remove),
+            (None, Some(&mig), false, Before::Remove),
+            (None, Some(&plain), false, Before::Remove),
+            (Some(&plain), None, true, Before::Remove),
+        ] {
+            assert_eq!(Before::decide(spec, host, has_gpus), expected, "{spec:?} {host:?} {has_gpus}");
         }
     }
 }

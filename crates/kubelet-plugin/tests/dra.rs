@@ -77,12 +77,14 @@ fn device(number: usize, unhealthy: Option<&str>) -> Device {
         gpu: uuid.clone(),
         uuid,
         unhealthy: unhealthy.map(str::to_owned),
+        is_of_driver: false,
     }
 }
 
 fn pool(unhealthy: &[Option<&str>]) -> Pool {
-    let devices = unhealthy.iter().enumerate().map(|(number, why)| device(number, *why)).collect();
-    Pool { is_ready: true, devices: Arc::new(devices), problem: None }
+    let devices: Vec<_> = unhealthy.iter().enumerate().map(|(number, why)| device(number, *why)).collect();
+    let in_spec = Arc::new(devices.iter().map(|device| device.uuid.clone()).collect());
+    Pool { is_ready: true, devices: Arc::new(devices), in_spec, ..Pool::default() }
 }
 
 /// The driver under test.

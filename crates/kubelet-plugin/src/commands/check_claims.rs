@@ -19,6 +19,8 @@ use crate::dra::Options;
 use crate::dra::devices::{self, Device, Places};
 use crate::dra::probe::{Probe, Published, Right, probe};
 use crate::dra::slice::{Owner, specs};
+use crate::node::gpus::NodeGpu;
+use crate::node::health::Failure;
 use crate::node::host;
 use crate::settings::Settings;
 
@@ -66,8 +68,9 @@ pub async fn check(
     let limited = (&settings.plugin, node.limits());
     // The running plugin has seen the errors of a GPU.
     let of_running = |uuid: &str| Some(offered.as_ref().ok()?.unhealthy(uuid)?.why.clone());
-    let devices = devices::devices(node.gpus(), &facts, places, limited, &[], |uuid| {
-        of_running(uuid).or_else(|| health.get(uuid)?.clone())
+    let devices = devices::devices(node.gpus(), &facts, places, limited, &[], |NodeGpu { gpu, .. }| {
+        let why = of_running(&gpu.uuid).or_else(|| health.get(&gpu.uuid)?.clone())?;
+        Some(Failure { why, is_of_driver: false })
     });
     let options = Options::new(settings);
     let owner = |node: &str| {

@@ -23,12 +23,12 @@ use nvidia_host::config::{Config, Limits};
 use nvidia_host::feature::{Feature, Features};
 use nvidia_host::inventory::Inventory;
 
-use super::claims::Claims;
+use super::claims::{Claims, Sources as ClaimSources};
 use super::control::{self, Command as Asked};
 use super::observer::Observer;
 use super::offered::offered;
 use crate::answer::allocator::NodeAllocator;
-use crate::cdi_keeper::{self, CLAIMS, DEVICE_PLUGIN, HOOK, Keeper, Kind};
+use crate::cdi_keeper::{self, CLAIMS, DEVICE_PLUGIN, Devices, HOOK, Keeper, Kind};
 use crate::dra;
 use crate::kubelet;
 use crate::log::Log;
@@ -40,10 +40,10 @@ use crate::monitor::supervisor;
 use crate::monitor::update::{Driver, Update};
 use crate::node::changes;
 use crate::node::errors::ErrorFile;
-use crate::node::gpus::mig_uuids;
+use crate::node::gpus::{NodeGpu, mig_uuids};
 use crate::node::health;
 use crate::node::host;
-use crate::node::{Node, Offer};
+use crate::node::{NOT_ANSWERED, Node, Offer};
 use crate::nri::answer::NodePlugin;
 use crate::nri::engine;
 use crate::settings::Settings;
@@ -55,13 +55,15 @@ use crate::strategy::Chooser;
 /// as unhealthy at each restart.
 const FIRST_ANSWER: Duration = Duration::from_secs(3);
 
+/// How long the slices of an earlier run stay as they are while the driver does not answer. The kernel does not show the attributes that
+/// claims select by, and a taint would evict pods at each restart of the plugin.
+const FIRST_SLICES: Duration = Duration::from_secs(300);
+
 /// How long the CDI spec may take, before the list is sent without it.
 const REFRESH_PATIENCE: Duration = Duration::from_secs(10);
 /// The time between two checks of the plugin's own CDI specs: files of the driver, sockets of its services and devices next to the GPUs
 /// can appear at any time.
 const CDI_PERIOD: Duration = Duration::from_secs(10);
-/// Why a GPU is unhealthy before NVML has answered.
-const NOT_ANSWERED: &str = "NVML has not answered yet";
 
 /// Where the plugin reads and writes.
 #[derive(Clone, Debug)]
@@ -130,6 +132,7 @@ pub async fn run(
     let driver = claims.as_ref().map(|claims| (dra::Options::new(&settings), claims.pool()));
     let follower = Follower::new(config_path, settings.common.devices.clone());
     let extra_devices = if paths.kubelet_dir.is_some() { settings.plugin.extra_devices } else { Features::EMPTY };
+    let patience = if claims.is_some() { FIRST_SLICES } else { FIRST_ANSWER };
     let mut agent = Agent {
         settings,
         extra_devices,
@@ -146,7 +149,8 @@ pub async fn run(
         cdi_error: None,
         follower,
         driver: Driver::Unknown,
-        lists_by: Some(Instant::now() + FIRST_ANSWER),
+        is_unanswered: true,
+        lists_by: Some(Instant::now() + patience),
         reported: Vec::new(),
         log,
     };
@@ -275,6 +279,8 @@ struct Agent {
     follower: Follower,
     /// What the log says about the driver
     driver: Driver,
+    /// NVML has not answered or failed since the plugin started; it may hang.
+    is_unanswered: bool,
     /// When the devices are listed for the first time, unless the driver answers before; `None` if they are listed
     lists_by: Option<Instant>,
     /// The findings that are in the log
@@ -292,6 +298,7 @@ struct Held {
 impl Agent {
     /// Publishes every change until the monitor's supervisor ends.
     async fn follow(&mut self, mut updates: mpsc::Receiver<Update>, mut asked: mpsc::Receiver<Asked>) {
+        self.list_kernel_gpus();
         let mut cdi_period = interval(CDI_PERIOD);
         let mut follow_period = interval(follow::PERIOD);
         follow_period.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -308,7 +315,10 @@ impl Agent {
                     Some(change) => self.apply_change(change),
                     None => continue,
                 },
-                _ = cdi_period.tick() => self.keep_cdi(Keeper::refresh),
+                _ = cdi_period.tick() => match self.is_unanswered {
+                    true => self.list_kernel_gpus(),
+                    false => self.keep_cdi(Keeper::refresh),
+                },
                 () = sleep_until(next_tick.unwrap_or_else(Instant::now).into()), if next_tick.is_some() => {}
                 () = sleep_until(self.lists_by.unwrap_or_else(Instant::now).into()), if self.lists_by.is_some() => {}
             }
@@ -317,15 +327,35 @@ impl Agent {
             if let Some(observer) = &mut self.observer {
                 observer.publish(&self.node);
             }
-            if let (Some(claims), Some(observer)) = (&mut self.claims, &self.observer) {
-                let is_ready = self.lists_by.is_none();
-                claims.publish(&self.node, observer.facts(), is_ready, &self.driver, self.cdi_error.as_deref());
-            }
+            self.publish_claims();
             if let Some(file) = &mut self.errors {
                 let now = (Instant::now(), SystemTime::now());
                 file.update(self.node.errors(), now).unwrap_or_else(|error| self.log.note(&error));
             }
         }
+    }
+
+    fn publish_claims(&mut self) {
+        let (Some(claims), Some(observer)) = (&mut self.claims, &self.observer) else { return };
+        let no_names = Arc::default();
+        let sources = ClaimSources {
+            facts: observer.facts(),
+            driver: &self.driver,
+            is_ready: self.lists_by.is_none(),
+            is_unanswered: self.is_unanswered,
+            cdi_error: self.cdi_error.as_deref(),
+            in_spec: self.cdi.first().map_or(&no_names, Keeper::names),
+        };
+        claims.publish(&self.node, sources);
+    }
+
+    /// Takes the GPUs that the kernel lists into account, until NVML answers. The kernel knows the UUID of a GPU that was opened once.
+    fn list_kernel_gpus(&mut self) {
+        let gpus = host::kernel_gpus(&self.settings.common, NOT_ANSWERED).unwrap_or_default();
+        let in_spec = gpus.iter().map(|NodeGpu { gpu, .. }| gpu.clone()).collect();
+        self.node.set_unanswered(gpus);
+        let devices = Devices::Unanswered(in_spec);
+        self.keep_cdi(|cdi| cdi.set(&devices));
     }
 
     /// Carries out a command. Its caller may have gone.
@@ -355,11 +385,13 @@ impl Agent {
             observer.apply(&update);
         }
         self.node.apply_to_health(&update, Instant::now());
+        self.is_unanswered &= !matches!(update, Update::Snapshot(_) | Update::Absent(_) | Update::LetGo);
         if matches!(update, Update::Absent(_) | Update::LetGo) {
-            self.keep_cdi(|cdi| cdi.set(None));
+            self.keep_cdi(|cdi| cdi.set(&Devices::Absent));
         }
         let Update::Snapshot(snapshot) = update else { return };
-        self.keep_cdi(|cdi| cdi.set(Some(&snapshot.inventory)));
+        let devices = Devices::Known(snapshot.inventory.clone());
+        self.keep_cdi(|cdi| cdi.set(&devices));
         // Devices that are held may be in the CDI spec already.
         if self.held.is_some() || self.node.mig_uuids() != mig_uuids(&snapshot.inventory.gpus) {
             self.held = Some(Held { snapshot, refreshed: Box::pin(refresh_cdi(self.log)) });

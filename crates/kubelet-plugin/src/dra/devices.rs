@@ -10,6 +10,7 @@ use nvidia_host::inventory::limits::permit;
 use crate::node::devices::parts;
 use crate::node::facts::{Facts, architecture};
 use crate::node::gpus::{NodeGpu, NumaNodes, PcieRoots};
+use crate::node::health::Failure;
 use crate::settings::Plugin;
 
 const MIB: u64 = 1024 * 1024;
@@ -44,6 +45,8 @@ pub struct Device {
     pub capacity: BTreeMap<&'static str, u64>,
     /// Why the device cannot be used; `None` if it can
     pub unhealthy: Option<String>,
+    /// The driver as a whole does not answer. The device is tainted, but claims that have it still get it: no error of the GPU is known.
+    pub is_of_driver: bool,
 }
 
 /// Where the GPUs are in the computer.
@@ -55,8 +58,8 @@ pub struct Places<'a> {
     pub pcie_roots: &'a PcieRoots,
 }
 
-/// Returns the devices in the order of the PCI bus, in which the scheduler chooses them. `before` are those of the last call: a driver that stops does not change what is known
-/// about the hardware. `unhealthy` returns why a GPU cannot be used, by UUID.
+/// Returns the devices in the order of the PCI bus, in which the scheduler chooses them. `before` are those of the last call: a driver that
+/// stops does not change what is known about the hardware. `failure` returns the error of a GPU.
 #[must_use]
 pub fn devices(
     gpus: &[NodeGpu],
@@ -64,15 +67,17 @@ pub fn devices(
     places: Places<'_>,
     (settings, limits): (&Plugin, &Limits),
     before: &[Device],
-    unhealthy: impl Fn(&str) -> Option<String>,
+    failure: impl Fn(&NodeGpu) -> Option<Failure>,
 ) -> Vec<Device> {
     let (mut found, mut names) = (Vec::new(), BTreeSet::new());
     for gpu in gpus {
-        let why = gpu.failure.clone().or_else(|| unhealthy(&gpu.gpu.uuid));
+        let failure = failure(gpu);
+        let is_of_driver = failure.as_ref().is_some_and(|failure| failure.is_of_driver);
+        let why = failure.map(|failure| failure.why);
         for part in parts(gpu, settings) {
             // Two profiles can differ in a letter that names cannot have.
             if permit(limits, &gpu.gpu, part) && names.insert(name(gpu, part)) {
-                found.push(Device { unhealthy: why.clone(), ..device(gpu, part, facts, places) });
+                found.push(Device { unhealthy: why.clone(), is_of_driver, ..device(gpu, part, facts, places) });
             }
         }
     }
@@ -222,8 +227,8 @@ pub(crate) mod tests {
         let (numa_nodes, pcie_roots) =
             ([(gpus[0].gpu.bus_id, 1)].into(), [(gpus[0].gpu.bus_id, "pci0000:00".to_owned())].into());
         let places = Places { numa_nodes: &numa_nodes, pcie_roots: &pcie_roots };
-        devices(gpus, facts, places, (&Plugin::default(), &Limits::default()), before, |uuid| {
-            (uuid == "GPU-1").then(|| "XID 79".to_owned())
+        devices(gpus, facts, places, (&Plugin::default(), &Limits::default()), before, |gpu| {
+            (gpu.gpu.uuid == "GPU-1").then(|| Failure { why: "XID 79".to_owned(), is_of_driver: false })
         })
     }
 

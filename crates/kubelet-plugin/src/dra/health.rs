@@ -104,7 +104,7 @@ mod tests {
     use crate::dra::slice::tests::device;
 
     fn pool(why: Option<&str>) -> Pool {
-        Pool { is_ready: true, devices: Arc::new(vec![device("gpu-0", why)]), problem: None }
+        Pool { is_ready: true, devices: Arc::new(vec![device("gpu-0", why)]), ..Pool::default() }
     }
 
     #[test]

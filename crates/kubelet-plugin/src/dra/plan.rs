@@ -51,6 +51,19 @@ pub fn plan(existing: &[ResourceSlice], desired: &[ResourceSliceSpec], node: Opt
     actions
 }
 
+/// Takes over what the existing slices have about the hardware of the devices. An earlier run has published it, and the kernel does not show
+/// it.
+pub fn keep_attributes(desired: &mut [ResourceSliceSpec], existing: &[ResourceSlice]) {
+    let uuid = |device: &Device| device.attributes.as_ref().and_then(|all| all.get("uuid")?.string.clone());
+    for device in desired.iter_mut().flat_map(|spec| spec.devices.iter_mut().flatten()) {
+        let mut known = existing.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
+        if let Some(known) = known.find(|known| known.name == device.name && uuid(known) == uuid(device)) {
+            device.attributes.clone_from(&known.attributes);
+            device.capacity.clone_from(&known.capacity);
+        }
+    }
+}
+
 fn delete(slice: &ResourceSlice) -> Option<Action> {
     slice.metadata.name.clone().map(Action::Delete)
 }
@@ -167,6 +180,26 @@ mod tests {
         let times: Vec<_> =
             slice.spec.devices.iter().flatten().map(|it| it.taints.as_ref().unwrap()[0].time_added.is_some()).collect();
         assert_eq!(times, [false, true]);
+    }
+
+    #[test]
+    fn attributes_of_an_earlier_run_are_kept() {
+        let (full, owner) = (many(2), OWNER);
+        let slices = apply(vec![], &plan(&[], &specs(&full, &owner), None));
+        let mut bare = full.clone();
+        for device in &mut bare {
+            device.attributes.retain(|name, _| *name == "uuid");
+            device.capacity.clear();
+        }
+        let mut desired = specs(&bare, &owner);
+        assert_ne!(plan(&slices, &desired, None), []);
+        keep_attributes(&mut desired, &slices);
+        assert_eq!(plan(&slices, &desired, None), []);
+        // Another GPU with the minor number
+        bare[0].attributes.insert("uuid", crate::dra::devices::Value::Text("GPU-other".into()));
+        let mut desired = specs(&bare, &owner);
+        keep_attributes(&mut desired, &slices);
+        assert_eq!(desired[0].devices.as_ref().unwrap()[0].attributes.as_ref().unwrap().len(), 1);
     }
 
     #[test]

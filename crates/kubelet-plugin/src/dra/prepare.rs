@@ -6,7 +6,7 @@ use findings::catalog;
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 
 use super::config;
-use super::devices::Device;
+use super::pool::Pool;
 use super::slice::taint_key;
 use crate::cdi_keeper;
 use crate::model::Refusal;
@@ -19,9 +19,7 @@ pub(super) struct Known<'a> {
     /// The name of the driver
     pub(super) driver: &'a str,
     /// The devices
-    pub(super) devices: &'a [Device],
-    /// Why no container can have a device now
-    pub(super) problem: Option<&'a str>,
+    pub(super) pool: &'a Pool,
     /// What the taint of a device does that does not work
     pub(super) effect: TaintEffect,
 }
@@ -74,16 +72,29 @@ fn device(
         what,
         fix: "remove the configuration from the claim or from its DeviceClass",
     })?;
-    if let Some(problem) = known.problem {
+    let not_now = |what: &str| {
         let fix = "run \"oci-nvidia-hook doctor\" on the node; the kubelet tries it again";
-        return Err(Cause { kind: &catalog::PLUGIN_DRIVER, what: problem.to_owned(), fix });
-    }
-    let Some(device) = known.devices.iter().find(|device| device.name == result.device) else {
-        let what = "the device does not exist on the node".to_owned();
-        let fix = "delete the pod and the claim; the scheduler chooses another device for the next ones";
-        return Err(Cause { kind: &catalog::PLUGIN_UNKNOWN_DEVICE, what, fix });
+        Cause { kind: &catalog::PLUGIN_DRIVER, what: what.to_owned(), fix }
     };
-    if let Some(why) = device.unhealthy.as_ref().filter(|_| !may_be_sick(result, known)) {
+    let Pool { devices, problem, unanswered, in_spec, .. } = known.pool;
+    if let Some(problem) = problem {
+        return Err(not_now(problem));
+    }
+    let device = match (devices.iter().find(|device| device.name == result.device), unanswered) {
+        (Some(device), _) => device,
+        (None, Some(why)) => return Err(not_now(why)),
+        (None, None) => {
+            let what = "the device does not exist on the node".to_owned();
+            let fix = "delete the pod and the claim; the scheduler chooses another device for the next ones";
+            return Err(Cause { kind: &catalog::PLUGIN_UNKNOWN_DEVICE, what, fix });
+        }
+    };
+    // An engine that does not find the CDI device starts no container, and does not know the reason.
+    if !in_spec.contains(&device.uuid) {
+        return Err(not_now(unanswered.as_deref().unwrap_or("the CDI spec of the node does not have the device")));
+    }
+    let is_proven = |_: &&String| !device.is_of_driver && !may_be_sick(result, known);
+    if let Some(why) = device.unhealthy.as_ref().filter(is_proven) {
         let fix = "delete the pod, or run \"oci-nvidia-kubelet-plugin check\" on the node";
         return Err(Cause { kind: &catalog::PLUGIN_SICK_DEVICE, what: format!("it does not work: {why}"), fix });
     }
@@ -117,6 +128,8 @@ fn may_be_sick(result: &DeviceRequestAllocationResult, known: &Known<'_>) -> boo
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::{Value, json};
 
     use super::*;
@@ -139,10 +152,36 @@ mod tests {
     }
 
     fn ask(claim: &ResourceClaim) -> Result<Vec<v1::Device>, String> {
-        let devices = [our_device("gpu-0", None), our_device("gpu-1", Some("XID 79"))];
-        let known =
-            Known { driver: "gpu.nvidia.com", devices: &devices, problem: None, effect: TaintEffect::NoSchedule };
+        ask_with(claim, |_| ())
+    }
+
+    fn ask_with(claim: &ResourceClaim, change: impl Fn(&mut Pool)) -> Result<Vec<v1::Device>, String> {
+        let devices = vec![our_device("gpu-0", None), our_device("gpu-1", Some("XID 79"))];
+        let in_spec = Arc::new(devices.iter().map(|device| device.uuid.clone()).collect());
+        let mut pool = Pool { is_ready: true, devices: Arc::new(devices), in_spec, ..Pool::default() };
+        change(&mut pool);
+        let known = Known { driver: "gpu.nvidia.com", pool: &pool, effect: TaintEffect::NoSchedule };
         prepare(claim, "u-1", &known).map_err(|refusal| refusal.to_string())
+    }
+
+    #[test]
+    fn a_driver_that_does_not_answer() {
+        let wants = |name: &str| claim(&json!([result(name, &json!({}))]), &json!([]));
+        let silent = |pool: &mut Pool| {
+            pool.unanswered = Some("NVML hangs".to_owned());
+            Arc::make_mut(&mut pool.devices).iter_mut().for_each(|device| {
+                device.unhealthy = Some("NVML hangs".to_owned());
+                device.is_of_driver = true;
+            });
+        };
+        assert!(ask_with(&wants("gpu-0"), silent).is_ok(), "no error of the GPU is known");
+        // A MIG device whose name only NVML knows, and a GPU that the kernel has not opened yet
+        for name in ["gpu-0-mig-1g10gb-1-0", "gpu-7"] {
+            let error = ask_with(&wants(name), silent).unwrap_err();
+            assert!(error.contains("NVML hangs (ONH-074); hint: "), "{error}");
+        }
+        let error = ask_with(&wants("gpu-0"), |pool| pool.in_spec = Arc::default()).unwrap_err();
+        assert!(error.contains("the CDI spec of the node does not have the device (ONH-074)"), "{error}");
     }
 
     #[test]

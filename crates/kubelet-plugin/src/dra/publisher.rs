@@ -21,7 +21,7 @@ use tokio::time::sleep;
 use tokio_stream::StreamExt;
 
 use super::access::{self, Access, describe};
-use super::plan::{Action, plan};
+use super::plan::{Action, keep_attributes, plan};
 use super::pool::Pool;
 use super::slice::{Owner, specs};
 use crate::log::Log;
@@ -198,8 +198,11 @@ impl Publisher {
             let pool = self.pool.borrow_and_update().clone();
             let has_taints = self.has_taints != Some(false);
             let owner = Owner { driver: &self.driver, node, effect: self.effect, has_taints };
-            let desired = specs(&pool.devices, &owner);
+            let mut desired = specs(&pool.devices, &owner);
             let existing: Vec<ResourceSlice> = known.0.values().cloned().collect();
+            if pool.unanswered.is_some() {
+                keep_attributes(&mut desired, &existing);
+            }
             let mut actions = plan(&existing, &desired, None);
             if actions.is_empty() {
                 return Ok(false);

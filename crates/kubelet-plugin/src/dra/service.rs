@@ -51,12 +51,7 @@ impl Service {
         let prepared = match self.claims.get(&asked.namespace, &asked.name).await {
             Ok(claim) => {
                 let pool = self.pool.borrow();
-                let known = Known {
-                    driver: &self.driver,
-                    devices: &pool.devices,
-                    problem: pool.problem.as_deref(),
-                    effect: self.effect,
-                };
+                let known = Known { driver: &self.driver, pool: &pool, effect: self.effect };
                 prepare::prepare(&claim, &asked.uid, &known)
             }
             Err(refusal) => Err(refusal),

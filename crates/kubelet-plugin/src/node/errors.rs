@@ -40,6 +40,8 @@ struct Entry {
     /// Milliseconds since 1970
     since: u64,
     last: u64,
+    #[serde(default)]
+    is_of_driver: bool,
 }
 
 /// The file.
@@ -114,7 +116,11 @@ fn is_nearly(written: &BTreeMap<String, OpenError>, errors: &BTreeMap<String, Op
 
 fn is_near(old: &OpenError, new: &OpenError) -> bool {
     let moved = new.last.saturating_duration_since(old.last);
-    old.cause == new.cause && old.since == new.since && old.last <= new.last && moved < PRECISION
+    old.cause == new.cause
+        && old.is_of_driver == new.is_of_driver
+        && old.since == new.since
+        && old.last <= new.last
+        && moved < PRECISION
 }
 
 fn driver(state: &HostState) -> String {
@@ -123,11 +129,13 @@ fn driver(state: &HostState) -> String {
 
 impl Entry {
     fn of(error: &OpenError, now: (Instant, SystemTime)) -> Self {
-        Self { cause: error.cause.clone(), since: to_millis(error.since, now), last: to_millis(error.last, now) }
+        let OpenError { cause, since, last, is_of_driver } = error.clone();
+        Self { cause, since: to_millis(since, now), last: to_millis(last, now), is_of_driver }
     }
 
     fn open_error(self, now: (Instant, SystemTime)) -> OpenError {
-        OpenError { since: from_millis(self.since, now), last: from_millis(self.last, now), cause: self.cause }
+        let Self { cause, since, last, is_of_driver } = self;
+        OpenError { cause, since: from_millis(since, now), last: from_millis(last, now), is_of_driver }
     }
 }
 
@@ -149,7 +157,7 @@ mod tests {
 
     fn error(cause: &str, now: Instant, since: u64, last: u64) -> OpenError {
         let ago = |seconds| now.checked_sub(Duration::from_secs(seconds)).unwrap();
-        OpenError { cause: cause.to_owned(), since: ago(since), last: ago(last) }
+        OpenError { cause: cause.to_owned(), since: ago(since), last: ago(last), is_of_driver: false }
     }
 
     #[test]

@@ -82,6 +82,17 @@ pub struct OpenError {
     pub since: Instant,
     /// The last error
     pub last: Instant,
+    /// The driver did not answer, and no error of this GPU was reported.
+    pub is_of_driver: bool,
+}
+
+/// An error that is known, for claims.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The reason, such as `XID 79`
+    pub why: String,
+    /// The driver as a whole does not answer, which does not prove that this GPU fails.
+    pub is_of_driver: bool,
 }
 
 /// An error that has not been overcome.
@@ -94,6 +105,8 @@ struct Trouble {
     since: Instant,
     /// The last error
     last: Instant,
+    /// The driver did not answer, and no error of this GPU was reported.
+    is_of_driver: bool,
 }
 
 impl Health {
@@ -145,18 +158,32 @@ impl Health {
         found.map_or(State::Healthy, |(why, since)| State::Unhealthy { why, since })
     }
 
+    /// Returns the error of the GPU with this UUID. Unlike with [`Self::state`], a GPU whose state has not been reported yet has none.
+    #[must_use]
+    pub fn failure(&self, uuid: &str) -> Option<Failure> {
+        if let Some((why, _)) = &self.driver {
+            return Some(Failure { why: why.clone(), is_of_driver: true });
+        }
+        let gpu = self.gpus.get(uuid)?;
+        let (why, _) = gpu.problem()?;
+        let is_of_driver = gpu.node_missing_since.is_none() && gpu.trouble.as_ref().is_some_and(|it| it.is_of_driver);
+        Some(Failure { why, is_of_driver })
+    }
+
     /// Returns the errors that have not been overcome, by UUID.
     #[must_use]
     pub fn errors(&self) -> BTreeMap<String, OpenError> {
-        let open =
-            |trouble: &Trouble| OpenError { cause: trouble.cause.clone(), since: trouble.since, last: trouble.last };
+        let open = |trouble: &Trouble| {
+            let Trouble { cause, since, last, is_of_driver, .. } = trouble.clone();
+            OpenError { cause, since, last, is_of_driver }
+        };
         self.gpus.iter().filter_map(|(uuid, gpu)| Some((uuid.clone(), gpu.trouble.as_ref().map(open)?))).collect()
     }
 
     /// Takes the errors of an earlier process into account. A GPU needs a good sample and the rest of the quiet period.
     pub fn restore(&mut self, errors: BTreeMap<String, OpenError>, now: Instant) {
-        for (uuid, OpenError { cause, since, last }) in errors {
-            self.gpu(&uuid, now).trouble = Some(Trouble { cause, condition: None, since, last });
+        for (uuid, OpenError { cause, since, last, is_of_driver }) in errors {
+            self.gpu(&uuid, now).trouble = Some(Trouble { cause, condition: None, since, last, is_of_driver });
         }
     }
 
@@ -239,9 +266,11 @@ impl Gpu {
         self.good = None;
         if let Some(trouble) = &mut self.trouble {
             trouble.last = now;
+            trouble.is_of_driver &= !counts;
             return;
         }
-        self.trouble = Some(Trouble { cause: cause.to_owned(), condition: None, since: now, last: now });
+        let is_of_driver = !counts;
+        self.trouble = Some(Trouble { cause: cause.to_owned(), condition: None, since: now, last: now, is_of_driver });
         if counts && self.has_recovered {
             self.relapses.retain(|at| now.saturating_duration_since(*at) < RELAPSE_WINDOW);
             self.relapses.push(now);

@@ -25,7 +25,10 @@ use crate::monitor::update::Update;
 use crate::settings::Settings;
 use closeness::Closeness;
 use gpus::{NodeGpu, NumaNodes};
-use health::{Health, OpenError, Policy, State};
+use health::{Failure, Health, OpenError, Policy, State};
+
+/// Why a GPU is unhealthy that the kernel lists, before NVML has answered.
+pub const NOT_ANSWERED: &str = "NVML has not answered yet";
 
 /// The state of the node at one time: the lists for the kubelet, and the data for Allocate and GetPreferredAllocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -148,6 +151,20 @@ impl Node {
     #[must_use]
     pub const fn has_driver(&self) -> bool {
         self.known.is_some()
+    }
+
+    /// Sets the GPUs that the kernel lists, until NVML answers for the first time.
+    pub fn set_unanswered(&mut self, gpus: Vec<NodeGpu>) {
+        self.gpus = gpus;
+    }
+
+    /// Returns the error of a GPU, for claims: a GPU about which nothing is known has none.
+    #[must_use]
+    pub fn failure(&self, gpu: &NodeGpu) -> Option<Failure> {
+        // The kernel lists a GPU before NVML does.
+        let why = gpu.failure.as_ref().filter(|why| *why != NOT_ANSWERED);
+        let of_nvml = why.map(|why| Failure { why: why.clone(), is_of_driver: false });
+        of_nvml.or_else(|| self.health.failure(&gpu.gpu.uuid))
     }
 
     /// Returns the GPUs of the node.

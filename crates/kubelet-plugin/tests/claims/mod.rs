@@ -12,7 +12,8 @@ use crate::{AT_ONCE, POLLED, PROGRAM, ROOT, SOON};
 
 tests! {
     ROOT => claims_get_the_gpus_of_the_node, claims_of_a_sick_gpu, claims_and_a_driver_that_is_replaced,
-        claims_and_a_driver_that_comes_later, claims_after_a_reboot, claims_of_mig_devices,
+        claims_and_a_driver_that_comes_later, claims_after_a_reboot, claims_while_nvml_hangs,
+        claims_and_a_gpu_that_hangs, the_spec_exists_during_a_restart, claims_of_mig_devices,
         check_prints_the_slices, check_without_credentials, little_memory, restarts_in_any_order;
 }
 
@@ -243,6 +244,84 @@ fn claims_after_a_reboot() {
     host.registered();
     host.starts("train", "u-1", SOON);
     assert_eq!(host.api.state().generation(), generation, "the slices of the earlier run are used again");
+}
+
+/// The limit for Prepare while NVML hangs.
+const PREPARED: Duration = Duration::from_secs(2);
+
+fn claims_while_nvml_hangs() {
+    let mut host = Host::start(&["--gpus", "2"], &["--nvml-timeout=4", "--quiet-period=1"]);
+    host.registered();
+    host.published("the GPUs", SOON, &[("gpu-0", false), ("gpu-1", false)]);
+    host.api.state().allocate("train", "u-1", &["gpu-1"]);
+    host.starts("train", "u-1", SOON);
+    let generation = host.api.state().generation();
+    let attributes = |host: &Host| {
+        let state = host.api.state();
+        let device = &state.slices.values().next().unwrap()["spec"]["devices"][1];
+        (device["attributes"].clone(), device["capacity"].clone())
+    };
+    let before = attributes(&host);
+    // A restart of the plugin, with the spec of the earlier run
+    host.kill();
+    host.fake.set("gpu minor=0 ", "init-hang\ngpu minor=0 ");
+    host.run();
+    host.registered();
+    host.starts("train", "u-1", PREPARED);
+    assert_eq!(host.api.state().generation(), generation);
+    // NVML does not answer in time.
+    host.published("the taints", SOON, &[("gpu-0", true), ("gpu-1", true)]);
+    assert_eq!(attributes(&host), before, "the scheduler needs them");
+    host.starts("train", "u-1", PREPARED);
+    // A reboot: /var/run is empty.
+    host.kill();
+    std::fs::remove_dir_all(host.cdi()).unwrap();
+    std::fs::remove_dir_all(host.dir.path().join("run")).unwrap();
+    host.run();
+    host.registered();
+    host.starts("train", "u-1", PREPARED);
+    host.fake.set("init-hang\n", "");
+    host.published("recovery", 2 * POLLED + SOON, &[("gpu-0", false), ("gpu-1", false)]);
+    assert_eq!(attributes(&host), before);
+    host.starts("train", "u-1", PREPARED);
+}
+
+fn claims_and_a_gpu_that_hangs() {
+    let host = Host::start(&["--gpus", "2"], &["--nvml-timeout=3"]);
+    host.registered();
+    host.published("the GPUs", SOON, &[("gpu-0", false), ("gpu-1", false)]);
+    host.api.state().allocate("good", "u-1", &["gpu-1"]);
+    host.api.state().allocate("bad", "u-2", &["gpu-0"]);
+    host.starts("good", "u-1", SOON);
+    host.fake.add(0, "hang=nvmlDeviceGetFieldValues");
+    let start = Instant::now();
+    while host.api.state().devices() != [("gpu-0".to_owned(), true), ("gpu-1".to_owned(), false)].into() {
+        host.starts("good", "u-1", PREPARED);
+        assert!(start.elapsed() < SOON + POLLED, "{}", host.log());
+    }
+    let error = host.prepare("bad", "u-2").unwrap_err();
+    assert!(error.contains("the driver does not answer within 3 s (ONH-072)"), "{error}");
+    host.starts("good", "u-1", PREPARED);
+}
+
+/// A container that restarts has its CDI names, and the kubelet does not ask for them again.
+fn the_spec_exists_during_a_restart() {
+    let mut host = Host::start(&["--gpus", "1"], &[]);
+    host.registered();
+    let id = format!("k8s.gpu.nvidia.com/gpu={}", uuid(0));
+    host.published("the GPU", SOON, &[("gpu-0", false)]);
+    for _ in 0..3 {
+        host.kill();
+        let log = host.log().len();
+        host.run();
+        let start = Instant::now();
+        while !host.log()[log..].contains("the node has 1 GPU") {
+            assert!(host.has_cdi_device(&id), "{}", host.log());
+            assert!(start.elapsed() < SOON, "{}", host.log());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(host.has_cdi_device(&id));
+    }
 }
 
 fn claims_of_mig_devices() {
