@@ -60,7 +60,7 @@ tests! {
         an_api_server_that_restarts, a_certificate_is_replaced, a_slow_api_server, slices_of_others_are_adopted,
         nothing_is_asked_while_nothing_changes, nothing_is_published_before_the_driver_answers,
         sockets_that_are_removed, a_kubelet_that_restarts, another_driver_is_left_alone,
-        a_device_plugin_is_left_alone, the_plugin_watcher_is_answered, many_devices, nothing_is_stored;
+        a_device_plugin_is_left_alone, a_resource_of_another_plugin, the_plugin_watcher_is_answered, many_devices, nothing_is_stored;
 }
 
 fn main() -> ExitCode {
@@ -473,6 +473,33 @@ fn a_device_plugin_is_left_alone() {
         assert!(!dra_socket(dir.path()).exists(), "{socket}");
         drop(plugin);
         api.wait("after its end", SEARCHED, |state| state.devices() == names(&[false]));
+        drop(driver);
+        api.state().wipe();
+    }
+}
+
+/// The names of sockets are free, and the kubelet knows the resources.
+fn a_resource_of_another_plugin() {
+    let dir = tempfile::tempdir().unwrap();
+    let api = FakeApi::start(dir.path());
+    let kubelet = FakeKubelet::start(dir.path());
+    let registers = |resource: &str, id: &str| {
+        kubelet.state().more_devices = [(resource.to_owned(), vec![id.to_owned()])].into();
+    };
+    for (resource, id) in [("nvidia.com/gpu", "nvidia0"), ("example.com/h100", "GPU-0::3")] {
+        registers(resource, id);
+        let driver = Driver::start(dir.path(), pool(&[None]));
+        std::thread::sleep(A_WHILE);
+        assert!(!dra_socket(dir.path()).exists(), "{resource}");
+        registers("nvidia.com/hostdev", "0000:3b:00.0");
+        api.wait("after its end", SEARCHED, |state| state.devices() == names(&[false]));
+        // It comes while the driver serves.
+        registers(resource, id);
+        let start = Instant::now();
+        while dra_socket(dir.path()).exists() {
+            assert!(start.elapsed() < SEARCHED, "{resource}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
         drop(driver);
         api.state().wipe();
     }

@@ -43,6 +43,7 @@ use base::report::Finding;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
+use crate::kubelet::socket::SocketId;
 use crate::log::Log;
 use crate::settings::Settings;
 use crate::settings::values::TaintEffect;
@@ -95,7 +96,7 @@ pub async fn serve(options: Options, pool: watch::Receiver<Pool>, log: Log) -> I
     let node = Arc::new(watch::Sender::new(options.node.clone().unwrap_or_default()));
     let mut reported: Option<String> = None;
     loop {
-        let refused = match foreign::conflict(&options.kubelet_dir, &options.driver, &[]).await {
+        let refused = match conflict(&options, &pool, &[]).await {
             Some(finding) => Refused::Conflict(finding),
             None => {
                 let service = service::Service {
@@ -119,7 +120,7 @@ pub async fn serve(options: Options, pool: watch::Receiver<Pool>, log: Log) -> I
                         );
                         tokio::select! {
                             never = publisher.run() => match never {},
-                            refused = watch_over(&options, sockets) => refused,
+                            refused = watch_over(&options, &pool, sockets) => refused,
                         }
                     }
                 }
@@ -166,8 +167,13 @@ impl Refused {
     }
 }
 
+async fn conflict(options: &Options, pool: &watch::Receiver<Pool>, ours: &[SocketId]) -> Option<Finding> {
+    let devices = Arc::clone(&pool.borrow().devices);
+    foreign::conflict(&options.kubelet_dir, &options.driver, ours, &devices).await
+}
+
 /// Returns when the sockets are gone, or another program has the GPUs.
-async fn watch_over(options: &Options, sockets: Sockets) -> Refused {
+async fn watch_over(options: &Options, pool: &watch::Receiver<Pool>, sockets: Sockets) -> Refused {
     let mut searched = Instant::now();
     loop {
         sleep(INSPECTION).await;
@@ -176,7 +182,7 @@ async fn watch_over(options: &Options, sockets: Sockets) -> Refused {
         }
         if searched.elapsed() >= SEARCH {
             searched = Instant::now();
-            if let Some(finding) = foreign::conflict(&options.kubelet_dir, &options.driver, &sockets.ids()).await {
+            if let Some(finding) = conflict(options, pool, &sockets.ids()).await {
                 return Refused::Conflict(finding);
             }
         }

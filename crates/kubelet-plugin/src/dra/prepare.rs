@@ -1,5 +1,10 @@
 //! Decides what the containers of a claim get. Pure: the answer depends on the claim and on the state of the node only, so that nothing is
 //! stored, and a repeated request has an equal answer.
+//!
+//! Whether another claim has the device is not checked: the scheduler allocates a device once, and the allocation in the API server is what
+//! counts. NVIDIA's driver compares with its checkpoint. Without one, the other claims of the node are not known: a node may read only
+//! those of its pods, by name, and the kubelet's pod resources no longer list a pod that was deleted by force, which is the only case in
+//! which a device can be allocated again while containers still run.
 
 use base::report::Kind;
 use findings::catalog;

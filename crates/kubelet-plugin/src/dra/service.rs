@@ -7,6 +7,7 @@ use tonic::{Request, Response, Status};
 
 use super::pool::Pool;
 use super::prepare::{self, Known};
+use crate::kubelet::foreign::DRIVER_FOR_CLAIMS;
 use crate::log::Log;
 use crate::model::Refusal;
 use crate::proto::dra::{v1, v1beta1};
@@ -123,7 +124,7 @@ impl registration::registration_server::Registration for Introduction {
         _: Request<registration::InfoRequest>,
     ) -> Result<Response<registration::PluginInfo>, Status> {
         Ok(Response::new(registration::PluginInfo {
-            r#type: KIND.to_owned(),
+            r#type: DRIVER_FOR_CLAIMS.to_owned(),
             name: self.driver.clone(),
             endpoint: self.endpoint.clone(),
             supported_versions: VERSIONS.map(str::to_owned).to_vec(),
@@ -144,6 +145,3 @@ impl registration::registration_server::Registration for Introduction {
         Ok(Response::new(registration::RegistrationStatusResponse {}))
     }
 }
-
-/// The kind of plugins that drivers for claims are.
-pub(super) const KIND: &str = "DRAPlugin";

@@ -18,14 +18,9 @@ use crate::proto::dra::{v1, v1beta1};
 use crate::proto::health as proto_health;
 use crate::proto::pluginregistration::registration_server::RegistrationServer;
 
-/// Returns the directory in which the kubelet searches for plugins.
-pub(super) fn registry(kubelet_dir: &Path) -> PathBuf {
-    kubelet_dir.join("plugins_registry")
-}
-
 /// Returns the socket at which the driver introduces itself.
 fn introduction(kubelet_dir: &Path, driver: &str) -> PathBuf {
-    registry(kubelet_dir).join(format!("{driver}-reg.sock"))
+    socket::plugin_registry(kubelet_dir).join(format!("{driver}-reg.sock"))
 }
 
 /// Returns the socket with the services.
@@ -67,7 +62,7 @@ impl Sockets {
     pub(super) fn open(options: &Options, service: service::Service, health: health::Service) -> Result<Self> {
         let Options { kubelet_dir, driver, .. } = options;
         let endpoint = endpoint(kubelet_dir, driver);
-        create_dirs(&registry(kubelet_dir))?;
+        create_dirs(&socket::plugin_registry(kubelet_dir))?;
         create_dirs(endpoint.parent().unwrap_or(kubelet_dir))?;
         let server = || Server::builder().max_concurrent_streams(MAX_REQUESTS);
         let services = server()

@@ -16,12 +16,20 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::dial::dial;
-use super::socket;
+use super::socket::{self, SocketId};
 use crate::model::Resource;
 use crate::proto;
 use crate::proto::device_plugin_client::DevicePluginClient;
+use crate::proto::pluginregistration::InfoRequest;
+use crate::proto::pluginregistration::registration_client::RegistrationClient;
 use crate::proto::podresources::AllocatableResourcesRequest;
 use crate::proto::podresources::pod_resources_lister_client::PodResourcesListerClient;
+
+/// The type with which drivers for claims introduce themselves.
+pub const DRIVER_FOR_CLAIMS: &str = "DRAPlugin";
+
+/// The name of NVIDIA's driver for claims, and of ours.
+const DRIVER: &str = "gpu.nvidia.com";
 
 /// How long a plugin, or the kubelet, has to answer.
 const DEADLINE: Duration = Duration::from_secs(1);
@@ -39,6 +47,8 @@ pub struct Foreign {
     pub sockets: BTreeSet<String>,
     /// For each resource an id that is not ours
     pub ids: BTreeMap<String, String>,
+    /// The socket of a driver that offers the GPUs for claims
+    pub driver: Option<PathBuf>,
 }
 
 /// Why a resource is not registered.
@@ -78,6 +88,10 @@ impl Foreign {
             let what = format!("another device plugin has registered it with the device {id:?}");
             return Some(Conflict { what, same_resource: true });
         }
+        if let Some(path) = &self.driver {
+            let what = format!("a driver for claims with the name {DRIVER:?} answers at {path:?}");
+            return Some(Conflict { what, same_resource: false });
+        }
         self.sockets.first().map(|socket| Conflict::at(socket, false))
     }
 }
@@ -104,8 +118,31 @@ pub const fn patience(kubelet_is_new: bool) -> Duration {
 
 /// Searches for other plugins in the directory of the sockets, and asks the kubelet at its socket for pod resources.
 pub async fn search(dir: &Path, pod_resources: &Path, patience: Duration, ours: &[Resource]) -> Foreign {
-    let (sockets, ids) = tokio::join!(live_sockets(dir), lasting_ids(pod_resources, patience, ours));
-    Foreign { sockets, ids }
+    let registry = socket::plugin_registry(dir.parent().unwrap_or(dir));
+    let drivers = driver_for_claims(&registry, DRIVER, &[]);
+    let (sockets, ids, driver) = tokio::join!(live_sockets(dir), lasting_ids(pod_resources, patience, ours), drivers);
+    Foreign { sockets, ids, driver }
+}
+
+/// Returns the socket at which a driver for claims of this name introduces itself. `ours` are our sockets.
+pub async fn driver_for_claims(registry: &Path, driver: &str, ours: &[SocketId]) -> Option<PathBuf> {
+    let files = fs::read_dir(registry).ok()?.flatten().map(|file| file.path()).take(MAX_SOCKETS);
+    for path in files {
+        let Some(id) = SocketId::at(&path) else { continue };
+        if !ours.contains(&id) && is_driver(&path, driver).await {
+            return Some(path);
+        }
+    }
+    None
+}
+
+async fn is_driver(path: &Path, driver: &str) -> bool {
+    let ask = async {
+        let mut plugin = RegistrationClient::new(dial(path).await?);
+        anyhow::Ok(plugin.get_info(InfoRequest {}).await?.into_inner())
+    };
+    let answer = timeout(DEADLINE, ask).await;
+    matches!(answer, Ok(Ok(info)) if info.r#type == DRIVER_FOR_CLAIMS && info.name == driver)
 }
 
 async fn live_sockets(dir: &Path) -> BTreeSet<String> {
@@ -115,6 +152,19 @@ async fn live_sockets(dir: &Path) -> BTreeSet<String> {
 /// Returns the file names of the sockets in this directory at which a device plugin answers for NVIDIA's GPUs, also one of this program.
 pub async fn device_plugins(dir: &Path) -> BTreeSet<String> {
     answering(plugin_sockets(dir, |name| is_plugin_socket(name) || socket::is_ours(name))).await
+}
+
+/// Returns a resource of a device plugin that the kubelet can assign now, and that has the GPUs of this node: by the name, or because one of
+/// these UUIDs is in its ids. A kubelet that does not answer knows no plugin yet. Resources of other devices can have NVIDIA's domain too:
+/// the network operator's is `nvidia.com/hostdev`.
+pub async fn resource_with_gpus(pod_resources: &Path, uuids: &BTreeSet<&str>) -> Option<String> {
+    let listed = allocatable(pod_resources, DEADLINE).await;
+    listed.into_iter().find(|(name, ids)| has_gpus(name, ids, uuids)).map(|(name, _)| name)
+}
+
+fn has_gpus(name: &str, ids: &[String], uuids: &BTreeSet<&str>) -> bool {
+    let is_theirs = ["nvidia.com/gpu", "nvidia.com/gpu.shared"].contains(&name) || name.starts_with("nvidia.com/mig-");
+    !ids.is_empty() && (is_theirs || ids.iter().any(|id| uuids.contains(stem(id))))
 }
 
 async fn answering(sockets: Vec<(String, PathBuf)>) -> BTreeSet<String> {
@@ -208,7 +258,7 @@ mod tests {
             ("nvidia-gpu.lock", "nvidia.com/gpu", None),
         ] {
             let sockets = is_plugin_socket(name).then(|| name.to_owned()).into_iter().collect();
-            let found = Foreign { sockets, ids: BTreeMap::new() }.conflict(resource);
+            let found = Foreign { sockets, ..Foreign::default() }.conflict(resource);
             assert_eq!(found.map(|conflict| conflict.same_resource), expected, "{name} {resource}");
         }
     }
@@ -227,8 +277,29 @@ mod tests {
     }
 
     #[test]
+    fn resources_with_gpus() {
+        let uuids = ["GPU-1", "MIG-2"].into();
+        for (name, ids, expected) in [
+            ("nvidia.com/gpu", &["nvidia0"][..], true),
+            ("nvidia.com/gpu", &[], false),
+            ("nvidia.com/gpu.shared", &["GPU-7::0"], true),
+            ("nvidia.com/mig-1g.10gb", &["MIG-7"], true),
+            ("example.com/h100", &["GPU-7", "GPU-1::3"], true),
+            ("example.com/small", &["MIG-2"], true),
+            ("example.com/h100", &["GPU-7"], false),
+            ("nvidia.com/hostdev", &["0000:3b:00.0"], false),
+        ] {
+            let ids: Vec<String> = ids.iter().map(|id| (*id).to_owned()).collect();
+            assert_eq!(has_gpus(name, &ids, &uuids), expected, "{name} {ids:?}");
+        }
+    }
+
+    #[test]
     fn a_conflict_is_a_finding() {
-        let foreign = Foreign { sockets: ["nvidia-gpu.sock".to_owned()].into(), ids: BTreeMap::new() };
+        let driver = Foreign { driver: Some("/r/gpu.sock".into()), ..Foreign::default() };
+        let expected = "a driver for claims with the name \"gpu.nvidia.com\" answers at \"/r/gpu.sock\"";
+        assert_eq!(driver.conflict("nvidia.com/h100").map(|found| found.what).as_deref(), Some(expected));
+        let foreign = Foreign { sockets: ["nvidia-gpu.sock".to_owned()].into(), ..Foreign::default() };
         let finding = foreign.conflict("nvidia.com/gpu").unwrap().finding("nvidia.com/gpu");
         assert_eq!(
             (finding.kind.id, &*finding.what),

@@ -49,6 +49,12 @@ pub fn plugin_dir(kubelet_dir: &Path) -> PathBuf {
     kubelet_dir.join("device-plugins")
 }
 
+/// Returns the directory in which the kubelet searches for drivers for claims.
+#[must_use]
+pub fn plugin_registry(kubelet_dir: &Path) -> PathBuf {
+    kubelet_dir.join("plugins_registry")
+}
+
 /// Returns the kubelet's socket in the directory of the plugins.
 #[must_use]
 pub fn kubelet(dir: &Path) -> PathBuf {

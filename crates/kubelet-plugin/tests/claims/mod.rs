@@ -7,13 +7,14 @@ use serde_json::Value;
 
 use crate::fake_api::{FakeApi, NODE};
 use crate::fake_host::{Fake, uuid};
+use crate::fake_kubelet::FakeKubelet;
 use crate::fake_kubelet::dra::DraKubelet;
-use crate::{AT_ONCE, POLLED, PROGRAM, ROOT, SOON};
+use crate::{AT_ONCE, GPU, POLLED, PROGRAM, ROOT, SOON};
 
 tests! {
     ROOT => claims_get_the_gpus_of_the_node, claims_of_a_sick_gpu, claims_and_a_driver_that_is_replaced,
         claims_and_a_driver_that_comes_later, claims_after_a_reboot, claims_while_nvml_hangs,
-        claims_and_a_gpu_that_hangs, the_spec_exists_during_a_restart, claims_of_mig_devices,
+        claims_and_a_gpu_that_hangs, a_device_plugin_waits_for_the_end_of_claims, the_spec_exists_during_a_restart, claims_of_mig_devices,
         check_prints_the_slices, check_without_credentials, little_memory, restarts_in_any_order;
 }
 
@@ -143,6 +144,31 @@ impl Host {
 
     fn check(&self, more: &[&str]) -> Output {
         self.command("check").args(more).output().unwrap()
+    }
+}
+
+impl Host {
+    fn stop(&mut self, what: &str) {
+        match what {
+            "plugin" => self.kill(),
+            "kubelet" => {
+                drop(self.kubelet.take());
+                self.api.state().wipe();
+            }
+            "api" => self.api.stop(),
+            _ if self.program.is_some() => self.signal("USR1"),
+            _ => {}
+        }
+    }
+
+    fn start_again(&mut self, what: &str) {
+        match what {
+            "plugin" => self.run(),
+            "kubelet" => self.kubelet = Some(DraKubelet::start(self.dir.path())),
+            "api" => self.api.run(),
+            _ if self.program.is_some() => self.signal("USR2"),
+            _ => {}
+        }
     }
 }
 
@@ -304,6 +330,31 @@ fn claims_and_a_gpu_that_hangs() {
     host.starts("good", "u-1", PREPARED);
 }
 
+/// Only one of the two interfaces has the GPUs of a node.
+fn a_device_plugin_waits_for_the_end_of_claims() {
+    let mut host = Host::start(&["--gpus", "1"], &[]);
+    host.registered();
+    let resources = FakeKubelet::start(host.dir.path());
+    let log = host.dir.path().join("plugin.log");
+    let mut plugin = Command::new(PROGRAM);
+    plugin.args(["run", "--labels=false", "--config"]).arg(&host.fake.config);
+    plugin.arg("--kubelet-dir").arg(host.dir.path()).arg("--run-dir").arg(host.dir.path().join("run-of-plugin"));
+    let stderr = std::fs::File::create(&log).unwrap();
+    let mut plugin = plugin.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).spawn().unwrap();
+    let start = Instant::now();
+    let text = || std::fs::read_to_string(&log).unwrap();
+    while !text().contains("a driver for claims with the name \"gpu.nvidia.com\" answers at") {
+        assert!(start.elapsed() < SOON, "{}", text());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(text().contains("(ONH-601)") && text().contains("hint: "), "{}", text());
+    assert_eq!(resources.state().registrations(GPU), 0);
+    host.kill();
+    resources.wait("after the end of the driver", POLLED + SOON, |state| state.allocatable(GPU) == 1);
+    plugin.kill().unwrap();
+    plugin.wait().unwrap();
+}
+
 /// A container that restarts has its CDI names, and the kubelet does not ask for them again.
 fn the_spec_exists_during_a_restart() {
     let mut host = Host::start(&["--gpus", "1"], &[]);
@@ -391,51 +442,77 @@ fn little_memory() {
     assert!(kib < 6 * 1024, "{kib} KiB");
 }
 
-/// Whatever starts and stops in which order: in the end the claim is prepared, and its CDI device exists.
+/// How many orders of stops and starts are tried.
+const ORDERS: u64 = 100;
+/// How many hosts are tested side by side. Most of the time they wait.
+const HOSTS: u64 = 10;
+
+/// Whatever starts and stops in which order: in the end the claim is prepared, its CDI device exists, and the pod can be deleted.
 fn restarts_in_any_order() {
+    let orders = std::env::var("ONH_RESTARTS").ok().and_then(|text| text.parse().ok()).unwrap_or(ORDERS);
+    std::thread::scope(|scope| {
+        for number in 0..HOSTS {
+            let orders = orders / HOSTS + u64::from(number < orders % HOSTS);
+            scope.spawn(move || restarts(&mut Random(0x2545_f491_4f6c_dd1d + number), orders));
+        }
+    });
+}
+
+/// Marsaglia's xorshift
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, most: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % u64::try_from(most).unwrap()).unwrap()
+    }
+
+    fn take<T>(&mut self, from: &mut Vec<T>) -> T {
+        let at = self.below(from.len());
+        from.remove(at)
+    }
+
+    fn wait(&mut self) {
+        std::thread::sleep(Duration::from_millis(u64::try_from(self.below(300)).unwrap()));
+    }
+}
+
+/// What stopped and started. It is printed if the test fails.
+struct Order(Vec<String>);
+
+impl Drop for Order {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the order was: {}", self.0.join(" "));
+        }
+    }
+}
+
+fn restarts(random: &mut Random, orders: u64) {
     let mut host = Host::start(&["--gpus", "1"], &["--quiet-period=1"]);
     host.registered();
     host.published("the GPU", SOON, &[("gpu-0", false)]);
     host.api.state().allocate("train", "u-1", &["gpu-0"]);
-    let mut seed = 0x2545_f491_4f6c_dd1d_u64;
-    let mut random = |most: u64| {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        seed % most
-    };
-    let rounds = std::env::var("ONH_RESTARTS").ok().and_then(|text| text.parse().ok()).unwrap_or(4);
-    for _ in 0..rounds {
-        let mut order = vec!["plugin", "kubelet", "api", "driver"];
+    for _ in 0..orders {
+        let mut up = vec!["plugin", "kubelet", "api", "driver"];
+        let mut order = Order(Vec::new());
         for _ in 0..2 {
             let mut down = Vec::new();
-            while let Some(next) = (!order.is_empty() && random(4) != 0)
-                .then(|| order.remove(usize::try_from(random(order.len() as u64)).unwrap()))
-            {
-                match next {
-                    "plugin" => host.kill(),
-                    "kubelet" => {
-                        drop(host.kubelet.take());
-                        host.api.state().wipe();
-                    }
-                    "api" => host.api.stop(),
-                    _ if host.program.is_some() => host.signal("USR1"),
-                    _ => {}
-                }
+            while !up.is_empty() && (order.0.is_empty() || random.below(4) != 0) {
+                let next = random.take(&mut up);
+                host.stop(next);
+                order.0.push(format!("-{next}"));
                 down.push(next);
-                std::thread::sleep(Duration::from_millis(random(300)));
+                random.wait();
             }
             while !down.is_empty() {
-                let next = down.remove(usize::try_from(random(down.len() as u64)).unwrap());
-                match next {
-                    "plugin" => host.run(),
-                    "kubelet" => host.kubelet = Some(DraKubelet::start(host.dir.path())),
-                    "api" => host.api.run(),
-                    _ if host.program.is_some() => host.signal("USR2"),
-                    _ => {}
-                }
-                std::thread::sleep(Duration::from_millis(random(300)));
-                order.push(next);
+                let next = random.take(&mut down);
+                host.start_again(next);
+                order.0.push(format!("+{next}"));
+                up.push(next);
+                random.wait();
             }
         }
         host.registered();
