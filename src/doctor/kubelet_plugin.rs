@@ -4,12 +4,15 @@ use findings::catalog;
 
 use super::{Check, Facts, count};
 use engines::kubelet_plugin::Idle;
-use engines::kubelet_plugin::running::{Offered, Unanswered};
+use engines::kubelet_plugin::running::{Offered, OfferedDriver, Unanswered};
 
 pub(super) fn check(facts: &Facts) -> Check {
     let Some(plugin) = &facts.kubelet_plugin else {
         return Check::skipped("the device plugin for Kubernetes is not installed");
     };
+    if let Some(Ok(Offered { driver: Some(driver), .. })) = &facts.offered {
+        return claims(driver, facts.offered.as_ref());
+    }
     let Some(idle) = plugin.idle() else {
         let names = plugin.sockets.iter().filter_map(|path| path.file_name()).map(|name| name.display().to_string());
         return serving(&names.collect::<Vec<_>>().join(", "), facts.offered.as_ref());
@@ -21,6 +24,23 @@ pub(super) fn check(facts: &Facts) -> Check {
         Idle::NotRunning => {
             Check::of(&catalog::PLUGIN_NOT_RUNNING, format!("the device plugin is installed, but {idle}"), idle.fix())
         }
+    }
+}
+
+/// Checks a driver for claims, which has no socket among those of device plugins.
+fn claims(driver: &OfferedDriver, offered: Option<&Result<Offered, Unanswered>>) -> Check {
+    let OfferedDriver { name, is_registered, problem, unpublished } = driver;
+    let check = "run \"oci-nvidia-kubelet-plugin check --interface dra\"";
+    if !is_registered {
+        let what = format!("the driver {name:?} for claims runs, and the kubelet has not registered it");
+        return Check::of(&catalog::PLUGIN_NOT_RUNNING, what, "run \"journalctl -u oci-nvidia-kubelet-plugin\"");
+    }
+    if let Some(problem) = problem {
+        return Check::of(&catalog::PLUGIN_DRIVER, format!("claims cannot have a device: {problem}"), check);
+    }
+    match unpublished {
+        Some(what) => Check::of(&catalog::API_SERVER, what.clone(), check),
+        None => serving(&format!("claims with the driver {name:?}"), offered),
     }
 }
 

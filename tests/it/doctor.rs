@@ -829,7 +829,16 @@ fn the_health_that_the_kubelet_has() {
     let answer = |devices: Value| {
         json!({"resources": [{"name": "nvidia.com/gpu", "is_live": true, "devices": devices}]}).to_string()
     };
+    let claims = |is_registered: bool, problem: Value, unpublished: Value| {
+        let driver = json!({"name": "gpu.nvidia.com", "is_registered": is_registered, "problem": problem, "unpublished": unpublished});
+        let resource = json!({"name": "nvidia.com/gpu", "is_live": is_registered, "devices": [device(0, Value::Null)]});
+        json!({"resources": [resource], "driver": driver}).to_string()
+    };
     let cases = [
+        (claims(true, Value::Null, Value::Null), Status::Ok, None, "claims with the driver \"gpu.nvidia.com\""),
+        (claims(false, Value::Null, Value::Null), Status::Warning, Some("ONH-603"), "has not registered it"),
+        (claims(true, json!("NVML fails"), Value::Null), Status::Error, Some("ONH-074"), "cannot have a device: NVML"),
+        (claims(true, Value::Null, json!("cannot publish")), Status::Warning, Some("ONH-608"), "cannot publish"),
         (answer(json!([device(0, Value::Null)])), Status::Ok, None, "offers 1 device as healthy"),
         (
             answer(json!([device(0, Value::Null), device(1, sick.clone()), device(1, sick)])),

@@ -21,6 +21,9 @@ const NRI_SOCKET: &str = "/run/nri/nri.sock";
 /// The directories of the kubelet in Kubernetes, k0s and MicroK8s.
 const KUBELETS: [&str; 3] = ["/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet"];
 
+/// The socket of our driver for claims in the directory of a kubelet. NVIDIA's driver has the same one.
+const DRIVER_FOR_CLAIMS: &str = "plugins_registry/gpu.nvidia.com-reg.sock";
+
 /// The kubelet and the sockets of device plugins.
 #[derive(Clone, Debug, Default)]
 pub struct KubeletPlugin {
@@ -82,6 +85,10 @@ impl KubeletPlugin {
             return None;
         }
         let mut plugin = Self { is_visible: is_root, processes, nri: NriStatus::inspect(host), ..Self::default() };
+        if plugin.processes.iter().any(|process| process.for_kubelet) {
+            let drivers = KUBELETS.map(|dir| Path::new(dir).join(DRIVER_FOR_CLAIMS));
+            plugin.sockets.extend(drivers.into_iter().filter(|path| host.locate(path).is_ok()));
+        }
         let dirs = KUBELETS.map(|dir| Path::new(dir).join("device-plugins"));
         let files = dirs.iter().flat_map(|dir| host.names(dir).into_iter().map(|name| dir.join(name)));
         for file in files.filter(|file| file.extension().is_some_and(|extension| extension == "sock")) {

@@ -54,6 +54,12 @@ impl Kind {
         format!("{}/{CLASS}={uuid}", self.vendor)
     }
 
+    /// Returns the UUID in the full name of a CDI device of a GPU; `None` for other devices.
+    #[must_use]
+    pub fn uuid(self, name: &str) -> Option<&str> {
+        name.strip_prefix(self.vendor)?.strip_prefix('/')?.strip_prefix(CLASS)?.strip_prefix('=')
+    }
+
     /// Returns the full name of the CDI device of a feature.
     #[must_use]
     pub fn feature_name(self, feature: Feature) -> String {
@@ -334,6 +340,14 @@ impl Keeper {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_devices() {
+        assert_eq!(CLAIMS.uuid(&CLAIMS.device_name("GPU-1")), Some("GPU-1"));
+        for name in ["k8s.gpu.nvidia.com/gds=all", "k8s.device-plugin.nvidia.com/gpu=GPU-1", "GPU-1", ""] {
+            assert_eq!(CLAIMS.uuid(name), None, "{name}");
+        }
+    }
 
     #[test]
     fn the_spec_of_an_earlier_run() {

@@ -26,6 +26,22 @@ const MAX_ANSWER: usize = 16 << 20;
 pub struct Offered {
     /// The resources in the order of their names
     pub resources: Vec<OfferedResource>,
+    /// The driver for claims; `None` if the kubelet gets the resources
+    #[serde(default)]
+    pub driver: Option<OfferedDriver>,
+}
+
+/// A driver for claims (Dynamic Resource Allocation).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfferedDriver {
+    /// The name, such as `gpu.nvidia.com`
+    pub name: String,
+    /// Whether the kubelet has accepted it
+    pub is_registered: bool,
+    /// Why claims can have no device now
+    pub problem: Option<String>,
+    /// Why the API server does not have the devices as they are
+    pub unpublished: Option<String>,
 }
 
 /// A resource, such as `nvidia.com/gpu`.
@@ -148,7 +164,7 @@ mod tests {
         let device = |gpu: &str, unhealthy| OfferedDevice { id: format!("{gpu}::0"), gpu: gpu.to_owned(), unhealthy };
         let devices = vec![device("GPU-0", None), device("GPU-1", Some(why.clone()))];
         let resource = OfferedResource { name: "nvidia.com/gpu".to_owned(), is_live: true, devices };
-        let offered = Offered { resources: vec![resource] };
+        let offered = Offered { resources: vec![resource], ..Offered::default() };
         let answers = [serde_json::to_string(&offered).unwrap() + "\n", "unknown command\n".to_owned()];
         thread::scope(|scope| {
             scope.spawn(move || {

@@ -105,13 +105,15 @@ mod tests {
         let (sender, mut commands) = mpsc::channel::<Command>(1);
         let served = dir.path().to_owned();
         let resource = OfferedResource { name: "nvidia.com/gpu".to_owned(), ..OfferedResource::default() };
-        let expected = Offered { resources: vec![resource.clone()] };
+        let expected = Offered { resources: vec![resource.clone()], ..Offered::default() };
         let server = tokio::spawn(async move { serve(&served, sender).await });
         tokio::spawn(async move {
             while let Some(command) = commands.recv().await {
                 match command {
                     Command::Clear(uuid, done) => done.send(uuid == "GPU-0").unwrap(),
-                    Command::Devices(done) => done.send(Offered { resources: vec![resource.clone()] }).unwrap(),
+                    Command::Devices(done) => {
+                        done.send(Offered { resources: vec![resource.clone()], ..Offered::default() }).unwrap();
+                    }
                 }
             }
         });

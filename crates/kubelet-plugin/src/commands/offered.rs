@@ -16,7 +16,7 @@ pub fn offered(list: &[Resource], is_live: impl Fn(&str) -> bool, node: &Node, n
         is_live: is_live(&resource.name),
         devices: resource.devices.iter().map(|device| offered_device(device, node, now)).collect(),
     };
-    Offered { resources: list.iter().map(resource).collect() }
+    Offered { resources: list.iter().map(resource).collect(), driver: None }
 }
 
 fn offered_device(device: &Device, node: &Node, (now, time): (Instant, SystemTime)) -> OfferedDevice {

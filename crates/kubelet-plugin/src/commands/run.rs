@@ -19,6 +19,7 @@ use base::paths::HostPath;
 use base::report::{Finding, line};
 use base::tree::Tree;
 use engines::kubelet_plugin::processes;
+use engines::kubelet_plugin::running::OfferedDriver;
 use nvidia_host::config::{Config, Limits};
 use nvidia_host::feature::{Feature, Features};
 use nvidia_host::inventory::Inventory;
@@ -140,7 +141,7 @@ pub async fn run(
         offers,
         lists,
         registrations: status.subscribe(),
-        accepted: driver.as_ref().map(|(options, _)| options.registered.subscribe()),
+        driver_for_claims: driver.as_ref().map(|(options, _)| options.clone()),
         claims,
         observer,
         errors,
@@ -263,8 +264,8 @@ struct Agent {
     lists: watch::Sender<Arc<Vec<Resource>>>,
     /// The state of the resources at the kubelet
     registrations: watch::Receiver<kubelet::Status>,
-    /// Whether the kubelet has accepted the driver for claims; `None` without one
-    accepted: Option<watch::Receiver<Option<bool>>>,
+    /// `None` if the kubelet gets resources
+    driver_for_claims: Option<dra::Options>,
     /// The devices for claims; `None` if the kubelet gets resources
     claims: Option<Claims>,
     /// `None` without a kubelet
@@ -364,7 +365,8 @@ impl Agent {
             Asked::Clear(uuid, done) => drop(done.send(self.node.clear(&uuid))),
             Asked::Devices(done) => {
                 let now = (Instant::now(), SystemTime::now());
-                let devices = offered(&self.lists.borrow(), |name| self.is_live(name), &self.node, now);
+                let mut devices = offered(&self.lists.borrow(), |name| self.is_live(name), &self.node, now);
+                devices.driver = self.offered_driver();
                 drop(done.send(devices));
             }
         }
@@ -372,10 +374,20 @@ impl Agent {
 
     /// Reports whether the kubelet has this resource, or the driver for claims.
     fn is_live(&self, resource: &str) -> bool {
-        match &self.accepted {
-            Some(accepted) => *accepted.borrow() == Some(true),
+        match &self.driver_for_claims {
+            Some(options) => *options.registered.borrow() == Some(true),
             None => self.registrations.borrow().get(resource).is_some_and(|registration| registration.live),
         }
+    }
+
+    fn offered_driver(&self) -> Option<OfferedDriver> {
+        let options = self.driver_for_claims.as_ref()?;
+        Some(OfferedDriver {
+            name: options.driver.clone(),
+            is_registered: *options.registered.borrow() == Some(true),
+            problem: self.claims.as_ref().and_then(|claims| claims.pool().borrow().problem.clone()),
+            unpublished: options.unpublished.borrow().clone(),
+        })
     }
 
     fn apply(&mut self, update: Update) {

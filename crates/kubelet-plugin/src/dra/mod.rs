@@ -72,6 +72,8 @@ pub struct Options {
     pub node: Option<String>,
     /// Whether the kubelet has accepted the driver; `None` before it has decided
     pub registered: Arc<watch::Sender<Option<bool>>>,
+    /// Why the API server does not have the devices as they are; `None` if it has them
+    pub unpublished: Arc<watch::Sender<Option<String>>>,
 }
 
 impl Options {
@@ -86,6 +88,7 @@ impl Options {
             kubeconfig: plugin.kubeconfig.clone(),
             node: plugin.node_name.clone(),
             registered: Arc::new(watch::Sender::new(None)),
+            unpublished: Arc::default(),
         }
     }
 }
@@ -116,7 +119,7 @@ pub async fn serve(options: Options, pool: watch::Receiver<Pool>, log: Log) -> I
                             options.effect,
                             pool.clone(),
                             node.clone(),
-                            log,
+                            (options.unpublished.clone(), log),
                         );
                         tokio::select! {
                             never = publisher.run() => match never {},

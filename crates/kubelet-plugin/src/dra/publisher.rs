@@ -50,7 +50,7 @@ pub(super) struct Publisher {
     /// How many sessions failed since slices were last written, or a session lasted
     failures: u32,
     /// The problem that is in the log
-    reported: Option<String>,
+    reported: Arc<watch::Sender<Option<String>>>,
     log: Log,
 }
 
@@ -82,19 +82,9 @@ impl Publisher {
         effect: TaintEffect,
         pool: watch::Receiver<Pool>,
         node: Arc<watch::Sender<String>>,
-        log: Log,
+        (reported, log): (Arc<watch::Sender<Option<String>>>, Log),
     ) -> Self {
-        Self {
-            access,
-            driver: driver.to_owned(),
-            effect,
-            pool,
-            node,
-            has_taints: None,
-            failures: 0,
-            reported: None,
-            log,
-        }
+        Self { access, driver: driver.to_owned(), effect, pool, node, has_taints: None, failures: 0, reported, log }
     }
 
     /// Publishes until the future is dropped. The slices remain: the kubelet deletes them if the driver does not come back.
@@ -118,10 +108,10 @@ impl Publisher {
     /// Logs a problem, once.
     fn report(&mut self, error: &anyhow::Error) {
         let what = format!("cannot publish the devices of the node: {}", line(error));
-        if self.reported.as_ref() != Some(&what) {
+        if self.reported.borrow().as_ref() != Some(&what) {
             let fix = "run `oci-nvidia-kubelet-plugin check --interface dra`";
             self.log.finding(&Finding::new(&catalog::API_SERVER, what.clone(), fix));
-            self.reported = Some(what);
+            self.reported.send_replace(Some(what));
         }
     }
 
@@ -187,7 +177,7 @@ impl Publisher {
 
     fn note_success(&mut self, known: &Slices) {
         let devices = known.0.values().flat_map(|slice| slice.spec.devices.iter().flatten()).count();
-        if self.reported.take().is_some() {
+        if self.reported.send_replace(None).is_some() {
             self.log.note(&format!("the devices of the node are published again: {devices}"));
         }
     }
@@ -222,7 +212,8 @@ impl Publisher {
             let devices: usize = desired.iter().map(|spec| spec.devices.as_ref().map_or(0, Vec::len)).sum();
             let generation = known.0.values().map(|slice| slice.spec.pool.generation).max().unwrap_or_default();
             self.log.note(&format!("published {devices} devices of the node {node:?}, generation {generation}"));
-            (self.reported, self.failures) = (None, 0);
+            self.reported.send_replace(None);
+            self.failures = 0;
             return Ok(true);
         }
     }

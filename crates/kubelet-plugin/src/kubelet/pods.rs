@@ -7,8 +7,9 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::dial::dial;
+use crate::cdi_keeper::CLAIMS;
 use crate::proto::podresources::pod_resources_lister_client::PodResourcesListerClient;
-use crate::proto::podresources::{ListPodResourcesRequest, ListPodResourcesResponse};
+use crate::proto::podresources::{DynamicResource, ListPodResourcesRequest, ListPodResourcesResponse};
 
 /// How long the kubelet has to answer.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -27,6 +28,8 @@ pub struct Container {
     pub name: String,
     /// The ids of its devices by resource, also of other plugins' resources
     pub devices: BTreeMap<String, Vec<String>>,
+    /// The UUIDs of the devices that it has from claims, by the name of our driver
+    pub claims: BTreeMap<String, Vec<String>>,
 }
 
 /// Returns the kubelet's socket for pod resources.
@@ -44,6 +47,20 @@ pub async fn list(socket: &Path) -> Option<Vec<Container>> {
     timeout(DEADLINE, ask).await.ok()?.ok().map(containers)
 }
 
+/// Returns the UUIDs in the names of our CDI devices, by driver. Two claims with one device, such as a claim for monitoring, count once.
+fn claimed(resources: Vec<DynamicResource>) -> BTreeMap<String, Vec<String>> {
+    let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for resource in resources.into_iter().flat_map(|resource| resource.claim_resources) {
+        for uuid in resource.cdi_devices.iter().filter_map(|device| CLAIMS.uuid(&device.name)) {
+            let uuids = found.entry(resource.driver_name.clone()).or_default();
+            if !uuids.iter().any(|known| known == uuid) {
+                uuids.push(uuid.to_owned());
+            }
+        }
+    }
+    found
+}
+
 fn containers(answer: ListPodResourcesResponse) -> Vec<Container> {
     let mut found = Vec::new();
     for pod in answer.pod_resources {
@@ -53,11 +70,12 @@ fn containers(answer: ListPodResourcesResponse) -> Vec<Container> {
             for entry in container.devices {
                 devices.entry(entry.resource_name).or_default().extend(entry.device_ids);
             }
-            if devices.is_empty() {
+            let claims = claimed(container.dynamic_resources);
+            if devices.is_empty() && claims.is_empty() {
                 continue;
             }
             let (namespace, pod) = (pod.namespace.clone(), pod.name.clone());
-            found.push(Container { namespace, pod, name: container.name, devices });
+            found.push(Container { namespace, pod, name: container.name, devices, claims });
         }
     }
     found

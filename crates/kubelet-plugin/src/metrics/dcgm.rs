@@ -7,7 +7,7 @@
 use nvidia_host::nvml::monitoring::Memory;
 
 use super::readings::Reading;
-use super::series::{Accelerator, Facts, Kind, Labels, Metric, Series, add, find, float, gauge};
+use super::series::{Accelerator, Facts, Kind, Labels, Metric, Series, add, find, float, gauge, given};
 use crate::monitor::message::More;
 
 const fn counter(name: &'static str, help: &'static str) -> Metric {
@@ -106,8 +106,7 @@ fn of_memory(memory: Option<Memory>, labels: &Labels, out: &mut Series) {
 fn with_containers(facts: &Facts, device: Accelerator<'_>, version: &str) -> Vec<Labels> {
     let labels = labels(facts, device, version);
     let users = facts.containers.iter().filter(|container| {
-        let mut ids =
-            container.devices.iter().filter(|(resource, _)| is_offered(facts, resource)).flat_map(|(_, ids)| ids);
+        let mut ids = given(facts, container).flat_map(|(_, ids)| ids);
         ids.any(|id| find(&facts.offer, id).is_some_and(|found| found.uuid == device.uuid))
     });
     let used: Vec<Labels> = users
@@ -121,10 +120,6 @@ fn with_containers(facts: &Facts, device: Accelerator<'_>, version: &str) -> Vec
         })
         .collect();
     if used.is_empty() { vec![labels] } else { used }
-}
-
-fn is_offered(facts: &Facts, resource: &str) -> bool {
-    facts.offer.resources.iter().any(|offered| offered.name == *resource)
 }
 
 fn labels(facts: &Facts, device: Accelerator<'_>, version: &str) -> Labels {

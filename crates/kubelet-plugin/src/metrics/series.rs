@@ -178,12 +178,9 @@ fn of_containers(facts: &Facts, out: &mut Series) {
             ("container", container.name.clone()),
         ];
         let mut known: Vec<Accelerator<'_>> = Vec::new();
-        for (resource, ids) in &container.devices {
-            if !facts.offer.resources.iter().any(|offered| offered.name == *resource) {
-                continue;
-            }
+        for (resource, ids) in given(facts, container) {
             let count = u32::try_from(ids.len()).ok().map(f64::from);
-            add(out, REQUEST, [&*name, &[("resource_name", resource.clone())]].concat(), count);
+            add(out, REQUEST, [&*name, &[("resource_name", resource.to_owned())]].concat(), count);
             for id in ids {
                 let Some(accelerator) = find(&facts.offer, id) else { continue };
                 if known.iter().any(|other| other.uuid == accelerator.uuid) {
@@ -198,6 +195,13 @@ fn of_containers(facts: &Facts, out: &mut Series) {
             }
         }
     }
+}
+
+/// Returns the ids of our devices that a container has: by the resource, or by the name of the driver for those of claims.
+pub(super) fn given<'a>(facts: &Facts, container: &'a Container) -> impl Iterator<Item = (&'a str, &'a [String])> {
+    let is_offered = |resource: &str| facts.offer.resources.iter().any(|offered| offered.name == *resource);
+    let of_plugin = container.devices.iter().filter(move |(resource, _)| is_offered(resource));
+    of_plugin.chain(&container.claims).map(|(name, ids)| (name.as_str(), ids.as_slice()))
 }
 
 fn of_node(facts: &Facts, out: &mut Series) {

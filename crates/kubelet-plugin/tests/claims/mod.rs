@@ -3,18 +3,20 @@
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use engines::kubelet_plugin::running::{self, OfferedDriver};
 use serde_json::Value;
 
 use crate::fake_api::{FakeApi, NODE};
 use crate::fake_host::{Fake, uuid};
-use crate::fake_kubelet::FakeKubelet;
 use crate::fake_kubelet::dra::DraKubelet;
+use crate::fake_kubelet::{Container, FakeKubelet};
 use crate::{AT_ONCE, GPU, POLLED, PROGRAM, ROOT, SOON};
 
 tests! {
     ROOT => claims_get_the_gpus_of_the_node, claims_of_a_sick_gpu, claims_and_a_driver_that_is_replaced,
         claims_and_a_driver_that_comes_later, claims_after_a_reboot, claims_while_nvml_hangs,
-        claims_and_a_gpu_that_hangs, a_device_plugin_waits_for_the_end_of_claims, the_spec_exists_during_a_restart, claims_of_mig_devices,
+        claims_and_a_gpu_that_hangs, a_device_plugin_waits_for_the_end_of_claims,
+        metrics_name_the_containers_of_claims, the_running_driver_is_described, the_spec_exists_during_a_restart, claims_of_mig_devices,
         check_prints_the_slices, check_without_credentials, little_memory, restarts_in_any_order;
 }
 
@@ -353,6 +355,60 @@ fn a_device_plugin_waits_for_the_end_of_claims() {
     resources.wait("after the end of the driver", POLLED + SOON, |state| state.allocatable(GPU) == 1);
     plugin.kill().unwrap();
     plugin.wait().unwrap();
+}
+
+fn metrics_name_the_containers_of_claims() {
+    let host = Host::start(&["--gpus", "2"], &["--metrics-address=127.0.0.1:0", "--metrics-names=gke,dcgm"]);
+    host.registered();
+    host.published("the GPUs", SOON, &[("gpu-0", false), ("gpu-1", false)]);
+    host.api.state().allocate("train", "u-1", &["gpu-1"]);
+    host.starts("train", "u-1", SOON);
+    let resources = FakeKubelet::start(host.dir.path());
+    let ids = host.prepare("train", "u-1").unwrap();
+    resources.state().claims = vec![Container { namespace: "ns", pod: "pod", name: "main", resource: DRIVER, ids }];
+    let log = host.log();
+    let (_, address) = log.split_once("serving metrics at http://").unwrap();
+    let address: std::net::SocketAddr = address.split('/').next().unwrap().parse().unwrap();
+    let of = "namespace=\"ns\",pod=\"pod\",container=\"main\"";
+    let accelerator = format!("memory_total{{{of},make=\"nvidia\",accelerator_id=\"{}\"", uuid(1));
+    let request = format!("request{{{of},resource_name=\"{DRIVER}\"}} 1.0");
+    let dcgm = format!("UUID=\"{}\"", uuid(1));
+    let start = Instant::now();
+    loop {
+        let text = crate::node_extras::get(address, "/metrics");
+        let has = |parts: &[&str]| text.lines().any(|line| parts.iter().all(|part| line.contains(part)));
+        if has(&[&accelerator]) && has(&[&request]) && has(&["DCGM_FI_DEV_FB_USED", &dcgm, "pod=\"pod\""]) {
+            break;
+        }
+        assert!(start.elapsed() < POLLED, "{text}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// For the hook's `doctor`
+fn the_running_driver_is_described() {
+    let mut host = Host::start(&["--gpus", "1"], &[]);
+    host.registered();
+    host.published("the GPU", SOON, &[("gpu-0", false)]);
+    let run = host.dir.path().join("run");
+    let until = |what: &str, is: &dyn Fn(&OfferedDriver) -> bool| {
+        let start = Instant::now();
+        loop {
+            let driver = running::ask(&run).unwrap().driver.unwrap();
+            if is(&driver) {
+                return;
+            }
+            assert!(start.elapsed() < SOON, "{what}: {driver:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    until("works", &|driver| driver.is_registered && driver.problem.is_none() && driver.unpublished.is_none());
+    host.signal("USR1");
+    until("replaced", &|driver| driver.problem.as_deref() == Some("the driver is being replaced"));
+    host.api.stop();
+    until("away", &|driver| driver.unpublished.as_ref().is_some_and(|why| why.starts_with("cannot publish")));
+    host.api.run();
+    until("back", &|driver| driver.unpublished.is_none());
 }
 
 /// A container that restarts has its CDI names, and the kubelet does not ask for them again.

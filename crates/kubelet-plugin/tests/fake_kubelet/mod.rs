@@ -21,8 +21,8 @@ use kubelet_plugin::proto;
 use kubelet_plugin::proto::device_plugin_client::DevicePluginClient;
 use kubelet_plugin::proto::podresources::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
 use kubelet_plugin::proto::podresources::{
-    AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices, ContainerResources,
-    ListPodResourcesRequest, ListPodResourcesResponse, PodResources as Pod,
+    AllocatableResourcesRequest, AllocatableResourcesResponse, CdiDevice, ClaimResource, ContainerDevices,
+    ContainerResources, DynamicResource, ListPodResourcesRequest, ListPodResourcesResponse, PodResources as Pod,
 };
 use kubelet_plugin::proto::registration_server::{Registration, RegistrationServer};
 use tokio::net::{UnixListener, UnixStream};
@@ -92,6 +92,8 @@ pub struct State {
     pub more_devices: BTreeMap<String, Vec<String>>,
     /// The containers that have devices
     pub containers: Vec<Container>,
+    /// The containers that have devices from claims: the name of the driver instead of the resource, and names of CDI devices as ids
+    pub claims: Vec<Container>,
     /// The pod resources do not return.
     pub pods_hang: bool,
 }
@@ -412,13 +414,26 @@ impl PodResourcesLister for PodResources {
                 device_ids: vec![id.clone()],
             };
             let devices = container.ids.iter().map(entry).collect();
-            let containers = vec![
-                ContainerResources { name: "sidecar".to_owned(), devices: Vec::new() },
-                ContainerResources { name: container.name.to_owned(), devices },
-            ];
+            let sidecar = ContainerResources { name: "sidecar".to_owned(), ..ContainerResources::default() };
+            let main = ContainerResources { name: container.name.to_owned(), devices, ..ContainerResources::default() };
+            let containers = vec![sidecar, main];
             Pod { name: container.pod.to_owned(), namespace: container.namespace.to_owned(), containers }
         };
-        let pod_resources = self.0.lock().containers.iter().map(pod).collect();
+        let with_claims = |container: &Container| {
+            // One entry for each device of the claim, as the kubelet has it.
+            let claim = |id: &String| ClaimResource {
+                cdi_devices: vec![CdiDevice { name: id.clone() }],
+                driver_name: container.resource.to_owned(),
+            };
+            let dynamic_resources =
+                vec![DynamicResource { claim_resources: container.ids.iter().map(claim).collect() }];
+            let name = container.name.to_owned();
+            let containers = vec![ContainerResources { name, dynamic_resources, ..ContainerResources::default() }];
+            Pod { name: container.pod.to_owned(), namespace: container.namespace.to_owned(), containers }
+        };
+        let state = self.0.lock();
+        let pod_resources = state.containers.iter().map(pod).chain(state.claims.iter().map(with_claims)).collect();
+        drop(state);
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
 

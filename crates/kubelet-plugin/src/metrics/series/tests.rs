@@ -22,6 +22,7 @@ fn container(pod: &str, devices: &[(&str, &[&str])]) -> Container {
         pod: pod.to_owned(),
         name: "main".to_owned(),
         devices: devices.iter().map(|(name, list)| ((*name).to_owned(), ids(list))).collect(),
+        claims: BTreeMap::new(),
     }
 }
 
@@ -107,6 +108,24 @@ fn every_device_belongs_to_its_container() {
     facts.readings.apply(&sample("GPU-2", Some(7), &[]), Instant::now());
     let expected = r#"duty_cycle{namespace="default",pod="other",container="main",make="nvidia",accelerator_id="GPU-2",model="T4"} 7.0"#;
     assert!(lines(&facts, &["duty_cycle"]).contains(&expected.to_owned()));
+}
+
+#[test]
+fn devices_of_claims() {
+    let mut facts = facts();
+    let uuids = vec!["GPU-0".to_owned(), "MIG-1-1".to_owned()];
+    let claims = [("gpu.nvidia.com".to_owned(), uuids)].into();
+    facts.containers = vec![Container { claims, ..container("claims", &[]) }];
+    let of = r#"namespace="default",pod="claims",container="main""#;
+    assert_eq!(
+        lines(&facts, &["duty_cycle", "memory_used", "request"]),
+        [
+            format!("duty_cycle{{{of},make=\"nvidia\",accelerator_id=\"GPU-0\",model=\"H100\"}} 40.0"),
+            format!("memory_used{{{of},make=\"nvidia\",accelerator_id=\"GPU-0\",model=\"H100\"}} 250.0"),
+            format!("memory_used{{{of},make=\"nvidia\",accelerator_id=\"MIG-1-1\",model=\"A100 MIG 2g.10gb\"}} 30.0"),
+            format!("request{{{of},resource_name=\"gpu.nvidia.com\"}} 2.0"),
+        ]
+    );
 }
 
 #[test]
