@@ -2,7 +2,7 @@
 //! do when the host changes.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::booted::Systemd;
@@ -31,7 +31,7 @@ const NEEDS_CARGO: &[Need] = &[
 
 tests! {
     NEEDS => gpus_survive_a_daemon_reload, other_devices_survive_in_a_scope_without_a_policy;
-    NEEDS_CARGO => the_path_unit_watches_the_configuration, the_device_plugin_as_a_service;
+    NEEDS_CARGO => the_path_unit_watches_the_configuration, the_device_plugin_as_a_service, claims_as_a_service;
 }
 
 /// "Failed to initialize NVML: Unknown Error" after a daemon-reload, and how the hook prevents it.
@@ -140,7 +140,7 @@ fn write_bundle(bundle: &Path, image: &Image, id: &str, config: &Path, stage: &s
     std::fs::write(path, spec.to_string()).unwrap();
 }
 
-/// The kubelet of the device plugin's tests, as a service. It takes commands from a FIFO and writes its events to a file.
+/// The kubelet of the device plugin's tests, or a cluster for claims, as a service. It takes commands from a FIFO and writes its events to a file.
 struct Kubelet<'a> {
     systemd: &'a Systemd,
     commands: std::fs::File,
@@ -262,11 +262,14 @@ fn the_path_unit_watches_the_configuration() {
     has("01", "after it was corrected");
 }
 
-fn the_device_plugin_as_a_service() {
+const PLUGIN_UNIT: &str = "oci-nvidia-kubelet-plugin.service";
+const NRI_UNIT: &str = "oci-nvidia-nri.service";
+
+/// Installs the units and the programs as packages do, with these lines of configuration for the plugin, and returns the directory of the
+/// sources. The network is that of this machine.
+fn install_units(systemd: &Systemd, fake: &FakeDriver, config: &str, metrics: &str) -> PathBuf {
     let programs = built::programs();
-    let systemd = Systemd::start();
-    let fake = FakeDriver::new(&["--gpus", "2"]);
-    let (unit, nri) = ("oci-nvidia-kubelet-plugin.service", "oci-nvidia-nri.service");
+    let (unit, nri) = (PLUGIN_UNIT, NRI_UNIT);
     // Only the directories of the tests are visible in the namespaces.
     let shared = systemd.dir.path().join("install");
     std::fs::create_dir(&shared).unwrap();
@@ -276,9 +279,9 @@ fn the_device_plugin_as_a_service() {
          mkdir -p /opt/driver /etc/nvidia-container-runtime /run/systemd/system/{unit}.d /run/systemd/system/{nri}.d\n\
          cp -a '{root}/.' /opt/driver\n\
          rm /opt/driver/dev/nvidia1\n\
-         printf '[nvidia-container-cli]\\nroot = \"/opt/driver\"\\n[kubelet-plugin]\\ndevice-list-strategy = [\"envvar\"]\\n' \\\n\
+         printf '[nvidia-container-cli]\\nroot = \"/opt/driver\"\\n[kubelet-plugin]\\n{config}\\n' \\\n\
          >/etc/nvidia-container-runtime/config.toml\n\
-         printf '[Unit]\\nDefaultDependencies=no\\n[Service]\\nStandardError=append:{log}\\n' \\\n\
+         printf '[Unit]\\nDefaultDependencies=no\\n[Service]\\nStandardError=append:{log}\\nEnvironment=METRICS_ADDRESS={metrics}\\n' \\\n\
          >/run/systemd/system/{unit}.d/test.conf\n\
          cp /run/systemd/system/{unit}.d/test.conf /run/systemd/system/{nri}.d\n\
          systemctl daemon-reload",
@@ -290,10 +293,19 @@ fn the_device_plugin_as_a_service() {
     for unit in [unit, nri] {
         std::fs::copy(source("packaging/systemd").join(unit), shared.join(unit)).unwrap();
     }
-    std::fs::copy(source("tests/fake-driver/make-root"), shared.join("make-root")).unwrap();
-    std::fs::write(shared.join("layout"), "mig gpu=0 gi=1 ci=0 profile=1g.10gb uuid=MIG-new\n").unwrap();
     std::fs::write(shared.join("script"), install).unwrap();
     systemd.enter(&format!("sh -eu '{}'", shared.join("script").display())).ok();
+    shared
+}
+
+fn the_device_plugin_as_a_service() {
+    let programs = built::programs();
+    let systemd = Systemd::start();
+    let fake = FakeDriver::new(&["--gpus", "2"]);
+    let (unit, nri) = (PLUGIN_UNIT, NRI_UNIT);
+    let shared = install_units(&systemd, &fake, "device-list-strategy = [\"envvar\"]", "127.0.0.1:2112");
+    std::fs::copy(source("tests/fake-driver/make-root"), shared.join("make-root")).unwrap();
+    std::fs::write(shared.join("layout"), "mig gpu=0 gi=1 ci=0 profile=1g.10gb uuid=MIG-new\n").unwrap();
 
     // The unit is ready without a kubelet. It creates the directory for the labels, and the device node that is missing after a boot.
     systemd.enter(&format!("systemctl start {unit}")).ok();
@@ -356,5 +368,62 @@ fn the_device_plugin_as_a_service() {
     assert!(log.contains("cannot serve NRI on \"/var/run/nri/nri.sock\""), "{log}");
     systemd.enter(&format!("systemctl stop {nri}")).ok();
     let ended = systemd.enter(&format!("systemctl show --value -p Result {nri}")).ok();
+    assert_eq!(ended, "success\n");
+}
+
+/// The restrictions of the unit permit the sockets for claims, the kubelet's credentials where kubeadm has them, and new certificates.
+fn claims_as_a_service() {
+    let programs = built::programs();
+    let systemd = Systemd::start();
+    let fake = FakeDriver::new(&["--gpus", "2"]);
+    install_units(&systemd, &fake, "interface = \"dra\"", "127.0.0.1:21130");
+    let mut cluster = Kubelet::start(&systemd, &programs.join("examples/fake-cluster"));
+    let credentials = cluster.wait("credentials ");
+    let credentials = credentials.split_once(' ').unwrap().1;
+    systemd
+        .enter(&format!("mkdir -p /etc/kubernetes; mv {credentials} /etc/kubernetes; chmod 600 /etc/kubernetes/*"))
+        .ok();
+    systemd.enter(&format!("systemctl start {PLUGIN_UNIT}")).ok();
+    cluster.wait("registered gpu.nvidia.com 1");
+    cluster.wait("devices gpu-0 gpu-1");
+    let spec = "/var/run/cdi/k8s.gpu.nvidia.com-gpu.json";
+    let prepares = |cluster: &mut Kubelet<'_>| {
+        cluster.send("prepare train u-1");
+        let answer = cluster.wait("prepared ");
+        let uuid = answer.strip_prefix("prepared k8s.gpu.nvidia.com/gpu=").unwrap_or_else(|| panic!("{answer}"));
+        systemd.enter(&format!("grep -q {uuid} {spec}")).ok();
+    };
+    cluster.send("allocate train u-1 gpu-1");
+    prepares(&mut cluster);
+    let sockets =
+        "/var/lib/kubelet/plugins_registry/gpu.nvidia.com-reg.sock /var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock";
+    assert_eq!(systemd.enter(&format!("stat -c %F:%a {sockets}")).ok(), "socket:600\nsocket:600\n");
+    // The kubelet replaces its certificate.
+    cluster.send("rotate 2");
+    cluster.wait("ok");
+    prepares(&mut cluster);
+    cluster.wait("serial [2]");
+    let diagnosis = systemd.enter("oci-nvidia-hook doctor --all kubelet || true").ok();
+    assert!(diagnosis.contains("claims with the driver \"gpu.nvidia.com\""), "{diagnosis}");
+
+    systemd.enter(&format!("systemctl kill -s USR1 --kill-who=main {PLUGIN_UNIT}")).ok();
+    cluster.wait("devices gpu-0! gpu-1!");
+    systemd.enter(&format!("systemctl kill -s USR2 --kill-who=main {PLUGIN_UNIT}")).ok();
+    cluster.wait("devices gpu-0 gpu-1");
+    // Both restart.
+    cluster.send("start");
+    cluster.wait("registered gpu.nvidia.com 2");
+    // The kubelet has deleted the slices.
+    cluster.send("devices");
+    cluster.wait("devices gpu-0 gpu-1");
+    systemd.enter(&format!("systemctl restart {PLUGIN_UNIT}; test -e {spec}")).ok();
+    cluster.wait("registered gpu.nvidia.com 3");
+    prepares(&mut cluster);
+    cluster.send("unprepare train u-1");
+    assert_eq!(cluster.wait("unprepared"), "unprepared ");
+
+    systemd.enter(&format!("systemctl stop {PLUGIN_UNIT}")).ok();
+    assert_eq!(systemd.enter(&format!("ls {sockets} 2>/dev/null || true")).ok(), "");
+    let ended = systemd.enter(&format!("systemctl show --value -p Result {PLUGIN_UNIT}")).ok();
     assert_eq!(ended, "success\n");
 }

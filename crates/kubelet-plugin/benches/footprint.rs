@@ -1,5 +1,6 @@
 //! Measures what the device plugin costs on a node with 8 GPUs: size, memory, CPU time while nothing happens, and the time of its
-//! answers. As root, with the fake driver: `cargo bench --profile dist -p oci-nvidia-kubelet-plugin --bench footprint`
+//! answers; and with claims, memory and the requests to the API server. As root, with the fake driver:
+//! `cargo bench --profile dist -p oci-nvidia-kubelet-plugin --bench footprint`
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -7,8 +8,18 @@
     clippy::disallowed_methods,
     clippy::disallowed_types,
     clippy::cast_precision_loss,
+    clippy::expect_used,
+    clippy::panic,
+    unreachable_pub,
+    dead_code,
+    missing_docs,
     reason = "a program for developers, which ends at the first surprise"
 )]
+
+#[path = "../tests/fake_api/mod.rs"]
+mod fake_api;
+#[path = "../tests/fake_kubelet/mod.rs"]
+mod fake_kubelet;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -16,6 +27,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use fake_api::{Asked, FakeApi};
+use fake_kubelet::dra::DraKubelet;
 use kubelet_plugin::answer::prefer;
 use kubelet_plugin::model::Device;
 use kubelet_plugin::node::closeness::Closeness;
@@ -31,6 +44,7 @@ fn main() {
     row("program without symbols", size() as f64 / 1e6, "MB", 2.5);
     preferred();
     idle();
+    claims();
 }
 
 fn row(what: &str, value: f64, unit: &str, limit: f64) {
@@ -66,16 +80,8 @@ fn preferred() {
 
 fn idle() {
     let dir = tempfile::tempdir().unwrap();
-    let root = dir.path().join("root");
-    let make_root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fake-driver/make-root");
-    let made = Command::new(make_root).arg(&root).args(["--gpus", "8"]).stdout(Stdio::null()).status();
-    assert!(made.unwrap().success());
-    let config = dir.path().join("config.toml");
-    std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{}\"\n", root.display())).unwrap();
     std::fs::create_dir_all(dir.path().join("kubelet/device-plugins")).unwrap();
-    let mut run = Command::new(PROGRAM);
-    run.arg("run").arg("--config").arg(config).arg("--kubelet-dir").arg(dir.path().join("kubelet"));
-    run.arg("--run-dir").arg(dir.path().join("run")).stderr(Stdio::null());
+    let mut run = command(dir.path());
     run.args(["--metrics-address", METRICS, "--labels", "true", "--labels-dir"]).arg(dir.path().join("features.d"));
     let agent = Running(run.spawn().unwrap());
     std::thread::sleep(Duration::from_secs(5));
@@ -93,6 +99,70 @@ fn idle() {
     row("monitor, memory of its own", status(pids[1], "RssAnon:") / 1024.0, "MiB", 3.0);
     row("both, threads", pids.iter().map(|pid| status(*pid, "Threads:")).sum(), "", 2.0);
     row("both, CPU time while idle", used / IDLE.as_secs_f64() * 100.0, "%", 0.1);
+}
+
+/// Returns the command that runs the program on a node with 8 GPUs.
+fn command(dir: &Path) -> Command {
+    let root = dir.join("root");
+    let make_root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fake-driver/make-root");
+    let made = Command::new(make_root).arg(&root).args(["--gpus", "8"]).stdout(Stdio::null()).status();
+    assert!(made.unwrap().success());
+    let config = dir.join("config.toml");
+    std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{}\"\n", root.display())).unwrap();
+    let mut run = Command::new(PROGRAM);
+    run.arg("run").arg("--config").arg(config).arg("--kubelet-dir").arg(dir.join("kubelet"));
+    run.arg("--run-dir").arg(dir.join("run")).stderr(Stdio::null());
+    run
+}
+
+/// Waits until the API server has this state.
+const SOON: Duration = Duration::from_secs(30);
+/// How long the library lets a watch last, in seconds: an idle hour has so many requests.
+const WATCH: f64 = 290.0;
+
+fn claims() {
+    let dir = tempfile::tempdir().unwrap();
+    let kubelet_dir = dir.path().join("kubelet");
+    std::fs::create_dir_all(&kubelet_dir).unwrap();
+    let (api, _kubelet) = (FakeApi::start(&kubelet_dir), DraKubelet::start(&kubelet_dir));
+    let mut run = command(dir.path());
+    run.args(["--interface", "dra", "--kubeconfig"]).arg(api.kubeconfig());
+    run.args(["--cdi-dir"]).arg(dir.path().join("cdi"));
+    run.args(["--metrics-address", METRICS, "--labels", "true", "--labels-dir"]).arg(dir.path().join("features.d"));
+    let agent = Running(run.spawn().unwrap());
+    api.wait("the watch", SOON, |state| {
+        state.devices().len() == 8 && state.asked.last().is_some_and(|asked| asked.query.contains("watch=true"))
+    });
+    std::thread::sleep(Duration::from_secs(5));
+    assert!(scrape() > 0);
+    let start = api.state().asked.len();
+    traffic("claims, start", &api.state().asked, 6.0);
+    let before = cpu_seconds(agent.0.id());
+    std::thread::sleep(IDLE);
+    let used = cpu_seconds(agent.0.id()) - before;
+    row("claims, requests while idle", (api.state().asked.len() - start) as f64, "", 0.0);
+    row("claims, agent, CPU time while idle", used / IDLE.as_secs_f64() * 100.0, "%", 0.1);
+    // An idle hour is the end and the begin of watches.
+    api.state().cut();
+    api.wait("the next watch", SOON, |state| state.asked.len() > start);
+    let watch = api.state().asked.last().unwrap().clone();
+    assert!(watch.query.contains("watch=true"));
+    row("claims, idle hour, requests", 3600.0 / WATCH, "", 13.0);
+    let line = watch.path.len() + watch.query.len();
+    row("claims, idle hour, bytes without headers", 3600.0 / WATCH * line as f64, "B", 5000.0);
+    let before = api.state().asked.len();
+    let events = dir.path().join(format!("root/usr/lib/{}-linux-gnu/nvml.events", std::env::consts::ARCH));
+    std::fs::write(events, "xid 1 79\n").unwrap();
+    api.wait("the taint", SOON, |state| state.devices()["gpu-1"]);
+    traffic("claims, first change of health", &api.state().asked[before..], 2.0);
+    row("claims, agent, resident memory", status(agent.0.id(), "VmRSS:") / 1024.0, "MiB", 16.0);
+    row("claims, agent, memory of its own", status(agent.0.id(), "RssAnon:") / 1024.0, "MiB", 6.0);
+}
+
+/// Prints how many requests there were, and the bytes of their bodies in both directions.
+fn traffic(what: &str, asked: &[Asked], most: f64) {
+    row(&format!("{what}, requests"), asked.len() as f64, "", most);
+    row(&format!("{what}, bytes in bodies"), asked.iter().map(|asked| asked.bytes).sum::<usize>() as f64, "B", 2e4);
 }
 
 /// Returns the length of the metrics.
