@@ -441,12 +441,40 @@ fn claims_of_mig_devices() {
     host.fake.make_root(&["--mig-layout", layout.to_str().unwrap()]);
     let expected = [("gpu-0-mig-1g10gb-1-0", false), ("gpu-0-mig-1g10gb-2-0", false), ("gpu-1", false)];
     host.published("MIG devices", SOON, &expected);
+    selectors_match(host.api.state().slices.values().next().unwrap());
     host.api.state().allocate("small", "u-1", &["gpu-0-mig-1g10gb-2-0"]);
     host.starts("small", "u-1", SOON);
     assert_eq!(host.prepare("small", "u-1").unwrap(), ["k8s.gpu.nvidia.com/gpu=MIG-2"]);
     host.api.state().allocate("old", "u-2", &["gpu-0"]);
     let error = host.prepare("old", "u-2").unwrap_err();
     assert!(error.contains("the device does not exist on the node (ONH-071)"), "{error}");
+}
+
+/// The classes and the samples select by attributes and capacities that devices have, with the kind of value that the expression needs. The
+/// expressions are not evaluated: `semver` and `quantity` are functions of Kubernetes, which no interpreter in Rust has.
+fn selectors_match(slice: &Value) {
+    let devices = slice["spec"]["devices"].as_array().unwrap();
+    let has = |kind: &str, name: &str, value: &str| devices.iter().any(|device| device[kind][name][value].is_string());
+    let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes/claims");
+    let files = [dir.clone(), dir.join("samples")].into_iter().flat_map(|dir| std::fs::read_dir(dir).unwrap());
+    let files = files.map(|file| file.unwrap().path()).filter(|path| path.extension().is_some_and(|end| end == "yaml"));
+    let mut found = 0;
+    for text in files.map(|path| std::fs::read_to_string(path).unwrap()) {
+        for kind in ["attributes", "capacity"] {
+            for part in text.split(&format!("device.{kind}['gpu.nvidia.com'].")).skip(1) {
+                let (name, rest) = part.split_at(part.find(|c: char| !c.is_alphanumeric()).unwrap());
+                let value = match rest {
+                    _ if rest.starts_with(".compareTo(semver('") => "version",
+                    _ if rest.starts_with(".compareTo(quantity('") => "value",
+                    _ if rest.starts_with(" == '") => "string",
+                    _ => panic!("{name}{rest}"),
+                };
+                assert!(has(kind, name, value), "{kind} {name} {value}: {slice}");
+                found += 1;
+            }
+        }
+    }
+    assert!(found >= 5, "{found}");
 }
 
 fn check_prints_the_slices() {
