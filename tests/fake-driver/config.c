@@ -173,6 +173,7 @@ static bool gpu_line(const char *line, struct config *config)
 	/* ECC errors, XIDs, changes of MIG, an unavailable GPU, the recovery action */
 	gpu->events = number(line, "events", 0xc10b);
 	gpu->numa = (int)optional(line, "numa", NO_NUMA);
+	gpu->addressing = (int)optional(line, "addressing", UNSUPPORTED);
 	link_counts(line, gpu->links);
 	gpu->mig_enabled = strstr(line, " mig") != NULL;
 	config->gpu_count++;

@@ -12,8 +12,8 @@
  * Keys of a GPU: minor, brand, memory (MiB), memory-used (MiB, also of a MIG device), numa, nvlinks=INDEX:COUNT,... (INDEX 16: a
  * switch), fail=CODE (of each call about it but the one for its handle), fail-handle=CODE, hang=CALL, crash=CALL, events=MASK, and
  * util, mem-util, encoder and decoder (percent), temperature and mem-temperature (degrees Celsius), power (milliwatts), sm-clock and
- * mem-clock (MHz), energy (millijoules), pcie-replays, remapped-cor, remapped-unc, recovery-action, remap-failure and ecc, which can be
- * `none`. */
+ * mem-clock (MHz), energy (millijoules), pcie-replays, remapped-cor, remapped-unc, recovery-action, remap-failure, ecc and addressing
+ * (0, 1 or 2), which can be `none`. */
 #ifndef FAKE_DRIVER_CONFIG_H
 #define FAKE_DRIVER_CONFIG_H
 
@@ -55,6 +55,7 @@ struct gpu {
 	int remapped_cor, remapped_unc; /* rows, or UNSUPPORTED */
 	unsigned events;      /* the types of events that it supports */
 	int numa;             /* the NUMA node, or NO_NUMA */
+	int addressing;       /* 0, 1 for HMM, 2 for ATS, or UNSUPPORTED */
 	int links[MAX_LINKS]; /* the index of the GPU at the other end of each NVLink, or -1; MAX_GPUS is a switch */
 	bool mig_enabled;
 	unsigned mig_count;

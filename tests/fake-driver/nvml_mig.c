@@ -127,7 +127,8 @@ PUBLIC unsigned nvmlGpuInstanceGetInfo(struct gpu_instance *instance, struct gpu
 		.device = instance->parent,
 		.id = instance->mig->gi,
 		.profile = gpu_ids[kind],
-		.placement = {.size = part.gpu_slices},
+		/* As if all instances had this size, and their numbers began with 0 */
+		.placement = {.start = instance->mig->gi * part.gpu_slices % 8, .size = part.gpu_slices},
 	};
 	return SUCCESS;
 }

@@ -73,6 +73,21 @@ PUBLIC unsigned nvmlDeviceGetAttributes_v2(struct device *device, struct attribu
 	return parse_profile(device->mig->profile, out) ? SUCCESS : NOT_SUPPORTED;
 }
 
+struct addressing_mode {
+	unsigned version, value;
+};
+
+PUBLIC unsigned nvmlDeviceGetAddressingMode(struct device *device, struct addressing_mode *out)
+{
+	CHECK_DEVICE(device);
+	if (out->version != (1U << 24 | sizeof *out))
+		return ARGUMENT_VERSION_MISMATCH;
+	if (device->mig || device->gpu->addressing == UNSUPPORTED)
+		return NOT_SUPPORTED;
+	out->value = (unsigned)device->gpu->addressing;
+	return SUCCESS;
+}
+
 PUBLIC unsigned nvmlDeviceGetMemoryInfo(struct device *device, struct memory *out)
 {
 	CHECK_DEVICE(device);

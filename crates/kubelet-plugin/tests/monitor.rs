@@ -32,7 +32,7 @@ use kubelet_plugin::monitor::message::{End, EventKind, Level, Message, Propertie
 use kubelet_plugin::monitor::{child, supervisor};
 use kubelet_plugin::settings::{self, Settings};
 use nvidia_host::config;
-use nvidia_host::nvml::monitoring::Memory;
+use nvidia_host::nvml::monitoring::{AddressingMode, Memory, MemorySlices};
 
 /// A time limit, with slack for a machine under load.
 const fn within(milliseconds: u64) -> Duration {
@@ -228,7 +228,7 @@ tests! {
 
 fn a_snapshot_describes_the_gpus() {
     let fake = Fake::new(&["--gpus", "4", "--mig", "--numa", "2"]);
-    fake.add(1, "nvlinks=2:4 recovery-action=1 ecc=7 remap-failure=1");
+    fake.add(1, "nvlinks=2:4 addressing=1 recovery-action=1 ecc=7 remap-failure=1");
     fake.add(2, "nvlinks=1:4 recovery-action=none ecc=none remap-failure=none");
     fake.add(3, "events=0");
     let monitor = start_monitor(&fake, &[]);
@@ -255,9 +255,14 @@ fn a_snapshot_describes_the_gpus() {
     assert_eq!(sample, expected);
     let sample = monitor.next("a sample", within(2000), sample_of(2));
     assert_eq!(sample, Sample { gpu: uuid(2), memory: expected.memory, ..Sample::default() });
-    let properties = Properties { memory_mib: Some(81559), mig_capable: true };
+    let addressing_mode = Some(AddressingMode::Hmm);
+    let properties = Properties { memory_mib: Some(81559), mig_capable: true, addressing_mode };
     assert_eq!(snapshot.properties.get(&uuid(1)), Some(&properties));
     assert_eq!(snapshot.mig_attributes.values().map(|parts| parts.memory_mib).max(), Some(20224));
+    let mut slices: Vec<_> =
+        snapshot.memory_slices.values().map(|MemorySlices { start, size }| (*start, *size)).collect();
+    slices.sort_unstable();
+    assert_eq!(slices, [(1, 1), (4, 2)]);
 }
 
 fn an_event_is_reported_at_once() {

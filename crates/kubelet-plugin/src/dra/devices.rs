@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use nvidia_host::config::Limits;
 use nvidia_host::inventory::MigDevice;
 use nvidia_host::inventory::limits::permit;
+use nvidia_host::nvml::monitoring::AddressingMode;
 
 use crate::node::devices::parts;
 use crate::node::facts::{Facts, architecture};
@@ -139,7 +140,9 @@ fn common_attributes(gpu: &NodeGpu, facts: &Facts, places: Places<'_>) -> BTreeM
     let version = |name, text| Some((name, Value::Version(semver(text)?)));
     let root = places.pcie_roots.get(&info.bus_id);
     let numa_node = places.numa_nodes.get(&info.bus_id);
+    let mode = facts.properties.get(&info.uuid).and_then(|properties| properties.addressing_mode);
     let found = [
+        mode.and_then(|mode| text("addressingMode", addressing(mode))),
         text("productName", &info.model),
         text("brand", brand(&info.brand)),
         architecture(&info.compute_capability).and_then(|name| text("architecture", name)),
@@ -153,9 +156,25 @@ fn common_attributes(gpu: &NodeGpu, facts: &Facts, places: Places<'_>) -> BTreeM
     found.into_iter().flatten().collect()
 }
 
+/// The memory slices of a GPU. All GPUs with MIG have at most eight.
+const MEMORY_SLICES: [&str; 8] = [
+    "memorySlice0",
+    "memorySlice1",
+    "memorySlice2",
+    "memorySlice3",
+    "memorySlice4",
+    "memorySlice5",
+    "memorySlice6",
+    "memorySlice7",
+];
+
 fn mig_capacity(mig: &MigDevice, facts: &Facts) -> BTreeMap<&'static str, u64> {
     let Some(parts) = facts.mig_attributes.get(&mig.uuid) else { return BTreeMap::new() };
-    BTreeMap::from([
+    let slices = facts.memory_slices.get(&mig.uuid).copied().unwrap_or_default();
+    let first = usize::try_from(slices.start).unwrap_or(usize::MAX);
+    let size = usize::try_from(slices.size).unwrap_or_default();
+    let slices = MEMORY_SLICES.iter().skip(first).take(size).map(|name| (*name, 1));
+    let mut capacity = BTreeMap::from([
         ("memory", parts.memory_mib.saturating_mul(MIB)),
         ("multiprocessors", parts.multiprocessors.into()),
         ("copyEngines", parts.engines.copy.into()),
@@ -163,7 +182,9 @@ fn mig_capacity(mig: &MigDevice, facts: &Facts) -> BTreeMap<&'static str, u64> {
         ("encoders", parts.engines.encoder.into()),
         ("jpegEngines", parts.engines.jpeg.into()),
         ("ofaEngines", parts.engines.ofa.into()),
-    ])
+    ]);
+    capacity.extend(slices);
+    capacity
 }
 
 /// Returns the name of a device. Those of NVIDIA's driver for MIG devices end with numbers of the profile and of the place, which NVML does
@@ -189,6 +210,15 @@ fn semver(text: &str) -> Option<String> {
     }
 }
 
+/// Returns the mode as NVIDIA's driver for DRA spells it.
+const fn addressing(mode: AddressingMode) -> &'static str {
+    match mode {
+        AddressingMode::None => "None",
+        AddressingMode::Hmm => "HMM",
+        AddressingMode::Ats => "ATS",
+    }
+}
+
 /// Returns the brand as NVIDIA's driver for DRA spells it.
 fn brand(name: &str) -> &str {
     match name {
@@ -209,10 +239,11 @@ pub(crate) mod tests {
     use super::*;
     use crate::monitor::message::Properties;
     use crate::node::gpus::tests::gpu;
-    use nvidia_host::nvml::monitoring::{Engines, MigAttributes};
+    use nvidia_host::nvml::monitoring::{Engines, MemorySlices, MigAttributes};
 
     fn facts() -> Facts {
-        let properties = |memory_mib| Properties { memory_mib: Some(memory_mib), mig_capable: true };
+        let addressing_mode = Some(AddressingMode::Hmm);
+        let properties = |memory_mib| Properties { memory_mib: Some(memory_mib), mig_capable: true, addressing_mode };
         let engines = Engines { copy: 1, ..Engines::default() };
         let mig = MigAttributes { gpu_slices: 1, compute_slices: 1, memory_mib: 9728, multiprocessors: 14, engines };
         Facts {
@@ -220,6 +251,7 @@ pub(crate) mod tests {
             cuda_version: "12.2".into(),
             properties: [("GPU-0".into(), properties(81559)), ("GPU-1".into(), properties(81920))].into(),
             mig_attributes: [("MIG-1-0".into(), mig)].into(),
+            memory_slices: [("MIG-1-0".into(), MemorySlices { start: 6, size: 2 })].into(),
         }
     }
 
@@ -251,6 +283,7 @@ pub(crate) mod tests {
         assert_eq!(names, ["gpu-0", "gpu-1-mig-1g10gb-me-7-0"]);
         let expected = BTreeMap::from([
             ("type", text("gpu")),
+            ("addressingMode", text("HMM")),
             ("uuid", text("GPU-0")),
             ("productName", text("NVIDIA H100")),
             ("brand", text("Unknown")),
@@ -271,7 +304,8 @@ pub(crate) mod tests {
             (&text("mig"), &text("GPU-1"), &text("1g.10gb+me"))
         );
         assert_eq!((found[1].capacity["memory"], found[1].capacity["multiprocessors"]), (9728 * MIB, 14));
-        assert_eq!(found[1].capacity.len(), 7);
+        assert_eq!((&mig["addressingMode"], found[1].capacity.len()), (&text("HMM"), 9));
+        assert_eq!((found[1].capacity["memorySlice6"], found[1].capacity["memorySlice7"]), (1, 1));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use nvidia_host::nvml::monitoring::Engines;
 use nvidia_host::nvml::monitoring::MigAttributes;
 
 fn facts(gpus: &[NodeGpu]) -> Facts {
-    let properties = Properties { memory_mib: Some(81559), mig_capable: true };
+    let properties = Properties { memory_mib: Some(81559), mig_capable: true, addressing_mode: None };
     let engines = Engines { copy: 1, decoder: 2, ..Engines::default() };
     let attributes = MigAttributes { gpu_slices: 1, compute_slices: 1, memory_mib: 9984, multiprocessors: 16, engines };
     let mut facts = Facts::default();

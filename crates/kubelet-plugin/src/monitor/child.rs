@@ -240,6 +240,7 @@ impl<M: Monitoring> Watch<'_, M> {
         self.known.retain(&self.handles);
         snapshot.properties.clone_from(&self.known.properties);
         snapshot.mig_attributes.clone_from(&self.known.mig_attributes);
+        snapshot.memory_slices.clone_from(&self.known.memory_slices);
         self.lines.call(None, None);
         snapshot.links = self.links();
         self.site.complete(&mut inventory);

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use nvidia_host::nvml::monitoring::{Clock, Memory, MigAttributes, Monitoring, Utilization, field, is_unsupported};
+use nvidia_host::nvml::monitoring::{
+    Clock, Memory, MemorySlices, MigAttributes, Monitoring, Utilization, field, is_unsupported,
+};
 
 use super::message::{Measured, More, Properties};
 use super::nvml::Handle;
@@ -12,6 +14,7 @@ use super::nvml::Handle;
 pub(super) struct Known {
     pub(super) properties: BTreeMap<String, Properties>,
     pub(super) mig_attributes: BTreeMap<String, MigAttributes>,
+    pub(super) memory_slices: BTreeMap<String, MemorySlices>,
 }
 
 impl Known {
@@ -26,6 +29,8 @@ impl Known {
             }
             let Ok(device) = api.mig_device(handle.device, mig.index) else { continue };
             self.mig_attributes.extend(api.mig_attributes(device).map(|found| (mig.uuid.clone(), found)));
+            let slices = api.memory_slices(handle.device, mig.gpu_instance);
+            self.memory_slices.extend(slices.map(|found| (mig.uuid.clone(), found)));
         }
     }
 
@@ -33,6 +38,7 @@ impl Known {
     pub(super) fn retain(&mut self, handles: &[Handle]) {
         self.properties.retain(|uuid, _| handles.iter().any(|handle| handle.gpu.uuid == *uuid));
         self.mig_attributes.retain(|uuid, _| handles.iter().any(|handle| handle.has_mig(uuid)));
+        self.memory_slices.retain(|uuid, _| handles.iter().any(|handle| handle.has_mig(uuid)));
     }
 }
 
@@ -42,7 +48,8 @@ fn properties(api: &impl Monitoring, handle: &Handle) -> Option<Properties> {
         Err(failed) if is_unsupported(&failed) => None,
         Err(_) => return None,
     };
-    Some(Properties { memory_mib, mig_capable: api.mig_mode(handle.device).is_ok() })
+    let addressing_mode = api.addressing_mode(handle.device).ok().flatten();
+    Some(Properties { memory_mib, mig_capable: api.mig_mode(handle.device).is_ok(), addressing_mode })
 }
 
 /// What is measured.

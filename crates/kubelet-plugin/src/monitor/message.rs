@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use nvidia_host::inventory::Inventory;
-use nvidia_host::nvml::monitoring::{Memory, MigAttributes};
+use nvidia_host::nvml::monitoring::{AddressingMode, Memory, MemorySlices, MigAttributes};
 use serde::{Deserialize, Serialize};
 
 /// A line of the monitor.
@@ -53,6 +53,8 @@ pub struct Snapshot {
     pub mig_profiles: BTreeMap<String, String>,
     /// The parts of the GPU that MIG devices have, by UUID
     pub mig_attributes: BTreeMap<String, MigAttributes>,
+    /// The memory slices of MIG devices by UUID, if the process may know them
+    pub memory_slices: BTreeMap<String, MemorySlices>,
     /// How close GPUs are to each other. A pair that is missing is unknown to the driver.
     pub links: Vec<Link>,
     /// The UUIDs of GPUs for which the driver reports no events
@@ -73,6 +75,8 @@ pub struct Properties {
     pub memory_mib: Option<u64>,
     /// Whether the GPU can be in MIG mode
     pub mig_capable: bool,
+    /// How it reaches memory of the host; `None` if the driver does not report it
+    pub addressing_mode: Option<AddressingMode>,
 }
 
 /// How close two GPUs are to each other.

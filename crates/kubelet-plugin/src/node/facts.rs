@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nvidia_host::nvml::monitoring::MigAttributes;
+use nvidia_host::nvml::monitoring::{MemorySlices, MigAttributes};
 
 use crate::monitor::message::{Properties, Snapshot};
 use crate::monitor::update::Update;
@@ -18,6 +18,8 @@ pub struct Facts {
     pub properties: BTreeMap<String, Properties>,
     /// The parts of the GPU that MIG devices have, by UUID
     pub mig_attributes: BTreeMap<String, MigAttributes>,
+    /// The memory slices of MIG devices, by UUID
+    pub memory_slices: BTreeMap<String, MemorySlices>,
 }
 
 impl Facts {
@@ -39,6 +41,7 @@ impl Facts {
         self.properties.retain(|uuid, _| failed.contains(&uuid));
         self.properties.extend(snapshot.properties.clone());
         self.mig_attributes.clone_from(&snapshot.mig_attributes);
+        self.memory_slices.clone_from(&snapshot.memory_slices);
     }
 }
 

@@ -55,6 +55,16 @@ impl Device {
     pub(super) const NULL: Self = Self(ptr::null_mut());
 }
 
+/// A handle of a GPU instance, `nvmlGpuInstance_t`: an opaque pointer, as [`Device`].
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub(super) struct GpuInstance(*mut c_void);
+
+impl GpuInstance {
+    /// A place for the library to store a handle
+    pub(super) const NULL: Self = Self(ptr::null_mut());
+}
+
 #[cfg(test)]
 impl Device {
     pub(crate) const fn new(number: usize) -> Self {

@@ -93,6 +93,26 @@ pub struct MigAttributes {
     pub engines: Engines,
 }
 
+/// The memory slices of a GPU instance, from `nvmlGpuInstancePlacement_t`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemorySlices {
+    /// The number of the first one
+    pub start: u32,
+    /// How many there are
+    pub size: u32,
+}
+
+/// How a GPU reaches memory that programs allocate on the host, from `nvmlDeviceAddressingModeType_t`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AddressingMode {
+    /// Not at all
+    None,
+    /// Heterogeneous Memory Management: the driver mirrors the page tables of the CPU.
+    Hmm,
+    /// Address Translation Services: the GPU uses the page tables of the CPU.
+    Ats,
+}
+
 /// Numbers of engines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Engines {
@@ -207,6 +227,16 @@ pub trait Monitoring: Api {
     /// # Errors
     /// If it is not a MIG device, or does not exist any more.
     fn mig_attributes(&self, device: Device) -> Result<MigAttributes, Failed>;
+    /// `nvmlDeviceGetAddressingMode`; `None` if the value is unknown
+    ///
+    /// # Errors
+    /// [`Code::NOT_SUPPORTED`] on platforms without it, and with drivers before 570.
+    fn addressing_mode(&self, device: Device) -> Result<Option<AddressingMode>, Failed>;
+    /// `nvmlDeviceGetGpuInstanceById` and `nvmlGpuInstanceGetInfo`, of the GPU instance with this id of a GPU
+    ///
+    /// # Errors
+    /// If the instance does not exist, or the process may not monitor it.
+    fn memory_slices(&self, device: Device, instance: u32) -> Result<MemorySlices, Failed>;
     /// `nvmlDeviceGetTopologyCommonAncestor`: an `nvmlGpuTopologyLevel_t`
     ///
     /// # Errors

@@ -3,12 +3,13 @@
 use std::ffi::c_uint;
 use std::time::Duration;
 
-use super::structs::{self, DeviceAttributes, FieldValue, PciInfo};
+use super::structs::{self, DeviceAttributes, FieldValue, GpuInstanceInfo, PciInfo};
 use super::table::Count;
 use super::{Library, stored};
-use crate::nvml::api::{Code, Device, Failed};
+use crate::nvml::api::{Code, Device, Failed, GpuInstance};
 use crate::nvml::monitoring::{
-    Clock, Engines, EventData, EventSet, FIELDS, Memory, MigAttributes, Monitoring, Utilization,
+    AddressingMode, Clock, Engines, EventData, EventSet, FIELDS, Memory, MemorySlices, MigAttributes, Monitoring,
+    Utilization,
 };
 
 impl Monitoring for Library {
@@ -93,6 +94,22 @@ impl Monitoring for Library {
             ofa: found.ofas,
         };
         Ok(MigAttributes { gpu_slices, compute_slices, memory_mib, multiprocessors, engines })
+    }
+
+    fn addressing_mode(&self, device: Device) -> Result<Option<AddressingMode>, Failed> {
+        let mode = stored(structs::AddressingMode::EMPTY, |mode| self.nvmlDeviceGetAddressingMode(device, mode))?;
+        Ok(match mode.value {
+            0 => Some(AddressingMode::None),
+            1 => Some(AddressingMode::Hmm),
+            2 => Some(AddressingMode::Ats),
+            _ => None,
+        })
+    }
+
+    fn memory_slices(&self, device: Device, instance: u32) -> Result<MemorySlices, Failed> {
+        let instance = stored(GpuInstance::NULL, |found| self.nvmlDeviceGetGpuInstanceById(device, instance, found))?;
+        let info = stored(GpuInstanceInfo::EMPTY, |info| self.nvmlGpuInstanceGetInfo(instance, info))?;
+        Ok(MemorySlices { start: info.start, size: info.size })
     }
 
     fn common_ancestor(&self, a: Device, b: Device) -> Result<u32, Failed> {

@@ -105,6 +105,34 @@ pub(super) struct DeviceAttributes {
     pub(super) memory_mib: c_ulonglong,
 }
 
+/// `nvmlDeviceAddressingMode_t`
+#[repr(C)]
+pub(super) struct AddressingMode {
+    version: c_uint,
+    pub(super) value: c_uint,
+}
+
+impl AddressingMode {
+    /// Version 1 of the structure, with its size in bytes
+    pub(super) const EMPTY: Self = Self { version: 1 << 24 | 8, value: 0 };
+}
+
+const _: () = assert!(size_of::<AddressingMode>() == 8);
+
+/// `nvmlGpuInstanceInfo_t`
+#[repr(C)]
+pub(super) struct GpuInstanceInfo {
+    device: Device,
+    id: c_uint,
+    profile: c_uint,
+    pub(super) start: c_uint,
+    pub(super) size: c_uint,
+}
+
+impl GpuInstanceInfo {
+    pub(super) const EMPTY: Self = Self { device: Device::NULL, id: 0, profile: 0, start: 0, size: 0 };
+}
+
 /// The versions 2 and 3 of the functions that store it use one layout. Version 1 lacks the last two fields.
 #[derive(Clone, Copy)]
 #[repr(C)]

@@ -7,8 +7,11 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong};
 
 use super::Library;
-use super::structs::{DeviceAttributes, EventData, FieldValue, Memory, PciInfo, ProcessList, Return, Utilization};
-use crate::nvml::api::{Device, Failed};
+use super::structs::{
+    AddressingMode, DeviceAttributes, EventData, FieldValue, GpuInstanceInfo, Memory, PciInfo, ProcessList, Return,
+    Utilization,
+};
+use crate::nvml::api::{Device, Failed, GpuInstance};
 use crate::nvml::monitoring::{BorrowedSet, EventSet, FIELDS};
 use crate::nvml::processes::MOST;
 
@@ -84,7 +87,8 @@ macro_rules! prototypes {
                 // SAFETY: the types permit only valid arguments. A reference points to a value with the layout in nvml.h, which
                 // the library fills or leaves as it is, and does not keep. A `Length`, `Count` or `Room` is that of its buffer. A `Device`
                 // or `EventSet` is NULL or comes from this library, which is initialized then and never shut down; a freed set does not
-                // exist any more. The library checks NULL and all numbers.
+                // exist any more. A `GpuInstance` too comes from this library, which this program never has destroy one. The library
+                // checks NULL and all numbers.
                 let code = unsafe { function($($parameter),*) };
                 self.check(NAME, code)
             }
@@ -125,6 +129,9 @@ prototypes! {
     nvmlDeviceGetEncoderUtilization(device: Device, utilization: &mut c_uint, samplingPeriodUs: &mut c_uint);
     nvmlDeviceGetDecoderUtilization(device: Device, utilization: &mut c_uint, samplingPeriodUs: &mut c_uint);
     nvmlDeviceGetAttributes_v2(device: Device, attributes: &mut DeviceAttributes);
+    nvmlDeviceGetAddressingMode(device: Device, mode: &mut AddressingMode);
+    nvmlDeviceGetGpuInstanceById(device: Device, id: c_uint, gpuInstance: &mut GpuInstance);
+    nvmlGpuInstanceGetInfo(gpuInstance: GpuInstance, info: &mut GpuInstanceInfo);
     nvmlDeviceGetTopologyCommonAncestor(device1: Device, device2: Device, pathInfo: &mut GpuTopologyLevel);
     nvmlDeviceGetNvLinkState(device: Device, link: c_uint, isActive: &mut EnableState);
     nvmlDeviceGetNvLinkRemotePciInfo_v2(device: Device, link: c_uint, pci: &mut PciInfo);
