@@ -41,7 +41,8 @@ const IDLE: Duration = Duration::from_secs(20);
 const METRICS: &str = "127.0.0.1:21120";
 
 fn main() {
-    row("program without symbols", size() as f64 / 1e6, "MB", 2.5);
+    // More than a half is the client of the API server. The size is not a goal; the memory is.
+    row("program without symbols", size() as f64 / 1e6, "MB", 8.0);
     preferred();
     idle();
     claims();
@@ -115,7 +116,7 @@ fn command(dir: &Path) -> Command {
     run
 }
 
-/// Waits until the API server has this state.
+/// How long the program may take until the API server has a state.
 const SOON: Duration = Duration::from_secs(30);
 /// How long the library lets a watch last, in seconds: an idle hour has so many requests.
 const WATCH: f64 = 290.0;
