@@ -1,5 +1,6 @@
 //! The program as a driver for claims: with the fake driver, a fake kubelet and a fake API server.
 
+use std::io::Write;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -150,7 +151,14 @@ impl Host {
 }
 
 impl Host {
+    /// Adds a line to the log, which failed assertions print.
+    fn note(&self, what: &str) {
+        let mut log = std::fs::OpenOptions::new().append(true).open(self.dir.path().join("log")).unwrap();
+        writeln!(log, "{what}").unwrap();
+    }
+
     fn stop(&mut self, what: &str) {
+        self.note(&format!("stop {what}"));
         match what {
             "plugin" => self.kill(),
             "kubelet" => {
@@ -164,6 +172,7 @@ impl Host {
     }
 
     fn start_again(&mut self, what: &str) {
+        self.note(&format!("start {what}"));
         match what {
             "plugin" => self.run(),
             "kubelet" => self.kubelet = Some(DraKubelet::start(self.dir.path())),
@@ -563,17 +572,6 @@ impl Random {
     }
 }
 
-/// What stopped and started. It is printed if the test fails.
-struct Order(Vec<String>);
-
-impl Drop for Order {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("the order was: {}", self.0.join(" "));
-        }
-    }
-}
-
 fn restarts(random: &mut Random, orders: u64) {
     let mut host = Host::start(&["--gpus", "1"], &["--quiet-period=1"]);
     host.registered();
@@ -581,20 +579,19 @@ fn restarts(random: &mut Random, orders: u64) {
     host.api.state().allocate("train", "u-1", &["gpu-0"]);
     for _ in 0..orders {
         let mut up = vec!["plugin", "kubelet", "api", "driver"];
-        let mut order = Order(Vec::new());
+        let mut is_first = true;
         for _ in 0..2 {
             let mut down = Vec::new();
-            while !up.is_empty() && (order.0.is_empty() || random.below(4) != 0) {
+            while !up.is_empty() && (is_first || random.below(4) != 0) {
+                is_first = false;
                 let next = random.take(&mut up);
                 host.stop(next);
-                order.0.push(format!("-{next}"));
                 down.push(next);
                 random.wait();
             }
             while !down.is_empty() {
                 let next = random.take(&mut down);
                 host.start_again(next);
-                order.0.push(format!("+{next}"));
                 up.push(next);
                 random.wait();
             }
@@ -604,7 +601,7 @@ fn restarts(random: &mut Random, orders: u64) {
         host.starts("train", "u-1", POLLED);
         let start = Instant::now();
         while let Err(error) = host.kubelet().try_unprepare(DRIVER, &[("train", "u-1")]) {
-            assert!(start.elapsed() < SOON, "{error}");
+            assert!(start.elapsed() < SOON, "{error}: {}", host.log());
         }
     }
 }
