@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -109,16 +110,18 @@ static void line(char left, char middle, char fill)
 	putchar('\n');
 }
 
+struct pci {
+	char legacy[16];
+	unsigned domain, bus, device, id, subsystem;
+	char text[32];
+};
+
 static void row(unsigned index, void *device)
 {
 	char name[96] = "Unknown", bus[64] = "Unknown";
 	struct memory memory = {0};
 	unsigned mig = 0, pending, persistence = 0;
-	struct {
-		char legacy[16];
-		unsigned domain, bus, device, id, subsystem;
-		char text[32];
-	} pci = {0};
+	struct pci pci = {0};
 	CALL(nvmlDeviceGetName, (void *, char *, unsigned), device, name, sizeof name);
 	CALL(nvmlDeviceGetMemoryInfo, (void *, struct memory *), device, &memory);
 	CALL(nvmlDeviceGetPersistenceMode, (void *, unsigned *), device, &persistence);
@@ -180,6 +183,7 @@ static int query(unsigned count, char *fields, const char *format)
 			continue;
 		snprintf(copy, sizeof copy, "%s", fields);
 		for (char *field = strtok(copy, ","); field; field = strtok(NULL, ","), separator = ", ") {
+			unsigned number = 0;
 			if (!strcmp(field, "index")) {
 				snprintf(text, sizeof text, "%u", i);
 			} else if (!strcmp(field, "uuid")) {
@@ -191,6 +195,17 @@ static int query(unsigned count, char *fields, const char *format)
 				snprintf(text, sizeof text, "%llu%s", memory.total >> 20, strstr(format, "nounits") ? "" : " MiB");
 			} else if (!strcmp(field, "driver_version")) {
 				CALL(nvmlSystemGetDriverVersion, (char *, unsigned), text, sizeof text);
+			} else if (!strcmp(field, "pci.bus_id")) {
+				struct pci pci = {0};
+				CALL(nvmlDeviceGetPciInfo_v3, (void *, struct pci *), device, &pci);
+				snprintf(text, sizeof text, "%s", pci.text);
+			} else if (!strcmp(field, "temperature.gpu")) {
+				bool known = !CALL(nvmlDeviceGetTemperature, (void *, unsigned, unsigned *), device, 0, &number);
+				known ? snprintf(text, sizeof text, "%u", number) : snprintf(text, sizeof text, "N/A");
+			} else if (!strcmp(field, "power.draw")) {
+				bool known = !CALL(nvmlDeviceGetPowerUsage, (void *, unsigned *), device, &number);
+				const char *unit = strstr(format, "nounits") ? "" : " W";
+				known ? snprintf(text, sizeof text, "%.2f%s", number / 1000.0, unit) : snprintf(text, sizeof text, "[N/A]");
 			} else {
 				printf("Field \"%s\" is not a valid field to query.\n", field);
 				return 2;

@@ -1,7 +1,10 @@
-//! The fake kubelet of the tests as a program: `fake-kubelet DIR`, where `DIR` takes the place of `/var/lib/kubelet`.
+//! The fake kubelet of the tests as a program: `fake-kubelet DIR [--claims]`, where `DIR` takes the place of `/var/lib/kubelet`.
 //!
 //! It prints a line for each event, and reads commands from stdin: `start`, `stop`, `cut RESOURCE`, `hang on|off`, `refuse N`,
 //! `allocate RESOURCE ID…`, `prefer RESOURCE N ID…`, `podresources RESOURCE ID…`, `devices RESOURCE`. It ends with stdin.
+//!
+//! With `--claims`, it also manages claims (DRA), next to an API server whose credentials are in `DIR/kubelet.conf`. More commands then:
+//! `claim NAME UID DEVICE…` allocates devices, `prepare DRIVER NAME UID` and `unprepare DRIVER NAME UID` call the driver.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -16,26 +19,37 @@
     reason = "a tool for tests"
 )]
 
+#[path = "../tests/fake_api/mod.rs"]
+mod fake_api;
 #[path = "../tests/fake_kubelet/mod.rs"]
 mod fake_kubelet;
 
 use std::io::BufRead;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use fake_api::FakeApi;
+use fake_kubelet::dra::DraKubelet;
 use fake_kubelet::{Event, FakeKubelet};
 
 type Slot = Arc<Mutex<Option<FakeKubelet>>>;
 
 fn main() {
-    let dir = PathBuf::from(std::env::args_os().nth(1).expect("usage: fake-kubelet DIR"));
+    let mut arguments = std::env::args_os().skip(1);
+    let dir = PathBuf::from(arguments.next().expect("usage: fake-kubelet DIR [--claims]"));
+    let claims = arguments.next().map(|_| Arc::new(Claims::start(&dir)));
     let slot: Slot = Arc::new(Mutex::new(Some(FakeKubelet::start(&dir))));
-    let printed = Arc::clone(&slot);
-    std::thread::spawn(move || print_events(&printed));
+    let printed = (Arc::clone(&slot), claims.clone());
+    std::thread::spawn(move || print_events(&printed.0, printed.1.as_deref()));
+    println!("ready");
     for line in std::io::stdin().lock().lines() {
         let line = line.unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();
+        if let Some(answer) = claims.as_ref().and_then(|claims| claims.command(&words)) {
+            println!("{answer}");
+            continue;
+        }
         let mut slot = slot.lock().unwrap();
         match (&*words, &*slot) {
             (["start"], _) => {
@@ -93,9 +107,64 @@ fn devices(devices: &std::collections::BTreeMap<String, bool>) -> String {
     devices.iter().map(|(id, healthy)| format!(" {id}={}", word(*healthy))).collect()
 }
 
-fn print_events(slot: &Slot) {
+/// The part for claims.
+struct Claims {
+    api: FakeApi,
+    kubelet: DraKubelet,
+}
+
+impl Claims {
+    fn start(dir: &Path) -> Self {
+        std::fs::create_dir_all(dir).unwrap();
+        Self { api: FakeApi::start(dir), kubelet: DraKubelet::start(dir) }
+    }
+
+    /// Answers a command for claims.
+    fn command(&self, words: &[&str]) -> Option<String> {
+        Some(match words {
+            ["claim", name, uid, devices @ ..] => {
+                self.api.state().allocate(name, uid, devices);
+                "ok".to_owned()
+            }
+            ["prepare", driver, name, uid] => match self.kubelet.try_prepare(driver, &[(name, uid)]) {
+                Ok(mut claims) => match claims.remove(*uid) {
+                    Some(claim) if claim.error.is_empty() => {
+                        let ids = claim.devices.into_iter().flat_map(|device| device.cdi_device_ids);
+                        format!("prepared {}", ids.collect::<Vec<_>>().join(" "))
+                    }
+                    claim => format!("refused {}", claim.map(|claim| claim.error).unwrap_or_default()),
+                },
+                Err(error) => format!("refused {error}"),
+            },
+            ["unprepare", driver, name, uid] => match self.kubelet.try_unprepare(driver, &[(name, uid)]) {
+                Ok(claims) if claims.values().all(|claim| claim.error.is_empty()) => "unprepared".to_owned(),
+                Ok(claims) => format!("refused {claims:?}"),
+                Err(error) => format!("refused {error}"),
+            },
+            _ => return None,
+        })
+    }
+
+    /// A line for each part of the state: the drivers, the published devices with their taints, and their health.
+    fn lines(&self) -> [String; 3] {
+        let state = self.kubelet.state();
+        let drivers: String = state.drivers.keys().map(|name| format!(" {name}")).collect();
+        let published = self.api.state().devices();
+        let taint = |is_tainted: bool| if is_tainted { "Tainted" } else { "Free" };
+        let published: String =
+            published.iter().map(|(name, tainted)| format!(" {name}={}", taint(*tainted))).collect();
+        let health = state.health.iter().map(|(name, (healthy, why))| format!(" {name}={healthy} {why};"));
+        [format!("drivers{drivers}"), format!("published{published}"), format!("health{}", health.collect::<String>())]
+    }
+}
+
+fn print_events(slot: &Slot, claims: Option<&Claims>) {
+    let mut printed = [const { String::new() }; 3];
     loop {
         std::thread::sleep(Duration::from_millis(20));
+        let now = claims.map(Claims::lines).unwrap_or_default();
+        now.iter().zip(&printed).filter(|(now, printed)| now != printed).for_each(|(now, _)| println!("{now}"));
+        printed = now;
         let slot = slot.lock().unwrap();
         let Some(kubelet) = &*slot else { continue };
         let events: Vec<_> = kubelet.state().events.drain(..).collect();
