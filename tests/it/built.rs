@@ -41,7 +41,8 @@ pub fn programs() -> &'static Path {
     BUILT.get_or_init(|| {
         let programs = Path::new(HOOK).parent().unwrap();
         let mut build = Command::new(env!("CARGO"));
-        build.args(["test", "--quiet", "--locked", "--workspace", "--no-run", "--test", "monitor", "--examples"]);
+        build.args(["test", "--quiet", "--locked", "--workspace", "--no-run", "--examples"]);
+        build.args(["--test", "monitor", "--test", "command_line"]);
         run(build.arg("--target-dir").arg(programs.parent().unwrap()).current_dir(source(""))).ok();
         programs
     })

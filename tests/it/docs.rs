@@ -330,7 +330,7 @@ fn every_key_is_documented() {
     assert!(seen > 15, "{seen}");
 }
 
-/// There are at most sixteen pages of at most 200 lines, and an index of all of them. Only the entries of findings may make a page longer.
+/// There are at most eighteen pages of at most 200 lines, and an index of all of them. Only the entries of findings may make a page longer.
 fn pages_are_short_and_indexed() {
     let lines = |name: &str| std::fs::read_to_string(source(name)).unwrap().lines().count();
     assert!(lines("README.md") <= 150, "README.md: {}", lines("README.md"));
@@ -347,7 +347,7 @@ fn pages_are_short_and_indexed() {
         assert!(index.contains(&format!("]({name})")), "docs/README.md does not list {name}");
         count += 1;
     }
-    assert!(count <= 17, "{count} pages");
+    assert!(count <= 18, "{count} pages");
 }
 
 /// The text of an SVG file, without spaces.

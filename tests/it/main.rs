@@ -43,6 +43,7 @@ mod features;
 mod findings;
 mod fuzz_corpus;
 mod golden;
+mod gpu_kit;
 mod gpudirect;
 mod gpus;
 mod grants;
@@ -107,7 +108,7 @@ macro_rules! tests_of {
 tests_of! {
     architecture, bad_input, budget, cache, captures, cdi, cdi_conformance, cdi_containers, cgroup, conformance,
     daemon_set, deb, debian, docker, docs, doctor, doctor_container, driver_roots, engine_texts, failure,
-    features, findings, fuzz_corpus, golden, gpudirect, gpus, grants, help, hostile::blocking, hostile::engine, hostile::environment,
+    features, findings, fuzz_corpus, golden, gpu_kit, gpudirect, gpus, grants, help, hostile::blocking, hostile::engine, hostile::environment,
     hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths, hostile::races,
     hostile::volumes, hosts, json_schema, ldcache, ldconfig, lean, limits, limits_cdi, live, log, nvidia_cli,
     nvidia_ctk, obs, own_nodes, packages, packaging, peers, plan, podman, podman_drop_in, podman_shapes, poststop, precreate,
@@ -148,6 +149,7 @@ fn needs_release(test: &str) -> bool {
         "architecture::the_program_of_compat",
         "budget::",
         "deb::",
+        "gpu_kit::",
         "lean::",
         "nvidia_ctk::",
         "readme::",
