@@ -148,7 +148,9 @@ pub(crate) fn join(pid: Pid) -> Result<()> {
 fn mounts() -> Result<Vec<Hierarchy>> {
     match usual::hierarchy() {
         Some(hierarchy) => Ok(vec![hierarchy]),
-        None => Ok(hierarchies(&proc_file::read(MOUNTINFO).with_context(|| format!("cannot read {MOUNTINFO:?}"))?)),
+        None => {
+            Ok(hierarchies(&proc_file::read_table(MOUNTINFO).with_context(|| format!("cannot read {MOUNTINFO:?}"))?))
+        }
     }
 }
 

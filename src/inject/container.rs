@@ -29,8 +29,9 @@ pub(crate) struct OpenContainer {
     rootfs: Root,
     /// `None` for the current mount namespace
     mount_ns: Option<MountNs>,
-    /// User and group id of its root user on the host, the owner of files that the hook creates
-    owner: (u32, u32),
+    /// User and group id of its root user on the host, the owner of files that the hook creates; `None` if that is the user of this
+    /// process
+    owner: Option<(u32, u32)>,
     /// The ids of its user namespace, if that is not ours
     ids: Option<Ids>,
 }
@@ -68,14 +69,14 @@ impl OpenContainer {
         // Unlike the files in it, the directory belongs to the effective user also of a process that is not dumpable, as those of the
         // runtimes are not (`task_dump_owner` in fs/proc/base.c).
         let owner = std::fs::metadata(format!("/proc/{pid}")).context("its init process has ended")?;
-        let owner = (owner.uid(), owner.gid());
+        let owner = Some((owner.uid(), owner.gid())).filter(|owner| *owner != us());
         let mount_ns = MountNs::of_process(pid)?;
         if [ns::mount_ns_of("self"), ns::mount_ns_of("1")].contains(&Some(mount_ns.id()?)) {
             return Err(no_mount_namespace());
         }
         let host = Root::open(Path::new(&format!("/proc/{pid}/root")))?;
         let rootfs = host.open_root(rootfs).with_context(|| format!("open its rootfs {rootfs:?}"))?;
-        let ids = if owner == us() { None } else { Some(Ids::of_process(pid)?) };
+        let ids = owner.map(|_| Ids::of_process(pid)).transpose()?;
         Ok(Self { rootfs, mount_ns: Some(mount_ns), owner, ids })
     }
 
@@ -113,7 +114,12 @@ impl OpenContainer {
     pub(crate) fn here(rootfs: &Path) -> Result<Self> {
         ensure!(rootfs != Path::new("/"), "the container's rootfs is \"/\"");
         let rootfs = Root::open(rootfs).with_context(|| format!("cannot open the container's rootfs {rootfs:?}"))?;
-        Ok(Self { rootfs, mount_ns: None, owner: us(), ids: None })
+        Ok(Self { rootfs, mount_ns: None, owner: None, ids: None })
+    }
+
+    /// Whether [`Self::enter`] makes this process create files for another user.
+    pub(crate) const fn has_other_owner(&self) -> bool {
+        self.owner.is_some()
     }
 
     /// The root file system of the container.
@@ -178,12 +184,10 @@ impl OpenContainer {
     /// # Errors
     /// If the kernel refuses.
     pub(crate) fn enter(self) -> Result<Inside> {
-        let owner_is_us = self.owner == us();
         if let Some(mount_ns) = self.mount_ns {
             mount_ns.enter().context("cannot enter the container's mount namespace")?;
         }
-        if !owner_is_us {
-            let (uid, gid) = self.owner;
+        if let Some((uid, gid)) = self.owner {
             base::sys::process::create_files_as(uid, gid)
                 .with_context(|| format!("cannot create files as the container's root user {uid}:{gid}"))?;
         }

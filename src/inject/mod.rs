@@ -93,12 +93,15 @@ pub(crate) fn carry_out(
     let Plan { steps, api, hosts_dev, label, mut findings } = plan;
     let is_own = leftovers::is_own(open.rootfs(), container.id, container.bundle, &container.spec.rootfs);
     let own_nodes = steps.iter().filter_map(|(step, _)| step.own_node()).collect();
+    let has_other_owner = open.has_other_owner();
     let inside = open.enter().map(|inside| Layout::new(inside, api, hosts_dev, label, &container.spec.mounts));
     let target = inside.map(|layout| Target::new(layout, api, is_own, earlier.to_vec(), own_nodes));
     let finished = target.and_then(|target| run_all(target, steps));
     // In a container with a user namespace, the files so far were created as its root user. From here on, files belong to the
     // host's root: a record is only accepted if no other user could have written it.
-    base::sys::process::create_files_as_ourselves();
+    if has_other_owner {
+        base::sys::process::create_files_as_ourselves();
+    }
     let finished = finished?;
     findings.extend(finished.findings);
     Ok(Finished { findings, ..finished })

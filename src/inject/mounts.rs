@@ -180,7 +180,7 @@ impl Mounts {
 
 /// Reads the current mount table.
 pub(super) fn read_table() -> Result<Vec<u8>> {
-    proc_file::read("/proc/self/mountinfo").context("read \"/proc/self/mountinfo\"")
+    proc_file::read_table("/proc/self/mountinfo").context("read \"/proc/self/mountinfo\"")
 }
 
 /// Reports whether config.json has the runtime mount a tmpfs at /dev.

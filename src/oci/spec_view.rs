@@ -197,7 +197,8 @@ fn read_with(bundle: &Path, parse: impl FnOnce(&[u8], &Path) -> Result<SpecView>
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>> {
-    base::read::read_limited(open_host_file(path)?.0, super::MAX_JSON)
+    let (file, stat) = open_host_file(path)?;
+    base::read::read_known(&file, &stat, super::MAX_JSON)
 }
 
 /// Parses config.json. A relative `root.path` is relative to `bundle`.

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::proc_file;
+use super::proc_file::{self, Length};
 
 /// An open mount namespace.
 #[derive(Debug)]
@@ -101,7 +101,7 @@ pub fn other_mount_tables(limits: Limits, mut see: impl FnMut(&[u8]) -> bool) ->
         let Ok(file) = rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else {
             return Ok(true); // the process has ended
         };
-        let table = proc_file::read_whole(File::from(file).take(*left as u64 + 1), 0).unwrap_or_default();
+        let table = proc_file::read_whole(File::from(file).take(*left as u64 + 1), Length::Unknown).unwrap_or_default();
         *left = left.checked_sub(table.len()).ok_or_else(too_many)?;
         Ok(see(&table))
     };

@@ -8,13 +8,33 @@ use std::path::Path;
 /// The size in bytes of the first read. Most files are shorter.
 const USUAL: usize = 4 << 10;
 
-/// Reads a file of proc(5).
+/// The largest record in bytes of the files that [`read_short`] reads.
+const RECORD: usize = USUAL / 2;
+
+/// Reads a file of proc(5), except for mount tables, which [`read_table`] reads.
 ///
 /// # Errors
 /// If the file cannot be opened or read. For a process that has ended, the error is NotFound or ESRCH.
 pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+    read_short(File::open(path)?)
+}
+
+/// Reads a file of proc(5) that can have long records, such as the options of an overlay in mountinfo.
+///
+/// # Errors
+/// Those of [`read`].
+pub fn read_table(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     // `take` keeps std from calling statx(2) for the size, which is 0 for these files.
-    read_whole(File::open(path)?.take(u64::MAX), 0)
+    read_whole(File::open(path)?.take(u64::MAX), Length::Unknown)
+}
+
+/// Reads an open file of a kernel module or of proc(5) whose records have at most 2 KiB. A read that leaves more room than a record needs
+/// was the last one: the kernel adds records as long as they fit into the buffer (`seq_read_iter` in fs/seq_file.c).
+///
+/// # Errors
+/// Those of read(2).
+pub fn read_short(file: impl Read) -> io::Result<Vec<u8>> {
+    read_whole(file.take(u64::MAX), Length::ShortRecords)
 }
 
 /// Reads a file of proc(5) as text. Bytes that are not UTF-8 are replaced.
@@ -37,28 +57,70 @@ fn parent_of(status: &str) -> Option<i32> {
     (parent > 0).then_some(parent)
 }
 
-/// Reads `input` to its end. `size` is the expected length in bytes. The first 4 KiB are read to the stack, because allocating
-/// and freeing a large buffer takes longer than copying a few hundred bytes.
-pub(crate) fn read_whole(mut input: impl Read, size: usize) -> io::Result<Vec<u8>> {
-    let mut room = [0; USUAL];
+/// What is known about the length of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Length {
+    /// Nothing: only a read of 0 bytes is the end.
+    Unknown,
+    /// The kernel generates it, with records of at most [`RECORD`] bytes.
+    ShortRecords,
+    /// The size in bytes according to fstat(2), at least 1. The file may have become longer since.
+    Known(usize),
+}
+
+impl Length {
+    /// Whether a read of `read` bytes into a buffer of `room` bytes was the last one.
+    const fn is_end(self, filled: usize, read: usize, room: usize) -> bool {
+        match self {
+            Self::Unknown => read == 0,
+            Self::ShortRecords => read == 0 || room - read > RECORD,
+            Self::Known(size) => read == 0 || filled >= size,
+        }
+    }
+}
+
+/// Reads `input` to its end. The first 4 KiB are read to the stack, because allocating and freeing a large buffer takes longer than
+/// copying a few hundred bytes.
+pub(crate) fn read_whole(mut input: impl Read, length: Length) -> io::Result<Vec<u8>> {
+    let size = if let Length::Known(size) = length { size } else { 0 };
+    let mut bytes = Vec::new();
+    if size <= USUAL {
+        let mut room = [0; USUAL];
+        let (filled, is_end) = fill(&mut input, &mut room, length)?;
+        let read = room.get(..filled).unwrap_or_default();
+        if is_end {
+            return Ok(read.to_vec());
+        }
+        bytes.reserve_exact(4 * USUAL);
+        bytes.extend_from_slice(read);
+    } else {
+        bytes.resize(size, 0);
+        let (filled, is_end) = fill(&mut input, &mut bytes, length)?;
+        bytes.truncate(filled);
+        if is_end {
+            return Ok(bytes);
+        }
+    }
+    input.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Reads until `room` is full or the end is reached. Returns the number of bytes, and whether the end is reached.
+fn fill(input: &mut impl Read, room: &mut [u8], length: Length) -> io::Result<(usize, bool)> {
     let mut filled = 0;
     while let Some(rest) = room.get_mut(filled..).filter(|rest| !rest.is_empty()) {
         match input.read(rest) {
-            Ok(0) => break,
-            Ok(read) => filled += read,
+            Ok(read) => {
+                filled += read;
+                if length.is_end(filled, read, rest.len()) {
+                    return Ok((filled, true));
+                }
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }
-    let read = room.get(..filled).unwrap_or_default();
-    if filled < USUAL {
-        return Ok(read.to_vec());
-    }
-    // One byte more, so that the read that returns 0 does not make the buffer grow.
-    let mut bytes = Vec::with_capacity(size.saturating_add(1).max(4 * USUAL));
-    bytes.extend_from_slice(read);
-    input.read_to_end(&mut bytes)?;
-    Ok(bytes)
+    Ok((filled, false))
 }
 
 #[cfg(test)]
@@ -83,10 +145,59 @@ mod tests {
 
     #[test]
     fn all_of_it_is_read() {
-        for length in [0, 1, 999, USUAL - 1, USUAL, USUAL + 1, 9 * USUAL] {
+        for length in [1, 999, USUAL - 1, USUAL, USUAL + 1, 9 * USUAL] {
             let bytes: Vec<u8> = (0..length).map(|n| u8::try_from(n % 251).unwrap()).collect();
-            assert_eq!(read_whole(bytes.as_slice(), length).unwrap(), bytes, "{length}");
-            assert_eq!(read_whole(Slow(&bytes), 0).unwrap(), bytes, "{length}");
+            for size in [Length::Unknown, Length::Known(length), Length::Known(length + 7), Length::ShortRecords] {
+                assert_eq!(read_whole(bytes.as_slice(), size).unwrap(), bytes, "{length} {size:?}");
+            }
+            for size in [Length::Unknown, Length::Known(length)] {
+                assert_eq!(read_whole(Slow(&bytes), size).unwrap(), bytes, "{length} {size:?}");
+            }
         }
+        for size in [Length::Unknown, Length::ShortRecords, Length::Known(3)] {
+            assert!(read_whole(&[][..], size).unwrap().is_empty());
+        }
+    }
+
+    /// Counts reads.
+    struct Counted<'a>(&'a [u8], usize);
+
+    impl Read for Counted<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.1 += 1;
+            self.0.read(buffer)
+        }
+    }
+
+    #[test]
+    fn a_read_that_can_only_return_nothing_is_left_out() {
+        let reads = |length: usize, size| {
+            let bytes = vec![7; length];
+            let mut counted = Counted(&bytes, 0);
+            assert_eq!(read_whole(&mut counted, size).unwrap(), bytes);
+            counted.1
+        };
+        for (length, size, expected) in [
+            (100, Length::Unknown, 2),
+            (100, Length::ShortRecords, 1),
+            (100, Length::Known(100), 1),
+            (9 * USUAL, Length::Known(9 * USUAL), 1),
+            // The next record may have been too long for the rest of the buffer.
+            (USUAL - RECORD, Length::ShortRecords, 2),
+            // The size was that of an earlier moment.
+            (100, Length::Known(101), 2),
+        ] {
+            assert_eq!(reads(length, size), expected, "{length} {size:?}");
+        }
+        let mut longer = Counted(&[7; 100], 0);
+        assert_eq!(read_whole(&mut longer, Length::Known(90)).unwrap().len(), 100, "it has become longer");
+    }
+
+    #[test]
+    fn files_of_the_kernel() {
+        for path in ["/proc/self/status", "/proc/self/cmdline", "/proc/self/cgroup", "/proc/self/uid_map"] {
+            assert_eq!(read(path).unwrap().len(), std::fs::read(path).unwrap().len(), "{path}");
+        }
+        assert!(read_table("/proc/self/mountinfo").unwrap().ends_with(b"\n"));
     }
 }

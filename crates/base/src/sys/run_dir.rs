@@ -13,11 +13,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use nix::fcntl::{Flock, FlockArg};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, Stat};
 use rustix::io::Errno;
 
 use super::in_root::or_missing;
 use super::ns;
+use super::proc_file::{Length, read_whole};
 
 const NAME: &str = "oci-nvidia-hook";
 /// The time between two attempts to take a lock.
@@ -27,6 +28,8 @@ const LOCK_PAUSE: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub struct RunDir {
     fd: OwnedFd,
+    /// The user of this process
+    us: u32,
 }
 
 /// A lock that is held until the value is dropped or the process ends.
@@ -41,7 +44,11 @@ impl RunDir {
     /// # Errors
     /// If there is no parent directory for this user, the directory cannot be created, or it is not only this user's.
     pub fn open() -> io::Result<Self> {
-        Self::open_in(&base()?)
+        let (base, us) = base()?;
+        match open_dir(CWD, &base.join(NAME), us) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Self::made_in(&base, us),
+            opened => close_to_others(opened?),
+        }
     }
 
     /// Opens the run-time directory if it exists.
@@ -49,7 +56,8 @@ impl RunDir {
     /// # Errors
     /// If the directory exists, but cannot be opened or is not only this user's.
     pub fn existing() -> io::Result<Option<Self>> {
-        or_missing(open_dir(CWD, &base()?.join(NAME)))
+        let (base, us) = base()?;
+        or_missing(open_dir(CWD, &base.join(NAME), us)).map(|found| found.map(|(dir, _)| dir))
     }
 
     /// Opens or creates the run-time directory in `base`, which must exist.
@@ -57,8 +65,12 @@ impl RunDir {
     /// # Errors
     /// If `base` does not exist, the directory cannot be created, or it is not only this user's.
     pub fn open_in(base: &Path) -> io::Result<Self> {
+        Self::made_in(base, rustix::process::geteuid().as_raw())
+    }
+
+    fn made_in(base: &Path, us: u32) -> io::Result<Self> {
         let base = rustix::fs::openat(CWD, base, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        make_dir(base.as_fd(), Path::new(NAME))
+        make_dir(base.as_fd(), Path::new(NAME), us)
     }
 
     /// Opens a directory below this one, and creates it if it is missing.
@@ -66,7 +78,7 @@ impl RunDir {
     /// # Errors
     /// If the directory cannot be created, or is not only this user's.
     pub fn below(&self, name: &str) -> io::Result<Self> {
-        make_dir(self.fd.as_fd(), Path::new(name))
+        make_dir(self.fd.as_fd(), Path::new(name), self.us)
     }
 
     /// Opens a directory below this one if it exists.
@@ -74,7 +86,7 @@ impl RunDir {
     /// # Errors
     /// If the directory exists, but cannot be opened or is not only this user's.
     pub fn existing_below(&self, name: &str) -> io::Result<Option<Self>> {
-        or_missing(open_dir(self.fd.as_fd(), Path::new(name)))
+        or_missing(open_dir(self.fd.as_fd(), Path::new(name), self.us)).map(|found| found.map(|(dir, _)| dir))
     }
 
     /// Reads a file of at most `limit` bytes. Returns `None` if it does not exist.
@@ -86,10 +98,11 @@ impl RunDir {
         let Some(fd) = or_missing(rustix::fs::openat(&self.fd, name, flags, Mode::empty()).map_err(Into::into))? else {
             return Ok(None);
         };
-        let size = check_ours(fd.as_fd(), FileType::RegularFile)?;
-        // One byte more, for the read that returns 0. With an empty buffer, std starts with reads of 32 bytes.
-        let mut bytes = Vec::with_capacity(size.min(limit).saturating_add(1).try_into().unwrap_or_default());
-        File::from(fd).take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+        let size = check_ours(fd.as_fd(), FileType::RegularFile, self.us)?.st_size;
+        let most = limit.saturating_add(1);
+        let size = usize::try_from(size.min(i64::try_from(most).unwrap_or(i64::MAX))).unwrap_or_default();
+        let length = if size > 0 { Length::Known(size) } else { Length::Unknown };
+        let bytes = read_whole(File::from(fd).take(most), length)?;
         if u64::try_from(bytes.len()).is_ok_and(|read| read > limit) {
             return Err(io::Error::from(io::ErrorKind::FileTooLarge));
         }
@@ -166,7 +179,7 @@ impl RunDir {
     pub fn lock(&self, name: &str, patience: Duration) -> io::Result<Option<Lock>> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR)?;
-        check_ours(fd.as_fd(), FileType::RegularFile)?;
+        check_ours(fd.as_fd(), FileType::RegularFile, self.us)?;
         let mut file = File::from(fd);
         let until = Instant::now() + patience;
         loop {
@@ -225,7 +238,7 @@ impl<Fd: AsFd> Replacement<Fd> {
 /// # Errors
 /// Those of [`ns::in_user_namespace`], and NotFound if the user has no id outside of the namespace.
 pub fn path() -> io::Result<PathBuf> {
-    Ok(base()?.join(NAME))
+    Ok(base()?.0.join(NAME))
 }
 
 /// Returns the path of root's run-time directory, which only root can read.
@@ -234,51 +247,52 @@ pub fn path_of_root() -> PathBuf {
     Path::new("/run").join(NAME)
 }
 
-/// Returns the parent of the run-time directory. Root in a user namespace is the user who created it, and cannot write to `/run`.
-fn base() -> io::Result<PathBuf> {
+/// Returns the parent of the run-time directory, and the user of this process. Root in a user namespace is the user who created it, and
+/// cannot write to `/run`.
+fn base() -> io::Result<(PathBuf, u32)> {
     let us = rustix::process::geteuid().as_raw();
     if us == 0 && !ns::in_user_namespace()? {
-        return Ok(PathBuf::from("/run"));
+        return Ok((PathBuf::from("/run"), us));
     }
     let outside = ns::uid_outside(us)?.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-    Ok(PathBuf::from(format!("/run/user/{outside}")))
+    Ok((PathBuf::from(format!("/run/user/{outside}")), us))
 }
 
-fn make_dir(parent: impl AsFd, name: &Path) -> io::Result<RunDir> {
-    match open_dir(parent.as_fd(), name) {
+fn make_dir(parent: impl AsFd, name: &Path, us: u32) -> io::Result<RunDir> {
+    match open_dir(parent.as_fd(), name, us) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         other => return close_to_others(other?),
     }
     match rustix::fs::mkdirat(&parent, name, Mode::RWXU) {
-        Ok(()) | Err(Errno::EXIST) => close_to_others(open_dir(parent, name)?),
+        Ok(()) | Err(Errno::EXIST) => close_to_others(open_dir(parent, name, us)?),
         Err(error) => Err(error.into()),
     }
 }
 
 /// Removes the access of other users to a directory that they can read. The bits of the group are also the mask of an ACL (acl(5)).
-fn close_to_others(dir: RunDir) -> io::Result<RunDir> {
-    if rustix::fs::fstat(&dir.fd)?.st_mode & 0o077 != 0 {
+fn close_to_others((dir, stat): (RunDir, Stat)) -> io::Result<RunDir> {
+    if stat.st_mode & 0o077 != 0 {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         rustix::fs::fchmod(rustix::fs::openat(&dir.fd, ".", flags, Mode::empty())?, Mode::RWXU)?;
     }
     Ok(dir)
 }
 
-fn open_dir(parent: impl AsFd, name: &Path) -> io::Result<RunDir> {
+fn open_dir(parent: impl AsFd, name: &Path, us: u32) -> io::Result<(RunDir, Stat)> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = rustix::fs::openat(parent, name, flags, Mode::empty())?;
-    check_ours(fd.as_fd(), FileType::Directory)?;
-    Ok(RunDir { fd })
+    let stat = check_ours(fd.as_fd(), FileType::Directory, us)?;
+    Ok((RunDir { fd, us }, stat))
 }
 
-/// Checks that no other user can have written a file, and returns its size. A file with several hard links is rejected, because it
-/// is also in another directory.
-fn check_ours(fd: impl AsFd, kind: FileType) -> io::Result<u64> {
+/// Checks that no user other than `us` can have written a file, and returns its state. A file with several hard links is rejected,
+/// because it is also in another directory.
+fn check_ours(fd: impl AsFd, kind: FileType, us: u32) -> io::Result<Stat> {
     let stat = rustix::fs::fstat(fd)?;
-    let is_ours = stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o022 == 0;
+    let is_ours = stat.st_uid == us && stat.st_mode & 0o022 == 0;
     let has_one_name = kind == FileType::Directory || stat.st_nlink == 1;
     if FileType::from_raw_mode(stat.st_mode) == kind && is_ours && has_one_name {
-        return Ok(stat.st_size.try_into().unwrap_or_default());
+        return Ok(stat);
     }
     Err(io::Error::other("another user may have written it"))
 }

@@ -150,7 +150,7 @@ fn read_trusted(path: &Path) -> Result<String> {
             format!("check the content of the file, then run \"chown root:root {0}; chmod go-w {0}\"", path.display()),
         ));
     }
-    let bytes = base::read::read_limited(file, MAX_SIZE)?;
+    let bytes = base::read::read_known(&file, &stat, MAX_SIZE)?;
     String::from_utf8(bytes).map_err(|error| anyhow::anyhow!("not UTF-8 at byte {}", error.utf8_error().valid_up_to()))
 }
 
