@@ -3,14 +3,17 @@
 //! The directory is `/` on most hosts, `/run/nvidia/driver` if a container contains the driver, and a temporary directory in
 //! tests.
 
+mod listing;
+
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
@@ -19,6 +22,8 @@ use rustix::fs::{AtFlags, FileType, OFlags, Stat};
 use crate::paths::HostPath;
 use crate::report::errno_text;
 use crate::sys::in_root::{Root, real_path};
+use crate::sys::proc_file::read_short;
+use listing::Listing;
 
 /// The size limit of [`Tree::read`] in bytes. The ld.so.cache of a large system has 1 MB.
 const MAX_FILE: usize = 64 << 20;
@@ -38,6 +43,15 @@ struct Opened {
     /// Paths that could not be examined although something may exist there. Most callers treat these as missing, so
     /// [`Tree::troubles`] reports them.
     troubles: Mutex<BTreeMap<PathBuf, io::Error>>,
+}
+
+/// A regular file below the tree, after all symbolic links. Its owner, size and times are not known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegularFile {
+    /// The path below the tree, with a leading slash.
+    pub path: PathBuf,
+    /// The path on the host.
+    pub host: HostPath,
 }
 
 /// A file below the tree, after all symbolic links.
@@ -90,17 +104,73 @@ impl Tree {
         self.noted(path, self.locate_by_name(path))
     }
 
-    /// Looks the name up in its directory, which is probably open already.
     fn locate_by_name(&self, path: &Path) -> io::Result<Located> {
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return self.resolve(path) };
-        let dir = self.dir(parent)?;
-        match dir.follow(name)? {
-            Some((name, stat)) => Ok(self.located(dir.path.join(name), &stat)),
-            None => self.resolve(path),
+        match self.follow(path, Look::Completely)? {
+            Some((path, Seen::Stat(stat))) => Ok(self.located(path, &stat)),
+            _ => self.resolve(path),
         }
     }
 
-    /// Has the kernel follow all links, for a name that is a link to another directory.
+    /// Returns the regular file at `path` after all symbolic links, or `None` if another file is there. Only its name and its type are
+    /// read: a program that uses the file opens and checks it.
+    ///
+    /// # Errors
+    /// Those of [`Self::locate`].
+    pub fn regular_file(&self, path: &Path) -> io::Result<Option<RegularFile>> {
+        self.regular(path, Look::Type)
+    }
+
+    /// Like [`Self::regular_file`], for a path that is probably a symbolic link.
+    ///
+    /// # Errors
+    /// Those of [`Self::locate`].
+    pub fn linked_file(&self, path: &Path) -> io::Result<Option<RegularFile>> {
+        self.regular(path, Look::Link)
+    }
+
+    fn regular(&self, path: &Path, look: Look) -> io::Result<Option<RegularFile>> {
+        let found = self.noted(
+            path,
+            self.follow(path, look).and_then(|found| match found {
+                Some((path, seen)) => Ok((path, seen.kind())),
+                None => self.resolve(path).map(|located| (located.path, located.kind)),
+            }),
+        );
+        let (path, kind) = found?;
+        Ok((kind == FileType::RegularFile).then(|| RegularFile { host: HostPath::new(self.on_host(&path)), path }))
+    }
+
+    /// Looks a name up in its directory, which is probably open already, and follows links as the kernel does. Returns the real path,
+    /// or `None` if the kernel has to follow the links.
+    fn follow(&self, path: &Path, look: Look) -> io::Result<Option<(PathBuf, Seen)>> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
+        let (mut dir, mut name, mut look) = (self.dir(parent)?, name.to_owned(), look);
+        // Debian's alternatives use four links: `libcuda.so.1`, one in /etc/alternatives, `current/libcuda.so.1`, `libcuda.so.535`. The
+        // kernel follows a longer chain.
+        for _ in 0..6 {
+            let text = match dir.look(&name, look)? {
+                Seen::Link(text) => text,
+                seen => return Ok(Some((dir.path.join(name), seen))),
+            };
+            let target = Path::new(&text);
+            match target.components().collect::<Vec<_>>().as_slice() {
+                [Component::Normal(next)] if *next == text => {
+                    name = text;
+                    look = look.after_link();
+                }
+                _ if dir.path.starts_with("/proc") || names_a_directory(&text) => return Ok(None), // magic links have a text, too
+                _ => {
+                    let target = dir.path.join(target);
+                    let (Some(parent), Some(next)) = (target.parent(), target.file_name()) else { return Ok(None) };
+                    name = next.to_owned();
+                    dir = self.dir(parent)?;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Has the kernel follow all links.
     fn resolve(&self, path: &Path) -> io::Result<Located> {
         let fd = self.0.root.open_at(path, OFlags::PATH)?;
         Ok(self.located(self.path_of(&fd)?, &rustix::fs::fstat(&fd)?))
@@ -136,10 +206,11 @@ impl Tree {
             return Ok(Arc::clone(dir));
         }
         let dir = match self.0.root.open_plain_dir(path)? {
-            Some(fd) => OpenDir { fd, path: path.components().collect() },
+            Some(fd) => OpenDir::new(fd, path.components().collect()),
             None => {
                 let fd = self.0.root.open_at(path, OFlags::PATH | OFlags::DIRECTORY)?;
-                OpenDir { path: self.path_of(&fd)?, fd }
+                let path = self.path_of(&fd)?;
+                OpenDir::new(fd, path)
             }
         };
         let dir = Arc::new(dir);
@@ -155,10 +226,14 @@ impl Tree {
         self.open_known(path).map(|(file, _)| file)
     }
 
-    fn open_known(&self, path: &Path) -> Result<(File, Stat)> {
+    fn open_to_read(&self, path: &Path) -> io::Result<File> {
         // Without O_NONBLOCK, opening a fifo in its place would block the start of the container.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = File::from(self.noted(path, self.0.root.open_on_host(path, flags))?);
+        Ok(File::from(self.noted(path, self.0.root.open_on_host(path, flags))?))
+    }
+
+    fn open_known(&self, path: &Path) -> Result<(File, Stat)> {
+        let file = self.open_to_read(path)?;
         let stat = rustix::fs::fstat(&file)?;
         anyhow::ensure!(FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile, "not a regular file");
         Ok((file, stat))
@@ -179,6 +254,30 @@ impl Tree {
     /// Those of [`Self::read`].
     pub fn read_text(&self, path: &Path) -> Result<String> {
         Ok(String::from_utf8_lossy(&self.read(path)?).into_owned())
+    }
+
+    /// Reads a file of the kernel below /proc or /sys, which has no long records.
+    ///
+    /// # Errors
+    /// If it is missing or cannot be read.
+    pub fn read_kernel_file(&self, path: &Path) -> io::Result<Vec<u8>> {
+        read_short(self.open_to_read(path)?.take(MAX_FILE as u64))
+    }
+
+    /// Like [`Self::read_kernel_file`], as text.
+    ///
+    /// # Errors
+    /// Those of [`Self::read_kernel_file`].
+    pub fn read_kernel_text(&self, path: &Path) -> io::Result<String> {
+        Ok(String::from_utf8_lossy(&self.read_kernel_file(path)?).into_owned())
+    }
+
+    /// Reads the first bytes of a file of the kernel.
+    #[must_use]
+    pub fn kernel_bytes<const N: usize>(&self, path: &Path) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        self.open_to_read(path).ok()?.read_exact(&mut bytes).ok()?;
+        Some(bytes)
     }
 
     /// Reads the first bytes of a file, which show its format.
@@ -310,33 +409,111 @@ pub struct OpenDir {
     fd: OwnedFd,
     /// The path below the tree, with a leading slash, after all symbolic links
     path: PathBuf,
+    /// How many names were looked up of which only the type matters
+    lookups: AtomicUsize,
+    /// Its names, if it is small
+    listing: OnceLock<Option<Listing>>,
 }
 
+/// What is read of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    /// Its state
+    Completely,
+    /// Its type
+    Type,
+    /// Its type, but it is probably a link
+    Link,
+}
+
+impl Look {
+    /// Returns what is read of the next name, to which a link in the same directory leads. Of a library, this is the file.
+    const fn after_link(self) -> Self {
+        match self {
+            Self::Completely => Self::Completely,
+            Self::Type | Self::Link => Self::Type,
+        }
+    }
+}
+
+/// What a name is.
+enum Seen {
+    /// A link with this text
+    Link(OsString),
+    /// A file of this type
+    Type(FileType),
+    /// A file with this state
+    Stat(Stat),
+}
+
+impl Seen {
+    const fn kind(&self) -> FileType {
+        match self {
+            Self::Link(_) => FileType::Symlink,
+            Self::Type(kind) => *kind,
+            Self::Stat(stat) => FileType::from_raw_mode(stat.st_mode),
+        }
+    }
+}
+
+/// The number of lookups in a directory after which it is listed, if it is small: a listing takes five system calls.
+const LOOKUPS: usize = 2;
+
 impl OpenDir {
+    const fn new(fd: OwnedFd, path: PathBuf) -> Self {
+        Self { fd, path, lookups: AtomicUsize::new(0), listing: OnceLock::new() }
+    }
+
+    /// Returns the path below the tree, with a leading slash, after all symbolic links.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Returns the state of `name` without following links, or `None` if it is missing or cannot be examined.
     #[must_use]
     pub fn stat(&self, name: &str) -> Option<Stat> {
         rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok()
     }
 
-    /// Follows links that stay in this directory, as those of libraries do, and returns the last name with its state. Returns
-    /// `None` for a link to another directory.
-    fn follow(&self, name: &OsStr) -> io::Result<Option<(OsString, Stat)>> {
-        let mut name = name.to_owned();
-        // Drivers use two links: `libcuda.so` → `libcuda.so.1` → `libcuda.so.535`. The kernel follows a longer chain.
-        for _ in 0..4 {
-            let stat = rustix::fs::statat(&self.fd, &name, AtFlags::SYMLINK_NOFOLLOW)?;
-            if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
-                return Ok(Some((name, stat)));
-            }
-            let text = OsString::from_vec(rustix::fs::readlinkat(&self.fd, &name, Vec::new())?.into_bytes());
-            match Path::new(&text).components().collect::<Vec<_>>().as_slice() {
-                [Component::Normal(next)] if *next == text => name = text,
-                _ => return Ok(None),
+    fn look(&self, name: &OsStr, look: Look) -> io::Result<Seen> {
+        if look != Look::Completely {
+            match self.listing().map(|listing| listing.kind(name)) {
+                Some(None) => return Err(Errno::ENOENT.into()),
+                Some(Some(FileType::Symlink)) => return Ok(Seen::Link(self.link(name)?)),
+                Some(Some(FileType::Unknown)) => {}
+                Some(Some(kind)) => return Ok(Seen::Type(kind)),
+                None if look == Look::Link => match self.link(name) {
+                    Err(rustix::io::Errno::INVAL) => {} // not a link
+                    text => return Ok(Seen::Link(text?)),
+                },
+                None => {}
             }
         }
-        Ok(None)
+        let stat = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Symlink => Ok(Seen::Link(self.link(name)?)),
+            _ => Ok(Seen::Stat(stat)),
+        }
     }
+
+    fn link(&self, name: &OsStr) -> rustix::io::Result<OsString> {
+        Ok(OsString::from_vec(rustix::fs::readlinkat(&self.fd, name, Vec::new())?.into_bytes()))
+    }
+
+    /// Returns the names of the directory, if many were looked up and it is small.
+    fn listing(&self) -> Option<&Listing> {
+        if self.lookups.fetch_add(1, Ordering::Relaxed) < LOOKUPS {
+            return None;
+        }
+        self.listing.get_or_init(|| Listing::of_small(&self.fd).ok().flatten()).as_ref()
+    }
+}
+
+/// Whether the text of a link ends in a way that only leads to directories, which the kernel checks.
+fn names_a_directory(text: &OsStr) -> bool {
+    let text = text.as_bytes();
+    [&b"/"[..], b"/.", b"/.."].iter().any(|end| text.ends_with(end))
 }
 
 fn text_of(error: &io::Error) -> String {
@@ -390,6 +567,66 @@ mod tests {
         assert!(root.locate(Path::new("/lib64/outside")).is_err());
         assert_eq!(root.names(Path::new("/lib64")), ["libcuda.so.1", "libcuda.so.535", "outside"]);
         assert_eq!(root.read(Path::new("/lib64/libcuda.so.1")).unwrap(), b"elf");
+    }
+
+    /// Debian's alternatives, and links that only the kernel follows. The names are looked up before and after their directories are
+    /// listed.
+    #[test]
+    fn links_lead_where_the_kernel_follows_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |path: &str| dir.path().join(path);
+        for path in ["etc/alternatives", "usr/lib/nvidia/tesla", "usr/lib/empty"] {
+            std::fs::create_dir_all(at(path)).unwrap();
+        }
+        std::fs::write(at("usr/lib/nvidia/tesla/libcuda.so.535"), "elf").unwrap();
+        for (text, link) in [
+            ("/etc/alternatives/libcuda", "usr/lib/libcuda.so.1"),
+            ("../../usr/lib/nvidia/current/libcuda.so.1", "etc/alternatives/libcuda"),
+            ("tesla", "usr/lib/nvidia/current"),
+            ("libcuda.so.535", "usr/lib/nvidia/tesla/libcuda.so.1"),
+            ("../../../../../etc/alternatives/libcuda", "usr/lib/up"),
+            ("nvidia/current/../current/libcuda.so.1", "usr/lib/around"),
+            ("nvidia/current/libcuda.so.1/", "usr/lib/slash"),
+            ("nvidia/current/.", "usr/lib/dot"),
+            ("nvidia/current", "usr/lib/directory"),
+            ("nvidia/missing/libcuda.so.1", "usr/lib/dangling"),
+            ("/etc/hostname", "usr/lib/outside"),
+            ("a1", "usr/lib/a0"),
+            ("a0", "usr/lib/a1"),
+        ] {
+            symlink(text, at(link)).unwrap();
+        }
+        for number in 0..10 {
+            symlink(format!("c{}", number + 1), at(&format!("usr/lib/c{number}"))).unwrap();
+        }
+        std::fs::write(at("usr/lib/c10"), "").unwrap();
+        let names =
+            ["libcuda.so.1", "up", "around", "slash", "dot", "directory", "dangling", "outside", "a0", "c0", "no"];
+        let tree = Tree::open(&HostPath::new(dir.path())).unwrap();
+        for _ in 0..2 {
+            for path in names.map(|name| Path::new("/usr/lib").join(name)) {
+                let by_kernel = tree.resolve(&path).map_err(|error| error.raw_os_error());
+                let located = tree.locate(&path).map_err(|error| error.raw_os_error());
+                assert_eq!(located, by_kernel, "{path:?}");
+                let real = by_kernel.map(|real| (real.kind == FileType::RegularFile).then_some(real.host));
+                for found in [tree.regular_file(&path), tree.linked_file(&path)] {
+                    let found = found.map(|file| file.map(|file| file.host)).map_err(|error| error.raw_os_error());
+                    assert_eq!(found, real, "{path:?}");
+                }
+            }
+        }
+        let dirs = lock(&tree.0.dirs);
+        let (_, listed) = dirs.iter().find(|(path, _)| path == Path::new("/usr/lib")).unwrap();
+        assert!(listed.listing.get().is_some_and(Option::is_some), "it is small");
+    }
+
+    #[test]
+    fn magic_links_are_not_followed() {
+        let tree = Tree::open(&HostPath::new("/")).unwrap();
+        let file = std::fs::File::open("/etc/passwd").unwrap();
+        let path = PathBuf::from(crate::sys::in_root::fd_path(file.as_fd()));
+        assert!(tree.locate(&path).is_err() && tree.linked_file(&path).is_err());
+        assert!(tree.locate(Path::new("/proc/self/status")).is_ok());
     }
 
     #[test]

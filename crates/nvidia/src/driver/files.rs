@@ -2,10 +2,8 @@
 
 use std::path::Path;
 
-use rustix::fs::FileType;
-
 use base::paths::{ContainerPath, HostPath};
-use base::tree::{Located, Tree};
+use base::tree::{RegularFile, Tree};
 
 use super::file_table::{BINARIES, BINARY_DIRS, DESCRIPTIONS, FIRMWARE_DIR_PARAMETER, FIRMWARE_DIRS, XORG_DIRS};
 use crate::capability::Capabilities;
@@ -45,8 +43,8 @@ pub fn binaries(root: &Tree, capabilities: Capabilities) -> Vec<Binary> {
     wanted.filter_map(|row| Some(Binary { source: find(row.name)?.host, name: row.name })).collect()
 }
 
-fn regular(root: &Tree, path: &Path) -> Option<Located> {
-    root.locate(path).ok().filter(|located| located.kind == FileType::RegularFile)
+fn regular(root: &Tree, path: &Path) -> Option<RegularFile> {
+    root.regular_file(path).ok()?
 }
 
 /// Finds the description files for these capabilities.
@@ -68,7 +66,7 @@ pub fn descriptions(root: &Tree, version: &str, capabilities: Capabilities) -> V
 /// Finds the firmware of the GPU's own processor (GSP), which NVIDIA's stack also gives to containers.
 #[must_use]
 pub fn firmware(root: &Tree, version: &str) -> Vec<PlacedFile> {
-    let parameter = root.read_text(Path::new(FIRMWARE_DIR_PARAMETER)).unwrap_or_default();
+    let parameter = root.read_kernel_text(Path::new(FIRMWARE_DIR_PARAMETER)).unwrap_or_default();
     let configured = Some(parameter.trim_end()).filter(|dir| dir.starts_with('/'));
     for dir in configured.into_iter().chain(FIRMWARE_DIRS.iter().copied()) {
         let dir = Path::new(dir).join("nvidia").join(version);

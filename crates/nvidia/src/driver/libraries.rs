@@ -3,13 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::path::{Path, PathBuf};
-
-use rustix::fs::FileType;
 
 use base::paths::HostPath;
 use base::report::Finding;
-use base::tree::{Located, Tree};
+use base::tree::{RegularFile, Tree};
 use findings::catalog;
 
 use super::elf;
@@ -209,23 +208,24 @@ impl Search<'_> {
             let mut pass = |path: &Path, exists| {
                 passed.push(PassedOver { name: row.name, soname: soname.to_owned(), path: path.to_owned(), exists });
             };
-            let Some((located, file_name)) = self.regular_file(path) else {
+            // The name in the linker cache is a link to the file.
+            let Some((file, file_name)) = with_name(self.root.linked_file(path)) else {
                 pass(path, false);
                 continue;
             };
             if !self.fits(row, &file_name) {
-                pass(&located.path, true);
+                pass(&file.path, true);
                 continue;
             }
             // ld.so uses the first file. Further names of the same file are links to it.
             let library = found.get_or_insert_with(|| Library {
                 name: row.name,
                 arch,
-                source: located.host.clone(),
+                source: file.host.clone(),
                 file_name,
                 sonames: BTreeSet::new(),
             });
-            if library.source == located.host {
+            if library.source == file.host {
                 library.sonames.insert(soname.to_owned());
             }
         }
@@ -238,27 +238,25 @@ impl Search<'_> {
             || is_of_version(file_name, self.version)
     }
 
-    fn regular_file(&self, path: &Path) -> Option<(Located, OsString)> {
-        let located = self.root.locate(path).ok().filter(|located| located.kind == FileType::RegularFile)?;
-        let file_name = located.path.file_name()?.to_owned();
-        Some((located, file_name))
+    fn regular_file(&self, path: &Path) -> Option<(RegularFile, OsString)> {
+        with_name(self.root.regular_file(path))
     }
 
     /// Returns the library at a path, with any name and version. Returns `None` if it is not a library of this architecture.
     #[must_use]
     pub fn at(&self, arch: Arch, path: &Path) -> Option<Library> {
-        let (located, file_name) = self.regular_file(path)?;
-        self.library("", arch, located, file_name)
+        let (file, file_name) = self.regular_file(path)?;
+        self.library("", arch, file, file_name)
     }
 
-    fn library(&self, name: &'static str, arch: Arch, located: Located, file_name: OsString) -> Option<Library> {
-        if !self.root.header::<{ elf::HEADER }>(&located.path).is_some_and(|header| elf::is_for(&header, arch)) {
+    fn library(&self, name: &'static str, arch: Arch, file: RegularFile, file_name: OsString) -> Option<Library> {
+        if !self.root.header::<{ elf::HEADER }>(&file.path).is_some_and(|header| elf::is_for(&header, arch)) {
             return None;
         }
-        let soname = self.root.open_file(&located.path).ok().and_then(elf::soname);
+        let soname = self.root.open_file(&file.path).ok().and_then(elf::soname);
         // ldconfig lists a library without a SONAME under its file name.
         let sonames = BTreeSet::from([soname.unwrap_or_else(|| file_name.clone())]);
-        Some(Library { name, arch, source: located.host, file_name, sonames })
+        Some(Library { name, arch, source: file.host, file_name, sonames })
     }
 
     /// Returns the directories of these libraries. Libraries that the cache does not list are often in the same directories.
@@ -299,9 +297,15 @@ impl Search<'_> {
             _ => None,
         };
         // Debian installs all libraries in one directory, and links to them in those that programs use.
-        let (located, file_name) = below.or_else(|| self.regular_file(&dir.join(name)))?;
-        self.library(row.name, arch, located, file_name)
+        let (file, file_name) = below.or_else(|| self.regular_file(&dir.join(name)))?;
+        self.library(row.name, arch, file, file_name)
     }
+}
+
+fn with_name(found: io::Result<Option<RegularFile>>) -> Option<(RegularFile, OsString)> {
+    let file = found.ok()??;
+    let name = file.path.file_name()?.to_owned();
+    Some((file, name))
 }
 
 /// How many libraries a finding names.

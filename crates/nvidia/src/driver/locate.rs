@@ -5,8 +5,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use rustix::fs::FileType;
-
 use base::report::{Finding, failure};
 use base::tree::Tree;
 use findings::catalog;
@@ -187,12 +185,11 @@ fn lacking(root: &Tree, capabilities: Capabilities, present: &[(Arch, &str)]) ->
 fn wine(search: &Search<'_>, found: &[Library]) -> Vec<Library> {
     let dirs = search.dirs_of(found.iter().filter(|library| library.arch == Arch::native()));
     let found = WINE_FILES.iter().filter_map(|name| {
-        let located = dirs.iter().find_map(|dir| search.root.locate(&dir.join(WINE_DIR).join(name)).ok());
-        let located = located.filter(|located| located.kind == FileType::RegularFile)?;
+        let found = dirs.iter().find_map(|dir| search.root.regular_file(&dir.join(WINE_DIR).join(name)).ok())??;
         Some(Library {
             name,
             arch: Arch::native(),
-            source: located.host,
+            source: found.host,
             file_name: (*name).into(),
             sonames: BTreeSet::new(),
         })

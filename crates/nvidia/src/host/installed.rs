@@ -56,12 +56,7 @@ impl Installed {
 
     /// Returns the inventory, completed with the GPUs that only the kernel module lists. It is from the cache if the kernel confirms that
     /// and it need not be taken `afresh`.
-    pub(super) fn inventory(
-        &self,
-        config: &Config,
-        afresh: bool,
-        slow: &dyn Fn(),
-    ) -> Result<(Inventory, Vec<KernelGpu>)> {
+    pub(super) fn inventory(&self, config: &Config, afresh: bool, slow: &dyn Fn()) -> Result<(Inventory, KernelView)> {
         let question = self.question(config)?;
         let ask = |end| self.ask(&question, config, end);
         let view = || self.kernel_view();
@@ -74,7 +69,7 @@ impl Installed {
             }
         };
         complete(&self.roots, &mut inventory, &view.gpus);
-        Ok((inventory, view.gpus))
+        Ok((inventory, view))
     }
 
     pub(super) fn question(&self, config: &Config) -> Result<Question> {
@@ -115,8 +110,9 @@ impl Installed {
     fn kernel_view(&self) -> KernelView {
         let state = HostState::read(&self.roots, self.module.clone(), Some(&self.library));
         let fingerprint = state.fingerprint(&self.roots.sys);
+        let nodes = state.device_nodes(&self.roots.dev);
         let HostState { module, gpus, .. } = state;
-        KernelView { version: module.unwrap_or_default(), state: fingerprint, gpus, uptime: uptime() }
+        KernelView { version: module.unwrap_or_default(), state: fingerprint, gpus, nodes, uptime: uptime() }
     }
 }
 

@@ -13,6 +13,7 @@ mod site;
 mod state;
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Instant;
 
@@ -113,6 +114,8 @@ pub struct Host {
     /// /proc/driver/nvidia, if it exists
     proc_dir: Option<HostPath>,
     kernel_gpus: Vec<KernelGpu>,
+    /// Nodes that were examined, by their names below /dev
+    examined: BTreeMap<String, DeviceNode>,
     /// Nodes that do not exist yet
     foreseen: BTreeMap<String, DeviceNode>,
     /// The driver version and the GPUs, according to NVML and the kernel module
@@ -139,8 +142,8 @@ impl Host {
 
     fn inspect_with(config: &Config, afresh: bool, slow: &dyn Fn()) -> Result<Self> {
         let installed = Installed::find(config)?;
-        let (inventory, kernel_gpus) = installed.inventory(config, afresh, slow)?;
-        Self::new(config, installed, inventory, kernel_gpus)
+        let (inventory, view) = installed.inventory(config, afresh, slow)?;
+        Ok(Self { examined: view.nodes, ..Self::new(config, installed, inventory, view.gpus)? })
     }
 
     /// Finds the driver, for a caller that already has the inventory. Does not query NVML.
@@ -173,6 +176,7 @@ impl Host {
             config: config.clone(),
             proc_dir,
             kernel_gpus,
+            examined: BTreeMap::new(),
             foreseen: BTreeMap::new(),
             inventory,
         })
@@ -186,6 +190,9 @@ impl Host {
 
     /// Examines `/dev/NAME`.
     fn node(&self, name: &str) -> NodeState {
+        if let Some(node) = self.examined.get(name) {
+            return NodeState::Device(node.clone());
+        }
         match NodeState::inspect(&self.roots.dev, name) {
             NodeState::Missing => self.foreseen.get(name).cloned().map_or(NodeState::Missing, NodeState::Device),
             state => state,
@@ -211,6 +218,12 @@ impl Host {
     #[must_use]
     pub fn names_of(&self, nodes: &Nodes) -> Vec<String> {
         names_of(nodes, &self.inventory, &self.mig_minors().unwrap_or_default())
+    }
+
+    /// Returns the names of the directories of all GPUs below `/proc/driver/nvidia/gpus`.
+    #[must_use]
+    pub fn gpu_dirs(&self) -> Vec<&OsStr> {
+        self.kernel_gpus.iter().map(|gpu| gpu.dir.as_os_str()).collect()
     }
 
     /// Returns the driver root.

@@ -3,12 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::io::Read;
 use std::path::Path;
 
 use rustix::fs::{FileType, OFlags, Stat};
 
-use base::paths::HostPath;
+use base::paths::{ContainerPath, HostPath};
 use base::sys::proc_file;
 use base::tree::Tree;
 
@@ -16,7 +15,7 @@ use super::installed::Installed;
 use super::roots::Roots;
 use crate::config::Config;
 use crate::driver::access::Permissions;
-use crate::driver::nodes::{CTL_MINOR, NVIDIA_MAJOR};
+use crate::driver::nodes::{CTL_MINOR, DeviceNode, NVIDIA_MAJOR};
 use crate::driver::pci::PCI_DEVICES;
 use crate::inventory::caps::MigCap;
 use crate::inventory::fingerprint::Fingerprint;
@@ -83,6 +82,19 @@ impl HostState {
             instances: cap_files::instances(proc),
             library: library.and_then(|library| Some(identity(&rustix::fs::stat(library.as_path()).ok()?))),
         }
+    }
+
+    /// Returns the nodes as containers get them, so that they need not be examined again.
+    pub(super) fn device_nodes(&self, dev: &Tree) -> BTreeMap<String, DeviceNode> {
+        let Ok(dir) = dev.open_dir(Path::new("/dev")) else { return BTreeMap::new() };
+        let device = |(name, node): (&String, &Node)| {
+            let minor = if name == CONTROL { CTL_MINOR } else { name.strip_prefix("nvidia")?.parse().ok()? };
+            let source = HostPath::new(dev.on_host(&dir.path().join(name)));
+            let path = ContainerPath::new(Path::new("/dev").join(name))?;
+            let device = DeviceNode { source, path, major: NVIDIA_MAJOR, minor, permissions: node.permissions };
+            Some((name.clone(), device))
+        };
+        self.nodes.iter().filter_map(device).collect()
     }
 
     /// Whether NVML must be initialized again to see the GPUs as they are now, because it counts those that it can open then. UUIDs do
@@ -171,10 +183,8 @@ fn identity(stat: &Stat) -> String {
 /// Whether a GPU responds on the PCI bus. If it has fallen off the bus, all bits of its registers are 1, but the module still lists it.
 /// This does not wake a sleeping GPU: the module has already done so for the file `information`, which was read before.
 fn is_on_the_bus(sys: &Tree, bus_id: BusId) -> bool {
-    let mut vendor = [0xff; 2];
     let config = Path::new(PCI_DEVICES).join(bus_id.in_sysfs()).join("config");
-    let read = sys.open_file(&config).ok().and_then(|mut file| file.read_exact(&mut vendor).ok());
-    read.is_some() && vendor != [0xff; 2]
+    sys.kernel_bytes(&config).is_some_and(|vendor: [u8; 2]| vendor != [0xff; 2])
 }
 
 #[cfg(test)]

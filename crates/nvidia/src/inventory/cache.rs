@@ -44,6 +44,7 @@
 //! only one process queries at a time. The wait for the lock counts against the time limit for NVML. An error that occurs while
 //! others wait is returned by them too, because they have no time left for their own query.
 
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hasher};
 use std::time::{Duration, Instant};
 
@@ -58,6 +59,7 @@ use super::notice::Wait;
 use super::procfs::KernelGpu;
 use super::stored_error::StoredError;
 use super::{Gpu, Inventory, gather};
+use crate::driver::nodes::DeviceNode;
 
 /// The size limit in bytes. 256 GPUs need 64 KiB.
 const MAX_SIZE: u64 = 1 << 20;
@@ -75,6 +77,8 @@ pub struct KernelView {
     pub version: String,
     /// The GPUs of the module
     pub gpus: Vec<KernelGpu>,
+    /// The driver's control node and those of the GPUs, by their names below /dev
+    pub nodes: BTreeMap<String, DeviceNode>,
     /// The fingerprint, if the host has one
     pub state: Option<Fingerprint>,
     /// Seconds since the host was booted; 0 if unknown

@@ -71,13 +71,13 @@ pub fn parse_version(text: &str) -> Option<String> {
 /// Returns the version of the loaded kernel module, or `None` if it is not loaded.
 #[must_use]
 pub fn read_version(root: &Tree) -> Option<String> {
-    parse_version(&root.read_text(&Path::new(DRIVER_PROC).join("version")).ok()?)
+    parse_version(&root.read_kernel_text(&Path::new(DRIVER_PROC).join("version")).ok()?)
 }
 
 /// Returns name and content of the existing files in `dir` that programs in containers read.
 #[must_use]
 pub fn read_files(root: &Tree, dir: &Path) -> Vec<(OsString, Vec<u8>)> {
-    let read = |name: &str| Some((name.into(), root.read(&dir.join(name)).ok()?));
+    let read = |name: &str| Some((name.into(), root.read_kernel_file(&dir.join(name)).ok()?));
     ["params", "version", "registry"].into_iter().filter_map(read).collect()
 }
 
@@ -86,7 +86,7 @@ pub fn read_files(root: &Tree, dir: &Path) -> Vec<(OsString, Vec<u8>)> {
 pub fn read_gpus(root: &Tree) -> Vec<KernelGpu> {
     let gpus = Path::new(DRIVER_PROC).join("gpus");
     let found = root.names(&gpus).into_iter().filter_map(|dir| {
-        let information = root.read_text(&gpus.join(&dir).join("information")).unwrap_or_default();
+        let information = root.read_kernel_text(&gpus.join(&dir).join("information")).unwrap_or_default();
         KernelGpu::parse(dir, &information)
     });
     let mut found: Vec<KernelGpu> = found.collect();

@@ -37,6 +37,7 @@ fn look(state: &str) -> KernelView {
     KernelView {
         version: "535.1".into(),
         gpus: whole().gpus.iter().map(gpu).collect(),
+        nodes: BTreeMap::new(),
         state: (!state.is_empty()).then(|| Fingerprint { text: state.to_owned(), is_whole: true }),
         uptime: 1000,
     }
