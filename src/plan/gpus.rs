@@ -85,6 +85,11 @@ impl Gpus {
             true => steps::lower(&Edits { nodes: Vec::new(), ..self.edits.clone() }, image.facts),
             false => steps::lower(&self.edits, image.facts),
         };
+        for step in &mut steps {
+            if let Step::MaskProc(mask) = step {
+                *mask = std::mem::take(mask).with_gpus_together(&self.host.gpu_dirs());
+            }
+        }
         if let Some((dir, ..)) = self.compat_libraries() {
             steps::prefer(&mut steps, &dir, |soname| image.compat.contains(soname));
         }

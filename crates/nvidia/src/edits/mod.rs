@@ -10,8 +10,8 @@ pub mod facts;
 pub mod placement;
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
-use std::path::PathBuf;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 
 use crate::capability::{Capabilities, Omit};
 pub use crate::driver::ipc::{Channel, Ipc};
@@ -105,6 +105,30 @@ pub struct ProcMask {
     pub mounts: Vec<(PathBuf, HostPath)>,
 }
 
+/// The directory of the GPUs below /proc/driver/nvidia.
+const GPUS: &str = "gpus";
+
+impl ProcMask {
+    /// Returns the mask with one mount instead of one for each GPU, if the container has all GPUs of the host. `all` are the names of
+    /// their directories. An excluded GPU is one of them, so a host with one keeps the separate mounts.
+    #[must_use]
+    pub fn with_gpus_together(mut self, all: &[&OsStr]) -> Self {
+        let dir_of = |name: &OsStr| {
+            let (_, source) = self.mounts.iter().find(|(path, _)| *path == Path::new(GPUS).join(name))?;
+            source.as_path().parent().filter(|dir| dir.join(name) == source.as_path())
+        };
+        let dirs: Option<Vec<&Path>> = all.iter().map(|name| dir_of(name)).collect();
+        let Some([first, rest @ ..]) = dirs.as_deref() else { return self };
+        if rest.is_empty() || rest.iter().any(|dir| dir != first) {
+            return self;
+        }
+        let together = (PathBuf::from(GPUS), HostPath::new(*first));
+        self.mounts.retain(|(path, _)| !path.starts_with(GPUS));
+        self.mounts.push(together);
+        self
+    }
+}
+
 /// Everything that a container gets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Edits {
@@ -158,6 +182,23 @@ fn extend<T: PartialEq>(list: &mut Vec<T>, more: Vec<T>) {
 mod tests {
     use super::*;
     use crate::driver::access::Permissions;
+
+    #[test]
+    fn all_gpus_have_one_mount() {
+        let mask = |given: &[&str], all: &[&str]| {
+            let mount = |path: &&str| ((*path).into(), HostPath::new(Path::new("/proc/driver/nvidia").join(path)));
+            let mask = ProcMask { files: vec![], mounts: given.iter().map(mount).collect() };
+            let all: Vec<_> = all.iter().map(OsStr::new).collect();
+            let mounts = mask.with_gpus_together(&all).mounts;
+            mounts.iter().map(|(path, source)| format!("{} {}", path.display(), source)).collect::<Vec<_>>()
+        };
+        let (caps, both) = ("capabilities/mig/config", &["gpus/a", "gpus/b"][..]);
+        assert_eq!(mask(both, &["a", "b"]), ["gpus \"/proc/driver/nvidia/gpus\""]);
+        assert_eq!(mask(&["gpus/a", caps, "gpus/b"], &["b", "a"]).len(), 2, "other mounts stay");
+        for (given, all) in [(both, &["a", "b", "c"][..]), (&["gpus/a"], &["a"]), (both, &[]), (&[], &["a", "b"])] {
+            assert_eq!(mask(given, all).len(), given.len(), "{given:?} of {all:?}");
+        }
+    }
 
     #[test]
     fn merging_twice_is_merging_once() {

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
+use base::paths::HostPath;
+
 use super::{Host, beside};
 use crate::driver::nodes::NodeState;
 use crate::driver::pci::PCI_DEVICES;
@@ -13,7 +15,7 @@ use crate::edits::facts::{DeviceFacts, HostFacts};
 use crate::edits::{Wanted, decide};
 use crate::feature::Feature;
 use crate::inventory::caps::{self, MigCap};
-use crate::inventory::procfs::{self, DRIVER_PROC};
+use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
 use crate::inventory::select::Device;
 use crate::inventory::{Gpu, limits};
 
@@ -105,13 +107,27 @@ impl Gatherer<'_> {
         }
     }
 
+    /// The directory of a GPU whose minor number is known has been read. procfs has no links there.
+    fn gpu_dir(&mut self, gpu: &Gpu) {
+        let Some(path) = self.facts.gpu_dir(gpu.bus_id).filter(|path| !self.facts.proc_paths.contains_key(path)) else {
+            return;
+        };
+        let is_read = |known: &&KernelGpu| known.bus_id == gpu.bus_id && known.minor.is_some();
+        let proc = &self.host.roots.proc;
+        let known = self.host.kernel_gpus.iter().find(is_read);
+        let dir = known.and(path.parent()).and_then(|gpus| proc.open_dir(gpus).ok());
+        match (dir, path.file_name()) {
+            (Some(dir), Some(name)) => {
+                let source = HostPath::new(proc.on_host(&dir.path().join(name)));
+                self.facts.proc_paths.insert(path, source);
+            }
+            _ => self.proc_path(path),
+        }
+    }
+
     fn gpu(&mut self, wanted: &Wanted, gpu: &Gpu) {
         self.nodes([format!("nvidia{}", gpu.minor)]);
-        if let Some(dir) = self.facts.gpu_dir(gpu.bus_id)
-            && !self.facts.proc_paths.contains_key(&dir)
-        {
-            self.proc_path(dir);
-        }
+        self.gpu_dir(gpu);
         if decide::wants_drm(wanted) && !self.facts.drm.contains_key(&gpu.bus_id) {
             let names = self.drm_names(gpu);
             self.nodes(names.iter().map(|name| format!("dri/{name}")));
