@@ -48,7 +48,8 @@ pub fn from_bytes<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
 
 /// The syntax of JSON is ASCII. The escaped characters can only be in a string, where both forms mean the same.
 fn escaped(json: String) -> String {
-    if !json.contains(is_escaped) {
+    let is_plain = |byte: u8| matches!(byte, b'\n' | b' '..=b'~');
+    if json.bytes().all(is_plain) || !json.contains(is_escaped) {
         return json;
     }
     let mut out = String::with_capacity(json.len());

@@ -4,7 +4,8 @@
 use base::json;
 use serde_json::Value;
 
-use super::Record;
+use super::asked::Asked;
+use super::{Container, Pod, Record};
 
 /// Upper limit for the file of a record, in bytes.
 pub(crate) const MAX_SIZE: usize = 32 << 10;
@@ -16,8 +17,59 @@ const LIMITS: [(usize, usize); 4] = [(64, 2000), (24, 300), (8, 100), (2, 40)];
 impl Record {
     /// Returns the record as JSON, shortened to [`MAX_SIZE`]. `None` if the path of its bundle is not UTF-8.
     pub fn to_bytes(&self) -> Option<Vec<u8>> {
+        if let Some(text) = self.unshortened() {
+            return Some(text.into_bytes());
+        }
         let forms = LIMITS.iter().filter_map(|(items, chars)| self.shortened(*items, *chars));
         forms.into_iter().find(|bytes| bytes.len() <= MAX_SIZE)
+    }
+
+    /// Returns the record as JSON if it need not be shortened, as almost all records. Each text is in a line of its own.
+    fn unshortened(&self) -> Option<String> {
+        let (items, chars) = LIMITS[0];
+        if !self.lists().into_iter().all(|length| length <= items) {
+            return None;
+        }
+        let text = json::pretty(self).ok()?;
+        (text.len() <= MAX_SIZE && text.lines().all(|line| line.len() <= chars)).then_some(text)
+    }
+
+    /// Returns the lengths of the lists that are shortened.
+    fn lists(&self) -> [usize; 8] {
+        // Without "..", so that a new field is not forgotten here.
+        let Self {
+            asked,
+            devices,
+            findings,
+            steps,
+            created: _,
+            version: _,
+            hook: _,
+            container: Container { id: _, name: _, pod: Pod { name: _, namespace: _, container: _ }, bundle: _ },
+            stage: _,
+            started: _,
+            since: _,
+            ended: _,
+            pid: _,
+            outcome: _,
+            reason: _,
+            request: _,
+            driver: _,
+        } = self;
+        let of_request = asked.as_ref().map_or([0; 5], |asked| {
+            let Asked {
+                visible_devices,
+                driver_capabilities,
+                requirements,
+                imex_channels,
+                features,
+                mig_config_devices: _,
+                mig_monitor_devices: _,
+            } = asked;
+            [visible_devices, driver_capabilities, requirements, imex_channels, features].map(Vec::len)
+        });
+        let [a, b, c, d, e] = of_request;
+        [devices.len(), findings.len(), steps.len(), a, b, c, d, e]
     }
 
     fn shortened(&self, items: usize, chars: usize) -> Option<Vec<u8>> {
@@ -61,8 +113,7 @@ fn cut(text: &str, chars: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::asked::Asked;
-    use crate::{Device, Pod};
+    use crate::Device;
     use crate::{Outcome, StoredFinding, TimedStep};
     use proptest::prelude::*;
     use std::path::Path;
@@ -74,6 +125,25 @@ mod tests {
         record.asked = Some(Asked { visible_devices: vec!["0".to_owned(); 64], ..Asked::default() });
         record.end(Outcome::Given, "x".repeat(2000));
         assert_eq!(Record::parse(&record.to_bytes().unwrap()).unwrap(), record);
+    }
+
+    /// A record that fits is written without the detour, and as with it.
+    #[test]
+    fn both_ways_have_the_same_result() {
+        let text = |length: usize| "ä\u{202e}\"\\\n".repeat(length / 5);
+        for (items, chars) in [(0, 0), (3, 20), (64, 100), (65, 10), (3, 2500), (64, 1000)] {
+            let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
+            record.name_container("c".to_owned(), Pod::default(), Path::new("/run/bundle"));
+            record.devices = vec![Device { index: Some(1), uuid: text(chars), ..Device::default() }; items];
+            record.steps = vec![TimedStep { name: "driver".to_owned(), milliseconds: 0.1 + 0.2 }; items];
+            record.created = vec![crate::created::Entry { path: "/usr/a b".into(), inode: u64::MAX }; items];
+            record.asked = Some(Asked { visible_devices: vec!["all".to_owned(); items], ..Asked::default() });
+            let shortened = LIMITS.iter().filter_map(|(items, chars)| record.shortened(*items, *chars));
+            let expected = shortened.into_iter().find(|bytes| bytes.len() <= MAX_SIZE);
+            assert_eq!(record.to_bytes(), expected, "{items} {chars}");
+            let fits = items < 65 && items * chars < 20_000 && chars < 2000;
+            assert_eq!(record.unshortened().is_some(), fits, "{items} {chars}");
+        }
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The cached inventory: the file, and whether the kernel confirms its contents.
 
+use std::collections::BTreeMap;
+
 use nvidia_host::inventory::cache::{CachedInventory, KernelView};
 use nvidia_host::inventory::fingerprint::is_confirmed;
 use nvidia_host::inventory::procfs::KernelGpu;
@@ -27,7 +29,7 @@ fn check_file(answer: &CachedInventory) {
     let bytes = answer.to_bytes();
     assert_eq!(CachedInventory::parse(&bytes).as_ref(), Some(answer));
     assert_eq!(CachedInventory::parse(&bytes[..bytes.len() - 1]), None, "half a file");
-    let nobody = KernelView { version: String::new(), gpus: Vec::new(), state: None, uptime: 0 };
+    let nobody = KernelView { version: String::new(), gpus: Vec::new(), nodes: BTreeMap::new(), state: None, uptime: 0 };
     assert!(!answer.is_confirmed_by(&nobody), "a host that cannot be looked at");
 }
 
