@@ -13,7 +13,7 @@ use findings::catalog;
 
 use super::elf;
 use super::file_table::{HOST_ONLY, LIBRARIES, LIBRARY_DIRS, LibraryKind, Row};
-use super::ldcache::{self, Arch, Cache};
+use super::ldcache::{self, Arch};
 use super::packages;
 
 /// A shared library of the driver.
@@ -44,12 +44,15 @@ pub struct PassedOver {
     pub exists: bool,
 }
 
-/// The entries of the host's linker cache for the driver's libraries.
+/// A library that each driver has.
+const ANY: &str = "libcuda.so";
+
+/// The host's linker cache, for the driver's libraries.
 #[derive(Debug, Default)]
 pub struct LinkerCache {
     path: PathBuf,
-    /// In the order of the file
-    entries: Vec<(Arch, OsString, PathBuf)>,
+    /// The file, in which the libraries are searched for; empty if it cannot be read
+    bytes: Vec<u8>,
     /// Why the cache cannot be read
     pub missing: Option<Finding>,
 }
@@ -59,28 +62,31 @@ impl LinkerCache {
     #[must_use]
     pub fn read(root: &Tree, configured: Option<&HostPath>) -> Self {
         let path = configured.map_or_else(|| PathBuf::from("/etc/ld.so.cache"), |path| path.as_path().to_owned());
-        match root.read(&path).and_then(|bytes| Ok(driver_entries(&ldcache::parse(&bytes)?))) {
-            Ok(entries) => Self { path, entries, missing: None },
+        // A cache that cannot be searched for one library cannot be searched for the others.
+        let readable = |bytes: Vec<u8>| {
+            ldcache::with_prefix(&bytes, ANY)?;
+            Ok(bytes)
+        };
+        match root.read(&path).and_then(readable) {
+            Ok(bytes) => Self { path, bytes, missing: None },
             Err(error) => {
                 // Some hosts never have a cache (NixOS, GKE), so this is not a warning for each container.
                 let error = error.context(format!("cannot read the linker cache {path:?}"));
                 let missing = Finding::new(&catalog::NO_CACHE, base::report::line(&error), "");
-                Self { path, entries: Vec::new(), missing: Some(missing) }
+                Self { path, bytes: Vec::new(), missing: Some(missing) }
             }
         }
     }
 
-    /// Returns the entries of a library: (SONAME, path).
+    /// Returns the entries of a library: (SONAME, path), in the order of the file.
     fn entries_of(&self, arch: Arch, row: &Row) -> impl Iterator<Item = (&OsStr, &Path)> {
-        let entries = self.entries.iter().filter(move |(of, name, _)| *of == arch && is_named(name, row.name));
-        entries.map(|(_, name, path)| (name.as_os_str(), path.as_path()))
+        let found = match self.bytes.is_empty() {
+            true => Vec::new(),
+            false => ldcache::with_prefix(&self.bytes, &format!("{}.so", row.name)).unwrap_or_default(),
+        };
+        let entries = found.into_iter().filter(move |entry| entry.is_for(arch) && is_named(entry.name, row.name));
+        entries.map(|entry| (entry.name, entry.path))
     }
-}
-
-fn driver_entries(cache: &Cache<'_>) -> Vec<(Arch, OsString, PathBuf)> {
-    let known = cache.entries().iter().filter(|entry| LIBRARIES.iter().any(|row| is_named(entry.name, row.name)));
-    let with_arch = known.filter_map(|entry| Some((Arch::supported().find(|arch| entry.is_for(*arch))?, entry)));
-    with_arch.map(|(arch, entry)| (arch, entry.name.to_owned(), entry.path.to_owned())).collect()
 }
 
 /// Whether `soname` is `name.so` or `name.so.…`. Comparing only the prefix would confuse libcudart with libcuda.
@@ -321,6 +327,7 @@ fn more(count: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::ldcache::{Cache, Layout, NewEntry};
 
     #[test]
     fn a_prefix_is_not_a_name() {
@@ -351,6 +358,14 @@ mod tests {
         assert!(!is_known(OsStr::new("libnvidia-new.so.535.183.01")));
     }
 
+    /// Returns the bytes of a linker cache.
+    fn cache_of(entries: &[(&str, PathBuf)]) -> Vec<u8> {
+        let new = entries.iter().map(|(name, path)| NewEntry { name: OsStr::new(name), path, arch: Arch::native() });
+        let mut cache = Cache::empty(Layout::New);
+        cache.merge(&new.collect::<Vec<_>>());
+        cache.to_bytes().unwrap()
+    }
+
     /// A library of another version, a directory, a missing file, two names of the library, and a second library of that version.
     #[test]
     fn entries_of_the_linker_cache() {
@@ -368,10 +383,11 @@ mod tests {
             ("libcuda.so.8", "libcuda.so.8"),
             ("libcuda.so.1", "libcuda.so.1"),
             ("libcuda.so", "libcuda.so.535"),
-            ("libcuda.so.2", "other/libcuda.so.535"),
+            ("libcuda.so.0", "other/libcuda.so.535"),
+            ("libcuda-other.so.1", "libcuda.so.535"),
         ];
-        let entries = entries.map(|(soname, file)| (Arch::native(), soname.into(), Path::new("/lib").join(file)));
-        let cache = LinkerCache { entries: entries.into(), ..LinkerCache::default() };
+        let entries = entries.map(|(soname, file)| (soname, Path::new("/lib").join(file)));
+        let cache = LinkerCache { bytes: cache_of(&entries), ..LinkerCache::default() };
         let root = Tree::open(&HostPath::new(dir.path())).unwrap();
         let search = Search { root: &root, cache: &cache, version: "535", dirs: &[] };
         let row = LIBRARIES.iter().find(|row| row.name == "libcuda").unwrap();

@@ -18,7 +18,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-pub use parse::parse;
+pub use parse::{parse, with_prefix};
 
 /// First bytes of the layout of libc5 and glibc 2.0 (`CACHEMAGIC`).
 const OLD_MAGIC: &[u8] = b"ld.so-1.7.0";

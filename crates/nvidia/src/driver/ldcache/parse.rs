@@ -10,7 +10,7 @@ use super::{
     BYTE_ORDER, BYTE_ORDER_MASK, Cache, EXTENSION_HEADER, EXTENSION_MAGIC, EXTENSION_SECTION, Entry, Layout,
     MAX_ENTRIES, MAX_HWCAPS, MAX_STRING, MAX_TEXT, NEW_ALIGN, NEW_BYTE_ORDER_AT, NEW_COUNT_AT, NEW_ENTRY,
     NEW_EXTENSION_AT, NEW_HEADER, NEW_MAGIC, OLD_COUNT_AT, OLD_ENTRY, OLD_HEADER, OLD_MAGIC, TAG_GENERATOR, TAG_HWCAPS,
-    compare,
+    compare, compare_names,
 };
 
 /// Parses a cache of any layout.
@@ -22,64 +22,121 @@ use super::{
 /// If the file is not a cache, has the other byte order, contains an offset outside of it, or exceeds a limit.
 pub fn parse(bytes: &[u8]) -> Result<Cache<'_>> {
     let mut text = Text { left: MAX_TEXT };
-    let mut cache = if bytes.starts_with(NEW_MAGIC) {
-        parse_new(bytes, bytes, Layout::New, &mut text)?
-    } else if bytes.starts_with(OLD_MAGIC) {
-        let count = count(bytes, OLD_COUNT_AT, OLD_HEADER, OLD_ENTRY)?;
-        let end = OLD_HEADER.saturating_add(count.saturating_mul(OLD_ENTRY));
-        // The new table is at the position where an old loader expects strings, and its magic is a string for that loader.
-        match bytes.get(end.next_multiple_of(NEW_ALIGN)..) {
-            Some(part) if part.starts_with(NEW_MAGIC) => parse_new(part, bytes, Layout::Compat, &mut text)?,
-            _ => parse_old(bytes, count, end, &mut text)?,
-        }
-    } else {
-        bail!("not a linker cache: unknown magic");
-    };
+    let table = Table::of(bytes)?;
+    let mut cache = Cache::empty(table.layout);
+    cache.entries = table.entries(&mut text)?;
+    if table.layout != Layout::Old {
+        parse_extension(&mut cache, table.strings, bytes, &mut text).context("extension")?;
+    }
     if !cache.entries.is_sorted_by(|a, b| compare(a, b).is_le()) {
         cache.entries.sort_by(compare);
     }
     Ok(cache)
 }
 
-fn parse_old<'a>(bytes: &'a [u8], count: usize, end: usize, text: &mut Text) -> Result<Cache<'a>> {
-    let strings = bytes.get(end..).unwrap_or_default();
-    let mut cache = Cache::empty(Layout::Old);
-    cache.entries = entries(bytes, OLD_HEADER, OLD_ENTRY, count, |fields| {
-        Ok(Entry {
-            flags: i32_at(fields, 0)?,
-            name: text.string(strings, u32_at(fields, 4)?)?,
-            path: Path::new(text.string(strings, u32_at(fields, 8)?)?),
-            os_version: 0,
-            hwcap: 0,
-        })
-    })?;
-    Ok(cache)
+/// Returns the entries of a cache whose names begin with `prefix`, which must end with a letter. It reads only the names that a binary
+/// search meets, as ld.so does: a library that this function does not find in a table out of order, ld.so does not find either.
+///
+/// # Errors
+/// Those of [`parse`], for what was read.
+pub fn with_prefix<'a>(bytes: &'a [u8], prefix: &str) -> Result<Vec<Entry<'a>>> {
+    let table = Table::of(bytes)?;
+    let mut text = Text { left: MAX_TEXT };
+    let (mut from, mut to) = (0, table.count());
+    while from < to {
+        let middle = from.midpoint(to);
+        let name = table.entry(middle, &mut text)?.name;
+        let is_before = !begins_with(name, prefix) && compare_names(name, OsStr::new(prefix)).is_gt();
+        if is_before { from = middle.saturating_add(1) } else { to = middle }
+    }
+    let mut found = Vec::new();
+    for index in from..table.count() {
+        let entry = table.entry(index, &mut text)?;
+        if !begins_with(entry.name, prefix) {
+            break;
+        }
+        found.push(entry);
+    }
+    Ok(found)
 }
 
-/// Parses the new table. `part` begins at the new header, to which the offsets of strings are relative. The offsets of extensions are
-/// relative to `file`.
-fn parse_new<'a>(part: &'a [u8], file: &'a [u8], layout: Layout, text: &mut Text) -> Result<Cache<'a>> {
-    let order = *part.get(NEW_BYTE_ORDER_AT).context("truncated header")?;
-    // As in cache_file_new_matches_endian, only the value 0 means that the byte order is not recorded.
-    ensure!(
-        order == 0 || order & BYTE_ORDER_MASK == BYTE_ORDER,
-        "byte order mark {order:#x} is not this machine's {BYTE_ORDER:#x}"
-    );
-    let count = count(part, NEW_COUNT_AT, NEW_HEADER, NEW_ENTRY)?;
-    let mut cache = Cache::empty(layout);
-    cache.entries = entries(part, NEW_HEADER, NEW_ENTRY, count, |fields| {
-        Ok(Entry {
-            flags: i32_at(fields, 0)?,
-            name: text.string(part, u32_at(fields, 4)?)?,
-            path: Path::new(text.string(part, u32_at(fields, 8)?)?),
-            os_version: u32_at(fields, 12)?,
-            hwcap: u64::from_ne_bytes(array_at(fields, 16)?),
-        })
-    })?;
-    parse_extension(&mut cache, part, file, text).context("extension")?;
-    Ok(cache)
+fn begins_with(name: &OsStr, prefix: &str) -> bool {
+    name.as_bytes().starts_with(prefix.as_bytes())
 }
 
+/// The table of a cache: its entries, which are not read yet, and the bytes to which the offsets of their strings are relative.
+#[derive(Clone, Copy, Debug)]
+struct Table<'a> {
+    layout: Layout,
+    rows: &'a [u8],
+    strings: &'a [u8],
+}
+
+impl<'a> Table<'a> {
+    fn of(bytes: &'a [u8]) -> Result<Self> {
+        if bytes.starts_with(NEW_MAGIC) {
+            return Self::new(bytes, Layout::New);
+        }
+        ensure!(bytes.starts_with(OLD_MAGIC), "not a linker cache: unknown magic");
+        let count = count(bytes, OLD_COUNT_AT, OLD_HEADER, OLD_ENTRY)?;
+        let end = OLD_HEADER.saturating_add(count.saturating_mul(OLD_ENTRY));
+        // The new table is at the position where an old loader expects strings, and its magic is a string for that loader.
+        match bytes.get(end.next_multiple_of(NEW_ALIGN)..) {
+            Some(part) if part.starts_with(NEW_MAGIC) => Self::new(part, Layout::Compat),
+            _ => {
+                let rows = bytes.get(OLD_HEADER..end).context("truncated table")?;
+                Ok(Self { layout: Layout::Old, rows, strings: bytes.get(end..).unwrap_or_default() })
+            }
+        }
+    }
+
+    /// Returns the new table. `part` begins at the new header, to which the offsets of strings are relative.
+    fn new(part: &'a [u8], layout: Layout) -> Result<Self> {
+        let order = *part.get(NEW_BYTE_ORDER_AT).context("truncated header")?;
+        // As in cache_file_new_matches_endian, only the value 0 means that the byte order is not recorded.
+        ensure!(
+            order == 0 || order & BYTE_ORDER_MASK == BYTE_ORDER,
+            "byte order mark {order:#x} is not this machine's {BYTE_ORDER:#x}"
+        );
+        let count = count(part, NEW_COUNT_AT, NEW_HEADER, NEW_ENTRY)?;
+        let rows = slice(part, NEW_HEADER, count.saturating_mul(NEW_ENTRY)).context("truncated table")?;
+        Ok(Self { layout, rows, strings: part })
+    }
+
+    const fn row_size(&self) -> usize {
+        if matches!(self.layout, Layout::Old) { OLD_ENTRY } else { NEW_ENTRY }
+    }
+
+    const fn count(&self) -> usize {
+        self.rows.len() / self.row_size()
+    }
+
+    fn entry(&self, index: usize, text: &mut Text) -> Result<Entry<'a>> {
+        let row = slice(self.rows, index.saturating_mul(self.row_size()), self.row_size()).context("truncated table")?;
+        self.read(row, text).with_context(|| format!("entry {index}"))
+    }
+
+    fn entries(&self, text: &mut Text) -> Result<Vec<Entry<'a>>> {
+        let mut entries = Vec::with_capacity(self.count());
+        for (index, row) in self.rows.chunks_exact(self.row_size()).enumerate() {
+            entries.push(self.read(row, text).with_context(|| format!("entry {index}"))?);
+        }
+        Ok(entries)
+    }
+
+    fn read(&self, row: &[u8], text: &mut Text) -> Result<Entry<'a>> {
+        let is_old = self.layout == Layout::Old;
+        Ok(Entry {
+            flags: i32_at(row, 0)?,
+            name: text.string(self.strings, u32_at(row, 4)?)?,
+            path: Path::new(text.string(self.strings, u32_at(row, 8)?)?),
+            os_version: if is_old { 0 } else { u32_at(row, 12)? },
+            hwcap: if is_old { 0 } else { u64::from_ne_bytes(array_at(row, 16)?) },
+        })
+    }
+}
+
+/// Parses the extensions. `part` begins at the new header. The offsets of extensions are relative to `file`.
 fn parse_extension<'a>(cache: &mut Cache<'a>, part: &'a [u8], file: &'a [u8], text: &mut Text) -> Result<()> {
     let at = u32_at(part, NEW_EXTENSION_AT)? as usize;
     if at == 0 {
@@ -131,21 +188,6 @@ fn count(bytes: &[u8], count_at: usize, header: usize, entry: usize) -> Result<u
     }
     ensure!(count as usize <= MAX_ENTRIES, "{count} entries, more than {MAX_ENTRIES}");
     Ok(count as usize)
-}
-
-fn entries<'a>(
-    bytes: &'a [u8],
-    header: usize,
-    size: usize,
-    count: usize,
-    mut read: impl FnMut(&'a [u8]) -> Result<Entry<'a>>,
-) -> Result<Vec<Entry<'a>>> {
-    let table = slice(bytes, header, count.saturating_mul(size)).context("truncated table")?;
-    let mut entries = Vec::with_capacity(count);
-    for (index, fields) in table.chunks_exact(size).enumerate() {
-        entries.push(read(fields).with_context(|| format!("entry {index}"))?);
-    }
-    Ok(entries)
 }
 
 /// Limits the bytes of strings that are read from a file.

@@ -373,6 +373,7 @@ proptest! {
     fn never_panics_on_noise(noise in prop::collection::vec(any::<u8>(), 0..300), magic in 0..3) {
         let magic = [b"".as_slice(), OLD_MAGIC, NEW_MAGIC][usize::try_from(magic).unwrap()];
         drop(parse(&[magic, &noise].concat()));
+        drop(with_prefix(&[magic, &noise].concat(), "libcuda.so"));
     }
 
     #[test]
@@ -387,6 +388,7 @@ proptest! {
             bytes[at] = byte;
         }
         for bytes in [&bytes[..], &bytes[..cut.index(bytes.len())]] {
+            drop(with_prefix(bytes, "liba.so"));
             if let Ok(cache) = parse(bytes) {
                 // What was read can be written, and then means the same.
                 let again = cache.to_bytes().unwrap();
@@ -400,6 +402,17 @@ proptest! {
         let cache = parts.cache();
         let bytes = cache.to_bytes().unwrap();
         prop_assert_eq!(parse(&bytes).unwrap(), cache);
+    }
+
+    /// The binary search finds what a search of all entries finds.
+    #[test]
+    fn entries_are_found_by_their_prefix(parts in parts(), prefix in "(lib[ab]\\.so|li|l|lib[ab]|x)") {
+        let cache = parts.cache();
+        let bytes = cache.to_bytes().unwrap();
+        let found = with_prefix(&bytes, &prefix).unwrap();
+        let expected: Vec<_> =
+            cache.entries.iter().filter(|entry| entry.name.as_bytes().starts_with(prefix.as_bytes())).copied().collect();
+        prop_assert_eq!(found, expected);
     }
 
     #[test]
