@@ -35,7 +35,7 @@ pub(super) fn filter_of(cgroup: &DeviceCgroup) -> Result<Filter> {
         DeviceCgroup::None => Ok(Filter::None),
         DeviceCgroup::V1(path) => {
             let path = path.as_path().join("devices.list");
-            let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path:?}"))?;
+            let text = base::sys::proc_file::read_text(&path).with_context(|| format!("cannot read {path:?}"))?;
             Ok(Filter::List(text))
         }
         DeviceCgroup::V2 { path, .. } => {

@@ -32,7 +32,7 @@ use super::layout::Layout;
 use super::leftovers::is_library_of_a_driver;
 use super::source::Source;
 use super::tmpfs::{Directory, is_own_tmpfs};
-use super::undo::{Change, Done};
+use super::undo::Change;
 use super::{Apply, Finished, Runner};
 use own_node::OwnNodes;
 use records::created::Entry;
@@ -94,8 +94,8 @@ impl Runner for Target {
         self.layout.seal()?;
         // The setup is complete. A leftover that cannot be removed does no harm.
         self.remove_stale();
-        let Done { findings, created, .. } = &mut self.layout.done;
-        Ok(Finished { findings: std::mem::take(findings), created: std::mem::take(created) })
+        let done = &mut self.layout.done;
+        Ok(Finished { findings: std::mem::take(&mut done.findings), created: done.take_created() })
     }
 }
 

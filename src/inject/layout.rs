@@ -195,7 +195,10 @@ impl Layout {
         }
         match made {
             Ok(made) => {
-                self.done.note_created(path.relative(), &dir);
+                match self.mounts.is_on_own_tmpfs(&dir) {
+                    true => self.done.note_created_on_tmpfs(path.relative(), &dir),
+                    false => self.done.note_created(path.relative(), &dir),
+                }
                 self.done.add(Change::Created(Created { dir: Rc::clone(&dir), name: name.into(), is_dir }));
                 Ok(Some((dir, made)))
             }

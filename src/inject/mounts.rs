@@ -77,6 +77,12 @@ impl Mounts {
         Ok(is_own)
     }
 
+    /// Reports whether an examined directory is on a tmpfs of this container.
+    pub(super) fn is_on_own_tmpfs(&self, dir: &Rc<OwnedFd>) -> bool {
+        let known = self.directories.iter().find(|(known, _)| Rc::ptr_eq(known, dir));
+        known.is_some_and(|(_, mount)| self.own.contains(mount))
+    }
+
     /// Adds a layer that the hook mounted.
     pub(super) fn add_layer(&mut self, layer: &OwnedFd) -> Result<()> {
         self.layers.push(statmount::id(layer)?);

@@ -3,12 +3,14 @@
 //!
 //! These include names on volumes and layers, which are not mounted at poststop: there the names do not exist.
 
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use rustix::fs::{AtFlags, FileType, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, Stat};
 
 use base::paths::ContainerPath;
 use base::report::Finding;
@@ -68,6 +70,20 @@ fn undo(changes: Vec<Change>, rootfs: &Root) {
     }
 }
 
+/// Returns the names in a directory on a tmpfs, with their inodes. A name on which something is mounted has its own inode there.
+fn inodes(dir: &OwnedFd) -> rustix::io::Result<Vec<(OsString, u64)>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::openat(dir, c".", flags, Mode::empty())?;
+    let mut buffer = Vec::with_capacity(8192);
+    let mut entries = RawDir::new(opened, buffer.spare_capacity_mut());
+    let mut found = Vec::new();
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        found.push((OsStr::from_bytes(entry.file_name().to_bytes()).to_owned(), entry.ino()));
+    }
+    Ok(found)
+}
+
 /// Marks the error of a step whose mount could not be removed. The mount hides files of the image, so the container must not
 /// start, even if the step was optional.
 #[derive(Debug)]
@@ -85,7 +101,9 @@ pub(super) struct Done {
     /// The changes, newest last
     changes: Vec<Change>,
     /// Created names, for poststop
-    pub created: Vec<Entry>,
+    created: Vec<Entry>,
+    /// Directories with created names whose inodes are not read yet, and the indices of the names in `created`
+    unread: Vec<(Rc<OwnedFd>, Vec<usize>)>,
     pub findings: Vec<Finding>,
 }
 
@@ -125,6 +143,35 @@ impl Done {
     pub(super) fn note_created(&mut self, path: &Path, dir: &OwnedFd) {
         let stat = path.file_name().and_then(|name| rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok());
         self.created.extend(stat.and_then(|stat| leftovers::entry(Path::new("/").join(path), &stat)));
+    }
+
+    /// Records that the last component of `path` was created in `dir`, which is on a tmpfs of the container. Its inode is read from the
+    /// directory when the setup is complete, because listing such a small directory takes fewer system calls than examining each node.
+    pub(super) fn note_created_on_tmpfs(&mut self, path: &Path, dir: &Rc<OwnedFd>) {
+        if path.to_str().is_none() {
+            return;
+        }
+        let index = self.created.len();
+        self.created.push(Entry { path: Path::new("/").join(path), inode: 0 });
+        match self.unread.iter_mut().find(|(known, _)| Rc::ptr_eq(known, dir)) {
+            Some((_, indices)) => indices.push(index),
+            None => self.unread.push((Rc::clone(dir), vec![index])),
+        }
+    }
+
+    /// Returns the created names, which still exist.
+    pub(super) fn take_created(&mut self) -> Vec<Entry> {
+        for (dir, indices) in self.unread.drain(..) {
+            let inodes = inodes(&dir).unwrap_or_default();
+            for index in indices {
+                let Some(entry) = self.created.get_mut(index) else { continue };
+                let name = entry.path.file_name();
+                entry.inode = inodes.iter().find(|(known, _)| Some(&**known) == name).map_or(0, |(_, inode)| *inode);
+            }
+        }
+        let mut created = std::mem::take(&mut self.created);
+        created.retain(|entry| entry.inode != 0);
+        created
     }
 
     /// Adds created directories; `path` is the path of the last one.

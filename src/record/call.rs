@@ -77,7 +77,7 @@ impl Call {
         self.connect();
         if self.store.is_none() {
             // A user without /run/user has no directory for records.
-            self.store = Store::open().ok();
+            self.store = Store::open_and_keep().ok();
             // Before the container's mount namespace is entered, because it checks whether bundles exist.
             self.store.iter().for_each(Store::prune);
             let earlier = self.store.as_ref().and_then(|store| store.record_of(&self.record.container.id));

@@ -131,6 +131,6 @@ fn has_number(path: &Path, major: i64, minor: i64) -> bool {
 /// Returns the files of the mask; empty if the driver is not loaded, because the container's /proc then lacks them too.
 fn mask_files(dir: &HostPath) -> Vec<(OsString, Vec<u8>)> {
     let root = Tree::open(dir);
-    let files = root.map(|root| procfs::read_files(&root, Path::new("/"))).unwrap_or_default();
+    let files = root.map(|root| procfs::read_files(&root, Path::new("/"), None)).unwrap_or_default();
     files.into_iter().map(build::mask_file).collect()
 }

@@ -310,6 +310,13 @@ impl Tree {
         self.noted(path, self.dir(path))
     }
 
+    /// Announces that many names are looked up in a directory.
+    pub fn expect_lookups(&self, dir: &Path) {
+        if let Ok(dir) = self.dir(dir) {
+            dir.lookups.store(LOOKUPS, Ordering::Relaxed);
+        }
+    }
+
     /// Returns the directories that exist or cannot be examined, each once: on many distributions, `/bin` is a link to `/usr/bin`.
     #[must_use]
     pub fn existing(&self, dirs: &'static [&str]) -> Vec<&'static Path> {
@@ -327,7 +334,7 @@ impl Tree {
         existing
     }
 
-    /// Returns the tree that contains `path`, a directory below /dev, /proc or /sys: this one if it exists here, because a driver
+    /// Returns the tree that contains `path`, a file or a directory below /dev, /proc or /sys: this one if it exists here, because a driver
     /// container mounts these file systems, otherwise the host's `/`.
     ///
     /// # Errors
@@ -341,8 +348,17 @@ impl Tree {
     /// # Errors
     /// Those of [`Self::owner_of`].
     pub fn owner_on(&self, host: Option<&Self>, path: &str) -> Result<Self> {
-        let here = match self.0.root.open_at(Path::new(path), OFlags::PATH) {
-            Ok(_) => true,
+        // A directory stays open, because files in it are looked up next.
+        let path = Path::new(path);
+        let found = match path.starts_with("/dev") {
+            true => self.locate_by_name(path).map(drop),
+            false => match self.dir(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotADirectory => self.locate_by_name(path).map(drop),
+                dir => dir.map(drop),
+            },
+        };
+        let here = match found {
+            Ok(()) => true,
             Err(error) if is_missing(&error) => false,
             Err(error) => return Err(anyhow::Error::new(error).context(format!("cannot examine {path:?}"))),
         };
@@ -474,6 +490,14 @@ impl OpenDir {
     #[must_use]
     pub fn stat(&self, name: &str) -> Option<Stat> {
         rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok()
+    }
+
+    /// Returns the sorted names in the directory, or none if it cannot be read. Files in it are then found without further lookups.
+    #[must_use]
+    pub fn names(&self) -> Vec<OsString> {
+        self.lookups.store(LOOKUPS, Ordering::Relaxed);
+        let listing = self.listing.get_or_init(|| Listing::of(&self.fd).ok());
+        listing.as_ref().map(Listing::names).unwrap_or_default()
     }
 
     fn look(&self, name: &OsStr, look: Look) -> io::Result<Seen> {
@@ -639,5 +663,14 @@ mod tests {
         let (path, why) = root.troubles().remove(0);
         assert_eq!((path, &*why), (dir.path().join("loop"), "too many symbolic links encountered (ELOOP)"));
         assert!(root.owner_of("/loop").is_err() && root.owner_of("/nothing").is_ok());
+        std::fs::create_dir(dir.path().join("dev")).unwrap();
+        for file in ["version", "dev/nvidiactl"] {
+            std::fs::write(dir.path().join(file), "").unwrap();
+        }
+        for (path, is_here) in
+            [("/version", true), ("/dev", true), ("/dev/nvidiactl", true), ("/dev/no", false), ("/version/no", false)]
+        {
+            assert_eq!(root.owner_of(path).unwrap().is(&root), is_here, "{path}");
+        }
     }
 }

@@ -34,6 +34,11 @@ impl Store {
         Ok(Self(RunDir::open()?.below(DIR)?))
     }
 
+    /// Like [`Self::open`], for a program that ends soon, see [`RunDir::open_and_keep`].
+    pub fn open_and_keep() -> io::Result<Self> {
+        Ok(Self(RunDir::open_and_keep()?.below(DIR)?))
+    }
+
     /// Opens the directory if it exists.
     pub fn existing() -> io::Result<Option<Self>> {
         match RunDir::existing()? {
@@ -110,6 +115,9 @@ impl Store {
 
     /// If there are too many records, removes the surplus, unreadable files, and old temporary files.
     pub fn prune(&self) {
+        if !self.0.may_have(MAX_RECORDS) {
+            return;
+        }
         let Ok(names) = self.0.all_names() else { return };
         if names.len() < MAX_RECORDS {
             return;

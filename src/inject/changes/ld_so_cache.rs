@@ -60,6 +60,7 @@ impl Target {
     fn read_linker_cache(&self) -> Result<Option<Vec<u8>>> {
         let found = self.layout.rootfs.open_existing(Path::new("etc/ld.so.cache"), OFlags::PATH).context("read it")?;
         let Some(found) = found else { return Ok(None) };
-        base::read::read_file_limited(&self.layout.rootfs.open_stored(found)?, linker_cache::MAX_SIZE).map(Some)
+        let (file, stat) = self.layout.rootfs.open_stored_known(found)?;
+        base::read::read_known(&file, &stat, linker_cache::MAX_SIZE).map(Some)
     }
 }

@@ -29,7 +29,8 @@ fn check_file(answer: &CachedInventory) {
     let bytes = answer.to_bytes();
     assert_eq!(CachedInventory::parse(&bytes).as_ref(), Some(answer));
     assert_eq!(CachedInventory::parse(&bytes[..bytes.len() - 1]), None, "half a file");
-    let nobody = KernelView { version: String::new(), gpus: Vec::new(), nodes: BTreeMap::new(), state: None, uptime: 0 };
+    let nobody =
+        KernelView { version: String::new(), gpus: Vec::new(), nodes: BTreeMap::new(), state: None, uptime: 0 };
     assert!(!answer.is_confirmed_by(&nobody), "a host that cannot be looked at");
 }
 

@@ -99,6 +99,13 @@ impl Root {
         }
     }
 
+    /// Whether nothing exists at `path`, and no component before the missing one is a symbolic link. Returns false if that is unknown.
+    pub(super) fn lacks(&self, path: &Path) -> bool {
+        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        matches!(rustix::fs::openat2(&self.fd, path, flags, Mode::empty(), how), Err(Errno::NOENT))
+    }
+
     /// Opens the directory `path` below this root as a root.
     ///
     /// # Errors
@@ -161,9 +168,17 @@ impl Root {
     /// # Errors
     /// If `file` is not a regular file, is on a file system that does not store files, or cannot be opened for reading.
     pub fn open_stored(&self, file: OwnedFd) -> io::Result<File> {
+        self.open_stored_known(file).map(|(file, _)| file)
+    }
+
+    /// Like [`Self::open_stored`], with the state of the file.
+    ///
+    /// # Errors
+    /// Those of [`Self::open_stored`].
+    pub fn open_stored_known(&self, file: OwnedFd) -> io::Result<(File, Stat)> {
         let stat = regular(&file)?;
         self.check_stored(&file, &stat)?;
-        reopen(&file, OFlags::NONBLOCK | OFlags::NOCTTY)
+        Ok((reopen(&file, OFlags::NONBLOCK | OFlags::NOCTTY)?, stat))
     }
 
     /// Like [`Self::open_stored`], for a directory.

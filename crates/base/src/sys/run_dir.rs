@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use nix::fcntl::{Flock, FlockArg};
@@ -25,9 +26,9 @@ const NAME: &str = "oci-nvidia-hook";
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 /// An open directory. Its files stay accessible after the hook has entered the mount namespace of a container.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct RunDir {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     /// The user of this process
     us: u32,
 }
@@ -38,17 +39,32 @@ pub struct Lock {
     _file: Flock<File>,
 }
 
+/// The directory that [`RunDir::open_and_keep`] opened.
+static KEPT: OnceLock<RunDir> = OnceLock::new();
+
 impl RunDir {
     /// Opens the run-time directory, and creates it if it is missing.
     ///
     /// # Errors
     /// If there is no parent directory for this user, the directory cannot be created, or it is not only this user's.
     pub fn open() -> io::Result<Self> {
+        if let Some(kept) = KEPT.get() {
+            return Ok(kept.clone());
+        }
         let (base, us) = base()?;
         match open_dir(CWD, &base.join(NAME), us) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Self::made_in(&base, us),
             opened => close_to_others(opened?),
         }
+    }
+
+    /// Like [`Self::open`]. All later calls in this process return the same open directory, so only for a program that ends soon.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`].
+    pub fn open_and_keep() -> io::Result<Self> {
+        let opened = Self::open()?;
+        Ok(KEPT.get_or_init(|| opened).clone())
     }
 
     /// Opens the run-time directory if it exists.
@@ -134,6 +150,15 @@ impl RunDir {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Whether the directory may have this many names. On tmpfs, each name adds 20 bytes to its size (`BOGO_DIRENT_SIZE` in
+    /// mm/shmem.c), and on other file systems at least 12. A size of 0 means that the file system does not show it.
+    #[must_use]
+    pub fn may_have(&self, names: usize) -> bool {
+        const LEAST: i64 = 12;
+        let size = rustix::fs::fstat(&self.fd).map_or(0, |stat| stat.st_size);
+        size <= 0 || i64::try_from(names).is_ok_and(|names| size >= names.saturating_mul(LEAST))
     }
 
     /// Returns the names that are UTF-8 and do not begin with a dot, unsorted.
@@ -282,7 +307,7 @@ fn open_dir(parent: impl AsFd, name: &Path, us: u32) -> io::Result<(RunDir, Stat
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = rustix::fs::openat(parent, name, flags, Mode::empty())?;
     let stat = check_ours(fd.as_fd(), FileType::Directory, us)?;
-    Ok((RunDir { fd, us }, stat))
+    Ok((RunDir { fd: Arc::new(fd), us }, stat))
 }
 
 /// Checks that no user other than `us` can have written a file, and returns its state. A file with several hard links is rejected,

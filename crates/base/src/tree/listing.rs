@@ -1,6 +1,6 @@
 //! The names in a small directory.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
@@ -31,6 +31,14 @@ impl Listing {
         if !(1..=SMALL).contains(&rustix::fs::fstat(&dir)?.st_size) {
             return Ok(None);
         }
+        Self::of(dir).map(Some)
+    }
+
+    /// Lists a directory of any size.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub(super) fn of(dir: impl AsFd) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(&dir, c".", flags, Mode::empty())?;
         let mut buffer = Vec::with_capacity(BUFFER);
@@ -44,7 +52,13 @@ impl Listing {
         }
         let Self { text, names } = &mut listing;
         names.sort_unstable_by(|a, b| name_in(text, *a).cmp(name_in(text, *b)));
-        Ok(Some(listing))
+        Ok(listing)
+    }
+
+    /// Returns the sorted names.
+    pub(super) fn names(&self) -> Vec<OsString> {
+        let names = self.names.iter().map(|entry| name_in(&self.text, *entry));
+        names.filter(|name| !matches!(*name, b"." | b"..")).map(|name| OsStr::from_bytes(name).to_owned()).collect()
     }
 
     /// Returns the type of a name, or `None` if the directory does not have it. The type is unknown on some file systems.

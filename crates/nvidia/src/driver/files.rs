@@ -34,12 +34,18 @@ impl PlacedFile {
     }
 }
 
+/// The number of programs from which listing a small directory takes fewer system calls than looking them up.
+const MANY: usize = 5;
+
 /// Finds the programs for these capabilities, in the order of the catalog.
 #[must_use]
 pub fn binaries(root: &Tree, capabilities: Capabilities) -> Vec<Binary> {
     let dirs = root.existing(BINARY_DIRS);
     let find = |name| dirs.iter().find_map(|dir| regular(root, &dir.join(name)));
     let wanted = BINARIES.iter().filter(|row| capabilities.any(row.capabilities));
+    if wanted.clone().count() > MANY {
+        dirs.iter().for_each(|dir| root.expect_lookups(dir));
+    }
     wanted.filter_map(|row| Some(Binary { source: find(row.name)?.host, name: row.name })).collect()
 }
 
@@ -70,8 +76,9 @@ pub fn firmware(root: &Tree, version: &str) -> Vec<PlacedFile> {
     let configured = Some(parameter.trim_end()).filter(|dir| dir.starts_with('/'));
     for dir in configured.into_iter().chain(FIRMWARE_DIRS.iter().copied()) {
         let dir = Path::new(dir).join("nvidia").join(version);
-        let names = root
-            .names(&dir)
+        let Ok(opened) = root.open_dir(&dir) else { continue };
+        let names = opened
+            .names()
             .into_iter()
             .filter(|name| name.to_str().is_some_and(|name| name.starts_with("gsp") && name.ends_with(".bin")));
         let found: Vec<_> = names

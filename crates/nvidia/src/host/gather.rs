@@ -37,7 +37,8 @@ impl Host {
             ipc.extend(parts.directories);
             findings.extend(parts.findings);
         }
-        let proc_files = devices.has_proc.then(|| procfs::read_files(&self.roots.proc, Path::new(DRIVER_PROC)));
+        let (proc, version) = (&self.roots.proc, self.version_file.as_deref());
+        let proc_files = devices.has_proc.then(|| procfs::read_files(proc, Path::new(DRIVER_PROC), version));
         Ok(HostFacts { files, ipc, proc_files, devices, findings })
     }
 
@@ -112,13 +113,11 @@ impl Gatherer<'_> {
         let Some(path) = self.facts.gpu_dir(gpu.bus_id).filter(|path| !self.facts.proc_paths.contains_key(path)) else {
             return;
         };
-        let is_read = |known: &&KernelGpu| known.bus_id == gpu.bus_id && known.minor.is_some();
-        let proc = &self.host.roots.proc;
-        let known = self.host.kernel_gpus.iter().find(is_read);
-        let dir = known.and(path.parent()).and_then(|gpus| proc.open_dir(gpus).ok());
-        match (dir, path.file_name()) {
-            (Some(dir), Some(name)) => {
-                let source = HostPath::new(proc.on_host(&dir.path().join(name)));
+        let is_read = |known: &KernelGpu| known.bus_id == gpu.bus_id && known.minor.is_some();
+        let proc_dir = self.host.proc_dir.as_ref().filter(|_| self.host.kernel_gpus.iter().any(is_read));
+        match (proc_dir, path.strip_prefix(DRIVER_PROC)) {
+            (Some(dir), Ok(below)) => {
+                let source = HostPath::new(dir.as_path().join(below));
                 self.facts.proc_paths.insert(path, source);
             }
             _ => self.proc_path(path),

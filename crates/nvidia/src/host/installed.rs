@@ -29,6 +29,8 @@ pub(super) struct Installed {
     pub(super) linker_cache: LinkerCache,
     /// The version of the loaded kernel module
     pub(super) module: Option<String>,
+    /// The module's file with the version
+    pub(super) version_file: Option<Vec<u8>>,
     /// The real path of libnvidia-ml
     pub(super) library: HostPath,
 }
@@ -40,7 +42,8 @@ impl Installed {
 
     pub(super) fn find_below(roots: Roots, config: &Config) -> Result<Self> {
         let linker_cache = LinkerCache::read(&roots.driver, config.ldcache.as_ref());
-        let module = procfs::read_version(&roots.proc);
+        let version_file = procfs::read_version_file(&roots.proc);
+        let module = version_file.as_deref().and_then(procfs::version_of);
         let version = module.as_deref().unwrap_or_default();
         let search = Search { root: &roots.driver, cache: &linker_cache, version, dirs: &config.library_dirs };
         let Some(library) = locate::management_library(&search) else {
@@ -51,7 +54,7 @@ impl Installed {
             return Err(platform.error());
         }
         let library = library.source;
-        Ok(Self { roots, linker_cache, module, library })
+        Ok(Self { roots, linker_cache, module, version_file, library })
     }
 
     /// Returns the inventory, completed with the GPUs that only the kernel module lists. It is from the cache if the kernel confirms that

@@ -113,6 +113,8 @@ pub struct Host {
     config: Config,
     /// /proc/driver/nvidia, if it exists
     proc_dir: Option<HostPath>,
+    /// The content of /proc/driver/nvidia/version
+    version_file: Option<Vec<u8>>,
     kernel_gpus: Vec<KernelGpu>,
     /// Nodes that were examined, by their names below /dev
     examined: BTreeMap<String, DeviceNode>,
@@ -168,13 +170,15 @@ impl Host {
         if let Some(platform) = Platform::of_models(inventory.gpus.iter().map(|gpu| gpu.model.as_str())) {
             return Err(platform.error());
         }
-        let Installed { roots, linker_cache, .. } = installed;
-        let proc_dir = roots.proc.locate(Path::new(DRIVER_PROC)).ok().map(|located| located.host);
+        let Installed { roots, linker_cache, version_file, .. } = installed;
+        let proc_dir = roots.proc.open_dir(Path::new(DRIVER_PROC)).ok();
+        let proc_dir = proc_dir.map(|dir| HostPath::new(roots.proc.on_host(dir.path())));
         Ok(Self {
             roots,
             linker_cache,
             config: config.clone(),
             proc_dir,
+            version_file,
             kernel_gpus,
             examined: BTreeMap::new(),
             foreseen: BTreeMap::new(),

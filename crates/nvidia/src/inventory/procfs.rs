@@ -45,7 +45,7 @@ impl KernelGpu {
 
 /// Returns the value of a line `name <tab> value`, or `None` if the line is missing or empty.
 fn field<'a>(information: &'a str, name: &str) -> Option<&'a str> {
-    let value = information.lines().find_map(|line| line.strip_prefix(name))?.trim();
+    let value = information.split('\n').find_map(|line| line.strip_prefix(name))?.trim();
     (!value.is_empty()).then_some(value)
 }
 
@@ -71,14 +71,32 @@ pub fn parse_version(text: &str) -> Option<String> {
 /// Returns the version of the loaded kernel module, or `None` if it is not loaded.
 #[must_use]
 pub fn read_version(root: &Tree) -> Option<String> {
-    parse_version(&root.read_kernel_text(&Path::new(DRIVER_PROC).join("version")).ok()?)
+    version_of(&read_version_file(root)?)
 }
 
-/// Returns name and content of the existing files in `dir` that programs in containers read.
+/// Returns the file with the version of the loaded kernel module.
 #[must_use]
-pub fn read_files(root: &Tree, dir: &Path) -> Vec<(OsString, Vec<u8>)> {
-    let read = |name: &str| Some((name.into(), root.read_kernel_file(&dir.join(name)).ok()?));
-    ["params", "version", "registry"].into_iter().filter_map(read).collect()
+pub(crate) fn read_version_file(root: &Tree) -> Option<Vec<u8>> {
+    root.read_kernel_file(&Path::new(DRIVER_PROC).join(VERSION)).ok()
+}
+
+/// Returns the version of a kernel module from its file.
+#[must_use]
+pub(crate) fn version_of(file: &[u8]) -> Option<String> {
+    parse_version(&String::from_utf8_lossy(file))
+}
+
+const VERSION: &str = "version";
+
+/// Returns name and content of the existing files in `dir` that programs in containers read. `version` is the content of the file with
+/// the version, if it has been read.
+#[must_use]
+pub fn read_files(root: &Tree, dir: &Path, version: Option<&[u8]>) -> Vec<(OsString, Vec<u8>)> {
+    let read = |name: &str| match version.filter(|_| name == VERSION) {
+        Some(known) => Some((name.into(), known.to_vec())),
+        None => Some((name.into(), root.read_kernel_file(&dir.join(name)).ok()?)),
+    };
+    ["params", VERSION, "registry"].into_iter().filter_map(read).collect()
 }
 
 /// Returns the GPUs of the kernel module, or none if it is not loaded.

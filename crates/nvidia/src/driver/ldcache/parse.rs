@@ -112,7 +112,8 @@ impl<'a> Table<'a> {
     }
 
     fn entry(&self, index: usize, text: &mut Text) -> Result<Entry<'a>> {
-        let row = slice(self.rows, index.saturating_mul(self.row_size()), self.row_size()).context("truncated table")?;
+        let row =
+            slice(self.rows, index.saturating_mul(self.row_size()), self.row_size()).context("truncated table")?;
         self.read(row, text).with_context(|| format!("entry {index}"))
     }
 
