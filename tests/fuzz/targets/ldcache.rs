@@ -1,9 +1,10 @@
 //! `/etc/ld.so.cache` of an image: a parsed cache can be written unchanged; our libraries are found first.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::Path;
 
-use nvidia_host::driver::ldcache::{Arch, Cache, NewEntry, parse};
+use nvidia_host::driver::ldcache::{Arch, Cache, NewEntry, parse, update, with_prefix};
 
 use super::check_error;
 
@@ -12,6 +13,7 @@ const MAX_TEXT: usize = 16 << 20;
 
 /// Parses, writes and parses the cache, then merges entries.
 pub fn run(data: &[u8]) {
+    drop(with_prefix(data, "libcuda.so"));
     let cache = match parse(data) {
         Ok(cache) => cache,
         Err(error) => return check_error(&error),
@@ -41,6 +43,11 @@ pub fn run(data: &[u8]) {
     let mut twice = merged.clone();
     twice.merge(&ours);
     assert_eq!(twice, merged, "merging twice is merging once");
+    // The hook inserts entries into the bytes of most files. Those of the image may be out of order, and those of `bytes` are not.
+    drop(update(data, &ours, &BTreeSet::new()));
+    if let Ok(Some(updated)) = update(&bytes, &ours, &BTreeSet::new()) {
+        assert_eq!(parse(&updated).expect("what was updated can be parsed"), merged);
+    }
     match merged.to_bytes() {
         Ok(bytes) => assert_eq!(parse(&bytes).expect("what was merged can be parsed"), merged),
         Err(error) => {

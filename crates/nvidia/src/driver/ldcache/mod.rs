@@ -8,6 +8,7 @@
 //! searches) and `elf/cache.c` (how ldconfig writes). The file has the byte order of its machine. See ld.so(8) and ldconfig(8).
 
 mod parse;
+mod splice;
 mod write;
 
 use std::cmp::Ordering;
@@ -18,6 +19,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use splice::{Spliced, splice};
+
 pub use parse::{parse, with_prefix};
 
 /// First bytes of the layout of libc5 and glibc 2.0 (`CACHEMAGIC`).
@@ -282,6 +285,13 @@ fn sorted<'a>(ours: &[NewEntry<'a>]) -> Vec<Entry<'a>> {
 /// # Errors
 /// If the file is not a cache, or becomes too large.
 pub fn update(old: &[u8], ours: &[NewEntry<'_>], stale: &BTreeSet<PathBuf>) -> Result<Option<Vec<u8>>> {
+    if stale.is_empty() {
+        match splice(old, &sorted(ours))? {
+            Spliced::Unchanged => return Ok(None),
+            Spliced::New(bytes) => return Ok(Some(bytes)),
+            Spliced::Unusual => {}
+        }
+    }
     let mut cache = parse(old)?;
     cache.entries.retain(|entry| !stale.contains(entry.path));
     cache.merge(ours);

@@ -21,13 +21,10 @@ use super::{
 /// # Errors
 /// If the file is not a cache, has the other byte order, contains an offset outside of it, or exceeds a limit.
 pub fn parse(bytes: &[u8]) -> Result<Cache<'_>> {
-    let mut text = Text { left: MAX_TEXT };
+    let mut text = Text::new(MAX_TEXT);
     let table = Table::of(bytes)?;
-    let mut cache = Cache::empty(table.layout);
-    cache.entries = table.entries(&mut text)?;
-    if table.layout != Layout::Old {
-        parse_extension(&mut cache, table.strings, bytes, &mut text).context("extension")?;
-    }
+    let entries = table.entries(&mut text)?;
+    let mut cache = Cache { entries, ..extension_of(&table, bytes, &mut text)? };
     if !cache.entries.is_sorted_by(|a, b| compare(a, b).is_le()) {
         cache.entries.sort_by(compare);
     }
@@ -41,7 +38,7 @@ pub fn parse(bytes: &[u8]) -> Result<Cache<'_>> {
 /// Those of [`parse`], for what was read.
 pub fn with_prefix<'a>(bytes: &'a [u8], prefix: &str) -> Result<Vec<Entry<'a>>> {
     let table = Table::of(bytes)?;
-    let mut text = Text { left: MAX_TEXT };
+    let mut text = Text::new(MAX_TEXT);
     let (mut from, mut to) = (0, table.count());
     while from < to {
         let middle = from.midpoint(to);
@@ -64,16 +61,25 @@ fn begins_with(name: &OsStr, prefix: &str) -> bool {
     name.as_bytes().starts_with(prefix.as_bytes())
 }
 
+/// Returns a cache without entries, with the extension of the file.
+pub(super) fn extension_of<'a>(table: &Table<'a>, file: &'a [u8], text: &mut Text) -> Result<Cache<'a>> {
+    let mut cache = Cache::empty(table.layout);
+    if table.layout != Layout::Old {
+        parse_extension(&mut cache, table.strings, file, text).context("extension")?;
+    }
+    Ok(cache)
+}
+
 /// The table of a cache: its entries, which are not read yet, and the bytes to which the offsets of their strings are relative.
 #[derive(Clone, Copy, Debug)]
-struct Table<'a> {
-    layout: Layout,
-    rows: &'a [u8],
+pub(super) struct Table<'a> {
+    pub(super) layout: Layout,
+    pub(super) rows: &'a [u8],
     strings: &'a [u8],
 }
 
 impl<'a> Table<'a> {
-    fn of(bytes: &'a [u8]) -> Result<Self> {
+    pub(super) fn of(bytes: &'a [u8]) -> Result<Self> {
         if bytes.starts_with(NEW_MAGIC) {
             return Self::new(bytes, Layout::New);
         }
@@ -107,11 +113,11 @@ impl<'a> Table<'a> {
         if matches!(self.layout, Layout::Old) { OLD_ENTRY } else { NEW_ENTRY }
     }
 
-    const fn count(&self) -> usize {
+    pub(super) const fn count(&self) -> usize {
         self.rows.len() / self.row_size()
     }
 
-    fn entry(&self, index: usize, text: &mut Text) -> Result<Entry<'a>> {
+    pub(super) fn entry(&self, index: usize, text: &mut Text) -> Result<Entry<'a>> {
         let row =
             slice(self.rows, index.saturating_mul(self.row_size()), self.row_size()).context("truncated table")?;
         self.read(row, text).with_context(|| format!("entry {index}"))
@@ -192,11 +198,15 @@ fn count(bytes: &[u8], count_at: usize, header: usize, entry: usize) -> Result<u
 }
 
 /// Limits the bytes of strings that are read from a file.
-struct Text {
+pub(super) struct Text {
     left: usize,
 }
 
 impl Text {
+    pub(super) const fn new(most: usize) -> Self {
+        Self { left: most }
+    }
+
     fn string<'a>(&mut self, table: &'a [u8], offset: u32) -> Result<&'a OsStr> {
         let rest = table
             .get(offset as usize..)

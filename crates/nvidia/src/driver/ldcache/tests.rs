@@ -452,6 +452,24 @@ proptest! {
         }
     }
 
+    /// Copying the rows of the image has the result of parsing and writing them.
+    #[test]
+    fn splicing_is_merging(parts in parts(), ours in ours()) {
+        let cache = Cache { layout: Layout::New, ..parts.cache() };
+        let bytes = cache.to_bytes().unwrap();
+        let ours = borrow(&ours);
+        let mut expected = cache.clone();
+        expected.merge(&ours);
+        match splice(&bytes, &sorted(&ours)).unwrap() {
+            Spliced::New(new) => {
+                prop_assert_eq!(parse(&new).unwrap(), expected);
+                prop_assert_eq!(splice(&new, &sorted(&ours)).unwrap(), Spliced::Unchanged);
+            }
+            Spliced::Unchanged => prop_assert_eq!(expected, cache),
+            Spliced::Unusual => prop_assert!(cache.entries.is_empty() && cache.hwcaps.is_empty(), "{:?}", cache),
+        }
+    }
+
     #[test]
     fn after_a_merge_ours_are_found_and_the_rest_is_kept(parts in parts(), ours in ours()) {
         let before = parts.cache();

@@ -51,19 +51,9 @@ impl Cache<'_> {
         let table = new_table_size(self.entries.len());
         let end = out.len().saturating_add(table).saturating_add(strings.bytes.len());
         let (extension, bytes) = self.extension(strings, table, end)?;
-        out.extend_from_slice(NEW_MAGIC);
-        put(out, self.entries.len())?;
-        put(out, strings.bytes.len())?;
-        const { assert!(NEW_BYTE_ORDER_AT == NEW_MAGIC.len() + 8) };
-        out.extend_from_slice(&[BYTE_ORDER, 0, 0, 0]);
-        put(out, extension)?;
-        out.extend_from_slice(&[0; 12]);
+        put_new_header(out, self.entries.len(), strings.bytes.len(), extension)?;
         for (entry, string) in self.entries.iter().zip(&strings.entries) {
-            let name = number(table.saturating_add(string.name))?;
-            let path = number(table.saturating_add(string.path))?;
-            let [a, b, c, d, e, f, g, h] = entry.hwcap.to_ne_bytes();
-            let row: [_; NEW_ENTRY / 4] =
-                [entry.flags.to_ne_bytes(), name, path, entry.os_version.to_ne_bytes(), [a, b, c, d], [e, f, g, h]];
+            let row = entry.row(table.saturating_add(string.name), table.saturating_add(string.path))?;
             out.extend_from_slice(row.as_flattened());
         }
         out.extend_from_slice(&strings.bytes);
@@ -75,7 +65,7 @@ impl Cache<'_> {
     /// no extension is needed. The offset `base` of `strings` is relative to the new header.
     ///
     /// The extension consists of the directory, then the hwcaps, which must be aligned, then the generator.
-    fn extension(&self, strings: &Strings, base: usize, end: usize) -> Result<(usize, Vec<u8>)> {
+    pub(super) fn extension(&self, strings: &Strings, base: usize, end: usize) -> Result<(usize, Vec<u8>)> {
         if self.generator.is_none() && self.hwcaps.is_empty() {
             return Ok((0, Vec::new()));
         }
@@ -109,8 +99,29 @@ impl Cache<'_> {
     }
 }
 
+impl Entry<'_> {
+    /// Returns the row of the new table, with the offsets of name and path.
+    pub(super) fn row(&self, name: usize, path: usize) -> Result<[[u8; 4]; NEW_ENTRY / 4]> {
+        let [a, b, c, d, e, f, g, h] = self.hwcap.to_ne_bytes();
+        let (flags, os_version) = (self.flags.to_ne_bytes(), self.os_version.to_ne_bytes());
+        Ok([flags, number(name)?, number(path)?, os_version, [a, b, c, d], [e, f, g, h]])
+    }
+}
+
+/// Writes the header of the new layout.
+pub(super) fn put_new_header(out: &mut Vec<u8>, entries: usize, strings: usize, extension: usize) -> Result<()> {
+    out.extend_from_slice(NEW_MAGIC);
+    put(out, entries)?;
+    put(out, strings)?;
+    const { assert!(NEW_BYTE_ORDER_AT == NEW_MAGIC.len() + 8) };
+    out.extend_from_slice(&[BYTE_ORDER, 0, 0, 0]);
+    put(out, extension)?;
+    out.extend_from_slice(&[0; 12]);
+    Ok(())
+}
+
 /// Returns the size of the header and the table in the new layout.
-fn new_table_size(entries: usize) -> usize {
+pub(super) fn new_table_size(entries: usize) -> usize {
     NEW_HEADER.saturating_add(entries.saturating_mul(NEW_ENTRY))
 }
 
@@ -144,25 +155,25 @@ fn put(out: &mut Vec<u8>, value: usize) -> Result<()> {
 }
 
 /// Returns the 32 bits of a number.
-fn number(value: usize) -> Result<[u8; 4]> {
+pub(super) fn number(value: usize) -> Result<[u8; 4]> {
     Ok(u32::try_from(value).context("too large for a linker cache")?.to_ne_bytes())
 }
 
 /// The offsets of the strings of an entry, relative to the first string.
-struct Offsets {
-    name: usize,
-    path: usize,
+pub(super) struct Offsets {
+    pub(super) name: usize,
+    pub(super) path: usize,
 }
 
 /// All strings, each with a final NUL.
-struct Strings {
-    bytes: Vec<u8>,
-    entries: Vec<Offsets>,
+pub(super) struct Strings {
+    pub(super) bytes: Vec<u8>,
+    pub(super) entries: Vec<Offsets>,
     hwcaps: Vec<usize>,
 }
 
 impl Strings {
-    fn new(cache: &Cache<'_>) -> Result<Self> {
+    pub(super) fn new(cache: &Cache<'_>) -> Result<Self> {
         let names = cache.entries.iter().map(|entry| entry.name).chain(cache.hwcaps.iter().copied());
         let paths = cache.entries.iter().map(|entry| entry.path.as_os_str());
         let (count, text) = names.chain(paths).fold((0_usize, 0_usize), |(count, text), string| {

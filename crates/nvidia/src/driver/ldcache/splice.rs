@@ -1,0 +1,140 @@
+//! Inserts entries into the bytes of a cache. An image can have thousands of libraries: to parse, sort and write all of them takes as long
+//! as the rest of a container start.
+
+use anyhow::{Result, ensure};
+
+use super::parse::{Table, Text, extension_of};
+use super::write::{Strings, new_table_size, number, put_new_header};
+use super::{Cache, Entry, Layout, MAX_ENTRIES, MAX_TEXT, NEW_ENTRY, NEW_EXTENSION_AT, NEW_HEADER, compare_slots};
+
+/// The result of [`splice`].
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Spliced {
+    /// The file has the entries already.
+    Unchanged,
+    /// The new file
+    New(Vec<u8>),
+    /// The file is not as ldconfig writes it since glibc 2.32. It must be parsed.
+    Unusual,
+}
+
+/// A position in the old table, and how many entries of the image a new one replaces there.
+struct Place {
+    index: usize,
+    replaced: usize,
+}
+
+/// Inserts `ours`, which are in ldconfig's order, without duplicates. The rows and the strings of the image are copied as they are, except
+/// for the offsets, which all change by the same number. A table out of order remains so: ld.so, which searches it in the same way, finds
+/// as much in it as before.
+///
+/// # Errors
+/// If the file is not a cache, an entry that a binary search meets is damaged, or the cache becomes too large.
+pub(super) fn splice(old: &[u8], ours: &[Entry<'_>]) -> Result<Spliced> {
+    let table = Table::of(old)?;
+    let text = &mut Text::new(MAX_TEXT);
+    let end = NEW_HEADER.saturating_add(table.rows.len());
+    let extension = old.get(NEW_EXTENSION_AT..).and_then(|rest| rest.first_chunk()).copied().map(u32::from_ne_bytes);
+    let area_end = match extension {
+        Some(at) if at > 0 => at as usize,
+        _ => old.len(),
+    };
+    // With a NUL at the end of the strings, each of them has an end.
+    let area = old.get(end..area_end).filter(|area| area.ends_with(&[0]));
+    let Some(area) = area.filter(|_| table.layout == Layout::New) else { return Ok(Spliced::Unusual) };
+    let Cache { hwcaps, generator, .. } = extension_of(&table, old, text)?;
+
+    let (places, has_all) = places(&table, ours, text)?;
+    if has_all {
+        return Ok(Spliced::Unchanged);
+    }
+    let replaced: usize = places.iter().map(|place| place.replaced).sum();
+    let count = table.count().saturating_sub(replaced).saturating_add(ours.len());
+    ensure!(count <= MAX_ENTRIES, "{count} entries, more than {MAX_ENTRIES}");
+    let new = Cache { layout: Layout::New, entries: ours.to_vec(), hwcaps, generator };
+    let strings = Strings::new(&new)?;
+    let new_end = new_table_size(count);
+    let base = new_end.saturating_add(area.len());
+    let strings_end = base.saturating_add(strings.bytes.len());
+    let (extension, extension_bytes) = new.extension(&strings, base, strings_end)?;
+
+    let mut out = Vec::with_capacity(strings_end.saturating_add(extension_bytes.len()));
+    put_new_header(&mut out, count, area.len().saturating_add(strings.bytes.len()), extension)?;
+    let moved = Moved { from: end, to: new_end, length: area.len() };
+    let mut copied = 0;
+    for ((place, entry), offsets) in places.iter().zip(ours).zip(&strings.entries) {
+        if !moved.copy(&table, copied..place.index, &mut out) {
+            return Ok(Spliced::Unusual);
+        }
+        out.extend_from_slice(
+            entry.row(base.saturating_add(offsets.name), base.saturating_add(offsets.path))?.as_flattened(),
+        );
+        copied = place.index.saturating_add(place.replaced);
+    }
+    if !moved.copy(&table, copied..table.count(), &mut out) {
+        return Ok(Spliced::Unusual);
+    }
+    out.extend_from_slice(area);
+    out.extend_from_slice(&strings.bytes);
+    out.extend_from_slice(&extension_bytes);
+    Ok(Spliced::New(out))
+}
+
+/// Finds the place of each new entry, and whether the table has all of them.
+fn places(table: &Table<'_>, ours: &[Entry<'_>], text: &mut Text) -> Result<(Vec<Place>, bool)> {
+    let (mut places, mut has_all, mut start) = (Vec::with_capacity(ours.len()), true, 0);
+    for new in ours {
+        let (mut from, mut to) = (start, table.count());
+        while from < to {
+            let middle = from.midpoint(to);
+            let is_before = compare_slots(&table.entry(middle, text)?, new).is_lt();
+            if is_before { from = middle.saturating_add(1) } else { to = middle }
+        }
+        let mut replaced = 0_usize;
+        let mut is_same = true;
+        while let Some(index) = from.checked_add(replaced).filter(|index| *index < table.count()) {
+            let entry = table.entry(index, text)?;
+            if compare_slots(&entry, new).is_ne() {
+                break;
+            }
+            is_same &= entry == *new;
+            replaced = replaced.saturating_add(1);
+        }
+        has_all &= is_same && replaced == 1;
+        start = from.saturating_add(replaced);
+        places.push(Place { index: from, replaced });
+    }
+    Ok((places, has_all))
+}
+
+/// The strings of the image, whose offsets change.
+struct Moved {
+    from: usize,
+    to: usize,
+    length: usize,
+}
+
+impl Moved {
+    /// Copies rows. Returns false if a string is not in the area.
+    fn copy(&self, table: &Table<'_>, rows: std::ops::Range<usize>, out: &mut Vec<u8>) -> bool {
+        let bytes = rows.start.saturating_mul(NEW_ENTRY)..rows.end.saturating_mul(NEW_ENTRY);
+        let Some(bytes) = table.rows.get(bytes) else { return false };
+        let at = out.len();
+        out.extend_from_slice(bytes);
+        let copied = out.get_mut(at..).unwrap_or_default();
+        copied.as_chunks_mut::<NEW_ENTRY>().0.iter_mut().all(|row| self.shift(row, 4) && self.shift(row, 8))
+    }
+
+    fn shift(&self, row: &mut [u8; NEW_ENTRY], at: usize) -> bool {
+        let Some(field) = row.get_mut(at..).and_then(|rest| rest.first_chunk_mut::<4>()) else { return false };
+        let Some(offset) = (u32::from_ne_bytes(*field) as usize).checked_sub(self.from) else { return false };
+        let new = number(offset.saturating_add(self.to));
+        match new {
+            Ok(new) if offset < self.length => {
+                *field = new;
+                true
+            }
+            _ => false,
+        }
+    }
+}
