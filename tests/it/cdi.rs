@@ -210,13 +210,24 @@ fn by_hook(fake: &FakeDriver, names: &str) -> BTreeSet<String> {
             }
             "mask" => {
                 words.insert("mask".to_owned());
-                words.extend(list("shown").iter().map(|path| format!("show {path}")));
+                // A spec has a directory for each of its devices. The hook mounts that of all GPUs, if the container has all of them.
+                for path in list("shown") {
+                    match path.as_str() == Some("gpus") {
+                        true => words.extend(gpu_dirs(fake).iter().map(|dir| format!("show \"gpus/{dir}\""))),
+                        false => _ = words.insert(format!("show {path}")),
+                    }
+                }
             }
             "linker-cache" => words.extend(list("names").iter().map(|name| format!("cache {name}"))),
             other => panic!("{other}"),
         }
     }
     words
+}
+
+fn gpu_dirs(fake: &FakeDriver) -> Vec<String> {
+    let dirs = std::fs::read_dir(fake.root.join("proc/driver/nvidia/gpus")).unwrap();
+    dirs.map(|dir| dir.unwrap().file_name().into_string().unwrap()).collect()
 }
 
 /// What `refresh` did to the file.
