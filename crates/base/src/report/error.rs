@@ -106,6 +106,10 @@ const LONGEST: usize = 2000;
 /// text of more than 2000 characters is cut.
 #[must_use]
 pub fn one_line(text: &str) -> String {
+    // Almost all texts
+    if text.len() <= LONGEST && text.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+        return text.to_owned();
+    }
     let mut out = String::new();
     for (count, c) in text.chars().enumerate() {
         if count == LONGEST {
