@@ -502,7 +502,12 @@ impl OpenDir {
 
     fn look(&self, name: &OsStr, look: Look) -> io::Result<Seen> {
         if look != Look::Completely {
-            match self.listing().map(|listing| listing.kind(name)) {
+            // The text of a link is needed in any case, so only other names are a reason to list the directory.
+            let listing = match look {
+                Look::Link => self.listing.get().and_then(Option::as_ref),
+                _ => self.listing(),
+            };
+            match listing.map(|listing| listing.kind(name)) {
                 Some(None) => return Err(Errno::ENOENT.into()),
                 Some(Some(FileType::Symlink)) => return Ok(Seen::Link(self.link(name)?)),
                 Some(Some(FileType::Unknown)) => {}
