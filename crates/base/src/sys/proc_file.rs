@@ -94,7 +94,8 @@ pub(crate) fn read_whole(mut input: impl Read, length: Length) -> io::Result<Vec
         bytes.reserve_exact(4 * USUAL);
         bytes.extend_from_slice(read);
     } else {
-        bytes.resize(size, 0);
+        // calloc(3) gets zeroed pages. Optimized for size, `resize` would write one byte at a time.
+        bytes = vec![0; size];
         let (filled, is_end) = fill(&mut input, &mut bytes, length)?;
         bytes.truncate(filled);
         if is_end {
