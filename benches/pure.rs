@@ -89,7 +89,7 @@ fn main() {
     };
     measure("host's linker cache read", || LinkerCache::read(&root, None).missing.is_some());
     let cache = LinkerCache::read(&root, None);
-    let search = Search { root: &root, cache: &cache, version: "535.183.01", dirs: &[] };
+    let search = Search { root: &root, cache: &cache, version: "535.183.01", dirs: &[], is_wsl: false };
     for capabilities in ["compute,utility", "all"] {
         let asked = asked(capabilities).unwrap();
         let name = format!("driver files found, {capabilities}");

@@ -19,8 +19,9 @@ use nvidia_host::driver::ipc::{self, Ipc};
 use nvidia_host::driver::ldcache::Arch;
 use nvidia_host::driver::libraries::{Library, LinkerCache, Search};
 use nvidia_host::driver::locate::{DriverFiles, locate, unknown, unknown_finding};
+use nvidia_host::driver::wsl;
 use nvidia_host::edits::decide;
-use nvidia_host::host::Host;
+use nvidia_host::host::{Host, Roots};
 use nvidia_host::inventory::caps::{MigCap, parse_line};
 use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
 use nvidia_host::inventory::select::Device;
@@ -207,22 +208,25 @@ fn cap_node((_, minor): &(MigCap, u32)) -> PathBuf {
 /// Returns the driver files, and the driver libraries that are not in the catalog. The version is that of the loaded kernel module
 /// or, if none is loaded, of the installed libraries. This function does not ask NVML.
 fn find(config: &Config, call: &mut Call) -> Result<(Tree, DriverFiles, Vec<Library>)> {
-    let root = nvidia_host::driver::open_root(&config.driver_root)?;
-    let cache = LinkerCache::read(&root, config.ldcache.as_ref());
-    let module = procfs::read_version(&root.owner_of(DRIVER_PROC)?);
-    let any = Search { root: &root, cache: &cache, version: "", dirs: &config.library_dirs };
-    let version = module.clone().or_else(|| diagnosis::inspect(&any, module).libraries).ok_or_else(|| {
-        failure(
+    let roots = Roots::open(config)?;
+    let Roots { driver: root, is_wsl, .. } = &roots;
+    let cache = LinkerCache::read(root, config.ldcache.as_ref());
+    let module = procfs::read_version(&roots.proc);
+    let any = Search { root, cache: &cache, version: "", dirs: &config.library_dirs, is_wsl: *is_wsl };
+    let version = module.clone().or_else(|| diagnosis::inspect(&any, module).libraries);
+    if version.is_none() && !is_wsl {
+        return Err(failure(
             &catalog::NO_LIBRARIES,
             format!("no NVIDIA driver below {}", root.path()),
             "set the driver root with --root, or with root in the [nvidia-container-cli] table of config.toml",
-        )
-    })?;
+        ));
+    }
+    let version = version.unwrap_or_default();
     let search = Search { version: &version, ..any };
     let (files, findings) = locate(&search, Capabilities::new(&Capability::ALL), &config.driver_files)?;
     findings.iter().for_each(|finding| call.finding(finding));
     let unknown = unknown(&search);
-    Ok((root, files, unknown))
+    Ok((root.clone(), files, unknown))
 }
 
 /// Returns the sockets and directories of daemons that containers get.
@@ -245,9 +249,14 @@ fn paths<'a>(
         true => (ItemKind::Library, &library.source),
         false => (ItemKind::Library32, &library.source),
     });
-    let placed = files.placed.iter().map(|file| match file.is_firmware() {
-        true => (ItemKind::Firmware, &file.source),
-        false => (ItemKind::Description, &file.source),
+    let placed = files.placed.iter().map(|file| {
+        let kind = match file {
+            file if file.is_firmware() => ItemKind::Firmware,
+            // The libraries of WSL 2 that others open by path.
+            file if file.target.absolute().starts_with(wsl::STORES) => ItemKind::Library,
+            _ => ItemKind::Description,
+        };
+        (kind, &file.source)
     });
     let ipc = ipc.iter().map(|ipc| (ItemKind::Ipc, &ipc.source));
     let mut paths: Vec<_> = binaries.chain(libraries).chain(placed).chain(ipc).collect();

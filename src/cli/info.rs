@@ -86,7 +86,7 @@ fn overview(inventory: &Inventory) -> Vec<Line> {
     let versions = Line::new(0, format!("Driver {driver}, CUDA {cuda}"));
     let mut rows = vec![["GPU", "Name", "Bus ID", "Minor", "MIG", "State", "UUID"].map(heading)];
     for gpu in &inventory.gpus {
-        rows.push(row(gpu));
+        rows.push(row(gpu, inventory.is_wsl));
         rows.extend(gpu.mig_devices.iter().map(|mig| mig_row(gpu, mig)));
     }
     rows.extend(inventory.failed.iter().map(failed_row));
@@ -105,13 +105,13 @@ fn overview(inventory: &Inventory) -> Vec<Line> {
 
 type Row = [Cell; 7];
 
-fn row(gpu: &Gpu) -> Row {
+fn row(gpu: &Gpu, is_wsl: bool) -> Row {
     let mig = if gpu.mig_enabled { gpu.mig_devices.len().to_string() } else { "-".to_owned() };
     [
         cell(gpu.index.to_string()),
         cell(or_unknown(gpu.model.clone())),
         cell(gpu.bus_id.to_string()),
-        cell(gpu.minor.to_string()),
+        cell(if is_wsl { "-".to_owned() } else { gpu.minor.to_string() }),
         cell(mig),
         (Tone::Good, "ok".to_owned()),
         cell(one_line(&gpu.uuid)),

@@ -15,10 +15,18 @@ use super::{Check, Facts, count, or};
 
 pub(super) const NO_MODULE: &str = "the kernel module is not loaded";
 
+/// Returns why a check of the kernel module's parts is skipped.
+pub(super) fn no_module(facts: &Facts) -> Check {
+    Check::skipped(if facts.driver.wsl.is_some() { "WSL 2 does not have the kernel module nvidia" } else { NO_MODULE })
+}
+
 pub(super) fn module(facts: &Facts) -> Check {
     let driver = &facts.driver;
     if let Some(version) = &driver.module {
         return Check::ok(format!("the kernel module of driver {version} is loaded"));
+    }
+    if driver.wsl.is_some() {
+        return Check::ok("this host is WSL 2, whose driver is part of Windows");
     }
     if !facts.has_gpu() {
         return Check::skipped("this host has no NVIDIA GPU");
@@ -59,6 +67,10 @@ pub(super) fn module(facts: &Facts) -> Check {
 
 pub(super) fn libraries(facts: &Facts) -> Check {
     let driver = &facts.driver;
+    if let Some(packages) = &driver.wsl {
+        let ok = || Check::ok(format!("Windows has the driver package {}", packages.replace('+', " and ")));
+        return driver.diagnosis.clone().map_or_else(ok, Check::found);
+    }
     match (&driver.module, &driver.diagnosis) {
         (None, _) if driver.on_disk.is_empty() => Check::skipped("no driver is installed"),
         (None, _) => Check::skipped(format!("{NO_MODULE}, so the required version is unknown")),
@@ -68,6 +80,9 @@ pub(super) fn libraries(facts: &Facts) -> Check {
 }
 
 pub(super) fn versions(facts: &Facts) -> Check {
+    if facts.driver.wsl.is_some() {
+        return Check::skipped("the names of WSL 2's libraries do not contain the version");
+    }
     let versions: Vec<_> = facts.driver.on_disk.iter().map(String::as_str).collect();
     match versions.as_slice() {
         [] => return Check::skipped("the library directories contain no driver"),
@@ -80,7 +95,7 @@ pub(super) fn versions(facts: &Facts) -> Check {
 
 pub(super) fn capabilities(facts: &Facts) -> Vec<Check> {
     let driver = &facts.driver;
-    if driver.module.is_none() || driver.diagnosis.is_some() {
+    if driver.module.is_none() && driver.wsl.is_none() || driver.diagnosis.is_some() {
         return vec![Check::skipped("the driver is not complete")];
     }
     let parts = [&driver.not_installed, &driver.unknown];
@@ -106,6 +121,9 @@ pub(super) fn daemons(facts: &Facts) -> Vec<Check> {
 }
 
 pub(super) fn nodes(facts: &Facts) -> Vec<Check> {
+    if facts.driver.wsl.is_some() {
+        return or(facts.driver.nodes.iter().map(of_wsl), Check::skipped("Windows does not have NVIDIA's driver"));
+    }
     if facts.driver.module.is_none() {
         return vec![Check::skipped(NO_MODULE)];
     }
@@ -114,6 +132,18 @@ pub(super) fn nodes(facts: &Facts) -> Vec<Check> {
     let absent = (!absent.is_empty()).then(|| Check::of(&catalog::NODE_MISSING, missing(&absent), prepare(facts)));
     let wrong = nodes.iter().filter_map(|node| is_another(node, node.found.as_ref()?));
     or(absent.into_iter().chain(wrong), Check::ok(format!("all {} required exist", count(nodes.len(), "device node"))))
+}
+
+/// Checks the node of WSL 2. The kernel creates it when it starts.
+fn of_wsl(node: &HostNode) -> Check {
+    let restart = "run \"wsl --update\" and \"wsl --shutdown\" in Windows, and start WSL again";
+    match &node.found {
+        None => Check::of(&catalog::NODE_MISSING, missing(&[&node.name]), restart),
+        Some(found) if found.kind != FileType::CharacterDevice => {
+            Check::of(&catalog::NODE_WRONG, format!("{} is not a character device", found.host), restart)
+        }
+        Some(_) => Check::ok(format!("the device node \"/dev/{}\" exists, which stands for all GPUs", node.name)),
+    }
 }
 
 /// Names the device nodes, of which there is at least one, as missing.
@@ -152,7 +182,7 @@ fn create_again(found: &Located) -> String {
 
 /// Checks the node for display output. Without a display, no program on the host opens the node, so the driver does not create it.
 pub(super) fn modeset(facts: &Facts) -> Vec<Check> {
-    let Some(node) = &facts.driver.modeset else { return vec![Check::skipped(NO_MODULE)] };
+    let Some(node) = &facts.driver.modeset else { return vec![no_module(facts)] };
     let Some(found) = &node.found else {
         return vec![Check::of(&catalog::NO_MODESET, missing(&[&node.name]), prepare(facts))];
     };
@@ -161,7 +191,7 @@ pub(super) fn modeset(facts: &Facts) -> Vec<Check> {
 
 pub(super) fn uvm(facts: &Facts) -> Check {
     if facts.driver.module.is_none() {
-        return Check::skipped(NO_MODULE);
+        return no_module(facts);
     }
     // Without /proc/modules, the module counts as loaded.
     let is_loaded = facts.driver.modules.contains("nvidia_uvm") || facts.driver.modules.is_empty();
@@ -191,7 +221,7 @@ pub(super) fn may_open(node: impl Into<Permissions>, uid: u32, is_in: impl Fn(u3
 
 pub(super) fn hooks_user(facts: &Facts) -> Check {
     match &facts.driver.identity {
-        None if facts.driver.module.is_none() => Check::skipped(NO_MODULE),
+        None if facts.driver.module.is_none() && facts.driver.wsl.is_none() => Check::skipped(NO_MODULE),
         None => Check::skipped("only root can check whether the hook as root can open the GPUs"),
         Some(Err(finding)) => Check::found(finding.clone()),
         Some(Ok(who)) => {

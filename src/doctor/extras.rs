@@ -4,12 +4,12 @@ use findings::catalog;
 use nvidia_host::driver::pci::PciDevice;
 use nvidia_host::feature::{ENABLED, Feature, Row};
 
-use super::driver::NO_MODULE;
+use super::driver::no_module;
 use super::{Check, Facts, count};
 
 pub(super) fn check(facts: &Facts) -> Vec<Check> {
     if facts.driver.module.is_none() {
-        return vec![Check::skipped(NO_MODULE)];
+        return vec![no_module(facts)];
     }
     let (mut checks, mut absent) = (Vec::new(), Vec::new());
     for feature in Feature::ALL {

@@ -74,6 +74,8 @@ pub struct DriverFacts {
     pub diagnosis: Option<Finding>,
     /// The version of the loaded kernel module
     pub module: Option<String>,
+    /// The names of NVIDIA's driver packages in Windows, which may be none; `None` if the host is not WSL 2
+    pub wsl: Option<String>,
     pub modules: BTreeSet<String>,
     pub secure_boot: bool,
     /// The last kernel message about a module that was rejected
@@ -173,7 +175,8 @@ impl DriverFacts {
 impl Facts {
     /// Returns whether the host has an NVIDIA GPU, or may have one.
     pub fn has_gpu(&self) -> bool {
-        self.driver.pci.as_ref().is_none_or(|devices| devices.iter().any(PciDevice::is_gpu))
+        self.driver.wsl.as_ref().is_some_and(|packages| !packages.is_empty())
+            || self.driver.pci.as_ref().is_none_or(|devices| devices.iter().any(PciDevice::is_gpu))
     }
 
     /// Returns the settings in config.toml, or the defaults if it is invalid.

@@ -9,7 +9,7 @@ use nvidia_host::inventory::caps::MigCap;
 use nvidia_host::inventory::select::{Device, every_device, mig_nodes_missing, permitted_devices};
 use nvidia_host::inventory::{Gpu, Inventory};
 
-use super::driver::{hooks_user, prepare};
+use super::driver::{hooks_user, no_module, prepare};
 use super::facts::Nvml;
 use super::{Check, Facts, Status, count, or};
 
@@ -17,6 +17,9 @@ use super::{Check, Facts, Status, count, or};
 const SLOW: Duration = Duration::from_secs(3);
 
 pub(super) fn on_the_bus(facts: &Facts) -> Check {
+    if facts.driver.wsl.is_some() {
+        return Check::skipped("the GPUs of WSL 2 are not on its PCI bus");
+    }
     let Some(devices) = &facts.driver.pci else {
         return Check::skipped("the PCI bus cannot be inspected: /sys/bus/pci/devices is missing");
     };
@@ -103,7 +106,7 @@ fn limits_in_words(limits: &Limits, inventory: &Inventory) -> String {
 
 pub(super) fn persistence(facts: &Facts) -> Check {
     if facts.driver.module.is_none() {
-        return Check::skipped("the kernel module is not loaded");
+        return no_module(facts);
     }
     if facts.driver.persistenced {
         return Check::ok("nvidia-persistenced runs");

@@ -21,7 +21,7 @@ use nvidia_host::driver::diagnosis;
 use nvidia_host::driver::libraries::{LinkerCache, Search};
 use nvidia_host::driver::nodes::{CTL_MINOR, MODESET_MINOR};
 use nvidia_host::driver::platform::Platform;
-use nvidia_host::driver::{ipc, locate, packages, pci};
+use nvidia_host::driver::{ipc, locate, packages, pci, wsl};
 use nvidia_host::host::{self, Roots, complete};
 use nvidia_host::inventory::ask::{self, Question};
 use nvidia_host::inventory::cap_files;
@@ -58,13 +58,14 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
     let (found, refused) = ipc::find(root, all, config.mps_directory.as_deref(), Omit::default());
     facts.daemons = (found.into_iter().map(|ipc| ipc.source).collect(), refused);
     facts.module = procfs::read_version(proc);
+    facts.wsl = roots.is_wsl.then(|| wsl::identity(root).unwrap_or_default());
     let cache = LinkerCache::read(root, config.ldcache.as_ref());
-    let any = Search { root, cache: &cache, version: "", dirs: &config.library_dirs };
+    let any = Search { root, cache: &cache, version: "", dirs: &config.library_dirs, is_wsl: roots.is_wsl };
     facts.on_disk = versions(&any);
     let version = facts.module.clone().unwrap_or_default();
     let search = Search { version: &version, ..any };
     let library = locate::management_library(&search);
-    if library.is_none() || facts.module.is_none() {
+    if library.is_none() || facts.module.is_none() && !roots.is_wsl {
         let seen = diagnosis::inspect(&search, facts.module.clone());
         let count = facts.pci.as_ref().map(|devices| devices.iter().filter(|device| device.is_gpu()).count());
         let transactional = host.locate(Path::new("/usr/sbin/transactional-update")).is_ok();
@@ -76,7 +77,7 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
         };
         facts.diagnosis = diagnosis::diagnose(&seen, root).map(|error| Finding::error(&error));
     }
-    if facts.module.is_none() {
+    if facts.diagnosis.is_some() && roots.is_wsl || facts.module.is_none() && !roots.is_wsl {
         NO_MODULE.clone_into(&mut facts.not_asked);
         return facts;
     }
@@ -84,9 +85,14 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
     facts.unknown = locate::unknown_finding(&locate::unknown(&search));
     let gpus = procfs::read_gpus(proc);
     let minors = gpus.iter().filter(|gpu| !gpu.excluded).filter_map(|gpu| gpu.minor);
-    facts.nodes.push(node(dev, "nvidiactl".to_owned(), CTL_MINOR));
-    facts.nodes.extend(minors.map(|minor| node(dev, format!("nvidia{minor}"), minor)));
-    facts.modeset = Some(node(dev, "nvidia-modeset".to_owned(), MODESET_MINOR));
+    if roots.is_wsl {
+        // Its minor number is dynamic.
+        facts.nodes.push(node(dev, wsl::NODE.to_owned(), 0));
+    } else {
+        facts.nodes.push(node(dev, "nvidiactl".to_owned(), CTL_MINOR));
+        facts.nodes.extend(minors.map(|minor| node(dev, format!("nvidia{minor}"), minor)));
+        facts.modeset = Some(node(dev, "nvidia-modeset".to_owned(), MODESET_MINOR));
+    }
     if proc.locate(Path::new(MIG_MINORS)).is_ok() {
         facts.mig_caps = cap_files::existing(proc);
     }
@@ -107,7 +113,7 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
     };
     facts.only_root_may_ask = matches!(facts.identity, Some(Ok(Identity { uid: 0, .. })));
     let question = match question(place, who, &version, config) {
-        Ok(question) => question,
+        Ok(question) => Question { is_wsl: roots.is_wsl, ..question },
         Err(why) => {
             facts.not_asked = why;
             return facts;
@@ -118,6 +124,7 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
     let took = start.elapsed();
     if let Ok(inventory) = &mut answer {
         complete(&roots, inventory, &gpus);
+        inventory.is_wsl = roots.is_wsl;
     }
     facts.nvml = Some(Nvml { question, answer: answer.map_err(|error| Finding::error(&error)), took });
     facts
@@ -145,7 +152,7 @@ fn question(
     if who == Who::Unchanged && root.as_path() != Path::new("/") {
         return Err("only root can ask NVML below another driver root".to_owned());
     }
-    Ok(Question { root, library, who, deadline: config.nvml_timeout })
+    Ok(Question { root, library, who, deadline: config.nvml_timeout, is_wsl: false })
 }
 
 /// Returns the versions in the file names of libnvidia-ml and libcuda in the usual directories.
@@ -172,13 +179,19 @@ fn lacking(search: &Search<'_>) -> (Vec<Finding>, Option<Finding>) {
         match locate::locate(search, Capabilities::new(&[capability]), &[]) {
             Err(error) => errors.push(Finding::error(&error)),
             Ok((files, _)) => {
-                let names = locate::lacking_libraries(capability, &files.present());
+                let names = match search.is_wsl {
+                    true => wsl::lacking_libraries(capability, &files.libraries),
+                    false => locate::lacking_libraries(capability, &files.present()),
+                };
                 lacking.extend((!names.is_empty()).then_some((capability, names)));
             }
         }
     }
     if lacking.is_empty() {
         return (errors, None);
+    }
+    if search.is_wsl {
+        return (errors, Some(wsl::lacking_finding(&catalog::NOT_INSTALLED, &lacking)));
     }
     let fix = packages::commands(search.root, lacking.iter().map(|(capability, _)| *capability));
     let what = packages::lacking_in_words(search.root, &lacking);

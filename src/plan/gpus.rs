@@ -76,7 +76,7 @@ impl Gpus {
     }
 
     fn uses_compat_libraries(&self) -> bool {
-        self.config.cuda_compat && self.request.capabilities.has(Capability::Compute)
+        self.config.cuda_compat && !self.host.is_wsl() && self.request.capabilities.has(Capability::Compute)
     }
 
     /// Returns the changes of the hook in the container.

@@ -2,16 +2,18 @@
 //! that another program wrote, or from `--device`: the hook entry of the spec is the last program that can stop the container.
 
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use anyhow::Result;
 use rustix::fs::FileType;
 
 use base::paths::HostPath;
-use base::report::failure;
+use base::report::{Finding, failure};
 use base::sys::ns;
 use findings::catalog;
 use nvidia_host::config::{self, Config};
 use nvidia_host::device_id::Nodes;
+use nvidia_host::driver::wsl;
 use nvidia_host::feature::Features;
 use nvidia_host::host::{Host, node_limits};
 use nvidia_host::inventory::node_limits::{Judgment, NodeLimits};
@@ -36,11 +38,24 @@ pub(crate) fn check(
 ) -> Result<()> {
     let (config, _) = config::read(file.map(HostPath::as_path))?;
     select::refuse_denied(features, &config)?;
+    if !config.devices.permit_all_gpus() && has_dxg(spec) {
+        let driver_root = root.cloned().unwrap_or_else(|| config.driver_root.clone());
+        let refused = Host::inspect(&Config { driver_root, ..config.clone() }, &|| ())?.refused_limits();
+        if let Some(Finding { kind, what, fix }) = refused {
+            return Err(failure(kind, what, fix));
+        }
+    }
     let Some(granted) = Granted::read(spec, config, root)? else { return Ok(()) };
     match granted.limits.judge(&granted.nodes) {
         Judgment::Unknown(_) => refuse_unless_permitted(granted.judge_with_inventory()?),
         known => refuse_unless_permitted(known),
     }
+}
+
+/// Whether the engine gives the container the node of WSL 2.
+fn has_dxg(spec: &SpecView) -> bool {
+    let path = Path::new(wsl::NODE_PATH);
+    spec.devices.iter().any(|device| device.path == path) || spec.mounts.iter().any(|mount| mount.destination == path)
 }
 
 /// Does the same for an entry of NVIDIA's specs, which runs in the container's namespaces and device cgroup, and in a static program:

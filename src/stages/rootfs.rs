@@ -16,6 +16,7 @@ use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::device_id::VISIBLE_DEVICES;
 use nvidia_host::driver::compat;
 use nvidia_host::driver::nodes::{CAPS, MODESET_MINOR, NVIDIA_MAJOR};
+use nvidia_host::driver::wsl;
 use nvidia_host::edits::build;
 use nvidia_host::inventory::procfs;
 
@@ -92,7 +93,8 @@ fn engine_setup(spec: &SpecView) -> String {
 fn gpu_node(device: &Device) -> Option<records::Device> {
     let is_gpu =
         device.major == Some(NVIDIA_MAJOR.into()) && device.minor.is_some_and(|minor| minor < MODESET_MINOR.into());
-    is_gpu.then(|| records::Device::of_node(one_line(&device.path.display().to_string())))
+    let is_wsl = device.path == Path::new(wsl::NODE_PATH);
+    (is_gpu || is_wsl).then(|| records::Device::of_node(one_line(&device.path.display().to_string())))
 }
 
 /// Merges the edits of all hook entries for the nodes of the container. A container with devices of several specs has an entry of each,

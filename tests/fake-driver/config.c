@@ -237,6 +237,8 @@ static bool config_line(const char *line, struct config *config)
 		return config->init_hang = true;
 	if (!strcmp(line, "init-crash"))
 		return config->init_crash = true;
+	if (!strcmp(line, "wsl"))
+		return config->wsl = true;
 	if (!strcmp(line, "count-all"))
 		return config->count_all = true;
 	if (config->not_supported_count < MAX_QUIRKS &&

@@ -3,7 +3,7 @@
  *
  *   driver VERSION            cuda X.Y                   count-all
  *   init-delay-ms N           init-error CODE            init-hang        init-crash
- *   not-supported CALL
+ *   not-supported CALL        wsl (the library is that of WSL 2)
  *   gpu uuid=... bus=... name="..." cc=9.0 KEY... [mig]
  *   missing CALL
  *   process gpu=INDEX pid=N [memory=MiB] [kind=compute|graphics|mps]
@@ -75,6 +75,7 @@ struct config {
 	bool init_hang;
 	bool init_crash;
 	unsigned init_error;
+	bool wsl;
 	bool count_all; /* count GPUs whose node cannot be opened, too */
 	unsigned not_supported_count;
 	char not_supported[MAX_QUIRKS][64];

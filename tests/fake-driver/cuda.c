@@ -39,13 +39,13 @@ static enum kernel functions[] = {VECTOR_ADD, STORE_TO_NOWHERE};
 
 #define PUBLIC __attribute__((visibility("default")))
 
-/* As in nvml.c: the kernel returns ENXIO after all permission checks. */
+/* As in nvml.c: the kernel returns ENXIO or ENODEV after all permission checks. */
 static bool opens(const char *path)
 {
 	int fd = open(path, O_RDWR | O_CLOEXEC);
 	if (fd >= 0)
 		close(fd);
-	return fd >= 0 || errno == ENXIO;
+	return fd >= 0 || errno == ENXIO || errno == ENODEV;
 }
 
 static int count(void)
@@ -62,6 +62,11 @@ static int count(void)
 PUBLIC int cuInit(unsigned flags)
 {
 	(void)flags;
+	/* WSL 2 */
+	if (opens("/dev/dxg")) {
+		initialized = true;
+		return CUDA_SUCCESS;
+	}
 	if (!opens("/dev/nvidiactl") || !opens("/dev/nvidia-uvm") || !count())
 		return CUDA_ERROR_NO_DEVICE;
 	initialized = true;

@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,9 +41,24 @@ static unsigned try_node(const char *path, int mode)
 		close(fd);
 		return SUCCESS;
 	}
-	if (errno == ENXIO)
+	/* ENODEV is the kernel's answer for the misc devices of WSL 2. */
+	if (errno == ENXIO || errno == ENODEV)
 		return SUCCESS;
 	return errno == EACCES || errno == EPERM ? NO_PERMISSION : DRIVER_NOT_LOADED;
+}
+
+/* On WSL 2, the library that programs load finds the driver package of Windows through libdxcore, and loads the library there. It
+ * finds libdxcore by name. */
+static unsigned load_from_store(void)
+{
+	glob_t found;
+	if (!dlopen("libdxcore.so", RTLD_NOW))
+		return LIBRARY_NOT_FOUND;
+	if (glob("/usr/lib/wsl/drivers/*/libnvidia-ml.so.1", 0, NULL, &found))
+		return DRIVER_NOT_LOADED;
+	bool loaded = dlopen(found.gl_pathv[0], RTLD_NOW) != NULL;
+	globfree(&found);
+	return loaded ? try_node("/dev/dxg", O_RDWR) : DRIVER_NOT_LOADED;
 }
 
 static bool gpu_opens(const struct gpu *gpu)
@@ -127,15 +143,16 @@ PUBLIC unsigned nvmlInitWithFlags(unsigned flags)
 	sleep_ms(config.init_delay_ms);
 	if (config.init_error)
 		return config.init_error;
-	unsigned error = try_node("/dev/nvidiactl", O_RDWR);
+	const char *node = config.wsl ? "/dev/dxg" : "/dev/nvidiactl";
+	unsigned error = config.wsl ? load_from_store() : try_node(node, O_RDWR);
 	if (error)
 		return error;
 	if (control < 0)
-		control = open("/dev/nvidiactl", O_RDWR | O_CLOEXEC);
+		control = open(node, O_RDWR | O_CLOEXEC);
 	device_count = 0;
 	for (unsigned i = 0; i < config.gpu_count; i++) {
 		/* Like the real library, it lists and counts only the GPUs that it can open. */
-		if (!config.count_all && !gpu_opens(&config.gpu[i]))
+		if (!config.wsl && !config.count_all && !gpu_opens(&config.gpu[i]))
 			continue;
 		devices[device_count] = (struct device){.gpu = &config.gpu[i], .index = device_count};
 		device_count++;
@@ -172,6 +189,7 @@ PUBLIC const char *nvmlErrorString(unsigned code)
 	case NOT_FOUND: return "Not Found";
 	case INSUFFICIENT_SIZE: return "Insufficient Size";
 	case DRIVER_NOT_LOADED: return "Driver Not Loaded";
+	case LIBRARY_NOT_FOUND: return "NVML Shared Library Not Found";
 	case TIMEOUT: return "Timeout";
 	case GPU_IS_LOST: return "GPU is lost";
 	case LIB_RM_VERSION_MISMATCH: return "Driver/library version mismatch";
@@ -381,6 +399,9 @@ PUBLIC unsigned nvmlDeviceGetBrand(struct device *device, unsigned *out)
 PUBLIC unsigned nvmlDeviceGetMinorNumber(struct device *device, unsigned *out)
 {
 	CHECK_DEVICE(device);
+	/* On WSL 2, GPUs have no nodes. */
+	if (config.wsl)
+		return NOT_SUPPORTED;
 	*out = device->gpu->minor;
 	return SUCCESS;
 }

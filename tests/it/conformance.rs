@@ -29,11 +29,11 @@ pub fn table(file: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Nothing that a user of NVIDIA's stack can write is ignored without a word: docs/compatibility.md has an answer for each name, and the
+/// Nothing that a user of NVIDIA's stack can write is ignored without a word: docs/toolkit.md has an answer for each name, and the
 /// hook knows each variable and key to which the answer is not "no".
 fn each_part_has_an_answer() {
     let parts = table("parts.json");
-    let page = std::fs::read_to_string(source("docs/compatibility.md")).unwrap();
+    let page = std::fs::read_to_string(source("docs/toolkit.md")).unwrap();
     let section = page.split("\n## Parts of the toolkit\n").nth(1).unwrap().split("\n## ").next().unwrap();
     let rows: Vec<Vec<&str>> = section
         .lines()
@@ -43,7 +43,7 @@ fn each_part_has_an_answer() {
     let answer = |group: &str, name: &str| {
         let row =
             rows.iter().find(|row| row[0] == group && row[1].split(", ").any(|named| named == format!("`{name}`")));
-        let row = row.unwrap_or_else(|| panic!("docs/compatibility.md has no row for {name:?} of {group:?}"));
+        let row = row.unwrap_or_else(|| panic!("docs/toolkit.md has no row for {name:?} of {group:?}"));
         assert!(["yes", "different", "no"].contains(&row[2]), "{row:?}");
         assert!(row[2] == "yes" || row.get(3).is_some_and(|remark| !remark.is_empty()), "{row:?} has no remark");
         row[2].to_owned()

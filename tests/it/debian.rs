@@ -60,7 +60,7 @@ fn every_library_has_its_capability() {
     assert!(shipped.len() > 20, "{shipped:?}");
     let driver = Tree::open(&HostPath::new(root())).unwrap();
     let cache = LinkerCache::read(&driver, None);
-    let search = Search { root: &driver, cache: &cache, version: &version, dirs: &[] };
+    let search = Search { root: &driver, cache: &cache, version: &version, dirs: &[], is_wsl: false };
     let capabilities = Capabilities::supported("compute,utility,video,graphics").unwrap();
     let (files, findings) = locate(&search, capabilities, &[]).unwrap();
     assert_eq!(findings, []);

@@ -192,9 +192,9 @@ fn devices_next_to_the_gpus() {
 const FAULTS: &[(&str, &str, &str, Status)] = &[
     ("rm -r sys/bus proc/driver proc/modules; mkdir -p sys/bus/pci/devices", "pci", "ONH-010", Status::Error),
     (
-        "rm -r sys/bus proc/driver proc/modules; mkdir -p sys/bus/pci/devices; touch dev/dxg",
-        "pci",
-        "ONH-024: this host is WSL 2",
+        "rm -r sys/bus proc/driver proc/modules dev/nvidia*; mkdir -p sys/bus/pci/devices; touch dev/dxg",
+        "libraries",
+        "ONH-012: this host is WSL 2",
         Status::Error,
     ),
     (

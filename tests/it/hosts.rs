@@ -111,7 +111,7 @@ impl Host {
         let root = top.join(self.root.trim_start_matches('/'));
         let root = Tree::open(&HostPath::new(root)).unwrap();
         let cache = LinkerCache::read(&root, None);
-        let search = Search { root: &root, cache: &cache, version: &self.version, dirs: &[] };
+        let search = Search { root: &root, cache: &cache, version: &self.version, dirs: &[], is_wsl: false };
         let mut text = String::new();
         let (mut said, mut seen) = (std::collections::BTreeSet::new(), std::collections::BTreeSet::new());
         for capability in CAPABILITIES {

@@ -93,6 +93,7 @@ mod units;
 mod views;
 mod walks;
 mod why;
+mod wsl;
 mod zypper;
 
 use harness::{Need, Test};
@@ -113,7 +114,7 @@ tests_of! {
     hostile::volumes, hosts, json_schema, ldcache, ldconfig, lean, limits, limits_cdi, live, log, nvidia_cli,
     nvidia_ctk, obs, own_nodes, packages, packaging, peers, plan, podman, podman_drop_in, podman_shapes, poststop, precreate,
     precreate_podman, prepare, ps, readme, records, repository, rpm, shapes, soak, status, streams, style, systemd, timeouts, toolkit,
-    units, walks, why, zypper
+    units, walks, why, wsl, zypper
 }
 
 fn main() -> std::process::ExitCode {

@@ -13,6 +13,7 @@ static const char *name(int error)
 	case EPERM: return "EPERM";
 	case EACCES: return "EACCES";
 	case ENOENT: return "ENOENT";
+	case ENODEV: return "ENODEV";
 	default: return strerror(error);
 	}
 }

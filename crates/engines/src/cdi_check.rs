@@ -15,6 +15,7 @@ use nvidia_host::cdi::generate::sources;
 use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::device_id::parse_decimal;
 use nvidia_host::driver::nodes::NVIDIA_MAJOR;
+use nvidia_host::driver::wsl;
 use nvidia_host::feature::Feature;
 use nvidia_host::inventory::node_limits::{Judgment, NodeLimits};
 use nvidia_host::programs;
@@ -160,8 +161,8 @@ fn of_device(file: &SpecFile, name: String, now: &Now<'_>, exists: &impl Fn(&str
     let mut verdict = CdiVerdict::usable(name, file.path.display().to_string());
     let Ok(spec) = &file.spec else { return verdict };
     verdict.ours = is_ours(spec);
-    if let Some(minor) = denied(spec, &verdict.subject, now.limits) {
-        let reason = format!("it includes \"/dev/nvidia{minor}\", which [devices] in config.toml denies");
+    if let Some(path) = denied(spec, &verdict.subject, now.limits) {
+        let reason = format!("it includes {path:?}, which [devices] in config.toml denies");
         let hint = without_denied(spec, &verdict, now.limits);
         return CdiVerdict { denied: true, ..verdict }.unusable(reason, hint);
     }
@@ -199,16 +200,19 @@ fn of_device(file: &SpecFile, name: String, now: &Now<'_>, exists: &impl Fn(&str
     verdict
 }
 
-/// Returns the minor number of a GPU in the device that containers may not have.
-fn denied(spec: &Spec, name: &str, limits: &NodeLimits) -> Option<u32> {
+/// Returns the node of a GPU in the device that containers may not have.
+fn denied(spec: &Spec, name: &str, limits: &NodeLimits) -> Option<String> {
     if limits.is_empty() {
         return None;
     }
     let edits = [&registry::device(spec, name)?.container_edits, &spec.container_edits];
     let nodes = edits.into_iter().flat_map(|edits| &edits.device_nodes);
+    if limits.deny_wsl() && nodes.clone().any(|node| node.path == wsl::NODE_PATH) {
+        return Some(wsl::NODE_PATH.to_owned());
+    }
     let nodes: Vec<_> = nodes.map(node_of).collect();
     match limits.judge(&nodes::granted(&nodes)?) {
-        Judgment::Denied(minor) => Some(minor),
+        Judgment::Denied(minor) => Some(format!("/dev/nvidia{minor}")),
         Judgment::Permitted | Judgment::Unknown(_) => None,
     }
 }

@@ -105,8 +105,11 @@ kinds! {
         why "programs in the container would not start"
         fix "install the driver's libraries in the version of the kernel module and run `ldconfig`" see "hosts.md";
     PLATFORM "ONH-024" Error "the driver of this platform is not supported"
-        why "the drivers of Jetson and of WSL 2 have other files and device nodes than the driver for PCI GPUs"
-        fix "use NVIDIA's container toolkit on this host" see "compatibility.md";
+        why "the driver of Jetson has other files and device nodes than the driver for PCI GPUs, and the device plugin cannot assign the GPUs of WSL 2"
+        fix "use NVIDIA's container toolkit on a Jetson; on WSL 2, use the hook or CDI" see "compatibility.md";
+    NOT_LIMITED "ONH-025" Error "config.toml limits the GPUs of WSL 2"
+        why "on WSL 2, one device node stands for all GPUs, so a container would also get the GPUs that `[devices]` denies"
+        fix "remove `allow` and `deny` of GPUs from the `[devices]` table of config.toml, or disable the GPU in Windows" see "hosts.md";
     UNKNOWN_DEVICE "ONH-030" Error "the requested GPU does not exist"
         why "the container would start with fewer GPUs than it requested"
         fix "request one of the GPUs that the message lists; `oci-nvidia-hook info` also prints UUIDs and bus ids" see "";
@@ -345,6 +348,10 @@ kinds! {
     NO_FEATURE "ONH-233" Warning "the host has no device nodes for GPUDirect, GDRCopy or NVSwitches"
         why "the container requests them with `NVIDIA_GDS`, `NVIDIA_MOFED`, `NVIDIA_GDRCOPY` or `NVIDIA_NVSWITCH`, or the device plugin with `extra-devices`; containers start without them"
         fix "load the kernel module that the message names" see "usage.md";
+
+    NOT_ISOLATED "ONH-234" Warning "a container on WSL 2 can use more GPUs than it requests"
+        why "on WSL 2, one device node stands for all GPUs"
+        fix "set `CUDA_VISIBLE_DEVICES` in the container to limit its programs" see "hosts.md";
 
     HIDDEN "ONH-301" Note "a file of the driver hides a file of the image"
         why "the image's copy would not work with the host's kernel module"

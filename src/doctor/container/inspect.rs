@@ -99,7 +99,7 @@ impl<'a> Known<'a> {
 /// Returns the host's file of a library, in the version of the kernel module.
 fn hosts_file(root: &Tree, config: &Config, version: &str, name: &str) -> Option<FileId> {
     let cache = LinkerCache::read(root, config.ldcache.as_ref());
-    let search = Search { root, cache: &cache, version, dirs: &config.library_dirs };
+    let search = Search { root, cache: &cache, version, dirs: &config.library_dirs, is_wsl: false };
     let library = locate::library(&search, name.strip_suffix(".so.1")?)?;
     let stat = rustix::fs::stat(library.source.as_path()).ok()?;
     Some((stat.st_dev, stat.st_ino))

@@ -101,6 +101,7 @@ pub fn sample_inventory() -> Inventory {
         gpus: vec![gpu(0), Gpu { mig_devices: vec![mig(0), mig(1)], ..gpu(1) }],
         failed: vec![lost],
         excluded: Vec::new(),
+        is_wsl: false,
     }
 }
 

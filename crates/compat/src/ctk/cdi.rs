@@ -72,14 +72,14 @@ const fn name_of(strategy: Strategy) -> &'static str {
 /// Returns the class of the mode's devices; `None` for GPUs.
 fn class_of(mode: Mode) -> Result<Option<&'static str>> {
     let (name, why) = match mode {
-        Mode::Auto | Mode::Nvml => return Ok(None),
+        // The host decides which driver it has.
+        Mode::Auto | Mode::Nvml | Mode::Wsl => return Ok(None),
         Mode::Gdrcopy => return Ok(Some(Feature::Gdrcopy.row().name)),
         Mode::Gds => return Ok(Some(Feature::Gds.row().name)),
         Mode::Imex => return Ok(Some(IMEX_CLASS)),
         Mode::Mofed => return Ok(Some(Feature::Mofed.row().name)),
         Mode::Nvswitch => return Ok(Some(Feature::Nvswitch.row().name)),
         Mode::Csv => ("csv", JETSON),
-        Mode::Wsl => ("wsl", "the driver of the host decides"),
         Mode::Management => ("management", "a container with all devices is a privileged one"),
     };
     Err(refusal(format!("--mode={name} is not supported: {why}"), "leave the option out, or give --mode=auto"))

@@ -251,7 +251,7 @@ impl<M: Monitoring> Watch<'_, M> {
         let mut inventory = Inventory::default();
         let Self { handles, lines, .. } = self;
         lines.call(None, None);
-        take(self.api, self.skip, &mut |report| match report {
+        take(self.api, false, self.skip, &mut |report| match report {
             Report::Driver(driver) => {
                 (inventory.driver_version, inventory.cuda_version) = (driver.version, driver.cuda);
             }

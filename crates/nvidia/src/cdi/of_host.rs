@@ -72,10 +72,16 @@ pub(super) fn make_with(
     host: &Host,
 ) -> Result<Spec> {
     let wanted = wanted(config);
-    let permitted = permitted_devices(&host.inventory, &config.devices);
+    let mut permitted = permitted_devices(&host.inventory, &config.devices);
     let facts = host.facts(&wanted, &permitted)?;
     let (common, more) = decide::common(&facts, &wanted)?;
     findings.extend(more);
+    if let Some(refused) = facts.devices.wsl.as_ref().and_then(decide::refused_limits) {
+        findings.push(refused);
+        permitted.clear();
+    }
+    // A spec also names single GPUs.
+    findings.extend(decide::not_isolated(&facts.devices, 1.min(permitted.len())));
     let mut devices = Vec::new();
     let mut failed: Vec<Finding> = Vec::new();
     for device in permitted {
@@ -105,7 +111,7 @@ pub(super) fn make_with(
         Stamp { host: if complete { stamp.host } else { 0 }, ..stamp }.to_text()
     });
     let Inventory { driver_version, cuda_version, .. } = &host.inventory;
-    let cuda_compat = config.cuda_compat.then(|| (driver_version.clone(), cuda_version.clone()));
+    let cuda_compat = (config.cuda_compat && !host.is_wsl()).then(|| (driver_version.clone(), cuda_version.clone()));
     let kind = format!("{}/{}", settings.vendor, settings.class);
     Ok(spec(&kind, &common, &devices, &context, RootfsEdits { stamp, cuda_compat, ..RootfsEdits::of_config(config) }))
 }

@@ -18,13 +18,14 @@ use crate::driver::access::Permissions;
 use crate::driver::ipc;
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::locate::locate;
+use crate::driver::wsl;
 use crate::host::{HostState, Roots};
 use crate::inventory::Inventory;
 
 /// The state of a host, as far as a spec depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// The version of the loaded driver
+    /// The version of the loaded driver; on WSL 2, the names of its packages
     pub driver: String,
     /// The boot id: device numbers can change with each boot
     pub boot: String,
@@ -32,8 +33,8 @@ pub struct Stamp {
     pub host: u64,
     /// A hash of the driver's files
     pub files: u64,
-    /// A hash of the MIG devices; `None` if there are none. The kernel does not show their UUIDs, so the value is a placeholder until
-    /// [`Stamp::complete`] is called.
+    /// A hash of the devices that only NVML lists: MIG devices, or the GPUs of WSL 2; `None` if there are none. The kernel does not show
+    /// their UUIDs, so the value is a placeholder until [`Stamp::complete`] is called.
     pub mig: Option<u64>,
 }
 
@@ -64,14 +65,14 @@ impl Stamp {
         Some(Self { driver, boot, host, files, mig })
     }
 
-    /// Adds the MIG devices from NVML's answer. Devices that were destroyed and created again can have the same numbers in procfs, but
+    /// Adds the MIG devices, or the GPUs of WSL 2, from NVML's answer. Devices that were destroyed and created again can have the same numbers in procfs, but
     /// other UUIDs or other indices (see [`crate::inventory::cache`]).
     pub fn complete(&mut self, inventory: &Inventory) {
         if self.mig.is_none() {
             return;
         }
         let mut hasher = DefaultHasher::new();
-        for gpu in inventory.gpus.iter().filter(|gpu| !gpu.mig_devices.is_empty()) {
+        for gpu in inventory.gpus.iter().filter(|gpu| inventory.is_wsl || !gpu.mig_devices.is_empty()) {
             (gpu.index, &gpu.uuid).hash(&mut hasher);
             for mig in &gpu.mig_devices {
                 (mig.index, &mig.uuid, mig.gpu_instance, mig.compute_instance).hash(&mut hasher);
@@ -102,16 +103,17 @@ impl Stamp {
     }
 
     fn of_state(mut state: HostState, roots: &Roots, config: &Config, settings: &impl Debug) -> Option<Self> {
-        let (driver, boot) = (state.module.take()?, state.boot.take().unwrap_or_default());
-        if state.gpus.is_empty() {
-            return None;
-        }
+        let boot = state.boot.take().unwrap_or_default();
+        let driver = match roots.is_wsl {
+            true => wsl::identity(&roots.driver)?,
+            false => state.module.take().filter(|_| !state.gpus.is_empty())?,
+        };
         // A spec depends on the other nodes too, and not on their inodes.
         state.nodes.clear();
         let files = files(roots, config, &driver);
         let settings = (env!("CARGO_PKG_VERSION"), config, settings);
         let host = hash(&(&state, nodes(&roots.dev), sockets(roots, config), settings));
-        let mig = (!state.instances.is_empty()).then_some(UNASKED);
+        let mig = (roots.is_wsl || !state.instances.is_empty()).then_some(UNASKED);
         Some(Self { driver, boot, host, files, mig })
     }
 }
@@ -127,7 +129,8 @@ fn hash(value: &impl Debug) -> u64 {
 /// added without a trace elsewhere: packages without libraries do not run ldconfig, and not every driver root has a linker cache.
 fn files(roots: &Roots, config: &Config, version: &str) -> u64 {
     let cache = LinkerCache::read(&roots.driver, config.ldcache.as_ref());
-    let search = Search { root: &roots.driver, cache: &cache, version, dirs: &config.library_dirs };
+    let (root, is_wsl) = (&roots.driver, roots.is_wsl);
+    let search = Search { root, cache: &cache, version, dirs: &config.library_dirs, is_wsl };
     let found = locate(&search, config.supported_driver_capabilities, &config.driver_files);
     hash(&found.map(|(files, _)| files).map_err(|error| base::report::line(&error)))
 }
@@ -147,7 +150,7 @@ type NodeIdentity = Option<((u32, u32), Permissions)>;
 fn nodes(dev: &Tree) -> Vec<(PathBuf, NodeIdentity)> {
     let mut nodes = Vec::new();
     for dir in ["/dev", "/dev/dri", "/dev/nvidia-caps"].map(Path::new) {
-        let is_one = |name: &str| dir != Path::new("/dev") || name.starts_with("nvidia");
+        let is_one = |name: &str| dir != Path::new("/dev") || name.starts_with("nvidia") || name == wsl::NODE;
         for name in dev.names(dir).iter().filter(|name| name.to_str().is_some_and(is_one)) {
             let path = dir.join(name);
             let node = dev.locate(&path).ok();

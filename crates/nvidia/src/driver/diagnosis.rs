@@ -34,7 +34,11 @@ pub fn inspect(search: &Search<'_>, module: Option<String>) -> Installation {
         platform: Platform::of_host(root, None),
         pci_gpus: root.owner_of(PCI_DEVICES).ok().and_then(|root| pci::count_gpus(&root)),
         module,
-        libraries: locate::management_library(&Search { version: "", ..*search }).and_then(version_of),
+        // The names of WSL's files do not contain the version.
+        libraries: match search.is_wsl {
+            true => None,
+            false => locate::management_library(&Search { version: "", ..*search }).and_then(version_of),
+        },
         transactional: root.locate(Path::new("/usr/sbin/transactional-update")).is_ok(),
     }
 }
@@ -72,7 +76,7 @@ pub fn diagnose(facts: &Installation, root: &Tree) -> Option<anyhow::Error> {
                  set root in the [nvidia-container-cli] table of config.toml to the directory that contains them"
             ),
         )),
-        (None, _) if facts.platform.is_some() => facts.platform.map(Platform::error),
+        (None, _) if facts.platform.is_some() => facts.platform.map(|platform| platform.error(root)),
         (None, _) if facts.pci_gpus == Some(0) => Some(failure(
             &catalog::NO_GPU,
             "there is no NVIDIA GPU on the PCI bus of this host",
@@ -158,10 +162,13 @@ mod tests {
         let fine =
             Installation { pci_gpus: Some(1), module: some("5.1"), libraries: some("5.1"), ..Installation::default() };
         assert!(diagnose(&fine, &root).is_none());
-        for (platform, says) in [(Platform::Wsl, "WSL 2"), (Platform::Tegra, "Jetson")] {
+        for (platform, says, fix) in [
+            (Platform::Wsl, "WSL 2, and NVIDIA's driver for Windows is missing", "install or update"),
+            (Platform::Tegra, "Jetson", "use NVIDIA's container toolkit"),
+        ] {
             let facts = Installation { platform: Some(platform), pci_gpus: Some(0), ..Installation::default() };
             let text = render(&diagnose(&facts, &root).unwrap());
-            assert!(text.contains(says) && text.contains("\nhint: use NVIDIA's container toolkit"), "{text}");
+            assert!(text.contains(says) && text.contains(&format!("\nhint: {fix}")), "{text}");
         }
     }
 }

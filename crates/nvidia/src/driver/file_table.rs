@@ -108,6 +108,19 @@ pub(crate) const BINARIES: &[Row] = &[
     row("nvidia-xconfig", &[Display]),
 ];
 
+/// The libraries of WSL 2 that other hosts do not have, in addition to [`LIBRARIES`].
+pub(crate) const WSL_LIBRARIES: &[Row] = &[
+    // Every other library uses the GPUs through this one of Microsoft.
+    kind("libdxcore", LibraryKind::Required, &Capability::ALL),
+    // Microsoft's Direct3D, which Mesa's OpenGL uses, and NVIDIA's part of it.
+    row("libd3d12", GL),
+    row("libd3d12core", GL),
+    row("libnvwgf2umx", GL),
+    row("libnvdxdlkernels", GL),
+    row("libnvoptix_loader", GL),
+    row("libdirectml", &[Compute, Graphics, Display]),
+];
+
 /// The directories in which programs are searched for, in order. `$PATH` is not used, because the image may control the environment.
 pub(crate) const BINARY_DIRS: &[&str] = &[
     "/usr/local/sbin",

@@ -40,7 +40,11 @@ const MANY: usize = 5;
 /// Finds the programs for these capabilities, in the order of the catalog.
 #[must_use]
 pub fn binaries(root: &Tree, capabilities: Capabilities) -> Vec<Binary> {
-    let dirs = root.existing(BINARY_DIRS);
+    binaries_in(root, &root.existing(BINARY_DIRS), capabilities)
+}
+
+/// Finds the programs for these capabilities in these directories.
+pub(super) fn binaries_in(root: &Tree, dirs: &[&Path], capabilities: Capabilities) -> Vec<Binary> {
     let find = |name| dirs.iter().find_map(|dir| regular(root, &dir.join(name)));
     let wanted = BINARIES.iter().filter(|row| capabilities.any(row.capabilities));
     if wanted.clone().count() > MANY {
@@ -49,7 +53,7 @@ pub fn binaries(root: &Tree, capabilities: Capabilities) -> Vec<Binary> {
     wanted.filter_map(|row| Some(Binary { source: find(row.name)?.host, name: row.name })).collect()
 }
 
-fn regular(root: &Tree, path: &Path) -> Option<RegularFile> {
+pub(super) fn regular(root: &Tree, path: &Path) -> Option<RegularFile> {
     root.regular_file(path).ok()?
 }
 

@@ -90,7 +90,7 @@ impl LinkerCache {
 }
 
 /// Whether `soname` is `name.so` or `name.so.…`. Comparing only the prefix would confuse libcudart with libcuda.
-fn is_named(soname: &OsStr, name: &str) -> bool {
+pub(super) fn is_named(soname: &OsStr, name: &str) -> bool {
     soname
         .to_str()
         .and_then(|soname| soname.strip_prefix(name))
@@ -126,6 +126,8 @@ pub struct Search<'a> {
     pub version: &'a str,
     /// Directories to search before the usual ones
     pub dirs: &'a [PathBuf],
+    /// Whether the driver is that of WSL 2
+    pub is_wsl: bool,
 }
 
 impl Search<'_> {
@@ -389,7 +391,7 @@ mod tests {
         let entries = entries.map(|(soname, file)| (soname, Path::new("/lib").join(file)));
         let cache = LinkerCache { bytes: cache_of(&entries), ..LinkerCache::default() };
         let root = Tree::open(&HostPath::new(dir.path())).unwrap();
-        let search = Search { root: &root, cache: &cache, version: "535", dirs: &[] };
+        let search = Search { root: &root, cache: &cache, version: "535", dirs: &[], is_wsl: false };
         let row = LIBRARIES.iter().find(|row| row.name == "libcuda").unwrap();
         let (found, passed) = search.find(Arch::native(), &[row]);
         assert_eq!(

@@ -13,7 +13,7 @@ use super::file_table::{self, LIBRARIES, LibraryKind, Row, WINE_DIR, WINE_FILES}
 use super::files::{self, Binary, PlacedFile};
 use super::ldcache::Arch;
 use super::libraries::{Library, PassedOver, Search};
-use super::packages;
+use super::{packages, wsl};
 use crate::capability::{Capabilities, Capability, Omit};
 
 /// The driver's files for one set of capabilities.
@@ -49,6 +49,32 @@ pub fn locate(
     capabilities: Capabilities,
     more: &[PathBuf],
 ) -> Result<(DriverFiles, Vec<Finding>)> {
+    let (mut found, mut findings) = match search.is_wsl {
+        true => {
+            let wsl::Found { libraries, binaries, placed, findings } =
+                wsl::find(search, capabilities, is_everything(capabilities))?;
+            (DriverFiles { libraries, binaries, placed }, findings)
+        }
+        false => find(search, capabilities)?,
+    };
+    for path in more {
+        match search.at(Arch::native(), path) {
+            Some(library) => found.libraries.push(library),
+            None => match files::at(search.root, path) {
+                Some(file) => found.placed.push(file),
+                None => findings.push(Finding::new(
+                    &catalog::NO_FILE,
+                    format!("{path:?} is missing below {}", search.root.path()),
+                    "correct files in the [driver] table of config.toml",
+                )),
+            },
+        }
+    }
+    findings.extend(search.dirs.iter().filter_map(|dir| missing_directory(search.root, dir)));
+    Ok((found, findings))
+}
+
+fn find(search: &Search<'_>, capabilities: Capabilities) -> Result<(DriverFiles, Vec<Finding>)> {
     let Search { root, cache, version, .. } = *search;
     let rows: Vec<&'static Row> = LIBRARIES.iter().filter(|row| capabilities.any(row.capabilities)).collect();
     let (mut libraries, mut passed) = search.find(Arch::native(), &rows);
@@ -79,20 +105,6 @@ pub fn locate(
     if capabilities.has(Capability::Display) {
         placed.extend(files::xorg_modules(root, version));
     }
-    for path in more {
-        match search.at(Arch::native(), path) {
-            Some(library) => libraries.push(library),
-            None => match files::at(root, path) {
-                Some(file) => placed.push(file),
-                None => findings.push(Finding::new(
-                    &catalog::NO_FILE,
-                    format!("{path:?} is missing below {}", root.path()),
-                    "correct files in the [driver] table of config.toml",
-                )),
-            },
-        }
-    }
-    findings.extend(search.dirs.iter().filter_map(|dir| missing_directory(root, dir)));
     let binaries = files::binaries(root, capabilities);
     Ok((DriverFiles { libraries, binaries, placed }, findings))
 }
@@ -119,6 +131,9 @@ pub fn management_library(search: &Search<'_>) -> Option<Library> {
 /// Finds a library of this machine's architecture by its name in the catalog, in the version of the search.
 #[must_use]
 pub fn library(search: &Search<'_>, name: &str) -> Option<Library> {
+    if search.is_wsl {
+        return wsl::library(search, name);
+    }
     let rows: Vec<&'static Row> = LIBRARIES.iter().filter(|row| row.name == name).collect();
     search.find(Arch::native(), &rows).0.into_iter().next()
 }
@@ -126,6 +141,9 @@ pub fn library(search: &Search<'_>, name: &str) -> Option<Library> {
 /// Returns the driver's libraries that are not in the catalog. Only containers that request `all` get them.
 #[must_use]
 pub fn unknown(search: &Search<'_>) -> Vec<Library> {
+    if search.is_wsl {
+        return wsl::unknown(search);
+    }
     let rows: Vec<&'static Row> = LIBRARIES.iter().collect();
     let known: Vec<_> = Arch::supported().flat_map(|arch| search.find(arch, &rows).0).collect();
     search.unknown(&known)

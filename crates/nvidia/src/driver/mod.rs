@@ -17,6 +17,7 @@ pub mod packages;
 pub mod params;
 pub mod pci;
 pub mod platform;
+pub mod wsl;
 
 use anyhow::Result;
 

@@ -1,5 +1,5 @@
-//! Recognizes platforms whose driver has other files and device nodes than the driver for PCI GPUs. They have symptoms of a missing
-//! driver, for which the usual advice is wrong.
+//! Recognizes platforms whose driver has other files and device nodes than the driver for PCI GPUs: WSL 2, which is supported
+//! ([`super::wsl`]), and Tegra, which is not and has symptoms of a missing driver, for which the usual advice is wrong.
 
 use std::path::Path;
 
@@ -9,7 +9,9 @@ use base::report::failure;
 use base::tree::Tree;
 use findings::catalog;
 
-/// A platform that is not supported.
+use super::wsl;
+
+/// A platform without the driver for PCI GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Platform {
     /// Jetson and other modules with a Tegra SoC, whose GPU the kernel module nvgpu drives
@@ -28,7 +30,7 @@ struct Sign {
 
 /// NVIDIA's stack searches for the same files, except for the device tree: Yocto's images for Jetson lack nv_tegra_release.
 const SIGNS: [Sign; 4] = [
-    Sign { platform: Platform::Wsl, path: "/dev/dxg", contains: "" },
+    Sign { platform: Platform::Wsl, path: wsl::NODE_PATH, contains: "" },
     Sign { platform: Platform::Tegra, path: "/etc/nv_tegra_release", contains: "" },
     Sign { platform: Platform::Tegra, path: "/sys/devices/soc0/family", contains: "Tegra" },
     Sign { platform: Platform::Tegra, path: "/proc/device-tree/compatible", contains: "nvidia,tegra" },
@@ -45,6 +47,12 @@ impl Platform {
         SIGNS.iter().find(|sign| sign.is_on(root, host)).map(|sign| sign.platform)
     }
 
+    /// Whether the host is WSL 2, if it is one without the kernel module nvidia.
+    #[must_use]
+    pub fn is_wsl(root: &Tree, host: Option<&Tree>) -> bool {
+        SIGNS.iter().any(|sign| sign.platform == Self::Wsl && sign.is_on(root, host))
+    }
+
     /// Examines the models of the GPUs of a host with the kernel module nvidia: on Jetson, it drives only the display.
     #[must_use]
     pub fn of_models<'a>(models: impl IntoIterator<Item = &'a str>) -> Option<Self> {
@@ -53,21 +61,17 @@ impl Platform {
         is_integrated.then_some(Self::Tegra)
     }
 
-    /// Returns the error for a request.
+    /// Returns the error for a request on a host that has no driver below `root` as far as this program knows.
     #[must_use]
-    pub fn error(self) -> Error {
-        let (what, fix) = match self {
-            Self::Tegra => (
+    pub fn error(self, root: &Tree) -> Error {
+        match self {
+            Self::Tegra => failure(
+                &catalog::PLATFORM,
                 "this host is a Jetson or has another Tegra SoC, whose driver is not supported",
                 "use NVIDIA's container toolkit on this host: its mode \"csv\" mounts the files that JetPack lists",
             ),
-            Self::Wsl => (
-                "this host is WSL 2, whose driver is not supported",
-                "use NVIDIA's container toolkit on this host: run \"nvidia-ctk cdi generate --mode=wsl --output=/etc/cdi/nvidia.yaml\", and \
-                 start containers with --device nvidia.com/gpu=all",
-            ),
-        };
-        failure(&catalog::PLATFORM, what, fix)
+            Self::Wsl => wsl::no_driver(root),
+        }
     }
 }
 

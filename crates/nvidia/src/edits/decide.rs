@@ -5,15 +5,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use base::report::{Finding, Kind};
+use base::report::{Finding, Kind, failure};
 use findings::catalog;
 
-use super::facts::{DeviceFacts, HostFacts};
+use super::facts::{DeviceFacts, HostFacts, WslGpus};
 use super::{DeviceNode, Edits, Wanted, build};
 use crate::capability::Capability::{self, Compute, Display, Graphics, Video};
 use crate::config::Limits;
 use crate::driver::file_table::GBM_DIR;
 use crate::driver::nodes::{CTL_MINOR, IMEX_CHANNELS, MODESET_MINOR, PREPARE};
+use crate::driver::wsl::NODE;
 use crate::feature::{Feature, Row};
 use crate::inventory::caps::{MIG_MINORS, MigCap};
 use crate::inventory::procfs::DRIVER_PROC;
@@ -91,6 +92,7 @@ pub(crate) fn wants_mig_minors(wanted: &Wanted, devices: &[Device<'_>]) -> bool 
 /// If something is missing that the container requires.
 pub fn edits(facts: &HostFacts, wanted: &Wanted, devices: &[Device<'_>]) -> Result<(Edits, Vec<Finding>)> {
     let (mut edits, mut findings) = common(facts, wanted)?;
+    findings.extend(not_isolated(&facts.devices, devices.len()));
     for device in devices {
         edits = edits.merge(of_device(&facts.devices, wanted, *device)?);
     }
@@ -124,6 +126,9 @@ pub fn common(facts: &HostFacts, wanted: &Wanted) -> Result<(Edits, Vec<Finding>
 /// # Errors
 /// If `/dev/nvidiactl` is missing, or a node is wrong.
 pub fn common_nodes(facts: &DeviceFacts, wanted: &Wanted, findings: &mut Vec<Finding>) -> Result<Vec<DeviceNode>> {
+    if facts.wsl.is_some() {
+        return Ok(Vec::new());
+    }
     let mut found = vec![facts.required_of_driver("nvidiactl", CTL_MINOR)?];
     for CommonNode { name, minor, has_drivers_major, missing, .. } in requested_nodes(wanted) {
         match (facts.optional_with(name, *minor, *has_drivers_major)?, missing) {
@@ -144,7 +149,7 @@ pub fn common_nodes(facts: &DeviceFacts, wanted: &Wanted, findings: &mut Vec<Fin
 pub fn of_device(facts: &DeviceFacts, wanted: &Wanted, device: Device<'_>) -> Result<Edits> {
     let gpu = device.gpu();
     let mut edits = of_gpu(facts, gpu)?;
-    if wants_drm(wanted) {
+    if wants_drm(wanted) && facts.wsl.is_none() {
         edits = edits.merge(build::drm(drm_nodes(facts, gpu)?, &gpu.bus_id.in_sysfs()));
         edits = edits.merge(build::egl_device(gpu.minor));
     }
@@ -157,11 +162,50 @@ pub fn of_device(facts: &DeviceFacts, wanted: &Wanted, device: Device<'_>) -> Re
 }
 
 fn of_gpu(facts: &DeviceFacts, gpu: &Gpu) -> Result<Edits> {
+    if let Some(wsl) = &facts.wsl {
+        return Ok(build::device(vec![dxg_node(facts, wsl)?], Vec::new()));
+    }
     let node = facts
         .required_of_driver(&format!("nvidia{}", gpu.minor), gpu.minor)
         .with_context(|| cannot_give(&gpu.uuid, gpu))?;
     let mount = facts.gpu_dir(gpu.bus_id).and_then(|dir| facts.proc_mount(&dir));
     Ok(build::device(vec![node], mount.into_iter().collect()))
+}
+
+/// Returns the node of WSL 2. With it, a container can use all GPUs, so limits are not enforced but refused.
+fn dxg_node(facts: &DeviceFacts, wsl: &WslGpus) -> Result<DeviceNode> {
+    if let Some(Finding { kind, what, fix }) = refused_limits(wsl) {
+        return Err(failure(kind, what, fix));
+    }
+    facts.optional(NODE)?.ok_or_else(|| {
+        let what = format!("the device node \"/dev/{NODE}\" is missing below {}", facts.dev_root);
+        failure(
+            &catalog::NODE_MISSING,
+            what,
+            "run \"wsl --update\" and \"wsl --shutdown\" in Windows, and start WSL again",
+        )
+    })
+}
+
+/// Returns why no container on WSL 2 may have GPUs: the limits deny some of them.
+#[must_use]
+pub fn refused_limits(wsl: &WslGpus) -> Option<Finding> {
+    let denied = wsl.denied.first()?;
+    let what = format!(
+        "[devices] in config.toml denies GPU {denied} to containers, and on WSL 2 a container has all GPUs or none"
+    );
+    let fix = "remove allow and deny of GPUs from config.toml, or disable the GPU in Windows";
+    Some(Finding::new(&catalog::NOT_LIMITED, what, fix))
+}
+
+/// Returns the finding about a container on WSL 2 that can use more GPUs than this number, which it requests.
+#[must_use]
+pub fn not_isolated(facts: &DeviceFacts, requested: usize) -> Option<Finding> {
+    let count = facts.wsl.as_ref()?.count;
+    (requested > 0 && requested < count).then(|| {
+        let what = format!("the container requests {requested} of {count} GPUs, and can use all of them: on WSL 2, \"/dev/{NODE}\" stands for all GPUs");
+        Finding::new(&catalog::NOT_ISOLATED, what, "limit the programs in the container with CUDA_VISIBLE_DEVICES")
+    })
 }
 
 /// Returns the `/dev/dri` nodes of a GPU, which Vulkan and EGL open.

@@ -58,6 +58,17 @@ pub struct DeviceFacts {
     pub limits: Limits,
     /// Whether the limits deny a MIG device of this host
     pub withholds_mig: bool,
+    /// The GPUs of WSL 2; `None` on other hosts
+    pub wsl: Option<WslGpus>,
+}
+
+/// The GPUs of WSL 2. A container that has `/dev/dxg` can use all of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WslGpus {
+    /// The number of GPUs
+    pub count: usize,
+    /// Those that the limits deny, as in a request
+    pub denied: Vec<String>,
 }
 
 impl DeviceFacts {

@@ -6,18 +6,19 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use base::paths::HostPath;
+use base::report::Finding;
 
 use super::{Host, beside};
 use crate::driver::nodes::NodeState;
 use crate::driver::pci::PCI_DEVICES;
-use crate::driver::{ipc, locate};
-use crate::edits::facts::{DeviceFacts, HostFacts};
+use crate::driver::{ipc, locate, wsl};
+use crate::edits::facts::{DeviceFacts, HostFacts, WslGpus};
 use crate::edits::{Wanted, decide};
 use crate::feature::Feature;
 use crate::inventory::caps::{self, MigCap};
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
 use crate::inventory::select::Device;
-use crate::inventory::{Gpu, limits};
+use crate::inventory::{Gpu, Inventory, limits};
 
 impl Host {
     /// Gathers all facts for containers with this request and these devices. Nothing else is examined.
@@ -46,7 +47,9 @@ impl Host {
     #[must_use]
     pub fn device_facts(&self, wanted: &Wanted, devices: &[Device<'_>]) -> DeviceFacts {
         let mut gatherer = Gatherer { host: self, facts: self.known_facts() };
-        let names = decide::common_node_names(wanted).map(str::to_owned);
+        let common = decide::common_node_names(wanted).filter(|_| !self.is_wsl());
+        let dxg = self.is_wsl().then_some(wsl::NODE);
+        let names = common.chain(dxg).map(str::to_owned);
         gatherer.nodes(names.chain(wanted.imex_channels.iter().map(|channel| decide::imex_node_name(*channel))));
         wanted.features.iter().for_each(|feature| gatherer.feature(feature));
         if decide::wants_mig_minors(wanted, devices) {
@@ -69,7 +72,25 @@ impl Host {
             has_proc: self.proc_dir.is_some(),
             gpu_dirs: self.kernel_gpus.iter().map(|gpu| (gpu.bus_id, gpu.dir.clone())).collect(),
             limits: self.config.devices.clone(),
+            wsl: self.is_wsl().then(|| self.wsl_gpus()),
             ..DeviceFacts::default()
+        }
+    }
+
+    /// Returns why no container may have the GPUs of WSL 2: the limits deny some of them.
+    #[must_use]
+    pub fn refused_limits(&self) -> Option<Finding> {
+        self.is_wsl().then(|| decide::refused_limits(&self.wsl_gpus())).flatten()
+    }
+
+    fn wsl_gpus(&self) -> WslGpus {
+        let Inventory { gpus, failed, .. } = &self.inventory;
+        let denied = gpus.iter().filter(|gpu| !limits::permit(&self.config.devices, gpu, None));
+        let denied_failed = failed.iter().filter(|gpu| !limits::permit_failed(&self.config.devices, gpu));
+        let indices = denied.map(|gpu| Some(gpu.index)).chain(denied_failed.map(|gpu| gpu.index));
+        WslGpus {
+            count: gpus.len() + failed.len(),
+            denied: indices.map(|index| index.map_or_else(|| "?".to_owned(), |index| index.to_string())).collect(),
         }
     }
 
@@ -125,6 +146,9 @@ impl Gatherer<'_> {
     }
 
     fn gpu(&mut self, wanted: &Wanted, gpu: &Gpu) {
+        if self.host.is_wsl() {
+            return;
+        }
         self.nodes([format!("nvidia{}", gpu.minor)]);
         self.gpu_dir(gpu);
         if decide::wants_drm(wanted) && !self.facts.drm.contains_key(&gpu.bus_id) {
@@ -187,7 +211,6 @@ mod tests {
     use super::super::Roots;
     use super::*;
     use crate::cdi::stamp::tests as stamp;
-    use crate::inventory::Inventory;
     use base::paths::HostPath;
     use base::tree::Tree;
 

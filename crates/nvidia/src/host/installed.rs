@@ -45,13 +45,16 @@ impl Installed {
         let version_file = procfs::read_version_file(&roots.proc);
         let module = version_file.as_deref().and_then(procfs::version_of);
         let version = module.as_deref().unwrap_or_default();
-        let search = Search { root: &roots.driver, cache: &linker_cache, version, dirs: &config.library_dirs };
+        let search = search(&roots, &linker_cache, version, config);
         let Some(library) = locate::management_library(&search) else {
             let reason = diagnose(&search, module.clone());
             return Err(reason.unwrap_or_else(|| no_driver(&roots.driver)));
         };
-        if let Some(platform) = module.is_none().then(|| Platform::of_host(&roots.driver, None)).flatten() {
-            return Err(platform.error());
+        if module.is_none()
+            && !roots.is_wsl
+            && let Some(platform) = Platform::of_host(&roots.driver, None)
+        {
+            return Err(platform.error(&roots.driver));
         }
         let library = library.source;
         Ok(Self { roots, linker_cache, module, version_file, library })
@@ -72,15 +75,17 @@ impl Installed {
             }
         };
         complete(&self.roots, &mut inventory, &view.gpus);
+        inventory.is_wsl = self.roots.is_wsl;
         Ok((inventory, view))
     }
 
     pub(super) fn question(&self, config: &Config) -> Result<Question> {
         let (root, library) = Question::place(&self.roots.driver, &self.roots.dev, &self.library)?;
-        Ok(Question { root, library, who: identity::from_config(config)?, deadline: config.nvml_timeout })
+        let (who, is_wsl) = (identity::from_config(config)?, self.roots.is_wsl);
+        Ok(Question { root, library, who, deadline: config.nvml_timeout, is_wsl })
     }
 
-    /// Returns the cache. Without a loaded module, the kernel cannot confirm a cached inventory.
+    /// Returns the cache. Without a loaded module, the kernel cannot confirm a cached inventory. On WSL 2, only NVML lists the GPUs.
     fn cache(&self, question: &Question) -> Option<Cache> {
         self.module.as_ref()?;
         question.cache()
@@ -96,6 +101,7 @@ impl Installed {
     fn ask(&self, question: &Question, config: &Config, end: Instant) -> Result<NvmlAnswer> {
         ask::ask(question, end).map_err(|error| match self.module {
             Some(_) => error,
+            None if self.roots.is_wsl => error,
             None => diagnose(&self.search(config), None).unwrap_or(error),
         })
     }
@@ -106,8 +112,7 @@ impl Installed {
     }
 
     fn search<'a>(&'a self, config: &'a Config) -> Search<'a> {
-        let version = self.module.as_deref().unwrap_or_default();
-        Search { root: &self.roots.driver, cache: &self.linker_cache, version, dirs: &config.library_dirs }
+        search(&self.roots, &self.linker_cache, self.module.as_deref().unwrap_or_default(), config)
     }
 
     fn kernel_view(&self) -> KernelView {
@@ -127,6 +132,10 @@ pub fn complete(roots: &Roots, inventory: &mut Inventory, gpus: &[KernelGpu]) {
     if inventory.gpus.iter().any(|gpu| gpu.mig_enabled) && proc.locate(Path::new(MIG_MINORS)).is_ok() {
         cap_files::note_missing_nodes(inventory, &cap_files::existing(proc), dev);
     }
+}
+
+fn search<'a>(roots: &'a Roots, cache: &'a LinkerCache, version: &'a str, config: &'a Config) -> Search<'a> {
+    Search { root: &roots.driver, cache, version, dirs: &config.library_dirs, is_wsl: roots.is_wsl }
 }
 
 fn diagnose(search: &Search<'_>, module: Option<String>) -> Option<Error> {

@@ -9,7 +9,8 @@ impl Host {
     /// Whether a node is missing that the request requires. A request without GPUs requires none.
     #[must_use]
     pub fn lacks_nodes(&self, wanted: &Wanted) -> bool {
-        if !wanted.gpus {
+        // On WSL 2, the node is that of another kernel module, and exists since boot.
+        if !wanted.gpus || self.roots.is_wsl {
             return false;
         }
         // NVML does not count a GPU without its node, so the indices of the others are wrong too.

@@ -33,6 +33,7 @@ use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::nodes::{DeviceNode, NodeState};
 use crate::driver::pci::{self, PCI_DEVICES};
 use crate::driver::platform::Platform;
+use crate::driver::wsl;
 use crate::edits::{Edits, Wanted, decide};
 use crate::feature::Feature;
 use crate::inventory::node_limits::NodeLimits;
@@ -54,8 +55,13 @@ fn count_gpus(config: &Config) -> Result<Option<usize>> {
     // The GPU of an SoC is not on the PCI bus, but the kernel module lists it.
     let listed = procfs::read_gpus(&driver.owner_of(DRIVER_PROC)?);
     let on_bus = pci::count_gpus(&driver.owner_of(PCI_DEVICES)?);
-    if on_bus == Some(0) && listed.is_empty() && Platform::of_host(&driver, None).is_some() {
-        return Ok(None);
+    if on_bus.unwrap_or_default() == 0 && listed.is_empty() {
+        match Platform::of_host(&driver, None) {
+            // Windows can have GPUs of other vendors only.
+            Some(Platform::Wsl) if wsl::identity(&driver).is_none() => return Ok(Some(0)),
+            Some(_) => return Ok(None),
+            None => {}
+        }
     }
     Ok(on_bus.map(|count| count.max(listed.len())))
 }
@@ -168,7 +174,7 @@ impl Host {
 
     fn new(config: &Config, installed: Installed, inventory: Inventory, kernel_gpus: Vec<KernelGpu>) -> Result<Self> {
         if let Some(platform) = Platform::of_models(inventory.gpus.iter().map(|gpu| gpu.model.as_str())) {
-            return Err(platform.error());
+            return Err(platform.error(&installed.roots.driver));
         }
         let Installed { roots, linker_cache, version_file, .. } = installed;
         let proc_dir = roots.proc.open_dir(Path::new(DRIVER_PROC)).ok();
@@ -236,6 +242,13 @@ impl Host {
         &self.roots.driver
     }
 
+    /// Whether the driver is that of WSL 2. CUDA compatibility libraries of images do not work with it: they need the nodes and files of
+    /// the kernel module nvidia.
+    #[must_use]
+    pub const fn is_wsl(&self) -> bool {
+        self.roots.is_wsl
+    }
+
     /// Returns the path of `/proc/driver/nvidia` on the host, if it exists.
     #[must_use]
     pub fn proc_dir(&self) -> Option<HostPath> {
@@ -248,6 +261,7 @@ impl Host {
             cache: &self.linker_cache,
             version: &self.inventory.driver_version,
             dirs: &self.config.library_dirs,
+            is_wsl: self.roots.is_wsl,
         }
     }
 }

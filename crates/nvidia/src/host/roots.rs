@@ -12,8 +12,9 @@ use findings::catalog;
 
 use crate::config::Config;
 use crate::driver::pci::PCI_DEVICES;
-use crate::driver::{open_dev_root, open_root};
-use crate::inventory::procfs::DRIVER_PROC;
+use crate::driver::platform::Platform;
+use crate::driver::{open_dev_root, open_root, wsl};
+use crate::inventory::procfs::{self, DRIVER_PROC};
 
 /// The directories that contain the parts of the driver. The root of a driver container has all parts. A driver root with only the driver
 /// files uses the device nodes, /proc and /sys of the host.
@@ -27,6 +28,8 @@ pub struct Roots {
     pub proc: Tree,
     /// The root that has the PCI devices and the modules
     pub sys: Tree,
+    /// Whether the driver is that of WSL 2
+    pub is_wsl: bool,
 }
 
 impl fmt::Display for Roots {
@@ -52,13 +55,18 @@ impl Roots {
     /// Those of [`Self::open`].
     pub fn open_on(host: Option<&Tree>, config: &Config) -> Result<Self> {
         let driver = open_root(&config.driver_root)?;
-        let dev = match &config.dev_root {
+        let mut dev = match &config.dev_root {
             Some(root) => open_dev_root(root)?,
             None => driver.owner_on(host, "/dev/nvidiactl")?,
         };
         let proc = driver.owner_on(host, DRIVER_PROC)?;
         let sys = driver.owner_on(host, PCI_DEVICES)?;
-        let roots = Self { driver, dev, proc, sys };
+        // A driver root with the control node, the usual one, is not examined further: this is part of the start of each container.
+        let is_wsl = !dev.is(&driver) && Platform::is_wsl(&driver, host) && procfs::read_version(&proc).is_none();
+        if is_wsl && config.dev_root.is_none() {
+            dev = driver.owner_on(host, wsl::NODE_PATH)?;
+        }
+        let roots = Self { driver, dev, proc, sys, is_wsl };
         debug::log(|| roots.to_string());
         Ok(roots)
     }
@@ -66,8 +74,9 @@ impl Roots {
     /// Returns the same roots, see [`Tree::afresh`].
     #[must_use]
     pub fn afresh(&self) -> Self {
-        let Self { driver, dev, proc, sys } = self;
-        Self { driver: driver.afresh(), dev: dev.afresh(), proc: proc.afresh(), sys: sys.afresh() }
+        let Self { driver, dev, proc, sys, is_wsl } = self;
+        let (driver, dev, proc, sys) = (driver.afresh(), dev.afresh(), proc.afresh(), sys.afresh());
+        Self { driver, dev, proc, sys, is_wsl: *is_wsl }
     }
 
     /// Like [`Self::open`], but `dev` is the root in which nodes are created. A driver root with its own `/proc` is a driver container,

@@ -5,6 +5,9 @@ use std::fs::File;
 use anyhow::Result;
 use rustix::fs::{FileType, Stat};
 
+use base::report::failure;
+use findings::catalog;
+
 use super::installed::{self, Installed};
 use super::roots::Roots;
 use super::state::{self, HostState};
@@ -26,9 +29,16 @@ impl Site {
     /// Finds the driver.
     ///
     /// # Errors
-    /// If there is no driver.
+    /// If there is no driver, or it is that of WSL 2.
     pub fn find(config: &Config) -> Result<Self> {
         let installed = Installed::find(config)?;
+        if installed.roots.is_wsl {
+            return Err(failure(
+                &catalog::PLATFORM,
+                "a program that watches the GPUs of a host does not support WSL 2: a container has all GPUs or none",
+                "give containers the GPUs with the hook or with CDI: oci-nvidia-hook cdi generate",
+            ));
+        }
         let mut question = installed.question(config)?;
         if !may_change_user() {
             question.who = Who::Unchanged;
@@ -41,7 +51,7 @@ impl Site {
     /// # Errors
     /// Those of [`Session::start`].
     pub fn start_session(&self, pipe: &File) -> Result<Session> {
-        let Roots { driver, dev, proc, sys } = self.roots.clone();
+        let Roots { driver, dev, proc, sys, .. } = self.roots.clone();
         Session::start(self.question.clone(), &[driver, dev, proc, sys], pipe)
     }
 

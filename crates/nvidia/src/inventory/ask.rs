@@ -25,7 +25,7 @@ use findings::catalog;
 
 use super::files;
 use super::identity::{self, Who};
-use crate::driver::{group, params};
+use crate::driver::{group, params, wsl};
 use crate::inventory;
 use crate::inventory::cache::Cache;
 use crate::inventory::gather::{Gathered, NvmlAnswer, WORTH_ASKING};
@@ -46,6 +46,8 @@ pub struct Question {
     pub who: Who,
     /// The time limit, which includes the wait for other processes that query NVML.
     pub deadline: Duration,
+    /// Whether the library is that of WSL 2
+    pub is_wsl: bool,
 }
 
 impl Question {
@@ -191,7 +193,7 @@ fn respond(question: &Question, identity: Option<Identity>, leave_out: &[u32], p
         child::report(pipe, &bytes);
     };
     let last = match &loaded {
-        Ok(loaded) => take_inventory(&loaded.library, leave_out, &mut write),
+        Ok(loaded) => take_inventory(&loaded.library, question.is_wsl, leave_out, &mut write),
         Err(refused) => Line::Refused(refused.clone()),
     };
     write(&last);
@@ -213,7 +215,7 @@ pub(super) fn load(
     pipe: &File,
 ) -> Result<Loaded, Refused> {
     let root = question.root.as_path();
-    let preloaded = if root == Path::new("/") {
+    let preloaded: Vec<Library> = if root == Path::new("/") {
         Vec::new()
     } else {
         PRELOAD.into_iter().filter_map(|name| Library::load(OsStr::new(name)).ok()).collect()
@@ -225,6 +227,9 @@ pub(super) fn load(
         files::of_nvml(&tree, &question.library, watched, identity::may_own_files(identity))
     };
     confine(Kept { root, identity, files }, pipe).map_err(refused)?;
+    // The library opens this one by name, and the linker cache of the host may lack its directory.
+    let dxcore = question.is_wsl.then(|| Library::load(OsStr::new(wsl::DXCORE)).ok()).flatten();
+    let preloaded = preloaded.into_iter().chain(dxcore).collect();
     match Library::load(question.library.as_os_str()) {
         Ok(library) => Ok(Loaded { library, _preloaded: preloaded }),
         // The text of dlerror(3) is in the source of the error.
@@ -233,8 +238,8 @@ pub(super) fn load(
 }
 
 /// Writes a line for each GPU, and returns the last line.
-fn take_inventory(library: &Library, leave_out: &[u32], write: &mut dyn FnMut(&Line)) -> Line {
-    match inventory::nvml::take(library, leave_out, &mut |report| write(&Line::Report(report))) {
+fn take_inventory(library: &Library, is_wsl: bool, leave_out: &[u32], write: &mut dyn FnMut(&Line)) -> Line {
+    match inventory::nvml::take(library, is_wsl, leave_out, &mut |report| write(&Line::Report(report))) {
         Ok(()) => Line::Done,
         Err(failed) => Line::Nvml(failed),
     }
@@ -296,12 +301,13 @@ pub(super) fn explain_refused(refused: &Refused, question: &Question) -> anyhow:
 /// Returns the hint for a missing permission. `user` in config.toml only has an effect if root runs the hook; for other users, their
 /// groups decide.
 fn permission_hint(question: &Question, identity: Option<Identity>) -> String {
-    let node = question.root.as_path().join("dev/nvidiactl");
+    let name = if question.is_wsl { wsl::NODE } else { "nvidiactl" };
+    let node = question.root.as_path().join("dev").join(name);
     let node = node.display();
     match identity {
         Some(_) => format!("compare \"ls -l {node}\" with user in the [nvidia-container-cli] table of config.toml"),
         None => {
-            let join = match group_of_the_nodes(&question.root) {
+            let join = match group_of_the_nodes(&question.root, name) {
                 Some((gid, mode)) => format!("as root: {}", group::join(&this_user(), gid, mode)),
                 None => format!("add the user to the group that \"ls -l {node}\" shows on the host, and log in again"),
             };
@@ -312,9 +318,9 @@ fn permission_hint(question: &Question, identity: Option<Identity>) -> String {
 
 /// Returns the group and mode of the nodes below this root. In a user namespace, a group that is not mapped appears as the overflow group;
 /// the parameters of the kernel module contain the real group.
-fn group_of_the_nodes(root: &HostPath) -> Option<(u32, u32)> {
+fn group_of_the_nodes(root: &HostPath, name: &str) -> Option<(u32, u32)> {
     let root = Tree::open(root).ok()?;
-    let node = root.locate(Path::new("/dev/nvidiactl")).ok()?;
+    let node = root.locate(&Path::new("/dev").join(name)).ok()?;
     if node.gid != identity::NOBODY {
         return Some((node.gid, node.mode));
     }
@@ -340,6 +346,12 @@ fn this_user() -> String {
 
 pub(super) fn explain_nvml(failed: &Failed, question: &Question, identity: Option<Identity>) -> anyhow::Error {
     let (kind, what, hint) = match failed.code {
+        Code::DRIVER_NOT_LOADED if question.is_wsl => (
+            &catalog::NVML,
+            "NVML cannot start: Windows offers no NVIDIA GPU to WSL 2".to_owned(),
+            "run \"nvidia-smi\" in Windows and in WSL; update the driver in Windows, and restart WSL with \"wsl --shutdown\""
+                .to_owned(),
+        ),
         Code::DRIVER_NOT_LOADED => (
             &catalog::NOT_LOADED,
             "the NVIDIA kernel driver is not loaded".to_owned(),
@@ -373,7 +385,7 @@ mod tests {
     fn the_child_reports_why_it_has_no_library() {
         let library = PathBuf::from("/nonexistent/libnvidia-ml.so.1");
         let deadline = Duration::from_secs(60);
-        let question = Question { root: HostPath::new("/"), library, who: Who::Unchanged, deadline };
+        let question = Question { root: HostPath::new("/"), library, who: Who::Unchanged, deadline, is_wsl: false };
         let error = base::report::line(&ask(&question, Instant::now() + deadline).unwrap_err());
         // A plain user may not confine the child.
         assert!(error.starts_with("cannot load the driver's library") || error.starts_with("cannot set up"), "{error}");

@@ -15,6 +15,8 @@ use rustix::fs::{FileType, OFlags};
 use base::sys::confine::{Access, Files};
 use base::tree::Tree;
 
+use crate::driver::wsl;
+
 /// Devices of the kernel that programs and the C library use.
 const DEVICES: [&str; 4] = ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"];
 
@@ -67,7 +69,8 @@ pub(super) fn of_nvml(root: &Tree, library: &Path, watched: &[Tree], may_own_fil
 /// Returns the driver's nodes in `/dev`, and the directories of its other nodes. A node may be a link to a place outside of `/dev`.
 fn nodes(root: &Tree) -> Vec<PathBuf> {
     let names = root.names(Path::new("/dev")).into_iter();
-    let of_driver = names.filter(|name| name.to_str().is_some_and(|name| name.starts_with("nvidia")));
+    let of_driver =
+        names.filter(|name| name.to_str().is_some_and(|name| name.starts_with("nvidia") || name == wsl::NODE));
     of_driver.map(|name| Path::new("/dev").join(name)).filter(|path| is_node(root, path)).collect()
 }
 

@@ -14,6 +14,7 @@ use base::tree::{Located, Tree};
 use crate::config::{self, Config};
 use crate::device_id::parse_decimal;
 use crate::driver::access::Permissions;
+use crate::driver::wsl;
 
 /// The id of `nobody` and its group on all supported distributions. The names are not looked up, because the driver root may lack a user
 /// database.
@@ -73,13 +74,12 @@ fn is_met_by((file, bits): Need, identity: Identity) -> bool {
     file.allow(bits, file.uid == identity.uid, file.gid == identity.gid)
 }
 
-/// Returns `/dev/nvidiactl`, then the nodes of the GPUs, the library and its directories.
+/// Returns `/dev/nvidiactl`, then the nodes of the GPUs, or `/dev/dxg` on WSL 2, then the library and its directories.
 fn required_files(root: &Tree, library: &Path) -> Vec<Need> {
     let need = |path: &Path, bits: u32| root.locate(path).ok().map(|found: Located| (found, bits));
-    let names = root.names(Path::new("/dev")).into_iter();
-    let gpus =
-        names.filter(|name| name.to_str().and_then(|name| parse_decimal(name.strip_prefix("nvidia")?)).is_some());
-    let nodes = std::iter::once("/dev/nvidiactl".into()).chain(gpus.map(|name| Path::new("/dev").join(name)));
+    let is_node = |name: &str| name == wsl::NODE || name.strip_prefix("nvidia").and_then(parse_decimal).is_some();
+    let names = root.names(Path::new("/dev")).into_iter().filter(|name| name.to_str().is_some_and(is_node));
+    let nodes = std::iter::once("nvidiactl".into()).chain(names).map(|name| Path::new("/dev").join(name));
     let nodes = nodes.filter_map(|path| need(&path, 6)).filter(|(found, _)| found.kind == FileType::CharacterDevice);
     let files = library.ancestors().skip(1).filter_map(|dir| need(dir, 1)).chain(need(library, 4));
     nodes.chain(files).map(|(found, bits)| (Permissions::from(&found), bits)).collect()

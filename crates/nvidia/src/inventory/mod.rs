@@ -41,6 +41,9 @@ pub struct Inventory {
     /// GPUs that the administrator excluded from the driver: for containers they do not exist.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub excluded: Vec<ExcludedGpu>,
+    /// Whether the GPUs are those of WSL 2: `/dev/dxg` stands for all of them, and they have no device minors
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_wsl: bool,
 }
 
 /// A GPU that works.
@@ -48,7 +51,7 @@ pub struct Inventory {
 pub struct Gpu {
     /// NVML's index, which `nvidia-smi -L` also shows. See [`merge`] for the case that NVML omits GPUs.
     pub index: u32,
-    /// The N of `/dev/nvidiaN`, which may differ from the index.
+    /// The N of `/dev/nvidiaN`, which may differ from the index. On WSL 2, it is the index and has no meaning.
     pub minor: u32,
     /// `GPU-…`
     pub uuid: String,

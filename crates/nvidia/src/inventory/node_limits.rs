@@ -61,6 +61,16 @@ impl NodeLimits {
         self.limits.permit_all_gpus()
     }
 
+    /// Whether containers may not have the GPUs of WSL 2, because that includes a denied one.
+    #[must_use]
+    pub fn deny_wsl(&self) -> bool {
+        let wsl = self.inventory.as_ref().filter(|inventory| inventory.is_wsl && !self.is_empty());
+        wsl.is_some_and(|Inventory { gpus, failed, .. }| {
+            gpus.iter().any(|gpu| !permit(&self.limits, gpu, None))
+                || failed.iter().any(|gpu| !permit_failed(&self.limits, gpu))
+        })
+    }
+
     /// Judges the nodes of a container.
     #[must_use]
     pub fn judge(&self, nodes: &Nodes) -> Judgment {

@@ -34,11 +34,11 @@ pub enum Report {
     Failed(FailedGpu),
 }
 
-/// Queries everything that the hook needs, except for the GPUs with these indices.
+/// Queries everything that the hook needs, except for the GPUs with these indices. On WSL 2, GPUs have no device minor.
 ///
 /// # Errors
 /// If NVML cannot be initialized, or does not report the driver version and the number of GPUs.
-pub fn take(api: &impl Api, leave_out: &[u32], report: &mut dyn FnMut(Report)) -> Result<(), Failed> {
+pub fn take(api: &impl Api, is_wsl: bool, leave_out: &[u32], report: &mut dyn FnMut(Report)) -> Result<(), Failed> {
     api.init()?;
     let driver = Driver {
         version: api.driver_version()?,
@@ -49,7 +49,7 @@ pub fn take(api: &impl Api, leave_out: &[u32], report: &mut dyn FnMut(Report)) -
     report(Report::Driver(driver.clone()));
     for index in indices {
         report(Report::Next(index));
-        report(match take_gpu(api, index) {
+        report(match take_gpu(api, index, is_wsl) {
             Ok(gpu) => Report::Gpu(gpu),
             Err(failed) => Report::Failed(failed),
         });
@@ -57,7 +57,7 @@ pub fn take(api: &impl Api, leave_out: &[u32], report: &mut dyn FnMut(Report)) -
     Ok(())
 }
 
-fn take_gpu(api: &impl Api, index: u32) -> Result<Gpu, FailedGpu> {
+fn take_gpu(api: &impl Api, index: u32, is_wsl: bool) -> Result<Gpu, FailedGpu> {
     let mut known = FailedGpu { index: Some(index), ..FailedGpu::default() };
     let taken = (|| {
         let device = api.device(index)?;
@@ -74,7 +74,7 @@ fn take_gpu(api: &impl Api, index: u32) -> Result<Gpu, FailedGpu> {
         };
         Ok(Gpu {
             index,
-            minor: api.minor(device)?,
+            minor: if is_wsl { index } else { api.minor(device)? },
             uuid,
             bus_id,
             // Containers do not depend on these values, so errors are ignored.
@@ -165,7 +165,7 @@ mod tests {
     /// Of all GPUs.
     fn take(api: &Scripted) -> Result<Inventory, Failed> {
         let mut inventory = Inventory::default();
-        super::take(api, &[], &mut |report| match report {
+        super::take(api, false, &[], &mut |report| match report {
             Report::Driver(driver) => {
                 (inventory.driver_version, inventory.cuda_version) = (driver.version, driver.cuda);
             }
@@ -275,7 +275,7 @@ mod tests {
     fn each_gpu_is_announced_before_it_is_asked() {
         let mut seen = Vec::new();
         let api = Scripted { count: 4, failing: Some(("uuid", 3, Code(15))), mig: false };
-        super::take(&api, &[0, 2], &mut |report| {
+        super::take(&api, false, &[0, 2], &mut |report| {
             seen.push(match report {
                 Report::Driver(driver) => format!("{} GPUs", driver.count),
                 Report::Next(index) => format!("next {index}"),

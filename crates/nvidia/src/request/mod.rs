@@ -194,7 +194,7 @@ pub fn excuse(request: &GpuRequest, config: &Config, error: anyhow::Error) -> Re
     if config.no_gpu == NoGpu::Start && request.devices == VisibleDevices::All && host::has_no_gpu(config) {
         return Ok(Finding::new(
             &catalog::NO_GPU_HERE,
-            format!("{} requests all GPUs, but this host has no NVIDIA GPU on its PCI bus", request.asked_by),
+            format!("{} requests all GPUs, but this host has no NVIDIA GPU", request.asked_by),
             "to stop such containers, set no-gpu = \"error\" in the [oci-nvidia-hook] table of config.toml",
         ));
     }

@@ -1,5 +1,7 @@
 //! Tables: a host as data, what is wanted, and the edits or the error.
 
+use std::collections::BTreeMap;
+
 use base::paths::{ContainerPath, HostPath};
 use base::report::line;
 
@@ -235,4 +237,34 @@ fn management_of_mig_devices() {
     // Who manages them does not get a part on top.
     let part = [Device::Mig(&inventory.gpus[2], &inventory.gpus[2].mig_devices[0])];
     assert_eq!(outcome(facts(), &config, &part), all);
+}
+
+#[test]
+fn on_wsl_one_node_stands_for_all_gpus() {
+    let inventory = inventory();
+    let [first, second] = [0, 1].map(|index: usize| Device::Gpu(&inventory.gpus[index]));
+    let wsl = |count, denied: &[&str]| {
+        let denied = denied.iter().map(|name| (*name).to_owned()).collect();
+        let wsl = Some(WslGpus { count, denied });
+        DeviceFacts {
+            nodes: [node("dxg", 10, 125)].into(),
+            dev_root: HostPath::new("/"),
+            wsl,
+            ..DeviceFacts::default()
+        }
+    };
+    let graphics = Wanted { capabilities: Capabilities::new(&[Graphics, Compute]), gpus: true, ..Wanted::default() };
+    let without_node = DeviceFacts { nodes: BTreeMap::new(), ..wsl(1, &[]) };
+    let missing = "the device node \"/dev/dxg\" is missing below \"/\"";
+    let denied = "[devices] in config.toml denies GPU 1 to containers, and on WSL 2 a container has all GPUs or none";
+    for (facts, devices, expected) in [
+        (wsl(1, &[]), vec![first], "dxg"),
+        (wsl(2, &[]), vec![first, second], "dxg"),
+        (wsl(2, &[]), vec![first], "dxg ONH-234"),
+        (wsl(2, &["1"]), vec![], ""),
+        (wsl(2, &["1"]), vec![first], denied),
+        (without_node, vec![first], missing),
+    ] {
+        assert_eq!(outcome(facts, &graphics, &devices), expected);
+    }
 }
