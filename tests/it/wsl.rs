@@ -77,6 +77,19 @@ fn the_hook_gives_the_files_and_the_node() {
         let names = "libcuda.so.1 libcuda.so libnvidia-ml.so.1 libdxcore.so libnvidia-encode.so.1 libd3d12.so";
         let opened = container.exec(&format!("probe-dlopen {names} {STORE}/libcuda.so.1.1")).ok();
         assert_eq!(opened.matches(": ok ").count(), 7, "{opened}");
+        // The process waits before pivot_root(2), so another one is the container here.
+        let mut inside = Command::new("nsenter");
+        inside.args(["--mount", "--target", &container.pid().to_string(), "chroot"]).arg(&container.rootfs);
+        let mut inside = inside.args(["sleep", "60"]).spawn().unwrap();
+        let is_inside = || std::fs::read_to_string(format!("/proc/{}/comm", inside.id())).unwrap() == "sleep\n";
+        while !is_inside() {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let checks = command(&fake, &["doctor", "--all", "--pid", &inside.id().to_string()]).stdout;
+        inside.kill().and_then(|()| inside.wait()).unwrap();
+        for line in ["the container has dxg", "the host's file of the driver of WSL 2", "has permission to open"] {
+            assert!(checks.contains(line), "{line} is not in\n{checks}");
+        }
         assert!(container.mount_options(&format!("{STORE}/libcuda.so.1.1")).starts_with("ro,nosuid,nodev"));
     }
     let dir = scratch();

@@ -19,7 +19,6 @@ use base::report::{failure, line};
 use base::sys::confine::Identity;
 use base::sys::in_root::{Root, fd_path, real_path};
 use base::sys::proc_file;
-use base::tree::Tree;
 use findings::catalog;
 use nvidia_host::config::Config;
 use nvidia_host::driver::file_table::LIBRARY_DIRS;
@@ -28,7 +27,9 @@ use nvidia_host::driver::ldcache::{self, Arch, Cache};
 use nvidia_host::driver::libraries::{LinkerCache, Search};
 use nvidia_host::driver::locate;
 use nvidia_host::driver::nodes::{CTL_MINOR, NVIDIA_MAJOR};
-use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
+use nvidia_host::driver::wsl;
+use nvidia_host::host::Roots;
+use nvidia_host::inventory::procfs;
 use nvidia_host::prepare;
 
 use super::find::ProcessId;
@@ -66,6 +67,8 @@ pub(super) struct Known<'a> {
     module: Option<String>,
     /// The files of [`LIBRARIES`] on the host, if they are known
     hosts: [Option<FileId>; LIBRARIES.len()],
+    /// The device number of /dev/dxg, if the host is WSL 2
+    dxg: Option<(u32, u32)>,
     /// The device number of /dev/nvidia-uvm
     uvm: Option<(u32, u32)>,
     /// Its device cgroup, or why that cannot be read
@@ -86,20 +89,23 @@ impl<'a> Known<'a> {
                 "give a process of a container with --pid, or the id of a container with --container",
             ));
         }
-        let driver = nvidia_host::driver::open_root(&config.driver_root)?;
-        let module = procfs::read_version(&driver.owner_of(DRIVER_PROC)?);
-        let hosts = LIBRARIES.map(|name| hosts_file(&driver, config, module.as_deref()?, name));
+        let roots = Roots::open(config)?;
+        let module = procfs::read_version(&roots.proc);
+        let hosts = LIBRARIES.map(|name| hosts_file(&roots, config, module.as_deref(), name));
+        let dxg = roots.is_wsl.then(|| roots.dev.locate(Path::new(wsl::NODE_PATH)).map_or((0, 0), |node| node.device));
         let devices = proc_file::read_text("/proc/devices").unwrap_or_default();
         let uvm = prepare::parse_majors(&devices).get("nvidia-uvm").map(|major| (*major, 0));
         let filter = ask::filter(Pid::from_raw(pid)).map_err(|error| line(&error));
-        Ok(Self { process, name, module, hosts, uvm, filter })
+        Ok(Self { process, name, module, hosts, dxg, uvm, filter })
     }
 }
 
 /// Returns the host's file of a library, in the version of the kernel module.
-fn hosts_file(root: &Tree, config: &Config, version: &str, name: &str) -> Option<FileId> {
+fn hosts_file(roots: &Roots, config: &Config, version: Option<&str>, name: &str) -> Option<FileId> {
+    let Roots { driver: root, is_wsl, .. } = roots;
+    let version = version.or_else(|| is_wsl.then_some(""))?;
     let cache = LinkerCache::read(root, config.ldcache.as_ref());
-    let search = Search { root, cache: &cache, version, dirs: &config.library_dirs, is_wsl: false };
+    let search = Search { root, cache: &cache, version, dirs: &config.library_dirs, is_wsl: *is_wsl };
     let library = locate::library(&search, name.strip_suffix(".so.1")?)?;
     let stat = rustix::fs::stat(library.source.as_path()).ok()?;
     Some((stat.st_dev, stat.st_ino))
@@ -127,10 +133,11 @@ pub(super) fn inspect(known: &Known<'_>, part: Examined, reporter: &mut Reporter
             let path = variable(&environment, "LD_LIBRARY_PATH");
             libraries = find_libraries(&opened.root, path.as_deref(), known.hosts, reporter);
         }
-        Examined::Nodes => nodes = find_nodes(&opened.root, known.uvm, reporter),
+        Examined::Nodes => nodes = find_nodes(&opened.root, known, reporter),
     }
     let (name, module, filter) = (known.name.to_owned(), known.module.clone(), known.filter.clone());
-    Ok(ContainerFacts { pid: known.process.pid, name, module, process, libraries, nodes, filter })
+    let is_wsl = known.dxg.is_some();
+    Ok(ContainerFacts { pid: known.process.pid, name, module, is_wsl, process, libraries, nodes, filter })
 }
 
 /// The process of a container, opened in a child.
@@ -268,10 +275,14 @@ fn version_of(name: &str) -> Option<String> {
 }
 
 /// Returns the nodes that every container with GPUs needs, and the existing nodes of GPUs.
-fn find_nodes(root: &Root, uvm: Option<(u32, u32)>, reporter: &mut Reporter<'_>) -> Vec<ContainerNode> {
+fn find_nodes(root: &Root, known: &Known<'_>, reporter: &mut Reporter<'_>) -> Vec<ContainerNode> {
     let names = names(root, Path::new(DEV), reporter).into_iter();
     let gpus = names.filter_map(|name| gpu_number(&name).map(|number| (name, Some(number))));
-    let mut all = vec![("nvidiactl".to_owned(), Some((NVIDIA_MAJOR, CTL_MINOR))), ("nvidia-uvm".to_owned(), uvm)];
+    let control = ("nvidiactl".to_owned(), Some((NVIDIA_MAJOR, CTL_MINOR)));
+    let mut all = match known.dxg {
+        Some(number) => vec![(wsl::NODE.to_owned(), Some(number))],
+        None => vec![control, ("nvidia-uvm".to_owned(), known.uvm)],
+    };
     all.extend(gpus);
     let mut nodes = Vec::new();
     for (name, expected) in all {

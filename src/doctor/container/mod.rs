@@ -21,6 +21,7 @@ use findings::catalog;
 use nvidia_host::config::Config;
 use nvidia_host::driver::access::Permissions;
 use nvidia_host::driver::nodes::NVIDIA_MAJOR;
+use nvidia_host::driver::wsl;
 
 use super::Checker::{One, Several};
 use super::driver::{group, may_open, missing};
@@ -40,6 +41,8 @@ pub(crate) struct ContainerFacts {
     pub name: String,
     /// The version of the host's kernel module
     pub module: Option<String>,
+    /// Whether the host is WSL 2, which has no such module
+    pub is_wsl: bool,
     pub process: ContainerProcess,
     /// The libraries that programs open by name
     pub libraries: Vec<Library>,
@@ -214,6 +217,7 @@ fn process(facts: &ContainerFacts) -> Check {
     let Identity { uid, gid } = facts.process.identity;
     let driver = match &facts.module {
         Some(version) => format!("driver {version}"),
+        None if facts.is_wsl => "the driver of WSL 2".to_owned(),
         None => {
             let what = "the kernel module of the host is not loaded";
             return Check::of(&catalog::NOT_LOADED, what, "oci-nvidia-hook doctor");
@@ -250,6 +254,14 @@ fn of_library(library: &Library, facts: &ContainerFacts) -> Check {
     match (&found.version, &facts.module) {
         (_, Some(module)) if found.is_hosts == Some(true) => {
             Check::ok(format!("{name} is {path:?}, the host's file of driver {module}"))
+        }
+        _ if facts.is_wsl && found.is_hosts == Some(true) => {
+            Check::ok(format!("{name} is {path:?}, the host's file of the driver of WSL 2"))
+        }
+        (Some(version), None) if facts.is_wsl => {
+            let what = format!("{path:?} belongs to the Linux driver {version}, which does not work on WSL 2");
+            let fix = "remove the library from the image, and restart the container";
+            Check::of(&catalog::CONTAINER_VERSION, what, fix)
         }
         (Some(version), Some(module)) if version != module => {
             let what = format!("{path:?} has version {version}, but the kernel module has version {module}");
@@ -292,10 +304,14 @@ fn nodes(facts: &ContainerFacts) -> Vec<Check> {
         let what = format!("\"/dev/{}\" in the container is {is}{should}", node.name);
         outcomes.push(Check::of(&catalog::CONTAINER_NODE, what, again(facts)));
     }
-    let is_gpu =
-        |node: &&ContainerNode| node.found.is_some() && node.name.trim_start_matches("nvidia").parse::<u32>().is_ok();
+    let is_gpu = |node: &&ContainerNode| {
+        let is_name = node.name == wsl::NODE || node.name.trim_start_matches("nvidia").parse::<u32>().is_ok();
+        node.found.is_some() && is_name
+    };
     let gpus = facts.nodes.iter().filter(is_gpu).count();
-    if gpus == 0 {
+    if gpus == 0 && facts.is_wsl {
+        // It is reported as missing.
+    } else if gpus == 0 {
         let what = "the container has no device node of a GPU (\"/dev/nvidia0\" and so on)";
         outcomes.push(Check::of(&catalog::CONTAINER_NODE, what, again(facts)));
     } else if outcomes.is_empty() {
