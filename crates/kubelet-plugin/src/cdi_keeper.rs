@@ -24,6 +24,7 @@ use nvidia_host::cdi::generate::{ALL, Naming};
 use nvidia_host::cdi::of_host::{self, Settings};
 use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::config::{Config, Limits};
+use nvidia_host::device_id::parse_decimal;
 use nvidia_host::feature::{Feature, Features};
 use nvidia_host::host::Host;
 use nvidia_host::inventory::{Gpu, Inventory};
@@ -64,6 +65,12 @@ impl Kind {
     #[must_use]
     pub fn feature_name(self, feature: Feature) -> String {
         format!("{}/{}={ALL}", self.vendor, feature.row().name)
+    }
+
+    /// Returns the full name of the CDI device of an IMEX channel.
+    #[must_use]
+    pub fn imex_name(self, channel: u32) -> String {
+        format!("{}/{}={channel}", self.vendor, extras::IMEX_CLASS)
     }
 
     /// Returns the path of the spec of a class in this directory.
@@ -158,6 +165,8 @@ pub struct Keeper {
     names: Arc<BTreeSet<String>>,
     /// The features that have a spec
     features: Features,
+    /// The IMEX channels in the spec of their class
+    imex_channels: Vec<u32>,
 }
 
 impl Keeper {
@@ -183,6 +192,7 @@ impl Keeper {
             written: None,
             names: Arc::default(),
             features: Features::EMPTY,
+            imex_channels: Vec::new(),
         }
     }
 
@@ -196,6 +206,12 @@ impl Keeper {
     #[must_use]
     pub const fn names(&self) -> &Arc<BTreeSet<String>> {
         &self.names
+    }
+
+    /// Returns the IMEX channels that have a CDI device.
+    #[must_use]
+    pub fn imex_channels(&self) -> &[u32] {
+        &self.imex_channels
     }
 
     /// Sets the devices of the node. Updates the files.
@@ -264,15 +280,18 @@ impl Keeper {
 
     /// Updates the specs of the devices next to the GPUs. The stamp of the host does not include these devices, so the specs are compared.
     fn refresh_features(&mut self, now: Option<&Stamp>) -> Result<()> {
-        self.features = Features::EMPTY;
+        (self.features, self.imex_channels) = (Features::EMPTY, Vec::new());
         let specs = match now {
             Some(now) => extras::make(&self.config, &self.settings, now, &|| false, &mut Vec::new())?,
             None => Vec::new(),
         };
         let features = specs.iter().filter_map(|(class, _)| Feature::from_name(class)).collect();
+        let channels = specs.iter().filter(|(class, _)| *class == extras::IMEX_CLASS);
+        let channels = channels.flat_map(|(_, spec)| &spec.devices).filter_map(|device| parse_decimal(&device.name));
+        let channels = channels.collect();
         extras::update(specs, &|class| self.kind.file_in(&self.dir, class), &self.settings, &mut Vec::new())
             .with_context(|| format!("cannot update the CDI specs in {:?}", self.dir))?;
-        self.features = features;
+        (self.features, self.imex_channels) = (features, channels);
         Ok(())
     }
 

@@ -420,8 +420,10 @@ impl Agent {
             let updated = update(keeper);
             result = result.and(updated);
         }
-        // The specs of each kind have equal features.
-        self.node.set_features_in_specs(self.cdi.last().map(Keeper::features).unwrap_or_default());
+        // The specs of each kind have equal devices.
+        let last = self.cdi.last();
+        let channels = last.map(|keeper| keeper.imex_channels().to_vec()).unwrap_or_default();
+        self.node.set_devices_in_specs(last.map(Keeper::features).unwrap_or_default(), channels);
         self.find_features();
         let error = result.as_ref().err().map(|error| format!("{error:#}"));
         if error == self.cdi_error {

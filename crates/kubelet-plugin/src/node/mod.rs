@@ -47,6 +47,8 @@ pub struct Offer {
     pub features: Features,
     /// The features that have a CDI spec of the plugin
     pub features_in_specs: Features,
+    /// The IMEX channels that have a CDI device of the plugin
+    pub imex_channels_in_specs: Vec<u32>,
     /// What NVML last reported, from which requests of containers are answered; `None` without a driver
     pub known: Option<Arc<Inventory>>,
 }
@@ -64,6 +66,7 @@ pub struct Node {
     /// The features that containers get, and findings about the others in the settings
     features: (Features, Vec<Finding>),
     features_in_specs: Features,
+    imex_channels_in_specs: Vec<u32>,
     known: Option<Arc<Inventory>>,
     health: Health,
 }
@@ -83,6 +86,7 @@ impl Node {
             findings: Vec::new(),
             features: (Features::EMPTY, Vec::new()),
             features_in_specs: Features::EMPTY,
+            imex_channels_in_specs: Vec::new(),
             known: None,
             health: Health::new(policy, now),
         }
@@ -125,9 +129,9 @@ impl Node {
         self.features = (features, findings);
     }
 
-    /// Sets the features that have a CDI spec.
-    pub const fn set_features_in_specs(&mut self, features: Features) {
-        self.features_in_specs = features;
+    /// Sets the features that have a CDI spec, and the IMEX channels in the specs.
+    pub fn set_devices_in_specs(&mut self, features: Features, imex_channels: Vec<u32>) {
+        (self.features_in_specs, self.imex_channels_in_specs) = (features, imex_channels);
     }
 
     /// Returns the limits in force.
@@ -247,6 +251,7 @@ impl Node {
             limits: self.limits.clone(),
             features: self.features.0,
             features_in_specs: self.features_in_specs,
+            imex_channels_in_specs: self.imex_channels_in_specs.clone(),
             known: self.known.clone(),
         }
     }

@@ -40,8 +40,12 @@ impl NodePlugin {
         }
         let (config, _) = config::read(self.config.as_deref())?;
         let offer = self.offer.borrow();
-        let known =
-            Known { inventory: offer.known.as_deref(), limits: &offer.limits, features: offer.features_in_specs };
+        let known = Known {
+            inventory: offer.known.as_deref(),
+            limits: &offer.limits,
+            features: offer.features_in_specs,
+            imex_channels: &offer.imex_channels_in_specs,
+        };
         grant::grant(container, &config, known)
     }
 

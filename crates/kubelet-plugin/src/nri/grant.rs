@@ -51,6 +51,8 @@ pub struct Known<'a> {
     pub limits: &'a Limits,
     /// The features that have a CDI spec
     pub features: Features,
+    /// The IMEX channels that have a CDI device
+    pub imex_channels: &'a [u32],
 }
 
 /// Decides what a container gets.
@@ -70,13 +72,13 @@ pub fn grant(container: &Container, config: &Config, known: Known<'_>) -> Result
         }
         Decision::Gpus(request) => *request,
     };
-    // The CDI spec has neither files without a GPU nor IMEX channels. The hook provides both.
+    // The CDI spec does not have files without a GPU. The hook provides them.
     if request.devices == VisibleDevices::None {
         return Ok(Grant::Nothing);
     }
-    if let Some(channel) = request.imex_channels.first() {
-        let what = format!("the container requests the IMEX channel {channel:?}, which only the hook provides");
-        return Ok(Grant::LeftAlone(Finding::new(&catalog::BAD_REQUEST, what, "install oci-nvidia-hook")));
+    let channels = request.wanted()?.imex_channels;
+    if let Some(channel) = channels.iter().find(|channel| !known.imex_channels.contains(channel)) {
+        return Ok(Grant::LeftAlone(without_channel(*channel)));
     }
     devices(&request, config, known).or_else(|error| request::excuse(&request, config, error).map(Grant::LeftAlone))
 }
@@ -104,10 +106,9 @@ fn devices(request: &GpuRequest, config: &Config, known: Known<'_>) -> Result<Gr
         Some(device) => Ok(Grant::LeftAlone(only_by_hook(*device))),
         None => {
             let gpus = named.into_iter().map(|device| DEVICE_PLUGIN.device_name(device.uuid()));
-            Ok(Grant::Devices(
-                gpus.chain(features.into_iter().map(|feature| DEVICE_PLUGIN.feature_name(feature))).collect(),
-                findings,
-            ))
+            let features = features.into_iter().map(|feature| DEVICE_PLUGIN.feature_name(feature));
+            let channels = request.wanted()?.imex_channels.into_iter().map(|channel| DEVICE_PLUGIN.imex_name(channel));
+            Ok(Grant::Devices(gpus.chain(features).chain(channels).collect(), findings))
         }
     }
 }
@@ -129,6 +130,13 @@ fn is_in_spec(device: Device<'_>) -> bool {
 fn only_by_hook(device: Device<'_>) -> Finding {
     let what = format!("{device} has no CDI device, so only the hook can give it");
     Finding::new(&catalog::MIG_WHOLE, what, "request MIG devices, or install oci-nvidia-hook")
+}
+
+/// Returns the finding about an IMEX channel without a device node, which this plugin does not create. The hook does.
+fn without_channel(channel: u32) -> Finding {
+    let what = format!("the container requests IMEX channel {channel}, which has no device node");
+    let fix = format!("run \"oci-nvidia-hook prepare --imex-channel {channel}\" as root on the node");
+    Finding::new(&catalog::NODE_MISSING, what, fix)
 }
 
 fn without_spec(feature: Feature, config: &Config) -> Finding {
@@ -187,7 +195,8 @@ mod tests {
     static NO_LIMITS: Limits = Limits { allow: Vec::new(), deny: Vec::new(), denied_features: Features::EMPTY };
 
     fn known(inventory: Option<&Inventory>) -> Known<'_> {
-        Known { inventory, limits: &NO_LIMITS, features: [Feature::Gds].into_iter().collect() }
+        let features = [Feature::Gds].into_iter().collect();
+        Known { inventory, limits: &NO_LIMITS, features, imex_channels: &[0, 7] }
     }
 
     fn inventory() -> Inventory {
@@ -306,6 +315,17 @@ mod tests {
     }
 
     #[test]
+    fn imex_channels() {
+        let container = asking(&["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=7,0"]);
+        let names = ["gpu=GPU-0", "imex-channel=7", "imex-channel=0"];
+        let names = names.map(|name| format!("k8s.device-plugin.nvidia.com/{name}")).into();
+        let found = grant(&container, &Config::default(), known(Some(&inventory()))).unwrap();
+        assert_eq!(found, Grant::Devices(names, Vec::new()));
+        let ignoring = Config { ignore_imex_channels: true, ..Config::default() };
+        assert_eq!(text(&container, &ignoring), "GPU-0");
+    }
+
+    #[test]
     fn what_cannot_be_given_is_an_error() {
         let denied = Limits { deny: vec!["1".to_owned()], ..Limits::default() };
         let config = Config { devices: denied, ..Config::default() };
@@ -320,7 +340,8 @@ mod tests {
             (&[zero, "NVIDIA_REQUIRE_CUDA=cuda>=99.0", "NVIDIA_DISABLE_REQUIRE=true"], "GPU-0"),
             (&[zero, "NVIDIA_DRIVER_CAPABILITIES=nonsense"], "refused: ONH-036"),
             (&[zero, "NVIDIA_MIG_CONFIG_DEVICES=all"], "refused: ONH-037"),
-            (&[zero, "NVIDIA_IMEX_CHANNELS=0"], "left alone: ONH-038"),
+            (&[zero, "NVIDIA_IMEX_CHANNELS=0,1"], "left alone: ONH-021"),
+            (&[zero, "NVIDIA_IMEX_CHANNELS=x"], "refused: ONH-038"),
         ] {
             assert_eq!(text(&asking(env), &config), expected, "{env:?}");
         }
