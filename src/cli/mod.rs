@@ -137,7 +137,7 @@ fn carry_out(
         Command::Plan(options) => plan::run(options, config, terminal),
         Command::Explain(options) => explain::run(options, terminal),
         Command::Doctor(options) => Ok(doctor::run(options, config, terminal)),
-        Command::Status(options) => status::run(*options, terminal),
+        Command::Status(options) => status::run(*options, config, terminal),
         Command::Ps(options) => ps::run(options, config, terminal),
         Command::Why(options) => why::run(options, config, terminal),
         Command::Info(options) => info::run(options, config, terminal),

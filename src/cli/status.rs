@@ -14,11 +14,15 @@ use super::{args, output};
 use crate::doctor::count;
 use engines::User;
 use engines::kubelet_plugin::{NriStatus, PluginStatus};
-use engines::status::{self, EngineStatus, Replaced, Report};
+use engines::status::{self, EngineStatus, ExtraDevices, Replaced, Report};
+use nvidia_host::config;
+use nvidia_host::feature::{self, ENABLED, Feature};
 
 /// Prints the status of each engine. Returns 0 if every installed engine starts the hook.
-pub(super) fn run(options: args::Output, terminal: Terminal) -> Result<ExitCode> {
-    let report = status::report(&Tree::open(&HostPath::new("/"))?, this_user());
+pub(super) fn run(options: args::Output, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
+    let mut report = status::report(&Tree::open(&HostPath::new("/"))?, this_user());
+    // An invalid config.toml has an error in "doctor", and does not matter to the engines.
+    report.extra_devices = config::read(config).map(|(config, _)| ExtraDevices::of_host(&config)).unwrap_or_default();
     let all_active = report.engines.iter().all(|status| status.active || status.nri || !status.installed);
     let text = if options.json { report.document()? } else { text(&report, terminal) };
     let printed = output::print(&text);
@@ -67,7 +71,21 @@ pub fn text(report: &Report, terminal: Terminal) -> String {
         lines.push(line);
         lines.extend(remarks.iter().map(|remark| remark_line(INDENT, remark)));
     }
+    let more = report.extra_devices.iter().filter_map(extra_line);
+    lines.extend(
+        more.enumerate().flat_map(|(number, line)| (number == 0).then(Line::default).into_iter().chain([line])),
+    );
     terminal.render(&lines)
+}
+
+/// Returns the line about devices next to the GPUs.
+fn extra_line(ExtraDevices { name, nodes, denied }: &ExtraDevices) -> Option<Line> {
+    let feature::Row { title, variable, .. } = Feature::from_name(name)?.row();
+    let how = match denied {
+        true => "[devices] in config.toml denies them to containers".to_owned(),
+        false => format!("containers get them with {variable}={ENABLED} or the CDI device nvidia.com/{name}=all"),
+    };
+    Some(Line::new(INDENT, format!("{title}: {}; {how}", count(nodes.len(), "device node"))))
 }
 
 /// The column of remarks.

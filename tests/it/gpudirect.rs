@@ -17,7 +17,7 @@ use crate::support::{HOOK, run_with, scratch, sh};
 
 tests! {
     NEEDS => specs_of_other_devices, one_class, a_spec_follows_the_host, each_variable_gives_its_devices, a_missing_module_is_named, denied_features_are_refused,
-        files_of_another_place, precreate_lists_them;
+        files_of_another_place, precreate_lists_them, status_shows_them;
     engine::NEEDS => podman_gives_them_by_variable, podman_gives_them_by_name;
 }
 
@@ -167,6 +167,25 @@ fn precreate_lists_them() {
         rules.iter().any(|rule| rule["major"] == 231 && rule["minor"] == 192 && rule["allow"] == true),
         "{rules:?}"
     );
+}
+
+fn status_shows_them() {
+    let fake = host();
+    fake.configure("[devices]\ndeny = [\"gdrcopy\"]");
+    let status = |json: bool| {
+        let mut status = Command::new(HOOK);
+        status.arg("--config").arg(&fake.config).arg("status").args(json.then_some("--json")).env_clear();
+        run_with(&mut status, b"").stdout
+    };
+    let text = status(false);
+    let line = "GPUDirect Storage: 4 device nodes; containers get them with NVIDIA_GDS=enabled or the CDI device nvidia.com/gds=all";
+    assert!(text.contains(line), "{text}");
+    assert!(text.contains("GDRCopy: 1 device node; [devices] in config.toml denies them to containers"), "{text}");
+    let told = crate::json_schema::checked("status", &status(true));
+    let devices = told["extra_devices"].as_array().unwrap();
+    let names: Vec<_> = devices.iter().map(|device| device["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["gds", "mofed", "gdrcopy", "nvswitch"]);
+    assert_eq!((&devices[2]["denied"], &devices[2]["nodes"]), (&json!(true), &json!(["/dev/gdrdrv"])));
 }
 
 /// The device cgroup allows the devices of the request, and no others.

@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use base::tree::Tree;
+use nvidia_host::config::Config;
+use nvidia_host::feature::Feature;
+use nvidia_host::host::{Roots, features};
 
 use super::cdi::{self, CdiSpec};
 use super::hook_file::{Applies, PRECREATE, Refusal};
@@ -90,6 +93,35 @@ pub struct Report {
     /// `None` if our NRI plugin does not run
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nri: Option<NriStatus>,
+    /// The devices next to the GPUs that this host has, such as those of GPUDirect
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub extra_devices: Vec<ExtraDevices>,
+}
+
+/// The device nodes of a feature.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ExtraDevices {
+    /// The name in config.toml, and the class of the CDI device
+    pub name: &'static str,
+    /// The nodes
+    pub nodes: Vec<PathBuf>,
+    /// Whether `[devices]` in config.toml denies them to containers
+    #[serde(skip_serializing_if = "is_false")]
+    pub denied: bool,
+}
+
+impl ExtraDevices {
+    /// Returns those of the host that the configuration names. There are none if its roots cannot be opened, which `doctor` reports.
+    #[must_use]
+    pub fn of_host(config: &Config) -> Vec<Self> {
+        let found = Roots::open(config).map(|roots| features(&roots)).unwrap_or_default().into_iter();
+        let device = |(feature, nodes): (Feature, Vec<String>)| Self {
+            name: feature.row().name,
+            nodes: nodes.into_iter().map(|name| Path::new("/dev").join(name)).collect(),
+            denied: config.devices.denied_features.has(feature),
+        };
+        found.map(device).collect()
+    }
 }
 
 impl Report {
@@ -107,6 +139,7 @@ impl Report {
             engines,
             kubelet_plugin: plugin.map(KubeletPlugin::status),
             nri: plugin.and_then(|plugin| plugin.nri.clone()),
+            extra_devices: Vec::new(),
         }
     }
 
