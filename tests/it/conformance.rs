@@ -56,6 +56,9 @@ fn each_part_has_an_answer() {
     for variable in Variable::ALL {
         assert!(strings(&parts["variables"]).contains(&variable.name().to_owned()), "{variable:?}");
     }
+    for (command, options) in parts["commands"].as_object().unwrap() {
+        options_have_an_answer(&page, command, &strings(options));
+    }
     for key in strings(&parts["keys"]) {
         assert!(schema::find(&key).is_some(), "{key}");
     }
@@ -69,6 +72,27 @@ fn each_part_has_an_answer() {
             answer(group, name);
         });
     }
+}
+
+/// Checks that the section of a program has each option of one of its commands exactly once, and a reason for each that does not work.
+fn options_have_an_answer(page: &str, command: &str, options: &[String]) {
+    let (program, verb) = command.split_once(' ').unwrap_or((command, command));
+    let section = page.split(&format!("\n## {program}\n")).nth(1).unwrap_or_else(|| panic!("no section {program:?}"));
+    let section = section.split("\n## ").next().unwrap();
+    let rows = section.lines().filter_map(|line| line.strip_prefix(&format!("| `{verb}` |")));
+    let rows: Vec<Vec<&str>> = rows.map(|row| row.split('|').map(str::trim).collect()).collect();
+    assert!(!rows.is_empty(), "{program} has no row for {verb:?}");
+    let mut listed: Vec<String> = Vec::new();
+    for row in &rows {
+        let [names, answer, remark, ..] = row[..] else { panic!("{verb}: {row:?}") };
+        assert!(["yes", "different", "no"].contains(&answer), "{verb}: {row:?}");
+        assert!(answer == "yes" || !remark.is_empty(), "{verb}: {row:?} has no remark");
+        listed.extend(names.split(", ").filter(|name| !name.is_empty()).map(|name| name.trim_matches('`').to_owned()));
+    }
+    let mut expected = options.to_vec();
+    listed.sort();
+    expected.sort();
+    assert_eq!(listed, expected, "{command}");
 }
 
 /// The rows of a group of hook.json.

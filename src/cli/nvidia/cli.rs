@@ -340,6 +340,32 @@ mod tests {
         assert_eq!((options.pid, options.requirements), (Some(7), vec!["cuda>=1".to_owned()]));
     }
 
+    /// Each option of NVIDIA's program is known, so that it is carried out or refused with a reason.
+    #[test]
+    fn every_option_is_known() {
+        use clap::CommandFactory;
+        let parts: serde_json::Value =
+            serde_json::from_str(include_str!("../../../tests/fixtures/conformance/parts.json")).unwrap();
+        let mut count = 0;
+        for (line, options) in parts["commands"].as_object().unwrap() {
+            let Some(verbs) = line.strip_prefix(programs::CLI) else { continue };
+            let cli = Cli::command();
+            let command = verbs.split_whitespace().fold(&cli, |command, verb| {
+                command.find_subcommand(verb).unwrap_or_else(|| panic!("{line}: {verb} is unknown"))
+            });
+            let known: Vec<&str> = command
+                .get_arguments()
+                .flat_map(|arg| arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default()))
+                .collect();
+            for option in options.as_array().unwrap() {
+                let name = option.as_str().unwrap().trim_start_matches('-');
+                assert!(known.contains(&name), "{line} does not know --{name}");
+                count += 1;
+            }
+        }
+        assert!(count > 30, "{count}");
+    }
+
     #[test]
     fn wrong_command_lines() {
         for (args, message) in [

@@ -159,6 +159,26 @@ mod tests {
         }
     }
 
+    /// The hooks and the options are those of NVIDIA's program.
+    #[test]
+    fn every_option_is_known() {
+        let parts: serde_json::Value =
+            serde_json::from_str(include_str!("../../../tests/fixtures/conformance/parts.json")).unwrap();
+        let commands = parts["commands"].as_object().unwrap().iter();
+        let hooks = commands.filter_map(|(line, options)| Some((line.strip_prefix("nvidia-cdi-hook ")?, options)));
+        let mut names: Vec<&str> = Vec::new();
+        for (name, options) in hooks {
+            names.push(name);
+            for option in options.as_array().unwrap() {
+                assert!(takes(name, option.as_str().unwrap().trim_start_matches('-')), "{name} {option}");
+            }
+        }
+        let mut expected = HOOKS.to_vec();
+        expected.sort_unstable();
+        names.sort_unstable();
+        assert_eq!(names, expected);
+    }
+
     #[test]
     fn entries_as_nvidias_programs_write_them() {
         let path = |path| ContainerPath::new(path).unwrap();

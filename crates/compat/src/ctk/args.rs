@@ -73,7 +73,7 @@ pub(super) struct Generate {
     /// Format of the spec: yaml or json [default: that of the file's extension, or yaml]
     #[arg(long, value_name = "FORMAT", value_enum)]
     pub(super) format: Option<Format>,
-    /// auto or nvml for GPUs, or gds, mofed, gdrcopy, nvswitch or imex
+    /// auto, nvml or wsl for GPUs, or gds, mofed, gdrcopy, nvswitch or imex
     #[arg(
         long,
         alias = "discovery-mode",
@@ -201,6 +201,9 @@ pub(super) struct Config {
     /// Set a key, such as nvidia-container-cli.no-cgroups=true; without a value, a boolean key is true; repeatable
     #[arg(long = "set", value_name = "KEY[=VALUE]")]
     pub(super) set: Vec<String>,
+    /// What separates the values of a list
+    #[arg(long, value_name = "TEXT", default_value = ",")]
+    pub(super) set_list_separator: String,
     /// Change the file
     #[arg(short, long, conflicts_with = "output")]
     pub(super) in_place: bool,

@@ -32,7 +32,7 @@ pub(super) fn run(options: &Config) -> Result<Vec<u8>> {
     let mut text = text.unwrap_or_else(|| DEFAULT.to_owned());
     for one in &options.set {
         let (key, value) = one.split_once('=').map_or((one.as_str(), None), |(key, value)| (key, Some(value)));
-        let literal = literal(key, value)?;
+        let literal = literal(key, value, &options.set_list_separator)?;
         let keys: Vec<_> = key.split('.').collect();
         text = edit::toml::set(&text, &keys, &literal).map_err(|error| {
             let what = format!("cannot set {key:?} in {path:?}: {error:#}");
@@ -52,8 +52,8 @@ fn put(path: Option<&Path>, text: &str) -> Result<Vec<u8>> {
     Ok(Vec::new())
 }
 
-/// Returns the value of a key as TOML, with the type of the key.
-fn literal(key: &str, value: Option<&str>) -> Result<String> {
+/// Returns the value of a key as TOML, with the type of the key. `separator` is between the values of a list.
+fn literal(key: &str, value: Option<&str>, separator: &str) -> Result<String> {
     let Some(found) = schema::find(key) else {
         let hint = match nearest(key, KEYS.iter().map(|key| key.name)) {
             Some(name) => format!("did you mean {name}?"),
@@ -71,7 +71,7 @@ fn literal(key: &str, value: Option<&str>) -> Result<String> {
     let missing = || refusal(format!("{key} needs a value"), format!("write --set {key}=VALUE"));
     let text = || value.map(|value| Value::from(value).to_string()).ok_or_else(missing);
     let list = || {
-        let words = value.ok_or_else(missing)?.split(',').filter(|word| !word.is_empty());
+        let words = value.ok_or_else(missing)?.split(separator).filter(|word| !word.is_empty());
         Ok::<_, anyhow::Error>(Value::from(words.collect::<Vec<_>>()).to_string())
     };
     match found.meaning {
@@ -99,6 +99,12 @@ mod tests {
     use base::report::render;
 
     #[test]
+    fn values_of_a_list_can_contain_commas() {
+        let key = "nvidia-container-cli.environment";
+        assert_eq!(literal(key, Some("A=b,c;D=e"), ";").unwrap(), "[\"A=b,c\",\"D=e\"]");
+    }
+
+    #[test]
     fn values_have_the_type_of_the_key() {
         for (key, value, literal) in [
             ("nvidia-container-cli.no-cgroups", None, "true"),
@@ -111,14 +117,14 @@ mod tests {
             ("nvidia-container-runtime.runtimes", Some("crun,runc"), "[\"crun\",\"runc\"]"),
             ("features.disable-imex-channel-creation", Some("true"), "true"),
         ] {
-            assert_eq!(super::literal(key, value).unwrap(), literal, "{key}");
+            assert_eq!(super::literal(key, value, ",").unwrap(), literal, "{key}");
         }
         for (key, value, why) in [
             ("nvidia-container-cli.no-cgroup", None, "unknown key \"nvidia-container-cli.no-cgroup\""),
             ("disable-require", Some("yes"), "\"yes\" is not a value of disable-require"),
             ("nvidia-container-cli.root", None, "nvidia-container-cli.root needs a value"),
         ] {
-            let text = render(&super::literal(key, value).unwrap_err());
+            let text = render(&super::literal(key, value, ",").unwrap_err());
             assert!(text.contains(why) && text.contains("hint: "), "{text}");
         }
     }
@@ -131,6 +137,7 @@ mod tests {
             super::run(&Config {
                 file: Some(path.clone()),
                 set: set.iter().map(|one| (*one).to_owned()).collect(),
+                set_list_separator: ",".to_owned(),
                 in_place,
                 output: None,
                 command: None,
