@@ -3,18 +3,16 @@
 //!
 //! These include names on volumes and layers, which are not mounted at poststop: there the names do not exist.
 
-use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, Stat};
+use rustix::fs::{AtFlags, FileType, Stat};
 
 use base::paths::ContainerPath;
 use base::report::Finding;
-use base::sys::in_root::{Created, Root};
+use base::sys::in_root::{Created, Root, inodes_on_tmpfs};
 use base::sys::mount;
 
 use super::aside::{self, Aside};
@@ -68,20 +66,6 @@ fn undo(changes: Vec<Change>, rootfs: &Root) {
     if let Some(place) = place {
         aside::finish(&place, &names);
     }
-}
-
-/// Returns the names in a directory on a tmpfs, with their inodes. A name on which something is mounted has its own inode there.
-fn inodes(dir: &OwnedFd) -> rustix::io::Result<Vec<(OsString, u64)>> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = rustix::fs::openat(dir, c".", flags, Mode::empty())?;
-    let mut buffer = Vec::with_capacity(8192);
-    let mut entries = RawDir::new(opened, buffer.spare_capacity_mut());
-    let mut found = Vec::new();
-    while let Some(entry) = entries.next() {
-        let entry = entry?;
-        found.push((OsStr::from_bytes(entry.file_name().to_bytes()).to_owned(), entry.ino()));
-    }
-    Ok(found)
 }
 
 /// Marks the error of a step whose mount could not be removed. The mount hides files of the image, so the container must not
@@ -162,7 +146,7 @@ impl Done {
     /// Returns the created names, which still exist.
     pub(super) fn take_created(&mut self) -> Vec<Entry> {
         for (dir, indices) in self.unread.drain(..) {
-            let inodes = inodes(&dir).unwrap_or_default();
+            let inodes = inodes_on_tmpfs(&dir).unwrap_or_default();
             for index in indices {
                 let Some(entry) = self.created.get_mut(index) else { continue };
                 let name = entry.path.file_name();

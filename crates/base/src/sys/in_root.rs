@@ -7,7 +7,7 @@
 
 mod walk;
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::rc::Rc;
 
-use rustix::fs::{CWD, FileType, FsWord, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{CWD, FileType, FsWord, Mode, OFlags, RawDir, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 pub(super) use walk::{MAX_LINKS, push};
@@ -256,13 +256,35 @@ fn reopen(path: &OwnedFd, flags: OFlags) -> io::Result<File> {
     Ok(rustix::fs::openat(CWD, fd_path(path.as_fd()), flags, Mode::empty())?.into())
 }
 
+/// `TMPFS_MAGIC`
+const TMPFS: FsWord = 0x0102_1994;
+
+/// Returns the names in a directory on a tmpfs, with their inodes. A name on which something is mounted has the inode below the mount.
+///
+/// # Errors
+/// If the directory is on another file system, which could block the reader, or cannot be read.
+pub fn inodes_on_tmpfs(dir: &OwnedFd) -> io::Result<Vec<(OsString, u64)>> {
+    if rustix::fs::fstatfs(dir)?.f_type != TMPFS {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not on a tmpfs"));
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = rustix::fs::openat(dir, c".", flags, Mode::empty())?;
+    let mut buffer = Vec::with_capacity(8192);
+    let mut entries = RawDir::new(opened, buffer.spare_capacity_mut());
+    let mut found = Vec::new();
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        found.push((OsStr::from_bytes(entry.file_name().to_bytes()).to_owned(), entry.ino()));
+    }
+    Ok(found)
+}
+
 /// Whether a file system stores files. The kernel generates the files of proc, sysfs, cgroups, debugfs and others when they are
 /// read: a read may wait for an event or have side effects. These file systems answer statfs(2) with the kernel's `simple_statfs`,
 /// which reports 0 blocks. A tmpfs without a size limit does that too, so it is recognized by its magic number.
 ///
 /// A process generates the files of a FUSE file system and can block a reader forever.
 fn keeps_files(file: &OwnedFd) -> io::Result<bool> {
-    const TMPFS: FsWord = 0x0102_1994;
     const FUSE: FsWord = 0x6573_5546;
     let fs = rustix::fs::fstatfs(file)?;
     Ok(fs.f_type == TMPFS || (fs.f_blocks > 0 && fs.f_type != FUSE))
@@ -312,6 +334,19 @@ mod tests {
         symlink("loop", dir.path().join("loop")).unwrap();
         let root = Root::open(dir.path()).unwrap();
         (dir, root)
+    }
+
+    #[test]
+    fn only_a_tmpfs_is_listed() {
+        let open = |path: &str| Root::open(Path::new(path)).unwrap().fd;
+        for other in ["/proc", "/sys"] {
+            assert!(inodes_on_tmpfs(&open(other)).is_err(), "{other}");
+        }
+        let shm = tempfile::tempdir_in("/dev/shm").unwrap();
+        std::fs::write(shm.path().join("a"), "").unwrap();
+        let inode = rustix::fs::stat(shm.path().join("a")).unwrap().st_ino;
+        let found = inodes_on_tmpfs(&open(shm.path().to_str().unwrap())).unwrap();
+        assert!(found.contains(&("a".into(), inode)), "{found:?}");
     }
 
     /// Both implementations, which must have the same results.
