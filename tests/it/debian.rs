@@ -237,7 +237,7 @@ fn assertions_about_nvml() -> Vec<String> {
 
 fn the_table_of_nvml_is_that_of_nvml_h() {
     let assertions = assertions_about_nvml();
-    assert_eq!(assertions.len(), 39 + 5 + 6, "{assertions:#?}");
+    assert_eq!(assertions.len(), 42 + 5 + 7, "{assertions:#?}");
     let dir = scratch();
     let compile = |assertions: &str, options: &[&str]| {
         let file = dir.path().join("table.c");
@@ -249,6 +249,9 @@ fn the_table_of_nvml_is_that_of_nvml_h() {
     let (older, assertions): (Vec<_>, Vec<_>) =
         assertions.into_iter().partition(|one| one.contains("RunningProcesses_v2"));
     assert_eq!(older.len(), 3, "{older:#?}");
+    // The header of 535 has no addressing modes yet.
+    let (newer, assertions): (Vec<_>, Vec<_>) = assertions.into_iter().partition(|one| one.contains("AddressingMode"));
+    assert_eq!(newer.len(), 2, "{newer:#?}");
     // Another type with the same layout.
     let older = older.join("\n").replace("nvmlProcessInfo_t", "nvmlProcessInfo_v2_t");
     let layout = "_Static_assert(sizeof(nvmlProcessInfo_v2_t) == sizeof(nvmlProcessInfo_t), \"layout\");\n\
