@@ -61,7 +61,7 @@ impl Disk {
         Self { kind, dir: dir.path().join("disk"), commits_during_starts: Cell::default(), _file: dir }
     }
 
-    /// Returns how many transactions the journal of ext4 has committed. It fails if there is no journal.
+    /// Returns how many transactions the journal of ext4 has committed. Fails on an ext4 without a journal.
     pub fn commits(&self) -> u64 {
         if self.kind != FileSystem::Ext4 {
             return 0;

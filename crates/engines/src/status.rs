@@ -111,7 +111,7 @@ pub struct ExtraDevices {
 }
 
 impl ExtraDevices {
-    /// Returns those of the host that the configuration names. There are none if its roots cannot be opened, which `doctor` reports.
+    /// Returns those of the host that the configuration names. If its roots cannot be opened, which `doctor` reports, the list is empty.
     #[must_use]
     pub fn of_host(config: &Config) -> Vec<Self> {
         let found = Roots::open(config).map(|roots| features(&roots)).unwrap_or_default().into_iter();

@@ -324,7 +324,7 @@ impl Keeper {
         Some(stamp)
     }
 
-    /// Writes the file, and returns the names of its devices. Without a device there is no file: engines reject such a spec.
+    /// Writes the file, and returns the names of its devices. Without a device, it writes no file: engines reject such a spec.
     fn write(&self, inventory: Inventory) -> Result<BTreeSet<String>> {
         let host = Host::with_inventory(&self.config, inventory)?;
         // NVML's indices are not known before it has answered.

@@ -77,7 +77,7 @@ impl Bench {
     /// Returns the driver.
     ///
     /// # Errors
-    /// If there is none that works. The check `info` fails then.
+    /// If no driver works. The check `info` fails then.
     pub fn driver(&self) -> Result<&Driver, Stop> {
         let without = |_: &String| Stop::CannotRun("no working driver was found: see info".to_owned());
         self.driver.as_ref().map_err(without)
@@ -91,7 +91,7 @@ impl Bench {
     /// Needs the mount namespace.
     ///
     /// # Errors
-    /// The reason why there is none.
+    /// The reason why the checks have no mount namespace of their own.
     pub fn isolated(&self) -> Result<(), Stop> {
         self.isolated.clone().map_err(Stop::CannotRun)
     }

@@ -33,7 +33,7 @@ pub struct Stamp {
     pub host: u64,
     /// A hash of the driver's files
     pub files: u64,
-    /// A hash of the devices that only NVML lists: MIG devices, or the GPUs of WSL 2; `None` if there are none. The kernel does not show
+    /// A hash of the devices that only NVML lists: MIG devices, or the GPUs of WSL 2; `None` without such devices. The kernel does not show
     /// their UUIDs, so the value is a placeholder until [`Stamp::complete`] is called.
     pub mig: Option<u64>,
 }
@@ -65,8 +65,8 @@ impl Stamp {
         Some(Self { driver, boot, host, files, mig })
     }
 
-    /// Adds the MIG devices, or the GPUs of WSL 2, from NVML's answer. Devices that were destroyed and created again can have the same numbers in procfs, but
-    /// other UUIDs or other indices (see [`crate::inventory::cache`]).
+    /// Adds the MIG devices, or the GPUs of WSL 2, from NVML's answer. Devices that were destroyed and created again can have the same
+    /// numbers in procfs, but other UUIDs or other indices (see [`crate::inventory::cache`]).
     pub fn complete(&mut self, inventory: &Inventory) {
         if self.mig.is_none() {
             return;

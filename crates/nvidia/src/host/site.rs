@@ -29,7 +29,7 @@ impl Site {
     /// Finds the driver.
     ///
     /// # Errors
-    /// If there is no driver, or it is that of WSL 2.
+    /// If the driver is missing, or is the one of WSL 2.
     pub fn find(config: &Config) -> Result<Self> {
         let installed = Installed::find(config)?;
         if installed.roots.is_wsl {

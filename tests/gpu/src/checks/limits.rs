@@ -8,7 +8,7 @@ use crate::driver::Gpu;
 /// A request for one GPU gives this GPU.
 pub fn one_gpu(bench: &Bench) -> Outcome {
     let driver = bench.driver()?;
-    let [.., last] = &*driver.gpus else { return cannot_run("there is no GPU") };
+    let [.., last] = &*driver.gpus else { return cannot_run("no GPU was found") };
     if driver.gpus.len() == 1 {
         return cannot_run("the machine has one GPU");
     }
@@ -57,7 +57,7 @@ pub fn mig(bench: &Bench) -> Outcome {
 /// A container with CAP_MKNOD creates the node of a GPU that it did not request. If there is one GPU, it requests none.
 pub fn cgroup(bench: &Bench) -> Outcome {
     let driver = bench.driver()?;
-    let [.., other] = &*driver.gpus else { return cannot_run("there is no GPU") };
+    let [.., other] = &*driver.gpus else { return cannot_run("no GPU was found") };
     let script = format!("cd /tmp; mknod other c 195 {}; probe-open other", other.minor);
     let words = ["sh", "-euc", &script];
     let without = bench.container("no-gpu")?.args(&words).create_nodes().run()?;
