@@ -33,7 +33,7 @@ use std::process::{Command, Stdio};
 use driver::FakeDriver;
 use engine::{IMAGE, Podman};
 use measure::{Case, Took, ms, peak_rss, print, take_turns, time};
-use scene::{Disk, FileSystem, Layer, Names, Scene, forget};
+use scene::{Disk, FileSystem, Layer, Names, Scene, StateDir, forget};
 use support::{HOOK, sh};
 
 /// The number of rounds for short commands, for container starts, and for podman.
@@ -48,8 +48,8 @@ impl Row {
     }
 }
 
-/// Measures all cases, or with `--at-once`, `--commands` or `--podman` only these, or with `--warm` the most frequent case, beside other
-/// builds of the hook (`--compare PROGRAM`...). `--quick` takes fewer rounds.
+/// Measures all cases, or with `--at-once`, `--commands` or `--podman` only these. `--compare PROGRAM`... compares this build with other
+/// builds of the hook instead. `--quick` takes fewer rounds.
 fn main() {
     let asked = |word: &str| std::env::args().any(|argument| argument == word);
     if let [_, create, pid, rootfs, list] = &*std::env::args().collect::<Vec<_>>()
@@ -80,8 +80,10 @@ fn main() {
         podman(runs, &mut rows);
         return support::remove_shared();
     }
-    if asked("--warm") {
-        warm(&scene, &fake, short / 2);
+    let others = std::env::args().skip_while(|word| word != "--compare").skip(1);
+    let others: Vec<String> = others.take_while(|word| !word.starts_with("--")).collect();
+    if !others.is_empty() {
+        compare(&scene, &others, starts);
         return support::remove_shared();
     }
     no_request(&scene, short, &mut rows);
@@ -175,28 +177,36 @@ fn commands(rounds: usize, rows: &mut Vec<Row>) {
     rows.push(Row::new("cdi refresh, nothing changed", "≤ 2 ms", format!("{refresh:.2} ms"), refresh <= 2.0));
 }
 
-/// Measures only the most frequent path, and compares it with other builds of the hook.
-fn warm(scene: &Scene, fake: &FakeDriver, rounds: usize) {
-    let (image, large) = (scene.image(0), scene.image(5000));
-    let others = std::env::args().skip_while(|word| word != "--compare").skip(1);
-    let others: Vec<String> = others.take_while(|word| !word.starts_with("--")).collect();
-    let mut cases = vec![
-        Case::new("/bin/true", || time(&mut Command::new("/bin/true"))),
-        Case::new("8 GPUs, warm", || scene.start(&image, fake)),
-    ];
-    cases.push(Case::new("8 GPUs, warm, 5000 additional libraries", || scene.start(&large, fake)));
-    cases.extend(
-        others
-            .iter()
-            .map(|other| Case::new(format!("by {other}"), || scene.start_with(other, &image, Layer::Tmpfs, fake))),
-    );
-    cases.extend(
-        others.iter().map(|other| {
-            Case::new("5000 additional libraries", || scene.start_with(other, &large, Layer::Tmpfs, fake))
-        }),
-    );
-    take_turns(&mut cases, rounds);
-    print(&cases);
+/// Compares starts by this build with those by other builds, in turn. The first other build is the first row of each block.
+fn compare(scene: &Scene, others: &[String], rounds: usize) {
+    let programs: Vec<&str> = others.iter().map(String::as_str).chain([HOOK]).collect();
+    let block = |what: &str, rounds: usize, start: &dyn Fn(&str) -> Took| {
+        let case = |program: &&'_ str| {
+            let (program, state) = (program.to_string(), StateDir::new(scene));
+            Case::new(format!("{what}, {program}"), move || state.during(|| start(&program)))
+        };
+        let mut cases: Vec<_> = programs.iter().map(case).collect();
+        // Each build writes its own inventory.
+        take_turns(&mut cases, 1);
+        cases.iter_mut().for_each(Case::forget);
+        take_turns(&mut cases, rounds);
+        print(&cases);
+    };
+    block("no GPU requested", 4 * rounds, &|program| time(&mut scene.no_request_of(program, 0)));
+    let (fake, large) = (FakeDriver::new(&["--gpus", "8"]), scene.image(5000));
+    block("5000 additional libraries", rounds, &|program| scene.start_with(program, &large, Layer::Tmpfs, &fake));
+    let fake = FakeDriver::new(&["--gpus", "8", "--all-files"]);
+    for kind in FileSystem::ALL {
+        let disk = Disk::new(kind);
+        let image = scene.distribution(&disk);
+        let tmpfs = (kind == FileSystem::Ext4).then_some(("tmpfs", Layer::Tmpfs));
+        for (name, layer) in tmpfs.into_iter().chain([(kind.name(), Layer::Disk(&disk))]) {
+            for (count, rounds) in [(1, rounds), (20, rounds / 5)] {
+                let start = |program: &str| scene.start_all_with(program, count, &image, layer, &fake);
+                block(&format!("{count} × 8 GPUs, {name}"), rounds.max(2), &start);
+            }
+        }
+    }
 }
 
 fn containers(scene: &Scene, fake: &FakeDriver, rounds: usize, rows: &mut Vec<Row>) {

@@ -29,6 +29,11 @@ impl<'a> Case<'a> {
         self.at(50, |took| took.wall)
     }
 
+    /// Drops what was measured so far.
+    pub fn forget(&mut self) {
+        self.times.clear();
+    }
+
     /// Returns the median of the CPU time.
     pub fn cpu(&self) -> Duration {
         self.at(50, |took| took.cpu)

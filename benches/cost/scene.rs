@@ -235,7 +235,12 @@ impl Scene {
 
     /// Measures the start of several containers at the same time.
     pub fn start_all(&self, count: usize, image: &Path, at: Layer<'_>, fake: &FakeDriver) -> Took {
-        self.all(count, image, at, |container| self.hook(container, fake))
+        self.start_all_with(HOOK, count, image, at, fake)
+    }
+
+    /// The same with another build of the hook.
+    pub fn start_all_with(&self, program: &str, count: usize, image: &Path, at: Layer<'_>, fake: &FakeDriver) -> Took {
+        self.all(count, image, at, |container| self.hook_of(program, container, fake))
     }
 
     /// Measures a program that only creates these names, in several containers at the same time.
@@ -303,6 +308,11 @@ impl Scene {
 
     /// Returns the command of the hook for a container without a request, with about `bytes` bytes of mounts in config.json.
     pub fn no_request(&self, bytes: usize) -> Command {
+        self.no_request_of(HOOK, bytes)
+    }
+
+    /// The same with another build of the hook.
+    pub fn no_request_of(&self, program: &str, bytes: usize) -> Command {
         let bundle = self.dir.path().join(format!("bundle-{bytes}"));
         std::fs::create_dir_all(&bundle).unwrap();
         let mounts: Vec<_> = (0..bytes / 100)
@@ -314,9 +324,37 @@ impl Scene {
         std::fs::write(bundle.join("config.json"), spec.to_string()).unwrap();
         let state = bundle.join("state");
         std::fs::write(&state, serde_json::json!({"id": "x", "pid": 1, "bundle": bundle}).to_string()).unwrap();
-        let mut hook = Command::new(HOOK);
+        let mut hook = Command::new(program);
         hook.arg("prestart").env_clear().stdin(File::open(state).unwrap());
         hook
+    }
+}
+
+/// A state directory for one build of the hook. Builds of other versions would replace each other's cached inventory, so that each
+/// start in turn would be a cold one.
+pub struct StateDir(PathBuf);
+
+impl StateDir {
+    pub fn new(scene: &Scene) -> Self {
+        scene.made.set(scene.made.get() + 1);
+        let dir = scene.dir.path().join(format!("state-dir-{}", scene.made.get()));
+        std::fs::create_dir(&dir).unwrap();
+        sh(&format!("mount -t tmpfs -o mode=700 run '{}'", dir.display())).ok();
+        Self(dir)
+    }
+
+    /// Mounts it at the hook's place while `start` runs.
+    pub fn during(&self, start: impl FnOnce() -> Took) -> Took {
+        sh(&format!("mount --bind '{}' /run/oci-nvidia-hook", self.0.display())).ok();
+        let took = start();
+        sh("umount /run/oci-nvidia-hook").ok();
+        took
+    }
+}
+
+impl Drop for StateDir {
+    fn drop(&mut self) {
+        sh(&format!("umount '{}'", self.0.display())).ok();
     }
 }
 

@@ -13,6 +13,7 @@ use cdi_spec::spec::Spec;
 use findings::catalog;
 use nvidia_host::cdi::extras;
 use nvidia_host::cdi::of_host::{self, GPU_CLASS, Settings};
+use nvidia_host::cdi::stamp::Stamp;
 
 use super::args::{Cdi, SpecDirs, SpecOptions};
 use super::status::this_user;
@@ -100,7 +101,8 @@ fn generate(
     let mut files = vec![path.clone()];
     if settings.class == GPU_CLASS {
         let mut findings = Vec::new();
-        let more = extras::refresh(&path, &config, &settings, &engines_read_gids, &mut findings);
+        let more =
+            extras::refresh(&path, Stamp::from_spec(&spec), &config, &settings, &engines_read_gids, &mut findings);
         findings.iter().for_each(|finding| call.finding(finding));
         for (path, spec) in more? {
             call.report(&format!("wrote {}: {}", path.display(), summary(&spec)));

@@ -186,19 +186,19 @@ fn spec(kind: &str, devices: Vec<(String, Edits)>, context: &SpecContext, entry:
 }
 
 /// Brings the files next to the spec of the GPUs up to date: creates and replaces those that differ, and removes ours of a class without
-/// devices. Without the spec of the GPUs, it removes all of ours. Returns the files that were written.
+/// devices. Without the spec of the GPUs or a stamp of the host, it removes all of ours. Returns the files that were written.
 ///
 /// # Errors
 /// If a file cannot be written or removed.
 pub fn refresh(
     base: &Path,
+    stamp: Option<Stamp>,
     config: &Config,
     settings: &Settings,
     engines_read_gids: &dyn Fn() -> bool,
     findings: &mut Vec<Finding>,
 ) -> Result<Vec<(PathBuf, Spec)>> {
-    let stamp = rustix::fs::lstat(base).ok().and_then(|_| Stamp::of_host(config, settings));
-    let specs = match stamp {
+    let specs = match stamp.filter(|_| rustix::fs::lstat(base).is_ok()) {
         Some(stamp) => make(config, settings, &stamp, engines_read_gids, findings)?,
         None => Vec::new(),
     };

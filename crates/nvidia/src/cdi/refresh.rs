@@ -30,25 +30,28 @@ pub fn refresh(
     engines_read_gids: &dyn Fn() -> bool,
     findings: &mut Vec<Finding>,
 ) -> Result<()> {
+    let mut stamp = None;
     for _ in 0..TRIES {
-        if !refresh_once(path, config, settings, engines_read_gids, findings)? {
+        let changed;
+        (stamp, changed) = refresh_once(path, config, settings, engines_read_gids, findings)?;
+        if !changed {
             break;
         }
     }
     if settings.class == GPU_CLASS {
-        extras::refresh(path, config, settings, engines_read_gids, findings)?;
+        extras::refresh(path, stamp, config, settings, engines_read_gids, findings)?;
     }
     Ok(())
 }
 
-/// Updates the file once, and returns whether the host has changed in the meantime.
+/// Updates the file once. Returns the last stamp of the host, and whether the host has changed in the meantime.
 fn refresh_once(
     path: &Path,
     config: &Config,
     settings: &Settings,
     engines_read_gids: &dyn Fn() -> bool,
     findings: &mut Vec<Finding>,
-) -> Result<bool> {
+) -> Result<(Option<Stamp>, bool)> {
     let old = registry::read_spec(path).ok();
     let old_stamp = old.as_ref().and_then(Stamp::from_spec);
     // The stamp is taken first, so that a change in the meantime makes the new spec out of date.
@@ -64,7 +67,7 @@ fn refresh_once(
         && old_stamp.as_ref() == Some(stamp)
         && sources(old).iter().all(exists)
     {
-        return Ok(false);
+        return Ok((before, false));
     }
     let spec = match stamp {
         None => Spec::default(),
@@ -78,13 +81,15 @@ fn refresh_once(
     };
     if !spec.devices.is_empty() {
         if !put(path, &spec, settings, old.is_some(), findings)? {
-            return Ok(false);
+            return Ok((before, false));
         }
     } else if old_stamp.is_some() {
         // The spec lists GPUs that do not exist any more. Without a stamp, another program wrote it, and it stays.
         std::fs::remove_file(path)?;
     }
-    Ok(Stamp::of_host(config, settings) != before)
+    let after = Stamp::of_host(config, settings);
+    let changed = after != before;
+    Ok((after, changed))
 }
 
 #[cfg(test)]
