@@ -137,8 +137,16 @@ fn suse_home(root: &Path) -> PathBuf {
 
 /// Returns everything that is not a directory, except for rpm's and zypper's own files.
 fn files(root: &Path) -> Vec<String> {
-    let own =
-        ["./var/lib/rpm", "./var/cache/zypp", "./run/zypp.pid", "./var/lib/zypp", "./var/log", "./dev", "./etc/zypp"];
+    let own = [
+        "./var/lib/rpm",
+        "./var/cache/zypp",
+        "./run/zypp.pid",
+        "./run/zypp-rpm.pid",
+        "./var/lib/zypp",
+        "./var/log",
+        "./dev",
+        "./etc/zypp",
+    ];
     let prune: String = own.iter().map(|dir| format!("-path {dir} -prune -o ")).collect();
     let text = sh(&format!("cd '{}'; find . {prune} ! -type d -print | sort", root.display())).ok();
     text.lines().map(str::to_owned).collect()
