@@ -253,6 +253,7 @@ fn watching_needs_a_terminal() {
     assert!(stderr.contains("--watch needs a terminal (ONH-002)"), "{stderr}");
     let screen = "stty cols 80; timeout 7 $HOOK ps --watch 2>/dev/null || true";
     let mut watch = Command::new("script");
-    let text = run(watch.args(["-qec", screen, "/dev/null"]).env("HOOK", HOOK).env("TERM", "xterm")).ok();
+    watch.args(["-qec", screen, "/dev/null"]).envs([("HOOK", HOOK), ("TERM", "xterm"), ("SHELL", "/bin/sh")]);
+    let text = run(&mut watch).ok();
     assert!(text.starts_with("\u{1b}[H") && text.matches("\u{1b}[J").count() >= 2, "{text:?}");
 }

@@ -426,7 +426,10 @@ fn of_the_device_plugin_for_a_user() {
 /// On a terminal there are colors unless they are disabled; in a pipe there are none.
 fn colours_are_for_terminals() {
     let on_a_terminal = |variables: &str| {
-        sh(&format!("env -i TERM=xterm {variables} script -qec '{HOOK} status' /dev/null </dev/null || true")).ok()
+        sh(&format!(
+            "env -i TERM=xterm SHELL=/bin/sh {variables} script -qec '{HOOK} status' /dev/null </dev/null || true"
+        ))
+        .ok()
     };
     assert!(on_a_terminal("A=b").contains('\u{1b}'));
     assert!(!on_a_terminal("NO_COLOR=1").contains('\u{1b}'));
@@ -478,8 +481,9 @@ fn lines_fit_the_terminal() {
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     for command in ["doctor", "status", "info", &check] {
         let hook = format!("{HOOK} --config {} {command}", fake.config.display());
-        let screen =
-            format!("env -i TERM=xterm PATH=\"$PATH\" script -qec 'stty cols 60; {hook} || true' /dev/null </dev/null");
+        let screen = format!(
+            "env -i TERM=xterm SHELL=/bin/sh PATH=\"$PATH\" script -qec 'stty cols 60; {hook} || true' /dev/null </dev/null"
+        );
         let screen = sh(&screen).ok().replace('\r', "");
         assert!(screen.contains('\u{1b}'), "{screen}");
         let mut plain = screen;
@@ -496,7 +500,7 @@ fn lines_fit_the_terminal() {
     }
     // Kinds are for people: a pipe gets only paths.
     let files = format!("{HOOK} --config {} files --binaries", fake.config.display());
-    let screen = sh(&format!("TERM=xterm script -qec '{files}' /dev/null </dev/null")).ok();
+    let screen = sh(&format!("TERM=xterm SHELL=/bin/sh script -qec '{files}' /dev/null </dev/null")).ok();
     assert!(screen.lines().all(|line| line.starts_with("binary  /")) && !screen.is_empty(), "{screen}");
     assert!(sh(&files).ok().lines().all(|line| line.starts_with('/')));
 }

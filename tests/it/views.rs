@@ -44,6 +44,8 @@ impl View {
         };
         let mut env = Command::new("env");
         env.arg("-i").args(more).arg(format!("PATH={}", std::env::var("PATH").unwrap()));
+        // Without it, script of util-linux 2.42 starts the shell of the user, and that of a system user is nologin.
+        env.arg("SHELL=/bin/sh");
         for (name, value) in command.get_envs() {
             env.arg(format!("{}={}", name.to_str().unwrap(), value.unwrap().to_str().unwrap()));
         }
