@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::{HOOK, Ran, run, scratch, sh};
+use crate::support::{HOOK, Ran, host_wide_name, run, scratch, sh};
 
 /// The number of started instances: each has its own cgroup.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
@@ -23,7 +23,7 @@ impl Systemd {
     pub fn start() -> Self {
         let dir = scratch();
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        let cgroup = format!("onh-{}-{number}", std::process::id());
+        let cgroup = host_wide_name(&number.to_string());
         let first = dir.path().join("first");
         // systemd sets up a host: it creates and removes files in many places. All of these are in a temporary layer over the
         // host's files, except for the directories of the tests.

@@ -18,7 +18,7 @@ use oci_nvidia_hook::testing::oci::device_rules::DeviceRule;
 
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Need, scratch};
+use crate::support::{HOOK, Need, host_wide_name, scratch};
 use crate::why::{isolated, why};
 
 const V1: &[Need] = &[Need::Root, Need::CgroupV1];
@@ -84,7 +84,7 @@ struct Group {
 impl Group {
     /// Creates `below` below `mount`, in a separate directory for each test.
     fn new(mount: &str, test: &str, below: &str) -> Self {
-        let mut path = Path::new(mount).join(format!("onh-test-{}-{test}", std::process::id()));
+        let mut path = Path::new(mount).join(host_wide_name(test));
         fs::create_dir(&path).unwrap();
         let mut made = vec![path.clone()];
         for name in below.split('/').filter(|name| !name.is_empty()) {
@@ -230,7 +230,7 @@ fn v1_below_a_cgroup_that_lacks_the_device() {
     let group = Group::new(HIERARCHY, "v1-below", "inner");
     fs::write(group.made[0].join("devices.deny"), "c 195:* rwm").unwrap();
     let text = base::report::render(&cgroup::allow(group.member("x"), &[FIRST]).unwrap_err());
-    assert!(text.contains("cannot write \"c 195:0 rw\" to \"/sys/fs/cgroup/devices/onh-test-"), "{text}");
+    assert!(text.contains("cannot write \"c 195:0 rw\" to \"/sys/fs/cgroup/devices/onh-"), "{text}");
     assert!(text.contains("inner/devices.allow\": operation not permitted (EPERM) (ONH-041)\nhint: "), "{text}");
 }
 
@@ -563,7 +563,7 @@ fn v2_runc_container() {
 
 /// `create`, our turn while init waits, `start`: what the container then sees of two devices.
 fn container(runtime: &str) {
-    let id = format!("onh-test-{}-{runtime}", std::process::id());
+    let id = host_wide_name(runtime);
     let cgroup = Path::new("/sys/fs/cgroup").join(&id);
     let bundle = tempfile::tempdir().unwrap();
     let rootfs = bundle.path().join("rootfs");

@@ -131,12 +131,15 @@ fn the_plugin_works_in_its_container() {
              grep '{pattern}' {what} || {{ cat kubelet log; exit 1; }}\n"
         )
     };
+    // In about one of ten complete runs, conmon 2.1.6 ended before it had written a byte to Podman, on busy machines only. Podman's
+    // own tests know this (its issue 10927, open since 2021). Only this failure is tried again.
     let script = format!(
-        "cd '{node}'; mkfifo in; trap '\"$@\" rm -f -t 0 plugin >/dev/null 2>&1 || true; kill $kubelet' EXIT\n\
+        "start() {{ \"$@\" run --rm --replace --name plugin --network=none {options} {driver} localhost/plugin \
+                       oci-nvidia-kubelet-plugin {args} >log 2>&1; }}\n\
+         cd '{node}'; mkfifo in; trap '\"$@\" rm -f -t 0 plugin >/dev/null 2>&1 || true; kill $kubelet' EXIT\n\
          '{programs}/examples/fake-kubelet' '{node}/var/lib/kubelet' <>in >kubelet 2>&1 & kubelet=$!\n\
          {started}\
-         \"$@\" run --rm --name plugin --network=none {options} {driver} localhost/plugin \
-             oci-nvidia-kubelet-plugin {args} >log 2>&1 & podman=$!\n\
+         {{ start \"$@\" || {{ grep -q 'no logs from conmon' log && start \"$@\"; }}; }} & podman=$!\n\
          {healthy}\
          echo allocate nvidia.com/gpu {GPU_0} >in\n\
          {allocated}\

@@ -33,6 +33,7 @@ tests! {
         cdi_is_enough, a_driver_root_with_files_only, nothing_is_changed, the_health_that_the_kubelet_has,
         one_sentence_for_all_names_of_a_library, a_package_keeps_its_hook_file;
     &[Need::Root, Need::Program("cc"), Need::Program("setpriv")] => a_user_sees_less_and_says_so;
+    &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("runc")] => programs_that_are_asked_change_nothing;
     &[Need::Program("tar")] => bundle;
     &[Need::Root, Need::Program("tar")] => a_link_in_the_place_of_the_log;
 }
@@ -696,6 +697,16 @@ fn nothing_is_changed() {
     let before = crate::support::fingerprint(dir.path(), "none");
     examine(dir.path(), Caller::default());
     assert!(before == crate::support::fingerprint(dir.path(), "none"));
+}
+
+/// doctor and status run engines and runtimes for their versions, each of which could create files in /run.
+fn programs_that_are_asked_change_nothing() {
+    let script = "mount -t tmpfs run /run; for command in 'doctor --all' status; do \"$0\" $command || true; done >/mnt/said; \
+                  grep -c 'crun [0-9]' /mnt/said; find /run -mindepth 1";
+    let script = format!("mount -t tmpfs said /mnt; {script}");
+    let text = run(Command::new("unshare").args(["-m", "sh", "-euc", &script, HOOK])).ok();
+    let (asked, left) = text.split_once('\n').unwrap();
+    assert!(asked.parse::<u32>().unwrap() > 0 && left.is_empty(), "{text}");
 }
 
 /// The bundle contains everything that is documented, and existing files are not changed.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::driver::{FakeDriver, Image};
-use crate::support::{HOOK, Need, scratch, sh};
+use crate::support::{HOOK, Need, host_wide_name, scratch, sh};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Program("runc"), Need::Program("cc"), Need::CgroupV1];
 
@@ -58,7 +58,7 @@ impl Drop for MemoryCgroup {
 fn a_thousand_in_sequence_and_a_hundred_at_once() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let id = format!("onh-soak-{}", std::process::id());
+    let id = host_wide_name("soak");
     write_bundle(dir.path(), &fake.config);
     let memory = MemoryCgroup::new(&id);
     let run = |script: &str| {

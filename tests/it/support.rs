@@ -18,6 +18,15 @@ fn scratch_prefix() -> String {
     format!("it-{}-", std::process::id())
 }
 
+/// Returns a name for something that the whole host shares, such as a cgroup. A process id alone is not enough: test runs in other
+/// PID namespaces of this host can have the same one.
+pub fn host_wide_name(what: &str) -> String {
+    use std::os::unix::fs::MetadataExt;
+
+    let namespace = std::fs::metadata("/proc/self/ns/pid").unwrap().ino();
+    format!("onh-{namespace}-{}-{what}", std::process::id())
+}
+
 /// Creates a directory that is removed when the value is dropped. It is on a disk, not on a tmpfs that may be mounted nodev; for
 /// a plain user, in that user's temporary directory.
 pub fn scratch() -> tempfile::TempDir {

@@ -265,8 +265,11 @@ fn stored_version(host: &Tree, program: &Path, dir: &RunDir) -> Result<Version, 
 
 /// Runs a program for its version, if it is trusted.
 fn ask_version(host: &Tree, program: &Path) -> Result<Version, NoVersion> {
+    // crun creates its state directory even to print its version. `/` is there already.
+    let arguments: &[&str] =
+        if program.file_name() == Some("crun".as_ref()) { &["--root=/", "--version"] } else { &["--version"] };
     let program = trusted(host, program).ok_or(NoVersion::Unknown)?;
-    match process::read_version(program.as_path(), VERSION_DEADLINE) {
+    match process::read_output(program.as_path(), arguments, VERSION_DEADLINE) {
         Ok(text) => Version::parse(&text).ok_or(NoVersion::Unknown),
         Err(error) if error.kind() == std::io::ErrorKind::Other => Err(NoVersion::Failed),
         Err(_) => Err(NoVersion::Unknown),

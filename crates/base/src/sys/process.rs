@@ -134,14 +134,6 @@ pub fn run_modprobe(program: &Path, module: &str, deadline: Duration) -> io::Res
     run_program(program, &[module], Stdio::null(), deadline)
 }
 
-/// Returns the output of `PROGRAM --version`.
-///
-/// # Errors
-/// Those of [`read_output`].
-pub fn read_version(program: &Path, deadline: Duration) -> io::Result<String> {
-    read_output(program, &["--version"], deadline)
-}
-
 /// Runs a program and returns its standard output, up to 1 MiB.
 ///
 /// # Errors
@@ -196,7 +188,7 @@ mod tests {
         std::fs::write(&program, "#!/bin/sh\necho slow version 1.2.3\nexec sleep 60").unwrap();
         std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         let start = Instant::now();
-        let error = read_version(&program, Duration::from_millis(200)).unwrap_err();
+        let error = read_output(&program, &["--version"], Duration::from_millis(200)).unwrap_err();
         assert!(error.kind() == io::ErrorKind::TimedOut && start.elapsed() < Duration::from_secs(20), "{error}");
     }
 
@@ -204,9 +196,8 @@ mod tests {
     fn programs_of_the_host() {
         let run = |program: &str| run_modprobe(Path::new(program), "nothing", Duration::from_secs(60)).ok();
         assert_eq!((run("/bin/true"), run("/bin/false"), run("/nowhere/true")), (Some(true), Some(false), None));
-        assert!(
-            read_version(Path::new("/bin/sed"), Duration::from_secs(10)).unwrap().starts_with("/bin/sed (GNU sed)")
-        );
-        assert!(read_version(Path::new("/nowhere/sed"), Duration::from_secs(10)).is_err());
+        let version = |program: &str| read_output(Path::new(program), &["--version"], Duration::from_secs(10));
+        assert!(version("/bin/sed").unwrap().starts_with("/bin/sed (GNU sed)"));
+        assert!(version("/nowhere/sed").is_err());
     }
 }
