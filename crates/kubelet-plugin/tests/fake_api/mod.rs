@@ -8,7 +8,7 @@ pub mod validation;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -22,6 +22,7 @@ use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use serde_json::{Value, json};
+use tokio::net::TcpSocket;
 use tokio::sync::{mpsc, oneshot};
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::StreamExt;
@@ -163,6 +164,8 @@ pub struct FakeApi {
     pub certificates: Certificates,
     shared: Shared,
     address: SocketAddr,
+    /// Has the address for as long as the value exists: while the server is stopped, the kernel gives its port to no other socket.
+    _reserved: TcpSocket,
     running: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
@@ -176,10 +179,14 @@ impl FakeApi {
 
     /// Writes the credentials for a server that does not run yet.
     pub fn stopped(dir: &Path) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
+        // A socket that does not listen refuses connections, and lets another one listen at its address if both have SO_REUSEADDR.
+        let reserved = TcpSocket::new_v4().unwrap();
+        reserved.set_reuseaddr(true).unwrap();
+        reserved.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = reserved.local_addr().unwrap();
         let certificates = Certificates::write(dir, address, NODE);
-        Self { dir: dir.to_owned(), certificates, shared: Shared::default(), address, running: None }
+        let shared = Shared::default();
+        Self { dir: dir.to_owned(), certificates, shared, address, _reserved: reserved, running: None }
     }
 
     pub fn kubeconfig(&self) -> PathBuf {
