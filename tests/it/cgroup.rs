@@ -158,12 +158,14 @@ impl Drop for Group {
     }
 }
 
-/// A process leaves its cgroup a moment after it was waited for.
+/// A process leaves its cgroup a moment after it was waited for. A cgroup that stays makes another test run fail, whose processes can
+/// have the same ids.
 fn remove_cgroup(path: &Path) {
     let until = Instant::now() + Duration::from_secs(5);
     while path.is_dir() && fs::remove_dir(path).is_err() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(10));
     }
+    assert!(std::thread::panicking() || !path.is_dir(), "{} is still there", path.display());
 }
 
 fn answer(text: &str) -> Answer {
@@ -274,10 +276,11 @@ fn v2_a_cgroup_of_others_is_left_alone() {
 fn v1_no_cgroups_is_reported() {
     let (dir, fake) = (tempfile::tempdir().unwrap(), FakeDriver::new(&["--gpus", "1"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
+    // The cgroup can only be removed after the container.
+    let group = Group::new("/sys/fs/cgroup/devices", "no-cgroups", "");
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
     fake.configure("no-cgroups = true");
     assert_eq!(container.hook(&fake.config).stderr, "", "nothing filters");
-    let group = Group::new("/sys/fs/cgroup/devices", "no-cgroups", "");
     fs::write(group.path.join("cgroup.procs"), container.pid().to_string()).unwrap();
     fs::write(group.path.join("devices.deny"), "a").unwrap();
     let ran = container.call(&mut isolated(dir.path()), &fake.config);
@@ -302,10 +305,11 @@ fn v2_no_cgroups_is_reported() {
     }
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
+    // The cgroup can only be removed after the container.
+    let group = Group::new("/sys/fs/cgroup", "no-cgroups", "");
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
     fake.configure("no-cgroups = true");
     assert_eq!(container.hook(&fake.config).stderr, "", "nothing filters");
-    let group = Group::new("/sys/fs/cgroup", "no-cgroups", "");
     fs::write(group.path.join("cgroup.procs"), container.pid().to_string()).unwrap();
     group.attach(0, BPF_F_ALLOW_MULTI, &only_null());
     let before = group.attached(0);
