@@ -158,14 +158,14 @@ impl Drop for Group {
     }
 }
 
-/// A process leaves its cgroup a moment after it was waited for. A cgroup that stays makes another test run fail, whose processes can
-/// have the same ids.
+/// A process leaves its cgroup a moment after it was waited for. A cgroup that is left over can have the name that a later test run
+/// needs.
 fn remove_cgroup(path: &Path) {
     let until = Instant::now() + Duration::from_secs(5);
     while path.is_dir() && fs::remove_dir(path).is_err() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert!(std::thread::panicking() || !path.is_dir(), "{} is still there", path.display());
+    assert!(std::thread::panicking() || !path.is_dir(), "cannot remove {}", path.display());
 }
 
 fn answer(text: &str) -> Answer {

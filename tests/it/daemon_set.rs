@@ -131,8 +131,8 @@ fn the_plugin_works_in_its_container() {
              grep '{pattern}' {what} || {{ cat kubelet log; exit 1; }}\n"
         )
     };
-    // In about one of ten complete runs, conmon 2.1.6 ended before it had written a byte to Podman, on busy machines only. Podman's
-    // own tests know this (its issue 10927, open since 2021). Only this failure is tried again.
+    // On a busy machine, conmon 2.1.6 sometimes ends before it has written a byte to Podman. The cause is unknown; Podman's issue 10927
+    // reports the same failure in Podman's own tests. The script repeats the command only after this failure.
     let script = format!(
         "start() {{ \"$@\" run --rm --replace --name plugin --network=none {options} {driver} localhost/plugin \
                        oci-nvidia-kubelet-plugin {args} >log 2>&1; }}\n\

@@ -699,7 +699,7 @@ fn nothing_is_changed() {
     assert!(before == crate::support::fingerprint(dir.path(), "none"));
 }
 
-/// doctor and status run engines and runtimes for their versions, each of which could create files in /run.
+/// doctor and status ask engines and runtimes for their versions, and each of these programs could create files in /run.
 fn programs_that_are_asked_change_nothing() {
     let script = "mount -t tmpfs run /run; for command in 'doctor --all' status; do \"$0\" $command || true; done >/mnt/said; \
                   grep -c 'crun [0-9]' /mnt/said; find /run -mindepth 1";

@@ -265,7 +265,7 @@ fn stored_version(host: &Tree, program: &Path, dir: &RunDir) -> Result<Version, 
 
 /// Runs a program for its version, if it is trusted.
 fn ask_version(host: &Tree, program: &Path) -> Result<Version, NoVersion> {
-    // crun creates its state directory even to print its version. `/` is there already.
+    // crun creates its state directory even to print its version. `/` exists already.
     let arguments: &[&str] =
         if program.file_name() == Some("crun".as_ref()) { &["--root=/", "--version"] } else { &["--version"] };
     let program = trusted(host, program).ok_or(NoVersion::Unknown)?;
