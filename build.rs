@@ -1,6 +1,12 @@
 //! Passes the linker's options of the feature `lean`.
-#![allow(clippy::disallowed_methods, reason = "these rules are for the program, not for a build")]
-#![allow(clippy::print_stdout, reason = "build scripts pass instructions to cargo on stdout")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "these rules are for the program, not for a build"
+)]
+#![allow(
+    clippy::print_stdout,
+    reason = "build scripts pass instructions to cargo on stdout"
+)]
 
 #[path = "packaging/linker.rs"]
 mod linker;
@@ -11,6 +17,8 @@ fn main() {
     println!("cargo:rerun-if-changed={SCRIPT}");
     println!("cargo:rerun-if-changed=build.rs");
     if cfg!(feature = "lean") {
-        linker::options(SCRIPT).iter().for_each(|option| println!("cargo:rustc-link-arg-bins={option}"));
+        linker::options(SCRIPT)
+            .iter()
+            .for_each(|option| println!("cargo:rustc-link-arg-bins={option}"));
     }
 }

@@ -36,12 +36,21 @@ fn main() {
         let name = |what: &str| format!("config.json {name} ({} KB), {what}", text.len() / 1000);
         let here = Path::new("/bundle");
         measure(&name("no request"), || {
-            spec_view::parse_if(text.as_bytes(), here, oci_nvidia_hook::testing::plan::request::may_ask)
+            spec_view::parse_if(
+                text.as_bytes(),
+                here,
+                oci_nvidia_hook::testing::plan::request::may_ask,
+            )
+            .unwrap()
+            .env
+            .len()
+        });
+        measure(&name("parsed completely"), || {
+            spec_view::parse(text.as_bytes(), here)
                 .unwrap()
-                .env
+                .mounts
                 .len()
         });
-        measure(&name("parsed completely"), || spec_view::parse(text.as_bytes(), here).unwrap().mounts.len());
         let items = [serde_json::json!({"destination": "/x"})];
         measure(&name("a mount added"), || {
             let mut text = text.clone();
@@ -52,48 +61,105 @@ fn main() {
 
     let inventory = inventory(8);
     let limits = Limits::default();
-    measure("selection of 8 GPUs", || select(&VisibleDevices::All, "x", &inventory, &limits).unwrap().0.len());
+    measure("selection of 8 GPUs", || {
+        select(&VisibleDevices::All, "x", &inventory, &limits)
+            .unwrap()
+            .0
+            .len()
+    });
 
     let ours: Vec<(OsString, PathBuf)> = (0..30)
-        .map(|n| (format!("libnvidia-{n}.so.1").into(), format!("/usr/lib64/libnvidia-{n}.so.1").into()))
+        .map(|n| {
+            (
+                format!("libnvidia-{n}.so.1").into(),
+                format!("/usr/lib64/libnvidia-{n}.so.1").into(),
+            )
+        })
         .collect();
-    let ours: Vec<_> = ours.iter().map(|(name, path)| NewEntry { name, path, arch: Arch::native() }).collect();
+    let ours: Vec<_> = ours
+        .iter()
+        .map(|(name, path)| NewEntry {
+            name,
+            path,
+            arch: Arch::native(),
+        })
+        .collect();
     for count in [0, 500, 2000, 5000] {
         let theirs: Vec<(OsString, PathBuf)> = (0..count)
-            .map(|n| (format!("libmany{n:05}.so.1").into(), format!("/usr/lib64/libmany{n:05}.so.1").into()))
+            .map(|n| {
+                (
+                    format!("libmany{n:05}.so.1").into(),
+                    format!("/usr/lib64/libmany{n:05}.so.1").into(),
+                )
+            })
             .collect();
-        let theirs: Vec<_> = theirs.iter().map(|(name, path)| NewEntry { name, path, arch: Arch::native() }).collect();
+        let theirs: Vec<_> = theirs
+            .iter()
+            .map(|(name, path)| NewEntry {
+                name,
+                path,
+                arch: Arch::native(),
+            })
+            .collect();
         let mut cache = Cache::empty(Layout::New);
         cache.merge(&theirs);
         let bytes = cache.to_bytes().unwrap();
-        measure(&format!("ld.so.cache of {count}, parsed"), || ldcache::parse(&bytes).unwrap().entries().len());
-        measure(&format!("ld.so.cache of {count}, parsed, merged, written"), || {
-            let mut cache = ldcache::parse(&bytes).unwrap();
-            cache.merge(&ours);
-            cache.to_bytes().unwrap().len()
+        measure(&format!("ld.so.cache of {count}, parsed"), || {
+            ldcache::parse(&bytes).unwrap().entries().len()
         });
+        measure(
+            &format!("ld.so.cache of {count}, parsed, merged, written"),
+            || {
+                let mut cache = ldcache::parse(&bytes).unwrap();
+                cache.merge(&ours);
+                cache.to_bytes().unwrap().len()
+            },
+        );
     }
 
     let dir = tempfile::tempdir().unwrap();
     let make = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake-driver/make-root");
     let root = dir.path().join("root");
-    let made = Command::new(make).arg(&root).args(["--no-dev", "--build"]).arg(dir.path().join("build")).status();
+    let made = Command::new(make)
+        .arg(&root)
+        .args(["--no-dev", "--build"])
+        .arg(dir.path().join("build"))
+        .status();
     assert!(made.unwrap().success());
     let root = Tree::open(&HostPath::new(&root)).unwrap();
     let asked = |capabilities: &str| {
-        let env = ["NVIDIA_VISIBLE_DEVICES=all".to_owned(), format!("NVIDIA_DRIVER_CAPABILITIES={capabilities}")];
+        let env = [
+            "NVIDIA_VISIBLE_DEVICES=all".to_owned(),
+            format!("NVIDIA_DRIVER_CAPABILITIES={capabilities}"),
+        ];
         let text = serde_json::json!({"root": {"path": "/r"}, "process": {"env": env}}).to_string();
         let spec = spec_view::parse(text.as_bytes(), Path::new("/b")).unwrap();
-        let Decision::Gpus(request) = from_spec(&spec, &Config::default()).unwrap() else { return None };
+        let Decision::Gpus(request) = from_spec(&spec, &Config::default()).unwrap() else {
+            return None;
+        };
         Some(request.capabilities)
     };
-    measure("host's linker cache read", || LinkerCache::read(&root, None).missing.is_some());
+    measure("host's linker cache read", || {
+        LinkerCache::read(&root, None).missing.is_some()
+    });
     let cache = LinkerCache::read(&root, None);
-    let search = Search { root: &root, cache: &cache, version: "535.183.01", dirs: &[], is_wsl: false };
+    let search = Search {
+        root: &root,
+        cache: &cache,
+        version: "535.183.01",
+        dirs: &[],
+        is_wsl: false,
+    };
     for capabilities in ["compute,utility", "all"] {
         let asked = asked(capabilities).unwrap();
         let name = format!("driver files found, {capabilities}");
-        measure(&name, || locate::locate(&search, asked, &[]).unwrap().0.libraries.len());
+        measure(&name, || {
+            locate::locate(&search, asked, &[])
+                .unwrap()
+                .0
+                .libraries
+                .len()
+        });
     }
 }
 
@@ -116,7 +182,10 @@ fn measure<T>(name: &str, mut call: impl FnMut() -> T) {
         })
         .collect();
     times.sort();
-    println!("{name:<60} {:>10.2} µs", times[BATCHES / 2].as_secs_f64() * 1e6);
+    println!(
+        "{name:<60} {:>10.2} µs",
+        times[BATCHES / 2].as_secs_f64() * 1e6
+    );
 }
 
 /// A config.json with this number of mounts.
@@ -132,7 +201,11 @@ fn inventory(gpus: u32) -> Inventory {
         index,
         minor: index,
         uuid: format!("GPU-{index:08}"),
-        bus_id: BusId { domain: 0, bus: index + 1, device: 0 },
+        bus_id: BusId {
+            domain: 0,
+            bus: index + 1,
+            device: 0,
+        },
         model: "NVIDIA H100 80GB HBM3".to_owned(),
         compute_capability: "9.0".to_owned(),
         brand: "Tesla".to_owned(),
@@ -140,5 +213,8 @@ fn inventory(gpus: u32) -> Inventory {
         mig_devices: Vec::new(),
         unlisted_mig: Vec::new(),
     };
-    Inventory { gpus: (0..gpus).map(gpu).collect(), ..Inventory::default() }
+    Inventory {
+        gpus: (0..gpus).map(gpu).collect(),
+        ..Inventory::default()
+    }
 }

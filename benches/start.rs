@@ -23,14 +23,21 @@ fn main() {
     let stdin = dir.path().join("state");
     std::fs::write(&stdin, state.to_string()).unwrap();
 
-    let others = std::env::args().skip(1).filter(|argument| !argument.starts_with("--"));
-    let hooks = [env!("CARGO_BIN_EXE_oci-nvidia-hook").to_owned()].into_iter().chain(others);
+    let others = std::env::args()
+        .skip(1)
+        .filter(|argument| !argument.starts_with("--"));
+    let hooks = [env!("CARGO_BIN_EXE_oci-nvidia-hook").to_owned()]
+        .into_iter()
+        .chain(others);
     let mut programs = vec![("/bin/true".to_owned(), Vec::new())];
     programs.extend(hooks.map(|hook| (hook, Vec::new())));
     for _ in 0..RUNS {
         for (program, times) in &mut programs {
             let mut command = Command::new(&*program);
-            command.arg("prestart").env_clear().stdin(File::open(&stdin).unwrap());
+            command
+                .arg("prestart")
+                .env_clear()
+                .stdin(File::open(&stdin).unwrap());
             let start = Instant::now();
             assert!(command.status().unwrap().success(), "{program}");
             times.push(start.elapsed());
@@ -40,7 +47,10 @@ fn main() {
     for (program, times) in &mut programs {
         let tenth = tenth(times);
         let ratio = tenth.as_secs_f64() / baseline.as_secs_f64();
-        println!("{:.3} ms  {ratio:.2} x /bin/true  {program}", tenth.as_secs_f64() * 1e3);
+        println!(
+            "{:.3} ms  {ratio:.2} x /bin/true  {program}",
+            tenth.as_secs_f64() * 1e3
+        );
     }
 }
 

@@ -18,7 +18,10 @@ fn glibc_version() -> Option<(u32, u32)> {
     if std::env::var_os("HOST") != std::env::var_os("TARGET") {
         return None;
     }
-    let output = Command::new("getconf").arg("GNU_LIBC_VERSION").output().ok()?;
+    let output = Command::new("getconf")
+        .arg("GNU_LIBC_VERSION")
+        .output()
+        .ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     let (major, minor) = text.trim().strip_prefix("glibc ")?.split_once('.')?;
     Some((major.parse().ok()?, minor.parse().ok()?))

@@ -4,7 +4,10 @@
 //! Measured with and without it, as packages have the program, for a container that requests no GPU (the p10 of 1500 starts in turn
 //! with `/bin/true`): 1.36 instead of 1.66 times `/bin/true`; 1.99 MB instead of 2.68.
 //! `cargo bench --profile dist --features lean --bench start -- OTHER-BUILD` repeats it.
-#![allow(unsafe_code, reason = "the C runtime and std call these functions by their names")]
+#![allow(
+    unsafe_code,
+    reason = "the C runtime and std call these functions by their names"
+)]
 
 use std::process::ExitCode;
 
@@ -22,7 +25,9 @@ extern "C" fn main() -> i32 {
 
 /// Returns the exit status as a number. `ExitCode` has no such function.
 fn number(code: ExitCode) -> i32 {
-    (0..=u8::MAX).find(|number| ExitCode::from(*number) == code).map_or(1, i32::from)
+    (0..=u8::MAX)
+        .find(|number| ExitCode::from(*number) == code)
+        .map_or(1, i32::from)
 }
 
 /// Replaces libgcc_s, from which std takes the functions that walk the stack for a backtrace. These find an empty stack: a

@@ -26,7 +26,10 @@
 //! `docs/architecture.md` has the whole picture. Public are only [`run`] and what
 //! `crates/compat` calls: other programs use the libraries in `crates`.
 
-#![allow(missing_docs, reason = "a private library: many items need no documentation besides their names")]
+#![allow(
+    missing_docs,
+    reason = "a private library: many items need no documentation besides their names"
+)]
 
 mod cgroup;
 mod cli;

@@ -2,7 +2,9 @@
 //! program does not use it. Each module has the name of the module that it re-exports from.
 
 pub mod cgroup {
-    pub use crate::cgroup::{Access, DeviceCgroup, Grant, Member, allow, extend, hierarchies, locate};
+    pub use crate::cgroup::{
+        Access, DeviceCgroup, Grant, Member, allow, extend, hierarchies, locate,
+    };
 }
 pub mod cli {
     pub use crate::cli::{args, cdi_check, doctor_text, parse, stage, status};
@@ -39,7 +41,9 @@ pub mod plan {
         pub use crate::plan::additions::{Additions, OciFacts};
     }
     pub mod request {
-        pub use crate::plan::request::{Decision, GpuRequest, Hint, from_spec, granted, hint, may_ask};
+        pub use crate::plan::request::{
+            Decision, GpuRequest, Hint, from_spec, granted, hint, may_ask,
+        };
     }
 }
 pub mod record {

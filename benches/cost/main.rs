@@ -62,8 +62,14 @@ fn main() {
     }
     let quick = asked("--quick");
     let [short, starts, runs] = if quick { [60, 8, 3] } else { ROUNDS };
-    println!("{}; load {}", kernel(), std::fs::read_to_string("/proc/loadavg").unwrap().trim());
-    println!("median (first to last decile), and CPU time; x: relative to the first row of each block\n");
+    println!(
+        "{}; load {}",
+        kernel(),
+        std::fs::read_to_string("/proc/loadavg").unwrap().trim()
+    );
+    println!(
+        "median (first to last decile), and CPU time; x: relative to the first row of each block\n"
+    );
     let scene = Scene::new();
     let mut rows = Vec::new();
     let fake = FakeDriver::new(&["--gpus", "8"]);
@@ -73,14 +79,17 @@ fn main() {
     }
     if asked("--commands") {
         commands(short, &mut rows);
-        rows.iter().for_each(|Row(what, _, result, _)| println!("{what}: {result}"));
+        rows.iter()
+            .for_each(|Row(what, _, result, _)| println!("{what}: {result}"));
         return support::remove_shared();
     }
     if asked("--podman") {
         podman(runs, &mut rows);
         return support::remove_shared();
     }
-    let others = std::env::args().skip_while(|word| word != "--compare").skip(1);
+    let others = std::env::args()
+        .skip_while(|word| word != "--compare")
+        .skip(1);
     let others: Vec<String> = others.take_while(|word| !word.starts_with("--")).collect();
     if !others.is_empty() {
         compare(&scene, &others, starts);
@@ -101,33 +110,65 @@ fn main() {
 
     println!("| | target | result | met |\n|---|---|---|---|");
     for Row(what, target, result, is_met) in &rows {
-        println!("| {what} | {target} | {result} | {} |", if *is_met { "yes" } else { "MISSED" });
+        println!(
+            "| {what} | {target} | {result} | {} |",
+            if *is_met { "yes" } else { "MISSED" }
+        );
     }
-    let missed: Vec<_> = rows.iter().filter(|Row(.., is_met)| !is_met).map(|Row(what, ..)| what.as_str()).collect();
-    println!("\n{} of {} targets are missed: {}", missed.len(), rows.len(), missed.join("; "));
+    let missed: Vec<_> = rows
+        .iter()
+        .filter(|Row(.., is_met)| !is_met)
+        .map(|Row(what, ..)| what.as_str())
+        .collect();
+    println!(
+        "\n{} of {} targets are missed: {}",
+        missed.len(),
+        rows.len(),
+        missed.join("; ")
+    );
     support::remove_shared();
 }
 
 /// Runs this program again in a mount namespace with a tmpfs on the hook's directory, because /run is a tmpfs on hosts with
 /// systemd.
 fn inside() {
-    let script =
-        "mkdir -p /run/oci-nvidia-hook; mount -t tmpfs -o mode=700 run /run/oci-nvidia-hook; exec \"$@\" --inside";
+    let script = "mkdir -p /run/oci-nvidia-hook; mount -t tmpfs -o mode=700 run /run/oci-nvidia-hook; exec \"$@\" --inside";
     let mut unshare = Command::new("unshare");
-    unshare.args(["--mount", "--propagation", "private", "sh", "-euc", script, "sh"]);
-    assert!(unshare.arg(std::env::current_exe().unwrap()).args(std::env::args().skip(1)).status().unwrap().success());
+    unshare.args([
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-euc",
+        script,
+        "sh",
+    ]);
+    assert!(
+        unshare
+            .arg(std::env::current_exe().unwrap())
+            .args(std::env::args().skip(1))
+            .status()
+            .unwrap()
+            .success()
+    );
 }
 
 fn kernel() -> String {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    format!("Linux {}, {} CPUs", release.trim(), std::thread::available_parallelism().unwrap())
+    format!(
+        "Linux {}, {} CPUs",
+        release.trim(),
+        std::thread::available_parallelism().unwrap()
+    )
 }
 
 fn no_request(scene: &Scene, rounds: usize, rows: &mut Vec<Row>) {
     let mut cases = [
         Case::new("/bin/true", || time(&mut Command::new("/bin/true"))),
         Case::new("no GPU requested", || time(&mut scene.no_request(0))),
-        Case::new("no GPU requested, config.json of 1 MB", || time(&mut scene.no_request(1 << 20))),
+        Case::new("no GPU requested, config.json of 1 MB", || {
+            time(&mut scene.no_request(1 << 20))
+        }),
     ];
     take_turns(&mut cases, rounds);
     print(&cases);
@@ -139,16 +180,33 @@ fn no_request(scene: &Scene, rounds: usize, rows: &mut Vec<Row>) {
         none <= 1.5 * base,
     ));
     let more = large - none;
-    rows.push(Row::new("1 MB more in config.json", "< 3 ms", format!("{more:.2} ms"), more < 3.0));
+    rows.push(Row::new(
+        "1 MB more in config.json",
+        "< 3 ms",
+        format!("{more:.2} ms"),
+        more < 3.0,
+    ));
 }
 
 fn commands(rounds: usize, rows: &mut Vec<Row>) {
     // With nodes of a group, the spec depends on the version of Podman.
-    let fake = FakeDriver::new(&["--gpus", "8", "--all-files", "--dev-mode", "0660", "--dev-group", "video"]);
+    let fake = FakeDriver::new(&[
+        "--gpus",
+        "8",
+        "--all-files",
+        "--dev-mode",
+        "0660",
+        "--dev-group",
+        "video",
+    ]);
     let output = fake.root.with_file_name("nvidia.yaml");
     let output = output.to_str().unwrap();
     let words = |words: &[&str]| -> Vec<String> {
-        [HOOK, "--config", fake.config.to_str().unwrap()].iter().chain(words).map(|word| (*word).to_owned()).collect()
+        [HOOK, "--config", fake.config.to_str().unwrap()]
+            .iter()
+            .chain(words)
+            .map(|word| (*word).to_owned())
+            .collect()
     };
     let verb = |arguments: &[&str]| {
         let words = words(arguments);
@@ -162,7 +220,9 @@ fn commands(rounds: usize, rows: &mut Vec<Row>) {
         Case::new("/bin/true", || time(&mut Command::new("/bin/true"))),
         Case::new("info, 8 GPUs", || time(&mut verb(&["info"]))),
         Case::new("cdi generate, 8 GPUs", || time(&mut verb(&generate))),
-        Case::new("cdi refresh, nothing changed", || time(&mut verb(&["cdi", "refresh", "--output", output]))),
+        Case::new("cdi refresh, nothing changed", || {
+            time(&mut verb(&["cdi", "refresh", "--output", output]))
+        }),
     ];
     take_turns(&mut cases, rounds);
     print(&cases);
@@ -174,7 +234,12 @@ fn commands(rounds: usize, rows: &mut Vec<Row>) {
         format!("{made:.2} ms; {rss:.1} MiB"),
         made <= 4.0 && rss <= 6.0,
     ));
-    rows.push(Row::new("cdi refresh, nothing changed", "≤ 2 ms", format!("{refresh:.2} ms"), refresh <= 2.0));
+    rows.push(Row::new(
+        "cdi refresh, nothing changed",
+        "≤ 2 ms",
+        format!("{refresh:.2} ms"),
+        refresh <= 2.0,
+    ));
 }
 
 /// Compares starts by this build with those by other builds, in turn. The first other build is the first row of each block.
@@ -183,7 +248,9 @@ fn compare(scene: &Scene, others: &[String], rounds: usize) {
     let block = |what: &str, rounds: usize, start: &dyn Fn(&str) -> Took| {
         let case = |program: &&'_ str| {
             let (program, state) = (program.to_string(), StateDir::new(scene));
-            Case::new(format!("{what}, {program}"), move || state.during(|| start(&program)))
+            Case::new(format!("{what}, {program}"), move || {
+                state.during(|| start(&program))
+            })
         };
         let mut cases: Vec<_> = programs.iter().map(case).collect();
         // Each build writes its own inventory.
@@ -192,9 +259,13 @@ fn compare(scene: &Scene, others: &[String], rounds: usize) {
         take_turns(&mut cases, rounds);
         print(&cases);
     };
-    block("no GPU requested", 4 * rounds, &|program| time(&mut scene.no_request_of(program, 0)));
+    block("no GPU requested", 4 * rounds, &|program| {
+        time(&mut scene.no_request_of(program, 0))
+    });
     let (fake, large) = (FakeDriver::new(&["--gpus", "8"]), scene.image(5000));
-    block("5000 additional libraries", rounds, &|program| scene.start_with(program, &large, Layer::Tmpfs, &fake));
+    block("5000 additional libraries", rounds, &|program| {
+        scene.start_with(program, &large, Layer::Tmpfs, &fake)
+    });
     let fake = FakeDriver::new(&["--gpus", "8", "--all-files"]);
     for kind in FileSystem::ALL {
         let disk = Disk::new(kind);
@@ -202,7 +273,8 @@ fn compare(scene: &Scene, others: &[String], rounds: usize) {
         let tmpfs = (kind == FileSystem::Ext4).then_some(("tmpfs", Layer::Tmpfs));
         for (name, layer) in tmpfs.into_iter().chain([(kind.name(), Layer::Disk(&disk))]) {
             for (count, rounds) in [(1, rounds), (20, rounds / 5)] {
-                let start = |program: &str| scene.start_all_with(program, count, &image, layer, &fake);
+                let start =
+                    |program: &str| scene.start_all_with(program, count, &image, layer, &fake);
                 block(&format!("{count} × 8 GPUs, {name}"), rounds.max(2), &start);
             }
         }
@@ -210,7 +282,10 @@ fn compare(scene: &Scene, others: &[String], rounds: usize) {
 }
 
 fn containers(scene: &Scene, fake: &FakeDriver, rounds: usize, rows: &mut Vec<Row>) {
-    let (one, sixteen) = (FakeDriver::new(&["--gpus", "1"]), FakeDriver::new(&["--gpus", "16"]));
+    let (one, sixteen) = (
+        FakeDriver::new(&["--gpus", "1"]),
+        FakeDriver::new(&["--gpus", "16"]),
+    );
     let images = [0, 500, 2000, 5000].map(|libraries| (libraries, scene.image(libraries)));
     let small = &images[0].1;
     let mut cases = vec![
@@ -233,7 +308,10 @@ fn containers(scene: &Scene, fake: &FakeDriver, rounds: usize, rows: &mut Vec<Ro
         .iter()
         .map(|(libraries, image)| {
             let run = move || time(Command::new("/sbin/ldconfig").arg("-r").arg(image));
-            Case::new(format!("ldconfig -r, {libraries} additional libraries"), run)
+            Case::new(
+                format!("ldconfig -r, {libraries} additional libraries"),
+                run,
+            )
         })
         .collect();
     take_turns(&mut ldconfig, rounds.min(10));
@@ -244,18 +322,32 @@ fn containers(scene: &Scene, fake: &FakeDriver, rounds: usize, rows: &mut Vec<Ro
     let state = || File::open(scene.state(&container)).unwrap();
     let words = [HOOK, "--config", fake.config.to_str().unwrap(), "prestart"].map(str::to_owned);
     let rss = peak_rss(&words, state());
-    println!("peak RSS, 8 GPUs, warm: {rss} KiB; /bin/true: {} KiB\n", peak_rss(&["/bin/true".to_owned()], state()));
+    println!(
+        "peak RSS, 8 GPUs, warm: {rss} KiB; /bin/true: {} KiB\n",
+        peak_rss(&["/bin/true".to_owned()], state())
+    );
 
-    let reached = format!("{warm:.2} ms, {:.1} ×; {:.1} MiB", warm / base, rss as f64 / 1024.0);
+    let reached = format!(
+        "{warm:.2} ms, {:.1} ×; {:.1} MiB",
+        warm / base,
+        rss as f64 / 1024.0
+    );
     rows.push(Row::new(
         "8 GPUs, warm",
         "≤ 2.5 ms, ≤ 4 × /bin/true; ≤ 4 MiB",
         reached,
         warm <= 2.5 && warm <= 4.0 * base && rss <= 4096,
     ));
-    rows.push(Row::new("8 GPUs, cold", "≤ 6 ms + NVML's own time", format!("{cold:.2} ms"), cold <= 6.0));
+    rows.push(Row::new(
+        "8 GPUs, cold",
+        "≤ 6 ms + NVML's own time",
+        format!("{cold:.2} ms"),
+        cold <= 6.0,
+    ));
     let (more, part) = (large / warm, scan / large);
-    let reached = format!("{large:.2} ms, {more:.2} × that with none, 1/{part:.0} of ldconfig -r ({scan:.0} ms)");
+    let reached = format!(
+        "{large:.2} ms, {more:.2} × that with none, 1/{part:.0} of ldconfig -r ({scan:.0} ms)"
+    );
     rows.push(Row::new(
         "image with 5000 libraries",
         "≤ 1.3 × none, ≤ 1/40 of ldconfig -r",
@@ -266,7 +358,9 @@ fn containers(scene: &Scene, fake: &FakeDriver, rounds: usize, rows: &mut Vec<Ro
 
 /// Containers that start at the same time, with their writable layers on a disk as in the storage of an engine.
 fn at_once(scene: &Scene, rounds: usize, rows: &mut Vec<Row>) {
-    FileSystem::ALL.into_iter().for_each(|kind| at_once_on(kind, scene, rounds, rows));
+    FileSystem::ALL
+        .into_iter()
+        .for_each(|kind| at_once_on(kind, scene, rounds, rows));
 }
 
 fn at_once_on(kind: FileSystem, scene: &Scene, rounds: usize, rows: &mut Vec<Row>) {
@@ -278,18 +372,32 @@ fn at_once_on(kind: FileSystem, scene: &Scene, rounds: usize, rows: &mut Vec<Row
     scene.start_all(1, image, tmpfs, fake);
     let names = scene.names(image, &disk, fake);
     let before = disk.commits();
-    let true_all = |count: usize| measure::time_all((0..count).map(|_| Command::new("/bin/true")).collect());
+    let true_all =
+        |count: usize| measure::time_all((0..count).map(|_| Command::new("/bin/true")).collect());
     let (mut medians, mut cpu, mut starts) = (Vec::new(), Vec::new(), 0);
-    for (count, rounds) in [(1, 10 * rounds), (5, 4 * rounds), (20, rounds), (100, rounds.div_ceil(3))] {
+    for (count, rounds) in [
+        (1, 10 * rounds),
+        (5, 4 * rounds),
+        (20, rounds),
+        (100, rounds.div_ceil(3)),
+    ] {
         let mut cases = [
             Case::new(format!("{count} × /bin/true at once"), || true_all(count)),
-            Case::new("the hook, 8 GPUs, warm, tmpfs", || scene.start_all(count, image, tmpfs, fake)),
-            Case::new(format!("the hook, 8 GPUs, warm, {on}"), || scene.start_all(count, image, on_disk, fake)),
+            Case::new("the hook, 8 GPUs, warm, tmpfs", || {
+                scene.start_all(count, image, tmpfs, fake)
+            }),
+            Case::new(format!("the hook, 8 GPUs, warm, {on}"), || {
+                scene.start_all(count, image, on_disk, fake)
+            }),
             Case::new(format!("the same while as many end, {on}"), || {
                 scene.start_while_others_end(count, image, &disk, fake)
             }),
-            Case::new("only the names, tmpfs", || scene.create_all(count, image, tmpfs, &names.list)),
-            Case::new(format!("only the names, {on}"), || scene.create_all(count, image, on_disk, &names.list)),
+            Case::new("only the names, tmpfs", || {
+                scene.create_all(count, image, tmpfs, &names.list)
+            }),
+            Case::new(format!("only the names, {on}"), || {
+                scene.create_all(count, image, on_disk, &names.list)
+            }),
         ];
         take_turns(&mut cases, rounds.max(2));
         print(&cases);
@@ -300,28 +408,56 @@ fn at_once_on(kind: FileSystem, scene: &Scene, rounds: usize, rows: &mut Vec<Row
     }
     if kind == FileSystem::Ext4 {
         let (during, all) = (disk.commits_during_starts.get(), disk.commits() - before);
-        println!("commits of the journal: {during} while {starts} containers started, {all} in all");
+        println!(
+            "commits of the journal: {during} while {starts} containers started, {all} in all"
+        );
     }
-    let Names { files, directories, copied, .. } = names;
-    println!("names in the layer: {files} files and links, {directories} directories, {copied} copied directories\n");
-    let [one, _, twenty, hundred] = *medians else { unreachable!() };
+    let Names {
+        files,
+        directories,
+        copied,
+        ..
+    } = names;
+    println!(
+        "names in the layer: {files} files and links, {directories} directories, {copied} copied directories\n"
+    );
+    let [one, _, twenty, hundred] = *medians else {
+        unreachable!()
+    };
     let [base, _, disk, _] = one;
     let [cpu_base, cpu_one] = cpu[0];
     rows.push(Row::new(
         format!("8 GPUs, warm, {on}"),
         "≤ 3 ms, ≤ 3.8 × /bin/true",
-        format!("{disk:.2} ms, {:.1} ×; CPU {cpu_one:.2} ms, {:.1} ×", disk / base, cpu_one / cpu_base),
+        format!(
+            "{disk:.2} ms, {:.1} ×; CPU {cpu_one:.2} ms, {:.1} ×",
+            disk / base,
+            cpu_one / cpu_base
+        ),
         disk <= 3.0 && disk <= 3.8 * base,
     ));
     let [_, memory, disk, ending] = twenty;
-    for (what, time) in [("20 at once", disk), ("20 at once while 20 others end", ending)] {
+    for (what, time) in [
+        ("20 at once", disk),
+        ("20 at once while 20 others end", ending),
+    ] {
         let reached = format!("{time:.1} ms, {:.2} ×", time / memory);
-        rows.push(Row::new(format!("{what}, {on}"), "≤ 1.5 × tmpfs", reached, time <= 1.5 * memory));
+        rows.push(Row::new(
+            format!("{what}, {on}"),
+            "≤ 1.5 × tmpfs",
+            reached,
+            time <= 1.5 * memory,
+        ));
     }
     let more = hundred[2] / disk;
     let reached = format!("{:.0} ms, {more:.1} ×", hundred[2]);
     let is_met = more <= 6.0 && hundred[2] <= 1000.0;
-    rows.push(Row::new(format!("100 at once, {on}"), "≤ 6 × 20 at once, ≤ 1 s", reached, is_met));
+    rows.push(Row::new(
+        format!("100 at once, {on}"),
+        "≤ 6 × 20 at once, ≤ 1 s",
+        reached,
+        is_met,
+    ));
 }
 
 /// Installs a precreate hook that prints config.json unchanged.
@@ -335,7 +471,10 @@ fn install_cat(podman: &Podman) {
 fn cdi_specs(fake: &FakeDriver) -> [PathBuf; 2] {
     let dir = fake.root.with_file_name("cdi");
     ["ours", "cat"].map(|name| {
-        let (dir, program) = (dir.join(name), if name == "cat" { "/bin/cat" } else { HOOK });
+        let (dir, program) = (
+            dir.join(name),
+            if name == "cat" { "/bin/cat" } else { HOOK },
+        );
         std::fs::create_dir_all(&dir).unwrap();
         let file = dir.join("nvidia.yaml");
         let mut generate = Command::new(HOOK);
@@ -350,7 +489,11 @@ fn cdi_specs(fake: &FakeDriver) -> [PathBuf; 2] {
             let text = std::fs::read_to_string(&file).unwrap();
             let start = text.find("        - oci-nvidia-hook\n").unwrap();
             let end = start + text[start..].find("      timeout").unwrap();
-            std::fs::write(&file, format!("{}        - cat\n{}", &text[..start], &text[end..])).unwrap();
+            std::fs::write(
+                &file,
+                format!("{}        - cat\n{}", &text[..start], &text[end..]),
+            )
+            .unwrap();
         }
         dir
     })
@@ -361,12 +504,15 @@ fn podman(rounds: usize, rows: &mut Vec<Row>) {
     let disk = Disk::new(FileSystem::Ext4);
     let podman = Podman::with_image();
     let [ours, cat_spec] = cdi_specs(fake);
-    sh("mkdir -p /etc/cdi /run/cdi; mount -t tmpfs none /etc/cdi; mount -t tmpfs none /run/cdi").ok();
+    sh("mkdir -p /etc/cdi /run/cdi; mount -t tmpfs none /etc/cdi; mount -t tmpfs none /run/cdi")
+        .ok();
     // As engines are set up: storage on a disk with overlayfs. The namespace of this program keeps the hook's cache.
     let command = |words: &[&str]| {
         let mut command = Command::new("podman");
         command.env("CONTAINERS_CONF", podman.dir.path().join("containers.conf"));
-        command.args(["--storage-driver", "overlay"]).args(engine::OPTIONS);
+        command
+            .args(["--storage-driver", "overlay"])
+            .args(engine::OPTIONS);
         for (option, path) in [
             ("--root", disk.dir.join("storage")),
             ("--runroot", podman.dir.path().join("run")),
@@ -378,26 +524,49 @@ fn podman(rounds: usize, rows: &mut Vec<Row>) {
         command
     };
     let image = podman.dir.path().join("image.tar");
-    sh(&format!("tar -C '{}' -cf '{}' .", podman.dir.path().join("image").display(), image.display())).ok();
-    time(&mut command(&["import", "--quiet", image.to_str().unwrap(), IMAGE]));
+    sh(&format!(
+        "tar -C '{}' -cf '{}' .",
+        podman.dir.path().join("image").display(),
+        image.display()
+    ))
+    .ok();
+    time(&mut command(&[
+        "import",
+        "--quiet",
+        image.to_str().unwrap(),
+        IMAGE,
+    ]));
     let start = |argument: &str, spec: Option<&Path>, install: &dyn Fn(&Podman)| -> Took {
         std::fs::remove_dir_all(&podman.hooks).unwrap();
         std::fs::create_dir(&podman.hooks).unwrap();
         install(&podman);
         match spec {
-            Some(dir) => std::fs::copy(dir.join("nvidia.yaml"), "/etc/cdi/nvidia.yaml").map(drop).unwrap(),
+            Some(dir) => std::fs::copy(dir.join("nvidia.yaml"), "/etc/cdi/nvidia.yaml")
+                .map(drop)
+                .unwrap(),
             None => sh("rm -f /etc/cdi/nvidia.yaml").ok().truncate(0),
         }
-        time(&mut command(&["run", "--rm", "--network=none", argument, IMAGE, "true"]))
+        time(&mut command(&[
+            "run",
+            "--rm",
+            "--network=none",
+            argument,
+            IMAGE,
+            "true",
+        ]))
     };
     let with = |install: &dyn Fn(&Podman)| start("--env=NVIDIA_VISIBLE_DEVICES=all", None, install);
     let device = |spec: &Path| start("--device=nvidia.com/gpu=all", Some(spec), &|_| ());
     let mut cases = [
         Case::new("podman run, no hook", || with(&|_| ())),
-        Case::new("podman run, prestart, 8 GPUs", || with(&|podman| podman.install_hook(&fake.config))),
+        Case::new("podman run, prestart, 8 GPUs", || {
+            with(&|podman| podman.install_hook(&fake.config))
+        }),
         // The cost in Podman itself, which writes config.json, reads the result, and compares them.
         Case::new("podman run, cat at precreate", || with(&install_cat)),
-        Case::new("podman run, precreate, 8 GPUs", || with(&|podman| podman.install_precreate(&fake.config))),
+        Case::new("podman run, precreate, 8 GPUs", || {
+            with(&|podman| podman.install_precreate(&fake.config))
+        }),
         // The cost in Podman and the runtime, which read the spec and mount the files.
         Case::new("podman run, CDI, cat as the hook", || device(&cat_spec)),
         Case::new("podman run, CDI, 8 GPUs", || device(&ours)),
@@ -414,8 +583,18 @@ fn podman(rounds: usize, rows: &mut Vec<Row>) {
     ));
     let (more, of_podman) = (precreate - cat, cat - base);
     let reached = format!("{more:.1} ms; cat adds {of_podman:.1} ms");
-    rows.push(Row::new("podman run, precreate", "≤ 8 ms more than with cat", reached, more <= 8.0));
+    rows.push(Row::new(
+        "podman run, precreate",
+        "≤ 8 ms more than with cat",
+        reached,
+        more <= 8.0,
+    ));
     let (more, of_podman) = (cdi - cat_of_spec, cat_of_spec - base);
     let reached = format!("{more:.1} ms; cat adds {of_podman:.1} ms");
-    rows.push(Row::new("podman run, CDI", "≤ 25 ms more than with cat", reached, more <= 25.0));
+    rows.push(Row::new(
+        "podman run, CDI",
+        "≤ 25 ms more than with cat",
+        reached,
+        more <= 25.0,
+    ));
 }

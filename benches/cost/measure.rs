@@ -22,7 +22,11 @@ pub struct Case<'a> {
 
 impl<'a> Case<'a> {
     pub fn new(name: impl Into<String>, run: impl FnMut() -> Took + 'a) -> Self {
-        Self { name: name.into(), run: Box::new(run), times: Vec::new() }
+        Self {
+            name: name.into(),
+            run: Box::new(run),
+            times: Vec::new(),
+        }
     }
 
     pub fn median(&self) -> Duration {
@@ -60,7 +64,8 @@ pub fn take_turns(cases: &mut [Case<'_>], rounds: usize) {
 /// Prints the median, the first and last decile, and the CPU time in milliseconds, with the ratios to the first case.
 pub fn print(cases: &[Case<'_>]) {
     for case in cases {
-        let ratio = |of: fn(&Case<'_>) -> Duration| of(case).as_secs_f64() / of(&cases[0]).as_secs_f64();
+        let ratio =
+            |of: fn(&Case<'_>) -> Duration| of(case).as_secs_f64() / of(&cases[0]).as_secs_f64();
         println!(
             "{:<42} {:>9.3} ms ({:.3} – {:.3}) {:>7.2} x   cpu {:>8.3} ms {:>7.2} x",
             case.name,
@@ -100,25 +105,47 @@ pub fn time_all(mut commands: Vec<Command>) -> Took {
 pub fn took(run: impl FnOnce()) -> Took {
     let (cpu, start) = (cpu_of_children(), Instant::now());
     run();
-    Took { wall: start.elapsed(), cpu: cpu_of_children() - cpu }
+    Took {
+        wall: start.elapsed(),
+        cpu: cpu_of_children() - cpu,
+    }
 }
 
 fn cpu_of_children() -> Duration {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN).unwrap();
-    let time = |time: TimeVal| Duration::from_micros(u64::try_from(time.num_microseconds()).unwrap());
+    let time =
+        |time: TimeVal| Duration::from_micros(u64::try_from(time.num_microseconds()).unwrap());
     time(usage.user_time()) + time(usage.system_time())
 }
 
 /// Returns the peak resident memory of a program in KiB, read while strace delays its exit.
 pub fn peak_rss(words: &[String], stdin: std::fs::File) -> u64 {
     let mut strace = Command::new("strace");
-    strace.args(["-qq", "-o", "/dev/null", "-e", "trace=exit_group", "-e", "inject=exit_group:delay_enter=400000"]);
-    let mut strace =
-        strace.args(words).env_clear().env("PATH", "/usr/bin:/bin").stdin(stdin).stdout(Stdio::null()).spawn().unwrap();
+    strace.args([
+        "-qq",
+        "-o",
+        "/dev/null",
+        "-e",
+        "trace=exit_group",
+        "-e",
+        "inject=exit_group:delay_enter=400000",
+    ]);
+    let mut strace = strace
+        .args(words)
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .stdin(stdin)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
     std::thread::sleep(Duration::from_millis(250));
-    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", strace.id())).unwrap();
+    let children =
+        std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", strace.id())).unwrap();
     let status = std::fs::read_to_string(format!("/proc/{}/status", children.trim())).unwrap();
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let peak = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .unwrap();
     assert!(strace.wait().unwrap().success());
     peak.trim().trim_end_matches(" kB").parse().unwrap()
 }

@@ -58,7 +58,12 @@ impl Disk {
             mkfs = kind.mkfs()
         ))
         .ok();
-        Self { kind, dir: dir.path().join("disk"), commits_during_starts: Cell::default(), _file: dir }
+        Self {
+            kind,
+            dir: dir.path().join("disk"),
+            commits_during_starts: Cell::default(),
+            _file: dir,
+        }
     }
 
     /// Returns how many transactions the journal of ext4 has committed. Fails on an ext4 without a journal.
@@ -99,7 +104,11 @@ pub fn create(pid: &str, rootfs: &Path, list: &Path) {
     nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
     for line in list.lines() {
         let mut fields = line.split(' ');
-        let (kind, path, text) = (fields.next().unwrap(), rootfs.join(fields.next().unwrap()), fields.next());
+        let (kind, path, text) = (
+            fields.next().unwrap(),
+            rootfs.join(fields.next().unwrap()),
+            fields.next(),
+        );
         match kind {
             "d" => std::fs::create_dir(path).unwrap(),
             "l" => std::os::unix::fs::symlink(text.unwrap(), path).unwrap(),
@@ -133,25 +142,44 @@ pub struct Scene {
 
 impl Scene {
     pub fn new() -> Self {
-        Self { dir: crate::support::scratch(), made: Cell::new(0) }
+        Self {
+            dir: crate::support::scratch(),
+            made: Cell::new(0),
+        }
     }
 
     /// Creates a small image with additional libraries, each with its own SONAME, and updates its linker cache.
     pub fn image(&self, libraries: usize) -> PathBuf {
-        let image = Image::new(&self.dir.path().join(format!("of-{libraries}")), &["--layout", "debian"]);
+        let image = Image::new(
+            &self.dir.path().join(format!("of-{libraries}")),
+            &["--layout", "debian"],
+        );
         let source = self.dir.path().join("library.c");
         std::fs::write(&source, "int answer(void) { return 42; }\n").unwrap();
         let library = self.dir.path().join("library.so");
         let mut cc = Command::new("cc");
-        cc.args(["-shared", "-fPIC", "-nostdlib", "-s", "-Wl,-z,noseparate-code,-soname,libmany00000.so.1", "-o"]);
+        cc.args([
+            "-shared",
+            "-fPIC",
+            "-nostdlib",
+            "-s",
+            "-Wl,-z,noseparate-code,-soname,libmany00000.so.1",
+            "-o",
+        ]);
         run(cc.arg(&library).arg(&source)).ok();
         let bytes = std::fs::read(&library).unwrap();
-        let at = bytes.windows(12).position(|part| part == b"libmany00000").unwrap();
+        let at = bytes
+            .windows(12)
+            .position(|part| part == b"libmany00000")
+            .unwrap();
         for number in 0..libraries {
             let name = format!("libmany{number:05}");
             let mut bytes = bytes.clone();
             bytes[at..at + name.len()].copy_from_slice(name.as_bytes());
-            let file = image.rootfs.join("usr/lib/x86_64-linux-gnu").join(format!("{name}.so.1"));
+            let file = image
+                .rootfs
+                .join("usr/lib/x86_64-linux-gnu")
+                .join(format!("{name}.so.1"));
             std::fs::write(file, bytes).unwrap();
         }
         run(Command::new("/sbin/ldconfig").arg("-r").arg(&image.rootfs)).ok();
@@ -194,7 +222,8 @@ impl Scene {
         let container = Waiting::start(&dir, &rootfs, &[], &layer);
         let mut spec: serde_json::Value = serde_json::from_str(CONFIG_JSON).unwrap();
         spec["root"]["path"] = serde_json::json!(rootfs);
-        spec["process"]["env"] = serde_json::json!(["PATH=/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=all"]);
+        spec["process"]["env"] =
+            serde_json::json!(["PATH=/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=all"]);
         std::fs::write(container.bundle.join("config.json"), spec.to_string()).unwrap();
         // The records of earlier containers, which no poststop hook removes here.
         sh("rm -f /run/oci-nvidia-hook/containers/*").ok();
@@ -205,7 +234,8 @@ impl Scene {
     pub fn state(&self, container: &Waiting) -> PathBuf {
         let file = self.dir.path().join(format!("state-{}", container.pid()));
         let id = format!("container-{}", container.pid());
-        let state = serde_json::json!({"id": id, "pid": container.pid(), "bundle": container.bundle});
+        let state =
+            serde_json::json!({"id": id, "pid": container.pid(), "bundle": container.bundle});
         std::fs::write(&file, state.to_string()).unwrap();
         file
     }
@@ -218,7 +248,11 @@ impl Scene {
     fn hook_of(&self, program: &str, container: &Waiting, fake: &FakeDriver) -> Command {
         let state = self.state(container);
         let mut hook = Command::new(program);
-        hook.arg("--config").arg(&fake.config).arg("prestart").env_clear().stdin(File::open(state).unwrap());
+        hook.arg("--config")
+            .arg(&fake.config)
+            .arg("prestart")
+            .env_clear()
+            .stdin(File::open(state).unwrap());
         hook
     }
 
@@ -228,7 +262,13 @@ impl Scene {
     }
 
     /// Measures the start of a container, with another build of the hook or on a disk.
-    pub fn start_with(&self, program: &str, image: &Path, at: Layer<'_>, fake: &FakeDriver) -> Took {
+    pub fn start_with(
+        &self,
+        program: &str,
+        image: &Path,
+        at: Layer<'_>,
+        fake: &FakeDriver,
+    ) -> Took {
         let container = self.container(image, at);
         measure::time(&mut self.hook_of(program, &container, fake))
     }
@@ -239,27 +279,53 @@ impl Scene {
     }
 
     /// The same with another build of the hook.
-    pub fn start_all_with(&self, program: &str, count: usize, image: &Path, at: Layer<'_>, fake: &FakeDriver) -> Took {
-        self.all(count, image, at, |container| self.hook_of(program, container, fake))
+    pub fn start_all_with(
+        &self,
+        program: &str,
+        count: usize,
+        image: &Path,
+        at: Layer<'_>,
+        fake: &FakeDriver,
+    ) -> Took {
+        self.all(count, image, at, |container| {
+            self.hook_of(program, container, fake)
+        })
     }
 
     /// Measures a program that only creates these names, in several containers at the same time.
     pub fn create_all(&self, count: usize, image: &Path, at: Layer<'_>, names: &Path) -> Took {
         self.all(count, image, at, |container| {
             let mut stand_in = Command::new(std::env::current_exe().unwrap());
-            stand_in.arg("--create").arg(container.pid().to_string()).arg(&container.rootfs).arg(names);
+            stand_in
+                .arg("--create")
+                .arg(container.pid().to_string())
+                .arg(&container.rootfs)
+                .arg(names);
             stand_in
         })
     }
 
-    fn all(&self, count: usize, image: &Path, at: Layer<'_>, command: impl Fn(&Waiting) -> Command) -> Took {
+    fn all(
+        &self,
+        count: usize,
+        image: &Path,
+        at: Layer<'_>,
+        command: impl Fn(&Waiting) -> Command,
+    ) -> Took {
         let containers: Vec<_> = (0..count).map(|_| self.container(image, at)).collect();
         let commands = containers.iter().map(command).collect();
-        let commits = || if let Layer::Disk(disk) = at { disk.commits() } else { 0 };
+        let commits = || {
+            if let Layer::Disk(disk) = at {
+                disk.commits()
+            } else {
+                0
+            }
+        };
         let before = commits();
         let took = measure::time_all(commands);
         if let Layer::Disk(disk) = at {
-            disk.commits_during_starts.update(|known| known + commits() - before);
+            disk.commits_during_starts
+                .update(|known| known + commits() - before);
         }
         for container in containers {
             let dir = container.rootfs.parent().unwrap().to_owned();
@@ -270,20 +336,42 @@ impl Scene {
     }
 
     /// Measures starts while as many other containers end, whose layers overlayfs then syncs.
-    pub fn start_while_others_end(&self, count: usize, image: &Path, disk: &Disk, fake: &FakeDriver) -> Took {
-        let create = || (0..count).map(|_| self.container(image, Layer::Disk(disk))).collect::<Vec<_>>();
+    pub fn start_while_others_end(
+        &self,
+        count: usize,
+        image: &Path,
+        disk: &Disk,
+        fake: &FakeDriver,
+    ) -> Took {
+        let create = || {
+            (0..count)
+                .map(|_| self.container(image, Layer::Disk(disk)))
+                .collect::<Vec<_>>()
+        };
         let (others, containers) = (create(), create());
-        measure::time_all(others.iter().map(|container| self.hook(container, fake)).collect());
-        let dirs: Vec<_> =
-            others.iter().chain(&containers).map(|container| container.rootfs.parent().unwrap().to_owned()).collect();
-        let commands = containers.iter().map(|container| self.hook(container, fake)).collect();
+        measure::time_all(
+            others
+                .iter()
+                .map(|container| self.hook(container, fake))
+                .collect(),
+        );
+        let dirs: Vec<_> = others
+            .iter()
+            .chain(&containers)
+            .map(|container| container.rootfs.parent().unwrap().to_owned())
+            .collect();
+        let commands = containers
+            .iter()
+            .map(|container| self.hook(container, fake))
+            .collect();
         for container in &others {
             let pid = nix::unistd::Pid::from_raw(container.pid().try_into().unwrap());
             nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
         }
         let took = measure::time_all(commands);
         drop((others, containers));
-        dirs.iter().for_each(|dir| std::fs::remove_dir_all(dir).unwrap());
+        dirs.iter()
+            .for_each(|dir| std::fs::remove_dir_all(dir).unwrap());
         took
     }
 
@@ -292,7 +380,11 @@ impl Scene {
         let container = self.container(image, Layer::Disk(disk));
         measure::time(&mut self.hook(&container, fake));
         let upper = container.rootfs.with_file_name("layer").join("upper");
-        let listed = sh(&format!("cd '{}'; find . -mindepth 1 -printf '%y %P %l\\n'", upper.display())).ok();
+        let listed = sh(&format!(
+            "cd '{}'; find . -mindepth 1 -printf '%y %P %l\\n'",
+            upper.display()
+        ))
+        .ok();
         let is_new = |line: &&str| !image.join(line.split(' ').nth(1).unwrap()).exists();
         let is_dir = |line: &&str| line.starts_with("d ");
         let dev = |line: &&str| line.starts_with("d dev");
@@ -303,7 +395,12 @@ impl Scene {
         let mut made: Vec<&str> = new.iter().chain(&files).copied().collect();
         made.sort_by_key(|line| !is_dir(line));
         std::fs::write(&list, made.join("\n")).unwrap();
-        Names { files: files.len(), directories: new.len(), copied: copied.len(), list }
+        Names {
+            files: files.len(),
+            directories: new.len(),
+            copied: copied.len(),
+            list,
+        }
     }
 
     /// Returns the command of the hook for a container without a request, with about `bytes` bytes of mounts in config.json.
@@ -319,13 +416,18 @@ impl Scene {
             .map(|n| serde_json::json!({"destination": format!("/m/{n:040}"), "source": "/s", "options": ["ro"]}))
             .collect();
         let process = serde_json::json!({"args": ["sh"], "env": ["PATH=/bin"]});
-        let spec =
-            serde_json::json!({"ociVersion": "1.0.2", "process": process, "root": {"path": "/r"}, "mounts": mounts});
+        let spec = serde_json::json!({"ociVersion": "1.0.2", "process": process, "root": {"path": "/r"}, "mounts": mounts});
         std::fs::write(bundle.join("config.json"), spec.to_string()).unwrap();
         let state = bundle.join("state");
-        std::fs::write(&state, serde_json::json!({"id": "x", "pid": 1, "bundle": bundle}).to_string()).unwrap();
+        std::fs::write(
+            &state,
+            serde_json::json!({"id": "x", "pid": 1, "bundle": bundle}).to_string(),
+        )
+        .unwrap();
         let mut hook = Command::new(program);
-        hook.arg("prestart").env_clear().stdin(File::open(state).unwrap());
+        hook.arg("prestart")
+            .env_clear()
+            .stdin(File::open(state).unwrap());
         hook
     }
 }
@@ -337,15 +439,26 @@ pub struct StateDir(PathBuf);
 impl StateDir {
     pub fn new(scene: &Scene) -> Self {
         scene.made.set(scene.made.get() + 1);
-        let dir = scene.dir.path().join(format!("state-dir-{}", scene.made.get()));
+        let dir = scene
+            .dir
+            .path()
+            .join(format!("state-dir-{}", scene.made.get()));
         std::fs::create_dir(&dir).unwrap();
-        sh(&format!("mount -t tmpfs -o mode=700 run '{}'", dir.display())).ok();
+        sh(&format!(
+            "mount -t tmpfs -o mode=700 run '{}'",
+            dir.display()
+        ))
+        .ok();
         Self(dir)
     }
 
     /// Mounts it at the hook's place while `start` runs.
     pub fn during(&self, start: impl FnOnce() -> Took) -> Took {
-        sh(&format!("mount --bind '{}' /run/oci-nvidia-hook", self.0.display())).ok();
+        sh(&format!(
+            "mount --bind '{}' /run/oci-nvidia-hook",
+            self.0.display()
+        ))
+        .ok();
         let took = start();
         sh("umount /run/oci-nvidia-hook").ok();
         took
@@ -360,5 +473,9 @@ impl Drop for StateDir {
 
 /// Removes the cached inventory of this driver.
 pub fn forget(fake: &FakeDriver) {
-    sh(&format!("grep -l '{}' /run/oci-nvidia-hook/inventory-* | xargs -r rm -f", fake.root.display())).ok();
+    sh(&format!(
+        "grep -l '{}' /run/oci-nvidia-hook/inventory-* | xargs -r rm -f",
+        fake.root.display()
+    ))
+    .ok();
 }

@@ -1,11 +1,17 @@
 //! Generates the code of gRPC and of messages from `proto/`, and makes release builds smaller.
-#![allow(clippy::disallowed_methods, reason = "these rules are for the program, not for a build")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "these rules are for the program, not for a build"
+)]
 
 #[path = "../../packaging/linker.rs"]
 mod linker;
 
 /// The linker script of the hook's feature `lean`.
-const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/no-unwind-tables.ld");
+const SCRIPT: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../packaging/no-unwind-tables.ld"
+);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=proto");
@@ -26,13 +32,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     generate(&["proto/dra_health_v1.proto"], &health)?;
     // A fifth of the program. Debug builds keep the tables for backtraces.
     if std::env::var("PROFILE").as_deref() == Ok("release") {
-        linker::options(SCRIPT).iter().for_each(|option| println!("cargo::rustc-link-arg-bins={option}"));
+        linker::options(SCRIPT)
+            .iter()
+            .for_each(|option| println!("cargo::rustc-link-arg-bins={option}"));
     }
     Ok(())
 }
 
 fn generate(protos: &[&str], out: &std::path::Path) -> Result<(), Box<dyn std::error::Error>> {
     let files = protox::compile(protos, ["proto"])?;
-    tonic_prost_build::configure().build_transport(false).out_dir(out).compile_fds(files)?;
+    tonic_prost_build::configure()
+        .build_transport(false)
+        .out_dir(out)
+        .compile_fds(files)?;
     Ok(())
 }

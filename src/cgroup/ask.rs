@@ -35,16 +35,22 @@ pub(super) fn filter_of(cgroup: &DeviceCgroup) -> Result<Filter> {
         DeviceCgroup::None => Ok(Filter::None),
         DeviceCgroup::V1(path) => {
             let path = path.as_path().join("devices.list");
-            let text = base::sys::proc_file::read_text(&path).with_context(|| format!("cannot read {path:?}"))?;
+            let text = base::sys::proc_file::read_text(&path)
+                .with_context(|| format!("cannot read {path:?}"))?;
             Ok(Filter::List(text))
         }
         DeviceCgroup::V2 { path, .. } => {
             let dir = File::open(path.as_path()).with_context(|| format!("cannot open {path}"))?;
             let ids = bpf::effective(dir.as_fd()).context("cannot read its device programs")?;
-            let insns = |id: u32| bpf::prog_info(bpf::prog_by_id(id)?.as_fd()).map(|info| info.insns);
+            let insns =
+                |id: u32| bpf::prog_info(bpf::prog_by_id(id)?.as_fd()).map(|info| info.insns);
             let programs: nix::Result<Vec<_>> = ids.into_iter().map(insns).collect();
             let programs = programs.context("cannot read its device programs")?;
-            Ok(if programs.is_empty() { Filter::None } else { Filter::Programs(programs) })
+            Ok(if programs.is_empty() {
+                Filter::None
+            } else {
+                Filter::Programs(programs)
+            })
         }
     }
 }
@@ -56,7 +62,11 @@ impl Filter {
         if answers.contains(&Some(false)) {
             return Some(true);
         }
-        if answers.contains(&None) { None } else { Some(false) }
+        if answers.contains(&None) {
+            None
+        } else {
+            Some(false)
+        }
     }
 
     /// Reports whether the device may be read and written; `None` if that cannot be determined.
@@ -65,12 +75,17 @@ impl Filter {
             Self::None => Some(true),
             Self::List(text) => Some(is_listed(text, rule)),
             Self::Programs(programs) => {
-                let answers = programs.iter().map(|program| run(program.as_ref()?, rule).map(|answer| answer != 0));
+                let answers = programs
+                    .iter()
+                    .map(|program| run(program.as_ref()?, rule).map(|answer| answer != 0));
                 let answers: Vec<_> = answers.collect();
                 if answers.contains(&Some(false)) {
                     Some(false)
                 } else {
-                    answers.into_iter().collect::<Option<_>>().map(|_: Vec<_>| true)
+                    answers
+                        .into_iter()
+                        .collect::<Option<_>>()
+                        .map(|_: Vec<_>| true)
                 }
             }
         }
@@ -90,7 +105,8 @@ fn access(line: &str, rule: DeviceRule) -> Option<&str> {
     let (kind, numbers, access) = (words.next()?, words.next()?, words.next()?);
     let (major, minor) = numbers.split_once(':')?;
     let matches = |text: &str, number: u32| text == "*" || text.parse() == Ok(number);
-    (matches!(kind, "a" | "c") && matches(major, rule.major) && matches(minor, rule.minor)).then_some(access)
+    (matches!(kind, "a" | "c") && matches(major, rule.major) && matches(minor, rule.minor))
+        .then_some(access)
 }
 
 /// Returns the result of a device program for an open(2) for reading and writing.
@@ -103,7 +119,10 @@ mod tests {
     use super::super::program;
     use super::*;
 
-    const GPU: DeviceRule = DeviceRule { major: 195, minor: 0 };
+    const GPU: DeviceRule = DeviceRule {
+        major: 195,
+        minor: 0,
+    };
 
     #[test]
     fn lists_of_version_1() {
@@ -117,18 +136,38 @@ mod tests {
             ("c 195:0 r\nc *:0 w\n", true),
             ("", false),
         ] {
-            assert_eq!(Filter::List(list.to_owned()).allows(GPU), Some(allowed), "{list:?}");
+            assert_eq!(
+                Filter::List(list.to_owned()).allows(GPU),
+                Some(allowed),
+                "{list:?}"
+            );
         }
     }
 
     #[test]
     fn programs_of_version_2() {
         let answer = |value| vec![Insn::new(0xb7, 0, 0, 0, value), Insn::new(0x95, 0, 0, 0, 0)];
-        let ours = program::extend(&answer(0), &[GPU, DeviceRule { major: 195, minor: 255 }]).unwrap().unwrap();
+        let ours = program::extend(
+            &answer(0),
+            &[
+                GPU,
+                DeviceRule {
+                    major: 195,
+                    minor: 255,
+                },
+            ],
+        )
+        .unwrap()
+        .unwrap();
         let unknown = vec![Insn::new(0x85, 0, 0, 0, 1)];
-        let ask = |programs: &[Option<Vec<Insn>>], rule| Filter::Programs(programs.to_vec()).allows(rule);
-        let (ours, yes, no, unknown) = (Some(ours), Some(answer(1)), Some(answer(0)), Some(unknown));
-        let other = DeviceRule { major: 195, minor: 1 };
+        let ask =
+            |programs: &[Option<Vec<Insn>>], rule| Filter::Programs(programs.to_vec()).allows(rule);
+        let (ours, yes, no, unknown) =
+            (Some(ours), Some(answer(1)), Some(answer(0)), Some(unknown));
+        let other = DeviceRule {
+            major: 195,
+            minor: 1,
+        };
         for (programs, gpu, others) in [
             (&[yes.clone()][..], Some(true), Some(true)),
             (std::slice::from_ref(&no), Some(false), Some(false)),
@@ -139,7 +178,11 @@ mod tests {
             (&[yes, None], None, None),
             (&[None, no.clone()], Some(false), Some(false)),
         ] {
-            assert_eq!((ask(programs, GPU), ask(programs, other)), (gpu, others), "{programs:?}");
+            assert_eq!(
+                (ask(programs, GPU), ask(programs, other)),
+                (gpu, others),
+                "{programs:?}"
+            );
         }
         // The kernel refuses a program that does not end.
         let endless = vec![Insn::new(0x05, 0, 0, -1, 0)];

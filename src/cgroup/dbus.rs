@@ -88,7 +88,11 @@ pub(super) fn set_device_allow(serial: u32, unit: &str, rules: &[DeviceRule]) ->
             }
         });
     });
-    let manager = ["/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager", "SetUnitProperties"];
+    let manager = [
+        "/org/freedesktop/systemd1",
+        "org.freedesktop.systemd1.Manager",
+        "SetUnitProperties",
+    ];
     call(serial, manager, "sba(sv)", &body.0)
 }
 
@@ -98,7 +102,12 @@ pub(super) fn get_property(serial: u32, unit: &str, property: &str) -> Vec<u8> {
     body.string("org.freedesktop.systemd1.Scope");
     body.string(property);
     let path = format!("/org/freedesktop/systemd1/unit/{}", escape(unit));
-    call(serial, [&path, "org.freedesktop.DBus.Properties", "Get"], "ss", &body.0)
+    call(
+        serial,
+        [&path, "org.freedesktop.DBus.Properties", "Get"],
+        "ss",
+        &body.0,
+    )
 }
 
 /// Escapes a unit name for an object path: systemd writes a leading digit, and all bytes except letters and digits, as `_xx`.
@@ -115,12 +124,22 @@ fn escape(unit: &str) -> String {
 }
 
 /// Encodes a method call: object path, interface and method; the signature of its parameters, and their bytes.
-fn call(serial: u32, [path, interface, method]: [&str; 3], signature: &str, body: &[u8]) -> Vec<u8> {
+fn call(
+    serial: u32,
+    [path, interface, method]: [&str; 3],
+    signature: &str,
+    body: &[u8],
+) -> Vec<u8> {
     let mut message = Writer(vec![b'l', METHOD_CALL, 0, 1]);
     message.u32(length(body.len()));
     message.u32(serial);
     message.array(|fields| {
-        let texts = [(1, "o", path), (2, "s", interface), (3, "s", method), (6, "s", "org.freedesktop.systemd1")];
+        let texts = [
+            (1, "o", path),
+            (2, "s", interface),
+            (3, "s", method),
+            (6, "s", "org.freedesktop.systemd1"),
+        ];
         for (code, kind, value) in texts {
             fields.align(8);
             fields.0.push(code);
@@ -141,7 +160,9 @@ fn call(serial: u32, [path, interface, method]: [&str; 3], signature: &str, body
 pub(super) fn text_property(body: &Body) -> Option<String> {
     let at = body.after_signature("s")?.next_multiple_of(4);
     let length = read_u32(&body.0, at)?;
-    let text = body.0.get(at + 4..at.checked_add(4)?.checked_add(length)?)?;
+    let text = body
+        .0
+        .get(at + 4..at.checked_add(4)?.checked_add(length)?)?;
     Some(String::from_utf8_lossy(text).into_owned())
 }
 
@@ -170,7 +191,9 @@ pub(super) fn message_length(head: &[u8; HEAD]) -> Option<usize> {
         return None;
     }
     let (body, fields) = (read_u32(head, 4)?, read_u32(head, 12)?);
-    let length = HEAD.checked_add(fields.checked_next_multiple_of(8)?)?.checked_add(body)?;
+    let length = HEAD
+        .checked_add(fields.checked_next_multiple_of(8)?)?
+        .checked_add(body)?;
     (length <= MAX_MESSAGE).then_some(length)
 }
 
@@ -208,7 +231,9 @@ pub(super) fn answer(message: &[u8], serial: u32) -> Option<Answer> {
         _ if !ours => Answer::Other,
         ERROR => Answer::Refused(name),
         _ => {
-            let body = message.get(end.checked_next_multiple_of(8)?..).unwrap_or_default();
+            let body = message
+                .get(end.checked_next_multiple_of(8)?..)
+                .unwrap_or_default();
             Answer::Done(Body(body.to_vec()))
         }
     })
@@ -231,14 +256,19 @@ mod tests {
     #[test]
     fn a_call_contains_its_length() {
         for count in 0..20 {
-            let rules: Vec<_> = (0..count).map(|minor| DeviceRule { major: 195, minor }).collect();
+            let rules: Vec<_> = (0..count)
+                .map(|minor| DeviceRule { major: 195, minor })
+                .collect();
             let call = set_device_allow(3, "libpod-0a.scope", &rules);
             assert_eq!(message_length(&head(&call)), Some(call.len()));
             assert_eq!(answer(&call, 3), Some(Answer::Other), "it is a call");
         }
         let call = get_property(1, "libpod-0a.scope", "DevicePolicy");
         assert_eq!(message_length(&head(&call)), Some(call.len()));
-        assert!(call.windows(45).any(|part| part == b"/org/freedesktop/systemd1/unit/libpod_2d0a_2e"));
+        assert!(
+            call.windows(45)
+                .any(|part| part == b"/org/freedesktop/systemd1/unit/libpod_2d0a_2e")
+        );
         assert_eq!(escape("0a.scope"), "_30a_2escope");
     }
 
@@ -264,11 +294,29 @@ mod tests {
         let empty = Body(Vec::new());
         let done = answer(&message(METHOD_RETURN, 7, "org.freedesktop.systemd1", 1), 1);
         assert_eq!(done, Some(Answer::Done(empty.clone())));
-        assert_eq!((text_property(&empty), is_empty_list(&empty, "a(ss)")), (None, None));
-        assert_eq!(answer(&message(METHOD_RETURN, 7, "x", 2), 1), Some(Answer::Other));
-        assert_eq!(answer(&message(4, 7, "x", 1), 1), Some(Answer::Other), "a signal");
-        let refused = answer(&message(ERROR, 4, "org.freedesktop.systemd1.NoSuchUnit", 1), 1);
-        assert_eq!(refused, Some(Answer::Refused("org.freedesktop.systemd1.NoSuchUnit".to_owned())));
+        assert_eq!(
+            (text_property(&empty), is_empty_list(&empty, "a(ss)")),
+            (None, None)
+        );
+        assert_eq!(
+            answer(&message(METHOD_RETURN, 7, "x", 2), 1),
+            Some(Answer::Other)
+        );
+        assert_eq!(
+            answer(&message(4, 7, "x", 1), 1),
+            Some(Answer::Other),
+            "a signal"
+        );
+        let refused = answer(
+            &message(ERROR, 4, "org.freedesktop.systemd1.NoSuchUnit", 1),
+            1,
+        );
+        assert_eq!(
+            refused,
+            Some(Answer::Refused(
+                "org.freedesktop.systemd1.NoSuchUnit".to_owned()
+            ))
+        );
     }
 
     #[test]

@@ -24,9 +24,18 @@ pub(super) const BOTH: u32 = READ | WRITE;
 
 /// Devices that no list contains: the last numbers of the ranges that the kernel assigns, and of all device numbers.
 const UNLISTED: [DeviceRule; 3] = [
-    DeviceRule { major: 4095, minor: 1_048_575 },
-    DeviceRule { major: 3071, minor: 77_777 },
-    DeviceRule { major: 253, minor: 1_000_003 },
+    DeviceRule {
+        major: 4095,
+        minor: 1_048_575,
+    },
+    DeviceRule {
+        major: 3071,
+        minor: 77_777,
+    },
+    DeviceRule {
+        major: 253,
+        minor: 1_000_003,
+    },
 ];
 
 /// Upper limit for executed instructions, the same as that of the kernel's verifier.
@@ -46,7 +55,9 @@ pub(super) fn judge(program: &[Insn], rules: &[DeviceRule]) -> Verdict {
 /// Reports whether a program allows a device to be read, written, and both; `None` if that is unknown.
 fn allows(program: &[Insn], rule: &DeviceRule) -> Option<bool> {
     let answers = [READ, WRITE, BOTH].map(|access| run(program, [access, rule.major, rule.minor]));
-    answers.into_iter().try_fold(true, |all, answer| Some(all & (answer? & 1 == 1)))
+    answers
+        .into_iter()
+        .try_fold(true, |all, answer| Some(all & (answer? & 1 == 1)))
 }
 
 #[derive(Clone, Copy)]
@@ -78,12 +89,19 @@ pub(super) fn run(program: &[Insn], context: [u32; 3]) -> Option<u64> {
         at += 1;
         let (class, operation) = (insn.code & 7, insn.code & 0xf0);
         let immediate = Value::Number(i64::from(insn.imm).cast_unsigned());
-        let operand = if insn.code & 8 == 0 { Some(immediate) } else { register(&registers, insn.src()) };
+        let operand = if insn.code & 8 == 0 {
+            Some(immediate)
+        } else {
+            register(&registers, insn.src())
+        };
         match class {
             1 => {
-                let Some(Value::Context(offset)) = register(&registers, insn.src()) else { return None };
+                let Some(Value::Context(offset)) = register(&registers, insn.src()) else {
+                    return None;
+                };
                 let start = usize::try_from(offset.checked_add(i64::from(insn.off))?).ok()?;
-                *registers.get_mut(usize::from(insn.dst()))? = Some(Value::Number(load(&bytes, start, insn.code)?));
+                *registers.get_mut(usize::from(insn.dst()))? =
+                    Some(Value::Number(load(&bytes, start, insn.code)?));
             }
             4 | 7 => {
                 let value = compute(class, operation, register(&registers, insn.dst()), operand?)?;
@@ -93,7 +111,12 @@ pub(super) fn run(program: &[Insn], context: [u32; 3]) -> Option<u64> {
             5 | 6 => {
                 let taken = match operation {
                     0 if class == 5 => true,
-                    _ => compare(class, operation, register(&registers, insn.dst())?.number()?, operand?.number()?)?,
+                    _ => compare(
+                        class,
+                        operation,
+                        register(&registers, insn.dst())?.number()?,
+                        operand?.number()?,
+                    )?,
                 };
                 if taken {
                     at = at.checked_add_signed(insn.off.into())?;
@@ -121,19 +144,31 @@ fn load(bytes: &[u8], start: usize, code: u8) -> Option<u64> {
     let found = bytes.get(start..start.checked_add(width)?)?;
     // The kernel stores the context in the byte order of the machine.
     let mut number = [0; 8];
-    let start = if cfg!(target_endian = "little") { 0 } else { 8 - width };
+    let start = if cfg!(target_endian = "little") {
+        0
+    } else {
+        8 - width
+    };
     number.get_mut(start..start + width)?.copy_from_slice(found);
     Some(u64::from_ne_bytes(number))
 }
 
 /// Clears the upper half of a number for 32-bit operations.
 const fn narrow(is_wide: bool, number: u64) -> u64 {
-    if is_wide { number } else { number & 0xffff_ffff }
+    if is_wide {
+        number
+    } else {
+        number & 0xffff_ffff
+    }
 }
 
 /// Converts a number to a signed number of 64 or 32 bits.
 fn signed(is_wide: bool, number: u64) -> i64 {
-    if is_wide { number.cast_signed() } else { i64::from(u32::try_from(number).unwrap_or_default().cast_signed()) }
+    if is_wide {
+        number.cast_signed()
+    } else {
+        i64::from(u32::try_from(number).unwrap_or_default().cast_signed())
+    }
 }
 
 fn compute(class: u8, operation: u8, old: Option<Value>, operand: Value) -> Option<Value> {
@@ -144,7 +179,9 @@ fn compute(class: u8, operation: u8, old: Option<Value>, operand: Value) -> Opti
     let b = operand.number()?;
     let a = if operation == 0xb0 { 0 } else { old?.number()? };
     let (a, b) = (narrow(is_wide, a), narrow(is_wide, b));
-    let shift = u32::try_from(b).ok().filter(|shift| *shift < if is_wide { 64 } else { 32 });
+    let shift = u32::try_from(b)
+        .ok()
+        .filter(|shift| *shift < if is_wide { 64 } else { 32 });
     let result = match operation {
         0x00 => a.wrapping_add(b),
         0x10 => a.wrapping_sub(b),
@@ -185,8 +222,14 @@ mod tests {
     use super::super::program::extend;
     use super::*;
 
-    const GPU: DeviceRule = DeviceRule { major: 195, minor: 0 };
-    const OTHER: DeviceRule = DeviceRule { major: 195, minor: 1 };
+    const GPU: DeviceRule = DeviceRule {
+        major: 195,
+        minor: 0,
+    };
+    const OTHER: DeviceRule = DeviceRule {
+        major: 195,
+        minor: 1,
+    };
 
     fn insn(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Insn {
         Insn::new(code, dst, src, off, imm)
@@ -198,7 +241,11 @@ mod tests {
 
     /// `if major == 195: return 0; return 1`, with a copy of the context pointer as compilers make it.
     fn denies_nvidia() -> Vec<Insn> {
-        let start = vec![insn(0xbf, 6, 1, 0, 0), insn(0x61, 2, 6, 4, 0), insn(0x55, 2, 0, 2, 195)];
+        let start = vec![
+            insn(0xbf, 6, 1, 0, 0),
+            insn(0x61, 2, 6, 4, 0),
+            insn(0x55, 2, 0, 2, 195),
+        ];
         [start, answer(0), answer(1)].concat()
     }
 
@@ -209,11 +256,34 @@ mod tests {
             ("nothing allowed", answer(0), vec![GPU], Verdict::AllowList),
             ("all allowed", answer(1), vec![GPU, OTHER], Verdict::Allows),
             ("listed", extended.clone(), vec![GPU], Verdict::Allows),
-            ("one of two listed", extended, vec![GPU, OTHER], Verdict::AllowList),
+            (
+                "one of two listed",
+                extended,
+                vec![GPU, OTHER],
+                Verdict::AllowList,
+            ),
             ("singled out", denies_nvidia(), vec![GPU], Verdict::Denies),
-            ("others singled out", denies_nvidia(), vec![DeviceRule { major: 511, minor: 0 }], Verdict::Allows),
-            ("a helper function", [vec![insn(0x85, 0, 0, 0, 5)], answer(1)].concat(), vec![GPU], Verdict::Denies),
-            ("no end", vec![insn(0x05, 0, 0, -1, 0)], vec![GPU], Verdict::Denies),
+            (
+                "others singled out",
+                denies_nvidia(),
+                vec![DeviceRule {
+                    major: 511,
+                    minor: 0,
+                }],
+                Verdict::Allows,
+            ),
+            (
+                "a helper function",
+                [vec![insn(0x85, 0, 0, 0, 5)], answer(1)].concat(),
+                vec![GPU],
+                Verdict::Denies,
+            ),
+            (
+                "no end",
+                vec![insn(0x05, 0, 0, -1, 0)],
+                vec![GPU],
+                Verdict::Denies,
+            ),
         ] {
             assert_eq!(judge(&program, &rules), verdict, "{what}");
         }
@@ -222,7 +292,11 @@ mod tests {
     #[test]
     fn reading_alone_is_not_enough() {
         // `if access & write: return 0; return 1`
-        let start = vec![insn(0x61, 2, 1, 0, 0), insn(0x74, 2, 0, 0, 16), insn(0x45, 2, 0, 2, 4)];
+        let start = vec![
+            insn(0x61, 2, 1, 0, 0),
+            insn(0x74, 2, 0, 0, 16),
+            insn(0x45, 2, 0, 2, 4),
+        ];
         let read_only = [start, answer(1), answer(0)].concat();
         assert_eq!(judge(&read_only, &[GPU]), Verdict::AllowList);
     }

@@ -52,18 +52,31 @@ pub struct Hierarchy {
 pub fn hierarchies(mountinfo: &[u8]) -> Vec<Hierarchy> {
     let mounts: Vec<_> = mounts(mountinfo).collect();
     let mut tree = Tree::new(&mounts);
-    mounts.iter().filter_map(|mount| hierarchy(mount).filter(|_| tree.reaches(mount))).collect()
+    mounts
+        .iter()
+        .filter_map(|mount| hierarchy(mount).filter(|_| tree.reaches(mount)))
+        .collect()
 }
 
 /// Returns `None` for a mount that cannot filter devices. The controller can share its hierarchy ("cpu,devices").
 fn hierarchy(mount: &Mount<'_>) -> Option<Hierarchy> {
-    let has_devices = || mount.super_options.split(|byte| *byte == b',').any(|option| option == b"devices");
+    let has_devices = || {
+        mount
+            .super_options
+            .split(|byte| *byte == b',')
+            .any(|option| option == b"devices")
+    };
     let is_v2 = mount.kind == b"cgroup2";
     if !is_v2 && (mount.kind != b"cgroup" || !has_devices()) {
         return None;
     }
     let (root, point) = (unescaped(mount.root), unescaped(mount.point));
-    Some(Hierarchy { is_v2, root, point, is_read_only: mount.is_read_only })
+    Some(Hierarchy {
+        is_v2,
+        root,
+        point,
+        is_read_only: mount.is_read_only,
+    })
 }
 
 /// Returns the device cgroup of the process whose `/proc/<pid>/cgroup` is `cgroup`.
@@ -72,23 +85,35 @@ fn hierarchy(mount: &Mount<'_>) -> Option<Hierarchy> {
 /// (`IsCgroup2UnifiedMode`) and crun decide in the same way.
 pub fn locate(hierarchies: &[Hierarchy], cgroup: &str) -> Result<DeviceCgroup> {
     let (unified, devices): (Vec<_>, Vec<_>) = hierarchies.iter().partition(|mount| mount.is_v2);
-    if devices.is_empty() || unified.iter().any(|mount| mount.point == Path::new("/sys/fs/cgroup")) {
+    if devices.is_empty()
+        || unified
+            .iter()
+            .any(|mount| mount.point == Path::new("/sys/fs/cgroup"))
+    {
         if unified.is_empty() {
             return Ok(DeviceCgroup::None);
         }
-        let own = own_path(cgroup, str::is_empty).ok_or_else(|| anyhow!("it is not in a cgroup of cgroup2"))?;
+        let own = own_path(cgroup, str::is_empty)
+            .ok_or_else(|| anyhow!("it is not in a cgroup of cgroup2"))?;
         let (mount, path) = below(&unified, own)?;
-        return Ok(DeviceCgroup::V2 { mount: HostPath::new(mount), path: HostPath::new(path) });
+        return Ok(DeviceCgroup::V2 {
+            mount: HostPath::new(mount),
+            path: HostPath::new(path),
+        });
     }
-    let own = own_path(cgroup, |controllers| controllers.split(',').any(|name| name == "devices"))
-        .ok_or_else(|| anyhow!("it is not in a cgroup with the devices controller"))?;
+    let own = own_path(cgroup, |controllers| {
+        controllers.split(',').any(|name| name == "devices")
+    })
+    .ok_or_else(|| anyhow!("it is not in a cgroup with the devices controller"))?;
     Ok(DeviceCgroup::V1(HostPath::new(below(&devices, own)?.1)))
 }
 
 /// Reports whether a mount hides the mount point of a sibling. Two siblings never have the same mount point: the second one is
 /// mounted on the first.
 fn covers(mount: &Mount<'_>, sibling: &Mount<'_>) -> bool {
-    mount.id != sibling.id && mount.point != sibling.point && path(sibling.point).starts_with(path(mount.point))
+    mount.id != sibling.id
+        && mount.point != sibling.point
+        && path(sibling.point).starts_with(path(mount.point))
 }
 
 fn path(escaped: &[u8]) -> &Path {
@@ -108,7 +133,11 @@ struct Tree<'a> {
 
 impl<'a> Tree<'a> {
     fn new(mounts: &'a [Mount<'a>]) -> Self {
-        let mut tree = Self { by_id: BTreeMap::new(), by_parent: BTreeMap::new(), bare: BTreeMap::new() };
+        let mut tree = Self {
+            by_id: BTreeMap::new(),
+            by_parent: BTreeMap::new(),
+            bare: BTreeMap::new(),
+        };
         for mount in mounts {
             tree.by_id.entry(mount.id).or_insert(mount);
             tree.by_parent.entry(mount.parent).or_default().push(mount);
@@ -181,10 +210,14 @@ fn below(mounts: &[&Hierarchy], own: &Path) -> Result<(PathBuf, PathBuf)> {
         .filter(|mount| mount.root.is_absolute() && !is_outside(&mount.root))
         .filter_map(|mount| Some((mount, own.strip_prefix(&mount.root).ok()?)))
         .enumerate()
-        .max_by_key(|(order, (mount, rest))| (!mount.is_read_only, rest.components().count(), *order));
+        .max_by_key(|(order, (mount, rest))| {
+            (!mount.is_read_only, rest.components().count(), *order)
+        });
     match best {
         // joining "" would leave a trailing slash
-        Some((_, (mount, rest))) if rest.as_os_str().is_empty() => Ok((mount.point.clone(), mount.point.clone())),
+        Some((_, (mount, rest))) if rest.as_os_str().is_empty() => {
+            Ok((mount.point.clone(), mount.point.clone()))
+        }
         Some((_, (mount, rest))) => Ok((mount.point.clone(), mount.point.join(rest))),
         None => {
             let points: Vec<&PathBuf> = mounts.iter().map(|mount| &mount.point).collect();

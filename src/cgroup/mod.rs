@@ -53,7 +53,10 @@ pub struct Grant {
 
 impl Grant {
     fn plain(access: Access) -> Self {
-        Self { access, findings: Vec::new() }
+        Self {
+            access,
+            findings: Vec::new(),
+        }
     }
 }
 
@@ -79,15 +82,27 @@ pub fn allow(member: Member<'_>, rules: &[DeviceRule]) -> Result<Grant> {
     let mounts = mounts()?;
     let located = located(&mounts, &format!("/proc/{pid}/cgroup"))
         .with_context(|| format!("cannot find the cgroup of process {pid}"))?;
-    let Some((mount, path)) = located.place() else { return Ok(Grant::plain(Access::Unfiltered)) };
+    let Some((mount, path)) = located.place() else {
+        return Ok(Grant::plain(Access::Unfiltered));
+    };
     let caller = self::located(&mounts, "/proc/self/cgroup").ok();
-    let caller = caller.as_ref().and_then(DeviceCgroup::place).map(|(_, path)| path);
-    let marks = own::Marks { id: member.id, cgroups_path: member.cgroups_path, caller };
+    let caller = caller
+        .as_ref()
+        .and_then(DeviceCgroup::place)
+        .map(|(_, path)| path);
+    let marks = own::Marks {
+        id: member.id,
+        cgroups_path: member.cgroups_path,
+        caller,
+    };
     let own = marks.own(mount, path);
     if own.is_empty() {
         return Ok(match denies_any(&located, rules) {
             Some(false) => Grant::plain(Access::Unfiltered),
-            _ => Grant { access: Access::Unchanged, findings: vec![shared_finding(path)] },
+            _ => Grant {
+                access: Access::Unchanged,
+                findings: vec![shared_finding(path)],
+            },
         });
     }
     match &located {
@@ -138,7 +153,9 @@ pub(crate) fn join(pid: Pid) -> Result<()> {
     let cgroup = read(&format!("/proc/{pid}/cgroup"))?;
     let path = match locate(&mounts()?, &cgroup)? {
         DeviceCgroup::None => return Ok(()),
-        DeviceCgroup::V1(path) | DeviceCgroup::V2 { path, .. } => path.as_path().join("cgroup.procs"),
+        DeviceCgroup::V1(path) | DeviceCgroup::V2 { path, .. } => {
+            path.as_path().join("cgroup.procs")
+        }
     };
     // 0 stands for the writing process, whose number is different in each pid namespace; see cgroups(7).
     std::fs::write(&path, "0").with_context(|| format!("cannot write {path:?}"))
@@ -148,9 +165,10 @@ pub(crate) fn join(pid: Pid) -> Result<()> {
 fn mounts() -> Result<Vec<Hierarchy>> {
     match usual::hierarchy() {
         Some(hierarchy) => Ok(vec![hierarchy]),
-        None => {
-            Ok(hierarchies(&proc_file::read_table(MOUNTINFO).with_context(|| format!("cannot read {MOUNTINFO:?}"))?))
-        }
+        None => Ok(hierarchies(
+            &proc_file::read_table(MOUNTINFO)
+                .with_context(|| format!("cannot read {MOUNTINFO:?}"))?,
+        )),
     }
 }
 
@@ -163,15 +181,18 @@ fn read(path: &str) -> Result<String> {
 
 /// The hint to list the devices in config.json: a runtime or systemd that restores the container's rules then restores these
 /// too.
-pub(crate) const LISTED_HINT: &str =
-    "have the engine list the devices in config.json (CDI, Podman's precreate stage, or a device plugin)";
+pub(crate) const LISTED_HINT: &str = "have the engine list the devices in config.json (CDI, Podman's precreate stage, or a device plugin)";
 
 /// The finding for a unit to which systemd restores only the device rules that it knows.
 fn systemd_finding(unit: &str, why: Option<&anyhow::Error>) -> Finding {
-    let why = why.map(|error| format!(": {}", base::report::line(error))).unwrap_or_default();
+    let why = why
+        .map(|error| format!(": {}", base::report::line(error)))
+        .unwrap_or_default();
     Finding::new(
         &catalog::NOT_TOLD,
-        format!("device access was added to {unit:?}, and \"systemctl daemon-reload\" removes it again{why}"),
+        format!(
+            "device access was added to {unit:?}, and \"systemctl daemon-reload\" removes it again{why}"
+        ),
         LISTED_HINT,
     )
 }

@@ -23,20 +23,32 @@ impl Marks<'_> {
     /// crun puts init into a sub-cgroup (`libpod-<id>.scope/container`), but its device program, or systemd's, can be attached
     /// to the scope; both must allow. Further up are slices and services that other processes share.
     pub(super) fn own(&self, mount: &Path, path: &Path) -> Vec<PathBuf> {
-        let inside: Vec<&Path> = path.ancestors().take_while(|cgroup| *cgroup != mount).collect();
+        let inside: Vec<&Path> = path
+            .ancestors()
+            .take_while(|cgroup| *cgroup != mount)
+            .collect();
         let named = inside.iter().position(|cgroup| self.name(mount, cgroup));
         let count = match (named, self.cgroups_path) {
             (Some(last), _) => last + 1,
             (None, None) => 1,
             (None, Some(_)) => 0,
         };
-        let is_callers = |cgroup: &Path| self.caller.is_some_and(|caller| caller.starts_with(cgroup));
+        let is_callers =
+            |cgroup: &Path| self.caller.is_some_and(|caller| caller.starts_with(cgroup));
         let is_shared = |cgroup: &&Path| self.cgroups_path.is_none() || !is_callers(cgroup);
-        inside.into_iter().take(count).take_while(is_shared).map(Path::to_owned).collect()
+        inside
+            .into_iter()
+            .take(count)
+            .take_while(is_shared)
+            .map(Path::to_owned)
+            .collect()
     }
 
     fn name(&self, mount: &Path, cgroup: &Path) -> bool {
-        carries_id(cgroup, self.id) || self.cgroups_path.is_some_and(|path| is_at(mount, cgroup, path))
+        carries_id(cgroup, self.id)
+            || self
+                .cgroups_path
+                .is_some_and(|path| is_at(mount, cgroup, path))
     }
 }
 
@@ -44,9 +56,15 @@ impl Marks<'_> {
 /// `docker-`, `cri-containerd-`, `runc-`); a name that only contains the id is not enough, as runtimes accept an id like
 /// "machine".
 pub(super) fn carries_id(cgroup: &Path, id: &str) -> bool {
-    let name = cgroup.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let name = cgroup
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
     let name = name.strip_suffix(".scope").unwrap_or(name);
-    !id.is_empty() && name.strip_suffix(id).is_some_and(|engine| engine.is_empty() || engine.ends_with('-'))
+    !id.is_empty()
+        && name
+            .strip_suffix(id)
+            .is_some_and(|engine| engine.is_empty() || engine.ends_with('-'))
 }
 
 /// Reports whether `linux.cgroupsPath` names `cgroup`, as a path or as `slice:prefix:name` for systemd.
@@ -72,19 +90,37 @@ mod tests {
 
     fn own(path: &str, id: &str, cgroups_path: Option<&str>, caller: &str) -> Vec<String> {
         let caller = format!("{MOUNT}{caller}");
-        let marks = Marks { id, cgroups_path, caller: Some(Path::new(&caller)) };
+        let marks = Marks {
+            id,
+            cgroups_path,
+            caller: Some(Path::new(&caller)),
+        };
         let found = marks.own(Path::new(MOUNT), Path::new(&format!("{MOUNT}{path}")));
-        found.into_iter().map(|path| path.to_str().unwrap()[MOUNT.len()..].to_owned()).collect()
+        found
+            .into_iter()
+            .map(|path| path.to_str().unwrap()[MOUNT.len()..].to_owned())
+            .collect()
     }
 
     #[test]
     fn own_cgroups_end_where_the_name_is() {
         let podman = "/machine.slice/libpod-0a.scope/container";
-        assert_eq!(own(podman, "0a", Some(""), "/x"), [podman, "/machine.slice/libpod-0a.scope"]);
+        assert_eq!(
+            own(podman, "0a", Some(""), "/x"),
+            [podman, "/machine.slice/libpod-0a.scope"]
+        );
         for (path, id, cgroups_path) in [
-            ("/kubepods.slice/crio-0a.scope", "0a", "kubepods.slice:crio:0a"),
+            (
+                "/kubepods.slice/crio-0a.scope",
+                "0a",
+                "kubepods.slice:crio:0a",
+            ),
             ("/libpod_parent/libpod-0a", "0a", "/libpod_parent/libpod-0a"),
-            ("/user.slice/x.service/libpod-payload-0a", "0a", "/user.slice/x.service/libpod-payload-0a"),
+            (
+                "/user.slice/x.service/libpod-payload-0a",
+                "0a",
+                "/user.slice/x.service/libpod-payload-0a",
+            ),
             ("/docker/0a", "0a", "/docker/0a"),
             ("/0a", "0a", ""),
             // names from cgroupsPath
@@ -94,15 +130,28 @@ mod tests {
             ("/system.slice/box.scope", "0a", "system.slice::box"),
             ("/system.slice/box.slice", "0a", "system.slice:x:box.slice"),
         ] {
-            assert_eq!(own(path, id, Some(cgroups_path), "/x.service"), [path], "{cgroups_path}");
+            assert_eq!(
+                own(path, id, Some(cgroups_path), "/x.service"),
+                [path],
+                "{cgroups_path}"
+            );
         }
-        assert_eq!(own("/foo/container", "0a", Some("/foo"), "/x"), ["/foo/container", "/foo"]);
+        assert_eq!(
+            own("/foo/container", "0a", Some("/foo"), "/x"),
+            ["/foo/container", "/foo"]
+        );
     }
 
     #[test]
     fn a_cgroup_of_others_is_not_the_containers() {
         for (what, path, id, cgroups_path, caller) in [
-            ("crun without cgroups", "/system.slice/web.service", "0a", "", "/system.slice/web.service"),
+            (
+                "crun without cgroups",
+                "/system.slice/web.service",
+                "0a",
+                "",
+                "/system.slice/web.service",
+            ),
             (
                 "and with a path that is not used",
                 "/system.slice/web.service",
@@ -110,10 +159,34 @@ mod tests {
                 "/libpod-0a",
                 "/system.slice/web.service",
             ),
-            ("below the caller's", "/system.slice/web.service/sub", "0a", "", "/system.slice/web.service"),
-            ("another's", "/machine.slice/libpod-0b.scope", "0a", "machine.slice:libpod:0a", "/x"),
-            ("the name is in the middle", "/machine.slice/libpod-0a-old.scope", "0a", "", "/x"),
-            ("a service with the same name", "/system.slice/0a", "0a", "", "/system.slice/0a"),
+            (
+                "below the caller's",
+                "/system.slice/web.service/sub",
+                "0a",
+                "",
+                "/system.slice/web.service",
+            ),
+            (
+                "another's",
+                "/machine.slice/libpod-0b.scope",
+                "0a",
+                "machine.slice:libpod:0a",
+                "/x",
+            ),
+            (
+                "the name is in the middle",
+                "/machine.slice/libpod-0a-old.scope",
+                "0a",
+                "",
+                "/x",
+            ),
+            (
+                "a service with the same name",
+                "/system.slice/0a",
+                "0a",
+                "",
+                "/system.slice/0a",
+            ),
             (
                 "a path that is the caller's",
                 "/system.slice/web.service",
@@ -123,11 +196,20 @@ mod tests {
             ),
             ("the root", "", "0a", "", "/x"),
         ] {
-            assert!(own(path, id, Some(cgroups_path), caller).is_empty(), "{what}");
+            assert!(
+                own(path, id, Some(cgroups_path), caller).is_empty(),
+                "{what}"
+            );
         }
         // A cgroup above it that is the caller's is not included.
-        assert_eq!(own("/a-0a/inner-0a", "0a", Some(""), "/a-0a/x"), ["/a-0a/inner-0a"]);
+        assert_eq!(
+            own("/a-0a/inner-0a", "0a", Some(""), "/a-0a/x"),
+            ["/a-0a/inner-0a"]
+        );
         // Without a config.json, the caller guarantees for the process.
-        assert_eq!(own("/system.slice/lxc", "process 7", None, "/system.slice/lxc"), ["/system.slice/lxc"]);
+        assert_eq!(
+            own("/system.slice/lxc", "process 7", None, "/system.slice/lxc"),
+            ["/system.slice/lxc"]
+        );
     }
 }

@@ -77,7 +77,10 @@ fn allow_block(rules: &[DeviceRule]) -> Result<Vec<Insn>> {
     let mut majors: BTreeMap<i32, BTreeSet<i32>> = BTreeMap::new();
     for rule in rules {
         let number = |n| i32::try_from(n).with_context(|| format!("invalid device number: {rule}"));
-        majors.entry(number(rule.major)?).or_default().insert(number(rule.minor)?);
+        majors
+            .entry(number(rule.major)?)
+            .or_default()
+            .insert(number(rule.minor)?);
     }
     let mut block = vec![
         Insn::new(LDX_W, 2, 1, CTX_ACCESS_TYPE, 0),
@@ -86,7 +89,11 @@ fn allow_block(rules: &[DeviceRule]) -> Result<Vec<Insn>> {
         Insn::new(LDX_W, 4, 1, CTX_MAJOR, 0),
         Insn::new(LDX_W, 5, 1, CTX_MINOR, 0),
     ];
-    let end = block.len() + majors.values().map(|minors| 3 + minors.len()).sum::<usize>();
+    let end = block.len()
+        + majors
+            .values()
+            .map(|minors| 3 + minors.len())
+            .sum::<usize>();
     if let Some(not_ours) = block.get_mut(2) {
         not_ours.off = distance(2, end)?;
     }
@@ -120,8 +127,15 @@ fn distance(from: usize, to: usize) -> Result<i16> {
 /// the immediate 1. In a program that is loaded, the immediate must be 0, which has the same effect.
 fn reloadable(old: &[Insn]) -> Result<Vec<Insn>> {
     let mut plain = unblind(old)?;
-    if plain.iter().any(|insn| insn.dst() == BPF_REG_AX || insn.src() == BPF_REG_AX) {
-        return Err(failure(&catalog::CGROUP, "its constants are blinded in an unknown way", UNBLIND_HINT));
+    if plain
+        .iter()
+        .any(|insn| insn.dst() == BPF_REG_AX || insn.src() == BPF_REG_AX)
+    {
+        return Err(failure(
+            &catalog::CGROUP,
+            "its constants are blinded in an unknown way",
+            UNBLIND_HINT,
+        ));
     }
     for insn in &mut plain {
         if insn.code == MOV32_X && insn.imm == 1 {
@@ -141,10 +155,19 @@ fn unblind(old: &[Insn]) -> Result<Vec<Insn>> {
     let mut rest = old;
     while let Some((first, tail)) = rest.split_first() {
         let (insn, length) = match rest {
-            [hidden, random, user, ..] if is_blinding(hidden, random, user) => {
-                (Insn::new(user.code & !SOURCE_X, user.dst(), 0, user.off, hidden.imm ^ random.imm), 3)
+            [hidden, random, user, ..] if is_blinding(hidden, random, user) => (
+                Insn::new(
+                    user.code & !SOURCE_X,
+                    user.dst(),
+                    0,
+                    user.off,
+                    hidden.imm ^ random.imm,
+                ),
+                3,
+            ),
+            _ if first.code == XOR64_X && first.dst() == first.src() => {
+                (Insn::new(MOV64_K, first.dst(), 0, 0, 0), 1)
             }
-            _ if first.code == XOR64_X && first.dst() == first.src() => (Insn::new(MOV64_K, first.dst(), 0, 0, 0), 1),
             _ => (*first, 1),
         };
         moved.extend(std::iter::repeat_n(plain.len(), length));
@@ -158,12 +181,16 @@ fn unblind(old: &[Insn]) -> Result<Vec<Insn>> {
         match insn.code {
             EXIT => continue,
             // these store their distance in another field; device programs of runtimes do not use them
-            CALL | JA32 if shorter => bail!("it calls functions or jumps far, and its constants are blinded"),
+            CALL | JA32 if shorter => {
+                bail!("it calls functions or jumps far, and its constants are blinded")
+            }
             CALL | JA32 => continue,
             code if !matches!(code & 7, CLASS_JMP | CLASS_JMP32) => continue,
             _ => {}
         }
-        let target = (origin + 1).checked_add_signed(insn.off.into()).and_then(|old| moved.get(old));
+        let target = (origin + 1)
+            .checked_add_signed(insn.off.into())
+            .and_then(|old| moved.get(old));
         let target = *target.context("a jump leaves the program")?;
         let off = i64::try_from(target)? - i64::try_from(at)? - 1;
         insn.off = i16::try_from(off).context("a jump in it is too long")?;
@@ -172,7 +199,8 @@ fn unblind(old: &[Insn]) -> Result<Vec<Insn>> {
 }
 
 fn is_blinding(hidden: &Insn, random: &Insn, user: &Insn) -> bool {
-    let on_ax = |insn: &Insn, codes: [u8; 2]| codes.contains(&insn.code) && insn.dst() == BPF_REG_AX;
+    let on_ax =
+        |insn: &Insn, codes: [u8; 2]| codes.contains(&insn.code) && insn.dst() == BPF_REG_AX;
     let takes_operand = !matches!(user.code & 7, 0..=3) && user.code & SOURCE_X != 0;
     on_ax(hidden, [MOV64_K, MOV32_K])
         && on_ax(random, [XOR64_K, XOR32_K])
@@ -182,8 +210,7 @@ fn is_blinding(hidden: &Insn, random: &Insn, user: &Insn) -> bool {
 }
 
 /// The hint if a hardened kernel withholds the instructions of a program.
-pub(super) const UNBLIND_HINT: &str =
-    "set the sysctl net.core.bpf_jit_harden to 1, or have the engine list the devices in config.json (CDI, precreate)";
+pub(super) const UNBLIND_HINT: &str = "set the sysctl net.core.bpf_jit_harden to 1, or have the engine list the devices in config.json (CDI, precreate)";
 
 #[cfg(test)]
 mod tests;

@@ -30,7 +30,8 @@ const MAX_MESSAGES: usize = 1000;
 /// # Errors
 /// If systemd does not run, refuses, or does not reply within five seconds.
 pub(super) fn allow(unit: &str, rules: &[DeviceRule]) -> Result<()> {
-    extend_device_allow(unit, rules).with_context(|| format!("cannot add the devices to the systemd unit {unit:?}"))
+    extend_device_allow(unit, rules)
+        .with_context(|| format!("cannot add the devices to the systemd unit {unit:?}"))
 }
 
 fn extend_device_allow(unit: &str, rules: &[DeviceRule]) -> Result<()> {
@@ -53,13 +54,18 @@ struct Connection {
 
 impl Connection {
     fn open() -> Result<Self> {
-        let mut socket = UnixStream::connect(Path::new(SOCKET)).with_context(|| format!("connect to {SOCKET:?}"))?;
+        let mut socket = UnixStream::connect(Path::new(SOCKET))
+            .with_context(|| format!("connect to {SOCKET:?}"))?;
         socket.set_read_timeout(Some(TIMEOUT))?;
         socket.set_write_timeout(Some(TIMEOUT))?;
         // SASL EXTERNAL: systemd checks the socket's credentials. 30 is the user id "0" in hexadecimal ASCII.
         socket.write_all(b"\0AUTH EXTERNAL 30\r\nBEGIN\r\n")?;
         let line = read_line(&mut socket)?;
-        ensure!(line.starts_with(b"OK "), "it replies {:?}", String::from_utf8_lossy(&line));
+        ensure!(
+            line.starts_with(b"OK "),
+            "it replies {:?}",
+            String::from_utf8_lossy(&line)
+        );
         Ok(Self { socket, serial: 0 })
     }
 

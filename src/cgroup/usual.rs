@@ -40,7 +40,12 @@ fn of(point: &str, facts: &MountFacts) -> Option<Hierarchy> {
     };
     // statmount(2) reports no path that is not UTF-8. The whole table has it.
     let root = Some(PathBuf::from(&facts.root)).filter(|root| root.is_absolute())?;
-    Some(Hierarchy { is_v2, root, point: point.into(), is_read_only: facts.is_read_only })
+    Some(Hierarchy {
+        is_v2,
+        root,
+        point: point.into(),
+        is_read_only: facts.is_read_only,
+    })
 }
 
 #[cfg(test)]
@@ -64,11 +69,21 @@ mod tests {
         let path = |path: &str| HostPath::new(path);
         assert_eq!(
             locate(&[v2], cgroup).unwrap(),
-            DeviceCgroup::V2 { mount: path(UNIFIED), path: path("/sys/fs/cgroup/c") }
+            DeviceCgroup::V2 {
+                mount: path(UNIFIED),
+                path: path("/sys/fs/cgroup/c")
+            }
         );
         let v1 = of(DEVICES, &facts(V1, "/")).unwrap();
-        assert_eq!(locate(&[v1], cgroup).unwrap(), DeviceCgroup::V1(path("/sys/fs/cgroup/devices/a/b")));
-        let others = [(UNIFIED, facts(V1, "/")), (DEVICES, facts(V2, "/")), (UNIFIED, facts(V2, ""))];
+        assert_eq!(
+            locate(&[v1], cgroup).unwrap(),
+            DeviceCgroup::V1(path("/sys/fs/cgroup/devices/a/b"))
+        );
+        let others = [
+            (UNIFIED, facts(V1, "/")),
+            (DEVICES, facts(V2, "/")),
+            (UNIFIED, facts(V2, "")),
+        ];
         for (point, facts) in others {
             assert_eq!(of(point, &facts), None, "{facts:?}");
         }
@@ -80,11 +95,18 @@ mod tests {
         let cgroup = std::fs::read_to_string("/proc/self/cgroup").unwrap();
         let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         let Some(hierarchy) = hierarchy() else {
-            let is_usual = |line: &str| line.contains(" /sys/fs/cgroup ") && line.contains(" - cgroup2 ");
-            assert!(facts_of("/").is_none() || !table.lines().any(is_usual), "the kernel has statmount(2)");
+            let is_usual =
+                |line: &str| line.contains(" /sys/fs/cgroup ") && line.contains(" - cgroup2 ");
+            assert!(
+                facts_of("/").is_none() || !table.lines().any(is_usual),
+                "the kernel has statmount(2)"
+            );
             return;
         };
         let of_table = hierarchies(table.as_bytes());
-        assert_eq!(locate(&[hierarchy], &cgroup).unwrap(), locate(&of_table, &cgroup).unwrap());
+        assert_eq!(
+            locate(&[hierarchy], &cgroup).unwrap(),
+            locate(&of_table, &cgroup).unwrap()
+        );
     }
 }

@@ -15,7 +15,10 @@ use crate::oci::device_rules::DeviceRule;
 /// `echo c MAJOR:MINOR rw > CGROUP/devices.allow`, one write(2) for each, because the kernel accepts one rule at a time.
 pub(super) fn allow(cgroup: &HostPath, rules: &[DeviceRule]) -> Result<Grant> {
     let path = cgroup.as_path().join("devices.allow");
-    let mut file = OpenOptions::new().write(true).open(&path).with_context(|| format!("cannot open {path:?}"))?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .with_context(|| format!("cannot open {path:?}"))?;
     for rule in rules {
         if let Err(error) = file.write_all(rule.to_string().as_bytes()) {
             let what = format!("cannot write \"{rule}\" to {path:?}");
@@ -32,7 +35,18 @@ pub(super) fn allow(cgroup: &HostPath, rules: &[DeviceRule]) -> Result<Grant> {
         }
     }
     // "systemctl daemon-reload" rewrites the lists of scopes without these rules.
-    let unit = cgroup.as_path().file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let findings = if unit.ends_with(".scope") { vec![systemd_finding(&unit, None)] } else { Vec::new() };
-    Ok(Grant { access: Access::Added, findings })
+    let unit = cgroup
+        .as_path()
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let findings = if unit.ends_with(".scope") {
+        vec![systemd_finding(&unit, None)]
+    } else {
+        Vec::new()
+    };
+    Ok(Grant {
+        access: Access::Added,
+        findings,
+    })
 }

@@ -23,9 +23,17 @@ const NAME: &str = "onh_devices";
 
 /// Makes the container's own programs allow the rules, and returns findings about other programs that deny them. `own` are the
 /// cgroups that belong to the container alone, that of its init process first.
-pub(super) fn allow(mount: &Path, own: &[PathBuf], id: &str, rules: &[DeviceRule]) -> Result<Grant> {
+pub(super) fn allow(
+    mount: &Path,
+    own: &[PathBuf],
+    id: &str,
+    rules: &[DeviceRule],
+) -> Result<Grant> {
     if let Some(unit) = own.iter().find(|cgroup| is_systemds(mount, cgroup)) {
-        return Ok(Grant { access: Access::Unchanged, findings: vec![systemds_finding(unit)] });
+        return Ok(Grant {
+            access: Access::Unchanged,
+            findings: vec![systemds_finding(unit)],
+        });
     }
     // Before the programs are read, because systemd replaces its own program.
     let unit = unit(own, id);
@@ -39,10 +47,18 @@ pub(super) fn allow(mount: &Path, own: &[PathBuf], id: &str, rules: &[DeviceRule
 
 /// Returns the container's own scope, if it has one; never a slice or a service, which other processes share.
 fn unit(own: &[PathBuf], id: &str) -> Option<String> {
-    let mut scopes = own.iter().filter(|cgroup| cgroup.extension().is_some_and(|kind| kind == "scope"));
+    let mut scopes = own
+        .iter()
+        .filter(|cgroup| cgroup.extension().is_some_and(|kind| kind == "scope"));
     // A scope that only cgroupsPath of config.json names is the container's too.
     let named = scopes.clone().rfind(|cgroup| carries_id(cgroup, id));
-    Some(named.or_else(|| scopes.next_back())?.file_name()?.to_str()?.to_owned())
+    Some(
+        named
+            .or_else(|| scopes.next_back())?
+            .file_name()?
+            .to_str()?
+            .to_owned(),
+    )
 }
 
 /// Extends the programs, and starts again up to two times if systemd or the runtime replaces a program at the same time.
@@ -51,7 +67,9 @@ fn extend_programs(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Grant> {
     loop {
         tries -= 1;
         match try_allow(own, rules) {
-            Err(error) if tries > 0 && matches!(errno_of(&error), Some(Errno::ENOENT | Errno::ESTALE)) => {}
+            Err(error)
+                if tries > 0 && matches!(errno_of(&error), Some(Errno::ENOENT | Errno::ESTALE)) => {
+            }
             other => return other,
         }
     }
@@ -61,9 +79,14 @@ fn try_allow(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Grant> {
     let mut own_ids = BTreeSet::new();
     let mut work = Vec::new();
     let mut findings = Vec::new();
-    let own: Vec<Cgroup> = own.iter().cloned().map(Cgroup::open).collect::<Result<_>>()?;
+    let own: Vec<Cgroup> = own
+        .iter()
+        .cloned()
+        .map(Cgroup::open)
+        .collect::<Result<_>>()?;
     for cgroup in &own {
-        let attached = bpf::attached(cgroup.dir.as_fd()).map_err(|errno| refused(errno, &cgroup.path))?;
+        let attached =
+            bpf::attached(cgroup.dir.as_fd()).map_err(|errno| refused(errno, &cgroup.path))?;
         for id in attached.ids.iter().copied() {
             own_ids.insert(id);
             let (old, insns) = read_program(id).with_context(|| cgroup.cannot_extend(id))?;
@@ -71,39 +94,62 @@ fn try_allow(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Grant> {
                 Verdict::Allows => {}
                 Verdict::Denies => findings.push(deny_finding(cgroup, id)),
                 Verdict::AllowList => {
-                    if let Some(longer) = extend(&insns, rules).with_context(|| cgroup.cannot_extend(id))? {
-                        work.push(Rewrite { cgroup, attached: attached.clone(), id, old, longer });
+                    if let Some(longer) =
+                        extend(&insns, rules).with_context(|| cgroup.cannot_extend(id))?
+                    {
+                        work.push(Rewrite {
+                            cgroup,
+                            attached: attached.clone(),
+                            id,
+                            old,
+                            longer,
+                        });
                     }
                 }
             }
         }
     }
     // The kernel asks the programs of all cgroups above as well, and each of them must allow the device.
-    let effective = own.first().map_or(Ok(Vec::new()), |cgroup| bpf::effective(cgroup.dir.as_fd()))?;
+    let effective = own
+        .first()
+        .map_or(Ok(Vec::new()), |cgroup| bpf::effective(cgroup.dir.as_fd()))?;
     let mut foreign = effective.iter().filter(|id| !own_ids.contains(id));
-    let may_deny =
-        foreign.any(|id| read_program(*id).map_or(true, |(_, insns)| judge(&insns, rules) != Verdict::Allows));
+    let may_deny = foreign.any(|id| {
+        read_program(*id).map_or(true, |(_, insns)| judge(&insns, rules) != Verdict::Allows)
+    });
     if let (true, Some(cgroup)) = (may_deny, own.first()) {
         findings.push(foreign_finding(&cgroup.path));
     }
     if own_ids.is_empty() {
-        return Ok(Grant { access: Access::Unfiltered, findings });
+        return Ok(Grant {
+            access: Access::Unfiltered,
+            findings,
+        });
     }
     if work.is_empty() {
-        return Ok(Grant { access: Access::Present, findings });
+        return Ok(Grant {
+            access: Access::Present,
+            findings,
+        });
     }
 
     // All programs are loaded before the first one is attached. If the verifier refuses one, nothing has changed.
     let loaded: Vec<OwnedFd> = work
         .iter()
         .map(|rewrite| {
-            bpf::load_device_program(NAME, &rewrite.longer).with_context(|| rewrite.cgroup.cannot_extend(rewrite.id))
+            bpf::load_device_program(NAME, &rewrite.longer)
+                .with_context(|| rewrite.cgroup.cannot_extend(rewrite.id))
         })
         .collect::<Result<_>>()?;
     for (rewrite, new) in work.iter().zip(&loaded) {
-        rewrite.attach(new).with_context(|| rewrite.cgroup.cannot_extend(rewrite.id))?;
+        rewrite
+            .attach(new)
+            .with_context(|| rewrite.cgroup.cannot_extend(rewrite.id))?;
     }
-    Ok(Grant { access: Access::Added, findings })
+    Ok(Grant {
+        access: Access::Added,
+        findings,
+    })
 }
 
 /// The directory in which crun 1.23 and newer pins the programs that systemd attaches (`BPFProgram=` in
@@ -112,22 +158,36 @@ fn try_allow(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Grant> {
 const CRUN_PINS: &str = "/sys/fs/bpf/crun";
 
 fn is_systemds(mount: &Path, cgroup: &Path) -> bool {
-    pins(mount, cgroup).iter().any(|pin| rustix::fs::lstat(pin).is_ok())
+    pins(mount, cgroup)
+        .iter()
+        .any(|pin| rustix::fs::lstat(pin).is_ok())
 }
 
 /// Returns the possible pins of a scope: crun's versions use the unit's name or its path. bpffs does not allow dots in names
 /// (bpf(2)).
 fn pins(mount: &Path, cgroup: &Path) -> Vec<PathBuf> {
     let is_unit = cgroup.extension().is_some_and(|kind| kind == "scope");
-    let names = [cgroup.file_name().map(Path::new), cgroup.strip_prefix(mount).ok()];
-    let names = names.into_iter().flatten().filter(|_| is_unit).filter_map(Path::to_str);
-    names.map(|name| Path::new(CRUN_PINS).join(name.replace('.', "_"))).collect()
+    let names = [
+        cgroup.file_name().map(Path::new),
+        cgroup.strip_prefix(mount).ok(),
+    ];
+    let names = names
+        .into_iter()
+        .flatten()
+        .filter(|_| is_unit)
+        .filter_map(Path::to_str);
+    names
+        .map(|name| Path::new(CRUN_PINS).join(name.replace('.', "_")))
+        .collect()
 }
 
 fn systemds_finding(unit: &Path) -> Finding {
     Finding::new(
         &catalog::CRUN,
-        format!("crun has given the device program of {:?} to systemd", unit.file_name().unwrap_or_default()),
+        format!(
+            "crun has given the device program of {:?} to systemd",
+            unit.file_name().unwrap_or_default()
+        ),
         LISTED_HINT,
     )
 }
@@ -144,7 +204,10 @@ impl Cgroup {
     }
 
     fn cannot_extend(&self, id: u32) -> String {
-        format!("cannot extend device program {id} of cgroup {:?}", self.path)
+        format!(
+            "cannot extend device program {id} of cgroup {:?}",
+            self.path
+        )
     }
 }
 
@@ -192,7 +255,12 @@ impl Rewrite<'_> {
         if now != self.attached {
             return Err(Errno::ESTALE.into());
         }
-        Ok(bpf::attach_at(dir, new.as_fd(), self.attached.flags & BPF_F_ALLOW_OVERRIDE, self.attached.revision)?)
+        Ok(bpf::attach_at(
+            dir,
+            new.as_fd(),
+            self.attached.flags & BPF_F_ALLOW_OVERRIDE,
+            self.attached.revision,
+        )?)
     }
 }
 
@@ -200,10 +268,19 @@ fn read_program(id: u32) -> Result<(OwnedFd, Vec<Insn>)> {
     let fd = bpf::prog_by_id(id).context("cannot open it")?;
     let info = bpf::prog_info(fd.as_fd()).context("cannot read it")?;
     if info.maps > 0 {
-        return Err(failure(&catalog::CGROUP, format!("its program {:?} uses maps", info.name), LISTED_HINT));
+        return Err(failure(
+            &catalog::CGROUP,
+            format!("its program {:?} uses maps", info.name),
+            LISTED_HINT,
+        ));
     }
-    let insns =
-        info.insns.ok_or_else(|| failure(&catalog::CGROUP, "the kernel withholds its instructions", UNBLIND_HINT))?;
+    let insns = info.insns.ok_or_else(|| {
+        failure(
+            &catalog::CGROUP,
+            "the kernel withholds its instructions",
+            UNBLIND_HINT,
+        )
+    })?;
     Ok((fd, insns))
 }
 
@@ -223,7 +300,10 @@ fn refused(errno: Errno, path: &Path) -> anyhow::Error {
 fn deny_finding(cgroup: &Cgroup, id: u32) -> Finding {
     Finding::new(
         &catalog::DENIED_BY_PROGRAM,
-        format!("device program {id} of cgroup {:?} denies the devices and allows others", cgroup.path),
+        format!(
+            "device program {id} of cgroup {:?} denies the devices and allows others",
+            cgroup.path
+        ),
         format!("inspect it with \"bpftool prog show id {id}\", and allow the devices there"),
     )
 }
@@ -246,17 +326,33 @@ mod tests {
     fn crun_pins_programs_of_scopes() {
         let pins = |cgroup| pins(Path::new("/sys/fs/cgroup"), Path::new(cgroup));
         let found = pins("/sys/fs/cgroup/machine.slice/libpod-0a.scope");
-        let expected = ["/sys/fs/bpf/crun/libpod-0a_scope", "/sys/fs/bpf/crun/machine_slice/libpod-0a_scope"];
+        let expected = [
+            "/sys/fs/bpf/crun/libpod-0a_scope",
+            "/sys/fs/bpf/crun/machine_slice/libpod-0a_scope",
+        ];
         assert_eq!(found, expected.map(PathBuf::from));
-        assert!(pins("/sys/fs/cgroup/libpod_parent/libpod-0a").is_empty(), "not a systemd unit");
+        assert!(
+            pins("/sys/fs/cgroup/libpod_parent/libpod-0a").is_empty(),
+            "not a systemd unit"
+        );
     }
 
     #[test]
     fn the_scope_is_the_units() {
-        let unit_of = |own: &[&str], id| unit(&own.iter().map(PathBuf::from).collect::<Vec<_>>(), id);
+        let unit_of =
+            |own: &[&str], id| unit(&own.iter().map(PathBuf::from).collect::<Vec<_>>(), id);
         let m = "/sys/fs/cgroup/machine.slice/libpod-0a.scope";
-        assert_eq!(unit_of(&[&format!("{m}/container"), m], "0a").as_deref(), Some("libpod-0a.scope"));
-        assert_eq!(unit_of(&["/sys/fs/cgroup/system.slice/onh-box.scope"], "0a").as_deref(), Some("onh-box.scope"));
-        assert_eq!(unit_of(&["/sys/fs/cgroup/libpod_parent/libpod-0a"], "0a"), None);
+        assert_eq!(
+            unit_of(&[&format!("{m}/container"), m], "0a").as_deref(),
+            Some("libpod-0a.scope")
+        );
+        assert_eq!(
+            unit_of(&["/sys/fs/cgroup/system.slice/onh-box.scope"], "0a").as_deref(),
+            Some("onh-box.scope")
+        );
+        assert_eq!(
+            unit_of(&["/sys/fs/cgroup/libpod_parent/libpod-0a"], "0a"),
+            None
+        );
     }
 }

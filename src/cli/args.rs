@@ -55,7 +55,14 @@ pub struct Cli {
     #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
     /// Use colors: auto (on a terminal), always or never
-    #[arg(long, global = true, value_name = "WHEN", value_enum, default_value_t, hide_possible_values = true)]
+    #[arg(
+        long,
+        global = true,
+        value_name = "WHEN",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true
+    )]
     pub color: Color,
     /// Log to stderr which files are read, which driver is found, how long NVML takes, and each step
     #[arg(long, global = true)]
@@ -139,7 +146,11 @@ pub enum Command {
     /// exit status is 1 if an installed engine neither starts the hook nor gets GPUs from the NRI plugin.
     Status(Output),
     /// Generate, refresh, list and check CDI specs
-    #[command(subcommand, arg_required_else_help = false, disable_help_subcommand = true)]
+    #[command(
+        subcommand,
+        arg_required_else_help = false,
+        disable_help_subcommand = true
+    )]
     Cdi(Cdi),
     /// Load the driver's kernel modules, create its device nodes and ask NVML
     ///
@@ -204,7 +215,11 @@ pub struct Plan {
 #[derive(Args, Debug, Default)]
 pub struct Explain {
     /// Number of a finding: ONH-030, or 30
-    #[arg(value_name = "NUMBER", required_unless_present = "list", conflicts_with = "list")]
+    #[arg(
+        value_name = "NUMBER",
+        required_unless_present = "list",
+        conflicts_with = "list"
+    )]
     pub number: Option<String>,
     /// List all numbers with their titles
     #[arg(long)]
@@ -382,7 +397,13 @@ pub struct SpecOptions {
     #[arg(long, value_name = "FORMAT", value_parser = PossibleValuesParser::new(["json", "yaml"]).map(|name| format(&name)))]
     pub format: Option<Format>,
     /// Names of the devices
-    #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',', default_value = "index,uuid")]
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_enum,
+        value_delimiter = ',',
+        default_value = "index,uuid"
+    )]
     pub name_strategy: Vec<NameStrategy>,
     /// Vendor part of the CDI kind
     #[arg(long, value_name = "VENDOR", value_parser = vendor_or_class, default_value = "nvidia.com")]
@@ -471,13 +492,20 @@ pub enum Shell {
 }
 
 fn format(name: &str) -> Format {
-    if name == "json" { Format::Json } else { Format::Yaml }
+    if name == "json" {
+        Format::Json
+    } else {
+        Format::Yaml
+    }
 }
 
 fn vendor_or_class(text: &str) -> Result<String, String> {
     name::check_vendor_or_class(text).map_err(|why| why.to_string())?;
     if text.len() == 1 {
-        return Err("CRI-O 1.37 does not start if the vendor or class of a CDI spec has only one letter".to_owned());
+        return Err(
+            "CRI-O 1.37 does not start if the vendor or class of a CDI spec has only one letter"
+                .to_owned(),
+        );
     }
     Ok(text.to_owned())
 }

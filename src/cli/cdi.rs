@@ -66,7 +66,11 @@ pub(crate) fn run(command: &Cdi, config: Option<&Path>, terminal: Terminal) -> R
     match command {
         Cdi::Generate { spec, dirs, root } => generate(spec, dirs, (config, root.as_deref())),
         Cdi::Refresh { create, spec, root } => refresh(*create, spec, (config, root.as_deref())),
-        Cdi::List { dirs, json, root: _ } => cdi_check::list(dirs, *json),
+        Cdi::List {
+            dirs,
+            json,
+            root: _,
+        } => cdi_check::list(dirs, *json),
         Cdi::Check(options) => cdi_check::check(options, config, terminal),
     }
 }
@@ -81,7 +85,9 @@ fn generate(
     let settings = options.settings(format)?;
     let mut findings = Vec::new();
     let spec = match extras::class_named(&settings.class) {
-        Some(class) => extras::make_class(class, &config, &settings, &engines_read_gids, &mut findings),
+        Some(class) => {
+            extras::make_class(class, &config, &settings, &engines_read_gids, &mut findings)
+        }
         None => of_host::make(&config, &settings, &engines_read_gids, &mut findings),
     };
     let mut call = Call::default();
@@ -95,21 +101,32 @@ fn generate(
         ));
     }
     let text = format.print(&spec)?;
-    let Some(path) = path else { return Ok(output::print(&text)) };
+    let Some(path) = path else {
+        return Ok(output::print(&text));
+    };
     nvidia_host::cdi::write(&path, &text)?;
     call.report(&format!("wrote {}: {}", path.display(), summary(&spec)));
     let mut files = vec![path.clone()];
     if settings.class == GPU_CLASS {
         let mut findings = Vec::new();
-        let more =
-            extras::refresh(&path, Stamp::from_spec(&spec), &config, &settings, &engines_read_gids, &mut findings);
+        let more = extras::refresh(
+            &path,
+            Stamp::from_spec(&spec),
+            &config,
+            &settings,
+            &engines_read_gids,
+            &mut findings,
+        );
         findings.iter().for_each(|finding| call.finding(finding));
         for (path, spec) in more? {
             call.report(&format!("wrote {}: {}", path.display(), summary(&spec)));
             files.push(path);
         }
     }
-    for problem in files.iter().flat_map(|path| cdi_check::problems(path, dirs)) {
+    for problem in files
+        .iter()
+        .flat_map(|path| cdi_check::problems(path, dirs))
+    {
         call.finding(&problem);
     }
     Ok(ExitCode::SUCCESS)
@@ -118,11 +135,27 @@ fn generate(
 /// Returns the kind and the names of the first devices. UUIDs are left out if the devices have other names.
 fn summary(spec: &Spec) -> String {
     let is_uuid = |name: &&str| name.starts_with("GPU-") || name.starts_with("MIG-");
-    let (uuids, short): (Vec<_>, Vec<_>) = spec.devices.iter().map(|device| device.name.as_str()).partition(is_uuid);
-    let names = if short.iter().all(|name| *name == ALL) { [uuids, short].concat() } else { short };
-    let shown: Vec<_> = names.iter().take(MAX_SHOWN).map(|name| format!("{}={name}", spec.kind)).collect();
+    let (uuids, short): (Vec<_>, Vec<_>) = spec
+        .devices
+        .iter()
+        .map(|device| device.name.as_str())
+        .partition(is_uuid);
+    let names = if short.iter().all(|name| *name == ALL) {
+        [uuids, short].concat()
+    } else {
+        short
+    };
+    let shown: Vec<_> = names
+        .iter()
+        .take(MAX_SHOWN)
+        .map(|name| format!("{}={name}", spec.kind))
+        .collect();
     let more = names.len().saturating_sub(shown.len());
-    let rest = if more == 0 { String::new() } else { format!(" and {more} more") };
+    let rest = if more == 0 {
+        String::new()
+    } else {
+        format!(" and {more} more")
+    };
     format!("{}{rest}", shown.join(", "))
 }
 
@@ -134,7 +167,11 @@ const MAX_SHOWN: usize = 9;
 /// Rewrites the spec if it is out of date. This runs at boot and after changes, so a host without GPUs or with a current spec is
 /// left unchanged without a message. Without `--create`, a missing spec is not created: the administrator may use the specs of
 /// another program, and two files with the same devices are a conflict.
-fn refresh(create: bool, options: &SpecOptions, (config, root): (Option<&Path>, Option<&Path>)) -> Result<ExitCode> {
+fn refresh(
+    create: bool,
+    options: &SpecOptions,
+    (config, root): (Option<&Path>, Option<&Path>),
+) -> Result<ExitCode> {
     let (Some(path), format) = options.target()? else {
         return Err(failure(
             &catalog::COMMAND_LINE,
@@ -145,7 +182,9 @@ fn refresh(create: bool, options: &SpecOptions, (config, root): (Option<&Path>, 
     if let Some(class) = extras::class_named(&options.class) {
         return Err(failure(
             &catalog::COMMAND_LINE,
-            format!("\"cdi refresh\" updates the spec of {class} together with the spec of the GPUs"),
+            format!(
+                "\"cdi refresh\" updates the spec of {class} together with the spec of the GPUs"
+            ),
             "leave --class out, or use \"cdi generate\"",
         ));
     }
@@ -155,7 +194,13 @@ fn refresh(create: bool, options: &SpecOptions, (config, root): (Option<&Path>, 
     let config = info::configuration(config, root)?;
     let settings = options.settings(format)?;
     let mut findings = Vec::new();
-    let refreshed = nvidia_host::cdi::refresh::refresh(&path, &config, &settings, &engines_read_gids, &mut findings);
+    let refreshed = nvidia_host::cdi::refresh::refresh(
+        &path,
+        &config,
+        &settings,
+        &engines_read_gids,
+        &mut findings,
+    );
     let mut call = Call::default();
     findings.iter().for_each(|finding| call.finding(finding));
     refreshed.map(|()| ExitCode::SUCCESS)
@@ -163,6 +208,7 @@ fn refresh(create: bool, options: &SpecOptions, (config, root): (Option<&Path>, 
 
 /// Returns whether all engines of this host read the field `additionalGids`. Others reject the whole file because of it.
 fn engines_read_gids() -> bool {
-    Tree::open(&HostPath::new("/"))
-        .is_ok_and(|host| inspect::all_read_cdi(&host, this_user(), "0.7.0", &mut Versions::stored()))
+    Tree::open(&HostPath::new("/")).is_ok_and(|host| {
+        inspect::all_read_cdi(&host, this_user(), "0.7.0", &mut Versions::stored())
+    })
 }

@@ -29,18 +29,29 @@ use engines::inspect::{self, Versions};
 
 /// Returns the spec directories of each engine, or those of the command line for all of them.
 fn views(given: &SpecDirs, inspect: impl Fn(&Tree) -> Vec<View>) -> Vec<View> {
-    let views = Tree::open(&HostPath::new("/")).map(|host| inspect(&host)).unwrap_or_default();
+    let views = Tree::open(&HostPath::new("/"))
+        .map(|host| inspect(&host))
+        .unwrap_or_default();
     let given = &given.spec_dirs;
     if given.is_empty() && !views.is_empty() {
         return views;
     }
-    let dirs = if given.is_empty() { DEFAULT_DIRS.map(PathBuf::from).into() } else { given.clone() };
-    vec![View { readers: views.into_iter().flat_map(|view| view.readers).collect(), dirs }]
+    let dirs = if given.is_empty() {
+        DEFAULT_DIRS.map(PathBuf::from).into()
+    } else {
+        given.clone()
+    };
+    vec![View {
+        readers: views.into_iter().flat_map(|view| view.readers).collect(),
+        dirs,
+    }]
 }
 
 /// Returns the views without asking each engine for its version, which would take longer than everything else.
 fn quick_views(dirs: &SpecDirs) -> Vec<View> {
-    views(dirs, |host| inspect::cdi_views(host, this_user(), &mut Versions::stored()))
+    views(dirs, |host| {
+        inspect::cdi_views(host, this_user(), &mut Versions::stored())
+    })
 }
 
 /// Prints the qualified names of the devices that engines find.
@@ -54,9 +65,16 @@ pub(crate) fn list(dirs: &SpecDirs, json: bool) -> Result<ExitCode> {
     }
     if names.is_empty() {
         // On stderr: stdout contains only names, for scripts.
-        Call::default().report("no CDI devices; \"oci-nvidia-hook cdi generate\" writes a spec for this host's GPUs");
+        Call::default().report(
+            "no CDI devices; \"oci-nvidia-hook cdi generate\" writes a spec for this host's GPUs",
+        );
     }
-    Ok(output::print(&names.iter().map(|name| one_line(name) + "\n").collect::<String>()))
+    Ok(output::print(
+        &names
+            .iter()
+            .map(|name| one_line(name) + "\n")
+            .collect::<String>(),
+    ))
 }
 
 fn names_of(dirs: &SpecDirs) -> BTreeSet<String> {
@@ -73,22 +91,33 @@ fn names_of(dirs: &SpecDirs) -> BTreeSet<String> {
 
 /// Returns the names of the devices in these directories, or without any in those of the engines.
 pub(crate) fn names(spec_dirs: &[PathBuf]) -> BTreeSet<String> {
-    names_of(&SpecDirs { spec_dirs: spec_dirs.to_owned() })
+    names_of(&SpecDirs {
+        spec_dirs: spec_dirs.to_owned(),
+    })
 }
 
 /// Prints for each device whether engines can use it. Returns 0 if there are devices and engines can use all of them.
 ///
 /// # Errors
 /// If config.toml is invalid.
-pub(crate) fn check(options: &CdiCheck, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
+pub(crate) fn check(
+    options: &CdiCheck,
+    config: Option<&Path>,
+    terminal: Terminal,
+) -> Result<ExitCode> {
     let config = info::configuration(config, options.root.as_deref())?;
     let stamp = stamp(&config);
     let limits = limits(&config)?;
     let mut all_good = true;
     let (mut words, mut data) = (String::new(), Vec::new());
-    for View { readers, dirs } in views(&options.dirs, |host| cdi::views(&inspect::inspect_engines(host, this_user())))
-    {
-        let now = Now { readers: &readers, stamp: stamp.as_ref(), limits: &limits };
+    for View { readers, dirs } in views(&options.dirs, |host| {
+        cdi::views(&inspect::inspect_engines(host, this_user()))
+    }) {
+        let now = Now {
+            readers: &readers,
+            stamp: stamp.as_ref(),
+            limits: &limits,
+        };
         let verdicts = judge(&registry::read(&dirs), &now, &options.names);
         all_good &= !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.ok);
         let engines: Vec<_> = readers.iter().map(ToString::to_string).collect();
@@ -96,7 +125,11 @@ pub(crate) fn check(options: &CdiCheck, config: Option<&Path>, terminal: Termina
         let spec_dirs: Vec<_> = dirs.iter().map(|dir| dir.to_string_lossy()).collect();
         data.push(json!({"engines": engines, "spec_dirs": spec_dirs, "results": verdicts}));
     }
-    let printed = output::print(&if options.output.json { base::json::document("groups", &data)? } else { words });
+    let printed = output::print(&if options.output.json {
+        base::json::document("groups", &data)?
+    } else {
+        words
+    });
     Ok(if all_good { printed } else { ExitCode::FAILURE })
 }
 
@@ -132,8 +165,15 @@ pub(crate) fn problems(path: &Path, dirs: &SpecDirs) -> Vec<Finding> {
     let mut problems = Vec::new();
     for View { readers, dirs } in quick_views(dirs) {
         let Some(priority) = dirs.iter().position(|dir| is_in(path, dir)) else {
-            let engines: Vec<_> = readers.iter().map(|reader| reader.kind.to_string()).collect();
-            let engines = if engines.is_empty() { "engines".to_owned() } else { engines.join(", ") };
+            let engines: Vec<_> = readers
+                .iter()
+                .map(|reader| reader.kind.to_string())
+                .collect();
+            let engines = if engines.is_empty() {
+                "engines".to_owned()
+            } else {
+                engines.join(", ")
+            };
             problems.push(Finding::new(
                 &catalog::SPEC_UNSEEN,
                 format!("{path:?} is not in a directory in which {engines} searches for CDI specs"),
@@ -145,8 +185,13 @@ pub(crate) fn problems(path: &Path, dirs: &SpecDirs) -> Vec<Finding> {
             continue;
         };
         let files = registry::read(&dirs);
-        let is_ours = |file: &SpecFile| file.priority == priority && file.path.file_name() == path.file_name();
-        let other = files.iter().position(is_ours).and_then(|ours| cdi_check::conflicting(&files, ours));
+        let is_ours = |file: &SpecFile| {
+            file.priority == priority && file.path.file_name() == path.file_name()
+        };
+        let other = files
+            .iter()
+            .position(is_ours)
+            .and_then(|ours| cdi_check::conflicting(&files, ours));
         problems.extend(other.map(|other| {
             let what = format!("{:?} has devices of the same names", other.path);
             let fix = format!("run \"rm {}\"", other.path.display());
@@ -158,7 +203,9 @@ pub(crate) fn problems(path: &Path, dirs: &SpecDirs) -> Vec<Finding> {
 
 /// Returns whether the file is in this directory. The paths can differ, because /var/run is a link.
 fn is_in(path: &Path, dir: &Path) -> bool {
-    path.parent().and_then(identity).is_some_and(|parent| Some(parent) == identity(dir))
+    path.parent()
+        .and_then(identity)
+        .is_some_and(|parent| Some(parent) == identity(dir))
 }
 
 fn identity(dir: &Path) -> Option<(u64, u64)> {
@@ -176,37 +223,69 @@ fn judge(files: &[SpecFile], now: &Now<'_>, names: &[String]) -> Vec<CdiVerdict>
     let mut named = Vec::new();
     for name in names {
         let known = devices.iter().find(|device| device.subject == *name);
-        named.push(known.cloned().unwrap_or_else(|| cdi_check::unknown(name, &devices)));
+        named.push(
+            known
+                .cloned()
+                .unwrap_or_else(|| cdi_check::unknown(name, &devices)),
+        );
     }
     if named.iter().any(|verdict| verdict.file.is_empty()) {
         // The device may be in a file that engines do not read.
         named.extend(cdi_check::files(files));
     }
-    let of_named = without_env.into_iter().filter(|hook| named.iter().any(|device| device.file == hook.file));
+    let of_named = without_env
+        .into_iter()
+        .filter(|hook| named.iter().any(|device| device.file == hook.file));
     named.extend(of_named.collect::<Vec<_>>());
     named
 }
 
 fn for_engines(engines: &[String]) -> String {
-    if engines.is_empty() { String::new() } else { format!(" for {}", engines.join(", ")) }
+    if engines.is_empty() {
+        String::new()
+    } else {
+        format!(" for {}", engines.join(", "))
+    }
 }
 
 /// Returns what is known about the devices in these directories as text.
-pub fn text(verdicts: &[CdiVerdict], dirs: &[PathBuf], readers: &[Reader], terminal: Terminal) -> String {
+pub fn text(
+    verdicts: &[CdiVerdict],
+    dirs: &[PathBuf],
+    readers: &[Reader],
+    terminal: Terminal,
+) -> String {
     terminal.render(&to_lines(verdicts, dirs, readers))
 }
 
 fn to_lines(verdicts: &[CdiVerdict], dirs: &[PathBuf], readers: &[Reader]) -> Vec<Line> {
     let names: Vec<_> = readers.iter().map(ToString::to_string).collect();
     if verdicts.is_empty() {
-        let devices = format!("no CDI devices{} in {}", for_engines(&names), cdi::list_paths(dirs));
-        return vec![Line::new(2, devices), remark_line(4, "hint: run \"oci-nvidia-hook cdi generate\"")];
+        let devices = format!(
+            "no CDI devices{} in {}",
+            for_engines(&names),
+            cdi::list_paths(dirs)
+        );
+        return vec![
+            Line::new(2, devices),
+            remark_line(4, "hint: run \"oci-nvidia-hook cdi generate\""),
+        ];
     }
     let mut lines = Vec::new();
     if !names.is_empty() {
         lines.push(Line::new(2, format!("for {}:", names.join(", "))));
     }
-    for CdiVerdict { subject, ok, reason, hint, file, unread_by, is_unsafe, .. } in verdicts {
+    for CdiVerdict {
+        subject,
+        ok,
+        reason,
+        hint,
+        file,
+        unread_by,
+        is_unsafe,
+        ..
+    } in verdicts
+    {
         let (tone, word) = match ok {
             _ if !unread_by.is_empty() => (Tone::Warning, "partly"),
             true => (Tone::Good, "yes"),
@@ -214,16 +293,39 @@ fn to_lines(verdicts: &[CdiVerdict], dirs: &[PathBuf], readers: &[Reader]) -> Ve
             false => (Tone::Bad, "no"),
         };
         let gap = NAMES.saturating_sub(word.len());
-        let found = if *ok { format!(" ({})", one_line(file)) } else { String::new() };
+        let found = if *ok {
+            format!(" ({})", one_line(file))
+        } else {
+            String::new()
+        };
         let name = format!("{:gap$}{}{found}", "", one_line(subject));
-        lines.push(Line::new(NAMES, "").then(tone, word).then(Tone::Plain, name));
-        let others: Vec<_> = names.iter().filter(|name| !unread_by.contains(name)).cloned().collect();
+        lines.push(
+            Line::new(NAMES, "")
+                .then(tone, word)
+                .then(Tone::Plain, name),
+        );
+        let others: Vec<_> = names
+            .iter()
+            .filter(|name| !unread_by.contains(name))
+            .cloned()
+            .collect();
         let parts = match unread_by.is_empty() {
             true => String::new(),
-            false => format!("usable by {}, not by {}", others.join(", "), unread_by.join(", ")),
+            false => format!(
+                "usable by {}, not by {}",
+                others.join(", "),
+                unread_by.join(", ")
+            ),
         };
-        let hint = if hint.is_empty() { String::new() } else { format!("hint: {hint}") };
-        for remark in [&parts, reason, &hint].into_iter().filter(|remark| !remark.is_empty()) {
+        let hint = if hint.is_empty() {
+            String::new()
+        } else {
+            format!("hint: {hint}")
+        };
+        for remark in [&parts, reason, &hint]
+            .into_iter()
+            .filter(|remark| !remark.is_empty())
+        {
             lines.push(remark_line(NAMES, remark));
         }
     }

@@ -33,11 +33,16 @@ pub(super) fn complete(words: &[OsString]) -> ExitCode {
     line.extend_from_slice(words);
     let mut program = with_values_of_host(&line);
     let current_dir = std::env::current_dir().ok();
-    let mut offers = engine::complete(&mut program, line, words.len(), current_dir.as_deref()).unwrap_or_default();
+    let mut offers = engine::complete(&mut program, line, words.len(), current_dir.as_deref())
+        .unwrap_or_default();
     // People do not type stages. clap offers them if nothing else begins like this.
     offers.retain(|offer| !offer.is_hide_set());
     // Before a dash is typed, options would outnumber the other words.
-    if !offers.iter().all(is_option) && !words.last().is_some_and(|word| word.to_string_lossy().starts_with('-')) {
+    if !offers.iter().all(is_option)
+        && !words
+            .last()
+            .is_some_and(|word| word.to_string_lossy().starts_with('-'))
+    {
         offers.retain(|offer| !is_option(offer));
     }
     output::print(&offers.iter().map(text).collect::<String>())
@@ -48,7 +53,10 @@ fn is_option(offer: &CompletionCandidate) -> bool {
 }
 
 fn text(offer: &CompletionCandidate) -> String {
-    let help = offer.get_help().map(|help| format!("\t{help}").replace('\n', " ")).unwrap_or_default();
+    let help = offer
+        .get_help()
+        .map(|help| format!("\t{help}").replace('\n', " "))
+        .unwrap_or_default();
     format!("{}{help}\n", offer.get_value().to_string_lossy())
 }
 
@@ -58,29 +66,55 @@ fn with_values_of_host(line: &[OsString]) -> Command {
     let helped = Vec::from(line);
     let cdi_devices = move || candidates(cdi_check::names(&dirs));
     Cli::command()
-        .mut_subcommand("plan", |plan| plan.mut_arg("container", |arg| with(arg, containers)))
-        .mut_subcommand("explain", |explain| explain.mut_arg("number", |arg| with(arg, findings)))
-        .mut_subcommand("doctor", |doctor| doctor.mut_arg("container", |arg| with(arg, containers)))
+        .mut_subcommand("plan", |plan| {
+            plan.mut_arg("container", |arg| with(arg, containers))
+        })
+        .mut_subcommand("explain", |explain| {
+            explain.mut_arg("number", |arg| with(arg, findings))
+        })
+        .mut_subcommand("doctor", |doctor| {
+            doctor.mut_arg("container", |arg| with(arg, containers))
+        })
         .mut_subcommand("ps", |ps| ps.mut_arg("gpu", |arg| with(arg, gpus)))
-        .mut_subcommand("why", |why| why.mut_arg("container", |arg| with(arg, containers)))
-        .mut_subcommand("files", |files| files.mut_arg("devices", |arg| with(arg, || candidates(["all".to_owned()]))))
-        .mut_subcommand("help", |help| help.mut_arg("command", |arg| with(arg, move || candidates(commands(&helped)))))
+        .mut_subcommand("why", |why| {
+            why.mut_arg("container", |arg| with(arg, containers))
+        })
+        .mut_subcommand("files", |files| {
+            files.mut_arg("devices", |arg| {
+                with(arg, || candidates(["all".to_owned()]))
+            })
+        })
+        .mut_subcommand("help", |help| {
+            help.mut_arg("command", |arg| {
+                with(arg, move || candidates(commands(&helped)))
+            })
+        })
         .mut_subcommand("cdi", |cdi| {
-            cdi.mut_subcommand("check", |check| check.mut_arg("names", |arg| with(arg, cdi_devices)))
+            cdi.mut_subcommand("check", |check| {
+                check.mut_arg("names", |arg| with(arg, cdi_devices))
+            })
         })
 }
 
 /// Returns the commands that can follow the words after `help` in this line.
 fn commands(line: &[OsString]) -> Vec<String> {
     let program = Cli::command();
-    let before = line.split_last().map(|(_, before)| before).unwrap_or_default();
+    let before = line
+        .split_last()
+        .map(|(_, before)| before)
+        .unwrap_or_default();
     let group = before
         .iter()
         .skip_while(|word| *word != "help")
         .skip(1)
         .try_fold(&program, |group, word| group.find_subcommand(word));
-    let visible = group.into_iter().flat_map(Command::get_subcommands).filter(|command| !command.is_hide_set());
-    visible.map(|command| command.get_name().to_owned()).collect()
+    let visible = group
+        .into_iter()
+        .flat_map(Command::get_subcommands)
+        .filter(|command| !command.is_hide_set());
+    visible
+        .map(|command| command.get_name().to_owned())
+        .collect()
 }
 
 fn with(arg: Arg, values: impl Fn() -> Vec<CompletionCandidate> + Send + Sync + 'static) -> Arg {
@@ -89,30 +123,51 @@ fn with(arg: Arg, values: impl Fn() -> Vec<CompletionCandidate> + Send + Sync + 
 
 /// Returns the values of `--spec-dir` in the words of `cdi check` before the last one.
 fn spec_dirs(line: &[OsString]) -> Vec<PathBuf> {
-    let before = line.split_last().map(|(_, before)| before).unwrap_or_default();
+    let before = line
+        .split_last()
+        .map(|(_, before)| before)
+        .unwrap_or_default();
     match Cli::try_parse_from(before) {
-        Ok(Cli { command: args::Command::Cdi(Cdi::Check(CdiCheck { dirs, .. })), .. }) => dirs.spec_dirs,
+        Ok(Cli {
+            command: args::Command::Cdi(Cdi::Check(CdiCheck { dirs, .. })),
+            ..
+        }) => dirs.spec_dirs,
         _ => Vec::new(),
     }
 }
 
 /// Offers these values, except for those that a terminal cannot show.
 fn candidates(values: impl IntoIterator<Item = String>) -> Vec<CompletionCandidate> {
-    values.into_iter().filter(|value| one_line(value) == *value).map(CompletionCandidate::new).collect()
+    values
+        .into_iter()
+        .filter(|value| one_line(value) == *value)
+        .map(CompletionCandidate::new)
+        .collect()
 }
 
 fn containers() -> Vec<CompletionCandidate> {
-    candidates(containers::read().unwrap_or_default().iter().map(containers::Known::name).collect::<BTreeSet<_>>())
+    candidates(
+        containers::read()
+            .unwrap_or_default()
+            .iter()
+            .map(containers::Known::name)
+            .collect::<BTreeSet<_>>(),
+    )
 }
 
 /// Offers the indices of the GPUs in records, because NVML can take seconds.
 fn gpus() -> Vec<CompletionCandidate> {
     let known = containers::read().unwrap_or_default();
-    let devices = known.iter().filter_map(|known| known.record.as_ref()).flat_map(|record| &record.devices);
+    let devices = known
+        .iter()
+        .filter_map(|known| known.record.as_ref())
+        .flat_map(|record| &record.devices);
     candidates(devices.map(records::Device::short).collect::<BTreeSet<_>>())
 }
 
 fn findings() -> Vec<CompletionCandidate> {
-    let offer = |kind: &&Kind| CompletionCandidate::new(kind.id).help(Some(without_markdown(kind.title).into()));
+    let offer = |kind: &&Kind| {
+        CompletionCandidate::new(kind.id).help(Some(without_markdown(kind.title).into()))
+    };
     catalog::ALL.iter().map(offer).collect()
 }

@@ -30,8 +30,13 @@ pub(super) struct Known {
 impl Known {
     /// Returns a name that [`find`] finds: of the pod, of the container, or its id.
     pub(super) fn name(&self) -> String {
-        let recorded = self.record.as_ref().map(|record| record.container.display_name());
-        let name = recorded.filter(|name| !name.is_empty()).or_else(|| self.names.first().cloned());
+        let recorded = self
+            .record
+            .as_ref()
+            .map(|record| record.container.display_name());
+        let name = recorded
+            .filter(|name| !name.is_empty())
+            .or_else(|| self.names.first().cloned());
         name.unwrap_or_else(|| self.id.clone())
     }
 }
@@ -40,13 +45,20 @@ impl Known {
 pub(super) fn read() -> Result<Vec<Known>> {
     let records = records()?;
     let dirs = storage_dirs(&records);
-    let listed = dirs.iter().flat_map(|dir| storage::read(dir).into_iter().map(move |listed| (listed, dir.as_path())));
+    let listed = dirs.iter().flat_map(|dir| {
+        storage::read(dir)
+            .into_iter()
+            .map(move |listed| (listed, dir.as_path()))
+    });
     Ok(merge(records, listed.collect()))
 }
 
 /// Reads the records. Files that are not records are reported.
 fn records() -> Result<Vec<Record>> {
-    let found = Store::existing()?.map(|store| store.all()).transpose()?.unwrap_or_default();
+    let found = Store::existing()?
+        .map(|store| store.all())
+        .transpose()?
+        .unwrap_or_default();
     let dir = run_dir::path()?.join(store::DIR);
     for (name, why) in &found.broken {
         let path = dir.join(name);
@@ -62,9 +74,18 @@ fn records() -> Result<Vec<Record>> {
 /// Returns the directories of bundles of the calling user, and those that the records name.
 fn storage_dirs(records: &[Record]) -> BTreeSet<PathBuf> {
     let uid = Uid::effective();
-    let home = if uid.is_root() { None } else { User::from_uid(uid).ok().flatten().map(|user| user.dir) };
+    let home = if uid.is_root() {
+        None
+    } else {
+        User::from_uid(uid).ok().flatten().map(|user| user.dir)
+    };
     let mut dirs = BTreeSet::from_iter(storage::dirs(home.as_deref()));
-    dirs.extend(records.iter().filter_map(|record| storage::dir_of(&record.container.bundle)).map(Path::to_owned));
+    dirs.extend(
+        records
+            .iter()
+            .filter_map(|record| storage::dir_of(&record.container.bundle))
+            .map(Path::to_owned),
+    );
     dirs
 }
 
@@ -74,19 +95,33 @@ fn merge(records: Vec<Record>, mut listed: Vec<(Listed, &Path)>) -> Vec<Known> {
     let mut known = Vec::new();
     for mut record in records {
         let container = &mut record.container;
-        let place = listed.iter().position(|(listed, _)| listed.id == container.id);
-        let mut names = place.map(|place| listed.remove(place).0.names).unwrap_or_default();
+        let place = listed
+            .iter()
+            .position(|(listed, _)| listed.id == container.id);
+        let mut names = place
+            .map(|place| listed.remove(place).0.names)
+            .unwrap_or_default();
         if !container.name.is_empty() {
             names.push(container.name.clone());
         } else if let Some(name) = names.first() {
             container.name.clone_from(name);
         }
         let (id, bundle) = (container.id.clone(), container.bundle.clone());
-        known.push(Known { id, names, bundle, record: Some(record) });
+        known.push(Known {
+            id,
+            names,
+            bundle,
+            record: Some(record),
+        });
     }
     known.extend(listed.into_iter().map(|(Listed { id, names, .. }, dir)| {
         let bundle = dir.join(&id).join("userdata");
-        Known { id, names, bundle, record: None }
+        Known {
+            id,
+            names,
+            bundle,
+            record: None,
+        }
     }));
     known
 }
@@ -99,14 +134,20 @@ pub(super) fn find<'k>(name: &str, known: &'k [Known]) -> Result<Vec<&'k Known>>
     if name.is_empty() {
         return Err(unknown(name));
     }
-    if let Some(one) = known.iter().find(|known| known.id == name || known.names.iter().any(|other| other == name)) {
+    if let Some(one) = known
+        .iter()
+        .find(|known| known.id == name || known.names.iter().any(|other| other == name))
+    {
         return Ok(vec![one]);
     }
     let of_pod = newest_of_pod(name, known);
     if !of_pod.is_empty() {
         return Ok(of_pod);
     }
-    let similar: Vec<_> = known.iter().filter(|known| known.id.starts_with(name)).collect();
+    let similar: Vec<_> = known
+        .iter()
+        .filter(|known| known.id.starts_with(name))
+        .collect();
     match similar.as_slice() {
         [] => Err(unknown(name)),
         [one] => Ok(vec![one]),
@@ -119,7 +160,9 @@ fn newest_of_pod<'k>(name: &str, known: &'k [Known]) -> Vec<&'k Known> {
     let mut seen = Vec::new();
     let mut found = Vec::new();
     for container in known {
-        let Some(record) = &container.record else { continue };
+        let Some(record) = &container.record else {
+            continue;
+        };
         let pod = &record.container.pod;
         if is_pod(pod, name) && !seen.contains(&pod) {
             seen.push(pod);
@@ -130,8 +173,19 @@ fn newest_of_pod<'k>(name: &str, known: &'k [Known]) -> Vec<&'k Known> {
 }
 
 /// Returns whether the name is the pod of a container: `pod`, `namespace/pod`, or `namespace/pod/container`.
-fn is_pod(Pod { namespace, name: pod, container }: &Pod, name: &str) -> bool {
-    let names = [pod.clone(), format!("{namespace}/{pod}"), format!("{namespace}/{pod}/{container}")];
+fn is_pod(
+    Pod {
+        namespace,
+        name: pod,
+        container,
+    }: &Pod,
+    name: &str,
+) -> bool {
+    let names = [
+        pod.clone(),
+        format!("{namespace}/{pod}"),
+        format!("{namespace}/{pod}/{container}"),
+    ];
     !pod.is_empty() && names.iter().any(|known| known == name)
 }
 
@@ -139,7 +193,10 @@ fn ambiguous(name: &str, several: &[&Known]) -> anyhow::Error {
     let ids = BTreeSet::from_iter(several.iter().map(|known| known.id.as_str()));
     failure(
         &catalog::NO_RECORD,
-        format!("several ids begin with {name:?}: {}", Vec::from_iter(ids).join(", ")),
+        format!(
+            "several ids begin with {name:?}: {}",
+            Vec::from_iter(ids).join(", ")
+        ),
         "give more characters of the id",
     )
 }
@@ -177,7 +234,9 @@ pub(super) fn bundle_of(name: &str) -> Result<PathBuf> {
     let found = find(name, &known)?;
     let [Known { bundle, .. }] = found.as_slice() else {
         let records = found.iter().filter_map(|known| known.record.as_ref());
-        let names: Vec<_> = records.map(|record| record.container.display_name()).collect();
+        let names: Vec<_> = records
+            .map(|record| record.container.display_name())
+            .collect();
         return Err(failure(
             &catalog::NO_RECORD,
             format!("pod {name:?} has several containers"),
@@ -212,22 +271,43 @@ mod tests {
     fn record(id: &str, name: &str, pod: [&str; 3]) -> Record {
         let mut record = Record::begin("precreate", SystemTime::UNIX_EPOCH);
         let [namespace, pod, container] = pod.map(str::to_owned);
-        record.name_container(id.to_owned(), Pod { name: pod, namespace, container }, Path::new("/b"));
+        record.name_container(
+            id.to_owned(),
+            Pod {
+                name: pod,
+                namespace,
+                container,
+            },
+            Path::new("/b"),
+        );
         record.container.name = name.to_owned();
         record
     }
 
     fn ids(name: &str, known: &[Known]) -> Result<String> {
-        find(name, known).map(|found| found.iter().map(|known| known.id.as_str()).collect::<Vec<_>>().join(" "))
+        find(name, known).map(|found| {
+            found
+                .iter()
+                .map(|known| known.id.as_str())
+                .collect::<Vec<_>>()
+                .join(" ")
+        })
     }
 
     #[test]
     fn names_match_containers() {
         let no_pod = [""; 3];
-        let records =
-            [("aa1", "web"), ("aa2", "web"), ("ab3", ""), ("cc4", "")].map(|(id, name)| record(id, name, no_pod));
+        let records = [("aa1", "web"), ("aa2", "web"), ("ab3", ""), ("cc4", "")]
+            .map(|(id, name)| record(id, name, no_pod));
         let listed = [("cc4", "db"), ("dd5", "cache"), ("aa1", "now")].map(|(id, name)| {
-            (Listed { id: id.to_owned(), names: vec![name.to_owned()], layer: String::new() }, Path::new("/s"))
+            (
+                Listed {
+                    id: id.to_owned(),
+                    names: vec![name.to_owned()],
+                    layer: String::new(),
+                },
+                Path::new("/s"),
+            )
         });
         let known = merge(records.into(), listed.into());
         for (name, id) in [
@@ -242,22 +322,40 @@ mod tests {
         ] {
             assert_eq!(ids(name, &known).unwrap(), id, "{name:?}");
         }
-        for (name, message) in
-            [("a", "begin with \"a\": aa1, aa2, ab3"), ("x", "unknown"), ("", "unknown"), ("/", "unknown")]
-        {
-            assert!(ids(name, &known).unwrap_err().to_string().contains(message), "{name:?}");
+        for (name, message) in [
+            ("a", "begin with \"a\": aa1, aa2, ab3"),
+            ("x", "unknown"),
+            ("", "unknown"),
+            ("/", "unknown"),
+        ] {
+            assert!(
+                ids(name, &known).unwrap_err().to_string().contains(message),
+                "{name:?}"
+            );
         }
         let cache = known.last().unwrap();
-        assert_eq!((cache.bundle.as_path(), cache.record.is_none()), (Path::new("/s/dd5/userdata"), true));
-        let names = known.iter().filter_map(|known| known.record.as_ref()).map(|record| record.container.name.as_str());
+        assert_eq!(
+            (cache.bundle.as_path(), cache.record.is_none()),
+            (Path::new("/s/dd5/userdata"), true)
+        );
+        let names = known
+            .iter()
+            .filter_map(|known| known.record.as_ref())
+            .map(|record| record.container.name.as_str());
         assert_eq!(names.collect::<Vec<_>>(), ["web", "web", "", "db"]);
     }
 
     #[test]
     fn a_pod_matches_each_of_its_containers() {
-        let records =
-            [("a1", "main"), ("b2", "init"), ("c3", "main")].map(|(id, name)| record(id, "", ["n", "p", name]));
-        let known = merge(records.into_iter().chain([record("p9", "", [""; 3])]).collect(), Vec::new());
+        let records = [("a1", "main"), ("b2", "init"), ("c3", "main")]
+            .map(|(id, name)| record(id, "", ["n", "p", name]));
+        let known = merge(
+            records
+                .into_iter()
+                .chain([record("p9", "", [""; 3])])
+                .collect(),
+            Vec::new(),
+        );
         for (name, expected) in [
             ("p", Some("a1 b2")),
             ("n/p", Some("a1 b2")),

@@ -43,27 +43,52 @@ fn examine(options: &args::Doctor, config: Option<&Path>, terminal: Terminal) ->
     if options.container.is_some() || options.pid.is_some() {
         let checks = examine_container(options, config)?;
         let printed = print(&checks, options, terminal)?;
-        return Ok(if printed { code(doctor::worst(&checks)) } else { code(Status::Error) });
+        return Ok(if printed {
+            code(doctor::worst(&checks))
+        } else {
+            code(Status::Error)
+        });
     }
     let host = Tree::open(&HostPath::new("/"))?;
     let facts = doctor::inspect(&host, config, caller());
     let checks = doctor::examine(&facts);
     invalidate_cached_inventory(&facts);
-    let is_selected = |check: &&Check| options.sections.is_empty() || options.sections.contains(&check.section);
+    let is_selected =
+        |check: &&Check| options.sections.is_empty() || options.sections.contains(&check.section);
     let selected: Vec<_> = checks.iter().filter(is_selected).cloned().collect();
     let printed = print(&selected, options, terminal)?;
     if let Some(path) = &options.bundle {
-        let status = Report::new(&host, &facts.engines, &facts.installed, facts.kubelet_plugin.as_ref());
+        let status = Report::new(
+            &host,
+            &facts.engines,
+            &facts.installed,
+            facts.kubelet_plugin.as_ref(),
+        );
         let files = bundle::collect(&host, &facts, &checks, &status, config)?;
         bundle::write(path, &files)?;
-        Call::default().report(&format!("wrote {} with {} files, for a bug report", path.display(), files.len()));
+        Call::default().report(&format!(
+            "wrote {} with {} files, for a bug report",
+            path.display(),
+            files.len()
+        ));
     }
-    Ok(if printed { code(doctor::worst(&selected)) } else { code(Status::Error) })
+    Ok(if printed {
+        code(doctor::worst(&selected))
+    } else {
+        code(Status::Error)
+    })
 }
 
 fn print(checks: &[Check], options: &args::Doctor, terminal: Terminal) -> Result<bool> {
-    let view = View { all: options.all, is_root: this_user().is_none() };
-    let text = if options.output.json { doctor::document(checks)? } else { doctor_text::text(checks, view, terminal) };
+    let view = View {
+        all: options.all,
+        is_root: this_user().is_none(),
+    };
+    let text = if options.output.json {
+        doctor::document(checks)?
+    } else {
+        doctor_text::text(checks, view, terminal)
+    };
     Ok(output::print(&text) == ExitCode::SUCCESS)
 }
 
@@ -80,7 +105,12 @@ fn examine_container(options: &args::Doctor, config: Option<&Path>) -> Result<Ve
 /// Discards the cached inventory if NVML has just contradicted it. The fingerprint does not cover faults that only NVML notices, so
 /// the cached inventory may contain a GPU that no longer works. The next container then asks NVML again.
 fn invalidate_cached_inventory(facts: &doctor::Facts) {
-    let Some(Nvml { question, answer, .. }) = &facts.driver.nvml else { return };
+    let Some(Nvml {
+        question, answer, ..
+    }) = &facts.driver.nvml
+    else {
+        return;
+    };
     if let Err(finding) = answer
         && is_about_this_process(finding)
     {
@@ -93,13 +123,24 @@ fn invalidate_cached_inventory(facts: &doctor::Facts) {
 
 /// Returns whether NVML failed because this process lacks a permission or a resource, which the hook may have.
 fn is_about_this_process(finding: &Finding) -> bool {
-    let of_this_process = [&catalog::NVML_PERMISSION, &catalog::NVML_PROCESS, &catalog::SYSTEM];
-    of_this_process.iter().any(|kind| kind.id == finding.kind.id)
+    let of_this_process = [
+        &catalog::NVML_PERMISSION,
+        &catalog::NVML_PROCESS,
+        &catalog::SYSTEM,
+    ];
+    of_this_process
+        .iter()
+        .any(|kind| kind.id == finding.kind.id)
 }
 
 fn caller() -> Caller {
-    let groups = [nix::unistd::getgid()].into_iter().chain(nix::unistd::getgroups().unwrap_or_default());
-    Caller { user: this_user(), groups: groups.map(nix::unistd::Gid::as_raw).collect() }
+    let groups = [nix::unistd::getgid()]
+        .into_iter()
+        .chain(nix::unistd::getgroups().unwrap_or_default());
+    Caller {
+        user: this_user(),
+        groups: groups.map(nix::unistd::Gid::as_raw).collect(),
+    }
 }
 
 #[cfg(test)]
@@ -108,7 +149,14 @@ mod tests {
 
     #[test]
     fn an_invalid_command_line_has_another_code() {
-        let codes = [Status::Ok, Status::Skipped, Status::Note, Status::Warning, Status::Error].map(code);
+        let codes = [
+            Status::Ok,
+            Status::Skipped,
+            Status::Note,
+            Status::Warning,
+            Status::Error,
+        ]
+        .map(code);
         assert_eq!(codes, [0, 0, 0, 1, 3]);
     }
 }

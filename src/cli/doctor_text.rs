@@ -26,7 +26,12 @@ pub fn text(checks: &[Check], view: View, terminal: Terminal) -> String {
     problems.sort_by_key(|problem| std::cmp::Reverse(problem.status()));
     let mut lines: Vec<_> = problems.iter().flat_map(Problem::lines).collect();
     if view.all {
-        lines.extend(checks.iter().filter(|check| !is_problem(check)).map(|check| first_line(check.status, &[check])));
+        lines.extend(
+            checks
+                .iter()
+                .filter(|check| !is_problem(check))
+                .map(|check| first_line(check.status, &[check])),
+        );
     }
     if !lines.is_empty() {
         lines.push(Line::new(0, ""));
@@ -47,7 +52,11 @@ fn problems(checks: &[Check]) -> Vec<Problem<'_>> {
     let mut problems: Vec<Problem<'_>> = Vec::new();
     for check in checks.iter().filter(|check| is_problem(check)) {
         let is_same = |problem: &&mut Problem<'_>| {
-            !check.fix.is_empty() && problem.0.first().is_some_and(|first| first.fix == check.fix)
+            !check.fix.is_empty()
+                && problem
+                    .0
+                    .first()
+                    .is_some_and(|first| first.fix == check.fix)
         };
         match problems.iter_mut().find(is_same) {
             Some(problem) => problem.0.push(check),
@@ -59,7 +68,11 @@ fn problems(checks: &[Check]) -> Vec<Problem<'_>> {
 
 impl Problem<'_> {
     fn status(&self) -> Status {
-        self.0.iter().map(|check| check.status).max().unwrap_or(Status::Note)
+        self.0
+            .iter()
+            .map(|check| check.status)
+            .max()
+            .unwrap_or(Status::Note)
     }
 
     fn lines(&self) -> Vec<Line> {
@@ -70,10 +83,17 @@ impl Problem<'_> {
                 whys.push(why);
             }
         }
-        let fix = self.0.first().map(|check| one_line(&check.fix)).unwrap_or_default();
+        let fix = self
+            .0
+            .first()
+            .map(|check| one_line(&check.fix))
+            .unwrap_or_default();
         for (label, content) in [("why: ", whys.join("; ")), ("fix: ", fix)] {
             if !content.is_empty() {
-                lines.push(Line::new(TEXT + label.len(), format!("{:TEXT$}{label}{content}", "")));
+                lines.push(Line::new(
+                    TEXT + label.len(),
+                    format!("{:TEXT$}{label}{content}", ""),
+                ));
             }
         }
         lines
@@ -98,7 +118,10 @@ fn first_line(status: Status, checks: &[&Check]) -> Line {
 fn names(checks: &[&Check]) -> String {
     let mut sections: Vec<(Section, Vec<&str>)> = Vec::new();
     for check in checks {
-        match sections.iter_mut().find(|(section, _)| *section == check.section) {
+        match sections
+            .iter_mut()
+            .find(|(section, _)| *section == check.section)
+        {
             Some((_, names)) if names.contains(&check.check) => {}
             Some((_, names)) => names.push(check.check),
             None => sections.push((check.section, vec![check.check])),
@@ -116,7 +139,9 @@ fn found(checks: &[&Check]) -> String {
     let mut found = String::new();
     for (position, check) in checks.iter().enumerate() {
         let next = checks.get(position + 1);
-        let id = check.id.filter(|id| next.is_none_or(|next| next.id != Some(*id)));
+        let id = check
+            .id
+            .filter(|id| next.is_none_or(|next| next.id != Some(*id)));
         let separator = if next.is_some() { "; " } else { "" };
         found += &one_line(&check.what);
         found += &id.map(|id| format!(" ({id})")).unwrap_or_default();
@@ -127,18 +152,35 @@ fn found(checks: &[&Check]) -> String {
 
 /// Counts the problems as they are printed, and the other checks.
 fn summary(problems: &[Problem<'_>], checks: &[Check], view: View) -> String {
-    let of = |status: Status| problems.iter().filter(|problem| problem.status() == status).count();
-    let severities = [Status::Error, Status::Warning, Status::Note].map(|status| (of(status), status.to_string()));
-    let found: Vec<_> =
-        severities.iter().filter(|(number, _)| *number > 0).map(|(number, name)| count(*number, name)).collect();
-    let found = if found.is_empty() { "no problems".to_owned() } else { found.join(", ") };
+    let of = |status: Status| {
+        problems
+            .iter()
+            .filter(|problem| problem.status() == status)
+            .count()
+    };
+    let severities = [Status::Error, Status::Warning, Status::Note]
+        .map(|status| (of(status), status.to_string()));
+    let found: Vec<_> = severities
+        .iter()
+        .filter(|(number, _)| *number > 0)
+        .map(|(number, name)| count(*number, name))
+        .collect();
+    let found = if found.is_empty() {
+        "no problems".to_owned()
+    } else {
+        found.join(", ")
+    };
     let with = |status: Status| checks.iter().filter(|check| check.status == status).count();
     let (passed, skipped) = (count(with(Status::Ok), "check"), with(Status::Skipped));
     let others = match skipped {
         0 => format!("{passed} passed"),
         skipped => format!("{passed} passed, {skipped} skipped"),
     };
-    let root = if view.is_root || skipped == 0 { "" } else { "; root can perform more checks" };
+    let root = if view.is_root || skipped == 0 {
+        ""
+    } else {
+        "; root can perform more checks"
+    };
     let hint = if view.all { "" } else { " (--all lists them)" };
     format!("{found}; {others}{hint}{root}")
 }
@@ -150,28 +192,73 @@ mod tests {
 
     use super::*;
 
-    const VIEW: View = View { all: false, is_root: true };
+    const VIEW: View = View {
+        all: false,
+        is_root: true,
+    };
 
-    fn check(section: Section, check: &'static str, kind: &'static Kind, what: &str, fix: &str) -> Check {
-        let status = if kind.severity == Severity::Error { Status::Error } else { Status::Warning };
-        Check { section, check, status, id: Some(kind.id), what: what.into(), why: kind.why, fix: fix.into() }
+    fn check(
+        section: Section,
+        check: &'static str,
+        kind: &'static Kind,
+        what: &str,
+        fix: &str,
+    ) -> Check {
+        let status = if kind.severity == Severity::Error {
+            Status::Error
+        } else {
+            Status::Warning
+        };
+        Check {
+            section,
+            check,
+            status,
+            id: Some(kind.id),
+            what: what.into(),
+            why: kind.why,
+            fix: fix.into(),
+        }
     }
 
     #[test]
     fn one_fix_is_printed_once_and_errors_come_first() {
         let checks = [
-            check(Section::Driver, "uvm", &catalog::NO_UVM, "uvm is missing", "b"),
-            check(Section::Driver, "nodes", &catalog::NODE_MISSING, "one is missing", "a"),
-            check(Section::Hook, "hook", &catalog::NODE_MISSING, "two is missing", "a"),
+            check(
+                Section::Driver,
+                "uvm",
+                &catalog::NO_UVM,
+                "uvm is missing",
+                "b",
+            ),
+            check(
+                Section::Driver,
+                "nodes",
+                &catalog::NODE_MISSING,
+                "one is missing",
+                "a",
+            ),
+            check(
+                Section::Hook,
+                "hook",
+                &catalog::NODE_MISSING,
+                "two is missing",
+                "a",
+            ),
             check(Section::Hook, "groups", &catalog::GROUP_NODES, "three", "a"),
         ];
         let text = text(&checks, VIEW, Terminal::default());
         let lines: Vec<_> = text.lines().collect();
-        let first =
-            "error    nodes (driver), hook, groups (hook): one is missing; two is missing (ONH-021); three (ONH-212)";
+        let first = "error    nodes (driver), hook, groups (hook): one is missing; two is missing (ONH-021); three (ONH-212)";
         assert_eq!(lines[0], first, "{text}");
         assert_eq!(lines[2], "         fix: a", "{text}");
-        assert!(lines[3].starts_with("warning  uvm (driver): uvm is missing (ONH-205)"), "{text}");
-        assert_eq!(lines[6..], ["", "1 error, 1 warning; 0 checks passed (--all lists them)"], "{text}");
+        assert!(
+            lines[3].starts_with("warning  uvm (driver): uvm is missing (ONH-205)"),
+            "{text}"
+        );
+        assert_eq!(
+            lines[6..],
+            ["", "1 error, 1 warning; 0 checks passed (--all lists them)"],
+            "{text}"
+        );
     }
 }

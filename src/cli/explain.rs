@@ -14,9 +14,17 @@ use super::{args, output, usage_error};
 
 /// Prints the finding with the given number, or all findings.
 pub(crate) fn run(options: &args::Explain, terminal: Terminal) -> Result<ExitCode> {
-    let Some(number) = options.number.as_deref() else { return list(options.json, terminal) };
-    let Some(kind) = catalog::find(number) else { return Ok(usage_error(&unknown(number))) };
-    Ok(output::print(&if options.json { document(&[kind])? } else { terminal.render(&page(kind)) }))
+    let Some(number) = options.number.as_deref() else {
+        return list(options.json, terminal);
+    };
+    let Some(kind) = catalog::find(number) else {
+        return Ok(usage_error(&unknown(number)));
+    };
+    Ok(output::print(&if options.json {
+        document(&[kind])?
+    } else {
+        terminal.render(&page(kind))
+    }))
 }
 
 fn list(is_json: bool, terminal: Terminal) -> Result<ExitCode> {
@@ -25,9 +33,15 @@ fn list(is_json: bool, terminal: Terminal) -> Result<ExitCode> {
     }
     let row = |kind: &&Kind| {
         let severity = kind.severity.name();
-        [cell(kind.id), (Tone::of_severity(severity), severity.to_owned()), cell(without_markdown(kind.title))]
+        [
+            cell(kind.id),
+            (Tone::of_severity(severity), severity.to_owned()),
+            cell(without_markdown(kind.title)),
+        ]
     };
-    Ok(output::print(&terminal.render(&table(catalog::ALL.iter().map(row).collect()))))
+    Ok(output::print(
+        &terminal.render(&table(catalog::ALL.iter().map(row).collect())),
+    ))
 }
 
 /// Returns the JSON document, whose schema is `docs/schemas/explain.json`.
@@ -41,25 +55,52 @@ fn unknown(number: &str) -> anyhow::Error {
         Some(near) => format!("did you mean {}? {all}", near.id),
         None => all.to_owned(),
     };
-    failure(&catalog::COMMAND_LINE, format!("unknown number {number:?}"), hint)
+    failure(
+        &catalog::COMMAND_LINE,
+        format!("unknown number {number:?}"),
+        hint,
+    )
 }
 
 /// Returns the path of a page of the documentation where a package has installed it, with its anchor. For another reference, or
 /// without a package, it returns the reference itself.
 fn installed(reference: &str) -> String {
     let (page, _) = reference.split_once('#').unwrap_or((reference, ""));
-    let dirs = ["/usr/share/doc/packages/oci-nvidia-hook", "/usr/share/doc/oci-nvidia-hook"];
-    let dir =
-        dirs.iter().map(|dir| Path::new(dir).join("docs")).find(|dir| dir.join(page).try_exists().unwrap_or_default());
-    dir.map_or_else(|| reference.to_owned(), |dir| dir.join(reference).display().to_string())
+    let dirs = [
+        "/usr/share/doc/packages/oci-nvidia-hook",
+        "/usr/share/doc/oci-nvidia-hook",
+    ];
+    let dir = dirs
+        .iter()
+        .map(|dir| Path::new(dir).join("docs"))
+        .find(|dir| dir.join(page).try_exists().unwrap_or_default());
+    dir.map_or_else(
+        || reference.to_owned(),
+        |dir| dir.join(reference).display().to_string(),
+    )
 }
 
 fn page(kind: &Kind) -> Vec<Line> {
-    let Kind { id, severity, title, why, fix, see } = kind;
-    let head = Line::new(0, "").then(Tone::Heading, *id).then(Tone::Plain, format!(": {}", without_markdown(title)));
-    let severity = (Tone::of_severity(severity.name()), severity.name().to_owned());
+    let Kind {
+        id,
+        severity,
+        title,
+        why,
+        fix,
+        see,
+    } = kind;
+    let head = Line::new(0, "")
+        .then(Tone::Heading, *id)
+        .then(Tone::Plain, format!(": {}", without_markdown(title)));
+    let severity = (
+        Tone::of_severity(severity.name()),
+        severity.name().to_owned(),
+    );
     let mut rows = vec![[cell("severity:"), severity]];
-    rows.extend([("why:", why), ("fix:", fix)].map(|(label, text)| [cell(label), cell(without_markdown(text))]));
+    rows.extend(
+        [("why:", why), ("fix:", fix)]
+            .map(|(label, text)| [cell(label), cell(without_markdown(text))]),
+    );
     rows.push([cell("see:"), cell(installed(&kind.entry()))]);
     if !see.is_empty() {
         rows.push([cell(""), cell(installed(see))]);
@@ -77,11 +118,25 @@ mod tests {
     fn each_page_contains_the_whole_catalog_entry() {
         for kind in catalog::ALL {
             let text = Terminal::default().render(&page(kind));
-            for part in [kind.id, kind.title, kind.severity.name(), kind.why, kind.fix, kind.see] {
+            for part in [
+                kind.id,
+                kind.title,
+                kind.severity.name(),
+                kind.why,
+                kind.fix,
+                kind.see,
+            ] {
                 assert!(text.contains(&without_markdown(part)), "{text}");
             }
-            assert!(text.contains(&kind.entry()) && !text.contains('`'), "{text}");
-            assert_eq!(text.lines().count(), if kind.see.is_empty() { 5 } else { 6 }, "{text}");
+            assert!(
+                text.contains(&kind.entry()) && !text.contains('`'),
+                "{text}"
+            );
+            assert_eq!(
+                text.lines().count(),
+                if kind.see.is_empty() { 5 } else { 6 },
+                "{text}"
+            );
         }
     }
 }

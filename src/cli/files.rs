@@ -67,7 +67,11 @@ impl fmt::Display for ItemKind {
 }
 
 /// Prints the files and devices that the options select.
-pub(crate) fn run(options: &args::Files, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
+pub(crate) fn run(
+    options: &args::Files,
+    config: Option<&Path>,
+    terminal: Terminal,
+) -> Result<ExitCode> {
     let mut call = Call::default();
     let config = info::configuration(config, options.root.as_deref())?;
     let (items, unknown) = items(&options.parts, &config, &mut call)?;
@@ -89,26 +93,40 @@ pub(crate) fn text(parts: &Parts, config: &Config, call: &mut Call) -> Result<St
 }
 
 fn text_of(items: &[Item]) -> String {
-    paths_only(items).map(|item| format!("{}\n", item.path.display())).collect()
+    paths_only(items)
+        .map(|item| format!("{}\n", item.path.display()))
+        .collect()
 }
 
 /// Returns a table of kinds and paths, for a terminal.
 fn columns(items: &[Item]) -> Vec<Line> {
-    let rows =
-        paths_only(items).map(|item| [cell(item.kind.to_string()), cell(one_line(&item.path.to_string_lossy()))]);
+    let rows = paths_only(items).map(|item| {
+        [
+            cell(item.kind.to_string()),
+            cell(one_line(&item.path.to_string_lossy())),
+        ]
+    });
     table(rows.collect())
 }
 
 /// Leaves out the kinds that nvidia-container-cli does not list, and that programs that read paths do not expect.
 fn paths_only(items: &[Item]) -> impl Iterator<Item = &Item> {
-    items.iter().filter(|item| !matches!(item.kind, ItemKind::Description | ItemKind::DrmDevice))
+    items
+        .iter()
+        .filter(|item| !matches!(item.kind, ItemKind::Description | ItemKind::DrmDevice))
 }
 
 /// Returns the selected files and devices, and a finding about driver libraries that are not in the catalog.
 fn items(parts: &Parts, config: &Config, call: &mut Call) -> Result<(Vec<Item>, Option<Finding>)> {
     let everything = parts.is_everything();
     let chosen = parts.clone().completed();
-    let Selection { devices: chosen_devices, compat32, mig_config, mig_monitor, .. } = &chosen.selection;
+    let Selection {
+        devices: chosen_devices,
+        compat32,
+        mig_config,
+        mig_monitor,
+        ..
+    } = &chosen.selection;
     let (mut items, mut finding) = (Vec::new(), None);
     if chosen_devices.is_some()
         || mig_config.is_some()
@@ -117,15 +135,32 @@ fn items(parts: &Parts, config: &Config, call: &mut Call) -> Result<(Vec<Item>, 
     {
         items = devices(&chosen.selection, config, call)?;
     }
-    let Parts { libraries, binaries, ipcs, firmwares, .. } = chosen;
+    let Parts {
+        libraries,
+        binaries,
+        ipcs,
+        firmwares,
+        ..
+    } = chosen;
     if [libraries, *compat32, binaries, ipcs, firmwares].contains(&true) {
         let (root, mut files, unknown) = find(config, call)?;
         files.leave_out(chosen.selection.omit());
-        let ipc = if ipcs { daemons(&root, chosen.selection.omit(), config, call) } else { Vec::new() };
-        items.extend(paths(&files, &ipc, &chosen, everything).into_iter().filter_map(|(kind, source)| {
-            let cataloged = !unknown.iter().any(|library| library.source == *source);
-            Some(Item { cataloged, ..item(root.inside(source).ok()?, source.as_path(), kind) })
-        }));
+        let ipc = if ipcs {
+            daemons(&root, chosen.selection.omit(), config, call)
+        } else {
+            Vec::new()
+        };
+        items.extend(
+            paths(&files, &ipc, &chosen, everything)
+                .into_iter()
+                .filter_map(|(kind, source)| {
+                    let cataloged = !unknown.iter().any(|library| library.source == *source);
+                    Some(Item {
+                        cataloged,
+                        ..item(root.inside(source).ok()?, source.as_path(), kind)
+                    })
+                }),
+        );
         finding = unknown_finding(&unknown).filter(|_| libraries || *compat32);
     }
     Ok((items, finding))
@@ -144,13 +179,23 @@ fn devices(chosen: &Selection, config: &Config, call: &mut Call) -> Result<Vec<I
         for device in &devices {
             let edits = decide::of_device(&facts, &wanted, *device)?;
             let mounts = edits.proc_mask.unwrap_or_default().mounts;
-            let access = mounts.into_iter().filter(|(path, _)| path.starts_with("capabilities"));
+            let access = mounts
+                .into_iter()
+                .filter(|(path, _)| path.starts_with("capabilities"));
             parts.extend(access.map(|(path, source)| {
-                item(Path::new(DRIVER_PROC).join(path), source.as_path(), ItemKind::MigCapability)
+                item(
+                    Path::new(DRIVER_PROC).join(path),
+                    source.as_path(),
+                    ItemKind::MigCapability,
+                )
             }));
             for node in edits.nodes {
                 let (path, source) = (node.path.absolute(), node.source.as_path());
-                match path.parent().and_then(Path::file_name).and_then(|dir| dir.to_str()) {
+                match path
+                    .parent()
+                    .and_then(Path::file_name)
+                    .and_then(|dir| dir.to_str())
+                {
                     Some("nvidia-caps") => parts.push(item(path, source, ItemKind::MigCapability)),
                     Some("dri") => drm.push(item(path, source, ItemKind::DrmDevice)),
                     // MIG devices of one GPU share its node.
@@ -159,7 +204,13 @@ fn devices(chosen: &Selection, config: &Config, call: &mut Call) -> Result<Vec<I
                 }
             }
         }
-        let common = common.iter().map(|node| item(node.path.absolute(), node.source.as_path(), ItemKind::Device));
+        let common = common.iter().map(|node| {
+            item(
+                node.path.absolute(),
+                node.source.as_path(),
+                ItemKind::Device,
+            )
+        });
         items.extend(common.chain(gpus).chain(parts).chain(drm));
     }
     findings.iter().for_each(|finding| call.finding(finding));
@@ -171,20 +222,43 @@ fn devices(chosen: &Selection, config: &Config, call: &mut Call) -> Result<Vec<I
     decide::mig_management(&facts, &wanted, &devices)?;
     let table = host.mig_minors_text();
     for cap in decide::management_caps(&wanted) {
-        items.extend(mig_management(cap, &devices, table.as_deref(), &config.devices));
+        items.extend(mig_management(
+            cap,
+            &devices,
+            table.as_deref(),
+            &config.devices,
+        ));
     }
     Ok(items)
 }
 
 fn item(path: PathBuf, source: &Path, kind: ItemKind) -> Item {
-    Item { cataloged: true, kind, path, source: source.to_owned() }
+    Item {
+        cataloged: true,
+        kind,
+        path,
+        source: source.to_owned(),
+    }
 }
 
 /// Returns the nodes for configuring or monitoring the MIG devices of these GPUs, including those of instances that do not exist
 /// yet.
-fn mig_management(cap: MigCap, devices: &[Device<'_>], minors: Option<&str>, limits: &Limits) -> Vec<Item> {
-    let table: Vec<_> = minors.unwrap_or_default().lines().filter_map(parse_line).collect();
-    let mut gpus: Vec<_> = devices.iter().map(|device| device.gpu()).filter(|gpu| gpu.mig_enabled).collect();
+fn mig_management(
+    cap: MigCap,
+    devices: &[Device<'_>],
+    minors: Option<&str>,
+    limits: &Limits,
+) -> Vec<Item> {
+    let table: Vec<_> = minors
+        .unwrap_or_default()
+        .lines()
+        .filter_map(parse_line)
+        .collect();
+    let mut gpus: Vec<_> = devices
+        .iter()
+        .map(|device| device.gpu())
+        .filter(|gpu| gpu.mig_enabled)
+        .collect();
     gpus.dedup_by_key(|gpu| gpu.minor);
     let mut paths = Vec::new();
     if !gpus.is_empty() {
@@ -195,10 +269,18 @@ fn mig_management(cap: MigCap, devices: &[Device<'_>], minors: Option<&str>, lim
         paths.push(Path::new(DRIVER_PROC).join(format!("capabilities/gpu{}", gpu.minor)));
         if minors.is_some() {
             paths.push("/dev/nvidia-caps".into());
-            paths.extend(table.iter().filter(|(of, _)| decide::is_management_of(*of, gpu, limits)).map(cap_node));
+            paths.extend(
+                table
+                    .iter()
+                    .filter(|(of, _)| decide::is_management_of(*of, gpu, limits))
+                    .map(cap_node),
+            );
         }
     }
-    paths.into_iter().map(|path| item(path.clone(), &path, ItemKind::MigCapability)).collect()
+    paths
+        .into_iter()
+        .map(|path| item(path.clone(), &path, ItemKind::MigCapability))
+        .collect()
 }
 
 fn cap_node((_, minor): &(MigCap, u32)) -> PathBuf {
@@ -209,11 +291,23 @@ fn cap_node((_, minor): &(MigCap, u32)) -> PathBuf {
 /// or, if none is loaded, of the installed libraries. This function does not ask NVML.
 fn find(config: &Config, call: &mut Call) -> Result<(Tree, DriverFiles, Vec<Library>)> {
     let roots = Roots::open(config)?;
-    let Roots { driver: root, is_wsl, .. } = &roots;
+    let Roots {
+        driver: root,
+        is_wsl,
+        ..
+    } = &roots;
     let cache = LinkerCache::read(root, config.ldcache.as_ref());
     let module = procfs::read_version(&roots.proc);
-    let any = Search { root, cache: &cache, version: "", dirs: &config.library_dirs, is_wsl: *is_wsl };
-    let version = module.clone().or_else(|| diagnosis::inspect(&any, module).libraries);
+    let any = Search {
+        root,
+        cache: &cache,
+        version: "",
+        dirs: &config.library_dirs,
+        is_wsl: *is_wsl,
+    };
+    let version = module
+        .clone()
+        .or_else(|| diagnosis::inspect(&any, module).libraries);
     if version.is_none() && !is_wsl {
         return Err(failure(
             &catalog::NO_LIBRARIES,
@@ -222,8 +316,15 @@ fn find(config: &Config, call: &mut Call) -> Result<(Tree, DriverFiles, Vec<Libr
         ));
     }
     let version = version.unwrap_or_default();
-    let search = Search { version: &version, ..any };
-    let (files, findings) = locate(&search, Capabilities::new(&Capability::ALL), &config.driver_files)?;
+    let search = Search {
+        version: &version,
+        ..any
+    };
+    let (files, findings) = locate(
+        &search,
+        Capabilities::new(&Capability::ALL),
+        &config.driver_files,
+    )?;
     findings.iter().for_each(|finding| call.finding(finding));
     let unknown = unknown(&search);
     Ok((root.clone(), files, unknown))
@@ -244,11 +345,17 @@ fn paths<'a>(
     chosen: &Parts,
     everything: bool,
 ) -> Vec<(ItemKind, &'a HostPath)> {
-    let binaries = files.binaries.iter().map(|binary| (ItemKind::Binary, &binary.source));
-    let libraries = files.libraries.iter().map(|library| match library.arch == Arch::native() {
-        true => (ItemKind::Library, &library.source),
-        false => (ItemKind::Library32, &library.source),
-    });
+    let binaries = files
+        .binaries
+        .iter()
+        .map(|binary| (ItemKind::Binary, &binary.source));
+    let libraries = files
+        .libraries
+        .iter()
+        .map(|library| match library.arch == Arch::native() {
+            true => (ItemKind::Library, &library.source),
+            false => (ItemKind::Library32, &library.source),
+        });
     let placed = files.placed.iter().map(|file| {
         let kind = match file {
             file if file.is_firmware() => ItemKind::Firmware,

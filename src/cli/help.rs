@@ -23,7 +23,11 @@ pub(super) fn run(words: &[String]) -> ExitCode {
 /// # Errors
 /// If there is no such command.
 pub(super) fn text(words: &[String]) -> Result<String> {
-    let args: Vec<_> = words.iter().map(OsString::from).chain(["--help".into()]).collect();
+    let args: Vec<_> = words
+        .iter()
+        .map(OsString::from)
+        .chain(["--help".into()])
+        .collect();
     Ok(overview::complete(match parse::parse::<Cli>(&args)? {
         Parsed::Help(text) => text,
         Parsed::Run(_) | Parsed::Version => Cli::command().render_long_help().to_string(),

@@ -54,7 +54,10 @@ pub(crate) fn text(config: &Config, form: Form, call: &mut Call) -> Result<Strin
         Form::Labels => labelled(&inventory),
         Form::Csv => {
             // The table has no columns for them.
-            inventory.failed.iter().for_each(|failed| call.finding(&not_usable(failed)));
+            inventory
+                .failed
+                .iter()
+                .for_each(|failed| call.finding(&not_usable(failed)));
             comma_separated(&inventory)
         }
         Form::Json => base::json::pretty(&Report::from(&inventory))? + "\n",
@@ -96,22 +99,35 @@ fn overview(inventory: &Inventory) -> Vec<Line> {
     }
     let mut lines = vec![versions, Line::default()];
     lines.extend(table(rows));
-    let reasons = inventory.failed.iter().map(|failed| one_line(&failed.to_string()));
-    lines.extend(
-        reasons.map(|reason| Line::new(4, "").then(Tone::Bad, "not usable").then(Tone::Plain, format!(": {reason}"))),
-    );
+    let reasons = inventory
+        .failed
+        .iter()
+        .map(|failed| one_line(&failed.to_string()));
+    lines.extend(reasons.map(|reason| {
+        Line::new(4, "")
+            .then(Tone::Bad, "not usable")
+            .then(Tone::Plain, format!(": {reason}"))
+    }));
     lines
 }
 
 type Row = [Cell; 7];
 
 fn row(gpu: &Gpu, is_wsl: bool) -> Row {
-    let mig = if gpu.mig_enabled { gpu.mig_devices.len().to_string() } else { "-".to_owned() };
+    let mig = if gpu.mig_enabled {
+        gpu.mig_devices.len().to_string()
+    } else {
+        "-".to_owned()
+    };
     [
         cell(gpu.index.to_string()),
         cell(or_unknown(gpu.model.clone())),
         cell(gpu.bus_id.to_string()),
-        cell(if is_wsl { "-".to_owned() } else { gpu.minor.to_string() }),
+        cell(if is_wsl {
+            "-".to_owned()
+        } else {
+            gpu.minor.to_string()
+        }),
         cell(mig),
         (Tone::Good, "ok".to_owned()),
         cell(one_line(&gpu.uuid)),
@@ -119,9 +135,20 @@ fn row(gpu: &Gpu, is_wsl: bool) -> Row {
 }
 
 fn mig_row(gpu: &Gpu, mig: &MigDevice) -> Row {
-    let name = format!("MIG device, instance {}/{}", mig.gpu_instance, mig.compute_instance);
+    let name = format!(
+        "MIG device, instance {}/{}",
+        mig.gpu_instance, mig.compute_instance
+    );
     let index = format!("{}:{}", gpu.index, mig.index);
-    [cell(index), cell(name), cell(""), cell(""), cell(""), (Tone::Good, "ok".to_owned()), cell(one_line(&mig.uuid))]
+    [
+        cell(index),
+        cell(name),
+        cell(""),
+        cell(""),
+        cell(""),
+        (Tone::Good, "ok".to_owned()),
+        cell(one_line(&mig.uuid)),
+    ]
 }
 
 fn failed_row(gpu: &FailedGpu) -> Row {
@@ -156,15 +183,30 @@ fn heading(text: &str) -> Cell {
 }
 
 fn or_unknown(text: String) -> String {
-    if text.is_empty() { "?".to_owned() } else { one_line(&text) }
+    if text.is_empty() {
+        "?".to_owned()
+    } else {
+        one_line(&text)
+    }
 }
 
 /// The labels of `nvidia-container-cli info` in their order. Scripts search for them.
 const DRIVER: [&str; 2] = ["NVRM version", "CUDA version"];
-const GPU: [&str; 7] = ["Device Index", "Device Minor", "Model", "Brand", "GPU UUID", "Bus Location", "Architecture"];
+const GPU: [&str; 7] = [
+    "Device Index",
+    "Device Minor",
+    "Model",
+    "Brand",
+    "GPU UUID",
+    "Bus Location",
+    "Architecture",
+];
 
 fn of_driver(inventory: &Inventory) -> [String; 2] {
-    [inventory.driver_version.clone(), inventory.cuda_version.clone()]
+    [
+        inventory.driver_version.clone(),
+        inventory.cuda_version.clone(),
+    ]
 }
 
 fn of_gpu(gpu: &Gpu) -> [String; 7] {
@@ -181,8 +223,14 @@ fn of_gpu(gpu: &Gpu) -> [String; 7] {
 
 fn labelled(inventory: &Inventory) -> String {
     let gpus = inventory.gpus.iter().map(|gpu| lines(&GPU, &of_gpu(gpu)));
-    let failed = inventory.failed.iter().map(|failed| lines(&["Not usable"], &[failed.to_string()]));
-    let excluded = inventory.excluded.iter().map(|gpu| lines(&["Excluded"], &[gpu.to_string()]));
+    let failed = inventory
+        .failed
+        .iter()
+        .map(|failed| lines(&["Not usable"], &[failed.to_string()]));
+    let excluded = inventory
+        .excluded
+        .iter()
+        .map(|gpu| lines(&["Excluded"], &[gpu.to_string()]));
     let driver = std::iter::once(lines(&DRIVER, &of_driver(inventory)));
     let parts: Vec<_> = driver.chain(gpus).chain(failed).chain(excluded).collect();
     parts.join("\n")
@@ -199,7 +247,12 @@ fn lines(labels: &[&str], values: &[String]) -> String {
 
 /// Returns comma-separated values. Like those of nvidia-container-cli, they are not quoted or escaped.
 fn comma_separated(inventory: &Inventory) -> String {
-    let mut rows = vec![DRIVER.join(","), of_driver(inventory).join(","), String::new(), GPU.join(",")];
+    let mut rows = vec![
+        DRIVER.join(","),
+        of_driver(inventory).join(","),
+        String::new(),
+        GPU.join(","),
+    ];
     rows.extend(inventory.gpus.iter().map(|gpu| of_gpu(gpu).join(",")));
     rows.join("\n") + "\n"
 }

@@ -68,7 +68,9 @@ pub(crate) fn run(
     match name {
         Some(programs::RUNTIME_HOOK | programs::TOOLKIT) => return nvidia::hook::run(args),
         Some(programs::CLI) => return nvidia::cli::run(args),
-        Some(name @ (programs::CDI_HOOK | programs::CTK)) => return nvidia::cdi_hook::run(name, args),
+        Some(name @ (programs::CDI_HOOK | programs::CTK)) => {
+            return nvidia::cdi_hook::run(name, args);
+        }
         _ => {}
     }
     if let Some((stage, config)) = stage::parse(&args) {
@@ -76,23 +78,34 @@ pub(crate) fn run(
     }
     match args.split_first() {
         // The hook entry of this program's CDI specs.
-        Some((verb, rest)) if verb == rootfs_edits::VERB => match RootfsEdits::parse(rest.to_vec()) {
+        Some((verb, rest)) if verb == rootfs_edits::VERB => match RootfsEdits::parse(rest.to_vec())
+        {
             Ok(edits) => stages::rootfs::run(edits),
             Err(error) => {
                 let what = format!("invalid command line: {error}");
-                let error = failure(&catalog::COMMAND_LINE, what, "run \"oci-nvidia-hook --help\"");
+                let error = failure(
+                    &catalog::COMMAND_LINE,
+                    what,
+                    "run \"oci-nvidia-hook --help\"",
+                );
                 hook_usage_error(rootfs_edits::VERB, &error)
             }
         },
         Some((verb, rest)) if verb == completion::VERB => completion::complete(rest),
         None => {
             stdio::print_stderr(&(help::text(&[]).unwrap_or_default() + "\n"));
-            usage_error(&failure(&catalog::COMMAND_LINE, "a command is missing", "run \"oci-nvidia-hook help\""))
+            usage_error(&failure(
+                &catalog::COMMAND_LINE,
+                "a command is missing",
+                "run \"oci-nvidia-hook help\"",
+            ))
         }
         // The tests of the cost of a stage compare with this command, so it must not run clap.
         Some((word, [])) if word == "--version" => output::print(VERSION),
         _ => match parse::parse(&args) {
-            Ok(Parsed::Run(cli)) => carry_out(&cli, environment, zone).unwrap_or_else(|error| failed(&error)),
+            Ok(Parsed::Run(cli)) => {
+                carry_out(&cli, environment, zone).unwrap_or_else(|error| failed(&error))
+            }
             Ok(Parsed::Help(text)) => output::print(&overview::complete(text)),
             Ok(Parsed::Version) => output::print(VERSION),
             Err(error) => usage_error(&error),
@@ -117,7 +130,12 @@ fn hook_usage_error(stage: &str, error: &anyhow::Error) -> ExitCode {
 }
 
 fn carry_out(
-    Cli { config, color, debug, command }: &Cli,
+    Cli {
+        config,
+        color,
+        debug,
+        command,
+    }: &Cli,
     environment: Environment,
     zone: Option<OsString>,
 ) -> Result<ExitCode> {
@@ -168,28 +186,51 @@ mod tests {
     fn options_of_commands() {
         let config = parsed(&["info", "--config", "/c"]).unwrap().config;
         assert_eq!(config, Some("/c".into()));
-        assert_eq!(parsed(&["--config=/x", "info", "--config=/c"]).unwrap().config, config, "the last one counts");
-        let Command::Files(list) = parsed(&["files", "-lbd", "0,1", "--device=GPU-x"]).unwrap().command else {
+        assert_eq!(
+            parsed(&["--config=/x", "info", "--config=/c"])
+                .unwrap()
+                .config,
+            config,
+            "the last one counts"
+        );
+        let Command::Files(list) = parsed(&["files", "-lbd", "0,1", "--device=GPU-x"])
+            .unwrap()
+            .command
+        else {
             panic!()
         };
-        assert_eq!(list.parts.selection.devices, Some(vec!["0".into(), "1".into(), "GPU-x".into()]));
+        assert_eq!(
+            list.parts.selection.devices,
+            Some(vec!["0".into(), "1".into(), "GPU-x".into()])
+        );
         assert!(list.parts.libraries && list.parts.binaries && !list.parts.ipcs);
-        let Command::Cdi(args::Cdi::Check(check)) = parsed(&["cdi", "check", "0", "--json", "all"]).unwrap().command
+        let Command::Cdi(args::Cdi::Check(check)) = parsed(&["cdi", "check", "0", "--json", "all"])
+            .unwrap()
+            .command
         else {
             panic!()
         };
         assert!(check.output.json && check.names == ["0", "all"]);
-        let Command::Plan(plan) = parsed(&["plan", "-", "--stage", "precreate", "--request"]).unwrap().command else {
+        let Command::Plan(plan) = parsed(&["plan", "-", "--stage", "precreate", "--request"])
+            .unwrap()
+            .command
+        else {
             panic!()
         };
-        assert!(plan.container == "-" && plan.request_only && plan.stage == Some(args::PlanStage::Precreate));
+        assert!(
+            plan.container == "-"
+                && plan.request_only
+                && plan.stage == Some(args::PlanStage::Precreate)
+        );
         for (line, gids) in [
             (&[][..], None),
             (&["--additional-gids"], Some(true)),
             (&["--additional-gids", "--no-additional-gids"], Some(false)),
         ] {
             let Command::Cdi(args::Cdi::Refresh { spec, .. }) =
-                parsed(&[&["cdi", "refresh"], line].concat()).unwrap().command
+                parsed(&[&["cdi", "refresh"], line].concat())
+                    .unwrap()
+                    .command
             else {
                 panic!()
             };
@@ -200,11 +241,23 @@ mod tests {
     #[test]
     fn help_can_stand_anywhere() {
         for (args, usage) in [
-            (&["--help"][..], "Usage: oci-nvidia-hook [OPTIONS] <COMMAND>"),
+            (
+                &["--help"][..],
+                "Usage: oci-nvidia-hook [OPTIONS] <COMMAND>",
+            ),
             (&["files", "-h"], "Usage: oci-nvidia-hook files [OPTIONS]"),
-            (&["files", "--json", "--help"], "Usage: oci-nvidia-hook files [OPTIONS]"),
-            (&["cdi", "--help"], "Usage: oci-nvidia-hook cdi [OPTIONS] <COMMAND>"),
-            (&["cdi", "check", "--help"], "Usage: oci-nvidia-hook cdi check [OPTIONS] [NAME]..."),
+            (
+                &["files", "--json", "--help"],
+                "Usage: oci-nvidia-hook files [OPTIONS]",
+            ),
+            (
+                &["cdi", "--help"],
+                "Usage: oci-nvidia-hook cdi [OPTIONS] <COMMAND>",
+            ),
+            (
+                &["cdi", "check", "--help"],
+                "Usage: oci-nvidia-hook cdi check [OPTIONS] [NAME]...",
+            ),
             (&["prestart", "-V"], "version"),
         ] {
             let text = parsed(args).unwrap_err().to_string();
@@ -216,9 +269,18 @@ mod tests {
     fn stages_have_the_same_names_for_both_parsers() {
         let mut stages = 0;
         for command in <Cli as clap::CommandFactory>::command().get_subcommands() {
-            let Some(stage) = stage::Stage::named(command.get_name()) else { continue };
+            let Some(stage) = stage::Stage::named(command.get_name()) else {
+                continue;
+            };
             let line = [command.get_name(), "--config=/c"];
-            let Cli { config, command: Command::Stage(found), .. } = parsed(&line).unwrap() else { panic!("{line:?}") };
+            let Cli {
+                config,
+                command: Command::Stage(found),
+                ..
+            } = parsed(&line).unwrap()
+            else {
+                panic!("{line:?}")
+            };
             assert_eq!((found, config.as_deref()), (stage, Some(Path::new("/c"))));
             stages += 1;
         }
@@ -265,8 +327,14 @@ mod tests {
         ] {
             let text = base::report::render(&parsed(args).unwrap_err());
             let (message, hint) = text.split_once('\n').unwrap();
-            assert!(message.starts_with("invalid command line: ") && message.ends_with(" (ONH-002)"), "{text}");
-            assert!(hint.starts_with("hint: ") && hint.ends_with("--help\"") && !hint.contains('\n'), "{text}");
+            assert!(
+                message.starts_with("invalid command line: ") && message.ends_with(" (ONH-002)"),
+                "{text}"
+            );
+            assert!(
+                hint.starts_with("hint: ") && hint.ends_with("--help\"") && !hint.contains('\n'),
+                "{text}"
+            );
             assert!(!text.contains('\x1b'), "{text}");
         }
     }
@@ -278,29 +346,57 @@ mod tests {
             (&["doctor", "--bundle", "-"], "-"),
             (&["doctor", "--bundle=-x"], "-x"),
         ] {
-            let Command::Doctor(doctor) = parsed(args).unwrap().command else { panic!() };
+            let Command::Doctor(doctor) = parsed(args).unwrap().command else {
+                panic!()
+            };
             assert_eq!(doctor.bundle, Some(value.into()), "{args:?}");
         }
-        let Command::Files(list) = parsed(&["files", "-d-1", "-d=-2"]).unwrap().command else { panic!() };
-        assert_eq!(list.parts.selection.devices, Some(vec!["-1".into(), "-2".into()]));
+        let Command::Files(list) = parsed(&["files", "-d-1", "-d=-2"]).unwrap().command else {
+            panic!()
+        };
+        assert_eq!(
+            list.parts.selection.devices,
+            Some(vec!["-1".into(), "-2".into()])
+        );
     }
 
     #[test]
     fn a_similar_word_is_suggested() {
         for (args, hint) in [
-            (&["doctr"][..], "did you mean doctor? See \"oci-nvidia-hook --help\""),
+            (
+                &["doctr"][..],
+                "did you mean doctor? See \"oci-nvidia-hook --help\"",
+            ),
             // People do not type stages.
             (&["prestrat"], "run \"oci-nvidia-hook --help\""),
             (&["stats"], "did you mean status? See"),
             (&["pss"], "did you mean ps? See"),
             (&["pods"], "run \"oci-nvidia-hook --help\""),
             (&["frobnicate"], "run \"oci-nvidia-hook --help\""),
-            (&["info", "--verbose"], "run \"oci-nvidia-hook info --help\""),
-            (&["cdi", "generate", "--format", "xml"], "[possible values: json, yaml] (ONH-002)\nhint: run \"oci"),
-            (&["cdi"], "a command is missing (ONH-002)\nhint: run \"oci-nvidia-hook cdi --help\""),
-            (&["cdi", "chekc"], "did you mean check? See \"oci-nvidia-hook cdi --help\""),
-            (&["--config", "files", "cdi", "generate", "--jsno"], "\"oci-nvidia-hook cdi generate --help\""),
-            (&["files", "--nonsense"], "run \"oci-nvidia-hook files --help\""),
+            (
+                &["info", "--verbose"],
+                "run \"oci-nvidia-hook info --help\"",
+            ),
+            (
+                &["cdi", "generate", "--format", "xml"],
+                "[possible values: json, yaml] (ONH-002)\nhint: run \"oci",
+            ),
+            (
+                &["cdi"],
+                "a command is missing (ONH-002)\nhint: run \"oci-nvidia-hook cdi --help\"",
+            ),
+            (
+                &["cdi", "chekc"],
+                "did you mean check? See \"oci-nvidia-hook cdi --help\"",
+            ),
+            (
+                &["--config", "files", "cdi", "generate", "--jsno"],
+                "\"oci-nvidia-hook cdi generate --help\"",
+            ),
+            (
+                &["files", "--nonsense"],
+                "run \"oci-nvidia-hook files --help\"",
+            ),
             (&["files", "--lib"], "did you mean --libraries?"),
             (&["files", "--librarie"], "did you mean --libraries?"),
             (&["info", "--jsn"], "did you mean --json?"),
@@ -314,10 +410,18 @@ mod tests {
     #[test]
     fn examples_are_command_lines() {
         fn check(command: &clap::Command) -> usize {
-            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-            let examples = text.lines().filter_map(|line| line.trim().strip_prefix("oci-nvidia-hook "));
+            let text = command
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            let examples = text
+                .lines()
+                .filter_map(|line| line.trim().strip_prefix("oci-nvidia-hook "));
             let checked = examples.map(|line| {
-                let words: Vec<_> = line.split([' ', '>', '<']).take_while(|word| !word.is_empty()).collect();
+                let words: Vec<_> = line
+                    .split([' ', '>', '<'])
+                    .take_while(|word| !word.is_empty())
+                    .collect();
                 parsed(&words).unwrap_or_else(|error| panic!("{line}: {error}"))
             });
             checked.count() + command.get_subcommands().map(check).sum::<usize>()

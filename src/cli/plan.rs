@@ -72,13 +72,23 @@ struct Subject {
 
 /// Previews the hook for a container, given by its name, or by its state or config.json on stdin. Returns the exit code of the
 /// hook.
-pub(crate) fn run(options: &args::Plan, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
+pub(crate) fn run(
+    options: &args::Plan,
+    config: Option<&Path>,
+    terminal: Terminal,
+) -> Result<ExitCode> {
     let input = match options.container.as_str() {
-        "-" => Input::Text(read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?),
+        "-" => Input::Text(
+            read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?,
+        ),
         name => Input::Bundle(containers::bundle_of(name)?),
     };
     if matches!(&input, Input::Text(text) if text.iter().all(u8::is_ascii_whitespace)) {
-        return Ok(usage_error(&failure(&catalog::COMMAND_LINE, "stdin is empty", HINT)));
+        return Ok(usage_error(&failure(
+            &catalog::COMMAND_LINE,
+            "stdin is empty",
+            HINT,
+        )));
     }
     let preview = preview(input, options, config);
     let text = if options.json {
@@ -87,7 +97,11 @@ pub(crate) fn run(options: &args::Plan, config: Option<&Path>, terminal: Termina
         terminal.render(&lines(&preview))
     };
     let printed = output::print(&text);
-    Ok(if preview.outcome == Effect::Error { ExitCode::FAILURE } else { printed })
+    Ok(if preview.outcome == Effect::Error {
+        ExitCode::FAILURE
+    } else {
+        printed
+    })
 }
 
 impl Preview {
@@ -100,7 +114,10 @@ impl Preview {
 }
 
 fn preview(input: Input, options: &args::Plan, config: Option<&Path>) -> Preview {
-    let mut preview = Preview { version: json::VERSION, ..Preview::default() };
+    let mut preview = Preview {
+        version: json::VERSION,
+        ..Preview::default()
+    };
     if let Err(error) = follow(input, options, config, &mut preview) {
         preview.decide(Effect::Error, Finding::error(&error));
         preview.edits.clear();
@@ -109,11 +126,27 @@ fn preview(input: Input, options: &args::Plan, config: Option<&Path>) -> Preview
 }
 
 /// Takes the steps of the hook, up to the point at which the hook would change the container.
-fn follow(input: Input, options: &args::Plan, config: Option<&Path>, preview: &mut Preview) -> Result<()> {
+fn follow(
+    input: Input,
+    options: &args::Plan,
+    config: Option<&Path>,
+    preview: &mut Preview,
+) -> Result<()> {
     let (spec, called) = read_container(input, options)?;
-    let pid = if let Called::WithState(pid) = called { pid } else { 0 };
-    let name = Some(&options.container).filter(|name| *name != "-").cloned();
-    preview.container = Subject { name, rootfs: spec.rootfs.display().to_string(), pid, privileged: spec.privileged };
+    let pid = if let Called::WithState(pid) = called {
+        pid
+    } else {
+        0
+    };
+    let name = Some(&options.container)
+        .filter(|name| *name != "-")
+        .cloned();
+    preview.container = Subject {
+        name,
+        rootfs: spec.rootfs.display().to_string(),
+        pid,
+        privileged: spec.privileged,
+    };
     if !options.request_only && options.inventory.is_none() {
         check_entry(&spec, config, options.root.as_deref())?;
     }
@@ -135,9 +168,17 @@ fn follow(input: Input, options: &args::Plan, config: Option<&Path>, preview: &m
 
 /// Checks the limits like the hook entry of a CDI spec or of precreate, if config.json contains one.
 fn check_entry(spec: &SpecView, config: Option<&Path>, root: Option<&Path>) -> Result<()> {
-    let entries = spec.hooks.iter().filter_map(|hook| RootfsEdits::from_entry(&hook.args));
-    let Some(entry) = entries.reduce(RootfsEdits::merge) else { return Ok(()) };
-    let (config, root) = (config.map(HostPath::new).or(entry.config), root.map(HostPath::new).or(entry.root));
+    let entries = spec
+        .hooks
+        .iter()
+        .filter_map(|hook| RootfsEdits::from_entry(&hook.args));
+    let Some(entry) = entries.reduce(RootfsEdits::merge) else {
+        return Ok(());
+    };
+    let (config, root) = (
+        config.map(HostPath::new).or(entry.config),
+        root.map(HostPath::new).or(entry.root),
+    );
     limits::check(spec, config.as_ref(), root.as_ref(), entry.features)
 }
 
@@ -152,7 +193,11 @@ impl Preview {
         called: Called,
     ) -> Result<()> {
         self.outcome = Effect::Inject;
-        self.reason = format!("{} requests {}", request.asked_by, in_words(&request.devices.names()));
+        self.reason = format!(
+            "{} requests {}",
+            request.asked_by,
+            in_words(&request.devices.names())
+        );
         self.request = Some(Asked::from(&request));
         if let Some(root) = &options.root {
             config.driver_root = HostPath::new(root);
@@ -161,7 +206,10 @@ impl Preview {
             let inventory = report::read(file)?;
             let (devices, findings) = select::decide(&request, &inventory, &config)?;
             self.findings.extend(findings);
-            self.devices = devices.iter().map(|device| device.uuid().to_owned()).collect();
+            self.devices = devices
+                .iter()
+                .map(|device| device.uuid().to_owned())
+                .collect();
             return Ok(());
         }
         if options.request_only {
@@ -169,15 +217,22 @@ impl Preview {
         }
         let expected = stages::host::expect(&request, &config)?;
         let Foreseen { modules, nodes } = &expected.prepares;
-        self.prepares =
-            modules.iter().map(|module| json!({"module": module})).chain(nodes.values().map(node)).collect();
+        self.prepares = modules
+            .iter()
+            .map(|module| json!({"module": module}))
+            .chain(nodes.values().map(node))
+            .collect();
         if expected.is_unknown {
-            self.reason.push_str("; it first prepares the host, and NVML answers only after that");
+            self.reason
+                .push_str("; it first prepares the host, and NVML answers only after that");
             return Ok(());
         }
-        let found = expected
-            .host
-            .and_then(|host| Ok((plan::decide(&request, &config, &host, &spec.devices, &mut self.findings)?, host)));
+        let found = expected.host.and_then(|host| {
+            Ok((
+                plan::decide(&request, &config, &host, &spec.devices, &mut self.findings)?,
+                host,
+            ))
+        });
         let (provided, host) = match found {
             Ok(found) => found,
             Err(error) => {
@@ -185,7 +240,11 @@ impl Preview {
                 return Ok(());
             }
         };
-        self.devices = provided.devices.into_iter().map(|device| device.uuid).collect();
+        self.devices = provided
+            .devices
+            .into_iter()
+            .map(|device| device.uuid)
+            .collect();
         let gpus = Gpus::new(request, config, host, provided.edits);
         match called {
             Called::WithState(pid) => self.steps(&gpus, spec, pid),
@@ -196,10 +255,16 @@ impl Preview {
     /// Adds the steps that the hook takes: in the waiting container if there is one, otherwise in its root file system on the host.
     fn steps(&mut self, gpus: &Gpus, spec: &SpecView, pid: i32) -> Result<()> {
         let image = plan_image::within_deadline(|| {
-            let waiting = if pid > 0 { OpenContainer::open(pid, &spec.rootfs).ok() } else { None };
+            let waiting = if pid > 0 {
+                OpenContainer::open(pid, &spec.rootfs).ok()
+            } else {
+                None
+            };
             waiting.map_or_else(|| image_at(spec, gpus), |open| stages::image(&open, gpus))
         })?;
-        let Live { steps, findings, .. } = gpus.steps(&Container::from_spec(spec)?, &image);
+        let Live {
+            steps, findings, ..
+        } = gpus.steps(&Container::from_spec(spec)?, &image);
         self.findings.extend(findings);
         self.edits = steps.iter().map(step::describe).collect();
         Ok(())
@@ -224,8 +289,13 @@ fn node(node: &DeviceNode) -> Value {
 /// Returns the facts about the image, before a runtime mounts anything in it.
 fn image_at(spec: &SpecView, gpus: &Gpus) -> Image {
     let facts = OpenContainer::facts_of(&spec.rootfs).unwrap_or_default();
-    OpenContainer::here(&spec.rootfs)
-        .map_or_else(|_| Image::default(), |open| Image { facts, ..stages::image(&open, gpus) })
+    OpenContainer::here(&spec.rootfs).map_or_else(
+        |_| Image::default(),
+        |open| Image {
+            facts,
+            ..stages::image(&open, gpus)
+        },
+    )
 }
 
 /// The call of the hook that is previewed.
@@ -242,22 +312,29 @@ enum Input {
     Text(Vec<u8>),
 }
 
-const HINT: &str = "run \"oci-nvidia-hook plan CONTAINER\", or \"oci-nvidia-hook plan - < config.json\"";
+const HINT: &str =
+    "run \"oci-nvidia-hook plan CONTAINER\", or \"oci-nvidia-hook plan - < config.json\"";
 
 fn read_container(input: Input, options: &args::Plan) -> Result<(SpecView, Called)> {
     let is_precreate = options.stage == Some(PlanStage::Precreate);
     let (bytes, here) = match input {
         Input::Bundle(bundle) if is_precreate => {
             let path = bundle.join("config.json");
-            let file = std::fs::File::open(&path).with_context(|| format!("cannot open {path:?}"))?;
-            (read_limited(file, oci::MAX_JSON).with_context(|| format!("cannot read {path:?}"))?, bundle)
+            let file =
+                std::fs::File::open(&path).with_context(|| format!("cannot open {path:?}"))?;
+            (
+                read_limited(file, oci::MAX_JSON)
+                    .with_context(|| format!("cannot read {path:?}"))?,
+                bundle,
+            )
         }
         Input::Bundle(bundle) => return Ok((oci::spec_view::read(&bundle)?, Called::WithState(0))),
         // Runtimes and Podman start hooks in the bundle.
         Input::Text(bytes) => (bytes, base::sys::in_root::working_directory()?),
     };
     if is_precreate || (options.stage.is_none() && oci::is_spec(&bytes)) {
-        let spec = oci::spec_view::parse(&bytes, &here).context("cannot read the container's spec")?;
+        let spec =
+            oci::spec_view::parse(&bytes, &here).context("cannot read the container's spec")?;
         if !is_precreate {
             return Ok((spec, Called::WithState(0)));
         }
@@ -265,14 +342,35 @@ fn read_container(input: Input, options: &args::Plan) -> Result<(SpecView, Calle
         return Ok((spec, Called::Precreate(text)));
     }
     let state = oci::state::parse(&bytes).map_err(|error| {
-        let what = format!("stdin is neither config.json nor the state of a container: {}", error.root_cause());
-        if options.stage.is_none() { failure(&catalog::STATE, what, HINT) } else { error }
+        let what = format!(
+            "stdin is neither config.json nor the state of a container: {}",
+            error.root_cause()
+        );
+        if options.stage.is_none() {
+            failure(&catalog::STATE, what, HINT)
+        } else {
+            error
+        }
     })?;
-    Ok((oci::spec_view::read(&state.bundle)?, Called::WithState(state.pid)))
+    Ok((
+        oci::spec_view::read(&state.bundle)?,
+        Called::WithState(state.pid),
+    ))
 }
 
 fn lines(preview: &Preview) -> Vec<Line> {
-    let Preview { outcome, reason, container, request, devices, prepares, edits, findings, last_decides, .. } = preview;
+    let Preview {
+        outcome,
+        reason,
+        container,
+        request,
+        devices,
+        prepares,
+        edits,
+        findings,
+        last_decides,
+        ..
+    } = preview;
     let mut lines = Vec::new();
     if let Some(name) = &container.name {
         lines.push(item("container ", name));
@@ -283,33 +381,67 @@ fn lines(preview: &Preview) -> Vec<Line> {
         Effect::Error => (Tone::Bad, "the hook fails"),
     };
     let decisive = findings.last().filter(|_| *last_decides);
-    let number = decisive.map(|finding| format!(" ({})", finding.kind.id)).unwrap_or_default();
+    let number = decisive
+        .map(|finding| format!(" ({})", finding.kind.id))
+        .unwrap_or_default();
     let reason = format!(": {}{number}", one_line(reason));
-    lines.push(Line::new(HANG, "").then(tone, outcome).then(Tone::Plain, reason));
+    lines.push(
+        Line::new(HANG, "")
+            .then(tone, outcome)
+            .then(Tone::Plain, reason),
+    );
     if let Some(finding) = decisive.filter(|finding| !finding.fix.is_empty()) {
         lines.push(item("  hint: ", &finding.fix));
     }
     if !container.rootfs.is_empty() {
-        let privileged = if container.privileged { "privileged" } else { "not privileged" };
-        lines.push(item("root file system: ", &format!("{}, {privileged}", container.rootfs)));
+        let privileged = if container.privileged {
+            "privileged"
+        } else {
+            "not privileged"
+        };
+        lines.push(item(
+            "root file system: ",
+            &format!("{}, {privileged}", container.rootfs),
+        ));
     }
     if let Some(asked) = request {
-        lines.push(item("driver capabilities: ", &asked.driver_capabilities.join(", ")));
+        lines.push(item(
+            "driver capabilities: ",
+            &asked.driver_capabilities.join(", "),
+        ));
         if !asked.features.is_empty() {
             lines.push(item("features: ", &asked.features.join(", ")));
         }
-        lines.extend(asked.requirements.iter().map(|requirement| item("requires: ", requirement)));
+        lines.extend(
+            asked
+                .requirements
+                .iter()
+                .map(|requirement| item("requires: ", requirement)),
+        );
     }
     lines.extend(devices.iter().map(|device| item("device: ", device)));
-    lines.extend(prepares.iter().map(|one| item("on the host: ", &preparation(one))));
+    lines.extend(
+        prepares
+            .iter()
+            .map(|one| item("on the host: ", &preparation(one))),
+    );
     let groups = text::groups(edits);
-    lines.extend(groups.into_iter().map(|(heading, items)| item(&format!("{heading}: "), &items.join(", "))));
-    let others = findings.len().saturating_sub(usize::from(decisive.is_some()));
+    lines.extend(
+        groups
+            .into_iter()
+            .map(|(heading, items)| item(&format!("{heading}: "), &items.join(", "))),
+    );
+    let others = findings
+        .len()
+        .saturating_sub(usize::from(decisive.is_some()));
     for finding in findings.iter().take(others) {
         let severity = finding.kind.severity.name();
         let what = format!(": {}", one_line(&finding.what));
         let line = Line::new(HANG, format!("{} ", finding.kind.id));
-        lines.push(line.then(Tone::of_severity(severity), severity).then(Tone::Plain, what));
+        lines.push(
+            line.then(Tone::of_severity(severity), severity)
+                .then(Tone::Plain, what),
+        );
         if !finding.fix.is_empty() {
             lines.push(item("  hint: ", &finding.fix));
         }
@@ -328,6 +460,11 @@ fn item(name: &str, text: &str) -> Line {
 fn preparation(one: &Value) -> String {
     match (one["module"].as_str(), one["node"].as_str()) {
         (Some(module), _) => format!("load the kernel module {module}"),
-        (_, node) => format!("create {} c {}:{}", node.unwrap_or_default(), one["major"], one["minor"]),
+        (_, node) => format!(
+            "create {} c {}:{}",
+            node.unwrap_or_default(),
+            one["major"],
+            one["minor"]
+        ),
     }
 }

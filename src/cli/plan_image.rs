@@ -40,7 +40,9 @@ pub(super) fn within_deadline(examine: impl FnOnce() -> Image) -> Result<Image> 
         let answer = serde_json::to_string(&Answer::from(examine())).unwrap_or_default();
         child::report(pipe, format!("{answer}\n").as_bytes());
     });
-    let line = spawned.map_err(NoAnswer::System).and_then(|mut child| child.line(Instant::now() + PATIENCE));
+    let line = spawned
+        .map_err(NoAnswer::System)
+        .and_then(|mut child| child.line(Instant::now() + PATIENCE));
     let line = line.map_err(|why| {
         let what = match why {
             NoAnswer::Timeout => format!("the container's files do not answer within {} seconds", PATIENCE.as_secs()),
@@ -57,20 +59,54 @@ pub(super) fn within_deadline(examine: impl FnOnce() -> Image) -> Result<Image> 
 }
 
 impl From<Image> for Answer {
-    fn from(Image { facts: RootfsFacts { debian, lib32, loader }, compat }: Image) -> Self {
-        let compat = compat.into_iter().filter_map(|name| name.into_string().ok()).collect();
-        Self { debian, lib32, glibc: loader == Loader::Glibc, musl: loader == Loader::Musl, compat }
+    fn from(
+        Image {
+            facts:
+                RootfsFacts {
+                    debian,
+                    lib32,
+                    loader,
+                },
+            compat,
+        }: Image,
+    ) -> Self {
+        let compat = compat
+            .into_iter()
+            .filter_map(|name| name.into_string().ok())
+            .collect();
+        Self {
+            debian,
+            lib32,
+            glibc: loader == Loader::Glibc,
+            musl: loader == Loader::Musl,
+            compat,
+        }
     }
 }
 
 impl From<Answer> for Image {
-    fn from(Answer { debian, lib32, glibc, musl, compat }: Answer) -> Self {
+    fn from(
+        Answer {
+            debian,
+            lib32,
+            glibc,
+            musl,
+            compat,
+        }: Answer,
+    ) -> Self {
         let loader = match (glibc, musl) {
             (true, _) => Loader::Glibc,
             (false, true) => Loader::Musl,
             (false, false) => Loader::None,
         };
-        Self { facts: RootfsFacts { debian, lib32, loader }, compat: compat.into_iter().map(OsString::from).collect() }
+        Self {
+            facts: RootfsFacts {
+                debian,
+                lib32,
+                loader,
+            },
+            compat: compat.into_iter().map(OsString::from).collect(),
+        }
     }
 }
 
@@ -83,7 +119,14 @@ mod tests {
         for loader in [Loader::Glibc, Loader::Musl, Loader::None] {
             for (debian, lib32) in [(false, true), (true, false)] {
                 let compat = ["libcuda.so.1", "a \"b\"\n"].map(OsString::from).into();
-                let image = Image { facts: RootfsFacts { debian, lib32, loader }, compat };
+                let image = Image {
+                    facts: RootfsFacts {
+                        debian,
+                        lib32,
+                        loader,
+                    },
+                    compat,
+                };
                 assert_eq!(within_deadline(|| image.clone()).unwrap(), image);
             }
         }

@@ -19,9 +19,22 @@ use crate::record::call::Call;
 /// Prepares the host, and prints each action.
 pub(crate) fn run(options: &args::Prepare, config: Option<&Path>) -> Result<ExitCode> {
     let prepared = run_as_root(options, config)?;
-    let printed = output::print(&prepared.done.iter().flat_map(|line| [line.as_str(), "\n"]).collect::<String>());
-    prepared.failed.iter().for_each(|error| Call::default().error(error));
-    Ok(if prepared.failed.is_empty() { printed } else { ExitCode::FAILURE })
+    let printed = output::print(
+        &prepared
+            .done
+            .iter()
+            .flat_map(|line| [line.as_str(), "\n"])
+            .collect::<String>(),
+    );
+    prepared
+        .failed
+        .iter()
+        .for_each(|error| Call::default().error(error));
+    Ok(if prepared.failed.is_empty() {
+        printed
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 fn run_as_root(options: &args::Prepare, config: Option<&Path>) -> Result<Prepared> {

@@ -64,7 +64,17 @@ pub struct Parts {
 impl Parts {
     /// Returns whether no option selects a part, which means all parts. IMEX channels do not count: they are never part of all.
     pub fn is_everything(&self) -> bool {
-        let Self { selection: Selection { devices, compat32, mig_config, mig_monitor, .. }, .. } = self;
+        let Self {
+            selection:
+                Selection {
+                    devices,
+                    compat32,
+                    mig_config,
+                    mig_monitor,
+                    ..
+                },
+            ..
+        } = self;
         let has_parts = self.libraries || self.binaries || self.ipcs || self.firmwares || *compat32;
         !has_parts && devices.is_none() && mig_config.is_none() && mig_monitor.is_none()
     }
@@ -74,8 +84,18 @@ impl Parts {
         if !self.is_everything() {
             return self;
         }
-        let selection = Selection { devices: Some(vec!["all".to_owned()]), compat32: true, ..self.selection };
-        Self { selection, libraries: true, binaries: true, ipcs: true, firmwares: true }
+        let selection = Selection {
+            devices: Some(vec!["all".to_owned()]),
+            compat32: true,
+            ..self.selection
+        };
+        Self {
+            selection,
+            libraries: true,
+            binaries: true,
+            ipcs: true,
+            firmwares: true,
+        }
     }
 }
 
@@ -99,8 +119,16 @@ impl Selection {
     ///
     /// # Errors
     /// If config.toml does not allow a capability, or there are too many requirements.
-    pub fn request(&self, capabilities: Capabilities, requirements: &[String], config: &Config) -> Result<GpuRequest> {
-        if let Some(refused) = capabilities.iter().find(|asked| !config.supported_driver_capabilities.has(*asked)) {
+    pub fn request(
+        &self,
+        capabilities: Capabilities,
+        requirements: &[String],
+        config: &Config,
+    ) -> Result<GpuRequest> {
+        if let Some(refused) = capabilities
+            .iter()
+            .find(|asked| !config.supported_driver_capabilities.has(*asked))
+        {
             return Err(failure(
                 &catalog::CAPABILITY,
                 format!("config.toml does not allow \"--{}\"", refused.name()),
@@ -110,11 +138,17 @@ impl Selection {
         if requirements.len() > MAX_REQUIREMENTS {
             return Err(failure(
                 &catalog::BAD_REQUIREMENT,
-                format!("{} \"--require\" options, at most {MAX_REQUIREMENTS} are allowed", requirements.len()),
+                format!(
+                    "{} \"--require\" options, at most {MAX_REQUIREMENTS} are allowed",
+                    requirements.len()
+                ),
                 "join requirements with commas",
             ));
         }
-        let requirement = |text: &String| Requirement { variable: "--require".to_owned(), text: text.clone() };
+        let requirement = |text: &String| Requirement {
+            variable: "--require".to_owned(),
+            text: text.clone(),
+        };
         let requirements = match config.requirements() {
             Require::Off => Vec::new(),
             Require::Enforce | Require::Warn => requirements.iter().map(requirement).collect(),
@@ -136,7 +170,9 @@ impl Selection {
 
 /// Returns the words of a comma-separated list, without empty ones.
 pub(super) fn words(list: &[String]) -> impl Iterator<Item = &str> {
-    list.iter().map(|word| word.trim()).filter(|word| !word.is_empty())
+    list.iter()
+        .map(|word| word.trim())
+        .filter(|word| !word.is_empty())
 }
 
 /// Parses `--device`. `none` and `void` have a meaning only in the container's variable: here they are names of unknown devices.
@@ -155,7 +191,9 @@ fn visible(names: &[String]) -> VisibleDevices {
 
 /// Removes a plus sign: nvidia-container-cli reads indices with strtoul(3), which accepts one.
 fn unsigned(name: &str) -> &str {
-    let digits = name.strip_prefix('+').filter(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()));
+    let digits = name
+        .strip_prefix('+')
+        .filter(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()));
     digits.filter(|digits| !digits.is_empty()).unwrap_or(name)
 }
 
@@ -173,14 +211,18 @@ mod tests {
     }
 
     fn parts(options: &[&str]) -> Parts {
-        Line::try_parse_from(std::iter::once(&"list").chain(options)).unwrap().parts
+        Line::try_parse_from(std::iter::once(&"list").chain(options))
+            .unwrap()
+            .parts
     }
 
     #[test]
     fn a_request_of_flags() {
         let all = Capabilities::new(&Capability::ALL);
         let devices = |options: &[&str]| {
-            let request = parts(options).selection.request(all, &[], &Config::default());
+            let request = parts(options)
+                .selection
+                .request(all, &[], &Config::default());
             request.unwrap().devices.names().join(" ")
         };
         assert_eq!(devices(&[]), "none");
@@ -188,7 +230,11 @@ mod tests {
         assert_eq!(devices(&["--device", "1,0", "-dGPU-x,, 1"]), "1 0 GPU-x");
         assert_eq!(devices(&["--device", "0", "-d=ALL"]), "all");
         assert_eq!(devices(&["--device", "+1,1,+x,+"]), "1 +x +");
-        assert_eq!(devices(&["--device", "void,none"]), "void none", "which no host has");
+        assert_eq!(
+            devices(&["--device", "void,none"]),
+            "void none",
+            "which no host has"
+        );
         assert!(Line::try_parse_from(["list", "--mig-config", "0"]).is_err());
     }
 
@@ -202,10 +248,24 @@ mod tests {
         let request = |capability, requirements: &[String], config| {
             Selection::default().request(Capabilities::new(&[capability]), requirements, config)
         };
-        assert!(request(Capability::Utility, &["cuda>=99".into()], &config).unwrap().requirements.is_empty());
+        assert!(
+            request(Capability::Utility, &["cuda>=99".into()], &config)
+                .unwrap()
+                .requirements
+                .is_empty()
+        );
         let refused = request(Capability::Compute, &[], &config).unwrap_err();
-        assert!(base::report::render(&refused).contains("config.toml does not allow \"--compute\""));
-        assert!(request(Capability::Utility, &vec![String::new(); 33], &Config::default()).is_err());
+        assert!(
+            base::report::render(&refused).contains("config.toml does not allow \"--compute\"")
+        );
+        assert!(
+            request(
+                Capability::Utility,
+                &vec![String::new(); 33],
+                &Config::default()
+            )
+            .is_err()
+        );
     }
 
     #[test]
@@ -219,7 +279,11 @@ mod tests {
             (&["--mig-config=all"], false),
         ] {
             assert_eq!(parts(options).is_everything(), everything, "{options:?}");
-            assert_eq!(parts(options).completed().binaries, everything, "{options:?}");
+            assert_eq!(
+                parts(options).completed().binaries,
+                everything,
+                "{options:?}"
+            );
         }
     }
 }

@@ -109,7 +109,10 @@ mod tests {
             ("prestart", Some((Stage::Prestart, None))),
             ("createContainer", Some((Stage::CreateContainer, None))),
             ("--config /c prestart", with_config(Stage::Prestart)),
-            ("--config /x prestart --config /c", with_config(Stage::Prestart)),
+            (
+                "--config /x prestart --config /c",
+                with_config(Stage::Prestart),
+            ),
             ("precreate --config=/c", with_config(Stage::Precreate)),
             ("prestart --config -c", None),
             ("prestart --config", None),

@@ -19,14 +19,31 @@ use nvidia_host::config;
 use nvidia_host::feature::{self, ENABLED, Feature};
 
 /// Prints the status of each engine. Returns 0 if every installed engine starts the hook.
-pub(super) fn run(options: args::Output, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
+pub(super) fn run(
+    options: args::Output,
+    config: Option<&Path>,
+    terminal: Terminal,
+) -> Result<ExitCode> {
     let mut report = status::report(&Tree::open(&HostPath::new("/"))?, this_user());
     // An invalid config.toml has an error in "doctor", and does not matter to the engines.
-    report.extra_devices = config::read(config).map(|(config, _)| ExtraDevices::of_host(&config)).unwrap_or_default();
-    let all_active = report.engines.iter().all(|status| status.active || status.nri || !status.installed);
-    let text = if options.json { report.document()? } else { text(&report, terminal) };
+    report.extra_devices = config::read(config)
+        .map(|(config, _)| ExtraDevices::of_host(&config))
+        .unwrap_or_default();
+    let all_active = report
+        .engines
+        .iter()
+        .all(|status| status.active || status.nri || !status.installed);
+    let text = if options.json {
+        report.document()?
+    } else {
+        text(&report, terminal)
+    };
     let printed = output::print(&text);
-    Ok(if all_active { printed } else { ExitCode::FAILURE })
+    Ok(if all_active {
+        printed
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Returns the calling user; `None` if it is root. The home directory is that of the user database, because the environment was
@@ -37,8 +54,16 @@ pub fn this_user() -> Option<User> {
         return None;
     }
     let entry = nix::unistd::User::from_uid(uid).ok().flatten();
-    let name = entry.as_ref().map_or_else(|| uid.to_string(), |entry| entry.name.clone());
-    Some(User { name, uid: uid.as_raw(), home: entry.map(|entry| entry.dir).filter(|home| home != Path::new("/")) })
+    let name = entry
+        .as_ref()
+        .map_or_else(|| uid.to_string(), |entry| entry.name.clone());
+    Some(User {
+        name,
+        uid: uid.as_raw(),
+        home: entry
+            .map(|entry| entry.dir)
+            .filter(|home| home != Path::new("/")),
+    })
 }
 
 /// The columns: the engine, how its containers get GPUs, whether that works, and the file that decides it.
@@ -61,31 +86,53 @@ pub fn text(report: &Report, terminal: Terminal) -> String {
     rows.extend(report.kubelet_plugin.iter().map(plugin_row));
     let cells = rows.iter().map(|row| {
         let (tone, state) = &row.state;
-        [cell(one_line(&row.engine)), cell(row.way), (*tone, state.clone()), cell(one_line(&row.file))]
+        [
+            cell(one_line(&row.engine)),
+            cell(row.way),
+            (*tone, state.clone()),
+            cell(one_line(&row.file)),
+        ]
     });
     let header = HEADER.map(|name| (Tone::Heading, name.to_owned()));
     let table = table(std::iter::once(header).chain(cells).collect());
     let mut lines = Vec::new();
-    let remarks = std::iter::once(&Vec::new()).chain(rows.iter().map(|row| &row.remarks)).cloned().collect::<Vec<_>>();
+    let remarks = std::iter::once(&Vec::new())
+        .chain(rows.iter().map(|row| &row.remarks))
+        .cloned()
+        .collect::<Vec<_>>();
     for (line, remarks) in table.into_iter().zip(remarks) {
         lines.push(line);
         lines.extend(remarks.iter().map(|remark| remark_line(INDENT, remark)));
     }
     let more = report.extra_devices.iter().filter_map(extra_line);
-    lines.extend(
-        more.enumerate().flat_map(|(number, line)| (number == 0).then(Line::default).into_iter().chain([line])),
-    );
+    lines
+        .extend(more.enumerate().flat_map(|(number, line)| {
+            (number == 0).then(Line::default).into_iter().chain([line])
+        }));
     terminal.render(&lines)
 }
 
 /// Returns the line about devices next to the GPUs.
-fn extra_line(ExtraDevices { name, nodes, denied }: &ExtraDevices) -> Option<Line> {
-    let feature::Row { title, variable, .. } = Feature::from_name(name)?.row();
+fn extra_line(
+    ExtraDevices {
+        name,
+        nodes,
+        denied,
+    }: &ExtraDevices,
+) -> Option<Line> {
+    let feature::Row {
+        title, variable, ..
+    } = Feature::from_name(name)?.row();
     let how = match denied {
         true => "[devices] in config.toml denies them to containers".to_owned(),
-        false => format!("containers get them with {variable}={ENABLED} or the CDI device nvidia.com/{name}=all"),
+        false => format!(
+            "containers get them with {variable}={ENABLED} or the CDI device nvidia.com/{name}=all"
+        ),
     };
-    Some(Line::new(INDENT, format!("{title}: {}; {how}", count(nodes.len(), "device node"))))
+    Some(Line::new(
+        INDENT,
+        format!("{title}: {}; {how}", count(nodes.len(), "device node")),
+    ))
 }
 
 /// The column of remarks.
@@ -93,7 +140,11 @@ const INDENT: usize = 4;
 
 /// Returns the line of a reason or a hint below a row of a table, whose last column would be too narrow. It begins in column `indent`.
 pub(super) fn remark_line(indent: usize, text: &str) -> Line {
-    let hang = if text.starts_with(HINT) { indent + HINT.len() } else { indent };
+    let hang = if text.starts_with(HINT) {
+        indent + HINT.len()
+    } else {
+        indent
+    };
     Line::new(hang, format!("{:indent$}{}", "", one_line(text)))
 }
 
@@ -106,7 +157,13 @@ fn engine_rows(status: &EngineStatus) -> Vec<Row> {
     };
     if !status.installed {
         let state = (Tone::Plain, "not installed".to_owned());
-        return vec![Row { engine, way: "", state, file: String::new(), remarks: Vec::new() }];
+        return vec![Row {
+            engine,
+            way: "",
+            state,
+            file: String::new(),
+            remarks: Vec::new(),
+        }];
     }
     let (tone, word) = match status.active {
         true => (Tone::Good, "active"),
@@ -114,12 +171,27 @@ fn engine_rows(status: &EngineStatus) -> Vec<Row> {
         false => (Tone::Bad, "not active"),
     };
     let state = (tone, word.to_owned());
-    let files = if status.active { status.files() } else { Vec::new() };
+    let files = if status.active {
+        status.files()
+    } else {
+        Vec::new()
+    };
     let mut files = files.into_iter();
     let remarks = remarks(status);
-    let mut rows = vec![Row { engine, way: "hook", state, file: files.next().unwrap_or_default(), remarks }];
-    let more =
-        |file| Row { engine: String::new(), way: "", state: (Tone::Plain, String::new()), file, remarks: Vec::new() };
+    let mut rows = vec![Row {
+        engine,
+        way: "hook",
+        state,
+        file: files.next().unwrap_or_default(),
+        remarks,
+    }];
+    let more = |file| Row {
+        engine: String::new(),
+        way: "",
+        state: (Tone::Plain, String::new()),
+        file,
+        remarks: Vec::new(),
+    };
     rows.extend(files.map(more));
     rows.extend(status.cdi_specs.iter().map(|spec| Row {
         engine: String::new(),
@@ -133,14 +205,28 @@ fn engine_rows(status: &EngineStatus) -> Vec<Row> {
 
 fn remarks(status: &EngineStatus) -> Vec<String> {
     let replaced = status.replaced.iter().map(|Replaced { dir, file }| {
-        format!("hooks in {} do not run: a later file replaces hooks_dir of {}", dir.display(), file.display())
+        format!(
+            "hooks in {} do not run: a later file replaces hooks_dir of {}",
+            dir.display(),
+            file.display()
+        )
     });
-    with_hint(&status.why, &status.fix).into_iter().chain(replaced).collect()
+    with_hint(&status.why, &status.fix)
+        .into_iter()
+        .chain(replaced)
+        .collect()
 }
 
 fn with_hint(why: &str, fix: &str) -> Vec<String> {
-    let hint = if fix.is_empty() { String::new() } else { format!("{HINT}{fix}") };
-    [why.to_owned(), hint].into_iter().filter(|remark| !remark.is_empty()).collect()
+    let hint = if fix.is_empty() {
+        String::new()
+    } else {
+        format!("{HINT}{fix}")
+    };
+    [why.to_owned(), hint]
+        .into_iter()
+        .filter(|remark| !remark.is_empty())
+        .collect()
 }
 
 /// Returns the row of the NRI plugin. Its socket belongs to CRI-O, or to an engine that this program does not know, such as containerd.
@@ -162,13 +248,23 @@ fn plugin_row(status: &PluginStatus) -> Row {
         Some(false) => (Tone::Bad, "not active"),
         None => (Tone::Plain, "unknown"),
     };
-    let sockets = status.sockets.iter().map(|socket| socket.display().to_string()).collect::<Vec<_>>();
+    let sockets = status
+        .sockets
+        .iter()
+        .map(|socket| socket.display().to_string())
+        .collect::<Vec<_>>();
     let file = match sockets.as_slice() {
         [] => format!("({})", place(status.unit)),
         sockets => format!("{} ({})", sockets.join(", "), place(status.unit)),
     };
     let remarks = with_hint(&status.why, &status.fix);
-    Row { engine: "kubelet".to_owned(), way: "device plugin", state: (tone, word.to_owned()), file, remarks }
+    Row {
+        engine: "kubelet".to_owned(),
+        way: "device plugin",
+        state: (tone, word.to_owned()),
+        file,
+        remarks,
+    }
 }
 
 /// Returns where a plugin runs.

@@ -16,12 +16,17 @@ pub(super) fn parse(text: &str) -> Option<SystemTime> {
 
 /// Returns a time of a record as local time with its zone. A text that is not a time stays as it is.
 pub(super) fn local(text: &str) -> String {
-    parse(text).and_then(local_time::format).unwrap_or_else(|| one_line(text))
+    parse(text)
+        .and_then(local_time::format)
+        .unwrap_or_else(|| one_line(text))
 }
 
 /// Returns the local time of the day, such as `20:01:03`.
 pub(super) fn of_day(time: SystemTime) -> Option<String> {
-    local_time::format(time)?.split(' ').nth(1).map(str::to_owned)
+    local_time::format(time)?
+        .split(' ')
+        .nth(1)
+        .map(str::to_owned)
 }
 
 /// Returns how long ago a time was, such as `2 minutes ago`. The clock can have been set back.
@@ -56,7 +61,13 @@ mod tests {
             let now = SystemTime::UNIX_EPOCH + Duration::from_secs(864_000);
             assert_eq!(ago(now - Duration::from_secs(seconds), now), words);
         }
-        assert_eq!(ago(SystemTime::UNIX_EPOCH + Duration::from_secs(1), SystemTime::UNIX_EPOCH), "now");
+        assert_eq!(
+            ago(
+                SystemTime::UNIX_EPOCH + Duration::from_secs(1),
+                SystemTime::UNIX_EPOCH
+            ),
+            "now"
+        );
         assert_eq!(local("no time\n"), "no time\\n");
     }
 }

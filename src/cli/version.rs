@@ -10,14 +10,24 @@ use super::{VERSION, output};
 
 /// Prints the versions. The driver's is omitted if config.toml is invalid, because the driver root is then unknown.
 pub(super) fn run(config: Option<&Path>) -> ExitCode {
-    let versions = config::read(config).ok().map(|(config, _)| host::versions(&config));
-    output::print(&(VERSION.to_owned() + &versions.map(|versions| text(&versions)).unwrap_or_default()))
+    let versions = config::read(config)
+        .ok()
+        .map(|(config, _)| host::versions(&config));
+    output::print(
+        &(VERSION.to_owned() + &versions.map(|versions| text(&versions)).unwrap_or_default()),
+    )
 }
 
 fn text(Versions { driver, cuda }: &Versions) -> String {
-    let driver =
-        driver.as_ref().map_or_else(|| "NVIDIA driver not found\n".to_owned(), |v| format!("NVIDIA driver {v}\n"));
-    driver + &cuda.as_ref().map(|v| format!("CUDA {v}\n")).unwrap_or_default()
+    let driver = driver.as_ref().map_or_else(
+        || "NVIDIA driver not found\n".to_owned(),
+        |v| format!("NVIDIA driver {v}\n"),
+    );
+    driver
+        + &cuda
+            .as_ref()
+            .map(|v| format!("CUDA {v}\n"))
+            .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -27,10 +37,19 @@ mod tests {
     #[test]
     fn unknown_versions() {
         let known = |driver: Option<&str>, cuda: Option<&str>| {
-            text(&Versions { driver: driver.map(str::to_owned), cuda: cuda.map(str::to_owned) })
+            text(&Versions {
+                driver: driver.map(str::to_owned),
+                cuda: cuda.map(str::to_owned),
+            })
         };
-        assert_eq!(known(Some("535.183.01"), Some("12.2")), "NVIDIA driver 535.183.01\nCUDA 12.2\n");
-        assert_eq!(known(Some("535.183.01"), None), "NVIDIA driver 535.183.01\n");
+        assert_eq!(
+            known(Some("535.183.01"), Some("12.2")),
+            "NVIDIA driver 535.183.01\nCUDA 12.2\n"
+        );
+        assert_eq!(
+            known(Some("535.183.01"), None),
+            "NVIDIA driver 535.183.01\n"
+        );
         assert_eq!(known(None, None), "NVIDIA driver not found\n");
     }
 }

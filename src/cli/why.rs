@@ -36,7 +36,11 @@ struct Document<'a> {
 }
 
 /// Prints the records. Returns 0 if the container is known, even if the hook failed for it.
-pub(crate) fn run(options: &args::Why, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
+pub(crate) fn run(
+    options: &args::Why,
+    config: Option<&Path>,
+    terminal: Terminal,
+) -> Result<ExitCode> {
     Ok(output::print(&match &options.container {
         Some(name) => show(name, options, config, terminal)?,
         None => list(options, terminal)?,
@@ -47,7 +51,9 @@ fn list(options: &args::Why, terminal: Terminal) -> Result<String> {
     let known = containers::read()?;
     let now = SystemTime::now();
     let records = known.iter().filter_map(|known| known.record.as_ref());
-    let records: Vec<_> = records.filter(|record| why_list::is_recent_failure(record, now)).collect();
+    let records: Vec<_> = records
+        .filter(|record| why_list::is_recent_failure(record, now))
+        .collect();
     let roots = containers::roots_records("why");
     if options.output.json {
         // On stderr, because stdout contains only the document.
@@ -61,16 +67,26 @@ fn list(options: &args::Why, terminal: Terminal) -> Result<String> {
         }
         true => {
             let of_user = if roots.is_some() { " of this user" } else { "" };
-            format!("no container{of_user} failed in the last hour; \"oci-nvidia-hook ps --all\" lists all\n")
+            format!(
+                "no container{of_user} failed in the last hour; \"oci-nvidia-hook ps --all\" lists all\n"
+            )
         }
     };
     Ok(text + &roots.map(|hint| format!("{hint}\n")).unwrap_or_default())
 }
 
-fn show(name: &str, options: &args::Why, config: Option<&Path>, terminal: Terminal) -> Result<String> {
+fn show(
+    name: &str,
+    options: &args::Why,
+    config: Option<&Path>,
+    terminal: Terminal,
+) -> Result<String> {
     let known = containers::read()?;
     let found = containers::find(name, &known)?;
-    let records: Vec<_> = found.iter().filter_map(|known| known.record.as_ref()).collect();
+    let records: Vec<_> = found
+        .iter()
+        .filter_map(|known| known.record.as_ref())
+        .collect();
     let without_record = match found.first() {
         Some(known) if records.is_empty() => Some(without_record(known, config)?),
         _ => None,
@@ -78,13 +94,26 @@ fn show(name: &str, options: &args::Why, config: Option<&Path>, terminal: Termin
     if options.output.json {
         return document(&records, without_record.as_ref());
     }
-    let records = records.into_iter().map(lines).chain(without_record.map(|container| container.lines()));
-    Ok(records.map(|lines| terminal.render(&lines)).collect::<Vec<_>>().join("\n"))
+    let records = records
+        .into_iter()
+        .map(lines)
+        .chain(without_record.map(|container| container.lines()));
+    Ok(records
+        .map(|lines| terminal.render(&lines))
+        .collect::<Vec<_>>()
+        .join("\n"))
 }
 
 fn document(records: &[&Record], without_record: Option<&WithoutRecord>) -> Result<String> {
-    let records = records.iter().map(|record| record.document()).collect::<serde_json::Result<_>>()?;
-    Ok(json::pretty(&Document { version: json::VERSION, records, without_record })? + "\n")
+    let records = records
+        .iter()
+        .map(|record| record.document())
+        .collect::<serde_json::Result<_>>()?;
+    Ok(json::pretty(&Document {
+        version: json::VERSION,
+        records,
+        without_record,
+    })? + "\n")
 }
 
 /// A container without a record, as in most cases because it requests no GPU. The field names are part of the JSON interface.
@@ -124,7 +153,11 @@ fn without_record(known: &Known, config: Option<&Path>) -> Result<WithoutRecord>
     let spec = oci::spec_view::read(&known.bundle)?;
     let (config, _) = config::read(config)?;
     let name = known.names.first().cloned().unwrap_or_default();
-    let mut answer = WithoutRecord { id: known.id.clone(), name, ..WithoutRecord::default() };
+    let mut answer = WithoutRecord {
+        id: known.id.clone(),
+        name,
+        ..WithoutRecord::default()
+    };
     match plan::verdict(&spec, &config)? {
         Verdict::Nothing(reason) => {
             answer.reason = reason;
@@ -139,8 +172,13 @@ fn without_record(known: &Known, config: Option<&Path>) -> Result<WithoutRecord>
         }
         Verdict::Gpus(request) => {
             answer.outcome = NotSetUp::NotCalled;
-            answer.reason = format!("{} requests {}", request.asked_by, in_words(&request.devices.names()));
-            "\"oci-nvidia-hook status\" shows whether engines start the hook".clone_into(&mut answer.hint);
+            answer.reason = format!(
+                "{} requests {}",
+                request.asked_by,
+                in_words(&request.devices.names())
+            );
+            "\"oci-nvidia-hook status\" shows whether engines start the hook"
+                .clone_into(&mut answer.hint);
         }
     }
     Ok(answer)
@@ -150,11 +188,15 @@ impl WithoutRecord {
     fn lines(&self) -> Vec<Line> {
         let reason = one_line(&self.reason);
         let why = match self.outcome {
-            NotSetUp::Nothing if self.given.is_empty() => format!("the container requests no GPU: {reason}"),
+            NotSetUp::Nothing if self.given.is_empty() => {
+                format!("the container requests no GPU: {reason}")
+            }
             NotSetUp::Nothing => format!("the container requests no GPU from the hook: {reason}"),
             NotSetUp::LeftAlone => format!("the hook does nothing: {reason} ({})", self.finding),
             NotSetUp::NotCalled => {
-                format!("{reason}, but no record shows that the hook was called for the container since the last boot")
+                format!(
+                    "{reason}, but no record shows that the hook was called for the container since the last boot"
+                )
             }
         };
         let mut lines = vec![format!("container {}", named(&self.id, &self.name)), why];
@@ -168,7 +210,11 @@ impl WithoutRecord {
 
 fn named(id: &str, name: &str) -> String {
     let id = one_line(id);
-    if name.is_empty() { id } else { format!("{id} ({})", one_line(name)) }
+    if name.is_empty() {
+        id
+    } else {
+        format!("{id} ({})", one_line(name))
+    }
 }
 
 /// Returns the record as text.
@@ -183,14 +229,23 @@ fn plain(text: impl Into<String>) -> Line {
 /// Returns the record as lines. Its texts can come from a container, so control characters are escaped.
 fn lines(record: &Record) -> Vec<Line> {
     let container = &record.container;
-    let mut lines = vec![plain(format!("container {}", named(&container.id, &container.name)))];
+    let mut lines = vec![plain(format!(
+        "container {}",
+        named(&container.id, &container.name)
+    ))];
     if !container.pod.name.is_empty() {
         let pod = &container.pod;
-        let words = format!("pod {}/{}, container {}", pod.namespace, pod.name, pod.container);
+        let words = format!(
+            "pod {}/{}, container {}",
+            pod.namespace, pod.name, pod.container
+        );
         lines.push(plain(one_line(&words)));
     }
     let [stage, hook] = [&record.stage, &record.hook].map(|text| one_line(text));
-    lines.push(plain(format!("at {stage}, {}, hook version {hook}", time::local(&record.started))));
+    lines.push(plain(format!(
+        "at {stage}, {}, hook version {hook}",
+        time::local(&record.started)
+    )));
     if !record.ended.is_empty() {
         lines.push(plain(format!("ended {}", time::local(&record.ended))));
     }
@@ -201,29 +256,52 @@ fn lines(record: &Record) -> Vec<Line> {
             features => format!("; features {}", features.join(",")),
         };
         let requested = in_words(&asked.visible_devices);
-        let words = format!("requested: {requested}; capabilities {capabilities}{features} ({})", record.request);
+        let words = format!(
+            "requested: {requested}; capabilities {capabilities}{features} ({})",
+            record.request
+        );
         lines.push(plain(one_line(&words)));
-        lines.extend(asked.requirements.iter().map(|text| plain(format!("requires: {}", one_line(text)))));
+        lines.extend(
+            asked
+                .requirements
+                .iter()
+                .map(|text| plain(format!("requires: {}", one_line(text)))),
+        );
     } else if !record.request.is_empty() {
         lines.push(plain(one_line(&record.request)));
     }
     lines.push(outcome(record));
-    lines.extend(record.devices.iter().map(|device| plain(format!("  {}", one_line(&device.to_string())))));
+    lines.extend(
+        record
+            .devices
+            .iter()
+            .map(|device| plain(format!("  {}", one_line(&device.to_string())))),
+    );
     for finding in &record.findings {
         let [id, severity, what, fix] =
-            [&finding.id, &finding.severity, &finding.what, &finding.fix].map(|text| one_line(text));
+            [&finding.id, &finding.severity, &finding.what, &finding.fix]
+                .map(|text| one_line(text));
         // The line of the outcome already contains the message of this error.
-        lines.push(if finding.severity == "error" && record.outcome == Outcome::Failed {
-            plain(format!("number: {id}; \"oci-nvidia-hook explain {id}\" describes it"))
-        } else {
-            plain(format!("{id} ")).then(Tone::of_severity(&severity), &severity).then(Tone::Plain, format!(": {what}"))
-        });
+        lines.push(
+            if finding.severity == "error" && record.outcome == Outcome::Failed {
+                plain(format!(
+                    "number: {id}; \"oci-nvidia-hook explain {id}\" describes it"
+                ))
+            } else {
+                plain(format!("{id} "))
+                    .then(Tone::of_severity(&severity), &severity)
+                    .then(Tone::Plain, format!(": {what}"))
+            },
+        );
         if !fix.is_empty() {
             lines.push(plain(format!("  hint: {fix}")));
         }
     }
-    let steps: Vec<_> =
-        record.steps.iter().map(|step| format!("{} {:.1} ms", one_line(&step.name), step.milliseconds)).collect();
+    let steps: Vec<_> = record
+        .steps
+        .iter()
+        .map(|step| format!("{} {:.1} ms", one_line(&step.name), step.milliseconds))
+        .collect();
     if !steps.is_empty() {
         lines.push(plain(format!("took: {}", steps.join(", "))));
     }
@@ -234,16 +312,27 @@ fn outcome(record: &Record) -> Line {
     let is_nri = record.stage == NRI;
     let words = match record.outcome {
         Outcome::Given => "the container got what it requested".to_owned(),
-        Outcome::Incomplete => format!("the container got {}", record.shortfall().unwrap_or("less than it requested")),
+        Outcome::Incomplete => format!(
+            "the container got {}",
+            record.shortfall().unwrap_or("less than it requested")
+        ),
         Outcome::Nothing => "the container requests no GPU".to_owned(),
         Outcome::LeftAlone if is_nri => "the NRI plugin did nothing".to_owned(),
         Outcome::LeftAlone => "the hook did nothing".to_owned(),
         Outcome::Failed if is_nri => "the NRI plugin refused the container".to_owned(),
         Outcome::Failed => "the hook failed".to_owned(),
-        Outcome::Unfinished => "the hook did not finish: it still runs, or it was stopped after a timeout".to_owned(),
+        Outcome::Unfinished => {
+            "the hook did not finish: it still runs, or it was stopped after a timeout".to_owned()
+        }
     };
-    let reason = if record.reason.is_empty() { String::new() } else { format!(": {}", one_line(&record.reason)) };
-    Line::new(4, "").then(tone(record.outcome), words).then(Tone::Plain, reason)
+    let reason = if record.reason.is_empty() {
+        String::new()
+    } else {
+        format!(": {}", one_line(&record.reason))
+    };
+    Line::new(4, "")
+        .then(tone(record.outcome), words)
+        .then(Tone::Plain, reason)
 }
 
 #[cfg(test)]
@@ -257,12 +346,21 @@ mod tests {
         record.name_container("aa1".to_owned(), Pod::default(), Path::new("/b"));
         record.container.name = "x\u{1b}[2J".to_owned();
         record.end(Outcome::Failed, "a\nb".to_owned());
-        record.devices.push(Device { uuid: "c\nd".to_owned(), ..Device::default() });
+        record.devices.push(Device {
+            uuid: "c\nd".to_owned(),
+            ..Device::default()
+        });
         let text = to_text(&record);
-        assert!(text.contains("(x\\u{1b}[2J)") && text.contains("hook failed: a\\nb\n  c\\nd\n"), "{text}");
+        assert!(
+            text.contains("(x\\u{1b}[2J)") && text.contains("hook failed: a\\nb\n  c\\nd\n"),
+            "{text}"
+        );
         let mut refused = Record::begin(NRI, SystemTime::UNIX_EPOCH);
         refused.end(Outcome::Failed, "no such GPU".to_owned());
         let text = to_text(&refused);
-        assert!(text.contains("\nthe NRI plugin refused the container: no such GPU\n"), "{text}");
+        assert!(
+            text.contains("\nthe NRI plugin refused the container: no such GPU\n"),
+            "{text}"
+        );
     }
 }

@@ -13,28 +13,48 @@ const RECENT: Duration = Duration::from_secs(3600);
 
 /// Reports whether a container did not get what it requested in the last hour. A record in the future is recent: the clock was set back.
 pub(super) fn is_recent_failure(record: &Record, now: SystemTime) -> bool {
-    let is_failure = matches!(record.outcome, Outcome::Failed | Outcome::Unfinished | Outcome::Incomplete);
+    let is_failure = matches!(
+        record.outcome,
+        Outcome::Failed | Outcome::Unfinished | Outcome::Incomplete
+    );
     is_failure && time::parse(&record.started).is_none_or(|started| started + RECENT >= now)
 }
 
 /// Returns a table of the records, with the reason below each row.
 pub(super) fn lines(records: &[&Record], now: SystemTime) -> Vec<Line> {
     // Names of pods are long, so they are in the last column.
-    let header = ["SINCE", "RESULT", "NUMBER", "CONTAINER"].map(|title| (Tone::Heading, title.to_owned()));
+    let header =
+        ["SINCE", "RESULT", "NUMBER", "CONTAINER"].map(|title| (Tone::Heading, title.to_owned()));
     let rows = records.iter().map(|record| {
         let name = record.container.display_name();
         let started = time::parse(&record.started);
         [
             cell(started.map_or_else(|| "-".to_owned(), |started| time::ago(started, now))),
-            (tone(record.outcome), short_outcome(record.outcome).to_owned()),
-            cell(record.most_severe().map_or_else(|| "-".to_owned(), |finding| one_line(&finding.id))),
-            cell(if name.is_empty() { one_line(record.container.short()) } else { name }),
+            (
+                tone(record.outcome),
+                short_outcome(record.outcome).to_owned(),
+            ),
+            cell(
+                record
+                    .most_severe()
+                    .map_or_else(|| "-".to_owned(), |finding| one_line(&finding.id)),
+            ),
+            cell(if name.is_empty() {
+                one_line(record.container.short())
+            } else {
+                name
+            }),
         ]
     });
     let mut lines = table(std::iter::once(header).chain(rows).collect()).into_iter();
     let header = lines.next();
-    let reasons = records.iter().map(|record| Line::new(4, format!("    {}", reason(record))));
-    header.into_iter().chain(lines.zip(reasons).flat_map(|(row, reason)| [row, reason])).collect()
+    let reasons = records
+        .iter()
+        .map(|record| Line::new(4, format!("    {}", reason(record))));
+    header
+        .into_iter()
+        .chain(lines.zip(reasons).flat_map(|(row, reason)| [row, reason]))
+        .collect()
 }
 
 /// Returns why a container did not get what it requested.
@@ -78,7 +98,15 @@ mod tests {
     fn record(pod: [&str; 3], name: &str, outcome: Outcome) -> Record {
         let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
         let [namespace, pod, container] = pod.map(str::to_owned);
-        record.name_container("aa1".to_owned(), Pod { name: pod, namespace, container }, Path::new("/b"));
+        record.name_container(
+            "aa1".to_owned(),
+            Pod {
+                name: pod,
+                namespace,
+                container,
+            },
+            Path::new("/b"),
+        );
         record.container.name = name.to_owned();
         record.end(outcome, "because".to_owned());
         record
@@ -116,7 +144,11 @@ mod tests {
         ] {
             let record = record([""; 3], "", outcome);
             let after = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-            assert_eq!(is_recent_failure(&record, after(3600)), expected, "{outcome:?}");
+            assert_eq!(
+                is_recent_failure(&record, after(3600)),
+                expected,
+                "{outcome:?}"
+            );
             assert!(!is_recent_failure(&record, after(3601)), "{outcome:?}");
         }
     }

@@ -46,9 +46,15 @@ pub(crate) fn collect(
     config: Option<&Path>,
 ) -> Result<Vec<Member>> {
     let mut members = vec![
-        ("doctor.json".to_owned(), super::document(outcomes)?.into_bytes()),
+        (
+            "doctor.json".to_owned(),
+            super::document(outcomes)?.into_bytes(),
+        ),
         ("status.json".to_owned(), status.document()?.into_bytes()),
-        ("engines.json".to_owned(), bytes(&facts.engines.iter().map(engine).collect::<Vec<_>>())?),
+        (
+            "engines.json".to_owned(),
+            bytes(&facts.engines.iter().map(engine).collect::<Vec<_>>())?,
+        ),
     ];
     if let Some(inventory) = facts.driver.inventory() {
         members.push(("info.json".to_owned(), bytes(&Report::from(inventory))?));
@@ -57,12 +63,27 @@ pub(crate) fn collect(
     let mut paths = vec![config.to_owned()];
     paths.extend(below(host, Path::new(&format!("{}.d", config.display()))));
     paths.extend(facts.installed.iter().cloned());
-    let hooks = facts.engines.iter().flat_map(|engine| &engine.hooks.entries);
-    paths.extend(hooks.filter(|entry| entry.is_ours() || entry.is_nvidias()).map(|entry| entry.file.clone()));
-    paths.extend(facts.cdi.iter().flat_map(|view| &view.dirs).flat_map(|dir| below(host, dir)));
+    let hooks = facts
+        .engines
+        .iter()
+        .flat_map(|engine| &engine.hooks.entries);
+    paths.extend(
+        hooks
+            .filter(|entry| entry.is_ours() || entry.is_nvidias())
+            .map(|entry| entry.file.clone()),
+    );
+    paths.extend(
+        facts
+            .cdi
+            .iter()
+            .flat_map(|view| &view.dirs)
+            .flat_map(|dir| below(host, dir)),
+    );
     let proc = Path::new(DRIVER_PROC);
     // A driver root can have its own /proc.
-    let root = Tree::open(&facts.settings().driver_root).ok().filter(|root| root.locate(proc).is_ok());
+    let root = Tree::open(&facts.settings().driver_root)
+        .ok()
+        .filter(|root| root.locate(proc).is_ok());
     let driver = root.as_ref().unwrap_or(host);
     paths.extend(["version", "params"].map(|name| proc.join(name)));
     let gpus = driver.names(&proc.join("gpus")).into_iter();
@@ -77,15 +98,22 @@ pub(crate) fn collect(
     if let Some((log, _)) = &facts.log {
         members.push(match end_of_log(log) {
             Ok(bytes) => (member_name(log), bytes),
-            Err(why) => {
-                ("left-out.txt".to_owned(), one_line(&format!("{}: {}", log.display(), line(&why))).into_bytes())
-            }
+            Err(why) => (
+                "left-out.txt".to_owned(),
+                one_line(&format!("{}: {}", log.display(), line(&why))).into_bytes(),
+            ),
         });
     }
     let devices = host.read(Path::new("/proc/devices")).unwrap_or_default();
     let devices = String::from_utf8_lossy(&devices).into_owned();
-    let lines: Vec<_> = devices.lines().filter(|line| line.contains("nvidia")).collect();
-    members.push(("files/proc/devices".to_owned(), lines.join("\n").into_bytes()));
+    let lines: Vec<_> = devices
+        .lines()
+        .filter(|line| line.contains("nvidia"))
+        .collect();
+    members.push((
+        "files/proc/devices".to_owned(),
+        lines.join("\n").into_bytes(),
+    ));
     members.extend(records());
     Ok(members)
 }
@@ -95,18 +123,29 @@ fn bytes(value: &(impl serde::Serialize + ?Sized)) -> serde_json::Result<Vec<u8>
 }
 
 fn below(host: &Tree, dir: &Path) -> Vec<PathBuf> {
-    host.names(dir).into_iter().map(|name| dir.join(name)).collect()
+    host.names(dir)
+        .into_iter()
+        .map(|name| dir.join(name))
+        .collect()
 }
 
 /// Returns the end of the log. Other users may be able to write to its directory. The archive is meant to be published, so a file or
 /// link that they created there must not be packed: it could be any file that root can read.
 fn end_of_log(path: &Path) -> Result<Vec<u8>> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let flags =
+        OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let mut file = File::from(rustix::fs::openat(CWD, path, flags, Mode::empty())?);
     let stat = rustix::fs::fstat(&file)?;
     let us = rustix::process::geteuid().as_raw();
-    anyhow::ensure!(FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile, "not a regular file");
-    anyhow::ensure!(stat.st_uid == us || stat.st_uid == 0, "the file belongs to another user, {}", stat.st_uid);
+    anyhow::ensure!(
+        FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile,
+        "not a regular file"
+    );
+    anyhow::ensure!(
+        stat.st_uid == us || stat.st_uid == 0,
+        "the file belongs to another user, {}",
+        stat.st_uid
+    );
     anyhow::ensure!(stat.st_nlink == 1, "the file has other hard links");
     let size = u64::try_from(stat.st_size).unwrap_or_default();
     let most = u64::try_from(MOST).unwrap_or(u64::MAX);
@@ -118,12 +157,19 @@ fn end_of_log(path: &Path) -> Result<Vec<u8>> {
 
 /// Returns the name of a host file in the archive. The crate tar rejects names with "..", which the path of `--config` can contain.
 fn member_name(path: &Path) -> String {
-    let names = path.components().filter(|component| matches!(component, Component::Normal(_)));
-    Path::new("files").join(names.collect::<PathBuf>()).to_string_lossy().into_owned()
+    let names = path
+        .components()
+        .filter(|component| matches!(component, Component::Normal(_)));
+    Path::new("files")
+        .join(names.collect::<PathBuf>())
+        .to_string_lossy()
+        .into_owned()
 }
 
 fn end_of(bytes: &[u8]) -> &[u8] {
-    bytes.get(bytes.len().saturating_sub(MOST)..).unwrap_or(bytes)
+    bytes
+        .get(bytes.len().saturating_sub(MOST)..)
+        .unwrap_or(bytes)
 }
 
 /// Returns the path as text. The macro would panic for a name that is not UTF-8.
@@ -137,8 +183,16 @@ fn texts(paths: &[PathBuf]) -> Vec<String> {
 
 fn engine(engine: &Engine) -> serde_json::Value {
     let refused = |file: &Path, why: &str| value!({"file": shown(file), "why": why});
-    let hook_files = engine.hooks.refused.iter().map(|(file, refusal)| refused(file, &refusal.to_string()));
-    let configuration = engine.settings.refused.iter().map(|(file, why)| refused(file, why));
+    let hook_files = engine
+        .hooks
+        .refused
+        .iter()
+        .map(|(file, refusal)| refused(file, &refusal.to_string()));
+    let configuration = engine
+        .settings
+        .refused
+        .iter()
+        .map(|(file, why)| refused(file, why));
     value!({
         "engine": engine.kind.to_string(),
         "program": engine.program.as_deref().map(shown),
@@ -165,9 +219,21 @@ fn engine(engine: &Engine) -> serde_json::Value {
 /// Returns the records of the latest containers.
 fn records() -> Vec<Member> {
     let store = Store::existing().ok().flatten();
-    let newest_first = store.and_then(|store| store.all().ok()).unwrap_or_default().records;
-    let member = |record: &Record| Some((format!("records/{}.json", record.container.id), bytes(record).ok()?));
-    newest_first.iter().take(MOST_RECORDS).filter_map(member).collect()
+    let newest_first = store
+        .and_then(|store| store.all().ok())
+        .unwrap_or_default()
+        .records;
+    let member = |record: &Record| {
+        Some((
+            format!("records/{}.json", record.container.id),
+            bytes(record).ok()?,
+        ))
+    };
+    newest_first
+        .iter()
+        .take(MOST_RECORDS)
+        .filter_map(member)
+        .collect()
 }
 
 /// Writes a new file that only its owner can read.
@@ -175,26 +241,37 @@ fn records() -> Vec<Member> {
 /// # Errors
 /// If the file, or a link with its name, exists already or cannot be written.
 pub(crate) fn write(path: &Path, members: &[Member]) -> Result<()> {
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    file.and_then(|file| pack(members, file)?.sync_all()).with_context(|| {
-        Failure::new(
-            &catalog::BUNDLE,
-            format!("cannot write {path:?}"),
-            "give a new file with --bundle, in a directory that only you can write to",
-        )
-    })
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path);
+    file.and_then(|file| pack(members, file)?.sync_all())
+        .with_context(|| {
+            Failure::new(
+                &catalog::BUNDLE,
+                format!("cannot write {path:?}"),
+                "give a new file with --bundle, in a directory that only you can write to",
+            )
+        })
 }
 
 /// Writes a gzipped tar archive, and returns the output.
 fn pack<W: Write>(members: &[Member], output: W) -> io::Result<W> {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |time| time.as_secs());
     let mut archive = tar::Builder::new(GzEncoder::new(output, Compression::default()));
     for (name, content) in members {
         let mut header = tar::Header::new_gnu();
         header.set_size(content.len().try_into().unwrap_or(u64::MAX));
         header.set_mode(0o600);
         header.set_mtime(now);
-        archive.append_data(&mut header, Path::new("oci-nvidia-hook").join(name), content.as_slice())?;
+        archive.append_data(
+            &mut header,
+            Path::new("oci-nvidia-hook").join(name),
+            content.as_slice(),
+        )?;
     }
     archive.into_inner()?.finish()
 }
@@ -218,13 +295,22 @@ mod tests {
     fn a_name_that_is_not_utf_8() {
         use std::os::unix::ffi::OsStringExt;
         let files = vec![std::ffi::OsString::from_vec(b"/\xff".to_vec()).into()];
-        assert_eq!(engine(&Engine { files, ..Engine::default() })["files"][0], "/\u{fffd}");
+        assert_eq!(
+            engine(&Engine {
+                files,
+                ..Engine::default()
+            })["files"][0],
+            "/\u{fffd}"
+        );
     }
 
     #[test]
     fn the_archive_can_be_unpacked() {
         let long = format!("files/{}/{}", "d".repeat(200), "n".repeat(200));
-        let members = [("a.json".to_owned(), b"{}".to_vec()), (long.clone(), vec![b'x'; 1 << 20])];
+        let members = [
+            ("a.json".to_owned(), b"{}".to_vec()),
+            (long.clone(), vec![b'x'; 1 << 20]),
+        ];
         let packed = pack(&members, Vec::new()).unwrap();
         assert!(packed.len() < 10_000, "{}", packed.len());
         let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(packed.as_slice()));

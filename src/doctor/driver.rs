@@ -17,7 +17,11 @@ pub(super) const NO_MODULE: &str = "the kernel module is not loaded";
 
 /// Returns why a check of the kernel module's parts is skipped.
 pub(super) fn no_module(facts: &Facts) -> Check {
-    Check::skipped(if facts.driver.wsl.is_some() { "WSL 2 does not have the kernel module nvidia" } else { NO_MODULE })
+    Check::skipped(if facts.driver.wsl.is_some() {
+        "WSL 2 does not have the kernel module nvidia"
+    } else {
+        NO_MODULE
+    })
 }
 
 pub(super) fn module(facts: &Facts) -> Check {
@@ -32,18 +36,32 @@ pub(super) fn module(facts: &Facts) -> Check {
         return Check::skipped("this host has no NVIDIA GPU");
     }
     let gpus = || driver.pci.iter().flatten().filter(|device| device.is_gpu());
-    let open = gpus().find(|gpu| matches!(gpu.driver.as_deref(), Some("nouveau" | "nova_core" | "nova-core")));
+    let open = gpus().find(|gpu| {
+        matches!(
+            gpu.driver.as_deref(),
+            Some("nouveau" | "nova_core" | "nova-core")
+        )
+    });
     if let Some(gpu) = open {
         let other = gpu.driver.as_deref().unwrap_or_default();
         return Check::of(
             &catalog::NOT_LOADED,
-            format!("the kernel module {other} drives {}, so nvidia is not loaded", gpu.address),
-            format!("echo \"blacklist {other}\" >/etc/modprobe.d/50-{other}.conf; dracut --force; reboot"),
+            format!(
+                "the kernel module {other} drives {}, so nvidia is not loaded",
+                gpu.address
+            ),
+            format!(
+                "echo \"blacklist {other}\" >/etc/modprobe.d/50-{other}.conf; dracut --force; reboot"
+            ),
         );
     }
     if gpus().next().is_some() && gpus().all(|gpu| gpu.driver.as_deref() == Some("vfio-pci")) {
         let what = "all GPUs are reserved for virtual machines (vfio-pci)";
-        return Check::of(&catalog::NOT_LOADED, what, "remove them from the option ids= of vfio-pci, and reboot");
+        return Check::of(
+            &catalog::NOT_LOADED,
+            what,
+            "remove them from the option ids= of vfio-pci, and reboot",
+        );
     }
     let Some(mut finding) = driver.diagnosis.clone() else {
         return Check::of(&catalog::NOT_LOADED, NO_MODULE, "modprobe nvidia");
@@ -68,14 +86,21 @@ pub(super) fn module(facts: &Facts) -> Check {
 pub(super) fn libraries(facts: &Facts) -> Check {
     let driver = &facts.driver;
     if let Some(packages) = &driver.wsl {
-        let ok = || Check::ok(format!("Windows has the driver package {}", packages.replace('+', " and ")));
+        let ok = || {
+            Check::ok(format!(
+                "Windows has the driver package {}",
+                packages.replace('+', " and ")
+            ))
+        };
         return driver.diagnosis.clone().map_or_else(ok, Check::found);
     }
     match (&driver.module, &driver.diagnosis) {
         (None, _) if driver.on_disk.is_empty() => Check::skipped("no driver is installed"),
         (None, _) => Check::skipped(format!("{NO_MODULE}, so the required version is unknown")),
         (Some(_), Some(finding)) => Check::found(finding.clone()),
-        (Some(version), None) => Check::ok(format!("libnvidia-ml has the version of the kernel module, {version}")),
+        (Some(version), None) => Check::ok(format!(
+            "libnvidia-ml has the version of the kernel module, {version}"
+        )),
     }
 }
 
@@ -89,8 +114,15 @@ pub(super) fn versions(facts: &Facts) -> Check {
         [one] => return Check::ok(format!("only libraries of driver {one} are installed")),
         _ => {}
     }
-    let what = format!("the libraries of driver {} are installed", versions.join(" and "));
-    Check::of(&catalog::SEVERAL_VERSIONS, what, "remove the packages of the versions that are not loaded")
+    let what = format!(
+        "the libraries of driver {} are installed",
+        versions.join(" and ")
+    );
+    Check::of(
+        &catalog::SEVERAL_VERSIONS,
+        what,
+        "remove the packages of the versions that are not loaded",
+    )
 }
 
 pub(super) fn capabilities(facts: &Facts) -> Vec<Check> {
@@ -99,39 +131,69 @@ pub(super) fn capabilities(facts: &Facts) -> Vec<Check> {
         return vec![Check::skipped("the driver is not complete")];
     }
     let parts = [&driver.not_installed, &driver.unknown];
-    let notes = parts.into_iter().flatten().map(|finding| Check::found(finding.clone()));
+    let notes = parts
+        .into_iter()
+        .flatten()
+        .map(|finding| Check::found(finding.clone()));
     if driver.lacking.is_empty() && driver.not_installed.is_none() {
         let ok = Check::ok("the libraries of every driver capability are installed");
         return std::iter::once(ok).chain(notes).collect();
     }
-    driver.lacking.iter().map(|finding| Check::found(finding.clone())).chain(notes).collect()
+    driver
+        .lacking
+        .iter()
+        .map(|finding| Check::found(finding.clone()))
+        .chain(notes)
+        .collect()
 }
 
 /// Checks the sockets of the driver's daemons.
 pub(super) fn daemons(facts: &Facts) -> Vec<Check> {
     let (given, refused) = &facts.driver.daemons;
     if !refused.is_empty() {
-        return refused.iter().map(|finding| Check::found(finding.clone())).collect();
+        return refused
+            .iter()
+            .map(|finding| Check::found(finding.clone()))
+            .collect();
     }
     let given: Vec<_> = given.iter().map(ToString::to_string).collect();
     match given.as_slice() {
         [] => vec![Check::skipped("no daemon of the driver runs")],
-        given => vec![Check::ok(format!("containers can reach {}", given.join(", ")))],
+        given => vec![Check::ok(format!(
+            "containers can reach {}",
+            given.join(", ")
+        ))],
     }
 }
 
 pub(super) fn nodes(facts: &Facts) -> Vec<Check> {
     if facts.driver.wsl.is_some() {
-        return or(facts.driver.nodes.iter().map(of_wsl), Check::skipped("Windows does not have NVIDIA's driver"));
+        return or(
+            facts.driver.nodes.iter().map(of_wsl),
+            Check::skipped("Windows does not have NVIDIA's driver"),
+        );
     }
     if facts.driver.module.is_none() {
         return vec![Check::skipped(NO_MODULE)];
     }
     let nodes = &facts.driver.nodes;
-    let absent: Vec<_> = nodes.iter().filter(|node| node.found.is_none()).map(|node| node.name.as_str()).collect();
-    let absent = (!absent.is_empty()).then(|| Check::of(&catalog::NODE_MISSING, missing(&absent), prepare(facts)));
-    let wrong = nodes.iter().filter_map(|node| is_another(node, node.found.as_ref()?));
-    or(absent.into_iter().chain(wrong), Check::ok(format!("all {} required exist", count(nodes.len(), "device node"))))
+    let absent: Vec<_> = nodes
+        .iter()
+        .filter(|node| node.found.is_none())
+        .map(|node| node.name.as_str())
+        .collect();
+    let absent = (!absent.is_empty())
+        .then(|| Check::of(&catalog::NODE_MISSING, missing(&absent), prepare(facts)));
+    let wrong = nodes
+        .iter()
+        .filter_map(|node| is_another(node, node.found.as_ref()?));
+    or(
+        absent.into_iter().chain(wrong),
+        Check::ok(format!(
+            "all {} required exist",
+            count(nodes.len(), "device node")
+        )),
+    )
 }
 
 /// Checks the node of WSL 2. The kernel creates it when it starts.
@@ -139,16 +201,24 @@ fn of_wsl(node: &HostNode) -> Check {
     let restart = "run \"wsl --update\" and \"wsl --shutdown\" in Windows, and start WSL again";
     match &node.found {
         None => Check::of(&catalog::NODE_MISSING, missing(&[&node.name]), restart),
-        Some(found) if found.kind != FileType::CharacterDevice => {
-            Check::of(&catalog::NODE_WRONG, format!("{} is not a character device", found.host), restart)
-        }
-        Some(_) => Check::ok(format!("the device node \"/dev/{}\" exists, which stands for all GPUs", node.name)),
+        Some(found) if found.kind != FileType::CharacterDevice => Check::of(
+            &catalog::NODE_WRONG,
+            format!("{} is not a character device", found.host),
+            restart,
+        ),
+        Some(_) => Check::ok(format!(
+            "the device node \"/dev/{}\" exists, which stands for all GPUs",
+            node.name
+        )),
     }
 }
 
 /// Names the device nodes, of which there is at least one, as missing.
 pub(super) fn missing(names: &[&str]) -> String {
-    let paths: Vec<_> = names.iter().map(|name| format!("\"/dev/{name}\"")).collect();
+    let paths: Vec<_> = names
+        .iter()
+        .map(|name| format!("\"/dev/{name}\""))
+        .collect();
     match paths.as_slice() {
         [path] => format!("the device node {path} is missing"),
         paths => format!("the device nodes {} are missing", paths.join(", ")),
@@ -157,7 +227,11 @@ pub(super) fn missing(names: &[&str]) -> String {
 
 /// Returns the command that creates missing nodes.
 pub(super) fn prepare(facts: &Facts) -> &'static str {
-    if facts.user.is_some() { "as root: oci-nvidia-hook prepare" } else { "oci-nvidia-hook prepare" }
+    if facts.user.is_some() {
+        "as root: oci-nvidia-hook prepare"
+    } else {
+        "oci-nvidia-hook prepare"
+    }
 }
 
 /// Returns an outcome if the node is not the device that belongs to its name.
@@ -168,25 +242,44 @@ fn is_another(node: &HostNode, found: &Located) -> Option<Check> {
     if found.kind != FileType::CharacterDevice {
         return Some(not_a_device(found));
     }
-    let what = format!("{} is not the device {NVIDIA_MAJOR}:{}", found.host, node.minor);
+    let what = format!(
+        "{} is not the device {NVIDIA_MAJOR}:{}",
+        found.host, node.minor
+    );
     Some(Check::of(&catalog::NODE_WRONG, what, create_again(found)))
 }
 
 fn not_a_device(found: &Located) -> Check {
-    Check::of(&catalog::NODE_WRONG, format!("{} is not a character device", found.host), create_again(found))
+    Check::of(
+        &catalog::NODE_WRONG,
+        format!("{} is not a character device", found.host),
+        create_again(found),
+    )
 }
 
 fn create_again(found: &Located) -> String {
-    format!("rm {}; oci-nvidia-hook prepare", found.host.as_path().display())
+    format!(
+        "rm {}; oci-nvidia-hook prepare",
+        found.host.as_path().display()
+    )
 }
 
 /// Checks the node for display output. Without a display, no program on the host opens the node, so the driver does not create it.
 pub(super) fn modeset(facts: &Facts) -> Vec<Check> {
-    let Some(node) = &facts.driver.modeset else { return vec![no_module(facts)] };
-    let Some(found) = &node.found else {
-        return vec![Check::of(&catalog::NO_MODESET, missing(&[&node.name]), prepare(facts))];
+    let Some(node) = &facts.driver.modeset else {
+        return vec![no_module(facts)];
     };
-    or(is_another(node, found), Check::ok("the device node \"/dev/nvidia-modeset\" exists"))
+    let Some(found) = &node.found else {
+        return vec![Check::of(
+            &catalog::NO_MODESET,
+            missing(&[&node.name]),
+            prepare(facts),
+        )];
+    };
+    or(
+        is_another(node, found),
+        Check::ok("the device node \"/dev/nvidia-modeset\" exists"),
+    )
 }
 
 pub(super) fn uvm(facts: &Facts) -> Check {
@@ -195,7 +288,11 @@ pub(super) fn uvm(facts: &Facts) -> Check {
     }
     // Without /proc/modules, the module counts as loaded.
     let is_loaded = facts.driver.modules.contains("nvidia_uvm") || facts.driver.modules.is_empty();
-    let loaded = if is_loaded { "" } else { ", and the kernel module nvidia_uvm is not loaded" };
+    let loaded = if is_loaded {
+        ""
+    } else {
+        ", and the kernel module nvidia_uvm is not loaded"
+    };
     if let Some(found) = &facts.driver.uvm {
         return match found.kind {
             FileType::CharacterDevice => Check::ok("the device node \"/dev/nvidia-uvm\" exists"),
@@ -206,27 +303,45 @@ pub(super) fn uvm(facts: &Facts) -> Check {
         Some(_) => {
             "as root: \"oci-nvidia-hook prepare\"; for each boot: \"echo nvidia-uvm >/etc/modules-load.d/nvidia-uvm.conf\""
         }
-        None => "oci-nvidia-hook prepare; for each boot: \"echo nvidia-uvm >/etc/modules-load.d/nvidia-uvm.conf\"",
+        None => {
+            "oci-nvidia-hook prepare; for each boot: \"echo nvidia-uvm >/etc/modules-load.d/nvidia-uvm.conf\""
+        }
     };
-    let who = if facts.user.is_some() { "; rootless containers cannot load it" } else { "" };
+    let who = if facts.user.is_some() {
+        "; rootless containers cannot load it"
+    } else {
+        ""
+    };
     let what = format!("the device node \"/dev/nvidia-uvm\" is missing{loaded}{who}");
     Check::of(&catalog::NO_UVM, what, fix)
 }
 
 /// Returns whether a user without capabilities can open a node. `is_in` is whether the user is in a group.
-pub(super) fn may_open(node: impl Into<Permissions>, uid: u32, is_in: impl Fn(u32) -> bool) -> bool {
+pub(super) fn may_open(
+    node: impl Into<Permissions>,
+    uid: u32,
+    is_in: impl Fn(u32) -> bool,
+) -> bool {
     let node = node.into();
     node.allow(node.wanted(), node.uid == uid, is_in(node.gid))
 }
 
 pub(super) fn hooks_user(facts: &Facts) -> Check {
     match &facts.driver.identity {
-        None if facts.driver.module.is_none() && facts.driver.wsl.is_none() => Check::skipped(NO_MODULE),
+        None if facts.driver.module.is_none() && facts.driver.wsl.is_none() => {
+            Check::skipped(NO_MODULE)
+        }
         None => Check::skipped("only root can check whether the hook as root can open the GPUs"),
         Some(Err(finding)) => Check::found(finding.clone()),
         Some(Ok(who)) => {
-            let nodes = facts.driver.nodes.iter().filter_map(|node| node.found.as_ref());
-            let shut = nodes.clone().find(|node| !may_open(*node, who.uid, |gid| gid == who.gid));
+            let nodes = facts
+                .driver
+                .nodes
+                .iter()
+                .filter_map(|node| node.found.as_ref());
+            let shut = nodes
+                .clone()
+                .find(|node| !may_open(*node, who.uid, |gid| gid == who.gid));
             let Some(node) = shut else {
                 if facts.driver.only_root_may_ask {
                     return only_root(nodes);
@@ -237,7 +352,12 @@ pub(super) fn hooks_user(facts: &Facts) -> Check {
                     who.uid, who.gid
                 ));
             };
-            let what = format!("user {}, group {} cannot open {}", who.uid, who.gid, owned(node));
+            let what = format!(
+                "user {}, group {} cannot open {}",
+                who.uid,
+                who.gid,
+                owned(node)
+            );
             let fix = format!(
                 "set user = \"root:{}\" in the [nvidia-container-cli] table of config.toml, or remove the line",
                 group(node.gid)
@@ -249,7 +369,10 @@ pub(super) fn hooks_user(facts: &Facts) -> Check {
 
 fn only_root<'a>(mut nodes: impl Iterator<Item = &'a Located>) -> Check {
     let (what, fix) = if nodes.any(|node| !may_open(node, NOBODY, |gid| gid == node.gid)) {
-        ("only root can open the driver's device nodes, so NVML runs as root", GIVE_A_GROUP)
+        (
+            "only root can open the driver's device nodes, so NVML runs as root",
+            GIVE_A_GROUP,
+        )
     } else {
         (
             "only root can read the driver's library libnvidia-ml.so.1, so NVML runs as root",
@@ -261,7 +384,13 @@ fn only_root<'a>(mut nodes: impl Iterator<Item = &'a Located>) -> Check {
 
 /// Returns the path of a node with its owner and mode: `"/dev/nvidia0" (root:video 0660)`.
 pub(super) fn owned(node: &Located) -> String {
-    format!("{:?} ({}:{} {:04o})", node.path, user(node.uid), group(node.gid), node.mode)
+    format!(
+        "{:?} ({}:{} {:04o})",
+        node.path,
+        user(node.uid),
+        group(node.gid),
+        node.mode
+    )
 }
 
 fn user(uid: u32) -> String {

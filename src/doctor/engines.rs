@@ -25,7 +25,10 @@ const RUNC_WITHOUT_DEV_CHAR: Version = Version(1, 1, 7);
 const LIST_DEVICES: &str = "have the engine list the devices, with \"oci-nvidia-hook cdi generate\" and --device nvidia.com/gpu=all, or with the precreate stage of Podman";
 
 fn installed(facts: &Facts) -> impl Iterator<Item = &Engine> {
-    facts.engines.iter().filter(|engine| engine.program.is_some())
+    facts
+        .engines
+        .iter()
+        .filter(|engine| engine.program.is_some())
 }
 
 /// Returns the installed engines that read hooks directories.
@@ -36,30 +39,45 @@ fn with_hooks(facts: &Facts) -> impl Iterator<Item = &Engine> {
 pub(super) fn hook(facts: &Facts) -> Vec<Check> {
     let unseen = facts.engines.iter().flat_map(|engine| &engine.unseen);
     let unseen = unseen.map(|file| Check::skipped(format!("this user cannot read {file:?}")));
-    let outcomes = with_hooks(facts).map(|engine| in_engine(facts, engine)).chain(unseen);
-    or(outcomes, Check::skipped("neither Podman nor CRI-O is installed"))
+    let outcomes = with_hooks(facts)
+        .map(|engine| in_engine(facts, engine))
+        .chain(unseen);
+    or(
+        outcomes,
+        Check::skipped("neither Podman nor CRI-O is installed"),
+    )
 }
 
 /// Checks that no hooks directory of the administrator, and not the packages' own for Podman, is lost because of another list.
 pub(super) fn hooks_dir(facts: &Facts) -> Vec<Check> {
     let outcomes = with_hooks(facts).flat_map(|engine| lost_dirs(facts, engine));
-    or(outcomes, Check::ok("engines read all hooks directories that their configuration lists"))
+    or(
+        outcomes,
+        Check::ok("engines read all hooks directories that their configuration lists"),
+    )
 }
 
 fn lost_dirs(facts: &Facts, engine: &Engine) -> Vec<Check> {
-    let Some(in_force) = &engine.settings.hooks_from else { return Vec::new() };
+    let Some(in_force) = &engine.settings.hooks_from else {
+        return Vec::new();
+    };
     let fix = |dir: &Path| format!("add {dir:?} to hooks_dir in {}", in_force.display());
     let mut outcomes = Vec::new();
     for Replaced { dir, file } in &engine.replaced {
-        let what =
-            format!("{}: the hooks in {dir:?} do not run: {in_force:?} replaces hooks_dir of {file:?}", engine.kind);
+        let what = format!(
+            "{}: the hooks in {dir:?} do not run: {in_force:?} replaces hooks_dir of {file:?}",
+            engine.kind
+        );
         outcomes.push(Check::of(&catalog::HOOKS_REPLACED, what, fix(dir)));
     }
     let dir = Path::new(hooks::PODMAN_DIR);
     let has_files = facts.installed.iter().any(|file| file.starts_with(dir));
     let is_read = engine.settings.hooks_dirs.iter().any(|known| known == dir);
     if engine.kind.is_podman() && has_files && !is_read && outcomes.is_empty() {
-        let what = format!("{}: the hook file in {dir:?} has no effect: {in_force:?} sets hooks_dir", engine.kind);
+        let what = format!(
+            "{}: the hook file in {dir:?} has no effect: {in_force:?} sets hooks_dir",
+            engine.kind
+        );
         outcomes.push(Check::of(&catalog::HOOKS_REPLACED, what, fix(dir)));
     }
     outcomes
@@ -69,22 +87,35 @@ fn in_engine(facts: &Facts, engine: &Engine) -> Check {
     let status = status::judge(engine, &facts.installed);
     let what = format!("{}: {}", engine.kind, status.why);
     if status.active {
-        let active = format!("{} starts the hook, from {}", engine.kind, status.files().join(" and "));
+        let active = format!(
+            "{} starts the hook, from {}",
+            engine.kind,
+            status.files().join(" and ")
+        );
         if status.why.is_empty() {
             return Check::ok(active);
         }
-        let file = status.hooks.first().map(|hook| hook.file.display().to_string()).unwrap_or_default();
+        let file = status
+            .hooks
+            .first()
+            .map(|hook| hook.file.display().to_string())
+            .unwrap_or_default();
         let fix = match status.fix.as_str() {
             "" => format!("set \"when\": {{\"always\": true}} in {file}"),
             fix => fix.to_owned(),
         };
-        return Check::of(&catalog::CONDITIONAL, format!("{active}, {}", status.why), fix);
+        return Check::of(
+            &catalog::CONDITIONAL,
+            format!("{active}, {}", status.why),
+            fix,
+        );
     }
     if status.nri {
         return Check::ok(what);
     }
     let usable = usable_cdi_devices(facts, engine);
-    let stops = engine.settings.refused.is_some() || !engine.hooks.refused.is_empty() || engine.fails;
+    let stops =
+        engine.settings.refused.is_some() || !engine.hooks.refused.is_empty() || engine.fails;
     if !stops && usable > 0 {
         return Check::ok(format!(
             "{}: the hook is not active, but the engine can use {}: {}",
@@ -93,7 +124,11 @@ fn in_engine(facts: &Facts, engine: &Engine) -> Check {
             status.why
         ));
     }
-    let kind = if stops { &catalog::ENGINE_STOPPED } else { &catalog::NOT_ACTIVE };
+    let kind = if stops {
+        &catalog::ENGINE_STOPPED
+    } else {
+        &catalog::NOT_ACTIVE
+    };
     Check::of(kind, what, status.fix)
 }
 
@@ -119,21 +154,31 @@ pub(super) fn timeouts(facts: &Facts) -> Vec<Check> {
                     "{file:?} kills the hook after {timeout} s, but with nvml-timeout = {} it can take {needed} s",
                     nvml.as_secs()
                 ),
-                format!("set \"timeout\": {enough} in {name}, or a shorter nvml-timeout in config.toml"),
+                format!(
+                    "set \"timeout\": {enough} in {name}, or a shorter nvml-timeout in config.toml"
+                ),
             ),
             None => (
-                format!("{file:?} has no timeout: the engine waits without a limit for a hook that hangs"),
+                format!(
+                    "{file:?} has no timeout: the engine waits without a limit for a hook that hangs"
+                ),
                 format!("set \"timeout\": {enough} in the \"hook\" of {name}"),
             ),
         };
         outcomes.push(Check::of(&catalog::TIMEOUTS, what, fix));
     }
-    or(outcomes, Check::ok("the hook files have timeouts that are long enough for the driver"))
+    or(
+        outcomes,
+        Check::ok("the hook files have timeouts that are long enough for the driver"),
+    )
 }
 
 /// Returns the number of usable CDI devices for GPUs, with which an engine needs no hook.
 fn usable_cdi_devices(facts: &Facts, engine: &Engine) -> usize {
-    let view = facts.cdi.iter().find(|view| view.dirs == engine.settings.cdi_dirs);
+    let view = facts
+        .cdi
+        .iter()
+        .find(|view| view.dirs == engine.settings.cdi_dirs);
     let of_nvidia = |verdict: &&CdiVerdict| verdict.ok && is_nvidia(&verdict.subject);
     view.map_or(0, |view| view.verdicts.iter().filter(of_nvidia).count())
 }
@@ -141,14 +186,28 @@ fn usable_cdi_devices(facts: &Facts, engine: &Engine) -> usize {
 pub(super) fn second_hook(facts: &Facts) -> Vec<Check> {
     let mut outcomes = Vec::new();
     for engine in with_hooks(facts) {
-        for entry in engine.hooks.entries.iter().filter(|entry| entry.is_nvidias()) {
-            let what = format!("{} starts {}, from {}", engine.kind, entry.hook.path.display(), entry.file.display());
-            let fix = format!("remove NVIDIA's package, or: mv {0} {0}.off", entry.file.display());
+        for entry in engine
+            .hooks
+            .entries
+            .iter()
+            .filter(|entry| entry.is_nvidias())
+        {
+            let what = format!(
+                "{} starts {}, from {}",
+                engine.kind,
+                entry.hook.path.display(),
+                entry.file.display()
+            );
+            let fix = format!(
+                "remove NVIDIA's package, or: mv {0} {0}.off",
+                entry.file.display()
+            );
             outcomes.push(Check::of(&catalog::SECOND_HOOK, what, fix));
         }
         // A container gets its GPUs at precreate or at a later stage, so that one file for each of them is usual.
         for at_precreate in [true, false] {
-            let mut ours = status::ours(engine).filter(|entry| entry.hook.is_at(PRECREATE) == at_precreate);
+            let mut ours =
+                status::ours(engine).filter(|entry| entry.hook.is_at(PRECREATE) == at_precreate);
             if let (Some(first), Some(second)) = (ours.next(), ours.next()) {
                 outcomes.push(twice(engine, first, second));
             }
@@ -160,11 +219,20 @@ pub(super) fn second_hook(facts: &Facts) -> Vec<Check> {
 /// Returns the finding for two files that start the hook. A package installs its own file again with the next update, so the fix names the
 /// other one.
 fn twice(engine: &Engine, first: &HookEntry, second: &HookEntry) -> Check {
-    let is_packaged = hooks::PACKAGED.iter().any(|file| second.file == Path::new(file));
+    let is_packaged = hooks::PACKAGED
+        .iter()
+        .any(|file| second.file == Path::new(file));
     let other = if is_packaged { first } else { second };
     let (one, two) = (first.file.display(), second.file.display());
-    let what = format!("{} starts the hook twice, from {one} and {two}", engine.kind);
-    Check::of(&catalog::SECOND_HOOK, what, format!("rm {}", other.file.display()))
+    let what = format!(
+        "{} starts the hook twice, from {one} and {two}",
+        engine.kind
+    );
+    Check::of(
+        &catalog::SECOND_HOOK,
+        what,
+        format!("rm {}", other.file.display()),
+    )
 }
 
 pub(super) fn hook_env(facts: &Facts) -> Vec<Check> {
@@ -180,7 +248,10 @@ pub(super) fn nvidias_programs(facts: &Facts) -> Check {
     }
     Check::of(
         &catalog::NVIDIA_BESIDE,
-        format!("NVIDIA's container toolkit is also installed: {}", list_paths(&facts.nvidias)),
+        format!(
+            "NVIDIA's container toolkit is also installed: {}",
+            list_paths(&facts.nvidias)
+        ),
         "remove nvidia-container-toolkit and libnvidia-container-tools, unless other programs need them",
     )
 }
@@ -200,37 +271,67 @@ fn by_systemd(facts: &Facts, engine: &Engine) -> bool {
 /// Returns whether the hook changes device cgroups: not those of rootless containers, which have none, and not at precreate.
 fn adds_devices(engine: &Engine) -> bool {
     let at_precreate = status::ours(engine).any(|entry| entry.hook.is_at(PRECREATE));
-    !matches!(engine.kind, EngineKind::PodmanOf(_)) && !at_precreate && status::ours(engine).next().is_some()
+    !matches!(engine.kind, EngineKind::PodmanOf(_))
+        && !at_precreate
+        && status::ours(engine).next().is_some()
 }
 
 pub(super) fn runtime(facts: &Facts) -> Vec<Check> {
     let outcomes = runtimes(facts).map(|(engine, runtime)| runtime_of(facts, engine, runtime));
-    or(outcomes, Check::skipped("neither Podman nor CRI-O is installed"))
+    or(
+        outcomes,
+        Check::skipped("neither Podman nor CRI-O is installed"),
+    )
 }
 
 fn runtime_of(facts: &Facts, engine: &Engine, runtime: &Runtime) -> Check {
     let Some(program) = &runtime.program else {
         let what = format!("{}: the runtime {} is missing", engine.kind, runtime.name);
-        let from =
-            if engine.kind == EngineKind::Crio { "default_runtime in crio.conf" } else { "runtime in containers.conf" };
-        return Check::of(&catalog::NO_RUNTIME, what, format!("install {}, or change {from}", runtime.name));
+        let from = if engine.kind == EngineKind::Crio {
+            "default_runtime in crio.conf"
+        } else {
+            "runtime in containers.conf"
+        };
+        return Check::of(
+            &catalog::NO_RUNTIME,
+            what,
+            format!("install {}, or change {from}", runtime.name),
+        );
     };
-    let version = runtime.version.map_or_else(|| "of unknown version".to_owned(), |version| version.to_string());
-    let is_new_crun = runtime.name == "crun" && runtime.version.is_some_and(|version| version >= CRUN_WITH_SYSTEMD);
-    if is_new_crun && by_systemd(facts, engine) && adds_devices(engine) && facts.cgroup_v2 == Some(true) {
-        let what =
-            format!("{}: with crun {version}, systemd applies device rules, and the hook cannot add any", engine.kind);
+    let version = runtime.version.map_or_else(
+        || "of unknown version".to_owned(),
+        |version| version.to_string(),
+    );
+    let is_new_crun = runtime.name == "crun"
+        && runtime
+            .version
+            .is_some_and(|version| version >= CRUN_WITH_SYSTEMD);
+    if is_new_crun
+        && by_systemd(facts, engine)
+        && adds_devices(engine)
+        && facts.cgroup_v2 == Some(true)
+    {
+        let what = format!(
+            "{}: with crun {version}, systemd applies device rules, and the hook cannot add any",
+            engine.kind
+        );
         return Check::of(&catalog::CRUN, what, LIST_DEVICES);
     }
-    Check::ok(format!("{} starts containers with {} ({} {version})", engine.kind, program.display(), runtime.name))
+    Check::ok(format!(
+        "{} starts containers with {} ({} {version})",
+        engine.kind,
+        program.display(),
+        runtime.name
+    ))
 }
 
 pub(super) fn cgroups(facts: &Facts) -> Check {
     let Some(v2) = facts.cgroup_v2 else {
         return Check::skipped("no device cgroups are mounted at /sys/fs/cgroup");
     };
-    let at_risk: Vec<_> =
-        with_hooks(facts).filter(|engine| adds_devices(engine) && by_systemd(facts, engine)).collect();
+    let at_risk: Vec<_> = with_hooks(facts)
+        .filter(|engine| adds_devices(engine) && by_systemd(facts, engine))
+        .collect();
     if !v2 && let Some(engine) = at_risk.first() {
         let what = format!(
             "{}: systemd manages cgroups of version 1, and removes the rules of the hook when it reloads its configuration",
@@ -238,7 +339,10 @@ pub(super) fn cgroups(facts: &Facts) -> Check {
         );
         return Check::of(&catalog::RELOAD_CUTS, what, LIST_DEVICES);
     }
-    Check::ok(format!("the host uses cgroup version {}", if v2 { 2 } else { 1 }))
+    Check::ok(format!(
+        "the host uses cgroup version {}",
+        if v2 { 2 } else { 1 }
+    ))
 }
 
 pub(super) fn dev_char(facts: &Facts) -> Check {
@@ -246,15 +350,23 @@ pub(super) fn dev_char(facts: &Facts) -> Check {
         return Check::skipped("the device nodes are missing");
     }
     let needing = runtimes(facts).find(|(engine, runtime)| {
-        let is_old = runtime.version.is_some_and(|version| version < RUNC_WITHOUT_DEV_CHAR);
+        let is_old = runtime
+            .version
+            .is_some_and(|version| version < RUNC_WITHOUT_DEV_CHAR);
         runtime.name == "runc" && is_old && by_systemd(facts, engine)
     });
     match (needing, facts.driver.without_link.first()) {
         (Some((engine, runtime)), Some(node)) => {
             let version = runtime.version.unwrap_or_default();
-            let what =
-                format!("{}: runc {version} denies access to {node:?}, which has no link in /dev/char", engine.kind);
-            Check::of(&catalog::DEV_CHAR, what, "oci-nvidia-hook prepare; or install runc 1.1.7 or newer")
+            let what = format!(
+                "{}: runc {version} denies access to {node:?}, which has no link in /dev/char",
+                engine.kind
+            );
+            Check::of(
+                &catalog::DEV_CHAR,
+                what,
+                "oci-nvidia-hook prepare; or install runc 1.1.7 or newer",
+            )
         }
         (None, _) => Check::ok("no runtime of this host needs links in /dev/char"),
         (Some(_), None) => Check::ok("the device nodes have their links in /dev/char"),
@@ -266,7 +378,12 @@ pub(super) fn cdi(facts: &Facts) -> Vec<Check> {
     const MOST: usize = 3;
     let mut outcomes = Vec::new();
     for view in &facts.cdi {
-        outcomes.extend(view.conflicts.iter().take(MOST).map(|conflict| Check::found(conflict.clone())));
+        outcomes.extend(
+            view.conflicts
+                .iter()
+                .take(MOST)
+                .map(|conflict| Check::found(conflict.clone())),
+        );
         let mut bad: Vec<_> = view.verdicts.iter().filter(|verdict| !verdict.ok).collect();
         bad.sort_by_key(|verdict| !verdict.denied);
         for verdict in bad.iter().take(MOST) {
@@ -274,7 +391,10 @@ pub(super) fn cdi(facts: &Facts) -> Vec<Check> {
             outcomes.push(Check::of(problem(verdict), what, verdict.hint.clone()));
         }
         if let Some(next) = bad.get(MOST) {
-            let more = format!("{} with similar problems", count(bad.len() - MOST, "more device"));
+            let more = format!(
+                "{} with similar problems",
+                count(bad.len() - MOST, "more device")
+            );
             outcomes.push(Check::of(problem(next), more, "oci-nvidia-hook cdi check"));
         }
         let hidden = view.verdicts.iter().find(|verdict| verdict.root_only);
@@ -287,7 +407,11 @@ pub(super) fn cdi(facts: &Facts) -> Vec<Check> {
         }
         let outdated = view.verdicts.iter().find(|verdict| verdict.outdated);
         if let Some(verdict) = outdated {
-            outcomes.push(Check::of(&catalog::SPEC_OUTDATED, verdict.reason.clone(), verdict.hint.clone()));
+            outcomes.push(Check::of(
+                &catalog::SPEC_OUTDATED,
+                verdict.reason.clone(),
+                verdict.hint.clone(),
+            ));
         }
         let good = view.verdicts.iter().filter(|verdict| verdict.ok).count();
         if bad.is_empty() && view.conflicts.is_empty() && hidden.is_none() && outdated.is_none() {
@@ -300,16 +424,24 @@ pub(super) fn cdi(facts: &Facts) -> Vec<Check> {
             outcomes.push(Check::ok(what));
         }
     }
-    or(outcomes, Check::skipped("no engine that reads CDI is installed"))
+    or(
+        outcomes,
+        Check::skipped("no engine that reads CDI is installed"),
+    )
 }
 
 /// Returns the finding for a device that containers cannot or may not have.
 fn problem(verdict: &CdiVerdict) -> &'static Kind {
-    if verdict.denied { &catalog::SPEC_DENIED } else { &catalog::SPEC_USELESS }
+    if verdict.denied {
+        &catalog::SPEC_DENIED
+    } else {
+        &catalog::SPEC_USELESS
+    }
 }
 
 pub(super) fn exposed(facts: &Facts) -> Check {
-    let crio = installed(facts).any(|engine| engine.kind == EngineKind::Crio && status::ours(engine).next().is_some());
+    let crio = installed(facts)
+        .any(|engine| engine.kind == EngineKind::Crio && status::ours(engine).next().is_some());
     if !crio {
         return Check::skipped("the hook is not active in CRI-O");
     }

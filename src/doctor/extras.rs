@@ -13,8 +13,12 @@ pub(super) fn check(facts: &Facts) -> Vec<Check> {
     }
     let (mut checks, mut absent) = (Vec::new(), Vec::new());
     for feature in Feature::ALL {
-        let nodes =
-            facts.driver.features.iter().find(|(known, _)| *known == feature).map_or(0, |(_, nodes)| nodes.len());
+        let nodes = facts
+            .driver
+            .features
+            .iter()
+            .find(|(known, _)| *known == feature)
+            .map_or(0, |(_, nodes)| nodes.len());
         match (nodes, reason_for_nodes(facts, feature)) {
             (0, None) => absent.push(absent_in_words(feature)),
             (0, Some(reason)) => checks.push(without_nodes(feature, &reason)),
@@ -22,7 +26,10 @@ pub(super) fn check(facts: &Facts) -> Vec<Check> {
         }
     }
     if !absent.is_empty() {
-        checks.push(Check::skipped(format!("this host does not have {}", absent.join(", "))));
+        checks.push(Check::skipped(format!(
+            "this host does not have {}",
+            absent.join(", ")
+        )));
     }
     checks
 }
@@ -32,11 +39,19 @@ fn reason_for_nodes(facts: &Facts, feature: Feature) -> Option<String> {
     let module = feature.row().module;
     match feature {
         Feature::Mofed => None,
-        Feature::Gds | Feature::Gdrcopy => {
-            facts.driver.modules.contains(module).then(|| format!("the kernel module {module} is loaded"))
-        }
+        Feature::Gds | Feature::Gdrcopy => facts
+            .driver
+            .modules
+            .contains(module)
+            .then(|| format!("the kernel module {module} is loaded")),
         Feature::Nvswitch => {
-            let switches = facts.driver.pci.iter().flatten().filter(|device| PciDevice::is_switch(device)).count();
+            let switches = facts
+                .driver
+                .pci
+                .iter()
+                .flatten()
+                .filter(|device| PciDevice::is_switch(device))
+                .count();
             (switches > 0).then(|| format!("this host has {}", count(switches, "NVSwitch device")))
         }
     }
@@ -46,9 +61,14 @@ fn without_nodes(feature: Feature, reason: &str) -> Check {
     let first = feature.row().nodes.first().copied().unwrap_or_default();
     let fix = match feature {
         Feature::Nvswitch => feature.how_to_get_nodes(),
-        _ => "restart the service of its package, which loads the module and creates the nodes".to_owned(),
+        _ => "restart the service of its package, which loads the module and creates the nodes"
+            .to_owned(),
     };
-    Check::of(&catalog::NO_FEATURE, format!("{reason}, but \"/dev/{first}\" is missing"), fix)
+    Check::of(
+        &catalog::NO_FEATURE,
+        format!("{reason}, but \"/dev/{first}\" is missing"),
+        fix,
+    )
 }
 
 fn absent_in_words(feature: Feature) -> String {
@@ -62,7 +82,12 @@ fn absent_in_words(feature: Feature) -> String {
 
 /// Returns how containers get a feature of this host.
 fn available(facts: &Facts, feature: Feature, nodes: usize) -> String {
-    let Row { name, title, variable, .. } = feature.row();
+    let Row {
+        name,
+        title,
+        variable,
+        ..
+    } = feature.row();
     if facts.settings().devices.denied_features.has(feature) {
         return format!("[devices] in config.toml denies {title} to containers");
     }
@@ -72,5 +97,8 @@ fn available(facts: &Facts, feature: Feature, nodes: usize) -> String {
         true => format!(" or the CDI device {device}"),
         false => format!("; no usable CDI spec contains {device}"),
     };
-    format!("containers get {title} ({}) with {variable}={ENABLED}{by_name}", count(nodes, "device node"))
+    format!(
+        "containers get {title} ({}) with {variable}={ENABLED}{by_name}",
+        count(nodes, "device node")
+    )
 }

@@ -175,12 +175,21 @@ impl DriverFacts {
 impl Facts {
     /// Returns whether the host has an NVIDIA GPU, or may have one.
     pub fn has_gpu(&self) -> bool {
-        self.driver.wsl.as_ref().is_some_and(|packages| !packages.is_empty())
-            || self.driver.pci.as_ref().is_none_or(|devices| devices.iter().any(PciDevice::is_gpu))
+        self.driver
+            .wsl
+            .as_ref()
+            .is_some_and(|packages| !packages.is_empty())
+            || self
+                .driver
+                .pci
+                .as_ref()
+                .is_none_or(|devices| devices.iter().any(PciDevice::is_gpu))
     }
 
     /// Returns the settings in config.toml, or the defaults if it is invalid.
     pub fn settings(&self) -> Config {
-        self.config.as_ref().map_or_else(|_| Config::default(), |(config, _)| config.clone())
+        self.config
+            .as_ref()
+            .map_or_else(|_| Config::default(), |(config, _)| config.clone())
     }
 }

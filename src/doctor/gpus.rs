@@ -24,7 +24,12 @@ pub(super) fn on_the_bus(facts: &Facts) -> Check {
         return Check::skipped("the PCI bus cannot be inspected: /sys/bus/pci/devices is missing");
     };
     let gpus: Vec<_> = devices.iter().filter(|device| device.is_gpu()).collect();
-    if let Some(finding) = facts.driver.diagnosis.as_ref().filter(|finding| finding.kind.id == catalog::PLATFORM.id) {
+    if let Some(finding) = facts
+        .driver
+        .diagnosis
+        .as_ref()
+        .filter(|finding| finding.kind.id == catalog::PLATFORM.id)
+    {
         return Check::found(finding.clone());
     }
     if gpus.is_empty() {
@@ -33,32 +38,58 @@ pub(super) fn on_the_bus(facts: &Facts) -> Check {
             return Check::ok("no GPU is on the PCI bus, but the driver is loaded");
         }
         let fix = "check \"lspci -d 10de:\", the settings of the firmware, and whether the GPU is seated correctly";
-        return Check::of(&catalog::NO_GPU, "this host has no NVIDIA GPU on its PCI bus", fix);
+        return Check::of(
+            &catalog::NO_GPU,
+            "this host has no NVIDIA GPU on its PCI bus",
+            fix,
+        );
     }
-    let kept: Vec<_> = gpus.iter().filter(|gpu| gpu.driver.as_deref() == Some("vfio-pci")).collect();
-    let more =
-        if kept.is_empty() { String::new() } else { format!(", {} of them reserved for virtual machines", kept.len()) };
-    Check::ok(format!("{} on the PCI bus{more}", count(gpus.len(), "NVIDIA GPU")))
+    let kept: Vec<_> = gpus
+        .iter()
+        .filter(|gpu| gpu.driver.as_deref() == Some("vfio-pci"))
+        .collect();
+    let more = if kept.is_empty() {
+        String::new()
+    } else {
+        format!(", {} of them reserved for virtual machines", kept.len())
+    };
+    Check::ok(format!(
+        "{} on the PCI bus{more}",
+        count(gpus.len(), "NVIDIA GPU")
+    ))
 }
 
 pub(super) fn nvml(facts: &Facts) -> Check {
-    let Some(Nvml { answer, took, .. }) = &facts.driver.nvml else { return Check::skipped(&facts.driver.not_asked) };
+    let Some(Nvml { answer, took, .. }) = &facts.driver.nvml else {
+        return Check::skipped(&facts.driver.not_asked);
+    };
     match answer {
         // The check "groups" reports that this user cannot open the nodes, with the group.
         Err(finding) if facts.user.is_some() && finding.kind.id == catalog::NVML_PERMISSION.id => {
             Check::skipped("this user cannot open the GPUs")
         }
-        Err(finding) if finding.kind.id == catalog::NVML_PERMISSION.id && hooks_user(facts).status == Status::Error => {
+        Err(finding)
+            if finding.kind.id == catalog::NVML_PERMISSION.id
+                && hooks_user(facts).status == Status::Error =>
+        {
             Check::skipped("the check hook-user reports why NVML cannot be asked")
         }
         Err(finding) => Check::found(finding.clone()),
         Ok(inventory) if *took > SLOW => Check::of(
             &catalog::SLOW_NVML,
-            format!("NVML took {:.1} s for {}", took.as_secs_f32(), count(inventory.gpus.len(), "GPU")),
+            format!(
+                "NVML took {:.1} s for {}",
+                took.as_secs_f32(),
+                count(inventory.gpus.len(), "GPU")
+            ),
             "systemctl enable --now nvidia-persistenced",
         ),
         Ok(inventory) => {
-            let cuda = if inventory.cuda_version.is_empty() { "unknown" } else { &inventory.cuda_version };
+            let cuda = if inventory.cuda_version.is_empty() {
+                "unknown"
+            } else {
+                &inventory.cuda_version
+            };
             let what = format!(
                 "{} answered: driver {}, CUDA {cuda}",
                 count(inventory.gpus.len(), "GPU"),
@@ -70,15 +101,29 @@ pub(super) fn nvml(facts: &Facts) -> Check {
 }
 
 pub(super) fn failed(facts: &Facts) -> Vec<Check> {
-    let Some(inventory) = facts.driver.inventory() else { return vec![Check::skipped("NVML did not answer")] };
+    let Some(inventory) = facts.driver.inventory() else {
+        return vec![Check::skipped("NVML did not answer")];
+    };
     // The check "nodes" reports missing nodes.
-    let failed: Vec<_> = inventory.failed.iter().filter(|failed| !failed.node_missing).collect();
+    let failed: Vec<_> = inventory
+        .failed
+        .iter()
+        .filter(|failed| !failed.node_missing)
+        .collect();
     if failed.is_empty() {
         return vec![Check::ok("all GPUs with a device node work")];
     }
-    let xid = facts.driver.xid.as_ref().map(|xid| format!(" (the kernel logged: {xid})")).unwrap_or_default();
+    let xid = facts
+        .driver
+        .xid
+        .as_ref()
+        .map(|xid| format!(" (the kernel logged: {xid})"))
+        .unwrap_or_default();
     let fix = "run \"nvidia-smi -q\" and \"journalctl -k | grep NVRM\"; a GPU that fell off the bus needs a reset or a reboot";
-    failed.iter().map(|failed| Check::of(&catalog::GPU_LEFT_OUT, format!("{failed}{xid}"), fix)).collect()
+    failed
+        .iter()
+        .map(|failed| Check::of(&catalog::GPU_LEFT_OUT, format!("{failed}{xid}"), fix))
+        .collect()
 }
 
 pub(super) fn limits(facts: &Facts) -> Vec<Check> {
@@ -86,20 +131,30 @@ pub(super) fn limits(facts: &Facts) -> Vec<Check> {
     if limits.permit_all_gpus() {
         return vec![Check::ok("config.toml does not limit the GPUs")];
     }
-    let Some(inventory) = facts.driver.inventory() else { return vec![Check::skipped("NVML did not answer")] };
+    let Some(inventory) = facts.driver.inventory() else {
+        return vec![Check::skipped("NVML did not answer")];
+    };
     let findings = nvidia_host::inventory::limits::findings(&limits, inventory);
-    or(findings.into_iter().map(Check::found), Check::ok(limits_in_words(&limits, inventory)))
+    or(
+        findings.into_iter().map(Check::found),
+        Check::ok(limits_in_words(&limits, inventory)),
+    )
 }
 
 /// Returns the devices that containers cannot get, so that the administrator can compare them with the intention.
 fn limits_in_words(limits: &Limits, inventory: &Inventory) -> String {
     let permitted = permitted_devices(inventory, limits);
-    let names: Vec<_> =
-        every_device(inventory).filter(|device| !permitted.contains(device)).map(Device::index).collect();
+    let names: Vec<_> = every_device(inventory)
+        .filter(|device| !permitted.contains(device))
+        .map(Device::index)
+        .collect();
     match names.as_slice() {
         [] => "[devices] in config.toml denies no GPU of this host".to_owned(),
         names => {
-            format!("[devices] in config.toml denies these GPUs and MIG devices: {}", names.join(", "))
+            format!(
+                "[devices] in config.toml denies these GPUs and MIG devices: {}",
+                names.join(", ")
+            )
         }
     }
 }
@@ -119,30 +174,52 @@ pub(super) fn persistence(facts: &Facts) -> Check {
 }
 
 pub(super) fn fabric(facts: &Facts) -> Check {
-    let switches = facts.driver.pci.iter().flatten().filter(|device| PciDevice::is_switch(device)).count();
+    let switches = facts
+        .driver
+        .pci
+        .iter()
+        .flatten()
+        .filter(|device| PciDevice::is_switch(device))
+        .count();
     if switches == 0 {
         return Check::skipped("this host has no NVSwitch on its PCI bus");
     }
     if facts.driver.fabric_manager {
-        return Check::ok(format!("the fabric manager runs, for {}", count(switches, "NVSwitch device")));
+        return Check::ok(format!(
+            "the fabric manager runs, for {}",
+            count(switches, "NVSwitch device")
+        ));
     }
     Check::of(
         &catalog::NO_FABRIC_MANAGER,
-        format!("this host has {}, but the fabric manager does not run", count(switches, "NVSwitch device")),
+        format!(
+            "this host has {}, but the fabric manager does not run",
+            count(switches, "NVSwitch device")
+        ),
         "install the fabric manager in the version of the driver: systemctl enable --now nvidia-fabricmanager",
     )
 }
 
 pub(super) fn mig(facts: &Facts) -> Vec<Check> {
-    let Some(inventory) = facts.driver.inventory() else { return vec![Check::skipped("NVML did not answer")] };
-    let split: Vec<_> = inventory.gpus.iter().filter(|gpu| gpu.mig_enabled).collect();
+    let Some(inventory) = facts.driver.inventory() else {
+        return vec![Check::skipped("NVML did not answer")];
+    };
+    let split: Vec<_> = inventory
+        .gpus
+        .iter()
+        .filter(|gpu| gpu.mig_enabled)
+        .collect();
     if split.is_empty() {
         return vec![Check::ok("no GPU is in MIG mode")];
     }
     let wrong: Vec<_> = split.iter().filter_map(|gpu| mig_of(facts, gpu)).collect();
     if wrong.is_empty() {
         let devices: usize = split.iter().map(|gpu| gpu.mig_devices.len()).sum();
-        return vec![Check::ok(format!("{} in MIG mode, {}", count(split.len(), "GPU"), count(devices, "MIG device")))];
+        return vec![Check::ok(format!(
+            "{} in MIG mode, {}",
+            count(split.len(), "GPU"),
+            count(devices, "MIG device")
+        ))];
     }
     wrong
 }
@@ -151,13 +228,24 @@ pub(super) fn mig(facts: &Facts) -> Vec<Check> {
 /// instances, so the fix suggests that only if the driver lists none.
 fn mig_of(facts: &Facts, gpu: &Gpu) -> Option<Check> {
     if !gpu.unlisted_mig.is_empty() {
-        return Some(Check::of(&catalog::MIG_LEFT_OUT, mig_nodes_missing(gpu), prepare(facts)));
+        return Some(Check::of(
+            &catalog::MIG_LEFT_OUT,
+            mig_nodes_missing(gpu),
+            prepare(facts),
+        ));
     }
     if !gpu.mig_devices.is_empty() {
         return None;
     }
-    let mut caps = facts.driver.mig_caps.iter().map(|file| &file.cap).filter(|cap| cap.gpu() == Some(gpu.minor));
-    let has_compute_instance = caps.clone().any(|cap| matches!(cap, MigCap::ComputeInstance(..)));
+    let mut caps = facts
+        .driver
+        .mig_caps
+        .iter()
+        .map(|file| &file.cap)
+        .filter(|cap| cap.gpu() == Some(gpu.minor));
+    let has_compute_instance = caps
+        .clone()
+        .any(|cap| matches!(cap, MigCap::ComputeInstance(..)));
     let has_gpu_instance = caps.any(|cap| matches!(cap, MigCap::GpuInstance(..)));
     let index = gpu.index;
     let (what, fix) = if has_compute_instance {
@@ -168,13 +256,17 @@ fn mig_of(facts: &Facts, gpu: &Gpu) -> Option<Check> {
         )
     } else if has_gpu_instance {
         (
-            format!("GPU {index} has GPU instances without a compute instance, and therefore no MIG device"),
+            format!(
+                "GPU {index} has GPU instances without a compute instance, and therefore no MIG device"
+            ),
             format!("nvidia-smi mig -i {index} -cci"),
         )
     } else {
         (
             format!("GPU {index} is in MIG mode but has no MIG device"),
-            format!("nvidia-smi mig -i {index} -cgi 0 -C; or disable MIG mode: nvidia-smi -i {index} -mig 0"),
+            format!(
+                "nvidia-smi mig -i {index} -cgi 0 -C; or disable MIG mode: nvidia-smi -i {index} -mig 0"
+            ),
         )
     };
     Some(Check::of(&catalog::MIG_EMPTY, what, fix))

@@ -11,7 +11,11 @@ use engines::EngineKind;
 use nvidia_host::config::Saved;
 
 pub(super) fn config(facts: &Facts) -> Vec<Check> {
-    let mut outcomes: Vec<_> = facts.saved_config.iter().map(|saved| settings_without_effect(facts, saved)).collect();
+    let mut outcomes: Vec<_> = facts
+        .saved_config
+        .iter()
+        .map(|saved| settings_without_effect(facts, saved))
+        .collect();
     match &facts.config {
         Err(finding) => outcomes.push(Check::found(finding.clone())),
         Ok((config, findings)) => {
@@ -33,8 +37,12 @@ pub(super) fn config(facts: &Facts) -> Vec<Check> {
 fn configuration(facts: &Facts) -> String {
     match (facts.has_config, facts.has_drop_ins, facts.has_defaults) {
         (true, ..) => "config.toml is valid".to_owned(),
-        (false, true, _) => "config.toml does not exist, and the files in config.toml.d are valid".to_owned(),
-        (false, false, true) => format!("config.toml does not exist: the defaults are used, which {DEFAULTS:?} lists"),
+        (false, true, _) => {
+            "config.toml does not exist, and the files in config.toml.d are valid".to_owned()
+        }
+        (false, false, true) => {
+            format!("config.toml does not exist: the defaults are used, which {DEFAULTS:?} lists")
+        }
         (false, false, false) => "config.toml does not exist: the defaults are used".to_owned(),
     }
 }
@@ -46,46 +54,72 @@ fn settings_without_effect(facts: &Facts, Saved { path, keys }: &Saved) -> Check
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    let listed = keys.iter().take(MOST).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let listed = keys
+        .iter()
+        .take(MOST)
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .join(", ");
     let what = format!("{path:?} contains settings that are not in force: {listed}{more}");
     // The administrator's file, whose place is free.
     let original = path.with_extension("");
-    let is_old =
-        path.extension().is_some_and(|suffix| suffix == "rpmsave" || suffix == "rpmorig" || suffix == "dpkg-old");
-    let fix = if is_old && !facts.has_config && original.file_name().is_some_and(|name| name == "config.toml") {
+    let is_old = path
+        .extension()
+        .is_some_and(|suffix| suffix == "rpmsave" || suffix == "rpmorig" || suffix == "dpkg-old");
+    let fix = if is_old
+        && !facts.has_config
+        && original
+            .file_name()
+            .is_some_and(|name| name == "config.toml")
+    {
         format!("mv {} {}", path.display(), original.display())
     } else {
-        format!("move the settings that you need to a file in {CONFIG}.d, then run \"rm {}\"", path.display())
+        format!(
+            "move the settings that you need to a file in {CONFIG}.d, then run \"rm {}\"",
+            path.display()
+        )
     };
     Check::of(&catalog::SAVED_CONFIG, what, fix)
 }
 
 pub(super) fn log(facts: &Facts) -> Check {
     match &facts.log {
-        None if facts.journal => Check::ok("the hook logs to the journal: \"journalctl -t oci-nvidia-hook\""),
+        None if facts.journal => {
+            Check::ok("the hook logs to the journal: \"journalctl -t oci-nvidia-hook\"")
+        }
         None => Check::ok(
             "config.toml names no log file, and the journal does not run; \"oci-nvidia-hook why\" shows what the hook did",
         ),
         Some((path, Ok(()))) => Check::ok(format!("the log file {path:?} is writable")),
-        Some((path, Err(why))) if facts.user.is_some() => {
-            Check::skipped(format!("the log file {path:?} is not written for this user: {why}"))
-        }
-        Some((path, Err(why))) => Check::found(log_file::finding(format!("cannot open the log file {path:?}: {why}"))),
+        Some((path, Err(why))) if facts.user.is_some() => Check::skipped(format!(
+            "the log file {path:?} is not written for this user: {why}"
+        )),
+        Some((path, Err(why))) => Check::found(log_file::finding(format!(
+            "cannot open the log file {path:?}: {why}"
+        ))),
     }
 }
 
 pub(super) fn selinux(facts: &Facts) -> Check {
-    let Some(selinux) = facts.selinux else { return Check::skipped("the kernel has no SELinux") };
+    let Some(selinux) = facts.selinux else {
+        return Check::skipped("the kernel has no SELinux");
+    };
     if !selinux.enforcing {
         return Check::ok("SELinux is not in enforcing mode");
     }
     match (selinux.devices, selinux.xserver_devices) {
         (Some(true), _) => Check::ok("containers can use devices (container_use_devices)"),
         (_, Some(true)) => Check::ok("containers can use the GPUs (container_use_xserver_devices)"),
-        (None, None) => Check::skipped("the booleans of the policy for containers are missing, or cannot be read"),
+        (None, None) => Check::skipped(
+            "the booleans of the policy for containers are missing, or cannot be read",
+        ),
         (_, xserver) => {
             // container_use_xserver_devices is newer and allows less.
-            let boolean = if xserver.is_some() { "container_use_xserver_devices" } else { "container_use_devices" };
+            let boolean = if xserver.is_some() {
+                "container_use_xserver_devices"
+            } else {
+                "container_use_devices"
+            };
             Check::of(
                 &catalog::SELINUX,
                 format!("SELinux is in enforcing mode, and {boolean} is off"),
@@ -96,7 +130,13 @@ pub(super) fn selinux(facts: &Facts) -> Check {
 }
 
 pub(super) fn groups(facts: &Facts) -> Check {
-    let nodes = || facts.driver.nodes.iter().filter_map(|node| node.found.as_ref());
+    let nodes = || {
+        facts
+            .driver
+            .nodes
+            .iter()
+            .filter_map(|node| node.found.as_ref())
+    };
     if nodes().next().is_none() {
         return Check::skipped("the device nodes are missing");
     }
@@ -117,17 +157,27 @@ pub(super) fn groups(facts: &Facts) -> Check {
              containers and pods that do not run as root too, unless the hook, CDI or a device plugin creates nodes for them"
         );
         let join = join("USER", gid, mode);
-        let fix = format!("{join}; for containers --group-add {gid}; in a pod supplementalGroups: [{gid}]");
+        let fix = format!(
+            "{join}; for containers --group-add {gid}; in a pod supplementalGroups: [{gid}]"
+        );
         return Check::of(&catalog::GROUP_NODES, what, fix);
     };
-    if let Some(node) = nodes().find(|node| !may_open(*node, user.uid, |gid| facts.groups.contains(&gid))) {
+    if let Some(node) =
+        nodes().find(|node| !may_open(*node, user.uid, |gid| facts.groups.contains(&gid)))
+    {
         let what = format!("user {} cannot open {}", user.name, owned(node));
         let fix = format!("as root: {}", join(&user.name, node.gid, node.mode));
         return Check::of(&catalog::NODE_ACCESS, what, fix);
     }
-    let podman = facts.engines.iter().find(|engine| matches!(engine.kind, EngineKind::PodmanOf(_)));
+    let podman = facts
+        .engines
+        .iter()
+        .find(|engine| matches!(engine.kind, EngineKind::PodmanOf(_)));
     let runtime = podman.and_then(|engine| engine.runtime.as_ref());
-    let what = format!("{} can open the device nodes as a member of {name}, but containers lose this group", user.name);
+    let what = format!(
+        "{} can open the device nodes as a member of {name}, but containers lose this group",
+        user.name
+    );
     let fix = match runtime {
         Some(runtime) if runtime.name != "crun" => {
             format!(

@@ -41,23 +41,39 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
     let has_config = config.is_some() || host.locate(Path::new(CONFIG)).is_ok();
     let on_host = config.map_or_else(|| host.on_host(Path::new(CONFIG)), Path::to_owned);
     let config = read_config(host, config);
-    let settings = config.as_ref().map_or_else(|_| Config::default(), |(config, _)| config.clone());
+    let settings = config
+        .as_ref()
+        .map_or_else(|_| Config::default(), |(config, _)| config.clone());
     let engines = engines::inspect_engines(host, caller.user.clone());
     let mut driver = inspect_driver(host, &settings);
     driver.starts = start::inspect(&settings, &driver);
-    let is_nvidias = |path: &PathBuf| host.locate(path).is_ok_and(|found| !hooks::is_our_program(&found.path));
-    let nvidias = programs::ALL.iter().filter_map(|name| runtime::program(host, name)).filter(is_nvidias).collect();
+    let is_nvidias = |path: &PathBuf| {
+        host.locate(path)
+            .is_ok_and(|found| !hooks::is_our_program(&found.path))
+    };
+    let nvidias = programs::ALL
+        .iter()
+        .filter_map(|name| runtime::program(host, name))
+        .filter(is_nvidias)
+        .collect();
     let kubelet_plugin = KubeletPlugin::inspect(host, caller.user.is_none());
     Facts {
         distribution: packages::distribution_of(host),
-        log: settings.debug.as_ref().map(|log| (log.as_path().to_owned(), try_log(host, log.as_path()))),
-        journal: host.locate(Path::new("/run/systemd/journal/socket")).is_ok(),
+        log: settings
+            .debug
+            .as_ref()
+            .map(|log| (log.as_path().to_owned(), try_log(host, log.as_path()))),
+        journal: host
+            .locate(Path::new("/run/systemd/journal/socket"))
+            .is_ok(),
         cdi: inspect_cdi(host, &settings, &engines, &driver),
         driver,
         without_env: without_env(host, &engines),
         installed: hooks::installed(host),
         cgroup_v2: cgroup_v2(host),
-        offered: kubelet_plugin.as_ref().map(|_| running::ask(&host.on_host(Path::new(running::DIR)))),
+        offered: kubelet_plugin
+            .as_ref()
+            .map(|_| running::ask(&host.on_host(Path::new(running::DIR)))),
         kubelet_plugin,
         systemd: host.locate(Path::new("/run/systemd/system")).is_ok(),
         selinux: selinux(host),
@@ -78,13 +94,20 @@ fn read_config(host: &Tree, path: Option<&Path>) -> Result<(Config, Vec<Finding>
     let prefix = host.path();
     let is_all = prefix.as_path() == Path::new("/");
     let below = host.locate(Path::new(CONFIG)).ok().filter(|_| !is_all);
-    let path = path.map(Path::to_owned).or_else(|| below.map(|file| file.host.as_path().to_owned()));
-    let read =
-        if is_all || path.is_some() { config::read(path.as_deref()) } else { config::read_below(prefix.as_path()) };
+    let path = path
+        .map(Path::to_owned)
+        .or_else(|| below.map(|file| file.host.as_path().to_owned()));
+    let read = if is_all || path.is_some() {
+        config::read(path.as_deref())
+    } else {
+        config::read_below(prefix.as_path())
+    };
     let (mut config, findings) = read.map_err(|error| Finding::error(&error))?;
     if !is_all && !config.driver_root.as_path().starts_with(prefix.as_path()) {
         config.driver_root = HostPath::new(host.on_host(config.driver_root.as_path()));
-        config.dev_root = config.dev_root.map(|root| HostPath::new(host.on_host(root.as_path())));
+        config.dev_root = config
+            .dev_root
+            .map(|root| HostPath::new(host.on_host(root.as_path())));
     }
     Ok((config, findings))
 }
@@ -94,15 +117,22 @@ fn try_log(host: &Tree, log: &Path) -> Result<(), String> {
 }
 
 fn cgroup_v2(host: &Tree) -> Option<bool> {
-    if host.locate(Path::new("/sys/fs/cgroup/cgroup.controllers")).is_ok() {
+    if host
+        .locate(Path::new("/sys/fs/cgroup/cgroup.controllers"))
+        .is_ok()
+    {
         return Some(true);
     }
-    host.locate(Path::new("/sys/fs/cgroup/devices")).is_ok().then_some(false)
+    host.locate(Path::new("/sys/fs/cgroup/devices"))
+        .is_ok()
+        .then_some(false)
 }
 
 fn selinux(host: &Tree) -> Option<Selinux> {
     let enforce = text(host, "/sys/fs/selinux/enforce")?;
-    let boolean = |name: &str| Some(text(host, &format!("/sys/fs/selinux/booleans/{name}"))?.starts_with('1'));
+    let boolean = |name: &str| {
+        Some(text(host, &format!("/sys/fs/selinux/booleans/{name}"))?.starts_with('1'))
+    };
     Some(Selinux {
         enforcing: enforce.trim() == "1",
         devices: boolean("container_use_devices"),
@@ -113,16 +143,30 @@ fn selinux(host: &Tree) -> Option<Selinux> {
 /// Returns a finding for each hook entry without its own environment: in the hook files that engines read, and in the CDI specs in the
 /// directories of all engines and of programs that this one does not know, such as containerd.
 fn without_env(host: &Tree, engines: &[Engine]) -> Vec<Finding> {
-    let of_engines = engines.iter().flat_map(|engine| engine.settings.cdi_dirs.clone());
+    let of_engines = engines
+        .iter()
+        .flat_map(|engine| engine.settings.cdi_dirs.clone());
     let dirs = of_engines.chain(cdi::DEFAULT_DIRS.map(PathBuf::from));
     // /var/run/cdi and /run/cdi are the same directory.
-    let dirs: BTreeSet<PathBuf> = dirs.filter_map(|dir| Some(host.locate(&dir).ok()?.path)).collect();
+    let dirs: BTreeSet<PathBuf> = dirs
+        .filter_map(|dir| Some(host.locate(&dir).ok()?.path))
+        .collect();
     let specs = registry::read(&dirs.iter().map(|dir| host.on_host(dir)).collect::<Vec<_>>());
-    let of_specs = hook_env::in_specs(&specs).into_iter().map(|(_, finding)| finding);
-    hook_env::in_hook_files(engines).into_iter().chain(of_specs).collect()
+    let of_specs = hook_env::in_specs(&specs)
+        .into_iter()
+        .map(|(_, finding)| finding);
+    hook_env::in_hook_files(engines)
+        .into_iter()
+        .chain(of_specs)
+        .collect()
 }
 
-fn inspect_cdi(host: &Tree, config: &Config, engines: &[Engine], driver: &DriverFacts) -> Vec<CdiView> {
+fn inspect_cdi(
+    host: &Tree,
+    config: &Config,
+    engines: &[Engine],
+    driver: &DriverFacts,
+) -> Vec<CdiView> {
     let mut stamp = Stamp::of_host(config, &"");
     if let (Some(stamp), Some(inventory)) = (&mut stamp, driver.inventory()) {
         stamp.complete(inventory);
@@ -133,26 +177,57 @@ fn inspect_cdi(host: &Tree, config: &Config, engines: &[Engine], driver: &Driver
         None => limits,
     };
     let views = cdi::views(engines).into_iter();
-    views.map(|view| inspect_cdi_view(host, view, stamp.as_ref(), &limits)).collect()
+    views
+        .map(|view| inspect_cdi_view(host, view, stamp.as_ref(), &limits))
+        .collect()
 }
 
-fn inspect_cdi_view(host: &Tree, View { readers, dirs }: View, stamp: Option<&Stamp>, limits: &NodeLimits) -> CdiView {
+fn inspect_cdi_view(
+    host: &Tree,
+    View { readers, dirs }: View,
+    stamp: Option<&Stamp>,
+    limits: &NodeLimits,
+) -> CdiView {
     let files = registry::read(&dirs.iter().map(|dir| host.on_host(dir)).collect::<Vec<_>>());
-    let now = Now { readers: &readers, stamp, limits };
+    let now = Now {
+        readers: &readers,
+        stamp,
+        limits,
+    };
     let exists = |path: &str| rustix::fs::lstat(host.on_host(Path::new(path))).is_ok();
     let mut verdicts = cdi_check::devices(&files, &now, exists);
     let mut conflicts = Vec::new();
     for (name, found) in registry::resolve(&files) {
-        let Found::Conflict(a, b) = found else { continue };
-        let (Some(a), Some(b)) = (files.get(a), files.get(b)) else { continue };
+        let Found::Conflict(a, b) = found else {
+            continue;
+        };
+        let (Some(a), Some(b)) = (files.get(a), files.get(b)) else {
+            continue;
+        };
         // The hook updates its own spec, so the other file is the one to remove.
         let is_ours = a.spec.as_ref().is_ok_and(cdi_check::is_ours);
-        let (a, b) = if is_ours { (b.path.display(), a.path.display()) } else { (a.path.display(), b.path.display()) };
+        let (a, b) = if is_ours {
+            (b.path.display(), a.path.display())
+        } else {
+            (a.path.display(), b.path.display())
+        };
         verdicts.retain(|verdict| verdict.subject != name);
         let what = format!("\"{a}\" and \"{b}\" both contain {name}");
-        conflicts.push(Finding::new(&catalog::SPEC_CONFLICT, what, format!("rm {a}")));
+        conflicts.push(Finding::new(
+            &catalog::SPEC_CONFLICT,
+            what,
+            format!("rm {a}"),
+        ));
     }
     verdicts.extend(cdi_check::files(&files));
-    let names: Vec<_> = readers.iter().map(|reader| reader.kind.to_string()).collect();
-    CdiView { engines: names.join(", "), dirs, verdicts, conflicts }
+    let names: Vec<_> = readers
+        .iter()
+        .map(|reader| reader.kind.to_string())
+        .collect();
+    CdiView {
+        engines: names.join(", "),
+        dirs,
+        verdicts,
+        conflicts,
+    }
 }

@@ -10,33 +10,64 @@ pub(super) fn check(facts: &Facts) -> Check {
     let Some(plugin) = &facts.kubelet_plugin else {
         return Check::skipped("the device plugin for Kubernetes is not installed");
     };
-    if let Some(Ok(Offered { driver: Some(driver), .. })) = &facts.offered {
+    if let Some(Ok(Offered {
+        driver: Some(driver),
+        ..
+    })) = &facts.offered
+    {
         return claims(driver, facts.offered.as_ref());
     }
     let Some(idle) = plugin.idle() else {
-        let names = plugin.sockets.iter().filter_map(|path| path.file_name()).map(|name| name.display().to_string());
-        return serving(&names.collect::<Vec<_>>().join(", "), facts.offered.as_ref());
+        let names = plugin
+            .sockets
+            .iter()
+            .filter_map(|path| path.file_name())
+            .map(|name| name.display().to_string());
+        return serving(
+            &names.collect::<Vec<_>>().join(", "),
+            facts.offered.as_ref(),
+        );
     };
     match idle {
         Idle::Hidden => Check::skipped(idle.to_string()),
         Idle::NoKubelet => Check::skipped(format!("the device plugin is installed, and {idle}")),
-        Idle::Other(_) => Check::of(&catalog::OTHER_PLUGIN, format!("{idle}, and ours does not run"), idle.fix()),
-        Idle::NotRunning => {
-            Check::of(&catalog::PLUGIN_NOT_RUNNING, format!("the device plugin is installed, but {idle}"), idle.fix())
-        }
+        Idle::Other(_) => Check::of(
+            &catalog::OTHER_PLUGIN,
+            format!("{idle}, and ours does not run"),
+            idle.fix(),
+        ),
+        Idle::NotRunning => Check::of(
+            &catalog::PLUGIN_NOT_RUNNING,
+            format!("the device plugin is installed, but {idle}"),
+            idle.fix(),
+        ),
     }
 }
 
 /// Checks a driver for claims, which has no socket among those of device plugins.
 fn claims(driver: &OfferedDriver, offered: Option<&Result<Offered, Unanswered>>) -> Check {
-    let OfferedDriver { name, is_registered, problem, unpublished } = driver;
+    let OfferedDriver {
+        name,
+        is_registered,
+        problem,
+        unpublished,
+    } = driver;
     let check = "run \"oci-nvidia-kubelet-plugin check --interface dra\"";
     if !is_registered {
-        let what = format!("the driver {name:?} for claims runs, and the kubelet has not registered it");
-        return Check::of(&catalog::PLUGIN_NOT_RUNNING, what, "run \"journalctl -u oci-nvidia-kubelet-plugin\"");
+        let what =
+            format!("the driver {name:?} for claims runs, and the kubelet has not registered it");
+        return Check::of(
+            &catalog::PLUGIN_NOT_RUNNING,
+            what,
+            "run \"journalctl -u oci-nvidia-kubelet-plugin\"",
+        );
     }
     if let Some(problem) = problem {
-        return Check::of(&catalog::PLUGIN_DRIVER, format!("claims cannot have a device: {problem}"), check);
+        return Check::of(
+            &catalog::PLUGIN_DRIVER,
+            format!("claims cannot have a device: {problem}"),
+            check,
+        );
     }
     match unpublished {
         Some(what) => Check::of(&catalog::API_SERVER, what.clone(), check),
@@ -53,7 +84,9 @@ fn serving(sockets: &str, offered: Option<&Result<Offered, Unanswered>>) -> Chec
             "the kubelet has {sockets}, and no device plugin answers at its control socket: it was killed, or it runs in a pod, where \
              \"oci-nvidia-kubelet-plugin check\" shows the health of the GPUs"
         )),
-        Some(Err(error)) => Check::skipped(format!("the device plugin serves {sockets}, and {error}")),
+        Some(Err(error)) => {
+            Check::skipped(format!("the device plugin serves {sockets}, and {error}"))
+        }
     }
 }
 
@@ -61,7 +94,9 @@ fn devices(sockets: &str, offered: &Offered) -> Check {
     let all = offered.devices().count();
     let mut gpus: Vec<String> = Vec::new();
     for device in offered.devices() {
-        let Some(unhealthy) = &device.unhealthy else { continue };
+        let Some(unhealthy) = &device.unhealthy else {
+            continue;
+        };
         let gpu = format!("{}: {unhealthy}", device.gpu);
         if !gpus.contains(&gpu) {
             gpus.push(gpu);
@@ -73,10 +108,17 @@ fn devices(sockets: &str, offered: &Offered) -> Check {
             count(all, "device")
         ));
     }
-    let healthy = offered.devices().filter(|device| device.unhealthy.is_none()).count();
+    let healthy = offered
+        .devices()
+        .filter(|device| device.unhealthy.is_none())
+        .count();
     Check::of(
         &catalog::PLUGIN_WITHDREW,
-        format!("the device plugin offers {healthy} of {} as healthy: {}", count(all, "device"), gpus.join(", ")),
+        format!(
+            "the device plugin offers {healthy} of {} as healthy: {}",
+            count(all, "device"),
+            gpus.join(", ")
+        ),
         "run \"oci-nvidia-kubelet-plugin check\"; after a repair, \"oci-nvidia-kubelet-plugin clear UUID\" offers a GPU at once",
     )
 }

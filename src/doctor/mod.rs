@@ -92,11 +92,22 @@ pub struct Check {
 impl Check {
     fn ok(what: impl Into<String>) -> Self {
         let (section, check) = UNNAMED;
-        Self { section, check, status: Status::Ok, id: None, what: what.into(), why: "", fix: String::new() }
+        Self {
+            section,
+            check,
+            status: Status::Ok,
+            id: None,
+            what: what.into(),
+            why: "",
+            fix: String::new(),
+        }
     }
 
     fn skipped(why: impl Into<String>) -> Self {
-        Self { status: Status::Skipped, ..Self::ok(why) }
+        Self {
+            status: Status::Skipped,
+            ..Self::ok(why)
+        }
     }
 
     fn found(Finding { kind, what, fix }: Finding) -> Self {
@@ -106,7 +117,15 @@ impl Check {
             Severity::Error => Status::Error,
         };
         let (section, check) = UNNAMED;
-        Self { section, check, status, id: Some(kind.id), what, why: kind.why, fix }
+        Self {
+            section,
+            check,
+            status,
+            id: Some(kind.id),
+            what,
+            why: kind.why,
+            fix,
+        }
     }
 
     /// Returns the result for a new finding.
@@ -149,7 +168,11 @@ fn run<F>(section: Section, checks: &[Named<F>], facts: &F) -> Vec<Check> {
             One(examine) => vec![examine(facts)],
             Several(examine) => examine(facts),
         };
-        results.extend(found.into_iter().map(|result| Check { section, check, ..result }));
+        results.extend(found.into_iter().map(|result| Check {
+            section,
+            check,
+            ..result
+        }));
     }
     results
 }
@@ -198,11 +221,17 @@ const CHECKS: &[(Section, &[Named<Facts>])] = &[
         ],
     ),
     (Section::Cdi, &[("specs", Several(engines::cdi))]),
-    (Section::Kubelet, &[("kubelet-plugin", One(kubelet_plugin::check))]),
+    (
+        Section::Kubelet,
+        &[("kubelet-plugin", One(kubelet_plugin::check))],
+    ),
 ];
 
 pub fn examine(facts: &Facts) -> Vec<Check> {
-    let mut checks: Vec<_> = CHECKS.iter().flat_map(|(section, checks)| run(*section, checks, facts)).collect();
+    let mut checks: Vec<_> = CHECKS
+        .iter()
+        .flat_map(|(section, checks)| run(*section, checks, facts))
+        .collect();
     checks.extend(start::report(facts, &checks));
     checks.sort_by_key(|check| check.section);
     checks
@@ -210,8 +239,13 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
 
 /// Returns the names of all checks with their sections, in the order of their output. A name can be in two sections.
 pub fn names() -> Vec<(Section, &'static str)> {
-    let of_host = CHECKS.iter().flat_map(|(section, checks)| checks.iter().map(|(name, _)| (*section, *name)));
-    let mut names: Vec<_> = of_host.chain([start::NAME]).chain(container::names()).collect();
+    let of_host = CHECKS
+        .iter()
+        .flat_map(|(section, checks)| checks.iter().map(|(name, _)| (*section, *name)));
+    let mut names: Vec<_> = of_host
+        .chain([start::NAME])
+        .chain(container::names())
+        .collect();
     names.sort_by_key(|(section, _)| *section);
     names
 }
@@ -225,5 +259,9 @@ pub(crate) fn document(checks: &[Check]) -> serde_json::Result<String> {
 }
 
 pub(crate) fn worst(checks: &[Check]) -> Status {
-    checks.iter().map(|check| check.status).max().unwrap_or(Status::Ok)
+    checks
+        .iter()
+        .map(|check| check.status)
+        .max()
+        .unwrap_or(Status::Ok)
 }

@@ -24,21 +24,42 @@ pub(super) const NAME: (Section, &str) = (Section::Hook, "containers");
 
 /// Decides for each of the usual requests. Nothing is decided without an answer of NVML: other checks report why there is none.
 pub(super) fn inspect(config: &Config, driver: &DriverFacts) -> Vec<Start> {
-    let Some((roots, inventory)) = driver.roots.as_ref().zip(driver.inventory()) else { return Vec::new() };
+    let Some((roots, inventory)) = driver.roots.as_ref().zip(driver.inventory()) else {
+        return Vec::new();
+    };
     let start = |capabilities| {
         let mut findings = Vec::new();
         let host = Host::below(roots.clone(), config, inventory.clone());
-        let error = host.and_then(|host| decide(capabilities, config, &host, &mut findings)).err();
-        Start { capabilities, findings, error: error.map(|error| Finding::error(&error)) }
+        let error = host
+            .and_then(|host| decide(capabilities, config, &host, &mut findings))
+            .err();
+        Start {
+            capabilities,
+            findings,
+            error: error.map(|error| Finding::error(&error)),
+        }
     };
     REQUESTS.into_iter().map(start).collect()
 }
 
-fn decide(capabilities: &str, config: &Config, host: &Host, findings: &mut Vec<Finding>) -> Result<()> {
-    let env = [(VISIBLE_DEVICES, "all"), (DRIVER_CAPABILITIES, capabilities)];
+fn decide(
+    capabilities: &str,
+    config: &Config,
+    host: &Host,
+    findings: &mut Vec<Finding>,
+) -> Result<()> {
+    let env = [
+        (VISIBLE_DEVICES, "all"),
+        (DRIVER_CAPABILITIES, capabilities),
+    ];
     let env = BTreeMap::from(env.map(|(name, value)| (name.to_owned(), value.to_owned())));
     // Privileged, because config.toml may ignore the variables of other containers.
-    let container = Container { env: (&env).into(), mounts: Vec::new(), nodes: Vec::new(), privileged: true };
+    let container = Container {
+        env: (&env).into(),
+        mounts: Vec::new(),
+        nodes: Vec::new(),
+        privileged: true,
+    };
     if let Decision::Gpus(request) = request::decide(&container, config)? {
         plan::decide(&request, config, host, &[], findings)?;
     }
@@ -49,12 +70,23 @@ fn decide(capabilities: &str, config: &Config, host: &Host, findings: &mut Vec<F
 pub(super) fn report(facts: &Facts, others: &[Check]) -> Vec<Check> {
     let mut checks: Vec<Check> = Vec::new();
     let starts = &facts.driver.starts;
-    for Start { capabilities, findings, error } in starts {
+    for Start {
+        capabilities,
+        findings,
+        error,
+    } in starts
+    {
         let error = error.clone().map(|error| {
-            let what = format!("a container with {DRIVER_CAPABILITIES}={capabilities} does not start: {}", error.what);
+            let what = format!(
+                "a container with {DRIVER_CAPABILITIES}={capabilities} does not start: {}",
+                error.what
+            );
             Check::found(Finding { what, ..error })
         });
-        for check in error.into_iter().chain(findings.iter().cloned().map(Check::found)) {
+        for check in error
+            .into_iter()
+            .chain(findings.iter().cloned().map(Check::found))
+        {
             let is_same = |other: &Check| other.id == check.id && other.status >= check.status;
             if !others.iter().chain(&checks).any(is_same) {
                 checks.push(check);
@@ -70,5 +102,12 @@ pub(super) fn report(facts: &Facts, others: &[Check]) -> Vec<Check> {
         });
     }
     let (section, check) = NAME;
-    checks.into_iter().map(|result| Check { section, check, ..result }).collect()
+    checks
+        .into_iter()
+        .map(|result| Check {
+            section,
+            check,
+            ..result
+        })
+        .collect()
 }

@@ -28,17 +28,33 @@ impl Aside {
         let temporary = aside_name(name);
         // EINVAL from a file system that does not implement the flag; see renameat2(2).
         rustix::fs::renameat_with(&**dir, name, &**dir, &temporary, RenameFlags::NOREPLACE).ok()?;
-        Some(Self { dir: Rc::clone(dir), name: name.to_owned(), temporary, is_dir })
+        Some(Self {
+            dir: Rc::clone(dir),
+            name: name.to_owned(),
+            temporary,
+            is_dir,
+        })
     }
 
     /// Gives the file its name back, unless another file has it now.
     fn restore(&self) {
-        rustix::fs::renameat_with(&*self.dir, &self.temporary, &*self.dir, &self.name, RenameFlags::NOREPLACE).ok();
+        rustix::fs::renameat_with(
+            &*self.dir,
+            &self.temporary,
+            &*self.dir,
+            &self.name,
+            RenameFlags::NOREPLACE,
+        )
+        .ok();
     }
 
     /// Removes the file, or a directory if it is empty. Otherwise it gets its name back.
     fn remove(&self) -> bool {
-        let flags = if self.is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        let flags = if self.is_dir {
+            AtFlags::REMOVEDIR
+        } else {
+            AtFlags::empty()
+        };
         let is_removed = rustix::fs::unlinkat(&*self.dir, &self.temporary, flags).is_ok();
         if !is_removed {
             self.restore();

@@ -39,22 +39,37 @@ pub(super) struct Carried {
 impl Carry {
     /// Creates the value from the mounts in config.json.
     pub(super) fn new(mounts: &[Mount], api: Api) -> Self {
-        let paths = mounts.iter().filter(|mount| mount.is_bind() && gets_these_flags(mount));
-        Self { api, read_only: paths.map(|mount| mount.destination.clone()).collect() }
+        let paths = mounts
+            .iter()
+            .filter(|mount| mount.is_bind() && gets_these_flags(mount));
+        Self {
+            api,
+            read_only: paths.map(|mount| mount.destination.clone()).collect(),
+        }
     }
 
     /// Opens what is mounted at the paths `points` below the directory `dir` of a rootfs. `None` if a layer must not cover one of them.
     ///
     /// # Errors
     /// If a file cannot be mounted again.
-    pub(super) fn open(&self, rootfs: &Root, dir: &Path, points: BTreeSet<PathBuf>) -> Result<Option<Vec<Carried>>> {
+    pub(super) fn open(
+        &self,
+        rootfs: &Root,
+        dir: &Path,
+        points: BTreeSet<PathBuf>,
+    ) -> Result<Option<Vec<Carried>>> {
         let mut found = Vec::new();
         for point in points {
             let path = dir.join(point);
             // Another mount can hide a mount point.
-            let Ok(file) = rootfs.open_at(&path, OFlags::PATH | OFlags::NOFOLLOW) else { return Ok(None) };
-            let is_file = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) == FileType::RegularFile;
-            if !is_file || !(is_read_only(&file) || self.read_only.contains(&Path::new("/").join(&path))) {
+            let Ok(file) = rootfs.open_at(&path, OFlags::PATH | OFlags::NOFOLLOW) else {
+                return Ok(None);
+            };
+            let is_file =
+                FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) == FileType::RegularFile;
+            if !is_file
+                || !(is_read_only(&file) || self.read_only.contains(&Path::new("/").join(&path)))
+            {
                 return Ok(None);
             }
             // The clone has the flags of the mount too, such as noexec.
@@ -77,12 +92,20 @@ fn gets_these_flags(mount: &Mount) -> bool {
 /// If the kernel refuses; `done` then has the mounts so far.
 pub(super) fn mount(rootfs: &Root, files: Vec<Carried>, done: &mut Vec<Rc<OwnedFd>>) -> Result<()> {
     for Carried { path, source } in files {
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { continue };
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            continue;
+        };
         let dir = rootfs.open_at(parent, OFlags::PATH | OFlags::DIRECTORY)?;
         // The layer shows the runtime's mount point, which is on the volume.
         if let Present::Other(point, _) = find_present(&dir, name)? {
             let mounted = source.attach(&dir, Path::new(name), point);
-            done.push(mounted.with_context(|| format!("mount {:?} on the layer", Path::new("/").join(&path)))?.into());
+            done.push(
+                mounted
+                    .with_context(|| {
+                        format!("mount {:?} on the layer", Path::new("/").join(&path))
+                    })?
+                    .into(),
+            );
         }
     }
     Ok(())
@@ -104,8 +127,14 @@ mod tests {
             mount("/driver", &["ro", "nosuid", "nodev", "rbind", "rprivate"]),
             mount("/writable", &["rbind"]),
             mount("/noexec", &["ro", "noexec"]),
-            Mount { kind: Some("tmpfs".to_owned()), ..mount("/tmpfs", &["ro"]) },
+            Mount {
+                kind: Some("tmpfs".to_owned()),
+                ..mount("/tmpfs", &["ro"])
+            },
         ];
-        assert_eq!(Carry::new(&mounts, Api::InPlace).read_only, BTreeSet::from(["/driver".into()]));
+        assert_eq!(
+            Carry::new(&mounts, Api::InPlace).read_only,
+            BTreeSet::from(["/driver".into()])
+        );
     }
 }

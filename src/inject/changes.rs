@@ -26,7 +26,8 @@ use nvidia_host::edits::Need;
 use nvidia_host::edits::placement::Link;
 
 use super::directory::{
-    Present, find_present, is_unchanged, make_copy, make_file, replace_file, replace_link, replace_with_copy,
+    Present, find_present, is_unchanged, make_copy, make_file, replace_file, replace_link,
+    replace_with_copy,
 };
 use super::layout::Layout;
 use super::leftovers::is_library_of_a_driver;
@@ -85,7 +86,9 @@ impl Runner for Target {
     }
 
     fn undo(self) {
-        let Self { layout, mounted, .. } = self;
+        let Self {
+            layout, mounted, ..
+        } = self;
         drop(mounted);
         layout.undo();
     }
@@ -95,7 +98,10 @@ impl Runner for Target {
         // The setup is complete. A leftover that cannot be removed does no harm.
         self.remove_stale();
         let done = &mut self.layout.done;
-        Ok(Finished { findings: std::mem::take(&mut done.findings), created: done.take_created() })
+        Ok(Finished {
+            findings: std::mem::take(&mut done.findings),
+            created: done.take_created(),
+        })
     }
 }
 
@@ -130,7 +136,11 @@ impl Target {
     /// Creates a file that processes in the container may change. What the image has at this path stays, unless it is what a start of
     /// a container left: the copy of another driver, or the mount point of a container from which the image was made.
     pub(super) fn copy(&mut self, content: &[u8], target: &ContainerPath) -> Result<()> {
-        if self.layout.make(target, false, |dir, name| make_copy(dir, name, content))?.is_some() {
+        if self
+            .layout
+            .make(target, false, |dir, name| make_copy(dir, name, content))?
+            .is_some()
+        {
             return Ok(());
         }
         let dir = self.layout.parent(target)?;
@@ -142,7 +152,11 @@ impl Target {
             let name = Path::new(name);
             replace_with_copy(&dir, name, content)?;
             self.layout.done.note_created(target.relative(), &dir);
-            self.layout.done.add(Change::Rewritten { dir, name: name.into(), old: Vec::new() });
+            self.layout.done.add(Change::Rewritten {
+                dir,
+                name: name.into(),
+                old: Vec::new(),
+            });
         }
         Ok(())
     }
@@ -193,7 +207,10 @@ impl Target {
             Present::Other(_, stat) if is_device(&stat, device) => MountPoint::Present, // the engine created it
             Present::Other(_, stat) if source.is(&stat) => MountPoint::Present, // an earlier run of the hook mounted it
             Present::Other(point, stat) => {
-                ensure!(!is_directory(&stat), "the image has a directory at this path");
+                ensure!(
+                    !is_directory(&stat),
+                    "the image has a directory at this path"
+                );
                 self.layout.done.note_left(target, &stat);
                 // An empty file is the mount point of an earlier start.
                 if device.is_none()
@@ -210,17 +227,35 @@ impl Target {
                 }
                 let dir = self.layout.writable(dir, target)?;
                 rustix::fs::unlinkat(&*dir, name, AtFlags::empty())?;
-                self.layout.done.add(Change::Replaced { dir, name: name.into(), text });
+                self.layout.done.add(Change::Replaced {
+                    dir,
+                    name: name.into(),
+                    text,
+                });
                 let made = self.layout.make(target, false, make_file)?;
-                MountPoint::New(made.context("another process created it in the meantime")?.0)
+                MountPoint::New(
+                    made.context("another process created it in the meantime")?
+                        .0,
+                )
             }
             Present::Nothing => bail!("another process removed it in the meantime"),
         })
     }
 
-    pub(super) fn link(&mut self, Link { link, text, file, .. }: &Link) -> Result<()> {
+    pub(super) fn link(
+        &mut self,
+        Link {
+            link, text, file, ..
+        }: &Link,
+    ) -> Result<()> {
         let text = Path::new(text);
-        if self.layout.make(link, false, |dir, name| rustix::fs::symlinkat(text, dir, name))?.is_some() {
+        if self
+            .layout
+            .make(link, false, |dir, name| {
+                rustix::fs::symlinkat(text, dir, name)
+            })?
+            .is_some()
+        {
             return Ok(());
         }
         let dir = self.layout.parent(link)?;
@@ -231,7 +266,11 @@ impl Target {
                 let dir = self.layout.writable(dir, link)?;
                 replace_link(&dir, Path::new(name), text)?;
                 self.had_other_driver |= is_library_of_a_driver(&old);
-                self.layout.done.add(Change::Replaced { dir, name: name.into(), text: old });
+                self.layout.done.add(Change::Replaced {
+                    dir,
+                    name: name.into(),
+                    text: old,
+                });
             }
             Present::Nothing => bail!("another process removed it in the meantime"),
             Present::Other(point, stat) => {
@@ -257,18 +296,30 @@ impl Target {
         let mounted = match self.mounted.iter().find(|(path, _)| path == file) {
             Some((_, mounted)) => Rc::clone(mounted),
             // The engine has mounted it, for example from a CDI spec.
-            None => match self.layout.rootfs.open_existing(file.relative(), OFlags::PATH | OFlags::NOFOLLOW)? {
+            None => match self
+                .layout
+                .rootfs
+                .open_existing(file.relative(), OFlags::PATH | OFlags::NOFOLLOW)?
+            {
                 Some(mounted) => mounted.into(),
                 None => return Ok(()),
             },
         };
-        let is_file = FileType::from_raw_mode(rustix::fs::fstat(&*mounted)?.st_mode) == FileType::RegularFile;
-        let copy = Source::from_fd(mounted.try_clone()?, None, MountAttrs::DRIVER_FILE, self.api)?;
+        let is_file =
+            FileType::from_raw_mode(rustix::fs::fstat(&*mounted)?.st_mode) == FileType::RegularFile;
+        let copy = Source::from_fd(
+            mounted.try_clone()?,
+            None,
+            MountAttrs::DRIVER_FILE,
+            self.api,
+        )?;
         if copy.is(stat) || !is_file {
             return Ok(());
         }
         self.layout.mounts.refuse_shared(&point)?;
-        self.layout.done.add(Change::Mounted(copy.attach(dir, Path::new(link.file_name()), point)?.into()));
+        self.layout.done.add(Change::Mounted(
+            copy.attach(dir, Path::new(link.file_name()), point)?.into(),
+        ));
         self.hides(link);
         Ok(())
     }
@@ -276,14 +327,20 @@ impl Target {
     /// Notes that the image has another file at this path.
     fn hides(&mut self, path: &ContainerPath) {
         let what = format!("the driver's file hides the image's own {path}");
-        self.layout.done.findings.push(Finding::new(&catalog::HIDDEN, what, ""));
+        self.layout
+            .done
+            .findings
+            .push(Finding::new(&catalog::HIDDEN, what, ""));
     }
 
     pub(super) fn mask_proc(&mut self, directory: Directory) -> Result<()> {
         // /proc/driver/nvidia belongs to the kernel module and shows every GPU of the host to every container. If params says
         // "ModifyDeviceFiles: 1", the driver's libraries create missing device nodes, also those of GPUs that the container
         // does not have (CVE-2021-1056).
-        let Some(dir) = self.layout.rootfs.open_existing(Path::new("proc/driver"), OFlags::PATH | OFlags::DIRECTORY)?
+        let Some(dir) = self
+            .layout
+            .rootfs
+            .open_existing(Path::new("proc/driver"), OFlags::PATH | OFlags::DIRECTORY)?
         else {
             return Ok(()); // the container has no /proc, or the driver is not loaded in this kernel
         };
@@ -307,7 +364,11 @@ impl Target {
         }
     }
 
-    pub(super) fn mount_files(&mut self, directory: Directory, target: &ContainerPath) -> Result<()> {
+    pub(super) fn mount_files(
+        &mut self,
+        directory: Directory,
+        target: &ContainerPath,
+    ) -> Result<()> {
         let (dir, point) = self.directory_point(target)?;
         if is_own_tmpfs(&point) {
             return Ok(());
@@ -322,22 +383,36 @@ impl Target {
         }
         self.layout.mounts.refuse_shared(&point)?;
         self.layout.forget_directories();
-        self.layout.done.add(Change::Mounted(source.attach(&dir, Path::new(target.file_name()), point)?.into()));
+        self.layout.done.add(Change::Mounted(
+            source
+                .attach(&dir, Path::new(target.file_name()), point)?
+                .into(),
+        ));
         Ok(())
     }
 
     /// Returns a directory to mount on, created if it is missing, and its parent directory.
     fn directory_point(&mut self, target: &ContainerPath) -> Result<(Rc<OwnedFd>, OwnedFd)> {
-        let make_dir = |dir: &OwnedFd, name: &OsStr| rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(0o755));
+        let make_dir = |dir: &OwnedFd, name: &OsStr| {
+            rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(0o755))
+        };
         self.layout.make(target, true, make_dir)?;
         let dir = self.layout.parent(target)?;
         match find_present(&dir, target.file_name())? {
             Present::Other(point, stat) if is_directory(&stat) => Ok((dir, point)),
-            _ => Err(anyhow::anyhow!("the image has something other than a directory at this path")),
+            _ => Err(anyhow::anyhow!(
+                "the image has something other than a directory at this path"
+            )),
         }
     }
 
-    fn attach(&mut self, directory: Directory, dir: &OwnedFd, name: &OsStr, point: OwnedFd) -> Result<()> {
+    fn attach(
+        &mut self,
+        directory: Directory,
+        dir: &OwnedFd,
+        name: &OsStr,
+        point: OwnedFd,
+    ) -> Result<()> {
         self.layout.mounts.refuse_shared(&point)?;
         self.layout.forget_directories();
         let mut mounts = Vec::new();
@@ -353,5 +428,9 @@ fn is_directory(stat: &Stat) -> bool {
 
 fn is_device(stat: &Stat, device: Option<(u32, u32)>) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
-        && device == Some((rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)))
+        && device
+            == Some((
+                rustix::fs::major(stat.st_rdev),
+                rustix::fs::minor(stat.st_rdev),
+            ))
 }

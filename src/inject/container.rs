@@ -68,16 +68,24 @@ impl OpenContainer {
         ensure!(rootfs != Path::new("/"), "its rootfs is \"/\"");
         // Unlike the files in it, the directory belongs to the effective user also of a process that is not dumpable, as those of the
         // runtimes are not (`task_dump_owner` in fs/proc/base.c).
-        let owner = std::fs::metadata(format!("/proc/{pid}")).context("its init process has ended")?;
+        let owner =
+            std::fs::metadata(format!("/proc/{pid}")).context("its init process has ended")?;
         let owner = Some((owner.uid(), owner.gid())).filter(|owner| *owner != us());
         let mount_ns = MountNs::of_process(pid)?;
         if [ns::mount_ns_of("self"), ns::mount_ns_of("1")].contains(&Some(mount_ns.id()?)) {
             return Err(no_mount_namespace());
         }
         let host = Root::open(Path::new(&format!("/proc/{pid}/root")))?;
-        let rootfs = host.open_root(rootfs).with_context(|| format!("open its rootfs {rootfs:?}"))?;
+        let rootfs = host
+            .open_root(rootfs)
+            .with_context(|| format!("open its rootfs {rootfs:?}"))?;
         let ids = owner.map(|_| Ids::of_process(pid)).transpose()?;
-        Ok(Self { rootfs, mount_ns: Some(mount_ns), owner, ids })
+        Ok(Self {
+            rootfs,
+            mount_ns: Some(mount_ns),
+            owner,
+            ids,
+        })
     }
 
     /// Like [`Self::here`], and checks that the runtime has mounted `/dev` or `/proc` in the rootfs. A hook entry of a CDI spec
@@ -87,10 +95,24 @@ impl OpenContainer {
     /// If neither is mounted, the rootfs is missing, or this is the host's mount namespace.
     pub(crate) fn inside(rootfs: &Path) -> Result<Self> {
         let container = Self::here(rootfs)?;
-        let device =
-            |path| Some(rustix::fs::fstat(container.rootfs.open_at(Path::new(path), OFlags::PATH).ok()?).ok()?.st_dev);
+        let device = |path| {
+            Some(
+                rustix::fs::fstat(
+                    container
+                        .rootfs
+                        .open_at(Path::new(path), OFlags::PATH)
+                        .ok()?,
+                )
+                .ok()?
+                .st_dev,
+            )
+        };
         let own = device("/");
-        if ["dev", "proc"].into_iter().filter_map(device).all(|device| Some(device) == own) {
+        if ["dev", "proc"]
+            .into_iter()
+            .filter_map(device)
+            .all(|device| Some(device) == own)
+        {
             return Err(failure(
                 &catalog::CONTAINER,
                 format!(
@@ -113,8 +135,14 @@ impl OpenContainer {
     /// If the rootfs is missing.
     pub(crate) fn here(rootfs: &Path) -> Result<Self> {
         ensure!(rootfs != Path::new("/"), "the container's rootfs is \"/\"");
-        let rootfs = Root::open(rootfs).with_context(|| format!("cannot open the container's rootfs {rootfs:?}"))?;
-        Ok(Self { rootfs, mount_ns: None, owner: None, ids: None })
+        let rootfs = Root::open(rootfs)
+            .with_context(|| format!("cannot open the container's rootfs {rootfs:?}"))?;
+        Ok(Self {
+            rootfs,
+            mount_ns: None,
+            owner: None,
+            ids: None,
+        })
     }
 
     /// Whether [`Self::enter`] makes this process create files for another user.
@@ -136,9 +164,15 @@ impl OpenContainer {
     /// namespace, Podman 5.0 and newer names an empty directory and mounts the rootfs there when it starts the runtime.
     pub(crate) fn facts_of(rootfs: &Path) -> Option<RootfsFacts> {
         let rootfs = Root::open(rootfs).ok()?;
-        let dir =
-            rootfs.open_stored_dir(rootfs.open_at(Path::new("."), OFlags::PATH | OFlags::DIRECTORY).ok()?).ok()?;
-        let is_name = |entry: rustix::fs::DirEntry| !matches!(entry.file_name().to_bytes(), b"." | b"..");
+        let dir = rootfs
+            .open_stored_dir(
+                rootfs
+                    .open_at(Path::new("."), OFlags::PATH | OFlags::DIRECTORY)
+                    .ok()?,
+            )
+            .ok()?;
+        let is_name =
+            |entry: rustix::fs::DirEntry| !matches!(entry.file_name().to_bytes(), b"." | b"..");
         let is_empty = !rustix::fs::Dir::new(dir).ok()?.flatten().any(is_name);
         (!is_empty).then(|| facts(&rootfs))
     }
@@ -146,14 +180,25 @@ impl OpenContainer {
     /// Returns the architecture and the SONAME of a library in the container. `None` if the file is not a library: on a volume,
     /// it may be any file.
     pub(crate) fn library(&self, path: &ContainerPath) -> Option<(Arch, OsString)> {
-        let is_library = |name: &OsStr| name.as_bytes().starts_with(b"lib") && name.to_string_lossy().contains(".so");
-        let file = self.rootfs.open_at(path.relative(), OFlags::PATH | OFlags::NOFOLLOW).ok();
-        let mut file = self.rootfs.open_stored(file.filter(|_| is_library(path.file_name()))?).ok()?;
+        let is_library = |name: &OsStr| {
+            name.as_bytes().starts_with(b"lib") && name.to_string_lossy().contains(".so")
+        };
+        let file = self
+            .rootfs
+            .open_at(path.relative(), OFlags::PATH | OFlags::NOFOLLOW)
+            .ok();
+        let mut file = self
+            .rootfs
+            .open_stored(file.filter(|_| is_library(path.file_name()))?)
+            .ok()?;
         let mut header = [0; elf::HEADER];
         file.read_exact(&mut header).ok()?;
         let arch = Arch::supported().find(|arch| elf::is_for(&header, *arch))?;
         // ldconfig also uses the file name if a library has no SONAME.
-        Some((arch, elf::soname(file).unwrap_or_else(|| path.file_name().to_owned())))
+        Some((
+            arch,
+            elf::soname(file).unwrap_or_else(|| path.file_name().to_owned()),
+        ))
     }
 
     /// Returns the names in the image's directory of CUDA compatibility libraries; `None` if they must not be used with this
@@ -164,18 +209,32 @@ impl OpenContainer {
         host_driver: &str,
         host_cuda: &str,
     ) -> Option<BTreeSet<OsString>> {
-        let dir = self.rootfs.open_at(dir.relative(), OFlags::PATH | OFlags::DIRECTORY).ok()?;
+        let dir = self
+            .rootfs
+            .open_at(dir.relative(), OFlags::PATH | OFlags::DIRECTORY)
+            .ok()?;
         let dir = self.rootfs.open_stored_dir(dir).ok()?;
         let library = dir.try_clone().ok()?;
         let entries = rustix::fs::Dir::new(dir).ok()?.take(MAX_COMPAT).flatten();
-        let names =
-            BTreeSet::from_iter(entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned()));
+        let names = BTreeSet::from_iter(
+            entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned()),
+        );
         let version = compat::version_of(names.iter().filter_map(|name| name.to_str()))?.to_owned();
         // The path could lead elsewhere by now, so the file is opened in the directory that was listed. A link, a FIFO or a
         // device there is not a library.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(library, format!("libcuda.so.{version}"), flags, Mode::empty()).ok()?;
-        let note = self.rootfs.open_stored(file).ok().and_then(compat::read_note);
+        let file = rustix::fs::openat(
+            library,
+            format!("libcuda.so.{version}"),
+            flags,
+            Mode::empty(),
+        )
+        .ok()?;
+        let note = self
+            .rootfs
+            .open_stored(file)
+            .ok()
+            .and_then(compat::read_note);
         compat::is_to_be_used(note.as_ref(), &version, host_driver, host_cuda).then_some(names)
     }
 
@@ -185,18 +244,27 @@ impl OpenContainer {
     /// If the kernel refuses.
     pub(crate) fn enter(self) -> Result<Inside> {
         if let Some(mount_ns) = self.mount_ns {
-            mount_ns.enter().context("cannot enter the container's mount namespace")?;
+            mount_ns
+                .enter()
+                .context("cannot enter the container's mount namespace")?;
         }
         if let Some((uid, gid)) = self.owner {
-            base::sys::process::create_files_as(uid, gid)
-                .with_context(|| format!("cannot create files as the container's root user {uid}:{gid}"))?;
+            base::sys::process::create_files_as(uid, gid).with_context(|| {
+                format!("cannot create files as the container's root user {uid}:{gid}")
+            })?;
         }
-        Ok(Inside { rootfs: self.rootfs, ids: self.ids })
+        Ok(Inside {
+            rootfs: self.rootfs,
+            ids: self.ids,
+        })
     }
 }
 
 fn us() -> (u32, u32) {
-    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
+    (
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    )
 }
 
 fn no_mount_namespace() -> anyhow::Error {
@@ -208,8 +276,11 @@ fn no_mount_namespace() -> anyhow::Error {
 }
 
 /// The path of glibc's loader, which the ABI fixes for every distribution; see ld.so(8).
-const GLIBC: &[&str] =
-    if cfg!(target_arch = "aarch64") { &["lib/ld-linux-aarch64.so.1"] } else { &["lib64/ld-linux-x86-64.so.2"] };
+const GLIBC: &[&str] = if cfg!(target_arch = "aarch64") {
+    &["lib/ld-linux-aarch64.so.1"]
+} else {
+    &["lib64/ld-linux-x86-64.so.2"]
+};
 /// The dynamic loaders of musl.
 const MUSL: &[&str] = &["lib/ld-musl-x86_64.so.1", "lib/ld-musl-aarch64.so.1"];
 
@@ -222,5 +293,9 @@ fn facts(rootfs: &Root) -> RootfsFacts {
         () if has_any(MUSL) => Loader::Musl,
         () => Loader::None,
     };
-    RootfsFacts { debian: has("etc/debian_version"), lib32: has("usr/lib32"), loader }
+    RootfsFacts {
+        debian: has("etc/debian_version"),
+        lib32: has("usr/lib32"),
+        loader,
+    }
 }

@@ -8,7 +8,9 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, Timespec, Timestamps, UTIME_OMIT,
+};
 use rustix::io::Errno;
 
 use super::source::open_in;
@@ -41,12 +43,21 @@ pub(super) fn find_present(dir: &OwnedFd, name: &OsStr) -> Result<Present> {
 /// Creates an empty file as a mount point. mknod(2) fails if the name exists, so it never follows a link (CVE-2024-0133). It
 /// does not open the file, which on overlayfs would open the file of the upper layer as well.
 pub(super) fn make_file(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<()> {
-    rustix::fs::mknodat(dir, name, FileType::RegularFile, Mode::from_raw_mode(0o644), 0)
+    rustix::fs::mknodat(
+        dir,
+        name,
+        FileType::RegularFile,
+        Mode::from_raw_mode(0o644),
+        0,
+    )
 }
 
 /// The modification time of copies. A write to the file changes it. Images of some build tools have files of time 0, but without
 /// nanoseconds.
-const TIME_OF_COPIES: Timespec = Timespec { tv_sec: 0, tv_nsec: 1 };
+const TIME_OF_COPIES: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 1,
+};
 
 /// Reports whether a file is as the hook creates files: an empty mount point, or a copy to which nobody has written.
 pub(super) fn is_unchanged(stat: &Stat) -> bool {
@@ -58,12 +69,22 @@ pub(super) fn is_unchanged(stat: &Stat) -> bool {
 /// Creates a file with this content. O_EXCL fails if the name exists, and never follows a link.
 pub(super) fn make_copy(dir: &OwnedFd, name: &OsStr, content: &[u8]) -> rustix::io::Result<()> {
     let file = File::from(create(dir, name)?);
-    let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
-    let times = Timestamps { last_access, last_modification: TIME_OF_COPIES };
-    let written = (&file).write_all(content).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
-    written.and_then(|()| rustix::fs::futimens(&file, &times)).inspect_err(|_| {
-        rustix::fs::unlinkat(dir, name, AtFlags::empty()).ok();
-    })
+    let last_access = Timespec {
+        tv_sec: 0,
+        tv_nsec: UTIME_OMIT,
+    };
+    let times = Timestamps {
+        last_access,
+        last_modification: TIME_OF_COPIES,
+    };
+    let written = (&file)
+        .write_all(content)
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
+    written
+        .and_then(|()| rustix::fs::futimens(&file, &times))
+        .inspect_err(|_| {
+            rustix::fs::unlinkat(dir, name, AtFlags::empty()).ok();
+        })
 }
 
 /// Replaces a file with a copy, atomically.
@@ -99,10 +120,18 @@ pub(super) fn replace_file(dir: &OwnedFd, name: &Path, content: &[u8]) -> Result
 /// Creates a file atomically. Fails if the name exists.
 pub(super) fn create_file(dir: &OwnedFd, name: &Path, content: &[u8]) -> Result<()> {
     let temporary = temporary_name(name);
-    let written = create(dir, temporary.as_os_str()).map(File::from)?.write_all(content);
-    let renamed = written
-        .map_err(anyhow::Error::from)
-        .and_then(|()| Ok(rustix::fs::renameat_with(dir, &temporary, dir, name, RenameFlags::NOREPLACE)?));
+    let written = create(dir, temporary.as_os_str())
+        .map(File::from)?
+        .write_all(content);
+    let renamed = written.map_err(anyhow::Error::from).and_then(|()| {
+        Ok(rustix::fs::renameat_with(
+            dir,
+            &temporary,
+            dir,
+            name,
+            RenameFlags::NOREPLACE,
+        )?)
+    });
     renamed.inspect_err(|_| {
         rustix::fs::unlinkat(dir, &temporary, AtFlags::empty()).ok();
     })
@@ -117,5 +146,9 @@ fn rename_or_remove(dir: &OwnedFd, temporary: &Path, name: &Path) -> Result<()> 
 
 /// The name need not be secret: if the image has a file of this name, O_EXCL fails.
 pub(super) fn temporary_name(name: &Path) -> PathBuf {
-    PathBuf::from(format!(".{}.oci-nvidia-hook-{}", name.display(), std::process::id()))
+    PathBuf::from(format!(
+        ".{}.oci-nvidia-hook-{}",
+        name.display(),
+        std::process::id()
+    ))
 }

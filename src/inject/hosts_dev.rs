@@ -20,7 +20,9 @@ impl HostsDev {
     /// Reads the device number of /dev. Must be called in the host's mount namespace.
     pub(crate) fn find() -> Self {
         let device = |path: &str| rustix::fs::stat(path).ok().map(|stat| stat.st_dev);
-        Self { device: device("/dev").filter(|dev| Some(*dev) != device("/")) }
+        Self {
+            device: device("/dev").filter(|dev| Some(*dev) != device("/")),
+        }
     }
 
     /// Reports whether a directory is in the host's /dev.
@@ -37,7 +39,9 @@ impl HostsDev {
     /// If the path is missing in the host's /dev.
     pub(crate) fn refuse_missing(self, path: &Path) -> Result<()> {
         let is_missing = rustix::fs::lstat(path).is_err();
-        let existing = path.ancestors().find_map(|path| rustix::fs::stat(path).ok());
+        let existing = path
+            .ancestors()
+            .find_map(|path| rustix::fs::stat(path).ok());
         match existing {
             Some(dir) if is_missing && Some(dir.st_dev) == self.device => Err(refusal()),
             _ => Ok(()),

@@ -91,7 +91,15 @@ impl Layout {
 
     /// Undoes all changes.
     pub(super) fn undo(self) {
-        let Self { rootfs, mounts, own_directories, layers, opened, done, .. } = self;
+        let Self {
+            rootfs,
+            mounts,
+            own_directories,
+            layers,
+            opened,
+            done,
+            ..
+        } = self;
         drop((mounts, own_directories, layers, opened));
         done.undo(&rootfs);
     }
@@ -101,34 +109,50 @@ impl Layout {
     /// # Errors
     /// If the kernel refuses.
     pub(super) fn seal(&self) -> Result<()> {
-        self.layers.iter().try_for_each(|layer| read_only::seal(layer))
+        self.layers
+            .iter()
+            .try_for_each(|layer| read_only::seal(layer))
     }
 
     /// Opens the directory `path`, created if it is missing.
     pub(super) fn directory(&mut self, path: &Path) -> Result<Rc<OwnedFd>> {
-        if let Some((_, dir)) = self.opened.iter().find(|(known, _)| known.as_os_str() == path.as_os_str()) {
+        if let Some((_, dir)) = self
+            .opened
+            .iter()
+            .find(|(known, _)| known.as_os_str() == path.as_os_str())
+        {
             return Ok(Rc::clone(dir));
         }
         let mut created = Vec::new();
         let mut opened = self.create_dir_all(path, &mut created);
-        if opened.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::ReadOnlyFilesystem) {
+        if opened
+            .as_ref()
+            .is_err_and(|error| error.kind() == std::io::ErrorKind::ReadOnlyFilesystem)
+        {
             self.cover(self.rootfs.existing_part(path))?;
             opened = self.create_dir_all(path, &mut created);
         }
         self.done.add_directories(path, created);
-        let dir = opened.with_context(|| format!("open its directory {:?}", Path::new("/").join(path)))?;
+        let dir = opened
+            .with_context(|| format!("open its directory {:?}", Path::new("/").join(path)))?;
         self.opened.push((path.to_owned(), Rc::clone(&dir)));
         Ok(dir)
     }
 
     /// Opens a directory and creates missing parents. Fails with EROFS, like a read-only file system, where the hook must not
     /// create names.
-    fn create_dir_all(&mut self, path: &Path, created: &mut Vec<Created>) -> std::io::Result<Rc<OwnedFd>> {
+    fn create_dir_all(
+        &mut self,
+        path: &Path,
+        created: &mut Vec<Created>,
+    ) -> std::io::Result<Rc<OwnedFd>> {
         let (known, rootfs, ids) = (&mut self.mounts, &self.rootfs, self.ids.as_ref());
-        rootfs.create_dir_all(path, created, |dir| match obstacle(known, rootfs, ids, dir, path) {
-            Ok(None) => Ok(()),
-            Ok(Some(_)) => Err(Errno::ROFS.into()),
-            Err(error) => Err(std::io::Error::other(error)),
+        rootfs.create_dir_all(path, created, |dir| {
+            match obstacle(known, rootfs, ids, dir, path) {
+                Ok(None) => Ok(()),
+                Ok(Some(_)) => Err(Errno::ROFS.into()),
+                Err(error) => Err(std::io::Error::other(error)),
+            }
         })
     }
 
@@ -146,7 +170,11 @@ impl Layout {
 
     /// Reports whether names may be created, replaced and removed in this directory, which `path` led to.
     pub(super) fn may_create(&mut self, dir: &Rc<OwnedFd>, path: &Path) -> Result<bool> {
-        if self.own_directories.iter().any(|known| Rc::ptr_eq(known, dir)) {
+        if self
+            .own_directories
+            .iter()
+            .any(|known| Rc::ptr_eq(known, dir))
+        {
             return Ok(true);
         }
         let may = obstacle(&mut self.mounts, &self.rootfs, self.ids.as_ref(), dir, path)?.is_none();
@@ -157,7 +185,11 @@ impl Layout {
     }
 
     /// Returns `dir` if names can be replaced in it, and otherwise a layer on it.
-    pub(super) fn writable(&mut self, dir: Rc<OwnedFd>, path: &ContainerPath) -> Result<Rc<OwnedFd>> {
+    pub(super) fn writable(
+        &mut self,
+        dir: Rc<OwnedFd>,
+        path: &ContainerPath,
+    ) -> Result<Rc<OwnedFd>> {
         if self.may_create(&dir, parent_path(path))? && !is_read_only(&*dir) {
             return Ok(dir);
         }
@@ -199,7 +231,11 @@ impl Layout {
                     true => self.done.note_created_on_tmpfs(path.relative(), &dir),
                     false => self.done.note_created(path.relative(), &dir),
                 }
-                self.done.add(Change::Created(Created { dir: Rc::clone(&dir), name: name.into(), is_dir }));
+                self.done.add(Change::Created(Created {
+                    dir: Rc::clone(&dir),
+                    name: name.into(),
+                    is_dir,
+                }));
                 Ok(Some((dir, made)))
             }
             Err(Errno::EXIST) => Ok(None),
@@ -210,8 +246,18 @@ impl Layout {
     /// Mounts a layer on the directory `path`.
     fn cover(&mut self, path: &Path) -> Result<()> {
         self.forget_directories();
-        let below = Rc::new(self.rootfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY)?);
-        let why = obstacle(&mut self.mounts, &self.rootfs, self.ids.as_ref(), &below, path)?.unwrap_or(Why::ReadOnly);
+        let below = Rc::new(
+            self.rootfs
+                .open_at(path, OFlags::PATH | OFlags::DIRECTORY)?,
+        );
+        let why = obstacle(
+            &mut self.mounts,
+            &self.rootfs,
+            self.ids.as_ref(),
+            &below,
+            path,
+        )?
+        .unwrap_or(Why::ReadOnly);
         if why == Why::Volume && self.hosts_dev.has(&*below)? {
             return Err(hosts_dev::refusal());
         }
@@ -223,7 +269,15 @@ impl Layout {
         }
         let mut mounts = Vec::new();
         let label = self.label.as_ref();
-        let covered = read_only::cover(&self.rootfs, path, &below, why, &self.carry, label, &mut mounts);
+        let covered = read_only::cover(
+            &self.rootfs,
+            path,
+            &below,
+            why,
+            &self.carry,
+            label,
+            &mut mounts,
+        );
         self.done.add_mounts(mounts);
         let layer = covered?;
         self.forget_directories();
@@ -258,5 +312,9 @@ fn obstacle(
     }
     let Some(ids) = ids else { return Ok(None) };
     let stat = rustix::fs::fstat(&**dir)?;
-    Ok(if ids.has(stat.st_uid, stat.st_gid) { None } else { Some(Why::Owner) })
+    Ok(if ids.has(stat.st_uid, stat.st_gid) {
+        None
+    } else {
+        Some(Why::Owner)
+    })
 }

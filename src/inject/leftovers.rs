@@ -40,40 +40,63 @@ pub(crate) fn is_own(rootfs: &Root, id: &str, bundle: Option<&Path>, path: &Path
 /// Returns the record entry of a created name; `None` if its path is not UTF-8.
 pub(super) fn entry(path: PathBuf, stat: &Stat) -> Option<Entry> {
     path.to_str()?;
-    Some(Entry { path, inode: stat.st_ino })
+    Some(Entry {
+        path,
+        inode: stat.st_ino,
+    })
 }
 
 /// Returns the mount points of driver files that the runtime created for mounts in config.json. After the container has ended,
 /// they are empty files. An image does not contain empty files at these paths.
 pub(crate) fn mount_points(rootfs: &Root, spec: &SpecView) -> Vec<Entry> {
-    let Ok(root) = rustix::fs::fstat(rootfs) else { return Vec::new() };
+    let Ok(root) = rustix::fs::fstat(rootfs) else {
+        return Vec::new();
+    };
     let mounts = spec.mounts.iter().filter(|mount| mount.is_bind());
     let paths = mounts.filter_map(|mount| ContainerPath::new(&mount.destination));
-    paths.filter(is_of_a_driver).filter_map(|path| empty_file(rootfs, &root, &path)).collect()
+    paths
+        .filter(is_of_a_driver)
+        .filter_map(|path| empty_file(rootfs, &root, &path))
+        .collect()
 }
 
 /// Reports whether a name is that of a driver library with its version, like `libcuda.so.535.183.01`.
 pub(super) fn is_library_of_a_driver(name: impl AsRef<Path>) -> bool {
-    let Some(name) = name.as_ref().to_str() else { return false };
-    let Some((library, version)) = name.split_once(".so.") else { return false };
+    let Some(name) = name.as_ref().to_str() else {
+        return false;
+    };
+    let Some((library, version)) = name.split_once(".so.") else {
+        return false;
+    };
     is_version(version) && file_table::LIBRARIES.iter().any(|row| row.name == library)
 }
 
 fn is_of_a_driver(path: &ContainerPath) -> bool {
-    is_library_of_a_driver(path.file_name()) || path.relative().to_str().is_some_and(|text| text.contains("nvidia"))
+    is_library_of_a_driver(path.file_name())
+        || path
+            .relative()
+            .to_str()
+            .is_some_and(|text| text.contains("nvidia"))
 }
 
 fn empty_file(rootfs: &Root, root: &Stat, path: &ContainerPath) -> Option<Entry> {
     let dir = open_own_dir(rootfs, root, path.relative().parent()?)?;
     let stat = rustix::fs::fstat(open_in(&dir, path.file_name()).ok()?).ok()?;
-    let is_empty = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size == 0;
-    if is_empty { entry(path.absolute(), &stat) } else { None }
+    let is_empty =
+        FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size == 0;
+    if is_empty {
+        entry(path.absolute(), &stat)
+    } else {
+        None
+    }
 }
 
 /// Removes created names that have not changed since, and their entries in the linker cache. Removes nothing if another container
 /// uses the root file system.
 pub(crate) fn remove(rootfs: &Root, created: &[Entry]) {
-    let (Ok(root), Some(place)) = (rustix::fs::fstat(rootfs), Place::find(rootfs, false)) else { return };
+    let (Ok(root), Some(place)) = (rustix::fs::fstat(rootfs), Place::find(rootfs, false)) else {
+        return;
+    };
     if created.is_empty() {
         return;
     }
@@ -93,7 +116,11 @@ pub(crate) fn remove(rootfs: &Root, created: &[Entry]) {
         names
     });
     let is_cache_gone = removed.len() > paths.len() && removed.last() == Some(&true);
-    let removed = paths.into_iter().zip(removed).filter_map(|(path, is_removed)| is_removed.then_some(path)).collect();
+    let removed = paths
+        .into_iter()
+        .zip(removed)
+        .filter_map(|(path, is_removed)| is_removed.then_some(path))
+        .collect();
     if let (Some(cache), true) = (cache, is_cache_gone) {
         cache.write_without(&removed);
     }
@@ -109,7 +136,9 @@ fn put_aside(rootfs: &Root, root: &Stat, entry: &Entry) -> Option<Aside> {
     let is_dir = match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => true,
         FileType::Symlink => false,
-        FileType::RegularFile if stat.st_nlink == 1 && (is_unchanged(&stat) || is_list(&path)) => false,
+        FileType::RegularFile if stat.st_nlink == 1 && (is_unchanged(&stat) || is_list(&path)) => {
+            false
+        }
         _ => return None,
     };
     Aside::put(&dir, Path::new(path.file_name()), is_dir)
@@ -122,7 +151,9 @@ fn is_list(path: &ContainerPath) -> bool {
 
 /// Opens a directory, unless it is on another file system that is mounted in the root file system.
 fn open_own_dir(rootfs: &Root, root: &Stat, path: &Path) -> Option<OwnedFd> {
-    let dir = rootfs.open_at(path, OFlags::PATH | OFlags::DIRECTORY).ok()?;
+    let dir = rootfs
+        .open_at(path, OFlags::PATH | OFlags::DIRECTORY)
+        .ok()?;
     (rustix::fs::fstat(&dir).ok()?.st_dev == root.st_dev).then_some(dir)
 }
 
@@ -143,8 +174,13 @@ impl LinkerCache {
         if stat.st_dev != root.st_dev || stat.st_uid != rustix::process::geteuid().as_raw() {
             return None;
         }
-        let content = base::read::read_file_limited(&rootfs.open_stored(found).ok()?, linker_cache::MAX_SIZE).ok()?;
-        Some(Self { etc: Rc::new(etc), content })
+        let content =
+            base::read::read_file_limited(&rootfs.open_stored(found).ok()?, linker_cache::MAX_SIZE)
+                .ok()?;
+        Some(Self {
+            etc: Rc::new(etc),
+            content,
+        })
     }
 
     /// Renames the file: to replace it would detach mounts on it, like its removal.
@@ -210,7 +246,10 @@ mod tests {
             names.sort();
             names
         };
-        assert_eq!(listed("usr/lib"), ["aside", "changed", "filled", "linked", "other", "replaced"]);
+        assert_eq!(
+            listed("usr/lib"),
+            ["aside", "changed", "filled", "linked", "other", "replaced"]
+        );
         assert_eq!(listed("ours"), ["kept"]);
     }
 
@@ -220,14 +259,32 @@ mod tests {
         let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         std::fs::write(outside.path().join("libcuda.so.1"), "").unwrap();
         std::fs::create_dir(dir.path().join("lib")).unwrap();
-        std::fs::hard_link(outside.path().join("libcuda.so.1"), dir.path().join("lib/libcuda.so.1")).unwrap();
+        std::fs::hard_link(
+            outside.path().join("libcuda.so.1"),
+            dir.path().join("lib/libcuda.so.1"),
+        )
+        .unwrap();
         let entry = created(dir.path(), "lib/libcuda.so.1");
         std::fs::remove_dir_all(dir.path().join("lib")).unwrap();
         symlink(outside.path(), dir.path().join("lib")).unwrap();
         // The naive way follows it.
-        assert!(dir.path().join(entry.path.strip_prefix("/").unwrap()).metadata().is_ok());
+        assert!(
+            dir.path()
+                .join(entry.path.strip_prefix("/").unwrap())
+                .metadata()
+                .is_ok()
+        );
         let root = Root::open(dir.path()).unwrap();
-        remove(&root, &[entry.clone(), Entry { path: "/../libcuda.so.1".into(), ..entry }]);
+        remove(
+            &root,
+            &[
+                entry.clone(),
+                Entry {
+                    path: "/../libcuda.so.1".into(),
+                    ..entry
+                },
+            ],
+        );
         assert!(outside.path().join("libcuda.so.1").metadata().is_ok());
     }
 

@@ -23,7 +23,11 @@ pub(crate) fn merge(
     findings: &mut Vec<Finding>,
 ) -> Option<Vec<u8>> {
     let paths: Vec<_> = entries.iter().map(|entry| entry.path.absolute()).collect();
-    let ours = entries.iter().zip(&paths).map(|(entry, path)| NewEntry { name: &entry.soname, path, arch: entry.arch });
+    let ours = entries.iter().zip(&paths).map(|(entry, path)| NewEntry {
+        name: &entry.soname,
+        path,
+        arch: entry.arch,
+    });
     let ours: Vec<_> = ours.collect();
     // ldconfig first creates an empty file, which ld.so ignores.
     let new = match old.filter(|bytes| !bytes.is_empty()) {
@@ -48,7 +52,10 @@ fn create(ours: &[NewEntry<'_>]) -> Result<Vec<u8>> {
 pub(crate) fn left_alone(error: &anyhow::Error) -> Finding {
     Finding::new(
         &catalog::IMAGE_CACHE,
-        format!("the image's \"/etc/ld.so.cache\" is left unchanged: {}", base::report::line(error)),
+        format!(
+            "the image's \"/etc/ld.so.cache\" is left unchanged: {}",
+            base::report::line(error)
+        ),
         "run \"ldconfig\" when the image is built, or set LD_LIBRARY_PATH in the container",
     )
 }
@@ -61,7 +68,11 @@ mod tests {
 
     fn entries() -> Vec<CacheEntry> {
         let path = ContainerPath::new("/usr/lib64/libcuda.so.1").unwrap();
-        vec![CacheEntry { soname: "libcuda.so.1".into(), path, arch: Arch::native() }]
+        vec![CacheEntry {
+            soname: "libcuda.so.1".into(),
+            path,
+            arch: Arch::native(),
+        }]
     }
 
     #[test]
@@ -69,16 +80,33 @@ mod tests {
         for old in [None, Some(&b""[..])] {
             let new = merge(old, &entries(), &BTreeSet::new(), &mut Vec::new()).unwrap();
             let cache = ldcache::parse(&new).unwrap();
-            let found = cache.lookup("libcuda.so.1".as_ref(), Arch::native()).unwrap();
+            let found = cache
+                .lookup("libcuda.so.1".as_ref(), Arch::native())
+                .unwrap();
             assert_eq!(found.path, std::path::Path::new("/usr/lib64/libcuda.so.1"));
-            assert_eq!(merge(Some(&new), &entries(), &BTreeSet::new(), &mut Vec::new()), None, "idempotent");
+            assert_eq!(
+                merge(Some(&new), &entries(), &BTreeSet::new(), &mut Vec::new()),
+                None,
+                "idempotent"
+            );
         }
     }
 
     #[test]
     fn an_invalid_cache_is_unchanged_and_reported() {
         let mut findings = Vec::new();
-        assert_eq!(merge(Some(b"what is this"), &entries(), &BTreeSet::new(), &mut findings), None);
-        assert!(findings[0].what.contains("is left unchanged"), "{findings:?}");
+        assert_eq!(
+            merge(
+                Some(b"what is this"),
+                &entries(),
+                &BTreeSet::new(),
+                &mut findings
+            ),
+            None
+        );
+        assert!(
+            findings[0].what.contains("is left unchanged"),
+            "{findings:?}"
+        );
     }
 }

@@ -58,11 +58,20 @@ pub(crate) struct Plan<'a> {
 /// If a required step fails, or the label is invalid.
 pub(crate) fn prepare<'a>(steps: &'a [Step], mount_label: &str) -> Result<Plan<'a>> {
     let hint = "start the container with another label, or with \"--security-opt label=disable\"";
-    let label = Label::from_config(mount_label).map_err(|error| classify(error, &catalog::STATE, hint))?;
+    let label =
+        Label::from_config(mount_label).map_err(|error| classify(error, &catalog::STATE, hint))?;
     let (api, hosts_dev) = (mount::api(), HostsDev::find());
-    let mut plan = Plan { steps: Vec::new(), api, hosts_dev, label, findings: Vec::new() };
+    let mut plan = Plan {
+        steps: Vec::new(),
+        api,
+        hosts_dev,
+        label,
+        findings: Vec::new(),
+    };
     for step in steps {
-        match prepare::prepare(step, plan.api, plan.label.as_ref()).with_context(|| format!("cannot {step}")) {
+        match prepare::prepare(step, plan.api, plan.label.as_ref())
+            .with_context(|| format!("cannot {step}"))
+        {
             Ok(prepared) => plan.steps.push((step, prepared)),
             Err(error) if step.need() == Need::Optional => plan.findings.push(left_out(&error)),
             Err(error) => return Err(error),
@@ -90,11 +99,27 @@ pub(crate) fn carry_out(
     container: &Container<'_>,
     earlier: &[Entry],
 ) -> Result<Finished> {
-    let Plan { steps, api, hosts_dev, label, mut findings } = plan;
-    let is_own = leftovers::is_own(open.rootfs(), container.id, container.bundle, &container.spec.rootfs);
-    let own_nodes = steps.iter().filter_map(|(step, _)| step.own_node()).collect();
+    let Plan {
+        steps,
+        api,
+        hosts_dev,
+        label,
+        mut findings,
+    } = plan;
+    let is_own = leftovers::is_own(
+        open.rootfs(),
+        container.id,
+        container.bundle,
+        &container.spec.rootfs,
+    );
+    let own_nodes = steps
+        .iter()
+        .filter_map(|(step, _)| step.own_node())
+        .collect();
     let has_other_owner = open.has_other_owner();
-    let inside = open.enter().map(|inside| Layout::new(inside, api, hosts_dev, label, &container.spec.mounts));
+    let inside = open
+        .enter()
+        .map(|inside| Layout::new(inside, api, hosts_dev, label, &container.spec.mounts));
     let target = inside.map(|layout| Target::new(layout, api, is_own, earlier.to_vec(), own_nodes));
     let finished = target.and_then(|target| run_all(target, steps));
     // In a container with a user namespace, the files so far were created as its root user. From here on, files belong to the
@@ -104,7 +129,10 @@ pub(crate) fn carry_out(
     }
     let finished = finished?;
     findings.extend(finished.findings);
-    Ok(Finished { findings, ..finished })
+    Ok(Finished {
+        findings,
+        ..finished
+    })
 }
 
 /// The hint for an error whose cause is unknown.
@@ -124,9 +152,15 @@ trait Runner: Sized {
 
 fn run_all<T: Runner>(mut target: T, steps: Vec<(&Step, Apply<'_, T>)>) -> Result<Finished> {
     for (step, apply) in steps {
-        match target.run(apply, step.need()).with_context(|| format!("cannot {step}")) {
+        match target
+            .run(apply, step.need())
+            .with_context(|| format!("cannot {step}"))
+        {
             Ok(()) => {}
-            Err(error) if step.need() == Need::Optional && error.downcast_ref::<StillMounted>().is_none() => {
+            Err(error)
+                if step.need() == Need::Optional
+                    && error.downcast_ref::<StillMounted>().is_none() =>
+            {
                 target.add_finding(left_out(&error));
             }
             Err(error) => {
@@ -182,7 +216,9 @@ mod tests {
             self.taken += 1;
             if Some(self.taken - 1) == self.fail_at {
                 if self.still_mounted {
-                    return Err(anyhow::anyhow!("refused").context(StillMounted).context("do it"));
+                    return Err(anyhow::anyhow!("refused")
+                        .context(StillMounted)
+                        .context("do it"));
                 }
                 bail!("refused");
             }
@@ -210,7 +246,14 @@ mod tests {
     #[test]
     fn a_failure_at_any_step() {
         let path = |name: &str| ContainerPath::new(name).unwrap();
-        let link = |name: &str, need| Step::Link(Link { link: path(name), text: "x".into(), file: path("x"), need });
+        let link = |name: &str, need| {
+            Step::Link(Link {
+                link: path(name),
+                text: "x".into(),
+                file: path("x"),
+                need,
+            })
+        };
         let cache: Vec<CacheEntry> = Vec::new();
         let steps = [
             link("a", Need::Required),
@@ -219,7 +262,11 @@ mod tests {
             Step::UpdateLinkerCache(cache),
         ];
         let run_so = |fail_at, still_mounted| {
-            let target = Recording { fail_at, still_mounted, ..Recording::default() };
+            let target = Recording {
+                fail_at,
+                still_mounted,
+                ..Recording::default()
+            };
             let log = Rc::clone(&target.log);
             let apply = |step: &Step| -> Apply<'_, Recording> {
                 let what = match step {
@@ -228,16 +275,50 @@ mod tests {
                 };
                 Box::new(|recording| recording.step(what))
             };
-            let result = run_all(target, steps.iter().map(|step| (step, apply(step))).collect());
+            let result = run_all(
+                target,
+                steps.iter().map(|step| (step, apply(step))).collect(),
+            );
             (result.is_ok(), log.take().join(", "))
         };
         let run = |fail_at| run_so(fail_at, false);
-        assert_eq!(run_so(Some(1), true), (false, "link \"/a\", undo".to_owned()), "also an optional one");
-        assert_eq!(run(None), (true, "link \"/a\", link \"/b\", link \"/c\", cache, finish".to_owned()));
+        assert_eq!(
+            run_so(Some(1), true),
+            (false, "link \"/a\", undo".to_owned()),
+            "also an optional one"
+        );
+        assert_eq!(
+            run(None),
+            (
+                true,
+                "link \"/a\", link \"/b\", link \"/c\", cache, finish".to_owned()
+            )
+        );
         assert_eq!(run(Some(0)), (false, "undo".to_owned()));
-        assert_eq!(run(Some(1)), (true, "link \"/a\", ONH-303, link \"/c\", cache, finish".to_owned()));
-        assert_eq!(run(Some(2)), (false, "link \"/a\", link \"/b\", undo".to_owned()));
-        assert_eq!(run(Some(3)), (false, "link \"/a\", link \"/b\", link \"/c\", undo".to_owned()));
-        assert_eq!(run(Some(4)), (false, "link \"/a\", link \"/b\", link \"/c\", cache, undo".to_owned()));
+        assert_eq!(
+            run(Some(1)),
+            (
+                true,
+                "link \"/a\", ONH-303, link \"/c\", cache, finish".to_owned()
+            )
+        );
+        assert_eq!(
+            run(Some(2)),
+            (false, "link \"/a\", link \"/b\", undo".to_owned())
+        );
+        assert_eq!(
+            run(Some(3)),
+            (
+                false,
+                "link \"/a\", link \"/b\", link \"/c\", undo".to_owned()
+            )
+        );
+        assert_eq!(
+            run(Some(4)),
+            (
+                false,
+                "link \"/a\", link \"/b\", link \"/c\", cache, undo".to_owned()
+            )
+        );
     }
 }

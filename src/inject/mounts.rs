@@ -65,21 +65,31 @@ impl Mounts {
     /// Reports whether the hook may create files in this directory, which `path` led to.
     pub(super) fn is_own(&mut self, rootfs: &Root, dir: &Rc<OwnedFd>, path: &Path) -> Result<bool> {
         let mount = self.mount_of(dir)?;
-        if mount == self.rootfs(rootfs)? || self.own.contains(&mount) || self.layers.contains(&mount) {
+        if mount == self.rootfs(rootfs)?
+            || self.own.contains(&mount)
+            || self.layers.contains(&mount)
+        {
             return Ok(true);
         }
         if self.foreign.contains(&mount) {
             return Ok(false);
         }
         let is_own = self.is_own_tmpfs(rootfs, dir, mount, path)?;
-        let known = if is_own { &mut self.own } else { &mut self.foreign };
+        let known = if is_own {
+            &mut self.own
+        } else {
+            &mut self.foreign
+        };
         known.push(mount);
         Ok(is_own)
     }
 
     /// Reports whether an examined directory is on a tmpfs of this container.
     pub(super) fn is_on_own_tmpfs(&self, dir: &Rc<OwnedFd>) -> bool {
-        let known = self.directories.iter().find(|(known, _)| Rc::ptr_eq(known, dir));
+        let known = self
+            .directories
+            .iter()
+            .find(|(known, _)| Rc::ptr_eq(known, dir));
         known.is_some_and(|(_, mount)| self.own.contains(mount))
     }
 
@@ -112,7 +122,11 @@ impl Mounts {
     }
 
     fn refuse(&mut self, mount: Id, point: &OwnedFd) -> Result<()> {
-        let known = self.shared.iter().find(|(known, _)| *known == mount).map(|(_, is_shared)| *is_shared);
+        let known = self
+            .shared
+            .iter()
+            .find(|(known, _)| *known == mount)
+            .map(|(_, is_shared)| *is_shared);
         let is_shared = match known {
             Some(is_shared) => is_shared,
             None => {
@@ -135,7 +149,11 @@ impl Mounts {
     }
 
     fn mount_of(&mut self, dir: &Rc<OwnedFd>) -> Result<Id> {
-        if let Some((_, mount)) = self.directories.iter().find(|(known, _)| Rc::ptr_eq(known, dir)) {
+        if let Some((_, mount)) = self
+            .directories
+            .iter()
+            .find(|(known, _)| Rc::ptr_eq(known, dir))
+        {
             return Ok(*mount);
         }
         let mount = statmount::id(&**dir)?;
@@ -160,14 +178,19 @@ impl Mounts {
         // runtime mount a tmpfs. A volume that a link of the image redirects to /dev is mounted on or below that tmpfs.
         if self.has_own_dev
             && path == Path::new("dev")
-            && let (Some(facts), Id::Unique(below)) = (statmount::facts_of(mount), self.rootfs(rootfs)?)
+            && let (Some(facts), Id::Unique(below)) =
+                (statmount::facts_of(mount), self.rootfs(rootfs)?)
             && is_first_on(&facts, below)
         {
             return Ok(true);
         }
         let device = rustix::fs::fstat(dir)?.st_dev;
         let place = real_path(rootfs.as_fd())?;
-        Ok(!mountinfo::has_device_outside(self.table()?, device, &place))
+        Ok(!mountinfo::has_device_outside(
+            self.table()?,
+            device,
+            &place,
+        ))
     }
 
     fn is_listed_as_shared(&self, point: &OwnedFd) -> Result<bool> {
@@ -191,13 +214,17 @@ pub(super) fn read_table() -> Result<Vec<u8>> {
 
 /// Reports whether config.json has the runtime mount a tmpfs at /dev.
 pub(super) fn has_own_dev(mounts: &[Mount]) -> bool {
-    let mut of_dev = mounts.iter().filter(|mount| mount.destination == Path::new("/dev"));
+    let mut of_dev = mounts
+        .iter()
+        .filter(|mount| mount.destination == Path::new("/dev"));
     of_dev.any(|mount| mount.kind.as_deref() == Some("tmpfs") && !mount.is_bind())
 }
 
 /// Reports whether a mount is a whole tmpfs whose parent is the mount `below`.
 fn is_first_on(facts: &MountFacts, below: u64) -> bool {
-    facts.parent == below && facts.root == "/" && u64::try_from(TMPFS_MAGIC).is_ok_and(|tmpfs| facts.magic == tmpfs)
+    facts.parent == below
+        && facts.root == "/"
+        && u64::try_from(TMPFS_MAGIC).is_ok_and(|tmpfs| facts.magic == tmpfs)
 }
 
 #[cfg(test)]
@@ -212,18 +239,38 @@ mod tests {
             options: Some(options.iter().map(|&option| option.to_owned()).collect()),
             ..Mount::default()
         };
-        assert!(has_own_dev(&[mount("/proc", "proc", &[]), mount("/dev", "tmpfs", &["nosuid"])]));
-        assert!(!has_own_dev(&[mount("/dev", "bind", &["rbind"]), mount("/dev/shm", "tmpfs", &[])]));
+        assert!(has_own_dev(&[
+            mount("/proc", "proc", &[]),
+            mount("/dev", "tmpfs", &["nosuid"])
+        ]));
+        assert!(!has_own_dev(&[
+            mount("/dev", "bind", &["rbind"]),
+            mount("/dev/shm", "tmpfs", &[])
+        ]));
         assert!(!has_own_dev(&[mount("/dev", "tmpfs", &["bind"])]));
         assert!(!has_own_dev(&[]));
 
-        let tmpfs =
-            MountFacts { is_shared: false, is_read_only: false, magic: 0x0102_1994, root: "/".into(), parent: 7 };
+        let tmpfs = MountFacts {
+            is_shared: false,
+            is_read_only: false,
+            magic: 0x0102_1994,
+            root: "/".into(),
+            parent: 7,
+        };
         assert!(is_first_on(&tmpfs, 7));
         for other in [
-            MountFacts { parent: 8, ..tmpfs.clone() },
-            MountFacts { magic: 0xef53, ..tmpfs.clone() },
-            MountFacts { root: "/sub".into(), ..tmpfs },
+            MountFacts {
+                parent: 8,
+                ..tmpfs.clone()
+            },
+            MountFacts {
+                magic: 0xef53,
+                ..tmpfs.clone()
+            },
+            MountFacts {
+                root: "/sub".into(),
+                ..tmpfs
+            },
         ] {
             assert!(!is_first_on(&other, 7), "{other:?}");
         }

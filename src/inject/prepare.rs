@@ -24,7 +24,11 @@ use crate::plan::step::Step;
 ///
 /// # Errors
 /// If a source is missing, has changed since the plan was made, or cannot be mounted.
-pub(super) fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Result<Apply<'a, Target>> {
+pub(super) fn prepare<'a>(
+    step: &'a Step,
+    api: Api,
+    label: Option<&Label>,
+) -> Result<Apply<'a, Target>> {
     Ok(match step {
         Step::MountFile { source, target, .. } => {
             let source = open_file(source, api)?;
@@ -34,7 +38,9 @@ pub(super) fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Re
             let content = read_file(source)?;
             Box::new(move |container| container.copy(&content, target))
         }
-        Step::MountIpc { channel, target, .. } => {
+        Step::MountIpc {
+            channel, target, ..
+        } => {
             let source = open_ipc(channel, api)?;
             match channel.expected {
                 Expected::Socket => Box::new(move |container| container.mount(source, target)),
@@ -46,11 +52,16 @@ pub(super) fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Re
         Step::MountNode { node, own } => {
             let device = (node.major, node.minor);
             let source = open_node(&node.source, device, api)?;
-            Box::new(move |container| container.mount_node(source, &node.path, device, own.as_ref()))
+            Box::new(move |container| {
+                container.mount_node(source, &node.path, device, own.as_ref())
+            })
         }
         Step::Link(link) => Box::new(|container| container.link(link)),
         Step::MountFiles { target, files } => {
-            let files = files.iter().map(|(name, content)| (name.into(), content.as_bytes().to_vec())).collect();
+            let files = files
+                .iter()
+                .map(|(name, content)| (name.into(), content.as_bytes().to_vec()))
+                .collect();
             let directory = Directory::prepare(files, Vec::new(), api, label)?;
             Box::new(move |container| container.mount_files(directory, target))
         }
@@ -63,14 +74,21 @@ pub(super) fn prepare<'a>(step: &'a Step, api: Api, label: Option<&Label>) -> Re
             Box::new(move |container| container.mask_params(params.as_deref()))
         }
         Step::SetMode { target, mode } => Box::new(|container| container.set_mode(target, *mode)),
-        Step::ListDirectories { first, others } => Box::new(|container| container.list_directories(first, others)),
-        Step::UpdateLinkerCache(entries) => Box::new(|container| container.update_linker_cache(entries)),
+        Step::ListDirectories { first, others } => {
+            Box::new(|container| container.list_directories(first, others))
+        }
+        Step::UpdateLinkerCache(entries) => {
+            Box::new(|container| container.update_linker_cache(entries))
+        }
     })
 }
 
 fn open_file(source: &HostPath, api: Api) -> Result<Source> {
     Source::open(source, MountAttrs::DRIVER_FILE, api, |kind, _| {
-        ensure!(kind == FileType::RegularFile, "{source} was replaced and is not a regular file");
+        ensure!(
+            kind == FileType::RegularFile,
+            "{source} was replaced and is not a regular file"
+        );
         Ok(())
     })
 }
@@ -79,7 +97,8 @@ fn open_file(source: &HostPath, api: Api) -> Result<Source> {
 const MAX_COPY: usize = 1 << 20;
 
 fn read_file(source: &HostPath) -> Result<Vec<u8>> {
-    let (file, stat) = open_host_file(source.as_path()).with_context(|| format!("open {source}"))?;
+    let (file, stat) =
+        open_host_file(source.as_path()).with_context(|| format!("open {source}"))?;
     read_known(&file, &stat, MAX_COPY)
 }
 
@@ -93,8 +112,14 @@ fn read_params() -> Result<Option<Vec<u8>>> {
 
 fn open_node(source: &HostPath, device: (u32, u32), api: Api) -> Result<Source> {
     Source::open(source, MountAttrs::DEVICE_NODE, api, |kind, stat| {
-        let is = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-        ensure!(kind == FileType::CharacterDevice && is == device, "{source} is now another device");
+        let is = (
+            rustix::fs::major(stat.st_rdev),
+            rustix::fs::minor(stat.st_rdev),
+        );
+        ensure!(
+            kind == FileType::CharacterDevice && is == device,
+            "{source} is now another device"
+        );
         Ok(())
     })
 }
@@ -102,7 +127,10 @@ fn open_node(source: &HostPath, device: (u32, u32), api: Api) -> Result<Source> 
 /// Opens the socket or directory again and checks the descriptor, because the path may have changed since the plan was made.
 fn open_ipc(channel: &Channel, api: Api) -> Result<Source> {
     let opened = channel.open()?;
-    let path = channel.root.as_path().join(opened.path.strip_prefix("/").unwrap_or(&opened.path));
+    let path = channel
+        .root
+        .as_path()
+        .join(opened.path.strip_prefix("/").unwrap_or(&opened.path));
     let attrs = match channel.expected {
         Expected::Socket | Expected::ReadOnlyDirectory => MountAttrs::READ_ONLY,
         Expected::Directory | Expected::NamedDirectory => MountAttrs::SHARED_DIRECTORY,

@@ -48,7 +48,10 @@ impl Place {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::fs::openat(below, c"..", flags, Mode::empty())?;
         // If the name now belongs to another file, `open_new` finds no new file system there.
-        let name = real_path(below.as_fd())?.file_name().unwrap_or_default().to_owned();
+        let name = real_path(below.as_fd())?
+            .file_name()
+            .unwrap_or_default()
+            .to_owned();
         Ok(Self { dir, name })
     }
 
@@ -57,7 +60,8 @@ impl Place {
     fn open_new(&self, kind: FsWord, table: &[u8]) -> Result<OwnedFd> {
         let new = open_in(&self.dir, &self.name)?;
         let device = rustix::fs::fstat(&new)?.st_dev;
-        let is_new = rustix::fs::fstatfs(&new)?.f_type == kind && !mountinfo::has_device(table, device);
+        let is_new =
+            rustix::fs::fstatfs(&new)?.f_type == kind && !mountinfo::has_device(table, device);
         ensure!(is_new, "the directory was replaced in the meantime");
         Ok(new)
     }
@@ -73,38 +77,65 @@ impl Place {
 
 impl Scratch {
     /// Mounts a tmpfs for files.
-    fn mount(below: &OwnedFd, table: Vec<u8>, options: &str, label: Option<&Label>) -> Result<Self> {
-        Self::mount_by(below, table, || in_place::mount_tmpfs(below, options, label))
+    fn mount(
+        below: &OwnedFd,
+        table: Vec<u8>,
+        options: &str,
+        label: Option<&Label>,
+    ) -> Result<Self> {
+        Self::mount_by(below, table, || {
+            in_place::mount_tmpfs(below, options, label)
+        })
     }
 
     /// Mounts a tmpfs on which device nodes work. Mode 0777, because files may be created as another user than the one that
     /// mounts.
     pub(super) fn for_nodes(below: &OwnedFd, label: Option<&Label>) -> Result<Self> {
-        Self::mount_by(below, read_table()?, || in_place::mount_tmpfs_for_nodes(below, "mode=0777,size=64k", label))
+        Self::mount_by(below, read_table()?, || {
+            in_place::mount_tmpfs_for_nodes(below, "mode=0777,size=64k", label)
+        })
     }
 
     /// Creates a node with mode 0666, like runtimes do.
     pub(super) fn create_node(&self, (major, minor): (u32, u32)) -> rustix::io::Result<OwnedFd> {
-        let (name, mode) = (OsString::from(format!("{major}:{minor}")), Mode::from_raw_mode(0o666));
-        rustix::fs::mknodat(&self.tmpfs, &name, FileType::CharacterDevice, mode, rustix::fs::makedev(major, minor))?;
+        let (name, mode) = (
+            OsString::from(format!("{major}:{minor}")),
+            Mode::from_raw_mode(0o666),
+        );
+        rustix::fs::mknodat(
+            &self.tmpfs,
+            &name,
+            FileType::CharacterDevice,
+            mode,
+            rustix::fs::makedev(major, minor),
+        )?;
         // mknod(2) subtracts the umask from the mode, and chmod(2) does not.
         rustix::fs::chmodat(&self.tmpfs, &name, mode, AtFlags::empty())?;
         open_in(&self.tmpfs, &name)
     }
 
-    fn mount_by(below: &OwnedFd, table: Vec<u8>, mount: impl FnOnce() -> std::io::Result<()>) -> Result<Self> {
+    fn mount_by(
+        below: &OwnedFd,
+        table: Vec<u8>,
+        mount: impl FnOnce() -> std::io::Result<()>,
+    ) -> Result<Self> {
         let place = Place::find(below)?;
         mount().context("mount a tmpfs")?;
         match place.open_new(TMPFS_MAGIC, &table) {
-            Ok(tmpfs) => Ok(Self { tmpfs, place, table }),
+            Ok(tmpfs) => Ok(Self {
+                tmpfs,
+                place,
+                table,
+            }),
             Err(error) => Err(place.unmount_after(error)),
         }
     }
 
     /// Unmounts the tmpfs and the mounts on it.
     pub(super) fn unmount(&self) -> Result<()> {
-        mount::detach(self.tmpfs.as_fd())
-            .or_else(|error| in_place::take_back(&self.place.dir, Path::new(&self.place.name)).map_err(|_| error))?;
+        mount::detach(self.tmpfs.as_fd()).or_else(|error| {
+            in_place::take_back(&self.place.dir, Path::new(&self.place.name)).map_err(|_| error)
+        })?;
         Ok(())
     }
 }
@@ -124,23 +155,35 @@ impl Why {
     /// The error if mounts below the directory would be hidden by a layer.
     fn has_others_inside(self, path: &Path) -> Failure {
         let hint = match self {
-            Self::Volume => "mount the volume at another path, or create an empty file in it for each driver file",
+            Self::Volume => {
+                "mount the volume at another path, or create an empty file in it for each driver file"
+            }
             Self::ReadOnly | Self::Owner => {
                 "start the container with a writable root file system, or mount them elsewhere"
             }
         };
-        Failure::new(self.kind(), format!("other files are mounted in {}", self.place(path)), hint)
+        Failure::new(
+            self.kind(),
+            format!("other files are mounted in {}", self.place(path)),
+            hint,
+        )
     }
 
     /// The error if the kernel cannot mount an overlay there.
     fn without_overlay(self, path: &Path) -> Failure {
         let hint = match self {
-            Self::Volume => "mount the volume at another path, or load the kernel module \"overlay\"",
+            Self::Volume => {
+                "mount the volume at another path, or load the kernel module \"overlay\""
+            }
             Self::ReadOnly | Self::Owner => {
                 "start the container with a writable root file system, or load the kernel module \"overlay\""
             }
         };
-        Failure::new(self.kind(), format!("cannot mount an overlay over {}", self.place(path)), hint)
+        Failure::new(
+            self.kind(),
+            format!("cannot mount an overlay over {}", self.place(path)),
+            hint,
+        )
     }
 
     const fn kind(self) -> &'static Kind {
@@ -154,8 +197,12 @@ impl Why {
         let path = Path::new("/").join(path);
         match self {
             Self::ReadOnly => format!("the read-only directory {path:?}"),
-            Self::Owner => format!("{path:?}, whose owner is not mapped in the container's user namespace"),
-            Self::Volume => format!("{path:?}, which is on a volume, and the hook creates no files on volumes"),
+            Self::Owner => {
+                format!("{path:?}, whose owner is not mapped in the container's user namespace")
+            }
+            Self::Volume => {
+                format!("{path:?}, which is on a volume, and the hook creates no files on volumes")
+            }
         }
     }
 }
@@ -182,16 +229,23 @@ pub(super) fn cover(
     }
     let inside = carry.open(rootfs, path, mountinfo::points_below(&table, &place))?;
     let inside = inside.ok_or_else(|| why.has_others_inside(path))?;
-    let Scratch { tmpfs, place, table } = Scratch::mount(below, table, "mode=0755,size=1m", label)?;
+    let Scratch {
+        tmpfs,
+        place,
+        table,
+    } = Scratch::mount(below, table, "mode=0755,size=1m", label)?;
     let tmpfs = Rc::new(tmpfs);
     done.push(Rc::clone(&tmpfs));
     // overlayfs renames files from the work directory to the upper directory, so both must be on one file system.
     for name in ["upper", "work"] {
         rustix::fs::mkdirat(&tmpfs, name, Mode::from_raw_mode(0o755))?;
     }
-    in_place::mount_overlay(&tmpfs, below, &tmpfs, label).with_context(|| why.without_overlay(path))?;
+    in_place::mount_overlay(&tmpfs, below, &tmpfs, label)
+        .with_context(|| why.without_overlay(path))?;
     // The overlay is unmounted with the tmpfs that it is mounted on.
-    let layer = place.open_new(OVERLAYFS_MAGIC, &table).inspect_err(|_| drop(mount::detach(tmpfs.as_fd())))?;
+    let layer = place
+        .open_new(OVERLAYFS_MAGIC, &table)
+        .inspect_err(|_| drop(mount::detach(tmpfs.as_fd())))?;
     let layer = Rc::new(layer);
     done.push(Rc::clone(&layer));
     carried::mount(rootfs, inside, done)?;
@@ -202,7 +256,10 @@ pub(super) fn cover(
 pub(super) fn not_covered(path: &Path) -> anyhow::Error {
     failure(
         &catalog::VOLUME,
-        format!("{:?} is on a volume, and the hook creates no files on volumes", Path::new("/").join(path)),
+        format!(
+            "{:?} is on a volume, and the hook creates no files on volumes",
+            Path::new("/").join(path)
+        ),
         "mount the volume at another path",
     )
 }
@@ -211,7 +268,10 @@ pub(super) fn not_covered(path: &Path) -> anyhow::Error {
 pub(super) fn covered(path: &Path) -> Finding {
     Finding::new(
         &catalog::COVERED,
-        format!("{:?} is on a volume: a read-only layer with the driver files covers it", Path::new("/").join(path)),
+        format!(
+            "{:?} is on a volume: a read-only layer with the driver files covers it",
+            Path::new("/").join(path)
+        ),
         "mount the volume at another path if the container writes to it",
     )
 }
@@ -243,15 +303,22 @@ pub(super) fn hide_file(
     let bound = bind_new_file(&scratch.tmpfs, name, point, content);
     let unmounted = scratch.unmount().context(StillMounted);
     bound.context("mount a replacement file")?;
-    unmounted.and_then(|()| restrict(dir, name)).map_err(|error| match in_place::take_back(dir, Path::new(name)) {
-        Ok(()) => error,
-        Err(_) => error.context(StillMounted),
-    })
+    unmounted
+        .and_then(|()| restrict(dir, name))
+        .map_err(|error| match in_place::take_back(dir, Path::new(name)) {
+            Ok(()) => error,
+            Err(_) => error.context(StillMounted),
+        })
 }
 
 fn bind_new_file(tmpfs: &OwnedFd, name: &OsStr, point: &OwnedFd, content: &[u8]) -> Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let mut file = File::from(rustix::fs::openat(tmpfs, name, flags, Mode::from_raw_mode(0o644))?);
+    let mut file = File::from(rustix::fs::openat(
+        tmpfs,
+        name,
+        flags,
+        Mode::from_raw_mode(0o644),
+    )?);
     file.write_all(content)?;
     Ok(in_place::bind(open_in(tmpfs, name)?, point)?)
 }

@@ -28,7 +28,10 @@ use super::mounts::read_table;
 /// How long the examination may take. A node with a thousand containers needs a second.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Limits for the mount tables. A container can have 100,000 mounts (`fs.mount-max`).
-const LIMITS: Limits = Limits { namespaces: 10_000, bytes: 64 << 20 };
+const LIMITS: Limits = Limits {
+    namespaces: 10_000,
+    bytes: 64 << 20,
+};
 
 /// A root file system, as mount tables describe it. Paths are escaped as in mount tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,22 +65,35 @@ impl Place {
         let is_mounted = match (below.is_empty(), in_container) {
             (false, _) => false,
             (true, false) => true,
-            (true, true) => lines.get(&mount.parent).is_some_and(|under| is_same(under, mount)),
+            (true, true) => lines
+                .get(&mount.parent)
+                .is_some_and(|under| is_same(under, mount)),
         };
-        Some(Self { device: mount.device, root, point, is_mounted })
+        Some(Self {
+            device: mount.device,
+            root,
+            point,
+            is_mounted,
+        })
     }
 
     /// Reports whether the mount namespace with this mount table uses the root file system.
     fn is_used_in(&self, table: &[u8]) -> bool {
         let lines: Vec<Mount<'_>> = mounts(table).collect();
-        let on_device: BTreeMap<u64, &Mount<'_>> =
-            lines.iter().filter(|line| line.device == self.device).map(|line| (line.id, line)).collect();
+        let on_device: BTreeMap<u64, &Mount<'_>> = lines
+            .iter()
+            .filter(|line| line.device == self.device)
+            .map(|line| (line.id, line))
+            .collect();
         // The path of the root file system in each mount that shows it.
         let mut shown: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
         for line in on_device.values() {
             if relative(line.root, &self.root).is_some() {
-                let is_repeated = on_device.get(&line.parent).is_some_and(|under| is_same(under, line));
-                let is_engines = self.is_mounted && line.root == self.root && line.point.ends_with(&self.point);
+                let is_repeated = on_device
+                    .get(&line.parent)
+                    .is_some_and(|under| is_same(under, line));
+                let is_engines =
+                    self.is_mounted && line.root == self.root && line.point.ends_with(&self.point);
                 if !is_engines || is_repeated {
                     return true;
                 }
@@ -87,7 +103,9 @@ impl Place {
             }
         }
         let is_in = |line: &Mount<'_>| {
-            let at = shown.get(&line.parent).and_then(|path| relative(line.point, path));
+            let at = shown
+                .get(&line.parent)
+                .and_then(|path| relative(line.point, path));
             at.is_some_and(|below| !below.is_empty())
         };
         lines.iter().any(is_in)
@@ -106,7 +124,9 @@ impl Place {
                 child::report(pipe, b"no\n");
             }
         });
-        let answer = spawned.ok().and_then(|mut child| child.line(Instant::now() + PATIENCE).ok());
+        let answer = spawned
+            .ok()
+            .and_then(|mut child| child.line(Instant::now() + PATIENCE).ok());
         answer.is_none_or(|answer| answer != b"no")
     }
 }
@@ -119,7 +139,11 @@ fn is_same(under: &Mount<'_>, mount: &Mount<'_>) -> bool {
 /// Returns the rest of `path` below `dir`, without a leading slash; empty if they are the same, `None` if `path` is elsewhere.
 fn relative<'p>(path: &'p [u8], dir: &[u8]) -> Option<&'p [u8]> {
     let rest = path.strip_prefix(dir.strip_suffix(b"/").unwrap_or(dir))?;
-    if rest.is_empty() { Some(rest) } else { rest.strip_prefix(b"/") }
+    if rest.is_empty() {
+        Some(rest)
+    } else {
+        rest.strip_prefix(b"/")
+    }
 }
 
 fn joined(dir: &[u8], below: &[u8]) -> Vec<u8> {
@@ -142,7 +166,10 @@ mod tests {
     }
 
     fn is_used(place: &Place, lines: &[&str]) -> bool {
-        let table: String = lines.iter().map(|line| format!("{line} rw - x y rw\n")).collect();
+        let table: String = lines
+            .iter()
+            .map(|line| format!("{line} rw - x y rw\n"))
+            .collect();
         place.is_used_in(table.as_bytes())
     }
 
@@ -155,18 +182,33 @@ mod tests {
             is_mounted,
         };
         assert_eq!(overlay(), place("/", "/storage/x/merged", (0, 50), true));
-        assert_eq!(directory(), place("/storage/dir/y", "/storage/dir/y", (8, 1), false));
+        assert_eq!(
+            directory(),
+            place("/storage/dir/y", "/storage/dir/y", (8, 1), false)
+        );
         // In the container's namespace, before pivot_root(2), the runtime's mount is on that of the engine or on the directory.
         let inside = format!(
             "{HOST}60 40 0:50 / /storage/x/merged rw - overlay overlay rw\n\
              61 21 8:1 /storage/dir/y /storage/dir/y rw - ext4 /dev/a rw\n"
         );
-        let of = |id, path| Place::from_table(inside.as_bytes(), id, Path::new(path), true).unwrap();
+        let of =
+            |id, path| Place::from_table(inside.as_bytes(), id, Path::new(path), true).unwrap();
         assert_eq!(of(60, "/storage/x/merged"), overlay());
         assert_eq!(of(61, "/storage/dir/y"), directory());
-        assert_eq!(Place::from_table(b"", 40, Path::new("/storage/x/merged"), false), None);
-        let spaces = Place::from_table(b"7 1 0:9 /a\\040b /m\\040n rw - x y rw\n", 7, Path::new("/m n/c d"), false);
-        assert_eq!(spaces, Some(place("/a\\040b/c\\040d", "/m\\040n/c\\040d", (0, 9), false)));
+        assert_eq!(
+            Place::from_table(b"", 40, Path::new("/storage/x/merged"), false),
+            None
+        );
+        let spaces = Place::from_table(
+            b"7 1 0:9 /a\\040b /m\\040n rw - x y rw\n",
+            7,
+            Path::new("/m n/c d"),
+            false,
+        );
+        assert_eq!(
+            spaces,
+            Some(place("/a\\040b/c\\040d", "/m\\040n/c\\040d", (0, 9), false))
+        );
     }
 
     #[test]
@@ -176,7 +218,11 @@ mod tests {
             &[host][..],
             // A service, and a container that shows the files of the host.
             &[host, "2 1 0:50 / /storage/x/merged", "3 1 0:6 / /tmp"],
-            &["1 0 0:7 / /", "2 1 8:1 / /host", "3 2 0:50 / /host/storage/x/merged"],
+            &[
+                "1 0 0:7 / /",
+                "2 1 8:1 / /host",
+                "3 2 0:50 / /host/storage/x/merged",
+            ],
             // Another container, whose paths have the same beginning.
             &[
                 host,
@@ -184,10 +230,17 @@ mod tests {
                 "3 1 0:60 / /storage/x/merged2",
                 "4 3 0:7 / /storage/x/merged2/dev",
             ],
-            &["1 0 0:51 / /", "2 1 0:6 / /dev", "3 1 8:1 /usr/lib64/libcuda.so.1 /usr/lib64/libcuda.so.1"],
+            &[
+                "1 0 0:51 / /",
+                "2 1 0:6 / /dev",
+                "3 1 8:1 /usr/lib64/libcuda.so.1 /usr/lib64/libcuda.so.1",
+            ],
             &["what is this", "", "1 0 0:50"],
         ] {
-            assert!(!is_used(&overlay(), lines) && !is_used(&directory(), lines), "{lines:?}");
+            assert!(
+                !is_used(&overlay(), lines) && !is_used(&directory(), lines),
+                "{lines:?}"
+            );
         }
     }
 
@@ -197,25 +250,42 @@ mod tests {
         for lines in [
             &["1 0 0:50 / /", "2 1 0:6 / /dev"][..],
             // Before pivot_root(2).
-            &[host, "2 1 0:50 / /storage/x/merged", "3 2 0:50 / /storage/x/merged"],
+            &[
+                host,
+                "2 1 0:50 / /storage/x/merged",
+                "3 2 0:50 / /storage/x/merged",
+            ],
             &[
                 host,
                 "2 1 0:50 / /storage/x/merged",
                 "3 2 8:1 /usr/lib64/libcuda.so.1 /storage/x/merged/usr/lib64/libcuda.so.1",
             ],
             &[host, "2 1 0:50 / /storage/x/merged", "3 1 0:50 /usr /mnt"],
-            &["1 0 0:7 / /", "2 1 0:50 /usr/bin/nvidia-smi /usr/bin/nvidia-smi"],
+            &[
+                "1 0 0:7 / /",
+                "2 1 0:50 /usr/bin/nvidia-smi /usr/bin/nvidia-smi",
+            ],
         ] {
-            assert!(is_used(&overlay(), lines) && !is_used(&directory(), lines), "{lines:?}");
+            assert!(
+                is_used(&overlay(), lines) && !is_used(&directory(), lines),
+                "{lines:?}"
+            );
         }
         for lines in [
             &["1 0 8:1 /storage/dir/y /"][..],
             &[host, "2 1 8:1 /storage/dir/y /storage/dir/y"],
             &[host, "2 1 0:6 / /storage/dir/y/dev"],
-            &["1 0 0:7 / /", "2 1 8:1 /storage /s", "3 2 0:6 / /s/dir/y/usr/bin/nvidia-smi"],
+            &[
+                "1 0 0:7 / /",
+                "2 1 8:1 /storage /s",
+                "3 2 0:6 / /s/dir/y/usr/bin/nvidia-smi",
+            ],
             &["1 0 0:7 / /", "2 1 8:1 /storage/dir/y/usr /usr"],
         ] {
-            assert!(is_used(&directory(), lines) && !is_used(&overlay(), lines), "{lines:?}");
+            assert!(
+                is_used(&directory(), lines) && !is_used(&overlay(), lines),
+                "{lines:?}"
+            );
         }
     }
 

@@ -61,10 +61,17 @@ impl Source {
     ///
     /// # Errors
     /// If it cannot be mounted.
-    pub(crate) fn from_fd(opened: OwnedFd, path: Option<HostPath>, attrs: MountAttrs, api: Api) -> Result<Self> {
+    pub(crate) fn from_fd(
+        opened: OwnedFd,
+        path: Option<HostPath>,
+        attrs: MountAttrs,
+        api: Api,
+    ) -> Result<Self> {
         let stat = rustix::fs::fstat(&opened)?;
         let tree = match (api, path) {
-            (Api::Detached, _) => Tree::Detached(mount::clone_tree(&opened, attrs).context("open_tree")?),
+            (Api::Detached, _) => {
+                Tree::Detached(mount::clone_tree(&opened, attrs).context("open_tree")?)
+            }
             (Api::InPlace, Some(path)) => Tree::Path(path, opened),
             (Api::InPlace, None) => Tree::Mounted(opened),
         };
@@ -92,7 +99,8 @@ impl Source {
             return Ok(mount);
         }
         let point = open_in(dir, path.as_os_str())?;
-        let is_link = FileType::from_raw_mode(rustix::fs::fstat(&point)?.st_mode) == FileType::Symlink;
+        let is_link =
+            FileType::from_raw_mode(rustix::fs::fstat(&point)?.st_mode) == FileType::Symlink;
         ensure!(!is_link, "its mount point was replaced in the meantime");
         self.attach(dir, path, point)
     }
@@ -108,7 +116,8 @@ impl Source {
                 return Ok(mount);
             }
             Tree::Path(path, checked) => {
-                let source = open_real(path.as_path()).with_context(|| format!("open {path} again"))?;
+                let source =
+                    open_real(path.as_path()).with_context(|| format!("open {path} again"))?;
                 let same = same_file(&rustix::fs::fstat(&source)?, &rustix::fs::fstat(&checked)?);
                 ensure!(same, "its source was replaced in the meantime");
                 source
@@ -117,7 +126,8 @@ impl Source {
         };
         // mount(2) ignores other flags together with MS_BIND: a bind mount has the flags of its source until it is remounted.
         in_place::bind(&source, point).context("mount")?;
-        restrict(dir, name, &self.stat, self.attrs).inspect_err(|_| drop(in_place::take_back(dir, name)))
+        restrict(dir, name, &self.stat, self.attrs)
+            .inspect_err(|_| drop(in_place::take_back(dir, name)))
     }
 }
 
@@ -126,18 +136,31 @@ fn restrict(dir: &OwnedFd, name: &Path, source: &Stat, attrs: MountAttrs) -> Res
     // The descriptor of the mount point shows the file below the mount: only the name leads to the mount. The kernel does not
     // let a mount point be renamed or removed in this namespace, and the inode shows that the mount is ours.
     let mounted = open_in(dir, name.as_os_str())?;
-    ensure!(same_file(&rustix::fs::fstat(&mounted)?, source), "its mount point was replaced in the meantime");
+    ensure!(
+        same_file(&rustix::fs::fstat(&mounted)?, source),
+        "its mount point was replaced in the meantime"
+    );
     in_place::restrict(&mounted, attrs).context("restrict the mount")?;
     Ok(mounted)
 }
 
 fn open_real(path: &Path) -> rustix::io::Result<OwnedFd> {
-    rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+    rustix::fs::openat(
+        CWD,
+        path,
+        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
 }
 
 /// Opens `name` in `dir` without following a symlink.
 pub(super) fn open_in(dir: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
-    rustix::fs::openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+    rustix::fs::openat(
+        dir,
+        name,
+        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
 }
 
 /// Reports whether both describe the same file.

@@ -40,7 +40,12 @@ impl Directory {
         api: Api,
         label: Option<&Label>,
     ) -> Result<Self> {
-        let mut directory = Self { files, mounts, label: label.cloned(), detached: None };
+        let mut directory = Self {
+            files,
+            mounts,
+            label: label.cloned(),
+            detached: None,
+        };
         if api == Api::Detached {
             let tmpfs = mount::new_tmpfs(&OPTIONS, label).context("create a tmpfs")?;
             directory.fill(&tmpfs)?;
@@ -70,16 +75,21 @@ impl Directory {
                 tmpfs
             }
             None => {
-                in_place::mount_tmpfs(&point, "mode=0555,size=1m", self.label.as_ref()).context("mount a tmpfs")?;
+                in_place::mount_tmpfs(&point, "mode=0555,size=1m", self.label.as_ref())
+                    .context("mount a tmpfs")?;
                 let tmpfs = open_mounted(dir, name, &point);
-                let tmpfs = Rc::new(tmpfs.inspect_err(|_| drop(in_place::take_back(dir, Path::new(name))))?);
+                let tmpfs = Rc::new(
+                    tmpfs.inspect_err(|_| drop(in_place::take_back(dir, Path::new(name))))?,
+                );
                 done.push(Rc::clone(&tmpfs));
                 self.fill(&tmpfs)?;
                 tmpfs
             }
         };
         for (path, _, source) in self.mounts {
-            let mounted = source.attach_at(&tmpfs, &path).with_context(|| format!("mount {path:?} in it"))?;
+            let mounted = source
+                .attach_at(&tmpfs, &path)
+                .with_context(|| format!("mount {path:?} in it"))?;
             done.push(mounted.into());
         }
         if in_place {
@@ -93,7 +103,9 @@ impl Directory {
         for (name, content) in &self.files {
             write_file(tmpfs, name, content)?;
         }
-        self.mounts.iter().try_for_each(|(path, kind, _)| make_point(tmpfs, path, *kind))
+        self.mounts
+            .iter()
+            .try_for_each(|(path, kind, _)| make_point(tmpfs, path, *kind))
     }
 }
 
@@ -116,7 +128,10 @@ fn make_point(tmpfs: &OwnedFd, path: &Path, kind: FileType) -> Result<()> {
     match kind {
         FileType::Directory => make_dirs(tmpfs, path)?,
         FileType::RegularFile => {
-            if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            if let Some(parent) = path
+                .parent()
+                .filter(|parent| !parent.as_os_str().is_empty())
+            {
                 make_dirs(tmpfs, parent)?;
             }
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
@@ -130,7 +145,9 @@ fn make_point(tmpfs: &OwnedFd, path: &Path, kind: FileType) -> Result<()> {
 /// `mkdir -p`. It tries the whole path first, because most directories have the same parent.
 fn make_dirs(tmpfs: &OwnedFd, path: &Path) -> rustix::io::Result<()> {
     match (make_dir(tmpfs, path), path.parent()) {
-        (Err(Errno::NOENT), Some(parent)) => make_dirs(tmpfs, parent).and_then(|()| make_dir(tmpfs, path)),
+        (Err(Errno::NOENT), Some(parent)) => {
+            make_dirs(tmpfs, parent).and_then(|()| make_dir(tmpfs, path))
+        }
         (made, _) => made,
     }
 }

@@ -45,7 +45,9 @@ impl Change {
     /// anyway.
     fn undo(self, may_go: bool) -> Option<Aside> {
         match self {
-            Self::Created(created) if may_go => return Aside::put(&created.dir, &created.name, created.is_dir),
+            Self::Created(created) if may_go => {
+                return Aside::put(&created.dir, &created.name, created.is_dir);
+            }
             Self::Created(_) => None,
             Self::Mounted(mount) => mount::detach(mount.as_fd()).ok(),
             Self::Replaced { dir, name, text } => replace_link(&dir, &name, &text).ok(),
@@ -59,10 +61,20 @@ impl Change {
 /// names and mounts its files on them, which their removal would detach. So they are removed only if there is none, as at poststop.
 /// Otherwise they stay, and the next start uses them.
 fn undo(changes: Vec<Change>, rootfs: &Root) {
-    let has_names = changes.iter().any(|change| matches!(change, Change::Created(_)));
-    let place = if has_names { Place::find(rootfs, true) } else { None };
+    let has_names = changes
+        .iter()
+        .any(|change| matches!(change, Change::Created(_)));
+    let place = if has_names {
+        Place::find(rootfs, true)
+    } else {
+        None
+    };
     let place = place.filter(|place| !place.is_used_elsewhere());
-    let names: Vec<Aside> = changes.into_iter().rev().filter_map(|change| change.undo(place.is_some())).collect();
+    let names: Vec<Aside> = changes
+        .into_iter()
+        .rev()
+        .filter_map(|change| change.undo(place.is_some()))
+        .collect();
     if let Some(place) = place {
         aside::finish(&place, &names);
     }
@@ -108,7 +120,10 @@ impl Done {
     }
 
     pub(super) const fn mark(&self) -> Mark {
-        Mark { changes: self.changes.len(), findings: self.findings.len() }
+        Mark {
+            changes: self.changes.len(),
+            findings: self.findings.len(),
+        }
     }
 
     /// Undoes the changes after the mark, the newest first. A mount with open descriptors is busy: umount(2) would fail with EBUSY, so
@@ -125,8 +140,11 @@ impl Done {
 
     /// Records that the last component of `path` was created in `dir`. Must be called before something is mounted on it.
     pub(super) fn note_created(&mut self, path: &Path, dir: &OwnedFd) {
-        let stat = path.file_name().and_then(|name| rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok());
-        self.created.extend(stat.and_then(|stat| leftovers::entry(Path::new("/").join(path), &stat)));
+        let stat = path
+            .file_name()
+            .and_then(|name| rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok());
+        self.created
+            .extend(stat.and_then(|stat| leftovers::entry(Path::new("/").join(path), &stat)));
     }
 
     /// Records that the last component of `path` was created in `dir`, which is on a tmpfs of the container. Its inode is read from the
@@ -136,8 +154,15 @@ impl Done {
             return;
         }
         let index = self.created.len();
-        self.created.push(Entry { path: Path::new("/").join(path), inode: 0 });
-        match self.unread.iter_mut().find(|(known, _)| Rc::ptr_eq(known, dir)) {
+        self.created.push(Entry {
+            path: Path::new("/").join(path),
+            inode: 0,
+        });
+        match self
+            .unread
+            .iter_mut()
+            .find(|(known, _)| Rc::ptr_eq(known, dir))
+        {
             Some((_, indices)) => indices.push(index),
             None => self.unread.push((Rc::clone(dir), vec![index])),
         }
@@ -148,9 +173,14 @@ impl Done {
         for (dir, indices) in self.unread.drain(..) {
             let inodes = inodes_on_tmpfs(&dir).unwrap_or_default();
             for index in indices {
-                let Some(entry) = self.created.get_mut(index) else { continue };
+                let Some(entry) = self.created.get_mut(index) else {
+                    continue;
+                };
                 let name = entry.path.file_name();
-                entry.inode = inodes.iter().find(|(known, _)| Some(&**known) == name).map_or(0, |(_, inode)| *inode);
+                entry.inode = inodes
+                    .iter()
+                    .find(|(known, _)| Some(&**known) == name)
+                    .map_or(0, |(_, inode)| *inode);
             }
         }
         let mut created = std::mem::take(&mut self.created);
@@ -169,7 +199,8 @@ impl Done {
 
     /// Records an existing mount point if it is an empty file with the name of a driver library: an earlier start left it.
     pub(super) fn note_left(&mut self, path: &ContainerPath, stat: &Stat) {
-        let is_empty = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size == 0;
+        let is_empty =
+            FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size == 0;
         if is_empty && is_library_of_a_driver(path.file_name()) {
             self.created.extend(leftovers::entry(path.absolute(), stat));
         }

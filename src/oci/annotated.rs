@@ -17,8 +17,16 @@ const PREFIX: &str = "cdi.k8s.io/";
 /// If the annotations are not an object.
 pub(super) fn cdi_devices(annotations: Option<&RawValue>) -> Result<Vec<String>> {
     let known = Object::of_names(annotations, &|name| name.starts_with(PREFIX))?;
-    let lists: Vec<_> = known.members().filter_map(|(_, value)| text(value)).collect();
-    Ok(lists.iter().flat_map(|list| list.split(',')).filter(|name| !name.is_empty()).map(one_line).collect())
+    let lists: Vec<_> = known
+        .members()
+        .filter_map(|(_, value)| text(value))
+        .collect();
+    Ok(lists
+        .iter()
+        .flat_map(|list| list.split(','))
+        .filter(|name| !name.is_empty())
+        .map(one_line)
+        .collect())
 }
 
 #[cfg(test)]
@@ -28,8 +36,7 @@ mod tests {
     #[test]
     fn names_of_devices() {
         let of = |text: &str| cdi_devices(Some(serde_json::from_str(text).unwrap()));
-        let text =
-            r#"{"cdi.k8s.io/a_b":"nvidia.com/gpu=0,nvidia.com/gpu=1","cdi.k8s.io/x":"","cdi.k8s.io/y":3,"cdi":"z"}"#;
+        let text = r#"{"cdi.k8s.io/a_b":"nvidia.com/gpu=0,nvidia.com/gpu=1","cdi.k8s.io/x":"","cdi.k8s.io/y":3,"cdi":"z"}"#;
         assert_eq!(of(text).unwrap(), ["nvidia.com/gpu=0", "nvidia.com/gpu=1"]);
         assert!(of("[]").is_err());
         assert!(cdi_devices(None).unwrap().is_empty());

@@ -6,11 +6,17 @@ const LENGTH: usize = 64;
 
 /// Returns the id in /proc/PID/cgroup that begins with `beginning`. The cgroup of conmon, which also contains the id, is ignored.
 pub(crate) fn find<'c>(cgroup: &'c str, beginning: &str) -> Option<&'c str> {
-    let names = cgroup.lines().filter_map(|line| line.splitn(3, ':').nth(2)).flat_map(|path| path.split('/'));
+    let names = cgroup
+        .lines()
+        .filter_map(|line| line.splitn(3, ':').nth(2))
+        .flat_map(|path| path.split('/'));
     let of_containers = names.filter(|name| !name.contains("conmon"));
     let mut words = of_containers.flat_map(|name| name.split(['-', '.', ':']));
-    words
-        .find(|word| word.len() == LENGTH && word.starts_with(beginning) && word.bytes().all(|c| c.is_ascii_hexdigit()))
+    words.find(|word| {
+        word.len() == LENGTH
+            && word.starts_with(beginning)
+            && word.bytes().all(|c| c.is_ascii_hexdigit())
+    })
 }
 
 #[cfg(test)]
@@ -22,18 +28,37 @@ mod tests {
     #[test]
     fn ids_in_cgroups() {
         for (cgroup, matches) in [
-            (format!("0::/machine.slice/libpod-{ID}.scope/container\n"), true),
-            (format!("12:devices:/libpod_parent/libpod-{ID}\n0::/\n"), true),
-            (format!("0::/kubepods.slice/kubepods-pod7.slice/crio-{ID}.scope\n"), true),
+            (
+                format!("0::/machine.slice/libpod-{ID}.scope/container\n"),
+                true,
+            ),
+            (
+                format!("12:devices:/libpod_parent/libpod-{ID}\n0::/\n"),
+                true,
+            ),
+            (
+                format!("0::/kubepods.slice/kubepods-pod7.slice/crio-{ID}.scope\n"),
+                true,
+            ),
             (format!("0::/system.slice/docker-{ID}.scope\n"), true),
-            (format!("0::/kubepods.slice/x.slice:cri-containerd:{ID}\n"), true),
-            (format!("0::/machine.slice/libpod-conmon-{ID}.scope\n"), false),
+            (
+                format!("0::/kubepods.slice/x.slice:cri-containerd:{ID}\n"),
+                true,
+            ),
+            (
+                format!("0::/machine.slice/libpod-conmon-{ID}.scope\n"),
+                false,
+            ),
             (format!("0::/machine.slice/libpod-x{ID}.scope\n"), false),
             ("0::/user.slice/012345\n".to_owned(), false),
         ] {
             assert_eq!(find(&cgroup, "012345"), matches.then_some(ID), "{cgroup}");
             assert_eq!(find(&cgroup, ""), matches.then_some(ID), "{cgroup}");
         }
-        assert_eq!(find(&format!("0::/{ID}"), "123456"), None, "not the beginning");
+        assert_eq!(
+            find(&format!("0::/{ID}"), "123456"),
+            None,
+            "not the beginning"
+        );
     }
 }

@@ -46,8 +46,12 @@ pub(crate) fn ids_of(proc: &Path, name: &str) -> BTreeSet<String> {
             continue;
         }
         // Processes that have ended are skipped.
-        let Ok(arguments) = proc_file::read(entry.path().join("cmdline")) else { continue };
-        let Some(id) = id_argument(&arguments, name) else { continue };
+        let Ok(arguments) = proc_file::read(entry.path().join("cmdline")) else {
+            continue;
+        };
+        let Some(id) = id_argument(&arguments, name) else {
+            continue;
+        };
         let is_root = entry.metadata().is_ok_and(|process| process.uid() == 0);
         if is_root {
             of_root.insert(id)
@@ -55,13 +59,19 @@ pub(crate) fn ids_of(proc: &Path, name: &str) -> BTreeSet<String> {
             of_others.insert(id)
         };
     }
-    if of_root.is_empty() { of_others } else { of_root }
+    if of_root.is_empty() {
+        of_others
+    } else {
+        of_root
+    }
 }
 
 /// Returns the id in the arguments of the conmon of the container with this name.
 fn id_argument(arguments: &[u8], name: &str) -> Option<String> {
     let options = Options::parse(arguments)?;
-    let id = options.value(b"-c", b"--cid").filter(|_| options.value(b"-n", b"--name") == Some(name.as_bytes()))?;
+    let id = options
+        .value(b"-c", b"--cid")
+        .filter(|_| options.value(b"-n", b"--name") == Some(name.as_bytes()))?;
     Some(String::from_utf8_lossy(id).into_owned())
 }
 
@@ -78,11 +88,15 @@ impl<'a> Options<'a> {
 
     /// Parses the arguments of the conmon of the container `id`.
     fn of_container(arguments: &'a [u8], id: &str) -> Option<Self> {
-        Self::parse(arguments).filter(|options| options.value(b"-c", b"--cid") == Some(id.as_bytes()))
+        Self::parse(arguments)
+            .filter(|options| options.value(b"-c", b"--cid") == Some(id.as_bytes()))
     }
 
     fn value(&self, short: &[u8], long: &[u8]) -> Option<&'a [u8]> {
-        let place = self.0.iter().position(|word| *word == short || *word == long)?;
+        let place = self
+            .0
+            .iter()
+            .position(|word| *word == short || *word == long)?;
         self.0.get(place + 1).copied()
     }
 }
@@ -106,12 +120,23 @@ mod tests {
     fn names() {
         let name = |text: &str| name_argument(text.replace(' ', "\0").as_bytes(), "aa1");
         assert_eq!(
-            name("/usr/bin/conmon --api-version 1 -c aa1 -u aa1 -n web --exit-dir /e -s").as_deref(),
+            name("/usr/bin/conmon --api-version 1 -c aa1 -u aa1 -n web --exit-dir /e -s")
+                .as_deref(),
             Some("web")
         );
-        assert_eq!(name("conmon --cid aa1 --name k8s_main").as_deref(), Some("k8s_main"));
-        assert_eq!(name("/usr/bin/conmon -c bb2 -n web"), None, "another container");
-        let bundle = bundle_argument(b"/usr/bin/conmon\0-c\0aa1\0-b\0/storage/aa1/userdata\0-n\0web", "aa1");
+        assert_eq!(
+            name("conmon --cid aa1 --name k8s_main").as_deref(),
+            Some("k8s_main")
+        );
+        assert_eq!(
+            name("/usr/bin/conmon -c bb2 -n web"),
+            None,
+            "another container"
+        );
+        let bundle = bundle_argument(
+            b"/usr/bin/conmon\0-c\0aa1\0-b\0/storage/aa1/userdata\0-n\0web",
+            "aa1",
+        );
         assert_eq!(bundle, Some("/storage/aa1/userdata".into()));
         assert_eq!(name("/usr/bin/conmon -c aa1 -n"), None);
         assert_eq!(name("/usr/bin/runc create -c aa1 -n web"), None);
@@ -130,11 +155,20 @@ mod tests {
             ("self", "conmon -c ff6 -n web"),
         ] {
             std::fs::create_dir(proc.path().join(pid)).unwrap();
-            std::fs::write(proc.path().join(pid).join("cmdline"), arguments.replace(' ', "\0")).unwrap();
+            std::fs::write(
+                proc.path().join(pid).join("cmdline"),
+                arguments.replace(' ', "\0"),
+            )
+            .unwrap();
         }
         std::fs::create_dir(proc.path().join("15")).unwrap();
-        for (name, ids) in [("web", &["aa1"][..]), ("db", &["bb2"]), ("twice", &["cc3", "dd4"]), ("x", &[]), ("", &[])]
-        {
+        for (name, ids) in [
+            ("web", &["aa1"][..]),
+            ("db", &["bb2"]),
+            ("twice", &["cc3", "dd4"]),
+            ("x", &[]),
+            ("", &[]),
+        ] {
             assert_eq!(Vec::from_iter(ids_of(proc.path(), name)), ids, "{name}");
         }
         // Another user's process cannot claim the name of root's container.

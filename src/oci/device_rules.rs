@@ -45,7 +45,9 @@ pub fn already_allowed(config_rules: &[LinuxDeviceCgroup], rule: DeviceRule) -> 
 pub(crate) fn allow_all(config_rules: &[LinuxDeviceCgroup]) -> bool {
     let is_any = |number: Option<i64>| number.is_none_or(|number| number < 0);
     let mut of_all = config_rules.iter().rev().filter(|entry| {
-        matches!(entry.typ(), None | Some(LinuxDeviceType::A)) && is_any(entry.major()) && is_any(entry.minor())
+        matches!(entry.typ(), None | Some(LinuxDeviceType::A))
+            && is_any(entry.major())
+            && is_any(entry.minor())
     });
     of_all.next().is_some_and(LinuxDeviceCgroup::allow)
 }
@@ -57,7 +59,8 @@ fn concerns(entry: &LinuxDeviceCgroup, rule: DeviceRule) -> bool {
         Some(LinuxDeviceType::U) => !entry.allow(),
         Some(LinuxDeviceType::B | LinuxDeviceType::P) => false,
     };
-    let number = |given: Option<i64>, wanted: u32| given.is_none_or(|n| n < 0 || n == i64::from(wanted));
+    let number =
+        |given: Option<i64>, wanted: u32| given.is_none_or(|n| n < 0 || n == i64::from(wanted));
     kind && number(entry.major(), rule.major) && number(entry.minor(), rule.minor)
 }
 
@@ -65,7 +68,10 @@ fn concerns(entry: &LinuxDeviceCgroup, rule: DeviceRule) -> bool {
 mod tests {
     use super::*;
 
-    const GPU: DeviceRule = DeviceRule { major: 195, minor: 0 };
+    const GPU: DeviceRule = DeviceRule {
+        major: 195,
+        minor: 0,
+    };
 
     fn allowed(json: &str) -> bool {
         let entries: Vec<LinuxDeviceCgroup> = serde_json::from_str(json).unwrap();
@@ -81,9 +87,18 @@ mod tests {
                 r#"[{"allow":false,"access":"rwm"},{"allow":true,"type":"a","major":-1,"minor":-1,"access":"rwm"}]"#,
                 true,
             ),
-            (r#"[{"allow":true,"access":"rwm"},{"allow":false,"type":"a"}]"#, false),
-            (r#"[{"allow":true,"access":"rwm"},{"allow":false,"type":"c","major":1,"minor":3}]"#, true),
-            (r#"[{"allow":true,"type":"c","access":"rwm"},{"allow":true,"major":195,"access":"rwm"}]"#, false),
+            (
+                r#"[{"allow":true,"access":"rwm"},{"allow":false,"type":"a"}]"#,
+                false,
+            ),
+            (
+                r#"[{"allow":true,"access":"rwm"},{"allow":false,"type":"c","major":1,"minor":3}]"#,
+                true,
+            ),
+            (
+                r#"[{"allow":true,"type":"c","access":"rwm"},{"allow":true,"major":195,"access":"rwm"}]"#,
+                false,
+            ),
         ] {
             let entries: Vec<LinuxDeviceCgroup> = serde_json::from_str(json).unwrap();
             assert_eq!(allow_all(&entries), expected, "{json}");
@@ -97,24 +112,54 @@ mod tests {
             (r#"[{"allow":false,"access":"rwm"}]"#, false),
             (r#"[{"allow":true,"access":"rwm"}]"#, true),
             (r#"[{"allow":true,"type":"a","access":"rwm"}]"#, true),
-            (r#"[{"allow":false,"access":"rwm"},{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}]"#, true),
+            (
+                r#"[{"allow":false,"access":"rwm"},{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"}]"#,
+                true,
+            ),
             (
                 r#"[{"allow":true,"type":"c","major":195,"minor":0,"access":"rw"},{"allow":false,"access":"rwm"}]"#,
                 false,
             ),
-            (r#"[{"allow":true,"type":"c","major":195,"access":"rwm"}]"#, true),
-            (r#"[{"allow":true,"type":"c","major":195,"minor":-1,"access":"rwm"}]"#, true),
-            (r#"[{"allow":true,"type":"c","major":195,"minor":1,"access":"rwm"}]"#, false),
-            (r#"[{"allow":true,"type":"b","major":195,"minor":0,"access":"rwm"}]"#, false),
-            (r#"[{"allow":true,"type":"c","major":195,"minor":0,"access":"r"}]"#, false),
-            (r#"[{"allow":true,"type":"c","access":"r"},{"allow":true,"type":"c","major":195,"access":"w"}]"#, true),
+            (
+                r#"[{"allow":true,"type":"c","major":195,"access":"rwm"}]"#,
+                true,
+            ),
+            (
+                r#"[{"allow":true,"type":"c","major":195,"minor":-1,"access":"rwm"}]"#,
+                true,
+            ),
+            (
+                r#"[{"allow":true,"type":"c","major":195,"minor":1,"access":"rwm"}]"#,
+                false,
+            ),
+            (
+                r#"[{"allow":true,"type":"b","major":195,"minor":0,"access":"rwm"}]"#,
+                false,
+            ),
+            (
+                r#"[{"allow":true,"type":"c","major":195,"minor":0,"access":"r"}]"#,
+                false,
+            ),
+            (
+                r#"[{"allow":true,"type":"c","access":"r"},{"allow":true,"type":"c","major":195,"access":"w"}]"#,
+                true,
+            ),
             (
                 r#"[{"allow":true,"type":"a","access":"rwm"},{"allow":false,"type":"c","major":195,"access":"w"}]"#,
                 false,
             ),
-            (r#"[{"allow":true,"type":"a","access":"rwm"},{"allow":false,"type":"c","major":195,"access":"m"}]"#, true),
-            (r#"[{"allow":true,"type":"c","major":195,"minor":0}]"#, false),
-            (r#"[{"allow":true,"type":"a","access":"rwm"},{"allow":false}]"#, false),
+            (
+                r#"[{"allow":true,"type":"a","access":"rwm"},{"allow":false,"type":"c","major":195,"access":"m"}]"#,
+                true,
+            ),
+            (
+                r#"[{"allow":true,"type":"c","major":195,"minor":0}]"#,
+                false,
+            ),
+            (
+                r#"[{"allow":true,"type":"a","access":"rwm"},{"allow":false}]"#,
+                false,
+            ),
         ] {
             assert_eq!(allowed(json), expected, "{json}");
         }

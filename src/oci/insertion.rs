@@ -17,8 +17,13 @@ pub fn append(json: &mut String, path: &[&str], items: &[Value]) -> Result<()> {
     if items.is_empty() {
         return Ok(());
     }
-    let items = items.iter().map(Value::to_string).collect::<Vec<_>>().join(",");
-    let (place, new) = place(json, path, &items).with_context(|| format!("cannot add to {:?}", path.join(".")))?;
+    let items = items
+        .iter()
+        .map(Value::to_string)
+        .collect::<Vec<_>>()
+        .join(",");
+    let (place, new) =
+        place(json, path, &items).with_context(|| format!("cannot add to {:?}", path.join(".")))?;
     json.reserve_exact(new.len());
     json.replace_range(place, &new);
     Ok(())
@@ -29,7 +34,11 @@ fn place(json: &str, path: &[&str], items: &str) -> Result<(Range<usize>, String
     let mut at = super::first_json_value::<&RawValue>(json.as_bytes())?.get();
     let mut rest = path;
     loop {
-        let start = at.as_ptr().addr().checked_sub(json.as_ptr().addr()).context("its text was copied")?;
+        let start = at
+            .as_ptr()
+            .addr()
+            .checked_sub(json.as_ptr().addr())
+            .context("its text was copied")?;
         let end = start.saturating_add(at.len());
         if at == "null" {
             return Ok((start..end, nested(rest, items)));
@@ -44,7 +53,13 @@ fn place(json: &str, path: &[&str], items: &str) -> Result<(Range<usize>, String
         let members: BTreeMap<String, &RawValue> = serde_json::from_str(at)?;
         match members.get(*key) {
             Some(value) => at = value.get(),
-            None => return at_end(at, start, format!("{}:{}", Value::from(*key), nested(below, items))),
+            None => {
+                return at_end(
+                    at,
+                    start,
+                    format!("{}:{}", Value::from(*key), nested(below, items)),
+                );
+            }
         }
         rest = below;
     }
@@ -52,12 +67,16 @@ fn place(json: &str, path: &[&str], items: &str) -> Result<(Range<usize>, String
 
 /// Returns an array with these items, nested in objects with the keys of `path`.
 fn nested(path: &[&str], items: &str) -> String {
-    path.iter().rfold(format!("[{items}]"), |value, key| format!("{{{}:{value}}}", Value::from(*key)))
+    path.iter().rfold(format!("[{items}]"), |value, key| {
+        format!("{{{}:{value}}}", Value::from(*key))
+    })
 }
 
 /// Returns the insertion after the last entry of the array or object `text`, which begins at offset `start`.
 fn at_end(text: &str, start: usize, more: String) -> Result<(Range<usize>, String)> {
-    let (open, _) = text.split_at_checked(text.len().saturating_sub(1)).context("it is empty")?;
+    let (open, _) = text
+        .split_at_checked(text.len().saturating_sub(1))
+        .context("it is empty")?;
     let kept = open.trim_end().len();
     let at = start.saturating_add(kept);
     Ok((at..at, if kept == 1 { more } else { format!(",{more}") }))
@@ -82,13 +101,29 @@ mod tests {
         for (text, path, expected) in [
             ("{}", &["a"][..], r#"{"a":[1,{"x":"y"}]}"#),
             ("{}", &["a", "b"], r#"{"a":{"b":[1,{"x":"y"}]}}"#),
-            (" { \"z\" : 1e400 }\n", &["a"], " { \"z\" : 1e400,\"a\":[1,{\"x\":\"y\"}] }\n"),
+            (
+                " { \"z\" : 1e400 }\n",
+                &["a"],
+                " { \"z\" : 1e400,\"a\":[1,{\"x\":\"y\"}] }\n",
+            ),
             (r#"{"a":[]}"#, &["a"], r#"{"a":[1,{"x":"y"}]}"#),
-            (r#"{"a":null,"b":18446744073709551616}"#, &["a"], r#"{"a":[1,{"x":"y"}],"b":18446744073709551616}"#),
+            (
+                r#"{"a":null,"b":18446744073709551616}"#,
+                &["a"],
+                r#"{"a":[1,{"x":"y"}],"b":18446744073709551616}"#,
+            ),
             (r#"{"a":null}"#, &["a", "b"], r#"{"a":{"b":[1,{"x":"y"}]}}"#),
-            ("{\"b\":{\"a\": [ 0.10\n ],\"c\":1}}", &["b", "a"], "{\"b\":{\"a\": [ 0.10,1,{\"x\":\"y\"}\n ],\"c\":1}}"),
+            (
+                "{\"b\":{\"a\": [ 0.10\n ],\"c\":1}}",
+                &["b", "a"],
+                "{\"b\":{\"a\": [ 0.10,1,{\"x\":\"y\"}\n ],\"c\":1}}",
+            ),
             (r#"{"\u0061":[0]}"#, &["a"], r#"{"\u0061":[0,1,{"x":"y"}]}"#),
-            (r#"{"a":[0],"a":[2]} rest"#, &["a"], r#"{"a":[0],"a":[2,1,{"x":"y"}]} rest"#),
+            (
+                r#"{"a":[0],"a":[2]} rest"#,
+                &["a"],
+                r#"{"a":[0],"a":[2,1,{"x":"y"}]} rest"#,
+            ),
         ] {
             assert_eq!(append(text, path, &items).unwrap(), expected, "{text}");
             assert_eq!(append(text, path, &[]).unwrap(), text);
@@ -103,8 +138,16 @@ mod tests {
             ("[1", &[], "EOF"),
             (r#"{"a":{}}"#, &["a"], "it is not an array"),
             (r#"{"a":"x"}"#, &["a"], "it is not an array"),
-            (r#"{"a":[]}"#, &["a", "b"], "cannot add to \"a.b\": invalid type"),
-            (r#"{"a":3}"#, &["a", "b"], "cannot add to \"a.b\": invalid type"),
+            (
+                r#"{"a":[]}"#,
+                &["a", "b"],
+                "cannot add to \"a.b\": invalid type",
+            ),
+            (
+                r#"{"a":3}"#,
+                &["a", "b"],
+                "cannot add to \"a.b\": invalid type",
+            ),
         ] {
             let text = base::report::render(&append(text, path, &[json!(1)]).unwrap_err());
             assert!(text.contains(says), "{text}");
@@ -119,15 +162,27 @@ mod tests {
             Just("0".to_owned()),
             Just("1E+400".to_owned()),
         ];
-        let text = prop_oneof!["\"[a-c ]{0,4}\"", Just(r#""\u00e9\ud83d\ude00\/""#.to_owned())];
-        let leaf = prop_oneof![number, text, Just("null".to_owned()), Just("true".to_owned())];
+        let text = prop_oneof![
+            "\"[a-c ]{0,4}\"",
+            Just(r#""\u00e9\ud83d\ude00\/""#.to_owned())
+        ];
+        let leaf = prop_oneof![
+            number,
+            text,
+            Just("null".to_owned()),
+            Just("true".to_owned())
+        ];
         leaf.prop_recursive(4, 40, 5, |inner| {
             let members = prop::collection::btree_map("[a-c]", inner.clone(), 0..4);
             let object = members.prop_map(|members| {
-                let members: Vec<_> = members.iter().map(|(key, value)| format!("\"{key}\" : {value}")).collect();
+                let members: Vec<_> = members
+                    .iter()
+                    .map(|(key, value)| format!("\"{key}\" : {value}"))
+                    .collect();
                 format!("{{{}\n}}", members.join(" ,"))
             });
-            let array = prop::collection::vec(inner, 0..4).prop_map(|items| format!("[{}\t]", items.join(", ")));
+            let array = prop::collection::vec(inner, 0..4)
+                .prop_map(|items| format!("[{}\t]", items.join(", ")));
             prop_oneof![object, array]
         })
     }

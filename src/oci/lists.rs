@@ -47,7 +47,9 @@ pub(super) fn known_entries<T: DeserializeOwned>(list: Option<&RawValue>) -> Res
     let mut known = Vec::new();
     // Of equal keys, the last one counts, as in the engines. serde_json does that for a `Value`, but rejects duplicate fields
     // of a struct.
-    each(list, &mut |entry| known.extend(serde_json::from_value(value(entry)).ok()))?;
+    each(list, &mut |entry| {
+        known.extend(serde_json::from_value(value(entry)).ok())
+    })?;
     Ok(known)
 }
 
@@ -62,7 +64,8 @@ impl<'a> Object<'a> {
     /// If the value is not an object.
     pub(super) fn first(bytes: &'a [u8], names: &[&str]) -> Result<Self> {
         ensure!(!bytes.trim_ascii().is_empty(), "it is empty");
-        Ok(serde_json::Deserializer::from_slice(bytes).deserialize_map(Members(&|name| names.contains(&name)))?)
+        Ok(serde_json::Deserializer::from_slice(bytes)
+            .deserialize_map(Members(&|name| names.contains(&name)))?)
     }
 
     /// Reads the members with these names. A missing object, or null, has no members.
@@ -77,16 +80,23 @@ impl<'a> Object<'a> {
     ///
     /// # Errors
     /// Those of [`Self::of`].
-    pub(super) fn of_names(object: Option<&'a RawValue>, is_wanted: &dyn Fn(&str) -> bool) -> Result<Self> {
+    pub(super) fn of_names(
+        object: Option<&'a RawValue>,
+        is_wanted: &dyn Fn(&str) -> bool,
+    ) -> Result<Self> {
         match object {
-            Some(object) => Ok(serde_json::Deserializer::from_str(object.get()).deserialize_map(Members(is_wanted))?),
+            Some(object) => Ok(serde_json::Deserializer::from_str(object.get())
+                .deserialize_map(Members(is_wanted))?),
             None => Ok(Self::default()),
         }
     }
 
     /// Returns a member, unless it is null.
     pub(super) fn get(&self, name: &str) -> Option<&'a RawValue> {
-        self.0.get(name).copied().filter(|value| value.get() != "null")
+        self.0
+            .get(name)
+            .copied()
+            .filter(|value| value.get() != "null")
     }
 
     /// Returns the text of a member; `None` if it is not a string.
@@ -161,7 +171,9 @@ impl<'de> Deserialize<'de> for Environment {
                 while let Some(entry) = list.next_element::<String>()? {
                     match entry.split_once('=') {
                         Some((name, value)) => {
-                            environment.variables.insert(name.to_owned(), value.to_owned());
+                            environment
+                                .variables
+                                .insert(name.to_owned(), value.to_owned());
                         }
                         None => {
                             environment.wrong.get_or_insert(entry);
@@ -194,15 +206,27 @@ mod tests {
     #[test]
     fn of_equal_keys_the_last_counts() {
         let twice = Some(raw(r#"[{"containerID":1,"hostID":1,"size":1,"size":2}]"#));
-        assert_eq!(known_entries::<crate::oci::spec_view::IdMapping>(twice).unwrap()[0].size, 2);
+        assert_eq!(
+            known_entries::<crate::oci::spec_view::IdMapping>(twice).unwrap()[0].size,
+            2
+        );
         let object = Some(raw(r#"{"a":1,"b":[],"\u0061":"x","c":1e400,"e":null}"#));
         let found = Object::of(object, &["a", "c", "d", "e"]).unwrap();
-        let members: Vec<_> = found.members().map(|(name, value)| (name, value.get())).collect();
+        let members: Vec<_> = found
+            .members()
+            .map(|(name, value)| (name, value.get()))
+            .collect();
         assert_eq!(members, [("a", "\"x\""), ("c", "1e400"), ("e", "null")]);
-        assert_eq!((found.text("a").as_deref(), found.text("c")), (Some("x"), None));
+        assert_eq!(
+            (found.text("a").as_deref(), found.text("c")),
+            (Some("x"), None)
+        );
         assert!(found.get("d").is_none() && found.get("e").is_none());
         assert!(Object::of(Some(raw("[]")), &["a"]).is_err());
         let env: Environment = serde_json::from_str(r#"["A=1","B=","A=2=3"]"#).unwrap();
-        assert_eq!(serde_json::to_string(&env.variables().unwrap()).unwrap(), r#"{"A":"2=3","B":""}"#);
+        assert_eq!(
+            serde_json::to_string(&env.variables().unwrap()).unwrap(),
+            r#"{"A":"2=3","B":""}"#
+        );
     }
 }

@@ -24,16 +24,22 @@ pub(crate) const MAX_JSON: usize = 16 << 20;
 
 /// Reports whether the text is a config.json and not a container state, which names a bundle and has no process.
 pub(crate) fn is_spec(bytes: &[u8]) -> bool {
-    let is_object = |value: Option<&RawValue>| value.is_some_and(|value| value.get().starts_with('{'));
+    let is_object =
+        |value: Option<&RawValue>| value.is_some_and(|value| value.get().starts_with('{'));
     lists::Object::first(bytes, &["bundle", "bundlePath", "process", "root"]).is_ok_and(|members| {
-        let is_state = ["bundle", "bundlePath"].into_iter().any(|name| members.get(name).is_some());
+        let is_state = ["bundle", "bundlePath"]
+            .into_iter()
+            .any(|name| members.get(name).is_some());
         !is_state && (is_object(members.get("process")) || is_object(members.get("root")))
     })
 }
 
 /// Parses the first JSON value of `bytes`. The rest is ignored, as in the engines' decoders.
 fn first_json_value<'a, T: serde::Deserialize<'a>>(bytes: &'a [u8]) -> Result<T> {
-    match serde_json::Deserializer::from_slice(bytes).into_iter::<T>().next() {
+    match serde_json::Deserializer::from_slice(bytes)
+        .into_iter::<T>()
+        .next()
+    {
         Some(value) => Ok(value?),
         None => anyhow::bail!("it is empty"),
     }
@@ -49,7 +55,10 @@ mod tests {
             (r#"{"process":{},"root":{"path":"/r"}}"#, true),
             (r#"{"ociVersion":"1.0.2","root":{"path":"/r"}}"#, true),
             (r#"{"id":"c","pid":7,"bundle":"/b","root":"/r"}"#, false),
-            (r#"{"id":"c","pid":7,"bundlePath":"/b","process":{}}"#, false),
+            (
+                r#"{"id":"c","pid":7,"bundlePath":"/b","process":{}}"#,
+                false,
+            ),
             (r#"{"id":"c","pid":7,"root":"/r"}"#, false),
             ("3", false),
             ("{", false),
@@ -57,7 +66,11 @@ mod tests {
         ] {
             assert_eq!(is_spec(text.as_bytes()), expected, "{text}");
         }
-        assert!(is_spec(include_bytes!("../../tests/fixtures/captures/kubelet-prestart/config.json")));
-        assert!(!is_spec(include_bytes!("../../tests/fixtures/captures/crio-prestart/state.json")));
+        assert!(is_spec(include_bytes!(
+            "../../tests/fixtures/captures/kubelet-prestart/config.json"
+        )));
+        assert!(!is_spec(include_bytes!(
+            "../../tests/fixtures/captures/crio-prestart/state.json"
+        )));
     }
 }

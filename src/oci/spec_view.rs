@@ -93,7 +93,9 @@ impl IdMapping {
     /// Converts an id in the container to an id outside of the user namespace.
     pub(crate) fn outside(mappings: &[Self], id: u32) -> Option<u32> {
         mappings.iter().find_map(|mapping| {
-            let offset = id.checked_sub(mapping.container_id).filter(|offset| *offset < mapping.size)?;
+            let offset = id
+                .checked_sub(mapping.container_id)
+                .filter(|offset| *offset < mapping.size)?;
             mapping.host_id.checked_add(offset)
         })
     }
@@ -101,7 +103,9 @@ impl IdMapping {
     /// Converts an id outside of the user namespace to an id in the container.
     pub(crate) fn inside(mappings: &[Self], id: u32) -> Option<u32> {
         mappings.iter().find_map(|mapping| {
-            let offset = id.checked_sub(mapping.host_id).filter(|offset| *offset < mapping.size)?;
+            let offset = id
+                .checked_sub(mapping.host_id)
+                .filter(|offset| *offset < mapping.size)?;
             mapping.container_id.checked_add(offset)
         })
     }
@@ -126,7 +130,8 @@ impl Mount {
     /// Reports whether it is a bind mount, by the rules of the runtimes.
     pub fn is_bind(&self) -> bool {
         let mut options = self.options.iter().flatten();
-        self.kind.as_deref() == Some("bind") || options.any(|option| option == "bind" || option == "rbind")
+        self.kind.as_deref() == Some("bind")
+            || options.any(|option| option == "bind" || option == "rbind")
     }
 }
 
@@ -190,7 +195,10 @@ pub(crate) fn read_if(bundle: &Path, is_wanted: IsWanted) -> Result<SpecView> {
     read_with(bundle, |bytes, bundle| parse_if(bytes, bundle, is_wanted))
 }
 
-fn read_with(bundle: &Path, parse: impl FnOnce(&[u8], &Path) -> Result<SpecView>) -> Result<SpecView> {
+fn read_with(
+    bundle: &Path,
+    parse: impl FnOnce(&[u8], &Path) -> Result<SpecView>,
+) -> Result<SpecView> {
     let path = bundle.join("config.json");
     let spec = read_file(&path).and_then(|bytes| parse(&bytes, bundle));
     spec.with_context(|| format!("cannot read the container's spec {path:?}"))
@@ -222,12 +230,25 @@ pub fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: IsWanted) -> Result<Spec
     let root = raw.root.map(|root| root.path).unwrap_or_default();
     ensure!(!root.as_os_str().is_empty(), "it has no \"root.path\"");
     let rootfs = bundle.join(root);
-    ensure!(rootfs.is_absolute(), "its rootfs {rootfs:?} is not absolute");
+    ensure!(
+        rootfs.is_absolute(),
+        "its rootfs {rootfs:?} is not absolute"
+    );
     let process = raw.process.context("it has no \"process\"")?;
     let (privileged, has_all_nodes) = privilege(process.capabilities, raw.linux)?;
     let env = process.env.unwrap_or_default().variables()?;
-    let view = SpecView { rootfs, env, privileged, has_all_nodes, ..SpecView::default() };
-    if !is_wanted(&view, raw.mounts.map_or("", RawValue::get), raw.linux.map_or("", RawValue::get)) {
+    let view = SpecView {
+        rootfs,
+        env,
+        privileged,
+        has_all_nodes,
+        ..SpecView::default()
+    };
+    if !is_wanted(
+        &view,
+        raw.mounts.map_or("", RawValue::get),
+        raw.linux.map_or("", RawValue::get),
+    ) {
         return Ok(view);
     }
     let linux = linux(raw.linux)?;
@@ -243,7 +264,9 @@ pub fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: IsWanted) -> Result<Spec
         gid_mappings: lists::known_entries(linux.get("gidMappings"))?,
         user: (id(user.get("uid")), id(user.get("gid"))),
         additional_gids: lists::known_entries(user.get("additionalGids"))?,
-        keeps_groups: Object::of(raw.annotations, &[KEEP_GROUPS])?.text(KEEP_GROUPS).is_some_and(|on| on == "1"),
+        keeps_groups: Object::of(raw.annotations, &[KEEP_GROUPS])?
+            .text(KEEP_GROUPS)
+            .is_some_and(|on| on == "1"),
         pod: pod::from_annotations(raw.annotations, bundle, &cgroups_path)?,
         cdi_devices: super::annotated::cdi_devices(raw.annotations)?,
         cgroups_path,
@@ -254,7 +277,20 @@ pub fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: IsWanted) -> Result<Spec
 
 fn linux(linux: Option<&RawValue>) -> Result<Object<'_>> {
     let ids = ["uidMappings", "gidMappings"];
-    Object::of(linux, &[&ids[..], &["cgroupsPath", "devices", "mountLabel", "namespaces", "resources"]].concat())
+    Object::of(
+        linux,
+        &[
+            &ids[..],
+            &[
+                "cgroupsPath",
+                "devices",
+                "mountLabel",
+                "namespaces",
+                "resources",
+            ],
+        ]
+        .concat(),
+    )
 }
 
 fn device_rules(linux: &Object<'_>) -> Result<Vec<LinuxDeviceCgroup>> {
@@ -263,7 +299,9 @@ fn device_rules(linux: &Object<'_>) -> Result<Vec<LinuxDeviceCgroup>> {
 
 /// Returns a user or group id; 0 if it is missing, as in the runtimes.
 fn id(number: Option<&RawValue>) -> u32 {
-    number.and_then(|text| text.get().parse().ok()).unwrap_or_default()
+    number
+        .and_then(|text| text.get().parse().ok())
+        .unwrap_or_default()
 }
 
 fn hooks(stages: Option<&RawValue>) -> Result<Vec<Hook>> {
@@ -296,7 +334,9 @@ fn privilege(capabilities: Option<&RawValue>, linux: Option<&RawValue>) -> Resul
 fn has_user_namespace(namespaces: Option<&RawValue>) -> Result<bool> {
     let mut found = false;
     lists::each(namespaces, &mut |entry| {
-        found |= lists::value(entry).get("type").is_some_and(|kind| kind == "user");
+        found |= lists::value(entry)
+            .get("type")
+            .is_some_and(|kind| kind == "user");
     })?;
     Ok(found)
 }
@@ -305,12 +345,16 @@ fn has_user_namespace(namespaces: Option<&RawValue>) -> Result<bool> {
 /// a list.
 fn has_sys_admin(capabilities: Option<&RawValue>) -> Result<bool> {
     let bounding = match capabilities {
-        Some(sets) if sets.get().starts_with('{') => Object::of(Some(sets), &["bounding"])?.get("bounding"),
+        Some(sets) if sets.get().starts_with('{') => {
+            Object::of(Some(sets), &["bounding"])?.get("bounding")
+        }
         list => list,
     };
     let mut found = false;
     let bounding = bounding.filter(|list| list.get().starts_with('['));
-    lists::each(bounding, &mut |entry| found |= lists::value(entry) == "CAP_SYS_ADMIN")?;
+    lists::each(bounding, &mut |entry| {
+        found |= lists::value(entry) == "CAP_SYS_ADMIN"
+    })?;
     Ok(found)
 }
 
@@ -328,7 +372,10 @@ mod tests {
         let spec = include_bytes!("../../tests/fixtures/captures/kubelet-prestart/config.json");
         let spec = parse(spec, Path::new("/bundle")).unwrap();
         assert!(spec.rootfs.ends_with("merged"));
-        assert_eq!(spec.env["NVIDIA_VISIBLE_DEVICES"], "GPU-00000000-1111-2222-3333-444444444444");
+        assert_eq!(
+            spec.env["NVIDIA_VISIBLE_DEVICES"],
+            "GPU-00000000-1111-2222-3333-444444444444"
+        );
         assert!(!spec.privileged);
         assert_eq!(spec.device_rules.len(), 2);
     }
@@ -361,13 +408,26 @@ mod tests {
             ("CUDA_VERSION=9.0", mount("/x"), true),
             ("DOCKER_RESOURCE_X=0", mount("/x"), true),
             ("A=1", mount("/var/run/nvidia-container-devices/0"), true),
-            ("A=1", mount("\\/var\\/run\\/nvidia-container-devices\\/0"), true),
-            ("A=1", mount("/var/run/\\u006evidia-container-devices/0"), true),
+            (
+                "A=1",
+                mount("\\/var\\/run\\/nvidia-container-devices\\/0"),
+                true,
+            ),
+            (
+                "A=1",
+                mount("/var/run/\\u006evidia-container-devices/0"),
+                true,
+            ),
         ] {
-            let text = format!(r#"{{"root":{{"path":"/r"}},"process":{{"env":["{env}"]}},"mounts":[{mounts}]}}"#);
+            let text = format!(
+                r#"{{"root":{{"path":"/r"}},"process":{{"env":["{env}"]}},"mounts":[{mounts}]}}"#
+            );
             let spec = parse_if(text.as_bytes(), Path::new("/bundle"), request::may_ask).unwrap();
             assert_eq!(spec.mounts.len(), usize::from(whole), "{env} {mounts}");
-            assert!(whole || request::hint(&view(&text).unwrap()) == request::Hint::No, "{env} {mounts}");
+            assert!(
+                whole || request::hint(&view(&text).unwrap()) == request::Hint::No,
+                "{env} {mounts}"
+            );
         }
         let gpu = r#"{"path":"/dev/nvidia0","type":"c","major": 195,"minor":0}"#;
         let fuse = r#"{"path":"/dev/fuse","type":"c","major":10,"minor":229}"#;
@@ -375,13 +435,22 @@ mod tests {
             ("", gpu, true),
             ("", fuse, false),
             (r#""env":["NVIDIA_VISIBLE_DEVICES=void"]"#, gpu, false),
-            (r#""capabilities":{"bounding":["CAP_SYS_ADMIN"]}"#, gpu, false),
+            (
+                r#""capabilities":{"bounding":["CAP_SYS_ADMIN"]}"#,
+                gpu,
+                false,
+            ),
         ] {
-            let text =
-                format!(r#"{{"root":{{"path":"/r"}},"process":{{{process}}},"linux":{{"devices":[{device}]}}}}"#);
+            let text = format!(
+                r#"{{"root":{{"path":"/r"}},"process":{{{process}}},"linux":{{"devices":[{device}]}}}}"#
+            );
             let spec = parse_if(text.as_bytes(), Path::new("/bundle"), request::may_ask).unwrap();
             assert_eq!(spec.devices.len(), usize::from(whole), "{process} {device}");
-            assert_eq!(request::hint(&view(&text).unwrap()) == request::Hint::Perhaps, whole, "{process} {device}");
+            assert_eq!(
+                request::hint(&view(&text).unwrap()) == request::Hint::Perhaps,
+                whole,
+                "{process} {device}"
+            );
         }
     }
 
@@ -398,7 +467,10 @@ mod tests {
             ("{}", ""),
             ("null", ""),
         ] {
-            let spec = view(&format!(r#"{{"root":{{"path":"/r"}},"process":{{}},"linux":{linux}}}"#)).unwrap();
+            let spec = view(&format!(
+                r#"{{"root":{{"path":"/r"}},"process":{{}},"linux":{linux}}}"#
+            ))
+            .unwrap();
             assert_eq!(spec.mount_label, label, "{linux}");
         }
     }
@@ -407,14 +479,23 @@ mod tests {
     fn privilege_is_judged_by_the_bounding_set() {
         for (capabilities, privileged) in [
             (r#"{"bounding":["CAP_SYS_ADMIN"]}"#, true),
-            (r#"{"bounding":["CAP_CHOWN"],"effective":["CAP_SYS_ADMIN"]}"#, false),
+            (
+                r#"{"bounding":["CAP_CHOWN"],"effective":["CAP_SYS_ADMIN"]}"#,
+                false,
+            ),
             (r#"["CAP_SYS_ADMIN"]"#, true),
             ("null", false),
             ("3", false),
         ] {
-            let spec =
-                view(&format!(r#"{{"root":{{"path":"/r"}},"process":{{"capabilities":{capabilities}}}}}"#)).unwrap();
-            assert_eq!((spec.privileged, spec.has_all_nodes), (privileged, privileged), "{capabilities}");
+            let spec = view(&format!(
+                r#"{{"root":{{"path":"/r"}},"process":{{"capabilities":{capabilities}}}}}"#
+            ))
+            .unwrap();
+            assert_eq!(
+                (spec.privileged, spec.has_all_nodes),
+                (privileged, privileged),
+                "{capabilities}"
+            );
         }
     }
 
@@ -424,14 +505,21 @@ mod tests {
         let own = r#""namespaces":[{"type":"mount"},{"type":"user"}]"#;
         let joined = r#""namespaces":[{"type":"user","path":"/proc/1/ns/user"}]"#;
         let of_privileged = r#""resources":{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"access":"rwm"}]}"#;
-        let of_others =
-            r#""resources":{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"type":"c","access":"m"}]}"#;
+        let of_others = r#""resources":{"devices":[{"allow":false,"access":"rwm"},{"allow":true,"type":"c","access":"m"}]}"#;
         for (linux, privileged, has_all_nodes) in [
             (r#""namespaces":[{"type":"mount"}]"#.to_owned(), true, true),
-            (r#""namespaces":[{"type":"mount"},3,null]"#.to_owned(), true, true),
+            (
+                r#""namespaces":[{"type":"mount"},3,null]"#.to_owned(),
+                true,
+                true,
+            ),
             (own.to_owned(), false, false),
             (joined.to_owned(), false, false),
-            (r#""namespaces":[{"\u0074ype":"us\u0065r"}]"#.to_owned(), false, false),
+            (
+                r#""namespaces":[{"\u0074ype":"us\u0065r"}]"#.to_owned(),
+                false,
+                false,
+            ),
             (format!("{own},{of_privileged}"), false, true),
             (format!("{own},{of_others}"), false, false),
         ] {
@@ -440,7 +528,11 @@ mod tests {
             );
             let partial = parse_if(text.as_bytes(), Path::new("/bundle"), |_, _, _| false).unwrap();
             for spec in [view(&text).unwrap(), partial] {
-                assert_eq!((spec.privileged, spec.has_all_nodes), (privileged, has_all_nodes), "{linux}");
+                assert_eq!(
+                    (spec.privileged, spec.has_all_nodes),
+                    (privileged, has_all_nodes),
+                    "{linux}"
+                );
             }
         }
     }
@@ -452,7 +544,10 @@ mod tests {
             ("{", "EOF"),
             (r#"{"process":{}}"#, "no \"root.path\""),
             (r#"{"root":{"path":"/r"}}"#, "no \"process\""),
-            (r#"{"root":{"path":"/r"},"process":{"env":["FOO"]}}"#, "\"FOO\", which is not NAME=VALUE"),
+            (
+                r#"{"root":{"path":"/r"},"process":{"env":["FOO"]}}"#,
+                "\"FOO\", which is not NAME=VALUE",
+            ),
         ] {
             let text = base::report::render(&view(text).unwrap_err());
             assert!(text.contains(says), "{text}");

@@ -47,13 +47,30 @@ const HINT: &str = "a container engine calls this hook and writes the container 
 /// # Errors
 /// If the text is not a JSON object, or names no bundle.
 pub fn parse(bytes: &[u8]) -> Result<State> {
-    let raw: Raw = super::first_json_value(bytes)
-        .with_context(|| Failure::new(&catalog::STATE, "cannot read the container state on stdin", HINT))?;
-    let bundle = if raw.bundle.as_os_str().is_empty() { raw.bundle_path } else { raw.bundle };
+    let raw: Raw = super::first_json_value(bytes).with_context(|| {
+        Failure::new(
+            &catalog::STATE,
+            "cannot read the container state on stdin",
+            HINT,
+        )
+    })?;
+    let bundle = if raw.bundle.as_os_str().is_empty() {
+        raw.bundle_path
+    } else {
+        raw.bundle
+    };
     if bundle.as_os_str().is_empty() {
-        return Err(failure(&catalog::STATE, "the container state on stdin has no \"bundle\"", HINT));
+        return Err(failure(
+            &catalog::STATE,
+            "the container state on stdin has no \"bundle\"",
+            HINT,
+        ));
     }
-    Ok(State { id: raw.id, pid: raw.pid.max(0), bundle })
+    Ok(State {
+        id: raw.id,
+        pid: raw.pid.max(0),
+        bundle,
+    })
 }
 
 /// Returns the bundle in the arguments of a runtime, which proc_pid_cmdline(5) separates with NUL, such as
@@ -65,13 +82,17 @@ pub(crate) fn bundle_argument(arguments: &[u8]) -> Option<PathBuf> {
         _ => argument.strip_prefix(b"--bundle=").map(Some),
     })?;
     let bundle = bundle.or_else(|| arguments.next())?;
-    bundle.starts_with(b"/").then(|| OsStr::from_bytes(bundle).into())
+    bundle
+        .starts_with(b"/")
+        .then(|| OsStr::from_bytes(bundle).into())
 }
 
 /// Returns the Kubernetes names in the annotations of a state, for a container whose config.json cannot be read.
 pub(crate) fn pod(bytes: &[u8], bundle: &Path) -> Pod {
     let state = Object::first(bytes, &["annotations"]);
-    state.and_then(|state| pod::from_annotations(state.get("annotations"), bundle, "")).unwrap_or_default()
+    state
+        .and_then(|state| pod::from_annotations(state.get("annotations"), bundle, ""))
+        .unwrap_or_default()
 }
 
 impl State {
@@ -98,12 +119,21 @@ mod tests {
     #[test]
     fn reads_what_runc_and_crun_write() {
         for (text, bundle) in [
-            (r#"{"ociVersion":"1.0.2","id":"c","status":"creating","pid":7,"bundle":"/b"}"#, "/b"),
+            (
+                r#"{"ociVersion":"1.0.2","id":"c","status":"creating","pid":7,"bundle":"/b"}"#,
+                "/b",
+            ),
             (r#"{"id":"c","pid":7,"bundlePath":"/old"}"#, "/old"),
-            (r#"{"id":"c","pid":7,"bundle":"/b","bundlePath":"/old","root":"/r","new":{"x":[1]}} trailing"#, "/b"),
+            (
+                r#"{"id":"c","pid":7,"bundle":"/b","bundlePath":"/old","root":"/r","new":{"x":[1]}} trailing"#,
+                "/b",
+            ),
         ] {
             let state = parse(text.as_bytes()).unwrap();
-            assert_eq!((state.id.as_str(), state.pid, state.bundle), ("c", 7, PathBuf::from(bundle)));
+            assert_eq!(
+                (state.id.as_str(), state.pid, state.bundle),
+                ("c", 7, PathBuf::from(bundle))
+            );
         }
     }
 
@@ -126,7 +156,10 @@ mod tests {
 
     #[test]
     fn a_state_without_a_process_cannot_be_entered() {
-        for text in [r#"{"id":"c","bundle":"/b"}"#, r#"{"id":"c","bundle":"/b","pid":-1}"#] {
+        for text in [
+            r#"{"id":"c","bundle":"/b"}"#,
+            r#"{"id":"c","bundle":"/b","pid":-1}"#,
+        ] {
             let error = parse(text.as_bytes()).unwrap().init().unwrap_err();
             assert!(base::report::render(&error).contains("has no \"pid\""));
         }
@@ -136,9 +169,15 @@ mod tests {
     fn the_bundle_in_the_arguments_of_runtimes() {
         for (arguments, bundle) in [
             // containerd-shim-runc-v2
-            ("/usr/bin/crun --root /r --log /l create --bundle /b --pid-file /p c", Some("/b")),
+            (
+                "/usr/bin/crun --root /r --log /l create --bundle /b --pid-file /p c",
+                Some("/b"),
+            ),
             // conmon
-            ("/usr/bin/crun --root=/r create --bundle /b --pid-file /p c", Some("/b")),
+            (
+                "/usr/bin/crun --root=/r create --bundle /b --pid-file /p c",
+                Some("/b"),
+            ),
             ("crun create -b /b c", Some("/b")),
             ("crun create --bundle=/b c", Some("/b")),
             ("crun create --bundle b c", None),
@@ -153,14 +192,26 @@ mod tests {
 
     #[test]
     fn a_pod_is_named_by_annotations() {
-        let text =
-            r#"{"id":"c","annotations":{"io.kubernetes.pod.name":"p","io.kubernetes.pod.namespace":"n","x":"y"}}"#;
+        let text = r#"{"id":"c","annotations":{"io.kubernetes.pod.name":"p","io.kubernetes.pod.namespace":"n","x":"y"}}"#;
         assert_eq!(
             pod(text.as_bytes(), Path::new("/b")),
-            Pod { name: "p".into(), namespace: "n".into(), container: String::new() }
+            Pod {
+                name: "p".into(),
+                namespace: "n".into(),
+                container: String::new()
+            }
         );
-        for text in ["", "{}", r#"{"annotations":3}"#, r#"{"annotations":{"io.kubernetes.pod.name":3}}"#] {
-            assert_eq!(pod(text.as_bytes(), Path::new("/b")), Pod::default(), "{text}");
+        for text in [
+            "",
+            "{}",
+            r#"{"annotations":3}"#,
+            r#"{"annotations":{"io.kubernetes.pod.name":3}}"#,
+        ] {
+            assert_eq!(
+                pod(text.as_bytes(), Path::new("/b")),
+                Pod::default(),
+                "{text}"
+            );
         }
     }
 

@@ -29,7 +29,9 @@ pub(crate) fn inaccessible<'a>(
     listed: &'a [Device],
 ) -> impl Iterator<Item = (&'a HostPath, Permissions)> {
     steps.iter().filter_map(|step| match step {
-        Step::MountNode { node, own: None } if is_shut(node, process, listed) => Some((&node.source, node.permissions)),
+        Step::MountNode { node, own: None } if is_shut(node, process, listed) => {
+            Some((&node.source, node.permissions))
+        }
         _ => None,
     })
 }
@@ -41,7 +43,9 @@ fn is_shut(node: &DeviceNode, process: &Process, listed: &[Device]) -> bool {
 
 /// Returns whether config.json lists the node: then the runtime creates it, with the mode and owner that the engine chose.
 fn is_listed(node: &DeviceNode, listed: &[Device]) -> bool {
-    listed.iter().any(|device| device.path == node.path.absolute())
+    listed
+        .iter()
+        .any(|device| device.path == node.path.absolute())
 }
 
 #[cfg(test)]
@@ -51,7 +55,11 @@ mod tests {
     use crate::oci::spec_view::{IdMapping, OVERFLOW_ID};
 
     fn spec(uid: u32, gid: u32, groups: &[u32]) -> SpecView {
-        SpecView { user: (uid, gid), additional_gids: groups.to_vec(), ..SpecView::default() }
+        SpecView {
+            user: (uid, gid),
+            additional_gids: groups.to_vec(),
+            ..SpecView::default()
+        }
     }
 
     #[test]
@@ -67,9 +75,27 @@ mod tests {
             (1000, 1000, &[], open, true),
             (1000, 1000, &[], cap, true),
             (1000, 1000, &[], root_only, false),
-            (1000, 44, &[], Permissions { mode: 0o606, ..suse }, false),
+            (
+                1000,
+                44,
+                &[],
+                Permissions {
+                    mode: 0o606,
+                    ..suse
+                },
+                false,
+            ),
             // Readable, but not writable.
-            (1000, 1000, &[], Permissions { mode: 0o664, ..suse }, false),
+            (
+                1000,
+                1000,
+                &[],
+                Permissions {
+                    mode: 0o664,
+                    ..suse
+                },
+                false,
+            ),
         ] {
             assert_eq!(
                 Process::from_spec(&spec(uid, gid, groups), false).may_open(node),
@@ -77,20 +103,35 @@ mod tests {
                 "{uid} {gid} {groups:?} {node:?}"
             );
         }
-        let mapping = |host_id| vec![IdMapping { container_id: 0, host_id, size: 65536 }];
+        let mapping = |host_id| {
+            vec![IdMapping {
+                container_id: 0,
+                host_id,
+                size: 65536,
+            }]
+        };
         let mapped = |host| SpecView {
             user_namespace: true,
             uid_mappings: mapping(host),
             gid_mappings: mapping(host),
             ..spec(0, 0, &[44])
         };
-        assert!(!Process::from_spec(&mapped(100_000), false).may_open(suse), "not root on the host");
-        assert!(Process::from_spec(&mapped(0), false).may_open(suse), "root on the host");
+        assert!(
+            !Process::from_spec(&mapped(100_000), false).may_open(suse),
+            "not root on the host"
+        );
+        assert!(
+            Process::from_spec(&mapped(0), false).may_open(suse),
+            "root on the host"
+        );
         assert!(Process::from_spec(&mapped(100_000), false).may_open(open));
         // Rootless: the nodes' owner is not mapped, and has the same overflow id as all other unmapped users.
         let unmapped = node(0o660, OVERFLOW_ID, OVERFLOW_ID);
         assert!(!Process::from_spec(&spec(0, 0, &[OVERFLOW_ID]), true).may_open(unmapped));
-        let keeps = SpecView { keeps_groups: true, ..spec(0, 0, &[]) };
+        let keeps = SpecView {
+            keeps_groups: true,
+            ..spec(0, 0, &[])
+        };
         assert!(Process::from_spec(&keeps, true).may_open(unmapped));
     }
 
@@ -106,7 +147,11 @@ mod tests {
             },
             own: None,
         };
-        let nodes = [("nvidia0", 0o660, 44), ("cap1", 0o400, 0), ("cap2", 0o444, 0)];
+        let nodes = [
+            ("nvidia0", 0o660, 44),
+            ("cap1", 0o400, 0),
+            ("cap2", 0o444, 0),
+        ];
         // Processes that root of the container starts are not root.
         let root = Process::from_spec(&spec(0, 0, &[]), false);
         let mut steps = nodes.map(step);
@@ -115,19 +160,42 @@ mod tests {
         let mut steps = nodes.map(step);
         let process = Process::from_spec(&spec(1000, 1000, &[]), false);
         assert_eq!(inaccessible(&steps, &process, &[]).count(), 2);
-        let listed = [Device { path: "/dev/nvidia0".into(), kind: None, major: None, minor: None }];
-        assert_eq!(inaccessible(&steps, &process, &listed).count(), 1, "the runtime creates the node");
+        let listed = [Device {
+            path: "/dev/nvidia0".into(),
+            kind: None,
+            major: None,
+            minor: None,
+        }];
+        assert_eq!(
+            inaccessible(&steps, &process, &listed).count(),
+            1,
+            "the runtime creates the node"
+        );
         create_own(&mut steps, &process, &listed);
         assert_eq!(steps, nodes.map(step));
         create_own(&mut steps, &process, &[]);
         let own = |step: &Step| matches!(step, Step::MountNode { own: Some(_), .. });
         assert_eq!(steps.each_ref().map(own), [true, false, false]);
-        let finding = process.finding(inaccessible(&steps, &process, &[])).unwrap();
-        assert_eq!(finding.what, "user 1000 of the container cannot open \"/dev/cap1\": owner 0:0, mode 0400");
-        let unmapped = Permissions { mode: 0o660, uid: OVERFLOW_ID, gid: OVERFLOW_ID };
+        let finding = process
+            .finding(inaccessible(&steps, &process, &[]))
+            .unwrap();
+        assert_eq!(
+            finding.what,
+            "user 1000 of the container cannot open \"/dev/cap1\": owner 0:0, mode 0400"
+        );
+        let unmapped = Permissions {
+            mode: 0o660,
+            uid: OVERFLOW_ID,
+            gid: OVERFLOW_ID,
+        };
         let finding = Process::from_spec(&SpecView::default(), true)
             .finding([("\"/dev/nvidia0\"", unmapped)].into_iter())
             .unwrap();
-        assert!(finding.what.ends_with("\"/dev/nvidia0\": owner outside the user namespace, mode 0660"), "{finding:?}");
+        assert!(
+            finding
+                .what
+                .ends_with("\"/dev/nvidia0\": owner outside the user namespace, mode 0660"),
+            "{finding:?}"
+        );
     }
 }

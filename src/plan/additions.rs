@@ -52,19 +52,40 @@ impl Additions {
         for node in &edits.device_nodes {
             additions.device(node, spec, facts);
         }
-        additions.mounts.extend(edits.mounts.iter().filter(|mount| !has_mount(spec, &mount.container_path)).map(bind));
-        let gids = edits.additional_gids.iter().filter_map(|gid| gid_inside(*gid, spec, facts));
-        let mut gids: Vec<u32> = gids.filter(|gid| !spec.additional_gids.contains(gid)).collect();
+        additions.mounts.extend(
+            edits
+                .mounts
+                .iter()
+                .filter(|mount| !has_mount(spec, &mount.container_path))
+                .map(bind),
+        );
+        let gids = edits
+            .additional_gids
+            .iter()
+            .filter_map(|gid| gid_inside(*gid, spec, facts));
+        let mut gids: Vec<u32> = gids
+            .filter(|gid| !spec.additional_gids.contains(gid))
+            .collect();
         gids.sort();
         gids.dedup();
-        additions.additional_gids.extend(gids.into_iter().map(Value::from));
-        additions.hooks.extend(edits.hooks.iter().filter(|hook| !has_hook(spec, hook)).map(entry));
+        additions
+            .additional_gids
+            .extend(gids.into_iter().map(Value::from));
+        additions.hooks.extend(
+            edits
+                .hooks
+                .iter()
+                .filter(|hook| !has_hook(spec, hook))
+                .map(entry),
+        );
         additions
     }
 
     /// Adds a node and its device rule.
     fn device(&mut self, node: &DeviceNode, spec: &SpecView, facts: OciFacts) {
-        let (Some(major), Some(minor)) = (number(node.major), number(node.minor)) else { return };
+        let (Some(major), Some(minor)) = (number(node.major), number(node.minor)) else {
+            return;
+        };
         let path = Path::new(&node.path);
         let rule = DeviceRule { major, minor };
         // A rootless runtime cannot filter devices, so config.json needs no rule.
@@ -98,7 +119,10 @@ impl Additions {
     /// Returns the path of each array in config.json, and its new items.
     pub fn arrays(&self) -> [(&'static [&'static str], &[Value]); 5] {
         [
-            (&["process", "user", "additionalGids"], &self.additional_gids),
+            (
+                &["process", "user", "additionalGids"],
+                &self.additional_gids,
+            ),
             (&["mounts"], &self.mounts),
             (&["hooks", STAGE], &self.hooks),
             (&["linux", "devices"], &self.devices),
@@ -111,7 +135,9 @@ impl Additions {
     /// # Errors
     /// If the text is not a valid config.json.
     pub fn apply(&self, mut config: String) -> Result<String> {
-        self.arrays().iter().try_for_each(|(path, items)| append(&mut config, path, items))?;
+        self.arrays()
+            .iter()
+            .try_for_each(|(path, items)| append(&mut config, path, items))?;
         Ok(config)
     }
 }
@@ -138,20 +164,35 @@ fn entry(hook: &Hook) -> Value {
 }
 
 fn has_mount(spec: &SpecView, destination: &str) -> bool {
-    spec.mounts.iter().any(|mount| mount.destination == Path::new(destination))
+    spec.mounts
+        .iter()
+        .any(|mount| mount.destination == Path::new(destination))
 }
 
 /// Returns the path on the host if `path` is in a bind mount. The deepest mount above it counts, and the last one of several.
 fn in_volume(spec: &SpecView, path: &Path) -> Option<PathBuf> {
-    let above = spec.mounts.iter().filter(|mount| path.starts_with(&mount.destination));
-    let mount = above.max_by_key(|mount| mount.destination.components().count()).filter(|mount| mount.is_bind())?;
-    Some(mount.source.join(path.strip_prefix(&mount.destination).ok()?))
+    let above = spec
+        .mounts
+        .iter()
+        .filter(|mount| path.starts_with(&mount.destination));
+    let mount = above
+        .max_by_key(|mount| mount.destination.components().count())
+        .filter(|mount| mount.is_bind())?;
+    Some(
+        mount
+            .source
+            .join(path.strip_prefix(&mount.destination).ok()?),
+    )
 }
 
 /// Reports whether config.json has an equal hook entry already, which would do the same.
 fn has_hook(spec: &SpecView, hook: &Hook) -> bool {
-    let Some(ours) = RootfsEdits::from_entry(&hook.args) else { return false };
-    spec.hooks.iter().any(|present| RootfsEdits::from_entry(&present.args).as_ref() == Some(&ours))
+    let Some(ours) = RootfsEdits::from_entry(&hook.args) else {
+        return false;
+    };
+    spec.hooks
+        .iter()
+        .any(|present| RootfsEdits::from_entry(&present.args).as_ref() == Some(&ours))
 }
 
 /// Returns a group id of the host as the id in the container; `None` if it is not mapped.
@@ -159,7 +200,11 @@ pub(crate) fn gid_inside(gid: u32, spec: &SpecView, facts: OciFacts) -> Option<u
     if facts.in_user_namespace && gid == OVERFLOW_ID {
         return None;
     }
-    if spec.user_namespace { IdMapping::inside(&spec.gid_mappings, gid) } else { Some(gid) }
+    if spec.user_namespace {
+        IdMapping::inside(&spec.gid_mappings, gid)
+    } else {
+        Some(gid)
+    }
 }
 
 #[cfg(test)]

@@ -29,7 +29,11 @@ impl<'a> Container<'a> {
     /// # Errors
     /// If the user namespace of this process cannot be determined.
     pub(crate) fn new(state: &'a State, spec: &'a SpecView) -> Result<Self> {
-        Ok(Self { id: &state.id, bundle: Some(&state.bundle), ..Self::from_spec(spec)? })
+        Ok(Self {
+            id: &state.id,
+            bundle: Some(&state.bundle),
+            ..Self::from_spec(spec)?
+        })
     }
 
     /// Returns the container of a config.json, without its id and bundle.
@@ -38,6 +42,12 @@ impl<'a> Container<'a> {
     /// Those of [`Self::new`].
     pub(crate) fn from_spec(spec: &'a SpecView) -> Result<Self> {
         let process = Process::from_spec(spec, ns::in_user_namespace()?);
-        Ok(Self { id: "", bundle: None, cgroups_path: Some(&spec.cgroups_path), spec, process })
+        Ok(Self {
+            id: "",
+            bundle: None,
+            cgroups_path: Some(&spec.cgroups_path),
+            spec,
+            process,
+        })
     }
 }

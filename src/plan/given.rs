@@ -27,9 +27,17 @@ impl Given {
     pub(crate) fn devices(&self) -> Vec<records::Device> {
         if self.nodes.is_empty() {
             let names = self.names.iter().filter(|name| is_nvidia(name));
-            return names.map(|name| records::Device { name: one_line(name), ..records::Device::default() }).collect();
+            return names
+                .map(|name| records::Device {
+                    name: one_line(name),
+                    ..records::Device::default()
+                })
+                .collect();
         }
-        let paths = self.nodes.iter().map(|path| one_line(&path.display().to_string()));
+        let paths = self
+            .nodes
+            .iter()
+            .map(|path| one_line(&path.display().to_string()));
         paths.map(records::Device::of_node).collect()
     }
 }
@@ -43,26 +51,46 @@ pub(crate) fn find(spec: &SpecView) -> Option<Given> {
     let names = &spec.cdi_devices;
     // Devices of another vendor say nothing about GPUs.
     let is_named = names.iter().any(|name| is_nvidia(name));
-    (!nodes.is_empty() || is_named).then(|| Given { nodes, names: names.clone(), trace })
+    (!nodes.is_empty() || is_named).then(|| Given {
+        nodes,
+        names: names.clone(),
+        trace,
+    })
 }
 
 /// Returns the paths of GPU nodes. Rootless engines bind-mount nodes; with other engines, the runtime creates them.
 fn gpu_nodes(spec: &SpecView) -> impl Iterator<Item = PathBuf> {
-    let created = spec.devices.iter().filter(|device| request::granted(std::slice::from_ref(*device)).is_some());
-    let mounted = spec.mounts.iter().filter(|mount| mount.is_bind() && is_gpu(&mount.destination));
-    created.map(|device| &device.path).chain(mounted.map(|mount| &mount.destination)).cloned()
+    let created = spec
+        .devices
+        .iter()
+        .filter(|device| request::granted(std::slice::from_ref(*device)).is_some());
+    let mounted = spec
+        .mounts
+        .iter()
+        .filter(|mount| mount.is_bind() && is_gpu(&mount.destination));
+    created
+        .map(|device| &device.path)
+        .chain(mounted.map(|mount| &mount.destination))
+        .cloned()
 }
 
 /// `/dev/nvidiaN`
 fn is_gpu(path: &Path) -> bool {
-    let number = path.to_str().and_then(|path| path.strip_prefix("/dev/nvidia")).unwrap_or_default();
+    let number = path
+        .to_str()
+        .and_then(|path| path.strip_prefix("/dev/nvidia"))
+        .unwrap_or_default();
     !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 impl fmt::Display for Given {
     /// `the engine gave the container /dev/nvidia0 by CDI (nvidia.com/gpu=0)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let nodes: Vec<_> = self.nodes.iter().map(|path| one_line(&path.display().to_string())).collect();
+        let nodes: Vec<_> = self
+            .nodes
+            .iter()
+            .map(|path| one_line(&path.display().to_string()))
+            .collect();
         let names = self.names.join(", ");
         if nodes.is_empty() {
             return write!(f, "its annotations name the CDI devices {names}");
@@ -85,7 +113,8 @@ mod tests {
     fn config_json_shows_it() {
         let node = r#"{"path":"/dev/nvidia0","type":"c","major":195,"minor":0},{"path":"/dev/nvidiactl","type":"c","major":195,"minor":255}"#;
         let library = r#"{"type":"bind","source":"/l","destination":"/usr/lib/libcuda.so.5"}"#;
-        let own = r#""hooks":{"createRuntime":[{"path":"/h","args":["oci-nvidia-hook","rootfs"]}]}"#;
+        let own =
+            r#""hooks":{"createRuntime":[{"path":"/h","args":["oci-nvidia-hook","rootfs"]}]}"#;
         let annotations = r#""annotations":{"cdi.k8s.io/plugin":"nvidia.com/gpu=0,nvidia.com/gpu=1","other":"x"}"#;
         let net = r#""annotations":{"cdi.k8s.io/n":"example.com/net=eth0"}"#;
         let linux = |nodes: &str| format!(r#""linux":{{"devices":[{nodes}]}}"#);

@@ -57,7 +57,12 @@ pub(crate) struct Live {
 impl Gpus {
     /// Combines the request with what [`super::decide`] returned for it.
     pub(crate) const fn new(request: GpuRequest, config: Config, host: Host, edits: Edits) -> Self {
-        Self { request, config, host, edits }
+        Self {
+            request,
+            config,
+            host,
+            edits,
+        }
     }
 
     /// Returns the configuration.
@@ -72,17 +77,29 @@ impl Gpus {
             return None;
         }
         let inventory = &self.host.inventory;
-        Some((ContainerPath::new(compat::DIR)?, &inventory.driver_version, &inventory.cuda_version))
+        Some((
+            ContainerPath::new(compat::DIR)?,
+            &inventory.driver_version,
+            &inventory.cuda_version,
+        ))
     }
 
     fn uses_compat_libraries(&self) -> bool {
-        self.config.cuda_compat && !self.host.is_wsl() && self.request.capabilities.has(Capability::Compute)
+        self.config.cuda_compat
+            && !self.host.is_wsl()
+            && self.request.capabilities.has(Capability::Compute)
     }
 
     /// Returns the changes of the hook in the container.
     pub(crate) fn steps(&self, container: &Container<'_>, image: &Image) -> Live {
         let mut steps = match self.request.omit.node_mounts {
-            true => steps::lower(&Edits { nodes: Vec::new(), ..self.edits.clone() }, image.facts),
+            true => steps::lower(
+                &Edits {
+                    nodes: Vec::new(),
+                    ..self.edits.clone()
+                },
+                image.facts,
+            ),
             false => steps::lower(&self.edits, image.facts),
         };
         for step in &mut steps {
@@ -93,10 +110,23 @@ impl Gpus {
         if let Some((dir, ..)) = self.compat_libraries() {
             steps::prefer(&mut steps, &dir, |soname| image.compat.contains(soname));
         }
-        let findings = [image.facts.finding(), newer_libcuda(image), self.give_access(&mut steps, container)];
-        let rules = self.edits.nodes.iter().map(|node| DeviceRule { major: node.major, minor: node.minor });
-        let rules = rules.filter(|rule| !already_allowed(&container.spec.device_rules, *rule)).collect();
-        Live { steps, rules, findings: findings.into_iter().flatten().collect() }
+        let findings = [
+            image.facts.finding(),
+            newer_libcuda(image),
+            self.give_access(&mut steps, container),
+        ];
+        let rules = self.edits.nodes.iter().map(|node| DeviceRule {
+            major: node.major,
+            minor: node.minor,
+        });
+        let rules = rules
+            .filter(|rule| !already_allowed(&container.spec.device_rules, *rule))
+            .collect();
+        Live {
+            steps,
+            rules,
+            findings: findings.into_iter().flatten().collect(),
+        }
     }
 
     /// Changes the steps to create device nodes instead of mounting the host's, if processes of the container could not open those.
@@ -129,14 +159,22 @@ impl Gpus {
             image,
         };
         let inventory = &self.host.inventory;
-        let versions = || (inventory.driver_version.clone(), inventory.cuda_version.clone());
+        let versions = || {
+            (
+                inventory.driver_version.clone(),
+                inventory.cuda_version.clone(),
+            )
+        };
         let entry = RootfsEdits {
             cuda_compat: self.uses_compat_libraries().then(versions),
             ..RootfsEdits::of_config(&self.config)
         };
         let lowered = lower(&self.edits, &context, entry).sort();
         let additions = Additions::new(&lowered, spec, facts);
-        let findings = [image.and_then(RootfsFacts::finding), no_access(&self.edits, &lowered, spec, facts)];
+        let findings = [
+            image.and_then(RootfsFacts::finding),
+            no_access(&self.edits, &lowered, spec, facts),
+        ];
         (additions, findings.into_iter().flatten().collect())
     }
 }
@@ -161,19 +199,34 @@ pub(crate) fn newer_libcuda(image: &Image) -> Option<Finding> {
     }
     Some(Finding::new(
         &catalog::IMAGE_CUDA,
-        format!("the CUDA compatibility libraries of the image in \"/{}\" are used", compat::DIR.trim_matches('/')),
+        format!(
+            "the CUDA compatibility libraries of the image in \"/{}\" are used",
+            compat::DIR.trim_matches('/')
+        ),
         "to use the host's, set cuda-compat-mode = \"disabled\" in config.toml",
     ))
 }
 
 /// Returns a finding if the process cannot open the device nodes. In a user namespace, the runtime cannot create nodes and mounts
 /// those of the host.
-fn no_access(edits: &Edits, lowered: &ContainerEdits, spec: &SpecView, facts: OciFacts) -> Option<Finding> {
+fn no_access(
+    edits: &Edits,
+    lowered: &ContainerEdits,
+    spec: &SpecView,
+    facts: OciFacts,
+) -> Option<Finding> {
     if !facts.in_user_namespace && !spec.user_namespace {
         return None;
     }
-    let groups = lowered.additional_gids.iter().copied().filter(|gid| gid_inside(*gid, spec, facts).is_some());
+    let groups = lowered
+        .additional_gids
+        .iter()
+        .copied()
+        .filter(|gid| gid_inside(*gid, spec, facts).is_some());
     let process = Process::from_spec(spec, facts.in_user_namespace).with_groups(groups);
-    let shut = edits.nodes.iter().filter(|node| !process.may_open(node.permissions));
+    let shut = edits
+        .nodes
+        .iter()
+        .filter(|node| !process.may_open(node.permissions));
     process.finding(shut.map(|node| (&node.source, node.permissions)))
 }

@@ -59,7 +59,13 @@ fn recorded(device: &Device<'_>) -> records::Device {
         Device::Mig(_, mig) => Some(mig.index),
     };
     let uuid = device.uuid().to_owned();
-    records::Device { index: Some(gpu.index), mig_index, name: gpu.model.clone(), uuid, node: String::new() }
+    records::Device {
+        index: Some(gpu.index),
+        mig_index,
+        name: gpu.model.clone(),
+        uuid,
+        node: String::new(),
+    }
 }
 
 /// Returns what this host provides for the request of a container whose config.json lists the device nodes `listed`. Adds findings,
@@ -80,7 +86,10 @@ pub(crate) fn decide(
     let (edits, more) = host.edits(&request.wanted()?, &devices)?;
     findings.extend(more);
     refuse_taken(&edits.nodes, listed)?;
-    Ok(Provided { edits, devices: devices.iter().map(recorded).collect() })
+    Ok(Provided {
+        edits,
+        devices: devices.iter().map(recorded).collect(),
+    })
 }
 
 /// Refuses to replace a device that config.json lists. At prestart and later the runtime has already created it; at precreate
@@ -89,7 +98,10 @@ pub(crate) fn decide(
 /// # Errors
 /// If config.json lists another device at the path of one of these nodes.
 fn refuse_taken(nodes: &[DeviceNode], listed: &[spec_view::Device]) -> Result<()> {
-    let Some(taken) = nodes.iter().find(|node| listed.iter().any(|device| is_another(node, device))) else {
+    let Some(taken) = nodes
+        .iter()
+        .find(|node| listed.iter().any(|device| is_another(node, device)))
+    else {
         return Ok(());
     };
     let path = taken.path.absolute();
@@ -108,8 +120,13 @@ fn is_another(node: &DeviceNode, device: &spec_view::Device) -> bool {
 
 /// Returns the request with UUIDs in place of device nodes.
 fn with_names(request: &GpuRequest, host: &Host) -> GpuRequest {
-    let VisibleDevices::Nodes(nodes) = &request.devices else { return request.clone() };
-    GpuRequest { devices: VisibleDevices::List(host.names_of(nodes)), ..request.clone() }
+    let VisibleDevices::Nodes(nodes) = &request.devices else {
+        return request.clone();
+    };
+    GpuRequest {
+        devices: VisibleDevices::List(host.names_of(nodes)),
+        ..request.clone()
+    }
 }
 
 /// Returns the program that the hook entries in config.json and in CDI specs start: `named`, or this program.

@@ -24,10 +24,15 @@ pub(crate) enum Other {
 /// installed with NVIDIA's names.
 pub(crate) fn set_up_by(spec: &SpecView, is_us: impl Fn(&Path) -> bool) -> Option<Other> {
     let hook = spec.hooks.iter().find(|hook| {
-        let own_edits = hook.args.get(1).is_some_and(|verb| verb == VERB) && !only_checks(&hook.args);
+        let own_edits =
+            hook.args.get(1).is_some_and(|verb| verb == VERB) && !only_checks(&hook.args);
         // An entry of NVIDIA's CDI specs counts even if this program is installed with that name.
         let of_spec = is_cdi_hook(&hook.path);
-        if own_edits { is_us(&hook.path) } else { of_spec || is_hook(&hook.path) && !is_us(&hook.path) }
+        if own_edits {
+            is_us(&hook.path)
+        } else {
+            of_spec || is_hook(&hook.path) && !is_us(&hook.path)
+        }
     });
     let hook = hook.map(|hook| Other::Hook(format!("the hook {:?}", hook.path)));
     hook.or_else(|| mounted_files(spec).map(Other::Files))
@@ -41,19 +46,31 @@ fn only_checks(args: &[String]) -> bool {
 /// Describes the hook entry or the mounts of a CDI spec for GPUs in config.json.
 pub(super) fn trace_of_cdi_spec(spec: &SpecView) -> Option<String> {
     let hook = spec.hooks.iter().find(|hook| {
-        let own = hook.args.iter().take(2).map(String::as_str).eq([PROGRAM, VERB]) && !only_checks(&hook.args);
+        let own = hook
+            .args
+            .iter()
+            .take(2)
+            .map(String::as_str)
+            .eq([PROGRAM, VERB])
+            && !only_checks(&hook.args);
         own || is_cdi_hook(&hook.path)
     });
-    hook.map(|hook| format!("the hook {:?}", hook.path)).or_else(|| mounted_files(spec))
+    hook.map(|hook| format!("the hook {:?}", hook.path))
+        .or_else(|| mounted_files(spec))
 }
 
 /// Names the mounts of driver files, if there are any.
 fn mounted_files(spec: &SpecView) -> Option<String> {
-    Some(format!("the mount of {:?} and {CONTROL_NODE:?}", driver_files(spec)?))
+    Some(format!(
+        "the mount of {:?} and {CONTROL_NODE:?}",
+        driver_files(spec)?
+    ))
 }
 
 fn file_name(path: &Path) -> &str {
-    path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
+    path.file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default()
 }
 
 /// Returns a mounted driver library, if the container also has the control node. A library alone proves nothing: users mount
@@ -61,10 +78,19 @@ fn file_name(path: &Path) -> &str {
 /// nodes of the host, so there only a mount of the node counts.
 fn driver_files(spec: &SpecView) -> Option<&Path> {
     let is_control = |path: &Path| path == Path::new(CONTROL_NODE);
-    let is_given = spec.mounts.iter().any(|mount| is_control(&mount.destination))
+    let is_given = spec
+        .mounts
+        .iter()
+        .any(|mount| is_control(&mount.destination))
         || (!spec.has_all_nodes && spec.devices.iter().any(|device| is_control(&device.path)));
     let mut paths = spec.mounts.iter().map(|mount| mount.destination.as_path());
-    paths.find(|path| LIBRARIES.iter().any(|library| file_name(path).starts_with(library))).filter(|_| is_given)
+    paths
+        .find(|path| {
+            LIBRARIES
+                .iter()
+                .any(|library| file_name(path).starts_with(library))
+        })
+        .filter(|_| is_given)
 }
 
 #[cfg(test)]
@@ -79,15 +105,39 @@ mod tests {
                 r#""hooks":{"prestart":[{"path":"/usr/bin/nvidia-container-runtime-hook","args":["x","prestart"]}]}"#,
                 "runtime-hook",
             ),
-            (r#""hooks":{"createContainer":[{"path":"/usr/bin/nvidia-cdi-hook"}]}"#, "nvidia-cdi-hook"),
-            (r#""hooks":{"createContainer":[{"path":"/us/nvidia-ctk"}]}"#, "nvidia-ctk"),
-            (r#""hooks":{"createContainer":[{"path":"/us","args":["oci-nvidia-hook","rootfs"]}]}"#, "the hook \"/us\""),
-            (r#""hooks":{"prestart":[{"path":"/us","args":["oci-nvidia-hook","prestart"]}]}"#, ""),
-            (r#""hooks":{"prestart":[{"path":"/us/nvidia-container-runtime-hook"}]}"#, ""),
-            (r#""hooks":{"prestart":[{"path":"/other","args":["other","rootfs"]}]}"#, ""),
+            (
+                r#""hooks":{"createContainer":[{"path":"/usr/bin/nvidia-cdi-hook"}]}"#,
+                "nvidia-cdi-hook",
+            ),
+            (
+                r#""hooks":{"createContainer":[{"path":"/us/nvidia-ctk"}]}"#,
+                "nvidia-ctk",
+            ),
+            (
+                r#""hooks":{"createContainer":[{"path":"/us","args":["oci-nvidia-hook","rootfs"]}]}"#,
+                "the hook \"/us\"",
+            ),
+            (
+                r#""hooks":{"prestart":[{"path":"/us","args":["oci-nvidia-hook","prestart"]}]}"#,
+                "",
+            ),
+            (
+                r#""hooks":{"prestart":[{"path":"/us/nvidia-container-runtime-hook"}]}"#,
+                "",
+            ),
+            (
+                r#""hooks":{"prestart":[{"path":"/other","args":["other","rootfs"]}]}"#,
+                "",
+            ),
             (r#""hooks":{"prestart":[3, {"path":7}], "new":{}}"#, ""),
-            (r#""mounts":[{"source":"/a","destination":"/usr/lib64/libcuda.so.535.1"}]"#, ""),
-            (r#""mounts":[{"source":"/a","destination":"/opt/mylibs/libcuda.so.1"}]"#, ""),
+            (
+                r#""mounts":[{"source":"/a","destination":"/usr/lib64/libcuda.so.535.1"}]"#,
+                "",
+            ),
+            (
+                r#""mounts":[{"source":"/a","destination":"/opt/mylibs/libcuda.so.1"}]"#,
+                "",
+            ),
             (
                 r#""mounts":[{"source":"/a","destination":"/usr/lib64/libcuda.so.535.1"}],
                    "linux":{"devices":[{"path":"/dev/nvidiactl","type":"c","major":195,"minor":255}]}"#,
@@ -104,13 +154,25 @@ mod tests {
                    "linux":{"devices":[{"path":"/dev/nvidiactl","type":"c","major":195,"minor":255}]}"#,
                 "",
             ),
-            (r#""linux":{"devices":[{"path":"/dev/nvidiactl","type":"c","major":195,"minor":255}]}"#, ""),
-            (r#""mounts":[{"source":"/a","destination":"/usr/lib64"}]"#, ""),
+            (
+                r#""linux":{"devices":[{"path":"/dev/nvidiactl","type":"c","major":195,"minor":255}]}"#,
+                "",
+            ),
+            (
+                r#""mounts":[{"source":"/a","destination":"/usr/lib64"}]"#,
+                "",
+            ),
         ] {
-            let process = if more.contains("process") { "" } else { r#""process":{},"# };
+            let process = if more.contains("process") {
+                ""
+            } else {
+                r#""process":{},"#
+            };
             let text = format!(r#"{{"root":{{"path":"/r"}},{process}{more}}}"#);
             let spec = parse(text.as_bytes(), Path::new("/b")).unwrap();
-            let found = match set_up_by(&spec, |path| path.starts_with("/us") && !path.starts_with("/usr")) {
+            let found = match set_up_by(&spec, |path| {
+                path.starts_with("/us") && !path.starts_with("/usr")
+            }) {
                 Some(Other::Hook(what) | Other::Files(what)) => what,
                 None => String::new(),
             };

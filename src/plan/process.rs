@@ -33,13 +33,20 @@ impl Process {
     /// Reads the user and groups of the process from config.json.
     pub(crate) fn from_spec(spec: &SpecView, is_rootless: bool) -> Self {
         let (uid, gid) = spec.user;
-        let outside =
-            |mappings: &[_], id| if spec.user_namespace { IdMapping::outside(mappings, id) } else { Some(id) };
+        let outside = |mappings: &[_], id| {
+            if spec.user_namespace {
+                IdMapping::outside(mappings, id)
+            } else {
+                Some(id)
+            }
+        };
         let groups = std::iter::once(gid).chain(spec.additional_gids.iter().copied());
         Self {
             named: uid,
             uid: outside(&spec.uid_mappings, uid),
-            groups: groups.filter_map(|gid| outside(&spec.gid_mappings, gid)).collect(),
+            groups: groups
+                .filter_map(|gid| outside(&spec.gid_mappings, gid))
+                .collect(),
             is_root: uid == 0 && !spec.user_namespace && !is_rootless,
             keeps_groups: spec.keeps_groups,
             is_rootless,
@@ -72,7 +79,10 @@ impl Process {
     }
 
     /// Returns the finding for nodes that the process cannot open; `None` without such nodes.
-    pub(crate) fn finding(&self, mut nodes: impl Iterator<Item = (impl Display, Permissions)>) -> Option<Finding> {
+    pub(crate) fn finding(
+        &self,
+        mut nodes: impl Iterator<Item = (impl Display, Permissions)>,
+    ) -> Option<Finding> {
         let (first, facts) = nodes.next()?;
         let more = match nodes.count() {
             0 => String::new(),
@@ -83,11 +93,15 @@ impl Process {
             true => "owner outside the user namespace".to_owned(),
             false => format!("owner {}:{}", facts.uid, facts.gid),
         };
-        let what =
-            format!("user {} of the container cannot open {first}{more}: {owner}, mode {:04o}", self.named, facts.mode);
+        let what = format!(
+            "user {} of the container cannot open {first}{more}: {owner}, mode {:04o}",
+            self.named, facts.mode
+        );
         let groups = match (self.is_rootless, facts.gid) {
             (true, _) => "use crun and \"--group-add keep-groups\"".to_owned(),
-            (false, gid) => format!("add group {gid} (\"--group-add {gid}\", supplementalGroups: [{gid}])"),
+            (false, gid) => {
+                format!("add group {gid} (\"--group-add {gid}\", supplementalGroups: [{gid}])")
+            }
         };
         let fix = format!(
             "{groups}, have the engine create the nodes (precreate, CDI, PASS_DEVICE_SPECS=true of the device plugin), or give \

@@ -21,7 +21,9 @@ pub fn hint(spec: &SpecView) -> Hint {
 pub fn may_ask(spec: &SpecView, mounts: &str, linux: &str) -> bool {
     request::hint_of((&spec.env).into()) != Hint::No
         || mounts_may_request(mounts)
-        || (!spec.has_all_nodes && request::nodes_may_request((&spec.env).into()) && nodes_may_be_granted(linux))
+        || (!spec.has_all_nodes
+            && request::nodes_may_request((&spec.env).into())
+            && nodes_may_be_granted(linux))
 }
 
 /// Reports whether this JSON text of `mounts` can contain a request. The name of the directory must occur in it, unless the
@@ -50,20 +52,33 @@ pub fn granted(devices: &[Device]) -> Option<Nodes> {
 }
 
 fn container(spec: &SpecView) -> Container<'_> {
-    let mounts = spec.mounts.iter().map(|mount| Mount { source: &mount.source, destination: &mount.destination });
+    let mounts = spec.mounts.iter().map(|mount| Mount {
+        source: &mount.source,
+        destination: &mount.destination,
+    });
     Container {
         env: (&spec.env).into(),
         mounts: mounts.collect(),
-        nodes: if spec.has_all_nodes { Vec::new() } else { characters(&spec.devices) },
+        nodes: if spec.has_all_nodes {
+            Vec::new()
+        } else {
+            characters(&spec.devices)
+        },
         privileged: spec.privileged,
     }
 }
 
 /// Returns the character devices. `u` is another word for `c`, see runtime-spec.
 pub(crate) fn characters(devices: &[Device]) -> Vec<Node<'_>> {
-    let characters = devices.iter().filter(|device| matches!(device.kind.as_deref(), Some("c" | "u")));
+    let characters = devices
+        .iter()
+        .filter(|device| matches!(device.kind.as_deref(), Some("c" | "u")));
     characters
-        .map(|device| Node { path: &device.path, major: number(device.major), minor: number(device.minor) })
+        .map(|device| Node {
+            path: &device.path,
+            major: number(device.major),
+            minor: number(device.minor),
+        })
         .collect()
 }
 
@@ -84,7 +99,12 @@ mod tests {
     }
 
     fn device(path: &str, kind: &str, major: i64, minor: i64) -> Device {
-        Device { path: path.into(), kind: Some(kind.into()), major: Some(major), minor: Some(minor) }
+        Device {
+            path: path.into(),
+            kind: Some(kind.into()),
+            major: Some(major),
+            minor: Some(minor),
+        }
     }
 
     #[test]
@@ -94,23 +114,76 @@ mod tests {
             Decision::Nothing(_) => "nothing".to_owned(),
             Decision::Refused(_) => "refused".to_owned(),
         };
-        let (open, locked) =
-            (Config::default(), Config { accept_envvar_when_unprivileged: false, ..Config::default() });
-        let devices = vec![device("/dev/nvidiactl", "c", 195, 255), device("/dev/nvidia1", "c", 195, 1)];
-        let nodes = SpecView { devices, ..SpecView::default() };
+        let (open, locked) = (
+            Config::default(),
+            Config {
+                accept_envvar_when_unprivileged: false,
+                ..Config::default()
+            },
+        );
+        let devices = vec![
+            device("/dev/nvidiactl", "c", 195, 255),
+            device("/dev/nvidia1", "c", 195, 1),
+        ];
+        let nodes = SpecView {
+            devices,
+            ..SpecView::default()
+        };
         let env = [("NVIDIA_VISIBLE_DEVICES".to_owned(), "all".to_owned())];
-        let all = SpecView { env: env.into_iter().collect(), ..nodes.clone() };
+        let all = SpecView {
+            env: env.into_iter().collect(),
+            ..nodes.clone()
+        };
         for (spec, when_open, when_locked) in [
             (nodes.clone(), "/dev/nvidia1", "/dev/nvidia1"),
             (all.clone(), "all", "/dev/nvidia1"),
-            (SpecView { privileged: true, has_all_nodes: true, ..nodes.clone() }, "nothing", "nothing"),
-            (SpecView { privileged: true, has_all_nodes: true, ..all.clone() }, "all", "all"),
+            (
+                SpecView {
+                    privileged: true,
+                    has_all_nodes: true,
+                    ..nodes.clone()
+                },
+                "nothing",
+                "nothing",
+            ),
+            (
+                SpecView {
+                    privileged: true,
+                    has_all_nodes: true,
+                    ..all.clone()
+                },
+                "all",
+                "all",
+            ),
             // With a user namespace, a privileged container has every node and no privilege.
-            (SpecView { has_all_nodes: true, ..nodes }, "nothing", "nothing"),
-            (SpecView { has_all_nodes: true, ..all }, "all", "refused"),
+            (
+                SpecView {
+                    has_all_nodes: true,
+                    ..nodes
+                },
+                "nothing",
+                "nothing",
+            ),
+            (
+                SpecView {
+                    has_all_nodes: true,
+                    ..all
+                },
+                "all",
+                "refused",
+            ),
         ] {
-            assert_eq!((outcome(&spec, &open).as_str(), outcome(&spec, &locked).as_str()), (when_open, when_locked));
-            assert!(hint(&spec) != Hint::No || when_open == "nothing", "{spec:?}");
+            assert_eq!(
+                (
+                    outcome(&spec, &open).as_str(),
+                    outcome(&spec, &locked).as_str()
+                ),
+                (when_open, when_locked)
+            );
+            assert!(
+                hint(&spec) != Hint::No || when_open == "nothing",
+                "{spec:?}"
+            );
         }
     }
 
@@ -140,9 +213,22 @@ mod tests {
 
     #[test]
     fn character_devices_with_numbers_count() {
-        assert_eq!(nvidia_host::driver::nodes::NVIDIA_MAJOR, 195, "the number that the text is searched for");
-        assert_eq!(granted(&[device("/dev/nvidia0", "b", 195, 0), device("/dev/nvidia1", "c", 195, -1)]), None);
-        let devices = [device("/dev/nvidia0", "b", 195, 0), device("/dev/x", "c", 195, 3)];
+        assert_eq!(
+            nvidia_host::driver::nodes::NVIDIA_MAJOR,
+            195,
+            "the number that the text is searched for"
+        );
+        assert_eq!(
+            granted(&[
+                device("/dev/nvidia0", "b", 195, 0),
+                device("/dev/nvidia1", "c", 195, -1)
+            ]),
+            None
+        );
+        let devices = [
+            device("/dev/nvidia0", "b", 195, 0),
+            device("/dev/x", "c", 195, 3),
+        ];
         assert_eq!(granted(&devices).unwrap().names(), ["/dev/nvidia3"]);
     }
 

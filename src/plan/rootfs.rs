@@ -14,12 +14,20 @@ use super::step::{CacheEntry, Step};
 use super::steps;
 
 /// Returns the steps in the order in which they must run. `proc_files` are the files of the mask with their content.
-pub(crate) fn steps(edits: &RootfsEdits, facts: RootfsFacts, proc_files: Vec<(OsString, Vec<u8>)>) -> Vec<Step> {
+pub(crate) fn steps(
+    edits: &RootfsEdits,
+    facts: RootfsFacts,
+    proc_files: Vec<(OsString, Vec<u8>)>,
+) -> Vec<Step> {
     let links = edits.links.iter().map(|(link, text)| Link {
         link: link.clone(),
         text: text.clone().into(),
         file: file_of(edits, link),
-        need: if edits.required.contains(link) { Need::Required } else { Need::Optional },
+        need: if edits.required.contains(link) {
+            Need::Required
+        } else {
+            Need::Optional
+        },
     });
     let mut steps: Vec<_> = links.map(Step::Link).collect();
     // A required link makes the hook cover a directory on a volume, and optional ones then find the layer.
@@ -27,19 +35,38 @@ pub(crate) fn steps(edits: &RootfsEdits, facts: RootfsFacts, proc_files: Vec<(Os
     let libraries = ContainerPath::new(library_dir(facts, Arch::native()));
     for (name, path) in &edits.below {
         // Programs search the image's library directory, which may be the host's too.
-        let link = libraries.as_ref().and_then(|dir| dir.join(name)).filter(|link| link != path);
+        let link = libraries
+            .as_ref()
+            .and_then(|dir| dir.join(name))
+            .filter(|link| link != path);
         let text = path.absolute().into();
-        let link = link.map(|link| Link { link, text, file: file_of(edits, path), need: Need::Optional });
+        let link = link.map(|link| Link {
+            link,
+            text,
+            file: file_of(edits, path),
+            need: Need::Optional,
+        });
         steps.extend(link.map(Step::Link));
     }
     steps.extend(edits.channels.iter().filter_map(|channel| {
         let below = channel.path.strip_prefix("/").unwrap_or(&channel.path);
         let source = HostPath::new(channel.root.as_path().join(below));
-        Some(Step::MountIpc { channel: channel.clone(), source, target: ContainerPath::new(&channel.path)? })
+        Some(Step::MountIpc {
+            channel: channel.clone(),
+            source,
+            target: ContainerPath::new(&channel.path)?,
+        })
     }));
     if edits.mask.is_some() {
-        let mounts = edits.shown.iter().map(|(path, source)| (path.clone(), source.clone())).collect();
-        steps.push(Step::MaskProc(ProcMask { files: proc_files, mounts }));
+        let mounts = edits
+            .shown
+            .iter()
+            .map(|(path, source)| (path.clone(), source.clone()))
+            .collect();
+        steps.push(Step::MaskProc(ProcMask {
+            files: proc_files,
+            mounts,
+        }));
     }
     steps.extend(steps::egl_profile(edits.egl_devices));
     let entries = edits.libraries.iter().map(|(arch, path)| CacheEntry {
@@ -56,7 +83,13 @@ fn file_of(edits: &RootfsEdits, link: &ContainerPath) -> ContainerPath {
     let mut file = link.clone();
     // A chain is libcuda.so, libcuda.so.1, libcuda.so.535; the limit ends a cycle.
     for _ in 0..8 {
-        let Some(next) = edits.links.get(&file).and_then(|text| link_target(&file, text)) else { break };
+        let Some(next) = edits
+            .links
+            .get(&file)
+            .and_then(|text| link_target(&file, text))
+        else {
+            break;
+        };
         file = next;
     }
     file
@@ -117,7 +150,9 @@ mod tests {
         );
         for step in &steps {
             match step {
-                Step::Link(Link { file, .. }) => assert_eq!(file.absolute(), Path::new("/usr/lib64/libcuda.so.535")),
+                Step::Link(Link { file, .. }) => {
+                    assert_eq!(file.absolute(), Path::new("/usr/lib64/libcuda.so.535"))
+                }
                 Step::MaskProc(mask) => assert_eq!((&mask.files, mask.mounts.len()), (&files, 1)),
                 _ => {}
             }
@@ -126,29 +161,68 @@ mod tests {
 
     #[test]
     fn files_are_linked_in_the_image_library_directory() {
-        let edits =
-            parsed(&["--below", "vdpau/x.so.1::/usr/lib64/vdpau/x.so.1", "--link", "x.so.5::/usr/lib64/vdpau/x.so.1"]);
-        let steps =
-            |debian| super::steps(edits.as_ref().unwrap(), RootfsFacts { debian, ..RootfsFacts::default() }, vec![]);
+        let edits = parsed(&[
+            "--below",
+            "vdpau/x.so.1::/usr/lib64/vdpau/x.so.1",
+            "--link",
+            "x.so.5::/usr/lib64/vdpau/x.so.1",
+        ]);
+        let steps = |debian| {
+            super::steps(
+                edits.as_ref().unwrap(),
+                RootfsFacts {
+                    debian,
+                    ..RootfsFacts::default()
+                },
+                vec![],
+            )
+        };
         assert_eq!(steps(false).len(), 1, "alike");
-        let dir = library_dir(RootfsFacts { debian: true, ..RootfsFacts::default() }, Arch::native());
-        let link = ContainerPath::new(dir).unwrap().join("vdpau/x.so.1").unwrap();
+        let dir = library_dir(
+            RootfsFacts {
+                debian: true,
+                ..RootfsFacts::default()
+            },
+            Arch::native(),
+        );
+        let link = ContainerPath::new(dir)
+            .unwrap()
+            .join("vdpau/x.so.1")
+            .unwrap();
         let text = "/usr/lib64/vdpau/x.so.1".into();
         let file = ContainerPath::new("/usr/lib64/vdpau/x.so.5").unwrap();
-        assert_eq!(steps(true)[1], Step::Link(Link { link, text, file, need: Need::Optional }));
+        assert_eq!(
+            steps(true)[1],
+            Step::Link(Link {
+                link,
+                text,
+                file,
+                need: Need::Optional
+            })
+        );
     }
 
     #[test]
     fn required_links_come_first() {
         let edits = parsed(&["--link", "b::/a", "--required-link", "d::/c"]).unwrap();
         let steps = super::steps(&edits, RootfsFacts::default(), vec![]);
-        assert_eq!(steps.iter().map(Step::need).collect::<Vec<_>>(), [Need::Required, Need::Optional]);
-        assert!(steps[0].to_string().starts_with("link \"/c\""), "{}", steps[0]);
+        assert_eq!(
+            steps.iter().map(Step::need).collect::<Vec<_>>(),
+            [Need::Required, Need::Optional]
+        );
+        assert!(
+            steps[0].to_string().starts_with("link \"/c\""),
+            "{}",
+            steps[0]
+        );
     }
 
     #[test]
     fn a_cycle_of_links_ends() {
         let edits = parsed(&["--link", "b::/a", "--link", "a::/b"]).unwrap();
-        assert_eq!(super::steps(&edits, RootfsFacts::default(), vec![]).len(), 2);
+        assert_eq!(
+            super::steps(&edits, RootfsFacts::default(), vec![]).len(),
+            2
+        );
     }
 }

@@ -16,19 +16,37 @@ use super::process::Process;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Mount a file of the host, read-only.
-    MountFile { source: HostPath, target: ContainerPath, need: Need },
+    MountFile {
+        source: HostPath,
+        target: ContainerPath,
+        need: Need,
+    },
     /// Copy a file of the host, unless the image has its own.
-    CopyFile { source: HostPath, target: ContainerPath, need: Need },
+    CopyFile {
+        source: HostPath,
+        target: ContainerPath,
+        need: Need,
+    },
     /// Mount a socket, or a directory of sockets. `source` is where it is on the host, for messages.
-    MountIpc { channel: Channel, source: HostPath, target: ContainerPath },
+    MountIpc {
+        channel: Channel,
+        source: HostPath,
+        target: ContainerPath,
+    },
     /// Mount a device node of the host, whose number is checked again on the open file. For a process that cannot open that
     /// node (`own`), create one in the container.
-    MountNode { node: DeviceNode, own: Option<Process> },
+    MountNode {
+        node: DeviceNode,
+        own: Option<Process>,
+    },
     /// `ln -sfn TEXT LINK`. The hook never resolves the text. If the image has a file of its own in place of the link, the
     /// mounted `file`, to which the link leads, is mounted over that.
     Link(Link),
     /// Mount a read-only directory with these files, which hides a directory of the image.
-    MountFiles { target: ContainerPath, files: Vec<(&'static str, String)> },
+    MountFiles {
+        target: ContainerPath,
+        files: Vec<(&'static str, String)>,
+    },
     /// Hide the GPUs in `/proc/driver/nvidia` that the container does not have.
     MaskProc(ProcMask),
     /// Keep the driver's libraries from creating device nodes: hide only `/proc/driver/nvidia/params`.
@@ -37,7 +55,10 @@ pub(crate) enum Step {
     SetMode { target: ContainerPath, mode: u32 },
     /// Make the image's ldconfig search these directories, because it rebuilds the linker cache when a package is installed:
     /// `first` before all others, even if they are configured already, and `others` unless they are.
-    ListDirectories { first: Vec<ContainerPath>, others: Vec<ContainerPath> },
+    ListDirectories {
+        first: Vec<ContainerPath>,
+        others: Vec<ContainerPath>,
+    },
     /// Add libraries to the linker cache.
     UpdateLinkerCache(Vec<CacheEntry>),
 }
@@ -54,10 +75,13 @@ impl Step {
     /// Returns whether the container requires the step.
     pub(crate) const fn need(&self) -> Need {
         match self {
-            Self::MountFile { need, .. } | Self::CopyFile { need, .. } | Self::Link(Link { need, .. }) => *need,
-            Self::MountIpc { .. } | Self::MountFiles { .. } | Self::SetMode { .. } | Self::ListDirectories { .. } => {
-                Need::Optional
-            }
+            Self::MountFile { need, .. }
+            | Self::CopyFile { need, .. }
+            | Self::Link(Link { need, .. }) => *need,
+            Self::MountIpc { .. }
+            | Self::MountFiles { .. }
+            | Self::SetMode { .. }
+            | Self::ListDirectories { .. } => Need::Optional,
             _ => Need::Required,
         }
     }
@@ -73,7 +97,11 @@ impl Step {
 
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} in the container", in_words(&describe(self), |path| format!("{path:?}")))
+        write!(
+            f,
+            "{} in the container",
+            in_words(&describe(self), |path| format!("{path:?}"))
+        )
     }
 }
 
@@ -86,10 +114,25 @@ pub(crate) fn describe(step: &Step) -> Value {
         Step::CopyFile { source, target, .. } => {
             json!({"action": "copy", "source": of_host(source), "path": inside(target)})
         }
-        Step::MountNode { node: DeviceNode { path, major, minor, .. }, own: Some(_) } => {
+        Step::MountNode {
+            node: DeviceNode {
+                path, major, minor, ..
+            },
+            own: Some(_),
+        } => {
             json!({"action": "create", "path": inside(path), "major": major, "minor": minor, "access": "rw"})
         }
-        Step::MountNode { node: DeviceNode { source, path, major, minor, .. }, own: None } => json!({
+        Step::MountNode {
+            node:
+                DeviceNode {
+                    source,
+                    path,
+                    major,
+                    minor,
+                    ..
+                },
+            own: None,
+        } => json!({
             "action": "device", "source": of_host(source), "path": inside(path), "major": major, "minor": minor,
             "access": "rw",
         }),
@@ -101,7 +144,11 @@ pub(crate) fn describe(step: &Step) -> Value {
             json!({"action": "link", "path": inside(link), "target": text.to_string_lossy()})
         }
         Step::MaskProc(mask) => {
-            let shown: Vec<_> = mask.mounts.iter().map(|(path, _)| path.to_string_lossy()).collect();
+            let shown: Vec<_> = mask
+                .mounts
+                .iter()
+                .map(|(path, _)| path.to_string_lossy())
+                .collect();
             json!({"action": "mask", "path": "/proc/driver/nvidia", "shown": shown})
         }
         Step::MaskParams => json!({"action": "mask", "path": "/proc/driver/nvidia/params"}),
@@ -113,7 +160,10 @@ pub(crate) fn describe(step: &Step) -> Value {
             json!({"action": "ldconfig-directories", "path": "/etc/ld.so.conf.d", "directories": dirs})
         }
         Step::UpdateLinkerCache(entries) => {
-            let names: Vec<_> = entries.iter().map(|entry| entry.soname.to_string_lossy()).collect();
+            let names: Vec<_> = entries
+                .iter()
+                .map(|entry| entry.soname.to_string_lossy())
+                .collect();
             json!({"action": "linker-cache", "path": "/etc/ld.so.cache", "names": names})
         }
     }
@@ -154,9 +204,19 @@ mod tests {
     fn a_name_that_is_not_utf_8() {
         let name = || OsString::from_vec(b"/\xff\xe9".to_vec());
         let target = ContainerPath::new(name()).unwrap();
-        let step = Step::CopyFile { source: HostPath::new(name()), target, need: Need::Required };
+        let step = Step::CopyFile {
+            source: HostPath::new(name()),
+            target,
+            need: Need::Required,
+        };
         let shown = "/\u{fffd}\u{fffd}";
-        assert_eq!(describe(&step), json!({"action": "copy", "source": shown, "path": shown}));
-        assert_eq!(step.to_string(), format!("copy \"{shown}\" to \"{shown}\" in the container"));
+        assert_eq!(
+            describe(&step),
+            json!({"action": "copy", "source": shown, "path": shown})
+        );
+        assert_eq!(
+            step.to_string(),
+            format!("copy \"{shown}\" to \"{shown}\" in the container")
+        );
     }
 }

@@ -40,7 +40,11 @@ fn file_in(dir: &str, name: &str, placement: u8, soname: Option<&str>) -> HostFi
             _ => Placement::At(ContainerPath::new("etc/x").unwrap()),
         },
         name: name.into(),
-        sonames: soname.map(OsString::from).filter(|_| placement < 2).into_iter().collect(),
+        sonames: soname
+            .map(OsString::from)
+            .filter(|_| placement < 2)
+            .into_iter()
+            .collect(),
         need: Need::Optional,
     }
 }
@@ -100,18 +104,32 @@ prop_compose! {
 
 /// The edits of a device, which contain no files: those belong to the driver.
 fn any_device() -> impl Strategy<Value = Edits> {
-    any_edits().prop_map(|edits| Edits { files: vec![], links: vec![], ..edits })
+    any_edits().prop_map(|edits| Edits {
+        files: vec![],
+        links: vec![],
+        ..edits
+    })
 }
 
 fn any_image() -> impl Strategy<Value = RootfsFacts> {
     let loader = prop_oneof![Just(Loader::Glibc), Just(Loader::Musl), Just(Loader::None)];
-    (any::<bool>(), any::<bool>(), loader).prop_map(|(debian, lib32, loader)| RootfsFacts { debian, lib32, loader })
+    (any::<bool>(), any::<bool>(), loader).prop_map(|(debian, lib32, loader)| RootfsFacts {
+        debian,
+        lib32,
+        loader,
+    })
 }
 
 /// The effects of a spec's edits as text, including those of the hook entry.
 fn of_spec(edits: &ContainerEdits) -> BTreeSet<String> {
-    let mounts = edits.mounts.iter().map(|mount| format!("mount {} {}", mount.host_path, mount.container_path));
-    let nodes = edits.device_nodes.iter().map(|node| format!("{} {:?} {:?}", node.path, node.major, node.minor));
+    let mounts = edits
+        .mounts
+        .iter()
+        .map(|mount| format!("mount {} {}", mount.host_path, mount.container_path));
+    let nodes = edits
+        .device_nodes
+        .iter()
+        .map(|node| format!("{} {:?} {:?}", node.path, node.major, node.minor));
     let hooks = edits.hooks.iter().map(|hook| {
         assert!(!hook.env.is_empty() && hook.path.starts_with('/') && hook.hook_name == STAGE);
         RootfsEdits::from_entry(&hook.args).unwrap()
@@ -121,11 +139,20 @@ fn of_spec(edits: &ContainerEdits) -> BTreeSet<String> {
 }
 
 fn of_rest(rest: &RootfsEdits) -> Vec<String> {
-    let links = rest.links.iter().map(|(link, text)| format!("link {link} {text:?}"));
+    let links = rest
+        .links
+        .iter()
+        .map(|(link, text)| format!("link {link} {text:?}"));
     let libraries = rest.libraries.iter().map(|library| format!("{library:?}"));
     let shown = rest.shown.iter().map(|shown| format!("{shown:?}"));
-    let others = [format!("mask {:?}", rest.mask), format!("egl {:#x}", rest.egl_devices)];
-    let channels = rest.channels.iter().map(|ipc| format!("mount {0} {0}", ipc.path.display()));
+    let others = [
+        format!("mask {:?}", rest.mask),
+        format!("egl {:#x}", rest.egl_devices),
+    ];
+    let channels = rest
+        .channels
+        .iter()
+        .map(|ipc| format!("mount {0} {0}", ipc.path.display()));
     let links = links.chain(channels);
     links.chain(libraries).chain(shown).chain(others).collect()
 }
@@ -133,13 +160,18 @@ fn of_rest(rest: &RootfsEdits) -> Vec<String> {
 /// The effects of the hook, in the same form. Without `image`, in an image with the library directories of the host.
 fn of_hook(edits: &Edits, image: Option<RootfsFacts>) -> BTreeSet<String> {
     let mut words = BTreeSet::new();
-    let mut rest = RootfsEdits { egl_devices: edits.egl_devices, ..RootfsEdits::default() };
+    let mut rest = RootfsEdits {
+        egl_devices: edits.egl_devices,
+        ..RootfsEdits::default()
+    };
     let at_host = |path: &ContainerPath| {
         let path = path.absolute();
         if image.is_some() {
             return ContainerPath::new(path).unwrap();
         }
-        let at_host = path.strip_prefix("/usr/lib64").map(|below| Path::new("/lib").join(below));
+        let at_host = path
+            .strip_prefix("/usr/lib64")
+            .map(|below| Path::new("/lib").join(below));
         ContainerPath::new(at_host.unwrap_or(path)).unwrap()
     };
     for step in steps::lower(edits, image.unwrap_or_default()) {
@@ -149,11 +181,27 @@ fn of_hook(edits: &Edits, image: Option<RootfsFacts>) -> BTreeSet<String> {
             | Step::CopyFile { source, target, .. }
             | Step::MountIpc { source, target, .. } => {
                 let target = at_host(&target).absolute();
-                words.insert(format!("mount {} {}", source.as_path().display(), target.display()));
+                words.insert(format!(
+                    "mount {} {}",
+                    source.as_path().display(),
+                    target.display()
+                ));
             }
-            Step::MountNode { node: edits::DeviceNode { path: target, major, minor, .. }, .. } => {
+            Step::MountNode {
+                node:
+                    edits::DeviceNode {
+                        path: target,
+                        major,
+                        minor,
+                        ..
+                    },
+                ..
+            } => {
                 let (major, minor) = (Some(major), Some(minor));
-                words.insert(format!("{} {major:?} {minor:?}", target.absolute().display()));
+                words.insert(format!(
+                    "{} {major:?} {minor:?}",
+                    target.absolute().display()
+                ));
             }
             Step::Link(Link { link, text, .. }) => {
                 rest.links.insert(at_host(&link), text.into());
@@ -163,9 +211,15 @@ fn of_hook(edits: &Edits, image: Option<RootfsFacts>) -> BTreeSet<String> {
                 rest.shown = mask.mounts.into_iter().collect();
             }
             Step::UpdateLinkerCache(entries) => {
-                rest.libraries = entries.iter().map(|entry| (entry.arch, at_host(&entry.path))).collect();
+                rest.libraries = entries
+                    .iter()
+                    .map(|entry| (entry.arch, at_host(&entry.path)))
+                    .collect();
             }
-            Step::MountFiles { .. } | Step::MaskParams | Step::SetMode { .. } | Step::ListDirectories { .. } => {}
+            Step::MountFiles { .. }
+            | Step::MaskParams
+            | Step::SetMode { .. }
+            | Step::ListDirectories { .. } => {}
         }
     }
     words.extend(of_rest(&rest));

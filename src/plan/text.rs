@@ -7,21 +7,40 @@ use super::step::in_words;
 
 /// Returns the additions of precreate as JSON: the keys that lead to the array, and the item.
 pub(crate) fn describe_additions(additions: &Additions) -> Vec<Value> {
-    let items = additions.arrays().into_iter().flat_map(|(array, items)| items.iter().map(move |item| (array, item)));
-    items.map(|(array, item)| json!({"action": "add", "array": array, "item": item})).collect()
+    let items = additions
+        .arrays()
+        .into_iter()
+        .flat_map(|(array, items)| items.iter().map(move |item| (array, item)));
+    items
+        .map(|(array, item)| json!({"action": "add", "array": array, "item": item}))
+        .collect()
 }
 
 /// Returns the keys of the array and the item, in words.
 fn addition(array: &Value, item: &Value) -> (String, String) {
-    let keys: Vec<_> = array.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let keys: Vec<_> = array
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
     let device = || format!("c {}:{}", word(item, "major"), word(item, "minor"));
     let text = match keys.as_slice() {
         ["mounts"] => word(item, "destination"),
         ["linux", "devices"] => format!("{} {}", word(item, "path"), device()),
         ["linux", "resources", "devices"] => format!("allow {} {}", device(), word(item, "access")),
         ["hooks", ..] => {
-            let args = item.get("args").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
-            format!("{} {}", word(item, "path"), args.skip(1).collect::<Vec<_>>().join(" "))
+            let args = item
+                .get("args")
+                .and_then(Value::as_array)
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_str);
+            format!(
+                "{} {}",
+                word(item, "path"),
+                args.skip(1).collect::<Vec<_>>().join(" ")
+            )
         }
         _ => item.to_string(),
     };
@@ -57,10 +76,22 @@ fn grouped(step: &Value) -> (String, String) {
     let (source, path) = (word(step, "source"), word(step, "path"));
     let (dir, name) = path.rsplit_once('/').unwrap_or_default();
     match word(step, "action").as_str() {
-        "mount" if source.is_empty() => ("directories covered with a read-only layer".to_owned(), path),
-        "mount" => (format!("files in {dir}{}", from(&source, dir)), renamed(&source, name)),
-        "copy" => (format!("copies in {dir}{}", from(&source, dir)), renamed(&source, name)),
-        "device" => (format!("device nodes in {dir}{}", from(&source, dir)), renamed(&source, name)),
+        "mount" if source.is_empty() => (
+            "directories covered with a read-only layer".to_owned(),
+            path,
+        ),
+        "mount" => (
+            format!("files in {dir}{}", from(&source, dir)),
+            renamed(&source, name),
+        ),
+        "copy" => (
+            format!("copies in {dir}{}", from(&source, dir)),
+            renamed(&source, name),
+        ),
+        "device" => (
+            format!("device nodes in {dir}{}", from(&source, dir)),
+            renamed(&source, name),
+        ),
         "create" => ("device nodes that the hook creates".to_owned(), path),
         "link" => (format!("links in {dir}"), name.to_owned()),
         _ => ("other changes".to_owned(), in_words(step, str::to_owned)),
@@ -109,13 +140,20 @@ mod tests {
         let json = describe(&step);
         assert_eq!(json["major"], 195);
         let of = |steps: &[Value]| {
-            groups(steps).into_iter().map(|(heading, items)| format!("{heading}: {}", items.join(", ")))
+            groups(steps)
+                .into_iter()
+                .map(|(heading, items)| format!("{heading}: {}", items.join(", ")))
         };
         let lines = |steps: &[Value]| of(steps).collect::<Vec<_>>();
-        assert_eq!(lines(&[json]), ["device nodes in /dev, from /d/dev: nvidia0"]);
+        assert_eq!(
+            lines(&[json]),
+            ["device nodes in /dev, from /d/dev: nvidia0"]
+        );
         let additions = Additions {
             devices: vec![json!({"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0})],
-            device_rules: vec![json!({"allow": true, "type": "c", "major": 195, "minor": 0, "access": "rw"})],
+            device_rules: vec![
+                json!({"allow": true, "type": "c", "major": 195, "minor": 0, "access": "rw"}),
+            ],
             additional_gids: vec![json!(44)],
             mounts: vec![
                 json!({"source": "/d/x", "destination": "/x"}),
@@ -131,9 +169,18 @@ mod tests {
             "linux.devices of config.json: /dev/nvidia0 c 195:0",
             "linux.resources.devices of config.json: allow c 195:0 rw",
         ];
-        assert_eq!(lines(&describe_additions(&additions)), expected.map(|line| format!("added to {line}")));
-        let mount = |source: &str, path: &str| json!({"action": "mount", "source": source, "path": path});
-        let link = Step::Link(Link { link: path("/a/x"), text: "y".into(), file: path("/a/y"), need: Need::Optional });
+        assert_eq!(
+            lines(&describe_additions(&additions)),
+            expected.map(|line| format!("added to {line}"))
+        );
+        let mount =
+            |source: &str, path: &str| json!({"action": "mount", "source": source, "path": path});
+        let link = Step::Link(Link {
+            link: path("/a/x"),
+            text: "y".into(),
+            file: path("/a/y"),
+            need: Need::Optional,
+        });
         let steps = [
             mount("/lib/a.so", "/lib/a.so"),
             mount("/d/b.so", "/lib/b.so"),

@@ -33,7 +33,10 @@ pub(crate) enum Verdict {
 ///
 /// # Errors
 /// If config.toml is invalid and the container requests GPUs. A container that only may request GPUs starts.
-pub(crate) fn read_config(spec: &SpecView, config: Option<&Path>) -> Result<Option<(Config, Vec<Finding>)>> {
+pub(crate) fn read_config(
+    spec: &SpecView,
+    config: Option<&Path>,
+) -> Result<Option<(Config, Vec<Finding>)>> {
     let read = match request::hint(spec) {
         Hint::No => return Ok(None),
         Hint::Perhaps => config::read(config).ok(),
@@ -94,7 +97,9 @@ fn set_up_by_others(spec: &SpecView) -> Option<Finding> {
         ),
         Other::Files(by) => Finding::new(
             &catalog::OTHER_FILES,
-            format!("the container is left unchanged: config.json contains {by}, which another program added"),
+            format!(
+                "the container is left unchanged: config.json contains {by}, which another program added"
+            ),
             fix,
         ),
     })
@@ -102,25 +107,40 @@ fn set_up_by_others(spec: &SpecView) -> Option<Finding> {
 
 /// Returns whether the file is this program, or the one that starts it, under any name.
 fn is_this_program(path: &Path) -> bool {
-    let Some(program) = inode(path) else { return false };
-    let compat = || std::env::current_exe().ok().and_then(|this| inode(&this.with_file_name(programs::COMPAT)));
+    let Some(program) = inode(path) else {
+        return false;
+    };
+    let compat = || {
+        std::env::current_exe()
+            .ok()
+            .and_then(|this| inode(&this.with_file_name(programs::COMPAT)))
+    };
     inode(Path::new("/proc/self/exe")) == Some(program) || compat() == Some(program)
 }
 
 fn inode(path: &Path) -> Option<(u64, u64)> {
-    std::fs::metadata(path).map(|file| (file.dev(), file.ino())).ok()
+    std::fs::metadata(path)
+        .map(|file| (file.dev(), file.ino()))
+        .ok()
 }
 
 /// Returns the finding for a container that starts although the hook cannot give it GPUs.
 ///
 /// # Errors
 /// The given error, if the container must not start.
-pub(crate) fn excuse(request: &GpuRequest, config: &Config, error: anyhow::Error) -> Result<Finding> {
+pub(crate) fn excuse(
+    request: &GpuRequest,
+    config: &Config,
+    error: anyhow::Error,
+) -> Result<Finding> {
     // The engine or a device plugin added the device nodes. The container works without the driver files, like without the hook.
     if matches!(request.devices, VisibleDevices::Nodes(_)) {
         return Ok(Finding::new(
             &catalog::NODES_ONLY,
-            format!("the container gets no driver files for its GPU nodes: {}", line(&error)),
+            format!(
+                "the container gets no driver files for its GPU nodes: {}",
+                line(&error)
+            ),
             "run \"oci-nvidia-hook doctor\"; to disable the hook for the container, set NVIDIA_VISIBLE_DEVICES=void",
         ));
     }
@@ -150,9 +170,18 @@ mod tests {
             ]},
         });
         let spec = parse(text.to_string().as_bytes(), Path::new("/b")).unwrap();
-        assert!(matches!(verdict(&spec, &Config::default()).unwrap(), Verdict::Nothing(_)));
-        let mounts = Config { accept_volume_mounts: true, ..Config::default() };
+        assert!(matches!(
+            verdict(&spec, &Config::default()).unwrap(),
+            Verdict::Nothing(_)
+        ));
+        let mounts = Config {
+            accept_volume_mounts: true,
+            ..Config::default()
+        };
         let found = verdict(&spec, &mounts).unwrap();
-        assert!(matches!(&found, Verdict::LeftAlone(finding) if finding.kind.id == catalog::OTHERS.id), "{found:?}");
+        assert!(
+            matches!(&found, Verdict::LeftAlone(finding) if finding.kind.id == catalog::OTHERS.id),
+            "{found:?}"
+        );
     }
 }

@@ -33,7 +33,11 @@ pub(crate) fn log_to_stderr() {
 /// Logs to stderr what this process reads and finds.
 pub(crate) fn debug(line: &str) {
     let now = humantime::format_rfc3339_millis(SystemTime::now());
-    stdio::offer_stderr(&format!("{now} {NAME}[{}]: debug: {}\n", std::process::id(), one_line(line)));
+    stdio::offer_stderr(&format!(
+        "{now} {NAME}[{}]: debug: {}\n",
+        std::process::id(),
+        one_line(line)
+    ));
 }
 
 /// One call of the program: the destinations of its messages, and its record. All destinations must be open before the container's
@@ -80,9 +84,15 @@ impl Call {
             self.store = Store::open_and_keep().ok();
             // Before the container's mount namespace is entered, because it checks whether bundles exist.
             self.store.iter().for_each(Store::prune);
-            let earlier = self.store.as_ref().and_then(|store| store.record_of(&self.record.container.id));
+            let earlier = self
+                .store
+                .as_ref()
+                .and_then(|store| store.record_of(&self.record.container.id));
             // poststop needs these names, whatever becomes of this call.
-            self.record.created = earlier.as_ref().map(|earlier| earlier.created.clone()).unwrap_or_default();
+            self.record.created = earlier
+                .as_ref()
+                .map(|earlier| earlier.created.clone())
+                .unwrap_or_default();
             self.earlier = earlier.filter(|earlier| earlier.is_of_start(&self.record));
             name::by_conmon(&mut self.record);
         }
@@ -90,8 +100,11 @@ impl Call {
 
     /// Continues the record of precreate, whose second half this call is. Reports whether there is one.
     pub(crate) fn continue_precreate(&mut self) -> bool {
-        let set_up = |earlier: &mut Record| matches!(earlier.outcome, Outcome::Given | Outcome::Incomplete);
-        let Some(earlier) = self.earlier.take_if(set_up) else { return false };
+        let set_up =
+            |earlier: &mut Record| matches!(earlier.outcome, Outcome::Given | Outcome::Incomplete);
+        let Some(earlier) = self.earlier.take_if(set_up) else {
+            return false;
+        };
         self.record.follow(earlier);
         true
     }
@@ -153,7 +166,10 @@ impl Call {
     /// Writes the record of a `rootfs` call. What precreate gave to the container is more important than this reason.
     pub(crate) fn end_of_rootfs(&mut self, reason: &str) {
         let earlier = std::mem::take(&mut self.record.reason);
-        self.end(Outcome::Given, if earlier.is_empty() { reason } else { &earlier });
+        self.end(
+            Outcome::Given,
+            if earlier.is_empty() { reason } else { &earlier },
+        );
     }
 
     /// Records the created names, together with those of earlier calls.
@@ -197,7 +213,12 @@ impl Call {
                 self.write("warning", &format!("{what} ({id}); hint: {fix}"));
             }
         }
-        self.send(finding.kind.severity.min(Severity::Warning), &what, id, &fix);
+        self.send(
+            finding.kind.severity.min(Severity::Warning),
+            &what,
+            id,
+            &fix,
+        );
         self.record.add_finding(finding);
     }
 
@@ -216,7 +237,10 @@ impl Call {
     /// Prints a finding as a note for the user of a command to stderr.
     pub(crate) fn remark(&self, finding: &Finding) {
         let (what, fix) = (one_line(&finding.what), one_line(&finding.fix));
-        self.print(&format!("{NAME}: note: {what} ({})\nhint: {fix}", finding.kind.id));
+        self.print(&format!(
+            "{NAME}: note: {what} ({})\nhint: {fix}",
+            finding.kind.id
+        ));
     }
 
     /// Logs a message without printing it.
@@ -227,11 +251,17 @@ impl Call {
     }
 
     fn write(&mut self, level: &str, line: &str) {
-        let mut to_stderr = LOGS_TO_STDERR.load(Ordering::Relaxed).then_some(LogFile::Stderr);
-        let Some(file) = to_stderr.as_mut().or(self.file.as_mut()) else { return };
+        let mut to_stderr = LOGS_TO_STDERR
+            .load(Ordering::Relaxed)
+            .then_some(LogFile::Stderr);
+        let Some(file) = to_stderr.as_mut().or(self.file.as_mut()) else {
+            return;
+        };
         let now = humantime::format_rfc3339_millis(SystemTime::now());
         let (pid, container) = (std::process::id(), &self.record.container.id);
-        file.write(&format!("{now} {NAME}[{pid}]: {level}: {container}: {line}\n"));
+        file.write(&format!(
+            "{now} {NAME}[{pid}]: {level}: {container}: {line}\n"
+        ));
     }
 
     /// Prints to stderr. A container does not wait for an engine that does not read the messages of a hook.
@@ -250,7 +280,11 @@ impl Call {
     fn send(&self, severity: Severity, what: &str, id: &str, hint: &str) {
         let Some(journal) = &self.journal else { return };
         let container = &self.record.container;
-        let number = if id.is_empty() { String::new() } else { format!(" ({id})") };
+        let number = if id.is_empty() {
+            String::new()
+        } else {
+            format!(" ({id})")
+        };
         journal.send(&[
             ("MESSAGE", &format!("{}: {what}{number}", container.short())),
             ("PRIORITY", priority(severity)),
@@ -289,7 +323,10 @@ mod tests {
         call.note("c\nd");
         call.error(&anyhow::Error::new(nix::errno::Errno::ENOENT));
         let text = std::fs::read_to_string(&path).unwrap();
-        let lines: Vec<_> = text.lines().map(|line| line.split_once("]: ").unwrap().1).collect();
+        let lines: Vec<_> = text
+            .lines()
+            .map(|line| line.split_once("]: ").unwrap().1)
+            .collect();
         assert_eq!(
             lines,
             [

@@ -44,8 +44,12 @@ impl Call {
     /// If the kernel refuses.
     pub(crate) fn set_deadline(&mut self, start: Instant) -> Result<()> {
         let patience = timeouts::for_container(start.elapsed());
-        let what = format!("the container was not set up within {} seconds", patience.as_secs());
-        let report = |hint: &str| self.last_report(&failure(&catalog::TOO_LONG, what.clone(), hint));
+        let what = format!(
+            "the container was not set up within {} seconds",
+            patience.as_secs()
+        );
+        let report =
+            |hint: &str| self.last_report(&failure(&catalog::TOO_LONG, what.clone(), hint));
         let waited = report(WAITED);
         let worked = with_hint(&waited, WAITED, WORKED).unwrap_or_else(|| report(WORKED));
         // A process that waits for a FUSE or NFS server runs no signal handler before the kernel kills it. Then this record stays.
@@ -58,8 +62,15 @@ impl Call {
         self.record().reason = reason;
         let busy_from = i64::try_from(patience.as_secs() / BUSY_SHARE).unwrap_or(i64::MAX);
         // A record that cannot be written as JSON must not replace one that can be read.
-        let file = self.replacement().filter(|_| !waited.content.is_empty() && !worked.content.is_empty());
-        let words = LastWords { waited, worked, busy_from, file };
+        let file = self
+            .replacement()
+            .filter(|_| !waited.content.is_empty() && !worked.content.is_empty());
+        let words = LastWords {
+            waited,
+            worked,
+            busy_from,
+            file,
+        };
         deadline::set(patience, words).context("cannot set a timer")
     }
 
@@ -68,7 +79,10 @@ impl Call {
         let mut record = self.so_far().clone();
         record.add_finding(&Finding::error(error));
         record.end(Outcome::Failed, ErrorReport::new(error).line);
-        Report { text: format!("{NAME}: {}\n", render(error)), content: record.to_bytes().unwrap_or_default() }
+        Report {
+            text: format!("{NAME}: {}\n", render(error)),
+            content: record.to_bytes().unwrap_or_default(),
+        }
     }
 }
 
@@ -80,10 +94,14 @@ mod tests {
     fn a_report_with_another_hint() {
         let mut call = Call::for_stage("prestart");
         call.name_container("c", records::Pod::default(), std::path::Path::new("/b"));
-        let report = |hint: &str| call.last_report(&failure(&catalog::TOO_LONG, "it took too long", hint));
+        let report =
+            |hint: &str| call.last_report(&failure(&catalog::TOO_LONG, "it took too long", hint));
         let (waited, worked) = (report(WAITED), report(WORKED));
         let other = with_hint(&waited, WAITED, WORKED).unwrap();
-        assert_eq!((other.text, other.content), (worked.text.clone(), worked.content.clone()));
+        assert_eq!(
+            (other.text, other.content),
+            (worked.text.clone(), worked.content.clone())
+        );
         assert!(with_hint(&worked, WAITED, WORKED).is_none());
     }
 }

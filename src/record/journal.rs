@@ -61,7 +61,13 @@ mod tests {
 
     #[test]
     fn a_value_is_one_field() {
-        assert_eq!(encode(&[("A", "b=c"), ("EMPTY", ""), ("D", "é")]), "A=b=c\nD=é\n".as_bytes());
-        assert_eq!(encode(&[("A", "b\nPRIORITY=0")]), b"A\n\x0c\0\0\0\0\0\0\0b\nPRIORITY=0\n");
+        assert_eq!(
+            encode(&[("A", "b=c"), ("EMPTY", ""), ("D", "é")]),
+            "A=b=c\nD=é\n".as_bytes()
+        );
+        assert_eq!(
+            encode(&[("A", "b\nPRIORITY=0")]),
+            b"A\n\x0c\0\0\0\0\0\0\0b\nPRIORITY=0\n"
+        );
     }
 }

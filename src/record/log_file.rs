@@ -32,7 +32,9 @@ impl LogFile {
         }
         let file = Root::open(Path::new("/")).map_err(Into::into);
         let file = file.and_then(|root| log_file::open(&root, path.as_path()));
-        Ok(Self::File(file.with_context(|| format!("cannot open the log file {path}"))?))
+        Ok(Self::File(file.with_context(|| {
+            format!("cannot open the log file {path}")
+        })?))
     }
 
     /// Writes a line in one write(2), so that lines of concurrent hooks do not mix. Errors are ignored: a full disk must not stop a
@@ -50,7 +52,11 @@ impl LogFile {
 /// # Errors
 /// Why it would not.
 pub(crate) fn check(host: &Tree, path: &Path) -> Result<()> {
-    if path == Path::new(STDERR) { Ok(()) } else { log_file::check(host.as_root(), path) }
+    if path == Path::new(STDERR) {
+        Ok(())
+    } else {
+        log_file::check(host.as_root(), path)
+    }
 }
 
 /// Returns the finding about a log that cannot be opened.
@@ -66,10 +72,16 @@ mod tests {
 
     #[test]
     fn stderr_is_a_log() {
-        assert!(matches!(LogFile::open(&HostPath::new(STDERR)), Ok(LogFile::Stderr)));
+        assert!(matches!(
+            LogFile::open(&HostPath::new(STDERR)),
+            Ok(LogFile::Stderr)
+        ));
         let host = tempfile::tempdir().unwrap();
         let host = Tree::open(&HostPath::new(host.path())).unwrap();
-        assert!(check(&host, Path::new(STDERR)).is_ok() && check(&host, Path::new("/dev/stdout")).is_err());
+        assert!(
+            check(&host, Path::new(STDERR)).is_ok()
+                && check(&host, Path::new("/dev/stdout")).is_err()
+        );
     }
 
     #[test]
@@ -77,7 +89,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("target", dir.path().join("log")).unwrap();
         let error = LogFile::open(&HostPath::new(dir.path().join("log"))).unwrap_err();
-        assert!(base::report::line(&error).ends_with("/log\": it is a symbolic link"), "{error:?}");
+        assert!(
+            base::report::line(&error).ends_with("/log\": it is a symbolic link"),
+            "{error:?}"
+        );
         assert!(!dir.path().join("target").try_exists().unwrap());
     }
 }

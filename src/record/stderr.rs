@@ -14,13 +14,15 @@ const REPLACEMENTS: [(&str, &str); 4] = [
 
 /// Replaces these words, in upper or lower case.
 pub(super) fn reworded(text: &str) -> String {
-    REPLACEMENTS.iter().fold(text.to_owned(), |mut text, (words, replacement)| {
-        // Conversion to ASCII lower case keeps every byte in its place.
-        while let Some(at) = text.to_ascii_lowercase().find(words) {
-            text.replace_range(at..at + words.len(), replacement);
-        }
-        text
-    })
+    REPLACEMENTS
+        .iter()
+        .fold(text.to_owned(), |mut text, (words, replacement)| {
+            // Conversion to ASCII lower case keeps every byte in its place.
+            while let Some(at) = text.to_ascii_lowercase().find(words) {
+                text.replace_range(at..at + words.len(), replacement);
+            }
+            text
+        })
 }
 
 #[cfg(test)]
@@ -30,9 +32,18 @@ mod tests {
     #[test]
     fn nothing_that_podman_searches_for_is_left() {
         for (text, expected) in [
-            ("open \"/x\": no such file or directory (ENOENT)", "open \"/x\": it does not exist (ENOENT)"),
-            ("libx.so: No such file or directory", "libx.so: it does not exist"),
-            ("a: Permission Denied; b: operation not permitted", "a: access denied; b: not allowed"),
+            (
+                "open \"/x\": no such file or directory (ENOENT)",
+                "open \"/x\": it does not exist (ENOENT)",
+            ),
+            (
+                "libx.so: No such file or directory",
+                "libx.so: it does not exist",
+            ),
+            (
+                "a: Permission Denied; b: operation not permitted",
+                "a: access denied; b: not allowed",
+            ),
             ("not not found found", "not missing found"),
         ] {
             assert_eq!(reworded(text), expected);

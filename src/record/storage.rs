@@ -26,42 +26,78 @@ pub(crate) struct Listed {
 /// Returns the name of the container `id` whose bundle is `<dir>/<id>/userdata`.
 pub(crate) fn name_of(id: &str, bundle: &Path) -> Option<String> {
     let listed = read(dir_of(bundle)?);
-    listed.into_iter().find(|listed| listed.id == id)?.names.into_iter().next()
+    listed
+        .into_iter()
+        .find(|listed| listed.id == id)?
+        .names
+        .into_iter()
+        .next()
 }
 
 /// Reports whether `rootfs` is the layer of the container `id` whose bundle is `<dir>/<id>/userdata`. Each container has its
 /// own layer; containers that were started with `--rootfs` may share the directory.
 pub(crate) fn has_layer(id: &str, bundle: &Path, rootfs: &Path) -> bool {
     let listed = dir_of(bundle).map(read).unwrap_or_default();
-    let layer = listed.into_iter().find(|listed| listed.id == id).map(|listed| listed.layer).unwrap_or_default();
-    !layer.is_empty() && rootfs.components().any(|part| part.as_os_str() == layer.as_str())
+    let layer = listed
+        .into_iter()
+        .find(|listed| listed.id == id)
+        .map(|listed| listed.layer)
+        .unwrap_or_default();
+    !layer.is_empty()
+        && rootfs
+            .components()
+            .any(|part| part.as_os_str() == layer.as_str())
 }
 
 /// Returns the containers of a directory, including those that do not survive a reboot.
 pub(crate) fn read(dir: &Path) -> Vec<Listed> {
     let lists = ["containers.json", "volatile-containers.json"].into_iter();
-    lists.flat_map(|name| read_list(&dir.join(name)).unwrap_or_default()).collect()
+    lists
+        .flat_map(|name| read_list(&dir.join(name)).unwrap_or_default())
+        .collect()
 }
 
 /// Returns the directories of bundles, one for each storage driver: of root, or of the user with this home directory.
 pub(crate) fn dirs(home: Option<&Path>) -> Vec<PathBuf> {
-    let root = home.map_or_else(|| PathBuf::from("/var/lib"), |home| home.join(".local/share"));
-    ["overlay", "btrfs", "vfs"].map(|driver| root.join(format!("containers/storage/{driver}-containers"))).into()
+    let root = home.map_or_else(
+        || PathBuf::from("/var/lib"),
+        |home| home.join(".local/share"),
+    );
+    ["overlay", "btrfs", "vfs"]
+        .map(|driver| root.join(format!("containers/storage/{driver}-containers")))
+        .into()
 }
 
 /// Returns the directory of all bundles that contains this bundle, `<dir>/<id>/userdata`.
 pub(crate) fn dir_of(bundle: &Path) -> Option<&Path> {
     let is_userdata = bundle.file_name().is_some_and(|name| name == "userdata");
-    if is_userdata { bundle.parent()?.parent() } else { None }
+    if is_userdata {
+        bundle.parent()?.parent()
+    } else {
+        None
+    }
 }
 
 /// Derives the bundle from the sources of the engine's own mounts, because the input of precreate does not contain the
 /// container's id.
 pub(crate) fn bundle_of(mounts: &[Mount]) -> Option<PathBuf> {
     // The sources may also be below the engine's run root, which has no list of names.
-    ["/dev/shm", "/run/.containerenv", "/etc/hostname", "/etc/hosts"].into_iter().find_map(|own| {
-        let mount = mounts.iter().find(|mount| mount.destination == Path::new(own))?;
-        mount.source.ancestors().find(|path| is_bundle(path)).map(Path::to_owned)
+    [
+        "/dev/shm",
+        "/run/.containerenv",
+        "/etc/hostname",
+        "/etc/hosts",
+    ]
+    .into_iter()
+    .find_map(|own| {
+        let mount = mounts
+            .iter()
+            .find(|mount| mount.destination == Path::new(own))?;
+        mount
+            .source
+            .ancestors()
+            .find(|path| is_bundle(path))
+            .map(Path::to_owned)
     })
 }
 
@@ -89,12 +125,27 @@ mod tests {
             ..Mount::default()
         };
         let of = |mounts: &[Mount]| bundle_of(mounts).map(|path| path.display().to_string());
-        let hosts = mount(format!("/run/x/vfs-containers/{id}/userdata/hosts"), "/etc/hosts");
-        let shm = mount(format!("/var/x/vfs-containers/{id}/userdata/shm"), "/dev/shm");
-        assert_eq!(of(&[hosts.clone(), shm]), Some(format!("/var/x/vfs-containers/{id}/userdata")));
-        assert_eq!(of(&[hosts]), Some(format!("/run/x/vfs-containers/{id}/userdata")));
+        let hosts = mount(
+            format!("/run/x/vfs-containers/{id}/userdata/hosts"),
+            "/etc/hosts",
+        );
+        let shm = mount(
+            format!("/var/x/vfs-containers/{id}/userdata/shm"),
+            "/dev/shm",
+        );
         assert_eq!(
-            of(&[mount(format!("/x/{id}/userdata/shm"), "/data"), mount("/x/ab/userdata".into(), "/dev/shm")]),
+            of(&[hosts.clone(), shm]),
+            Some(format!("/var/x/vfs-containers/{id}/userdata"))
+        );
+        assert_eq!(
+            of(&[hosts]),
+            Some(format!("/run/x/vfs-containers/{id}/userdata"))
+        );
+        assert_eq!(
+            of(&[
+                mount(format!("/x/{id}/userdata/shm"), "/data"),
+                mount("/x/ab/userdata".into(), "/dev/shm")
+            ]),
             None
         );
     }
@@ -104,14 +155,27 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let bundle = dir.path().join("0a/userdata");
         assert_eq!(name_of("0a", &bundle), None);
-        std::fs::write(dir.path().join("containers.json"), r#"[{"id":"1b","names":["other"],"layer":"x"}]"#).unwrap();
-        std::fs::write(dir.path().join("volatile-containers.json"), r#"[{"id":"0a","names":["mine"]},{"id":"2c"}]"#)
-            .unwrap();
+        std::fs::write(
+            dir.path().join("containers.json"),
+            r#"[{"id":"1b","names":["other"],"layer":"x"}]"#,
+        )
+        .unwrap();
+        std::fs::write(
+            dir.path().join("volatile-containers.json"),
+            r#"[{"id":"0a","names":["mine"]},{"id":"2c"}]"#,
+        )
+        .unwrap();
         assert_eq!(name_of("0a", &bundle).as_deref(), Some("mine"));
         assert_eq!(name_of("2c", &bundle), None);
         assert_eq!(name_of("0a", dir.path()), None, "no such bundle");
-        let layer = |id: &str, rootfs: &str| has_layer(id, &dir.path().join(id).join("userdata"), Path::new(rootfs));
-        assert!(layer("1b", "/storage/vfs/dir/x") && !layer("1b", "/storage/vfs/dir/y") && !layer("1b", "/xx"));
+        let layer = |id: &str, rootfs: &str| {
+            has_layer(id, &dir.path().join(id).join("userdata"), Path::new(rootfs))
+        };
+        assert!(
+            layer("1b", "/storage/vfs/dir/x")
+                && !layer("1b", "/storage/vfs/dir/y")
+                && !layer("1b", "/xx")
+        );
         assert!(!layer("0a", "/storage/vfs/dir/x") && !layer("3d", "/storage/vfs/dir/x"));
         std::fs::write(dir.path().join("containers.json"), "nonsense").unwrap();
         assert_eq!(name_of("0a", &bundle).as_deref(), Some("mine"));

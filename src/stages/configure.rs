@@ -32,15 +32,27 @@ pub(crate) fn configure(
     let (place, pid) = match pid {
         Some(pid) => (Place::Outside, pid),
         // Only the caller can be in the container's cgroup.
-        None => (Place::Here, rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get())),
+        None => (
+            Place::Here,
+            rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get()),
+        ),
     };
     // The container's cgroup is identified by its id, which is unknown here. No cgroup has this name.
     let id = format!("process {pid}");
     call.name_container(&id, Pod::default(), Path::new(""));
     call.connect();
-    let Some(gpus) = decide::gpus(request, config, &[], call)? else { return Ok(()) };
+    let Some(gpus) = decide::gpus(request, config, &[], call)? else {
+        return Ok(());
+    };
     // There is no config.json: the process counts as root, and no device is allowed yet.
-    let spec = SpecView { rootfs: rootfs.to_owned(), ..SpecView::default() };
-    let container = Container { id: &id, cgroups_path: None, ..Container::from_spec(&spec)? };
+    let spec = SpecView {
+        rootfs: rootfs.to_owned(),
+        ..SpecView::default()
+    };
+    let container = Container {
+        id: &id,
+        cgroups_path: None,
+        ..Container::from_spec(&spec)?
+    };
     give(place, pid, &container, &gpus, start, call)
 }

@@ -23,12 +23,20 @@ use records::asked::Asked;
 ///
 /// # Errors
 /// If the request or config.toml is invalid.
-pub(super) fn asked(spec: &SpecView, config: Option<&Path>, call: &mut Call) -> Result<Option<(GpuRequest, Config)>> {
-    let Some((config, findings)) = plan::read_config(spec, config)? else { return Ok(None) };
+pub(super) fn asked(
+    spec: &SpecView,
+    config: Option<&Path>,
+    call: &mut Call,
+) -> Result<Option<(GpuRequest, Config)>> {
+    let Some((config, findings)) = plan::read_config(spec, config)? else {
+        return Ok(None);
+    };
     open_log(&config, call);
     let verdict = plan::verdict(spec, &config);
     // Such a container is one that its author expected to get GPUs: why reports the reason.
-    let is_misspelled = findings.iter().any(|finding| finding.kind.id == catalog::MISSPELLED_VARIABLE.id);
+    let is_misspelled = findings
+        .iter()
+        .any(|finding| finding.kind.id == catalog::MISSPELLED_VARIABLE.id);
     if is_misspelled || !matches!(verdict, Ok(Verdict::Nothing(_))) {
         call.keep();
     }
@@ -52,12 +60,22 @@ pub(super) fn asked(spec: &SpecView, config: Option<&Path>, call: &mut Call) -> 
 ///
 /// # Errors
 /// If the driver is missing, the request cannot be met, or a required part is missing.
-pub(super) fn gpus(request: GpuRequest, config: Config, listed: &[Device], call: &mut Call) -> Result<Option<Gpus>> {
+pub(super) fn gpus(
+    request: GpuRequest,
+    config: Config,
+    listed: &[Device],
+    call: &mut Call,
+) -> Result<Option<Gpus>> {
     let mut findings = Vec::new();
     let found = inspect_prepared(&request, &config, call).and_then(|host| {
-        call.record().driver.clone_from(&host.inventory.driver_version);
+        call.record()
+            .driver
+            .clone_from(&host.inventory.driver_version);
         call.step_done("driver");
-        Ok((plan::decide(&request, &config, &host, listed, &mut findings)?, host))
+        Ok((
+            plan::decide(&request, &config, &host, listed, &mut findings)?,
+            host,
+        ))
     });
     findings.iter().for_each(|finding| call.finding(finding));
     match found {

@@ -20,7 +20,11 @@ use crate::record::call::Call;
 ///
 /// # Errors
 /// If the driver is missing or does not respond.
-pub(super) fn inspect_prepared(request: &GpuRequest, config: &Config, call: &mut Call) -> Result<Host> {
+pub(super) fn inspect_prepared(
+    request: &GpuRequest,
+    config: &Config,
+    call: &mut Call,
+) -> Result<Host> {
     if !config.load_kmods {
         return inspect(config, call);
     }
@@ -38,7 +42,13 @@ pub(super) fn inspect_prepared(request: &GpuRequest, config: &Config, call: &mut
         return host;
     }
     // NVML is queried a second time. The timeout applies to both queries together.
-    inspect(&Config { nvml_timeout: timeouts::left_for_nvml(config.nvml_timeout, took), ..config.clone() }, call)
+    inspect(
+        &Config {
+            nvml_timeout: timeouts::left_for_nvml(config.nvml_timeout, took),
+            ..config.clone()
+        },
+        call,
+    )
 }
 
 /// What the hook would find on the host for a request, for `plan`, which changes nothing.
@@ -59,7 +69,11 @@ pub(crate) fn expect(request: &GpuRequest, config: &Config) -> Result<Expected> 
     let wanted = request.wanted()?;
     let is_complete = || host.as_ref().is_ok_and(|host| !host.lacks_nodes(&wanted));
     if !config.load_kmods || !is_bare(config)? && is_complete() || !prepares(config)? {
-        return Ok(Expected { host, prepares: Foreseen::default(), is_unknown: false });
+        return Ok(Expected {
+            host,
+            prepares: Foreseen::default(),
+            is_unknown: false,
+        });
     }
     let prepares = foresee(config, imex_channels(&wanted, config))?;
     // NVML lists GPUs and MIG devices only with their nodes, and nothing without /dev/nvidiactl.
@@ -68,7 +82,11 @@ pub(crate) fn expect(request: &GpuRequest, config: &Config) -> Result<Expected> 
     let is_unknown = !prepares.modules.is_empty()
         || prepares.nodes.values().any(is_of_mig)
         || !prepares.nodes.is_empty() && host.as_ref().map_or(true, is_unlisted);
-    Ok(Expected { host: host.map(|host| host.with_nodes(prepares.nodes.clone())), prepares, is_unknown })
+    Ok(Expected {
+        host: host.map(|host| host.with_nodes(prepares.nodes.clone())),
+        prepares,
+        is_unknown,
+    })
 }
 
 /// Inspects the host. NVML can take long, and engines kill a hook that takes too long, so the record is written before.
@@ -85,14 +103,19 @@ fn is_bare(config: &Config) -> Result<bool> {
     }
     let driver = nvidia_host::driver::open_root(&config.driver_root)?;
     let exists = |name: &str| driver.locate(Path::new(name)).is_ok();
-    Ok(!["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/char/195:255"].into_iter().all(exists))
+    Ok(!["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/char/195:255"]
+        .into_iter()
+        .all(exists))
 }
 
 fn prepare_for(wanted: &Wanted, config: &Config, call: &mut Call) -> bool {
     // A failure is only logged: the later error about the missing node or module is more helpful.
     let prepared = prepare(wanted, config, call).unwrap_or_default();
     prepared.done.iter().for_each(|line| call.note(line));
-    prepared.failed.iter().for_each(|error| call.note(&line(error)));
+    prepared
+        .failed
+        .iter()
+        .for_each(|error| call.note(&line(error)));
     !prepared.done.is_empty()
 }
 
@@ -112,5 +135,9 @@ fn prepares(config: &Config) -> Result<bool> {
 
 /// Returns the IMEX channels whose nodes the hook makes.
 fn imex_channels<'w>(wanted: &'w Wanted, config: &Config) -> &'w [u32] {
-    if config.make_imex_channels { &wanted.imex_channels } else { &[] }
+    if config.make_imex_channels {
+        &wanted.imex_channels
+    } else {
+        &[]
+    }
 }

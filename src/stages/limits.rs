@@ -40,12 +40,21 @@ pub(crate) fn check(
     select::refuse_denied(features, &config)?;
     if !config.devices.permit_all_gpus() && has_dxg(spec) {
         let driver_root = root.cloned().unwrap_or_else(|| config.driver_root.clone());
-        let refused = Host::inspect(&Config { driver_root, ..config.clone() }, &|| ())?.refused_limits();
+        let refused = Host::inspect(
+            &Config {
+                driver_root,
+                ..config.clone()
+            },
+            &|| (),
+        )?
+        .refused_limits();
         if let Some(Finding { kind, what, fix }) = refused {
             return Err(failure(kind, what, fix));
         }
     }
-    let Some(granted) = Granted::read(spec, config, root)? else { return Ok(()) };
+    let Some(granted) = Granted::read(spec, config, root)? else {
+        return Ok(());
+    };
     match granted.limits.judge(&granted.nodes) {
         Judgment::Unknown(_) => refuse_unless_permitted(granted.judge_with_inventory()?),
         known => refuse_unless_permitted(known),
@@ -55,7 +64,8 @@ pub(crate) fn check(
 /// Whether the engine gives the container the node of WSL 2.
 fn has_dxg(spec: &SpecView) -> bool {
     let path = Path::new(wsl::NODE_PATH);
-    spec.devices.iter().any(|device| device.path == path) || spec.mounts.iter().any(|mount| mount.destination == path)
+    spec.devices.iter().any(|device| device.path == path)
+        || spec.mounts.iter().any(|mount| mount.destination == path)
 }
 
 /// Does the same for an entry of NVIDIA's specs, which runs in the container's namespaces and device cgroup, and in a static program:
@@ -65,11 +75,13 @@ fn has_dxg(spec: &SpecView) -> bool {
 /// If the container has a denied GPU, or the limits cannot be read.
 pub(super) fn check_inside(spec: &SpecView, call: &mut Call) -> Result<()> {
     let (config, _) = config::read(None)?;
-    let Some(granted) = Granted::read(spec, config, None)? else { return Ok(()) };
+    let Some(granted) = Granted::read(spec, config, None)? else {
+        return Ok(());
+    };
     match granted.limits.judge(&granted.nodes) {
-        Judgment::Unknown(_) => {
-            call.note("NVML is necessary to compare a GPU of the container with [devices] in config.toml")
-        }
+        Judgment::Unknown(_) => call.note(
+            "NVML is necessary to compare a GPU of the container with [devices] in config.toml",
+        ),
         known => refuse_unless_permitted(known)?,
     }
     Ok(())
@@ -90,7 +102,11 @@ impl Granted {
         if limits.is_empty() || lists_all_nodes(spec)? {
             return Ok(None);
         }
-        Ok(nodes_of(spec).map(|nodes| Self { config, limits, nodes }))
+        Ok(nodes_of(spec).map(|nodes| Self {
+            config,
+            limits,
+            nodes,
+        }))
     }
 
     fn judge_with_inventory(self) -> Result<Judgment> {
@@ -104,7 +120,9 @@ fn refuse_unless_permitted(judgment: Judgment) -> Result<()> {
         Judgment::Permitted => Ok(()),
         Judgment::Denied(minor) => Err(failure(
             &catalog::DENIED,
-            format!("the engine gives the container \"/dev/nvidia{minor}\", and containers may not have this GPU"),
+            format!(
+                "the engine gives the container \"/dev/nvidia{minor}\", and containers may not have this GPU"
+            ),
             "request another GPU, or change [devices] in config.toml; \"oci-nvidia-hook cdi check\" lists the CDI devices that \
              containers may have",
         )),
@@ -127,19 +145,39 @@ fn lists_all_nodes(spec: &SpecView) -> Result<bool> {
 
 /// Returns the GPU nodes of a container. In containers with a user namespace, engines mount the host's nodes.
 fn nodes_of(spec: &SpecView) -> Option<Nodes> {
-    let mounted = spec.mounts.iter().filter(|mount| mount.is_bind()).filter_map(mounted_node);
-    nodes::granted(&characters(&spec.devices).into_iter().chain(mounted).collect::<Vec<_>>())
+    let mounted = spec
+        .mounts
+        .iter()
+        .filter(|mount| mount.is_bind())
+        .filter_map(mounted_node);
+    nodes::granted(
+        &characters(&spec.devices)
+            .into_iter()
+            .chain(mounted)
+            .collect::<Vec<_>>(),
+    )
 }
 
 /// Returns the character device that a mount gives to the container.
 fn mounted_node(mount: &Mount) -> Option<Node<'_>> {
     // No other path is examined: it may be on a file system that does not answer.
-    let is_node = mount.destination.as_os_str().as_bytes().starts_with(b"/dev/nvidia");
+    let is_node = mount
+        .destination
+        .as_os_str()
+        .as_bytes()
+        .starts_with(b"/dev/nvidia");
     if !is_node && !mount.source.starts_with("/dev") {
         return None;
     }
     let stat = rustix::fs::stat(&mount.source).ok()?;
     let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
-    let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
-    is_device.then_some(Node { path: &mount.destination, major: Some(major), minor: Some(minor) })
+    let (major, minor) = (
+        rustix::fs::major(stat.st_rdev),
+        rustix::fs::minor(stat.st_rdev),
+    );
+    is_device.then_some(Node {
+        path: &mount.destination,
+        major: Some(major),
+        minor: Some(minor),
+    })
 }

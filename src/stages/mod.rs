@@ -50,7 +50,8 @@ fn run_stage(name: &'static str, stage: impl FnOnce(&mut Call) -> Result<()>) ->
 }
 
 fn read_stdin() -> Result<Vec<u8>> {
-    read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read the container state on stdin")
+    read_limited(std::io::stdin().lock(), oci::MAX_JSON)
+        .context("cannot read the container state on stdin")
 }
 
 /// Reads the container state on stdin. Returns the text too.
@@ -76,6 +77,10 @@ fn bundle_of_runtime() -> Option<PathBuf> {
 /// Returns the facts about the container's image that the plan needs.
 pub(crate) fn image(container: &OpenContainer, gpus: &Gpus) -> Image {
     let libraries = gpus.compat_libraries();
-    let compat = libraries.and_then(|(dir, driver, cuda)| container.compat_libraries(&dir, driver, cuda));
-    Image { facts: container.facts(), compat: compat.unwrap_or_default() }
+    let compat =
+        libraries.and_then(|(dir, driver, cuda)| container.compat_libraries(&dir, driver, cuda));
+    Image {
+        facts: container.facts(),
+        compat: compat.unwrap_or_default(),
+    }
 }

@@ -33,8 +33,13 @@ fn remove_created(state: &State, created: Vec<Entry>) -> Result<()> {
     let spec = oci::spec_view::read(&state.bundle)?;
     Call::for_stage("poststop").set_deadline(Instant::now())?;
     let rootfs = Root::open(&spec.rootfs)?;
-    if spec.rootfs != Path::new("/") && leftovers::is_own(&rootfs, &state.id, Some(&state.bundle), &spec.rootfs) {
-        leftovers::remove(&rootfs, &created::merge(created, leftovers::mount_points(&rootfs, &spec)));
+    if spec.rootfs != Path::new("/")
+        && leftovers::is_own(&rootfs, &state.id, Some(&state.bundle), &spec.rootfs)
+    {
+        leftovers::remove(
+            &rootfs,
+            &created::merge(created, leftovers::mount_points(&rootfs, &spec)),
+        );
     }
     Ok(())
 }

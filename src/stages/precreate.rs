@@ -47,7 +47,8 @@ struct Edited {
 
 fn edit(config: Option<&Path>, call: &mut Call) -> Result<Edited> {
     let start = Instant::now();
-    let bytes = read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?;
+    let bytes =
+        read_limited(std::io::stdin().lock(), oci::MAX_JSON).context("cannot read stdin")?;
     let spec = working_directory()
         .map_err(Into::into)
         .and_then(|here| oci::spec_view::parse_if(&bytes, &here, request::may_ask))
@@ -58,7 +59,12 @@ fn edit(config: Option<&Path>, call: &mut Call) -> Result<Edited> {
         Some((request, config)) => decide::gpus(request, config, &spec.devices, call)?,
         None => None,
     };
-    let Some(gpus) = gpus else { return Ok(Edited { config_json: bytes, given: None }) };
+    let Some(gpus) = gpus else {
+        return Ok(Edited {
+            config_json: bytes,
+            given: None,
+        });
+    };
     call.set_deadline(start)?;
     let mut findings = Vec::new();
     let additions = additions(&gpus, &spec, &mut findings);
@@ -67,7 +73,10 @@ fn edit(config: Option<&Path>, call: &mut Call) -> Result<Edited> {
     let text = String::from_utf8(bytes).context("the container's spec on stdin is not UTF-8")?;
     let config_json = additions.apply(text)?.into_bytes();
     call.step_done("config.json");
-    Ok(Edited { config_json, given: Some(format!("added to config.json: {gpus}")) })
+    Ok(Edited {
+        config_json,
+        given: Some(format!("added to config.json: {gpus}")),
+    })
 }
 
 /// Returns the additions to config.json, and pushes findings, also before an error. It has no effects, because `plan` calls
@@ -75,15 +84,23 @@ fn edit(config: Option<&Path>, call: &mut Call) -> Result<Edited> {
 ///
 /// # Errors
 /// If the edits are impossible for this container.
-pub(crate) fn additions(gpus: &Gpus, spec: &SpecView, findings: &mut Vec<Finding>) -> Result<Additions> {
+pub(crate) fn additions(
+    gpus: &Gpus,
+    spec: &SpecView,
+    findings: &mut Vec<Finding>,
+) -> Result<Additions> {
     // The rootfs is mounted, but has no process yet: only the existence of paths is checked.
     let image = OpenContainer::facts_of(&spec.rootfs);
-    let facts = OciFacts { in_user_namespace: ns::in_user_namespace()? };
+    let facts = OciFacts {
+        in_user_namespace: ns::in_user_namespace()?,
+    };
     let (additions, more) = gpus.additions(spec, image, hook_program(None)?, facts);
     findings.extend(more);
     let hosts_dev = HostsDev::find();
     for point in &additions.points {
-        hosts_dev.refuse_missing(point).with_context(|| format!("cannot mount a device node at {point:?}"))?;
+        hosts_dev
+            .refuse_missing(point)
+            .with_context(|| format!("cannot mount a device node at {point:?}"))?;
     }
     Ok(additions)
 }

@@ -55,7 +55,11 @@ fn set_up(place: Place, config: Option<&Path>, debug: bool, call: &mut Call) -> 
     call.record().pid = state.pid;
     let spec = oci::spec_view::read_if(&state.bundle, request::may_ask).map_err(|error| {
         // The state names the container, so that the record of the failure can be found.
-        call.name_container(&state.id, oci::state::pod(&bytes, &state.bundle), &state.bundle);
+        call.name_container(
+            &state.id,
+            oci::state::pod(&bytes, &state.bundle),
+            &state.bundle,
+        );
         match place {
             Place::Inside if ns::in_user_namespace().unwrap_or_default() => {
                 error.context(unreadable_in_user_namespace())
@@ -67,7 +71,9 @@ fn set_up(place: Place, config: Option<&Path>, debug: bool, call: &mut Call) -> 
     if debug {
         call.open(&HostPath::new("/dev/stderr"))?;
     }
-    let Some((request, config)) = decide::asked(&spec, config, call)? else { return Ok(()) };
+    let Some((request, config)) = decide::asked(&spec, config, call)? else {
+        return Ok(());
+    };
     let start = begin();
     let (pid, cgroup_error) = match place {
         Place::Outside | Place::Here => (state.init()?, None),
@@ -76,13 +82,23 @@ fn set_up(place: Place, config: Option<&Path>, debug: bool, call: &mut Call) -> 
             (init, leave_device_cgroup(runtime).err())
         }
     };
-    let gpus = decide::gpus(request, config, &spec.devices, call).map_err(|error| match cgroup_error {
-        Some(why) => error.context(cannot_leave_cgroup(&why)),
-        None => error,
-    })?;
+    let gpus =
+        decide::gpus(request, config, &spec.devices, call).map_err(|error| match cgroup_error {
+            Some(why) => error.context(cannot_leave_cgroup(&why)),
+            None => error,
+        })?;
     // The process exits soon, and the kernel then closes the directories of the host and frees the memory in two calls.
-    let Some(gpus) = gpus.map(ManuallyDrop::new) else { return Ok(()) };
-    give(place, pid, &Container::new(&state, &spec)?, &gpus, start, call)
+    let Some(gpus) = gpus.map(ManuallyDrop::new) else {
+        return Ok(());
+    };
+    give(
+        place,
+        pid,
+        &Container::new(&state, &spec)?,
+        &gpus,
+        start,
+        call,
+    )
 }
 
 /// Prepares the process and returns the start time, for the deadline of the container's files.
@@ -110,7 +126,11 @@ pub(super) fn give(
         Place::Inside => OpenContainer::inside(&container.spec.rootfs)?,
         Place::Here => OpenContainer::here(&container.spec.rootfs)?,
     };
-    let plan::Live { steps, rules, findings } = gpus.steps(container, &image(&open, gpus));
+    let plan::Live {
+        steps,
+        rules,
+        findings,
+    } = gpus.steps(container, &image(&open, gpus));
     findings.iter().for_each(|finding| call.finding(finding));
     // Everything on the host that can fail comes before the first visible change.
     let prepared = inject::prepare(&steps, &container.spec.mount_label)?;
@@ -118,11 +138,20 @@ pub(super) fn give(
     // A rootless runtime cannot attach a device filter: both the "devices" controller and BPF_PROG_TYPE_CGROUP_DEVICE require
     // capabilities in the host's user namespace. So there is no filter to extend.
     if !container.process.is_rootless() {
-        allow_devices(Pid::from_raw(pid), container, &rules, gpus.config().edit_cgroups, call)?;
+        allow_devices(
+            Pid::from_raw(pid),
+            container,
+            &rules,
+            gpus.config().edit_cgroups,
+            call,
+        )?;
         call.step_done("cgroup");
     }
     let finished = inject::carry_out(prepared, open, container, &call.record().created.clone())?;
-    finished.findings.iter().for_each(|finding| call.finding(finding));
+    finished
+        .findings
+        .iter()
+        .for_each(|finding| call.finding(finding));
     call.created(finished.created);
     call.step_done("mounts");
     let given = format!("injected {gpus}");
@@ -131,15 +160,30 @@ pub(super) fn give(
     Ok(())
 }
 
-fn allow_devices(pid: Pid, container: &Container<'_>, rules: &[DeviceRule], edit: bool, call: &mut Call) -> Result<()> {
+fn allow_devices(
+    pid: Pid,
+    container: &Container<'_>,
+    rules: &[DeviceRule],
+    edit: bool,
+    call: &mut Call,
+) -> Result<()> {
     if !edit {
-        cgroup::forbidden(pid, rules).iter().for_each(|finding| call.finding(finding));
+        cgroup::forbidden(pid, rules)
+            .iter()
+            .for_each(|finding| call.finding(finding));
         return Ok(());
     }
-    let member = cgroup::Member { pid, id: container.id, cgroups_path: container.cgroups_path };
-    let outcome =
-        cgroup::allow(member, rules).map_err(|error| classify(error, &catalog::CGROUP, cgroup::LISTED_HINT))?;
-    outcome.findings.iter().for_each(|finding| call.finding(finding));
+    let member = cgroup::Member {
+        pid,
+        id: container.id,
+        cgroups_path: container.cgroups_path,
+    };
+    let outcome = cgroup::allow(member, rules)
+        .map_err(|error| classify(error, &catalog::CGROUP, cgroup::LISTED_HINT))?;
+    outcome
+        .findings
+        .iter()
+        .for_each(|finding| call.finding(finding));
     Ok(())
 }
 
@@ -151,8 +195,9 @@ fn init_and_runtime() -> Result<(i32, i32)> {
 }
 
 fn parent(pid: &str) -> Result<i32> {
-    proc_file::parent(pid)
-        .with_context(|| format!("\"/proc/{pid}/status\" lists no parent process: the stage is not createContainer"))
+    proc_file::parent(pid).with_context(|| {
+        format!("\"/proc/{pid}/status\" lists no parent process: the stage is not createContainer")
+    })
 }
 
 /// Moves the hook from the container's device cgroup to the runtime's. At createContainer it starts in the container's, which
@@ -167,7 +212,10 @@ fn leave_device_cgroup(runtime: i32) -> Result<()> {
 fn cannot_leave_cgroup(why: &anyhow::Error) -> Failure {
     Failure::new(
         &catalog::CGROUP,
-        format!("the hook cannot leave the container's device cgroup ({})", line(why)),
+        format!(
+            "the hook cannot leave the container's device cgroup ({})",
+            line(why)
+        ),
         OTHER_STAGES,
     )
 }
@@ -175,7 +223,12 @@ fn cannot_leave_cgroup(why: &anyhow::Error) -> Failure {
 /// The error for a hook in a user namespace that cannot read config.json: Podman's bundles are in a directory that only the
 /// host's root may enter.
 fn unreadable_in_user_namespace() -> Failure {
-    Failure::new(&catalog::STATE, "the hook is in the container's user namespace", OTHER_STAGES)
+    Failure::new(
+        &catalog::STATE,
+        "the hook is in the container's user namespace",
+        OTHER_STAGES,
+    )
 }
 
-const OTHER_STAGES: &str = "have it called at another stage: precreate (Podman), createRuntime or prestart";
+const OTHER_STAGES: &str =
+    "have it called at another stage: precreate (Podman), createRuntime or prestart";

@@ -39,11 +39,20 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     let start = Instant::now();
     let (bytes, state) = read_state()?;
     call.record().pid = state.pid;
-    call.name_container(&state.id, oci::state::pod(&bytes, &state.bundle), &state.bundle);
+    call.name_container(
+        &state.id,
+        oci::state::pod(&bytes, &state.bundle),
+        &state.bundle,
+    );
     let spec = oci::spec_view::read(&state.bundle)?;
     if edits.only_checks() {
         // The hook or another entry may set up GPUs in this container, and record that.
-        return limits::check(&spec, edits.config.as_ref(), edits.root.as_ref(), edits.features);
+        return limits::check(
+            &spec,
+            edits.config.as_ref(),
+            edits.root.as_ref(),
+            edits.features,
+        );
     }
     let edits = with_entries(edits, &spec);
     call.name_container(&state.id, spec.pod.clone(), &state.bundle);
@@ -52,26 +61,53 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
         call.record().request = engine_setup(&spec);
         call.record().devices = spec.devices.iter().filter_map(gpu_node).collect();
     }
-    limits::check(&spec, edits.config.as_ref(), edits.root.as_ref(), edits.features)?;
+    limits::check(
+        &spec,
+        edits.config.as_ref(),
+        edits.root.as_ref(),
+        edits.features,
+    )?;
     call.set_deadline(start)?;
     // The source of a mount may be on a file system that does not answer.
     let edits = edits.resolve(|node| has_node(&spec, &node.absolute()));
     let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();
     let open = OpenContainer::open(state.init()?, &spec.rootfs)?;
     let facts = open.facts();
-    facts.finding().iter().for_each(|finding| call.finding(finding));
+    facts
+        .finding()
+        .iter()
+        .for_each(|finding| call.finding(finding));
     let mut steps = rootfs::steps(&edits, facts, files);
-    if let (Some((driver, cuda)), Some(dir)) = (&edits.cuda_compat, ContainerPath::new(compat::DIR)) {
-        let image = Image { facts, compat: open.compat_libraries(&dir, driver, cuda).unwrap_or_default() };
+    if let (Some((driver, cuda)), Some(dir)) = (&edits.cuda_compat, ContainerPath::new(compat::DIR))
+    {
+        let image = Image {
+            facts,
+            compat: open
+                .compat_libraries(&dir, driver, cuda)
+                .unwrap_or_default(),
+        };
         steps::prefer(&mut steps, &dir, |soname| image.compat.contains(soname));
-        plan::newer_libcuda(&image).iter().for_each(|finding| call.finding(finding));
+        plan::newer_libcuda(&image)
+            .iter()
+            .for_each(|finding| call.finding(finding));
     }
     let prepared = inject::prepare(&steps, &spec.mount_label)?;
-    let finished = inject::carry_out(prepared, open, &Container::new(&state, &spec)?, &call.record().created.clone())?;
-    finished.findings.iter().for_each(|finding| call.finding(finding));
+    let finished = inject::carry_out(
+        prepared,
+        open,
+        &Container::new(&state, &spec)?,
+        &call.record().created.clone(),
+    )?;
+    finished
+        .findings
+        .iter()
+        .for_each(|finding| call.finding(finding));
     call.created(finished.created);
     call.step_done("rootfs");
-    call.end_of_rootfs(&format!("completed the setup that the engine began, in {} steps", steps.len()));
+    call.end_of_rootfs(&format!(
+        "completed the setup that the engine began, in {} steps",
+        steps.len()
+    ));
     Ok(())
 }
 
@@ -81,20 +117,29 @@ const VOID: &str = "void";
 
 /// Describes what the engine did before this call, for the record.
 fn engine_setup(spec: &SpecView) -> String {
-    let is_cdi = spec.env.get(VISIBLE_DEVICES).is_some_and(|value| value == VOID);
+    let is_cdi = spec
+        .env
+        .get(VISIBLE_DEVICES)
+        .is_some_and(|value| value == VOID);
     match (is_cdi, spec.cdi_devices.is_empty()) {
         (true, true) => "the engine set it up from a CDI spec".to_owned(),
-        (true, false) => format!("the engine set it up from a CDI spec, with {}", spec.cdi_devices.join(", ")),
+        (true, false) => format!(
+            "the engine set it up from a CDI spec, with {}",
+            spec.cdi_devices.join(", ")
+        ),
         (false, _) => "the engine set it up, from a CDI spec or at precreate".to_owned(),
     }
 }
 
 /// Returns the path in the container if the device is a GPU.
 fn gpu_node(device: &Device) -> Option<records::Device> {
-    let is_gpu =
-        device.major == Some(NVIDIA_MAJOR.into()) && device.minor.is_some_and(|minor| minor < MODESET_MINOR.into());
+    let is_gpu = device.major == Some(NVIDIA_MAJOR.into())
+        && device
+            .minor
+            .is_some_and(|minor| minor < MODESET_MINOR.into());
     let is_wsl = device.path == Path::new(wsl::NODE_PATH);
-    (is_gpu || is_wsl).then(|| records::Device::of_node(one_line(&device.path.display().to_string())))
+    (is_gpu || is_wsl)
+        .then(|| records::Device::of_node(one_line(&device.path.display().to_string())))
 }
 
 /// Merges the edits of all hook entries for the nodes of the container. A container with devices of several specs has an entry of each,
@@ -102,23 +147,38 @@ fn gpu_node(device: &Device) -> Option<records::Device> {
 /// the others find it done.
 fn with_entries(edits: RootfsEdits, spec: &SpecView) -> RootfsEdits {
     // An entry that cannot be parsed fails when it is called.
-    spec.hooks.iter().filter_map(|hook| RootfsEdits::from_entry(&hook.args)).fold(edits, RootfsEdits::merge)
+    spec.hooks
+        .iter()
+        .filter_map(|hook| RootfsEdits::from_entry(&hook.args))
+        .fold(edits, RootfsEdits::merge)
 }
 
 /// Reports whether the engine gives the container this node. In containers with a user namespace, engines mount the host's node. Another
 /// file or device at this path does not count.
 fn has_node(spec: &SpecView, path: &Path) -> bool {
-    let is_created =
-        |device: &Device| device.major.zip(device.minor).is_some_and(|(major, minor)| has_number(path, major, minor));
-    spec.devices.iter().any(|device| device.path == path && is_created(device))
-        || spec.mounts.iter().any(|mount| mount.destination == path && mount.is_bind() && is_node(&mount.source, path))
+    let is_created = |device: &Device| {
+        device
+            .major
+            .zip(device.minor)
+            .is_some_and(|(major, minor)| has_number(path, major, minor))
+    };
+    spec.devices
+        .iter()
+        .any(|device| device.path == path && is_created(device))
+        || spec.mounts.iter().any(|mount| {
+            mount.destination == path && mount.is_bind() && is_node(&mount.source, path)
+        })
 }
 
 /// Reports whether this file of the host is the node for this path.
 fn is_node(source: &Path, path: &Path) -> bool {
     rustix::fs::stat(source).is_ok_and(|stat| {
         FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
-            && has_number(path, rustix::fs::major(stat.st_rdev).into(), rustix::fs::minor(stat.st_rdev).into())
+            && has_number(
+                path,
+                rustix::fs::major(stat.st_rdev).into(),
+                rustix::fs::minor(stat.st_rdev).into(),
+            )
     })
 }
 
@@ -133,6 +193,8 @@ fn has_number(path: &Path, major: i64, minor: i64) -> bool {
 /// Returns the files of the mask; empty if the driver is not loaded, because the container's /proc then lacks them too.
 fn mask_files(dir: &HostPath) -> Vec<(OsString, Vec<u8>)> {
     let root = Tree::open(dir);
-    let files = root.map(|root| procfs::read_files(&root, Path::new("/"), None)).unwrap_or_default();
+    let files = root
+        .map(|root| procfs::read_files(&root, Path::new("/"), None))
+        .unwrap_or_default();
     files.into_iter().map(build::mask_file).collect()
 }

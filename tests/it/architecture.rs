@@ -38,12 +38,17 @@ fn modules_have_an_order() {
     let knot = |text: &[(&str, &str)]| {
         let mut uses = Uses::new();
         for (a, b) in text {
-            uses.entry((*a).to_owned()).or_default().insert((*b).to_owned());
+            uses.entry((*a).to_owned())
+                .or_default()
+                .insert((*b).to_owned());
         }
         circle(&uses)
     };
     assert_eq!(knot(&[("a", "b"), ("a", "c"), ("b", "c")]), None);
-    assert_eq!(knot(&[("a", "b"), ("b", "c"), ("c", "b")]), Some(vec!["b".to_owned(), "c".to_owned()]));
+    assert_eq!(
+        knot(&[("a", "b"), ("b", "c"), ("c", "b")]),
+        Some(vec!["b".to_owned(), "c".to_owned()])
+    );
 }
 
 /// `println!` and `eprintln!` panic if the stream is full or closed, and a panic of the hook stops the container. clippy denies them,
@@ -51,19 +56,37 @@ fn modules_have_an_order() {
 fn no_program_prints_with_a_panic() {
     let lints = std::fs::read_to_string(source("Cargo.toml")).unwrap();
     for lint in ["print_stdout", "print_stderr", "dbg_macro"] {
-        assert!(lints.lines().any(|line| line.starts_with(&format!("{lint} = \"deny\""))), "{lint}");
+        assert!(
+            lints
+                .lines()
+                .any(|line| line.starts_with(&format!("{lint} = \"deny\""))),
+            "{lint}"
+        );
     }
-    let crates = std::fs::read_dir(source("crates")).unwrap().map(|entry| entry.unwrap().path());
-    let crates: Vec<_> = crates.filter(|dir| dir.join("Cargo.toml").is_file()).collect();
+    let crates = std::fs::read_dir(source("crates"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let crates: Vec<_> = crates
+        .filter(|dir| dir.join("Cargo.toml").is_file())
+        .collect();
     for dir in &crates {
         let manifest = std::fs::read_to_string(dir.join("Cargo.toml")).unwrap();
         assert!(manifest.contains("[lints]\nworkspace = true"), "{dir:?}");
     }
-    let sources = crates.iter().map(|dir| dir.join("src")).chain([source("src")]);
-    let files: Vec<_> = sources.flat_map(|dir| super::docs::texts(&dir, "rs")).collect();
+    let sources = crates
+        .iter()
+        .map(|dir| dir.join("src"))
+        .chain([source("src")]);
+    let files: Vec<_> = sources
+        .flat_map(|dir| super::docs::texts(&dir, "rs"))
+        .collect();
     assert!(files.len() > 100);
     for (path, text) in files {
-        for permission in ["clippy::print_std", "clippy::dbg_macro", "clippy::restriction"] {
+        for permission in [
+            "clippy::print_std",
+            "clippy::dbg_macro",
+            "clippy::restriction",
+        ] {
             assert!(!text.contains(permission), "{path:?} permits {permission}");
         }
     }
@@ -85,15 +108,26 @@ const CRATES: [&str; 9] = [
 /// The top-level modules of the hook, and the number of pairs of which one uses the other. Without a circle, no arrow leads upward.
 fn the_hook_has_few_rooms() {
     let uses = uses_of(&source("src"));
-    let rooms: Vec<_> = uses.keys().filter(|name| !matches!(name.as_str(), "lean" | "testing")).collect();
+    let rooms: Vec<_> = uses
+        .keys()
+        .filter(|name| !matches!(name.as_str(), "lean" | "testing"))
+        .collect();
     let mut arrows = 0;
     let mut picture = String::new();
     for room in &rooms {
-        let used: Vec<_> = uses[*room].iter().filter(|name| rooms.contains(name)).map(String::as_str).collect();
+        let used: Vec<_> = uses[*room]
+            .iter()
+            .filter(|name| rooms.contains(name))
+            .map(String::as_str)
+            .collect();
         picture += &format!("{room} -> {}\n", used.join(" "));
         arrows += used.len();
     }
-    assert!(rooms.len() <= 13 && arrows <= 35, "{} rooms, {arrows} arrows:\n{picture}", rooms.len());
+    assert!(
+        rooms.len() <= 13 && arrows <= 35,
+        "{} rooms, {arrows} arrows:\n{picture}",
+        rooms.len()
+    );
     assert_eq!(circle(&uses), None);
 }
 
@@ -104,9 +138,13 @@ fn no_two_files_use_each_other() {
     for root in CRATES {
         let uses = uses_of_files(&source(root));
         for (file, used) in &uses {
-            let circles =
-                used.iter().filter(|other| *other > file && uses.get(*other).is_some_and(|uses| uses.contains(file)));
-            wrong.extend(circles.map(|other| format!("{root}: {} and {}", file.join("::"), other.join("::"))));
+            let circles = used.iter().filter(|other| {
+                *other > file && uses.get(*other).is_some_and(|uses| uses.contains(file))
+            });
+            wrong.extend(
+                circles
+                    .map(|other| format!("{root}: {} and {}", file.join("::"), other.join("::"))),
+            );
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -117,18 +155,32 @@ type Module = Vec<String>;
 
 /// The files that each file of a crate uses, by `crate::…` and `super::…`, without those above and below it.
 fn uses_of_files(root: &Path) -> BTreeMap<Module, BTreeSet<Module>> {
-    let texts = super::docs::texts(root, "rs").into_iter().filter(|(path, _)| !path.ends_with("tests.rs"));
-    let files: BTreeMap<Module, String> =
-        texts.map(|(path, text)| (module_of(path.strip_prefix(root).unwrap()), code_of(&text))).collect();
+    let texts = super::docs::texts(root, "rs")
+        .into_iter()
+        .filter(|(path, _)| !path.ends_with("tests.rs"));
+    let files: BTreeMap<Module, String> = texts
+        .map(|(path, text)| (module_of(path.strip_prefix(root).unwrap()), code_of(&text)))
+        .collect();
     let mut uses = BTreeMap::new();
     for (file, code) in &files {
         let mut used = BTreeSet::new();
         for path in code.split("crate::").skip(1) {
-            used.extend(expand(path).into_iter().map(|path| target(&files, Vec::new(), &path)));
+            used.extend(
+                expand(path)
+                    .into_iter()
+                    .map(|path| target(&files, Vec::new(), &path)),
+            );
         }
         for path in code.split("super::").skip(1) {
-            let above = file.split_last().map(|(_, above)| above.to_vec()).unwrap_or_default();
-            used.extend(expand(path).into_iter().map(|path| target(&files, above.clone(), &path)));
+            let above = file
+                .split_last()
+                .map(|(_, above)| above.to_vec())
+                .unwrap_or_default();
+            used.extend(
+                expand(path)
+                    .into_iter()
+                    .map(|path| target(&files, above.clone(), &path)),
+            );
         }
         used.retain(|other| !other.starts_with(file) && !file.starts_with(other));
         uses.insert(file.clone(), used);
@@ -139,7 +191,9 @@ fn uses_of_files(root: &Path) -> BTreeMap<Module, BTreeSet<Module>> {
 fn module_of(path: &Path) -> Module {
     let names = path.with_extension("");
     let names = names.iter().map(|name| name.to_string_lossy().into_owned());
-    names.filter(|name| !matches!(name.as_str(), "mod" | "lib" | "main")).collect()
+    names
+        .filter(|name| !matches!(name.as_str(), "mod" | "lib" | "main"))
+        .collect()
 }
 
 /// The longest beginning of a path below a module that is a file.
@@ -160,10 +214,14 @@ fn expand(text: &str) -> Vec<Vec<String>> {
     let mut rest = text;
     loop {
         if rest.starts_with('{') {
-            let below = names_in_braces(rest).into_iter().flat_map(|part| expand(&part));
+            let below = names_in_braces(rest)
+                .into_iter()
+                .flat_map(|part| expand(&part));
             return below.map(|below| [path.clone(), below].concat()).collect();
         }
-        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+        let end = rest
+            .find(|c: char| !c.is_alphanumeric() && c != '_')
+            .unwrap_or(rest.len());
         path.push(rest[..end].to_owned());
         match rest[end..].strip_prefix("::") {
             Some(more) => rest = more,
@@ -190,19 +248,34 @@ fn names_in_braces(list: &str) -> Vec<String> {
             parts.last_mut().unwrap().push(c);
         }
     }
-    parts.iter().map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect()
+    parts
+        .iter()
+        .map(|part| part.trim().to_owned())
+        .filter(|part| !part.is_empty())
+        .collect()
 }
 
 /// The code without tests and comments.
 fn code_of(text: &str) -> String {
     let code = text.split("#[cfg(test)]").next().unwrap().lines();
-    code.map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
+    code.map(|line| line.split("//").next().unwrap())
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 /// Returns the crates in the program of this package, one a line.
 fn crates(package: &str) -> String {
     let mut tree = Command::new(env!("CARGO"));
-    tree.args(["tree", "--locked", "--edges", "normal", "--prefix", "none", "--package", package]);
+    tree.args([
+        "tree",
+        "--locked",
+        "--edges",
+        "normal",
+        "--prefix",
+        "none",
+        "--package",
+        package,
+    ]);
     run(tree.current_dir(source(""))).ok()
 }
 
@@ -210,18 +283,35 @@ fn crates(package: &str) -> String {
 /// for NVML.
 fn the_program_of_compat_is_static() {
     let (compat, hook) = (crates("oci-nvidia-hook-compat"), crates("oci-nvidia-hook"));
-    assert!(!compat.contains("libloading v") && hook.contains("libloading v"), "{compat}");
+    assert!(
+        !compat.contains("libloading v") && hook.contains("libloading v"),
+        "{compat}"
+    );
     for (program, is_static) in [(built::compat_release(), true), (built::release(), false)] {
-        let elf = run(Command::new("readelf").args(["--wide", "--program-headers", "--dynamic"]).arg(program)).ok();
+        let elf = run(Command::new("readelf")
+            .args(["--wide", "--program-headers", "--dynamic"])
+            .arg(program))
+        .ok();
         for entry in [" INTERP ", "(NEEDED)", "(RPATH)", "(RUNPATH)"] {
             assert!(!(is_static && elf.contains(entry)), "{program:?}: {elf}");
         }
         assert_eq!(elf.contains(" INTERP "), !is_static, "{program:?}: {elf}");
         // The functions that load libraries for the names of users and hosts, and for character sets. glibc 2.41 links setlocale into
         // each static program; only its callers read files, and hostile::environment has a program that would.
-        let symbols = run(Command::new("readelf").args(["--wide", "--symbols"]).arg(program)).ok();
-        for name in ["getpwnam", "getpwuid_r", "getgrnam", "getaddrinfo", "iconv_open"] {
-            let is_there = symbols.lines().any(|line| line.split_whitespace().any(|word| word == name));
+        let symbols = run(Command::new("readelf")
+            .args(["--wide", "--symbols"])
+            .arg(program))
+        .ok();
+        for name in [
+            "getpwnam",
+            "getpwuid_r",
+            "getgrnam",
+            "getaddrinfo",
+            "iconv_open",
+        ] {
+            let is_there = symbols
+                .lines()
+                .any(|line| line.split_whitespace().any(|word| word == name));
             assert!(!(is_there && is_static), "{name}");
         }
     }
@@ -248,11 +338,23 @@ fn files_of_containers_are_opened_with_a_guard() {
         for (path, text) in super::docs::texts(&source(dir), "rs") {
             let code = code_of(&text);
             let name = path.file_name().unwrap().to_str().unwrap();
-            for line in code.lines().filter(|line| READS.iter().any(|read| line.contains(read))) {
-                assert!(IN_PROC.iter().any(|(file, known)| *file == name && line.contains(known)), "{path:?}: {line}");
+            for line in code
+                .lines()
+                .filter(|line| READS.iter().any(|read| line.contains(read)))
+            {
+                assert!(
+                    IN_PROC
+                        .iter()
+                        .any(|(file, known)| *file == name && line.contains(known)),
+                    "{path:?}: {line}"
+                );
             }
-            for function in code.split("fn ").filter(|function| function.contains("openat(")) {
-                let is_guarded = function.contains("OFlags::PATH") || function.contains("OFlags::CREATE");
+            for function in code
+                .split("fn ")
+                .filter(|function| function.contains("openat("))
+            {
+                let is_guarded =
+                    function.contains("OFlags::PATH") || function.contains("OFlags::CREATE");
                 assert!(is_guarded, "{path:?}: {function}");
             }
         }
@@ -261,11 +363,20 @@ fn files_of_containers_are_opened_with_a_guard() {
 
 /// What the device plugin needs is in no build of the hook.
 fn the_hook_has_no_grpc() {
-    let (hook, plugin) = (crates("oci-nvidia-hook"), crates("oci-nvidia-kubelet-plugin"));
+    let (hook, plugin) = (
+        crates("oci-nvidia-hook"),
+        crates("oci-nvidia-kubelet-plugin"),
+    );
     for name in ["tokio", "tonic", "prost", "h2", "hyper"] {
         let line = format!("{name} v");
-        assert!(!hook.lines().any(|found| found.starts_with(&line)), "{hook}");
-        assert!(plugin.lines().any(|found| found.starts_with(&line)), "{plugin}");
+        assert!(
+            !hook.lines().any(|found| found.starts_with(&line)),
+            "{hook}"
+        );
+        assert!(
+            plugin.lines().any(|found| found.starts_with(&line)),
+            "{plugin}"
+        );
     }
 }
 
@@ -273,21 +384,42 @@ fn uses_of(root: &Path) -> Uses {
     let mut uses = Uses::new();
     for (path, text) in super::docs::texts(root, "rs") {
         let below = path.strip_prefix(root).unwrap();
-        let module = below.iter().next().unwrap().to_string_lossy().trim_end_matches(".rs").to_owned();
+        let module = below
+            .iter()
+            .next()
+            .unwrap()
+            .to_string_lossy()
+            .trim_end_matches(".rs")
+            .to_owned();
         if matches!(module.as_str(), "lib" | "main") || path.ends_with("tests.rs") {
             continue;
         }
         let found = uses.entry(module.clone()).or_default();
-        found.extend(code_of(&text).split("crate::").skip(1).flat_map(names).filter(|name| *name != module));
+        found.extend(
+            code_of(&text)
+                .split("crate::")
+                .skip(1)
+                .flat_map(names)
+                .filter(|name| *name != module),
+        );
     }
     uses
 }
 
 /// `name::…` and `{name, name::…}`.
 fn names(rest: &str) -> Vec<String> {
-    let word = |text: &str| text.trim().split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap().to_owned();
+    let word = |text: &str| {
+        text.trim()
+            .split(|c: char| !c.is_alphanumeric() && c != '_')
+            .next()
+            .unwrap()
+            .to_owned()
+    };
     match rest.starts_with('{') {
-        true => names_in_braces(rest).iter().map(|part| word(part)).collect(),
+        true => names_in_braces(rest)
+            .iter()
+            .map(|part| word(part))
+            .collect(),
         false => vec![word(rest)],
     }
 }
@@ -296,12 +428,19 @@ fn names(rest: &str) -> Vec<String> {
 fn circle(uses: &Uses) -> Option<Vec<String>> {
     let mut left = uses.clone();
     loop {
-        let is_free = |name: &String, left: &Uses| !left[name].iter().any(|used| left.contains_key(used));
-        let Some(free) = left.keys().find(|name| is_free(name, &left)).cloned() else { break };
+        let is_free =
+            |name: &String, left: &Uses| !left[name].iter().any(|used| left.contains_key(used));
+        let Some(free) = left.keys().find(|name| is_free(name, &left)).cloned() else {
+            break;
+        };
         left.remove(&free);
     }
     // A module that only leads to a cycle is not part of it.
-    while let Some(unused) = left.keys().find(|name| !left.values().any(|uses| uses.contains(*name))).cloned() {
+    while let Some(unused) = left
+        .keys()
+        .find(|name| !left.values().any(|uses| uses.contains(*name)))
+        .cloned()
+    {
         left.remove(&unused);
     }
     (!left.is_empty()).then(|| left.into_keys().collect())

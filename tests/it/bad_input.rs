@@ -26,7 +26,9 @@ fn state(dir: &Path, devices: &str) -> Vec<u8> {
         "process": {"env": [format!("NVIDIA_VISIBLE_DEVICES={devices}")]}, "root": {"path": "rootfs"},
     });
     std::fs::write(dir.join("config.json"), spec.to_string()).unwrap();
-    serde_json::json!({"id": "c", "pid": std::process::id(), "bundle": dir}).to_string().into_bytes()
+    serde_json::json!({"id": "c", "pid": std::process::id(), "bundle": dir})
+        .to_string()
+        .into_bytes()
 }
 
 /// Checks that stderr is one error line with all of `says`, then one hint, and nothing else.
@@ -34,13 +36,21 @@ fn state(dir: &Path, devices: &str) -> Vec<u8> {
 fn one_error(ran: Ran, says: &[&str]) {
     let stderr = ran.failed(1);
     let lines: Vec<_> = stderr.lines().collect();
-    assert!(lines.first().is_some_and(|line| line.starts_with("oci-nvidia-hook: ")), "{stderr}");
+    assert!(
+        lines
+            .first()
+            .is_some_and(|line| line.starts_with("oci-nvidia-hook: ")),
+        "{stderr}"
+    );
     for text in says {
         assert!(lines[0].contains(text), "{text:?} is not in\n{stderr}");
     }
     // Podman takes these words for its own errors.
     assert!(!stderr.to_lowercase().contains("not found"), "{stderr}");
-    assert!(lines.len() <= 2 && lines.get(1).is_none_or(|line| line.starts_with("hint: ")), "{stderr}");
+    assert!(
+        lines.len() <= 2 && lines.get(1).is_none_or(|line| line.starts_with("hint: ")),
+        "{stderr}"
+    );
 }
 
 fn stdin_that_is_not_a_state() {
@@ -60,11 +70,20 @@ fn no_process() {
     let dir = scratch();
     state(dir.path(), "all");
     let state = serde_json::json!({"id": "c", "bundle": dir.path()}).to_string();
-    one_error(hook(&["--config", fake.config.to_str().unwrap(), "prestart"], state.as_bytes()), &["no \"pid\""]);
+    one_error(
+        hook(
+            &["--config", fake.config.to_str().unwrap(), "prestart"],
+            state.as_bytes(),
+        ),
+        &["no \"pid\""],
+    );
 }
 
 fn fifty_megabytes_of_stdin() {
-    one_error(hook(&["prestart"], &vec![b' '; 50 << 20]), &["stdin", "larger than 16 MiB"]);
+    one_error(
+        hook(&["prestart"], &vec![b' '; 50 << 20]),
+        &["stdin", "larger than 16 MiB"],
+    );
 }
 
 fn broken_spec() {
@@ -75,15 +94,24 @@ fn broken_spec() {
         ("", "it is empty"),
         ("{\"root\":", "EOF"),
         ("{\"process\":{}}", "no \"root.path\""),
-        ("{\"process\":{\"env\":[\"FOO\"]},\"root\":{\"path\":\"r\"}}", "\"FOO\", which is not NAME=VALUE"),
+        (
+            "{\"process\":{\"env\":[\"FOO\"]},\"root\":{\"path\":\"r\"}}",
+            "\"FOO\", which is not NAME=VALUE",
+        ),
     ] {
         std::fs::write(&config, text).unwrap();
         one_error(hook(&["prestart"], &state), &["config.json", says]);
     }
     std::fs::remove_file(&config).unwrap();
-    one_error(hook(&["prestart"], &state), &["config.json", "it does not exist"]);
+    one_error(
+        hook(&["prestart"], &state),
+        &["config.json", "it does not exist"],
+    );
     std::fs::create_dir(&config).unwrap();
-    one_error(hook(&["prestart"], &state), &["config.json", "not a regular file"]);
+    one_error(
+        hook(&["prestart"], &state),
+        &["config.json", "not a regular file"],
+    );
 }
 
 /// crun reports the bundle "/" if the container has a user namespace and device nodes. Its arguments contain the bundle.
@@ -93,11 +121,22 @@ fn crun_reports_its_working_directory() {
     let text = serde_json::json!({"id": "x", "pid": 1, "bundle": "/"}).to_string();
     let create = |bundle: &str| {
         let mut crun = Command::new("sh");
-        crun.args(["-c", &format!("'{HOOK}' prestart; exit $?"), "crun", "create"]).args(bundle.split(' ')).arg("x");
+        crun.args([
+            "-c",
+            &format!("'{HOOK}' prestart; exit $?"),
+            "crun",
+            "create",
+        ])
+        .args(bundle.split(' '))
+        .arg("x");
         run_with(crun.env_clear(), text.as_bytes())
     };
     let bundle = dir.path().to_str().unwrap();
-    for option in [format!("--bundle {bundle}"), format!("--bundle={bundle}"), format!("-b {bundle}")] {
+    for option in [
+        format!("--bundle {bundle}"),
+        format!("--bundle={bundle}"),
+        format!("-b {bundle}"),
+    ] {
         assert_eq!(create(&option).ok(), "", "{option}");
     }
     for option in ["--bundle .", "--no-pivot", "--bundle /nowhere"] {
@@ -111,9 +150,15 @@ fn no_request_no_config() {
     let config = dir.path().join("config.toml");
     std::fs::write(&config, "this is no toml").unwrap();
     let config = config.to_str().unwrap();
-    let ran = hook(&["--config", config, "prestart"], &state(dir.path(), "void"));
+    let ran = hook(
+        &["--config", config, "prestart"],
+        &state(dir.path(), "void"),
+    );
     assert_eq!((ran.stderr.as_str(), ran.code), ("", Some(0)));
-    one_error(hook(&["--config", config, "prestart"], &state(dir.path(), "all")), &["config.toml"]);
+    one_error(
+        hook(&["--config", config, "prestart"], &state(dir.path(), "all")),
+        &["config.toml"],
+    );
 }
 
 fn bad_config() {
@@ -122,20 +167,41 @@ fn bad_config() {
     let path = dir.path().join("config.toml");
     for (text, says) in [
         ("a = ", &["config.toml"][..]),
-        ("[nvidia-container-cli]\nno-cgroups = \"yes\"\n", &["config.toml", "2", "no-cgroups", "true or false"]),
-        ("\n\naccept-nvidia-visible-devices-envvar-when-unprivileged = 1\n", &["3", "unprivileged", "true or false"]),
-        ("[oci-nvidia-hook]\nnvml-timeout = -3\n", &["2", "nvml-timeout"]),
-        ("supported-driver-capabilities = \"compute,typo\"\n", &["supported-driver-capabilities", "\"typo\""]),
+        (
+            "[nvidia-container-cli]\nno-cgroups = \"yes\"\n",
+            &["config.toml", "2", "no-cgroups", "true or false"],
+        ),
+        (
+            "\n\naccept-nvidia-visible-devices-envvar-when-unprivileged = 1\n",
+            &["3", "unprivileged", "true or false"],
+        ),
+        (
+            "[oci-nvidia-hook]\nnvml-timeout = -3\n",
+            &["2", "nvml-timeout"],
+        ),
+        (
+            "supported-driver-capabilities = \"compute,typo\"\n",
+            &["supported-driver-capabilities", "\"typo\""],
+        ),
         (
             "[oci-nvidia-hook]\naccept-nvidia-visible-devices-envvar-when-unprivileged = false\n",
-            &["line 2: accept-", "is unknown in the table [oci-nvidia-hook]; it belongs above the first table"],
+            &[
+                "line 2: accept-",
+                "is unknown in the table [oci-nvidia-hook]; it belongs above the first table",
+            ],
         ),
     ] {
         std::fs::write(&path, text).unwrap();
-        one_error(hook(&["--config", path.to_str().unwrap(), "prestart"], &state), says);
+        one_error(
+            hook(&["--config", path.to_str().unwrap(), "prestart"], &state),
+            says,
+        );
     }
     std::fs::remove_file(&path).unwrap();
-    one_error(hook(&["--config", path.to_str().unwrap(), "prestart"], &state), &["config.toml", "it does not exist"]);
+    one_error(
+        hook(&["--config", path.to_str().unwrap(), "prestart"], &state),
+        &["config.toml", "it does not exist"],
+    );
 }
 
 /// Three different causes that all look like a missing library.
@@ -146,7 +212,11 @@ fn no_driver() {
     let device = root.join("sys/bus/pci/devices/0000:01:00.0");
     std::fs::create_dir_all(root.join("sys/bus/pci/devices")).unwrap();
     let config = dir.path().join("config.toml");
-    std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{}\"\n", root.display())).unwrap();
+    std::fs::write(
+        &config,
+        format!("[nvidia-container-cli]\nroot = \"{}\"\n", root.display()),
+    )
+    .unwrap();
     let args = ["--config", config.to_str().unwrap(), "prestart"];
     one_error(hook(&args, &state), &["(ONH-010)"]);
     std::fs::create_dir_all(&device).unwrap();
@@ -155,11 +225,23 @@ fn no_driver() {
     one_error(hook(&args, &state), &["(ONH-011)"]);
     let proc = root.join("proc/driver/nvidia");
     std::fs::create_dir_all(&proc).unwrap();
-    std::fs::write(proc.join("version"), "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.1  x\n").unwrap();
-    one_error(hook(&args, &state), &["the kernel module of driver 550.1 is loaded, but libnvidia-ml is missing below"]);
+    std::fs::write(
+        proc.join("version"),
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.1  x\n",
+    )
+    .unwrap();
+    one_error(
+        hook(&args, &state),
+        &["the kernel module of driver 550.1 is loaded, but libnvidia-ml is missing below"],
+    );
     std::fs::write(&config, "[nvidia-container-cli]\nroot = \"/nowhere\"\n").unwrap();
     one_error(hook(&args, &state), &["\"/nowhere\"", "(ONH-014)"]);
-    assert_eq!(std::fs::read_dir(dir.path().join("rootfs")).unwrap().count(), 0);
+    assert_eq!(
+        std::fs::read_dir(dir.path().join("rootfs"))
+            .unwrap()
+            .count(),
+        0
+    );
 }
 
 /// Covers an update without a reboot, and a module that was never loaded.
@@ -170,7 +252,10 @@ fn module_and_libraries_differ() {
     std::fs::write(&version, text.replace("535.183.01", "550.54.14")).unwrap();
     one_error(
         with_fake(&fake, "all"),
-        &["the loaded kernel module has version 550.54.14, and the libraries", "have version 535.183.01"],
+        &[
+            "the loaded kernel module has version 550.54.14, and the libraries",
+            "have version 535.183.01",
+        ],
     );
 
     std::fs::remove_dir_all(fake.root.join("proc")).unwrap();
@@ -180,21 +265,38 @@ fn module_and_libraries_differ() {
     std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
     std::fs::write(device.join("class"), "0x030200\n").unwrap();
     let ran = with_fake(&fake, "all");
-    assert!(ran.stderr.contains("hint: load it with \"modprobe nvidia\""), "{}", ran.stderr);
+    assert!(
+        ran.stderr
+            .contains("hint: load it with \"modprobe nvidia\""),
+        "{}",
+        ran.stderr
+    );
     one_error(ran, &["(ONH-011)"]);
 }
 
 fn with_fake(fake: &FakeDriver, devices: &str) -> Ran {
     let dir = scratch();
-    let ran = hook(&["--config", fake.config.to_str().unwrap(), "prestart"], &state(dir.path(), devices));
-    assert_eq!(std::fs::read_dir(dir.path().join("rootfs")).unwrap().count(), 0, "the container is untouched");
+    let ran = hook(
+        &["--config", fake.config.to_str().unwrap(), "prestart"],
+        &state(dir.path(), devices),
+    );
+    assert_eq!(
+        std::fs::read_dir(dir.path().join("rootfs"))
+            .unwrap()
+            .count(),
+        0,
+        "the container is untouched"
+    );
     ran
 }
 
 fn unknown_user() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     fake.configure("user = \"root:vidoe\"");
-    one_error(with_fake(&fake, "all"), &["root:vidoe", "unknown group \"vidoe\""]);
+    one_error(
+        with_fake(&fake, "all"),
+        &["root:vidoe", "unknown group \"vidoe\""],
+    );
     fake.configure("user = \"nobody-here\"");
     one_error(with_fake(&fake, "all"), &["unknown user \"nobody-here\""]);
 }
@@ -210,9 +312,17 @@ fn nvml_hangs() {
 
 fn nvml_reports_an_error() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
-    for (code, id) in [("9", "(ONH-011)"), ("18", "(ONH-013)"), ("4", "(ONH-019)"), ("999", "(ONH-018)")] {
+    for (code, id) in [
+        ("9", "(ONH-011)"),
+        ("18", "(ONH-013)"),
+        ("4", "(ONH-019)"),
+        ("999", "(ONH-018)"),
+    ] {
         fake.set_nvml(|old| {
-            let rest: Vec<_> = old.lines().filter(|line| !line.starts_with("init-error")).collect();
+            let rest: Vec<_> = old
+                .lines()
+                .filter(|line| !line.starts_with("init-error"))
+                .collect();
             format!("{}\ninit-error {code}\n", rest.join("\n"))
         });
         one_error(with_fake(&fake, "all"), &[id, "nvmlInit_v2"]);
@@ -236,11 +346,25 @@ fn unknown_gpu() {
 fn missing_node() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     std::fs::remove_file(fake.root.join("dev/nvidia1")).unwrap();
-    one_error(with_fake(&fake, "all"), &["requests all GPUs", "\"/dev/nvidia1\"", "is missing", "(ONH-021)"]);
+    one_error(
+        with_fake(&fake, "all"),
+        &[
+            "requests all GPUs",
+            "\"/dev/nvidia1\"",
+            "is missing",
+            "(ONH-021)",
+        ],
+    );
     // The same if NVML counts the GPU nevertheless.
     fake.set_nvml(|old| old + "\ncount-all\n");
-    one_error(with_fake(&fake, "all"), &["\"/dev/nvidia1\"", "is missing", "(ONH-021)"]);
-    one_error(with_fake(&fake, "1"), &["\"/dev/nvidia1\"", "is missing", "(ONH-021)"]);
+    one_error(
+        with_fake(&fake, "all"),
+        &["\"/dev/nvidia1\"", "is missing", "(ONH-021)"],
+    );
+    one_error(
+        with_fake(&fake, "1"),
+        &["\"/dev/nvidia1\"", "is missing", "(ONH-021)"],
+    );
 }
 
 /// Values that no image has by accident.
@@ -249,7 +373,10 @@ fn hostile_environment() {
     let plan = |spec: &[u8]| {
         std::fs::write(dir.path().join("config.json"), spec).unwrap();
         let state = serde_json::json!({"id": "c", "bundle": dir.path()}).to_string();
-        hook(&["--config", "/dev/null", "plan", "-", "--request"], state.as_bytes())
+        hook(
+            &["--config", "/dev/null", "plan", "-", "--request"],
+            state.as_bytes(),
+        )
     };
     let with = |env: &[String]| {
         let spec = serde_json::json!({"process": {"env": env}, "root": {"path": "rootfs"}});
@@ -257,21 +384,47 @@ fn hostile_environment() {
         std::fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
         let state = serde_json::json!({"id": "c", "bundle": dir.path()}).to_string();
         let config = dir.path().join("empty.toml");
-        hook(&["--config", config.to_str().unwrap(), "plan", "-", "--request"], state.as_bytes())
+        hook(
+            &[
+                "--config",
+                config.to_str().unwrap(),
+                "plan",
+                "-",
+                "--request",
+            ],
+            state.as_bytes(),
+        )
     };
     let many: String = (0..150_000).map(|i| format!("{i},")).collect();
     let start = std::time::Instant::now();
     for (env, says) in [
-        (vec![format!("NVIDIA_VISIBLE_DEVICES={many}")], "requests GPU 0,1,2,3"),
-        (vec!["NVIDIA_VISIBLE_DEVICES=a\0b\n\u{1b}[2J".into()], "requests a\\u{0}b\\n\\u{1b}[2J"),
         (
-            vec!["NVIDIA_VISIBLE_DEVICES=all".into(), format!("NVIDIA_DRIVER_CAPABILITIES={}", "x".repeat(1 << 20))],
+            vec![format!("NVIDIA_VISIBLE_DEVICES={many}")],
+            "requests GPU 0,1,2,3",
+        ),
+        (
+            vec!["NVIDIA_VISIBLE_DEVICES=a\0b\n\u{1b}[2J".into()],
+            "requests a\\u{0}b\\n\\u{1b}[2J",
+        ),
+        (
+            vec![
+                "NVIDIA_VISIBLE_DEVICES=all".into(),
+                format!("NVIDIA_DRIVER_CAPABILITIES={}", "x".repeat(1 << 20)),
+            ],
             "is not a driver capability",
         ),
     ] {
         let ran = with(&env);
-        assert!(ran.stdout.contains(says) || ran.stdout.contains("xxxx…"), "{:.300}", ran.stdout);
-        assert!(ran.stdout.len() < 10_000 && ran.stderr.is_empty(), "{}", ran.stdout.len());
+        assert!(
+            ran.stdout.contains(says) || ran.stdout.contains("xxxx…"),
+            "{:.300}",
+            ran.stdout
+        );
+        assert!(
+            ran.stdout.len() < 10_000 && ran.stderr.is_empty(),
+            "{}",
+            ran.stdout.len()
+        );
     }
     assert!(start.elapsed().as_secs() < 5);
     // JSON is UTF-8: a file with other bytes is not a config.json.
@@ -282,26 +435,49 @@ fn hostile_environment() {
 
 fn wrong_command_line() {
     let bare = hook(&[], b"").failed(2);
-    assert!(bare.contains("\nCommands:\n  ps ") && bare.contains("\nCalled by engines:\n"), "{bare}");
+    assert!(
+        bare.contains("\nCommands:\n  ps ") && bare.contains("\nCalled by engines:\n"),
+        "{bare}"
+    );
     assert!(
         bare.ends_with("\noci-nvidia-hook: a command is missing (ONH-002)\nhint: run \"oci-nvidia-hook help\"\n"),
         "{bare}"
     );
     for args in [&["startContainer"], &["--nonsense"]] {
         let stderr = hook(args, b"").failed(2);
-        assert!(stderr.starts_with("oci-nvidia-hook: invalid command line: "), "{stderr}");
-        assert!(stderr.contains(" (ONH-002)\nhint: ") && stderr.ends_with("\"oci-nvidia-hook --help\"\n"), "{stderr}");
+        assert!(
+            stderr.starts_with("oci-nvidia-hook: invalid command line: "),
+            "{stderr}"
+        );
+        assert!(
+            stderr.contains(" (ONH-002)\nhint: ")
+                && stderr.ends_with("\"oci-nvidia-hook --help\"\n"),
+            "{stderr}"
+        );
     }
-    assert!(hook(&["--help"], b"").ok().contains("Usage: oci-nvidia-hook "));
-    assert_eq!(hook(&["--version"], b"").ok(), format!("oci-nvidia-hook {}\n", env!("CARGO_PKG_VERSION")));
+    assert!(
+        hook(&["--help"], b"")
+            .ok()
+            .contains("Usage: oci-nvidia-hook ")
+    );
+    assert_eq!(
+        hook(&["--version"], b"").ok(),
+        format!("oci-nvidia-hook {}\n", env!("CARGO_PKG_VERSION"))
+    );
     assert_eq!(hook(&["poststop"], b"not even json").ok(), "");
 }
 
 fn a_name_that_is_not_utf_8() {
     let mut check = Command::new(HOOK);
-    check.args(["cdi", "check", "--json", "--spec-dir"]).arg(OsStr::from_bytes(b"/\xff")).env_clear();
+    check
+        .args(["cdi", "check", "--json", "--spec-dir"])
+        .arg(OsStr::from_bytes(b"/\xff"))
+        .env_clear();
     let ran = run_with(&mut check, b"");
     assert_eq!(ran.code, Some(1), "{ran:?}");
     let document: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
-    assert_eq!(document["groups"][0]["spec_dirs"][0], "/\u{fffd}", "{ran:?}");
+    assert_eq!(
+        document["groups"][0]["spec_dirs"][0], "/\u{fffd}",
+        "{ran:?}"
+    );
 }

@@ -27,7 +27,10 @@ impl Systemd {
         let first = dir.path().join("first");
         // systemd sets up a host: it creates and removes files in many places. All of these are in a temporary layer over the
         // host's files, except for the directories of the tests.
-        let shared = [env!("CARGO_TARGET_TMPDIR"), Path::new(HOOK).parent().unwrap().to_str().unwrap()];
+        let shared = [
+            env!("CARGO_TARGET_TMPDIR"),
+            Path::new(HOOK).parent().unwrap().to_str().unwrap(),
+        ];
         let binds: String = shared
             .iter()
             .map(|dir| format!("mkdir -p \"$root{dir}\"; mount --bind '{dir}' \"$root{dir}\"\n"))
@@ -68,11 +71,20 @@ impl Systemd {
             .stderr(log)
             .spawn()
             .unwrap();
-        let mut systemd = Self { outer, pid: String::new(), cgroup, dir };
+        let mut systemd = Self {
+            outer,
+            pid: String::new(),
+            cgroup,
+            dir,
+        };
         let start = Instant::now();
         while !systemd.is_running() {
             let log = || std::fs::read_to_string(systemd.dir.path().join("log")).unwrap();
-            assert!(start.elapsed() < Duration::from_secs(30), "systemd does not start: {}", log());
+            assert!(
+                start.elapsed() < Duration::from_secs(30),
+                "systemd does not start: {}",
+                log()
+            );
             std::thread::sleep(Duration::from_millis(100));
         }
         systemd
@@ -80,16 +92,24 @@ impl Systemd {
 
     fn is_running(&mut self) -> bool {
         let outer = self.outer.id();
-        let children = std::fs::read_to_string(format!("/proc/{outer}/task/{outer}/children")).unwrap_or_default();
+        let children = std::fs::read_to_string(format!("/proc/{outer}/task/{outer}/children"))
+            .unwrap_or_default();
         self.pid = children.trim().to_owned();
         !self.pid.is_empty()
-            && matches!(self.enter("systemctl is-system-running").stdout.trim(), "running" | "degraded")
+            && matches!(
+                self.enter("systemctl is-system-running").stdout.trim(),
+                "running" | "degraded"
+            )
     }
 
     /// Runs a command in its namespaces.
     pub fn enter(&self, script: &str) -> Ran {
         let mut nsenter = Command::new("nsenter");
-        nsenter.args(["-t", &self.pid, "-m", "-p", "-C", "-u", "-i", "sh", "-euc", script]).env_clear();
+        nsenter
+            .args([
+                "-t", &self.pid, "-m", "-p", "-C", "-u", "-i", "sh", "-euc", script,
+            ])
+            .env_clear();
         run(nsenter.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"))
     }
 
@@ -106,15 +126,25 @@ impl Systemd {
             code.display()
         );
         std::fs::write(path("script"), all).unwrap();
-        self.enter(&format!("systemd-run --quiet --collect -p DefaultDependencies=no sh {}", path("script").display()))
-            .ok();
+        self.enter(&format!(
+            "systemd-run --quiet --collect -p DefaultDependencies=no sh {}",
+            path("script").display()
+        ))
+        .ok();
         let start = Instant::now();
         while !code.try_exists().unwrap() {
-            assert!(start.elapsed() < Duration::from_secs(60), "no end of {script}");
+            assert!(
+                start.elapsed() < Duration::from_secs(60),
+                "no end of {script}"
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
         let read = |path| std::fs::read_to_string(path).unwrap();
-        Ran { code: read(code).trim().parse().ok(), stdout: read(out), stderr: read(err) }
+        Ran {
+            code: read(code).trim().parse().ok(),
+            stdout: read(out),
+            stderr: read(err),
+        }
     }
 }
 
@@ -124,9 +154,11 @@ impl Drop for Systemd {
         sh(&format!("kill -KILL {}", self.pid));
         self.outer.wait().ok();
         let cgroup = format!("/mnt/{}", self.cgroup);
-        let remove = format!("mount -t cgroup2 none /mnt; find {cgroup} -depth -type d -exec rmdir {{}} +");
+        let remove =
+            format!("mount -t cgroup2 none /mnt; find {cgroup} -depth -type d -exec rmdir {{}} +");
         for _ in 0..50 {
-            if run(Command::new("unshare").args(["--mount", "sh", "-euc", &remove])).code == Some(0) {
+            if run(Command::new("unshare").args(["--mount", "sh", "-euc", &remove])).code == Some(0)
+            {
                 return;
             }
             std::thread::sleep(Duration::from_millis(100));

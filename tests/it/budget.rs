@@ -15,9 +15,18 @@ use crate::driver::{FakeDriver, Image, Waiting};
 use crate::support::{HOOK, Need, run, run_with, scratch, sh};
 
 const NEEDS_CARGO: &[Need] = &[Need::Release, Need::Program("cc"), Need::Program("strip")];
-const NEEDS_VALGRIND: &[Need] = &[Need::Release, Need::Program("cc"), Need::Program("valgrind")];
-const NEEDS_DRIVER: &[Need] =
-    &[Need::Root, Need::Release, Need::Program("cc"), Need::Program("valgrind"), Need::Program("strace")];
+const NEEDS_VALGRIND: &[Need] = &[
+    Need::Release,
+    Need::Program("cc"),
+    Need::Program("valgrind"),
+];
+const NEEDS_DRIVER: &[Need] = &[
+    Need::Root,
+    Need::Release,
+    Need::Program("cc"),
+    Need::Program("valgrind"),
+    Need::Program("strace"),
+];
 
 tests! {
     NEEDS_CARGO => bytes_of_the_program, libraries_of_the_program, as_fast_as_true;
@@ -57,10 +66,15 @@ fn program() -> &'static Path {
 fn instructions(dir: &Path, args: &[&str], stdin: &str) -> u64 {
     let out = dir.join("callgrind");
     let mut valgrind = Command::new("valgrind");
-    valgrind.args(["--quiet", "--tool=callgrind"]).arg(format!("--callgrind-out-file={}", out.display()));
+    valgrind
+        .args(["--quiet", "--tool=callgrind"])
+        .arg(format!("--callgrind-out-file={}", out.display()));
     run_with(valgrind.arg(program()).args(args), stdin.as_bytes()).ok();
     let text = fs::read_to_string(out).unwrap();
-    let total = text.lines().find_map(|line| line.strip_prefix("summary: ").or_else(|| line.strip_prefix("totals: ")));
+    let total = text.lines().find_map(|line| {
+        line.strip_prefix("summary: ")
+            .or_else(|| line.strip_prefix("totals: "))
+    });
     total.unwrap().trim().parse().unwrap()
 }
 
@@ -68,7 +82,12 @@ fn instructions(dir: &Path, args: &[&str], stdin: &str) -> u64 {
 fn calls(dir: &Path, args: &[&str], stdin: &str) -> Vec<String> {
     let out = dir.join("strace");
     let mut strace = Command::new("strace");
-    strace.args(["-f", "-qq", "-o"]).arg(&out).arg(program()).args(args).env_clear();
+    strace
+        .args(["-f", "-qq", "-o"])
+        .arg(&out)
+        .arg(program())
+        .args(args)
+        .env_clear();
     run_with(&mut strace, stdin.as_bytes()).ok();
     let text = fs::read_to_string(out).unwrap();
     let name = |line: &str| Some(line.split_once(' ')?.1.trim().split_once('(')?.0.to_owned());
@@ -82,11 +101,18 @@ fn bundle(dir: &Path, spec: &serde_json::Value) -> String {
 
 #[track_caller]
 fn at_most<T: PartialOrd + std::fmt::Display>(what: &str, is: T, most: T) {
-    assert!(is <= most, "{what}: {is}, more than {most}; see docs/performance.md");
+    assert!(
+        is <= most,
+        "{what}: {is}, more than {most}; see docs/performance.md"
+    );
 }
 
 fn bytes_of_the_program() {
-    at_most("bytes of the program", fs::metadata(program()).unwrap().len(), most::BYTES);
+    at_most(
+        "bytes of the program",
+        fs::metadata(program()).unwrap().len(),
+        most::BYTES,
+    );
 }
 
 /// Compares the first deciles of the times, because a busy machine delays the slower starts. The deciles still vary, so the test
@@ -98,81 +124,168 @@ fn as_fast_as_true() {
     fs::write(&state, bundle(dir.path(), &spec)).unwrap();
     let start = |program: &Path| {
         let mut command = Command::new(program);
-        command.arg("prestart").env_clear().stdin(fs::File::open(&state).unwrap());
+        command
+            .arg("prestart")
+            .env_clear()
+            .stdin(fs::File::open(&state).unwrap());
         let begin = Instant::now();
         assert!(command.status().unwrap().success());
         begin.elapsed()
     };
     let ratio = || {
-        let (mut ours, mut theirs): (Vec<_>, Vec<_>) =
-            (0..400).map(|_| (start(program()), start(Path::new("/bin/true")))).unzip();
+        let (mut ours, mut theirs): (Vec<_>, Vec<_>) = (0..400)
+            .map(|_| (start(program()), start(Path::new("/bin/true"))))
+            .unzip();
         ours.sort_unstable();
         theirs.sort_unstable();
         ours[40].as_secs_f64() / theirs[40].as_secs_f64()
     };
-    let ratios: Vec<f64> = (0..5).map(|_| ratio()).take_while(|ratio| *ratio > most::TIMES_TRUE).collect();
-    assert!(ratios.len() < 5, "{ratios:.2?} times as long as /bin/true; see docs/performance.md");
+    let ratios: Vec<f64> = (0..5)
+        .map(|_| ratio())
+        .take_while(|ratio| *ratio > most::TIMES_TRUE)
+        .collect();
+    assert!(
+        ratios.len() < 5,
+        "{ratios:.2?} times as long as /bin/true; see docs/performance.md"
+    );
 }
 
 /// The program needs only libc. Each additional library would cost a tenth of the start of a container without GPUs.
 fn libraries_of_the_program() {
     let told = run(Command::new("objdump").arg("-p").arg(program())).ok();
-    let needed: Vec<_> = told.lines().filter_map(|line| line.trim().strip_prefix("NEEDED")).map(str::trim).collect();
+    let needed: Vec<_> = told
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("NEEDED"))
+        .map(str::trim)
+        .collect();
     assert_eq!(needed, ["libc.so.6"]);
 }
 
 fn nothing_asked() {
     let dir = scratch();
     let process = serde_json::json!({"args": ["sh"], "env": ["PATH=/bin"]});
-    let mut spec = serde_json::json!({"ociVersion": "1.0.2", "process": process, "root": {"path": "/r"}});
+    let mut spec =
+        serde_json::json!({"ociVersion": "1.0.2", "process": process, "root": {"path": "/r"}});
     let state = bundle(dir.path(), &spec);
     let floor = instructions(dir.path(), &["--version"], &state);
-    let own = |state: &str| instructions(dir.path(), &["prestart"], state).checked_sub(floor).unwrap();
-    at_most("instructions, nothing asked", own(&state), most::NOTHING_ASKED);
+    let own = |state: &str| {
+        instructions(dir.path(), &["prestart"], state)
+            .checked_sub(floor)
+            .unwrap()
+    };
+    at_most(
+        "instructions, nothing asked",
+        own(&state),
+        most::NOTHING_ASKED,
+    );
     let calls = |verb: &str| calls(dir.path(), &[verb], &state).len();
-    at_most("calls, nothing asked", calls("prestart").saturating_sub(calls("--version")), most::NOTHING_ASKED_CALLS);
+    at_most(
+        "calls, nothing asked",
+        calls("prestart").saturating_sub(calls("--version")),
+        most::NOTHING_ASKED_CALLS,
+    );
     let mount = |n: u32| serde_json::json!({"destination": format!("/m/{n:041}"), "source": "/s", "options": ["ro"]});
     let per_mount = mount(0).to_string().len() + 1;
-    spec["mounts"] = (0..u32::try_from(1_000_000 / per_mount).unwrap()).map(mount).collect();
-    at_most("instructions, a megabyte", own(&bundle(dir.path(), &spec)), most::LARGE_CONFIG);
+    spec["mounts"] = (0..u32::try_from(1_000_000 / per_mount).unwrap())
+        .map(mount)
+        .collect();
+    at_most(
+        "instructions, a megabyte",
+        own(&bundle(dir.path(), &spec)),
+        most::LARGE_CONFIG,
+    );
 }
 
 fn eight_gpus_warm() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "8"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     let config = fake.config.to_str().unwrap();
     let state = container.state();
-    run_with(Command::new(program()).args(["--config", config, "plan", "-"]), state.as_bytes()).ok();
+    run_with(
+        Command::new(program()).args(["--config", config, "plan", "-"]),
+        state.as_bytes(),
+    )
+    .ok();
     // `plan` runs the same code as the hook, but clap parses its command line, which the hook does not run.
-    let floor = instructions(dir.path(), &["--config", config, "explain", "ONH-001"], &state);
+    let floor = instructions(
+        dir.path(),
+        &["--config", config, "explain", "ONH-001"],
+        &state,
+    );
     // Other tests start containers at the same time, and a call then waits for their records or reads more of them.
-    let counts = (0..3).map(|_| instructions(dir.path(), &["--config", config, "plan", "-"], &state));
-    let own = counts.min().and_then(|least| least.checked_sub(floor)).unwrap();
+    let counts =
+        (0..3).map(|_| instructions(dir.path(), &["--config", config, "plan", "-"], &state));
+    let own = counts
+        .min()
+        .and_then(|least| least.checked_sub(floor))
+        .unwrap();
     at_most("instructions, 8 GPUs, warm", own, most::EIGHT_GPUS);
 
     let floor = calls(dir.path(), &["--version"], &state).len();
     let hook = calls(dir.path(), &["--config", config, "prestart"], &state);
-    assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().split_whitespace().count(), 8);
-    at_most("calls, 8 GPUs, warm", hook.len().saturating_sub(floor), most::EIGHT_GPUS_CALLS);
-    let count = |names: &[&str]| hook.iter().filter(|call| names.contains(&call.as_str())).count();
-    assert_eq!(count(&["fork", "vfork", "clone", "clone3"]), 0, "no other process");
+    assert_eq!(
+        container
+            .exec("cd /dev; echo nvidia[0-9]*")
+            .ok()
+            .split_whitespace()
+            .count(),
+        8
+    );
+    at_most(
+        "calls, 8 GPUs, warm",
+        hook.len().saturating_sub(floor),
+        most::EIGHT_GPUS_CALLS,
+    );
+    let count = |names: &[&str]| {
+        hook.iter()
+            .filter(|call| names.contains(&call.as_str()))
+            .count()
+    };
+    assert_eq!(
+        count(&["fork", "vfork", "clone", "clone3"]),
+        0,
+        "no other process"
+    );
     assert_eq!(count(&["setns"]), 1);
     assert_eq!(count(&["execve"]), 1, "its own");
     // One step for each mount: no path is mounted twice or remounted.
-    let mounted = sh(&format!("grep -c '{}' /proc/{}/mountinfo", image.rootfs.display(), container.pid())).ok();
-    assert!(count(&["move_mount"]) <= mounted.trim().parse::<usize>().unwrap(), "{mounted}");
+    let mounted = sh(&format!(
+        "grep -c '{}' /proc/{}/mountinfo",
+        image.rootfs.display(),
+        container.pid()
+    ))
+    .ok();
+    assert!(
+        count(&["move_mount"]) <= mounted.trim().parse::<usize>().unwrap(),
+        "{mounted}"
+    );
 }
 
 /// The hook entry of a CDI spec compares the GPUs with the limits, and calls no NVML.
 fn limits_of_a_cdi_container() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "8"]));
     let spec = crate::cdi::generate(&fake, &["--hook-path", HOOK]);
-    let all = spec.devices.iter().find(|device| device.name == "all").unwrap();
-    let edits = spec.container_edits.clone().merge(all.container_edits.clone());
+    let all = spec
+        .devices
+        .iter()
+        .find(|device| device.name == "all")
+        .unwrap();
+    let edits = spec
+        .container_edits
+        .clone()
+        .merge(all.container_edits.clone());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = crate::cdi_containers::with_mounts(dir.path(), &image.rootfs, &edits);
-    let args: Vec<&str> = edits.hooks[0].args[1..].iter().map(String::as_str).collect();
+    let args: Vec<&str> = edits.hooks[0].args[1..]
+        .iter()
+        .map(String::as_str)
+        .collect();
     // Each call is a start of another container, so that none continues the record of the call before it, or of other tests.
     let mut starts = 0..;
     let mut state = || {
@@ -185,13 +298,27 @@ fn limits_of_a_cdi_container() {
     let mut cost = |table: &str| {
         fake.configure(table);
         let calls = calls(dir.path(), &args, &state());
-        assert!(!calls.iter().any(|call| ["fork", "vfork", "clone", "clone3"].contains(&call.as_str())), "{calls:?}");
+        assert!(
+            !calls
+                .iter()
+                .any(|call| ["fork", "vfork", "clone", "clone3"].contains(&call.as_str())),
+            "{calls:?}"
+        );
         (instructions(dir.path(), &args, &state()), calls.len())
     };
     let (floor, floor_calls) = cost("");
-    let (own, own_calls) = cost("[devices]\nallow = [\"GPU-*\"]\ndeny = [\"8\", \"GPU-00000000*\"]");
-    at_most("instructions, limits", own.saturating_sub(floor), most::LIMITS);
-    at_most("calls, limits", own_calls.saturating_sub(floor_calls), most::LIMITS_CALLS);
+    let (own, own_calls) =
+        cost("[devices]\nallow = [\"GPU-*\"]\ndeny = [\"8\", \"GPU-00000000*\"]");
+    at_most(
+        "instructions, limits",
+        own.saturating_sub(floor),
+        most::LIMITS,
+    );
+    at_most(
+        "calls, limits",
+        own_calls.saturating_sub(floor_calls),
+        most::LIMITS_CALLS,
+    );
 }
 
 /// What a start leaves in the layer of a container that requests compute and utility, with all files of the driver.
@@ -211,10 +338,19 @@ fn names_in_the_image() {
     fs::create_dir(merged.join("dev")).unwrap();
     let container = Waiting::start(dir.path(), &merged, &["NVIDIA_VISIBLE_DEVICES=all"], &layer);
     container.hook(&fake.config).ok();
-    let upper = format!("/proc/{}/root{}/layer/upper", container.pid(), dir.path().display());
-    let listed = sh(&format!("cd '{upper}'; find . -mindepth 1 -printf '%y %P\\n'")).ok();
+    let upper = format!(
+        "/proc/{}/root{}/layer/upper",
+        container.pid(),
+        dir.path().display()
+    );
+    let listed = sh(&format!(
+        "cd '{upper}'; find . -mindepth 1 -printf '%y %P\\n'"
+    ))
+    .ok();
     let (dirs, files): (Vec<_>, Vec<_>) = listed.lines().partition(|line| line.starts_with("d "));
-    let (own, new): (Vec<_>, Vec<_>) = dirs.into_iter().partition(|line| image.rootfs.join(&line[2..]).exists());
+    let (own, new): (Vec<_>, Vec<_>) = dirs
+        .into_iter()
+        .partition(|line| image.rootfs.join(&line[2..]).exists());
     assert_eq!([files.len(), new.len(), own.len()], most::NAMES, "{listed}");
 }
 
@@ -249,9 +385,13 @@ fn memory_for_a_large_config_json() {
         ("/linux/namespaces", "{}"),
         ("/linux/resources/devices", "0"),
     ] {
-        for is_asked in [false, true].into_iter().filter(|is_asked| !is_asked || pointer != "/process/env") {
+        for is_asked in [false, true]
+            .into_iter()
+            .filter(|is_asked| !is_asked || pointer != "/process/env")
+        {
             large(pointer, entry, is_asked);
-            let script = "ulimit -v \"$1\"; exec \"$2\" --config \"$3\" precreate <\"$4\" >/dev/null";
+            let script =
+                "ulimit -v \"$1\"; exec \"$2\" --config \"$3\" precreate <\"$4\" >/dev/null";
             let mut limited = Command::new("sh");
             limited.args(["-euc", script, "sh", &most::MEMORY.to_string()]);
             let ran = run(limited.arg(program()).arg(&fake.config).arg(&file));

@@ -17,7 +17,13 @@ pub fn release() -> &'static Path {
 /// Returns the program of the package -compat as packages contain it.
 pub fn compat_release() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let arguments = ["--package", "oci-nvidia-hook-compat", "--", "-C", "target-feature=+crt-static"];
+    let arguments = [
+        "--package",
+        "oci-nvidia-hook-compat",
+        "--",
+        "-C",
+        "target-feature=+crt-static",
+    ];
     BUILT.get_or_init(|| build("rustc", "oci-nvidia-hook-compat", &arguments))
 }
 
@@ -41,23 +47,43 @@ pub fn programs() -> &'static Path {
     BUILT.get_or_init(|| {
         let programs = Path::new(HOOK).parent().unwrap();
         let mut build = Command::new(env!("CARGO"));
-        build.args(["test", "--quiet", "--locked", "--workspace", "--no-run", "--examples"]);
+        build.args([
+            "test",
+            "--quiet",
+            "--locked",
+            "--workspace",
+            "--no-run",
+            "--examples",
+        ]);
         build.args(["--test", "monitor", "--test", "command_line"]);
-        run(build.arg("--target-dir").arg(programs.parent().unwrap()).current_dir(source(""))).ok();
+        run(build
+            .arg("--target-dir")
+            .arg(programs.parent().unwrap())
+            .current_dir(source("")))
+        .ok();
         programs
     })
 }
 
 fn build(command: &str, program: &str, arguments: &[&str]) -> PathBuf {
     let mut build = Command::new(env!("CARGO"));
-    build.args([command, "--quiet", "--locked", "--release", "--target-dir"]).arg(source("target")).args(arguments);
-    run(build.current_dir(source("")).env_remove("RUSTFLAGS").env_remove("CARGO_TARGET_DIR")).ok();
+    build
+        .args([command, "--quiet", "--locked", "--release", "--target-dir"])
+        .arg(source("target"))
+        .args(arguments);
+    run(build
+        .current_dir(source(""))
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_TARGET_DIR"))
+    .ok();
     source("target/release").join(program)
 }
 
 /// Returns a copy of this program without symbols.
 pub fn stripped(program: &Path) -> PathBuf {
-    let copy = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stripped").join(program.file_name().unwrap());
+    let copy = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join("stripped")
+        .join(program.file_name().unwrap());
     std::fs::create_dir_all(copy.parent().unwrap()).unwrap();
     // A new file, because a running program cannot be written to.
     std::fs::remove_file(&copy).ok();
@@ -71,7 +97,10 @@ pub fn dist() -> &'static Path {
     CREATED.get_or_init(|| {
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("dist");
         std::fs::remove_dir_all(&dir).ok();
-        run(Command::new(source("packaging/dist")).arg(&dir).env("CARGO", env!("CARGO"))).ok();
+        run(Command::new(source("packaging/dist"))
+            .arg(&dir)
+            .env("CARGO", env!("CARGO")))
+        .ok();
         dir
     })
 }
@@ -117,5 +146,9 @@ pub fn cargo() -> &'static Path {
 
 /// Returns a PATH with that cargo first.
 pub fn path() -> String {
-    format!("{}:{}", cargo().parent().unwrap().display(), std::env::var("PATH").unwrap())
+    format!(
+        "{}:{}",
+        cargo().parent().unwrap().display(),
+        std::env::var("PATH").unwrap()
+    )
 }

@@ -17,13 +17,21 @@ tests! {
 }
 
 fn command(fake: &FakeDriver, verb: &str) -> Ran {
-    run(Command::new(HOOK).arg("--config").arg(&fake.config).arg(verb).env_clear())
+    run(Command::new(HOOK)
+        .arg("--config")
+        .arg(&fake.config)
+        .arg(verb)
+        .env_clear())
 }
 
 fn plan(fake: &FakeDriver) -> Ran {
     let spec = r#"{"root":{"path":"/nowhere"},"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}"#;
     let mut command = Command::new(HOOK);
-    command.arg("--config").arg(&fake.config).args(["plan", "-", "--stage", "precreate"]).env_clear();
+    command
+        .arg("--config")
+        .arg(&fake.config)
+        .args(["plan", "-", "--stage", "precreate"])
+        .env_clear();
     run_with(&mut command, spec.as_bytes())
 }
 
@@ -45,7 +53,10 @@ fn hang(fake: &FakeDriver) {
 
 /// Returns the file of the cached inventory.
 pub fn kept(fake: &FakeDriver) -> PathBuf {
-    let list = format!("grep -l '{}' /run/oci-nvidia-hook/inventory-* | grep -v 'failed$'", fake.root.display());
+    let list = format!(
+        "grep -l '{}' /run/oci-nvidia-hook/inventory-* | grep -v 'failed$'",
+        fake.root.display()
+    );
     let files = sh(&list).ok();
     assert_eq!(files.lines().count(), 1, "{files}");
     files.trim().into()
@@ -60,11 +71,17 @@ fn a_cached_inventory_spares_nvml() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=1"], "");
     container.hook(&fake.config).ok();
-    assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia1");
+    assert_eq!(
+        container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(),
+        "nvidia1"
+    );
     // These commands must report the present state.
     assert!(command(&fake, "info").failed(1).contains("(ONH-016)"));
     let kept = kept(&fake);
-    assert_eq!(kept.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
+    assert_eq!(
+        kept.metadata().unwrap().permissions().mode() & 0o7777,
+        0o600
+    );
     fs::write(&kept, "nonsense").unwrap();
     assert!(asks(&fake), "a damaged file is not used");
 }
@@ -77,7 +94,10 @@ fn version_does_not_ask() {
     assert_eq!(command(&fake, "version").ok(), driver);
     command(&fake, "info").ok();
     hang(&fake);
-    assert_eq!(command(&fake, "version").ok(), format!("{driver}CUDA 12.2\n"));
+    assert_eq!(
+        command(&fake, "version").ok(),
+        format!("{driver}CUDA 12.2\n")
+    );
     fs::write(kept(&fake), "nonsense").unwrap();
     assert_eq!(command(&fake, "version").ok(), driver);
     fake.configure("nonsense");
@@ -85,9 +105,16 @@ fn version_does_not_ask() {
     let without = scratch();
     let of = |words: &[&str]| run(Command::new(HOOK).args(words).env_clear()).ok();
     assert_eq!(of(&["--version"]), program);
-    fs::write(without.path().join("c.toml"), format!("[nvidia-container-cli]\nroot = {:?}\n", without.path())).unwrap();
+    fs::write(
+        without.path().join("c.toml"),
+        format!("[nvidia-container-cli]\nroot = {:?}\n", without.path()),
+    )
+    .unwrap();
     let config = without.path().join("c.toml");
-    assert_eq!(of(&["--config", config.to_str().unwrap(), "version"]), format!("{program}NVIDIA driver not found\n"));
+    assert_eq!(
+        of(&["--config", config.to_str().unwrap(), "version"]),
+        format!("{program}NVIDIA driver not found\n")
+    );
 }
 
 fn what_changed_is_asked_for() {
@@ -98,10 +125,16 @@ fn what_changed_is_asked_for() {
     let gpu = format!("{root}/proc/driver/nvidia/gpus/0000:02:00.0");
     let pci = format!("{root}/sys/bus/pci/devices/0000:02:00.0");
     for (what, change, back) in [
-        ("a GPU is gone", format!("mv '{gpu}' '{root}/gpu'"), format!("mv '{root}/gpu' '{gpu}'")),
+        (
+            "a GPU is gone",
+            format!("mv '{gpu}' '{root}/gpu'"),
+            format!("mv '{root}/gpu' '{gpu}'"),
+        ),
         (
             "another GPU at the same place",
-            format!("cp '{gpu}/information' '{root}/old'; sed -i s/51eed001/51eed009/ '{gpu}/information'"),
+            format!(
+                "cp '{gpu}/information' '{root}/old'; sed -i s/51eed001/51eed009/ '{gpu}/information'"
+            ),
             format!("mv '{root}/old' '{gpu}/information'"),
         ),
         (
@@ -113,7 +146,9 @@ fn what_changed_is_asked_for() {
         ),
         (
             "numbered anew",
-            format!("cp '{gpu}/information' '{root}/old'; sed -i '/^Device Minor/s/1/2/' '{gpu}/information'"),
+            format!(
+                "cp '{gpu}/information' '{root}/old'; sed -i '/^Device Minor/s/1/2/' '{gpu}/information'"
+            ),
             format!("mv '{root}/old' '{gpu}/information'"),
         ),
         (
@@ -123,19 +158,31 @@ fn what_changed_is_asked_for() {
         ),
         (
             "off the bus",
-            format!("cp '{pci}/config' '{root}/old'; printf '\\377\\377\\377\\377' >'{pci}/config'"),
+            format!(
+                "cp '{pci}/config' '{root}/old'; printf '\\377\\377\\377\\377' >'{pci}/config'"
+            ),
             format!("mv '{root}/old' '{pci}/config'"),
         ),
-        ("off the bus for good", format!("mv '{pci}' '{root}/old'"), format!("mv '{root}/old' '{pci}'")),
+        (
+            "off the bus for good",
+            format!("mv '{pci}' '{root}/old'"),
+            format!("mv '{root}/old' '{pci}'"),
+        ),
         (
             "a node that NVML cannot open",
             format!("chmod 0600 '{root}/dev/nvidia1'"),
             format!("chmod 0666 '{root}/dev/nvidia1'"),
         ),
-        ("a node of others", format!("chown 7 '{root}/dev/nvidiactl'"), format!("chown 0 '{root}/dev/nvidiactl'")),
+        (
+            "a node of others",
+            format!("chown 7 '{root}/dev/nvidiactl'"),
+            format!("chown 0 '{root}/dev/nvidiactl'"),
+        ),
         (
             "the node of another GPU",
-            format!("mv '{root}/dev/nvidia1' '{root}/old'; mknod -m 666 '{root}/dev/nvidia1' c 195 0"),
+            format!(
+                "mv '{root}/dev/nvidia1' '{root}/old'; mknod -m 666 '{root}/dev/nvidia1' c 195 0"
+            ),
             format!("mv '{root}/old' '{root}/dev/nvidia1'"),
         ),
         (
@@ -145,7 +192,10 @@ fn what_changed_is_asked_for() {
         ),
         (
             "another identity",
-            format!("cp '{0}' '{root}/old'; sed -i '1auser = \"0:1\"' '{0}'", fake.config.display()),
+            format!(
+                "cp '{0}' '{root}/old'; sed -i '1auser = \"0:1\"' '{0}'",
+                fake.config.display()
+            ),
             format!("mv '{root}/old' '{}'", fake.config.display()),
         ),
     ] {
@@ -156,7 +206,10 @@ fn what_changed_is_asked_for() {
     }
     sh(&format!("touch '{root}'/usr/lib/*/libnvidia-ml.so.*.*")).ok();
     assert!(asks(&fake), "another library");
-    sh(&format!("sed -i s/535.183.01/570.86.15/ '{root}/proc/driver/nvidia/version'")).ok();
+    sh(&format!(
+        "sed -i s/535.183.01/570.86.15/ '{root}/proc/driver/nvidia/version'"
+    ))
+    .ok();
     // The library then has another version.
     assert!(plan(&fake).failed(1).is_empty());
 }
@@ -166,11 +219,17 @@ fn a_failed_gpu_is_reported_again() {
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
     for _ in 0..3 {
         let told = plan(&fake).ok();
-        assert!(told.contains("GPU 1: ") && told.matches("device: GPU-").count() == 2, "{told}");
+        assert!(
+            told.contains("GPU 1: ") && told.matches("device: GPU-").count() == 2,
+            "{told}"
+        );
     }
     fake.set_nvml(|old| old.replace(" fail=15", ""));
     let told = plan(&fake).ok();
-    assert!(!told.contains("GPU 1: ") && told.matches("device: GPU-").count() == 3, "at once: {told}");
+    assert!(
+        !told.contains("GPU 1: ") && told.matches("device: GPU-").count() == 3,
+        "at once: {told}"
+    );
     // A missing node is another failure, also of a GPU that worked before.
     fs::remove_file(fake.root.join("dev/nvidia2")).unwrap();
     assert!(plan(&fake).failed(1).is_empty());
@@ -179,28 +238,45 @@ fn a_failed_gpu_is_reported_again() {
 /// One query never returns, and one ends the process: the other GPUs work, and the message names the failed one.
 fn a_gpu_that_hangs_stops_only_its_own_containers() {
     let ask = |fake: &FakeDriver, devices: &str| {
-        let spec =
-            format!(r#"{{"root":{{"path":"/nowhere"}},"process":{{"env":["NVIDIA_VISIBLE_DEVICES={devices}"]}}}}"#);
+        let spec = format!(
+            r#"{{"root":{{"path":"/nowhere"}},"process":{{"env":["NVIDIA_VISIBLE_DEVICES={devices}"]}}}}"#
+        );
         let mut command = Command::new(HOOK);
-        command.arg("--config").arg(&fake.config).args(["plan", "-", "--stage", "precreate"]).env_clear();
+        command
+            .arg("--config")
+            .arg(&fake.config)
+            .args(["plan", "-", "--stage", "precreate"])
+            .env_clear();
         let start = Instant::now();
         (run_with(&mut command, spec.as_bytes()), start.elapsed())
     };
-    for (fault, says) in [("hang", "does not answer when it is asked about it"), ("crash", "(SIGABRT)")] {
+    for (fault, says) in [
+        ("hang", "does not answer when it is asked about it"),
+        ("crash", "(SIGABRT)"),
+    ] {
         let fake = FakeDriver::new(&["--gpus", "3"]);
         fake.configure("[oci-nvidia-hook]\nnvml-timeout = 8");
         fake.set_nvml(|old| old.replace("gpu minor=1 ", &format!("gpu minor=1 {fault}=handle ")));
         let (all, took) = ask(&fake, "all");
         let told = all.ok();
-        assert!(told.contains("GPU 1: NVML ") && told.contains(says) && told.contains("ONH-201"), "{fault}: {told}");
+        assert!(
+            told.contains("GPU 1: NVML ") && told.contains(says) && told.contains("ONH-201"),
+            "{fault}: {told}"
+        );
         assert_eq!(told.matches("device: GPU-").count(), 2, "{fault}: {told}");
-        assert!(took.as_secs() < 8, "{fault}: the deadline holds for all of it: {took:?}");
+        assert!(
+            took.as_secs() < 8,
+            "{fault}: the deadline holds for all of it: {took:?}"
+        );
         // Whether or not the library hangs, the answer is cached for a minute.
         fake.set_nvml(|old| old + "\ninit-hang\n");
         assert!(ask(&fake, "0").0.ok().contains("GPU-51eed000-"), "{fault}");
         for name in ["1", "GPU-51eed001-0001-4001-8000-0000fa4e0001"] {
             let refused = ask(&fake, name).0;
-            assert!(refused.code == Some(1) && refused.stdout.contains("ONH-033"), "{fault}: {refused:?}");
+            assert!(
+                refused.code == Some(1) && refused.stdout.contains("ONH-033"),
+                "{fault}: {refused:?}"
+            );
             assert!(refused.stdout.contains(says), "{fault}: {refused:?}");
         }
     }
@@ -213,11 +289,17 @@ fn doctor_and_info_invalidate_a_cached_inventory() {
         plan(&fake).ok();
         fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
         let told = plan(&fake).ok();
-        assert!(told.matches("device: GPU-").count() == 2 && !told.contains("ONH-201"), "kept: {told}");
+        assert!(
+            told.matches("device: GPU-").count() == 2 && !told.contains("ONH-201"),
+            "kept: {told}"
+        );
         let ran = command(&fake, command_of);
         assert!(ran.stdout.contains("GPU 1: nvml"), "{ran:?}");
         let told = plan(&fake).ok();
-        assert!(told.matches("device: GPU-").count() == 1 && told.contains("ONH-201"), "{command_of}: {told}");
+        assert!(
+            told.matches("device: GPU-").count() == 1 && told.contains("ONH-201"),
+            "{command_of}: {told}"
+        );
         // The kernel does not show MIG mode without instances.
         let fake = FakeDriver::new(&["--gpus", "2"]);
         plan(&fake).ok();
@@ -231,15 +313,22 @@ fn doctor_and_info_invalidate_a_cached_inventory() {
 /// If NVML fails as a whole, the cache is removed too: the earlier answer may no longer be true. A doctor that lacks a permission
 /// has not learned anything about the GPUs.
 fn a_doctor_without_an_answer_invalidates_it_too() {
-    for (fault, is_ended) in
-        [("init-hang", true), ("init-crash", true), ("init-error 999", true), ("init-error 4", false)]
-    {
+    for (fault, is_ended) in [
+        ("init-hang", true),
+        ("init-crash", true),
+        ("init-error 999", true),
+        ("init-error 4", false),
+    ] {
         let fake = FakeDriver::new(&["--gpus", "2"]);
         plan(&fake).ok();
         // Only now: on a busy machine, a driver that works can take longer.
         fake.configure("[oci-nvidia-hook]\nnvml-timeout = 1");
         fake.set_nvml(|old| format!("{old}\n{fault}\n"));
-        assert_eq!(plan(&fake).ok().matches("device: GPU-").count(), 2, "{fault}: it is kept");
+        assert_eq!(
+            plan(&fake).ok().matches("device: GPU-").count(),
+            2,
+            "{fault}: it is kept"
+        );
         assert_eq!(command(&fake, "doctor").code, Some(3), "{fault}");
         assert_eq!(plan(&fake).code == Some(0), !is_ended, "{fault}");
     }
@@ -247,10 +336,22 @@ fn a_doctor_without_an_answer_invalidates_it_too() {
     plan(&fake).ok();
     hang(&fake);
     let mut doctor = Command::new("setpriv");
-    doctor.args(["--bounding-set", "-sys_chroot", "--inh-caps", "-sys_chroot", HOOK, "--config"]).arg(&fake.config);
+    doctor
+        .args([
+            "--bounding-set",
+            "-sys_chroot",
+            "--inh-caps",
+            "-sys_chroot",
+            HOOK,
+            "--config",
+        ])
+        .arg(&fake.config);
     let ran = run(doctor.arg("doctor"));
     assert!(ran.stdout.contains("(ONH-020)"), "{ran:?}");
-    assert!(!asks(&fake), "root without permission to change its root directory");
+    assert!(
+        !asks(&fake),
+        "root without permission to change its root directory"
+    );
     command(&fake, "doctor");
     assert!(asks(&fake), "root");
 }
@@ -267,12 +368,24 @@ fn a_hundred_at_once_ask_once() {
     let fake = FakeDriver::new(&["--gpus", "8"]);
     fake.set_nvml(|old| old + "\ninit-delay-ms 1000\n");
     let spec = fake.root.with_file_name("spec");
-    fs::write(&spec, r#"{"root":{"path":"/nowhere"},"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}"#).unwrap();
+    fs::write(
+        &spec,
+        r#"{"root":{"path":"/nowhere"},"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}"#,
+    )
+    .unwrap();
     let start = Instant::now();
     let start_one = |_| {
         let mut command = Command::new(HOOK);
-        command.arg("--config").arg(&fake.config).args(["plan", "-", "--stage", "precreate", "--json"]).env_clear();
-        command.stdin(fs::File::open(&spec).unwrap()).stdout(std::process::Stdio::piped()).spawn().unwrap()
+        command
+            .arg("--config")
+            .arg(&fake.config)
+            .args(["plan", "-", "--stage", "precreate", "--json"])
+            .env_clear();
+        command
+            .stdin(fs::File::open(&spec).unwrap())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap()
     };
     let started: Vec<_> = (0..100).map(start_one).collect();
     for hook in started {
@@ -283,5 +396,13 @@ fn a_hundred_at_once_ask_once() {
     let text = fs::read_to_string(kept(&fake)).unwrap();
     assert!(text.contains("{\"number\":1,"), "{text}");
     assert!(start.elapsed().as_secs() < 30, "{:?}", start.elapsed());
-    assert!(Path::new("/run/oci-nvidia-hook").metadata().unwrap().permissions().mode() & 0o7777 == 0o700);
+    assert!(
+        Path::new("/run/oci-nvidia-hook")
+            .metadata()
+            .unwrap()
+            .permissions()
+            .mode()
+            & 0o7777
+            == 0o700
+    );
 }

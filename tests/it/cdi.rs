@@ -44,7 +44,12 @@ tests! {
 /// Runs `cdi ARGUMENTS` for this driver.
 pub fn cdi(fake: &FakeDriver, arguments: &[&str]) -> Ran {
     let mut hook = Command::new(HOOK);
-    run(hook.arg("--config").arg(&fake.config).arg("cdi").args(arguments).env_clear())
+    run(hook
+        .arg("--config")
+        .arg(&fake.config)
+        .arg("cdi")
+        .args(arguments)
+        .env_clear())
 }
 
 pub fn generate(fake: &FakeDriver, arguments: &[&str]) -> Spec {
@@ -56,20 +61,36 @@ pub fn generate(fake: &FakeDriver, arguments: &[&str]) -> Spec {
 /// Checks the rules of the engines, and further rules that engines do not check.
 fn a_spec_is_valid() {
     for (arguments, names) in [
-        (&["--gpus", "2", "--drm"][..], &["0", GPU_0, "1", GPU_1, "all"][..]),
+        (
+            &["--gpus", "2", "--drm"][..],
+            &["0", GPU_0, "1", GPU_1, "all"][..],
+        ),
         // GPU 0 is split, so it is not a device itself.
-        (&["--gpus", "2", "--mig"], &["0:0", MIG_0, "0:1", MIG_1, "1", GPU_1, "all"]),
+        (
+            &["--gpus", "2", "--mig"],
+            &["0:0", MIG_0, "0:1", MIG_1, "1", GPU_1, "all"],
+        ),
     ] {
         let fake = FakeDriver::new(arguments);
         for format in ["json", "yaml"] {
             let spec = generate(&fake, &["--format", format]);
             assert_eq!(spec.check(), Ok(()));
             cdi_schema::validate(&serde_json::to_value(&spec).unwrap());
-            assert_eq!((spec.cdi_version.as_str(), spec.kind.as_str()), ("0.5.0", "nvidia.com/gpu"));
-            let found: Vec<_> = spec.devices.iter().map(|device| device.name.as_str()).collect();
+            assert_eq!(
+                (spec.cdi_version.as_str(), spec.kind.as_str()),
+                ("0.5.0", "nvidia.com/gpu")
+            );
+            let found: Vec<_> = spec
+                .devices
+                .iter()
+                .map(|device| device.name.as_str())
+                .collect();
             assert_eq!(found, names);
             for path in sources(&spec) {
-                assert!(Path::new(path).is_absolute() && Path::new(path).exists(), "{path}");
+                assert!(
+                    Path::new(path).is_absolute() && Path::new(path).exists(),
+                    "{path}"
+                );
             }
             let devices = spec.devices.iter().map(|device| &device.container_edits);
             for edits in devices.chain([&spec.container_edits]) {
@@ -78,10 +99,21 @@ fn a_spec_is_valid() {
                     assert!(hook.args.len() > 2 && hook.args[0] == "oci-nvidia-hook");
                 }
                 for mount in &edits.mounts {
-                    assert!(mount.options.iter().any(|option| option == "nosuid"), "{mount:?}");
-                    assert!(!mount.container_path.contains("/root/"), "below the driver root: {mount:?}");
+                    assert!(
+                        mount.options.iter().any(|option| option == "nosuid"),
+                        "{mount:?}"
+                    );
+                    assert!(
+                        !mount.container_path.contains("/root/"),
+                        "below the driver root: {mount:?}"
+                    );
                 }
-                assert!(edits.device_nodes.iter().all(|node| node.permissions.as_deref() == Some("rw")));
+                assert!(
+                    edits
+                        .device_nodes
+                        .iter()
+                        .all(|node| node.permissions.as_deref() == Some("rw"))
+                );
             }
         }
     }
@@ -89,50 +121,95 @@ fn a_spec_is_valid() {
 
 fn names_and_versions_of_a_choice() {
     let fake = FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]);
-    let choice = ["--name-strategy", "uuid", "--vendor", "example.com", "--class", "accelerator.x"];
+    let choice = [
+        "--name-strategy",
+        "uuid",
+        "--vendor",
+        "example.com",
+        "--class",
+        "accelerator.x",
+    ];
     let spec = generate(&fake, &[&choice[..], &["--no-additional-gids"]].concat());
-    let names: Vec<_> = spec.devices.iter().map(|device| device.name.as_str()).collect();
-    assert_eq!((spec.kind.as_str(), names.as_slice()), ("example.com/accelerator.x", &[GPU_0, "all"][..]));
+    let names: Vec<_> = spec
+        .devices
+        .iter()
+        .map(|device| device.name.as_str())
+        .collect();
+    assert_eq!(
+        (spec.kind.as_str(), names.as_slice()),
+        ("example.com/accelerator.x", &[GPU_0, "all"][..])
+    );
     assert_eq!(spec.cdi_version, "0.6.0", "for the dot in its class");
     cdi_schema::validate(&serde_json::to_value(&spec).unwrap());
     // Nodes of a group, as on SUSE: the spec has the host's group number.
-    let video = sh("getent group video | cut -d: -f3").ok().trim().parse().unwrap();
+    let video = sh("getent group video | cut -d: -f3")
+        .ok()
+        .trim()
+        .parse()
+        .unwrap();
     let with_gids = generate(&fake, &["--additional-gids"]);
     let without = generate(&fake, &["--no-additional-gids"]);
-    assert_eq!((with_gids.cdi_version.as_str(), without.cdi_version.as_str()), ("0.7.0", "0.5.0"));
+    assert_eq!(
+        (with_gids.cdi_version.as_str(), without.cdi_version.as_str()),
+        ("0.7.0", "0.5.0")
+    );
     for (spec, gids) in [(&with_gids, &[video][..]), (&without, &[])] {
-        assert_eq!(spec.container_edits.additional_gids, gids, "/dev/nvidiactl is of that group too");
+        assert_eq!(
+            spec.container_edits.additional_gids, gids,
+            "/dev/nvidiactl is of that group too"
+        );
         let node = &spec.devices[0].container_edits.device_nodes[0];
-        assert_eq!((node.file_mode, node.uid, node.gid), (Some(0o666), None, Some(video)));
+        assert_eq!(
+            (node.file_mode, node.uid, node.gid),
+            (Some(0o666), None, Some(video))
+        );
         cdi_schema::validate(&serde_json::to_value(spec).unwrap());
     }
     fake.configure(NODES_OF_THE_HOST);
-    let node = &generate(&fake, &["--no-additional-gids"]).devices[0].container_edits.device_nodes[0];
-    assert_eq!((node.file_mode, node.gid), (Some(0o660), Some(video)), "{NODES_OF_THE_HOST}");
+    let node = &generate(&fake, &["--no-additional-gids"]).devices[0]
+        .container_edits
+        .device_nodes[0];
+    assert_eq!(
+        (node.file_mode, node.gid),
+        (Some(0o660), Some(video)),
+        "{NODES_OF_THE_HOST}"
+    );
     for (arguments, says) in [
         (
             &["--name-strategy", "type"][..],
             "invalid value \"type\" for \"--name-strategy <LIST>\" [possible values: index, uuid, type-index]",
         ),
-        (&["--format", "toml"], "invalid value \"toml\" for \"--format <FORMAT>\" [possible values: json, yaml]"),
+        (
+            &["--format", "toml"],
+            "invalid value \"toml\" for \"--format <FORMAT>\" [possible values: json, yaml]",
+        ),
         (
             &["--vendor", "9.com"],
             "invalid value \"9.com\" for \"--vendor <VENDOR>\": \"9.com\" does not start with a letter",
         ),
-        (&["--class", ""], "for \"--class <CLASS>\": the name is empty"),
+        (
+            &["--class", ""],
+            "for \"--class <CLASS>\": the name is empty",
+        ),
         // The CDI library of this version panics: it accesses the part between the first and the last letter.
         (
             &["--class", "g"],
             "\"g\" for \"--class <CLASS>\": CRI-O 1.37 does not start if the vendor or class of a CDI spec has only one letter",
         ),
-        (&["--vendor", "n"], "invalid value \"n\" for \"--vendor <VENDOR>\": CRI-O 1.37 does not start"),
+        (
+            &["--vendor", "n"],
+            "invalid value \"n\" for \"--vendor <VENDOR>\": CRI-O 1.37 does not start",
+        ),
     ] {
         let mut words = vec!["generate", "--output", "-"];
         words.extend(arguments);
         assert!(cdi(&fake, &words).failed(2).contains(says), "{says}");
     }
     let stderr = cdi(&fake, &["generate", "--output", "/tmp/nvidia.yml"]).failed(1);
-    assert!(stderr.contains("engines do not read \"/tmp/nvidia.yml\""), "{stderr}");
+    assert!(
+        stderr.contains("engines do not read \"/tmp/nvidia.yml\""),
+        "{stderr}"
+    );
 }
 
 /// The edits that `plan` lists are the edits of the spec, merged as an engine merges them.
@@ -140,40 +217,79 @@ fn the_hook_and_the_spec_agree() {
     // In an image that is not like Debian, libraries are placed where this host has them.
     let fake = FakeDriver::new(&["--gpus", "3", "--mig", "--drm", "--layout", "lib64"]);
     let spec = generate(&fake, &[]);
-    assert!(spec.devices.iter().all(|device| device.container_edits.hooks.is_empty()), "one entry for all: {spec:?}");
+    assert!(
+        spec.devices
+            .iter()
+            .all(|device| device.container_edits.hooks.is_empty()),
+        "one entry for all: {spec:?}"
+    );
     let chosen = ["0:0", "0:1", "1", GPU_2];
     let mut seen = 0;
     for bits in 1..1_u32 << chosen.len() {
-        let names: Vec<_> = (0..chosen.len()).filter(|n| bits & (1 << n) != 0).map(|n| chosen[n]).collect();
-        assert_eq!(by_engine(&spec, &names), by_hook(&fake, &names.join(",")), "{names:?}");
+        let names: Vec<_> = (0..chosen.len())
+            .filter(|n| bits & (1 << n) != 0)
+            .map(|n| chosen[n])
+            .collect();
+        assert_eq!(
+            by_engine(&spec, &names),
+            by_hook(&fake, &names.join(",")),
+            "{names:?}"
+        );
         seen += 1;
     }
     assert_eq!(by_engine(&spec, &["all"]), by_hook(&fake, "all"));
     assert_eq!(seen, 15);
-    assert_ne!(by_engine(&spec, &["1"]), by_hook(&fake, "0:0"), "the test can see a difference");
+    assert_ne!(
+        by_engine(&spec, &["1"]),
+        by_hook(&fake, "0:0"),
+        "the test can see a difference"
+    );
 }
 
 fn by_engine(spec: &Spec, names: &[&str]) -> BTreeSet<String> {
     let mut edits = spec.container_edits.clone();
     for name in names {
-        let device = spec.devices.iter().find(|device| device.name == *name).unwrap();
+        let device = spec
+            .devices
+            .iter()
+            .find(|device| device.name == *name)
+            .unwrap();
         edits = edits.merge(device.container_edits.clone());
     }
     let mut words = BTreeSet::new();
     for mount in &edits.mounts {
-        words.insert(format!("mount {} {}", mount.host_path, mount.container_path));
+        words.insert(format!(
+            "mount {} {}",
+            mount.host_path, mount.container_path
+        ));
     }
     for node in &edits.device_nodes {
         let (major, minor) = (node.major.unwrap(), node.minor.unwrap());
         let source = node.host_path.as_ref().unwrap_or(&node.path);
-        words.insert(format!("device {source} {} {major} {minor} {}", node.path, node.permissions.as_ref().unwrap()));
+        words.insert(format!(
+            "device {source} {} {major} {minor} {}",
+            node.path,
+            node.permissions.as_ref().unwrap()
+        ));
     }
     for hook in &edits.hooks {
-        let has =
-            |node: &ContainerPath| edits.device_nodes.iter().any(|given| node.absolute() == Path::new(&given.path));
+        let has = |node: &ContainerPath| {
+            edits
+                .device_nodes
+                .iter()
+                .any(|given| node.absolute() == Path::new(&given.path))
+        };
         let rest = RootfsEdits::from_entry(&hook.args).unwrap().resolve(has);
-        words.extend(rest.links.iter().map(|(link, text)| format!("link {link} {text:?}")));
-        words.extend(rest.libraries.iter().map(|(_, path)| format!("cache {:?}", path.file_name())));
+        words.extend(
+            rest.links
+                .iter()
+                .map(|(link, text)| format!("link {link} {text:?}")),
+        );
+        words.extend(
+            rest.libraries
+                .iter()
+                .map(|(_, path)| format!("cache {:?}", path.file_name())),
+        );
         words.extend(rest.shown.keys().map(|path| format!("show {path:?}")));
         words.extend(rest.mask.map(|_| "mask".to_owned()));
         words.extend((rest.egl_devices != 0).then(|| "profile".to_owned()));
@@ -183,11 +299,18 @@ fn by_engine(spec: &Spec, names: &[&str]) -> BTreeSet<String> {
 
 fn by_hook(fake: &FakeDriver, names: &str) -> BTreeSet<String> {
     let dir = scratch();
-    let env = [format!("NVIDIA_VISIBLE_DEVICES={names}"), "NVIDIA_DRIVER_CAPABILITIES=all".to_owned()];
-    let config = json!({"ociVersion": "1.0.2", "root": {"path": "rootfs"}, "process": {"env": env}});
+    let env = [
+        format!("NVIDIA_VISIBLE_DEVICES={names}"),
+        "NVIDIA_DRIVER_CAPABILITIES=all".to_owned(),
+    ];
+    let config =
+        json!({"ociVersion": "1.0.2", "root": {"path": "rootfs"}, "process": {"env": env}});
     std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
     let mut plan = Command::new(HOOK);
-    plan.arg("--config").arg(&fake.config).args(["plan", "-", "--json"]).env_clear();
+    plan.arg("--config")
+        .arg(&fake.config)
+        .args(["plan", "-", "--json"])
+        .env_clear();
     let state = json!({"id": "c", "bundle": dir.path()}).to_string();
     let said: Value = serde_json::from_str(&run_with(&mut plan, state.as_bytes()).ok()).unwrap();
     let mut words = BTreeSet::new();
@@ -203,7 +326,11 @@ fn by_hook(fake: &FakeDriver, names: &str) -> BTreeSet<String> {
             }
             "device" => {
                 let (major, minor, access) = (&edit["major"], &edit["minor"], text("access"));
-                words.insert(format!("device {} {} {major} {minor} {access}", text("source"), text("path")));
+                words.insert(format!(
+                    "device {} {} {major} {minor} {access}",
+                    text("source"),
+                    text("path")
+                ));
             }
             "link" => {
                 words.insert(format!("link {:?} {:?}", text("path"), text("target")));
@@ -213,12 +340,18 @@ fn by_hook(fake: &FakeDriver, names: &str) -> BTreeSet<String> {
                 // A spec has a directory for each of its devices. The hook mounts that of all GPUs, if the container has all of them.
                 for path in list("shown") {
                     match path.as_str() == Some("gpus") {
-                        true => words.extend(gpu_dirs(fake).iter().map(|dir| format!("show \"gpus/{dir}\""))),
+                        true => words.extend(
+                            gpu_dirs(fake)
+                                .iter()
+                                .map(|dir| format!("show \"gpus/{dir}\"")),
+                        ),
                         false => _ = words.insert(format!("show {path}")),
                     }
                 }
             }
-            "linker-cache" => words.extend(list("names").iter().map(|name| format!("cache {name}"))),
+            "linker-cache" => {
+                words.extend(list("names").iter().map(|name| format!("cache {name}")))
+            }
             other => panic!("{other}"),
         }
     }
@@ -227,18 +360,31 @@ fn by_hook(fake: &FakeDriver, names: &str) -> BTreeSet<String> {
 
 fn gpu_dirs(fake: &FakeDriver) -> Vec<String> {
     let dirs = std::fs::read_dir(fake.root.join("proc/driver/nvidia/gpus")).unwrap();
-    dirs.map(|dir| dir.unwrap().file_name().into_string().unwrap()).collect()
+    dirs.map(|dir| dir.unwrap().file_name().into_string().unwrap())
+        .collect()
 }
 
 /// What `refresh` did to the file.
 fn refreshed(fake: &FakeDriver, path: &Path) -> bool {
-    let identity = || path.metadata().ok().map(|file| (file.ino(), file.mtime(), file.mtime_nsec()));
+    let identity = || {
+        path.metadata()
+            .ok()
+            .map(|file| (file.ino(), file.mtime(), file.mtime_nsec()))
+    };
     let before = identity();
     // Engines of all users read the file, whatever the umask.
     let mut refresh = Command::new("sh");
-    refresh.args(["-euc", "umask 077; exec \"$@\"", "sh", HOOK, "--config"]).arg(&fake.config);
-    let ran = run(refresh.args(["cdi", "refresh", "--create", "--output"]).arg(path).env_clear());
-    assert_eq!((ran.code, ran.stdout.as_str(), ran.stderr.as_str()), (Some(0), "", ""));
+    refresh
+        .args(["-euc", "umask 077; exec \"$@\"", "sh", HOOK, "--config"])
+        .arg(&fake.config);
+    let ran = run(refresh
+        .args(["cdi", "refresh", "--create", "--output"])
+        .arg(path)
+        .env_clear());
+    assert_eq!(
+        (ran.code, ran.stdout.as_str(), ran.stderr.as_str()),
+        (Some(0), "", "")
+    );
     identity() != before
 }
 
@@ -251,10 +397,20 @@ fn refresh_rewrites_what_is_stale() {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm"]);
     let dir = scratch();
     for format in ["yaml", "json"] {
-        let path = dir.path().join(format).join("cdi").join(format!("nvidia.{format}"));
+        let path = dir
+            .path()
+            .join(format)
+            .join("cdi")
+            .join(format!("nvidia.{format}"));
         fake.rebuild(&["--gpus", "2", "--drm"]);
-        assert_eq!(cdi(&fake, &["refresh", "--output", path.to_str().unwrap()]).ok(), "");
-        assert!(!path.exists(), "whether there is to be one is not its choice");
+        assert_eq!(
+            cdi(&fake, &["refresh", "--output", path.to_str().unwrap()]).ok(),
+            ""
+        );
+        assert!(
+            !path.exists(),
+            "whether there is to be one is not its choice"
+        );
         assert!(refreshed(&fake, &path), "there was none");
         assert!(!refreshed(&fake, &path), "nothing changed");
         // NVML would take two seconds. A debug build on a busy machine may take one.
@@ -270,7 +426,11 @@ fn refresh_rewrites_what_is_stale() {
 
         fake.rebuild(&["--gpus", "2", "--drm", "--version", "560.35.03"]);
         assert!(refreshed(&fake, &path), "another driver");
-        assert!(std::fs::read_to_string(&path).unwrap().contains("libcuda.so.560.35.03"));
+        assert!(
+            std::fs::read_to_string(&path)
+                .unwrap()
+                .contains("libcuda.so.560.35.03")
+        );
         assert!(!refreshed(&fake, &path));
 
         fake.rebuild(&["--gpus", "3", "--drm", "--version", "560.35.03"]);
@@ -290,7 +450,11 @@ fn refresh_rewrites_what_is_stale() {
 
         std::fs::remove_file(fake.root.join("usr/bin/nvidia-smi")).unwrap();
         assert!(refreshed(&fake, &path), "a file that it mounts is gone");
-        assert!(!std::fs::read_to_string(&path).unwrap().contains("nvidia-smi"));
+        assert!(
+            !std::fs::read_to_string(&path)
+                .unwrap()
+                .contains("nvidia-smi")
+        );
         files_appear(&fake, &path);
         fake.configure("[devices]\ndeny = [\"2\"]");
         assert!(refreshed(&fake, &path), "a setting");
@@ -312,8 +476,14 @@ fn files_appear(fake: &FakeDriver, path: &Path) {
     };
     for (file, place) in [
         ("usr/bin/nvidia-smi", "usr/bin/nvidia-smi"),
-        ("usr/share/vulkan/icd.d/nvidia_icd.json", "vulkan/icd.d/nvidia_icd.json"),
-        ("usr/share/glvnd/egl_vendor.d/10_nvidia.json", "egl_vendor.d/10_nvidia.json"),
+        (
+            "usr/share/vulkan/icd.d/nvidia_icd.json",
+            "vulkan/icd.d/nvidia_icd.json",
+        ),
+        (
+            "usr/share/glvnd/egl_vendor.d/10_nvidia.json",
+            "egl_vendor.d/10_nvidia.json",
+        ),
     ] {
         let has_it = || std::fs::read_to_string(path).unwrap().contains(place);
         assert!(!has_it(), "{file}");
@@ -322,7 +492,11 @@ fn files_appear(fake: &FakeDriver, path: &Path) {
         std::fs::create_dir_all(added.parent().unwrap()).unwrap();
         std::fs::write(&added, "").unwrap();
         let told = check().ok();
-        assert!(told.contains("driver files were added or removed after ") && told.contains("hint: run "), "{told}");
+        assert!(
+            told.contains("driver files were added or removed after ")
+                && told.contains("hint: run "),
+            "{told}"
+        );
         assert!(refreshed(fake, path) && has_it(), "{file}");
         assert!(!refreshed(fake, path), "{file}");
     }
@@ -336,7 +510,11 @@ fn sockets_come_and_go(fake: &FakeDriver, path: &Path) {
         ("tmp/nvidia-mps", true),
     ] {
         let place = fake.root.join(socket);
-        let has_it = || std::fs::read_to_string(path).unwrap().contains(&format!("/{socket}"));
+        let has_it = || {
+            std::fs::read_to_string(path)
+                .unwrap()
+                .contains(&format!("/{socket}"))
+        };
         let aside = place.with_extension("aside");
         if place.exists() {
             std::fs::rename(&place, &aside).unwrap();
@@ -351,7 +529,12 @@ fn sockets_come_and_go(fake: &FakeDriver, path: &Path) {
         }
         assert!(refreshed(fake, path) && has_it(), "{socket} came");
         assert!(!refreshed(fake, path));
-        if is_dir { std::fs::remove_dir(&place) } else { std::fs::remove_file(&place) }.unwrap();
+        if is_dir {
+            std::fs::remove_dir(&place)
+        } else {
+            std::fs::remove_file(&place)
+        }
+        .unwrap();
         assert!(refreshed(fake, path) && !has_it(), "{socket} went");
     }
 }
@@ -364,17 +547,31 @@ fn recreated_mig_devices_are_detected() {
     let path = dir.path().join("nvidia.yaml");
     assert!(refreshed(&fake, &path));
     let check = || {
-        let ran = cdi(&fake, &["check", "--json", "--spec-dir", dir.path().to_str().unwrap()]);
+        let ran = cdi(
+            &fake,
+            &[
+                "check",
+                "--json",
+                "--spec-dir",
+                dir.path().to_str().unwrap(),
+            ],
+        );
         let groups = json_schema::part("cdi-check", &ran.stdout, "groups");
         let results = groups[0]["results"].as_array().unwrap().clone();
         let bad = results.iter().filter(|result| result["usable"] == false);
-        bad.map(|result| result["device"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        bad.map(|result| result["device"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
     };
-    for (old, new) in [("0000fa4e0001", "0000fa4e1111"), ("0000fa4e1111", "0000fa4e2222")] {
+    for (old, new) in [
+        ("0000fa4e0001", "0000fa4e1111"),
+        ("0000fa4e1111", "0000fa4e2222"),
+    ] {
         let kernel = crate::support::fingerprint(&fake.root.join("proc"), "none");
         fake.set_nvml(|conf| {
-            let changed = conf
-                .replace(&format!("MIG-51eed000-0001-4000-8000-{old}"), &format!("MIG-51eed000-0001-4000-8000-{new}"));
+            let changed = conf.replace(
+                &format!("MIG-51eed000-0001-4000-8000-{old}"),
+                &format!("MIG-51eed000-0001-4000-8000-{new}"),
+            );
             assert_ne!(changed, conf);
             changed
         });
@@ -384,18 +581,28 @@ fn recreated_mig_devices_are_detected() {
         );
         let stale = check();
         assert!(
-            stale.contains(&"nvidia.com/gpu=0:0".to_owned()) && stale.contains(&"nvidia.com/gpu=all".to_owned()),
+            stale.contains(&"nvidia.com/gpu=0:0".to_owned())
+                && stale.contains(&"nvidia.com/gpu=all".to_owned()),
             "{stale:?}"
         );
-        assert!(!stale.contains(&"nvidia.com/gpu=1".to_owned()), "a whole GPU is as it was: {stale:?}");
+        assert!(
+            !stale.contains(&"nvidia.com/gpu=1".to_owned()),
+            "a whole GPU is as it was: {stale:?}"
+        );
         assert!(refreshed(&fake, &path));
         assert!(names(&path).iter().any(|name| name.ends_with(new)));
         assert_eq!(check(), Vec::<String>::new());
         assert!(!refreshed(&fake, &path), "nothing changed since");
     }
     fake.set_nvml(|old| old + "\ninit-error 999\n");
-    let ran = cdi(&fake, &["check", "--spec-dir", dir.path().to_str().unwrap()]);
-    assert!(ran.code == Some(0) && ran.stderr.contains("(ONH-018)"), "{ran:?}");
+    let ran = cdi(
+        &fake,
+        &["check", "--spec-dir", dir.path().to_str().unwrap()],
+    );
+    assert!(
+        ran.code == Some(0) && ran.stderr.contains("(ONH-018)"),
+        "{ran:?}"
+    );
 }
 
 /// Only the program that wrote a spec should write it again. A spec that one engine does not read is not broken.
@@ -405,10 +612,23 @@ fn specs_of_other_programs_are_theirs() {
     let spec = r#"{"cdiVersion": "0.5.0", "kind": "k8s.device-plugin.nvidia.com/gpu", "devices": [{"name": "0",
         "containerEdits": {"hooks": [{"hookName": "createContainer", "path": "/gone/nvidia-ctk"}]}}]}"#;
     std::fs::write(dir.path().join("theirs.json"), spec).unwrap();
-    let text = cdi(&fake, &["check", "--spec-dir", dir.path().to_str().unwrap()]);
+    let text = cdi(
+        &fake,
+        &["check", "--spec-dir", dir.path().to_str().unwrap()],
+    );
     let text = (text.code, text.stdout);
-    assert!(text.0 == Some(1) && text.1.contains("\"/gone/nvidia-ctk\" is missing on the host"), "{text:?}");
-    assert!(text.1.contains("hint: install oci-nvidia-hook-compat, which contains nvidia-ctk, or"), "{text:?}");
+    assert!(
+        text.0 == Some(1)
+            && text
+                .1
+                .contains("\"/gone/nvidia-ctk\" is missing on the host"),
+        "{text:?}"
+    );
+    assert!(
+        text.1
+            .contains("hint: install oci-nvidia-hook-compat, which contains nvidia-ctk, or"),
+        "{text:?}"
+    );
     assert!(!text.1.contains("cdi generate"), "{text:?}");
 }
 
@@ -431,9 +651,16 @@ fn no_engine_is_run_without_need() {
         );
         run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok()
     };
-    let fake_engine = format!("#!/bin/sh\necho >>'{}/asked'\necho podman version 5.4.1\n", dir.path().display());
+    let fake_engine = format!(
+        "#!/bin/sh\necho >>'{}/asked'\necho podman version 5.4.1\n",
+        dir.path().display()
+    );
     std::fs::write(dir.path().join("fake"), fake_engine).unwrap();
-    std::fs::set_permissions(dir.path().join("fake"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(
+        dir.path().join("fake"),
+        std::fs::Permissions::from_mode(0o755),
+    )
+    .unwrap();
     let path = dir.path().join("nvidia.yaml");
     let output = format!("--output {}", path.display());
     for arguments in [
@@ -443,12 +670,20 @@ fn no_engine_is_run_without_need() {
     ] {
         assert_eq!(run_with_engines(&arguments), "", "{arguments}");
     }
-    assert!(std::fs::read_to_string(&path).unwrap().contains("additionalGids"));
+    assert!(
+        std::fs::read_to_string(&path)
+            .unwrap()
+            .contains("additionalGids")
+    );
     std::fs::remove_file(&path).unwrap();
     // Here the answer depends on the engine: only engines that know the field get the group's number. Podman is found on the PATH
     // of shells.
     assert_eq!(run_with_engines(&format!("generate {output}")), "asked\n");
-    assert!(std::fs::read_to_string(&path).unwrap().contains("additionalGids"));
+    assert!(
+        std::fs::read_to_string(&path)
+            .unwrap()
+            .contains("additionalGids")
+    );
     assert!(run_with_engines("check || true").ends_with("asked\n"));
 }
 
@@ -456,12 +691,21 @@ fn no_engine_is_run_without_need() {
 fn refresh_makes_no_conflict() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let dir = scratch();
-    let [yaml, json, theirs] = ["nvidia.yaml", "nvidia.json", "theirs.json"].map(|name| dir.path().join(name));
+    let [yaml, json, theirs] =
+        ["nvidia.yaml", "nvidia.json", "theirs.json"].map(|name| dir.path().join(name));
     let spec = r#"{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "NAME",
         "containerEdits": {"env": ["A=b"]}}]}"#;
     std::fs::write(&theirs, spec.replace("NAME", "all")).unwrap();
-    let ran = cdi(&fake, &["refresh", "--create", "--output", yaml.to_str().unwrap()]);
-    assert!(ran.code == Some(0) && ran.stderr.contains("(ONH-402)") && ran.stderr.contains("theirs.json"), "{ran:?}");
+    let ran = cdi(
+        &fake,
+        &["refresh", "--create", "--output", yaml.to_str().unwrap()],
+    );
+    assert!(
+        ran.code == Some(0)
+            && ran.stderr.contains("(ONH-402)")
+            && ran.stderr.contains("theirs.json"),
+        "{ran:?}"
+    );
     assert!(!yaml.exists());
     std::fs::write(&theirs, spec.replace("NAME", "first")).unwrap();
     assert!(refreshed(&fake, &yaml), "another name");
@@ -472,8 +716,14 @@ fn refresh_makes_no_conflict() {
     let mine = dir.path().join("mine.yaml");
     cdi(&fake, &["generate", "--output", mine.to_str().unwrap()]).ok();
     std::fs::remove_file(&json).unwrap();
-    let ran = cdi(&fake, &["refresh", "--create", "--output", json.to_str().unwrap()]);
-    assert!(ran.code == Some(0) && ran.stderr.contains("(ONH-402)") && mine.exists() && !json.exists(), "{ran:?}");
+    let ran = cdi(
+        &fake,
+        &["refresh", "--create", "--output", json.to_str().unwrap()],
+    );
+    assert!(
+        ran.code == Some(0) && ran.stderr.contains("(ONH-402)") && mine.exists() && !json.exists(),
+        "{ran:?}"
+    );
     std::fs::remove_file(&mine).unwrap();
     assert!(refreshed(&fake, &json));
     // A spec that exists is kept current. "cdi check" and doctor report the conflict.
@@ -496,8 +746,7 @@ fn refresh_without_gpus_is_silent() {
     assert!(refreshed(&fake, &path), "the last GPU is gone");
     assert!(!path.exists());
     // The spec of another program is left unchanged.
-    let theirs =
-        r#"{"cdiVersion": "0.3.0", "kind": "a.b/c", "devices": [{"name": "d", "containerEdits": {"env": ["A=b"]}}]}"#;
+    let theirs = r#"{"cdiVersion": "0.3.0", "kind": "a.b/c", "devices": [{"name": "d", "containerEdits": {"env": ["A=b"]}}]}"#;
     std::fs::write(&path, theirs).unwrap();
     assert!(!refreshed(&fake, &path));
     std::fs::remove_dir_all(&fake.root).unwrap();
@@ -511,8 +760,14 @@ fn refresh_asks_a_failing_gpu_again() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
     let path = dir.path().join("nvidia.yaml");
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
-    let ran = cdi(&fake, &["refresh", "--create", "--output", path.to_str().unwrap()]);
-    assert!(ran.stderr.contains("warning: GPU 1: nvmlDeviceGet") && ran.stderr.contains("(ONH-401)"), "{ran:?}");
+    let ran = cdi(
+        &fake,
+        &["refresh", "--create", "--output", path.to_str().unwrap()],
+    );
+    assert!(
+        ran.stderr.contains("warning: GPU 1: nvmlDeviceGet") && ran.stderr.contains("(ONH-401)"),
+        "{ran:?}"
+    );
     ran.ok();
     assert_eq!(names(&path), ["0", GPU_0, "all"]);
     fake.set_nvml(|old| old.replace(" fail=15", ""));
@@ -528,15 +783,24 @@ fn refresh_by_many_at_once() {
     let path = dir.path().join("nvidia.yaml");
     std::thread::scope(|scope| {
         let writers: Vec<_> = (0..8)
-            .map(|_| scope.spawn(|| cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok()))
+            .map(|_| {
+                scope.spawn(|| cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok())
+            })
             .collect();
-        while !writers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+        while !writers
+            .iter()
+            .all(std::thread::ScopedJoinHandle::is_finished)
+        {
             if let Ok(bytes) = std::fs::read(&path) {
                 assert_eq!(file::parse(&bytes).unwrap().check(), Ok(()));
             }
         }
     });
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
+    assert_eq!(
+        std::fs::read_dir(dir.path()).unwrap().count(),
+        1,
+        "nothing is left beside it"
+    );
 }
 
 /// A file that no engine reads is written, with a warning.
@@ -546,21 +810,47 @@ fn generate_warns_of_a_file_that_engines_ignore() {
     let (etc, run_dir) = (dir.path().join("etc"), dir.path().join("run"));
     let write = |path: &Path| {
         let mut words = vec!["generate", "--output", path.to_str().unwrap()];
-        words.extend(["--spec-dir", etc.to_str().unwrap(), "--spec-dir", run_dir.to_str().unwrap()]);
+        words.extend([
+            "--spec-dir",
+            etc.to_str().unwrap(),
+            "--spec-dir",
+            run_dir.to_str().unwrap(),
+        ]);
         let ran = cdi(&fake, &words);
-        let report = format!("oci-nvidia-hook: wrote {}: nvidia.com/gpu=0, nvidia.com/gpu=all\n", path.display());
-        let doubts = ran.stderr.strip_prefix(&report).unwrap_or_else(|| panic!("{ran:?}")).to_owned();
+        let report = format!(
+            "oci-nvidia-hook: wrote {}: nvidia.com/gpu=0, nvidia.com/gpu=all\n",
+            path.display()
+        );
+        let doubts = ran
+            .stderr
+            .strip_prefix(&report)
+            .unwrap_or_else(|| panic!("{ran:?}"))
+            .to_owned();
         ran.ok();
         doubts
     };
     assert_eq!(write(&etc.join("nvidia.yaml")), "");
-    assert_eq!(write(&run_dir.join("nvidia.yaml")), "", "the more important one");
-    assert!(write(&etc.join("nvidia.yaml")).contains("run/nvidia.yaml\" has devices of the same names (ONH-402)"));
+    assert_eq!(
+        write(&run_dir.join("nvidia.yaml")),
+        "",
+        "the more important one"
+    );
+    assert!(
+        write(&etc.join("nvidia.yaml"))
+            .contains("run/nvidia.yaml\" has devices of the same names (ONH-402)")
+    );
     std::fs::remove_file(run_dir.join("nvidia.yaml")).unwrap();
-    assert!(write(&etc.join("other.yaml")).contains("etc/nvidia.yaml\" has devices of the same names (ONH-402)"));
+    assert!(
+        write(&etc.join("other.yaml"))
+            .contains("etc/nvidia.yaml\" has devices of the same names (ONH-402)")
+    );
     std::os::unix::fs::symlink(&run_dir, dir.path().join("link")).unwrap();
     std::fs::remove_dir_all(&etc).unwrap();
-    assert_eq!(write(&dir.path().join("link/nvidia.yaml")), "", "by another name");
+    assert_eq!(
+        write(&dir.path().join("link/nvidia.yaml")),
+        "",
+        "by another name"
+    );
     assert!(write(&dir.path().join("nvidia.yaml")).contains("searches for CDI specs"));
 }
 
@@ -574,28 +864,58 @@ fn what_check_prints() {
     let device = |name: &str, node: &str| {
         format!("- name: \"{name}\"\n  containerEdits:\n    deviceNodes: [{{path: {node}}}]\n")
     };
-    let devices = device("0", "/dev/nvidia0") + &device("GPU-51eed000-0000-4000-8000-00000000fa4e", "/dev/nvidia0");
+    let devices = device("0", "/dev/nvidia0")
+        + &device("GPU-51eed000-0000-4000-8000-00000000fa4e", "/dev/nvidia0");
     spec("gpu", "0.5.0", &(devices + &device("1", "/dev/nvidia1")));
     spec("other", "1.0.0", &device("0", "/dev/nvidia0"));
     spec("broken", "0.5.0", "- nonsense: 1\n");
     let files = registry::read(&[dir.path().to_owned()]);
-    let readers = [(EngineKind::Podman, Version(4, 9, 5)), (EngineKind::Crio, Version(1, 37, 0))];
-    let readers = readers.map(|(kind, version)| Reader { kind, version: Some(version) });
-    let now = Now { readers: &readers, stamp: None, limits: &NodeLimits::default() };
+    let readers = [
+        (EngineKind::Podman, Version(4, 9, 5)),
+        (EngineKind::Crio, Version(1, 37, 0)),
+    ];
+    let readers = readers.map(|(kind, version)| Reader {
+        kind,
+        version: Some(version),
+    });
+    let now = Now {
+        readers: &readers,
+        stamp: None,
+        limits: &NodeLimits::default(),
+    };
     let mut verdicts = cdi_check::devices(&files, &now, |path| path != "/dev/nvidia1");
     verdicts.extend(cdi_check::files(&files));
     let below = |text: &str| text.replace(dir.path().to_str().unwrap(), "/etc/cdi");
     for verdict in &mut verdicts {
-        for text in [&mut verdict.subject, &mut verdict.reason, &mut verdict.hint, &mut verdict.file] {
+        for text in [
+            &mut verdict.subject,
+            &mut verdict.reason,
+            &mut verdict.hint,
+            &mut verdict.file,
+        ] {
             *text = below(text);
         }
     }
     golden::check_text("cdi-check", "oci-nvidia-hook cdi check", |width, color| {
-        cdi_text::text(&verdicts, &["/etc/cdi".into()], &readers, Terminal::new(color, width))
+        cdi_text::text(
+            &verdicts,
+            &["/etc/cdi".into()],
+            &readers,
+            Terminal::new(color, width),
+        )
     });
-    golden::check_text("cdi-check-none", "oci-nvidia-hook cdi check", |width, color| {
-        cdi_text::text(&[], &["/etc/cdi".into(), "/var/run/cdi".into()], &readers, Terminal::new(color, width))
-    });
+    golden::check_text(
+        "cdi-check-none",
+        "oci-nvidia-hook cdi check",
+        |width, color| {
+            cdi_text::text(
+                &[],
+                &["/etc/cdi".into(), "/var/run/cdi".into()],
+                &readers,
+                Terminal::new(color, width),
+            )
+        },
+    );
 }
 
 fn check_gives_reasons() {
@@ -603,7 +923,13 @@ fn check_gives_reasons() {
     let dir = scratch();
     let (etc, run_dir) = (dir.path().join("etc"), dir.path().join("run"));
     let check = |names: &[&str]| {
-        let mut words = vec!["check", "--spec-dir", etc.to_str().unwrap(), "--spec-dir", run_dir.to_str().unwrap()];
+        let mut words = vec![
+            "check",
+            "--spec-dir",
+            etc.to_str().unwrap(),
+            "--spec-dir",
+            run_dir.to_str().unwrap(),
+        ];
         words.extend(names);
         let ran = cdi(&fake, &words);
         (ran.code.unwrap(), ran.stdout)
@@ -611,18 +937,32 @@ fn check_gives_reasons() {
     let (code, text) = check(&[]);
     assert!(code == 1 && text.starts_with("no CDI devices"), "{text}");
     let empty = cdi(&fake, &["list", "--spec-dir", etc.to_str().unwrap()]);
-    assert!(empty.stderr.contains("no CDI devices; \"oci-nvidia-hook cdi generate\""), "{empty:?}");
+    assert!(
+        empty
+            .stderr
+            .contains("no CDI devices; \"oci-nvidia-hook cdi generate\""),
+        "{empty:?}"
+    );
     assert_eq!(empty.ok(), "");
     let path = run_dir.join("nvidia.yaml");
     let ran = cdi(&fake, &["generate", "--output", path.to_str().unwrap()]);
-    let report = format!("oci-nvidia-hook: wrote {}: nvidia.com/gpu=0, ", path.display());
+    let report = format!(
+        "oci-nvidia-hook: wrote {}: nvidia.com/gpu=0, ",
+        path.display()
+    );
     assert!(ran.stderr.starts_with(&report) && ran.ok().is_empty());
     let (code, text) = check(&[]);
-    assert!(code == 0 && text.lines().filter(|line| line.starts_with("yes ")).count() == 3, "{text}");
+    assert!(
+        code == 0 && text.lines().filter(|line| line.starts_with("yes ")).count() == 3,
+        "{text}"
+    );
     assert_eq!(check(&["nvidia.com/gpu=0"]).0, 0);
     let (code, text) = check(&["nvidia.com/gpu=gpu0"]);
     assert!(
-        code == 1 && text.contains("no spec contains the device\n        hint: did you mean nvidia.com/gpu=0?"),
+        code == 1
+            && text.contains(
+                "no spec contains the device\n        hint: did you mean nvidia.com/gpu=0?"
+            ),
         "{text}"
     );
 
@@ -630,14 +970,23 @@ fn check_gives_reasons() {
     std::fs::write(etc.join("broken.yaml"), "cdiVersion: 0.5.0\nbogus: 1\n").unwrap();
     std::fs::copy(&path, etc.join("ignored.yml")).unwrap();
     let (code, text) = check(&[]);
-    assert!(code == 1 && text.contains("unknown field \"bogus\""), "{text}");
-    assert!(text.contains("engines cannot read the file: engines read only files"), "{text}");
+    assert!(
+        code == 1 && text.contains("unknown field \"bogus\""),
+        "{text}"
+    );
+    assert!(
+        text.contains("engines cannot read the file: engines read only files"),
+        "{text}"
+    );
     std::fs::remove_dir_all(&etc).unwrap();
 
     let twin = run_dir.join("old.yaml");
     std::fs::copy(&path, &twin).unwrap();
     let (code, text) = check(&[]);
-    assert!(code == 1 && text.contains("both contain the device, therefore engines use neither"), "{text}");
+    assert!(
+        code == 1 && text.contains("both contain the device, therefore engines use neither"),
+        "{text}"
+    );
     std::fs::remove_file(twin).unwrap();
 
     // A hook to which runc passes the environment of the image, of whatever vendor.
@@ -650,12 +999,19 @@ fn check_gives_reasons() {
     std::fs::write(&nic, &text).unwrap();
     for names in [&[][..], &["vendor.com/nic=0"]] {
         let (code, text) = check(names);
-        let message = "nic.json\" starts \"/bin/sh\" at the stage createContainer without \"env\" (ONH-061)";
+        let message =
+            "nic.json\" starts \"/bin/sh\" at the stage createContainer without \"env\" (ONH-061)";
         assert!(
-            code == 1 && text.contains(message) && text.contains("unsafe  ") && text.contains("nic.json\n"),
+            code == 1
+                && text.contains(message)
+                && text.contains("unsafe  ")
+                && text.contains("nic.json\n"),
             "{text}"
         );
-        assert!(text.contains("hint: add env: [\"PATH=") && text.contains("vendor.com/nic=0 ("), "{text}");
+        assert!(
+            text.contains("hint: add env: [\"PATH=") && text.contains("vendor.com/nic=0 ("),
+            "{text}"
+        );
     }
     assert_eq!(check(&["nvidia.com/gpu=0"]).0, 0, "of another file");
     std::fs::write(&nic, text.replace("\"path\"", "\"env\":[\"A=b\"],\"path\"")).unwrap();
@@ -664,15 +1020,28 @@ fn check_gives_reasons() {
 
     fake.rebuild(&["--gpus", "1", "--version", "560.35.03"]);
     let (code, text) = check(&["nvidia.com/gpu=all"]);
-    assert!(code == 1 && text.contains("is for driver 535.183.01, but 560.35.03 is loaded"), "{text}");
+    assert!(
+        code == 1 && text.contains("is for driver 535.183.01, but 560.35.03 is loaded"),
+        "{text}"
+    );
     cdi(&fake, &["refresh", "--output", path.to_str().unwrap()]).ok();
     std::fs::remove_file(fake.root.join("usr/bin/nvidia-smi")).unwrap();
     let (code, text) = check(&["nvidia.com/gpu=all"]);
-    assert!(code == 1 && text.contains("/usr/bin/nvidia-smi\" is missing on the host\n        hint: run"), "{text}");
+    assert!(
+        code == 1
+            && text.contains("/usr/bin/nvidia-smi\" is missing on the host\n        hint: run"),
+        "{text}"
+    );
     cdi(&fake, &["refresh", "--output", path.to_str().unwrap()]).ok();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     let (code, text) = check(&["nvidia.com/gpu=all"]);
-    assert!(code == 0 && text.contains("rootless Podman cannot read the file"), "{text}");
+    assert!(
+        code == 0 && text.contains("rootless Podman cannot read the file"),
+        "{text}"
+    );
     let listed = cdi(&fake, &["list", "--spec-dir", run_dir.to_str().unwrap()]).ok();
-    assert_eq!(listed, format!("nvidia.com/gpu=0\nnvidia.com/gpu={GPU_0}\nnvidia.com/gpu=all\n"));
+    assert_eq!(
+        listed,
+        format!("nvidia.com/gpu=0\nnvidia.com/gpu={GPU_0}\nnvidia.com/gpu=all\n")
+    );
 }

@@ -38,13 +38,28 @@ const TESTED: [&str; 10] = [
 
 /// Groups that do not concern the contents of our specs, and the reasons.
 const NOT_OURS: [(&str, &str); 7] = [
-    ("hook_disabled", "we have one hook entry, and no options that take parts of it away"),
-    ("imex_channel_ids", "no IMEX devices; requests for channels are tested with hook.json"),
-    ("so_link", "a helper of nvidia-ctk: libraries are found by catalogue, links by SONAME"),
+    (
+        "hook_disabled",
+        "we have one hook entry, and no options that take parts of it away",
+    ),
+    (
+        "imex_channel_ids",
+        "no IMEX devices; requests for channels are tested with hook.json",
+    ),
+    (
+        "so_link",
+        "a helper of nvidia-ctk: libraries are found by catalogue, links by SONAME",
+    ),
     ("is_lib_name", "a helper of nvidia-ctk"),
     ("is_driver_library", "unit tests of driver::libraries"),
-    ("driver_lib_dirs", "the tests of hosts, tests/fixtures/hosts"),
-    ("root_transform_path", "a command of oci-nvidia-hook-compat, which has its own test"),
+    (
+        "driver_lib_dirs",
+        "the tests of hosts, tests/fixtures/hosts",
+    ),
+    (
+        "root_transform_path",
+        "a command of oci-nvidia-hook-compat, which has its own test",
+    ),
 ];
 
 fn rows(group: &str) -> Vec<Value> {
@@ -53,8 +68,17 @@ fn rows(group: &str) -> Vec<Value> {
 
 fn every_group() {
     let table = table("cdi.json");
-    let mut groups: Vec<_> = table["groups"].as_array().unwrap().iter().map(|g| g["id"].as_str().unwrap()).collect();
-    let mut known: Vec<_> = NOT_OURS.iter().map(|(group, _)| *group).chain(TESTED).collect();
+    let mut groups: Vec<_> = table["groups"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|g| g["id"].as_str().unwrap())
+        .collect();
+    let mut known: Vec<_> = NOT_OURS
+        .iter()
+        .map(|(group, _)| *group)
+        .chain(TESTED)
+        .collect();
     groups.sort_unstable();
     known.sort_unstable();
     assert_eq!(groups, known);
@@ -77,7 +101,11 @@ fn additional_gids() {
             uid: 0,
             gid: u32::try_from(node["gid"].as_u64().unwrap_or_default()).unwrap(),
         };
-        assert_eq!(json!(node.additional_gid().map(|gid| [gid])), row["expect"], "{row}");
+        assert_eq!(
+            json!(node.additional_gid().map(|gid| [gid])),
+            row["expect"],
+            "{row}"
+        );
     }
 }
 
@@ -86,16 +114,23 @@ fn device_nodes() {
     for row in rows("device_node") {
         let path = row["input"]["path"].as_str().unwrap();
         let source = row["input"]["hostPath"].as_str().unwrap_or(path);
-        let number = |name: &str| u32::try_from(row["expect"][name].as_u64().unwrap_or_default()).unwrap();
+        let number =
+            |name: &str| u32::try_from(row["expect"][name].as_u64().unwrap_or_default()).unwrap();
         let node = edits::DeviceNode {
             source: HostPath::new(source),
             path: ContainerPath::new(path).unwrap(),
             major: number("major"),
             minor: number("minor"),
-            permissions: Permissions { mode: number("fileMode") & 0o777, uid: 0, gid: number("gid") },
+            permissions: Permissions {
+                mode: number("fileMode") & 0o777,
+                uid: 0,
+                gid: number("gid"),
+            },
         };
         let mut lowered = device_node(&node, nvidia_host::config::NodeAccess::Host).unwrap();
-        let mut expected = edits_of(json!({"deviceNodes": [row["expect"]]})).device_nodes.remove(0);
+        let mut expected = edits_of(json!({"deviceNodes": [row["expect"]]}))
+            .device_nodes
+            .remove(0);
         assert_eq!(lowered.permissions.take().unwrap(), "rw");
         expected.permissions = None;
         expected.file_mode = expected.file_mode.map(|mode| mode & 0o777);
@@ -126,14 +161,33 @@ fn library_links() {
             if text == file_name {
                 file.sonames.insert(name.into());
             } else {
-                links.push(DevLink { name: name.into(), target: text.into() });
+                links.push(DevLink {
+                    name: name.into(),
+                    target: text.into(),
+                });
             }
         }
-        let args = rootfs_edits(&Edits { files: vec![file], links, ..Edits::default() }, &host()).to_args().unwrap();
-        let mut made: Vec<_> = args[2..].chunks(2).map(|pair| (pair[0].as_str(), json!(pair[1]))).collect();
+        let args = rootfs_edits(
+            &Edits {
+                files: vec![file],
+                links,
+                ..Edits::default()
+            },
+            &host(),
+        )
+        .to_args()
+        .unwrap();
+        let mut made: Vec<_> = args[2..]
+            .chunks(2)
+            .map(|pair| (pair[0].as_str(), json!(pair[1])))
+            .collect();
         made.reverse();
-        let expected: Vec<_> =
-            row["expect"]["links"].as_array().unwrap().iter().map(|link| ("--required-link", link.clone())).collect();
+        let expected: Vec<_> = row["expect"]["links"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|link| ("--required-link", link.clone()))
+            .collect();
         assert_eq!(made, expected, "{row}");
     }
 }
@@ -153,14 +207,18 @@ fn graphics_configs() {
     for row in rows("graphics_configs") {
         let dir = scratch();
         for file in row["input"]["files"].as_array().unwrap() {
-            let path = dir.path().join(file.as_str().unwrap().trim_start_matches('/'));
+            let path = dir
+                .path()
+                .join(file.as_str().unwrap().trim_start_matches('/'));
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, "").unwrap();
         }
         let root = Tree::open(&HostPath::new(dir.path())).unwrap();
         let found = files::descriptions(&root, "535.1", Capabilities::new(&Capability::ALL));
-        let found: BTreeMap<_, _> =
-            found.iter().map(|file| (root.inside(&file.source).unwrap(), file.target.absolute())).collect();
+        let found: BTreeMap<_, _> = found
+            .iter()
+            .map(|file| (root.inside(&file.source).unwrap(), file.target.absolute()))
+            .collect();
         assert_eq!(json!(found), row["expect"], "{row}");
     }
 }
@@ -170,8 +228,13 @@ fn versions() {
         let text = row["expect"]["text"].as_str().unwrap();
         let spec = file::parse(text.as_bytes()).unwrap();
         assert_eq!(spec.check(), Ok(()), "{row}");
-        assert_eq!(file::parse(Format::Yaml.print(&spec).unwrap().as_bytes()).unwrap(), spec, "{row}");
-        let chosen = !["version is overridden", "raw spec is used as is"].contains(&row["name"].as_str().unwrap());
+        assert_eq!(
+            file::parse(Format::Yaml.print(&spec).unwrap().as_bytes()).unwrap(),
+            spec,
+            "{row}"
+        );
+        let chosen = !["version is overridden", "raw spec is used as is"]
+            .contains(&row["name"].as_str().unwrap());
         let minimum = spec.clone().with_minimum_version();
         assert_eq!(minimum == spec, chosen, "{row}");
         assert!(minimum.cdi_version <= spec.cdi_version, "{row}");
@@ -198,7 +261,11 @@ fn simplified() {
         if row["input"].is_null() {
             continue; // not a spec at all: the types here cannot express it
         }
-        assert_eq!(spec(&row["input"]).simplify(), spec(&row["expect"]), "{row}");
+        assert_eq!(
+            spec(&row["input"]).simplify(),
+            spec(&row["expect"]),
+            "{row}"
+        );
     }
 }
 
@@ -206,23 +273,45 @@ fn merged_devices() {
     for row in rows("merged_device") {
         let devices = devices_of(&row["input"]["devices"]);
         let merged = Device::merged(&devices, row["input"]["name"].as_str().unwrap());
-        let expected = if row["expect"].is_null() { vec![] } else { devices_of(&json!([row["expect"]])) };
+        let expected = if row["expect"].is_null() {
+            vec![]
+        } else {
+            devices_of(&json!([row["expect"]]))
+        };
         assert_eq!(merged.unwrap_or_default().as_slice(), expected, "{row}");
     }
 }
 
 fn order() {
     for row in rows("sort_mounts") {
-        let mount = |path: &Value| Mount { container_path: path.as_str().unwrap().into(), ..Mount::default() };
+        let mount = |path: &Value| Mount {
+            container_path: path.as_str().unwrap().into(),
+            ..Mount::default()
+        };
         let mounts = row["input"].as_array().unwrap().iter().map(mount).collect();
-        let sorted = ContainerEdits { mounts, ..ContainerEdits::default() }.sort();
-        let paths: Vec<_> = sorted.mounts.iter().map(|mount| &mount.container_path).collect();
+        let sorted = ContainerEdits {
+            mounts,
+            ..ContainerEdits::default()
+        }
+        .sort();
+        let paths: Vec<_> = sorted
+            .mounts
+            .iter()
+            .map(|mount| &mount.container_path)
+            .collect();
         assert_eq!(json!(paths), row["expect"], "{row}");
     }
     for row in rows("sort_device_nodes") {
-        let node = |path: &Value| DeviceNode { path: path.as_str().unwrap().into(), ..DeviceNode::default() };
+        let node = |path: &Value| DeviceNode {
+            path: path.as_str().unwrap().into(),
+            ..DeviceNode::default()
+        };
         let device_nodes = row["input"].as_array().unwrap().iter().map(node).collect();
-        let sorted = ContainerEdits { device_nodes, ..ContainerEdits::default() }.sort();
+        let sorted = ContainerEdits {
+            device_nodes,
+            ..ContainerEdits::default()
+        }
+        .sort();
         let paths: Vec<_> = sorted.device_nodes.iter().map(|node| &node.path).collect();
         assert_eq!(json!(paths), row["expect"], "{row}");
     }

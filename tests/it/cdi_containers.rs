@@ -37,13 +37,24 @@ pub fn with_mounts(dir: &Path, rootfs: &Path, edits: &ContainerEdits) -> Waiting
 }
 
 /// The same with volumes that this shell script mounts first.
-pub fn with_mounts_after(dir: &Path, rootfs: &Path, edits: &ContainerEdits, volumes: &str) -> Waiting {
-    let mut before =
-        format!("{volumes}mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia/gpus/secret\n");
+pub fn with_mounts_after(
+    dir: &Path,
+    rootfs: &Path,
+    edits: &ContainerEdits,
+    volumes: &str,
+) -> Waiting {
+    let mut before = format!(
+        "{volumes}mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia/gpus/secret\n"
+    );
     for mount in &edits.mounts {
         let (from, to) = (&mount.host_path, format!("$rootfs{}", mount.container_path));
-        let flag = mount.options.iter().find(|option| *option == "ro").map_or("rw", String::as_str);
-        before += &format!("mkdir -p $(dirname {to}); touch {to}; mount -o bind,{flag} {from} {to}\n");
+        let flag = mount
+            .options
+            .iter()
+            .find(|option| *option == "ro")
+            .map_or("rw", String::as_str);
+        before +=
+            &format!("mkdir -p $(dirname {to}); touch {to}; mount -o bind,{flag} {from} {to}\n");
     }
     let container = Waiting::start(dir, rootfs, &[], &before);
     container.set_hooks(&edits.hooks[0].hook_name, &json!(edits.hooks));
@@ -59,21 +70,37 @@ fn libraries_that_are_opened_by_path() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let host = fake.root.join("usr/lib/x86_64-linux-gnu");
     std::fs::create_dir_all(host.join("vdpau")).unwrap();
-    for (name, soname) in
-        [("vdpau/libvdpau_nvidia", "libvdpau_nvidia.so.1"), ("libnvidia-allocator", "libnvidia-allocator.so.1")]
-    {
+    for (name, soname) in [
+        ("vdpau/libvdpau_nvidia", "libvdpau_nvidia.so.1"),
+        ("libnvidia-allocator", "libnvidia-allocator.so.1"),
+    ] {
         let library = host.join(format!("{name}.so.535.183.01"));
         let soname = format!("-Wl,-soname,{soname}");
-        run(Command::new("cc").args(["-shared", "-fPIC", "-x", "c", "/dev/null", &soname, "-o"]).arg(library)).ok();
+        run(Command::new("cc")
+            .args(["-shared", "-fPIC", "-x", "c", "/dev/null", &soname, "-o"])
+            .arg(library))
+        .ok();
     }
     let edits = generate(&fake, &["--hook-path", HOOK]).container_edits;
     let image = Image::new(dir.path(), &["--layout", "lib64"]);
     let container = with_mounts(dir.path(), &image.rootfs, &edits);
-    container.create_runtime_hook(&edits.hooks[0].args[1..]).ok();
+    container
+        .create_runtime_hook(&edits.hooks[0].args[1..])
+        .ok();
     let paths = "/usr/lib64/vdpau/libvdpau_nvidia.so.1 /usr/lib64/gbm/nvidia-drm_gbm.so";
-    let found = container.exec(&format!("for path in {paths}; do readlink -f $path; done; probe-dlopen {paths}")).ok();
-    assert!(found.contains("/usr/lib/x86_64-linux-gnu/vdpau/libvdpau_nvidia.so.535.183.01\n"), "{found}");
-    assert!(found.contains("/usr/lib/x86_64-linux-gnu/libnvidia-allocator.so.535.183.01\n"), "{found}");
+    let found = container
+        .exec(&format!(
+            "for path in {paths}; do readlink -f $path; done; probe-dlopen {paths}"
+        ))
+        .ok();
+    assert!(
+        found.contains("/usr/lib/x86_64-linux-gnu/vdpau/libvdpau_nvidia.so.535.183.01\n"),
+        "{found}"
+    );
+    assert!(
+        found.contains("/usr/lib/x86_64-linux-gnu/libnvidia-allocator.so.535.183.01\n"),
+        "{found}"
+    );
     assert_eq!(found.matches(": ok ").count(), 2, "{found}");
 }
 
@@ -82,9 +109,14 @@ fn cuda_compat() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     // The host's linker cache does not list the development link.
     let root = fake.root.display();
-    sh(&format!("rm '{root}/usr/lib/x86_64-linux-gnu/libcuda.so'; /sbin/ldconfig -r '{root}'")).ok();
+    sh(&format!(
+        "rm '{root}/usr/lib/x86_64-linux-gnu/libcuda.so'; /sbin/ldconfig -r '{root}'"
+    ))
+    .ok();
     for (mode, theirs) in [("ldconfig", true), ("disabled", false)] {
-        fake.configure(&format!("[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"{mode}\""));
+        fake.configure(&format!(
+            "[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"{mode}\""
+        ));
         let edits = generate(&fake, &["--hook-path", HOOK]).container_edits;
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -94,12 +126,20 @@ fn cuda_compat() {
         std::os::unix::fs::symlink("libcuda.so.575.57.08", compat.join("libcuda.so.1")).unwrap();
         let container = with_mounts(dir.path(), &image.rootfs, &edits);
         let hook = &edits.hooks[0];
-        run_with(isolated(dir.path()).args(&hook.args[1..]), container.state().as_bytes()).ok();
+        run_with(
+            isolated(dir.path()).args(&hook.args[1..]),
+            container.state().as_bytes(),
+        )
+        .ok();
         // A process that opens both names must not get two libraries.
         let found = container.exec("probe-dlopen libcuda.so.1 libcuda.so").ok();
         let from_image = found.matches("/usr/local/cuda/compat/libcuda.so").count();
         assert_eq!(from_image, if theirs { 2 } else { 0 }, "{mode}: {found}");
-        assert_eq!(why(dir.path(), &["waiting"]).ok().contains("ONH-231"), theirs, "{mode}");
+        assert_eq!(
+            why(dir.path(), &["waiting"]).ok().contains("ONH-231"),
+            theirs,
+            "{mode}"
+        );
     }
 }
 
@@ -107,14 +147,28 @@ fn cuda_compat() {
 fn hook_entry() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     let spec = generate(&fake, &["--hook-path", HOOK]);
-    assert!(spec.devices.iter().all(|device| device.container_edits.hooks.is_empty()), "{spec:?}");
+    assert!(
+        spec.devices
+            .iter()
+            .all(|device| device.container_edits.hooks.is_empty()),
+        "{spec:?}"
+    );
     for hook in &spec.container_edits.hooks {
         assert_eq!(hook.hook_name, "createRuntime", "{hook:?}");
     }
-    let mounts = || std::fs::read_to_string("/proc/self/mountinfo").unwrap().matches("/image/usr/lib/").count();
+    let mounts = || {
+        std::fs::read_to_string("/proc/self/mountinfo")
+            .unwrap()
+            .matches("/image/usr/lib/")
+            .count()
+    };
     let before = mounts();
     do_their_work(&spec, 1);
-    assert_eq!(mounts(), before, "they are in the container, not on the host");
+    assert_eq!(
+        mounts(),
+        before,
+        "they are in the container, not on the host"
+    );
 }
 
 /// The container has devices of several specs, and so several entries.
@@ -124,13 +178,31 @@ fn hook_entries_of_several_specs() {
     let common = spec.container_edits.hooks.remove(0);
     let mut all = RootfsEdits::from_entry(&common.args).unwrap();
     let with_node = std::mem::take(&mut all.with_node);
-    for edits in spec.devices.iter_mut().map(|device| &mut device.container_edits) {
+    for edits in spec
+        .devices
+        .iter_mut()
+        .map(|device| &mut device.container_edits)
+    {
         let node = ContainerPath::new(&edits.device_nodes[0].path).unwrap();
-        let of_node = with_node.iter().find(|(known, _)| *known == node).unwrap().1.clone();
-        let more = RootfsEdits { mask: all.mask.clone(), ..of_node };
-        edits.hooks.push(Hook { args: more.to_args().unwrap(), ..common.clone() });
+        let of_node = with_node
+            .iter()
+            .find(|(known, _)| *known == node)
+            .unwrap()
+            .1
+            .clone();
+        let more = RootfsEdits {
+            mask: all.mask.clone(),
+            ..of_node
+        };
+        edits.hooks.push(Hook {
+            args: more.to_args().unwrap(),
+            ..common.clone()
+        });
     }
-    spec.container_edits.hooks.push(Hook { args: all.to_args().unwrap(), ..common });
+    spec.container_edits.hooks.push(Hook {
+        args: all.to_args().unwrap(),
+        ..common
+    });
     do_their_work(&spec, 3);
 }
 
@@ -138,7 +210,13 @@ fn hook_entries_of_several_specs() {
 fn volumes_at_the_paths_of_nodes() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     let spec = generate(&fake, &["--hook-path", HOOK]);
-    let edits = spec.devices.iter().find(|device| device.name == "0").unwrap().container_edits.clone();
+    let edits = spec
+        .devices
+        .iter()
+        .find(|device| device.name == "0")
+        .unwrap()
+        .container_edits
+        .clone();
     let edits = spec.container_edits.clone().merge(edits);
     let node = fake.root.join("dev/nvidia1").display().to_string();
     let (one, two) = ("0000:01:00.0\n", "0000:01:00.0\n0000:02:00.0\n");
@@ -148,12 +226,17 @@ fn volumes_at_the_paths_of_nodes() {
         let container = with_mounts(dir.path(), &image.rootfs, &edits);
         let volume = json!({"type": "bind", "source": source, "destination": "/dev/nvidia1", "options": ["bind"]});
         container.set_spec_field("mounts", json!([volume]));
-        let device =
-            |path: &str, major: u32, minor: u32| json!({"path": path, "type": "c", "major": major, "minor": minor});
+        let device = |path: &str, major: u32, minor: u32| json!({"path": path, "type": "c", "major": major, "minor": minor});
         let devices = [device("/dev/nvidia0", 195, 0), device("/dev/nvidia2", 1, 3)];
         container.set_spec_field("linux", json!({ "devices": devices }));
-        container.create_runtime_hook(&edits.hooks[0].args[1..]).ok();
-        assert_eq!(container.exec("ls /proc/driver/nvidia/gpus").ok(), shown, "{source}");
+        container
+            .create_runtime_hook(&edits.hooks[0].args[1..])
+            .ok();
+        assert_eq!(
+            container.exec("ls /proc/driver/nvidia/gpus").ok(),
+            shown,
+            "{source}"
+        );
     }
 }
 
@@ -175,7 +258,14 @@ fn volumes_at_the_directory_of_libraries() {
         if flags == "ro" {
             // The runtime makes the volume read-only after it has mounted the files on it.
             let mut remount = Command::new("nsenter");
-            remount.args(["-m", "-t", &container.pid().to_string(), "mount", "-o", "remount,bind,ro"]);
+            remount.args([
+                "-m",
+                "-t",
+                &container.pid().to_string(),
+                "mount",
+                "-o",
+                "remount,bind,ro",
+            ]);
             run(remount.arg(image.rootfs.join("usr/lib/x86_64-linux-gnu"))).ok();
         }
         let seen = || fingerprint(&volume, "");
@@ -184,19 +274,40 @@ fn volumes_at_the_directory_of_libraries() {
         let about = format!("{flags} {more}: {ran:?}");
         assert_eq!(seen(), before.0, "{about}");
         if refused {
-            assert!(ran.failed(1).contains("other files are mounted in \"/usr/lib/x86_64-linux-gnu\""), "{about}");
+            assert!(
+                ran.failed(1)
+                    .contains("other files are mounted in \"/usr/lib/x86_64-linux-gnu\""),
+                "{about}"
+            );
             assert_eq!(container.mountinfo(), before.1);
             continue;
         }
-        assert_eq!((ran.code, ran.stderr.contains("ONH-303")), (Some(0), false), "{about}");
+        assert_eq!(
+            (ran.code, ran.stderr.contains("ONH-303")),
+            (Some(0), false),
+            "{about}"
+        );
         assert_eq!(ran.stderr.contains("ONH-307"), flags == "rw", "{about}");
         let works = "probe-dlopen libnvidia-ml.so.1 libcuda.so.1 libcuda.so";
-        assert_eq!(container.exec(works).ok().matches(": ok ").count(), 3, "{about}");
+        assert_eq!(
+            container.exec(works).ok().matches(": ok ").count(),
+            3,
+            "{about}"
+        );
         let options = container.mount_options("/usr/lib/x86_64-linux-gnu/libcuda.so.535.183.01");
-        assert!(options.contains("ro") && options.contains("nosuid") && options.contains("nodev"), "{options}");
+        assert!(
+            options.contains("ro") && options.contains("nosuid") && options.contains("nodev"),
+            "{options}"
+        );
         let mounts = container.mountinfo();
-        container.create_runtime_hook(&edits.hooks[0].args[1..]).ok();
-        assert_eq!(container.mountinfo(), mounts, "a second run changes nothing");
+        container
+            .create_runtime_hook(&edits.hooks[0].args[1..])
+            .ok();
+        assert_eq!(
+            container.mountinfo(),
+            mounts,
+            "a second run changes nothing"
+        );
     }
 }
 
@@ -204,31 +315,61 @@ fn volumes_at_the_directory_of_libraries() {
 fn hook_entries_at_the_wrong_stage() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     let spec = generate(fake, &["--hook-path", HOOK]);
     let host_mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     for hook in &spec.container_edits.hooks {
         let stderr = container.create_container_hook(&hook.args[1..]).failed(1);
-        assert!(stderr.contains("cannot open the container of process 1") && stderr.contains("(ONH-"), "{stderr}");
-        assert!(stderr.contains("\nhint: the hook must run at the prestart or createRuntime stage"), "{stderr}");
+        assert!(
+            stderr.contains("cannot open the container of process 1") && stderr.contains("(ONH-"),
+            "{stderr}"
+        );
+        assert!(
+            stderr.contains("\nhint: the hook must run at the prestart or createRuntime stage"),
+            "{stderr}"
+        );
     }
     // The other way round, the mounts would be on the host.
-    let stage = ["--config".to_owned(), fake.config.display().to_string(), "createContainer".to_owned()];
+    let stage = [
+        "--config".to_owned(),
+        fake.config.display().to_string(),
+        "createContainer".to_owned(),
+    ];
     let stderr = container.create_runtime_hook(&stage).failed(1);
-    assert!(stderr.contains("the hook is not in the container's mount namespace (ONH-"), "{stderr}");
-    assert_eq!(std::fs::read_to_string("/proc/self/mountinfo").unwrap(), host_mounts);
+    assert!(
+        stderr.contains("the hook is not in the container's mount namespace (ONH-"),
+        "{stderr}"
+    );
+    assert_eq!(
+        std::fs::read_to_string("/proc/self/mountinfo").unwrap(),
+        host_mounts
+    );
 }
 
 fn do_their_work(spec: &Spec, entries: usize) {
     let dir = scratch();
-    let edits = spec.devices.iter().filter(|device| ["0", "2"].contains(&device.name.as_str()));
-    let edits = edits.fold(spec.container_edits.clone(), |all, device| all.merge(device.container_edits.clone()));
+    let edits = spec
+        .devices
+        .iter()
+        .filter(|device| ["0", "2"].contains(&device.name.as_str()));
+    let edits = edits.fold(spec.container_edits.clone(), |all, device| {
+        all.merge(device.container_edits.clone())
+    });
     assert_eq!(edits.hooks.len(), entries);
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let rootfs = &image.rootfs;
     // The image has a libcuda with the name that programs open.
     std::fs::create_dir_all(rootfs.join("usr/lib/x86_64-linux-gnu")).unwrap();
-    std::fs::write(rootfs.join("usr/lib/x86_64-linux-gnu/libcuda.so.1"), "the image's").unwrap();
+    std::fs::write(
+        rootfs.join("usr/lib/x86_64-linux-gnu/libcuda.so.1"),
+        "the image's",
+    )
+    .unwrap();
     let container = with_mounts(dir.path(), rootfs, &edits);
     let look = "cat /proc/driver/nvidia/params; ls /proc/driver/nvidia/gpus; ldconfig -p; ls -l /usr/lib/*/libcuda*; \
                 cat /etc/nvidia/nvidia-application-profiles-rc.d/*; probe-dlopen libcuda.so.1";
@@ -238,11 +379,25 @@ fn do_their_work(spec: &Spec, entries: usize) {
         seen.push((container.exec(look).ok(), container.mountinfo()));
     }
     let (text, _) = &seen[0];
-    assert!(text.contains("ModifyDeviceFiles: 0") && text.contains("EGLVisibleDGPUDevices\", 0x5]"), "{text}");
-    assert!(text.contains("0000:01:00.0\n0000:03:00.0\n") && !text.contains("secret"), "{text}");
-    assert!(text.contains("libcuda.so.1: ok /usr/lib/x86_64-linux-gnu/libcuda.so.1"), "{text}");
-    assert!(seen.iter().all(|one| *one == seen[0]), "the others find it done: {seen:#?}");
-    let own = container.exec("cat /proc/driver/nvidia/gpus/*/information").ok();
+    assert!(
+        text.contains("ModifyDeviceFiles: 0") && text.contains("EGLVisibleDGPUDevices\", 0x5]"),
+        "{text}"
+    );
+    assert!(
+        text.contains("0000:01:00.0\n0000:03:00.0\n") && !text.contains("secret"),
+        "{text}"
+    );
+    assert!(
+        text.contains("libcuda.so.1: ok /usr/lib/x86_64-linux-gnu/libcuda.so.1"),
+        "{text}"
+    );
+    assert!(
+        seen.iter().all(|one| *one == seen[0]),
+        "the others find it done: {seen:#?}"
+    );
+    let own = container
+        .exec("cat /proc/driver/nvidia/gpus/*/information")
+        .ok();
     assert_eq!(own.matches("Device Minor").count(), 2, "{own}");
 }
 
@@ -258,16 +413,30 @@ pub fn only_spec(path: &Path) -> String {
 /// (CVE-2025-23266). The library that LD_PRELOAD names there is a path of the host, and both are still visible to the hook.
 fn the_containers_environment_does_not_reach_the_hook() {
     let dir = scratch();
-    let (source, library, mark) = (dir.path().join("x.c"), dir.path().join("x.so"), dir.path().join("owned"));
-    let code =
-        format!("#include <fcntl.h>\n__attribute__((constructor)) void f(void) {{ open({mark:?}, O_CREAT, 0600); }}");
+    let (source, library, mark) = (
+        dir.path().join("x.c"),
+        dir.path().join("x.so"),
+        dir.path().join("owned"),
+    );
+    let code = format!(
+        "#include <fcntl.h>\n__attribute__((constructor)) void f(void) {{ open({mark:?}, O_CREAT, 0600); }}"
+    );
     std::fs::write(&source, code).unwrap();
-    run(Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source)).ok();
+    run(Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .arg(&library)
+        .arg(&source))
+    .ok();
     let spec = dir.path().join("nvidia.json");
-    cdi(FakeDriver::shared(), &["generate", "--output", spec.to_str().unwrap()]).ok();
+    cdi(
+        FakeDriver::shared(),
+        &["generate", "--output", spec.to_str().unwrap()],
+    )
+    .ok();
     let preload = format!("LD_PRELOAD={}", library.display());
     let arguments = ["--device=nvidia.com/gpu=0", "-e", &preload, IMAGE, "true"];
-    let start = |spec: &Path| Podman::shared().run_after(&only_spec(spec), Cgroup::AsMounted, &arguments);
+    let start =
+        |spec: &Path| Podman::shared().run_after(&only_spec(spec), Cgroup::AsMounted, &arguments);
     start(&spec).ok();
     assert!(!mark.exists());
     // The same at the other stage. The attack works if the entry has no environment.
@@ -279,7 +448,10 @@ fn the_containers_environment_does_not_reach_the_hook() {
     entry["args"] = json!(["oci-nvidia-hook", "--version"]);
     for (env, is_owned) in [(true, false), (false, runc_version() < Version(1, 2, 0))] {
         if !env {
-            open["containerEdits"]["hooks"][0].as_object_mut().unwrap().remove("env");
+            open["containerEdits"]["hooks"][0]
+                .as_object_mut()
+                .unwrap()
+                .remove("env");
         }
         std::fs::write(&spec, open.to_string()).unwrap();
         start(&spec).ok();
@@ -301,7 +473,10 @@ fn a_thread_of_the_runtime() {
         entered.wait();
         let shares = ns::shares_mount_ns(&own);
         wait.wait();
-        assert!(!shares && ns::mount_ns_of(&own) == ns::mount_ns_of("self"), "the first thread alone says nothing");
+        assert!(
+            !shares && ns::mount_ns_of(&own) == ns::mount_ns_of("self"),
+            "the first thread alone says nothing"
+        );
     });
 }
 
@@ -328,13 +503,25 @@ fn podman_gives_devices_by_name() {
             (&["GPU-51eed001-0001-4001-8000-0000fa4e0001"], 1, "0x2"),
             (&["0", "1"], 2, "0x3"), // each with its own hook entry
         ] {
-            let devices: Vec<_> = names.iter().map(|name| format!("--device=nvidia.com/gpu={name}")).collect();
+            let devices: Vec<_> = names
+                .iter()
+                .map(|name| format!("--device=nvidia.com/gpu={name}"))
+                .collect();
             let mut arguments: Vec<_> = devices.iter().map(String::as_str).collect();
             arguments.extend([IMAGE, "sh", "-euc", &script]);
-            let text = podman.run_after(&before, Cgroup::AsMounted, &arguments).ok();
+            let text = podman
+                .run_after(&before, Cgroup::AsMounted, &arguments)
+                .ok();
             assert_eq!(text.matches("UUID: GPU-").count(), gpus, "{text}");
-            assert_eq!(text.matches(": ENXIO").count(), gpus + 1, "each may be opened, and has no driver here: {text}");
-            assert!(text.contains(&format!("\"EGLVisibleDGPUDevices\", {egl}]")), "{text}");
+            assert_eq!(
+                text.matches(": ENXIO").count(),
+                gpus + 1,
+                "each may be opened, and has no driver here: {text}"
+            );
+            assert!(
+                text.contains(&format!("\"EGLVisibleDGPUDevices\", {egl}]")),
+                "{text}"
+            );
             assert!(text.contains("void\n"), "{text}");
         }
     }
@@ -345,7 +532,10 @@ const SEE: &str = "nvidia-smi -L; probe-dlopen libcuda.so.1; probe-open /dev/nvi
 
 fn assert_gpu_1_alone(text: &str) {
     assert!(text.contains(GPU_1) && !text.contains(GPU_0), "{text}");
-    assert!(text.contains("libcuda.so.1: ok /usr/lib/") && text.contains("/dev/nvidia1: ENXIO"), "{text}");
+    assert!(
+        text.contains("libcuda.so.1: ok /usr/lib/") && text.contains("/dev/nvidia1: ENXIO"),
+        "{text}"
+    );
     assert!(text.contains("EGLVisibleDGPUDevices\", 0x2]"), "{text}");
 }
 
@@ -353,9 +543,24 @@ fn assert_gpu_1_alone(text: &str) {
 fn podman_in(cgroup: Cgroup, option: &str) {
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
-    cdi(FakeDriver::shared(), &["generate", "--output", path.to_str().unwrap()]).ok();
-    let arguments = ["--device=nvidia.com/gpu=1", option, IMAGE, "sh", "-euc", SEE];
-    assert_gpu_1_alone(&Podman::shared().run_after(&only_spec(&path), cgroup, &arguments).ok());
+    cdi(
+        FakeDriver::shared(),
+        &["generate", "--output", path.to_str().unwrap()],
+    )
+    .ok();
+    let arguments = [
+        "--device=nvidia.com/gpu=1",
+        option,
+        IMAGE,
+        "sh",
+        "-euc",
+        SEE,
+    ];
+    assert_gpu_1_alone(
+        &Podman::shared()
+            .run_after(&only_spec(&path), cgroup, &arguments)
+            .ok(),
+    );
 }
 
 /// Creates a /dev with the nodes of this driver.
@@ -377,21 +582,40 @@ fn podman_with_a_user_namespace() {
     let fake = FakeDriver::shared();
     cdi(fake, &["generate", "--output", path.to_str().unwrap()]).ok();
     let before = format!("{}; {}", only_spec(&path), nodes_at_dev(fake, dir.path()));
-    let arguments = ["--device=nvidia.com/gpu=1", "--uidmap=0:100000:65536", "--gidmap=0:100000:65536", IMAGE];
+    let arguments = [
+        "--device=nvidia.com/gpu=1",
+        "--uidmap=0:100000:65536",
+        "--gidmap=0:100000:65536",
+        IMAGE,
+    ];
     let arguments = [&arguments[..], &["sh", "-euc", SEE]].concat();
     // Separate storage, as in other tests with user namespaces.
-    let text = Podman::with_image().run_after(&before, Cgroup::AsMounted, &arguments).ok();
+    let text = Podman::with_image()
+        .run_after(&before, Cgroup::AsMounted, &arguments)
+        .ok();
     assert_gpu_1_alone(&text);
 }
 
 /// Nodes of `root:video`: a user of the container can use its own GPU, also with an engine that does not know additionalGids.
 /// Such an engine does not read files that contain that key.
 fn podman_gives_nodes_of_a_group_to_users() {
-    let fake = FakeDriver::new(&["--gpus", "2", "--mig", "--dev-mode", "0660", "--dev-group", "video"]);
+    let fake = FakeDriver::new(&[
+        "--gpus",
+        "2",
+        "--mig",
+        "--dev-mode",
+        "0660",
+        "--dev-group",
+        "video",
+    ]);
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
     let write = |option: &str| {
-        cdi(&fake, &["generate", option, "--output", path.to_str().unwrap()]).ok();
+        cdi(
+            &fake,
+            &["generate", option, "--output", path.to_str().unwrap()],
+        )
+        .ok();
     };
     let start = |name: &str, script: &str| {
         let device = format!("--device=nvidia.com/gpu={name}");
@@ -400,14 +624,30 @@ fn podman_gives_nodes_of_a_group_to_users() {
     };
     write("--no-additional-gids");
     for name in ["0:1", MIG_1] {
-        let text = start(name, "nvidia-smi -L; cd /dev; probe-open nvidia[0-9]* nvidia-caps/* nvidiactl").ok();
+        let text = start(
+            name,
+            "nvidia-smi -L; cd /dev; probe-open nvidia[0-9]* nvidia-caps/* nvidiactl",
+        )
+        .ok();
         assert_eq!(text.matches("UUID: MIG-").count(), 1, "{text}");
-        let nodes: Vec<_> = text.lines().filter(|line| line.ends_with(": ENXIO")).collect();
-        let caps = ["nvidia-caps/nvidia-cap21: ENXIO", "nvidia-caps/nvidia-cap22: ENXIO"];
-        assert_eq!(nodes, ["nvidia0: ENXIO", caps[0], caps[1], "nvidiactl: ENXIO"], "{text}");
+        let nodes: Vec<_> = text
+            .lines()
+            .filter(|line| line.ends_with(": ENXIO"))
+            .collect();
+        let caps = [
+            "nvidia-caps/nvidia-cap21: ENXIO",
+            "nvidia-caps/nvidia-cap22: ENXIO",
+        ];
+        assert_eq!(
+            nodes,
+            ["nvidia0: ENXIO", caps[0], caps[1], "nvidiactl: ENXIO"],
+            "{text}"
+        );
     }
     write("--additional-gids");
-    let check = run(Command::new(HOOK).args(["cdi", "check", "--spec-dir"]).arg(dir.path()));
+    let check = run(Command::new(HOOK)
+        .args(["cdi", "check", "--spec-dir"])
+        .arg(dir.path()));
     let podman = run(Command::new("podman").arg("--version")).ok();
     let podman = Version::parse(&podman).unwrap();
     let ran = start("1", "true");
@@ -426,7 +666,12 @@ fn links_of_dri_nodes_at_all_ways() {
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
     cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
-    let asked = ["-e", "NVIDIA_VISIBLE_DEVICES=1", "-e", "NVIDIA_DRIVER_CAPABILITIES=graphics,utility"];
+    let asked = [
+        "-e",
+        "NVIDIA_VISIBLE_DEVICES=1",
+        "-e",
+        "NVIDIA_DRIVER_CAPABILITIES=graphics,utility",
+    ];
     let see = [IMAGE, "sh", "-euc", DRI_LINKS];
     let at = |stage: &str| {
         let podman = Podman::with_image();
@@ -436,11 +681,18 @@ fn links_of_dri_nodes_at_all_ways() {
         } else {
             podman.install_stage(stage, &fake.config);
         }
-        podman.run(Cgroup::AsMounted, &[&asked[..], &see].concat()).ok()
+        podman
+            .run(Cgroup::AsMounted, &[&asked[..], &see].concat())
+            .ok()
     };
     for stage in ["prestart", "createContainer", "precreate"] {
         assert_eq!(at(stage), LINKS_OF_GPU_1, "{stage}");
     }
     let device = [&["--device=nvidia.com/gpu=1"][..], &see].concat();
-    assert_eq!(Podman::shared().run_after(&only_spec(&path), Cgroup::AsMounted, &device).ok(), LINKS_OF_GPU_1);
+    assert_eq!(
+        Podman::shared()
+            .run_after(&only_spec(&path), Cgroup::AsMounted, &device)
+            .ok(),
+        LINKS_OF_GPU_1
+    );
 }

@@ -31,8 +31,11 @@ const SPEC: &[Field] = &[
     ("devices", List(&Object(DEVICE)), true, "0.1.0"),
     ("containerEdits", Edits, false, "0.3.0"),
 ];
-const DEVICE: &[Field] =
-    &[("name", Text, true, "0.1.0"), ("annotations", Map, false, "0.6.0"), ("containerEdits", Edits, true, "0.3.0")];
+const DEVICE: &[Field] = &[
+    ("name", Text, true, "0.1.0"),
+    ("annotations", Map, false, "0.6.0"),
+    ("containerEdits", Edits, true, "0.3.0"),
+];
 const EDITS: &[Field] = &[
     ("env", List(&Text), false, "0.3.0"),
     ("deviceNodes", List(&Object(NODE)), false, "0.3.0"),
@@ -72,14 +75,23 @@ pub fn validate(spec: &Value) {
     object(spec, SPEC, &mut lowest);
     let (vendor, class) = spec["kind"].as_str().unwrap().split_once('/').unwrap();
     for name in [vendor, class] {
-        assert!(is_name(name, "_-.") && name.starts_with(|first: char| first.is_ascii_alphabetic()), "{name}");
+        assert!(
+            is_name(name, "_-.") && name.starts_with(|first: char| first.is_ascii_alphabetic()),
+            "{name}"
+        );
     }
     if class.contains('.') {
         lowest = lowest.max("0.6.0".to_owned());
     }
     let devices = spec["devices"].as_array().unwrap();
-    let names: BTreeSet<_> = devices.iter().map(|device| device["name"].as_str().unwrap()).collect();
-    assert!(!devices.is_empty() && names.len() == devices.len(), "{names:?}");
+    let names: BTreeSet<_> = devices
+        .iter()
+        .map(|device| device["name"].as_str().unwrap())
+        .collect();
+    assert!(
+        !devices.is_empty() && names.len() == devices.len(),
+        "{names:?}"
+    );
     for name in names {
         assert!(is_name(name, "_-.:"), "{name}");
         if name.starts_with(|first: char| first.is_ascii_digit()) {
@@ -92,12 +104,16 @@ pub fn validate(spec: &Value) {
 fn is_name(name: &str, marks: &str) -> bool {
     name.starts_with(|first: char| first.is_ascii_alphanumeric())
         && name.ends_with(|last: char| last.is_ascii_alphanumeric())
-        && name.chars().all(|c| c.is_ascii_alphanumeric() || marks.contains(c))
+        && name
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || marks.contains(c))
 }
 
 #[track_caller]
 fn object(value: &Value, fields: &[Field], lowest: &mut String) {
-    let map = value.as_object().unwrap_or_else(|| panic!("{value} is not an object"));
+    let map = value
+        .as_object()
+        .unwrap_or_else(|| panic!("{value} is not an object"));
     for (name, value) in map {
         let known = fields.iter().find(|field| field.0 == name);
         let (_, kind, _, since) = known.unwrap_or_else(|| panic!("unknown field {name}"));
@@ -105,17 +121,26 @@ fn object(value: &Value, fields: &[Field], lowest: &mut String) {
         check(name, value, *kind, lowest);
     }
     for (name, _, required, _) in fields {
-        assert!(!required || map.contains_key(*name), "{name} is missing in {value}");
+        assert!(
+            !required || map.contains_key(*name),
+            "{name} is missing in {value}"
+        );
     }
 }
 
 #[track_caller]
 fn check(name: &str, value: &Value, kind: Kind, lowest: &mut String) {
     match kind {
-        Text => assert!(value.as_str().is_some_and(|text| !text.is_empty()), "{name}: {value}"),
+        Text => assert!(
+            value.as_str().is_some_and(|text| !text.is_empty()),
+            "{name}: {value}"
+        ),
         Number => assert!(value.is_i64(), "{name}: {value}"),
         Count => assert!(value.is_u64(), "{name}: {value}"),
-        Map => assert!(value.as_object().unwrap().values().all(Value::is_string), "{name}: {value}"),
+        Map => assert!(
+            value.as_object().unwrap().values().all(Value::is_string),
+            "{name}: {value}"
+        ),
         Object(fields) => object(value, fields, lowest),
         Edits => {
             assert!(!value.as_object().unwrap().is_empty(), "{name} is empty");
@@ -124,7 +149,8 @@ fn check(name: &str, value: &Value, kind: Kind, lowest: &mut String) {
         List(kind) => {
             let list = value.as_array().unwrap();
             assert!(!list.is_empty(), "{name} is empty");
-            list.iter().for_each(|item| check(name, item, *kind, lowest));
+            list.iter()
+                .for_each(|item| check(name, item, *kind, lowest));
         }
     }
 }

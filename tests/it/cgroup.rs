@@ -22,14 +22,34 @@ use crate::support::{HOOK, Need, host_wide_name, scratch};
 use crate::why::{isolated, why};
 
 const V1: &[Need] = &[Need::Root, Need::CgroupV1];
-const V1_DRIVER: &[Need] =
-    &[Need::Root, Need::CgroupV1, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter")];
+const V1_DRIVER: &[Need] = &[
+    Need::Root,
+    Need::CgroupV1,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Program("nsenter"),
+];
 const V2: &[Need] = &[Need::Root, Need::CgroupV2, Need::Program("unshare")];
-const V2_DRIVER: &[Need] =
-    &[Need::Root, Need::CgroupV2, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter")];
-const PODMAN_CRUN_V1: &[Need] =
-    &[Need::Root, Need::CgroupV1, Need::Program("podman"), Need::Program("crun"), Need::Program("cc")];
-const RUNC: &[Need] = &[Need::Root, Need::CgroupV2, Need::Program("unshare"), Need::Program("runc")];
+const V2_DRIVER: &[Need] = &[
+    Need::Root,
+    Need::CgroupV2,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Program("nsenter"),
+];
+const PODMAN_CRUN_V1: &[Need] = &[
+    Need::Root,
+    Need::CgroupV1,
+    Need::Program("podman"),
+    Need::Program("crun"),
+    Need::Program("cc"),
+];
+const RUNC: &[Need] = &[
+    Need::Root,
+    Need::CgroupV2,
+    Need::Program("unshare"),
+    Need::Program("runc"),
+];
 
 tests! {
     V1 => v1_devices_allow, v1_below_a_cgroup_that_lacks_the_device, v1_a_cgroup_of_others_is_left_alone;
@@ -43,8 +63,14 @@ tests! {
     RUNC => v2_runc_container;
 }
 
-const FIRST: DeviceRule = DeviceRule { major: 195, minor: 0 };
-const SECOND: DeviceRule = DeviceRule { major: 195, minor: 1 };
+const FIRST: DeviceRule = DeviceRule {
+    major: 195,
+    minor: 0,
+};
+const SECOND: DeviceRule = DeviceRule {
+    major: 195,
+    minor: 1,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
@@ -58,8 +84,7 @@ fn in_v2_view(name: &str) -> bool {
     if std::env::var_os("ONH_TEST_V2_VIEW").is_some() {
         return true;
     }
-    let script =
-        "umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup && exec \"$0\" --exact \"$1\" --nocapture";
+    let script = "umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup && exec \"$0\" --exact \"$1\" --nocapture";
     let output = Command::new("unshare")
         .args(["-m", "sh", "-c", script])
         .arg(std::env::current_exe().unwrap())
@@ -68,8 +93,18 @@ fn in_v2_view(name: &str) -> bool {
         .output()
         .unwrap();
     // Its count of tests is not part of the output of this run.
-    let text = || format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{name} in a cgroup v2 view: {}", text());
+    let text = || {
+        format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        )
+    };
+    assert!(
+        output.status.success(),
+        "{name} in a cgroup v2 view: {}",
+        text()
+    );
     false
 }
 
@@ -92,9 +127,17 @@ impl Group {
             fs::create_dir(&path).unwrap();
             made.push(path.clone());
         }
-        let process = Command::new("sleep").arg("600").stdout(Stdio::null()).spawn().unwrap();
+        let process = Command::new("sleep")
+            .arg("600")
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
         fs::write(path.join("cgroup.procs"), process.id().to_string()).unwrap();
-        Self { path, made, process }
+        Self {
+            path,
+            made,
+            process,
+        }
     }
 
     fn pid(&self) -> Pid {
@@ -109,10 +152,19 @@ impl Group {
     fn ask(&self, rule: DeviceRule, script: &str) -> Answer {
         let scratch = tempfile::tempdir().unwrap();
         let node = scratch.path().join("node");
-        mknod(&node, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(rule.major.into(), rule.minor.into()))
-            .unwrap();
+        mknod(
+            &node,
+            SFlag::S_IFCHR,
+            Mode::from_bits_truncate(0o666),
+            makedev(rule.major.into(), rule.minor.into()),
+        )
+        .unwrap();
         let output = Command::new("sh")
-            .args(["-c", &format!("echo $$ > \"$1\" || exit 99; {script}"), "sh"])
+            .args([
+                "-c",
+                &format!("echo $$ > \"$1\" || exit 99; {script}"),
+                "sh",
+            ])
             .arg(self.path.join("cgroup.procs"))
             .arg(&node)
             .env("LC_ALL", "C")
@@ -139,8 +191,16 @@ impl Group {
 
     /// For a container whose config.json names this cgroup, if the name does not contain the container's id.
     fn member<'a>(&'a self, id: &'a str) -> Member<'a> {
-        let named = if id == "x" { self.path.to_str().unwrap().strip_prefix("/sys/fs/cgroup/") } else { None };
-        Member { pid: self.pid(), id, cgroups_path: Some(named.unwrap_or_default().trim_start_matches("devices/")) }
+        let named = if id == "x" {
+            self.path.to_str().unwrap().strip_prefix("/sys/fs/cgroup/")
+        } else {
+            None
+        };
+        Member {
+            pid: self.pid(),
+            id,
+            cgroups_path: Some(named.unwrap_or_default().trim_start_matches("devices/")),
+        }
     }
 
     fn allow(&self, id: &str, rules: &[DeviceRule]) -> Grant {
@@ -165,7 +225,11 @@ fn remove_cgroup(path: &Path) {
     while path.is_dir() && fs::remove_dir(path).is_err() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert!(std::thread::panicking() || !path.is_dir(), "cannot remove {}", path.display());
+    assert!(
+        std::thread::panicking() || !path.is_dir(),
+        "cannot remove {}",
+        path.display()
+    );
 }
 
 fn answer(text: &str) -> Answer {
@@ -174,7 +238,10 @@ fn answer(text: &str) -> Answer {
         return Denied;
     }
     // no text: this machine has a driver for the node
-    assert!(text.is_empty() || text.contains("no such device or address"), "{text}");
+    assert!(
+        text.is_empty() || text.contains("no such device or address"),
+        "{text}"
+    );
     Allowed
 }
 
@@ -220,9 +287,18 @@ fn v1_devices_allow() {
     assert_eq!([group.open(FIRST), group.open(SECOND)], [Denied, Denied]);
 
     for _ in 0..2 {
-        assert_eq!(group.allow("x", &[FIRST]), Grant { access: Access::Added, findings: vec![] });
+        assert_eq!(
+            group.allow("x", &[FIRST]),
+            Grant {
+                access: Access::Added,
+                findings: vec![]
+            }
+        );
         assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Denied]);
-        assert_eq!(fs::read_to_string(group.path.join("devices.list")).unwrap(), "c 195:0 rw\n");
+        assert_eq!(
+            fs::read_to_string(group.path.join("devices.list")).unwrap(),
+            "c 195:0 rw\n"
+        );
     }
     assert_eq!(group.ask(FIRST, "mknod \"$2.new\" c 195 0"), Denied);
 }
@@ -232,27 +308,58 @@ fn v1_below_a_cgroup_that_lacks_the_device() {
     let group = Group::new(HIERARCHY, "v1-below", "inner");
     fs::write(group.made[0].join("devices.deny"), "c 195:* rwm").unwrap();
     let text = base::report::render(&cgroup::allow(group.member("x"), &[FIRST]).unwrap_err());
-    assert!(text.contains("cannot write \"c 195:0 rw\" to \"/sys/fs/cgroup/devices/onh-"), "{text}");
-    assert!(text.contains("inner/devices.allow\": operation not permitted (EPERM) (ONH-041)\nhint: "), "{text}");
+    assert!(
+        text.contains("cannot write \"c 195:0 rw\" to \"/sys/fs/cgroup/devices/onh-"),
+        "{text}"
+    );
+    assert!(
+        text.contains("inner/devices.allow\": operation not permitted (EPERM) (ONH-041)\nhint: "),
+        "{text}"
+    );
 }
 
 /// crun with `--cgroups=disabled`: the container runs in the cgroup of the service that started it.
 fn v1_a_cgroup_of_others_is_left_alone() {
     let group = Group::new("/sys/fs/cgroup/devices", "v1-service", "web.service");
-    let of_others = Member { pid: group.pid(), id: "0a", cgroups_path: Some("/libpod_parent/libpod-0a") };
+    let of_others = Member {
+        pid: group.pid(),
+        id: "0a",
+        cgroups_path: Some("/libpod_parent/libpod-0a"),
+    };
     let open = cgroup::allow(of_others, &[FIRST]).unwrap();
-    assert_eq!(open, Grant { access: Access::Unfiltered, findings: vec![] });
+    assert_eq!(
+        open,
+        Grant {
+            access: Access::Unfiltered,
+            findings: vec![]
+        }
+    );
     fs::write(group.path.join("devices.deny"), "a").unwrap();
     let outcome = cgroup::allow(of_others, &[FIRST]).unwrap();
-    assert_eq!((outcome.access, outcome.findings[0].kind.id), (Access::Unchanged, "ONH-311"));
-    assert!(outcome.findings[0].what.contains("web.service"), "{outcome:?}");
-    assert_eq!(fs::read_to_string(group.path.join("devices.list")).unwrap(), "");
+    assert_eq!(
+        (outcome.access, outcome.findings[0].kind.id),
+        (Access::Unchanged, "ONH-311")
+    );
+    assert!(
+        outcome.findings[0].what.contains("web.service"),
+        "{outcome:?}"
+    );
+    assert_eq!(
+        fs::read_to_string(group.path.join("devices.list")).unwrap(),
+        ""
+    );
     assert_eq!(group.open(FIRST), Denied);
     // An edit would affect the service: it would apply to its other processes.
     fs::write(group.path.join("devices.allow"), FIRST.to_string()).unwrap();
     assert_eq!(group.open(FIRST), Allowed);
     let listed = cgroup::allow(of_others, &[FIRST]).unwrap();
-    assert_eq!(listed, Grant { access: Access::Unfiltered, findings: vec![] });
+    assert_eq!(
+        listed,
+        Grant {
+            access: Access::Unfiltered,
+            findings: vec![]
+        }
+    );
 }
 
 fn v2_a_cgroup_of_others_is_left_alone() {
@@ -260,25 +367,50 @@ fn v2_a_cgroup_of_others_is_left_alone() {
         return;
     }
     let group = Group::new("/sys/fs/cgroup", "service", "web.service");
-    let of_others = Member { pid: group.pid(), id: "0a", cgroups_path: Some("") };
-    assert_eq!(cgroup::allow(of_others, &[FIRST]).unwrap().access, Access::Unfiltered);
+    let of_others = Member {
+        pid: group.pid(),
+        id: "0a",
+        cgroups_path: Some(""),
+    };
+    assert_eq!(
+        cgroup::allow(of_others, &[FIRST]).unwrap().access,
+        Access::Unfiltered
+    );
     group.attach(0, BPF_F_ALLOW_MULTI, &only_null());
     let before = group.attached(0);
     let outcome = cgroup::allow(of_others, &[FIRST]).unwrap();
-    assert_eq!((outcome.access, outcome.findings[0].kind.id), (Access::Unchanged, "ONH-311"));
+    assert_eq!(
+        (outcome.access, outcome.findings[0].kind.id),
+        (Access::Unchanged, "ONH-311")
+    );
     assert_eq!((group.open(FIRST), group.attached(0)), (Denied, before));
     let null = DeviceRule { major: 1, minor: 3 };
     let allowed = cgroup::allow(of_others, &[null]).unwrap();
-    assert_eq!(allowed, Grant { access: Access::Unfiltered, findings: vec![] }, "the filter allows it");
+    assert_eq!(
+        allowed,
+        Grant {
+            access: Access::Unfiltered,
+            findings: vec![]
+        },
+        "the filter allows it"
+    );
 }
 
 /// The key that NVIDIA's guide for rootless containers sets is still set, and containers of root have a device filter.
 fn v1_no_cgroups_is_reported() {
-    let (dir, fake) = (tempfile::tempdir().unwrap(), FakeDriver::new(&["--gpus", "1"]));
+    let (dir, fake) = (
+        tempfile::tempdir().unwrap(),
+        FakeDriver::new(&["--gpus", "1"]),
+    );
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     // The cgroup can only be removed after the container.
     let group = Group::new("/sys/fs/cgroup/devices", "no-cgroups", "");
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     fake.configure("no-cgroups = true");
     assert_eq!(container.hook(&fake.config).stderr, "", "nothing filters");
     fs::write(group.path.join("cgroup.procs"), container.pid().to_string()).unwrap();
@@ -287,12 +419,18 @@ fn v1_no_cgroups_is_reported() {
     assert!(ran.stderr.contains("(ONH-313)"), "{ran:?}");
     ran.ok();
     let text = why(dir.path(), &["waiting"]).ok();
-    assert!(text.contains("\nthe container got its GPUs, but its device cgroup denies them: injected "), "{text}");
+    assert!(
+        text.contains("\nthe container got its GPUs, but its device cgroup denies them: injected "),
+        "{text}"
+    );
     // config.json allows the devices: the engine applies its own rules.
     let rules = json!({"linux": {"resources": {"devices": [{"allow": true, "type": "a", "access": "rwm"}]}}});
     container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all"], &rules);
     assert_eq!(container.hook(&fake.config).stderr, "");
-    assert_eq!(fs::read_to_string(group.path.join("devices.list")).unwrap(), "");
+    assert_eq!(
+        fs::read_to_string(group.path.join("devices.list")).unwrap(),
+        ""
+    );
     // Without the key, the hook examines the cgroup; this one is not the container's.
     fake.configure("");
     container.set_env(&["NVIDIA_VISIBLE_DEVICES=all"]);
@@ -307,7 +445,12 @@ fn v2_no_cgroups_is_reported() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     // The cgroup can only be removed after the container.
     let group = Group::new("/sys/fs/cgroup", "no-cgroups", "");
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     fake.configure("no-cgroups = true");
     assert_eq!(container.hook(&fake.config).stderr, "", "nothing filters");
     fs::write(group.path.join("cgroup.procs"), container.pid().to_string()).unwrap();
@@ -316,14 +459,18 @@ fn v2_no_cgroups_is_reported() {
     let ran = container.hook(&fake.config);
     assert!(ran.stderr.contains("(ONH-313)"), "{ran:?}");
     ran.ok();
-    assert_eq!((group.open(FIRST), group.attached(0)), (Denied, before.clone()));
+    assert_eq!(
+        (group.open(FIRST), group.attached(0)),
+        (Denied, before.clone())
+    );
     // config.json allows the devices: the engine applies its own rules.
     let rules = json!({"linux": {"resources": {"devices": [{"allow": true, "type": "a", "access": "rwm"}]}}});
     container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all"], &rules);
     assert_eq!(container.hook(&fake.config).stderr, "");
     // Without the key, the program is extended if the cgroup belongs to the container.
     fake.configure("");
-    let named = json!({"linux": {"cgroupsPath": group.path.strip_prefix("/sys/fs/cgroup").unwrap()}});
+    let named =
+        json!({"linux": {"cgroupsPath": group.path.strip_prefix("/sys/fs/cgroup").unwrap()}});
     container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all"], &named);
     assert_eq!(container.hook(&fake.config).stderr, "");
     assert_eq!(group.open(FIRST), Allowed);
@@ -335,7 +482,13 @@ fn v2_no_cgroups_is_reported() {
 fn podman_without_a_cgroup() {
     let group = Group::new("/sys/fs/cgroup/devices", "disabled", "backup.service");
     fs::write(group.path.join("devices.deny"), "a").unwrap();
-    for rule in ["c *:* m", "b *:* m", "c 1:* rwm", "c 5:* rwm", "c 136:* rwm"] {
+    for rule in [
+        "c *:* m",
+        "b *:* m",
+        "c 1:* rwm",
+        "c 5:* rwm",
+        "c 136:* rwm",
+    ] {
         fs::write(group.path.join("devices.allow"), rule).unwrap();
     }
     let list = || fs::read_to_string(group.path.join("devices.list")).unwrap();
@@ -354,7 +507,10 @@ fn podman_without_a_cgroup() {
     };
     let text = run("--cgroups=disabled");
     assert!(text.contains("/dev/nvidia0: EPERM\n"), "{text}");
-    assert!(text.contains("ONH-311 warning: ") && text.contains("backup.service"), "{text}");
+    assert!(
+        text.contains("ONH-311 warning: ") && text.contains("backup.service"),
+        "{text}"
+    );
     assert_eq!(list(), before);
     assert_eq!(group.open(FIRST), Denied);
 }
@@ -371,17 +527,35 @@ fn v2_a_program_that_denies_is_left_in_force() {
     let outcome = group.allow("x", &[FIRST]);
     assert_eq!((outcome.access, outcome.findings.len()), (Access::Added, 1));
     assert_eq!(outcome.findings[0].kind.id, "ONH-312");
-    assert!(outcome.findings[0].what.contains(&format!("device program {agents} ")), "{outcome:?}");
+    assert!(
+        outcome.findings[0]
+            .what
+            .contains(&format!("device program {agents} ")),
+        "{outcome:?}"
+    );
     assert_eq!(group.open(FIRST), Denied);
     assert!(group.attached(0).contains(&agents), "it is still there");
     // Devices that this program does not deny individually are added to the program of the runtime.
-    let other = DeviceRule { major: 511, minor: 0 };
-    assert_eq!(group.allow("x", &[other]), Grant { access: Access::Added, findings: vec![] });
+    let other = DeviceRule {
+        major: 511,
+        minor: 0,
+    };
+    assert_eq!(
+        group.allow("x", &[other]),
+        Grant {
+            access: Access::Added,
+            findings: vec![]
+        }
+    );
     assert_eq!(group.open(other), Allowed);
     // The state before the fix: a block at the start of both programs.
     let naive = Group::new("/sys/fs/cgroup", "denied-naive", "");
     for program in [only_null(), all_but_nvidia()] {
-        naive.attach(0, BPF_F_ALLOW_MULTI, &cgroup::extend(&program, &[FIRST]).unwrap().unwrap());
+        naive.attach(
+            0,
+            BPF_F_ALLOW_MULTI,
+            &cgroup::extend(&program, &[FIRST]).unwrap().unwrap(),
+        );
     }
     assert_eq!(naive.open(FIRST), Allowed);
 }
@@ -399,7 +573,10 @@ fn v2_a_program_that_came_meanwhile_is_not_lost() {
     let ours = bpf::load_device_program("onh_test", &only_null()).unwrap();
     if before.revision > 0 {
         let stale = bpf::attach_at(dir.as_fd(), ours.as_fd(), 0, before.revision);
-        assert_eq!((stale, group.attached(0)), (Err(nix::errno::Errno::ESTALE), meanwhile));
+        assert_eq!(
+            (stale, group.attached(0)),
+            (Err(nix::errno::Errno::ESTALE), meanwhile)
+        );
         let now = bpf::attached(dir.as_fd()).unwrap().revision;
         bpf::attach_at(dir.as_fd(), ours.as_fd(), 0, now).unwrap();
     } else {
@@ -412,16 +589,43 @@ fn v2_extends_what_is_attached() {
     if !in_v2_view("cgroup::v2_extends_what_is_attached") {
         return;
     }
-    for (name, flags) in [("multi", BPF_F_ALLOW_MULTI), ("override", BPF_F_ALLOW_OVERRIDE), ("alone", 0)] {
+    for (name, flags) in [
+        ("multi", BPF_F_ALLOW_MULTI),
+        ("override", BPF_F_ALLOW_OVERRIDE),
+        ("alone", 0),
+    ] {
         let group = Group::new("/sys/fs/cgroup", name, "");
         group.attach(0, flags, &only_null());
-        assert_eq!([group.open(FIRST), group.open(SECOND)], [Denied, Denied], "{name}");
+        assert_eq!(
+            [group.open(FIRST), group.open(SECOND)],
+            [Denied, Denied],
+            "{name}"
+        );
         let before = group.attached(0);
 
-        assert_eq!(group.allow("x", &[FIRST]), Grant { access: Access::Added, findings: vec![] }, "{name}");
-        assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Denied], "{name}");
-        assert_eq!(group.open(DeviceRule { major: 1, minor: 3 }), Allowed, "{name}: what was allowed");
-        assert_eq!(group.ask(FIRST, "mknod \"$2.new\" c 195 0"), Denied, "{name}");
+        assert_eq!(
+            group.allow("x", &[FIRST]),
+            Grant {
+                access: Access::Added,
+                findings: vec![]
+            },
+            "{name}"
+        );
+        assert_eq!(
+            [group.open(FIRST), group.open(SECOND)],
+            [Allowed, Denied],
+            "{name}"
+        );
+        assert_eq!(
+            group.open(DeviceRule { major: 1, minor: 3 }),
+            Allowed,
+            "{name}: what was allowed"
+        );
+        assert_eq!(
+            group.ask(FIRST, "mknod \"$2.new\" c 195 0"),
+            Denied,
+            "{name}"
+        );
         let after = group.attached(0);
         assert_eq!((before.len(), after.len()), (1, 1), "{name}");
         assert_ne!(before, after, "{name}");
@@ -429,7 +633,11 @@ fn v2_extends_what_is_attached() {
         assert_eq!(group.allow("x", &[FIRST]).access, Access::Present, "{name}");
         assert_eq!(group.attached(0), after, "{name}: nothing done");
         assert_eq!(group.allow("x", &[SECOND]).access, Access::Added, "{name}");
-        assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Allowed], "{name}");
+        assert_eq!(
+            [group.open(FIRST), group.open(SECOND)],
+            [Allowed, Allowed],
+            "{name}"
+        );
     }
 }
 
@@ -455,13 +663,28 @@ fn v2_many_rules_are_known_again() {
     let rules: Vec<DeviceRule> = [195, 236, 238, 511]
         .into_iter()
         .flat_map(|major| {
-            [0, 1, 2, 7, 254, 255].into_iter().chain(300..400).map(move |minor| DeviceRule { major, minor })
+            [0, 1, 2, 7, 254, 255]
+                .into_iter()
+                .chain(300..400)
+                .map(move |minor| DeviceRule { major, minor })
         })
         .collect();
     assert_eq!(group.allow("x", &rules).access, Access::Added);
     assert_eq!(group.allow("x", &rules).access, Access::Present);
-    assert_eq!(group.open(DeviceRule { major: 511, minor: 399 }), Allowed);
-    assert_eq!(group.open(DeviceRule { major: 511, minor: 400 }), Denied);
+    assert_eq!(
+        group.open(DeviceRule {
+            major: 511,
+            minor: 399
+        }),
+        Allowed
+    );
+    assert_eq!(
+        group.open(DeviceRule {
+            major: 511,
+            minor: 400
+        }),
+        Denied
+    );
 }
 
 fn v2_nothing_attached_is_nothing_to_do() {
@@ -469,7 +692,13 @@ fn v2_nothing_attached_is_nothing_to_do() {
         return;
     }
     let group = Group::new("/sys/fs/cgroup", "open", "");
-    assert_eq!(group.allow("x", &[FIRST]), Grant { access: Access::Unfiltered, findings: vec![] });
+    assert_eq!(
+        group.allow("x", &[FIRST]),
+        Grant {
+            access: Access::Unfiltered,
+            findings: vec![]
+        }
+    );
     assert!(group.attached(0).is_empty());
     assert_eq!(group.open(FIRST), Allowed);
 }
@@ -484,10 +713,20 @@ fn v2_the_scope_above_is_the_container_s_too() {
     let outcome = group.allow("0a", &[FIRST]);
     assert_eq!(outcome.access, Access::Added);
     assert_eq!(outcome.findings.len(), 1, "{:?}", outcome.findings);
-    assert!(outcome.findings[0].what.contains("\"libpod-0a.scope\""), "{:?}", outcome.findings);
+    assert!(
+        outcome.findings[0].what.contains("\"libpod-0a.scope\""),
+        "{:?}",
+        outcome.findings
+    );
     assert_eq!(outcome.findings[0].kind.id, "ONH-305");
     assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Denied]);
-    assert_eq!(group.allow("0a", &[FIRST]), Grant { access: Access::Present, findings: vec![] });
+    assert_eq!(
+        group.allow("0a", &[FIRST]),
+        Grant {
+            access: Access::Present,
+            findings: vec![]
+        }
+    );
 }
 
 /// crun 1.23 and systemd: systemd attaches the pinned program again, so a replacement does not last.
@@ -495,7 +734,10 @@ fn v2_what_crun_gave_to_systemd_is_left_alone() {
     if !in_v2_view("cgroup::v2_what_crun_gave_to_systemd_is_left_alone") {
         return;
     }
-    let mounted = Command::new("mount").args(["-t", "tmpfs", "none", "/sys/fs/bpf"]).status().unwrap();
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "none", "/sys/fs/bpf"])
+        .status()
+        .unwrap();
     assert!(mounted.success());
     fs::create_dir("/sys/fs/bpf/crun").unwrap();
     let group = Group::new("/sys/fs/cgroup", "pinned", "libpod-0b.scope/container");
@@ -503,13 +745,24 @@ fn v2_what_crun_gave_to_systemd_is_left_alone() {
     let before = group.attached(1);
     fs::write("/sys/fs/bpf/crun/libpod-0b_scope", "").unwrap();
     let outcome = group.allow("0b", &[FIRST]);
-    assert_eq!((outcome.access, outcome.findings.len()), (Access::Unchanged, 1));
+    assert_eq!(
+        (outcome.access, outcome.findings.len()),
+        (Access::Unchanged, 1)
+    );
     for way in ["CDI", "precreate", "device plugin"] {
-        assert!(outcome.findings[0].fix.contains(way), "{:?}", outcome.findings);
+        assert!(
+            outcome.findings[0].fix.contains(way),
+            "{:?}",
+            outcome.findings
+        );
     }
     assert_eq!((group.open(FIRST), group.attached(1)), (Denied, before));
     fs::remove_file("/sys/fs/bpf/crun/libpod-0b_scope").unwrap();
-    assert_eq!(group.allow("0b", &[FIRST]).access, Access::Added, "the test can see a difference");
+    assert_eq!(
+        group.allow("0b", &[FIRST]).access,
+        Access::Added,
+        "the test can see a difference"
+    );
 }
 
 fn v2_a_program_further_up_is_named() {
@@ -520,8 +773,15 @@ fn v2_a_program_further_up_is_named() {
     group.attach(1, BPF_F_ALLOW_MULTI, &only_null());
     let before = group.attached(1);
     let outcome = group.allow("0a", &[FIRST]);
-    assert_eq!((outcome.access, outcome.findings.len()), (Access::Unfiltered, 1));
-    assert!(outcome.findings[0].what.contains("above"), "{:?}", outcome.findings);
+    assert_eq!(
+        (outcome.access, outcome.findings.len()),
+        (Access::Unfiltered, 1)
+    );
+    assert!(
+        outcome.findings[0].what.contains("above"),
+        "{:?}",
+        outcome.findings
+    );
     assert_eq!(outcome.findings[0].kind.id, "ONH-304");
     assert_eq!((group.open(FIRST), group.attached(1)), (Denied, before));
 }
@@ -535,7 +795,12 @@ fn v2_replace_wants_the_old_one() {
     let old = group.attach(0, BPF_F_ALLOW_MULTI, &only_null());
     let other = bpf::load_device_program("onh_test", &deny_all()).unwrap();
     let dir = group.directory(0);
-    let absent = bpf::attach(dir.as_fd(), other.as_fd(), BPF_F_ALLOW_MULTI, Some(other.as_fd()));
+    let absent = bpf::attach(
+        dir.as_fd(),
+        other.as_fd(),
+        BPF_F_ALLOW_MULTI,
+        Some(other.as_fd()),
+    );
     assert_eq!(absent, Err(nix::errno::Errno::ENOENT));
     // The method before Linux 5.6.
     bpf::attach(dir.as_fd(), other.as_fd(), BPF_F_ALLOW_MULTI, None).unwrap();
@@ -543,20 +808,42 @@ fn v2_replace_wants_the_old_one() {
     assert_eq!(group.attached(0).len(), 1);
 
     let refused = bpf::load_device_program("onh_test", &[Insn::new(0x95, 0, 0, 0, 0)]).unwrap_err();
-    assert_eq!(refused.to_string(), "permission denied (EACCES), the verifier reports \"R0 !read_ok\"");
+    assert_eq!(
+        refused.to_string(),
+        "permission denied (EACCES), the verifier reports \"R0 !read_ok\""
+    );
 }
 
 /// Attaches an allow list to the scope, as crun does, and calls the hook for the process in it.
 pub fn attach_as_crun(scope: &str) {
     let procs = fs::read_to_string(format!("{scope}/cgroup.procs")).unwrap();
     let pid = Pid::from_raw(procs.lines().next().unwrap().parse().unwrap());
-    let other = DeviceRule { major: 240, minor: 7 };
+    let other = DeviceRule {
+        major: 240,
+        minor: 7,
+    };
     let allow_list = cgroup::extend(&only_null(), &[other]).unwrap().unwrap();
     let program = bpf::load_device_program("onh_test", &allow_list).unwrap();
-    bpf::attach(File::open(scope).unwrap().as_fd(), program.as_fd(), BPF_F_ALLOW_MULTI, None).unwrap();
-    let member = Member { pid, id: "plain", cgroups_path: Some("system.slice:onh:plain") };
+    bpf::attach(
+        File::open(scope).unwrap().as_fd(),
+        program.as_fd(),
+        BPF_F_ALLOW_MULTI,
+        None,
+    )
+    .unwrap();
+    let member = Member {
+        pid,
+        id: "plain",
+        cgroups_path: Some("system.slice:onh:plain"),
+    };
     let outcome = cgroup::allow(member, &[FIRST]).unwrap();
-    assert_eq!(outcome, Grant { access: Access::Added, findings: vec![] });
+    assert_eq!(
+        outcome,
+        Grant {
+            access: Access::Added,
+            findings: vec![]
+        }
+    );
 }
 
 fn v2_runc_container() {
@@ -575,11 +862,24 @@ fn container(runtime: &str) {
         json!({"destination": "/proc", "type": "proc", "source": "proc"}),
         json!({"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["mode=755"]}),
     ];
-    for dir in ["/usr", "/bin", "/lib", "/lib64"].into_iter().filter(|dir| Path::new(dir).is_dir()) {
-        mounts.push(json!({"destination": dir, "type": "bind", "source": dir, "options": ["rbind", "ro"]}));
+    for dir in ["/usr", "/bin", "/lib", "/lib64"]
+        .into_iter()
+        .filter(|dir| Path::new(dir).is_dir())
+    {
+        mounts.push(
+            json!({"destination": dir, "type": "bind", "source": dir, "options": ["rbind", "ro"]}),
+        );
     }
     for mount in &mounts {
-        fs::create_dir_all(rootfs.join(mount["destination"].as_str().unwrap().trim_start_matches('/'))).unwrap();
+        fs::create_dir_all(
+            rootfs.join(
+                mount["destination"]
+                    .as_str()
+                    .unwrap()
+                    .trim_start_matches('/'),
+            ),
+        )
+        .unwrap();
     }
     let node = |minor: u32| json!({"path": format!("/dev/onh{minor}"), "type": "c", "major": 195, "minor": minor, "fileMode": 0o666});
     let script = "for n in 0 1; do (: <> /dev/onh$n) 2> /tmp/err; echo \"onh$n: $(cat /tmp/err)\"; done; echo null > /dev/null; echo done";
@@ -609,7 +909,13 @@ fn container(runtime: &str) {
     let file = File::create(&out).unwrap();
     let pid_file = bundle.path().join("pid");
     let run = |args: &[&str]| {
-        Command::new(runtime).arg("--root").arg(bundle.path().join("state")).args(args).arg(&id).status().unwrap()
+        Command::new(runtime)
+            .arg("--root")
+            .arg(bundle.path().join("state"))
+            .args(args)
+            .arg(&id)
+            .status()
+            .unwrap()
     };
     let created = Command::new(runtime)
         .arg("--root")
@@ -627,9 +933,25 @@ fn container(runtime: &str) {
     let text = || fs::read_to_string(&out).unwrap();
     assert!(created.success(), "{}", text());
 
-    let pid = Pid::from_raw(fs::read_to_string(&pid_file).unwrap().trim().parse().unwrap());
-    let rules = [FIRST, DeviceRule { major: 511, minor: 3 }];
-    let member = Member { pid, id: &id, cgroups_path: Some("") };
+    let pid = Pid::from_raw(
+        fs::read_to_string(&pid_file)
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap(),
+    );
+    let rules = [
+        FIRST,
+        DeviceRule {
+            major: 511,
+            minor: 3,
+        },
+    ];
+    let member = Member {
+        pid,
+        id: &id,
+        cgroups_path: Some(""),
+    };
     let first = cgroup::allow(member, &rules);
     let second = cgroup::allow(member, &rules);
     let started = run(&["start"]);
@@ -640,11 +962,18 @@ fn container(runtime: &str) {
     let text = text();
     run(&["delete", "--force"]);
     remove_cgroup(&cgroup);
-    assert_eq!(first.unwrap_or_else(|error| panic!("{error:?}")).access, Access::Added);
+    assert_eq!(
+        first.unwrap_or_else(|error| panic!("{error:?}")).access,
+        Access::Added
+    );
     assert_eq!(second.unwrap().access, Access::Present);
     assert!(started.success());
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 3, "{text}");
     let told = |line: &str| answer(line.split_once(": ").unwrap().1);
-    assert_eq!([told(lines[0]), told(lines[1])], [Allowed, Denied], "{text}");
+    assert_eq!(
+        [told(lines[0]), told(lines[1])],
+        [Allowed, Denied],
+        "{text}"
+    );
 }

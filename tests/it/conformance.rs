@@ -34,27 +34,45 @@ pub fn table(file: &str) -> Value {
 fn each_part_has_an_answer() {
     let parts = table("parts.json");
     let page = std::fs::read_to_string(source("docs/toolkit.md")).unwrap();
-    let section = page.split("\n## Parts of the toolkit\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    let section = page
+        .split("\n## Parts of the toolkit\n")
+        .nth(1)
+        .unwrap()
+        .split("\n## ")
+        .next()
+        .unwrap();
     let rows: Vec<Vec<&str>> = section
         .lines()
         .filter(|line| line.starts_with("| ") && line.contains('`'))
         .map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect())
         .collect();
     let answer = |group: &str, name: &str| {
+        let row = rows.iter().find(|row| {
+            row[0] == group && row[1].split(", ").any(|named| named == format!("`{name}`"))
+        });
         let row =
-            rows.iter().find(|row| row[0] == group && row[1].split(", ").any(|named| named == format!("`{name}`")));
-        let row = row.unwrap_or_else(|| panic!("docs/toolkit.md has no row for {name:?} of {group:?}"));
+            row.unwrap_or_else(|| panic!("docs/toolkit.md has no row for {name:?} of {group:?}"));
         assert!(["yes", "different", "no"].contains(&row[2]), "{row:?}");
-        assert!(row[2] == "yes" || row.get(3).is_some_and(|remark| !remark.is_empty()), "{row:?} has no remark");
+        assert!(
+            row[2] == "yes" || row.get(3).is_some_and(|remark| !remark.is_empty()),
+            "{row:?} has no remark"
+        );
         row[2].to_owned()
     };
     for name in strings(&parts["variables"]) {
-        let is_known =
-            name.starts_with("NVIDIA_REQUIRE_") || Variable::ALL.iter().any(|variable| variable.name() == name);
-        assert_eq!(answer("variable", &name) != "no", is_known && !name.contains("JETPACK"), "{name}");
+        let is_known = name.starts_with("NVIDIA_REQUIRE_")
+            || Variable::ALL.iter().any(|variable| variable.name() == name);
+        assert_eq!(
+            answer("variable", &name) != "no",
+            is_known && !name.contains("JETPACK"),
+            "{name}"
+        );
     }
     for variable in Variable::ALL {
-        assert!(strings(&parts["variables"]).contains(&variable.name().to_owned()), "{variable:?}");
+        assert!(
+            strings(&parts["variables"]).contains(&variable.name().to_owned()),
+            "{variable:?}"
+        );
     }
     for (command, options) in parts["commands"].as_object().unwrap() {
         options_have_an_answer(&page, command, &strings(options));
@@ -77,17 +95,37 @@ fn each_part_has_an_answer() {
 /// Checks that the section of a program has each option of one of its commands exactly once, and a reason for each that does not work.
 fn options_have_an_answer(page: &str, command: &str, options: &[String]) {
     let (program, verb) = command.split_once(' ').unwrap_or((command, command));
-    let section = page.split(&format!("\n## {program}\n")).nth(1).unwrap_or_else(|| panic!("no section {program:?}"));
+    let section = page
+        .split(&format!("\n## {program}\n"))
+        .nth(1)
+        .unwrap_or_else(|| panic!("no section {program:?}"));
     let section = section.split("\n## ").next().unwrap();
-    let rows = section.lines().filter_map(|line| line.strip_prefix(&format!("| `{verb}` |")));
-    let rows: Vec<Vec<&str>> = rows.map(|row| row.split('|').map(str::trim).collect()).collect();
+    let rows = section
+        .lines()
+        .filter_map(|line| line.strip_prefix(&format!("| `{verb}` |")));
+    let rows: Vec<Vec<&str>> = rows
+        .map(|row| row.split('|').map(str::trim).collect())
+        .collect();
     assert!(!rows.is_empty(), "{program} has no row for {verb:?}");
     let mut listed: Vec<String> = Vec::new();
     for row in &rows {
-        let [names, answer, remark, ..] = row[..] else { panic!("{verb}: {row:?}") };
-        assert!(["yes", "different", "no"].contains(&answer), "{verb}: {row:?}");
-        assert!(answer == "yes" || !remark.is_empty(), "{verb}: {row:?} has no remark");
-        listed.extend(names.split(", ").filter(|name| !name.is_empty()).map(|name| name.trim_matches('`').to_owned()));
+        let [names, answer, remark, ..] = row[..] else {
+            panic!("{verb}: {row:?}")
+        };
+        assert!(
+            ["yes", "different", "no"].contains(&answer),
+            "{verb}: {row:?}"
+        );
+        assert!(
+            answer == "yes" || !remark.is_empty(),
+            "{verb}: {row:?} has no remark"
+        );
+        listed.extend(
+            names
+                .split(", ")
+                .filter(|name| !name.is_empty())
+                .map(|name| name.trim_matches('`').to_owned()),
+        );
     }
     let mut expected = options.to_vec();
     listed.sort();
@@ -103,25 +141,44 @@ fn rows(group: &str) -> Vec<Value> {
 /// Returns the rows of a group and checks their number, so that no row is lost.
 pub fn rows_of(file: &str, group: &str) -> Vec<Value> {
     let table = table(file);
-    let group = table["groups"].as_array().unwrap().iter().find(|g| g["id"] == group).unwrap();
+    let group = table["groups"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|g| g["id"] == group)
+        .unwrap();
     let rows = group["cases"].as_array().unwrap().clone();
     assert_eq!(rows.len() as u64, group["count"].as_u64().unwrap());
     rows
 }
 
 fn strings(value: &Value) -> Vec<String> {
-    value.as_array().map(|list| list.iter().map(|s| s.as_str().unwrap().to_owned()).collect()).unwrap_or_default()
+    value
+        .as_array()
+        .map(|list| {
+            list.iter()
+                .map(|s| s.as_str().unwrap().to_owned())
+                .collect()
+        })
+        .unwrap_or_default()
 }
 
 /// NVIDIA's empty name for "no GPU" is `none` here, as the container requested it.
 fn devices(value: &Value) -> Value {
-    if *value == json!([""]) { json!(["none"]) } else { value.clone() }
+    if *value == json!([""]) {
+        json!(["none"])
+    } else {
+        value.clone()
+    }
 }
 
 /// Returns `process.env` of an object, or a list unchanged.
 fn env(value: &Value) -> Vec<String> {
     match value.as_object() {
-        Some(map) => map.iter().map(|(name, value)| format!("{name}={}", value.as_str().unwrap())).collect(),
+        Some(map) => map
+            .iter()
+            .map(|(name, value)| format!("{name}={}", value.as_str().unwrap()))
+            .collect(),
         None => strings(value),
     }
 }
@@ -129,7 +186,11 @@ fn env(value: &Value) -> Vec<String> {
 /// Returns the output of `plan --request --json` for a container with this environment and these mounts.
 fn plan(env: &[String], mounts: &Value, privileged: bool, config: &str) -> Value {
     let dir = scratch();
-    let bounding = if privileged { json!(["CAP_SYS_ADMIN"]) } else { json!(["CAP_CHOWN"]) };
+    let bounding = if privileged {
+        json!(["CAP_SYS_ADMIN"])
+    } else {
+        json!(["CAP_CHOWN"])
+    };
     let spec = json!({
         "ociVersion": "1.0.2", "root": {"path": "rootfs"}, "mounts": mounts,
         "process": {"env": env, "capabilities": {"bounding": bounding}},
@@ -138,16 +199,30 @@ fn plan(env: &[String], mounts: &Value, privileged: bool, config: &str) -> Value
     let file = dir.path().join("config.toml");
     std::fs::write(&file, config).unwrap();
     let mut hook = Command::new(HOOK);
-    hook.arg("--config").arg(file).args(["plan", "-", "--request", "--json"]).env_clear();
-    let ran = run_with(&mut hook, json!({"id": "c", "bundle": dir.path()}).to_string().as_bytes());
+    hook.arg("--config")
+        .arg(file)
+        .args(["plan", "-", "--request", "--json"])
+        .env_clear();
+    let ran = run_with(
+        &mut hook,
+        json!({"id": "c", "bundle": dir.path()})
+            .to_string()
+            .as_bytes(),
+    );
     let said: Value = serde_json::from_str(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
-    assert_eq!(ran.code, Some(i32::from(said["outcome"] == "error")), "{said}");
+    assert_eq!(
+        ran.code,
+        Some(i32::from(said["outcome"] == "error")),
+        "{said}"
+    );
     said
 }
 
 fn toml_of(settings: &Value) -> String {
     let lines = settings.as_object().into_iter().flatten();
-    lines.map(|(key, value)| format!("{key} = {value}\n")).collect()
+    lines
+        .map(|(key, value)| format!("{key} = {value}\n"))
+        .collect()
 }
 
 fn sorted(mut list: Vec<String>) -> Vec<String> {
@@ -159,18 +234,38 @@ fn requests() {
     for row in rows("nvidia_config") {
         let (input, expect) = (&row["input"], &row["expect"]);
         let privileged = input["privileged"].as_bool().unwrap();
-        let said = plan(&env(&input["env"]), &json!([]), privileged, &toml_of(&input["config"]));
+        let said = plan(
+            &env(&input["env"]),
+            &json!([]),
+            privileged,
+            &toml_of(&input["config"]),
+        );
         if expect["error"] == true {
             assert_eq!(said["outcome"], "error", "{row}");
-            assert!(said["findings"].as_array().unwrap().iter().any(|finding| finding["id"] == "ONH-037"), "{said}");
+            assert!(
+                said["findings"]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .any(|finding| finding["id"] == "ONH-037"),
+                "{said}"
+            );
             continue;
         }
         if expect["gpu_container"] == false {
-            assert_eq!((&said["outcome"], &said["request"]), (&json!("none"), &Value::Null), "{row}");
+            assert_eq!(
+                (&said["outcome"], &said["request"]),
+                (&json!("none"), &Value::Null),
+                "{row}"
+            );
             continue;
         }
         let request = &said["request"];
-        assert_eq!(request["visible_devices"], devices(&expect["devices"]), "{row}");
+        assert_eq!(
+            request["visible_devices"],
+            devices(&expect["devices"]),
+            "{row}"
+        );
         let capabilities = strings(&request["driver_capabilities"]).join(",");
         assert_eq!(json!(capabilities), expect["driver_capabilities"], "{row}");
         assert_eq!(
@@ -178,7 +273,10 @@ fn requests() {
             sorted(strings(&expect["requirements_any_order"])),
             "{row}"
         );
-        for (ours, theirs) in [("mig_config_devices", "mig_config"), ("mig_monitor_devices", "mig_monitor")] {
+        for (ours, theirs) in [
+            ("mig_config_devices", "mig_config"),
+            ("mig_monitor_devices", "mig_monitor"),
+        ] {
             let asked = request[ours].as_str().unwrap_or_default();
             assert_eq!(json!(asked), expect[theirs], "{row}");
         }
@@ -187,7 +285,10 @@ fn requests() {
 
 fn assert_devices(said: &Value, row: &Value) {
     let expected = devices(&row["expect"]["devices"]);
-    let found = said["request"].get("visible_devices").cloned().unwrap_or(Value::Null);
+    let found = said["request"]
+        .get("visible_devices")
+        .cloned()
+        .unwrap_or(Value::Null);
     assert_eq!(found, expected, "{row}\n{said}");
 }
 
@@ -197,7 +298,15 @@ fn devices_from_env() {
         // Rows with CUDA_VERSION=legacy concern only devices; as a version, the value would be an error.
         let mut env = env(&row["input"]["env"]);
         env.push("NVIDIA_DISABLE_REQUIRE=true".into());
-        assert_devices(&plan(&env, &json!([]), false, &format!("swarm-resource = \"{swarm}\"")), &row);
+        assert_devices(
+            &plan(
+                &env,
+                &json!([]),
+                false,
+                &format!("swarm-resource = \"{swarm}\""),
+            ),
+            &row,
+        );
     }
 }
 
@@ -218,7 +327,12 @@ fn visible_devices() {
             input["accept_volume_mounts"],
             strings(&input["preferred_env_vars"]).join(",")
         );
-        let said = plan(&env(&input["env"]), &input["mounts"], input["privileged"].as_bool().unwrap(), &config);
+        let said = plan(
+            &env(&input["env"]),
+            &input["mounts"],
+            input["privileged"].as_bool().unwrap(),
+            &config,
+        );
         assert_devices(&said, &row);
     }
 }
@@ -228,7 +342,11 @@ fn imex_channels() {
         let mut env = strings(&row["input"]["env"]);
         env.push("NVIDIA_VISIBLE_DEVICES=all".into());
         let said = plan(&env, &json!([]), false, "");
-        assert_eq!(strings(&said["request"]["imex_channels"]), strings(&row["expect"]["channels"]), "{row}");
+        assert_eq!(
+            strings(&said["request"]["imex_channels"]),
+            strings(&row["expect"]["channels"]),
+            "{row}"
+        );
     }
 }
 
@@ -238,18 +356,29 @@ fn image_requirements() {
         env.push("NVIDIA_VISIBLE_DEVICES=all".into());
         let said = plan(&env, &json!([]), false, "");
         let expected = sorted(strings(&row["expect"]["requirements_any_order"]));
-        assert_eq!(sorted(strings(&said["request"]["requirements"])), expected, "{row}");
+        assert_eq!(
+            sorted(strings(&said["request"]["requirements"])),
+            expected,
+            "{row}"
+        );
     }
 }
 
 fn driver_capabilities() {
     for row in rows("driver_capabilities") {
         let input = &row["input"];
-        let parsed = Capabilities::supported(input["supported"].as_str().unwrap()).ok().and_then(|supported| {
-            let value = input["env"].get("NVIDIA_DRIVER_CAPABILITIES").map(|value| value.as_str().unwrap());
-            capability::parse(value, input["legacy_image"].as_bool().unwrap(), supported).ok()
-        });
-        let found = parsed.map_or_else(|| json!({"error": true}), |set| json!({"capabilities": set.to_string()}));
+        let parsed = Capabilities::supported(input["supported"].as_str().unwrap())
+            .ok()
+            .and_then(|supported| {
+                let value = input["env"]
+                    .get("NVIDIA_DRIVER_CAPABILITIES")
+                    .map(|value| value.as_str().unwrap());
+                capability::parse(value, input["legacy_image"].as_bool().unwrap(), supported).ok()
+            });
+        let found = parsed.map_or_else(
+            || json!({"error": true}),
+            |set| json!({"capabilities": set.to_string()}),
+        );
         assert_eq!(found, row["expect"], "{row}");
     }
 }
@@ -259,9 +388,15 @@ fn driver_capabilities() {
 fn capability_sets() {
     let known = |word: &String| Capabilities::supported(word).is_ok();
     for row in rows("capabilities_intersection") {
-        let (requested, supported) = (strings(&row["input"]["requested"]), strings(&row["input"]["supported"]));
+        let (requested, supported) = (
+            strings(&row["input"]["requested"]),
+            strings(&row["input"]["supported"]),
+        );
         if !supported.iter().all(known) {
-            assert!(Capabilities::supported(&supported.join(",")).is_err(), "{row}");
+            assert!(
+                Capabilities::supported(&supported.join(",")).is_err(),
+                "{row}"
+            );
             continue;
         }
         // "," requests nothing, but an empty value requests the default.
@@ -270,7 +405,12 @@ fn capability_sets() {
         let expected = strings(&row["expect"]["intersection"]).join(",");
         match capability::parse(Some(&value), false, supported) {
             Ok(set) => assert_eq!(set.to_string(), expected, "{row}"),
-            Err(_) => assert!(requested.iter().any(|word| !expected.split(',').any(|e| e == word)), "{row}"),
+            Err(_) => assert!(
+                requested
+                    .iter()
+                    .any(|word| !expected.split(',').any(|e| e == word)),
+                "{row}"
+            ),
         }
     }
     for row in rows("capabilities_list") {
@@ -278,9 +418,19 @@ fn capability_sets() {
         let all = Capabilities::supported("all").unwrap();
         match strings(&row["expect"]["list"]).as_slice() {
             [] if value.is_empty() => {
-                assert_eq!(capability::parse(Some(value), false, all).unwrap().to_string(), "compute,utility")
+                assert_eq!(
+                    capability::parse(Some(value), false, all)
+                        .unwrap()
+                        .to_string(),
+                    "compute,utility"
+                )
             }
-            [] => assert_eq!(capability::parse(Some(value), false, all).unwrap().to_string(), ""),
+            [] => assert_eq!(
+                capability::parse(Some(value), false, all)
+                    .unwrap()
+                    .to_string(),
+                ""
+            ),
             _ => assert!(capability::parse(Some(value), false, all).is_err(), "{row}"),
         }
     }
@@ -299,29 +449,63 @@ fn configuration() {
     for row in rows("config_load") {
         let (config, _) = load(&strings(&row["input"]["toml_lines"]).join("\n")).unwrap();
         let expect = &row["expect"];
-        assert_eq!(json!(config.disable_require), expect["disable-require"], "{row}");
-        assert_eq!(json!(config.swarm_resource.join(",")), expect["swarm-resource"], "{row}");
+        assert_eq!(
+            json!(config.disable_require),
+            expect["disable-require"],
+            "{row}"
+        );
+        assert_eq!(
+            json!(config.swarm_resource.join(",")),
+            expect["swarm-resource"],
+            "{row}"
+        );
         assert_eq!(
             json!(config.accept_envvar_when_unprivileged),
             expect["accept-nvidia-visible-devices-envvar-when-unprivileged"]
         );
-        assert_eq!(json!(config.accept_volume_mounts), expect["accept-nvidia-visible-devices-as-volume-mounts"]);
-        assert_eq!(json!(config.supported_driver_capabilities.to_string()), expect["supported-driver-capabilities"]);
-        assert_eq!(json!(!config.edit_cgroups), expect["nvidia-container-cli.no-cgroups"]);
+        assert_eq!(
+            json!(config.accept_volume_mounts),
+            expect["accept-nvidia-visible-devices-as-volume-mounts"]
+        );
+        assert_eq!(
+            json!(config.supported_driver_capabilities.to_string()),
+            expect["supported-driver-capabilities"]
+        );
+        assert_eq!(
+            json!(!config.edit_cgroups),
+            expect["nvidia-container-cli.no-cgroups"]
+        );
         let root = config.driver_root.as_path().to_str().unwrap().to_owned();
-        assert_eq!(json!(if root == "/" { "" } else { &root }), expect["nvidia-container-cli.root"]);
-        let user = config.user.map_or_else(String::new, |user| match user.group {
-            Some(group) => format!("{}:{group}", user.user),
-            None => user.user,
-        });
+        assert_eq!(
+            json!(if root == "/" { "" } else { &root }),
+            expect["nvidia-container-cli.root"]
+        );
+        let user = config
+            .user
+            .map_or_else(String::new, |user| match user.group {
+                Some(group) => format!("{}:{group}", user.user),
+                None => user.user,
+            });
         // NVIDIA writes a user into the file on SUSE. Our file does not need one: the hook uses the group that owns the nodes.
-        let theirs = if row["name"] == "suse config" { &json!("") } else { &expect["nvidia-container-cli.user"] };
+        let theirs = if row["name"] == "suse config" {
+            &json!("")
+        } else {
+            &expect["nvidia-container-cli.user"]
+        };
         assert_eq!(&json!(user), theirs, "{row}");
     }
     // There, an ldconfig of the container is an error; here, ldconfig never runs, whatever the key contains.
     for row in rows("config_validate") {
-        let value = row["input"]["nvidia-container-cli.ldconfig"].as_str().unwrap();
-        assert!(load(&format!("[nvidia-container-cli]\nldconfig = \"{value}\"")).unwrap().1.is_empty(), "{row}");
+        let value = row["input"]["nvidia-container-cli.ldconfig"]
+            .as_str()
+            .unwrap();
+        assert!(
+            load(&format!("[nvidia-container-cli]\nldconfig = \"{value}\""))
+                .unwrap()
+                .1
+                .is_empty(),
+            "{row}"
+        );
     }
 }
 
@@ -330,14 +514,20 @@ fn privilege() {
         let mut spec = row["input"]["spec_json"].clone();
         spec["root"] = json!({"path": "/r"});
         let view = spec_view::parse(spec.to_string().as_bytes(), Path::new("/b")).unwrap();
-        assert_eq!(json!({"privileged": view.privileged}), row["expect"], "{row}");
+        assert_eq!(
+            json!({"privileged": view.privileged}),
+            row["expect"],
+            "{row}"
+        );
     }
 }
 
 fn cuda_versions() {
     for row in rows("cuda_version_parse") {
-        let found = require::parse_cuda_version(row["input"].as_str().unwrap())
-            .map_or_else(|| json!({"error": true}), |(major, minor)| json!(format!("{major}.{minor}")));
+        let found = require::parse_cuda_version(row["input"].as_str().unwrap()).map_or_else(
+            || json!({"error": true}),
+            |(major, minor)| json!(format!("{major}.{minor}")),
+        );
         assert_eq!(found, row["expect"], "{row}");
     }
 }
@@ -354,10 +544,15 @@ fn requirements() {
             arch: property("arch"),
             brand: property("brand"),
         };
-        let checked = strings(&row["requirements"]).into_iter().try_for_each(|text| {
-            let requirement = Requirement { variable: "NVIDIA_REQUIRE_X".into(), text };
-            require::check(&requirement, &[("GPU 0".into(), has.clone())])
-        });
+        let checked = strings(&row["requirements"])
+            .into_iter()
+            .try_for_each(|text| {
+                let requirement = Requirement {
+                    variable: "NVIDIA_REQUIRE_X".into(),
+                    text,
+                };
+                require::check(&requirement, &[("GPU 0".into(), has.clone())])
+            });
         // The wording is our own: it names both sides and a fix.
         let found = match checked.map_err(|error| error.to_string()) {
             Ok(()) => "satisfied",
@@ -404,14 +599,26 @@ fn mig_minors() {
 
 /// NVIDIA's stack fails on a table without NVIDIA's devices; here there is nothing to create.
 fn proc_devices() {
-    let expected = |row: &Value| if row["expect"]["error"] == true { json!({}) } else { row["expect"].clone() };
+    let expected = |row: &Value| {
+        if row["expect"]["error"] == true {
+            json!({})
+        } else {
+            row["expect"].clone()
+        }
+    };
     for row in rows("proc_devices_file") {
-        assert_eq!(json!(parse_majors(&strings(&row["input"]).join("\n"))), expected(&row), "{row}");
+        assert_eq!(
+            json!(parse_majors(&strings(&row["input"]).join("\n"))),
+            expected(&row),
+            "{row}"
+        );
     }
     for row in rows("proc_devices_line") {
         let found = parse_majors(row["input"].as_str().unwrap());
-        let found =
-            found.first_key_value().map_or_else(|| json!({}), |(name, major)| json!({"name": name, "major": major}));
+        let found = found.first_key_value().map_or_else(
+            || json!({}),
+            |(name, major)| json!({"name": name, "major": major}),
+        );
         assert_eq!(found, expected(&row), "{row}");
     }
 }
@@ -422,15 +629,32 @@ fn cuda_compat() {
         let input = &row["input"];
         let text = |name: &str| input[name].as_str().unwrap();
         let note: Note = serde_json::from_value(input["elf_header"].clone()).unwrap();
-        let (compat, host, cuda) =
-            (text("compat_driver_version"), text("host_driver_version"), text("host_cuda_version"));
-        assert_eq!(json!(is_to_be_used(Some(&note), compat, host, cuda)), row["expect"]["use_compat"], "{row}");
+        let (compat, host, cuda) = (
+            text("compat_driver_version"),
+            text("host_driver_version"),
+            text("host_cuda_version"),
+        );
+        assert_eq!(
+            json!(is_to_be_used(Some(&note), compat, host, cuda)),
+            row["expect"]["use_compat"],
+            "{row}"
+        );
     }
     for row in rows("cuda_compat_dir") {
         let input = &row["input"];
-        let files = input["rootfs"].as_array().unwrap().iter().filter(|file| file.get("file").is_some());
+        let files = input["rootfs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|file| file.get("file").is_some());
         // The only directory that we know; the row with another directory selects it with an option that we do not have.
-        let root = input["compat_root"].as_str().unwrap().rsplit('/').next().unwrap().to_owned();
+        let root = input["compat_root"]
+            .as_str()
+            .unwrap()
+            .rsplit('/')
+            .next()
+            .unwrap()
+            .to_owned();
         let names: Vec<_> = files
             .filter_map(|file| {
                 let path = Path::new(file["path"].as_str().unwrap());
@@ -439,8 +663,8 @@ fn cuda_compat() {
             })
             .collect();
         let host = input["host_driver_version"].as_str().unwrap();
-        let used =
-            version_of(names.iter().map(String::as_str)).is_some_and(|version| is_to_be_used(None, version, host, ""));
+        let used = version_of(names.iter().map(String::as_str))
+            .is_some_and(|version| is_to_be_used(None, version, host, ""));
         assert_eq!(used, !row["expect"]["compat_dir"].is_null(), "{row}");
     }
 }

@@ -35,11 +35,18 @@ fn pod() -> Value {
 /// Returns the pod of the DaemonSet with the changes of an overlay.
 fn pod_of_overlay(name: &str) -> Value {
     let mut pod = pod();
-    let text = fs::read_to_string(source(&format!("deploy/kubernetes/overlays/{name}/kustomization.yaml"))).unwrap();
+    let text = fs::read_to_string(source(&format!(
+        "deploy/kubernetes/overlays/{name}/kustomization.yaml"
+    )))
+    .unwrap();
     let overlay = cdi_spec::yaml::parse(&text).unwrap();
     let patch = cdi_spec::yaml::parse(overlay["patches"][0]["patch"].as_str().unwrap()).unwrap();
     for change in patch.as_array().unwrap() {
-        let path = change["path"].as_str().unwrap().strip_prefix("/spec/template/spec").unwrap();
+        let path = change["path"]
+            .as_str()
+            .unwrap()
+            .strip_prefix("/spec/template/spec")
+            .unwrap();
         let (parent, field) = path.rsplit_once('/').unwrap();
         let parent = pod.pointer_mut(parent).unwrap();
         match field {
@@ -53,18 +60,33 @@ fn pod_of_overlay(name: &str) -> Value {
 /// Returns Podman's options for a volume: a directory below `node` takes the place of one of the node.
 fn volume(pod: &Value, mount: &Value, node: &Path) -> String {
     let volumes = pod["volumes"].as_array().unwrap();
-    let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]).unwrap();
+    let volume = volumes
+        .iter()
+        .find(|volume| volume["name"] == mount["name"])
+        .unwrap();
     let path = mount["mountPath"].as_str().unwrap();
     let Some(host) = volume["hostPath"]["path"].as_str() else {
         assert_eq!(volume["emptyDir"]["medium"], "Memory", "{volume}");
         return format!("--tmpfs {path}");
     };
     let is_dir = volume["hostPath"]["type"] != "CharDevice";
-    let host = if is_dir { node.join(&host[1..]) } else { host.into() };
+    let host = if is_dir {
+        node.join(&host[1..])
+    } else {
+        host.into()
+    };
     if is_dir {
         fs::create_dir_all(&host).unwrap();
     }
-    format!("-v '{}:{path}:{}'", host.display(), if mount["readOnly"] == true { "ro" } else { "rw" })
+    format!(
+        "-v '{}:{path}:{}'",
+        host.display(),
+        if mount["readOnly"] == true {
+            "ro"
+        } else {
+            "rw"
+        }
+    )
 }
 
 /// Returns Podman's options for the container of the pod.
@@ -101,7 +123,11 @@ fn install(program: &Path, rootfs: &Path) {
 }
 
 fn the_plugin_works_in_its_container() {
-    let (programs, podman, fake) = (built::programs(), Podman::new(), FakeDriver::new(&["--gpus", "2"]));
+    let (programs, podman, fake) = (
+        built::programs(),
+        Podman::new(),
+        FakeDriver::new(&["--gpus", "2"]),
+    );
     let dir = podman.dir.path();
     let image = Image::new(&dir.join("plugin"), &["--layout", "debian"]);
     install(&programs.join("oci-nvidia-kubelet-plugin"), &image.rootfs);
@@ -109,7 +135,11 @@ fn the_plugin_works_in_its_container() {
     // directory, and to change to that takes CAP_SYS_CHROOT.
     let config = image.rootfs.join("etc/nvidia-container-runtime");
     fs::create_dir_all(&config).unwrap();
-    fs::write(config.join("config.toml"), "[nvidia-container-cli]\nroot = \"/driver\"\n").unwrap();
+    fs::write(
+        config.join("config.toml"),
+        "[nvidia-container-cli]\nroot = \"/driver\"\n",
+    )
+    .unwrap();
     fs::create_dir(image.rootfs.join("driver")).unwrap();
     let driver = format!(
         "--cap-add=SYS_CHROOT -v '{}:/driver:ro,dev' --device-cgroup-rule='c 195:* rw' --device-cgroup-rule='c 511:* rw'",
@@ -118,11 +148,20 @@ fn the_plugin_works_in_its_container() {
     let (pod, node) = (pod(), dir.join("node"));
     let options = options(&pod, &node).join(" ");
     let words = |value: &Value| -> String {
-        let words = value["args"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
+        let words = value["args"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|word| word.as_str().unwrap());
         words.collect::<Vec<_>>().join(" ")
     };
     for mount in pod["containers"][0]["volumeMounts"].as_array().unwrap() {
-        fs::create_dir_all(image.rootfs.join(&mount["mountPath"].as_str().unwrap()[1..])).unwrap();
+        fs::create_dir_all(
+            image
+                .rootfs
+                .join(&mount["mountPath"].as_str().unwrap()[1..]),
+        )
+        .unwrap();
     }
     podman.import(&image.rootfs, "localhost/plugin");
     let until = |pattern: &str, what: &str| {
@@ -148,8 +187,7 @@ fn the_plugin_works_in_its_container() {
          wait $podman; echo \"exit status $?\"; cat log",
         node = node.display(),
         programs = programs.display(),
-        started =
-            "for i in $(seq 300); do [ ! -S var/lib/kubelet/device-plugins/kubelet.sock ] || break; sleep 0.1; done\n",
+        started = "for i in $(seq 300); do [ ! -S var/lib/kubelet/device-plugins/kubelet.sock ] || break; sleep 0.1; done\n",
         healthy = until("list nvidia.com/gpu .*=Healthy .*=Healthy", "kubelet"),
         allocated = until("allocated .*NVIDIA_VISIBLE_DEVICES", "kubelet"),
         args = words(&pod["containers"][0]),
@@ -173,7 +211,11 @@ fn the_plugin_gets_the_gpus_of_a_locked_node() {
     let (podman, fake) = (Podman::with_image(), FakeDriver::new(&["--gpus", "2"]));
     let drop_ins = fake.config.with_file_name("config.toml.d");
     fs::create_dir_all(&drop_ins).unwrap();
-    fs::copy(source("deploy/kubernetes/overlays/locked/50-locked.toml"), drop_ins.join("50-locked.toml")).unwrap();
+    fs::copy(
+        source("deploy/kubernetes/overlays/locked/50-locked.toml"),
+        drop_ins.join("50-locked.toml"),
+    )
+    .unwrap();
     podman.install_hook(&fake.config);
     let node = podman.dir.path().join("node");
     for (pod, gpus) in [(pod(), 0), (pod_of_overlay("locked"), 2)] {
@@ -186,7 +228,14 @@ fn the_plugin_gets_the_gpus_of_a_locked_node() {
             ),
         );
         let text = text.ok();
-        assert_eq!(text.matches("UUID: GPU-").count(), gpus, "{options}: {text}");
-        assert!(text.contains("CapBnd:\t0000000000000000"), "{options}: {text}");
+        assert_eq!(
+            text.matches("UUID: GPU-").count(),
+            gpus,
+            "{options}: {text}"
+        );
+        assert!(
+            text.contains("CapBnd:\t0000000000000000"),
+            "{options}: {text}"
+        );
     }
 }

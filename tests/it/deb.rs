@@ -11,7 +11,12 @@ use crate::engine::Podman;
 use crate::support::{Need, Ran, run, scratch, sh, source};
 use crate::{built, docs};
 
-const BUILD: &[Need] = &[Need::Root, Need::Program("dpkg-buildpackage"), Need::Program("dh"), Need::Program("cc")];
+const BUILD: &[Need] = &[
+    Need::Root,
+    Need::Program("dpkg-buildpackage"),
+    Need::Program("dh"),
+    Need::Program("cc"),
+];
 const LINT: &[Need] = &[
     Need::Root,
     Need::Program("dpkg-buildpackage"),
@@ -49,10 +54,18 @@ pub fn packages() -> &'static Path {
 fn build(top: &Path, umask: &str) -> PathBuf {
     let script = format!("umask {umask}; exec \"$@\"");
     let mut build = Command::new("sh");
-    build.args(["-euc", &script, "sh"]).arg(source("packaging/build-deb")).arg(top);
+    build
+        .args(["-euc", &script, "sh"])
+        .arg(source("packaging/build-deb"))
+        .arg(top);
     // Fast compression: nothing depends on the size of the packages.
-    build.env("TARBALLS", built::dist()).env("DPKG_DEB_COMPRESSOR_LEVEL", "1");
-    run(build.env("CARGO", built::cargo()).env("PATH", built::path())).ok();
+    build
+        .env("TARBALLS", built::dist())
+        .env("DPKG_DEB_COMPRESSOR_LEVEL", "1");
+    run(build
+        .env("CARGO", built::cargo())
+        .env("PATH", built::path()))
+    .ok();
     top.to_owned()
 }
 
@@ -63,12 +76,22 @@ pub fn package(name: &str) -> PathBuf {
 }
 
 fn field(package: &Path, name: &str) -> String {
-    run(Command::new("dpkg-deb").arg("--field").arg(package).arg(name)).ok().trim().to_owned()
+    run(Command::new("dpkg-deb")
+        .arg("--field")
+        .arg(package)
+        .arg(name))
+    .ok()
+    .trim()
+    .to_owned()
 }
 
 fn the_files_agree_with_the_program() {
     let read = |name: &str| std::fs::read_to_string(source("packaging/debian").join(name)).unwrap();
-    assert!(read("changelog").starts_with(concat!("oci-nvidia-hook (", env!("CARGO_PKG_VERSION"), "-")));
+    assert!(read("changelog").starts_with(concat!(
+        "oci-nvidia-hook (",
+        env!("CARGO_PKG_VERSION"),
+        "-"
+    )));
     let control = read("control");
     let rust = env!("CARGO_PKG_RUST_VERSION");
     for tool in ["cargo-web", "cargo", "rustc-web", "rustc"] {
@@ -76,32 +99,62 @@ fn the_files_agree_with_the_program() {
     }
     // The same packages as in the spec.
     let spec = std::fs::read_to_string(source("packaging/rpm.spec")).unwrap();
-    let name = |name: &str| name.strip_prefix("-n ").map_or_else(|| format!("{MAIN}-{name}"), |_| PLUGIN.to_owned());
-    let subpackages = spec.lines().filter_map(|line| line.strip_prefix("%package ")).map(name);
+    let name = |name: &str| {
+        name.strip_prefix("-n ")
+            .map_or_else(|| format!("{MAIN}-{name}"), |_| PLUGIN.to_owned())
+    };
+    let subpackages = spec
+        .lines()
+        .filter_map(|line| line.strip_prefix("%package "))
+        .map(name);
     let mut expected: Vec<_> = subpackages.chain([MAIN.to_owned()]).collect();
-    let mut binaries: Vec<_> = control.lines().filter_map(|line| line.strip_prefix("Package: ")).collect();
+    let mut binaries: Vec<_> = control
+        .lines()
+        .filter_map(|line| line.strip_prefix("Package: "))
+        .collect();
     expected.sort();
     binaries.sort_unstable();
     assert_eq!(binaries, expected);
     // The same conflicts of -compat. Only RPM packages of the toolkit have owned files of the others.
     let (_, compat) = spec.split_once("%package compat\n").unwrap();
-    let conflicts = compat.lines().filter_map(|line| line.strip_prefix("Conflicts:")).map(str::trim);
-    let (_, fields) = control.split_once("Package: oci-nvidia-hook-compat\n").unwrap();
+    let conflicts = compat
+        .lines()
+        .filter_map(|line| line.strip_prefix("Conflicts:"))
+        .map(str::trim);
+    let (_, fields) = control
+        .split_once("Package: oci-nvidia-hook-compat\n")
+        .unwrap();
     for name in conflicts {
-        assert_eq!(fields.matches(&format!(" {name},\n")).count(), 2, "Conflicts and Replaces: {name}");
+        assert_eq!(
+            fields.matches(&format!(" {name},\n")).count(),
+            2,
+            "Conflicts and Replaces: {name}"
+        );
     }
 }
 
 fn packages_hold_what_the_lists_say() {
-    for name in [MAIN, "oci-nvidia-hook-podman", "oci-nvidia-hook-compat", PLUGIN] {
-        let contents = run(Command::new("dpkg-deb").arg("--contents").arg(package(name))).ok();
+    for name in [
+        MAIN,
+        "oci-nvidia-hook-podman",
+        "oci-nvidia-hook-compat",
+        PLUGIN,
+    ] {
+        let contents = run(Command::new("dpkg-deb")
+            .arg("--contents")
+            .arg(package(name)))
+        .ok();
         let line = |line: &str| {
             let words: Vec<_> = line.split_whitespace().collect();
             // Debian 13 has units and rules below /usr/lib, Debian 12 below /lib.
             let path = words[5..].join(" ").replacen("./lib/", "./usr/lib/", 1);
             format!("{} {} {path}\n", words[0], words[1])
         };
-        let mut lines: Vec<_> = contents.lines().map(line).filter(|line| !is_parent(line)).collect();
+        let mut lines: Vec<_> = contents
+            .lines()
+            .map(line)
+            .filter(|line| !is_parent(line))
+            .collect();
         lines.sort();
         let found: String = lines.concat();
         let golden = source(&format!("tests/fixtures/deb/{name}.files"));
@@ -109,11 +162,19 @@ fn packages_hold_what_the_lists_say() {
             std::fs::create_dir_all(golden.parent().unwrap()).unwrap();
             std::fs::write(&golden, &found).unwrap();
         }
-        assert_eq!(std::fs::read_to_string(&golden).unwrap_or_default(), found, "{}", golden.display());
+        assert_eq!(
+            std::fs::read_to_string(&golden).unwrap_or_default(),
+            found,
+            "{}",
+            golden.display()
+        );
     }
     let main = package(MAIN);
     let depends = field(&main, "Depends");
-    assert!(depends.contains("libc6 (>= 2.") && !depends.contains("nvidia"), "{depends}");
+    assert!(
+        depends.contains("libc6 (>= 2.") && !depends.contains("nvidia"),
+        "{depends}"
+    );
     assert_eq!(field(&main, "Recommends"), "podman | cri-o");
     // dpkg would ask about a conffile that NVIDIA's toolkit or an administrator has written.
     let info = run(Command::new("dpkg-deb").arg("--info").arg(&main)).ok();
@@ -121,8 +182,16 @@ fn packages_hold_what_the_lists_say() {
     // dpkg unpacks in the order of the archive and removes in the reverse order. An engine that finds a hook file without its
     // program starts containers without GPUs, and prints nothing.
     let contents = run(Command::new("dpkg-deb").arg("--contents").arg(&main)).ok();
-    let at = |end: &str| contents.lines().position(|line| line.ends_with(end)).unwrap();
-    assert!(at("./usr/bin/oci-nvidia-hook") < at("hooks.d/oci-nvidia-hook.json"), "{contents}");
+    let at = |end: &str| {
+        contents
+            .lines()
+            .position(|line| line.ends_with(end))
+            .unwrap()
+    };
+    assert!(
+        at("./usr/bin/oci-nvidia-hook") < at("hooks.d/oci-nvidia-hook.json"),
+        "{contents}"
+    );
 }
 
 /// Only the directories for administrators matter: which others a package lists depends on the Debian release.
@@ -145,12 +214,26 @@ fn lintian_reports_nothing() {
     assert_eq!(changes.lines().count(), 1, "{changes}");
     let mut lint = Command::new("lintian");
     // Only a package of the Debian archive closes the bug that requested it.
-    lint.args(["--allow-root", "--fail-on", "error,warning", "--suppress-tags", "initial-upload-closes-no-bugs"]);
-    for name in [MAIN, "oci-nvidia-hook-podman", "oci-nvidia-hook-compat", PLUGIN] {
+    lint.args([
+        "--allow-root",
+        "--fail-on",
+        "error,warning",
+        "--suppress-tags",
+        "initial-upload-closes-no-bugs",
+    ]);
+    for name in [
+        MAIN,
+        "oci-nvidia-hook-podman",
+        "oci-nvidia-hook-compat",
+        PLUGIN,
+    ] {
         lint.arg(package(name));
     }
     let ran = run(&mut lint);
-    assert!(ran.code == Some(0) && !ran.stdout.contains("W: ") && !ran.stdout.contains("E: "), "{ran:?}");
+    assert!(
+        ran.code == Some(0) && !ran.stdout.contains("W: ") && !ran.stdout.contains("E: "),
+        "{ran:?}"
+    );
 }
 
 /// Uses this machine as a separate Debian host: `script` runs with layers over `/usr`, `/etc` and `/var` (including the database
@@ -170,20 +253,43 @@ pub fn on_host(script: &str, root: &Path) -> Ran {
          }\n\
          install() { dpkg --no-triggers \"$@\" </dev/null >/mnt/log 2>&1 || { cat /mnt/log >&2; exit 1; }; }\n";
     let mut unshare = Command::new("unshare");
-    unshare.args(["--mount", "--propagation", "private", "sh", "-euc", &format!("{start}{script}"), "sh"]);
-    unshare.args([package(MAIN), package("oci-nvidia-hook-podman"), package("oci-nvidia-hook-compat")]);
+    unshare.args([
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-euc",
+        &format!("{start}{script}"),
+        "sh",
+    ]);
+    unshare.args([
+        package(MAIN),
+        package("oci-nvidia-hook-podman"),
+        package("oci-nvidia-hook-compat"),
+    ]);
     run(unshare.env("ROOT", root).env("SYSTEMD_OFFLINE", "1"))
 }
 
 /// The steps of a user: install the package, run a CUDA image.
 fn podman_uses_the_installed_files() {
-    let (host, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--dev-group", "video"]));
+    let (host, fake) = (
+        scratch(),
+        FakeDriver::new(&["--gpus", "2", "--dev-group", "video"]),
+    );
     let podman = Podman::new();
     let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
-    podman.import_with(&image.rootfs, "localhost/cuda", "--change 'ENV NVIDIA_VISIBLE_DEVICES=all'");
+    podman.import_with(
+        &image.rootfs,
+        "localhost/cuda",
+        "--change 'ENV NVIDIA_VISIBLE_DEVICES=all'",
+    );
     let smi = ["localhost/cuda", "nvidia-smi", "-L"];
     let empty = host.path().join("empty");
-    assert_ne!(podman.run_installed(&empty, &smi).code, Some(0), "a hook is installed on this machine");
+    assert_ne!(
+        podman.run_installed(&empty, &smi).code,
+        Some(0),
+        "a hook is installed on this machine"
+    );
 
     let run_with = |packages: &str| {
         let root = host.path().join(packages.replace(['"', '$', ' '], "-"));
@@ -193,9 +299,23 @@ fn podman_uses_the_installed_files() {
              [ \"${{page#*#}}\" = onh-219 ] && grep -q '^### ONH-219$' \"${{page%#*}}\""
         );
         on_host(&script, &root).ok();
-        let drop_in = root.join(CONFIG).with_file_name("config.toml.d").join("root.toml");
-        std::fs::write(&drop_in, format!("[nvidia-container-cli]\nroot = \"{}\"\n", fake.root.display())).unwrap();
-        assert_eq!(podman.run_installed(&root, &smi).ok(), fake.on_host("nvidia-smi -L"), "{packages}");
+        let drop_in = root
+            .join(CONFIG)
+            .with_file_name("config.toml.d")
+            .join("root.toml");
+        std::fs::write(
+            &drop_in,
+            format!(
+                "[nvidia-container-cli]\nroot = \"{}\"\n",
+                fake.root.display()
+            ),
+        )
+        .unwrap();
+        assert_eq!(
+            podman.run_installed(&root, &smi).ok(),
+            fake.on_host("nvidia-smi -L"),
+            "{packages}"
+        );
         root
     };
     let root = run_with("\"$1\"");
@@ -205,8 +325,12 @@ fn podman_uses_the_installed_files() {
     let ctk = run(Command::new(root.join("usr/bin/nvidia-ctk")).arg("--version")).ok();
     assert!(!ctk.is_empty());
     // Without the hook file of all engines, Podman uses the one of its own stage.
-    std::fs::remove_file(root.join("usr/share/containers/oci/hooks.d/oci-nvidia-hook.json")).unwrap();
-    assert_eq!(podman.run_installed(&root, &smi).ok(), fake.on_host("nvidia-smi -L"));
+    std::fs::remove_file(root.join("usr/share/containers/oci/hooks.d/oci-nvidia-hook.json"))
+        .unwrap();
+    assert_eq!(
+        podman.run_installed(&root, &smi).ok(),
+        fake.on_host("nvidia-smi -L")
+    );
 }
 
 const DROP_IN: &str = "/etc/containers/containers.conf.d/50-oci-nvidia-hook.conf";
@@ -235,7 +359,10 @@ fn purge_leaves_nothing() {
          diff /mnt/before /mnt/after || true\n\
          test ! -e /etc/nvidia-container-runtime"
     );
-    assert_eq!(on_host(&script, Path::new("/nonexistent")).ok(), "0a1\n> /run/cdi/other.yaml\n");
+    assert_eq!(
+        on_host(&script, Path::new("/nonexistent")).ok(),
+        "0a1\n> /run/cdi/other.yaml\n"
+    );
 }
 
 /// NVIDIA's toolkit creates the file during installation, so no package owns it. An unattended installation with apt asks nothing.
@@ -249,13 +376,22 @@ fn an_existing_config_stays() {
            cat /{CONFIG}; ls /etc/nvidia-container-runtime\n\
          done"
     );
-    let (with, without) =
-        ("disable-require = true\nconfig.toml\nconfig.toml.d\n", "disable-require = true\nconfig.toml\n");
-    assert_eq!(on_host(&script, Path::new("/nonexistent")).ok(), [with, with, without, without].concat());
+    let (with, without) = (
+        "disable-require = true\nconfig.toml\nconfig.toml.d\n",
+        "disable-require = true\nconfig.toml\n",
+    );
+    assert_eq!(
+        on_host(&script, Path::new("/nonexistent")).ok(),
+        [with, with, without, without].concat()
+    );
 }
 
 fn links_of_installed_pages_lead_somewhere() {
     let dir = scratch();
-    run(Command::new("dpkg-deb").arg("--extract").arg(package(MAIN)).arg(dir.path())).ok();
+    run(Command::new("dpkg-deb")
+        .arg("--extract")
+        .arg(package(MAIN))
+        .arg(dir.path()))
+    .ok();
     docs::follow_links(&dir.path().join("usr/share/doc/oci-nvidia-hook"));
 }

@@ -15,8 +15,13 @@ use crate::driver::{FakeDriver, Image, Waiting};
 use crate::support::{HOOK, Need, run, run_with, scratch, sh, source};
 
 // The packages come from the mirror that this Debian machine uses.
-const NEEDS: &[Need] =
-    &[Need::Root, Need::Debian, Need::Program("apt-get"), Need::Program("dpkg-deb"), Need::Program("cc")];
+const NEEDS: &[Need] = &[
+    Need::Root,
+    Need::Debian,
+    Need::Program("apt-get"),
+    Need::Program("dpkg-deb"),
+    Need::Program("cc"),
+];
 
 const NEEDS_STRACE: &[Need] = &[
     Need::Root,
@@ -48,10 +53,17 @@ fn root() -> &'static Path {
 
 /// Returns every library of the driver in the packages, below `root`.
 fn shipped() -> (String, BTreeSet<String>) {
-    let listed = sh(&format!("cd '{}'; find usr -name '*.so.*' -type f", root().display())).ok();
+    let listed = sh(&format!(
+        "cd '{}'; find usr -name '*.so.*' -type f",
+        root().display()
+    ))
+    .ok();
     let native = listed.lines().filter(|path| !path.contains("i386"));
     let libraries: BTreeSet<_> = native.map(|path| format!("/{path}")).collect();
-    let ml = libraries.iter().find_map(|path| path.split_once("libnvidia-ml.so.")).expect("libnvidia-ml");
+    let ml = libraries
+        .iter()
+        .find_map(|path| path.split_once("libnvidia-ml.so."))
+        .expect("libnvidia-ml");
     (ml.1.to_owned(), libraries)
 }
 
@@ -60,22 +72,49 @@ fn every_library_has_its_capability() {
     assert!(shipped.len() > 20, "{shipped:?}");
     let driver = Tree::open(&HostPath::new(root())).unwrap();
     let cache = LinkerCache::read(&driver, None);
-    let search = Search { root: &driver, cache: &cache, version: &version, dirs: &[], is_wsl: false };
+    let search = Search {
+        root: &driver,
+        cache: &cache,
+        version: &version,
+        dirs: &[],
+        is_wsl: false,
+    };
     let capabilities = Capabilities::supported("compute,utility,video,graphics").unwrap();
     let (files, findings) = locate(&search, capabilities, &[]).unwrap();
     assert_eq!(findings, []);
     let below = |path: &Path| format!("/{}", path.strip_prefix(root()).unwrap().display());
-    let found: BTreeSet<_> = files.libraries.iter().map(|library| below(library.source.as_path())).collect();
+    let found: BTreeSet<_> = files
+        .libraries
+        .iter()
+        .map(|library| below(library.source.as_path()))
+        .collect();
     assert_eq!(found, shipped);
-    assert!(files.libraries.iter().all(|library| !library.sonames.is_empty()));
-    assert!(files.binaries.iter().any(|binary| binary.source.as_path().ends_with("nvidia/current/nvidia-smi")));
-    let placed: Vec<_> = files.placed.iter().map(|file| file.target.absolute()).collect();
+    assert!(
+        files
+            .libraries
+            .iter()
+            .all(|library| !library.sonames.is_empty())
+    );
+    assert!(files.binaries.iter().any(|binary| {
+        binary
+            .source
+            .as_path()
+            .ends_with("nvidia/current/nvidia-smi")
+    }));
+    let placed: Vec<_> = files
+        .placed
+        .iter()
+        .map(|file| file.target.absolute())
+        .collect();
     for path in [
         "/etc/OpenCL/vendors/nvidia.icd",
         "/etc/vulkan/icd.d/nvidia_icd.json",
         "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
     ] {
-        assert!(placed.iter().any(|target| target == Path::new(path)), "{path} is not in {placed:?}");
+        assert!(
+            placed.iter().any(|target| target == Path::new(path)),
+            "{path} is not in {placed:?}"
+        );
     }
 }
 
@@ -84,22 +123,48 @@ fn list_prints_them() {
     let list = |options: &[&str]| {
         let mut hook = Command::new(HOOK);
         let config = source("config/config.toml");
-        let ran = run(hook.arg("--config").arg(config).args(["files", "--root"]).arg(root()).args(options).env_clear());
+        let ran = run(hook
+            .arg("--config")
+            .arg(config)
+            .args(["files", "--root"])
+            .arg(root())
+            .args(options)
+            .env_clear());
         ran.ok().lines().map(str::to_owned).collect::<BTreeSet<_>>()
     };
     assert_eq!(list(&["--libraries"]), shipped);
     let compat32 = list(&["--compat32"]);
-    for name in ["libcuda.so", "libnvidia-ml.so", "libnvidia-encode.so", "libGLX_nvidia.so", "libnvidia-glcore.so"] {
+    for name in [
+        "libcuda.so",
+        "libnvidia-ml.so",
+        "libnvidia-encode.so",
+        "libGLX_nvidia.so",
+        "libnvidia-glcore.so",
+    ] {
         assert!(
-            compat32.iter().any(|path| path.contains("i386") && path.contains(name)),
+            compat32
+                .iter()
+                .any(|path| path.contains("i386") && path.contains(name)),
             "{name} is not in {compat32:?}"
         );
     }
     // Devices are not listed, because there is no GPU here.
-    let all = list(&["--binaries", "--libraries", "--compat32", "--ipcs", "--firmwares"]);
-    assert!(all.is_superset(&shipped) && all.contains("/usr/lib/nvidia/current/nvidia-smi"), "{all:?}");
+    let all = list(&[
+        "--binaries",
+        "--libraries",
+        "--compat32",
+        "--ipcs",
+        "--firmwares",
+    ]);
+    assert!(
+        all.is_superset(&shipped) && all.contains("/usr/lib/nvidia/current/nvidia-smi"),
+        "{all:?}"
+    );
     let firmware = list(&["-f"]);
-    assert!(firmware.len() >= 2 && firmware.iter().all(|path| path.contains("/gsp_")), "{firmware:?}");
+    assert!(
+        firmware.len() >= 2 && firmware.iter().all(|path| path.contains("/gsp_")),
+        "{firmware:?}"
+    );
 }
 
 /// Everything that the real programs and libraries need exists, and the description files for loaders name libraries that can be
@@ -108,12 +173,20 @@ fn the_real_files_resolve_in_a_container() {
     let (version, _) = shipped();
     let (dir, fake) = (scratch(), FakeDriver::among_real_files(root(), &version));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video,graphics"];
+    let env = [
+        "NVIDIA_VISIBLE_DEVICES=all",
+        "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video,graphics",
+    ];
     let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
     assert_eq!(container.hook(&fake.config).ok(), "");
     let libdir = "/usr/lib/x86_64-linux-gnu";
-    let needed = container.exec("LD_TRACE_LOADED_OBJECTS=1 /usr/bin/nvidia-smi").ok();
-    assert!(needed.contains("libc.so.6 => ") && !needed.contains("not found"), "{needed}");
+    let needed = container
+        .exec("LD_TRACE_LOADED_OBJECTS=1 /usr/bin/nvidia-smi")
+        .ok();
+    assert!(
+        needed.contains("libc.so.6 => ") && !needed.contains("not found"),
+        "{needed}"
+    );
     container.exec("probe-dlopen libcuda.so.1 libcuda.so libnvidia-ptxjitcompiler.so.1 libnvidia-nvvm.so.4").ok();
     container
         .exec(&format!(
@@ -122,12 +195,24 @@ fn the_real_files_resolve_in_a_container() {
         .ok();
     for (json, library) in [
         ("/etc/vulkan/icd.d/nvidia_icd.json", "libGLX_nvidia.so.0"),
-        ("/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "libEGL_nvidia.so.0"),
+        (
+            "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
+            "libEGL_nvidia.so.0",
+        ),
         ("/etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1"),
     ] {
-        assert!(container.exec(&format!("cat {json}")).ok().contains(library), "{json}");
         assert!(
-            container.exec("ldconfig -p").ok().contains(&format!("{library} (libc6,x86-64) => {libdir}/{library}"))
+            container
+                .exec(&format!("cat {json}"))
+                .ok()
+                .contains(library),
+            "{json}"
+        );
+        assert!(
+            container
+                .exec("ldconfig -p")
+                .ok()
+                .contains(&format!("{library} (libc6,x86-64) => {libdir}/{library}"))
         );
     }
 }
@@ -138,14 +223,31 @@ fn the_real_library_without_a_gpu() {
     std::fs::create_dir(dir.path().join("rootfs")).unwrap();
     let spec = serde_json::json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, "root": {"path": "rootfs"}});
     std::fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
-    let state = serde_json::json!({"id": "c", "pid": std::process::id(), "bundle": dir.path()}).to_string();
+    let state =
+        serde_json::json!({"id": "c", "pid": std::process::id(), "bundle": dir.path()}).to_string();
     let host = dir.path().join("host");
-    sh(&format!("cp -al '{}' '{}'", root().display(), host.display())).ok();
+    sh(&format!(
+        "cp -al '{}' '{}'",
+        root().display(),
+        host.display()
+    ))
+    .ok();
     let config = dir.path().join("config.toml");
-    std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{}\"\n", host.display())).unwrap();
+    std::fs::write(
+        &config,
+        format!("[nvidia-container-cli]\nroot = \"{}\"\n", host.display()),
+    )
+    .unwrap();
     let hook = || {
         let mut hook = Command::new(HOOK);
-        run_with(hook.arg("--config").arg(&config).arg("prestart").env_clear(), state.as_bytes()).failed(1)
+        run_with(
+            hook.arg("--config")
+                .arg(&config)
+                .arg("prestart")
+                .env_clear(),
+            state.as_bytes(),
+        )
+        .failed(1)
     };
     let devices = host.join("sys/bus/pci/devices");
     std::fs::create_dir_all(&devices).unwrap();
@@ -155,13 +257,18 @@ fn the_real_library_without_a_gpu() {
     std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
     std::fs::write(device.join("class"), "0x030200\n").unwrap();
     let stderr = hook();
-    assert!(stderr.contains("(ONH-011)\nhint: load it with \"modprobe nvidia\""), "{stderr}");
+    assert!(
+        stderr.contains("(ONH-011)\nhint: load it with \"modprobe nvidia\""),
+        "{stderr}"
+    );
 }
 
 /// The real libnvidia-ml opens the nodes as it does without Landlock and a filter. Only its attempts to repair nodes and to start
 /// nvidia-modprobe are denied.
 fn the_real_library_is_denied_nothing_that_it_needs() {
-    const REPAIRS: [&str; 7] = ["chmod", "chown", "execve", "mkdir", "mknod", "symlink", "unlink"];
+    const REPAIRS: [&str; 7] = [
+        "chmod", "chown", "execve", "mkdir", "mknod", "symlink", "unlink",
+    ];
     let (version, _) = shipped();
     let name = format!("libnvidia-ml.so.{version}");
     let dir = scratch();
@@ -170,9 +277,20 @@ fn the_real_library_is_denied_nothing_that_it_needs() {
         ("0660", "video", "user = \"root:video\"", 65534),
         ("0600", "root", "user = \"root\"", 0),
     ] {
-        let fake = FakeDriver::new(&["--gpus", "2", "--version", &version, "--dev-mode", mode, "--dev-group", group]);
+        let fake = FakeDriver::new(&[
+            "--gpus",
+            "2",
+            "--version",
+            &version,
+            "--dev-mode",
+            mode,
+            "--dev-group",
+            group,
+        ]);
         fake.configure(user);
-        let real = root().join("usr/lib/x86_64-linux-gnu/nvidia/current").join(&name);
+        let real = root()
+            .join("usr/lib/x86_64-linux-gnu/nvidia/current")
+            .join(&name);
         let library = fake.library();
         std::fs::remove_file(&library).unwrap();
         std::fs::copy(real, library).unwrap();
@@ -186,21 +304,44 @@ fn the_real_library_is_denied_nothing_that_it_needs() {
             .arg("info")
             .env_clear();
         let stderr = run_with(&mut hook, b"").failed(1);
-        assert!(stderr.contains("nvmlInit_v2 reports \"driver not loaded\""), "{stderr}");
+        assert!(
+            stderr.contains("nvmlInit_v2 reports \"driver not loaded\""),
+            "{stderr}"
+        );
         let trace = std::fs::read_to_string(&trace).unwrap();
-        let (before, after) = trace.rsplit_once(&format!("{name}\", O_RDONLY|O_CLOEXEC) = ")).unwrap();
-        assert!(before.contains(&format!("setresuid({owner}, {owner}, {owner}) = 0")), "{mode}");
-        assert!(after.contains("openat(AT_FDCWD, \"/dev/nvidiactl\", O_RDWR) = -1 ENXIO"), "{after}");
-        let denied = after.lines().filter(|line| line.contains(" = -1 EPERM ") || line.contains(" = -1 EACCES "));
-        let denied: Vec<_> =
-            denied.filter(|line| !REPAIRS.iter().any(|call| line.contains(&format!("{call}(")))).collect();
+        let (before, after) = trace
+            .rsplit_once(&format!("{name}\", O_RDONLY|O_CLOEXEC) = "))
+            .unwrap();
+        assert!(
+            before.contains(&format!("setresuid({owner}, {owner}, {owner}) = 0")),
+            "{mode}"
+        );
+        assert!(
+            after.contains("openat(AT_FDCWD, \"/dev/nvidiactl\", O_RDWR) = -1 ENXIO"),
+            "{after}"
+        );
+        let denied = after
+            .lines()
+            .filter(|line| line.contains(" = -1 EPERM ") || line.contains(" = -1 EACCES "));
+        let denied: Vec<_> = denied
+            .filter(|line| {
+                !REPAIRS
+                    .iter()
+                    .any(|call| line.contains(&format!("{call}(")))
+            })
+            .collect();
         assert_eq!(denied, [""; 0], "{mode}");
     }
 }
 
 /// Translates the type of a parameter to C.
 fn in_c(parameter: &str) -> String {
-    let name = parameter.trim_start_matches("&mut ").trim_start_matches('[').split([';', '<', ']']).next().unwrap();
+    let name = parameter
+        .trim_start_matches("&mut ")
+        .trim_start_matches('[')
+        .split([';', '<', ']'])
+        .next()
+        .unwrap();
     let name = match name {
         "c_int" | "Count" => "int".to_owned(),
         "c_uint" | "Length" | "Room" => "unsigned int".to_owned(),
@@ -215,23 +356,41 @@ fn in_c(parameter: &str) -> String {
 
 /// Returns an assertion in C for each function, each enumeration and each size in the source.
 fn assertions_about_nvml() -> Vec<String> {
-    let ffi = |name: &str| std::fs::read_to_string(source(&format!("crates/nvidia/src/nvml/ffi/{name}"))).unwrap();
+    let ffi = |name: &str| {
+        std::fs::read_to_string(source(&format!("crates/nvidia/src/nvml/ffi/{name}"))).unwrap()
+    };
     let (table, structs) = (ffi("table.rs"), ffi("structs.rs"));
-    let functions = table.split_once("prototypes! {").unwrap().1.lines().filter_map(|line| {
-        let (name, parameters) = line.trim().strip_suffix(");")?.split_once('(')?;
-        let types: Vec<_> = parameters.split(", ").filter_map(|one| Some(in_c(one.split_once(": ")?.1))).collect();
-        let types = if types.is_empty() { "void".to_owned() } else { types.join(", ") };
-        let same = format!("__builtin_types_compatible_p(__typeof__({name}), nvmlReturn_t({types}))");
-        Some(format!("_Static_assert({same}, \"{name}\");"))
-    });
-    let enums = table.lines().filter_map(|line| line.split_once("type ")?.1.strip_suffix(" = c_uint;"));
+    let functions = table
+        .split_once("prototypes! {")
+        .unwrap()
+        .1
+        .lines()
+        .filter_map(|line| {
+            let (name, parameters) = line.trim().strip_suffix(");")?.split_once('(')?;
+            let types: Vec<_> = parameters
+                .split(", ")
+                .filter_map(|one| Some(in_c(one.split_once(": ")?.1)))
+                .collect();
+            let types = if types.is_empty() {
+                "void".to_owned()
+            } else {
+                types.join(", ")
+            };
+            let same =
+                format!("__builtin_types_compatible_p(__typeof__({name}), nvmlReturn_t({types}))");
+            Some(format!("_Static_assert({same}, \"{name}\");"))
+        });
+    let enums = table
+        .lines()
+        .filter_map(|line| line.split_once("type ")?.1.strip_suffix(" = c_uint;"));
     let enums = enums.map(|name| (name, "sizeof(unsigned)"));
     let sizes = structs.split("size_of::<").filter_map(|text| {
         let (name, rest) = text.split_once(">() == ")?;
         Some((name, rest.split([' ', ')']).next()?))
     });
-    let sizes =
-        enums.chain(sizes).map(|(name, size)| format!("_Static_assert(sizeof(nvml{name}_t) == {size}, \"{name}\");"));
+    let sizes = enums
+        .chain(sizes)
+        .map(|(name, size)| format!("_Static_assert(sizeof(nvml{name}_t) == {size}, \"{name}\");"));
     functions.chain(sizes).collect()
 }
 
@@ -243,24 +402,39 @@ fn the_table_of_nvml_is_that_of_nvml_h() {
         let file = dir.path().join("table.c");
         std::fs::write(&file, format!("#include <nvml.h>\n{assertions}\n")).unwrap();
         let mut cc = Command::new("cc");
-        run(cc.arg("-fsyntax-only").args(options).arg("-I").arg(root().join("usr/include")).arg(file))
+        run(cc
+            .arg("-fsyntax-only")
+            .args(options)
+            .arg("-I")
+            .arg(root().join("usr/include"))
+            .arg(file))
     };
     // The header declares functions of older drivers only for programs that select versions themselves.
-    let (older, assertions): (Vec<_>, Vec<_>) =
-        assertions.into_iter().partition(|one| one.contains("RunningProcesses_v2"));
+    let (older, assertions): (Vec<_>, Vec<_>) = assertions
+        .into_iter()
+        .partition(|one| one.contains("RunningProcesses_v2"));
     assert_eq!(older.len(), 3, "{older:#?}");
     // The header of 535 has no addressing modes yet.
-    let (newer, assertions): (Vec<_>, Vec<_>) = assertions.into_iter().partition(|one| one.contains("AddressingMode"));
+    let (newer, assertions): (Vec<_>, Vec<_>) = assertions
+        .into_iter()
+        .partition(|one| one.contains("AddressingMode"));
     assert_eq!(newer.len(), 2, "{newer:#?}");
     // Another type with the same layout.
-    let older = older.join("\n").replace("nvmlProcessInfo_t", "nvmlProcessInfo_v2_t");
+    let older = older
+        .join("\n")
+        .replace("nvmlProcessInfo_t", "nvmlProcessInfo_v2_t");
     let layout = "_Static_assert(sizeof(nvmlProcessInfo_v2_t) == sizeof(nvmlProcessInfo_t), \"layout\");\n\
                   _Static_assert(__builtin_offsetof(nvmlProcessInfo_v2_t, gpuInstanceId) == 16, \"layout\");\n";
-    compile(&(layout.to_owned() + &older), &["-DNVML_NO_UNVERSIONED_FUNC_DEFS"]).ok();
+    compile(
+        &(layout.to_owned() + &older),
+        &["-DNVML_NO_UNVERSIONED_FUNC_DEFS"],
+    )
+    .ok();
     compile(&assertions.join("\n"), &[]).ok();
-    let wrong = assertions
-        .join("\n")
-        .replace("nvmlDeviceGetName), nvmlReturn_t(nvmlDevice_t, char *", "nvmlDeviceGetName), nvmlReturn_t(char *");
+    let wrong = assertions.join("\n").replace(
+        "nvmlDeviceGetName), nvmlReturn_t(nvmlDevice_t, char *",
+        "nvmlDeviceGetName), nvmlReturn_t(char *",
+    );
     assert!(compile(&wrong, &[]).stderr.contains("nvmlDeviceGetName"));
 }
 
@@ -277,17 +451,37 @@ fn the_fake_library_serves_a_device_plugin() {
     // Paths that are relative, like those of a user.
     let make = "cd \"$1\"; \"$2\" fake --build build --gpus 1; \"$2\" fake --mig-layout layout";
     let make_root = source("tests/fake-driver/make-root");
-    run(Command::new("sh").args(["-euc", make, "sh"]).arg(dir.path()).arg(make_root)).ok();
-    let find = format!("find '{}' -name libnvidia-ml.so.1", dir.path().join("fake").display());
+    run(Command::new("sh")
+        .args(["-euc", make, "sh"])
+        .arg(dir.path())
+        .arg(make_root))
+    .ok();
+    let find = format!(
+        "find '{}' -name libnvidia-ml.so.1",
+        dir.path().join("fake").display()
+    );
     let library = sh(&find).ok();
     let program = dir.path().join("program");
     let mut compile = Command::new("cc");
-    compile.arg("-I").arg(root().join("usr/include")).arg("-o").arg(&program);
-    run(compile.arg(source("tests/fixtures/nvml-user.c")).arg(library.trim())).ok();
+    compile
+        .arg("-I")
+        .arg(root().join("usr/include"))
+        .arg("-o")
+        .arg(&program);
+    run(compile
+        .arg(source("tests/fixtures/nvml-user.c"))
+        .arg(library.trim()))
+    .ok();
     let libraries = Path::new(library.trim()).parent().unwrap();
-    let nodes = format!("mount --bind '{}/dev' /dev; exec '{}'", dir.path().join("fake").display(), program.display());
+    let nodes = format!(
+        "mount --bind '{}/dev' /dev; exec '{}'",
+        dir.path().join("fake").display(),
+        program.display()
+    );
     let mut user = Command::new("unshare");
-    let ran = run(user.args(["-m", "sh", "-euc", &nodes]).env("LD_LIBRARY_PATH", libraries));
+    let ran = run(user
+        .args(["-m", "sh", "-euc", &nodes])
+        .env("LD_LIBRARY_PATH", libraries));
     assert_eq!(
         ran.ok(),
         "MIG-1: instance 1 with profile 0, compute instance 0 with profile 0\n\

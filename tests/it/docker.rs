@@ -11,10 +11,21 @@ use crate::nvidia_cli::link;
 use crate::nvidia_ctk;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
 
-const RUNC: &[Need] = &[Need::Root, Need::Program("runc"), Need::Program("cc"), Need::CgroupV1];
+const RUNC: &[Need] = &[
+    Need::Root,
+    Need::Program("runc"),
+    Need::Program("cc"),
+    Need::CgroupV1,
+];
 
-const RUNC_COMPAT: &[Need] =
-    &[Need::Root, Need::Program("runc"), Need::Program("cc"), Need::CgroupV1, Need::Release, Need::StaticLibc];
+const RUNC_COMPAT: &[Need] = &[
+    Need::Root,
+    Need::Program("runc"),
+    Need::Program("cc"),
+    Need::CgroupV1,
+    Need::Release,
+    Need::StaticLibc,
+];
 
 tests! {
     RUNC => gpus_all, both_names_in_one_bundle;
@@ -35,7 +46,11 @@ impl Bundle {
     pub fn new(dir: &Path, rootfs: &Path) -> Self {
         let dir = dir.join("runc-bundle");
         std::fs::create_dir_all(&dir).unwrap();
-        sh(&format!("cd '{}' && rm -f config.json && runc spec", dir.display())).ok();
+        sh(&format!(
+            "cd '{}' && rm -f config.json && runc spec",
+            dir.display()
+        ))
+        .ok();
         let text = std::fs::read_to_string(dir.join("config.json")).unwrap();
         let mut spec: Value = serde_json::from_str(&text).unwrap();
         spec["root"] = json!({"path": rootfs});
@@ -45,7 +60,9 @@ impl Bundle {
         // The order of Docker's own list: nothing, then what every container may open.
         let allow = |kind: &str, numbers: Value, access: &str| {
             let mut rule = json!({"allow": true, "type": kind, "access": access});
-            rule.as_object_mut().unwrap().extend(numbers.as_object().unwrap().clone());
+            rule.as_object_mut()
+                .unwrap()
+                .extend(numbers.as_object().unwrap().clone());
             rule
         };
         spec["linux"]["resources"]["devices"] = json!([
@@ -60,15 +77,26 @@ impl Bundle {
             // Nodes may be created but not opened.
             allow("c", json!({}), "m"),
         ]);
-        let caps = json!(["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_MKNOD", "CAP_SETUID", "CAP_SETGID", "CAP_KILL"]);
-        spec["process"]["capabilities"] = json!({"bounding": caps, "effective": caps, "permitted": caps});
+        let caps = json!([
+            "CAP_CHOWN",
+            "CAP_DAC_OVERRIDE",
+            "CAP_MKNOD",
+            "CAP_SETUID",
+            "CAP_SETGID",
+            "CAP_KILL"
+        ]);
+        spec["process"]["capabilities"] =
+            json!({"bounding": caps, "effective": caps, "permitted": caps});
         spec["root"]["readonly"] = false.into();
         Self { dir, spec }
     }
 
     pub fn process(mut self, args: &[&str], env: &[&str]) -> Self {
         let path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-        let env: Vec<_> = [path, "HOSTNAME=0123456789ab"].into_iter().chain(env.iter().copied()).collect();
+        let env: Vec<_> = [path, "HOSTNAME=0123456789ab"]
+            .into_iter()
+            .chain(env.iter().copied())
+            .collect();
         self.spec["process"]["args"] = json!(args);
         self.spec["process"]["env"] = json!(env);
         self
@@ -76,10 +104,23 @@ impl Bundle {
 
     /// Adds a hook with the environment of the daemon, like Docker.
     pub fn hook(mut self, stage: &str, path: &Path, args: &[&str]) -> Self {
-        let env = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "INVOCATION_ID=0", "NVIDIA_VISIBLE_DEVICES=void"];
+        let env = [
+            "PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+            "INVOCATION_ID=0",
+            "NVIDIA_VISIBLE_DEVICES=void",
+        ];
         let hook = json!({"path": path, "args": args, "env": env});
-        let hooks = self.spec.as_object_mut().unwrap().entry("hooks").or_insert_with(|| json!({}));
-        let of_stage = hooks.as_object_mut().unwrap().entry(stage).or_insert_with(|| json!([]));
+        let hooks = self
+            .spec
+            .as_object_mut()
+            .unwrap()
+            .entry("hooks")
+            .or_insert_with(|| json!({}));
+        let of_stage = hooks
+            .as_object_mut()
+            .unwrap()
+            .entry(stage)
+            .or_insert_with(|| json!([]));
         of_stage.as_array_mut().unwrap().push(hook);
         self
     }
@@ -103,7 +144,14 @@ impl Bundle {
             "{before}\ncd '{dir}'\nexec {runtime} --root '{dir}/state' run 'onh-docker-{pid}-{name}'",
             dir = self.dir.display(),
             pid = std::process::id(),
-            name = self.dir.parent().unwrap().file_name().unwrap().to_string_lossy().trim_start_matches('.'),
+            name = self
+                .dir
+                .parent()
+                .unwrap()
+                .file_name()
+                .unwrap()
+                .to_string_lossy()
+                .trim_start_matches('.'),
         );
         run(Command::new("unshare").args(["-m", "sh", "-euc", &script]))
     }
@@ -114,7 +162,10 @@ fn default_config(dir: &Path, fake: &FakeDriver) -> String {
     let etc = dir.join("etc/nvidia-container-runtime");
     std::fs::create_dir_all(&etc).unwrap();
     std::fs::copy(&fake.config, etc.join("config.toml")).unwrap();
-    format!("mount -t overlay -o 'lowerdir={}:/etc' overlay /etc", dir.join("etc").display())
+    format!(
+        "mount -t overlay -o 'lowerdir={}:/etc' overlay /etc",
+        dir.join("etc").display()
+    )
 }
 
 const NAME: &str = "nvidia-container-runtime-hook";
@@ -131,18 +182,32 @@ fn gpus_all() {
         let devices = format!("NVIDIA_VISIBLE_DEVICES={devices}");
         // The first hook is that of libnetwork, which is in every bundle of Docker.
         Bundle::new(dir.path(), &image.rootfs)
-            .process(&["sh", "-euc", script], &[&devices, "NVIDIA_DRIVER_CAPABILITIES=compute,utility"])
-            .hook("prestart", Path::new("/bin/true"), &["libnetwork-setkey", "-exec-root=/var/run/docker", "0123"])
+            .process(
+                &["sh", "-euc", script],
+                &[&devices, "NVIDIA_DRIVER_CAPABILITIES=compute,utility"],
+            )
+            .hook(
+                "prestart",
+                Path::new("/bin/true"),
+                &["libnetwork-setkey", "-exec-root=/var/run/docker", "0123"],
+            )
             .hook("prestart", &hook, &[NAME, "prestart"])
     };
     let all = bundle("all").run(&config).ok();
     assert_eq!(all.matches("UUID: GPU-").count(), 2, "{all}");
     // No driver has these numbers: the kernel returns ENXIO to processes that may open them.
-    for line in ["/dev/nvidia0: ENXIO", "/dev/nvidia1: ENXIO", "/tmp/other: EPERM"] {
+    for line in [
+        "/dev/nvidia0: ENXIO",
+        "/dev/nvidia1: ENXIO",
+        "/tmp/other: EPERM",
+    ] {
         assert!(all.contains(line), "{line}: {all}");
     }
     let one = bundle("0").run(&config).ok();
-    assert!(one.contains("UUID: GPU-51eed000") && one.contains("/dev/nvidia1: ENOENT"), "{one}");
+    assert!(
+        one.contains("UUID: GPU-51eed000") && one.contains("/dev/nvidia1: ENOENT"),
+        "{one}"
+    );
     // With containerd's image store, the rootfs is below the bundle, and its path is relative.
     let mount = format!(
         "{config}; mkdir -p '{dir}/runc-bundle/rootfs'; mount --bind '{image}' '{dir}/runc-bundle/rootfs'",
@@ -153,7 +218,10 @@ fn gpus_all() {
     // The user sees the error, and the container does not start.
     let wrong = bundle("7").run(&config);
     assert_ne!(wrong.code, Some(0));
-    assert!(wrong.stderr.contains("(ONH-030)") && !wrong.stdout.contains("GPU"), "{wrong:?}");
+    assert!(
+        wrong.stderr.contains("(ONH-030)") && !wrong.stdout.contains("GPU"),
+        "{wrong:?}"
+    );
 }
 
 /// Our hook file, and one that NVIDIA's toolkit left, whose program is now a link to ours: the container is set up once.
@@ -161,14 +229,25 @@ fn both_names_in_one_bundle() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let config = default_config(dir.path(), fake);
-    let (theirs, old) = (link(dir.path(), NAME), link(dir.path(), "nvidia-container-toolkit"));
+    let (theirs, old) = (
+        link(dir.path(), NAME),
+        link(dir.path(), "nvidia-container-toolkit"),
+    );
     let script = "nvidia-smi -L; for path in /dev/nvidia0 /dev/nvidiactl /usr/bin/nvidia-smi /proc/driver/nvidia; do \
                   echo $path $(grep -c \" $path \" /proc/self/mountinfo); done; ldconfig -p | grep -c 'libcuda.so.1 '";
-    let bundle =
-        || Bundle::new(dir.path(), &image.rootfs).process(&["sh", "-euc", script], &["NVIDIA_VISIBLE_DEVICES=all"]);
+    let bundle = || {
+        Bundle::new(dir.path(), &image.rootfs)
+            .process(&["sh", "-euc", script], &["NVIDIA_VISIBLE_DEVICES=all"])
+    };
     let proc = format!("{config}; true");
-    let once = bundle().hook("prestart", &theirs, &[NAME, "prestart"]).run(&proc).ok();
-    assert!(once.contains("/dev/nvidia0 1\n") && once.ends_with("\n1\n"), "{once}");
+    let once = bundle()
+        .hook("prestart", &theirs, &[NAME, "prestart"])
+        .run(&proc)
+        .ok();
+    assert!(
+        once.contains("/dev/nvidia0 1\n") && once.ends_with("\n1\n"),
+        "{once}"
+    );
     let ours = Path::new(HOOK);
     for orders in [[ours, &theirs], [&theirs, ours], [&theirs, &old]] {
         let mut both = bundle();
@@ -187,12 +266,23 @@ fn runtime_nvidia() {
     let config = default_config(dir.path(), fake);
     let log = dir.path().join("log.json");
     let runtime = nvidia_ctk::link(dir.path(), "nvidia-container-runtime");
-    let runtime = format!("{} --log {} --log-format json", runtime.display(), log.display());
+    let runtime = format!(
+        "{} --log {} --log-format json",
+        runtime.display(),
+        log.display()
+    );
     // An earlier container may have left an empty file in the image, at which runc mounted nvidia-smi.
     let see = "nvidia-smi -L || true; probe-open /dev/nvidia0 /dev/nvidia1; echo \"$NVIDIA_VISIBLE_DEVICES\"; exit 0";
-    let bundle = |env: &[&str]| Bundle::new(dir.path(), &image.rootfs).process(&["sh", "-euc", see], env);
-    let one = bundle(&["NVIDIA_VISIBLE_DEVICES=1"]).run_with(&config, &runtime).ok();
-    for line in ["GPU-51eed001", "/dev/nvidia0: ENOENT", "/dev/nvidia1: ENXIO"] {
+    let bundle =
+        |env: &[&str]| Bundle::new(dir.path(), &image.rootfs).process(&["sh", "-euc", see], env);
+    let one = bundle(&["NVIDIA_VISIBLE_DEVICES=1"])
+        .run_with(&config, &runtime)
+        .ok();
+    for line in [
+        "GPU-51eed001",
+        "/dev/nvidia0: ENOENT",
+        "/dev/nvidia1: ENXIO",
+    ] {
         assert!(one.contains(line), "{line}: {one}");
     }
     // With --gpus, Docker adds its hook too.
@@ -203,26 +293,42 @@ fn runtime_nvidia() {
     for env in [&[][..], &["NVIDIA_VISIBLE_DEVICES=void"]] {
         let plain = bundle(env).run_with(&config, &runtime);
         assert!(plain.stdout.contains("/dev/nvidia1: ENOENT"), "{plain:?}");
-        let spec: Value =
-            serde_json::from_slice(&std::fs::read(dir.path().join("runc-bundle/config.json")).unwrap()).unwrap();
+        let spec: Value = serde_json::from_slice(
+            &std::fs::read(dir.path().join("runc-bundle/config.json")).unwrap(),
+        )
+        .unwrap();
         assert_eq!(spec.get("hooks"), None);
     }
     // The engine takes the message from the log.
     std::fs::remove_file(&log).ok();
     let wrong = bundle(&["NVIDIA_VISIBLE_DEVICES=7"]).run_with(&config, &runtime);
-    assert!(wrong.code == Some(1) && wrong.stderr.contains("(ONH-030)"), "{wrong:?}");
+    assert!(
+        wrong.code == Some(1) && wrong.stderr.contains("(ONH-030)"),
+        "{wrong:?}"
+    );
     let entry: Value = serde_json::from_str(std::fs::read_to_string(&log).unwrap().trim()).unwrap();
     assert_eq!(entry["level"], "error");
-    assert!(entry["msg"].as_str().unwrap().contains("(ONH-030)"), "{entry}");
+    assert!(
+        entry["msg"].as_str().unwrap().contains("(ONH-030)"),
+        "{entry}"
+    );
     // Other commands are runc's, and its environment is that of the caller.
     let version = run(Command::new(runtime.split(' ').next().unwrap()).arg("--version")).ok();
     assert!(version.starts_with("runc version"), "{version}");
     // The first runtime of config.toml that exists.
     let other = dir.path().join("other");
-    sh(&format!("printf '#!/bin/sh\\necho other \"$@\"\\n' >'{0}'; chmod 755 '{0}'", other.display())).ok();
+    sh(&format!(
+        "printf '#!/bin/sh\\necho other \"$@\"\\n' >'{0}'; chmod 755 '{0}'",
+        other.display()
+    ))
+    .ok();
     let program = runtime.split(' ').next().unwrap();
     for (runtimes, code, text) in [
-        (format!("[\"/gone\", {program:?}, {other:?}]"), 0, "other --version\n"),
+        (
+            format!("[\"/gone\", {program:?}, {other:?}]"),
+            0,
+            "other --version\n",
+        ),
         (
             "[\"/gone\"]".to_owned(),
             1,
@@ -231,8 +337,17 @@ fn runtime_nvidia() {
         ("1".to_owned(), 0, "runc version"),
     ] {
         let keys = format!("[nvidia-container-runtime]\nruntimes = {runtimes}\n");
-        std::fs::write(dir.path().join("etc/nvidia-container-runtime/config.toml"), keys).unwrap();
-        let ran = run(Command::new("unshare").args(["-m", "sh", "-euc", &format!("{config}; {program} --version")]));
+        std::fs::write(
+            dir.path().join("etc/nvidia-container-runtime/config.toml"),
+            keys,
+        )
+        .unwrap();
+        let ran = run(Command::new("unshare").args([
+            "-m",
+            "sh",
+            "-euc",
+            &format!("{config}; {program} --version"),
+        ]));
         assert!(
             ran.code == Some(code) && format!("{}{}", ran.stdout, ran.stderr).contains(text),
             "{runtimes}: {ran:?}"
@@ -268,19 +383,40 @@ fn which_of_two_hooks() {
         (packaged.clone(), packaged.clone(), true),
         (packaged.clone(), copies.join(NAME), false),
         (links.join(NAME), PathBuf::from(HOOK), true),
-        (links.join(NAME), links.join("nvidia-container-toolkit"), true),
+        (
+            links.join(NAME),
+            links.join("nvidia-container-toolkit"),
+            true,
+        ),
         (PathBuf::from(HOOK), copies.join(NAME), false),
-        (links.join(NAME), copies.join("nvidia-container-toolkit"), false),
+        (
+            links.join(NAME),
+            copies.join("nvidia-container-toolkit"),
+            false,
+        ),
         (copies.join(NAME), copies.join(NAME), true),
-        (PathBuf::from(HOOK), PathBuf::from("/gone/nvidia-container-runtime-hook"), false),
+        (
+            PathBuf::from(HOOK),
+            PathBuf::from("/gone/nvidia-container-runtime-hook"),
+            false,
+        ),
     ] {
         let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
         let hooks = json!({"prestart": [{"path": named, "args": ["x", "prestart"]}]});
         container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all"], &json!({"hooks": hooks}));
         let mut hook = Command::new(&caller);
-        let config = if caller.ends_with("oci-nvidia-hook") { "--config" } else { "-config" };
-        let ran =
-            run_with(hook.arg(config).arg(&fake.config).arg("prestart").env_clear(), container.state().as_bytes());
+        let config = if caller.ends_with("oci-nvidia-hook") {
+            "--config"
+        } else {
+            "-config"
+        };
+        let ran = run_with(
+            hook.arg(config)
+                .arg(&fake.config)
+                .arg("prestart")
+                .env_clear(),
+            container.state().as_bytes(),
+        );
         ran.ok();
         let there = container.exec("test -e /dev/nvidia0").code == Some(0);
         assert_eq!(there, does_it, "{caller:?} with {named:?}");
@@ -298,12 +434,25 @@ fn the_hooks_command_line() {
         (NAME, &[&format!("-config={config}"), "-debug"]),
     ] {
         let names = scratch();
-        let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=1"], "");
+        let container =
+            Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=1"], "");
         let mut hook = Command::new(link(names.path(), name));
-        let ran = run_with(hook.args(flags).args(["prestart", "more"]).env_clear(), container.state().as_bytes());
-        assert_eq!(ran.stderr.contains("note: waiting: injected "), flags.contains(&"-debug"), "{ran:?}");
+        let ran = run_with(
+            hook.args(flags).args(["prestart", "more"]).env_clear(),
+            container.state().as_bytes(),
+        );
+        assert_eq!(
+            ran.stderr.contains("note: waiting: injected "),
+            flags.contains(&"-debug"),
+            "{ran:?}"
+        );
         assert_eq!(ran.ok(), "");
-        assert!(container.exec("nvidia-smi -L").ok().contains("GPU-51eed001"));
+        assert!(
+            container
+                .exec("nvidia-smi -L")
+                .ok()
+                .contains("GPU-51eed001")
+        );
     }
 }
 
@@ -314,13 +463,28 @@ fn wrong_command_lines() {
     let called = |arguments: &[&str]| run(Command::new(&hook).args(arguments).env_clear());
     for stage in ["poststart", "poststop"] {
         let ran = called(&[stage]);
-        assert_eq!((ran.stdout.as_str(), ran.stderr.as_str(), ran.code), ("", "", Some(0)));
+        assert_eq!(
+            (ran.stdout.as_str(), ran.stderr.as_str(), ran.code),
+            ("", "", Some(0))
+        );
     }
-    assert!(called(&["-version"]).ok().starts_with("NVIDIA Container Runtime Hook version "));
+    assert!(
+        called(&["-version"])
+            .ok()
+            .starts_with("NVIDIA Container Runtime Hook version ")
+    );
     assert!(called(&["-h"]).ok().contains("-config FILE"));
-    for arguments in [&[][..], &["info"], &["startContainer"], &["-nonsense", "prestart"]] {
+    for arguments in [
+        &[][..],
+        &["info"],
+        &["startContainer"],
+        &["-nonsense", "prestart"],
+    ] {
         let stderr = called(arguments).failed(2);
-        assert!(stderr.starts_with("oci-nvidia-hook: invalid command line: "), "{stderr}");
+        assert!(
+            stderr.starts_with("oci-nvidia-hook: invalid command line: "),
+            "{stderr}"
+        );
     }
     let stderr = called(&["-config", "/gone", "prestart"]).failed(1);
     assert!(

@@ -34,7 +34,12 @@ pub fn texts(dir: &Path, extension: &str) -> Vec<(PathBuf, String)> {
 /// Returns all pages for people except for the man pages.
 pub fn pages() -> Vec<(PathBuf, String)> {
     let mut found = texts(&source("docs"), "md");
-    for name in ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"] {
+    for name in [
+        "README.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+    ] {
         // The copy of the tree for a plain user lacks some of these.
         if let Ok(text) = std::fs::read_to_string(source(name)) {
             found.push((source(name), text));
@@ -47,7 +52,10 @@ pub fn pages() -> Vec<(PathBuf, String)> {
 /// Returns the text of each block between ``` of this kind.
 pub fn blocks<'a>(text: &'a str, kind: &str) -> Vec<&'a str> {
     let start = format!("\n```{kind}\n");
-    text.split(&start).skip(1).map(|rest| rest.split("\n```").next().unwrap()).collect()
+    text.split(&start)
+        .skip(1)
+        .map(|rest| rest.split("\n```").next().unwrap())
+        .collect()
 }
 
 /// A comma or a colon without quotes gives a manifest another meaning, or makes it invalid.
@@ -81,11 +89,13 @@ pub fn command_lines(text: &str) -> Vec<&str> {
 /// Returns the texts between single backticks outside of blocks.
 fn quoted(text: &str) -> Vec<&str> {
     // Every second part is a block.
-    text.split("```").step_by(2).flat_map(|part| part.split('`').skip(1).step_by(2)).collect()
+    text.split("```")
+        .step_by(2)
+        .flat_map(|part| part.split('`').skip(1).step_by(2))
+        .collect()
 }
 
-pub const BEGIN: &str =
-    "<!-- Generated from crates/findings/src/catalog.rs: UPDATE_GOLDEN=1 cargo test --test it -- docs::findings -->\n";
+pub const BEGIN: &str = "<!-- Generated from crates/findings/src/catalog.rs: UPDATE_GOLDEN=1 cargo test --test it -- docs::findings -->\n";
 pub const END: &str = "<!-- End of the generated part -->\n";
 
 /// The findings in docs/troubleshooting.md. Each has a heading, whose anchor `explain` prints.
@@ -98,8 +108,10 @@ fn entries_of_findings() -> String {
             page => format!("- More: {page}\n"),
         };
         let (id, severity) = (kind.id, kind.severity.name());
-        text +=
-            &format!("### {id}\n\n**{severity}: {}**\n\n- Why: {}\n- Fix: {}\n{see}\n", kind.title, kind.why, kind.fix);
+        text += &format!(
+            "### {id}\n\n**{severity}: {}**\n\n- Why: {}\n- Fix: {}\n{see}\n",
+            kind.title, kind.why, kind.fix
+        );
     }
     text
 }
@@ -108,7 +120,9 @@ fn entries_of_findings() -> String {
 /// column, are complete.
 fn cells_are_short() {
     let page = std::fs::read_to_string(source("docs/troubleshooting.md")).unwrap();
-    let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
+    let rows = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
     let mut seen = 0;
     for row in rows {
         for cell in row.split(" | ").skip(1) {
@@ -135,7 +149,12 @@ fn findings_are_those_of_the_catalog() {
     }
     assert_eq!(found.len(), generated.len());
     for kind in catalog::ALL.iter().filter(|kind| kind.see.ends_with(".md")) {
-        assert!(source("docs").join(kind.see).exists(), "{}: {}", kind.id, kind.see);
+        assert!(
+            source("docs").join(kind.see).exists(),
+            "{}: {}",
+            kind.id,
+            kind.see
+        );
     }
 }
 
@@ -144,13 +163,34 @@ fn each_finding_is_explained() {
     let explain = |words: &[&str]| run(Command::new(HOOK).arg("explain").args(words).env_clear());
     for kind in catalog::ALL {
         let text = explain(&[kind.id]).ok();
-        let parts = [kind.id, kind.severity.name(), kind.title, kind.why, kind.fix, kind.see];
-        assert!(parts.iter().all(|part| text.contains(&without_markdown(part))), "{text}");
-        let anchor =
-            text.lines().find_map(|line| line.strip_prefix("see:")).unwrap().rsplit('/').next().unwrap().trim();
+        let parts = [
+            kind.id,
+            kind.severity.name(),
+            kind.title,
+            kind.why,
+            kind.fix,
+            kind.see,
+        ];
+        assert!(
+            parts
+                .iter()
+                .all(|part| text.contains(&without_markdown(part))),
+            "{text}"
+        );
+        let anchor = text
+            .lines()
+            .find_map(|line| line.strip_prefix("see:"))
+            .unwrap()
+            .rsplit('/')
+            .next()
+            .unwrap()
+            .trim();
         let (page, anchor) = anchor.split_once('#').unwrap();
         let page = std::fs::read_to_string(source("docs").join(page)).unwrap();
-        assert!(page.contains(&format!("\n### {}\n", anchor.to_uppercase())), "{anchor}");
+        assert!(
+            page.contains(&format!("\n### {}\n", anchor.to_uppercase())),
+            "{anchor}"
+        );
     }
     let page = explain(&["ONH-030"]).ok();
     for number in ["30", "030", "ONH030", "onh-030", "Onh30", "ONH-30"] {
@@ -158,29 +198,60 @@ fn each_finding_is_explained() {
     }
     let json: serde_json::Value = serde_json::from_str(&explain(&["--json", "030"]).ok()).unwrap();
     let found = &json["findings"][0];
-    assert_eq!((&found["id"], &found["severity"]), (&"ONH-030".into(), &"error".into()), "{json}");
+    assert_eq!(
+        (&found["id"], &found["severity"]),
+        (&"ONH-030".into(), &"error".into()),
+        "{json}"
+    );
     for (number, hint) in [
-        ("ONH-999", "\"oci-nvidia-hook explain --list\" prints all numbers"),
-        ("39", "did you mean ONH-038? \"oci-nvidia-hook explain --list\" prints all numbers"),
-        ("onh-", "\"oci-nvidia-hook explain --list\" prints all numbers"),
-        ("web", "\"oci-nvidia-hook explain --list\" prints all numbers"),
+        (
+            "ONH-999",
+            "\"oci-nvidia-hook explain --list\" prints all numbers",
+        ),
+        (
+            "39",
+            "did you mean ONH-038? \"oci-nvidia-hook explain --list\" prints all numbers",
+        ),
+        (
+            "onh-",
+            "\"oci-nvidia-hook explain --list\" prints all numbers",
+        ),
+        (
+            "web",
+            "\"oci-nvidia-hook explain --list\" prints all numbers",
+        ),
         ("", "\"oci-nvidia-hook explain --list\" prints all numbers"),
     ] {
         let stderr = explain(&[number]).failed(2);
-        assert!(stderr.ends_with(&format!("unknown number {number:?} (ONH-002)\nhint: {hint}\n")), "{stderr}");
+        assert!(
+            stderr.ends_with(&format!(
+                "unknown number {number:?} (ONH-002)\nhint: {hint}\n"
+            )),
+            "{stderr}"
+        );
     }
     let list = explain(&["--list"]).ok();
     assert_eq!(list.lines().count(), catalog::ALL.len());
     for (line, kind) in list.lines().zip(catalog::ALL) {
-        assert!(line.starts_with(kind.id) && line.ends_with(&without_markdown(kind.title)), "{line}");
+        assert!(
+            line.starts_with(kind.id) && line.ends_with(&without_markdown(kind.title)),
+            "{line}"
+        );
     }
     for nothing in [&[][..], &["--list", "30"]] {
-        assert!(explain(nothing).failed(2).contains("(ONH-002)\nhint: "), "{nothing:?}");
+        assert!(
+            explain(nothing).failed(2).contains("(ONH-002)\nhint: "),
+            "{nothing:?}"
+        );
     }
 }
 
 fn is_test(start: &str) -> bool {
-    crate::ALL.iter().copied().flatten().any(|test| test.name().starts_with(start))
+    crate::ALL
+        .iter()
+        .copied()
+        .flatten()
+        .any(|test| test.name().starts_with(start))
 }
 
 /// The directories that contain modules.
@@ -201,16 +272,30 @@ fn tests_that_documents_name_exist() {
     for (page, text) in pages() {
         let is_name = |word: &&str| {
             word.contains("::")
-                && word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c))
+                && word
+                    .chars()
+                    .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c))
         };
         for word in quoted(&text).into_iter().filter(is_name) {
             let of_crate = word.replacen("::", "/src/", 1).replace("::", "/");
-            let places = SOURCES.iter().map(|dir| source(dir).join(word.replace("::", "/")));
-            let module = places.chain([source("crates").join(of_crate)]).find_map(|path| {
-                [path.with_extension("rs"), path.join("mod.rs")].iter().find_map(|p| std::fs::read_to_string(p).ok())
+            let places = SOURCES
+                .iter()
+                .map(|dir| source(dir).join(word.replace("::", "/")));
+            let module = places
+                .chain([source("crates").join(of_crate)])
+                .find_map(|path| {
+                    [path.with_extension("rs"), path.join("mod.rs")]
+                        .iter()
+                        .find_map(|p| std::fs::read_to_string(p).ok())
+                });
+            let in_library = module.is_some_and(|text| {
+                text.contains("#[cfg(test)]") || !page.ends_with("security.md")
             });
-            let in_library = module.is_some_and(|text| text.contains("#[cfg(test)]") || !page.ends_with("security.md"));
-            assert!(in_library || is_test(word), "{}: there is no test {word:?}", page.display());
+            assert!(
+                in_library || is_test(word),
+                "{}: there is no test {word:?}",
+                page.display()
+            );
             count += 1;
         }
     }
@@ -219,21 +304,36 @@ fn tests_that_documents_name_exist() {
 
 /// Returns the anchor that GitHub creates for a heading.
 fn anchor(heading: &str) -> String {
-    let kept =
-        heading.trim().to_lowercase().chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c)).collect::<String>();
+    let kept = heading
+        .trim()
+        .to_lowercase()
+        .chars()
+        .filter(|c| c.is_alphanumeric() || " -_".contains(*c))
+        .collect::<String>();
     kept.replace(' ', "-")
 }
 
 /// Follows the links of a page to files and headings, and counts them.
 fn links_of(page: &Path, text: &str) -> usize {
-    let links = text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap());
+    let links = text
+        .split("](")
+        .skip(1)
+        .map(|rest| rest.split(')').next().unwrap());
     let mut count = 0;
     for link in links.filter(|link| !link.starts_with("http")) {
         let (file, place) = link.split_once('#').unwrap_or((link, ""));
-        let target = if file.is_empty() { page.to_owned() } else { page.parent().unwrap().join(file) };
-        let there = std::fs::read_to_string(&target).unwrap_or_else(|_| panic!("{}: {link}", page.display()));
+        let target = if file.is_empty() {
+            page.to_owned()
+        } else {
+            page.parent().unwrap().join(file)
+        };
+        let there = std::fs::read_to_string(&target)
+            .unwrap_or_else(|_| panic!("{}: {link}", page.display()));
         let headings = there.lines().filter(|line| line.starts_with('#'));
-        let found = place.is_empty() || headings.map(|line| anchor(line.trim_start_matches('#'))).any(|at| at == place);
+        let found = place.is_empty()
+            || headings
+                .map(|line| anchor(line.trim_start_matches('#')))
+                .any(|at| at == place);
         assert!(found, "{}: {link}", page.display());
         count += 1;
     }
@@ -253,17 +353,37 @@ fn files_and_links_are_there() {
     let (mut links, mut paths) = (0, 0);
     for (page, text) in pages() {
         links += links_of(&page, &text);
-        let tops =
-            ["src/", "crates/", "tests/", "docs/", "packaging/", "config/", "hooks.d/", "benches/", ".ci/", ".github/"];
-        for path in quoted(&text).into_iter().filter(|word| tops.iter().any(|top| word.starts_with(top))) {
+        let tops = [
+            "src/",
+            "crates/",
+            "tests/",
+            "docs/",
+            "packaging/",
+            "config/",
+            "hooks.d/",
+            "benches/",
+            ".ci/",
+            ".github/",
+        ];
+        for path in quoted(&text)
+            .into_iter()
+            .filter(|word| tops.iter().any(|top| word.starts_with(top)))
+        {
             let path = path.split(['*', ' ']).next().unwrap();
             let whole = source(path);
             let beginning = || {
-                let (dir, name) = (whole.parent().unwrap(), whole.file_name().unwrap().to_string_lossy().into_owned());
+                let (dir, name) = (
+                    whole.parent().unwrap(),
+                    whole.file_name().unwrap().to_string_lossy().into_owned(),
+                );
                 let mut entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
                 entries.any(|entry| entry.file_name().to_string_lossy().starts_with(&name))
             };
-            assert!(whole.exists() || beginning(), "{}: {path:?} is not there", page.display());
+            assert!(
+                whole.exists() || beginning(),
+                "{}: {path:?} is not there",
+                page.display()
+            );
             paths += 1;
         }
     }
@@ -273,17 +393,28 @@ fn files_and_links_are_there() {
 /// The program understands every command line in the documents, and rejects only an option that the test adds.
 fn command_lines_are_understood() {
     let (dir, mut seen) = (crate::support::scratch(), std::collections::BTreeSet::new());
-    for (page, text) in pages().into_iter().filter(|(page, _)| !page.ends_with("CHANGELOG.md")) {
+    for (page, text) in pages()
+        .into_iter()
+        .filter(|(page, _)| !page.ends_with("CHANGELOG.md"))
+    {
         let lines = command_lines(&text).into_iter().chain(quoted(&text));
         for line in lines.filter(|line| line.starts_with("oci-nvidia-hook ")) {
-            let words: Vec<_> =
-                line.split([' ', '\n']).take_while(|word| !matches!(*word, "<" | ">" | "|" | "2>")).collect();
+            let words: Vec<_> = line
+                .split([' ', '\n'])
+                .take_while(|word| !matches!(*word, "<" | ">" | "|" | "2>"))
+                .collect();
             if matches!(words[1..], ["--help" | "--version"]) {
                 continue;
             }
-            let ran = run(Command::new(HOOK).args(&words[1..]).arg("--no-such-option").current_dir(dir.path()));
+            let ran = run(Command::new(HOOK)
+                .args(&words[1..])
+                .arg("--no-such-option")
+                .current_dir(dir.path()));
             let found = format!("{}: {line:?}: {ran:?}", page.display());
-            assert!(ran.code == Some(2) && ran.stderr.contains("--no-such-option"), "{found}");
+            assert!(
+                ran.code == Some(2) && ran.stderr.contains("--no-such-option"),
+                "{found}"
+            );
             seen.insert(words.join(" "));
         }
     }
@@ -300,10 +431,20 @@ fn keys_of_config_toml_are_known() {
             std::fs::write(&config, block).unwrap();
             let spec = r#"{"root":{"path":"/"},"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}"#;
             let mut plan = Command::new(HOOK);
-            plan.arg("--config").arg(&config).args(["plan", "-", "--request", "--stage", "precreate"]);
+            plan.arg("--config").arg(&config).args([
+                "plan",
+                "-",
+                "--request",
+                "--stage",
+                "precreate",
+            ]);
             let ran = crate::support::run_with(&mut plan, spec.as_bytes());
             let said = format!("{}{}", ran.stdout, ran.stderr);
-            assert!(!said.contains("ONH-005") && !said.contains("ONH-101"), "{}: {block}\n{said}", page.display());
+            assert!(
+                !said.contains("ONH-005") && !said.contains("ONH-101"),
+                "{}: {block}\n{said}",
+                page.display()
+            );
             assert_eq!(ran.code, Some(0), "{said}");
             seen += 1;
         }
@@ -315,16 +456,40 @@ fn keys_of_config_toml_are_known() {
 /// for its own.
 fn every_key_is_documented() {
     let read = |path: &str| std::fs::read_to_string(source(path)).unwrap();
-    let (page, shipped, man) =
-        (read("docs/configuration.md"), read("config/config.toml"), read("docs/man/oci-nvidia-hook.toml.5"));
-    let keys = page.split("\n## Keys\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    let (page, shipped, man) = (
+        read("docs/configuration.md"),
+        read("config/config.toml"),
+        read("docs/man/oci-nvidia-hook.toml.5"),
+    );
+    let keys = page
+        .split("\n## Keys\n")
+        .nth(1)
+        .unwrap()
+        .split("\n## ")
+        .next()
+        .unwrap();
     let mut seen = 0;
-    for key in schema::KEYS.iter().filter(|key| !matches!(key.meaning, Meaning::Unused(_))) {
+    for key in schema::KEYS
+        .iter()
+        .filter(|key| !matches!(key.meaning, Meaning::Unused(_)))
+    {
         let name = key.name.rsplit('.').next().unwrap();
-        assert!(keys.contains(&format!("`{}`", key.name)), "docs/configuration.md: {}", key.name);
-        assert!(shipped.contains(&format!("#{name} = ")), "config.toml: {}", key.name);
+        assert!(
+            keys.contains(&format!("`{}`", key.name)),
+            "docs/configuration.md: {}",
+            key.name
+        );
+        assert!(
+            shipped.contains(&format!("#{name} = ")),
+            "config.toml: {}",
+            key.name
+        );
         // Without .TP, the key is in the paragraph of the key before it.
-        assert!(man.contains(&format!("\n.TP\n.BR {name} ")), "man page: {}", key.name);
+        assert!(
+            man.contains(&format!("\n.TP\n.BR {name} ")),
+            "man page: {}",
+            key.name
+        );
         seen += 1;
     }
     assert!(seen > 15, "{seen}");
@@ -332,8 +497,17 @@ fn every_key_is_documented() {
 
 /// There are at most eighteen pages of at most 200 lines, and an index of all of them. Only the entries of findings may make a page longer.
 fn pages_are_short_and_indexed() {
-    let lines = |name: &str| std::fs::read_to_string(source(name)).unwrap().lines().count();
-    assert!(lines("README.md") <= 150, "README.md: {}", lines("README.md"));
+    let lines = |name: &str| {
+        std::fs::read_to_string(source(name))
+            .unwrap()
+            .lines()
+            .count()
+    };
+    assert!(
+        lines("README.md") <= 150,
+        "README.md: {}",
+        lines("README.md")
+    );
     let index = std::fs::read_to_string(source("docs/README.md")).unwrap();
     let mut count = 0;
     for entry in std::fs::read_dir(source("docs")).unwrap().flatten() {
@@ -341,10 +515,17 @@ fn pages_are_short_and_indexed() {
         if !name.ends_with(".md") || name == "README.md" {
             continue;
         }
-        let more = if name == "troubleshooting.md" { 8 * catalog::ALL.len() } else { 0 };
+        let more = if name == "troubleshooting.md" {
+            8 * catalog::ALL.len()
+        } else {
+            0
+        };
         let length = lines(&format!("docs/{name}"));
         assert!(length <= 200 + more, "docs/{name}: {length} lines");
-        assert!(index.contains(&format!("]({name})")), "docs/README.md does not list {name}");
+        assert!(
+            index.contains(&format!("]({name})")),
+            "docs/README.md does not list {name}"
+        );
         count += 1;
     }
     assert!(count <= 19, "{count} pages");
@@ -352,27 +533,54 @@ fn pages_are_short_and_indexed() {
 
 /// The text of an SVG file, without spaces.
 fn text_of_svg(svg: &str) -> String {
-    let texts = svg.split("<text").skip(1).map(|rest| rest.split_once('>').unwrap().1.split("</text>").next().unwrap());
+    let texts = svg.split("<text").skip(1).map(|rest| {
+        rest.split_once('>')
+            .unwrap()
+            .1
+            .split("</text>")
+            .next()
+            .unwrap()
+    });
     let whole: String = texts.collect();
-    let plain = whole.replace("&#160;", " ").replace("&#45;", "-").replace("&#39;", "'").replace("&quot;", "\"");
-    plain.replace("&#x27;", "'").replace("&gt;", ">").split_whitespace().collect()
+    let plain = whole
+        .replace("&#160;", " ")
+        .replace("&#45;", "-")
+        .replace("&#39;", "'")
+        .replace("&quot;", "\"");
+    plain
+        .replace("&#x27;", "'")
+        .replace("&gt;", ">")
+        .split_whitespace()
+        .collect()
 }
 
 /// Each picture was rendered again after its source changed.
 fn pictures_show_their_sources() {
     let squeeze = |text: &str| text.split_whitespace().collect::<String>();
     let mut seen = 0;
-    for (path, text) in texts(&source("docs/pictures"), "dot").into_iter().chain(texts(&source("docs/pictures"), "txt"))
+    for (path, text) in texts(&source("docs/pictures"), "dot")
+        .into_iter()
+        .chain(texts(&source("docs/pictures"), "txt"))
     {
         let svg = text_of_svg(&std::fs::read_to_string(path.with_extension("svg")).unwrap());
         let labels: Vec<String> = if path.extension().is_some_and(|kind| kind == "txt") {
             text.lines().map(squeeze).collect()
         } else {
-            let labels = text.split("label=\"").skip(1).map(|rest| rest.split('"').next().unwrap());
-            labels.flat_map(|label| label.split("\\n")).map(squeeze).collect()
+            let labels = text
+                .split("label=\"")
+                .skip(1)
+                .map(|rest| rest.split('"').next().unwrap());
+            labels
+                .flat_map(|label| label.split("\\n"))
+                .map(squeeze)
+                .collect()
         };
         for label in labels {
-            assert!(svg.contains(&label), "{}: {label:?} is missing; run docs/pictures/make-pictures", path.display());
+            assert!(
+                svg.contains(&label),
+                "{}: {label:?} is missing; run docs/pictures/make-pictures",
+                path.display()
+            );
             seen += 1;
         }
     }

@@ -87,7 +87,12 @@ fn good_host() -> &'static FakeDriver {
 /// A copy of that host, changed by a script that runs in its top directory.
 fn changed(script: &str) -> tempfile::TempDir {
     let dir = scratch();
-    sh(&format!("cp -a '{}'/. '{1}'; cd '{1}'; {script}", good_host().root.display(), dir.path().display())).ok();
+    sh(&format!(
+        "cp -a '{}'/. '{1}'; cd '{1}'; {script}",
+        good_host().root.display(),
+        dir.path().display()
+    ))
+    .ok();
     dir
 }
 
@@ -104,18 +109,30 @@ fn assert_golden(name: &str, dir: &Path) {
     let dir = dir.to_str().unwrap();
     let outcomes: Vec<_> = outcomes
         .into_iter()
-        .map(|outcome| Check { what: below_root(&outcome.what, dir), fix: below_root(&outcome.fix, dir), ..outcome })
+        .map(|outcome| Check {
+            what: below_root(&outcome.what, dir),
+            fix: below_root(&outcome.fix, dir),
+            ..outcome
+        })
         .collect();
     for (command, all) in [("doctor", false), ("doctor --all", true)] {
         golden::check_text(
             &format!("{}-{name}", command.replace(" --", "-")),
             &format!("oci-nvidia-hook {command}"),
-            |width, color| doctor_text::text(&outcomes, View { all, is_root: true }, Terminal::new(color, width)),
+            |width, color| {
+                doctor_text::text(
+                    &outcomes,
+                    View { all, is_root: true },
+                    Terminal::new(color, width),
+                )
+            },
         );
     }
-    golden::check_text(&format!("status-{name}"), "oci-nvidia-hook status", |width, color| {
-        status_words::text(&report, Terminal::new(color, width))
-    });
+    golden::check_text(
+        &format!("status-{name}"),
+        "oci-nvidia-hook status",
+        |width, color| status_words::text(&report, Terminal::new(color, width)),
+    );
 }
 
 /// Removes the directory of the host from a text. It can be the driver root, too.
@@ -131,18 +148,30 @@ fn a_bare_host() {
 fn a_good_host() {
     assert_golden("good", &good_host().root);
     let outcomes = examine(&good_host().root, Caller::default());
-    let bad: Vec<_> = outcomes.iter().filter(|outcome| outcome.status > Status::Skipped).collect();
+    let bad: Vec<_> = outcomes
+        .iter()
+        .filter(|outcome| outcome.status > Status::Skipped)
+        .collect();
     assert!(bad.is_empty(), "{bad:?}");
 }
 
 /// Of two hook files that start the hook, the fix names the one that no package installs again.
 fn a_package_keeps_its_hook_file() {
     for name in ["nvidia-old.json", "z.json"] {
-        let dir = changed(&format!("cd usr/share/containers/oci/hooks.d; cp oci-nvidia-hook.json {name}"));
+        let dir = changed(&format!(
+            "cd usr/share/containers/oci/hooks.d; cp oci-nvidia-hook.json {name}"
+        ));
         let outcomes = examine(dir.path(), Caller::default());
-        let fixes = outcomes.iter().filter(|outcome| outcome.id == Some("ONH-503")).map(|outcome| outcome.fix.as_str());
+        let fixes = outcomes
+            .iter()
+            .filter(|outcome| outcome.id == Some("ONH-503"))
+            .map(|outcome| outcome.fix.as_str());
         let expected = format!("rm /usr/share/containers/oci/hooks.d/{name}");
-        assert_eq!(fixes.collect::<Vec<_>>(), [expected.as_str(); 2], "of Podman and of CRI-O");
+        assert_eq!(
+            fixes.collect::<Vec<_>>(),
+            [expected.as_str(); 2],
+            "of Podman and of CRI-O"
+        );
     }
 }
 
@@ -164,14 +193,15 @@ fn a_broken_host() {
 
 /// What the host has, how containers get it, and what is missing.
 fn devices_next_to_the_gpus() {
-    let spec =
-        "cdiVersion: 0.5.0\nkind: nvidia.com/gdrcopy\ndevices:\n- name: all\n  containerEdits:\n    env: [A=b]\n";
+    let spec = "cdiVersion: 0.5.0\nkind: nvidia.com/gdrcopy\ndevices:\n- name: all\n  containerEdits:\n    env: [A=b]\n";
     let dir = changed(&format!(
         "mkdir -p dev/infiniband var/run/cdi; mknod dev/infiniband/uverbs0 c 231 192; mknod dev/gdrdrv c 506 0; \
          mknod dev/nvidia-fs0 c 508 0; mknod dev/nvidia-fs1 c 508 1; printf '{spec}' >var/run/cdi/gdrcopy.yaml; \
          sed -i '/^\\[devices/a deny = [\"mofed\"]' etc/nvidia-container-runtime/config.toml"
     ));
-    let checks = examine(dir.path(), Caller::default()).into_iter().filter(|check| check.check == "extra-devices");
+    let checks = examine(dir.path(), Caller::default())
+        .into_iter()
+        .filter(|check| check.check == "extra-devices");
     let found: Vec<_> = checks.map(|check| (check.what, check.status)).collect();
     let expected = [
         (
@@ -179,19 +209,30 @@ fn devices_next_to_the_gpus() {
              no usable CDI spec contains nvidia.com/gds=all",
             Status::Ok,
         ),
-        ("[devices] in config.toml denies GPUDirect RDMA to containers", Status::Ok),
+        (
+            "[devices] in config.toml denies GPUDirect RDMA to containers",
+            Status::Ok,
+        ),
         (
             "containers get GDRCopy (1 device node) with NVIDIA_GDRCOPY=enabled or the CDI device nvidia.com/gdrcopy=all",
             Status::Ok,
         ),
         ("this host does not have NVSwitches", Status::Skipped),
     ];
-    assert_eq!(found, expected.map(|(what, status)| (what.to_owned(), status)));
+    assert_eq!(
+        found,
+        expected.map(|(what, status)| (what.to_owned(), status))
+    );
 }
 
 /// Changes to the good host, and the result: check, id and status.
 const FAULTS: &[(&str, &str, &str, Status)] = &[
-    ("rm -r sys/bus proc/driver proc/modules; mkdir -p sys/bus/pci/devices", "pci", "ONH-010", Status::Error),
+    (
+        "rm -r sys/bus proc/driver proc/modules; mkdir -p sys/bus/pci/devices",
+        "pci",
+        "ONH-010",
+        Status::Error,
+    ),
     (
         "rm -r sys/bus proc/driver proc/modules dev/nvidia*; mkdir -p sys/bus/pci/devices; touch dev/dxg",
         "libraries",
@@ -221,19 +262,49 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
          module verification failed: signature missing; Secure Boot is on",
         Status::Error,
     ),
-    ("rm -r usr/lib/*/libnvidia-ml*; /sbin/ldconfig -r .", "libraries", "ONH-012", Status::Error),
-    ("sed -i s/535.183.01/550.54.14/ proc/driver/nvidia/version", "libraries", "ONH-013", Status::Error),
+    (
+        "rm -r usr/lib/*/libnvidia-ml*; /sbin/ldconfig -r .",
+        "libraries",
+        "ONH-012",
+        Status::Error,
+    ),
+    (
+        "sed -i s/535.183.01/550.54.14/ proc/driver/nvidia/version",
+        "libraries",
+        "ONH-013",
+        Status::Error,
+    ),
     (
         "cp usr/lib/*/libcuda.so.535.183.01 usr/lib/x86_64-linux-gnu/libcuda.so.550.54.14",
         "versions",
         "ONH-209",
         Status::Note,
     ),
-    ("rm usr/lib/*/libcuda.so*; /sbin/ldconfig -r .", "capabilities", "ONH-023", Status::Error),
+    (
+        "rm usr/lib/*/libcuda.so*; /sbin/ldconfig -r .",
+        "capabilities",
+        "ONH-023",
+        Status::Error,
+    ),
     ("rm dev/nvidia3", "nodes", "ONH-021", Status::Error),
-    ("rm dev/nvidia3; touch dev/nvidia3", "nodes", "ONH-022", Status::Error),
-    ("rm dev/nvidia3; mknod dev/nvidia3 c 195 5", "nodes", "ONH-022", Status::Error),
-    ("rm dev/nvidia-uvm; echo nvidia 1 >proc/modules", "uvm", "ONH-205", Status::Warning),
+    (
+        "rm dev/nvidia3; touch dev/nvidia3",
+        "nodes",
+        "ONH-022",
+        Status::Error,
+    ),
+    (
+        "rm dev/nvidia3; mknod dev/nvidia3 c 195 5",
+        "nodes",
+        "ONH-022",
+        Status::Error,
+    ),
+    (
+        "rm dev/nvidia-uvm; echo nvidia 1 >proc/modules",
+        "uvm",
+        "ONH-205",
+        Status::Warning,
+    ),
     (
         "echo '[oci-nvidia-hook]\nnvml-timeout = 0.0' >>etc/nvidia-container-runtime/config.toml",
         "config",
@@ -246,8 +317,18 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-313",
         Status::Warning,
     ),
-    ("chmod 666 etc/nvidia-container-runtime/config.toml", "config", "ONH-004", Status::Error),
-    ("echo 'x = 1' >>etc/nvidia-container-runtime/config.toml", "config", "ONH-101", Status::Warning),
+    (
+        "chmod 666 etc/nvidia-container-runtime/config.toml",
+        "config",
+        "ONH-004",
+        Status::Error,
+    ),
+    (
+        "echo 'x = 1' >>etc/nvidia-container-runtime/config.toml",
+        "config",
+        "ONH-101",
+        Status::Warning,
+    ),
     (
         "printf '[devices]\ndeny = [\"0\"]\n' >etc/nvidia-container-runtime/config.toml.rpmsave",
         "config",
@@ -272,15 +353,30 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-019",
         Status::Error,
     ),
-    ("chmod 600 dev/nvidia*", "hook-user", "ONH-314", Status::Note),
+    (
+        "chmod 600 dev/nvidia*",
+        "hook-user",
+        "ONH-314",
+        Status::Note,
+    ),
     (
         "chmod 600 dev/nvidia*; sed -i '/container-cli/a user = \"root:video\"' etc/nvidia-container-runtime/config.toml",
         "hook-user",
         "ONH-314: only root can open the driver's device nodes, so NVML runs as root",
         Status::Note,
     ),
-    ("echo init-error 999 >>usr/lib/x86_64-linux-gnu/nvml.conf", "nvml", "ONH-018", Status::Error),
-    ("echo init-delay-ms 3200 >>usr/lib/x86_64-linux-gnu/nvml.conf", "nvml", "ONH-213", Status::Warning),
+    (
+        "echo init-error 999 >>usr/lib/x86_64-linux-gnu/nvml.conf",
+        "nvml",
+        "ONH-018",
+        Status::Error,
+    ),
+    (
+        "echo init-delay-ms 3200 >>usr/lib/x86_64-linux-gnu/nvml.conf",
+        "nvml",
+        "ONH-213",
+        Status::Warning,
+    ),
     (
         "sed -i '/minor=3/s/$/ fail=15/' usr/lib/x86_64-linux-gnu/nvml.conf; \
          printf '3,1,2,-;NVRM: Xid (PCI:0000:04:00): 79, GPU has fallen off the bus.\\n' >dev/kmsg",
@@ -300,7 +396,12 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-108: \"/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json\" has no timeout",
         Status::Warning,
     ),
-    ("rm run/nvidia-persistenced/socket", "persistence", "ONH-214", Status::Note),
+    (
+        "rm run/nvidia-persistenced/socket",
+        "persistence",
+        "ONH-214",
+        Status::Note,
+    ),
     (
         "rm run/nvidia-persistenced/socket; ln -s / run/nvidia-persistenced/socket; chown -h 7 run/nvidia-persistenced",
         "daemons",
@@ -314,7 +415,12 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-215",
         Status::Warning,
     ),
-    ("sed -i '/minor=3/s/$/ mig/' usr/lib/x86_64-linux-gnu/nvml.conf", "mig", "ONH-216: GPU 3 ", Status::Warning),
+    (
+        "sed -i '/minor=3/s/$/ mig/' usr/lib/x86_64-linux-gnu/nvml.conf",
+        "mig",
+        "ONH-216: GPU 3 ",
+        Status::Warning,
+    ),
     (
         "sed -i '/minor=3/s/$/ mig/' usr/lib/x86_64-linux-gnu/nvml.conf; mkdir -p proc/driver/nvidia-caps; \
          touch proc/driver/nvidia-caps/mig-minors; mkdir -p proc/driver/nvidia/capabilities/gpu3/mig/gi1/ci0; \
@@ -340,16 +446,36 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-233: the kernel module gdrdrv is loaded, but \"/dev/gdrdrv\" is missing",
         Status::Warning,
     ),
-    ("rm dev/nvidia-modeset", "modeset", "ONH-223: the device node \"/dev/nvidia-modeset\" is missing", Status::Note),
-    ("rm dev/nvidia-modeset; mknod dev/nvidia-modeset c 195 5", "modeset", "ONH-022", Status::Error),
+    (
+        "rm dev/nvidia-modeset",
+        "modeset",
+        "ONH-223: the device node \"/dev/nvidia-modeset\" is missing",
+        Status::Note,
+    ),
+    (
+        "rm dev/nvidia-modeset; mknod dev/nvidia-modeset c 195 5",
+        "modeset",
+        "ONH-022",
+        Status::Error,
+    ),
     (
         "rm etc/containers/containers.conf.d/*; rm usr/share/containers/oci/hooks.d/*",
         "engines",
         "ONH-501: Podman",
         Status::Warning,
     ),
-    ("rm usr/share/containers/oci/hooks.d/*", "engines", "ONH-501: CRI-O", Status::Warning),
-    ("rm usr/bin/oci-nvidia-hook", "engines", "ONH-501", Status::Warning),
+    (
+        "rm usr/share/containers/oci/hooks.d/*",
+        "engines",
+        "ONH-501: CRI-O",
+        Status::Warning,
+    ),
+    (
+        "rm usr/bin/oci-nvidia-hook",
+        "engines",
+        "ONH-501",
+        Status::Warning,
+    ),
     (
         "mkdir -p etc/containers/oci/hooks.d; echo '{}' >etc/containers/oci/hooks.d/own.json; \
          printf '[engine]\\nhooks_dir = [\"/usr/share/containers/oci/hooks.d\", \"/etc/containers/oci/hooks.d\"]\\n' \
@@ -378,14 +504,24 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-501: Podman as root: /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json starts the hook at the stage precreate with the argument",
         Status::Warning,
     ),
-    ("echo '{' >usr/share/containers/oci/hooks.d/x.json", "engines", "ONH-060: Podman", Status::Error),
+    (
+        "echo '{' >usr/share/containers/oci/hooks.d/x.json",
+        "engines",
+        "ONH-060: Podman",
+        Status::Error,
+    ),
     (
         "cp usr/share/containers/oci/hooks.podman.d/* usr/share/containers/oci/hooks.d",
         "engines",
         "ONH-060: CRI-O",
         Status::Error,
     ),
-    ("echo '[crio' >etc/crio/crio.conf.d/10-x", "engines", "ONH-060: CRI-O", Status::Error),
+    (
+        "echo '[crio' >etc/crio/crio.conf.d/10-x",
+        "engines",
+        "ONH-060: CRI-O",
+        Status::Error,
+    ),
     (
         "touch usr/bin/nvidia-container-runtime-hook; chmod 755 usr/bin/nvidia-container-runtime-hook; \
          sed s,oci-nvidia-hook,nvidia-container-runtime-hook,g usr/share/containers/oci/hooks.d/oci-nvidia-hook.json \
@@ -421,7 +557,12 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-061: \"/var/run/cdi/nic.yaml\" starts \"/usr/bin/nic\" at the stage createContainer without \"env\"",
         Status::Error,
     ),
-    ("touch usr/bin/nvidia-ctk", "nvidia-toolkit", "ONH-504", Status::Note),
+    (
+        "touch usr/bin/nvidia-ctk",
+        "nvidia-toolkit",
+        "ONH-504",
+        Status::Note,
+    ),
     (
         "printf '[engine]\\nruntime = \"kata\"\\n' >etc/containers/containers.conf",
         "runtime",
@@ -434,7 +575,12 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-310: CRI-O",
         Status::Warning,
     ),
-    ("rm sys/fs/cgroup/*; mkdir sys/fs/cgroup/devices", "cgroups", "ONH-506: CRI-O", Status::Warning),
+    (
+        "rm sys/fs/cgroup/*; mkdir sys/fs/cgroup/devices",
+        "cgroups",
+        "ONH-506: CRI-O",
+        Status::Warning,
+    ),
     (
         "sed -i s/1.2.6/1.1.4/ usr/bin/runc; rm dev/char/195:3",
         "dev-char",
@@ -455,8 +601,18 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-601: another device plugin serves \"/var/lib/kubelet/device-plugins/nvidia-gpu.sock\"",
         Status::Warning,
     ),
-    ("echo '0 0' >sys/fs/selinux/booleans/container_use_devices", "selinux", "ONH-508", Status::Warning),
-    ("mkdir -p etc/cdi; echo '{' >etc/cdi/x.yaml", "specs", "ONH-404", Status::Warning),
+    (
+        "echo '0 0' >sys/fs/selinux/booleans/container_use_devices",
+        "selinux",
+        "ONH-508",
+        Status::Warning,
+    ),
+    (
+        "mkdir -p etc/cdi; echo '{' >etc/cdi/x.yaml",
+        "specs",
+        "ONH-404",
+        Status::Warning,
+    ),
     (
         "mkdir -p etc/cdi; for name in a b; do printf 'cdiVersion: 0.3.0\\nkind: nvidia.com/gpu\\ndevices:\\n- name: all\\n  \
          containerEdits:\\n    env: [A=b]\\n' >etc/cdi/$name.yaml; done",
@@ -486,8 +642,18 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-405: driver files were added or removed after \"/etc/cdi/a.yaml\" was written",
         Status::Warning,
     ),
-    ("sed -i '/^accept.*= false/d' etc/nvidia-container-runtime/config.toml", "exposed", "ONH-106", Status::Note),
-    ("chmod 660 dev/nvidia*; chgrp video dev/nvidia*", "groups", "ONH-212", Status::Note),
+    (
+        "sed -i '/^accept.*= false/d' etc/nvidia-container-runtime/config.toml",
+        "exposed",
+        "ONH-106",
+        Status::Note,
+    ),
+    (
+        "chmod 660 dev/nvidia*; chgrp video dev/nvidia*",
+        "groups",
+        "ONH-212",
+        Status::Note,
+    ),
     (
         "rm usr/lib/x86_64-linux-gnu/libnvidia-glcore* usr/lib/x86_64-linux-gnu/libnvcuvid*",
         "capabilities",
@@ -507,32 +673,57 @@ fn each_fault_has_its_finding() {
     for (script, check, expected, status) in FAULTS {
         let dir = changed(script);
         let outcomes = examine(dir.path(), Caller::default());
-        let of_check: Vec<_> = outcomes.iter().filter(|outcome| outcome.check == *check).collect();
+        let of_check: Vec<_> = outcomes
+            .iter()
+            .filter(|outcome| outcome.check == *check)
+            .collect();
         let text = |outcome: &&Check| {
             let id = outcome.id.unwrap_or_default();
             format!("{id}: {}", outcome.what).replace(dir.path().to_str().unwrap(), "")
         };
-        let is_it = |outcome: &&&Check| text(outcome).starts_with(expected) && outcome.status == *status;
+        let is_it =
+            |outcome: &&&Check| text(outcome).starts_with(expected) && outcome.status == *status;
         match of_check.iter().find(is_it) {
-            Some(outcome) if outcome.fix.is_empty() => wrong.push(format!("{script}\n  no fix: {outcome:?}")),
+            Some(outcome) if outcome.fix.is_empty() => {
+                wrong.push(format!("{script}\n  no fix: {outcome:?}"))
+            }
             Some(_) => {}
-            None => wrong.push(format!("{script}\n  expected {check} {expected}\n  found {of_check:?}")),
+            None => wrong.push(format!(
+                "{script}\n  expected {check} {expected}\n  found {of_check:?}"
+            )),
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     // A fault is reported once.
     let outcomes = examine(changed("rm dev/nvidia3").path(), Caller::default());
-    assert_eq!(outcomes.iter().filter(|outcome| outcome.status > Status::Skipped).count(), 1, "{outcomes:?}");
+    assert_eq!(
+        outcomes
+            .iter()
+            .filter(|outcome| outcome.status > Status::Skipped)
+            .count(),
+        1,
+        "{outcomes:?}"
+    );
     // doctor does not suggest to create existing MIG devices again, because that would end the programs that use them.
-    let mut hosts_with_mig = FAULTS.iter().filter(|(script, check, ..)| *check == "mig" && script.contains("gi1"));
+    let mut hosts_with_mig = FAULTS
+        .iter()
+        .filter(|(script, check, ..)| *check == "mig" && script.contains("gi1"));
     let fixes: Vec<_> = hosts_with_mig
         .by_ref()
         .map(|(script, ..)| {
             let outcomes = examine(changed(script).path(), Caller::default());
-            outcomes.iter().find(|outcome| outcome.check == "mig").unwrap().fix.clone()
+            outcomes
+                .iter()
+                .find(|outcome| outcome.check == "mig")
+                .unwrap()
+                .fix
+                .clone()
         })
         .collect();
-    assert_eq!(fixes, ["oci-nvidia-hook prepare", "nvidia-smi mig -i 3 -cci"]);
+    assert_eq!(
+        fixes,
+        ["oci-nvidia-hook prepare", "nvidia-smi mig -i 3 -cci"]
+    );
 }
 
 /// More faults: nodes and settings because of which a container does not start, and others that its start only reports.
@@ -567,18 +758,26 @@ const ABOUT_ENGINES: &[&str] = &["engines", "hook-env"];
 /// Whether doctor reports an error, and which containers do not start: both are the same decision. The engines of the host are not part
 /// of it, and a host without the kernel module cannot be simulated, because the fake driver answers without one.
 fn an_error_is_a_container_that_does_not_start() {
-    let faults = FAULTS
-        .iter()
-        .map(|(script, ..)| *script)
-        .filter(|script| !script.contains("proc/driver proc") && !script.contains("rm -r proc/driver"));
+    let faults = FAULTS.iter().map(|(script, ..)| *script).filter(|script| {
+        !script.contains("proc/driver proc") && !script.contains("rm -r proc/driver")
+    });
     let mut wrong = Vec::new();
     for script in faults.chain(MORE_FAULTS.iter().copied()) {
         let dir = changed(script);
         let outcomes = examine(dir.path(), Caller::default());
         let errors: Vec<_> = outcomes
             .iter()
-            .filter(|outcome| outcome.status == Status::Error && !ABOUT_ENGINES.contains(&outcome.check))
-            .map(|outcome| format!("{} {}: {}", outcome.check, outcome.id.unwrap(), outcome.what))
+            .filter(|outcome| {
+                outcome.status == Status::Error && !ABOUT_ENGINES.contains(&outcome.check)
+            })
+            .map(|outcome| {
+                format!(
+                    "{} {}: {}",
+                    outcome.check,
+                    outcome.id.unwrap(),
+                    outcome.what
+                )
+            })
             .collect();
         let mut refused = Vec::new();
         for capabilities in ["compute,utility", "all"] {
@@ -590,7 +789,8 @@ fn an_error_is_a_container_that_does_not_start() {
                 },
             });
             let mut plan = Command::new(HOOK);
-            plan.arg("--config").arg(dir.path().join("etc/nvidia-container-runtime/config.toml"));
+            plan.arg("--config")
+                .arg(dir.path().join("etc/nvidia-container-runtime/config.toml"));
             plan.args(["plan", "-", "--json", "--root"]).arg(dir.path());
             let ran = run_with(&mut plan, spec.to_string().as_bytes());
             let document: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
@@ -599,14 +799,19 @@ fn an_error_is_a_container_that_does_not_start() {
             }
             // What a start reports, doctor reports too.
             for finding in document["findings"].as_array().unwrap() {
-                let id = finding["kind"]["id"].as_str().or_else(|| finding["id"].as_str()).unwrap();
+                let id = finding["kind"]["id"]
+                    .as_str()
+                    .or_else(|| finding["id"].as_str())
+                    .unwrap();
                 if !outcomes.iter().any(|outcome| outcome.id == Some(id)) {
                     wrong.push(format!("{script}\n  doctor does not report {finding}"));
                 }
             }
         }
         if errors.is_empty() != refused.is_empty() {
-            wrong.push(format!("{script}\n  doctor: {errors:?}\n  not started: {refused:?}"));
+            wrong.push(format!(
+                "{script}\n  doctor: {errors:?}\n  not started: {refused:?}"
+            ));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -614,29 +819,56 @@ fn an_error_is_a_container_that_does_not_start() {
 
 fn a_user_sees_less_and_says_so() {
     let tux = |groups: &[u32]| Caller {
-        user: Some(User { name: "tux".into(), uid: 1000, home: Some("/home/tux".into()) }),
+        user: Some(User {
+            name: "tux".into(),
+            uid: 1000,
+            home: Some("/home/tux".into()),
+        }),
         groups: groups.iter().copied().collect(),
     };
     let dir = changed("chgrp 484 dev/nvidia*; chmod 660 dev/nvidia*; rm dev/nvidia-uvm");
-    let find =
-        |outcomes: &[Check], check: &str| outcomes.iter().find(|outcome| outcome.check == check).unwrap().clone();
+    let find = |outcomes: &[Check], check: &str| {
+        outcomes
+            .iter()
+            .find(|outcome| outcome.check == check)
+            .unwrap()
+            .clone()
+    };
     let outside = examine(dir.path(), tux(&[1000]));
     let groups = find(&outside, "groups");
     assert_eq!(groups.id.unwrap(), "ONH-211");
-    assert_eq!(groups.what, "user tux cannot open \"/dev/nvidiactl\" (root:484 0660)");
-    assert_eq!(groups.fix, "as root: groupadd -g 484 gpu484 && usermod -aG gpu484 tux, and log in again");
+    assert_eq!(
+        groups.what,
+        "user tux cannot open \"/dev/nvidiactl\" (root:484 0660)"
+    );
+    assert_eq!(
+        groups.fix,
+        "as root: groupadd -g 484 gpu484 && usermod -aG gpu484 tux, and log in again"
+    );
     let uvm = find(&outside, "uvm");
-    assert!(uvm.what.contains("rootless containers cannot load it") && uvm.fix.starts_with("as root"), "{uvm:?}");
+    assert!(
+        uvm.what.contains("rootless containers cannot load it") && uvm.fix.starts_with("as root"),
+        "{uvm:?}"
+    );
     let inside = find(&examine(dir.path(), tux(&[484, 1000])), "groups");
     assert_eq!(inside.id.unwrap(), "ONH-212");
     assert_eq!(inside.fix, "podman run --group-add keep-groups …");
     // The configuration of the user's Podman is examined too.
-    let mut engines =
-        outside.iter().filter(|outcome| outcome.check == "engines" && outcome.what.contains("Podman of tux"));
+    let mut engines = outside
+        .iter()
+        .filter(|outcome| outcome.check == "engines" && outcome.what.contains("Podman of tux"));
     assert_eq!(engines.next().unwrap().status, Status::Ok);
     // A fault is reported once: as a warning, with the group.
-    let mut facts = doctor::inspect(&Tree::open(&HostPath::new(dir.path())).unwrap(), None, tux(&[1000]));
-    let refused = Finding::new(&catalog::NVML_PERMISSION, "this user may not open the GPUs", "x");
+    let mut facts = doctor::inspect(
+        &Tree::open(&HostPath::new(dir.path())).unwrap(),
+        None,
+        tux(&[1000]),
+    );
+    let refused = Finding::new(
+        &catalog::NVML_PERMISSION,
+        "this user may not open the GPUs",
+        "x",
+    );
     for (user, status) in [(facts.user.clone(), Status::Skipped), (None, Status::Error)] {
         facts.user = user;
         facts.driver.nvml.as_mut().unwrap().answer = Err(refused.clone());
@@ -644,13 +876,26 @@ fn a_user_sees_less_and_says_so() {
         assert_eq!(nvml.status, status, "{nvml:?}");
     }
     // A real user: NVML below another driver root is not asked, and doctor reports that.
-    sh(&format!("chmod 755 '{}'; chmod -R go+rX '{}'", dir.path().display(), dir.path().display())).ok();
+    sh(&format!(
+        "chmod 755 '{}'; chmod -R go+rX '{}'",
+        dir.path().display(),
+        dir.path().display()
+    ))
+    .ok();
     let parent = tempfile::tempdir_in("/var/tmp").unwrap();
     std::fs::set_permissions(parent.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let path = parent.path().display();
-    sh(&format!("cp -a '{}' '{path}/root'; cp '{HOOK}' '{path}/hook'", dir.path().display())).ok();
+    sh(&format!(
+        "cp -a '{}' '{path}/root'; cp '{HOOK}' '{path}/hook'",
+        dir.path().display()
+    ))
+    .ok();
     let config = parent.path().join("config.toml");
-    std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{path}/root\"\n")).unwrap();
+    std::fs::write(
+        &config,
+        format!("[nvidia-container-cli]\nroot = \"{path}/root\"\n"),
+    )
+    .unwrap();
     let ran = sh(&format!(
         "setpriv --reuid 65534 --regid 65534 --clear-groups '{path}/hook' --config '{path}/config.toml' doctor --all || true"
     ));
@@ -671,12 +916,17 @@ fn cdi_is_enough() {
          env: [A=b]\\n' >etc/cdi/a.yaml",
     );
     let outcomes = examine(dir.path(), Caller::default());
-    assert!(outcomes.iter().all(|outcome| outcome.status <= Status::Skipped), "{outcomes:?}");
     assert!(
         outcomes
             .iter()
-            .any(|outcome| outcome.what.contains("the hook is not active, but the engine can use 1 CDI device"))
+            .all(|outcome| outcome.status <= Status::Skipped),
+        "{outcomes:?}"
     );
+    assert!(outcomes.iter().any(|outcome| {
+        outcome
+            .what
+            .contains("the hook is not active, but the engine can use 1 CDI device")
+    }));
 }
 
 /// On GKE's nodes, the driver root contains only files; /dev and /proc are the host's, and NVML must run there.
@@ -687,9 +937,20 @@ fn a_driver_root_with_files_only() {
          sed -i '/container-cli/a root = \"/home/kubernetes/bin/nvidia\"' etc/nvidia-container-runtime/config.toml",
     );
     let outcomes = examine(dir.path(), Caller::default());
-    let nvml = outcomes.iter().find(|outcome| outcome.check == "nvml").unwrap();
-    assert_eq!((nvml.status, nvml.what.as_str()), (Status::Ok, "8 GPUs answered: driver 535.183.01, CUDA 12.2"));
-    assert!(outcomes.iter().all(|outcome| outcome.status <= Status::Skipped), "{outcomes:?}");
+    let nvml = outcomes
+        .iter()
+        .find(|outcome| outcome.check == "nvml")
+        .unwrap();
+    assert_eq!(
+        (nvml.status, nvml.what.as_str()),
+        (Status::Ok, "8 GPUs answered: driver 535.183.01, CUDA 12.2")
+    );
+    assert!(
+        outcomes
+            .iter()
+            .all(|outcome| outcome.status <= Status::Skipped),
+        "{outcomes:?}"
+    );
 }
 
 fn nothing_is_changed() {
@@ -705,7 +966,10 @@ fn programs_that_are_asked_change_nothing() {
                   echo \"$said\" | grep -c 'crun [0-9]'; find /run -mindepth 1";
     let text = run(Command::new("unshare").args(["-m", "sh", "-euc", script, HOOK])).ok();
     let (asked, left) = text.split_once('\n').unwrap();
-    assert!(asked.parse::<u32>().unwrap() > 0 && left.is_empty(), "{text}");
+    assert!(
+        asked.parse::<u32>().unwrap() > 0 && left.is_empty(),
+        "{text}"
+    );
 }
 
 /// The bundle contains everything that is documented, and existing files are not changed.
@@ -715,9 +979,16 @@ fn bundle() {
     let doctor = |path: &Path| run(Command::new(HOOK).args(["doctor", "--bundle"]).arg(path));
     let ran = doctor(&path);
     assert!(matches!(ran.code, Some(0 | 1 | 3)), "{ran:?}");
-    assert_eq!(path.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
+    assert_eq!(
+        path.metadata().unwrap().permissions().mode() & 0o7777,
+        0o600
+    );
     let list = run(Command::new("tar").arg("-tzf").arg(&path)).ok();
-    let report = format!("wrote {} with {} files, for a bug report", path.display(), list.lines().count());
+    let report = format!(
+        "wrote {} with {} files, for a bug report",
+        path.display(),
+        list.lines().count()
+    );
     assert_eq!(ran.stderr, format!("oci-nvidia-hook: {report}\n"));
     for name in [
         "doctor.json",
@@ -727,33 +998,61 @@ fn bundle() {
         "files/proc/version",
         "files/proc/devices",
     ] {
-        assert!(list.lines().any(|line| line == format!("oci-nvidia-hook/{name}")), "{name} is not in\n{list}");
+        assert!(
+            list.lines()
+                .any(|line| line == format!("oci-nvidia-hook/{name}")),
+            "{name} is not in\n{list}"
+        );
     }
-    let json = run(Command::new("tar").args(["-xzOf"]).arg(&path).arg("oci-nvidia-hook/doctor.json")).ok();
+    let json = run(Command::new("tar")
+        .args(["-xzOf"])
+        .arg(&path)
+        .arg("oci-nvidia-hook/doctor.json"))
+    .ok();
     assert!(json_schema::part("doctor", &json, "checks").len() > 20);
     let content = std::fs::read(&path).unwrap();
     let link = dir.path().join("link");
     std::os::unix::fs::symlink(dir.path().join("elsewhere"), &link).unwrap();
     for taken in [&path, &link, &dir.path().join("gone/b.tar.gz")] {
         let stderr = doctor(taken).failed(3);
-        assert!(stderr.contains("(ONH-054)") && stderr.contains("hint: "), "{stderr}");
+        assert!(
+            stderr.contains("(ONH-054)") && stderr.contains("hint: "),
+            "{stderr}"
+        );
     }
-    assert!(std::fs::read(&path).unwrap() == content && link.symlink_metadata().unwrap().is_symlink());
+    assert!(
+        std::fs::read(&path).unwrap() == content && link.symlink_metadata().unwrap().is_symlink()
+    );
     assert!(std::fs::metadata(dir.path().join("elsewhere")).is_err());
 }
 
 /// The bundle is for a public tracker, and the log can be in a directory that every user can write to.
 fn a_link_in_the_place_of_the_log() {
     let dir = scratch();
-    let (log, secret, config) = (dir.path().join("onh.log"), dir.path().join("secret"), dir.path().join("config.toml"));
+    let (log, secret, config) = (
+        dir.path().join("onh.log"),
+        dir.path().join("secret"),
+        dir.path().join("config.toml"),
+    );
     std::fs::write(&secret, "root:secret").unwrap();
-    std::fs::write(&config, format!("[nvidia-container-cli]\ndebug = {log:?}\n")).unwrap();
+    std::fs::write(
+        &config,
+        format!("[nvidia-container-cli]\ndebug = {log:?}\n"),
+    )
+    .unwrap();
     let packed = |name: &str| {
         let path = dir.path().join(name);
-        run(Command::new(HOOK).arg("--config").arg(&config).args(["doctor", "--bundle"]).arg(&path));
+        run(Command::new(HOOK)
+            .arg("--config")
+            .arg(&config)
+            .args(["doctor", "--bundle"])
+            .arg(&path));
         let content = run(Command::new("tar").args(["-xzOf"]).arg(&path)).ok();
         let list = run(Command::new("tar").arg("-tzf").arg(&path)).ok();
-        (content, list.lines().any(|line| line.ends_with("/left-out.txt")))
+        (
+            content,
+            list.lines().any(|line| line.ends_with("/left-out.txt")),
+        )
     };
     // The old implementation: a copy by path.
     std::os::unix::fs::symlink(&secret, &log).unwrap();
@@ -764,14 +1063,19 @@ fn a_link_in_the_place_of_the_log() {
     std::fs::hard_link(&secret, &log).unwrap();
     let (content, left_out) = packed("hard.tar.gz");
     assert!(
-        !content.contains("root:secret") && left_out && content.contains("the file has other hard links"),
+        !content.contains("root:secret")
+            && left_out
+            && content.contains("the file has other hard links"),
         "{content}"
     );
     std::fs::remove_file(&log).unwrap();
     std::fs::write(&log, "of a user").unwrap();
     std::os::unix::fs::chown(&log, Some(7777), None).unwrap();
     let (content, left_out) = packed("user.tar.gz");
-    assert!(!content.contains("of a user") && left_out && content.contains("another user, 7777"), "{content}");
+    assert!(
+        !content.contains("of a user") && left_out && content.contains("another user, 7777"),
+        "{content}"
+    );
     std::fs::remove_file(&log).unwrap();
     std::fs::write(&log, format!("{}the last line", "x".repeat(300 << 10))).unwrap();
     let (content, left_out) = packed("log.tar.gz");
@@ -780,18 +1084,31 @@ fn a_link_in_the_place_of_the_log() {
 
 /// oci-nvidia-hook(8) explains each check, under the name that doctor prints.
 fn the_man_page_explains_each_check() {
-    let page = std::fs::read_to_string(source("docs/man/oci-nvidia-hook.8")).unwrap().replace("\\-", "-");
-    let table = page.split("\n.SH CHECKS\n").nth(1).unwrap().split("\n.SH ").next().unwrap();
+    let page = std::fs::read_to_string(source("docs/man/oci-nvidia-hook.8"))
+        .unwrap()
+        .replace("\\-", "-");
+    let table = page
+        .split("\n.SH CHECKS\n")
+        .nth(1)
+        .unwrap()
+        .split("\n.SH ")
+        .next()
+        .unwrap();
     let mut explained = Vec::new();
     for section in table.split("\n.SS ").skip(1) {
         let (name, text) = section.split_once('\n').unwrap();
-        let rows = text.split(".TP\n.B ").skip(1).map(|row| row.split_once('\n').unwrap());
+        let rows = text
+            .split(".TP\n.B ")
+            .skip(1)
+            .map(|row| row.split_once('\n').unwrap());
         for (check, meaning) in rows {
             assert!(meaning.len() > 10, "{check}: {meaning}");
             explained.push((name.to_owned(), check.to_owned()));
         }
     }
-    let names = doctor::names().into_iter().map(|(section, name)| (section.to_string(), name.to_owned()));
+    let names = doctor::names()
+        .into_iter()
+        .map(|(section, name)| (section.to_string(), name.to_owned()));
     assert_eq!(explained, names.collect::<Vec<_>>());
 }
 
@@ -800,25 +1117,50 @@ fn this_host() {
     let json = run(Command::new(HOOK).args(["doctor", "--json"]));
     let outcomes = json_schema::part("doctor", &json.stdout, "checks");
     for outcome in &outcomes {
-        let keys: Vec<_> = outcome.as_object().unwrap().keys().map(String::as_str).collect();
-        let is_problem = ["note", "warning", "error"].contains(&outcome["status"].as_str().unwrap());
+        let keys: Vec<_> = outcome
+            .as_object()
+            .unwrap()
+            .keys()
+            .map(String::as_str)
+            .collect();
+        let is_problem =
+            ["note", "warning", "error"].contains(&outcome["status"].as_str().unwrap());
         let expected = ["check", "fix", "id", "section", "status", "what", "why"];
         let of_all = ["check", "section", "status", "what"];
-        assert_eq!(keys, if is_problem { &expected[..] } else { &of_all }, "{outcome}");
+        assert_eq!(
+            keys,
+            if is_problem { &expected[..] } else { &of_all },
+            "{outcome}"
+        );
     }
     let has = |status: &str| outcomes.iter().any(|outcome| outcome["status"] == status);
-    let expected = if has("error") { 3 } else { i32::from(has("warning")) };
+    let expected = if has("error") {
+        3
+    } else {
+        i32::from(has("warning"))
+    };
     assert_eq!(json.code, Some(expected));
     let words = run(Command::new(HOOK).args(["doctor", "--all"]));
     assert_eq!(words.code, Some(expected));
     // A section has its own exit status.
     let cdi = run(Command::new(HOOK).args(["doctor", "--json", "cdi", "kubelet"]));
     let of_sections = json_schema::part("doctor", &cdi.stdout, "checks");
-    let is_part = |outcome: &&Value| ["cdi", "kubelet"].contains(&outcome["section"].as_str().unwrap());
-    assert_eq!(of_sections, outcomes.iter().filter(is_part).cloned().collect::<Vec<_>>());
-    assert!(!of_sections.is_empty() && cdi.code <= Some(expected), "{cdi:?}");
+    let is_part =
+        |outcome: &&Value| ["cdi", "kubelet"].contains(&outcome["section"].as_str().unwrap());
+    assert_eq!(
+        of_sections,
+        outcomes.iter().filter(is_part).cloned().collect::<Vec<_>>()
+    );
+    assert!(
+        !of_sections.is_empty() && cdi.code <= Some(expected),
+        "{cdi:?}"
+    );
     for outcome in &outcomes {
-        assert!(words.stdout.contains(outcome["check"].as_str().unwrap()), "{}", words.stdout);
+        assert!(
+            words.stdout.contains(outcome["check"].as_str().unwrap()),
+            "{}",
+            words.stdout
+        );
     }
 }
 
@@ -828,16 +1170,29 @@ fn the_health_that_the_kubelet_has() {
         "install -m 755 /dev/null usr/bin/oci-nvidia-kubelet-plugin; mkdir -p run/oci-nvidia-kubelet-plugin; \
          mkdir -p var/lib/kubelet/device-plugins; cd var/lib/kubelet/device-plugins; touch kubelet.sock oci-nvidia-gpu.sock",
     );
-    let found = || examine(dir.path(), Caller::default()).into_iter().find(|check| check.check == "kubelet-plugin");
-    let found = || found().map(|check| (check.status, check.id, check.what)).unwrap();
+    let found = || {
+        examine(dir.path(), Caller::default())
+            .into_iter()
+            .find(|check| check.check == "kubelet-plugin")
+    };
+    let found = || {
+        found()
+            .map(|check| (check.status, check.id, check.what))
+            .unwrap()
+    };
     let (status, id, what) = found();
     assert_eq!((status, id), (Status::Skipped, None), "{what}");
     assert!(what.contains("no device plugin answers"), "{what}");
-    let listener = UnixListener::bind(dir.path().join("run/oci-nvidia-kubelet-plugin/control.sock")).unwrap();
+    let listener = UnixListener::bind(
+        dir.path()
+            .join("run/oci-nvidia-kubelet-plugin/control.sock"),
+    )
+    .unwrap();
     let device = |number: u32, unhealthy: Value| json!({"id": format!("GPU-{number}::0"), "gpu": format!("GPU-{number}"), "unhealthy": unhealthy});
     let sick = json!({"why": "XID 79", "since": "2026-01-02T03:04:05Z"});
     let answer = |devices: Value| {
-        json!({"resources": [{"name": "nvidia.com/gpu", "is_live": true, "devices": devices}]}).to_string()
+        json!({"resources": [{"name": "nvidia.com/gpu", "is_live": true, "devices": devices}]})
+            .to_string()
     };
     let claims = |is_registered: bool, problem: Value, unpublished: Value| {
         let driver = json!({"name": "gpu.nvidia.com", "is_registered": is_registered, "problem": problem, "unpublished": unpublished});
@@ -845,18 +1200,52 @@ fn the_health_that_the_kubelet_has() {
         json!({"resources": [resource], "driver": driver}).to_string()
     };
     let cases = [
-        (claims(true, Value::Null, Value::Null), Status::Ok, None, "claims with the driver \"gpu.nvidia.com\""),
-        (claims(false, Value::Null, Value::Null), Status::Warning, Some("ONH-603"), "has not registered it"),
-        (claims(true, json!("NVML fails"), Value::Null), Status::Error, Some("ONH-074"), "cannot have a device: NVML"),
-        (claims(true, Value::Null, json!("cannot publish")), Status::Warning, Some("ONH-608"), "cannot publish"),
-        (answer(json!([device(0, Value::Null)])), Status::Ok, None, "offers 1 device as healthy"),
         (
-            answer(json!([device(0, Value::Null), device(1, sick.clone()), device(1, sick)])),
+            claims(true, Value::Null, Value::Null),
+            Status::Ok,
+            None,
+            "claims with the driver \"gpu.nvidia.com\"",
+        ),
+        (
+            claims(false, Value::Null, Value::Null),
+            Status::Warning,
+            Some("ONH-603"),
+            "has not registered it",
+        ),
+        (
+            claims(true, json!("NVML fails"), Value::Null),
+            Status::Error,
+            Some("ONH-074"),
+            "cannot have a device: NVML",
+        ),
+        (
+            claims(true, Value::Null, json!("cannot publish")),
+            Status::Warning,
+            Some("ONH-608"),
+            "cannot publish",
+        ),
+        (
+            answer(json!([device(0, Value::Null)])),
+            Status::Ok,
+            None,
+            "offers 1 device as healthy",
+        ),
+        (
+            answer(json!([
+                device(0, Value::Null),
+                device(1, sick.clone()),
+                device(1, sick)
+            ])),
             Status::Warning,
             Some("ONH-606"),
             "the device plugin offers 1 of 3 devices as healthy: GPU-1: XID 79 (since 2026-01-02T03:04:05Z)",
         ),
-        ("unknown command".to_owned(), Status::Skipped, None, "does not report its devices: its answer is invalid"),
+        (
+            "unknown command".to_owned(),
+            Status::Skipped,
+            None,
+            "does not report its devices: its answer is invalid",
+        ),
     ];
     for (answer, status, id, what) in cases {
         let found = std::thread::scope(|scope| {
@@ -879,9 +1268,17 @@ fn one_sentence_for_all_names_of_a_library() {
          for name in libcuda.so libcuda.so.1; do ln -sfn libcuda.so.550.54.14 $name; done; cd ../../..; /sbin/ldconfig -r .",
     );
     let checks = examine(dir.path(), Caller::default());
-    let check = checks.iter().find(|check| check.id == Some("ONH-023")).unwrap_or_else(|| panic!("{checks:?}"));
+    let check = checks
+        .iter()
+        .find(|check| check.id == Some("ONH-023"))
+        .unwrap_or_else(|| panic!("{checks:?}"));
     assert_eq!(check.status, Status::Error, "the default request needs it");
-    assert_eq!(check.what.matches("libraries are ignored").count(), 1, "{}", check.what);
+    assert_eq!(
+        check.what.matches("libraries are ignored").count(),
+        1,
+        "{}",
+        check.what
+    );
     let root = dir.path();
     let fix = format!(
         "chroot {root:?} zypper install nvidia-compute-G06 (driver 590 and newer: G07); if it is installed, ldconfig -r {root:?}"

@@ -14,10 +14,25 @@ use crate::support::{HOOK, Need, run, scratch, sh};
 use crate::{golden, json_schema};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare")];
-const NEEDS_STRACE: &[Need] =
-    &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("strace"), Need::Program("timeout")];
-const NEEDS_FUSE: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Device("/dev/fuse")];
-const V1: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::CgroupV1];
+const NEEDS_STRACE: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Program("strace"),
+    Need::Program("timeout"),
+];
+const NEEDS_FUSE: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Device("/dev/fuse"),
+];
+const V1: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::CgroupV1,
+];
 
 tests! {
     NEEDS => each_lack_has_its_finding, a_version_that_is_not_checked, only_files_of_a_container_are_opened, what_cannot_be_examined;
@@ -51,16 +66,26 @@ fn start(dir: &Path, before: &str, program: &str) -> Container {
         dir.join("image").display()
     );
     let mut command = Command::new("unshare");
-    command.args(["--mount", "--propagation", "private", "sh", "-euc", &script]).stdout(Stdio::piped());
+    command
+        .args(["--mount", "--propagation", "private", "sh", "-euc", &script])
+        .stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut line = String::new();
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
+    std::io::BufRead::read_line(
+        &mut std::io::BufReader::new(child.stdout.take().unwrap()),
+        &mut line,
+    )
+    .unwrap();
     assert_eq!(line, "ready\n", "{before}");
     let server = std::fs::read_to_string(dir.join("image/server")).ok();
     let container = Container(child, server.map(|pid| pid.trim().parse().unwrap()));
     // The shell becomes the program.
     let end = Instant::now() + Duration::from_secs(30);
-    while std::fs::read_to_string(format!("/proc/{}/comm", container.0.id())).unwrap().trim() != "sleep" {
+    while std::fs::read_to_string(format!("/proc/{}/comm", container.0.id()))
+        .unwrap()
+        .trim()
+        != "sleep"
+    {
         assert!(Instant::now() < end, "{program}");
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -84,7 +109,12 @@ fn image(dir: &Path) {
 
 fn doctor(fake: &FakeDriver, arguments: &[&str]) -> (Option<i32>, Vec<Value>, String) {
     let mut hook = Command::new(HOOK);
-    let ran = run(hook.arg("--config").arg(&fake.config).args(["doctor", "--json"]).args(arguments).env_clear());
+    let ran = run(hook
+        .arg("--config")
+        .arg(&fake.config)
+        .args(["doctor", "--json"])
+        .args(arguments)
+        .env_clear());
     let checks = match ran.stdout.as_str() {
         "" => Vec::new(),
         text => json_schema::part("doctor", text, "checks"),
@@ -93,17 +123,36 @@ fn doctor(fake: &FakeDriver, arguments: &[&str]) -> (Option<i32>, Vec<Value>, St
 }
 
 fn ids(outcomes: &[Value]) -> Vec<String> {
-    outcomes.iter().filter_map(|outcome| Some(outcome["id"].as_str()?.to_owned())).collect()
+    outcomes
+        .iter()
+        .filter_map(|outcome| Some(outcome["id"].as_str()?.to_owned()))
+        .collect()
 }
 
 /// Changes to the container before it runs, the program, and the expected results.
 const LACKS: &[(&str, &str, &[&str])] = &[
     ("true", SLEEP, &[]),
-    ("rm usr/lib/x86_64-linux-gnu/libcuda.so*", SLEEP, &["ONH-509"]),
-    ("rm usr/lib/x86_64-linux-gnu/libcuda.so*; export NVIDIA_DRIVER_CAPABILITIES=utility", SLEEP, &[]),
-    (": >usr/lib/x86_64-linux-gnu/libcuda.so.535.183.01", SLEEP, &["ONH-509"]),
+    (
+        "rm usr/lib/x86_64-linux-gnu/libcuda.so*",
+        SLEEP,
+        &["ONH-509"],
+    ),
+    (
+        "rm usr/lib/x86_64-linux-gnu/libcuda.so*; export NVIDIA_DRIVER_CAPABILITIES=utility",
+        SLEEP,
+        &[],
+    ),
+    (
+        ": >usr/lib/x86_64-linux-gnu/libcuda.so.535.183.01",
+        SLEEP,
+        &["ONH-509"],
+    ),
     // A link out of the image leads nowhere in it.
-    ("ln -sf /proc/self/cwd/../../etc/passwd usr/lib/x86_64-linux-gnu/libcuda.so.1", SLEEP, &["ONH-509"]),
+    (
+        "ln -sf /proc/self/cwd/../../etc/passwd usr/lib/x86_64-linux-gnu/libcuda.so.1",
+        SLEEP,
+        &["ONH-509"],
+    ),
     // Mounted as by GKE's plugin: the loader finds them only with LD_LIBRARY_PATH.
     (
         "mkdir -p usr/local/nvidia/lib64; mv usr/lib/x86_64-linux-gnu/lib*nvidia-ml* usr/local/nvidia/lib64",
@@ -124,10 +173,18 @@ const LACKS: &[(&str, &str, &[&str])] = &[
     ),
     ("rm dev/nvidiactl", SLEEP, &["ONH-512"]),
     ("rm dev/nvidia0", SLEEP, &["ONH-512"]),
-    ("rm dev/nvidia0; mknod -m 666 dev/nvidia0 c 195 1", SLEEP, &["ONH-512"]),
+    (
+        "rm dev/nvidia0; mknod -m 666 dev/nvidia0 c 195 1",
+        SLEEP,
+        &["ONH-512"],
+    ),
     ("rm dev/nvidia0; : >dev/nvidia0", SLEEP, &["ONH-512"]),
     ("chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0", SLEEP, &[]),
-    ("chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0", AS_USER, &["ONH-513"]),
+    (
+        "chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0",
+        AS_USER,
+        &["ONH-513"],
+    ),
     ("chmod 660 dev/nvidia0; chgrp 44 dev/nvidia0", IN_GROUP, &[]),
     ("mount -o remount,nodev dev", SLEEP, &["ONH-513"]),
 ];
@@ -139,9 +196,18 @@ fn each_lack_has_its_finding() {
         image(dir.path());
         let container = start(dir.path(), before, program);
         let (code, outcomes, stderr) = doctor(fake, &["--pid", &container.0.id().to_string()]);
-        assert_eq!(ids(&outcomes), *expected, "{before}: {outcomes:#?} {stderr}");
+        assert_eq!(
+            ids(&outcomes),
+            *expected,
+            "{before}: {outcomes:#?} {stderr}"
+        );
         assert_eq!(code, Some(i32::from(!expected.is_empty())), "{before}");
-        assert!(outcomes.iter().all(|outcome| outcome["id"].is_null() || outcome["fix"] != ""), "{outcomes:?}");
+        assert!(
+            outcomes
+                .iter()
+                .all(|outcome| outcome["id"].is_null() || outcome["fix"] != ""),
+            "{outcomes:?}"
+        );
     }
 }
 
@@ -149,11 +215,21 @@ fn each_lack_has_its_finding() {
 fn without_a_driver() {
     let dir = scratch();
     image(dir.path());
-    let container =
-        start(dir.path(), "rm usr/lib/*/libcuda* usr/lib/*/libnvidia-ml* dev/nvidia*; ldconfig -r .", SLEEP);
+    let container = start(
+        dir.path(),
+        "rm usr/lib/*/libcuda* usr/lib/*/libnvidia-ml* dev/nvidia*; ldconfig -r .",
+        SLEEP,
+    );
     let mut doctor = Command::new(HOOK);
-    doctor.arg("--config").arg(&FakeDriver::shared().config).args(["doctor", "--pid", &container.0.id().to_string()]);
-    golden::check("doctor-container", "oci-nvidia-hook doctor --pid PID", &doctor);
+    doctor
+        .arg("--config")
+        .arg(&FakeDriver::shared().config)
+        .args(["doctor", "--pid", &container.0.id().to_string()]);
+    golden::check(
+        "doctor-container",
+        "oci-nvidia-hook doctor --pid PID",
+        &doctor,
+    );
 }
 
 /// A FIFO would block root's doctor for ever, and opening a device can have an effect: a watchdog resets the host.
@@ -167,7 +243,10 @@ fn only_files_of_a_container_are_opened() {
     let begin = Instant::now();
     let (code, outcomes, _) = doctor(fake, &["--pid", &container.0.id().to_string()]);
     assert!(begin.elapsed() < Duration::from_secs(30));
-    assert_eq!((code, ids(&outcomes)), (Some(1), vec!["ONH-509".to_owned()]));
+    assert_eq!(
+        (code, ids(&outcomes)),
+        (Some(1), vec!["ONH-509".to_owned()])
+    );
     // A naive reader hangs.
     let fifo = dir.path().join("image/etc/ld.so.cache");
     let naive = run(Command::new("timeout").args(["1", "cat"]).arg(fifo));
@@ -179,30 +258,65 @@ fn files_of_the_kernel_are_not_read() {
     let fake = FakeDriver::shared();
     for (before, place) in [
         ("ln -sfn /proc/kmsg etc/ld.so.cache", "/proc"),
-        ("rm etc/ld.so.cache; touch etc/ld.so.cache; mount --bind /proc/kmsg etc/ld.so.cache", "/etc/ld.so.cache"),
+        (
+            "rm etc/ld.so.cache; touch etc/ld.so.cache; mount --bind /proc/kmsg etc/ld.so.cache",
+            "/etc/ld.so.cache",
+        ),
         ("umount dev; rm -r dev; ln -s proc dev", "/proc"),
     ] {
         let dir = scratch();
         image(dir.path());
-        let container = start(dir.path(), &format!("mount --bind /proc proc; {before}"), SLEEP);
+        let container = start(
+            dir.path(),
+            &format!("mount --bind /proc proc; {before}"),
+            SLEEP,
+        );
         // A naive reader reads the kernel's log.
         let root = format!("/proc/{}/root", container.0.id());
         if before.contains("kmsg") {
-            let naive =
-                run(Command::new("timeout").args(["1", "chroot", &root, "head", "-c", "1", "/etc/ld.so.cache"]));
-            assert!(naive.code == Some(124) || !naive.stdout.is_empty(), "{naive:?}");
+            let naive = run(Command::new("timeout").args([
+                "1",
+                "chroot",
+                &root,
+                "head",
+                "-c",
+                "1",
+                "/etc/ld.so.cache",
+            ]));
+            assert!(
+                naive.code == Some(124) || !naive.stdout.is_empty(),
+                "{naive:?}"
+            );
         }
         let trace = dir.path().join("trace");
         let mut strace = Command::new("strace");
-        strace.args(["-ff", "-y", "-e", "trace=read,openat,openat2,getdents64", "-o"]).arg(&trace).arg(HOOK);
-        strace.arg("--config").arg(&fake.config).args(["doctor", "--json", "--pid"]).arg(container.0.id().to_string());
+        strace
+            .args([
+                "-ff",
+                "-y",
+                "-e",
+                "trace=read,openat,openat2,getdents64",
+                "-o",
+            ])
+            .arg(&trace)
+            .arg(HOOK);
+        strace
+            .arg("--config")
+            .arg(&fake.config)
+            .args(["doctor", "--json", "--pid"])
+            .arg(container.0.id().to_string());
         let begin = Instant::now();
         let ran = run(strace.env_clear());
-        assert!(begin.elapsed() < Duration::from_secs(30) && matches!(ran.code, Some(0 | 1)), "{before}: {ran:?}");
+        assert!(
+            begin.elapsed() < Duration::from_secs(30) && matches!(ran.code, Some(0 | 1)),
+            "{before}: {ran:?}"
+        );
         // One file for each process.
         let trace = sh(&format!("cat '{}'.*", trace.display())).ok();
         let inside = format!("{}{place}", dir.path().join("image").display());
-        let read = trace.lines().find(|line| !line.contains("O_PATH") && line.contains(&inside));
+        let read = trace
+            .lines()
+            .find(|line| !line.contains("O_PATH") && line.contains(&inside));
         assert_eq!(read, None, "{before}");
     }
 }
@@ -211,17 +325,29 @@ fn files_of_the_kernel_are_not_read() {
 /// cannot be killed. Each row is a path that doctor looks up, and the checks that then fail.
 fn a_file_system_that_does_not_answer() {
     const PLACES: &[(&str, &str, &[&str])] = &[
-        ("ln -sfn /vol/x etc/ld.so.cache", "/etc/ld.so.cache", &["libraries"]),
+        (
+            "ln -sfn /vol/x etc/ld.so.cache",
+            "/etc/ld.so.cache",
+            &["libraries"],
+        ),
         (
             "rm etc/ld.so.cache; ln -sfn /vol/x usr/lib/x86_64-linux-gnu/libcuda.so.1",
             "/lib/x86_64-linux-gnu/libcuda.so.1",
             &["libraries"],
         ),
-        ("export LD_LIBRARY_PATH=/none:/vol/lib", "/vol/lib/libcuda.so.1", &["libraries"]),
+        (
+            "export LD_LIBRARY_PATH=/none:/vol/lib",
+            "/vol/lib/libcuda.so.1",
+            &["libraries"],
+        ),
         ("ln -sfn /vol/x dev/nvidiactl", "/dev/nvidiactl", &["nodes"]),
         ("ln -sfn /vol/x dev/nvidia7", "/dev/nvidia7", &["nodes"]),
         ("umount dev; rm -r dev; ln -s vol/x dev", "/dev", &["nodes"]),
-        ("ln -sfn /vol/x etc/ld.so.cache; ln -sfn /vol/x dev/nvidia-uvm", "/dev/nvidia-uvm", &["libraries", "nodes"]),
+        (
+            "ln -sfn /vol/x etc/ld.so.cache; ln -sfn /vol/x dev/nvidia-uvm",
+            "/dev/nvidia-uvm",
+            &["libraries", "nodes"],
+        ),
     ];
     let (fake, probe) = (FakeDriver::shared(), blocking::silent_fuse().display());
     let examine = |(before, place, silent): &(&str, &str, &[&str])| {
@@ -235,23 +361,45 @@ fn a_file_system_that_does_not_answer() {
         let (code, outcomes, stderr) = doctor(fake, &["--pid", &container.0.id().to_string()]);
         let took = begin.elapsed();
         assert!(took < Duration::from_secs(40), "{before}: {took:?}");
-        let found: Vec<_> = outcomes.iter().filter(|outcome| outcome["id"] == "ONH-515").collect();
-        let checks: Vec<_> = found.iter().map(|outcome| outcome["check"].as_str().unwrap()).collect();
-        assert_eq!((checks.as_slice(), code), (*silent, Some(1)), "{before}: {outcomes:#?} {stderr}");
+        let found: Vec<_> = outcomes
+            .iter()
+            .filter(|outcome| outcome["id"] == "ONH-515")
+            .collect();
+        let checks: Vec<_> = found
+            .iter()
+            .map(|outcome| outcome["check"].as_str().unwrap())
+            .collect();
+        assert_eq!(
+            (checks.as_slice(), code),
+            (*silent, Some(1)),
+            "{before}: {outcomes:#?} {stderr}"
+        );
         let last = found.last().unwrap()["what"].as_str().unwrap();
-        assert!(last.ends_with(&format!("no answer within 10 seconds, at {place:?}")), "{before}: {last}");
+        assert!(
+            last.ends_with(&format!("no answer within 10 seconds, at {place:?}")),
+            "{before}: {last}"
+        );
         // The other parts are examined.
-        let others = ["libraries", "nodes"].iter().filter(|name| !silent.contains(name));
+        let others = ["libraries", "nodes"]
+            .iter()
+            .filter(|name| !silent.contains(name));
         for other in others {
             assert!(
-                outcomes.iter().any(|outcome| outcome["check"] == *other && outcome["id"].is_null()),
+                outcomes
+                    .iter()
+                    .any(|outcome| outcome["check"] == *other && outcome["id"].is_null()),
                 "{outcomes:#?}"
             );
         }
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = PLACES.iter().map(|row| scope.spawn(|| examine(row))).collect();
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let threads: Vec<_> = PLACES
+            .iter()
+            .map(|row| scope.spawn(|| examine(row)))
+            .collect();
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap());
     });
 }
 
@@ -270,7 +418,9 @@ fn a_cgroup_that_denies() {
     let asked = ["--container", &id[..30]];
     let denied = |outcomes: &[Value]| {
         let denied = outcomes.iter().filter(|outcome| outcome["id"] == "ONH-514");
-        denied.map(|outcome| outcome["what"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        denied
+            .map(|outcome| outcome["what"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
     };
     let open = doctor(fake, &asked);
     write("devices.deny", "a");
@@ -285,24 +435,43 @@ fn a_cgroup_that_denies() {
     }
     assert_eq!((open.0, denied(&open.1)), (Some(0), Vec::new()), "{open:?}");
     assert_eq!(partly.0, Some(1));
-    assert_eq!(denied(&partly.1), ["the device cgroup denies \"/dev/nvidia-uvm\" (511:0)"]);
-    assert_eq!((again.0, denied(&again.1)), (Some(0), Vec::new()), "{again:?}");
+    assert_eq!(
+        denied(&partly.1),
+        ["the device cgroup denies \"/dev/nvidia-uvm\" (511:0)"]
+    );
+    assert_eq!(
+        (again.0, denied(&again.1)),
+        (Some(0), Vec::new()),
+        "{again:?}"
+    );
 }
 
 fn what_cannot_be_examined() {
     let fake = FakeDriver::shared();
     let us = std::process::id().to_string();
     for (arguments, says) in [
-        (&["--pid", us.as_str()][..], "is not in a container (ONH-055)\nhint: "),
-        (&["--pid", "999999999"], "process 999999999 does not exist (ONH-055)\nhint: "),
+        (
+            &["--pid", us.as_str()][..],
+            "is not in a container (ONH-055)\nhint: ",
+        ),
+        (
+            &["--pid", "999999999"],
+            "process 999999999 does not exist (ONH-055)\nhint: ",
+        ),
         (
             &["--container", "0123456789abcdef0123456789abcdef"],
             "\"0123456789abcdef0123456789abcdef\" (ONH-055)\nhint: ",
         ),
-        (&["--container", "no-such-name"], "no running container \"no-such-name\" (ONH-055)\nhint: "),
+        (
+            &["--container", "no-such-name"],
+            "no running container \"no-such-name\" (ONH-055)\nhint: ",
+        ),
     ] {
         let (code, outcomes, stderr) = doctor(fake, arguments);
-        assert!(code == Some(3) && outcomes.is_empty() && stderr.contains(says), "{arguments:?}: {stderr}");
+        assert!(
+            code == Some(3) && outcomes.is_empty() && stderr.contains(says),
+            "{arguments:?}: {stderr}"
+        );
     }
     assert_eq!(doctor(fake, &["--pid", "x"]).0, Some(2));
 }
@@ -316,11 +485,26 @@ fn a_version_that_is_not_checked() {
     let right = mount("libcuda.so.535.183.01", "libcuda.so.535.183.01");
     let bare = format!("rm {lib}/libcuda.so.1; : >{lib}/libcuda.so.1");
     for (before, status, says) in [
-        ("true".to_owned(), "skipped", "which is not the host's file: only its name has the version, 535.183.01"),
-        (right, "ok", "libcuda.so.1\", the host's file of driver 535.183.01"),
-        (format!("{bare}; {}", mount("libcuda.so.535.183.01", "libcuda.so.1")), "ok", "the host's file of driver"),
         (
-            format!("{bare}; {}", mount("libnvidia-ml.so.535.183.01", "libcuda.so.1")),
+            "true".to_owned(),
+            "skipped",
+            "which is not the host's file: only its name has the version, 535.183.01",
+        ),
+        (
+            right,
+            "ok",
+            "libcuda.so.1\", the host's file of driver 535.183.01",
+        ),
+        (
+            format!("{bare}; {}", mount("libcuda.so.535.183.01", "libcuda.so.1")),
+            "ok",
+            "the host's file of driver",
+        ),
+        (
+            format!(
+                "{bare}; {}",
+                mount("libnvidia-ml.so.535.183.01", "libcuda.so.1")
+            ),
             "skipped",
             "which is not the host's file and has no version in its name: its version is unknown",
         ),
@@ -329,10 +513,17 @@ fn a_version_that_is_not_checked() {
         image(dir.path());
         let container = start(dir.path(), &before, SLEEP);
         let (_, checks, stderr) = doctor(fake, &["--pid", &container.0.id().to_string()]);
-        let found =
-            |check: &&Value| check["check"] == "libraries" && check["what"].as_str().unwrap().contains("libcuda");
-        let check = checks.iter().find(found).unwrap_or_else(|| panic!("{stderr}"));
+        let found = |check: &&Value| {
+            check["check"] == "libraries" && check["what"].as_str().unwrap().contains("libcuda")
+        };
+        let check = checks
+            .iter()
+            .find(found)
+            .unwrap_or_else(|| panic!("{stderr}"));
         assert_eq!(check["status"], status, "{before}: {check}");
-        assert!(check["what"].as_str().unwrap().contains(says), "{before}: {check}");
+        assert!(
+            check["what"].as_str().unwrap().contains(says),
+            "{before}: {check}"
+        );
     }
 }

@@ -9,7 +9,12 @@ use crate::kernels::hook_command;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, source};
 
 /// The needs of tests with [`Waiting`].
-pub const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter")];
+pub const NEEDS: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Program("nsenter"),
+];
 
 /// For [`Waiting::start`] and the program of the package -compat.
 pub const NEEDS_COMPAT: &[Need] = &[
@@ -22,7 +27,8 @@ pub const NEEDS_COMPAT: &[Need] = &[
 ];
 
 /// For [`Waiting::start`]: a /proc that can be masked.
-pub const MASKABLE_PROC: &str = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia";
+pub const MASKABLE_PROC: &str =
+    "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia";
 
 /// A driver root of the fake driver, and a config.toml that names it.
 #[derive(Debug)]
@@ -37,7 +43,11 @@ impl FakeDriver {
     pub fn new(arguments: &[&str]) -> Self {
         let dir = scratch();
         let root = dir.path().join("root");
-        let fake = Self { root, config: dir.path().join("config.toml"), _dir: dir };
+        let fake = Self {
+            root,
+            config: dir.path().join("config.toml"),
+            _dir: dir,
+        };
         fake.rebuild(arguments);
         fake.configure("");
         fake
@@ -49,9 +59,16 @@ impl FakeDriver {
         let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver");
         // One at a time, because tests share the compiled files.
         static BUILD: std::sync::Mutex<()> = std::sync::Mutex::new(());
-        let lock = BUILD.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let lock = BUILD
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut make = Command::new(source("tests/fake-driver/make-root"));
-        run(make.arg(&self.root).arg("--build").arg(build).args(arguments)).ok();
+        run(make
+            .arg(&self.root)
+            .arg("--build")
+            .arg(build)
+            .args(arguments))
+        .ok();
         drop(lock);
     }
 
@@ -78,7 +95,10 @@ impl FakeDriver {
 
     /// Adds lines to config.toml; those outside of tables go last.
     pub fn configure(&self, more: &str) {
-        let text = format!("[nvidia-container-cli]\nroot = \"{}\"\n{more}\n", self.root.display());
+        let text = format!(
+            "[nvidia-container-cli]\nroot = \"{}\"\n{more}\n",
+            self.root.display()
+        );
         std::fs::write(&self.config, text).unwrap();
     }
 
@@ -119,7 +139,9 @@ impl Image {
         let rootfs = dir.join("image");
         let mut make = Command::new(source("tests/image/make-image"));
         static BUILD: std::sync::Mutex<()> = std::sync::Mutex::new(());
-        let _lock = BUILD.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _lock = BUILD
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         run(make.arg(&rootfs).args(arguments)).ok();
         Self { rootfs }
     }
@@ -150,9 +172,15 @@ impl Waiting {
             .spawn()
             .unwrap();
         let mut line = String::new();
-        BufReader::new(init.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(init.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
         assert_eq!(line, "ready\n");
-        let waiting = Self { init, rootfs: rootfs.to_owned(), bundle };
+        let waiting = Self {
+            init,
+            rootfs: rootfs.to_owned(),
+            bundle,
+        };
         waiting.set_env(env);
         waiting
     }
@@ -177,17 +205,24 @@ impl Waiting {
     }
 
     fn write_spec(&self, env: &[&str], bounding: &[&str], more: &serde_json::Value) {
-        let process = serde_json::json!({"args": ["sh"], "env": env, "capabilities": {"bounding": bounding}});
+        let process =
+            serde_json::json!({"args": ["sh"], "env": env, "capabilities": {"bounding": bounding}});
         let mut spec = serde_json::json!({
             "ociVersion": "1.0.2", "process": process, "root": {"path": self.rootfs},
         });
         let fields = spec.as_object_mut().unwrap();
-        fields.extend(more.as_object().unwrap().iter().map(|(name, value)| (name.clone(), value.clone())));
+        fields.extend(
+            more.as_object()
+                .unwrap()
+                .iter()
+                .map(|(name, value)| (name.clone(), value.clone())),
+        );
         std::fs::write(self.bundle.join("config.json"), spec.to_string()).unwrap();
     }
 
     pub fn state(&self) -> String {
-        serde_json::json!({"id": "waiting", "pid": self.init.id(), "bundle": self.bundle}).to_string()
+        serde_json::json!({"id": "waiting", "pid": self.init.id(), "bundle": self.bundle})
+            .to_string()
     }
 
     /// Calls the hook for the container, like an engine.
@@ -197,7 +232,10 @@ impl Waiting {
 
     /// Calls another program for the container.
     pub fn call(&self, hook: &mut Command, config: &Path) -> Ran {
-        run_with(hook.arg("--config").arg(config).arg("prestart").env_clear(), self.state().as_bytes())
+        run_with(
+            hook.arg("--config").arg(config).arg("prestart").env_clear(),
+            self.state().as_bytes(),
+        )
     }
 
     /// Returns its process id in the host's PID namespace.
@@ -208,7 +246,8 @@ impl Waiting {
     /// Sets a field of config.json.
     pub fn set_spec_field(&self, field: &str, value: serde_json::Value) {
         let path = self.bundle.join("config.json");
-        let mut spec: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let mut spec: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         spec[field] = value;
         std::fs::write(path, spec.to_string()).unwrap();
     }
@@ -222,7 +261,10 @@ impl Waiting {
     pub fn create_runtime_hook(&self, args: &[String]) -> Ran {
         let mut hook = crate::kernels::hook_command();
         hook.args(args).env_clear();
-        run_with(hook.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), self.state().as_bytes())
+        run_with(
+            hook.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
+            self.state().as_bytes(),
+        )
     }
 
     /// Starts the program like runc at the createContainer stage: in the container's mount namespace, while the host's root is
@@ -236,15 +278,25 @@ impl Waiting {
         let mut state: serde_json::Value = serde_json::from_str(&self.state()).unwrap();
         state["pid"] = 1.into();
         let mut enter = Command::new("nsenter");
-        enter.args(["-m", "-t", &self.init.id().to_string()]).arg(program).args(args).env_clear();
-        run_with(enter.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), state.to_string().as_bytes())
+        enter
+            .args(["-m", "-t", &self.init.id().to_string()])
+            .arg(program)
+            .args(args)
+            .env_clear();
+        run_with(
+            enter.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
+            state.to_string().as_bytes(),
+        )
     }
 
     /// Runs a program like the container's process: in its namespace, with the rootfs as root.
     pub fn exec(&self, script: &str) -> Ran {
         let pid = self.init.id().to_string();
         let mut enter = Command::new("nsenter");
-        enter.args(["-m", "-t", &pid, "chroot"]).arg(&self.rootfs).args(["/bin/sh", "-c", script]);
+        enter
+            .args(["-m", "-t", &pid, "chroot"])
+            .arg(&self.rootfs)
+            .args(["/bin/sh", "-c", script]);
         run(&mut enter)
     }
 
@@ -258,8 +310,14 @@ impl Waiting {
     pub fn mount_options(&self, path: &str) -> String {
         let point = format!("{}{path}", self.rootfs.display());
         let info = self.mountinfo();
-        let line = info.lines().rfind(|line| line.split(' ').nth(4) == Some(&point));
-        line.unwrap_or_else(|| panic!("no mount at {point} in\n{info}")).split(' ').nth(5).unwrap().to_owned()
+        let line = info
+            .lines()
+            .rfind(|line| line.split(' ').nth(4) == Some(&point));
+        line.unwrap_or_else(|| panic!("no mount at {point} in\n{info}"))
+            .split(' ')
+            .nth(5)
+            .unwrap()
+            .to_owned()
     }
 }
 

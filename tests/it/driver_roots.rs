@@ -14,12 +14,28 @@ tests! {
 fn smi(fake: &FakeDriver, host: &str) -> (Ran, String) {
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     // The hook finds the container's namespace by its process id, whatever its own namespace looks like.
     let mut hook = Command::new("unshare");
-    hook.args(["-m", "sh", "-euc", &format!("PATH=/usr/sbin:/usr/bin:/sbin:/bin; {host} exec \"$@\""), "sh", HOOK]);
+    hook.args([
+        "-m",
+        "sh",
+        "-euc",
+        &format!("PATH=/usr/sbin:/usr/bin:/sbin:/bin; {host} exec \"$@\""),
+        "sh",
+        HOOK,
+    ]);
     let ran = container.call(&mut hook, &fake.config);
-    let listed = if ran.code == Some(0) { container.exec("nvidia-smi -L").ok() } else { String::new() };
+    let listed = if ran.code == Some(0) {
+        container.exec("nvidia-smi -L").ok()
+    } else {
+        String::new()
+    };
     (ran, listed)
 }
 
@@ -58,7 +74,8 @@ fn nodes_and_proc_are_the_roots_or_the_hosts() {
 
     // The proc of a kernel without the driver does not have such a directory.
     sh(&format!("rm -r '{root}/proc/driver/nvidia'")).ok();
-    let proc = format!("mount -t tmpfs proc /proc/driver; cp -a '{kept}/proc/driver/.' /proc/driver; ");
+    let proc =
+        format!("mount -t tmpfs proc /proc/driver; cp -a '{kept}/proc/driver/.' /proc/driver; ");
     let (ran, listed) = smi(&fake, &format!("{dev}{proc}"));
     ran.ok();
     assert_eq!(listed, usual, "the host's proc");
@@ -78,7 +95,10 @@ fn dev_root() {
     let (ran, _) = smi(&fake, "");
     let stderr = ran.failed(1);
     assert!(stderr.contains("(ONH-022)"), "{stderr}");
-    fake.configure(&format!("[driver]\ndev-root = \"{}\"\n", Path::new(other.path()).display()));
+    fake.configure(&format!(
+        "[driver]\ndev-root = \"{}\"\n",
+        Path::new(other.path()).display()
+    ));
     let (ran, listed) = smi(&fake, "");
     ran.ok();
     assert_eq!(listed, usual);

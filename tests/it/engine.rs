@@ -11,15 +11,35 @@ use crate::kernels;
 use crate::support::{HOOK, Need, Ran, run, scratch, scratch_with_short_path};
 
 /// The needs of tests with podman and runc.
-pub const NEEDS: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
+pub const NEEDS: &[Need] = &[
+    Need::Root,
+    Need::Program("podman"),
+    Need::Program("runc"),
+    Need::Program("cc"),
+];
 /// The needs of tests that examine cgroup v1.
-pub const NEEDS_V1: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::CgroupV1];
+pub const NEEDS_V1: &[Need] = &[
+    Need::Root,
+    Need::Program("podman"),
+    Need::Program("runc"),
+    Need::Program("cc"),
+    Need::CgroupV1,
+];
 /// The needs of tests on cgroup v2.
-pub const NEEDS_V2: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::CgroupV2];
+pub const NEEDS_V2: &[Need] = &[
+    Need::Root,
+    Need::Program("podman"),
+    Need::Program("runc"),
+    Need::Program("cc"),
+    Need::CgroupV2,
+];
 /// The needs of tests with crun.
-pub const NEEDS_CRUN: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc")];
+pub const NEEDS_CRUN: &[Need] = &[
+    Need::Root,
+    Need::Program("podman"),
+    Need::Program("crun"),
+    Need::Program("cc"),
+];
 
 /// The cgroups that the container's runtime sees.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +57,9 @@ impl Cgroup {
         match self {
             Self::AsMounted => "",
             Self::V2 => "umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup;",
-            Self::WithCrun => "if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi;",
+            Self::WithCrun => {
+                "if mountpoint -q /sys/fs/cgroup/unified; then umount /sys/fs/cgroup/unified; fi;"
+            }
         }
     }
 }
@@ -58,11 +80,17 @@ const RUN_DIR: &str = "/run/oci-nvidia-hook";
 
 /// Podman's default limits need CAP_SYS_RESOURCE, and a controller that cgroup v2 lacks if v1 has it. `--pids-limit` does not
 /// help: Podman's and runc's versions interpret its values differently.
-pub const CONTAINERS_CONF: &str =
-    "[containers]\ndefault_ulimits = [\"nofile=20000:20000\", \"nproc=30000:30000\"]\npids_limit = 0\n";
+pub const CONTAINERS_CONF: &str = "[containers]\ndefault_ulimits = [\"nofile=20000:20000\", \"nproc=30000:30000\"]\npids_limit = 0\n";
 
 /// Options of Podman for hosts without systemd.
-pub const OPTIONS: [&str; 6] = ["--cgroup-manager", "cgroupfs", "--runtime", "runc", "--events-backend", "none"];
+pub const OPTIONS: [&str; 6] = [
+    "--cgroup-manager",
+    "cgroupfs",
+    "--runtime",
+    "runc",
+    "--events-backend",
+    "none",
+];
 
 pub const IMAGE: &str = "localhost/small";
 
@@ -72,7 +100,10 @@ impl Podman {
         static SHARED: OnceLock<Podman> = OnceLock::new();
         SHARED.get_or_init(|| {
             let podman = Self::with_image();
-            let image = Image::new(&podman.dir.path().join("old"), &["--layout", "debian", "--cache", "old"]);
+            let image = Image::new(
+                &podman.dir.path().join("old"),
+                &["--layout", "debian", "--cache", "old"],
+            );
             podman.import(&image.rootfs, "localhost/old-cache");
             podman
         })
@@ -96,9 +127,16 @@ impl Podman {
         std::fs::create_dir_all(&hooks).unwrap();
         std::fs::create_dir_all(dir.path().join("old")).unwrap();
         let networks = dir.path().join("networks");
-        let conf = format!("{CONTAINERS_CONF}[network]\nnetwork_config_dir = \"{}\"\n", networks.display());
+        let conf = format!(
+            "{CONTAINERS_CONF}[network]\nnetwork_config_dir = \"{}\"\n",
+            networks.display()
+        );
         std::fs::write(dir.path().join("containers.conf"), conf).unwrap();
-        let podman = Self { dir, runroot, hooks };
+        let podman = Self {
+            dir,
+            runroot,
+            hooks,
+        };
         podman.install_hook(&FakeDriver::shared().config);
         podman
     }
@@ -126,7 +164,13 @@ impl Podman {
         self.write_hook("oci-nvidia-hook.json", &mut json, config, &stage.into());
     }
 
-    fn write_hook(&self, name: &str, json: &mut serde_json::Value, config: &Path, stage: &serde_json::Value) {
+    fn write_hook(
+        &self,
+        name: &str,
+        json: &mut serde_json::Value,
+        config: &Path,
+        stage: &serde_json::Value,
+    ) {
         json["hook"]["path"] = HOOK.into();
         json["hook"]["args"] = serde_json::json!(["oci-nvidia-hook", "--config", config, stage]);
         let name = Path::new(name).file_name().unwrap();
@@ -147,12 +191,18 @@ impl Podman {
 
     /// The same hook as on the kernel of this test.
     fn hooks(&self) -> PathBuf {
-        let Some(kernel) = kernels::current() else { return self.hooks.clone() };
+        let Some(kernel) = kernels::current() else {
+            return self.hooks.clone();
+        };
         let text = std::fs::read_to_string(self.hooks.join("oci-nvidia-hook.json")).unwrap();
         let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
         let mut args = kernels::hook();
         json["hook"]["path"] = args[0].clone().into();
-        args.extend(json["hook"]["args"].as_array().unwrap()[1..].iter().map(|arg| arg.as_str().unwrap().to_owned()));
+        args.extend(
+            json["hook"]["args"].as_array().unwrap()[1..]
+                .iter()
+                .map(|arg| arg.as_str().unwrap().to_owned()),
+        );
         json["hook"]["args"] = args.into();
         let dir = self.dir.path().join(format!("hooks-{}", kernel.name));
         std::fs::create_dir_all(&dir).unwrap();
@@ -195,7 +245,11 @@ impl Podman {
     /// The same with these options for `podman import`.
     pub fn import_with(&self, rootfs: &Path, name: &str, options: &str) {
         let podman = self.base().join(" ");
-        crate::support::sh(&format!("tar -C '{}' -c . | {podman} import {options} - {name}", rootfs.display())).ok();
+        crate::support::sh(&format!(
+            "tar -C '{}' -c . | {podman} import {options} - {name}",
+            rootfs.display()
+        ))
+        .ok();
     }
 
     /// `podman run --rm ARGUMENTS` without a hooks directory of the test, and with those of `root` laid over /usr and /etc,
@@ -203,16 +257,25 @@ impl Podman {
     pub fn run_installed(&self, root: &Path, arguments: &[&str]) -> Ran {
         let drop_ins = root.join("etc/containers/containers.conf.d");
         std::fs::create_dir_all(&drop_ins).unwrap();
-        std::fs::copy(self.dir.path().join("containers.conf"), drop_ins.join("10-test.conf")).unwrap();
+        std::fs::copy(
+            self.dir.path().join("containers.conf"),
+            drop_ins.join("10-test.conf"),
+        )
+        .unwrap();
         let script = format!(
             "for dir in usr etc; do mkdir -p '{root}'/$dir; \
                mount -t overlay -o \"lowerdir={root}/$dir:/$dir\" overlay /$dir; done; exec \"$@\"",
             root = root.display()
         );
         let mut unshare = Command::new("unshare");
-        unshare.args(["-m", "sh", "-euc", &script, "sh"]).args(self.with_storage());
+        unshare
+            .args(["-m", "sh", "-euc", &script, "sh"])
+            .args(self.with_storage());
         let log = Log::new(self.dir.path());
-        unshare.args(["run", "--rm", "--network=none"]).args(log.options()).args(arguments);
+        unshare
+            .args(["run", "--rm", "--network=none"])
+            .args(log.options())
+            .args(arguments);
         log.complete(run(unshare.env_remove("CONTAINERS_CONF")))
     }
 
@@ -225,10 +288,17 @@ impl Podman {
     pub fn run_after(&self, script: &str, cgroup: Cgroup, arguments: &[&str]) -> Ran {
         let log = Log::new(self.dir.path());
         let options = log.options();
-        let words = ["run", "--rm", "--network=none"].into_iter().chain(options.iter().map(String::as_str));
+        let words = ["run", "--rm", "--network=none"]
+            .into_iter()
+            .chain(options.iter().map(String::as_str));
         let words = words.chain(arguments.iter().copied());
-        let words: Vec<_> = words.map(|word| format!("'{}'", word.replace('\'', "'\\''"))).collect();
-        log.complete(self.shell(cgroup, &format!("{script}\nexec \"$@\" {}", words.join(" "))))
+        let words: Vec<_> = words
+            .map(|word| format!("'{}'", word.replace('\'', "'\\''")))
+            .collect();
+        log.complete(self.shell(
+            cgroup,
+            &format!("{script}\nexec \"$@\" {}", words.join(" ")),
+        ))
     }
 
     /// `podman run --rm ARGUMENTS` with only this containers.conf, which names the hooks directories.
@@ -238,7 +308,10 @@ impl Podman {
         let log = Log::new(self.dir.path());
         words.extend(["run", "--rm", "--network=none"].map(str::to_owned));
         words.extend(log.options());
-        log.complete(run(Command::new(&words[0]).args(&words[1..]).args(arguments).env("CONTAINERS_CONF", conf)))
+        log.complete(run(Command::new(&words[0])
+            .args(&words[1..])
+            .args(arguments)
+            .env("CONTAINERS_CONF", conf)))
     }
 
     /// Runs a shell script in a separate mount namespace, in which `"$@"` is podman.
@@ -246,13 +319,19 @@ impl Podman {
         let mut words = self.base();
         match cgroup {
             Cgroup::AsMounted | Cgroup::V2 => {}
-            Cgroup::WithCrun => words.iter_mut().filter(|word| *word == "runc").for_each(|word| *word = "crun".into()),
+            Cgroup::WithCrun => words
+                .iter_mut()
+                .filter(|word| *word == "runc")
+                .for_each(|word| *word = "crun".into()),
         }
         // The hook's data about these containers is removed with the namespace.
-        let own_run = format!("mkdir -p -m 700 {RUN_DIR}; mount -t tmpfs -o mode=0700 run {RUN_DIR};");
+        let own_run =
+            format!("mkdir -p -m 700 {RUN_DIR}; mount -t tmpfs -o mode=0700 run {RUN_DIR};");
         let script = format!("{own_run} {} {script}", cgroup.prepare());
         let mut unshare = Command::new("unshare");
-        unshare.args(["-m", "sh", "-euc", &script, "sh"]).args(&words);
+        unshare
+            .args(["-m", "sh", "-euc", &script, "sh"])
+            .args(&words);
         run(unshare.env("CONTAINERS_CONF", self.dir.path().join("containers.conf")))
     }
 }
@@ -262,7 +341,9 @@ impl Podman {
 pub fn make_searchable() -> String {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let is_closed = |dir: &&Path| std::fs::metadata(dir).unwrap().permissions().mode() & 1 == 0;
-    let Some(closed) = target.ancestors().filter(is_closed).last() else { return String::new() };
+    let Some(closed) = target.ancestors().filter(is_closed).last() else {
+        return String::new();
+    };
     format!(
         "mount -t tmpfs stage /mnt; mkdir /mnt/target; mount --bind '{target}' /mnt/target; \
          mount -t tmpfs -o mode=755 home '{closed}'; mkdir -p '{target}'; mount --move /mnt/target '{target}'; umount /mnt",
@@ -282,14 +363,23 @@ impl Log {
     }
 
     fn options(&self) -> Vec<String> {
-        ["--log-driver=k8s-file".into(), format!("--log-opt=path={}", self.0.display())].into()
+        [
+            "--log-driver=k8s-file".into(),
+            format!("--log-opt=path={}", self.0.display()),
+        ]
+        .into()
     }
 
     /// The same with the complete output of the container, if one was started.
     fn complete(self, mut ran: Ran) -> Ran {
-        let Ok(log) = std::fs::read_to_string(&self.0) else { return ran };
+        let Ok(log) = std::fs::read_to_string(&self.0) else {
+            return ran;
+        };
         // TIME stdout F LINE; P instead of F: the line continues in the next entry.
-        let entries = log.lines().filter_map(|line| line.split_once(" stdout ")).map(|(_, entry)| entry);
+        let entries = log
+            .lines()
+            .filter_map(|line| line.split_once(" stdout "))
+            .map(|(_, entry)| entry);
         ran.stdout = entries.fold(String::new(), |output, entry| match entry.split_once(' ') {
             Some(("P", text)) => output + text,
             Some((_, text)) => output + text + "\n",

@@ -18,19 +18,28 @@ tests! {
 /// Returns the quoted text of the page, in the column of symptoms, that contains these words.
 fn of_the_page(words: &str) -> String {
     let page = fs::read_to_string(source("docs/troubleshooting.md")).unwrap();
-    let seen = page.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
+    let seen = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
     let quoted = |cell: &str| -> Vec<String> {
         // Texts in double backticks contain a backtick.
         let (mut texts, mut rest) = (Vec::new(), cell);
         while let Some(start) = rest.find('`') {
-            let mark = if rest[start..].starts_with("``") { "``" } else { "`" };
+            let mark = if rest[start..].starts_with("``") {
+                "``"
+            } else {
+                "`"
+            };
             let (text, behind) = rest[start + mark.len()..].split_once(mark).unwrap();
             texts.push(text.to_owned());
             rest = behind;
         }
         texts
     };
-    let found: Vec<_> = seen.flat_map(quoted).filter(|text| text.contains(words)).collect();
+    let found: Vec<_> = seen
+        .flat_map(quoted)
+        .filter(|text| text.contains(words))
+        .collect();
     assert_eq!(found.len(), 1, "{words:?} is on the page: {found:?}");
     found[0].clone()
 }
@@ -40,7 +49,9 @@ fn of_the_page(words: &str) -> String {
 fn assert_says(ran: &Ran, text: &str) {
     let mut rest = ran.stderr.as_str();
     for part in text.split('…') {
-        let at = rest.find(part).unwrap_or_else(|| panic!("{part:?} of {text:?} is not in {ran:?}"));
+        let at = rest
+            .find(part)
+            .unwrap_or_else(|| panic!("{part:?} of {text:?} is not in {ran:?}"));
         rest = &rest[at + part.len()..];
     }
 }
@@ -52,7 +63,10 @@ fn of_runc() {
     let ran = podman.run(Cgroup::AsMounted, &[IMAGE, "nvidia-smi"]);
     assert_says(&ran, &of_the_page("exec: \"nvidia-smi\""));
     assert_says(&ran, &of_the_page("attempted to invoke a command"));
-    assert_says(&podman.run(Cgroup::AsMounted, WRONG), &of_the_page("error during container init"));
+    assert_says(
+        &podman.run(Cgroup::AsMounted, WRONG),
+        &of_the_page("error during container init"),
+    );
 }
 
 fn of_crun() {
@@ -60,14 +74,18 @@ fn of_crun() {
     let ran = podman.run(Cgroup::WithCrun, &[IMAGE, "nvidia-smi"]);
     assert_says(&ran, &of_the_page("executable file `nvidia-smi`"));
     let ran = podman.run(Cgroup::WithCrun, WRONG);
-    assert_says(&ran, &of_the_page("error executing hook").replace("/usr/bin/oci-nvidia-hook", HOOK));
+    assert_says(
+        &ran,
+        &of_the_page("error executing hook").replace("/usr/bin/oci-nvidia-hook", HOOK),
+    );
 }
 
 fn of_precreate() {
     let podman = Podman::with_image();
     podman.remove_hook();
     podman.install_precreate(&FakeDriver::shared().config);
-    let text = of_the_page("executing [").replace("oci-nvidia-hook ", "oci-nvidia-hook --config … ");
+    let text =
+        of_the_page("executing [").replace("oci-nvidia-hook ", "oci-nvidia-hook --config … ");
     assert_says(&podman.run(Cgroup::AsMounted, WRONG), &text);
 }
 
@@ -76,12 +94,23 @@ fn of_cdi() {
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
     cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
-    let start =
-        |device: &str| Podman::shared().run_after(&only_spec(&path), Cgroup::AsMounted, &[device, IMAGE, "true"]);
-    assert_says(&start("--device=nvidia.com/gpu=7"), &of_the_page("unresolvable CDI devices"));
+    let start = |device: &str| {
+        Podman::shared().run_after(
+            &only_spec(&path),
+            Cgroup::AsMounted,
+            &[device, IMAGE, "true"],
+        )
+    };
+    assert_says(
+        &start("--device=nvidia.com/gpu=7"),
+        &of_the_page("unresolvable CDI devices"),
+    );
     // Nodes that another driver no longer creates.
     fs::remove_file(fake.root.join("dev/nvidia0")).unwrap();
-    assert_says(&start("--device=nvidia.com/gpu=0"), &of_the_page("failed to stat CDI host device"));
+    assert_says(
+        &start("--device=nvidia.com/gpu=0"),
+        &of_the_page("failed to stat CDI host device"),
+    );
 }
 
 fn of_a_time_that_is_up() {
@@ -93,14 +122,19 @@ fn of_a_time_that_is_up() {
     let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     json["hook"]["timeout"] = 1.into();
     fs::write(&file, json.to_string()).unwrap();
-    let ran = podman.run(Cgroup::AsMounted, &["-e", "NVIDIA_VISIBLE_DEVICES=all", IMAGE, "true"]);
+    let ran = podman.run(
+        Cgroup::AsMounted,
+        &["-e", "NVIDIA_VISIBLE_DEVICES=all", IMAGE, "true"],
+    );
     assert_says(&ran, &of_the_page("hook ran past specified timeout"));
 }
 
 /// For Podman before 4.8; later versions support the syntax.
 fn of_containers_conf() {
-    let version =
-        Version::parse(&crate::support::run(std::process::Command::new("podman").arg("--version")).ok()).unwrap();
+    let version = Version::parse(
+        &crate::support::run(std::process::Command::new("podman").arg("--version")).ok(),
+    )
+    .unwrap();
     let podman = Podman::shared();
     let conf = podman.dir.path().join("append.conf");
     fs::write(&conf, "[engine]\nhooks_dir = [\"/x\", {append = true}]\n").unwrap();

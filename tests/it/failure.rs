@@ -8,7 +8,12 @@ use crate::driver::{FakeDriver, Image, Waiting};
 use crate::kernels;
 use crate::support::{Need, run_with, scratch, snapshot};
 
-const NEEDS: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("strace")];
+const NEEDS: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Program("strace"),
+];
 
 tests! {
     NEEDS => every_call_that_changes_something = every_call(CHANGING, WRITABLE),
@@ -38,8 +43,17 @@ const CHANGING: &[&str] = &[
 const READING: &[&str] = &["openat", "openat2", "readlinkat", "getdents64"];
 
 /// The system calls that create the layers of a read-only rootfs.
-const LAYERING: &[&str] =
-    &["mount", "mkdirat", "mknodat", "symlinkat", "write", "umount2", "openat2", "move_mount", "statx"];
+const LAYERING: &[&str] = &[
+    "mount",
+    "mkdirat",
+    "mknodat",
+    "symlinkat",
+    "write",
+    "umount2",
+    "openat2",
+    "move_mount",
+    "statx",
+];
 
 /// Commands that run on the rootfs at the end.
 const WRITABLE: &str = "true";
@@ -57,7 +71,11 @@ impl Layers {
     fn new() -> Self {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
-        Self { dir, image, user: 0 }
+        Self {
+            dir,
+            image,
+            user: 0,
+        }
     }
 
     fn start(&self, last: &str) -> (Waiting, std::path::PathBuf) {
@@ -87,18 +105,41 @@ impl Layers {
 /// Returns the files of an upper layer except for copies of the image's directories: overlayfs creates these copies when
 /// something is created in the directories, and keeps them when it is removed.
 fn left_in(upper: &Path) -> String {
-    snapshot(upper).lines().filter(|line| line.split(' ').nth(1) != Some("d")).collect()
+    snapshot(upper)
+        .lines()
+        .filter(|line| line.split(' ').nth(1) != Some("d"))
+        .collect()
 }
 
 fn every_call(calls: &[&str], last: &str) {
-    fails_at(&FakeDriver::new(&["--gpus", "2", "--drm"]), &Layers::new(), calls, last);
+    fails_at(
+        &FakeDriver::new(&["--gpus", "2", "--drm"]),
+        &Layers::new(),
+        calls,
+        last,
+    );
 }
 
 /// For a user who has no permission to open the host's nodes.
 fn every_call_that_creates_a_node() {
     let fake = FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]);
-    let layers = Layers { user: 1000, ..Layers::new() };
-    fails_at(&fake, &layers, &["mount", "umount2", "mknodat", "fchmodat", "open_tree", "move_mount"], WRITABLE);
+    let layers = Layers {
+        user: 1000,
+        ..Layers::new()
+    };
+    fails_at(
+        &fake,
+        &layers,
+        &[
+            "mount",
+            "umount2",
+            "mknodat",
+            "fchmodat",
+            "open_tree",
+            "move_mount",
+        ],
+        WRITABLE,
+    );
 }
 
 fn fails_at(fake: &FakeDriver, layers: &Layers, calls: &[&str], last: &str) {
@@ -111,21 +152,41 @@ fn fails_at(fake: &FakeDriver, layers: &Layers, calls: &[&str], last: &str) {
             let trace = layers.dir.path().join("trace");
             let injected = format!("inject={call}:error=EIO:when={n}");
             let mut strace = Command::new("strace");
-            strace.args(["-e", &format!("trace={call}"), "-e", &injected, "-o"]).arg(&trace);
-            strace.args(kernels::hook()).arg("--config").arg(&fake.config).arg("prestart").env_clear();
+            strace
+                .args(["-e", &format!("trace={call}"), "-e", &injected, "-o"])
+                .arg(&trace);
+            strace
+                .args(kernels::hook())
+                .arg("--config")
+                .arg(&fake.config)
+                .arg("prestart")
+                .env_clear();
             let ran = run_with(&mut strace, container.state().as_bytes());
-            let was_hit = std::fs::read_to_string(&trace).unwrap().contains("(INJECTED)");
+            let was_hit = std::fs::read_to_string(&trace)
+                .unwrap()
+                .contains("(INJECTED)");
             let about = format!("{call} {n}: {ran:?}");
             assert!(ran.code.is_some(), "the hook ends: {about}");
-            assert!(std::fs::read_to_string("/proc/self/mountinfo").unwrap() == host_mounts, "{about}");
+            assert!(
+                std::fs::read_to_string("/proc/self/mountinfo").unwrap() == host_mounts,
+                "{about}"
+            );
             if ran.code == Some(0) {
                 if was_hit {
-                    let works = container.exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1; test -c /dev/nvidia0");
+                    let works = container
+                        .exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1; test -c /dev/nvidia0");
                     assert_eq!(works.code, Some(0), "{about}: {works:?}");
                     let image = container.exec("test -s /etc/passwd && test -x /usr/bin/cat");
-                    assert_eq!(image.code, Some(0), "no file of the image is hidden: {about}");
+                    assert_eq!(
+                        image.code,
+                        Some(0),
+                        "no file of the image is hidden: {about}"
+                    );
                     let complete = container.exec("nvidia-smi -L").code == Some(0);
-                    assert!(complete || ran.stderr.contains("nvidia-smi"), "the missing file is reported: {about}");
+                    assert!(
+                        complete || ran.stderr.contains("nvidia-smi"),
+                        "the missing file is reported: {about}"
+                    );
                 }
                 drop(container);
                 (container, upper) = layers.start(last);
@@ -133,10 +194,18 @@ fn fails_at(fake: &FakeDriver, layers: &Layers, calls: &[&str], last: &str) {
             } else {
                 failed += 1;
                 assert_eq!(left_in(&upper), "", "{about}");
-                assert!(container.mountinfo() == clean_mounts, "{about}\n{}", container.mountinfo());
+                assert!(
+                    container.mountinfo() == clean_mounts,
+                    "{about}\n{}",
+                    container.mountinfo()
+                );
                 let lines: Vec<_> = ran.stderr.lines().collect();
-                let by_the_loader = ran.code == Some(127) && ran.stderr.contains("shared libraries");
-                assert!(by_the_loader || (1..=2).contains(&lines.len()), "one line and a hint: {about}");
+                let by_the_loader =
+                    ran.code == Some(127) && ran.stderr.contains("shared libraries");
+                assert!(
+                    by_the_loader || (1..=2).contains(&lines.len()),
+                    "one line and a hint: {about}"
+                );
             }
             if !was_hit {
                 assert_eq!(ran.code, Some(0), "{about}");
@@ -152,22 +221,38 @@ fn fails_at(fake: &FakeDriver, layers: &Layers, calls: &[&str], last: &str) {
 fn a_root_file_system_that_another_container_uses() {
     let (fake, dir) = (FakeDriver::new(&["--gpus", "1"]), scratch());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let start = |name: &str| Waiting::start(&dir.path().join(name), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=0"], "");
+    let start = |name: &str| {
+        Waiting::start(
+            &dir.path().join(name),
+            &image.rootfs,
+            &["NVIDIA_VISIBLE_DEVICES=0"],
+            "",
+        )
+    };
     let (before, first) = (snapshot(&image.rootfs), start("first"));
     let mut strace = Command::new("strace");
     // The links follow the last mount.
     let injected = "inject=symlinkat:error=EIO:when=1:delay_enter=10000000";
-    strace.args(["-e", "trace=symlinkat", "-e", injected, "-o"]).arg(dir.path().join("trace")).args(kernels::hook());
+    strace
+        .args(["-e", "trace=symlinkat", "-e", injected, "-o"])
+        .arg(dir.path().join("trace"))
+        .args(kernels::hook());
     let fails = std::thread::scope(|scope| {
         let fails = scope.spawn(|| first.call(&mut strace, &fake.config));
         let started = Instant::now();
-        while !std::fs::read_to_string(dir.path().join("trace")).is_ok_and(|trace| trace.contains("symlinkat")) {
+        while !std::fs::read_to_string(dir.path().join("trace"))
+            .is_ok_and(|trace| trace.contains("symlinkat"))
+        {
             assert!(started.elapsed() < Duration::from_secs(60));
             std::thread::sleep(Duration::from_millis(10));
         }
         let second = start("second");
         second.hook(&fake.config).ok();
-        let works = || second.exec("probe-dlopen libcuda.so.1 && nvidia-smi -L").ok();
+        let works = || {
+            second
+                .exec("probe-dlopen libcuda.so.1 && nvidia-smi -L")
+                .ok()
+        };
         works();
         assert!(!fails.is_finished(), "the first one still waits");
         let fails = fails.join().unwrap();
@@ -176,5 +261,8 @@ fn a_root_file_system_that_another_container_uses() {
     });
     assert_eq!(fails.code, Some(1), "{fails:?}");
     let names = snapshot(&image.rootfs);
-    assert!(names != before && !names.contains("oci-nvidia-hook-"), "no name is lost: {names}");
+    assert!(
+        names != before && !names.contains("oci-nvidia-hook-"),
+        "no name is lost: {names}"
+    );
 }

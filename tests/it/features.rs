@@ -19,19 +19,50 @@ const LIBDIR: &str = "/usr/lib/x86_64-linux-gnu";
 /// Nodes are created as stated in the module's parameters and capability files, with links for runc and systemd. A second run
 /// changes nothing, and a wrong node is replaced.
 fn prepare_makes_nodes() {
-    let fake = FakeDriver::new(&["--gpus", "2", "--mig", "--dev-mode", "0660", "--dev-group", "video", "--no-dev"]);
+    let fake = FakeDriver::new(&[
+        "--gpus",
+        "2",
+        "--mig",
+        "--dev-mode",
+        "0660",
+        "--dev-group",
+        "video",
+        "--no-dev",
+    ]);
     std::fs::create_dir_all(fake.root.join("sys/module/nvidia_modeset")).unwrap();
     let prepare = || {
         let mut prepare = Command::new(HOOK);
-        run_with(prepare.arg("--config").arg(&fake.config).arg("prepare").env_clear(), b"").ok()
+        run_with(
+            prepare
+                .arg("--config")
+                .arg(&fake.config)
+                .arg("prepare")
+                .env_clear(),
+            b"",
+        )
+        .ok()
     };
     let said = prepare();
-    let made: Vec<_> = said.lines().map(|line| line.split(' ').nth(1).unwrap()).collect();
+    let made: Vec<_> = said
+        .lines()
+        .map(|line| line.split(' ').nth(1).unwrap())
+        .collect();
     assert_eq!(made.len(), 2 + 1 + 1 + 2 + 6, "{said}");
-    assert!(said.contains("made /dev/nvidia1 c 195:1 0:") && said.contains(" 0660\n"), "{said}");
+    assert!(
+        said.contains("made /dev/nvidia1 c 195:1 0:") && said.contains(" 0660\n"),
+        "{said}"
+    );
     // Capabilities have their own owners and modes: the first one repartitions GPUs.
-    for cap in ["1 c 510:1 0:0 0400", "2 c 510:2 0:0 0444", "12 c 510:12 0:0 0444", "22 c 510:22 0:0 0444"] {
-        assert!(said.contains(&format!("made /dev/nvidia-caps/nvidia-cap{cap}\n")), "{said}");
+    for cap in [
+        "1 c 510:1 0:0 0400",
+        "2 c 510:2 0:0 0444",
+        "12 c 510:12 0:0 0444",
+        "22 c 510:22 0:0 0444",
+    ] {
+        assert!(
+            said.contains(&format!("made /dev/nvidia-caps/nvidia-cap{cap}\n")),
+            "{said}"
+        );
     }
     assert_eq!(prepare(), "");
     let dev = fake.root.join("dev");
@@ -44,11 +75,26 @@ fn prepare_makes_nodes() {
     fake.configure(NODES_OF_THE_HOST);
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     container.hook(&fake.config).ok();
-    assert_eq!(container.exec("stat -c '%a %U:%G' /dev/nvidia0").ok().trim(), "660 root:video");
+    assert_eq!(
+        container
+            .exec("stat -c '%a %U:%G' /dev/nvidia0")
+            .ok()
+            .trim(),
+        "660 root:video"
+    );
 
-    std::fs::write(fake.root.join("proc/driver/nvidia/params"), "ModifyDeviceFiles: 0\n").unwrap();
+    std::fs::write(
+        fake.root.join("proc/driver/nvidia/params"),
+        "ModifyDeviceFiles: 0\n",
+    )
+    .unwrap();
     assert_eq!(prepare(), "", "the administrator makes them");
 }
 
@@ -64,7 +110,9 @@ fn cuda_compat() {
         ("575.57.08", "ldconfig", "[535, 550]", true),
         ("575.57.08", "ldconfig", "[550]", false),
     ] {
-        fake.configure(&format!("[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"{mode}\""));
+        fake.configure(&format!(
+            "[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"{mode}\""
+        ));
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
         let target = image.rootfs.join(compat);
@@ -72,20 +120,41 @@ fn cuda_compat() {
         symlink("/usr/local/cuda-12.9", image.rootfs.join("usr/local/cuda")).unwrap();
         compat_library(&target.join(format!("libcuda.so.{version}")), note);
         symlink(format!("libcuda.so.{version}"), target.join("libcuda.so.1")).unwrap();
-        let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+        let container = Waiting::start(
+            dir.path(),
+            &image.rootfs,
+            &["NVIDIA_VISIBLE_DEVICES=all"],
+            "",
+        );
         let mut plan = Command::new(HOOK);
-        plan.arg("--config").arg(&fake.config).args(["plan", "-"]).env_clear();
+        plan.arg("--config")
+            .arg(&fake.config)
+            .args(["plan", "-"])
+            .env_clear();
         let told = run_with(&mut plan, container.state().as_bytes()).ok();
-        assert_eq!(told.contains("ONH-231"), theirs, "{version} {mode} {note}: {told}");
+        assert_eq!(
+            told.contains("ONH-231"),
+            theirs,
+            "{version} {mode} {note}: {told}"
+        );
         container.hook(&fake.config).ok();
-        let found = container.exec("probe-dlopen libcuda.so.1 libcuda.so libnvidia-ml.so.1").ok();
+        let found = container
+            .exec("probe-dlopen libcuda.so.1 libcuda.so libnvidia-ml.so.1")
+            .ok();
         // A process that opens both names must not get two libraries.
         let from_image = found.matches("/usr/local/cuda/compat/libcuda.so").count();
-        assert_eq!(from_image, if theirs { 2 } else { 0 }, "{version} {mode} {note}: {found}");
+        assert_eq!(
+            from_image,
+            if theirs { 2 } else { 0 },
+            "{version} {mode} {note}: {found}"
+        );
         // After the first run, the host's linker cache does not list the development link.
         std::fs::remove_file(fake.root.join(&LIBDIR[1..]).join("libcuda.so")).ok();
         sh(&format!("/sbin/ldconfig -r '{}'", fake.root.display())).ok();
-        assert!(found.contains(&format!("{LIBDIR}/libnvidia-ml.so.1")), "{found}");
+        assert!(
+            found.contains(&format!("{LIBDIR}/libnvidia-ml.so.1")),
+            "{found}"
+        );
     }
     fake.configure("");
     let dir = scratch();
@@ -93,34 +162,69 @@ fn cuda_compat() {
     std::fs::create_dir_all(dir.path().join("host")).unwrap();
     std::fs::write(dir.path().join("host/libcuda.so.999.1.1"), "").unwrap();
     std::fs::create_dir_all(image.rootfs.join("usr/local/cuda")).unwrap();
-    symlink(dir.path().join("host"), image.rootfs.join("usr/local/cuda/compat")).unwrap();
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    symlink(
+        dir.path().join("host"),
+        image.rootfs.join("usr/local/cuda/compat"),
+    )
+    .unwrap();
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     container.hook(&fake.config).ok();
-    assert!(container.exec("probe-dlopen libcuda.so.1").ok().contains(LIBDIR));
+    assert!(
+        container
+            .exec("probe-dlopen libcuda.so.1")
+            .ok()
+            .contains(LIBDIR)
+    );
 }
 
 /// Programs open the libraries by these names, whether or not the host's development packages are installed. The hook and CDI
 /// both create them.
 fn links_for_development() {
-    const NAMES: [&str; 4] = ["libnvidia-encode", "libnvidia-fbc", "libnvidia-ml", "libnvidia-ngx"];
+    const NAMES: [&str; 4] = [
+        "libnvidia-encode",
+        "libnvidia-fbc",
+        "libnvidia-ml",
+        "libnvidia-ngx",
+    ];
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     for name in NAMES.iter().filter(|name| **name != "libnvidia-ml") {
-        let library = fake.root.join(&LIBDIR[1..]).join(format!("{name}.so.535.183.01"));
+        let library = fake
+            .root
+            .join(&LIBDIR[1..])
+            .join(format!("{name}.so.535.183.01"));
         std::fs::copy(crate::hosts::stub(&format!("{name}.so.1"), false), library).unwrap();
     }
     sh(&format!("/sbin/ldconfig -r '{}'", fake.root.display())).ok();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"];
+    let env = [
+        "NVIDIA_VISIBLE_DEVICES=all",
+        "NVIDIA_DRIVER_CAPABILITIES=all",
+    ];
     let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
     container.hook(&fake.config).ok();
     let mut generate = Command::new(HOOK);
-    let spec =
-        run(generate.arg("--config").arg(&fake.config).args(["cdi", "generate", "--output", "-"]).env_clear()).ok();
+    let spec = run(generate
+        .arg("--config")
+        .arg(&fake.config)
+        .args(["cdi", "generate", "--output", "-"])
+        .env_clear())
+    .ok();
     for name in NAMES {
-        assert_eq!(container.exec(&format!("readlink {LIBDIR}/{name}.so")).ok(), format!("{name}.so.1\n"));
+        assert_eq!(
+            container.exec(&format!("readlink {LIBDIR}/{name}.so")).ok(),
+            format!("{name}.so.1\n")
+        );
         container.exec(&format!("probe-dlopen {name}.so")).ok();
         let link = format!("{name}.so.1::{LIBDIR}/{name}.so");
-        assert!(spec.lines().any(|line| line.contains(&link)), "{link} is not in\n{spec}");
+        assert!(
+            spec.lines().any(|line| line.contains(&link)),
+            "{link} is not in\n{spec}"
+        );
     }
 }
 
@@ -128,7 +232,11 @@ fn links_for_development() {
 fn unknown_libraries_are_for_all() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let libdir = fake.root.join(&LIBDIR[1..]);
-    std::fs::copy(libdir.join("libnvidia-cfg.so.535.183.01"), libdir.join("libnvidia-later.so.535.183.01")).unwrap();
+    std::fs::copy(
+        libdir.join("libnvidia-cfg.so.535.183.01"),
+        libdir.join("libnvidia-later.so.535.183.01"),
+    )
+    .unwrap();
     let shipped = std::fs::read_to_string(&fake.config).unwrap();
     for (supported, asked, given) in [
         ("", "all", true),
@@ -146,9 +254,16 @@ fn unknown_libraries_are_for_all() {
             r#"{{"root":{{"path":"/nowhere"}},"process":{{"env":["NVIDIA_VISIBLE_DEVICES=all","NVIDIA_DRIVER_CAPABILITIES={asked}"]}}}}"#
         );
         let mut plan = Command::new(HOOK);
-        plan.arg("--config").arg(&fake.config).args(["plan", "-", "--stage", "precreate"]).env_clear();
+        plan.arg("--config")
+            .arg(&fake.config)
+            .args(["plan", "-", "--stage", "precreate"])
+            .env_clear();
         let told = run_with(&mut plan, spec.as_bytes()).ok();
-        assert_eq!(told.contains("libnvidia-later"), given, "{supported:?} {asked}: {told}");
+        assert_eq!(
+            told.contains("libnvidia-later"),
+            given,
+            "{supported:?} {asked}: {told}"
+        );
     }
 }
 
@@ -157,8 +272,13 @@ fn files_of_the_administrator() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let opt = fake.root.join("opt/extra");
     std::fs::create_dir_all(&opt).unwrap();
-    std::fs::copy(fake.root.join(&LIBDIR[1..]).join("libnvidia-nvvm.so.535.183.01"), opt.join("libextra.so.7"))
-        .unwrap();
+    std::fs::copy(
+        fake.root
+            .join(&LIBDIR[1..])
+            .join("libnvidia-nvvm.so.535.183.01"),
+        opt.join("libextra.so.7"),
+    )
+    .unwrap();
     std::fs::write(opt.join("extra.conf"), "extra").unwrap();
     let drop_ins = fake.config.with_file_name("config.toml.d");
     std::fs::create_dir(&drop_ins).unwrap();
@@ -168,18 +288,30 @@ fn files_of_the_administrator() {
     )
     .unwrap();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     let ran = container.hook(&fake.config);
-    assert!(ran.stderr.contains("\"/opt/extra/none\"") && ran.stderr.contains("ONH-207"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("\"/opt/extra/none\"") && ran.stderr.contains("ONH-207"),
+        "{}",
+        ran.stderr
+    );
     ran.ok();
     assert_eq!(container.exec("cat /opt/extra/extra.conf").ok(), "extra");
-    container.exec(&format!("probe-dlopen {LIBDIR}/libextra.so.7")).ok();
+    container
+        .exec(&format!("probe-dlopen {LIBDIR}/libextra.so.7"))
+        .ok();
 }
 
 /// Creates a library, with the note of a compatibility library if `drivers` are given.
 pub fn compat_library(path: &Path, drivers: &str) {
-    let json =
-        format!("{{\\\"Format\\\":1,\\\"CUDA Version\\\":\\\"12.9\\\",\\\"Driver\\\":{drivers},\\\"Device\\\":[9]}}");
+    let json = format!(
+        "{{\\\"Format\\\":1,\\\"CUDA Version\\\":\\\"12.9\\\",\\\"Driver\\\":{drivers},\\\"Device\\\":[9]}}"
+    );
     let note = format!(
         ".section .note.cuda.fwd_compatibility,\"a\",@note\n.balign 4\n.long 5, 2f-1f, 1\n.asciz \"CUDA\"\n.balign 4\n\
          1: .asciz \"{json}\"\n2: .balign 4\n"
@@ -187,7 +319,13 @@ pub fn compat_library(path: &Path, drivers: &str) {
     let source = path.with_extension("s");
     std::fs::write(&source, if drivers.is_empty() { "" } else { &note }).unwrap();
     let mut cc = Command::new("cc");
-    run_with(cc.args(["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o"]).arg(path).arg(&source), b"").ok();
+    run_with(
+        cc.args(["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o"])
+            .arg(path)
+            .arg(&source),
+        b"",
+    )
+    .ok();
     std::fs::remove_file(source).unwrap();
 }
 
@@ -195,19 +333,34 @@ pub fn compat_library(path: &Path, drivers: &str) {
 fn one_mig_device() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--mig"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=0:1"], MASKABLE_PROC);
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=0:1"],
+        MASKABLE_PROC,
+    );
     container.hook(&fake.config).ok();
     assert_eq!(
-        container.exec("cd /dev; echo nvidia[0-9]* nvidia-caps/*").ok().trim(),
+        container
+            .exec("cd /dev; echo nvidia[0-9]* nvidia-caps/*")
+            .ok()
+            .trim(),
         "nvidia0 nvidia-caps/nvidia-cap21 nvidia-caps/nvidia-cap22"
     );
     let listed = container.exec("nvidia-smi -L").ok();
     let lines: Vec<_> = listed.lines().collect();
     assert_eq!(lines.len(), 2, "{listed}");
-    assert!(lines[1].starts_with("  MIG ") && lines[1].contains("(UUID: MIG-51eed000-0002-"), "{listed}");
-    let files =
-        container.exec("cd /proc/driver/nvidia/capabilities; echo gpu0/mig/*/access gpu0/mig/*/*/access mig").ok();
-    assert_eq!(files.trim(), "gpu0/mig/gi2/access gpu0/mig/gi2/ci0/access mig");
+    assert!(
+        lines[1].starts_with("  MIG ") && lines[1].contains("(UUID: MIG-51eed000-0002-"),
+        "{listed}"
+    );
+    let files = container
+        .exec("cd /proc/driver/nvidia/capabilities; echo gpu0/mig/*/access gpu0/mig/*/*/access mig")
+        .ok();
+    assert_eq!(
+        files.trim(),
+        "gpu0/mig/gi2/access gpu0/mig/gi2/ci0/access mig"
+    );
     assert!(
         container
             .mount_options("/proc/driver/nvidia/capabilities/gpu0/mig/gi2/access")
@@ -215,7 +368,10 @@ fn one_mig_device() {
     );
 
     // The same device by its other names, in a new container each.
-    for name in ["MIG-51eed000-0002-4000-8000-0000fa4e0002", "mig-gpu-51eed000-0000-4000-8000-0000fa4e0000/2/0"] {
+    for name in [
+        "MIG-51eed000-0002-4000-8000-0000fa4e0002",
+        "mig-gpu-51eed000-0000-4000-8000-0000fa4e0000/2/0",
+    ] {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
         let env = format!("NVIDIA_VISIBLE_DEVICES={name}");
@@ -226,7 +382,9 @@ fn one_mig_device() {
     container.set_env(&["NVIDIA_VISIBLE_DEVICES=0:7"]);
     let stderr = container.hook(&fake.config).failed(1);
     assert!(
-        stderr.contains("\"0:7\"") && stderr.contains("(ONH-030)") && stderr.contains(" 0, 0:0, 0:1, 1, all, none"),
+        stderr.contains("\"0:7\"")
+            && stderr.contains("(ONH-030)")
+            && stderr.contains(" 0, 0:0, 0:1, 1, all, none"),
         "{stderr}"
     );
 }
@@ -234,15 +392,26 @@ fn one_mig_device() {
 fn mig_management_is_for_privileged_containers() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--mig"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_CONFIG_DEVICES=all"];
+    let env = [
+        "NVIDIA_VISIBLE_DEVICES=all",
+        "NVIDIA_MIG_CONFIG_DEVICES=all",
+    ];
     let container = Waiting::start(dir.path(), &image.rootfs, &env, MASKABLE_PROC);
     let stderr = container.hook(&fake.config).failed(1);
-    assert!(stderr.contains("NVIDIA_MIG_CONFIG_DEVICES=\"all\""), "{stderr}");
+    assert!(
+        stderr.contains("NVIDIA_MIG_CONFIG_DEVICES=\"all\""),
+        "{stderr}"
+    );
     container.set_privileged_env(&env);
     container.hook(&fake.config).ok();
     let nodes = container.exec("cd /dev/nvidia-caps; echo *").ok();
-    assert_eq!(nodes.trim(), "nvidia-cap1 nvidia-cap12 nvidia-cap13 nvidia-cap21 nvidia-cap22");
-    container.exec("cat /proc/driver/nvidia/capabilities/mig/config").ok();
+    assert_eq!(
+        nodes.trim(),
+        "nvidia-cap1 nvidia-cap12 nvidia-cap13 nvidia-cap21 nvidia-cap22"
+    );
+    container
+        .exec("cat /proc/driver/nvidia/capabilities/mig/config")
+        .ok();
     container.set_privileged_env(&["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_MIG_MONITOR_DEVICES=0"]);
     assert!(container.hook(&fake.config).failed(1).contains("(ONH-038)"));
 }
@@ -254,10 +423,16 @@ fn limits_and_requirements() {
     let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=99"];
     let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
     let ran = container.hook(&fake.config);
-    assert!(ran.stderr.contains("NVIDIA_REQUIRE_CUDA=\"cuda>=99\", but GPU 0 has cuda 12.2"));
+    assert!(
+        ran.stderr
+            .contains("NVIDIA_REQUIRE_CUDA=\"cuda>=99\", but GPU 0 has cuda 12.2")
+    );
     assert!(ran.stderr.contains("(ONH-204)"), "{ran:?}");
     ran.ok();
-    assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia0");
+    assert_eq!(
+        container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(),
+        "nvidia0"
+    );
     container.set_env(&["NVIDIA_VISIBLE_DEVICES=1"]);
     assert!(container.hook(&fake.config).failed(1).contains("(ONH-032)"));
     fake.configure("");
@@ -267,12 +442,26 @@ fn limits_and_requirements() {
 
 /// SUSE's driver creates its nodes as root:video 0660. The default configuration detects the group.
 fn suse_nodes_need_the_video_group() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]));
+    let (dir, fake) = (
+        scratch(),
+        FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]),
+    );
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     for user in ["", "user = \"root:video\"", "user = \"nobody:video\""] {
         fake.configure(user);
         container.hook(&fake.config).ok();
     }
-    assert_eq!(container.exec("stat -c '%a %U:%G' /dev/nvidia0").ok().trim(), "666 root:root");
+    assert_eq!(
+        container
+            .exec("stat -c '%a %U:%G' /dev/nvidia0")
+            .ok()
+            .trim(),
+        "666 root:root"
+    );
 }

@@ -21,22 +21,53 @@ fn of_commands() {
     let (config, file) = (fake.config.to_str().unwrap(), file.to_str().unwrap());
     for (args, id) in [
         (&["unshare", "-Ur", HOOK, "prepare"][..], "ONH-006"),
-        (&[HOOK, "--config", config, "cdi", "generate", "--output", file], "ONH-051"),
-        (&[HOOK, "--config", config, "plan", "-", "--inventory", "/nowhere"], "ONH-052"),
+        (
+            &[
+                HOOK, "--config", config, "cdi", "generate", "--output", file,
+            ],
+            "ONH-051",
+        ),
+        (
+            &[
+                HOOK,
+                "--config",
+                config,
+                "plan",
+                "-",
+                "--inventory",
+                "/nowhere",
+            ],
+            "ONH-052",
+        ),
     ] {
         let state = json!({"id": "c", "bundle": dir.path()}).to_string();
         write_spec(&dir, &["NVIDIA_VISIBLE_DEVICES=all"], &json!({}));
-        let ran = run_with(Command::new(args[0]).args(&args[1..]).env_clear(), state.as_bytes());
+        let ran = run_with(
+            Command::new(args[0]).args(&args[1..]).env_clear(),
+            state.as_bytes(),
+        );
         let said = format!("{}{}", ran.stdout, ran.stderr);
-        assert!(said.contains(id) && said.contains("hint: ") && ran.code == Some(1), "{args:?}: {ran:?}");
+        assert!(
+            said.contains(id) && said.contains("hint: ") && ran.code == Some(1),
+            "{args:?}: {ran:?}"
+        );
     }
-    assert!(!std::path::Path::new(file).exists(), "a spec without devices is none");
+    assert!(
+        !std::path::Path::new(file).exists(),
+        "a spec without devices is none"
+    );
 }
 
 fn write_spec(dir: &tempfile::TempDir, env: &[&str], more: &Value) {
-    let mut spec = json!({"ociVersion": "1.0.2", "process": {"env": env}, "root": {"path": "/nowhere"}});
+    let mut spec =
+        json!({"ociVersion": "1.0.2", "process": {"env": env}, "root": {"path": "/nowhere"}});
     let fields = spec.as_object_mut().unwrap();
-    fields.extend(more.as_object().unwrap().iter().map(|(name, value)| (name.clone(), value.clone())));
+    fields.extend(
+        more.as_object()
+            .unwrap()
+            .iter()
+            .map(|(name, value)| (name.clone(), value.clone())),
+    );
     fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
 }
 
@@ -46,11 +77,19 @@ fn explained(fake: &FakeDriver, env: &[&str], more: &Value) -> BTreeSet<String> 
     write_spec(&dir, env, more);
     let state = json!({"id": "c", "bundle": dir.path()}).to_string();
     let mut plan = Command::new(HOOK);
-    let ran =
-        run_with(plan.arg("--config").arg(&fake.config).args(["plan", "-", "--json"]).env_clear(), state.as_bytes());
+    let ran = run_with(
+        plan.arg("--config")
+            .arg(&fake.config)
+            .args(["plan", "-", "--json"])
+            .env_clear(),
+        state.as_bytes(),
+    );
     let explanation: Value = serde_json::from_str(&ran.stdout).unwrap();
     let findings = explanation["findings"].as_array().unwrap();
-    findings.iter().map(|finding| finding["id"].as_str().unwrap().to_owned()).collect()
+    findings
+        .iter()
+        .map(|finding| finding["id"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 const ALL: &[&str] = &["NVIDIA_VISIBLE_DEVICES=all"];
@@ -63,23 +102,43 @@ fn assert_found(found: &BTreeSet<String>, id: &str) {
 fn of_the_driver() {
     let libdir = "usr/lib/x86_64-linux-gnu";
     let fake = FakeDriver::new(&["--gpus", "1"]);
-    assert_eq!(explained(&fake, ALL, &json!({})), BTreeSet::new(), "nothing is wrong yet");
+    assert_eq!(
+        explained(&fake, ALL, &json!({})),
+        BTreeSet::new(),
+        "nothing is wrong yet"
+    );
 
     fs::remove_file(fake.root.join("dev/nvidia-modeset")).unwrap();
-    assert_eq!(explained(&fake, ALL, &json!({})), BTreeSet::new(), "only graphics needs it");
-    let graphics = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=graphics"];
+    assert_eq!(
+        explained(&fake, ALL, &json!({})),
+        BTreeSet::new(),
+        "only graphics needs it"
+    );
+    let graphics = [
+        "NVIDIA_VISIBLE_DEVICES=all",
+        "NVIDIA_DRIVER_CAPABILITIES=graphics",
+    ];
     assert_found(&explained(&fake, &graphics, &json!({})), "ONH-223");
 
     // Its cache lists a library that now has another version.
-    let (old, new) =
-        (fake.root.join(libdir).join("libcuda.so.535.183.01"), fake.root.join(libdir).join("libcuda.so.550.1"));
+    let (old, new) = (
+        fake.root.join(libdir).join("libcuda.so.535.183.01"),
+        fake.root.join(libdir).join("libcuda.so.550.1"),
+    );
     fs::copy(&old, &new).unwrap();
     fs::remove_file(&old).unwrap();
     fs::remove_file(fake.root.join(libdir).join("libcuda.so.1")).unwrap();
-    symlink("libcuda.so.550.1", fake.root.join(libdir).join("libcuda.so.1")).unwrap();
+    symlink(
+        "libcuda.so.550.1",
+        fake.root.join(libdir).join("libcuda.so.1"),
+    )
+    .unwrap();
     let found = explained(&fake, ALL, &json!({}));
     assert_found(&found, "ONH-023");
-    let utility = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility"];
+    let utility = [
+        "NVIDIA_VISIBLE_DEVICES=all",
+        "NVIDIA_DRIVER_CAPABILITIES=utility",
+    ];
     assert_eq!(explained(&fake, &utility, &json!({})), BTreeSet::new());
 
     let fake = FakeDriver::new(&["--gpus", "1"]);
@@ -108,7 +167,15 @@ fn of_the_driver() {
     // Root without permission to change the root directory.
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let mut info = Command::new("setpriv");
-    info.args(["--bounding-set", "-sys_chroot", "--inh-caps", "-sys_chroot", HOOK, "--config"]).arg(&fake.config);
+    info.args([
+        "--bounding-set",
+        "-sys_chroot",
+        "--inh-caps",
+        "-sys_chroot",
+        HOOK,
+        "--config",
+    ])
+    .arg(&fake.config);
     let stderr = run(info.arg("info")).failed(1);
     assert!(stderr.contains("(ONH-020)\nhint: "), "{stderr}");
 }
@@ -119,13 +186,27 @@ fn of_a_request() {
     let text = fs::read_to_string(&fake.config).unwrap();
     let with = |line: &str| fs::write(&fake.config, format!("{line}\n{text}")).unwrap();
     with("accept-nvidia-visible-devices-envvar-when-unprivileged = false");
-    assert_eq!(explained(&fake, ALL, &json!({})), ["ONH-103".to_owned()].into());
+    assert_eq!(
+        explained(&fake, ALL, &json!({})),
+        ["ONH-103".to_owned()].into()
+    );
     with("swarm-resource = \"GPU\"");
     assert_found(&explained(&fake, ALL, &json!({})), "ONH-104");
     with("");
-    assert_eq!(explained(&fake, &["NVIDIA_VISIBLE_DEVICE=all"], &json!({})), ["ONH-317".to_owned()].into());
-    assert_eq!(explained(&fake, &["NVIDIA_BUILD_ID=1", "NVIDIA_VISIBLE_DEVICES=void"], &json!({})), BTreeSet::new());
-    let hooks = json!({"hooks": {"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}]}});
+    assert_eq!(
+        explained(&fake, &["NVIDIA_VISIBLE_DEVICE=all"], &json!({})),
+        ["ONH-317".to_owned()].into()
+    );
+    assert_eq!(
+        explained(
+            &fake,
+            &["NVIDIA_BUILD_ID=1", "NVIDIA_VISIBLE_DEVICES=void"],
+            &json!({})
+        ),
+        BTreeSet::new()
+    );
+    let hooks =
+        json!({"hooks": {"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}]}});
     assert_eq!(explained(&fake, ALL, &hooks), ["ONH-105".to_owned()].into());
 }
 
@@ -134,14 +215,20 @@ fn of_a_container() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let libcuda = image.rootfs.join("usr/lib/x86_64-linux-gnu/libcuda.so.1");
     fs::write(&libcuda, "the image's own").unwrap();
-    fs::write(libcuda.with_file_name("libnvidia-ml.so.535.183.01"), "the image's own").unwrap();
+    fs::write(
+        libcuda.with_file_name("libnvidia-ml.so.535.183.01"),
+        "the image's own",
+    )
+    .unwrap();
     fs::write(libcuda.with_file_name("libcuda.so.535.183.01"), "").unwrap();
     std::os::unix::fs::symlink("sh", image.rootfs.join("usr/bin/nvidia-smi")).unwrap();
     let proc = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver; touch $rootfs/proc/driver/nvidia";
     let container = Waiting::start(dir.path(), &image.rootfs, ALL, proc);
     let stderr = container.hook(&fake.config).failed(1);
     assert!(stderr.contains("(ONH-045)\nhint: "), "{stderr}");
-    container.exec("rm /proc/driver/nvidia; mkdir /proc/driver/nvidia").ok();
+    container
+        .exec("rm /proc/driver/nvidia; mkdir /proc/driver/nvidia")
+        .ok();
     let private = private_dir();
     let log = private.path().join("log");
     let config = dir.path().join("config.toml");
@@ -151,23 +238,47 @@ fn of_a_container() {
     let log = fs::read_to_string(log).unwrap();
     assert!(log.contains(": note: "), "{log}");
     let lib = "usr/lib/x86_64-linux-gnu";
-    let hidden: Vec<_> = log.lines().filter(|line| line.contains("(ONH-301)")).collect();
-    for path in ["/usr/bin/nvidia-smi", &format!("/{lib}/libcuda.so.1"), &format!("/{lib}/libnvidia-ml.so.535.183.01")]
-    {
-        assert!(hidden.iter().any(|line| line.contains(&format!("{path:?}"))), "{path}: {log}");
+    let hidden: Vec<_> = log
+        .lines()
+        .filter(|line| line.contains("(ONH-301)"))
+        .collect();
+    for path in [
+        "/usr/bin/nvidia-smi",
+        &format!("/{lib}/libcuda.so.1"),
+        &format!("/{lib}/libnvidia-ml.so.535.183.01"),
+    ] {
+        assert!(
+            hidden
+                .iter()
+                .any(|line| line.contains(&format!("{path:?}"))),
+            "{path}: {log}"
+        );
     }
     assert_eq!(hidden.len(), 3, "an empty file is a mount point: {log}");
 
     // A state whose process has ended.
-    let gone = json!({"id": "gone", "pid": i32::MAX, "bundle": dir.path().join("bundle")}).to_string();
+    let gone =
+        json!({"id": "gone", "pid": i32::MAX, "bundle": dir.path().join("bundle")}).to_string();
     let mut hook = Command::new(HOOK);
-    let ran = run_with(hook.arg("--config").arg(&fake.config).arg("prestart").env_clear(), gone.as_bytes());
+    let ran = run_with(
+        hook.arg("--config")
+            .arg(&fake.config)
+            .arg("prestart")
+            .env_clear(),
+        gone.as_bytes(),
+    );
     assert!(ran.stderr.contains("(ONH-040)\nhint: "), "{ran:?}");
     ran.failed(1);
 
-    for (output, id) in [("/proc/x.json", "ONH-050"), (dir.path().join("x.json").to_str().unwrap(), "ONH-403")] {
+    for (output, id) in [
+        ("/proc/x.json", "ONH-050"),
+        (dir.path().join("x.json").to_str().unwrap(), "ONH-403"),
+    ] {
         let mut generate = Command::new(HOOK);
-        generate.arg("--config").arg(&fake.config).args(["cdi", "generate", "--output", output]);
+        generate
+            .arg("--config")
+            .arg(&fake.config)
+            .args(["cdi", "generate", "--output", output]);
         let ran = run(&mut generate);
         assert!(ran.stderr.contains(&format!("({id})")), "{output}: {ran:?}");
     }

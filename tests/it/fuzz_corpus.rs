@@ -57,7 +57,11 @@ fn replay(target: &str, run: fn(&[u8])) {
         if catch_unwind(AssertUnwindSafe(|| run(&data))).is_err() {
             panic!("a property does not hold for {path:?}");
         }
-        assert!(start.elapsed() < LONGEST, "{path:?} takes {:?}", start.elapsed());
+        assert!(
+            start.elapsed() < LONGEST,
+            "{path:?} takes {:?}",
+            start.elapsed()
+        );
         inputs += 1;
     }
     assert!(inputs > 1, "{target} has no inputs");
@@ -66,8 +70,12 @@ fn replay(target: &str, run: fn(&[u8])) {
 /// Every fuzz target is replayed, and every replayed target is fuzzed.
 fn each_target_is_here() {
     let names = |dir: &str| {
-        let entries = std::fs::read_dir(source(dir)).unwrap().map(|entry| entry.unwrap().path());
-        let mut names: Vec<_> = entries.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+        let entries = std::fs::read_dir(source(dir))
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        let mut names: Vec<_> = entries
+            .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
+            .collect();
         names.sort();
         names
     };
@@ -75,6 +83,11 @@ fn each_target_is_here() {
     assert_eq!(names("tests/fuzz/corpus"), NAMES);
     let manifest = std::fs::read_to_string(source("tests/fuzz/Cargo.toml")).unwrap();
     for name in NAMES {
-        assert!(manifest.contains(&format!("\nname = \"{name}\"\npath = \"fuzz_targets/{name}.rs\"\n")), "{name}");
+        assert!(
+            manifest.contains(&format!(
+                "\nname = \"{name}\"\npath = \"fuzz_targets/{name}.rs\"\n"
+            )),
+            "{name}"
+        );
     }
 }

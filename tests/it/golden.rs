@@ -38,7 +38,11 @@ pub fn check_text(name: &str, shown: &str, render: impl Fn(Option<usize>, bool) 
             View::Terminal { columns, color } => (Some(columns), color),
             View::Pipe => (None, false),
         };
-        text += &format!("\n## {}\n\n{}", view.title(), visible(&render(columns, color)));
+        text += &format!(
+            "\n## {}\n\n{}",
+            view.title(),
+            visible(&render(columns, color))
+        );
         assert_eq!(
             without_color(&render(columns, true)),
             render(columns, false),
@@ -53,20 +57,46 @@ fn each_view_is_what_it_says() {
     let script = "test -t 1 && stty size | cut -d' ' -f2; echo \"NO_COLOR=${NO_COLOR-} $FIXED it's\"; \
                   printf '\\033[31mred\\033[0m\\n'; echo problem >&2; exit 3";
     program.args(["-c", script]).env("FIXED", "a value");
-    let plain = View::Terminal { columns: 80, color: false }.run(&program);
-    assert_eq!(plain.stdout, "80\nNO_COLOR=1 a value it's\n\u{1b}[31mred\u{1b}[0m\nproblem\n");
-    let wide = View::Terminal { columns: 200, color: true }.run(&program);
-    assert_eq!(wide.stdout, "200\nNO_COLOR= a value it's\n\u{1b}[31mred\u{1b}[0m\nproblem\n");
+    let plain = View::Terminal {
+        columns: 80,
+        color: false,
+    }
+    .run(&program);
+    assert_eq!(
+        plain.stdout,
+        "80\nNO_COLOR=1 a value it's\n\u{1b}[31mred\u{1b}[0m\nproblem\n"
+    );
+    let wide = View::Terminal {
+        columns: 200,
+        color: true,
+    }
+    .run(&program);
+    assert_eq!(
+        wide.stdout,
+        "200\nNO_COLOR= a value it's\n\u{1b}[31mred\u{1b}[0m\nproblem\n"
+    );
     let piped = View::Pipe.output(&program);
     assert_eq!(
         section(View::Pipe, &piped),
         "## pipe\n\nNO_COLOR= a value it's\n\\e[31mred\\e[0m\n\n# stderr\n\nproblem\n\n# exit status 3\n"
     );
-    assert_eq!((plain.code, wide.code, piped.status.code()), (Some(3), Some(3), Some(3)));
-    assert_eq!(without_color(&wide.stdout), "200\nNO_COLOR= a value it's\nred\nproblem\n");
+    assert_eq!(
+        (plain.code, wide.code, piped.status.code()),
+        (Some(3), Some(3), Some(3))
+    );
+    assert_eq!(
+        without_color(&wide.stdout),
+        "200\nNO_COLOR= a value it's\nred\nproblem\n"
+    );
 }
 
 fn the_gpus() {
     let mut info = Command::new(HOOK);
-    check("info", "oci-nvidia-hook info", info.arg("--config").arg(&FakeDriver::shared().config).arg("info"));
+    check(
+        "info",
+        "oci-nvidia-hook info",
+        info.arg("--config")
+            .arg(&FakeDriver::shared().config)
+            .arg("info"),
+    );
 }

@@ -38,7 +38,10 @@ fn kit() -> &'static Path {
     CREATED.get_or_init(|| {
         let kit = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu-kit");
         built::compat();
-        run(Command::new(source("tests/gpu/make-kit")).arg(&kit).arg(built::programs())).ok();
+        run(Command::new(source("tests/gpu/make-kit"))
+            .arg(&kit)
+            .arg(built::programs()))
+        .ok();
         kit
     })
 }
@@ -65,17 +68,29 @@ impl Machine {
         let fake = FakeDriver::new(make_root);
         // The fake CUDA reports faults to the fake NVML with it.
         std::fs::write(fake.library().with_file_name("nvml.events"), "").unwrap();
-        Self { fake, dir: scratch(), kit: kit().to_owned() }
+        Self {
+            fake,
+            dir: scratch(),
+            kit: kit().to_owned(),
+        }
     }
 
     /// Replaces a program of the kit by a shell script, in which `$real` is the program.
     fn replace(&mut self, program: &str, script: &str) {
         let kit = self.dir.path().join("kit");
         if self.kit != kit {
-            sh(&format!("cp -al '{}' '{}'", self.kit.display(), kit.display())).ok();
+            sh(&format!(
+                "cp -al '{}' '{}'",
+                self.kit.display(),
+                kit.display()
+            ))
+            .ok();
             self.kit = kit;
         }
-        let (path, real) = (self.kit.join("bin").join(program), self.kit.join("bin").join(format!("{program}.real")));
+        let (path, real) = (
+            self.kit.join("bin").join(program),
+            self.kit.join("bin").join(format!("{program}.real")),
+        );
         sh(&format!(
             "mv '{path}' '{real}'; printf '%s\\n' '#!/bin/sh' 'real=\"{real}\"' '{script}' >'{path}'; chmod 755 '{path}'",
             path = path.display(),
@@ -87,16 +102,37 @@ impl Machine {
     /// Runs the checks with the driver root, in a mount namespace that has an empty /run: other tests use the directories of the hook.
     fn run_with_root(&self, options: &[&str]) -> Report {
         let mut command = Command::new("unshare");
-        command.args(["--mount", "--propagation", "private", "sh", "-euc", RUN_KIT, "sh"]).arg(self.kit.join("run"));
-        command.arg("--report").arg(self.dir.path().join("report")).arg("--root").arg(&self.fake.root).args(options);
+        command
+            .args([
+                "--mount",
+                "--propagation",
+                "private",
+                "sh",
+                "-euc",
+                RUN_KIT,
+                "sh",
+            ])
+            .arg(self.kit.join("run"));
+        command
+            .arg("--report")
+            .arg(self.dir.path().join("report"))
+            .arg("--root")
+            .arg(&self.fake.root)
+            .args(options);
         self.report(run(&mut command))
     }
 
     /// Runs the checks with the driver in `/`.
     fn run_in_root(&self, options: &[&str]) -> Report {
         let mut command = Command::new(source("tests/fake-driver/as-host"));
-        command.arg(&self.fake.root).args(["sh", "-euc", RUN_KIT, "sh"]).arg(self.kit.join("run"));
-        command.arg("--report").arg(self.dir.path().join("report")).args(options);
+        command
+            .arg(&self.fake.root)
+            .args(["sh", "-euc", RUN_KIT, "sh"])
+            .arg(self.kit.join("run"));
+        command
+            .arg("--report")
+            .arg(self.dir.path().join("report"))
+            .args(options);
         self.report(run(&mut command))
     }
 
@@ -108,7 +144,9 @@ impl Machine {
             self.dir.path().join("report").display()
         );
         let mut as_host = Command::new(source("tests/fake-driver/as-host"));
-        self.report(run(as_host.arg(&self.fake.root).args(["sh", "-euc", &script])))
+        self.report(run(as_host
+            .arg(&self.fake.root)
+            .args(["sh", "-euc", &script])))
     }
 
     fn report(&self, ran: Ran) -> Report {
@@ -116,8 +154,15 @@ impl Machine {
             std::fs::read_to_string(self.dir.path().join("report").join(name))
                 .unwrap_or_else(|error| panic!("{name}: {error}: {ran:?}"))
         };
-        let (json, markdown) = (serde_json::from_str(&read("gpu-report.json")).unwrap(), read("gpu-report.md"));
-        Report { json, markdown, ran }
+        let (json, markdown) = (
+            serde_json::from_str(&read("gpu-report.json")).unwrap(),
+            read("gpu-report.md"),
+        );
+        Report {
+            json,
+            markdown,
+            ran,
+        }
     }
 
     fn file(&self, path: &str) -> PathBuf {
@@ -130,14 +175,25 @@ impl Report {
     fn checks(&self) -> BTreeMap<String, (String, String)> {
         let text = |value: &Value| value.as_str().unwrap().to_owned();
         let checks = self.json["checks"].as_array().unwrap().iter();
-        checks.map(|check| (text(&check["check"]), (text(&check["verdict"]), text(&check["seen"])))).collect()
+        checks
+            .map(|check| {
+                (
+                    text(&check["check"]),
+                    (text(&check["verdict"]), text(&check["seen"])),
+                )
+            })
+            .collect()
     }
 
     /// All checks passed, except for those that cannot run.
     #[track_caller]
     fn all_passed_but(&self, cannot_run: &[&str]) {
         for (name, (verdict, seen)) in self.checks() {
-            let expected = if cannot_run.contains(&name.as_str()) { "cannot run" } else { "passed" };
+            let expected = if cannot_run.contains(&name.as_str()) {
+                "cannot run"
+            } else {
+                "passed"
+            };
             assert_eq!(verdict, expected, "{name}: {seen}");
             assert!(!seen.is_empty(), "{name}");
         }
@@ -157,21 +213,41 @@ fn a_driver_in_a_driver_root() {
     // runc cannot use nodes of a driver root in a user namespace.
     report.all_passed_but(&[&WITHOUT_MIG[..], &["cdi-user-namespace"]].concat());
     assert!(report.checks().len() > 25, "{:?}", report.checks());
-    report.seen("smi", "-L byte-equal, six fields byte-equal, the table byte-equal");
+    report.seen(
+        "smi",
+        "-L byte-equal, six fields byte-equal, the table byte-equal",
+    );
     report.seen("cuda", "Test PASSED");
     report.seen("xid", "CUDA_ERROR_ILLEGAL_ADDRESS");
     report.seen("claims-xid", "one of 2 devices was tainted");
-    report.seen("info", &format!("driver root {}", machine.fake.root.display()));
+    report.seen(
+        "info",
+        &format!("driver root {}", machine.fake.root.display()),
+    );
     let hostname = sh("cat /proc/sys/kernel/hostname").ok();
-    for text in [report.json.to_string(), report.markdown.clone(), report.ran.stdout.clone()] {
+    for text in [
+        report.json.to_string(),
+        report.markdown.clone(),
+        report.ran.stdout.clone(),
+    ] {
         assert!(text.contains("535.183.01"), "{text}");
         assert!(!text.contains("51eed000-0000"), "{text}");
         // A name such as "vm" can be a part of another word.
-        assert!(hostname.len() <= 4 || !text.contains(hostname.trim()), "{text}");
+        assert!(
+            hostname.len() <= 4 || !text.contains(hostname.trim()),
+            "{text}"
+        );
     }
-    assert_eq!(report.json["machine"]["driver"]["gpus"].as_array().unwrap().len(), 2);
+    assert_eq!(
+        report.json["machine"]["driver"]["gpus"]
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
     assert!(report.markdown.contains(" failed, "), "{}", report.markdown);
-    let events = std::fs::read_to_string(machine.fake.library().with_file_name("nvml.events")).unwrap();
+    let events =
+        std::fs::read_to_string(machine.fake.library().with_file_name("nvml.events")).unwrap();
     assert_eq!(events, "xid 0 31\nxid 0 31\n", "a program caused each XID");
 }
 
@@ -182,7 +258,10 @@ fn a_driver_in_the_root_directory() {
     report.seen("one-gpu", "the machine has one GPU");
     report.seen("prepare", "5 nodes");
     let machine = &report.json["machine"];
-    assert_eq!((&machine["root"], &machine["namespaces"]), (&true.into(), &"permitted".into()));
+    assert_eq!(
+        (&machine["root"], &machine["namespaces"]),
+        (&true.into(), &"permitted".into())
+    );
 }
 
 /// The first GPU is in MIG mode.
@@ -199,16 +278,31 @@ fn mig_devices() {
 fn without_namespaces() {
     let machine = Machine::new(&["--gpus", "1"]);
     let report = machine.run_with_less("", "setpriv --bounding-set=-sys_admin", "ls /run");
-    assert!(report.ran.stdout.ends_with("gpu-report.md\n"), "/run is empty: {:?}", report.ran);
+    assert!(
+        report.ran.stdout.ends_with("gpu-report.md\n"),
+        "/run is empty: {:?}",
+        report.ran
+    );
     let checks = report.checks();
     for check in ["info", "files", "nvml", "cuda-host", "unchanged"] {
         assert_eq!(checks[check].0, "passed", "{check}: {}", checks[check].1);
     }
-    for check in
-        ["doctor", "cache", "prepare", "smi", "cuda", "cdi", "plugin", "metrics", "xid", "claims", "warm", "at-once"]
-    {
-        assert_eq!(checks[check].0, "cannot run", "{check}: {}", checks[check].1);
-        assert!(checks[check].1.contains("cannot create a mount namespace: EPERM"), "{check}: {}", checks[check].1);
+    for check in [
+        "doctor", "cache", "prepare", "smi", "cuda", "cdi", "plugin", "metrics", "xid", "claims",
+        "warm", "at-once",
+    ] {
+        assert_eq!(
+            checks[check].0, "cannot run",
+            "{check}: {}",
+            checks[check].1
+        );
+        assert!(
+            checks[check]
+                .1
+                .contains("cannot create a mount namespace: EPERM"),
+            "{check}: {}",
+            checks[check].1
+        );
     }
 }
 
@@ -220,21 +314,35 @@ fn a_plain_user() {
     let checks = report.checks();
     assert_eq!(report.ran.code, Some(0), "{checks:?}");
     assert_eq!(checks["info"].0, "passed", "{checks:?}");
-    assert!(checks["cuda"].0 == "cannot run" && checks["cuda"].1.contains("this is not root"), "{checks:?}");
+    assert!(
+        checks["cuda"].0 == "cannot run" && checks["cuda"].1.contains("this is not root"),
+        "{checks:?}"
+    );
 }
 
 /// Without a runtime, or if the time is up.
 fn the_checks_that_cannot_start() {
     let machine = Machine::new(&["--gpus", "1"]);
-    let report = machine.run_with_root(&["--runtime", "/bin/false", "--only", "cuda,denied,plugin,nvml"]);
+    let report = machine.run_with_root(&[
+        "--runtime",
+        "/bin/false",
+        "--only",
+        "cuda,denied,plugin,nvml",
+    ]);
     let checks = report.checks();
     for check in ["cuda", "denied"] {
-        assert!(checks[check].0 == "cannot run" && checks[check].1.contains("/bin/false"), "{checks:?}");
+        assert!(
+            checks[check].0 == "cannot run" && checks[check].1.contains("/bin/false"),
+            "{checks:?}"
+        );
     }
     assert_eq!(checks["nvml"].0, "passed", "{checks:?}");
     let report = machine.run_with_root(&["--time", "0", "--only", "files,cuda"]);
     for (name, (verdict, seen)) in report.checks() {
-        assert!(verdict == "cannot run" && seen.contains("the time limit of 0 s"), "{name}: {verdict}: {seen}");
+        assert!(
+            verdict == "cannot run" && seen.contains("the time limit of 0 s"),
+            "{name}: {verdict}: {seen}"
+        );
     }
 }
 
@@ -242,8 +350,7 @@ fn the_checks_that_cannot_start() {
 const NOTHING: &str = r#"case "$*" in *prestart) exit 0;; esac; exec "$real" "$@""#;
 
 /// A hook that generates a CDI spec whose libcuda has another name.
-const WITHOUT_LIBCUDA: &str =
-    r#"case "$*" in *"cdi generate"*) "$real" "$@" | sed "s|/libcuda.so|/libcudb.so|g";; *) exec "$real" "$@";; esac"#;
+const WITHOUT_LIBCUDA: &str = r#"case "$*" in *"cdi generate"*) "$real" "$@" | sed "s|/libcuda.so|/libcudb.so|g";; *) exec "$real" "$@";; esac"#;
 
 /// What breaks, and the checks that then fail. The others that are named do not.
 struct Fault {
@@ -261,7 +368,13 @@ const fn fault(
     fails: &'static [&'static str],
     others: &'static [&'static str],
 ) -> Fault {
-    Fault { name, breaks, fails, others, in_root: false }
+    Fault {
+        name,
+        breaks,
+        fails,
+        others,
+        in_root: false,
+    }
 }
 
 const FAULTS: &[Fault] = &[
@@ -289,7 +402,11 @@ const FAULTS: &[Fault] = &[
     ),
     fault(
         "a GPU that is lost",
-        |machine| machine.fake.set_nvml(|text| text.replace("gpu minor=1 ", "gpu minor=1 fail=15 ")),
+        |machine| {
+            machine
+                .fake
+                .set_nvml(|text| text.replace("gpu minor=1 ", "gpu minor=1 fail=15 "))
+        },
         &["info", "plugin", "metrics", "xid", "claims", "claims-xid"],
         &["cuda-host", "cuda"],
     ),
@@ -309,7 +426,9 @@ const FAULTS: &[Fault] = &[
         "libraries of another version",
         |machine| {
             let version = machine.file("proc/driver/nvidia/version");
-            let text = std::fs::read_to_string(&version).unwrap().replace("535.183.01", "550.54.15");
+            let text = std::fs::read_to_string(&version)
+                .unwrap()
+                .replace("535.183.01", "550.54.15");
             std::fs::write(version, text).unwrap();
         },
         &["info"],
@@ -325,7 +444,9 @@ const FAULTS: &[Fault] = &[
         "nodes with another mode than the module's",
         |machine| {
             let params = machine.file("proc/driver/nvidia/params");
-            let text = std::fs::read_to_string(&params).unwrap().replace("DeviceFileMode: 438", "DeviceFileMode: 384");
+            let text = std::fs::read_to_string(&params)
+                .unwrap()
+                .replace("DeviceFileMode: 438", "DeviceFileMode: 384");
             std::fs::write(params, text).unwrap();
         },
         &["prepare"],
@@ -335,21 +456,30 @@ const FAULTS: &[Fault] = &[
         "a GPU without a UUID in the kernel",
         |machine| {
             let root = machine.fake.root.display();
-            sh(&format!("sed -i '/GPU UUID/d' '{root}'/proc/driver/nvidia/gpus/*/information")).ok();
+            sh(&format!(
+                "sed -i '/GPU UUID/d' '{root}'/proc/driver/nvidia/gpus/*/information"
+            ))
+            .ok();
         },
         &["cache"],
         &["info", "cuda"],
     ),
     fault(
         "a fault that the driver does not report",
-        |machine| std::fs::remove_file(machine.fake.library().with_file_name("nvml.events")).unwrap(),
+        |machine| {
+            std::fs::remove_file(machine.fake.library().with_file_name("nvml.events")).unwrap()
+        },
         &["xid", "claims-xid"],
         &["cuda"],
     ),
     fault(
         "NVML lists more GPUs than the container has",
         |machine| {
-            sh(&format!("printf 'count-all\\n' >>'{}'", machine.fake.library().display())).ok();
+            sh(&format!(
+                "printf 'count-all\\n' >>'{}'",
+                machine.fake.library().display()
+            ))
+            .ok();
         },
         &["one-gpu"],
         &["info"],
@@ -370,7 +500,18 @@ const FAULTS: &[Fault] = &[
     fault(
         "a hook that does nothing",
         |machine| machine.replace("oci-nvidia-hook", NOTHING),
-        &["smi", "cuda", "user", "read-only", "user-namespace", "denied", "unknown-gpu", "cgroup", "plugin", "at-once"],
+        &[
+            "smi",
+            "cuda",
+            "user",
+            "read-only",
+            "user-namespace",
+            "denied",
+            "unknown-gpu",
+            "cgroup",
+            "plugin",
+            "at-once",
+        ],
         &["info", "cuda-host"],
     ),
     fault(
@@ -381,7 +522,15 @@ const FAULTS: &[Fault] = &[
                 r#"case "$*" in *prestart|*--debug*|*" info") echo broken >&2; exit 1;; esac; exec "$real" "$@""#,
             );
         },
-        &["nvml", "nvml-calls", "cache", "cuda", "warm", "cold", "denied"],
+        &[
+            "nvml",
+            "nvml-calls",
+            "cache",
+            "cuda",
+            "warm",
+            "cold",
+            "denied",
+        ],
         &["info"],
     ),
     fault(
@@ -423,8 +572,10 @@ fn more_faults() -> Vec<(&'static [&'static str], Fault)> {
                 ..fault(
                     "a hook that changes the machine",
                     |machine| {
-                        machine
-                            .replace("oci-nvidia-hook", r#"mkdir -p /etc/cdi; touch /etc/cdi/left; exec "$real" "$@""#);
+                        machine.replace(
+                            "oci-nvidia-hook",
+                            r#"mkdir -p /etc/cdi; touch /etc/cdi/left; exec "$real" "$@""#,
+                        );
                     },
                     &["unchanged"],
                     &["info"],
@@ -449,39 +600,74 @@ fn more_faults() -> Vec<(&'static [&'static str], Fault)> {
 fn each_check_can_fail() {
     let two: &[&str] = &["--gpus", "2"];
     let more = more_faults();
-    let all: Vec<_> =
-        FAULTS.iter().map(|fault| (two, fault)).chain(more.iter().map(|(args, fault)| (*args, fault))).collect();
+    let all: Vec<_> = FAULTS
+        .iter()
+        .map(|fault| (two, fault))
+        .chain(more.iter().map(|(args, fault)| (*args, fault)))
+        .collect();
     let wrong = std::thread::scope(|scope| {
         // Half of the time, the checks wait.
         let wrong = |chunk: &[(&[&str], &Fault)]| -> Vec<String> {
-            chunk.iter().filter_map(|(args, fault)| fails(args, fault).err()).collect()
+            chunk
+                .iter()
+                .filter_map(|(args, fault)| fails(args, fault).err())
+                .collect()
         };
-        let threads: Vec<_> =
-            all.chunks(all.len().div_ceil(4)).map(|chunk| scope.spawn(move || wrong(chunk))).collect();
-        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+        let threads: Vec<_> = all
+            .chunks(all.len().div_ceil(4))
+            .map(|chunk| scope.spawn(move || wrong(chunk)))
+            .collect();
+        threads
+            .into_iter()
+            .flat_map(|thread| thread.join().unwrap())
+            .collect::<Vec<_>>()
     });
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let shown: Vec<_> = all.iter().flat_map(|(_, fault)| fault.fails).collect();
     let list = run(Command::new(kit().join("bin/gpu-checks")).arg("--list")).ok();
-    let names = list.lines().filter_map(|line| line.split_whitespace().next()).chain(["unchanged"]);
+    let names = list
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .chain(["unchanged"]);
     let not_shown: Vec<_> = names.filter(|name| !shown.contains(&name)).collect();
-    assert!(not_shown.is_empty(), "no fault makes these checks fail: {not_shown:?}");
+    assert!(
+        not_shown.is_empty(),
+        "no fault makes these checks fail: {not_shown:?}"
+    );
 }
 
 /// Runs the checks of a fault, and returns the first verdict that is not the expected one.
 fn fails(make_root: &[&str], fault: &Fault) -> Result<(), String> {
     let mut machine = Machine::new(make_root);
     (fault.breaks)(&mut machine);
-    let names: Vec<_> = fault.fails.iter().chain(fault.others).copied().filter(|name| *name != "unchanged").collect();
+    let names: Vec<_> = fault
+        .fails
+        .iter()
+        .chain(fault.others)
+        .copied()
+        .filter(|name| *name != "unchanged")
+        .collect();
     let options = ["--only", &names.join(","), "--time", "120"];
-    let report = if fault.in_root { machine.run_in_root(&options) } else { machine.run_with_root(&options) };
+    let report = if fault.in_root {
+        machine.run_in_root(&options)
+    } else {
+        machine.run_with_root(&options)
+    };
     let checks = report.checks();
-    let expected =
-        fault.fails.iter().map(|name| (name, "failed")).chain(fault.others.iter().map(|name| (name, "passed")));
+    let expected = fault
+        .fails
+        .iter()
+        .map(|name| (name, "failed"))
+        .chain(fault.others.iter().map(|name| (name, "passed")));
     for (name, expected) in expected {
         match checks.get(*name) {
             Some((verdict, _)) if verdict == expected => {}
-            found => return Err(format!("{}: {name}: {found:?} instead of {expected}", fault.name)),
+            found => {
+                return Err(format!(
+                    "{}: {name}: {found:?} instead of {expected}",
+                    fault.name
+                ));
+            }
         }
     }
     assert_eq!(report.ran.code, Some(1), "{}: {:?}", fault.name, report.ran);

@@ -60,16 +60,27 @@ fn each_variable_gives_its_devices() {
         assert!(!ran.stderr.contains("ONH-"), "{ran:?}");
         ran.ok();
         let listed = container.exec(LIST).ok();
-        assert_eq!(listed.split_whitespace().collect::<Vec<_>>().join(" "), nodes, "{variable}");
+        assert_eq!(
+            listed.split_whitespace().collect::<Vec<_>>().join(" "),
+            nodes,
+            "{variable}"
+        );
         let files = container.exec("cat /etc/cufile.json /run/udev/data/x; echo x >/run/udev/y; :");
         let (text, refused) = (files.stdout, files.stderr.contains("Read-only file system"));
-        assert_eq!((text == "{}\nhost\n", refused), (variable == "NVIDIA_GDS", variable == "NVIDIA_GDS"), "{variable}");
+        assert_eq!(
+            (text == "{}\nhost\n", refused),
+            (variable == "NVIDIA_GDS", variable == "NVIDIA_GDS"),
+            "{variable}"
+        );
     }
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, &[GPU, "NVIDIA_GDS=1"], "");
     let ran = container.hook(&fake.config);
-    assert!(ran.stderr.contains("NVIDIA_GDS=\"1\" has no effect") && ran.stderr.contains("(ONH-115)"), "{ran:?}");
+    assert!(
+        ran.stderr.contains("NVIDIA_GDS=\"1\" has no effect") && ran.stderr.contains("(ONH-115)"),
+        "{ran:?}"
+    );
     ran.ok();
     assert_eq!(container.exec(LIST).stdout, "");
 }
@@ -79,25 +90,39 @@ fn plan(fake: &FakeDriver, env: &[&str]) -> Value {
     let dir = scratch();
     let spec = json!({"process": {"env": env}, "root": {"path": "/nowhere"}});
     let mut plan = Command::new(HOOK);
-    plan.current_dir(dir.path()).arg("--config").arg(&fake.config).args(["plan", "-", "--json"]).env_clear();
+    plan.current_dir(dir.path())
+        .arg("--config")
+        .arg(&fake.config)
+        .args(["plan", "-", "--json"])
+        .env_clear();
     serde_json::from_str(&run_with(&mut plan, spec.to_string().as_bytes()).stdout).unwrap()
 }
 
 /// The container starts without the devices, as with NVIDIA's stack.
 fn a_missing_module_is_named() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
-    for ((variable, _), module) in FEATURES.iter().zip(["nvidia_fs", "ib_uverbs", "gdrdrv", "nvidia-fabricmanager"]) {
+    for ((variable, _), module) in
+        FEATURES
+            .iter()
+            .zip(["nvidia_fs", "ib_uverbs", "gdrdrv", "nvidia-fabricmanager"])
+    {
         let enabled = format!("{variable}=enabled");
         let told = plan(&fake, &[GPU, &enabled]);
         assert_eq!(told["outcome"], "inject", "{told}");
         let finding = &told["findings"][0];
         assert_eq!(finding["id"], "ONH-233", "{told}");
-        assert!(finding["fix"].as_str().unwrap().contains(module), "{finding}");
+        assert!(
+            finding["fix"].as_str().unwrap().contains(module),
+            "{finding}"
+        );
         let name = variable.trim_start_matches("NVIDIA_").to_lowercase();
         assert_eq!(told["request"]["features"], json!([name]));
     }
     let told = plan(&fake, &[GPU]);
-    assert!(told["findings"] == json!([]) && told["request"].get("features").is_none(), "{told}");
+    assert!(
+        told["findings"] == json!([]) && told["request"].get("features").is_none(),
+        "{told}"
+    );
 }
 
 fn denied_features_are_refused() {
@@ -108,10 +133,19 @@ fn denied_features_are_refused() {
     let env = [GPU, "NVIDIA_GDRCOPY=enabled"];
     let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
     let stderr = container.hook(&fake.config).failed(1);
-    assert!(stderr.contains("the devices of GDRCopy") && stderr.contains("(ONH-032)"), "{stderr}");
-    assert_eq!(container.exec("ls /dev").stdout.matches("nvidia").count(), 0);
+    assert!(
+        stderr.contains("the devices of GDRCopy") && stderr.contains("(ONH-032)"),
+        "{stderr}"
+    );
+    assert_eq!(
+        container.exec("ls /dev").stdout.matches("nvidia").count(),
+        0
+    );
     assert_eq!(plan(&fake, &env)["outcome"], "error");
-    assert_eq!(plan(&fake, &[GPU, "NVIDIA_GDS=enabled"])["outcome"], "inject");
+    assert_eq!(
+        plan(&fake, &[GPU, "NVIDIA_GDS=enabled"])["outcome"],
+        "inject"
+    );
 }
 
 /// Links lead to files below the driver root, and users of the host cannot choose what containers see.
@@ -134,10 +168,20 @@ fn files_of_another_place() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
     let ran = container.hook(&fake.config);
-    assert!(ran.stderr.contains("\"/run/udev\" is not given to containers: it belongs to user 65534"), "{ran:?}");
+    assert!(
+        ran.stderr
+            .contains("\"/run/udev\" is not given to containers: it belongs to user 65534"),
+        "{ran:?}"
+    );
     ran.ok();
-    assert_eq!(container.exec("ls /etc/cufile.json /run/udev/data").stdout, "");
-    assert!(container.exec(LIST).ok().contains("nvidia-fs0"), "the nodes do not depend on the files");
+    assert_eq!(
+        container.exec("ls /etc/cufile.json /run/udev/data").stdout,
+        ""
+    );
+    assert!(
+        container.exec(LIST).ok().contains("nvidia-fs0"),
+        "the nodes do not depend on the files"
+    );
 }
 
 fn precreate_lists_them() {
@@ -150,21 +194,51 @@ fn precreate_lists_them() {
         "linux": {"resources": {"devices": [{"allow": false, "access": "rwm"}]}},
     });
     let mut precreate = Command::new(HOOK);
-    precreate.arg("--config").arg(&fake.config).arg("precreate").env_clear();
-    let edited: Value = serde_json::from_str(&run_with(&mut precreate, spec.to_string().as_bytes()).ok()).unwrap();
-    let (devices, mounts) = (&edited["linux"]["devices"], edited["mounts"].as_array().unwrap());
-    let listed: Vec<_> = devices.as_array().unwrap().iter().map(|device| device["path"].as_str().unwrap()).collect();
-    for node in ["/dev/nvidia-fs10", "/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"] {
+    precreate
+        .arg("--config")
+        .arg(&fake.config)
+        .arg("precreate")
+        .env_clear();
+    let edited: Value =
+        serde_json::from_str(&run_with(&mut precreate, spec.to_string().as_bytes()).ok()).unwrap();
+    let (devices, mounts) = (
+        &edited["linux"]["devices"],
+        edited["mounts"].as_array().unwrap(),
+    );
+    let listed: Vec<_> = devices
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|device| device["path"].as_str().unwrap())
+        .collect();
+    for node in [
+        "/dev/nvidia-fs10",
+        "/dev/infiniband/uverbs0",
+        "/dev/infiniband/rdma_cm",
+    ] {
         assert!(listed.contains(&node), "{listed:?}");
     }
-    assert!(!listed.iter().any(|path| path.contains("issm") || path.contains("conf")), "{listed:?}");
+    assert!(
+        !listed
+            .iter()
+            .any(|path| path.contains("issm") || path.contains("conf")),
+        "{listed:?}"
+    );
     for path in ["/etc/cufile.json", "/run/udev"] {
-        let mount = mounts.iter().find(|mount| mount["destination"] == path).unwrap();
-        assert!(mount["options"].as_array().unwrap().contains(&json!("ro")), "{mount}");
+        let mount = mounts
+            .iter()
+            .find(|mount| mount["destination"] == path)
+            .unwrap();
+        assert!(
+            mount["options"].as_array().unwrap().contains(&json!("ro")),
+            "{mount}"
+        );
     }
     let rules = edited["linux"]["resources"]["devices"].as_array().unwrap();
     assert!(
-        rules.iter().any(|rule| rule["major"] == 231 && rule["minor"] == 192 && rule["allow"] == true),
+        rules
+            .iter()
+            .any(|rule| rule["major"] == 231 && rule["minor"] == 192 && rule["allow"] == true),
         "{rules:?}"
     );
 }
@@ -174,18 +248,32 @@ fn status_shows_them() {
     fake.configure("[devices]\ndeny = [\"gdrcopy\"]");
     let status = |json: bool| {
         let mut status = Command::new(HOOK);
-        status.arg("--config").arg(&fake.config).arg("status").args(json.then_some("--json")).env_clear();
+        status
+            .arg("--config")
+            .arg(&fake.config)
+            .arg("status")
+            .args(json.then_some("--json"))
+            .env_clear();
         run_with(&mut status, b"").stdout
     };
     let text = status(false);
     let line = "GPUDirect Storage: 4 device nodes; containers get them with NVIDIA_GDS=enabled or the CDI device nvidia.com/gds=all";
     assert!(text.contains(line), "{text}");
-    assert!(text.contains("GDRCopy: 1 device node; [devices] in config.toml denies them to containers"), "{text}");
+    assert!(
+        text.contains("GDRCopy: 1 device node; [devices] in config.toml denies them to containers"),
+        "{text}"
+    );
     let told = crate::json_schema::checked("status", &status(true));
     let devices = told["extra_devices"].as_array().unwrap();
-    let names: Vec<_> = devices.iter().map(|device| device["name"].as_str().unwrap()).collect();
+    let names: Vec<_> = devices
+        .iter()
+        .map(|device| device["name"].as_str().unwrap())
+        .collect();
     assert_eq!(names, ["gds", "mofed", "gdrcopy", "nvswitch"]);
-    assert_eq!((&devices[2]["denied"], &devices[2]["nodes"]), (&json!(true), &json!(["/dev/gdrdrv"])));
+    assert_eq!(
+        (&devices[2]["denied"], &devices[2]["nodes"]),
+        (&json!(true), &json!(["/dev/gdrdrv"]))
+    );
 }
 
 /// The device cgroup allows the devices of the request, and no others.
@@ -195,11 +283,29 @@ fn podman_gives_them_by_variable() {
     podman.install_hook(&fake.config);
     let script = "cd /tmp; mknod ours c 506 0; mknod other c 505 0; cat /etc/cufile.json; ls /run/udev/data; \
                   probe-open /dev/gdrdrv /dev/nvidia-fs10 ours other";
-    let mut arguments = vec!["--cap-add=MKNOD", "-e", GPU, "-e", "NVIDIA_GDS=enabled", "-e", "NVIDIA_GDRCOPY=enabled"];
+    let mut arguments = vec![
+        "--cap-add=MKNOD",
+        "-e",
+        GPU,
+        "-e",
+        "NVIDIA_GDS=enabled",
+        "-e",
+        "NVIDIA_GDRCOPY=enabled",
+    ];
     arguments.extend([IMAGE, "sh", "-euc", script]);
     let text = podman.run(Cgroup::AsMounted, &arguments).ok();
-    for line in ["{}", "x", "/dev/gdrdrv: ENXIO", "/dev/nvidia-fs10: ENXIO", "ours: ENXIO", "other: EPERM"] {
-        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    for line in [
+        "{}",
+        "x",
+        "/dev/gdrdrv: ENXIO",
+        "/dev/nvidia-fs10: ENXIO",
+        "ours: ENXIO",
+        "other: EPERM",
+    ] {
+        assert!(
+            text.lines().any(|found| found == line),
+            "{line} is not in\n{text}"
+        );
     }
 }
 
@@ -225,26 +331,61 @@ fn specs_of_other_devices() {
     let path = dir.path().join("nvidia.yaml");
     let said = cdi(&fake, &["generate", "--output", path.to_str().unwrap()]);
     for (class, names, nodes, mounts) in [
-        ("gds", &["all"][..], 4, &["/etc/cufile.json", "/run/udev"][..]),
+        (
+            "gds",
+            &["all"][..],
+            4,
+            &["/etc/cufile.json", "/run/udev"][..],
+        ),
         ("mofed", &["all"], 2, &[]),
         ("gdrcopy", &["all"], 1, &[]),
         ("nvswitch", &["all"], 2, &[]),
         ("imex-channel", &["0", "11", "all"], 2, &[]),
     ] {
         let path = dir.path().join(format!("nvidia-{class}.yaml"));
-        assert!(said.stderr.contains(&format!("nvidia.com/{class}={}", names[0])), "{said:?}");
+        assert!(
+            said.stderr
+                .contains(&format!("nvidia.com/{class}={}", names[0])),
+            "{said:?}"
+        );
         let spec = read(&path);
         assert_eq!(spec.kind, format!("nvidia.com/{class}"));
-        assert_eq!(spec.devices.iter().map(|device| device.name.as_str()).collect::<Vec<_>>(), names);
+        assert_eq!(
+            spec.devices
+                .iter()
+                .map(|device| device.name.as_str())
+                .collect::<Vec<_>>(),
+            names
+        );
         let all = &spec.devices.last().unwrap().container_edits;
         assert_eq!(all.device_nodes.len(), nodes, "{class}");
-        assert_eq!(all.mounts.iter().map(|mount| mount.container_path.as_str()).collect::<Vec<_>>(), mounts);
-        assert!(all.mounts.iter().all(|mount| mount.options.contains(&"ro".to_owned())), "{all:?}");
-        assert!(spec.container_edits.env.is_empty(), "the GPUs may come from the hook");
+        assert_eq!(
+            all.mounts
+                .iter()
+                .map(|mount| mount.container_path.as_str())
+                .collect::<Vec<_>>(),
+            mounts
+        );
+        assert!(
+            all.mounts
+                .iter()
+                .all(|mount| mount.options.contains(&"ro".to_owned())),
+            "{all:?}"
+        );
+        assert!(
+            spec.container_edits.env.is_empty(),
+            "the GPUs may come from the hook"
+        );
     }
     let listed = cdi(&fake, &["list", "--spec-dir", dir.path().to_str().unwrap()]).ok();
-    assert!(listed.contains("nvidia.com/imex-channel=11\n") && listed.contains("nvidia.com/gds=all\n"), "{listed}");
-    let check = cdi(&fake, &["check", "--spec-dir", dir.path().to_str().unwrap()]);
+    assert!(
+        listed.contains("nvidia.com/imex-channel=11\n") && listed.contains("nvidia.com/gds=all\n"),
+        "{listed}"
+    );
+    let check = cdi(
+        &fake,
+        &["check", "--spec-dir", dir.path().to_str().unwrap()],
+    );
     assert_eq!(check.code, Some(0), "{check:?}");
 }
 
@@ -256,26 +397,53 @@ fn one_class() {
     cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
     for class in ["gds", "mofed", "gdrcopy", "nvswitch"] {
         let printed = cdi(&fake, &["generate", "--class", class, "--output", "-"]).ok();
-        let of_host = std::fs::read_to_string(dir.path().join(format!("nvidia-{class}.yaml"))).unwrap();
+        let of_host =
+            std::fs::read_to_string(dir.path().join(format!("nvidia-{class}.yaml"))).unwrap();
         assert_eq!(printed, of_host, "{class}");
     }
     let file = dir.path().join("x.json");
-    let said = cdi(&fake, &["generate", "--class=gds", "--vendor=example.com", "--output", file.to_str().unwrap()]);
-    assert!(said.stderr.contains("x.json: example.com/gds=all\n"), "{said:?}");
+    let said = cdi(
+        &fake,
+        &[
+            "generate",
+            "--class=gds",
+            "--vendor=example.com",
+            "--output",
+            file.to_str().unwrap(),
+        ],
+    );
+    assert!(
+        said.stderr.contains("x.json: example.com/gds=all\n"),
+        "{said:?}"
+    );
     assert_eq!(read(&file).devices[0].container_edits.device_nodes.len(), 4);
     fake.configure("[devices]\ndeny = [\"mofed\"]");
     for (arguments, code, text) in [
-        (&["generate", "--class=imex-channel", "--output=-"][..], 1, "this host has no IMEX channel (ONH-051)"),
-        (&["generate", "--class=mofed", "--output=-"], 1, "[devices] in config.toml denies \"mofed\" to containers"),
-        (&["refresh", "--class=gds"], 1, "\"cdi refresh\" updates the spec of gds together with the spec of the GPUs"),
+        (
+            &["generate", "--class=imex-channel", "--output=-"][..],
+            1,
+            "this host has no IMEX channel (ONH-051)",
+        ),
+        (
+            &["generate", "--class=mofed", "--output=-"],
+            1,
+            "[devices] in config.toml denies \"mofed\" to containers",
+        ),
+        (
+            &["refresh", "--class=gds"],
+            1,
+            "\"cdi refresh\" updates the spec of gds together with the spec of the GPUs",
+        ),
     ] {
         let stderr = cdi(&fake, arguments).failed(code);
-        assert!(stderr.contains(text) && stderr.contains("\nhint: "), "{stderr}");
+        assert!(
+            stderr.contains(text) && stderr.contains("\nhint: "),
+            "{stderr}"
+        );
     }
     sh(&format!("rm '{}'", fake.root.join("dev/gdrdrv").display())).ok();
     let stderr = cdi(&fake, &["generate", "--class=gdrcopy", "--output=-"]).failed(1);
-    let expected =
-        "this host has no devices of GDRCopy (ONH-051)\nhint: load the kernel module on the host: \"modprobe gdrdrv\"";
+    let expected = "this host has no devices of GDRCopy (ONH-051)\nhint: load the kernel module on the host: \"modprobe gdrdrv\"";
     assert!(stderr.contains(expected), "{stderr}");
 }
 
@@ -284,7 +452,15 @@ fn a_spec_follows_the_host() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
-    let refresh = || drop(cdi(&fake, &["refresh", "--create", "--output", path.to_str().unwrap()]).ok());
+    let refresh = || {
+        drop(
+            cdi(
+                &fake,
+                &["refresh", "--create", "--output", path.to_str().unwrap()],
+            )
+            .ok(),
+        )
+    };
     let files = || {
         let mut names: Vec<_> = std::fs::read_dir(dir.path())
             .unwrap()
@@ -295,24 +471,48 @@ fn a_spec_follows_the_host() {
     };
     refresh();
     assert_eq!(files(), "nvidia.yaml");
-    sh(&format!("mknod -m 666 '{}' c 506 0", fake.root.join("dev/gdrdrv").display())).ok();
+    sh(&format!(
+        "mknod -m 666 '{}' c 506 0",
+        fake.root.join("dev/gdrdrv").display()
+    ))
+    .ok();
     refresh();
     assert_eq!(files(), "nvidia-gdrcopy.yaml nvidia.yaml");
-    let number = |path: &str| read(&dir.path().join(path)).devices[0].container_edits.device_nodes[0].major;
+    let number = |path: &str| {
+        read(&dir.path().join(path)).devices[0]
+            .container_edits
+            .device_nodes[0]
+            .major
+    };
     assert_eq!(number("nvidia-gdrcopy.yaml"), Some(506));
-    sh(&format!("cd '{}'; rm dev/gdrdrv; mknod -m 666 dev/gdrdrv c 504 0", fake.root.display())).ok();
+    sh(&format!(
+        "cd '{}'; rm dev/gdrdrv; mknod -m 666 dev/gdrdrv c 504 0",
+        fake.root.display()
+    ))
+    .ok();
     refresh();
-    assert_eq!(number("nvidia-gdrcopy.yaml"), Some(504), "the kernel assigns the number");
+    assert_eq!(
+        number("nvidia-gdrcopy.yaml"),
+        Some(504),
+        "the kernel assigns the number"
+    );
     fake.configure("[devices]\ndeny = [\"gdrcopy\"]");
-    let check = cdi(&fake, &["check", "--spec-dir", dir.path().to_str().unwrap()]);
-    assert!(check.stdout.contains("[devices] in config.toml denies \"gdrcopy\""), "{check:?}");
+    let check = cdi(
+        &fake,
+        &["check", "--spec-dir", dir.path().to_str().unwrap()],
+    );
+    assert!(
+        check
+            .stdout
+            .contains("[devices] in config.toml denies \"gdrcopy\""),
+        "{check:?}"
+    );
     refresh();
     assert_eq!(files(), "nvidia.yaml");
     fake.configure("");
     // The spec of another program stays, and ours is not written next to it.
     let other = dir.path().join("other.yaml");
-    let spec =
-        "cdiVersion: 0.5.0\nkind: nvidia.com/gdrcopy\ndevices:\n- name: all\n  containerEdits:\n    env: [A=b]\n";
+    let spec = "cdiVersion: 0.5.0\nkind: nvidia.com/gdrcopy\ndevices:\n- name: all\n  containerEdits:\n    env: [A=b]\n";
     std::fs::write(&other, spec).unwrap();
     refresh();
     assert_eq!(files(), "nvidia.yaml other.yaml");
@@ -327,24 +527,45 @@ fn podman_gives_them_by_name() {
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
     cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
-    let before = format!("{}; cp '{}'/* /run/cdi/", only_spec(&path), dir.path().display());
+    let before = format!(
+        "{}; cp '{}'/* /run/cdi/",
+        only_spec(&path),
+        dir.path().display()
+    );
     let run = |arguments: &[&str]| {
         let script = "nvidia-smi -L; cat /etc/cufile.json; probe-open /dev/gdrdrv /dev/nvidia-fs10 \
                       /dev/nvidia-caps-imex-channels/channel11; ls /dev/nvidia-caps-imex-channels";
-        let devices =
-            ["--device=nvidia.com/gds=all", "--device=nvidia.com/gdrcopy=all", "--device=nvidia.com/imex-channel=11"];
+        let devices = [
+            "--device=nvidia.com/gds=all",
+            "--device=nvidia.com/gdrcopy=all",
+            "--device=nvidia.com/imex-channel=11",
+        ];
         let words = [arguments, &devices, &[IMAGE, "sh", "-euc", script]].concat();
         podman.run_after(&before, Cgroup::AsMounted, &words)
     };
     for gpu in [&["--device=nvidia.com/gpu=0"][..], &["-e", GPU]] {
         let text = run(gpu).ok();
         assert_eq!(text.matches("UUID: GPU-").count(), 1, "{text}");
-        for line in ["{}", "/dev/gdrdrv: ENXIO", "/dev/nvidia-fs10: ENXIO", "channel11"] {
-            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        for line in [
+            "{}",
+            "/dev/gdrdrv: ENXIO",
+            "/dev/nvidia-fs10: ENXIO",
+            "channel11",
+        ] {
+            assert!(
+                text.lines().any(|found| found == line),
+                "{line} is not in\n{text}"
+            );
         }
-        assert!(text.contains("channel11: ENXIO") && !text.contains("channel0"), "{text}");
+        assert!(
+            text.contains("channel11: ENXIO") && !text.contains("channel0"),
+            "{text}"
+        );
     }
     fake.configure("[devices]\ndeny = [\"gdrcopy\"]");
     let ran = run(&["--device=nvidia.com/gpu=0"]);
-    assert!(ran.code != Some(0) && ran.stderr.contains("the devices of GDRCopy"), "{ran:?}");
+    assert!(
+        ran.code != Some(0) && ran.stderr.contains("the devices of GDRCopy"),
+        "{ran:?}"
+    );
 }

@@ -17,17 +17,30 @@ tests! {
 }
 
 fn command(fake: &FakeDriver, arguments: &[&str]) -> Ran {
-    run(Command::new(HOOK).arg("--config").arg(&fake.config).args(arguments).env_clear())
+    run(Command::new(HOOK)
+        .arg("--config")
+        .arg(&fake.config)
+        .args(arguments)
+        .env_clear())
 }
 
 fn spec(asked: &str) -> String {
-    format!(r#"{{"root":{{"path":"/nowhere"}},"process":{{"env":["NVIDIA_VISIBLE_DEVICES={asked}"]}}}}"#)
+    format!(
+        r#"{{"root":{{"path":"/nowhere"}},"process":{{"env":["NVIDIA_VISIBLE_DEVICES={asked}"]}}}}"#
+    )
 }
 
 /// Runs `ARGUMENTS` with the config.json of a container that requests these GPUs on stdin.
 fn for_container(fake: &FakeDriver, asked: &str, arguments: &[&str]) -> Ran {
     let mut command = Command::new(HOOK);
-    run_with(command.arg("--config").arg(&fake.config).args(arguments).env_clear(), spec(asked).as_bytes())
+    run_with(
+        command
+            .arg("--config")
+            .arg(&fake.config)
+            .args(arguments)
+            .env_clear(),
+        spec(asked).as_bytes(),
+    )
 }
 
 fn plan(fake: &FakeDriver, asked: &str) -> Ran {
@@ -36,7 +49,10 @@ fn plan(fake: &FakeDriver, asked: &str) -> Ran {
 
 /// The state of a GPU in /proc.
 fn information(fake: &FakeDriver, bus: &str) -> std::path::PathBuf {
-    fake.root.join("proc/driver/nvidia/gpus").join(bus).join("information")
+    fake.root
+        .join("proc/driver/nvidia/gpus")
+        .join(bus)
+        .join("information")
 }
 
 fn replace(path: &Path, old: &str, new: &str) {
@@ -50,7 +66,10 @@ fn a_missing_node_moves_no_index() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "3"]));
     fs::remove_file(fake.root.join("dev/nvidia0")).unwrap();
     let naive = fake.on_host("nvidia-smi -L");
-    assert!(naive.starts_with("GPU 0: ") && naive.lines().next().unwrap().contains(GPU_1), "NVML's count: {naive}");
+    assert!(
+        naive.starts_with("GPU 0: ") && naive.lines().next().unwrap().contains(GPU_1),
+        "NVML's count: {naive}"
+    );
 
     let missing = "GPU 0: the device node \"/dev/nvidia0\"";
     let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -58,39 +77,75 @@ fn a_missing_node_moves_no_index() {
     for asked in ["0", "0,1", "all", GPU_0, "0000:01:00.0"] {
         container.set_env(&[&format!("NVIDIA_VISIBLE_DEVICES={asked}")]);
         let stderr = container.hook(&fake.config).failed(1);
-        assert!(stderr.contains(missing) && stderr.contains("(ONH-021)"), "{asked}: {stderr}");
+        assert!(
+            stderr.contains(missing) && stderr.contains("(ONH-021)"),
+            "{asked}: {stderr}"
+        );
         let told = plan(&fake, asked);
-        assert!(told.code == Some(1) && told.stdout.contains(missing), "{asked}: {told:?}");
+        assert!(
+            told.code == Some(1) && told.stdout.contains(missing),
+            "{asked}: {told:?}"
+        );
         let ran = for_container(&fake, asked, &["precreate"]);
-        assert!(ran.stdout.is_empty() && ran.failed(1).contains(missing), "{asked}");
+        assert!(
+            ran.stdout.is_empty() && ran.failed(1).contains(missing),
+            "{asked}"
+        );
     }
-    assert_eq!(container.exec("cd /dev; echo nvidia*").ok().trim(), "nvidia*");
+    assert_eq!(
+        container.exec("cd /dev; echo nvidia*").ok().trim(),
+        "nvidia*"
+    );
     container.set_env(&["NVIDIA_VISIBLE_DEVICES=1"]);
     container.hook(&fake.config).ok();
-    assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia1");
+    assert_eq!(
+        container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(),
+        "nvidia1"
+    );
 
     let info = command(&fake, &["info"]).ok();
-    let columns = |index: &str| info.lines().find(|line| line.starts_with(&format!("{index}    NVIDIA "))).unwrap();
-    assert!(columns("1").contains("  00000000:02:00.0  1      -    ok          GPU-"), "{info}");
-    assert!(columns("0").contains("  0      -    not usable  "), "{info}");
+    let columns = |index: &str| {
+        info.lines()
+            .find(|line| line.starts_with(&format!("{index}    NVIDIA ")))
+            .unwrap()
+    };
+    assert!(
+        columns("1").contains("  00000000:02:00.0  1      -    ok          GPU-"),
+        "{info}"
+    );
+    assert!(
+        columns("0").contains("  0      -    not usable  "),
+        "{info}"
+    );
     assert!(info.contains(&format!("not usable: {missing}")), "{info}");
     let spec = generate(&fake, &[]);
     let device = |name: &str| spec.devices.iter().find(|device| device.name == name);
     assert!(device("0").is_none());
     let nodes = &device("1").unwrap().container_edits.device_nodes;
-    assert!(nodes.iter().any(|node| node.path == "/dev/nvidia1"), "{nodes:?}");
+    assert!(
+        nodes.iter().any(|node| node.path == "/dev/nvidia1"),
+        "{nodes:?}"
+    );
 
     let link = crate::nvidia_cli::link(dir.path(), "nvidia-container-cli");
     let cli = |device: &str| {
         let mut cli = Command::new(&link);
-        run(cli.arg("--root").arg(&fake.root).args(["list", "--device", device]).env_clear())
+        run(cli
+            .arg("--root")
+            .arg(&fake.root)
+            .args(["list", "--device", device])
+            .env_clear())
     };
     assert!(cli("0").failed(1).contains(missing));
     assert!(cli("1").ok().contains("/dev/nvidia1\n"));
 
     // The administrator's limits by index also denote the same GPU as before.
     fake.configure("[devices]\nallow = [\"1\"]");
-    assert!(plan(&fake, "all").ok().contains(&format!("device: {GPU_1}\n")));
+    assert!(
+        plan(&fake, "all")
+            .ok()
+            .contains(&format!("device: {GPU_1}\n"))
+    );
 }
 
 /// A GPU that fell off the bus fails in NVML's first call: NVML reports an index, the kernel module the rest.
@@ -106,7 +161,10 @@ fn a_lost_gpu_is_reported_once() {
     assert_eq!(stderr.matches("ONH-401").count(), 1, "{stderr}");
     for asked in ["1", "0000:02:00.0", GPU_1] {
         let told = plan(&fake, asked);
-        assert!(told.code == Some(1) && told.stdout.contains("GPU 1: nvmlDeviceGetHandleByIndex"), "{told:?}");
+        assert!(
+            told.code == Some(1) && told.stdout.contains("GPU 1: nvmlDeviceGetHandleByIndex"),
+            "{told:?}"
+        );
         assert!(told.stdout.contains("ONH-033"), "{asked}: {told:?}");
     }
 }
@@ -114,23 +172,44 @@ fn a_lost_gpu_is_reported_once() {
 /// NVreg_ExcludedGpus: the module lists the GPU and refuses to open it, and NVML does not count it.
 fn an_excluded_gpu_does_not_exist() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "3"]));
-    replace(&information(&fake, "0000:02:00.0"), "GPU Excluded:\t No", "GPU Excluded:\t Yes");
+    replace(
+        &information(&fake, "0000:02:00.0"),
+        "GPU Excluded:\t No",
+        "GPU Excluded:\t Yes",
+    );
     fake.set_nvml(|old| {
-        old.lines().filter(|line| !line.starts_with("gpu minor=1 ")).map(|l| l.to_owned() + "\n").collect()
+        old.lines()
+            .filter(|line| !line.starts_with("gpu minor=1 "))
+            .map(|l| l.to_owned() + "\n")
+            .collect()
     });
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     let ran = container.hook(&fake.config);
     assert_eq!(ran.stderr, "", "nothing is left out");
     ran.ok();
-    assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia0 nvidia2");
+    assert_eq!(
+        container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(),
+        "nvidia0 nvidia2"
+    );
     for asked in [GPU_1, "0000:02:00.0"] {
         let told = plan(&fake, asked);
-        assert!(told.code == Some(1) && told.stdout.contains("NVreg_ExcludedGpus"), "{told:?}");
+        assert!(
+            told.code == Some(1) && told.stdout.contains("NVreg_ExcludedGpus"),
+            "{told:?}"
+        );
         assert!(told.stdout.contains("ONH-033"), "{told:?}");
     }
     let info = command(&fake, &["info"]).ok();
-    let row = info.lines().find(|line| line.contains(" 00000000:02:00.0 ")).unwrap();
+    let row = info
+        .lines()
+        .find(|line| line.contains(" 00000000:02:00.0 "))
+        .unwrap();
     assert!(row.ends_with(&format!("  excluded  {GPU_1}")), "{info}");
     assert!(!info.contains("not usable"), "{info}");
     assert_eq!(cdi(&fake, &["generate", "--output", "-"]).stderr, "");
@@ -140,23 +219,37 @@ fn an_excluded_gpu_does_not_exist() {
     fake.configure("[oci-nvidia-hook]\nnvml-timeout = 1");
     fake.set_nvml(|old| old + "\ninit-hang\n");
     assert_eq!(plan(&fake, "all").ok().matches("device: GPU-").count(), 2);
-    assert!(plan(&fake, "1").ok().contains("device: GPU-51eed002"), "NVML's own index");
+    assert!(
+        plan(&fake, "1").ok().contains("device: GPU-51eed002"),
+        "NVML's own index"
+    );
 }
 
 fn limits_hold_for_gpus_that_do_not_work() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
     fs::rename(fake.root.join("dev/nvidia1"), fake.root.join("node")).unwrap();
-    assert!(plan(&fake, "all").stdout.contains("ONH-021"), "one that containers may have is missed");
+    assert!(
+        plan(&fake, "all").stdout.contains("ONH-021"),
+        "one that containers may have is missed"
+    );
     for lost in [false, true] {
         if lost {
             fs::rename(fake.root.join("node"), fake.root.join("dev/nvidia1")).unwrap();
             fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail-handle=15 "));
         }
         let by_uuid = format!("deny = [\"{GPU_1}\"]");
-        for limits in ["deny = [\"0000:02:00.0\"]", &by_uuid, "allow = [\"0\"]", "deny = [\"1\"]"] {
+        for limits in [
+            "deny = [\"0000:02:00.0\"]",
+            &by_uuid,
+            "allow = [\"0\"]",
+            "deny = [\"1\"]",
+        ] {
             fake.configure(&format!("[devices]\n{limits}"));
             let told = plan(&fake, "all").ok();
-            assert!(!told.contains("ONH-201") && told.matches("device: GPU-").count() == 1, "{limits}: {told}");
+            assert!(
+                !told.contains("ONH-201") && told.matches("device: GPU-").count() == 1,
+                "{limits}: {told}"
+            );
             assert!(plan(&fake, "1").stdout.contains("ONH-032"), "{limits}");
             let stderr = cdi(&fake, &["generate", "--output", "-"]).stderr;
             assert_eq!(stderr, "", "{limits}");
@@ -168,9 +261,16 @@ fn info_json_can_be_replayed() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "3", "--mig"]));
     // NVML numbers the MIG devices that it can open; an instance that was destroyed leaves a gap.
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail-handle=15 "));
-    replace(&information(&fake, "0000:03:00.0"), "GPU Excluded:\t No", "GPU Excluded:\t Yes");
+    replace(
+        &information(&fake, "0000:03:00.0"),
+        "GPU Excluded:\t No",
+        "GPU Excluded:\t Yes",
+    );
     fake.set_nvml(|old| {
-        old.lines().filter(|line| !line.starts_with("gpu minor=2 ")).map(|l| l.to_owned() + "\n").collect()
+        old.lines()
+            .filter(|line| !line.starts_with("gpu minor=2 "))
+            .map(|l| l.to_owned() + "\n")
+            .collect()
     });
     let json = command(&fake, &["info", "--json"]).ok();
     let mut report = json_schema::checked("info", &json);
@@ -178,13 +278,20 @@ fn info_json_can_be_replayed() {
     assert_eq!(report["not_usable"][0]["index"], 1);
     assert_eq!(report["excluded"][0]["bus_id"], "00000000:03:00.0");
     let devices = report["gpus"][0]["mig"]["devices"].as_array_mut().unwrap();
-    assert_eq!((&devices[0]["index"], &devices[1]["index"]), (&0.into(), &1.into()));
+    assert_eq!(
+        (&devices[0]["index"], &devices[1]["index"]),
+        (&0.into(), &1.into())
+    );
     devices.remove(0);
     let file = dir.path().join("inventory.json");
     fs::write(&file, report.to_string()).unwrap();
     let replay = |asked: &str| {
         let file = file.to_str().unwrap();
-        for_container(&fake, asked, &["plan", "-", "--stage", "precreate", "--inventory", file])
+        for_container(
+            &fake,
+            asked,
+            &["plan", "-", "--stage", "precreate", "--inventory", file],
+        )
     };
     assert!(replay("0:1").ok().contains("device: MIG-51eed000-0002"));
     assert!(replay("0:0").stdout.contains("ONH-030"));

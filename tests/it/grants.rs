@@ -48,55 +48,103 @@ fn with(mut spec: Value, env: &[&str], bounding: &[&str]) -> String {
 
 fn plan(fake: &FakeDriver, spec: &str) -> Ran {
     let mut command = Command::new(HOOK);
-    command.arg("--config").arg(&fake.config).args(["plan", "-", "--stage", "precreate"]).env_clear();
+    command
+        .arg("--config")
+        .arg(&fake.config)
+        .args(["plan", "-", "--stage", "precreate"])
+        .env_clear();
     run_with(&mut command, spec.as_bytes())
 }
 
 fn device_nodes_bring_the_files() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "3"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    for (locked, env) in [("", &[][..]), (LOCKED, &[]), (LOCKED, &["NVIDIA_VISIBLE_DEVICES=all"])] {
+    for (locked, env) in [
+        ("", &[][..]),
+        (LOCKED, &[]),
+        (LOCKED, &["NVIDIA_VISIBLE_DEVICES=all"]),
+    ] {
         configure_first(&fake, locked);
         let dir = scratch();
         let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
         container.set_spec(env, &gpu_1());
         assert_eq!(container.hook(&fake.config).ok(), "", "{locked}{env:?}");
         let listed = container.exec("nvidia-smi -L").ok();
-        assert!(listed.lines().count() == 1 && listed.contains(GPU_1), "{locked}{env:?}: {listed}");
+        assert!(
+            listed.lines().count() == 1 && listed.contains(GPU_1),
+            "{locked}{env:?}: {listed}"
+        );
         container.exec("probe-dlopen libcuda.so.1").ok();
         // The same request with plan and at precreate.
         let spec = with(gpu_1(), env, &[]);
-        assert!(plan(&fake, &spec).ok().contains(&format!("device: {GPU_1}\n")));
+        assert!(
+            plan(&fake, &spec)
+                .ok()
+                .contains(&format!("device: {GPU_1}\n"))
+        );
         let mut precreate = Command::new(HOOK);
-        precreate.arg("--config").arg(&fake.config).arg("precreate").env_clear();
-        let edited: Value = serde_json::from_str(&run_with(&mut precreate, spec.as_bytes()).ok()).unwrap();
+        precreate
+            .arg("--config")
+            .arg(&fake.config)
+            .arg("precreate")
+            .env_clear();
+        let edited: Value =
+            serde_json::from_str(&run_with(&mut precreate, spec.as_bytes()).ok()).unwrap();
         let mounts = edited["mounts"].to_string();
-        assert!(mounts.contains("libcuda.so.535") && mounts.contains("nvidia-smi"), "{mounts}");
+        assert!(
+            mounts.contains("libcuda.so.535") && mounts.contains("nvidia-smi"),
+            "{mounts}"
+        );
         let devices = edited["linux"]["devices"].as_array().unwrap();
-        let gpus: Vec<_> =
-            devices.iter().filter(|node| node["path"].as_str().unwrap().starts_with("/dev/nvidia")).collect();
-        assert!(!edited["linux"]["devices"].to_string().contains("nvidia0"), "{gpus:?}");
+        let gpus: Vec<_> = devices
+            .iter()
+            .filter(|node| node["path"].as_str().unwrap().starts_with("/dev/nvidia"))
+            .collect();
+        assert!(
+            !edited["linux"]["devices"].to_string().contains("nvidia0"),
+            "{gpus:?}"
+        );
     }
     // The image can choose the capabilities.
     configure_first(&fake, "");
     let spec = with(gpu_1(), &["NVIDIA_DRIVER_CAPABILITIES=utility"], &[]);
     let told = plan(&fake, &spec).ok();
-    assert!(told.contains("driver capabilities: utility\n") && !told.contains("libcuda"), "{told}");
-    assert!(told.contains("a device node in config.json requests /dev/nvidia1"), "{told}");
+    assert!(
+        told.contains("driver capabilities: utility\n") && !told.contains("libcuda"),
+        "{told}"
+    );
+    assert!(
+        told.contains("a device node in config.json requests /dev/nvidia1"),
+        "{told}"
+    );
 }
 
 fn device_nodes_of_mig_devices() {
     let fake = FakeDriver::new(&["--gpus", "1", "--mig"]);
     let nodes = |caps: &[u32]| {
-        let caps = caps.iter().map(|cap| node(&format!("nvidia-caps/nvidia-cap{cap}"), 510, *cap));
-        let devices: Vec<_> = [node("nvidiactl", 195, 255), node("nvidia0", 195, 0)].into_iter().chain(caps).collect();
+        let caps = caps
+            .iter()
+            .map(|cap| node(&format!("nvidia-caps/nvidia-cap{cap}"), 510, *cap));
+        let devices: Vec<_> = [node("nvidiactl", 195, 255), node("nvidia0", 195, 0)]
+            .into_iter()
+            .chain(caps)
+            .collect();
         with(json!({"linux": {"devices": devices}}), &[], &[])
     };
     let told = plan(&fake, &nodes(&[21, 22])).ok();
-    assert!(told.contains("device: MIG-51eed000-0002") && !told.contains("MIG-51eed000-0001"), "{told}");
-    assert!(!told.contains("device: GPU-") && !told.contains("ONH-230"), "{told}");
+    assert!(
+        told.contains("device: MIG-51eed000-0002") && !told.contains("MIG-51eed000-0001"),
+        "{told}"
+    );
+    assert!(
+        !told.contains("device: GPU-") && !told.contains("ONH-230"),
+        "{told}"
+    );
     let told = plan(&fake, &nodes(&[])).ok();
-    assert!(told.contains("device: GPU-") && told.contains("ONH-230"), "{told}");
+    assert!(
+        told.contains("device: GPU-") && told.contains("ONH-230"),
+        "{told}"
+    );
 }
 
 fn device_nodes_that_mean_nothing() {
@@ -112,10 +160,18 @@ fn device_nodes_that_mean_nothing() {
     // A privileged container has every node of the host in its config.json.
     let told = plan(fake, &with(gpu_1(), &[], &["CAP_SYS_ADMIN"])).ok();
     assert!(told.starts_with("the hook does nothing"), "{told}");
-    for devices in
-        [json!([node("nvidiactl", 195, 255), node("nvidia-modeset", 195, 254)]), json!([node("fuse", 10, 229)])]
-    {
-        let told = plan(fake, &with(json!({"linux": {"devices": devices}}), &[], &[])).ok();
+    for devices in [
+        json!([
+            node("nvidiactl", 195, 255),
+            node("nvidia-modeset", 195, 254)
+        ]),
+        json!([node("fuse", 10, 229)]),
+    ] {
+        let told = plan(
+            fake,
+            &with(json!({"linux": {"devices": devices}}), &[], &[]),
+        )
+        .ok();
         assert!(told.starts_with("the hook does nothing"), "{told}");
     }
 }
@@ -130,11 +186,17 @@ fn device_nodes_stop_no_container() {
     let left_alone = |spec: &Value, says: &str| {
         container.set_spec(&[], spec);
         let ran = container.hook(&fake.config);
-        assert!(ran.stderr.contains(says) && ran.stderr.contains("(ONH-111)\nhint: "), "{ran:?}");
+        assert!(
+            ran.stderr.contains(says) && ran.stderr.contains("(ONH-111)\nhint: "),
+            "{ran:?}"
+        );
         ran.ok();
         assert_eq!(container.mountinfo(), before);
         let told = plan(&fake, &with(spec.clone(), &[], &[])).ok();
-        assert!(told.starts_with("the hook does nothing") && told.contains("ONH-111"), "{told}");
+        assert!(
+            told.starts_with("the hook does nothing") && told.contains("ONH-111"),
+            "{told}"
+        );
     };
     left_alone(&gpu_7, "\"/dev/nvidia7\"");
     fake.configure("[devices]\ndeny = [\"1\"]");
@@ -159,16 +221,29 @@ fn a_device_in_the_place_of_a_node() {
     let config = fake.config.display().to_string();
     let at_each_stage = || {
         let create_container = ["--config", &config, "createContainer"].map(str::to_owned);
-        [container.hook(&fake.config), container.create_container_hook(&create_container)]
+        [
+            container.hook(&fake.config),
+            container.create_container_hook(&create_container),
+        ]
     };
     let at_precreate = |spec: &str| {
         let mut precreate = Command::new(HOOK);
-        run_with(precreate.args(["--config", &config, "precreate"]).env_clear(), spec.as_bytes())
+        run_with(
+            precreate
+                .args(["--config", &config, "precreate"])
+                .env_clear(),
+            spec.as_bytes(),
+        )
     };
     let explained = |spec: &str| {
         let mut at_prestart = Command::new(HOOK);
         let state = container.state();
-        let at_prestart = run_with(at_prestart.args(["--config", &config, "plan", "-"]).env_clear(), state.as_bytes());
+        let at_prestart = run_with(
+            at_prestart
+                .args(["--config", &config, "plan", "-"])
+                .env_clear(),
+            state.as_bytes(),
+        );
         [at_prestart, plan(&fake, spec)]
     };
     let asks = ["NVIDIA_VISIBLE_DEVICES=1"];
@@ -184,25 +259,37 @@ fn a_device_in_the_place_of_a_node() {
     let spec = with(taken, &asks, &[]);
     assert!(at_precreate(&spec).failed(1).contains("(ONH-044)\nhint: "));
     for told in explained(&spec) {
-        let stopped = told.stdout.starts_with("the hook fails: ") && told.stdout.contains("ONH-044");
+        let stopped =
+            told.stdout.starts_with("the hook fails: ") && told.stdout.contains("ONH-044");
         assert!(told.code == Some(1) && stopped, "{told:?}");
     }
 
     // The node of a GPU that was not requested is not at a path that the hook needs.
-    let other = with(json!({"linux": {"devices": [node("nvidia0", 195, 0)]}}), &asks, &[]);
+    let other = with(
+        json!({"linux": {"devices": [node("nvidia0", 195, 0)]}}),
+        &asks,
+        &[],
+    );
     at_precreate(&other).ok();
 
     // A container that only has a GPU's node starts as its config.json describes it.
     let granted = json!({"linux": {"devices": [node("nvidia1", 195, 1), null_ctl]}});
     container.set_spec(&[], &granted);
     for ran in at_each_stage() {
-        assert!(ran.stderr.contains("another device at \"/dev/nvidiactl\" (ONH-111)\nhint: "), "{ran:?}");
+        assert!(
+            ran.stderr
+                .contains("another device at \"/dev/nvidiactl\" (ONH-111)\nhint: "),
+            "{ran:?}"
+        );
         ran.ok();
     }
     let spec = with(granted, &[], &[]);
     assert_eq!(at_precreate(&spec).ok(), spec);
     for told in explained(&spec).map(Ran::ok) {
-        assert!(told.starts_with("the hook does nothing") && told.contains("ONH-111"), "{told}");
+        assert!(
+            told.starts_with("the hook does nothing") && told.contains("ONH-111"),
+            "{told}"
+        );
     }
     assert_eq!(container.mountinfo(), before);
 }
@@ -214,9 +301,17 @@ fn podmans_device_option() {
     let (ctl, gpu) = (device("nvidiactl"), device("nvidia1"));
     let script = "nvidia-smi -L; probe-dlopen libcuda.so.1; probe-open /dev/nvidia1; ls /dev";
     let see = |podman: &Podman, cgroup: Cgroup, stage: &str| {
-        let text = podman.run(cgroup, &[&ctl, &gpu, IMAGE, "sh", "-euc", script]).ok();
-        assert!(text.matches("GPU-51eed").count() == 1 && text.contains(GPU_1), "{stage}: {text}");
-        assert!(!text.lines().any(|line| line == "nvidia0"), "{stage}: {text}");
+        let text = podman
+            .run(cgroup, &[&ctl, &gpu, IMAGE, "sh", "-euc", script])
+            .ok();
+        assert!(
+            text.matches("GPU-51eed").count() == 1 && text.contains(GPU_1),
+            "{stage}: {text}"
+        );
+        assert!(
+            !text.lines().any(|line| line == "nvidia0"),
+            "{stage}: {text}"
+        );
     };
     see(Podman::shared(), Cgroup::AsMounted, "prestart");
     let podman = Podman::with_image();
@@ -227,25 +322,47 @@ fn podmans_device_option() {
     see(&podman, Cgroup::AsMounted, "precreate");
     let text = podman.run(
         Cgroup::AsMounted,
-        &[&ctl, &gpu, "-e", "NVIDIA_VISIBLE_DEVICES=void", IMAGE, "sh", "-c", "nvidia-smi || true"],
+        &[
+            &ctl,
+            &gpu,
+            "-e",
+            "NVIDIA_VISIBLE_DEVICES=void",
+            IMAGE,
+            "sh",
+            "-c",
+            "nvidia-smi || true",
+        ],
     );
     assert!(!text.ok().contains("NVIDIA-SMI"), "void is nothing");
 }
 
 fn a_mount_that_asks_for_all() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
-    configure_first(&fake, "accept-nvidia-visible-devices-as-volume-mounts = true\n");
+    configure_first(
+        &fake,
+        "accept-nvidia-visible-devices-as-volume-mounts = true\n",
+    );
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     for (source, destination) in [
         ("/dev/null", "/var/run/nvidia-container-devices/all"),
         ("/dev/null", "/run/nvidia-container-devices/All"),
-        ("/dev/../dev/null", "/var//run/./nvidia-container-devices//all"),
+        (
+            "/dev/../dev/null",
+            "/var//run/./nvidia-container-devices//all",
+        ),
     ] {
         let dir = scratch();
         let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
-        container.set_spec(&[], &json!({"mounts": [{"source": source, "destination": destination}]}));
+        container.set_spec(
+            &[],
+            &json!({"mounts": [{"source": source, "destination": destination}]}),
+        );
         container.hook(&fake.config).ok();
-        assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia0 nvidia1", "{destination}");
+        assert_eq!(
+            container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(),
+            "nvidia0 nvidia1",
+            "{destination}"
+        );
     }
 }
 
@@ -255,11 +372,16 @@ fn a_library_alone_sets_nothing_up() {
     let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
     let env = &["NVIDIA_VISIBLE_DEVICES=all"];
     let library = json!({"source": "/lib/libcuda.so.1", "destination": "/opt/mylibs/libcuda.so.1"});
-    container.set_spec(env, &json!({"mounts": [library], "linux": {"devices": [node("nvidiactl", 195, 255)]}}));
+    container.set_spec(
+        env,
+        &json!({"mounts": [library], "linux": {"devices": [node("nvidiactl", 195, 255)]}}),
+    );
     let before = container.mountinfo();
     let ran = container.hook(&fake.config);
     assert!(
-        ran.stderr.contains("warning: the container is left unchanged") && ran.stderr.contains("ONH-110"),
+        ran.stderr
+            .contains("warning: the container is left unchanged")
+            && ran.stderr.contains("ONH-110"),
         "{ran:?}"
     );
     assert_eq!((ran.ok(), container.mountinfo()), (String::new(), before));
@@ -275,13 +397,29 @@ fn hosts_without_a_gpu() {
     fs::remove_dir_all(root.join("proc")).unwrap();
     fs::create_dir_all(root.join("sys/bus/pci/devices")).unwrap();
     fs::create_dir_all(root.join("proc/driver/nvidia")).unwrap();
-    let asks = |asked: &str| with(json!({}), &[&format!("NVIDIA_VISIBLE_DEVICES={asked}")], &[]);
-    assert!(plan(&fake, &asks("all")).stdout.contains("ONH-010"), "the default is an error");
+    let asks = |asked: &str| {
+        with(
+            json!({}),
+            &[&format!("NVIDIA_VISIBLE_DEVICES={asked}")],
+            &[],
+        )
+    };
+    assert!(
+        plan(&fake, &asks("all")).stdout.contains("ONH-010"),
+        "the default is an error"
+    );
     fake.configure("[oci-nvidia-hook]\nno-gpu = \"start\"");
     let told = plan(&fake, &asks("all")).ok();
-    assert!(told.starts_with("the hook does nothing: ") && told.contains("ONH-112"), "{told}");
+    assert!(
+        told.starts_with("the hook does nothing: ") && told.contains("ONH-112"),
+        "{told}"
+    );
     let mut precreate = Command::new(HOOK);
-    precreate.arg("--config").arg(&fake.config).arg("precreate").env_clear();
+    precreate
+        .arg("--config")
+        .arg(&fake.config)
+        .arg("precreate")
+        .env_clear();
     let ran = run_with(&mut precreate, asks("all").as_bytes());
     assert!(ran.stderr.contains("(ONH-112)\nhint: "), "{ran:?}");
     assert_eq!(ran.ok(), asks("all"), "config.json is unchanged");
@@ -294,7 +432,10 @@ fn hosts_without_a_gpu() {
     fs::write(device.join("vendor"), "0x10de\n").unwrap();
     fs::write(device.join("class"), "0x030200\n").unwrap();
     let told = plan(&fake, &asks("all"));
-    assert!(told.code == Some(1) && told.stdout.contains("ONH-011"), "{told:?}");
+    assert!(
+        told.code == Some(1) && told.stdout.contains("ONH-011"),
+        "{told:?}"
+    );
     fs::remove_dir_all(&device).unwrap();
     // The GPU of an SoC is not on a PCI bus.
     fs::create_dir_all(root.join("proc/driver/nvidia/gpus/0000:01:00.0")).unwrap();
@@ -305,13 +446,19 @@ fn a_gpu_in_mig_mode_alone() {
     let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
     let told = |asked: &str, more: &[&str], bounding: &[&str]| {
         let asked = format!("NVIDIA_VISIBLE_DEVICES={asked}");
-        let env: Vec<_> = std::iter::once(asked.as_str()).chain(more.iter().copied()).collect();
+        let env: Vec<_> = std::iter::once(asked.as_str())
+            .chain(more.iter().copied())
+            .collect();
         plan(&fake, &with(json!({}), &env, bounding)).ok()
     };
     let alone = told("0", &[], &[]);
-    assert!(alone.contains("GPU 0 is in MIG mode and is given without its MIG devices"), "{alone}");
     assert!(
-        alone.contains("ONH-230") && alone.contains("hint: request its MIG devices, for example 0:0 or MIG-51eed000"),
+        alone.contains("GPU 0 is in MIG mode and is given without its MIG devices"),
+        "{alone}"
+    );
+    assert!(
+        alone.contains("ONH-230")
+            && alone.contains("hint: request its MIG devices, for example 0:0 or MIG-51eed000"),
         "{alone}"
     );
     for (asked, more, bounding) in [
@@ -322,10 +469,16 @@ fn a_gpu_in_mig_mode_alone() {
         ("0", &["NVIDIA_DRIVER_CAPABILITIES=utility"], &[]),
         ("0", &["NVIDIA_MIG_CONFIG_DEVICES=all"], &["CAP_SYS_ADMIN"]),
     ] {
-        assert!(!told(asked, more, bounding).contains("ONH-230"), "{asked} {more:?}");
+        assert!(
+            !told(asked, more, bounding).contains("ONH-230"),
+            "{asked} {more:?}"
+        );
     }
     fake.set_nvml(|old| {
-        old.lines().filter(|line| !line.starts_with("mig ")).map(|line| line.to_owned() + "\n").collect()
+        old.lines()
+            .filter(|line| !line.starts_with("mig "))
+            .map(|line| line.to_owned() + "\n")
+            .collect()
     });
     assert!(told("all", &[], &[]).contains("ONH-230"));
 }
@@ -339,13 +492,27 @@ fn privilege_in_another_user_namespace() {
     let joined = json!({"linux": {"namespaces": [{"type": "user", "path": "/proc/1/ns/user"}]}});
     let asked = |spec: &str| {
         let mut command = Command::new(HOOK);
-        command.arg("--config").arg(&fake.config).args(["plan", "-", "--request", "--json", "--stage", "precreate"]);
+        command.arg("--config").arg(&fake.config).args([
+            "plan",
+            "-",
+            "--request",
+            "--json",
+            "--stage",
+            "precreate",
+        ]);
         let ran = run_with(command.env_clear(), spec.as_bytes());
         serde_json::from_str::<Value>(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"))
     };
     let precreate = |spec: &str| {
         let mut command = Command::new(HOOK);
-        run_with(command.arg("--config").arg(&fake.config).arg("precreate").env_clear(), spec.as_bytes())
+        run_with(
+            command
+                .arg("--config")
+                .arg(&fake.config)
+                .arg("precreate")
+                .env_clear(),
+            spec.as_bytes(),
+        )
     };
     let all = "NVIDIA_VISIBLE_DEVICES=all";
     for (locked, env, finding) in [
@@ -357,7 +524,10 @@ fn privilege_in_another_user_namespace() {
         (true, &[all, "NVIDIA_MIG_CONFIG_DEVICES=all"], "ONH-103"),
     ] {
         let lock = if locked { LOCKED } else { "" };
-        configure_first(&fake, &format!("swarm-resource = \"DOCKER_RESOURCE_GPU\"\n{lock}"));
+        configure_first(
+            &fake,
+            &format!("swarm-resource = \"DOCKER_RESOURCE_GPU\"\n{lock}"),
+        );
         let privileged = asked(&with(host.clone(), env, &["CAP_SYS_ADMIN"]));
         assert!(privileged["outcome"] == "inject", "{env:?}: {privileged}");
         assert_eq!(privileged["container"]["privileged"], true, "{env:?}");
@@ -365,7 +535,10 @@ fn privilege_in_another_user_namespace() {
             let spec = with(namespace.clone(), env, &["CAP_SYS_ADMIN"]);
             let told = asked(&spec);
             assert_eq!(told["container"]["privileged"], false, "{env:?}");
-            assert!(told["findings"].to_string().contains(finding) && told["request"].is_null(), "{env:?}: {told}");
+            assert!(
+                told["findings"].to_string().contains(finding) && told["request"].is_null(),
+                "{env:?}: {told}"
+            );
             let ran = precreate(&spec);
             assert!(ran.stderr.contains(finding), "{env:?}: {ran:?}");
             if finding == "ONH-103" {
@@ -376,18 +549,31 @@ fn privilege_in_another_user_namespace() {
         }
     }
     // A mount requests GPUs, and a variable IMEX channels.
-    configure_first(&fake, &format!("accept-nvidia-visible-devices-as-volume-mounts = true\n{LOCKED}"));
-    for (namespace, channels) in [(&host, json!(["0"])), (&own, json!([])), (&joined, json!([]))] {
+    configure_first(
+        &fake,
+        &format!("accept-nvidia-visible-devices-as-volume-mounts = true\n{LOCKED}"),
+    );
+    for (namespace, channels) in [
+        (&host, json!(["0"])),
+        (&own, json!([])),
+        (&joined, json!([])),
+    ] {
         let mut spec = namespace.clone();
         spec["mounts"] = json!([{"source": "/dev/null", "destination": "/var/run/nvidia-container-devices/all"}]);
         let told = asked(&with(spec, &["NVIDIA_IMEX_CHANNELS=0"], &["CAP_SYS_ADMIN"]));
-        assert_eq!(told["request"]["imex_channels"], channels, "{namespace}: {told}");
+        assert_eq!(
+            told["request"]["imex_channels"], channels,
+            "{namespace}: {told}"
+        );
     }
     // The nodes that a device plugin passes are still a request. Those of a container with all nodes are not.
     configure_first(&fake, LOCKED);
     let gpu_0 = [node("nvidiactl", 195, 255), node("nvidia0", 195, 0)];
     for (rules, devices) in [
-        (json!([{"allow": false, "access": "rwm"}]), json!(["/dev/nvidia0"])),
+        (
+            json!([{"allow": false, "access": "rwm"}]),
+            json!(["/dev/nvidia0"]),
+        ),
         (json!([{"allow": true, "access": "rwm"}]), Value::Null),
     ] {
         let mut spec = own.clone();
@@ -413,7 +599,11 @@ fn locked_podman(cgroup: Cgroup) {
         for privilege in ["--cap-add=SYS_ADMIN", "--privileged"] {
             for env in ["NVIDIA_VISIBLE_DEVICES=all", "CUDA_VERSION=9.0"] {
                 let text = run(&[privilege], env).ok();
-                assert_eq!(text.matches("UUID: GPU-").count(), 2, "{privilege} {env}: {text}");
+                assert_eq!(
+                    text.matches("UUID: GPU-").count(),
+                    2,
+                    "{privilege} {env}: {text}"
+                );
                 let text = run(&[&userns[..], &[privilege]].concat(), env).ok();
                 assert!(!text.contains("GPU-"), "{privilege} {env}: {text}");
             }

@@ -55,28 +55,44 @@ impl Need {
                 (!found).then(|| format!("needs the program {name:?}"))
             }
             Self::Cargo => {
-                let works =
-                    |program: &str| Command::new(program).arg("-vV").output().is_ok_and(|ran| ran.status.success());
-                (!works("cargo") || !works("rustc")).then(|| "needs a cargo that works for this user".to_owned())
+                let works = |program: &str| {
+                    Command::new(program)
+                        .arg("-vV")
+                        .output()
+                        .is_ok_and(|ran| ran.status.success())
+                };
+                (!works("cargo") || !works("rustc"))
+                    .then(|| "needs a cargo that works for this user".to_owned())
             }
             Self::Release => Self::Cargo.missing().or_else(|| {
                 let crates = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-                let tree = crates.filter(|dir| dir.join("Cargo.lock").is_file()).last()?;
+                let tree = crates
+                    .filter(|dir| dir.join("Cargo.lock").is_file())
+                    .last()?;
                 let target = tree.join("target");
                 let dir = if target.is_dir() { &target } else { tree };
-                tempfile::tempfile_in(dir).err().map(|_| "needs to write to the directory \"target\"".to_owned())
+                tempfile::tempfile_in(dir)
+                    .err()
+                    .map(|_| "needs to write to the directory \"target\"".to_owned())
             }),
             Self::StaticLibc => {
                 let found = Command::new("cc").arg("-print-file-name=libc.a").output();
                 // The compiler prints the bare name if it does not find the file.
                 let is_there = found.is_ok_and(|ran| ran.stdout.starts_with(b"/"));
-                (!is_there).then(|| "needs libc.a: libc6-dev (Debian) or glibc-devel-static (openSUSE)".to_owned())
+                (!is_there).then(|| {
+                    "needs libc.a: libc6-dev (Debian) or glibc-devel-static (openSUSE)".to_owned()
+                })
             }
-            Self::CgroupV1 => (!Path::new("/sys/fs/cgroup/devices/devices.list").is_file())
-                .then(|| "needs cgroup v1 with its device controller at /sys/fs/cgroup/devices".to_owned()),
+            Self::CgroupV1 => {
+                (!Path::new("/sys/fs/cgroup/devices/devices.list").is_file()).then(|| {
+                    "needs cgroup v1 with its device controller at /sys/fs/cgroup/devices"
+                        .to_owned()
+                })
+            }
             Self::Debian => {
                 let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
-                (!release.lines().any(|line| line == "ID=debian")).then(|| "needs Debian".to_owned())
+                (!release.lines().any(|line| line == "ID=debian"))
+                    .then(|| "needs Debian".to_owned())
             }
             Self::Device(path) => (!Path::new(path).exists()).then(|| format!("needs {path:?}")),
             Self::CgroupV2 => {
@@ -99,7 +115,12 @@ pub struct Test {
 impl Test {
     /// Returns `MODULE::FUNCTION`, in which the module is that of a file or directory next to `main.rs`.
     pub fn name(&self) -> String {
-        let module = self.module.split("::").nth(1).map(|module| format!("{module}::")).unwrap_or_default();
+        let module = self
+            .module
+            .split("::")
+            .nth(1)
+            .map(|module| format!("{module}::"))
+            .unwrap_or_default();
         format!("{module}{}", self.function)
     }
 

@@ -32,12 +32,17 @@ pub fn program() -> clap::Command {
 
 /// Returns the commands by their names of one or two words.
 pub fn commands(program: &clap::Command) -> Vec<(String, &clap::Command)> {
-    let of_group = |command: &'_ clap::Command| command.get_name() != "help" && command.has_subcommands();
+    let of_group =
+        |command: &'_ clap::Command| command.get_name() != "help" && command.has_subcommands();
     let mut commands = Vec::new();
     for command in program.get_subcommands() {
         let name = command.get_name();
         if of_group(command) {
-            commands.extend(command.get_subcommands().map(|sub| (format!("{name} {}", sub.get_name()), sub)));
+            commands.extend(
+                command
+                    .get_subcommands()
+                    .map(|sub| (format!("{name} {}", sub.get_name()), sub)),
+            );
         } else {
             commands.push((name.to_owned(), command));
         }
@@ -47,22 +52,40 @@ pub fn commands(program: &clap::Command) -> Vec<(String, &clap::Command)> {
 
 /// The first words that shells offer, which people type.
 fn first_words(program: &clap::Command) -> BTreeSet<String> {
-    let visible = program.get_subcommands().filter(|command| !command.is_hide_set());
-    visible.map(|command| command.get_name().to_owned()).collect()
+    let visible = program
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set());
+    visible
+        .map(|command| command.get_name().to_owned())
+        .collect()
 }
 
 /// `-d, --device ID`, as the man page has it.
 fn usage_of(arg: &Arg) -> String {
-    let short = arg.get_short().map(|short| format!("-{short}, ")).unwrap_or_default();
-    let value = arg.get_value_names().filter(|_| arg.get_action().takes_values());
-    let value = value.map(|names| format!(" {}", names.join(" "))).unwrap_or_default();
+    let short = arg
+        .get_short()
+        .map(|short| format!("-{short}, "))
+        .unwrap_or_default();
+    let value = arg
+        .get_value_names()
+        .filter(|_| arg.get_action().takes_values());
+    let value = value
+        .map(|names| format!(" {}", names.join(" ")))
+        .unwrap_or_default();
     format!("{short}--{}{value}", arg.get_long().unwrap())
 }
 
 /// Returns the options of a command, without those of the program.
 fn own_options<'a>(program: &clap::Command, command: &'a clap::Command) -> Vec<&'a Arg> {
-    let of_program = |arg: &Arg| program.get_arguments().any(|other| other.get_id() == arg.get_id());
-    command.get_arguments().filter(|arg| !arg.is_positional() && !of_program(arg)).collect()
+    let of_program = |arg: &Arg| {
+        program
+            .get_arguments()
+            .any(|other| other.get_id() == arg.get_id())
+    };
+    command
+        .get_arguments()
+        .filter(|arg| !arg.is_positional() && !of_program(arg))
+        .collect()
 }
 
 fn each_command_has_its_own() {
@@ -74,35 +97,79 @@ fn each_command_has_its_own() {
     let (own, called) = overview.split_once("\nCalled by engines:\n").unwrap();
     for command in program.get_subcommands() {
         let line = format!("\n  {} ", command.get_name());
-        let group = if command.is_hide_set() { format!("\n{called}") } else { own.to_owned() };
-        assert_eq!((group.matches(&line).count(), overview.matches(&line).count()), (1, 1), "{line}");
+        let group = if command.is_hide_set() {
+            format!("\n{called}")
+        } else {
+            own.to_owned()
+        };
+        assert_eq!(
+            (
+                group.matches(&line).count(),
+                overview.matches(&line).count()
+            ),
+            (1, 1),
+            "{line}"
+        );
     }
     let first = own.split("\nCommands:\n").nth(1).unwrap();
     assert!(first.starts_with("  ps "), "{first}");
-    assert_eq!(called.lines().take_while(|line| !line.is_empty()).count(), 6, "{called}");
+    assert_eq!(
+        called.lines().take_while(|line| !line.is_empty()).count(),
+        6,
+        "{called}"
+    );
     // A bare command prints the help too.
     let stderr = run(Command::new(HOOK).env_clear()).failed(2);
-    assert!(stderr.starts_with(&overview) && stderr.contains(": a command is missing (ONH-002)\nhint: "), "{stderr}");
+    assert!(
+        stderr.starts_with(&overview)
+            && stderr.contains(": a command is missing (ONH-002)\nhint: "),
+        "{stderr}"
+    );
     for (name, command) in commands(&program) {
         let words: Vec<_> = name.split(' ').collect();
         let text = hook(&[&words[..], &["--help"]].concat());
         assert_eq!(hook(&[&["help"], &words[..]].concat()), text);
-        assert!(text.starts_with(&command.get_about().unwrap().to_string()), "{text}");
-        assert!(text.contains(&format!("\nUsage: oci-nvidia-hook {name} [OPTIONS]")), "{text}");
+        assert!(
+            text.starts_with(&command.get_about().unwrap().to_string()),
+            "{text}"
+        );
+        assert!(
+            text.contains(&format!("\nUsage: oci-nvidia-hook {name} [OPTIONS]")),
+            "{text}"
+        );
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
         for option in own_options(&program, command) {
-            assert!(text.contains(&format!("--{}", option.get_long().unwrap())), "{option}: {text}");
+            assert!(
+                text.contains(&format!("--{}", option.get_long().unwrap())),
+                "{option}: {text}"
+            );
         }
     }
     // A group is one page, with a line for each of its commands.
     let group = hook(&["cdi", "--help"]);
-    assert_eq!((hook(&["help", "cdi"]), hook(&["cdi", "-h"])), (group.clone(), group.clone()));
-    assert!(group.contains("Usage: oci-nvidia-hook cdi [OPTIONS] <COMMAND>\n"), "{group}");
+    assert_eq!(
+        (hook(&["help", "cdi"]), hook(&["cdi", "-h"])),
+        (group.clone(), group.clone())
+    );
+    assert!(
+        group.contains("Usage: oci-nvidia-hook cdi [OPTIONS] <COMMAND>\n"),
+        "{group}"
+    );
     for word in ["generate", "refresh", "list", "check"] {
-        assert_eq!(group.lines().filter(|line| line.starts_with(&format!("  {word} "))).count(), 1, "{group}");
+        assert_eq!(
+            group
+                .lines()
+                .filter(|line| line.starts_with(&format!("  {word} ")))
+                .count(),
+            1,
+            "{group}"
+        );
     }
     let stderr = run(Command::new(HOOK).args(["help", "nonsense"])).failed(2);
-    assert!(stderr.contains("\"nonsense\"") && stderr.contains("hint: "), "{stderr}");
+    assert!(
+        stderr.contains("\"nonsense\"") && stderr.contains("hint: "),
+        "{stderr}"
+    );
     let stderr = run(Command::new(HOOK).args(["flies"])).failed(2);
     assert!(stderr.contains("did you mean files?"), "{stderr}");
 }
@@ -112,37 +179,76 @@ fn offered(path: &str, line: &str) -> BTreeSet<String> {
     let script = "source <(oci-nvidia-hook completion bash) && COMP_LINE=$1 COMP_POINT=${#1} && compopt() { :; } && \
                   _oci_nvidia_hook && printf '%s\\n' \"${COMPREPLY[@]}\"";
     let mut bash = Command::new("bash");
-    bash.args(["--norc", "-c", script, "bash", line]).env("PATH", path);
+    bash.args(["--norc", "-c", script, "bash", line])
+        .env("PATH", path);
     let text = run(bash.current_dir(source("docs"))).ok();
-    text.lines().filter(|line| !line.is_empty()).map(str::to_owned).collect()
+    text.lines()
+        .filter(|line| !line.is_empty())
+        .map(str::to_owned)
+        .collect()
 }
 
 fn path_with_the_hook() -> (tempfile::TempDir, String) {
     let dir = scratch();
     std::os::unix::fs::symlink(HOOK, dir.path().join("oci-nvidia-hook")).unwrap();
-    let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap());
+    let path = format!(
+        "{}:{}",
+        dir.path().display(),
+        std::env::var("PATH").unwrap()
+    );
     (dir, path)
 }
 
 fn bash_completes() {
     let (_dir, path) = path_with_the_hook();
     let offered = |line: &str| offered(&path, &format!("oci-nvidia-hook {line}"));
-    let set = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<BTreeSet<_>>();
+    let set = |words: &[&str]| {
+        words
+            .iter()
+            .map(|word| (*word).to_owned())
+            .collect::<BTreeSet<_>>()
+    };
     let program = program();
     assert_eq!(offered(""), first_words(&program));
     for (line, words) in [
         ("exp", &["explain"][..]),
         ("cdi ", &["generate", "refresh", "list", "check"]),
-        ("--", &["--config", "--color", "--debug", "--help", "--version"]),
+        (
+            "--",
+            &["--config", "--color", "--debug", "--help", "--version"],
+        ),
         ("pre", &["prepare"]),
         ("post", &[]),
         ("prestart --con", &["--config"]),
         ("help cdi gen", &["generate"]),
-        ("explain --", &["--list", "--json", "--config", "--color", "--debug", "--help", "--version"]),
+        (
+            "explain --",
+            &[
+                "--list",
+                "--json",
+                "--config",
+                "--color",
+                "--debug",
+                "--help",
+                "--version",
+            ],
+        ),
         ("cdi r", &["refresh"]),
         ("--config /x inf", &["info"]),
         ("--config=/x inf", &["info"]),
-        ("info --", &["--json", "--csv", "--root", "--config", "--color", "--debug", "--help", "--version"]),
+        (
+            "info --",
+            &[
+                "--json",
+                "--csv",
+                "--root",
+                "--config",
+                "--color",
+                "--debug",
+                "--help",
+                "--version",
+            ],
+        ),
         ("cdi generate --format ", &["json", "yaml"]),
         ("cdi generate --format=y", &["yaml"]),
         ("cdi generate --output x.json --name-strategy=uu", &["uuid"]),
@@ -159,9 +265,16 @@ fn bash_completes() {
     ] {
         assert_eq!(offered(line), set(words), "{line}");
     }
-    for (name, command) in commands(&program).into_iter().filter(|(name, _)| name != "help") {
-        let options = own_options(&program, command).into_iter().chain(program.get_arguments());
-        let expected: BTreeSet<_> = options.map(|option| format!("--{}", option.get_long().unwrap())).collect();
+    for (name, command) in commands(&program)
+        .into_iter()
+        .filter(|(name, _)| name != "help")
+    {
+        let options = own_options(&program, command)
+            .into_iter()
+            .chain(program.get_arguments());
+        let expected: BTreeSet<_> = options
+            .map(|option| format!("--{}", option.get_long().unwrap()))
+            .collect();
         assert_eq!(offered(&format!("{name} --")), expected, "{name}");
     }
 }
@@ -172,13 +285,27 @@ fn bash_completes_cdi_devices() {
     let specs = dir.path().join("cdi");
     std::fs::create_dir(&specs).unwrap();
     let mut generate = Command::new(HOOK);
-    generate.arg("--config").arg(&fake.config).args(["cdi", "generate", "--output"]).arg(specs.join("nvidia.yaml"));
+    generate
+        .arg("--config")
+        .arg(&fake.config)
+        .args(["cdi", "generate", "--output"])
+        .arg(specs.join("nvidia.yaml"));
     run(&mut generate).ok();
-    let line = format!("oci-nvidia-hook cdi check --spec-dir {} nvid", specs.display());
+    let line = format!(
+        "oci-nvidia-hook cdi check --spec-dir {} nvid",
+        specs.display()
+    );
     let all = offered(&path, &line);
-    assert!(all.contains("nvidia.com/gpu=all") && all.contains("nvidia.com/gpu=1"), "{all:?}");
+    assert!(
+        all.contains("nvidia.com/gpu=all") && all.contains("nvidia.com/gpu=1"),
+        "{all:?}"
+    );
     let split = offered(&path, &format!("{line}ia.com/gpu=a"));
-    assert_eq!(split, BTreeSet::from(["all".to_owned()]), "bash already has the part up to =");
+    assert_eq!(
+        split,
+        BTreeSet::from(["all".to_owned()]),
+        "bash already has the part up to ="
+    );
 
     // The author of a pod chooses the names of its containers, and bash does not quote what a function returns.
     let program = dir.path().join("hostile");
@@ -198,19 +325,28 @@ fn zsh_reads_its_script() {
                    offer() { local -a words=(oci-nvidia-hook \"$@\") ; local -i CURRENT=$#words; source $SCRIPT; }; offer \"$@\"";
     let offered = |line: &[&str]| {
         let mut zsh = Command::new("zsh");
-        zsh.args(["-f", "-c", harness, "zsh"]).args(line).env("SCRIPT", &script).env("PATH", &path);
+        zsh.args(["-f", "-c", harness, "zsh"])
+            .args(line)
+            .env("SCRIPT", &script)
+            .env("PATH", &path);
         let ran = run(&mut zsh);
         assert_eq!(ran.stderr, "", "{line:?}");
         ran.ok().lines().map(str::to_owned).collect::<BTreeSet<_>>()
     };
     let has = |line: &[&str], words: &[&str]| {
         let offered = offered(line);
-        assert!(words.iter().all(|word| offered.contains(*word)), "{line:?}: {offered:?}");
+        assert!(
+            words.iter().all(|word| offered.contains(*word)),
+            "{line:?}: {offered:?}"
+        );
     };
     has(&[""], &["info", "cdi", "explain"]);
     has(&["-"], &["--config"]);
     has(&["cdi", ""], &["generate", "refresh", "list", "check"]);
-    has(&["cdi", "generate", ""], &["--output", "--format", "--config"]);
+    has(
+        &["cdi", "generate", ""],
+        &["--output", "--format", "--config"],
+    );
     has(&["--config", "/x", "info", ""], &["--json", "--csv"]);
     has(&["cdi", "generate", "--format", ""], &["json", "yaml"]);
     has(&["--config", ""], &["README.md", "docs/"]);
@@ -225,20 +361,57 @@ fn fish_completes() {
     run(Command::new("fish").arg("-n").arg(&script)).ok();
     let offered = |line: &str| {
         let mut fish = Command::new("fish");
-        fish.args(["--no-config", "-c", "source $argv[1]; complete -C $argv[2]"]).arg(&script);
-        fish.arg(format!("oci-nvidia-hook {line}")).env("PATH", &path).env("HOME", dir.path());
+        fish.args(["--no-config", "-c", "source $argv[1]; complete -C $argv[2]"])
+            .arg(&script);
+        fish.arg(format!("oci-nvidia-hook {line}"))
+            .env("PATH", &path)
+            .env("HOME", dir.path());
         let text = run(fish.current_dir(source("docs"))).ok();
-        text.lines().map(|line| line.split('\t').next().unwrap().to_owned()).collect::<BTreeSet<_>>()
+        text.lines()
+            .map(|line| line.split('\t').next().unwrap().to_owned())
+            .collect::<BTreeSet<_>>()
     };
-    let set = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<BTreeSet<_>>();
+    let set = |words: &[&str]| {
+        words
+            .iter()
+            .map(|word| (*word).to_owned())
+            .collect::<BTreeSet<_>>()
+    };
     assert_eq!(offered(""), first_words(&program()));
     for (line, words) in [
         ("cdi ", &["generate", "refresh", "list", "check"][..]),
-        ("info --", &["--json", "--csv", "--root", "--config", "--color", "--debug", "--help", "--version"]),
-        ("cdi list --", &["--spec-dir", "--json", "--root", "--config", "--color", "--debug", "--help", "--version"]),
+        (
+            "info --",
+            &[
+                "--json",
+                "--csv",
+                "--root",
+                "--config",
+                "--color",
+                "--debug",
+                "--help",
+                "--version",
+            ],
+        ),
+        (
+            "cdi list --",
+            &[
+                "--spec-dir",
+                "--json",
+                "--root",
+                "--config",
+                "--color",
+                "--debug",
+                "--help",
+                "--version",
+            ],
+        ),
         (
             "explain ONH-03",
-            &["ONH-030", "ONH-031", "ONH-032", "ONH-033", "ONH-034", "ONH-035", "ONH-036", "ONH-037", "ONH-038"],
+            &[
+                "ONH-030", "ONH-031", "ONH-032", "ONH-033", "ONH-034", "ONH-035", "ONH-036",
+                "ONH-037", "ONH-038",
+            ],
         ),
         ("files --no-f", &["--no-fabricmanager"]),
         ("cdi generate --format ", &["json", "yaml"]),
@@ -251,12 +424,21 @@ fn fish_completes() {
 
 /// The words in bold in the man page that look like commands or options are those of the command line.
 fn the_man_page_is_complete() {
-    let page = std::fs::read_to_string(source("docs/man/oci-nvidia-hook.8")).unwrap().replace("\\-", "-");
+    let page = std::fs::read_to_string(source("docs/man/oci-nvidia-hook.8"))
+        .unwrap()
+        .replace("\\-", "-");
     let section = |name: &str| {
-        let rest = page.split(&format!(".SH {name}\n")).nth(1).unwrap_or_else(|| panic!("{name}"));
+        let rest = page
+            .split(&format!(".SH {name}\n"))
+            .nth(1)
+            .unwrap_or_else(|| panic!("{name}"));
         rest.split("\n.SH ").next().unwrap().to_owned()
     };
-    let told = format!("\n{}\n{}", section("COMMANDS"), section("CALLED BY ENGINES"));
+    let told = format!(
+        "\n{}\n{}",
+        section("COMMANDS"),
+        section("CALLED BY ENGINES")
+    );
     let program = program();
     let known = commands(&program);
     let mut documented = Vec::new();
@@ -266,18 +448,40 @@ fn the_man_page_is_complete() {
         let heading = name.trim_matches('"');
         let usage = |command: &clap::Command| {
             let usage = command.clone().render_usage().to_string();
-            usage.strip_prefix("Usage: oci-nvidia-hook ").unwrap().replace(['<', '>'], "")
+            usage
+                .strip_prefix("Usage: oci-nvidia-hook ")
+                .unwrap()
+                .replace(['<', '>'], "")
         };
-        let (name, command) =
-            known.iter().find(|(_, command)| usage(command) == heading).unwrap_or_else(|| panic!("unknown {heading}"));
+        let (name, command) = known
+            .iter()
+            .find(|(_, command)| usage(command) == heading)
+            .unwrap_or_else(|| panic!("unknown {heading}"));
         documented.push(name.as_str());
-        let usages: Vec<_> = own_options(&program, command).into_iter().map(usage_of).collect();
+        let usages: Vec<_> = own_options(&program, command)
+            .into_iter()
+            .map(usage_of)
+            .collect();
         assert_eq!(options_of(text), usages, "{name}");
         let values = command.get_positionals().flat_map(Arg::get_possible_values);
-        assert!(values.into_iter().all(|value| page.contains(value.get_name())), "{name}");
+        assert!(
+            values
+                .into_iter()
+                .all(|value| page.contains(value.get_name())),
+            "{name}"
+        );
     }
-    assert_eq!(documented, known.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>());
-    assert_eq!(options_of(&section("OPTIONS")), program.get_arguments().map(usage_of).collect::<Vec<_>>());
+    assert_eq!(
+        documented,
+        known
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect::<Vec<_>>()
+    );
+    assert_eq!(
+        options_of(&section("OPTIONS")),
+        program.get_arguments().map(usage_of).collect::<Vec<_>>()
+    );
     // Both pages name each other and the installed documents.
     assert!(section("SEE ALSO").contains("oci-nvidia-hook.toml"));
 }
@@ -285,9 +489,16 @@ fn the_man_page_is_complete() {
 /// Returns `-d, --device ID` from the lines `.BR -d ", " --device " " \fIID\fR`, in their order.
 fn options_of(text: &str) -> Vec<String> {
     let lines: Vec<_> = text.lines().collect();
-    let heads = lines.windows(2).filter(|pair| pair[0] == ".TP" && pair[1].contains("--")).map(|pair| pair[1]);
+    let heads = lines
+        .windows(2)
+        .filter(|pair| pair[0] == ".TP" && pair[1].contains("--"))
+        .map(|pair| pair[1]);
     let plain = |line: &str| {
-        line.trim_start_matches(".B ").replace("\\fI", "").replace("\\fR", "").replace("\\fB", "").replace('"', "")
+        line.trim_start_matches(".B ")
+            .replace("\\fI", "")
+            .replace("\\fR", "")
+            .replace("\\fB", "")
+            .replace('"', "")
     };
     heads.map(plain).collect()
 }
@@ -295,7 +506,9 @@ fn options_of(text: &str) -> Vec<String> {
 fn man_pages_have_no_mistakes() {
     let mut seen = 0;
     for page in std::fs::read_dir(source("docs/man")).unwrap().flatten() {
-        let ran = run(Command::new("mandoc").args(["-Tlint", "-Wwarning"]).arg(page.path()));
+        let ran = run(Command::new("mandoc")
+            .args(["-Tlint", "-Wwarning"])
+            .arg(page.path()));
         let said: Vec<_> = ran.stdout.lines().chain(ran.stderr.lines()).collect();
         assert!(said.is_empty(), "{said:?}");
         // .TH TITLE SECTION "DATE" "SOURCE" "VOLUME"
@@ -304,7 +517,10 @@ fn man_pages_have_no_mistakes() {
         let quoted: Vec<_> = head.split('"').skip(1).step_by(2).collect();
         assert_eq!(
             quoted[..2],
-            [release_date().as_str(), concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"))],
+            [
+                release_date().as_str(),
+                concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"))
+            ],
             "{head}"
         );
         // In a terminal of 80 columns, the title is on both sides of the volume.
@@ -320,7 +536,9 @@ fn release_date() -> String {
     let spec = std::fs::read_to_string(source("packaging/rpm.spec")).unwrap();
     let entry = spec.lines().find(|line| line.starts_with("* ")).unwrap();
     let words: Vec<_> = entry.split(' ').collect();
-    let months = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let months = [
+        "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+    ];
     let month = months.iter().position(|name| *name == words[2]).unwrap() + 1;
     format!("{}-{month:02}-{:0>2}", words[4], words[3])
 }
@@ -328,15 +546,30 @@ fn release_date() -> String {
 /// The help to which an invalid command line refers lists the possible values.
 fn hints_lead_to_the_right_help() {
     for (arguments, hint) in [
-        (&["files", "--librarie"][..], "did you mean --libraries? See \"oci-nvidia-hook files --help\""),
-        (&["why", "--frobnicate"], "run \"oci-nvidia-hook why --help\""),
+        (
+            &["files", "--librarie"][..],
+            "did you mean --libraries? See \"oci-nvidia-hook files --help\"",
+        ),
+        (
+            &["why", "--frobnicate"],
+            "run \"oci-nvidia-hook why --help\"",
+        ),
         (&["cdi"], "run \"oci-nvidia-hook cdi --help\""),
         (&["cdi", "nonsense"], "run \"oci-nvidia-hook cdi --help\""),
-        (&["cdi", "genrate"], "did you mean generate? See \"oci-nvidia-hook cdi --help\""),
-        (&["doctr"], "did you mean doctor? See \"oci-nvidia-hook --help\""),
+        (
+            &["cdi", "genrate"],
+            "did you mean generate? See \"oci-nvidia-hook cdi --help\"",
+        ),
+        (
+            &["doctr"],
+            "did you mean doctor? See \"oci-nvidia-hook --help\"",
+        ),
         (&[], "run \"oci-nvidia-hook help\""),
     ] {
         let stderr = run(Command::new(HOOK).args(arguments)).failed(2);
-        assert!(stderr.ends_with(&format!(" (ONH-002)\nhint: {hint}\n")), "{arguments:?}: {stderr}");
+        assert!(
+            stderr.ends_with(&format!(" (ONH-002)\nhint: {hint}\n")),
+            "{arguments:?}: {stderr}"
+        );
     }
 }

@@ -19,15 +19,24 @@ tests! {
 }
 
 /// Only a request for all capabilities gets the last one.
-const CAPABILITIES: [&str; 8] = ["compute", "utility", "video", "graphics", "display", "ngx", "compat32", "all"];
+const CAPABILITIES: [&str; 8] = [
+    "compute", "utility", "video", "graphics", "display", "ngx", "compat32", "all",
+];
 
 fn what_is_found_on_each() {
     let mut seen = 0;
     let mut different = Vec::new();
     let dir = source("tests/fixtures/hosts");
-    let mut files: Vec<_> = std::fs::read_dir(&dir).unwrap().flatten().map(|entry| entry.path()).collect();
+    let mut files: Vec<_> = std::fs::read_dir(&dir)
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
     files.sort();
-    for file in files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "host")) {
+    for file in files.iter().filter(|file| {
+        file.extension()
+            .is_some_and(|extension| extension == "host")
+    }) {
         let host = Host::parse(&std::fs::read_to_string(file).unwrap());
         let scratch = scratch();
         host.build(scratch.path());
@@ -60,10 +69,20 @@ struct Host {
 
 impl Host {
     fn parse(text: &str) -> Self {
-        let mut host = Self { root: "/".into(), ..Self::default() };
-        for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let mut host = Self {
+            root: "/".into(),
+            ..Self::default()
+        };
+        for line in text
+            .lines()
+            .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        {
             let (word, rest) = line.split_once(' ').unwrap();
-            let two = || rest.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+            let two = || {
+                rest.split_once(' ')
+                    .map(|(a, b)| (a.to_owned(), b.to_owned()))
+                    .unwrap()
+            };
             match word {
                 "root" => host.root = rest.into(),
                 "version" => host.version = rest.into(),
@@ -73,7 +92,11 @@ impl Host {
                 "link" => host.links.extend([two()]),
                 "lib" | "lib32" => {
                     let (path, soname) = two();
-                    host.libraries.push((path, soname.replace("$V", &host.version), word == "lib32"));
+                    host.libraries.push((
+                        path,
+                        soname.replace("$V", &host.version),
+                        word == "lib32",
+                    ));
                 }
                 _ => panic!("{line}"),
             }
@@ -111,38 +134,78 @@ impl Host {
         let root = top.join(self.root.trim_start_matches('/'));
         let root = Tree::open(&HostPath::new(root)).unwrap();
         let cache = LinkerCache::read(&root, None);
-        let search = Search { root: &root, cache: &cache, version: &self.version, dirs: &[], is_wsl: false };
+        let search = Search {
+            root: &root,
+            cache: &cache,
+            version: &self.version,
+            dirs: &[],
+            is_wsl: false,
+        };
         let mut text = String::new();
-        let (mut said, mut seen) = (std::collections::BTreeSet::new(), std::collections::BTreeSet::new());
+        let (mut said, mut seen) = (
+            std::collections::BTreeSet::new(),
+            std::collections::BTreeSet::new(),
+        );
         for capability in CAPABILITIES {
             // 32-bit libraries are those of the other capabilities.
-            let asked = if capability == "compat32" { "compat32,compute,utility,video,graphics" } else { capability };
+            let asked = if capability == "compat32" {
+                "compat32,compute,utility,video,graphics"
+            } else {
+                capability
+            };
             writeln!(text, "[{capability}]").unwrap();
             match locate(&search, Capabilities::supported(asked).unwrap(), &[]) {
                 Ok((files, findings)) => {
                     let all = lines(&files);
-                    let kept = all.into_iter().filter(|line| capability != "compat32" || line.starts_with("I386"));
-                    let kept: Vec<_> = kept.filter(|line| capability != "all" || !seen.contains(line)).collect();
-                    kept.iter().for_each(|line| writeln!(text, "{line}").unwrap());
+                    let kept = all
+                        .into_iter()
+                        .filter(|line| capability != "compat32" || line.starts_with("I386"));
+                    let kept: Vec<_> = kept
+                        .filter(|line| capability != "all" || !seen.contains(line))
+                        .collect();
+                    kept.iter()
+                        .for_each(|line| writeln!(text, "{line}").unwrap());
                     seen.extend(kept);
-                    said.extend(findings.into_iter().map(|finding| format!("{} {}", finding.kind.id, finding.what)));
+                    said.extend(
+                        findings
+                            .into_iter()
+                            .map(|finding| format!("{} {}", finding.kind.id, finding.what)),
+                    );
                 }
                 Err(error) => writeln!(text, "error: {error}").unwrap(),
             }
         }
         writeln!(text, "[findings]").unwrap();
-        said.iter().for_each(|finding| writeln!(text, "{finding}").unwrap());
+        said.iter()
+            .for_each(|finding| writeln!(text, "{finding}").unwrap());
         text.replace(top.to_str().unwrap(), "")
     }
 }
 
 fn lines(files: &DriverFiles) -> Vec<String> {
     let libraries = files.libraries.iter().map(|library| {
-        let sonames: Vec<_> = library.sonames.iter().map(|soname| soname.to_string_lossy()).collect();
-        format!("{:?} {} {}", library.arch, library.source, sonames.join(" ")).trim_end().to_owned()
+        let sonames: Vec<_> = library
+            .sonames
+            .iter()
+            .map(|soname| soname.to_string_lossy())
+            .collect();
+        format!(
+            "{:?} {} {}",
+            library.arch,
+            library.source,
+            sonames.join(" ")
+        )
+        .trim_end()
+        .to_owned()
     });
-    let binaries = files.binaries.iter().map(|binary| format!("bin {} {}", binary.source, binary.name));
-    let placed = files.placed.iter().map(|file| format!("file {} {}", file.source, file.target));
+    let binaries = files
+        .binaries
+        .iter()
+        .map(|binary| format!("bin {} {}", binary.source, binary.name));
+    let placed = files
+        .placed
+        .iter()
+        .map(|file| format!("file {} {}", file.source, file.target));
     libraries.chain(binaries).chain(placed).collect()
 }
 
@@ -160,7 +223,8 @@ pub fn stub(soname: &str, is_32: bool) -> PathBuf {
     if is_32 {
         cc.arg("-m32");
     }
-    cc.arg(format!("-Wl,-soname,{soname}")).args(["-x", "c", "/dev/null", "-x", "none"]);
+    cc.arg(format!("-Wl,-soname,{soname}"))
+        .args(["-x", "c", "/dev/null", "-x", "none"]);
     if soname != "libc.so.6" {
         cc.arg("-Wl,--no-as-needed").arg(stub("libc.so.6", is_32));
     }

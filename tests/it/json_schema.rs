@@ -27,13 +27,16 @@ fn validate(name: &str, document: &Value) -> Result<(), String> {
     let place = format!("file:///{name}.json");
     compiler.add_resource(&place, schema(name)).unwrap();
     let schema = compiler.compile(&place, &mut schemas).unwrap();
-    schemas.validate(document, schema).map_err(|error| format!("{error:#}"))
+    schemas
+        .validate(document, schema)
+        .map_err(|error| format!("{error:#}"))
 }
 
 /// Returns the document in this text. It matches the schema; with one more key anywhere, it would not match.
 #[track_caller]
 pub fn checked(name: &str, text: &str) -> Value {
-    let document: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}: {text:?}"));
+    let document: Value =
+        serde_json::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}: {text:?}"));
     if let Err(why) = validate(name, &document) {
         panic!("{name}: {why}\n{document:#}");
     }
@@ -51,10 +54,14 @@ fn objects(document: &Value, at: &str, found: &mut Vec<String>) {
     match document {
         Value::Object(fields) => {
             found.push(at.to_owned());
-            fields.iter().for_each(|(name, value)| objects(value, &format!("{at}/{name}"), found));
+            fields
+                .iter()
+                .for_each(|(name, value)| objects(value, &format!("{at}/{name}"), found));
         }
         Value::Array(values) => {
-            (0..).zip(values).for_each(|(number, value): (u32, _)| objects(value, &format!("{at}/{number}"), found));
+            (0..).zip(values).for_each(|(number, value): (u32, _)| {
+                objects(value, &format!("{at}/{number}"), found)
+            });
         }
         _ => {}
     }
@@ -67,23 +74,40 @@ fn is_complete(name: &str, document: &Value) {
     objects(document, "", &mut places);
     for place in places {
         let mut changed = document.clone();
-        let object = changed.pointer_mut(&place).unwrap().as_object_mut().unwrap();
+        let object = changed
+            .pointer_mut(&place)
+            .unwrap()
+            .as_object_mut()
+            .unwrap();
         object.insert("undocumented".to_owned(), Value::Null);
-        assert!(validate(name, &changed).is_err(), "{name}: {place:?} may have any key");
+        assert!(
+            validate(name, &changed).is_err(),
+            "{name}: {place:?} may have any key"
+        );
     }
 }
 
 fn hook(fake: &FakeDriver, arguments: &[&str]) -> Ran {
-    run(Command::new(HOOK).arg("--config").arg(&fake.config).args(arguments).arg("--json").env_clear())
+    run(Command::new(HOOK)
+        .arg("--config")
+        .arg(&fake.config)
+        .args(arguments)
+        .arg("--json")
+        .env_clear())
 }
 
 /// No GPU, two GPUs, MIG devices, GPUs that each fail in another way, and a driver that does not answer.
 fn hosts() -> Vec<(&'static str, FakeDriver)> {
     let broken = FakeDriver::new(&["--gpus", "4"]);
     broken.set_nvml(|old| {
-        let failing =
-            old.replace("gpu minor=1 ", "gpu minor=1 fail=15 ").replace("gpu minor=2 ", "gpu minor=2 fail-handle=15 ");
-        failing.lines().filter(|line| !line.starts_with("gpu minor=3 ")).map(|line| line.to_owned() + "\n").collect()
+        let failing = old
+            .replace("gpu minor=1 ", "gpu minor=1 fail=15 ")
+            .replace("gpu minor=2 ", "gpu minor=2 fail-handle=15 ");
+        failing
+            .lines()
+            .filter(|line| !line.starts_with("gpu minor=3 "))
+            .map(|line| line.to_owned() + "\n")
+            .collect()
     });
     sh(&format!(
         "sed -i 's/GPU Excluded:\t No/GPU Excluded:\t Yes/' '{}'/proc/driver/nvidia/gpus/0000:04:*/information",
@@ -119,11 +143,20 @@ fn commands_print_what_it_documents() {
             ("cdi-list", &["cdi", "list", "--spec-dir", specs], &[0]),
         ] {
             let ran = hook(&fake, arguments);
-            assert!(codes.contains(&ran.code.unwrap()), "{host} {arguments:?}: {ran:?}");
+            assert!(
+                codes.contains(&ran.code.unwrap()),
+                "{host} {arguments:?}: {ran:?}"
+            );
             // An error: no document, and a message on stderr.
-            let is_error = matches!((host, arguments), ("silent", ["info"] | ["files"]) | ("no GPU", ["files"]));
+            let is_error = matches!(
+                (host, arguments),
+                ("silent", ["info"] | ["files"]) | ("no GPU", ["files"])
+            );
             if is_error {
-                assert!(ran.stdout.is_empty() && ran.code == Some(1), "{host} {arguments:?}: {ran:?}");
+                assert!(
+                    ran.stdout.is_empty() && ran.code == Some(1),
+                    "{host} {arguments:?}: {ran:?}"
+                );
                 continue;
             }
             let document = checked(name, &ran.stdout);
@@ -135,7 +168,13 @@ fn commands_print_what_it_documents() {
                     (Some(1), Some(2), Some(1)),
                     "{document:#}"
                 ),
-                ("MIG", "info") => assert_eq!(document["gpus"][0]["mig"]["devices"].as_array().unwrap().len(), 2),
+                ("MIG", "info") => assert_eq!(
+                    document["gpus"][0]["mig"]["devices"]
+                        .as_array()
+                        .unwrap()
+                        .len(),
+                    2
+                ),
                 ("two GPUs", "files") => assert!(part("files") > Some(3), "{document:#}"),
                 _ => {}
             }
@@ -153,7 +192,13 @@ fn records() {
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
     for (env, outcome) in [
         (&["NVIDIA_VISIBLE_DEVICES=9"][..], "failed"),
-        (&["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=1.0"], "incomplete"),
+        (
+            &[
+                "NVIDIA_VISIBLE_DEVICES=all",
+                "NVIDIA_REQUIRE_CUDA=cuda>=1.0",
+            ],
+            "incomplete",
+        ),
         (&["NVIDIA_VISIBLE_DEVICES=0"], "ok"),
     ] {
         waiting.set_env(env);
@@ -161,7 +206,11 @@ fn records() {
         for arguments in [&["--json"][..], &["--json", "waiting"]] {
             let document = checked("why", &why(dir.path(), arguments).ok());
             // Without a name, only failures are listed.
-            let expected = if outcome == "ok" && arguments.len() == 1 { &Value::Null } else { &outcome.into() };
+            let expected = if outcome == "ok" && arguments.len() == 1 {
+                &Value::Null
+            } else {
+                &outcome.into()
+            };
             assert_eq!(document["records"][0]["outcome"], *expected);
             is_complete("why", &document);
         }
@@ -170,18 +219,28 @@ fn records() {
 
 /// The two forms of `explain`.
 fn numbers() {
-    let explain =
-        |words: &[&str]| checked("explain", &run(Command::new(HOOK).args(["explain", "--json"]).args(words)).ok());
+    let explain = |words: &[&str]| {
+        checked(
+            "explain",
+            &run(Command::new(HOOK).args(["explain", "--json"]).args(words)).ok(),
+        )
+    };
     let one = explain(&["030"]);
     is_complete("explain", &one);
     let all = explain(&["--list"]);
     let all = all["findings"].as_array().unwrap();
-    assert!(all.len() > 100 && all.contains(&one["findings"][0]), "{one:#}");
+    assert!(
+        all.len() > 100 && all.contains(&one["findings"][0]),
+        "{one:#}"
+    );
 }
 
 /// All stages that plan supports, with and without a request.
 fn explanations() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--mig", "--drm"]));
+    let (dir, fake) = (
+        scratch(),
+        FakeDriver::new(&["--gpus", "2", "--mig", "--drm"]),
+    );
     std::fs::create_dir_all(dir.path().join("rootfs/usr/lib64")).unwrap();
     for (env, outcome) in [
         ("NVIDIA_VISIBLE_DEVICES=void", "none"),
@@ -193,14 +252,22 @@ fn explanations() {
         });
         for arguments in [&["plan", "-"][..], &["plan", "-", "--stage", "precreate"]] {
             let mut command = Command::new(HOOK);
-            command.arg("--config").arg(&fake.config).args(arguments).arg("--json").env_clear();
+            command
+                .arg("--config")
+                .arg(&fake.config)
+                .args(arguments)
+                .arg("--json")
+                .env_clear();
             let ran = run_with(command.current_dir(dir.path()), spec.to_string().as_bytes());
             let mut document = checked("plan", &ran.stdout);
             assert_eq!(document["outcome"], outcome, "{document:#}");
             let edits = document["edits"].as_array_mut().unwrap();
             assert_eq!(edits.len() > 10, outcome == "inject", "{edits:?}");
             // The OCI runtime specification describes the items.
-            edits.iter_mut().filter_map(|edit| edit.get_mut("item")).for_each(|item| *item = 0.into());
+            edits
+                .iter_mut()
+                .filter_map(|edit| edit.get_mut("item"))
+                .for_each(|item| *item = 0.into());
             is_complete("plan", &document);
         }
     }
@@ -220,8 +287,15 @@ fn a_container_without_a_record() {
         std::fs::create_dir_all(&bundle).unwrap();
         std::fs::write(bundle.join("config.json"), spec).unwrap();
     }
-    let list: Vec<_> = ids.iter().map(|id| serde_json::json!({"id": id, "names": [&id[..1]]})).collect();
-    std::fs::write(dir.path().join("containers.json"), serde_json::to_string(&list).unwrap()).unwrap();
+    let list: Vec<_> = ids
+        .iter()
+        .map(|id| serde_json::json!({"id": id, "names": [&id[..1]]}))
+        .collect();
+    std::fs::write(
+        dir.path().join("containers.json"),
+        serde_json::to_string(&list).unwrap(),
+    )
+    .unwrap();
     let tell = |arguments: &str| {
         let script = format!(
             "mount -t tmpfs lib /var/lib; mkdir -p /var/lib/containers/storage/overlay-containers; \
@@ -238,10 +312,17 @@ fn a_container_without_a_record() {
         let document = checked("why", &tell(&format!("{name} --json")).ok());
         assert_eq!(document["records"].as_array().map(Vec::len), Some(0));
         let answer = &document["without_record"];
-        assert_eq!((answer["name"].as_str(), answer["outcome"].as_str()), (Some(name), Some(outcome)), "{answer:#}");
+        assert_eq!(
+            (answer["name"].as_str(), answer["outcome"].as_str()),
+            (Some(name), Some(outcome)),
+            "{answer:#}"
+        );
         is_complete("why", &document);
         let text = tell(name).ok();
-        assert!(text.starts_with("container ") && text.contains(answer["reason"].as_str().unwrap()), "{text}");
+        assert!(
+            text.starts_with("container ") && text.contains(answer["reason"].as_str().unwrap()),
+            "{text}"
+        );
     }
     let given = checked("why", &tell("a --json").ok());
     let devices = serde_json::json!([{"name": "nvidia.com/gpu=0"}]);
@@ -250,8 +331,15 @@ fn a_container_without_a_record() {
 
 /// Collects the keys without a description, in any object.
 fn undescribed(schema: &Value, at: &str, found: &mut Vec<String>) {
-    let Some(fields) = schema.as_object() else { return };
-    for (name, property) in fields.get("properties").and_then(Value::as_object).into_iter().flatten() {
+    let Some(fields) = schema.as_object() else {
+        return;
+    };
+    for (name, property) in fields
+        .get("properties")
+        .and_then(Value::as_object)
+        .into_iter()
+        .flatten()
+    {
         let at = format!("{at}/{name}");
         if property["description"].as_str().is_none_or(str::is_empty) {
             found.push(at.clone());
@@ -268,14 +356,22 @@ fn each_key_is_described() {
     let mut seen = 0;
     for entry in std::fs::read_dir(source("docs/schemas")).unwrap() {
         let file = entry.unwrap().file_name().into_string().unwrap();
-        let Some(name) = file.strip_suffix(".json") else { continue };
+        let Some(name) = file.strip_suffix(".json") else {
+            continue;
+        };
         let schema = schema(name);
-        assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema", "{file}");
+        assert_eq!(
+            schema["$schema"], "https://json-schema.org/draft/2020-12/schema",
+            "{file}"
+        );
         assert_eq!(schema["properties"]["version"]["const"], 1, "{file}");
         let mut found = Vec::new();
         undescribed(&schema, "", &mut found);
         assert!(found.is_empty(), "{file}: {found:?}");
-        assert!(page.contains(&format!("]({file})")), "docs/schemas/README.md does not name {file}");
+        assert!(
+            page.contains(&format!("]({file})")),
+            "docs/schemas/README.md does not name {file}"
+        );
         seen += 1;
     }
     assert!(seen >= 6, "{seen}");
@@ -293,6 +389,9 @@ fn an_error_leaves_stdout_empty() {
         let ran = run(Command::new(HOOK).args(arguments).arg("--json").env_clear());
         assert_eq!(ran.stdout, "", "{arguments:?}");
         let stderr = ran.failed(1);
-        assert!(stderr.contains("(ONH-") && stderr.contains("\nhint: "), "{arguments:?}: {stderr}");
+        assert!(
+            stderr.contains("(ONH-") && stderr.contains("\nhint: "),
+            "{arguments:?}: {stderr}"
+        );
     }
 }

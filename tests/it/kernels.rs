@@ -19,7 +19,11 @@ pub struct Kernel {
 }
 
 const fn lacking(name: &'static str, without: &'static str) -> Kernel {
-    Kernel { name, errno: "ENOSYS", without }
+    Kernel {
+        name,
+        errno: "ENOSYS",
+        without,
+    }
 }
 
 /// Everything newer than SLE 15 SP1.
@@ -27,7 +31,10 @@ const NEW: &str = "openat2,open_tree,move_mount,mount_setattr,fsopen,fsconfig,fs
                    open_tree_attr";
 
 /// All tests run on these kernels.
-pub const OLD: &[Kernel] = &[lacking("linux-4.12", NEW), lacking("without-openat2", "openat2")];
+pub const OLD: &[Kernel] = &[
+    lacking("linux-4.12", NEW),
+    lacking("without-openat2", "openat2"),
+];
 
 /// The tests of the main code path run on these kernels.
 pub const PARTIAL: &[Kernel] = &[
@@ -39,7 +46,11 @@ pub const PARTIAL: &[Kernel] = &[
     lacking("without-fsmount", "fsmount"),
     lacking("without-statmount", "statmount"),
     lacking("without-open_tree_attr", "open_tree_attr"),
-    Kernel { name: "old-seccomp-profile", errno: "EPERM", without: NEW },
+    Kernel {
+        name: "old-seccomp-profile",
+        errno: "EPERM",
+        without: NEW,
+    },
 ];
 
 thread_local! {
@@ -58,9 +69,13 @@ pub fn current() -> Option<Kernel> {
 
 /// Returns the words of the command line that start the hook.
 pub fn hook() -> Vec<String> {
-    let Some(Kernel { errno, without, .. }) = KERNEL.get() else { return vec![HOOK.to_owned()] };
+    let Some(Kernel { errno, without, .. }) = KERNEL.get() else {
+        return vec![HOOK.to_owned()];
+    };
     let wrapper = wrapper().display().to_string();
-    [&wrapper, "--errno", errno, without, HOOK].map(str::to_owned).to_vec()
+    [&wrapper, "--errno", errno, without, HOOK]
+        .map(str::to_owned)
+        .to_vec()
 }
 
 /// Returns the same as a command.
@@ -76,7 +91,8 @@ fn wrapper() -> &'static Path {
     BUILT.get_or_init(|| {
         let path = scratch().keep().join("without-syscalls");
         let mut cc = Command::new("cc");
-        cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&path);
+        cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o"])
+            .arg(&path);
         run(cc.arg(source("tests/probes/without-syscalls.c"))).ok();
         path
     })

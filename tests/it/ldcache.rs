@@ -14,7 +14,11 @@ use nvidia_host::driver::ldcache::{Arch, Cache, Layout, NewEntry, parse};
 use crate::support::Need;
 
 const NEEDS: &[Need] = &[Need::Program("cc"), Need::Program("/sbin/ldconfig")];
-const NEEDS_ROOT: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("/sbin/ldconfig")];
+const NEEDS_ROOT: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("/sbin/ldconfig"),
+];
 
 tests! {
     NEEDS => reads_and_rewrites_the_hosts_cache_as_ldconfig_sees_it, reads_every_layout_that_ldconfig_writes,
@@ -23,11 +27,21 @@ tests! {
 }
 
 /// Our libraries: the image also has two of them, and all are outside of the loader's default directories.
-const OURS: [&str; 5] = ["libours.so.1", "libdriver.so.1", "libx7.so.13", "libx07-a.so", "libx6.so.3"];
+const OURS: [&str; 5] = [
+    "libours.so.1",
+    "libdriver.so.1",
+    "libx7.so.13",
+    "libx07-a.so",
+    "libx6.so.3",
+];
 /// The image's libraries: in a glibc-hwcaps directory and outside, and many names around ours for the binary search.
 const THEIRS: [&str; 4] = ["libother.so.1", "libx1.so.1", "libx12.so.12", "libx7.so.12"];
 
-const LAYOUTS: [(&str, Layout); 3] = [("old", Layout::Old), ("compat", Layout::Compat), ("new", Layout::New)];
+const LAYOUTS: [(&str, Layout); 3] = [
+    ("old", Layout::Old),
+    ("compat", Layout::Compat),
+    ("new", Layout::New),
+];
 
 const LIBRARY: &str = "const char *which(void) { return WHICH; }\n";
 /// A program that prints for each name which library it loaded.
@@ -44,8 +58,15 @@ int main(int argc, char **argv) {
 "#;
 
 fn run(command: &mut Command) -> String {
-    let out = command.env("LC_ALL", "C").output().expect("start a program");
-    assert!(out.status.success(), "{command:?}: {}", String::from_utf8_lossy(&out.stderr));
+    let out = command
+        .env("LC_ALL", "C")
+        .output()
+        .expect("start a program");
+    assert!(
+        out.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
     String::from_utf8(out.stdout).expect("UTF-8")
 }
 
@@ -64,7 +85,16 @@ fn listed(text: &str) -> Vec<(String, PathBuf)> {
 }
 
 fn entries(cache: &Cache<'_>) -> Vec<(String, PathBuf)> {
-    cache.entries().iter().map(|entry| (entry.name.to_str().unwrap().to_owned(), entry.path.to_owned())).collect()
+    cache
+        .entries()
+        .iter()
+        .map(|entry| {
+            (
+                entry.name.to_str().unwrap().to_owned(),
+                entry.path.to_owned(),
+            )
+        })
+        .collect()
 }
 
 /// A root directory with a C library, a probe, libraries of an image, and ours.
@@ -73,7 +103,12 @@ struct Image(TempDir);
 impl Image {
     fn new() -> Self {
         let image = Self(TempDir::new().unwrap());
-        for dir in ["etc", "src", "opt/image/glibc-hwcaps/x86-64-v2", "opt/driver"] {
+        for dir in [
+            "etc",
+            "src",
+            "opt/image/glibc-hwcaps/x86-64-v2",
+            "opt/driver",
+        ] {
             fs::create_dir_all(image.path(dir)).unwrap();
         }
         fs::write(image.path("src/library.c"), LIBRARY).unwrap();
@@ -89,19 +124,33 @@ impl Image {
         fs::copy(&plain, plain.with_file_name("libours.so.1")).unwrap();
         for name in 1..=12 {
             for version in 1..=12 {
-                fs::copy(&plain, plain.with_file_name(format!("libx{name}.so.{version}"))).unwrap();
+                fs::copy(
+                    &plain,
+                    plain.with_file_name(format!("libx{name}.so.{version}")),
+                )
+                .unwrap();
             }
         }
         for name in OURS {
             image.compile("ours", &image.path("opt/driver").join(name));
         }
-        run(Command::new("cc").arg(image.path("src/probe.c")).arg("-o").arg(image.path("probe")).arg("-ldl"));
+        run(Command::new("cc")
+            .arg(image.path("src/probe.c"))
+            .arg("-o")
+            .arg(image.path("probe"))
+            .arg("-ldl"));
 
         // Real libraries if the host has them: the C library must also be found without a cache.
         let bytes = fs::read("/etc/ld.so.cache").expect("read the host's cache");
         let host = parse(&bytes).unwrap();
         let mut dirs = vec![PathBuf::from("/opt/image")];
-        for name in ["libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "libgcc_s.so.1"] {
+        for name in [
+            "libc.so.6",
+            "libm.so.6",
+            "libdl.so.2",
+            "libpthread.so.0",
+            "libgcc_s.so.1",
+        ] {
             if let Some(entry) = host.lookup(OsStr::new(name), Arch::native()) {
                 image.copy(entry.path);
                 dirs.extend(entry.path.parent().map(Path::to_owned));
@@ -114,7 +163,10 @@ impl Image {
         }
         dirs.sort();
         dirs.dedup();
-        let conf: Vec<_> = dirs.iter().map(|dir| format!("{}\n", dir.display())).collect();
+        let conf: Vec<_> = dirs
+            .iter()
+            .map(|dir| format!("{}\n", dir.display()))
+            .collect();
         fs::write(image.path("etc/ld.so.conf"), conf.concat()).unwrap();
         image
     }
@@ -130,7 +182,10 @@ impl Image {
     /// Compiles a library without a SONAME, so that copies of it are listed by their file names.
     fn compile(&self, which: &str, to: &Path) {
         let define = format!("-DWHICH=\"{which}\"");
-        run(Command::new("cc").args(["-shared", "-fPIC", &define, "-o"]).arg(to).arg(self.path("src/library.c")));
+        run(Command::new("cc")
+            .args(["-shared", "-fPIC", &define, "-o"])
+            .arg(to)
+            .arg(self.path("src/library.c")));
     }
 
     fn copy(&self, from: &Path) {
@@ -147,11 +202,18 @@ impl Image {
     fn merge(&self) {
         let bytes = fs::read(self.cache_path()).unwrap();
         let mut cache = parse(&bytes).unwrap();
-        let paths: Vec<_> = OURS.iter().map(|name| Path::new("/opt/driver").join(name)).collect();
+        let paths: Vec<_> = OURS
+            .iter()
+            .map(|name| Path::new("/opt/driver").join(name))
+            .collect();
         let ours: Vec<_> = OURS
             .iter()
             .zip(&paths)
-            .map(|(name, path)| NewEntry { name: OsStr::new(name), path, arch: Arch::native() })
+            .map(|(name, path)| NewEntry {
+                name: OsStr::new(name),
+                path,
+                arch: Arch::native(),
+            })
             .collect();
         cache.merge(&ours);
         fs::write(self.cache_path(), cache.to_bytes().unwrap()).unwrap();
@@ -160,9 +222,16 @@ impl Image {
     /// Returns the library that a program in the root gets for each name.
     fn probe(&self, names: &[&str]) -> Vec<String> {
         let mut chroot = Command::new("chroot");
-        chroot.env_remove("LD_LIBRARY_PATH").env_remove("LD_PRELOAD").arg(self.0.path()).arg("/probe").args(names);
+        chroot
+            .env_remove("LD_LIBRARY_PATH")
+            .env_remove("LD_PRELOAD")
+            .arg(self.0.path())
+            .arg("/probe")
+            .args(names);
         let text = run(&mut chroot);
-        text.lines().map(|line| line.split_once(' ').unwrap().1.to_owned()).collect()
+        text.lines()
+            .map(|line| line.split_once(' ').unwrap().1.to_owned())
+            .collect()
     }
 }
 
@@ -170,14 +239,20 @@ fn reads_and_rewrites_the_hosts_cache_as_ldconfig_sees_it() {
     let bytes = fs::read("/etc/ld.so.cache").expect("read the host's cache");
     let cache = parse(&bytes).unwrap();
     let told = run(ldconfig().arg("-p"));
-    assert!(told.starts_with(&format!("{} libs found", cache.entries().len())), "{told}");
+    assert!(
+        told.starts_with(&format!("{} libs found", cache.entries().len())),
+        "{told}"
+    );
     assert_eq!(entries(&cache), listed(&told));
 
     let dir = TempDir::new().unwrap();
     let copy = dir.path().join("cache");
     fs::write(&copy, cache.to_bytes().unwrap()).unwrap();
     let told_of_copy = run(ldconfig().arg("-p").arg("-C").arg(&copy));
-    assert_eq!(told_of_copy.replace(copy.to_str().unwrap(), "/etc/ld.so.cache"), told);
+    assert_eq!(
+        told_of_copy.replace(copy.to_str().unwrap(), "/etc/ld.so.cache"),
+        told
+    );
 }
 
 fn reads_every_layout_that_ldconfig_writes() {
@@ -191,7 +266,11 @@ fn reads_every_layout_that_ldconfig_writes() {
         assert!(cache.entries().len() > 144, "{told}");
         // parse sorts the entries, so equality also shows that our order is that of ldconfig.
         assert_eq!(entries(&cache), listed(&told), "{format}");
-        assert_eq!(cache.generator().is_some(), told.contains("Cache generated by"), "{format}");
+        assert_eq!(
+            cache.generator().is_some(),
+            told.contains("Cache generated by"),
+            "{format}"
+        );
         if cfg!(target_arch = "x86_64") && cache.generator().is_some() {
             assert_eq!(cache.hwcaps(), ["x86-64-v2"], "{format}");
         }
@@ -212,11 +291,18 @@ fn ldconfig_lists_what_was_merged() {
         let after = listed(&image.ldconfig(&["-p"]));
 
         for name in OURS {
-            let paths: Vec<_> = after.iter().filter(|entry| entry.0 == name).map(|entry| &entry.1).collect();
+            let paths: Vec<_> = after
+                .iter()
+                .filter(|entry| entry.0 == name)
+                .map(|entry| &entry.1)
+                .collect();
             assert_eq!(paths, [&Path::new("/opt/driver").join(name)], "{format}");
         }
         let theirs = |list: &[(String, PathBuf)]| -> Vec<_> {
-            list.iter().filter(|entry| !OURS.contains(&&*entry.0)).cloned().collect()
+            list.iter()
+                .filter(|entry| !OURS.contains(&&*entry.0))
+                .cloned()
+                .collect()
         };
         assert_eq!(theirs(&after), theirs(&before), "{format}");
 

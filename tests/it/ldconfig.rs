@@ -24,7 +24,8 @@ tests! {
 pub const LIST: &str = "/etc/ld.so.conf.d/00-oci-nvidia-hook.conf";
 /// The commands of maintainer scripts and triggers of dpkg, rpm and zypper.
 const RUN: [&str; 2] = ["ldconfig", "/sbin/ldconfig -X"];
-pub const LOOK: &str = "probe-dlopen libcuda.so.1 libnvidia-ml.so.1 libnvidia-ptxjitcompiler.so.1 libnvidia-nvvm.so.4";
+pub const LOOK: &str =
+    "probe-dlopen libcuda.so.1 libnvidia-ml.so.1 libnvidia-ptxjitcompiler.so.1 libnvidia-nvvm.so.4";
 
 /// A host whose libraries are in directories that an image like Debian does not search.
 fn suse() -> FakeDriver {
@@ -32,7 +33,9 @@ fn suse() -> FakeDriver {
 }
 
 fn files_found(listed: &str) -> Vec<&str> {
-    let lines = listed.lines().filter(|line| line.contains("535.183.01") || line.contains("libcuda"));
+    let lines = listed
+        .lines()
+        .filter(|line| line.contains("535.183.01") || line.contains("libcuda"));
     lines.collect()
 }
 
@@ -40,14 +43,20 @@ fn files_found(listed: &str) -> Vec<&str> {
 fn assert_the_same_after_ldconfig(container: &Waiting) {
     let before = container.exec(LOOK).ok();
     for ldconfig in RUN {
-        assert_eq!(container.exec(&format!("{ldconfig} && {LOOK}")).ok(), before, "{ldconfig}");
+        assert_eq!(
+            container.exec(&format!("{ldconfig} && {LOOK}")).ok(),
+            before,
+            "{ldconfig}"
+        );
     }
 }
 
 pub fn cdi_container(dir: &Path, fake: &FakeDriver, rootfs: &Path) -> Waiting {
     let edits = generate(fake, &["--hook-path", HOOK]).container_edits;
     let container = with_mounts(dir, rootfs, &edits);
-    container.create_runtime_hook(&edits.hooks[0].args[1..]).ok();
+    container
+        .create_runtime_hook(&edits.hooks[0].args[1..])
+        .ok();
     container
 }
 
@@ -57,7 +66,10 @@ fn directories_of_the_host_in_cdi() {
     let container = cdi_container(dir.path(), &fake, &image.rootfs);
     let listed = container.exec("ldconfig -p").ok();
     assert_the_same_after_ldconfig(&container);
-    assert!(files_found(&container.exec("ldconfig -p").ok()).len() >= files_found(&listed).len() - 1, "{listed}");
+    assert!(
+        files_found(&container.exec("ldconfig -p").ok()).len() >= files_found(&listed).len() - 1,
+        "{listed}"
+    );
     // This file is the reason: without it, the image's ldconfig drops the driver.
     container.exec(&format!("rm {LIST}; ldconfig")).ok();
     container.exec("probe-dlopen libcuda.so.1").failed(1);
@@ -77,12 +89,22 @@ pub fn precreate_container(dir: &Path, fake: &FakeDriver, rootfs: &Path) -> Wait
     let env = ["NVIDIA_VISIBLE_DEVICES=all"];
     let spec = json!({"ociVersion": "1.0.2", "root": {"path": empty}, "process": {"env": env, "args": ["sh"]}});
     let mut precreate = Command::new(HOOK);
-    precreate.arg("--config").arg(&fake.config).arg("precreate").env_clear();
-    let edited: Value = serde_json::from_str(&run_with(&mut precreate, spec.to_string().as_bytes()).ok()).unwrap();
+    precreate
+        .arg("--config")
+        .arg(&fake.config)
+        .arg("precreate")
+        .env_clear();
+    let edited: Value =
+        serde_json::from_str(&run_with(&mut precreate, spec.to_string().as_bytes()).ok()).unwrap();
     let mut before = String::new();
     for mount in edited["mounts"].as_array().unwrap() {
-        let (from, to) = (mount["source"].as_str().unwrap(), mount["destination"].as_str().unwrap());
-        before += &format!("mkdir -p $rootfs$(dirname {to}); touch $rootfs{to}; mount --bind {from} $rootfs{to}\n");
+        let (from, to) = (
+            mount["source"].as_str().unwrap(),
+            mount["destination"].as_str().unwrap(),
+        );
+        before += &format!(
+            "mkdir -p $rootfs$(dirname {to}); touch $rootfs{to}; mount --bind {from} $rootfs{to}\n"
+        );
     }
     let container = Waiting::start(dir, rootfs, &env, &before);
     let entry = &edited["hooks"]["createRuntime"];
@@ -105,22 +127,42 @@ pub fn with_compat(ldconf: &str) -> (tempfile::TempDir, Image) {
 
 /// An image with its own newer libcuda, which programs also get after ldconfig ran.
 fn cuda_compat_stays_first() {
-    for (layout, cdi) in [("multiarch", false), ("lib64", false), ("multiarch", true), ("lib64", true)] {
+    for (layout, cdi) in [
+        ("multiarch", false),
+        ("lib64", false),
+        ("multiarch", true),
+        ("lib64", true),
+    ] {
         let fake = FakeDriver::new(&["--gpus", "1", "--layout", layout]);
         let (dir, image) = with_compat("include");
         let container = if cdi {
             cdi_container(dir.path(), &fake, &image.rootfs)
         } else {
-            let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+            let container = Waiting::start(
+                dir.path(),
+                &image.rootfs,
+                &["NVIDIA_VISIBLE_DEVICES=all"],
+                "",
+            );
             container.hook(&fake.config).ok();
             container
         };
-        assert!(container.exec("probe-dlopen libcuda.so.1").ok().contains("/cuda/compat/"), "{layout} {cdi}");
+        assert!(
+            container
+                .exec("probe-dlopen libcuda.so.1")
+                .ok()
+                .contains("/cuda/compat/"),
+            "{layout} {cdi}"
+        );
         assert_the_same_after_ldconfig(&container);
         let list = container.exec(&format!("cat {LIST}")).ok();
         let dirs: Vec<_> = list.lines().filter(|line| line.starts_with('/')).collect();
         let ours = ["/usr/local/cuda/compat", "/usr/lib64"];
-        assert_eq!(dirs, &ours[..if cdi && layout == "lib64" { 2 } else { 1 }], "{layout} {cdi}");
+        assert_eq!(
+            dirs,
+            &ours[..if cdi && layout == "lib64" { 2 } else { 1 }],
+            "{layout} {cdi}"
+        );
     }
 }
 
@@ -130,7 +172,10 @@ fn images_without_configuration() {
     let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", "none"]);
     let container = cdi_container(dir.path(), &fake, &image.rootfs);
     assert_the_same_after_ldconfig(&container);
-    assert_eq!(container.exec("cat /etc/ld.so.conf").ok(), "include /etc/ld.so.conf.d/*.conf\n");
+    assert_eq!(
+        container.exec("cat /etc/ld.so.conf").ok(),
+        "include /etc/ld.so.conf.d/*.conf\n"
+    );
 
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", "none"]);
@@ -148,37 +193,65 @@ fn a_configuration_without_drop_ins() {
     assert!(!conf.contains("include"), "{conf}");
     // The image does not use this directory, so the hook must not activate its other files.
     std::fs::create_dir(image.rootfs.join("etc/ld.so.conf.d")).unwrap();
-    std::fs::write(image.rootfs.join("etc/ld.so.conf.d/unused.conf"), "/unused\n").unwrap();
+    std::fs::write(
+        image.rootfs.join("etc/ld.so.conf.d/unused.conf"),
+        "/unused\n",
+    )
+    .unwrap();
     std::fs::create_dir(image.rootfs.join("unused")).unwrap();
     crate::features::compat_library(&image.rootfs.join("unused/libunused.so.1"), "");
     let expected = format!("include {LIST}\n{conf}");
     for _start in 0..2 {
         let container = cdi_container(dir.path(), &fake, &image.rootfs);
         assert_the_same_after_ldconfig(&container);
-        assert_eq!(std::fs::read_to_string(image.rootfs.join("etc/ld.so.conf")).unwrap(), expected);
+        assert_eq!(
+            std::fs::read_to_string(image.rootfs.join("etc/ld.so.conf")).unwrap(),
+            expected
+        );
         let listed = container.exec("ldconfig -p").ok();
         assert!(!listed.contains("/unused/"), "{listed}");
     }
     let (dir, image) = with_compat("plain");
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     container.hook(&fake.config).ok();
-    assert!(container.exec("probe-dlopen libcuda.so.1").ok().contains("/cuda/compat/"));
+    assert!(
+        container
+            .exec("probe-dlopen libcuda.so.1")
+            .ok()
+            .contains("/cuda/compat/")
+    );
     assert_the_same_after_ldconfig(&container);
     drop(container);
 
     let (dir, image) = with_compat("plain");
-    let rename = |from: &str, to: &str| std::fs::rename(image.rootfs.join(from), image.rootfs.join(to)).unwrap();
+    let rename = |from: &str, to: &str| {
+        std::fs::rename(image.rootfs.join(from), image.rootfs.join(to)).unwrap()
+    };
     rename("etc/ld.so.conf", "etc/other.conf");
     symlink("other.conf", image.rootfs.join("etc/ld.so.conf")).unwrap();
     assert_left_alone(dir.path(), &fake, &image, "");
     std::fs::remove_file(image.rootfs.join("etc/ld.so.conf")).unwrap();
     rename("etc/other.conf", "etc/ld.so.conf");
-    assert_left_alone(dir.path(), &fake, &image, "mount --bind $rootfs/etc/ld.so.conf $rootfs/etc/ld.so.conf\n");
+    assert_left_alone(
+        dir.path(),
+        &fake,
+        &image,
+        "mount --bind $rootfs/etc/ld.so.conf $rootfs/etc/ld.so.conf\n",
+    );
 
     // A configuration that lists the directory itself needs no change.
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", "plain"]);
-    std::fs::write(image.rootfs.join("etc/ld.so.conf"), format!("{conf}/usr/lib64\n")).unwrap();
+    std::fs::write(
+        image.rootfs.join("etc/ld.so.conf"),
+        format!("{conf}/usr/lib64\n"),
+    )
+    .unwrap();
     let container = cdi_container(dir.path(), &fake, &image.rootfs);
     assert_the_same_after_ldconfig(&container);
     assert!(!image.rootfs.join("etc/ld.so.conf.d").exists());
@@ -194,7 +267,8 @@ fn assert_left_alone(dir: &Path, fake: &FakeDriver, image: &Image, setup: &str) 
     container.hook(&fake.config).ok();
     let text = std::fs::read_to_string(&log).unwrap();
     assert!(
-        text.contains("will not find the libraries in \"/usr/local/cuda/compat\"") && text.contains("ONH-315"),
+        text.contains("will not find the libraries in \"/usr/local/cuda/compat\"")
+            && text.contains("ONH-315"),
         "{text}"
     );
     assert_eq!(std::fs::read(&conf).unwrap(), before);
@@ -204,8 +278,15 @@ fn assert_left_alone(dir: &Path, fake: &FakeDriver, image: &Image, setup: &str) 
 
 fn nothing_is_written_without_need() {
     // Directories that the image searches anyway, and a configuration that contains the host's directory with another path.
-    for (layout, extra) in [("multiarch", ""), ("lib64", "/opt/../usr/lib64\n"), ("lib64", "/alias\n")] {
-        let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1", "--layout", layout]));
+    for (layout, extra) in [
+        ("multiarch", ""),
+        ("lib64", "/opt/../usr/lib64\n"),
+        ("lib64", "/alias\n"),
+    ] {
+        let (dir, fake) = (
+            scratch(),
+            FakeDriver::new(&["--gpus", "1", "--layout", layout]),
+        );
         let image = Image::new(dir.path(), &["--layout", "debian"]);
         symlink("usr/lib64", image.rootfs.join("alias")).unwrap();
         std::fs::create_dir(image.rootfs.join("opt")).unwrap();
@@ -216,9 +297,19 @@ fn nothing_is_written_without_need() {
     }
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let conf = || snapshot(&image.rootfs.join("etc")).lines().filter(|line| line.contains("ld.so.conf")).count();
+    let conf = || {
+        snapshot(&image.rootfs.join("etc"))
+            .lines()
+            .filter(|line| line.contains("ld.so.conf"))
+            .count()
+    };
     let before = conf();
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     container.hook(&fake.config).ok();
     assert_the_same_after_ldconfig(&container);
     assert_eq!(conf(), before);
@@ -237,7 +328,12 @@ fn a_list_that_is_out_of_date_goes() {
         ("/opt/other\n", true),
     ] {
         std::fs::write(&list, text).unwrap();
-        let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+        let container = Waiting::start(
+            dir.path(),
+            &image.rootfs,
+            &["NVIDIA_VISIBLE_DEVICES=all"],
+            "",
+        );
         container.hook(&fake.config).ok();
         assert_eq!(list.exists(), stays, "{text}");
         assert_the_same_after_ldconfig(&container);
@@ -252,25 +348,44 @@ fn a_list_that_is_out_of_date_goes() {
 
 fn volumes_are_left_alone() {
     let fake = suse();
-    for (point, ldconf) in [("etc", "include"), ("etc/ld.so.conf.d", "include"), ("etc/ld.so.conf.d", "plain")] {
+    for (point, ldconf) in [
+        ("etc", "include"),
+        ("etc/ld.so.conf.d", "include"),
+        ("etc/ld.so.conf.d", "plain"),
+    ] {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian", "--ldconf", ldconf]);
         std::fs::create_dir_all(image.rootfs.join(point)).unwrap();
         let conf = std::fs::read(image.rootfs.join("etc/ld.so.conf")).unwrap();
         let volume = dir.path().join("volume");
-        std::process::Command::new("cp").arg("-a").arg(image.rootfs.join(point)).arg(&volume).status().unwrap();
+        std::process::Command::new("cp")
+            .arg("-a")
+            .arg(image.rootfs.join(point))
+            .arg(&volume)
+            .status()
+            .unwrap();
         std::fs::remove_file(volume.join("ld.so.cache")).ok();
         let before = snapshot(&volume);
         let edits = generate(&fake, &["--hook-path", HOOK]).container_edits;
         let mount = format!("mount --bind '{}' $rootfs/{point}\n", volume.display());
-        let container = crate::cdi_containers::with_mounts_after(dir.path(), &image.rootfs, &edits, &mount);
-        container.create_runtime_hook(&edits.hooks[0].args[1..]).ok();
+        let container =
+            crate::cdi_containers::with_mounts_after(dir.path(), &image.rootfs, &edits, &mount);
+        container
+            .create_runtime_hook(&edits.hooks[0].args[1..])
+            .ok();
         let after = snapshot(&volume);
         let is_conf = |text: &str| -> Vec<String> {
-            text.lines().filter(|line| line.contains(".conf")).map(str::to_owned).collect()
+            text.lines()
+                .filter(|line| line.contains(".conf"))
+                .map(str::to_owned)
+                .collect()
         };
         assert_eq!(is_conf(&after), is_conf(&before), "{point} {ldconf}");
-        assert_eq!(std::fs::read(image.rootfs.join("etc/ld.so.conf")).unwrap(), conf, "{point} {ldconf}");
+        assert_eq!(
+            std::fs::read(image.rootfs.join("etc/ld.so.conf")).unwrap(),
+            conf,
+            "{point} {ldconf}"
+        );
     }
 }
 
@@ -293,8 +408,12 @@ fn a_container_that_ran_with_another_driver() {
         dir.path().display()
     );
     let start = || {
-        let container =
-            Waiting::start(dir.path(), &dir.path().join("merged"), &["NVIDIA_VISIBLE_DEVICES=all"], &overlay);
+        let container = Waiting::start(
+            dir.path(),
+            &dir.path().join("merged"),
+            &["NVIDIA_VISIBLE_DEVICES=all"],
+            &overlay,
+        );
         container.hook(&fake.config).ok();
         container
     };
@@ -306,16 +425,24 @@ fn a_container_that_ran_with_another_driver() {
     // Without the fix: the name that the new driver lacks leads to an empty file.
     fake.rebuild(&["--gpus", "1", "--version", "550.54.14"]);
     fake.configure("");
-    sh(&format!("cd '{}'; rm $(find . -name 'libnvidia-opencl*'); /sbin/ldconfig -r .", fake.root.display())).ok();
+    sh(&format!(
+        "cd '{}'; rm $(find . -name 'libnvidia-opencl*'); /sbin/ldconfig -r .",
+        fake.root.display()
+    ))
+    .ok();
     let naive = Waiting::start(dir.path(), &dir.path().join("merged"), &[], &overlay);
     let said = naive.exec("probe-dlopen libnvidia-opencl.so.1");
     assert!(said.stdout.contains("file too short"), "{said:?}");
     drop(naive);
     for _ in 0..2 {
         let new = start();
-        new.exec("nvidia-smi -L; probe-dlopen libcuda.so.1 libnvidia-ml.so.1").ok();
+        new.exec("nvidia-smi -L; probe-dlopen libcuda.so.1 libnvidia-ml.so.1")
+            .ok();
         let said = new.exec("probe-dlopen libnvidia-opencl.so.1");
-        assert!(said.code == Some(1) && !said.stdout.contains("file too short"), "{said:?}");
+        assert!(
+            said.code == Some(1) && !said.stdout.contains("file too short"),
+            "{said:?}"
+        );
         assert_eq!(new.exec(names).ok(), "libmine.so.1\nlibmine.so.1.2\n");
         new.exec(
             "test -L /usr/lib/x86_64-linux-gnu/libmine.so.1; cat /usr/lib/x86_64-linux-gnu/libnvidia-fbc.so.470.1",
@@ -327,27 +454,58 @@ fn a_container_that_ran_with_another_driver() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let start = || {
-        let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+        let container = Waiting::start(
+            dir.path(),
+            &image.rootfs,
+            &["NVIDIA_VISIBLE_DEVICES=all"],
+            "",
+        );
         container.call(&mut isolated(dir.path()), &fake.config).ok();
         container
     };
     start().exec("probe-dlopen libnvidia-opencl.so.1").ok();
     fake.rebuild(&["--gpus", "1", "--version", "550.54.14"]);
     fake.configure("");
-    sh(&format!("cd '{}'; rm $(find . -name 'libnvidia-opencl*'); /sbin/ldconfig -r .", fake.root.display())).ok();
-    std::fs::write(image.rootfs.join("usr/lib/x86_64-linux-gnu/libnvidia-fbc.so.470.1"), "").unwrap();
+    sh(&format!(
+        "cd '{}'; rm $(find . -name 'libnvidia-opencl*'); /sbin/ldconfig -r .",
+        fake.root.display()
+    ))
+    .ok();
+    std::fs::write(
+        image
+            .rootfs
+            .join("usr/lib/x86_64-linux-gnu/libnvidia-fbc.so.470.1"),
+        "",
+    )
+    .unwrap();
     let said = start().exec(
         "probe-dlopen libnvidia-opencl.so.1; cd /usr/lib/x86_64-linux-gnu; ls libnvidia-opencl* libnvidia-fbc.so.470*",
     );
-    assert!(!said.stdout.contains("file too short") && said.stdout.contains("libnvidia-fbc.so.470.1"), "{said:?}");
+    assert!(
+        !said.stdout.contains("file too short") && said.stdout.contains("libnvidia-fbc.so.470.1"),
+        "{said:?}"
+    );
     assert!(!said.stdout.contains("libnvidia-opencl.so.535"), "{said:?}");
     // A rootfs that may also belong to another container is not changed.
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let empty = image.rootfs.join("usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.535.183.01");
+    let empty = image
+        .rootfs
+        .join("usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.535.183.01");
     std::fs::write(&empty, "").unwrap();
-    symlink("libcuda.so.535.183.01", empty.with_file_name("libcuda.so.1")).unwrap();
-    Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "").hook(&fake.config).ok();
+    symlink(
+        "libcuda.so.535.183.01",
+        empty.with_file_name("libcuda.so.1"),
+    )
+    .unwrap();
+    Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    )
+    .hook(&fake.config)
+    .ok();
     assert!(empty.exists());
 }
 
@@ -358,9 +516,19 @@ fn podman_installs_a_package(cgroup: Cgroup) {
     cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
     let script = format!("nvidia-smi -L; {LOOK}; ldconfig; {LOOK}; nvidia-smi -L");
     let cdi = ["--device=nvidia.com/gpu=0", IMAGE, "sh", "-euc", &script];
-    let hook = ["-e", "NVIDIA_VISIBLE_DEVICES=0", IMAGE, "sh", "-euc", &script];
+    let hook = [
+        "-e",
+        "NVIDIA_VISIBLE_DEVICES=0",
+        IMAGE,
+        "sh",
+        "-euc",
+        &script,
+    ];
     let podman = Podman::shared();
-    for text in [podman.run_after(&only_spec(&path), cgroup, &cdi).ok(), podman.run_after("", cgroup, &hook).ok()] {
+    for text in [
+        podman.run_after(&only_spec(&path), cgroup, &cdi).ok(),
+        podman.run_after("", cgroup, &hook).ok(),
+    ] {
         assert_eq!(text.matches("UUID: GPU-").count(), 2, "{text}");
         assert_eq!(text.matches(": ok ").count(), 8, "{text}");
     }
@@ -371,8 +539,18 @@ fn podman_read_only() {
     let (dir, fake) = (scratch(), suse());
     let path = dir.path().join("nvidia.yaml");
     cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
-    let script = format!("nvidia-smi -L; {LOOK}; ldconfig 2>/dev/null && exit 7; {LOOK}; nvidia-smi -L");
-    let arguments = ["--device=nvidia.com/gpu=0", "--read-only", IMAGE, "sh", "-euc", &script];
-    let text = Podman::shared().run_after(&only_spec(&path), Cgroup::AsMounted, &arguments).ok();
+    let script =
+        format!("nvidia-smi -L; {LOOK}; ldconfig 2>/dev/null && exit 7; {LOOK}; nvidia-smi -L");
+    let arguments = [
+        "--device=nvidia.com/gpu=0",
+        "--read-only",
+        IMAGE,
+        "sh",
+        "-euc",
+        &script,
+    ];
+    let text = Podman::shared()
+        .run_after(&only_spec(&path), Cgroup::AsMounted, &arguments)
+        .ok();
     assert_eq!(text.matches("UUID: GPU-").count(), 2, "{text}");
 }

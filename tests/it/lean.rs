@@ -28,9 +28,18 @@ fn exit_codes() {
         (&["prestart"], "{}", 1),
         (&["no-such-command"], "", 2),
     ] {
-        let [plain, lean] = variants().map(|program| run_with(Command::new(program).args(arguments), stdin.as_bytes()));
-        assert_eq!((plain.code, lean.code), (Some(code), Some(code)), "{arguments:?}: {plain:?} {lean:?}");
-        assert_eq!((plain.stdout, plain.stderr), (lean.stdout, lean.stderr), "{arguments:?}");
+        let [plain, lean] = variants()
+            .map(|program| run_with(Command::new(program).args(arguments), stdin.as_bytes()));
+        assert_eq!(
+            (plain.code, lean.code),
+            (Some(code), Some(code)),
+            "{arguments:?}: {plain:?} {lean:?}"
+        );
+        assert_eq!(
+            (plain.stdout, plain.stderr),
+            (lean.stdout, lean.stderr),
+            "{arguments:?}"
+        );
     }
 }
 
@@ -38,7 +47,8 @@ fn exit_codes() {
 fn standard_streams() {
     for program in variants() {
         let mut sh = Command::new("sh");
-        sh.args(["-c", "exec \"$1\" prestart >&- 2>&-", "sh", program]).stdin(Stdio::piped());
+        sh.args(["-c", "exec \"$1\" prestart >&- 2>&-", "sh", program])
+            .stdin(Stdio::piped());
         // The hook waits for the state.
         let mut waiting = sh.spawn().unwrap();
         let is_null = |fd: u32| {
@@ -51,7 +61,11 @@ fn standard_streams() {
             std::thread::sleep(Duration::from_millis(5));
         }
         drop(waiting.stdin.take());
-        assert_eq!(waiting.wait().unwrap().code(), Some(1), "{program}: no state");
+        assert_eq!(
+            waiting.wait().unwrap().code(),
+            Some(1),
+            "{program}: no state"
+        );
     }
 }
 
@@ -60,7 +74,12 @@ fn a_closed_pipe_is_an_error() {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let mut command = Command::new(program);
-        let status = command.arg("help").stdout(writer).stderr(Stdio::null()).status().unwrap();
+        let status = command
+            .arg("help")
+            .stdout(writer)
+            .stderr(Stdio::null())
+            .status()
+            .unwrap();
         assert_eq!(status.code(), Some(1), "{program}: {status}");
     }
 }

@@ -23,18 +23,35 @@ fn plan(fake: &FakeDriver, env: &str) -> Value {
     std::fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
     let state = json!({"id": "c", "bundle": dir.path()}).to_string();
     let mut plan = Command::new(HOOK);
-    let ran =
-        run_with(plan.arg("--config").arg(&fake.config).args(["plan", "-", "--json"]).env_clear(), state.as_bytes());
+    let ran = run_with(
+        plan.arg("--config")
+            .arg(&fake.config)
+            .args(["plan", "-", "--json"])
+            .env_clear(),
+        state.as_bytes(),
+    );
     serde_json::from_str(&ran.stdout).unwrap()
 }
 
 /// Returns the UUIDs of the devices that the container would get.
 fn devices(explanation: &Value) -> Vec<&str> {
-    explanation["devices"].as_array().unwrap().iter().map(|uuid| uuid.as_str().unwrap()).collect()
+    explanation["devices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|uuid| uuid.as_str().unwrap())
+        .collect()
 }
 
 fn doctor(fake: &FakeDriver) -> Ran {
-    run_with(Command::new(HOOK).arg("--config").arg(&fake.config).args(["doctor", "--json"]).env_clear(), b"")
+    run_with(
+        Command::new(HOOK)
+            .arg("--config")
+            .arg(&fake.config)
+            .args(["doctor", "--json"])
+            .env_clear(),
+        b"",
+    )
 }
 
 /// Each of these entries once gave the container the GPU that it was meant to deny.
@@ -43,16 +60,33 @@ fn an_entry_of_no_form_is_an_error() {
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, &[ALL], "");
-    for entry in
-        ["", "0,1", "0-2", " 1", "+1", "0x1", "H100", "nvidia1", "/dev/nvidia1", "GPU-51eed001", "02:00.1", "1:*"]
-    {
+    for entry in [
+        "",
+        "0,1",
+        "0-2",
+        " 1",
+        "+1",
+        "0x1",
+        "H100",
+        "nvidia1",
+        "/dev/nvidia1",
+        "GPU-51eed001",
+        "02:00.1",
+        "1:*",
+    ] {
         fake.configure(&format!("[devices]\ndeny = [{entry:?}]"));
         let stderr = container.hook(&fake.config).failed(1);
         let config = std::fs::read_to_string(&fake.config).unwrap();
-        let line = config.lines().position(|line| line.starts_with("deny")).unwrap() + 1;
+        let line = config
+            .lines()
+            .position(|line| line.starts_with("deny"))
+            .unwrap()
+            + 1;
         assert!(
-            stderr.contains(&format!("{:?} line {line}: devices.deny has an invalid value", fake.config))
-                && stderr.contains(&format!("{entry:?} is not a valid entry"))
+            stderr.contains(&format!(
+                "{:?} line {line}: devices.deny has an invalid value",
+                fake.config
+            )) && stderr.contains(&format!("{entry:?} is not a valid entry"))
                 && stderr.contains("(ONH-005)"),
             "{entry:?}: {stderr}"
         );
@@ -62,16 +96,35 @@ fn an_entry_of_no_form_is_an_error() {
             found.stdout.contains("devices.deny has an invalid value") && found.code == Some(3),
             "{entry:?}: {found:?}"
         );
-        assert!(container.exec("ls /dev").ok().split_whitespace().all(|name| !name.starts_with("nvidia")), "{entry:?}");
+        assert!(
+            container
+                .exec("ls /dev")
+                .ok()
+                .split_whitespace()
+                .all(|name| !name.starts_with("nvidia")),
+            "{entry:?}"
+        );
     }
 }
 
 fn each_form_denies() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
-    let uuids = |fake: &FakeDriver| devices(&plan(fake, ALL)).into_iter().map(str::to_owned).collect::<Vec<_>>();
+    let uuids = |fake: &FakeDriver| {
+        devices(&plan(fake, ALL))
+            .into_iter()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
     let all = uuids(&fake);
     assert_eq!(all.len(), 3);
-    let inventory = run_with(Command::new(HOOK).arg("--config").arg(&fake.config).args(["info", "--json"]), b"").ok();
+    let inventory = run_with(
+        Command::new(HOOK)
+            .arg("--config")
+            .arg(&fake.config)
+            .args(["info", "--json"]),
+        b"",
+    )
+    .ok();
     let inventory: Value = serde_json::from_str(&inventory).unwrap();
     let bus_id = inventory["gpus"][1]["bus_id"].as_str().unwrap();
     let (_, short) = bus_id.split_once(':').unwrap();
@@ -91,7 +144,11 @@ fn each_form_denies() {
     }
     for entry in ["*H100*", "nvidia h?00*", "*", "GPU-*"] {
         fake.configure(&format!("[devices]\ndeny = [{entry:?}]"));
-        assert_eq!(plan(&fake, ALL)["findings"][0]["id"], "ONH-031", "{entry:?}");
+        assert_eq!(
+            plan(&fake, ALL)["findings"][0]["id"],
+            "ONH-031",
+            "{entry:?}"
+        );
     }
 }
 
@@ -103,15 +160,32 @@ fn an_entry_that_matches_nothing() {
     let container = Waiting::start(dir.path(), &image.rootfs, &[ALL], "");
     let ran = container.hook(&fake.config);
     let says = "deny in the [devices] table of config.toml contains \"7\", which matches no GPU of this host";
-    assert!(ran.stderr.contains(says) && ran.stderr.contains("(ONH-107)\nhint: "), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains(says) && ran.stderr.contains("(ONH-107)\nhint: "),
+        "{}",
+        ran.stderr
+    );
     assert_eq!(ran.stderr.matches("ONH-107").count(), 1, "{}", ran.stderr);
     ran.ok();
     let explanation = plan(&fake, ALL);
-    assert_eq!((explanation["findings"][0]["id"].as_str(), devices(&explanation).len()), (Some("ONH-107"), 1));
+    assert_eq!(
+        (
+            explanation["findings"][0]["id"].as_str(),
+            devices(&explanation).len()
+        ),
+        (Some("ONH-107"), 1)
+    );
     let check = |fake: &FakeDriver| {
         let outcomes = crate::json_schema::part("doctor", &doctor(fake).stdout, "checks");
-        let limits = outcomes.iter().find(|outcome| outcome["check"] == "limits").unwrap().clone();
-        (limits["status"].as_str().unwrap().to_owned(), limits["what"].as_str().unwrap().to_owned())
+        let limits = outcomes
+            .iter()
+            .find(|outcome| outcome["check"] == "limits")
+            .unwrap()
+            .clone();
+        (
+            limits["status"].as_str().unwrap().to_owned(),
+            limits["what"].as_str().unwrap().to_owned(),
+        )
     };
     assert_eq!(check(&fake), ("warning".to_owned(), says.to_owned()));
     fake.configure("[devices]\ndeny = [\"1\"]");
@@ -123,10 +197,12 @@ fn an_entry_that_matches_nothing() {
 fn a_gpu_without_a_name() {
     let fake = FakeDriver::new(&["--gpus", "2"]);
     fake.set_nvml(|text| {
-        let lines = text.lines().map(|line| match line.starts_with("gpu minor=1") {
-            true => line.replace("name=\"NVIDIA H100 80GB HBM3\"", "name=\"\""),
-            false => line.to_owned(),
-        });
+        let lines = text
+            .lines()
+            .map(|line| match line.starts_with("gpu minor=1") {
+                true => line.replace("name=\"NVIDIA H100 80GB HBM3\"", "name=\"\""),
+                false => line.to_owned(),
+            });
         lines.collect::<Vec<_>>().join("\n") + "\n"
     });
     let count = |table: &str| {
@@ -134,7 +210,11 @@ fn a_gpu_without_a_name() {
         devices(&plan(&fake, ALL)).len()
     };
     assert_eq!(count(""), 2);
-    assert_eq!(count("deny = [\"*A100*\"]"), 1, "what it is cannot be known");
+    assert_eq!(
+        count("deny = [\"*A100*\"]"),
+        1,
+        "what it is cannot be known"
+    );
     assert_eq!(count("allow = [\"*H100*\"]"), 1);
     assert_eq!(count("allow = [\"*H100*\", \"1\"]"), 2, "it is named");
 }
@@ -144,13 +224,25 @@ fn a_gpu_without_a_name() {
 fn capabilities_of_a_denied_mig_device() {
     let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
     for (deny, nodes, files) in [
-        ("", "nvidia-cap12 nvidia-cap13 nvidia-cap2 nvidia-cap21 nvidia-cap22", "gi1 gi2"),
+        (
+            "",
+            "nvidia-cap12 nvidia-cap13 nvidia-cap2 nvidia-cap21 nvidia-cap22",
+            "gi1 gi2",
+        ),
         ("0:1", "nvidia-cap12 nvidia-cap13 nvidia-cap2", "gi1"),
-        ("MIG-51eed000-0001*", "nvidia-cap2 nvidia-cap21 nvidia-cap22", "gi2"),
+        (
+            "MIG-51eed000-0001*",
+            "nvidia-cap2 nvidia-cap21 nvidia-cap22",
+            "gi2",
+        ),
     ] {
         fake.configure(&format!(
             "[devices]\ndeny = [{}]",
-            if deny.is_empty() { String::new() } else { format!("{deny:?}") }
+            if deny.is_empty() {
+                String::new()
+            } else {
+                format!("{deny:?}")
+            }
         ));
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -158,9 +250,22 @@ fn capabilities_of_a_denied_mig_device() {
         let container = Waiting::start(dir.path(), &image.rootfs, &env, MASKABLE_PROC);
         container.set_privileged_env(&env);
         container.hook(&fake.config).ok();
-        assert_eq!(container.exec("cd /dev/nvidia-caps; echo *").ok().trim(), nodes, "{deny}");
-        assert_eq!(container.exec("cd /proc/driver/nvidia/capabilities/gpu0/mig; echo *").ok().trim(), files, "{deny}");
-        container.exec("cat /proc/driver/nvidia/capabilities/mig/monitor").ok();
+        assert_eq!(
+            container.exec("cd /dev/nvidia-caps; echo *").ok().trim(),
+            nodes,
+            "{deny}"
+        );
+        assert_eq!(
+            container
+                .exec("cd /proc/driver/nvidia/capabilities/gpu0/mig; echo *")
+                .ok()
+                .trim(),
+            files,
+            "{deny}"
+        );
+        container
+            .exec("cat /proc/driver/nvidia/capabilities/mig/monitor")
+            .ok();
     }
 }
 
@@ -173,6 +278,9 @@ fn hints_have_no_ids_of_other_gpus() {
         let finding = &explanation["findings"][0];
         let hint = finding["fix"].as_str().unwrap();
         assert!(hint.contains(" 0, 2, all, none"), "{hint}");
-        assert!(!finding.to_string().contains("GPU-") && !finding.to_string().contains("0000:"), "{finding}");
+        assert!(
+            !finding.to_string().contains("GPU-") && !finding.to_string().contains("0000:"),
+            "{finding}"
+        );
     }
 }

@@ -26,30 +26,57 @@ fn limits(table: &str) -> String {
 }
 
 /// Returns a container for which the engine has applied these devices of a spec, and the arguments of the hook entry.
-fn with_devices(fake: &FakeDriver, dir: &Path, names: &[&str]) -> (crate::driver::Waiting, Vec<String>) {
+fn with_devices(
+    fake: &FakeDriver,
+    dir: &Path,
+    names: &[&str],
+) -> (crate::driver::Waiting, Vec<String>) {
     let spec = generate(fake, &["--hook-path", HOOK]);
-    let chosen = spec.devices.iter().filter(|device| names.contains(&device.name.as_str()));
-    let edits = chosen.fold(spec.container_edits.clone(), |all, device| all.merge(device.container_edits.clone()));
+    let chosen = spec
+        .devices
+        .iter()
+        .filter(|device| names.contains(&device.name.as_str()));
+    let edits = chosen.fold(spec.container_edits.clone(), |all, device| {
+        all.merge(device.container_edits.clone())
+    });
     let image = Image::new(dir, &["--layout", "debian"]);
-    (with_mounts(dir, &image.rootfs, &edits), edits.hooks[0].args[1..].to_vec())
+    (
+        with_mounts(dir, &image.rootfs, &edits),
+        edits.hooks[0].args[1..].to_vec(),
+    )
 }
 
 fn an_outdated_spec(cgroup: Cgroup) {
-    let (dir, fake, podman) = (scratch(), FakeDriver::new(&["--gpus", "2"]), Podman::with_image());
+    let (dir, fake, podman) = (
+        scratch(),
+        FakeDriver::new(&["--gpus", "2"]),
+        Podman::with_image(),
+    );
     let path = dir.path().join("nvidia.yaml");
     cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
     let start = |device: &str, option: &str| {
         let device = format!("--device=nvidia.com/gpu={device}");
-        podman.run_after(&only_spec(&path), cgroup, &[&device, option, IMAGE, "nvidia-smi", "-L"])
+        podman.run_after(
+            &only_spec(&path),
+            cgroup,
+            &[&device, option, IMAGE, "nvidia-smi", "-L"],
+        )
     };
     let gets = |device: &str, option: &str, count: usize| {
         let text = start(device, option).ok();
-        assert_eq!(text.matches("UUID: GPU-").count(), count, "{device} {option}: {text}");
+        assert_eq!(
+            text.matches("UUID: GPU-").count(),
+            count,
+            "{device} {option}: {text}"
+        );
     };
     // crun does not print what a hook prints.
     let stopped = |device: &str, option: &str, number: &str| {
         let stderr = start(device, option).failed(126);
-        assert!(matches!(cgroup, Cgroup::WithCrun) || stderr.contains(number), "{device} {option}: {stderr}");
+        assert!(
+            matches!(cgroup, Cgroup::WithCrun) || stderr.contains(number),
+            "{device} {option}: {stderr}"
+        );
     };
     gets("all", "--tty=false", 2);
     for table in [
@@ -74,7 +101,11 @@ fn an_outdated_spec(cgroup: Cgroup) {
     fake.configure(&limits("deny = [\"1\"]"));
     cdi(&fake, &["refresh", "--output", path.to_str().unwrap()]).ok();
     gets("all", "--tty=false", 1);
-    assert!(start("1", "--tty=false").failed(126).contains("unresolvable CDI devices"));
+    assert!(
+        start("1", "--tty=false")
+            .failed(126)
+            .contains("unresolvable CDI devices")
+    );
 }
 
 /// The runtime mounts the nodes of the host there.
@@ -87,9 +118,20 @@ fn an_outdated_spec_and_user_namespaces() {
     for (device, code) in [("0", 0), ("1", 126)] {
         let before = format!("{}; {}", only_spec(&path), nodes_at_dev(&fake, dir.path()));
         let device = format!("--device=nvidia.com/gpu={device}");
-        let userns = ["--uidmap=0:100000:65536", "--gidmap=0:100000:65536", "--cap-add=SYS_ADMIN"];
-        let ran = podman.run_after(&before, Cgroup::AsMounted, &[&userns[..], &[&device, IMAGE, "true"]].concat());
-        assert!(ran.code == Some(code) && (code == 0 || ran.stderr.contains("(ONH-032)")), "{device}: {ran:?}");
+        let userns = [
+            "--uidmap=0:100000:65536",
+            "--gidmap=0:100000:65536",
+            "--cap-add=SYS_ADMIN",
+        ];
+        let ran = podman.run_after(
+            &before,
+            Cgroup::AsMounted,
+            &[&userns[..], &[&device, IMAGE, "true"]].concat(),
+        );
+        assert!(
+            ran.code == Some(code) && (code == 0 || ran.stderr.contains("(ONH-032)")),
+            "{device}: {ran:?}"
+        );
         fs::remove_dir_all(dir.path().join("dev")).unwrap();
     }
 }
@@ -119,8 +161,16 @@ fn mig_devices() {
         ("deny = [\"MIG-*\"]", &["1"], false),
     ] {
         let ran = entry(table, names);
-        assert_eq!(ran.stderr.contains("(ONH-032)\nhint: "), denied, "{table} {names:?}: {ran:?}");
-        assert_eq!(ran.code, Some(i32::from(denied)), "{table} {names:?}: {ran:?}");
+        assert_eq!(
+            ran.stderr.contains("(ONH-032)\nhint: "),
+            denied,
+            "{table} {names:?}: {ran:?}"
+        );
+        assert_eq!(
+            ran.code,
+            Some(i32::from(denied)),
+            "{table} {names:?}: {ran:?}"
+        );
     }
 }
 
@@ -134,7 +184,11 @@ fn what_is_asked() {
         fake.configure(table);
         container.create_runtime_hook(&args)
     };
-    for table in ["", &limits("deny = [\"1\", \"02:00.0\"]"), &limits(&format!("allow = [{GPU_0:?}]"))] {
+    for table in [
+        "",
+        &limits("deny = [\"1\", \"02:00.0\"]"),
+        &limits(&format!("allow = [{GPU_0:?}]")),
+    ] {
         ran(table).ok();
     }
     ran(&limits("deny = [\"0\", \"*H100*\"]")).failed(1);
@@ -150,9 +204,18 @@ fn what_is_asked() {
     container.set_spec_field("linux", json!({"devices": [node]}));
     fake.configure(&limits("deny = [\"1\"]"));
     let mut plan = Command::new(HOOK);
-    let plan = plan.arg("--config").arg(&fake.config).args(["plan", "-", "--json"]).env_clear();
-    let told: Value = serde_json::from_str(&run_with(plan, container.state().as_bytes()).stdout).unwrap();
-    assert_eq!((&told["outcome"], &told["findings"][0]["id"]), (&json!("error"), &json!("ONH-032")), "{told}");
+    let plan = plan
+        .arg("--config")
+        .arg(&fake.config)
+        .args(["plan", "-", "--json"])
+        .env_clear();
+    let told: Value =
+        serde_json::from_str(&run_with(plan, container.state().as_bytes()).stdout).unwrap();
+    assert_eq!(
+        (&told["outcome"], &told["findings"][0]["id"]),
+        (&json!("error"), &json!("ONH-032")),
+        "{told}"
+    );
 }
 
 /// They read the default file, which is in a layer here.
@@ -173,7 +236,17 @@ fn entries_of_nvidias_specs() {
             etc.display()
         );
         let mut enter = Command::new("nsenter");
-        enter.args(["-m", "-t", &container.pid().to_string(), "unshare", "-m", "sh", "-euc", &script, "sh"]);
+        enter.args([
+            "-m",
+            "-t",
+            &container.pid().to_string(),
+            "unshare",
+            "-m",
+            "sh",
+            "-euc",
+            &script,
+            "sh",
+        ]);
         let ran = run_with(
             enter
                 .arg(&program)
@@ -186,7 +259,10 @@ fn entries_of_nvidias_specs() {
         ran
     };
     let stderr = entry(&limits("deny = [\"1\"]")).failed(1);
-    assert!(stderr.contains("containers may not have this GPU (ONH-032)"), "{stderr}");
+    assert!(
+        stderr.contains("containers may not have this GPU (ONH-032)"),
+        "{stderr}"
+    );
     let stderr = entry(&limits("deny = [\"H100\"]")).failed(1);
     assert!(stderr.contains("(ONH-005)"), "{stderr}");
     assert_eq!(container.mountinfo(), before);
@@ -194,11 +270,24 @@ fn entries_of_nvidias_specs() {
 
 fn doctor_and_check() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
-    let files =
-        [("nvidia.yaml", "nvidia.com"), ("plugin.json", "k8s.device-plugin.nvidia.com"), ("mine.yaml", "example.com")];
+    let files = [
+        ("nvidia.yaml", "nvidia.com"),
+        ("plugin.json", "k8s.device-plugin.nvidia.com"),
+        ("mine.yaml", "example.com"),
+    ];
     let path = |name: &str| dir.path().join(name);
     for (file, vendor) in files {
-        cdi(&fake, &["generate", "--vendor", vendor, "--output", path(file).to_str().unwrap()]).ok();
+        cdi(
+            &fake,
+            &[
+                "generate",
+                "--vendor",
+                vendor,
+                "--output",
+                path(file).to_str().unwrap(),
+            ],
+        )
+        .ok();
     }
     // The spec of another program has no entry of ours.
     let theirs = fs::read_to_string(path("mine.yaml")).unwrap();
@@ -206,28 +295,58 @@ fn doctor_and_check() {
     assert!(without_hooks.len() < theirs.len());
     fs::write(path("mine.yaml"), without_hooks).unwrap();
     let at_host = |arguments: &[&str]| -> Ran {
-        let script =
-            format!("{}; cp '{}'/*.* /run/cdi; exec \"$@\"", only_spec(&path("nvidia.yaml")), dir.path().display());
+        let script = format!(
+            "{}; cp '{}'/*.* /run/cdi; exec \"$@\"",
+            only_spec(&path("nvidia.yaml")),
+            dir.path().display()
+        );
         let mut unshare = Command::new("unshare");
-        unshare.args(["-m", "sh", "-euc", &script, "sh", HOOK, "--config"]).arg(&fake.config).args(arguments);
-        run(unshare.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"))
+        unshare
+            .args(["-m", "sh", "-euc", &script, "sh", HOOK, "--config"])
+            .arg(&fake.config)
+            .args(arguments);
+        run(unshare
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"))
     };
     let doctor = || {
         let text = at_host(&["doctor", "--json"]).stdout;
         let found = crate::json_schema::part("doctor", &text, "checks");
-        found.into_iter().filter(|check| check["check"] == "specs").collect::<Vec<_>>()
+        found
+            .into_iter()
+            .filter(|check| check["check"] == "specs")
+            .collect::<Vec<_>>()
     };
-    assert!(doctor().iter().all(|check| check["id"] != "ONH-062"), "{:?}", doctor());
-    for table in ["deny = [\"1\"]", "allow = [\"0\"]", "deny = [\"GPU-51eed001*\"]"] {
+    assert!(
+        doctor().iter().all(|check| check["id"] != "ONH-062"),
+        "{:?}",
+        doctor()
+    );
+    for table in [
+        "deny = [\"1\"]",
+        "allow = [\"0\"]",
+        "deny = [\"GPU-51eed001*\"]",
+    ] {
         fake.configure(&limits(table));
         let found = doctor();
-        let denied: Vec<_> = found.iter().filter(|check| check["id"] == "ONH-062").collect();
-        assert!(denied.len() > 3 && denied.iter().all(|check| check["status"] == "error"), "{table}: {found:?}");
+        let denied: Vec<_> = found
+            .iter()
+            .filter(|check| check["id"] == "ONH-062")
+            .collect();
+        assert!(
+            denied.len() > 3 && denied.iter().all(|check| check["status"] == "error"),
+            "{table}: {found:?}"
+        );
         let ran = at_host(&["cdi", "check", "--json"]);
         assert_eq!(ran.code, Some(1), "{table}");
         let groups = crate::json_schema::part("cdi-check", &ran.stdout, "groups");
         for result in groups[0]["results"].as_array().unwrap() {
-            let name = result["device"].as_str().unwrap().split_once('=').unwrap().1;
+            let name = result["device"]
+                .as_str()
+                .unwrap()
+                .split_once('=')
+                .unwrap()
+                .1;
             let is_denied = ["1", GPU_1, "all"].contains(&name);
             assert_eq!(result["usable"], !is_denied, "{table}: {result}");
             let says = "it includes \"/dev/nvidia1\", which [devices] in config.toml denies";
@@ -239,9 +358,23 @@ fn doctor_and_check() {
     assert!(doctor().iter().any(|check| check["id"] == "ONH-062"));
     for (file, vendor) in &files[..2] {
         fake.configure(&limits("deny = [\"1\"]"));
-        cdi(&fake, &["refresh", "--vendor", vendor, "--output", path(file).to_str().unwrap()]).ok();
+        cdi(
+            &fake,
+            &[
+                "refresh",
+                "--vendor",
+                vendor,
+                "--output",
+                path(file).to_str().unwrap(),
+            ],
+        )
+        .ok();
     }
     fs::remove_file(path("mine.yaml")).unwrap();
-    assert!(doctor().iter().all(|check| check["status"] == "ok"), "{:?}", doctor());
+    assert!(
+        doctor().iter().all(|check| check["status"] == "ok"),
+        "{:?}",
+        doctor()
+    );
     at_host(&["cdi", "check"]).ok();
 }

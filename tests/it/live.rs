@@ -7,7 +7,12 @@ use std::process::Command;
 use crate::driver::{FakeDriver, Image, MASKABLE_PROC, NEEDS, Waiting};
 use crate::support::{HOOK, Need, run_with, scratch, sh, snapshot};
 
-const NEEDS_STRACE: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("strace")];
+const NEEDS_STRACE: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Program("strace"),
+];
 
 // The first five also run on kernels that lack one system call (main.rs).
 tests! {
@@ -26,44 +31,95 @@ const LIBDIR: &str = "/usr/lib/x86_64-linux-gnu";
 fn the_driver_works_in_the_container() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     assert_eq!(container.hook(&fake.config).ok(), "");
 
     let listed = container.exec("nvidia-smi -L").ok();
     assert_eq!(listed.lines().count(), 2, "{listed}");
-    assert!(listed.lines().all(|line| line.starts_with("GPU ") && line.contains("(UUID: GPU-")), "{listed}");
-    assert!(container.exec("nvidia-smi").ok().contains("Driver Version: 535.183.01"));
-    let loaded = container.exec("probe-dlopen libcuda.so.1 libcuda.so libnvidia-ml.so.1 libnvidia-ptxjitcompiler.so.1");
+    assert!(
+        listed
+            .lines()
+            .all(|line| line.starts_with("GPU ") && line.contains("(UUID: GPU-")),
+        "{listed}"
+    );
+    assert!(
+        container
+            .exec("nvidia-smi")
+            .ok()
+            .contains("Driver Version: 535.183.01")
+    );
+    let loaded = container.exec(
+        "probe-dlopen libcuda.so.1 libcuda.so libnvidia-ml.so.1 libnvidia-ptxjitcompiler.so.1",
+    );
     assert!(loaded.ok().lines().all(|line| line.contains(": ok ")));
     let cache = container.exec("ldconfig -p").ok();
-    assert!(cache.contains(&format!("libcuda.so.1 (libc6,x86-64) => {LIBDIR}/libcuda.so.1")), "{cache}");
+    assert!(
+        cache.contains(&format!(
+            "libcuda.so.1 (libc6,x86-64) => {LIBDIR}/libcuda.so.1"
+        )),
+        "{cache}"
+    );
     for (link, text) in [
         ("libcuda.so.1", "libcuda.so.535.183.01"),
         ("libcuda.so", "libcuda.so.1"),
         ("libnvidia-ml.so.1", "libnvidia-ml.so.535.183.01"),
         ("libnvidia-nvvm.so.4", "libnvidia-nvvm.so.535.183.01"),
     ] {
-        assert_eq!(container.exec(&format!("readlink {LIBDIR}/{link}")).ok().trim(), text, "{link}");
+        assert_eq!(
+            container
+                .exec(&format!("readlink {LIBDIR}/{link}"))
+                .ok()
+                .trim(),
+            text,
+            "{link}"
+        );
     }
-    for program in ["nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
+    for program in [
+        "nvidia-debugdump",
+        "nvidia-persistenced",
+        "nvidia-cuda-mps-control",
+        "nvidia-cuda-mps-server",
+    ] {
         container.exec(&format!("test -x /usr/bin/{program}")).ok();
     }
     // Files that only root can read would be useless in most containers.
-    assert_eq!(container.exec("stat -c %a /etc/ld.so.cache").ok().trim(), "644");
+    assert_eq!(
+        container.exec("stat -c %a /etc/ld.so.cache").ok().trim(),
+        "644"
+    );
 }
 
 fn mounts_are_restricted_and_private() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let before = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     container.hook(&fake.config).ok();
-    for path in [format!("{LIBDIR}/libcuda.so.535.183.01"), "/usr/bin/nvidia-smi".into()] {
+    for path in [
+        format!("{LIBDIR}/libcuda.so.535.183.01"),
+        "/usr/bin/nvidia-smi".into(),
+    ] {
         let options = container.mount_options(&path);
         for option in ["ro", "nosuid", "nodev"] {
             assert!(options.split(',').any(|o| o == option), "{path}: {options}");
         }
-        assert!(!container.exec(&format!("echo x >> {path}")).stderr.is_empty(), "{path} is read-only");
+        assert!(
+            !container
+                .exec(&format!("echo x >> {path}"))
+                .stderr
+                .is_empty(),
+            "{path} is read-only"
+        );
     }
     for path in ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"] {
         let options = container.mount_options(path);
@@ -73,27 +129,51 @@ fn mounts_are_restricted_and_private() {
     }
     // Field 7 and the following ones: "shared:N" or "master:N" would propagate mounts.
     let ours = container.mountinfo();
-    let ours: Vec<_> = ours.lines().filter(|line| line.contains("nvidia")).collect();
-    assert!(ours.len() > 10 && ours.iter().all(|line| line.split(' ').nth(6) == Some("-")), "{ours:#?}");
-    assert_eq!(std::fs::read_to_string("/proc/self/mountinfo").unwrap(), before, "the host's mounts");
+    let ours: Vec<_> = ours
+        .lines()
+        .filter(|line| line.contains("nvidia"))
+        .collect();
+    assert!(
+        ours.len() > 10 && ours.iter().all(|line| line.split(' ').nth(6) == Some("-")),
+        "{ours:#?}"
+    );
+    assert_eq!(
+        std::fs::read_to_string("/proc/self/mountinfo").unwrap(),
+        before,
+        "the host's mounts"
+    );
 }
 
 fn only_what_was_asked_for() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let env = ["NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_DRIVER_CAPABILITIES=utility"];
+    let env = [
+        "NVIDIA_VISIBLE_DEVICES=1",
+        "NVIDIA_DRIVER_CAPABILITIES=utility",
+    ];
     let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
     container.hook(&fake.config).ok();
-    assert_eq!(container.exec("cd /dev; echo nvidia*").ok().trim(), "nvidia1 nvidiactl");
+    assert_eq!(
+        container.exec("cd /dev; echo nvidia*").ok().trim(),
+        "nvidia1 nvidiactl"
+    );
     container.exec("probe-dlopen libnvidia-ml.so.1").ok();
     container.exec("probe-dlopen libcuda.so.1").failed(1);
     assert_eq!(container.exec("nvidia-smi -L").ok().lines().count(), 1);
 
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=none"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=none"],
+        "",
+    );
     container.hook(&fake.config).ok();
-    assert_eq!(container.exec("cd /dev; echo nvidia*").ok().trim(), "nvidia-uvm nvidia-uvm-tools nvidiactl");
+    assert_eq!(
+        container.exec("cd /dev; echo nvidia*").ok().trim(),
+        "nvidia-uvm nvidia-uvm-tools nvidiactl"
+    );
     container.exec("probe-dlopen libcuda.so.1").ok();
 }
 
@@ -103,11 +183,21 @@ fn no_request_no_trace() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, &["PATH=/bin"], "");
     let (mounts, files) = (container.mountinfo(), snapshot(&image.rootfs));
-    for env in [&["PATH=/bin"][..], &["NVIDIA_VISIBLE_DEVICES="], &["NVIDIA_VISIBLE_DEVICES=void"]] {
+    for env in [
+        &["PATH=/bin"][..],
+        &["NVIDIA_VISIBLE_DEVICES="],
+        &["NVIDIA_VISIBLE_DEVICES=void"],
+    ] {
         container.set_env(env);
         let trace = dir.path().join("trace");
         let mut strace = Command::new("strace");
-        strace.args(["-f", "-o"]).arg(&trace).arg(HOOK).arg("--config").arg(&fake.config).arg("prestart");
+        strace
+            .args(["-f", "-o"])
+            .arg(&trace)
+            .arg(HOOK)
+            .arg("--config")
+            .arg(&fake.config)
+            .arg("prestart");
         run_with(&mut strace, container.state().as_bytes()).ok();
         let trace = std::fs::read_to_string(trace).unwrap();
         for word in [
@@ -121,12 +211,17 @@ fn no_request_no_trace() {
             "clone(",
             "clone3(",
         ] {
-            let hit = trace.lines().find(|line| line.contains(word) && !line.contains("execve"));
+            let hit = trace
+                .lines()
+                .find(|line| line.contains(word) && !line.contains("execve"));
             assert_eq!(hit, None, "{word}");
         }
         assert!(trace.contains("config.json"));
     }
-    assert_eq!((container.mountinfo(), snapshot(&image.rootfs)), (mounts, files));
+    assert_eq!(
+        (container.mountinfo(), snapshot(&image.rootfs)),
+        (mounts, files)
+    );
 }
 
 fn every_cache_layout() {
@@ -134,10 +229,18 @@ fn every_cache_layout() {
     for layout in ["new", "compat", "old", "none"] {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian", "--cache", layout]);
-        let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+        let container = Waiting::start(
+            dir.path(),
+            &image.rootfs,
+            &["NVIDIA_VISIBLE_DEVICES=all"],
+            "",
+        );
         container.hook(&fake.config).ok();
         container.exec("probe-dlopen libcuda.so.1").ok();
-        assert!(container.exec("ldconfig -p").ok().contains("libcuda.so.1 "), "{layout}");
+        assert!(
+            container.exec("ldconfig -p").ok().contains("libcuda.so.1 "),
+            "{layout}"
+        );
         container.exec("nvidia-smi -L").ok();
     }
 }
@@ -145,11 +248,26 @@ fn every_cache_layout() {
 fn images_that_are_not_debian() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "lib64"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     container.hook(&fake.config).ok();
-    assert!(container.exec("ldconfig -p").ok().contains("=> /usr/lib64/libcuda.so.1"));
+    assert!(
+        container
+            .exec("ldconfig -p")
+            .ok()
+            .contains("=> /usr/lib64/libcuda.so.1")
+    );
     // Debian's ld.so does not search /usr/lib64 by default: only the cache can have led to it.
-    assert!(container.exec("probe-dlopen libcuda.so.1").ok().contains("/usr/lib64/libcuda.so"));
+    assert!(
+        container
+            .exec("probe-dlopen libcuda.so.1")
+            .ok()
+            .contains("/usr/lib64/libcuda.so")
+    );
     container.exec("nvidia-smi").ok();
 }
 
@@ -159,20 +277,48 @@ fn proc_is_masked() {
     // This kernel has no NVIDIA driver; a tmpfs has the names of procfs.
     let proc = "mount -t tmpfs proc $rootfs/proc; mkdir -p $rootfs/proc/driver/nvidia/gpus/secret; \
                 echo 'ModifyDeviceFiles: 1' > $rootfs/proc/driver/nvidia/params";
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=1"], proc);
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=1"],
+        proc,
+    );
     container.hook(&fake.config).ok();
-    assert!(container.exec("cat /proc/driver/nvidia/params").ok().contains("ModifyDeviceFiles: 0"));
-    assert!(container.exec("cat /proc/driver/nvidia/version").ok().contains("535.183.01"));
+    assert!(
+        container
+            .exec("cat /proc/driver/nvidia/params")
+            .ok()
+            .contains("ModifyDeviceFiles: 0")
+    );
+    assert!(
+        container
+            .exec("cat /proc/driver/nvidia/version")
+            .ok()
+            .contains("535.183.01")
+    );
     let gpus = container.exec("ls /proc/driver/nvidia/gpus").ok();
     assert_eq!(gpus.lines().count(), 1, "{gpus}");
-    let information = container.exec("cat /proc/driver/nvidia/gpus/*/information").ok();
-    assert!(information.lines().any(|line| line.starts_with("Device Minor:") && line.ends_with('1')), "{information}");
-    for script in
-        ["echo x > /proc/driver/nvidia/params", "rm /proc/driver/nvidia/params", "mkdir /proc/driver/nvidia/x"]
-    {
+    let information = container
+        .exec("cat /proc/driver/nvidia/gpus/*/information")
+        .ok();
+    assert!(
+        information
+            .lines()
+            .any(|line| line.starts_with("Device Minor:") && line.ends_with('1')),
+        "{information}"
+    );
+    for script in [
+        "echo x > /proc/driver/nvidia/params",
+        "rm /proc/driver/nvidia/params",
+        "mkdir /proc/driver/nvidia/x",
+    ] {
         assert_ne!(container.exec(script).code, Some(0), "{script}");
     }
-    assert!(container.mount_options("/proc/driver/nvidia").starts_with("ro,nosuid,nodev,noexec"));
+    assert!(
+        container
+            .mount_options("/proc/driver/nvidia")
+            .starts_with("ro,nosuid,nodev,noexec")
+    );
 }
 
 /// A container with all GPUs has one mount for them. The kernel module also lists a GPU that the administrator excluded, which no
@@ -183,19 +329,44 @@ fn all_gpus_have_one_mount() {
     let seen = |devices: &str| {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
-        let container =
-            Waiting::start(dir.path(), &image.rootfs, &[&format!("NVIDIA_VISIBLE_DEVICES={devices}")], proc);
+        let container = Waiting::start(
+            dir.path(),
+            &image.rootfs,
+            &[&format!("NVIDIA_VISIBLE_DEVICES={devices}")],
+            proc,
+        );
         container.hook(&fake.config).ok();
-        let listed = container.exec("ls /proc/driver/nvidia/gpus").ok().lines().count();
+        let listed = container
+            .exec("ls /proc/driver/nvidia/gpus")
+            .ok()
+            .lines()
+            .count();
         // Each line has the directory twice: as the source, and as the mount point.
-        (listed, container.mountinfo().matches("/proc/driver/nvidia/gpus/").count() / 2)
+        (
+            listed,
+            container
+                .mountinfo()
+                .matches("/proc/driver/nvidia/gpus/")
+                .count()
+                / 2,
+        )
     };
     assert_eq!(seen("all"), (3, 0));
     assert_eq!(seen("2,1,0"), (3, 0));
     assert_eq!(seen("0,2"), (2, 2));
-    let exclude = "sed -i 's/GPU Excluded:\t No/GPU Excluded:\t Yes/' \"$(ls -d */ | tail -n 1)information\"";
-    sh(&format!("cd '{}/proc/driver/nvidia/gpus'; {exclude}", fake.root.display())).ok();
-    fake.set_nvml(|old| old.lines().filter(|line| !line.contains("minor=2")).map(|line| format!("{line}\n")).collect());
+    let exclude =
+        "sed -i 's/GPU Excluded:\t No/GPU Excluded:\t Yes/' \"$(ls -d */ | tail -n 1)information\"";
+    sh(&format!(
+        "cd '{}/proc/driver/nvidia/gpus'; {exclude}",
+        fake.root.display()
+    ))
+    .ok();
+    fake.set_nvml(|old| {
+        old.lines()
+            .filter(|line| !line.contains("minor=2"))
+            .map(|line| format!("{line}\n"))
+            .collect()
+    });
     assert_eq!(seen("all"), (2, 2));
 }
 
@@ -206,13 +377,27 @@ fn the_image_has_files_of_its_own() {
     std::fs::write(libdir.join("libcuda.so.1"), "the image's own").unwrap();
     std::fs::write(libdir.join("libnvidia-ml.so.535.183.01"), "").unwrap();
     symlink("libnvidia-ml.so.418.1", libdir.join("libnvidia-ml.so.1")).unwrap();
-    std::fs::write(image.rootfs.join("usr/bin/nvidia-smi"), "#!/bin/sh\nexit 9\n").unwrap();
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    std::fs::write(
+        image.rootfs.join("usr/bin/nvidia-smi"),
+        "#!/bin/sh\nexit 9\n",
+    )
+    .unwrap();
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     container.hook(&fake.config).ok();
     container.exec("nvidia-smi -L").ok();
-    container.exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1").ok();
+    container
+        .exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1")
+        .ok();
     // The file is hidden, not lost: another container of the same image still has it.
-    assert_eq!(std::fs::read(libdir.join("libcuda.so.1")).unwrap(), b"the image's own");
+    assert_eq!(
+        std::fs::read(libdir.join("libcuda.so.1")).unwrap(),
+        b"the image's own"
+    );
 }
 
 /// Builds of images write these files, so they are copies that the container can change, and the image's own ones stay.
@@ -231,24 +416,42 @@ fn descriptions_that_images_write() {
     let of_1970 = || {
         write("own\n")();
         let start = std::time::SystemTime::UNIX_EPOCH;
-        std::fs::File::options().write(true).open(&path).unwrap().set_modified(start).unwrap();
+        std::fs::File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_modified(start)
+            .unwrap();
     };
     let cases: [(&str, &dyn Fn(), &str); 5] = [
         ("the image's own, of 1970", &of_1970, "own\n"),
         ("none", &|| (), "libnvidia-opencl.so.1\n"),
         ("the image's own", &write("own\n"), "own\n"),
-        ("a mount point of an earlier container", &write(""), "libnvidia-opencl.so.1\n"),
-        ("a link", &link, "cat: /etc/OpenCL/vendors/nvidia.icd: No such file or directory\n"),
+        (
+            "a mount point of an earlier container",
+            &write(""),
+            "libnvidia-opencl.so.1\n",
+        ),
+        (
+            "a link",
+            &link,
+            "cat: /etc/OpenCL/vendors/nvidia.icd: No such file or directory\n",
+        ),
     ];
     for (what, create, expected) in cases {
         std::fs::remove_file(&path).ok();
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         create();
-        let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute"];
+        let env = [
+            "NVIDIA_VISIBLE_DEVICES=all",
+            "NVIDIA_DRIVER_CAPABILITIES=compute",
+        ];
         let container = Waiting::start(&dir.path().join(what), &image.rootfs, &env, "");
         for _ in 0..2 {
             assert_eq!(container.hook(&fake.config).ok(), "", "{what}");
-            let icd = container.exec("cat /etc/OpenCL/vendors/nvidia.icd 2>&1 || true").ok();
+            let icd = container
+                .exec("cat /etc/OpenCL/vendors/nvidia.icd 2>&1 || true")
+                .ok();
             assert_eq!(icd, expected, "{what}");
         }
         if what == "none" {
@@ -260,18 +463,31 @@ fn descriptions_that_images_write() {
             std::fs::write(&host, expected).unwrap();
         }
         if what != "a link" {
-            container.exec("echo changed >/etc/OpenCL/vendors/nvidia.icd").ok();
+            container
+                .exec("echo changed >/etc/OpenCL/vendors/nvidia.icd")
+                .ok();
             container.hook(&fake.config).ok();
             assert_eq!(std::fs::read(&path).unwrap(), b"changed\n", "{what}");
         }
     }
     assert_eq!(std::fs::read(&canary).unwrap(), b"");
     std::fs::remove_file(&path).unwrap();
-    std::fs::write(fake.root.join("etc/OpenCL/vendors/nvidia.icd"), vec![b'x'; 2 << 20]).unwrap();
-    let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute"];
+    std::fs::write(
+        fake.root.join("etc/OpenCL/vendors/nvidia.icd"),
+        vec![b'x'; 2 << 20],
+    )
+    .unwrap();
+    let env = [
+        "NVIDIA_VISIBLE_DEVICES=all",
+        "NVIDIA_DRIVER_CAPABILITIES=compute",
+    ];
     let container = Waiting::start(&dir.path().join("large"), &image.rootfs, &env, "");
     let ran = container.hook(&fake.config);
-    assert!(ran.stderr.contains("warning: cannot copy ") && ran.stderr.contains(": larger than 1 MiB ("), "{ran:?}");
+    assert!(
+        ran.stderr.contains("warning: cannot copy ")
+            && ran.stderr.contains(": larger than 1 MiB ("),
+        "{ran:?}"
+    );
     ran.ok();
 }
 
@@ -286,7 +502,9 @@ fn links_of_the_image_are_not_followed() {
     // An absolute link, one with "..", and a magic link; each leads to a file of the host.
     symlink(canary.join("new"), libdir.join("libcuda.so.535.183.01")).unwrap();
     symlink(
-        Path::new("/proc/self/root").join(canary.strip_prefix("/").unwrap()).join("new"),
+        Path::new("/proc/self/root")
+            .join(canary.strip_prefix("/").unwrap())
+            .join("new"),
         libdir.join("libnvidia-ml.so.535.183.01"),
     )
     .unwrap();
@@ -294,7 +512,12 @@ fn links_of_the_image_are_not_followed() {
     symlink(climbing, image.rootfs.join("usr/bin/nvidia-smi")).unwrap();
     std::fs::remove_file(image.rootfs.join("etc/ld.so.cache")).unwrap();
     symlink(canary.join("file"), image.rootfs.join("etc/ld.so.cache")).unwrap();
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     container.hook(&fake.config).ok();
     container.exec("nvidia-smi -L").ok();
     assert_eq!(snapshot(&canary), before);
@@ -309,22 +532,37 @@ fn a_failing_step_leaves_nothing() {
     std::fs::create_dir(libdir.join("libcuda.so")).unwrap();
     symlink("elsewhere", libdir.join("libcuda.so.535.183.01")).unwrap();
     let before = snapshot(&image.rootfs);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     let mounts = container.mountinfo();
     let stderr = container.hook(&fake.config).failed(1);
     assert!(
-        stderr.contains("cannot link") && stderr.contains("libcuda.so\"") && stderr.contains("(ONH-046)\nhint: "),
+        stderr.contains("cannot link")
+            && stderr.contains("libcuda.so\"")
+            && stderr.contains("(ONH-046)\nhint: "),
         "{stderr}"
     );
     assert_eq!(snapshot(&image.rootfs), before);
     assert_eq!(container.mountinfo(), mounts);
-    assert_eq!(container.exec("cd /dev; echo nvidia*").ok().trim(), "nvidia*");
+    assert_eq!(
+        container.exec("cd /dev; echo nvidia*").ok().trim(),
+        "nvidia*"
+    );
 }
 
 fn a_second_run_changes_nothing() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], MASKABLE_PROC);
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        MASKABLE_PROC,
+    );
     container.hook(&fake.config).ok();
     let once = (container.mountinfo(), snapshot(&image.rootfs));
     container.hook(&fake.config).ok();
@@ -335,56 +573,117 @@ fn a_failing_gpu_does_not_stop_the_others() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "3"]));
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     let ran = container.hook(&fake.config);
-    assert!(ran.stderr.contains("warning: GPU 1: nvmlDeviceGet"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("warning: GPU 1: nvmlDeviceGet"),
+        "{}",
+        ran.stderr
+    );
     ran.ok();
-    assert_eq!(container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(), "nvidia0 nvidia2");
+    assert_eq!(
+        container.exec("cd /dev; echo nvidia[0-9]*").ok().trim(),
+        "nvidia0 nvidia2"
+    );
     container.set_env(&["NVIDIA_VISIBLE_DEVICES=1"]);
-    assert!(container.hook(&fake.config).failed(1).contains("requests \"1\": GPU 1: nvmlDeviceGet"));
+    assert!(
+        container
+            .hook(&fake.config)
+            .failed(1)
+            .contains("requests \"1\": GPU 1: nvmlDeviceGet")
+    );
 }
 
 fn none_or_sixteen_gpus_and_a_slow_driver() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "16"]));
     fake.set_nvml(|old| old + "\ninit-delay-ms 300\n");
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     container.hook(&fake.config).ok();
-    assert_eq!(container.exec("echo /dev/nvidia[0-9]*").ok().split(' ').count(), 16);
+    assert_eq!(
+        container
+            .exec("echo /dev/nvidia[0-9]*")
+            .ok()
+            .split(' ')
+            .count(),
+        16
+    );
 
     let fake = FakeDriver::new(&["--gpus", "0"]);
     let stderr = container.hook(&fake.config).failed(1);
-    assert!(stderr.contains("the driver finds no GPU (ONH-031)"), "{stderr}");
+    assert!(
+        stderr.contains("the driver finds no GPU (ONH-031)"),
+        "{stderr}"
+    );
 }
 
 /// A host like openSUSE, an image like Debian: they have libraries in different directories.
 fn driver_libraries_in_lib64() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]));
+    let (dir, fake) = (
+        scratch(),
+        FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]),
+    );
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     container.hook(&fake.config).ok();
-    assert!(container.exec("probe-dlopen libcuda.so.1").ok().contains(LIBDIR));
+    assert!(
+        container
+            .exec("probe-dlopen libcuda.so.1")
+            .ok()
+            .contains(LIBDIR)
+    );
     container.exec("nvidia-smi").ok();
 }
 
 fn linker_caches_that_are_missing_or_stale() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     std::fs::remove_file(fake.root.join("etc/ld.so.cache")).unwrap();
     container.hook(&fake.config).ok();
     container.exec("nvidia-smi").ok();
-    container.exec("probe-dlopen libcuda.so.1 libcuda.so libnvidia-nvvm.so.4").ok();
+    container
+        .exec("probe-dlopen libcuda.so.1 libcuda.so libnvidia-nvvm.so.4")
+        .ok();
 
     // One library of the cache is missing; the others work.
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
-    let opencl = fake.root.join(&LIBDIR[1..]).join("libnvidia-opencl.so.535.183.01");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
+    let opencl = fake
+        .root
+        .join(&LIBDIR[1..])
+        .join("libnvidia-opencl.so.535.183.01");
     std::fs::remove_file(opencl).unwrap();
     let ran = container.hook(&fake.config);
     assert!(
-        ran.stderr.contains("lists files that do not exist: \"libnvidia-opencl.so.1\" at")
+        ran.stderr
+            .contains("lists files that do not exist: \"libnvidia-opencl.so.1\" at")
             && ran.stderr.contains("ONH-202"),
         "{}",
         ran.stderr
@@ -397,37 +696,70 @@ fn optional_things_do_not_stop_a_container() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     std::fs::create_dir(image.rootfs.join("usr/bin/nvidia-debugdump")).unwrap();
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     let ran = container.hook(&fake.config);
-    assert!(ran.stderr.contains("nvidia-debugdump") && ran.stderr.contains("ONH-303"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("nvidia-debugdump") && ran.stderr.contains("ONH-303"),
+        "{}",
+        ran.stderr
+    );
     ran.ok();
     container.exec("nvidia-smi").ok();
 }
 
 /// The links of udev, and the device of each.
-pub const DRI_LINKS: &str =
-    "cd /dev/dri/by-path; for link in *; do echo $link $(readlink $link) $(readlink -f $link); done";
+pub const DRI_LINKS: &str = "cd /dev/dri/by-path; for link in *; do echo $link $(readlink $link) $(readlink -f $link); done";
 pub const LINKS_OF_GPU_1: &str = "pci-0000:02:00.0-card ../card2 /dev/dri/card2\n\
      pci-0000:02:00.0-render ../renderD130 /dev/dri/renderD130\n";
 
 fn graphics_gets_the_gpus_dri_nodes() {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm"]);
-    for (capabilities, nodes) in [("graphics,utility", "by-path card2 renderD130"), ("compute,utility", "*")] {
+    for (capabilities, nodes) in [
+        ("graphics,utility", "by-path card2 renderD130"),
+        ("compute,utility", "*"),
+    ] {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
         let capabilities = format!("NVIDIA_DRIVER_CAPABILITIES={capabilities}");
-        let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=1", &capabilities], "");
+        let container = Waiting::start(
+            dir.path(),
+            &image.rootfs,
+            &["NVIDIA_VISIBLE_DEVICES=1", &capabilities],
+            "",
+        );
         container.hook(&fake.config).ok();
         let profile = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf";
         let seen = container.exec(&format!("cat {profile}"));
-        assert_eq!(seen.stdout.contains("\"EGLVisibleDGPUDevices\", 0x2]"), nodes != "*", "{seen:?}");
+        assert_eq!(
+            seen.stdout.contains("\"EGLVisibleDGPUDevices\", 0x2]"),
+            nodes != "*",
+            "{seen:?}"
+        );
         container.hook(&fake.config).ok();
         assert_eq!(
-            container.mountinfo().matches(&format!("{}/etc/nvidia/nvidia-appl", image.rootfs.display())).count(),
+            container
+                .mountinfo()
+                .matches(&format!(
+                    "{}/etc/nvidia/nvidia-appl",
+                    image.rootfs.display()
+                ))
+                .count(),
             usize::from(nodes != "*"),
             "twice is once"
         );
-        assert_eq!(container.exec("cd /dev/dri 2>/dev/null || cd /root; echo *").ok().trim(), nodes, "{capabilities}");
+        assert_eq!(
+            container
+                .exec("cd /dev/dri 2>/dev/null || cd /root; echo *")
+                .ok()
+                .trim(),
+            nodes,
+            "{capabilities}"
+        );
         if nodes != "*" {
             assert_eq!(container.exec(DRI_LINKS).ok(), LINKS_OF_GPU_1);
         }
@@ -438,14 +770,34 @@ fn graphics_gets_the_gpus_dri_nodes() {
 fn nothing_runs_and_nothing_of_the_container_is_loaded() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     let trace = dir.path().join("trace");
     let mut strace = Command::new("strace");
-    strace.args(["-f", "-y", "-e", "trace=execve,execveat,mmap", "-o"]).arg(&trace);
-    strace.arg(HOOK).arg("--config").arg(&fake.config).arg("prestart");
+    strace
+        .args(["-f", "-y", "-e", "trace=execve,execveat,mmap", "-o"])
+        .arg(&trace);
+    strace
+        .arg(HOOK)
+        .arg("--config")
+        .arg(&fake.config)
+        .arg("prestart");
     run_with(&mut strace, container.state().as_bytes()).ok();
     let trace = std::fs::read_to_string(trace).unwrap();
-    assert_eq!(trace.lines().filter(|line| line.contains("exec")).count(), 1, "the hook itself\n{trace}");
+    assert_eq!(
+        trace.lines().filter(|line| line.contains("exec")).count(),
+        1,
+        "the hook itself\n{trace}"
+    );
     let rootfs = image.rootfs.to_str().unwrap();
-    assert!(!trace.lines().any(|line| line.contains("PROT_EXEC") && line.contains(rootfs)), "{trace}");
+    assert!(
+        !trace
+            .lines()
+            .any(|line| line.contains("PROT_EXEC") && line.contains(rootfs)),
+        "{trace}"
+    );
 }

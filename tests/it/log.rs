@@ -18,23 +18,53 @@ tests! {
 fn debug_shows_what_a_command_reads() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let (config, specs) = (fake.config.to_str().unwrap(), dir.path().to_str().unwrap());
-    let hook = |arguments: &[&str]| run(Command::new(HOOK).args(["--config", config]).args(arguments).env_clear());
+    let hook = |arguments: &[&str]| {
+        run(Command::new(HOOK)
+            .args(["--config", config])
+            .args(arguments)
+            .env_clear())
+    };
     let spec = dir.path().join("nvidia.yaml").display().to_string();
     hook(&["cdi", "generate", "--output", &spec]).ok();
-    let (read, root) = (format!("read {config:?}"), format!("driver root {:?}", fake.root));
+    let (read, root) = (
+        format!("read {config:?}"),
+        format!("driver root {:?}", fake.root),
+    );
     for (arguments, lines) in [
-        (&["info"][..], vec![read.clone(), root.clone(), "NVML is \"/usr/lib/".into(), "NVML answered after ".into()]),
+        (
+            &["info"][..],
+            vec![
+                read.clone(),
+                root.clone(),
+                "NVML is \"/usr/lib/".into(),
+                "NVML answered after ".into(),
+            ],
+        ),
         (&["files", "--libraries"], vec![read.clone(), root.clone()]),
-        (&["cdi", "check", "--spec-dir", specs], vec![read, root, format!("read the CDI spec {spec:?}")]),
+        (
+            &["cdi", "check", "--spec-dir", specs],
+            vec![read, root, format!("read the CDI spec {spec:?}")],
+        ),
         (&["version"], Vec::new()),
     ] {
         let plain = hook(arguments);
         let debug = hook(&[arguments, &["--debug"]].concat());
-        assert_eq!((&debug.stdout, debug.code), (&plain.stdout, plain.code), "{arguments:?}");
-        let log: Vec<_> =
-            debug.stderr.lines().filter_map(|line| line.split_once("]: debug: ")).map(|(_, l)| l).collect();
+        assert_eq!(
+            (&debug.stdout, debug.code),
+            (&plain.stdout, plain.code),
+            "{arguments:?}"
+        );
+        let log: Vec<_> = debug
+            .stderr
+            .lines()
+            .filter_map(|line| line.split_once("]: debug: "))
+            .map(|(_, l)| l)
+            .collect();
         for line in lines {
-            assert!(log.iter().any(|one| one.starts_with(&line)), "{arguments:?}: {line}: {debug:?}");
+            assert!(
+                log.iter().any(|one| one.starts_with(&line)),
+                "{arguments:?}: {line}: {debug:?}"
+            );
         }
         assert!(!plain.stderr.contains("debug: "), "{plain:?}");
     }
@@ -53,14 +83,30 @@ fn only_in_directories_of_root() {
     let place = private_dir();
     let at = |name: &str| place.path().join(name);
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
-    for (name, mode) in [("tmp", 0o1777), ("theirs", 0o755), ("group", 0o770), ("ours", 0o755)] {
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
+    for (name, mode) in [
+        ("tmp", 0o1777),
+        ("theirs", 0o755),
+        ("group", 0o770),
+        ("ours", 0o755),
+    ] {
         fs::create_dir(at(name)).unwrap();
         chmod(&at(name), mode);
     }
     chown(at("theirs"), USER, None).unwrap();
     fs::write(at("ours/secret"), "secret").unwrap();
-    for name in ["tmp/first.log", "tmp/roots.log", "theirs/first.log", "ours/given.log", "ours/open.log"] {
+    for name in [
+        "tmp/first.log",
+        "tmp/roots.log",
+        "theirs/first.log",
+        "ours/given.log",
+        "ours/open.log",
+    ] {
         fs::write(at(name), "old").unwrap();
     }
     for name in ["tmp/first.log", "theirs/first.log", "ours/given.log"] {
@@ -76,7 +122,10 @@ fn only_in_directories_of_root() {
         ("tmp/first.log", "other users can write to the directory"),
         ("tmp/roots.log", "other users can write to the directory"),
         ("tmp/link.log", "other users can write to the directory"),
-        ("tmp/ours/x.log", "is a symbolic link that another user may have created"),
+        (
+            "tmp/ours/x.log",
+            "is a symbolic link that another user may have created",
+        ),
         ("group/new.log", "other users can write to the directory"),
         ("theirs/first.log", "belongs to user 7777"),
         ("theirs/new.log", "belongs to user 7777"),
@@ -94,25 +143,47 @@ fn only_in_directories_of_root() {
         assert_eq!(content(log), before, "{log}: doctor only checks");
         let ran = container.hook(&fake.config);
         if why.is_empty() {
-            assert!(!ran.stderr.contains("ONH-102") && found == "ok", "{log}: {ran:?} {reason}");
-            assert!(content(log).unwrap().contains(": note: waiting: injected "), "{log}");
+            assert!(
+                !ran.stderr.contains("ONH-102") && found == "ok",
+                "{log}: {ran:?} {reason}"
+            );
+            assert!(
+                content(log).unwrap().contains(": note: waiting: injected "),
+                "{log}"
+            );
         } else {
-            let said = ran.stderr.lines().find(|line| line.contains("ONH-102")).unwrap_or_default();
+            let said = ran
+                .stderr
+                .lines()
+                .find(|line| line.contains("ONH-102"))
+                .unwrap_or_default();
             // Words that Podman takes for its own errors are replaced on stderr.
-            let said = said.replace("it does not exist (ENOENT)", "no such file or directory (ENOENT)");
+            let said = said.replace(
+                "it does not exist (ENOENT)",
+                "no such file or directory (ENOENT)",
+            );
             assert!(said.contains(why), "{log}: {ran:?}");
-            assert!(found == "warning" && said.contains(&reason), "{log}: the hook: {said}, doctor: {reason}");
+            assert!(
+                found == "warning" && said.contains(&reason),
+                "{log}: the hook: {said}, doctor: {reason}"
+            );
             assert_eq!(content(log), before, "{log}");
         }
         ran.ok();
     }
     assert_eq!(content("ours/secret").unwrap(), "secret");
-    assert_eq!(at("ours/good.log").metadata().unwrap().mode() & 0o7777, 0o640);
+    assert_eq!(
+        at("ours/good.log").metadata().unwrap().mode() & 0o7777,
+        0o640
+    );
 }
 
 /// The status of doctor's check of the log, and its message.
 fn of_doctor(config: &Path) -> (String, String) {
-    let ran = run(Command::new(HOOK).arg("--config").arg(config).args(["doctor", "--json"]));
+    let ran = run(Command::new(HOOK)
+        .arg("--config")
+        .arg(config)
+        .args(["doctor", "--json"]));
     let checks = json_schema::part("doctor", &ran.stdout, "checks");
     let log = checks.iter().find(|check| check["check"] == "log").unwrap();
     let text = |key: &str| log[key].as_str().unwrap().to_owned();
@@ -123,7 +194,12 @@ fn of_doctor(config: &Path) -> (String, String) {
 fn the_run_directory_is_closed_to_others() {
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     let (run_dir, records) = (dir.path().join("run"), dir.path().join("run/containers"));
     fs::create_dir_all(&records).unwrap();
     for mode in [0o755, 0o750, 0o711] {
@@ -133,12 +209,18 @@ fn the_run_directory_is_closed_to_others() {
         for path in [&run_dir, &records] {
             assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o700, "{path:?}");
         }
-        assert_eq!(records.join("waiting.json").metadata().unwrap().mode() & 0o7777, 0o600);
+        assert_eq!(
+            records.join("waiting.json").metadata().unwrap().mode() & 0o7777,
+            0o600
+        );
     }
 }
 
 fn hook(dir: &Path, container: &Waiting) -> Ran {
     let mut hook = isolated(dir);
-    hook.arg("--config").arg(&FakeDriver::shared().config).arg("prestart").env_clear();
+    hook.arg("--config")
+        .arg(&FakeDriver::shared().config)
+        .arg("prestart")
+        .env_clear();
     run_with(&mut hook, container.state().as_bytes())
 }

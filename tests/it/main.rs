@@ -118,10 +118,26 @@ tests_of! {
 }
 
 fn main() -> std::process::ExitCode {
-    let mut trials: Vec<Trial> = ALL.iter().copied().flatten().map(|test| trial(test, None)).collect();
+    let mut trials: Vec<Trial> = ALL
+        .iter()
+        .copied()
+        .flatten()
+        .map(|test| trial(test, None))
+        .collect();
     for kernel in kernels::OLD {
-        let on_old = [live::TESTS, features::TESTS, shapes::TESTS, &podman::TESTS[..4], &cdi_containers::TESTS[..2]];
-        trials.extend(on_old.into_iter().flatten().map(|test| trial(test, Some(*kernel))));
+        let on_old = [
+            live::TESTS,
+            features::TESTS,
+            shapes::TESTS,
+            &podman::TESTS[..4],
+            &cdi_containers::TESTS[..2],
+        ];
+        trials.extend(
+            on_old
+                .into_iter()
+                .flatten()
+                .map(|test| trial(test, Some(*kernel))),
+        );
     }
     for kernel in kernels::PARTIAL {
         let on_partial = live::TESTS[..5].iter().chain(&podman::TESTS[..4]);
@@ -132,7 +148,11 @@ fn main() -> std::process::ExitCode {
     trials.extend(on_oldest.map(|test| trial(test, Some(kernels::OLD[0]))));
     // Compiling the programs that packages contain takes minutes, in which the other tests can run.
     trials.sort_by_key(|trial| needs_release(trial.name()));
-    if harness::runs_everything() && [Need::Root, Need::Release].iter().all(|need| need.missing().is_none()) {
+    if harness::runs_everything()
+        && [Need::Root, Need::Release]
+            .iter()
+            .all(|need| need.missing().is_none())
+    {
         std::thread::spawn(|| (built::release(), built::compat_release()));
     }
     // Half of the time, tests wait: for engines, deadlines, and builds that use one core.
@@ -161,7 +181,10 @@ fn needs_release(test: &str) -> bool {
 }
 
 fn trial(test: &'static Test, kernel: Option<Kernel>) -> Trial {
-    let name = kernel.map_or_else(|| test.name(), |kernel| format!("{} {}", kernel.name, test.name()));
+    let name = kernel.map_or_else(
+        || test.name(),
+        |kernel| format!("{} {}", kernel.name, test.name()),
+    );
     let full_name = name.clone();
     test.trial(name, move |run| {
         kernels::set(kernel);

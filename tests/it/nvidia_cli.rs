@@ -10,7 +10,12 @@ use crate::json_schema;
 use crate::support::{HOOK, Need, Ran, run, scratch, sh, source};
 
 const HOST: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("setpriv")];
-const RUNC: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("runc"), Need::CgroupV1];
+const RUNC: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("runc"),
+    Need::CgroupV1,
+];
 
 tests! {
     HOST => info_as_documented, list_as_documented, list_of_a_mig_host, list_prints_kinds,
@@ -31,7 +36,12 @@ pub fn link(dir: &Path, name: &str) -> PathBuf {
 fn cli(root: &Path, arguments: &[&str]) -> Ran {
     let dir = scratch();
     let mut cli = Command::new(link(dir.path(), "nvidia-container-cli"));
-    run(cli.arg("--root").arg(root).args(arguments).env_clear().env("NVIDIA_VISIBLE_DEVICES", "void"))
+    run(cli
+        .arg("--root")
+        .arg(root)
+        .args(arguments)
+        .env_clear()
+        .env("NVIDIA_VISIBLE_DEVICES", "void"))
 }
 
 fn golden(name: &str) -> String {
@@ -42,7 +52,10 @@ fn golden(name: &str) -> String {
 fn host() -> FakeDriver {
     let fake = FakeDriver::new(&["--gpus", "2", "--layout", "lib64", "--drm"]);
     let (root, version) = (fake.root.display(), "535.183.01");
-    for (name, soname) in [("libcuda", "libcuda.so.1"), ("libnvidia-ptxjitcompiler", "libnvidia-ptxjitcompiler.so.1")] {
+    for (name, soname) in [
+        ("libcuda", "libcuda.so.1"),
+        ("libnvidia-ptxjitcompiler", "libnvidia-ptxjitcompiler.so.1"),
+    ] {
         let library = fake.root.join(format!("usr/lib/{name}.so.{version}"));
         std::fs::create_dir_all(library.parent().unwrap()).unwrap();
         std::fs::copy(crate::hosts::stub(soname, true), library).unwrap();
@@ -60,7 +73,14 @@ fn host() -> FakeDriver {
     for daemon in ["persistenced", "fabricmanager"] {
         let path = fake.root.join(format!("run/nvidia-{daemon}/socket"));
         let kind = rustix::fs::FileType::Socket;
-        rustix::fs::mknodat(rustix::fs::CWD, path, kind, rustix::fs::Mode::from_raw_mode(0o666), 0).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            path,
+            kind,
+            rustix::fs::Mode::from_raw_mode(0o666),
+            0,
+        )
+        .unwrap();
     }
     fake
 }
@@ -73,7 +93,13 @@ fn info_as_documented() {
     let mig = FakeDriver::new(&["--gpus", "2", "--mig"]);
     assert_eq!(cli(&mig.root, &["info"]).ok(), golden("info"));
     // With its own name, the program prints a table.
-    let table = |fake: &FakeDriver| run(Command::new(HOOK).args(["info", "--root"]).arg(&fake.root).env_clear()).ok();
+    let table = |fake: &FakeDriver| {
+        run(Command::new(HOOK)
+            .args(["info", "--root"])
+            .arg(&fake.root)
+            .env_clear())
+        .ok()
+    };
     assert_eq!(table(fake), golden("table"));
     assert_eq!(table(&mig), golden("table-mig"));
     // Without a GPU, there is still a driver.
@@ -88,16 +114,24 @@ fn info_as_documented() {
 fn list_as_documented() {
     let fake = host();
     let list = |options: &[&str]| {
-        let arguments: Vec<_> = ["list"].into_iter().chain(options.iter().copied()).collect();
+        let arguments: Vec<_> = ["list"]
+            .into_iter()
+            .chain(options.iter().copied())
+            .collect();
         let ran = cli(&fake.root, &arguments);
         assert_eq!(ran.stderr, "");
         ran.ok()
     };
-    assert_eq!(list(&["--device", "all", "--libraries"]), golden("devices-libraries"));
+    assert_eq!(
+        list(&["--device", "all", "--libraries"]),
+        golden("devices-libraries")
+    );
     let everything = golden("everything");
     assert_eq!(list(&[]), everything);
     let kept = |drop: &[&str]| -> String {
-        let lines = everything.lines().filter(|line| !drop.iter().any(|part| line.contains(part)));
+        let lines = everything
+            .lines()
+            .filter(|line| !drop.iter().any(|part| line.contains(part)));
         lines.map(|line| format!("{line}\n")).collect()
     };
     // Each option alone, in its long and its short form.
@@ -109,18 +143,31 @@ fn list_as_documented() {
         ("--compat32", "--compat32", &["/usr/lib/"]),
         ("--device=1", "-d1", &["ctl", "uvm", "modeset", "nvidia1"]),
     ] {
-        let lines = everything.lines().filter(|line| keep.iter().any(|part| line.contains(part)));
+        let lines = everything
+            .lines()
+            .filter(|line| keep.iter().any(|part| line.contains(part)));
         let lines: String = lines.map(|line| format!("{line}\n")).collect();
         assert_eq!(list(&[long]), lines, "{long}");
         assert_eq!(list(&[short]), lines, "{short}");
     }
     // Several options select the union, and the order stays the same.
-    assert_eq!(list(&["-f", "-i", "-b", "--compat32", "-l", "-d", "1,0"]), everything);
     assert_eq!(
-        list(&["--device", "GPU-51eed001-0001-4001-8000-0000fa4e0001", "-d", "0000:01:00.0"]),
+        list(&["-f", "-i", "-b", "--compat32", "-l", "-d", "1,0"]),
+        everything
+    );
+    assert_eq!(
+        list(&[
+            "--device",
+            "GPU-51eed001-0001-4001-8000-0000fa4e0001",
+            "-d",
+            "0000:01:00.0"
+        ]),
         kept(&["/usr/", "/opt", "/run", "/tmp", "/lib"])
     );
-    assert_eq!(list(&["--no-persistenced"]), kept(&["/run/nvidia-persistenced"]));
+    assert_eq!(
+        list(&["--no-persistenced"]),
+        kept(&["/run/nvidia-persistenced"])
+    );
     assert_eq!(list(&["--no-fabricmanager"]), kept(&["fabricmanager"]));
     assert_eq!(list(&["--no-gsp-firmware"]), kept(&["/firmware/"]));
     // Driver root and linker cache are those of the command line; no device was requested, so the driver is not asked.
@@ -133,19 +180,33 @@ fn list_as_documented() {
 fn list_of_a_mig_host() {
     let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
     let list = |options: &[&str]| {
-        let arguments: Vec<_> = ["list"].into_iter().chain(options.iter().copied()).collect();
+        let arguments: Vec<_> = ["list"]
+            .into_iter()
+            .chain(options.iter().copied())
+            .collect();
         cli(&fake.root, &arguments).ok()
     };
-    assert_eq!(list(&["--device", "all", "--imex-channel=3,2047"]), golden("mig-devices"));
+    assert_eq!(
+        list(&["--device", "all", "--imex-channel=3,2047"]),
+        golden("mig-devices")
+    );
     // A channel does not exclude other entries.
     assert!(list(&["--imex-channel=3"]).contains("channel3\n/usr/bin/nvidia-smi\n"));
     // One MIG device, and its GPU.
     let one: Vec<_> = golden("mig-devices").lines().map(str::to_owned).collect();
     let expected: Vec<_> = one[..5].iter().chain(&one[10..14]).cloned().collect();
     assert_eq!(list(&["-d", "0:1"]).lines().collect::<Vec<_>>(), expected);
-    assert_eq!(list(&["-d", "MIG-51eed000-0002-4000-8000-0000fa4e0002"]).lines().collect::<Vec<_>>(), expected);
+    assert_eq!(
+        list(&["-d", "MIG-51eed000-0002-4000-8000-0000fa4e0002"])
+            .lines()
+            .collect::<Vec<_>>(),
+        expected
+    );
     // Permission to configure MIG devices includes all nodes that could exist: 15 GPU instances with 8 compute instances each.
-    for (option, name, minor) in [("--mig-config=all", "config", 1), ("--mig-monitor=all", "monitor", 2)] {
+    for (option, name, minor) in [
+        ("--mig-config=all", "config", 1),
+        ("--mig-monitor=all", "monitor", 2),
+    ] {
         let management: Vec<_> = [
             format!("/proc/driver/nvidia/capabilities/mig/{name}"),
             format!("/dev/nvidia-caps/nvidia-cap{minor}"),
@@ -156,10 +217,16 @@ fn list_of_a_mig_host() {
         .chain((3..138).map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}")))
         .collect();
         let expected: Vec<_> = one[..6].iter().chain(&management).cloned().collect();
-        assert_eq!(list(&["--device=all", option]).lines().collect::<Vec<_>>(), expected);
+        assert_eq!(
+            list(&["--device=all", option]).lines().collect::<Vec<_>>(),
+            expected
+        );
     }
     let stderr = cli(&fake.root, &["list", "-d", "0:1", "--mig-config=all"]).failed(1);
-    assert!(stderr.contains("cannot be combined with selected MIG devices"), "{stderr}");
+    assert!(
+        stderr.contains("cannot be combined with selected MIG devices"),
+        "{stderr}"
+    );
 }
 
 /// Libraries of a driver that is newer than this program, of both architectures, are listed and reported.
@@ -172,43 +239,77 @@ fn list_names_what_it_does_not_know() {
     .ok();
     let ours = |options: &[&str]| {
         let mut files = Command::new(HOOK);
-        run(files.arg("files").args(options).arg("--root").arg(&fake.root).env_clear())
+        run(files
+            .arg("files")
+            .args(options)
+            .arg("--root")
+            .arg(&fake.root)
+            .env_clear())
     };
     let note = "oci-nvidia-hook: note: libraries of the driver are not in the catalog: \
                 \"libnvidia-later.so.535.183.01\" (ONH-225)\nhint: ";
     for options in [&[][..], &["--libraries"], &["--compat32"]] {
         let ran = ours(options);
-        assert!(ran.code == Some(0) && ran.stderr.starts_with(note), "{options:?}: {ran:?}");
-        assert!(ran.stdout.lines().all(|line| line.starts_with('/')), "{ran:?}");
-        assert!(ran.stdout.contains("/libnvidia-later.so.535.183.01\n"), "{ran:?}");
+        assert!(
+            ran.code == Some(0) && ran.stderr.starts_with(note),
+            "{options:?}: {ran:?}"
+        );
+        assert!(
+            ran.stdout.lines().all(|line| line.starts_with('/')),
+            "{ran:?}"
+        );
+        assert!(
+            ran.stdout.contains("/libnvidia-later.so.535.183.01\n"),
+            "{ran:?}"
+        );
     }
     assert_eq!(ours(&["--binaries"]).stderr, "", "no libraries are listed");
     let items = json_schema::part("files", &ours(&["--json"]).stdout, "files");
-    let marked: Vec<_> = items.iter().filter(|item| item["cataloged"] == false).collect();
-    let paths: Vec<_> = marked.iter().map(|item| (item["path"].as_str().unwrap(), &item["kind"])).collect();
+    let marked: Vec<_> = items
+        .iter()
+        .filter(|item| item["cataloged"] == false)
+        .collect();
+    let paths: Vec<_> = marked
+        .iter()
+        .map(|item| (item["path"].as_str().unwrap(), &item["kind"]))
+        .collect();
     let (native, other) = (&"library".into(), &"library-32".into());
     assert_eq!(
         paths,
-        [("/usr/lib64/libnvidia-later.so.535.183.01", native), ("/usr/lib/libnvidia-later.so.535.183.01", other)]
+        [
+            ("/usr/lib64/libnvidia-later.so.535.183.01", native),
+            ("/usr/lib/libnvidia-later.so.535.183.01", other)
+        ]
     );
     // Programs that read the output of the original expect nothing more.
     let theirs = cli(&fake.root, &["list"]);
-    assert!(theirs.stdout.contains("libnvidia-later") && theirs.stderr.is_empty(), "{theirs:?}");
+    assert!(
+        theirs.stdout.contains("libnvidia-later") && theirs.stderr.is_empty(),
+        "{theirs:?}"
+    );
 }
 
 /// Our additions: the kind of each entry, and kinds that the original does not know.
 fn list_prints_kinds() {
     let fake = host();
     let mut ours = Command::new(HOOK);
-    let text = run(ours.args(["files", "--json", "--root"]).arg(&fake.root).env_clear()).ok();
+    let text = run(ours
+        .args(["files", "--json", "--root"])
+        .arg(&fake.root)
+        .env_clear())
+    .ok();
     let items = json_schema::part("files", &text, "files");
     let path = |item: &serde_json::Value| item["path"].as_str().unwrap().to_owned();
-    let is_ours = |item: &&serde_json::Value| item["kind"] == "description" || item["kind"] == "drm-device";
+    let is_ours =
+        |item: &&serde_json::Value| item["kind"] == "description" || item["kind"] == "drm-device";
     let (more, same): (Vec<_>, Vec<_>) = items.iter().partition(is_ours);
     let same: String = same.into_iter().map(|item| path(item) + "\n").collect();
     assert_eq!(same, golden("everything"));
     let more: Vec<_> = more.into_iter().map(path).collect();
-    assert!(more.contains(&"/usr/share/glvnd/egl_vendor.d/10_nvidia.json".to_owned()), "{more:?}");
+    assert!(
+        more.contains(&"/usr/share/glvnd/egl_vendor.d/10_nvidia.json".to_owned()),
+        "{more:?}"
+    );
     assert!(more.contains(&"/dev/dri/renderD129".to_owned()), "{more:?}");
     for (of, kind) in [
         ("/dev/nvidia0", "device"),
@@ -220,7 +321,11 @@ fn list_prints_kinds() {
     ] {
         let item = items.iter().find(|item| path(item) == of).unwrap();
         assert_eq!(item["kind"], kind);
-        assert_eq!(item["source"], format!("{}{of}", fake.root.display()), "on the host");
+        assert_eq!(
+            item["source"],
+            format!("{}{of}", fake.root.display()),
+            "on the host"
+        );
     }
 }
 
@@ -230,18 +335,31 @@ fn a_broken_gpu() {
     fake.set_nvml(|old| old.replacen("\ngpu minor=1", "\ngpu fail=15 minor=1", 1));
     let labels = cli(&fake.root, &["info"]).ok();
     let csv = cli(&fake.root, &["info", "--csv"]);
-    assert!(labels.contains("Device Index:   0\n") && !labels.contains("Device Index:   1\n"), "{labels}");
+    assert!(
+        labels.contains("Device Index:   0\n") && !labels.contains("Device Index:   1\n"),
+        "{labels}"
+    );
     assert!(labels.contains("\nNot usable:"), "{labels}");
-    assert!(csv.stderr.contains("warning: ") && csv.stderr.contains("ONH-217"), "{csv:?}");
+    assert!(
+        csv.stderr.contains("warning: ") && csv.stderr.contains("ONH-217"),
+        "{csv:?}"
+    );
     assert_eq!(csv.ok().lines().count(), 5);
 }
 
 /// On a host with an installed driver, as the user who is logged in.
 fn a_plain_user() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--layout", "lib64"]));
+    let (dir, fake) = (
+        scratch(),
+        FakeDriver::new(&["--gpus", "2", "--layout", "lib64"]),
+    );
     let image = Image::new(dir.path(), &["--layout", "lib64"]);
     std::fs::copy(HOOK, fake.root.join("usr/bin/nvidia-container-cli")).unwrap();
-    sh(&format!("mknod -m 666 '{}' c 1 3", fake.root.join("dev/null").display())).ok();
+    sh(&format!(
+        "mknod -m 666 '{}' c 1 3",
+        fake.root.join("dev/null").display()
+    ))
+    .ok();
     let host = dir.path().join("host");
     std::fs::create_dir(&host).unwrap();
     let as_user = |arguments: &str| {
@@ -254,27 +372,47 @@ fn a_plain_user() {
         ))
     };
     assert_eq!(as_user("info").ok(), golden("info"));
-    assert!(as_user("-k --user list").ok().starts_with("/dev/nvidiactl\n"));
+    assert!(
+        as_user("-k --user list")
+            .ok()
+            .starts_with("/dev/nvidiactl\n")
+    );
     // The process lacks the permissions for entering a container.
     let stderr = as_user("configure --device=0 --pid=1 /x").failed(1);
-    assert!(stderr.contains("cannot open the container of process 1"), "{stderr}");
+    assert!(
+        stderr.contains("cannot open the container of process 1"),
+        "{stderr}"
+    );
 }
 
 /// `-k`: as root, nodes are created before the driver is asked.
 fn modules_first() {
     let fake = FakeDriver::new(&["--gpus", "2", "--no-dev"]);
-    std::fs::write(fake.root.join("proc/devices"), "Character devices:\n195 nvidia\n511 nvidia-uvm\n").unwrap();
+    std::fs::write(
+        fake.root.join("proc/devices"),
+        "Character devices:\n195 nvidia\n511 nvidia-uvm\n",
+    )
+    .unwrap();
     let list = ["list", "--device", "all"];
     assert!(cli(&fake.root, &list).failed(1).contains("nvidia"));
-    let said = cli(&fake.root, &["-k", "--debug=/dev/stderr", "list", "--device", "all"]);
-    assert!(said.stderr.contains("note: ") && said.stderr.contains("made /dev/nvidia0"), "{said:?}");
+    let said = cli(
+        &fake.root,
+        &["-k", "--debug=/dev/stderr", "list", "--device", "all"],
+    );
+    assert!(
+        said.stderr.contains("note: ") && said.stderr.contains("made /dev/nvidia0"),
+        "{said:?}"
+    );
     assert!(said.ok().contains("/dev/nvidia1\n"));
     cli(&fake.root, &list).ok();
 }
 
 fn the_version() {
     let text = cli(Path::new("/nowhere"), &["--version"]).ok();
-    let labels: Vec<_> = text.lines().map(|line| line.split_once(": ").unwrap().0).collect();
+    let labels: Vec<_> = text
+        .lines()
+        .map(|line| line.split_once(": ").unwrap().0)
+        .collect();
     let documented = [
         "cli-version",
         "lib-version",
@@ -285,14 +423,25 @@ fn the_version() {
         "build flags",
     ];
     assert_eq!(labels, documented);
-    assert!(text.starts_with(&format!("cli-version: {}\n", env!("CARGO_PKG_VERSION"))), "{text}");
+    assert!(
+        text.starts_with(&format!("cli-version: {}\n", env!("CARGO_PKG_VERSION"))),
+        "{text}"
+    );
     assert_eq!(cli(Path::new("/nowhere"), &["-V"]).ok(), text);
     for help in ["-?", "--help", "--usage"] {
-        assert!(cli(Path::new("/nowhere"), &[help]).ok().contains("configure"));
+        assert!(
+            cli(Path::new("/nowhere"), &[help])
+                .ok()
+                .contains("configure")
+        );
     }
     let dir = scratch();
     let mut cli = Command::new(link(dir.path(), "nvidia-container-cli"));
-    assert!(run(cli.args(["configure", "--help"])).ok().contains("--cuda-compat-mode <MODE>"));
+    assert!(
+        run(cli.args(["configure", "--help"]))
+            .ok()
+            .contains("--cuda-compat-mode <MODE>")
+    );
 }
 
 /// One line and a hint, and exit status 1, also for an invalid command line.
@@ -307,14 +456,23 @@ fn errors() {
         (&["configure", "/"], "\"/\""),
         (&["configure", "--pid=4194304", "/x"], "4194304"),
         (&["configure", "--device=7", "--pid=1", "/x"], "\"7\""),
-        (&["configure", "--require=cuda>=99", "--pid=1", "/x"], "cuda>=99"),
+        (
+            &["configure", "--require=cuda>=99", "--pid=1", "/x"],
+            "cuda>=99",
+        ),
         (&["configure", "--mig-config=0", "/x"], "\"0\""),
         (&["--user=nobody-here", "info"], "\"nobody-here\""),
         (&["frobnicate"], "\"frobnicate\""),
     ] {
         let stderr = cli(&fake.root, arguments).failed(1);
-        assert!(stderr.contains(says) && stderr.lines().count() == 2, "{arguments:?}: {stderr}");
-        assert!(stderr.starts_with("oci-nvidia-hook: ") && stderr.contains("\nhint: "), "{stderr}");
+        assert!(
+            stderr.contains(says) && stderr.lines().count() == 2,
+            "{arguments:?}: {stderr}"
+        );
+        assert!(
+            stderr.starts_with("oci-nvidia-hook: ") && stderr.contains("\nhint: "),
+            "{stderr}"
+        );
     }
 }
 
@@ -325,7 +483,10 @@ fn configure_by_pid() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, &[], crate::driver::MASKABLE_PROC);
-    let (pid, rootfs) = (format!("--pid={}", container.pid()), image.rootfs.to_str().unwrap());
+    let (pid, rootfs) = (
+        format!("--pid={}", container.pid()),
+        image.rootfs.to_str().unwrap(),
+    );
     let arguments = [
         "--user=root:video",
         "--no-pivot",
@@ -341,11 +502,27 @@ fn configure_by_pid() {
         rootfs,
     ];
     let ran = cli(&fake.root, &arguments);
-    assert_eq!((ran.stdout.as_str(), ran.stderr.as_str(), ran.code), ("", "", Some(0)));
+    assert_eq!(
+        (ran.stdout.as_str(), ran.stderr.as_str(), ran.code),
+        ("", "", Some(0))
+    );
     let seen = container.exec(SEES_GPU_1).ok();
-    assert!(seen.contains("GPU 0: ") && seen.contains("GPU-51eed001"), "{seen}");
-    assert!(container.exec("ls /proc/driver/nvidia/gpus").ok().contains("0000:02:00.0"));
-    assert!(!std::fs::read_to_string("/proc/self/mountinfo").unwrap().contains(rootfs), "nothing on the host");
+    assert!(
+        seen.contains("GPU 0: ") && seen.contains("GPU-51eed001"),
+        "{seen}"
+    );
+    assert!(
+        container
+            .exec("ls /proc/driver/nvidia/gpus")
+            .ok()
+            .contains("0000:02:00.0")
+    );
+    assert!(
+        !std::fs::read_to_string("/proc/self/mountinfo")
+            .unwrap()
+            .contains(rootfs),
+        "nothing on the host"
+    );
 }
 
 /// "Standalone": the caller is in the container's mount namespace, and the rootfs is not its root yet.
@@ -355,8 +532,19 @@ fn configure_as_lxc_does() {
     let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
     let cli = link(dir.path(), "nvidia-container-cli");
     let mut enter = Command::new("nsenter");
-    enter.args(["-m", "-t", &container.pid().to_string()]).arg(cli).arg("--root").arg(&fake.root);
-    enter.args(["--user", "configure", "--no-cgroups", "--ldconfig=@/sbin/ldconfig", "--device=1", "--compute"]);
+    enter
+        .args(["-m", "-t", &container.pid().to_string()])
+        .arg(cli)
+        .arg("--root")
+        .arg(&fake.root);
+    enter.args([
+        "--user",
+        "configure",
+        "--no-cgroups",
+        "--ldconfig=@/sbin/ldconfig",
+        "--device=1",
+        "--compute",
+    ]);
     assert_eq!(run(enter.arg("--utility").arg(&image.rootfs)).ok(), "");
     let seen = container.exec(SEES_GPU_1).ok();
     assert!(seen.contains("GPU-51eed001"), "{seen}");
@@ -377,8 +565,18 @@ fn configure_as_enroot_does() {
         cli = cli.display(),
     );
     let mut unshare = Command::new("unshare");
-    let ran = run(unshare.args(["--user", "--map-root-user", "--mount", "sh", "-euc", &script]));
-    assert!(ran.stderr.contains("note: process ") && ran.stderr.contains("injected "), "{ran:?}");
+    let ran = run(unshare.args([
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-euc",
+        &script,
+    ]));
+    assert!(
+        ran.stderr.contains("note: process ") && ran.stderr.contains("injected "),
+        "{ran:?}"
+    );
     let seen = ran.ok();
     assert!(seen.contains("GPU-51eed001"), "{seen}");
 }
@@ -390,9 +588,16 @@ fn configure_obeys() {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "lib64"]);
         let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
-        let (pid, rootfs) = (format!("-p{}", container.pid()), image.rootfs.to_str().unwrap());
-        let arguments: Vec<_> =
-            ["configure", "--no-cgroups"].iter().chain(options).copied().chain([pid.as_str(), rootfs]).collect();
+        let (pid, rootfs) = (
+            format!("-p{}", container.pid()),
+            image.rootfs.to_str().unwrap(),
+        );
+        let arguments: Vec<_> = ["configure", "--no-cgroups"]
+            .iter()
+            .chain(options)
+            .copied()
+            .chain([pid.as_str(), rootfs])
+            .collect();
         cli(&fake.root, &arguments).ok();
         container.exec(script).ok()
     };
@@ -400,9 +605,22 @@ fn configure_obeys() {
                  run/nvidia-persistenced/socket run/nvidia-fabricmanager/socket lib/firmware/nvidia; do \
                  test -e /$path && echo ${path##*/} || true; done";
     let utility = configured(&["-u"], there);
-    assert_eq!(utility, "nvidiactl\nlibnvidia-ml.so.1\nsocket\nsocket\nnvidia\n");
-    let less = ["-u", "-d", "0", "--no-persistenced", "--no-fabricmanager", "--no-gsp-firmware"];
-    assert_eq!(configured(&less, there), "nvidiactl\nnvidia0\nlibnvidia-ml.so.1\n");
+    assert_eq!(
+        utility,
+        "nvidiactl\nlibnvidia-ml.so.1\nsocket\nsocket\nnvidia\n"
+    );
+    let less = [
+        "-u",
+        "-d",
+        "0",
+        "--no-persistenced",
+        "--no-fabricmanager",
+        "--no-gsp-firmware",
+    ];
+    assert_eq!(
+        configured(&less, there),
+        "nvidiactl\nnvidia0\nlibnvidia-ml.so.1\n"
+    );
     let compute = configured(&["-cd0", "--no-devbind"], there);
     assert_eq!(compute, "libcuda.so.1\nnvidia\n");
 }
@@ -422,7 +640,8 @@ fn configure_gives_access() {
     );
     std::fs::write(&hook, text).unwrap();
     std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let script = "nvidia-smi -L; mknod /tmp/other c 195 0; probe-open /dev/nvidia1 /tmp/other || true";
+    let script =
+        "nvidia-smi -L; mknod /tmp/other c 195 0; probe-open /dev/nvidia1 /tmp/other || true";
     let seen = crate::docker::Bundle::new(dir.path(), &image.rootfs)
         .process(&["sh", "-euc", script], &[])
         .hook("prestart", &hook, &["hook"])
@@ -430,5 +649,8 @@ fn configure_gives_access() {
         .ok();
     assert!(seen.contains("GPU-51eed001"), "{seen}");
     // No driver has the number: the kernel returns ENXIO to processes that may open the node, and EPERM to others.
-    assert!(seen.contains("/dev/nvidia1: ENXIO") && seen.contains("/tmp/other: EPERM"), "{seen}");
+    assert!(
+        seen.contains("/dev/nvidia1: ENXIO") && seen.contains("/tmp/other: EPERM"),
+        "{seen}"
+    );
 }

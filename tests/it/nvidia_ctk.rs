@@ -18,10 +18,22 @@ use crate::ldconfig::LIST;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, snapshot};
 
 const BUILD: &[Need] = &[Need::Program("cc"), Need::Release, Need::StaticLibc];
-const NEEDS_RUNC: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::Release, Need::StaticLibc];
-const NEEDS_CRUN: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc"), Need::Release, Need::StaticLibc];
+const NEEDS_RUNC: &[Need] = &[
+    Need::Root,
+    Need::Program("podman"),
+    Need::Program("runc"),
+    Need::Program("cc"),
+    Need::Release,
+    Need::StaticLibc,
+];
+const NEEDS_CRUN: &[Need] = &[
+    Need::Root,
+    Need::Program("podman"),
+    Need::Program("crun"),
+    Need::Program("cc"),
+    Need::Release,
+    Need::StaticLibc,
+];
 
 tests! {
     NEEDS_RUNC => specs_of_each_version_with_runc = specs_of_each_version(Cgroup::AsMounted);
@@ -44,17 +56,35 @@ pub fn link(dir: &Path, name: &str) -> PathBuf {
 fn entries(program: &Path, version: u32, edits: &ContainerEdits, minor: u32) -> Vec<Value> {
     let path = program.to_str().unwrap();
     let name = program.file_name().unwrap().to_str().unwrap();
-    let mut dirs: Vec<_> = edits.mounts.iter().map(|mount| Path::new(&mount.container_path)).collect();
+    let mut dirs: Vec<_> = edits
+        .mounts
+        .iter()
+        .map(|mount| Path::new(&mount.container_path))
+        .collect();
     dirs.retain(|path| path.to_str().unwrap().contains(".so."));
-    let library = dirs.iter().find(|path| path.to_str().unwrap().contains("/libcuda.so.")).unwrap();
+    let library = dirs
+        .iter()
+        .find(|path| path.to_str().unwrap().contains("/libcuda.so."))
+        .unwrap();
     let dir = library.parent().unwrap().to_str().unwrap().to_owned();
-    let mut folders: Vec<_> = dirs.iter().map(|path| path.parent().unwrap().to_str().unwrap().to_owned()).collect();
+    let mut folders: Vec<_> = dirs
+        .iter()
+        .map(|path| path.parent().unwrap().to_str().unwrap().to_owned())
+        .collect();
     folders.sort();
     folders.dedup();
-    let folders = folders.iter().flat_map(|dir| ["--folder".to_owned(), dir.clone()]).collect();
+    let folders = folders
+        .iter()
+        .flat_map(|dir| ["--folder".to_owned(), dir.clone()])
+        .collect();
     let entry = |verb: &str, options: Vec<String>| {
         let group = (name == "nvidia-ctk").then(|| "hook".to_owned());
-        let args: Vec<_> = [name.to_owned()].into_iter().chain(group).chain([verb.to_owned()]).chain(options).collect();
+        let args: Vec<_> = [name.to_owned()]
+            .into_iter()
+            .chain(group)
+            .chain([verb.to_owned()])
+            .chain(options)
+            .collect();
         let mut entry = json!({"hookName": "createContainer", "path": path, "args": args});
         // Since 1.17.8: before, runc passed the environment of the image to the hooks (CVE-2025-23266).
         if version > 17 {
@@ -62,12 +92,21 @@ fn entries(program: &Path, version: u32, edits: &ContainerEdits, minor: u32) -> 
         }
         entry
     };
-    let mut all = vec![entry("create-symlinks", vec!["--link".into(), format!("libcuda.so.1::{dir}/libcuda.so")])];
+    let mut all = vec![entry(
+        "create-symlinks",
+        vec!["--link".into(), format!("libcuda.so.1::{dir}/libcuda.so")],
+    )];
     match version {
-        17 => all.push(entry("enable-cuda-compat", vec!["--host-driver-version=535.183.01".into()])),
+        17 => all.push(entry(
+            "enable-cuda-compat",
+            vec!["--host-driver-version=535.183.01".into()],
+        )),
         _ => all.push(entry(
             "enable-cuda-compat",
-            vec!["--host-driver-version=535.183.01".into(), "--host-cuda-version=12.2".into()],
+            vec![
+                "--host-driver-version=535.183.01".into(),
+                "--host-cuda-version=12.2".into(),
+            ],
         )),
     }
     all.push(entry("update-ldcache", folders));
@@ -78,7 +117,15 @@ fn entries(program: &Path, version: u32, edits: &ContainerEdits, minor: u32) -> 
         all.push(entry("update-application-profile", vec![]));
     }
     if version == 17 {
-        all.push(entry("chmod", vec!["--mode".into(), "755".into(), "--path".into(), "/dev".into()]));
+        all.push(entry(
+            "chmod",
+            vec![
+                "--mode".into(),
+                "755".into(),
+                "--path".into(),
+                "/dev".into(),
+            ],
+        ));
     }
     assert!(minor < 64);
     all
@@ -96,7 +143,10 @@ pub fn spec_of_nvidia(fake: &FakeDriver, program: &Path, version: u32) -> (Spec,
     spec["containerEdits"]["hooks"] = entries(program, version, &ours.container_edits, 0).into();
     spec["containerEdits"]["env"] = json!(["NVIDIA_VISIBLE_DEVICES=void"]);
     for device in spec["devices"].as_array_mut().unwrap() {
-        device["containerEdits"].as_object_mut().unwrap().remove("hooks");
+        device["containerEdits"]
+            .as_object_mut()
+            .unwrap()
+            .remove("hooks");
     }
     (ours, spec)
 }
@@ -104,28 +154,58 @@ pub fn spec_of_nvidia(fake: &FakeDriver, program: &Path, version: u32) -> (Spec,
 fn specs_of_each_version(cgroup: Cgroup) {
     let dir = scratch();
     let fake = FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]);
-    let libraries = "libcuda.so.1 libnvidia-ml.so.1 libnvidia-ptxjitcompiler.so.1 libnvidia-nvvm.so.4";
+    let libraries =
+        "libcuda.so.1 libnvidia-ml.so.1 libnvidia-ptxjitcompiler.so.1 libnvidia-nvvm.so.4";
     let look = format!("nvidia-smi -L; probe-dlopen {libraries}; readlink /usr/lib64/libcuda.so");
-    let script = format!("{look}; ldconfig; {look}; cat /etc/nvidia/nvidia-application-profiles-rc.d/* || true");
-    for (name, version) in
-        [("nvidia-ctk", 17), ("nvidia-ctk", 18), ("nvidia-cdi-hook", 18), ("nvidia-cdi-hook", 20), ("nvidia-ctk", 20)]
-    {
+    let script = format!(
+        "{look}; ldconfig; {look}; cat /etc/nvidia/nvidia-application-profiles-rc.d/* || true"
+    );
+    for (name, version) in [
+        ("nvidia-ctk", 17),
+        ("nvidia-ctk", 18),
+        ("nvidia-cdi-hook", 18),
+        ("nvidia-cdi-hook", 20),
+        ("nvidia-ctk", 20),
+    ] {
         let bin = scratch();
         let (_, spec) = spec_of_nvidia(&fake, &link(bin.path(), name), version);
         let path = dir.path().join("plugin.json");
         std::fs::write(&path, spec.to_string()).unwrap();
-        let arguments = ["--device=k8s.device-plugin.nvidia.com/gpu=0", IMAGE, "sh", "-euc", &script];
-        let text = Podman::shared().run_after(&only_spec(&path), cgroup, &arguments).ok();
+        let arguments = [
+            "--device=k8s.device-plugin.nvidia.com/gpu=0",
+            IMAGE,
+            "sh",
+            "-euc",
+            &script,
+        ];
+        let text = Podman::shared()
+            .run_after(&only_spec(&path), cgroup, &arguments)
+            .ok();
         assert_eq!(text.matches(GPU_0).count(), 2, "{name} {version}: {text}");
-        assert_eq!(text.matches(": ok /usr/lib64/").count(), 8, "{name} {version}: {text}");
-        assert_eq!(text.matches("\nlibcuda.so.1\n").count(), 2, "{name} {version}: {text}");
-        assert_eq!(text.contains("EGLVisibleDGPUDevices\", 0x1]"), version == 20, "{name} {version}: {text}");
+        assert_eq!(
+            text.matches(": ok /usr/lib64/").count(),
+            8,
+            "{name} {version}: {text}"
+        );
+        assert_eq!(
+            text.matches("\nlibcuda.so.1\n").count(),
+            2,
+            "{name} {version}: {text}"
+        );
+        assert_eq!(
+            text.contains("EGLVisibleDGPUDevices\", 0x1]"),
+            version == 20,
+            "{name} {version}: {text}"
+        );
     }
 }
 
 /// Calls one hook, like runc.
 fn call(container: &Waiting, program: &Path, args: &[&str]) -> Ran {
-    container.create_container_program(program, &args.iter().map(|arg| (*arg).to_owned()).collect::<Vec<_>>())
+    container.create_container_program(
+        program,
+        &args.iter().map(|arg| (*arg).to_owned()).collect::<Vec<_>>(),
+    )
 }
 
 fn ctk() -> (tempfile::TempDir, PathBuf) {
@@ -136,7 +216,10 @@ fn ctk() -> (tempfile::TempDir, PathBuf) {
 
 /// The image's newer libcuda is found first, also after its ldconfig has run.
 fn cuda_compat() {
-    let ((_bin, program), fake) = (ctk(), FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]));
+    let ((_bin, program), fake) = (
+        ctk(),
+        FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]),
+    );
     let (dir, image) = crate::ldconfig::with_compat("include");
     let (ours, _) = spec_of_nvidia(&fake, &program, 20);
     let container = with_mounts(dir.path(), &image.rootfs, &ours.container_edits);
@@ -145,17 +228,35 @@ fn cuda_compat() {
     container.set_hooks("createContainer", &json!(hooks));
     for hook in &hooks {
         let args: Vec<String> = serde_json::from_value(hook["args"].clone()).unwrap();
-        container.create_container_program(&program, &args[1..]).ok();
+        container
+            .create_container_program(&program, &args[1..])
+            .ok();
     }
     for look in ["true", "ldconfig"] {
-        let found = container.exec(&format!("{look}; probe-dlopen libcuda.so.1 libnvidia-ml.so.1")).ok();
-        assert!(found.contains("libcuda.so.1: ok /usr/local/cuda/compat/libcuda.so.1"), "{look}: {found}");
-        assert!(found.contains("libnvidia-ml.so.1: ok /usr/lib64/libnvidia-ml.so.1"), "{look}: {found}");
+        let found = container
+            .exec(&format!(
+                "{look}; probe-dlopen libcuda.so.1 libnvidia-ml.so.1"
+            ))
+            .ok();
+        assert!(
+            found.contains("libcuda.so.1: ok /usr/local/cuda/compat/libcuda.so.1"),
+            "{look}: {found}"
+        );
+        assert!(
+            found.contains("libnvidia-ml.so.1: ok /usr/lib64/libnvidia-ml.so.1"),
+            "{look}: {found}"
+        );
     }
     // An older one is not.
     let old = "enable-cuda-compat --host-driver-version=580.1";
     call(&container, &program, &old.split(' ').collect::<Vec<_>>()).ok();
-    assert!(container.exec(&format!("cat {LIST}")).ok().contains("compat"), "update-ldcache decides");
+    assert!(
+        container
+            .exec(&format!("cat {LIST}"))
+            .ok()
+            .contains("compat"),
+        "update-ldcache decides"
+    );
 }
 
 fn mounts_of(edits: &ContainerEdits) -> Value {
@@ -176,9 +277,15 @@ fn device_nodes_are_not_modified() {
     for _ in 0..2 {
         call(&container, &program, &["disable-device-node-modification"]).ok();
         let seen = container.exec(see);
-        assert_eq!(seen.stdout, "Mobile: 0\nModifyDeviceFiles: 0\nX: 1\ngpus/x\n", "{seen:?}");
+        assert_eq!(
+            seen.stdout, "Mobile: 0\nModifyDeviceFiles: 0\nX: 1\ngpus/x\n",
+            "{seen:?}"
+        );
         assert!(seen.stderr.contains("Read-only file system"), "{seen:?}");
-        assert!(mounts.is_empty() || mounts == container.mountinfo(), "idempotent");
+        assert!(
+            mounts.is_empty() || mounts == container.mountinfo(),
+            "idempotent"
+        );
         mounts = container.mountinfo();
     }
     // A container that does not see the driver there.
@@ -205,13 +312,26 @@ fn modes() {
     std::fs::set_permissions(&canary, std::fs::Permissions::from_mode(0o700)).unwrap();
     sh(&format!("mknod -m 600 '{}' c 1 3", node.display())).ok();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    sh(&format!("cd '{}'; mkdir volume own; ln -s '{}' escape", image.rootfs.display(), canary.display())).ok();
+    sh(&format!(
+        "cd '{}'; mkdir volume own; ln -s '{}' escape",
+        image.rootfs.display(),
+        canary.display()
+    ))
+    .ok();
     let mounts = format!(
         "mount --bind '{0}' $rootfs/volume; mkdir -m 700 $rootfs/dev/dri; touch $rootfs/dev/nvidia0; \
          mount --bind '{0}/node' $rootfs/dev/nvidia0",
         canary.display()
     );
-    let paths = ["/volume", "/volume/node", "/escape", "/dev/nvidia0", "/own", "/dev/dri", "/missing"];
+    let paths = [
+        "/volume",
+        "/volume/node",
+        "/escape",
+        "/dev/nvidia0",
+        "/own",
+        "/dev/dri",
+        "/missing",
+    ];
     let before = snapshot(&canary);
     // The naive program changes the host's file.
     let naive = format!(
@@ -220,17 +340,29 @@ fn modes() {
         image.rootfs.display(),
         node.display()
     );
-    assert_eq!(sh(&naive.replace("$rootfs", &image.rootfs.display().to_string())).ok().trim(), "777");
+    assert_eq!(
+        sh(&naive.replace("$rootfs", &image.rootfs.display().to_string()))
+            .ok()
+            .trim(),
+        "777"
+    );
     assert_eq!(snapshot(&canary), before);
     let container = Waiting::start(dir.path(), &image.rootfs, &[], &mounts);
     let mut args = vec!["chmod", "--mode", "751"];
     args.extend(paths.iter().flat_map(|path| ["--path", path]));
     let ran = call(&container, &program, &args);
     assert_eq!(ran.stderr.matches("ONH-303").count(), 4, "{ran:?}");
-    assert!(ran.stderr.contains("it is on a volume and belongs to the host"), "{ran:?}");
+    assert!(
+        ran.stderr
+            .contains("it is on a volume and belongs to the host"),
+        "{ran:?}"
+    );
     ran.ok();
     assert_eq!(snapshot(&canary), before);
-    assert_eq!(container.exec("stat -c %a /own /dev/dri").ok(), "751\n751\n");
+    assert_eq!(
+        container.exec("stat -c %a /own /dev/dri").ok(),
+        "751\n751\n"
+    );
 }
 
 fn application_profile() {
@@ -238,10 +370,18 @@ fn application_profile() {
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
-    container.set_spec_field("linux", json!({"devices": [{"path": "/dev/nvidia3"}, {"path": "/dev/nvidia-uvm"}]}));
+    container.set_spec_field(
+        "linux",
+        json!({"devices": [{"path": "/dev/nvidia3"}, {"path": "/dev/nvidia-uvm"}]}),
+    );
     call(&container, &program, &["update-application-profile"]).ok();
-    let profile = container.exec("cat /etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf").ok();
-    assert!(profile.contains("\"EGLVisibleDGPUDevices\", 0x8]"), "{profile}");
+    let profile = container
+        .exec("cat /etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf")
+        .ok();
+    assert!(
+        profile.contains("\"EGLVisibleDGPUDevices\", 0x8]"),
+        "{profile}"
+    );
 }
 
 /// CVE-2024-0134 and CVE-2025-23267, with these names.
@@ -250,7 +390,11 @@ fn links_of_the_image_are_not_followed() {
     let fake = FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]);
     let (ours, _) = spec_of_nvidia(&fake, &program, 18);
     for (image, naive, args) in [
-        ("ln -s $canary $rootfs/pwn", "ln -s x $rootfs/pwn/x", &["create-symlinks", "--link", "x::/pwn/x"][..]),
+        (
+            "ln -s $canary $rootfs/pwn",
+            "ln -s x $rootfs/pwn/x",
+            &["create-symlinks", "--link", "x::/pwn/x"][..],
+        ),
         (
             "ln -s ../../../../../../../../../../../..$canary $rootfs/pwn",
             "ln -s x $rootfs/pwn/x",
@@ -279,12 +423,21 @@ fn links_of_the_image_are_not_followed() {
             std::fs::write(canary.join("file"), "host").unwrap();
             let before = snapshot(&canary);
             let script = |script: &str| {
-                sh(&format!("rootfs='{}'; canary='{}'; {script}", base.rootfs.display(), canary.display())).ok()
+                sh(&format!(
+                    "rootfs='{}'; canary='{}'; {script}",
+                    base.rootfs.display(),
+                    canary.display()
+                ))
+                .ok()
             };
             script(image);
             if is_naive {
                 script(naive);
-                assert_ne!(snapshot(&canary), before, "{naive}: the naive program did not fall");
+                assert_ne!(
+                    snapshot(&canary),
+                    before,
+                    "{naive}: the naive program did not fall"
+                );
                 continue;
             }
             let container = with_mounts(dir.path(), &base.rootfs, &ours.container_edits);
@@ -304,39 +457,78 @@ fn state_in_a_file() {
     let state = dir.path().join("state.json");
     std::fs::write(&state, container.state()).unwrap();
     let mut enter = Command::new("nsenter");
-    enter.args(["-m", "-t", &container.pid().to_string()]).arg(&program).env_clear();
-    enter.args(["create-symlinks", "--link", "x::/y", "--container-spec"]).arg(&state);
+    enter
+        .args(["-m", "-t", &container.pid().to_string()])
+        .arg(&program)
+        .env_clear();
+    enter
+        .args(["create-symlinks", "--link", "x::/y", "--container-spec"])
+        .arg(&state);
     run_with(enter.env("PATH", "/usr/bin:/bin"), b"").ok();
     assert_eq!(container.exec("readlink /y").ok(), "x\n");
     // Outside of the container, it would change the host's mounts.
     let mut outside = Command::new(&program);
-    let ran = run_with(outside.args(["create-symlinks", "--link", "x::/z"]), container.state().as_bytes());
-    assert!(ran.failed(1).contains("the hook is not in the container's mount namespace"));
+    let ran = run_with(
+        outside.args(["create-symlinks", "--link", "x::/z"]),
+        container.state().as_bytes(),
+    );
+    assert!(
+        ran.failed(1)
+            .contains("the hook is not in the container's mount namespace")
+    );
 }
 
 fn what_is_not_known() {
     let dir = scratch();
     for name in ["nvidia-ctk", "nvidia-cdi-hook"] {
         let program = link(dir.path(), name);
-        let run = |line: &str| run(Command::new(&program).args(line.split_whitespace()).env_clear());
+        let run = |line: &str| {
+            run(Command::new(&program)
+                .args(line.split_whitespace())
+                .env_clear())
+        };
         let hook = if name == "nvidia-ctk" { "hook " } else { "" };
         let ran = run(&format!("{hook}new-hook --x"));
-        assert!(ran.stderr.contains("unknown CDI hook \"new-hook\"") && ran.stderr.contains("ONH-316"), "{ran:?}");
+        assert!(
+            ran.stderr.contains("unknown CDI hook \"new-hook\"") && ran.stderr.contains("ONH-316"),
+            "{ran:?}"
+        );
         ran.ok();
         run(hook).ok();
         let stderr = run(&format!("{hook}update-ldcache --new x")).failed(2);
-        assert!(stderr.contains("unknown option \"--new\" of update-ldcache (ONH-002)\nhint: "), "{stderr}");
-        assert!(stderr.contains("create-symlinks, update-ldcache, enable-cuda-compat"), "{stderr}");
-        assert!(run(&format!("{hook}chmod --help")).ok().contains("--mode OCTAL --path PATH"));
-        assert!(run("--version").ok().starts_with(&format!("{name} version ")));
+        assert!(
+            stderr.contains("unknown option \"--new\" of update-ldcache (ONH-002)\nhint: "),
+            "{stderr}"
+        );
+        assert!(
+            stderr.contains("create-symlinks, update-ldcache, enable-cuda-compat"),
+            "{stderr}"
+        );
+        assert!(
+            run(&format!("{hook}chmod --help"))
+                .ok()
+                .contains("--mode OCTAL --path PATH")
+        );
+        assert!(
+            run("--version")
+                .ok()
+                .starts_with(&format!("{name} version "))
+        );
         let stderr = run(&format!("{hook}create-symlinks --link a::/b")).failed(1);
-        assert!(stderr.contains("cannot read the container state"), "{stderr}");
+        assert!(
+            stderr.contains("cannot read the container state"),
+            "{stderr}"
+        );
     }
     // A link to the other program.
     let wrong = scratch();
     symlink(HOOK, wrong.path().join("nvidia-ctk")).unwrap();
-    let stderr = run(Command::new(wrong.path().join("nvidia-ctk")).args(["cdi", "generate"])).failed(2);
-    assert!(stderr.contains("\"cdi\" is a command of oci-nvidia-hook-compat"), "{stderr}");
+    let stderr =
+        run(Command::new(wrong.path().join("nvidia-ctk")).args(["cdi", "generate"])).failed(2);
+    assert!(
+        stderr.contains("\"cdi\" is a command of oci-nvidia-hook-compat"),
+        "{stderr}"
+    );
 }
 
 /// The commands of NVIDIA's installation guide and of scripts, in this order on one host: each exit status, and a part of the output.
@@ -345,7 +537,11 @@ const GUIDE: [(&str, i32, &str); 32] = [
     ("nvidia-ctk --help", 0, "config"),
     ("nvidia-ctk config", 0, "root = "),
     ("nvidia-ctk config default", 0, "#no-cgroups = false"),
-    ("nvidia-ctk runtime configure --runtime=docker --dry-run", 0, "\"path\": \"$BIN/nvidia-container-runtime\""),
+    (
+        "nvidia-ctk runtime configure --runtime=docker --dry-run",
+        0,
+        "\"path\": \"$BIN/nvidia-container-runtime\"",
+    ),
     ("cat /etc/docker/daemon.json", 1, ""),
     (
         "nvidia-ctk runtime configure --runtime=docker",
@@ -353,34 +549,94 @@ const GUIDE: [(&str, i32, &str); 32] = [
         "restart docker, for example with \"systemctl restart docker\"",
     ),
     ("cat /etc/docker/daemon.json", 0, "\"cdi\": true"),
-    ("nvidia-ctk runtime configure --runtime=docker", 0, "\"/etc/docker/daemon.json\" is already configured"),
+    (
+        "nvidia-ctk runtime configure --runtime=docker",
+        0,
+        "\"/etc/docker/daemon.json\" is already configured",
+    ),
     (
         "nvidia-ctk runtime configure --runtime=docker --config=$HOME/.config/docker/daemon.json",
         0,
         "/.config/docker/daemon.json\"; restart docker",
     ),
-    ("nvidia-ctk runtime configure --runtime=docker --set-as-default --cdi.enabled", 0, "wrote "),
-    ("cat /etc/docker/daemon.json", 0, "\"default-runtime\": \"nvidia\""),
-    ("nvidia-ctk runtime configure --runtime=containerd", 0, "wrote \"/etc/containerd/config.toml\""),
+    (
+        "nvidia-ctk runtime configure --runtime=docker --set-as-default --cdi.enabled",
+        0,
+        "wrote ",
+    ),
+    (
+        "cat /etc/docker/daemon.json",
+        0,
+        "\"default-runtime\": \"nvidia\"",
+    ),
+    (
+        "nvidia-ctk runtime configure --runtime=containerd",
+        0,
+        "wrote \"/etc/containerd/config.toml\"",
+    ),
     ("cat /etc/containerd/config.toml", 0, "enable_cdi = true"),
     ("nvidia-ctk runtime configure --runtime=crio", 0, "CRI-O"),
-    ("nvidia-ctk runtime configure --runtime=lxc", 2, "[possible values: crio, podman, docker, containerd]"),
-    ("nvidia-ctk runtime configure --runtime=crio --config-mode=oci-hook", 2, "is not supported"),
-    ("nvidia-ctk config --set nvidia-container-cli.no-cgroups --in-place", 0, ""),
-    ("grep -c '^no-cgroups = true' /etc/nvidia-container-runtime/config.toml", 0, "1"),
+    (
+        "nvidia-ctk runtime configure --runtime=lxc",
+        2,
+        "[possible values: crio, podman, docker, containerd]",
+    ),
+    (
+        "nvidia-ctk runtime configure --runtime=crio --config-mode=oci-hook",
+        2,
+        "is not supported",
+    ),
+    (
+        "nvidia-ctk config --set nvidia-container-cli.no-cgroups --in-place",
+        0,
+        "",
+    ),
+    (
+        "grep -c '^no-cgroups = true' /etc/nvidia-container-runtime/config.toml",
+        0,
+        "1",
+    ),
     (
         "nvidia-ctk config --in-place --set nvidia-container-runtime.mode=cdi",
         0,
         "nvidia-container-runtime.mode has no effect",
     ),
-    ("nvidia-ctk config --set nvidia-container-runtime-hook.skip-mode-detection=true --in-place", 0, "no effect"),
-    ("nvidia-ctk config --set nvidia-container-cli.no-cgruops", 2, "did you mean nvidia-container-cli.no-cgroups?"),
-    ("nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml", 0, "wrote /etc/cdi/nvidia.yaml: nvidia.com/gpu=0"),
+    (
+        "nvidia-ctk config --set nvidia-container-runtime-hook.skip-mode-detection=true --in-place",
+        0,
+        "no effect",
+    ),
+    (
+        "nvidia-ctk config --set nvidia-container-cli.no-cgruops",
+        2,
+        "did you mean nvidia-container-cli.no-cgroups?",
+    ),
+    (
+        "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+        0,
+        "wrote /etc/cdi/nvidia.yaml: nvidia.com/gpu=0",
+    ),
     ("nvidia-ctk cdi generate", 0, "kind: nvidia.com/gpu"),
-    ("nvidia-ctk cdi generate --device-name-strategy=type-index --format=json", 0, "\"name\": \"gpu0\""),
-    ("nvidia-ctk cdi generate --mode=nvml --vendor=example.com --class=accel", 0, "kind: example.com/accel"),
-    ("nvidia-ctk cdi generate --mode=csv", 2, "--mode=csv is not supported"),
-    ("nvidia-ctk cdi generate --mode=gdrcopy", 1, "hint: load the kernel module on the host: \"modprobe gdrdrv\""),
+    (
+        "nvidia-ctk cdi generate --device-name-strategy=type-index --format=json",
+        0,
+        "\"name\": \"gpu0\"",
+    ),
+    (
+        "nvidia-ctk cdi generate --mode=nvml --vendor=example.com --class=accel",
+        0,
+        "kind: example.com/accel",
+    ),
+    (
+        "nvidia-ctk cdi generate --mode=csv",
+        2,
+        "--mode=csv is not supported",
+    ),
+    (
+        "nvidia-ctk cdi generate --mode=gdrcopy",
+        1,
+        "hint: load the kernel module on the host: \"modprobe gdrdrv\"",
+    ),
     ("nvidia-ctk cdi list", 0, "nvidia.com/gpu=all"),
     (
         "nvidia-ctk cdi transform root --from=/usr/lib64 --to=/x --relative-to=container --input=/etc/cdi/nvidia.yaml",
@@ -388,7 +644,11 @@ const GUIDE: [(&str, i32, &str); 32] = [
         "containerPath: /x/libcuda.so",
     ),
     ("nvidia-ctk info", 0, "GPU-51eed000"),
-    ("nvidia-ctk system create-dev-char-symlinks --create-all", 0, ""),
+    (
+        "nvidia-ctk system create-dev-char-symlinks --create-all",
+        0,
+        "",
+    ),
 ];
 
 fn the_commands_of_guides() {
@@ -407,7 +667,9 @@ fn the_commands_of_guides() {
         config = fake.config.display()
     );
     for (line, ..) in GUIDE {
-        script += &format!("code=0; said=$({line} 2>&1) || code=$?; printf '%s\\0%s\\0' $code \"$said\"\n");
+        script += &format!(
+            "code=0; said=$({line} 2>&1) || code=$?; printf '%s\\0%s\\0' $code \"$said\"\n"
+        );
     }
     let said = run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok();
     let parts: Vec<_> = said.split('\0').collect();
@@ -416,6 +678,10 @@ fn the_commands_of_guides() {
         let text = text.replace("$BIN", &program);
         assert_eq!(said[0], code.to_string(), "{line}: {}", said[1]);
         assert!(said[1].contains(&text), "{line}: {}", said[1]);
-        assert!(*code != 2 || said[1].contains("\nhint: "), "{line}: {}", said[1]);
+        assert!(
+            *code != 2 || said[1].contains("\nhint: "),
+            "{line}: {}",
+            said[1]
+        );
     }
 }

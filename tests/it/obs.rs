@@ -21,7 +21,10 @@ fn the_folder_is_current() {
     run(Command::new(source("packaging/obs/update")).arg(made.path())).ok();
     for name in ["oci-nvidia-hook.spec", "_service"] {
         let current = std::fs::read_to_string(made.path().join(name)).unwrap();
-        assert!(read(name) == current, "packaging/obs/{name} is out of date; hint: run packaging/obs/update");
+        assert!(
+            read(name) == current,
+            "packaging/obs/{name} is out of date; hint: run packaging/obs/update"
+        );
     }
 }
 
@@ -29,14 +32,26 @@ fn the_folder_is_current() {
 fn the_spec_builds_what_make_rpm_builds() {
     let parsed = |spec: &Path, options: &[&str]| {
         let mut rpmspec = Command::new("rpmspec");
-        rpmspec.arg("--load").arg(source("tests/fixtures/rpm/macros.suse")).args(["--define", "test_cargo cargo"]);
+        rpmspec
+            .arg("--load")
+            .arg(source("tests/fixtures/rpm/macros.suse"))
+            .args(["--define", "test_cargo cargo"]);
         run(rpmspec.args(options).arg("-P").arg(spec)).ok()
     };
-    let of_rpm = parsed(&source("packaging/rpm.spec"), &["--with", "podman", "--with", "check"]);
+    let of_rpm = parsed(
+        &source("packaging/rpm.spec"),
+        &["--with", "podman", "--with", "check"],
+    );
     let of_obs = parsed(&source("packaging/obs/oci-nvidia-hook.spec"), &[]);
     let lines = |text: &str| -> Vec<String> {
-        let text = text.split("\n%changelog").next().unwrap().replace(".tar.zst", ".tar.gz");
-        let lines = text.lines().filter(|line| !line.starts_with('#') && *line != "BuildRequires:  zstd");
+        let text = text
+            .split("\n%changelog")
+            .next()
+            .unwrap()
+            .replace(".tar.zst", ".tar.gz");
+        let lines = text
+            .lines()
+            .filter(|line| !line.starts_with('#') && *line != "BuildRequires:  zstd");
         // An empty macro leaves a space.
         lines
             .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
@@ -44,8 +59,17 @@ fn the_spec_builds_what_make_rpm_builds() {
             .collect()
     };
     assert_eq!(lines(&of_rpm), lines(&of_obs));
-    let check = of_obs.split("\n%check\n").nth(1).unwrap().split("\n%p").next().unwrap();
-    assert!(check.contains("auditable; fi && CARGO_INCREMENTAL=0") && check.contains("test"), "{check}");
+    let check = of_obs
+        .split("\n%check\n")
+        .nth(1)
+        .unwrap()
+        .split("\n%p")
+        .next()
+        .unwrap();
+    assert!(
+        check.contains("auditable; fi && CARGO_INCREMENTAL=0") && check.contains("test"),
+        "{check}"
+    );
 }
 
 fn the_spec_has_what_reviewers_ask_for() {
@@ -64,12 +88,30 @@ fn the_spec_has_what_reviewers_ask_for() {
     ] {
         assert!(spec.contains(text), "{text:?}");
     }
-    assert!(spec.ends_with("%changelog\n") && !spec.contains("plain"), "{spec}");
+    assert!(
+        spec.ends_with("%changelog\n") && !spec.contains("plain"),
+        "{spec}"
+    );
     // The spec reads the files that the services create.
-    let (service, url) = (read("_service"), spec.lines().find_map(|line| line.strip_prefix("URL:")).unwrap().trim());
+    let (service, url) = (
+        read("_service"),
+        spec.lines()
+            .find_map(|line| line.strip_prefix("URL:"))
+            .unwrap()
+            .trim(),
+    );
     assert!(service.contains(&format!("<param name=\"url\">{url}.git</param>")));
-    assert!(service.contains(concat!("<param name=\"revision\">v", env!("CARGO_PKG_VERSION"), "</param>")));
-    assert_eq!(spec.matches(".tar.zst\n").count(), service.matches("<param name=\"compression\">zst</param>").count());
+    assert!(service.contains(concat!(
+        "<param name=\"revision\">v",
+        env!("CARGO_PKG_VERSION"),
+        "</param>"
+    )));
+    assert_eq!(
+        spec.matches(".tar.zst\n").count(),
+        service
+            .matches("<param name=\"compression\">zst</param>")
+            .count()
+    );
 }
 
 fn changes_have_the_form_of_osc() {
@@ -81,23 +123,40 @@ fn changes_have_the_form_of_osc() {
         let (head, text) = entry.split_once("\n\n").unwrap();
         let (date, author) = head.split_once(" - ").unwrap();
         let words: Vec<_> = date.split(' ').collect();
-        assert!(words.len() == 6 && words[4] == "UTC" && words[3].matches(':').count() == 2, "{head}");
+        assert!(
+            words.len() == 6 && words[4] == "UTC" && words[3].matches(':').count() == 2,
+            "{head}"
+        );
         assert!(author.contains(" <") && author.ends_with('>'), "{head}");
         assert!(text.starts_with("- ") && text.ends_with("\n\n"), "{text:?}");
         assert!(text.lines().all(|line| line.len() <= 67), "{text}");
     }
-    assert!(entries[0].contains(env!("CARGO_PKG_VERSION")), "the first entry is of this version");
-    for files in std::fs::read_dir(source("tests/fixtures/rpm")).unwrap().flatten() {
+    assert!(
+        entries[0].contains(env!("CARGO_PKG_VERSION")),
+        "the first entry is of this version"
+    );
+    for files in std::fs::read_dir(source("tests/fixtures/rpm"))
+        .unwrap()
+        .flatten()
+    {
         let name = files.file_name().into_string().unwrap();
         if let Some(package) = name.strip_suffix(".files") {
-            assert!(changes.contains(&format!("  * {package} ")), "the first entry lists {package}");
+            assert!(
+                changes.contains(&format!("  * {package} ")),
+                "the first entry lists {package}"
+            );
         }
     }
 }
 
 fn rpmlint_finds_no_error() {
     let mut lint = Command::new("rpmlint");
-    lint.arg("-c").arg(source("packaging/rpmlint.toml")).arg(source("packaging/obs/oci-nvidia-hook.spec"));
+    lint.arg("-c")
+        .arg(source("packaging/rpmlint.toml"))
+        .arg(source("packaging/obs/oci-nvidia-hook.spec"));
     let text = run(&mut lint).ok();
-    assert!(text.contains("1 specfiles checked; 0 errors, 0 warnings"), "{text}");
+    assert!(
+        text.contains("1 specfiles checked; 0 errors, 0 warnings"),
+        "{text}"
+    );
 }

@@ -21,8 +21,13 @@ const NEEDS_CRUN: &[Need] = &[
     Need::CgroupV2,
 ];
 
-const NEEDS_STRACE: &[Need] =
-    &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter"), Need::Program("strace")];
+const NEEDS_STRACE: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Program("nsenter"),
+    Need::Program("strace"),
+];
 
 tests! {
     NEEDS_STRACE => one_tmpfs_for_all_nodes;
@@ -36,24 +41,45 @@ pub const NODES_OF_THE_HOST: &str = "[oci-nvidia-hook]\ndevice-node-access = \"h
 
 /// Like the nodes on SUSE.
 fn suse() -> FakeDriver {
-    FakeDriver::new(&["--gpus", "2", "--drm", "--dev-mode", "0660", "--dev-group", "video"])
+    FakeDriver::new(&[
+        "--gpus",
+        "2",
+        "--drm",
+        "--dev-mode",
+        "0660",
+        "--dev-group",
+        "video",
+    ])
 }
 
 const ENV: &[&str] = &["NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_DRIVER_CAPABILITIES=all"];
 const NODES: &str = "/dev/nvidia1 /dev/nvidiactl /dev/nvidia-uvm /dev/dri/card2";
-const OPEN: &str = "/dev/nvidia1: ENXIO\n/dev/nvidiactl: ENXIO\n/dev/nvidia-uvm: ENXIO\n/dev/dri/card2: ENXIO\n";
+const OPEN: &str =
+    "/dev/nvidia1: ENXIO\n/dev/nvidiactl: ENXIO\n/dev/nvidia-uvm: ENXIO\n/dev/dri/card2: ENXIO\n";
 
 fn start(dir: &std::path::Path, image: &Image, user: &serde_json::Value, before: &str) -> Waiting {
     let container = Waiting::start(dir, &image.rootfs, ENV, before);
-    container.set_spec(ENV, &json!({"process": {"args": ["sh"], "env": ENV, "user": user}}));
+    container.set_spec(
+        ENV,
+        &json!({"process": {"args": ["sh"], "env": ENV, "user": user}}),
+    );
     container
 }
 
 /// Runs a program as a user and with groups of the container.
 fn exec_as(container: &Waiting, user: &str, groups: &str, script: &str) -> Ran {
     let mut enter = Command::new("nsenter");
-    enter.args(["-m", "-t", &container.pid().to_string(), "chroot", &format!("--userspec={user}")]);
-    enter.arg(format!("--groups={groups}")).arg(&container.rootfs).args(["/bin/sh", "-c", script]);
+    enter.args([
+        "-m",
+        "-t",
+        &container.pid().to_string(),
+        "chroot",
+        &format!("--userspec={user}"),
+    ]);
+    enter
+        .arg(format!("--groups={groups}"))
+        .arg(&container.rootfs)
+        .args(["/bin/sh", "-c", script]);
     run(&mut enter)
 }
 
@@ -64,13 +90,19 @@ fn one_tmpfs_for_all_nodes() {
     let container = start(dir.path(), &image, &json!({"uid": 0, "gid": 0}), "");
     let trace = dir.path().join("trace");
     let mut strace = Command::new("strace");
-    strace.args(["-f", "-e", "trace=mount,mknodat", "-o"]).arg(&trace).arg(HOOK);
+    strace
+        .args(["-f", "-e", "trace=mount,mknodat", "-o"])
+        .arg(&trace)
+        .arg(HOOK);
     container.call(&mut strace, &fake.config).ok();
     let calls = std::fs::read_to_string(trace).unwrap();
     let count = |call: &str| calls.lines().filter(|line| line.contains(call)).count();
     assert!(count("S_IFCHR") > 3, "{calls}");
     assert_eq!(count(" mount("), 1, "{calls}");
-    assert_eq!(exec_as(&container, "1000:1000", "", &format!("probe-open {NODES}")).ok(), OPEN);
+    assert_eq!(
+        exec_as(&container, "1000:1000", "", &format!("probe-open {NODES}")).ok(),
+        OPEN
+    );
 }
 
 /// On new and old kernels, twice, and in a read-only rootfs.
@@ -89,18 +121,36 @@ fn a_user_opens_them() {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
         // The first process of the second container is root, and opens them too.
-        let user = if script == read_only { json!({"uid": 0, "gid": 0}) } else { json!({"uid": 1000, "gid": 1000}) };
+        let user = if script == read_only {
+            json!({"uid": 0, "gid": 0})
+        } else {
+            json!({"uid": 1000, "gid": 1000})
+        };
         let container = start(dir.path(), &image, &user, script);
         let ran = container.hook(&fake.config);
-        assert!(ran.code == Some(0) && !ran.stderr.contains("ONH-219"), "{ran:?}");
+        assert!(
+            ran.code == Some(0) && !ran.stderr.contains("ONH-219"),
+            "{ran:?}"
+        );
         for user in ["1000:1000", "0:0"] {
-            let opened = exec_as(&container, user, "", &format!("nvidia-smi -L; probe-open {NODES}")).ok();
-            assert!(opened.starts_with("GPU 0: ") && opened.ends_with(OPEN), "{kernel:?} {script} {user}: {opened}");
+            let opened = exec_as(
+                &container,
+                user,
+                "",
+                &format!("nvidia-smi -L; probe-open {NODES}"),
+            )
+            .ok();
+            assert!(
+                opened.starts_with("GPU 0: ") && opened.ends_with(OPEN),
+                "{kernel:?} {script} {user}: {opened}"
+            );
         }
         for node in NODES.split(' ') {
             let options = container.mount_options(node);
             assert!(options.starts_with("ro,nosuid,noexec"), "{node}: {options}");
-            let seen = container.exec(&format!("stat -c '%F %a %u:%g' {node}")).ok();
+            let seen = container
+                .exec(&format!("stat -c '%F %a %u:%g' {node}"))
+                .ok();
             assert_eq!(seen, "character special file 666 0:0\n", "{node}");
         }
         let defaced = container.exec(&format!("probe-deface {NODES}")).ok();
@@ -108,13 +158,20 @@ fn a_user_opens_them() {
         // Only the nodes remain of the file system on which they were created, and a second run finds them.
         let dev = format!("{}/dev", image.rootfs.display());
         let once = container.mountinfo();
-        let tmpfs = once.lines().filter(|line| line.split(' ').nth(4) == Some(&dev)).count();
+        let tmpfs = once
+            .lines()
+            .filter(|line| line.split(' ').nth(4) == Some(&dev))
+            .count();
         assert_eq!(tmpfs, 1, "{once}");
         container.hook(&fake.config).ok();
         assert_eq!(container.mountinfo(), once);
     }
     kernels::set(None);
-    assert_eq!(fingerprint(&fake.root.join("dev"), ""), before, "the host's nodes");
+    assert_eq!(
+        fingerprint(&fake.root.join("dev"), ""),
+        before,
+        "the host's nodes"
+    );
 }
 
 /// With the setting, all containers get the host's nodes unchanged. Without it, a node that only root may open stays so.
@@ -125,15 +182,32 @@ fn the_hosts_nodes_if_configured() {
     for (user, groups) in [
         (json!({"uid": 0, "gid": 0}), String::new()),
         (json!({"uid": 1000, "gid": group}), String::new()),
-        (json!({"uid": 1000, "gid": 1000, "additionalGids": [group]}), group.to_string()),
+        (
+            json!({"uid": 1000, "gid": 1000, "additionalGids": [group]}),
+            group.to_string(),
+        ),
     ] {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
         let container = start(dir.path(), &image, &user, "");
         container.hook(&fake.config).ok();
         let userspec = format!("{}:{}", user["uid"], user["gid"]);
-        assert_eq!(exec_as(&container, &userspec, &groups, &format!("probe-open {NODES}")).ok(), OPEN, "{user}");
-        assert_eq!(container.exec("stat -c '%a %G' /dev/nvidia1").ok(), "660 video\n", "{user}");
+        assert_eq!(
+            exec_as(
+                &container,
+                &userspec,
+                &groups,
+                &format!("probe-open {NODES}")
+            )
+            .ok(),
+            OPEN,
+            "{user}"
+        );
+        assert_eq!(
+            container.exec("stat -c '%a %G' /dev/nvidia1").ok(),
+            "660 video\n",
+            "{user}"
+        );
         let opened = exec_as(&container, "1000:1000", "", &format!("probe-open {NODES}")).ok();
         assert_eq!(opened.matches(": EACCES").count(), 4, "{opened}");
     }
@@ -141,7 +215,10 @@ fn the_hosts_nodes_if_configured() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let container = start(dir.path(), &image, &json!({"uid": 1000, "gid": 1000}), "");
     let ran = container.hook(&fake.config);
-    assert!(ran.code == Some(0) && ran.stderr.contains("ONH-219"), "{ran:?}");
+    assert!(
+        ran.code == Some(0) && ran.stderr.contains("ONH-219"),
+        "{ran:?}"
+    );
     fake.configure("");
     for node in ["nvidia1", "nvidiactl"] {
         let path = fake.root.join("dev").join(node);
@@ -153,9 +230,16 @@ fn the_hosts_nodes_if_configured() {
     let container = start(dir.path(), &image, &json!({"uid": 1000, "gid": 1000}), "");
     let ran = container.hook(&fake.config);
     let says = "user 1000 of the container cannot open \"";
-    assert!(ran.code == Some(0) && ran.stderr.contains(says) && ran.stderr.contains("ONH-219"), "{ran:?}");
+    assert!(
+        ran.code == Some(0) && ran.stderr.contains(says) && ran.stderr.contains("ONH-219"),
+        "{ran:?}"
+    );
     let opened = exec_as(&container, "1000:1000", "", &format!("probe-open {NODES}")).ok();
-    assert!(opened.starts_with("/dev/nvidia1: EACCES\n/dev/nvidiactl: EACCES\n/dev/nvidia-uvm: ENXIO\n"), "{opened}");
+    assert!(
+        opened
+            .starts_with("/dev/nvidia1: EACCES\n/dev/nvidiactl: EACCES\n/dev/nvidia-uvm: ENXIO\n"),
+        "{opened}"
+    );
 }
 
 /// Without a device cgroup of the container, or without CAP_MKNOD: the host's nodes, and a finding.
@@ -164,22 +248,41 @@ fn where_none_can_be_created() {
     let user = json!({"uid": 1000, "gid": 1000});
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    for (config, hook) in [("no-cgroups = true", vec![HOOK]), ("", vec!["setpriv", "--bounding-set=-mknod", HOOK])] {
+    for (config, hook) in [
+        ("no-cgroups = true", vec![HOOK]),
+        ("", vec!["setpriv", "--bounding-set=-mknod", HOOK]),
+    ] {
         fake.configure(config);
         let container = start(dir.path(), &image, &user, "");
         let mut command = Command::new(hook[0]);
         let ran = container.call(command.args(&hook[1..]), &fake.config);
         assert_eq!(ran.code, Some(0), "{ran:?}");
         assert_eq!(ran.stderr.matches("ONH-219").count(), 1, "{ran:?}");
-        assert!(ran.stderr.contains(&format!("--group-add {}", video())), "{ran:?}");
+        assert!(
+            ran.stderr.contains(&format!("--group-add {}", video())),
+            "{ran:?}"
+        );
         let mut plan = Command::new(HOOK);
-        plan.arg("--config").arg(&fake.config).args(["plan", "-"]).env_clear();
+        plan.arg("--config")
+            .arg(&fake.config)
+            .args(["plan", "-"])
+            .env_clear();
         let explained = run_with(&mut plan, container.state().as_bytes()).ok();
         let is_created = explained.contains("\ndevice nodes that the hook creates: ");
-        assert_eq!((is_created, explained.contains("ONH-219")), (config.is_empty(), !config.is_empty()), "{explained}");
-        assert_eq!(container.exec("stat -c '%a %G' /dev/nvidia1").ok(), "660 video\n");
+        assert_eq!(
+            (is_created, explained.contains("ONH-219")),
+            (config.is_empty(), !config.is_empty()),
+            "{explained}"
+        );
+        assert_eq!(
+            container.exec("stat -c '%a %G' /dev/nvidia1").ok(),
+            "660 video\n"
+        );
         let why = run(Command::new(HOOK).args(["why", "waiting"]).env_clear()).ok();
-        assert!(why.contains("but its process cannot open the device nodes: injected"), "{why}");
+        assert!(
+            why.contains("but its process cannot open the device nodes: injected"),
+            "{why}"
+        );
     }
 }
 
@@ -196,7 +299,10 @@ fn the_hosts_dev_is_left_alone() {
     let process = json!({"args": ["sh"], "env": [ENV[0]], "user": {"uid": 1000, "gid": 1000}});
     container.set_spec(ENV, &json!({"process": process}));
     let ran = container.hook(&fake.config);
-    assert!(ran.code == Some(0) && ran.stderr.matches("ONH-219").count() == 1, "{ran:?}");
+    assert!(
+        ran.code == Some(0) && ran.stderr.matches("ONH-219").count() == 1,
+        "{ran:?}"
+    );
     assert_eq!(fingerprint(&host, ""), before);
     let opened = exec_as(&container, "1000:1000", "", &format!("probe-open {NODES}")).ok();
     assert_eq!(opened.matches(": EACCES").count(), 4, "{opened}");
@@ -213,11 +319,17 @@ fn podman() {
     for stage in ["prestart", "createContainer"] {
         podman.install_stage(stage, &fake.config);
         for cgroup in [Cgroup::AsMounted, Cgroup::V2, Cgroup::WithCrun] {
-            for more in [&["--user=1000"][..], &["--user=1000:1000", "--read-only"], &["--user=1000", "--cap-drop=all"]]
-            {
+            for more in [
+                &["--user=1000"][..],
+                &["--user=1000:1000", "--read-only"],
+                &["--user=1000", "--cap-drop=all"],
+            ] {
                 let words = [&asks[..], more, &[IMAGE, "sh", "-uc", SEE]].concat();
                 let text = podman.run(cgroup, &words).ok();
-                assert!(text.starts_with("1000\nGPU 0: "), "{stage} {cgroup:?} {more:?}: {text}");
+                assert!(
+                    text.starts_with("1000\nGPU 0: "),
+                    "{stage} {cgroup:?} {more:?}: {text}"
+                );
                 assert!(
                     text.contains("/dev/nvidia1: ENXIO\n/dev/nvidiactl: ENXIO\n"),
                     "{stage} {cgroup:?} {more:?}: {text}"
@@ -227,10 +339,17 @@ fn podman() {
     }
     // A process of the container that may create nodes gains nothing.
     podman.install_stage("prestart", &fake.config);
-    let words = [&asks[..], &["--user=1000", "--cap-add=MKNOD", IMAGE, "sh", "-uc", SEE]].concat();
+    let words = [
+        &asks[..],
+        &["--user=1000", "--cap-add=MKNOD", IMAGE, "sh", "-uc", SEE],
+    ]
+    .concat();
     for cgroup in [Cgroup::AsMounted, Cgroup::V2] {
         let text = podman.run(cgroup, &words).ok();
-        assert!(text.ends_with("n0: EPERM\n") || text.ends_with("no mknod\n"), "{text}");
+        assert!(
+            text.ends_with("n0: EPERM\n") || text.ends_with("no mknod\n"),
+            "{text}"
+        );
     }
 }
 
@@ -241,12 +360,25 @@ fn processes_that_leave_root() {
     let podman = Podman::with_image();
     let dir = scratch();
     let spec = dir.path().join("nvidia.yaml");
-    cdi(&fake, &["generate", "--no-additional-gids", "--output", spec.to_str().unwrap()]).ok();
+    cdi(
+        &fake,
+        &[
+            "generate",
+            "--no-additional-gids",
+            "--output",
+            spec.to_str().unwrap(),
+        ],
+    )
+    .ok();
     let asks = "-e NVIDIA_VISIBLE_DEVICES=1";
     for (mode, before, asks) in [
         ("hook", String::new(), asks),
         ("precreate", String::new(), asks),
-        ("cdi", format!("{};", only_spec(&spec)), "--device=nvidia.com/gpu=1"),
+        (
+            "cdi",
+            format!("{};", only_spec(&spec)),
+            "--device=nvidia.com/gpu=1",
+        ),
     ] {
         podman.remove_hooks();
         match mode {
@@ -263,7 +395,11 @@ fn processes_that_leave_root() {
             let text = podman.shell(cgroup, &script).ok();
             let nodes = "/dev/nvidia1: ENXIO\n/dev/nvidiactl: ENXIO\n";
             assert_eq!(text.matches(nodes).count(), 2, "{mode} {cgroup:?}: {text}");
-            assert_eq!(text.matches("\nGPU 0: ").count(), 2, "{mode} {cgroup:?}: {text}");
+            assert_eq!(
+                text.matches("\nGPU 0: ").count(),
+                2,
+                "{mode} {cgroup:?}: {text}"
+            );
         }
     }
 }
@@ -276,11 +412,27 @@ fn podman_with_a_user_namespace() {
     let podman = Podman::with_image();
     podman.install_stage("prestart", &fake.config);
     for more in [&[][..], &["--user=1000"], &["--read-only"]] {
-        let mapped = ["--uidmap=0:100000:65536", "--gidmap=0:100000:65536", "-e", "NVIDIA_VISIBLE_DEVICES=1"];
-        let words =
-            [&mapped[..], more, &[IMAGE, "sh", "-euc", "nvidia-smi -L; probe-open /dev/nvidia1 /dev/nvidiactl"]];
+        let mapped = [
+            "--uidmap=0:100000:65536",
+            "--gidmap=0:100000:65536",
+            "-e",
+            "NVIDIA_VISIBLE_DEVICES=1",
+        ];
+        let words = [
+            &mapped[..],
+            more,
+            &[
+                IMAGE,
+                "sh",
+                "-euc",
+                "nvidia-smi -L; probe-open /dev/nvidia1 /dev/nvidiactl",
+            ],
+        ];
         let text = podman.run(Cgroup::AsMounted, &words.concat()).ok();
         assert!(text.starts_with("GPU 0: "), "{more:?}: {text}");
-        assert!(text.ends_with("/dev/nvidia1: ENXIO\n/dev/nvidiactl: ENXIO\n"), "{more:?}: {text}");
+        assert!(
+            text.ends_with("/dev/nvidia1: ENXIO\n/dev/nvidiactl: ENXIO\n"),
+            "{more:?}: {text}"
+        );
     }
 }

@@ -8,8 +8,18 @@ use crate::driver::{FakeDriver, Image, Waiting};
 use crate::ldconfig::{LIST, LOOK, cdi_container, precreate_container};
 use crate::support::{Need, run, scratch, sh};
 
-const DPKG: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("dpkg"), Need::Program("dpkg-deb")];
-const RPM: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("rpm"), Need::Program("rpmbuild")];
+const DPKG: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("dpkg"),
+    Need::Program("dpkg-deb"),
+];
+const RPM: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("rpm"),
+    Need::Program("rpmbuild"),
+];
 
 tests! {
     DPKG => dpkg_with_cdi = installs(cdi_container, Manager::Dpkg),
@@ -63,10 +73,20 @@ rpmbuild -bb --quiet --define "_topdir $top/rpm" --define "__strip /bin/true" $t
 "#;
 
 fn installs(make: fn(&Path, &FakeDriver, &Path) -> Waiting, manager: Manager) {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]));
+    let (dir, fake) = (
+        scratch(),
+        FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]),
+    );
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let words = format!("root='{}'; top='{}'\n", image.rootfs.display(), dir.path().display());
-    sh(&format!("{words} echo 'int mine;' | cc -shared -o $top/libmine.so.1 -Wl,-soname,libmine.so.1 -x c -")).ok();
+    let words = format!(
+        "root='{}'; top='{}'\n",
+        image.rootfs.display(),
+        dir.path().display()
+    );
+    sh(&format!(
+        "{words} echo 'int mine;' | cc -shared -o $top/libmine.so.1 -Wl,-soname,libmine.so.1 -x c -"
+    ))
+    .ok();
     for number in [1, 2] {
         match manager {
             Manager::Dpkg if number == 1 => sh(&format!("{words} n=1\n{DPKG_ROOT}{DEB}")).ok(),
@@ -77,14 +97,20 @@ fn installs(make: fn(&Path, &FakeDriver, &Path) -> Waiting, manager: Manager) {
     let container = make(dir.path(), &fake, &image.rootfs);
     let install = |number: u32| match manager {
         Manager::Dpkg => {
-            let said = container.exec(&format!("dpkg -i /libmine{number}.deb")).ok();
+            let said = container
+                .exec(&format!("dpkg -i /libmine{number}.deb"))
+                .ok();
             assert!(said.contains("Processing triggers for libc-bin"), "{said}");
         }
         // The host's rpm, which enters the container's root for the scriptlet.
         Manager::Rpm => {
-            let package = format!("{}/rpm/RPMS/noarch/libmine{number}-1-1.noarch.rpm", dir.path().display());
+            let package = format!(
+                "{}/rpm/RPMS/noarch/libmine{number}-1-1.noarch.rpm",
+                dir.path().display()
+            );
             let mut rpm = Command::new("nsenter");
-            rpm.args(["-m", "-t", &container.pid().to_string(), "rpm", "--root"]).arg(&container.rootfs);
+            rpm.args(["-m", "-t", &container.pid().to_string(), "rpm", "--root"])
+                .arg(&container.rootfs);
             let ran = run(rpm.args(["--dbpath", "/var/lib/rpm", "--nodeps", "-i", &package]));
             assert!(!ran.stderr.contains("scriptlet"), "{ran:?}");
             ran.ok();

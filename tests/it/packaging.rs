@@ -26,11 +26,19 @@ fn systemd_takes_the_units() {
     // The man page that the units name is not installed.
     verify.args(["verify", "--man=no"]);
     let mut seen = 0;
-    let files = std::fs::read_dir(source("packaging/systemd")).unwrap().flatten();
-    for unit in files.filter(|file| file.path().extension().is_some_and(|extension| extension != "preset")) {
+    let files = std::fs::read_dir(source("packaging/systemd"))
+        .unwrap()
+        .flatten();
+    for unit in files.filter(|file| {
+        file.path()
+            .extension()
+            .is_some_and(|extension| extension != "preset")
+    }) {
         // systemd checks that the program exists.
         let text = std::fs::read_to_string(unit.path()).unwrap();
-        let text = text.replace("/usr/bin/oci-nvidia-hook", HOOK).replace("/usr/bin/oci-nvidia-kubelet-plugin", HOOK);
+        let text = text
+            .replace("/usr/bin/oci-nvidia-hook", HOOK)
+            .replace("/usr/bin/oci-nvidia-kubelet-plugin", HOOK);
         let path = dir.path().join(unit.file_name());
         std::fs::write(&path, text).unwrap();
         verify.arg(path);
@@ -49,10 +57,25 @@ fn sudo_leaves_no_files_of_root() {
     std::fs::copy(source("tests/keep-owner"), tests.join("keep-owner")).unwrap();
     chown(dir.path(), Some(1234), Some(1234)).unwrap();
     let mut make = Command::new(tests.join("keep-owner"));
-    make.args(["sh", "-c", "mkdir -p target/release; echo >target/release/program; ln -s /etc target/link; exit 3"]);
+    make.args([
+        "sh",
+        "-c",
+        "mkdir -p target/release; echo >target/release/program; ln -s /etc target/link; exit 3",
+    ]);
     run(make.current_dir(dir.path()).env_remove("CARGO_TARGET_DIR")).failed(3);
-    for created in ["target", "target/release", "target/release/program", "target/link"] {
-        assert_eq!(std::fs::symlink_metadata(dir.path().join(created)).unwrap().uid(), 1234, "{created}");
+    for created in [
+        "target",
+        "target/release",
+        "target/release/program",
+        "target/link",
+    ] {
+        assert_eq!(
+            std::fs::symlink_metadata(dir.path().join(created))
+                .unwrap()
+                .uid(),
+            1234,
+            "{created}"
+        );
     }
     assert_eq!(std::fs::metadata("/etc").unwrap().uid(), 0);
 }
@@ -61,28 +84,51 @@ fn the_output_of_a_failed_build_is_printed() {
     let log = scratch();
     let build = |script: &str| {
         let mut progress = Command::new(source("packaging/with-progress"));
-        run(progress.arg("build-rpm").arg(log.path().join("log")).args(["sh", "-c", script]))
+        run(progress
+            .arg("build-rpm")
+            .arg(log.path().join("log"))
+            .args(["sh", "-c", script]))
     };
-    assert_eq!(build("echo compiled; echo linked >&2; exit 4").failed(4), "compiled\nlinked\n");
+    assert_eq!(
+        build("echo compiled; echo linked >&2; exit 4").failed(4),
+        "compiled\nlinked\n"
+    );
     let ran = build("echo compiled");
-    assert!(ran.code == Some(0) && ran.stdout.is_empty() && ran.stderr.is_empty(), "{ran:?}");
+    assert!(
+        ran.code == Some(0) && ran.stdout.is_empty() && ran.stderr.is_empty(),
+        "{ran:?}"
+    );
 }
 
 /// Runs the command line of the service, with the options of an administrator's file: systemd passes them to the shell unchanged.
 fn the_service_refreshes() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
-    let unit = std::fs::read_to_string(source("packaging/systemd/oci-nvidia-hook-cdi.service")).unwrap();
-    let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/bin/sh -c '")).unwrap();
+    let unit =
+        std::fs::read_to_string(source("packaging/systemd/oci-nvidia-hook-cdi.service")).unwrap();
+    let line = unit
+        .lines()
+        .find_map(|line| line.strip_prefix("ExecStart=/bin/sh -c '"))
+        .unwrap();
     let program = format!("{HOOK} --config {}", fake.config.display());
-    let script = line.strip_suffix('\'').unwrap().replace("/usr/bin/oci-nvidia-hook", &program);
+    let script = line
+        .strip_suffix('\'')
+        .unwrap()
+        .replace("/usr/bin/oci-nvidia-hook", &program);
     let path = dir.path().join("nvidia.yaml");
     let start = || {
         let mut service = Command::new("/bin/sh");
-        service.args(["-c", &script]).env("CDI_OPTIONS", format!("--name-strategy uuid --output {}", path.display()));
+        service.args(["-c", &script]).env(
+            "CDI_OPTIONS",
+            format!("--name-strategy uuid --output {}", path.display()),
+        );
         run(&mut service)
     };
     assert_eq!(start().ok(), "");
-    assert!(!std::fs::read_to_string(&path).unwrap().contains("name: \"0\""));
+    assert!(
+        !std::fs::read_to_string(&path)
+            .unwrap()
+            .contains("name: \"0\"")
+    );
     // It is tried three times before it is an error.
     std::fs::remove_file(&path).unwrap();
     fake.set_nvml(|old| old + "\ninit-error 9\n");
@@ -96,18 +142,38 @@ fn the_bill_of_materials() {
     let bill: Value = serde_json::from_str(&text).unwrap();
     let components = bill["components"].as_array().unwrap();
     let is = |name: &str| components.iter().any(|component| component["name"] == name);
-    for name in ["anyhow", "libloading", "nix", "oci-spec", "serde_core", "toml"] {
+    for name in [
+        "anyhow",
+        "libloading",
+        "nix",
+        "oci-spec",
+        "serde_core",
+        "toml",
+    ] {
         assert!(is(name), "{name}");
     }
     assert!(!is("proptest") && !is("syn") && !is("oci-nvidia-hook"));
     let mut licences = BTreeSet::from(["Apache-2.0".to_owned()]);
     for component in components {
-        assert_eq!(component["hashes"][0]["content"].as_str().unwrap().len(), 64, "{component}");
+        assert_eq!(
+            component["hashes"][0]["content"].as_str().unwrap().len(),
+            64,
+            "{component}"
+        );
         let licence = component["licenses"][0]["expression"].as_str().unwrap();
-        licences.insert(if licence.contains(' ') { format!("({licence})") } else { licence.to_owned() });
+        licences.insert(if licence.contains(' ') {
+            format!("({licence})")
+        } else {
+            licence.to_owned()
+        });
     }
     let spec = std::fs::read_to_string(source("packaging/rpm.spec")).unwrap();
-    let said = spec.lines().find_map(|line| line.strip_prefix("License:")).unwrap().trim().split(" AND ");
+    let said = spec
+        .lines()
+        .find_map(|line| line.strip_prefix("License:"))
+        .unwrap()
+        .trim()
+        .split(" AND ");
     assert_eq!(said.map(str::to_owned).collect::<BTreeSet<_>>(), licences);
 }
 
@@ -115,33 +181,69 @@ fn the_bill_of_materials() {
 /// (`incompatible_msrv`).
 fn one_oldest_rust() {
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["metadata", "--locked", "--format-version", "1", "--manifest-path"]).arg(source("Cargo.toml"));
+    cargo
+        .args([
+            "metadata",
+            "--locked",
+            "--format-version",
+            "1",
+            "--manifest-path",
+        ])
+        .arg(source("Cargo.toml"));
     let metadata: Value = serde_json::from_str(&run(&mut cargo).ok()).unwrap();
-    let version = |text: &str| text.split('.').map(|part| part.parse().unwrap()).take(2).collect::<Vec<u32>>();
+    let version = |text: &str| {
+        text.split('.')
+            .map(|part| part.parse().unwrap())
+            .take(2)
+            .collect::<Vec<u32>>()
+    };
     let packages = metadata["packages"].as_array().unwrap();
-    let ours = packages.iter().find(|package| package["name"] == "oci-nvidia-hook").unwrap();
+    let ours = packages
+        .iter()
+        .find(|package| package["name"] == "oci-nvidia-hook")
+        .unwrap();
     let oldest = ours["rust_version"].as_str().unwrap();
     for package in packages {
         if let Some(wanted) = package["rust_version"].as_str() {
-            assert!(version(wanted) <= version(oldest), "{} wants {wanted}", package["name"]);
+            assert!(
+                version(wanted) <= version(oldest),
+                "{} wants {wanted}",
+                package["name"]
+            );
         }
     }
     // tests/cargo reads the version from Cargo.toml.
     let spec = std::fs::read_to_string(source("packaging/rpm.spec")).unwrap();
     assert!(spec.contains(&format!("cargo >= {oldest}\n")));
     let mut without = Command::new(source("tests/cargo"));
-    without.arg("--version").env_clear().env("PATH", "/usr/bin:/bin").env("HOME", "/nonexistent");
+    without
+        .arg("--version")
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .env("HOME", "/nonexistent");
     let ran = run(&mut without);
     // The host may have one that is new enough, also under another name.
-    assert!(ran.code == Some(0) || ran.stderr.contains(&format!("Rust {oldest} or newer is missing")), "{ran:?}");
+    assert!(
+        ran.code == Some(0)
+            || ran
+                .stderr
+                .contains(&format!("Rust {oldest} or newer is missing")),
+        "{ran:?}"
+    );
 }
 
 fn udev_rules_start_a_unit_that_is_there() {
     let rules = std::fs::read_to_string(source("packaging/udev/90-oci-nvidia-hook.rules")).unwrap();
-    let lines: Vec<_> = rules.lines().filter(|line| !line.starts_with('#')).collect();
+    let lines: Vec<_> = rules
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .collect();
     assert_eq!(lines.len(), 3);
     for line in lines {
-        let unit = line.split(['"', ' ']).find(|word| word.ends_with(".service")).unwrap();
+        let unit = line
+            .split(['"', ' '])
+            .find(|word| word.ends_with(".service"))
+            .unwrap();
         assert!(source("packaging/systemd").join(unit).is_file(), "{line}");
         let keys = line.split(", ").filter(|part| part.contains("==")).count();
         assert!(keys >= 3 && line.starts_with("ACTION=="), "{line}");
@@ -151,25 +253,50 @@ fn udev_rules_start_a_unit_that_is_there() {
 /// Runs the check of each rule on a host that is a directory.
 fn udev_starts_only_an_enabled_unit() {
     let dir = scratch();
-    for file in std::fs::read_dir(source("packaging/systemd")).unwrap().flatten() {
-        let is_preset = file.path().extension().is_some_and(|extension| extension == "preset");
-        let to = dir.path().join("usr/lib/systemd").join(if is_preset { "system-preset" } else { "system" });
+    for file in std::fs::read_dir(source("packaging/systemd"))
+        .unwrap()
+        .flatten()
+    {
+        let is_preset = file
+            .path()
+            .extension()
+            .is_some_and(|extension| extension == "preset");
+        let to = dir.path().join("usr/lib/systemd").join(if is_preset {
+            "system-preset"
+        } else {
+            "system"
+        });
         std::fs::create_dir_all(&to).unwrap();
         std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
     }
     // Distributions disable what no preset names.
-    std::fs::write(dir.path().join("usr/lib/systemd/system-preset/99-default.preset"), "disable *\n").unwrap();
+    std::fs::write(
+        dir.path()
+            .join("usr/lib/systemd/system-preset/99-default.preset"),
+        "disable *\n",
+    )
+    .unwrap();
     let systemctl = |arguments: &[&str]| {
-        run(Command::new("systemctl").arg(format!("--root={}", dir.path().display())).args(arguments))
+        run(Command::new("systemctl")
+            .arg(format!("--root={}", dir.path().display()))
+            .args(arguments))
     };
     let rules = std::fs::read_to_string(source("packaging/udev/90-oci-nvidia-hook.rules")).unwrap();
     let starts = || {
-        let answers = rules.lines().filter(|line| !line.starts_with('#')).map(|line| {
-            let (_, rest) = line.split_once("PROGRAM==\"/usr/bin/systemctl --root=/ ").unwrap();
-            let (words, then) = rest.split_once('"').unwrap();
-            assert!(then.contains("oci-nvidia-hook-cdi.service"), "the condition precedes the action: {line}");
-            systemctl(&words.split(' ').collect::<Vec<_>>()).code == Some(0)
-        });
+        let answers = rules
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .map(|line| {
+                let (_, rest) = line
+                    .split_once("PROGRAM==\"/usr/bin/systemctl --root=/ ")
+                    .unwrap();
+                let (words, then) = rest.split_once('"').unwrap();
+                assert!(
+                    then.contains("oci-nvidia-hook-cdi.service"),
+                    "the condition precedes the action: {line}"
+                );
+                systemctl(&words.split(' ').collect::<Vec<_>>()).code == Some(0)
+            });
         answers.collect::<Vec<_>>()
     };
     assert_eq!(starts(), [false; 3], "before the presets");
@@ -177,7 +304,10 @@ fn udev_starts_only_an_enabled_unit() {
     assert_eq!(starts(), [true; 3], "as it is installed");
     let enabled = |unit: &str| systemctl(&["is-enabled", unit]).stdout.trim() == "enabled";
     assert!(enabled("oci-nvidia-hook-cdi.path") && enabled("oci-nvidia-kubelet-plugin.service"));
-    assert!(!enabled("oci-nvidia-nri.service"), "an alternative to the device plugin");
+    assert!(
+        !enabled("oci-nvidia-nri.service"),
+        "an alternative to the device plugin"
+    );
     systemctl(&["disable", "oci-nvidia-hook-cdi.service"]).ok();
     assert_eq!(starts(), [false; 3]);
     systemctl(&["enable", "--runtime", "oci-nvidia-hook-cdi.service"]).ok();
@@ -193,17 +323,39 @@ fn cri_o_never_sees_the_precreate_stage() {
     };
     let hook = json("packaging/podman/oci-nvidia-hook-precreate.json");
     assert_eq!(hook["stages"], serde_json::json!(["precreate"]));
-    assert_eq!(hook["hook"]["args"], serde_json::json!(["oci-nvidia-hook", "precreate"]));
-    assert!(hook["hook"]["env"].as_array().is_some_and(|env| !env.is_empty()), "CVE-2025-23266");
+    assert_eq!(
+        hook["hook"]["args"],
+        serde_json::json!(["oci-nvidia-hook", "precreate"])
+    );
+    assert!(
+        hook["hook"]["env"]
+            .as_array()
+            .is_some_and(|env| !env.is_empty()),
+        "CVE-2025-23266"
+    );
     let shared = std::fs::read_dir(source("hooks.d")).unwrap().flatten();
     for file in shared {
         // The same name in both directories would be one hook: the later directory hides the file of the other.
         assert_ne!(file.file_name(), "oci-nvidia-hook-precreate.json");
         let hook = json(&format!("hooks.d/{}", file.file_name().display()));
-        assert!(!hook["stages"].to_string().contains("precreate"), "{file:?}");
+        assert!(
+            !hook["stages"].to_string().contains("precreate"),
+            "{file:?}"
+        );
     }
     let conf = std::fs::read_to_string(source("packaging/podman/50-oci-nvidia-hook.conf")).unwrap();
-    let lines: Vec<_> = conf.lines().filter(|line| !line.starts_with('#')).map(str::trim).collect();
-    let dirs = ["\"/usr/share/containers/oci/hooks.d\",", "\"/usr/share/containers/oci/hooks.podman.d\","];
-    assert_eq!(lines, ["[engine]", "hooks_dir = [", dirs[0], dirs[1], "]"], "Podman's own directory first");
+    let lines: Vec<_> = conf
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(str::trim)
+        .collect();
+    let dirs = [
+        "\"/usr/share/containers/oci/hooks.d\",",
+        "\"/usr/share/containers/oci/hooks.podman.d\",",
+    ];
+    assert_eq!(
+        lines,
+        ["[engine]", "hooks_dir = [", dirs[0], dirs[1], "]"],
+        "Podman's own directory first"
+    );
 }

@@ -38,8 +38,14 @@ impl Case {
     #[track_caller]
     fn stops(&self, env: &[&str], id: &str, says: &str) {
         let stderr = self.run(env, &["true"]).failed(126);
-        assert!(stderr.contains(says) && stderr.contains(&format!("({id})")), "{says:?}, {id}:\n{stderr}");
-        assert!(stderr.contains("hint: ") && !stderr.contains("command that was not found"), "{stderr}");
+        assert!(
+            stderr.contains(says) && stderr.contains(&format!("({id})")),
+            "{says:?}, {id}:\n{stderr}"
+        );
+        assert!(
+            stderr.contains("hint: ") && !stderr.contains("command that was not found"),
+            "{stderr}"
+        );
         assert_beside_theirs(id);
     }
 }
@@ -49,7 +55,12 @@ impl Case {
 fn assert_beside_theirs(id: &str) {
     let text = fs::read_to_string(source("docs/compatibility.md")).unwrap();
     let table = text.split("\n## Comparison of messages\n").nth(1).unwrap();
-    assert!(table.lines().any(|line| line.starts_with("| ") && line.contains(id)), "{id} is not in the table");
+    assert!(
+        table
+            .lines()
+            .any(|line| line.starts_with("| ") && line.contains(id)),
+        "{id} is not in the table"
+    );
 }
 
 fn the_host() {
@@ -63,14 +74,23 @@ fn the_host() {
 
     fs::remove_file(root.join("dev/nvidia2")).unwrap();
     case.stops(ALL, "ONH-021", "the device node \"/dev/nvidia2\"");
-    case.stops(&["NVIDIA_VISIBLE_DEVICES=2"], "ONH-021", "GPU 2: the device node \"/dev/nvidia2\"");
-    case.run(&["NVIDIA_VISIBLE_DEVICES=1"], &["nvidia-smi", "-L"]).ok();
+    case.stops(
+        &["NVIDIA_VISIBLE_DEVICES=2"],
+        "ONH-021",
+        "GPU 2: the device node \"/dev/nvidia2\"",
+    );
+    case.run(&["NVIDIA_VISIBLE_DEVICES=1"], &["nvidia-smi", "-L"])
+        .ok();
 
     fs::remove_dir_all(root.join("proc")).unwrap();
     case.fake.set_nvml(|old| old + "\ninit-error 9\n");
     fs::create_dir_all(root.join("sys/bus/pci/devices/0000:01:00.0")).unwrap();
     for (name, value) in [("vendor", "0x10de"), ("class", "0x030200")] {
-        fs::write(root.join("sys/bus/pci/devices/0000:01:00.0").join(name), value).unwrap();
+        fs::write(
+            root.join("sys/bus/pci/devices/0000:01:00.0").join(name),
+            value,
+        )
+        .unwrap();
     }
     case.stops(ALL, "ONH-011", "nvidia");
 }
@@ -82,10 +102,26 @@ fn the_request() {
         case.stops(&[&variable], "ONH-030", " 0, ");
     }
     for (variable, id, says) in [
-        ("NVIDIA_REQUIRE_CUDA=cuda>=13.5", "ONH-034", "NVIDIA_REQUIRE_CUDA=\"cuda>=13.5\", but GPU 0 has cuda 12."),
-        ("NVIDIA_REQUIRE_CUDA=cuda>>1", "ONH-035", "NVIDIA_REQUIRE_CUDA=\"cuda>>1\""),
-        ("NVIDIA_DRIVER_CAPABILITIES=computer", "ONH-036", "set to \"all\" or some of compat32,compute,"),
-        ("NVIDIA_MIG_CONFIG_DEVICES=all", "ONH-037", "NVIDIA_MIG_CONFIG_DEVICES=\"all\""),
+        (
+            "NVIDIA_REQUIRE_CUDA=cuda>=13.5",
+            "ONH-034",
+            "NVIDIA_REQUIRE_CUDA=\"cuda>=13.5\", but GPU 0 has cuda 12.",
+        ),
+        (
+            "NVIDIA_REQUIRE_CUDA=cuda>>1",
+            "ONH-035",
+            "NVIDIA_REQUIRE_CUDA=\"cuda>>1\"",
+        ),
+        (
+            "NVIDIA_DRIVER_CAPABILITIES=computer",
+            "ONH-036",
+            "set to \"all\" or some of compat32,compute,",
+        ),
+        (
+            "NVIDIA_MIG_CONFIG_DEVICES=all",
+            "ONH-037",
+            "NVIDIA_MIG_CONFIG_DEVICES=\"all\"",
+        ),
     ] {
         case.stops(&[ALL[0], variable], id, says);
     }
@@ -104,14 +140,22 @@ fn config() {
         ALL[0]
     );
     let told = case.podman.shell(Cgroup::AsMounted, &script).ok();
-    assert!(told.contains("ONH-101 warning: ") && told.contains("no-cgroups"), "{told}");
+    assert!(
+        told.contains("ONH-101 warning: ") && told.contains("no-cgroups"),
+        "{told}"
+    );
     assert_beside_theirs("ONH-101");
 }
 
 fn what_stops_them_and_not_us() {
     let case = Case::new();
-    case.fake.configure("[nvidia-container-runtime]\nmode = \"cdi\"");
-    assert!(case.run(ALL, &["nvidia-smi", "-L"]).ok().contains("GPU 2: "));
+    case.fake
+        .configure("[nvidia-container-runtime]\nmode = \"cdi\"");
+    assert!(
+        case.run(ALL, &["nvidia-smi", "-L"])
+            .ok()
+            .contains("GPU 2: ")
+    );
     case.fake.configure("ldconfig = \"@/nowhere/ldconfig\"");
     case.run(ALL, &["nvidia-smi", "-L"]).ok();
     case.fake.configure("");
@@ -119,7 +163,15 @@ fn what_stops_them_and_not_us() {
     case.run(ALL, &["nvidia-smi", "-L"]).ok();
     // The container's /proc is that of this kernel, which may lack an NVIDIA driver; this does not stop the hook.
     if !Path::new("/proc/driver/nvidia").exists() {
-        case.run(ALL, &["sh", "-euc", "test ! -e /proc/driver/nvidia; probe-dlopen libcuda.so.1"]).ok();
+        case.run(
+            ALL,
+            &[
+                "sh",
+                "-euc",
+                "test ! -e /proc/driver/nvidia; probe-dlopen libcuda.so.1",
+            ],
+        )
+        .ok();
     }
 }
 
@@ -127,5 +179,10 @@ fn nothing_attached_on_cgroup_v2() {
     let case = Case::new();
     // A privileged container's cgroup has no device program.
     let arguments = ["--privileged", "-e", ALL[0], IMAGE, "nvidia-smi", "-L"];
-    assert!(case.podman.run(Cgroup::V2, &arguments).ok().contains("GPU 0: "));
+    assert!(
+        case.podman
+            .run(Cgroup::V2, &arguments)
+            .ok()
+            .contains("GPU 0: ")
+    );
 }

@@ -19,35 +19,54 @@ tests! {
     NEEDS_FUSE => a_file_system_that_does_not_answer;
 }
 
-const SHOWN: &[Need] = &[golden::SCRIPT, Need::Root, Need::Program("cc"), Need::Program("unshare")];
+const SHOWN: &[Need] = &[
+    golden::SCRIPT,
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+];
 
 fn plan(arguments: &[&str], stdin: &str) -> Ran {
-    run_with(Command::new(HOOK).args(["plan", "-"]).args(arguments).env_clear(), stdin.as_bytes())
+    run_with(
+        Command::new(HOOK)
+            .args(["plan", "-"])
+            .args(arguments)
+            .env_clear(),
+        stdin.as_bytes(),
+    )
 }
 
 fn stdin_is_config_json_or_a_state() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let rootfs = dir.path().join("rootfs");
     fs::create_dir(&rootfs).unwrap();
-    let spec = json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=1"]}, "root": {"path": rootfs}}).to_string();
+    let spec = json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=1"]}, "root": {"path": rootfs}})
+        .to_string();
     fs::write(dir.path().join("config.json"), &spec).unwrap();
     let state = json!({"ociVersion": "1.0.2", "id": "c", "status": "creating", "pid": 0, "bundle": dir.path()});
     let config = fake.config.to_str().unwrap();
     let ways = [
         plan(&["--config", config], &spec),
         plan(&["--config", config], &state.to_string()),
-        plan(&["--config", config, "--stage", "prestart"], &state.to_string()),
+        plan(
+            &["--config", config, "--stage", "prestart"],
+            &state.to_string(),
+        ),
     ];
     let texts = ways.map(Ran::ok);
     assert!(
-        texts[0].starts_with("the hook sets up the container: NVIDIA_VISIBLE_DEVICES requests GPU 1\n"),
+        texts[0]
+            .starts_with("the hook sets up the container: NVIDIA_VISIBLE_DEVICES requests GPU 1\n"),
         "{texts:?}"
     );
     assert!(texts.iter().all(|text| *text == texts[0]), "{texts:#?}");
     // At precreate, config.json is edited.
     let precreate = plan(&["--config", config, "--stage", "precreate"], &spec).ok();
     assert_eq!(precreate.lines().next(), texts[0].lines().next());
-    assert!(precreate.contains("\nadded to mounts of config.json: /"), "{precreate}");
+    assert!(
+        precreate.contains("\nadded to mounts of config.json: /"),
+        "{precreate}"
+    );
     // With a stage, plan prints the hook's messages of that stage.
     let ran = plan(&["--config", config, "--stage", "prestart"], &spec);
     assert!(ran.stdout.contains("\"bundle\" (ONH-003)\n"), "{ran:?}");
@@ -62,28 +81,49 @@ fn a_file_system_that_does_not_answer() {
         dir.path().display(),
         blocking::silent_fuse().display()
     );
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=0"], &mount);
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=0"],
+        &mount,
+    );
     let mut plan = Command::new("timeout");
-    plan.args(["--signal=KILL", "60", HOOK, "plan", "-", "--config"]).arg(&fake.config).env_clear();
+    plan.args(["--signal=KILL", "60", HOOK, "plan", "-", "--config"])
+        .arg(&fake.config)
+        .env_clear();
     let ran = run_with(&mut plan, container.state().as_bytes());
-    let says = "the hook fails: the container's files do not answer within 10 seconds (ONH-049)\n  hint: ";
-    assert!(ran.code == Some(1) && ran.stdout.starts_with(says), "{ran:?}");
+    let says =
+        "the hook fails: the container's files do not answer within 10 seconds (ONH-049)\n  hint: ";
+    assert!(
+        ran.code == Some(1) && ran.stdout.starts_with(says),
+        "{ran:?}"
+    );
 }
 
 fn nothing_to_plan() {
     for stdin in ["", " \n"] {
         let stderr = plan(&[], stdin).failed(2);
         assert!(stderr.contains("stdin is empty (ONH-002)\n"), "{stderr}");
-        assert!(stderr.contains("\nhint: run \"oci-nvidia-hook plan CONTAINER\", or "), "{stderr}");
+        assert!(
+            stderr.contains("\nhint: run \"oci-nvidia-hook plan CONTAINER\", or "),
+            "{stderr}"
+        );
     }
     let stderr = run(Command::new(HOOK).arg("plan").env_clear()).failed(2);
-    assert!(stderr.contains("<CONTAINER|-> (ONH-002)\nhint: "), "{stderr}");
+    assert!(
+        stderr.contains("<CONTAINER|-> (ONH-002)\nhint: "),
+        "{stderr}"
+    );
     for stdin in ["hello", "3", "{}", r#"{"id":"c"}"#, r#"{"process":"#] {
         let ran = plan(&[], stdin);
         let text = &ran.stdout;
-        assert!(text.contains("stdin is neither config.json nor the state of a container: "), "{stdin}: {ran:?}");
         assert!(
-            text.contains("(ONH-003)\n  hint: run \"oci-nvidia-hook plan CONTAINER") && ran.code == Some(1),
+            text.contains("stdin is neither config.json nor the state of a container: "),
+            "{stdin}: {ran:?}"
+        );
+        assert!(
+            text.contains("(ONH-003)\n  hint: run \"oci-nvidia-hook plan CONTAINER")
+                && ran.code == Some(1),
             "{ran:?}"
         );
         assert_eq!(text.matches("stdin is neither").count(), 1, "once: {text}");
@@ -109,20 +149,28 @@ fn a_container_by_its_name() {
     let plan = |name: &str| run(isolated(dir.path()).args(["plan", "--request", name]));
     for name in ["c1-main", "c1", "c2", "n/p/c2"] {
         let ran = plan(name);
-        let start = format!("container {name}\nthe hook fails: NVIDIA_DRIVER_CAPABILITIES: \"nonsense\"");
+        let start =
+            format!("container {name}\nthe hook fails: NVIDIA_DRIVER_CAPABILITIES: \"nonsense\"");
         assert!(ran.stdout.starts_with(&start), "{ran:?}");
         assert_eq!((ran.code, ran.stderr.as_str()), (Some(1), ""), "{name}");
     }
     let stderr = plan("c").failed(1);
     assert!(stderr.contains("c1-main, c2 (ONH-053)\nhint: "), "{stderr}");
     let stderr = plan("n/p").failed(1);
-    assert!(stderr.contains("\"n/p\" has several containers (ONH-053)\nhint: give one of n/p/c"), "{stderr}");
+    assert!(
+        stderr.contains("\"n/p\" has several containers (ONH-053)\nhint: give one of n/p/c"),
+        "{stderr}"
+    );
     let stderr = plan("web").failed(1);
-    assert!(stderr.contains("unknown container or pod \"web\" (ONH-053)\nhint: "), "{stderr}");
+    assert!(
+        stderr.contains("unknown container or pod \"web\" (ONH-053)\nhint: "),
+        "{stderr}"
+    );
     fs::remove_file(dir.path().join("c2/config.json")).unwrap();
     let stderr = plan("c2").failed(1);
     assert!(
-        stderr.contains("config.json of container \"c2\" is missing: ") && stderr.contains("hook why c2\"\n"),
+        stderr.contains("config.json of container \"c2\" is missing: ")
+            && stderr.contains("hook why c2\"\n"),
         "{stderr}"
     );
 }
@@ -133,22 +181,33 @@ const NO_PROCESS: i32 = 999_999_999;
 /// The same as with its config.json on stdin.
 fn a_container_by_its_name_at_precreate() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
-    let spec = json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=1"]}, "root": {"path": "rootfs"}}).to_string();
+    let spec =
+        json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=1"]}, "root": {"path": "rootfs"}})
+            .to_string();
     fs::create_dir(dir.path().join("rootfs")).unwrap();
     fs::write(dir.path().join("config.json"), &spec).unwrap();
     let config = fake.config.to_str().unwrap();
     let state = json!({"id": "web1", "pid": NO_PROCESS, "bundle": dir.path()}).to_string();
     // The hook does not set up the container, but the record contains the bundle.
-    run_with(isolated(dir.path()).args(["--config", config, "prestart"]), state.as_bytes()).failed(1);
+    run_with(
+        isolated(dir.path()).args(["--config", config, "prestart"]),
+        state.as_bytes(),
+    )
+    .failed(1);
     let plan = |name: &[&str], stdin: &str| {
         let mut plan = isolated(dir.path());
-        plan.args(["--config", config, "plan", "--stage", "precreate"]).args(name).current_dir(dir.path());
+        plan.args(["--config", config, "plan", "--stage", "precreate"])
+            .args(name)
+            .current_dir(dir.path());
         run_with(&mut plan, stdin.as_bytes()).ok()
     };
     let text = plan(&["web1"], "");
     let rules = "\nadded to linux.resources.devices of config.json: allow c 511:0 rw, allow c 511:1 rw, allow c 195:1 rw, allow c 195:255 rw\n";
     assert!(text.contains(rules), "{text}");
-    assert_eq!(text.strip_prefix("container web1\n"), Some(plan(&["-"], &spec).as_str()));
+    assert_eq!(
+        text.strip_prefix("container web1\n"),
+        Some(plan(&["-"], &spec).as_str())
+    );
 }
 
 /// The container requests nothing from the hook, but has GPUs.
@@ -159,16 +218,28 @@ fn gpus_by_cdi() {
         "linux": {"devices": [{"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}]},
         "hooks": {"createContainer": [{"path": "/usr/bin/nvidia-cdi-hook", "args": ["nvidia-cdi-hook", "x"]}]},
     });
-    let first = |spec: &serde_json::Value| plan(&[], &spec.to_string()).ok().lines().next().unwrap().to_owned();
+    let first = |spec: &serde_json::Value| {
+        plan(&[], &spec.to_string())
+            .ok()
+            .lines()
+            .next()
+            .unwrap()
+            .to_owned()
+    };
     let nothing = "the hook does nothing: NVIDIA_VISIBLE_DEVICES is \"void\"";
     assert_eq!(
         first(&spec),
-        format!("{nothing}, and the engine gave the container /dev/nvidia0 by CDI (nvidia.com/gpu=0)")
+        format!(
+            "{nothing}, and the engine gave the container /dev/nvidia0 by CDI (nvidia.com/gpu=0)"
+        )
     );
     let mut unnamed = spec.clone();
     unnamed["annotations"] = json!({});
     let by = "by CDI: config.json has the hook \"/usr/bin/nvidia-cdi-hook\"";
-    assert_eq!(first(&unnamed), format!("{nothing}, and the engine gave the container /dev/nvidia0 {by}"));
+    assert_eq!(
+        first(&unnamed),
+        format!("{nothing}, and the engine gave the container /dev/nvidia0 {by}")
+    );
     let mut none = unnamed;
     none["linux"] = json!({});
     assert_eq!(first(&none), nothing);
@@ -187,10 +258,28 @@ fn what_a_person_reads() {
                   exec \"$0\" --config /mnt/config.toml plan - </mnt/config.json";
     let unshare = |devices: &str| {
         let mut unshare = Command::new("unshare");
-        unshare.args(["--mount", "--propagation", "private", "sh", "-euc", script, HOOK]);
-        unshare.args([&FakeDriver::shared().root, &image.rootfs]).arg(devices);
+        unshare.args([
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-euc",
+            script,
+            HOOK,
+        ]);
+        unshare
+            .args([&FakeDriver::shared().root, &image.rootfs])
+            .arg(devices);
         unshare
     };
-    golden::check("plan", "oci-nvidia-hook plan - < config.json", &unshare("0"));
-    golden::check("plan-gpu-9", "oci-nvidia-hook plan - < config.json", &unshare("9"));
+    golden::check(
+        "plan",
+        "oci-nvidia-hook plan - < config.json",
+        &unshare("0"),
+    );
+    golden::check(
+        "plan-gpu-9",
+        "oci-nvidia-hook plan - < config.json",
+        &unshare("9"),
+    );
 }

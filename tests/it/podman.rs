@@ -23,20 +23,37 @@ fn prints_what_the_host_prints() {
         let mut arguments = vec!["-e", "NVIDIA_VISIBLE_DEVICES=all", IMAGE];
         arguments.extend(program.split(' '));
         let inside = podman.run(Cgroup::AsMounted, &arguments).ok();
-        assert_eq!(without_clock(&inside), without_clock(&FakeDriver::shared().on_host(program)));
-        assert!(inside.contains("NVIDIA H100 80GB HBM3") || inside.contains("NVIDIA H100 80GB"), "{inside}");
+        assert_eq!(
+            without_clock(&inside),
+            without_clock(&FakeDriver::shared().on_host(program))
+        );
+        assert!(
+            inside.contains("NVIDIA H100 80GB HBM3") || inside.contains("NVIDIA H100 80GB"),
+            "{inside}"
+        );
     }
 }
 
 /// Removes the first line, in which nvidia-smi prints the time.
 fn without_clock(text: &str) -> String {
-    text.lines().filter(|line| !line.contains(" 20")).collect::<Vec<_>>().join("\n")
+    text.lines()
+        .filter(|line| !line.contains(" 20"))
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 /// With permission to create any node, a container can open its own GPU and no other: the cgroup decides.
 fn one_gpu_and_no_other(cgroup: Cgroup) {
     let script = "nvidia-smi -L; cd /tmp; mknod n0 c 195 0; mknod n1 c 195 1; probe-open /dev/nvidia1 n1 n0; ls /dev";
-    let arguments = ["--cap-add=MKNOD", "-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "sh", "-euc", script];
+    let arguments = [
+        "--cap-add=MKNOD",
+        "-e",
+        "NVIDIA_VISIBLE_DEVICES=1",
+        IMAGE,
+        "sh",
+        "-euc",
+        script,
+    ];
     let text = Podman::shared().run(cgroup, &arguments).ok();
     assert_eq!(text.matches("UUID: GPU-").count(), 1, "{text}");
     for line in ["/dev/nvidia1: ENXIO", "n1: ENXIO", "n0: EPERM"] {
@@ -46,7 +63,13 @@ fn one_gpu_and_no_other(cgroup: Cgroup) {
 }
 
 fn all_gpus_on_cgroup_v2() {
-    let arguments = ["-e", "NVIDIA_VISIBLE_DEVICES=all", IMAGE, "nvidia-smi", "-L"];
+    let arguments = [
+        "-e",
+        "NVIDIA_VISIBLE_DEVICES=all",
+        IMAGE,
+        "nvidia-smi",
+        "-L",
+    ];
     let text = Podman::shared().run(Cgroup::V2, &arguments).ok();
     assert_eq!(text, FakeDriver::shared().on_host("nvidia-smi -L"));
 }
@@ -58,11 +81,24 @@ fn one_mig_device_and_no_other() {
     podman.install_hook(&fake.config);
     let script = "nvidia-smi -L; cd /tmp; mknod ours c 510 12; mknod other c 510 21; mknod gpu1 c 195 1; \
                   probe-open /dev/nvidia0 ours other gpu1";
-    let arguments = ["--cap-add=MKNOD", "-e", "NVIDIA_VISIBLE_DEVICES=0:0", IMAGE, "sh", "-euc", script];
+    let arguments = [
+        "--cap-add=MKNOD",
+        "-e",
+        "NVIDIA_VISIBLE_DEVICES=0:0",
+        IMAGE,
+        "sh",
+        "-euc",
+        script,
+    ];
     for cgroup in [Cgroup::AsMounted, Cgroup::V2] {
         let text = podman.run(cgroup, &arguments).ok();
         assert_eq!(text.matches("UUID: MIG-").count(), 1, "{text}");
-        for line in ["/dev/nvidia0: ENXIO", "ours: ENXIO", "other: EPERM", "gpu1: EPERM"] {
+        for line in [
+            "/dev/nvidia0: ENXIO",
+            "ours: ENXIO",
+            "other: EPERM",
+            "gpu1: EPERM",
+        ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }
     }
@@ -84,21 +120,37 @@ fn no_request_no_difference() {
     assert_eq!(seen(&["-e", "NVIDIA_VISIBLE_DEVICES=void"]), plain);
     assert!(!plain.concat().contains("nvidia"), "{plain:?}");
     let asked = seen(&["-e", "NVIDIA_VISIBLE_DEVICES=all"]);
-    assert!(asked.concat().contains("nvidia"), "the test can see a difference");
+    assert!(
+        asked.concat().contains("nvidia"),
+        "the test can see a difference"
+    );
 }
 
 fn without_ids(line: &str) -> String {
     let is_id = |word: &&str| word.len() >= 32 && word.bytes().all(|b| b.is_ascii_hexdigit());
-    line.split(['/', ' ']).filter(|word| !is_id(word)).collect::<Vec<_>>().join(" ")
+    line.split(['/', ' '])
+        .filter(|word| !is_id(word))
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 fn privileged_containers_are_left_their_access() {
-    let arguments = ["--privileged", "-e", "NVIDIA_VISIBLE_DEVICES=0", IMAGE, "sh", "-euc"];
+    let arguments = [
+        "--privileged",
+        "-e",
+        "NVIDIA_VISIBLE_DEVICES=0",
+        IMAGE,
+        "sh",
+        "-euc",
+    ];
     for cgroup in [Cgroup::AsMounted, Cgroup::V2] {
         let mut arguments = arguments.to_vec();
         arguments.push("nvidia-smi -L; mknod /tmp/other c 195 9; probe-open /tmp/other");
         let text = Podman::shared().run(cgroup, &arguments).ok();
-        assert!(text.contains("GPU 0: ") && text.contains("/tmp/other: ENXIO"), "{text}");
+        assert!(
+            text.contains("GPU 0: ") && text.contains("/tmp/other: ENXIO"),
+            "{text}"
+        );
     }
 }
 
@@ -117,7 +169,10 @@ fn a_build_that_writes_its_own_icd() {
         podman.hooks.display()
     );
     let text = podman.shell(Cgroup::AsMounted, &script).ok();
-    assert!(text.contains("GPU 0: ") && text.contains("\nlibnvidia-opencl.so.1\na-later-step\n"), "{text}");
+    assert!(
+        text.contains("GPU 0: ") && text.contains("\nlibnvidia-opencl.so.1\na-later-step\n"),
+        "{text}"
+    );
 }
 
 /// The copy belongs to the container's root, and a read-only container has it in a layer.
@@ -128,13 +183,34 @@ fn copies_in_other_containers() {
     let look = format!("stat -c %u:%g:%a {icd}; cat {icd}; echo own >{icd} || true; cat {icd}");
     for (options, expected) in [
         (&[][..], "0:0:644\nlibnvidia-opencl.so.1\nown\n"),
-        (&["--uidmap=0:100000:65536", "--gidmap=0:100000:65536"][..], "0:0:644\nlibnvidia-opencl.so.1\nown\n"),
-        (&["--read-only"][..], "0:0:644\nlibnvidia-opencl.so.1\nlibnvidia-opencl.so.1\n"),
+        (
+            &["--uidmap=0:100000:65536", "--gidmap=0:100000:65536"][..],
+            "0:0:644\nlibnvidia-opencl.so.1\nown\n",
+        ),
+        (
+            &["--read-only"][..],
+            "0:0:644\nlibnvidia-opencl.so.1\nlibnvidia-opencl.so.1\n",
+        ),
     ] {
-        let env = ["-e", "NVIDIA_VISIBLE_DEVICES=all", "-e", "NVIDIA_DRIVER_CAPABILITIES=compute"];
-        let arguments: Vec<_> = options.iter().copied().chain(env).chain([IMAGE, "sh", "-uc", &look]).collect();
+        let env = [
+            "-e",
+            "NVIDIA_VISIBLE_DEVICES=all",
+            "-e",
+            "NVIDIA_DRIVER_CAPABILITIES=compute",
+        ];
+        let arguments: Vec<_> = options
+            .iter()
+            .copied()
+            .chain(env)
+            .chain([IMAGE, "sh", "-uc", &look])
+            .collect();
         let ran = podman.run(Cgroup::AsMounted, &arguments);
-        assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), expected), "{options:?}: {}", ran.stderr);
+        assert_eq!(
+            (ran.code, ran.stdout.as_str()),
+            (Some(0), expected),
+            "{options:?}: {}",
+            ran.stderr
+        );
     }
 }
 
@@ -156,19 +232,44 @@ fn devices_of_config_json_stay_the_runtimes() {
         "nvidia-smi -L; grep -c ' /dev/nvidia' /proc/self/mountinfo || true",
     ];
     let text = Podman::shared().run(Cgroup::AsMounted, &arguments).ok();
-    assert!(text.contains("GPU 0: ") && text.lines().any(|line| line == "0"), "{text}");
+    assert!(
+        text.contains("GPU 0: ") && text.lines().any(|line| line == "0"),
+        "{text}"
+    );
 }
 
 fn read_only_containers() {
-    let arguments = ["--read-only", "-e", "NVIDIA_VISIBLE_DEVICES=all", IMAGE, "nvidia-smi", "-L"];
+    let arguments = [
+        "--read-only",
+        "-e",
+        "NVIDIA_VISIBLE_DEVICES=all",
+        IMAGE,
+        "nvidia-smi",
+        "-L",
+    ];
     Podman::shared().run(Cgroup::AsMounted, &arguments).ok();
-    let user = ["--user", "1000:1000", "-e", "NVIDIA_VISIBLE_DEVICES=all", IMAGE, "nvidia-smi", "-L"];
+    let user = [
+        "--user",
+        "1000:1000",
+        "-e",
+        "NVIDIA_VISIBLE_DEVICES=all",
+        IMAGE,
+        "nvidia-smi",
+        "-L",
+    ];
     Podman::shared().run(Cgroup::AsMounted, &user).ok();
 }
 
 fn old_linker_cache() {
     let script = "probe-dlopen libcuda.so.1; ldconfig -p | grep libcuda.so.1";
-    let arguments = ["-e", "NVIDIA_VISIBLE_DEVICES=all", "localhost/old-cache", "sh", "-euc", script];
+    let arguments = [
+        "-e",
+        "NVIDIA_VISIBLE_DEVICES=all",
+        "localhost/old-cache",
+        "sh",
+        "-euc",
+        script,
+    ];
     Podman::shared().run(Cgroup::AsMounted, &arguments).ok();
 }
 
@@ -187,7 +288,10 @@ fn containers_with_a_user_namespace() {
     // Separate storage: another podman that starts at the same time removes other users' permission for the vfs directory.
     let podman = Podman::with_image();
     let text = podman.run(Cgroup::AsMounted, &arguments).ok();
-    assert!(text.contains("GPU 1: ") && text.contains("\n0:0:644\n"), "{text}");
+    assert!(
+        text.contains("GPU 1: ") && text.contains("\n0:0:644\n"),
+        "{text}"
+    );
 }
 
 fn crun() {
@@ -200,23 +304,57 @@ fn crun() {
 fn what_happened_is_in_the_log() {
     let podman = Podman::with_image();
     let private = private_dir();
-    let (config, log) = (podman.dir.path().join("config.toml"), private.path().join("log"));
+    let (config, log) = (
+        podman.dir.path().join("config.toml"),
+        private.path().join("log"),
+    );
     let root = FakeDriver::shared().root.display().to_string();
-    std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{root}\"\ndebug = \"{}\"\n", log.display()))
-        .unwrap();
+    std::fs::write(
+        &config,
+        format!(
+            "[nvidia-container-cli]\nroot = \"{root}\"\ndebug = \"{}\"\n",
+            log.display()
+        ),
+    )
+    .unwrap();
     podman.install_hook(&config);
-    podman.run(Cgroup::AsMounted, &["-e", "NVIDIA_VISIBLE_DEVICES=0", IMAGE, "true"]).ok();
-    podman.run(Cgroup::AsMounted, &["-e", "NVIDIA_VISIBLE_DEVICES=9", IMAGE, "true"]).failed(126);
+    podman
+        .run(
+            Cgroup::AsMounted,
+            &["-e", "NVIDIA_VISIBLE_DEVICES=0", IMAGE, "true"],
+        )
+        .ok();
+    podman
+        .run(
+            Cgroup::AsMounted,
+            &["-e", "NVIDIA_VISIBLE_DEVICES=9", IMAGE, "true"],
+        )
+        .failed(126);
     let text = std::fs::read_to_string(log).unwrap();
-    for says in [": note: ", "driver 535.183.01", ": error: ", "\"9\"", "(ONH-030)", ": hint: "] {
+    for says in [
+        ": note: ",
+        "driver 535.183.01",
+        ": error: ",
+        "\"9\"",
+        "(ONH-030)",
+        ": hint: ",
+    ] {
         assert!(text.contains(says), "{says:?} is not in\n{text}");
     }
 }
 
 fn errors_reach_the_user() {
     let arguments = ["-e", "NVIDIA_VISIBLE_DEVICES=9", IMAGE, "nvidia-smi"];
-    let stderr = Podman::shared().run(Cgroup::AsMounted, &arguments).failed(126);
-    for text in ["NVIDIA_VISIBLE_DEVICES", "\"9\"", "(ONH-030)", "hint: ", " 0, 1, "] {
+    let stderr = Podman::shared()
+        .run(Cgroup::AsMounted, &arguments)
+        .failed(126);
+    for text in [
+        "NVIDIA_VISIBLE_DEVICES",
+        "\"9\"",
+        "(ONH-030)",
+        "hint: ",
+        " 0, 1, ",
+    ] {
         assert!(stderr.contains(text), "{stderr}");
     }
     // podman searches stderr for words that it takes for its own errors.
@@ -231,10 +369,20 @@ fn errors_reach_the_user() {
 }
 
 fn the_shipped_hook_file_is_the_one_tested() {
-    let shipped = std::fs::read_to_string(crate::support::source("hooks.d/oci-nvidia-hook.json")).unwrap();
+    let shipped =
+        std::fs::read_to_string(crate::support::source("hooks.d/oci-nvidia-hook.json")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&shipped).unwrap();
     assert_eq!(json["when"], serde_json::json!({"always": true}));
-    assert_eq!(json["stages"], serde_json::json!(["prestart"]), "CRI-O rejects unknown stages");
-    assert!(json["hook"]["env"].as_array().is_some_and(|env| !env.is_empty()), "CVE-2025-23266");
+    assert_eq!(
+        json["stages"],
+        serde_json::json!(["prestart"]),
+        "CRI-O rejects unknown stages"
+    );
+    assert!(
+        json["hook"]["env"]
+            .as_array()
+            .is_some_and(|env| !env.is_empty()),
+        "CVE-2025-23266"
+    );
     assert_eq!(json["hook"]["path"], "/usr/bin/oci-nvidia-hook");
 }

@@ -33,7 +33,10 @@ const WORKS: &str = "nvidia-smi -L; probe-dlopen libcuda.so.1 >/dev/null; probe-
 fn assert_works(ran: Ran, what: &[&str]) {
     let text = format!("{what:?}: {ran:?}");
     assert!(ran.code == Some(0), "{text}");
-    assert!(ran.stdout.contains("UUID: GPU-51eed001-") && ran.stdout.ends_with("/dev/nvidia1: ENXIO\n"), "{text}");
+    assert!(
+        ran.stdout.contains("UUID: GPU-51eed001-") && ran.stdout.ends_with("/dev/nvidia1: ENXIO\n"),
+        "{text}"
+    );
 }
 
 const HOSTS_DEV: &str = "/dev:/dev";
@@ -64,20 +67,38 @@ fn arguments<'a>(shape: &[&'a str]) -> Vec<&'a str> {
 fn runs(cgroup: Cgroup, shape: &[&str]) {
     // A separate /dev of this test. If the container uses it too, nothing can be created there, so it contains the nodes.
     let dir = scratch();
-    let remove = if shape.contains(&HOSTS_DEV) { "" } else { "rm /dev/nvidia*" };
-    let before = format!("{}; {remove}", nodes_at_dev(FakeDriver::shared(), dir.path()));
-    assert_works(Podman::shared().run_after(&before, cgroup, &arguments(shape)), shape);
+    let remove = if shape.contains(&HOSTS_DEV) {
+        ""
+    } else {
+        "rm /dev/nvidia*"
+    };
+    let before = format!(
+        "{}; {remove}",
+        nodes_at_dev(FakeDriver::shared(), dir.path())
+    );
+    assert_works(
+        Podman::shared().run_after(&before, cgroup, &arguments(shape)),
+        shape,
+    );
 }
 
 fn rootful() {
-    SHAPES.iter().for_each(|shape| runs(Cgroup::AsMounted, shape));
-    for shape in [&["--read-only"][..], &["--privileged", "-v", HOSTS_DEV], &["--user", "1000:1000"]] {
+    SHAPES
+        .iter()
+        .for_each(|shape| runs(Cgroup::AsMounted, shape));
+    for shape in [
+        &["--read-only"][..],
+        &["--privileged", "-v", HOSTS_DEV],
+        &["--user", "1000:1000"],
+    ] {
         runs(Cgroup::V2, shape);
     }
 }
 
 fn rootful_crun() {
-    SHAPES.iter().for_each(|shape| runs(Cgroup::WithCrun, shape));
+    SHAPES
+        .iter()
+        .for_each(|shape| runs(Cgroup::WithCrun, shape));
 }
 
 /// The host's /dev, or a directory in it, is a volume, and the nodes are in a driver root.
@@ -88,12 +109,42 @@ fn the_hosts_dev_is_left_alone() {
     precreate.remove_hook();
     precreate.install_precreate(&fake.config);
     for (podman, cgroup, volume, request) in [
-        (&prestart, Cgroup::AsMounted, "/dev:/dev", "NVIDIA_VISIBLE_DEVICES=1"),
-        (&prestart, Cgroup::WithCrun, "/dev:/dev", "NVIDIA_VISIBLE_DEVICES=all"),
-        (&prestart, Cgroup::AsMounted, "/dev/dri:/dev/dri", "NVIDIA_VISIBLE_DEVICES=all"),
-        (&prestart, Cgroup::AsMounted, "/dev/nvidia-caps:/dev/nvidia-caps", "NVIDIA_VISIBLE_DEVICES=0:0"),
-        (&precreate, Cgroup::AsMounted, "/dev:/dev", "NVIDIA_VISIBLE_DEVICES=1"),
-        (&precreate, Cgroup::WithCrun, "/dev/dri:/dev/dri", "NVIDIA_VISIBLE_DEVICES=all"),
+        (
+            &prestart,
+            Cgroup::AsMounted,
+            "/dev:/dev",
+            "NVIDIA_VISIBLE_DEVICES=1",
+        ),
+        (
+            &prestart,
+            Cgroup::WithCrun,
+            "/dev:/dev",
+            "NVIDIA_VISIBLE_DEVICES=all",
+        ),
+        (
+            &prestart,
+            Cgroup::AsMounted,
+            "/dev/dri:/dev/dri",
+            "NVIDIA_VISIBLE_DEVICES=all",
+        ),
+        (
+            &prestart,
+            Cgroup::AsMounted,
+            "/dev/nvidia-caps:/dev/nvidia-caps",
+            "NVIDIA_VISIBLE_DEVICES=0:0",
+        ),
+        (
+            &precreate,
+            Cgroup::AsMounted,
+            "/dev:/dev",
+            "NVIDIA_VISIBLE_DEVICES=1",
+        ),
+        (
+            &precreate,
+            Cgroup::WithCrun,
+            "/dev/dri:/dev/dri",
+            "NVIDIA_VISIBLE_DEVICES=all",
+        ),
     ] {
         // Old kernels are simulated only for the hook of the shared directory.
         if kernels::current().is_some() && std::ptr::eq(podman, &raw const precreate) {
@@ -108,10 +159,19 @@ fn the_hosts_dev_is_left_alone() {
             nodes = nodes_at_dev(&fake, dir.path()),
         );
         let text = podman.shell(cgroup, &script).ok();
-        assert!(text.contains("failed: 12") && text.ends_with("\nuntouched\n"), "{cgroup:?} {volume}: {text}");
-        assert!(text.contains("the container has the host's \"/dev\" as a volume"), "{cgroup:?} {volume}: {text}");
+        assert!(
+            text.contains("failed: 12") && text.ends_with("\nuntouched\n"),
+            "{cgroup:?} {volume}: {text}"
+        );
+        assert!(
+            text.contains("the container has the host's \"/dev\" as a volume"),
+            "{cgroup:?} {volume}: {text}"
+        );
         if matches!(cgroup, Cgroup::AsMounted) && std::ptr::eq(podman, &raw const prestart) {
-            assert!(text.contains("(ONH-047)\nhint: run \"oci-nvidia-hook prepare --root /\""), "{text}");
+            assert!(
+                text.contains("(ONH-047)\nhint: run \"oci-nvidia-hook prepare --root /\""),
+                "{text}"
+            );
         }
     }
 }
@@ -126,34 +186,63 @@ fn read_only_rootfs() {
         .ok();
     let before = crate::support::snapshot(&image.rootfs);
     // An overlay without an upper layer. (crun makes a rootfs that is a read-only bind mount writable again.)
-    let (empty, read_only) = (podman.dir.path().join("empty"), podman.dir.path().join("read-only"));
+    let (empty, read_only) = (
+        podman.dir.path().join("empty"),
+        podman.dir.path().join("read-only"),
+    );
     for dir in [&empty, &read_only] {
         std::fs::create_dir(dir).unwrap();
     }
-    let mount =
-        format!("mount -t overlay -o lowerdir='{}':'{rootfs}' none '{}';", empty.display(), read_only.display());
+    let mount = format!(
+        "mount -t overlay -o lowerdir='{}':'{rootfs}' none '{}';",
+        empty.display(),
+        read_only.display()
+    );
     let read_only = read_only.display().to_string();
     for cgroup in [Cgroup::AsMounted, Cgroup::WithCrun] {
-        let shape = ["--read-only", "-e", "NVIDIA_VISIBLE_DEVICES=1", "--rootfs", &read_only, "sh", "-euc", WORKS];
+        let shape = [
+            "--read-only",
+            "-e",
+            "NVIDIA_VISIBLE_DEVICES=1",
+            "--rootfs",
+            &read_only,
+            "sh",
+            "-euc",
+            WORKS,
+        ];
         assert_works(podman.run_after(&mount, cgroup, &shape), &shape);
-        assert!(crate::support::snapshot(&image.rootfs) == before, "{cgroup:?}");
+        assert!(
+            crate::support::snapshot(&image.rootfs) == before,
+            "{cgroup:?}"
+        );
     }
 }
 
 /// Shared volumes have no effect if the driver's files are not mounted in them.
 fn volumes_with_shared_propagation() {
     let podman = Podman::shared();
-    let volume = podman.dir.path().join("shared-volume").display().to_string();
+    let volume = podman
+        .dir
+        .path()
+        .join("shared-volume")
+        .display()
+        .to_string();
     std::fs::create_dir_all(&volume).unwrap();
     let made = format!("mount -t tmpfs v '{volume}'; mount --make-shared '{volume}';");
     for place in ["/data", "/usr/lib/x86_64-linux-gnu/elsewhere"] {
         let shape = ["-v", &format!("{volume}:{place}:rshared")];
-        assert_works(podman.run_after(&made, Cgroup::AsMounted, &arguments(&shape)), &shape);
+        assert_works(
+            podman.run_after(&made, Cgroup::AsMounted, &arguments(&shape)),
+            &shape,
+        );
     }
     let shape = ["-v", &format!("{volume}:/usr/lib/x86_64-linux-gnu:rshared")];
     let filled = format!("{made} cp -a /usr/lib/x86_64-linux-gnu/libc.so.6 '{volume}';");
     let ran = podman.run_after(&filled, Cgroup::AsMounted, &arguments(&shape));
-    assert!(ran.code != Some(0) && ran.stderr.contains("(ONH-042)\nhint: "), "{ran:?}");
+    assert!(
+        ran.code != Some(0) && ran.stderr.contains("(ONH-042)\nhint: "),
+        "{ran:?}"
+    );
 }
 
 /// Podman of a user who was created for this test, with all files below one directory.
@@ -173,12 +262,19 @@ impl User {
     pub fn made() -> Self {
         // The same test runs for several kernels at once.
         static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("onh-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "onh-{}-{}",
+            std::process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        );
         // Not below the source tree, which may be in a home directory that only root can enter.
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let path = dir.path().display();
-        sh(&format!("useradd --home-dir '{path}/home' --create-home --groups video {name}")).ok();
+        sh(&format!(
+            "useradd --home-dir '{path}/home' --create-home --groups video {name}"
+        ))
+        .ok();
         let user = Self { name, dir };
         let name = &user.name;
         sh(&format!(
@@ -197,14 +293,10 @@ impl User {
         let mut make = Command::new(source("tests/fake-driver/make-root"));
         let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver");
         // Like the nodes of SUSE's driver: the user is in that group.
-        make.arg(self.path("driver")).arg("--build").arg(build).args([
-            "--gpus",
-            "2",
-            "--dev-mode",
-            "0666",
-            "--dev-group",
-            "video",
-        ]);
+        make.arg(self.path("driver"))
+            .arg("--build")
+            .arg(build)
+            .args(["--gpus", "2", "--dev-mode", "0666", "--dev-group", "video"]);
         FakeDriver::shared(); // compiled by now
         run(&mut make).ok();
         let image = Image::new(self.dir.path(), &["--layout", "debian"]);
@@ -218,7 +310,12 @@ impl User {
         );
         std::fs::write(self.path("config.toml"), config).unwrap();
         std::fs::write(self.path("containers.conf"), CONTAINERS_CONF).unwrap();
-        sh(&format!("install -d -o {0} -m 0700 '{1}'", self.name, self.path("run"))).ok();
+        sh(&format!(
+            "install -d -o {0} -m 0700 '{1}'",
+            self.name,
+            self.path("run")
+        ))
+        .ok();
     }
 
     /// Installs a hook file of the packages as the only one.
@@ -241,7 +338,8 @@ impl User {
 
     /// Runs `podman ARGUMENTS` as this user, as after a login.
     fn podman(&self, arguments: &str) -> Ran {
-        let [home, run_dir, conf, hooks] = ["home", "run", "containers.conf", "hooks.d"].map(|name| self.path(name));
+        let [home, run_dir, conf, hooks] =
+            ["home", "run", "containers.conf", "hooks.d"].map(|name| self.path(name));
         let script = format!(
             "cd /; exec setpriv --reuid {0} --regid {0} --init-groups env -i PATH=\"$PATH\" HOME='{home}' \
              XDG_RUNTIME_DIR='{run_dir}' CONTAINERS_CONF='{conf}' podman --root '{home}/storage' --runroot '{run_dir}/run' \
@@ -256,8 +354,14 @@ impl User {
 impl Drop for User {
     fn drop(&mut self) {
         // The process that keeps its user namespace.
-        let pids = sh(&format!("find '{}' -name pause.pid -exec cat {{}} \\;", self.path("run")));
-        sh(&format!("for pid in {}; do kill $pid; done", pids.stdout.replace('\n', " ")));
+        let pids = sh(&format!(
+            "find '{}' -name pause.pid -exec cat {{}} \\;",
+            self.path("run")
+        ));
+        sh(&format!(
+            "for pid in {}; do kill $pid; done",
+            pids.stdout.replace('\n', " ")
+        ));
         // userdel rejects a user who has processes. They may belong to another test run on a machine with the same uid, so this
         // does not wait for ever.
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
@@ -279,13 +383,26 @@ impl Drop for User {
 fn rootless() {
     let user = User::new();
     let image = user.path("image");
-    user.podman(&format!("import - {IMAGE} <\"$(tar -C '{image}' -cf '{image}.tar' . && echo '{image}.tar')\"")).ok();
-    let users = ["--userns=keep-id", "--userns=nomap", "--userns=auto", "--user 1000:1000"];
+    user.podman(&format!(
+        "import - {IMAGE} <\"$(tar -C '{image}' -cf '{image}.tar' . && echo '{image}.tar')\""
+    ))
+    .ok();
+    let users = [
+        "--userns=keep-id",
+        "--userns=nomap",
+        "--userns=auto",
+        "--user 1000:1000",
+    ];
     // With the host's /dev it works if the nodes are there: a user cannot create mount points there.
-    let all = SHAPES.iter().filter(|shape| !shape.contains(&HOSTS_DEV)).map(|shape| shape.join(" "));
+    let all = SHAPES
+        .iter()
+        .filter(|shape| !shape.contains(&HOSTS_DEV))
+        .map(|shape| shape.join(" "));
     let all = all.chain(users.map(str::to_owned));
     // At precreate the runtime mounts the nodes, because a user cannot create any.
-    let at_precreate = ["", "--read-only", "--privileged", "--cap-drop=all"].into_iter().chain(users);
+    let at_precreate = ["", "--read-only", "--privileged", "--cap-drop=all"]
+        .into_iter()
+        .chain(users);
     let shapes = all.map(|shape| ("hooks.d/oci-nvidia-hook.json", shape));
     let precreate = "packaging/podman/oci-nvidia-hook-precreate.json";
     for (hook, shape) in shapes.chain(at_precreate.map(|shape| (precreate, shape.to_owned()))) {
@@ -305,24 +422,47 @@ fn rootless() {
     user.install_hook("hooks.d/oci-nvidia-hook.json");
     // The user can mount the nodes without the hook, so that the user's namespace counts like the host's.
     let config = std::fs::read_to_string(user.path("config.toml")).unwrap();
-    let locked = format!("accept-nvidia-visible-devices-envvar-when-unprivileged = false\n{config}");
+    let locked =
+        format!("accept-nvidia-visible-devices-envvar-when-unprivileged = false\n{config}");
     std::fs::write(user.path("config.toml"), locked).unwrap();
-    for (options, gpus) in [("", 0), ("--privileged", 1), ("--cap-add=SYS_ADMIN", 1), ("--privileged --userns=auto", 0)]
-    {
-        let arguments = format!("{options} -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} sh -c 'nvidia-smi -L || true'");
-        let text = user.podman(&format!("run --rm --network=none {arguments}")).ok();
-        assert_eq!(text.matches("UUID: GPU-").count(), gpus, "{options}: {text}");
+    for (options, gpus) in [
+        ("", 0),
+        ("--privileged", 1),
+        ("--cap-add=SYS_ADMIN", 1),
+        ("--privileged --userns=auto", 0),
+    ] {
+        let arguments =
+            format!("{options} -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} sh -c 'nvidia-smi -L || true'");
+        let text = user
+            .podman(&format!("run --rm --network=none {arguments}"))
+            .ok();
+        assert_eq!(
+            text.matches("UUID: GPU-").count(),
+            gpus,
+            "{options}: {text}"
+        );
     }
     std::fs::write(user.path("config.toml"), config).unwrap();
     if !std::path::Path::new("/dev/nvidiactl").exists() {
-        let arguments = format!("--privileged -v {HOSTS_DEV} -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true");
-        let ran = user.podman(&format!("run --rm --network=none --log-driver=none {arguments}"));
-        assert!(ran.code == Some(126) && ran.stderr.contains("(ONH-047)\nhint: "), "{ran:?}");
+        let arguments =
+            format!("--privileged -v {HOSTS_DEV} -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true");
+        let ran = user.podman(&format!(
+            "run --rm --network=none --log-driver=none {arguments}"
+        ));
+        assert!(
+            ran.code == Some(126) && ran.stderr.contains("(ONH-047)\nhint: "),
+            "{ran:?}"
+        );
         assert!(!std::path::Path::new("/dev/nvidiactl").exists());
     }
     // The error for a user who may not open the devices names the missing group.
     sh(&format!("chmod 0600 '{}'/dev/nvidia*", user.path("driver"))).ok();
-    let ran = user.podman(&format!("run --rm --network=none -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true"));
+    let ran = user.podman(&format!(
+        "run --rm --network=none -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true"
+    ));
     assert_ne!(ran.code, Some(0));
-    assert!(ran.stderr.contains("(ONH-019)") && ran.stderr.contains("hint: "), "{ran:?}");
+    assert!(
+        ran.stderr.contains("(ONH-019)") && ran.stderr.contains("hint: "),
+        "{ran:?}"
+    );
 }

@@ -21,7 +21,11 @@ fn install(podman: &Podman) {
     let mut json: Value = serde_json::from_str(crate::docs::blocks(&docs, "json")[0]).unwrap();
     assert_eq!(json["stages"], serde_json::json!(["poststop"]));
     json["hook"]["path"] = HOOK.into();
-    std::fs::write(podman.hooks.join("oci-nvidia-hook-poststop.json"), json.to_string()).unwrap();
+    std::fs::write(
+        podman.hooks.join("oci-nvidia-hook-poststop.json"),
+        json.to_string(),
+    )
+    .unwrap();
 }
 
 fn uninstall(podman: &Podman) {
@@ -46,14 +50,26 @@ fn left_after(before: &str, podman: &Podman, cgroup: Cgroup, name: &str, command
          \"$@\" $run --rm -e NVIDIA_VISIBLE_DEVICES=void localhost/{name} sh -c 'find / -xdev -type f -size 0; find / -xdev -type l; ldconfig -p'"
     );
     let text = podman.shell(cgroup, &script).ok();
-    let is_left = |line: &&str| ["nvidia", "libcuda", "libvdpau", "libnv"].iter().any(|part| line.contains(part));
-    text.lines().filter(is_left).map(|line| line.to_owned() + "\n").collect()
+    let is_left = |line: &&str| {
+        ["nvidia", "libcuda", "libvdpau", "libnv"]
+            .iter()
+            .any(|part| line.contains(part))
+    };
+    text.lines()
+        .filter(is_left)
+        .map(|line| line.to_owned() + "\n")
+        .collect()
 }
 
 fn podman_commits_a_clean_image(cgroup: Cgroup) {
     let podman = Podman::with_image();
     let naive = left(&podman, cgroup, "naive", "nvidia-smi -L");
-    for says in ["/nvidia-smi\n", "/libcuda.so.535.183.01\n", "/libcuda.so.1\n", "libcuda.so.1 (libc6"] {
+    for says in [
+        "/nvidia-smi\n",
+        "/libcuda.so.535.183.01\n",
+        "/libcuda.so.1\n",
+        "libcuda.so.1 (libc6",
+    ] {
         assert!(naive.contains(says), "{says}: {naive}");
     }
     install(&podman);
@@ -62,7 +78,10 @@ fn podman_commits_a_clean_image(cgroup: Cgroup) {
     let of_its_own = "nvidia-smi -L; cd /usr/lib/x86_64-linux-gnu; echo mine >libnvidia-mine.so.1; \
                       ln -sfn libnvidia-mine.so.1 libcuda.so; ldconfig";
     let changed = left(&podman, cgroup, "changed", of_its_own);
-    assert!(changed.contains("/libnvidia-mine.so.1\n") && changed.contains("/libcuda.so\n"), "{changed}");
+    assert!(
+        changed.contains("/libnvidia-mine.so.1\n") && changed.contains("/libcuda.so\n"),
+        "{changed}"
+    );
     assert!(!changed.contains("libcuda.so.1"), "{changed}");
 }
 
@@ -100,8 +119,14 @@ fn copies() {
         assert!(!text.contains("libcuda"), "{text}");
         text.lines().any(|line| line == format!("A {icd}"))
     };
-    assert!(!after("unchanged", &format!("grep libnvidia-opencl.so.1 {icd}")));
-    assert!(after("changed", &format!("grep libnvidia-opencl.so.1 {icd}; echo libnvidia-opencl.so.1 >{icd}")));
+    assert!(!after(
+        "unchanged",
+        &format!("grep libnvidia-opencl.so.1 {icd}")
+    ));
+    assert!(after(
+        "changed",
+        &format!("grep libnvidia-opencl.so.1 {icd}; echo libnvidia-opencl.so.1 >{icd}")
+    ));
 }
 
 /// With precreate, the runtime creates the mount points.
@@ -114,7 +139,10 @@ fn mount_points_of_the_runtime() {
     install(&podman);
     let clean = left(&podman, Cgroup::AsMounted, "clean", "nvidia-smi -L");
     // Directories that the runtime created stay.
-    let files: Vec<_> = clean.lines().filter(|line| line.contains(".so") || line.contains("/bin/")).collect();
+    let files: Vec<_> = clean
+        .lines()
+        .filter(|line| line.contains(".so") || line.contains("/bin/"))
+        .collect();
     assert_eq!(files, [""; 0], "{clean}");
 }
 
@@ -127,7 +155,11 @@ fn podman_start_after_a_driver_update() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     podman.install_hook(&fake.config);
     let new = FakeDriver::new(&["--gpus", "1", "--version", "550.54.14"]);
-    sh(&format!("cd '{}'; rm $(find . -name 'libnvidia-opencl*'); /sbin/ldconfig -r .", new.root.display())).ok();
+    sh(&format!(
+        "cd '{}'; rm $(find . -name 'libnvidia-opencl*'); /sbin/ldconfig -r .",
+        new.root.display()
+    ))
+    .ok();
     let start = |name: &str, update: &str, seen: &str| -> Ran {
         let look = "probe-dlopen libcuda.so.1 libnvidia-opencl.so.1 || true";
         podman.shell(
@@ -145,7 +177,12 @@ fn podman_start_after_a_driver_update() {
         )
     };
     let hook = podman.hooks.join("oci-nvidia-hook.json");
-    let update = format!("sed -i 's#{}#{}#' '{}'", fake.config.display(), new.config.display(), hook.display());
+    let update = format!(
+        "sed -i 's#{}#{}#' '{}'",
+        fake.config.display(),
+        new.config.display(),
+        hook.display()
+    );
     // Another process uses the directory, and has mounted a file on the name that the new driver lacks.
     let other = format!(
         "{update}; export root=$(\"$@\" mount shared); there={dir}/there; \
@@ -155,17 +192,29 @@ fn podman_start_after_a_driver_update() {
     );
     let seen = format!("nsenter -m -t $other cmp $root{STALE} /bin/true; kill $other");
     let text = start("shared", &other, &seen).ok();
-    assert!(text.contains("libcuda.so.1: ok ") && text.contains(STALE.rsplit('/').next().unwrap()), "{text}");
+    assert!(
+        text.contains("libcuda.so.1: ok ") && text.contains(STALE.rsplit('/').next().unwrap()),
+        "{text}"
+    );
     podman.install_hook(&fake.config);
     let text = start("updated", &update, "").ok();
     assert!(text.contains("libcuda.so.1: ok "), "{text}");
-    assert!(!text.contains("file too short") && !text.contains("535.183.01"), "{text}");
-    assert!(text.contains("./libcuda.so.550.54.14\n"), "the files of this driver stay: {text}");
+    assert!(
+        !text.contains("file too short") && !text.contains("535.183.01"),
+        "{text}"
+    );
+    assert!(
+        text.contains("./libcuda.so.550.54.14\n"),
+        "the files of this driver stay: {text}"
+    );
     // With poststop, nothing remains of either.
     podman.install_hook(&fake.config);
     install(&podman);
     let text = start("stopped", &update, "").ok();
-    assert!(text.contains("libcuda.so.1: ok ") && !text.contains("\n./"), "{text}");
+    assert!(
+        text.contains("libcuda.so.1: ok ") && !text.contains("\n./"),
+        "{text}"
+    );
     uninstall(&podman);
 }
 
@@ -175,7 +224,11 @@ const OVERLAY: &str = "mkdir $layers/upper $layers/work; \
 
 /// Removing a mount point would remove the mount from another container that uses the same directory.
 fn a_shared_root_is_left_alone(cgroup: Cgroup) {
-    for mount in ["mount --bind $image $root", OVERLAY, "mount -t tmpfs shared $root; cp -a $image/. $root"] {
+    for mount in [
+        "mount --bind $image $root",
+        OVERLAY,
+        "mount -t tmpfs shared $root; cp -a $image/. $root",
+    ] {
         let podman = Podman::new();
         install(&podman);
         let dir = scratch();
@@ -194,8 +247,14 @@ fn a_shared_root_is_left_alone(cgroup: Cgroup) {
             dir = dir.path().display()
         );
         let text = podman.shell(cgroup, &script).ok();
-        assert!(text.contains("UUID: GPU-") && text.contains("libcuda.so.1: ok "), "{mount}: {text}");
-        assert!(text.contains("the naive removal unmounts it\n"), "{mount}: {text}");
+        assert!(
+            text.contains("UUID: GPU-") && text.contains("libcuda.so.1: ok "),
+            "{mount}: {text}"
+        );
+        assert!(
+            text.contains("the naive removal unmounts it\n"),
+            "{mount}: {text}"
+        );
     }
 }
 
@@ -233,7 +292,10 @@ fn a_root_that_others_only_see_is_cleaned() {
         );
         let text = podman.shell(Cgroup::AsMounted, &script).ok();
         assert_eq!(text.is_empty(), is_cleaned, "{other}: {text}");
-        assert!(is_cleaned || text.contains("./usr/bin/nvidia-smi\n"), "{other}: {text}");
+        assert!(
+            is_cleaned || text.contains("./usr/bin/nvidia-smi\n"),
+            "{other}: {text}"
+        );
         assert!(!text.contains("oci-nvidia-hook-"), "{other}: {text}");
     }
 }

@@ -20,7 +20,14 @@ tests! {
 }
 
 fn precreate(config: &Path, spec: &str) -> Ran {
-    run_with(Command::new(HOOK).arg("--config").arg(config).arg("precreate").env_clear(), spec.as_bytes())
+    run_with(
+        Command::new(HOOK)
+            .arg("--config")
+            .arg(config)
+            .arg("precreate")
+            .env_clear(),
+        spec.as_bytes(),
+    )
 }
 
 /// A config.json in the format of an engine, with values that only other programs would write.
@@ -40,7 +47,11 @@ fn no_request_is_the_same_bytes() {
     // An error in config.toml does not stop a container that requests nothing.
     let config = dir.path().join("config.toml");
     fs::write(&config, "nonsense = ").unwrap();
-    for env in [&[][..], &["NVIDIA_VISIBLE_DEVICES=void"], &["NVIDIA_VISIBLE_DEVICES="]] {
+    for env in [
+        &[][..],
+        &["NVIDIA_VISIBLE_DEVICES=void"],
+        &["NVIDIA_VISIBLE_DEVICES="],
+    ] {
         let spec = spec(dir.path(), env);
         assert_eq!(precreate(&config, &spec).ok(), spec);
     }
@@ -52,14 +63,20 @@ fn nothing_is_printed_on_an_error() {
     let log = private.path().join("log");
     fake.configure(&format!("debug = \"{}\"", log.display()));
     let gpu_9 = spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=9"]);
-    let no_array =
-        spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=0"]).replace("\"later\"", "\"createRuntime\":{},\"later\"");
+    let no_array = spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=0"])
+        .replace("\"later\"", "\"createRuntime\":{},\"later\"");
     for (spec, says) in [
         ("", "cannot read the container's spec on stdin: it is empty"),
-        ("{\"process\":", "cannot read the container's spec on stdin: EOF"),
+        (
+            "{\"process\":",
+            "cannot read the container's spec on stdin: EOF",
+        ),
         ("{}", "no \"root.path\""),
         (&gpu_9, "requests \"9\""),
-        (&no_array, "cannot add to \"hooks.createRuntime\": it is not an array"),
+        (
+            &no_array,
+            "cannot add to \"hooks.createRuntime\": it is not an array",
+        ),
     ] {
         let ran = precreate(&fake.config, spec);
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{ran:?}");
@@ -67,35 +84,72 @@ fn nothing_is_printed_on_an_error() {
     }
     // Podman shows none of these messages.
     let log = fs::read_to_string(log).unwrap();
-    assert!(log.contains(": error: ") && log.contains("requests \"9\"") && log.contains("it is not an array"), "{log}");
+    assert!(
+        log.contains(": error: ")
+            && log.contains("requests \"9\"")
+            && log.contains("it is not an array"),
+        "{log}"
+    );
     // If writing fails, nothing is printed, however short.
-    let script = format!("'{HOOK}' --config '{}' precreate >/dev/full", fake.config.display());
-    for spec in [&spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=0"]), r#"{"root":{"path":"/r"},"process":{}}"#] {
+    let script = format!(
+        "'{HOOK}' --config '{}' precreate >/dev/full",
+        fake.config.display()
+    );
+    for spec in [
+        &spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=0"]),
+        r#"{"root":{"path":"/r"},"process":{}}"#,
+    ] {
         run_with(Command::new("sh").args(["-c", &script]), spec.as_bytes()).failed(1);
     }
 }
 
 fn plan(fake: &FakeDriver, more: &[&str], stdin: &str) -> Ran {
     let mut plan = Command::new(HOOK);
-    plan.arg("--config").arg(&fake.config).args(["plan", "-"]).args(more).env_clear();
+    plan.arg("--config")
+        .arg(&fake.config)
+        .args(["plan", "-"])
+        .args(more)
+        .env_clear();
     run_with(&mut plan, stdin.as_bytes())
 }
 
 /// The additions that `plan` lists, inserted into config.json by hand, are the output of precreate; an error of one is an
 /// error of the other.
 fn explained_as_it_is_done() {
-    let fake = FakeDriver::new(&["--gpus", "2", "--drm", "--mig", "--dev-mode", "0660", "--dev-group", "video"]);
+    let fake = FakeDriver::new(&[
+        "--gpus",
+        "2",
+        "--drm",
+        "--mig",
+        "--dev-mode",
+        "0660",
+        "--dev-group",
+        "video",
+    ]);
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let of = |rootfs: &Path, ask: &str| {
-        spec(rootfs, &[&format!("NVIDIA_VISIBLE_DEVICES={ask}"), "NVIDIA_DRIVER_CAPABILITIES=all"])
+        spec(
+            rootfs,
+            &[
+                &format!("NVIDIA_VISIBLE_DEVICES={ask}"),
+                "NVIDIA_DRIVER_CAPABILITIES=all",
+            ],
+        )
     };
     let own_node = of(&image.rootfs, "1").replace(
         "\"linux\":{",
         "\"linux\":{\"devices\":[{\"path\":\"/dev/nvidia1\",\"type\":\"c\",\"major\":195,\"minor\":1}],",
     );
-    for spec in [of(&image.rootfs, "all"), of(&image.rootfs, "0:1"), of(Path::new("/nowhere"), "1"), own_node] {
-        let done: Value = serde_json::from_str(&precreate(&fake.config, &spec).ok().replace("1e400", "0")).unwrap();
+    for spec in [
+        of(&image.rootfs, "all"),
+        of(&image.rootfs, "0:1"),
+        of(Path::new("/nowhere"), "1"),
+        own_node,
+    ] {
+        let done: Value =
+            serde_json::from_str(&precreate(&fake.config, &spec).ok().replace("1e400", "0"))
+                .unwrap();
         let told = plan(&fake, &["--stage", "precreate", "--json"], &spec).ok();
         let told: Value = serde_json::from_str(&told).unwrap();
         let mut by_hand: Value = serde_json::from_str(&spec.replace("1e400", "0")).unwrap();
@@ -113,7 +167,10 @@ fn explained_as_it_is_done() {
         for line in [
             "\nadded to linux.resources.devices of config.json: allow c 195:",
             "\nadded to hooks.createRuntime of config.json: /",
-            &format!("\nadded to process.user.additionalGids of config.json: {}\n", video()),
+            &format!(
+                "\nadded to process.user.additionalGids of config.json: {}\n",
+                video()
+            ),
         ] {
             assert!(words.contains(line), "{line:?} is not in\n{words}");
         }
@@ -131,12 +188,22 @@ fn explained_as_it_is_done() {
     );
     assert_eq!(precreate(&fake.config, &given).ok(), given);
     let told = plan(&fake, &["--stage", "precreate"], &given).ok();
-    assert!(told.starts_with("the hook does nothing: ") && told.contains("(ONH-111)\n"), "{told}");
+    assert!(
+        told.starts_with("the hook does nothing: ") && told.contains("(ONH-111)\n"),
+        "{told}"
+    );
     for (spec, says) in [(no_array, "it is not an array"), (another, "(ONH-044)")] {
-        assert!(precreate(&fake.config, &spec).failed(1).contains(says), "{says}");
+        assert!(
+            precreate(&fake.config, &spec).failed(1).contains(says),
+            "{says}"
+        );
         let told = plan(&fake, &["--stage", "precreate"], &spec);
         assert_eq!(told.code, Some(1), "{told:?}");
-        assert!(told.stdout.contains(says.trim_matches(['(', ')'])) && !told.stdout.contains("added to "), "{told:?}");
+        assert!(
+            told.stdout.contains(says.trim_matches(['(', ')']))
+                && !told.stdout.contains("added to "),
+            "{told:?}"
+        );
     }
 }
 
@@ -149,59 +216,134 @@ fn words(items: &Value, fields: [&str; 3]) -> BTreeSet<String> {
 /// `plan` for a container's state lists the hook's steps for the same container.
 fn the_hook_does_what_it_adds() {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm", "--mig"]);
-    for (layout, ask) in [("debian", "all"), ("lib64", "all"), ("lib64", "1"), ("debian", "0:1"), ("musl", "0:0,1")] {
+    for (layout, ask) in [
+        ("debian", "all"),
+        ("lib64", "all"),
+        ("lib64", "1"),
+        ("debian", "0:1"),
+        ("musl", "0:0,1"),
+    ] {
         let dir = scratch();
-        let image = Image::new(dir.path(), &["--layout", if layout == "musl" { "lib64" } else { layout }]);
+        let image = Image::new(
+            dir.path(),
+            &["--layout", if layout == "musl" { "lib64" } else { layout }],
+        );
         if layout == "musl" {
             fs::remove_dir_all(image.rootfs.join("lib64"))
                 .or_else(|_| fs::remove_file(image.rootfs.join("lib64")))
                 .unwrap();
         }
         let before = snapshot(&image.rootfs);
-        let env = [&format!("NVIDIA_VISIBLE_DEVICES={ask}"), "NVIDIA_DRIVER_CAPABILITIES=all"];
+        let env = [
+            &format!("NVIDIA_VISIBLE_DEVICES={ask}"),
+            "NVIDIA_DRIVER_CAPABILITIES=all",
+        ];
         let spec = spec(&image.rootfs, &env);
-        let edited: Value = serde_json::from_str(&precreate(&fake.config, &spec).ok().replace("1e400", "0")).unwrap();
-        assert_eq!(snapshot(&image.rootfs), before, "the image is only examined");
+        let edited: Value =
+            serde_json::from_str(&precreate(&fake.config, &spec).ok().replace("1e400", "0"))
+                .unwrap();
+        assert_eq!(
+            snapshot(&image.rootfs),
+            before,
+            "the image is only examined"
+        );
         fs::write(dir.path().join("config.json"), &spec).unwrap();
         let state = json!({"id": "c", "bundle": dir.path()}).to_string();
         let told = plan(&fake, &["--json"], &state);
         let told: Value = serde_json::from_str(&told.ok()).unwrap();
         let of = |action: &str| -> Value {
-            told["edits"].as_array().unwrap().iter().filter(|edit| edit["action"] == action).cloned().collect()
+            told["edits"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .filter(|edit| edit["action"] == action)
+                .cloned()
+                .collect()
         };
         // A directory that we create has no source: the EGL profile, which the hook entry writes.
-        let mounts: Value =
-            of("mount").as_array().unwrap().iter().filter(|edit| edit["source"] != "").cloned().collect();
+        let mounts: Value = of("mount")
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|edit| edit["source"] != "")
+            .cloned()
+            .collect();
         let added: Value = edited["mounts"].as_array().unwrap()[1..].into();
-        assert_eq!(words(&added, ["source", "destination", "-"]), words(&mounts, ["source", "path", "-"]));
+        assert_eq!(
+            words(&added, ["source", "destination", "-"]),
+            words(&mounts, ["source", "path", "-"])
+        );
         let devices = words(&of("device"), ["path", "major", "minor"]);
-        assert_eq!(words(&edited["linux"]["devices"], ["path", "major", "minor"]), devices);
+        assert_eq!(
+            words(&edited["linux"]["devices"], ["path", "major", "minor"]),
+            devices
+        );
         let rules = &edited["linux"]["resources"]["devices"].as_array().unwrap()[1..];
-        assert!(rules.iter().all(|rule| rule["allow"] == true && rule["type"] == "c" && rule["access"] == "rw"));
+        assert!(
+            rules
+                .iter()
+                .all(|rule| rule["allow"] == true && rule["type"] == "c" && rule["access"] == "rw")
+        );
         let numbers = words(&of("device"), ["major", "minor", "-"]);
-        assert_eq!(words(&rules.into(), ["major", "minor", "-"]), numbers, "a rule without a node");
+        assert_eq!(
+            words(&rules.into(), ["major", "minor", "-"]),
+            numbers,
+            "a rule without a node"
+        );
         let hook = &edited["hooks"]["createRuntime"][0];
-        let args: Vec<_> = hook["args"].as_array().unwrap().iter().map(|arg| arg.as_str().unwrap()).collect();
+        let args: Vec<_> = hook["args"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|arg| arg.as_str().unwrap())
+            .collect();
         let values = |name: &str| -> BTreeSet<String> {
-            args.windows(2).filter(|pair| pair[0] == name).map(|pair| pair[1].to_owned()).collect()
+            args.windows(2)
+                .filter(|pair| pair[0] == name)
+                .map(|pair| pair[1].to_owned())
+                .collect()
         };
-        let link = |edit: &Value| format!("{}::{}", edit["target"].as_str().unwrap(), edit["path"].as_str().unwrap());
+        let link = |edit: &Value| {
+            format!(
+                "{}::{}",
+                edit["target"].as_str().unwrap(),
+                edit["path"].as_str().unwrap()
+            )
+        };
         let (required, optional) = (values("--required-link"), values("--link"));
         assert!(
-            required.iter().all(|link| link.contains("libcuda.so") || link.contains("libnvidia-ml.so")),
+            required
+                .iter()
+                .all(|link| link.contains("libcuda.so") || link.contains("libnvidia-ml.so")),
             "{args:?}"
         );
-        assert_eq!(&required | &optional, of("link").as_array().unwrap().iter().map(link).collect());
-        let sonames = of("linker-cache")[0]["names"].as_array().cloned().unwrap_or_default();
+        assert_eq!(
+            &required | &optional,
+            of("link").as_array().unwrap().iter().map(link).collect()
+        );
+        let sonames = of("linker-cache")[0]["names"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
         let name = |path: String| Value::from(path.rsplit('/').next().unwrap());
         let named: Vec<_> = values("--library").into_iter().map(name).collect();
         assert_eq!(
             named.iter().map(Value::to_string).collect::<BTreeSet<_>>(),
             sonames.iter().map(Value::to_string).collect()
         );
-        assert_eq!(named.is_empty(), layout == "musl", "only glibc reads the linker cache");
-        assert_eq!(Path::new(hook["path"].as_str().unwrap()), fs::canonicalize(HOOK).unwrap());
-        assert!(!hook["env"].as_array().unwrap().is_empty(), "CVE-2025-23266");
+        assert_eq!(
+            named.is_empty(),
+            layout == "musl",
+            "only glibc reads the linker cache"
+        );
+        assert_eq!(
+            Path::new(hook["path"].as_str().unwrap()),
+            fs::canonicalize(HOOK).unwrap()
+        );
+        assert!(
+            !hook["env"].as_array().unwrap().is_empty(),
+            "CVE-2025-23266"
+        );
     }
 }
 
@@ -209,19 +351,41 @@ fn the_hook_does_what_it_adds() {
 /// are placed at the paths of the host, and the hook entry does the rest when the rootfs exists.
 fn a_rootfs_that_is_not_there_yet() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
-    let edited = precreate(&fake.config, &spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=0"])).ok().replace("1e400", "0");
+    let edited = precreate(
+        &fake.config,
+        &spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=0"]),
+    )
+    .ok()
+    .replace("1e400", "0");
     let edited: Value = serde_json::from_str(&edited).unwrap();
-    let destinations: Vec<_> =
-        edited["mounts"].as_array().unwrap().iter().map(|mount| mount["destination"].as_str().unwrap()).collect();
-    assert!(destinations.contains(&"/usr/lib/x86_64-linux-gnu/libcuda.so.535.183.01"), "{destinations:?}");
+    let destinations: Vec<_> = edited["mounts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|mount| mount["destination"].as_str().unwrap())
+        .collect();
+    assert!(
+        destinations.contains(&"/usr/lib/x86_64-linux-gnu/libcuda.so.535.183.01"),
+        "{destinations:?}"
+    );
     let args = &edited["hooks"]["createRuntime"][0]["args"];
-    let has_library =
-        |path: &str| args.as_array().unwrap().windows(2).any(|pair| pair[0] == "--library" && pair[1] == path);
-    assert!(has_library("/usr/lib/x86_64-linux-gnu/libcuda.so.1"), "{args}");
+    let has_library = |path: &str| {
+        args.as_array()
+            .unwrap()
+            .windows(2)
+            .any(|pair| pair[0] == "--library" && pair[1] == path)
+    };
+    assert!(
+        has_library("/usr/lib/x86_64-linux-gnu/libcuda.so.1"),
+        "{args}"
+    );
 }
 
 fn what_is_not_ours_stays() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]));
+    let (dir, fake) = (
+        scratch(),
+        FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]),
+    );
     let before = spec(dir.path(), &["NVIDIA_VISIBLE_DEVICES=all"]);
     let after = precreate(&fake.config, &before).ok();
     assert_eq!(precreate(&fake.config, &after).ok(), after, "idempotent");
@@ -236,7 +400,10 @@ fn what_is_not_ours_stays() {
         ("\"alpha\":\"\\u00e9\"}\n ", "\"alpha\":\"\\u00e9\"}\n "),
     ] {
         let to = to.replace("44", &video().to_string());
-        assert!(before.contains(from) && after.contains(&to), "{to} is not in\n{after}");
+        assert!(
+            before.contains(from) && after.contains(&to),
+            "{to} is not in\n{after}"
+        );
     }
     let (old, new): (Value, Value) = (
         serde_json::from_str(&before.replace("1e400", "0")).unwrap(),
@@ -248,9 +415,14 @@ fn what_is_not_ours_stays() {
     assert_eq!(old["process"]["env"], new["process"]["env"]);
     assert_eq!(old["mounts"][0], new["mounts"][0]);
     let node = &new["linux"]["devices"][0];
-    assert_eq!((&node["fileMode"], &node["uid"], &node["gid"]), (&json!(0o666), &json!(0), &json!(video())), "{node}");
+    assert_eq!(
+        (&node["fileMode"], &node["uid"], &node["gid"]),
+        (&json!(0o666), &json!(0), &json!(video())),
+        "{node}"
+    );
     fake.configure(NODES_OF_THE_HOST);
-    let new: Value = serde_json::from_str(&precreate(&fake.config, &before).ok().replace("1e400", "0")).unwrap();
+    let new: Value =
+        serde_json::from_str(&precreate(&fake.config, &before).ok().replace("1e400", "0")).unwrap();
     assert_eq!(new["linux"]["devices"][0]["fileMode"], 0o660, "{new}");
 }
 

@@ -14,8 +14,13 @@ tests! {
     USER_NEEDS => a_plain_user_reads_what_root_has_to_do;
 }
 
-const USER_NEEDS: &[Need] =
-    &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter"), Need::Program("setpriv")];
+const USER_NEEDS: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Program("nsenter"),
+    Need::Program("setpriv"),
+];
 
 /// A host with the fake driver's nodes in its /dev and the kernel module's reports in its /proc. Libraries are in a driver root
 /// that contains only files, as on GKE.
@@ -59,7 +64,10 @@ impl Host {
             dir = self.kept.path().display()
         );
         let mut program = Command::new("unshare");
-        program.args(["-m", "sh", "-euc", &script, "sh"]).args(words).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        program
+            .args(["-m", "sh", "-euc", &script, "sh"])
+            .args(words)
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         program
     }
 
@@ -71,18 +79,32 @@ impl Host {
         let mut hook = self.program();
         hook.arg("--config").arg(&self.fake.config).arg("prestart");
         let ran = run_with(&mut hook, container.state().as_bytes());
-        let text = if ran.code == Some(0) { container.exec(script).ok() } else { String::new() };
+        let text = if ran.code == Some(0) {
+            container.exec(script).ok()
+        } else {
+            String::new()
+        };
         (ran, text)
     }
 
     fn prepare(&self, arguments: &[&str]) -> Ran {
         let mut prepare = self.program();
-        run_with(prepare.arg("--config").arg(&self.fake.config).arg("prepare").args(arguments), b"")
+        run_with(
+            prepare
+                .arg("--config")
+                .arg(&self.fake.config)
+                .arg("prepare")
+                .args(arguments),
+            b"",
+        )
     }
 }
 
 fn mode(path: &Path) -> String {
-    sh(&format!("stat -c '%a %U:%G %t:%T' '{}'", path.display())).ok().trim().to_owned()
+    sh(&format!("stat -c '%a %U:%G %t:%T' '{}'", path.display()))
+        .ok()
+        .trim()
+        .to_owned()
 }
 
 const ALL: &str = "NVIDIA_VISIBLE_DEVICES=all";
@@ -92,49 +114,95 @@ fn what_a_request_needs_is_made() {
     let (ran, usual) = host.container(&[ALL], "nvidia-smi -L");
     ran.ok();
     assert_eq!(usual.lines().count(), 2, "{usual}");
-    for missing in ["nvidia1", "nvidia0", "nvidia0 nvidia1", "nvidiactl", "nvidia-uvm"] {
+    for missing in [
+        "nvidia1",
+        "nvidia0",
+        "nvidia0 nvidia1",
+        "nvidiactl",
+        "nvidia-uvm",
+    ] {
         let (ran, listed) = host.remove(missing).container(&[ALL], "nvidia-smi -L");
         assert_eq!((ran.ok().as_str(), &listed), ("", &usual), "{missing}");
     }
     // An index is that of the host, whichever node was missing.
-    let (ran, listed) = host.remove("nvidia0").container(&["NVIDIA_VISIBLE_DEVICES=0"], "nvidia-smi -L");
+    let (ran, listed) = host
+        .remove("nvidia0")
+        .container(&["NVIDIA_VISIBLE_DEVICES=0"], "nvidia-smi -L");
     ran.ok();
     assert_eq!(listed.trim(), usual.lines().next().unwrap());
     assert_eq!(mode(&host.dev("nvidia0")), "660 root:video c3:0");
     assert_eq!(mode(&host.dev("nvidia-uvm")), "666 root:root 1ff:0");
 
     let graphics = "NVIDIA_DRIVER_CAPABILITIES=graphics,utility";
-    host.remove("nvidia-modeset").container(&[ALL, graphics], "test -c /dev/nvidia-modeset").0.ok();
+    host.remove("nvidia-modeset")
+        .container(&[ALL, graphics], "test -c /dev/nvidia-modeset")
+        .0
+        .ok();
     assert_eq!(mode(&host.dev("nvidia-modeset")), "660 root:video c3:fe");
 
     let channel = "nvidia-caps-imex-channels/channel7";
     let imex = [ALL, "NVIDIA_IMEX_CHANNELS=7"];
-    host.container(&imex, &format!("test -c /dev/{channel}")).0.ok();
+    host.container(&imex, &format!("test -c /dev/{channel}"))
+        .0
+        .ok();
     assert_eq!(mode(&host.dev(channel)), "660 root:video 1fd:7");
-    host.remove("nvidia-caps-imex-channels").fake.configure("[features]\ndisable-imex-channel-creation = true\n");
+    host.remove("nvidia-caps-imex-channels")
+        .fake
+        .configure("[features]\ndisable-imex-channel-creation = true\n");
     let stderr = host.container(&imex, "").0.failed(1);
-    assert!(stderr.contains(&format!("\"/dev/{channel}\" is missing below \"/\" (ONH-021)")), "{stderr}");
-    assert!(stderr.contains("hint: run \"oci-nvidia-hook prepare --imex-channel 7\""), "{stderr}");
-    assert!(host.prepare(&["--imex-channel", "7"]).ok().starts_with(&format!("made /dev/{channel} c 509:7 0:")));
-    host.container(&imex, &format!("test -c /dev/{channel}")).0.ok();
+    assert!(
+        stderr.contains(&format!(
+            "\"/dev/{channel}\" is missing below \"/\" (ONH-021)"
+        )),
+        "{stderr}"
+    );
+    assert!(
+        stderr.contains("hint: run \"oci-nvidia-hook prepare --imex-channel 7\""),
+        "{stderr}"
+    );
+    assert!(
+        host.prepare(&["--imex-channel", "7"])
+            .ok()
+            .starts_with(&format!("made /dev/{channel} c 509:7 0:"))
+    );
+    host.container(&imex, &format!("test -c /dev/{channel}"))
+        .0
+        .ok();
 
     let host = Host::new(&["--gpus", "2", "--mig"]);
     for (request, lines) in [("0:0", 2), ("all", 4)] {
         host.remove("nvidia-caps");
-        let (ran, listed) = host.container(&[&format!("NVIDIA_VISIBLE_DEVICES={request}")], "nvidia-smi -L");
+        let (ran, listed) = host.container(
+            &[&format!("NVIDIA_VISIBLE_DEVICES={request}")],
+            "nvidia-smi -L",
+        );
         assert_eq!(ran.ok(), "", "{request}");
         assert_eq!(listed.lines().count(), lines, "{request}: {listed}");
     }
     // If the hook may not create the nodes, it names the command that does, and never suggests to create the MIG devices again.
-    host.remove("nvidia-caps").fake.configure("load-kmods = false\n");
+    host.remove("nvidia-caps")
+        .fake
+        .configure("load-kmods = false\n");
     let (ran, _) = host.container(&["NVIDIA_VISIBLE_DEVICES=0"], "true");
     let warned = ran.stderr;
     assert!(warned.contains("(ONH-230)"), "{warned}");
-    assert!(warned.contains("(ONH-230)") && !warned.contains("-cgi"), "{warned}");
+    assert!(
+        warned.contains("(ONH-230)") && !warned.contains("-cgi"),
+        "{warned}"
+    );
     for name in ["0:0", "MIG-51eed000-0001-4000-8000-0000fa4e0001"] {
-        let stderr = host.container(&[&format!("NVIDIA_VISIBLE_DEVICES={name}")], "").0.failed(1);
-        assert!(stderr.contains("\"/dev/nvidia-caps/nvidia-cap12\", ") && stderr.contains("(ONH-021)"), "{stderr}");
-        assert!(stderr.contains("\nhint: run \"oci-nvidia-hook prepare\" as root on the host\n"), "{stderr}");
+        let stderr = host
+            .container(&[&format!("NVIDIA_VISIBLE_DEVICES={name}")], "")
+            .0
+            .failed(1);
+        assert!(
+            stderr.contains("\"/dev/nvidia-caps/nvidia-cap12\", ") && stderr.contains("(ONH-021)"),
+            "{stderr}"
+        );
+        assert!(
+            stderr.contains("\nhint: run \"oci-nvidia-hook prepare\" as root on the host\n"),
+            "{stderr}"
+        );
     }
     host.fake.configure("");
     host.container(&["NVIDIA_VISIBLE_DEVICES=all"], "").0.ok();
@@ -153,7 +221,12 @@ fn what_is_made_is_explained() {
     let of = |host: &Host, env: &[&str]| {
         let spec = json!({"process": {"env": env}, "root": {"path": "/nowhere"}}).to_string();
         let mut plan = host.program();
-        run_with(plan.arg("--config").arg(&host.fake.config).args(["plan", "-"]), spec.as_bytes())
+        run_with(
+            plan.arg("--config")
+                .arg(&host.fake.config)
+                .args(["plan", "-"]),
+            spec.as_bytes(),
+        )
     };
     let host = Host::new(&["--gpus", "2"]);
     host.container(&[ALL], "true").0.ok();
@@ -168,51 +241,98 @@ fn what_is_made_is_explained() {
             host.remove(missing);
         }
         let told = of(&host, env).ok();
-        assert!(told.starts_with("the hook sets up the container: "), "{missing}: {told}");
-        assert!(told.contains(&format!("\non the host: create /dev/{missing} c {number}\n")), "{told}");
+        assert!(
+            told.starts_with("the hook sets up the container: "),
+            "{missing}: {told}"
+        );
+        assert!(
+            told.contains(&format!(
+                "\non the host: create /dev/{missing} c {number}\n"
+            )),
+            "{told}"
+        );
         let is_known = !told.contains("NVML answers only after that");
-        assert!(!is_known || told.contains(missing) && told.contains("libnvidia-ml.so"), "{told}");
+        assert!(
+            !is_known || told.contains(missing) && told.contains("libnvidia-ml.so"),
+            "{told}"
+        );
         assert!(!host.dev(missing).exists(), "{missing}");
-        host.container(env, &format!("test -c /dev/{missing}")).0.ok();
+        host.container(env, &format!("test -c /dev/{missing}"))
+            .0
+            .ok();
         assert!(!of(&host, env).ok().contains("on the host: "), "{missing}");
     }
     // Nodes that the request does not need, and nodes that the hook may not make.
     host.remove("nvidia-modeset");
     assert!(!of(&host, &[ALL]).ok().contains("on the host: "));
-    host.remove("nvidia1").fake.configure("load-kmods = false\n");
+    host.remove("nvidia1")
+        .fake
+        .configure("load-kmods = false\n");
     assert!(of(&host, &[ALL]).failed(1).is_empty());
 
     let host = Host::new(&["--gpus", "1", "--mig"]);
     host.remove("nvidia-caps");
     let told = of(&host, &["NVIDIA_VISIBLE_DEVICES=0:0"]).ok();
-    assert!(told.contains("; it first prepares the host, and NVML answers only after that\n"), "{told}");
-    assert!(told.contains("create /dev/nvidia-caps/nvidia-cap12 c "), "{told}");
+    assert!(
+        told.contains("; it first prepares the host, and NVML answers only after that\n"),
+        "{told}"
+    );
+    assert!(
+        told.contains("create /dev/nvidia-caps/nvidia-cap12 c "),
+        "{told}"
+    );
 }
 
 /// NVML lists the other MIG device under the index of this one. Each mode reports that.
 fn a_mig_device_without_its_node(host: &Host) {
-    host.remove("nvidia-caps/nvidia-cap13").fake.configure("load-kmods = false\n");
+    host.remove("nvidia-caps/nvidia-cap13")
+        .fake
+        .configure("load-kmods = false\n");
     let missing = "device nodes of MIG devices of GPU 0 are missing: \"/dev/nvidia-caps/nvidia-cap13\" \
                    (GPU instance 1, compute instance 0)";
     let (ran, listed) = host.container(&[ALL], "nvidia-smi -L");
     assert_eq!((ran.code, listed.lines().count()), (Some(0), 3), "{listed}");
-    let spec_of = |request: &str| json!({"process": {"env": [request]}, "root": {"path": "/nowhere"}}).to_string();
+    let spec_of = |request: &str| {
+        json!({"process": {"env": [request]}, "root": {"path": "/nowhere"}}).to_string()
+    };
     let hook = |arguments: &[&str], stdin: &str| {
         let mut hook = host.program();
-        run_with(hook.arg("--config").arg(&host.fake.config).args(arguments), stdin.as_bytes())
+        run_with(
+            hook.arg("--config").arg(&host.fake.config).args(arguments),
+            stdin.as_bytes(),
+        )
     };
     let precreated = hook(&["precreate"], &spec_of(ALL));
     let generated = hook(&["cdi", "generate", "--output", "-"], "");
-    assert!(!generated.stdout.contains("\"0:0\""), "an index may name another MIG device: {}", generated.stdout);
-    assert!(generated.stdout.contains("MIG-51eed000-0002-4000-8000-0000fa4e0002"), "{}", generated.stdout);
+    assert!(
+        !generated.stdout.contains("\"0:0\""),
+        "an index may name another MIG device: {}",
+        generated.stdout
+    );
+    assert!(
+        generated
+            .stdout
+            .contains("MIG-51eed000-0002-4000-8000-0000fa4e0002"),
+        "{}",
+        generated.stdout
+    );
     for ran in [ran, precreated, generated] {
         assert_eq!(ran.code, Some(0), "{ran:?}");
-        let warning = format!("{missing} (ONH-232)\nhint: run \"oci-nvidia-hook prepare\" as root on the host");
-        assert!(ran.stderr.replace("warning: ", "").contains(&warning), "{}", ran.stderr);
+        let warning = format!(
+            "{missing} (ONH-232)\nhint: run \"oci-nvidia-hook prepare\" as root on the host"
+        );
+        assert!(
+            ran.stderr.replace("warning: ", "").contains(&warning),
+            "{}",
+            ran.stderr
+        );
     }
     for arguments in [&["plan", "-"][..], &["plan", "-", "--stage", "precreate"]] {
         let explained = hook(arguments, &spec_of(ALL)).ok();
-        assert!(explained.contains("ONH-232 warning: ") && explained.contains(missing), "{arguments:?}: {explained}");
+        assert!(
+            explained.contains("ONH-232 warning: ") && explained.contains(missing),
+            "{arguments:?}: {explained}"
+        );
     }
     for (name, is_given) in [
         ("0:0", false),
@@ -220,9 +340,14 @@ fn a_mig_device_without_its_node(host: &Host) {
         ("MIG-51eed000-0001-4000-8000-0000fa4e0001", false),
         ("MIG-51eed000-0002-4000-8000-0000fa4e0002", true),
     ] {
-        let ran = hook(&["precreate"], &spec_of(&format!("NVIDIA_VISIBLE_DEVICES={name}")));
+        let ran = hook(
+            &["precreate"],
+            &spec_of(&format!("NVIDIA_VISIBLE_DEVICES={name}")),
+        );
         assert_eq!(ran.code == Some(0), is_given, "{name}: {ran:?}");
-        let error = format!("{missing} (ONH-021)\nhint: run \"oci-nvidia-hook prepare\" as root on the host");
+        let error = format!(
+            "{missing} (ONH-021)\nhint: run \"oci-nvidia-hook prepare\" as root on the host"
+        );
         assert_eq!(ran.stderr.contains(&error), !is_given, "{name}: {ran:?}");
     }
 }
@@ -234,10 +359,16 @@ fn nothing_more_is_made() {
     host.container(&[ALL], "true").0.ok();
     assert!(!host.dev("nvidia-modeset").exists(), "only for graphics");
     host.remove("nvidia1");
-    host.container(&["NVIDIA_VISIBLE_DEVICES=none"], "true").0.ok();
+    host.container(&["NVIDIA_VISIBLE_DEVICES=none"], "true")
+        .0
+        .ok();
     assert!(!host.dev("nvidia1").exists(), "no GPU is requested");
     // A node that exists is not changed as long as none is missing.
-    sh(&format!("mknod -m 600 '{}' c 195 1", host.dev("nvidia1").display())).ok();
+    sh(&format!(
+        "mknod -m 600 '{}' c 195 1",
+        host.dev("nvidia1").display()
+    ))
+    .ok();
     host.container(&["NVIDIA_VISIBLE_DEVICES=0"], "true").0.ok();
     assert_eq!(mode(&host.dev("nvidia1")), "600 root:root c3:1");
     assert!(!host.dev("nvidia-caps-imex-channels").exists());
@@ -246,12 +377,23 @@ fn nothing_more_is_made() {
 /// The form of the request does not matter.
 fn one_number_and_one_command() {
     let host = Host::new(&["--gpus", "2"]);
-    let uuid = host.container(&["NVIDIA_VISIBLE_DEVICES=1"], "nvidia-smi -L").1;
-    let uuid = uuid.split("UUID: ").nth(1).unwrap().trim().trim_end_matches(')').to_owned();
+    let uuid = host
+        .container(&["NVIDIA_VISIBLE_DEVICES=1"], "nvidia-smi -L")
+        .1;
+    let uuid = uuid
+        .split("UUID: ")
+        .nth(1)
+        .unwrap()
+        .trim()
+        .trim_end_matches(')')
+        .to_owned();
     host.fake.configure("load-kmods = false\n");
     host.remove("nvidia1");
     for request in ["all", "0000:02:00.0"] {
-        let stderr = host.container(&[&format!("NVIDIA_VISIBLE_DEVICES={request}")], "").0.failed(1);
+        let stderr = host
+            .container(&[&format!("NVIDIA_VISIBLE_DEVICES={request}")], "")
+            .0
+            .failed(1);
         assert!(
             stderr.contains("\"/dev/nvidia1\" is missing (bus id 00000000:02:00.0) (ONH-021)"),
             "{request}: {stderr}"
@@ -261,13 +403,24 @@ fn one_number_and_one_command() {
             "{request}: {stderr}"
         );
     }
-    assert!(host.prepare(&[]).ok().contains("made /dev/nvidia1 c 195:1 0:"));
+    assert!(
+        host.prepare(&[])
+            .ok()
+            .contains("made /dev/nvidia1 c 195:1 0:")
+    );
     let (ran, _) = host.container(&[&format!("NVIDIA_VISIBLE_DEVICES={uuid}")], "true");
     ran.ok();
     host.remove("char/195:1");
-    assert_eq!(host.prepare(&[]).ok(), "created the link /dev/char/195:1 to /dev/nvidia1\n");
+    assert_eq!(
+        host.prepare(&[]).ok(),
+        "created the link /dev/char/195:1 to /dev/nvidia1\n"
+    );
     sh(&format!("chmod 600 '{}'", host.dev("nvidia1").display())).ok();
-    assert!(host.prepare(&[]).ok().starts_with("set the owner and mode of /dev/nvidia1 c 195:1 0:"));
+    assert!(
+        host.prepare(&[])
+            .ok()
+            .starts_with("set the owner and mode of /dev/nvidia1 c 195:1 0:")
+    );
     assert_eq!(host.prepare(&[]).ok(), "");
 }
 
@@ -282,7 +435,13 @@ fn failures_are_reported() {
         dir = host.kept.path().display()
     );
     read_only.args(["-m", "sh", "-euc", &script, "sh", HOOK]);
-    let ran = run_with(read_only.arg("--config").arg(&host.fake.config).arg("prepare"), b"");
+    let ran = run_with(
+        read_only
+            .arg("--config")
+            .arg(&host.fake.config)
+            .arg("prepare"),
+        b"",
+    );
     let stderr = ran.failed(1);
     assert!(
         stderr
@@ -291,57 +450,109 @@ fn failures_are_reported() {
     );
 
     let stderr = host.prepare(&["--imex-channel", "2048"]).failed(1);
-    assert!(stderr.contains("2048 of them (ONH-021)\nhint: "), "{stderr}");
-    assert!(host.dev("nvidia0").exists(), "a failure does not stop the rest");
+    assert!(
+        stderr.contains("2048 of them (ONH-021)\nhint: "),
+        "{stderr}"
+    );
+    assert!(
+        host.dev("nvidia0").exists(),
+        "a failure does not stop the rest"
+    );
 
     let params = host.kept.path().join("proc/driver/nvidia/params");
     std::fs::write(params, "ModifyDeviceFiles: 0\nDeviceFileMode: 432\n").unwrap();
-    assert_eq!(host.prepare(&[]).ok(), "", "the administrator's nodes are unchanged");
+    assert_eq!(
+        host.prepare(&[]).ok(),
+        "",
+        "the administrator's nodes are unchanged"
+    );
     let stderr = host.remove("nvidia0").prepare(&[]).failed(1);
     assert!(
-        stderr.contains("leaves its device nodes to the administrator (ModifyDeviceFiles: 0) (ONH-021)"),
+        stderr.contains(
+            "leaves its device nodes to the administrator (ModifyDeviceFiles: 0) (ONH-021)"
+        ),
         "{stderr}"
     );
-    assert!(stderr.contains("\nhint: run \"mknod -m 660 /dev/nvidia0 c 195 0\" as root\n"), "{stderr}");
+    assert!(
+        stderr.contains("\nhint: run \"mknod -m 660 /dev/nvidia0 c 195 0\" as root\n"),
+        "{stderr}"
+    );
 }
 
 /// The error for a user who is not in the nodes' group: one number, and the group by its name, or with the command that creates a
 /// name.
 fn a_plain_user_reads_what_root_has_to_do() {
-    const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    const NOBODY: [&str; 4] = [
+        "setpriv",
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+    ];
     let host = Host::new(&["--gpus", "2", "--dev-mode", "0660", "--dev-group", "video"]);
     // The program, the libraries and config.toml, at paths that the user can read.
     let place = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = place.path().display();
-    sh(&format!("chmod 755 '{path}'; cp '{HOOK}' '{path}/hook'; cp -a '{}' '{path}/root'", host.fake.root.display()))
-        .ok();
+    sh(&format!(
+        "chmod 755 '{path}'; cp '{HOOK}' '{path}/hook'; cp -a '{}' '{path}/root'",
+        host.fake.root.display()
+    ))
+    .ok();
     let (program, config) = (format!("{path}/hook"), format!("{path}/config.toml"));
-    std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{path}/root\"\n")).unwrap();
+    std::fs::write(
+        &config,
+        format!("[nvidia-container-cli]\nroot = \"{path}/root\"\n"),
+    )
+    .unwrap();
     let call = |by: &[&str], verb: &str| {
-        let words: Vec<_> = NOBODY.iter().chain(by).copied().chain([program.as_str(), "--config", &config]).collect();
+        let words: Vec<_> = NOBODY
+            .iter()
+            .chain(by)
+            .copied()
+            .chain([program.as_str(), "--config", &config])
+            .collect();
         run_with(host.program_by(&words).arg(verb), b"")
     };
     let stderr = call(&[], "prepare").failed(1);
     assert!(stderr.contains("(ONH-006)\nhint: run \"sudo "), "{stderr}");
     let named = "as root: usermod -aG video nobody, and log in again";
-    let unnamed = "as root: groupadd -g 4321 gpu4321 && usermod -aG gpu4321 nobody, and log in again";
+    let unnamed =
+        "as root: groupadd -g 4321 gpu4321 && usermod -aG gpu4321 nobody, and log in again";
     for (group, hint) in [("video", named), ("4321", unnamed)] {
-        sh(&format!("chgrp {group} '{}'/nvidia*", host.dev("").display())).ok();
+        sh(&format!(
+            "chgrp {group} '{}'/nvidia*",
+            host.dev("").display()
+        ))
+        .ok();
         let stderr = call(&[], "info").failed(1);
         assert!(stderr.contains("(ONH-019)"), "{stderr}");
-        assert!(stderr.contains(&format!("(ONH-019)\nhint: {hint}\n")), "{stderr}");
+        assert!(
+            stderr.contains(&format!("(ONH-019)\nhint: {hint}\n")),
+            "{stderr}"
+        );
         let doctor = call(&[], "doctor").stdout;
-        assert!(doctor.contains("user nobody cannot open \"/dev/nvidiactl\""), "{doctor}");
+        assert!(
+            doctor.contains("user nobody cannot open \"/dev/nvidiactl\""),
+            "{doctor}"
+        );
         assert!(doctor.contains(&format!("fix: {hint}\n")), "{doctor}");
-        assert!(doctor.contains("(ONH-211)") && !doctor.contains("ONH-019"), "{doctor}");
+        assert!(
+            doctor.contains("(ONH-211)") && !doctor.contains("ONH-019"),
+            "{doctor}"
+        );
     }
     // In a user namespace like that of rootless Podman, the node's group has no number; the driver's parameters contain it.
     let stderr = call(&["unshare", "-Ur"], "info").failed(1);
     let hint = "as root: usermod -aG video nobody, and log in again; rootless containers then need crun and \
                 \"--group-add keep-groups\"\n";
-    assert!(stderr.contains(&format!("(ONH-019)\nhint: {hint}")), "{stderr}");
+    assert!(
+        stderr.contains(&format!("(ONH-019)\nhint: {hint}")),
+        "{stderr}"
+    );
     let doctor = call(&[], "doctor");
-    assert!(doctor.stdout.contains("fix: as root: groupadd"), "{doctor:?}");
+    assert!(
+        doctor.stdout.contains("fix: as root: groupadd"),
+        "{doctor:?}"
+    );
 }
 
 /// One fault is one finding, with the one command that fixes it.
@@ -349,16 +560,39 @@ fn doctor_reports_a_node_once() {
     let host = Host::new(&["--gpus", "2", "--mig"]);
     let doctor = |checks: &[&str]| -> Vec<(String, String, String)> {
         let mut doctor = host.program();
-        let ran = run_with(doctor.arg("--config").arg(&host.fake.config).args(["doctor", "--json"]), b"");
+        let ran = run_with(
+            doctor
+                .arg("--config")
+                .arg(&host.fake.config)
+                .args(["doctor", "--json"]),
+            b"",
+        );
         let outcomes = crate::json_schema::part("doctor", &ran.stdout, "checks");
-        let text = |outcome: &serde_json::Value, field: &str| outcome[field].as_str().unwrap_or_default().to_owned();
-        let mut of_driver: Vec<_> =
-            outcomes.iter().filter(|outcome| checks.contains(&&*text(outcome, "check"))).collect();
+        let text = |outcome: &serde_json::Value, field: &str| {
+            outcome[field].as_str().unwrap_or_default().to_owned()
+        };
+        let mut of_driver: Vec<_> = outcomes
+            .iter()
+            .filter(|outcome| checks.contains(&&*text(outcome, "check")))
+            .collect();
         // A tree below a home directory that only root may search contains a library that only root can read.
         of_driver.retain(|outcome| outcome["id"].is_string() && outcome["id"] != "ONH-314");
-        of_driver.iter().map(|found| (text(found, "check"), text(found, "id"), text(found, "fix"))).collect()
+        of_driver
+            .iter()
+            .map(|found| (text(found, "check"), text(found, "id"), text(found, "fix")))
+            .collect()
     };
-    let checks = ["nodes", "uvm", "modeset", "nvml", "gpus", "mig", "limits", "libraries", "hook-user"];
+    let checks = [
+        "nodes",
+        "uvm",
+        "modeset",
+        "nvml",
+        "gpus",
+        "mig",
+        "limits",
+        "libraries",
+        "hook-user",
+    ];
     assert_eq!(doctor(&checks), []);
     for (missing, check, id) in [
         ("nvidia1", "nodes", "ONH-021"),
@@ -368,7 +602,15 @@ fn doctor_reports_a_node_once() {
     ] {
         host.remove(missing);
         let found = doctor(&checks);
-        assert_eq!(found, [(check.to_owned(), id.to_owned(), "oci-nvidia-hook prepare".to_owned())], "{missing}");
+        assert_eq!(
+            found,
+            [(
+                check.to_owned(),
+                id.to_owned(),
+                "oci-nvidia-hook prepare".to_owned()
+            )],
+            "{missing}"
+        );
         host.prepare(&[]).ok();
         assert_eq!(doctor(&checks), [], "{missing}");
     }

@@ -19,18 +19,32 @@ tests! {
     &[SCRIPT] => watching_needs_a_terminal;
 }
 
-pub const GOLDEN: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::CgroupV2, SCRIPT];
+pub const GOLDEN: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::CgroupV2,
+    SCRIPT,
+];
 
 /// Replaces the processes of the fake driver with these lines.
 fn set_processes(fake: &FakeDriver, lines: &str) {
     let is_process = |line: &&str| !line.starts_with("process ");
-    fake.set_nvml(|old| old.lines().filter(is_process).map(|line| format!("{line}\n")).collect::<String>() + lines);
+    fake.set_nvml(|old| {
+        old.lines()
+            .filter(is_process)
+            .map(|line| format!("{line}\n"))
+            .collect::<String>()
+            + lines
+    });
 }
 
 /// The elements of a document that are containers of this test: other tests start containers, too.
 fn named(text: &str, name: &str) -> Vec<Value> {
     let all = json_schema::part("ps", text, "containers");
-    all.into_iter().filter(|container| container["name"] == name).collect()
+    all.into_iter()
+        .filter(|container| container["name"] == name)
+        .collect()
 }
 
 fn containers_of_podman() {
@@ -51,23 +65,42 @@ fn containers_of_podman() {
     );
     let text = podman.shell(Cgroup::AsMounted, &script).ok();
     let parts: Vec<_> = text.split("---\n").collect();
-    let [running, gpu_1, gpu_0, document, ended, all, all_document] = parts[..] else { panic!("{text}") };
+    let [running, gpu_1, gpu_0, document, ended, all, all_document] = parts[..] else {
+        panic!("{text}")
+    };
     let (pid, running) = running.split_once('\n').unwrap();
     let words = |text: &str, name: &str| -> Vec<String> {
-        let row = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name} in\n{text}"));
+        let row = text
+            .lines()
+            .find(|line| line.starts_with(name))
+            .unwrap_or_else(|| panic!("no {name} in\n{text}"));
         row.split_whitespace().map(str::to_owned).collect()
     };
     assert!(running.starts_with("CONTAINER "), "{running}");
     let row = words(running, "ps-web ");
     assert_eq!(row[2..6], ["1", "1", "512", "MiB"], "{running}");
     assert!(row[6] == "now" || row[7].starts_with("second"), "{running}");
-    assert!(running.ends_with("1 process outside of containers uses a GPU\n"), "{running}");
-    assert!(gpu_1.contains("ps-web ") && !gpu_0.contains("ps-web "), "{gpu_1}\n{gpu_0}");
+    assert!(
+        running.ends_with("1 process outside of containers uses a GPU\n"),
+        "{running}"
+    );
+    assert!(
+        gpu_1.contains("ps-web ") && !gpu_0.contains("ps-web "),
+        "{gpu_1}\n{gpu_0}"
+    );
     let web = named(document, "ps-web").remove(0);
     let pid: u64 = pid.parse().unwrap();
-    assert_eq!(web["processes"], json!([{"pid": pid, "gpu": 1, "memory_bytes": 512 << 20}]), "{web:#}");
     assert_eq!(
-        (&web["state"], &web["gpus"][0]["index"], &web["memory_bytes"]),
+        web["processes"],
+        json!([{"pid": pid, "gpu": 1, "memory_bytes": 512 << 20}]),
+        "{web:#}"
+    );
+    assert_eq!(
+        (
+            &web["state"],
+            &web["gpus"][0]["index"],
+            &web["memory_bytes"]
+        ),
         (&json!("running"), &json!(1), &json!(512 << 20))
     );
     assert_eq!(web.get("finding"), None, "{web:#}");
@@ -75,10 +108,25 @@ fn containers_of_podman() {
     let row = words(all, "ps-web ");
     assert_eq!(row[1..5], ["ended", "1", "-", "-"], "{all}");
     let row = words(all, "ps-bad ");
-    assert_eq!((row[1].as_str(), row[2].as_str(), row.last().unwrap().as_str()), ("failed", "-", "ONH-030"), "{all}");
+    assert_eq!(
+        (
+            row[1].as_str(),
+            row[2].as_str(),
+            row.last().unwrap().as_str()
+        ),
+        ("failed", "-", "ONH-030"),
+        "{all}"
+    );
     let bad = named(all_document, "ps-bad").remove(0);
-    assert_eq!((&bad["state"], &bad["finding"]["id"], &bad["gpus"]), (&json!("failed"), &json!("ONH-030"), &json!([])));
-    assert_eq!(named(all_document, "ps-web")[0]["state"], "ended", "{all_document}");
+    assert_eq!(
+        (&bad["state"], &bad["finding"]["id"], &bad["gpus"]),
+        (&json!("failed"), &json!("ONH-030"), &json!([]))
+    );
+    assert_eq!(
+        named(all_document, "ps-web")[0]["state"],
+        "ended",
+        "{all_document}"
+    );
 }
 
 /// Neither the hook nor a record knows such a container.
@@ -94,7 +142,11 @@ fn gpus_from_cdi() {
     let text = podman.shell(Cgroup::AsMounted, &script).ok();
     let container = named(&text, "ps-cdi").remove(0);
     let gpu = &container["gpus"][0];
-    assert_eq!((&gpu["index"], &gpu["node"]), (&json!(1), &json!("/dev/nvidia1")), "{container:#}");
+    assert_eq!(
+        (&gpu["index"], &gpu["node"]),
+        (&json!(1), &json!("/dev/nvidia1")),
+        "{container:#}"
+    );
     assert_eq!(container["processes"], json!([]), "{container:#}");
 }
 
@@ -107,7 +159,9 @@ pub fn isolated(dir: &Path, fake: &FakeDriver, records: &[(u32, Value)]) -> Comm
     for (minutes, record) in records {
         let id = record["container"]["id"].as_str().unwrap();
         fs::write(store.join(format!("{id}.json")), record.to_string()).unwrap();
-        times += &format!("time=$(date -u -d '{minutes} minutes ago' +%FT%T.000Z); sed -i s/TIME/$time/g {id}.json; ");
+        times += &format!(
+            "time=$(date -u -d '{minutes} minutes ago' +%FT%T.000Z); sed -i s/TIME/$time/g {id}.json; "
+        );
     }
     let script = format!(
         "mount -t cgroup2 none /mnt; for id in {a} {b}; do \
@@ -121,7 +175,20 @@ pub fn isolated(dir: &Path, fake: &FakeDriver, records: &[(u32, Value)]) -> Comm
         store = store.display(),
     );
     let mut command = Command::new("unshare");
-    command.args(["-m", "-p", "-f", "--mount-proc", "sh", "-euc", &script, "sh", HOOK, "--config"]).arg(&fake.config);
+    command
+        .args([
+            "-m",
+            "-p",
+            "-f",
+            "--mount-proc",
+            "sh",
+            "-euc",
+            &script,
+            "sh",
+            HOOK,
+            "--config",
+        ])
+        .arg(&fake.config);
     command.env("TZ", "UTC");
     command
 }
@@ -129,7 +196,10 @@ pub fn isolated(dir: &Path, fake: &FakeDriver, records: &[(u32, Value)]) -> Comm
 /// The name of the directory of a test in the cgroup hierarchy. Tests that run at the same time must not remove each other's.
 fn cgroup(dir: &Path) -> String {
     let mut names = dir.iter().filter_map(|name| name.to_str());
-    format!("onh-{}", names.rfind(|name| name.starts_with("it-")).unwrap())
+    format!(
+        "onh-{}",
+        names.rfind(|name| name.starts_with("it-")).unwrap()
+    )
 }
 
 /// Removes the cgroups of [`isolated`].
@@ -149,7 +219,10 @@ pub fn record(id: &str, name: &str, outcome: &str, more: Value) -> Value {
         "asked": {"visible_devices": ["all"], "driver_capabilities": ["compute", "utility"]},
         "driver": "535.183.01", "devices": [], "findings": [], "steps": [{"name": "request", "milliseconds": 0.304}],
     });
-    record.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    record
+        .as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
     record
 }
 
@@ -174,9 +247,20 @@ fn records() -> Vec<(u32, Value)> {
     });
     let failed = json!({"reason": finding()["what"], "findings": [finding()], "devices": []});
     vec![
-        (2, record(&a, "web", "ok", json!({"devices": [gpu(0), gpu(1)]}))),
+        (
+            2,
+            record(&a, "web", "ok", json!({"devices": [gpu(0), gpu(1)]})),
+        ),
         (180, record(&b, "", "ok", pod)),
-        (1500, record(&"c".repeat(64), "batch", "ok", json!({"devices": [gpu(0)], "ended": "TIME"}))),
+        (
+            1500,
+            record(
+                &"c".repeat(64),
+                "batch",
+                "ok",
+                json!({"devices": [gpu(0)], "ended": "TIME"}),
+            ),
+        ),
         (5, record(&"d".repeat(64), "bad", "failed", failed)),
     ]
 }
@@ -194,7 +278,11 @@ fn what_a_person_reads() {
     };
     golden::check("ps", "oci-nvidia-hook ps", &ps(&[]));
     golden::check("ps-all", "oci-nvidia-hook ps --all", &ps(&["--all"]));
-    golden::check("ps-gpu-9", "oci-nvidia-hook ps --gpu 9", &ps(&["--gpu", "9"]));
+    golden::check(
+        "ps-gpu-9",
+        "oci-nvidia-hook ps --gpu 9",
+        &ps(&["--gpu", "9"]),
+    );
     fake.set_nvml(|old| old + "\ninit-error 999\n");
     golden::check("ps-without-nvml", "oci-nvidia-hook ps", &ps(&[]));
     remove_cgroups(dir.path());
@@ -204,22 +292,32 @@ fn what_a_person_reads() {
 fn processes_of_an_older_driver() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
     set_processes(&fake, PROCESSES);
-    let missing =
-        ["Compute", "Graphics", "MPSCompute"].map(|kind| format!("missing nvmlDeviceGet{kind}RunningProcesses_v3\n"));
+    let missing = ["Compute", "Graphics", "MPSCompute"]
+        .map(|kind| format!("missing nvmlDeviceGet{kind}RunningProcesses_v3\n"));
     fake.set_nvml(|old| old + &missing.concat());
     let ps = |args: &[&str]| run(isolated(dir.path(), &fake, &records()).arg("ps").args(args));
     let document = ps(&["--json"]).ok();
     let web = named(&document, "web").remove(0);
-    assert_eq!(web["memory_bytes"], json!((20480_u64 + 24576) << 20), "{document}");
+    assert_eq!(
+        web["memory_bytes"],
+        json!((20480_u64 + 24576) << 20),
+        "{document}"
+    );
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
     let ran = ps(&["--json"]);
     assert!(
-        ran.stderr.contains("warning: cannot list the processes on GPU 1: ") && ran.stderr.contains("gpu is lost"),
+        ran.stderr
+            .contains("warning: cannot list the processes on GPU 1: ")
+            && ran.stderr.contains("gpu is lost"),
         "{ran:?}"
     );
     let document = ran.ok();
     let web = named(&document, "web").remove(0);
-    assert_eq!((web.get("processes"), web.get("memory_bytes")), (None, None), "{document}");
+    assert_eq!(
+        (web.get("processes"), web.get("memory_bytes")),
+        (None, None),
+        "{document}"
+    );
     remove_cgroups(dir.path());
 }
 
@@ -235,10 +333,17 @@ fn the_columns() {
         ("1", &["web", "lab/trainer-0/main", "part"]),
         ("1:2", &["part"]),
         ("mig-7", &["part"]),
-        ("GPU-51eed000-0000-4000-8000-0000fa4e0000", &["web", "batch"]),
+        (
+            "GPU-51eed000-0000-4000-8000-0000fa4e0000",
+            &["web", "batch"],
+        ),
     ] {
         let text = ps(&["-a", "--gpu", gpu]);
-        let mut found: Vec<_> = text.lines().skip(1).filter_map(|line| line.split(' ').next()).collect();
+        let mut found: Vec<_> = text
+            .lines()
+            .skip(1)
+            .filter_map(|line| line.split(' ').next())
+            .collect();
         found.retain(|name| !name.starts_with(|c: char| c.is_ascii_digit()));
         let mut names = names.to_vec();
         found.sort_unstable();
@@ -250,10 +355,20 @@ fn the_columns() {
 
 fn watching_needs_a_terminal() {
     let stderr = run(Command::new(HOOK).args(["ps", "--watch"]).env_clear()).failed(1);
-    assert!(stderr.contains("--watch needs a terminal (ONH-002)"), "{stderr}");
+    assert!(
+        stderr.contains("--watch needs a terminal (ONH-002)"),
+        "{stderr}"
+    );
     let screen = "stty cols 80; timeout 7 $HOOK ps --watch 2>/dev/null || true";
     let mut watch = Command::new("script");
-    watch.args(["-qec", screen, "/dev/null"]).envs([("HOOK", HOOK), ("TERM", "xterm"), ("SHELL", "/bin/sh")]);
+    watch.args(["-qec", screen, "/dev/null"]).envs([
+        ("HOOK", HOOK),
+        ("TERM", "xterm"),
+        ("SHELL", "/bin/sh"),
+    ]);
     let text = run(&mut watch).ok();
-    assert!(text.starts_with("\u{1b}[H") && text.matches("\u{1b}[J").count() >= 2, "{text:?}");
+    assert!(
+        text.starts_with("\u{1b}[H") && text.matches("\u{1b}[J").count() >= 2,
+        "{text:?}"
+    );
 }

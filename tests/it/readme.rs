@@ -15,7 +15,12 @@ use crate::rpm::{Packages, query};
 use crate::support::{Need, Ran, run, scratch, sh, source};
 use crate::zypper::CUDA_IMAGE;
 
-const TREE: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
+const TREE: &[Need] = &[
+    Need::Root,
+    Need::Program("podman"),
+    Need::Program("runc"),
+    Need::Program("cc"),
+];
 const HOSTS: &[Need] = &[
     Need::Root,
     Need::Program("podman"),
@@ -44,10 +49,16 @@ fn help_of_the_demo() {
     };
     for option in ["--help", "-h"] {
         let help = demo(option).ok();
-        assert!(help.starts_with("Usage: make demo ") && help.contains("tests/demo [--help]\n"), "{help}");
+        assert!(
+            help.starts_with("Usage: make demo ") && help.contains("tests/demo [--help]\n"),
+            "{help}"
+        );
     }
     let stderr = demo("--halp").failed(2);
-    assert_eq!(stderr, "demo: unknown option \"--halp\"; hint: tests/demo --help\n");
+    assert_eq!(
+        stderr,
+        "demo: unknown option \"--halp\"; hint: tests/demo --help\n"
+    );
 }
 
 /// How a command is tested.
@@ -73,37 +84,81 @@ use Way::{Judges, NotHere, Packages as Install, Root, Tree, Tux};
 const CUDA: &str = "docker.io/nvidia/cuda:12.2.2-base-ubuntu22.04";
 
 /// A container with a name that requests GPUs.
-const WEB: &str =
-    "podman container exists web || podman run -d --name web -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap sleep 600";
+const WEB: &str = "podman container exists web || podman run -d --name web -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap sleep 600";
 
 const COMMANDS: &[(&str, Way)] = &[
     ("make demo", Tree("| NVIDIA-SMI ")),
     ("make test", NotHere(is_what_runs_this)),
     ("make rpm", NotHere(is_the_script_of_the_rpm_tests)),
     ("make build", Tree("")),
-    ("zypper install --allow-unsigned-rpm ./target/rpm/RPMS/*/oci-nvidia-hook-[0-9]*.rpm", Install),
-    ("zypper install --allow-unsigned-rpm ./target/rpm/RPMS/*/oci-nvidia-hook-podman-[0-9]*.rpm", Install),
-    ("zypper install --allow-unsigned-rpm ./target/rpm/RPMS/*/oci-nvidia-hook-compat-[0-9]*.rpm", Install),
-    ("transactional-update pkg install --allow-unsigned-rpm ./oci-nvidia-hook-[0-9]*.rpm", Install),
-    ("dnf install ./target/rpm/RPMS/*/oci-nvidia-hook-[0-9]*.rpm", Install),
+    (
+        "zypper install --allow-unsigned-rpm ./target/rpm/RPMS/*/oci-nvidia-hook-[0-9]*.rpm",
+        Install,
+    ),
+    (
+        "zypper install --allow-unsigned-rpm ./target/rpm/RPMS/*/oci-nvidia-hook-podman-[0-9]*.rpm",
+        Install,
+    ),
+    (
+        "zypper install --allow-unsigned-rpm ./target/rpm/RPMS/*/oci-nvidia-hook-compat-[0-9]*.rpm",
+        Install,
+    ),
+    (
+        "transactional-update pkg install --allow-unsigned-rpm ./oci-nvidia-hook-[0-9]*.rpm",
+        Install,
+    ),
+    (
+        "dnf install ./target/rpm/RPMS/*/oci-nvidia-hook-[0-9]*.rpm",
+        Install,
+    ),
     ("make deb", NotHere(is_the_script_of_the_deb_tests)),
-    ("apt install ./target/deb/oci-nvidia-hook_*.deb", NotHere(is_one_package)), // deb::podman_uses_the_installed_files
+    (
+        "apt install ./target/deb/oci-nvidia-hook_*.deb",
+        NotHere(is_one_package),
+    ), // deb::podman_uses_the_installed_files
     ("reboot", NotHere(|_| ())), // rpm::scripts_take_a_read_only_system checks its purpose
-    ("install -D target/release/oci-nvidia-hook /usr/bin/oci-nvidia-hook", Root("")),
-    ("install -D -m 644 config/config.toml /usr/share/oci-nvidia-hook/config.toml", Root("")),
-    ("install -D -m 644 hooks.d/oci-nvidia-hook.json /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json", Root("")),
-    ("rm /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json", Root("")),
-    ("rm /usr/bin/oci-nvidia-hook /usr/share/oci-nvidia-hook/config.toml", Root("")),
-    ("podman run --rm docker.io/nvidia/cuda:12.2.2-base-ubuntu22.04 nvidia-smi", Root("| NVIDIA-SMI ")),
-    ("podman run --rm -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap nvidia-smi", Root("| NVIDIA-SMI ")),
+    (
+        "install -D target/release/oci-nvidia-hook /usr/bin/oci-nvidia-hook",
+        Root(""),
+    ),
+    (
+        "install -D -m 644 config/config.toml /usr/share/oci-nvidia-hook/config.toml",
+        Root(""),
+    ),
+    (
+        "install -D -m 644 hooks.d/oci-nvidia-hook.json /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json",
+        Root(""),
+    ),
+    (
+        "rm /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json",
+        Root(""),
+    ),
+    (
+        "rm /usr/bin/oci-nvidia-hook /usr/share/oci-nvidia-hook/config.toml",
+        Root(""),
+    ),
+    (
+        "podman run --rm docker.io/nvidia/cuda:12.2.2-base-ubuntu22.04 nvidia-smi",
+        Root("| NVIDIA-SMI "),
+    ),
+    (
+        "podman run --rm -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap nvidia-smi",
+        Root("| NVIDIA-SMI "),
+    ),
     ("usermod -aG video tux", Root("")),
     (
         "podman run --rm --group-add keep-groups -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap nvidia-smi",
         Tux("| NVIDIA-SMI "),
     ),
-    ("docker run --rm --gpus all opensuse/leap nvidia-smi", NotHere(docker_finds_the_program)),
+    (
+        "docker run --rm --gpus all opensuse/leap nvidia-smi",
+        NotHere(docker_finds_the_program),
+    ),
     // tests/engines/docker runs these with Docker, and nvidia_ctk::the_commands_of_guides the first one.
-    ("nvidia-ctk runtime configure --runtime=docker", NotHere(|_| ())),
+    (
+        "nvidia-ctk runtime configure --runtime=docker",
+        NotHere(|_| ()),
+    ),
     ("systemctl restart docker", NotHere(|_| ())),
     (
         "docker run --rm --runtime=nvidia -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap nvidia-smi",
@@ -112,15 +167,39 @@ const COMMANDS: &[(&str, Way)] = &[
     ("oci-nvidia-hook cdi generate", Root("")),
     ("oci-nvidia-hook cdi list", Root("nvidia.com/gpu=all")),
     ("oci-nvidia-hook cdi check", Root("")),
-    ("podman run --rm --device nvidia.com/gpu=all opensuse/leap nvidia-smi", Root("| NVIDIA-SMI ")),
-    ("podman run --rm --device nvidia.com/gpu=0 opensuse/leap nvidia-smi -L", Root("GPU 0: ")),
-    ("podman run --rm --user 1000 -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap nvidia-smi", Root("| NVIDIA-SMI ")),
-    ("podman run --rm -e NVIDIA_VISIBLE_DEVICES=0:1 opensuse/leap nvidia-smi -L", Root("(UUID: MIG-")),
-    ("podman run --rm --device nvidia.com/gpu=0:1 opensuse/leap nvidia-smi -L", Root("(UUID: MIG-")),
-    ("oci-nvidia-hook doctor", Judges(" checks passed", &[0, 1, 3])),
-    ("oci-nvidia-hook doctor --all hook", Judges("Podman as root starts the hook", &[0, 1, 3])),
+    (
+        "podman run --rm --device nvidia.com/gpu=all opensuse/leap nvidia-smi",
+        Root("| NVIDIA-SMI "),
+    ),
+    (
+        "podman run --rm --device nvidia.com/gpu=0 opensuse/leap nvidia-smi -L",
+        Root("GPU 0: "),
+    ),
+    (
+        "podman run --rm --user 1000 -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap nvidia-smi",
+        Root("| NVIDIA-SMI "),
+    ),
+    (
+        "podman run --rm -e NVIDIA_VISIBLE_DEVICES=0:1 opensuse/leap nvidia-smi -L",
+        Root("(UUID: MIG-"),
+    ),
+    (
+        "podman run --rm --device nvidia.com/gpu=0:1 opensuse/leap nvidia-smi -L",
+        Root("(UUID: MIG-"),
+    ),
+    (
+        "oci-nvidia-hook doctor",
+        Judges(" checks passed", &[0, 1, 3]),
+    ),
+    (
+        "oci-nvidia-hook doctor --all hook",
+        Judges("Podman as root starts the hook", &[0, 1, 3]),
+    ),
     ("oci-nvidia-hook status", Judges("ENGINE ", &[0])),
-    ("oci-nvidia-hook doctor --bundle report.tar.gz", Judges(" checks passed", &[0, 1, 3])),
+    (
+        "oci-nvidia-hook doctor --bundle report.tar.gz",
+        Judges(" checks passed", &[0, 1, 3]),
+    ),
     ("oci-nvidia-hook ps", Root("web")),
     ("oci-nvidia-hook ps --gpu 0", Root("web")),
     ("oci-nvidia-hook ps --all", Root("CONTAINER")),
@@ -129,12 +208,21 @@ const COMMANDS: &[(&str, Way)] = &[
     ("oci-nvidia-hook explain 30", Root("ONH-030")),
     ("crictl pull docker.io/opensuse/leap", NotHere(|_| ())), // CRI-O is not here
     ("crictl run container.json pod.json", NotHere(|_| ())),
-    ("journalctl -t oci-nvidia-hook", NotHere(is_the_name_in_the_journal)),
+    (
+        "journalctl -t oci-nvidia-hook",
+        NotHere(is_the_name_in_the_journal),
+    ),
     ("oci-nvidia-hook info", Root("GPU-51eed000-0000-")),
     ("oci-nvidia-hook files", Root("libcuda.so.")),
     ("oci-nvidia-hook prepare", Root("")),
-    ("oci-nvidia-hook version", Root("\nNVIDIA driver 535.183.01\n")),
-    ("oci-nvidia-hook plan web", Root("the hook sets up the container: NVIDIA_VISIBLE_DEVICES requests all GPUs")),
+    (
+        "oci-nvidia-hook version",
+        Root("\nNVIDIA driver 535.183.01\n"),
+    ),
+    (
+        "oci-nvidia-hook plan web",
+        Root("the hook sets up the container: NVIDIA_VISIBLE_DEVICES requests all GPUs"),
+    ),
     ("oci-nvidia-hook explain ONH-030", Root("ONH-030: ")),
     (
         "oci-nvidia-hook plan - < config.json",
@@ -155,20 +243,53 @@ const COMMANDS: &[(&str, Way)] = &[
          /etc/systemd/system/",
         Root(""),
     ),
-    ("install -D -m 644 packaging/udev/90-oci-nvidia-hook.rules /etc/udev/rules.d/90-oci-nvidia-hook.rules", Root("")),
-    ("systemctl enable oci-nvidia-hook-cdi.service oci-nvidia-hook-cdi.path", Root("")),
-    ("podman run --rm --gpus all opensuse/leap nvidia-smi", NotHere(in_recipes)), // needs Podman 5
-    ("podman run --rm -e NVIDIA_VISIBLE_DEVICES=1 opensuse/leap nvidia-smi -L", Root("GPU-51eed001-")),
-    ("podman run --rm --device nvidia.com/gpu=1 opensuse/leap nvidia-smi -L", Root("GPU-51eed001-")),
+    (
+        "install -D -m 644 packaging/udev/90-oci-nvidia-hook.rules /etc/udev/rules.d/90-oci-nvidia-hook.rules",
+        Root(""),
+    ),
+    (
+        "systemctl enable oci-nvidia-hook-cdi.service oci-nvidia-hook-cdi.path",
+        Root(""),
+    ),
+    (
+        "podman run --rm --gpus all opensuse/leap nvidia-smi",
+        NotHere(in_recipes),
+    ), // needs Podman 5
+    (
+        "podman run --rm -e NVIDIA_VISIBLE_DEVICES=1 opensuse/leap nvidia-smi -L",
+        Root("GPU-51eed001-"),
+    ),
+    (
+        "podman run --rm --device nvidia.com/gpu=1 opensuse/leap nvidia-smi -L",
+        Root("GPU-51eed001-"),
+    ),
     ("podman build --tag gpu .", NotHere(in_recipes)),
-    ("podman build --device nvidia.com/gpu=all --tag gpu .", NotHere(in_recipes)),
-    ("container=$(buildah from docker.io/opensuse/leap)", NotHere(in_recipes)),
-    ("buildah run --device nvidia.com/gpu=all \"$container\" nvidia-smi", NotHere(in_recipes)),
-    ("podman build --hooks-dir /usr/share/containers/oci/hooks.d --tag gpu .", NotHere(in_recipes)),
+    (
+        "podman build --device nvidia.com/gpu=all --tag gpu .",
+        NotHere(in_recipes),
+    ),
+    (
+        "container=$(buildah from docker.io/opensuse/leap)",
+        NotHere(in_recipes),
+    ),
+    (
+        "buildah run --device nvidia.com/gpu=all \"$container\" nvidia-smi",
+        NotHere(in_recipes),
+    ),
+    (
+        "podman build --hooks-dir /usr/share/containers/oci/hooks.d --tag gpu .",
+        NotHere(in_recipes),
+    ),
     ("buildah rm \"$container\"", NotHere(in_recipes)),
     ("ramalama run granite", NotHere(|_| ())),
-    ("rpm --import https://example.org/oci-nvidia-hook/oci-nvidia-hook.asc", NotHere(is_in_a_repository)),
-    ("zypper addrepo https://example.org/oci-nvidia-hook/rpm/oci-nvidia-hook.repo", NotHere(is_in_a_repository)),
+    (
+        "rpm --import https://example.org/oci-nvidia-hook/oci-nvidia-hook.asc",
+        NotHere(is_in_a_repository),
+    ),
+    (
+        "zypper addrepo https://example.org/oci-nvidia-hook/rpm/oci-nvidia-hook.repo",
+        NotHere(is_in_a_repository),
+    ),
     ("zypper install oci-nvidia-hook", NotHere(|_| ())), // repository::zypper_installs_upgrades_and_removes
     (
         "wget -P /etc/apt/sources.list.d https://example.org/oci-nvidia-hook/deb/oci-nvidia-hook.sources",
@@ -215,19 +336,32 @@ const PAGES: &[Page] = &[
     Page {
         file: "docs/modes.md",
         driver: &["--gpus", "2"],
-        hosts: &[("Hook", &["oci-nvidia-hook"]), ("precreate", &["oci-nvidia-hook"]), ("CDI", &["oci-nvidia-hook"])],
+        hosts: &[
+            ("Hook", &["oci-nvidia-hook"]),
+            ("precreate", &["oci-nvidia-hook"]),
+            ("CDI", &["oci-nvidia-hook"]),
+        ],
     },
     Page {
         file: "docs/recipes.md",
         driver: &["--gpus", "2"],
-        hosts: &[("podman run", &["oci-nvidia-hook"]), ("Compose", &["oci-nvidia-hook"])],
+        hosts: &[
+            ("podman run", &["oci-nvidia-hook"]),
+            ("Compose", &["oci-nvidia-hook"]),
+        ],
     },
-    Page { file: "docs/usage.md", driver: &["--gpus", "2", "--mig"], hosts: &[("MIG devices", &["oci-nvidia-hook"])] },
+    Page {
+        file: "docs/usage.md",
+        driver: &["--gpus", "2", "--mig"],
+        hosts: &[("MIG devices", &["oci-nvidia-hook"])],
+    },
 ];
 
 fn way(page: &str, command: &str) -> Way {
     let known = COMMANDS.iter().find(|(known, _)| *known == command);
-    known.unwrap_or_else(|| panic!("{page}: no test knows the command {command:?}")).1
+    known
+        .unwrap_or_else(|| panic!("{page}: no test knows the command {command:?}"))
+        .1
 }
 
 /// (heading, commands) of a page, in its order.
@@ -238,7 +372,9 @@ fn sections(page: &str) -> Vec<(String, Vec<String>)> {
     for line in text.lines() {
         in_block ^= line.starts_with("```");
         match line.trim_start_matches('#').strip_prefix(' ') {
-            Some(heading) if !in_block && line.starts_with('#') => parts.push((heading.to_owned(), String::new())),
+            Some(heading) if !in_block && line.starts_with('#') => {
+                parts.push((heading.to_owned(), String::new()))
+            }
             _ => {
                 if let Some((_, text)) = parts.last_mut() {
                     text.push('\n');
@@ -247,16 +383,30 @@ fn sections(page: &str) -> Vec<(String, Vec<String>)> {
             }
         }
     }
-    let commands = |text: String| command_lines(&text).into_iter().map(str::to_owned).collect();
-    parts.into_iter().map(|(heading, text)| (heading, commands(text))).collect()
+    let commands = |text: String| {
+        command_lines(&text)
+            .into_iter()
+            .map(str::to_owned)
+            .collect()
+    };
+    parts
+        .into_iter()
+        .map(|(heading, text)| (heading, commands(text)))
+        .collect()
 }
 
 fn every_command_is_known() {
     let mut seen = std::collections::BTreeSet::new();
-    for Page { file: page, hosts, .. } in PAGES {
+    for Page {
+        file: page, hosts, ..
+    } in PAGES
+    {
         let sections = sections(page);
         for (heading, _) in *hosts {
-            assert!(sections.iter().any(|(name, _)| name == heading), "{page} has no section {heading:?}");
+            assert!(
+                sections.iter().any(|(name, _)| name == heading),
+                "{page} has no section {heading:?}"
+            );
         }
         for command in sections.into_iter().flat_map(|(_, commands)| commands) {
             if let NotHere(check) = way(page, &command) {
@@ -266,7 +416,10 @@ fn every_command_is_known() {
         }
     }
     for (command, _) in COMMANDS {
-        assert!(seen.contains(*command), "no page has the command {command:?}");
+        assert!(
+            seen.contains(*command),
+            "no page has the command {command:?}"
+        );
     }
 }
 
@@ -274,33 +427,60 @@ fn every_command_is_known() {
 fn recipe(target: &str) -> String {
     let mut make = Command::new("make");
     // make itself may have started this test, and its settings would be inherited.
-    make.args(["-n", "--no-print-directory", target]).env_remove("MAKEFLAGS").env_remove("MAKELEVEL");
+    make.args(["-n", "--no-print-directory", target])
+        .env_remove("MAKEFLAGS")
+        .env_remove("MAKELEVEL");
     run(make.current_dir(source("."))).ok()
 }
 
 fn is_what_runs_this(_: &str) {
     let recipe = recipe("test");
-    assert!(recipe.contains("cargo test --locked") && recipe.contains("tests/as-plain-user"), "{recipe}");
+    assert!(
+        recipe.contains("cargo test --locked") && recipe.contains("tests/as-plain-user"),
+        "{recipe}"
+    );
 }
 
 fn is_the_script_of_the_rpm_tests(_: &str) {
     let recipe = recipe("rpm");
-    assert!(recipe.lines().last().is_some_and(|line| line.ends_with("packaging/build-rpm")), "{recipe}");
+    assert!(
+        recipe
+            .lines()
+            .last()
+            .is_some_and(|line| line.ends_with("packaging/build-rpm")),
+        "{recipe}"
+    );
 }
 
 fn is_the_script_of_the_deb_tests(_: &str) {
     let recipe = recipe("deb");
-    assert!(recipe.lines().last().is_some_and(|line| line.ends_with("packaging/build-deb")), "{recipe}");
+    assert!(
+        recipe
+            .lines()
+            .last()
+            .is_some_and(|line| line.ends_with("packaging/build-deb")),
+        "{recipe}"
+    );
 }
 
 /// The package is one of those that `make deb` creates.
 fn is_one_package(command: &str) {
     let pattern = command.rsplit('/').next().unwrap();
     let control = std::fs::read_to_string(source("packaging/debian/control")).unwrap();
-    let names = control.lines().filter_map(|line| line.strip_prefix("Package: "));
-    let matches =
-        |name: &&str| sh(&format!("case '{name}_1_all.deb' in {pattern}) ;; *) exit 1 ;; esac")).code == Some(0);
-    assert_eq!(names.filter(matches).collect::<Vec<_>>(), ["oci-nvidia-hook"]);
+    let names = control
+        .lines()
+        .filter_map(|line| line.strip_prefix("Package: "));
+    let matches = |name: &&str| {
+        sh(&format!(
+            "case '{name}_1_all.deb' in {pattern}) ;; *) exit 1 ;; esac"
+        ))
+        .code
+            == Some(0)
+    };
+    assert_eq!(
+        names.filter(matches).collect::<Vec<_>>(),
+        ["oci-nvidia-hook"]
+    );
 }
 
 fn is_the_name_in_the_journal(command: &str) {
@@ -311,30 +491,47 @@ fn is_the_name_in_the_journal(command: &str) {
 /// tests/engines/recipes runs the blocks of these sections with newer engines.
 fn in_recipes(_: &str) {
     let script = std::fs::read_to_string(source("tests/engines/recipes")).unwrap();
-    for block in ["block \"podman run\" 1", "block Builds 2", "block Builds 3", "block Builds 6"] {
+    for block in [
+        "block \"podman run\" 1",
+        "block Builds 2",
+        "block Builds 3",
+        "block Builds 6",
+    ] {
         assert!(script.contains(block), "{block}");
     }
 }
 
 /// packaging/repository creates this file; `repository::` uses it.
 fn is_in_a_repository(command: &str) {
-    let (_, path) = command.split_once("https://example.org/oci-nvidia-hook/").unwrap();
+    let (_, path) = command
+        .split_once("https://example.org/oci-nvidia-hook/")
+        .unwrap();
     let path = path.replace("oci-nvidia-hook.", "$name.");
     assert!(
-        std::fs::read_to_string(source("packaging/repository")).unwrap().contains(&format!("\"$new/{path}\"")),
+        std::fs::read_to_string(source("packaging/repository"))
+            .unwrap()
+            .contains(&format!("\"$new/{path}\"")),
         "{path}"
     );
 }
 
 /// Docker searches for this name. `docker::gpus_all` starts the program like Docker.
 fn docker_finds_the_program(_: &str) {
-    let files = std::fs::read_to_string(source("tests/fixtures/rpm/oci-nvidia-hook-compat.files")).unwrap();
-    assert!(files.contains(" /usr/bin/nvidia-container-runtime-hook "), "{files}");
+    let files =
+        std::fs::read_to_string(source("tests/fixtures/rpm/oci-nvidia-hook-compat.files")).unwrap();
+    assert!(
+        files.contains(" /usr/bin/nvidia-container-runtime-hook "),
+        "{files}"
+    );
 }
 
 fn in_tree(command: &str) -> Ran {
     let mut shell = Command::new("sh");
-    shell.args(["-c", command]).current_dir(source(".")).env_remove("CARGO_TARGET_DIR").env_remove("CONTAINERS_CONF");
+    shell
+        .args(["-c", command])
+        .current_dir(source("."))
+        .env_remove("CARGO_TARGET_DIR")
+        .env_remove("CONTAINERS_CONF");
     run(&mut shell)
 }
 
@@ -363,17 +560,24 @@ impl Shared {
         let shared = Self { dir };
         FakeDriver::shared(); // compiled by now
         let mut make = Command::new(source("tests/fake-driver/make-root"));
-        make.arg(shared.path("driver")).arg("--build").arg(Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver"));
+        make.arg(shared.path("driver"))
+            .arg("--build")
+            .arg(Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver"));
         run(make.args(driver).args(["--dev-group", "video"])).ok();
         Image::new(shared.dir.path(), &["--layout", "debian"]);
-        sh(&format!("cd '{}'; tar -C image -cf image.tar .", shared.dir.path().display())).ok();
+        sh(&format!(
+            "cd '{}'; tar -C image -cf image.tar .",
+            shared.dir.path().display()
+        ))
+        .ok();
         // The directory in which commands run, with the contents of a clone.
         let clone = shared.path("clone");
         std::fs::create_dir(&clone).unwrap();
         for name in ["target", "packaging", "config", "hooks.d"] {
             symlink(source(name), clone.join(name)).unwrap();
         }
-        let spec = r#"{"root":{"path":"/nowhere"},"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}"#;
+        let spec =
+            r#"{"root":{"path":"/nowhere"},"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}"#;
         std::fs::write(clone.join("config.json"), spec).unwrap();
         shared
     }
@@ -424,23 +628,43 @@ impl<'a> Host<'a> {
             .spawn()
             .unwrap();
         let mut line = String::new();
-        BufReader::new(init.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(init.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
         let host = Self { shared, init };
         assert_eq!(line, "ready\n");
         if !shared.path("storage").exists() {
-            host.root(&format!("podman import '{dir}/image.tar' localhost/opensuse/leap")).ok();
+            host.root(&format!(
+                "podman import '{dir}/image.tar' localhost/opensuse/leap"
+            ))
+            .ok();
             // The CUDA image, for podman: an image that exists locally is not pulled.
-            host.root(&format!("podman import {CUDA_IMAGE} '{dir}/image.tar' {CUDA}")).ok();
+            host.root(&format!(
+                "podman import {CUDA_IMAGE} '{dir}/image.tar' {CUDA}"
+            ))
+            .ok();
         }
-        host.install(&installed.iter().map(|name| package(name)).collect::<Vec<_>>());
+        host.install(
+            &installed
+                .iter()
+                .map(|name| package(name))
+                .collect::<Vec<_>>(),
+        );
         host
     }
 
     fn enter(&self) -> Command {
         let mut enter = Command::new("nsenter");
         let clone = self.shared.path("clone");
-        enter.args(["-m", "-t", &self.init.id().to_string(), &format!("--wd={}", clone.display())]);
-        enter.env_remove("CONTAINERS_CONF").env("SYSTEMD_OFFLINE", "1");
+        enter.args([
+            "-m",
+            "-t",
+            &self.init.id().to_string(),
+            &format!("--wd={}", clone.display()),
+        ]);
+        enter
+            .env_remove("CONTAINERS_CONF")
+            .env("SYSTEMD_OFFLINE", "1");
         enter
     }
 
@@ -466,9 +690,13 @@ impl<'a> Host<'a> {
         }
         // The packages of this machine are not in rpm's database. Scripts run.
         let mut rpm = self.enter();
-        rpm.args(["rpm", "-i", "--nodeps", "--dbpath", "/run/rpm"]).args(packages);
+        rpm.args(["rpm", "-i", "--nodeps", "--dbpath", "/run/rpm"])
+            .args(packages);
         let ran = run(&mut rpm);
-        assert!(ran.code == Some(0) && !ran.stderr.contains("scriptlet"), "{ran:?}");
+        assert!(
+            ran.code == Some(0) && !ran.stderr.contains("scriptlet"),
+            "{ran:?}"
+        );
         // No systemd runs here that starts the unit. units:: has one.
         self.root("oci-nvidia-hook cdi refresh --create").ok();
     }
@@ -476,7 +704,11 @@ impl<'a> Host<'a> {
     fn run(&self, page: &str, command: &str) {
         let (ran, prints, codes) = match way(page, command) {
             Root(prints) => {
-                if ["why", "ps", "web"].iter().any(|last| command.ends_with(last)) || command.contains(" ps ") {
+                if ["why", "ps", "web"]
+                    .iter()
+                    .any(|last| command.ends_with(last))
+                    || command.contains(" ps ")
+                {
                     self.root(WEB).ok();
                 }
                 (self.root(command), prints, &[0][..])
@@ -487,13 +719,17 @@ impl<'a> Host<'a> {
                 // The files that a user has in these directories by default were moved there.
                 let conf = "cd ~; mkdir -p .config/containers; printf '[storage]\\ndriver = \"vfs\"\\n' >.config/containers/storage.conf; \
                             printf '[network]\\nnetwork_config_dir = \"%s/networks\"\\n' ~ >.config/containers/containers.conf";
-                self.tux(&format!("{conf}; podman import '{tar}' localhost/opensuse/leap")).ok();
+                self.tux(&format!(
+                    "{conf}; podman import '{tar}' localhost/opensuse/leap"
+                ))
+                .ok();
                 (self.tux(command), prints, &[0][..])
             }
             Tree(_) | NotHere(_) => return,
             Install => return self.install(&[named_by(command)]),
         };
-        let fine = ran.code.is_some_and(|code| codes.contains(&code)) && ran.stdout.contains(prints);
+        let fine =
+            ran.code.is_some_and(|code| codes.contains(&code)) && ran.stdout.contains(prints);
         assert!(fine, "{page}: {command}: {ran:?}");
         if let Some((_, file)) = command.split_once(" --bundle ") {
             self.root(&format!("gzip --test {file}")).ok();
@@ -505,7 +741,10 @@ impl Drop for Host<'_> {
     fn drop(&mut self) {
         self.root("podman rm --all --force --time 0");
         // The process that keeps the user namespace of tux
-        let find = format!("find '{}/run' -name pause.pid -exec cat {{}} ';'", self.shared.path("home").display());
+        let find = format!(
+            "find '{}/run' -name pause.pid -exec cat {{}} ';'",
+            self.shared.path("home").display()
+        );
         for pid in self.root(&find).stdout.lines() {
             self.root(&format!("kill {pid}"));
         }
@@ -517,7 +756,11 @@ impl Drop for Host<'_> {
 /// A package by its name.
 fn package(name: &str) -> &'static Path {
     let all = Packages::shared();
-    let found = all.now.iter().chain(&all.later).find(|package| query(package, "%{NAME}") == name);
+    let found = all
+        .now
+        .iter()
+        .chain(&all.later)
+        .find(|package| query(package, "%{NAME}") == name);
     found.unwrap_or_else(|| panic!("no package {name}"))
 }
 
@@ -535,7 +778,10 @@ fn named_by(command: &str) -> &'static Path {
         })
         .collect();
     // A later release has the same name.
-    let mut names: Vec<_> = named.iter().map(|package| query(package, "%{NAME}")).collect();
+    let mut names: Vec<_> = named
+        .iter()
+        .map(|package| query(package, "%{NAME}"))
+        .collect();
     names.dedup();
     assert_eq!(names.len(), 1, "{command}: {named:?}");
     named[0]
@@ -545,7 +791,12 @@ fn commands_of_a_host() {
     // For the commands that install without a package.
     built::release();
     let mut ran = 0;
-    for Page { file: page, driver, hosts } in PAGES {
+    for Page {
+        file: page,
+        driver,
+        hosts,
+    } in PAGES
+    {
         let shared = Shared::new(driver);
         let mut host = None;
         for (heading, commands) in sections(page) {
@@ -558,7 +809,10 @@ fn commands_of_a_host() {
                     host.run(page, &command);
                     ran += 1;
                 } else {
-                    assert!(matches!(way(page, &command), Tree(_) | NotHere(_)), "{page}: {command:?} needs a host");
+                    assert!(
+                        matches!(way(page, &command), Tree(_) | NotHere(_)),
+                        "{page}: {command:?} needs a host"
+                    );
                 }
             }
         }
@@ -569,26 +823,45 @@ fn commands_of_a_host() {
 /// Each task of the index in docs has a command that answers it, which runs here, or a page; `files_and_links_are_there` checks pages.
 fn everyday_tasks() {
     let text = std::fs::read_to_string(source("docs/README.md")).unwrap();
-    let table = text.split_once("| task | command or page |\n|---|---|\n").unwrap().1;
-    let tasks: Vec<_> =
-        table.lines().map_while(|row| row.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | ")).collect();
+    let table = text
+        .split_once("| task | command or page |\n|---|---|\n")
+        .unwrap()
+        .1;
+    let tasks: Vec<_> = table
+        .lines()
+        .map_while(|row| {
+            row.strip_prefix("| ")?
+                .strip_suffix(" |")?
+                .split_once(" | ")
+        })
+        .collect();
     assert!(tasks.len() >= 30, "{}", tasks.len());
     let shared = Shared::new(&["--gpus", "2"]);
     let host = Host::new(&shared, &["oci-nvidia-hook"]);
     host.root(WEB).ok();
     let mut commands = 0;
     for (task, answer) in tasks {
-        if let Some(command) = answer.strip_prefix('`').and_then(|answer| answer.strip_suffix('`')) {
+        if let Some(command) = answer
+            .strip_prefix('`')
+            .and_then(|answer| answer.strip_suffix('`'))
+        {
             let ran = host.root(command);
             // doctor judges this machine.
-            let codes: &[i32] = if command.contains(" doctor") { &[0, 1, 3] } else { &[0] };
+            let codes: &[i32] = if command.contains(" doctor") {
+                &[0, 1, 3]
+            } else {
+                &[0]
+            };
             assert!(
                 ran.code.is_some_and(|code| codes.contains(&code)) && !ran.stdout.is_empty(),
                 "{task}: {command}: {ran:?}"
             );
             commands += 1;
         } else {
-            assert!(answer.starts_with('[') && answer.ends_with(')'), "{task}: {answer:?}");
+            assert!(
+                answer.starts_with('[') && answer.ends_with(')'),
+                "{task}: {answer:?}"
+            );
         }
     }
     assert!(commands >= 15, "{commands}");

@@ -46,7 +46,14 @@ fn call(dir: &Path, fake: &FakeDriver, id: &str, pod: [&str; 2], devices: &str) 
     });
     fs::write(bundle.join("config.json"), spec.to_string()).unwrap();
     let state = json!({"id": id, "pid": std::process::id(), "bundle": bundle}).to_string();
-    run_with(isolated(dir).arg("--config").arg(&fake.config).arg("prestart").env_clear(), state.as_bytes())
+    run_with(
+        isolated(dir)
+            .arg("--config")
+            .arg(&fake.config)
+            .arg("prestart")
+            .env_clear(),
+        state.as_bytes(),
+    )
 }
 
 fn sizes(dir: &Path) -> Vec<u64> {
@@ -58,22 +65,49 @@ fn sizes(dir: &Path) -> Vec<u64> {
 fn a_request_of_megabytes() {
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let names = |prefix: &str| (0..400_000).map(|n| format!("{prefix}{n:05}")).collect::<Vec<_>>().join(",");
+    let names = |prefix: &str| {
+        (0..400_000)
+            .map(|n| format!("{prefix}{n:05}"))
+            .collect::<Vec<_>>()
+            .join(",")
+    };
     let waiting = Waiting::start(dir.path(), &image.rootfs, &[], "");
     let mut many = vec![format!("NVIDIA_VISIBLE_DEVICES=0{}", ",0".repeat(500_000))];
-    many.extend((0..30).map(|number| format!("NVIDIA_REQUIRE_N{number}={}", "cuda>=1.0 ".repeat(90))));
+    many.extend(
+        (0..30).map(|number| format!("NVIDIA_REQUIRE_N{number}={}", "cuda>=1.0 ".repeat(90))),
+    );
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
     for (env, outcome) in [
-        (&[&*format!("NVIDIA_VISIBLE_DEVICES={}", names("x"))][..], "failed"),
-        (&["NVIDIA_VISIBLE_DEVICES=all", &format!("NVIDIA_IMEX_CHANNELS={}", names("9"))], "failed"),
-        (&["NVIDIA_VISIBLE_DEVICES=all", &format!("NVIDIA_DRIVER_CAPABILITIES={}", names("\u{202e}"))], "failed"),
+        (
+            &[&*format!("NVIDIA_VISIBLE_DEVICES={}", names("x"))][..],
+            "failed",
+        ),
+        (
+            &[
+                "NVIDIA_VISIBLE_DEVICES=all",
+                &format!("NVIDIA_IMEX_CHANNELS={}", names("9")),
+            ],
+            "failed",
+        ),
+        (
+            &[
+                "NVIDIA_VISIBLE_DEVICES=all",
+                &format!("NVIDIA_DRIVER_CAPABILITIES={}", names("\u{202e}")),
+            ],
+            "failed",
+        ),
         (&many, "ok"),
     ] {
         waiting.set_env(env);
         waiting.call(&mut isolated(dir.path()), &FakeDriver::shared().config);
         let sizes = sizes(dir.path());
         assert!(sizes.len() == 1 && sizes[0] <= MOST, "{outcome}: {sizes:?}");
-        let record = json_schema::part("why", &why(dir.path(), &["--json", "waiting"]).ok(), "records").remove(0);
+        let record = json_schema::part(
+            "why",
+            &why(dir.path(), &["--json", "waiting"]).ok(),
+            "records",
+        )
+        .remove(0);
         assert_eq!(record["outcome"], outcome, "{}", record["reason"]);
     }
 }
@@ -91,7 +125,10 @@ fn each_start_has_its_record() {
     let first = start();
     call(&first).ok();
     let text = why(dir.path(), &["waiting"]).ok();
-    assert!(text.contains("\nthe container got what it requested: ") && text.contains("\n  GPU 1: "), "{text}");
+    assert!(
+        text.contains("\nthe container got what it requested: ") && text.contains("\n  GPU 1: "),
+        "{text}"
+    );
     configure("accept-nvidia-visible-devices-envvar-when-unprivileged = false");
     // Another hook of the same start, which may do nothing.
     call(&first).ok();
@@ -99,19 +136,37 @@ fn each_start_has_its_record() {
     let second = start();
     call(&second).ok();
     let text = why(dir.path(), &["waiting"]).ok();
-    assert!(text.contains("\nthe hook did nothing: ") && text.contains("ONH-103") && !text.contains("GPU 1"), "{text}");
+    assert!(
+        text.contains("\nthe hook did nothing: ")
+            && text.contains("ONH-103")
+            && !text.contains("GPU 1"),
+        "{text}"
+    );
     configure("disable-require = nonsense");
     let third = start();
     call(&third).failed(1);
-    assert!(why(dir.path(), &["waiting"]).ok().contains("\nthe hook failed: "));
+    assert!(
+        why(dir.path(), &["waiting"])
+            .ok()
+            .contains("\nthe hook failed: ")
+    );
     configure("accept-nvidia-visible-devices-envvar-when-unprivileged = false");
     let fourth = start();
     call(&fourth).ok();
-    assert!(why(dir.path(), &["waiting"]).ok().contains("\nthe hook did nothing: "));
+    assert!(
+        why(dir.path(), &["waiting"])
+            .ok()
+            .contains("\nthe hook did nothing: ")
+    );
     // poststop still knows what the first start created.
     let record = fs::read(dir.path().join("run/containers/waiting.json")).unwrap();
     let record: Value = serde_json::from_slice(&record).unwrap();
-    assert!(record["created"].as_array().is_some_and(|names| !names.is_empty()), "{record}");
+    assert!(
+        record["created"]
+            .as_array()
+            .is_some_and(|names| !names.is_empty()),
+        "{record}"
+    );
 }
 
 /// NVML is asked before it is clear that the container starts without what it requested.
@@ -123,8 +178,15 @@ fn a_start_without_its_request() {
     fake.configure("[oci-nvidia-hook]\nno-gpu = \"start\"");
     call(dir.path(), &fake, "c1", ["lab", "fine"], "all").ok();
     let text = why(dir.path(), &["c1"]).ok();
-    assert!(text.contains("\nthe hook did nothing: ") && text.contains("ONH-112"), "{text}");
-    assert!(why(dir.path(), &[]).ok().starts_with("no container failed "));
+    assert!(
+        text.contains("\nthe hook did nothing: ") && text.contains("ONH-112"),
+        "{text}"
+    );
+    assert!(
+        why(dir.path(), &[])
+            .ok()
+            .starts_with("no container failed ")
+    );
 }
 
 /// The error is the most important line.
@@ -133,7 +195,10 @@ fn an_error_precedes_the_warnings() {
     fake.configure("nonsense = true");
     let stderr = call(dir.path(), &fake, "c1", ["lab", "fine"], "9").failed(1);
     let (error, warning) = (stderr.find("(ONH-030)"), stderr.find("warning: "));
-    assert!(error.is_some() && warning.is_some() && error < warning, "{stderr}");
+    assert!(
+        error.is_some() && warning.is_some() && error < warning,
+        "{stderr}"
+    );
 }
 
 /// What the second half of precreate, a hook entry in config.json, finds is in the record of the first half.
@@ -146,21 +211,50 @@ fn the_second_half_of_precreate() {
     );
     let text = podman.shell(Cgroup::AsMounted, &script).ok();
     let record = json_schema::part("why", &text, "records").remove(0);
-    assert_eq!((&record["stage"], &record["outcome"]), (&json!("precreate"), &json!("incomplete")), "{record}");
-    assert!(record["findings"].as_array().unwrap().iter().any(|finding| finding["id"] == "ONH-302"), "{record}");
-    let steps: Vec<_> = record["steps"].as_array().unwrap().iter().map(|step| step["name"].as_str().unwrap()).collect();
-    assert!(steps.contains(&"config.json") && steps.ends_with(&["rootfs"]), "{steps:?}");
+    assert_eq!(
+        (&record["stage"], &record["outcome"]),
+        (&json!("precreate"), &json!("incomplete")),
+        "{record}"
+    );
+    assert!(
+        record["findings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|finding| finding["id"] == "ONH-302"),
+        "{record}"
+    );
+    let steps: Vec<_> = record["steps"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|step| step["name"].as_str().unwrap())
+        .collect();
+    assert!(
+        steps.contains(&"config.json") && steps.ends_with(&["rootfs"]),
+        "{steps:?}"
+    );
     assert_eq!(record["asked"]["visible_devices"], json!(["1"]));
-    assert!(record["reason"].as_str().unwrap().starts_with("added to config.json: "), "{record}");
+    assert!(
+        record["reason"]
+            .as_str()
+            .unwrap()
+            .starts_with("added to config.json: "),
+        "{record}"
+    );
 }
 
 /// Podman removes such a container when it ends, and nothing but the record knows its name then.
 fn of_a_removed_container(cgroup: Cgroup) {
     let podman = Podman::with_image();
-    let script =
-        format!("\"$@\" run --network=none --rm --name web -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true; {HOOK} why web");
+    let script = format!(
+        "\"$@\" run --network=none --rm --name web -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} true; {HOOK} why web"
+    );
     let text = podman.shell(cgroup, &script).ok();
-    assert!(text.contains(" (web)\nat prestart, ") && text.contains("\n  GPU 1: "), "{text}");
+    assert!(
+        text.contains(" (web)\nat prestart, ") && text.contains("\n  GPU 1: "),
+        "{text}"
+    );
 }
 
 /// kubelet starts a container that fails again every few seconds, each time with another id.
@@ -168,21 +262,36 @@ fn a_pod_that_is_tried_again_and_again() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     call(dir.path(), &fake, "other", ["lab", "fine"], "8").failed(1);
     for attempt in 0..5 {
-        call(dir.path(), &fake, &format!("attempt{attempt}"), ["lab", "cuda-0"], "9").failed(1);
+        call(
+            dir.path(),
+            &fake,
+            &format!("attempt{attempt}"),
+            ["lab", "cuda-0"],
+            "9",
+        )
+        .failed(1);
     }
     assert_eq!(sizes(dir.path()).len(), 2);
     let list = why(dir.path(), &[]).ok();
     let lines: Vec<_> = list.lines().collect();
-    for (place, row, device) in
-        [(1, "  failed  ONH-030  lab/cuda-0/main", 9), (3, "  failed  ONH-030  lab/fine/main", 8)]
-    {
+    for (place, row, device) in [
+        (1, "  failed  ONH-030  lab/cuda-0/main", 9),
+        (3, "  failed  ONH-030  lab/fine/main", 8),
+    ] {
         assert!(lines[place].ends_with(row), "{list}");
-        assert!(lines[place + 1].starts_with(&format!("    NVIDIA_VISIBLE_DEVICES requests \"{device}\"")), "{list}");
+        assert!(
+            lines[place + 1]
+                .starts_with(&format!("    NVIDIA_VISIBLE_DEVICES requests \"{device}\"")),
+            "{list}"
+        );
     }
     // The names that the event of the pod contains; its container is gone, and no command of the engine lists it.
     for name in ["cuda-0", "lab/cuda-0", "lab/cuda-0/main"] {
         let text = why(dir.path(), &[name]).ok();
-        assert!(text.starts_with("container attempt4\npod lab/cuda-0, container main\n"), "{text}");
+        assert!(
+            text.starts_with("container attempt4\npod lab/cuda-0, container main\n"),
+            "{text}"
+        );
         assert!(text.contains("ONH-030"), "{text}");
     }
     why(dir.path(), &["lab"]).failed(1);
@@ -201,18 +310,26 @@ fn failures_of_one_namespace_push_out_no_other() {
     record["outcome"] = "failed".into();
     for number in 0..600 {
         let id = format!("loop{number}");
-        record["container"] = json!({"id": id, "pod": {"name": id, "namespace": "loop", "container": "main"}});
+        record["container"] =
+            json!({"id": id, "pod": {"name": id, "namespace": "loop", "container": "main"}});
         record["started"] = format!("2999-01-01T00:00:{number:03}Z").into();
         fs::write(records.join(format!("{id}.json")), record.to_string()).unwrap();
     }
     fs::write(records.join(".killed.json.1"), vec![b' '; 1 << 20]).unwrap();
-    run(std::process::Command::new("touch").args(["-d", "2 hours ago"]).arg(records.join(".killed.json.1"))).ok();
+    run(std::process::Command::new("touch")
+        .args(["-d", "2 hours ago"])
+        .arg(records.join(".killed.json.1")))
+    .ok();
     call(dir.path(), &fake, "last", ["loop", "last"], "9").failed(1);
     for name in ["victim", "running", "last"] {
         why(dir.path(), &[name]).ok();
     }
     let sizes = sizes(dir.path());
-    assert!(sizes.len() <= 201 && sizes.iter().sum::<u64>() < MOST_OF_ALL, "{}", sizes.len());
+    assert!(
+        sizes.len() <= 201 && sizes.iter().sum::<u64>() < MOST_OF_ALL,
+        "{}",
+        sizes.len()
+    );
     assert!(!records.join(".killed.json.1").exists());
 }
 
@@ -221,23 +338,44 @@ fn many_namespaces_push_out_no_other() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let records = dir.path().join("run/containers");
     for number in 0..5 {
-        call(dir.path(), &fake, &format!("victim{number}"), ["lab", &format!("pod{number}")], "8").failed(1);
+        call(
+            dir.path(),
+            &fake,
+            &format!("victim{number}"),
+            ["lab", &format!("pod{number}")],
+            "8",
+        )
+        .failed(1);
     }
     let text = fs::read_to_string(records.join("victim0.json")).unwrap();
     let mut record: Value = serde_json::from_str(&text).unwrap();
     for number in 0..520 {
         let id = format!("flood{number}");
-        record["container"] = json!({"id": id, "pod": {"name": "p", "namespace": id, "container": "main"}});
+        record["container"] =
+            json!({"id": id, "pod": {"name": "p", "namespace": id, "container": "main"}});
         record["started"] = format!("2999-01-01T00:00:{number:03}Z").into();
         fs::write(records.join(format!("{id}.json")), record.to_string()).unwrap();
     }
     for number in 0..3 {
-        call(dir.path(), &fake, &format!("last{number}"), [&format!("last{number}"), "p"], "9").failed(1);
+        call(
+            dir.path(),
+            &fake,
+            &format!("last{number}"),
+            [&format!("last{number}"), "p"],
+            "9",
+        )
+        .failed(1);
     }
-    for name in ["victim0", "victim1", "victim2", "victim3", "victim4", "last2", "flood519"] {
+    for name in [
+        "victim0", "victim1", "victim2", "victim3", "victim4", "last2", "flood519",
+    ] {
         why(dir.path(), &[name]).ok();
     }
-    assert!(sizes(dir.path()).len() <= 203, "{}", sizes(dir.path()).len());
+    assert!(
+        sizes(dir.path()).len() <= 203,
+        "{}",
+        sizes(dir.path()).len()
+    );
 }
 
 /// With the names of another pod, a container would replace its records: those of the failures of one container are one record.
@@ -272,22 +410,60 @@ fn names_that_the_author_of_a_pod_invents() {
         fs::write(bundle.join("config.json"), spec.to_string()).unwrap();
         let state = json!({"id": id, "pid": std::process::id(), "bundle": bundle}).to_string();
         let mut hook = isolated(dir.path());
-        run_with(hook.arg("--config").arg(&fake.config).arg("prestart").env_clear(), state.as_bytes()).failed(1);
+        run_with(
+            hook.arg("--config")
+                .arg(&fake.config)
+                .arg("prestart")
+                .env_clear(),
+            state.as_bytes(),
+        )
+        .failed(1);
     };
     let userdata = |id: &str| storage.join(id).join("userdata");
-    fail("victim1", &tasks.join("victim1"), "kubepods.slice:cri-containerd:victim1", containerd(victim));
-    fail("victim2", &userdata("victim2"), "kubepods.slice:crio:victim2", cri_o(["lab", "db"]));
+    fail(
+        "victim1",
+        &tasks.join("victim1"),
+        "kubepods.slice:cri-containerd:victim1",
+        containerd(victim),
+    );
+    fail(
+        "victim2",
+        &userdata("victim2"),
+        "kubepods.slice:crio:victim2",
+        cri_o(["lab", "db"]),
+    );
     // The victims stay, and the others have the names that their engines gave.
     let invented = both(cri_o(victim), json!({"io.container.manager": "cri-o"}));
     let annotations = both(invented.clone(), containerd(["evil", "a"]));
-    fail("evil1", &tasks.join("evil1"), "kubepods.slice:cri-containerd:evil1", annotations);
+    fail(
+        "evil1",
+        &tasks.join("evil1"),
+        "kubepods.slice:cri-containerd:evil1",
+        annotations,
+    );
     let annotations = both(containerd(["lab", "db"]), cri_o(["evil", "b"]));
-    fail("evil2", &userdata("evil2"), "kubepods.slice:crio:evil2", annotations);
-    fail("evil3", &userdata("evil3"), "machine.slice:libpod:evil3", both(invented, containerd(["lab", "db"])));
+    fail(
+        "evil2",
+        &userdata("evil2"),
+        "kubepods.slice:crio:evil2",
+        annotations,
+    );
+    fail(
+        "evil3",
+        &userdata("evil3"),
+        "machine.slice:libpod:evil3",
+        both(invented, containerd(["lab", "db"])),
+    );
     let pod = |id: &str| {
-        let text = fs::read_to_string(dir.path().join(format!("run/containers/{id}.json"))).unwrap();
+        let text =
+            fs::read_to_string(dir.path().join(format!("run/containers/{id}.json"))).unwrap();
         let record: Value = serde_json::from_str(&text).unwrap();
-        ["namespace", "name"].map(|key| record["container"]["pod"][key].as_str().unwrap_or_default().to_owned())
+        ["namespace", "name"].map(|key| {
+            record["container"]["pod"][key]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        })
     };
     for (id, expected) in [
         ("victim1", victim),
@@ -316,11 +492,15 @@ fn with_a_user_namespace(cgroup: Cgroup) {
     let text = podman.shell(cgroup, &script).ok();
     let (given, failed) = text.split_once("---\n").unwrap();
     assert!(
-        given.contains(" (u1)\nat prestart, ") && given.contains("\nthe container got what it requested: injected "),
+        given.contains(" (u1)\nat prestart, ")
+            && given.contains("\nthe container got what it requested: injected "),
         "{text}"
     );
     assert!(given.ends_with("\n0:0 600\n"), "{text}");
-    assert!(failed.contains(" (u2)\nat prestart, ") && failed.contains("the hook failed: "), "{text}");
+    assert!(
+        failed.contains(" (u2)\nat prestart, ") && failed.contains("the hook failed: "),
+        "{text}"
+    );
 }
 
 /// The engine calls the hook for the rest, so `why` knows the container.
@@ -330,7 +510,13 @@ fn a_container_of_cdi() {
     let dir = podman.dir.path();
     let spec = dir.join("cdi/nvidia.json");
     fs::create_dir(dir.join("cdi")).unwrap();
-    let arguments = ["generate", "--hook-path", HOOK, "--output", spec.to_str().unwrap()];
+    let arguments = [
+        "generate",
+        "--hook-path",
+        HOOK,
+        "--output",
+        spec.to_str().unwrap(),
+    ];
     cdi(FakeDriver::shared(), &arguments).ok();
     let script = format!(
         "rm -rf /run/test-cdi; mkdir -p /var/run/cdi /etc/cdi; mount -t tmpfs cdi /etc/cdi; mount --bind '{0}/cdi' /var/run/cdi; \
@@ -343,14 +529,35 @@ fn a_container_of_cdi() {
     );
     let text = podman.shell(Cgroup::AsMounted, &script).ok();
     let parts: Vec<_> = text.split("---\n").collect();
-    let [web, list, without_record] = parts[..] else { panic!("{text}") };
-    assert!(web.contains(" (web)\nat rootfs, ") && web.contains("\nthe engine set it up from a CDI spec\n"), "{text}");
-    assert!(web.contains("\n  /dev/nvidia1\n") && !web.contains("/dev/nvidiactl"), "{text}");
+    let [web, list, without_record] = parts[..] else {
+        panic!("{text}")
+    };
+    assert!(
+        web.contains(" (web)\nat rootfs, ")
+            && web.contains("\nthe engine set it up from a CDI spec\n"),
+        "{text}"
+    );
+    assert!(
+        web.contains("\n  /dev/nvidia1\n") && !web.contains("/dev/nvidiactl"),
+        "{text}"
+    );
     // Without NVML, because the host of this test has no driver.
-    assert!(list.starts_with("no container with GPU 1 is known\n"), "{list}");
-    let by_cdi = format!("the engine gave the container /dev/nvidia1 by CDI: config.json has the hook \"{HOOK}\"\n");
-    assert_eq!(without_record.matches(&by_cdi).count(), 2, "{without_record}");
-    assert!(!without_record.contains("requests no GPU\n"), "{without_record}");
+    assert!(
+        list.starts_with("no container with GPU 1 is known\n"),
+        "{list}"
+    );
+    let by_cdi = format!(
+        "the engine gave the container /dev/nvidia1 by CDI: config.json has the hook \"{HOOK}\"\n"
+    );
+    assert_eq!(
+        without_record.matches(&by_cdi).count(),
+        2,
+        "{without_record}"
+    );
+    assert!(
+        !without_record.contains("requests no GPU\n"),
+        "{without_record}"
+    );
 }
 
 /// crun 1.28 names "/" as the bundle of a container with a user namespace and devices. The state contains the rest.
@@ -360,10 +567,22 @@ fn a_spec_that_cannot_be_read() {
         "io.kubernetes.pod.name": "cuda-0", "io.kubernetes.pod.namespace": "lab", "io.kubernetes.container.name": "main",
     }});
     for stage in ["prestart", "rootfs"] {
-        run_with(isolated(dir.path()).arg(stage), state.to_string().as_bytes()).failed(1);
+        run_with(
+            isolated(dir.path()).arg(stage),
+            state.to_string().as_bytes(),
+        )
+        .failed(1);
         let text = why(dir.path(), &["lab/cuda-0"]).ok();
-        assert!(text.starts_with(&format!("container c1\npod lab/cuda-0, container main\nat {stage}, ")), "{text}");
-        assert!(text.contains("the hook failed: cannot read the container's spec"), "{text}");
+        assert!(
+            text.starts_with(&format!(
+                "container c1\npod lab/cuda-0, container main\nat {stage}, "
+            )),
+            "{text}"
+        );
+        assert!(
+            text.contains("the hook failed: cannot read the container's spec"),
+            "{text}"
+        );
     }
 }
 
@@ -371,13 +590,27 @@ fn a_file_that_is_not_a_record() {
     let dir = scratch();
     let records = dir.path().join("run/containers");
     fs::create_dir_all(&records).unwrap();
-    fs::set_permissions(&records, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
-    fs::set_permissions(dir.path().join("run"), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    fs::set_permissions(
+        &records,
+        std::os::unix::fs::PermissionsExt::from_mode(0o700),
+    )
+    .unwrap();
+    fs::set_permissions(
+        dir.path().join("run"),
+        std::os::unix::fs::PermissionsExt::from_mode(0o700),
+    )
+    .unwrap();
     // The format that the program once wrote.
     fs::write(records.join("large.json"), vec![b' '; 13 << 20]).unwrap();
     let ran = why(dir.path(), &[]);
     let says = "warning: cannot read the record \"/run/oci-nvidia-hook/containers/large.json\": ";
-    assert!(ran.stderr.contains(says) && ran.stderr.contains("(ONH-109)\nhint: rm /run/oci-nvidia-hook/"), "{ran:?}");
+    assert!(
+        ran.stderr.contains(says)
+            && ran
+                .stderr
+                .contains("(ONH-109)\nhint: rm /run/oci-nvidia-hook/"),
+        "{ran:?}"
+    );
     ran.ok();
     let state = json!({"id": "large", "pid": 1, "bundle": "/"}).to_string();
     run_with(isolated(dir.path()).arg("poststop"), state.as_bytes()).ok();
@@ -386,7 +619,11 @@ fn a_file_that_is_not_a_record() {
 
 fn a_user_is_sent_to_root() {
     let dir = scratch();
-    fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    fs::set_permissions(
+        dir.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
     let hook = dir.path().join("oci-nvidia-hook");
     fs::copy(HOOK, &hook).unwrap();
     assert_eq!(hook.metadata().unwrap().uid(), 0);
@@ -398,11 +635,23 @@ fn a_user_is_sent_to_root() {
         dir.path().display()
     );
     let text = run(std::process::Command::new("unshare").args(["-m", "sh", "-uc", &script])).ok();
-    assert!(text.starts_with("no container of this user failed in the last hour; "), "{text}");
-    assert_eq!(text.matches("run \"sudo oci-nvidia-hook why\"\n").count(), 2, "{text}");
-    assert_eq!(text.matches("run \"sudo oci-nvidia-hook ps\"\n").count(), 1, "{text}");
     assert!(
-        text.contains("(ONH-053)\nhint: only root can read the records of root's") && text.ends_with("failed\n"),
+        text.starts_with("no container of this user failed in the last hour; "),
+        "{text}"
+    );
+    assert_eq!(
+        text.matches("run \"sudo oci-nvidia-hook why\"\n").count(),
+        2,
+        "{text}"
+    );
+    assert_eq!(
+        text.matches("run \"sudo oci-nvidia-hook ps\"\n").count(),
+        1,
+        "{text}"
+    );
+    assert!(
+        text.contains("(ONH-053)\nhint: only root can read the records of root's")
+            && text.ends_with("failed\n"),
         "{text}"
     );
 }
@@ -414,17 +663,33 @@ fn a_pod_is_sent_to_the_scheduler() {
     let locked = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n";
     fs::write(&fake.config, format!("{locked}{text}")).unwrap();
     for (pod, says) in [
-        (["lab", "cuda-0"], "resources: {limits: {nvidia.com/gpu: 1}}"),
-        (["", ""], "hint: start the container with --privileged, or set accept-"),
+        (
+            ["lab", "cuda-0"],
+            "resources: {limits: {nvidia.com/gpu: 1}}",
+        ),
+        (
+            ["", ""],
+            "hint: start the container with --privileged, or set accept-",
+        ),
     ] {
         let ran = call(dir.path(), &fake, "c", pod, "all");
-        assert!(ran.stderr.contains("(ONH-103)\nhint: ") && ran.stderr.contains(says), "{pod:?}: {}", ran.stderr);
-        assert_eq!(ran.stderr.contains("privileged, or"), pod[0].is_empty(), "{}", ran.stderr);
+        assert!(
+            ran.stderr.contains("(ONH-103)\nhint: ") && ran.stderr.contains(says),
+            "{pod:?}: {}",
+            ran.stderr
+        );
+        assert_eq!(
+            ran.stderr.contains("privileged, or"),
+            pod[0].is_empty(),
+            "{}",
+            ran.stderr
+        );
     }
 }
 
 fn is_invisible(c: char) -> bool {
-    let is_of_unicode = matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{2069}' | '\u{e0000}'..='\u{e0fff}');
+    let is_of_unicode =
+        matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{2069}' | '\u{e0000}'..='\u{e0fff}');
     c != '\n' && c.is_control() || is_of_unicode
 }
 
@@ -434,21 +699,39 @@ fn json_has_no_control_characters() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let evil = "x\u{9b}2J\u{202e}\u{7f}\u{2066}\u{200b}\u{e0041}";
     let stderr = call(dir.path(), &fake, "c", ["lab", evil], &format!("{evil},0")).failed(1);
-    for text in [stderr, why(dir.path(), &["c"]).ok(), why(dir.path(), &[]).ok()] {
-        assert!(text.contains("\\u{200b}\\u{e0041}") && !text.contains(is_invisible), "{text:?}");
+    for text in [
+        stderr,
+        why(dir.path(), &["c"]).ok(),
+        why(dir.path(), &[]).ok(),
+    ] {
+        assert!(
+            text.contains("\\u{200b}\\u{e0041}") && !text.contains(is_invisible),
+            "{text:?}"
+        );
     }
     let record = why(dir.path(), &["--json", "c"]).ok();
     let spec = json!({"process": {"env": [format!("NVIDIA_VISIBLE_DEVICES={evil}")]}, "root": {"path": "/x"}});
     fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
     let state = json!({"id": "c", "bundle": dir.path()}).to_string();
     let mut plan = std::process::Command::new(HOOK);
-    let explained =
-        run_with(plan.arg("--config").arg(&fake.config).args(["plan", "-", "--json"]).env_clear(), state.as_bytes());
+    let explained = run_with(
+        plan.arg("--config")
+            .arg(&fake.config)
+            .args(["plan", "-", "--json"])
+            .env_clear(),
+        state.as_bytes(),
+    );
     for text in [record, explained.stdout] {
-        assert!(text.contains("\\u009b2J\\u202e\\u007f\\u2066\\u200b\\udb40\\udc41"), "{text:?}");
+        assert!(
+            text.contains("\\u009b2J\\u202e\\u007f\\u2066\\u200b\\udb40\\udc41"),
+            "{text:?}"
+        );
         assert!(!text.contains(is_invisible), "{text:?}");
         let value: Value = serde_json::from_str(&text).unwrap();
-        let asked = &value.pointer("/records/0/asked").or_else(|| value.get("request")).unwrap()["visible_devices"][0];
+        let asked = &value
+            .pointer("/records/0/asked")
+            .or_else(|| value.get("request"))
+            .unwrap()["visible_devices"][0];
         assert_eq!(asked, evil, "it is read as it was");
     }
 }

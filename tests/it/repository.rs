@@ -69,27 +69,41 @@ impl Publisher {
         std::fs::remove_dir_all(self.path(directory)).unwrap();
         std::fs::create_dir(self.path(directory)).unwrap();
         for package in packages {
-            std::fs::copy(package, self.path(directory).join(package.file_name().unwrap())).unwrap();
+            std::fs::copy(
+                package,
+                self.path(directory).join(package.file_name().unwrap()),
+            )
+            .unwrap();
         }
     }
 
     fn publish(&self, key: &str, url: &str) -> Ran {
         let mut repository = Command::new(source("packaging/repository"));
-        repository.args([key, url]).arg(self.path("public")).env("GNUPGHOME", self.path("gnupg"));
-        run(repository.env("RPMS", self.path("rpms")).env("DEBS", self.path("debs")))
+        repository
+            .args([key, url])
+            .arg(self.path("public"))
+            .env("GNUPGHOME", self.path("gnupg"));
+        run(repository
+            .env("RPMS", self.path("rpms"))
+            .env("DEBS", self.path("debs")))
     }
 
     /// Publishes at this machine's own address.
     fn publish_here(&self) {
         let ran = self.publish(KEY, &format!("file://{}", self.path("public").display()));
-        assert!(ran.code == Some(0) && ran.stderr.contains("repository: next, copy"), "{ran:?}");
+        assert!(
+            ran.code == Some(0) && ran.stderr.contains("repository: next, copy"),
+            "{ran:?}"
+        );
     }
 }
 
 /// gpg starts an agent for each home directory, which would outlive the test.
 impl Drop for Publisher {
     fn drop(&mut self) {
-        run(Command::new("gpgconf").args(["--kill", "all"]).env("GNUPGHOME", self.path("gnupg")));
+        run(Command::new("gpgconf")
+            .args(["--kill", "all"])
+            .env("GNUPGHOME", self.path("gnupg")));
     }
 }
 
@@ -97,13 +111,24 @@ fn what_is_missing_is_named() {
     let publisher = Publisher::new();
     let fails = |key: &str, url: &str, because: &str| {
         let ran = publisher.publish(key, url);
-        assert!(ran.code == Some(1) && ran.stderr.contains(because) && ran.stderr.contains("; hint: "), "{ran:?}");
+        assert!(
+            ran.code == Some(1) && ran.stderr.contains(because) && ran.stderr.contains("; hint: "),
+            "{ran:?}"
+        );
         assert!(!publisher.path("public").exists());
     };
-    fails("", "https://example.org/x", "a key and an address are missing");
+    fails(
+        "",
+        "https://example.org/x",
+        "a key and an address are missing",
+    );
     fails(KEY, "", "a key and an address are missing");
     fails(KEY, "example.org", "\"example.org\" is not an address");
-    fails("other@example.org", "https://example.org/x", "gpg has no secret key \"other@example.org\"");
+    fails(
+        "other@example.org",
+        "https://example.org/x",
+        "gpg has no secret key \"other@example.org\"",
+    );
     fails(KEY, "https://example.org/x", "there are no packages in");
 }
 
@@ -119,11 +144,28 @@ fn zypper_installs_upgrades_and_removes() {
     let installed = |query: &str| zypper::rpm(&root, &["-q", "--qf", query, MAIN]).stdout;
 
     // The commands of README.md
-    zypper::rpm(&root, &["--import", public.join("oci-nvidia-hook.asc").to_str().unwrap()]).ok();
-    zypper(&["addrepo", public.join("rpm/oci-nvidia-hook.repo").to_str().unwrap()]).ok();
+    zypper::rpm(
+        &root,
+        &[
+            "--import",
+            public.join("oci-nvidia-hook.asc").to_str().unwrap(),
+        ],
+    )
+    .ok();
+    zypper(&[
+        "addrepo",
+        public.join("rpm/oci-nvidia-hook.repo").to_str().unwrap(),
+    ])
+    .ok();
     let ran = zypper(&["install", MAIN]);
-    assert!(ran.code == Some(0) && !ran.stdout.contains("scriptlet"), "{ran:?}");
-    assert_eq!(installed("%{RELEASE}"), rpm::query(find(&packages.now), "%{RELEASE}"));
+    assert!(
+        ran.code == Some(0) && !ran.stdout.contains("scriptlet"),
+        "{ran:?}"
+    );
+    assert_eq!(
+        installed("%{RELEASE}"),
+        rpm::query(find(&packages.now), "%{RELEASE}")
+    );
     // dnf checks the signature of the package itself.
     let described = zypper::rpm(&root, &["-qi", MAIN]).stdout;
     let signature = described.split("\nSignature ").nth(1).unwrap();
@@ -133,21 +175,41 @@ fn zypper_installs_upgrades_and_removes() {
     publisher.publish_here();
     zypper(&["refresh"]).ok();
     zypper(&["update", MAIN]).ok();
-    assert_eq!(installed("%{RELEASE}"), rpm::query(find(&packages.later), "%{RELEASE}"));
-    let earlier = sh(&format!("find '{}' -name '{MAIN}-[0-9]*.rpm' | wc -l", public.display())).ok();
-    assert_eq!(earlier.trim(), "2", "the earlier version is not available any more");
+    assert_eq!(
+        installed("%{RELEASE}"),
+        rpm::query(find(&packages.later), "%{RELEASE}")
+    );
+    let earlier = sh(&format!(
+        "find '{}' -name '{MAIN}-[0-9]*.rpm' | wc -l",
+        public.display()
+    ))
+    .ok();
+    assert_eq!(
+        earlier.trim(),
+        "2",
+        "the earlier version is not available any more"
+    );
 
     zypper(&["remove", MAIN]).ok();
     assert!(!root.join("usr/bin/oci-nvidia-hook").exists());
 
     // Another repository at this address, without the key
-    sh(&format!("echo '<!-- -->' >>'{}/rpm/repodata/repomd.xml'", public.display())).ok();
+    sh(&format!(
+        "echo '<!-- -->' >>'{}/rpm/repodata/repomd.xml'",
+        public.display()
+    ))
+    .ok();
     let ran = zypper(&["refresh", "--force"]);
-    assert!(ran.code != Some(0) && (ran.stdout + &ran.stderr).contains("ignature verification failed"));
+    assert!(
+        ran.code != Some(0) && (ran.stdout + &ran.stderr).contains("ignature verification failed")
+    );
 }
 
 fn find(packages: &[PathBuf]) -> &Path {
-    packages.iter().find(|package| rpm::query(package, "%{NAME}") == MAIN).unwrap()
+    packages
+        .iter()
+        .find(|package| rpm::query(package, "%{NAME}") == MAIN)
+        .unwrap()
 }
 
 fn apt_installs_upgrades_and_removes() {
@@ -158,7 +220,11 @@ fn apt_installs_upgrades_and_removes() {
     publisher.publish_here();
     let first = publisher.path("first");
     std::fs::rename(publisher.path("public"), &first).unwrap();
-    sh(&format!("cp -a '{0}/first' '{0}/public'", publisher.dir.path().display())).ok();
+    sh(&format!(
+        "cp -a '{0}/first' '{0}/public'",
+        publisher.dir.path().display()
+    ))
+    .ok();
 
     // The same package with a later version
     let tree = publisher.path("tree");
@@ -169,7 +235,11 @@ fn apt_installs_upgrades_and_removes() {
     ))
     .ok();
     publisher.publish_here();
-    sh(&format!("cd '{}'; mv public second; mkdir public", publisher.dir.path().display())).ok();
+    sh(&format!(
+        "cd '{}'; mv public second; mkdir public",
+        publisher.dir.path().display()
+    ))
+    .ok();
 
     let script = "rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/* /var/lib/apt/lists\n\
          exec 2>&1 </dev/null\n\
@@ -188,8 +258,15 @@ fn apt_installs_upgrades_and_removes() {
          if apt-get -o APT::Update::Error-Mode=any update >/mnt/log 2>&1; then echo 'accepted a changed repository'; fi\n\
          grep -qiE 'BADSIG|signature verification failed' /mnt/log && echo 'signature verification failed' || cat /mnt/log";
     // apt 2.9.19 and newer verify with sqv instead of gpg.
-    let version = run(Command::new("dpkg-deb").args(["--field"]).arg(&debs[0]).arg("Version")).ok();
+    let version = run(Command::new("dpkg-deb")
+        .args(["--field"])
+        .arg(&debs[0])
+        .arg("Version"))
+    .ok();
     let version = version.trim();
     let said = deb::on_host(script, publisher.dir.path());
-    assert_eq!(said.ok(), format!("ii  {version}\nii  {version}.1\nsignature verification failed\n"));
+    assert_eq!(
+        said.ok(),
+        format!("ii  {version}\nii  {version}.1\nsignature verification failed\n")
+    );
 }

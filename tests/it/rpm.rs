@@ -12,11 +12,31 @@ use crate::support::{Need, Ran, run, run_with, scratch, sh, source};
 use crate::{built, docs};
 
 // As root, although only the installations need it: tests/as-plain-user does not have Rust and cannot build.
-const LINT: &[Need] = &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("rpmlint")];
-const BUILD: &[Need] = &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("strip")];
-const TRACE: &[Need] = &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("strace")];
-const PODMAN: &[Need] =
-    &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("podman"), Need::Program("runc")];
+const LINT: &[Need] = &[
+    Need::Root,
+    Need::Program("rpmbuild"),
+    Need::Program("cc"),
+    Need::Program("rpmlint"),
+];
+const BUILD: &[Need] = &[
+    Need::Root,
+    Need::Program("rpmbuild"),
+    Need::Program("cc"),
+    Need::Program("strip"),
+];
+const TRACE: &[Need] = &[
+    Need::Root,
+    Need::Program("rpmbuild"),
+    Need::Program("cc"),
+    Need::Program("strace"),
+];
+const PODMAN: &[Need] = &[
+    Need::Root,
+    Need::Program("rpmbuild"),
+    Need::Program("cc"),
+    Need::Program("podman"),
+    Need::Program("runc"),
+];
 
 tests! {
     &[] => the_spec_has_the_version_of_the_program;
@@ -34,7 +54,12 @@ const DEFAULTS: &str = "usr/share/oci-nvidia-hook/config.toml";
 const HOOK_FILE: &str = "usr/share/containers/oci/hooks.d/oci-nvidia-hook.json";
 const MAIN: &str = "oci-nvidia-hook";
 /// Fast compression: nothing depends on the size of the packages.
-pub const FAST: [&str; 4] = ["--define", "_binary_payload w1.gzdio", "--define", "_source_payload w0.gzdio"];
+pub const FAST: [&str; 4] = [
+    "--define",
+    "_binary_payload w1.gzdio",
+    "--define",
+    "_source_payload w0.gzdio",
+];
 const PLUGIN: &str = "oci-nvidia-kubelet-plugin";
 
 /// The packages of this tree, and those of a later release with other files.
@@ -55,7 +80,10 @@ impl Packages {
             let now = top.join("now");
             std::fs::remove_dir_all(&now).ok();
             std::fs::rename(top.join("RPMS"), &now).unwrap();
-            Self { now: below(&now), later: Self::build_later(&top) }
+            Self {
+                now: below(&now),
+                later: Self::build_later(&top),
+            }
         })
     }
 
@@ -67,13 +95,30 @@ impl Packages {
             assert!(old.contains(from));
             std::fs::write(path, old.replace(from, to)).unwrap();
         };
-        append(&tree.join("config/config.toml"), "[devices]", "# A later default\n[devices]");
-        append(&tree.join("hooks.d/oci-nvidia-hook.json"), "\"timeout\": 60", "\"timeout\": 61");
+        append(
+            &tree.join("config/config.toml"),
+            "[devices]",
+            "# A later default\n[devices]",
+        );
+        append(
+            &tree.join("hooks.d/oci-nvidia-hook.json"),
+            "\"timeout\": 60",
+            "\"timeout\": 61",
+        );
         let mut build = Command::new("rpmbuild");
-        build.args(["-bb", "--quiet", "--nodeps", "--noprep", "--noclean"]).args(FAST);
-        build.arg("--define").arg(format!("_sourcedir {}", built::dist().display()));
-        build.arg("--define").arg(format!("_topdir {}", top.display())).args(["--define", "baserelease 7"]);
-        build.env("CARGO_TARGET_DIR", top.join("cargo")).env("CARGO_HOME", top.join("cargo-home"));
+        build
+            .args(["-bb", "--quiet", "--nodeps", "--noprep", "--noclean"])
+            .args(FAST);
+        build
+            .arg("--define")
+            .arg(format!("_sourcedir {}", built::dist().display()));
+        build
+            .arg("--define")
+            .arg(format!("_topdir {}", top.display()))
+            .args(["--define", "baserelease 7"]);
+        build
+            .env("CARGO_TARGET_DIR", top.join("cargo"))
+            .env("CARGO_HOME", top.join("cargo-home"));
         build.env("PATH", built::path());
         run(build.arg(top.join("SPECS/oci-nvidia-hook.spec"))).ok();
         below(&top.join("RPMS"))
@@ -83,8 +128,15 @@ impl Packages {
 /// Returns the directory of the unpacked sources. rpm 4.20 creates a directory around it.
 pub fn build_dir(top: &Path) -> PathBuf {
     let name = format!("{MAIN}-{}", env!("CARGO_PKG_VERSION"));
-    let (around, build) = (top.join("BUILD").join(format!("{name}-build")), top.join("BUILD"));
-    if around.is_dir() { around.join(name) } else { build.join(name) }
+    let (around, build) = (
+        top.join("BUILD").join(format!("{name}-build")),
+        top.join("BUILD"),
+    );
+    if around.is_dir() {
+        around.join(name)
+    } else {
+        build.join(name)
+    }
 }
 
 /// Returns all packages below this directory.
@@ -94,21 +146,39 @@ fn below(dir: &Path) -> Vec<PathBuf> {
 }
 
 pub fn query(package: &Path, format: &str) -> String {
-    run(Command::new("rpm").args(["-qp", "--qf", format]).arg(package)).ok()
+    run(Command::new("rpm")
+        .args(["-qp", "--qf", format])
+        .arg(package))
+    .ok()
 }
 
 pub fn find<'a>(packages: &'a [PathBuf], name: &str) -> &'a Path {
-    packages.iter().find(|package| query(package, "%{NAME}") == name).unwrap()
+    packages
+        .iter()
+        .find(|package| query(package, "%{NAME}") == name)
+        .unwrap()
 }
 
 fn the_spec_has_the_version_of_the_program() {
     let spec = std::fs::read_to_string(source("packaging/rpm.spec")).unwrap();
-    let of = |tag: &str| spec.lines().find_map(|line| line.strip_prefix(tag)).unwrap().trim().to_owned();
+    let of = |tag: &str| {
+        spec.lines()
+            .find_map(|line| line.strip_prefix(tag))
+            .unwrap()
+            .trim()
+            .to_owned()
+    };
     assert_eq!(of("Version:"), env!("CARGO_PKG_VERSION"));
-    assert_eq!(of("BuildRequires:  cargo >="), env!("CARGO_PKG_RUST_VERSION"));
+    assert_eq!(
+        of("BuildRequires:  cargo >="),
+        env!("CARGO_PKG_RUST_VERSION")
+    );
     // The last entry of the changelog is that of this version.
     let entry = spec.lines().find(|line| line.starts_with("* ")).unwrap();
-    assert!(entry.ends_with(&format!(" - {}-0", env!("CARGO_PKG_VERSION"))), "{entry}");
+    assert!(
+        entry.ends_with(&format!(" - {}-0", env!("CARGO_PKG_VERSION"))),
+        "{entry}"
+    );
 }
 
 /// Macros of other distributions are not defined here: the parsed spec still contains their names, which shows that they are
@@ -116,9 +186,17 @@ fn the_spec_has_the_version_of_the_program() {
 fn each_distribution_has_its_macros() {
     let parse = |distribution: &str| {
         let mut rpmspec = Command::new("rpmspec");
-        rpmspec.args(["-P", "--define", distribution, "--define", "build_rustflags -Cx=y"]);
+        rpmspec.args([
+            "-P",
+            "--define",
+            distribution,
+            "--define",
+            "build_rustflags -Cx=y",
+        ]);
         for name in ["post", "preun", "postun", "postun_with_restart"] {
-            rpmspec.arg("--define").arg(format!("systemd_{name}() systemd_{name} %*"));
+            rpmspec
+                .arg("--define")
+                .arg(format!("systemd_{name}() systemd_{name} %*"));
         }
         run(rpmspec.arg(source("packaging/rpm.spec"))).ok()
     };
@@ -135,12 +213,21 @@ fn each_distribution_has_its_macros() {
     ] {
         assert!(suse.contains(line), "{line}: {suse}");
     }
-    assert!(!suse.contains("systemctl preset") && !suse.contains("install -D -m 755 -s"), "{suse}");
+    assert!(
+        !suse.contains("systemctl preset") && !suse.contains("install -D -m 755 -s"),
+        "{suse}"
+    );
     // A package of the driver, by the names of both generations of SUSE's packages.
-    let supplements = suse.lines().find_map(|line| line.strip_prefix("Supplements:")).unwrap();
-    for name in
-        ["nvidia-compute-G06", "nvidia-compute-G07", "nvidia-open-driver-G07-signed-kmp", "(podman or cri-o) and "]
-    {
+    let supplements = suse
+        .lines()
+        .find_map(|line| line.strip_prefix("Supplements:"))
+        .unwrap();
+    for name in [
+        "nvidia-compute-G06",
+        "nvidia-compute-G07",
+        "nvidia-open-driver-G07-signed-kmp",
+        "(podman or cri-o) and ",
+    ] {
         assert!(supplements.contains(name), "{supplements}");
     }
     let fedora = parse("fedora 43");
@@ -152,27 +239,51 @@ fn each_distribution_has_its_macros() {
     ] {
         assert!(fedora.contains(line), "{line}: {fedora}");
     }
-    assert!(fedora.contains(&format!("systemd_post {units}")) && !fedora.contains("systemctl preset"), "{fedora}");
-    assert!(fedora.contains(&format!("systemd_postun_with_restart {units}")), "{fedora}");
+    assert!(
+        fedora.contains(&format!("systemd_post {units}")) && !fedora.contains("systemctl preset"),
+        "{fedora}"
+    );
+    assert!(
+        fedora.contains(&format!("systemd_postun_with_restart {units}")),
+        "{fedora}"
+    );
 }
 
 fn tarballs_are_the_same_each_time() {
     let (one, two) = (built::dist().display(), scratch());
-    let again = format!("umask 077; '{}' '{}'", source("packaging/dist").display(), two.path().display());
-    run(Command::new("sh").args(["-euc", &again]).env("CARGO", env!("CARGO"))).ok();
+    let again = format!(
+        "umask 077; '{}' '{}'",
+        source("packaging/dist").display(),
+        two.path().display()
+    );
+    run(Command::new("sh")
+        .args(["-euc", &again])
+        .env("CARGO", env!("CARGO")))
+    .ok();
     sh(&format!("diff -r '{one}' '{}'", two.path().display())).ok();
     let sources = format!("{one}/{MAIN}-{}.tar.gz", env!("CARGO_PKG_VERSION"));
-    for (tarball, what) in [(sources.as_str(), "src/main.rs"), (&format!("{one}/vendor.tar.gz"), "vendor")] {
+    for (tarball, what) in [
+        (sources.as_str(), "src/main.rs"),
+        (&format!("{one}/vendor.tar.gz"), "vendor"),
+    ] {
         let list = sh(&format!("tar -tvzf '{tarball}'")).ok();
         assert!(list.contains(what), "{list}");
-        let others: Vec<_> = list.lines().filter(|line| !line.contains(" 0/0 ")).collect();
+        let others: Vec<_> = list
+            .lines()
+            .filter(|line| !line.contains(" 0/0 "))
+            .collect();
         assert!(others.is_empty(), "{others:?}");
     }
 }
 
 fn packages_hold_what_the_lists_say() {
     let packages = Packages::shared();
-    let names = |packages: &[PathBuf]| packages.iter().map(|package| query(package, "%{NAME}")).collect::<Vec<_>>();
+    let names = |packages: &[PathBuf]| {
+        packages
+            .iter()
+            .map(|package| query(package, "%{NAME}"))
+            .collect::<Vec<_>>()
+    };
     let mut expected = vec![MAIN.to_owned(), format!("{MAIN}-compat"), PLUGIN.to_owned()];
     if source("packaging/podman/oci-nvidia-hook-precreate.json").is_file() {
         expected.push(format!("{MAIN}-podman"));
@@ -182,23 +293,49 @@ fn packages_hold_what_the_lists_say() {
     expected.sort();
     assert_eq!(built, expected);
     for package in packages.now.iter().map(PathBuf::as_path) {
-        let format =
-            "[%{FILEMODES:perms} %{FILEUSERNAME}:%{FILEGROUPNAME} %{FILENAMES} %{FILEFLAGS:fflags} %{FILELINKTOS}\n]";
-        let found: String = query(package, format).lines().map(|line| as_everywhere(line.trim_end()) + "\n").collect();
-        let golden = source(&format!("tests/fixtures/rpm/{}.files", query(package, "%{NAME}")));
+        let format = "[%{FILEMODES:perms} %{FILEUSERNAME}:%{FILEGROUPNAME} %{FILENAMES} %{FILEFLAGS:fflags} %{FILELINKTOS}\n]";
+        let found: String = query(package, format)
+            .lines()
+            .map(|line| as_everywhere(line.trim_end()) + "\n")
+            .collect();
+        let golden = source(&format!(
+            "tests/fixtures/rpm/{}.files",
+            query(package, "%{NAME}")
+        ));
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
             std::fs::create_dir_all(golden.parent().unwrap()).unwrap();
             std::fs::write(&golden, &found).unwrap();
         }
-        assert_eq!(std::fs::read_to_string(&golden).unwrap_or_default(), found, "{}", golden.display());
+        assert_eq!(
+            std::fs::read_to_string(&golden).unwrap_or_default(),
+            found,
+            "{}",
+            golden.display()
+        );
     }
-    let sizes = query(find(&packages.now, MAIN), "[%{FILENAMES} %{LONGFILESIZES}\n]");
-    let size = sizes.lines().find_map(|line| line.strip_prefix("/usr/bin/oci-nvidia-hook ")).unwrap();
-    assert!(size.parse::<u64>().unwrap() <= crate::budget::most::BYTES, "{size} bytes");
-    let requires = run(Command::new("rpm").args(["-qp", "--requires"]).arg(find(&packages.now, MAIN))).ok();
+    let sizes = query(
+        find(&packages.now, MAIN),
+        "[%{FILENAMES} %{LONGFILESIZES}\n]",
+    );
+    let size = sizes
+        .lines()
+        .find_map(|line| line.strip_prefix("/usr/bin/oci-nvidia-hook "))
+        .unwrap();
+    assert!(
+        size.parse::<u64>().unwrap() <= crate::budget::most::BYTES,
+        "{size} bytes"
+    );
+    let requires = run(Command::new("rpm")
+        .args(["-qp", "--requires"])
+        .arg(find(&packages.now, MAIN)))
+    .ok();
     // The driver can be installed later, and no other package of NVIDIA is needed.
     assert!(
-        !requires.lines().any(|line| ["nvidia", "libnvidia", "libcuda"].iter().any(|name| line.starts_with(name))),
+        !requires
+            .lines()
+            .any(|line| ["nvidia", "libnvidia", "libcuda"]
+                .iter()
+                .any(|name| line.starts_with(name))),
         "{requires}"
     );
 }
@@ -206,21 +343,37 @@ fn packages_hold_what_the_lists_say() {
 /// Returns a line of the list without the parts that distributions choose: the directory of documentation, and the compression of
 /// man pages.
 fn as_everywhere(line: &str) -> String {
-    line.replace(concat!("-", env!("CARGO_PKG_VERSION")), "").replace("/doc/packages/", "/doc/").replace(".gz ", " ")
+    line.replace(concat!("-", env!("CARGO_PKG_VERSION")), "")
+        .replace("/doc/packages/", "/doc/")
+        .replace(".gz ", " ")
 }
 
 fn links_of_installed_pages_lead_somewhere() {
     let dir = scratch();
-    rpm(dir.path(), &["-i", "--noscripts"], &[find(&Packages::shared().now, MAIN)]).ok();
-    let found = sh(&format!("find '{}/usr/share/doc' -maxdepth 2 -name README.md", dir.path().display())).ok();
+    rpm(
+        dir.path(),
+        &["-i", "--noscripts"],
+        &[find(&Packages::shared().now, MAIN)],
+    )
+    .ok();
+    let found = sh(&format!(
+        "find '{}/usr/share/doc' -maxdepth 2 -name README.md",
+        dir.path().display()
+    ))
+    .ok();
     docs::follow_links(Path::new(found.trim()).parent().unwrap());
 }
 
 fn rpmlint_finds_no_error() {
     let mut lint = Command::new("rpmlint");
-    lint.arg("-c").arg(source("packaging/rpmlint.toml")).args(&Packages::shared().now);
+    lint.arg("-c")
+        .arg(source("packaging/rpmlint.toml"))
+        .args(&Packages::shared().now);
     let text = run(lint.arg(source("packaging/rpm.spec"))).ok();
-    assert!(text.contains("1 specfiles checked") && text.contains(" 0 errors"), "{text}");
+    assert!(
+        text.contains("1 specfiles checked") && text.contains(" 0 errors"),
+        "{text}"
+    );
 }
 
 /// A small system with a shell, and a systemd that fails at everything.
@@ -237,7 +390,11 @@ impl System {
         std::fs::create_dir_all(root.join("run/systemd/system")).unwrap();
         std::fs::create_dir_all(root.join("var/log")).unwrap();
         let systemctl = root.join("usr/bin/systemctl");
-        std::fs::write(&systemctl, "#!/bin/sh\necho \"$*\" >>/var/log/systemctl; exit 1\n").unwrap();
+        std::fs::write(
+            &systemctl,
+            "#!/bin/sh\necho \"$*\" >>/var/log/systemctl; exit 1\n",
+        )
+        .unwrap();
         std::fs::set_permissions(systemctl, std::fs::Permissions::from_mode(0o755)).unwrap();
         system
     }
@@ -250,7 +407,10 @@ impl System {
     #[track_caller]
     fn rpm(&self, arguments: &[&str], packages: &[&Path]) {
         let ran = rpm(&self.root(), arguments, packages);
-        assert!(!ran.stderr.contains("scriptlet") && !ran.stderr.contains("error"), "{ran:?}");
+        assert!(
+            !ran.stderr.contains("scriptlet") && !ran.stderr.contains("error"),
+            "{ran:?}"
+        );
         ran.ok();
     }
 
@@ -264,14 +424,18 @@ impl System {
     fn files(&self) -> Vec<String> {
         let find = "find . -path ./var/lib/rpm -prune -o -path ./var/log -prune -o -path ./dev -prune -o ! -type d -print | sort";
         let text = sh(&format!("cd '{}'; {find}", self.root().display())).ok();
-        text.lines().map(|line| line.trim_start_matches("./").to_owned()).collect()
+        text.lines()
+            .map(|line| line.trim_start_matches("./").to_owned())
+            .collect()
     }
 }
 
 /// Installs into a separate root, whose database contains no package of the machine, hence --nodeps.
 fn rpm(root: &Path, arguments: &[&str], packages: &[&Path]) -> Ran {
     let mut rpm = Command::new("rpm");
-    rpm.arg("--root").arg(root).args(["--dbpath", "/var/lib/rpm", "--nodeps"]);
+    rpm.arg("--root")
+        .arg(root)
+        .args(["--dbpath", "/var/lib/rpm", "--nodeps"]);
     run(rpm.args(arguments).args(packages))
 }
 
@@ -279,25 +443,49 @@ fn rpm(root: &Path, arguments: &[&str], packages: &[&Path]) -> Ran {
 fn podman_takes_the_installed_files() {
     let (podman, fake, host) = (Podman::new(), FakeDriver::shared(), scratch());
     let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
-    podman.import_with(&image.rootfs, "localhost/cuda", "--change 'ENV NVIDIA_VISIBLE_DEVICES=all'");
+    podman.import_with(
+        &image.rootfs,
+        "localhost/cuda",
+        "--change 'ENV NVIDIA_VISIBLE_DEVICES=all'",
+    );
     let smi = ["localhost/cuda", "nvidia-smi", "-L"];
     // Programs that the host of this test has installed must not matter.
     let absent = podman.run_installed(host.path(), &smi);
-    assert_ne!(absent.code, Some(0), "a hook is installed on this machine: {absent:?}");
+    assert_ne!(
+        absent.code,
+        Some(0),
+        "a hook is installed on this machine: {absent:?}"
+    );
 
     let packages = &Packages::shared().now;
     rpm(host.path(), &["-i", "--noscripts"], &[find(packages, MAIN)]).ok();
-    let drop_in = host.path().join(CONFIG).with_file_name("config.toml.d").join("root.toml");
-    std::fs::write(&drop_in, format!("[nvidia-container-cli]\nroot = \"{}\"\n", fake.root.display())).unwrap();
+    let drop_in = host
+        .path()
+        .join(CONFIG)
+        .with_file_name("config.toml.d")
+        .join("root.toml");
+    std::fs::write(
+        &drop_in,
+        format!(
+            "[nvidia-container-cli]\nroot = \"{}\"\n",
+            fake.root.display()
+        ),
+    )
+    .unwrap();
     let inside = podman.run_installed(host.path(), &smi).ok();
     assert_eq!(inside, fake.on_host("nvidia-smi -L"));
     assert_eq!(inside.matches("UUID: GPU-").count(), 2, "{inside}");
-    let version = run(Command::new(host.path().join("usr/bin/oci-nvidia-hook")).arg("--version")).ok();
+    let version =
+        run(Command::new(host.path().join("usr/bin/oci-nvidia-hook")).arg("--version")).ok();
     assert!(version.contains(env!("CARGO_PKG_VERSION")), "{version}");
 
     // With the packages for it alone, Podman also has the hook of its own stage, and works without the other one.
     let for_podman = |path: &&Path| query(path, "%{NAME}") == format!("{MAIN}-podman");
-    let others: Vec<_> = packages.iter().map(PathBuf::as_path).filter(for_podman).collect();
+    let others: Vec<_> = packages
+        .iter()
+        .map(PathBuf::as_path)
+        .filter(for_podman)
+        .collect();
     for package in &others {
         rpm(host.path(), &["-i", "--noscripts"], &[package]).ok();
         assert_eq!(podman_conf("add", host.path()), "");
@@ -307,11 +495,17 @@ fn podman_takes_the_installed_files() {
     }
 
     podman_conf("remove", host.path());
-    let names: Vec<_> = others.iter().map(|package| query(package, "%{NAME}")).chain([MAIN.to_owned()]).collect();
+    let names: Vec<_> = others
+        .iter()
+        .map(|package| query(package, "%{NAME}"))
+        .chain([MAIN.to_owned()])
+        .collect();
     let names: Vec<_> = names.iter().map(Path::new).collect();
     rpm(host.path(), &["-e", "--noscripts"], &names).ok();
     assert_ne!(podman.run_installed(host.path(), &smi).code, Some(0));
-    podman.run_installed(host.path(), &["localhost/cuda", "true"]).ok();
+    podman
+        .run_installed(host.path(), &["localhost/cuda", "true"])
+        .ok();
 }
 
 /// Does what the scripts of the package -podman do in this root, and returns the message.
@@ -339,68 +533,147 @@ fn hooks_of_the_administrator_still_run() {
     std::fs::write(hooks.join("own.json"), hook.to_string()).unwrap();
     let runs = |when: &str| {
         podman.run_installed(&root, &[IMAGE, "true"]).ok();
-        assert_eq!(std::fs::read_to_string(&log).unwrap_or_default(), "ran\n", "{when}");
+        assert_eq!(
+            std::fs::read_to_string(&log).unwrap_or_default(),
+            "ran\n",
+            "{when}"
+        );
         std::fs::remove_file(&log).unwrap();
     };
     runs("before");
     let packages = &Packages::shared().now;
-    let (main, for_podman) = (find(packages, MAIN), find(packages, "oci-nvidia-hook-podman"));
+    let (main, for_podman) = (
+        find(packages, MAIN),
+        find(packages, "oci-nvidia-hook-podman"),
+    );
     rpm(&root, &["-i", "--noscripts"], &[main, for_podman]).ok();
     let message = podman_conf("add", &root);
-    assert!(message.contains("/etc/containers/containers.conf sets hooks_dir"), "{message}");
+    assert!(
+        message.contains("/etc/containers/containers.conf sets hooks_dir"),
+        "{message}"
+    );
     runs("with the packages");
     podman_conf("remove", &root);
-    rpm(&root, &["-e", "--noscripts"], &[Path::new(MAIN), Path::new("oci-nvidia-hook-podman")]).ok();
+    rpm(
+        &root,
+        &["-e", "--noscripts"],
+        &[Path::new(MAIN), Path::new("oci-nvidia-hook-podman")],
+    )
+    .ok();
     runs("after the removal");
 }
 
 /// The links of the compat package, as docker and scripts find them; it conflicts with NVIDIA's packages.
 fn nvidias_names_work() {
     let (system, fake) = (System::new(), FakeDriver::shared());
-    let (main, compat) = (find(&Packages::shared().now, MAIN), find(&Packages::shared().now, "oci-nvidia-hook-compat"));
+    let (main, compat) = (
+        find(&Packages::shared().now, MAIN),
+        find(&Packages::shared().now, "oci-nvidia-hook-compat"),
+    );
     let conflicts = run(Command::new("rpm").args(["-qp", "--conflicts"]).arg(compat)).ok();
-    let packages = ["libnvidia-container-tools", "nvidia-container-toolkit", "nvidia-container-toolkit-base"];
-    assert_eq!(conflicts.lines().map(str::trim).collect::<Vec<_>>(), packages);
+    let packages = [
+        "libnvidia-container-tools",
+        "nvidia-container-toolkit",
+        "nvidia-container-toolkit-base",
+    ];
+    assert_eq!(
+        conflicts.lines().map(str::trim).collect::<Vec<_>>(),
+        packages
+    );
     system.rpm(&["-i", "--noscripts"], &[main, compat]);
     let installed = |name: &str| Command::new(system.root().join("usr/bin").join(name));
-    let info = run(installed("nvidia-container-cli").arg("--root").arg(&fake.root).arg("info").env_clear()).ok();
-    assert!(info.starts_with("NVRM version:   535.183.01\n") && info.matches("Device Index:").count() == 2, "{info}");
+    let info = run(installed("nvidia-container-cli")
+        .arg("--root")
+        .arg(&fake.root)
+        .arg("info")
+        .env_clear())
+    .ok();
+    assert!(
+        info.starts_with("NVRM version:   535.183.01\n")
+            && info.matches("Device Index:").count() == 2,
+        "{info}"
+    );
     for name in ["nvidia-container-runtime-hook", "nvidia-container-toolkit"] {
-        assert!(run(installed(name).arg("-version")).ok().starts_with("NVIDIA Container Runtime Hook version "));
+        assert!(
+            run(installed(name).arg("-version"))
+                .ok()
+                .starts_with("NVIDIA Container Runtime Hook version ")
+        );
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
-        let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=1"], "");
+        let container =
+            Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=1"], "");
         let mut hook = installed(name);
-        let ran =
-            run_with(hook.arg("-config").arg(&fake.config).arg("prestart").env_clear(), container.state().as_bytes());
+        let ran = run_with(
+            hook.arg("-config")
+                .arg(&fake.config)
+                .arg("prestart")
+                .env_clear(),
+            container.state().as_bytes(),
+        );
         ran.ok();
-        assert!(container.exec("nvidia-smi -L").ok().contains("GPU-51eed001"));
+        assert!(
+            container
+                .exec("nvidia-smi -L")
+                .ok()
+                .contains("GPU-51eed001")
+        );
     }
-    for (name, hook) in [("nvidia-ctk", "hook"), ("nvidia-cdi-hook", "update-ldcache")] {
+    for (name, hook) in [
+        ("nvidia-ctk", "hook"),
+        ("nvidia-cdi-hook", "update-ldcache"),
+    ] {
         let help = run(installed(name).args([hook, "--help"])).ok();
-        assert!(help.contains("disable-device-node-modification"), "{name}: {help}");
+        assert!(
+            help.contains("disable-device-node-modification"),
+            "{name}: {help}"
+        );
     }
-    for script in ["bash-completion/completions/oci-nvidia-hook", "zsh/site-functions/_oci-nvidia-hook"] {
-        assert!(system.read(&format!("usr/share/{script}")).contains("__complete"), "{script}");
+    for script in [
+        "bash-completion/completions/oci-nvidia-hook",
+        "zsh/site-functions/_oci-nvidia-hook",
+    ] {
+        assert!(
+            system
+                .read(&format!("usr/share/{script}"))
+                .contains("__complete"),
+            "{script}"
+        );
     }
-    system.rpm(&["-e", "--noscripts"], &[Path::new("oci-nvidia-hook-compat")]);
-    assert!(!system.root().join("usr/bin/nvidia-container-cli").is_symlink());
+    system.rpm(
+        &["-e", "--noscripts"],
+        &[Path::new("oci-nvidia-hook-compat")],
+    );
+    assert!(
+        !system
+            .root()
+            .join("usr/bin/nvidia-container-cli")
+            .is_symlink()
+    );
     assert!(system.root().join("usr/bin/oci-nvidia-hook").is_file());
 }
 
 fn upgrade_downgrade_remove() {
-    let (now, later) = (find(&Packages::shared().now, MAIN), find(&Packages::shared().later, MAIN));
+    let (now, later) = (
+        find(&Packages::shared().now, MAIN),
+        find(&Packages::shared().later, MAIN),
+    );
     let system = System::new();
     let before = system.files();
     let left = |system: &System| {
         let files = system.files();
-        files.into_iter().filter(|file| !before.contains(file)).collect::<Vec<_>>()
+        files
+            .into_iter()
+            .filter(|file| !before.contains(file))
+            .collect::<Vec<_>>()
     };
 
     system.rpm(&["-i"], &[now]);
     assert!(system.read(HOOK_FILE).contains("\"timeout\": 60"));
     // Without a file of the administrator, the defaults apply.
-    assert!(!system.root().join(CONFIG).exists() && !system.read(DEFAULTS).contains("A later default"));
+    assert!(
+        !system.root().join(CONFIG).exists() && !system.read(DEFAULTS).contains("A later default")
+    );
     system.rpm(&["-U"], &[later]);
     assert!(system.read(HOOK_FILE).contains("\"timeout\": 61"));
     assert!(system.read(DEFAULTS).contains("A later default"));
@@ -409,7 +682,11 @@ fn upgrade_downgrade_remove() {
     assert!(!system.read(DEFAULTS).contains("A later default"));
     // The files that the program wrote are removed too: its data and its own CDI spec, but no other spec.
     std::fs::create_dir_all(system.root().join("run/oci-nvidia-hook/containers")).unwrap();
-    std::fs::write(system.root().join("run/oci-nvidia-hook/containers/c.json"), "{}").unwrap();
+    std::fs::write(
+        system.root().join("run/oci-nvidia-hook/containers/c.json"),
+        "{}",
+    )
+    .unwrap();
     let cdi = system.root().join("run/cdi");
     std::fs::create_dir_all(&cdi).unwrap();
     std::fs::write(cdi.join("nvidia.yaml"), "path: /usr/bin/oci-nvidia-hook\n").unwrap();
@@ -428,13 +705,23 @@ fn upgrade_downgrade_remove() {
     system.rpm(&["-U", "--oldpackage"], &[now]);
     std::fs::write(cdi.join("nvidia.yaml"), "path: /usr/bin/nvidia-ctk\n").unwrap();
     system.rpm(&["-e"], &[Path::new(MAIN)]);
-    let expected = [CONFIG, &format!("{CONFIG}.d/mine.toml"), "run/cdi/nvidia.yaml", "run/cdi/other.yaml"];
+    let expected = [
+        CONFIG,
+        &format!("{CONFIG}.d/mine.toml"),
+        "run/cdi/nvidia.yaml",
+        "run/cdi/other.yaml",
+    ];
     assert_eq!(left(&system), expected);
     assert_eq!(system.read(CONFIG), mine);
     // The presets apply to the first installation only, and the units are disabled when the package is removed, and only then.
     let log = system.read("var/log/systemctl");
     for verb in ["preset", "disable"] {
-        assert_eq!(log.matches(&format!("{verb} oci-nvidia-hook-cdi.service")).count(), 2, "{log}");
+        assert_eq!(
+            log.matches(&format!("{verb} oci-nvidia-hook-cdi.service"))
+                .count(),
+            2,
+            "{log}"
+        );
     }
 }
 
@@ -446,11 +733,17 @@ fn an_existing_config_stays() {
     std::fs::create_dir_all(config.parent().unwrap()).unwrap();
     std::fs::write(&config, &nvidias).unwrap();
     let main = Path::new(MAIN);
-    let (now, later) = (find(&Packages::shared().now, MAIN), find(&Packages::shared().later, MAIN));
+    let (now, later) = (
+        find(&Packages::shared().now, MAIN),
+        find(&Packages::shared().later, MAIN),
+    );
     for (arguments, package) in [(&["-i"], now), (&["-U"], later), (&["-e"], main)] {
         system.rpm(arguments, &[package]);
         assert_eq!(std::fs::read(&config).unwrap(), nvidias, "{arguments:?}");
-        let others = system.files().into_iter().filter(|file| file.starts_with(CONFIG) && file != CONFIG);
+        let others = system
+            .files()
+            .into_iter()
+            .filter(|file| file.starts_with(CONFIG) && file != CONFIG);
         assert_eq!(others.collect::<Vec<_>>(), [""; 0], "{arguments:?}");
     }
 }
@@ -461,7 +754,8 @@ fn the_drop_in_of_podman_belongs_to_the_scripts() {
     let (main, name) = (find(packages, MAIN), "oci-nvidia-hook-podman");
     let for_podman = find(packages, name);
     let exists = || system.root().join(FILE).exists();
-    let shipped = std::fs::read_to_string(source("packaging/podman/50-oci-nvidia-hook.conf")).unwrap();
+    let shipped =
+        std::fs::read_to_string(source("packaging/podman/50-oci-nvidia-hook.conf")).unwrap();
     system.rpm(&["-i"], &[main, for_podman]);
     assert_eq!(system.read(FILE), shipped);
     system.rpm(&["-U", "--force"], &[for_podman]);
@@ -470,7 +764,10 @@ fn the_drop_in_of_podman_belongs_to_the_scripts() {
     assert!(!exists());
     system.rpm(&["-i"], &[for_podman]);
     std::fs::write(system.root().join(FILE), "# mine\n").unwrap();
-    for (arguments, package) in [(&["-U", "--force"][..], for_podman), (&["-e"], Path::new(name))] {
+    for (arguments, package) in [
+        (&["-U", "--force"][..], for_podman),
+        (&["-e"], Path::new(name)),
+    ] {
         system.rpm(arguments, &[package]);
         assert_eq!(system.read(FILE), "# mine\n", "{arguments:?}");
     }
@@ -485,7 +782,11 @@ fn scripts_take_a_read_only_system() {
     std::fs::remove_file(without_systemd.root().join("usr/bin/systemctl")).unwrap();
     let mut seen = 0;
     for root in [system.root(), without_systemd.root()] {
-        for (tag, times) in [("POSTIN", ["1", "2"]), ("PREUN", ["0", "1"]), ("POSTUN", ["0", "1"])] {
+        for (tag, times) in [
+            ("POSTIN", ["1", "2"]),
+            ("PREUN", ["0", "1"]),
+            ("POSTUN", ["0", "1"]),
+        ] {
             let script = query(package, &format!("%{{{tag}}}"));
             assert_ne!(script, "(none)", "{tag}");
             let enter = "mount --bind \"$1\" \"$1\"; mount --bind /dev \"$1/dev\"; mount -o remount,ro,bind \"$1\"; \
@@ -493,9 +794,15 @@ fn scripts_take_a_read_only_system() {
                          ! touch \"$1/usr/x\" 2>/dev/null; touch \"$1/var/x\"; exec chroot \"$1\" /bin/sh -e -c \"$2\" sh \"$3\"";
             for time in times {
                 let mut unshare = Command::new("unshare");
-                unshare.args(["-m", "sh", "-euc", enter, "sh"]).arg(&root).args([&script, time]);
+                unshare
+                    .args(["-m", "sh", "-euc", enter, "sh"])
+                    .arg(&root)
+                    .args([&script, time]);
                 let ran = run(&mut unshare);
-                assert!(ran.code == Some(0) && ran.stderr.is_empty() && ran.stdout.is_empty(), "{tag} {time}: {ran:?}");
+                assert!(
+                    ran.code == Some(0) && ran.stderr.is_empty() && ran.stdout.is_empty(),
+                    "{tag} {time}: {ran:?}"
+                );
                 seen += 1;
             }
         }
@@ -509,8 +816,17 @@ fn the_program_is_there_before_its_hook_file() {
     let log = system.dir.path().join("strace");
     let order = |arguments: &[&str], what: &Path| {
         let mut trace = Command::new("strace");
-        trace.args(["-f", "-e", "trace=rename,renameat,renameat2,link,linkat,unlink,unlinkat", "-o"]).arg(&log);
-        trace.args(["rpm", "--dbpath", "/var/lib/rpm", "--nodeps", "--root"]).arg(system.root());
+        trace
+            .args([
+                "-f",
+                "-e",
+                "trace=rename,renameat,renameat2,link,linkat,unlink,unlinkat",
+                "-o",
+            ])
+            .arg(&log);
+        trace
+            .args(["rpm", "--dbpath", "/var/lib/rpm", "--nodeps", "--root"])
+            .arg(system.root());
         run(trace.args(arguments).arg(what)).ok();
         let text = std::fs::read_to_string(&log).unwrap();
         // By its path, or by its name in an open directory. The completion for bash has the same name, and so has a directory.
@@ -518,12 +834,21 @@ fn the_program_is_there_before_its_hook_file() {
             let is = |line: &str| {
                 line.ends_with(" = 0")
                     && !line.contains("AT_REMOVEDIR")
-                    && [format!("/{name}\""), format!(" \"{name}\"")].iter().any(|end| line.contains(end))
+                    && [format!("/{name}\""), format!(" \"{name}\"")]
+                        .iter()
+                        .any(|end| line.contains(end))
             };
-            text.lines().enumerate().filter(|(_, line)| is(line)).map(|(at, _)| at).collect()
+            text.lines()
+                .enumerate()
+                .filter(|(_, line)| is(line))
+                .map(|(at, _)| at)
+                .collect()
         };
         let (program, hook_file) = (at("oci-nvidia-hook"), at("oci-nvidia-hook.json"));
-        assert!(program.len() == 2 && hook_file.len() == 1, "{program:?} {hook_file:?}: {text}");
+        assert!(
+            program.len() == 2 && hook_file.len() == 1,
+            "{program:?} {hook_file:?}: {text}"
+        );
         (program, hook_file[0])
     };
     let (program, hook_file) = order(&["-i"], package);

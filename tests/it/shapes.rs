@@ -17,7 +17,9 @@ const READ_ONLY: &str = "mount -o remount,bind,ro \"$rootfs\"";
 
 fn assert_works(container: &Waiting) {
     assert_eq!(container.exec("nvidia-smi -L").ok().lines().count(), 2);
-    container.exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1 libnvidia-nvvm.so.4").ok();
+    container
+        .exec("probe-dlopen libcuda.so.1 libnvidia-ml.so.1 libnvidia-nvvm.so.4")
+        .ok();
 }
 
 fn read_only_rootfs() {
@@ -29,13 +31,33 @@ fn read_only_rootfs() {
         let container = Waiting::start(dir.path(), &image.rootfs, ALL, READ_ONLY);
         assert_eq!(container.hook(&fake.config).ok(), "");
         assert_works(&container);
-        assert!(container.exec("ldconfig -p").ok().contains("libcuda.so.1 (libc6,x86-64) => "));
-        assert_eq!(container.exec("stat -c %a /etc/ld.so.cache").ok().trim(), "644");
+        assert!(
+            container
+                .exec("ldconfig -p")
+                .ok()
+                .contains("libcuda.so.1 (libc6,x86-64) => ")
+        );
+        assert_eq!(
+            container.exec("stat -c %a /etc/ld.so.cache").ok().trim(),
+            "644"
+        );
         assert_eq!(snapshot(&image.rootfs), before, "nothing is created in it");
-        let libraries = if layout == "debian" { LIBDIR } else { "/usr/lib64" };
-        for place in [&format!("{libraries}/x"), "/usr/bin/x", "/etc/x", "/etc/ld.so.cache"] {
+        let libraries = if layout == "debian" {
+            LIBDIR
+        } else {
+            "/usr/lib64"
+        };
+        for place in [
+            &format!("{libraries}/x"),
+            "/usr/bin/x",
+            "/etc/x",
+            "/etc/ld.so.cache",
+        ] {
             let written = container.exec(&format!("echo x >{place}"));
-            assert!(written.stderr.contains("Read-only file system"), "{place}: {written:?}");
+            assert!(
+                written.stderr.contains("Read-only file system"),
+                "{place}: {written:?}"
+            );
         }
         let mounts = container.mountinfo();
         assert_eq!(container.hook(&fake.config).ok(), "");
@@ -66,7 +88,11 @@ fn read_only_rootfs_made_for_the_driver() {
     let container = Waiting::start(dir.path(), &image.rootfs, ALL, READ_ONLY);
     container.hook(&fake.config).ok();
     assert_works(&container);
-    assert!(!container.mountinfo().contains(" overlay "), "{}", container.mountinfo());
+    assert!(
+        !container.mountinfo().contains(" overlay "),
+        "{}",
+        container.mountinfo()
+    );
 }
 
 /// Without a directory, a layer would be needed over one that has layers of ours below it: those are not hidden.
@@ -77,17 +103,29 @@ fn read_only_rootfs_that_lacks_directories() {
     std::fs::write(vendors.join("10_nvidia.json"), "{}").unwrap();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     std::fs::remove_dir_all(image.rootfs.join("usr/share")).ok();
-    let all = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"];
+    let all = [
+        "NVIDIA_VISIBLE_DEVICES=all",
+        "NVIDIA_DRIVER_CAPABILITIES=all",
+    ];
     let container = Waiting::start(dir.path(), &image.rootfs, &all, READ_ONLY);
     let ran = container.hook(&fake.config);
-    assert!(ran.stderr.contains("10_nvidia.json") && ran.stderr.contains("(ONH-303)\nhint: "), "{ran:?}");
+    assert!(
+        ran.stderr.contains("10_nvidia.json") && ran.stderr.contains("(ONH-303)\nhint: "),
+        "{ran:?}"
+    );
     ran.ok();
     assert_works(&container);
 }
 
 fn driver_files_of_the_image() {
     let fake = FakeDriver::shared();
-    let names = ["libcuda.so.1", "libcuda.so.535.183.01", "libnvidia-ml.so.1", "libcuda.so.470.1", "libcuda.so"];
+    let names = [
+        "libcuda.so.1",
+        "libcuda.so.535.183.01",
+        "libnvidia-ml.so.1",
+        "libcuda.so.470.1",
+        "libcuda.so",
+    ];
     for kind in ["file", "link", "dangling link", "link to a directory"] {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -103,7 +141,10 @@ fn driver_files_of_the_image() {
         let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
         container.hook(&fake.config).ok();
         assert_works(&container);
-        assert!(container.exec("cat /etc/passwd").ok().starts_with("root:"), "{kind}");
+        assert!(
+            container.exec("cat /etc/passwd").ok().starts_with("root:"),
+            "{kind}"
+        );
     }
     for name in names {
         let dir = scratch();
@@ -117,7 +158,10 @@ fn driver_files_of_the_image() {
             continue;
         }
         let stderr = ran.failed(1);
-        assert!(stderr.contains(name) && stderr.contains("at this path (ONH-046)"), "{stderr}");
+        assert!(
+            stderr.contains(name) && stderr.contains("at this path (ONH-046)"),
+            "{stderr}"
+        );
         assert_eq!(snapshot(&image.rootfs), before, "{name}");
     }
 }
@@ -126,13 +170,28 @@ fn links_in_the_image() {
     let fake = FakeDriver::shared();
     // (script in the image, the hook's message if the container cannot be set up)
     for (script, says) in [
-        ("mv usr/lib/x86_64-linux-gnu usr/real; ln -s /usr/real usr/lib/x86_64-linux-gnu", ""),
-        ("mv usr/lib/x86_64-linux-gnu usr/real; ln -s ../../../../usr/real usr/lib/x86_64-linux-gnu", ""),
+        (
+            "mv usr/lib/x86_64-linux-gnu usr/real; ln -s /usr/real usr/lib/x86_64-linux-gnu",
+            "",
+        ),
+        (
+            "mv usr/lib/x86_64-linux-gnu usr/real; ln -s ../../../../usr/real usr/lib/x86_64-linux-gnu",
+            "",
+        ),
         ("mv usr/bin usr/real; ln -s real usr/bin", ""),
         ("mv usr usr2; ln -s a usr; ln -s usr2 a", ""),
-        ("rm -r usr/lib/x86_64-linux-gnu; ln -s x86_64-linux-gnu usr/lib/x86_64-linux-gnu", "(ELOOP)"),
-        ("rm -r usr/lib/x86_64-linux-gnu; ln -s /nowhere usr/lib/x86_64-linux-gnu", "open its directory"),
-        ("rm -r usr/lib/x86_64-linux-gnu; echo >usr/lib/x86_64-linux-gnu", "(ENOTDIR)"),
+        (
+            "rm -r usr/lib/x86_64-linux-gnu; ln -s x86_64-linux-gnu usr/lib/x86_64-linux-gnu",
+            "(ELOOP)",
+        ),
+        (
+            "rm -r usr/lib/x86_64-linux-gnu; ln -s /nowhere usr/lib/x86_64-linux-gnu",
+            "open its directory",
+        ),
+        (
+            "rm -r usr/lib/x86_64-linux-gnu; echo >usr/lib/x86_64-linux-gnu",
+            "(ENOTDIR)",
+        ),
     ] {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
@@ -150,9 +209,10 @@ fn links_in_the_image() {
         }
     }
     // lib64 images: /usr/lib64 is a link to another directory, or a file.
-    for (script, works) in
-        [("mv usr/lib64 usr/lib/64; ln -s /usr/lib/64 usr/lib64", true), ("rm -r usr/lib64; echo >usr/lib64", false)]
-    {
+    for (script, works) in [
+        ("mv usr/lib64 usr/lib/64; ln -s /usr/lib/64 usr/lib64", true),
+        ("rm -r usr/lib64; echo >usr/lib64", false),
+    ] {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "lib64"]);
         sh(&format!("cd '{}'; {script}", image.rootfs.display())).ok();
@@ -168,8 +228,17 @@ fn no_etc() {
     std::fs::remove_dir_all(image.rootfs.join("etc")).unwrap();
     let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
     container.hook(&fake.config).ok();
-    assert!(!image.rootfs.join("etc").try_exists().unwrap(), "it is not made for a cache");
-    assert_eq!(container.exec("/usr/bin/stat -c %t:%T /dev/nvidia1").stdout.trim(), "c3:1");
+    assert!(
+        !image.rootfs.join("etc").try_exists().unwrap(),
+        "it is not made for a cache"
+    );
+    assert_eq!(
+        container
+            .exec("/usr/bin/stat -c %t:%T /dev/nvidia1")
+            .stdout
+            .trim(),
+        "c3:1"
+    );
 }
 
 fn a_linker_cache_that_is_none() {
@@ -208,10 +277,16 @@ fn no_glibc() {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "lib64"]);
         let rootfs = image.rootfs.display();
-        sh(&format!("cd '{rootfs}'; rm -f lib64/ld-linux-* usr/lib64/ld-linux-* etc/ld.so.cache; {script}")).ok();
+        sh(&format!(
+            "cd '{rootfs}'; rm -f lib64/ld-linux-* usr/lib64/ld-linux-* etc/ld.so.cache; {script}"
+        ))
+        .ok();
         let container = Waiting::start(dir.path(), &image.rootfs, ALL, "");
         let ran = container.hook(&fake.config);
-        assert!(ran.stderr.contains("ONH-306") && ran.stderr.contains(says), "{ran:?}");
+        assert!(
+            ran.stderr.contains("ONH-306") && ran.stderr.contains(says),
+            "{ran:?}"
+        );
         ran.ok();
         assert!(container.mount_options("/dev/nvidia0").contains("nosuid"));
         assert!(!image.rootfs.join("etc/ld.so.cache").try_exists().unwrap());
@@ -221,10 +296,18 @@ fn no_glibc() {
 fn noexec_dev() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, ALL, "mount -o remount,noexec,nodev \"$rootfs/dev\"");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        ALL,
+        "mount -o remount,noexec,nodev \"$rootfs/dev\"",
+    );
     container.hook(&fake.config).ok();
     assert_works(&container);
-    assert_eq!(container.exec("probe-open /dev/nvidia0").stdout.trim(), "/dev/nvidia0: ENXIO");
+    assert_eq!(
+        container.exec("probe-open /dev/nvidia0").stdout.trim(),
+        "/dev/nvidia0: ENXIO"
+    );
 }
 
 /// Mounts in such a volume would appear on the host, and stay there.
@@ -252,7 +335,12 @@ fn volumes_with_shared_propagation() {
             assert!(stderr.contains("(ONH-042)\nhint: "), "{stderr}");
             assert_eq!(container.mountinfo(), mounts);
         }
-        assert_eq!(container.mountinfo().matches(&volume).count(), 1, "{}", container.mountinfo());
+        assert_eq!(
+            container.mountinfo().matches(&volume).count(),
+            1,
+            "{}",
+            container.mountinfo()
+        );
     }
 }
 
@@ -269,7 +357,11 @@ fn set_up_by_another_program() {
         let ran = container.hook(&fake.config);
         assert!(ran.stderr.is_empty(), "a note is for the log: {ran:?}");
         ran.ok();
-        assert_eq!((snapshot(&image.rootfs), container.mountinfo()), (files.clone(), mounts.clone()), "{more}");
+        assert_eq!(
+            (snapshot(&image.rootfs), container.mountinfo()),
+            (files.clone(), mounts.clone()),
+            "{more}"
+        );
     }
     container.set_env(ALL);
     container.hook(&fake.config).ok();

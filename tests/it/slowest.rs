@@ -12,7 +12,10 @@ static TIMES: Mutex<Vec<(Duration, String)>> = Mutex::new(Vec::new());
 pub fn timed(name: &str, test: fn()) {
     let start = Instant::now();
     test();
-    TIMES.lock().unwrap_or_else(PoisonError::into_inner).push((start.elapsed(), name.to_owned()));
+    TIMES
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push((start.elapsed(), name.to_owned()));
 }
 
 /// Prints the slowest tests.
@@ -21,6 +24,10 @@ pub fn print() {
     if times.len() > COUNT {
         times.sort();
         println!("slowest tests:");
-        times.iter().rev().take(COUNT).for_each(|(time, name)| println!("{:6.1} s  {name}", time.as_secs_f64()));
+        times
+            .iter()
+            .rev()
+            .take(COUNT)
+            .for_each(|(time, name)| println!("{:6.1} s  {name}", time.as_secs_f64()));
     }
 }

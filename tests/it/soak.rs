@@ -5,7 +5,12 @@ use std::path::{Path, PathBuf};
 use crate::driver::{FakeDriver, Image};
 use crate::support::{HOOK, Need, host_wide_name, scratch, sh};
 
-const NEEDS: &[Need] = &[Need::Root, Need::Program("runc"), Need::Program("cc"), Need::CgroupV1];
+const NEEDS: &[Need] = &[
+    Need::Root,
+    Need::Program("runc"),
+    Need::Program("cc"),
+    Need::CgroupV1,
+];
 
 tests! {
     NEEDS => a_thousand_in_sequence_and_a_hundred_at_once;
@@ -23,10 +28,15 @@ struct Left {
 fn left(id: &str) -> Left {
     let text = |script: &str| sh(script).stdout.trim().to_owned();
     Left {
-        mounts: std::fs::read_to_string("/proc/self/mountinfo").unwrap().lines().count(),
+        mounts: std::fs::read_to_string("/proc/self/mountinfo")
+            .unwrap()
+            .lines()
+            .count(),
         // In brackets, so that the pattern does not match the shell that runs this command.
         processes: text(&format!("pgrep -f '[{}]{}' || true", &id[..1], &id[1..])),
-        cgroups: text(&format!("find /sys/fs/cgroup -maxdepth 3 -name '{id}*' 2>/dev/null || true")),
+        cgroups: text(&format!(
+            "find /sys/fs/cgroup -maxdepth 3 -name '{id}*' 2>/dev/null || true"
+        )),
     }
 }
 
@@ -44,7 +54,10 @@ impl MemoryCgroup {
     /// KiB
     fn tmpfs(&self) -> u64 {
         let text = std::fs::read_to_string(self.0.join("memory.stat")).unwrap();
-        let line = text.lines().find_map(|line| line.strip_prefix("total_shmem ")).unwrap();
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("total_shmem "))
+            .unwrap();
         line.parse::<u64>().unwrap() / 1024
     }
 }
@@ -78,7 +91,10 @@ fn a_thousand_in_sequence_and_a_hundred_at_once() {
         assert_eq!(failed, "");
         // The number of records is limited, and there is nothing else: no temporary file.
         let (records, others) = kept.split_once('\n').unwrap();
-        assert!((1..=400).contains(&records.parse::<usize>().unwrap()), "{records} records");
+        assert!(
+            (1..=400).contains(&records.parse::<usize>().unwrap()),
+            "{records} records"
+        );
         assert_eq!(others.trim(), ".:\ncontainers\n\ncontainers:");
     };
     run("one warm");
@@ -96,13 +112,20 @@ fn a_thousand_in_sequence_and_a_hundred_at_once() {
 fn write_bundle(dir: &Path, config: &Path) {
     sh(&format!("cd '{}' && runc spec", dir.display())).ok();
     let path = dir.join("config.json");
-    let mut spec: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let mut spec: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     spec["process"]["terminal"] = false.into();
     spec["process"]["args"] = serde_json::json!(["nvidia-smi", "-L"]);
-    spec["process"]["env"] = serde_json::json!(["PATH=/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=all"]);
+    spec["process"]["env"] =
+        serde_json::json!(["PATH=/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=all"]);
     // Raising a limit needs CAP_SYS_RESOURCE.
     spec["process"].as_object_mut().unwrap().remove("rlimits");
-    let args = ["oci-nvidia-hook", "--config", config.to_str().unwrap(), "prestart"];
+    let args = [
+        "oci-nvidia-hook",
+        "--config",
+        config.to_str().unwrap(),
+        "prestart",
+    ];
     let hook = serde_json::json!({"path": HOOK, "args": args, "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]});
     spec["hooks"] = serde_json::json!({"prestart": [hook]});
     std::fs::write(path, spec.to_string()).unwrap();

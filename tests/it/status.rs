@@ -14,7 +14,12 @@ use crate::driver::{FakeDriver, Image};
 use crate::podman_shapes::{NEEDS_USER, User};
 use crate::support::{HOOK, Need, run, scratch, scratch_with_short_path, sh, source};
 
-const NEEDS: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
+const NEEDS: &[Need] = &[
+    Need::Root,
+    Need::Program("podman"),
+    Need::Program("runc"),
+    Need::Program("cc"),
+];
 
 tests! {
     NEEDS => agrees_with_podman_of_root;
@@ -37,11 +42,21 @@ struct Case {
 }
 
 const fn case(conf: &'static str, setup: &'static str, active: bool) -> Case {
-    Case { conf, setup, active, active_since: None }
+    Case {
+        conf,
+        setup,
+        active,
+        active_since: None,
+    }
 }
 
 const fn only_since(version: Version, conf: &'static str, setup: &'static str) -> Case {
-    Case { conf, setup, active: false, active_since: Some(version) }
+    Case {
+        conf,
+        setup,
+        active: false,
+        active_since: Some(version),
+    }
 }
 
 fn podman_version() -> Version {
@@ -53,12 +68,28 @@ const ALWAYS: &str = "hook $usr/a.json prestart '{\"always\":true}'";
 const CASES: &[Case] = &[
     case("", "", false),
     case("", ALWAYS, true),
-    case("", "hook $usr/a.json createRuntime '{\"always\":true,\"commands\":[\".*\"]}'", true),
+    case(
+        "",
+        "hook $usr/a.json createRuntime '{\"always\":true,\"commands\":[\".*\"]}'",
+        true,
+    ),
     case("", "hook $usr/a.json prestart '{}'", false),
-    case("", "hook $usr/a.json prestart '{\"always\":true,\"hasBindMounts\":false}'", false),
+    case(
+        "",
+        "hook $usr/a.json prestart '{\"always\":true,\"hasBindMounts\":false}'",
+        false,
+    ),
     case("", "hook $etc/a.json prestart '{\"always\":true}'", false),
-    case("hooks_dir = [\"/etc/containers/oci/hooks.d\"]", ALWAYS, false),
-    case("hooks_dir = [\"/etc/containers/oci/hooks.d\"]", "hook $etc/a.json prestart '{\"always\":true}'", true),
+    case(
+        "hooks_dir = [\"/etc/containers/oci/hooks.d\"]",
+        ALWAYS,
+        false,
+    ),
+    case(
+        "hooks_dir = [\"/etc/containers/oci/hooks.d\"]",
+        "hook $etc/a.json prestart '{\"always\":true}'",
+        true,
+    ),
     // The drop-in has priority.
     case(
         "hooks_dir = [\"/nowhere\"]",
@@ -73,27 +104,59 @@ const CASES: &[Case] = &[
         "hook $usr/a.json prestart '{\"always\":true}'; hook $etc/a.json prestart '{\"always\":false}'",
         false,
     ),
-    case("", "hook $usr/a.json prestart '{\"always\":true}'; echo '{' >$usr/b.json", false),
-    case("", "hook $usr/a.json prestart '{\"always\":true}'; echo '{' >$usr/b.json.rpmsave", true),
-    case("", "hook $usr/a.json prestart '{\"always\":true}'; hook $usr/b.json nonsense '{\"always\":true}'", false),
+    case(
+        "",
+        "hook $usr/a.json prestart '{\"always\":true}'; echo '{' >$usr/b.json",
+        false,
+    ),
+    case(
+        "",
+        "hook $usr/a.json prestart '{\"always\":true}'; echo '{' >$usr/b.json.rpmsave",
+        true,
+    ),
+    case(
+        "",
+        "hook $usr/a.json prestart '{\"always\":true}'; hook $usr/b.json nonsense '{\"always\":true}'",
+        false,
+    ),
     // A missing program: that file is ignored, others are not.
     case(
         "",
         "sed s,oci-nvidia-hook,gone,g $trace >$trace.gone; trace=$trace.not hook $usr/a.json prestart '{\"always\":true}'",
         false,
     ),
-    case("", "trace=$trace.not hook $usr/b.json nonsense '{}'; hook $usr/a.json prestart '{\"always\":true}'", true),
-    case("", "hook $usr/a.json prestart '{\"always\":true}'; chmod 644 $trace", false),
+    case(
+        "",
+        "trace=$trace.not hook $usr/b.json nonsense '{}'; hook $usr/a.json prestart '{\"always\":true}'",
+        true,
+    ),
+    case(
+        "",
+        "hook $usr/a.json prestart '{\"always\":true}'; chmod 644 $trace",
+        false,
+    ),
     case("", "hook $usr/a.json precreate '{\"always\":true}'", true),
-    case("", "printf '{\"hook\":\"%s\",\"stages\":[\"prestart\"],\"cmds\":[\".*\"]}' $trace >$usr/a.json", true),
-    only_since(Version(4, 8, 0), "hooks_dir = [\"/usr/share/containers/oci/hooks.d\", {append = true}]", ALWAYS),
+    case(
+        "",
+        "printf '{\"hook\":\"%s\",\"stages\":[\"prestart\"],\"cmds\":[\".*\"]}' $trace >$usr/a.json",
+        true,
+    ),
+    only_since(
+        Version(4, 8, 0),
+        "hooks_dir = [\"/usr/share/containers/oci/hooks.d\", {append = true}]",
+        ALWAYS,
+    ),
     case("runtime = \"runc", ALWAYS, false),
 ];
 
 /// With an empty list, Podman as root reads its default directories from 4.8 on.
 const ROOTS_CASES: &[Case] = &[
     only_since(Version(4, 8, 0), "hooks_dir = []", ALWAYS),
-    only_since(Version(4, 8, 0), "hooks_dir = []", "hook $etc/a.json prestart '{\"always\":true}'"),
+    only_since(
+        Version(4, 8, 0),
+        "hooks_dir = []",
+        "hook $etc/a.json prestart '{\"always\":true}'",
+    ),
 ];
 
 /// Runs in a mount namespace in which `/etc/containers` and the hooks directories are those of the case; the shell's `$1` runs
@@ -136,14 +199,29 @@ fn prepare(dir: &Path) {
 }
 
 /// Returns whether the hook ran, and what status reports for the engine.
-fn outcome(dir: &Path, case: &Case, podman: &str, status: &str, engine: &str) -> (bool, serde_json::Value) {
+fn outcome(
+    dir: &Path,
+    case: &Case,
+    podman: &str,
+    status: &str,
+    engine: &str,
+) -> (bool, serde_json::Value) {
     let script = format!("{}\n{status}", script(dir, case));
     let mut unshare = Command::new("unshare");
-    unshare.args(["-m", "sh", "-euc", &script, "sh", "sh", "-euc", podman]).env_remove("CONTAINERS_CONF");
+    unshare
+        .args(["-m", "sh", "-euc", &script, "sh", "sh", "-euc", podman])
+        .env_remove("CONTAINERS_CONF");
     let ran = run(&mut unshare);
-    let (trace, json) = ran.stdout.split_once('\n').unwrap_or_else(|| panic!("{ran:?}"));
+    let (trace, json) = ran
+        .stdout
+        .split_once('\n')
+        .unwrap_or_else(|| panic!("{ran:?}"));
     let all = crate::json_schema::part("status", json, "engines");
-    let one = all.iter().find(|one| one["engine"].as_str().unwrap().starts_with(engine)).unwrap().clone();
+    let one = all
+        .iter()
+        .find(|one| one["engine"].as_str().unwrap().starts_with(engine))
+        .unwrap()
+        .clone();
     (trace == "ran", one)
 }
 
@@ -151,13 +229,23 @@ fn outcome(dir: &Path, case: &Case, podman: &str, status: &str, engine: &str) ->
 fn assert_agrees(case: &Case, dir: &Path, (ran, status): (bool, serde_json::Value)) {
     let said = std::fs::read_to_string(dir.join("said")).unwrap_or_default();
     let text = format!("{:?} {:?}: {status}\npodman: {said}", case.conf, case.setup);
-    let active = case.active || case.active_since.is_some_and(|first| podman_version() >= first);
+    let active = case.active
+        || case
+            .active_since
+            .is_some_and(|first| podman_version() >= first);
     assert_eq!(ran, active, "podman: {text}");
     assert_eq!(status["active"], ran, "status: {text}");
     if ran {
-        assert!(status["hooks"][0]["file"].is_string() && status["hooks"][0]["stages"][0].is_string(), "{text}");
+        assert!(
+            status["hooks"][0]["file"].is_string() && status["hooks"][0]["stages"][0].is_string(),
+            "{text}"
+        );
     } else {
-        assert!(!status["why"].as_str().unwrap().is_empty() && !status["fix"].as_str().unwrap().is_empty(), "{text}");
+        assert!(
+            !status["why"].as_str().unwrap().is_empty()
+                && !status["fix"].as_str().unwrap().is_empty(),
+            "{text}"
+        );
     }
 }
 
@@ -165,11 +253,16 @@ fn agrees_with_podman_of_root() {
     let (dir, runroot) = (scratch(), scratch_with_short_path());
     prepare(dir.path());
     let (path, runroot) = (dir.path().display(), runroot.path().display());
-    let podman =
-        format!("podman --root '{path}/st' --runroot '{runroot}' --tmpdir '{path}/tmp' {RUN} '{path}/image' true");
+    let podman = format!(
+        "podman --root '{path}/st' --runroot '{runroot}' --tmpdir '{path}/tmp' {RUN} '{path}/image' true"
+    );
     for case in CASES.iter().chain(ROOTS_CASES) {
         let status = format!("'{HOOK}' status --json || true");
-        assert_agrees(case, dir.path(), outcome(dir.path(), case, &podman, &status, "Podman as root"));
+        assert_agrees(
+            case,
+            dir.path(),
+            outcome(dir.path(), case, &podman, &status, "Podman as root"),
+        );
     }
 }
 
@@ -217,7 +310,11 @@ fn agrees_with_podman_of_a_user() {
     );
     let status = format!("({as_user} '{path}/hook' status --json) || true");
     for case in CASES.iter().chain(USERS_CASES) {
-        assert_agrees(case, dir, outcome(dir, case, &podman, &status, "Podman of onh-"));
+        assert_agrees(
+            case,
+            dir,
+            outcome(dir, case, &podman, &status, "Podman of onh-"),
+        );
     }
 }
 
@@ -250,7 +347,10 @@ fn of_a_cri_o_that_runs() {
             "[crio]\n  root = \"/var/lib\"\n  [crio.runtime]\n    hooks_dir = [{hooks}]\n    default_runtime = \"crun\"\n"
         )
     };
-    let (usual, other) = ("\"/usr/share/containers/oci/hooks.d\"", "\"/etc/nohooks\", \"/opt/hooks\"");
+    let (usual, other) = (
+        "\"/usr/share/containers/oci/hooks.d\"",
+        "\"/etc/nohooks\", \"/opt/hooks\"",
+    );
     let status = |live: Option<&str>, on_disk: Option<&str>| {
         let write = |path: &Path, text: Option<&str>| match text {
             Some(text) => std::fs::write(path, list(text)).unwrap(),
@@ -260,7 +360,11 @@ fn of_a_cri_o_that_runs() {
         write(&conf, on_disk);
         let host = Tree::open(&HostPath::new(dir.path())).unwrap();
         let report = engine_status::report(&host, None);
-        report.engines.into_iter().find(|status| status.engine == "CRI-O").unwrap()
+        report
+            .engines
+            .into_iter()
+            .find(|status| status.engine == "CRI-O")
+            .unwrap()
     };
     for (live, on_disk, active, why, fix) in [
         (Some(usual), None, true, "", ""),
@@ -286,7 +390,13 @@ fn of_a_cri_o_that_runs() {
             "sets the hooks directories /etc/nohooks",
             ", and run \"systemctl restart crio\"",
         ),
-        (None, Some(other), false, "sets the hooks directories /etc/nohooks", ", and run \"systemctl restart crio\""),
+        (
+            None,
+            Some(other),
+            false,
+            "sets the hooks directories /etc/nohooks",
+            ", and run \"systemctl restart crio\"",
+        ),
         (
             Some(usual),
             Some(other),
@@ -298,18 +408,31 @@ fn of_a_cri_o_that_runs() {
         let status = status(live, on_disk);
         let text = format!("{live:?} {on_disk:?}: {status:?}");
         assert_eq!(status.active, active, "{text}");
-        assert!(status.why.contains(why) && status.why.is_empty() == why.is_empty(), "{text}");
-        assert!(status.fix.contains(fix) && status.fix.is_empty() == fix.is_empty(), "{text}");
+        assert!(
+            status.why.contains(why) && status.why.is_empty() == why.is_empty(),
+            "{text}"
+        );
+        assert!(
+            status.fix.contains(fix) && status.fix.is_empty() == fix.is_empty(),
+            "{text}"
+        );
     }
     // CRI-O reads the directory again when a file in it changes, and keeps its hooks if one file is invalid.
     let broken = dir.path().join("usr/share/containers/oci/hooks.d/x.json");
     std::fs::write(&broken, "{").unwrap();
     let live = status(Some(usual), None);
     assert!(
-        !live.active && live.why.starts_with("the engine uses the hooks that it read before, and cannot"),
+        !live.active
+            && live
+                .why
+                .starts_with("the engine uses the hooks that it read before, and cannot"),
         "{live:?}"
     );
-    assert!(status(None, None).why.starts_with("the engine does not start: "));
+    assert!(
+        status(None, None)
+            .why
+            .starts_with("the engine does not start: ")
+    );
     std::fs::remove_file(&broken).unwrap();
     // Not asked: it does not run, or other users could have written the program.
     std::fs::remove_file(dir.path().join("run/crio/crio.sock")).unwrap();
@@ -336,26 +459,68 @@ fn knows_the_nri_plugin() {
              sleep 0.3; {HOOK} status --json || true; echo ===; {HOOK} status || true; echo ===; {HOOK} doctor --all hook || true; kill %1"
         );
         let mut contained = Command::new("unshare");
-        let printed = run(contained.args(["-m", "-p", "-f", "--mount-proc", "bash", "-euc", &script])).stdout;
-        let [json, text, diagnosis] = *printed.split("===\n").collect::<Vec<_>>() else { panic!("{printed}") };
+        let printed =
+            run(contained.args(["-m", "-p", "-f", "--mount-proc", "bash", "-euc", &script])).stdout;
+        let [json, text, diagnosis] = *printed.split("===\n").collect::<Vec<_>>() else {
+            panic!("{printed}")
+        };
         let status = crate::json_schema::checked("status", json);
-        let crio = status["engines"].as_array().unwrap().iter().find(|engine| engine["engine"] == "CRI-O").unwrap();
-        let is_ok =
-            diagnosis.lines().any(|line| line.starts_with("ok") && line.contains("CRI-O: the NRI plugin gives"));
-        (status["nri"].clone(), crio["nri"] == true && crio.get("fix").is_none() && is_ok, text.to_owned())
+        let crio = status["engines"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|engine| engine["engine"] == "CRI-O")
+            .unwrap();
+        let is_ok = diagnosis
+            .lines()
+            .any(|line| line.starts_with("ok") && line.contains("CRI-O: the NRI plugin gives"));
+        (
+            status["nri"].clone(),
+            crio["nri"] == true && crio.get("fix").is_none() && is_ok,
+            text.to_owned(),
+        )
     };
     let socket = "/run/nri/nri.sock";
     let (nri, is_crio_served, text) = state("nri", "0");
-    assert_eq!((nri, is_crio_served), (json!({"unit": "oci-nvidia-nri.service", "socket": socket}), true), "{text}");
+    assert_eq!(
+        (nri, is_crio_served),
+        (
+            json!({"unit": "oci-nvidia-nri.service", "socket": socket}),
+            true
+        ),
+        "{text}"
+    );
     let row = text.lines().find(|line| line.contains("NRI plugin  "));
-    let row: Vec<_> = row.unwrap_or_else(|| panic!("{text}")).split_whitespace().collect();
-    assert_eq!(row, ["CRI-O", "NRI", "plugin", "active", socket, "(oci-nvidia-nri.service)"], "{text}");
+    let row: Vec<_> = row
+        .unwrap_or_else(|| panic!("{text}"))
+        .split_whitespace()
+        .collect();
+    assert_eq!(
+        row,
+        [
+            "CRI-O",
+            "NRI",
+            "plugin",
+            "active",
+            socket,
+            "(oci-nvidia-nri.service)"
+        ],
+        "{text}"
+    );
     let (nri, is_crio_served, text) = state("run --nri", "0");
     let unit = "oci-nvidia-kubelet-plugin.service";
-    assert_eq!((nri, is_crio_served), (json!({"unit": unit, "socket": socket}), true), "{text}");
+    assert_eq!(
+        (nri, is_crio_served),
+        (json!({"unit": unit, "socket": socket}), true),
+        "{text}"
+    );
     for (arguments, user) in [("run", "0"), ("nri", "65534")] {
         let (nri, is_crio_served, text) = state(arguments, user);
-        assert_eq!((nri, is_crio_served), (Value::Null, false), "{arguments} {user}: {text}");
+        assert_eq!(
+            (nri, is_crio_served),
+            (Value::Null, false),
+            "{arguments} {user}: {text}"
+        );
     }
 }
 
@@ -380,10 +545,26 @@ fn knows_the_device_plugin() {
             idle("no kubelet runs", ""),
             "skipped",
         ),
-        ("touch $dir/oci-nvidia-gpu.sock", idle("no kubelet runs", ""), "skipped"),
-        ("rm $dir/*; touch $dir/kubelet.sock", idle("it serves no resource to the kubelet", enable), "ONH-603"),
-        ("touch $dir/nvidia-gpu.sock", idle(&other, "remove one of the two plugins"), "ONH-601"),
-        ("touch $dir/oci-nvidia-gpu.sock", json!({"unit": unit, "active": true, "sockets": [&socket]}), "skipped"),
+        (
+            "touch $dir/oci-nvidia-gpu.sock",
+            idle("no kubelet runs", ""),
+            "skipped",
+        ),
+        (
+            "rm $dir/*; touch $dir/kubelet.sock",
+            idle("it serves no resource to the kubelet", enable),
+            "ONH-603",
+        ),
+        (
+            "touch $dir/nvidia-gpu.sock",
+            idle(&other, "remove one of the two plugins"),
+            "ONH-601",
+        ),
+        (
+            "touch $dir/oci-nvidia-gpu.sock",
+            json!({"unit": unit, "active": true, "sockets": [&socket]}),
+            "skipped",
+        ),
     ];
     for count in 1..=steps.len() {
         let (_, expected, finding) = &steps[count - 1];
@@ -394,21 +575,37 @@ fn knows_the_device_plugin() {
             setup.join("; ")
         );
         let printed = run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok();
-        let [text, json, diagnosis] = *printed.split("===\n").collect::<Vec<_>>() else { panic!("{printed}") };
+        let [text, json, diagnosis] = *printed.split("===\n").collect::<Vec<_>>() else {
+            panic!("{printed}")
+        };
         let status = &crate::json_schema::checked("status", json)["kubelet_plugin"];
         assert_eq!(status, expected, "{printed}");
         // The row of the plugin, and the line below it with the reason.
-        let mut lines = text.lines().skip_while(|line| !line.contains("device plugin  "));
-        let row = lines.next().map(|line| line.split_whitespace().skip(3).collect::<Vec<_>>().join(" "));
+        let mut lines = text
+            .lines()
+            .skip_while(|line| !line.contains("device plugin  "));
+        let row = lines.next().map(|line| {
+            line.split_whitespace()
+                .skip(3)
+                .collect::<Vec<_>>()
+                .join(" ")
+        });
         let expected = match &status["active"] {
             Value::Null => None,
             Value::Bool(true) => Some(format!("active {socket} ({unit})")),
             _ => Some(format!("not active ({unit})")),
         };
         assert_eq!(row, expected, "{text}");
-        assert_eq!(lines.next().map(str::trim), status["why"].as_str(), "{text}");
+        assert_eq!(
+            lines.next().map(str::trim),
+            status["why"].as_str(),
+            "{text}"
+        );
         assert_eq!(text.contains(enable), *finding == "ONH-603", "{text}");
-        let check = diagnosis.lines().find(|line| line.contains(" kubelet-plugin (kubelet): ")).unwrap();
+        let check = diagnosis
+            .lines()
+            .find(|line| line.contains(" kubelet-plugin (kubelet): "))
+            .unwrap();
         assert!(check.contains(finding), "{check}");
     }
 }
@@ -416,11 +613,24 @@ fn knows_the_device_plugin() {
 /// Only root can see the sockets.
 fn of_the_device_plugin_for_a_user() {
     let dir = scratch();
-    sh(&format!("cd '{}'; install -D -m 755 /dev/null usr/bin/oci-nvidia-kubelet-plugin", dir.path().display())).ok();
+    sh(&format!(
+        "cd '{}'; install -D -m 755 /dev/null usr/bin/oci-nvidia-kubelet-plugin",
+        dir.path().display()
+    ))
+    .ok();
     let host = Tree::open(&HostPath::new(dir.path())).unwrap();
-    let user = engines::User { name: "tux".to_owned(), uid: 1000, home: None };
-    let plugin = engine_status::report(&host, Some(user)).kubelet_plugin.unwrap();
-    assert_eq!((plugin.active, plugin.why.as_str()), (None, "only root can see the sockets of the kubelet"));
+    let user = engines::User {
+        name: "tux".to_owned(),
+        uid: 1000,
+        home: None,
+    };
+    let plugin = engine_status::report(&host, Some(user))
+        .kubelet_plugin
+        .unwrap();
+    assert_eq!(
+        (plugin.active, plugin.why.as_str()),
+        (None, "only root can see the sockets of the kubelet")
+    );
 }
 
 /// On a terminal there are colors unless they are disabled; in a pipe there are none.
@@ -442,29 +652,49 @@ fn colours_are_for_terminals() {
 fn what_decides_about_colors() {
     let of = |variables: &[(&str, &str)], arguments: &[&str]| {
         let mut hook = Command::new(HOOK);
-        hook.env_clear().envs(variables.iter().copied()).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        hook.env_clear()
+            .envs(variables.iter().copied())
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         run(hook.arg("status").args(arguments)).stdout
     };
     let plain = of(&[], &[]);
     assert!(!plain.contains('\u{1b}'));
     let colored = of(&[], &["--color", "always"]);
     assert_eq!(of(&[("CLICOLOR_FORCE", "1")], &[]), colored);
-    assert_eq!(of(&[("NO_COLOR", "1")], &["--color=always"]), colored, "the command line decides");
     assert_eq!(
-        colored.replace("\u{1b}[0m", "").replace("\u{1b}[1m", "").replace("\u{1b}[31m", "").replace("\u{1b}[32m", ""),
+        of(&[("NO_COLOR", "1")], &["--color=always"]),
+        colored,
+        "the command line decides"
+    );
+    assert_eq!(
+        colored
+            .replace("\u{1b}[0m", "")
+            .replace("\u{1b}[1m", "")
+            .replace("\u{1b}[31m", "")
+            .replace("\u{1b}[32m", ""),
         plain
     );
-    assert!(colored == plain || colored.contains("\u{1b}[3"), "{colored}");
+    assert!(
+        colored == plain || colored.contains("\u{1b}[3"),
+        "{colored}"
+    );
     for (variables, arguments) in [
         (&[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")][..], &[][..]),
         (&[("CLICOLOR_FORCE", "0")], &[]),
         (&[("CLICOLOR_FORCE", "1")], &["--color=never"]),
         (&[("TERM", "xterm")], &["--color", "auto"]),
     ] {
-        assert_eq!(of(variables, arguments), plain, "{variables:?} {arguments:?}");
+        assert_eq!(
+            of(variables, arguments),
+            plain,
+            "{variables:?} {arguments:?}"
+        );
     }
     let stderr = run(Command::new(HOOK).args(["status", "--color", "pink"])).failed(2);
-    assert!(stderr.contains("\"pink\"") && stderr.contains("hint: "), "{stderr}");
+    assert!(
+        stderr.contains("\"pink\"") && stderr.contains("hint: "),
+        "{stderr}"
+    );
 }
 
 /// Each command on a terminal with 60 columns: no line is longer, except for one with a longer word, and a pipe gets the same
@@ -472,13 +702,24 @@ fn what_decides_about_colors() {
 fn lines_fit_the_terminal() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2", "--mig"]));
     // Longer than the terminal.
-    let specs = dir.path().join("a-directory-whose-name-is-longer-than-a-line-of-the-terminal");
+    let specs = dir
+        .path()
+        .join("a-directory-whose-name-is-longer-than-a-line-of-the-terminal");
     std::fs::create_dir(&specs).unwrap();
     let spec = specs.join("nvidia.yaml");
-    run(Command::new(HOOK).arg("--config").arg(&fake.config).args(["cdi", "generate", "--output"]).arg(&spec)).ok();
+    run(Command::new(HOOK)
+        .arg("--config")
+        .arg(&fake.config)
+        .args(["cdi", "generate", "--output"])
+        .arg(&spec))
+    .ok();
     std::fs::write(specs.join("broken.json"), "{").unwrap();
     let check = format!("cdi check --spec-dir {}", specs.display());
-    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let words = |text: &str| {
+        text.split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
     for command in ["doctor", "status", "info", &check] {
         let hook = format!("{HOOK} --config {} {command}", fake.config.display());
         let screen = format!(
@@ -492,16 +733,28 @@ fn lines_fit_the_terminal() {
         }
         for line in plain.lines() {
             let is_one_word = line.split_whitespace().count() == 1;
-            assert!(line.chars().count() <= 60 || is_one_word, "{command}: {line:?}\n{plain}");
+            assert!(
+                line.chars().count() <= 60 || is_one_word,
+                "{command}: {line:?}\n{plain}"
+            );
         }
         let piped = sh(&format!("env -i PATH=\"$PATH\" {hook} || true")).ok();
         assert_eq!(words(&plain), words(&piped), "{command}");
-        assert!(plain.lines().count() > piped.lines().count(), "{command}: nothing was folded\n{plain}");
+        assert!(
+            plain.lines().count() > piped.lines().count(),
+            "{command}: nothing was folded\n{plain}"
+        );
     }
     // Kinds are for people: a pipe gets only paths.
     let files = format!("{HOOK} --config {} files --binaries", fake.config.display());
-    let screen = sh(&format!("TERM=xterm SHELL=/bin/sh script -qec '{files}' /dev/null </dev/null")).ok();
-    assert!(screen.lines().all(|line| line.starts_with("binary  /")) && !screen.is_empty(), "{screen}");
+    let screen = sh(&format!(
+        "TERM=xterm SHELL=/bin/sh script -qec '{files}' /dev/null </dev/null"
+    ))
+    .ok();
+    assert!(
+        screen.lines().all(|line| line.starts_with("binary  /")) && !screen.is_empty(),
+        "{screen}"
+    );
     assert!(sh(&files).ok().lines().all(|line| line.starts_with('/')));
 }
 
@@ -510,7 +763,10 @@ fn lines_fit_the_terminal() {
 const STATES: &[(&str, bool)] = &[
     ("true", true),
     ("rm /usr/local/bin/oci-nvidia-hook", false),
-    ("sed -i 's/\"always\": true/\"always\": false/' $hooks/oci-nvidia-hook.json", false),
+    (
+        "sed -i 's/\"always\": true/\"always\": false/' $hooks/oci-nvidia-hook.json",
+        false,
+    ),
     ("echo '{' >$hooks/oci-nvidia-hook.json", false),
     (
         "mkdir -p /etc/crio/crio.conf.d/more /run/hooks; mv $hooks/*.json /run/hooks; \
@@ -546,21 +802,46 @@ fn all_programs_agree_about_cri_o() {
             programs = programs.display(),
             hook_file = hook_file.display(),
         );
-        run(Command::new("unshare").args(["--mount", "--propagation", "private", "sh", "-euc", &script])).ok();
+        run(Command::new("unshare").args([
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-euc",
+            &script,
+        ]))
+        .ok();
         let json = |name: &str| -> Value {
             serde_json::from_slice(&std::fs::read(dir.path().join(name)).unwrap()).expect(name)
         };
-        let (status, doctor, check) = (json("status.json"), json("doctor.json"), json("check.json"));
+        let (status, doctor, check) =
+            (json("status.json"), json("doctor.json"), json("check.json"));
         let engines = status["engines"].as_array().unwrap();
-        let crio = engines.iter().find(|engine| engine["engine"] == "CRI-O").unwrap();
+        let crio = engines
+            .iter()
+            .find(|engine| engine["engine"] == "CRI-O")
+            .unwrap();
         assert_eq!(crio["active"], *active, "{change}: {crio}");
-        let checks = doctor["checks"].as_array().unwrap().iter().filter(|check| check["check"] == "engines");
-        let says: Vec<_> = checks.filter(|check| check["what"].as_str().unwrap().starts_with("CRI-O")).collect();
+        let checks = doctor["checks"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|check| check["check"] == "engines");
+        let says: Vec<_> = checks
+            .filter(|check| check["what"].as_str().unwrap().starts_with("CRI-O"))
+            .collect();
         assert_eq!(says.len(), 1, "{change}: {doctor}");
         assert_eq!(says[0]["status"] == "ok", *active, "{change}: {}", says[0]);
         let strategy = &check["strategy"];
-        assert_eq!(strategy["names"][0], if *active { "envvar" } else { "cdi-cri" }, "{change}: {strategy}");
+        assert_eq!(
+            strategy["names"][0],
+            if *active { "envvar" } else { "cdi-cri" },
+            "{change}: {strategy}"
+        );
         let why = crio["why"].as_str().unwrap_or_default();
-        assert!(strategy["why"].as_str().unwrap().contains(why), "{change}: {strategy} {why}");
+        assert!(
+            strategy["why"].as_str().unwrap().contains(why),
+            "{change}: {strategy} {why}"
+        );
     }
 }

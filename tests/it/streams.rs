@@ -60,7 +60,14 @@ fn open(stream: Stream) -> (Stdio, Kept) {
             let file = tempfile::tempfile().unwrap();
             (file.try_clone().unwrap().into(), Kept::Output(file))
         }
-        Full => (File::options().write(true).open("/dev/full").unwrap().into(), Kept::Nothing),
+        Full => (
+            File::options()
+                .write(true)
+                .open("/dev/full")
+                .unwrap()
+                .into(),
+            Kept::Nothing,
+        ),
         NoReader => (pipe().unwrap().1.into(), Kept::Nothing),
         // The shell closes it.
         Closed => (Stdio::null(), Kept::Nothing),
@@ -76,7 +83,9 @@ fn open(stream: Stream) -> (Stdio, Kept) {
 }
 
 fn content(kept: Kept) -> String {
-    let Kept::Output(mut file) = kept else { return String::new() };
+    let Kept::Output(mut file) = kept else {
+        return String::new();
+    };
     std::io::Seek::rewind(&mut file).unwrap();
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).unwrap();
@@ -91,13 +100,23 @@ struct Call {
 }
 
 fn call<const N: usize>(name: &str, words: [&str; N], stdin: &str) -> Call {
-    Call { name: name.to_owned(), words: words.map(str::to_owned).into(), stdin: stdin.into() }
+    Call {
+        name: name.to_owned(),
+        words: words.map(str::to_owned).into(),
+        stdin: stdin.into(),
+    }
 }
 
 /// Runs the call in this shell script, whose $0 is `name`.
 fn in_shell(script: &str, name: &str, call: Call) -> Call {
-    let words = ["sh", "-c", script, name].map(str::to_owned).into_iter().chain(call.words);
-    Call { words: words.collect(), ..call }
+    let words = ["sh", "-c", script, name]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(call.words);
+    Call {
+        words: words.collect(),
+        ..call
+    }
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -110,18 +129,30 @@ struct Ended {
 impl Call {
     fn start(&self, stdout: Stream, stderr: Stream) -> (Child, [Kept; 2]) {
         let close = |stream, text| if stream == Closed { text } else { "" };
-        let script = format!("exec \"$@\" {} {}", close(stdout, ">&-"), close(stderr, "2>&-"));
+        let script = format!(
+            "exec \"$@\" {} {}",
+            close(stdout, ">&-"),
+            close(stderr, "2>&-")
+        );
         // In the namespaces of the container, if the call enters them.
         let at = if self.words[0] == "nsenter" { 4 } else { 0 };
         let (before, words) = self.words.split_at(at);
         let (out, kept_out) = open(stdout);
         let (err, kept_err) = open(stderr);
         let mut command = Command::new("env");
-        command.args(before).args(["sh", "-c", &script, "sh"]).args(words).env_clear();
+        command
+            .args(before)
+            .args(["sh", "-c", &script, "sh"])
+            .args(words)
+            .env_clear();
         let mut stdin = tempfile::tempfile().unwrap();
         stdin.write_all(&self.stdin).unwrap();
         std::io::Seek::rewind(&mut stdin).unwrap();
-        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").stdin(stdin).stdout(out).stderr(err);
+        command
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .stdin(stdin)
+            .stdout(out)
+            .stderr(err);
         (command.spawn().unwrap(), [kept_out, kept_err])
     }
 
@@ -138,29 +169,59 @@ impl Call {
             }
             std::thread::sleep(Duration::from_millis(2));
         };
-        Ended { code: status.code(), stdout: content(out), stderr: content(err) }
+        Ended {
+            code: status.code(),
+            stdout: content(out),
+            stderr: content(err),
+        }
     }
 
     /// Checks all combinations. A stage or a service does not wait for a reader of its messages; a command may.
     fn check(&self, waits: bool) {
         let good = self.run(Good, Good);
-        let code = good.code.unwrap_or_else(|| panic!("{}: {good:?}", self.name));
+        let code = good
+            .code
+            .unwrap_or_else(|| panic!("{}: {good:?}", self.name));
         for stderr in [Full, NoReader, Closed, Stuck] {
             if stderr == Stuck && waits {
                 continue;
             }
             let began = Instant::now();
             let ended = self.run(Good, stderr);
-            assert_eq!(ended.code, Some(code), "{} with stderr {stderr:?}: {good:?}", self.name);
-            assert_eq!(ended.stdout.is_empty(), good.stdout.is_empty(), "{} with stderr {stderr:?}", self.name);
-            assert!(began.elapsed() < SOON + HANGS / 6, "{} with stderr {stderr:?}: {:?}", self.name, began.elapsed());
+            assert_eq!(
+                ended.code,
+                Some(code),
+                "{} with stderr {stderr:?}: {good:?}",
+                self.name
+            );
+            assert_eq!(
+                ended.stdout.is_empty(),
+                good.stdout.is_empty(),
+                "{} with stderr {stderr:?}",
+                self.name
+            );
+            assert!(
+                began.elapsed() < SOON + HANGS / 6,
+                "{} with stderr {stderr:?}: {:?}",
+                self.name,
+                began.elapsed()
+            );
         }
         for stdout in [Full, NoReader, Closed] {
             for stderr in [Good, stdout] {
                 let ended = self.run(stdout, stderr);
-                assert!(!ended.stderr.contains("panicked"), "{} with stdout {stdout:?}: {ended:?}", self.name);
+                assert!(
+                    !ended.stderr.contains("panicked"),
+                    "{} with stdout {stdout:?}: {ended:?}",
+                    self.name
+                );
                 if good.stdout.is_empty() {
-                    assert_eq!(ended.code, Some(code), "{} with stdout {stdout:?}: {ended:?}", self.name);
+                    assert_eq!(
+                        ended.code,
+                        Some(code),
+                        "{} with stdout {stdout:?}: {ended:?}",
+                        self.name
+                    );
                 } else {
                     let failed = ended.code.is_some_and(|code| (1..=3).contains(&code));
                     assert!(failed, "{} with stdout {stdout:?}: {ended:?}", self.name);
@@ -182,8 +243,17 @@ impl Scene {
         let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
         fake.configure("nonsense = 1");
         let image = Image::new(dir.path(), &["--layout", "debian"]);
-        let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
-        Self { dir, fake, container }
+        let container = Waiting::start(
+            dir.path(),
+            &image.rootfs,
+            &["NVIDIA_VISIBLE_DEVICES=all"],
+            "",
+        );
+        Self {
+            dir,
+            fake,
+            container,
+        }
     }
 
     fn stages(&self) -> Vec<Call> {
@@ -196,8 +266,16 @@ impl Scene {
         let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
         let mut calls = vec![
             call("prestart", [HOOK, "--config", config, "prestart"], &state),
-            call("createRuntime", [HOOK, "--config", config, "createRuntime"], &state),
-            Call { name: "createContainer".to_owned(), words: words(&create_container), stdin: state.clone().into() },
+            call(
+                "createRuntime",
+                [HOOK, "--config", config, "createRuntime"],
+                &state,
+            ),
+            Call {
+                name: "createContainer".to_owned(),
+                words: words(&create_container),
+                stdin: state.clone().into(),
+            },
             call("precreate", [HOOK, "--config", config, "precreate"], &spec),
             call("rootfs", [HOOK, VERB], &state),
             call("poststart", [HOOK, "poststart"], &state),
@@ -205,12 +283,23 @@ impl Scene {
         ];
         // The same, with an error.
         calls.extend(
-            ["prestart", "createRuntime", "createContainer", "precreate", "rootfs", "poststart", "poststop"].map(
-                |stage| match stage {
-                    "rootfs" => call("rootfs with an error", [HOOK, VERB], "nonsense"),
-                    stage => call(&format!("{stage} with an error"), [HOOK, "--config", config, stage], "nonsense"),
-                },
-            ),
+            [
+                "prestart",
+                "createRuntime",
+                "createContainer",
+                "precreate",
+                "rootfs",
+                "poststart",
+                "poststop",
+            ]
+            .map(|stage| match stage {
+                "rootfs" => call("rootfs with an error", [HOOK, VERB], "nonsense"),
+                stage => call(
+                    &format!("{stage} with an error"),
+                    [HOOK, "--config", config, stage],
+                    "nonsense",
+                ),
+            }),
         );
         // The names of NVIDIA's programs.
         let named = |name: &str| {
@@ -219,10 +308,26 @@ impl Scene {
             path.to_str().unwrap().to_owned()
         };
         let hook = named("nvidia-container-runtime-hook");
-        calls.push(call("runtime-hook", [&hook, "-config", config, "-debug", "prestart"], &state));
-        calls.push(call("runtime-hook with an error", [&hook, "-config", config, "prestart"], "nonsense"));
-        calls.push(call("runtime-hook with an unknown option", [&hook, "-nonsense", "prestart"], &state));
-        calls.push(call("rootfs with an unknown option", [HOOK, VERB, "--nonsense"], &state));
+        calls.push(call(
+            "runtime-hook",
+            [&hook, "-config", config, "-debug", "prestart"],
+            &state,
+        ));
+        calls.push(call(
+            "runtime-hook with an error",
+            [&hook, "-config", config, "prestart"],
+            "nonsense",
+        ));
+        calls.push(call(
+            "runtime-hook with an unknown option",
+            [&hook, "-nonsense", "prestart"],
+            &state,
+        ));
+        calls.push(call(
+            "rootfs with an unknown option",
+            [HOOK, VERB, "--nonsense"],
+            &state,
+        ));
         calls
     }
 }
@@ -230,34 +335,60 @@ impl Scene {
 fn of_each_stage() {
     let scene = Scene::new();
     let calls = scene.stages();
-    for stage in help::program().get_subcommands().filter(|command| help_is_of_stage(command)) {
-        assert!(calls.iter().any(|call| call.name == stage.get_name()), "{}", stage.get_name());
+    for stage in help::program()
+        .get_subcommands()
+        .filter(|command| help_is_of_stage(command))
+    {
+        assert!(
+            calls.iter().any(|call| call.name == stage.get_name()),
+            "{}",
+            stage.get_name()
+        );
     }
     for call in calls {
         let good = call.run(Good, Good);
         let is_error = call.name.contains(' ') && !call.name.starts_with("post");
-        let expected = if call.name.ends_with("option") { 2 } else { i32::from(is_error) };
+        let expected = if call.name.ends_with("option") {
+            2
+        } else {
+            i32::from(is_error)
+        };
         assert_eq!(good.code, Some(expected), "{}: {good:?}", call.name);
-        let warns = matches!(&*call.name, "prestart" | "createRuntime" | "createContainer" | "precreate");
-        assert!(!warns || good.stderr.contains("(ONH-101)"), "{}: {good:?}", call.name);
+        let warns = matches!(
+            &*call.name,
+            "prestart" | "createRuntime" | "createContainer" | "precreate"
+        );
+        assert!(
+            !warns || good.stderr.contains("(ONH-101)"),
+            "{}: {good:?}",
+            call.name
+        );
         call.check(false);
     }
     // The log on stderr.
     scene.fake.configure("debug = \"/dev/stderr\"");
     let prestart = scene.stages().remove(0);
-    assert!(prestart.run(Good, Good).stderr.contains(": note: waiting: injected "));
+    assert!(
+        prestart
+            .run(Good, Good)
+            .stderr
+            .contains(": note: waiting: injected ")
+    );
     prestart.check(false);
 }
 
 fn help_is_of_stage(command: &clap::Command) -> bool {
-    command.get_about().is_some_and(|about| about.to_string().starts_with("Hook stage"))
+    command
+        .get_about()
+        .is_some_and(|about| about.to_string().starts_with("Hook stage"))
 }
 
 /// The entries of NVIDIA's CDI specs at createContainer, each with a message, an error, or data on stdout.
 fn of_the_hooks_with_nvidias_names() {
     let scene = Scene::new();
     let state: serde_json::Value = serde_json::from_str(&scene.container.state()).unwrap();
-    let inside = serde_json::json!({"id": "waiting", "pid": 1, "bundle": state["bundle"]}).to_string();
+    let inside =
+        serde_json::json!({"id": "waiting", "pid": 1, "bundle": state["bundle"]}).to_string();
     let pid = scene.container.pid().to_string();
     for (name, group) in [("nvidia-ctk", &["hook"][..]), ("nvidia-cdi-hook", &[])] {
         let program = nvidia_ctk::link(scene.dir.path(), name);
@@ -273,7 +404,11 @@ fn of_the_hooks_with_nvidias_names() {
         ] {
             let words = [&["nsenter", "-m", "-t", &pid, program], group, words].concat();
             let text = words.join(" ");
-            let call = Call { name: text, words: words.into_iter().map(str::to_owned).collect(), stdin: stdin.into() };
+            let call = Call {
+                name: text,
+                words: words.into_iter().map(str::to_owned).collect(),
+                stdin: stdin.into(),
+            };
             let good = call.run(Good, Good);
             assert_eq!(good.code, Some(code), "{}: {good:?}", call.name);
             call.check(false);
@@ -285,11 +420,19 @@ fn of_each_command() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let config = fake.config.to_str().unwrap();
     let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
-    let (bundle, spec, broken) = (at("bundle.tar.gz"), at("spec/nvidia.json"), at("broken.toml"));
+    let (bundle, spec, broken) = (
+        at("bundle.tar.gz"),
+        at("spec/nvidia.json"),
+        at("broken.toml"),
+    );
     fs::create_dir(dir.path().join("spec")).unwrap();
     fs::write(&broken, "nonsense = ").unwrap();
     let state = serde_json::json!({"id": "c", "bundle": dir.path()}).to_string();
-    fs::write(at("config.json"), r#"{"process":{"env":["NVIDIA_VISIBLE_DEVICES=0"]},"root":{"path":"/x"}}"#).unwrap();
+    fs::write(
+        at("config.json"),
+        r#"{"process":{"env":["NVIDIA_VISIBLE_DEVICES=0"]},"root":{"path":"/x"}}"#,
+    )
+    .unwrap();
     let hook = |name: &str, words: &[&str]| {
         let words = [&[HOOK, "--config", config], words].concat();
         Call {
@@ -301,7 +444,11 @@ fn of_each_command() {
     let calls = [
         hook("doctor", &["doctor"]),
         hook("doctor", &["doctor", "--json"]),
-        in_shell("rm -f \"$0\"; exec \"$@\"", &bundle, hook("doctor", &["doctor", "--bundle", &bundle])),
+        in_shell(
+            "rm -f \"$0\"; exec \"$@\"",
+            &bundle,
+            hook("doctor", &["doctor", "--bundle", &bundle]),
+        ),
         hook("doctor", &["doctor", "--bundle", "/nowhere/bundle"]),
         hook("doctor", &["doctor", "--pid", &i32::MAX.to_string()]),
         hook("status", &["status"]),
@@ -318,7 +465,10 @@ fn of_each_command() {
         hook("info", &["--config", &broken, "info"]),
         hook("files", &["files"]),
         hook("files", &["files", "--json"]),
-        hook("prepare", &["prepare", "--root", dir.path().to_str().unwrap()]),
+        hook(
+            "prepare",
+            &["prepare", "--root", dir.path().to_str().unwrap()],
+        ),
         hook("cdi generate", &["cdi", "generate", "--output", "-"]),
         hook("cdi generate", &["cdi", "generate", "--output", &spec]),
         hook("cdi refresh", &["cdi", "refresh", "--output", &spec]),
@@ -336,7 +486,10 @@ fn of_each_command() {
     let known: BTreeSet<_> = calls.iter().map(|call| call.name.as_str()).collect();
     let program = help::program();
     for (name, command) in help::commands(&program) {
-        assert!(help_is_of_stage(command) || known.contains(&*name), "{name}");
+        assert!(
+            help_is_of_stage(command) || known.contains(&*name),
+            "{name}"
+        );
     }
     for call in &calls {
         call.check(true);
@@ -344,11 +497,22 @@ fn of_each_command() {
     // A reader that needs no more gets no message; another error is reported.
     assert_eq!(
         hook("info", &["info"]).run(NoReader, Good),
-        Ended { code: Some(1), stdout: String::new(), stderr: String::new() }
+        Ended {
+            code: Some(1),
+            stdout: String::new(),
+            stderr: String::new()
+        }
     );
-    for (stream, says) in [(Full, "no space left on device (ENOSPC)"), (Closed, "bad file number (EBADF)")] {
+    for (stream, says) in [
+        (Full, "no space left on device (ENOSPC)"),
+        (Closed, "bad file number (EBADF)"),
+    ] {
         let stderr = hook("info", &["info"]).run(stream, Good).stderr;
-        assert_eq!(stderr, format!("oci-nvidia-hook: cannot write to stdout: {says} (ONH-001)\n"), "{stream:?}");
+        assert_eq!(
+            stderr,
+            format!("oci-nvidia-hook: cannot write to stdout: {says} (ONH-001)\n"),
+            "{stream:?}"
+        );
     }
 }
 
@@ -363,15 +527,46 @@ fn of_the_device_plugin() {
     fs::write(&broken, "nonsense = ").unwrap();
     fs::create_dir_all(dir.path().join("kubelet/device-plugins")).unwrap();
     for call in [
-        call("check", [program, "check", "--config", config, "--kubelet-dir", &kubelet], ""),
-        call("check", [program, "check", "--config", config, "--kubelet-dir", &kubelet, "--json"], ""),
+        call(
+            "check",
+            [
+                program,
+                "check",
+                "--config",
+                config,
+                "--kubelet-dir",
+                &kubelet,
+            ],
+            "",
+        ),
+        call(
+            "check",
+            [
+                program,
+                "check",
+                "--config",
+                config,
+                "--kubelet-dir",
+                &kubelet,
+                "--json",
+            ],
+            "",
+        ),
         call("check", [program, "check", "--config", &broken], ""),
         call("run", [program, "run", "--config", &broken], ""),
         call("nri", [program, "nri", "--config", &broken], ""),
-        call("clear", [program, "clear", "GPU-1", "--run-dir", &run_dir], ""),
+        call(
+            "clear",
+            [program, "clear", "GPU-1", "--run-dir", &run_dir],
+            "",
+        ),
         call("completion", [program, "completion", "zsh"], ""),
         // It ends with its stdin.
-        in_shell("true | \"$@\"", "", call("monitor", [program, "monitor", "--config", config], "")),
+        in_shell(
+            "true | \"$@\"",
+            "",
+            call("monitor", [program, "monitor", "--config", config], ""),
+        ),
         call("help", [program, "--help"], ""),
         call("help", [program, "--version"], ""),
         call("help", [program, "nonsense"], ""),
@@ -383,15 +578,44 @@ fn of_the_device_plugin() {
     for call in [
         call(
             "run",
-            [program, "run", "--config", config, "--kubelet-dir", &kubelet, "--run-dir", &run_dir, "--cdi-dir", &cdi],
+            [
+                program,
+                "run",
+                "--config",
+                config,
+                "--kubelet-dir",
+                &kubelet,
+                "--run-dir",
+                &run_dir,
+                "--cdi-dir",
+                &cdi,
+            ],
             "",
         ),
-        call("nri", [program, "nri", "--config", config, "--socket", &socket, "--cdi-dir", &cdi], ""),
+        call(
+            "nri",
+            [
+                program,
+                "nri",
+                "--config",
+                config,
+                "--socket",
+                &socket,
+                "--cdi-dir",
+                &cdi,
+            ],
+            "",
+        ),
     ] {
         for stream in [Full, NoReader, Closed, Stuck] {
             let (mut child, kept) = call.start(stream, stream);
             std::thread::sleep(Duration::from_secs(3));
-            assert_eq!(child.try_wait().unwrap(), None, "{} with {stream:?}", call.name);
+            assert_eq!(
+                child.try_wait().unwrap(),
+                None,
+                "{} with {stream:?}",
+                call.name
+            );
             nix::sys::signal::kill(
                 nix::unistd::Pid::from_raw(child.id().try_into().unwrap()),
                 nix::sys::signal::Signal::SIGTERM,
@@ -399,7 +623,11 @@ fn of_the_device_plugin() {
             .unwrap();
             let began = Instant::now();
             let status = child.wait().unwrap();
-            assert!(status.success() && began.elapsed() < SOON, "{} with {stream:?}: {status}", call.name);
+            assert!(
+                status.success() && began.elapsed() < SOON,
+                "{} with {stream:?}: {status}",
+                call.name
+            );
             drop(kept);
         }
     }
@@ -410,7 +638,9 @@ fn no_file_gets_the_messages() {
     let scene = Scene::new();
     let private = private_dir();
     let log = private.path().join("log");
-    scene.fake.configure(&format!("nonsense = 1\ndebug = \"{}\"", log.display()));
+    scene
+        .fake
+        .configure(&format!("nonsense = 1\ndebug = \"{}\"", log.display()));
     for call in scene.stages() {
         for stdout in [Good, Closed] {
             call.run(stdout, Closed);
@@ -419,9 +649,16 @@ fn no_file_gets_the_messages() {
     let text = fs::read_to_string(&log).unwrap();
     assert!(text.contains("(ONH-101)"), "{text}");
     for line in text.lines() {
-        assert!(line.contains("Z oci-nvidia-hook["), "{line:?} is not of the log");
+        assert!(
+            line.contains("Z oci-nvidia-hook["),
+            "{line:?} is not of the log"
+        );
     }
-    let found = Command::new("grep").args(["-rl", "oci-nvidia-hook: warning"]).arg(scene.dir.path()).output().unwrap();
+    let found = Command::new("grep")
+        .args(["-rl", "oci-nvidia-hook: warning"])
+        .arg(scene.dir.path())
+        .output()
+        .unwrap();
     assert_eq!(String::from_utf8_lossy(&found.stdout), "");
 }
 
@@ -430,12 +667,23 @@ fn a_run_directory_that_is_full() {
     let scene = Scene::new();
     let script = "mount -t tmpfs -o size=16k,nr_inodes=8 run /run; cat /dev/zero >/run/fill 2>/dev/null || true; \
                   touch /run/1 /run/2 /run/3 /run/4 /run/5 /run/6 /run/7 /run/8 2>/dev/null || true; exec \"$@\"";
-    for stage in scene.stages().into_iter().filter(|call| !call.words.contains(&"nsenter".to_owned())) {
+    for stage in scene
+        .stages()
+        .into_iter()
+        .filter(|call| !call.words.contains(&"nsenter".to_owned()))
+    {
         let good = stage.run(Good, Good);
         let mut full = in_shell(script, "sh", stage);
-        full.words.splice(0..0, ["unshare", "-m"].map(str::to_owned));
+        full.words
+            .splice(0..0, ["unshare", "-m"].map(str::to_owned));
         let ended = full.run(Good, Good);
-        assert_eq!((ended.code, ended.stdout), (good.code, good.stdout), "{}: {}", full.name, ended.stderr);
+        assert_eq!(
+            (ended.code, ended.stdout),
+            (good.code, good.stdout),
+            "{}: {}",
+            full.name,
+            ended.stderr
+        );
     }
 }
 
@@ -451,7 +699,10 @@ fn a_journal_that_does_not_read() {
     sender.connect(&path).unwrap();
     sender.set_nonblocking(true).unwrap();
     while sender.send(&[b'x'; 1024]).is_ok() {}
-    for args in [["--config", config(&scene.fake), "prestart"], ["--config", config(&scene.fake), "createRuntime"]] {
+    for args in [
+        ["--config", config(&scene.fake), "prestart"],
+        ["--config", config(&scene.fake), "createRuntime"],
+    ] {
         let began = Instant::now();
         let mut hook = isolated(scene.dir.path());
         crate::support::run_with(hook.args(args), scene.container.state().as_bytes()).ok();

@@ -47,20 +47,34 @@ pub fn private_dir() -> tempfile::TempDir {
 /// Creates a directory with a short path, for Podman 4: it refuses a `--runroot` of more than 50 characters, and the path of a
 /// clone can be longer.
 pub fn scratch_with_short_path() -> tempfile::TempDir {
-    tempfile::Builder::new().prefix(&scratch_prefix()).tempdir().unwrap()
+    tempfile::Builder::new()
+        .prefix(&scratch_prefix())
+        .tempdir()
+        .unwrap()
 }
 
 /// Removes the directories in statics, which are never dropped.
 pub fn remove_shared() {
     let entries = |dir: &Path| std::fs::read_dir(dir).unwrap().flatten();
-    for entry in entries(Path::new(env!("CARGO_TARGET_TMPDIR"))).chain(entries(&std::env::temp_dir())) {
-        if entry.file_name().to_string_lossy().starts_with(&scratch_prefix()) {
+    for entry in
+        entries(Path::new(env!("CARGO_TARGET_TMPDIR"))).chain(entries(&std::env::temp_dir()))
+    {
+        if entry
+            .file_name()
+            .to_string_lossy()
+            .starts_with(&scratch_prefix())
+        {
             std::fs::remove_dir_all(entry.path()).ok();
         }
     }
     // The hook's data about driver roots that no longer exist.
-    for entry in std::fs::read_dir("/run/oci-nvidia-hook").into_iter().flatten().flatten() {
-        if std::fs::read_to_string(entry.path()).is_ok_and(|text| text.contains(&scratch_prefix())) {
+    for entry in std::fs::read_dir("/run/oci-nvidia-hook")
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        if std::fs::read_to_string(entry.path()).is_ok_and(|text| text.contains(&scratch_prefix()))
+        {
             std::fs::remove_file(entry.path().with_extension("lock")).ok();
             std::fs::remove_file(entry.path()).ok();
         }
@@ -69,7 +83,11 @@ pub fn remove_shared() {
 
 /// Removes the hook's data about containers of tests on this host.
 pub fn remove_records() {
-    for entry in std::fs::read_dir("/run/oci-nvidia-hook/containers").into_iter().flatten().flatten() {
+    for entry in std::fs::read_dir("/run/oci-nvidia-hook/containers")
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
         let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
         if text.contains(&format!("{}/it-", env!("CARGO_TARGET_TMPDIR"))) {
             std::fs::remove_file(entry.path()).ok();
@@ -99,14 +117,26 @@ impl Ran {
     /// Returns its stdout; panics with all its output if it failed.
     #[track_caller]
     pub fn ok(self) -> String {
-        assert_eq!(self.code, Some(0), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        assert_eq!(
+            self.code,
+            Some(0),
+            "stdout: {}\nstderr: {}",
+            self.stdout,
+            self.stderr
+        );
         self.stdout
     }
 
     /// Returns its stderr; panics unless it failed with this code.
     #[track_caller]
     pub fn failed(self, code: i32) -> String {
-        assert_eq!(self.code, Some(code), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
+        assert_eq!(
+            self.code,
+            Some(code),
+            "stdout: {}\nstderr: {}",
+            self.stdout,
+            self.stderr
+        );
         self.stderr
     }
 }
@@ -147,5 +177,9 @@ pub fn fingerprint(dir: &Path, except: &str) -> String {
 
 /// Returns every path below `dir` with its type, mode, size and link text, to check that nothing changed.
 pub fn snapshot(dir: &Path) -> String {
-    sh(&format!("cd '{}' && find . -xdev -printf '%p %y %m %s %l\\n' | sort", dir.display())).ok()
+    sh(&format!(
+        "cd '{}' && find . -xdev -printf '%p %y %m %s %l\\n' | sort",
+        dir.display()
+    ))
+    .ok()
 }

@@ -39,7 +39,11 @@ fn gpus_survive_a_daemon_reload() {
     let systemd = Systemd::start();
     let fake = FakeDriver::shared();
     let image = Image::new(systemd.dir.path(), &["--layout", "debian"]);
-    let without_telling = Kernel { name: "untold", errno: "ENOSYS", without: "connect" };
+    let without_telling = Kernel {
+        name: "untold",
+        errno: "ENOSYS",
+        without: "connect",
+    };
     // Created like the nodes of the host (`prepare`): runc before 1.1.7 does not pass devices without them to systemd.
     let nodes = "for node in nvidia1:1 nvidiactl:255; do mknod /dev/${node%:*} c 195 ${node#*:}; \
                  ln -s ../${node%:*} /dev/char/195:${node#*:}; done";
@@ -55,20 +59,42 @@ fn gpus_survive_a_daemon_reload() {
         write_bundle(&bundle, &image, id, &fake.config, stage);
         kernels::set(None);
         let bundle = bundle.display();
-        let start = format!("runc --systemd-cgroup run -d --bundle {bundle} {id} >{bundle}/said 2>&1");
+        let start =
+            format!("runc --systemd-cgroup run -d --bundle {bundle} {id} >{bundle}/said 2>&1");
         // A detached container keeps its output open.
-        systemd.service(&format!("{start} || {{ cat {bundle}/said; false; }}")).ok();
-        let opened = || systemd.service(&format!("runc exec {id} probe-open /dev/nvidia1 || true")).ok();
+        systemd
+            .service(&format!("{start} || {{ cat {bundle}/said; false; }}"))
+            .ok();
+        let opened = || {
+            systemd
+                .service(&format!("runc exec {id} probe-open /dev/nvidia1 || true"))
+                .ok()
+        };
         assert_eq!(opened(), "/dev/nvidia1: ENXIO\n", "{id}");
         systemd.enter("systemctl daemon-reload").ok();
-        assert_eq!(opened() == "/dev/nvidia1: ENXIO\n", survives, "{id}: {}", opened());
+        assert_eq!(
+            opened() == "/dev/nvidia1: ENXIO\n",
+            survives,
+            "{id}: {}",
+            opened()
+        );
         if stage == "precreate" {
             // The runtime writes its rules again, which include ours.
-            systemd.service(&format!("echo \"{{}}\" | runc --systemd-cgroup update --resources - {id}")).ok();
+            systemd
+                .service(&format!(
+                    "echo \"{{}}\" | runc --systemd-cgroup update --resources - {id}"
+                ))
+                .ok();
             assert_eq!(opened(), "/dev/nvidia1: ENXIO\n", "{id}");
         }
-        let allowed = systemd.enter(&format!("systemctl show onh-{id}.scope -p DeviceAllow")).ok();
-        assert_eq!(allowed.contains("/dev/char/195:1 rw"), survives, "{allowed}");
+        let allowed = systemd
+            .enter(&format!("systemctl show onh-{id}.scope -p DeviceAllow"))
+            .ok();
+        assert_eq!(
+            allowed.contains("/dev/char/195:1 rw"),
+            survives,
+            "{allowed}"
+        );
         assert!(!allowed.contains("195:0 "), "the other GPU: {allowed}");
         systemd.service(&format!("runc delete --force {id}")).ok();
     }
@@ -95,7 +121,11 @@ fn other_devices_survive_in_a_scope_without_a_policy() {
         let script = format!("sh -c 'echo $$ >{scope}/cgroup.procs; : <>/dev/{node}' 2>&1 || true");
         systemd.enter(&script).ok()
     };
-    assert!(opens("other").contains("No such device or address"), "{}", opens("other"));
+    assert!(
+        opens("other").contains("No such device or address"),
+        "{}",
+        opens("other")
+    );
     let test = std::env::current_exe().unwrap();
     let inside = format!(
         "{INSIDE}=1 CI=true {} --exact systemd::other_devices_survive_in_a_scope_without_a_policy --nocapture",
@@ -104,22 +134,35 @@ fn other_devices_survive_in_a_scope_without_a_policy() {
     systemd.enter(&inside).ok();
     for when in ["after the hook", "after a daemon-reload"] {
         for node in ["other", "nvidia0"] {
-            assert!(opens(node).contains("No such device or address"), "{when}: {node}: {}", opens(node));
+            assert!(
+                opens(node).contains("No such device or address"),
+                "{when}: {node}: {}",
+                opens(node)
+            );
         }
-        let shown = systemd.enter("systemctl show onh-plain.scope -p DevicePolicy -p DeviceAllow").ok();
+        let shown = systemd
+            .enter("systemctl show onh-plain.scope -p DevicePolicy -p DeviceAllow")
+            .ok();
         assert_eq!(shown.trim(), "DevicePolicy=auto", "{when}");
         systemd.enter("systemctl daemon-reload").ok();
     }
     // The state before the fix: the list is not empty.
-    systemd.enter("systemctl set-property --runtime onh-plain.scope 'DeviceAllow=/dev/nvidia0 rw'").ok();
-    assert!(opens("other").contains("not permitted"), "{}", opens("other"));
+    systemd
+        .enter("systemctl set-property --runtime onh-plain.scope 'DeviceAllow=/dev/nvidia0 rw'")
+        .ok();
+    assert!(
+        opens("other").contains("not permitted"),
+        "{}",
+        opens("other")
+    );
 }
 
 /// The output of `runc spec`, in a scope that systemd manages, with the hook.
 fn write_bundle(bundle: &Path, image: &Image, id: &str, config: &Path, stage: &str) {
     sh(&format!("cd '{}' && runc spec", bundle.display())).ok();
     let path = bundle.join("config.json");
-    let mut spec: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let mut spec: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     spec["root"] = serde_json::json!({"path": image.rootfs});
     spec["process"]["terminal"] = false.into();
     spec["process"]["args"] = serde_json::json!(["sleep", "600"]);
@@ -128,13 +171,22 @@ fn write_bundle(bundle: &Path, image: &Image, id: &str, config: &Path, stage: &s
     spec["linux"]["cgroupsPath"] = format!("system.slice:onh:{id}").into();
     if stage == "precreate" {
         let mut hook = kernels::hook_command();
-        let hook = hook.arg("--config").arg(config).arg(stage).current_dir(bundle).env_clear();
+        let hook = hook
+            .arg("--config")
+            .arg(config)
+            .arg(stage)
+            .current_dir(bundle)
+            .env_clear();
         std::fs::write(path, run_with(hook, spec.to_string().as_bytes()).ok()).unwrap();
         return;
     }
     let mut words = kernels::hook();
     let program = words[0].clone();
-    words.extend(["--config".to_owned(), config.display().to_string(), stage.to_owned()]);
+    words.extend([
+        "--config".to_owned(),
+        config.display().to_string(),
+        stage.to_owned(),
+    ]);
     let hook = serde_json::json!({"path": program, "args": words, "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]});
     spec["hooks"] = serde_json::json!({stage: [hook]});
     std::fs::write(path, spec.to_string()).unwrap();
@@ -151,12 +203,28 @@ struct Kubelet<'a> {
 impl<'a> Kubelet<'a> {
     fn start(systemd: &'a Systemd, program: &Path) -> Self {
         let dir = systemd.dir.path().display();
-        systemd.enter(&format!("mkdir -p /var/lib/kubelet; cp '{}' /usr/bin/fake-kubelet", program.display())).ok();
+        systemd
+            .enter(&format!(
+                "mkdir -p /var/lib/kubelet; cp '{}' /usr/bin/fake-kubelet",
+                program.display()
+            ))
+            .ok();
         sh(&format!("mkfifo '{dir}/commands'")).ok();
         let run = format!("fake-kubelet /var/lib/kubelet <'{dir}/commands' >'{dir}/events'");
-        systemd.enter(&format!("systemd-run --quiet -p DefaultDependencies=no --unit kubelet sh -c \"{run}\"")).ok();
-        let commands = std::fs::OpenOptions::new().write(true).open(systemd.dir.path().join("commands")).unwrap();
-        Self { systemd, commands, seen: 0 }
+        systemd
+            .enter(&format!(
+                "systemd-run --quiet -p DefaultDependencies=no --unit kubelet sh -c \"{run}\""
+            ))
+            .ok();
+        let commands = std::fs::OpenOptions::new()
+            .write(true)
+            .open(systemd.dir.path().join("commands"))
+            .unwrap();
+        Self {
+            systemd,
+            commands,
+            seen: 0,
+        }
     }
 
     fn send(&mut self, command: &str) {
@@ -168,14 +236,23 @@ impl<'a> Kubelet<'a> {
     fn wait(&mut self, beginning: &str) -> String {
         let start = Instant::now();
         loop {
-            let events = std::fs::read_to_string(self.systemd.dir.path().join("events")).unwrap_or_default();
-            let found = events.lines().enumerate().skip(self.seen).find(|(_, line)| line.starts_with(beginning));
+            let events =
+                std::fs::read_to_string(self.systemd.dir.path().join("events")).unwrap_or_default();
+            let found = events
+                .lines()
+                .enumerate()
+                .skip(self.seen)
+                .find(|(_, line)| line.starts_with(beginning));
             if let Some((at, line)) = found {
                 self.seen = at + 1;
                 return line.to_owned();
             }
             let log = || std::fs::read_to_string(self.systemd.dir.path().join("plugin")).unwrap();
-            assert!(start.elapsed() < Duration::from_secs(60), "{beginning}: {events}{}", log());
+            assert!(
+                start.elapsed() < Duration::from_secs(60),
+                "{beginning}: {events}{}",
+                log()
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -198,7 +275,9 @@ fn the_path_unit_watches_the_configuration() {
         .iter()
         .map(|unit| {
             let dir = format!("/run/systemd/system/{unit}.d");
-            format!("mkdir -p {dir}; printf '[Unit]\\nDefaultDependencies=no\\n' >{dir}/test.conf\n")
+            format!(
+                "mkdir -p {dir}; printf '[Unit]\\nDefaultDependencies=no\\n' >{dir}/test.conf\n"
+            )
         })
         .collect();
     let install = format!(
@@ -214,12 +293,19 @@ fn the_path_unit_watches_the_configuration() {
         service = names[1],
     );
     std::fs::write(systemd.dir.path().join("install"), install).unwrap();
-    systemd.enter(&format!("sh -eu '{}'", systemd.dir.path().join("install").display())).ok();
+    systemd
+        .enter(&format!(
+            "sh -eu '{}'",
+            systemd.dir.path().join("install").display()
+        ))
+        .ok();
     let has = |gpus: &str, after: &str| {
-        let found =
-            "oci-nvidia-hook cdi list --spec-dir /run/cdi | sed -n 's/^nvidia.com.gpu=\\([01]\\)$/\\1/p' | tr -d '\\n'";
+        let found = "oci-nvidia-hook cdi list --spec-dir /run/cdi | sed -n 's/^nvidia.com.gpu=\\([01]\\)$/\\1/p' | tr -d '\\n'";
         // A change in the milliseconds between the last reading and the end of the unit does not start it again.
-        let idle = format!("! systemctl show -p ActiveState {service} | grep -q =activating", service = names[1]);
+        let idle = format!(
+            "! systemctl show -p ActiveState {service} | grep -q =activating",
+            service = names[1]
+        );
         let wait = format!(
             "for n in $(seq 150); do {idle} && [ \"$({found})\" = '{gpus}' ] && exit 0; sleep 0.1; done; {found}; exit 1"
         );
@@ -232,16 +318,38 @@ fn the_path_unit_watches_the_configuration() {
     for (change, gpus) in [
         // The directory does not exist at first.
         (
-            format!("mkdir {dir}/config.toml.d; printf '[devices]\\ndeny = [\"1\"]\\n' >{dir}/config.toml.d/10.toml"),
+            format!(
+                "mkdir {dir}/config.toml.d; printf '[devices]\\ndeny = [\"1\"]\\n' >{dir}/config.toml.d/10.toml"
+            ),
             "0",
         ),
-        (format!("printf '[devices]\\ndeny = [\"0\"]\\n' >{dir}/x; mv {dir}/x {dir}/config.toml.d/10.toml"), "1"),
-        (format!("printf '[devices]\\nallow = [\"0\"]\\n' >{dir}/config.toml.d/10.toml"), "0"),
+        (
+            format!(
+                "printf '[devices]\\ndeny = [\"0\"]\\n' >{dir}/x; mv {dir}/x {dir}/config.toml.d/10.toml"
+            ),
+            "1",
+        ),
+        (
+            format!("printf '[devices]\\nallow = [\"0\"]\\n' >{dir}/config.toml.d/10.toml"),
+            "0",
+        ),
         (format!("rm {dir}/config.toml.d/10.toml"), "01"),
-        (format!("printf '[devices]\\ndeny = [\"1\"]\\n' >>{dir}/config.toml"), "0"),
-        (format!("printf '{root}' >{dir}/x; mv {dir}/x {dir}/config.toml"), "01"),
-        (format!("printf '{root}[devices]\\ndeny = [\"0\"]\\n' >{dir}/config.toml"), "1"),
-        (format!("rm -r {dir}/config.toml.d; printf '{root}' >{dir}/config.toml"), "01"),
+        (
+            format!("printf '[devices]\\ndeny = [\"1\"]\\n' >>{dir}/config.toml"),
+            "0",
+        ),
+        (
+            format!("printf '{root}' >{dir}/x; mv {dir}/x {dir}/config.toml"),
+            "01",
+        ),
+        (
+            format!("printf '{root}[devices]\\ndeny = [\"0\"]\\n' >{dir}/config.toml"),
+            "1",
+        ),
+        (
+            format!("rm -r {dir}/config.toml.d; printf '{root}' >{dir}/config.toml"),
+            "01",
+        ),
         (
             format!(
                 "mkdir {dir}/x; printf '[devices]\\ndeny = [\"1\"]\\n' >{dir}/x/10.toml; mv {dir}/x {dir}/config.toml.d"
@@ -253,9 +361,15 @@ fn the_path_unit_watches_the_configuration() {
         has(gpus, &change);
     }
     // An invalid file leaves the spec as it is, and the unit fails.
-    systemd.enter(&format!("printf '[devices]\\ndeny = [\"H100\"]\\n' >{dir}/config.toml.d/20.toml")).ok();
-    let failed =
-        format!("for n in $(seq 200); do ! systemctl is-failed -q {} || exit 0; sleep 0.1; done; exit 1", names[1]);
+    systemd
+        .enter(&format!(
+            "printf '[devices]\\ndeny = [\"H100\"]\\n' >{dir}/config.toml.d/20.toml"
+        ))
+        .ok();
+    let failed = format!(
+        "for n in $(seq 200); do ! systemctl is-failed -q {} || exit 0; sleep 0.1; done; exit 1",
+        names[1]
+    );
     systemd.enter(&failed).ok();
     has("0", "an invalid file");
     systemd.enter(&format!("rm {dir}/config.toml.d/*")).ok();
@@ -294,7 +408,9 @@ fn install_units(systemd: &Systemd, fake: &FakeDriver, config: &str, metrics: &s
         std::fs::copy(source("packaging/systemd").join(unit), shared.join(unit)).unwrap();
     }
     std::fs::write(shared.join("script"), install).unwrap();
-    systemd.enter(&format!("sh -eu '{}'", shared.join("script").display())).ok();
+    systemd
+        .enter(&format!("sh -eu '{}'", shared.join("script").display()))
+        .ok();
     shared
 }
 
@@ -303,9 +419,22 @@ fn the_device_plugin_as_a_service() {
     let systemd = Systemd::start();
     let fake = FakeDriver::new(&["--gpus", "2"]);
     let (unit, nri) = (PLUGIN_UNIT, NRI_UNIT);
-    let shared = install_units(&systemd, &fake, "device-list-strategy = [\"envvar\"]", "127.0.0.1:2112");
-    std::fs::copy(source("tests/fake-driver/make-root"), shared.join("make-root")).unwrap();
-    std::fs::write(shared.join("layout"), "mig gpu=0 gi=1 ci=0 profile=1g.10gb uuid=MIG-new\n").unwrap();
+    let shared = install_units(
+        &systemd,
+        &fake,
+        "device-list-strategy = [\"envvar\"]",
+        "127.0.0.1:2112",
+    );
+    std::fs::copy(
+        source("tests/fake-driver/make-root"),
+        shared.join("make-root"),
+    )
+    .unwrap();
+    std::fs::write(
+        shared.join("layout"),
+        "mig gpu=0 gi=1 ci=0 profile=1g.10gb uuid=MIG-new\n",
+    )
+    .unwrap();
 
     // The unit is ready without a kubelet. It creates the directory for the labels, and the device node that is missing after a boot.
     systemd.enter(&format!("systemctl start {unit}")).ok();
@@ -318,24 +447,52 @@ fn the_device_plugin_as_a_service() {
         }
     };
     let list = healthy(&mut kubelet, 2);
-    let first = list.split([' ', '=']).find(|word| word.starts_with("GPU-")).unwrap().to_owned();
+    let first = list
+        .split([' ', '='])
+        .find(|word| word.starts_with("GPU-"))
+        .unwrap()
+        .to_owned();
     kubelet.send(&format!("allocate nvidia.com/gpu {first}"));
     assert!(kubelet.wait("allocated").contains("/dev/nvidiactl"));
-    systemd.enter(&format!("grep -q nvidia.com/gpu.count=2 {FEATURES}/oci-nvidia-kubelet-plugin")).ok();
-    let scrape = r"exec 3<>/dev/tcp/127.0.0.1/2112; printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3; cat <&3";
+    systemd
+        .enter(&format!(
+            "grep -q nvidia.com/gpu.count=2 {FEATURES}/oci-nvidia-kubelet-plugin"
+        ))
+        .ok();
+    let scrape =
+        r"exec 3<>/dev/tcp/127.0.0.1/2112; printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3; cat <&3";
     let metrics = systemd.enter(&format!("bash -c \"{scrape}\"")).ok();
-    assert!(metrics.contains("onh_registration_timestamp_seconds{resource_name=\"nvidia.com/gpu\"}"), "{metrics}");
+    assert!(
+        metrics.contains("onh_registration_timestamp_seconds{resource_name=\"nvidia.com/gpu\"}"),
+        "{metrics}"
+    );
 
     let status = |field: &str| {
-        let pid = systemd.enter(&format!("systemctl show --value -p MainPID {unit}")).ok();
-        systemd.enter(&format!("sed -n 's/^{field}:[^0-9a-f]*//p' /proc/{}/status", pid.trim())).ok().trim().to_owned()
+        let pid = systemd
+            .enter(&format!("systemctl show --value -p MainPID {unit}"))
+            .ok();
+        systemd
+            .enter(&format!(
+                "sed -n 's/^{field}:[^0-9a-f]*//p' /proc/{}/status",
+                pid.trim()
+            ))
+            .ok()
+            .trim()
+            .to_owned()
     };
     // CAP_SETGID, CAP_SETUID, CAP_SETPCAP and CAP_SYS_CHROOT
-    assert_eq!((status("CapBnd"), status("NoNewPrivs")), ("00000000000401c0".to_owned(), "1".to_owned()));
+    assert_eq!(
+        (status("CapBnd"), status("NoNewPrivs")),
+        ("00000000000401c0".to_owned(), "1".to_owned())
+    );
 
-    systemd.enter(&format!("systemctl kill -s USR1 --kill-who=main {unit}")).ok();
+    systemd
+        .enter(&format!("systemctl kill -s USR1 --kill-who=main {unit}"))
+        .ok();
     healthy(&mut kubelet, 0);
-    systemd.enter(&format!("systemctl kill -s USR2 --kill-who=main {unit}")).ok();
+    systemd
+        .enter(&format!("systemctl kill -s USR2 --kill-who=main {unit}"))
+        .ok();
     healthy(&mut kubelet, 2);
 
     // Both restart.
@@ -347,7 +504,11 @@ fn the_device_plugin_as_a_service() {
     // When the kubelet learns of a MIG device, the host's CDI spec has it already.
     systemd.enter("oci-nvidia-hook cdi generate").ok();
     let install = shared.display();
-    systemd.enter(&format!("'{install}/make-root' /opt/driver --mig-layout '{install}/layout'")).ok();
+    systemd
+        .enter(&format!(
+            "'{install}/make-root' /opt/driver --mig-layout '{install}/layout'"
+        ))
+        .ok();
     kubelet.wait("list nvidia.com/mig-1g.10gb MIG-new");
     systemd.enter("grep -q MIG-new /run/cdi/nvidia.yaml").ok();
 
@@ -356,18 +517,27 @@ fn the_device_plugin_as_a_service() {
     let left = systemd.enter("ls /var/lib/kubelet/device-plugins").ok();
     assert_eq!(left, "kubelet.sock\n");
     assert_eq!(systemd.enter(&format!("ls {FEATURES}")).ok(), "");
-    let ended = systemd.enter(&format!("systemctl show --value -p Result {unit}")).ok();
+    let ended = systemd
+        .enter(&format!("systemctl show --value -p Result {unit}"))
+        .ok();
     assert_eq!(ended, "success\n");
 
     // The plugin of engines keeps its CDI spec, and waits for an engine.
     systemd.enter(&format!("systemctl start {nri}")).ok();
     let spec = "/var/run/cdi/k8s.device-plugin.nvidia.com-gpu.json";
-    let appears = format!("sh -c 'for n in $(seq 300); do grep -q MIG-new {spec} && exit 0; sleep 0.1; done; exit 1'");
+    let appears = format!(
+        "sh -c 'for n in $(seq 300); do grep -q MIG-new {spec} && exit 0; sleep 0.1; done; exit 1'"
+    );
     systemd.enter(&appears).ok();
     let log = std::fs::read_to_string(systemd.dir.path().join("plugin")).unwrap();
-    assert!(log.contains("cannot serve NRI on \"/var/run/nri/nri.sock\""), "{log}");
+    assert!(
+        log.contains("cannot serve NRI on \"/var/run/nri/nri.sock\""),
+        "{log}"
+    );
     systemd.enter(&format!("systemctl stop {nri}")).ok();
-    let ended = systemd.enter(&format!("systemctl show --value -p Result {nri}")).ok();
+    let ended = systemd
+        .enter(&format!("systemctl show --value -p Result {nri}"))
+        .ok();
     assert_eq!(ended, "success\n");
 }
 
@@ -383,32 +553,51 @@ fn claims_as_a_service() {
     systemd
         .enter(&format!("mkdir -p /etc/kubernetes; mv {credentials} /etc/kubernetes; chmod 600 /etc/kubernetes/*"))
         .ok();
-    systemd.enter(&format!("systemctl start {PLUGIN_UNIT}")).ok();
+    systemd
+        .enter(&format!("systemctl start {PLUGIN_UNIT}"))
+        .ok();
     cluster.wait("registered gpu.nvidia.com 1");
     cluster.wait("devices gpu-0 gpu-1");
     let spec = "/var/run/cdi/k8s.gpu.nvidia.com-gpu.json";
     let prepares = |cluster: &mut Kubelet<'_>| {
         cluster.send("prepare train u-1");
         let answer = cluster.wait("prepared ");
-        let uuid = answer.strip_prefix("prepared k8s.gpu.nvidia.com/gpu=").unwrap_or_else(|| panic!("{answer}"));
+        let uuid = answer
+            .strip_prefix("prepared k8s.gpu.nvidia.com/gpu=")
+            .unwrap_or_else(|| panic!("{answer}"));
         systemd.enter(&format!("grep -q {uuid} {spec}")).ok();
     };
     cluster.send("allocate train u-1 gpu-1");
     prepares(&mut cluster);
-    let sockets =
-        "/var/lib/kubelet/plugins_registry/gpu.nvidia.com-reg.sock /var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock";
-    assert_eq!(systemd.enter(&format!("stat -c %F:%a {sockets}")).ok(), "socket:600\nsocket:600\n");
+    let sockets = "/var/lib/kubelet/plugins_registry/gpu.nvidia.com-reg.sock /var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock";
+    assert_eq!(
+        systemd.enter(&format!("stat -c %F:%a {sockets}")).ok(),
+        "socket:600\nsocket:600\n"
+    );
     // The kubelet replaces its certificate.
     cluster.send("rotate 2");
     cluster.wait("ok");
     prepares(&mut cluster);
     cluster.wait("serial [2]");
-    let diagnosis = systemd.enter("oci-nvidia-hook doctor --all kubelet || true").ok();
-    assert!(diagnosis.contains("claims with the driver \"gpu.nvidia.com\""), "{diagnosis}");
+    let diagnosis = systemd
+        .enter("oci-nvidia-hook doctor --all kubelet || true")
+        .ok();
+    assert!(
+        diagnosis.contains("claims with the driver \"gpu.nvidia.com\""),
+        "{diagnosis}"
+    );
 
-    systemd.enter(&format!("systemctl kill -s USR1 --kill-who=main {PLUGIN_UNIT}")).ok();
+    systemd
+        .enter(&format!(
+            "systemctl kill -s USR1 --kill-who=main {PLUGIN_UNIT}"
+        ))
+        .ok();
     cluster.wait("devices gpu-0! gpu-1!");
-    systemd.enter(&format!("systemctl kill -s USR2 --kill-who=main {PLUGIN_UNIT}")).ok();
+    systemd
+        .enter(&format!(
+            "systemctl kill -s USR2 --kill-who=main {PLUGIN_UNIT}"
+        ))
+        .ok();
     cluster.wait("devices gpu-0 gpu-1");
     // Both restart.
     cluster.send("start");
@@ -416,14 +605,23 @@ fn claims_as_a_service() {
     // The kubelet has deleted the slices.
     cluster.send("devices");
     cluster.wait("devices gpu-0 gpu-1");
-    systemd.enter(&format!("systemctl restart {PLUGIN_UNIT}; test -e {spec}")).ok();
+    systemd
+        .enter(&format!("systemctl restart {PLUGIN_UNIT}; test -e {spec}"))
+        .ok();
     cluster.wait("registered gpu.nvidia.com 3");
     prepares(&mut cluster);
     cluster.send("unprepare train u-1");
     assert_eq!(cluster.wait("unprepared"), "unprepared ");
 
     systemd.enter(&format!("systemctl stop {PLUGIN_UNIT}")).ok();
-    assert_eq!(systemd.enter(&format!("ls {sockets} 2>/dev/null || true")).ok(), "");
-    let ended = systemd.enter(&format!("systemctl show --value -p Result {PLUGIN_UNIT}")).ok();
+    assert_eq!(
+        systemd
+            .enter(&format!("ls {sockets} 2>/dev/null || true"))
+            .ok(),
+        ""
+    );
+    let ended = systemd
+        .enter(&format!("systemctl show --value -p Result {PLUGIN_UNIT}"))
+        .ok();
     assert_eq!(ended, "success\n");
 }

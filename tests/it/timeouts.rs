@@ -36,31 +36,48 @@ fn every_hook_entry_has_one() {
     let fake = FakeDriver::shared();
     let dir = scratch();
     let spec_file = dir.path().join("nvidia.json");
-    run(Command::new(HOOK).arg("--config").arg(&fake.config).args(["cdi", "generate", "--output"]).arg(&spec_file))
-        .ok();
+    run(Command::new(HOOK)
+        .arg("--config")
+        .arg(&fake.config)
+        .args(["cdi", "generate", "--output"])
+        .arg(&spec_file))
+    .ok();
     let config = json!({
         "ociVersion": "1.0.2", "process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, "root": {"path": dir.path()},
     });
     let mut precreate = Command::new(HOOK);
-    let precreate = precreate.arg("--config").arg(&fake.config).arg("precreate").current_dir(dir.path());
+    let precreate = precreate
+        .arg("--config")
+        .arg(&fake.config)
+        .arg("precreate")
+        .current_dir(dir.path());
     let edited = run_with(precreate, config.to_string().as_bytes()).ok();
     let read = |path: &std::path::Path| std::fs::read_to_string(path).unwrap();
     let spec = read(&spec_file);
     for (name, text) in [
         ("hooks.d", read(&source("hooks.d/oci-nvidia-hook.json"))),
-        ("hooks.podman.d", read(&source("packaging/podman/oci-nvidia-hook-precreate.json"))),
+        (
+            "hooks.podman.d",
+            read(&source("packaging/podman/oci-nvidia-hook-precreate.json")),
+        ),
         ("cdi generate", spec.clone()),
         ("precreate", edited),
     ] {
         let found = entries(&serde_json::from_str(&text).unwrap());
         assert!(!found.is_empty(), "{name} has no hook entry");
         for timeout in found {
-            assert!(timeout.is_some_and(|seconds| (1..=MOST).contains(&seconds)), "{name}: {timeout:?}");
+            assert!(
+                timeout.is_some_and(|seconds| (1..=MOST).contains(&seconds)),
+                "{name}: {timeout:?}"
+            );
         }
     }
     // Hook.timeout is as old as hooks in CDI, so every engine with CDI supports it.
     let spec: Value = serde_json::from_str(&spec).unwrap();
-    assert_eq!(spec["cdiVersion"], "0.5.0", "hostPath of the fake driver's nodes takes this version");
+    assert_eq!(
+        spec["cdiVersion"], "0.5.0",
+        "hostPath of the fake driver's nodes takes this version"
+    );
 }
 
 /// NVML hangs, and a first call holds the lock while it asks. A second call waits for the lock and gets the same error; it takes
@@ -76,9 +93,21 @@ fn a_call_that_waits_for_another() {
     let started = Instant::now();
     let hooks = waiting.each_ref().map(|container| {
         let mut hook = Command::new(HOOK);
-        let hook = hook.arg("--config").arg(&fake.config).arg("prestart").env_clear();
-        let mut hook = hook.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        std::io::Write::write_all(&mut hook.stdin.take().unwrap(), container.state().as_bytes()).unwrap();
+        let hook = hook
+            .arg("--config")
+            .arg(&fake.config)
+            .arg("prestart")
+            .env_clear();
+        let mut hook = hook
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::io::Write::write_all(
+            &mut hook.stdin.take().unwrap(),
+            container.state().as_bytes(),
+        )
+        .unwrap();
         hook
     });
     for hook in hooks {
@@ -94,19 +123,29 @@ fn a_call_that_waits_for_another() {
 /// Runs a script on a terminal. `$0` is the hook, and `$1` its configuration.
 fn on_terminal(fake: &FakeDriver, script: &str) -> Ran {
     let mut shell = Command::new("sh");
-    View::Terminal { columns: 80, color: false }.run(shell.args(["-c", script, HOOK]).arg(&fake.config))
+    View::Terminal {
+        columns: 80,
+        color: false,
+    }
+    .run(shell.args(["-c", script, HOOK]).arg(&fake.config))
 }
 
 /// Returns the lines about a wait in the output of a terminal, which also has stderr.
 fn waits(ran: &Ran) -> Vec<&str> {
-    ran.stdout.lines().filter(|line| line.contains("waiting for NVML")).collect()
+    ran.stdout
+        .lines()
+        .filter(|line| line.contains("waiting for NVML"))
+        .collect()
 }
 
 /// Whether this is the line, with the time of the day.
 fn is_the_line(line: &str, limit: u32) -> bool {
     let time = line.strip_prefix("waiting for NVML since ");
-    let time = time.and_then(|rest| rest.strip_suffix(&format!(", at most {limit} s; press Ctrl-C to stop")));
-    let shape = time.unwrap_or_default().replace(|c: char| c.is_ascii_digit(), "0");
+    let time = time
+        .and_then(|rest| rest.strip_suffix(&format!(", at most {limit} s; press Ctrl-C to stop")));
+    let shape = time
+        .unwrap_or_default()
+        .replace(|c: char| c.is_ascii_digit(), "0");
     shape == "00:00:00"
 }
 
@@ -118,12 +157,26 @@ fn a_person_who_waits_sees_a_line() {
 
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     let state = dir.path().join("state.json");
     std::fs::write(&state, container.state()).unwrap();
     let started = Instant::now();
-    let stage = on_terminal(&fake, &format!("exec \"$0\" prestart --config \"$1\" <'{}'", state.display()));
-    assert!(started.elapsed() >= Duration::from_secs(2), "the stage asks NVML");
+    let stage = on_terminal(
+        &fake,
+        &format!(
+            "exec \"$0\" prestart --config \"$1\" <'{}'",
+            state.display()
+        ),
+    );
+    assert!(
+        started.elapsed() >= Duration::from_secs(2),
+        "the stage asks NVML"
+    );
     assert_eq!(stage.ok(), "");
 
     let input = format!("<'{}'", state.display());
@@ -138,7 +191,10 @@ fn a_person_who_waits_sees_a_line() {
         (&format!("plan - --request {input}"), false),
         ("prepare", true),
         ("cdi generate --output -", true),
-        (&format!("cdi generate --output '{specs}/nvidia.yaml'"), true),
+        (
+            &format!("cdi generate --output '{specs}/nvidia.yaml'"),
+            true,
+        ),
         // Only on a host with MIG devices.
         (&format!("cdi check --spec-dir '{specs}'"), false),
         (&format!("cdi list --spec-dir '{specs}'"), false),
@@ -148,14 +204,24 @@ fn a_person_who_waits_sees_a_line() {
         ("explain 30", false),
     ] {
         // Commands that may use the cached inventory.
-        sh(&format!("rm -f $(grep -l '{}' /run/oci-nvidia-hook/inventory-*)", fake.root.display())).ok();
+        sh(&format!(
+            "rm -f $(grep -l '{}' /run/oci-nvidia-hook/inventory-*)",
+            fake.root.display()
+        ))
+        .ok();
         let ran = on_terminal(&fake, &format!("exec \"$0\" --config \"$1\" {command}"));
         match asks_nvml {
-            true => assert!(matches!(waits(&ran)[..], [line] if is_the_line(line, 20)), "{command}: {ran:?}"),
+            true => assert!(
+                matches!(waits(&ran)[..], [line] if is_the_line(line, 20)),
+                "{command}: {ran:?}"
+            ),
             false => assert!(waits(&ran).is_empty(), "{command}: {ran:?}"),
         }
     }
-    let piped = run(Command::new(HOOK).arg("--config").arg(&fake.config).arg("info"));
+    let piped = run(Command::new(HOOK)
+        .arg("--config")
+        .arg(&fake.config)
+        .arg("info"));
     assert!(!piped.stderr.contains("waiting for NVML"), "{piped:?}");
     piped.ok();
 
@@ -164,6 +230,12 @@ fn a_person_who_waits_sees_a_line() {
     assert!(waits(&on_terminal(&fake, info)).is_empty());
     // Another process asks NVML.
     let lock = format!("{}.lock", cache::kept(&fake).display());
-    let ran = on_terminal(&fake, &format!("flock '{lock}' sleep 2 & sleep 0.5; {info}; wait"));
-    assert!(matches!(waits(&ran)[..], [line] if is_the_line(line, 20)), "{ran:?}");
+    let ran = on_terminal(
+        &fake,
+        &format!("flock '{lock}' sleep 2 & sleep 0.5; {info}; wait"),
+    );
+    assert!(
+        matches!(waits(&ran)[..], [line] if is_the_line(line, 20)),
+        "{ran:?}"
+    );
 }

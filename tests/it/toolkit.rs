@@ -7,7 +7,12 @@ use crate::rpm::{CONFIG, Packages, find};
 use crate::support::{Need, run, scratch, sh};
 use crate::zypper::{install_base, zypper};
 
-const NEEDS: &[Need] = &[Need::Root, Need::Program("rpmbuild"), Need::Program("cc"), Need::Program("zypper")];
+const NEEDS: &[Need] = &[
+    Need::Root,
+    Need::Program("rpmbuild"),
+    Need::Program("cc"),
+    Need::Program("zypper"),
+];
 
 tests! {
     NEEDS => zypper_removes_an_old_toolkit, a_new_toolkit_stays;
@@ -38,24 +43,51 @@ fn toolkit(dir: &Path, version: &str, files: &str) -> PathBuf {
         .arg(format!("_topdir {}", top.display()))
         .arg(spec))
     .ok();
-    PathBuf::from(sh(&format!("find '{}/RPMS' -name '*.rpm'", top.display())).ok().trim())
+    PathBuf::from(
+        sh(&format!("find '{}/RPMS' -name '*.rpm'", top.display()))
+            .ok()
+            .trim(),
+    )
 }
 
 fn zypper_removes_an_old_toolkit() {
     let (host, packages) = (scratch(), &Packages::shared().now);
     let (root, main) = (host.path().join("root"), find(packages, "oci-nvidia-hook"));
     install_base(&root, packages);
-    zypper(&root, "install --allow-unsigned-rpm", &[&toolkit(host.path(), "1.13.5", OLD)]).ok();
+    zypper(
+        &root,
+        "install --allow-unsigned-rpm",
+        &[&toolkit(host.path(), "1.13.5", OLD)],
+    )
+    .ok();
     let config = root.join(CONFIG);
     std::fs::write(&config, "disable-require = true\n").unwrap();
     // Without an answer, zypper changes nothing, and shows what it would remove.
     let ran = zypper(&root, "install --allow-unsigned-rpm", &[main]);
-    assert!(ran.code != Some(0) && ran.stdout.contains("deinstallation of nvidia-container-toolkit"), "{ran:?}");
-    assert!(root.join("usr/bin/nvidia-container-toolkit").exists() && !root.join("usr/bin/oci-nvidia-hook").exists());
-    zypper(&root, "install --allow-unsigned-rpm --force-resolution", &[main]).ok();
+    assert!(
+        ran.code != Some(0)
+            && ran
+                .stdout
+                .contains("deinstallation of nvidia-container-toolkit"),
+        "{ran:?}"
+    );
+    assert!(
+        root.join("usr/bin/nvidia-container-toolkit").exists()
+            && !root.join("usr/bin/oci-nvidia-hook").exists()
+    );
+    zypper(
+        &root,
+        "install --allow-unsigned-rpm --force-resolution",
+        &[main],
+    )
+    .ok();
     assert!(!root.join("usr/bin/nvidia-container-toolkit").exists());
     let hook_file = root.join("usr/share/containers/oci/hooks.d/oci-nvidia-hook.json");
-    assert!(std::fs::read_to_string(hook_file).unwrap().contains("/usr/bin/oci-nvidia-hook"));
+    assert!(
+        std::fs::read_to_string(hook_file)
+            .unwrap()
+            .contains("/usr/bin/oci-nvidia-hook")
+    );
     // rpm renames the edited file of a package that it removes. doctor reports it (ONH-113).
     assert!(!config.exists());
     let saved = std::fs::read_to_string(config.with_extension("toml.rpmsave")).unwrap();
@@ -66,12 +98,25 @@ fn a_new_toolkit_stays() {
     let (host, packages) = (scratch(), &Packages::shared().now);
     let root = host.path().join("root");
     install_base(&root, packages);
-    zypper(&root, "install --allow-unsigned-rpm", &[&toolkit(host.path(), "1.17.8", NEW)]).ok();
+    zypper(
+        &root,
+        "install --allow-unsigned-rpm",
+        &[&toolkit(host.path(), "1.17.8", NEW)],
+    )
+    .ok();
     let config = root.join(CONFIG);
     std::fs::create_dir_all(config.parent().unwrap()).unwrap();
     std::fs::write(&config, "disable-require = true\n").unwrap();
-    zypper(&root, "install --allow-unsigned-rpm", &[find(packages, "oci-nvidia-hook")]).ok();
+    zypper(
+        &root,
+        "install --allow-unsigned-rpm",
+        &[find(packages, "oci-nvidia-hook")],
+    )
+    .ok();
     zypper(&root, "remove", &[Path::new("oci-nvidia-hook")]).ok();
-    assert_eq!(std::fs::read_to_string(&config).unwrap(), "disable-require = true\n");
+    assert_eq!(
+        std::fs::read_to_string(&config).unwrap(),
+        "disable-require = true\n"
+    );
     assert!(root.join("usr/bin/nvidia-container-runtime-hook").exists());
 }

@@ -56,19 +56,27 @@ struct Host {
 
 impl Host {
     fn new() -> Self {
-        let (systemd, fake) = (Systemd::start(), FakeDriver::new(&["--gpus", "2", "--dev-mode", "0666"]));
+        let (systemd, fake) = (
+            Systemd::start(),
+            FakeDriver::new(&["--gpus", "2", "--dev-mode", "0666"]),
+        );
         // Images of containers contain a file that keeps maintainer scripts from starting services.
         systemd.enter("rm -f /usr/sbin/policy-rc.d").ok();
         let log = systemd.dir.path().join("units");
         for unit in UNITS {
             // The other units of a boot need a machine.
-            let drop_in =
-                "[Unit]\\nDefaultDependencies=no\\n[Service]\\nStandardOutput=append:LOG\\nStandardError=append:LOG\\n";
+            let drop_in = "[Unit]\\nDefaultDependencies=no\\n[Service]\\nStandardOutput=append:LOG\\nStandardError=append:LOG\\n";
             let drop_in = drop_in.replace("LOG", log.to_str().unwrap());
             let dir = format!("/run/systemd/system/{unit}.d");
-            systemd.enter(&format!("mkdir -p {dir}; printf '{drop_in}' >{dir}/test.conf")).ok();
+            systemd
+                .enter(&format!(
+                    "mkdir -p {dir}; printf '{drop_in}' >{dir}/test.conf"
+                ))
+                .ok();
         }
-        systemd.enter(&format!("cp -a '{}' /opt/driver", fake.root.display())).ok();
+        systemd
+            .enter(&format!("cp -a '{}' /opt/driver", fake.root.display()))
+            .ok();
         Self { systemd }
     }
 
@@ -81,11 +89,28 @@ impl Host {
     fn units(&self) -> Vec<Unit> {
         let show = |unit: &&str| {
             // For a unit that does not exist, systemd 257 prints "not-found", and earlier versions print nothing.
-            let enabled = self.systemd.enter(&format!("systemctl is-enabled {unit}")).stdout.replace("not-found", "");
+            let enabled = self
+                .systemd
+                .enter(&format!("systemctl is-enabled {unit}"))
+                .stdout
+                .replace("not-found", "");
             let enabled = enabled.trim();
-            let active = self.systemd.enter(&format!("systemctl is-active {unit}")).stdout.trim().to_owned();
-            let pid = self.systemd.enter(&format!("systemctl show --value -p MainPID {unit}")).stdout.trim().to_owned();
-            Unit { state: format!("{enabled} {active}").trim().to_owned(), pid }
+            let active = self
+                .systemd
+                .enter(&format!("systemctl is-active {unit}"))
+                .stdout
+                .trim()
+                .to_owned();
+            let pid = self
+                .systemd
+                .enter(&format!("systemctl show --value -p MainPID {unit}"))
+                .stdout
+                .trim()
+                .to_owned();
+            Unit {
+                state: format!("{enabled} {active}").trim().to_owned(),
+                pid,
+            }
         };
         UNITS.iter().map(show).collect()
     }
@@ -102,7 +127,9 @@ impl Host {
     /// Loads the driver, as far as the programs can see.
     fn load(&self) {
         let text = "[nvidia-container-cli]\\nroot = \"/opt/driver\"\\n";
-        self.run(&format!("mkdir -p {DROP_INS}; printf '{text}' >{DROP_INS}/root.toml"));
+        self.run(&format!(
+            "mkdir -p {DROP_INS}; printf '{text}' >{DROP_INS}/root.toml"
+        ));
     }
 
     fn unload(&self) {
@@ -129,7 +156,12 @@ struct Unit {
 }
 
 /// The states after an installation.
-const INSTALLED: [&str; 4] = ["enabled active", "enabled inactive", "enabled active", "disabled inactive"];
+const INSTALLED: [&str; 4] = [
+    "enabled active",
+    "enabled inactive",
+    "enabled active",
+    "disabled inactive",
+];
 /// The states after a removal.
 const REMOVED: [&str; 4] = ["inactive"; 4];
 
@@ -145,10 +177,16 @@ struct Manager {
 fn debian_packages() {
     let host = Host::new();
     let now = deb_packages(deb::packages());
-    let later: Vec<_> = now.iter().map(|package| next_release(package, host.systemd.dir.path())).collect();
+    let later: Vec<_> = now
+        .iter()
+        .map(|package| next_release(package, host.systemd.dir.path()))
+        .collect();
     let dpkg = |arguments: &str, packages: &[PathBuf]| {
         let quiet = "</dev/null >/tmp/dpkg 2>&1 || { cat /tmp/dpkg >&2; exit 1; }";
-        format!("export DEBIAN_FRONTEND=noninteractive; dpkg --no-triggers {arguments}{} {quiet}", words(packages))
+        format!(
+            "export DEBIAN_FRONTEND=noninteractive; dpkg --no-triggers {arguments}{} {quiet}",
+            words(packages)
+        )
     };
     let manager = Manager {
         install: dpkg("-i", &now),
@@ -164,19 +202,37 @@ fn debian_packages() {
     host.run(&manager.install);
     for name in ["root", "tux"] {
         let gpus = podman.all_gpus(name);
-        assert_eq!(gpus.stdout.matches("UUID: GPU-").count(), 2, "{name}: {gpus:?}");
+        assert_eq!(
+            gpus.stdout.matches("UUID: GPU-").count(),
+            2,
+            "{name}: {gpus:?}"
+        );
     }
     // A unit that the administrator has disabled stays disabled if the package is removed and installed again.
     host.run(&format!("systemctl disable --now {}", UNITS[0]));
     host.run(&manager.remove);
     host.run(&manager.install);
-    host.are(["disabled inactive", INSTALLED[1], INSTALLED[2], INSTALLED[3]], "installed again");
+    host.are(
+        [
+            "disabled inactive",
+            INSTALLED[1],
+            INSTALLED[2],
+            INSTALLED[3],
+        ],
+        "installed again",
+    );
 
     host.run(&dpkg(&format!("-P {NAMES}"), &[]));
     host.are(REMOVED, "purged");
     let gpus = podman.all_gpus("root");
-    assert!(gpus.code != Some(0) && gpus.stderr.contains("unresolvable CDI devices"), "{gpus:?}");
-    assert_eq!(host.run("find /etc/systemd/system /var/lib/systemd -name '*oci-nvidia*'"), "");
+    assert!(
+        gpus.code != Some(0) && gpus.stderr.contains("unresolvable CDI devices"),
+        "{gpus:?}"
+    );
+    assert_eq!(
+        host.run("find /etc/systemd/system /var/lib/systemd -name '*oci-nvidia*'"),
+        ""
+    );
 }
 
 /// Podman on the host, for root and for the user tux.
@@ -201,7 +257,9 @@ impl<'a> Podman<'a> {
         ));
         let podman = Self { host };
         for user in ["root", "tux"] {
-            podman.run(user, "import --quiet /tmp/image.tar localhost/small").ok();
+            podman
+                .run(user, "import --quiet /tmp/image.tar localhost/small")
+                .ok();
         }
         podman
     }
@@ -220,7 +278,8 @@ impl<'a> Podman<'a> {
     fn all_gpus(&self, user: &str) -> Ran {
         // The container writes its output to a file, because Podman can lose the output of a short container.
         let out = format!("/run/{user}/out");
-        self.host.run(&format!("rm -rf {out}; install -d -m 777 {out}"));
+        self.host
+            .run(&format!("rm -rf {out}; install -d -m 777 {out}"));
         let arguments = format!(
             "run --rm --network=none --log-driver=none -v {out}:/out --device nvidia.com/gpu=all localhost/small \
              sh -c \"nvidia-smi -L >/out/gpus\""
@@ -232,22 +291,34 @@ impl<'a> Podman<'a> {
 }
 
 fn deb_packages(dir: &Path) -> Vec<PathBuf> {
-    let list = sh(&format!("ls '{0}'/oci-nvidia-hook_*.deb '{0}'/oci-nvidia-kubelet-plugin_*.deb", dir.display())).ok();
+    let list = sh(&format!(
+        "ls '{0}'/oci-nvidia-hook_*.deb '{0}'/oci-nvidia-kubelet-plugin_*.deb",
+        dir.display()
+    ))
+    .ok();
     list.lines().map(PathBuf::from).collect()
 }
 
 /// Builds the same package with a higher version.
 fn next_release(package: &Path, dir: &Path) -> PathBuf {
     let tree = dir.join("tree");
-    let to = dir.join(package.file_name().unwrap()).with_extension("later.deb");
+    let to = dir
+        .join(package.file_name().unwrap())
+        .with_extension("later.deb");
     let script = "rm -rf \"$2\"; dpkg-deb -R \"$1\" \"$2\"; sed -i 's/^Version: .*/&.1/' \"$2/DEBIAN/control\"; \
                   dpkg-deb -Znone --root-owner-group -b \"$2\" \"$3\"";
-    run(Command::new("sh").args(["-euc", script, "sh"]).args([package, &tree, &to])).ok();
+    run(Command::new("sh")
+        .args(["-euc", script, "sh"])
+        .args([package, &tree, &to]))
+    .ok();
     to
 }
 
 fn words(packages: &[PathBuf]) -> String {
-    packages.iter().map(|package| format!(" '{}'", package.display())).collect()
+    packages
+        .iter()
+        .map(|package| format!(" '{}'", package.display()))
+        .collect()
 }
 
 /// The scripts for distributions whose macros are not known, which rpm runs, and then those with openSUSE's macros.
@@ -255,14 +326,22 @@ fn rpm_packages() {
     let host = Host::new();
     let packages = Packages::shared();
     let only = |packages: &[PathBuf]| -> Vec<PathBuf> {
-        let is_one = |package: &&PathBuf| NAMES.split(' ').any(|name| rpm::query(package, "%{NAME}") == name);
+        let is_one = |package: &&PathBuf| {
+            NAMES
+                .split(' ')
+                .any(|name| rpm::query(package, "%{NAME}") == name)
+        };
         packages.iter().filter(is_one).cloned().collect()
     };
     let (now, later) = (only(&packages.now), only(&packages.later));
     let rpm = |arguments: &str, packages: &[PathBuf]| {
         // Debian's rpm advises against its use.
-        let quiet = ">/tmp/rpm 2>&1 && ! grep -v '^rpm: ' /tmp/rpm >&2 || { cat /tmp/rpm >&2; exit 1; }";
-        format!("mkdir -p /var/lib/rpm; rpm --dbpath /var/lib/rpm --nodeps {arguments}{} {quiet}", words(packages))
+        let quiet =
+            ">/tmp/rpm 2>&1 && ! grep -v '^rpm: ' /tmp/rpm >&2 || { cat /tmp/rpm >&2; exit 1; }";
+        format!(
+            "mkdir -p /var/lib/rpm; rpm --dbpath /var/lib/rpm --nodeps {arguments}{} {quiet}",
+            words(packages)
+        )
     };
     let plain = Manager {
         install: rpm("-i", &now),
@@ -277,7 +356,9 @@ fn rpm_packages() {
     host.run(&format!("mkdir /tmp/suse; {}", suse_scripts()));
     let scripts = |tags: &[&str], count: u8| -> String {
         let run = |tag: &&str| {
-            let each = NAMES.split(' ').map(|name| format!("sh -e /tmp/suse/{name}.{tag} {count} >>/tmp/said 2>&1\n"));
+            let each = NAMES
+                .split(' ')
+                .map(|name| format!("sh -e /tmp/suse/{name}.{tag} {count} >>/tmp/said 2>&1\n"));
             each.collect::<String>()
         };
         tags.iter().map(run).collect()
@@ -292,7 +373,12 @@ fn rpm_packages() {
         )
     };
     let suse = Manager {
-        install: format!("{}{}\n{}{trigger}", scripts(&["pre"], 1), rpm("-i --noscripts", &now), scripts(&["post"], 1)),
+        install: format!(
+            "{}{}\n{}{trigger}",
+            scripts(&["pre"], 1),
+            rpm("-i --noscripts", &now),
+            scripts(&["post"], 1)
+        ),
         upgrade: replace(&later),
         downgrade: replace(&now),
         remove: format!(
@@ -309,11 +395,16 @@ fn rpm_packages() {
 /// Returns commands that write the scripts of the spec, as openSUSE's macros define them, and a replacement for the program that these
 /// macros call.
 fn suse_scripts() -> String {
-    let format =
-        "#%{NAME}.pre\n%{PREIN}\n#%{NAME}.post\n%{POSTIN}\n#%{NAME}.preun\n%{PREUN}\n#%{NAME}.postun\n%{POSTUN}\n";
+    let format = "#%{NAME}.pre\n%{PREIN}\n#%{NAME}.post\n%{POSTIN}\n#%{NAME}.preun\n%{PREUN}\n#%{NAME}.postun\n%{POSTUN}\n";
     let mut rpmspec = Command::new("rpmspec");
-    rpmspec.arg("--load").arg(source("tests/fixtures/rpm/macros.suse")).args(["--define", "test_cargo cargo"]);
-    let text = run(rpmspec.args(["-q", "--qf", format]).arg(source("packaging/rpm.spec"))).ok();
+    rpmspec
+        .arg("--load")
+        .arg(source("tests/fixtures/rpm/macros.suse"))
+        .args(["--define", "test_cargo cargo"]);
+    let text = run(rpmspec
+        .args(["-q", "--qf", format])
+        .arg(source("packaging/rpm.spec")))
+    .ok();
     let helper = "case $1 in\n\
         mark-install-system-units) shift; for unit; do\n\
           test -e /usr/lib/systemd/system/$unit || touch /run/is-new-$unit\n\
@@ -335,13 +426,22 @@ fn suse_scripts() -> String {
 
 /// Installs, upgrades and removes.
 fn follow(host: &Host, manager: &Manager) {
-    let Manager { install, upgrade, downgrade, remove } = manager;
+    let Manager {
+        install,
+        upgrade,
+        downgrade,
+        remove,
+    } = manager;
     // A host without a GPU
     host.run(install);
     host.are(INSTALLED, "installed");
     assert_eq!(host.run("ls /run/cdi 2>/dev/null || true"), "");
     let said = host.log();
-    assert!(said.lines().all(|line| line.starts_with("oci-nvidia-kubelet-plugin: ")), "{said}");
+    assert!(
+        said.lines()
+            .all(|line| line.starts_with("oci-nvidia-kubelet-plugin: ")),
+        "{said}"
+    );
     // The driver is loaded, and udev starts the unit.
     host.load();
     host.run(&format!("systemctl start {}", UNITS[1]));
@@ -360,8 +460,16 @@ fn follow(host: &Host, manager: &Manager) {
     assert_ne!(plugin, after, "the upgrade restarts the plugin");
 
     // The administrator's choice stays.
-    host.run(&format!("systemctl disable --now {} {}; systemctl enable --now {}", UNITS[0], UNITS[2], UNITS[3]));
-    let chosen = ["disabled inactive", "enabled inactive", "disabled inactive", "enabled active"];
+    host.run(&format!(
+        "systemctl disable --now {} {}; systemctl enable --now {}",
+        UNITS[0], UNITS[2], UNITS[3]
+    ));
+    let chosen = [
+        "disabled inactive",
+        "enabled inactive",
+        "disabled inactive",
+        "enabled active",
+    ];
     let [_, nri] = host.are(chosen, "chosen");
     host.run(downgrade);
     let [_, after] = host.are(chosen, "the choice after another upgrade");

@@ -15,17 +15,32 @@ pub enum View {
 
 /// The views of [`check`]. With colors, only the narrow terminal has a section, because the others differ by the same codes.
 pub const VIEWS: [View; 4] = [
-    View::Terminal { columns: 80, color: false },
-    View::Terminal { columns: 200, color: false },
-    View::Terminal { columns: 80, color: true },
+    View::Terminal {
+        columns: 80,
+        color: false,
+    },
+    View::Terminal {
+        columns: 200,
+        color: false,
+    },
+    View::Terminal {
+        columns: 80,
+        color: true,
+    },
     View::Pipe,
 ];
 
 impl View {
     pub fn title(self) -> String {
         match self {
-            Self::Terminal { columns, color: true } => format!("terminal with {columns} columns and colors"),
-            Self::Terminal { columns, color: false } => format!("terminal with {columns} columns"),
+            Self::Terminal {
+                columns,
+                color: true,
+            } => format!("terminal with {columns} columns and colors"),
+            Self::Terminal {
+                columns,
+                color: false,
+            } => format!("terminal with {columns} columns"),
             Self::Pipe => "pipe".to_owned(),
         }
     }
@@ -36,18 +51,37 @@ impl View {
             Self::Terminal { columns, color } => {
                 let line = format!("stty cols {columns}; exec {}", words(command));
                 let color = if color { "A=b" } else { "NO_COLOR=1" };
-                (vec!["script".to_owned(), "-qec".to_owned(), line, "/dev/null".to_owned()], ["TERM=xterm", color])
+                (
+                    vec![
+                        "script".to_owned(),
+                        "-qec".to_owned(),
+                        line,
+                        "/dev/null".to_owned(),
+                    ],
+                    ["TERM=xterm", color],
+                )
             }
-            Self::Pipe => {
-                (vec!["sh".to_owned(), "-c".to_owned(), format!("exec {}", words(command))], ["TERM=xterm", "A=b"])
-            }
+            Self::Pipe => (
+                vec![
+                    "sh".to_owned(),
+                    "-c".to_owned(),
+                    format!("exec {}", words(command)),
+                ],
+                ["TERM=xterm", "A=b"],
+            ),
         };
         let mut env = Command::new("env");
-        env.arg("-i").args(more).arg(format!("PATH={}", std::env::var("PATH").unwrap()));
+        env.arg("-i")
+            .args(more)
+            .arg(format!("PATH={}", std::env::var("PATH").unwrap()));
         // Without it, script of util-linux 2.42 starts the shell of the user, and that of a system user is nologin.
         env.arg("SHELL=/bin/sh");
         for (name, value) in command.get_envs() {
-            env.arg(format!("{}={}", name.to_str().unwrap(), value.unwrap().to_str().unwrap()));
+            env.arg(format!(
+                "{}={}",
+                name.to_str().unwrap(),
+                value.unwrap().to_str().unwrap()
+            ));
         }
         env.args(program).output().unwrap()
     }
@@ -64,7 +98,9 @@ fn words(command: &Command) -> String {
 pub fn without_color(text: &str) -> String {
     let mut parts = text.split("\u{1b}[");
     let first = parts.next().unwrap_or_default().to_owned();
-    parts.fold(first, |plain, part| plain + part.split_once('m').map_or(part, |(_, rest)| rest))
+    parts.fold(first, |plain, part| {
+        plain + part.split_once('m').map_or(part, |(_, rest)| rest)
+    })
 }
 
 /// Makes escape codes and other control characters visible.
@@ -83,7 +119,9 @@ pub fn visible(text: &str) -> String {
 
 /// Returns the text of a stream. A terminal gets a carriage return with each line feed.
 pub fn text(stream: &[u8]) -> String {
-    String::from_utf8(stream.to_vec()).unwrap().replace("\r\n", "\n")
+    String::from_utf8(stream.to_vec())
+        .unwrap()
+        .replace("\r\n", "\n")
 }
 
 /// Returns the section of a view: its title, what the program printed, and its exit status unless that is 0.
@@ -105,9 +143,21 @@ pub fn check(name: &str, shown: &str, command: &Command) {
     for view in VIEWS {
         let ran = view.output(command);
         all += &format!("\n{}", section(view, &ran));
-        if let View::Terminal { columns, color: false } = view {
-            let colored = View::Terminal { columns, color: true }.output(command);
-            assert_eq!(without_color(&text(&colored.stdout)), text(&ran.stdout), "colors change the text of {shown:?}");
+        if let View::Terminal {
+            columns,
+            color: false,
+        } = view
+        {
+            let colored = View::Terminal {
+                columns,
+                color: true,
+            }
+            .output(command);
+            assert_eq!(
+                without_color(&text(&colored.stdout)),
+                text(&ran.stdout),
+                "colors change the text of {shown:?}"
+            );
         }
     }
     compare(name, &all);
@@ -115,11 +165,17 @@ pub fn check(name: &str, shown: &str, command: &Command) {
 
 #[track_caller]
 pub fn compare(name: &str, text: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{name}.txt"));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/golden")
+        .join(format!("{name}.txt"));
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(&path, text).unwrap();
         return;
     }
     let golden = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(golden == text, "{} differs. UPDATE_GOLDEN=1 writes it. The output is now:\n{text}", path.display());
+    assert!(
+        golden == text,
+        "{} differs. UPDATE_GOLDEN=1 writes it. The output is now:\n{text}",
+        path.display()
+    );
 }

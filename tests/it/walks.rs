@@ -18,39 +18,66 @@ tests! {
 
 /// Returns the rest of the line after `before`.
 fn after<'a>(text: &'a str, before: &str) -> &'a str {
-    let (_, rest) = text.split_once(before).unwrap_or_else(|| panic!("no {before:?} in {text}"));
+    let (_, rest) = text
+        .split_once(before)
+        .unwrap_or_else(|| panic!("no {before:?} in {text}"));
     rest.lines().next().unwrap()
 }
 
 /// The first command in quotes after `hint: `.
 fn hinted(text: &str) -> &str {
-    after(text, "hint: ").split('"').nth(1).unwrap_or_else(|| panic!("no command in the hint of {text}"))
+    after(text, "hint: ")
+        .split('"')
+        .nth(1)
+        .unwrap_or_else(|| panic!("no command in the hint of {text}"))
 }
 
 /// Runs a command of a hint, with this program and this configuration.
 fn obey(command: &str, config: &Path) -> Ran {
     let (name, arguments) = command.split_once(' ').unwrap();
     assert_eq!(name, "oci-nvidia-hook", "{command}");
-    sh(&format!("'{HOOK}' --config '{}' {arguments}", config.display()))
+    sh(&format!(
+        "'{HOOK}' --config '{}' {arguments}",
+        config.display()
+    ))
 }
 
 fn is_in_troubleshooting(text: &str) {
     let page = std::fs::read_to_string(source("docs/troubleshooting.md")).unwrap();
-    assert!(page.contains(text), "docs/troubleshooting.md does not contain {text:?}");
+    assert!(
+        page.contains(text),
+        "docs/troubleshooting.md does not contain {text:?}"
+    );
 }
 
 /// The libraries are new and the kernel module is old. After the reboot that the hint suggests, the module is new too.
 fn an_update_without_a_reboot() {
-    let (dir, fake) = (tempfile::tempdir().unwrap(), FakeDriver::new(&["--gpus", "1"]));
+    let (dir, fake) = (
+        tempfile::tempdir().unwrap(),
+        FakeDriver::new(&["--gpus", "1"]),
+    );
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     let version = fake.root.join("proc/driver/nvidia/version");
     let booted = std::fs::read_to_string(&version).unwrap();
     std::fs::write(&version, booted.replace("535.183.01", "535.129.03")).unwrap();
     let stderr = container.hook(&fake.config).failed(1);
-    assert!(stderr.contains("535.129.03") && stderr.contains("535.183.01"), "both versions: {stderr}");
-    assert!(after(&stderr, "(ONH-013)\nhint: ").starts_with("reboot the host"), "{stderr}");
-    is_in_troubleshooting("### ONH-013\n\n**error: the kernel module and the libraries have different versions**\n");
+    assert!(
+        stderr.contains("535.129.03") && stderr.contains("535.183.01"),
+        "both versions: {stderr}"
+    );
+    assert!(
+        after(&stderr, "(ONH-013)\nhint: ").starts_with("reboot the host"),
+        "{stderr}"
+    );
+    is_in_troubleshooting(
+        "### ONH-013\n\n**error: the kernel module and the libraries have different versions**\n",
+    );
     std::fs::write(&version, booted).unwrap();
     container.hook(&fake.config).ok();
 }
@@ -60,10 +87,18 @@ fn a_missing_node() {
     let dir = tempfile::tempdir().unwrap();
     let fake = FakeDriver::new(&["--gpus", "2", "--dev-mode", "0660", "--dev-group", "video"]);
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     std::fs::remove_file(fake.root.join("dev/nvidia0")).unwrap();
     let stderr = container.hook(&fake.config).failed(1);
-    assert!(stderr.contains("\"/dev/nvidia0\"") && stderr.contains("(ONH-021)\n"), "{stderr}");
+    assert!(
+        stderr.contains("\"/dev/nvidia0\"") && stderr.contains("(ONH-021)\n"),
+        "{stderr}"
+    );
     obey(hinted(&stderr), &fake.config).ok();
     container.hook(&fake.config).ok();
 }
@@ -79,8 +114,11 @@ fn a_user_outside_of_the_group() {
         fake.root.display()
     ))
     .ok();
-    std::fs::write(place.path().join("config.toml"), format!("[nvidia-container-cli]\nroot = \"{path}/root\"\n"))
-        .unwrap();
+    std::fs::write(
+        place.path().join("config.toml"),
+        format!("[nvidia-container-cli]\nroot = \"{path}/root\"\n"),
+    )
+    .unwrap();
     let info = |groups: &str, namespace: &str| {
         let script = format!(
             "mount -t tmpfs -o mode=755 dev /mnt; cp -a /dev/null /dev/urandom '{path}'/dev/. /mnt; mount --move /mnt /dev; \
@@ -96,9 +134,19 @@ fn a_user_outside_of_the_group() {
     let stderr = info("--clear-groups", "unshare -Ur").failed(1);
     let hint = after(&stderr, "(ONH-019)\nhint: as root: ");
     let (first, second) = hint.split_once("; ").unwrap();
-    assert_eq!((first, second.contains("crun and \"--group-add keep-groups\"")), (command, true), "{hint}");
+    assert_eq!(
+        (
+            first,
+            second.contains("crun and \"--group-add keep-groups\"")
+        ),
+        (command, true),
+        "{hint}"
+    );
     let group = command.split(' ').nth(2).unwrap();
-    let ran = info(&format!("--groups \"$(getent group {group} | cut -d: -f3)\""), "");
+    let ran = info(
+        &format!("--groups \"$(getent group {group} | cut -d: -f3)\""),
+        "",
+    );
     assert!(!ran.stderr.contains("ONH-019"), "{ran:?}");
 }
 
@@ -119,11 +167,19 @@ fn leftovers_of_a_rootless_guide() {
     });
     let file = podman.hooks.join("oci-nvidia-toolkit.json");
     std::fs::write(&file, json.to_string()).unwrap();
-    let arguments = ["-e", "NVIDIA_VISIBLE_DEVICES=all", IMAGE, "nvidia-smi", "-L"];
+    let arguments = [
+        "-e",
+        "NVIDIA_VISIBLE_DEVICES=all",
+        IMAGE,
+        "nvidia-smi",
+        "-L",
+    ];
 
     let ran = podman.run(Cgroup::AsMounted, &arguments);
     assert!(ran.stderr.contains("nvidia-container-cli: "), "{ran:?}");
-    is_in_troubleshooting("| `nvidia-container-cli: …` | NVIDIA's hook is installed too, and fails (ONH-503) |");
+    is_in_troubleshooting(
+        "| `nvidia-container-cli: …` | NVIDIA's hook is installed too, and fails (ONH-503) |",
+    );
     std::fs::remove_file(file).unwrap();
 
     let why = format!(
@@ -136,16 +192,33 @@ fn leftovers_of_a_rootless_guide() {
     assert!(!ran.stdout.contains("\nGPU 0: "), "{ran:?}");
     let printed = format!("{}{}", ran.stdout, ran.stderr);
     assert!(printed.contains("Failed to initialize NVML: "), "{printed}");
-    assert!(after(&printed, "ONH-313 warning: ").contains("no-cgroups = true"), "{printed}");
-    assert!(after(&printed, "hint: ").starts_with("remove no-cgroups from config.toml"), "{printed}");
+    assert!(
+        after(&printed, "ONH-313 warning: ").contains("no-cgroups = true"),
+        "{printed}"
+    );
+    assert!(
+        after(&printed, "hint: ").starts_with("remove no-cgroups from config.toml"),
+        "{printed}"
+    );
     fake.configure("");
-    assert!(podman.run(Cgroup::AsMounted, &arguments).ok().starts_with("GPU 0: "));
+    assert!(
+        podman
+            .run(Cgroup::AsMounted, &arguments)
+            .ok()
+            .starts_with("GPU 0: ")
+    );
 }
 
 /// The hint replaces the spec at its path: a new one in /var/run/cdi would hide it only until the next boot.
 fn a_stale_cdi_spec() {
-    let (dir, fake) = (tempfile::tempdir().unwrap(), FakeDriver::new(&["--gpus", "1"]));
-    let (path, dirs) = (dir.path().join("nvidia.yaml"), dir.path().display().to_string());
+    let (dir, fake) = (
+        tempfile::tempdir().unwrap(),
+        FakeDriver::new(&["--gpus", "1"]),
+    );
+    let (path, dirs) = (
+        dir.path().join("nvidia.yaml"),
+        dir.path().display().to_string(),
+    );
     cdi(&fake, &["generate", "--output", path.to_str().unwrap()]).ok();
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replace("535.183.01", "535.54.03")).unwrap();
@@ -156,5 +229,7 @@ fn a_stale_cdi_spec() {
     assert!(ran.stdout.contains(&reason), "{ran:?}");
     obey(hinted(&ran.stdout), &fake.config).ok();
     check().ok();
-    is_in_troubleshooting("`error mounting \"…\" to rootfs at \"…\": stat …: no such file or directory` (runc)");
+    is_in_troubleshooting(
+        "`error mounting \"…\" to rootfs at \"…\": stat …: no such file or directory` (runc)",
+    );
 }

@@ -15,8 +15,13 @@ use crate::json_schema;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
 use crate::{golden, ps};
 
-const STRACE: &[Need] =
-    &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("strace"), Need::Program("mount")];
+const STRACE: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Program("strace"),
+    Need::Program("mount"),
+];
 
 tests! {
     NEEDS => a_container_that_got_its_gpus, fewer_gpus_than_all, a_failure_is_kept, a_bug_report_has_the_last_ones,
@@ -73,16 +78,24 @@ impl Container {
     }
 
     fn hook(&self, fake: &FakeDriver) -> Ran {
-        self.waiting.call(&mut isolated(self.dir.path()), &fake.config)
+        self.waiting
+            .call(&mut isolated(self.dir.path()), &fake.config)
     }
 
     fn poststop(&self) {
-        run_with(isolated(self.dir.path()).arg("poststop"), self.waiting.state().as_bytes()).ok();
+        run_with(
+            isolated(self.dir.path()).arg("poststop"),
+            self.waiting.state().as_bytes(),
+        )
+        .ok();
     }
 }
 
 fn a_container_that_got_its_gpus() {
-    let container = Container::new(&["NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_DRIVER_CAPABILITIES=utility"]);
+    let container = Container::new(&[
+        "NVIDIA_VISIBLE_DEVICES=1",
+        "NVIDIA_DRIVER_CAPABILITIES=utility",
+    ]);
     let dir = container.dir.path();
     container.hook(FakeDriver::shared()).ok();
     let text = why(dir, &["waiting"]).ok();
@@ -96,27 +109,71 @@ fn a_container_that_got_its_gpus() {
     }
     assert!(!text.contains("GPU 0"), "{text}");
     let record = json(dir, "wait");
-    assert_eq!((&record["outcome"], &record["asked"]["visible_devices"][0]), (&"ok".into(), &"1".into()));
-    let steps: Vec<_> = record["steps"].as_array().unwrap().iter().map(|step| step["name"].as_str().unwrap()).collect();
+    assert_eq!(
+        (&record["outcome"], &record["asked"]["visible_devices"][0]),
+        (&"ok".into(), &"1".into())
+    );
+    let steps: Vec<_> = record["steps"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|step| step["name"].as_str().unwrap())
+        .collect();
     assert!(
-        steps.starts_with(&["request", "driver", "files", "container"]) && steps.ends_with(&["mounts"]),
+        steps.starts_with(&["request", "driver", "files", "container"])
+            && steps.ends_with(&["mounts"]),
         "{steps:?}"
     );
     let milliseconds = record["steps"][1]["milliseconds"].as_f64().unwrap();
-    assert!(milliseconds > 0.0 && record["steps"][1]["milliseconds"].to_string().len() < 10, "{milliseconds}");
+    assert!(
+        milliseconds > 0.0 && record["steps"][1]["milliseconds"].to_string().len() < 10,
+        "{milliseconds}"
+    );
     let gpu = &record["devices"][0];
-    assert_eq!((gpu["index"].as_u64(), gpu.get("mig_index")), (Some(1), None), "{gpu}");
-    assert!(gpu["uuid"].as_str().unwrap().starts_with("GPU-") && gpu["name"] == "NVIDIA H100 80GB HBM3", "{gpu}");
+    assert_eq!(
+        (gpu["index"].as_u64(), gpu.get("mig_index")),
+        (Some(1), None),
+        "{gpu}"
+    );
+    assert!(
+        gpu["uuid"].as_str().unwrap().starts_with("GPU-") && gpu["name"] == "NVIDIA H100 80GB HBM3",
+        "{gpu}"
+    );
     let created = &record["created"][0];
-    assert!(created["inode"].as_u64().unwrap() > 0 && created["path"].as_str().unwrap().starts_with('/'), "{created}");
-    assert_eq!((record["container"].get("pod"), record["container"].get("name")), (None, None), "{record}");
+    assert!(
+        created["inode"].as_u64().unwrap() > 0
+            && created["path"].as_str().unwrap().starts_with('/'),
+        "{created}"
+    );
+    assert_eq!(
+        (
+            record["container"].get("pod"),
+            record["container"].get("name")
+        ),
+        (None, None),
+        "{record}"
+    );
     let list = why(dir, &[]).ok();
-    assert_eq!(list, "no container failed in the last hour; \"oci-nvidia-hook ps --all\" lists all\n");
-    for line in [&["why", "wai"][..], &["plan", "wai"], &["doctor", "--container", "wai"]] {
-        assert_eq!(run(isolated(dir).arg("__complete").args(line)).ok(), "waiting\n", "{line:?}");
+    assert_eq!(
+        list,
+        "no container failed in the last hour; \"oci-nvidia-hook ps --all\" lists all\n"
+    );
+    for line in [
+        &["why", "wai"][..],
+        &["plan", "wai"],
+        &["doctor", "--container", "wai"],
+    ] {
+        assert_eq!(
+            run(isolated(dir).arg("__complete").args(line)).ok(),
+            "waiting\n",
+            "{line:?}"
+        );
     }
     let file = dir.join("run/containers/waiting.json");
-    assert_eq!(file.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
+    assert_eq!(
+        file.metadata().unwrap().permissions().mode() & 0o7777,
+        0o600
+    );
 
     // A stage that finds everything done records less than the one that did it.
     let done = serde_json::json!([{"path": HOOK, "args": ["oci-nvidia-hook", "rootfs"]}]);
@@ -125,7 +182,10 @@ fn a_container_that_got_its_gpus() {
     assert_eq!(json(dir, "waiting")["outcome"], "ok");
     container.poststop();
     let text = why(dir, &["waiting"]).ok();
-    assert!(text.contains("\nended 20") && text.contains("\nthe container got what it requested: "), "{text}");
+    assert!(
+        text.contains("\nended 20") && text.contains("\nthe container got what it requested: "),
+        "{text}"
+    );
 }
 
 fn fewer_gpus_than_all() {
@@ -136,21 +196,30 @@ fn fewer_gpus_than_all() {
     container.hook(&fake).ok();
     let text = why(dir, &["waiting"]).ok();
     assert!(
-        text.contains("\nthe container got fewer GPUs than it requested: injected ") && text.contains("ONH-201"),
+        text.contains("\nthe container got fewer GPUs than it requested: injected ")
+            && text.contains("ONH-201"),
         "{text}"
     );
     assert_eq!(json(dir, "waiting")["outcome"], "incomplete");
     let list = why(dir, &[]).ok();
     let row = "  incomplete  ONH-201  waiting\n";
-    assert!(list.contains(row) && list.contains("\n    the container got fewer GPUs than it requested\n"), "{list}");
+    assert!(
+        list.contains(row)
+            && list.contains("\n    the container got fewer GPUs than it requested\n"),
+        "{list}"
+    );
     container.waiting.set_env(&["NVIDIA_VISIBLE_DEVICES=0,2"]);
     container.hook(&fake).ok();
     assert_eq!(json(dir, "waiting")["outcome"], "ok");
     // The fake driver has no libraries for graphics.
-    container.waiting.set_env(&["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics"]);
+    container.waiting.set_env(&[
+        "NVIDIA_VISIBLE_DEVICES=0",
+        "NVIDIA_DRIVER_CAPABILITIES=graphics",
+    ]);
     container.hook(&fake).ok();
     let text = why(dir, &["waiting"]).ok();
-    let says = "\nthe container got its GPUs, but not all driver libraries that it requested: injected ";
+    let says =
+        "\nthe container got its GPUs, but not all driver libraries that it requested: injected ";
     assert!(text.contains(says) && text.contains("ONH-210"), "{text}");
 }
 
@@ -161,8 +230,14 @@ fn a_failure_is_kept() {
     assert!(stderr.contains(" (ONH-030)\nhint: "), "{stderr}");
     container.poststop();
     let text = why(dir, &["waiting"]).ok();
-    assert!(text.contains("\nthe hook failed: NVIDIA_VISIBLE_DEVICES requests \"9\""), "{text}");
-    assert!(text.contains("\nnumber: ONH-030; ") && text.contains("\n  hint: "), "{text}");
+    assert!(
+        text.contains("\nthe hook failed: NVIDIA_VISIBLE_DEVICES requests \"9\""),
+        "{text}"
+    );
+    assert!(
+        text.contains("\nnumber: ONH-030; ") && text.contains("\n  hint: "),
+        "{text}"
+    );
     assert_eq!(json(dir, "waiting")["findings"][0]["id"], "ONH-030");
 }
 
@@ -172,7 +247,8 @@ fn a_bug_report_has_the_last_ones() {
     let dir = container.dir.path();
     container.hook(FakeDriver::shared()).failed(1);
     let records = dir.join("run/containers");
-    let mut record: Value = serde_json::from_slice(&fs::read(records.join("waiting.json")).unwrap()).unwrap();
+    let mut record: Value =
+        serde_json::from_slice(&fs::read(records.join("waiting.json")).unwrap()).unwrap();
     for number in 10..35 {
         let id = format!("c{number}");
         record["container"]["id"] = id.clone().into();
@@ -182,7 +258,10 @@ fn a_bug_report_has_the_last_ones() {
     let bundle = dir.join("b.tar.gz");
     run(isolated(dir).args(["doctor", "--bundle"]).arg(&bundle));
     let list = run(Command::new("tar").arg("-tzf").arg(&bundle)).ok();
-    let mut ids: Vec<_> = list.lines().filter_map(|line| line.strip_prefix("oci-nvidia-hook/records/")).collect();
+    let mut ids: Vec<_> = list
+        .lines()
+        .filter_map(|line| line.strip_prefix("oci-nvidia-hook/records/"))
+        .collect();
     ids.sort_unstable();
     let last: Vec<_> = (15..35).map(|number| format!("c{number}.json")).collect();
     assert_eq!(ids, last);
@@ -193,7 +272,10 @@ fn entry(journal: &UnixDatagram) -> Vec<(String, String)> {
     let mut bytes = [0; 65536];
     let length = journal.recv(&mut bytes).unwrap();
     let text = String::from_utf8(bytes[..length].to_vec()).unwrap();
-    text.lines().map(|line| line.split_once('=').unwrap()).map(|(name, value)| (name.into(), value.into())).collect()
+    text.lines()
+        .map(|line| line.split_once('=').unwrap())
+        .map(|(name, value)| (name.into(), value.into()))
+        .collect()
 }
 
 fn the_journal_has_it() {
@@ -204,17 +286,24 @@ fn the_journal_has_it() {
     let short = tempfile::tempdir().unwrap();
     symlink(dir.join("journal"), short.path().join("j")).unwrap();
     let journal = UnixDatagram::bind(short.path().join("j/socket")).unwrap();
-    journal.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    journal
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
     let annotations = serde_json::json!({"annotations": {
         "io.kubernetes.pod.name": "cuda-0\nPRIORITY=0", "io.kubernetes.pod.namespace": "lab",
         "io.kubernetes.container.name": "main", "other": 3,
     }});
-    container.waiting.set_spec(&["NVIDIA_VISIBLE_DEVICES=9"], &annotations);
+    container
+        .waiting
+        .set_spec(&["NVIDIA_VISIBLE_DEVICES=9"], &annotations);
     container.hook(FakeDriver::shared()).failed(1);
     let fields = entry(&journal);
     let field = |name: &str| {
-        let values: Vec<_> =
-            fields.iter().filter(|(other, _)| other == name).map(|(_, value)| value.as_str()).collect();
+        let values: Vec<_> = fields
+            .iter()
+            .filter(|(other, _)| other == name)
+            .map(|(_, value)| value.as_str())
+            .collect();
         assert_eq!(values.len(), 1, "{name} in {fields:?}");
         values[0]
     };
@@ -230,13 +319,20 @@ fn the_journal_has_it() {
     ] {
         assert_eq!(field(name), value);
     }
-    assert!(field("MESSAGE").starts_with("waiting: NVIDIA_VISIBLE_DEVICES requests \"9\""), "{fields:?}");
+    assert!(
+        field("MESSAGE").starts_with("waiting: NVIDIA_VISIBLE_DEVICES requests \"9\""),
+        "{fields:?}"
+    );
     assert!(field("ONH_HINT").contains(" 0, 1"), "{fields:?}");
 
     container.waiting.set_env(&["NVIDIA_VISIBLE_DEVICES=all"]);
     container.hook(FakeDriver::shared()).ok();
     let done = entry(&journal);
-    assert!(done.contains(&("PRIORITY".into(), "6".into())) && done[0].1.starts_with("waiting: injected "), "{done:?}");
+    assert!(
+        done.contains(&("PRIORITY".into(), "6".into()))
+            && done[0].1.starts_with("waiting: injected "),
+        "{done:?}"
+    );
 
     // The socket is not read, and its queue is full: the container does not wait for it.
     while journal_is_free(&short.path().join("j/socket")) {}
@@ -258,8 +354,18 @@ fn an_engine_that_loses_patience() {
     let container = Container::new(&["NVIDIA_VISIBLE_DEVICES=all"]);
     let dir = container.dir.path();
     let mut hook = isolated(dir);
-    let mut hook = hook.arg("--config").arg(&fake.config).arg("prestart").stdin(Stdio::piped()).spawn().unwrap();
-    std::io::Write::write_all(&mut hook.stdin.take().unwrap(), container.waiting.state().as_bytes()).unwrap();
+    let mut hook = hook
+        .arg("--config")
+        .arg(&fake.config)
+        .arg("prestart")
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(
+        &mut hook.stdin.take().unwrap(),
+        container.waiting.state().as_bytes(),
+    )
+    .unwrap();
     let file = dir.join("run/containers/waiting.json");
     let until = Instant::now() + Duration::from_secs(15);
     while !file.exists() {
@@ -269,7 +375,10 @@ fn an_engine_that_loses_patience() {
     hook.kill().unwrap();
     hook.wait().unwrap();
     let text = why(dir, &["waiting"]).ok();
-    assert!(text.contains("requested: all GPUs") && text.contains("the hook did not finish"), "{text}");
+    assert!(
+        text.contains("requested: all GPUs") && text.contains("the hook did not finish"),
+        "{text}"
+    );
 }
 
 /// The deadline for the container's files ends the hook. A process that waits for a FUSE server handles no signal, so it is killed.
@@ -280,25 +389,57 @@ fn a_start_that_the_deadline_ends() {
     let file = dir.join("run/containers/waiting.json");
     let stored = || serde_json::from_slice::<Value>(&fs::read(&file).unwrap()).unwrap();
     let created = stored()["created"].clone();
-    assert!(created.as_array().is_some_and(|names| !names.is_empty()), "{created}");
+    assert!(
+        created.as_array().is_some_and(|names| !names.is_empty()),
+        "{created}"
+    );
     for (signal, outcome, says) in [
-        ("SIGALRM", "failed", "the hook failed: the container was not set up within 20 seconds\n"),
+        (
+            "SIGALRM",
+            "failed",
+            "the hook failed: the container was not set up within 20 seconds\n",
+        ),
         (
             "SIGKILL",
             "unfinished",
             "the hook did not finish: it still runs, or it was stopped after a timeout: it opened the",
         ),
     ] {
-        let again = Waiting::start(dir, &container.waiting.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+        let again = Waiting::start(
+            dir,
+            &container.waiting.rootfs,
+            &["NVIDIA_VISIBLE_DEVICES=all"],
+            "",
+        );
         let mut hook = isolated_shell(dir);
-        hook.args(["strace", "-f", "-o", "/dev/null", "-e", "trace=open_tree", "-e"]);
-        hook.arg(format!("inject=open_tree:signal={signal}:when=1")).arg(HOOK);
+        hook.args([
+            "strace",
+            "-f",
+            "-o",
+            "/dev/null",
+            "-e",
+            "trace=open_tree",
+            "-e",
+        ]);
+        hook.arg(format!("inject=open_tree:signal={signal}:when=1"))
+            .arg(HOOK);
         let ran = again.call(&mut hook, &FakeDriver::shared().config);
         assert_ne!(ran.code, Some(0), "{signal}: {ran:?}");
-        assert_eq!(ran.stderr.contains("(ONH-049)\nhint: run \"findmnt\""), signal == "SIGALRM", "{ran:?}");
+        assert_eq!(
+            ran.stderr.contains("(ONH-049)\nhint: run \"findmnt\""),
+            signal == "SIGALRM",
+            "{ran:?}"
+        );
         let text = why(dir, &["waiting"]).ok();
-        assert!(text.contains(says) && text.contains("requested: all GPUs") && text.contains("ONH-049"), "{text}");
-        assert_eq!((&stored()["outcome"], &stored()["created"]), (&outcome.into(), &created), "{signal}");
+        assert!(
+            text.contains(says) && text.contains("requested: all GPUs") && text.contains("ONH-049"),
+            "{text}"
+        );
+        assert_eq!(
+            (&stored()["outcome"], &stored()["created"]),
+            (&outcome.into(), &created),
+            "{signal}"
+        );
     }
 }
 
@@ -312,17 +453,42 @@ fn a_run_directory_of_another_user() {
     container.hook(FakeDriver::shared()).ok();
     fs::remove_file(dir.join("run/containers")).unwrap();
     fs::create_dir(dir.join("run/containers")).unwrap();
-    fs::set_permissions(dir.join("run/containers"), fs::Permissions::from_mode(0o777)).unwrap();
+    fs::set_permissions(
+        dir.join("run/containers"),
+        fs::Permissions::from_mode(0o777),
+    )
+    .unwrap();
     container.hook(FakeDriver::shared()).ok();
     assert_eq!(fs::read_dir(dir.join("run/containers")).unwrap().count(), 0);
-    fs::set_permissions(dir.join("run/containers"), fs::Permissions::from_mode(0o755)).unwrap();
-    symlink(target.path().join("x"), dir.join("run/containers/waiting.json")).unwrap();
+    fs::set_permissions(
+        dir.join("run/containers"),
+        fs::Permissions::from_mode(0o755),
+    )
+    .unwrap();
+    symlink(
+        target.path().join("x"),
+        dir.join("run/containers/waiting.json"),
+    )
+    .unwrap();
     container.hook(FakeDriver::shared()).ok();
     assert_eq!(fs::read_dir(target.path()).unwrap().count(), 0);
-    assert!(dir.join("run/containers/waiting.json").symlink_metadata().unwrap().is_file());
+    assert!(
+        dir.join("run/containers/waiting.json")
+            .symlink_metadata()
+            .unwrap()
+            .is_file()
+    );
     // Files of other users are not trusted either.
-    fs::set_permissions(dir.join("run/containers/waiting.json"), fs::Permissions::from_mode(0o666)).unwrap();
-    assert!(why(dir, &["waiting"]).failed(1).contains("unknown container or pod \"waiting\" (ONH-053)"));
+    fs::set_permissions(
+        dir.join("run/containers/waiting.json"),
+        fs::Permissions::from_mode(0o666),
+    )
+    .unwrap();
+    assert!(
+        why(dir, &["waiting"])
+            .failed(1)
+            .contains("unknown container or pod \"waiting\" (ONH-053)")
+    );
 }
 
 /// In a user namespace, root is an unprivileged user of the host: its directory is used, and nothing of root's.
@@ -348,8 +514,14 @@ fn a_user_has_records_of_his_own() {
     );
     let text = run(Command::new("unshare").args(["-m", "sh", "-uc", &script])).ok();
     assert!(text.starts_with("failed\ncontainer c1\n"), "{text}");
-    assert!(text.contains("the hook failed: NVIDIA_DRIVER_CAPABILITIES: \"nonsense\""), "{text}");
-    assert!(text.ends_with("\nuser\n/run/user/7777/oci-nvidia-hook/containers/c1.json\n"), "{text}");
+    assert!(
+        text.contains("the hook failed: NVIDIA_DRIVER_CAPABILITIES: \"nonsense\""),
+        "{text}"
+    );
+    assert!(
+        text.ends_with("\nuser\n/run/user/7777/oci-nvidia-hook/containers/c1.json\n"),
+        "{text}"
+    );
 }
 
 fn what_podman_does_not_show() {
@@ -366,14 +538,33 @@ fn what_podman_does_not_show() {
     );
     let text = podman.shell(Cgroup::AsMounted, &script).ok();
     let parts: Vec<_> = text.split("---\n").collect();
-    let [podmans, broken, web, plain, list] = parts[..] else { panic!("{text}") };
-    assert!(podmans.contains("failed: 12") && !podmans.contains("ONH-030"), "{podmans}");
+    let [podmans, broken, web, plain, list] = parts[..] else {
+        panic!("{text}")
+    };
+    assert!(
+        podmans.contains("failed: 12") && !podmans.contains("ONH-030"),
+        "{podmans}"
+    );
     assert!(broken.contains(" (broken)\nat precreate, "), "{broken}");
-    assert!(broken.contains("\nthe hook failed: NVIDIA_VISIBLE_DEVICES requests \"9\""), "{broken}");
-    assert!(web.contains(" (web)\nat precreate, ") && web.contains("\n  GPU 1: "), "{web}");
-    assert!(plain.contains(" (plain)\nthe container requests no GPU: NVIDIA_VISIBLE_DEVICES is not set\n"), "{plain}");
+    assert!(
+        broken.contains("\nthe hook failed: NVIDIA_VISIBLE_DEVICES requests \"9\""),
+        "{broken}"
+    );
+    assert!(
+        web.contains(" (web)\nat precreate, ") && web.contains("\n  GPU 1: "),
+        "{web}"
+    );
+    assert!(
+        plain.contains(
+            " (plain)\nthe container requests no GPU: NVIDIA_VISIBLE_DEVICES is not set\n"
+        ),
+        "{plain}"
+    );
     let lines: Vec<_> = list.lines().collect();
-    assert!(lines.len() == 4 && lines[1].ends_with("  failed  ONH-030  broken"), "{list}");
+    assert!(
+        lines.len() == 4 && lines[1].ends_with("  failed  ONH-030  broken"),
+        "{list}"
+    );
     assert!(lines[3].ends_with("oci-nvidia-hook ps --all\""), "{list}");
 }
 
@@ -389,19 +580,39 @@ fn what_crun_does_not_show() {
     );
     let text = podman.shell(Cgroup::WithCrun, &script).ok();
     let parts: Vec<_> = text.split("---\n").collect();
-    let [podmans, broken, web, list] = parts[..] else { panic!("{text}") };
-    assert!(podmans.contains("crun: error executing hook") && podmans.contains("failed: 126"), "{podmans}");
-    assert!(!podmans.contains("ONH-030") && !podmans.contains("requests"), "{podmans}");
-    assert!(broken.contains(" (broken)\nat prestart, "), "{broken}");
-    assert!(broken.contains("\nthe hook failed: NVIDIA_VISIBLE_DEVICES requests \"9\""), "{broken}");
-    assert!(broken.contains("\nnumber: ONH-030; ") && broken.contains("\n  hint: "), "{broken}");
+    let [podmans, broken, web, list] = parts[..] else {
+        panic!("{text}")
+    };
     assert!(
-        web.contains(" (web)\nat prestart, ") && web.contains("\nthe container got what it requested: injected "),
+        podmans.contains("crun: error executing hook") && podmans.contains("failed: 126"),
+        "{podmans}"
+    );
+    assert!(
+        !podmans.contains("ONH-030") && !podmans.contains("requests"),
+        "{podmans}"
+    );
+    assert!(broken.contains(" (broken)\nat prestart, "), "{broken}");
+    assert!(
+        broken.contains("\nthe hook failed: NVIDIA_VISIBLE_DEVICES requests \"9\""),
+        "{broken}"
+    );
+    assert!(
+        broken.contains("\nnumber: ONH-030; ") && broken.contains("\n  hint: "),
+        "{broken}"
+    );
+    assert!(
+        web.contains(" (web)\nat prestart, ")
+            && web.contains("\nthe container got what it requested: injected "),
         "{web}"
     );
-    assert!(web.contains("\n  GPU 1: ") && !web.contains("GPU 0: "), "{web}");
+    assert!(
+        web.contains("\n  GPU 1: ") && !web.contains("GPU 0: "),
+        "{web}"
+    );
     let list: Vec<_> = list.lines().collect();
-    let [runtime, _, failed, _, _] = list[..] else { panic!("{list:?}") };
+    let [runtime, _, failed, _, _] = list[..] else {
+        panic!("{list:?}")
+    };
     assert_eq!(runtime, "crun");
     assert!(failed.contains("  failed  "), "{list:?}");
 }
@@ -413,7 +624,10 @@ fn no_records() {
         "no container failed in the last hour; \"oci-nvidia-hook ps --all\" lists all\n"
     );
     let stderr = why(dir.path(), &["x\ny"]).failed(1);
-    assert!(stderr.contains("unknown container or pod \"x\\ny\" (ONH-053)\nhint: "), "{stderr}");
+    assert!(
+        stderr.contains("unknown container or pod \"x\\ny\" (ONH-053)\nhint: "),
+        "{stderr}"
+    );
 }
 
 /// The list, a failure, a container that got its GPUs and one that lacks a part, and no failure.
@@ -452,9 +666,21 @@ fn what_a_person_reads() {
         command
     };
     golden::check("why", "oci-nvidia-hook why", &why(&all, &[]));
-    golden::check("why-failed", "oci-nvidia-hook why old", &why(&all, &["old"]));
+    golden::check(
+        "why-failed",
+        "oci-nvidia-hook why old",
+        &why(&all, &["old"]),
+    );
     golden::check("why-ok", "oci-nvidia-hook why web", &why(&all, &["web"]));
-    golden::check("why-unknown", "oci-nvidia-hook why wep", &why(&all, &["wep"]));
-    golden::check("why-no-failure", "oci-nvidia-hook why", &why(&all[2..], &["--color", "auto"]));
+    golden::check(
+        "why-unknown",
+        "oci-nvidia-hook why wep",
+        &why(&all, &["wep"]),
+    );
+    golden::check(
+        "why-no-failure",
+        "oci-nvidia-hook why",
+        &why(&all[2..], &["--color", "auto"]),
+    );
     ps::remove_cgroups(dir.path());
 }

@@ -40,13 +40,20 @@ fn start(dir: &Path, fake: &FakeDriver, layout: &str, env: &[&str]) -> (Ran, Wai
 
 /// Runs a command of the hook with config.toml of this host.
 fn command(fake: &FakeDriver, arguments: &[&str]) -> Ran {
-    run(Command::new(HOOK).arg("--config").arg(&fake.config).args(arguments).env_clear())
+    run(Command::new(HOOK)
+        .arg("--config")
+        .arg(&fake.config)
+        .args(arguments)
+        .env_clear())
 }
 
 fn plan(fake: &FakeDriver, env: &[&str]) -> Value {
     let spec = json!({"process": {"env": env}, "root": {"path": "/nowhere"}});
     let mut plan = Command::new(HOOK);
-    plan.arg("--config").arg(&fake.config).args(["plan", "-", "--json"]).env_clear();
+    plan.arg("--config")
+        .arg(&fake.config)
+        .args(["plan", "-", "--json"])
+        .env_clear();
     serde_json::from_str(&run_with(&mut plan, spec.to_string().as_bytes()).stdout).unwrap()
 }
 
@@ -63,11 +70,21 @@ fn the_hook_gives_the_files_and_the_node() {
         let (ran, container) = start(dir.path(), &fake, layout, &[ALL, EVERYTHING]);
         assert!(!ran.stderr.contains("ONH-"), "{ran:?}");
         ran.ok();
-        let listed = container.exec("nvidia-smi -L; ls /dev; ls -R /usr/lib/wsl/drivers").ok();
+        let listed = container
+            .exec("nvidia-smi -L; ls /dev; ls -R /usr/lib/wsl/drivers")
+            .ok();
         assert_eq!(listed.matches("UUID: GPU-").count(), 2, "{listed}");
         let lines: Vec<_> = listed.lines().collect();
-        assert!(lines.contains(&"dxg") && !listed.contains("nvidiactl"), "{listed}");
-        for file in ["libcuda.so.1.1", "libnvdxgdmal.so.1", "nvcubins.bin", "nvngx_dlss.dll"] {
+        assert!(
+            lines.contains(&"dxg") && !listed.contains("nvidiactl"),
+            "{listed}"
+        );
+        for file in [
+            "libcuda.so.1.1",
+            "libnvdxgdmal.so.1",
+            "nvcubins.bin",
+            "nvngx_dlss.dll",
+        ] {
             assert!(lines.contains(&file), "{file} is not in\n{listed}");
         }
         for file in ["nvlddmkm.sys", "nv_dispi.inf", "libamdxc64.so"] {
@@ -75,29 +92,66 @@ fn the_hook_gives_the_files_and_the_node() {
         }
         // Programs find the loaders by name, and those find the package by path.
         let names = "libcuda.so.1 libcuda.so libnvidia-ml.so.1 libdxcore.so libnvidia-encode.so.1 libd3d12.so";
-        let opened = container.exec(&format!("probe-dlopen {names} {STORE}/libcuda.so.1.1")).ok();
+        let opened = container
+            .exec(&format!("probe-dlopen {names} {STORE}/libcuda.so.1.1"))
+            .ok();
         assert_eq!(opened.matches(": ok ").count(), 7, "{opened}");
         // The process waits before pivot_root(2), so another one is the container here.
         let mut inside = Command::new("nsenter");
-        inside.args(["--mount", "--target", &container.pid().to_string(), "chroot"]).arg(&container.rootfs);
+        inside
+            .args([
+                "--mount",
+                "--target",
+                &container.pid().to_string(),
+                "chroot",
+            ])
+            .arg(&container.rootfs);
         let mut inside = inside.args(["sleep", "60"]).spawn().unwrap();
-        let is_inside = || std::fs::read_to_string(format!("/proc/{}/comm", inside.id())).unwrap() == "sleep\n";
+        let is_inside =
+            || std::fs::read_to_string(format!("/proc/{}/comm", inside.id())).unwrap() == "sleep\n";
         while !is_inside() {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
-        let checks = command(&fake, &["doctor", "--all", "--pid", &inside.id().to_string()]).stdout;
+        let checks = command(
+            &fake,
+            &["doctor", "--all", "--pid", &inside.id().to_string()],
+        )
+        .stdout;
         inside.kill().and_then(|()| inside.wait()).unwrap();
-        for line in ["the container has dxg", "the host's file of the driver of WSL 2", "has permission to open"] {
+        for line in [
+            "the container has dxg",
+            "the host's file of the driver of WSL 2",
+            "has permission to open",
+        ] {
             assert!(checks.contains(line), "{line} is not in\n{checks}");
         }
-        assert!(container.mount_options(&format!("{STORE}/libcuda.so.1.1")).starts_with("ro,nosuid,nodev"));
+        assert!(
+            container
+                .mount_options(&format!("{STORE}/libcuda.so.1.1"))
+                .starts_with("ro,nosuid,nodev")
+        );
     }
     let dir = scratch();
-    let (ran, container) = start(dir.path(), &fake, "debian", &[ALL, "NVIDIA_DRIVER_CAPABILITIES=utility"]);
+    let (ran, container) = start(
+        dir.path(),
+        &fake,
+        "debian",
+        &[ALL, "NVIDIA_DRIVER_CAPABILITIES=utility"],
+    );
     ran.ok();
-    let listed = container.exec("nvidia-smi -L >/dev/null; ls /usr/lib/*-linux-gnu; ls /usr/lib/wsl/drivers/*").ok();
-    assert!(listed.contains("libdxcore.so") && listed.contains("libnvidia-ml.so.1"), "{listed}");
-    assert!(!listed.contains("libcuda.so.1\n") && !listed.contains("libd3d12") && !listed.contains(".dll"), "{listed}");
+    let listed = container
+        .exec("nvidia-smi -L >/dev/null; ls /usr/lib/*-linux-gnu; ls /usr/lib/wsl/drivers/*")
+        .ok();
+    assert!(
+        listed.contains("libdxcore.so") && listed.contains("libnvidia-ml.so.1"),
+        "{listed}"
+    );
+    assert!(
+        !listed.contains("libcuda.so.1\n")
+            && !listed.contains("libd3d12")
+            && !listed.contains(".dll"),
+        "{listed}"
+    );
 }
 
 /// A container has all GPUs or none, and a name that does not exist is an error as on other hosts.
@@ -106,25 +160,53 @@ fn requests_by_index_and_uuid() {
     for name in ["0", GPU_0, "00000000:01:00.0"] {
         let told = plan(&fake, &[&format!("NVIDIA_VISIBLE_DEVICES={name}")]);
         assert_eq!(told["findings"][0]["id"], "ONH-234", "{told}");
-        assert!(told.to_string().contains("requests 1 of 2 GPUs, and can use all of them"), "{told}");
+        assert!(
+            told.to_string()
+                .contains("requests 1 of 2 GPUs, and can use all of them"),
+            "{told}"
+        );
     }
     for name in ["7", "GPU-51eed009", "0:0"] {
-        assert_eq!(error_of(&plan(&fake, &[&format!("NVIDIA_VISIBLE_DEVICES={name}")])), Some("ONH-030"), "{name}");
+        assert_eq!(
+            error_of(&plan(&fake, &[&format!("NVIDIA_VISIBLE_DEVICES={name}")])),
+            Some("ONH-030"),
+            "{name}"
+        );
     }
     let dir = scratch();
     let (ran, container) = start(dir.path(), &fake, "debian", &["NVIDIA_VISIBLE_DEVICES=1"]);
     assert!(ran.stderr.contains("(ONH-234)"), "{ran:?}");
     ran.ok();
-    assert_eq!(container.exec("nvidia-smi -L").ok().matches("UUID: GPU-").count(), 2);
+    assert_eq!(
+        container
+            .exec("nvidia-smi -L")
+            .ok()
+            .matches("UUID: GPU-")
+            .count(),
+        2
+    );
     container.set_env(&["NVIDIA_VISIBLE_DEVICES=2"]);
     assert!(container.hook(&fake.config).failed(1).contains("(ONH-030)"));
     // Without a GPU, there are files only: the node would be all GPUs.
     let dir = scratch();
-    let (ran, container) = start(dir.path(), &fake, "debian", &["NVIDIA_VISIBLE_DEVICES=none"]);
+    let (ran, container) = start(
+        dir.path(),
+        &fake,
+        "debian",
+        &["NVIDIA_VISIBLE_DEVICES=none"],
+    );
     ran.ok();
     assert!(!container.exec("ls /dev").ok().contains("dxg"));
-    assert!(container.exec(&format!("ls {STORE}")).ok().contains("libcuda.so.1.1"));
-    assert_eq!(plan(&host("1"), &["NVIDIA_VISIBLE_DEVICES=0"])["findings"], json!([]));
+    assert!(
+        container
+            .exec(&format!("ls {STORE}"))
+            .ok()
+            .contains("libcuda.so.1.1")
+    );
+    assert_eq!(
+        plan(&host("1"), &["NVIDIA_VISIBLE_DEVICES=0"])["findings"],
+        json!([])
+    );
 }
 
 /// Limits that cannot be enforced must not seem to be.
@@ -147,23 +229,46 @@ fn limits_are_refused() {
     fake.configure("[devices]\ndeny = [\"1\"]");
     let path = dir.path().join("nvidia.yaml");
     let ran = cdi(&fake, &["generate", "--output", path.to_str().unwrap()]);
-    assert!(!path.exists() && ran.code == Some(1) && ran.stderr.contains("ONH-025"), "{ran:?}");
+    assert!(
+        !path.exists() && ran.code == Some(1) && ran.stderr.contains("ONH-025"),
+        "{ran:?}"
+    );
     let doctor = command(&fake, &["doctor", "--all"]);
     assert!(doctor.stdout.contains("ONH-025"), "{doctor:?}");
     // A spec from before the limits: the service removes it, and its hook entry refuses a container that still gets the node.
     fake.configure("");
     let output = ["--output", path.to_str().unwrap()];
-    cdi(&fake, &["generate", "--hook-path", HOOK, output[0], output[1]]).ok();
+    cdi(
+        &fake,
+        &["generate", "--hook-path", HOOK, output[0], output[1]],
+    )
+    .ok();
     let edits = generate(&fake, &["--hook-path", HOOK]);
-    let (all, common) = (edits.devices.last().unwrap().container_edits.clone(), edits.container_edits);
+    let (all, common) = (
+        edits.devices.last().unwrap().container_edits.clone(),
+        edits.container_edits,
+    );
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let with_node = ContainerEdits { device_nodes: all.device_nodes, ..common };
+    let with_node = ContainerEdits {
+        device_nodes: all.device_nodes,
+        ..common
+    };
     let container = with_mounts(dir.path(), &image.rootfs, &with_node);
     fake.configure("[devices]\ndeny = [\"1\"]");
-    let stderr = container.create_runtime_hook(&with_node.hooks[0].args[1..]).failed(1);
+    let stderr = container
+        .create_runtime_hook(&with_node.hooks[0].args[1..])
+        .failed(1);
     assert!(stderr.contains("ONH-025"), "{stderr}");
-    let check = cdi(&fake, &["check", "--spec-dir", dir.path().to_str().unwrap()]);
-    assert!(check.stdout.contains("\"/dev/dxg\", which [devices] in config.toml denies"), "{check:?}");
+    let check = cdi(
+        &fake,
+        &["check", "--spec-dir", dir.path().to_str().unwrap()],
+    );
+    assert!(
+        check
+            .stdout
+            .contains("\"/dev/dxg\", which [devices] in config.toml denies"),
+        "{check:?}"
+    );
     cdi(&fake, &["refresh", output[0], output[1]]).ok();
     assert!(!path.exists());
 }
@@ -177,30 +282,61 @@ fn precreate_lists_the_node() {
         "linux": {"resources": {"devices": [{"allow": false, "access": "rwm"}]}},
     });
     let mut precreate = Command::new(HOOK);
-    precreate.arg("--config").arg(&fake.config).arg("precreate").env_clear();
-    let edited: Value = serde_json::from_str(&run_with(&mut precreate, spec.to_string().as_bytes()).ok()).unwrap();
+    precreate
+        .arg("--config")
+        .arg(&fake.config)
+        .arg("precreate")
+        .env_clear();
+    let edited: Value =
+        serde_json::from_str(&run_with(&mut precreate, spec.to_string().as_bytes()).ok()).unwrap();
     let devices = edited["linux"]["devices"].as_array().unwrap();
-    assert_eq!(devices.iter().map(|device| device["path"].as_str().unwrap()).collect::<Vec<_>>(), ["/dev/dxg"]);
+    assert_eq!(
+        devices
+            .iter()
+            .map(|device| device["path"].as_str().unwrap())
+            .collect::<Vec<_>>(),
+        ["/dev/dxg"]
+    );
     let rules = edited["linux"]["resources"]["devices"].as_array().unwrap();
     // The minor number is that of the host's node.
-    let is_it = |rule: &Value| rule["allow"] == true && (&rule["major"], &rule["minor"]) == (&json!(10), &json!(777));
+    let is_it = |rule: &Value| {
+        rule["allow"] == true && (&rule["major"], &rule["minor"]) == (&json!(10), &json!(777))
+    };
     assert!(rules.iter().any(is_it), "{rules:?}");
     let mounts = edited["mounts"].as_array().unwrap();
-    assert!(mounts.iter().any(|mount| mount["destination"] == format!("{STORE}/libnvdxgdmal.so.1")), "{mounts:?}");
+    assert!(
+        mounts
+            .iter()
+            .any(|mount| mount["destination"] == format!("{STORE}/libnvdxgdmal.so.1")),
+        "{mounts:?}"
+    );
 }
 
 /// The paths in containers of a spec's mounts.
 fn mounted(spec: &Spec) -> Vec<&str> {
-    spec.container_edits.mounts.iter().map(|mount| mount.container_path.as_str()).collect()
+    spec.container_edits
+        .mounts
+        .iter()
+        .map(|mount| mount.container_path.as_str())
+        .collect()
 }
 
 /// The files are those that NVIDIA's container toolkit lists for WSL 2, and more.
 fn the_spec_names_the_files_of_wsl() {
     let spec = generate(&host("1"), &[]);
-    let names: Vec<_> = spec.devices.iter().map(|device| device.name.as_str()).collect();
+    let names: Vec<_> = spec
+        .devices
+        .iter()
+        .map(|device| device.name.as_str())
+        .collect();
     assert_eq!(names, ["0", GPU_0, "all"]);
     for device in &spec.devices {
-        let nodes: Vec<_> = device.container_edits.device_nodes.iter().map(|node| node.path.as_str()).collect();
+        let nodes: Vec<_> = device
+            .container_edits
+            .device_nodes
+            .iter()
+            .map(|node| node.path.as_str())
+            .collect();
         assert_eq!(nodes, ["/dev/dxg"]);
     }
     assert!(spec.container_edits.device_nodes.is_empty());
@@ -214,15 +350,23 @@ fn the_spec_names_the_files_of_wsl() {
         "libnvdxgdmal.so.1",
         "nvcubins.bin",
     ] {
-        assert!(mounted.contains(&format!("{STORE}/{name}").as_str()), "{name}: {mounted:?}");
+        assert!(
+            mounted.contains(&format!("{STORE}/{name}").as_str()),
+            "{name}: {mounted:?}"
+        );
     }
     assert!(
-        mounted.contains(&"/usr/bin/nvidia-smi") && mounted.contains(&"/usr/lib/wsl/lib/libcuda.so.1"),
+        mounted.contains(&"/usr/bin/nvidia-smi")
+            && mounted.contains(&"/usr/lib/wsl/lib/libcuda.so.1"),
         "{mounted:?}"
     );
     // CUDA compatibility libraries need the kernel module nvidia.
     let entry = spec.container_edits.hooks[0].args.join(" ");
-    assert!(!entry.contains("--cuda-compat") && entry.contains("--library /usr/lib/wsl/lib/libdxcore.so"), "{entry}");
+    assert!(
+        !entry.contains("--cuda-compat")
+            && entry.contains("--library /usr/lib/wsl/lib/libdxcore.so"),
+        "{entry}"
+    );
     let two = cdi(&host("2"), &["generate", "--output", "-"]);
     assert!(two.stderr.contains("(ONH-234)"), "{two:?}");
 }
@@ -241,14 +385,28 @@ fn libdxcore_is_in_the_spec_whatever_the_linker_cache_lists() {
     );
     let everything = "echo /usr/lib/wsl/lib >>etc/ld.so.conf";
     for change in [":", &mistake, everything, "rm etc/ld.so.cache; exit 0"] {
-        sh(&format!("cd '{}'; {change}; /sbin/ldconfig -r . 2>/dev/null", fake.root.display())).ok();
+        sh(&format!(
+            "cd '{}'; {change}; /sbin/ldconfig -r . 2>/dev/null",
+            fake.root.display()
+        ))
+        .ok();
         let spec = generate(&fake, &[]);
         let mounted = mounted(&spec);
-        assert!(mounted.contains(&"/usr/lib/wsl/lib/libdxcore.so"), "{change}: {mounted:?}");
-        assert!(!mounted.iter().any(|path| path.contains("linux-gnu")), "{change}: {mounted:?}");
+        assert!(
+            mounted.contains(&"/usr/lib/wsl/lib/libdxcore.so"),
+            "{change}: {mounted:?}"
+        );
+        assert!(
+            !mounted.iter().any(|path| path.contains("linux-gnu")),
+            "{change}: {mounted:?}"
+        );
     }
     // If it is missing, there is no spec.
-    sh(&format!("rm '{}'", fake.root.join("usr/lib/wsl/lib/libdxcore.so").display())).ok();
+    sh(&format!(
+        "rm '{}'",
+        fake.root.join("usr/lib/wsl/lib/libdxcore.so").display()
+    ))
+    .ok();
     let stderr = cdi(&fake, &["generate", "--output", "-"]).failed(1);
     assert!(stderr.contains("wsl --shutdown"), "{stderr}");
 }
@@ -259,13 +417,26 @@ fn the_spec_follows_windows() {
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
     let refresh = |fake: &FakeDriver| {
-        cdi(fake, &["refresh", "--create", "--output", path.to_str().unwrap()]).ok();
-        std::fs::read(&path).ok().map(|text| (inode(&path), file::parse(&text).unwrap()))
+        cdi(
+            fake,
+            &["refresh", "--create", "--output", path.to_str().unwrap()],
+        )
+        .ok();
+        std::fs::read(&path)
+            .ok()
+            .map(|text| (inode(&path), file::parse(&text).unwrap()))
     };
-    assert_eq!(command(&fake, &["prepare"]).ok(), "", "nothing has to be prepared");
+    assert_eq!(
+        command(&fake, &["prepare"]).ok(),
+        "",
+        "nothing has to be prepared"
+    );
     let (first, spec) = refresh(&fake).unwrap();
     assert!(mounted(&spec).iter().any(|path| path.starts_with(STORE)));
-    let check = cdi(&fake, &["check", "--spec-dir", dir.path().to_str().unwrap()]);
+    let check = cdi(
+        &fake,
+        &["check", "--spec-dir", dir.path().to_str().unwrap()],
+    );
     assert_eq!(check.code, Some(0), "{check:?}");
     assert_eq!(refresh(&fake).unwrap().0, first, "nothing has changed");
     // Only NVML shows another GPU.
@@ -273,16 +444,36 @@ fn the_spec_follows_windows() {
     let text = std::fs::read_to_string(&conf).unwrap();
     std::fs::write(&conf, text.replace("51eed000", "77777777")).unwrap();
     let (second, spec) = refresh(&fake).unwrap();
-    assert!(second != first && spec.devices[1].name.contains("77777777"), "{:?}", spec.devices);
+    assert!(
+        second != first && spec.devices[1].name.contains("77777777"),
+        "{:?}",
+        spec.devices
+    );
     // Windows has another driver.
     let drivers = fake.root.join("usr/lib/wsl/drivers").display().to_string();
-    sh(&format!("cd '{drivers}'; mv nv_dispi.inf_amd64_7cc7738d8e428783 nv_dispi.inf_amd64_0123456789abcdef")).ok();
-    let check = cdi(&fake, &["check", "--spec-dir", dir.path().to_str().unwrap()]);
-    assert!(check.code == Some(1) && check.stdout.contains("nv_dispi.inf_amd64_0123456789abcdef"), "{check:?}");
+    sh(&format!(
+        "cd '{drivers}'; mv nv_dispi.inf_amd64_7cc7738d8e428783 nv_dispi.inf_amd64_0123456789abcdef"
+    ))
+    .ok();
+    let check = cdi(
+        &fake,
+        &["check", "--spec-dir", dir.path().to_str().unwrap()],
+    );
+    assert!(
+        check.code == Some(1) && check.stdout.contains("nv_dispi.inf_amd64_0123456789abcdef"),
+        "{check:?}"
+    );
     let (_, spec) = refresh(&fake).unwrap();
-    assert!(mounted(&spec).iter().any(|path| path.contains("0123456789abcdef")));
+    assert!(
+        mounted(&spec)
+            .iter()
+            .any(|path| path.contains("0123456789abcdef"))
+    );
     // And none at last.
-    sh(&format!("cd '{drivers}'; rm -r nv_dispi*; rm ../lib/libcuda* ../lib/libnv*")).ok();
+    sh(&format!(
+        "cd '{drivers}'; rm -r nv_dispi*; rm ../lib/libcuda* ../lib/libnv*"
+    ))
+    .ok();
     assert!(refresh(&fake).is_none());
 }
 
@@ -297,24 +488,43 @@ fn the_hook_entry_of_the_spec() {
     let edits = generate(&fake, &["--hook-path", HOOK]).container_edits;
     let image = Image::new(dir.path(), &["--layout", "lib64"]);
     let container = with_mounts(dir.path(), &image.rootfs, &edits);
-    container.create_runtime_hook(&edits.hooks[0].args[1..]).ok();
-    let opened =
-        container.exec("probe-dlopen libcuda.so libcuda.so.1 libnvidia-ml.so.1 libdxcore.so libnvcuvid.so.1").ok();
+    container
+        .create_runtime_hook(&edits.hooks[0].args[1..])
+        .ok();
+    let opened = container
+        .exec("probe-dlopen libcuda.so libcuda.so.1 libnvidia-ml.so.1 libdxcore.so libnvcuvid.so.1")
+        .ok();
     assert_eq!(opened.matches(": ok ").count(), 5, "{opened}");
 }
 
 fn commands_of_the_host() {
     let fake = host("2");
     let info = command(&fake, &["info"]).ok();
-    assert!(info.contains("NVIDIA GeForce RTX 4090") && info.contains("GPU-51eed001"), "{info}");
+    assert!(
+        info.contains("NVIDIA GeForce RTX 4090") && info.contains("GPU-51eed001"),
+        "{info}"
+    );
     let json: Value = serde_json::from_str(&command(&fake, &["info", "--json"]).ok()).unwrap();
     assert_eq!(json["gpus"][1]["device_node"], "/dev/dxg");
     let files = command(&fake, &["files"]).ok();
-    assert!(files.starts_with("/dev/dxg\n") && files.contains(&format!("\n{STORE}/libcuda.so.1.1\n")), "{files}");
-    assert!(files.contains("\n/usr/lib/wsl/lib/nvidia-smi\n") && !files.contains("/dev/nvidia"), "{files}");
+    assert!(
+        files.starts_with("/dev/dxg\n") && files.contains(&format!("\n{STORE}/libcuda.so.1.1\n")),
+        "{files}"
+    );
+    assert!(
+        files.contains("\n/usr/lib/wsl/lib/nvidia-smi\n") && !files.contains("/dev/nvidia"),
+        "{files}"
+    );
     let told = plan(&fake, &[ALL]);
-    assert_eq!((&told["outcome"], &told["findings"]), (&json!("inject"), &json!([])), "{told}");
-    assert!(told.to_string().contains("/dev/dxg") && !told.to_string().contains("/dev/nvidia"), "{told}");
+    assert_eq!(
+        (&told["outcome"], &told["findings"]),
+        (&json!("inject"), &json!([])),
+        "{told}"
+    );
+    assert!(
+        told.to_string().contains("/dev/dxg") && !told.to_string().contains("/dev/nvidia"),
+        "{told}"
+    );
     let doctor = command(&fake, &["doctor", "--all"]).stdout;
     for line in [
         "this host is WSL 2, whose driver is part of Windows",
@@ -325,7 +535,10 @@ fn commands_of_the_host() {
     ] {
         assert!(doctor.contains(line), "{line} is not in\n{doctor}");
     }
-    assert!(!doctor.contains("modprobe") && !doctor.contains("seated"), "{doctor}");
+    assert!(
+        !doctor.contains("modprobe") && !doctor.contains("seated"),
+        "{doctor}"
+    );
     sh(&format!("rm '{}'", fake.root.join("dev/dxg").display())).ok();
     let stderr = command(&fake, &["info"]).failed(1);
     assert!(!stderr.contains("modprobe"), "{stderr}");
@@ -334,17 +547,33 @@ fn commands_of_the_host() {
 /// A computer with GPUs of other vendors, or without a driver.
 fn windows_without_the_driver() {
     let fake = host("1");
-    sh(&format!("cd '{}'; rm -r usr/lib/wsl/drivers/nv_dispi*; rm usr/lib/wsl/lib/lib[cn]*", fake.root.display())).ok();
+    sh(&format!(
+        "cd '{}'; rm -r usr/lib/wsl/drivers/nv_dispi*; rm usr/lib/wsl/lib/lib[cn]*",
+        fake.root.display()
+    ))
+    .ok();
     let told = plan(&fake, &[ALL]);
     assert_eq!(error_of(&told), Some("ONH-012"), "{told}");
-    assert!(told.to_string().contains("NVIDIA driver in Windows"), "{told}");
+    assert!(
+        told.to_string().contains("NVIDIA driver in Windows"),
+        "{told}"
+    );
     let doctor = command(&fake, &["doctor", "--all"]).stdout;
-    assert!(doctor.contains("NVIDIA's driver for Windows is missing"), "{doctor}");
-    assert!(!doctor.contains("modprobe") && !doctor.contains("seated"), "{doctor}");
+    assert!(
+        doctor.contains("NVIDIA's driver for Windows is missing"),
+        "{doctor}"
+    );
+    assert!(
+        !doctor.contains("modprobe") && !doctor.contains("seated"),
+        "{doctor}"
+    );
     // An image that can do without GPUs starts.
     fake.configure("[oci-nvidia-hook]\nno-gpu = \"start\"");
     let told = plan(&fake, &[ALL]);
-    assert!(error_of(&told).is_none() && told["outcome"] == "none", "{told}");
+    assert!(
+        error_of(&told).is_none() && told["outcome"] == "none",
+        "{told}"
+    );
 }
 
 /// Windows keeps packages of earlier drivers, and only libdxcore knows which one is in use. Packages of manufacturers have other names.
@@ -358,22 +587,40 @@ fn several_packages_of_the_driver() {
             .filter(|path| path.contains("/drivers/"))
             .filter_map(|path| Some(Path::new(path).parent()?.into()))
             .collect();
-        dirs.into_iter().map(|dir| dir.file_name().unwrap().to_str().unwrap().to_owned()).collect::<Vec<_>>()
+        dirs.into_iter()
+            .map(|dir| dir.file_name().unwrap().to_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
     };
-    sh(&format!("cd '{}'; cp -r nv_dispi* nvltwi.inf_amd64_08cf6d985207979a", drivers.display())).ok();
-    assert_eq!(packages(&fake), ["nv_dispi.inf_amd64_7cc7738d8e428783", "nvltwi.inf_amd64_08cf6d985207979a"]);
-    sh(&format!("cd '{}'; rm -r nvltwi*; mv nv_dispi* 6_oem.inf_amd64_1", drivers.display())).ok();
+    sh(&format!(
+        "cd '{}'; cp -r nv_dispi* nvltwi.inf_amd64_08cf6d985207979a",
+        drivers.display()
+    ))
+    .ok();
+    assert_eq!(
+        packages(&fake),
+        [
+            "nv_dispi.inf_amd64_7cc7738d8e428783",
+            "nvltwi.inf_amd64_08cf6d985207979a"
+        ]
+    );
+    sh(&format!(
+        "cd '{}'; rm -r nvltwi*; mv nv_dispi* 6_oem.inf_amd64_1",
+        drivers.display()
+    ))
+    .ok();
     assert_eq!(packages(&fake), ["6_oem.inf_amd64_1"]);
 }
 
 /// With the permission to create nodes, the container can open the node and no other misc device.
-const IN_PODMAN: &str =
-    "nvidia-smi -L; cd /tmp; mknod ours c 10 777; mknod other c 10 778; probe-open /dev/dxg ours other; ls /dev";
+const IN_PODMAN: &str = "nvidia-smi -L; cd /tmp; mknod ours c 10 777; mknod other c 10 778; probe-open /dev/dxg ours other; ls /dev";
 
 fn assert_dxg(text: &str) {
     assert_eq!(text.matches("UUID: GPU-").count(), 2, "{text}");
     for line in ["/dev/dxg: ENODEV", "ours: ENODEV", "other: EPERM"] {
-        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        assert!(
+            text.lines().any(|found| found == line),
+            "{line} is not in\n{text}"
+        );
     }
     assert!(!text.contains("nvidiactl"), "{text}");
 }
@@ -381,9 +628,23 @@ fn assert_dxg(text: &str) {
 fn podman_in(cgroup: Cgroup) {
     let (podman, fake) = (Podman::with_image(), host("2"));
     podman.install_hook(&fake.config);
-    assert_dxg(&podman.run(cgroup, &["--cap-add=MKNOD", "-e", ALL, IMAGE, "sh", "-euc", IN_PODMAN]).ok());
+    assert_dxg(
+        &podman
+            .run(
+                cgroup,
+                &["--cap-add=MKNOD", "-e", ALL, IMAGE, "sh", "-euc", IN_PODMAN],
+            )
+            .ok(),
+    );
     podman.install_precreate(&fake.config);
-    assert_dxg(&podman.run(cgroup, &["--cap-add=MKNOD", "-e", ALL, IMAGE, "sh", "-euc", IN_PODMAN]).ok());
+    assert_dxg(
+        &podman
+            .run(
+                cgroup,
+                &["--cap-add=MKNOD", "-e", ALL, IMAGE, "sh", "-euc", IN_PODMAN],
+            )
+            .ok(),
+    );
 }
 
 fn podman_runs_nvidia_smi() {
@@ -397,10 +658,24 @@ fn podman_on_cgroup_v2() {
 fn podman_with_the_spec() {
     let (podman, fake, dir) = (Podman::with_image(), host("2"), scratch());
     let path = dir.path().join("nvidia.yaml");
-    cdi(&fake, &["generate", "--hook-path", HOOK, "--output", path.to_str().unwrap()]).ok();
+    cdi(
+        &fake,
+        &[
+            "generate",
+            "--hook-path",
+            HOOK,
+            "--output",
+            path.to_str().unwrap(),
+        ],
+    )
+    .ok();
     for name in ["all", "0", GPU_0] {
         let device = format!("--device=nvidia.com/gpu={name}");
         let words = [&device, "--cap-add=MKNOD", IMAGE, "sh", "-euc", IN_PODMAN];
-        assert_dxg(&podman.run_after(&only_spec(&path), Cgroup::AsMounted, &words).ok());
+        assert_dxg(
+            &podman
+                .run_after(&only_spec(&path), Cgroup::AsMounted, &words)
+                .ok(),
+        );
     }
 }

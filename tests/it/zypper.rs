@@ -37,48 +37,94 @@ fn build_install_run_remove() {
     let before = files(&root);
 
     // The command line of README.md.
-    zypper(&root, "install --allow-unsigned-rpm", &[find(&packages, "oci-nvidia-hook")]).ok();
+    zypper(
+        &root,
+        "install --allow-unsigned-rpm",
+        &[find(&packages, "oci-nvidia-hook")],
+    )
+    .ok();
     let program = root.join("usr/bin/oci-nvidia-hook");
-    assert!(run(Command::new(&program).arg("--version")).ok().contains(env!("CARGO_PKG_VERSION")));
+    assert!(
+        run(Command::new(&program).arg("--version"))
+            .ok()
+            .contains(env!("CARGO_PKG_VERSION"))
+    );
 
     let fake = FakeDriver::new(&["--gpus", "2", "--dev-mode", "0660", "--dev-group", "video"]);
     let drop_in = root.join("etc/nvidia-container-runtime/config.toml.d/root.toml");
-    let settings = format!("[nvidia-container-cli]\nroot = \"{}\"\nuser = \"root:video\"\n", fake.root.display());
+    let settings = format!(
+        "[nvidia-container-cli]\nroot = \"{}\"\nuser = \"root:video\"\n",
+        fake.root.display()
+    );
     std::fs::write(&drop_in, settings).unwrap();
     let podman = Podman::new();
     let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
     podman.import_with(&image.rootfs, "localhost/cuda", CUDA_IMAGE);
     // CUDA images set the variables, so no option is needed.
-    let inside = podman.run_installed(&root, &["localhost/cuda", "nvidia-smi", "-L"]).ok();
+    let inside = podman
+        .run_installed(&root, &["localhost/cuda", "nvidia-smi", "-L"])
+        .ok();
     assert_eq!(inside, fake.on_host("nvidia-smi -L"));
-    let asked = ["-e", "NVIDIA_VISIBLE_DEVICES=1", "localhost/cuda", "nvidia-smi", "-L"];
-    assert_eq!(podman.run_installed(&root, &asked).ok().matches("UUID: GPU-51eed001-").count(), 1);
+    let asked = [
+        "-e",
+        "NVIDIA_VISIBLE_DEVICES=1",
+        "localhost/cuda",
+        "nvidia-smi",
+        "-L",
+    ];
+    assert_eq!(
+        podman
+            .run_installed(&root, &asked)
+            .ok()
+            .matches("UUID: GPU-51eed001-")
+            .count(),
+        1
+    );
 
     std::fs::remove_file(drop_in).unwrap();
     std::fs::remove_dir_all(root.join("etc/containers/containers.conf.d")).unwrap();
     zypper(&root, "remove", &[Path::new("oci-nvidia-hook")]).ok();
     assert_eq!(files(&root), before);
-    assert_ne!(podman.run_installed(&root, &["localhost/cuda", "nvidia-smi", "-L"]).code, Some(0));
+    assert_ne!(
+        podman
+            .run_installed(&root, &["localhost/cuda", "nvidia-smi", "-L"])
+            .code,
+        Some(0)
+    );
 }
 
 /// Runs the same commands as `make rpm` on openSUSE, with a cargo that has compiled the programs.
 fn build() -> Vec<PathBuf> {
     let top = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rpm-suse");
     let mut build = Command::new(source("packaging/build-rpm"));
-    build.arg(&top).args(FAST).arg("--load").arg(source("tests/fixtures/rpm/macros.suse"));
-    build.arg("--define").arg(format!("test_cargo {}", built::cargo().display()));
-    build.env("CARGO", built::cargo()).env("TARBALLS", built::dist());
+    build
+        .arg(&top)
+        .args(FAST)
+        .arg("--load")
+        .arg(source("tests/fixtures/rpm/macros.suse"));
+    build
+        .arg("--define")
+        .arg(format!("test_cargo {}", built::cargo().display()));
+    build
+        .env("CARGO", built::cargo())
+        .env("TARBALLS", built::dist());
     run(&mut build).ok();
     let list = sh(&format!("find '{}/RPMS' -name '*.rpm'", top.display())).ok();
     let built: Vec<PathBuf> = list.lines().map(PathBuf::from).collect();
     // The directory in which the macro has cargo build, which differs from that of build-rpm elsewhere.
     let tree = crate::rpm::build_dir(&top);
-    assert!(tree.join("target/release/oci-nvidia-hook").is_file() && !top.join("cargo/release").exists());
+    assert!(
+        tree.join("target/release/oci-nvidia-hook").is_file()
+            && !top.join("cargo/release").exists()
+    );
     built
 }
 
 fn find<'a>(packages: &'a [PathBuf], name: &str) -> &'a Path {
-    packages.iter().find(|package| query(package, "%{NAME}") == name).unwrap()
+    packages
+        .iter()
+        .find(|package| query(package, "%{NAME}") == name)
+        .unwrap()
 }
 
 /// A shell, an rpm database, and a package that provides the dependencies of ours on a distribution.
@@ -86,14 +132,34 @@ pub fn install_base(root: &Path, packages: &[PathBuf]) {
     let parent = root.parent().unwrap();
     let image = Image::new(parent, &[]);
     std::fs::rename(&image.rootfs, root).unwrap();
-    let requires = run(Command::new("rpm").args(["-qp", "--requires"]).args(packages)).ok();
-    let provides: Vec<_> = requires.lines().map(str::trim).filter(|line| !line.starts_with("rpmlib(")).collect();
-    let provides: Vec<_> = provides.iter().filter(|line| !line.starts_with("oci-nvidia-hook")).collect();
-    assert!(provides.iter().any(|line| line.starts_with("libc.so.6")), "{requires}");
+    let requires = run(Command::new("rpm")
+        .args(["-qp", "--requires"])
+        .args(packages))
+    .ok();
+    let provides: Vec<_> = requires
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.starts_with("rpmlib("))
+        .collect();
+    let provides: Vec<_> = provides
+        .iter()
+        .filter(|line| !line.starts_with("oci-nvidia-hook"))
+        .collect();
+    assert!(
+        provides.iter().any(|line| line.starts_with("libc.so.6")),
+        "{requires}"
+    );
     let spec = parent.join("base.spec");
-    let tags: String = provides.iter().map(|line| format!("Provides: {line}\n")).collect();
+    let tags: String = provides
+        .iter()
+        .map(|line| format!("Provides: {line}\n"))
+        .collect();
     let head = "Name: base\nVersion: 1\nRelease: 1\nSummary: A distribution\nLicense: MIT\nBuildArch: noarch\nProvides: podman\n";
-    std::fs::write(&spec, format!("{head}{tags}%description\nA distribution.\n%files\n")).unwrap();
+    std::fs::write(
+        &spec,
+        format!("{head}{tags}%description\nA distribution.\n%files\n"),
+    )
+    .unwrap();
     let top = parent.join("base");
     run(Command::new("rpmbuild")
         .args(["-bb", "--quiet", "--define"])
@@ -102,7 +168,11 @@ pub fn install_base(root: &Path, packages: &[PathBuf]) {
     .ok();
     let rpm = sh(&format!("find '{}/RPMS' -name '*.rpm'", top.display())).ok();
     let mut install = Command::new("rpm");
-    install.arg("--root").arg(root).args(["--dbpath", "/var/lib/rpm", "-i"]).arg(rpm.trim());
+    install
+        .arg("--root")
+        .arg(root)
+        .args(["--dbpath", "/var/lib/rpm", "-i"])
+        .arg(rpm.trim());
     run(&mut install).ok();
 }
 
@@ -110,7 +180,14 @@ pub fn install_base(root: &Path, packages: &[PathBuf]) {
 #[track_caller]
 pub fn zypper(root: &Path, words: &str, arguments: &[&Path]) -> Ran {
     let arguments = arguments.iter().map(|path| path.to_str().unwrap());
-    let ran = command(root, &["--no-refresh"].into_iter().chain(words.split(' ')).chain(arguments).collect::<Vec<_>>());
+    let ran = command(
+        root,
+        &["--no-refresh"]
+            .into_iter()
+            .chain(words.split(' '))
+            .chain(arguments)
+            .collect::<Vec<_>>(),
+    );
     assert!(!ran.stdout.contains("scriptlet"), "{ran:?}");
     ran
 }
@@ -118,13 +195,21 @@ pub fn zypper(root: &Path, words: &str, arguments: &[&Path]) -> Ran {
 /// Runs zypper in this root.
 pub fn command(root: &Path, arguments: &[&str]) -> Ran {
     let mut zypper = Command::new("zypper");
-    zypper.arg("--root").arg(root).arg("--non-interactive").args(arguments);
+    zypper
+        .arg("--root")
+        .arg(root)
+        .arg("--non-interactive")
+        .args(arguments);
     run(zypper.env("HOME", suse_home(root)))
 }
 
 /// Runs rpm in this root.
 pub fn rpm(root: &Path, arguments: &[&str]) -> Ran {
-    run(Command::new("rpm").arg("--root").arg(root).args(arguments).env("HOME", suse_home(root)))
+    run(Command::new("rpm")
+        .arg("--root")
+        .arg(root)
+        .args(arguments)
+        .env("HOME", suse_home(root)))
 }
 
 /// Debian's rpm has its database in root's home; zypper and SUSE's rpm have it here.
@@ -147,7 +232,14 @@ fn files(root: &Path) -> Vec<String> {
         "./dev",
         "./etc/zypp",
     ];
-    let prune: String = own.iter().map(|dir| format!("-path {dir} -prune -o ")).collect();
-    let text = sh(&format!("cd '{}'; find . {prune} ! -type d -print | sort", root.display())).ok();
+    let prune: String = own
+        .iter()
+        .map(|dir| format!("-path {dir} -prune -o "))
+        .collect();
+    let text = sh(&format!(
+        "cd '{}'; find . {prune} ! -type d -print | sort",
+        root.display()
+    ))
+    .ok();
     text.lines().map(str::to_owned).collect()
 }

@@ -33,7 +33,10 @@ pub fn document(name: &'static str, content: &impl Serialize) -> serde_json::Res
         #[serde(flatten)]
         content: BTreeMap<&'static str, &'a T>,
     }
-    Ok(pretty(&Document { version: VERSION, content: BTreeMap::from([(name, content)]) })? + "\n")
+    Ok(pretty(&Document {
+        version: VERSION,
+        content: BTreeMap::from([(name, content)]),
+    })? + "\n")
 }
 
 /// Parses JSON in the library crates, which do not call `serde_json::from_slice`. If rustc optimizes for size, crates share
@@ -56,7 +59,9 @@ fn escaped(json: String) -> String {
     for c in json.chars() {
         if is_escaped(c) {
             // Above U+FFFF, JSON has the two units of UTF-16.
-            c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| out.push_str(&format!("\\u{unit:04x}")));
+            c.encode_utf16(&mut [0; 2])
+                .iter()
+                .for_each(|unit| out.push_str(&format!("\\u{unit:04x}")));
         } else {
             out.push(c);
         }
@@ -75,14 +80,18 @@ mod tests {
 
     #[test]
     fn hidden_characters_are_escaped_and_parsed_again() {
-        let text = "a\u{9b}31m\u{202e}b\u{7f}\u{85}\u{2066}\u{200b}\u{e0041}\u{1b}\n\u{e9}€𝄞\\u009b\"";
+        let text =
+            "a\u{9b}31m\u{202e}b\u{7f}\u{85}\u{2066}\u{200b}\u{e0041}\u{1b}\n\u{e9}€𝄞\\u009b\"";
         let json = pretty(&[text]).unwrap();
         assert_eq!(
             json,
             "[\n  \"a\\u009b31m\\u202eb\\u007f\\u0085\\u2066\\u200b\\udb40\\udc41\\u001b\\n\u{e9}€𝄞\\\\u009b\\\"\"\n]"
         );
         assert_eq!(serde_json::from_str::<Vec<String>>(&json).unwrap(), [text]);
-        assert_eq!(document("x", &1).unwrap(), "{\n  \"version\": 1,\n  \"x\": 1\n}\n");
+        assert_eq!(
+            document("x", &1).unwrap(),
+            "{\n  \"version\": 1,\n  \"x\": 1\n}\n"
+        );
         assert_eq!(pretty(&["plain"]).unwrap(), "[\n  \"plain\"\n]");
     }
 }

@@ -40,14 +40,29 @@ fn mount(line: &[u8]) -> Option<Mount<'_>> {
     let (major, minor) = text()?.split_once(':')?;
     let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
     let (root, point, options) = (fields.next()?, fields.next()?, fields.next()?);
-    let is_read_only = options.split(|byte| *byte == b',').any(|option| option == b"ro");
+    let is_read_only = options
+        .split(|byte| *byte == b',')
+        .any(|option| option == b"ro");
     // Any number of tags, and a single hyphen. The mount source after it can contain "shared:" too.
-    let is_shared = fields.by_ref().take_while(|field| *field != b"-").any(|tag| tag.starts_with(b"shared:"));
+    let is_shared = fields
+        .by_ref()
+        .take_while(|field| *field != b"-")
+        .any(|tag| tag.starts_with(b"shared:"));
     if is_shared {
         fields.find(|field| *field == b"-")?;
     }
     let (kind, super_options) = (fields.next()?, fields.nth(1).unwrap_or_default());
-    Some(Mount { id, parent, device, root, point, is_read_only, is_shared, kind, super_options })
+    Some(Mount {
+        id,
+        parent,
+        device,
+        root,
+        point,
+        is_read_only,
+        is_shared,
+        kind,
+        super_options,
+    })
 }
 
 /// Escapes a path like the kernel does in these files (`seq_path`).
@@ -73,7 +88,11 @@ pub fn unescaped(path: &[u8]) -> PathBuf {
             _ => None,
         };
         out.push(escaped.unwrap_or(*first));
-        rest = if escaped.is_some() { tail.get(3..).unwrap_or_default() } else { tail };
+        rest = if escaped.is_some() {
+            tail.get(3..).unwrap_or_default()
+        } else {
+            tail
+        };
     }
     PathBuf::from(OsString::from_vec(out))
 }
@@ -101,17 +120,41 @@ mod tests {
             super_options: b"rw",
         };
         let device = rustix::fs::makedev(0, 5);
-        let dev = Mount { id: 22, parent: 21, device, point: b"/dev", is_read_only: true, is_shared: false, ..root };
-        let dev = Mount { kind: b"devtmpfs", super_options: b"rw,x", ..dev };
+        let dev = Mount {
+            id: 22,
+            parent: 21,
+            device,
+            point: b"/dev",
+            is_read_only: true,
+            is_shared: false,
+            ..root
+        };
+        let dev = Mount {
+            kind: b"devtmpfs",
+            super_options: b"rw,x",
+            ..dev
+        };
         assert_eq!(found.get(..2).unwrap(), [root, dev]);
-        let [_, _, last] = found.as_slice() else { panic!("{found:?}") };
-        assert_eq!((last.is_shared, last.kind, last.super_options), (true, &b"tmpfs"[..], &b""[..]));
-        assert_eq!((unescaped(last.root), unescaped(last.point)), ("/d e".into(), "/a b/c".into()));
+        let [_, _, last] = found.as_slice() else {
+            panic!("{found:?}")
+        };
+        assert_eq!(
+            (last.is_shared, last.kind, last.super_options),
+            (true, &b"tmpfs"[..], &b""[..])
+        );
+        assert_eq!(
+            (unescaped(last.root), unescaped(last.point)),
+            ("/d e".into(), "/a b/c".into())
+        );
     }
 
     #[test]
     fn escapes() {
-        for (path, text) in [("/a b", r"/a\040b"), ("/a\\\t\n", r"/a\134\011\012"), ("/x", "/x")] {
+        for (path, text) in [
+            ("/a b", r"/a\040b"),
+            ("/a\\\t\n", r"/a\134\011\012"),
+            ("/x", "/x"),
+        ] {
             assert_eq!(escaped(Path::new(path)), text.as_bytes());
             assert_eq!(unescaped(text.as_bytes()), Path::new(path));
         }

@@ -12,17 +12,26 @@ pub fn nearest_by<'a>(
     known: impl IntoIterator<Item = &'a str>,
     part: impl Fn(&'a str) -> &'a str,
 ) -> Option<&'a str> {
-    let near = known.into_iter().map(|known| (distance(word, part(known)), known));
+    let near = known
+        .into_iter()
+        .map(|known| (distance(word, part(known)), known));
     // At least two letters are the same, or a letter was typed twice or after a short word.
     let shared = |away: usize, known: &str| away + 1 < word.len().min(known.len());
-    let is_longer = |known: &str| known.len() > 1 && word.len() == known.len() + 1 && word.starts_with(known);
-    near.filter(|(away, known)| *away <= 2 && (shared(*away, part(known)) || is_longer(part(known))))
-        .min()
-        .map(|(_, known)| known)
+    let is_longer =
+        |known: &str| known.len() > 1 && word.len() == known.len() + 1 && word.starts_with(known);
+    near.filter(|(away, known)| {
+        *away <= 2 && (shared(*away, part(known)) || is_longer(part(known)))
+    })
+    .min()
+    .map(|(_, known)| known)
 }
 
 fn distance(word: &str, known: &str) -> usize {
-    if word.len() > 2 && known.starts_with(word) { 1 } else { strsim::levenshtein(known, word) }
+    if word.len() > 2 && known.starts_with(word) {
+        1
+    } else {
+        strsim::levenshtein(known, word)
+    }
 }
 
 #[cfg(test)]

@@ -48,7 +48,9 @@ impl ContainerPath {
         for component in path.as_ref().components() {
             match component {
                 std::path::Component::RootDir | std::path::Component::CurDir => {}
-                std::path::Component::Normal(name) if !name.as_bytes().contains(&0) => clean.push(name),
+                std::path::Component::Normal(name) if !name.as_bytes().contains(&0) => {
+                    clean.push(name)
+                }
                 _ => return None,
             }
         }
@@ -143,7 +145,10 @@ mod tests {
     #[test]
     fn join_keeps_below() {
         let dir = ContainerPath::new("/usr/lib64").unwrap();
-        assert_eq!(dir.join("libcuda.so.1").unwrap().absolute(), Path::new("/usr/lib64/libcuda.so.1"));
+        assert_eq!(
+            dir.join("libcuda.so.1").unwrap().absolute(),
+            Path::new("/usr/lib64/libcuda.so.1")
+        );
         assert!(dir.join("../x").is_none());
         assert_eq!(dir.join("x").unwrap().parent(), Some(dir));
     }

@@ -84,7 +84,12 @@ impl Tree {
             path if path == Path::new("/") => path.to_owned(),
             _ => real_path(root.as_fd())?,
         };
-        Ok(Self(Arc::new(Opened { root, prefix, dirs: Mutex::default(), troubles: Mutex::default() })))
+        Ok(Self(Arc::new(Opened {
+            root,
+            prefix,
+            dirs: Mutex::default(),
+            troubles: Mutex::default(),
+        })))
     }
 
     /// Returns the same tree without the directories that were opened, and without findings. A program that runs for a long time needs
@@ -93,7 +98,12 @@ impl Tree {
     pub fn afresh(&self) -> Self {
         let Opened { root, prefix, .. } = &*self.0;
         let (root, prefix) = (Arc::clone(root), prefix.clone());
-        Self(Arc::new(Opened { root, prefix, dirs: Mutex::default(), troubles: Mutex::default() }))
+        Self(Arc::new(Opened {
+            root,
+            prefix,
+            dirs: Mutex::default(),
+            troubles: Mutex::default(),
+        }))
     }
 
     /// Returns the file at `path` after all symbolic links.
@@ -133,17 +143,24 @@ impl Tree {
             path,
             self.follow(path, look).and_then(|found| match found {
                 Some((path, seen)) => Ok((path, seen.kind())),
-                None => self.resolve(path).map(|located| (located.path, located.kind)),
+                None => self
+                    .resolve(path)
+                    .map(|located| (located.path, located.kind)),
             }),
         );
         let (path, kind) = found?;
-        Ok((kind == FileType::RegularFile).then(|| RegularFile { host: HostPath::new(self.on_host(&path)), path }))
+        Ok((kind == FileType::RegularFile).then(|| RegularFile {
+            host: HostPath::new(self.on_host(&path)),
+            path,
+        }))
     }
 
     /// Looks a name up in its directory, which is probably open already, and follows links as the kernel does. Returns the real path,
     /// or `None` if the kernel has to follow the links.
     fn follow(&self, path: &Path, look: Look) -> io::Result<Option<(PathBuf, Seen)>> {
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Ok(None);
+        };
         let (mut dir, mut name, mut look) = (self.dir(parent)?, name.to_owned(), look);
         // Debian's alternatives use four links: `libcuda.so.1`, one in /etc/alternatives, `current/libcuda.so.1`, `libcuda.so.535`. The
         // kernel follows a longer chain.
@@ -161,7 +178,9 @@ impl Tree {
                 _ if dir.path.starts_with("/proc") || names_a_directory(&text) => return Ok(None), // magic links have a text, too
                 _ => {
                     let target = dir.path.join(target);
-                    let (Some(parent), Some(next)) = (target.parent(), target.file_name()) else { return Ok(None) };
+                    let (Some(parent), Some(next)) = (target.parent(), target.file_name()) else {
+                        return Ok(None);
+                    };
                     name = next.to_owned();
                     dir = self.dir(parent)?;
                 }
@@ -179,7 +198,10 @@ impl Tree {
     fn located(&self, path: PathBuf, stat: &Stat) -> Located {
         Located {
             kind: FileType::from_raw_mode(stat.st_mode),
-            device: (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)),
+            device: (
+                rustix::fs::major(stat.st_rdev),
+                rustix::fs::minor(stat.st_rdev),
+            ),
             uid: stat.st_uid,
             gid: stat.st_gid,
             mode: stat.st_mode & 0o7777,
@@ -197,18 +219,26 @@ impl Tree {
     /// Returns the path below this directory of an open file.
     fn path_of(&self, fd: &OwnedFd) -> io::Result<PathBuf> {
         let real = real_path(fd.as_fd())?;
-        let below = real.strip_prefix(&self.0.prefix).map_err(|_| io::Error::from(io::ErrorKind::NotFound))?;
+        let below = real
+            .strip_prefix(&self.0.prefix)
+            .map_err(|_| io::Error::from(io::ErrorKind::NotFound))?;
         Ok(Path::new("/").join(below))
     }
 
     fn dir(&self, path: &Path) -> io::Result<Arc<OpenDir>> {
-        if let Some((_, dir)) = lock(&self.0.dirs).iter().find(|(known, _)| known.as_os_str() == path.as_os_str()) {
+        if let Some((_, dir)) = lock(&self.0.dirs)
+            .iter()
+            .find(|(known, _)| known.as_os_str() == path.as_os_str())
+        {
             return Ok(Arc::clone(dir));
         }
         let dir = match self.0.root.open_plain_dir(path)? {
             Some(fd) => OpenDir::new(fd, path.components().collect()),
             None => {
-                let fd = self.0.root.open_at(path, OFlags::PATH | OFlags::DIRECTORY)?;
+                let fd = self
+                    .0
+                    .root
+                    .open_at(path, OFlags::PATH | OFlags::DIRECTORY)?;
                 let path = self.path_of(&fd)?;
                 OpenDir::new(fd, path)
             }
@@ -229,13 +259,18 @@ impl Tree {
     fn open_to_read(&self, path: &Path) -> io::Result<File> {
         // Without O_NONBLOCK, opening a fifo in its place would block the start of the container.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        Ok(File::from(self.noted(path, self.0.root.open_on_host(path, flags))?))
+        Ok(File::from(
+            self.noted(path, self.0.root.open_on_host(path, flags))?,
+        ))
     }
 
     fn open_known(&self, path: &Path) -> Result<(File, Stat)> {
         let file = self.open_to_read(path)?;
         let stat = rustix::fs::fstat(&file)?;
-        anyhow::ensure!(FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile, "not a regular file");
+        anyhow::ensure!(
+            FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile,
+            "not a regular file"
+        );
         Ok((file, stat))
     }
 
@@ -291,11 +326,22 @@ impl Tree {
     /// Returns the sorted names in a directory, or none if it cannot be read.
     #[must_use]
     pub fn names(&self, dir: &Path) -> Vec<OsString> {
-        let opened = self.noted(dir, self.0.root.open_on_host(dir, OFlags::RDONLY | OFlags::DIRECTORY));
+        let opened = self.noted(
+            dir,
+            self.0
+                .root
+                .open_on_host(dir, OFlags::RDONLY | OFlags::DIRECTORY),
+        );
         let Ok(fd) = opened else { return Vec::new() };
-        let Ok(entries) = rustix::fs::Dir::new(fd) else { return Vec::new() };
+        let Ok(entries) = rustix::fs::Dir::new(fd) else {
+            return Vec::new();
+        };
         let names = entries
-            .filter_map(|entry| Some(OsString::from_vec(entry.ok()?.file_name().to_bytes().to_vec())))
+            .filter_map(|entry| {
+                Some(OsString::from_vec(
+                    entry.ok()?.file_name().to_bytes().to_vec(),
+                ))
+            })
             .filter(|name| name != "." && name != "..");
         let mut names: Vec<OsString> = names.collect();
         names.sort();
@@ -324,7 +370,13 @@ impl Tree {
         let mut existing = Vec::new();
         for path in dirs.iter().map(Path::new) {
             match self.dir(path) {
-                Ok(dir) if seen.iter().any(|other| other.path.as_os_str() == dir.path.as_os_str()) => continue,
+                Ok(dir)
+                    if seen
+                        .iter()
+                        .any(|other| other.path.as_os_str() == dir.path.as_os_str()) =>
+                {
+                    continue;
+                }
                 Ok(dir) => seen.push(dir),
                 Err(error) if is_missing(&error) => continue,
                 Err(_) => {} // a lookup of a file in this directory reports the error
@@ -353,14 +405,18 @@ impl Tree {
         let found = match path.starts_with("/dev") {
             true => self.locate_by_name(path).map(drop),
             false => match self.dir(path) {
-                Err(error) if error.kind() == io::ErrorKind::NotADirectory => self.locate_by_name(path).map(drop),
+                Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+                    self.locate_by_name(path).map(drop)
+                }
                 dir => dir.map(drop),
             },
         };
         let here = match found {
             Ok(()) => true,
             Err(error) if is_missing(&error) => false,
-            Err(error) => return Err(anyhow::Error::new(error).context(format!("cannot examine {path:?}"))),
+            Err(error) => {
+                return Err(anyhow::Error::new(error).context(format!("cannot examine {path:?}")));
+            }
         };
         match host {
             _ if here => Ok(self.clone()),
@@ -373,7 +429,10 @@ impl Tree {
     #[must_use]
     pub fn troubles(&self) -> Vec<(PathBuf, String)> {
         let troubles = lock(&self.0.troubles);
-        troubles.iter().map(|(path, error)| (self.on_host(path), text_of(error))).collect()
+        troubles
+            .iter()
+            .map(|(path, error)| (self.on_host(path), text_of(error)))
+            .collect()
     }
 
     /// Returns the open directory.
@@ -477,7 +536,12 @@ const LOOKUPS: usize = 2;
 
 impl OpenDir {
     const fn new(fd: OwnedFd, path: PathBuf) -> Self {
-        Self { fd, path, lookups: AtomicUsize::new(0), listing: OnceLock::new() }
+        Self {
+            fd,
+            path,
+            lookups: AtomicUsize::new(0),
+            listing: OnceLock::new(),
+        }
     }
 
     /// Returns the path below the tree, with a leading slash, after all symbolic links.
@@ -527,7 +591,9 @@ impl OpenDir {
     }
 
     fn link(&self, name: &OsStr) -> rustix::io::Result<OsString> {
-        Ok(OsString::from_vec(rustix::fs::readlinkat(&self.fd, name, Vec::new())?.into_bytes()))
+        Ok(OsString::from_vec(
+            rustix::fs::readlinkat(&self.fd, name, Vec::new())?.into_bytes(),
+        ))
     }
 
     /// Returns the names of the directory, if many were looked up and it is small.
@@ -535,18 +601,25 @@ impl OpenDir {
         if self.lookups.fetch_add(1, Ordering::Relaxed) < LOOKUPS {
             return None;
         }
-        self.listing.get_or_init(|| Listing::of_small(&self.fd).ok().flatten()).as_ref()
+        self.listing
+            .get_or_init(|| Listing::of_small(&self.fd).ok().flatten())
+            .as_ref()
     }
 }
 
 /// Whether the text of a link ends in a way that only leads to directories, which the kernel checks.
 fn names_a_directory(text: &OsStr) -> bool {
     let text = text.as_bytes();
-    [&b"/"[..], b"/.", b"/.."].iter().any(|end| text.ends_with(end))
+    [&b"/"[..], b"/.", b"/.."]
+        .iter()
+        .any(|end| text.ends_with(end))
 }
 
 fn text_of(error: &io::Error) -> String {
-    error.raw_os_error().map_or_else(|| error.to_string(), |code| errno_text(Errno::from_raw(code)))
+    error.raw_os_error().map_or_else(
+        || error.to_string(),
+        |code| errno_text(Errno::from_raw(code)),
+    )
 }
 
 /// Locks a list, even after a panic in another thread: each list is changed in one step, so it is never left inconsistent.
@@ -556,7 +629,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Whether an error means that nothing exists at the path. ENOTDIR means that too: a file is in place of a directory.
 pub fn is_missing(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+    )
 }
 
 #[cfg(test)]
@@ -577,7 +653,10 @@ mod tests {
         assert!(tree.locate(Path::new("/caps/old")).is_ok());
         std::fs::remove_dir_all(&caps).unwrap();
         create("new");
-        assert!(tree.locate(Path::new("/caps/new")).is_err(), "the old directory is open");
+        assert!(
+            tree.locate(Path::new("/caps/new")).is_err(),
+            "the old directory is open"
+        );
         assert!(tree.afresh().locate(Path::new("/caps/new")).is_ok());
     }
 
@@ -592,9 +671,15 @@ mod tests {
         let root = Tree::open(&HostPath::new(dir.path())).unwrap();
         let located = root.locate(Path::new("/lib64/libcuda.so.1")).unwrap();
         assert_eq!(located.path, Path::new("/usr/lib64/libcuda.so.535"));
-        assert_eq!(located.host.as_path(), dir.path().join("usr/lib64/libcuda.so.535"));
+        assert_eq!(
+            located.host.as_path(),
+            dir.path().join("usr/lib64/libcuda.so.535")
+        );
         assert!(root.locate(Path::new("/lib64/outside")).is_err());
-        assert_eq!(root.names(Path::new("/lib64")), ["libcuda.so.1", "libcuda.so.535", "outside"]);
+        assert_eq!(
+            root.names(Path::new("/lib64")),
+            ["libcuda.so.1", "libcuda.so.535", "outside"]
+        );
         assert_eq!(root.read(Path::new("/lib64/libcuda.so.1")).unwrap(), b"elf");
     }
 
@@ -610,7 +695,10 @@ mod tests {
         std::fs::write(at("usr/lib/nvidia/tesla/libcuda.so.535"), "elf").unwrap();
         for (text, link) in [
             ("/etc/alternatives/libcuda", "usr/lib/libcuda.so.1"),
-            ("../../usr/lib/nvidia/current/libcuda.so.1", "etc/alternatives/libcuda"),
+            (
+                "../../usr/lib/nvidia/current/libcuda.so.1",
+                "etc/alternatives/libcuda",
+            ),
             ("tesla", "usr/lib/nvidia/current"),
             ("libcuda.so.535", "usr/lib/nvidia/tesla/libcuda.so.1"),
             ("../../../../../etc/alternatives/libcuda", "usr/lib/up"),
@@ -626,27 +714,51 @@ mod tests {
             symlink(text, at(link)).unwrap();
         }
         for number in 0..10 {
-            symlink(format!("c{}", number + 1), at(&format!("usr/lib/c{number}"))).unwrap();
+            symlink(
+                format!("c{}", number + 1),
+                at(&format!("usr/lib/c{number}")),
+            )
+            .unwrap();
         }
         std::fs::write(at("usr/lib/c10"), "").unwrap();
-        let names =
-            ["libcuda.so.1", "up", "around", "slash", "dot", "directory", "dangling", "outside", "a0", "c0", "no"];
+        let names = [
+            "libcuda.so.1",
+            "up",
+            "around",
+            "slash",
+            "dot",
+            "directory",
+            "dangling",
+            "outside",
+            "a0",
+            "c0",
+            "no",
+        ];
         let tree = Tree::open(&HostPath::new(dir.path())).unwrap();
         for _ in 0..2 {
             for path in names.map(|name| Path::new("/usr/lib").join(name)) {
                 let by_kernel = tree.resolve(&path).map_err(|error| error.raw_os_error());
                 let located = tree.locate(&path).map_err(|error| error.raw_os_error());
                 assert_eq!(located, by_kernel, "{path:?}");
-                let real = by_kernel.map(|real| (real.kind == FileType::RegularFile).then_some(real.host));
+                let real =
+                    by_kernel.map(|real| (real.kind == FileType::RegularFile).then_some(real.host));
                 for found in [tree.regular_file(&path), tree.linked_file(&path)] {
-                    let found = found.map(|file| file.map(|file| file.host)).map_err(|error| error.raw_os_error());
+                    let found = found
+                        .map(|file| file.map(|file| file.host))
+                        .map_err(|error| error.raw_os_error());
                     assert_eq!(found, real, "{path:?}");
                 }
             }
         }
         let dirs = lock(&tree.0.dirs);
-        let (_, listed) = dirs.iter().find(|(path, _)| path == Path::new("/usr/lib")).unwrap();
-        assert!(listed.listing.get().is_some_and(Option::is_some), "it is small");
+        let (_, listed) = dirs
+            .iter()
+            .find(|(path, _)| path == Path::new("/usr/lib"))
+            .unwrap();
+        assert!(
+            listed.listing.get().is_some_and(Option::is_some),
+            "it is small"
+        );
     }
 
     #[test]
@@ -666,15 +778,25 @@ mod tests {
         assert!(root.locate(Path::new("/nothing/x")).is_err() && root.troubles().is_empty());
         assert!(root.locate(Path::new("/loop")).is_err());
         let (path, why) = root.troubles().remove(0);
-        assert_eq!((path, &*why), (dir.path().join("loop"), "too many symbolic links encountered (ELOOP)"));
+        assert_eq!(
+            (path, &*why),
+            (
+                dir.path().join("loop"),
+                "too many symbolic links encountered (ELOOP)"
+            )
+        );
         assert!(root.owner_of("/loop").is_err() && root.owner_of("/nothing").is_ok());
         std::fs::create_dir(dir.path().join("dev")).unwrap();
         for file in ["version", "dev/nvidiactl"] {
             std::fs::write(dir.path().join(file), "").unwrap();
         }
-        for (path, is_here) in
-            [("/version", true), ("/dev", true), ("/dev/nvidiactl", true), ("/dev/no", false), ("/version/no", false)]
-        {
+        for (path, is_here) in [
+            ("/version", true),
+            ("/dev", true),
+            ("/dev/nvidiactl", true),
+            ("/dev/no", false),
+            ("/version/no", false),
+        ] {
             assert_eq!(root.owner_of(path).unwrap().is(&root), is_here, "{path}");
         }
     }

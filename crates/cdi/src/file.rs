@@ -50,7 +50,10 @@ impl Format {
     pub fn print(self, spec: &Spec) -> serde_json::Result<String> {
         let value = serde_json::to_value(spec)?;
         Ok(match self {
-            #[expect(clippy::disallowed_methods, reason = "a file for engines, not text for a terminal")]
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "a file for engines, not text for a terminal"
+            )]
             Self::Json => serde_json::to_string_pretty(&value)? + "\n",
             Self::Yaml => yaml::print(&value),
         })
@@ -81,9 +84,14 @@ pub fn from_value<T: DeserializeOwned>(mut value: Value) -> Result<T, String> {
     let text = serde_json::to_string_pretty(&value).map_err(|error| error.to_string())?;
     serde_json::from_str(&text).map_err(|error| {
         let message = error.to_string();
-        let cause = message.rsplit_once(" at line ").map_or(message.as_str(), |(cause, _)| cause);
+        let cause = message
+            .rsplit_once(" at line ")
+            .map_or(message.as_str(), |(cause, _)| cause);
         let cause = in_our_words(cause);
-        match path_of_line(&value, &mut error.line()).as_deref().unwrap_or_default() {
+        match path_of_line(&value, &mut error.line())
+            .as_deref()
+            .unwrap_or_default()
+        {
             "" => cause,
             path => format!("{}: {cause}", path.trim_start_matches('.')),
         }
@@ -92,14 +100,28 @@ pub fn from_value<T: DeserializeOwned>(mut value: Value) -> Result<T, String> {
 
 /// Returns a message of serde with the quotes of all other messages. Instead of all fields, it suggests the nearest one.
 fn in_our_words(cause: &str) -> String {
-    let Some((what, expected)) = cause.split_once(", expected ").filter(|_| cause.starts_with("unknown field ")) else {
+    let Some((what, expected)) = cause
+        .split_once(", expected ")
+        .filter(|_| cause.starts_with("unknown field "))
+    else {
         return cause.replace('`', "\"");
     };
-    let quoted = |text: &str| -> Vec<String> { text.split('`').skip(1).step_by(2).map(str::to_owned).collect() };
+    let quoted = |text: &str| -> Vec<String> {
+        text.split('`')
+            .skip(1)
+            .step_by(2)
+            .map(str::to_owned)
+            .collect()
+    };
     let (field, known) = (quoted(what).concat(), quoted(expected));
-    let other_case = known.iter().find(|known| known.eq_ignore_ascii_case(&field)).map(String::as_str);
+    let other_case = known
+        .iter()
+        .find(|known| known.eq_ignore_ascii_case(&field))
+        .map(String::as_str);
     let near = other_case.or_else(|| nearest(&field, known.iter().map(String::as_str)));
-    let hint = near.map(|near| format!("; did you mean \"{near}\"?")).unwrap_or_default();
+    let hint = near
+        .map(|near| format!("; did you mean \"{near}\"?"))
+        .unwrap_or_default();
     format!("{}{hint}", what.replace('`', "\""))
 }
 
@@ -111,8 +133,15 @@ fn path_of_line(value: &Value, line: &mut usize) -> Option<String> {
     }
     *line -= 1;
     let parts: Vec<(String, &Value)> = match value {
-        Value::Object(fields) => fields.iter().map(|(name, value)| (format!(".{name}"), value)).collect(),
-        Value::Array(items) => items.iter().enumerate().map(|(at, value)| (format!("[{at}]"), value)).collect(),
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, value)| (format!(".{name}"), value))
+            .collect(),
+        Value::Array(items) => items
+            .iter()
+            .enumerate()
+            .map(|(at, value)| (format!("[{at}]"), value))
+            .collect(),
         _ => Vec::new(),
     };
     if parts.is_empty() {
@@ -145,9 +174,14 @@ fn remove_nulls(value: &mut Value) {
 /// # Errors
 /// If the file cannot be written. The previous file is then unchanged.
 pub fn write(path: &Path, text: &str) -> io::Result<()> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    let dir = path
+        .parent()
+        .filter(|dir| !dir.as_os_str().is_empty())
+        .unwrap_or_else(|| Path::new("."));
     create_dir(dir)?;
-    let name = path.file_name().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidFilename))?;
+    let name = path
+        .file_name()
+        .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidFilename))?;
     // Engines ignore the temporary file: they read only *.json and *.yaml.
     let temporary = dir.join(format!(".{}.{}.new", name.display(), std::process::id()));
     let written = write_new(&temporary, text).and_then(|()| std::fs::rename(&temporary, path));
@@ -168,7 +202,11 @@ fn create_dir(dir: &Path) -> io::Result<()> {
 }
 
 fn write_new(path: &Path, text: &str) -> io::Result<()> {
-    let mut file = File::options().write(true).create_new(true).mode(0o644).open(path)?;
+    let mut file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o644)
+        .open(path)?;
     // The umask must not remove the read permission, which rootless Podman needs.
     file.set_permissions(Permissions::from_mode(0o644))?;
     file.write_all(text.as_bytes())?;
@@ -182,22 +220,39 @@ mod tests {
     use serde_json::json;
 
     fn spec() -> Spec {
-        let edits = ContainerEdits { env: vec!["A=yes".into(), "B=1: # x".into()], ..ContainerEdits::default() };
+        let edits = ContainerEdits {
+            env: vec!["A=yes".into(), "B=1: # x".into()],
+            ..ContainerEdits::default()
+        };
         let devices = ["0", "1:0", "all"].map(|name| Device {
             name: name.into(),
             container_edits: edits.clone(),
             ..Device::default()
         });
-        Spec { cdi_version: "0.5.0".into(), kind: "nvidia.com/gpu".into(), devices: devices.into(), ..Spec::default() }
+        Spec {
+            cdi_version: "0.5.0".into(),
+            kind: "nvidia.com/gpu".into(),
+            devices: devices.into(),
+            ..Spec::default()
+        }
     }
 
     #[test]
     fn both_formats_say_the_same() {
         for format in [Format::Json, Format::Yaml] {
-            assert_eq!(parse(format.print(&spec()).unwrap().as_bytes()).unwrap(), spec(), "{format:?}");
+            assert_eq!(
+                parse(format.print(&spec()).unwrap().as_bytes()).unwrap(),
+                spec(),
+                "{format:?}"
+            );
         }
         // To engines a name that is a number is none.
-        assert!(Format::Yaml.print(&spec()).unwrap().contains("name: \"0\"\n"));
+        assert!(
+            Format::Yaml
+                .print(&spec())
+                .unwrap()
+                .contains("name: \"0\"\n")
+        );
     }
 
     #[test]
@@ -209,9 +264,19 @@ mod tests {
         let open = File::open(&path).unwrap();
         write(&path, "new").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
-        assert_eq!(std::io::read_to_string(open).unwrap(), "old", "who reads it now reads the old one");
-        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o7777, 0o644);
-        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+        assert_eq!(
+            std::io::read_to_string(open).unwrap(),
+            "old",
+            "who reads it now reads the old one"
+        );
+        assert_eq!(
+            path.metadata().unwrap().permissions().mode() & 0o7777,
+            0o644
+        );
+        assert_eq!(
+            std::fs::read_dir(path.parent().unwrap()).unwrap().count(),
+            1
+        );
     }
 
     #[test]
@@ -225,7 +290,9 @@ mod tests {
     #[test]
     fn null_is_a_field_that_is_missing() {
         let edits = json!({"env": null, "mounts": null, "intelRdt": null});
-        let spec: Spec = from_value(json!({"cdiVersion": null, "devices": null, "containerEdits": edits})).unwrap();
+        let spec: Spec =
+            from_value(json!({"cdiVersion": null, "devices": null, "containerEdits": edits}))
+                .unwrap();
         assert_eq!(spec, Spec::default());
     }
 
@@ -251,20 +318,36 @@ mod tests {
         for (value, says) in [
             (json!(null), "the file is empty"),
             (json!({"extra": null}), "unknown field \"extra\""),
-            (json!({"annotations": {"a": null}}), "annotations.a: invalid type: null"),
+            (
+                json!({"annotations": {"a": null}}),
+                "annotations.a: invalid type: null",
+            ),
             (json!({"extra": 1}), "unknown field \"extra\""),
-            (json!({"device": []}), "unknown field \"device\"; did you mean \"devices\"?"),
-            (json!({"CDIVersion": ""}), "unknown field \"CDIVersion\"; did you mean \"cdiVersion\"?"),
-            (json!({"cdiVersion": 1.0}), "cdiVersion: invalid type: floating point"),
+            (
+                json!({"device": []}),
+                "unknown field \"device\"; did you mean \"devices\"?",
+            ),
+            (
+                json!({"CDIVersion": ""}),
+                "unknown field \"CDIVersion\"; did you mean \"cdiVersion\"?",
+            ),
+            (
+                json!({"cdiVersion": 1.0}),
+                "cdiVersion: invalid type: floating point",
+            ),
             (json!({"devices": {}}), "devices: invalid type: map"),
-            (json!({"devices": [{"name": "d", "containerEdits": {"deviceNodes": [{"major": "1"}]}}]}), {
-                "devices[0].containerEdits.deviceNodes[0].major: invalid type: string"
-            }),
+            (
+                json!({"devices": [{"name": "d", "containerEdits": {"deviceNodes": [{"major": "1"}]}}]}),
+                { "devices[0].containerEdits.deviceNodes[0].major: invalid type: string" },
+            ),
             (
                 json!({"containerEdits": {"additionalGids": [-1]}}),
                 "containerEdits.additionalGids[0]: invalid value: integer \"-1\"",
             ),
-            (json!({"annotations": {"a": 1}}), "annotations.a: invalid type: integer \"1\""),
+            (
+                json!({"annotations": {"a": 1}}),
+                "annotations.a: invalid type: integer \"1\"",
+            ),
             (
                 json!({"containerEdits": {"env": [], "mounts": [{}, {"hostPath": "/a", "x": 1}], "hooks": [{"args": ["a"]}]}}),
                 { "containerEdits.mounts[1].x: unknown field \"x\"" },

@@ -43,8 +43,14 @@ pub enum Found {
 pub fn read(dirs: &[PathBuf]) -> Vec<SpecFile> {
     let mut files = Vec::new();
     for (priority, dir) in dirs.iter().enumerate() {
-        let Ok(entries) = std::fs::read_dir(dir) else { continue };
-        let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).filter(|path| !path.is_dir()).collect();
+        let Ok(entries) = std::fs::read_dir(dir) else {
+            continue;
+        };
+        let mut paths: Vec<_> = entries
+            .flatten()
+            .map(|entry| entry.path())
+            .filter(|path| !path.is_dir())
+            .collect();
         paths.sort();
         files.extend(paths.into_iter().map(|path| read_file(path, priority)));
     }
@@ -52,12 +58,20 @@ pub fn read(dirs: &[PathBuf]) -> Vec<SpecFile> {
 }
 
 fn read_file(path: PathBuf, priority: usize) -> SpecFile {
-    let mode = path.metadata().map(|metadata| metadata.permissions().mode()).unwrap_or_default();
+    let mode = path
+        .metadata()
+        .map(|metadata| metadata.permissions().mode())
+        .unwrap_or_default();
     let spec = match Format::from_path(&path) {
         Some(_) => read_spec(&path),
         None => Err("engines read only files that end in .json or .yaml".to_owned()),
     };
-    SpecFile { path, priority, for_everybody: mode & 0o004 != 0, spec }
+    SpecFile {
+        path,
+        priority,
+        for_everybody: mode & 0o004 != 0,
+        spec,
+    }
 }
 
 /// Reads and checks a spec file.
@@ -75,12 +89,18 @@ pub fn read_spec(path: &Path) -> Result<Spec, String> {
 fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     if !file.metadata()?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not a regular file",
+        ));
     }
     let mut bytes = Vec::new();
     let read = file.take(MAX_SPEC + 1).read_to_end(&mut bytes)?;
     if u64::try_from(read).is_ok_and(|read| read > MAX_SPEC) {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {} MiB", MAX_SPEC >> 20)));
+        return Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            format!("larger than {} MiB", MAX_SPEC >> 20),
+        ));
     }
     Ok(bytes)
 }
@@ -93,13 +113,19 @@ pub fn resolve(files: &[SpecFile]) -> BTreeMap<String, Found> {
         let Ok(spec) = &file.spec else { continue };
         for device in &spec.devices {
             let name = format!("{}={}", spec.kind, device.name);
-            let has_same_priority = |old: usize| files.get(old).is_some_and(|old| old.priority == file.priority);
+            let has_same_priority = |old: usize| {
+                files
+                    .get(old)
+                    .is_some_and(|old| old.priority == file.priority)
+            };
             match found.entry(name) {
                 Entry::Vacant(entry) => {
                     entry.insert(Found::In(number));
                 }
                 Entry::Occupied(mut entry) => match *entry.get() {
-                    Found::In(old) if has_same_priority(old) => *entry.get_mut() = Found::Conflict(old, number),
+                    Found::In(old) if has_same_priority(old) => {
+                        *entry.get_mut() = Found::Conflict(old, number)
+                    }
                     Found::In(_) => *entry.get_mut() = Found::In(number),
                     // A conflict remains, even if a directory with higher priority defines the device.
                     Found::Conflict(..) => {}
@@ -114,7 +140,9 @@ pub fn resolve(files: &[SpecFile]) -> BTreeMap<String, Found> {
 #[must_use]
 pub fn device<'a>(spec: &'a Spec, name: &str) -> Option<&'a Device> {
     let (kind, name) = name.split_once('=')?;
-    spec.devices.iter().find(|device| kind == spec.kind && device.name == name)
+    spec.devices
+        .iter()
+        .find(|device| kind == spec.kind && device.name == name)
 }
 
 #[cfg(test)]
@@ -138,17 +166,32 @@ mod tests {
 
     #[test]
     fn the_later_directory_wins() {
-        let found = found(&[("etc", "x.json", "d"), ("run", "x.yaml", "d"), ("run", "y.yaml", "e")]);
+        let found = found(&[
+            ("etc", "x.json", "d"),
+            ("run", "x.yaml", "d"),
+            ("run", "y.yaml", "e"),
+        ]);
         assert_eq!(found.len(), 2);
-        assert_eq!((&found["a.b/c=d"], &found["a.b/c=e"]), (&Found::In(1), &Found::In(2)));
+        assert_eq!(
+            (&found["a.b/c=d"], &found["a.b/c=e"]),
+            (&Found::In(1), &Found::In(2))
+        );
     }
 
     #[test]
     fn two_files_of_one_directory_are_in_conflict() {
         for files in [
             &[("run", "x.json", "d"), ("run", "y.json", "d")][..],
-            &[("run", "x.json", "d"), ("run", "y.json", "d"), ("run", "z.json", "d")],
-            &[("etc", "x.json", "d"), ("etc", "y.json", "d"), ("run", "z.json", "d")],
+            &[
+                ("run", "x.json", "d"),
+                ("run", "y.json", "d"),
+                ("run", "z.json", "d"),
+            ],
+            &[
+                ("etc", "x.json", "d"),
+                ("etc", "y.json", "d"),
+                ("run", "z.json", "d"),
+            ],
         ] {
             assert_eq!(found(files)["a.b/c=d"], Found::Conflict(0, 1), "{files:?}");
         }
@@ -164,7 +207,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for (text, says) in [
             ("cdiVersion: a: b", "line 1: "),
-            ("cdiVersion: 0.5.0\nkind: a.b/c\nkind: a.b/d\n", "duplicate key"),
+            (
+                "cdiVersion: 0.5.0\nkind: a.b/c\nkind: a.b/d\n",
+                "duplicate key",
+            ),
             ("cdiVersion: 0.5.0\nbogus: 1\n", "unknown field \"bogus\""),
             ("", "the file is empty"),
             ("cdiVersion: 0.5.0\nkind: a.b/c\n", "no devices"),
@@ -174,7 +220,11 @@ mod tests {
             let why = read_spec(&path).unwrap_err();
             assert!(why.contains(says), "{text:?}: {why}");
         }
-        assert!(read_spec(&dir.path().join("none.yaml")).unwrap_err().contains("No such file"));
+        assert!(
+            read_spec(&dir.path().join("none.yaml"))
+                .unwrap_err()
+                .contains("No such file")
+        );
         std::fs::create_dir(dir.path().join("dir.yaml")).unwrap();
         assert!(read_spec(&dir.path().join("dir.yaml")).is_err());
     }

@@ -186,11 +186,14 @@ impl ContainerEdits {
     #[must_use]
     fn without(mut self, other: &Self) -> Self {
         self.env.retain(|item| !other.env.contains(item));
-        self.device_nodes.retain(|item| !other.device_nodes.contains(item));
-        self.net_devices.retain(|item| !other.net_devices.contains(item));
+        self.device_nodes
+            .retain(|item| !other.device_nodes.contains(item));
+        self.net_devices
+            .retain(|item| !other.net_devices.contains(item));
         self.hooks.retain(|item| !other.hooks.contains(item));
         self.mounts.retain(|item| !other.mounts.contains(item));
-        self.additional_gids.retain(|item| !other.additional_gids.contains(item));
+        self.additional_gids
+            .retain(|item| !other.additional_gids.contains(item));
         self
     }
 }
@@ -207,7 +210,12 @@ fn dedup<T: PartialEq + Clone>(list: &mut Vec<T>) {
 }
 
 fn by_depth<T>(mut list: Vec<T>, path: fn(&T) -> &String) -> Vec<T> {
-    list.sort_by_cached_key(|item| (std::path::Path::new(path(item)).components().count(), path(item).clone()));
+    list.sort_by_cached_key(|item| {
+        (
+            std::path::Path::new(path(item)).components().count(),
+            path(item).clone(),
+        )
+    });
     list
 }
 
@@ -223,7 +231,11 @@ impl Device {
         }
         let edits = devices.iter().map(|device| device.container_edits.clone());
         let container_edits = edits.fold(ContainerEdits::default(), ContainerEdits::merge);
-        Ok(Some(Self { name: name.to_owned(), container_edits, ..Self::default() }))
+        Ok(Some(Self {
+            name: name.to_owned(),
+            container_edits,
+            ..Self::default()
+        }))
     }
 }
 

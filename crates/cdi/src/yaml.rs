@@ -16,7 +16,12 @@ const MOST: usize = 1 << 20;
 /// # Errors
 /// If the text is not YAML, has a key twice, or is deeper or larger than any spec.
 pub fn parse(text: &str) -> Result<Value, String> {
-    Reader { parser: Parser::new_from_str(text), anchors: BTreeMap::new(), count: 0 }.document()
+    Reader {
+        parser: Parser::new_from_str(text),
+        anchors: BTreeMap::new(),
+        count: 0,
+    }
+    .document()
 }
 
 struct Reader<'a> {
@@ -53,7 +58,10 @@ impl<'a> Reader<'a> {
         }
         let (anchor, value) = match event {
             Event::Alias(anchor) => {
-                let (value, count) = self.anchors.get(&anchor).ok_or("an alias refers to an unknown anchor")?;
+                let (value, count) = self
+                    .anchors
+                    .get(&anchor)
+                    .ok_or("an alias refers to an unknown anchor")?;
                 self.count += count;
                 return Ok(value.clone());
             }
@@ -64,7 +72,8 @@ impl<'a> Reader<'a> {
             _ => return Err("unexpected end of the document".to_owned()),
         };
         if anchor > 0 {
-            self.anchors.insert(anchor, (value.clone(), self.count - before));
+            self.anchors
+                .insert(anchor, (value.clone(), self.count - before));
         }
         Ok(value)
     }
@@ -109,7 +118,10 @@ pub fn line_of(text: &str, path: &[&str]) -> Option<usize> {
                 at.pop();
                 end_value(&mut at);
             }
-            Event::Scalar(..) | Event::Alias(_) | Event::SequenceStart(..) | Event::MappingStart(..) => {
+            Event::Scalar(..)
+            | Event::Alias(_)
+            | Event::SequenceStart(..)
+            | Event::MappingStart(..) => {
                 let is_key = start_node(&mut at, &event);
                 if is_at(&at, path) {
                     return Some(span.start.line());
@@ -140,7 +152,11 @@ fn start_node(at: &mut [Level], event: &Event<'_>) -> bool {
     match at.last_mut() {
         Some(Level::List(number)) => *number = Some(number.map_or(0, |number| number + 1)),
         Some(Level::Map(key @ None)) => {
-            *key = Some(if let Event::Scalar(text, ..) = event { text.to_string() } else { String::new() });
+            *key = Some(if let Event::Scalar(text, ..) = event {
+                text.to_string()
+            } else {
+                String::new()
+            });
             return true;
         }
         _ => {}
@@ -155,7 +171,11 @@ fn end_value(at: &mut [Level]) {
 }
 
 fn is_at(at: &[Level], path: &[&str]) -> bool {
-    at.len() == path.len() && at.iter().zip(path).all(|(level, step)| is_step(level, step))
+    at.len() == path.len()
+        && at
+            .iter()
+            .zip(path)
+            .all(|(level, step)| is_step(level, step))
 }
 
 fn is_step(level: &Level, step: &str) -> bool {
@@ -167,7 +187,9 @@ fn is_step(level: &Level, step: &str) -> bool {
 
 /// Returns the value of a scalar without quotes.
 fn plain(text: &str) -> Value {
-    word(text).or_else(|| number(text).map(Value::Number)).unwrap_or_else(|| Value::String(text.to_owned()))
+    word(text)
+        .or_else(|| number(text).map(Value::Number))
+        .unwrap_or_else(|| Value::String(text.to_owned()))
 }
 
 /// Returns the value of a word of YAML 1.1, which the parsers of the engines support.
@@ -186,7 +208,9 @@ fn number(text: &str) -> Option<Number> {
         return None;
     }
     let radix = |prefix: &str, radix| i64::from_str_radix(text.strip_prefix(prefix)?, radix).ok();
-    let integer = radix("0x", 16).or_else(|| radix("0o", 8)).or_else(|| radix("0b", 2));
+    let integer = radix("0x", 16)
+        .or_else(|| radix("0o", 8))
+        .or_else(|| radix("0b", 2));
     let octal = || if text.len() > 1 { radix("0", 8) } else { None };
     match integer.or_else(octal).or_else(|| text.parse::<i64>().ok()) {
         Some(integer) => Some(integer.into()),
@@ -249,7 +273,9 @@ fn print_block(value: &Value, indent: usize, text: &mut String) {
     match value {
         Value::Object(map) => {
             let known = ORDER.iter().filter_map(|name| map.get_key_value(*name));
-            let others = map.iter().filter(|(name, _)| !ORDER.contains(&name.as_str()));
+            let others = map
+                .iter()
+                .filter(|(name, _)| !ORDER.contains(&name.as_str()));
             for (at, (key, value)) in known.chain(others).enumerate() {
                 if at > 0 {
                     print_indent(indent, text);
@@ -307,7 +333,9 @@ fn print_line(value: &Value, text: &mut String) {
 fn print_scalar(scalar: &str, text: &mut String) {
     let start = scalar.strip_prefix("--").unwrap_or(scalar);
     let is_plain = start.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/')
-        && scalar.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._=,+-".contains(&byte))
+        && scalar
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"/._=,+-".contains(&byte))
         && word(scalar).is_none()
         && scalar.len() > 1; // y and n
     if is_plain {
@@ -328,10 +356,18 @@ mod tests {
         for (text, value) in [
             ("a: b", json!({"a": "b"})),
             ("cdiVersion: 0.5.0", json!({"cdiVersion": "0.5.0"})),
-            ("[1, -1, 0x1f, 0o17, 017, 08, 1.5, 1:0, 0, +3]", json!([1, -1, 31, 15, 15, 8, 1.5, "1:0", 0, 3])),
-            ("[yes, No, on, true, ~, null, '', '1', \"no\", .inf, nan]", {
-                json!([true, false, true, true, null, null, "", "1", "no", ".inf", "nan"])
-            }),
+            (
+                "[1, -1, 0x1f, 0o17, 017, 08, 1.5, 1:0, 0, +3]",
+                json!([1, -1, 31, 15, 15, 8, 1.5, "1:0", 0, 3]),
+            ),
+            (
+                "[yes, No, on, true, ~, null, '', '1', \"no\", .inf, nan]",
+                {
+                    json!([
+                        true, false, true, true, null, null, "", "1", "no", ".inf", "nan"
+                    ])
+                },
+            ),
             ("&x {a: [1]}", json!({"a": [1]})),
             ("[&x {a: 1}, *x]", json!([{"a": 1}, {"a": 1}])),
             ("# nothing", json!(null)),
@@ -367,7 +403,9 @@ mod tests {
     fn other_documents_are_rejected() {
         let deep = "[".repeat(100_000);
         let mut laughs = "- &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
-        (1..9).for_each(|n| laughs += &format!("- &a{n} [{}]\n", vec![format!("*a{}", n - 1); 10].join(",")));
+        (1..9).for_each(|n| {
+            laughs += &format!("- &a{n} [{}]\n", vec![format!("*a{}", n - 1); 10].join(","))
+        });
         for (text, says) in [
             ("a: b: c", "line 1: "),
             ("a: 1\na: 2", "duplicate key \"a\""),

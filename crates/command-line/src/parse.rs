@@ -27,7 +27,9 @@ pub enum Parsed<T> {
 /// If the command line is invalid.
 pub fn parse<T: Parser>(args: &[OsString]) -> Result<Parsed<T>> {
     let mut command = T::command();
-    let error = match T::try_parse_from(std::iter::once(command.get_name().into()).chain(args.iter().cloned())) {
+    let error = match T::try_parse_from(
+        std::iter::once(command.get_name().into()).chain(args.iter().cloned()),
+    ) {
         Ok(options) => return Ok(Parsed::Run(options)),
         Err(error) => error,
     };
@@ -47,7 +49,12 @@ pub fn parse<T: Parser>(args: &[OsString]) -> Result<Parsed<T>> {
 fn invalid(error: &clap::Error, path: &str, command: &clap::Command) -> anyhow::Error {
     let text = error.render().to_string();
     // clap adds tips and the usage, after empty lines.
-    let what: Vec<_> = text.split("\n\n").next().unwrap_or_default().split_whitespace().collect();
+    let what: Vec<_> = text
+        .split("\n\n")
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .collect();
     let what = match error.kind() {
         // clap lists all commands, and the help does too.
         ErrorKind::MissingSubcommand => "a command is missing".to_owned(),
@@ -60,7 +67,10 @@ fn invalid(error: &clap::Error, path: &str, command: &clap::Command) -> anyhow::
     };
     failure(
         &catalog::COMMAND_LINE,
-        format!("invalid command line: {}", what.strip_prefix("error: ").unwrap_or(&what)),
+        format!(
+            "invalid command line: {}",
+            what.strip_prefix("error: ").unwrap_or(&what)
+        ),
         hint,
     )
 }
@@ -71,7 +81,8 @@ fn double_quoted(text: &str) -> String {
     let mut chars = text.chars().peekable();
     let mut before = ' ';
     while let Some(c) = chars.next() {
-        let is_apostrophe = before.is_alphanumeric() && chars.peek().is_some_and(|next| next.is_alphanumeric());
+        let is_apostrophe =
+            before.is_alphanumeric() && chars.peek().is_some_and(|next| next.is_alphanumeric());
         quoted.push(if c == '\'' && !is_apostrophe { '"' } else { c });
         before = c;
     }
@@ -89,9 +100,11 @@ fn suggestion(error: &clap::Error, command: &clap::Command) -> Option<String> {
             let visible = command.get_subcommands().filter(|one| !one.is_hide_set());
             visible.map(|one| one.get_name().to_owned()).collect()
         }
-        ErrorKind::UnknownArgument => {
-            command.get_arguments().filter_map(clap::Arg::get_long).map(|long| format!("--{long}")).collect()
-        }
+        ErrorKind::UnknownArgument => command
+            .get_arguments()
+            .filter_map(clap::Arg::get_long)
+            .map(|long| format!("--{long}"))
+            .collect(),
         ErrorKind::InvalidValue => match error.get(ContextKind::ValidValue) {
             Some(ContextValue::Strings(values)) => values.clone(),
             _ => Vec::new(),
@@ -113,7 +126,9 @@ fn called<'c>(program: &'c clap::Command, args: &[OsString]) -> (String, &'c cla
     let mut args = args.iter();
     while let Some(arg) = args.next() {
         if let Some(option) = arg.to_str().and_then(|word| word.strip_prefix("--")) {
-            let found = command.get_arguments().find(|one| one.get_long() == Some(option));
+            let found = command
+                .get_arguments()
+                .find(|one| one.get_long() == Some(option));
             if found.is_some_and(|one| one.get_action().takes_values()) {
                 args.next();
             }
@@ -121,7 +136,9 @@ fn called<'c>(program: &'c clap::Command, args: &[OsString]) -> (String, &'c cla
         if arg.as_encoded_bytes().starts_with(b"-") {
             continue;
         }
-        let Some(found) = command.find_subcommand(arg) else { break };
+        let Some(found) = command.find_subcommand(arg) else {
+            break;
+        };
         command = found;
         path = format!("{path} {}", found.get_name());
     }
@@ -135,8 +152,14 @@ mod tests {
     #[test]
     fn quotes_of_clap() {
         for (text, quoted) in [
-            ("unexpected argument '--x' found", "unexpected argument \"--x\" found"),
-            ("invalid value 'a b' for '--color <WHEN>'", "invalid value \"a b\" for \"--color <WHEN>\""),
+            (
+                "unexpected argument '--x' found",
+                "unexpected argument \"--x\" found",
+            ),
+            (
+                "invalid value 'a b' for '--color <WHEN>'",
+                "invalid value \"a b\" for \"--color <WHEN>\"",
+            ),
             ("the engine's log", "the engine's log"),
         ] {
             assert_eq!(double_quoted(text), quoted);

@@ -34,7 +34,8 @@ impl Environment {
         let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         Self {
             no_color: is_set("NO_COLOR"),
-            force: std::env::var_os("CLICOLOR_FORCE").is_some_and(|value| !value.is_empty() && value != "0"),
+            force: std::env::var_os("CLICOLOR_FORCE")
+                .is_some_and(|value| !value.is_empty() && value != "0"),
             is_dumb: std::env::var_os("TERM").is_none_or(|term| term == "dumb" || term.is_empty()),
         }
     }
@@ -44,8 +45,16 @@ impl Environment {
         let stdout = rustix::stdio::stdout();
         let is_terminal = stdout.is_terminal();
         // A serial console does not know its size and reports 0 columns.
-        let columns = || tcgetwinsize(stdout).ok().map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0);
-        Terminal::new(self.has_color(color, is_terminal), is_terminal.then(|| columns().unwrap_or(usize::MAX)))
+        let columns = || {
+            tcgetwinsize(stdout)
+                .ok()
+                .map(|size| usize::from(size.ws_col))
+                .filter(|columns| *columns > 0)
+        };
+        Terminal::new(
+            self.has_color(color, is_terminal),
+            is_terminal.then(|| columns().unwrap_or(usize::MAX)),
+        )
     }
 
     const fn has_color(self, color: Color, is_terminal: bool) -> bool {
@@ -116,7 +125,10 @@ pub struct Line {
 impl Line {
     /// Returns a line that begins with this text and, if it is folded, continues in column `hang`.
     pub fn new(hang: usize, text: impl Into<String>) -> Self {
-        Self { parts: vec![(Tone::Plain, text.into())], hang }
+        Self {
+            parts: vec![(Tone::Plain, text.into())],
+            hang,
+        }
     }
 
     /// Appends text to the line.
@@ -142,8 +154,17 @@ pub fn table<const N: usize>(rows: Vec<[Cell; N]>) -> Vec<Line> {
             *width = (*width).max(text.chars().count());
         }
     }
-    let hang = widths.iter().take(N.saturating_sub(1)).map(|width| width + 2).sum();
-    rows.into_iter().map(|row| Line { parts: padded(row, widths), hang }).collect()
+    let hang = widths
+        .iter()
+        .take(N.saturating_sub(1))
+        .map(|width| width + 2)
+        .sum();
+    rows.into_iter()
+        .map(|row| Line {
+            parts: padded(row, widths),
+            hang,
+        })
+        .collect()
 }
 
 /// Returns the cells of a row, each with the spaces that fill the column in front of it.
@@ -192,11 +213,17 @@ impl Terminal {
     fn add(self, line: &Line, out: &mut String) {
         // In a pipe, nothing is folded.
         let Some(width) = self.width else {
-            line.parts.iter().for_each(|(tone, text)| self.paint(*tone, text, out));
+            line.parts
+                .iter()
+                .for_each(|(tone, text)| self.paint(*tone, text, out));
             out.push('\n');
             return;
         };
-        let hang = if line.hang <= width / 2 { line.hang } else { NARROW };
+        let hang = if line.hang <= width / 2 {
+            line.hang
+        } else {
+            NARROW
+        };
         let mut column = 0;
         for (tone, text) in &line.parts {
             let code = if self.has_color { tone.code() } else { "" };
@@ -207,8 +234,9 @@ impl Terminal {
                 let length = word.chars().count();
                 // A path that is longer than the last column of a table gets more room.
                 let is_long = hang.saturating_add(length) > width;
-                let is_fold =
-                    piece.len() > word.len() && !word.is_empty() && (column > hang || (column > 0 && is_long));
+                let is_fold = piece.len() > word.len()
+                    && !word.is_empty()
+                    && (column > hang || (column > 0 && is_long));
                 if is_fold && column.saturating_add(needed) > width {
                     let hang = if is_long { hang.min(NARROW) } else { hang };
                     out.push('\n');
@@ -255,15 +283,25 @@ fn pieces(text: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
 
-    const PIPE: Terminal = Terminal { has_color: false, width: None };
+    const PIPE: Terminal = Terminal {
+        has_color: false,
+        width: None,
+    };
 
     fn narrow(width: usize) -> Terminal {
-        Terminal { has_color: false, width: Some(width) }
+        Terminal {
+            has_color: false,
+            width: Some(width),
+        }
     }
 
     #[test]
     fn the_command_line_decides_then_no_color_then_clicolor_force() {
-        let of = |no_color, force, is_dumb| Environment { no_color, force, is_dumb };
+        let of = |no_color, force, is_dumb| Environment {
+            no_color,
+            force,
+            is_dumb,
+        };
         for (environment, color, on_terminal, in_pipe) in [
             (of(false, false, false), Color::Auto, true, false),
             (of(false, false, true), Color::Auto, false, false),
@@ -280,23 +318,37 @@ mod tests {
 
     #[test]
     fn only_colors_differ() {
-        let line = Line::new(0, "a: ").then(Tone::Bad, "no").then(Tone::Plain, ", b");
+        let line = Line::new(0, "a: ")
+            .then(Tone::Bad, "no")
+            .then(Tone::Plain, ", b");
         assert_eq!(PIPE.render(std::slice::from_ref(&line)), "a: no, b\n");
-        let colored = Terminal { has_color: true, width: None };
+        let colored = Terminal {
+            has_color: true,
+            width: None,
+        };
         assert_eq!(colored.render(&[line]), "a: \u{1b}[31mno\u{1b}[0m, b\n");
     }
 
     #[test]
     fn long_lines_hang() {
-        let line = Line::new(4, "hint: one two  three /a/path/that/is/longer/than/the/screen four");
-        let text = "hint: one two\n    three\n    /a/path/that/is/longer/than/the/screen\n    four\n";
+        let line = Line::new(
+            4,
+            "hint: one two  three /a/path/that/is/longer/than/the/screen four",
+        );
+        let text =
+            "hint: one two\n    three\n    /a/path/that/is/longer/than/the/screen\n    four\n";
         assert_eq!(narrow(14).render(std::slice::from_ref(&line)), text);
         assert!(!PIPE.render(&[line]).trim_end().contains('\n'));
         let exact = Line::new(2, "12345 789");
-        assert_eq!(narrow(9).render(std::slice::from_ref(&exact)), "12345 789\n");
+        assert_eq!(
+            narrow(9).render(std::slice::from_ref(&exact)),
+            "12345 789\n"
+        );
         assert_eq!(narrow(8).render(&[exact]), "12345\n  789\n");
         // A comma stays with the preceding word, even if the word has another tone.
-        let line = Line::new(2, "aaa ").then(Tone::Good, "bbb").then(Tone::Plain, ", c");
+        let line = Line::new(2, "aaa ")
+            .then(Tone::Good, "bbb")
+            .then(Tone::Plain, ", c");
         assert_eq!(narrow(7).render(&[line]), "aaa bbb,\n  c\n");
     }
 
@@ -305,20 +357,43 @@ mod tests {
         let row = |a: &str, b: &str| [cell(a), (Tone::Good, "x".to_owned()), cell(b)];
         let lines = table(vec![row("a", "one two"), row("bbb", "three")]);
         assert_eq!(PIPE.render(&lines), "a    x  one two\nbbb  x  three\n");
-        assert_eq!(narrow(16).render(&lines), "a    x  one two\nbbb  x  three\n");
-        assert_eq!(narrow(12).render(&lines), "a    x  one\n    two\nbbb  x\n    three\n");
-        assert_eq!(narrow(14).render(&lines), "a    x  one\n    two\nbbb  x  three\n");
+        assert_eq!(
+            narrow(16).render(&lines),
+            "a    x  one two\nbbb  x  three\n"
+        );
+        assert_eq!(
+            narrow(12).render(&lines),
+            "a    x  one\n    two\nbbb  x\n    three\n"
+        );
+        assert_eq!(
+            narrow(14).render(&lines),
+            "a    x  one\n    two\nbbb  x  three\n"
+        );
     }
 
     #[test]
     fn a_path_that_is_longer_than_its_column() {
-        let lines = table(vec![[cell("a"), cell("bbbb"), cell("/a/long/path (x)")], [cell("a"), cell(""), cell("")]]);
+        let lines = table(vec![
+            [cell("a"), cell("bbbb"), cell("/a/long/path (x)")],
+            [cell("a"), cell(""), cell("")],
+        ]);
         assert_eq!(PIPE.render(&lines), "a  bbbb  /a/long/path (x)\na\n");
-        assert_eq!(narrow(19).render(&lines), "a  bbbb\n    /a/long/path\n         (x)\na\n");
-        assert_eq!(narrow(22).render(&lines), "a  bbbb  /a/long/path\n         (x)\na\n");
-        let line = Line::new(6, "").then(Tone::Good, "no").then(Tone::Plain, "    /a/long/path");
+        assert_eq!(
+            narrow(19).render(&lines),
+            "a  bbbb\n    /a/long/path\n         (x)\na\n"
+        );
+        assert_eq!(
+            narrow(22).render(&lines),
+            "a  bbbb  /a/long/path\n         (x)\na\n"
+        );
+        let line = Line::new(6, "")
+            .then(Tone::Good, "no")
+            .then(Tone::Plain, "    /a/long/path");
         assert_eq!(narrow(17).render(&[line]), "no\n    /a/long/path\n");
-        let lines = table(vec![[cell("a"), cell("bbbb")], [cell(""), cell("/a/longer/path")]]);
+        let lines = table(vec![
+            [cell("a"), cell("bbbb")],
+            [cell(""), cell("/a/longer/path")],
+        ]);
         assert_eq!(narrow(16).render(&lines), "a  bbbb\n   /a/longer/path\n");
         assert_eq!(narrow(15).render(&lines), "a  bbbb\n   /a/longer/path\n");
     }

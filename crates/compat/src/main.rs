@@ -9,7 +9,9 @@
 //! empty environment.
 
 #[cfg(not(any(target_feature = "crt-static", debug_assertions)))]
-compile_error!("cargo rustc --release --package oci-nvidia-hook-compat -- -C target-feature=+crt-static");
+compile_error!(
+    "cargo rustc --release --package oci-nvidia-hook-compat -- -C target-feature=+crt-static"
+);
 
 mod ctk;
 mod edit;
@@ -24,7 +26,10 @@ use oci_nvidia_hook::CdiHook;
 
 fn main() -> ExitCode {
     let args: Vec<OsString> = std::env::args_os().collect();
-    let name = args.first().and_then(|called| Path::new(called).file_name()).and_then(OsStr::to_str);
+    let name = args
+        .first()
+        .and_then(|called| Path::new(called).file_name())
+        .and_then(OsStr::to_str);
     let rest = args.get(1..).unwrap_or_default();
     if name == Some(programs::RUNTIME) {
         return runtime::run(rest, &main_program());
@@ -54,5 +59,8 @@ fn main_program() -> PathBuf {
 /// Returns the path of a program in the directory of this one.
 fn neighbor(name: &str) -> PathBuf {
     let this = std::env::current_exe();
-    this.map_or_else(|_| Path::new("/usr/bin").join(name), |this| this.with_file_name(name))
+    this.map_or_else(
+        |_| Path::new("/usr/bin").join(name),
+        |this| this.with_file_name(name),
+    )
 }

@@ -29,7 +29,15 @@ use crate::edit;
 /// How long the hook may take. It has shorter time limits for all that can hang, such as NVML.
 const PATIENCE: Duration = Duration::from_secs(240);
 /// The global options of runc and crun with a value.
-const WITH_VALUE: [&str; 7] = ["log", "log-format", "log-level", "root", "criu", "rootless", "cgroup-manager"];
+const WITH_VALUE: [&str; 7] = [
+    "log",
+    "log-format",
+    "log-level",
+    "root",
+    "criu",
+    "rootless",
+    "cgroup-manager",
+];
 
 /// A command line of an OCI runtime.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -44,7 +52,8 @@ struct Call {
 /// Runs the command with the arguments after `argv[0]`. Returns only after a failure.
 pub(crate) fn run(args: &[OsString], main_program: &Path) -> ExitCode {
     let call = parse(args);
-    let error = match edit(call.bundle.as_deref(), main_program).and_then(|()| become_runtime(args)) {
+    let error = match edit(call.bundle.as_deref(), main_program).and_then(|()| become_runtime(args))
+    {
         Ok(never) => match never {},
         Err(error) => error,
     };
@@ -67,7 +76,13 @@ fn parse(args: &[OsString]) -> Call {
             None => WITH_VALUE.contains(&name),
             Some(_) => matches!(name, "bundle" | "b"),
         };
-        let value = value.map(OsString::from).or_else(|| if takes_value { words.next().cloned() } else { None });
+        let value = value.map(OsString::from).or_else(|| {
+            if takes_value {
+                words.next().cloned()
+            } else {
+                None
+            }
+        });
         match (name, creates) {
             ("log", None) => call.log = value.map(PathBuf::from),
             ("log-format", None) => call.is_json = value.is_some_and(|value| value == "json"),
@@ -83,9 +98,15 @@ fn parse(args: &[OsString]) -> Call {
 
 /// Splits an option into name and value. Go's flags have one or two dashes.
 fn flag(word: &OsStr) -> Option<(&str, Option<&str>)> {
-    let flag = word.to_str()?.strip_prefix('-').filter(|flag| !flag.is_empty())?;
+    let flag = word
+        .to_str()?
+        .strip_prefix('-')
+        .filter(|flag| !flag.is_empty())?;
     let flag = flag.strip_prefix('-').unwrap_or(flag);
-    Some(flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value))))
+    Some(
+        flag.split_once('=')
+            .map_or((flag, None), |(name, value)| (name, Some(value))),
+    )
 }
 
 /// Replaces config.json of the bundle with the output of the precreate stage, which starts without an environment.
@@ -93,19 +114,40 @@ fn edit(bundle: Option<&Path>, main_program: &Path) -> Result<()> {
     let Some(bundle) = bundle else { return Ok(()) };
     let path = bundle.join("config.json");
     let (file, _) = open_host_file(&path).with_context(|| format!("cannot read {path:?}"))?;
-    let Filtered { succeeded, output, messages, is_same } =
-        process::filter(main_program, &["precreate"], bundle, file, PATIENCE).with_context(|| {
+    let Filtered {
+        succeeded,
+        output,
+        messages,
+        is_same,
+    } = process::filter(main_program, &["precreate"], bundle, file, PATIENCE).with_context(
+        || {
             let hint = "install oci-nvidia-hook and oci-nvidia-hook-compat in the same version";
-            Failure::new(&catalog::SYSTEM, format!("cannot run {main_program:?}"), hint)
-        })?;
+            Failure::new(
+                &catalog::SYSTEM,
+                format!("cannot run {main_program:?}"),
+                hint,
+            )
+        },
+    )?;
     if !succeeded {
         // The hook has reported the error with its number and hint.
         let text = messages.trim();
         let text = text.strip_prefix("oci-nvidia-hook: ").unwrap_or(text);
-        return Err(anyhow::anyhow!("{}", if text.is_empty() { "the hook failed" } else { text }));
+        return Err(anyhow::anyhow!(
+            "{}",
+            if text.is_empty() {
+                "the hook failed"
+            } else {
+                text
+            }
+        ));
     }
     stdio::print_stderr(&messages);
-    if is_same { Ok(()) } else { edit::file::replace(&path, &output) }
+    if is_same {
+        Ok(())
+    } else {
+        edit::file::replace(&path, &output)
+    }
 }
 
 /// Replaces this process with the first runtime of config.toml that exists. An invalid file stops only containers that request GPUs, and
@@ -113,11 +155,19 @@ fn edit(bundle: Option<&Path>, main_program: &Path) -> Result<()> {
 fn become_runtime(args: &[OsString]) -> Result<std::convert::Infallible> {
     let host = Tree::open(&HostPath::new("/"))?;
     let (Config { runtimes, .. }, _) = config::read(None).unwrap_or_default();
-    let found = runtimes.iter().find_map(|name| existing(&host, name)).ok_or_else(|| {
-        let what = format!("none of the runtimes {runtimes:?} exists");
-        failure(&catalog::SYSTEM, what, "install the package runc or crun, or set runtimes in config.toml")
-    })?;
-    Err(process::replace_with_environment(&found, args)).with_context(|| format!("cannot start {found:?}"))
+    let found = runtimes
+        .iter()
+        .find_map(|name| existing(&host, name))
+        .ok_or_else(|| {
+            let what = format!("none of the runtimes {runtimes:?} exists");
+            failure(
+                &catalog::SYSTEM,
+                what,
+                "install the package runc or crun, or set runtimes in config.toml",
+            )
+        })?;
+    Err(process::replace_with_environment(&found, args))
+        .with_context(|| format!("cannot start {found:?}"))
 }
 
 /// Returns the program with this name or path, unless it is NVIDIA's runtime, which would start itself again and again.
@@ -149,7 +199,12 @@ mod tests {
     #[test]
     fn names_and_paths_of_runtimes() {
         let root = tempfile::tempdir().unwrap();
-        for name in ["usr/bin/runc", "usr/local/sbin/kata-runtime", "opt/crun", "usr/bin/nvidia-container-runtime"] {
+        for name in [
+            "usr/bin/runc",
+            "usr/local/sbin/kata-runtime",
+            "opt/crun",
+            "usr/bin/nvidia-container-runtime",
+        ] {
             let path = root.path().join(name);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, "").unwrap();
@@ -170,7 +225,9 @@ mod tests {
     #[test]
     fn command_lines_of_engines() {
         let with = |bundle: &str, log: &str| Call {
-            bundle: Some(bundle).filter(|path| !path.is_empty()).map(PathBuf::from),
+            bundle: Some(bundle)
+                .filter(|path| !path.is_empty())
+                .map(PathBuf::from),
             log: Some(log).filter(|path| !path.is_empty()).map(PathBuf::from),
             is_json: !log.is_empty(),
         };
@@ -179,7 +236,10 @@ mod tests {
                 "--root /r --log /l --log-format json --systemd-cgroup create --bundle /b --pid-file /p id",
                 with("/b", "/l"),
             ),
-            ("--root create --log=/l --log-format=json start create", with("", "/l")),
+            (
+                "--root create --log=/l --log-format=json start create",
+                with("", "/l"),
+            ),
             ("--debug run -b /b id", with("/b", "")),
             ("create --no-pivot id", with(".", "")),
             ("create --bundle=/b id", with("/b", "")),

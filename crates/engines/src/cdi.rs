@@ -45,8 +45,11 @@ const PODMAN: [(&str, Version); 4] = [
     ("0.7.0", Version(5, 1, 0)),
 ];
 /// CDI versions, and the first release of CRI-O that supports each.
-const CRIO: [(&str, Version); 3] =
-    [("0.1.0", Version(1, 23, 0)), ("0.4.0", Version(1, 23, 0)), ("0.7.0", Version(1, 30, 0))];
+const CRIO: [(&str, Version); 3] = [
+    ("0.1.0", Version(1, 23, 0)),
+    ("0.4.0", Version(1, 23, 0)),
+    ("0.7.0", Version(1, 30, 0)),
+];
 
 impl Reader {
     /// Returns whether the engine reads specs of this version; `None` if that is unknown.
@@ -58,10 +61,15 @@ impl Reader {
         };
         let version = self.version?;
         let asked = place(cdi_version.trim_start_matches('v'))?;
-        if since.iter().any(|(known, first)| place(known) >= Some(asked) && version >= *first) {
+        if since
+            .iter()
+            .any(|(known, first)| place(known) >= Some(asked) && version >= *first)
+        {
             return Some(true);
         }
-        let is_newer = since.iter().any(|(known, first)| place(known) <= Some(asked) && version < *first);
+        let is_newer = since
+            .iter()
+            .any(|(known, first)| place(known) <= Some(asked) && version < *first);
         is_newer.then_some(false)
     }
 }
@@ -82,7 +90,11 @@ impl fmt::Display for Reader {
 
 /// Returns the paths as text.
 pub fn list_paths(paths: &[PathBuf]) -> String {
-    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+    paths
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// A spec file with devices of NVIDIA that engines find. The field names are part of the JSON interface.
@@ -105,15 +117,27 @@ pub(crate) fn specs(host: &Tree, dirs: &[PathBuf]) -> Vec<CdiSpec> {
             *devices.entry(file).or_default() += 1;
         }
     }
-    let specs = devices.into_iter().filter_map(|(file, devices)| Some((files.get(file)?, devices)));
-    specs.map(|(file, devices)| CdiSpec { file: file.path.clone(), devices }).collect()
+    let specs = devices
+        .into_iter()
+        .filter_map(|(file, devices)| Some((files.get(file)?, devices)));
+    specs
+        .map(|(file, devices)| CdiSpec {
+            file: file.path.clone(),
+            devices,
+        })
+        .collect()
 }
 
 /// Groups the installed engines by the directories that they search. Docker is left out, because it is unknown which versions it
 /// reads.
 pub fn views(engines: &[Engine]) -> Vec<View> {
-    let installed = engines.iter().filter(|engine| engine.program.is_some() && engine.kind != EngineKind::Docker);
-    let reader = |engine: &Engine| Reader { kind: engine.kind.clone(), version: engine.version };
+    let installed = engines
+        .iter()
+        .filter(|engine| engine.program.is_some() && engine.kind != EngineKind::Docker);
+    let reader = |engine: &Engine| Reader {
+        kind: engine.kind.clone(),
+        version: engine.version,
+    };
     group(installed.map(|engine| (reader(engine), engine.settings.cdi_dirs.clone())))
 }
 
@@ -123,7 +147,10 @@ pub(crate) fn group(readers: impl Iterator<Item = (Reader, Vec<PathBuf>)>) -> Ve
     for (reader, dirs) in readers {
         match views.iter_mut().find(|view| view.dirs == dirs) {
             Some(view) => view.readers.push(reader),
-            None => views.push(View { readers: vec![reader], dirs }),
+            None => views.push(View {
+                readers: vec![reader],
+                dirs,
+            }),
         }
     }
     views
@@ -136,18 +163,58 @@ mod tests {
     #[test]
     fn what_engines_read() {
         for (kind, version, cdi, reads) in [
-            (EngineKind::Podman, Some(Version(3, 4, 4)), "0.3.0", Some(false)),
-            (EngineKind::Podman, Some(Version(4, 2, 0)), "0.3.0", Some(true)),
-            (EngineKind::Podman, Some(Version(4, 2, 0)), "0.5.0", Some(false)),
-            (EngineKind::Podman, Some(Version(4, 3, 1)), "0.5.0", Some(true)),
+            (
+                EngineKind::Podman,
+                Some(Version(3, 4, 4)),
+                "0.3.0",
+                Some(false),
+            ),
+            (
+                EngineKind::Podman,
+                Some(Version(4, 2, 0)),
+                "0.3.0",
+                Some(true),
+            ),
+            (
+                EngineKind::Podman,
+                Some(Version(4, 2, 0)),
+                "0.5.0",
+                Some(false),
+            ),
+            (
+                EngineKind::Podman,
+                Some(Version(4, 3, 1)),
+                "0.5.0",
+                Some(true),
+            ),
             (EngineKind::Podman, Some(Version(4, 9, 5)), "0.6.0", None),
-            (EngineKind::Podman, Some(Version(4, 9, 5)), "0.7.0", Some(false)),
-            (EngineKind::Podman, Some(Version(5, 1, 0)), "0.7.0", Some(true)),
+            (
+                EngineKind::Podman,
+                Some(Version(4, 9, 5)),
+                "0.7.0",
+                Some(false),
+            ),
+            (
+                EngineKind::Podman,
+                Some(Version(5, 1, 0)),
+                "0.7.0",
+                Some(true),
+            ),
             (EngineKind::Podman, Some(Version(5, 1, 0)), "1.1.0", None),
             (EngineKind::Podman, None, "0.3.0", None),
             (EngineKind::Crio, Some(Version(1, 29, 9)), "0.5.0", None),
-            (EngineKind::Crio, Some(Version(1, 29, 9)), "0.7.0", Some(false)),
-            (EngineKind::Crio, Some(Version(1, 30, 0)), "v0.5.0", Some(true)),
+            (
+                EngineKind::Crio,
+                Some(Version(1, 29, 9)),
+                "0.7.0",
+                Some(false),
+            ),
+            (
+                EngineKind::Crio,
+                Some(Version(1, 30, 0)),
+                "v0.5.0",
+                Some(true),
+            ),
             (EngineKind::Docker, Some(Version(28, 3, 0)), "0.3.0", None),
         ] {
             let reader = Reader { kind, version };

@@ -81,11 +81,22 @@ impl CdiVerdict {
     fn usable(subject: impl Into<String>, file: impl Into<String>) -> Self {
         let (subject, file) = (subject.into(), file.into());
         let device = (subject != file).then(|| subject.clone());
-        Self { subject, device, ok: true, file, ..Self::default() }
+        Self {
+            subject,
+            device,
+            ok: true,
+            file,
+            ..Self::default()
+        }
     }
 
     fn unusable(self, reason: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { ok: false, reason: reason.into(), hint: hint.into(), ..self }
+        Self {
+            ok: false,
+            reason: reason.into(),
+            hint: hint.into(),
+            ..self
+        }
     }
 }
 
@@ -99,12 +110,18 @@ fn rewrite(file: &str) -> String {
     if base == nvidia_host::cdi::default_path(Format::Yaml) {
         return REFRESH.to_owned();
     }
-    format!("run \"oci-nvidia-hook cdi generate --output {}\"", base.display())
+    format!(
+        "run \"oci-nvidia-hook cdi generate --output {}\"",
+        base.display()
+    )
 }
 
 /// Returns whether this program wrote the spec: all its specs contain an entry for this hook.
 pub fn is_ours(spec: &Spec) -> bool {
-    spec.container_edits.hooks.iter().any(|hook| RootfsEdits::from_entry(&hook.args).is_some())
+    spec.container_edits
+        .hooks
+        .iter()
+        .any(|hook| RootfsEdits::from_entry(&hook.args).is_some())
 }
 
 /// Returns a verdict for each file that engines cannot read.
@@ -114,10 +131,17 @@ pub fn files(files: &[SpecFile]) -> Vec<CdiVerdict> {
         let Err(why) = &file.spec else { continue };
         let path = file.path.display().to_string();
         // This program and NVIDIA's toolkit use the same file name, so "cdi generate" replaces the file in any case.
-        let ours = file.path.file_stem().is_some_and(|stem| stem == nvidia_host::cdi::DEFAULT_NAME);
-        let hint = if ours { rewrite(&path) } else { format!("fix it, or remove it: \"rm {path}\"") };
-        let verdict =
-            CdiVerdict::usable(path.clone(), path).unusable(format!("engines cannot read the file: {why}"), hint);
+        let ours = file
+            .path
+            .file_stem()
+            .is_some_and(|stem| stem == nvidia_host::cdi::DEFAULT_NAME);
+        let hint = if ours {
+            rewrite(&path)
+        } else {
+            format!("fix it, or remove it: \"rm {path}\"")
+        };
+        let verdict = CdiVerdict::usable(path.clone(), path)
+            .unusable(format!("engines cannot read the file: {why}"), hint);
         verdicts.push(CdiVerdict { ours, ..verdict });
     }
     verdicts
@@ -126,25 +150,43 @@ pub fn files(files: &[SpecFile]) -> Vec<CdiVerdict> {
 /// Returns a verdict for each hook in these files to which a runtime passes the environment of the container.
 #[must_use]
 pub fn without_env(files: &[SpecFile]) -> Vec<CdiVerdict> {
-    hook_env::in_specs(files).into_iter().map(|(file, finding)| unsafe_hook(file, finding)).collect()
+    hook_env::in_specs(files)
+        .into_iter()
+        .map(|(file, finding)| unsafe_hook(file, finding))
+        .collect()
 }
 
 fn unsafe_hook(file: &SpecFile, finding: Finding) -> CdiVerdict {
     let path = file.path.display().to_string();
     let reason = format!("{} ({})", finding.what, finding.kind.id);
     let verdict = CdiVerdict::usable(path.clone(), path).unusable(reason, finding.fix);
-    CdiVerdict { ours: file.spec.as_ref().is_ok_and(is_ours), is_unsafe: true, ..verdict }
+    CdiVerdict {
+        ours: file.spec.as_ref().is_ok_and(is_ours),
+        is_unsafe: true,
+        ..verdict
+    }
 }
 
 /// Returns a verdict for each device, sorted by name. `exists` returns whether the host has a path.
-pub fn devices(files: &[SpecFile], now: &Now<'_>, exists: impl Fn(&str) -> bool) -> Vec<CdiVerdict> {
-    let path = |number: usize| files.get(number).map(|file| file.path.display().to_string()).unwrap_or_default();
+pub fn devices(
+    files: &[SpecFile],
+    now: &Now<'_>,
+    exists: impl Fn(&str) -> bool,
+) -> Vec<CdiVerdict> {
+    let path = |number: usize| {
+        files
+            .get(number)
+            .map(|file| file.path.display().to_string())
+            .unwrap_or_default()
+    };
     let mut verdicts = Vec::new();
     for (name, found) in registry::resolve(files) {
         verdicts.push(match found {
             Found::Conflict(a, b) => {
                 let (a, b) = (path(a), path(b));
-                let reason = format!("\"{a}\" and \"{b}\" both contain the device, therefore engines use neither");
+                let reason = format!(
+                    "\"{a}\" and \"{b}\" both contain the device, therefore engines use neither"
+                );
                 let hint = format!("remove one of them: \"rm {a}\"");
                 CdiVerdict::usable(name, a).unusable(reason, hint)
             }
@@ -157,25 +199,42 @@ pub fn devices(files: &[SpecFile], now: &Now<'_>, exists: impl Fn(&str) -> bool)
     verdicts
 }
 
-fn of_device(file: &SpecFile, name: String, now: &Now<'_>, exists: &impl Fn(&str) -> bool) -> CdiVerdict {
+fn of_device(
+    file: &SpecFile,
+    name: String,
+    now: &Now<'_>,
+    exists: &impl Fn(&str) -> bool,
+) -> CdiVerdict {
     let mut verdict = CdiVerdict::usable(name, file.path.display().to_string());
     let Ok(spec) = &file.spec else { return verdict };
     verdict.ours = is_ours(spec);
     if let Some(path) = denied(spec, &verdict.subject, now.limits) {
         let reason = format!("it includes {path:?}, which [devices] in config.toml denies");
         let hint = without_denied(spec, &verdict, now.limits);
-        return CdiVerdict { denied: true, ..verdict }.unusable(reason, hint);
+        return CdiVerdict {
+            denied: true,
+            ..verdict
+        }
+        .unusable(reason, hint);
     }
     if let Some(feature) = denied_feature(spec, now.limits) {
         let reason = format!("[devices] in config.toml denies {:?}", feature.row().name);
         let hint = without_denied(spec, &verdict, now.limits);
-        return CdiVerdict { denied: true, ..verdict }.unusable(reason, hint);
+        return CdiVerdict {
+            denied: true,
+            ..verdict
+        }
+        .unusable(reason, hint);
     }
     // Problems for all engines come first, because a newer engine would not help.
     if let Some((reason, hint)) = stale(spec, &verdict, now, exists) {
         return verdict.unusable(reason, hint);
     }
-    let unread: Vec<_> = now.readers.iter().filter(|reader| reader.reads(&spec.cdi_version) == Some(false)).collect();
+    let unread: Vec<_> = now
+        .readers
+        .iter()
+        .filter(|reader| reader.reads(&spec.cdi_version) == Some(false))
+        .collect();
     if let Some(reader) = unread.first() {
         // The spec of another program may be meant for one engine only.
         verdict.ok = !verdict.ours && unread.len() < now.readers.len();
@@ -187,7 +246,11 @@ fn of_device(file: &SpecFile, name: String, now: &Now<'_>, exists: &impl Fn(&str
                     reader.kind.program()
                 )
             }
-            false => format!("install a newer {}; another program wrote {}", reader.kind.program(), verdict.file),
+            false => format!(
+                "install a newer {}; another program wrote {}",
+                reader.kind.program(),
+                verdict.file
+            ),
         };
         if unread.len() < now.readers.len() {
             verdict.unread_by = unread.iter().map(ToString::to_string).collect();
@@ -205,7 +268,10 @@ fn denied(spec: &Spec, name: &str, limits: &NodeLimits) -> Option<String> {
     if limits.is_empty() {
         return None;
     }
-    let edits = [&registry::device(spec, name)?.container_edits, &spec.container_edits];
+    let edits = [
+        &registry::device(spec, name)?.container_edits,
+        &spec.container_edits,
+    ];
     let nodes = edits.into_iter().flat_map(|edits| &edits.device_nodes);
     if limits.deny_wsl() && nodes.clone().any(|node| node.path == wsl::NODE_PATH) {
         return Some(wsl::NODE_PATH.to_owned());
@@ -229,8 +295,13 @@ fn node_of(node: &DeviceNode) -> Node<'_> {
     let number = |number: Option<i64>| number.and_then(|number| u32::try_from(number).ok());
     let path = Path::new(&node.path);
     let host = node.host_path.as_deref().map_or(path, Path::new);
-    let name = host.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let minor = ["nvidia-cap", "nvidia"].into_iter().find_map(|prefix| parse_decimal(name.strip_prefix(prefix)?));
+    let name = host
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
+    let minor = ["nvidia-cap", "nvidia"]
+        .into_iter()
+        .find_map(|prefix| parse_decimal(name.strip_prefix(prefix)?));
     Node {
         path,
         major: number(node.major).or_else(|| minor.map(|_| NVIDIA_MAJOR)),
@@ -251,34 +322,66 @@ fn without_denied(spec: &Spec, verdict: &CdiVerdict, limits: &NodeLimits) -> Str
         }
         true => format!("run \"oci-nvidia-hook cdi refresh --output {file}\""),
         false => {
-            let what = if denied_feature(spec, limits).is_some() { "devices" } else { "GPU" };
-            format!("remove the {what} from {} with the program that wrote it, or remove the file", verdict.file)
+            let what = if denied_feature(spec, limits).is_some() {
+                "devices"
+            } else {
+                "GPU"
+            };
+            format!(
+                "remove the {what} from {} with the program that wrote it, or remove the file",
+                verdict.file
+            )
         }
     }
 }
 
 /// Returns why no engine can use the device, and the fix: the spec does not match the driver, the MIG devices or the files of the
 /// host.
-fn stale(spec: &Spec, verdict: &CdiVerdict, now: &Now<'_>, exists: &impl Fn(&str) -> bool) -> Option<(String, String)> {
+fn stale(
+    spec: &Spec,
+    verdict: &CdiVerdict,
+    now: &Now<'_>,
+    exists: &impl Fn(&str) -> bool,
+) -> Option<(String, String)> {
     let device = registry::device(spec, &verdict.subject)?;
-    let alone =
-        Spec { devices: vec![device.clone()], container_edits: spec.container_edits.clone(), ..Spec::default() };
+    let alone = Spec {
+        devices: vec![device.clone()],
+        container_edits: spec.container_edits.clone(),
+        ..Spec::default()
+    };
     if let Some((stamp, now)) = Stamp::from_spec(spec).zip(now.stamp) {
         if stamp.driver != now.driver {
-            let reason = format!("{:?} is for driver {}, but {} is loaded", verdict.file, stamp.driver, now.driver);
+            let reason = format!(
+                "{:?} is for driver {}, but {} is loaded",
+                verdict.file, stamp.driver, now.driver
+            );
             return Some((reason, rewrite(&verdict.file)));
         }
         // Devices that are whole GPUs do not depend on MIG devices.
-        let uses_mig = sources(&alone).iter().any(|path| path.contains("/nvidia-caps/"));
+        let uses_mig = sources(&alone)
+            .iter()
+            .any(|path| path.contains("/nvidia-caps/"));
         if uses_mig && stamp.has_other_mig_devices(now) {
             let reason = format!("{:?} is for MIG devices that no longer exist", verdict.file);
             return Some((reason, rewrite(&verdict.file)));
         }
     }
-    let missing: Vec<_> = sources(&alone).into_iter().filter(|path| !exists(path)).map(str::to_owned).collect();
+    let missing: Vec<_> = sources(&alone)
+        .into_iter()
+        .filter(|path| !exists(path))
+        .map(str::to_owned)
+        .collect();
     let first = missing.first()?;
-    let more = if missing.len() > 1 { format!(" (and {} more)", missing.len() - 1) } else { String::new() };
-    let hint = if verdict.ours { rewrite(&verdict.file) } else { hint_for_others(first, &verdict.file) };
+    let more = if missing.len() > 1 {
+        format!(" (and {} more)", missing.len() - 1)
+    } else {
+        String::new()
+    };
+    let hint = if verdict.ours {
+        rewrite(&verdict.file)
+    } else {
+        hint_for_others(first, &verdict.file)
+    };
     Some((format!("{first:?} is missing on the host{more}"), hint))
 }
 
@@ -301,25 +404,42 @@ fn is_outdated(spec: &Spec, now: &Now<'_>) -> bool {
 }
 
 /// Returns a remark about a usable device, and a hint.
-fn remark(file: &SpecFile, spec: &Spec, now: &Now<'_>, is_outdated: bool) -> Option<(String, String)> {
+fn remark(
+    file: &SpecFile,
+    spec: &Spec,
+    now: &Now<'_>,
+    is_outdated: bool,
+) -> Option<(String, String)> {
     let path = file.path.display().to_string();
     if !file.for_everybody {
-        return Some(("rootless Podman cannot read the file".to_owned(), format!("run \"chmod 644 {path}\"")));
+        return Some((
+            "rootless Podman cannot read the file".to_owned(),
+            format!("run \"chmod 644 {path}\""),
+        ));
     }
     if is_outdated {
         let reason = format!("driver files were added or removed after {path:?} was written");
         return Some((reason, rewrite(&path)));
     }
-    let unsure = now.readers.iter().find(|reader| reader.reads(&spec.cdi_version).is_none())?;
+    let unsure = now
+        .readers
+        .iter()
+        .find(|reader| reader.reads(&spec.cdi_version).is_none())?;
     let version = &spec.cdi_version;
-    Some((format!("it is unknown whether {unsure} reads cdiVersion {version}"), String::new()))
+    Some((
+        format!("it is unknown whether {unsure} reads cdiVersion {version}"),
+        String::new(),
+    ))
 }
 
 /// Returns a file with the same devices as `ours` and the same or a higher priority, because of which engines do not use `ours`.
 pub fn conflicting(files: &[SpecFile], ours: usize) -> Option<&SpecFile> {
     let spec = files.get(ours)?.spec.as_ref().ok()?;
     let found = registry::resolve(files);
-    let names = spec.devices.iter().map(|device| format!("{}={}", spec.kind, device.name));
+    let names = spec
+        .devices
+        .iter()
+        .map(|device| format!("{}={}", spec.kind, device.name));
     let others = names.filter_map(|name| match found.get(&name)? {
         Found::In(other) if *other == ours => None,
         Found::In(other) => Some(*other),
@@ -333,12 +453,16 @@ pub fn conflicting(files: &[SpecFile], ours: usize) -> Option<&SpecFile> {
 pub fn unknown(name: &str, known: &[CdiVerdict]) -> CdiVerdict {
     let names = known.iter().map(|known| known.subject.as_str());
     let similar = names.clone().find(|known| is_similar(known, name));
-    let names: Vec<_> = names.filter(|known| known.split('=').next() == name.split('=').next()).collect();
+    let names: Vec<_> = names
+        .filter(|known| known.split('=').next() == name.split('=').next())
+        .collect();
     let is_nvidias = is_nvidia(name) || !name.contains('/');
     let hint = match similar {
         Some(similar) => format!("did you mean {similar}?"),
         None if names.is_empty() && is_nvidias => REFRESH.to_owned(),
-        None if names.is_empty() => "specs of another vendor are written by that vendor's program".to_owned(),
+        None if names.is_empty() => {
+            "specs of another vendor are written by that vendor's program".to_owned()
+        }
         None => format!("use one of {}", names.join(", ")),
     };
     CdiVerdict::usable(name, "").unusable("no spec contains the device", hint)
@@ -363,14 +487,22 @@ mod tests {
     use std::path::PathBuf;
 
     fn file(path: &str, priority: usize, version: &str) -> SpecFile {
-        let mount = |path: &str| Mount { host_path: path.into(), container_path: path.into(), ..Mount::default() };
+        let mount = |path: &str| Mount {
+            host_path: path.into(),
+            container_path: path.into(),
+            ..Mount::default()
+        };
         let edits = |paths: &[&str]| ContainerEdits {
             mounts: paths.iter().map(|path| mount(path)).collect(),
             ..ContainerEdits::default()
         };
         let devices = ["0", "all"].map(|name| Device {
             name: name.into(),
-            container_edits: edits(if name == "all" { &["/a", "/b"] } else { &["/a"] }),
+            container_edits: edits(if name == "all" {
+                &["/a", "/b"]
+            } else {
+                &["/a"]
+            }),
             ..Device::default()
         });
         let spec = Spec {
@@ -380,44 +512,102 @@ mod tests {
             container_edits: edits(&["/common"]),
             ..Spec::default()
         };
-        SpecFile { path: PathBuf::from(path), priority, for_everybody: true, spec: Ok(spec) }
+        SpecFile {
+            path: PathBuf::from(path),
+            priority,
+            for_everybody: true,
+            spec: Ok(spec),
+        }
     }
 
     fn judged(files: &[SpecFile], readers: &[Reader], gone: &[&str]) -> Vec<(bool, String)> {
-        let now = Now { readers, stamp: None, limits: &NodeLimits::default() };
+        let now = Now {
+            readers,
+            stamp: None,
+            limits: &NodeLimits::default(),
+        };
         let verdicts = devices(files, &now, |path| !gone.contains(&path));
-        verdicts.into_iter().map(|verdict| (verdict.ok, verdict.reason)).collect()
+        verdicts
+            .into_iter()
+            .map(|verdict| (verdict.ok, verdict.reason))
+            .collect()
     }
 
     fn podman(minor: u32) -> Reader {
-        Reader { kind: EngineKind::Podman, version: Some(Version(4, minor, 0)) }
+        Reader {
+            kind: EngineKind::Podman,
+            version: Some(Version(4, minor, 0)),
+        }
     }
 
     fn crio(minor: u32) -> Reader {
-        Reader { kind: EngineKind::Crio, version: Some(Version(1, minor, 0)) }
+        Reader {
+            kind: EngineKind::Crio,
+            version: Some(Version(1, minor, 0)),
+        }
     }
 
     #[test]
     fn the_first_reason() {
         let one = || file("/etc/cdi/x.yaml", 0, "0.5.0");
         let good = (true, String::new());
-        assert_eq!(judged(&[one()], &[podman(3)], &[]), [good.clone(), good.clone()]);
+        assert_eq!(
+            judged(&[one()], &[podman(3)], &[]),
+            [good.clone(), good.clone()]
+        );
         for (files, engine, gone, reason) in [
-            (vec![one()], 2, &[][..], "Podman as root (4.2.0) does not read cdiVersion 0.5.0"),
-            (vec![one()], 3, &["/common", "/a"], "\"/a\" is missing on the host (and 1 more)"),
+            (
+                vec![one()],
+                2,
+                &[][..],
+                "Podman as root (4.2.0) does not read cdiVersion 0.5.0",
+            ),
+            (
+                vec![one()],
+                3,
+                &["/common", "/a"],
+                "\"/a\" is missing on the host (and 1 more)",
+            ),
             // A newer engine could not use it either.
-            (vec![one()], 2, &["/common", "/a"], "\"/a\" is missing on the host (and 1 more)"),
-            (vec![one(), file("/etc/cdi/y.yaml", 0, "0.5.0")], 3, &[], "both contain the device"),
+            (
+                vec![one()],
+                2,
+                &["/common", "/a"],
+                "\"/a\" is missing on the host (and 1 more)",
+            ),
+            (
+                vec![one(), file("/etc/cdi/y.yaml", 0, "0.5.0")],
+                3,
+                &[],
+                "both contain the device",
+            ),
         ] {
             let (ok, why) = judged(&files, &[podman(engine)], gone).remove(0);
             assert!(!ok && why.contains(reason), "{why}");
         }
-        assert_eq!(judged(&[one()], &[], &["/b"]).iter().filter(|(ok, _)| *ok).count(), 1, "only all has /b");
+        assert_eq!(
+            judged(&[one()], &[], &["/b"])
+                .iter()
+                .filter(|(ok, _)| *ok)
+                .count(),
+            1,
+            "only all has /b"
+        );
         let winner = [one(), file("/var/run/cdi/y.yaml", 1, "0.5.0")];
         assert_eq!(judged(&winner, &[], &[]), [good.clone(), good]);
-        let hidden = SpecFile { for_everybody: false, ..one() };
-        assert_eq!(judged(&[hidden], &[], &[])[0], (true, "rootless Podman cannot read the file".to_owned()));
-        assert!(judged(&[file("/x", 0, "0.6.0")], &[podman(9)], &[])[0].1.starts_with("it is unknown"));
+        let hidden = SpecFile {
+            for_everybody: false,
+            ..one()
+        };
+        assert_eq!(
+            judged(&[hidden], &[], &[])[0],
+            (true, "rootless Podman cannot read the file".to_owned())
+        );
+        assert!(
+            judged(&[file("/x", 0, "0.6.0")], &[podman(9)], &[])[0]
+                .1
+                .starts_with("it is unknown")
+        );
     }
 
     /// The spec of another program for CRI-O is not reported because of an old Podman.
@@ -425,33 +615,68 @@ mod tests {
     fn specs_of_other_programs() {
         let readers = [podman(3), crio(37)];
         let judge = |spec: &SpecFile, readers: &[Reader], gone: &str| {
-            let now = Now { readers, stamp: None, limits: &NodeLimits::default() };
+            let now = Now {
+                readers,
+                stamp: None,
+                limits: &NodeLimits::default(),
+            };
             devices(std::slice::from_ref(spec), &now, |path| path != gone).remove(0)
         };
         let theirs = file("/var/run/cdi/theirs.json", 0, "0.7.0");
         let verdict = judge(&theirs, &readers, "");
-        assert!(verdict.ok && !verdict.ours && verdict.unread_by == ["Podman as root (4.3.0)"], "{verdict:?}");
+        assert!(
+            verdict.ok && !verdict.ours && verdict.unread_by == ["Podman as root (4.3.0)"],
+            "{verdict:?}"
+        );
         assert!(!verdict.hint.contains("cdi generate"), "{verdict:?}");
         let verdict = judge(&theirs, &readers[..1], "");
-        assert!(!verdict.ok && verdict.unread_by.is_empty(), "no engine reads it: {verdict:?}");
-        let mut with_hook = theirs;
-        let Ok(spec) = &mut with_hook.spec else { unreachable!() };
-        spec.container_edits.hooks = vec![Hook { path: "/usr/bin/nvidia-ctk".into(), ..Hook::default() }];
-        let verdict = judge(&with_hook, &readers, "/usr/bin/nvidia-ctk");
-        assert_eq!(verdict.reason, "\"/usr/bin/nvidia-ctk\" is missing on the host");
         assert!(
-            !verdict.ok && verdict.hint.starts_with("install oci-nvidia-hook-compat, which contains nvidia-ctk, or"),
+            !verdict.ok && verdict.unread_by.is_empty(),
+            "no engine reads it: {verdict:?}"
+        );
+        let mut with_hook = theirs;
+        let Ok(spec) = &mut with_hook.spec else {
+            unreachable!()
+        };
+        spec.container_edits.hooks = vec![Hook {
+            path: "/usr/bin/nvidia-ctk".into(),
+            ..Hook::default()
+        }];
+        let verdict = judge(&with_hook, &readers, "/usr/bin/nvidia-ctk");
+        assert_eq!(
+            verdict.reason,
+            "\"/usr/bin/nvidia-ctk\" is missing on the host"
+        );
+        assert!(
+            !verdict.ok
+                && verdict
+                    .hint
+                    .starts_with("install oci-nvidia-hook-compat, which contains nvidia-ctk, or"),
             "{verdict:?}"
         );
         let verdict = judge(&with_hook, &readers, "/a");
-        assert_eq!(verdict.hint, "run the program that wrote /var/run/cdi/theirs.json again, or remove the file");
+        assert_eq!(
+            verdict.hint,
+            "run the program that wrote /var/run/cdi/theirs.json again, or remove the file"
+        );
         // The spec of this program is for all engines of the host.
-        let Ok(spec) = &mut with_hook.spec else { unreachable!() };
-        let edits = RootfsEdits { stamp: Some("driver=1,boot=b,host=7".into()), ..RootfsEdits::default() };
-        spec.container_edits.hooks =
-            vec![Hook { path: "/hook".into(), args: edits.to_args().unwrap(), ..Hook::default() }];
+        let Ok(spec) = &mut with_hook.spec else {
+            unreachable!()
+        };
+        let edits = RootfsEdits {
+            stamp: Some("driver=1,boot=b,host=7".into()),
+            ..RootfsEdits::default()
+        };
+        spec.container_edits.hooks = vec![Hook {
+            path: "/hook".into(),
+            args: edits.to_args().unwrap(),
+            ..Hook::default()
+        }];
         let verdict = judge(&with_hook, &readers, "");
-        assert!(!verdict.ok && verdict.ours && verdict.hint.contains("--no-additional-gids"), "{verdict:?}");
+        assert!(
+            !verdict.ok && verdict.ours && verdict.hint.contains("--no-additional-gids"),
+            "{verdict:?}"
+        );
         assert_eq!(verdict.unread_by, ["Podman as root (4.3.0)"]);
     }
 
@@ -459,11 +684,18 @@ mod tests {
     #[test]
     fn a_device_with_a_denied_gpu() {
         let gpu = |minor: u32| KernelGpu {
-            bus_id: BusId { domain: 0, bus: minor + 1, device: 0 },
+            bus_id: BusId {
+                domain: 0,
+                bus: minor + 1,
+                device: 0,
+            },
             minor: Some(minor),
             ..KernelGpu::default()
         };
-        let deny = Limits { deny: vec!["1".to_owned()], ..Limits::default() };
+        let deny = Limits {
+            deny: vec!["1".to_owned()],
+            ..Limits::default()
+        };
         let limits = NodeLimits::new(deny, vec![gpu(0), gpu(1)], Vec::new());
         let node = |path: &str, host: Option<&str>, number: Option<(i64, i64)>| DeviceNode {
             path: path.to_owned(),
@@ -474,14 +706,32 @@ mod tests {
         };
         let judge = |kind: &str, node: DeviceNode, is_ours: bool| {
             let mut file = file("/var/run/cdi/x.json", 0, "0.5.0");
-            let Ok(spec) = &mut file.spec else { unreachable!() };
+            let Ok(spec) = &mut file.spec else {
+                unreachable!()
+            };
             spec.kind = kind.to_owned();
             spec.devices.truncate(1);
             spec.devices[0].container_edits.device_nodes = vec![node];
-            let edits = RootfsEdits { stamp: Some("driver=1,boot=b,host=7".into()), ..RootfsEdits::default() };
-            let hook = Hook { path: "/hook".into(), args: edits.to_args().unwrap(), ..Hook::default() };
+            let edits = RootfsEdits {
+                stamp: Some("driver=1,boot=b,host=7".into()),
+                ..RootfsEdits::default()
+            };
+            let hook = Hook {
+                path: "/hook".into(),
+                args: edits.to_args().unwrap(),
+                ..Hook::default()
+            };
             spec.container_edits.hooks = if is_ours { vec![hook] } else { Vec::new() };
-            devices(&[file], &Now { readers: &[], stamp: None, limits: &limits }, |_| true).remove(0)
+            devices(
+                &[file],
+                &Now {
+                    readers: &[],
+                    stamp: None,
+                    limits: &limits,
+                },
+                |_| true,
+            )
+            .remove(0)
         };
         for (node, denied) in [
             (node("/dev/nvidia1", None, None), true),
@@ -498,27 +748,54 @@ mod tests {
             assert_eq!((verdict.ok, verdict.denied), (!denied, denied), "{node:?}");
         }
         for (kind, is_ours, hint) in [
-            ("nvidia.com/gpu", true, "run \"oci-nvidia-hook cdi refresh --output /var/run/cdi/x.json\""),
-            ("k8s.device-plugin.nvidia.com/gpu", true, "run \"systemctl restart oci-nvidia-kubelet-plugin\""),
-            ("k8s.gpu.nvidia.com/claim", false, "remove the GPU from /var/run/cdi/x.json with the program"),
+            (
+                "nvidia.com/gpu",
+                true,
+                "run \"oci-nvidia-hook cdi refresh --output /var/run/cdi/x.json\"",
+            ),
+            (
+                "k8s.device-plugin.nvidia.com/gpu",
+                true,
+                "run \"systemctl restart oci-nvidia-kubelet-plugin\"",
+            ),
+            (
+                "k8s.gpu.nvidia.com/claim",
+                false,
+                "remove the GPU from /var/run/cdi/x.json with the program",
+            ),
         ] {
             let verdict = judge(kind, node("/dev/nvidia1", None, None), is_ours);
-            assert!(verdict.denied && verdict.hint.starts_with(hint), "{verdict:?}");
-            assert_eq!(verdict.reason, "it includes \"/dev/nvidia1\", which [devices] in config.toml denies");
+            assert!(
+                verdict.denied && verdict.hint.starts_with(hint),
+                "{verdict:?}"
+            );
+            assert_eq!(
+                verdict.reason,
+                "it includes \"/dev/nvidia1\", which [devices] in config.toml denies"
+            );
         }
     }
 
     /// A spec in /etc/cdi outlives a reboot; one that hides it in /var/run/cdi does not.
     #[test]
     fn a_spec_is_replaced_at_its_place() {
-        assert_eq!(rewrite("/var/run/cdi/nvidia.yaml"), "run \"oci-nvidia-hook cdi generate\"");
-        assert_eq!(rewrite("/etc/cdi/n.json"), "run \"oci-nvidia-hook cdi generate --output /etc/cdi/n.json\"");
+        assert_eq!(
+            rewrite("/var/run/cdi/nvidia.yaml"),
+            "run \"oci-nvidia-hook cdi generate\""
+        );
+        assert_eq!(
+            rewrite("/etc/cdi/n.json"),
+            "run \"oci-nvidia-hook cdi generate --output /etc/cdi/n.json\""
+        );
     }
 
     #[test]
     fn conflicting_files() {
         let files = |priorities: &[usize]| -> Vec<_> {
-            priorities.iter().map(|priority| file("/x.yaml", *priority, "0.5.0")).collect()
+            priorities
+                .iter()
+                .map(|priority| file("/x.yaml", *priority, "0.5.0"))
+                .collect()
         };
         for (priorities, ours, other) in [
             (&[0, 1][..], 1, None),
@@ -530,7 +807,11 @@ mod tests {
         ] {
             let files = files(priorities);
             let found = conflicting(&files, ours).map(std::ptr::from_ref);
-            assert_eq!(found, other.map(|other: usize| std::ptr::from_ref(&files[other])), "{priorities:?} {ours}");
+            assert_eq!(
+                found,
+                other.map(|other: usize| std::ptr::from_ref(&files[other])),
+                "{priorities:?} {ours}"
+            );
         }
     }
 
@@ -538,7 +819,11 @@ mod tests {
     fn an_unknown_name_gets_a_suggestion() {
         let known = devices(
             &[file("/x.yaml", 0, "0.5.0")],
-            &Now { readers: &[], stamp: None, limits: &NodeLimits::default() },
+            &Now {
+                readers: &[],
+                stamp: None,
+                limits: &NodeLimits::default(),
+            },
             |_| true,
         );
         for (name, hint) in [
@@ -546,9 +831,15 @@ mod tests {
             ("all", "did you mean nvidia.com/gpu=all?"),
             ("gpu=0", "did you mean nvidia.com/gpu=0?"),
             ("gpu=7", "run \"oci-nvidia-hook cdi generate\""),
-            ("nvidia.com/gpu=7", "use one of nvidia.com/gpu=0, nvidia.com/gpu=all"),
+            (
+                "nvidia.com/gpu=7",
+                "use one of nvidia.com/gpu=0, nvidia.com/gpu=all",
+            ),
             ("nvidia.com/x=7", "run \"oci-nvidia-hook cdi generate\""),
-            ("amd.com/gpu=7", "specs of another vendor are written by that vendor's program"),
+            (
+                "amd.com/gpu=7",
+                "specs of another vendor are written by that vendor's program",
+            ),
         ] {
             assert_eq!(unknown(name, &known).hint, hint);
         }

@@ -22,11 +22,16 @@ pub fn list(kind: &EngineKind, version: Option<Version>, host: &Tree) -> Vec<Pat
     match kind {
         EngineKind::Crio => crio(host),
         EngineKind::Docker => vec![PathBuf::from("/etc/docker/daemon.json")],
-        EngineKind::Podman | EngineKind::PodmanOf(_) if version >= ONE_MAIN_FILE => podman_6(kind, host),
+        EngineKind::Podman | EngineKind::PodmanOf(_) if version >= ONE_MAIN_FILE => {
+            podman_6(kind, host)
+        }
         EngineKind::Podman => {
             let mut files = system(host);
             if version >= ROOTS_HOME {
-                files.extend(with_drop_ins(host, Path::new("/root/.config/containers/containers.conf")));
+                files.extend(with_drop_ins(
+                    host,
+                    Path::new("/root/.config/containers/containers.conf"),
+                ));
             }
             files
         }
@@ -35,7 +40,10 @@ pub fn list(kind: &EngineKind, version: Option<Version>, host: &Tree) -> Vec<Pat
             if version >= ROOTLESS_CONF {
                 let rootless = Path::new("/etc/containers/containers.rootless.conf");
                 files.extend(with_drop_ins(host, rootless));
-                files.extend(drop_ins(host, &drop_in_dir(rootless).join(user.uid.to_string())));
+                files.extend(drop_ins(
+                    host,
+                    &drop_in_dir(rootless).join(user.uid.to_string()),
+                ));
             }
             files.extend(home(kind).iter().flat_map(|file| with_drop_ins(host, file)));
             files
@@ -45,7 +53,10 @@ pub fn list(kind: &EngineKind, version: Option<Version>, host: &Tree) -> Vec<Pat
 
 fn system(host: &Tree) -> Vec<PathBuf> {
     let mut files = vec![PathBuf::from("/usr/share/containers/containers.conf")];
-    files.extend(with_drop_ins(host, Path::new("/etc/containers/containers.conf")));
+    files.extend(with_drop_ins(
+        host,
+        Path::new("/etc/containers/containers.conf"),
+    ));
     files
 }
 
@@ -62,7 +73,10 @@ fn home(kind: &EngineKind) -> Option<PathBuf> {
 fn podman_6(kind: &EngineKind, host: &Tree) -> Vec<PathBuf> {
     let bases = ["/usr/share/containers", "/etc/containers"].map(PathBuf::from);
     let user = home(kind);
-    let mut mains = bases.iter().map(|base| base.join("containers.conf")).chain(user.clone());
+    let mut mains = bases
+        .iter()
+        .map(|base| base.join("containers.conf"))
+        .chain(user.clone());
     let main = mains.rfind(|file| host.locate(file).is_ok());
     let mut dirs = Vec::new();
     for base in &bases {
@@ -80,7 +94,10 @@ fn podman_6(kind: &EngineKind, host: &Tree) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = Vec::new();
     for file in dirs.iter().flat_map(|dir| drop_ins(host, dir)) {
         files.retain(|known| known.file_name() != file.file_name());
-        let place = files.iter().position(|known| known.file_name() > file.file_name()).unwrap_or(files.len());
+        let place = files
+            .iter()
+            .position(|known| known.file_name() > file.file_name())
+            .unwrap_or(files.len());
         files.insert(place, file);
     }
     files.splice(0..0, main);
@@ -100,7 +117,10 @@ fn drop_in_dir(file: &Path) -> PathBuf {
 }
 
 fn drop_ins(host: &Tree, dir: &Path) -> Vec<PathBuf> {
-    let names = host.names(dir).into_iter().filter(|name| name.to_str().is_some_and(|name| name.ends_with(".conf")));
+    let names = host
+        .names(dir)
+        .into_iter()
+        .filter(|name| name.to_str().is_some_and(|name| name.ends_with(".conf")));
     names.map(|name| dir.join(name)).collect()
 }
 
@@ -114,7 +134,9 @@ fn crio(host: &Tree) -> Vec<PathBuf> {
 fn walk(host: &Tree, dir: &Path, depth: usize, files: &mut Vec<PathBuf>) {
     const DEEPEST: usize = 8;
     for path in host.names(dir).into_iter().map(|name| dir.join(name)) {
-        let is_dir = host.locate(&path).is_ok_and(|found| found.kind == rustix::fs::FileType::Directory);
+        let is_dir = host
+            .locate(&path)
+            .is_ok_and(|found| found.kind == rustix::fs::FileType::Directory);
         if !is_dir {
             files.push(path);
         } else if depth < DEEPEST {
@@ -132,7 +154,11 @@ mod tests {
     #[test]
     fn in_the_order_of_each_version() {
         let dir = tempfile::tempdir().unwrap();
-        let user = User { name: "tux".into(), uid: 1000, home: Some("/home/tux".into()) };
+        let user = User {
+            name: "tux".into(),
+            uid: 1000,
+            home: Some("/home/tux".into()),
+        };
         for file in [
             "usr/share/containers/containers.conf",
             "etc/containers/containers.conf",
@@ -158,8 +184,10 @@ mod tests {
             "/etc/containers/containers.conf.d/10.conf",
             "/etc/containers/containers.conf.d/20.conf",
         ];
-        let home =
-            ["/home/tux/.config/containers/containers.conf", "/home/tux/.config/containers/containers.conf.d/05.conf"];
+        let home = [
+            "/home/tux/.config/containers/containers.conf",
+            "/home/tux/.config/containers/containers.conf.d/05.conf",
+        ];
         let rootless = [
             "/etc/containers/containers.rootless.conf",
             "/etc/containers/containers.rootless.conf.d/15.conf",
@@ -173,18 +201,35 @@ mod tests {
                 [&old[..], &["/root/.config/containers/containers.conf"]].concat(),
             ),
             (&of_user, Some(Version(4, 3, 1)), [&old[..], &home].concat()),
-            (&of_user, Some(Version(5, 6, 0)), [&old[..], &rootless, &home].concat()),
+            (
+                &of_user,
+                Some(Version(5, 6, 0)),
+                [&old[..], &rootless, &home].concat(),
+            ),
             (
                 &of_user,
                 Some(Version(6, 0, 0)),
                 // One main file; the last drop-in with a name replaces the others.
-                [&["/etc/containers/containers.conf", home[1], old[2]], &rootless[1..], &[old[3]]].concat(),
+                [
+                    &["/etc/containers/containers.conf", home[1], old[2]],
+                    &rootless[1..],
+                    &[old[3]],
+                ]
+                .concat(),
             ),
-            (&EngineKind::Podman, Some(Version(6, 0, 0)), vec!["/etc/containers/containers.conf", old[2], old[3]]),
+            (
+                &EngineKind::Podman,
+                Some(Version(6, 0, 0)),
+                vec!["/etc/containers/containers.conf", old[2], old[3]],
+            ),
             (
                 &EngineKind::Crio,
                 None,
-                vec!["/etc/crio/crio.conf", "/etc/crio/crio.conf.d/05/b.conf", "/etc/crio/crio.conf.d/10-a"],
+                vec![
+                    "/etc/crio/crio.conf",
+                    "/etc/crio/crio.conf.d/05/b.conf",
+                    "/etc/crio/crio.conf.d/10-a",
+                ],
             ),
         ] {
             let expected: Vec<_> = expected.into_iter().map(PathBuf::from).collect();

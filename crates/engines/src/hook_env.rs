@@ -41,8 +41,13 @@ pub fn in_specs(files: &[SpecFile]) -> Vec<(&SpecFile, Finding)> {
 /// Returns stage and program of the entries of a CDI spec.
 fn without_env(spec: &Spec) -> BTreeSet<(&str, &str)> {
     let devices = spec.devices.iter().map(|device| &device.container_edits);
-    let hooks = devices.chain([&spec.container_edits]).flat_map(|edits| &edits.hooks);
-    hooks.filter(|hook| is_inherited(&hook.hook_name, &hook.env)).map(stage_and_program).collect()
+    let hooks = devices
+        .chain([&spec.container_edits])
+        .flat_map(|edits| &edits.hooks);
+    hooks
+        .filter(|hook| is_inherited(&hook.hook_name, &hook.env))
+        .map(stage_and_program)
+        .collect()
 }
 
 fn stage_and_program(hook: &Hook) -> (&str, &str) {
@@ -54,12 +59,18 @@ fn stage_and_program(hook: &Hook) -> (&str, &str) {
 pub fn in_hook_files(engines: &[Engine]) -> Vec<Finding> {
     let entries = engines.iter().flat_map(|engine| &engine.hooks.entries);
     // Several engines can read the same file.
-    let files: BTreeMap<&PathBuf, &HookFile> = entries.map(|entry| (&entry.file, &entry.hook)).collect();
+    let files: BTreeMap<&PathBuf, &HookFile> =
+        entries.map(|entry| (&entry.file, &entry.hook)).collect();
     let mut found = Vec::new();
     for (path, hook) in files {
         let name = path.display();
-        let fix = format!("add \"env\": {ENV} to the \"hook\" of {name}, which must have \"version\": \"1.0.0\"");
-        let stages = hook.stages.iter().filter(|stage| is_inherited(stage, &hook.env));
+        let fix = format!(
+            "add \"env\": {ENV} to the \"hook\" of {name}, which must have \"version\": \"1.0.0\""
+        );
+        let stages = hook
+            .stages
+            .iter()
+            .filter(|stage| is_inherited(stage, &hook.env));
         found.extend(stages.map(|stage| finding(path, stage, &hook.path, fix.clone())));
     }
     found
@@ -82,7 +93,12 @@ mod tests {
             r#"{{"cdiVersion":"0.5.0","kind":"vendor.com/nic","devices":[{{"name":"0","containerEdits":{{{hooks}}}}}]}}"#
         );
         let spec = file::parse(text.as_bytes());
-        SpecFile { path: "/etc/cdi/x.json".into(), priority: 0, for_everybody: true, spec }
+        SpecFile {
+            path: "/etc/cdi/x.json".into(),
+            priority: 0,
+            for_everybody: true,
+            spec,
+        }
     }
 
     fn entry(stage: &str, more: &str) -> String {
@@ -98,7 +114,11 @@ mod tests {
             ("createContainer", "", true),
             ("createContainer", r#","env":[]"#, true),
             ("startContainer", "", true),
-            ("createContainer", r#","env":["NVIDIA_CTK_DEBUG=false"]"#, false),
+            (
+                "createContainer",
+                r#","env":["NVIDIA_CTK_DEBUG=false"]"#,
+                false,
+            ),
             ("createRuntime", "", false),
             ("prestart", "", false),
             ("poststart", "", false),
@@ -107,9 +127,16 @@ mod tests {
             let one = entry(stage, more);
             let files = [spec(&format!(r#""hooks":[{one},{one}]"#))];
             let found = in_specs(&files);
-            assert_eq!(found.len(), usize::from(is_found), "{stage} {more}: {found:?}");
+            assert_eq!(
+                found.len(),
+                usize::from(is_found),
+                "{stage} {more}: {found:?}"
+            );
             for (file, finding) in found {
-                assert_eq!((file.path.as_path(), finding.kind.id), (Path::new("/etc/cdi/x.json"), "ONH-061"));
+                assert_eq!(
+                    (file.path.as_path(), finding.kind.id),
+                    (Path::new("/etc/cdi/x.json"), "ONH-061")
+                );
                 let what = format!(
                     "\"/etc/cdi/x.json\" starts \"/usr/bin/nvidia-cdi-hook\" at the stage {stage} without \"env\""
                 );
@@ -117,35 +144,64 @@ mod tests {
                 assert!(finding.fix.contains("1.17.8"), "{finding:?}");
             }
         }
-        let mut of_all =
-            spec(&format!(r#""hooks":[{}]"#, entry("createContainer", "").replace("nvidia-cdi-hook", "other")));
+        let mut of_all = spec(&format!(
+            r#""hooks":[{}]"#,
+            entry("createContainer", "").replace("nvidia-cdi-hook", "other")
+        ));
         let spec = of_all.spec.as_mut().unwrap();
         spec.container_edits = std::mem::take(&mut spec.devices[0].container_edits);
         let files = [of_all];
         let found = in_specs(&files);
-        assert!(found.len() == 1 && found[0].1.fix.starts_with("add env: [\"PATH="), "{found:?}");
+        assert!(
+            found.len() == 1 && found[0].1.fix.starts_with("add env: [\"PATH="),
+            "{found:?}"
+        );
     }
 
     #[test]
     fn hook_files() {
         let engine = |text: &str| {
             let hook = hook_file::parse(text.as_bytes()).unwrap();
-            let entry = HookEntry { file: "/h/x.json".into(), program: hook.path.clone(), hook, runs: true };
-            Engine { hooks: Hooks { entries: vec![entry], ..Hooks::default() }, ..Engine::default() }
+            let entry = HookEntry {
+                file: "/h/x.json".into(),
+                program: hook.path.clone(),
+                hook,
+                runs: true,
+            };
+            Engine {
+                hooks: Hooks {
+                    entries: vec![entry],
+                    ..Hooks::default()
+                },
+                ..Engine::default()
+            }
         };
         let new = |stages: &str, env: &str| {
-            format!(r#"{{"version":"1.0.0","hook":{{"path":"/p"{env}}},"when":{{"always":true}},"stages":[{stages}]}}"#)
+            format!(
+                r#"{{"version":"1.0.0","hook":{{"path":"/p"{env}}},"when":{{"always":true}},"stages":[{stages}]}}"#
+            )
         };
         for (text, stages) in [
-            (new(r#""createContainer","startContainer","prestart""#, ""), 2),
+            (
+                new(r#""createContainer","startContainer","prestart""#, ""),
+                2,
+            ),
             (new(r#""createContainer""#, r#","env":["PATH=/bin"]"#), 0),
             (new(r#""createContainer""#, r#","env":null"#), 1),
             (new(r#""prestart","createRuntime","poststop""#, ""), 0),
-            (r#"{"hook":"/p","stages":["createContainer"],"cmds":[".*"]}"#.to_owned(), 1),
+            (
+                r#"{"hook":"/p","stages":["createContainer"],"cmds":[".*"]}"#.to_owned(),
+                1,
+            ),
         ] {
             let found = in_hook_files(&[engine(&text), engine(&text)]);
             assert_eq!(found.len(), stages, "{text}: {found:?}");
-            assert!(found.iter().all(|finding| finding.fix.contains("/h/x.json")), "{found:?}");
+            assert!(
+                found
+                    .iter()
+                    .all(|finding| finding.fix.contains("/h/x.json")),
+                "{found:?}"
+            );
         }
     }
 }

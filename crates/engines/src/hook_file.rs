@@ -6,7 +6,14 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 /// The stages of the OCI runtime specification. Podman adds [`PRECREATE`].
-const STAGES: [&str; 6] = ["createContainer", "createRuntime", "prestart", "poststart", "poststop", "startContainer"];
+const STAGES: [&str; 6] = [
+    "createContainer",
+    "createRuntime",
+    "prestart",
+    "poststart",
+    "poststop",
+    "startContainer",
+];
 /// The stage that only Podman has.
 pub const PRECREATE: &str = "precreate";
 
@@ -71,7 +78,9 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Invalid(why) => f.write_str(why),
-            Self::UnknownStage(stage) => write!(f, "this engine does not support the stage {stage:?}"),
+            Self::UnknownStage(stage) => {
+                write!(f, "this engine does not support the stage {stage:?}")
+            }
         }
     }
 }
@@ -106,20 +115,39 @@ fn field<'v>(object: &'v Value, name: &str) -> Option<&'v Value> {
 }
 
 fn text<'v>(object: &'v Value, name: &str) -> Result<Option<&'v str>, String> {
-    field(object, name).map(|value| value.as_str().ok_or_else(|| format!("{name} is not a string"))).transpose()
+    field(object, name)
+        .map(|value| {
+            value
+                .as_str()
+                .ok_or_else(|| format!("{name} is not a string"))
+        })
+        .transpose()
 }
 
 fn boolean(object: &Value, name: &str) -> Result<Option<bool>, String> {
     field(object, name)
-        .map(|value| value.as_bool().ok_or_else(|| format!("{name} is neither true nor false")))
+        .map(|value| {
+            value
+                .as_bool()
+                .ok_or_else(|| format!("{name} is neither true nor false"))
+        })
         .transpose()
 }
 
 fn texts(object: &Value, name: &str) -> Result<Option<Vec<String>>, String> {
-    let Some(value) = field(object, name) else { return Ok(None) };
-    let Value::Array(items) = value else { return Err(format!("{name} is not a list")) };
-    let items: Option<Vec<_>> = items.iter().map(|item| item.as_str().map(str::to_owned)).collect();
-    items.map(Some).ok_or_else(|| format!("{name} is not a list of strings"))
+    let Some(value) = field(object, name) else {
+        return Ok(None);
+    };
+    let Value::Array(items) = value else {
+        return Err(format!("{name} is not a list"));
+    };
+    let items: Option<Vec<_>> = items
+        .iter()
+        .map(|item| item.as_str().map(str::to_owned))
+        .collect();
+    items
+        .map(Some)
+        .ok_or_else(|| format!("{name} is not a list of strings"))
 }
 
 /// Returns the list with one of two names.
@@ -138,14 +166,23 @@ fn current(file: &Value) -> Result<HookFile, String> {
     let applies = when(field(file, "when").unwrap_or(&Value::Null))?;
     let stages = texts(file, "stages")?.ok_or("stages is missing")?;
     let timeout = field(program, "timeout").and_then(Value::as_u64);
-    Ok(HookFile { path, args, stages, applies, env, timeout })
+    Ok(HookFile {
+        path,
+        args,
+        stages,
+        applies,
+        env,
+        timeout,
+    })
 }
 
 /// Parses version 0.1.0, which is also the version of files without one.
 fn old(file: &Value) -> Result<HookFile, String> {
     let path = text(file, "hook")?.unwrap_or_default();
     let stages = either(file, "stages", "stage")?.ok_or("stages is missing")?;
-    let args = std::iter::once(path.to_owned()).chain(texts(file, "arguments")?.unwrap_or_default()).collect();
+    let args = std::iter::once(path.to_owned())
+        .chain(texts(file, "arguments")?.unwrap_or_default())
+        .collect();
     // One matching pattern is enough.
     let mut patterns = either(file, "cmds", "cmd")?.unwrap_or_default();
     patterns.extend(either(file, "annotations", "annotation")?.unwrap_or_default());
@@ -157,7 +194,14 @@ fn old(file: &Value) -> Result<HookFile, String> {
         Applies::Never
     };
     // Files of this version cannot contain an environment or a timeout.
-    Ok(HookFile { path: path.into(), args, stages, applies, env: Vec::new(), timeout: None })
+    Ok(HookFile {
+        path: path.into(),
+        args,
+        stages,
+        applies,
+        env: Vec::new(),
+        timeout: None,
+    })
 }
 
 /// Parses `when`. All given conditions must be true, and at least one must be given.
@@ -169,9 +213,14 @@ fn when(when: &Value) -> Result<Applies, String> {
     }
     let mut has_annotations = false;
     if let Some(annotations) = field(when, "annotations") {
-        for (key, value) in annotations.as_object().ok_or("annotations is not an object")? {
+        for (key, value) in annotations
+            .as_object()
+            .ok_or("annotations is not an object")?
+        {
             has_annotations = true;
-            let value = value.as_str().ok_or("annotations has a value that is not a string")?;
+            let value = value
+                .as_str()
+                .ok_or("annotations has a value that is not a string")?;
             if !(matches_all(key) && matches_all(value)) {
                 conditions.push(format!("the annotation {key:?} is {value:?}"));
             }
@@ -179,7 +228,10 @@ fn when(when: &Value) -> Result<Applies, String> {
     }
     let commands = texts(when, "commands")?.unwrap_or_default();
     if !commands.is_empty() && !commands.iter().any(|command| matches_all(command)) {
-        conditions.push(format!("the container's command matches {}", commands.join(" or ")));
+        conditions.push(format!(
+            "the container's command matches {}",
+            commands.join(" or ")
+        ));
     }
     let has_any = always.is_some() || has_annotations || !commands.is_empty();
     Ok(match conditions.is_empty() {
@@ -200,7 +252,9 @@ mod tests {
     use super::*;
 
     fn with(when: &str, stage: &str) -> String {
-        format!(r#"{{"version":"1.0.0","hook":{{"path":"/h","args":["h"]}},"when":{when},"stages":["{stage}"]}}"#)
+        format!(
+            r#"{{"version":"1.0.0","hook":{{"path":"/h","args":["h"]}},"when":{when},"stages":["{stage}"]}}"#
+        )
     }
 
     /// The results are those of Podman 4.3.1.
@@ -213,15 +267,27 @@ mod tests {
             ("{}", "Never"),
             (r#"{"always":false}"#, "Never"),
             (r#"{"always":true,"hasBindMounts":false}"#, "Never"),
-            (r#"{"always":true,"commands":["nothing"]}"#, "If(\"the container's command matches nothing\")"),
-            (r#"{"always":true,"hasBindMounts":true}"#, "If(\"the container has volumes\")"),
+            (
+                r#"{"always":true,"commands":["nothing"]}"#,
+                "If(\"the container's command matches nothing\")",
+            ),
+            (
+                r#"{"always":true,"hasBindMounts":true}"#,
+                "If(\"the container has volumes\")",
+            ),
         ] {
             let hook = parse(with(when, "prestart").as_bytes()).unwrap();
             assert_eq!(format!("{:?}", hook.applies), applies, "{when}");
         }
         let old = br#"{"hook":"/h","arguments":["prestart"],"stages":["prestart"],"cmds":[".*"]}"#;
         let hook = parse(old).unwrap();
-        assert_eq!((hook.applies, hook.args), (Applies::Always, vec!["/h".to_owned(), "prestart".to_owned()]));
+        assert_eq!(
+            (hook.applies, hook.args),
+            (
+                Applies::Always,
+                vec!["/h".to_owned(), "prestart".to_owned()]
+            )
+        );
         let nvidias = br#"{"hook":"/h","stage":["prestart"],"hasbindmounts":true}"#;
         assert!(matches!(parse(nvidias).unwrap().applies, Applies::If(_)));
     }
@@ -232,17 +298,34 @@ mod tests {
             ("{", "EOF"),
             ("[]", "invalid"),
             (r#"{"version":"2.0.0"}"#, "version \"2.0.0\""),
-            (r#"{"version":"1.0.0","stages":["prestart"]}"#, "hook.path is missing"),
-            (r#"{"version":"1.0.0","hook":{"path":""},"stages":["prestart"]}"#, "hook.path is missing"),
-            (r#"{"version":"1.0.0","hook":{"path":"/h"}}"#, "stages is missing"),
+            (
+                r#"{"version":"1.0.0","stages":["prestart"]}"#,
+                "hook.path is missing",
+            ),
+            (
+                r#"{"version":"1.0.0","hook":{"path":""},"stages":["prestart"]}"#,
+                "hook.path is missing",
+            ),
+            (
+                r#"{"version":"1.0.0","hook":{"path":"/h"}}"#,
+                "stages is missing",
+            ),
             (&with("{}", "nonsense"), "the stage \"nonsense\""),
             (&with("{}", "precreate"), "the stage \"precreate\""),
         ] {
             let parsed = parse(text.as_bytes()).map_err(Refusal::Invalid);
-            let error = parsed.and_then(|hook| hook.check_stages(false)).unwrap_err().to_string();
+            let error = parsed
+                .and_then(|hook| hook.check_stages(false))
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(why), "{text}: {error}");
         }
-        assert!(parse(with("{}", "precreate").as_bytes()).unwrap().check_stages(true).is_ok());
+        assert!(
+            parse(with("{}", "precreate").as_bytes())
+                .unwrap()
+                .check_stages(true)
+                .is_ok()
+        );
     }
 
     proptest::proptest! {

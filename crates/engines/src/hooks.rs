@@ -53,18 +53,24 @@ impl HookEntry {
 
     /// Returns whether the program is one of NVIDIA's.
     pub fn is_nvidias(&self) -> bool {
-        is_old_wrapper(&self.hook) || programs::is_hook(&self.program) || programs::is_cdi_hook(&self.program)
+        is_old_wrapper(&self.hook)
+            || programs::is_hook(&self.program)
+            || programs::is_cdi_hook(&self.program)
     }
 }
 
 impl Hooks {
     /// Inserts an entry in the order of file names. It replaces an entry with the same file name.
     fn take(&mut self, entry: HookEntry) {
-        let found = self.entries.binary_search_by_key(&entry.file.file_name(), |known| known.file.file_name());
+        let found = self
+            .entries
+            .binary_search_by_key(&entry.file.file_name(), |known| known.file.file_name());
         if let Ok(place) = found {
-            self.masked.push((self.entries.remove(place).file, entry.file.clone()));
+            self.masked
+                .push((self.entries.remove(place).file, entry.file.clone()));
         }
-        self.entries.insert(found.unwrap_or_else(|place| place), entry);
+        self.entries
+            .insert(found.unwrap_or_else(|place| place), entry);
     }
 }
 
@@ -82,8 +88,10 @@ pub enum Programs {
 pub fn read(host: &Tree, dirs: &[PathBuf], precreate: bool, programs: Programs) -> Hooks {
     let mut hooks = Hooks::default();
     for dir in dirs {
-        let names =
-            host.names(dir).into_iter().filter(|name| name.to_str().is_some_and(|name| name.ends_with(".json")));
+        let names = host
+            .names(dir)
+            .into_iter()
+            .filter(|name| name.to_str().is_some_and(|name| name.ends_with(".json")));
         for name in names {
             let file = dir.join(name);
             match read_file(host, &file, precreate, programs) {
@@ -105,22 +113,41 @@ pub const PACKAGED: [&str; 2] = [
 ];
 
 /// The directories in which hook files of this program may be, even if no engine reads them.
-const PLACES: [&str; 4] = [settings::HOOKS_DIR, PODMAN_DIR, settings::OVERRIDE_DIR, "/run/containers/oci/hooks.d"];
+const PLACES: [&str; 4] = [
+    settings::HOOKS_DIR,
+    PODMAN_DIR,
+    settings::OVERRIDE_DIR,
+    "/run/containers/oci/hooks.d",
+];
 
 /// Returns whether a directory contains a hook file.
 pub(crate) fn any_in(host: &Tree, dir: &Path) -> bool {
-    host.names(dir).iter().any(|name| name.as_encoded_bytes().ends_with(b".json"))
+    host.names(dir)
+        .iter()
+        .any(|name| name.as_encoded_bytes().ends_with(b".json"))
 }
 
 /// Returns the hook files of this program.
 pub fn installed(host: &Tree) -> Vec<PathBuf> {
-    let files =
-        PLACES.iter().flat_map(|dir| host.names(Path::new(dir)).into_iter().map(move |name| Path::new(dir).join(name)));
-    files.filter(|file| file.extension().is_some_and(|extension| extension == "json") && names_us(host, file)).collect()
+    let files = PLACES.iter().flat_map(|dir| {
+        host.names(Path::new(dir))
+            .into_iter()
+            .map(move |name| Path::new(dir).join(name))
+    });
+    files
+        .filter(|file| {
+            file.extension()
+                .is_some_and(|extension| extension == "json")
+                && names_us(host, file)
+        })
+        .collect()
 }
 
 fn names_us(host: &Tree, file: &Path) -> bool {
-    let hook = host.read(file).ok().and_then(|bytes| hook_file::parse(&bytes).ok());
+    let hook = host
+        .read(file)
+        .ok()
+        .and_then(|bytes| hook_file::parse(&bytes).ok());
     hook.is_some_and(|hook| hook.path.ends_with(OURS) && !is_old_wrapper(&hook))
 }
 
@@ -135,8 +162,15 @@ enum Passed {
     WithoutProgram(PathBuf),
 }
 
-fn read_file(host: &Tree, file: &Path, precreate: bool, programs: Programs) -> Result<HookEntry, Passed> {
-    let bytes = host.read(file).map_err(|error| Passed::Refused(Refusal::Invalid(base::report::line(&error))))?;
+fn read_file(
+    host: &Tree,
+    file: &Path,
+    precreate: bool,
+    programs: Programs,
+) -> Result<HookEntry, Passed> {
+    let bytes = host
+        .read(file)
+        .map_err(|error| Passed::Refused(Refusal::Invalid(base::report::line(&error))))?;
     debug::log(|| format!("read the hook file {file:?}"));
     let hook = hook_file::parse(&bytes).map_err(|why| Passed::Refused(Refusal::Invalid(why)))?;
     let located = match (host.locate(&hook.path), programs) {
@@ -145,9 +179,16 @@ fn read_file(host: &Tree, file: &Path, precreate: bool, programs: Programs) -> R
         (Err(_), Programs::Visible) => return Err(Passed::WithoutProgram(hook.path)),
     };
     hook.check_stages(precreate).map_err(Passed::Refused)?;
-    let runs = located.as_ref().is_none_or(|found| found.kind == FileType::RegularFile && found.mode & 0o111 != 0);
+    let runs = located
+        .as_ref()
+        .is_none_or(|found| found.kind == FileType::RegularFile && found.mode & 0o111 != 0);
     let program = located.map_or_else(|| hook.path.clone(), |found| found.path);
-    Ok(HookEntry { file: file.to_owned(), hook, program, runs })
+    Ok(HookEntry {
+        file: file.to_owned(),
+        hook,
+        program,
+        runs,
+    })
 }
 
 #[cfg(test)]
@@ -171,10 +212,18 @@ mod tests {
         };
         write("usr/bin/oci-nvidia-hook", "");
         write("usr/bin/oci-nvidia-hook-compat", "");
-        symlink("oci-nvidia-hook-compat", dir.path().join("usr/bin/nvidia-container-runtime-hook")).unwrap();
+        symlink(
+            "oci-nvidia-hook-compat",
+            dir.path().join("usr/bin/nvidia-container-runtime-hook"),
+        )
+        .unwrap();
         write("usr/bin/nvidia-cdi-hook", "");
         write("usr/libexec/oci/hooks.d/oci-nvidia-hook", "");
-        for name in ["oci-nvidia-hook", "oci-nvidia-hook-compat", "nvidia-cdi-hook"] {
+        for name in [
+            "oci-nvidia-hook",
+            "oci-nvidia-hook-compat",
+            "nvidia-cdi-hook",
+        ] {
             let path = dir.path().join("usr/bin").join(name);
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
         }
@@ -182,7 +231,10 @@ mod tests {
         write("a/2.json", &json("/usr/bin/nowhere"));
         write("a/3.json", "{");
         write("a/4.json.rpmsave", "{");
-        write("b/0.json", &json("/usr/libexec/oci/hooks.d/oci-nvidia-hook"));
+        write(
+            "b/0.json",
+            &json("/usr/libexec/oci/hooks.d/oci-nvidia-hook"),
+        );
         write("b/1.json", &json("/usr/bin/nvidia-container-runtime-hook"));
         write("b/5.json", &json("/usr/bin/nvidia-cdi-hook"));
         let host = Tree::open(&HostPath::new(dir.path())).unwrap();
@@ -191,14 +243,31 @@ mod tests {
         let seen: Vec<_> = hooks
             .entries
             .iter()
-            .map(|entry| (entry.file.to_str().unwrap(), entry.is_ours(), entry.is_nvidias(), entry.runs))
+            .map(|entry| {
+                (
+                    entry.file.to_str().unwrap(),
+                    entry.is_ours(),
+                    entry.is_nvidias(),
+                    entry.runs,
+                )
+            })
             .collect();
-        let expected =
-            [("/b/0.json", false, true, false), ("/b/1.json", true, false, true), ("/b/5.json", false, true, true)];
+        let expected = [
+            ("/b/0.json", false, true, false),
+            ("/b/1.json", true, false, true),
+            ("/b/5.json", false, true, true),
+        ];
         assert_eq!(seen, expected);
         assert_eq!(hooks.masked, [("/a/1.json".into(), "/b/1.json".into())]);
-        assert_eq!(hooks.without_program, [("/a/2.json".into(), "/usr/bin/nowhere".into())]);
+        assert_eq!(
+            hooks.without_program,
+            [("/a/2.json".into(), "/usr/bin/nowhere".into())]
+        );
         assert_eq!(hooks.refused.len(), 1);
-        assert_eq!(read(&host, &dirs, false, Programs::Visible).refused.len(), 5, "CRI-O does not support precreate");
+        assert_eq!(
+            read(&host, &dirs, false, Programs::Visible).refused.len(),
+            5,
+            "CRI-O does not support precreate"
+        );
     }
 }

@@ -58,38 +58,69 @@ pub struct Engine {
 /// Inspects all engines; with a user, also Podman of that user.
 pub fn inspect_engines(host: &Tree, user: Option<User>) -> Vec<Engine> {
     let mut versions = Versions::default();
-    kinds(user).map(|kind| inspect_engine(host, kind, &mut versions)).collect()
+    kinds(user)
+        .map(|kind| inspect_engine(host, kind, &mut versions))
+        .collect()
 }
 
 fn kinds(user: Option<User>) -> impl Iterator<Item = EngineKind> {
-    [Some(EngineKind::Podman), user.map(EngineKind::PodmanOf), Some(EngineKind::Crio), Some(EngineKind::Docker)]
-        .into_iter()
-        .flatten()
+    [
+        Some(EngineKind::Podman),
+        user.map(EngineKind::PodmanOf),
+        Some(EngineKind::Crio),
+        Some(EngineKind::Docker),
+    ]
+    .into_iter()
+    .flatten()
 }
 
 /// Returns the directories in which the installed engines search for CDI specs. They depend on the configuration files, and these
 /// on the version. Running a program for its version costs more than everything else, so it is done only if the result depends on it.
 pub fn cdi_views(host: &Tree, user: Option<User>, versions: &mut Versions) -> Vec<View> {
-    let readers = kinds(user).filter(|kind| *kind != EngineKind::Docker).filter_map(|kind| {
-        let program = runtime::program(host, kind.program())?;
-        let dirs = |version| configuration(host, &kind, version).settings.cdi_dirs;
-        let oldest = dirs(None);
-        let differ = kind != EngineKind::Crio && files::MILESTONES.iter().any(|version| dirs(Some(*version)) != oldest);
-        let version = if differ { versions.ask(host, &program).ok() } else { None };
-        let dirs = if differ { dirs(version) } else { oldest };
-        Some((Reader { kind, version }, dirs))
-    });
+    let readers = kinds(user)
+        .filter(|kind| *kind != EngineKind::Docker)
+        .filter_map(|kind| {
+            let program = runtime::program(host, kind.program())?;
+            let dirs = |version| configuration(host, &kind, version).settings.cdi_dirs;
+            let oldest = dirs(None);
+            let differ = kind != EngineKind::Crio
+                && files::MILESTONES
+                    .iter()
+                    .any(|version| dirs(Some(*version)) != oldest);
+            let version = if differ {
+                versions.ask(host, &program).ok()
+            } else {
+                None
+            };
+            let dirs = if differ { dirs(version) } else { oldest };
+            Some((Reader { kind, version }, dirs))
+        });
     cdi::group(readers)
 }
 
 /// Returns whether at least one engine is installed, and all are known to read CDI specs of this version.
-pub fn all_read_cdi(host: &Tree, user: Option<User>, cdi_version: &str, versions: &mut Versions) -> bool {
+pub fn all_read_cdi(
+    host: &Tree,
+    user: Option<User>,
+    cdi_version: &str,
+    versions: &mut Versions,
+) -> bool {
     let mut any = false;
-    kinds(user).filter(|kind| *kind != EngineKind::Docker).all(|kind| {
-        let Some(program) = runtime::program(host, kind.program()) else { return true };
-        any = true;
-        Reader { kind, version: versions.ask(host, &program).ok() }.reads(cdi_version) == Some(true)
-    }) && any
+    kinds(user)
+        .filter(|kind| *kind != EngineKind::Docker)
+        .all(|kind| {
+            let Some(program) = runtime::program(host, kind.program()) else {
+                return true;
+            };
+            any = true;
+            Reader {
+                kind,
+                version: versions.ask(host, &program).ok(),
+            }
+            .reads(cdi_version)
+                == Some(true)
+        })
+        && any
 }
 
 /// The configuration files of an engine, as read by one version.
@@ -108,7 +139,9 @@ fn configuration(host: &Tree, kind: &EngineKind, version: Option<Version>) -> Co
         }
         match host.read(&file) {
             Ok(bytes) => {
-                found.settings.add(&file, &String::from_utf8_lossy(&bytes), kind, version);
+                found
+                    .settings
+                    .add(&file, &String::from_utf8_lossy(&bytes), kind, version);
                 found.files.push(file);
             }
             Err(_) => found.unseen.push(file),
@@ -123,34 +156,64 @@ fn inspect_engine(host: &Tree, kind: EngineKind, versions: &mut Versions) -> Eng
     let asked = program.as_ref().map(|program| versions.ask(host, program));
     let mut engine = Engine {
         kind,
-        version: asked.as_ref().and_then(|asked| asked.as_ref().ok().copied()),
+        version: asked
+            .as_ref()
+            .and_then(|asked| asked.as_ref().ok().copied()),
         program,
         ..Engine::default()
     };
     if engine.program.is_none() {
         return engine;
     }
-    let Configuration { files, unseen, settings } = configuration(host, &engine.kind, engine.version);
+    let Configuration {
+        files,
+        unseen,
+        settings,
+    } = configuration(host, &engine.kind, engine.version);
     (engine.files, engine.unseen, engine.settings) = (files, unseen, settings);
     // Podman of another user would read other files.
     let is_root = rustix::process::geteuid().is_root();
-    engine.fails = asked == Some(Err(NoVersion::Failed)) && is_root != matches!(engine.kind, EngineKind::PodmanOf(_));
+    engine.fails = asked == Some(Err(NoVersion::Failed))
+        && is_root != matches!(engine.kind, EngineKind::PodmanOf(_));
     if let EngineKind::Docker = engine.kind {
         let linked = runtime::program(host, programs::RUNTIME_HOOK);
         engine.dockers_hook = linked.and_then(|link| Some(host.locate(&link).ok()?.path));
         return engine;
     }
-    if let Some(running) = engine.program.as_ref().and_then(|program| running(host, &engine.kind, program)) {
+    if let Some(running) = engine
+        .program
+        .as_ref()
+        .and_then(|program| running(host, &engine.kind, program))
+    {
         take_running(&mut engine, running);
     }
     engine.nri = engine.kind == EngineKind::Crio && NriStatus::inspect(host).is_some();
-    engine.hooks = hooks::read(host, &engine.settings.hooks_dirs, engine.kind.is_podman(), Programs::Visible);
-    let replaced = engine.settings.replaced().filter(|(_, dir)| hooks::any_in(host, dir));
-    engine.replaced = replaced.map(|(file, dir)| Replaced { dir: dir.to_owned(), file: file.to_owned() }).collect();
+    engine.hooks = hooks::read(
+        host,
+        &engine.settings.hooks_dirs,
+        engine.kind.is_podman(),
+        Programs::Visible,
+    );
+    let replaced = engine
+        .settings
+        .replaced()
+        .filter(|(_, dir)| hooks::any_in(host, dir));
+    engine.replaced = replaced
+        .map(|(file, dir)| Replaced {
+            dir: dir.to_owned(),
+            file: file.to_owned(),
+        })
+        .collect();
     let runtime = runtime::find_default(&engine.kind, &engine.settings, engine.version, host);
     engine.runtime = runtime.map(|(name, program)| {
-        let version = program.as_ref().and_then(|program| versions.ask(host, program).ok());
-        Runtime { name, program, version }
+        let version = program
+            .as_ref()
+            .and_then(|program| versions.ask(host, program).ok());
+        Runtime {
+            name,
+            program,
+            version,
+        }
     });
     engine
 }
@@ -162,10 +225,21 @@ pub(crate) fn crio_of_node(host: &Tree) -> Engine {
     if engine.program.is_some() {
         return engine;
     }
-    let Configuration { files, unseen, settings } = configuration(host, &engine.kind, None);
+    let Configuration {
+        files,
+        unseen,
+        settings,
+    } = configuration(host, &engine.kind, None);
     let hooks = hooks::read(host, &settings.hooks_dirs, false, Programs::Hidden);
     let program = Some(Path::new("/usr/bin").join(engine.kind.program()));
-    Engine { program, files, unseen, settings, hooks, ..engine }
+    Engine {
+        program,
+        files,
+        unseen,
+        settings,
+        hooks,
+        ..engine
+    }
 }
 
 /// CRI-O's socket, which only root can use.
@@ -180,7 +254,8 @@ fn running(host: &Tree, kind: &EngineKind, program: &Path) -> Option<Settings> {
         return None;
     }
     let program = trusted(host, program)?;
-    let text = process::read_output(program.as_path(), &["status", "config"], STATUS_DEADLINE).ok()?;
+    let text =
+        process::read_output(program.as_path(), &["status", "config"], STATUS_DEADLINE).ok()?;
     let mut settings = Settings::default();
     settings.add(Path::new(CRIO_SOCKET), &text, kind, None);
     // Older versions do not have this command and print something else.
@@ -227,7 +302,10 @@ pub struct Versions {
 impl Versions {
     /// For commands that run at each boot and change of the driver: running Podman for its version takes ten times as long as the rest.
     pub fn stored() -> Self {
-        Self { stored: RunDir::open().ok(), ..Self::default() }
+        Self {
+            stored: RunDir::open().ok(),
+            ..Self::default()
+        }
     }
 
     fn ask(&mut self, host: &Tree, program: &Path) -> Result<Version, NoVersion> {
@@ -248,26 +326,42 @@ fn stored_version(host: &Tree, program: &Path, dir: &RunDir) -> Result<Version, 
     let path = trusted(host, program).ok_or(NoVersion::Unknown)?;
     let stat = rustix::fs::stat(path.as_path()).map_err(|_| NoVersion::Unknown)?;
     // An update of the program is another file, or at least has another time of change.
-    let file = format!("{}:{}:{}:{}:{}", stat.st_dev, stat.st_ino, stat.st_size, stat.st_ctime, stat.st_ctime_nsec);
-    let name = format!("version-{}", program.file_name().unwrap_or_default().display());
-    let text = dir.read(&name, MAX_STORED).ok().flatten().unwrap_or_default();
+    let file = format!(
+        "{}:{}:{}:{}:{}",
+        stat.st_dev, stat.st_ino, stat.st_size, stat.st_ctime, stat.st_ctime_nsec
+    );
+    let name = format!(
+        "version-{}",
+        program.file_name().unwrap_or_default().display()
+    );
+    let text = dir
+        .read(&name, MAX_STORED)
+        .ok()
+        .flatten()
+        .unwrap_or_default();
     let text = String::from_utf8(text).unwrap_or_default();
-    if let Some(version) =
-        text.split_once('\n').filter(|(of, _)| *of == file).and_then(|(_, said)| Version::parse(said))
+    if let Some(version) = text
+        .split_once('\n')
+        .filter(|(of, _)| *of == file)
+        .and_then(|(_, said)| Version::parse(said))
     {
         return Ok(version);
     }
     let version = ask_version(host, program)?;
     // Without the file, the program runs again the next time.
-    dir.replace(&name, format!("{file}\nversion {version}").as_bytes()).ok();
+    dir.replace(&name, format!("{file}\nversion {version}").as_bytes())
+        .ok();
     Ok(version)
 }
 
 /// Runs a program for its version, if it is trusted.
 fn ask_version(host: &Tree, program: &Path) -> Result<Version, NoVersion> {
     // crun creates its state directory even to print its version. `/` exists already.
-    let arguments: &[&str] =
-        if program.file_name() == Some("crun".as_ref()) { &["--root=/", "--version"] } else { &["--version"] };
+    let arguments: &[&str] = if program.file_name() == Some("crun".as_ref()) {
+        &["--root=/", "--version"]
+    } else {
+        &["--version"]
+    };
     let program = trusted(host, program).ok_or(NoVersion::Unknown)?;
     match process::read_output(program.as_path(), arguments, VERSION_DEADLINE) {
         Ok(text) => Version::parse(&text).ok_or(NoVersion::Unknown),
@@ -286,7 +380,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (program, trace) = (dir.path().join("podman"), dir.path().join("trace"));
         let host = Tree::open(&HostPath::new(dir.path())).unwrap();
-        let script = format!("#!/bin/sh\ntouch '{}'\necho podman version 5.4.1", trace.display());
+        let script = format!(
+            "#!/bin/sh\ntouch '{}'\necho podman version 5.4.1",
+            trace.display()
+        );
         std::fs::write(&program, script).unwrap();
         for (mode, version, ran) in [
             (0o777, Err(NoVersion::Unknown), false),
@@ -295,11 +392,18 @@ mod tests {
             (0o755, Ok(Version(5, 4, 1)), true),
         ] {
             std::fs::set_permissions(&program, std::fs::Permissions::from_mode(mode)).unwrap();
-            assert_eq!(ask_version(&host, Path::new("/podman")), version, "{mode:o}");
+            assert_eq!(
+                ask_version(&host, Path::new("/podman")),
+                version,
+                "{mode:o}"
+            );
             assert_eq!(trace.try_exists().unwrap(), ran, "{mode:o}");
         }
         std::fs::write(&program, "#!/bin/sh\nexit 125").unwrap();
-        assert_eq!(ask_version(&host, Path::new("/podman")), Err(NoVersion::Failed));
+        assert_eq!(
+            ask_version(&host, Path::new("/podman")),
+            Err(NoVersion::Failed)
+        );
     }
 
     /// Podman is found in all program directories. It runs only if the result depends on its version and no version is stored for the
@@ -315,37 +419,64 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
         };
-        let versions = || Versions { stored: RunDir::open_in(dir.path()).ok(), ..Versions::default() };
+        let versions = || Versions {
+            stored: RunDir::open_in(dir.path()).ok(),
+            ..Versions::default()
+        };
         let views = || cdi_views(&host, None, &mut versions());
         let reads = |cdi_version| all_read_cdi(&host, None, cdi_version, &mut versions());
         assert_eq!((views(), reads("0.7.0")), (Vec::new(), false));
         let podman = |version: &str| {
             write(
                 "usr/local/bin/podman",
-                &format!("#!/bin/sh\ntouch '{}'\necho podman version {version}", trace.display()),
+                &format!(
+                    "#!/bin/sh\ntouch '{}'\necho podman version {version}",
+                    trace.display()
+                ),
             );
         };
         podman("5.4.1");
-        write("etc/containers/containers.conf", "[engine]\ncdi_spec_dirs = [\"/a\"]");
-        write("etc/crio/crio.conf.d/20-x.conf", "[crio.runtime]\ncdi_spec_dirs = [\"/b\"]");
+        write(
+            "etc/containers/containers.conf",
+            "[engine]\ncdi_spec_dirs = [\"/a\"]",
+        );
+        write(
+            "etc/crio/crio.conf.d/20-x.conf",
+            "[crio.runtime]\ncdi_spec_dirs = [\"/b\"]",
+        );
         let places = |views: Vec<View>| -> Vec<_> {
-            views.into_iter().map(|view| (view.readers[0].kind.to_string(), view.dirs)).collect()
+            views
+                .into_iter()
+                .map(|view| (view.readers[0].kind.to_string(), view.dirs))
+                .collect()
         };
         let in_podman = |dir: &str| ("Podman as root".to_owned(), vec![PathBuf::from(dir)]);
         assert_eq!(places(views()), [in_podman("/a")]);
-        assert!(!trace.try_exists().unwrap(), "all versions search this directory");
+        assert!(
+            !trace.try_exists().unwrap(),
+            "all versions search this directory"
+        );
         assert!(reads("0.7.0"));
         std::fs::remove_file(&trace).unwrap();
         assert!(reads("0.7.0") && !reads("1.1.0"));
         // Only Podman 5 reads this file.
-        write("root/.config/containers/containers.conf", "[engine]\ncdi_spec_dirs = [\"/c\"]");
+        write(
+            "root/.config/containers/containers.conf",
+            "[engine]\ncdi_spec_dirs = [\"/c\"]",
+        );
         assert_eq!(places(views()), [in_podman("/c")]);
         assert!(!trace.try_exists().unwrap());
         podman("4.9.5");
-        assert!(!reads("0.7.0") && trace.try_exists().unwrap(), "an update is another file");
+        assert!(
+            !reads("0.7.0") && trace.try_exists().unwrap(),
+            "an update is another file"
+        );
         assert_eq!(places(views()), [in_podman("/a")]);
         write("usr/bin/crio", "#!/bin/sh\necho crio version 1.29.0");
-        assert_eq!(places(views())[1], ("CRI-O".to_owned(), vec![PathBuf::from("/b")]));
+        assert_eq!(
+            places(views())[1],
+            ("CRI-O".to_owned(), vec![PathBuf::from("/b")])
+        );
         assert!(!reads("0.7.0"), "CRI-O 1.29 does not");
     }
 }

@@ -19,7 +19,11 @@ const NRI_UNIT: &str = "oci-nvidia-nri.service";
 /// The socket for NRI plugins, of CRI-O and containerd.
 const NRI_SOCKET: &str = "/run/nri/nri.sock";
 /// The directories of the kubelet in Kubernetes, k0s and MicroK8s.
-const KUBELETS: [&str; 3] = ["/var/lib/kubelet", "/var/lib/k0s/kubelet", "/var/snap/microk8s/common/var/lib/kubelet"];
+const KUBELETS: [&str; 3] = [
+    "/var/lib/kubelet",
+    "/var/lib/k0s/kubelet",
+    "/var/snap/microk8s/common/var/lib/kubelet",
+];
 
 /// The socket of our driver for claims in the directory of a kubelet. NVIDIA's driver has the same one.
 const DRIVER_FOR_CLAIMS: &str = "plugins_registry/gpu.nvidia.com-reg.sock";
@@ -81,21 +85,41 @@ impl KubeletPlugin {
     /// Returns `None` if the plugin is not installed and does not run in a pod. Only root can see the sockets.
     pub fn inspect(host: &Tree, is_root: bool) -> Option<Self> {
         let processes = processes::of_host(host);
-        if runtime::program(host, PROGRAM).is_none() && !processes.iter().any(|process| process.in_pod) {
+        if runtime::program(host, PROGRAM).is_none()
+            && !processes.iter().any(|process| process.in_pod)
+        {
             return None;
         }
-        let mut plugin = Self { is_visible: is_root, processes, nri: NriStatus::inspect(host), ..Self::default() };
+        let mut plugin = Self {
+            is_visible: is_root,
+            processes,
+            nri: NriStatus::inspect(host),
+            ..Self::default()
+        };
         if plugin.processes.iter().any(|process| process.for_kubelet) {
             let drivers = KUBELETS.map(|dir| Path::new(dir).join(DRIVER_FOR_CLAIMS));
-            plugin.sockets.extend(drivers.into_iter().filter(|path| host.locate(path).is_ok()));
+            plugin
+                .sockets
+                .extend(drivers.into_iter().filter(|path| host.locate(path).is_ok()));
         }
         let dirs = KUBELETS.map(|dir| Path::new(dir).join("device-plugins"));
-        let files = dirs.iter().flat_map(|dir| host.names(dir).into_iter().map(|name| dir.join(name)));
-        for file in files.filter(|file| file.extension().is_some_and(|extension| extension == "sock")) {
-            match file.file_name().and_then(|name| name.to_str()).unwrap_or_default() {
+        let files = dirs
+            .iter()
+            .flat_map(|dir| host.names(dir).into_iter().map(|name| dir.join(name)));
+        for file in files.filter(|file| {
+            file.extension()
+                .is_some_and(|extension| extension == "sock")
+        }) {
+            match file
+                .file_name()
+                .and_then(|name| name.to_str())
+                .unwrap_or_default()
+            {
                 "kubelet.sock" => plugin.has_kubelet = true,
                 name if name.starts_with("oci-nvidia-") => plugin.sockets.push(file),
-                name if name.starts_with("nvidia-") || name.starts_with("nvidiaGPU-") => plugin.others.push(file),
+                name if name.starts_with("nvidia-") || name.starts_with("nvidiaGPU-") => {
+                    plugin.others.push(file)
+                }
                 _ => {}
             }
         }
@@ -117,12 +141,19 @@ impl KubeletPlugin {
     /// Returns what `status` shows.
     pub fn status(&self) -> PluginStatus {
         let idle = self.idle();
-        let in_pod = self.processes.iter().any(|process| process.for_kubelet && process.in_pod);
+        let in_pod = self
+            .processes
+            .iter()
+            .any(|process| process.for_kubelet && process.in_pod);
         PluginStatus {
             unit: if in_pod { "" } else { UNIT },
             in_pod,
             active: (idle != Some(Idle::Hidden)).then_some(idle.is_none()),
-            sockets: if idle.is_none() { self.sockets.clone() } else { Vec::new() },
+            sockets: if idle.is_none() {
+                self.sockets.clone()
+            } else {
+                Vec::new()
+            },
             why: idle.as_ref().map(Idle::to_string).unwrap_or_default(),
             fix: idle.as_ref().map(Idle::fix).unwrap_or_default(),
         }
@@ -146,13 +177,21 @@ impl NriStatus {
     /// Finds the NRI plugin of this host. Returns `None` if none runs, or no engine has a socket for it.
     pub(crate) fn inspect(host: &Tree) -> Option<Self> {
         host.locate(Path::new(NRI_SOCKET)).ok()?;
-        let process = processes::of_host(host).into_iter().find(|process| process.for_engine)?;
+        let process = processes::of_host(host)
+            .into_iter()
+            .find(|process| process.for_engine)?;
         let unit = match process {
             Process { in_pod: true, .. } => "",
-            Process { for_kubelet: true, .. } => UNIT,
+            Process {
+                for_kubelet: true, ..
+            } => UNIT,
             _ => NRI_UNIT,
         };
-        Some(Self { unit, in_pod: process.in_pod, socket: NRI_SOCKET })
+        Some(Self {
+            unit,
+            in_pod: process.in_pod,
+            socket: NRI_SOCKET,
+        })
     }
 }
 
@@ -167,7 +206,9 @@ impl Idle {
         match self {
             Self::Hidden | Self::NoKubelet => String::new(),
             Self::Other(_) => "remove one of the two plugins".to_owned(),
-            Self::NotRunning => format!("run \"{PROGRAM} check\" and \"systemctl enable --now {PROGRAM}\""),
+            Self::NotRunning => {
+                format!("run \"{PROGRAM} check\" and \"systemctl enable --now {PROGRAM}\"")
+            }
         }
     }
 }

@@ -11,8 +11,11 @@ use super::{hooks, inspect};
 
 /// The sockets of engines, in the order in which they are considered: that of K3s and RKE2 belongs to their own containerd, and CRI-O
 /// is used by nothing but Kubernetes, while Docker uses containerd too.
-const SOCKETS: [&str; 3] =
-    ["/run/k3s/containerd/containerd.sock", inspect::CRIO_SOCKET, "/run/containerd/containerd.sock"];
+const SOCKETS: [&str; 3] = [
+    "/run/k3s/containerd/containerd.sock",
+    inspect::CRIO_SOCKET,
+    "/run/containerd/containerd.sock",
+];
 
 /// The engine of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,20 +56,25 @@ impl Node {
         let config = host.read(&kubelet_dir.join("config.yaml")).ok();
         let endpoint = config.and_then(|bytes| endpoint_in(&String::from_utf8_lossy(&bytes)));
         let socket = endpoint.or_else(|| first_socket(host));
-        let engine = socket.map(|socket| engine_at(socket.trim_start_matches("unix://"), host, &installed));
+        let engine =
+            socket.map(|socket| engine_at(socket.trim_start_matches("unix://"), host, &installed));
         Self { engine, installed }
     }
 }
 
 fn first_socket(host: &Tree) -> Option<String> {
-    SOCKETS.iter().find(|socket| host.locate(Path::new(socket)).is_ok()).map(|socket| (*socket).to_owned())
+    SOCKETS
+        .iter()
+        .find(|socket| host.locate(Path::new(socket)).is_ok())
+        .map(|socket| (*socket).to_owned())
 }
 
 fn engine_at(socket: &str, host: &Tree, installed: &[PathBuf]) -> NodeEngine {
     match socket {
-        _ if socket.contains("crio") => {
-            NodeEngine::Crio(Box::new(status::judge(&inspect::crio_of_node(host), installed)))
-        }
+        _ if socket.contains("crio") => NodeEngine::Crio(Box::new(status::judge(
+            &inspect::crio_of_node(host),
+            installed,
+        ))),
         _ if socket.contains("containerd") => NodeEngine::Containerd,
         _ => NodeEngine::Other(socket.to_owned()),
     }
@@ -109,7 +117,11 @@ mod tests {
         write(root, "run/crio/crio.sock", "");
         assert_eq!(name(engine(root)), "CRI-O", "Docker uses containerd too");
         write(root, "run/k3s/containerd/containerd.sock", "");
-        assert_eq!(engine(root), Some(NodeEngine::Containerd), "K3s has its own containerd");
+        assert_eq!(
+            engine(root),
+            Some(NodeEngine::Containerd),
+            "K3s has its own containerd"
+        );
         let config = "var/lib/kubelet/config.yaml";
         for (endpoint, expected) in [
             ("unix:///run/crio/crio.sock", "CRI-O"),
@@ -117,10 +129,19 @@ mod tests {
             ("unix:///run/containerd/containerd.sock", "containerd"),
             ("unix:///run/x.sock", "the engine at \"/run/x.sock\""),
         ] {
-            write(root, config, &format!("kind: KubeletConfiguration\ncontainerRuntimeEndpoint: {endpoint}\n"));
+            write(
+                root,
+                config,
+                &format!("kind: KubeletConfiguration\ncontainerRuntimeEndpoint: {endpoint}\n"),
+            );
             assert_eq!(name(engine(root)), expected);
         }
-        for broken in ["containerRuntimeEndpoint: \"\"\n", "a: [", "- 1\n", "containerRuntimeEndpoint: 3\n"] {
+        for broken in [
+            "containerRuntimeEndpoint: \"\"\n",
+            "a: [",
+            "- 1\n",
+            "containerRuntimeEndpoint: 3\n",
+        ] {
             write(root, config, broken);
             assert_eq!(name(engine(root)), "containerd", "{broken}");
         }
@@ -136,11 +157,22 @@ mod tests {
         assert!(!is_active());
         let hook = r#"{"version":"1.0.0","hook":{"path":"/usr/bin/oci-nvidia-hook","args":["h","prestart"],"env":["A=b"]},
             "when":{"always":true},"stages":["prestart"]}"#;
-        write(root, "usr/share/containers/oci/hooks.d/oci-nvidia-hook.json", hook);
+        write(
+            root,
+            "usr/share/containers/oci/hooks.d/oci-nvidia-hook.json",
+            hook,
+        );
         assert!(is_active());
         write(root, "usr/bin/crio", "");
-        assert!(!is_active(), "CRI-O ignores a hook file whose program is missing");
-        write(root, "etc/crio/crio.conf.d/a/10.conf", "[crio.runtime]\nhooks_dir = []\n");
+        assert!(
+            !is_active(),
+            "CRI-O ignores a hook file whose program is missing"
+        );
+        write(
+            root,
+            "etc/crio/crio.conf.d/a/10.conf",
+            "[crio.runtime]\nhooks_dir = []\n",
+        );
         std::fs::remove_file(root.join("usr/bin/crio")).unwrap();
         assert!(!is_active());
     }

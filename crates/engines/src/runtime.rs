@@ -10,8 +10,15 @@ use super::{EngineKind, Version};
 /// The first CRI-O whose default is crun.
 const CRIO_WITH_CRUN: Version = Version(1, 31, 0);
 /// The directories in which engines and shells search for programs.
-pub const PROGRAM_DIRS: [&str; 7] =
-    ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/sbin", "/bin", "/usr/lib/cri-o-runc/sbin"];
+pub const PROGRAM_DIRS: [&str; 7] = [
+    "/usr/bin",
+    "/usr/sbin",
+    "/usr/local/bin",
+    "/usr/local/sbin",
+    "/sbin",
+    "/bin",
+    "/usr/lib/cri-o-runc/sbin",
+];
 
 /// An OCI runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +33,10 @@ pub struct Runtime {
 
 /// Returns the path of the first program with this name.
 pub fn program(host: &Tree, name: &str) -> Option<PathBuf> {
-    PROGRAM_DIRS.iter().map(|dir| Path::new(dir).join(name)).find(|path| host.locate(path).is_ok())
+    PROGRAM_DIRS
+        .iter()
+        .map(|dir| Path::new(dir).join(name))
+        .find(|path| host.locate(path).is_ok())
 }
 
 /// Returns the name and the program of an engine's default runtime; `None` for Docker, whose runtime is not inspected.
@@ -45,10 +55,20 @@ pub fn find_default(
     };
     if name.contains('/') {
         let path = PathBuf::from(name);
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         return Some((name, Some(path).filter(|path| host.locate(path).is_ok())));
     }
-    let mut configured = settings.runtime_paths.iter().filter(|(known, _)| known == name).map(|(_, path)| path.clone());
-    let found = configured.find(|path| host.locate(path).is_ok()).or_else(|| program(host, name));
+    let mut configured = settings
+        .runtime_paths
+        .iter()
+        .filter(|(known, _)| known == name)
+        .map(|(_, path)| path.clone());
+    let found = configured
+        .find(|path| host.locate(path).is_ok())
+        .or_else(|| program(host, name));
     Some((name.to_owned(), found))
 }

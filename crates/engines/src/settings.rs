@@ -65,14 +65,28 @@ impl Settings {
         }
     }
 
-    fn try_add(&mut self, path: &Path, text: &str, kind: &EngineKind, version: Option<Version>) -> Result<(), String> {
+    fn try_add(
+        &mut self,
+        path: &Path,
+        text: &str,
+        kind: &EngineKind,
+        version: Option<Version>,
+    ) -> Result<(), String> {
         let parsed = DeTable::parse(text).map_err(|error| error.message().replace('\n', ", "))?;
-        let names: &[&str] = if kind.is_podman() { &["engine"] } else { &["crio", "runtime"] };
-        let Some(table) = names.iter().try_fold(parsed.get_ref(), |table, name| table_in(table, name)) else {
+        let names: &[&str] = if kind.is_podman() {
+            &["engine"]
+        } else {
+            &["crio", "runtime"]
+        };
+        let Some(table) = names
+            .iter()
+            .try_fold(parsed.get_ref(), |table, name| table_in(table, name))
+        else {
             return Ok(());
         };
         if let Some(dirs) = table.get("hooks_dir") {
-            let append_is_known = kind.is_podman() && version.is_some_and(|version| version >= ATTRIBUTES);
+            let append_is_known =
+                kind.is_podman() && version.is_some_and(|version| version >= ATTRIBUTES);
             let list = read_list("hooks_dir", dirs.get_ref(), append_is_known)?;
             self.append = list.append.unwrap_or(self.append);
             if !self.append {
@@ -88,38 +102,56 @@ impl Settings {
             if list.append != Some(true) && !list.values.is_empty() {
                 self.cdi_dirs.clear();
             }
-            self.cdi_dirs.extend(list.values.into_iter().map(PathBuf::from));
+            self.cdi_dirs
+                .extend(list.values.into_iter().map(PathBuf::from));
         }
-        let name = if kind.is_podman() { "runtime" } else { "default_runtime" };
-        self.runtime = text_in(table, name).filter(|name| !name.is_empty()).or_else(|| self.runtime.take());
-        self.cgroup_manager = text_in(table, "cgroup_manager").or_else(|| self.cgroup_manager.take());
+        let name = if kind.is_podman() {
+            "runtime"
+        } else {
+            "default_runtime"
+        };
+        self.runtime = text_in(table, name)
+            .filter(|name| !name.is_empty())
+            .or_else(|| self.runtime.take());
+        self.cgroup_manager =
+            text_in(table, "cgroup_manager").or_else(|| self.cgroup_manager.take());
         for (name, value) in table_in(table, "runtimes").into_iter().flatten() {
             let paths: Vec<PathBuf> = match value.get_ref() {
-                DeValue::Array(paths) => {
-                    paths.iter().filter_map(|path| path.get_ref().as_str()).map(PathBuf::from).collect()
-                }
+                DeValue::Array(paths) => paths
+                    .iter()
+                    .filter_map(|path| path.get_ref().as_str())
+                    .map(PathBuf::from)
+                    .collect(),
                 DeValue::Table(runtime) => {
                     let path = text_in(runtime, "runtime_path").filter(|path| !path.is_empty());
                     path.map(PathBuf::from).into_iter().collect()
                 }
                 _ => Vec::new(),
             };
-            self.runtime_paths.retain(|(known, _)| *known != **name.get_ref());
-            self.runtime_paths.extend(paths.into_iter().map(|path| (name.get_ref().to_string(), path)));
+            self.runtime_paths
+                .retain(|(known, _)| *known != **name.get_ref());
+            self.runtime_paths.extend(
+                paths
+                    .into_iter()
+                    .map(|path| (name.get_ref().to_string(), path)),
+            );
         }
         Ok(())
     }
 
     /// Returns the hooks directories that a file lists and that a later file has replaced, each with the file.
     pub fn replaced(&self) -> impl Iterator<Item = (&Path, &Path)> {
-        let named =
-            self.lists.iter().flat_map(|(file, dirs)| dirs.iter().map(move |dir| (file.as_path(), dir.as_path())));
+        let named = self
+            .lists
+            .iter()
+            .flat_map(|(file, dirs)| dirs.iter().map(move |dir| (file.as_path(), dir.as_path())));
         named.filter(|(_, dir)| !self.hooks_dirs.iter().any(|in_force| in_force == dir))
     }
 
     /// Replaces an empty list with the defaults that it stands for, after the last file.
     pub fn finish(&mut self, kind: &EngineKind, version: Option<Version>) {
-        let asks_both = *kind == EngineKind::Podman && version.is_some_and(|version| version >= ATTRIBUTES);
+        let asks_both =
+            *kind == EngineKind::Podman && version.is_some_and(|version| version >= ATTRIBUTES);
         if self.hooks_dirs.is_empty() && asks_both {
             self.hooks_dirs = [HOOKS_DIR, OVERRIDE_DIR].map(PathBuf::from).to_vec();
         }
@@ -144,16 +176,25 @@ struct List {
 }
 
 fn read_list(name: &str, value: &DeValue<'_>, append_is_known: bool) -> Result<List, String> {
-    let DeValue::Array(items) = value else { return Err(format!("{name} is not a list")) };
-    let mut list = List { values: Vec::new(), append: None };
+    let DeValue::Array(items) = value else {
+        return Err(format!("{name} is not a list"));
+    };
+    let mut list = List {
+        values: Vec::new(),
+        append: None,
+    };
     for item in items.iter() {
         match item.get_ref() {
             DeValue::String(text) => list.values.push(text.to_string()),
-            DeValue::Table(attributes) if append_is_known => match attributes.get("append").map(|is| is.get_ref()) {
-                Some(DeValue::Boolean(is)) => list.append = Some(*is),
-                _ => return Err(format!("{name} has a table without append = true or false")),
-            },
-            DeValue::Table(_) => return Err(format!("this version does not support a table in {name}")),
+            DeValue::Table(attributes) if append_is_known => {
+                match attributes.get("append").map(|is| is.get_ref()) {
+                    Some(DeValue::Boolean(is)) => list.append = Some(*is),
+                    _ => return Err(format!("{name} has a table without append = true or false")),
+                }
+            }
+            DeValue::Table(_) => {
+                return Err(format!("this version does not support a table in {name}"));
+            }
             _ => return Err(format!("{name} is not a list of strings")),
         }
     }
@@ -175,36 +216,63 @@ mod tests {
 
     #[test]
     fn hooks_dirs_of_several_files() {
-        let (a, b) = ("[engine]\nhooks_dir = [\"/a\"]", "[engine]\nhooks_dir = [\"/b\"]");
+        let (a, b) = (
+            "[engine]\nhooks_dir = [\"/a\"]",
+            "[engine]\nhooks_dir = [\"/b\"]",
+        );
         let more = "[engine]\nhooks_dir = [\"/c\", {append = true}]";
         for (version, texts, dirs) in [
             (Version(4, 3, 1), &[][..], &[HOOKS_DIR][..]),
             (Version(4, 3, 1), &[a], &["/a"]),
             (Version(4, 3, 1), &[a, b], &["/b"]),
             (Version(4, 3, 1), &["[engine]\nhooks_dir = []"], &[]),
-            (Version(4, 8, 0), &["[engine]\nhooks_dir = []"], &[HOOKS_DIR, OVERRIDE_DIR]),
+            (
+                Version(4, 8, 0),
+                &["[engine]\nhooks_dir = []"],
+                &[HOOKS_DIR, OVERRIDE_DIR],
+            ),
             (Version(4, 7, 2), &["[engine]\nhooks_dir = []"], &[]),
             (Version(4, 8, 0), &[more], &[HOOKS_DIR, "/c"]),
             (Version(5, 0, 0), &[a, more, b], &["/a", "/c", "/b"]), // it stays
-            (Version(5, 0, 0), &[more, "[engine]\nhooks_dir = [\"/b\", {append = false}]"], &["/b"]),
+            (
+                Version(5, 0, 0),
+                &[more, "[engine]\nhooks_dir = [\"/b\", {append = false}]"],
+                &["/b"],
+            ),
         ] {
             let found = settings(&EngineKind::Podman, version, texts);
-            assert_eq!(found.hooks_dirs, dirs.iter().map(PathBuf::from).collect::<Vec<_>>(), "{version} {texts:?}");
+            assert_eq!(
+                found.hooks_dirs,
+                dirs.iter().map(PathBuf::from).collect::<Vec<_>>(),
+                "{version} {texts:?}"
+            );
             assert_eq!(found.refused, None);
             let last = texts.len().checked_sub(1);
-            assert_eq!(found.hooks_from, last.map(|last| PathBuf::from(format!("/{last}"))));
+            assert_eq!(
+                found.hooks_from,
+                last.map(|last| PathBuf::from(format!("/{last}")))
+            );
         }
     }
 
     #[test]
     fn directories_that_a_later_file_replaces() {
-        let (a, b) = ("[engine]\nhooks_dir = [\"/a\", \"/b\"]", "[engine]\nhooks_dir = [\"/b\", \"/c\"]");
+        let (a, b) = (
+            "[engine]\nhooks_dir = [\"/a\", \"/b\"]",
+            "[engine]\nhooks_dir = [\"/b\", \"/c\"]",
+        );
         let more = "[engine]\nhooks_dir = [\"/b\", \"/c\", {append = true}]";
-        for (texts, replaced) in
-            [(&[a][..], &[][..]), (&[a, b], &[("/0", "/a")]), (&[a, more], &[]), (&[a, b, a], &[("/1", "/c")])]
-        {
+        for (texts, replaced) in [
+            (&[a][..], &[][..]),
+            (&[a, b], &[("/0", "/a")]),
+            (&[a, more], &[]),
+            (&[a, b, a], &[("/1", "/c")]),
+        ] {
             let found = settings(&EngineKind::Podman, Version(5, 0, 0), texts);
-            let expected: Vec<_> = replaced.iter().map(|(file, dir)| (Path::new(*file), Path::new(*dir))).collect();
+            let expected: Vec<_> = replaced
+                .iter()
+                .map(|(file, dir)| (Path::new(*file), Path::new(*dir)))
+                .collect();
             assert_eq!(found.replaced().collect::<Vec<_>>(), expected, "{texts:?}");
         }
     }
@@ -218,8 +286,18 @@ mod tests {
                 "[engine]\nhooks_dir = [\"/c\", {append = true}]",
                 "does not support a table",
             ),
-            (EngineKind::Podman, Version(5, 0, 0), "[engine]\nhooks_dir = \"/c\"", "is not a list"),
-            (EngineKind::Podman, Version(5, 0, 0), "[engine]\nhooks_dir = [3]", "is not a list of strings"),
+            (
+                EngineKind::Podman,
+                Version(5, 0, 0),
+                "[engine]\nhooks_dir = \"/c\"",
+                "is not a list",
+            ),
+            (
+                EngineKind::Podman,
+                Version(5, 0, 0),
+                "[engine]\nhooks_dir = [3]",
+                "is not a list of strings",
+            ),
             (
                 EngineKind::Crio,
                 Version(1, 30, 0),
@@ -237,20 +315,33 @@ mod tests {
     fn the_other_keys() {
         let podman = "[engine]\nruntime = \"crun\"\ncgroup_manager = \"cgroupfs\"\ncdi_spec_dirs = [\"/cdi\"]\n\
                       [engine.runtimes]\ncrun = [\"/opt/crun\", \"/usr/bin/crun\"]";
-        let found = settings(&EngineKind::Podman, Version(5, 0, 0), &[podman, "[engine]\nruntime = \"\""]);
+        let found = settings(
+            &EngineKind::Podman,
+            Version(5, 0, 0),
+            &[podman, "[engine]\nruntime = \"\""],
+        );
         assert_eq!(found.runtime.as_deref(), Some("crun"));
         assert_eq!(found.cgroup_manager.as_deref(), Some("cgroupfs"));
         assert_eq!(found.cdi_dirs, [PathBuf::from("/cdi")]);
-        assert_eq!(found.runtime_paths[0], ("crun".to_owned(), PathBuf::from("/opt/crun")));
+        assert_eq!(
+            found.runtime_paths[0],
+            ("crun".to_owned(), PathBuf::from("/opt/crun"))
+        );
         let crio = "[crio.runtime]\ndefault_runtime = \"runc\"\nhooks_dir = [\"/h\"]\n\
                     [crio.runtime.runtimes.runc]\nruntime_path = \"/usr/sbin/runc\"\n\
                     [crio.runtime.runtimes.crun]\nruntime_path = \"\"";
         let found = settings(&EngineKind::Crio, Version(1, 30, 0), &[crio]);
         assert_eq!(found.runtime.as_deref(), Some("runc"));
         assert_eq!(found.hooks_dirs, [PathBuf::from("/h")]);
-        assert_eq!(found.runtime_paths, [("runc".to_owned(), PathBuf::from("/usr/sbin/runc"))]);
+        assert_eq!(
+            found.runtime_paths,
+            [("runc".to_owned(), PathBuf::from("/usr/sbin/runc"))]
+        );
         // CRI-O ignores Podman's tables.
-        assert_eq!(settings(&EngineKind::Crio, Version(1, 30, 0), &[podman]), Settings::default());
+        assert_eq!(
+            settings(&EngineKind::Crio, Version(1, 30, 0), &[podman]),
+            Settings::default()
+        );
     }
 
     proptest::proptest! {

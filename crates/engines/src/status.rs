@@ -70,10 +70,13 @@ pub struct Replaced {
 impl EngineStatus {
     /// Returns each file with its stages: `/…/a.json (prestart)`.
     pub fn files(&self) -> Vec<String> {
-        let files = self.hooks.iter().map(|Started { file, stages }| match stages.as_slice() {
-            [] => file.display().to_string(),
-            stages => format!("{} ({})", file.display(), stages.join(", ")),
-        });
+        let files = self
+            .hooks
+            .iter()
+            .map(|Started { file, stages }| match stages.as_slice() {
+                [] => file.display().to_string(),
+                stages => format!("{} ({})", file.display(), stages.join(", ")),
+            });
         files.collect()
     }
 }
@@ -114,10 +117,16 @@ impl ExtraDevices {
     /// Returns those of the host that the configuration names. If its roots cannot be opened, which `doctor` reports, the list is empty.
     #[must_use]
     pub fn of_host(config: &Config) -> Vec<Self> {
-        let found = Roots::open(config).map(|roots| features(&roots)).unwrap_or_default().into_iter();
+        let found = Roots::open(config)
+            .map(|roots| features(&roots))
+            .unwrap_or_default()
+            .into_iter();
         let device = |(feature, nodes): (Feature, Vec<String>)| Self {
             name: feature.row().name,
-            nodes: nodes.into_iter().map(|name| Path::new("/dev").join(name)).collect(),
+            nodes: nodes
+                .into_iter()
+                .map(|name| Path::new("/dev").join(name))
+                .collect(),
             denied: config.devices.denied_features.has(feature),
         };
         found.map(device).collect()
@@ -127,11 +136,23 @@ impl ExtraDevices {
 impl Report {
     /// Judges each engine, and the device plugin, and reads the CDI specs of the engines. `installed` are the hook files on this host,
     /// including those that no engine reads.
-    pub fn new(host: &Tree, engines: &[Engine], installed: &[PathBuf], plugin: Option<&KubeletPlugin>) -> Self {
+    pub fn new(
+        host: &Tree,
+        engines: &[Engine],
+        installed: &[PathBuf],
+        plugin: Option<&KubeletPlugin>,
+    ) -> Self {
         let with_specs = |engine: &Engine| {
             let status = judge(engine, installed);
-            let dirs = if status.installed { engine.settings.cdi_dirs.as_slice() } else { &[] };
-            EngineStatus { cdi_specs: cdi::specs(host, dirs), ..status }
+            let dirs = if status.installed {
+                engine.settings.cdi_dirs.as_slice()
+            } else {
+                &[]
+            };
+            EngineStatus {
+                cdi_specs: cdi::specs(host, dirs),
+                ..status
+            }
         };
         let engines = engines.iter().map(with_specs).collect();
         Self {
@@ -161,7 +182,12 @@ pub fn ours(engine: &Engine) -> impl Iterator<Item = &HookEntry> {
 /// Returns the status of each engine of this host; with a user, also of the user's Podman.
 pub fn report(host: &Tree, user: Option<User>) -> Report {
     let plugin = KubeletPlugin::inspect(host, user.is_none());
-    Report::new(host, &inspect_engines(host, user), &hooks::installed(host), plugin.as_ref())
+    Report::new(
+        host,
+        &inspect_engines(host, user),
+        &hooks::installed(host),
+        plugin.as_ref(),
+    )
 }
 
 /// Judges whether an engine starts the hook. `installed` are the hook files on this host, including those that no engine reads.
@@ -180,7 +206,10 @@ pub fn judge(engine: &Engine, installed: &[PathBuf]) -> EngineStatus {
         return status;
     }
     let best = ours(engine).max_by_key(|entry| (entry.runs, entry.hook.applies == Applies::Always));
-    let started = ours(engine).map(|entry| Started { file: entry.file.clone(), stages: entry.hook.stages.clone() });
+    let started = ours(engine).map(|entry| Started {
+        file: entry.file.clone(),
+        stages: entry.hook.stages.clone(),
+    });
     status.hooks = started.collect();
     status.replaced.clone_from(&engine.replaced);
     let problem = stopped(engine).or_else(|| match best {
@@ -196,38 +225,63 @@ pub fn judge(engine: &Engine, installed: &[PathBuf]) -> EngineStatus {
     } else if let Some(Applies::If(condition)) = best.map(|entry| &entry.hook.applies) {
         status.why = format!("only if {condition}");
     } else if let Some(on_disk) = &engine.on_disk
-        && !on_disk.hooks_dirs.iter().any(|dir| status.hooks.iter().any(|hook| hook.file.parent() == Some(dir)))
+        && !on_disk.hooks_dirs.iter().any(|dir| {
+            status
+                .hooks
+                .iter()
+                .any(|hook| hook.file.parent() == Some(dir))
+        })
     {
-        status.why = format!("until its next start: its configuration sets the hooks directories {}", dirs_of(on_disk));
-        status.fix = format!("add \"{}\" to hooks_dir in its configuration", parent(&status.hooks));
+        status.why = format!(
+            "until its next start: its configuration sets the hooks directories {}",
+            dirs_of(on_disk)
+        );
+        status.fix = format!(
+            "add \"{}\" to hooks_dir in its configuration",
+            parent(&status.hooks)
+        );
     }
     status
 }
 
 fn parent(hooks: &[Started]) -> String {
     let dir = hooks.first().and_then(|hook| hook.file.parent());
-    dir.unwrap_or_else(|| Path::new(HOOKS_DIR)).display().to_string()
+    dir.unwrap_or_else(|| Path::new(HOOKS_DIR))
+        .display()
+        .to_string()
 }
 
 fn dirs_of(settings: &Settings) -> String {
-    if settings.hooks_dirs.is_empty() { "(none)".to_owned() } else { cdi::list_paths(&settings.hooks_dirs) }
+    if settings.hooks_dirs.is_empty() {
+        "(none)".to_owned()
+    } else {
+        cdi::list_paths(&settings.hooks_dirs)
+    }
 }
 
 /// Returns why the engine starts no container at all, and the fix.
 fn stopped(engine: &Engine) -> Option<(String, String)> {
     let starts = match engine.kind {
         // A running CRI-O watches the directories, and keeps its hooks if a file becomes invalid.
-        EngineKind::Crio if engine.running => "the engine uses the hooks that it read before, and cannot be restarted",
+        EngineKind::Crio if engine.running => {
+            "the engine uses the hooks that it read before, and cannot be restarted"
+        }
         EngineKind::Crio => "the engine does not start",
         _ => "no container starts",
     };
     if let Some((file, why)) = &engine.settings.refused {
-        return Some((format!("{starts}: {}: {why}", file.display()), fix_file(file)));
+        return Some((
+            format!("{starts}: {}: {why}", file.display()),
+            fix_file(file),
+        ));
     }
     if let Some((file, refusal)) = engine.hooks.refused.first() {
         let fix = match refusal {
             Refusal::UnknownStage(stage) if stage == PRECREATE => {
-                format!("mv {} /usr/share/containers/oci/hooks.podman.d/", file.display())
+                format!(
+                    "mv {} /usr/share/containers/oci/hooks.podman.d/",
+                    file.display()
+                )
             }
             Refusal::UnknownStage(_) | Refusal::Invalid(_) => fix_file(file),
         };
@@ -235,26 +289,43 @@ fn stopped(engine: &Engine) -> Option<(String, String)> {
     }
     engine.fails.then(|| {
         let program = engine.kind.program();
-        (format!("{program} fails: {starts}"), format!("run \"{program} --version\" to see the error"))
+        (
+            format!("{program} fails: {starts}"),
+            format!("run \"{program} --version\" to see the error"),
+        )
     })
 }
 
 fn fix_file(file: &Path) -> String {
-    format!("correct {0}, or disable it: \"mv {0} {0}.off\"", file.display())
+    format!(
+        "correct {0}, or disable it: \"mv {0} {0}.off\"",
+        file.display()
+    )
 }
 
 /// Returns why a hook entry has no effect, and the fix.
 fn unfit(entry: &HookEntry) -> Option<(String, String)> {
     let (file, program) = (entry.file.display(), entry.program.display());
     if !entry.runs {
-        return Some((format!("{file} names {program}, which is not executable"), format!("chmod 755 {program}")));
+        return Some((
+            format!("{file} names {program}, which is not executable"),
+            format!("chmod 755 {program}"),
+        ));
     }
-    let other = OUR_STAGES.into_iter().find(|stage| entry.hook.has_arg(stage));
+    let other = OUR_STAGES
+        .into_iter()
+        .find(|stage| entry.hook.has_arg(stage));
     // precreate receives config.json on stdin, all other stages the container state.
-    if let Some(other) = other.filter(|_| entry.hook.has_arg(PRECREATE) != entry.hook.is_at(PRECREATE)) {
+    if let Some(other) =
+        other.filter(|_| entry.hook.has_arg(PRECREATE) != entry.hook.is_at(PRECREATE))
+    {
         let stages = entry.hook.stages.join(", ");
-        let why = format!("{file} starts the hook at the stage {stages} with the argument \"{other}\"");
-        return Some((why, format!("set args and stages in {file} to the same stage")));
+        let why =
+            format!("{file} starts the hook at the stage {stages} with the argument \"{other}\"");
+        return Some((
+            why,
+            format!("set args and stages in {file} to the same stage"),
+        ));
     }
     match entry.hook.applies {
         Applies::Never => {
@@ -267,38 +338,79 @@ fn unfit(entry: &HookEntry) -> Option<(String, String)> {
 
 /// Returns why the engine has no entry for our hook, and the fix.
 fn missing(engine: &Engine, installed: &[PathBuf]) -> (String, String) {
-    if let Some((file, program)) = engine.hooks.without_program.iter().find(|(file, _)| installed.contains(file)) {
-        let why = format!("the engine ignores {}: its program {} is missing", file.display(), program.display());
+    if let Some((file, program)) = engine
+        .hooks
+        .without_program
+        .iter()
+        .find(|(file, _)| installed.contains(file))
+    {
+        let why = format!(
+            "the engine ignores {}: its program {} is missing",
+            file.display(),
+            program.display()
+        );
         return (why, "reinstall the package oci-nvidia-hook".to_owned());
     }
-    if let Some((ours, other)) = engine.hooks.masked.iter().find(|(file, _)| installed.contains(file)) {
-        let why = format!("{} replaces {}, which has the same name", other.display(), ours.display());
+    if let Some((ours, other)) = engine
+        .hooks
+        .masked
+        .iter()
+        .find(|(file, _)| installed.contains(file))
+    {
+        let why = format!(
+            "{} replaces {}, which has the same name",
+            other.display(),
+            ours.display()
+        );
         return (why, format!("mv {0} {0}.off", other.display()));
     }
     let dirs = dirs_of(&engine.settings);
     // Files in hooks.podman.d are for Podman only.
-    let fits = |file: &&PathBuf| engine.kind.is_podman() || !file.to_string_lossy().contains(".podman.d");
+    let fits =
+        |file: &&PathBuf| engine.kind.is_podman() || !file.to_string_lossy().contains(".podman.d");
     if let Some(on_disk) = &engine.on_disk {
-        let why =
-            format!("the hooks directories of the running CRI-O are {dirs}, those of its files {}", dirs_of(on_disk));
+        let why = format!(
+            "the hooks directories of the running CRI-O are {dirs}, those of its files {}",
+            dirs_of(on_disk)
+        );
         let fix = "run \"systemctl restart crio\"; if that does not help, remove --hooks-dir from its command line: \
                    \"systemctl cat crio\"";
         return (why, fix.to_owned());
     }
-    let restart = if engine.kind == EngineKind::Crio { ", and run \"systemctl restart crio\"" } else { "" };
+    let restart = if engine.kind == EngineKind::Crio {
+        ", and run \"systemctl restart crio\""
+    } else {
+        ""
+    };
     match (installed.iter().find(fits), &engine.settings.hooks_from) {
         (Some(file), Some(from)) => {
-            let dir = file.parent().unwrap_or_else(|| Path::new(HOOKS_DIR)).display();
-            let why = format!("{} sets the hooks directories {dirs}, without {dir}", from.display());
-            (why, format!("add \"{dir}\" to hooks_dir in {}{restart}", from.display()))
+            let dir = file
+                .parent()
+                .unwrap_or_else(|| Path::new(HOOKS_DIR))
+                .display();
+            let why = format!(
+                "{} sets the hooks directories {dirs}, without {dir}",
+                from.display()
+            );
+            (
+                why,
+                format!("add \"{dir}\" to hooks_dir in {}{restart}", from.display()),
+            )
         }
         (Some(file), None) => {
-            let why = format!("the hooks directories are {dirs}, which do not contain {}", file.display());
+            let why = format!(
+                "the hooks directories are {dirs}, which do not contain {}",
+                file.display()
+            );
             (why, format!("ln -s {} {HOOKS_DIR}/", file.display()))
         }
         (None, _) => {
             let why = format!("no hook file in {dirs} names oci-nvidia-hook");
-            (why, "install the package oci-nvidia-hook, or use CDI: \"oci-nvidia-hook cdi generate\"".to_owned())
+            (
+                why,
+                "install the package oci-nvidia-hook, or use CDI: \"oci-nvidia-hook cdi generate\""
+                    .to_owned(),
+            )
         }
     }
 }
@@ -307,16 +419,23 @@ fn docker(engine: &Engine, status: &mut EngineStatus) {
     match &engine.dockers_hook {
         Some(program) if hooks::is_our_program(program) => {
             status.active = true;
-            status.hooks = vec![Started { file: program.clone(), stages: Vec::new() }];
+            status.hooks = vec![Started {
+                file: program.clone(),
+                stages: Vec::new(),
+            }];
             status.why = "for containers started with --gpus".to_owned();
         }
         Some(program) => {
             status.why = format!("--gpus starts {}", program.display());
-            status.fix = "remove NVIDIA's container toolkit, and install the package oci-nvidia-hook-compat".to_owned();
+            status.fix =
+                "remove NVIDIA's container toolkit, and install the package oci-nvidia-hook-compat"
+                    .to_owned();
         }
         None => {
-            status.why = "nvidia-container-runtime-hook, which --gpus starts, is missing".to_owned();
-            status.fix = "install the package oci-nvidia-hook-compat, and restart Docker".to_owned();
+            status.why =
+                "nvidia-container-runtime-hook, which --gpus starts, is missing".to_owned();
+            status.fix =
+                "install the package oci-nvidia-hook-compat, and restart Docker".to_owned();
         }
     }
 }

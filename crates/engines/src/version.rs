@@ -10,9 +10,20 @@ impl Version {
     /// Parses the output of `PROGRAM --version`: `podman version 4.3.1`, `Docker version 24.0.5, build x`,
     /// `runc version 1.1.5+ds1`, `crun version 1.8.1`, `crio version 1.30.2`.
     pub fn parse(text: &str) -> Option<Self> {
-        let word = text.lines().next()?.split(' ').skip_while(|word| *word != "version").nth(1)?;
-        let mut parts = word.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().ok());
-        Some(Self(parts.next()??, parts.next()??, parts.next().flatten().unwrap_or_default()))
+        let word = text
+            .lines()
+            .next()?
+            .split(' ')
+            .skip_while(|word| *word != "version")
+            .nth(1)?;
+        let mut parts = word
+            .split(|c: char| !c.is_ascii_digit())
+            .map(|part| part.parse().ok());
+        Some(Self(
+            parts.next()??,
+            parts.next()??,
+            parts.next().flatten().unwrap_or_default(),
+        ))
     }
 }
 
@@ -31,11 +42,20 @@ mod tests {
         for (text, version) in [
             ("podman version 4.3.1\n", Some(Version(4, 3, 1))),
             ("podman version 5.6.0-dev\n", Some(Version(5, 6, 0))),
-            ("crio version 1.30.2\nVersion:        1.30.2\n", Some(Version(1, 30, 2))),
-            ("runc version 1.1.5+ds1\ncommit: 1.1.5+ds1-1+deb12u1\n", Some(Version(1, 1, 5))),
+            (
+                "crio version 1.30.2\nVersion:        1.30.2\n",
+                Some(Version(1, 30, 2)),
+            ),
+            (
+                "runc version 1.1.5+ds1\ncommit: 1.1.5+ds1-1+deb12u1\n",
+                Some(Version(1, 1, 5)),
+            ),
             ("runc version 1.2.0-rc.1\n", Some(Version(1, 2, 0))),
             ("crun version 1.23\ncommit: x\n", Some(Version(1, 23, 0))),
-            ("Docker version 24.0.5, build ced0996\n", Some(Version(24, 0, 5))),
+            (
+                "Docker version 24.0.5, build ced0996\n",
+                Some(Version(24, 0, 5)),
+            ),
             ("podman version x\n", None),
             ("", None),
         ] {

@@ -12,17 +12,22 @@ use base::report::Severity::{Error, Note, Warning};
 #[must_use]
 pub fn find(number: &str) -> Option<&'static Kind> {
     let number = number_of(number)?;
-    ALL.iter().copied().find(|kind| number_of(kind.id) == Some(number))
+    ALL.iter()
+        .copied()
+        .find(|kind| number_of(kind.id) == Some(number))
 }
 
 /// Returns the number in `ONH-030`, `onh030`, `030` or `30`; `None` if the text is something else.
 #[must_use]
 pub fn number_of(text: &str) -> Option<u16> {
     let digits = match text.split_at_checked(3) {
-        Some((prefix, rest)) if prefix.eq_ignore_ascii_case("ONH") => rest.strip_prefix('-').unwrap_or(rest),
+        Some((prefix, rest)) if prefix.eq_ignore_ascii_case("ONH") => {
+            rest.strip_prefix('-').unwrap_or(rest)
+        }
         _ => text,
     };
-    let is_number = (1..=3).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let is_number =
+        (1..=3).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
     digits.parse().ok().filter(|_| is_number)
 }
 
@@ -30,7 +35,10 @@ pub fn number_of(text: &str) -> Option<u16> {
 #[must_use]
 pub fn neighbor(number: u16) -> Option<&'static Kind> {
     let away = |kind: &&Kind| number_of(kind.id).map_or(u16::MAX, |other| other.abs_diff(number));
-    ALL.iter().copied().min_by_key(away).filter(|kind| away(kind) <= 5)
+    ALL.iter()
+        .copied()
+        .min_by_key(away)
+        .filter(|kind| away(kind) <= 5)
 }
 
 macro_rules! kinds {
@@ -499,23 +507,50 @@ mod tests {
     #[test]
     fn numbers_are_used_once_and_in_order() {
         let ids: Vec<_> = ALL.iter().map(|kind| kind.id).collect();
-        assert!(ids.is_sorted() && ids.windows(2).all(|pair| pair[0] != pair[1]), "{ids:?}");
+        assert!(
+            ids.is_sorted() && ids.windows(2).all(|pair| pair[0] != pair[1]),
+            "{ids:?}"
+        );
         for kind in ALL {
-            assert!(kind.id.len() == 7 && kind.id.starts_with("ONH-"), "{}", kind.id);
-            assert_eq!(kind.severity == Severity::Error, kind.id < "ONH-100", "{}", kind.id);
+            assert!(
+                kind.id.len() == 7 && kind.id.starts_with("ONH-"),
+                "{}",
+                kind.id
+            );
+            assert_eq!(
+                kind.severity == Severity::Error,
+                kind.id < "ONH-100",
+                "{}",
+                kind.id
+            );
             for text in [kind.title, kind.why, kind.fix] {
-                assert!(!text.is_empty() && !text.ends_with('.') && text.trim() == text, "{text}");
-                assert!(!text.contains(['|', '\n']) && text.matches('`').count() % 2 == 0, "a table cell: {text}");
+                assert!(
+                    !text.is_empty() && !text.ends_with('.') && text.trim() == text,
+                    "{text}"
+                );
+                assert!(
+                    !text.contains(['|', '\n']) && text.matches('`').count() % 2 == 0,
+                    "a table cell: {text}"
+                );
             }
         }
     }
 
     #[test]
     fn numbers_are_found_however_they_are_written() {
-        for number in ["ONH-030", "onh-030", "Onh-030", "ONH030", "onh30", "ONH-30", "030", "30"] {
-            assert_eq!(find(number).map(|kind| kind.id), Some("ONH-030"), "{number}");
+        for number in [
+            "ONH-030", "onh-030", "Onh-030", "ONH030", "onh30", "ONH-30", "030", "30",
+        ] {
+            assert_eq!(
+                find(number).map(|kind| kind.id),
+                Some("ONH-030"),
+                "{number}"
+            );
         }
-        for number in ["", "ONH-", "ONH-999", "999", "0030", "ONH-0300", "-30", "+30", "ONH--30", "\u{e9}30", "web"] {
+        for number in [
+            "", "ONH-", "ONH-999", "999", "0030", "ONH-0300", "-30", "+30", "ONH--30", "\u{e9}30",
+            "web",
+        ] {
             assert_eq!(find(number), None, "{number}");
         }
     }
@@ -524,7 +559,10 @@ mod tests {
     fn only_near_numbers_are_neighbors() {
         let last = number_of(ALL.last().unwrap().id).unwrap();
         assert_eq!(neighbor(last + 2), ALL.last().copied());
-        assert_eq!((neighbor(0), neighbor(30).map(|kind| kind.id)), (Some(&SYSTEM), Some("ONH-030")));
+        assert_eq!(
+            (neighbor(0), neighbor(30).map(|kind| kind.id)),
+            (Some(&SYSTEM), Some("ONH-030"))
+        );
         assert_eq!(neighbor(last + 6), None);
     }
 }

@@ -56,7 +56,15 @@ fn row(what: &str, value: f64, unit: &str, limit: f64) {
 fn size() -> u64 {
     let dir = tempfile::tempdir().unwrap();
     let stripped = dir.path().join("program");
-    assert!(Command::new("strip").arg("-o").arg(&stripped).arg(PROGRAM).status().unwrap().success());
+    assert!(
+        Command::new("strip")
+            .arg("-o")
+            .arg(&stripped)
+            .arg(PROGRAM)
+            .status()
+            .unwrap()
+            .success()
+    );
     std::fs::metadata(stripped).unwrap().len()
 }
 
@@ -69,21 +77,44 @@ fn preferred() {
         ..Device::default()
     };
     let devices: Vec<Device> = (0..16).map(device).collect();
-    let available: Vec<String> = devices.iter().skip(1).map(|device| device.id.clone()).collect();
+    let available: Vec<String> = devices
+        .iter()
+        .skip(1)
+        .map(|device| device.id.clone())
+        .collect();
     let longest = (1..=15).map(|size| {
         let start = Instant::now();
-        let chosen = prefer::choose(&devices, &Closeness::new(), Allocation::Distributed, &available, &[], size);
+        let chosen = prefer::choose(
+            &devices,
+            &Closeness::new(),
+            Allocation::Distributed,
+            &available,
+            &[],
+            size,
+        );
         assert_eq!(chosen.len(), size);
         start.elapsed()
     });
-    row("GetPreferredAllocation, 15 of 16 GPUs", longest.max().unwrap().as_secs_f64() * 1e3, "ms", 1.0);
+    row(
+        "GetPreferredAllocation, 15 of 16 GPUs",
+        longest.max().unwrap().as_secs_f64() * 1e3,
+        "ms",
+        1.0,
+    );
 }
 
 fn idle() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(dir.path().join("kubelet/device-plugins")).unwrap();
     let mut run = command(dir.path());
-    run.args(["--metrics-address", METRICS, "--labels", "true", "--labels-dir"]).arg(dir.path().join("features.d"));
+    run.args([
+        "--metrics-address",
+        METRICS,
+        "--labels",
+        "true",
+        "--labels-dir",
+    ])
+    .arg(dir.path().join("features.d"));
     let agent = Running(run.spawn().unwrap());
     std::thread::sleep(Duration::from_secs(5));
     let pids = [agent.0.id(), child_of(agent.0.id())];
@@ -92,27 +123,76 @@ fn idle() {
     let before: f64 = pids.iter().map(|pid| cpu_seconds(*pid)).sum();
     std::thread::sleep(IDLE);
     let used = pids.iter().map(|pid| cpu_seconds(*pid)).sum::<f64>() - before;
-    row("agent, resident memory", status(pids[0], "VmRSS:") / 1024.0, "MiB", 6.0);
-    row("agent, memory of its own", status(pids[0], "RssAnon:") / 1024.0, "MiB", 3.0);
+    row(
+        "agent, resident memory",
+        status(pids[0], "VmRSS:") / 1024.0,
+        "MiB",
+        6.0,
+    );
+    row(
+        "agent, memory of its own",
+        status(pids[0], "RssAnon:") / 1024.0,
+        "MiB",
+        3.0,
+    );
     let start = Instant::now();
-    row("metrics, size of an answer", scrape() as f64 / 1e3, "kB", 20.0);
-    row("metrics, time of an answer", start.elapsed().as_secs_f64() * 1e3, "ms", 20.0);
-    row("monitor, memory of its own", status(pids[1], "RssAnon:") / 1024.0, "MiB", 3.0);
-    row("both, threads", pids.iter().map(|pid| status(*pid, "Threads:")).sum(), "", 2.0);
-    row("both, CPU time while idle", used / IDLE.as_secs_f64() * 100.0, "%", 0.1);
+    row(
+        "metrics, size of an answer",
+        scrape() as f64 / 1e3,
+        "kB",
+        20.0,
+    );
+    row(
+        "metrics, time of an answer",
+        start.elapsed().as_secs_f64() * 1e3,
+        "ms",
+        20.0,
+    );
+    row(
+        "monitor, memory of its own",
+        status(pids[1], "RssAnon:") / 1024.0,
+        "MiB",
+        3.0,
+    );
+    row(
+        "both, threads",
+        pids.iter().map(|pid| status(*pid, "Threads:")).sum(),
+        "",
+        2.0,
+    );
+    row(
+        "both, CPU time while idle",
+        used / IDLE.as_secs_f64() * 100.0,
+        "%",
+        0.1,
+    );
 }
 
 /// Returns the command that runs the program on a node with 8 GPUs.
 fn command(dir: &Path) -> Command {
     let root = dir.join("root");
     let make_root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fake-driver/make-root");
-    let made = Command::new(make_root).arg(&root).args(["--gpus", "8"]).stdout(Stdio::null()).status();
+    let made = Command::new(make_root)
+        .arg(&root)
+        .args(["--gpus", "8"])
+        .stdout(Stdio::null())
+        .status();
     assert!(made.unwrap().success());
     let config = dir.join("config.toml");
-    std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{}\"\n", root.display())).unwrap();
+    std::fs::write(
+        &config,
+        format!("[nvidia-container-cli]\nroot = \"{}\"\n", root.display()),
+    )
+    .unwrap();
     let mut run = Command::new(PROGRAM);
-    run.arg("run").arg("--config").arg(config).arg("--kubelet-dir").arg(dir.join("kubelet"));
-    run.arg("--run-dir").arg(dir.join("run")).stderr(Stdio::null());
+    run.arg("run")
+        .arg("--config")
+        .arg(config)
+        .arg("--kubelet-dir")
+        .arg(dir.join("kubelet"));
+    run.arg("--run-dir")
+        .arg(dir.join("run"))
+        .stderr(Stdio::null());
     run
 }
 
@@ -125,14 +205,29 @@ fn claims() {
     let dir = tempfile::tempdir().unwrap();
     let kubelet_dir = dir.path().join("kubelet");
     std::fs::create_dir_all(&kubelet_dir).unwrap();
-    let (api, _kubelet) = (FakeApi::start(&kubelet_dir), DraKubelet::start(&kubelet_dir));
+    let (api, _kubelet) = (
+        FakeApi::start(&kubelet_dir),
+        DraKubelet::start(&kubelet_dir),
+    );
     let mut run = command(dir.path());
-    run.args(["--interface", "dra", "--kubeconfig"]).arg(api.kubeconfig());
+    run.args(["--interface", "dra", "--kubeconfig"])
+        .arg(api.kubeconfig());
     run.args(["--cdi-dir"]).arg(dir.path().join("cdi"));
-    run.args(["--metrics-address", METRICS, "--labels", "true", "--labels-dir"]).arg(dir.path().join("features.d"));
+    run.args([
+        "--metrics-address",
+        METRICS,
+        "--labels",
+        "true",
+        "--labels-dir",
+    ])
+    .arg(dir.path().join("features.d"));
     let agent = Running(run.spawn().unwrap());
     api.wait("the watch", SOON, |state| {
-        state.devices().len() == 8 && state.asked.last().is_some_and(|asked| asked.query.contains("watch=true"))
+        state.devices().len() == 8
+            && state
+                .asked
+                .last()
+                .is_some_and(|asked| asked.query.contains("watch=true"))
     });
     std::thread::sleep(Duration::from_secs(5));
     assert!(scrape() > 0);
@@ -141,8 +236,18 @@ fn claims() {
     let before = cpu_seconds(agent.0.id());
     std::thread::sleep(IDLE);
     let used = cpu_seconds(agent.0.id()) - before;
-    row("claims, requests while idle", (api.state().asked.len() - start) as f64, "", 0.0);
-    row("claims, agent, CPU time while idle", used / IDLE.as_secs_f64() * 100.0, "%", 0.1);
+    row(
+        "claims, requests while idle",
+        (api.state().asked.len() - start) as f64,
+        "",
+        0.0,
+    );
+    row(
+        "claims, agent, CPU time while idle",
+        used / IDLE.as_secs_f64() * 100.0,
+        "%",
+        0.1,
+    );
     // An idle hour is the end and the begin of watches.
     api.state().cut();
     api.wait("the next watch", SOON, |state| state.asked.len() > start);
@@ -150,20 +255,47 @@ fn claims() {
     assert!(watch.query.contains("watch=true"));
     row("claims, idle hour, requests", 3600.0 / WATCH, "", 13.0);
     let line = watch.path.len() + watch.query.len();
-    row("claims, idle hour, bytes without headers", 3600.0 / WATCH * line as f64, "B", 5000.0);
+    row(
+        "claims, idle hour, bytes without headers",
+        3600.0 / WATCH * line as f64,
+        "B",
+        5000.0,
+    );
     let before = api.state().asked.len();
-    let events = dir.path().join(format!("root/usr/lib/{}-linux-gnu/nvml.events", std::env::consts::ARCH));
+    let events = dir.path().join(format!(
+        "root/usr/lib/{}-linux-gnu/nvml.events",
+        std::env::consts::ARCH
+    ));
     std::fs::write(events, "xid 1 79\n").unwrap();
     api.wait("the taint", SOON, |state| state.devices()["gpu-1"]);
-    traffic("claims, first change of health", &api.state().asked[before..], 2.0);
-    row("claims, agent, resident memory", status(agent.0.id(), "VmRSS:") / 1024.0, "MiB", 16.0);
-    row("claims, agent, memory of its own", status(agent.0.id(), "RssAnon:") / 1024.0, "MiB", 6.0);
+    traffic(
+        "claims, first change of health",
+        &api.state().asked[before..],
+        2.0,
+    );
+    row(
+        "claims, agent, resident memory",
+        status(agent.0.id(), "VmRSS:") / 1024.0,
+        "MiB",
+        16.0,
+    );
+    row(
+        "claims, agent, memory of its own",
+        status(agent.0.id(), "RssAnon:") / 1024.0,
+        "MiB",
+        6.0,
+    );
 }
 
 /// Prints how many requests there were, and the bytes of their bodies in both directions.
 fn traffic(what: &str, asked: &[Asked], most: f64) {
     row(&format!("{what}, requests"), asked.len() as f64, "", most);
-    row(&format!("{what}, bytes in bodies"), asked.iter().map(|asked| asked.bytes).sum::<usize>() as f64, "B", 2e4);
+    row(
+        &format!("{what}, bytes in bodies"),
+        asked.iter().map(|asked| asked.bytes).sum::<usize>() as f64,
+        "B",
+        2e4,
+    );
 }
 
 /// Returns the length of the metrics.
@@ -198,5 +330,10 @@ fn status(pid: u32, name: &str) -> f64 {
 /// The time on a CPU, from the scheduler, which counts nanoseconds.
 fn cpu_seconds(pid: u32) -> f64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap();
-    text.split_whitespace().next().unwrap().parse::<f64>().unwrap() / 1e9
+    text.split_whitespace()
+        .next()
+        .unwrap()
+        .parse::<f64>()
+        .unwrap()
+        / 1e9
 }

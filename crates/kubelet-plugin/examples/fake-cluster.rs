@@ -45,7 +45,12 @@ fn main() {
     let dir = PathBuf::from(std::env::args_os().nth(1).expect("usage: fake-cluster DIR"));
     let (api, kubelet) = (FakeApi::start(&dir), DraKubelet::start(&dir));
     print(&format!("credentials {}", api.kubeconfig().display()));
-    let cluster = Arc::new(Mutex::new(Cluster { dir, api, kubelet, registrations: 0 }));
+    let cluster = Arc::new(Mutex::new(Cluster {
+        dir,
+        api,
+        kubelet,
+        registrations: 0,
+    }));
     let watched = Arc::clone(&cluster);
     std::thread::spawn(move || print_events(&watched));
     for line in std::io::stdin().lock().lines() {
@@ -74,7 +79,11 @@ impl Cluster {
             ["prepare", name, uid] => match self.kubelet.try_prepare(DRIVER, &[(name, uid)]) {
                 Ok(mut answers) => {
                     let answer = answers.remove(*uid).unwrap();
-                    let ids: Vec<_> = answer.devices.into_iter().flat_map(|device| device.cdi_device_ids).collect();
+                    let ids: Vec<_> = answer
+                        .devices
+                        .into_iter()
+                        .flat_map(|device| device.cdi_device_ids)
+                        .collect();
                     return format!("prepared {}{}", ids.join(" "), answer.error);
                 }
                 Err(error) => return format!("error: {error}"),
@@ -91,7 +100,9 @@ impl Cluster {
 
 fn devices(state: &State) -> String {
     let devices = state.devices();
-    let name = |(name, is_tainted): (&String, &bool)| format!(" {name}{}", if *is_tainted { "!" } else { "" });
+    let name = |(name, is_tainted): (&String, &bool)| {
+        format!(" {name}{}", if *is_tainted { "!" } else { "" })
+    };
     format!("devices{}", devices.iter().map(name).collect::<String>())
 }
 
@@ -104,9 +115,17 @@ fn print_events(cluster: &Mutex<Cluster>) {
             let kubelet = cluster.kubelet.state();
             let names: Vec<_> = kubelet.drivers.keys().cloned().collect();
             let state = cluster.api.state();
-            let serial = state.asked.last().map(|asked| asked.serial.clone()).unwrap_or_default();
+            let serial = state
+                .asked
+                .last()
+                .map(|asked| asked.serial.clone())
+                .unwrap_or_default();
             [
-                format!("registered {} {}", names.join(","), cluster.registrations + kubelet.registrations),
+                format!(
+                    "registered {} {}",
+                    names.join(","),
+                    cluster.registrations + kubelet.registrations
+                ),
                 devices(&state),
                 format!("serial {serial:?}"),
             ]

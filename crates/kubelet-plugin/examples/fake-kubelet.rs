@@ -37,7 +37,11 @@ type Slot = Arc<Mutex<Option<FakeKubelet>>>;
 
 fn main() {
     let mut arguments = std::env::args_os().skip(1);
-    let dir = PathBuf::from(arguments.next().expect("usage: fake-kubelet DIR [--claims]"));
+    let dir = PathBuf::from(
+        arguments
+            .next()
+            .expect("usage: fake-kubelet DIR [--claims]"),
+    );
     let claims = arguments.next().map(|_| Arc::new(Claims::start(&dir)));
     let slot: Slot = Arc::new(Mutex::new(Some(FakeKubelet::start(&dir))));
     let printed = (Arc::clone(&slot), claims.clone());
@@ -76,14 +80,19 @@ fn command(kubelet: &FakeKubelet, words: &[&str]) -> String {
             "ok".to_owned()
         }
         ["podresources", resource, ids @ ..] => {
-            kubelet.state().more_devices.insert((*resource).to_owned(), strings(ids));
+            kubelet
+                .state()
+                .more_devices
+                .insert((*resource).to_owned(), strings(ids));
             "ok".to_owned()
         }
         ["devices", resource] => match kubelet.state().resources.get(*resource) {
             Some(known) => format!("devices {resource}{}", devices(&known.devices)),
             None => format!("devices {resource}"),
         },
-        [_, resource, ..] if !kubelet.state().is_registered(resource) => format!("error: {resource} is not registered"),
+        [_, resource, ..] if !kubelet.state().is_registered(resource) => {
+            format!("error: {resource} is not registered")
+        }
         ["cut", resource] => {
             kubelet.cut(resource);
             "ok".to_owned()
@@ -104,7 +113,10 @@ fn command(kubelet: &FakeKubelet, words: &[&str]) -> String {
 
 fn devices(devices: &std::collections::BTreeMap<String, bool>) -> String {
     let word = |healthy: bool| if healthy { "Healthy" } else { "Unhealthy" };
-    devices.iter().map(|(id, healthy)| format!(" {id}={}", word(*healthy))).collect()
+    devices
+        .iter()
+        .map(|(id, healthy)| format!(" {id}={}", word(*healthy)))
+        .collect()
 }
 
 /// The part for claims.
@@ -116,7 +128,10 @@ struct Claims {
 impl Claims {
     fn start(dir: &Path) -> Self {
         std::fs::create_dir_all(dir).unwrap();
-        Self { api: FakeApi::start(dir), kubelet: DraKubelet::start(dir) }
+        Self {
+            api: FakeApi::start(dir),
+            kubelet: DraKubelet::start(dir),
+        }
     }
 
     /// Answers a command for claims.
@@ -126,21 +141,33 @@ impl Claims {
                 self.api.state().allocate(name, uid, devices);
                 "ok".to_owned()
             }
-            ["prepare", driver, name, uid] => match self.kubelet.try_prepare(driver, &[(name, uid)]) {
-                Ok(mut claims) => match claims.remove(*uid) {
-                    Some(claim) if claim.error.is_empty() => {
-                        let ids = claim.devices.into_iter().flat_map(|device| device.cdi_device_ids);
-                        format!("prepared {}", ids.collect::<Vec<_>>().join(" "))
+            ["prepare", driver, name, uid] => {
+                match self.kubelet.try_prepare(driver, &[(name, uid)]) {
+                    Ok(mut claims) => match claims.remove(*uid) {
+                        Some(claim) if claim.error.is_empty() => {
+                            let ids = claim
+                                .devices
+                                .into_iter()
+                                .flat_map(|device| device.cdi_device_ids);
+                            format!("prepared {}", ids.collect::<Vec<_>>().join(" "))
+                        }
+                        claim => format!(
+                            "refused {}",
+                            claim.map(|claim| claim.error).unwrap_or_default()
+                        ),
+                    },
+                    Err(error) => format!("refused {error}"),
+                }
+            }
+            ["unprepare", driver, name, uid] => {
+                match self.kubelet.try_unprepare(driver, &[(name, uid)]) {
+                    Ok(claims) if claims.values().all(|claim| claim.error.is_empty()) => {
+                        "unprepared".to_owned()
                     }
-                    claim => format!("refused {}", claim.map(|claim| claim.error).unwrap_or_default()),
-                },
-                Err(error) => format!("refused {error}"),
-            },
-            ["unprepare", driver, name, uid] => match self.kubelet.try_unprepare(driver, &[(name, uid)]) {
-                Ok(claims) if claims.values().all(|claim| claim.error.is_empty()) => "unprepared".to_owned(),
-                Ok(claims) => format!("refused {claims:?}"),
-                Err(error) => format!("refused {error}"),
-            },
+                    Ok(claims) => format!("refused {claims:?}"),
+                    Err(error) => format!("refused {error}"),
+                }
+            }
             _ => return None,
         })
     }
@@ -148,13 +175,26 @@ impl Claims {
     /// A line for each part of the state: the drivers, the published devices with their taints, and their health.
     fn lines(&self) -> [String; 3] {
         let state = self.kubelet.state();
-        let drivers: String = state.drivers.keys().map(|name| format!(" {name}")).collect();
+        let drivers: String = state
+            .drivers
+            .keys()
+            .map(|name| format!(" {name}"))
+            .collect();
         let published = self.api.state().devices();
         let taint = |is_tainted: bool| if is_tainted { "Tainted" } else { "Free" };
-        let published: String =
-            published.iter().map(|(name, tainted)| format!(" {name}={}", taint(*tainted))).collect();
-        let health = state.health.iter().map(|(name, (healthy, why))| format!(" {name}={healthy} {why};"));
-        [format!("drivers{drivers}"), format!("published{published}"), format!("health{}", health.collect::<String>())]
+        let published: String = published
+            .iter()
+            .map(|(name, tainted)| format!(" {name}={}", taint(*tainted)))
+            .collect();
+        let health = state
+            .health
+            .iter()
+            .map(|(name, (healthy, why))| format!(" {name}={healthy} {why};"));
+        [
+            format!("drivers{drivers}"),
+            format!("published{published}"),
+            format!("health{}", health.collect::<String>()),
+        ]
     }
 }
 
@@ -163,7 +203,10 @@ fn print_events(slot: &Slot, claims: Option<&Claims>) {
     loop {
         std::thread::sleep(Duration::from_millis(20));
         let now = claims.map(Claims::lines).unwrap_or_default();
-        now.iter().zip(&printed).filter(|(now, printed)| now != printed).for_each(|(now, _)| println!("{now}"));
+        now.iter()
+            .zip(&printed)
+            .filter(|(now, printed)| now != printed)
+            .for_each(|(now, _)| println!("{now}"));
         printed = now;
         let slot = slot.lock().unwrap();
         let Some(kubelet) = &*slot else { continue };
@@ -179,7 +222,10 @@ fn line(event: &Event) -> String {
         Event::Called { resource } => format!("called {resource}"),
         Event::Registered { resource, endpoint } => format!("registered {resource} {endpoint}"),
         Event::Refused { resource, error } => format!("refused {resource} {error}"),
-        Event::List { resource, devices: found } => format!("list {resource}{}", devices(found)),
+        Event::List {
+            resource,
+            devices: found,
+        } => format!("list {resource}{}", devices(found)),
         Event::Ended { resource } => format!("ended {resource}"),
     }
 }

@@ -39,9 +39,13 @@ pub struct Kind {
 }
 
 /// The devices of the device plugin and of NRI: `k8s.device-plugin.nvidia.com/gpu=GPU-…`.
-pub const DEVICE_PLUGIN: Kind = Kind { vendor: "k8s.device-plugin.nvidia.com" };
+pub const DEVICE_PLUGIN: Kind = Kind {
+    vendor: "k8s.device-plugin.nvidia.com",
+};
 /// The devices of claims: `k8s.gpu.nvidia.com/gpu=GPU-…`.
-pub const CLAIMS: Kind = Kind { vendor: "k8s.gpu.nvidia.com" };
+pub const CLAIMS: Kind = Kind {
+    vendor: "k8s.gpu.nvidia.com",
+};
 
 /// The directory for specs that do not outlive a boot.
 pub const DIR: &str = "/var/run/cdi";
@@ -58,7 +62,10 @@ impl Kind {
     /// Returns the UUID in the full name of a CDI device of a GPU; `None` for other devices.
     #[must_use]
     pub fn uuid(self, name: &str) -> Option<&str> {
-        name.strip_prefix(self.vendor)?.strip_prefix('/')?.strip_prefix(CLASS)?.strip_prefix('=')
+        name.strip_prefix(self.vendor)?
+            .strip_prefix('/')?
+            .strip_prefix(CLASS)?
+            .strip_prefix('=')
     }
 
     /// Returns the full name of the CDI device of a feature.
@@ -86,11 +93,15 @@ impl Kind {
 /// If it cannot be removed.
 pub fn remove_unused(dir: &Path, kind: Kind) -> Result<bool> {
     let mut found = false;
-    for path in extras::classes().chain([CLASS]).map(|class| kind.file_in(dir, class)) {
+    for path in extras::classes()
+        .chain([CLASS])
+        .map(|class| kind.file_in(dir, class))
+    {
         let is_ours = read_ours(&path).is_some();
         if is_ours {
-            fs::remove_file(&path)
-                .with_context(|| format!("cannot remove the CDI spec {path:?}, which is not used"))?;
+            fs::remove_file(&path).with_context(|| {
+                format!("cannot remove the CDI spec {path:?}, which is not used")
+            })?;
         }
         found |= is_ours;
     }
@@ -99,11 +110,16 @@ pub fn remove_unused(dir: &Path, kind: Kind) -> Result<bool> {
 
 /// Reads a spec, unless it is missing, invalid, or another program's.
 fn read_ours(path: &Path) -> Option<Spec> {
-    cdi_spec::file::parse(&fs::read(path).ok()?).ok().filter(is_ours)
+    cdi_spec::file::parse(&fs::read(path).ok()?)
+        .ok()
+        .filter(is_ours)
 }
 
 fn names(spec: &Spec) -> BTreeSet<String> {
-    spec.devices.iter().map(|device| device.name.clone()).collect()
+    spec.devices
+        .iter()
+        .map(|device| device.name.clone())
+        .collect()
 }
 
 /// The devices that the spec has.
@@ -132,11 +148,15 @@ impl Before {
     /// Decides from the stamp of the spec, from that of the host, and from whether the kernel lists GPUs that are not in MIG mode. The kernel
     /// does not show the UUIDs of MIG devices.
     fn decide(spec: Option<&Stamp>, host: Option<&Stamp>, has_gpus: bool) -> Self {
-        let Some(host) = host else { return Self::Remove };
-        let has_same_files =
-            |spec: &&Stamp| (&spec.driver, &spec.boot, spec.files) == (&host.driver, &host.boot, host.files);
+        let Some(host) = host else {
+            return Self::Remove;
+        };
+        let has_same_files = |spec: &&Stamp| {
+            (&spec.driver, &spec.boot, spec.files) == (&host.driver, &host.boot, host.files)
+        };
         let spec = spec.filter(has_same_files);
-        let is_current = spec.is_some_and(|spec| (spec.host, spec.mig.is_some()) == (host.host, host.mig.is_some()));
+        let is_current = spec
+            .is_some_and(|spec| (spec.host, spec.mig.is_some()) == (host.host, host.mig.is_some()));
         match (is_current, spec, has_gpus) {
             (true, ..) => Self::Keep,
             (false, _, true) if host.mig.is_none() => Self::Replace,
@@ -272,8 +292,18 @@ impl Keeper {
                 Ok(())
             }
             Before::Replace => {
-                let driver_version = now.as_ref().map(|now| now.driver.clone()).unwrap_or_default();
-                self.refresh_gpus(Inventory { driver_version, gpus, ..Inventory::default() }, now)
+                let driver_version = now
+                    .as_ref()
+                    .map(|now| now.driver.clone())
+                    .unwrap_or_default();
+                self.refresh_gpus(
+                    Inventory {
+                        driver_version,
+                        gpus,
+                        ..Inventory::default()
+                    },
+                    now,
+                )
             }
         }
     }
@@ -282,15 +312,33 @@ impl Keeper {
     fn refresh_features(&mut self, now: Option<&Stamp>) -> Result<()> {
         (self.features, self.imex_channels) = (Features::EMPTY, Vec::new());
         let specs = match now {
-            Some(now) => extras::make(&self.config, &self.settings, now, &|| false, &mut Vec::new())?,
+            Some(now) => extras::make(
+                &self.config,
+                &self.settings,
+                now,
+                &|| false,
+                &mut Vec::new(),
+            )?,
             None => Vec::new(),
         };
-        let features = specs.iter().filter_map(|(class, _)| Feature::from_name(class)).collect();
-        let channels = specs.iter().filter(|(class, _)| *class == extras::IMEX_CLASS);
-        let channels = channels.flat_map(|(_, spec)| &spec.devices).filter_map(|device| parse_decimal(&device.name));
+        let features = specs
+            .iter()
+            .filter_map(|(class, _)| Feature::from_name(class))
+            .collect();
+        let channels = specs
+            .iter()
+            .filter(|(class, _)| *class == extras::IMEX_CLASS);
+        let channels = channels
+            .flat_map(|(_, spec)| &spec.devices)
+            .filter_map(|device| parse_decimal(&device.name));
         let channels = channels.collect();
-        extras::update(specs, &|class| self.kind.file_in(&self.dir, class), &self.settings, &mut Vec::new())
-            .with_context(|| format!("cannot update the CDI specs in {:?}", self.dir))?;
+        extras::update(
+            specs,
+            &|class| self.kind.file_in(&self.dir, class),
+            &self.settings,
+            &mut Vec::new(),
+        )
+        .with_context(|| format!("cannot update the CDI specs in {:?}", self.dir))?;
         (self.features, self.imex_channels) = (features, channels);
         Ok(())
     }
@@ -298,7 +346,8 @@ impl Keeper {
     /// Whether the file is as it was written for this state of the host.
     fn is_current(&self, now: Option<&Stamp>) -> bool {
         let exists = fs::symlink_metadata(&self.path).is_ok();
-        now.is_some() && now.map(|now| (now, exists)) == self.written.as_ref().map(|(was, has)| (was, *has))
+        now.is_some()
+            && now.map(|now| (now, exists)) == self.written.as_ref().map(|(was, has)| (was, *has))
     }
 
     fn refresh_gpus(&mut self, inventory: Inventory, now: Option<Stamp>) -> Result<()> {
@@ -328,15 +377,22 @@ impl Keeper {
     fn write(&self, inventory: Inventory) -> Result<BTreeSet<String>> {
         let host = Host::with_inventory(&self.config, inventory)?;
         // NVML's indices are not known before it has answered.
-        let naming = Naming { index: matches!(self.devices, Devices::Known(_)), ..self.settings.naming };
-        let settings = Settings { naming, ..self.settings.clone() };
+        let naming = Naming {
+            index: matches!(self.devices, Devices::Known(_)),
+            ..self.settings.naming
+        };
+        let settings = Settings {
+            naming,
+            ..self.settings.clone()
+        };
         let spec = of_host::of_inspected(&self.config, &settings, &host, &mut Vec::new())?; // `check` and doctor report the findings
         if spec.devices.is_empty() {
             self.remove_file()?;
             return Ok(BTreeSet::new());
         }
         let text = self.settings.format.print(&spec)?;
-        cdi_spec::file::write(&self.path, &text).with_context(|| format!("cannot write {:?}", self.path))?;
+        cdi_spec::file::write(&self.path, &text)
+            .with_context(|| format!("cannot write {:?}", self.path))?;
         Ok(names(&spec))
     }
 
@@ -363,7 +419,12 @@ mod tests {
     #[test]
     fn names_of_devices() {
         assert_eq!(CLAIMS.uuid(&CLAIMS.device_name("GPU-1")), Some("GPU-1"));
-        for name in ["k8s.gpu.nvidia.com/gds=all", "k8s.device-plugin.nvidia.com/gpu=GPU-1", "GPU-1", ""] {
+        for name in [
+            "k8s.gpu.nvidia.com/gds=all",
+            "k8s.device-plugin.nvidia.com/gpu=GPU-1",
+            "GPU-1",
+            "",
+        ] {
             assert_eq!(CLAIMS.uuid(name), None, "{name}");
         }
     }
@@ -377,26 +438,68 @@ mod tests {
             files,
             mig,
         };
-        let (plain, mig) = (stamp("1.0", "a", 7, 8, None), stamp("1.0", "a", 7, 8, Some(0)));
+        let (plain, mig) = (
+            stamp("1.0", "a", 7, 8, None),
+            stamp("1.0", "a", 7, 8, Some(0)),
+        );
         let with_mig = stamp("1.0", "a", 7, 8, Some(99));
         for (spec, host, has_gpus, expected) in [
             (Some(&plain), Some(&plain), true, Before::Keep),
             (Some(&with_mig), Some(&mig), false, Before::Keep),
             // After a reboot, an update of the driver, or with other devices
             (None, Some(&plain), true, Before::Replace),
-            (Some(&stamp("1.0", "b", 7, 8, None)), Some(&plain), true, Before::Replace),
-            (Some(&stamp("0.9", "a", 7, 8, None)), Some(&plain), true, Before::Replace),
-            (Some(&stamp("1.0", "a", 7, 9, None)), Some(&plain), true, Before::Replace),
-            (Some(&stamp("1.0", "a", 6, 8, None)), Some(&plain), true, Before::Replace),
+            (
+                Some(&stamp("1.0", "b", 7, 8, None)),
+                Some(&plain),
+                true,
+                Before::Replace,
+            ),
+            (
+                Some(&stamp("0.9", "a", 7, 8, None)),
+                Some(&plain),
+                true,
+                Before::Replace,
+            ),
+            (
+                Some(&stamp("1.0", "a", 7, 9, None)),
+                Some(&plain),
+                true,
+                Before::Replace,
+            ),
+            (
+                Some(&stamp("1.0", "a", 6, 8, None)),
+                Some(&plain),
+                true,
+                Before::Replace,
+            ),
             // The kernel does not show the names of MIG devices.
-            (Some(&stamp("1.0", "a", 6, 8, Some(99))), Some(&mig), true, Before::Keep),
-            (Some(&stamp("0.9", "a", 7, 8, Some(99))), Some(&mig), true, Before::Replace),
-            (Some(&stamp("0.9", "a", 7, 8, Some(99))), Some(&mig), false, Before::Remove),
+            (
+                Some(&stamp("1.0", "a", 6, 8, Some(99))),
+                Some(&mig),
+                true,
+                Before::Keep,
+            ),
+            (
+                Some(&stamp("0.9", "a", 7, 8, Some(99))),
+                Some(&mig),
+                true,
+                Before::Replace,
+            ),
+            (
+                Some(&stamp("0.9", "a", 7, 8, Some(99))),
+                Some(&mig),
+                false,
+                Before::Remove,
+            ),
             (None, Some(&mig), false, Before::Remove),
             (None, Some(&plain), false, Before::Remove),
             (Some(&plain), None, true, Before::Remove),
         ] {
-            assert_eq!(Before::decide(spec, host, has_gpus), expected, "{spec:?} {host:?} {has_gpus}");
+            assert_eq!(
+                Before::decide(spec, host, has_gpus),
+                expected,
+                "{spec:?} {host:?} {has_gpus}"
+            );
         }
     }
 }

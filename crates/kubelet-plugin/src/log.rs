@@ -23,9 +23,14 @@ pub struct Log {
 impl Log {
     /// Creates a log for the stderr of this process.
     #[must_use]
-    #[allow(clippy::disallowed_methods, reason = "systemd sets it for this process")]
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "systemd sets it for this process"
+    )]
     pub fn new() -> Self {
-        Self { to_journal: std::env::var_os("JOURNAL_STREAM").is_some() }
+        Self {
+            to_journal: std::env::var_os("JOURNAL_STREAM").is_some(),
+        }
     }
 
     /// Writes what happened.

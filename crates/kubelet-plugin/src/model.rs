@@ -46,7 +46,10 @@ impl Refusal {
     /// Creates a refusal with one line of ASCII.
     #[must_use]
     pub fn new(text: &str) -> Self {
-        let mut line: String = text.chars().map(|c| if matches!(c, ' '..='~') { c } else { '?' }).collect();
+        let mut line: String = text
+            .chars()
+            .map(|c| if matches!(c, ' '..='~') { c } else { '?' })
+            .collect();
         line.truncate(Self::MAX_LINE);
         Self { line }
     }
@@ -78,9 +81,19 @@ pub trait Allocator: Send + Sync + 'static {
     ///
     /// # Errors
     /// If a device is unknown, does not work, or may not be given in this combination.
-    fn allocate(&self, resource: &str, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal>;
+    fn allocate(
+        &self,
+        resource: &str,
+        ids: &[String],
+    ) -> Result<ContainerAllocateResponse, Refusal>;
 
     /// Returns the best `size` of the available devices, which include `required`. There is always an answer, because the
     /// kubelet does not start a pod after an error.
-    fn prefer(&self, resource: &str, available: &[String], required: &[String], size: usize) -> Vec<String>;
+    fn prefer(
+        &self,
+        resource: &str,
+        available: &[String],
+        required: &[String],
+        size: usize,
+    ) -> Vec<String>;
 }

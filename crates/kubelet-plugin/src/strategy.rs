@@ -32,13 +32,21 @@ impl Choice {
     #[must_use]
     pub fn may_use_cdi(&self) -> bool {
         use DeviceListStrategy::{CdiAnnotations, CdiCri};
-        self.is_provisional || self.strategies.iter().any(|strategy| matches!(strategy, CdiCri | CdiAnnotations))
+        self.is_provisional
+            || self
+                .strategies
+                .iter()
+                .any(|strategy| matches!(strategy, CdiCri | CdiAnnotations))
     }
 }
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self.strategies.iter().map(|strategy| strategy.name()).collect();
+        let names: Vec<_> = self
+            .strategies
+            .iter()
+            .map(|strategy| strategy.name())
+            .collect();
         write!(f, "{} ({})", names.join(", "), self.why)
     }
 }
@@ -57,7 +65,12 @@ impl Chooser {
     #[must_use]
     pub fn new(settings: &Plugin, kubelet_dir: &Path, log: Log) -> Self {
         let configured = settings.device_list_strategy.clone();
-        Self { configured, kubelet_dir: kubelet_dir.to_owned(), log, last: Mutex::new(None) }
+        Self {
+            configured,
+            kubelet_dir: kubelet_dir.to_owned(),
+            log,
+            last: Mutex::new(None),
+        }
     }
 
     /// Returns the choice as the node is now.
@@ -65,10 +78,18 @@ impl Chooser {
     pub fn choose(&self) -> Choice {
         if !self.configured.is_empty() {
             let strategies = self.configured.clone();
-            return Choice { strategies, why: "configured".to_owned(), is_provisional: false };
+            return Choice {
+                strategies,
+                why: "configured".to_owned(),
+                is_provisional: false,
+            };
         }
         let host = Tree::open(&HostPath::new("/"));
-        choose(&host.map(|host| Node::inspect(&host, &self.kubelet_dir)).unwrap_or_default())
+        choose(
+            &host
+                .map(|host| Node::inspect(&host, &self.kubelet_dir))
+                .unwrap_or_default(),
+        )
     }
 
     /// Returns the choice as the node is now, or was a few seconds ago, and logs it if it is new.
@@ -80,7 +101,8 @@ impl Chooser {
         }
         let choice = self.choose();
         if last.as_ref().is_none_or(|(_, before)| *before != choice) {
-            self.log.note(&format!("containers get their devices with {choice}"));
+            self.log
+                .note(&format!("containers get their devices with {choice}"));
         }
         *last = Some((Instant::now(), choice.clone()));
         choice
@@ -91,17 +113,32 @@ impl Chooser {
 fn choose(node: &Node) -> Choice {
     use DeviceListStrategy::{CdiCri, Envvar};
     let (strategy, why) = match (&node.engine, node.installed.first()) {
-        (Some(engine @ NodeEngine::Crio(status)), _) if status.active => {
-            (Envvar, format!("{engine} starts the hook of {}", status.files().join(" and ")))
-        }
-        (Some(engine @ NodeEngine::Crio(status)), _) => {
-            (CdiCri, format!("{engine} does not start the hook: {}", status.why))
-        }
+        (Some(engine @ NodeEngine::Crio(status)), _) if status.active => (
+            Envvar,
+            format!(
+                "{engine} starts the hook of {}",
+                status.files().join(" and ")
+            ),
+        ),
+        (Some(engine @ NodeEngine::Crio(status)), _) => (
+            CdiCri,
+            format!("{engine} does not start the hook: {}", status.why),
+        ),
         (Some(engine), _) => (CdiCri, format!("{engine} does not read hook files")),
-        (None, Some(file)) => (Envvar, format!("no engine was found, and {file:?} is installed")),
-        (None, None) => (CdiCri, "no engine and no hook file of oci-nvidia-hook was found".to_owned()),
+        (None, Some(file)) => (
+            Envvar,
+            format!("no engine was found, and {file:?} is installed"),
+        ),
+        (None, None) => (
+            CdiCri,
+            "no engine and no hook file of oci-nvidia-hook was found".to_owned(),
+        ),
     };
-    Choice { strategies: vec![strategy], why, is_provisional: node.engine.is_none() }
+    Choice {
+        strategies: vec![strategy],
+        why,
+        is_provisional: node.engine.is_none(),
+    }
 }
 
 #[cfg(test)]
@@ -113,20 +150,56 @@ mod tests {
     fn the_choice() {
         let file = PathBuf::from("/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json");
         let crio = |active| {
-            let hooks = vec![Started { file: file.clone(), stages: vec!["prestart".to_owned()] }];
-            let why = if active { String::new() } else { "no hook file".to_owned() };
-            NodeEngine::Crio(Box::new(EngineStatus { installed: true, active, hooks, why, ..EngineStatus::default() }))
+            let hooks = vec![Started {
+                file: file.clone(),
+                stages: vec!["prestart".to_owned()],
+            }];
+            let why = if active {
+                String::new()
+            } else {
+                "no hook file".to_owned()
+            };
+            NodeEngine::Crio(Box::new(EngineStatus {
+                installed: true,
+                active,
+                hooks,
+                why,
+                ..EngineStatus::default()
+            }))
         };
         for (engine, has_hook, strategy, why) in [
-            (Some(crio(true)), true, "envvar", "CRI-O starts the hook of /usr/"),
-            (Some(crio(false)), true, "cdi-cri", "CRI-O does not start the hook: no hook file"),
-            (Some(NodeEngine::Containerd), true, "cdi-cri", "containerd does not read hook files"),
-            (Some(NodeEngine::Other("/x".to_owned())), true, "cdi-cri", "the engine at \"/x\" does not read"),
+            (
+                Some(crio(true)),
+                true,
+                "envvar",
+                "CRI-O starts the hook of /usr/",
+            ),
+            (
+                Some(crio(false)),
+                true,
+                "cdi-cri",
+                "CRI-O does not start the hook: no hook file",
+            ),
+            (
+                Some(NodeEngine::Containerd),
+                true,
+                "cdi-cri",
+                "containerd does not read hook files",
+            ),
+            (
+                Some(NodeEngine::Other("/x".to_owned())),
+                true,
+                "cdi-cri",
+                "the engine at \"/x\" does not read",
+            ),
             (None, true, "envvar", "no engine was found, and "),
             (None, false, "cdi-cri", "no engine and no hook file"),
         ] {
             let is_known = engine.is_some();
-            let choice = choose(&Node { engine, installed: if has_hook { vec![file.clone()] } else { vec![] } });
+            let choice = choose(&Node {
+                engine,
+                installed: if has_hook { vec![file.clone()] } else { vec![] },
+            });
             assert_eq!(choice.strategies[0].name(), strategy, "{choice}");
             assert!(choice.why.starts_with(why), "{choice}");
             assert_eq!(choice.may_use_cdi(), strategy == "cdi-cri" || !is_known);
@@ -136,7 +209,10 @@ mod tests {
     #[test]
     fn settings_come_first() {
         let settings = Plugin {
-            device_list_strategy: vec![DeviceListStrategy::VolumeMounts, DeviceListStrategy::CdiCri],
+            device_list_strategy: vec![
+                DeviceListStrategy::VolumeMounts,
+                DeviceListStrategy::CdiCri,
+            ],
             ..Plugin::default()
         };
         let choice = Chooser::new(&settings, Path::new("/missing"), Log::new()).current();

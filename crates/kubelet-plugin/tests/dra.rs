@@ -65,14 +65,24 @@ tests! {
 
 fn main() -> ExitCode {
     // Most of the time the tests wait.
-    harness::run(TESTS.iter().map(|test| test.trial(test.name(), |run| run())).collect(), 8)
+    harness::run(
+        TESTS
+            .iter()
+            .map(|test| test.trial(test.name(), |run| run()))
+            .collect(),
+        8,
+    )
 }
 
 fn device(number: usize, unhealthy: Option<&str>) -> Device {
     let uuid = format!("GPU-{number}");
     Device {
         name: format!("gpu-{number}"),
-        attributes: [("type", Value::Text("gpu".into())), ("uuid", Value::Text(uuid.clone()))].into(),
+        attributes: [
+            ("type", Value::Text("gpu".into())),
+            ("uuid", Value::Text(uuid.clone())),
+        ]
+        .into(),
         capacity: [("memory", 81559 * 1024 * 1024)].into(),
         gpu: uuid.clone(),
         uuid,
@@ -82,9 +92,18 @@ fn device(number: usize, unhealthy: Option<&str>) -> Device {
 }
 
 fn pool(unhealthy: &[Option<&str>]) -> Pool {
-    let devices: Vec<_> = unhealthy.iter().enumerate().map(|(number, why)| device(number, *why)).collect();
+    let devices: Vec<_> = unhealthy
+        .iter()
+        .enumerate()
+        .map(|(number, why)| device(number, *why))
+        .collect();
     let in_spec = Arc::new(devices.iter().map(|device| device.uuid.clone()).collect());
-    Pool { is_ready: true, devices: Arc::new(devices), in_spec, ..Pool::default() }
+    Pool {
+        is_ready: true,
+        devices: Arc::new(devices),
+        in_spec,
+        ..Pool::default()
+    }
 }
 
 /// The driver under test.
@@ -105,7 +124,10 @@ impl Driver {
         let (pool, receiver) = watch::channel(pool);
         let (stop, stopped) = oneshot::channel::<()>();
         let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
             runtime.block_on(async {
                 tokio::select! {
                     never = dra::serve(options, receiver, Log::new()) => match never {},
@@ -113,7 +135,11 @@ impl Driver {
                 }
             });
         });
-        Self { pool, stop: Some(stop), thread: Some(thread) }
+        Self {
+            pool,
+            stop: Some(stop),
+            thread: Some(thread),
+        }
     }
 
     fn set(&self, unhealthy: &[Option<&str>]) {
@@ -147,20 +173,35 @@ impl Node {
         prepare(&mut api.state());
         let kubelet = DraKubelet::start(dir.path());
         let driver = Driver::start(dir.path(), pool(&[None, None]));
-        let node = Self { driver, kubelet, api, dir };
-        node.kubelet.wait("the driver is registered", SOON, |state| state.drivers.contains_key(DRIVER));
-        node.api.wait("the devices", SOON, |state| state.devices() == names(&[false, false]));
+        let node = Self {
+            driver,
+            kubelet,
+            api,
+            dir,
+        };
+        node.kubelet
+            .wait("the driver is registered", SOON, |state| {
+                state.drivers.contains_key(DRIVER)
+            });
+        node.api.wait("the devices", SOON, |state| {
+            state.devices() == names(&[false, false])
+        });
         node
     }
 
     fn published(&self, what: &str, most: Duration, tainted: &[bool]) -> Duration {
-        self.api.wait(what, most, |state| state.devices() == names(tainted))
+        self.api
+            .wait(what, most, |state| state.devices() == names(tainted))
     }
 }
 
 /// The devices by name, and whether they are tainted.
 fn names(tainted: &[bool]) -> BTreeMap<String, bool> {
-    tainted.iter().enumerate().map(|(number, is_tainted)| (format!("gpu-{number}"), *is_tainted)).collect()
+    tainted
+        .iter()
+        .enumerate()
+        .map(|(number, is_tainted)| (format!("gpu-{number}"), *is_tainted))
+        .collect()
 }
 
 fn devices_are_published_and_given() {
@@ -170,25 +211,41 @@ fn devices_are_published_and_given() {
         let slice = &state.slices[&format!("{NODE}-{DRIVER}-0")];
         assert_eq!(slice["metadata"]["ownerReferences"][0]["uid"], "node-uid");
         let expected = json!({"name": NODE, "generation": 1, "resourceSliceCount": 1});
-        assert_eq!((&slice["spec"]["pool"], &slice["spec"]["nodeName"]), (&expected, &json!(NODE)));
+        assert_eq!(
+            (&slice["spec"]["pool"], &slice["spec"]["nodeName"]),
+            (&expected, &json!(NODE))
+        );
         assert_eq!(state.count("POST", "resourceslices"), 1);
     }
-    node.api.state().allocate("train", "u-1", &["gpu-1", "gpu-0"]);
+    node.api
+        .state()
+        .allocate("train", "u-1", &["gpu-1", "gpu-0"]);
     for _ in 0..2 {
         let start = Instant::now();
         let answer = &node.kubelet.prepare(DRIVER, &[("train", "u-1")])["u-1"];
         assert!(start.elapsed() < SOON);
-        let found: Vec<_> =
-            answer.devices.iter().map(|device| (device.device_name.as_str(), &device.cdi_device_ids[..])).collect();
+        let found: Vec<_> = answer
+            .devices
+            .iter()
+            .map(|device| (device.device_name.as_str(), &device.cdi_device_ids[..]))
+            .collect();
         let cdi = |uuid| vec![format!("k8s.gpu.nvidia.com/gpu={uuid}")];
         assert_eq!(
             (answer.error.as_str(), found),
-            ("", vec![("gpu-1", &cdi("GPU-1")[..]), ("gpu-0", &cdi("GPU-0")[..])])
+            (
+                "",
+                vec![("gpu-1", &cdi("GPU-1")[..]), ("gpu-0", &cdi("GPU-0")[..])]
+            )
         );
         assert_eq!(answer.devices[0].pool_name, NODE);
     }
-    let released = node.kubelet.unprepare(DRIVER, &[("train", "u-1"), ("never-seen", "u-9")]);
-    assert!(released.len() == 2 && released.values().all(|claim| claim.error.is_empty()), "{released:?}");
+    let released = node
+        .kubelet
+        .unprepare(DRIVER, &[("train", "u-1"), ("never-seen", "u-9")]);
+    assert!(
+        released.len() == 2 && released.values().all(|claim| claim.error.is_empty()),
+        "{released:?}"
+    );
 }
 
 fn one_failing_claim_does_not_affect_the_others() {
@@ -201,10 +258,21 @@ fn one_failing_claim_does_not_affect_the_others() {
         state.allocate("sick", "u-2", &["gpu-1"]);
         state.allocate("old", "u-3", &["gpu-0"]);
         state.allocate("gone", "u-4", &["gpu-7"]);
-        state.faults.push(Fault { method: "GET", path: "resourceclaims/refused", code: 403, times: 9 });
+        state.faults.push(Fault {
+            method: "GET",
+            path: "resourceclaims/refused",
+            code: 403,
+            times: 9,
+        });
     }
-    let asked =
-        [("good", "u-1"), ("sick", "u-2"), ("old", "u-other"), ("gone", "u-4"), ("missing", "u-5"), ("refused", "u-6")];
+    let asked = [
+        ("good", "u-1"),
+        ("sick", "u-2"),
+        ("old", "u-other"),
+        ("gone", "u-4"),
+        ("missing", "u-5"),
+        ("refused", "u-6"),
+    ];
     let answers = node.kubelet.prepare(DRIVER, &asked);
     assert_eq!(answers.len(), asked.len());
     assert!(answers["u-1"].error.is_empty() && answers["u-1"].devices.len() == 1);
@@ -213,24 +281,43 @@ fn one_failing_claim_does_not_affect_the_others() {
         ("u-other", ["default/old", "(ONH-082)"]),
         ("u-4", ["\"gpu-7\"", "(ONH-071)"]),
         ("u-5", ["default/missing", "(ONH-082)"]),
-        ("u-6", ["default/refused", "answered 403: the test refuses (ONH-081)"]),
+        (
+            "u-6",
+            [
+                "default/refused",
+                "answered 403: the test refuses (ONH-081)",
+            ],
+        ),
     ] {
         let error = &answers[uid].error;
-        assert!(answers[uid].devices.is_empty() && parts.iter().all(|part| error.contains(part)), "{error}");
+        assert!(
+            answers[uid].devices.is_empty() && parts.iter().all(|part| error.contains(part)),
+            "{error}"
+        );
     }
-    node.driver.pool.send_modify(|pool| pool.problem = Some("the driver is being replaced".to_owned()));
+    node.driver
+        .pool
+        .send_modify(|pool| pool.problem = Some("the driver is being replaced".to_owned()));
     let error = &node.kubelet.prepare(DRIVER, &[("good", "u-1")])["u-1"].error;
-    assert!(error.contains("the driver is being replaced (ONH-074)"), "{error}");
+    assert!(
+        error.contains("the driver is being replaced (ONH-074)"),
+        "{error}"
+    );
 }
 
 fn a_sick_device_is_tainted_alone() {
     let node = Node::start();
-    let healthy =
-        |state: &fake_kubelet::dra::State, device: &str| state.health.get(device).map(|(healthy, _)| *healthy);
-    node.kubelet.wait("health", SOON, |state| healthy(state, "gpu-1") == Some(true));
+    let healthy = |state: &fake_kubelet::dra::State, device: &str| {
+        state.health.get(device).map(|(healthy, _)| *healthy)
+    };
+    node.kubelet.wait("health", SOON, |state| {
+        healthy(state, "gpu-1") == Some(true)
+    });
     node.driver.set(&[None, Some("XID 79")]);
     node.published("the taint", SOON, &[false, true]);
-    node.kubelet.wait("the reason", SOON, |state| state.health["gpu-1"] == (false, "XID 79 (ONH-072)".to_owned()));
+    node.kubelet.wait("the reason", SOON, |state| {
+        state.health["gpu-1"] == (false, "XID 79 (ONH-072)".to_owned())
+    });
     assert_eq!(healthy(&node.kubelet.state(), "gpu-0"), Some(true));
     assert_eq!(node.api.state().generation(), 2);
     node.driver.set(&[None, Some("XID 79; another reason")]);
@@ -244,7 +331,11 @@ fn an_api_server_without_taints() {
     let node = Node::start_with(|state| state.drops_taints = true);
     node.driver.set(&[None, Some("XID 79")]);
     node.published("the device is withdrawn", SOON, &[false]);
-    assert_eq!(node.api.state().generation(), 2, "it was not listed without its taint");
+    assert_eq!(
+        node.api.state().generation(),
+        2,
+        "it was not listed without its taint"
+    );
     node.driver.set(&[None, None]);
     node.published("recovery", SOON, &[false, false]);
 }
@@ -263,7 +354,9 @@ fn watches_that_are_cut_or_too_old() {
     node.api.state().cut();
     node.api.state().wipe();
     node.published("after a cut", WIPED, &[false, false]);
-    node.api.wait("a watch", SOON, |state| state.count("GET", "resourceslices") >= 2);
+    node.api.wait("a watch", SOON, |state| {
+        state.count("GET", "resourceslices") >= 2
+    });
     {
         let mut state = node.api.state();
         state.expire();
@@ -284,7 +377,12 @@ fn requests_that_are_refused() {
     ] {
         let dir = tempfile::tempdir().unwrap();
         let api = FakeApi::start(dir.path());
-        api.state().faults.push(Fault { method, path, code, times: 2 });
+        api.state().faults.push(Fault {
+            method,
+            path,
+            code,
+            times: 2,
+        });
         let _driver = Driver::start(dir.path(), pool(&[None]));
         if path == "selfsubjectreviews" {
             // The name of the host is used then, which is not that of this node.
@@ -300,7 +398,12 @@ fn requests_that_are_refused() {
 fn conflicts() {
     let node = Node::start();
     for time in 0..3 {
-        node.api.state().faults.push(Fault { method: "PUT", path: "resourceslices", code: 409, times: 2 });
+        node.api.state().faults.push(Fault {
+            method: "PUT",
+            path: "resourceslices",
+            code: 409,
+            times: 2,
+        });
         let is_sick = time % 2 == 0;
         node.driver.set(&[is_sick.then_some("XID 79"), None]);
         node.published("after conflicts", SOON, &[is_sick, false]);
@@ -320,14 +423,25 @@ fn an_api_server_that_appears_later() {
     let mut api = FakeApi::stopped(dir.path());
     let kubelet = DraKubelet::start(dir.path());
     let _driver = Driver::start(dir.path(), pool(&[None]));
-    kubelet.wait("the driver serves before", SOON, |state| state.drivers.contains_key(DRIVER));
+    kubelet.wait("the driver serves before", SOON, |state| {
+        state.drivers.contains_key(DRIVER)
+    });
     let released = kubelet.unprepare(DRIVER, &[("any", "u-1")]);
     assert!(released["u-1"].error.is_empty(), "a pod can be deleted");
-    let error = kubelet.prepare(DRIVER, &[("any", "u-1")]).remove("u-1").unwrap().error;
-    assert!(error.contains("the API server cannot be reached: ") && error.contains("(ONH-081)"), "{error}");
+    let error = kubelet
+        .prepare(DRIVER, &[("any", "u-1")])
+        .remove("u-1")
+        .unwrap()
+        .error;
+    assert!(
+        error.contains("the API server cannot be reached: ") && error.contains("(ONH-081)"),
+        "{error}"
+    );
     std::thread::sleep(A_WHILE);
     api.run();
-    api.wait("the first slices", SOON, |state| state.devices() == names(&[false]));
+    api.wait("the first slices", SOON, |state| {
+        state.devices() == names(&[false])
+    });
 }
 
 fn an_api_server_that_restarts() {
@@ -342,14 +456,27 @@ fn an_api_server_that_restarts() {
 
 fn a_certificate_is_replaced() {
     let node = Node::start();
-    assert!(node.api.state().asked.iter().all(|asked| asked.serial == [1]));
+    assert!(
+        node.api
+            .state()
+            .asked
+            .iter()
+            .all(|asked| asked.serial == [1])
+    );
     node.api.certificates.rotate(2);
     node.api.state().allocate("train", "u-1", &["gpu-0"]);
-    assert!(node.kubelet.prepare(DRIVER, &[("train", "u-1")])["u-1"].error.is_empty());
+    assert!(
+        node.kubelet.prepare(DRIVER, &[("train", "u-1")])["u-1"]
+            .error
+            .is_empty()
+    );
     assert_eq!(node.api.state().asked.last().unwrap().serial, [2]);
     node.api.state().cut();
     node.api.wait("a watch", SOON, |state| {
-        state.asked.last().is_some_and(|asked| asked.query.contains("watch") && asked.serial == [2])
+        state
+            .asked
+            .last()
+            .is_some_and(|asked| asked.query.contains("watch") && asked.serial == [2])
     });
 }
 
@@ -359,12 +486,19 @@ fn a_slow_api_server() {
     node.driver.set(&[Some("XID 79"), None]);
     node.published("a change", 2 * SOON, &[true, false]);
     node.api.state().allocate("train", "u-1", &["gpu-1"]);
-    assert!(node.kubelet.prepare(DRIVER, &[("train", "u-1")])["u-1"].error.is_empty());
+    assert!(
+        node.kubelet.prepare(DRIVER, &[("train", "u-1")])["u-1"]
+            .error
+            .is_empty()
+    );
 }
 
 fn slices_of_others_are_adopted() {
     let node = Node::start_with(|state| {
-        for (name, generation) in [("node-1-gpu.nvidia.com-x7k2p", 4), ("node-1-gpu.nvidia.com-z9q1m", 5)] {
+        for (name, generation) in [
+            ("node-1-gpu.nvidia.com-x7k2p", 4),
+            ("node-1-gpu.nvidia.com-z9q1m", 5),
+        ] {
             let pool = json!({"name": NODE, "generation": generation, "resourceSliceCount": 2});
             let slice = json!({
                 "metadata": {"name": name, "uid": name, "resourceVersion": "0"},
@@ -375,19 +509,32 @@ fn slices_of_others_are_adopted() {
     });
     let state = node.api.state();
     let names: Vec<_> = state.slices.keys().map(String::as_str).collect();
-    assert_eq!((names, state.generation()), (vec!["node-1-gpu.nvidia.com-x7k2p"], 6));
+    assert_eq!(
+        (names, state.generation()),
+        (vec!["node-1-gpu.nvidia.com-x7k2p"], 6)
+    );
 }
 
 fn nothing_is_asked_while_nothing_changes() {
     let node = Node::start();
-    node.api
-        .wait("the watch", SOON, |state| state.asked.last().is_some_and(|asked| asked.query.contains("watch=true")));
+    node.api.wait("the watch", SOON, |state| {
+        state
+            .asked
+            .last()
+            .is_some_and(|asked| asked.query.contains("watch=true"))
+    });
     let (before, bytes) = {
         let state = node.api.state();
-        (state.asked.len(), state.asked.iter().map(|asked| asked.bytes).sum::<usize>())
+        (
+            state.asked.len(),
+            state.asked.iter().map(|asked| asked.bytes).sum::<usize>(),
+        )
     };
     // The user of the credentials, the slices, the node, a new slice, and the watch
-    assert!(before == 5 && bytes < 2500, "{before} requests, {bytes} bytes in bodies");
+    assert!(
+        before == 5 && bytes < 2500,
+        "{before} requests, {bytes} bytes in bodies"
+    );
     std::thread::sleep(A_WHILE);
     node.driver.set(&[None, None]);
     std::thread::sleep(A_WHILE);
@@ -398,7 +545,10 @@ fn nothing_is_asked_while_nothing_changes() {
     let bytes: usize = state.asked[before..].iter().map(|asked| asked.bytes).sum();
     // One to learn whether the API server stores taints, and one that writes
     let count = state.asked.len() - before;
-    assert!(count == 2 && bytes < 4000, "{count} requests, {bytes} bytes in bodies");
+    assert!(
+        count == 2 && bytes < 4000,
+        "{count} requests, {bytes} bytes in bodies"
+    );
 }
 
 fn nothing_is_published_before_the_driver_answers() {
@@ -408,7 +558,9 @@ fn nothing_is_published_before_the_driver_answers() {
     std::thread::sleep(A_WHILE);
     assert_eq!(api.state().asked, []);
     driver.set(&[None]);
-    api.wait("the devices", SOON, |state| state.devices() == names(&[false]));
+    api.wait("the devices", SOON, |state| {
+        state.devices() == names(&[false])
+    });
     drop(driver);
     let _driver = Driver::start(dir.path(), pool(&[None]));
     std::thread::sleep(A_WHILE);
@@ -417,20 +569,32 @@ fn nothing_is_published_before_the_driver_answers() {
 
 fn sockets_that_are_removed() {
     let node = Node::start();
-    let sockets =
-        [node.dir.path().join("plugins_registry").join(format!("{DRIVER}-reg.sock")), dra_socket(node.dir.path())];
+    let sockets = [
+        node.dir
+            .path()
+            .join("plugins_registry")
+            .join(format!("{DRIVER}-reg.sock")),
+        dra_socket(node.dir.path()),
+    ];
     for socket in &sockets {
-        assert_eq!(std::fs::metadata(socket).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            std::fs::metadata(socket).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         let before = node.kubelet.state().registrations;
         std::fs::remove_file(socket).unwrap();
-        node.kubelet
-            .wait("registered again", SOON, |state| state.registrations > before && state.drivers.contains_key(DRIVER));
+        node.kubelet.wait("registered again", SOON, |state| {
+            state.registrations > before && state.drivers.contains_key(DRIVER)
+        });
         assert!(socket.exists());
     }
     drop(node.driver);
     assert!(sockets.iter().all(|socket| !socket.exists()));
     let slices = node.api.state().slices.len();
-    assert_eq!(slices, 1, "the kubelet deletes them if the driver does not come back");
+    assert_eq!(
+        slices, 1,
+        "the kubelet deletes them if the driver does not come back"
+    );
 }
 
 fn dra_socket(dir: &Path) -> PathBuf {
@@ -438,12 +602,21 @@ fn dra_socket(dir: &Path) -> PathBuf {
 }
 
 fn a_kubelet_that_restarts() {
-    let Node { driver, kubelet, api, dir } = Node::start();
+    let Node {
+        driver,
+        kubelet,
+        api,
+        dir,
+    } = Node::start();
     drop(kubelet);
     api.state().wipe();
     let kubelet = DraKubelet::start(dir.path());
-    kubelet.wait("registered", SOON, |state| state.drivers.contains_key(DRIVER));
-    api.wait("the devices", WIPED, |state| state.devices() == names(&[false, false]));
+    kubelet.wait("registered", SOON, |state| {
+        state.drivers.contains_key(DRIVER)
+    });
+    api.wait("the devices", WIPED, |state| {
+        state.devices() == names(&[false, false])
+    });
     kubelet.wait("health", SOON, |state| state.health.len() == 2);
     drop(driver);
 }
@@ -451,14 +624,26 @@ fn a_kubelet_that_restarts() {
 fn another_driver_is_left_alone() {
     let first = Node::start();
     let is_watch = |asked: &fake_api::Asked| asked.query.contains("watch=true");
-    first.api.wait("the watch", SOON, |state| state.asked.last().is_some_and(is_watch));
+    first.api.wait("the watch", SOON, |state| {
+        state.asked.last().is_some_and(is_watch)
+    });
     let before = first.api.state().asked.len();
     // The same directory, so the second driver would take the sockets of the first one.
     let second = Driver::start(first.dir.path(), pool(&[None]));
     std::thread::sleep(A_WHILE);
-    assert_eq!((first.api.state().asked.len(), first.kubelet.state().registrations), (before, 1));
+    assert_eq!(
+        (
+            first.api.state().asked.len(),
+            first.kubelet.state().registrations
+        ),
+        (before, 1)
+    );
     drop(first.driver);
-    first.api.wait("the second one takes over", SEARCHED, |state| state.devices() == names(&[false]));
+    first
+        .api
+        .wait("the second one takes over", SEARCHED, |state| {
+            state.devices() == names(&[false])
+        });
     drop(second);
 }
 
@@ -472,7 +657,9 @@ fn a_device_plugin_is_left_alone() {
         std::thread::sleep(A_WHILE);
         assert!(!dra_socket(dir.path()).exists(), "{socket}");
         drop(plugin);
-        api.wait("after its end", SEARCHED, |state| state.devices() == names(&[false]));
+        api.wait("after its end", SEARCHED, |state| {
+            state.devices() == names(&[false])
+        });
         drop(driver);
         api.state().wipe();
     }
@@ -486,13 +673,18 @@ fn a_resource_of_another_plugin() {
     let registers = |resource: &str, id: &str| {
         kubelet.state().more_devices = [(resource.to_owned(), vec![id.to_owned()])].into();
     };
-    for (resource, id) in [("nvidia.com/gpu", "nvidia0"), ("example.com/h100", "GPU-0::3")] {
+    for (resource, id) in [
+        ("nvidia.com/gpu", "nvidia0"),
+        ("example.com/h100", "GPU-0::3"),
+    ] {
         registers(resource, id);
         let driver = Driver::start(dir.path(), pool(&[None]));
         std::thread::sleep(A_WHILE);
         assert!(!dra_socket(dir.path()).exists(), "{resource}");
         registers("nvidia.com/hostdev", "0000:3b:00.0");
-        api.wait("after its end", SEARCHED, |state| state.devices() == names(&[false]));
+        api.wait("after its end", SEARCHED, |state| {
+            state.devices() == names(&[false])
+        });
         // It comes while the driver serves.
         registers(resource, id);
         let start = Instant::now();
@@ -512,9 +704,13 @@ const HEADERS: u8 = 1;
 
 fn the_plugin_watcher_is_answered() {
     let node = Node::start();
-    for socket in
-        [node.dir.path().join("plugins_registry").join(format!("{DRIVER}-reg.sock")), dra_socket(node.dir.path())]
-    {
+    for socket in [
+        node.dir
+            .path()
+            .join("plugins_registry")
+            .join(format!("{DRIVER}-reg.sock")),
+        dra_socket(node.dir.path()),
+    ] {
         let frames = frames(&socket, WATCHER);
         assert!(frames.iter().all(|kind| *kind != RESET), "{frames:?}");
         assert!(frames.contains(&HEADERS), "{frames:?}");
@@ -524,7 +720,9 @@ fn the_plugin_watcher_is_answered() {
 /// Sends bytes, and returns the types of the frames that a server answers within a second.
 fn frames(socket: &Path, bytes: &[u8]) -> Vec<u8> {
     let mut stream = UnixStream::connect(socket).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(1)))
+        .unwrap();
     stream.write_all(bytes).unwrap();
     let mut answer = Vec::new();
     let mut buffer = [0; 4096];
@@ -548,17 +746,33 @@ fn many_devices() {
     let all = |count: usize| pool(&vec![None; count]);
     for (count, slices) in [(130, 3), (65, 2), (3, 1), (0, 0), (64, 1)] {
         node.driver.pool.send_replace(all(count));
-        node.api.wait("the devices", SOON, |state| state.devices().len() == count && state.slices.len() == slices);
+        node.api.wait("the devices", SOON, |state| {
+            state.devices().len() == count && state.slices.len() == slices
+        });
         let state = node.api.state();
-        assert!(state.slices.values().all(|slice| slice["spec"]["pool"]["generation"] == state.generation()));
+        assert!(
+            state
+                .slices
+                .values()
+                .all(|slice| slice["spec"]["pool"]["generation"] == state.generation())
+        );
     }
 }
 
 fn nothing_is_stored() {
     let node = Node::start();
     node.api.state().allocate("train", "u-1", &["gpu-0"]);
-    assert!(node.kubelet.prepare(DRIVER, &[("train", "u-1")])["u-1"].error.is_empty());
-    let Node { driver, kubelet, api, dir } = node;
+    assert!(
+        node.kubelet.prepare(DRIVER, &[("train", "u-1")])["u-1"]
+            .error
+            .is_empty()
+    );
+    let Node {
+        driver,
+        kubelet,
+        api,
+        dir,
+    } = node;
     drop(driver);
     let mut files = Vec::new();
     let mut dirs = vec![dir.path().to_owned()];
@@ -572,11 +786,29 @@ fn nothing_is_stored() {
         }
     }
     files.sort();
-    assert_eq!(files, ["ca.crt", "kubelet-client-1.pem", "kubelet-client-current.pem", "kubelet.conf"]);
+    assert_eq!(
+        files,
+        [
+            "ca.crt",
+            "kubelet-client-1.pem",
+            "kubelet-client-current.pem",
+            "kubelet.conf"
+        ]
+    );
     // A claim that was prepared before is prepared again, and released, by another process.
     let _driver = Driver::start(dir.path(), pool(&[None, None]));
-    kubelet.wait("registered again", SOON, |state| state.registrations == 2 && state.drivers.contains_key(DRIVER));
-    assert!(kubelet.prepare(DRIVER, &[("train", "u-1")])["u-1"].error.is_empty());
-    assert!(kubelet.unprepare(DRIVER, &[("train", "u-1")])["u-1"].error.is_empty());
+    kubelet.wait("registered again", SOON, |state| {
+        state.registrations == 2 && state.drivers.contains_key(DRIVER)
+    });
+    assert!(
+        kubelet.prepare(DRIVER, &[("train", "u-1")])["u-1"]
+            .error
+            .is_empty()
+    );
+    assert!(
+        kubelet.unprepare(DRIVER, &[("train", "u-1")])["u-1"]
+            .error
+            .is_empty()
+    );
     drop(api);
 }

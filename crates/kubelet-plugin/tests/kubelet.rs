@@ -66,22 +66,46 @@ tests! {
 
 fn main() -> ExitCode {
     // Most of the time the tests wait.
-    harness::run(TESTS.iter().map(|test| test.trial(test.name(), |run| run())).collect(), 8)
+    harness::run(
+        TESTS
+            .iter()
+            .map(|test| test.trial(test.name(), |run| run()))
+            .collect(),
+        8,
+    )
 }
 
 /// Gives every known device, and refuses `GPU-sick`.
 struct TestAllocator;
 
 impl Allocator for TestAllocator {
-    fn allocate(&self, resource: &str, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
+    fn allocate(
+        &self,
+        resource: &str,
+        ids: &[String],
+    ) -> Result<ContainerAllocateResponse, Refusal> {
         if ids.iter().any(|id| id == "GPU-sick") {
-            return Err(Refusal::new("cannot allocate \"GPU-sick\": it is 100 % broken (ONH-613)"));
+            return Err(Refusal::new(
+                "cannot allocate \"GPU-sick\": it is 100 % broken (ONH-613)",
+            ));
         }
-        let envs = [("IDS".to_owned(), ids.join(",")), ("RESOURCE".to_owned(), resource.to_owned())];
-        Ok(ContainerAllocateResponse { envs: envs.into(), ..ContainerAllocateResponse::default() })
+        let envs = [
+            ("IDS".to_owned(), ids.join(",")),
+            ("RESOURCE".to_owned(), resource.to_owned()),
+        ];
+        Ok(ContainerAllocateResponse {
+            envs: envs.into(),
+            ..ContainerAllocateResponse::default()
+        })
     }
 
-    fn prefer(&self, _: &str, available: &[String], required: &[String], size: usize) -> Vec<String> {
+    fn prefer(
+        &self,
+        _: &str,
+        available: &[String],
+        required: &[String],
+        size: usize,
+    ) -> Vec<String> {
         let others = available.iter().filter(|id| !required.contains(id));
         required.iter().chain(others).take(size).cloned().collect()
     }
@@ -105,7 +129,10 @@ impl Plugin {
         let log = Arc::clone(&events);
         let log: kubelet::Log = Arc::new(move |event| log.lock().unwrap().push(event.clone()));
         let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
             runtime.block_on(async {
                 tokio::select! {
                     result = kubelet::serve(dir, resources, Arc::new(TestAllocator), sender, log) => {
@@ -115,25 +142,41 @@ impl Plugin {
                 }
             })
         });
-        Self { list, status, events, stop: Some(stop), thread: Some(thread) }
+        Self {
+            list,
+            status,
+            events,
+            stop: Some(stop),
+            thread: Some(thread),
+        }
     }
 
     fn registration(&self, resource: &str) -> Registration {
-        self.status.borrow().get(resource).cloned().unwrap_or_default()
+        self.status
+            .borrow()
+            .get(resource)
+            .cloned()
+            .unwrap_or_default()
     }
 
     #[track_caller]
     fn wait(&self, what: &str, most: Duration, is: impl Fn(&Registration) -> bool) {
         let start = Instant::now();
         while !is(&self.registration(GPU)) {
-            assert!(start.elapsed() < most, "not within {most:?}: {what}: {:?}", self.status.borrow());
+            assert!(
+                start.elapsed() < most,
+                "not within {most:?}: {what}: {:?}",
+                self.status.borrow()
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
     fn end(&mut self) -> Result<(), String> {
         drop(self.stop.take());
-        self.thread.take().map_or(Ok(()), |thread| thread.join().unwrap())
+        self.thread
+            .take()
+            .map_or(Ok(()), |thread| thread.join().unwrap())
     }
 }
 
@@ -145,11 +188,20 @@ impl Drop for Plugin {
 
 fn device(id: &str, numa_node: Option<u32>, unhealthy: Option<&str>) -> Device {
     let unhealthy = unhealthy.map(str::to_owned);
-    Device { id: id.to_owned(), gpu: id.to_owned(), numa_node, unhealthy, ..Device::default() }
+    Device {
+        id: id.to_owned(),
+        gpu: id.to_owned(),
+        numa_node,
+        unhealthy,
+        ..Device::default()
+    }
 }
 
 fn gpus(ids: &[&str]) -> Resource {
-    Resource { name: GPU.to_owned(), devices: ids.iter().map(|id| device(id, None, None)).collect() }
+    Resource {
+        name: GPU.to_owned(),
+        devices: ids.iter().map(|id| device(id, None, None)).collect(),
+    }
 }
 
 fn two_gpus() -> Vec<Resource> {
@@ -183,40 +235,75 @@ fn devices_are_listed_with_each_change() {
     let plugin = Plugin::start(dir.path(), vec![gpus(&["GPU-1"])]);
     let list = |ids: &[(&str, bool)]| Event::List {
         resource: GPU.to_owned(),
-        devices: ids.iter().map(|(id, healthy)| ((*id).to_owned(), *healthy)).collect(),
+        devices: ids
+            .iter()
+            .map(|(id, healthy)| ((*id).to_owned(), *healthy))
+            .collect(),
     };
     let seen = |state: &State, event: &Event| state.count(|seen| seen == event) == 1;
-    kubelet.wait("the list", SOON, |state| seen(state, &list(&[("GPU-1", true)])));
+    kubelet.wait("the list", SOON, |state| {
+        seen(state, &list(&[("GPU-1", true)]))
+    });
     let file = fs::metadata(dir.path().join(SOCKET)).unwrap();
     assert_eq!(file.permissions().mode() & 0o777, 0o600);
 
-    let devices = vec![device("GPU-1", Some(1), Some("it fell off the bus")), device("GPU-2", Some(0), None)];
-    plugin.list.send_replace(Arc::new(vec![Resource { name: GPU.to_owned(), devices }]));
+    let devices = vec![
+        device("GPU-1", Some(1), Some("it fell off the bus")),
+        device("GPU-2", Some(0), None),
+    ];
+    plugin.list.send_replace(Arc::new(vec![Resource {
+        name: GPU.to_owned(),
+        devices,
+    }]));
     let changed = list(&[("GPU-1", false), ("GPU-2", true)]);
     let time = kubelet.wait("the change", AT_ONCE, |state| seen(state, &changed));
     assert!(time < AT_ONCE);
 
     // A change of another resource is no news.
     let mut both = Vec::clone(&plugin.list.borrow());
-    both.push(Resource { name: "nvidia.com/other".to_owned(), devices: vec![device("GPU-3", None, None)] });
+    both.push(Resource {
+        name: "nvidia.com/other".to_owned(),
+        devices: vec![device("GPU-3", None, None)],
+    });
     plugin.list.send_replace(Arc::new(both));
-    kubelet.wait("the other resource", SOON, |state| state.streams("nvidia.com/other") == 1);
+    kubelet.wait("the other resource", SOON, |state| {
+        state.streams("nvidia.com/other") == 1
+    });
     assert_eq!(kubelet.state().count(|event| *event == changed), 1);
-    assert!(dir.path().join("device-plugins/oci-nvidia-other.sock").exists());
+    assert!(
+        dir.path()
+            .join("device-plugins/oci-nvidia-other.sock")
+            .exists()
+    );
 
     // It goes again, and its socket with it.
     plugin.list.send_replace(Arc::new(two_gpus()));
-    kubelet.wait("the end", SOON, |state| state.streams("nvidia.com/other") == 0);
+    kubelet.wait("the end", SOON, |state| {
+        state.streams("nvidia.com/other") == 0
+    });
     kubelet.wait("the list without it", SOON, is_live);
-    let gone = || !dir.path().join("device-plugins/oci-nvidia-other.sock").exists();
+    let gone = || {
+        !dir.path()
+            .join("device-plugins/oci-nvidia-other.sock")
+            .exists()
+    };
     let start = Instant::now();
     while !gone() {
         assert!(start.elapsed() < SOON);
     }
-    assert_eq!(plugin.registration("nvidia.com/other"), Registration::default());
+    assert_eq!(
+        plugin.registration("nvidia.com/other"),
+        Registration::default()
+    );
     let registration = plugin.registration(GPU);
-    assert!(registration.live && registration.registered.is_some(), "{registration:?}");
-    assert_eq!((registration.registrations, registration.socket), (1, dir.path().join(SOCKET)));
+    assert!(
+        registration.live && registration.registered.is_some(),
+        "{registration:?}"
+    );
+    assert_eq!(
+        (registration.registrations, registration.socket),
+        (1, dir.path().join(SOCKET))
+    );
 }
 
 fn containers_are_answered() {
@@ -225,17 +312,51 @@ fn containers_are_answered() {
 
     let ids = strings(&["GPU-1"]);
     let answer = kubelet.allocate(GPU, &[&ids]).unwrap().container_responses;
-    assert_eq!((answer.len(), envs(&answer[0]), &*answer[0].envs["RESOURCE"]), (1, "GPU-1".to_owned(), GPU));
+    assert_eq!(
+        (answer.len(), envs(&answer[0]), &*answer[0].envs["RESOURCE"]),
+        (1, "GPU-1".to_owned(), GPU)
+    );
     let others = strings(&["GPU-2", "GPU-1"]);
-    let answer = kubelet.allocate(GPU, &[&ids, &others]).unwrap().container_responses;
-    assert_eq!(answer.iter().map(envs).collect::<Vec<_>>(), ["GPU-1", "GPU-2,GPU-1"]);
+    let answer = kubelet
+        .allocate(GPU, &[&ids, &others])
+        .unwrap()
+        .container_responses;
+    assert_eq!(
+        answer.iter().map(envs).collect::<Vec<_>>(),
+        ["GPU-1", "GPU-2,GPU-1"]
+    );
     assert_eq!(kubelet.allocate(GPU, &[]).unwrap().container_responses, []);
 
-    let many: Vec<String> = (0..10_000).map(|number| format!("GPU-00000000-0000-0000-0000-{number:012}")).collect();
-    assert_eq!(kubelet.allocate(GPU, &[&many]).unwrap().container_responses.len(), 1);
-    let preferred = kubelet.prefer(GPU, &[(&many, &[], 10_000), (&ids, &[], -1), (&others, &ids, 1), (&[], &[], 3)]);
+    let many: Vec<String> = (0..10_000)
+        .map(|number| format!("GPU-00000000-0000-0000-0000-{number:012}"))
+        .collect();
+    assert_eq!(
+        kubelet
+            .allocate(GPU, &[&many])
+            .unwrap()
+            .container_responses
+            .len(),
+        1
+    );
+    let preferred = kubelet.prefer(
+        GPU,
+        &[
+            (&many, &[], 10_000),
+            (&ids, &[], -1),
+            (&others, &ids, 1),
+            (&[], &[], 3),
+        ],
+    );
     let preferred = preferred.unwrap();
-    assert_eq!((preferred[0].len(), preferred[1].len(), &preferred[2], preferred[3].len()), (10_000, 0, &ids, 0));
+    assert_eq!(
+        (
+            preferred[0].len(),
+            preferred[1].len(),
+            &preferred[2],
+            preferred[3].len()
+        ),
+        (10_000, 0, &ids, 0)
+    );
     assert!(kubelet.prefer(GPU, &[]).unwrap().is_empty());
     kubelet.pre_start(GPU, &ids).unwrap();
 }
@@ -244,7 +365,9 @@ fn containers_are_answered() {
 fn refusals_can_be_read() {
     let (_dir, kubelet, _plugin) = registered();
     let refused = |ids: &[&str]| {
-        let status = kubelet.allocate(GPU, &[&strings(&["GPU-1"]), &strings(ids)]).unwrap_err();
+        let status = kubelet
+            .allocate(GPU, &[&strings(&["GPU-1"]), &strings(ids)])
+            .unwrap_err();
         (status.code(), status.message().to_owned())
     };
     let code = tonic::Code::FailedPrecondition;
@@ -259,7 +382,9 @@ fn a_restarted_kubelet_is_noticed_at_once() {
     let (dir, mut kubelet, plugin) = registered();
     for round in 0..8 {
         drop(kubelet);
-        plugin.wait("the end of the stream", SOON, |registration| !registration.live);
+        plugin.wait("the end of the stream", SOON, |registration| {
+            !registration.live
+        });
         // A kubelet that ends by itself removes its socket. Then there is nothing to try until an event, or the next inspection.
         if round % 4 != 0 {
             fs::remove_file(dir.path().join("device-plugins/kubelet.sock")).unwrap();
@@ -267,9 +392,11 @@ fn a_restarted_kubelet_is_noticed_at_once() {
         std::thread::sleep(Duration::from_millis(50 + 130 * round));
         kubelet = FakeKubelet::start(dir.path());
         kubelet.wait("a registration", AT_ONCE, is_live);
-        kubelet.stays("only one registration", Duration::from_millis(200), |state| {
-            is_live(state) && state.registrations(GPU) == 1
-        });
+        kubelet.stays(
+            "only one registration",
+            Duration::from_millis(200),
+            |state| is_live(state) && state.registrations(GPU) == 1,
+        );
     }
     assert!(fs::metadata(dir.path().join(SOCKET)).is_ok());
 }
@@ -279,8 +406,12 @@ fn a_new_kubelet_next_to_the_old_one() {
     let (dir, old, _plugin) = registered();
     let new = FakeKubelet::start(dir.path());
     new.wait("a registration", AT_ONCE, is_live);
-    old.wait("the end of the old stream", SOON, |state| state.streams(GPU) == 0);
-    new.stays("only one registration", A_WHILE, |state| is_live(state) && state.registrations(GPU) == 1);
+    old.wait("the end of the old stream", SOON, |state| {
+        state.streams(GPU) == 0
+    });
+    new.stays("only one registration", A_WHILE, |state| {
+        is_live(state) && state.registrations(GPU) == 1
+    });
 }
 
 /// touch(1), chmod(1) and restorecon(8) change the times of a socket, and not whose socket it is.
@@ -289,10 +420,18 @@ fn a_changed_socket_is_no_new_kubelet() {
     let socket = dir.path().join("device-plugins/kubelet.sock");
     for round in 0..6 {
         fs::set_permissions(&socket, fs::Permissions::from_mode(0o660 + round % 2)).unwrap();
-        assert!(std::process::Command::new("touch").arg(&socket).status().unwrap().success());
+        assert!(
+            std::process::Command::new("touch")
+                .arg(&socket)
+                .status()
+                .unwrap()
+                .success()
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
-    kubelet.stays("only one registration", A_WHILE, |state| is_live(state) && state.registrations(GPU) == 1);
+    kubelet.stays("only one registration", A_WHILE, |state| {
+        is_live(state) && state.registrations(GPU) == 1
+    });
 }
 
 fn a_cut_stream_is_registered_again() {
@@ -300,9 +439,13 @@ fn a_cut_stream_is_registered_again() {
     for round in 2..6 {
         kubelet.cut(GPU);
         kubelet.wait("the end", SOON, |state| state.count(is_end) == round - 1);
-        kubelet.wait("a registration", SOON, |state| is_live(state) && state.registrations(GPU) == round);
+        kubelet.wait("a registration", SOON, |state| {
+            is_live(state) && state.registrations(GPU) == round
+        });
     }
-    kubelet.stays("only one stream", A_WHILE, |state| is_live(state) && state.registrations(GPU) == 5);
+    kubelet.stays("only one stream", A_WHILE, |state| {
+        is_live(state) && state.registrations(GPU) == 5
+    });
     assert_eq!(plugin.registration(GPU).registrations, 5);
 }
 
@@ -316,12 +459,16 @@ fn a_deleted_socket_is_created_again() {
         std::thread::sleep(Duration::from_millis(5));
     }
     // The stream was not cut for that.
-    kubelet.stays("the stream", A_WHILE, |state| is_live(state) && state.registrations(GPU) == 1);
+    kubelet.stays("the stream", A_WHILE, |state| {
+        is_live(state) && state.registrations(GPU) == 1
+    });
     let ids = strings(&["GPU-1"]);
     assert!(kubelet.allocate(GPU, &[&ids]).is_ok());
     // The new socket serves.
     kubelet.cut(GPU);
-    kubelet.wait("a registration", SOON, |state| is_live(state) && state.registrations(GPU) == 2);
+    kubelet.wait("a registration", SOON, |state| {
+        is_live(state) && state.registrations(GPU) == 2
+    });
 }
 
 /// Renaming the directory creates no event for a watch of the old one.
@@ -335,22 +482,37 @@ fn missed_events_do_not_matter() {
 
 fn a_failed_attempt_is_repeated() {
     let dir = scratch();
-    let kubelet = FakeKubelet::start_with(dir.path(), State { refuses: 3, ..State::default() });
+    let kubelet = FakeKubelet::start_with(
+        dir.path(),
+        State {
+            refuses: 3,
+            ..State::default()
+        },
+    );
     let plugin = Plugin::start(dir.path(), two_gpus());
     kubelet.wait("a registration", SOON, is_live);
     assert_eq!(kubelet.state().registrations(GPU), 1);
     // The same error is logged once.
     let events = plugin.events.lock().unwrap();
-    let failed = events.iter().filter(|event| matches!(event, kubelet::Event::Failed(..))).collect::<Vec<_>>();
+    let failed = events
+        .iter()
+        .filter(|event| matches!(event, kubelet::Event::Failed(..)))
+        .collect::<Vec<_>>();
     let text = "cannot register \"nvidia.com/gpu\": the kubelet refused: the test refuses";
-    assert_eq!(failed.iter().map(ToString::to_string).collect::<Vec<_>>(), [text]);
+    assert_eq!(
+        failed.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        [text]
+    );
 }
 
 fn the_directory_may_come_later() {
     let dir = scratch();
     let plugin = Plugin::start(&dir.path().join("kubelet"), two_gpus());
     plugin.wait("a reason", SOON, |registration| {
-        registration.error.as_ref().is_some_and(|error| error.contains("does not exist, waiting for the kubelet"))
+        registration
+            .error
+            .as_ref()
+            .is_some_and(|error| error.contains("does not exist, waiting for the kubelet"))
     });
     let kubelet = FakeKubelet::start(&dir.path().join("kubelet"));
     kubelet.wait("a registration", SOON, is_live);
@@ -359,7 +521,13 @@ fn the_directory_may_come_later() {
 
 fn a_kubelet_that_hangs_is_left_for_its_successor() {
     let dir = scratch();
-    let old = FakeKubelet::start_with(dir.path(), State { hangs: true, ..State::default() });
+    let old = FakeKubelet::start_with(
+        dir.path(),
+        State {
+            hangs: true,
+            ..State::default()
+        },
+    );
     let _plugin = Plugin::start(dir.path(), two_gpus());
     old.wait("Register", SOON, |state| state.count(is_call) == 1);
     let new = FakeKubelet::start(dir.path());
@@ -368,11 +536,24 @@ fn a_kubelet_that_hangs_is_left_for_its_successor() {
 
 fn a_kubelet_that_hangs_is_asked_again() {
     let dir = scratch();
-    let kubelet = FakeKubelet::start_with(dir.path(), State { hangs: true, ..State::default() });
+    let kubelet = FakeKubelet::start_with(
+        dir.path(),
+        State {
+            hangs: true,
+            ..State::default()
+        },
+    );
     let plugin = Plugin::start(dir.path(), two_gpus());
     let error = "the kubelet did not answer within 15 s";
-    plugin.wait("the deadline", SOON + Duration::from_secs(15), |state| state.error.as_deref() == Some(error));
-    assert_eq!(kubelet.state().count(|event| matches!(event, Event::Called { .. })), 1);
+    plugin.wait("the deadline", SOON + Duration::from_secs(15), |state| {
+        state.error.as_deref() == Some(error)
+    });
+    assert_eq!(
+        kubelet
+            .state()
+            .count(|event| matches!(event, Event::Called { .. })),
+        1
+    );
     kubelet.state().hangs = false;
     kubelet.wait("a registration", SOON, is_live);
 }
@@ -380,14 +561,24 @@ fn a_kubelet_that_hangs_is_asked_again() {
 /// The kubelet executes the first call after its deadline, when it has executed the second one.
 fn a_kubelet_that_is_late_does_not_have_two_streams() {
     let dir = scratch();
-    let kubelet = FakeKubelet::start_with(dir.path(), State { delay: Duration::from_secs(18), ..State::default() });
+    let kubelet = FakeKubelet::start_with(
+        dir.path(),
+        State {
+            delay: Duration::from_secs(18),
+            ..State::default()
+        },
+    );
     let _plugin = Plugin::start(dir.path(), two_gpus());
     kubelet.wait("the first call", SOON, |state| state.count(is_call) == 1);
     kubelet.state().delay = Duration::ZERO;
     let late = Duration::from_secs(18) + SOON;
-    kubelet.wait("the second call", late, |state| state.count(is_call) == 2 && is_live(state));
+    kubelet.wait("the second call", late, |state| {
+        state.count(is_call) == 2 && is_live(state)
+    });
     kubelet.wait("the first call", late, |state| state.count(is_end) == 2);
-    kubelet.wait("a registration", SOON, |state| is_live(state) && state.count(is_call) == 3);
+    kubelet.wait("a registration", SOON, |state| {
+        is_live(state) && state.count(is_call) == 3
+    });
     kubelet.stays("only one stream", A_WHILE, is_live);
 }
 
@@ -401,7 +592,11 @@ fn is_end(event: &Event) -> bool {
 
 fn a_resource_has_one_stream_whatever_happens() {
     let (dir, mut kubelet, _plugin) = registered();
-    let most = |kubelet: &FakeKubelet| kubelet.stays("one stream", Duration::from_millis(30), |s| s.streams(GPU) <= 1);
+    let most = |kubelet: &FakeKubelet| {
+        kubelet.stays("one stream", Duration::from_millis(30), |s| {
+            s.streams(GPU) <= 1
+        })
+    };
     for round in 0..30 {
         most(&kubelet);
         match round % 5 {
@@ -421,16 +616,26 @@ fn a_resource_has_one_stream_whatever_happens() {
 }
 
 fn nothing_is_registered_next_to_another_plugin() {
-    for (socket, resource) in [("nvidia-gpu.sock", Some(GPU)), ("nvidiaGPU-1700000000.sock", None)] {
+    for (socket, resource) in [
+        ("nvidia-gpu.sock", Some(GPU)),
+        ("nvidiaGPU-1700000000.sock", None),
+    ] {
         let dir = scratch();
         let kubelet = FakeKubelet::start(dir.path());
         let other = FakePlugin::start(dir.path(), socket, &["GPU-1"], resource);
         let plugin = Plugin::start(dir.path(), two_gpus());
-        plugin.wait("a finding", SOON, |registration| registration.finding.is_some());
+        plugin.wait("a finding", SOON, |registration| {
+            registration.finding.is_some()
+        });
         let finding = plugin.registration(GPU).finding.unwrap();
-        assert!(finding.kind.id == "ONH-601" && finding.what.contains(socket), "{finding:?}");
+        assert!(
+            finding.kind.id == "ONH-601" && finding.what.contains(socket),
+            "{finding:?}"
+        );
         let called = usize::from(resource.is_some());
-        kubelet.stays("no registration", A_WHILE, |state| state.count(is_call) == called);
+        kubelet.stays("no registration", A_WHILE, |state| {
+            state.count(is_call) == called
+        });
         assert_eq!(plugin.events.lock().unwrap().len(), 1, "one line");
         drop(other);
         kubelet.wait("a registration", SEARCHED, is_live);
@@ -442,37 +647,61 @@ fn nothing_is_registered_next_to_another_plugin() {
 fn a_plugin_that_takes_over_is_left_alone() {
     let (dir, kubelet, plugin) = registered();
     let other = FakePlugin::start(dir.path(), "nvidia-gpu.sock", &["GPU-1"], Some(GPU));
-    plugin.wait("a finding", SEARCHED, |registration| registration.finding.is_some());
-    plugin.list.send_replace(Arc::new(vec![gpus(&["GPU-1", "GPU-2", "GPU-3"])]));
+    plugin.wait("a finding", SEARCHED, |registration| {
+        registration.finding.is_some()
+    });
+    plugin
+        .list
+        .send_replace(Arc::new(vec![gpus(&["GPU-1", "GPU-2", "GPU-3"])]));
     let is_other = |state: &State| state.registrations(GPU) == 2 && state.allocatable(GPU) == 1;
     kubelet.stays("the other plugin", A_WHILE, is_other);
     let answer = kubelet.allocate(GPU, &[&strings(&["GPU-1"])]).unwrap();
     assert_eq!(answer.container_responses[0].envs["PLUGIN"], "another");
 
     drop(other);
-    kubelet.wait("a registration", SEARCHED, |state| state.streams(GPU) == 1 && state.allocatable(GPU) == 3);
+    kubelet.wait("a registration", SEARCHED, |state| {
+        state.streams(GPU) == 1 && state.allocatable(GPU) == 3
+    });
     let answer = kubelet.allocate(GPU, &[&strings(&["GPU-1"])]).unwrap();
     assert_eq!(answer.container_responses[0].envs["IDS"], "GPU-1");
 }
 
 fn a_plugin_with_other_names_of_the_gpus_ends_the_registration() {
     let (dir, kubelet, plugin) = registered();
-    let _other = FakePlugin::start(dir.path(), "nvidia-h100.sock", &["GPU-1"], Some("nvidia.com/h100"));
+    let _other = FakePlugin::start(
+        dir.path(),
+        "nvidia-h100.sock",
+        &["GPU-1"],
+        Some("nvidia.com/h100"),
+    );
     kubelet.wait("the end", SEARCHED, |state| state.streams(GPU) == 0);
-    plugin.wait("a finding", SOON, |registration| registration.finding.is_some() && !registration.live);
-    kubelet.stays("no registration", A_WHILE, |state| state.registrations(GPU) == 1);
+    plugin.wait("a finding", SOON, |registration| {
+        registration.finding.is_some() && !registration.live
+    });
+    kubelet.stays("no registration", A_WHILE, |state| {
+        state.registrations(GPU) == 1
+    });
 }
 
 fn ids_of_another_plugin_prevent_a_registration() {
     let dir = scratch();
-    let more = |ids: &[&str]| -> BTreeMap<String, Vec<String>> { [(GPU.to_owned(), strings(ids))].into() };
-    let state = State { more_devices: more(&["GPU-1::3", "nvidia0"]), ..State::default() };
+    let more =
+        |ids: &[&str]| -> BTreeMap<String, Vec<String>> { [(GPU.to_owned(), strings(ids))].into() };
+    let state = State {
+        more_devices: more(&["GPU-1::3", "nvidia0"]),
+        ..State::default()
+    };
     let kubelet = FakeKubelet::start_with(dir.path(), state);
     let plugin = Plugin::start(dir.path(), two_gpus());
     plugin.wait("a finding", SOON, |registration| {
-        registration.finding.as_ref().is_some_and(|finding| finding.what.contains("\"nvidia0\""))
+        registration
+            .finding
+            .as_ref()
+            .is_some_and(|finding| finding.what.contains("\"nvidia0\""))
     });
-    kubelet.stays("no registration", A_WHILE, |state| state.registrations(GPU) == 0);
+    kubelet.stays("no registration", A_WHILE, |state| {
+        state.registrations(GPU) == 0
+    });
     kubelet.state().more_devices = more(&["GPU-1::3"]);
     kubelet.wait("a registration", SEARCHED, is_live);
 }
@@ -495,11 +724,18 @@ fn a_second_process_does_not_interfere() {
     let (dir, kubelet, first) = registered();
     let second = Plugin::start(dir.path(), two_gpus());
     second.wait("a reason", SOON, |registration| {
-        registration.error.as_ref().is_some_and(|error| error.contains("another process answers at our socket"))
+        registration
+            .error
+            .as_ref()
+            .is_some_and(|error| error.contains("another process answers at our socket"))
     });
-    kubelet.stays("one registration", A_WHILE, |state| is_live(state) && state.registrations(GPU) == 1);
+    kubelet.stays("one registration", A_WHILE, |state| {
+        is_live(state) && state.registrations(GPU) == 1
+    });
     drop(first);
-    kubelet.wait("the second one", SOON, |state| is_live(state) && state.registrations(GPU) == 2);
+    kubelet.wait("the second one", SOON, |state| {
+        is_live(state) && state.registrations(GPU) == 2
+    });
 }
 
 fn the_end_is_not_an_empty_list() {
@@ -524,13 +760,30 @@ fn a_long_path_is_an_error() {
 fn each_resource_has_a_socket_of_its_own() {
     let dir = scratch();
     let kubelet = FakeKubelet::start(dir.path());
-    let resources = ["example.com/gpu", GPU, &format!("nvidia.com/{}", "x".repeat(90))];
-    let resource = |name: &&str| Resource { name: (*name).to_owned(), devices: vec![device("GPU-1", None, None)] };
+    let resources = [
+        "example.com/gpu",
+        GPU,
+        &format!("nvidia.com/{}", "x".repeat(90)),
+    ];
+    let resource = |name: &&str| Resource {
+        name: (*name).to_owned(),
+        devices: vec![device("GPU-1", None, None)],
+    };
     let plugin = Plugin::start(dir.path(), resources.iter().map(resource).collect());
-    kubelet.wait("the first", SOON, |state| state.streams("example.com/gpu") == 1);
+    kubelet.wait("the first", SOON, |state| {
+        state.streams("example.com/gpu") == 1
+    });
     let error = |name: &str| plugin.registration(name).error.unwrap();
-    assert!(error(GPU).contains("is that of \"example.com/gpu\""), "{}", error(GPU));
-    assert!(error(resources[2]).contains("the limit is 107"), "{}", error(resources[2]));
+    assert!(
+        error(GPU).contains("is that of \"example.com/gpu\""),
+        "{}",
+        error(GPU)
+    );
+    assert!(
+        error(resources[2]).contains("the limit is 107"),
+        "{}",
+        error(resources[2])
+    );
 }
 
 /// Frames of HTTP/2 from the server: type, stream and payload, until one of the stream is an end, or the time is over.
@@ -546,7 +799,8 @@ fn answers(path: &Path, request: &[u8], streams: usize) -> Vec<(u8, u32, Vec<u8>
         let mut payload = vec![0; usize::try_from(length).unwrap()];
         socket.read_exact(&mut payload).unwrap();
         let stream = u32::from_be_bytes(header[5..].try_into().unwrap());
-        let is_end = header[3] == 3 || (stream != 0 && matches!(header[3], 0 | 1) && header[4] & 1 == 1);
+        let is_end =
+            header[3] == 3 || (stream != 0 && matches!(header[3], 0 | 1) && header[4] & 1 == 1);
         ended += usize::from(is_end);
         frames.push((header[3], stream, payload));
     }
@@ -560,30 +814,64 @@ const KUBELET: &[u8] = include_bytes!("fixtures/grpc-go-localhost.http2");
 fn the_client_of_the_kubelet_is_answered() {
     let (dir, _kubelet, _plugin) = registered();
     let frames = answers(&dir.path().join(SOCKET), KUBELET, 2);
-    let bodies: Vec<_> = frames.iter().filter(|(kind, _, body)| *kind == 0 && !body.is_empty()).collect();
+    let bodies: Vec<_> = frames
+        .iter()
+        .filter(|(kind, _, body)| *kind == 0 && !body.is_empty())
+        .collect();
     assert_eq!(bodies.len(), 2, "{frames:?}");
     // Options with preferred allocation: a message of two bytes.
-    assert!(bodies.iter().all(|(_, _, body)| *body == [0, 0, 0, 0, 2, 0x10, 1]), "{frames:?}");
+    assert!(
+        bodies
+            .iter()
+            .all(|(_, _, body)| *body == [0, 0, 0, 0, 2, 0x10, 1]),
+        "{frames:?}"
+    );
 }
 
 fn hostile_bytes_do_no_harm() {
     let (dir, kubelet, _plugin) = registered();
     let preface: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-    let huge_frame = [preface, &[0xff, 0xff, 0xff, 1, 4, 0, 0, 0, 1], &[0x41; 100_000]].concat();
-    let many_headers = [preface, &[0, 0, 3, 1, 4, 0, 0, 0, 1, 0x41, 0x01, b'%'].repeat(10_000)].concat();
-    let unfinished = [preface, &[0, 0x40, 0, 1, 4, 0, 0, 0, 1, 0x41, 0x7f, 0xff, 0xff, 0xff, 0xff]].concat();
-    let inputs: [&[u8]; 6] = [b"", b"GET / HTTP/1.1\r\n\r\n", &[0; 65536], &huge_frame, &many_headers, &unfinished];
+    let huge_frame = [
+        preface,
+        &[0xff, 0xff, 0xff, 1, 4, 0, 0, 0, 1],
+        &[0x41; 100_000],
+    ]
+    .concat();
+    let many_headers = [
+        preface,
+        &[0, 0, 3, 1, 4, 0, 0, 0, 1, 0x41, 0x01, b'%'].repeat(10_000),
+    ]
+    .concat();
+    let unfinished = [
+        preface,
+        &[
+            0, 0x40, 0, 1, 4, 0, 0, 0, 1, 0x41, 0x7f, 0xff, 0xff, 0xff, 0xff,
+        ],
+    ]
+    .concat();
+    let inputs: [&[u8]; 6] = [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        &[0; 65536],
+        &huge_frame,
+        &many_headers,
+        &unfinished,
+    ];
     let mut open = Vec::new();
     for input in inputs {
         let mut socket = UnixStream::connect(dir.path().join(SOCKET)).unwrap();
-        socket.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
+        socket
+            .set_write_timeout(Some(Duration::from_secs(1)))
+            .unwrap();
         // The server may close the connection earlier.
         let _ = socket.write_all(input);
         open.push(socket);
     }
     let ids = strings(&["GPU-1"]);
     assert!(kubelet.allocate(GPU, &[&ids]).is_ok());
-    kubelet.stays("the stream", Duration::from_millis(300), |state| is_live(state) && state.registrations(GPU) == 1);
+    kubelet.stays("the stream", Duration::from_millis(300), |state| {
+        is_live(state) && state.registrations(GPU) == 1
+    });
     drop(open);
 }
 
@@ -594,19 +882,33 @@ fn the_stream_of_a_tool_does_not_count() {
     let (listed, is_listed) = std::sync::mpsc::channel();
     let (stop, stopped) = oneshot::channel::<()>();
     let tool = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         runtime.block_on(async {
             let channel = fake_kubelet::dial(path).await.unwrap();
-            let mut plugin = kubelet_plugin::proto::device_plugin_client::DevicePluginClient::new(channel);
-            let mut stream = plugin.list_and_watch(kubelet_plugin::proto::Empty {}).await.unwrap().into_inner();
-            listed.send(stream.message().await.unwrap().unwrap().devices.len()).unwrap();
+            let mut plugin =
+                kubelet_plugin::proto::device_plugin_client::DevicePluginClient::new(channel);
+            let mut stream = plugin
+                .list_and_watch(kubelet_plugin::proto::Empty {})
+                .await
+                .unwrap()
+                .into_inner();
+            listed
+                .send(stream.message().await.unwrap().unwrap().devices.len())
+                .unwrap();
             let _ = stopped.await;
         });
     });
     assert_eq!(is_listed.recv().unwrap(), 2);
     kubelet.cut(GPU);
-    kubelet.wait("a registration", SOON, |state| is_live(state) && state.registrations(GPU) == 2);
+    kubelet.wait("a registration", SOON, |state| {
+        is_live(state) && state.registrations(GPU) == 2
+    });
     drop(stop);
     tool.join().unwrap();
-    kubelet.stays("the stream", A_WHILE, |state| is_live(state) && state.registrations(GPU) == 2);
+    kubelet.stays("the stream", A_WHILE, |state| {
+        is_live(state) && state.registrations(GPU) == 2
+    });
 }

@@ -12,13 +12,17 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
-use k8s_openapi::api::admissionregistration::v1::{ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding};
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Namespace, Pod, PodSpec, ServiceAccount};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
-use k8s_openapi::api::resource::v1::{DeviceClaim, DeviceClass, ResourceClaim, ResourceClaimTemplate};
+use k8s_openapi::api::resource::v1::{
+    DeviceClaim, DeviceClass, ResourceClaim, ResourceClaimTemplate,
+};
 use kubelet_plugin::commands::cli::Cli;
 use kubelet_plugin::settings::Plugin;
 use nvidia_host::config::SWARM_RESOURCE_PREFIX;
@@ -39,24 +43,42 @@ const CLUSTER_SCOPED: [&str; 7] = [
 ];
 
 fn top() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes").canonicalize().unwrap()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../deploy/kubernetes")
+        .canonicalize()
+        .unwrap()
 }
 
 fn files(dir: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+    let entries = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    entries
+        .flat_map(|path| {
+            if path.is_dir() {
+                files(&path)
+            } else {
+                vec![path]
+            }
+        })
+        .collect()
 }
 
 fn kustomizations() -> Vec<PathBuf> {
-    let dirs = files(&top()).into_iter().filter(|file| file.ends_with("kustomization.yaml"));
+    let dirs = files(&top())
+        .into_iter()
+        .filter(|file| file.ends_with("kustomization.yaml"));
     let dirs: Vec<PathBuf> = dirs.map(|file| file.parent().unwrap().to_owned()).collect();
     assert!(dirs.len() >= 8, "{dirs:?}");
     dirs
 }
 
 fn documents(file: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-    let parse = |text: &str| cdi_spec::yaml::parse(text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let text =
+        std::fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let parse = |text: &str| {
+        cdi_spec::yaml::parse(text).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+    };
     text.split("\n---\n").map(parse).collect()
 }
 
@@ -69,18 +91,34 @@ fn render(dir: &Path) -> Vec<Value> {
     let file = dir.join("kustomization.yaml");
     let kustomization = documents(&file).remove(0);
     let known = ["apiVersion", "kind", "namespace", "resources", "patches"];
-    let unknown = kustomization.as_object().unwrap().keys().find(|key| !known.contains(&key.as_str()));
+    let unknown = kustomization
+        .as_object()
+        .unwrap()
+        .keys()
+        .find(|key| !known.contains(&key.as_str()));
     assert_eq!(unknown, None, "{}", file.display());
-    let resources = list(&kustomization, "resources").iter().map(|name| dir.join(name.as_str().unwrap()));
-    let mut objects: Vec<Value> =
-        resources.flat_map(|path| if path.is_dir() { render(&path) } else { documents(&path) }).collect();
+    let resources = list(&kustomization, "resources")
+        .iter()
+        .map(|name| dir.join(name.as_str().unwrap()));
+    let mut objects: Vec<Value> = resources
+        .flat_map(|path| {
+            if path.is_dir() {
+                render(&path)
+            } else {
+                documents(&path)
+            }
+        })
+        .collect();
     for patch in list(&kustomization, "patches") {
         let operations = cdi_spec::yaml::parse(patch["patch"].as_str().unwrap()).unwrap();
         let operations: json_patch::Patch = serde_json::from_value(operations).unwrap();
         let (kind, name) = (&patch["target"]["kind"], &patch["target"]["name"]);
-        let mut targets =
-            objects.iter_mut().filter(|object| object["kind"] == *kind && object["metadata"]["name"] == *name);
-        let target = targets.next().unwrap_or_else(|| panic!("{}: no {kind} {name}", file.display()));
+        let mut targets = objects
+            .iter_mut()
+            .filter(|object| object["kind"] == *kind && object["metadata"]["name"] == *name);
+        let target = targets
+            .next()
+            .unwrap_or_else(|| panic!("{}: no {kind} {name}", file.display()));
         json_patch::patch(target, &operations).unwrap();
     }
     if let Some(namespace) = kustomization.get("namespace") {
@@ -95,7 +133,8 @@ fn render(dir: &Path) -> Vec<Value> {
 
 /// Fails if the type lacks a field of the object, or a field has another type.
 fn typed<T: DeserializeOwned + Serialize>(object: &Value) -> T {
-    let typed: T = serde_json::from_value(object.clone()).unwrap_or_else(|error| panic!("{error}: {object:#}"));
+    let typed: T = serde_json::from_value(object.clone())
+        .unwrap_or_else(|error| panic!("{error}: {object:#}"));
     assert_eq!(serde_json::to_value(&typed).unwrap(), *object);
     typed
 }
@@ -107,7 +146,9 @@ fn quantities_as_text(value: &mut Value) {
             for (name, field) in fields {
                 match field {
                     Value::Object(quantities) if name == "limits" || name == "requests" => {
-                        let numbers = quantities.values_mut().filter(|quantity| quantity.is_number());
+                        let numbers = quantities
+                            .values_mut()
+                            .filter(|quantity| quantity.is_number());
                         numbers.for_each(|quantity| *quantity = quantity.to_string().into());
                     }
                     field => quantities_as_text(field),
@@ -132,14 +173,24 @@ fn every_overlay_has_the_types_of_the_api() {
                 "Namespace" => drop(typed::<Namespace>(&object)),
                 "NetworkPolicy" => drop(typed::<NetworkPolicy>(&object)),
                 "Pod" => check_pod(typed::<Pod>(&object).spec.as_ref().unwrap()),
-                "ResourceClaim" => check_claim(&typed::<ResourceClaim>(&object).spec.devices.unwrap()),
+                "ResourceClaim" => {
+                    check_claim(&typed::<ResourceClaim>(&object).spec.devices.unwrap())
+                }
                 "ResourceClaimTemplate" => {
-                    check_claim(&typed::<ResourceClaimTemplate>(&object).spec.spec.devices.unwrap());
+                    check_claim(
+                        &typed::<ResourceClaimTemplate>(&object)
+                            .spec
+                            .spec
+                            .devices
+                            .unwrap(),
+                    );
                 }
                 "RuntimeClass" => drop(typed::<RuntimeClass>(&object)),
                 "ServiceAccount" => drop(typed::<ServiceAccount>(&object)),
                 "ValidatingAdmissionPolicy" => drop(typed::<ValidatingAdmissionPolicy>(&object)),
-                "ValidatingAdmissionPolicyBinding" => drop(typed::<ValidatingAdmissionPolicyBinding>(&object)),
+                "ValidatingAdmissionPolicyBinding" => {
+                    drop(typed::<ValidatingAdmissionPolicyBinding>(&object))
+                }
                 kind => panic!("no type for {kind}"),
             }
         }
@@ -151,15 +202,25 @@ fn every_manifest_is_in_an_overlay() {
     let mut named = BTreeSet::new();
     for dir in kustomizations() {
         let kustomization = documents(&dir.join("kustomization.yaml")).remove(0);
-        let resources = list(&kustomization, "resources").iter().map(|name| dir.join(name.as_str().unwrap()));
+        let resources = list(&kustomization, "resources")
+            .iter()
+            .map(|name| dir.join(name.as_str().unwrap()));
         named.extend(resources.map(|path| path.canonicalize().unwrap()));
     }
     let manifests = files(&top()).into_iter().filter(|file| {
-        let is_yaml = file.extension().is_some_and(|extension| extension == "yaml");
-        is_yaml && !file.ends_with("kustomization.yaml") && !file.starts_with(top().join("monitoring"))
+        let is_yaml = file
+            .extension()
+            .is_some_and(|extension| extension == "yaml");
+        is_yaml
+            && !file.ends_with("kustomization.yaml")
+            && !file.starts_with(top().join("monitoring"))
     });
     for file in manifests {
-        assert!(named.contains(&file), "{} is in no kustomization.yaml", file.display());
+        assert!(
+            named.contains(&file),
+            "{} is in no kustomization.yaml",
+            file.display()
+        );
     }
 }
 
@@ -168,7 +229,10 @@ fn images(value: &Value) -> Vec<&str> {
     match value {
         Value::Object(fields) => {
             let named = fields.get("image").and_then(Value::as_str);
-            named.into_iter().chain(fields.values().flat_map(images)).collect()
+            named
+                .into_iter()
+                .chain(fields.values().flat_map(images))
+                .collect()
         }
         Value::Array(values) => values.iter().flat_map(images).collect(),
         _ => Vec::new(),
@@ -177,7 +241,9 @@ fn images(value: &Value) -> Vec<&str> {
 
 /// Whether an image name begins with a registry and ends with a tag, so that its meaning does not depend on the node.
 fn is_complete(image: &str) -> bool {
-    let Some((registry, rest)) = image.split_once('/') else { return false };
+    let Some((registry, rest)) = image.split_once('/') else {
+        return false;
+    };
     let is_registry = registry == "localhost" || registry.contains(['.', ':']);
     is_registry && rest.split_once(':').is_some_and(|(_, tag)| tag != "latest")
 }
@@ -194,7 +260,10 @@ fn every_image_has_a_complete_name() {
     ] {
         assert_eq!(is_complete(name), complete, "{name}");
     }
-    let is_yaml = |file: &PathBuf| file.extension().is_some_and(|extension| extension == "yaml");
+    let is_yaml = |file: &PathBuf| {
+        file.extension()
+            .is_some_and(|extension| extension == "yaml")
+    };
     let mut count = 0;
     for file in files(&top()).into_iter().filter(is_yaml) {
         for image in documents(&file).iter().flat_map(images) {
@@ -210,11 +279,18 @@ fn objects_name_each_other() {
     for dir in kustomizations() {
         let objects = render(&dir);
         let names = |kind: &str| -> Vec<&Value> {
-            objects.iter().filter(|object| object["kind"] == kind).map(|object| &object["metadata"]["name"]).collect()
+            objects
+                .iter()
+                .filter(|object| object["kind"] == kind)
+                .map(|object| &object["metadata"]["name"])
+                .collect()
         };
         for object in &objects {
             let spec = &object["spec"]["template"]["spec"];
-            assert!(spec.is_null() || names("ServiceAccount").contains(&&spec["serviceAccountName"]), "{dir:?}");
+            assert!(
+                spec.is_null() || names("ServiceAccount").contains(&&spec["serviceAccountName"]),
+                "{dir:?}"
+            );
             for claim in list(&object["spec"], "resourceClaims") {
                 let [kind, field] = match claim["resourceClaimName"].is_null() {
                     true => ["ResourceClaimTemplate", "resourceClaimTemplateName"],
@@ -223,15 +299,27 @@ fn objects_name_each_other() {
                 assert!(names(kind).contains(&&claim[field]), "{dir:?}: {claim}");
             }
             if object["kind"] == "ClusterRoleBinding" {
-                assert!(names("ClusterRole").contains(&&object["roleRef"]["name"]), "{dir:?}");
-                assert!(names("ServiceAccount").contains(&&object["subjects"][0]["name"]), "{dir:?}");
+                assert!(
+                    names("ClusterRole").contains(&&object["roleRef"]["name"]),
+                    "{dir:?}"
+                );
+                assert!(
+                    names("ServiceAccount").contains(&&object["subjects"][0]["name"]),
+                    "{dir:?}"
+                );
             }
             if object["kind"] == "ValidatingAdmissionPolicyBinding" {
-                assert!(names("ValidatingAdmissionPolicy").contains(&&object["spec"]["policyName"]), "{dir:?}");
+                assert!(
+                    names("ValidatingAdmissionPolicy").contains(&&object["spec"]["policyName"]),
+                    "{dir:?}"
+                );
             }
             if object["kind"] == "NetworkPolicy" {
                 let labels = &object["spec"]["podSelector"]["matchLabels"];
-                let pods = objects.iter().find(|object| object["kind"] == "DaemonSet").unwrap();
+                let pods = objects
+                    .iter()
+                    .find(|object| object["kind"] == "DaemonSet")
+                    .unwrap();
                 let pod_labels = &pods["spec"]["template"]["metadata"]["labels"];
                 for (name, value) in labels.as_object().unwrap() {
                     assert_eq!(pod_labels[name], *value, "{dir:?}");
@@ -243,7 +331,14 @@ fn objects_name_each_other() {
 
 fn check_daemon_set(set: &DaemonSet) {
     let spec = set.spec.as_ref().unwrap();
-    let labels = spec.template.metadata.as_ref().unwrap().labels.as_ref().unwrap();
+    let labels = spec
+        .template
+        .metadata
+        .as_ref()
+        .unwrap()
+        .labels
+        .as_ref()
+        .unwrap();
     for (name, value) in spec.selector.match_labels.as_ref().unwrap() {
         assert_eq!(labels.get(name), Some(value));
     }
@@ -252,11 +347,15 @@ fn check_daemon_set(set: &DaemonSet) {
     // The taint of kubespray and of most guides, with any value.
     let tolerations = pod.tolerations.as_ref().unwrap();
     assert!(tolerations.iter().any(|toleration| {
-        toleration.key.as_deref() == Some("nvidia.com/gpu") && toleration.operator.as_deref() == Some("Exists")
+        toleration.key.as_deref() == Some("nvidia.com/gpu")
+            && toleration.operator.as_deref() == Some("Exists")
     }));
     // The command lines are those of this version.
     for container in &pod.containers {
-        let arguments = container.args.clone().unwrap_or_else(|| vec!["run".to_owned()]);
+        let arguments = container
+            .args
+            .clone()
+            .unwrap_or_else(|| vec!["run".to_owned()]);
         Cli::try_parse_from(std::iter::once(container.name.clone()).chain(arguments)).unwrap();
     }
 }
@@ -266,23 +365,55 @@ fn check_claim(claim: &DeviceClaim) {
     let classes = render(&top().join("claims"));
     for request in claim.requests.iter().flatten() {
         let class = &request.exactly.as_ref().unwrap().device_class_name;
-        assert!(classes.iter().any(|object| object["metadata"]["name"] == **class), "{class}");
+        assert!(
+            classes
+                .iter()
+                .any(|object| object["metadata"]["name"] == **class),
+            "{class}"
+        );
     }
     for config in claim.config.iter().flatten() {
-        assert_eq!(config.opaque.as_ref().unwrap().driver, Plugin::default().driver_name);
+        assert_eq!(
+            config.opaque.as_ref().unwrap().driver,
+            Plugin::default().driver_name
+        );
     }
 }
 
 fn check_pod(pod: &PodSpec) {
-    let claims: Vec<&str> = pod.resource_claims.iter().flatten().map(|claim| claim.name.as_str()).collect();
+    let claims: Vec<&str> = pod
+        .resource_claims
+        .iter()
+        .flatten()
+        .map(|claim| claim.name.as_str())
+        .collect();
     for container in &pod.containers {
-        let named = container.resources.iter().flat_map(|resources| resources.claims.iter().flatten());
-        named.for_each(|claim| assert!(claims.contains(&claim.name.as_str()), "{} has no claim", container.name));
+        let named = container
+            .resources
+            .iter()
+            .flat_map(|resources| resources.claims.iter().flatten());
+        named.for_each(|claim| {
+            assert!(
+                claims.contains(&claim.name.as_str()),
+                "{} has no claim",
+                container.name
+            )
+        });
     }
-    let volumes: Vec<&str> = pod.volumes.iter().flatten().map(|volume| volume.name.as_str()).collect();
+    let volumes: Vec<&str> = pod
+        .volumes
+        .iter()
+        .flatten()
+        .map(|volume| volume.name.as_str())
+        .collect();
     for container in &pod.containers {
         for mount in container.volume_mounts.iter().flatten() {
-            assert!(volumes.contains(&mount.name.as_str()), "{} has no volume {}", container.name, mount.name);
+            assert!(
+                volumes.contains(&mount.name.as_str()),
+                "{} has no volume {}",
+                container.name,
+                mount.name
+            );
         }
     }
 }
@@ -297,21 +428,33 @@ fn literals(expression: &str) -> BTreeSet<&str> {
 fn the_policy_names_every_variable_that_requests() {
     let policy = &documents(&top().join("policy/no-gpu-by-variable.yaml"))[0]["spec"];
     let variable = |name: &str| {
-        let variable = list(policy, "variables").iter().find(|variable| variable["name"] == name).unwrap();
+        let variable = list(policy, "variables")
+            .iter()
+            .find(|variable| variable["name"] == name)
+            .unwrap();
         literals(variable["expression"].as_str().unwrap())
     };
-    let requesting = Variable::ALL.into_iter().filter(|variable| variable.requests()).map(Variable::name);
+    let requesting = Variable::ALL
+        .into_iter()
+        .filter(|variable| variable.requests())
+        .map(Variable::name);
     assert_eq!(variable("names"), requesting.collect());
     assert_eq!(variable("prefix"), [SWARM_RESOURCE_PREFIX].into());
     assert_eq!(variable("filled"), [Variable::RequireCuda.name()].into());
     // All containers are judged by the same rule.
-    let rules = list(policy, "validations").iter().map(|rule| rule["expression"].as_str().unwrap());
-    let rules: BTreeSet<_> = rules.map(|rule| rule.split_once(".all(").unwrap().1).collect();
+    let rules = list(policy, "validations")
+        .iter()
+        .map(|rule| rule["expression"].as_str().unwrap());
+    let rules: BTreeSet<_> = rules
+        .map(|rule| rule.split_once(".all(").unwrap().1)
+        .collect();
     assert_eq!(rules.len(), 1, "{rules:?}");
     let rule = rules.first().unwrap();
-    for part in
-        ["!(e.name in variables.names)", "!e.name.startsWith(variables.prefix)", "!(e.name in variables.filled)"]
-    {
+    for part in [
+        "!(e.name in variables.names)",
+        "!e.name.startsWith(variables.prefix)",
+        "!(e.name in variables.filled)",
+    ] {
         assert!(rule.contains(part), "{rule}");
     }
 }
@@ -320,14 +463,24 @@ fn the_policy_names_every_variable_that_requests() {
 #[test]
 fn privileged_containers() {
     for dir in kustomizations() {
-        for object in render(&dir).iter().filter(|object| object["kind"] == "DaemonSet") {
+        for object in render(&dir)
+            .iter()
+            .filter(|object| object["kind"] == "DaemonSet")
+        {
             let set: DaemonSet = typed(object);
             for container in set.spec.unwrap().template.spec.unwrap().containers {
                 let security = container.security_context.unwrap();
                 let is_gke = dir.ends_with("overlays/gke-layout");
                 assert_eq!(security.privileged.unwrap_or_default(), is_gke, "{dir:?}");
-                let drops = security.capabilities.and_then(|caps| caps.drop).unwrap_or_default();
-                assert!(is_gke || drops == ["ALL"] && security.allow_privilege_escalation == Some(false), "{dir:?}");
+                let drops = security
+                    .capabilities
+                    .and_then(|caps| caps.drop)
+                    .unwrap_or_default();
+                assert!(
+                    is_gke
+                        || drops == ["ALL"] && security.allow_privilege_escalation == Some(false),
+                    "{dir:?}"
+                );
             }
         }
     }
@@ -338,9 +491,14 @@ fn the_settings_of_locked_nodes() {
     let dir = tempfile::tempdir().unwrap();
     let drop_in = dir.path().join("config.toml.d");
     std::fs::create_dir(&drop_in).unwrap();
-    std::fs::copy(top().join("overlays/locked/50-locked.toml"), drop_in.join("50-locked.toml")).unwrap();
+    std::fs::copy(
+        top().join("overlays/locked/50-locked.toml"),
+        drop_in.join("50-locked.toml"),
+    )
+    .unwrap();
     std::fs::write(dir.path().join("config.toml"), "").unwrap();
-    let (config, findings) = nvidia_host::config::read(Some(&dir.path().join("config.toml"))).unwrap();
+    let (config, findings) =
+        nvidia_host::config::read(Some(&dir.path().join("config.toml"))).unwrap();
     assert!(findings.is_empty(), "{findings:?}");
     assert!(!config.accept_envvar_when_unprivileged && config.accept_volume_mounts);
 }
@@ -350,17 +508,27 @@ fn the_settings_of_locked_nodes() {
 #[test]
 fn commands_of_the_page() {
     let page = std::fs::read_to_string(top().join("../../docs/kubernetes.md")).unwrap();
-    let blocks = page.split("\n```sh\n").skip(1).map(|rest| rest.split("\n```").next().unwrap());
-    let lines = blocks.flat_map(str::lines).map(|line| line.split(" #").next().unwrap().trim());
+    let blocks = page
+        .split("\n```sh\n")
+        .skip(1)
+        .map(|rest| rest.split("\n```").next().unwrap());
+    let lines = blocks
+        .flat_map(str::lines)
+        .map(|line| line.split(" #").next().unwrap().trim());
     let samples = render(&top().join("samples"));
-    let is_sample =
-        |pod: &str| samples.iter().any(|object| object["kind"] == "Pod" && object["metadata"]["name"] == pod);
+    let is_sample = |pod: &str| {
+        samples
+            .iter()
+            .any(|object| object["kind"] == "Pod" && object["metadata"]["name"] == pod)
+    };
     let mut seen = 0;
     for line in lines {
         let words: Vec<&str> = line.split(' ').collect();
         match *words {
             ["kubectl", "apply", "-k", dir] => drop(render(&top().join("../..").join(dir))),
-            ["kubectl", "logs", pod] => assert!(is_sample(pod.strip_prefix("pod/").unwrap()), "{line}"),
+            ["kubectl", "logs", pod] => {
+                assert!(is_sample(pod.strip_prefix("pod/").unwrap()), "{line}")
+            }
             ["kubectl", "describe", "pod", pod] => assert!(is_sample(pod), "{line}"),
             ["kubectl", "describe", "node", "NODE", ..] => {}
             ["oci-nvidia-kubelet-plugin", ..] => drop(Cli::try_parse_from(&words).unwrap()),
@@ -372,9 +540,21 @@ fn commands_of_the_page() {
             }
             ["zypper", "install", "--allow-unsigned-rpm", ref files @ ..] => {
                 let spec = std::fs::read_to_string(top().join("../../packaging/rpm.spec")).unwrap();
-                let is_built = |name: &str| spec.lines().any(|line| line.split_whitespace().last() == Some(name));
-                let name = |file: &&str| file.strip_prefix("./")?.strip_suffix("-[0-9]*.rpm").map(str::to_owned);
-                assert!(files.iter().all(|file| name(file).is_some_and(|name| is_built(&name))), "{line}");
+                let is_built = |name: &str| {
+                    spec.lines()
+                        .any(|line| line.split_whitespace().last() == Some(name))
+                };
+                let name = |file: &&str| {
+                    file.strip_prefix("./")?
+                        .strip_suffix("-[0-9]*.rpm")
+                        .map(str::to_owned)
+                };
+                assert!(
+                    files
+                        .iter()
+                        .all(|file| name(file).is_some_and(|name| is_built(&name))),
+                    "{line}"
+                );
             }
             _ => panic!("{line}"),
         }

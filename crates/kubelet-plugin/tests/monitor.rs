@@ -28,7 +28,9 @@ use std::time::{Duration, Instant};
 use fake_host::{Fake, uuid};
 use harness::Need;
 use kubelet_plugin::monitor::measure::Measures;
-use kubelet_plugin::monitor::message::{End, EventKind, Level, Message, Properties, Recovery, Sample, Snapshot};
+use kubelet_plugin::monitor::message::{
+    End, EventKind, Level, Message, Properties, Recovery, Sample, Snapshot,
+};
 use kubelet_plugin::monitor::{child, supervisor};
 use kubelet_plugin::settings::{self, Settings};
 use nvidia_host::config;
@@ -45,24 +47,44 @@ fn main() -> ExitCode {
         Some("monitor") => monitor(&words[2..]),
         Some("supervise") => supervise(Path::new(&words[2])),
         // Most of the time the tests wait.
-        _ => harness::run(TESTS.iter().map(|test| test.trial(test.name(), |run| run())).collect(), 8),
+        _ => harness::run(
+            TESTS
+                .iter()
+                .map(|test| test.trial(test.name(), |run| run()))
+                .collect(),
+            8,
+        ),
     }
 }
 
 /// `monitor --config FILE [--skip INDEX]...`
 fn monitor(arguments: &[String]) -> ExitCode {
-    let value = |name: &'static str| arguments.windows(2).filter(move |pair| pair[0] == name).map(|pair| &pair[1]);
+    let value = |name: &'static str| {
+        arguments
+            .windows(2)
+            .filter(move |pair| pair[0] == name)
+            .map(|pair| &pair[1])
+    };
     let path = value("--config").next().map(Path::new);
-    let skip: Vec<u32> = value("--skip").map(|index| index.parse().unwrap()).collect();
+    let skip: Vec<u32> = value("--skip")
+        .map(|index| index.parse().unwrap())
+        .collect();
     let (config, _) = config::read(path).unwrap();
-    let measures = if arguments.iter().any(|word| word == "--measure") { Measures::Few } else { Measures::Nothing };
+    let measures = if arguments.iter().any(|word| word == "--measure") {
+        Measures::Few
+    } else {
+        Measures::Nothing
+    };
     child::run(&config, &skip, measures).unwrap();
     ExitCode::SUCCESS
 }
 
 /// `supervise FILE`: prints the updates, with a time limit of one second for a call.
 fn supervise(path: &Path) -> ExitCode {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     runtime.block_on(async {
         let (sender, mut updates) = tokio::sync::mpsc::channel(64);
         let (mut settings, _) = settings::read_file(Settings::default(), Some(path)).unwrap();
@@ -90,7 +112,11 @@ struct Program<T> {
 
 impl<T: Send + Debug + 'static> Program<T> {
     fn start(mut command: Command, parse: fn(&str) -> T) -> Self {
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let (sender, lines) = channel();
         let stdout = BufReader::new(child.stdout.take().unwrap());
         std::thread::spawn(move || {
@@ -100,14 +126,21 @@ impl<T: Send + Debug + 'static> Program<T> {
                 }
             }
         });
-        Self { stdin: child.stdin.take(), child, lines }
+        Self {
+            stdin: child.stdin.take(),
+            child,
+            lines,
+        }
     }
 
     /// Waits for the next line from which `find` returns something.
     fn next<U>(&self, what: &str, limit: Duration, find: impl Fn(T) -> Option<U>) -> U {
         let end = Instant::now() + limit;
         loop {
-            match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            match self
+                .lines
+                .recv_timeout(end.saturating_duration_since(Instant::now()))
+            {
                 Ok(line) => {
                     if let Some(found) = find(line) {
                         return found;
@@ -150,7 +183,11 @@ fn parse(line: &str) -> Message {
 
 fn start_monitor(fake: &Fake, more: &[&str]) -> Monitor {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.arg("monitor").arg("--config").arg(&fake.config).args(more);
+    command
+        .arg("monitor")
+        .arg("--config")
+        .arg(&fake.config)
+        .args(more);
     Program::start(command, parse)
 }
 
@@ -201,7 +238,9 @@ impl Supervisor {
     fn children(&self) -> Vec<u32> {
         let pid = self.pid();
         let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
-        text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+        text.split_whitespace()
+            .map(|pid| pid.parse().unwrap())
+            .collect()
     }
 
     fn signal(&self, signal: rustix::process::Signal) {
@@ -228,8 +267,14 @@ tests! {
 
 fn a_snapshot_describes_the_gpus() {
     let fake = Fake::new(&["--gpus", "4", "--mig", "--numa", "2"]);
-    fake.add(1, "nvlinks=2:4 addressing=1 recovery-action=1 ecc=7 remap-failure=1");
-    fake.add(2, "nvlinks=1:4 recovery-action=none ecc=none remap-failure=none");
+    fake.add(
+        1,
+        "nvlinks=2:4 addressing=1 recovery-action=1 ecc=7 remap-failure=1",
+    );
+    fake.add(
+        2,
+        "nvlinks=1:4 recovery-action=none ecc=none remap-failure=none",
+    );
     fake.add(3, "events=0");
     let monitor = start_monitor(&fake, &[]);
     let snapshot = monitor.next("a snapshot", within(2000), snapshot);
@@ -238,8 +283,17 @@ fn a_snapshot_describes_the_gpus() {
     let profiles: Vec<_> = snapshot.mig_profiles.values().map(String::as_str).collect();
     assert_eq!(profiles, ["1g.10gb", "2g.20gb"]);
     assert_eq!(snapshot.without_events, [uuid(3)]);
-    let link = |a: u32, b: u32| snapshot.links.iter().find(|link| link.gpus == (uuid(a), uuid(b))).unwrap();
-    assert_eq!((link(0, 1).level, link(0, 1).nvlinks), (Level::HostBridge, 0));
+    let link = |a: u32, b: u32| {
+        snapshot
+            .links
+            .iter()
+            .find(|link| link.gpus == (uuid(a), uuid(b)))
+            .unwrap()
+    };
+    assert_eq!(
+        (link(0, 1).level, link(0, 1).nvlinks),
+        (Level::HostBridge, 0)
+    );
     assert_eq!((link(1, 2).level, link(1, 2).nvlinks), (Level::System, 4));
     assert_eq!(snapshot.links.len(), 6);
 
@@ -249,18 +303,42 @@ fn a_snapshot_describes_the_gpus() {
         recovery: Some(Recovery::Reset),
         remap_failed: Some(true),
         uncorrectable_ecc: Some(7),
-        memory: Some(Memory { total: 81559 << 20, used: 0 }),
+        memory: Some(Memory {
+            total: 81559 << 20,
+            used: 0,
+        }),
         ..Sample::default()
     };
     assert_eq!(sample, expected);
     let sample = monitor.next("a sample", within(2000), sample_of(2));
-    assert_eq!(sample, Sample { gpu: uuid(2), memory: expected.memory, ..Sample::default() });
+    assert_eq!(
+        sample,
+        Sample {
+            gpu: uuid(2),
+            memory: expected.memory,
+            ..Sample::default()
+        }
+    );
     let addressing_mode = Some(AddressingMode::Hmm);
-    let properties = Properties { memory_mib: Some(81559), mig_capable: true, addressing_mode };
+    let properties = Properties {
+        memory_mib: Some(81559),
+        mig_capable: true,
+        addressing_mode,
+    };
     assert_eq!(snapshot.properties.get(&uuid(1)), Some(&properties));
-    assert_eq!(snapshot.mig_attributes.values().map(|parts| parts.memory_mib).max(), Some(20224));
-    let mut slices: Vec<_> =
-        snapshot.memory_slices.values().map(|MemorySlices { start, size }| (*start, *size)).collect();
+    assert_eq!(
+        snapshot
+            .mig_attributes
+            .values()
+            .map(|parts| parts.memory_mib)
+            .max(),
+        Some(20224)
+    );
+    let mut slices: Vec<_> = snapshot
+        .memory_slices
+        .values()
+        .map(|MemorySlices { start, size }| (*start, *size))
+        .collect();
     slices.sort_unstable();
     assert_eq!(slices, [(1, 1), (4, 2)]);
 }
@@ -284,10 +362,19 @@ fn an_event_is_reported_at_once() {
             Message::Event(event) => Some(event),
             _ => None,
         });
-        assert_eq!((event.gpu, event.kind), (uuid(gpu), kind), "{:?}", start.elapsed());
+        assert_eq!(
+            (event.gpu, event.kind),
+            (uuid(gpu), kind),
+            "{:?}",
+            start.elapsed()
+        );
         // The state of the GPU follows at once.
         let sample = monitor.next("a sample", within(200), sample_of(gpu));
-        let recovery = if gpu == 0 { Recovery::Reboot } else { Recovery::None };
+        let recovery = if gpu == 0 {
+            Recovery::Reboot
+        } else {
+            Recovery::None
+        };
         assert_eq!(sample.recovery, Some(recovery));
     }
 }
@@ -310,8 +397,9 @@ fn a_lost_gpu_is_reported_and_the_others_are_watched() {
     let monitor = start_monitor(&fake, &[]);
     monitor.expect_start();
     fake.add(0, "fail=15");
-    let sample = monitor
-        .next("a bad sample", within(10_000), |message| sample_of(0)(message).filter(|sample| sample.error.is_some()));
+    let sample = monitor.next("a bad sample", within(10_000), |message| {
+        sample_of(0)(message).filter(|sample| sample.error.is_some())
+    });
     assert!(sample.error.unwrap().contains("gpu is lost"));
     monitor.next("a wait", within(5000), |message| {
         matches!(message, Message::Call(call) if call.wait_ms > 0).then_some(())
@@ -321,8 +409,9 @@ fn a_lost_gpu_is_reported_and_the_others_are_watched() {
         matches!(message, Message::Event(event) if event.gpu == uuid(1)).then_some(())
     });
     fake.remove(0, "fail=15");
-    monitor
-        .next("a good sample", within(5000), |message| sample_of(0)(message).filter(|sample| sample.error.is_none()));
+    monitor.next("a good sample", within(5000), |message| {
+        sample_of(0)(message).filter(|sample| sample.error.is_none())
+    });
     // Its events are waited for again.
     monitor.next("a wait", within(5000), |message| {
         matches!(message, Message::Call(call) if call.wait_ms > 0).then_some(())
@@ -336,17 +425,31 @@ fn a_lost_gpu_is_reported_and_the_others_are_watched() {
 fn mig_devices_change() {
     let fake = Fake::new(&["--gpus", "2", "--mig"]);
     let monitor = start_monitor(&fake, &[]);
-    assert_eq!(monitor.expect_start().inventory.gpus[0].mig_devices.len(), 2);
+    assert_eq!(
+        monitor.expect_start().inventory.gpus[0].mig_devices.len(),
+        2
+    );
     let layout = fake.dir.path().join("layout");
     let new = "MIG-51eed000-0011-4000-8000-0000fa4e0011";
-    std::fs::write(&layout, format!("mig gpu=1 gi=1 ci=0 profile=3g.40gb uuid={new}\n")).unwrap();
+    std::fs::write(
+        &layout,
+        format!("mig gpu=1 gi=1 ci=0 profile=3g.40gb uuid={new}\n"),
+    )
+    .unwrap();
     fake.make_root(&["--mig-layout", layout.to_str().unwrap()]);
     let changed = monitor.next("the new layout", within(5000), |message| {
         snapshot(message).filter(|snapshot| snapshot.mig_profiles.contains_key(new))
     });
     let gpus = &changed.inventory.gpus;
     assert!(!gpus[0].mig_enabled && gpus[0].mig_devices.is_empty());
-    assert_eq!(gpus[1].mig_devices.iter().map(|mig| mig.uuid.as_str()).collect::<Vec<_>>(), [new]);
+    assert_eq!(
+        gpus[1]
+            .mig_devices
+            .iter()
+            .map(|mig| mig.uuid.as_str())
+            .collect::<Vec<_>>(),
+        [new]
+    );
     assert_eq!(changed.mig_profiles[new], "3g.40gb");
 }
 
@@ -358,7 +461,12 @@ fn a_missing_node_and_a_new_gpu_need_another_process() {
     assert!(snapshot.inventory.failed[0].node_missing);
     assert_eq!(snapshot.inventory.failed[0].uuid, Some(uuid(1)));
     let node = fake.root.join("dev/nvidia1");
-    let made = Command::new("mknod").args(["-m", "0666"]).arg(node).args(["c", "195", "1"]).status().unwrap();
+    let made = Command::new("mknod")
+        .args(["-m", "0666"])
+        .arg(node)
+        .args(["c", "195", "1"])
+        .status()
+        .unwrap();
     assert!(made.success());
     let end = monitor.next("the end", within(5000), |message| match message {
         Message::End(end) => Some(end),
@@ -372,11 +480,18 @@ fn a_missing_node_and_a_new_gpu_need_another_process() {
 fn a_monitor_of_root_ends_when_mig_devices_change() {
     let fake = Fake::new(&["--gpus", "2", "--mig", "--dev-mode", "0600"]);
     let mut monitor = start_monitor(&fake, &[]);
-    assert_eq!(monitor.expect_start().inventory.gpus[0].mig_devices.len(), 2);
+    assert_eq!(
+        monitor.expect_start().inventory.gpus[0].mig_devices.len(),
+        2
+    );
     let status = std::fs::read_to_string(format!("/proc/{}/status", monitor.pid())).unwrap();
     assert!(status.contains("\nUid:\t0\t0\t0\t0\n"), "{status}");
     let layout = fake.dir.path().join("layout");
-    std::fs::write(&layout, "mig gpu=0 gi=1 ci=0 profile=1g.10gb uuid=MIG-new\n").unwrap();
+    std::fs::write(
+        &layout,
+        "mig gpu=0 gi=1 ci=0 profile=1g.10gb uuid=MIG-new\n",
+    )
+    .unwrap();
     fake.make_root(&["--mig-layout", layout.to_str().unwrap()]);
     let end = monitor.next("the end", within(5000), |message| match message {
         Message::End(end) => Some(end),
@@ -385,7 +500,10 @@ fn a_monitor_of_root_ends_when_mig_devices_change() {
     assert_eq!(end, End::Changed);
     monitor.expect_end(within(500));
     let monitor = start_monitor(&fake, &[]);
-    assert_eq!(monitor.expect_start().inventory.gpus[0].mig_devices.len(), 1);
+    assert_eq!(
+        monitor.expect_start().inventory.gpus[0].mig_devices.len(),
+        1
+    );
 }
 
 /// The attacks of the library, which tests/it/hostile/nvml.rs runs in the hook too.
@@ -397,27 +515,58 @@ fn a_library_that_attacks() {
         ("0600", "root", "root", 0),
     ] {
         let fake = Fake::new(&["--gpus", "1", "--dev-mode", mode, "--dev-group", group]);
-        let user = if user.is_empty() { String::new() } else { format!("user = \"{user}\"\n") };
+        let user = if user.is_empty() {
+            String::new()
+        } else {
+            format!("user = \"{user}\"\n")
+        };
         let config = std::fs::read_to_string(&fake.config).unwrap() + &user;
         std::fs::write(&fake.config, config).unwrap();
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/probes/hostile-nvml.c");
+        let source =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/probes/hostile-nvml.c");
         let mut cc = Command::new("cc");
-        cc.args(["-O1", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o"]);
-        assert!(cc.arg(fake.file("libnvidia-ml.so.535.183.01")).arg(source).status().unwrap().success());
+        cc.args([
+            "-O1",
+            "-shared",
+            "-fPIC",
+            "-Wl,-soname,libnvidia-ml.so.1",
+            "-o",
+        ]);
+        assert!(
+            cc.arg(fake.file("libnvidia-ml.so.535.183.01"))
+                .arg(source)
+                .status()
+                .unwrap()
+                .success()
+        );
         let of_root = "mkdir -p dev/shm run etc; mknod -m 600 dev/kmsg c 1 3; mknod -m 600 dev/root c 1 3; \
                        umask 077; : >etc/passwd; : >etc/shadow; : >dev/shm/root";
-        assert!(Command::new("sh").current_dir(&fake.root).args(["-euc", of_root]).status().unwrap().success());
+        assert!(
+            Command::new("sh")
+                .current_dir(&fake.root)
+                .args(["-euc", of_root])
+                .status()
+                .unwrap()
+                .success()
+        );
         let socket = fake.root.join("run/root.sock");
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        std::fs::set_permissions(&socket, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        std::fs::set_permissions(&socket, std::os::unix::fs::PermissionsExt::from_mode(0o600))
+            .unwrap();
         let monitor = start_monitor(&fake, &[]);
         let why = monitor.next("the end", within(5000), |message| match message {
             Message::End(End::Unusable(why)) => Some(why),
             _ => None,
         });
-        assert!(why.contains(&format!("uid={uid} ")) && why.contains(" ctl=1 "), "{why}");
+        assert!(
+            why.contains(&format!("uid={uid} ")) && why.contains(" ctl=1 "),
+            "{why}"
+        );
         let succeeded: Vec<_> = why.split_once("passwd=").unwrap().1.matches("=1").collect();
-        assert!(succeeded.is_empty() || why.contains("landlock=-1"), "{mode} {user}: {why}");
+        assert!(
+            succeeded.is_empty() || why.contains("landlock=-1"),
+            "{mode} {user}: {why}"
+        );
     }
 }
 
@@ -426,16 +575,35 @@ fn the_monitor_has_few_privileges_and_little_memory() {
     let mut monitor = start_monitor(&fake, &[]);
     monitor.expect_start();
     let status = std::fs::read_to_string(format!("/proc/{}/status", monitor.pid())).unwrap();
-    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
-    let memory: u64 = field("RssAnon:").split(' ').next().unwrap().parse().unwrap();
+    let field = |name: &str| {
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap()
+            .trim()
+            .to_owned()
+    };
+    let memory: u64 = field("RssAnon:")
+        .split(' ')
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap();
     assert!(memory <= 3 << 10, "{memory} KiB");
     assert_eq!(field("Threads:"), "1");
-    for (name, value) in [("CapEff:", "0000000000000000"), ("CapBnd:", "0000000000000000"), ("NoNewPrivs:", "1")] {
+    for (name, value) in [
+        ("CapEff:", "0000000000000000"),
+        ("CapBnd:", "0000000000000000"),
+        ("NoNewPrivs:", "1"),
+    ] {
         assert_eq!(field(name), value, "{name}");
     }
     assert_eq!(field("Seccomp:"), "2");
     assert!(field("Uid:").starts_with("65534"), "{}", field("Uid:"));
-    assert!(std::fs::read(format!("/proc/{}/environ", monitor.pid())).is_ok_and(|text| !text.starts_with(b"LD_")));
+    assert!(
+        std::fs::read(format!("/proc/{}/environ", monitor.pid()))
+            .is_ok_and(|text| !text.starts_with(b"LD_"))
+    );
     monitor.stdin.take();
     monitor.expect_end(within(2000));
 }
@@ -466,16 +634,29 @@ fn expect_one_gpu_lost(keys: &str, why: &str) {
     let first = supervisor.children();
     fake.add(1, keys);
     supervisor.expect(within(7000), &["Silent", &uuid(1), why]);
-    supervisor.expect(within(3000), &["Snapshot", "does not answer when it is asked about this GPU", &uuid(1)]);
+    supervisor.expect(
+        within(3000),
+        &[
+            "Snapshot",
+            "does not answer when it is asked about this GPU",
+            &uuid(1),
+        ],
+    );
     supervisor.expect_healthy(within(2000), 0);
     assert_ne!(supervisor.children(), first);
     // The process that watches may just be replaced by another one, which does not report earlier events.
     let is_reported = || {
         fake.event("xid 0 48");
         let end = Instant::now() + within(1000);
-        let lines =
-            std::iter::from_fn(|| supervisor.lines.recv_timeout(end.saturating_duration_since(Instant::now())).ok());
-        lines.into_iter().any(|line| line.contains("Event") && line.contains(&uuid(0)) && line.contains("Xid(48)"))
+        let lines = std::iter::from_fn(|| {
+            supervisor
+                .lines
+                .recv_timeout(end.saturating_duration_since(Instant::now()))
+                .ok()
+        });
+        lines.into_iter().any(|line| {
+            line.contains("Event") && line.contains(&uuid(0)) && line.contains("Xid(48)")
+        })
     };
     assert!((0..5).any(|_| is_reported()), "the event was not reported");
     fake.remove(1, keys);
@@ -483,7 +664,10 @@ fn expect_one_gpu_lost(keys: &str, why: &str) {
 }
 
 fn a_driver_that_hangs_costs_one_gpu() {
-    expect_one_gpu_lost("hang=nvmlDeviceGetFieldValues", "does not answer within 1 s");
+    expect_one_gpu_lost(
+        "hang=nvmlDeviceGetFieldValues",
+        "does not answer within 1 s",
+    );
 }
 
 fn a_driver_that_crashes_costs_one_gpu() {
@@ -497,7 +681,10 @@ fn a_driver_that_hangs_everywhere() {
     fake.add(0, "hang=nvmlEventSetWait_v2");
     fake.event("xid 0 1");
     // The wait, and the time limit of a call
-    supervisor.expect(within(6000), &["Silent { gpu: None", "does not answer within 1 s"]);
+    supervisor.expect(
+        within(6000),
+        &["Silent { gpu: None", "does not answer within 1 s"],
+    );
     fake.remove(0, "hang=nvmlEventSetWait_v2");
     supervisor.expect_healthy(within(3000), 0);
 }
@@ -519,7 +706,10 @@ fn a_driver_comes_and_goes() {
     supervisor.expect(within(5000), &["Absent", "not loaded"]);
     // One report for one reason
     std::thread::sleep(Duration::from_secs(4));
-    assert_eq!(supervisor.lines.try_iter().collect::<Vec<_>>(), Vec::<String>::new());
+    assert_eq!(
+        supervisor.lines.try_iter().collect::<Vec<_>>(),
+        Vec::<String>::new()
+    );
 }
 
 fn a_gpu_is_added_and_removed() {
@@ -528,16 +718,23 @@ fn a_gpu_is_added_and_removed() {
     let node = fake.root.join("dev/nvidia0");
     let hidden = fake.dir.path().join("hidden");
     std::fs::create_dir(&hidden).unwrap();
-    let moved = [(&listed, hidden.join("listed")), (&node, hidden.join("node"))];
+    let moved = [
+        (&listed, hidden.join("listed")),
+        (&node, hidden.join("node")),
+    ];
     let remove = || {
         fake.set("gpu minor=0 ", "#gpu minor=0 ");
-        moved.iter().for_each(|(place, hidden)| std::fs::rename(place, hidden).unwrap());
+        moved
+            .iter()
+            .for_each(|(place, hidden)| std::fs::rename(place, hidden).unwrap());
     };
     remove();
     let supervisor = start_supervisor(&fake);
     supervisor.expect(within(2000), &["Snapshot", "gpus: [], failed: []"]);
     fake.set("#gpu minor=0 ", "gpu minor=0 ");
-    moved.iter().for_each(|(place, hidden)| std::fs::rename(hidden, place).unwrap());
+    moved
+        .iter()
+        .for_each(|(place, hidden)| std::fs::rename(hidden, place).unwrap());
     supervisor.expect(within(5000), &["Snapshot", "gpus: [Gpu", &uuid(0)]);
     supervisor.expect_healthy(within(1000), 0);
     remove();

@@ -1,5 +1,11 @@
 //! The dashboard, the alert rules and the documentation name metrics that the plugin exports.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, missing_docs, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    missing_docs,
+    reason = "tests"
+)]
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,11 +16,19 @@ use kubelet_plugin::metrics::text::LATENCY;
 use serde_json::Value;
 
 fn read(path: &str) -> String {
-    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)).unwrap()
+    std::fs::read_to_string(
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../..")
+            .join(path),
+    )
+    .unwrap()
 }
 
 fn exported() -> BTreeSet<String> {
-    let names = METRICS.into_iter().chain(dcgm::metrics()).map(|metric| metric.series_name());
+    let names = METRICS
+        .into_iter()
+        .chain(dcgm::metrics())
+        .map(|metric| metric.series_name());
     let histogram = ["bucket", "sum", "count"].map(|suffix| format!("{LATENCY}_{suffix}"));
     names.chain(histogram).collect()
 }
@@ -48,7 +62,9 @@ fn metrics(expression: &str) -> Vec<String> {
             "and" | "or" | "unless" | "bool" => {}
             // A time follows.
             "offset" => rest = after.trim_start().trim_start_matches(is_word),
-            _ if ["(", "by (", "without ("].iter().any(|next| after.trim_start().starts_with(next)) => {}
+            _ if ["(", "by (", "without ("]
+                .iter()
+                .any(|next| after.trim_start().starts_with(next)) => {}
             _ if word.starts_with(|c: char| c.is_ascii_digit()) => {}
             _ => found.push(word.to_owned()),
         }
@@ -71,34 +87,57 @@ fn alert_rules_name_exported_metrics() {
         let found = metrics(rule["expr"].as_str().unwrap());
         // Prometheus adds "up" for each target.
         let found: Vec<&String> = found.iter().filter(|name| *name != "up").collect();
-        assert!(!found.is_empty() && found.iter().all(|name| exported().contains(*name)), "{found:?}");
+        assert!(
+            !found.is_empty() && found.iter().all(|name| exported().contains(*name)),
+            "{found:?}"
+        );
         let is_text = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
-        assert!(is_text(&rule["alert"]) && is_text(&rule["annotations"]["summary"]), "{rule}");
+        assert!(
+            is_text(&rule["alert"]) && is_text(&rule["annotations"]["summary"]),
+            "{rule}"
+        );
         assert!(is_text(&rule["labels"]["severity"]), "{rule}");
     }
 }
 
 #[test]
 fn the_dashboard_shows_exported_metrics() {
-    let dashboard: Value = serde_json::from_str(&read("deploy/kubernetes/monitoring/dashboard.json")).unwrap();
+    let dashboard: Value =
+        serde_json::from_str(&read("deploy/kubernetes/monitoring/dashboard.json")).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
-    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap());
-    let mut found: Vec<String> = targets.flat_map(|target| metrics(target["expr"].as_str().unwrap())).collect();
+    let targets = panels
+        .iter()
+        .flat_map(|panel| panel["targets"].as_array().unwrap());
+    let mut found: Vec<String> = targets
+        .flat_map(|target| metrics(target["expr"].as_str().unwrap()))
+        .collect();
     for variable in dashboard["templating"]["list"].as_array().unwrap() {
         let query = variable["query"].as_str().unwrap();
-        let metric = query.strip_prefix("label_values(").and_then(|rest| rest.split(',').next());
+        let metric = query
+            .strip_prefix("label_values(")
+            .and_then(|rest| rest.split(',').next());
         found.extend(metric.map(str::to_owned));
     }
     assert!(found.len() >= 12, "{found:?}");
-    assert!(found.iter().all(|name| exported().contains(name)), "{found:?}");
-    let ids: BTreeSet<_> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
+    assert!(
+        found.iter().all(|name| exported().contains(name)),
+        "{found:?}"
+    );
+    let ids: BTreeSet<_> = panels
+        .iter()
+        .map(|panel| panel["id"].as_u64().unwrap())
+        .collect();
     assert_eq!(ids.len(), panels.len());
 }
 
 #[test]
 fn the_documentation_lists_all_metrics() {
     let page = read("deploy/kubernetes/monitoring/README.md");
-    for name in exported().iter().filter(|name| !name.starts_with(LATENCY)).chain([&LATENCY.to_owned()]) {
+    for name in exported()
+        .iter()
+        .filter(|name| !name.starts_with(LATENCY))
+        .chain([&LATENCY.to_owned()])
+    {
         assert!(page.contains(&format!("`{name}`")), "{name}");
     }
 }

@@ -24,7 +24,11 @@ impl BusId {
         let (bus, rest) = rest.split_once(':')?;
         let (device, function) = rest.split_once('.')?;
         let (domain, bus, device, _) = (hex(domain)?, hex(bus)?, hex(device)?, hex(function)?);
-        (bus <= 0xff && device <= 0x1f).then_some(Self { domain, bus, device })
+        (bus <= 0xff && device <= 0x1f).then_some(Self {
+            domain,
+            bus,
+            device,
+        })
     }
 
     /// Returns the form in sysfs: the domain has four digits, or more if necessary.
@@ -37,7 +41,11 @@ impl BusId {
 /// Prints NVML's form, in which the domain has eight digits.
 impl fmt::Display for BusId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:08x}:{:02x}:{:02x}.0", self.domain, self.bus, self.device)
+        write!(
+            f,
+            "{:08x}:{:02x}:{:02x}.0",
+            self.domain, self.bus, self.device
+        )
     }
 }
 
@@ -50,13 +58,17 @@ impl Serialize for BusId {
 impl<'de> Deserialize<'de> for BusId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        Self::parse(&text).ok_or_else(|| D::Error::custom(format!("{text:?} is not a PCI bus address")))
+        Self::parse(&text)
+            .ok_or_else(|| D::Error::custom(format!("{text:?} is not a PCI bus address")))
     }
 }
 
 /// Parses a hexadecimal number: `u32::from_str_radix` would accept `+1`.
 fn hex(digits: &str) -> Option<u32> {
-    digits.bytes().all(|byte| byte.is_ascii_hexdigit()).then(|| u32::from_str_radix(digits, 16).ok())?
+    digits
+        .bytes()
+        .all(|byte| byte.is_ascii_hexdigit())
+        .then(|| u32::from_str_radix(digits, 16).ok())?
 }
 
 #[cfg(test)]
@@ -74,8 +86,16 @@ mod tests {
             ("", None),
         ] {
             let sysfs = BusId::parse(text).map(BusId::in_sysfs);
-            assert_eq!(sysfs.as_deref().and_then(BusId::parse), BusId::parse(text), "{text}");
-            assert_eq!(BusId::parse(text).map(|id| id.to_string()).as_deref(), printed, "{text}");
+            assert_eq!(
+                sysfs.as_deref().and_then(BusId::parse),
+                BusId::parse(text),
+                "{text}"
+            );
+            assert_eq!(
+                BusId::parse(text).map(|id| id.to_string()).as_deref(),
+                printed,
+                "{text}"
+            );
         }
     }
 }

@@ -50,7 +50,9 @@ impl Capability {
     }
 
     fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|capability| capability.name() == name)
+        Self::ALL
+            .into_iter()
+            .find(|capability| capability.name() == name)
     }
 
     const fn bit(self) -> u8 {
@@ -79,7 +81,10 @@ impl Capabilities {
     /// Returns the set of these capabilities.
     #[must_use]
     pub fn new(list: &[Capability]) -> Self {
-        Self(list.iter().fold(0, |bits, capability| bits | capability.bit()))
+        Self(
+            list.iter()
+                .fold(0, |bits, capability| bits | capability.bit()),
+        )
     }
 
     /// Returns the capabilities of an image that does not set the variable.
@@ -96,12 +101,21 @@ impl Capabilities {
         if value == "all" {
             return Ok(Self::new(&Capability::ALL));
         }
-        let names = value.split(',').map(str::trim).filter(|name| !name.is_empty());
+        let names = value
+            .split(',')
+            .map(str::trim)
+            .filter(|name| !name.is_empty());
         let known = names.map(|name| {
-            Capability::from_name(name)
-                .ok_or_else(|| format!("\"all\" or a list of {}; {name:?} is neither", Self::new(&Capability::ALL)))
+            Capability::from_name(name).ok_or_else(|| {
+                format!(
+                    "\"all\" or a list of {}; {name:?} is neither",
+                    Self::new(&Capability::ALL)
+                )
+            })
         });
-        known.collect::<Result<Vec<_>, _>>().map(|list| Self::new(&list))
+        known
+            .collect::<Result<Vec<_>, _>>()
+            .map(|list| Self::new(&list))
     }
 
     /// Whether the set contains `capability`.
@@ -118,7 +132,9 @@ impl Capabilities {
 
     /// Returns the capabilities, sorted by name.
     pub fn iter(self) -> impl Iterator<Item = Capability> {
-        Capability::ALL.into_iter().filter(move |capability| self.has(*capability))
+        Capability::ALL
+            .into_iter()
+            .filter(move |capability| self.has(*capability))
     }
 }
 
@@ -140,7 +156,11 @@ pub fn parse(value: Option<&str>, legacy: bool, supported: Capabilities) -> Resu
         None | Some("") => return Ok(Capabilities(Capabilities::default_set().0 & supported.0)),
         Some(value) => value,
     };
-    let words: Vec<&str> = value.split(',').map(str::trim).filter(|word| !word.is_empty()).collect();
+    let words: Vec<&str> = value
+        .split(',')
+        .map(str::trim)
+        .filter(|word| !word.is_empty())
+        .collect();
     if words.contains(&"all") {
         return Ok(supported);
     }
@@ -148,7 +168,11 @@ pub fn parse(value: Option<&str>, legacy: bool, supported: Capabilities) -> Resu
     for word in words {
         match Capability::from_name(word) {
             Some(capability) if supported.has(capability) => set |= capability.bit(),
-            Some(_) => bail!(refused(word, "not enabled by supported-driver-capabilities in config.toml", supported)),
+            Some(_) => bail!(refused(
+                word,
+                "not enabled by supported-driver-capabilities in config.toml",
+                supported
+            )),
             None => bail!(refused(word, "not a driver capability", supported)),
         }
     }
@@ -159,7 +183,10 @@ fn refused(word: &str, why: &str, supported: Capabilities) -> anyhow::Error {
     failure(
         &catalog::CAPABILITY,
         format!("{}: {word:?} is {why}", DRIVER_CAPABILITIES),
-        format!("start the container with {} set to \"all\" or some of {supported}", DRIVER_CAPABILITIES),
+        format!(
+            "start the container with {} set to \"all\" or some of {supported}",
+            DRIVER_CAPABILITIES
+        ),
     )
 }
 
@@ -177,22 +204,42 @@ mod tests {
             (None, every(), "compute,utility"),
             (Some(""), every(), "compute,utility"),
             (Some(" , "), every(), ""),
-            (Some("all"), every(), "compat32,compute,display,graphics,ngx,utility,video"),
-            (Some("video,all"), Capabilities::new(&[Utility, Compute]), "compute,utility"),
+            (
+                Some("all"),
+                every(),
+                "compat32,compute,display,graphics,ngx,utility,video",
+            ),
+            (
+                Some("video,all"),
+                Capabilities::new(&[Utility, Compute]),
+                "compute,utility",
+            ),
             (Some("video, compute"), every(), "compute,video"),
             (None, Capabilities::new(&[Utility]), "utility"),
         ] {
-            assert_eq!(parse(value, false, supported).unwrap().to_string(), expected, "{value:?}");
+            assert_eq!(
+                parse(value, false, supported).unwrap().to_string(),
+                expected,
+                "{value:?}"
+            );
         }
     }
 
     #[test]
     fn refused_words_are_named() {
         for (value, supported, says) in [
-            ("computer", every(), "\"computer\" is not a driver capability"),
+            (
+                "computer",
+                every(),
+                "\"computer\" is not a driver capability",
+            ),
             ("Compute", every(), "\"Compute\" is not a driver capability"),
             ("none", every(), "\"none\" is not a driver capability"),
-            ("compute,video", Capabilities::new(&[Compute]), "\"video\" is not enabled"),
+            (
+                "compute,video",
+                Capabilities::new(&[Compute]),
+                "\"video\" is not enabled",
+            ),
         ] {
             let text = base::report::render(&parse(Some(value), false, supported).unwrap_err());
             assert!(text.contains(says) && text.contains("hint: "), "{text}");
@@ -202,7 +249,14 @@ mod tests {
     #[test]
     fn the_ceiling() {
         assert_eq!(Capabilities::supported("all").unwrap(), every());
-        assert_eq!(Capabilities::supported(" utility,").unwrap().to_string(), "utility");
-        assert!(Capabilities::supported("all,utility").unwrap_err().contains("\"all\" is neither"));
+        assert_eq!(
+            Capabilities::supported(" utility,").unwrap().to_string(),
+            "utility"
+        );
+        assert!(
+            Capabilities::supported("all,utility")
+                .unwrap_err()
+                .contains("\"all\" is neither")
+        );
     }
 }

@@ -27,7 +27,12 @@ impl Nodes {
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         let gpus = self.gpus.iter().map(|minor| format!("/dev/nvidia{minor}"));
-        gpus.chain(self.caps.iter().map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}"))).collect()
+        gpus.chain(
+            self.caps
+                .iter()
+                .map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}")),
+        )
+        .collect()
     }
 }
 
@@ -63,7 +68,9 @@ pub fn in_words(names: &[String]) -> String {
     match names {
         [one] if one == "all" => "all GPUs".to_owned(),
         [one] if one == "none" => "no GPU".to_owned(),
-        [first, ..] if first.starts_with(|c: char| c.is_ascii_digit()) => format!("GPU {}", names.join(",")),
+        [first, ..] if first.starts_with(|c: char| c.is_ascii_digit()) => {
+            format!("GPU {}", names.join(","))
+        }
         _ => names.join(","),
     }
 }
@@ -91,7 +98,11 @@ pub enum DeviceId {
 /// Parses the value of the variable. Returns `None` if it requests nothing: it is empty, consists of blanks and commas, or contains `void`.
 #[must_use]
 pub fn parse(value: &str) -> Option<VisibleDevices> {
-    let words: Vec<&str> = value.split(',').map(str::trim).filter(|word| !word.is_empty()).collect();
+    let words: Vec<&str> = value
+        .split(',')
+        .map(str::trim)
+        .filter(|word| !word.is_empty())
+        .collect();
     if words.is_empty() || words.contains(&"void") {
         return None;
     }
@@ -114,7 +125,11 @@ pub fn of_words<'a>(mut words: impl Iterator<Item = &'a str> + Clone) -> Visible
 #[must_use]
 pub fn unique<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let mut seen = BTreeSet::new();
-    names.into_iter().filter(|name| seen.insert(*name)).map(str::to_owned).collect()
+    names
+        .into_iter()
+        .filter(|name| seen.insert(*name))
+        .map(str::to_owned)
+        .collect()
 }
 
 impl DeviceId {
@@ -125,7 +140,10 @@ impl DeviceId {
             return Self::Index(index);
         }
         for prefix in ["GPU-", "MIG-"] {
-            if word.get(..4).is_some_and(|start| start.eq_ignore_ascii_case(prefix)) {
+            if word
+                .get(..4)
+                .is_some_and(|start| start.eq_ignore_ascii_case(prefix))
+            {
                 return Self::Uuid(format!("{prefix}{}", word.get(4..).unwrap_or_default()));
             }
         }
@@ -145,7 +163,9 @@ impl DeviceId {
 /// Parses a number that consists of digits only: `u32::from_str` would accept `+1`.
 #[must_use]
 pub fn parse_decimal(word: &str) -> Option<u32> {
-    word.bytes().all(|b| b.is_ascii_digit()).then(|| word.parse().ok())?
+    word.bytes()
+        .all(|b| b.is_ascii_digit())
+        .then(|| word.parse().ok())?
 }
 
 /// Parses the number of an IMEX channel.
@@ -155,13 +175,15 @@ pub fn parse_decimal(word: &str) -> Option<u32> {
 pub fn imex_channel(text: &str) -> Result<u32> {
     // The limit of libnvidia-container
     const CHANNELS: u32 = 1 << 20;
-    parse_decimal(text).filter(|number| *number < CHANNELS).ok_or_else(|| {
-        failure(
-            &catalog::BAD_REQUEST,
-            format!("invalid IMEX channel {text:?}"),
-            format!("request numbers below {CHANNELS} with NVIDIA_IMEX_CHANNELS"),
-        )
-    })
+    parse_decimal(text)
+        .filter(|number| *number < CHANNELS)
+        .ok_or_else(|| {
+            failure(
+                &catalog::BAD_REQUEST,
+                format!("invalid IMEX channel {text:?}"),
+                format!("request numbers below {CHANNELS} with NVIDIA_IMEX_CHANNELS"),
+            )
+        })
 }
 
 impl fmt::Display for DeviceId {
@@ -183,7 +205,9 @@ mod tests {
 
     #[test]
     fn nothing_is_asked_by() {
-        for value in ["", " ", ",", " , ", "void", "0,void", "all,void", "void,all"] {
+        for value in [
+            "", " ", ",", " , ", "void", "0,void", "all,void", "void,all",
+        ] {
             assert_eq!(parse(value), None, "{value:?}");
         }
     }
@@ -198,7 +222,10 @@ mod tests {
             ("none,all", VisibleDevices::None),
             ("none", VisibleDevices::None),
             ("0", VisibleDevices::List(vec!["0".into()])),
-            (" 0 , 1,0", VisibleDevices::List(vec!["0".into(), "1".into()])),
+            (
+                " 0 , 1,0",
+                VisibleDevices::List(vec!["0".into(), "1".into()]),
+            ),
             ("gpu0", VisibleDevices::List(vec!["gpu0".into()])),
         ] {
             assert_eq!(parse(value), Some(expected), "{value:?}");
@@ -212,13 +239,37 @@ mod tests {
             ("MIG-1/2/3", DeviceId::Uuid("MIG-1/2/3".into()), "MIG-1/2/3"),
             ("0:1", DeviceId::Mig { gpu: 0, mig: 1 }, "0:1"),
             ("01:00.0", DeviceId::Unknown("01:00.0".into()), "01:00.0"),
-            ("0000:3B:00.0", DeviceId::PciBusId(BusId { domain: 0, bus: 0x3b, device: 0 }), "00000000:3b:00.0"),
-            ("10000:01:00.0", DeviceId::PciBusId(BusId { domain: 0x10000, bus: 1, device: 0 }), "00010000:01:00.0"),
-            ("0000:01:00.1", DeviceId::Unknown("0000:01:00.1".into()), "0000:01:00.1"),
+            (
+                "0000:3B:00.0",
+                DeviceId::PciBusId(BusId {
+                    domain: 0,
+                    bus: 0x3b,
+                    device: 0,
+                }),
+                "00000000:3b:00.0",
+            ),
+            (
+                "10000:01:00.0",
+                DeviceId::PciBusId(BusId {
+                    domain: 0x10000,
+                    bus: 1,
+                    device: 0,
+                }),
+                "00010000:01:00.0",
+            ),
+            (
+                "0000:01:00.1",
+                DeviceId::Unknown("0000:01:00.1".into()),
+                "0000:01:00.1",
+            ),
             ("-1", DeviceId::Unknown("-1".into()), "-1"),
             ("+1", DeviceId::Unknown("+1".into()), "+1"),
             ("None", DeviceId::Unknown("None".into()), "None"),
-            ("99999999999", DeviceId::Unknown("99999999999".into()), "99999999999"),
+            (
+                "99999999999",
+                DeviceId::Unknown("99999999999".into()),
+                "99999999999",
+            ),
         ] {
             let id = DeviceId::parse(word);
             assert_eq!(id, expected, "{word}");

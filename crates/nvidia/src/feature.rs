@@ -97,7 +97,9 @@ impl Feature {
     /// Returns the feature with this name in config.toml.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|feature| feature.row().name == name)
+        Self::ALL
+            .into_iter()
+            .find(|feature| feature.row().name == name)
     }
 
     /// Returns the finding about a host without its nodes. `request` is the beginning of the message.
@@ -114,7 +116,9 @@ impl Feature {
         let module = self.row().module;
         match self {
             Self::Nvswitch => {
-                format!("on a board with NVSwitches, load the kernel module {module} and start nvidia-fabricmanager")
+                format!(
+                    "on a board with NVSwitches, load the kernel module {module} and start nvidia-fabricmanager"
+                )
             }
             _ => format!("load the kernel module on the host: \"modprobe {module}\""),
         }
@@ -140,7 +144,11 @@ impl Features {
 
     /// Adds or removes a feature.
     pub const fn set(&mut self, feature: Feature, is_in: bool) {
-        self.0 = if is_in { self.0 | feature.bit() } else { self.0 & !feature.bit() };
+        self.0 = if is_in {
+            self.0 | feature.bit()
+        } else {
+            self.0 & !feature.bit()
+        };
     }
 
     /// Whether it contains no feature.
@@ -157,13 +165,17 @@ impl Features {
 
     /// Returns its features, in the order of the table.
     pub fn iter(self) -> impl Iterator<Item = Feature> {
-        Feature::ALL.into_iter().filter(move |feature| self.has(*feature))
+        Feature::ALL
+            .into_iter()
+            .filter(move |feature| self.has(*feature))
     }
 
     /// Returns the names of its features.
     #[must_use]
     pub fn names(self) -> Vec<String> {
-        self.iter().map(|feature| feature.row().name.to_owned()).collect()
+        self.iter()
+            .map(|feature| feature.row().name.to_owned())
+            .collect()
     }
 }
 
@@ -185,10 +197,16 @@ mod tests {
             let set: Features = [feature].into_iter().collect();
             assert_eq!(set.iter().collect::<Vec<_>>(), [feature]);
             assert_eq!(Feature::from_name(feature.row().name), Some(feature));
-            assert_eq!(feature.row().variable, format!("NVIDIA_{}", feature.row().name.to_uppercase()));
+            assert_eq!(
+                feature.row().variable,
+                format!("NVIDIA_{}", feature.row().name.to_uppercase())
+            );
         }
         assert_eq!(Features::default().names(), Vec::<String>::new());
-        assert_eq!(Feature::ALL.into_iter().collect::<Features>().names(), ["gds", "mofed", "gdrcopy", "nvswitch"]);
+        assert_eq!(
+            Feature::ALL.into_iter().collect::<Features>().names(),
+            ["gds", "mofed", "gdrcopy", "nvswitch"]
+        );
         assert_eq!(Feature::from_name("GDS"), None);
     }
 }

@@ -45,7 +45,11 @@ mod tests {
             ("a*b*c", "axxbxxbxc", true),
             ("a*b*c", "axxbxx", false),
         ] {
-            assert_eq!(matches(pattern.as_bytes(), text.as_bytes()), is, "{pattern} {text}");
+            assert_eq!(
+                matches(pattern.as_bytes(), text.as_bytes()),
+                is,
+                "{pattern} {text}"
+            );
         }
     }
 }

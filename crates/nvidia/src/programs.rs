@@ -23,7 +23,10 @@ const WRAPPED: &str = ".real";
 pub const ALL: [&str; 6] = [RUNTIME_HOOK, TOOLKIT, RUNTIME, CLI, CDI_HOOK, CTK];
 
 fn name_of(program: &Path) -> &str {
-    let name = program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let name = program
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
     name.strip_suffix(WRAPPED).unwrap_or(name)
 }
 
@@ -47,15 +50,27 @@ mod tests {
     fn wrapped_programs_have_another_name() {
         for (path, hook, cdi_hook) in [
             ("/usr/bin/nvidia-container-runtime-hook", true, false),
-            ("/usr/local/nvidia/toolkit/nvidia-container-runtime-hook.real", true, false),
+            (
+                "/usr/local/nvidia/toolkit/nvidia-container-runtime-hook.real",
+                true,
+                false,
+            ),
             ("/usr/bin/nvidia-container-toolkit", true, false),
             ("/usr/bin/nvidia-ctk", false, true),
-            ("/usr/local/nvidia/toolkit/nvidia-cdi-hook.real", false, true),
+            (
+                "/usr/local/nvidia/toolkit/nvidia-cdi-hook.real",
+                false,
+                true,
+            ),
             ("/usr/bin/nvidia-container-runtime", false, false),
             ("/usr/bin/oci-nvidia-hook", false, false),
             ("/", false, false),
         ] {
-            assert_eq!((is_hook(Path::new(path)), is_cdi_hook(Path::new(path))), (hook, cdi_hook), "{path}");
+            assert_eq!(
+                (is_hook(Path::new(path)), is_cdi_hook(Path::new(path))),
+                (hook, cdi_hook),
+                "{path}"
+            );
         }
     }
 }

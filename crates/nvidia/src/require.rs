@@ -38,8 +38,15 @@ pub struct Properties {
 
 impl fmt::Display for Properties {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let known = [("cuda", &self.cuda), ("driver", &self.driver), ("arch", &self.arch), ("brand", &self.brand)];
-        let known = known.iter().filter_map(|(name, value)| Some(format!("{name} {}", value.as_ref()?)));
+        let known = [
+            ("cuda", &self.cuda),
+            ("driver", &self.driver),
+            ("arch", &self.arch),
+            ("brand", &self.brand),
+        ];
+        let known = known
+            .iter()
+            .filter_map(|(name, value)| Some(format!("{name} {}", value.as_ref()?)));
         f.write_str(&known.collect::<Vec<_>>().join(", "))
     }
 }
@@ -55,7 +62,10 @@ pub struct Malformed<'a>(pub &'a str);
 pub fn evaluate<'a>(text: &'a str, properties: &Properties) -> Result<bool, Malformed<'a>> {
     let mut is_empty = true;
     for term in text.split(' ') {
-        let mut factors = term.split(',').filter(|factor| !factor.is_empty()).peekable();
+        let mut factors = term
+            .split(',')
+            .filter(|factor| !factor.is_empty())
+            .peekable();
         if factors.peek().is_none() {
             continue;
         }
@@ -67,7 +77,10 @@ pub fn evaluate<'a>(text: &'a str, properties: &Properties) -> Result<bool, Malf
     Ok(is_empty)
 }
 
-fn all_hold<'a>(factors: impl Iterator<Item = &'a str>, properties: &Properties) -> Result<bool, Malformed<'a>> {
+fn all_hold<'a>(
+    factors: impl Iterator<Item = &'a str>,
+    properties: &Properties,
+) -> Result<bool, Malformed<'a>> {
     for factor in factors {
         if !holds(factor, properties)? {
             return Ok(false);
@@ -97,7 +110,9 @@ fn holds<'a>(factor: &'a str, properties: &Properties) -> Result<bool, Malformed
     };
     let Some(known) = known else { return Ok(true) };
     if is_version {
-        return compare_versions(known, value).map(matches).ok_or(Malformed(value));
+        return compare_versions(known, value)
+            .map(matches)
+            .ok_or(Malformed(value));
     }
     match operator {
         "=" => Ok(known.eq_ignore_ascii_case(value)),
@@ -121,7 +136,11 @@ fn is_operator(c: char) -> bool {
 /// dots.
 #[must_use]
 pub fn compare_versions(a: &str, b: &str) -> Option<Ordering> {
-    if !a.bytes().chain(b.bytes()).all(|c| c.is_ascii_digit() || c == b'.') {
+    if !a
+        .bytes()
+        .chain(b.bytes())
+        .all(|c| c.is_ascii_digit() || c == b'.')
+    {
         return None;
     }
     let mut a = a.split('.').map(significant);
@@ -148,12 +167,17 @@ fn significant(digits: &str) -> &str {
 #[must_use]
 pub fn parse_cuda_version(text: &str) -> Option<(u32, u32)> {
     let text = text.strip_prefix('v').unwrap_or(text);
-    let text = text.split_once(['-', '+']).map_or(text, |(version, _)| version);
+    let text = text
+        .split_once(['-', '+'])
+        .map_or(text, |(version, _)| version);
     let numbers: Vec<_> = text.split('.').collect();
     if numbers.len() > 3 {
         return None;
     }
-    let numbers: Vec<u32> = numbers.into_iter().map(parse_decimal).collect::<Option<_>>()?;
+    let numbers: Vec<u32> = numbers
+        .into_iter()
+        .map(parse_decimal)
+        .collect::<Option<_>>()?;
     Some((*numbers.first()?, numbers.get(1).copied().unwrap_or(0)))
 }
 
@@ -218,19 +242,34 @@ mod tests {
 
     #[test]
     fn both_sides_are_named() {
-        let requirement = Requirement { variable: "NVIDIA_REQUIRE_CUDA".into(), text: "cuda>=13.0".into() };
-        let has = Properties { cuda: Some("12.2".into()), driver: Some("535.1".into()), ..Properties::default() };
-        let text = base::report::render(&check(&requirement, &[("GPU 0".into(), has)]).unwrap_err());
+        let requirement = Requirement {
+            variable: "NVIDIA_REQUIRE_CUDA".into(),
+            text: "cuda>=13.0".into(),
+        };
+        let has = Properties {
+            cuda: Some("12.2".into()),
+            driver: Some("535.1".into()),
+            ..Properties::default()
+        };
+        let text =
+            base::report::render(&check(&requirement, &[("GPU 0".into(), has)]).unwrap_err());
         assert!(
             text.starts_with(
                 "the image requires NVIDIA_REQUIRE_CUDA=\"cuda>=13.0\", but GPU 0 has cuda 12.2, driver 535.1"
             ),
             "{text}"
         );
-        let requirement = Requirement { variable: "NVIDIA_REQUIRE_X".into(), text: "cuda>>1".into() };
-        let text = base::report::render(&check(&requirement, &[("x".into(), Properties::default())]).unwrap_err());
+        let requirement = Requirement {
+            variable: "NVIDIA_REQUIRE_X".into(),
+            text: "cuda>>1".into(),
+        };
+        let text = base::report::render(
+            &check(&requirement, &[("x".into(), Properties::default())]).unwrap_err(),
+        );
         assert!(
-            text.starts_with("NVIDIA_REQUIRE_X=\"cuda>>1\" is malformed at \"cuda>>1\" (ONH-035)\nhint: "),
+            text.starts_with(
+                "NVIDIA_REQUIRE_X=\"cuda>>1\" is malformed at \"cuda>>1\" (ONH-035)\nhint: "
+            ),
             "{text}"
         );
     }

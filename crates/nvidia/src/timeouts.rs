@@ -19,13 +19,17 @@ const REST: Duration = Duration::from_secs(5);
 pub fn for_container(spent: Duration) -> Duration {
     const USUAL: Duration = Duration::from_secs(20);
     // Three seconds less than the engine waits, so that the hook can report the reason before it is killed.
-    HOOK.saturating_sub(spent + Duration::from_secs(3)).clamp(REST, USUAL)
+    HOOK.saturating_sub(spent + Duration::from_secs(3))
+        .clamp(REST, USUAL)
 }
 
 /// Returns how long a second query of NVML may take, after the first one and the wait for other processes took `spent`.
 #[must_use]
 pub fn left_for_nvml(nvml_timeout: Duration, spent: Duration) -> Duration {
-    nvml_timeout.saturating_sub(spent).max(Duration::from_secs(1)).min(nvml_timeout)
+    nvml_timeout
+        .saturating_sub(spent)
+        .max(Duration::from_secs(1))
+        .min(nvml_timeout)
 }
 
 /// Returns the longest time that a call of the hook can take with this limit for NVML. The wait for another process that queries
@@ -56,7 +60,11 @@ mod tests {
     fn a_container_is_waited_for_until_the_engine_loses_patience() {
         for (spent, patience) in [(0, 20), (30, 20), (45, 12), (52, 5), (600, 5)] {
             let spent = Duration::from_secs(spent);
-            assert_eq!(for_container(spent), Duration::from_secs(patience), "{spent:?}");
+            assert_eq!(
+                for_container(spent),
+                Duration::from_secs(patience),
+                "{spent:?}"
+            );
         }
     }
 

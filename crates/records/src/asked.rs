@@ -33,8 +33,17 @@ impl From<&GpuRequest> for Asked {
     fn from(request: &GpuRequest) -> Self {
         Self {
             visible_devices: request.devices.names(),
-            driver_capabilities: request.capabilities.iter().map(Capability::name).map(str::to_owned).collect(),
-            requirements: request.requirements.iter().map(|requirement| requirement.text.clone()).collect(),
+            driver_capabilities: request
+                .capabilities
+                .iter()
+                .map(Capability::name)
+                .map(str::to_owned)
+                .collect(),
+            requirements: request
+                .requirements
+                .iter()
+                .map(|requirement| requirement.text.clone())
+                .collect(),
             mig_config_devices: request.mig_config.clone(),
             mig_monitor_devices: request.mig_monitor.clone(),
             imex_channels: request.imex_channels.clone(),

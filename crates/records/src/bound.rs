@@ -20,7 +20,9 @@ impl Record {
         if let Some(text) = self.unshortened() {
             return Some(text.into_bytes());
         }
-        let forms = LIMITS.iter().filter_map(|(items, chars)| self.shortened(*items, *chars));
+        let forms = LIMITS
+            .iter()
+            .filter_map(|(items, chars)| self.shortened(*items, *chars));
         forms.into_iter().find(|bytes| bytes.len() <= MAX_SIZE)
     }
 
@@ -45,7 +47,18 @@ impl Record {
             created: _,
             version: _,
             hook: _,
-            container: Container { id: _, name: _, pod: Pod { name: _, namespace: _, container: _ }, bundle: _ },
+            container:
+                Container {
+                    id: _,
+                    name: _,
+                    pod:
+                        Pod {
+                            name: _,
+                            namespace: _,
+                            container: _,
+                        },
+                    bundle: _,
+                },
             stage: _,
             started: _,
             since: _,
@@ -66,7 +79,14 @@ impl Record {
                 mig_config_devices: _,
                 mig_monitor_devices: _,
             } = asked;
-            [visible_devices, driver_capabilities, requirements, imex_channels, features].map(Vec::len)
+            [
+                visible_devices,
+                driver_capabilities,
+                requirements,
+                imex_channels,
+                features,
+            ]
+            .map(Vec::len)
         });
         let [a, b, c, d, e] = of_request;
         [devices.len(), findings.len(), steps.len(), a, b, c, d, e]
@@ -78,7 +98,8 @@ impl Record {
         value.as_object_mut()?.remove("created");
         shorten(&mut value, items, chars);
         let mut record: Self = serde_json::from_value(value).ok()?;
-        (record.container.id, record.container.bundle) = (self.container.id.clone(), self.container.bundle.clone());
+        (record.container.id, record.container.bundle) =
+            (self.container.id.clone(), self.container.bundle.clone());
         if items == LIMITS[0].0 {
             record.created.clone_from(&self.created);
         }
@@ -98,7 +119,9 @@ fn shorten(value: &mut Value, items: usize, chars: usize) {
                 list.push(format!("… and {more} more").into());
             }
         }
-        Value::Object(members) => members.values_mut().for_each(|member| shorten(member, items, chars)),
+        Value::Object(members) => members
+            .values_mut()
+            .for_each(|member| shorten(member, items, chars)),
         _ => {}
     }
 }
@@ -122,7 +145,10 @@ mod tests {
     #[test]
     fn a_small_record_is_kept_as_it_is() {
         let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
-        record.asked = Some(Asked { visible_devices: vec!["0".to_owned(); 64], ..Asked::default() });
+        record.asked = Some(Asked {
+            visible_devices: vec!["0".to_owned(); 64],
+            ..Asked::default()
+        });
         record.end(Outcome::Given, "x".repeat(2000));
         assert_eq!(Record::parse(&record.to_bytes().unwrap()).unwrap(), record);
     }
@@ -134,11 +160,35 @@ mod tests {
         for (items, chars) in [(0, 0), (3, 20), (64, 100), (65, 10), (3, 2500), (64, 1000)] {
             let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
             record.name_container("c".to_owned(), Pod::default(), Path::new("/run/bundle"));
-            record.devices = vec![Device { index: Some(1), uuid: text(chars), ..Device::default() }; items];
-            record.steps = vec![TimedStep { name: "driver".to_owned(), milliseconds: 0.1 + 0.2 }; items];
-            record.created = vec![crate::created::Entry { path: "/usr/a b".into(), inode: u64::MAX }; items];
-            record.asked = Some(Asked { visible_devices: vec!["all".to_owned(); items], ..Asked::default() });
-            let shortened = LIMITS.iter().filter_map(|(items, chars)| record.shortened(*items, *chars));
+            record.devices = vec![
+                Device {
+                    index: Some(1),
+                    uuid: text(chars),
+                    ..Device::default()
+                };
+                items
+            ];
+            record.steps = vec![
+                TimedStep {
+                    name: "driver".to_owned(),
+                    milliseconds: 0.1 + 0.2
+                };
+                items
+            ];
+            record.created = vec![
+                crate::created::Entry {
+                    path: "/usr/a b".into(),
+                    inode: u64::MAX
+                };
+                items
+            ];
+            record.asked = Some(Asked {
+                visible_devices: vec!["all".to_owned(); items],
+                ..Asked::default()
+            });
+            let shortened = LIMITS
+                .iter()
+                .filter_map(|(items, chars)| record.shortened(*items, *chars));
             let expected = shortened.into_iter().find(|bytes| bytes.len() <= MAX_SIZE);
             assert_eq!(record.to_bytes(), expected, "{items} {chars}");
             let fits = items < 65 && items * chars < 20_000 && chars < 2000;
@@ -149,9 +199,15 @@ mod tests {
     #[test]
     fn a_list_says_how_much_of_it_is_gone() {
         let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
-        record.asked = Some(Asked { visible_devices: vec!["abcd".to_owned(); 1_000_000], ..Asked::default() });
+        record.asked = Some(Asked {
+            visible_devices: vec!["abcd".to_owned(); 1_000_000],
+            ..Asked::default()
+        });
         let read = Record::parse(&record.to_bytes().unwrap()).unwrap();
-        assert_eq!(read.asked.unwrap().visible_devices.last().unwrap(), "… and 999936 more");
+        assert_eq!(
+            read.asked.unwrap().visible_devices.last().unwrap(),
+            "… and 999936 more"
+        );
     }
 
     proptest! {

@@ -29,7 +29,10 @@ impl TryFrom<String> for Entry {
 
     fn try_from(text: String) -> Result<Self, Error> {
         let (inode, path) = text.split_once(' ').context("not a number and a path")?;
-        Ok(Self { path: path.into(), inode: inode.parse()? })
+        Ok(Self {
+            path: path.into(),
+            inode: inode.parse()?,
+        })
     }
 }
 
@@ -42,7 +45,10 @@ pub struct Created<'a> {
 
 impl<'a> From<&'a Entry> for Created<'a> {
     fn from(Entry { path, inode }: &'a Entry) -> Self {
-        Self { inode: *inode, path }
+        Self {
+            inode: *inode,
+            path,
+        }
     }
 }
 
@@ -50,8 +56,15 @@ impl<'a> From<&'a Entry> for Created<'a> {
 /// record of the last.
 #[must_use]
 pub fn merge(earlier: Vec<Entry>, later: Vec<Entry>) -> Vec<Entry> {
-    let is_later = |entry: &Entry| later.iter().any(|other| other.path.as_os_str() == entry.path.as_os_str());
-    let mut all: Vec<_> = earlier.into_iter().filter(|entry| !is_later(entry)).collect();
+    let is_later = |entry: &Entry| {
+        later
+            .iter()
+            .any(|other| other.path.as_os_str() == entry.path.as_os_str())
+    };
+    let mut all: Vec<_> = earlier
+        .into_iter()
+        .filter(|entry| !is_later(entry))
+        .collect();
     all.extend(later);
     all.truncate(MAX_ENTRIES);
     all
@@ -62,12 +75,18 @@ mod tests {
     use super::*;
 
     fn entry(path: &str, inode: u64) -> Entry {
-        Entry { path: path.into(), inode }
+        Entry {
+            path: path.into(),
+            inode,
+        }
     }
 
     #[test]
     fn the_later_call_counts() {
-        let all = merge(vec![entry("/a", 1), entry("/b", 2)], vec![entry("/b", 3), entry("/c", 4)]);
+        let all = merge(
+            vec![entry("/a", 1), entry("/b", 2)],
+            vec![entry("/b", 3), entry("/c", 4)],
+        );
         assert_eq!(all, [entry("/a", 1), entry("/b", 3), entry("/c", 4)]);
     }
 
@@ -75,7 +94,10 @@ mod tests {
     fn what_is_written_is_read() {
         let text = serde_json::to_string(&entry("/a b", u64::MAX)).unwrap();
         assert_eq!(text, r#""18446744073709551615 /a b""#);
-        assert_eq!(serde_json::from_str::<Entry>(&text).unwrap(), entry("/a b", u64::MAX));
+        assert_eq!(
+            serde_json::from_str::<Entry>(&text).unwrap(),
+            entry("/a b", u64::MAX)
+        );
         for text in [r#""""#, r#""1""#, r#""x /a""#, "3"] {
             assert!(serde_json::from_str::<Entry>(text).is_err(), "{text}");
         }

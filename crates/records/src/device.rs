@@ -30,11 +30,18 @@ impl Device {
     /// Returns a device of which only the node is known.
     #[must_use]
     pub fn of_node(path: String) -> Self {
-        Self { node: path, ..Self::default() }
+        Self {
+            node: path,
+            ..Self::default()
+        }
     }
 
     fn uuid_or_name(&self) -> &str {
-        if self.uuid.is_empty() { &self.name } else { &self.uuid }
+        if self.uuid.is_empty() {
+            &self.name
+        } else {
+            &self.uuid
+        }
     }
 
     /// Returns the index as in a request, `0` or `0:1`; without one, the name of the node, the UUID, or the name of a CDI device.
@@ -68,17 +75,52 @@ mod tests {
 
     #[test]
     fn each_kind_of_device() {
-        let gpu = Device { index: Some(1), name: "H100".to_owned(), uuid: "GPU-1".to_owned(), ..Device::default() };
-        let mig = Device { mig_index: Some(2), uuid: "MIG-1".to_owned(), ..gpu.clone() };
+        let gpu = Device {
+            index: Some(1),
+            name: "H100".to_owned(),
+            uuid: "GPU-1".to_owned(),
+            ..Device::default()
+        };
+        let mig = Device {
+            mig_index: Some(2),
+            uuid: "MIG-1".to_owned(),
+            ..gpu.clone()
+        };
         let node = Device::of_node("/dev/nvidia3".to_owned());
-        let named = Device { name: "nvidia.com/gpu=0".to_owned(), ..Device::default() };
+        let named = Device {
+            name: "nvidia.com/gpu=0".to_owned(),
+            ..Device::default()
+        };
         for (device, short, text, json) in [
-            (gpu, "1", "GPU 1: H100 (UUID: GPU-1)", r#"{"index":1,"name":"H100","uuid":"GPU-1"}"#),
-            (mig, "1:2", "MIG 1:2 of H100 (UUID: MIG-1)", r#"{"index":1,"mig_index":2,"name":"H100","uuid":"MIG-1"}"#),
-            (named, "nvidia.com/gpu=0", "nvidia.com/gpu=0", r#"{"name":"nvidia.com/gpu=0"}"#),
-            (node, "nvidia3", "/dev/nvidia3", r#"{"node":"/dev/nvidia3"}"#),
+            (
+                gpu,
+                "1",
+                "GPU 1: H100 (UUID: GPU-1)",
+                r#"{"index":1,"name":"H100","uuid":"GPU-1"}"#,
+            ),
+            (
+                mig,
+                "1:2",
+                "MIG 1:2 of H100 (UUID: MIG-1)",
+                r#"{"index":1,"mig_index":2,"name":"H100","uuid":"MIG-1"}"#,
+            ),
+            (
+                named,
+                "nvidia.com/gpu=0",
+                "nvidia.com/gpu=0",
+                r#"{"name":"nvidia.com/gpu=0"}"#,
+            ),
+            (
+                node,
+                "nvidia3",
+                "/dev/nvidia3",
+                r#"{"node":"/dev/nvidia3"}"#,
+            ),
         ] {
-            assert_eq!((device.short().as_str(), device.to_string().as_str()), (short, text));
+            assert_eq!(
+                (device.short().as_str(), device.to_string().as_str()),
+                (short, text)
+            );
             assert_eq!(serde_json::to_string(&device).unwrap(), json);
             assert_eq!(serde_json::from_str::<Device>(json).unwrap(), device);
         }

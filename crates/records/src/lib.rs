@@ -97,13 +97,25 @@ impl Container {
     /// Returns the id as engines print it: 12 digits of a hash.
     pub fn short(&self) -> &str {
         let is_hash = self.id.len() == 64 && self.id.bytes().all(|byte| byte.is_ascii_hexdigit());
-        if is_hash { self.id.get(..12).unwrap_or_default() } else { &self.id }
+        if is_hash {
+            self.id.get(..12).unwrap_or_default()
+        } else {
+            &self.id
+        }
     }
 
     /// Returns `namespace/pod/container`, or the name; empty if neither is known.
     pub fn display_name(&self) -> String {
-        let Pod { name, namespace, container } = &self.pod;
-        one_line(&if name.is_empty() { self.name.clone() } else { format!("{namespace}/{name}/{container}") })
+        let Pod {
+            name,
+            namespace,
+            container,
+        } = &self.pod;
+        one_line(&if name.is_empty() {
+            self.name.clone()
+        } else {
+            format!("{namespace}/{name}/{container}")
+        })
     }
 }
 
@@ -174,26 +186,49 @@ impl Record {
 
     /// Returns when the call began, or the first call for the same container that failed like this one.
     pub fn since(&self) -> &str {
-        if self.since.is_empty() { &self.started } else { &self.since }
+        if self.since.is_empty() {
+            &self.started
+        } else {
+            &self.since
+        }
     }
 
     /// Sets the container that the call is for.
     pub fn name_container(&mut self, id: String, pod: Pod, bundle: &Path) {
-        self.container = Container { id, pod, bundle: bundle.to_owned(), ..Container::default() };
+        self.container = Container {
+            id,
+            pod,
+            bundle: bundle.to_owned(),
+            ..Container::default()
+        };
     }
 
     /// Reports whether a later call of the hook belongs to the same start of the container as this one. precreate is called before
     /// the container has a process, and begins a start; all later calls of a start are for the same process.
     #[must_use]
     pub fn is_of_start(&self, later: &Self) -> bool {
-        let follows_precreate = self.stage == PRECREATE && self.pid == 0 && later.stage != PRECREATE;
+        let follows_precreate =
+            self.stage == PRECREATE && self.pid == 0 && later.stage != PRECREATE;
         self.ended.is_empty() && (follows_precreate || self.pid != 0 && self.pid == later.pid)
     }
 
     /// Continues the record of an earlier call for the same start.
     pub fn follow(&mut self, earlier: Self) {
-        let Self { container, pid, findings, steps, created, .. } = std::mem::take(self);
-        *self = Self { container, pid, created, outcome: Outcome::Unfinished, ..earlier };
+        let Self {
+            container,
+            pid,
+            findings,
+            steps,
+            created,
+            ..
+        } = std::mem::take(self);
+        *self = Self {
+            container,
+            pid,
+            created,
+            outcome: Outcome::Unfinished,
+            ..earlier
+        };
         self.findings.extend(findings);
         self.steps.extend(steps);
     }
@@ -222,13 +257,20 @@ impl Record {
     pub fn step(&mut self, name: &str, took: Duration) {
         // Whole microseconds, because JSON would have all digits of the binary fraction.
         let milliseconds = (took.as_secs_f64() * 1_000_000.0).round() / 1000.0;
-        self.steps.push(TimedStep { name: name.to_owned(), milliseconds });
+        self.steps.push(TimedStep {
+            name: name.to_owned(),
+            milliseconds,
+        });
     }
 
     /// Ends the call. A container that was given GPUs has the outcome [`Outcome::Incomplete`] if a finding reports a shortfall.
     pub fn end(&mut self, outcome: Outcome, reason: String) {
         let is_short = outcome == Outcome::Given && self.shortfall().is_some();
-        self.outcome = if is_short { Outcome::Incomplete } else { outcome };
+        self.outcome = if is_short {
+            Outcome::Incomplete
+        } else {
+            outcome
+        };
         self.reason = reason;
     }
 
@@ -239,8 +281,14 @@ impl Record {
 
     /// Returns the most severe finding, except for notes.
     pub fn most_severe(&self) -> Option<&StoredFinding> {
-        let of = |severity: &str| self.findings.iter().find(|finding| finding.severity == severity);
-        of("error").or_else(|| self.of_shortfall()).or_else(|| of("warning"))
+        let of = |severity: &str| {
+            self.findings
+                .iter()
+                .find(|finding| finding.severity == severity)
+        };
+        of("error")
+            .or_else(|| self.of_shortfall())
+            .or_else(|| of("warning"))
     }
 
     /// Returns the finding that reports the shortfall.
@@ -256,7 +304,12 @@ impl Record {
     pub fn document(&self) -> serde_json::Result<serde_json::Value> {
         let mut value = serde_json::to_value(self)?;
         if let Some(created) = value.get_mut("created") {
-            *created = serde_json::to_value(self.created.iter().map(created::Created::from).collect::<Vec<_>>())?;
+            *created = serde_json::to_value(
+                self.created
+                    .iter()
+                    .map(created::Created::from)
+                    .collect::<Vec<_>>(),
+            )?;
         }
         Ok(value)
     }
@@ -267,7 +320,11 @@ impl Record {
     /// If the text is not a record, or has another version.
     pub fn parse(bytes: &[u8]) -> anyhow::Result<Self> {
         let record: Self = base::json::from_bytes(bytes)?;
-        anyhow::ensure!(record.version == VERSION, "record version {}, expected {VERSION}", record.version);
+        anyhow::ensure!(
+            record.version == VERSION,
+            "record version {}, expected {VERSION}",
+            record.version
+        );
         Ok(record)
     }
 }

@@ -40,16 +40,22 @@ type Seniority = BTreeMap<String, String>;
 pub(crate) fn surplus(records: Vec<Candidate>) -> Vec<String> {
     let mut seniority = Seniority::new();
     for Candidate { record, .. } in &records {
-        let first =
-            seniority.entry(record.container.pod.namespace.clone()).or_insert_with(|| record.since().to_owned());
+        let first = seniority
+            .entry(record.container.pod.namespace.clone())
+            .or_insert_with(|| record.since().to_owned());
         if record.since() < first.as_str() {
             record.since().clone_into(first);
         }
     }
-    let (running, others): (Vec<_>, Vec<_>) =
-        records.into_iter().partition(|Candidate { record, bundle_exists, .. }| {
+    let (running, others): (Vec<_>, Vec<_>) = records.into_iter().partition(
+        |Candidate {
+             record,
+             bundle_exists,
+             ..
+         }| {
             *bundle_exists && record.ended.is_empty() && record.outcome != Outcome::Failed
-        });
+        },
+    );
     let for_others = MAX_ENDED.saturating_sub(running.len()).max(MIN_ENDED);
     let mut names = beyond(others, for_others, &seniority);
     names.extend(beyond(running, MAX_RECORDS - MIN_ENDED, &seniority));
@@ -61,11 +67,16 @@ pub(crate) fn surplus(records: Vec<Candidate>) -> Vec<String> {
 /// places, and older namespaces for the others.
 fn beyond(mut records: Vec<Candidate>, count: usize, seniority: &Seniority) -> Vec<String> {
     newest_first(&mut records, |candidate| {
-        (usize::from(candidate.record.outcome != Outcome::Failed), &candidate.record)
+        (
+            usize::from(candidate.record.outcome != Outcome::Failed),
+            &candidate.record,
+        )
     });
     let mut of_namespace: BTreeMap<String, usize> = BTreeMap::new();
     let ranked = records.into_iter().map(|candidate| {
-        let rank = of_namespace.entry(candidate.record.container.pod.namespace.clone()).or_default();
+        let rank = of_namespace
+            .entry(candidate.record.container.pod.namespace.clone())
+            .or_default();
         *rank += 1;
         (*rank - 1, candidate)
     });
@@ -73,9 +84,19 @@ fn beyond(mut records: Vec<Candidate>, count: usize, seniority: &Seniority) -> V
     newest_first(&mut ranked, |(rank, candidate)| (*rank, &candidate.record));
     let mut older = ranked.split_off(ranked.len().min(count / 2));
     older.sort_by_cached_key(|(rank, candidate)| {
-        (rank / SHARE, seniority.get(&candidate.record.container.pod.namespace).cloned(), *rank)
+        (
+            rank / SHARE,
+            seniority
+                .get(&candidate.record.container.pod.namespace)
+                .cloned(),
+            *rank,
+        )
     });
-    older.into_iter().skip(count - count / 2).map(|(_, candidate)| candidate.name).collect()
+    older
+        .into_iter()
+        .skip(count - count / 2)
+        .map(|(_, candidate)| candidate.name)
+        .collect()
 }
 
 /// Sorts items by a rank, then by the time at which their container started, with the newest one first.
@@ -94,13 +115,21 @@ pub(crate) fn superseded(by: &Record, records: &[(String, Record)]) -> Vec<Strin
     if by.outcome != Outcome::Failed || name.is_empty() && *pod == Pod::default() {
         return Vec::new();
     }
-    let mut failed: Vec<_> = records.iter().filter(|(_, record)| record.outcome == Outcome::Failed).collect();
+    let mut failed: Vec<_> = records
+        .iter()
+        .filter(|(_, record)| record.outcome == Outcome::Failed)
+        .collect();
     failed.retain(|(_, Record { container, .. })| {
         container.id != *id && container.name == *name && container.pod == *pod
     });
     newest_first(&mut failed, |(_, record)| (0, record));
-    let (same, others): (Vec<_>, Vec<_>) = failed.into_iter().partition(|(_, record)| record.reason == by.reason);
-    same.into_iter().chain(others.into_iter().skip(MAX_REASONS - 1)).map(|(name, _)| name.clone()).collect()
+    let (same, others): (Vec<_>, Vec<_>) = failed
+        .into_iter()
+        .partition(|(_, record)| record.reason == by.reason);
+    same.into_iter()
+        .chain(others.into_iter().skip(MAX_REASONS - 1))
+        .map(|(name, _)| name.clone())
+        .collect()
 }
 
 #[cfg(test)]
@@ -112,17 +141,30 @@ mod tests {
     fn record(id: &str, namespace: &str, outcome: Outcome, started: usize) -> Record {
         let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
         let name = if namespace.is_empty() { "" } else { "pod" };
-        let pod = Pod { name: name.into(), namespace: namespace.into(), container: String::new() };
+        let pod = Pod {
+            name: name.into(),
+            namespace: namespace.into(),
+            container: String::new(),
+        };
         record.name_container(id.to_owned(), pod, Path::new("/nowhere"));
         record.end(outcome, "because".to_owned());
         record.started = format!("{started:06}");
         record
     }
 
-    fn kept(count: usize, namespace: &str, outcome: Outcome, bundle_exists: bool) -> Vec<Candidate> {
+    fn kept(
+        count: usize,
+        namespace: &str,
+        outcome: Outcome,
+        bundle_exists: bool,
+    ) -> Vec<Candidate> {
         let one = |number| {
             let id = format!("{namespace}{outcome:?}{number}");
-            Candidate { name: id.clone(), record: record(&id, namespace, outcome, number), bundle_exists }
+            Candidate {
+                name: id.clone(),
+                record: record(&id, namespace, outcome, number),
+                bundle_exists,
+            }
         };
         (0..count).map(one).collect()
     }
@@ -134,7 +176,10 @@ mod tests {
         records.extend(kept(30, "other", Outcome::Given, false));
         let gone = surplus(records);
         assert_eq!(gone.len(), 1180 - 200);
-        assert!(gone.iter().all(|name| !name.starts_with("Given")), "none that runs");
+        assert!(
+            gone.iter().all(|name| !name.starts_with("Given")),
+            "none that runs"
+        );
     }
 
     #[test]
@@ -146,13 +191,19 @@ mod tests {
         let gone = surplus(records);
         assert!(gone.iter().all(|name| name.starts_with("loop")), "{gone:?}");
         assert_eq!(gone.len(), 10_060 - MAX_ENDED);
-        assert!(!gone.contains(&"loopFailed9999".to_owned()) && gone.contains(&"loopFailed0".to_owned()));
+        assert!(
+            !gone.contains(&"loopFailed9999".to_owned())
+                && gone.contains(&"loopFailed0".to_owned())
+        );
     }
 
     /// Records of `namespaces` different namespaces, each with `each` failures, that started from `from` on.
     fn invented(namespaces: usize, each: usize, from: usize) -> Vec<Candidate> {
         let one = |number: usize| {
-            let (namespace, id) = (format!("invented{}", from + number / each), format!("invented{}", from + number));
+            let (namespace, id) = (
+                format!("invented{}", from + number / each),
+                format!("invented{}", from + number),
+            );
             Candidate {
                 name: id.clone(),
                 record: record(&id, &namespace, Outcome::Failed, from + number),
@@ -166,7 +217,8 @@ mod tests {
     fn add(kept: &mut Vec<Candidate>, more: Vec<Candidate>) {
         for candidate in more {
             if kept.len() >= MAX_RECORDS {
-                let gone: std::collections::BTreeSet<String> = surplus(kept.clone()).into_iter().collect();
+                let gone: std::collections::BTreeSet<String> =
+                    surplus(kept.clone()).into_iter().collect();
                 kept.retain(|candidate| !gone.contains(&candidate.name));
             }
             kept.push(candidate);
@@ -174,18 +226,31 @@ mod tests {
     }
 
     fn of_victim(kept: &[Candidate]) -> usize {
-        kept.iter().filter(|candidate| candidate.name.starts_with("victim")).count()
+        kept.iter()
+            .filter(|candidate| candidate.name.starts_with("victim"))
+            .count()
     }
 
     #[test]
     fn many_namespaces_do_not_push_out_one() {
         for (namespaces, each) in [(520, 1), (5000, 1), (300, 5), (100, 40), (1, 5000)] {
-            for (outcome, count) in [(Outcome::Failed, 5), (Outcome::Given, 5), (Outcome::Failed, SHARE)] {
+            for (outcome, count) in [
+                (Outcome::Failed, 5),
+                (Outcome::Given, 5),
+                (Outcome::Failed, SHARE),
+            ] {
                 let mut records = kept(count, "victim", outcome, false);
                 add(&mut records, invented(namespaces, each, 1000));
-                assert_eq!(of_victim(&records), count, "{namespaces} namespaces with {each} records each");
+                assert_eq!(
+                    of_victim(&records),
+                    count,
+                    "{namespaces} namespaces with {each} records each"
+                );
                 let gone = surplus(records.clone());
-                assert!(gone.iter().all(|name| !name.starts_with("victim")), "{namespaces} {each}: {gone:?}");
+                assert!(
+                    gone.iter().all(|name| !name.starts_with("victim")),
+                    "{namespaces} {each}: {gone:?}"
+                );
                 let newest = format!("invented{}", 1000 + namespaces * each - 1);
                 assert!(!gone.contains(&newest), "the newest record stays");
             }
@@ -216,7 +281,10 @@ mod tests {
             candidate
         }));
         let gone = surplus(records);
-        assert!(gone.len() == 505 - (MAX_RECORDS - MIN_ENDED) && gone.iter().all(|name| !name.starts_with("victim")));
+        assert!(
+            gone.len() == 505 - (MAX_RECORDS - MIN_ENDED)
+                && gone.iter().all(|name| !name.starts_with("victim"))
+        );
     }
 
     #[test]
@@ -227,7 +295,11 @@ mod tests {
         let mut records = invented(400, 1, 1000);
         records.extend(again);
         records.extend(invented(300, 1, 950_000));
-        assert!(surplus(records).iter().all(|name| !name.starts_with("victim")));
+        assert!(
+            surplus(records)
+                .iter()
+                .all(|name| !name.starts_with("victim"))
+        );
     }
 
     #[test]
@@ -235,7 +307,10 @@ mod tests {
         let mut records = kept(10, "", Outcome::Failed, false);
         records.extend(kept(MAX_ENDED, "", Outcome::Given, false));
         let gone = surplus(records);
-        let expected: Vec<_> = (0..10).rev().map(|number| format!("Given{number}")).collect();
+        let expected: Vec<_> = (0..10)
+            .rev()
+            .map(|number| format!("Given{number}"))
+            .collect();
         assert_eq!(gone, expected);
     }
 
@@ -248,8 +323,14 @@ mod tests {
 
     #[test]
     fn attempts_of_one_container_are_one_record() {
-        let mut records: Vec<_> =
-            (0..6).map(|n| (format!("old{n}"), record(&format!("i{n}"), "lab", Outcome::Failed, n))).collect();
+        let mut records: Vec<_> = (0..6)
+            .map(|n| {
+                (
+                    format!("old{n}"),
+                    record(&format!("i{n}"), "lab", Outcome::Failed, n),
+                )
+            })
+            .collect();
         records.push(("runs".to_owned(), record("r", "lab", Outcome::Given, 7)));
         records.push(("else".to_owned(), record("e", "other", Outcome::Failed, 7)));
         let new = record("new", "lab", Outcome::Failed, 8);
@@ -263,6 +344,13 @@ mod tests {
         assert_eq!(superseded(&new, &records), ["old2", "old1", "old0"]);
         assert!(superseded(&record("x", "lab", Outcome::Given, 9), &records).is_empty());
         let plain = record("p", "", Outcome::Failed, 1);
-        assert!(superseded(&plain, &[("q".to_owned(), record("q", "", Outcome::Failed, 0))]).is_empty(), "no name");
+        assert!(
+            superseded(
+                &plain,
+                &[("q".to_owned(), record("q", "", Outcome::Failed, 0))]
+            )
+            .is_empty(),
+            "no name"
+        );
     }
 }

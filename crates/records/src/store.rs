@@ -50,7 +50,9 @@ impl Store {
     /// Writes a record, which replaces the container's last one. Errors are ignored: a full file system must not stop a
     /// container.
     pub fn write(&self, record: &Record) {
-        let Some(name) = file_name(&record.container.id) else { return };
+        let Some(name) = file_name(&record.container.id) else {
+            return;
+        };
         // Only a failure can replace others, so only then all records are read.
         if record.outcome == Outcome::Failed {
             self.write_failure(&name, record);
@@ -67,12 +69,22 @@ impl Store {
     /// Writes the record of a failure, and removes those that it replaces.
     fn write_failure(&self, name: &str, record: &Record) {
         // Compare the shortened record, as it is stored.
-        let Some(mut stored) = record.to_bytes().and_then(|bytes| Record::parse(&bytes).ok()) else { return };
+        let Some(mut stored) = record
+            .to_bytes()
+            .and_then(|bytes| Record::parse(&bytes).ok())
+        else {
+            return;
+        };
         let others = self.readable();
         let replaced = superseded(&stored, &others);
-        let earlier = others.iter().filter(|(name, _)| replaced.contains(name)).map(|(_, record)| record.since());
+        let earlier = others
+            .iter()
+            .filter(|(name, _)| replaced.contains(name))
+            .map(|(_, record)| record.since());
         stored.since = earlier.min().map(str::to_owned).unwrap_or_default();
-        let Some(bytes) = stored.to_bytes() else { return };
+        let Some(bytes) = stored.to_bytes() else {
+            return;
+        };
         if self.0.replace(name, &bytes).is_ok() {
             replaced.iter().for_each(|name| self.remove(name));
         }
@@ -118,7 +130,9 @@ impl Store {
         if !self.0.may_have(MAX_RECORDS) {
             return;
         }
-        let Ok(names) = self.0.all_names() else { return };
+        let Ok(names) = self.0.all_names() else {
+            return;
+        };
         if names.len() < MAX_RECORDS {
             return;
         }
@@ -133,7 +147,11 @@ impl Store {
             match self.read(&name) {
                 Ok(record) => {
                     let bundle_exists = record.container.bundle.is_dir();
-                    records.push(Candidate { name, record, bundle_exists });
+                    records.push(Candidate {
+                        name,
+                        record,
+                        bundle_exists,
+                    });
                 }
                 Err(_) => self.remove(&name),
             }
@@ -147,12 +165,18 @@ impl Store {
 
     fn readable(&self) -> Vec<(String, Record)> {
         let names = self.0.names().unwrap_or_default();
-        names.into_iter().filter_map(|name| self.read(&name).ok().map(|record| (name, record))).collect()
+        names
+            .into_iter()
+            .filter_map(|name| self.read(&name).ok().map(|record| (name, record)))
+            .collect()
     }
 
     fn read(&self, name: &str) -> anyhow::Result<Record> {
         let limit = u64::try_from(MAX_SIZE).unwrap_or(u64::MAX);
-        let bytes = self.0.read(name, limit)?.ok_or_else(|| anyhow::anyhow!("it no longer exists"))?;
+        let bytes = self
+            .0
+            .read(name, limit)?
+            .ok_or_else(|| anyhow::anyhow!("it no longer exists"))?;
         Record::parse(&bytes)
     }
 }
@@ -196,11 +220,18 @@ mod tests {
         std::fs::write(dir.join("d.json"), r#"{"version":99}"#).unwrap();
         std::fs::write(dir.join("e.json"), vec![b' '; MAX_SIZE + 1]).unwrap();
         let found = store.all().unwrap();
-        assert_eq!(found.records, [record("b", Outcome::Failed, "2"), record("a", Outcome::Given, "1")]);
+        assert_eq!(
+            found.records,
+            [
+                record("b", Outcome::Failed, "2"),
+                record("a", Outcome::Given, "1")
+            ]
+        );
         let mut broken: Vec<_> = found.broken.iter().map(|(name, _)| name.as_str()).collect();
         broken.sort_unstable();
         assert_eq!(broken, ["c.json", "d.json", "e.json"]);
-        let ended = ["a", "b", "c", "d", "e", "../b"].map(|id| store.end(id, SystemTime::UNIX_EPOCH, |_| ()).is_some());
+        let ended = ["a", "b", "c", "d", "e", "../b"]
+            .map(|id| store.end(id, SystemTime::UNIX_EPOCH, |_| ()).is_some());
         assert_eq!(ended, [true, true, false, false, false, false]);
         let found = store.all().unwrap();
         let mut ended = record("a", Outcome::Given, "1");
@@ -210,10 +241,22 @@ mod tests {
 
     #[test]
     fn an_id_with_a_path_is_refused() {
-        for id in ["", ".", "..", "../x", "a/b", ".hidden", "a\nb", &"x".repeat(201)] {
+        for id in [
+            "",
+            ".",
+            "..",
+            "../x",
+            "a/b",
+            ".hidden",
+            "a\nb",
+            &"x".repeat(201),
+        ] {
             assert_eq!(file_name(id), None, "{id:?}");
         }
-        assert_eq!(file_name("crio-0A_b.c").as_deref(), Some("crio-0A_b.c.json"));
+        assert_eq!(
+            file_name("crio-0A_b.c").as_deref(),
+            Some("crio-0A_b.c.json")
+        );
     }
 
     #[test]
@@ -222,7 +265,11 @@ mod tests {
         let dir = base.path().join("oci-nvidia-hook").join(DIR);
         for number in 0..MAX_RECORDS + 20 {
             store.prune();
-            store.write(&record(&format!("c{number}"), Outcome::Given, &format!("{number:04}")));
+            store.write(&record(
+                &format!("c{number}"),
+                Outcome::Given,
+                &format!("{number:04}"),
+            ));
             assert!(store.0.all_names().unwrap().len() <= MAX_RECORDS);
         }
         // Temporary files of killed writers are removed too, but not one that may still be written.
@@ -237,20 +284,43 @@ mod tests {
         store.prune();
         let names = store.0.all_names().unwrap();
         assert!(names.len() <= MAX_RECORDS / 2 + 1, "{}", names.len());
-        assert!(names.contains(&".x0.json.1".to_owned()) && !names.contains(&"broken.json".to_owned()));
-        assert_eq!(store.all().unwrap().records[0].container.id, format!("c{}", MAX_RECORDS + 19), "the newest");
+        assert!(
+            names.contains(&".x0.json.1".to_owned()) && !names.contains(&"broken.json".to_owned())
+        );
+        assert_eq!(
+            store.all().unwrap().records[0].container.id,
+            format!("c{}", MAX_RECORDS + 19),
+            "the newest"
+        );
     }
 
     #[test]
     fn attempts_of_one_pod_have_one_record() {
         let (_base, store) = store();
         for number in 0..20 {
-            let mut record = record(&format!("c{number}"), Outcome::Failed, &format!("{number:04}"));
-            record.container.pod = Pod { name: "p".into(), namespace: "n".into(), container: "c".into() };
+            let mut record = record(
+                &format!("c{number}"),
+                Outcome::Failed,
+                &format!("{number:04}"),
+            );
+            record.container.pod = Pod {
+                name: "p".into(),
+                namespace: "n".into(),
+                container: "c".into(),
+            };
             store.write(&record);
         }
         let left = store.all().unwrap().records;
-        assert_eq!(left.iter().map(|record| record.container.id.as_str()).collect::<Vec<_>>(), ["c19"]);
-        assert_eq!((left[0].started.as_str(), left[0].since.as_str()), ("0019", "0000"), "the first attempt");
+        assert_eq!(
+            left.iter()
+                .map(|record| record.container.id.as_str())
+                .collect::<Vec<_>>(),
+            ["c19"]
+        );
+        assert_eq!(
+            (left[0].started.as_str(), left[0].since.as_str()),
+            ("0019", "0000"),
+            "the first attempt"
+        );
     }
 }

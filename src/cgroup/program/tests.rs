@@ -16,7 +16,9 @@ struct Ask {
 
 /// Interprets the part of eBPF that device programs use; r1 is the context. `None` for anything else.
 fn run(program: &[Insn], ask: Ask) -> Option<u64> {
-    let context = [ask.access << 16 | ask.kind, ask.major, ask.minor].map(u32::to_le_bytes).concat();
+    let context = [ask.access << 16 | ask.kind, ask.major, ask.minor]
+        .map(u32::to_le_bytes)
+        .concat();
     let mut registers = [None; 12];
     registers[1] = Some(0);
     let mut at = 0_usize;
@@ -24,7 +26,11 @@ fn run(program: &[Insn], ask: Ask) -> Option<u64> {
         let insn = *program.get(at)?;
         let (dst, src) = (usize::from(insn.dst()), usize::from(insn.src()));
         let immediate = i64::from(insn.imm).cast_unsigned();
-        let operand = if insn.code & 8 == 0 { Some(immediate) } else { registers[src] };
+        let operand = if insn.code & 8 == 0 {
+            Some(immediate)
+        } else {
+            registers[src]
+        };
         at += 1;
         match (insn.code & 7, insn.code) {
             (_, 0x95) => return registers[0],
@@ -93,21 +99,40 @@ fn runtime_program(entries: &[Entry], default: i32, halfword: bool) -> Vec<Insn>
     let mut program = if halfword {
         vec![insn(0x69, 2, 1, 0, 0), insn(0x61, 3, 1, 0, 0)]
     } else {
-        vec![insn(0x61, 2, 1, 0, 0), insn(0x54, 2, 0, 0, 0xffff), insn(0x61, 3, 1, 0, 0)]
+        vec![
+            insn(0x61, 2, 1, 0, 0),
+            insn(0x54, 2, 0, 0, 0xffff),
+            insn(0x61, 3, 1, 0, 0),
+        ]
     };
-    program.extend([insn(0x74, 3, 0, 0, 16), insn(0x61, 4, 1, 4, 0), insn(0x61, 5, 1, 8, 0)]);
+    program.extend([
+        insn(0x74, 3, 0, 0, 16),
+        insn(0x61, 4, 1, 4, 0),
+        insn(0x61, 5, 1, 8, 0),
+    ]);
     for entry in entries {
         let mut block = Vec::new();
         block.extend(entry.kind.map(|kind| insn(0x55, 2, 0, -1, kind)));
         if entry.access != 7 {
             // overwrites r1, because the context is no longer read
-            block.extend([insn(0xbc, 1, 3, 0, 0), insn(0x54, 1, 0, 0, entry.access), insn(0x5d, 1, 3, -1, 0)]);
+            block.extend([
+                insn(0xbc, 1, 3, 0, 0),
+                insn(0x54, 1, 0, 0, entry.access),
+                insn(0x5d, 1, 3, -1, 0),
+            ]);
         }
         block.extend(entry.major.map(|major| insn(0x55, 4, 0, -1, major)));
         block.extend(entry.minor.map(|minor| insn(0x55, 5, 0, -1, minor)));
-        block.extend([insn(0xb4, 0, 0, 0, i32::from(entry.allow)), insn(0x95, 0, 0, 0, 0)]);
+        block.extend([
+            insn(0xb4, 0, 0, 0, i32::from(entry.allow)),
+            insn(0x95, 0, 0, 0, 0),
+        ]);
         let length = block.len();
-        for (at, insn) in block.iter_mut().enumerate().filter(|(_, insn)| insn.off == -1) {
+        for (at, insn) in block
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, insn)| insn.off == -1)
+        {
             insn.off = i16::try_from(length - at - 1).unwrap();
         }
         program.extend(block);
@@ -124,16 +149,30 @@ const MAJORS: [u32; 4] = [1, 195, 236, 511];
 
 fn entry() -> impl Strategy<Value = Entry> {
     let number = |n: i32| proptest::option::of(0..n);
-    (any::<bool>(), proptest::option::of(1..3), 1..8, number(4), number(6)).prop_map(
-        |(allow, kind, access, major, minor)| {
-            let major = major.and_then(|i| i32::try_from(MAJORS[usize::try_from(i).unwrap()]).ok());
-            Entry { allow, kind, access, major, minor }
-        },
+    (
+        any::<bool>(),
+        proptest::option::of(1..3),
+        1..8,
+        number(4),
+        number(6),
     )
+        .prop_map(|(allow, kind, access, major, minor)| {
+            let major = major.and_then(|i| i32::try_from(MAJORS[usize::try_from(i).unwrap()]).ok());
+            Entry {
+                allow,
+                kind,
+                access,
+                major,
+                minor,
+            }
+        })
 }
 
 fn rule() -> impl Strategy<Value = DeviceRule> {
-    (0..MAJORS.len(), 0..6_u32).prop_map(|(i, minor)| DeviceRule { major: MAJORS[i], minor })
+    (0..MAJORS.len(), 0..6_u32).prop_map(|(i, minor)| DeviceRule {
+        major: MAJORS[i],
+        minor,
+    })
 }
 
 fn asks() -> impl Iterator<Item = Ask> {
@@ -141,14 +180,26 @@ fn asks() -> impl Iterator<Item = Ask> {
         (0..8).flat_map(move |access| {
             [0, 1, 194, 195, 196, 236, 511]
                 .into_iter()
-                .flat_map(move |major| (0..7).chain([0xf_ffff]).map(move |minor| Ask { kind, access, major, minor }))
+                .flat_map(move |major| {
+                    (0..7).chain([0xf_ffff]).map(move |minor| Ask {
+                        kind,
+                        access,
+                        major,
+                        minor,
+                    })
+                })
         })
     })
 }
 
 /// Whether the rules grant this access: a character device, with at most read and write access.
 fn granted(rules: &[DeviceRule], ask: Ask) -> bool {
-    ask.kind == 2 && ask.access & !6 == 0 && rules.contains(&DeviceRule { major: ask.major, minor: ask.minor })
+    ask.kind == 2
+        && ask.access & !6 == 0
+        && rules.contains(&DeviceRule {
+            major: ask.major,
+            minor: ask.minor,
+        })
 }
 
 fn check(old: &[Insn], rules: &[DeviceRule]) {
@@ -160,7 +211,11 @@ fn check(old: &[Insn], rules: &[DeviceRule]) {
     }
     assert_eq!(extend(&new, rules).unwrap(), None, "extended twice");
     let reversed: Vec<DeviceRule> = rules.iter().rev().copied().collect();
-    assert_eq!(extend(&new, &reversed).unwrap(), None, "the order of rules does not count");
+    assert_eq!(
+        extend(&new, &reversed).unwrap(),
+        None,
+        "the order of rules does not count"
+    );
 }
 
 proptest! {
@@ -188,7 +243,8 @@ proptest! {
 
 #[test]
 fn one_test_for_each_number() {
-    let rules = [(195, 0), (195, 255), (195, 0), (236, 0)].map(|(major, minor)| DeviceRule { major, minor });
+    let rules = [(195, 0), (195, 255), (195, 0), (236, 0)]
+        .map(|(major, minor)| DeviceRule { major, minor });
     let block = allow_block(&rules).unwrap();
     let compared: Vec<(u8, i32)> = block[5..]
         .iter()
@@ -201,16 +257,28 @@ fn one_test_for_each_number() {
 
 #[test]
 fn numbers_the_kernel_cannot_have_are_refused() {
-    let text = allow_block(&[DeviceRule { major: u32::MAX, minor: 0 }]).unwrap_err().to_string();
+    let text = allow_block(&[DeviceRule {
+        major: u32::MAX,
+        minor: 0,
+    }])
+    .unwrap_err()
+    .to_string();
     assert_eq!(text, "invalid device number: c 4294967295:0 rw");
-    let many: Vec<DeviceRule> = (0..40_000).map(|minor| DeviceRule { major: 1, minor }).collect();
-    assert_eq!(allow_block(&many).unwrap_err().to_string(), "too many device rules for one program");
+    let many: Vec<DeviceRule> = (0..40_000)
+        .map(|minor| DeviceRule { major: 1, minor })
+        .collect();
+    assert_eq!(
+        allow_block(&many).unwrap_err().to_string(),
+        "too many device rules for one program"
+    );
 }
 
 /// Blinds the constants of a program like `bpf_jit_harden = 2`, as in dumps of kernel 6.18.
 fn blind(plain: &[Insn], mut random: i32) -> Vec<Insn> {
     let width = |insn: &Insn| {
-        let constant = matches!(insn.code & 7, 4..=7) && insn.code & SOURCE_X == 0 && !matches!(insn.code, EXIT | 5);
+        let constant = matches!(insn.code & 7, 4..=7)
+            && insn.code & SOURCE_X == 0
+            && !matches!(insn.code, EXIT | 5);
         let zero = matches!(insn.code, MOV64_K | MOV32_K) && insn.imm == 0;
         if constant && !zero { 3 } else { 1 }
     };
@@ -231,9 +299,21 @@ fn blind(plain: &[Insn], mut random: i32) -> Vec<Insn> {
         if width(&insn) == 3 {
             random = random.wrapping_mul(1_103_515_245).wrapping_add(12_345);
             let wide = if insn.code & 7 == 4 { 0 } else { 3 };
-            out.push(Insn::new(MOV32_K + wide, BPF_REG_AX, 0, 0, random ^ insn.imm));
+            out.push(Insn::new(
+                MOV32_K + wide,
+                BPF_REG_AX,
+                0,
+                0,
+                random ^ insn.imm,
+            ));
             out.push(Insn::new(XOR32_K + wide, BPF_REG_AX, 0, 0, random));
-            out.push(Insn::new(insn.code | SOURCE_X, insn.dst(), BPF_REG_AX, insn.off, 0));
+            out.push(Insn::new(
+                insn.code | SOURCE_X,
+                insn.dst(),
+                BPF_REG_AX,
+                insn.off,
+                0,
+            ));
         } else if matches!(insn.code, MOV64_K | MOV32_K) {
             out.push(Insn::new(XOR64_X, insn.dst(), insn.dst(), 0, 0));
         } else {
@@ -270,12 +350,19 @@ proptest! {
 
 #[test]
 fn an_unknown_blinding_is_refused() {
-    let odd = [insn(MOV64_K, BPF_REG_AX, 0, 0, 7), insn(0xbf, 0, BPF_REG_AX, 0, 0), insn(EXIT, 0, 0, 0, 0)];
+    let odd = [
+        insn(MOV64_K, BPF_REG_AX, 0, 0, 7),
+        insn(0xbf, 0, BPF_REG_AX, 0, 0),
+        insn(EXIT, 0, 0, 0, 0),
+    ];
     assert!(base::report::render(&reloadable(&odd).unwrap_err()).contains("bpf_jit_harden"));
 }
 
 #[test]
 fn zero_extensions_become_plain_moves() {
     let moves = [insn(MOV32_X, 3, 3, 0, 1), insn(MOV32_X, 3, 2, 0, 0)];
-    assert_eq!(reloadable(&moves).unwrap(), [insn(MOV32_X, 3, 3, 0, 0), insn(MOV32_X, 3, 2, 0, 0)]);
+    assert_eq!(
+        reloadable(&moves).unwrap(),
+        [insn(MOV32_X, 3, 3, 0, 0), insn(MOV32_X, 3, 2, 0, 0)]
+    );
 }

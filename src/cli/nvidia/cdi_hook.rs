@@ -36,15 +36,18 @@ pub(crate) fn run(name: &str, args: Vec<OsString>) -> ExitCode {
         // The links of the package lead to crates/compat. This program is dynamic: its linker may have loaded a library of the image
         // (CVE-2025-23266).
         Ok(Verb::Hook(_)) => {
-            let what =
-                format!("{name} is a link to oci-nvidia-hook, which does not carry out hook entries of CDI specs");
-            let hint = format!("install oci-nvidia-hook-compat, or have {name} be a link to its program");
+            let what = format!(
+                "{name} is a link to oci-nvidia-hook, which does not carry out hook entries of CDI specs"
+            );
+            let hint =
+                format!("install oci-nvidia-hook-compat, or have {name} be a link to its program");
             hook_usage_error(name, &failure(&catalog::COMMAND_LINE, what, hint))
         }
         Ok(Verb::Help) => output::print(HELP),
-        Ok(Verb::Version) => {
-            output::print(&format!("{name} version {} (oci-nvidia-hook)\n", env!("CARGO_PKG_VERSION")))
-        }
+        Ok(Verb::Version) => output::print(&format!(
+            "{name} version {} (oci-nvidia-hook)\n",
+            env!("CARGO_PKG_VERSION")
+        )),
         Ok(Verb::Unknown(what)) => {
             let mut call = Call::for_stage(name);
             call.connect();
@@ -60,5 +63,8 @@ pub(crate) fn run(name: &str, args: Vec<OsString>) -> ExitCode {
 }
 
 fn supported() -> String {
-    format!("oci-nvidia-hook supports these hooks of \"nvidia-ctk hook\": {}", HOOKS.join(", "))
+    format!(
+        "oci-nvidia-hook supports these hooks of \"nvidia-ctk hook\": {}",
+        HOOKS.join(", ")
+    )
 }

@@ -156,7 +156,9 @@ struct User(Option<UserSpec>);
 
 impl User {
     fn parse(text: &str) -> Result<Self, String> {
-        UserSpec::parse(text).map(Self).map_err(|why| format!("it must be {why}"))
+        UserSpec::parse(text)
+            .map(Self)
+            .map_err(|why| format!("it must be {why}"))
     }
 }
 
@@ -184,8 +186,15 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
 /// If the command line is invalid.
 pub fn parse(mut args: Vec<OsString>) -> Result<Parsed<Cli>> {
     // argp takes the optional value of a short option from the rest of its word, clap only after "=".
-    for arg in args.iter_mut().take_while(|arg| !matches!(arg.to_str(), Some("info" | "list" | "configure"))) {
-        if let Some(user) = arg.to_str().and_then(|arg| arg.strip_prefix("-u")).filter(|user| !user.is_empty()) {
+    for arg in args
+        .iter_mut()
+        .take_while(|arg| !matches!(arg.to_str(), Some("info" | "list" | "configure")))
+    {
+        if let Some(user) = arg
+            .to_str()
+            .and_then(|arg| arg.strip_prefix("-u"))
+            .filter(|user| !user.is_empty())
+        {
             *arg = format!("--user={}", user.trim_start_matches('=')).into();
         }
     }
@@ -208,7 +217,15 @@ fn carry_out(cli: &Cli, call: &mut Call) -> Result<String> {
     match &cli.command {
         Command::Info { csv } => {
             cli.prepare(&[], &config, call)?;
-            info::text(&config, if *csv { info::Form::Csv } else { info::Form::Labels }, call)
+            info::text(
+                &config,
+                if *csv {
+                    info::Form::Csv
+                } else {
+                    info::Form::Labels
+                },
+                call,
+            )
         }
         Command::List(parts) => {
             let channels: Vec<_> = parts.selection.imex_channels().collect();
@@ -229,7 +246,10 @@ fn configure(options: &Configure, config: Config, call: &mut Call) -> Result<()>
             "give the absolute path of the container's root file system, which cannot be /",
         ));
     }
-    let mut request = options.selection.request(options.capabilities(), &options.requirements, &config)?;
+    let mut request =
+        options
+            .selection
+            .request(options.capabilities(), &options.requirements, &config)?;
     request.omit.node_mounts = options.no_devbind;
     stages::configure::configure(rootfs, options.pid, request, config, call)
 }
@@ -246,12 +266,18 @@ impl Configure {
             (self.ngx, Capability::Ngx),
             (self.selection.compat32, Capability::Compat32),
         ];
-        Capabilities::new(&asked.into_iter().filter_map(|(is_on, what)| is_on.then_some(what)).collect::<Vec<_>>())
+        Capabilities::new(
+            &asked
+                .into_iter()
+                .filter_map(|(is_on, what)| is_on.then_some(what))
+                .collect::<Vec<_>>(),
+        )
     }
 
     fn override_config(&self, config: &mut Config) {
         config.edit_cgroups &= !self.no_cgroups;
-        config.cuda_compat &= !self.no_cntlibs && self.cuda_compat_mode != Some(CudaCompatMode::Disabled);
+        config.cuda_compat &=
+            !self.no_cntlibs && self.cuda_compat_mode != Some(CudaCompatMode::Disabled);
     }
 }
 
@@ -272,8 +298,14 @@ impl Cli {
             None => {}
             Some(User(Some(user))) => config.user = Some(user.clone()),
             Some(User(None)) => {
-                let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-                config.user = Some(UserSpec { user: uid.to_string(), group: Some(gid.to_string()) });
+                let (uid, gid) = (
+                    rustix::process::geteuid().as_raw(),
+                    rustix::process::getegid().as_raw(),
+                );
+                config.user = Some(UserSpec {
+                    user: uid.to_string(),
+                    group: Some(gid.to_string()),
+                });
             }
         }
         config.load_kmods = self.load_kmods;
@@ -289,11 +321,16 @@ impl Cli {
     fn prepare(&self, channels: &[&str], config: &Config, call: &mut Call) -> Result<()> {
         if self.load_kmods && may_prepare()? {
             let channels = channels.iter().filter(|_| config.make_imex_channels);
-            let channels = channels.map(|channel| imex_channel(channel)).collect::<Result<Vec<_>>>()?;
+            let channels = channels
+                .map(|channel| imex_channel(channel))
+                .collect::<Result<Vec<_>>>()?;
             let prepared = prepare_host(config, &channels, AT_BOOT)?;
             prepared.done.iter().for_each(|line| call.note(line));
             // Like NVIDIA's program: the command that needs a missing part reports it.
-            prepared.failed.iter().for_each(|error| call.note(&line(error)));
+            prepared
+                .failed
+                .iter()
+                .for_each(|error| call.note(&line(error)));
         }
         Ok(())
     }
@@ -323,39 +360,87 @@ mod tests {
 
     #[test]
     fn the_meaning_of_a_letter_depends_on_its_place() {
-        let cli = parsed(&["-d/log", "-l", "/cache", "-r/root", "-u1000:44", "-n", "-k", "info"]).unwrap();
-        assert_eq!((cli.debug, cli.root), (Some("/log".into()), Some("/root".into())));
-        assert_eq!(cli.user, Some(User(Some(UserSpec { user: "1000".into(), group: Some("44".into()) }))));
+        let cli = parsed(&[
+            "-d/log",
+            "-l",
+            "/cache",
+            "-r/root",
+            "-u1000:44",
+            "-n",
+            "-k",
+            "info",
+        ])
+        .unwrap();
+        assert_eq!(
+            (cli.debug, cli.root),
+            (Some("/log".into()), Some("/root".into()))
+        );
+        assert_eq!(
+            cli.user,
+            Some(User(Some(UserSpec {
+                user: "1000".into(),
+                group: Some("44".into())
+            })))
+        );
         assert!(cli.load_kmods && cli.ldcache.is_some());
         for line in [&["--user", "list", "-lbd0"][..], &["-u", "list", "-lbd0"]] {
-            let Cli { user, command: Command::List(parts), .. } = parsed(line).unwrap() else { panic!() };
+            let Cli {
+                user,
+                command: Command::List(parts),
+                ..
+            } = parsed(line).unwrap()
+            else {
+                panic!()
+            };
             assert!(parts.libraries && parts.binaries && user == Some(User(None)));
             assert_eq!(parts.selection.devices, Some(vec!["0".into()]));
         }
         let line = ["configure", "-n", "-u", "-rcuda>=1", "-l@/x", "-p7", "/r"];
-        let Cli { user: None, ldcache: None, command: Command::Configure(options), .. } = parsed(&line).unwrap() else {
+        let Cli {
+            user: None,
+            ldcache: None,
+            command: Command::Configure(options),
+            ..
+        } = parsed(&line).unwrap()
+        else {
             panic!()
         };
-        assert_eq!(options.capabilities(), Capabilities::new(&[Capability::Utility, Capability::Ngx]));
-        assert_eq!((options.pid, options.requirements), (Some(7), vec!["cuda>=1".to_owned()]));
+        assert_eq!(
+            options.capabilities(),
+            Capabilities::new(&[Capability::Utility, Capability::Ngx])
+        );
+        assert_eq!(
+            (options.pid, options.requirements),
+            (Some(7), vec!["cuda>=1".to_owned()])
+        );
     }
 
     /// Each option of NVIDIA's program is known, so that it is carried out or refused with a reason.
     #[test]
     fn every_option_is_known() {
         use clap::CommandFactory;
-        let parts: serde_json::Value =
-            serde_json::from_str(include_str!("../../../tests/fixtures/conformance/parts.json")).unwrap();
+        let parts: serde_json::Value = serde_json::from_str(include_str!(
+            "../../../tests/fixtures/conformance/parts.json"
+        ))
+        .unwrap();
         let mut count = 0;
         for (line, options) in parts["commands"].as_object().unwrap() {
-            let Some(verbs) = line.strip_prefix(programs::CLI) else { continue };
+            let Some(verbs) = line.strip_prefix(programs::CLI) else {
+                continue;
+            };
             let cli = Cli::command();
             let command = verbs.split_whitespace().fold(&cli, |command, verb| {
-                command.find_subcommand(verb).unwrap_or_else(|| panic!("{line}: {verb} is unknown"))
+                command
+                    .find_subcommand(verb)
+                    .unwrap_or_else(|| panic!("{line}: {verb} is unknown"))
             });
             let known: Vec<&str> = command
                 .get_arguments()
-                .flat_map(|arg| arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default()))
+                .flat_map(|arg| {
+                    arg.get_long()
+                        .into_iter()
+                        .chain(arg.get_all_aliases().unwrap_or_default())
+                })
                 .collect();
             for option in options.as_array().unwrap() {
                 let name = option.as_str().unwrap().trim_start_matches('-');
@@ -375,8 +460,14 @@ mod tests {
             (&["list", "--root", "/x"], "unexpected argument \"--root\""),
             (&["configure"], "<ROOTFS>"),
             (&["configure", "/a", "/b"], "unexpected argument \"/b\""),
-            (&["configure", "-p0", "/a"], "invalid value \"0\" for \"--pid <PID>\""),
-            (&["list", "--mig-config=0"], "invalid value \"0\" for \"--mig-config <ID>\""),
+            (
+                &["configure", "-p0", "/a"],
+                "invalid value \"0\" for \"--pid <PID>\"",
+            ),
+            (
+                &["list", "--mig-config=0"],
+                "invalid value \"0\" for \"--mig-config <ID>\"",
+            ),
             (&[], "a command is missing"),
         ] {
             let text = base::report::render(&parsed(args).unwrap_err());

@@ -53,7 +53,9 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
             " (oci-nvidia-hook)\n"
         ));
     }
-    let Some(stage) = call.stage else { return invalid("the stage is missing") };
+    let Some(stage) = call.stage else {
+        return invalid("the stage is missing");
+    };
     match stage.to_str().and_then(Stage::named) {
         Some(stage) => stage.run(call.config.as_deref(), call.debug),
         None => invalid(&format!("unknown stage {stage:?}")),
@@ -64,7 +66,11 @@ fn invalid(what: &str) -> ExitCode {
     let hint = "the stages are prestart, poststart and poststop; see \"oci-nvidia-hook --help\"";
     hook_usage_error(
         programs::RUNTIME_HOOK,
-        &failure(&catalog::COMMAND_LINE, format!("invalid command line: {what}"), hint),
+        &failure(
+            &catalog::COMMAND_LINE,
+            format!("invalid command line: {what}"),
+            hint,
+        ),
     )
 }
 
@@ -76,12 +82,18 @@ pub fn parse(args: Vec<OsString>) -> Result<Call> {
     let mut call = Call::default();
     let mut args = args.into_iter();
     while let Some(word) = args.next() {
-        let Some(flag) = word.to_str().and_then(|word| word.strip_prefix('-')).filter(|flag| !flag.is_empty()) else {
+        let Some(flag) = word
+            .to_str()
+            .and_then(|word| word.strip_prefix('-'))
+            .filter(|flag| !flag.is_empty())
+        else {
             call.stage = Some(word);
             break;
         };
         let flag = flag.strip_prefix('-').unwrap_or(flag);
-        let (name, value) = flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value)));
+        let (name, value) = flag
+            .split_once('=')
+            .map_or((flag, None), |(name, value)| (name, Some(value)));
         match (name, value) {
             // "--" ends the flags.
             ("", None) => {
@@ -123,8 +135,14 @@ mod tests {
 
     #[test]
     fn flags_are_gos() {
-        let prestart = || Call { stage: Some("prestart".into()), ..Call::default() };
-        let with_config = || Call { config: Some("/c".into()), ..prestart() };
+        let prestart = || Call {
+            stage: Some("prestart".into()),
+            ..Call::default()
+        };
+        let with_config = || Call {
+            config: Some("/c".into()),
+            ..prestart()
+        };
         for (args, call) in [
             (&["prestart"][..], prestart()),
             (&["-config", "/c", "prestart"], with_config()),
@@ -133,16 +151,45 @@ mod tests {
             (&["--config=/c", "--", "prestart"], with_config()),
             (&["--config=", "prestart"], prestart()),
             (&["prestart", "-config", "/c", "x"], prestart()),
-            (&["-debug", "prestart"], Call { debug: true, ..prestart() }),
+            (
+                &["-debug", "prestart"],
+                Call {
+                    debug: true,
+                    ..prestart()
+                },
+            ),
             (&["-debug=true", "-debug=F", "prestart"], prestart()),
-            (&["--version"], Call { version: true, ..Call::default() }),
-            (&["-h"], Call { help: true, ..Call::default() }),
+            (
+                &["--version"],
+                Call {
+                    version: true,
+                    ..Call::default()
+                },
+            ),
+            (
+                &["-h"],
+                Call {
+                    help: true,
+                    ..Call::default()
+                },
+            ),
             (&[], Call::default()),
-            (&["-", "prestart"], Call { stage: Some("-".into()), ..Call::default() }),
+            (
+                &["-", "prestart"],
+                Call {
+                    stage: Some("-".into()),
+                    ..Call::default()
+                },
+            ),
         ] {
             assert_eq!(parsed(args).unwrap(), call, "{args:?}");
         }
-        for args in [&["-x", "prestart"][..], &["-config"], &["-debug=perhaps", "prestart"], &["---config", "/c"]] {
+        for args in [
+            &["-x", "prestart"][..],
+            &["-config"],
+            &["-debug=perhaps", "prestart"],
+            &["---config", "/c"],
+        ] {
             assert!(parsed(args).is_err(), "{args:?}");
         }
     }

@@ -70,21 +70,35 @@ pub(super) fn read(known: Vec<Known>, config: &Config) -> Facts {
     let running = running();
     let (mut records, mut others) = (Vec::new(), Vec::new());
     let mut names: BTreeMap<String, (String, PathBuf)> = BTreeMap::new();
-    for Known { id, names: of_engine, bundle, record } in known {
+    for Known {
+        id,
+        names: of_engine,
+        bundle,
+        record,
+    } in known
+    {
         match record {
             Some(record) => {
-                let is_running = record.ended.is_empty() && (running.contains_key(&id) || is_alive(&record));
-                names.entry(id).or_insert_with(|| (record.container.name.clone(), bundle));
+                let is_running =
+                    record.ended.is_empty() && (running.contains_key(&id) || is_alive(&record));
+                names
+                    .entry(id)
+                    .or_insert_with(|| (record.container.name.clone(), bundle));
                 records.push(Recorded { record, is_running });
             }
             None => {
-                names.insert(id, (of_engine.into_iter().next().unwrap_or_default(), bundle));
+                names.insert(
+                    id,
+                    (of_engine.into_iter().next().unwrap_or_default(), bundle),
+                );
             }
         }
     }
     for (id, process) in &running {
         let has_gpus = |recorded: &Recorded| {
-            recorded.record.container.id == *id && recorded.is_running && !recorded.record.devices.is_empty()
+            recorded.record.container.id == *id
+                && recorded.is_running
+                && !recorded.record.devices.is_empty()
         };
         if !records.iter().any(has_gpus) {
             let (name, bundle) = names.remove(id).unwrap_or_default();
@@ -92,19 +106,39 @@ pub(super) fn read(known: Vec<Known>, config: &Config) -> Facts {
         }
     }
     let gpus = host::gpu_processes(config);
-    let pids = gpus.iter().flatten().filter_map(|gpu| gpu.processes.as_ref().ok()).flatten().map(|process| process.pid);
-    let containers = pids.filter_map(|pid| Some((pid, container_of(pid, &records)?))).collect();
-    Facts { records, others, gpus, containers }
+    let pids = gpus
+        .iter()
+        .flatten()
+        .filter_map(|gpu| gpu.processes.as_ref().ok())
+        .flatten()
+        .map(|process| process.pid);
+    let containers = pids
+        .filter_map(|pid| Some((pid, container_of(pid, &records)?)))
+        .collect();
+    Facts {
+        records,
+        others,
+        gpus,
+        containers,
+    }
 }
 
 /// Returns the containers whose cgroup has processes.
 fn running() -> Running {
     let mut first = Running::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<i32>().ok())
+        else {
+            continue;
+        };
         // Processes that have ended are skipped.
         let Some(id) = id_of(pid) else { continue };
-        let Ok(process) = ProcessId::read(&entry.path(), pid) else { continue };
+        let Ok(process) = ProcessId::read(&entry.path(), pid) else {
+            continue;
+        };
         let known = first.entry(id).or_insert(process);
         *known = (*known).min(process);
     }
@@ -128,7 +162,8 @@ fn is_alive(record: &Record) -> bool {
     let dir = PathBuf::from(format!("/proc/{}", record.pid));
     record.pid > 0
         && ProcessId::read(&dir, record.pid).is_ok_and(|process| {
-            time::parse(&record.started).is_some_and(|started| start_of(process) <= started + TOLERANCE)
+            time::parse(&record.started)
+                .is_some_and(|started| start_of(process) <= started + TOLERANCE)
         })
 }
 
@@ -150,12 +185,28 @@ fn container_of(pid: u32, records: &[Recorded]) -> Option<String> {
 /// Reads config.json of a container without a record.
 fn other(id: &str, process: ProcessId, name: String, bundle: PathBuf) -> Other {
     let ProcessId { pid, .. } = process;
-    let name = if name.is_empty() { conmon::name_of(id, pid).unwrap_or_default() } else { name };
-    let bundles = [Some(bundle), conmon::bundle_of(id, pid)].into_iter().flatten();
+    let name = if name.is_empty() {
+        conmon::name_of(id, pid).unwrap_or_default()
+    } else {
+        name
+    };
+    let bundles = [Some(bundle), conmon::bundle_of(id, pid)]
+        .into_iter()
+        .flatten();
     let bundles = bundles.filter(|bundle| !bundle.as_os_str().is_empty());
     let mut bundles = bundles.chain(TASKS.map(|dir| Path::new(dir).join(id)));
     let spec = bundles.find_map(|bundle| spec_view::read(&bundle).ok());
-    let devices = spec.as_ref().and_then(given::find).map(|given| given.devices()).unwrap_or_default();
+    let devices = spec
+        .as_ref()
+        .and_then(given::find)
+        .map(|given| given.devices())
+        .unwrap_or_default();
     let pod = spec.map(|spec| spec.pod).unwrap_or_default();
-    Other { id: id.to_owned(), name: one_line(&name), pod, devices, started: start_of(process) }
+    Other {
+        id: id.to_owned(),
+        name: one_line(&name),
+        pod,
+        devices,
+        started: start_of(process),
+    }
 }

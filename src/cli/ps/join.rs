@@ -63,13 +63,22 @@ pub(super) struct Row {
 impl Row {
     /// Returns the number of its processes.
     pub(super) fn count(&self) -> Option<usize> {
-        let pids: BTreeSet<_> = self.processes.as_ref()?.iter().map(|process| process.pid).collect();
+        let pids: BTreeSet<_> = self
+            .processes
+            .as_ref()?
+            .iter()
+            .map(|process| process.pid)
+            .collect();
         Some(pids.len())
     }
 
     /// Returns the GPU memory of its processes in bytes; `None` if NVML does not report that of one.
     pub(super) fn memory(&self) -> Option<u64> {
-        self.processes.as_ref()?.iter().map(|process| process.memory_bytes).sum()
+        self.processes
+            .as_ref()?
+            .iter()
+            .map(|process| process.memory_bytes)
+            .sum()
     }
 }
 
@@ -87,7 +96,12 @@ pub(super) struct Table {
 /// Returns all containers with a record, and the others that have GPUs.
 pub(super) fn join(facts: &Facts) -> Table {
     let asked = facts.gpus.as_deref().ok();
-    let mut rows: Vec<_> = facts.records.iter().map(from_record).chain(facts.others.iter().map(from_other)).collect();
+    let mut rows: Vec<_> = facts
+        .records
+        .iter()
+        .map(from_record)
+        .chain(facts.others.iter().map(from_other))
+        .collect();
     if let Some(gpus) = asked {
         complete(&mut rows, gpus);
     }
@@ -95,23 +109,40 @@ pub(super) fn join(facts: &Facts) -> Table {
     // The newest record of a container is the first one.
     rows.retain(|row| row.state != State::Running || seen.insert(row.container.id.clone()));
     for (id, gpu) in of_unknown(facts, &rows) {
-        let device = Device { index: Some(gpu.index), uuid: gpu.uuid.clone(), ..Device::default() };
-        match rows.iter_mut().find(|row| row.container.id == id && row.state == State::Running) {
-            Some(row) if !row.devices.iter().any(|known| known.index == device.index) => row.devices.push(device),
+        let device = Device {
+            index: Some(gpu.index),
+            uuid: gpu.uuid.clone(),
+            ..Device::default()
+        };
+        match rows
+            .iter_mut()
+            .find(|row| row.container.id == id && row.state == State::Running)
+        {
+            Some(row) if !row.devices.iter().any(|known| known.index == device.index) => {
+                row.devices.push(device)
+            }
             Some(_) => {}
             None => rows.push(unknown(id, device)),
         }
     }
     if let Some(gpus) = asked {
-        rows.iter_mut().for_each(|row| row.processes = processes(row, gpus, facts));
+        rows.iter_mut()
+            .for_each(|row| row.processes = processes(row, gpus, facts));
     }
-    rows.retain(|row| row.state != State::Running || !row.devices.is_empty() || row.finding.is_some());
+    rows.retain(|row| {
+        row.state != State::Running || !row.devices.is_empty() || row.finding.is_some()
+    });
     rows.sort_by_key(|row| (row.state != State::Running, std::cmp::Reverse(row.started)));
-    let failed = asked.into_iter().flatten().filter_map(|gpu| Some((gpu.index, gpu.processes.as_ref().err()?)));
+    let failed = asked
+        .into_iter()
+        .flatten()
+        .filter_map(|gpu| Some((gpu.index, gpu.processes.as_ref().err()?)));
     Table {
         rows,
         outside: asked.map(|gpus| outside(gpus, facts)),
-        unknown: failed.map(|(index, why)| format!("GPU {index}: {why}")).collect(),
+        unknown: failed
+            .map(|(index, why)| format!("GPU {index}: {why}"))
+            .collect(),
     }
 }
 
@@ -134,15 +165,38 @@ fn from_record(Recorded { record, is_running }: &Recorded) -> Row {
     }
 }
 
-fn from_other(Other { id, name, pod, devices, started }: &Other) -> Row {
-    let container = records::Container { id: id.clone(), name: name.clone(), pod: pod.clone(), ..Default::default() };
-    Row { container, devices: devices.clone(), started: Some(*started), ..unknown(id.clone(), Device::default()) }
+fn from_other(
+    Other {
+        id,
+        name,
+        pod,
+        devices,
+        started,
+    }: &Other,
+) -> Row {
+    let container = records::Container {
+        id: id.clone(),
+        name: name.clone(),
+        pod: pod.clone(),
+        ..Default::default()
+    };
+    Row {
+        container,
+        devices: devices.clone(),
+        started: Some(*started),
+        ..unknown(id.clone(), Device::default())
+    }
 }
 
 /// Returns a running container of which only a process is known.
 fn unknown(id: String, device: Device) -> Row {
     Row {
-        container: records::Container { id, name: String::new(), pod: Pod::default(), ..Default::default() },
+        container: records::Container {
+            id,
+            name: String::new(),
+            pod: Pod::default(),
+            ..Default::default()
+        },
         state: State::Running,
         devices: vec![device],
         processes: None,
@@ -154,9 +208,19 @@ fn unknown(id: String, device: Device) -> Row {
 
 /// Adds index and UUID of GPUs of which only the node is known.
 fn complete(rows: &mut [Row], gpus: &[GpuProcesses]) {
-    for device in rows.iter_mut().flat_map(|row| &mut row.devices).filter(|device| device.index.is_none()) {
-        let minor = device.node.strip_prefix("/dev/nvidia").and_then(|minor| minor.parse().ok());
-        if let Some(gpu) = gpus.iter().find(|gpu| minor.is_some() && gpu.minor == minor) {
+    for device in rows
+        .iter_mut()
+        .flat_map(|row| &mut row.devices)
+        .filter(|device| device.index.is_none())
+    {
+        let minor = device
+            .node
+            .strip_prefix("/dev/nvidia")
+            .and_then(|minor| minor.parse().ok());
+        if let Some(gpu) = gpus
+            .iter()
+            .find(|gpu| minor.is_some() && gpu.minor == minor)
+        {
             (device.index, device.uuid) = (Some(gpu.index), gpu.uuid.clone());
         }
     }
@@ -167,8 +231,12 @@ fn of_unknown<'f>(facts: &'f Facts, rows: &[Row]) -> Vec<(String, &'f GpuProcess
     let mut found = Vec::new();
     for gpu in facts.gpus.iter().flatten() {
         for process in gpu.processes.iter().flatten() {
-            let Some(id) = facts.containers.get(&process.pid) else { continue };
-            let row = rows.iter().find(|row| row.container.id == *id && row.state == State::Running);
+            let Some(id) = facts.containers.get(&process.pid) else {
+                continue;
+            };
+            let row = rows
+                .iter()
+                .find(|row| row.container.id == *id && row.state == State::Running);
             if row.is_none_or(|row| row.devices.is_empty()) {
                 found.push((id.clone(), gpu));
             }
@@ -184,22 +252,37 @@ fn processes(row: &Row, gpus: &[GpuProcesses], facts: &Facts) -> Option<Vec<Proc
     }
     let mut found = Vec::new();
     for gpu in gpus {
-        let has = row.devices.iter().any(|device| device.index == Some(gpu.index));
+        let has = row
+            .devices
+            .iter()
+            .any(|device| device.index == Some(gpu.index));
         let Ok(all) = &gpu.processes else {
             if has {
                 return None;
             }
             continue;
         };
-        let own = all.iter().filter(|process| facts.containers.get(&process.pid) == Some(&row.container.id));
-        found.extend(own.map(|process| Process { pid: process.pid, gpu: gpu.index, memory_bytes: process.memory }));
+        let own = all
+            .iter()
+            .filter(|process| facts.containers.get(&process.pid) == Some(&row.container.id));
+        found.extend(own.map(|process| Process {
+            pid: process.pid,
+            gpu: gpu.index,
+            memory_bytes: process.memory,
+        }));
     }
     Some(found)
 }
 
 fn outside(gpus: &[GpuProcesses], facts: &Facts) -> usize {
-    let all = gpus.iter().filter_map(|gpu| gpu.processes.as_ref().ok()).flatten().map(|process| process.pid);
-    let outside: BTreeSet<_> = all.filter(|pid| !facts.containers.contains_key(pid)).collect();
+    let all = gpus
+        .iter()
+        .filter_map(|gpu| gpu.processes.as_ref().ok())
+        .flatten()
+        .map(|process| process.pid);
+    let outside: BTreeSet<_> = all
+        .filter(|pid| !facts.containers.contains_key(pid))
+        .collect();
     outside.len()
 }
 
@@ -212,21 +295,43 @@ mod tests {
     use std::path::Path;
 
     fn gpu(index: u32, processes: Result<&[(u32, u64)], &str>) -> GpuProcesses {
-        let of = |(pid, memory): &(u32, u64)| GpuProcess { pid: *pid, memory: Some(*memory) };
-        let processes = processes.map(|all| all.iter().map(of).collect()).map_err(str::to_owned);
-        GpuProcesses { index, minor: Some(index + 4), uuid: format!("GPU-{index}"), processes }
+        let of = |(pid, memory): &(u32, u64)| GpuProcess {
+            pid: *pid,
+            memory: Some(*memory),
+        };
+        let processes = processes
+            .map(|all| all.iter().map(of).collect())
+            .map_err(str::to_owned);
+        GpuProcesses {
+            index,
+            minor: Some(index + 4),
+            uuid: format!("GPU-{index}"),
+            processes,
+        }
     }
 
     fn recorded(id: &str, outcome: Outcome, is_running: bool, gpus: &[u32]) -> Recorded {
         let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
         record.name_container(id.to_owned(), Pod::default(), Path::new("/b"));
-        record.devices = gpus.iter().map(|gpu| Device { index: Some(*gpu), ..Device::default() }).collect();
+        record.devices = gpus
+            .iter()
+            .map(|gpu| Device {
+                index: Some(*gpu),
+                ..Device::default()
+            })
+            .collect();
         record.end(outcome, String::new());
         Recorded { record, is_running }
     }
 
     fn other(id: &str, devices: Vec<Device>) -> Other {
-        Other { id: id.to_owned(), name: String::new(), pod: Pod::default(), devices, started: SystemTime::UNIX_EPOCH }
+        Other {
+            id: id.to_owned(),
+            name: String::new(),
+            pod: Pod::default(),
+            devices,
+            started: SystemTime::UNIX_EPOCH,
+        }
     }
 
     /// Returns each row as `id state GPUs processes memory`.
@@ -234,7 +339,12 @@ mod tests {
         let of = |row: &Row| {
             let gpus: Vec<_> = row.devices.iter().map(Device::short).collect();
             let (id, state) = (&row.container.id, row.state.name());
-            format!("{id} {state} {} {:?} {:?}", gpus.join(","), row.count(), row.memory())
+            format!(
+                "{id} {state} {} {:?} {:?}",
+                gpus.join(","),
+                row.count(),
+                row.memory()
+            )
         };
         table.rows.iter().map(of).collect()
     }
@@ -253,7 +363,10 @@ mod tests {
                 other("f", Vec::new()),
                 other("g", Vec::new()),
             ],
-            gpus: Ok(vec![gpu(0, Ok(&[(10, 5), (11, 6), (90, 1)])), gpu(1, Ok(&[(10, 7), (12, 8), (13, 9)]))]),
+            gpus: Ok(vec![
+                gpu(0, Ok(&[(10, 5), (11, 6), (90, 1)])),
+                gpu(1, Ok(&[(10, 7), (12, 8), (13, 9)])),
+            ]),
             containers: BTreeMap::from(
                 [(10, "a"), (11, "a"), (12, "e"), (13, "f")].map(|(pid, id)| (pid, id.to_owned())),
             ),
@@ -275,17 +388,26 @@ mod tests {
     #[test]
     fn a_gpu_that_nvml_cannot_ask() {
         let mut facts = Facts {
-            records: vec![recorded("a", Outcome::Given, true, &[0]), recorded("b", Outcome::Given, true, &[1])],
+            records: vec![
+                recorded("a", Outcome::Given, true, &[0]),
+                recorded("b", Outcome::Given, true, &[1]),
+            ],
             others: Vec::new(),
             gpus: Ok(vec![gpu(0, Ok(&[])), gpu(1, Err("lost"))]),
             containers: BTreeMap::new(),
         };
         let table = join(&facts);
-        assert_eq!(rows(&table), ["a running 0 Some(0) Some(0)", "b running 1 None None"]);
+        assert_eq!(
+            rows(&table),
+            ["a running 0 Some(0) Some(0)", "b running 1 None None"]
+        );
         assert_eq!(table.unknown, ["GPU 1: lost"]);
         facts.gpus = Err(anyhow::anyhow!("no driver"));
         let table = join(&facts);
-        assert_eq!(rows(&table), ["a running 0 None None", "b running 1 None None"]);
+        assert_eq!(
+            rows(&table),
+            ["a running 0 None None", "b running 1 None None"]
+        );
         assert_eq!(table.outside, None);
     }
 }

@@ -32,7 +32,9 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// If the records or config.toml cannot be read, or `--watch` is given without a terminal.
 pub(crate) fn run(options: &Ps, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
     let (config, findings) = config::read(config)?;
-    findings.iter().for_each(|finding| Call::default().finding(finding));
+    findings
+        .iter()
+        .for_each(|finding| Call::default().finding(finding));
     if options.watch {
         return watch(options, &config, terminal);
     }
@@ -44,18 +46,26 @@ pub(crate) fn run(options: &Ps, config: Option<&Path>, terminal: Terminal) -> Re
         return Ok(output::print(&document(&table)?));
     }
     let text = table::text(&table, options, terminal, SystemTime::now());
-    Ok(output::print(&(text + &hint.map(|hint| format!("{hint}\n")).unwrap_or_default())))
+    Ok(output::print(
+        &(text + &hint.map(|hint| format!("{hint}\n")).unwrap_or_default()),
+    ))
 }
 
 /// Prints the table again and again until the program is interrupted.
 fn watch(options: &Ps, config: &Config, terminal: Terminal) -> Result<ExitCode> {
     if !terminal.is_screen() {
         let what = "invalid command line: --watch needs a terminal";
-        return Err(failure(&catalog::COMMAND_LINE, what, "omit --watch, or run the command with watch(1)"));
+        return Err(failure(
+            &catalog::COMMAND_LINE,
+            what,
+            "omit --watch, or run the command with watch(1)",
+        ));
     }
     loop {
         let table = read(options, config)?;
-        let hint = containers::roots_records("ps").map(|hint| format!("{hint}\n")).unwrap_or_default();
+        let hint = containers::roots_records("ps")
+            .map(|hint| format!("{hint}\n"))
+            .unwrap_or_default();
         let text = table::text(&table, options, terminal, SystemTime::now()) + &hint;
         if output::print(&redrawn(&text)) != ExitCode::SUCCESS {
             return Ok(ExitCode::FAILURE);
@@ -78,14 +88,22 @@ fn read(options: &Ps, config: &Config) -> Result<Table> {
     }
     for unknown in &table.unknown {
         let what = format!("cannot list the processes on {unknown}");
-        Call::default().finding(&Finding::new(&catalog::NOT_IN_TABLE, what, "run \"nvidia-smi\" on the host"));
+        Call::default().finding(&Finding::new(
+            &catalog::NOT_IN_TABLE,
+            what,
+            "run \"nvidia-smi\" on the host",
+        ));
     }
     Ok(table)
 }
 
 fn is_wanted(row: &Row, options: &Ps) -> bool {
     let is_shown = options.all || row.state == State::Running && !row.devices.is_empty();
-    is_shown && options.gpu.as_deref().is_none_or(|gpu| row.devices.iter().any(|device| is_named(device, gpu)))
+    is_shown
+        && options
+            .gpu
+            .as_deref()
+            .is_none_or(|gpu| row.devices.iter().any(|device| is_named(device, gpu)))
 }
 
 /// Reports whether an index or UUID names a device. The index of a GPU also names its MIG devices.
@@ -125,7 +143,9 @@ struct Container<'a> {
 }
 
 fn document(table: &Table) -> Result<String> {
-    let time = |time: Option<SystemTime>| time.map(|time| humantime::format_rfc3339_millis(time).to_string());
+    let time = |time: Option<SystemTime>| {
+        time.map(|time| humantime::format_rfc3339_millis(time).to_string())
+    };
     let containers = table.rows.iter().map(|row| Container {
         names: &row.container,
         state: row.state,
@@ -136,7 +156,10 @@ fn document(table: &Table) -> Result<String> {
         ended: time(row.ended),
         finding: row.finding.as_ref(),
     });
-    let document =
-        Document { version: json::VERSION, containers: containers.collect(), processes_outside: table.outside };
+    let document = Document {
+        version: json::VERSION,
+        containers: containers.collect(),
+        processes_outside: table.outside,
+    };
     Ok(json::pretty(&document)? + "\n")
 }

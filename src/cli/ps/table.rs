@@ -35,7 +35,10 @@ pub(super) fn text(found: &Table, options: &Ps, terminal: Terminal, now: SystemT
 }
 
 fn wanted(options: &Ps) -> String {
-    options.gpu.as_ref().map_or_else(|| "GPUs".to_owned(), |gpu| format!("GPU {}", one_line(gpu)))
+    options
+        .gpu
+        .as_ref()
+        .map_or_else(|| "GPUs".to_owned(), |gpu| format!("GPU {}", one_line(gpu)))
 }
 
 fn running(found: &Table, now: SystemTime) -> Vec<[Cell; 6]> {
@@ -49,12 +52,33 @@ fn running(found: &Table, now: SystemTime) -> Vec<[Cell; 6]> {
 
 /// Has no ids, so that the rows fit a terminal of 80 columns. A container without a name is shown with its id.
 fn all(found: &Table, now: SystemTime) -> Vec<[Cell; 7]> {
-    let header = ["CONTAINER", "STATE", "GPUS", "PROCS", "MEMORY", "SINCE", "NUMBER"].map(heading);
+    let header = [
+        "CONTAINER",
+        "STATE",
+        "GPUS",
+        "PROCS",
+        "MEMORY",
+        "SINCE",
+        "NUMBER",
+    ]
+    .map(heading);
     let rows = found.rows.iter().map(|row| {
         let [name, id, gpus, processes, memory] = shared(row);
-        let name = if row.container.display_name().is_empty() { id } else { name };
+        let name = if row.container.display_name().is_empty() {
+            id
+        } else {
+            name
+        };
         let number = row.finding.as_ref().map_or_else(|| cell(NONE), number);
-        [name, (tone(row.state), row.state.name().to_owned()), gpus, processes, memory, cell(since(row, now)), number]
+        [
+            name,
+            (tone(row.state), row.state.name().to_owned()),
+            gpus,
+            processes,
+            memory,
+            cell(since(row, now)),
+            number,
+        ]
     });
     std::iter::once(header).chain(rows).collect()
 }
@@ -78,15 +102,32 @@ const fn tone(state: State) -> Tone {
 /// Returns the cells that all tables have: name, id, GPUs, processes and memory.
 fn shared(row: &Row) -> [Cell; 5] {
     let gpus: Vec<_> = row.devices.iter().map(Device::short).collect();
-    let processes = row.count().map(|count| count.to_string()).unwrap_or_default();
+    let processes = row
+        .count()
+        .map(|count| count.to_string())
+        .unwrap_or_default();
     let memory = row.memory().map(size).unwrap_or_default();
-    let texts = [row.container.display_name(), row.container.short().to_owned(), gpus.join(","), processes, memory];
-    texts.map(|text| cell(if text.is_empty() { NONE.to_owned() } else { one_line(&text) }))
+    let texts = [
+        row.container.display_name(),
+        row.container.short().to_owned(),
+        gpus.join(","),
+        processes,
+        memory,
+    ];
+    texts.map(|text| {
+        cell(if text.is_empty() {
+            NONE.to_owned()
+        } else {
+            one_line(&text)
+        })
+    })
 }
 
 /// Returns when the container started, or when it ended.
 fn since(row: &Row, now: SystemTime) -> String {
-    row.ended.or(row.started).map_or_else(|| NONE.to_owned(), |then| ago(then, now))
+    row.ended
+        .or(row.started)
+        .map_or_else(|| NONE.to_owned(), |then| ago(then, now))
 }
 
 /// Returns a size like nvidia-smi, in MiB, or in GiB from 10 GiB on.

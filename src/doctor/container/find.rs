@@ -37,7 +37,8 @@ impl ProcessId {
     /// If the process has ended, or is hidden from this user.
     pub(crate) fn read(dir: &Path, pid: i32) -> io::Result<Self> {
         let stat = proc_file::read_text(dir.join("stat"))?;
-        let start = parse_start(&stat).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+        let start =
+            parse_start(&stat).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
         Ok(Self { start, pid })
     }
 }
@@ -47,7 +48,8 @@ impl ProcessId {
 /// # Errors
 /// If it does not exist.
 pub(crate) fn by_pid(pid: i32) -> Result<ProcessId> {
-    ProcessId::read(Path::new(&format!("/proc/{pid}")), pid).map_err(|error| cannot_enter(pid, error))
+    ProcessId::read(Path::new(&format!("/proc/{pid}")), pid)
+        .map_err(|error| cannot_enter(pid, error))
 }
 
 /// Returns the first process of the running container with this name, or whose id begins with it. Podman and CRI-O name it in the arguments
@@ -55,12 +57,18 @@ pub(crate) fn by_pid(pid: i32) -> Result<ProcessId> {
 ///
 /// # Errors
 /// If no container or several containers match.
-pub(crate) fn by_name(proc: &Path, name: &str, known: impl Fn(&str) -> Option<String>) -> Result<ProcessId> {
+pub(crate) fn by_name(
+    proc: &Path,
+    name: &str,
+    known: impl Fn(&str) -> Option<String>,
+) -> Result<ProcessId> {
     let mut running = conmon::ids_of(proc, name).into_iter();
     match (running.next(), running.next()) {
         (Some(id), None) => by_id(proc, &id),
         (Some(one), Some(other)) => {
-            let what = format!("several running containers are called {name:?}, such as {one} and {other}");
+            let what = format!(
+                "several running containers are called {name:?}, such as {one} and {other}"
+            );
             Err(failure(&catalog::NOT_EXAMINED, what, "give the id"))
         }
         // A record can be that of an earlier container with the same name.
@@ -77,12 +85,27 @@ pub(crate) fn by_id(proc: &Path, id: &str) -> Result<ProcessId> {
         return Err(not_found(id));
     }
     let mut first: BTreeMap<String, ProcessId> = BTreeMap::new();
-    for entry in std::fs::read_dir(proc).map_err(anyhow::Error::new)?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+    for entry in std::fs::read_dir(proc)
+        .map_err(anyhow::Error::new)?
+        .flatten()
+    {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<i32>().ok())
+        else {
+            continue;
+        };
         // Processes that have ended are skipped.
-        let Ok(cgroup) = proc_file::read_text(entry.path().join("cgroup")) else { continue };
-        let Some(id) = cgroup_id::find(&cgroup, id) else { continue };
-        let Ok(process) = ProcessId::read(&entry.path(), pid) else { continue };
+        let Ok(cgroup) = proc_file::read_text(entry.path().join("cgroup")) else {
+            continue;
+        };
+        let Some(id) = cgroup_id::find(&cgroup, id) else {
+            continue;
+        };
+        let Ok(process) = ProcessId::read(&entry.path(), pid) else {
+            continue;
+        };
         let known = first.entry(id.to_owned()).or_insert(process);
         *known = (*known).min(process);
     }
@@ -91,7 +114,11 @@ pub(crate) fn by_id(proc: &Path, id: &str) -> Result<ProcessId> {
         (Some((_, process)), None) => Ok(process),
         (Some((one, _)), Some((other, _))) => {
             let what = format!("{id:?} is the beginning of {one} and {other}");
-            Err(failure(&catalog::NOT_EXAMINED, what, "give more characters of the id"))
+            Err(failure(
+                &catalog::NOT_EXAMINED,
+                what,
+                "give more characters of the id",
+            ))
         }
         (None, _) => Err(not_found(id)),
     }
@@ -127,24 +154,54 @@ mod tests {
             std::fs::create_dir(&dir).unwrap();
             std::fs::write(dir.join("cgroup"), cgroup).unwrap();
             let rest = "S 1 ".to_owned() + &"0 ".repeat(17);
-            std::fs::write(dir.join("stat"), format!("{pid} ({name}) {rest}{start} 0 0")).unwrap();
+            std::fs::write(
+                dir.join("stat"),
+                format!("{pid} ({name}) {rest}{start} 0 0"),
+            )
+            .unwrap();
         }
         std::fs::create_dir(proc.path().join("80")).unwrap();
         // The name of a running container, also if the hook has a record of an earlier one with the same name.
-        std::fs::write(proc.path().join("40/cmdline"), format!("/usr/bin/conmon\0-c\0{ID}\0-n\0web")).unwrap();
+        std::fs::write(
+            proc.path().join("40/cmdline"),
+            format!("/usr/bin/conmon\0-c\0{ID}\0-n\0web"),
+        )
+        .unwrap();
         let recorded = |name: &str| (name == "pod" || name == "web").then(|| other.clone());
         for (name, pid) in [("web", 50), ("pod", 70), (&ID[..28], 50)] {
-            assert_eq!(by_name(proc.path(), name, recorded).unwrap().pid, pid, "{name}");
+            assert_eq!(
+                by_name(proc.path(), name, recorded).unwrap().pid,
+                pid,
+                "{name}"
+            );
         }
-        std::fs::write(proc.path().join("70/cmdline"), format!("conmon\0-c\0{other}\0-n\0web")).unwrap();
-        let error = by_name(proc.path(), "web", recorded).unwrap_err().to_string();
-        assert!(error.starts_with("several running containers are called \"web\", such as "), "{error}");
-        assert_eq!(by_name(proc.path(), "x", |_| None).unwrap_err().to_string(), "no running container \"x\"");
-        assert_eq!(by_id(proc.path(), ID).unwrap(), ProcessId { start: 12, pid: 50 });
+        std::fs::write(
+            proc.path().join("70/cmdline"),
+            format!("conmon\0-c\0{other}\0-n\0web"),
+        )
+        .unwrap();
+        let error = by_name(proc.path(), "web", recorded)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("several running containers are called \"web\", such as "),
+            "{error}"
+        );
+        assert_eq!(
+            by_name(proc.path(), "x", |_| None).unwrap_err().to_string(),
+            "no running container \"x\""
+        );
+        assert_eq!(
+            by_id(proc.path(), ID).unwrap(),
+            ProcessId { start: 12, pid: 50 }
+        );
         assert_eq!(by_id(proc.path(), &ID[..28]).unwrap().pid, 50);
-        for (id, message) in
-            [("0123456", "is the beginning of"), ("0123", "no running"), ("ffffffff", "no running"), ("../../", "no")]
-        {
+        for (id, message) in [
+            ("0123456", "is the beginning of"),
+            ("0123", "no running"),
+            ("ffffffff", "no running"),
+            ("../../", "no"),
+        ] {
             let error = by_id(proc.path(), id).unwrap_err();
             assert!(error.to_string().contains(message), "{id}: {error}");
         }

@@ -34,7 +34,10 @@ use nvidia_host::prepare;
 
 use super::find::ProcessId;
 use super::parts::Reporter;
-use super::{ContainerFacts, ContainerNode, ContainerProcess, Examined, FoundLibrary, FoundNode, Library, gpu_number};
+use super::{
+    ContainerFacts, ContainerNode, ContainerProcess, Examined, FoundLibrary, FoundNode, Library,
+    gpu_number,
+};
 use crate::cgroup::ask::{self, Filter};
 
 /// The libraries that CUDA programs and nvidia-smi open.
@@ -92,20 +95,45 @@ impl<'a> Known<'a> {
         let roots = Roots::open(config)?;
         let module = procfs::read_version(&roots.proc);
         let hosts = LIBRARIES.map(|name| hosts_file(&roots, config, module.as_deref(), name));
-        let dxg = roots.is_wsl.then(|| roots.dev.locate(Path::new(wsl::NODE_PATH)).map_or((0, 0), |node| node.device));
+        let dxg = roots.is_wsl.then(|| {
+            roots
+                .dev
+                .locate(Path::new(wsl::NODE_PATH))
+                .map_or((0, 0), |node| node.device)
+        });
         let devices = proc_file::read_text("/proc/devices").unwrap_or_default();
-        let uvm = prepare::parse_majors(&devices).get("nvidia-uvm").map(|major| (*major, 0));
+        let uvm = prepare::parse_majors(&devices)
+            .get("nvidia-uvm")
+            .map(|major| (*major, 0));
         let filter = ask::filter(Pid::from_raw(pid)).map_err(|error| line(&error));
-        Ok(Self { process, name, module, hosts, dxg, uvm, filter })
+        Ok(Self {
+            process,
+            name,
+            module,
+            hosts,
+            dxg,
+            uvm,
+            filter,
+        })
     }
 }
 
 /// Returns the host's file of a library, in the version of the kernel module.
 fn hosts_file(roots: &Roots, config: &Config, version: Option<&str>, name: &str) -> Option<FileId> {
-    let Roots { driver: root, is_wsl, .. } = roots;
+    let Roots {
+        driver: root,
+        is_wsl,
+        ..
+    } = roots;
     let version = version.or_else(|| is_wsl.then_some(""))?;
     let cache = LinkerCache::read(root, config.ldcache.as_ref());
-    let search = Search { root, cache: &cache, version, dirs: &config.library_dirs, is_wsl: *is_wsl };
+    let search = Search {
+        root,
+        cache: &cache,
+        version,
+        dirs: &config.library_dirs,
+        is_wsl: *is_wsl,
+    };
     let library = locate::library(&search, name.strip_suffix(".so.1")?)?;
     let stat = rustix::fs::stat(library.source.as_path()).ok()?;
     Some((stat.st_dev, stat.st_ino))
@@ -121,7 +149,11 @@ fn is_ours(dir: &Path, namespace: &str) -> bool {
 ///
 /// # Errors
 /// ESRCH if the process has ended. Otherwise, if it may not be inspected.
-pub(super) fn inspect(known: &Known<'_>, part: Examined, reporter: &mut Reporter<'_>) -> io::Result<ContainerFacts> {
+pub(super) fn inspect(
+    known: &Known<'_>,
+    part: Examined,
+    reporter: &mut Reporter<'_>,
+) -> io::Result<ContainerFacts> {
     let opened = Opened::open(known.process)?;
     let mut process = opened.process()?;
     let (mut libraries, mut nodes) = (Vec::new(), Vec::new());
@@ -135,9 +167,22 @@ pub(super) fn inspect(known: &Known<'_>, part: Examined, reporter: &mut Reporter
         }
         Examined::Nodes => nodes = find_nodes(&opened.root, known, reporter),
     }
-    let (name, module, filter) = (known.name.to_owned(), known.module.clone(), known.filter.clone());
+    let (name, module, filter) = (
+        known.name.to_owned(),
+        known.module.clone(),
+        known.filter.clone(),
+    );
     let is_wsl = known.dxg.is_some();
-    Ok(ContainerFacts { pid: known.process.pid, name, module, is_wsl, process, libraries, nodes, filter })
+    Ok(ContainerFacts {
+        pid: known.process.pid,
+        name,
+        module,
+        is_wsl,
+        process,
+        libraries,
+        nodes,
+        filter,
+    })
 }
 
 /// The process of a container, opened in a child.
@@ -155,7 +200,10 @@ impl Opened {
         if ProcessId::read(&dir, process.pid)? != process {
             return Err(Errno::SRCH.into());
         }
-        Ok(Self { root: Root::open(&dir.join("root"))?, proc })
+        Ok(Self {
+            root: Root::open(&dir.join("root"))?,
+            proc,
+        })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -172,27 +220,42 @@ impl Opened {
     fn environment(&self) -> Vec<u8> {
         let mut environment = Vec::new();
         if let Ok(file) = File::open(self.path("environ")) {
-            file.take(MAX_ENVIRONMENT).read_to_end(&mut environment).ok();
+            file.take(MAX_ENVIRONMENT)
+                .read_to_end(&mut environment)
+                .ok();
         }
         environment
     }
 }
 
 fn variable(environment: &[u8], name: &str) -> Option<String> {
-    let mut entries = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy);
-    let value = entries.find_map(|entry| Some(entry.strip_prefix(name)?.strip_prefix('=')?.to_owned()))?;
+    let mut entries = environment
+        .split(|byte| *byte == 0)
+        .map(String::from_utf8_lossy);
+    let value =
+        entries.find_map(|entry| Some(entry.strip_prefix(name)?.strip_prefix('=')?.to_owned()))?;
     Some(value.chars().take(MAX_VALUE).collect())
 }
 
 /// Parses /proc/PID/status. The kernel prints ids as seen from the user namespace of the reader.
 fn parse_process(status: &str, in_our_namespace: bool) -> Option<ContainerProcess> {
-    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let field = |name: &str| {
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+    };
     // The four values are the real, effective, saved and file system id.
     let last = |name: &str| field(name)?.split_whitespace().nth(3)?.parse::<u32>().ok();
-    let groups = field("Groups").unwrap_or_default().split_whitespace().filter_map(|group| group.parse().ok());
+    let groups = field("Groups")
+        .unwrap_or_default()
+        .split_whitespace()
+        .filter_map(|group| group.parse().ok());
     let caps = u64::from_str_radix(field("CapEff")?.trim(), 16).ok()?;
     Some(ContainerProcess {
-        identity: Identity { uid: last("Uid")?, gid: last("Gid")? },
+        identity: Identity {
+            uid: last("Uid")?,
+            gid: last("Gid")?,
+        },
         groups: groups.collect(),
         // In another user namespace, the capability does not apply to device nodes of the host.
         overrides: in_our_namespace && caps & CAP_DAC_OVERRIDE != 0,
@@ -228,18 +291,44 @@ fn find_library(
 ) -> Library {
     let machine = format!("{}-linux-gnu", std::env::consts::ARCH);
     let debians = [format!("/lib/{machine}"), format!("/usr/lib/{machine}")];
-    let given = library_path.unwrap_or_default().split(':').filter(|dir| dir.starts_with('/'));
-    let cached = cache.iter().flat_map(|cache| cache.candidates(OsStr::new(name), Arch::native()));
+    let given = library_path
+        .unwrap_or_default()
+        .split(':')
+        .filter(|dir| dir.starts_with('/'));
+    let cached = cache
+        .iter()
+        .flat_map(|cache| cache.candidates(OsStr::new(name), Arch::native()));
     let usual = debians.iter().map(String::as_str).chain(LINKER_DIRS);
-    let mut paths: Vec<PathBuf> = given.take(MOST_PLACES).map(|dir| Path::new(dir).join(name)).collect();
-    paths.extend(cached.take(MOST_PLACES).map(|entry| PathBuf::from(entry.path)));
+    let mut paths: Vec<PathBuf> = given
+        .take(MOST_PLACES)
+        .map(|dir| Path::new(dir).join(name))
+        .collect();
+    paths.extend(
+        cached
+            .take(MOST_PLACES)
+            .map(|entry| PathBuf::from(entry.path)),
+    );
     paths.extend(usual.map(|dir| Path::new(dir).join(name)));
-    if let Some(found) = paths.iter().find_map(|path| inspect_library(root, path, reporter)) {
-        return Library { name, found: Some(found), elsewhere: None };
+    if let Some(found) = paths
+        .iter()
+        .find_map(|path| inspect_library(root, path, reporter))
+    {
+        return Library {
+            name,
+            found: Some(found),
+            elsewhere: None,
+        };
     }
-    let mut others = LIBRARY_DIRS.iter().chain(&["/usr/local/nvidia/lib", "/usr/local/lib"]);
-    let elsewhere = others.find_map(|dir| inspect_library(root, &Path::new(dir).join(name), reporter));
-    Library { name, found: None, elsewhere: elsewhere.map(|found| found.path) }
+    let mut others = LIBRARY_DIRS
+        .iter()
+        .chain(&["/usr/local/nvidia/lib", "/usr/local/lib"]);
+    let elsewhere =
+        others.find_map(|dir| inspect_library(root, &Path::new(dir).join(name), reporter));
+    Library {
+        name,
+        found: None,
+        elsewhere: elsewhere.map(|found| found.path),
+    }
 }
 
 fn read_cache(root: &Root, reporter: &mut Reporter<'_>) -> Option<Vec<u8>> {
@@ -258,7 +347,11 @@ fn inspect_library(root: &Root, path: &Path, reporter: &mut Reporter<'_>) -> Opt
     }
     // Only the file name is used, for its version. A mount can have any name.
     let real = real_path(fd.as_fd()).ok();
-    let version = real.as_deref().and_then(Path::file_name).and_then(OsStr::to_str).and_then(version_of);
+    let version = real
+        .as_deref()
+        .and_then(Path::file_name)
+        .and_then(OsStr::to_str)
+        .and_then(version_of);
     Some(FoundLibrary {
         path: path.to_string_lossy().into_owned(),
         version,
@@ -287,7 +380,11 @@ fn find_nodes(root: &Root, known: &Known<'_>, reporter: &mut Reporter<'_>) -> Ve
     let mut nodes = Vec::new();
     for (name, expected) in all {
         let found = inspect_node(root, &Path::new(DEV).join(&name), reporter);
-        nodes.push(ContainerNode { found, name, expected });
+        nodes.push(ContainerNode {
+            found,
+            name,
+            expected,
+        });
     }
     nodes
 }
@@ -296,9 +393,15 @@ const DEV: &str = "/dev";
 
 fn names(root: &Root, dir: &Path, reporter: &mut Reporter<'_>) -> Vec<String> {
     reporter.looks_up(dir);
-    let opened = root.open_at(dir, OFlags::PATH | OFlags::DIRECTORY).and_then(|dir| root.open_stored_dir(dir));
-    let Ok(entries) = opened.and_then(|dir| Ok(rustix::fs::Dir::new(dir)?)) else { return Vec::new() };
-    let names = entries.take(MOST_NODES).filter_map(|entry| Some(entry.ok()?.file_name().to_str().ok()?.to_owned()));
+    let opened = root
+        .open_at(dir, OFlags::PATH | OFlags::DIRECTORY)
+        .and_then(|dir| root.open_stored_dir(dir));
+    let Ok(entries) = opened.and_then(|dir| Ok(rustix::fs::Dir::new(dir)?)) else {
+        return Vec::new();
+    };
+    let names = entries
+        .take(MOST_NODES)
+        .filter_map(|entry| Some(entry.ok()?.file_name().to_str().ok()?.to_owned()));
     let mut names: Vec<_> = names.collect();
     names.sort();
     names
@@ -309,9 +412,15 @@ fn inspect_node(root: &Root, path: &Path, reporter: &mut Reporter<'_>) -> Option
     let fd: OwnedFd = root.open_at(path, OFlags::PATH).ok()?;
     let stat = rustix::fs::fstat(&fd).ok()?;
     let is_char = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
-    let nodev = rustix::fs::fstatvfs(&fd).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::NODEV));
+    let nodev =
+        rustix::fs::fstatvfs(&fd).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::NODEV));
     Some(FoundNode {
-        device: is_char.then(|| (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev))),
+        device: is_char.then(|| {
+            (
+                rustix::fs::major(stat.st_rdev),
+                rustix::fs::minor(stat.st_rdev),
+            )
+        }),
         mode: stat.st_mode & 0o7777,
         uid: stat.st_uid,
         gid: stat.st_gid,
@@ -326,14 +435,25 @@ mod tests {
 
     #[test]
     fn processes() {
-        let status =
-            "Name:\tsh\nUid:\t0\t1\t2\t1000\nGid:\t5\t6\t7\t100\nGroups:\t44 100 \nCapEff:\t0000000000000002\n";
+        let status = "Name:\tsh\nUid:\t0\t1\t2\t1000\nGid:\t5\t6\t7\t100\nGroups:\t44 100 \nCapEff:\t0000000000000002\n";
         let process = parse_process(status, true).unwrap();
-        assert_eq!((process.identity, process.groups.as_slice()), (Identity { uid: 1000, gid: 100 }, &[44, 100][..]));
+        assert_eq!(
+            (process.identity, process.groups.as_slice()),
+            (
+                Identity {
+                    uid: 1000,
+                    gid: 100
+                },
+                &[44, 100][..]
+            )
+        );
         assert!(process.overrides);
         assert!(!parse_process(status, false).unwrap().overrides);
         assert_eq!(parse_process("Name:\tsh\n", true), None);
-        assert_eq!(variable(b"A=b\0LD_LIBRARY_PATH=/x:/y\0", "LD_LIBRARY_PATH").as_deref(), Some("/x:/y"));
+        assert_eq!(
+            variable(b"A=b\0LD_LIBRARY_PATH=/x:/y\0", "LD_LIBRARY_PATH").as_deref(),
+            Some("/x:/y")
+        );
         assert_eq!(variable(b"LD_LIBRARY_PATHS=/x", "LD_LIBRARY_PATH"), None);
     }
 
@@ -342,8 +462,14 @@ mod tests {
     fn a_number_that_is_used_again() {
         let now = by_pid(std::process::id().try_into().unwrap()).unwrap();
         Opened::open(now).unwrap();
-        let before = ProcessId { start: now.start - 1, ..now };
-        assert_eq!(Opened::open(before).err().unwrap().raw_os_error(), Some(Errno::SRCH.raw_os_error()));
+        let before = ProcessId {
+            start: now.start - 1,
+            ..now
+        };
+        assert_eq!(
+            Opened::open(before).err().unwrap().raw_os_error(),
+            Some(Errno::SRCH.raw_os_error())
+        );
     }
 
     #[test]

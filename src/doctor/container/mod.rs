@@ -129,18 +129,33 @@ enum Examined {
 
 /// The parts and their checks, in the order of the output.
 const PARTS: [Part; 3] = [
-    Part { kind: Examined::Process, name: "the process", checks: &[("container", One(process))] },
-    Part { kind: Examined::Libraries, name: "the driver libraries", checks: &[("libraries", Several(libraries))] },
+    Part {
+        kind: Examined::Process,
+        name: "the process",
+        checks: &[("container", One(process))],
+    },
+    Part {
+        kind: Examined::Libraries,
+        name: "the driver libraries",
+        checks: &[("libraries", Several(libraries))],
+    },
     Part {
         kind: Examined::Nodes,
         name: "the directory \"/dev\"",
-        checks: &[("nodes", Several(nodes)), ("access", Several(access)), ("cgroup", Several(cgroup))],
+        checks: &[
+            ("nodes", Several(nodes)),
+            ("access", Several(access)),
+            ("cgroup", Several(cgroup)),
+        ],
     },
 ];
 
 /// Returns the names of the checks.
 pub(super) fn names() -> impl Iterator<Item = (Section, &'static str)> {
-    PARTS.iter().flat_map(|part| part.checks).map(|(name, _)| (Section::Container, *name))
+    PARTS
+        .iter()
+        .flat_map(|part| part.checks)
+        .map(|(name, _)| (Section::Container, *name))
 }
 
 /// Examines the container of this process. `name` is the name or id from the command line.
@@ -152,9 +167,13 @@ pub(crate) fn examine(process: ProcessId, name: &str, config: &Config) -> Result
     let known = Known::read(process, name, config)?;
     let mut checks = Vec::new();
     for part in &PARTS {
-        match parts::ask(PATIENCE, part, &|reporter| inspect::inspect(&known, part.kind, reporter)) {
+        match parts::ask(PATIENCE, part, &|reporter| {
+            inspect::inspect(&known, part.kind, reporter)
+        }) {
             Ok(Ok(examined)) => checks.extend(examined),
-            Ok(Err(error)) if error.raw_os_error() == Some(Errno::ESRCH as i32) => return Err(ended(pid)),
+            Ok(Err(error)) if error.raw_os_error() == Some(Errno::ESRCH as i32) => {
+                return Err(ended(pid));
+            }
             Ok(Err(error)) => return Err(cannot_enter(pid, error)),
             Err(why) => checks.extend(unanswered(part, &why, pid)),
         }
@@ -167,17 +186,24 @@ pub(crate) fn examine(process: ProcessId, name: &str, config: &Config) -> Result
 }
 
 fn ended(pid: i32) -> anyhow::Error {
-    failure(&catalog::NOT_EXAMINED, format!("process {pid} has ended"), EXISTING)
+    failure(
+        &catalog::NOT_EXAMINED,
+        format!("process {pid} has ended"),
+        EXISTING,
+    )
 }
 
-const EXISTING: &str =
-    "give a running container with --container; \"oci-nvidia-hook ps\" and \"podman ps\" list containers";
+const EXISTING: &str = "give a running container with --container; \"oci-nvidia-hook ps\" and \"podman ps\" list containers";
 
 /// Returns the error for a file of a process in /proc that cannot be opened.
 fn cannot_enter(pid: i32, error: io::Error) -> anyhow::Error {
     // The option hidepid= of /proc hides the processes of other users from everyone but root.
     if error.kind() == io::ErrorKind::NotFound && rustix::process::geteuid().is_root() {
-        return failure(&catalog::NOT_EXAMINED, format!("process {pid} does not exist"), EXISTING);
+        return failure(
+            &catalog::NOT_EXAMINED,
+            format!("process {pid} does not exist"),
+            EXISTING,
+        );
     }
     let what = format!("cannot inspect the container of process {pid}");
     let hint = "run the command as root; \"ps -e\" lists the existing processes";
@@ -188,7 +214,11 @@ fn cannot_enter(pid: i32, error: io::Error) -> anyhow::Error {
 fn unanswered(part: &Part, why: &Unanswered, pid: i32) -> Vec<Check> {
     let what = match why {
         Unanswered::Silent(path) => {
-            let place = if path.is_empty() { String::new() } else { format!(", at \"{path}\"") };
+            let place = if path.is_empty() {
+                String::new()
+            } else {
+                format!(", at \"{path}\"")
+            };
             format!("no answer within {} seconds{place}", PATIENCE.as_secs())
         }
         Unanswered::Failed(why) => why.clone(),
@@ -201,7 +231,13 @@ fn unanswered(part: &Part, why: &Unanswered, pid: i32) -> Vec<Check> {
     let skipped = || Check::skipped(format!("{} cannot be examined", part.name));
     checks.resize_with(part.checks.len(), skipped);
     let named = checks.into_iter().zip(part.checks);
-    named.map(|(check, (name, _))| Check { section: Section::Container, check: name, ..check }).collect()
+    named
+        .map(|(check, (name, _))| Check {
+            section: Section::Container,
+            check: name,
+            ..check
+        })
+        .collect()
 }
 
 /// Returns the fix for a missing part.
@@ -210,7 +246,9 @@ fn again(facts: &ContainerFacts) -> String {
         "" => String::new(),
         name => format!("; \"oci-nvidia-hook why {name}\" shows what the hook did"),
     };
-    format!("start the container with -e NVIDIA_VISIBLE_DEVICES=all, or with --device nvidia.com/gpu=all{why}")
+    format!(
+        "start the container with -e NVIDIA_VISIBLE_DEVICES=all, or with --device nvidia.com/gpu=all{why}"
+    )
 }
 
 fn process(facts: &ContainerFacts) -> Check {
@@ -223,48 +261,66 @@ fn process(facts: &ContainerFacts) -> Check {
             return Check::of(&catalog::NOT_LOADED, what, "oci-nvidia-hook doctor");
         }
     };
-    Check::ok(format!("process {} runs as user {uid}, group {gid} of the host; {driver}", facts.pid))
+    Check::ok(format!(
+        "process {} runs as user {uid}, group {gid} of the host; {driver}",
+        facts.pid
+    ))
 }
 
 fn libraries(facts: &ContainerFacts) -> Vec<Check> {
-    facts.libraries.iter().map(|library| of_library(library, facts)).collect()
+    facts
+        .libraries
+        .iter()
+        .map(|library| of_library(library, facts))
+        .collect()
 }
 
 fn of_library(library: &Library, facts: &ContainerFacts) -> Check {
     let name = library.name;
     let Some(found) = &library.found else {
         if !is_asked_for(name, facts) {
-            return Check::skipped(format!("NVIDIA_DRIVER_CAPABILITIES does not request {name}"));
+            return Check::skipped(format!(
+                "NVIDIA_DRIVER_CAPABILITIES does not request {name}"
+            ));
         }
         let Some(place) = &library.elsewhere else {
             let what = format!("{name} is missing in the container");
             return Check::of(&catalog::CONTAINER_LIBRARY, what, again(facts));
         };
-        let what = format!("the container's dynamic linker does not find {name}, which is at {place:?}");
+        let what =
+            format!("the container's dynamic linker does not find {name}, which is at {place:?}");
         let dir = place.rsplit_once('/').map_or("/", |(dir, _)| dir);
-        let fix =
-            format!("start the container with -e LD_LIBRARY_PATH={dir}, or have the hook or CDI place the libraries");
+        let fix = format!(
+            "start the container with -e LD_LIBRARY_PATH={dir}, or have the hook or CDI place the libraries"
+        );
         return Check::of(&catalog::CONTAINER_PATH, what, fix);
     };
     if found.is_empty {
-        let what = format!("{:?} is empty: it is the mount point of a driver file from an earlier start", found.path);
+        let what = format!(
+            "{:?} is empty: it is the mount point of a driver file from an earlier start",
+            found.path
+        );
         return Check::of(&catalog::CONTAINER_LIBRARY, what, again(facts));
     }
     let path = &found.path;
     match (&found.version, &facts.module) {
-        (_, Some(module)) if found.is_hosts == Some(true) => {
-            Check::ok(format!("{name} is {path:?}, the host's file of driver {module}"))
-        }
-        _ if facts.is_wsl && found.is_hosts == Some(true) => {
-            Check::ok(format!("{name} is {path:?}, the host's file of the driver of WSL 2"))
-        }
+        (_, Some(module)) if found.is_hosts == Some(true) => Check::ok(format!(
+            "{name} is {path:?}, the host's file of driver {module}"
+        )),
+        _ if facts.is_wsl && found.is_hosts == Some(true) => Check::ok(format!(
+            "{name} is {path:?}, the host's file of the driver of WSL 2"
+        )),
         (Some(version), None) if facts.is_wsl => {
-            let what = format!("{path:?} belongs to the Linux driver {version}, which does not work on WSL 2");
+            let what = format!(
+                "{path:?} belongs to the Linux driver {version}, which does not work on WSL 2"
+            );
             let fix = "remove the library from the image, and restart the container";
             Check::of(&catalog::CONTAINER_VERSION, what, fix)
         }
         (Some(version), Some(module)) if version != module => {
-            let what = format!("{path:?} has version {version}, but the kernel module has version {module}");
+            let what = format!(
+                "{path:?} has version {version}, but the kernel module has version {module}"
+            );
             let fix = "restart the container; if the image or a volume contains the library, remove or update it";
             Check::of(&catalog::CONTAINER_VERSION, what, fix)
         }
@@ -280,15 +336,32 @@ fn of_library(library: &Library, facts: &ContainerFacts) -> Check {
 
 /// Returns whether the container requests this library. Without the variable, the default `compute,utility` includes both.
 fn is_asked_for(library: &str, facts: &ContainerFacts) -> bool {
-    let capability = if library.starts_with("libcuda") { "compute" } else { "utility" };
-    let has = |asked: &String| asked.split(',').any(|word| [capability, "all", "video"].contains(&word.trim()));
-    facts.process.capabilities.as_ref().filter(|asked| !asked.is_empty()).is_none_or(has)
+    let capability = if library.starts_with("libcuda") {
+        "compute"
+    } else {
+        "utility"
+    };
+    let has = |asked: &String| {
+        asked
+            .split(',')
+            .any(|word| [capability, "all", "video"].contains(&word.trim()))
+    };
+    facts
+        .process
+        .capabilities
+        .as_ref()
+        .filter(|asked| !asked.is_empty())
+        .is_none_or(has)
 }
 
 fn nodes(facts: &ContainerFacts) -> Vec<Check> {
     let mut outcomes = Vec::new();
-    let absent: Vec<_> =
-        facts.nodes.iter().filter(|node| node.found.is_none()).map(|node| node.name.as_str()).collect();
+    let absent: Vec<_> = facts
+        .nodes
+        .iter()
+        .filter(|node| node.found.is_none())
+        .map(|node| node.name.as_str())
+        .collect();
     if !absent.is_empty() {
         let what = format!("{} in the container", missing(&absent));
         outcomes.push(Check::of(&catalog::CONTAINER_NODE, what, again(facts)));
@@ -298,14 +371,23 @@ fn nodes(facts: &ContainerFacts) -> Vec<Check> {
         if found.device.is_some() && (node.expected.is_none() || found.device == node.expected) {
             continue;
         }
-        let is =
-            found.device.map_or_else(|| "not a device node".to_owned(), |(major, minor)| format!("{major}:{minor}"));
-        let should = node.expected.map_or(String::new(), |(major, minor)| format!(" instead of {major}:{minor}"));
+        let is = found.device.map_or_else(
+            || "not a device node".to_owned(),
+            |(major, minor)| format!("{major}:{minor}"),
+        );
+        let should = node.expected.map_or(String::new(), |(major, minor)| {
+            format!(" instead of {major}:{minor}")
+        });
         let what = format!("\"/dev/{}\" in the container is {is}{should}", node.name);
         outcomes.push(Check::of(&catalog::CONTAINER_NODE, what, again(facts)));
     }
     let is_gpu = |node: &&ContainerNode| {
-        let is_name = node.name == wsl::NODE || node.name.trim_start_matches("nvidia").parse::<u32>().is_ok();
+        let is_name = node.name == wsl::NODE
+            || node
+                .name
+                .trim_start_matches("nvidia")
+                .parse::<u32>()
+                .is_ok();
         node.found.is_some() && is_name
     };
     let gpus = facts.nodes.iter().filter(is_gpu).count();
@@ -325,13 +407,20 @@ fn nodes(facts: &ContainerFacts) -> Vec<Check> {
 fn good(facts: &ContainerFacts) -> impl Iterator<Item = (&ContainerNode, &FoundNode, (u32, u32))> {
     facts.nodes.iter().filter_map(|node| {
         let found = node.found.as_ref()?;
-        let device = found.device.filter(|device| node.expected.is_none_or(|expected| expected == *device))?;
+        let device = found
+            .device
+            .filter(|device| node.expected.is_none_or(|expected| expected == *device))?;
         Some((node, found, device))
     })
 }
 
 fn access(facts: &ContainerFacts) -> Vec<Check> {
-    let ContainerProcess { identity, groups, overrides, .. } = &facts.process;
+    let ContainerProcess {
+        identity,
+        groups,
+        overrides,
+        ..
+    } = &facts.process;
     let is_in = |gid: u32| gid == identity.gid || groups.contains(&gid);
     let (mut nodev, mut shut) = (Vec::new(), BTreeMap::<_, Vec<_>>::new());
     for (node, found, _) in good(facts) {
@@ -339,17 +428,25 @@ fn access(facts: &ContainerFacts) -> Vec<Check> {
         if found.nodev {
             nodev.push(format!("\"/dev/{}\"", node.name));
         } else if !overrides && !may_open(Permissions { mode, uid, gid }, identity.uid, is_in) {
-            shut.entry((uid, gid, mode)).or_default().push(format!("\"/dev/{}\"", node.name));
+            shut.entry((uid, gid, mode))
+                .or_default()
+                .push(format!("\"/dev/{}\"", node.name));
         }
     }
     let mut outcomes = Vec::new();
     if !nodev.is_empty() {
-        let what = format!("file systems that are mounted with nodev contain {}", nodev.join(", "));
+        let what = format!(
+            "file systems that are mounted with nodev contain {}",
+            nodev.join(", ")
+        );
         let fix = "have the engine create the nodes: --device, CDI, or precreate";
         outcomes.push(Check::of(&catalog::CONTAINER_ACCESS, what, fix));
     }
     for ((uid, gid, mode), nodes) in shut {
-        let Identity { uid: user, gid: group_of_user } = identity;
+        let Identity {
+            uid: user,
+            gid: group_of_user,
+        } = identity;
         let what = format!(
             "user {user}, group {group_of_user} of the host cannot open {} ({uid}:{} {mode:04o})",
             nodes.join(", "),
@@ -365,7 +462,9 @@ fn access(facts: &ContainerFacts) -> Vec<Check> {
     }
     match (outcomes.is_empty(), good(facts).count()) {
         (true, 0) => vec![Check::skipped("the container has no device nodes")],
-        (true, _) => vec![Check::ok("the container's process has permission to open the device nodes")],
+        (true, _) => vec![Check::ok(
+            "the container's process has permission to open the device nodes",
+        )],
         _ => outcomes,
     }
 }
@@ -374,7 +473,11 @@ fn cgroup(facts: &ContainerFacts) -> Vec<Check> {
     let filter = match &facts.filter {
         Ok(Filter::None) => return vec![Check::ok("no device cgroup limits the container")],
         Ok(filter) => filter,
-        Err(why) => return vec![Check::skipped(format!("cannot read the device cgroup: {why}"))],
+        Err(why) => {
+            return vec![Check::skipped(format!(
+                "cannot read the device cgroup: {why}"
+            ))];
+        }
     };
     let fix = "restart the container; if the GPUs worked before, \"systemctl daemon-reload\" or an update of its resources \
                removed the rules: have the engine list the devices (--device, CDI, precreate)";
@@ -389,13 +492,19 @@ fn cgroup(facts: &ContainerFacts) -> Vec<Check> {
     }
     let otherwise = match answers.iter().min() {
         None => Check::skipped("the container has no device nodes"),
-        Some(None) => Check::skipped("cannot determine what the programs of the device cgroup allow"),
+        Some(None) => {
+            Check::skipped("cannot determine what the programs of the device cgroup allow")
+        }
         Some(Some(_)) => Check::ok("the device cgroup allows the GPUs"),
     };
     if denied.is_empty() {
         return vec![otherwise];
     }
-    vec![Check::of(&catalog::CONTAINER_CGROUP, format!("the device cgroup denies {}", denied.join(", ")), fix)]
+    vec![Check::of(
+        &catalog::CONTAINER_CGROUP,
+        format!("the device cgroup denies {}", denied.join(", ")),
+        fix,
+    )]
 }
 
 /// Returns the device number of a GPU's node from its name; `None` for other nodes.

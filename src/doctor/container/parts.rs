@@ -69,9 +69,13 @@ pub(super) fn ask(
         match inspect(&mut reporter) {
             Ok(facts) => {
                 let checks = run(Section::Container, part.checks, &facts);
-                checks.iter().for_each(|check| reporter.send(CHECK, &encode(check)));
+                checks
+                    .iter()
+                    .for_each(|check| reporter.send(CHECK, &encode(check)));
             }
-            Err(error) => reporter.send(ERROR, &error.raw_os_error().unwrap_or_default().to_string()),
+            Err(error) => {
+                reporter.send(ERROR, &error.raw_os_error().unwrap_or_default().to_string())
+            }
         }
         reporter.send(END, "");
     });
@@ -82,8 +86,13 @@ pub(super) fn ask(
             Ok(received) => String::from_utf8_lossy(&received).into_owned(),
             Err(NoAnswer::Timeout) => return Err(Unanswered::Silent(place)),
             Err(NoAnswer::Died(signal)) => {
-                let how = signal.map_or_else(|| "has ended".to_owned(), |signal| format!("was ended by {signal}"));
-                return Err(Unanswered::Failed(format!("the process that examines it {how}")));
+                let how = signal.map_or_else(
+                    || "has ended".to_owned(),
+                    |signal| format!("was ended by {signal}"),
+                );
+                return Err(Unanswered::Failed(format!(
+                    "the process that examines it {how}"
+                )));
             }
             Err(NoAnswer::System(error)) => return Err(Unanswered::Failed(line(&error.into()))),
         };
@@ -91,28 +100,56 @@ pub(super) fn ask(
         match received.bytes().next() {
             Some(PATH) => text.clone_into(&mut place),
             Some(CHECK) => checks.extend(decode(text, part)),
-            Some(ERROR) => return Ok(Err(io::Error::from_raw_os_error(text.parse().unwrap_or_default()))),
+            Some(ERROR) => {
+                return Ok(Err(io::Error::from_raw_os_error(
+                    text.parse().unwrap_or_default(),
+                )));
+            }
             _ => return Ok(Ok(checks)),
         }
     }
 }
 
-fn encode(Check { check, status, id, what, fix, .. }: &Check) -> String {
-    let fields = [check, &*status.to_string(), id.unwrap_or_default(), &one_line(what), &one_line(fix)];
+fn encode(
+    Check {
+        check,
+        status,
+        id,
+        what,
+        fix,
+        ..
+    }: &Check,
+) -> String {
+    let fields = [
+        check,
+        &*status.to_string(),
+        id.unwrap_or_default(),
+        &one_line(what),
+        &one_line(fix),
+    ];
     fields.join(&SEPARATOR.to_string())
 }
 
 fn decode(text: &str, part: &Part) -> Option<Check> {
     let mut fields = text.split(SEPARATOR);
-    let (check, status, id, what, fix) =
-        (fields.next()?, fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+    let (check, status, id, what, fix) = (
+        fields.next()?,
+        fields.next()?,
+        fields.next()?,
+        fields.next()?,
+        fields.next()?,
+    );
     let (check, _) = part.checks.iter().find(|(name, _)| *name == check)?;
     let found = match catalog::find(id) {
         Some(kind) => Check::of(kind, what, fix),
         None if status == Status::Skipped.to_string() => Check::skipped(what),
         None => Check::ok(what),
     };
-    Some(Check { section: Section::Container, check, ..found })
+    Some(Check {
+        section: Section::Container,
+        check,
+        ..found
+    })
 }
 
 #[cfg(test)]
@@ -136,17 +173,30 @@ mod tests {
             Check::of(&catalog::CONTAINER_NODE, "d", "e"),
             Check::of(&catalog::STALE_CACHE, "", "f"),
         ] {
-            let check = Check { section: Section::Container, check: part.checks[1].0, ..check };
+            let check = Check {
+                section: Section::Container,
+                check: part.checks[1].0,
+                ..check
+            };
             assert_eq!(decode(&encode(&check), part), Some(check));
         }
-        let hostile = Check { section: Section::Container, check: part.checks[0].0, ..Check::ok("a\n=\u{1f}b") };
-        assert_eq!(decode(&encode(&hostile), part).unwrap().what, "a\\n=\\u{1f}b");
+        let hostile = Check {
+            section: Section::Container,
+            check: part.checks[0].0,
+            ..Check::ok("a\n=\u{1f}b")
+        };
+        assert_eq!(
+            decode(&encode(&hostile), part).unwrap().what,
+            "a\\n=\\u{1f}b"
+        );
         assert_eq!(decode("", part), None);
     }
 
     #[test]
     fn an_error_arrives() {
-        let error = asked(PATIENCE, &|_| Err(io::Error::from_raw_os_error(3))).unwrap().unwrap_err();
+        let error = asked(PATIENCE, &|_| Err(io::Error::from_raw_os_error(3)))
+            .unwrap()
+            .unwrap_err();
         assert_eq!(error.raw_os_error(), Some(3));
     }
 
@@ -159,8 +209,15 @@ mod tests {
             std::thread::sleep(Duration::from_secs(60));
             Err(io::Error::from_raw_os_error(3))
         });
-        assert_eq!(answer.unwrap_err(), Unanswered::Silent("/volume/a\\nb".to_owned()));
-        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+        assert_eq!(
+            answer.unwrap_err(),
+            Unanswered::Silent("/volume/a\\nb".to_owned())
+        );
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "{:?}",
+            start.elapsed()
+        );
     }
 
     #[test]

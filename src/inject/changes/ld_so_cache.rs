@@ -17,21 +17,38 @@ use crate::plan::step::CacheEntry;
 impl Target {
     pub(in crate::inject) fn update_linker_cache(&mut self, entries: &[CacheEntry]) -> Result<()> {
         let (path, name) = (Path::new("etc"), OsStr::new("ld.so.cache"));
-        let Some(etc) = self.layout.rootfs.open_existing(path, OFlags::PATH | OFlags::DIRECTORY)?.map(Rc::new) else {
+        let Some(etc) = self
+            .layout
+            .rootfs
+            .open_existing(path, OFlags::PATH | OFlags::DIRECTORY)?
+            .map(Rc::new)
+        else {
             return Ok(()); // without a cache, ld.so searches its built-in directories
         };
         if !self.lists_directories {
             self.remove_list();
         }
-        let stale = if self.had_other_driver { self.find_stale(entries) } else { BTreeSet::new() };
+        let stale = if self.had_other_driver {
+            self.find_stale(entries)
+        } else {
+            BTreeSet::new()
+        };
         let old = match self.read_linker_cache() {
             Ok(old) => old,
             Err(error) => {
-                self.layout.done.findings.push(linker_cache::left_alone(&error));
+                self.layout
+                    .done
+                    .findings
+                    .push(linker_cache::left_alone(&error));
                 return Ok(());
             }
         };
-        let Some(new) = linker_cache::merge(old.as_deref(), entries, &stale, &mut self.layout.done.findings) else {
+        let Some(new) = linker_cache::merge(
+            old.as_deref(),
+            entries,
+            &stale,
+            &mut self.layout.done.findings,
+        ) else {
             return Ok(());
         };
         let is_volume = !self.layout.may_create(&etc, path)?;
@@ -42,7 +59,8 @@ impl Target {
             Present::Other(point, _) => {
                 self.layout.mounts.refuse_shared_dir(&etc)?;
                 self.layout.mounts.refuse_shared(&point)?;
-                let hidden = read_only::hide_file(&etc, name, &point, &new, self.layout.label.as_ref())?;
+                let hidden =
+                    read_only::hide_file(&etc, name, &point, &new, self.layout.label.as_ref())?;
                 self.layout.done.add(Change::Mounted(hidden.into()));
             }
             _ => {
@@ -50,7 +68,10 @@ impl Target {
                     true => "\"/etc\" is on a volume that lacks this file",
                     false => "the image's file system is read-only and lacks this file",
                 };
-                self.layout.done.findings.push(linker_cache::left_alone(&anyhow::Error::msg(error)));
+                self.layout
+                    .done
+                    .findings
+                    .push(linker_cache::left_alone(&anyhow::Error::msg(error)));
             }
         }
         Ok(())
@@ -58,7 +79,11 @@ impl Target {
 
     /// Returns the content of the cache; `None` if it is missing. Follows a symlink of the image, below the rootfs.
     fn read_linker_cache(&self) -> Result<Option<Vec<u8>>> {
-        let found = self.layout.rootfs.open_existing(Path::new("etc/ld.so.cache"), OFlags::PATH).context("read it")?;
+        let found = self
+            .layout
+            .rootfs
+            .open_existing(Path::new("etc/ld.so.cache"), OFlags::PATH)
+            .context("read it")?;
         let Some(found) = found else { return Ok(None) };
         let (file, stat) = self.layout.rootfs.open_stored_known(found)?;
         base::read::read_known(&file, &stat, linker_cache::MAX_SIZE).map(Some)

@@ -27,7 +27,12 @@ use crate::inject::tmpfs::is_read_only;
 
 const MAIN: &str = "ld.so.conf";
 /// Without one of these, nothing in the container rebuilds the cache.
-const LDCONFIG: [&str; 4] = ["sbin/ldconfig", "usr/sbin/ldconfig", "usr/bin/ldconfig", "bin/ldconfig"];
+const LDCONFIG: [&str; 4] = [
+    "sbin/ldconfig",
+    "usr/sbin/ldconfig",
+    "usr/bin/ldconfig",
+    "bin/ldconfig",
+];
 /// The longest file that is read, in bytes.
 const MAX_FILE: usize = 64 << 10;
 /// The deepest level of included files.
@@ -41,15 +46,29 @@ impl Target {
         others: &[ContainerPath],
     ) -> Result<()> {
         self.lists_directories = true;
-        let etc = self.layout.rootfs.open_existing(Path::new("etc"), OFlags::PATH | OFlags::DIRECTORY)?;
-        let Some(etc) = etc.map(Rc::new) else { return Ok(()) };
+        let etc = self
+            .layout
+            .rootfs
+            .open_existing(Path::new("etc"), OFlags::PATH | OFlags::DIRECTORY)?;
+        let Some(etc) = etc.map(Rc::new) else {
+            return Ok(());
+        };
         // The cache is in the same directory. If that is read-only, ldconfig cannot rebuild it.
-        let can_run = || LDCONFIG.iter().any(|path| self.layout.rootfs.open_at(Path::new(path), OFlags::PATH).is_ok());
+        let can_run = || {
+            LDCONFIG.iter().any(|path| {
+                self.layout
+                    .rootfs
+                    .open_at(Path::new(path), OFlags::PATH)
+                    .is_ok()
+            })
+        };
         if is_read_only(&*etc) || !can_run() {
             return Ok(());
         }
         let configured = Configured::read(&self.layout.rootfs);
-        let unknown = others.iter().filter(|dir| !configured.has(&self.layout.rootfs, dir));
+        let unknown = others
+            .iter()
+            .filter(|dir| !configured.has(&self.layout.rootfs, dir));
         let mut wanted: Vec<PathBuf> = Vec::new();
         for dir in first.iter().chain(unknown).map(ContainerPath::absolute) {
             if !wanted.contains(&dir) {
@@ -62,16 +81,30 @@ impl Target {
         }
         let text = ldconf::drop_in(wanted.iter().map(PathBuf::as_path));
         if let Some(obstacle) = self.include_list(etc, configured)? {
-            self.layout.done.findings.push(not_listed(&wanted, obstacle));
+            self.layout
+                .done
+                .findings
+                .push(not_listed(&wanted, obstacle));
             return Ok(());
         }
         let dir = self.layout.directory(Path::new(ldconf::DROP_INS))?;
         let name = Path::new(ldconf::DROP_IN);
         let change = match old_list(&self.layout.rootfs, &dir)? {
-            Old::Nothing => Change::Created(Created { dir: dir.clone(), name: name.into(), is_dir: false }),
+            Old::Nothing => Change::Created(Created {
+                dir: dir.clone(),
+                name: name.into(),
+                is_dir: false,
+            }),
             Old::Own(old) if old == text => return Ok(()),
-            Old::Own(old) => Change::Rewritten { dir: dir.clone(), name: name.into(), old },
-            Old::Foreign => bail!("the image has a file of its own at {:?}", Path::new("/").join(path())),
+            Old::Own(old) => Change::Rewritten {
+                dir: dir.clone(),
+                name: name.into(),
+                old,
+            },
+            Old::Foreign => bail!(
+                "the image has a file of its own at {:?}",
+                Path::new("/").join(path())
+            ),
         };
         replace_file(&dir, name, &text).context("write it")?;
         self.layout.done.note_created(&path(), &dir);
@@ -84,15 +117,24 @@ impl Target {
     pub(super) fn remove_list(&mut self) {
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         // Most containers have no such file.
-        if self.layout.rootfs.open_at(&path(), OFlags::PATH | OFlags::NOFOLLOW).is_err() {
+        if self
+            .layout
+            .rootfs
+            .open_at(&path(), OFlags::PATH | OFlags::NOFOLLOW)
+            .is_err()
+        {
             return;
         }
         let drop_ins = Path::new(ldconf::DROP_INS);
-        let Ok(dir) = self.layout.rootfs.open_at(drop_ins, flags).map(Rc::new) else { return };
+        let Ok(dir) = self.layout.rootfs.open_at(drop_ins, flags).map(Rc::new) else {
+            return;
+        };
         if is_read_only(&*dir) || !self.layout.may_create(&dir, drop_ins).unwrap_or_default() {
             return;
         }
-        let Ok(Old::Own(old)) = old_list(&self.layout.rootfs, &dir) else { return };
+        let Ok(Old::Own(old)) = old_list(&self.layout.rootfs, &dir) else {
+            return;
+        };
         let name = PathBuf::from(ldconf::DROP_IN);
         if rustix::fs::unlinkat(&*dir, &name, rustix::fs::AtFlags::empty()).is_ok() {
             self.layout.done.add(Change::Rewritten { dir, name, old });
@@ -101,12 +143,19 @@ impl Target {
 
     /// Makes `/etc/ld.so.conf` include the drop-in file. Returns what prevents the hook from creating that file, or from including
     /// it; nothing has changed then.
-    fn include_list(&mut self, etc: Rc<OwnedFd>, configured: Configured) -> Result<Option<&'static str>> {
+    fn include_list(
+        &mut self,
+        etc: Rc<OwnedFd>,
+        configured: Configured,
+    ) -> Result<Option<&'static str>> {
         if !self.layout.may_create(&etc, Path::new("etc"))? {
             return Ok(Some("\"/etc\" is on a volume"));
         }
         let drop_ins = Path::new(ldconf::DROP_INS);
-        if let Ok(dir) = self.layout.rootfs.open_at(drop_ins, OFlags::PATH | OFlags::DIRECTORY)
+        if let Ok(dir) = self
+            .layout
+            .rootfs
+            .open_at(drop_ins, OFlags::PATH | OFlags::DIRECTORY)
             && !self.layout.may_create(&Rc::new(dir), drop_ins)?
         {
             return Ok(Some("\"/etc/ld.so.conf.d\" is on a volume"));
@@ -117,7 +166,8 @@ impl Target {
             Main::Read(text) => self.add_include(etc, text)?,
             Main::Unreadable => false,
         };
-        Ok((!is_included).then_some("its \"/etc/ld.so.conf\" does not include \"/etc/ld.so.conf.d\""))
+        Ok((!is_included)
+            .then_some("its \"/etc/ld.so.conf\" does not include \"/etc/ld.so.conf.d\""))
     }
 
     /// Creates `/etc/ld.so.conf` with the line that it has in every distribution: packages that are installed later may
@@ -126,8 +176,13 @@ impl Target {
         let Present::Nothing = find_present(&etc, OsStr::new(MAIN))? else {
             bail!("\"/etc/ld.so.conf\" is a dangling symlink")
         };
-        let created = Created { dir: etc, name: MAIN.into(), is_dir: false };
-        replace_file(&created.dir, Path::new(MAIN), ldconf::DEFAULT.as_bytes()).context("write \"/etc/ld.so.conf\"")?;
+        let created = Created {
+            dir: etc,
+            name: MAIN.into(),
+            is_dir: false,
+        };
+        replace_file(&created.dir, Path::new(MAIN), ldconf::DEFAULT.as_bytes())
+            .context("write \"/etc/ld.so.conf\"")?;
         self.layout.done.add(Change::Created(created));
         Ok(())
     }
@@ -137,7 +192,9 @@ impl Target {
     /// must be first. Returns false if the path is a symlink or a volume, which the hook does not change.
     fn add_include(&mut self, etc: Rc<OwnedFd>, old: Vec<u8>) -> Result<bool> {
         let name = Path::new(MAIN);
-        let Present::Other(_, stat) = find_present(&etc, name.as_os_str())? else { return Ok(false) };
+        let Present::Other(_, stat) = find_present(&etc, name.as_os_str())? else {
+            return Ok(false);
+        };
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Ok(false);
         }
@@ -147,7 +204,11 @@ impl Target {
             Err(error) if error.downcast_ref() == Some(&Errno::BUSY) => return Ok(false),
             result => result.context("write \"/etc/ld.so.conf\"")?,
         }
-        self.layout.done.add(Change::Rewritten { dir: etc, name: name.into(), old });
+        self.layout.done.add(Change::Rewritten {
+            dir: etc,
+            name: name.into(),
+            old,
+        });
         Ok(true)
     }
 }
@@ -168,9 +229,12 @@ fn old_list(rootfs: &Root, dir: &OwnedFd) -> Result<Old> {
         Present::Nothing => Old::Nothing,
         Present::Link(_) => Old::Foreign,
         Present::Other(file, _) => {
-            let text =
-                rootfs.open_stored(file).ok().and_then(|file| base::read::read_file_limited(&file, MAX_FILE).ok());
-            text.filter(|text| ldconf::is_ours(text)).map_or(Old::Foreign, Old::Own)
+            let text = rootfs
+                .open_stored(file)
+                .ok()
+                .and_then(|file| base::read::read_file_limited(&file, MAX_FILE).ok());
+            text.filter(|text| ldconf::is_ours(text))
+                .map_or(Old::Foreign, Old::Own)
         }
     })
 }
@@ -179,7 +243,10 @@ fn not_listed(dirs: &[PathBuf], why: &str) -> Finding {
     let dirs: Vec<_> = dirs.iter().map(|dir| format!("{dir:?}")).collect();
     Finding::new(
         &catalog::NOT_LISTED,
-        format!("the image's ldconfig will not find the libraries in {}: {why}", dirs.join(", ")),
+        format!(
+            "the image's ldconfig will not find the libraries in {}: {why}",
+            dirs.join(", ")
+        ),
         "add the line \"include /etc/ld.so.conf.d/*.conf\" to \"/etc/ld.so.conf\" when the image is built, or start the \
          container again after ldconfig has run in it",
     )
@@ -207,7 +274,12 @@ struct Allowance {
 
 impl Default for Allowance {
     fn default() -> Self {
-        Self { files: 256, bytes: 1 << 20, directives: 4096, names: 16384 }
+        Self {
+            files: 256,
+            bytes: 1 << 20,
+            directives: 4096,
+            names: 16384,
+        }
     }
 }
 
@@ -244,8 +316,12 @@ impl Configured {
         if depth > MAX_DEPTH || !take(&mut self.left.files, 1) {
             return;
         }
-        let file = rootfs.open_at(path, OFlags::PATH).and_then(|file| rootfs.open_stored(file));
-        let text = file.map_err(Into::into).and_then(|file| base::read::read_file_limited(&file, MAX_FILE));
+        let file = rootfs
+            .open_at(path, OFlags::PATH)
+            .and_then(|file| rootfs.open_stored(file));
+        let text = file
+            .map_err(Into::into)
+            .and_then(|file| base::read::read_file_limited(&file, MAX_FILE));
         if depth == 0 {
             self.main = match &text {
                 Ok(text) => Main::Read(text.clone()),
@@ -265,8 +341,8 @@ impl Configured {
             match directive {
                 Directive::Directory(dir) => self.dirs.extend(identity(rootfs, &dir)),
                 Directive::Include(dir, pattern) => {
-                    self.includes_drop_ins |=
-                        is_drop_ins(rootfs, &dir) && ldconf::matches(&pattern, ldconf::DROP_IN.as_bytes());
+                    self.includes_drop_ins |= is_drop_ins(rootfs, &dir)
+                        && ldconf::matches(&pattern, ldconf::DROP_IN.as_bytes());
                     for name in self.names(rootfs, &dir, &pattern) {
                         self.read_file(rootfs, &dir.join(name), depth + 1);
                     }
@@ -279,26 +355,42 @@ impl Configured {
     fn names(&mut self, rootfs: &Root, dir: &Path, pattern: &[u8]) -> Vec<OsString> {
         if !pattern.iter().any(|byte| b"*?[".contains(byte)) {
             let is_own = pattern == ldconf::DROP_IN.as_bytes() && is_drop_ins(rootfs, dir);
-            return if is_own { Vec::new() } else { vec![OsStr::from_bytes(pattern).to_owned()] };
+            return if is_own {
+                Vec::new()
+            } else {
+                vec![OsStr::from_bytes(pattern).to_owned()]
+            };
         }
-        let dir = rootfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY).and_then(|dir| rootfs.open_stored_dir(dir));
-        let Ok(entries) = dir.and_then(|dir| Ok(rustix::fs::Dir::new(dir)?)) else { return Vec::new() };
+        let dir = rootfs
+            .open_at(dir, OFlags::PATH | OFlags::DIRECTORY)
+            .and_then(|dir| rootfs.open_stored_dir(dir));
+        let Ok(entries) = dir.and_then(|dir| Ok(rustix::fs::Dir::new(dir)?)) else {
+            return Vec::new();
+        };
         let left = &mut self.left.names;
-        let names = entries.take_while(|_| take(left, 1)).flatten().map(|entry| entry.file_name().to_bytes().to_vec());
-        let names = names.filter(|name| ldconf::matches(pattern, name) && name != ldconf::DROP_IN.as_bytes());
-        names.map(|name| OsStr::from_bytes(&name).to_owned()).collect()
+        let names = entries
+            .take_while(|_| take(left, 1))
+            .flatten()
+            .map(|entry| entry.file_name().to_bytes().to_vec());
+        let names = names
+            .filter(|name| ldconf::matches(pattern, name) && name != ldconf::DROP_IN.as_bytes());
+        names
+            .map(|name| OsStr::from_bytes(&name).to_owned())
+            .collect()
     }
 }
 
 fn identity(rootfs: &Root, dir: &Path) -> Option<(u64, u64)> {
-    let stat = rustix::fs::fstat(rootfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY).ok()?).ok()?;
+    let stat =
+        rustix::fs::fstat(rootfs.open_at(dir, OFlags::PATH | OFlags::DIRECTORY).ok()?).ok()?;
     Some((stat.st_dev, stat.st_ino))
 }
 
 /// Reports whether this is the directory of the hook's drop-in. If it does not exist yet, the paths are compared.
 fn is_drop_ins(rootfs: &Root, dir: &Path) -> bool {
     let drop_ins = Path::new("/").join(ldconf::DROP_INS);
-    dir == drop_ins || identity(rootfs, dir).is_some_and(|dir| identity(rootfs, &drop_ins) == Some(dir))
+    dir == drop_ins
+        || identity(rootfs, dir).is_some_and(|dir| identity(rootfs, &drop_ins) == Some(dir))
 }
 
 #[cfg(test)]
@@ -330,10 +422,16 @@ mod tests {
         assert!(took < Duration::from_secs(2), "{took:?}");
         assert_eq!(configured.left.names, 0);
         // The configuration of a distribution is read as a whole.
-        write("etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\ninclude /etc/more\n");
+        write(
+            "etc/ld.so.conf",
+            "include /etc/ld.so.conf.d/*.conf\ninclude /etc/more\n",
+        );
         write("etc/ld.so.conf.d/a.conf", "/d\n");
         write("etc/more", "/e\n");
         let configured = Configured::read(&root);
-        assert_eq!((configured.dirs.len(), configured.includes_drop_ins), (2, true));
+        assert_eq!(
+            (configured.dirs.len(), configured.includes_drop_ins),
+            (2, true)
+        );
     }
 }

@@ -36,12 +36,20 @@ pub(super) struct OwnNodes {
 
 impl OwnNodes {
     pub(super) const fn new(missing: BTreeSet<(u32, u32)>) -> Self {
-        Self { missing, created: BTreeMap::new() }
+        Self {
+            missing,
+            created: BTreeMap::new(),
+        }
     }
 }
 
 fn create(scratch: &Scratch, device: (u32, u32), api: Api) -> Result<Source> {
-    Source::from_fd(scratch.create_node(device)?, None, MountAttrs::DEVICE_NODE, api)
+    Source::from_fd(
+        scratch.create_node(device)?,
+        None,
+        MountAttrs::DEVICE_NODE,
+        api,
+    )
 }
 
 impl Target {
@@ -54,7 +62,9 @@ impl Target {
         own: Option<&Process>,
     ) -> Result<()> {
         let at = self.mount_point(&source, target, Some(device))?;
-        let Some(process) = own else { return self.mount_on(source, target, at) };
+        let Some(process) = own else {
+            return self.mount_on(source, target, at);
+        };
         if matches!(at, MountPoint::Present) {
             let dir = self.layout.parent(target)?;
             if let Present::Other(_, stat) = find_present(&dir, target.file_name())? {
@@ -100,7 +110,9 @@ impl Target {
             return Ok(None);
         }
         let scratch = Scratch::for_nodes(dir, self.layout.label.as_ref())?;
-        let created = devices.into_iter().map(|device| Ok((device, create(&scratch, device, self.api)?)));
+        let created = devices
+            .into_iter()
+            .map(|device| Ok((device, create(&scratch, device, self.api)?)));
         match created.collect::<Result<BTreeMap<_, _>>>() {
             Ok(created) => self.own_nodes.created = created,
             // The hook has no CAP_MKNOD, or its device cgroup forbids mknod(2). The host's nodes are mounted instead.
@@ -119,10 +131,23 @@ impl Target {
 
     /// Adds a finding if the process cannot open the node. Only for the first node: all nodes usually have the same owner and
     /// mode.
-    fn note_if_shut(&mut self, target: &ContainerPath, process: &Process, permissions: Permissions) {
-        let is_noted = self.layout.done.findings.iter().any(|finding| finding.kind == &catalog::NO_ACCESS);
+    fn note_if_shut(
+        &mut self,
+        target: &ContainerPath,
+        process: &Process,
+        permissions: Permissions,
+    ) {
+        let is_noted = self
+            .layout
+            .done
+            .findings
+            .iter()
+            .any(|finding| finding.kind == &catalog::NO_ACCESS);
         if !is_noted && !process.may_open(permissions) {
-            self.layout.done.findings.extend(process.finding(once((target, permissions))));
+            self.layout
+                .done
+                .findings
+                .extend(process.finding(once((target, permissions))));
         }
     }
 }

@@ -66,22 +66,45 @@ impl Target {
         if !stale.is_empty()
             && let Some(place) = self.place()
         {
-            let put = || stale.iter().filter_map(|left| Aside::put(&left.dir, &left.name, left.is_dir)).collect();
+            let put = || {
+                stale
+                    .iter()
+                    .filter_map(|left| Aside::put(&left.dir, &left.name, left.is_dir))
+                    .collect()
+            };
             remove_unless_shared(&place, put);
         }
     }
 
-    fn find_stale_in(&mut self, path: &ContainerPath, left: &mut usize) -> Option<BTreeSet<OsString>> {
-        let dir = Rc::new(self.layout.rootfs.open_at(path.relative(), OFlags::PATH | OFlags::DIRECTORY).ok()?);
+    fn find_stale_in(
+        &mut self,
+        path: &ContainerPath,
+        left: &mut usize,
+    ) -> Option<BTreeSet<OsString>> {
+        let dir = Rc::new(
+            self.layout
+                .rootfs
+                .open_at(path.relative(), OFlags::PATH | OFlags::DIRECTORY)
+                .ok()?,
+        );
         if is_read_only(&*dir) || !self.layout.may_create(&dir, path.relative()).ok()? {
             return None;
         }
-        let listed = self.layout.rootfs.open_stored_dir(dir.try_clone().ok()?).ok()?;
+        let listed = self
+            .layout
+            .rootfs
+            .open_stored_dir(dir.try_clone().ok()?)
+            .ok()?;
         let entries = rustix::fs::Dir::new(listed).ok()?.take(*left).flatten();
-        let names: Vec<_> = entries.map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned()).collect();
+        let names: Vec<_> = entries
+            .map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned())
+            .collect();
         *left = left.saturating_sub(names.len());
-        let mut stale: BTreeSet<_> =
-            names.iter().filter(|name| is_library_of_a_driver(name) && is_empty_file(&dir, name)).cloned().collect();
+        let mut stale: BTreeSet<_> = names
+            .iter()
+            .filter(|name| is_library_of_a_driver(name) && is_empty_file(&dir, name))
+            .cloned()
+            .collect();
         stale.retain(|name| self.may_remove(path, &dir, name));
         let links: Vec<(&OsString, OsString)> = names
             .iter()
@@ -90,12 +113,18 @@ impl Target {
             .collect();
         // libx.so.1 -> libx.so.535.1, and libx.so -> libx.so.1
         for _ in 0..2 {
-            let found = links.iter().filter(|(name, text)| stale.contains(text) && self.may_remove(path, &dir, name));
+            let found = links
+                .iter()
+                .filter(|(name, text)| stale.contains(text) && self.may_remove(path, &dir, name));
             let found: Vec<_> = found.map(|(name, _)| *name).collect();
             stale.extend(found.into_iter().cloned());
         }
         for name in &stale {
-            self.stale.push(Created { dir: Rc::clone(&dir), name: name.into(), is_dir: false });
+            self.stale.push(Created {
+                dir: Rc::clone(&dir),
+                name: name.into(),
+                is_dir: false,
+            });
         }
         Some(stale)
     }
@@ -107,15 +136,20 @@ impl Target {
     fn may_remove(&self, path: &ContainerPath, dir: &OwnedFd, name: &OsStr) -> bool {
         let is_recorded = |stat: Stat| {
             let path = path.absolute().join(name);
-            self.earlier.iter().any(|entry| entry.inode == stat.st_ino && entry.path == path)
+            self.earlier
+                .iter()
+                .any(|entry| entry.inode == stat.st_ino && entry.path == path)
         };
-        self.is_own || rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(is_recorded)
+        self.is_own
+            || rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(is_recorded)
     }
 }
 
 fn is_empty_file(dir: &OwnedFd, name: &OsStr) -> bool {
     rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| {
-        FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size == 0 && stat.st_nlink == 1
+        FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+            && stat.st_size == 0
+            && stat.st_nlink == 1
     })
 }
 

@@ -5,8 +5,12 @@ use cdi_spec::spec::ContainerEdits;
 use super::*;
 use crate::oci::spec_view::parse;
 
-const HOST: OciFacts = OciFacts { in_user_namespace: false };
-const ROOTLESS: OciFacts = OciFacts { in_user_namespace: true };
+const HOST: OciFacts = OciFacts {
+    in_user_namespace: false,
+};
+const ROOTLESS: OciFacts = OciFacts {
+    in_user_namespace: true,
+};
 
 fn node(minor: i64) -> DeviceNode {
     DeviceNode {
@@ -22,7 +26,10 @@ fn node(minor: i64) -> DeviceNode {
 }
 
 fn edits() -> ContainerEdits {
-    let hook = RootfsEdits { egl_devices: 1, ..RootfsEdits::default() };
+    let hook = RootfsEdits {
+        egl_devices: 1,
+        ..RootfsEdits::default()
+    };
     ContainerEdits {
         device_nodes: vec![node(0)],
         mounts: vec![Mount {
@@ -47,7 +54,8 @@ fn with(more: &str) -> String {
 }
 
 fn patched(config: &str, edits: &ContainerEdits, facts: OciFacts) -> Result<String> {
-    Additions::new(edits, &parse(config.as_bytes(), Path::new("/"))?, facts).apply(config.to_owned())
+    Additions::new(edits, &parse(config.as_bytes(), Path::new("/"))?, facts)
+        .apply(config.to_owned())
 }
 
 /// `Value` cannot hold every number of a config.json.
@@ -59,12 +67,12 @@ fn value(text: &str) -> Value {
 fn all_that_an_engine_would_add() {
     let text = patched(&with(""), &edits(), HOST).unwrap();
     assert!(
-        text.starts_with(r#"{"root":{"path":"/r"},"process":{"cwd":"/","#) && text.contains("\"x\":1e400"),
+        text.starts_with(r#"{"root":{"path":"/r"},"process":{"cwd":"/","#)
+            && text.contains("\"x\":1e400"),
         "{text}"
     );
     let found = value(&text);
-    let device =
-        json!({"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0, "fileMode": 0o660, "uid": 0, "gid": 44});
+    let device = json!({"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0, "fileMode": 0o660, "uid": 0, "gid": 44});
     assert_eq!(found["linux"]["devices"], json!([device]));
     let rule = json!({"allow": true, "type": "c", "major": 195, "minor": 0, "access": "rw"});
     assert_eq!(found["linux"]["resources"]["devices"], json!([rule]));
@@ -72,23 +80,46 @@ fn all_that_an_engine_would_add() {
     assert_eq!(found["mounts"][0]["source"], "/usr/lib64/libcuda.so.535");
     assert_eq!(found["mounts"][0]["options"], json!(["ro", "rbind"]));
     let hook = &found["hooks"]["createRuntime"][0];
-    assert_eq!((&hook["args"][1], &hook["env"][0]), (&json!("rootfs"), &json!("PATH=/bin")));
-    assert_eq!(patched(&text, &edits(), HOST).unwrap(), text, "twice is once");
+    assert_eq!(
+        (&hook["args"][1], &hook["env"][0]),
+        (&json!("rootfs"), &json!("PATH=/bin"))
+    );
+    assert_eq!(
+        patched(&text, &edits(), HOST).unwrap(),
+        text,
+        "twice is once"
+    );
 }
 
 /// Items that config.json contains already are not added again.
 #[test]
 fn nothing_twice() {
     for (more, left_out) in [
-        (r#","linux":{"devices":[{"path":"/dev/nvidia0","type":"c","major":195,"minor":0}]}"#, "devices"),
-        (r#","mounts":[{"destination":"/dev/nvidia0/","type":"bind"}]"#, "devices"),
-        (r#","linux":{"resources":{"devices":[{"allow":true,"access":"rwm"}]}}"#, "rules"),
-        (r#","mounts":[{"destination":"/usr/lib/x86_64-linux-gnu/libcuda.so.535"}]"#, "mounts"),
+        (
+            r#","linux":{"devices":[{"path":"/dev/nvidia0","type":"c","major":195,"minor":0}]}"#,
+            "devices",
+        ),
+        (
+            r#","mounts":[{"destination":"/dev/nvidia0/","type":"bind"}]"#,
+            "devices",
+        ),
+        (
+            r#","linux":{"resources":{"devices":[{"allow":true,"access":"rwm"}]}}"#,
+            "rules",
+        ),
+        (
+            r#","mounts":[{"destination":"/usr/lib/x86_64-linux-gnu/libcuda.so.535"}]"#,
+            "mounts",
+        ),
     ] {
         let config = with(more);
         let spec = parse(config.as_bytes(), Path::new("/")).unwrap();
         let found = Additions::new(&edits(), &spec, HOST);
-        let counts = [("devices", &found.devices), ("rules", &found.device_rules), ("mounts", &found.mounts)];
+        let counts = [
+            ("devices", &found.devices),
+            ("rules", &found.device_rules),
+            ("mounts", &found.mounts),
+        ];
         for (name, items) in counts {
             assert_eq!(items.len(), usize::from(name != left_out), "{more}: {name}");
         }
@@ -100,7 +131,8 @@ fn nothing_twice() {
 fn nodes_that_are_mounted() {
     let in_user_namespace = r#","linux":{"namespaces":[{"type":"mount"},{"type":"user"}]}"#;
     let dev_of_host = r#","mounts":[{"destination":"/dev","options":["rbind"]}]"#;
-    let tmpfs_in_bind = r#","mounts":[{"destination":"/","type":"bind"},{"destination":"/dev","type":"tmpfs"}]"#;
+    let tmpfs_in_bind =
+        r#","mounts":[{"destination":"/","type":"bind"},{"destination":"/dev","type":"tmpfs"}]"#;
     for (more, facts, mounted, rules) in [
         ("", ROOTLESS, true, 0),
         (in_user_namespace, HOST, true, 1),
@@ -111,7 +143,11 @@ fn nodes_that_are_mounted() {
         let config = with(more);
         let spec = parse(config.as_bytes(), Path::new("/")).unwrap();
         let found = Additions::new(&edits(), &spec, facts);
-        assert_eq!((found.devices.is_empty(), found.device_rules.len()), (mounted, rules), "{more}");
+        assert_eq!(
+            (found.devices.is_empty(), found.device_rules.len()),
+            (mounted, rules),
+            "{more}"
+        );
         let is_node = |mount: &&Value| mount["destination"] == "/dev/nvidia0";
         let mount = found.mounts.iter().find(is_node);
         assert_eq!(mount.is_some(), mounted, "{more}");
@@ -125,15 +161,26 @@ fn nodes_that_are_mounted() {
 #[test]
 fn groups_by_their_numbers_in_the_container() {
     let gids = |more: &str, gid: u32, facts| {
-        let edits = ContainerEdits { additional_gids: vec![gid], ..ContainerEdits::default() };
+        let edits = ContainerEdits {
+            additional_gids: vec![gid],
+            ..ContainerEdits::default()
+        };
         let config = with(more);
-        Additions::new(&edits, &parse(config.as_bytes(), Path::new("/")).unwrap(), facts).additional_gids
+        Additions::new(
+            &edits,
+            &parse(config.as_bytes(), Path::new("/")).unwrap(),
+            facts,
+        )
+        .additional_gids
     };
     let mapped = r#","linux":{"namespaces":[{"type":"user"}],"gidMappings":[{"containerID":5,"hostID":40,"size":5}]}"#;
     assert_eq!(gids(mapped, 44, HOST), [json!(9)]);
     assert!(gids(mapped, 45, HOST).is_empty() && gids(mapped, 39, HOST).is_empty());
     assert_eq!(gids("", 44, HOST), [json!(44)]);
-    assert!(gids("", OVERFLOW_ID, ROOTLESS).is_empty(), "whatever is not mapped looks like this one");
+    assert!(
+        gids("", OVERFLOW_ID, ROOTLESS).is_empty(),
+        "whatever is not mapped looks like this one"
+    );
     assert_eq!(gids("", OVERFLOW_ID, HOST), [json!(OVERFLOW_ID)]);
 }
 

@@ -74,14 +74,21 @@ fn carry_out(hook: &Hook, call: &mut Call) -> Result<()> {
         &Container::new(&state, &spec)?,
         &[],
     )?;
-    finished.findings.iter().for_each(|finding| call.finding(finding));
+    finished
+        .findings
+        .iter()
+        .for_each(|finding| call.finding(finding));
     Ok(())
 }
 
 fn steps(hook: &Hook, container: &OpenContainer, spec: &SpecView) -> Vec<Step> {
     let mut edits = RootfsEdits::default();
     match hook.name {
-        "create-symlinks" => edits.links.extend(hook.links.iter().map(|(text, link)| (link.clone(), text.clone()))),
+        "create-symlinks" => edits.links.extend(
+            hook.links
+                .iter()
+                .map(|(text, link)| (link.clone(), text.clone())),
+        ),
         "update-ldcache" => {
             add_libraries(&mut edits, &hook.folders, container, spec);
             let mut steps = rootfs::steps(&edits, container.facts(), Vec::new());
@@ -93,15 +100,26 @@ fn steps(hook: &Hook, container: &OpenContainer, spec: &SpecView) -> Vec<Step> {
         // update-ldcache reads this entry too. This call only adds the directory to the configuration of the image's ldconfig.
         "enable-cuda-compat" => {
             return compat_of(hook, container)
-                .map(|(dir, _)| Step::ListDirectories { first: vec![dir], others: Vec::new() })
+                .map(|(dir, _)| Step::ListDirectories {
+                    first: vec![dir],
+                    others: Vec::new(),
+                })
                 .into_iter()
                 .collect();
         }
         "disable-device-node-modification" => return vec![Step::MaskParams],
         "update-application-profile" => edits.egl_devices = gpus_of(spec),
         _ => {
-            let modes = hook.paths.iter().zip(std::iter::repeat(hook.mode.unwrap_or(0o755)));
-            return modes.map(|(path, mode)| Step::SetMode { target: path.clone(), mode }).collect();
+            let modes = hook
+                .paths
+                .iter()
+                .zip(std::iter::repeat(hook.mode.unwrap_or(0o755)));
+            return modes
+                .map(|(path, mode)| Step::SetMode {
+                    target: path.clone(),
+                    mode,
+                })
+                .collect();
         }
     }
     rootfs::steps(&edits, container.facts(), Vec::new())
@@ -109,12 +127,25 @@ fn steps(hook: &Hook, container: &OpenContainer, spec: &SpecView) -> Vec<Step> {
 
 /// Adds the libraries that the engine mounted in these directories, with a link for each SONAME, as ldconfig would do. The
 /// image's own libraries there are already in its linker cache.
-fn add_libraries(edits: &mut RootfsEdits, folders: &[ContainerPath], container: &OpenContainer, spec: &SpecView) {
+fn add_libraries(
+    edits: &mut RootfsEdits,
+    folders: &[ContainerPath],
+    container: &OpenContainer,
+    spec: &SpecView,
+) {
     for mount in spec.mounts.iter().filter(|mount| mount.is_bind()) {
-        let Some(path) = ContainerPath::new(&mount.destination) else { continue };
-        let Some(dir) = path.parent().filter(|dir| folders.contains(dir)) else { continue };
-        let Some((arch, soname)) = container.library(&path) else { continue };
-        let Some(link) = dir.join(&soname) else { continue };
+        let Some(path) = ContainerPath::new(&mount.destination) else {
+            continue;
+        };
+        let Some(dir) = path.parent().filter(|dir| folders.contains(dir)) else {
+            continue;
+        };
+        let Some((arch, soname)) = container.library(&path) else {
+            continue;
+        };
+        let Some(link) = dir.join(&soname) else {
+            continue;
+        };
         if link != path {
             edits.links.insert(link.clone(), path.file_name().into());
         }
@@ -124,7 +155,9 @@ fn add_libraries(edits: &mut RootfsEdits, folders: &[ContainerPath], container: 
 
 /// Returns the enable-cuda-compat entries of the container.
 fn compat_hooks(spec: &SpecView) -> impl Iterator<Item = Hook> {
-    spec.hooks.iter().filter_map(|entry| compat_hook(&entry.args))
+    spec.hooks
+        .iter()
+        .filter_map(|entry| compat_hook(&entry.args))
 }
 
 fn compat_hook(args: &[String]) -> Option<Hook> {
@@ -133,7 +166,10 @@ fn compat_hook(args: &[String]) -> Option<Hook> {
 }
 
 /// Returns the directory and file names of the image's compatibility libraries, if they must be used with this driver.
-fn compat_of(hook: &Hook, container: &OpenContainer) -> Option<(ContainerPath, std::collections::BTreeSet<OsString>)> {
+fn compat_of(
+    hook: &Hook,
+    container: &OpenContainer,
+) -> Option<(ContainerPath, std::collections::BTreeSet<OsString>)> {
     let dir = hook.compat_dir()?;
     if hook.host_driver.is_empty() {
         return None;
@@ -144,10 +180,20 @@ fn compat_of(hook: &Hook, container: &OpenContainer) -> Option<(ContainerPath, s
 
 /// Returns a mask of the container's GPUs: bit N is `/dev/nvidiaN`.
 fn gpus_of(spec: &SpecView) -> u64 {
-    let minor = |path: &Path| path.to_str()?.strip_prefix("/dev/nvidia")?.parse::<u32>().ok();
-    let minors =
-        spec.devices.iter().map(|device| &device.path).chain(spec.mounts.iter().map(|mount| &mount.destination));
-    minors.filter_map(|path| 1_u64.checked_shl(minor(path)?)).fold(0, |mask, bit| mask | bit)
+    let minor = |path: &Path| {
+        path.to_str()?
+            .strip_prefix("/dev/nvidia")?
+            .parse::<u32>()
+            .ok()
+    };
+    let minors = spec
+        .devices
+        .iter()
+        .map(|device| &device.path)
+        .chain(spec.mounts.iter().map(|mount| &mount.destination));
+    minors
+        .filter_map(|path| 1_u64.checked_shl(minor(path)?))
+        .fold(0, |mask, bit| mask | bit)
 }
 
 #[cfg(test)]

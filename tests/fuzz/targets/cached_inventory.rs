@@ -28,10 +28,22 @@ pub fn run(data: &[u8]) {
 fn check_file(answer: &CachedInventory) {
     let bytes = answer.to_bytes();
     assert_eq!(CachedInventory::parse(&bytes).as_ref(), Some(answer));
-    assert_eq!(CachedInventory::parse(&bytes[..bytes.len() - 1]), None, "half a file");
-    let nobody =
-        KernelView { version: String::new(), gpus: Vec::new(), nodes: BTreeMap::new(), state: None, uptime: 0 };
-    assert!(!answer.is_confirmed_by(&nobody), "a host that cannot be looked at");
+    assert_eq!(
+        CachedInventory::parse(&bytes[..bytes.len() - 1]),
+        None,
+        "half a file"
+    );
+    let nobody = KernelView {
+        version: String::new(),
+        gpus: Vec::new(),
+        nodes: BTreeMap::new(),
+        state: None,
+        uptime: 0,
+    };
+    assert!(
+        !answer.is_confirmed_by(&nobody),
+        "a host that cannot be looked at"
+    );
 }
 
 /// A kernel with exactly these GPUs may confirm the inventory; a kernel that differs in any way does not.
@@ -49,7 +61,12 @@ fn check_confirmation(inventory: &Inventory) {
         return;
     }
     assert!(inventory.failed.is_empty() && !same.is_empty());
-    assert!(!inventory.gpus.iter().any(|gpu| gpu.mig_enabled || !gpu.mig_devices.is_empty()));
+    assert!(
+        !inventory
+            .gpus
+            .iter()
+            .any(|gpu| gpu.mig_enabled || !gpu.mig_devices.is_empty())
+    );
     assert!(!is_confirmed(inventory, &format!("{version}.1"), &same));
     for (at, gpu) in same.iter().enumerate().take(16) {
         let with = |change: &dyn Fn(&mut KernelGpu)| {
@@ -60,12 +77,34 @@ fn check_confirmation(inventory: &Inventory) {
         assert!(!with(&|gpu| gpu.excluded = true));
         assert!(!with(&|gpu| gpu.minor = None) && !with(&|gpu| gpu.uuid = None));
         assert!(!with(&|gpu| gpu.minor = gpu.minor.map(|minor| minor ^ 1)));
-        assert!(!with(&|gpu| gpu.uuid = gpu.uuid.as_ref().map(|uuid| format!("{uuid}0"))));
-        assert!(!with(&|gpu| gpu.bus_id = BusId { bus: gpu.bus_id.bus ^ 1, ..gpu.bus_id }));
-        let others = same.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, gpu)| gpu.clone());
-        assert!(!is_confirmed(inventory, version, &others.collect::<Vec<_>>()), "one less");
-        assert!(!is_confirmed(inventory, version, &[&same[..], std::slice::from_ref(gpu)].concat()), "one twice");
+        assert!(!with(
+            &|gpu| gpu.uuid = gpu.uuid.as_ref().map(|uuid| format!("{uuid}0"))
+        ));
+        assert!(!with(&|gpu| gpu.bus_id = BusId {
+            bus: gpu.bus_id.bus ^ 1,
+            ..gpu.bus_id
+        }));
+        let others = same
+            .iter()
+            .enumerate()
+            .filter(|(other, _)| *other != at)
+            .map(|(_, gpu)| gpu.clone());
+        assert!(
+            !is_confirmed(inventory, version, &others.collect::<Vec<_>>()),
+            "one less"
+        );
+        assert!(
+            !is_confirmed(
+                inventory,
+                version,
+                &[&same[..], std::slice::from_ref(gpu)].concat()
+            ),
+            "one twice"
+        );
     }
     let turned: Vec<_> = same.iter().rev().cloned().collect();
-    assert!(is_confirmed(inventory, version, &turned), "the kernel's order means nothing");
+    assert!(
+        is_confirmed(inventory, version, &turned),
+        "the kernel's order means nothing"
+    );
 }

@@ -18,9 +18,15 @@ pub fn run(data: &[u8]) {
     for legacy in [false, true] {
         match parse(Some(value), legacy, supported) {
             Ok(set) => {
-                assert!(set.iter().all(|capability| supported.has(capability)), "{set} is more than {supported}");
+                assert!(
+                    set.iter().all(|capability| supported.has(capability)),
+                    "{set} is more than {supported}"
+                );
                 let printed = format!("{set},"); // an empty value would request the default
-                assert_eq!(parse(Some(&printed), legacy, supported).expect("its own words"), set);
+                assert_eq!(
+                    parse(Some(&printed), legacy, supported).expect("its own words"),
+                    set
+                );
                 assert_eq!(Capabilities::supported(&set.to_string()), Ok(set));
             }
             Err(error) => check_error(&error),

@@ -13,7 +13,11 @@ pub fn run(data: &[u8]) {
         Ok(spec) => {
             for format in [Format::Json, Format::Yaml] {
                 let printed = format.print(&spec).unwrap();
-                assert_eq!(parse(printed.as_bytes()).expect("what was printed"), spec, "{format:?}");
+                assert_eq!(
+                    parse(printed.as_bytes()).expect("what was printed"),
+                    spec,
+                    "{format:?}"
+                );
             }
             if let Err(why) = spec.check() {
                 check_line(&one_line(&why));
@@ -26,7 +30,9 @@ pub fn run(data: &[u8]) {
     Stamp::parse(&text).iter().for_each(check_stamp);
     match RootfsEdits::parse(text.split('\0').map(Into::into).collect()) {
         Ok(edits) => {
-            let again = edits.to_args().map(|args| RootfsEdits::from_entry(&args).expect("its own"));
+            let again = edits
+                .to_args()
+                .map(|args| RootfsEdits::from_entry(&args).expect("its own"));
             assert_eq!(again.unwrap_or_default(), edits);
         }
         Err(error) => check_error(&error),
@@ -34,6 +40,9 @@ pub fn run(data: &[u8]) {
 }
 
 fn check_stamp(stamp: &Stamp) {
-    assert!(!stamp.driver.contains(',') && !stamp.boot.contains(','), "{stamp:?}");
+    assert!(
+        !stamp.driver.contains(',') && !stamp.boot.contains(','),
+        "{stamp:?}"
+    );
     assert_eq!(Stamp::parse(&stamp.to_text()).as_ref(), Some(stamp));
 }

@@ -23,7 +23,10 @@ pub fn run(data: &[u8]) {
         }
     }
     let unrelated = format!("{mountinfo}\nthis is no mount\n");
-    assert_eq!(locate(&hierarchies(unrelated.as_bytes()), cgroup).expect("a line that means nothing"), located);
+    assert_eq!(
+        locate(&hierarchies(unrelated.as_bytes()), cgroup).expect("a line that means nothing"),
+        located
+    );
 }
 
 /// The kernel writes mount points without `..`; the cgroup is then always below a mount.
@@ -32,5 +35,8 @@ fn check_below(mountinfo: &str, cgroup: &str, path: &Path) {
     assert!(cgroup.contains(":/"), "{path:?} is nobody's");
     let climbs = path.components().any(|part| part == Component::ParentDir);
     // ".." can be written in octal
-    assert!(!climbs || mountinfo.contains("..") || mountinfo.contains("\\0"), "{path:?} climbs");
+    assert!(
+        !climbs || mountinfo.contains("..") || mountinfo.contains("\\0"),
+        "{path:?} climbs"
+    );
 }

@@ -15,11 +15,17 @@ use super::check_error;
 
 /// Any words are either parsed or rejected; also computes the request of a command line with NVIDIA's names.
 pub fn run(data: &[u8]) {
-    let words: Vec<OsString> =
-        data.split(|byte| *byte == 0).take(64).map(|word| OsString::from_vec(word.to_vec())).collect();
+    let words: Vec<OsString> = data
+        .split(|byte| *byte == 0)
+        .take(64)
+        .map(|word| OsString::from_vec(word.to_vec()))
+        .collect();
     check_stage(&words);
     match cli::parse(words.clone()) {
-        Ok(Parsed::Run(cli::Cli { command: Command::Configure(options), .. })) => check_request(&options),
+        Ok(Parsed::Run(cli::Cli {
+            command: Command::Configure(options),
+            ..
+        })) => check_request(&options),
         Ok(_) => {}
         Err(error) => check_error(&error),
     }
@@ -33,7 +39,11 @@ pub fn run(data: &[u8]) {
 fn check_stage(words: &[OsString]) {
     let by_hand = stage::parse(words);
     match parse::parse::<Cli>(words) {
-        Ok(Parsed::Run(Cli { config, command: args::Command::Stage(stage), .. })) => {
+        Ok(Parsed::Run(Cli {
+            config,
+            command: args::Command::Stage(stage),
+            ..
+        })) => {
             if let Some(by_hand) = by_hand {
                 assert_eq!(by_hand, (stage, config.as_deref()), "{words:?}");
             }
@@ -48,13 +58,25 @@ fn check_stage(words: &[OsString]) {
 
 fn check_request(options: &Configure) {
     assert!(options.pid.is_none_or(|pid| pid > 0));
-    match options.selection.request(options.capabilities(), &options.requirements, &Config::default()) {
+    match options.selection.request(
+        options.capabilities(),
+        &options.requirements,
+        &Config::default(),
+    ) {
         Ok(request) => {
             if let VisibleDevices::List(names) = &request.devices {
                 let once = |name: &String| names.iter().filter(|other| *other == name).count() == 1;
-                assert!(names.iter().all(|name| !name.is_empty() && once(name)), "{names:?}");
+                assert!(
+                    names.iter().all(|name| !name.is_empty() && once(name)),
+                    "{names:?}"
+                );
             }
-            assert!(request.mig_config.as_deref().is_none_or(|devices| devices == "all"));
+            assert!(
+                request
+                    .mig_config
+                    .as_deref()
+                    .is_none_or(|devices| devices == "all")
+            );
         }
         Err(error) => check_error(&error),
     }

@@ -21,14 +21,28 @@ pub fn run(data: &[u8]) {
     for (major, minor) in [(195, 0), (511, 1), (0, 0)] {
         let device = DeviceRule { major, minor };
         let with = |text: &str| already_allowed(&[rules.clone(), more(text)].concat(), device);
-        let own = format!(r#"[{{"allow":true,"type":"c","major":{major},"minor":{minor},"access":"rw"}}]"#);
+        let own = format!(
+            r#"[{{"allow":true,"type":"c","major":{major},"minor":{minor},"access":"rw"}}]"#
+        );
         assert!(with(&own), "the last word allows");
-        assert!(!with(r#"[{"allow":false,"access":"rwm"}]"#), "the last word denies");
-        assert!(!with(r#"[{"allow":false}]"#), "also without saying which access");
-        assert!(!with(r#"[{"allow":false,"type":"c","access":"w"}]"#), "reading alone is not access");
+        assert!(
+            !with(r#"[{"allow":false,"access":"rwm"}]"#),
+            "the last word denies"
+        );
+        assert!(
+            !with(r#"[{"allow":false}]"#),
+            "also without saying which access"
+        );
+        assert!(
+            !with(r#"[{"allow":false,"type":"c","access":"w"}]"#),
+            "reading alone is not access"
+        );
         let other = r#"[{"allow":true,"type":"c","major":7,"minor":7,"access":"rwm"},{"allow":false,"type":"b"}]"#;
         let allowed = already_allowed(&rules, device);
         assert_eq!(with(other), allowed, "other devices change nothing");
-        assert!(!allowed || rules.iter().any(|rule| rule.allow()), "nothing allows it: {rules:?}");
+        assert!(
+            !allowed || rules.iter().any(|rule| rule.allow()),
+            "nothing allows it: {rules:?}"
+        );
     }
 }

@@ -15,8 +15,14 @@ pub fn run(data: &[u8]) {
     let arches = [Arch::X86_64, Arch::Aarch64, Arch::I386, Arch::Arm];
     let fitting = arches.iter().filter(|arch| is_for(header, **arch)).count();
     assert!(fitting <= 1, "a library is for one architecture");
-    for name in [soname(Cursor::new(data)), soname(SparseFile::new(data))].into_iter().flatten() {
-        assert!(data.starts_with(b"\x7fELF"), "{name:?} is the name of something else");
+    for name in [soname(Cursor::new(data)), soname(SparseFile::new(data))]
+        .into_iter()
+        .flatten()
+    {
+        assert!(
+            data.starts_with(b"\x7fELF"),
+            "{name:?} is the name of something else"
+        );
         check_name(&name);
     }
 }
@@ -27,6 +33,9 @@ fn check_name(name: &OsString) {
     assert!(!text.is_empty() && !text.contains(['/', '\0']), "{name:?}");
     let dir = ContainerPath::new("/usr/lib64").unwrap();
     if let Some(link) = dir.join(name) {
-        assert_eq!((link.parent(), link.file_name()), (Some(dir), name.as_os_str()));
+        assert_eq!(
+            (link.parent(), link.file_name()),
+            (Some(dir), name.as_os_str())
+        );
     }
 }

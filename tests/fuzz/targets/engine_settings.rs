@@ -31,21 +31,35 @@ fn check(settings: &Settings, kind: &EngineKind, version: Option<Version>) {
         return assert_eq!(*settings, Settings::default(), "Docker has no such file");
     }
     assert_ne!(settings.runtime.as_deref(), Some(""));
-    assert!(!settings.cdi_dirs.is_empty() || settings.hooks_from.is_some() || settings.refused.is_some());
+    assert!(
+        !settings.cdi_dirs.is_empty()
+            || settings.hooks_from.is_some()
+            || settings.refused.is_some()
+    );
     let more = |text: &str| {
         let mut settings = settings.clone();
         settings.add(Path::new("/last"), text, kind, version);
         settings
     };
     assert_eq!(more("# nothing\n[of.nobody]\nx = 1\n"), *settings);
-    let table = if kind.is_podman() { "engine" } else { "crio.runtime" };
+    let table = if kind.is_podman() {
+        "engine"
+    } else {
+        "crio.runtime"
+    };
     let last = more(&format!("[{table}]\nhooks_dir = [\"/x\"]\n"));
-    assert_eq!(last.hooks_dirs.last().map(|dir| dir.as_path()), Some(Path::new("/x")));
+    assert_eq!(
+        last.hooks_dirs.last().map(|dir| dir.as_path()),
+        Some(Path::new("/x"))
+    );
     assert_eq!(last.hooks_from.as_deref(), Some(Path::new("/last")));
     let broken = more("[");
     let (first, _) = broken.refused.as_ref().expect("a broken file is refused");
     assert_eq!(
-        settings.refused.as_ref().map_or_else(|| Path::new("/last"), |(path, _)| path),
+        settings
+            .refused
+            .as_ref()
+            .map_or_else(|| Path::new("/last"), |(path, _)| path),
         first,
         "the first one is told"
     );

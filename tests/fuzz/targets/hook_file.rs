@@ -18,11 +18,16 @@ pub fn run(data: &[u8]) {
     };
     assert!(!hook.path.as_os_str().is_empty());
     let refused = hook.check_stages(false).err();
-    refused.iter().for_each(|why| check_line(&one_line(&why.to_string())));
+    refused
+        .iter()
+        .for_each(|why| check_line(&one_line(&why.to_string())));
     let knows_one_more = hook.check_stages(true);
     assert!(refused.is_some() || knows_one_more.is_ok(), "{hook:?}");
     if refused.is_some() && knows_one_more.is_ok() {
-        assert!(hook.stages.iter().any(|stage| stage == PRECREATE), "{hook:?}");
+        assert!(
+            hook.stages.iter().any(|stage| stage == PRECREATE),
+            "{hook:?}"
+        );
     }
     let mut file: Value = serde_json::from_slice(data).expect("it was parsed");
     let with = |file: &Value| parse(file.to_string().as_bytes());
@@ -30,9 +35,17 @@ pub fn run(data: &[u8]) {
     assert_eq!(with(&file).expect("an unknown field is passed over"), hook);
     if file["version"] == "1.0.0" {
         file["when"]["always"] = false.into();
-        assert_eq!(with(&file).expect("a condition more").applies, Applies::Never, "{hook:?}");
+        assert_eq!(
+            with(&file).expect("a condition more").applies,
+            Applies::Never,
+            "{hook:?}"
+        );
         file["when"] = serde_json::json!({"always": true});
-        assert_eq!(with(&file).expect("no other condition").applies, Applies::Always, "{hook:?}");
+        assert_eq!(
+            with(&file).expect("no other condition").applies,
+            Applies::Always,
+            "{hook:?}"
+        );
     }
     file["stages"] = Value::Null;
     file["stage"] = Value::Null;

@@ -12,7 +12,10 @@ use super::{check_error, check_findings};
 pub fn run(data: &[u8]) {
     if let Ok(inventory) = serde_json::from_slice::<Inventory>(data) {
         let text = serde_json::to_vec(&inventory).unwrap();
-        assert_eq!(serde_json::from_slice::<Inventory>(&text).expect("what was printed"), inventory);
+        assert_eq!(
+            serde_json::from_slice::<Inventory>(&text).expect("what was printed"),
+            inventory
+        );
         check_choice(&inventory);
     }
     if let Ok(report) = serde_json::from_slice::<Report>(data) {
@@ -26,11 +29,22 @@ pub fn run(data: &[u8]) {
 
 fn check_choice(inventory: &Inventory) {
     let names = ["0", "GPU-x", "0:0", "a/b=c"].map(str::to_owned);
-    let lists = names.into_iter().map(|name| VisibleDevices::List(vec![name]));
+    let lists = names
+        .into_iter()
+        .map(|name| VisibleDevices::List(vec![name]));
     for asked in lists.chain([VisibleDevices::All]) {
-        match select(&asked, "NVIDIA_VISIBLE_DEVICES", inventory, &Limits::default()) {
+        match select(
+            &asked,
+            "NVIDIA_VISIBLE_DEVICES",
+            inventory,
+            &Limits::default(),
+        ) {
             Ok((devices, findings)) => {
-                let parts: usize = inventory.gpus.iter().map(|gpu| 1 + gpu.mig_devices.len()).sum();
+                let parts: usize = inventory
+                    .gpus
+                    .iter()
+                    .map(|gpu| 1 + gpu.mig_devices.len())
+                    .sum();
                 assert!(!devices.is_empty() && devices.len() <= parts);
                 check_findings(&findings);
             }

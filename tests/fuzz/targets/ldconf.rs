@@ -15,20 +15,31 @@ pub fn run(data: &[u8]) {
         match directive {
             Directive::Directory(dir) => dirs.push(dir.as_path()),
             Directive::Include(dir, pattern) => {
-                assert!(dir.is_absolute() && !pattern.is_empty() && !pattern.contains(&b'/'), "{directive:?}");
+                assert!(
+                    dir.is_absolute() && !pattern.is_empty() && !pattern.contains(&b'/'),
+                    "{directive:?}"
+                );
                 let has_wildcards = pattern.iter().any(|byte| b"*?[".contains(byte));
                 assert!(has_wildcards || matches(pattern, pattern), "{directive:?}");
-                assert!(!has_wildcards || !matches(pattern, b".hidden") || pattern.starts_with(b"."));
+                assert!(
+                    !has_wildcards || !matches(pattern, b".hidden") || pattern.starts_with(b".")
+                );
             }
         }
     }
     for dir in &dirs {
-        assert!(dir.is_absolute() && !dir.as_os_str().as_bytes().contains(&b'\n'), "{dir:?}");
+        assert!(
+            dir.is_absolute() && !dir.as_os_str().as_bytes().contains(&b'\n'),
+            "{dir:?}"
+        );
     }
     let written = drop_in(dirs.iter().copied());
     assert!(is_ours(&written));
     let again = parse(&written, Path::new("/elsewhere"));
-    let expected: Vec<_> = dirs.iter().map(|dir| Directive::Directory((*dir).to_owned())).collect();
+    let expected: Vec<_> = dirs
+        .iter()
+        .map(|dir| Directive::Directory((*dir).to_owned()))
+        .collect();
     assert_eq!(again, expected);
     assert!(matches(b"*", OsStr::new("x").as_bytes()));
 }

@@ -44,7 +44,11 @@ pub fn text(data: &[u8]) -> Cow<'_, str> {
 #[track_caller]
 pub fn check_line(line: &str) {
     // 2000 characters, each at most as long as \u{2028}, and the mark of truncation.
-    assert!(line.chars().count() <= 16_001, "{} characters", line.chars().count());
+    assert!(
+        line.chars().count() <= 16_001,
+        "{} characters",
+        line.chars().count()
+    );
     let unsafe_in_terminals = |c: char| {
         c.is_control()
             || matches!(c, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -66,7 +70,10 @@ pub fn check_error(error: &anyhow::Error) {
 #[track_caller]
 pub fn check_findings(findings: &[Finding]) {
     for finding in findings {
-        assert!(!finding.what.is_empty() && finding.kind.id.starts_with("ONH-"), "{finding:?}");
+        assert!(
+            !finding.what.is_empty() && finding.kind.id.starts_with("ONH-"),
+            "{finding:?}"
+        );
         check_line(&one_line(&finding.what));
         check_line(&one_line(&finding.fix));
     }
@@ -78,7 +85,11 @@ pub fn sample_inventory() -> Inventory {
         index,
         minor: index + 1,
         uuid: format!("GPU-5{index}"),
-        bus_id: BusId { domain: 0, bus: index + 1, device: 0 },
+        bus_id: BusId {
+            domain: 0,
+            bus: index + 1,
+            device: 0,
+        },
         model: "NVIDIA H100 80GB HBM3".to_owned(),
         compute_capability: "9.0".to_owned(),
         brand: "Tesla".to_owned(),
@@ -86,19 +97,33 @@ pub fn sample_inventory() -> Inventory {
         mig_devices: Vec::new(),
         unlisted_mig: Vec::new(),
     };
-    let mig =
-        |index: u32| MigDevice { index, uuid: format!("MIG-6{index}"), gpu_instance: 7 + index, compute_instance: 0 };
+    let mig = |index: u32| MigDevice {
+        index,
+        uuid: format!("MIG-6{index}"),
+        gpu_instance: 7 + index,
+        compute_instance: 0,
+    };
     let lost = FailedGpu {
         index: Some(2),
         uuid: None,
-        bus_id: Some(BusId { domain: 0, bus: 3, device: 0 }),
+        bus_id: Some(BusId {
+            domain: 0,
+            bus: 3,
+            device: 0,
+        }),
         why: "GPU is lost".to_owned(),
         ..FailedGpu::default()
     };
     Inventory {
         driver_version: "535.183.01".to_owned(),
         cuda_version: "12.2".to_owned(),
-        gpus: vec![gpu(0), Gpu { mig_devices: vec![mig(0), mig(1)], ..gpu(1) }],
+        gpus: vec![
+            gpu(0),
+            Gpu {
+                mig_devices: vec![mig(0), mig(1)],
+                ..gpu(1)
+            },
+        ],
         failed: vec![lost],
         excluded: Vec::new(),
         is_wsl: false,
@@ -120,15 +145,27 @@ impl<'a> SparseFile<'a> {
 
     /// Creates the file with these bytes at its start.
     pub fn new(data: &'a [u8]) -> Self {
-        Self { data, at: 0, read: 0 }
+        Self {
+            data,
+            at: 0,
+            read: 0,
+        }
     }
 }
 
 impl Read for SparseFile<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         self.read += buffer.len();
-        assert!(self.read <= Self::MOST, "{} bytes are read at {:#x}", buffer.len(), self.at);
-        let rest = usize::try_from(self.at).ok().and_then(|at| self.data.get(at..)).unwrap_or_default();
+        assert!(
+            self.read <= Self::MOST,
+            "{} bytes are read at {:#x}",
+            buffer.len(),
+            self.at
+        );
+        let rest = usize::try_from(self.at)
+            .ok()
+            .and_then(|at| self.data.get(at..))
+            .unwrap_or_default();
         let left = usize::try_from(Self::LENGTH.saturating_sub(self.at)).unwrap();
         let count = buffer.len().min(left);
         let from_data = rest.len().min(count);

@@ -14,10 +14,20 @@ use super::{check_line, text};
 pub fn run(data: &[u8]) {
     if let Ok(record) = Record::parse(data) {
         let told = to_text(&record);
-        let requirements = record.asked.as_ref().map_or(0, |asked| asked.requirements.len());
+        let requirements = record
+            .asked
+            .as_ref()
+            .map_or(0, |asked| asked.requirements.len());
         let most = 6 + requirements + record.devices.len() + 2 * record.findings.len();
-        assert!(told.lines().count() <= most, "{} lines:\n{told}", told.lines().count());
-        assert!(!told.contains(|c: char| c.is_control() && c != '\n'), "{told:?}");
+        assert!(
+            told.lines().count() <= most,
+            "{} lines:\n{told}",
+            told.lines().count()
+        );
+        assert!(
+            !told.contains(|c: char| c.is_control() && c != '\n'),
+            "{told:?}"
+        );
         let again = Record::parse(&serde_json::to_vec(&record).unwrap()).expect("what was printed");
         assert_eq!(to_text(&again), told);
     }
@@ -25,14 +35,24 @@ pub fn run(data: &[u8]) {
     let mut words = text.split('\0');
     let mut word = || words.next().unwrap_or_default().to_owned();
     let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
-    let pod = Pod { name: word(), namespace: word(), container: word() };
+    let pod = Pod {
+        name: word(),
+        namespace: word(),
+        container: word(),
+    };
     record.name_container(word(), pod, Path::new("/nowhere"));
     (0..70).for_each(|_| record.add_finding(&Finding::new(&catalog::CONFIG, word(), word())));
     record.end(Outcome::Failed, word());
     // The same finding counts once.
     assert!(record.findings.len() <= 64);
-    record.findings.iter().for_each(|said| check_line(&said.what));
-    record.findings.iter().for_each(|said| check_line(&said.fix));
+    record
+        .findings
+        .iter()
+        .for_each(|said| check_line(&said.what));
+    record
+        .findings
+        .iter()
+        .for_each(|said| check_line(&said.fix));
     let again = Record::parse(&serde_json::to_vec_pretty(&record).unwrap()).expect("its own");
     assert_eq!(again, record);
     assert!(to_text(&record).starts_with("container "));

@@ -12,7 +12,9 @@ use oci_nvidia_hook::testing::oci::SpecView;
 use oci_nvidia_hook::testing::oci::device_rules::{DeviceRule, already_allowed};
 use oci_nvidia_hook::testing::oci::spec_view::parse;
 use oci_nvidia_hook::testing::plan::additions::{Additions, OciFacts};
-use oci_nvidia_hook::testing::plan::request::{Decision, GpuRequest, Hint, from_spec, granted, hint};
+use oci_nvidia_hook::testing::plan::request::{
+    Decision, GpuRequest, Hint, from_spec, granted, hint,
+};
 
 use super::{check_error, check_findings, sample_inventory};
 
@@ -25,26 +27,47 @@ pub fn run(data: &[u8]) {
     if let Ok(text) = std::str::from_utf8(data) {
         check_precreate(text, &spec);
     }
-    assert!(spec.rootfs.is_absolute() && spec.env.keys().all(|name| !name.contains('=')), "{spec:?}");
+    assert!(
+        spec.rootfs.is_absolute() && spec.env.keys().all(|name| !name.contains('=')),
+        "{spec:?}"
+    );
     let open = Config {
         accept_volume_mounts: true,
-        swarm_resource: vec!["DOCKER_RESOURCE_GPU".to_owned(), "DOCKER_RESOURCE_MIG".to_owned()],
+        swarm_resource: vec![
+            "DOCKER_RESOURCE_GPU".to_owned(),
+            "DOCKER_RESOURCE_MIG".to_owned(),
+        ],
         ..Config::default()
     };
-    let closed = Config { accept_envvar_when_unprivileged: false, ..Config::default() };
+    let closed = Config {
+        accept_envvar_when_unprivileged: false,
+        ..Config::default()
+    };
     for config in [Config::default(), open, closed] {
         let decision = match from_spec(&spec, &config) {
             Ok(decision) => decision,
             Err(error) => {
-                assert_ne!(hint(&spec), Hint::No, "a container that asks for nothing is not stopped: {error:?}");
+                assert_ne!(
+                    hint(&spec),
+                    Hint::No,
+                    "a container that asks for nothing is not stopped: {error:?}"
+                );
                 check_error(&error);
                 continue;
             }
         };
         match (hint(&spec), &decision) {
-            (Hint::No, decision) => assert!(matches!(decision, Decision::Nothing(_)), "no hint, and {decision:?}"),
-            (Hint::Perhaps, decision) if config.swarm_resource.is_empty() && granted(&spec.devices).is_none() => {
-                assert!(matches!(decision, Decision::Nothing(_)), "no swarm variable counts, and {decision:?}");
+            (Hint::No, decision) => assert!(
+                matches!(decision, Decision::Nothing(_)),
+                "no hint, and {decision:?}"
+            ),
+            (Hint::Perhaps, decision)
+                if config.swarm_resource.is_empty() && granted(&spec.devices).is_none() =>
+            {
+                assert!(
+                    matches!(decision, Decision::Nothing(_)),
+                    "no swarm variable counts, and {decision:?}"
+                );
             }
             _ => {}
         }
@@ -63,11 +86,22 @@ fn check_precreate(text: &str, spec: &SpecView) {
         file_mode: Some(0o660),
         ..DeviceNode::default()
     };
-    let rest = RootfsEdits { egl_devices: 1, ..RootfsEdits::default() };
+    let rest = RootfsEdits {
+        egl_devices: 1,
+        ..RootfsEdits::default()
+    };
     let edits = ContainerEdits {
         device_nodes: vec![node],
-        mounts: vec![Mount { host_path: "/lib/a".into(), container_path: "/lib/a".into(), ..Mount::default() }],
-        hooks: vec![Hook { path: "/h".into(), args: rest.to_args().unwrap_or_default(), ..Hook::default() }],
+        mounts: vec![Mount {
+            host_path: "/lib/a".into(),
+            container_path: "/lib/a".into(),
+            ..Mount::default()
+        }],
+        hooks: vec![Hook {
+            path: "/h".into(),
+            args: rest.to_args().unwrap_or_default(),
+            ..Hook::default()
+        }],
         additional_gids: vec![44],
         ..ContainerEdits::default()
     };
@@ -81,13 +115,28 @@ fn check_precreate(text: &str, spec: &SpecView) {
                 continue;
             }
         };
-        let after =
-            parse(edited.as_bytes(), Path::new("/bundle")).unwrap_or_else(|error| panic!("{error:?}: {edited}"));
-        let rule = DeviceRule { major: 195, minor: 0 };
-        assert!(in_user_namespace || already_allowed(&after.device_rules, rule), "{edited}");
-        let node = after.devices.iter().any(|device| device.path == Path::new("/dev/nvidia0"))
-            || after.mounts.iter().any(|mount| mount.destination == Path::new("/dev/nvidia0"));
-        assert!(node && after.env == spec.env && after.rootfs == spec.rootfs, "{edited}");
+        let after = parse(edited.as_bytes(), Path::new("/bundle"))
+            .unwrap_or_else(|error| panic!("{error:?}: {edited}"));
+        let rule = DeviceRule {
+            major: 195,
+            minor: 0,
+        };
+        assert!(
+            in_user_namespace || already_allowed(&after.device_rules, rule),
+            "{edited}"
+        );
+        let node = after
+            .devices
+            .iter()
+            .any(|device| device.path == Path::new("/dev/nvidia0"))
+            || after
+                .mounts
+                .iter()
+                .any(|mount| mount.destination == Path::new("/dev/nvidia0"));
+        assert!(
+            node && after.env == spec.env && after.rootfs == spec.rootfs,
+            "{edited}"
+        );
         let again = Additions::new(&edits, &after, facts).apply(edited.clone());
         assert_eq!(again.ok().as_ref(), Some(&edited), "twice is once");
     }
@@ -96,9 +145,15 @@ fn check_precreate(text: &str, spec: &SpecView) {
 fn check_request(spec: &SpecView, config: &Config, request: &GpuRequest) {
     let by_mounts = request.asked_by.starts_with("a mount below ");
     let by_env = !by_mounts && !matches!(request.devices, VisibleDevices::Nodes(_));
-    assert!(!by_env || spec.privileged || config.accept_envvar_when_unprivileged, "it may not ask: {request:?}");
+    assert!(
+        !by_env || spec.privileged || config.accept_envvar_when_unprivileged,
+        "it may not ask: {request:?}"
+    );
     if let VisibleDevices::Nodes(given) = &request.devices {
-        assert!(!spec.privileged && granted(&spec.devices).as_ref() == Some(given), "{request:?}");
+        assert!(
+            !spec.privileged && granted(&spec.devices).as_ref() == Some(given),
+            "{request:?}"
+        );
     }
     if let VisibleDevices::List(names) = &request.devices {
         check_names(names);
@@ -106,19 +161,36 @@ fn check_request(spec: &SpecView, config: &Config, request: &GpuRequest) {
     }
     check_names(&request.imex_channels);
     for name in request.imex_channels.iter().filter(|_| by_mounts) {
-        assert!(Path::new(name).components().all(|part| matches!(part, Component::Normal(_))), "{name:?} climbs");
+        assert!(
+            Path::new(name)
+                .components()
+                .all(|part| matches!(part, Component::Normal(_))),
+            "{name:?} climbs"
+        );
     }
     assert!(request.requirements.len() <= 32);
-    assert!(spec.privileged || request.mig_config.is_none() && request.mig_monitor.is_none(), "{request:?}");
+    assert!(
+        spec.privileged || request.mig_config.is_none() && request.mig_monitor.is_none(),
+        "{request:?}"
+    );
     let supported = config.supported_driver_capabilities;
-    assert!(request.capabilities.iter().all(|capability| supported.has(capability)), "{request:?}");
+    assert!(
+        request
+            .capabilities
+            .iter()
+            .all(|capability| supported.has(capability)),
+        "{request:?}"
+    );
 
     let inventory = sample_inventory();
     match decide(request, &inventory, config) {
         Ok((devices, findings)) => {
             let uuids: BTreeSet<_> = devices.iter().map(|device| device.uuid()).collect();
             assert_eq!(uuids.len(), devices.len(), "each device once");
-            assert!(request.devices != VisibleDevices::None || devices.is_empty(), "none is none");
+            assert!(
+                request.devices != VisibleDevices::None || devices.is_empty(),
+                "none is none"
+            );
             check_findings(&findings);
         }
         Err(error) => check_error(&error),

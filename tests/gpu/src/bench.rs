@@ -48,20 +48,39 @@ impl Bench {
         };
         let limit = PATIENCE.min(end.saturating_duration_since(Instant::now()));
         let driver = may_ask(&isolated).and_then(|()| Driver::find(options, &work, limit));
-        let runtime = isolated.clone().and_then(|()| Runtime::find(options, &work));
+        let runtime = isolated
+            .clone()
+            .and_then(|()| Runtime::find(options, &work));
         // The hook and the driver's programs may change nodes of a driver root, too.
-        let nodes_of_root =
-            driver.as_ref().ok().map(|driver| driver.nodes.clone()).filter(|dir| dir != Path::new("/dev"));
+        let nodes_of_root = driver
+            .as_ref()
+            .ok()
+            .map(|driver| driver.nodes.clone())
+            .filter(|dir| dir != Path::new("/dev"));
         let driver = match nodes_of_root {
-            Some(dir) if isolated.is_ok() => isolation::separate(&dir, &work.join("stage"), |_| true).and(driver),
+            Some(dir) if isolated.is_ok() => {
+                isolation::separate(&dir, &work.join("stage"), |_| true).and(driver)
+            }
             _ => driver,
         };
         let open = |driver: &Driver| -> Vec<File> {
-            let nodes = driver.gpus.iter().map(|gpu| driver.nodes.join(format!("nvidia{}", gpu.minor)));
+            let nodes = driver
+                .gpus
+                .iter()
+                .map(|gpu| driver.nodes.join(format!("nvidia{}", gpu.minor)));
             nodes.filter_map(|node| File::open(node).ok()).collect()
         };
         let nodes = driver.as_ref().map(open).unwrap_or_default();
-        Self { options: options.clone(), machine, work, isolated, driver, runtime, _nodes: nodes, end: Cell::new(end) }
+        Self {
+            options: options.clone(),
+            machine,
+            work,
+            isolated,
+            driver,
+            runtime,
+            _nodes: nodes,
+            end: Cell::new(end),
+        }
     }
 
     /// Begins a check that may take until `end`.
@@ -79,7 +98,8 @@ impl Bench {
     /// # Errors
     /// If no driver works. The check `info` fails then.
     pub fn driver(&self) -> Result<&Driver, Stop> {
-        let without = |_: &String| Stop::CannotRun("no working driver was found: see info".to_owned());
+        let without =
+            |_: &String| Stop::CannotRun("no working driver was found: see info".to_owned());
         self.driver.as_ref().map_err(without)
     }
 
@@ -101,9 +121,18 @@ impl Bench {
     /// # Errors
     /// If no container starts on this machine, also without a GPU, or if the driver is not ready for CUDA.
     pub fn container(&self, name: &str) -> Result<Container<'_>, Stop> {
-        let runtime = self.runtime.as_ref().map_err(|why| Stop::CannotRun(why.clone()))?;
+        let runtime = self
+            .runtime
+            .as_ref()
+            .map_err(|why| Stop::CannotRun(why.clone()))?;
         self.uvm()?;
-        Ok(Container::new(name, runtime, &self.options, &self.work, self.left()))
+        Ok(Container::new(
+            name,
+            runtime,
+            &self.options,
+            &self.work,
+            self.left(),
+        ))
     }
 
     /// Needs the driver's device for CUDA.
@@ -113,7 +142,9 @@ impl Bench {
     pub fn uvm(&self) -> Result<(), Stop> {
         match self.driver()?.has_uvm() {
             true => Ok(()),
-            false => cannot_run("the module nvidia_uvm is not loaded; hint: run \"modprobe nvidia_uvm\" first"),
+            false => cannot_run(
+                "the module nvidia_uvm is not loaded; hint: run \"modprobe nvidia_uvm\" first",
+            ),
         }
     }
 
@@ -122,7 +153,11 @@ impl Bench {
     /// # Errors
     /// If the driver lacks it.
     pub fn smi(&self) -> Result<(), Stop> {
-        if self.driver()?.has_smi() { Ok(()) } else { cannot_run("nvidia-smi is not installed") }
+        if self.driver()?.has_smi() {
+            Ok(())
+        } else {
+            cannot_run("nvidia-smi is not installed")
+        }
     }
 
     /// Returns a GPU that a container can use as a whole.
@@ -140,9 +175,15 @@ impl Bench {
     /// If all GPUs are in MIG mode, and none has a MIG device.
     pub fn device(&self) -> Result<String, Stop> {
         let gpus = &self.driver()?.gpus;
-        let whole = gpus.iter().find(|gpu| !gpu.is_mig).map(|gpu| gpu.uuid.clone());
+        let whole = gpus
+            .iter()
+            .find(|gpu| !gpu.is_mig)
+            .map(|gpu| gpu.uuid.clone());
         let device = whole.or_else(|| gpus.iter().find_map(|gpu| gpu.mig_devices.first().cloned()));
-        device.map_or_else(|| cannot_run("all GPUs are in MIG mode, and none has a MIG device"), Ok)
+        device.map_or_else(
+            || cannot_run("all GPUs are in MIG mode, and none has a MIG device"),
+            Ok,
+        )
     }
 
     /// Returns a command of the hook with the configuration of the checks.
@@ -185,7 +226,12 @@ impl Bench {
         if let Ok(driver) = &self.driver {
             let cuda = driver.info["cuda_version"].as_str().unwrap_or("unknown");
             let gpu = |gpu: &Value| json!({"model": gpu["model"], "mig": gpu["mig"]["enabled"], "compute_capability": gpu["compute_capability"]});
-            let gpus: Vec<_> = driver.info["gpus"].as_array().into_iter().flatten().map(gpu).collect();
+            let gpus: Vec<_> = driver.info["gpus"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .map(gpu)
+                .collect();
             machine["driver"] = json!({"version": driver.version(), "cuda": cuda, "place": driver.how, "gpus": gpus});
         }
         machine
@@ -204,9 +250,9 @@ impl Bench {
 /// existed before.
 fn may_ask(isolated: &Result<(), String>) -> Result<(), String> {
     match isolated {
-        Err(why) if Path::new("/run/oci-nvidia-hook").exists() => {
-            Err(format!("the hook would change /run/oci-nvidia-hook, because {why}"))
-        }
+        Err(why) if Path::new("/run/oci-nvidia-hook").exists() => Err(format!(
+            "the hook would change /run/oci-nvidia-hook, because {why}"
+        )),
         _ => Ok(()),
     }
 }

@@ -12,7 +12,10 @@ use serde_json::{Value, json};
 pub fn edits_of(spec: &Spec, device: &str) -> Result<ContainerEdits, String> {
     let own = spec.devices.iter().find(|known| known.name == device);
     let own = own.ok_or_else(|| format!("the CDI spec {} lacks the device {device}", spec.kind))?;
-    Ok(spec.container_edits.clone().merge(own.container_edits.clone()))
+    Ok(spec
+        .container_edits
+        .clone()
+        .merge(own.container_edits.clone()))
 }
 
 /// Applies the edits.
@@ -20,8 +23,14 @@ pub fn edits_of(spec: &Spec, device: &str) -> Result<ContainerEdits, String> {
 /// # Errors
 /// If a device node of the host cannot be read.
 pub fn apply(config: &mut Value, edits: &ContainerEdits) -> Result<(), String> {
-    push_all(&mut config["process"]["env"], edits.env.iter().map(|env| json!(env)));
-    push_all(&mut config["process"]["user"]["additionalGids"], edits.additional_gids.iter().map(|gid| json!(gid)));
+    push_all(
+        &mut config["process"]["env"],
+        edits.env.iter().map(|env| json!(env)),
+    );
+    push_all(
+        &mut config["process"]["user"]["additionalGids"],
+        edits.additional_gids.iter().map(|gid| json!(gid)),
+    );
     for node in &edits.device_nodes {
         let device = device(node)?;
         let access = node.permissions.as_deref().unwrap_or("rwm");
@@ -67,14 +76,27 @@ fn device(node: &DeviceNode) -> Result<Value, String> {
     let (kind, major, minor) = match (&node.kind, node.major, node.minor) {
         (Some(kind), Some(major), Some(minor)) => (kind.clone(), major, minor),
         _ => {
-            let found = std::fs::metadata(path).map_err(|error| format!("cannot read {path}: {error}"))?;
+            let found =
+                std::fs::metadata(path).map_err(|error| format!("cannot read {path}: {error}"))?;
             let number = found.rdev();
-            let kind = if found.file_type().is_block_device() { "b" } else { "c" };
-            (kind.to_owned(), i64::from(rustix::fs::major(number)), i64::from(rustix::fs::minor(number)))
+            let kind = if found.file_type().is_block_device() {
+                "b"
+            } else {
+                "c"
+            };
+            (
+                kind.to_owned(),
+                i64::from(rustix::fs::major(number)),
+                i64::from(rustix::fs::minor(number)),
+            )
         }
     };
     let mut device = json!({"path": node.path, "type": kind, "major": major, "minor": minor});
-    for (name, value) in [("fileMode", node.file_mode), ("uid", node.uid), ("gid", node.gid)] {
+    for (name, value) in [
+        ("fileMode", node.file_mode),
+        ("uid", node.uid),
+        ("gid", node.gid),
+    ] {
         if let Some(value) = value {
             device[name] = value.into();
         }
@@ -98,14 +120,20 @@ mod tests {
             },
         }))
         .unwrap();
-        let mut config =
-            json!({"process": {"env": ["X=y"], "user": {}}, "mounts": [], "linux": {"resources": {"devices": []}}});
+        let mut config = json!({"process": {"env": ["X=y"], "user": {}}, "mounts": [], "linux": {"resources": {"devices": []}}});
         apply(&mut config, &edits_of(&spec, "0").unwrap()).unwrap();
         assert_eq!(config["process"]["env"], json!(["X=y", "A=b"]));
         assert_eq!(config["mounts"][0]["source"], "/h");
         assert_eq!(config["hooks"]["createRuntime"][0]["path"], "/hook");
-        assert_eq!(config["linux"]["devices"][0], json!({"path": "/dev/null", "type": "c", "major": 1, "minor": 3}));
+        assert_eq!(
+            config["linux"]["devices"][0],
+            json!({"path": "/dev/null", "type": "c", "major": 1, "minor": 3})
+        );
         assert_eq!(config["linux"]["resources"]["devices"][0]["access"], "rwm");
-        assert!(edits_of(&spec, "1").unwrap_err().contains("lacks the device 1"));
+        assert!(
+            edits_of(&spec, "1")
+                .unwrap_err()
+                .contains("lacks the device 1")
+        );
     }
 }

@@ -64,12 +64,18 @@ pub fn perform(options: &Options) -> Result<bool, String> {
     let end = Instant::now() + options.time;
     let mut bench = Bench::new(options, end);
     print_line(&json!({ "machine": bench.description(), "secrets": bench.secrets() }))?;
-    for check in checks::ALL.iter().filter(|check| options.only.is_empty() || is_selected(options, check)) {
+    for check in checks::ALL
+        .iter()
+        .filter(|check| options.only.is_empty() || is_selected(options, check))
+    {
         print_line(&json!({ "begun": check.name }))?;
         let begun = Instant::now();
         let left = end.saturating_duration_since(begun);
         let outcome = if left < LEAST {
-            cannot_run(format!("the time limit of {} s was reached", options.time.as_secs()))
+            cannot_run(format!(
+                "the time limit of {} s was reached",
+                options.time.as_secs()
+            ))
         } else {
             bench.begin(begun + left.min(Duration::from_secs(check.limit)));
             (check.run)(&bench)

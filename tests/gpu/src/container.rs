@@ -46,16 +46,28 @@ impl Runtime {
     /// Why each of them failed.
     pub fn find(options: &Options, work: &Path) -> Result<Self, String> {
         let named = options.runtime.clone();
-        let others = [Some(options.program("runc")), process::find("runc"), process::find("crun")];
+        let others = [
+            Some(options.program("runc")),
+            process::find("runc"),
+            process::find("crun"),
+        ];
         let candidates: Vec<_> = match named {
             Some(named) => vec![named],
-            None => others.into_iter().flatten().filter(|path| path.is_file()).collect(),
+            None => others
+                .into_iter()
+                .flatten()
+                .filter(|path| path.is_file())
+                .collect(),
         };
         let mut errors = Vec::new();
         for program in candidates {
             let tried = Self::at(&program, work).and_then(|runtime| {
                 let container = Container::new("baseline", &runtime, options, work, BASELINE);
-                container.args(&["true"]).run()?.ok().map_err(|error| format!("it starts no container: {error}"))?;
+                container
+                    .args(&["true"])
+                    .run()?
+                    .ok()
+                    .map_err(|error| format!("it starts no container: {error}"))?;
                 Ok(runtime)
             });
             match tried {
@@ -64,12 +76,25 @@ impl Runtime {
             }
         }
         errors.dedup();
-        Err(if errors.is_empty() { "there is no OCI runtime".to_owned() } else { errors.join("; ") })
+        Err(if errors.is_empty() {
+            "there is no OCI runtime".to_owned()
+        } else {
+            errors.join("; ")
+        })
     }
 
     fn at(program: &Path, work: &Path) -> Result<Self, String> {
-        let text = process::run(process::command(program).arg("--version"), b"", work, BASELINE)?.ok()?;
-        Ok(Self { program: program.to_owned(), version: text.lines().next().unwrap_or_default().to_owned() })
+        let text = process::run(
+            process::command(program).arg("--version"),
+            b"",
+            work,
+            BASELINE,
+        )?
+        .ok()?;
+        Ok(Self {
+            program: program.to_owned(),
+            version: text.lines().next().unwrap_or_default().to_owned(),
+        })
     }
 }
 
@@ -93,7 +118,13 @@ pub struct Container<'a> {
 }
 
 impl<'a> Container<'a> {
-    pub fn new(name: &str, runtime: &'a Runtime, options: &'a Options, work: &'a Path, limit: Duration) -> Self {
+    pub fn new(
+        name: &str,
+        runtime: &'a Runtime,
+        options: &'a Options,
+        work: &'a Path,
+        limit: Duration,
+    ) -> Self {
         Self {
             id: format!("{}-{name}", prefix(work)),
             runtime,
@@ -123,7 +154,8 @@ impl<'a> Container<'a> {
     /// Requests GPUs with the variable, from the hook with this config.toml.
     pub fn gpus(mut self, devices: &str, config: &Path) -> Self {
         self.env.push(format!("NVIDIA_VISIBLE_DEVICES={devices}"));
-        self.env.push("NVIDIA_DRIVER_CAPABILITIES=compute,utility".to_owned());
+        self.env
+            .push("NVIDIA_DRIVER_CAPABILITIES=compute,utility".to_owned());
         self.hook = Some(config.to_owned());
         self
     }
@@ -162,10 +194,23 @@ impl<'a> Container<'a> {
     pub fn run(&self) -> Result<Ran, String> {
         let bundle = Bundle::create(self)?;
         let mut start = self.command();
-        let ran =
-            process::run(start.args(["run", "--bundle"]).arg(&bundle.dir).arg(&self.id), b"", self.work, self.limit);
+        let ran = process::run(
+            start
+                .args(["run", "--bundle"])
+                .arg(&bundle.dir)
+                .arg(&self.id),
+            b"",
+            self.work,
+            self.limit,
+        );
         if !ran.as_ref().is_ok_and(|ran| ran.status.success()) {
-            process::run(self.command().args(["delete", "--force", &self.id]), b"", self.work, BASELINE).ok();
+            process::run(
+                self.command().args(["delete", "--force", &self.id]),
+                b"",
+                self.work,
+                BASELINE,
+            )
+            .ok();
         }
         drop(bundle);
         ran
@@ -243,9 +288,13 @@ impl Bundle {
         let image = container.options.kit.join("image");
         let rootfs = dir.join("rootfs");
         for name in ["rootfs", "upper", "layer"] {
-            std::fs::create_dir_all(dir.join(name)).map_err(|error| format!("cannot create {dir:?}: {error}"))?;
+            std::fs::create_dir_all(dir.join(name))
+                .map_err(|error| format!("cannot create {dir:?}: {error}"))?;
         }
-        let mut bundle = Self { dir, has_overlay: false };
+        let mut bundle = Self {
+            dir,
+            has_overlay: false,
+        };
         let options = format!(
             "lowerdir={},upperdir={},workdir={}",
             image.display(),
@@ -253,7 +302,15 @@ impl Bundle {
             bundle.dir.join("layer").display()
         );
         let options = std::ffi::CString::new(options).map_err(|error| error.to_string())?;
-        let mount = || rustix::mount::mount("overlay", &rootfs, "overlay", MountFlags::empty(), options.as_c_str());
+        let mount = || {
+            rustix::mount::mount(
+                "overlay",
+                &rootfs,
+                "overlay",
+                MountFlags::empty(),
+                options.as_c_str(),
+            )
+        };
         if container.has_user_namespace {
             // Like an engine: the files belong to root of the container, for which the runtime creates mount points.
             copy(&image, &rootfs, container)?;
@@ -274,14 +331,20 @@ impl Bundle {
 fn copy(image: &Path, rootfs: &Path, container: &Container<'_>) -> Result<(), String> {
     let mut copy = process::command("cp");
     copy.arg("-a").arg(image.join(".")).arg(rootfs);
-    process::run(&mut copy, b"", container.work, container.limit)?.ok().map(drop)
+    process::run(&mut copy, b"", container.work, container.limit)?
+        .ok()
+        .map(drop)
 }
 
 /// Gives all files to root of the user namespace.
 fn chown(rootfs: &Path, container: &Container<'_>) -> Result<(), String> {
     let mut chown = process::command("chown");
-    chown.args(["-hR", &format!("{FIRST_ID}:{FIRST_ID}")]).arg(rootfs);
-    process::run(&mut chown, b"", container.work, container.limit)?.ok().map(drop)
+    chown
+        .args(["-hR", &format!("{FIRST_ID}:{FIRST_ID}")])
+        .arg(rootfs);
+    process::run(&mut chown, b"", container.work, container.limit)?
+        .ok()
+        .map(drop)
 }
 
 impl Drop for Bundle {
@@ -296,17 +359,31 @@ impl Drop for Bundle {
 /// Returns the first part of the ids of the containers, and of the names of their cgroups: the name of the directory, which no other
 /// run of the checks has.
 fn prefix(work: &Path) -> String {
-    work.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    work.file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default()
 }
 
 /// Returns the cgroups that containers of the checks left.
 pub fn leftover_cgroups(work: &Path) -> Vec<PathBuf> {
     let list = |dir: &Path| {
-        std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect::<Vec<_>>()
+        std::fs::read_dir(dir)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path())
+            .collect::<Vec<_>>()
     };
     let top = list(Path::new("/sys/fs/cgroup"));
-    let below = top.iter().filter(|path| path.is_dir()).flat_map(|dir| list(dir)).collect::<Vec<_>>();
+    let below = top
+        .iter()
+        .filter(|path| path.is_dir())
+        .flat_map(|dir| list(dir))
+        .collect::<Vec<_>>();
     let prefix = prefix(work);
-    let is_ours = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix));
+    let is_ours = |path: &PathBuf| {
+        path.file_name()
+            .is_some_and(|name| name.to_string_lossy().starts_with(&prefix))
+    };
     top.into_iter().chain(below).filter(is_ours).collect()
 }

@@ -43,8 +43,13 @@ pub struct Driver {
 }
 
 /// Driver roots of driver containers and of images that cannot install into `/`.
-const ROOTS: [&str; 5] =
-    ["/", "/usr/local/nvidia", "/home/kubernetes/bin/nvidia", "/run/nvidia/driver", "/opt/nvidia/driver"];
+const ROOTS: [&str; 5] = [
+    "/",
+    "/usr/local/nvidia",
+    "/home/kubernetes/bin/nvidia",
+    "/run/nvidia/driver",
+    "/opt/nvidia/driver",
+];
 
 /// Directories in which the library is when no linker cache lists it.
 const LIBRARY_DIRS: [&str; 6] = [
@@ -65,16 +70,29 @@ struct Place {
 
 /// Returns the places to try, in order: those that an option or the machine names first.
 fn places(options: &Options) -> Vec<Place> {
-    let at = |root: &Path| Place { root: root.to_owned(), library_dir: None };
+    let at = |root: &Path| Place {
+        root: root.to_owned(),
+        library_dir: None,
+    };
     if let Some(root) = &options.root {
         return vec![at(root)];
     }
-    let mut places: Vec<_> = ROOTS.iter().map(|root| at(Path::new(root))).filter(|place| place.root.is_dir()).collect();
+    let mut places: Vec<_> = ROOTS
+        .iter()
+        .map(|root| at(Path::new(root)))
+        .filter(|place| place.root.is_dir())
+        .collect();
     // A sandbox can have the library in a directory that only LD_LIBRARY_PATH names.
     let variable = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-    let named = variable.split(':').filter(|dir| dir.starts_with('/')).map(PathBuf::from);
+    let named = variable
+        .split(':')
+        .filter(|dir| dir.starts_with('/'))
+        .map(PathBuf::from);
     for dir in named.chain(LIBRARY_DIRS.iter().map(PathBuf::from)) {
-        let place = Place { root: PathBuf::from("/"), library_dir: Some(dir.clone()) };
+        let place = Place {
+            root: PathBuf::from("/"),
+            library_dir: Some(dir.clone()),
+        };
         if dir.join("libnvidia-ml.so.1").exists() && !places.contains(&place) {
             places.push(place);
         }
@@ -97,14 +115,31 @@ impl Driver {
             }
         }
         // Each place without any part of a driver has the same message, of which the first is enough.
-        let first = errors.first().cloned().unwrap_or_else(|| "no directory of a driver exists".to_owned());
-        let others = errors.into_iter().skip(1).filter(|error| !error.contains("ONH-010"));
-        Err(std::iter::once(first).chain(others).collect::<Vec<_>>().join("; "))
+        let first = errors
+            .first()
+            .cloned()
+            .unwrap_or_else(|| "no directory of a driver exists".to_owned());
+        let others = errors
+            .into_iter()
+            .skip(1)
+            .filter(|error| !error.contains("ONH-010"));
+        Err(std::iter::once(first)
+            .chain(others)
+            .collect::<Vec<_>>()
+            .join("; "))
     }
 
-    fn at(place: &Place, config: PathBuf, options: &Options, work: &Path, limit: Duration) -> Result<Self, String> {
+    fn at(
+        place: &Place,
+        config: PathBuf,
+        options: &Options,
+        work: &Path,
+        limit: Duration,
+    ) -> Result<Self, String> {
         let dir = config.parent().unwrap_or(work).to_owned();
-        let write = |path: &Path, text: &str| std::fs::write(path, text).map_err(|error| format!("{path:?}: {error}"));
+        let write = |path: &Path, text: &str| {
+            std::fs::write(path, text).map_err(|error| format!("{path:?}: {error}"))
+        };
         std::fs::create_dir_all(&dir).map_err(|error| format!("{dir:?}: {error}"))?;
         let mut toml = format!("[nvidia-container-cli]\nroot = {:?}\n", place.root);
         if let Some(dir) = &place.library_dir {
@@ -113,27 +148,50 @@ impl Driver {
         write(&config, &toml)?;
         let hook = options.program("oci-nvidia-hook");
         let ask = |words: &[&str]| {
-            process::run(process::command(&hook).arg("--config").arg(&config).args(words), b"", work, limit)
+            process::run(
+                process::command(&hook)
+                    .arg("--config")
+                    .arg(&config)
+                    .args(words),
+                b"",
+                work,
+                limit,
+            )
         };
-        let parse =
-            |text: String| serde_json::from_str::<Value>(&text).map_err(|error| format!("invalid JSON: {error}"));
+        let parse = |text: String| {
+            serde_json::from_str::<Value>(&text).map_err(|error| format!("invalid JSON: {error}"))
+        };
         let info = ask(&["info", "--json"])?;
         let first_answer = info.time;
         let info = parse(info.ok()?)?;
         // Without libcuda, for example, there are GPUs, and the check of the files fails.
-        let files = ask(&["files", "--json"])?.ok().and_then(parse).unwrap_or_default();
+        let files = ask(&["files", "--json"])?
+            .ok()
+            .and_then(parse)
+            .unwrap_or_default();
         let libraries = dir.join("libraries");
         std::fs::create_dir_all(&libraries).map_err(|error| format!("{libraries:?}: {error}"))?;
         let files = files["files"].as_array().cloned().unwrap_or_default();
         let sources = |kind: &str| {
             let of_kind = files.iter().filter(|file| file["kind"] == kind);
-            of_kind.filter_map(|file| file["source"].as_str()).map(PathBuf::from).collect::<Vec<_>>()
+            of_kind
+                .filter_map(|file| file["source"].as_str())
+                .map(PathBuf::from)
+                .collect::<Vec<_>>()
         };
         link_libraries(&sources("library"), &libraries)?;
         let own = place.root.join("dev");
-        let nodes = if own.join("nvidiactl").exists() { own } else { PathBuf::from("/dev") };
+        let nodes = if own.join("nvidiactl").exists() {
+            own
+        } else {
+            PathBuf::from("/dev")
+        };
         let how = match &place.library_dir {
-            Some(dir) => format!("driver root {}, libraries in {}", place.root.display(), dir.display()),
+            Some(dir) => format!(
+                "driver root {}, libraries in {}",
+                place.root.display(),
+                dir.display()
+            ),
             None => format!("driver root {}", place.root.display()),
         };
         Ok(Self {
@@ -143,9 +201,12 @@ impl Driver {
             gpus: gpus(&info),
             info,
             nodes,
-            libraries: (place.root != Path::new("/") || place.library_dir.is_some()).then_some(libraries),
+            libraries: (place.root != Path::new("/") || place.library_dir.is_some())
+                .then_some(libraries),
             first_answer,
-            smi: sources("binary").into_iter().find(|path| path.ends_with("nvidia-smi")),
+            smi: sources("binary")
+                .into_iter()
+                .find(|path| path.ends_with("nvidia-smi")),
             work: work.to_owned(),
             program: std::env::current_exe().map_err(|error| error.to_string())?,
         })
@@ -162,7 +223,11 @@ impl Driver {
             process::command(program)
         } else {
             let mut command = process::command(&self.program);
-            command.arg("--on-host").arg(self.work.join("stage")).arg(&self.nodes).arg(program);
+            command
+                .arg("--on-host")
+                .arg(self.work.join("stage"))
+                .arg(&self.nodes)
+                .arg(program);
             command
         };
         if let Some(libraries) = &self.libraries {
@@ -178,8 +243,15 @@ impl Driver {
     /// # Errors
     /// If the driver lacks it, or it does not end in time.
     pub fn smi(&self, arguments: &[&str], limit: Duration) -> Result<Ran, Stop> {
-        let Some(smi) = &self.smi else { return cannot_run("nvidia-smi is not installed") };
-        Ok(process::run(self.on_host(smi).args(arguments), b"", &self.work, limit)?)
+        let Some(smi) = &self.smi else {
+            return cannot_run("nvidia-smi is not installed");
+        };
+        Ok(process::run(
+            self.on_host(smi).args(arguments),
+            b"",
+            &self.work,
+            limit,
+        )?)
     }
 
     /// Whether the driver has `nvidia-smi`.
@@ -195,18 +267,30 @@ impl Driver {
     /// Reads a file of /proc of the driver root, or else of the host.
     pub fn kernel_file(&self, name: &str) -> String {
         let read = |root: &Path| std::fs::read_to_string(root.join("proc").join(name));
-        read(&self.root).or_else(|_| read(Path::new("/"))).unwrap_or_default()
+        read(&self.root)
+            .or_else(|_| read(Path::new("/")))
+            .unwrap_or_default()
     }
 }
 
 /// Links each library with its own name and with those of the links to it, one of which is its SONAME.
 fn link_libraries(libraries: &[PathBuf], dir: &Path) -> Result<(), String> {
     for library in libraries {
-        let Some(name) = library.file_name() else { continue };
-        let entries =
-            library.parent().and_then(|parent| std::fs::read_dir(parent).ok()).into_iter().flatten().flatten();
-        let is_link = |path: &Path| std::fs::read_link(path).is_ok_and(|target| target.file_name() == Some(name));
-        let links = entries.filter(|entry| is_link(&entry.path())).map(|entry| entry.file_name());
+        let Some(name) = library.file_name() else {
+            continue;
+        };
+        let entries = library
+            .parent()
+            .and_then(|parent| std::fs::read_dir(parent).ok())
+            .into_iter()
+            .flatten()
+            .flatten();
+        let is_link = |path: &Path| {
+            std::fs::read_link(path).is_ok_and(|target| target.file_name() == Some(name))
+        };
+        let links = entries
+            .filter(|entry| is_link(&entry.path()))
+            .map(|entry| entry.file_name());
         for link in links.chain([name.to_owned()]) {
             match std::os::unix::fs::symlink(library, dir.join(&link)) {
                 Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
@@ -221,16 +305,27 @@ fn link_libraries(libraries: &[PathBuf], dir: &Path) -> Result<(), String> {
 
 fn gpus(info: &Value) -> Vec<Gpu> {
     let parse = |gpu: &Value| {
-        let mig_devices = gpu["mig"]["devices"].as_array().cloned().unwrap_or_default();
+        let mig_devices = gpu["mig"]["devices"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
         Some(Gpu {
             index: gpu["index"].as_u64()?,
             minor: gpu["minor"].as_u64()?,
             uuid: gpu["uuid"].as_str()?.to_owned(),
             is_mig: gpu["mig"]["enabled"] == true,
-            mig_devices: mig_devices.iter().filter_map(|mig| Some(mig["uuid"].as_str()?.to_owned())).collect(),
+            mig_devices: mig_devices
+                .iter()
+                .filter_map(|mig| Some(mig["uuid"].as_str()?.to_owned()))
+                .collect(),
         })
     };
-    info["gpus"].as_array().into_iter().flatten().filter_map(parse).collect()
+    info["gpus"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(parse)
+        .collect()
 }
 
 #[cfg(test)]

@@ -15,8 +15,13 @@ use rustix::fs::{CWD, FileType, Mode};
 use rustix::mount::{MountFlags, MountPropagationFlags};
 
 /// Directories that must be empty in the namespace: what the checks write there is visible to engines and to the journal.
-const EMPTY: [&str; 5] =
-    ["/run/oci-nvidia-hook", "/run/cdi", "/run/systemd/journal", "/run/oci-nvidia-kubelet-plugin", "/run/nri"];
+const EMPTY: [&str; 5] = [
+    "/run/oci-nvidia-hook",
+    "/run/cdi",
+    "/run/systemd/journal",
+    "/run/oci-nvidia-kubelet-plugin",
+    "/run/nri",
+];
 
 /// The programs with which modules are loaded.
 const LOADERS: [&str; 2] = ["modprobe", "insmod"];
@@ -42,9 +47,13 @@ pub fn enter(work: &Path) -> Result<(), String> {
     make_dir(&proc)?;
     rustix::mount::mount("proc", &proc, "proc", MountFlags::empty(), None).ok();
     let refuses = work.join("refuses");
-    std::fs::write(&refuses, "#!/bin/sh\necho 'the checks load no modules' >&2\nexit 1\n")
-        .map_err(text("write", &refuses))?;
-    std::fs::set_permissions(&refuses, PermissionsExt::from_mode(0o755)).map_err(text("change", &refuses))?;
+    std::fs::write(
+        &refuses,
+        "#!/bin/sh\necho 'the checks load no modules' >&2\nexit 1\n",
+    )
+    .map_err(text("write", &refuses))?;
+    std::fs::set_permissions(&refuses, PermissionsExt::from_mode(0o755))
+        .map_err(text("change", &refuses))?;
     for loader in LOADERS.iter().filter_map(|name| crate::process::find(name)) {
         // Often a link to kmod, which then refuses under all of its names.
         let program = std::fs::canonicalize(&loader).unwrap_or(loader);
@@ -56,8 +65,11 @@ pub fn enter(work: &Path) -> Result<(), String> {
 fn new_namespace() -> Result<(), String> {
     nix::sched::unshare(CloneFlags::CLONE_NEWNS)
         .map_err(|error| format!("cannot create a mount namespace: {error}"))?;
-    rustix::mount::mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
-        .map_err(|error| format!("cannot make the mounts private: {error}"))
+    rustix::mount::mount_change(
+        "/",
+        MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
+    )
+    .map_err(|error| format!("cannot make the mounts private: {error}"))
 }
 
 fn text<E: std::fmt::Display>(verb: &str, path: &Path) -> impl FnOnce(E) -> String {
@@ -74,7 +86,8 @@ fn tmpfs(path: &Path, options: &std::ffi::CStr) -> Result<(), String> {
 }
 
 fn bind(from: &Path, to: &Path) -> Result<(), String> {
-    rustix::mount::mount_bind_recursive(from, to).map_err(|error| format!("cannot mount {from:?} on {to:?}: {error}"))
+    rustix::mount::mount_bind_recursive(from, to)
+        .map_err(|error| format!("cannot mount {from:?} on {to:?}: {error}"))
 }
 
 /// Covers a directory with a tmpfs that has the entries of the directory that `keeps` selects by their names. `stage` is an empty
@@ -87,7 +100,9 @@ pub fn separate(dir: &Path, stage: &Path, keeps: fn(&str) -> bool) -> Result<(),
     tmpfs(stage, c"mode=755")?;
     for entry in std::fs::read_dir(dir).map_err(text("read", dir))?.flatten() {
         let (from, to) = (entry.path(), stage.join(entry.file_name()));
-        let Ok(kind) = entry.file_type() else { continue };
+        let Ok(kind) = entry.file_type() else {
+            continue;
+        };
         if !keeps(&entry.file_name().to_string_lossy()) {
             continue;
         }
@@ -103,7 +118,9 @@ pub fn separate(dir: &Path, stage: &Path, keeps: fn(&str) -> bool) -> Result<(),
         } else if kind.is_dir() {
             make_dir(&to).and_then(|()| bind(&from, &to))
         } else {
-            std::fs::write(&to, "").map_err(text("create", &to)).and_then(|()| bind(&from, &to))
+            std::fs::write(&to, "")
+                .map_err(text("create", &to))
+                .and_then(|()| bind(&from, &to))
         };
         if let Err(error) = made
             && kind.is_char_device()
@@ -133,7 +150,9 @@ fn copy_node(from: &Path, to: &Path) -> bool {
 /// # Errors
 /// If the namespace cannot be created, or the program not started. Otherwise the function does not return.
 pub fn run_with_nodes(words: &[OsString]) -> Result<bool, String> {
-    let [stage, dir, program, arguments @ ..] = words else { return Err("--on-host STAGE DIR PROGRAM".to_owned()) };
+    let [stage, dir, program, arguments @ ..] = words else {
+        return Err("--on-host STAGE DIR PROGRAM".to_owned());
+    };
     new_namespace()?;
     let (dir, dev) = (Path::new(dir), Path::new("/dev"));
     separate(dev, Path::new(stage), |_| true)?;

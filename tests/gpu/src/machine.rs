@@ -57,7 +57,9 @@ fn kind(version: &str, messages: &str) -> Option<&'static str> {
 }
 
 fn system(os_release: &str) -> String {
-    let name = os_release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    let name = os_release
+        .lines()
+        .find_map(|line| line.strip_prefix("PRETTY_NAME="));
     name.unwrap_or("unknown").trim_matches('"').to_owned()
 }
 
@@ -66,10 +68,14 @@ fn cgroup(mountinfo: &str) -> &'static str {
     let mounts = || mountinfo.lines().filter_map(|line| line.split_once(" - "));
     let has_devices = |(_, kind): (&str, &str)| {
         kind.starts_with("cgroup ")
-            && kind.rsplit(' ').next().is_some_and(|options| options.split(',').any(|one| one == "devices"))
+            && kind
+                .rsplit(' ')
+                .next()
+                .is_some_and(|options| options.split(',').any(|one| one == "devices"))
     };
-    let is_unified =
-        |(place, kind): (&str, &str)| kind.starts_with("cgroup2 ") && place.split(' ').nth(4) == Some("/sys/fs/cgroup");
+    let is_unified = |(place, kind): (&str, &str)| {
+        kind.starts_with("cgroup2 ") && place.split(' ').nth(4) == Some("/sys/fs/cgroup")
+    };
     if mounts().any(has_devices) {
         "v1"
     } else if mounts().any(is_unified) {
@@ -81,7 +87,13 @@ fn cgroup(mountinfo: &str) -> &'static str {
 
 /// Whether this is already in a container, by the marks of engines.
 fn container() -> bool {
-    ["/.dockerenv", "/run/.containerenv", "/var/run/secrets/kubernetes.io"].iter().any(|path| Path::new(path).exists())
+    [
+        "/.dockerenv",
+        "/run/.containerenv",
+        "/var/run/secrets/kubernetes.io",
+    ]
+    .iter()
+    .any(|path| Path::new(path).exists())
 }
 
 #[cfg(test)]
@@ -92,9 +104,24 @@ mod tests {
     fn kernels_are_recognized() {
         let gvisor = "Linux version 4.4.0 #1 SMP Sun Jan 10 15:06:54 PST 2016\n";
         assert_eq!(kind(gvisor, ""), Some("gVisor"));
-        assert_eq!(kind("Linux version 4.19.0", "[    0.000000] Starting gVisor...\n"), Some("gVisor"));
-        assert_eq!(kind("Linux version 5.15.153.1-microsoft-standard-WSL2", ""), Some("WSL"));
-        assert_eq!(kind("Linux version 6.12.0-1-default", "[    0.000000] Linux version 6.12.0\n"), None);
+        assert_eq!(
+            kind(
+                "Linux version 4.19.0",
+                "[    0.000000] Starting gVisor...\n"
+            ),
+            Some("gVisor")
+        );
+        assert_eq!(
+            kind("Linux version 5.15.153.1-microsoft-standard-WSL2", ""),
+            Some("WSL")
+        );
+        assert_eq!(
+            kind(
+                "Linux version 6.12.0-1-default",
+                "[    0.000000] Linux version 6.12.0\n"
+            ),
+            None
+        );
     }
 
     #[test]
@@ -102,7 +129,12 @@ mod tests {
         let v1 = "36 32 0:31 / /sys/fs/cgroup/devices rw shared:15 - cgroup cgroup rw,devices\n\
                   37 32 0:32 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
         assert_eq!(cgroup(v1), "v1");
-        assert_eq!(cgroup("30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"), "v2");
+        assert_eq!(
+            cgroup(
+                "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+            ),
+            "v2"
+        );
         assert_eq!(cgroup("30 23 0:26 / /proc rw - proc proc rw\n"), "none");
     }
 }

@@ -3,7 +3,10 @@
 //! The program runs twice. The first process stays in the mount namespace of the machine: it lists what must not change, before and
 //! after, and writes the report. It starts the second process, which enters a mount namespace, performs the checks and prints a line
 //! for each. What the checks create is in that namespace, and ends with it.
-#![allow(clippy::indexing_slicing, reason = "of JSON values, whose index operator does not panic")]
+#![allow(
+    clippy::indexing_slicing,
+    reason = "of JSON values, whose index operator does not panic"
+)]
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -51,7 +54,9 @@ fn main() -> ExitCode {
             Ok(true)
         }
         Command::List => {
-            checks::ALL.iter().for_each(|check| println!("{:<22} {}", check.name, check.about));
+            checks::ALL
+                .iter()
+                .for_each(|check| println!("{:<22} {}", check.name, check.about));
             Ok(true)
         }
         Command::OnHost(words) => isolation::run_with_nodes(words),

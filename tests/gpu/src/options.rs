@@ -67,7 +67,9 @@ impl Options {
     /// # Errors
     /// The unknown option, or the invalid value.
     pub fn parse() -> Result<Self, String> {
-        let kit = std::env::current_exe().ok().and_then(|program| Some(program.parent()?.parent()?.to_owned()));
+        let kit = std::env::current_exe()
+            .ok()
+            .and_then(|program| Some(program.parent()?.parent()?.to_owned()));
         let mut options = Self {
             command: Command::Run,
             kit: kit.unwrap_or_default(),
@@ -81,12 +83,18 @@ impl Options {
         };
         let mut parser = lexopt::Parser::from_env();
         while let Some(argument) = parser.next().map_err(|error| error.to_string())? {
-            options.set(&argument.into(), &mut parser).map_err(|error| error.to_string())?;
+            options
+                .set(&argument.into(), &mut parser)
+                .map_err(|error| error.to_string())?;
         }
         Ok(options)
     }
 
-    fn set(&mut self, argument: &Argument, parser: &mut lexopt::Parser) -> Result<(), lexopt::Error> {
+    fn set(
+        &mut self,
+        argument: &Argument,
+        parser: &mut lexopt::Parser,
+    ) -> Result<(), lexopt::Error> {
         let Argument::Option(name) = argument else {
             return Err("unexpected argument".into());
         };
@@ -94,7 +102,9 @@ impl Options {
             "root" => self.root = Some(parser.value()?.into()),
             "runtime" => self.runtime = Some(parser.value()?.into()),
             "report" => self.report = parser.value()?.into(),
-            "only" => self.only.extend(parser.value()?.string()?.split(',').map(str::to_owned)),
+            "only" => self
+                .only
+                .extend(parser.value()?.string()?.split(',').map(str::to_owned)),
             "no-fault" => self.no_fault = true,
             "time" => self.time = Duration::from_secs(parser.value()?.parse()?),
             "list" => self.command = Command::List,

@@ -29,7 +29,11 @@ impl Ran {
     /// # Errors
     /// If the program failed: its exit status and the last lines of its output.
     pub fn ok(self) -> Result<String, String> {
-        if self.status.success() { Ok(self.stdout) } else { Err(self.failure()) }
+        if self.status.success() {
+            Ok(self.stdout)
+        } else {
+            Err(self.failure())
+        }
     }
 
     /// Describes a failure: the exit status and the last lines of the output.
@@ -39,8 +43,14 @@ impl Ran {
             (None, signal) => format!("signal {}", signal.unwrap_or_default()),
         };
         let all = format!("{}\n{}", self.stdout, self.stderr);
-        let lines: Vec<_> = all.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-        let last = lines.get(lines.len().saturating_sub(6)..).unwrap_or_default();
+        let lines: Vec<_> = all
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.is_empty())
+            .collect();
+        let last = lines
+            .get(lines.len().saturating_sub(6)..)
+            .unwrap_or_default();
         format!("{how}: {}", last.join("; "))
     }
 }
@@ -69,21 +79,40 @@ pub struct Started {
 pub fn start(command: &mut Command, input: &[u8], work: &Path) -> Result<Started, String> {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let name = command.get_program().to_string_lossy().rsplit('/').next().unwrap_or_default().to_owned();
+    let name = command
+        .get_program()
+        .to_string_lossy()
+        .rsplit('/')
+        .next()
+        .unwrap_or_default()
+        .to_owned();
     let out = work.join(format!("out-{number}"));
     let err = work.join(format!("err-{number}"));
-    let create = |path: &Path| File::create(path).map_err(|error| format!("cannot create {path:?}: {error}"));
-    command.stdout(create(&out)?).stderr(create(&err)?).process_group(0);
+    let create = |path: &Path| {
+        File::create(path).map_err(|error| format!("cannot create {path:?}: {error}"))
+    };
+    command
+        .stdout(create(&out)?)
+        .stderr(create(&err)?)
+        .process_group(0);
     if !input.is_empty() {
         command.stdin(Stdio::piped());
     }
     let begun = Instant::now();
-    let mut child = command.spawn().map_err(|error| format!("cannot start {name}: {error}"))?;
+    let mut child = command
+        .spawn()
+        .map_err(|error| format!("cannot start {name}: {error}"))?;
     if let Some(mut stdin) = child.stdin.take() {
         // A program that ends early does not read it.
         stdin.write_all(input).ok();
     }
-    Ok(Started { child, name, out, err, begun })
+    Ok(Started {
+        child,
+        name,
+        out,
+        err,
+        begun,
+    })
 }
 
 impl Started {
@@ -99,7 +128,11 @@ impl Started {
             }
             if self.begun.elapsed() >= limit {
                 self.kill();
-                return Err(format!("{} did not end within {} s", self.name, limit.as_secs()));
+                return Err(format!(
+                    "{} did not end within {} s",
+                    self.name,
+                    limit.as_secs()
+                ));
             }
             std::thread::sleep(pause);
             // Short at first, because the checks of times compare starts of some 50 ms.
@@ -113,7 +146,12 @@ impl Started {
             std::fs::remove_file(path).ok();
             String::from_utf8_lossy(&text).into_owned()
         };
-        Ok(Ran { status, stdout: read(&self.out), stderr: read(&self.err), time })
+        Ok(Ran {
+            status,
+            stdout: read(&self.out),
+            stderr: read(&self.err),
+            time,
+        })
     }
 
     fn kill(&mut self) {
@@ -128,11 +166,18 @@ impl Started {
 ///
 /// # Errors
 /// If it cannot be started, or did not end in time.
-pub fn run(command: &mut Command, input: &[u8], work: &Path, limit: Duration) -> Result<Ran, String> {
+pub fn run(
+    command: &mut Command,
+    input: &[u8],
+    work: &Path,
+    limit: Duration,
+) -> Result<Ran, String> {
     start(command, input, work)?.wait(limit)
 }
 
 /// Returns the path of a program of the machine.
 pub fn find(name: &str) -> Option<std::path::PathBuf> {
-    PATH.split(':').map(|dir| Path::new(dir).join(name)).find(|path| path.is_file())
+    PATH.split(':')
+        .map(|dir| Path::new(dir).join(name))
+        .find(|path| path.is_file())
 }

@@ -27,10 +27,19 @@ fn next_uuid(text: &str) -> Option<(usize, usize)> {
     let mut from = 0;
     loop {
         let rest = text.get(from..)?;
-        let at = ["GPU-", "MIG-"].iter().filter_map(|prefix| rest.find(prefix)).min()?;
-        let prefix = if rest.get(at..)?.starts_with("MIG-GPU-") { 8 } else { 4 };
+        let at = ["GPU-", "MIG-"]
+            .iter()
+            .filter_map(|prefix| rest.find(prefix))
+            .min()?;
+        let prefix = if rest.get(at..)?.starts_with("MIG-GPU-") {
+            8
+        } else {
+            4
+        };
         let id = rest.get(at + prefix..)?;
-        let length = id.find(|c: char| !c.is_ascii_hexdigit() && c != '-').unwrap_or(id.len());
+        let length = id
+            .find(|c: char| !c.is_ascii_hexdigit() && c != '-')
+            .unwrap_or(id.len());
         if length >= 8 {
             return Some((from + at, prefix + length));
         }
@@ -40,10 +49,16 @@ fn next_uuid(text: &str) -> Option<(usize, usize)> {
 
 /// Returns what must not be in a report: the name of the host.
 pub fn secrets() -> Vec<String> {
-    let name = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_default();
+    let name = nix::unistd::gethostname()
+        .ok()
+        .and_then(|name| name.into_string().ok())
+        .unwrap_or_default();
     let short = name.split('.').next().unwrap_or_default().to_owned();
     // The longer name contains the shorter one.
-    [name, short].into_iter().filter(|name| !matches!(name.as_str(), "" | "localhost")).collect()
+    [name, short]
+        .into_iter()
+        .filter(|name| !matches!(name.as_str(), "" | "localhost"))
+        .collect()
 }
 
 #[cfg(test)]
@@ -56,8 +71,14 @@ mod tests {
                     GPU 1: X (UUID: GPU-51eed001-0001-4001-8000-0000fa4e0001) GPU-51eed000-0000-4000-8000-0000fa4e0000\n\
                     MIG-GPU-51eed000-0000-4000-8000-0000fa4e0000/1/0 on node7.example.org, node7. GPU-Util MIG-1";
         let clean = redact(text, &["node7.example.org".to_owned(), "node7".to_owned()]);
-        assert!(!clean.contains("51eed") && !clean.contains("node7"), "{clean}");
-        assert!(clean.starts_with("GPU 0: X (UUID: GPU-<0>)\nGPU 1: X (UUID: GPU-<1>) GPU-<0>\n"), "{clean}");
+        assert!(
+            !clean.contains("51eed") && !clean.contains("node7"),
+            "{clean}"
+        );
+        assert!(
+            clean.starts_with("GPU 0: X (UUID: GPU-<0>)\nGPU 1: X (UUID: GPU-<1>) GPU-<0>\n"),
+            "{clean}"
+        );
         assert!(clean.contains("GPU-Util MIG-1"), "{clean}");
     }
 }

@@ -30,11 +30,14 @@ const UNCHANGED: Check = Check {
 /// # Errors
 /// If the second process cannot be started, or the report not written.
 pub fn run(options: &Options) -> Result<bool, String> {
-    std::fs::create_dir_all(&options.report).map_err(|error| format!("cannot create {:?}: {error}", options.report))?;
+    std::fs::create_dir_all(&options.report)
+        .map_err(|error| format!("cannot create {:?}: {error}", options.report))?;
     let had_run_dir = Path::new(RUN_DIR).exists();
     let before = unchanged::list();
     // Paths of sockets below it must be short.
-    let parent = Some(PathBuf::from("/tmp")).filter(|dir| dir.is_dir()).unwrap_or_else(std::env::temp_dir);
+    let parent = Some(PathBuf::from("/tmp"))
+        .filter(|dir| dir.is_dir())
+        .unwrap_or_else(std::env::temp_dir);
     let work = nix::unistd::mkdtemp(&parent.join("gpu-checks.XXXXXX"))
         .map_err(|error| format!("cannot create a directory: {error}"))?;
     let seen = perform(options, &work);
@@ -46,7 +49,9 @@ pub fn run(options: &Options) -> Result<bool, String> {
     let mut seen = seen?;
     let begun = Instant::now();
     // crun leaves the cgroup of version 2 on machines that also have version 1.
-    let cgroups = container::leftover_cgroups(&work).into_iter().filter(|cgroup| std::fs::remove_dir(cgroup).is_err());
+    let cgroups = container::leftover_cgroups(&work)
+        .into_iter()
+        .filter(|cgroup| std::fs::remove_dir(cgroup).is_err());
     let outcome = compare(&before, &settled(&before), &cgroups.collect::<Vec<_>>());
     let is_everything = options.only.is_empty();
     if is_everything || outcome.is_err() {
@@ -72,9 +77,16 @@ fn settled(before: &unchanged::State) -> unchanged::State {
 
 fn compare(before: &unchanged::State, after: &unchanged::State, cgroups: &[PathBuf]) -> Outcome {
     let mut differences = unchanged::differences(before, after);
-    differences.extend(cgroups.iter().map(|cgroup| format!("{} was left", cgroup.display())));
+    differences.extend(
+        cgroups
+            .iter()
+            .map(|cgroup| format!("{} was left", cgroup.display())),
+    );
     if differences.is_empty() {
-        Ok(format!("{} files, modules and mounts are as before, and no cgroup was left", after.len()))
+        Ok(format!(
+            "{} files, modules and mounts are as before, and no cgroup was left",
+            after.len()
+        ))
     } else {
         Err(Stop::Failed(differences.join("; ")))
     }
@@ -92,7 +104,11 @@ impl Seen {
     fn add(&mut self, result: Value) {
         let text = |name: &str| result[name].as_str().unwrap_or_default().to_owned();
         let seen = redact::redact(&text("seen").replace('\n', " "), &self.secrets);
-        say(&format!("{:<10}  {:<22}  {seen}", text("verdict"), text("check")));
+        say(&format!(
+            "{:<10}  {:<22}  {seen}",
+            text("verdict"),
+            text("check")
+        ));
         self.results.push(result);
     }
 }
@@ -106,8 +122,13 @@ fn perform(options: &Options, work: &Path) -> Result<Seen, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut command = std::process::Command::new(program);
     // The variable names where a sandbox has the driver's libraries.
-    command.args(options.for_inside(work)).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut child = command.spawn().map_err(|error| format!("cannot start the checks: {error}"))?;
+    command
+        .args(options.for_inside(work))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    let mut child = command
+        .spawn()
+        .map_err(|error| format!("cannot start the checks: {error}"))?;
     let lines = lines_of(&mut child);
     let end = Instant::now() + options.time + GRACE;
     let mut seen = Seen::default();
@@ -139,15 +160,23 @@ fn perform(options: &Options, work: &Path) -> Result<Seen, String> {
         return Err(why);
     }
     // The check that ended the process has failed, and the others did not run.
-    let is_done = |seen: &Seen, check: &Check| seen.results.iter().any(|result| result["check"] == check.name);
-    for check in
-        checks::ALL.iter().filter(|check| options.only.is_empty() || options.only.iter().any(|name| name == check.name))
-    {
+    let is_done = |seen: &Seen, check: &Check| {
+        seen.results
+            .iter()
+            .any(|result| result["check"] == check.name)
+    };
+    for check in checks::ALL.iter().filter(|check| {
+        options.only.is_empty() || options.only.iter().any(|name| name == check.name)
+    }) {
         if is_done(&seen, check) {
             continue;
         }
         let is_cause = current.as_deref() == Some(check.name);
-        let outcome = Err(if is_cause { Stop::Failed(why.clone()) } else { Stop::CannotRun(why.clone()) });
+        let outcome = Err(if is_cause {
+            Stop::Failed(why.clone())
+        } else {
+            Stop::CannotRun(why.clone())
+        });
         seen.add(check::result(check, &outcome, Duration::ZERO));
     }
     Ok(seen)
@@ -155,11 +184,15 @@ fn perform(options: &Options, work: &Path) -> Result<Seen, String> {
 
 /// Kills a process with all processes that it started.
 fn kill_with_children(pid: u32) {
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let children =
+        std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     if let Ok(pid) = i32::try_from(pid) {
         kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
     }
-    children.split_whitespace().filter_map(|child| child.parse().ok()).for_each(kill_with_children);
+    children
+        .split_whitespace()
+        .filter_map(|child| child.parse().ok())
+        .for_each(kill_with_children);
 }
 
 fn lines_of(child: &mut Child) -> Receiver<String> {
@@ -167,7 +200,9 @@ fn lines_of(child: &mut Child) -> Receiver<String> {
     if let Some(stdout) = child.stdout.take() {
         std::thread::spawn(move || {
             let lines = BufReader::new(stdout).lines().map_while(Result::ok);
-            lines.map_while(|line| sender.send(line).ok()).for_each(drop);
+            lines
+                .map_while(|line| sender.send(line).ok())
+                .for_each(drop);
         });
     }
     lines
@@ -184,12 +219,25 @@ fn write(options: &Options, seen: &Seen) -> Result<bool, String> {
     let clean = redact::redact(&json, &seen.secrets);
     let document: Value = serde_json::from_str(&clean).map_err(|error| error.to_string())?;
     let path = |name: &str| -> PathBuf { options.report.join(name) };
-    for (name, text) in [("gpu-report.json", clean), ("gpu-report.md", report::markdown(&document))] {
-        std::fs::write(path(name), text).map_err(|error| format!("cannot write {name}: {error}"))?;
+    for (name, text) in [
+        ("gpu-report.json", clean),
+        ("gpu-report.md", report::markdown(&document)),
+    ] {
+        std::fs::write(path(name), text)
+            .map_err(|error| format!("cannot write {name}: {error}"))?;
     }
-    let count = |verdict: &str| seen.results.iter().filter(|result| result["verdict"] == verdict).count();
+    let count = |verdict: &str| {
+        seen.results
+            .iter()
+            .filter(|result| result["verdict"] == verdict)
+            .count()
+    };
     let failed = count("failed");
-    say(&format!("{} passed, {failed} failed, {} cannot run here", count("passed"), count("cannot run")));
+    say(&format!(
+        "{} passed, {failed} failed, {} cannot run here",
+        count("passed"),
+        count("cannot run")
+    ));
     say(&format!("report: {}", path("gpu-report.md").display()));
     Ok(failed == 0)
 }

@@ -27,14 +27,19 @@ pub type State = BTreeMap<String, String>;
 /// Lists the state.
 pub fn list() -> State {
     let mut state = State::new();
-    PLACES.iter().for_each(|place| add(Path::new(place), &mut state));
+    PLACES
+        .iter()
+        .for_each(|place| add(Path::new(place), &mut state));
     for entry in std::fs::read_dir("/dev").into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with("nvidia") {
             add(&entry.path(), &mut state);
         }
     }
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    for module in read("/proc/modules").lines().filter_map(|line| line.split(' ').next()) {
+    for module in read("/proc/modules")
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+    {
         if module.starts_with("nvidia") {
             state.insert(format!("module {module}"), "loaded".to_owned());
         }
@@ -49,7 +54,9 @@ pub fn list() -> State {
 }
 
 fn add(path: &Path, state: &mut State) {
-    let Ok(found) = std::fs::symlink_metadata(path) else { return };
+    let Ok(found) = std::fs::symlink_metadata(path) else {
+        return;
+    };
     // The times of a directory change if a file in it is replaced by an equal one; its entries are listed.
     let what = match found.is_dir() {
         true => format!("{:o} {}:{}", found.mode(), found.uid(), found.gid()),
@@ -73,12 +80,17 @@ fn add(path: &Path, state: &mut State) {
 
 /// Returns the names that appeared, disappeared or changed.
 pub fn differences(before: &State, after: &State) -> Vec<String> {
-    let appeared = after.keys().filter(|name| !before.contains_key(*name)).map(|name| format!("{name} appeared"));
-    let others = before.iter().filter_map(|(name, was)| match after.get(name) {
-        None => Some(format!("{name} disappeared")),
-        Some(is) if is != was => Some(format!("{name} changed")),
-        Some(_) => None,
-    });
+    let appeared = after
+        .keys()
+        .filter(|name| !before.contains_key(*name))
+        .map(|name| format!("{name} appeared"));
+    let others = before
+        .iter()
+        .filter_map(|(name, was)| match after.get(name) {
+            None => Some(format!("{name} disappeared")),
+            Some(is) if is != was => Some(format!("{name} changed")),
+            Some(_) => None,
+        });
     appeared.chain(others).collect()
 }
 
@@ -89,11 +101,17 @@ mod tests {
     #[test]
     fn differences_are_found() {
         let state = |entries: &[(&str, &str)]| -> State {
-            entries.iter().map(|(name, what)| ((*name).to_owned(), (*what).to_owned())).collect()
+            entries
+                .iter()
+                .map(|(name, what)| ((*name).to_owned(), (*what).to_owned()))
+                .collect()
         };
         let before = state(&[("a", "1"), ("b", "1"), ("c", "1")]);
         let after = state(&[("a", "1"), ("b", "2"), ("d", "1")]);
-        assert_eq!(differences(&before, &after), ["d appeared", "b changed", "c disappeared"]);
+        assert_eq!(
+            differences(&before, &after),
+            ["d appeared", "b changed", "c disappeared"]
+        );
         assert!(differences(&before, &before).is_empty());
     }
 }

@@ -19,9 +19,21 @@ tests! {
 fn blocking_files_of_the_kernel_are_not_read() {
     let proc = "mount --bind /proc $rootfs/proc";
     for (name, image, says) in [
-        ("a link", "ln -sfn /proc/kmsg $rootfs/etc/ld.so.cache", "ONH-302"),
-        ("a climbing link", "ln -sfn ../../proc/kmsg $rootfs/etc/ld.so.cache", "ONH-302"),
-        ("a link to text", "ln -sfn /proc/self/mounts $rootfs/etc/ld.so.cache", "ONH-302"),
+        (
+            "a link",
+            "ln -sfn /proc/kmsg $rootfs/etc/ld.so.cache",
+            "ONH-302",
+        ),
+        (
+            "a climbing link",
+            "ln -sfn ../../proc/kmsg $rootfs/etc/ld.so.cache",
+            "ONH-302",
+        ),
+        (
+            "a link to text",
+            "ln -sfn /proc/self/mounts $rootfs/etc/ld.so.cache",
+            "ONH-302",
+        ),
         (
             "a directory of CUDA compatibility libraries",
             "mkdir -p $rootfs/usr/local/cuda; ln -s /proc $rootfs/usr/local/cuda/compat",
@@ -38,14 +50,22 @@ fn blocking_files_of_the_kernel_are_not_read() {
         let container = scene.start(proc);
         let trace = scene.dir().join("trace");
         let mut strace = Command::new("strace");
-        strace.args(["-y", "-e", "trace=read,openat,getdents64", "-o"]).arg(&trace).arg(HOOK);
+        strace
+            .args(["-y", "-e", "trace=read,openat,getdents64", "-o"])
+            .arg(&trace)
+            .arg(HOOK);
         let start = Instant::now();
         let ran = container.call(&mut strace, &FakeDriver::shared().config);
         assert!(start.elapsed() < Duration::from_secs(10), "{name}: {ran:?}");
-        assert!(ran.code == Some(0) && ran.stderr.contains(says), "{name}: {ran:?}");
+        assert!(
+            ran.code == Some(0) && ran.stderr.contains(says),
+            "{name}: {ran:?}"
+        );
         let trace = std::fs::read_to_string(trace).unwrap();
         let inside = format!("{}/proc", scene.rootfs.display());
-        let read = trace.lines().find(|line| !line.contains("O_PATH") && line.contains(&inside));
+        let read = trace
+            .lines()
+            .find(|line| !line.contains("O_PATH") && line.contains(&inside));
         assert_eq!(read, None, "{name}");
         container.exec("nvidia-smi -L").ok();
     }
@@ -57,7 +77,8 @@ pub fn silent_fuse() -> &'static Path {
     PROBE.get_or_init(|| {
         let probe = Path::new(env!("CARGO_TARGET_TMPDIR")).join("silent-fuse");
         let mut cc = Command::new("cc");
-        cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&probe);
+        cc.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o"])
+            .arg(&probe);
         run(cc.arg(source("tests/probes/silent-fuse.c"))).ok();
         probe
     })
@@ -66,14 +87,22 @@ pub fn silent_fuse() -> &'static Path {
 /// A FUSE file system whose server hangs.
 fn blocking_file_systems_end_at_the_deadline() {
     let probe = silent_fuse();
-    let scene = Scene::new("debian", "mkdir $rootfs/volume; ln -sfn /volume/x $rootfs/etc/ld.so.cache");
+    let scene = Scene::new(
+        "debian",
+        "mkdir $rootfs/volume; ln -sfn /volume/x $rootfs/etc/ld.so.cache",
+    );
     let mount = format!(
         "mkfifo $canary/mounted; '{}' $rootfs/volume >$canary/mounted & read line <$canary/mounted",
         probe.display()
     );
-    let naive = scene.naive(&format!("{mount}\ncode=0; timeout 2 cat $rootfs/volume/x || code=$?; test $code = 124"));
+    let naive = scene.naive(&format!(
+        "{mount}\ncode=0; timeout 2 cat $rootfs/volume/x || code=$?; test $code = 124"
+    ));
     naive.ok();
-    let scene = Scene::new("debian", "mkdir $rootfs/volume; ln -sfn /volume/x $rootfs/etc/ld.so.cache");
+    let scene = Scene::new(
+        "debian",
+        "mkdir $rootfs/volume; ln -sfn /volume/x $rootfs/etc/ld.so.cache",
+    );
     let container = scene.start(&mount);
     let mut hook = Command::new("timeout");
     hook.args(["--signal=KILL", "100", HOOK]);
@@ -81,7 +110,13 @@ fn blocking_file_systems_end_at_the_deadline() {
     let ran = container.call(&mut hook, &FakeDriver::shared().config);
     let took = start.elapsed();
     // The hook's own deadlines, and some more on a busy machine; the deadline of its hook file is 60 seconds.
-    assert!(took > Duration::from_secs(15) && took < Duration::from_secs(50), "{took:?}, {ran:?}");
+    assert!(
+        took > Duration::from_secs(15) && took < Duration::from_secs(50),
+        "{took:?}, {ran:?}"
+    );
     // The kernel only lets the hook be killed, and then it cannot print anything.
-    assert!(ran.code.is_none() || ran.stderr.contains("(ONH-049)\nhint: "), "{ran:?}");
+    assert!(
+        ran.code.is_none() || ran.stderr.contains("(ONH-049)\nhint: "),
+        "{ran:?}"
+    );
 }

@@ -28,7 +28,10 @@ fn cve_2021_1056_other_gpus_by_mknod() {
     let naive = open(&["--device-cgroup-rule=c 195:* rwm"]);
     assert!(naive.starts_with("n0: ENXIO\n"), "{naive}");
     let ours = open(&[]);
-    assert!(ours.starts_with("n0: EPERM\nGPU 0: ") && ours.lines().count() == 2, "{ours}");
+    assert!(
+        ours.starts_with("n0: EPERM\nGPU 0: ") && ours.lines().count() == 2,
+        "{ours}"
+    );
 }
 
 /// The attempts of a process in the container, with all of root's capabilities except CAP_SYS_ADMIN; `$1` is /proc/driver/nvidia.
@@ -50,7 +53,14 @@ fn cve_2021_1056_params_that_the_container_rewrites() {
                 echo 'ModifyDeviceFiles: 1' >$rootfs/proc/driver/nvidia/params";
     let attack = |prefix: &[&str], dir: &Path, script: &str| {
         let mut command = Command::new(prefix[0]);
-        command.args(&prefix[1..]).args(["setpriv", "--bounding-set=-sys_admin", "sh", "-uc", script, "sh"]);
+        command.args(&prefix[1..]).args([
+            "setpriv",
+            "--bounding-set=-sys_admin",
+            "sh",
+            "-uc",
+            script,
+            "sh",
+        ]);
         run(command.arg(dir))
     };
 
@@ -71,8 +81,15 @@ fn cve_2021_1056_params_that_the_container_rewrites() {
         });
         mounter.join().unwrap()
     });
-    assert_eq!(naive.code, Some(0), "the naive mount cannot be written: {naive:?}");
-    assert_eq!(std::fs::read_to_string(&params).unwrap(), "ModifyDeviceFiles: 1\n");
+    assert_eq!(
+        naive.code,
+        Some(0),
+        "the naive mount cannot be written: {naive:?}"
+    );
+    assert_eq!(
+        std::fs::read_to_string(&params).unwrap(),
+        "ModifyDeviceFiles: 1\n"
+    );
 
     let scene = Scene::new("debian", "");
     let container = scene.start(proc);
@@ -80,14 +97,24 @@ fn cve_2021_1056_params_that_the_container_rewrites() {
     scene.hook(&container).ok();
     let dir = scene.rootfs.join("proc/driver/nvidia");
     let pid = container.pid().to_string();
-    let shown = container.exec("cat /proc/driver/nvidia/params; ls -R /proc/driver/nvidia").ok();
-    assert!(shown.lines().any(|line| line == "ModifyDeviceFiles: 0"), "{shown}");
+    let shown = container
+        .exec("cat /proc/driver/nvidia/params; ls -R /proc/driver/nvidia")
+        .ok();
+    assert!(
+        shown.lines().any(|line| line == "ModifyDeviceFiles: 0"),
+        "{shown}"
+    );
     let mounts = container.mountinfo();
     for script in ATTACKS {
         let ran = attack(&["nsenter", "-m", "-t", &pid], &dir, script);
-        assert!(ran.code != Some(0) && !ran.stderr.is_empty(), "{script}: {ran:?}");
+        assert!(
+            ran.code != Some(0) && !ran.stderr.is_empty(),
+            "{script}: {ran:?}"
+        );
         assert_eq!(container.mountinfo(), mounts, "{script}");
-        let now = container.exec("cat /proc/driver/nvidia/params; ls -R /proc/driver/nvidia").ok();
+        let now = container
+            .exec("cat /proc/driver/nvidia/params; ls -R /proc/driver/nvidia")
+            .ok();
         assert_eq!(now, shown, "{script}");
     }
     scene.is_untouched(&container, &before, "");

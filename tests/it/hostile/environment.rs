@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 use cdi_spec::environment::is_inherited;
 use engines::version::Version;
 
-use super::{NEEDS_PODMAN, NEEDS_PODMAN_CRUN, NEEDS_STATIC, NEEDS_STATIC_CRUN, NEEDS_STATIC_STRACE};
+use super::{
+    NEEDS_PODMAN, NEEDS_PODMAN_CRUN, NEEDS_STATIC, NEEDS_STATIC_CRUN, NEEDS_STATIC_STRACE,
+};
 use crate::cdi::GPU_0;
 use crate::cdi_containers::{only_spec, runc_version};
 use crate::driver::{FakeDriver, Image, Waiting};
@@ -67,7 +69,12 @@ impl Attack {
         let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
         make_hostile(&image.rootfs, &marks);
         podman.import(&image.rootfs, IMAGE);
-        Self { podman, env: environment(&marks), rootfs: image.rootfs.display().to_string(), marks }
+        Self {
+            podman,
+            env: environment(&marks),
+            rootfs: image.rootfs.display().to_string(),
+            marks,
+        }
     }
 
     /// Starts a container of the image after this shell script. Returns the names of the files in the directory of traces, and the
@@ -75,7 +82,11 @@ impl Attack {
     fn start(&self, script: &str, cgroup: Cgroup, more: &[&str]) -> (Ran, String) {
         std::fs::remove_dir_all(&self.marks).ok();
         std::fs::create_dir(&self.marks).unwrap();
-        let mut arguments: Vec<_> = self.env.iter().flat_map(|variable| ["-e", variable]).collect();
+        let mut arguments: Vec<_> = self
+            .env
+            .iter()
+            .flat_map(|variable| ["-e", variable])
+            .collect();
         arguments.extend(more);
         arguments.extend([IMAGE, "nvidia-smi", "-L"]);
         let ran = self.podman.run_after(script, cgroup, &arguments);
@@ -88,12 +99,21 @@ fn make_hostile(rootfs: &Path, marks: &Path) {
     let source = rootfs.with_extension("evil.c");
     std::fs::write(&source, PRELOADED).unwrap();
     let mut cc = Command::new("cc");
-    cc.args(["-shared", "-fPIC", &format!("-DMARKER=\"{}/preloaded\"", marks.display()), "-o"]);
+    cc.args([
+        "-shared",
+        "-fPIC",
+        &format!("-DMARKER=\"{}/preloaded\"", marks.display()),
+        "-o",
+    ]);
     run(cc.arg(rootfs.join("evil.so")).arg(source)).ok();
     for name in ["modprobe", "ldconfig", "nvidia-modprobe", "oci-nvidia-hook"] {
         let program = rootfs.join("evil").join(name);
         std::fs::create_dir_all(program.parent().unwrap()).unwrap();
-        std::fs::write(&program, format!("#!/bin/sh\necho \"$0\" >>{}/started\n", marks.display())).unwrap();
+        std::fs::write(
+            &program,
+            format!("#!/bin/sh\necho \"$0\" >>{}/started\n", marks.display()),
+        )
+        .unwrap();
         std::fs::set_permissions(program, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
     let config = rootfs.join("evil/nvidia-container-runtime/config.toml");
@@ -117,7 +137,8 @@ fn environment(marks: &Path) -> Vec<String> {
         format!("NLSPATH={cwd}/evil/%N"),
         format!("MALLOC_TRACE={marks}/malloc"),
         "MALLOC_PERTURB_=165".to_owned(),
-        "GLIBC_TUNABLES=glibc.malloc.check=3:glibc.malloc.perturb=90:glibc.malloc.tcache_count=0".to_owned(),
+        "GLIBC_TUNABLES=glibc.malloc.check=3:glibc.malloc.perturb=90:glibc.malloc.tcache_count=0"
+            .to_owned(),
         format!("PATH={cwd}/evil:/bin"),
         format!("XDG_CONFIG_HOME={cwd}/evil"),
         format!("NVIDIA_CTK_CONFIG_FILE_PATH={cwd}/evil/nvidia-container-runtime/config.toml"),
@@ -128,7 +149,8 @@ fn environment(marks: &Path) -> Vec<String> {
 
 /// Returns the names of the files in this directory, and the content of those that the library and the programs write.
 fn traces(marks: &Path) -> String {
-    let script = "cd \"$1\"; ls; for file in preloaded started; do [ ! -e $file ] || cat $file; done";
+    let script =
+        "cd \"$1\"; ls; for file in preloaded started; do [ ! -e $file ] || cat $file; done";
     run(Command::new("sh").args(["-euc", script, "sh"]).arg(marks)).ok()
 }
 
@@ -140,10 +162,19 @@ fn cve_2025_23266_a_library_preloaded_into_the_hook() {
         let mut json: Value = serde_json::from_str(&text).unwrap();
         json["hook"]["path"] = HOOK.into();
         change(&mut json);
-        std::fs::write(attack.podman.hooks.join("oci-nvidia-hook.json"), json.to_string()).unwrap();
+        std::fs::write(
+            attack.podman.hooks.join("oci-nvidia-hook.json"),
+            json.to_string(),
+        )
+        .unwrap();
         attack.start("", Cgroup::AsMounted, &[])
     };
-    let with_config = json!(["oci-nvidia-hook", "--config", FakeDriver::shared().config, "prestart"]);
+    let with_config = json!([
+        "oci-nvidia-hook",
+        "--config",
+        FakeDriver::shared().config,
+        "prestart"
+    ]);
 
     // At this stage, runc before 1.3 passes the container's environment to hooks that have none of their own.
     let (ran, traces) = start(&|json| {
@@ -151,9 +182,17 @@ fn cve_2025_23266_a_library_preloaded_into_the_hook() {
         json["hook"].as_object_mut().unwrap().remove("env");
     });
     let is_hit = traces.lines().any(|program| program == HOOK);
-    assert_eq!(is_hit, runc_passes_environment(), "the naive entry: {ran:?}, {traces:?}");
+    assert_eq!(
+        is_hit,
+        runc_passes_environment(),
+        "the naive entry: {ran:?}, {traces:?}"
+    );
     // No variable selects a file, whoever set it.
-    assert!(!ran.stderr.contains("evil/nvidia-container-runtime/config.toml"), "{ran:?}");
+    assert!(
+        !ran.stderr
+            .contains("evil/nvidia-container-runtime/config.toml"),
+        "{ran:?}"
+    );
 
     for stage in ["prestart", "createRuntime", "createContainer"] {
         let (ran, traces) = start(&|json| {
@@ -161,7 +200,10 @@ fn cve_2025_23266_a_library_preloaded_into_the_hook() {
             json["hook"]["args"] = with_config.clone();
         });
         assert_eq!(traces, "", "{stage}: {ran:?}");
-        assert!(stage == "createContainer" || ran.stdout.starts_with("GPU 0: "), "{stage}: {ran:?}");
+        assert!(
+            stage == "createContainer" || ran.stdout.starts_with("GPU 0: "),
+            "{stage}: {ran:?}"
+        );
         let (ran, traces) = start(&|json| json["stages"] = json!([stage]));
         assert_eq!(traces, "", "{stage}: {ran:?}");
         assert!(!ran.stderr.contains("evil"), "{stage}: {ran:?}");
@@ -192,19 +234,31 @@ fn specs_of_old_toolkits(cgroup: Cgroup) {
         for hook in spec["containerEdits"]["hooks"].as_array_mut().unwrap() {
             assert_eq!(hook.get("env"), None, "as NVIDIA's program writes it");
             if with_env {
-                hook["env"] = attack.env.iter().map(|variable| variable.replace(CWD, &attack.rootfs)).collect();
+                hook["env"] = attack
+                    .env
+                    .iter()
+                    .map(|variable| variable.replace(CWD, &attack.rootfs))
+                    .collect();
             }
         }
         let path = dir.path().join("plugin.json");
         std::fs::write(&path, spec.to_string()).unwrap();
-        attack.start(&only_spec(&path), cgroup, &["--device=k8s.device-plugin.nvidia.com/gpu=0"])
+        attack.start(
+            &only_spec(&path),
+            cgroup,
+            &["--device=k8s.device-plugin.nvidia.com/gpu=0"],
+        )
     };
     for name in ["nvidia-ctk", "nvidia-cdi-hook"] {
         for with_env in [false, true] {
             let (ran, traces) = start(naive_link, name, with_env);
             let is_hit = traces.lines().any(|program| program == HOOK);
             let passes = matches!(cgroup, Cgroup::AsMounted) && runc_passes_environment();
-            assert_eq!(is_hit, with_env || passes, "{name}, naive, {with_env}: {ran:?}, {traces:?}");
+            assert_eq!(
+                is_hit,
+                with_env || passes,
+                "{name}, naive, {with_env}: {ran:?}, {traces:?}"
+            );
             let (ran, traces) = start(nvidia_ctk::link, name, with_env);
             assert_eq!(traces, "", "{name}, {with_env}: {ran:?}");
             assert!(ran.ok().contains(GPU_0), "{name}, {with_env}");
@@ -217,24 +271,38 @@ fn cve_2025_23266_nvidias_other_names() {
     let attack = Attack::new();
     let config = &FakeDriver::shared().config;
     for (name, args) in [
-        ("nvidia-container-runtime-hook", json!(["x", "-config", config, "prestart"])),
+        (
+            "nvidia-container-runtime-hook",
+            json!(["x", "-config", config, "prestart"]),
+        ),
         ("nvidia-container-toolkit", json!(["x", "prestart"])),
         ("nvidia-container-cli", json!(["x", "info"])),
         ("nvidia-ctk", json!(["x", "--version"])),
         ("nvidia-cdi-hook", json!(["x", "new-hook"])),
     ] {
-        for (link, is_naive) in [(naive_link as fn(&Path, &str) -> PathBuf, true), (nvidia_ctk::link, false)] {
+        for (link, is_naive) in [
+            (naive_link as fn(&Path, &str) -> PathBuf, true),
+            (nvidia_ctk::link, false),
+        ] {
             let bin = scratch();
             let mut args = args.clone();
             args[0] = name.into();
             let file = json!({"version": "1.0.0", "hook": {"path": link(bin.path(), name), "args": args},
                 "when": {"always": true}, "stages": ["createContainer"]});
-            std::fs::write(attack.podman.hooks.join("oci-nvidia-hook.json"), file.to_string()).unwrap();
+            std::fs::write(
+                attack.podman.hooks.join("oci-nvidia-hook.json"),
+                file.to_string(),
+            )
+            .unwrap();
             let (ran, traces) = attack.start("", Cgroup::AsMounted, &[]);
             match is_naive {
                 true => {
                     let is_hit = traces.lines().any(|program| program == HOOK);
-                    assert_eq!(is_hit, runc_passes_environment(), "{name}: {ran:?}, {traces:?}");
+                    assert_eq!(
+                        is_hit,
+                        runc_passes_environment(),
+                        "{name}: {ran:?}, {traces:?}"
+                    );
                 }
                 false => assert_eq!(traces, "", "{name}: {ran:?}"),
             }
@@ -254,19 +322,48 @@ fn cve_2025_23266_the_static_program() {
     let log = dir.path().join("strace");
     let call = |args: &[&str]| {
         let mut strace = Command::new("strace");
-        strace.args(["-f", "-v", "-s", "200", "-e", "trace=execve,open,openat,openat2,mmap,mprotect", "-o"]).arg(&log);
-        strace.args(["nsenter", "-m", "-t", &container.pid().to_string(), "sh", "-c"]);
+        strace
+            .args([
+                "-f",
+                "-v",
+                "-s",
+                "200",
+                "-e",
+                "trace=execve,open,openat,openat2,mmap,mprotect",
+                "-o",
+            ])
+            .arg(&log);
+        strace.args([
+            "nsenter",
+            "-m",
+            "-t",
+            &container.pid().to_string(),
+            "sh",
+            "-c",
+        ]);
         // Like at createContainer: in the container's mount namespace and in its root file system, and with its environment.
-        strace.args(["cd \"$1\"; shift; exec env -i \"$@\"", "sh"]).arg(&image.rootfs).args(environment(&marks));
-        let ran = run_with(strace.arg(&program).args(args), container.state().as_bytes());
+        strace
+            .args(["cd \"$1\"; shift; exec env -i \"$@\"", "sh"])
+            .arg(&image.rootfs)
+            .args(environment(&marks));
+        let ran = run_with(
+            strace.arg(&program).args(args),
+            container.state().as_bytes(),
+        );
         let text = std::fs::read_to_string(&log).unwrap();
         // What the program itself does.
-        let at = text.find(&format!("execve(\"{}\"", program.display())).unwrap_or_else(|| panic!("{ran:?} {text}"));
+        let at = text
+            .find(&format!("execve(\"{}\"", program.display()))
+            .unwrap_or_else(|| panic!("{ran:?} {text}"));
         (ran, text[at..].to_owned())
     };
     let started = |text: &str| -> Vec<String> {
-        let calls = text.lines().filter(|line| line.contains("execve(") && line.ends_with(" = 0"));
-        calls.map(|line| line[line.find("execve(").unwrap()..].to_owned()).collect()
+        let calls = text
+            .lines()
+            .filter(|line| line.contains("execve(") && line.ends_with(" = 0"));
+        calls
+            .map(|line| line[line.find("execve(").unwrap()..].to_owned())
+            .collect()
     };
     let (ran, text) = call(&["create-symlinks", "--link", "x::/y"]);
     ran.ok();
@@ -274,16 +371,31 @@ fn cve_2025_23266_the_static_program() {
     let calls = started(&text);
     assert_eq!(calls.len(), 2, "{text}");
     assert!(calls[0].contains("LD_PRELOAD="), "{text}");
-    assert!(calls[1].starts_with("execve(\"/proc/self/exe\", ") && calls[1].ends_with("], []) = 0"), "{text}");
-    assert!(!text.contains("PROT_EXEC|") && !text.contains("|PROT_EXEC"), "no code is loaded: {text}");
+    assert!(
+        calls[1].starts_with("execve(\"/proc/self/exe\", ") && calls[1].ends_with("], []) = 0"),
+        "{text}"
+    );
+    assert!(
+        !text.contains("PROT_EXEC|") && !text.contains("|PROT_EXEC"),
+        "no code is loaded: {text}"
+    );
     // Everything else goes to the hook, with an empty environment.
     let (ran, text) = call(&["--version"]);
     assert!(ran.ok().starts_with("nvidia-cdi-hook version "));
     let calls = started(&text);
-    let hook = format!("execve(\"{HOOK}\", [\"{}\", \"--version\"], []) = 0", program.display());
+    let hook = format!(
+        "execve(\"{HOOK}\", [\"{}\", \"--version\"], []) = 0",
+        program.display()
+    );
     assert!(calls.len() == 2 && calls[1] == hook, "{hook}: {text}");
-    for (what, text) in [("verb", call(&["create-symlinks", "--link", "x::/y"]).1), ("passed on", text)] {
-        let opened: Vec<_> = text.lines().filter(|line| line.contains("open") && line.contains("evil")).collect();
+    for (what, text) in [
+        ("verb", call(&["create-symlinks", "--link", "x::/y"]).1),
+        ("passed on", text),
+    ] {
+        let opened: Vec<_> = text
+            .lines()
+            .filter(|line| line.contains("open") && line.contains("evil"))
+            .collect();
         assert!(opened.is_empty(), "{what}: {opened:?}");
     }
     assert_eq!(traces(&marks), "");
@@ -295,12 +407,23 @@ fn environment_of_each_stage(runtime: &str, cgroup: Cgroup) {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let bundle = dir.path().join("bundle");
     std::fs::create_dir(&bundle).unwrap();
-    let stages = ["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"];
+    let stages = [
+        "prestart",
+        "createRuntime",
+        "createContainer",
+        "startContainer",
+        "poststart",
+        "poststop",
+    ];
     let out = dir.path().join("environ");
     let mut hooks = json!({});
     for stage in stages {
         // The program of this stage is one of the image.
-        let out = if stage == "startContainer" { PathBuf::from("/environ") } else { out.clone() };
+        let out = if stage == "startContainer" {
+            PathBuf::from("/environ")
+        } else {
+            out.clone()
+        };
         let script = format!("cat /proc/self/environ >{}-{stage}", out.display());
         hooks[stage] = json!([{"path": "/bin/sh", "args": ["sh", "-c", script]}]);
     }
@@ -320,14 +443,25 @@ fn environment_of_each_stage(runtime: &str, cgroup: Cgroup) {
         pid = std::process::id(),
     );
     run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok();
-    sh(&format!("mv '{}'/environ-* '{}'", image.rootfs.display(), dir.path().display())).ok();
+    sh(&format!(
+        "mv '{}'/environ-* '{}'",
+        image.rootfs.display(),
+        dir.path().display()
+    ))
+    .ok();
     let mut of_image = Vec::new();
     for stage in stages {
         let text = std::fs::read_to_string(dir.path().join(format!("environ-{stage}"))).unwrap();
-        assert!(!(text.contains("OF_THE=image") && text.contains("OF_THE=runtime")), "{stage}: {text}");
+        assert!(
+            !(text.contains("OF_THE=image") && text.contains("OF_THE=runtime")),
+            "{stage}: {text}"
+        );
         // runc 1.3 and newer pass only PATH at createContainer.
         if text.contains("OF_THE=image") || text.contains(":/image") {
-            assert!(is_inherited(stage, &[]), "{runtime} passes the environment at {stage}: {text}");
+            assert!(
+                is_inherited(stage, &[]),
+                "{runtime} passes the environment at {stage}: {text}"
+            );
             of_image.push(stage);
         }
     }

@@ -46,7 +46,11 @@ fn listen(fake: &FakeDriver, path: &str) -> UnixListener {
     let path = fake.root.join(path);
     let dir = std::fs::File::open(path.parent().unwrap()).unwrap();
     let fd = std::os::fd::AsRawFd::as_raw_fd(&dir);
-    UnixListener::bind(format!("/proc/self/fd/{fd}/{}", path.file_name().unwrap().to_str().unwrap())).unwrap()
+    UnixListener::bind(format!(
+        "/proc/self/fd/{fd}/{}",
+        path.file_name().unwrap().to_str().unwrap()
+    ))
+    .unwrap()
 }
 
 /// What a user does to such a host, and what containers get then.
@@ -92,8 +96,20 @@ const PLANTS: &[Plant] = &[
         refused: "it belongs to user 65534, not to root",
         fell: "grep -q user tmp/nvidia-mps/control",
     },
-    Plant { name: "a file", script: "echo >tmp/nvidia-mps", path: MPS, refused: "it is not a directory", fell: "true" },
-    Plant { name: "root's MPS daemon", script: "mkdir -m 777 tmp/nvidia-mps", path: MPS, refused: "", fell: "true" },
+    Plant {
+        name: "a file",
+        script: "echo >tmp/nvidia-mps",
+        path: MPS,
+        refused: "it is not a directory",
+        fell: "true",
+    },
+    Plant {
+        name: "root's MPS daemon",
+        script: "mkdir -m 777 tmp/nvidia-mps",
+        path: MPS,
+        refused: "",
+        fell: "true",
+    },
     Plant {
         name: "root's, in a directory that others can write",
         script: "chmod 777 tmp; mkdir tmp/nvidia-mps",
@@ -175,14 +191,24 @@ fn sources_that_users_of_the_host_choose() {
             fell = plant.fell
         );
         let ran = run(Command::new("unshare").args(["-m", "sh", "-euc", &naive]));
-        assert_eq!(ran.code, Some(0), "{}: the naive program did not fall: {ran:?}", plant.name);
+        assert_eq!(
+            ran.code,
+            Some(0),
+            "{}: the naive program did not fall: {ran:?}",
+            plant.name
+        );
         every_way(plant, &fake, &image);
     }
 }
 
 /// The hook mode on this kernel and an old one, precreate, CDI, plan and doctor.
 fn every_way(plant: &Plant, fake: &FakeDriver, image: &Image) {
-    let Plant { name, path, refused, .. } = plant;
+    let Plant {
+        name,
+        path,
+        refused,
+        ..
+    } = plant;
     let is_given = refused.is_empty();
     let says = |ran: &Ran| ran.stderr.contains("ONH-218") && ran.stderr.contains(refused);
     let before = fingerprint(&fake.root, "");
@@ -191,14 +217,26 @@ fn every_way(plant: &Plant, fake: &FakeDriver, image: &Image) {
         kernels::set(kernel);
         let container = Waiting::start(dir, &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
         let ran = container.hook(&fake.config);
-        assert_eq!((ran.code, !is_given), (Some(0), says(&ran)), "{name}: {ran:?}");
-        assert_eq!(is_mounted(&container, path), is_given, "{name}: {}", container.mountinfo());
+        assert_eq!(
+            (ran.code, !is_given),
+            (Some(0), says(&ran)),
+            "{name}: {ran:?}"
+        );
+        assert_eq!(
+            is_mounted(&container, path),
+            is_given,
+            "{name}: {}",
+            container.mountinfo()
+        );
         container.exec("nvidia-smi -L").ok();
         if kernel.is_none() {
             let explained = plan(&container, fake);
             let (dir, file) = path.rsplit_once('/').unwrap();
             let (start, end) = (format!("files in {dir}"), format!(": {file}"));
-            let is_listed = explained.stdout.lines().any(|line| line.starts_with(&start) && line.ends_with(&end));
+            let is_listed = explained
+                .stdout
+                .lines()
+                .any(|line| line.starts_with(&start) && line.ends_with(&end));
             assert_eq!(is_listed, is_given, "{name}: {explained:?}");
             let found = explained.stdout.contains("ONH-218") && explained.stdout.contains(refused);
             assert_eq!(!is_given, found, "{name}: {explained:?}");
@@ -207,49 +245,101 @@ fn every_way(plant: &Plant, fake: &FakeDriver, image: &Image) {
     kernels::set(None);
 
     // By path only if no other user can change what the path means; otherwise by our hook entry, which opens it.
-    let root = std::fs::metadata(fake.root.join(path.trim_start_matches('/')).parent().unwrap()).unwrap();
+    let root = std::fs::metadata(
+        fake.root
+            .join(path.trim_start_matches('/'))
+            .parent()
+            .unwrap(),
+    )
+    .unwrap();
     let by_path = is_given && root.uid() == 0;
     let container = Waiting::start(dir, &image.rootfs, &[], "");
     let spec = json!({
         "ociVersion": "1.0.2", "process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, "root": {"path": image.rootfs},
     });
     let mut precreate = Command::new(HOOK);
-    precreate.arg("--config").arg(&fake.config).arg("precreate").env_clear();
+    precreate
+        .arg("--config")
+        .arg(&fake.config)
+        .arg("precreate")
+        .env_clear();
     let ran = run_with(&mut precreate, spec.to_string().as_bytes());
     assert_eq!(!is_given, says(&ran), "{name}: {ran:?}");
     let added: serde_json::Value = serde_json::from_str(&ran.ok()).unwrap();
     let is_target = |mount: &&serde_json::Value| mount["destination"] == *path;
-    assert_eq!(added["mounts"].as_array().unwrap().iter().filter(is_target).count(), usize::from(by_path), "{name}");
+    assert_eq!(
+        added["mounts"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(is_target)
+            .count(),
+        usize::from(by_path),
+        "{name}"
+    );
     let entry = added["hooks"]["createRuntime"][0].clone();
     container.set_hooks("createRuntime", &json!([entry]));
     let args: Vec<String> = serde_json::from_value(entry["args"].clone()).unwrap();
     container.create_runtime_hook(&args[1..]).ok();
-    assert_eq!(is_mounted(&container, path), is_given && !by_path, "{name}: {}", container.mountinfo());
+    assert_eq!(
+        is_mounted(&container, path),
+        is_given && !by_path,
+        "{name}: {}",
+        container.mountinfo()
+    );
 
     let ran = cdi(fake, &["generate", "--output", "-"]);
     assert_eq!(!is_given, says(&ran), "{name}: {ran:?}");
     let edits = generate(fake, &["--hook-path", HOOK]).container_edits;
-    let of_path: Vec<_> = edits.mounts.iter().filter(|mount| mount.container_path == *path).collect();
+    let of_path: Vec<_> = edits
+        .mounts
+        .iter()
+        .filter(|mount| mount.container_path == *path)
+        .collect();
     assert_eq!(of_path.len(), usize::from(by_path), "{name}: {of_path:?}");
     let container = Waiting::start(dir, &image.rootfs, &[], "");
     container.set_hooks("createRuntime", &json!(edits.hooks));
-    container.create_runtime_hook(&edits.hooks[0].args[1..]).ok();
-    assert_eq!(is_mounted(&container, path), is_given && !by_path, "{name}: {}", container.mountinfo());
+    container
+        .create_runtime_hook(&edits.hooks[0].args[1..])
+        .ok();
+    assert_eq!(
+        is_mounted(&container, path),
+        is_given && !by_path,
+        "{name}: {}",
+        container.mountinfo()
+    );
 
     let mut doctor = Command::new(HOOK);
-    let ran = run(doctor.arg("--config").arg(&fake.config).arg("doctor").env_clear());
-    assert_eq!(!is_given, ran.stdout.contains("ONH-218") && ran.stdout.contains(refused), "{name}: {ran:?}");
+    let ran = run(doctor
+        .arg("--config")
+        .arg(&fake.config)
+        .arg("doctor")
+        .env_clear());
+    assert_eq!(
+        !is_given,
+        ran.stdout.contains("ONH-218") && ran.stdout.contains(refused),
+        "{name}: {ran:?}"
+    );
     assert_eq!(fingerprint(&fake.root, ""), before, "{name}");
 }
 
 fn is_mounted(container: &Waiting, path: &str) -> bool {
     let point = format!("{}{path}", container.rootfs.display());
-    container.mountinfo().lines().any(|line| line.split(' ').nth(4) == Some(&point))
+    container
+        .mountinfo()
+        .lines()
+        .any(|line| line.split(' ').nth(4) == Some(&point))
 }
 
 fn plan(container: &Waiting, fake: &FakeDriver) -> Ran {
     let mut plan = Command::new(HOOK);
-    run_with(plan.arg("--config").arg(&fake.config).args(["plan", "-"]).env_clear(), container.state().as_bytes())
+    run_with(
+        plan.arg("--config")
+            .arg(&fake.config)
+            .args(["plan", "-"])
+            .env_clear(),
+        container.state().as_bytes(),
+    )
 }
 
 /// The administrator's setting replaces the check of the owner, and nothing else.
@@ -258,25 +348,54 @@ fn an_mps_directory_that_is_named() {
     for (script, refused) in [
         ("mkdir -p srv/mps; chown 65533 srv/mps", ""),
         ("mkdir -p srv/mps; chown 65533 srv srv/mps", ""),
-        ("mkdir -p srv; chmod 1777 srv; ln -s / srv/mps", "\"/srv/mps\" is a symbolic link"),
-        ("mkdir -p srv; chown 65533 srv; ln -s / srv/mps", "\"/srv/mps\" is a symbolic link"),
+        (
+            "mkdir -p srv; chmod 1777 srv; ln -s / srv/mps",
+            "\"/srv/mps\" is a symbolic link",
+        ),
+        (
+            "mkdir -p srv; chown 65533 srv; ln -s / srv/mps",
+            "\"/srv/mps\" is a symbolic link",
+        ),
         ("mkdir -p srv; echo >srv/mps", "it is not a directory"),
-        ("true", "the MPS directory \"/srv/mps\" that config.toml names does not exist"),
+        (
+            "true",
+            "the MPS directory \"/srv/mps\" that config.toml names does not exist",
+        ),
     ] {
         let (fake, dir) = (host(), scratch());
         fake.configure(named);
-        sh(&format!("cd '{}'; mkdir tmp/nvidia-mps; {script}", fake.root.display())).ok();
+        sh(&format!(
+            "cd '{}'; mkdir tmp/nvidia-mps; {script}",
+            fake.root.display()
+        ))
+        .ok();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
-        let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+        let container = Waiting::start(
+            dir.path(),
+            &image.rootfs,
+            &["NVIDIA_VISIBLE_DEVICES=all"],
+            "",
+        );
         let ran = container.hook(&fake.config);
         assert_eq!(ran.code, Some(0), "{ran:?}");
         assert!(!is_mounted(&container, MPS), "another one is named");
-        assert_eq!(is_mounted(&container, "/srv/mps"), refused.is_empty(), "{script}: {ran:?}");
+        assert_eq!(
+            is_mounted(&container, "/srv/mps"),
+            refused.is_empty(),
+            "{script}: {ran:?}"
+        );
         if refused.is_empty() {
-            assert!(container.mount_options("/srv/mps").starts_with("rw,nosuid,nodev,noexec"));
+            assert!(
+                container
+                    .mount_options("/srv/mps")
+                    .starts_with("rw,nosuid,nodev,noexec")
+            );
             assert!(!ran.stderr.contains("ONH-218"), "{ran:?}");
         } else {
-            assert!(ran.stderr.contains("ONH-218") && ran.stderr.contains(refused), "{ran:?}");
+            assert!(
+                ran.stderr.contains("ONH-218") && ran.stderr.contains(refused),
+                "{ran:?}"
+            );
         }
     }
 }
@@ -285,13 +404,25 @@ fn an_mps_directory_that_is_named() {
 fn a_mount_of_a_users() {
     let (fake, dir) = (host(), scratch());
     let root = fake.root.display();
-    let mount = format!("mkdir '{root}{MPS}'; mount -t tmpfs -o mode=755 fuse '{root}{MPS}'; exec \"$@\"");
+    let mount =
+        format!("mkdir '{root}{MPS}'; mount -t tmpfs -o mode=755 fuse '{root}{MPS}'; exec \"$@\"");
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(dir.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+    let container = Waiting::start(
+        dir.path(),
+        &image.rootfs,
+        &["NVIDIA_VISIBLE_DEVICES=all"],
+        "",
+    );
     let mut hook = Command::new("unshare");
     hook.args(["-m", "sh", "-euc", &mount, "sh", HOOK]);
     let ran = container.call(&mut hook, &fake.config);
-    assert!(ran.code == Some(0) && ran.stderr.contains("is a mount point in a directory of other users"), "{ran:?}");
+    assert!(
+        ran.code == Some(0)
+            && ran
+                .stderr
+                .contains("is a mount point in a directory of other users"),
+        "{ran:?}"
+    );
     assert!(!is_mounted(&container, MPS));
 }
 
@@ -317,7 +448,10 @@ fn a_daemon_that_swaps_its_socket() {
     let (mut given, mut refused) = (0, 0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            for name in ["link", "good", "dir", "good", "other", "good"].iter().cycle() {
+            for name in ["link", "good", "dir", "good", "other", "good"]
+                .iter()
+                .cycle()
+            {
                 if stop.load(Ordering::Relaxed) {
                     break;
                 }
@@ -331,7 +465,12 @@ fn a_daemon_that_swaps_its_socket() {
         let image = Image::new(scratch.path(), &["--layout", "debian"]);
         for round in 0..80 {
             kernels::set((round % 2 == 1).then_some(kernels::OLD[0]));
-            let container = Waiting::start(scratch.path(), &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+            let container = Waiting::start(
+                scratch.path(),
+                &image.rootfs,
+                &["NVIDIA_VISIBLE_DEVICES=all"],
+                "",
+            );
             let ran = container.hook(&fake.config);
             assert_eq!(ran.code, Some(0), "{ran:?}");
             if !is_mounted(&container, SOCKET) {
@@ -339,14 +478,25 @@ fn a_daemon_that_swaps_its_socket() {
                 continue;
             }
             given += 1;
-            let at = PathBuf::from(format!("/proc/{}/root{}{SOCKET}", container.pid(), image.rootfs.display()));
+            let at = PathBuf::from(format!(
+                "/proc/{}/root{}{SOCKET}",
+                container.pid(),
+                image.rootfs.display()
+            ));
             let seen = std::fs::symlink_metadata(at).unwrap();
-            assert!(seen.file_type().is_socket() && seen.uid() == 65533, "{seen:?}\n{}", container.mountinfo());
+            assert!(
+                seen.file_type().is_socket() && seen.uid() == 65533,
+                "{seen:?}\n{}",
+                container.mountinfo()
+            );
         }
         kernels::set(None);
         drop(stop_at_end);
     });
-    assert!(refused > 0 && given > 0, "the race was none: {given} given, {refused} refused");
+    assert!(
+        refused > 0 && given > 0,
+        "the race was none: {given} given, {refused} refused"
+    );
 }
 
 /// Ends the other thread, also if an assertion fails.
@@ -363,7 +513,11 @@ const FILES: &str = "/dev/nvidiactl /dev/nvidia0 /dev/nvidia1 /dev/nvidia-uvm /d
 
 /// Returns mode, owner and times of the host's objects that containers get.
 fn handed_out(fake: &FakeDriver) -> String {
-    [fingerprint(&fake.root.join("dev"), ""), fingerprint(&fake.root.join("run"), "")].concat()
+    [
+        fingerprint(&fake.root.join("dev"), ""),
+        fingerprint(&fake.root.join("run"), ""),
+    ]
+    .concat()
 }
 
 const REFUSED: &str = ": chmod EROFS chmod EROFS chown EROFS utime EROFS xattr EROFS ";
@@ -371,10 +525,21 @@ const REFUSED: &str = ": chmod EROFS chmod EROFS chown EROFS utime EROFS xattr E
 /// All files exist, opening and connecting work, and nothing else does; nodes of the container itself may be changed.
 #[track_caller]
 fn is_harmless(said: &str, own_nodes: bool) {
-    assert_eq!(said.lines().count(), FILES.split(' ').filter(|word| !word.is_empty()).count(), "{said}");
+    assert_eq!(
+        said.lines().count(),
+        FILES.split(' ').filter(|word| !word.is_empty()).count(),
+        "{said}"
+    );
     for line in said.lines() {
         let is_socket = line.contains("/socket: ");
-        assert!(line.ends_with(if is_socket { " connect ok" } else { " open ENXIO" }), "{said}");
+        assert!(
+            line.ends_with(if is_socket {
+                " connect ok"
+            } else {
+                " open ENXIO"
+            }),
+            "{said}"
+        );
         assert!(line.contains(REFUSED) || own_nodes && !is_socket, "{said}");
     }
 }
@@ -382,9 +547,17 @@ fn is_harmless(said: &str, own_nodes: bool) {
 /// This needs no capability: root of a container owns the inodes.
 fn nodes_and_sockets_stay_as_they_are() {
     let fake = host();
-    let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"];
-    let sockets = ["run/nvidia-persistenced/socket", "run/nvidia-fabricmanager/socket"];
-    sockets.iter().for_each(|path| std::fs::remove_file(fake.root.join(path)).unwrap());
+    let env = [
+        "NVIDIA_VISIBLE_DEVICES=all",
+        "NVIDIA_DRIVER_CAPABILITIES=all",
+    ];
+    let sockets = [
+        "run/nvidia-persistenced/socket",
+        "run/nvidia-fabricmanager/socket",
+    ];
+    sockets
+        .iter()
+        .for_each(|path| std::fs::remove_file(fake.root.join(path)).unwrap());
     let _listeners = sockets.map(|path| listen(&fake, path));
     let deface = format!("probe-deface {FILES}");
 
@@ -398,7 +571,11 @@ fn nodes_and_sockets_stay_as_they_are() {
     );
     let before = handed_out(&victim);
     run(Command::new("unshare").args(["-m", "sh", "-euc", &naive])).ok();
-    assert_ne!(handed_out(&victim), before, "the naive program did not fall");
+    assert_ne!(
+        handed_out(&victim),
+        before,
+        "the naive program did not fall"
+    );
 
     let before = handed_out(&fake);
     for kernel in [None, Some(kernels::OLD[0])] {
@@ -422,7 +599,12 @@ fn nodes_and_sockets_stay_as_they_are() {
     let asks = ["-e", env[0], "-e", env[1]];
     let start = |cgroup, more: &[&'static str]| {
         let words = arguments(more);
-        podman.run(cgroup, &words.iter().map(String::as_str).collect::<Vec<_>>()).ok()
+        podman
+            .run(
+                cgroup,
+                &words.iter().map(String::as_str).collect::<Vec<_>>(),
+            )
+            .ok()
     };
     for stage in ["prestart", "createContainer"] {
         podman.install_stage(stage, &fake.config);
@@ -440,9 +622,24 @@ fn nodes_and_sockets_stay_as_they_are() {
     }
     let dir = scratch();
     let path = dir.path().join("nvidia.yaml");
-    cdi(&fake, &["generate", "--hook-path", HOOK, "--output", path.to_str().unwrap()]).ok();
+    cdi(
+        &fake,
+        &[
+            "generate",
+            "--hook-path",
+            HOOK,
+            "--output",
+            path.to_str().unwrap(),
+        ],
+    )
+    .ok();
     let words = arguments(&["--device=nvidia.com/gpu=all"]);
     let words: Vec<_> = words.iter().map(String::as_str).collect();
-    is_harmless(&Podman::shared().run_after(&only_spec(&path), Cgroup::AsMounted, &words).ok(), true);
+    is_harmless(
+        &Podman::shared()
+            .run_after(&only_spec(&path), Cgroup::AsMounted, &words)
+            .ok(),
+        true,
+    );
     assert_eq!(handed_out(&fake), before, "CDI");
 }

@@ -14,8 +14,12 @@ tests! {
 
 /// Returns the processes that have this directory as `/`.
 fn inside(root: &Path) -> Vec<PathBuf> {
-    let processes = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
-    processes.filter(|process| std::fs::read_link(process.join("root")).is_ok_and(|to| to == root)).collect()
+    let processes = std::fs::read_dir("/proc")
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    processes
+        .filter(|process| std::fs::read_link(process.join("root")).is_ok_and(|to| to == root))
+        .collect()
 }
 
 /// Waits until there are such processes, or until there are none.
@@ -29,7 +33,9 @@ fn wait_for(root: &Path, exist: bool) -> Vec<PathBuf> {
 
 /// Returns the open files of a process.
 fn files(process: &Path) -> Vec<PathBuf> {
-    let fds = std::fs::read_dir(process.join("fd")).unwrap().map(|fd| fd.unwrap().path());
+    let fds = std::fs::read_dir(process.join("fd"))
+        .unwrap()
+        .map(|fd| fd.unwrap().path());
     fds.filter_map(|fd| std::fs::read_link(fd).ok()).collect()
 }
 
@@ -38,8 +44,19 @@ pub(super) fn nvml_inherits_no_files() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     fake.set_nvml(|old| old + "\ninit-hang\n");
     let mut caller = Command::new("sh");
-    caller.args(["-euc", "exec 3</etc/passwd 9</etc/group; exec \"$0\" --config \"$1\" info", HOOK]).arg(&fake.config);
-    let mut hook = caller.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    caller
+        .args([
+            "-euc",
+            "exec 3</etc/passwd 9</etc/group; exec \"$0\" --config \"$1\" info",
+            HOOK,
+        ])
+        .arg(&fake.config);
+    let mut hook = caller
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     let asking = wait_for(&fake.root, true);
     let open: Vec<_> = asking.iter().flat_map(|process| files(process)).collect();
     let of_hook = files(Path::new(&format!("/proc/{}", hook.id())));
@@ -48,8 +65,15 @@ pub(super) fn nvml_inherits_no_files() {
     assert!(!open.is_empty(), "NVML is being asked");
     // Descriptors below and above that of the pipe
     for file in ["/etc/passwd", "/etc/group"].map(Path::new) {
-        assert!(of_hook.iter().any(|open| open == file), "the hook has it: {of_hook:?}");
+        assert!(
+            of_hook.iter().any(|open| open == file),
+            "the hook has it: {of_hook:?}"
+        );
         assert!(!open.iter().any(|open| open == file), "{open:?}");
     }
-    assert_eq!(wait_for(&fake.root, false), Vec::<PathBuf>::new(), "processes are left");
+    assert_eq!(
+        wait_for(&fake.root, false),
+        Vec::<PathBuf>::new(),
+        "processes are left"
+    );
 }

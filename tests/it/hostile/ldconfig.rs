@@ -44,8 +44,10 @@ fn cve_2024_0135_a_host_program_overwritten() {
         let bin = scene.dir().join("host/bin");
         std::fs::create_dir(&bin).unwrap();
         // On Ubuntu, /sbin/ldconfig is a script that runs the other program.
-        let ldconfig =
-            ["/sbin/ldconfig.real", "/sbin/ldconfig"].into_iter().find(|path| Path::new(path).exists()).unwrap();
+        let ldconfig = ["/sbin/ldconfig.real", "/sbin/ldconfig"]
+            .into_iter()
+            .find(|path| Path::new(path).exists())
+            .unwrap();
         std::fs::copy(ldconfig, bin.join("ldconfig")).unwrap();
         std::fs::copy(HOOK, bin.join("oci-nvidia-hook")).unwrap();
         std::fs::write(scene.rootfs.join("overwrite"), OVERWRITE).unwrap();
@@ -60,7 +62,10 @@ fn cve_2024_0135_a_host_program_overwritten() {
                  $2/ldconfig -r $1; wait' sh";
     let ran = scene.naive(&format!("{naive} $rootfs {}", bin.display()));
     let overwritten = std::fs::read(bin.join("ldconfig")).unwrap();
-    assert_eq!(overwritten, b"owned\n", "the naive program did not fall: {ran:?}");
+    assert_eq!(
+        overwritten, b"owned\n",
+        "the naive program did not fall: {ran:?}"
+    );
 
     let scene = Scene::new("debian", image);
     let bin = plant(&scene);
@@ -69,12 +74,17 @@ fn cve_2024_0135_a_host_program_overwritten() {
     let before = scene.host(&container);
     let config = &FakeDriver::shared().config;
     for _ in 0..20 {
-        container.call(&mut Command::new(bin.join("oci-nvidia-hook")), config).ok();
+        container
+            .call(&mut Command::new(bin.join("oci-nvidia-hook")), config)
+            .ok();
     }
     overwriter.stop(&scene);
     scene.is_untouched(&container, &before, "");
     // To see one of our processes would have been sufficient for the attack.
-    assert_eq!(std::fs::read_to_string(scene.rootfs.join("seen")).unwrap(), "up\n");
+    assert_eq!(
+        std::fs::read_to_string(scene.rootfs.join("seen")).unwrap(),
+        "up\n"
+    );
     container.exec("nvidia-smi -L").ok();
 }
 
@@ -85,8 +95,19 @@ impl Overwriter {
     fn start(scene: &Scene, container: &Waiting) -> Self {
         let script = "mount -t proc proc $1/proc; exec chroot $1 sh /overwrite $2/host";
         let mut enter = Command::new("nsenter");
-        enter.args(["-m", "-t", &container.pid().to_string(), "unshare", "--pid", "--fork", "--kill-child"]);
-        enter.args(["sh", "-euc", script, "sh"]).arg(&scene.rootfs).arg(scene.dir());
+        enter.args([
+            "-m",
+            "-t",
+            &container.pid().to_string(),
+            "unshare",
+            "--pid",
+            "--fork",
+            "--kill-child",
+        ]);
+        enter
+            .args(["sh", "-euc", script, "sh"])
+            .arg(&scene.rootfs)
+            .arg(scene.dir());
         let overwriter = Self(enter.stdout(Stdio::null()).spawn().unwrap());
         let end = Instant::now() + Duration::from_secs(10);
         while std::fs::read_to_string(scene.rootfs.join("seen")).is_ok_and(|seen| seen != "up\n") {
@@ -97,7 +118,10 @@ impl Overwriter {
     }
 
     fn stop(mut self, scene: &Scene) {
-        assert!(self.0.try_wait().unwrap().is_none(), "the attacker is at work");
+        assert!(
+            self.0.try_wait().unwrap().is_none(),
+            "the attacker is at work"
+        );
         std::fs::write(scene.rootfs.join("stop"), "").unwrap();
         let end = Instant::now() + Duration::from_secs(10);
         while self.0.try_wait().unwrap().is_none() {
@@ -115,8 +139,7 @@ impl Drop for Overwriter {
 }
 
 /// The behavior of the CLI with `ldconfig` in config.toml if the value did not start with "@".
-const RUN_THE_IMAGES: &str =
-    "mount -t proc proc $rootfs/proc; unshare --pid --ipc --fork chroot $rootfs /sbin/ldconfig; cat $rootfs/owned";
+const RUN_THE_IMAGES: &str = "mount -t proc proc $rootfs/proc; unshare --pid --ipc --fork chroot $rootfs /sbin/ldconfig; cat $rootfs/owned";
 
 /// The image's own ldconfig is run outside of the container's device cgroup.
 fn cve_2024_0136_devices_for_the_images_ldconfig() {
@@ -126,8 +149,13 @@ fn cve_2024_0136_devices_for_the_images_ldconfig() {
 
 /// The image's own ldconfig is run in the host's network.
 fn cve_2024_0137_the_hosts_network_for_the_images_ldconfig() {
-    let host = std::fs::read_link("/proc/self/ns/net").unwrap().display().to_string();
-    the_images_ldconfig("readlink /proc/self/ns/net >/owned", |said| said.trim() == host);
+    let host = std::fs::read_link("/proc/self/ns/net")
+        .unwrap()
+        .display()
+        .to_string();
+    the_images_ldconfig("readlink /proc/self/ns/net >/owned", |said| {
+        said.trim() == host
+    });
 }
 
 fn the_images_ldconfig(script: &str, fell: impl Fn(&str) -> bool) {
@@ -144,13 +172,18 @@ fn the_images_ldconfig(script: &str, fell: impl Fn(&str) -> bool) {
     for value in ["/sbin/ldconfig", "@/sbin/ldconfig", "@/../../sbin/ldconfig"] {
         let scene = plant();
         let fake = FakeDriver::new(&["--gpus", "1"]);
-        fake.configure(&format!("ldconfig = \"{value}\"\n[features]\nallow-ldconfig-from-container = true"));
+        fake.configure(&format!(
+            "ldconfig = \"{value}\"\n[features]\nallow-ldconfig-from-container = true"
+        ));
         let container = scene.start("mount -t proc proc $rootfs/proc");
         let before = scene.host(&container);
         let stderr = container.hook(&fake.config);
         assert_eq!(stderr.code, Some(0), "{stderr:?}");
         scene.is_untouched(&container, &before, "");
-        assert!(!scene.rootfs.join("owned").try_exists().unwrap(), "{value} was run");
+        assert!(
+            !scene.rootfs.join("owned").try_exists().unwrap(),
+            "{value} was run"
+        );
         container.exec("probe-dlopen libcuda.so.1").ok();
     }
 }
@@ -161,7 +194,10 @@ const LDCONFIG: &str = "mkdir -p $rootfs/etc/ld.so.conf.d; echo /usr/lib64 >$roo
 
 /// ldconfig, and the code that writes its configuration, follow links of the image out of it.
 fn cve_2025_23267_ldconfig_writes_through_links() {
-    let cache = Case { fell: "! grep -q host $canary/etc/ld.so.cache", ..CASE };
+    let cache = Case {
+        fell: "! grep -q host $canary/etc/ld.so.cache",
+        ..CASE
+    };
     check(
         "debian",
         &[
@@ -233,7 +269,11 @@ macro_rules! with_compat {
 
 /// The files that configure ldconfig are written through links of the image, or read without a limit.
 fn cve_2025_23267_ldconfigs_configuration() {
-    let conf = Case { naive: "echo x >>$rootfs/etc/ld.so.conf", fell: "grep -q x $canary/etc/ld.so.conf", ..CASE };
+    let conf = Case {
+        naive: "echo x >>$rootfs/etc/ld.so.conf",
+        fell: "grep -q x $canary/etc/ld.so.conf",
+        ..CASE
+    };
     let list = Case {
         naive: "echo /usr/lib64 >$rootfs/etc/ld.so.conf.d/00-oci-nvidia-hook.conf",
         fell: "test -e $canary/etc/ld.so.conf.d/00-oci-nvidia-hook.conf || ! grep -q host $canary/file",
@@ -260,12 +300,16 @@ fn cve_2025_23267_ldconfigs_configuration() {
             },
             Case {
                 name: "a directory of files that leads to the host",
-                image: with_compat!("rm -r ld.so.conf.d; ln -s $canary/etc/ld.so.conf.d ld.so.conf.d"),
+                image: with_compat!(
+                    "rm -r ld.so.conf.d; ln -s $canary/etc/ld.so.conf.d ld.so.conf.d"
+                ),
                 ..list
             },
             Case {
                 name: "a directory of files that climbs to the host",
-                image: with_compat!("rm -r ld.so.conf.d; ln -s $up$canary/etc/ld.so.conf.d ld.so.conf.d"),
+                image: with_compat!(
+                    "rm -r ld.so.conf.d; ln -s $up$canary/etc/ld.so.conf.d ld.so.conf.d"
+                ),
                 ..list
             },
             Case {
@@ -283,7 +327,11 @@ fn cve_2025_23267_ldconfigs_configuration() {
                 image: with_compat!("rm ld.so.conf; mknod ld.so.conf c 1 5"),
                 ..endless
             },
-            Case { name: "a file that is a fifo", image: with_compat!("mkfifo ld.so.conf.d/a.conf"), ..endless },
+            Case {
+                name: "a file that is a fifo",
+                image: with_compat!("mkfifo ld.so.conf.d/a.conf"),
+                ..endless
+            },
             Case {
                 name: "200 files that all include each other",
                 image: with_compat!(
@@ -306,28 +354,48 @@ fn cve_2025_23267_ldconfigs_configuration() {
 
 /// FIFOs, devices, and files larger than any memory, at paths that ldconfig and similar code read to the end.
 fn cve_2025_23267_files_without_an_end() {
-    let endless =
-        |name, image, path_of_reader| Case { name, image, naive: path_of_reader, fell: "test $code = 124", ..CASE };
+    let endless = |name, image, path_of_reader| Case {
+        name,
+        image,
+        naive: path_of_reader,
+        fell: "test $code = 124",
+        ..CASE
+    };
     let cache = "code=0; timeout 0.3 cat $rootfs/etc/ld.so.cache >/dev/null || code=$?";
     let ldconfig = "code=0; timeout 0.3 ldconfig -r $rootfs >/dev/null 2>&1 || code=$?";
-    let warns = |case| Case { ours: Ours::Warns("is left unchanged: "), ..case };
+    let warns = |case| Case {
+        ours: Ours::Warns("is left unchanged: "),
+        ..case
+    };
     check(
         "debian",
         &[
-            warns(endless("a cache that is a fifo", "cd $rootfs/etc; rm ld.so.cache; mkfifo ld.so.cache", cache)),
+            warns(endless(
+                "a cache that is a fifo",
+                "cd $rootfs/etc; rm ld.so.cache; mkfifo ld.so.cache",
+                cache,
+            )),
             warns(endless(
                 "a cache that is a device",
                 "cd $rootfs/etc; rm ld.so.cache; mknod ld.so.cache c 1 5",
                 cache,
             )),
-            warns(endless("a cache of 1 TiB", "truncate -s 1T $rootfs/etc/ld.so.cache", cache)),
+            warns(endless(
+                "a cache of 1 TiB",
+                "truncate -s 1T $rootfs/etc/ld.so.cache",
+                cache,
+            )),
             warns(Case {
                 name: "a cache that is a directory",
                 image: "cd $rootfs/etc; rm ld.so.cache; mkdir ld.so.cache",
                 fell: "! cat $rootfs/etc/ld.so.cache 2>/dev/null",
                 ..CASE
             }),
-            endless("configuration that is a fifo", "cd $rootfs/etc; rm ld.so.conf; mkfifo ld.so.conf", ldconfig),
+            endless(
+                "configuration that is a fifo",
+                "cd $rootfs/etc; rm ld.so.conf; mkfifo ld.so.conf",
+                ldconfig,
+            ),
             endless(
                 "configuration that is a device",
                 "cd $rootfs/etc; rm ld.so.conf; mknod ld.so.conf c 1 5",
@@ -365,7 +433,9 @@ fn cve_2025_23267_files_without_an_end() {
 
 /// A library whose ELF header makes its reader allocate more memory than exists.
 fn cve_2025_23267_elf_headers_that_lie() {
-    let field = |bytes: &mut Vec<u8>, at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+    let field = |bytes: &mut Vec<u8>, at: usize, value: &[u8]| {
+        bytes[at..at + value.len()].copy_from_slice(value)
+    };
     let header = |sections: u16| {
         let mut bytes = vec![0; 64 + 2 * 64];
         field(&mut bytes, 0, b"\x7fELF\x02\x01\x01");
@@ -386,12 +456,27 @@ fn cve_2025_23267_elf_headers_that_lie() {
     field(&mut names, 128 + 32, &(1u64 << 39).to_le_bytes());
     for (name, bytes) in [("table", table), ("names", names)] {
         let scene = Scene::new("debian", "mkdir -p $rootfs/usr/local/cuda/compat");
-        let library = scene.rootfs.join("usr/local/cuda/compat/libcuda.so.575.57.08");
+        let library = scene
+            .rootfs
+            .join("usr/local/cuda/compat/libcuda.so.575.57.08");
         std::fs::write(&library, bytes).unwrap();
-        std::fs::File::options().write(true).open(&library).unwrap().set_len(1 << 40).unwrap();
+        std::fs::File::options()
+            .write(true)
+            .open(&library)
+            .unwrap()
+            .set_len(1 << 40)
+            .unwrap();
         // If there is enough memory, readelf allocates it.
-        let said = scene.sh(&format!("prlimit --as=2147483648 readelf -S '{}' 2>&1", library.display())).stdout;
-        assert!(said.contains("Out of memory"), "the naive program did not fall: {said}");
+        let said = scene
+            .sh(&format!(
+                "prlimit --as=2147483648 readelf -S '{}' 2>&1",
+                library.display()
+            ))
+            .stdout;
+        assert!(
+            said.contains("Out of memory"),
+            "the naive program did not fall: {said}"
+        );
         let container = scene.start("");
         let before = scene.host(&container);
         let mut hook = Command::new("timeout");
@@ -406,12 +491,18 @@ fn cve_2025_23267_elf_headers_that_lie() {
 
 /// The image has device nodes at the paths that the hook reads. Opening one can have an effect: a watchdog resets the host.
 fn devices_of_the_image_are_not_opened() {
-    for place in ["etc/ld.so.cache", "usr/local/cuda/compat/libcuda.so.575.57.08"] {
-        let plant = format!("cd $rootfs; mkdir -p usr/local/cuda/compat; rm -f {place}; mknod {place} c 1 5");
+    for place in [
+        "etc/ld.so.cache",
+        "usr/local/cuda/compat/libcuda.so.575.57.08",
+    ] {
+        let plant = format!(
+            "cd $rootfs; mkdir -p usr/local/cuda/compat; rm -f {place}; mknod {place} c 1 5"
+        );
         let scene = Scene::new("debian", "");
         scene.sh(&plant).ok();
         let path = scene.rootfs.join(place);
-        let watch = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).unwrap();
+        let watch =
+            inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).unwrap();
         inotify::add_watch(&watch, &path, inotify::WatchFlags::OPEN).unwrap();
         let opened = || rustix::io::read(&watch, &mut [0u8; 4096]).is_ok();
         std::fs::File::open(&path).unwrap().metadata().unwrap();

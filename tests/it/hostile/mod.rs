@@ -17,13 +17,33 @@ pub mod volumes;
 
 use crate::support::Need;
 
-const NEEDS: &[Need] =
-    &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter"), Need::Program("timeout")];
-const NEEDS_SETPRIV: &[Need] =
-    &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter"), Need::Program("setpriv")];
-const NEEDS_READELF: &[Need] =
-    &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter"), Need::Program("readelf")];
-const NEEDS_PODMAN: &[Need] = &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc")];
+const NEEDS: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Program("nsenter"),
+    Need::Program("timeout"),
+];
+const NEEDS_SETPRIV: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Program("nsenter"),
+    Need::Program("setpriv"),
+];
+const NEEDS_READELF: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Program("nsenter"),
+    Need::Program("readelf"),
+];
+const NEEDS_PODMAN: &[Need] = &[
+    Need::Root,
+    Need::Program("podman"),
+    Need::Program("runc"),
+    Need::Program("cc"),
+];
 
 const NEEDS_PODMAN_CRUN: &[Need] = &[
     Need::Root,
@@ -33,10 +53,22 @@ const NEEDS_PODMAN_CRUN: &[Need] = &[
     Need::Program("cc"),
     Need::CgroupV2,
 ];
-const NEEDS_STATIC: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("runc"), Need::Program("cc"), Need::Release, Need::StaticLibc];
-const NEEDS_STATIC_CRUN: &[Need] =
-    &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("cc"), Need::Release, Need::StaticLibc];
+const NEEDS_STATIC: &[Need] = &[
+    Need::Root,
+    Need::Program("podman"),
+    Need::Program("runc"),
+    Need::Program("cc"),
+    Need::Release,
+    Need::StaticLibc,
+];
+const NEEDS_STATIC_CRUN: &[Need] = &[
+    Need::Root,
+    Need::Program("podman"),
+    Need::Program("crun"),
+    Need::Program("cc"),
+    Need::Release,
+    Need::StaticLibc,
+];
 const NEEDS_STATIC_STRACE: &[Need] = &[
     Need::Root,
     Need::Program("strace"),
@@ -46,5 +78,10 @@ const NEEDS_STATIC_STRACE: &[Need] = &[
     Need::Release,
     Need::StaticLibc,
 ];
-pub const NEEDS_FUSE: &[Need] =
-    &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("nsenter"), Need::Device("/dev/fuse")];
+pub const NEEDS_FUSE: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Program("nsenter"),
+    Need::Device("/dev/fuse"),
+];

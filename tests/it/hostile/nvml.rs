@@ -19,7 +19,15 @@ tests! {
 const NEED_MORE: [&str; 2] = ["bpf", "mount"];
 
 /// Attacks that only Landlock denies, if a process belongs to root.
-const NEED_LANDLOCK: [&str; 7] = ["passwd", "preload", "shm", "shadow", "kmsg", "device", "read-device"];
+const NEED_LANDLOCK: [&str; 7] = [
+    "passwd",
+    "preload",
+    "shm",
+    "shadow",
+    "kmsg",
+    "device",
+    "read-device",
+];
 
 /// Ends the processes of this name, and returns their number.
 fn end_named(name: &str) -> usize {
@@ -29,7 +37,11 @@ fn end_named(name: &str) -> usize {
         // A process that has ended and was not waited for still has its name.
         if status.starts_with(&format!("Name:\t{name}\n")) && !status.contains("\nState:\tZ") {
             let pid = entry.file_name().to_str().unwrap().parse().unwrap();
-            nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).ok();
+            nix::sys::signal::kill(
+                nix::unistd::Pid::from_raw(pid),
+                nix::sys::signal::Signal::SIGKILL,
+            )
+            .ok();
             ended += 1;
         }
     }
@@ -46,16 +58,34 @@ struct Host {
 
 impl Host {
     fn new(dev_mode: &str, dev_group: &str) -> Self {
-        let fake = FakeDriver::new(&["--gpus", "1", "--dev-mode", dev_mode, "--dev-group", dev_group]);
-        let library = fake.root.join("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535.183.01");
-        compile("tests/probes/hostile-nvml.c", &library, &["-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"]);
+        let fake = FakeDriver::new(&[
+            "--gpus",
+            "1",
+            "--dev-mode",
+            dev_mode,
+            "--dev-group",
+            dev_group,
+        ]);
+        let library = fake
+            .root
+            .join("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535.183.01");
+        compile(
+            "tests/probes/hostile-nvml.c",
+            &library,
+            &["-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"],
+        );
         sh(&format!(
             "cd '{}'; mkdir -p dev/shm run; mknod -m 600 dev/kmsg c 1 3; mknod -m 600 dev/root c 1 3",
             fake.root.display()
         ))
         .ok();
         let socket = UnixListener::bind(fake.root.join("run/root.sock")).unwrap();
-        let host = Self { fake, library, marker: format!("onh-{}-{dev_mode}", std::process::id()), _socket: socket };
+        let host = Self {
+            fake,
+            library,
+            marker: format!("onh-{}-{dev_mode}", std::process::id()),
+            _socket: socket,
+        };
         host.reset();
         host
     }
@@ -73,7 +103,11 @@ impl Host {
         write("etc/shadow", "", 0o600);
         write("dev/shm/root", "", 0o600);
         write("shared", "", 0o666);
-        std::fs::set_permissions(self.fake.root.join("run/root.sock"), PermissionsExt::from_mode(0o600)).unwrap();
+        std::fs::set_permissions(
+            self.fake.root.join("run/root.sock"),
+            PermissionsExt::from_mode(0o600),
+        )
+        .unwrap();
         std::fs::remove_file(self.fake.root.join("etc/ld.so.preload")).ok();
     }
 
@@ -81,34 +115,61 @@ impl Host {
     fn ask(&self, user: &str) -> BTreeMap<String, i64> {
         self.fake.configure(user);
         let mut hook = Command::new(HOOK);
-        hook.arg("--config").arg(&self.fake.config).arg("info").env_clear();
+        hook.arg("--config")
+            .arg(&self.fake.config)
+            .arg("info")
+            .env_clear();
         let stderr = run_with(&mut hook, b"").failed(1);
         assert!(stderr.contains("(ONH-018)"), "{stderr}");
-        assert_eq!(end_named(&self.marker), 0, "a process of the library's is left");
+        assert_eq!(
+            end_named(&self.marker),
+            0,
+            "a process of the library's is left"
+        );
         results(&stderr)
     }
 }
 
 fn compile(probe: &str, to: &Path, flags: &[&str]) {
     let mut cc = Command::new("cc");
-    run(cc.args(["-Wall", "-Werror", "-O1"]).args(flags).arg("-o").arg(to).arg(source(probe)).arg("-ldl")).ok();
+    run(cc
+        .args(["-Wall", "-Werror", "-O1"])
+        .args(flags)
+        .arg("-o")
+        .arg(to)
+        .arg(source(probe))
+        .arg("-ldl"))
+    .ok();
 }
 
 /// Parses `name=number` in a message.
 fn results(text: &str) -> BTreeMap<String, i64> {
-    let pairs = text.split([' ', '\n', '"', ':', ')']).filter_map(|word| word.split_once('='));
-    pairs.filter_map(|(name, value)| Some((name.to_owned(), value.parse().ok()?))).collect()
+    let pairs = text
+        .split([' ', '\n', '"', ':', ')'])
+        .filter_map(|word| word.split_once('='));
+    pairs
+        .filter_map(|(name, value)| Some((name.to_owned(), value.parse().ok()?)))
+        .collect()
 }
 
 /// Returns the attacks that succeeded.
 fn succeeded(results: &BTreeMap<String, i64>) -> Vec<&str> {
-    let attacks =
-        results.iter().filter(|(name, _)| !["uid", "gid", "ctl", "left", "landlock"].contains(&name.as_str()));
-    attacks.filter(|(_, result)| **result == 1).map(|(name, _)| name.as_str()).collect()
+    let attacks = results
+        .iter()
+        .filter(|(name, _)| !["uid", "gid", "ctl", "left", "landlock"].contains(&name.as_str()));
+    attacks
+        .filter(|(_, result)| **result == 1)
+        .map(|(name, _)| name.as_str())
+        .collect()
 }
 
 fn group(name: &str) -> i64 {
-    nix::unistd::Group::from_name(name).unwrap().unwrap().gid.as_raw().into()
+    nix::unistd::Group::from_name(name)
+        .unwrap()
+        .unwrap()
+        .gid
+        .as_raw()
+        .into()
 }
 
 pub(super) fn a_management_library_that_attacks() {
@@ -120,9 +181,16 @@ pub(super) fn a_management_library_that_attacks() {
     let inside = Path::new("/").join(on_suse.library.strip_prefix(&on_suse.fake.root).unwrap());
     let told = results(&run(Command::new(&naive).arg(&on_suse.fake.root).arg(inside)).ok());
     let attacks = told.len() - 5;
-    let missing: Vec<_> = succeeded(&told).into_iter().filter(|name| !NEED_MORE.contains(name)).collect();
+    let missing: Vec<_> = succeeded(&told)
+        .into_iter()
+        .filter(|name| !NEED_MORE.contains(name))
+        .collect();
     assert_eq!(missing.len(), attacks - NEED_MORE.len(), "{told:?}");
-    assert_eq!(end_named(&on_suse.marker), 1, "the naive program leaves a process behind");
+    assert_eq!(
+        end_named(&on_suse.marker),
+        1,
+        "the naive program leaves a process behind"
+    );
     on_suse.reset();
 
     let has_landlock = told["landlock"] > 0;
@@ -142,13 +210,26 @@ pub(super) fn a_management_library_that_attacks() {
     ] {
         let told = host.ask(user);
         assert_eq!(told.len(), attacks + 5, "{told:?}");
-        assert_eq!((told["uid"], told["gid"], told["ctl"], told["left"]), (uid, gid, 1, 1), "{user}: {told:?}");
+        assert_eq!(
+            (told["uid"], told["gid"], told["ctl"], told["left"]),
+            (uid, gid, 1, 1),
+            "{user}: {told:?}"
+        );
         let mut succeeded = succeeded(&told);
         if !has_landlock {
-            succeeded.retain(|name| *name != "shared" && (uid != 0 || !NEED_LANDLOCK.contains(name)));
+            succeeded
+                .retain(|name| *name != "shared" && (uid != 0 || !NEED_LANDLOCK.contains(name)));
         }
         assert_eq!(succeeded, [""; 0], "{user}, uid {uid}");
-        assert!(!host.fake.root.join("etc/ld.so.preload").try_exists().unwrap() || !has_landlock);
+        assert!(
+            !host
+                .fake
+                .root
+                .join("etc/ld.so.preload")
+                .try_exists()
+                .unwrap()
+                || !has_landlock
+        );
         host.reset();
     }
 }

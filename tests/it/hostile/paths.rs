@@ -33,7 +33,10 @@ done
 
 /// A compatibility library of the image is mounted by its path, which leads to `/` or a file of the host.
 fn cve_2024_0132_the_hosts_root_as_a_library() {
-    let joined = Case { naive: MOUNT_COMPAT_JOINED, ..CASE };
+    let joined = Case {
+        naive: MOUNT_COMPAT_JOINED,
+        ..CASE
+    };
     check(
         "debian",
         &[
@@ -94,16 +97,29 @@ fn cve_2024_0132_the_hosts_root_as_a_library() {
 }
 
 /// The behavior of the CLI: it resolved the directory within the rootfs, appended the name and created the file.
-const CREATE_LIBRARY: &str = r#": >>"$rootfs$(chroot "$rootfs" readlink -f $libdir)/libcuda.so.$driver""#;
+const CREATE_LIBRARY: &str =
+    r#": >>"$rootfs$(chroot "$rootfs" readlink -f $libdir)/libcuda.so.$driver""#;
 
 /// The name under which a driver file is to be created is a dangling link to a place on the host.
 fn cve_2024_0133_files_made_through_links() {
-    let library = Case { naive: CREATE_LIBRARY, fell: "test -f $canary/new", ..CASE };
+    let library = Case {
+        naive: CREATE_LIBRARY,
+        fell: "test -f $canary/new",
+        ..CASE
+    };
     check(
         "debian",
         &[
-            Case { name: "absolute", image: "ln -s $canary/new $rootfs$libdir/libcuda.so.$driver", ..library },
-            Case { name: "climbing", image: "ln -s $up$canary/new $rootfs$libdir/libcuda.so.$driver", ..library },
+            Case {
+                name: "absolute",
+                image: "ln -s $canary/new $rootfs$libdir/libcuda.so.$driver",
+                ..library
+            },
+            Case {
+                name: "climbing",
+                image: "ln -s $up$canary/new $rootfs$libdir/libcuda.so.$driver",
+                ..library
+            },
             Case {
                 name: "by the magic link of the process",
                 image: "ln -s /proc/self/root$canary/new $rootfs$libdir/libcuda.so.$driver",
@@ -146,7 +162,8 @@ fn cve_2024_0133_files_made_through_links() {
 }
 
 /// The behavior of create-symlinks.
-const LINK: &str = r#"mkdir -p "$rootfs$libdir"; ln -s "libcuda.so.$driver" "$rootfs$libdir/libcuda.so""#;
+const LINK: &str =
+    r#"mkdir -p "$rootfs$libdir"; ln -s "libcuda.so.$driver" "$rootfs$libdir/libcuda.so""#;
 
 /// The directory in which a link is to be created is itself a link, to a directory of the host.
 fn cve_2024_0134_links_made_through_links() {

@@ -71,7 +71,8 @@ fn cve_2025_23359_swapped_after_the_check() {
 
 /// Between the resolution of a path and its use, a part of it is swapped.
 fn cve_2026_24260_swapped_after_resolution() {
-    let resolve = "at() { echo $rootfs$(chroot $rootfs readlink -f $1); }; cp -a $canary/file $canary/new";
+    let resolve =
+        "at() { echo $rootfs$(chroot $rootfs readlink -f $1); }; cp -a $canary/file $canary/new";
     race(
         resolve,
         30,
@@ -142,7 +143,12 @@ fn race(check: &str, count: usize, swaps: &[Swap]) {
         let plant = format!("ln -s {} $rootfs/{}.evil", swap.link, swap.what);
         let scene = Scene::new("debian", IMAGE);
         let ran = scene.naive(&[MOUNTS, &plant, SWAP, check, swap.naive, swap.fell].join("\n"));
-        assert_eq!(ran.code, Some(0), "{}: the naive program did not fall: {ran:?}", swap.name);
+        assert_eq!(
+            ran.code,
+            Some(0),
+            "{}: the naive program did not fall: {ran:?}",
+            swap.name
+        );
 
         let mut ends = Ends::default();
         while ends.total() < count {
@@ -182,14 +188,24 @@ fn injections(plant: &str, names: &[&str], count: usize, ends: &mut Ends) -> Sce
 fn works_now(scene: &Scene) {
     let container = scene.start(MOUNTS);
     container.hook(&FakeDriver::shared().config).ok();
-    container.exec("nvidia-smi -L && probe-dlopen libcuda.so.1").ok();
+    container
+        .exec("nvidia-smi -L && probe-dlopen libcuda.so.1")
+        .ok();
     assert!(is_private(&container), "{}", container.mountinfo());
 }
 
 /// The names and their malicious counterparts, in the container's own mounts.
 fn pairs(scene: &Scene, container: &Waiting, names: &[&str]) -> Vec<[PathBuf; 2]> {
     let inside = format!("/proc/{}/root{}", container.pid(), scene.rootfs.display());
-    names.iter().map(|name| [format!("{inside}/{name}").into(), format!("{inside}/{name}.evil").into()]).collect()
+    names
+        .iter()
+        .map(|name| {
+            [
+                format!("{inside}/{name}").into(),
+                format!("{inside}/{name}.evil").into(),
+            ]
+        })
+        .collect()
 }
 
 /// Runs `body` while all pairs are swapped again and again, and returns the number of swaps.
@@ -199,11 +215,17 @@ fn while_swapping(pairs: &[[PathBuf; 2]], body: impl FnOnce()) -> usize {
         scope.spawn(|| {
             let mut random = 1u64;
             let mut pause = |below: u64| {
-                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                random = random
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
                 std::thread::sleep(Duration::from_micros((random >> 33) % below));
             };
             // A call takes some milliseconds: during some calls many names change, during others none.
-            for long in [100, 1000, 10_000].into_iter().cycle().take_while(|_| !stop.load(Ordering::Relaxed)) {
+            for long in [100, 1000, 10_000]
+                .into_iter()
+                .cycle()
+                .take_while(|_| !stop.load(Ordering::Relaxed))
+            {
                 for [a, b] in pairs {
                     exchange(a, b);
                     pause(200);
@@ -223,7 +245,8 @@ fn while_swapping(pairs: &[[PathBuf; 2]], body: impl FnOnce()) -> usize {
 }
 
 fn exchange(a: &Path, b: &Path) {
-    renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE).unwrap_or_else(|error| panic!("{a:?}, {b:?}: {error}"));
+    renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE)
+        .unwrap_or_else(|error| panic!("{a:?}, {b:?}: {error}"));
 }
 
 /// The results of the calls of the hook.
@@ -263,6 +286,13 @@ fn swapping_directories_while_500_injections_run() {
             works_now(&scene);
         }
     }
-    assert!(ends.total() == 500 && ends.ok > 0 && ends.failed > 0, "{ends:?}: no race");
-    assert!(start_time.elapsed() < Duration::from_secs(120), "{ends:?} took {:?}", start_time.elapsed());
+    assert!(
+        ends.total() == 500 && ends.ok > 0 && ends.failed > 0,
+        "{ends:?}: no race"
+    );
+    assert!(
+        start_time.elapsed() < Duration::from_secs(120),
+        "{ends:?} took {:?}",
+        start_time.elapsed()
+    );
 }

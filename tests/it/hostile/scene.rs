@@ -41,7 +41,14 @@ pub enum Ours {
 }
 
 /// Fields that most cases do not have.
-pub const CASE: Case = Case { name: "", image: "", mounts: "", naive: "", fell: "", ours: Ours::Works };
+pub const CASE: Case = Case {
+    name: "",
+    image: "",
+    mounts: "",
+    naive: "",
+    fell: "",
+    ours: Ours::Works,
+};
 
 /// An image, and a directory `host` next to it that the image must not reach.
 pub struct Scene {
@@ -66,7 +73,12 @@ impl Scene {
             rootfs.display()
         ))
         .ok();
-        let scene = Self { dir, layout, canary, rootfs };
+        let scene = Self {
+            dir,
+            layout,
+            canary,
+            rootfs,
+        };
         scene.sh(image).ok();
         scene
     }
@@ -98,13 +110,24 @@ impl Scene {
     /// Runs a script in a mount and PID namespace that end with it.
     pub fn naive(&self, script: &str) -> Ran {
         let mut unshare = Command::new("unshare");
-        unshare.args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+        unshare.args([
+            "--mount",
+            "--propagation",
+            "private",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+        ]);
         run(unshare.args(["sh", "-euc", &self.script(script)]))
     }
 
     /// The container, which requests all GPUs and all capabilities.
     pub fn start(&self, mounts: &str) -> Waiting {
-        let env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"];
+        let env = [
+            "NVIDIA_VISIBLE_DEVICES=all",
+            "NVIDIA_DRIVER_CAPABILITIES=all",
+        ];
         Waiting::start(self.dir(), &self.rootfs, &env, &self.script(mounts))
     }
 
@@ -113,10 +136,16 @@ impl Scene {
     pub fn host(&self, container: &Waiting) -> String {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         let inside = container.mountinfo();
-        let is_outside =
-            |line: &&str| line.split(' ').nth(4).is_some_and(|at| !Path::new(at).starts_with(&self.rootfs));
+        let is_outside = |line: &&str| {
+            line.split(' ')
+                .nth(4)
+                .is_some_and(|at| !Path::new(at).starts_with(&self.rootfs))
+        };
         let outside: Vec<_> = inside.lines().filter(is_outside).collect();
-        let (files, driver) = (fingerprint(self.dir(), "image"), fingerprint(&FakeDriver::shared().root, ""));
+        let (files, driver) = (
+            fingerprint(self.dir(), "image"),
+            fingerprint(&FakeDriver::shared().root, ""),
+        );
         [files, driver, mounts, outside.join("\n")].join("\n")
     }
 
@@ -134,13 +163,21 @@ impl Scene {
     #[track_caller]
     pub fn hook(&self, container: &Waiting) -> Ran {
         let mut hook = Command::new("timeout");
-        hook.args(["--signal=KILL", "60", HOOK]).current_dir(&self.rootfs);
+        hook.args(["--signal=KILL", "60", HOOK])
+            .current_dir(&self.rootfs);
         let start = Instant::now();
         let ran = container.call(&mut hook, &FakeDriver::shared().config);
-        assert!(start.elapsed() < BOUND, "took {:?}: {ran:?}", start.elapsed());
+        assert!(
+            start.elapsed() < BOUND,
+            "took {:?}: {ran:?}",
+            start.elapsed()
+        );
         assert!(matches!(ran.code, Some(0 | 1)), "{ran:?}");
         if ran.code == Some(1) {
-            let said = ran.stderr.lines().filter(|line| line.starts_with("oci-nvidia-hook: "));
+            let said = ran
+                .stderr
+                .lines()
+                .filter(|line| line.starts_with("oci-nvidia-hook: "));
             let errors = said.filter(|line| !line.contains(": warning: ")).count();
             assert!(errors == 1 && ran.stderr.len() < 4096, "{ran:?}");
         }
@@ -152,11 +189,27 @@ impl Scene {
     pub fn is_out_of_reach(&self, container: &Waiting) {
         let canary = ids(&self.dir().join("host"), usize::MAX);
         let root = std::fs::metadata("/").unwrap();
-        let inside = PathBuf::from(format!("/proc/{}/root{}", container.pid(), self.rootfs.display()));
+        let inside = PathBuf::from(format!(
+            "/proc/{}/root{}",
+            container.pid(),
+            self.rootfs.display()
+        ));
         let inside = ids(&inside, 100_000);
-        assert!(inside.len() > 20 && inside.len() < 100_000, "{} files in the container", inside.len());
-        assert!(!inside.contains(&(root.dev(), root.ino())), "the host's root in\n{}", container.mountinfo());
-        assert!(inside.is_disjoint(&canary), "the canary in\n{}", container.mountinfo());
+        assert!(
+            inside.len() > 20 && inside.len() < 100_000,
+            "{} files in the container",
+            inside.len()
+        );
+        assert!(
+            !inside.contains(&(root.dev(), root.ino())),
+            "the host's root in\n{}",
+            container.mountinfo()
+        );
+        assert!(
+            inside.is_disjoint(&canary),
+            "the canary in\n{}",
+            container.mountinfo()
+        );
     }
 }
 
@@ -165,7 +218,12 @@ pub fn check(layout: &'static str, cases: &[Case]) {
     for case in cases {
         let scene = Scene::new(layout, case.image);
         let ran = scene.naive(&format!("{}\n{}\n{}", case.mounts, case.naive, case.fell));
-        assert_eq!(ran.code, Some(0), "{}: the naive program did not fall: {ran:?}", case.name);
+        assert_eq!(
+            ran.code,
+            Some(0),
+            "{}: the naive program did not fall: {ran:?}",
+            case.name
+        );
 
         let scene = Scene::new(layout, case.image);
         let container = scene.start(case.mounts);
@@ -177,14 +235,26 @@ pub fn check(layout: &'static str, cases: &[Case]) {
             Ours::Works => {
                 assert_eq!(ran.code, Some(0), "{}: {ran:?}", case.name);
                 let seen = container.exec("nvidia-smi -L && probe-dlopen libnvidia-ml.so.1");
-                assert!(seen.code == Some(0) && seen.stdout.starts_with("GPU 0: "), "{}: {seen:?}", case.name);
+                assert!(
+                    seen.code == Some(0) && seen.stdout.starts_with("GPU 0: "),
+                    "{}: {seen:?}",
+                    case.name
+                );
             }
             Ours::Warns(what) => {
-                assert!(ran.code == Some(0) && ran.stderr.contains(what), "{}: {ran:?}", case.name);
+                assert!(
+                    ran.code == Some(0) && ran.stderr.contains(what),
+                    "{}: {ran:?}",
+                    case.name
+                );
             }
             Ours::Refuses(why) => {
                 let stderr = ran.failed(1);
-                assert!(stderr.contains(why), "{}: {why:?} is not in\n{stderr}", case.name);
+                assert!(
+                    stderr.contains(why),
+                    "{}: {why:?} is not in\n{stderr}",
+                    case.name
+                );
             }
         }
     }
@@ -192,7 +262,10 @@ pub fn check(layout: &'static str, cases: &[Case]) {
 
 /// Returns whether none of its mounts has peers elsewhere.
 pub fn is_private(container: &Waiting) -> bool {
-    container.mountinfo().lines().all(|line| line.split(' ').nth(6) == Some("-"))
+    container
+        .mountinfo()
+        .lines()
+        .all(|line| line.split(' ').nth(6) == Some("-"))
 }
 
 /// Returns device and inode of everything below `dir`, including `dir` itself, up to a maximum number.
@@ -200,11 +273,19 @@ fn ids(dir: &Path, limit: usize) -> BTreeSet<(u64, u64)> {
     let mut found = BTreeSet::new();
     let mut todo = vec![dir.to_owned()];
     while let Some(path) = todo.pop() {
-        let Ok(metadata) = std::fs::symlink_metadata(&path) else { continue };
+        let Ok(metadata) = std::fs::symlink_metadata(&path) else {
+            continue;
+        };
         // A directory that is mounted in two places is walked once, and procfs does not belong to the container.
         let is_new = found.insert((metadata.dev(), metadata.ino()));
         if is_new && metadata.is_dir() && found.len() < limit && !is_procfs(&path) {
-            todo.extend(std::fs::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.path()));
+            todo.extend(
+                std::fs::read_dir(&path)
+                    .into_iter()
+                    .flatten()
+                    .flatten()
+                    .map(|entry| entry.path()),
+            );
         }
     }
     found

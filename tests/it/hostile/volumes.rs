@@ -28,7 +28,13 @@ struct Volume {
     says: &'static str,
 }
 
-const VOLUME: Volume = Volume { name: "", image: "", mounts: BIND, naive: "", says: "" };
+const VOLUME: Volume = Volume {
+    name: "",
+    image: "",
+    mounts: BIND,
+    naive: "",
+    says: "",
+};
 
 const BIND: &str = "mkdir -p $rootfs/volume; mount --bind $canary/volume $rootfs/volume";
 
@@ -118,12 +124,22 @@ fn add_vendor(fake: &FakeDriver) {
 /// config.json may list a tmpfs at /dev, whatever the runtime mounted there.
 fn set_own_dev(container: &Waiting) {
     let more = serde_json::json!({"mounts": [{"destination": "/dev", "type": "tmpfs", "source": "tmpfs"}]});
-    container.set_spec(&["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"], &more);
+    container.set_spec(
+        &[
+            "NVIDIA_VISIBLE_DEVICES=all",
+            "NVIDIA_DRIVER_CAPABILITIES=all",
+        ],
+        &more,
+    );
 }
 
 /// Returns everything on the volume, as the container's mount namespace shows it.
 fn volume(scene: &Scene, container: &Waiting) -> String {
-    let inside = format!("/proc/{}/root{}/volume", container.pid(), scene.canary.display());
+    let inside = format!(
+        "/proc/{}/root{}/volume",
+        container.pid(),
+        scene.canary.display()
+    );
     fingerprint(Path::new(&inside), "")
 }
 
@@ -134,9 +150,17 @@ fn volumes_nothing_is_created_on_them() {
     for case in VOLUMES {
         let scene = Scene::new("debian", &prepare(case));
         let seen = "find $canary/volume -printf '%p %i %y %s %l\\n' | sort | sha256sum";
-        let script = format!("{}\nbefore=$({seen})\n{}\ntest \"$({seen})\" != \"$before\"", case.mounts, case.naive);
+        let script = format!(
+            "{}\nbefore=$({seen})\n{}\ntest \"$({seen})\" != \"$before\"",
+            case.mounts, case.naive
+        );
         let ran = scene.naive(&script);
-        assert_eq!(ran.code, Some(0), "{}: the naive program changed nothing: {ran:?}", case.name);
+        assert_eq!(
+            ran.code,
+            Some(0),
+            "{}: the naive program changed nothing: {ran:?}",
+            case.name
+        );
 
         for own_dev in [false, true] {
             let scene = Scene::new("debian", &prepare(case));
@@ -149,12 +173,18 @@ fn volumes_nothing_is_created_on_them() {
             let about = format!("{}, {own_dev}: {ran:?}", case.name);
             assert_eq!(volume(&scene, &container), before, "{about}");
             scene.is_untouched(&container, &host, &about);
-            assert!(ran.code == Some(0) && ran.stderr.contains(case.says), "{about}");
+            assert!(
+                ran.code == Some(0) && ran.stderr.contains(case.says),
+                "{about}"
+            );
             assert!(!case.says.is_empty() || ran.stderr.is_empty(), "{about}");
             let works = "probe-dlopen libnvidia-ml.so.1 libcuda.so.1 && test -c /dev/nvidia1";
             // A program does not make a volume read-only.
             let has_smi = !case.naive.contains("nvidia-smi") || case.says.is_empty();
-            let works = container.exec(&format!("{} {works}", if has_smi { "nvidia-smi -L &&" } else { "" }));
+            let works = container.exec(&format!(
+                "{} {works}",
+                if has_smi { "nvidia-smi -L &&" } else { "" }
+            ));
             assert_eq!(works.code, Some(0), "{about}: {works:?}");
             // A second run changes nothing.
             let mounts = container.mountinfo();
@@ -178,20 +208,31 @@ fn volumes_are_left_alone_by_what_fails() {
     let container = scene.start(BIND);
     let (before, mounts) = (volume(&scene, &container), container.mountinfo());
     let stderr = scene.hook(&container).failed(1);
-    assert!(stderr.contains("libcuda.so\"") && stderr.contains("something other than a regular file"), "{stderr}");
-    assert_eq!((volume(&scene, &container), container.mountinfo()), (before, mounts));
+    assert!(
+        stderr.contains("libcuda.so\"") && stderr.contains("something other than a regular file"),
+        "{stderr}"
+    );
+    assert_eq!(
+        (volume(&scene, &container), container.mountinfo()),
+        (before, mounts)
+    );
 }
 
 /// If a directory cannot be covered, the error names the reason.
 fn volumes_with_others_inside_are_refused() {
-    let image = "mkdir $canary/volume; cp -a $rootfs$libdir/. $canary/volume; mkdir $canary/volume/inner";
-    let mounts = "mount --bind $canary/volume $rootfs$libdir; mount -t tmpfs inner $rootfs$libdir/inner";
+    let image =
+        "mkdir $canary/volume; cp -a $rootfs$libdir/. $canary/volume; mkdir $canary/volume/inner";
+    let mounts =
+        "mount --bind $canary/volume $rootfs$libdir; mount -t tmpfs inner $rootfs$libdir/inner";
     let scene = Scene::new("debian", image);
     let container = scene.start(mounts);
     let (before, mounts) = (volume(&scene, &container), container.mountinfo());
     let stderr = scene.hook(&container).failed(1);
     assert!(stderr.contains("(ONH-048)\nhint: "), "{stderr}");
-    assert_eq!((volume(&scene, &container), container.mountinfo()), (before, mounts));
+    assert_eq!(
+        (volume(&scene, &container), container.mountinfo()),
+        (before, mounts)
+    );
 }
 
 /// Volumes next to and below the directories of the driver do not cause a layer.
@@ -206,9 +247,15 @@ fn volumes_elsewhere_change_nothing() {
     let before = volume(&scene, &container);
     let ran = scene.hook(&container);
     assert!(ran.code == Some(0) && ran.stderr.is_empty(), "{ran:?}");
-    assert!(!container.mountinfo().contains(" overlay "), "{}", container.mountinfo());
+    assert!(
+        !container.mountinfo().contains(" overlay "),
+        "{}",
+        container.mountinfo()
+    );
     assert_eq!(volume(&scene, &container), before);
-    container.exec("nvidia-smi -L && probe-dlopen libcuda.so.1 && grep -q host /etc/hosts").ok();
+    container
+        .exec("nvidia-smi -L && probe-dlopen libcuda.so.1 && grep -q host /etc/hosts")
+        .ok();
 }
 
 /// A layer does not permit what the volume below it forbids: libraries are mounted on it, and other files belong to the volume.
@@ -222,7 +269,10 @@ fn volumes_keep_their_flags_below_layers() {
         container.hook(&FakeDriver::shared().config).ok();
         let is = container.mount_options("/usr/lib/x86_64-linux-gnu");
         let has = |flag: &str| is.split(',').any(|option| option == flag);
-        assert!(flags.split(',').all(has) && has("ro") && has("nosuid") && has("nodev"), "{flags}: {is}");
+        assert!(
+            flags.split(',').all(has) && has("ro") && has("nosuid") && has("nodev"),
+            "{flags}: {is}"
+        );
         assert_eq!(has("noexec"), flags.contains("noexec"), "{flags}: {is}");
         assert!(container.mountinfo().contains(" overlay "), "{flags}");
     }
@@ -234,7 +284,11 @@ fn volumes_with_shared_propagation_get_no_layers() {
     for (place, image, required) in [
         ("dev/dri/by-path", "true", false),
         ("usr/bin", "cp -a $rootfs/usr/bin/. $canary/volume", false),
-        ("usr/lib/x86_64-linux-gnu", "cp -a $rootfs$libdir/. $canary/volume", true),
+        (
+            "usr/lib/x86_64-linux-gnu",
+            "cp -a $rootfs$libdir/. $canary/volume",
+            true,
+        ),
         ("etc", "cp -a $rootfs/etc/. $canary/volume", true),
     ] {
         for kind in ["ro", "rw"] {
@@ -248,7 +302,11 @@ fn volumes_with_shared_propagation_get_no_layers() {
             let ran = container.hook(&fake.config);
             let about = format!("{place}, {kind}: {ran:?}");
             assert_eq!(ran.code, Some(i32::from(required)), "{about}");
-            let id = if required { "(ONH-042)\nhint: " } else { "(ONH-303)\nhint: " };
+            let id = if required {
+                "(ONH-042)\nhint: "
+            } else {
+                "(ONH-303)\nhint: "
+            };
             assert!(ran.stderr.contains(id), "{about}");
             assert!(
                 (volume(&scene, &container), scene.host(&container)) == before,
@@ -256,7 +314,9 @@ fn volumes_with_shared_propagation_get_no_layers() {
                 container.mountinfo()
             );
             if !required {
-                container.exec("probe-dlopen libcuda.so.1 && test -c /dev/dri/card1").ok();
+                container
+                    .exec("probe-dlopen libcuda.so.1 && test -c /dev/dri/card1")
+                    .ok();
             }
         }
     }
@@ -280,14 +340,27 @@ fn volumes_with_the_hosts_etc() {
     ))
     .ok();
     podman.import(&image.rootfs, "localhost/etc-link");
-    podman.import(&Image::new(&dir.path().join("plain"), &["--layout", "debian"]).rootfs, "localhost/plain");
+    podman.import(
+        &Image::new(&dir.path().join("plain"), &["--layout", "debian"]).rootfs,
+        "localhost/plain",
+    );
     let users = ["--uidmap=0:100000:65536", "--gidmap=0:100000:65536"];
     for (cgroup, more, image, place) in [
         (Cgroup::AsMounted, &users[..], "localhost/etc-link", "/host"),
         (Cgroup::WithCrun, &users[..], "localhost/etc-link", "/host"),
         (Cgroup::AsMounted, &users[..], "localhost/plain", "/etc"),
-        (Cgroup::AsMounted, &["--user=1000", "--cap-drop=all"], "localhost/etc-link", "/host"),
-        (Cgroup::AsMounted, &["--read-only"], "localhost/etc-link", "/host"),
+        (
+            Cgroup::AsMounted,
+            &["--user=1000", "--cap-drop=all"],
+            "localhost/etc-link",
+            "/host",
+        ),
+        (
+            Cgroup::AsMounted,
+            &["--read-only"],
+            "localhost/etc-link",
+            "/host",
+        ),
         (Cgroup::WithCrun, &[], "localhost/plain", "/etc"),
     ] {
         let script = format!(
@@ -298,8 +371,14 @@ fn volumes_with_the_hosts_etc() {
             more.join(" ")
         );
         let text = podman.shell(cgroup, &script).ok();
-        assert!(text.ends_with("kept\nuntouched\n"), "{cgroup:?} {more:?} {image}: {text:?}");
-        assert!(text.contains("GPU 0: ") && text.contains("libcuda.so.1: ok"), "{cgroup:?} {more:?} {image}: {text}");
+        assert!(
+            text.ends_with("kept\nuntouched\n"),
+            "{cgroup:?} {more:?} {image}: {text:?}"
+        );
+        assert!(
+            text.contains("GPU 0: ") && text.contains("libcuda.so.1: ok"),
+            "{cgroup:?} {more:?} {image}: {text}"
+        );
     }
 }
 
@@ -311,7 +390,11 @@ fn volumes_with_the_hosts_dev() {
     podman.install_hook(&fake.config);
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    sh(&format!("cd '{}'; rm -rf usr/share; ln -s /dev usr/share", image.rootfs.display())).ok();
+    sh(&format!(
+        "cd '{}'; rm -rf usr/share; ln -s /dev usr/share",
+        image.rootfs.display()
+    ))
+    .ok();
     podman.import(&image.rootfs, "localhost/share-link");
     for cgroup in [Cgroup::AsMounted, Cgroup::WithCrun] {
         let nodes = scratch();
@@ -325,7 +408,10 @@ fn volumes_with_the_hosts_dev() {
             crate::cdi_containers::nodes_at_dev(&fake, nodes.path())
         );
         let text = podman.shell(cgroup, &script).ok();
-        assert!(text.contains("GPU 0: ") && text.ends_with("\nuntouched\n"), "{cgroup:?}: {text}");
+        assert!(
+            text.contains("GPU 0: ") && text.ends_with("\nuntouched\n"),
+            "{cgroup:?}: {text}"
+        );
     }
 }
 
@@ -333,7 +419,11 @@ fn volumes_with_the_hosts_dev() {
 fn files_of_others_in_a_user_namespace() {
     let podman = Podman::with_image();
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
-    std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(
+        dir.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let rootfs = image.rootfs.display();
     sh(&format!(
@@ -348,7 +438,10 @@ fn files_of_others_in_a_user_namespace() {
            echo evil >>/etc/ld.so.cache || echo kept; nvidia-smi -L'"
     );
     let text = podman.shell(Cgroup::AsMounted, &script);
-    assert!(text.stdout.matches("kept").count() == 2 && text.stdout.contains("GPU 0: "), "{text:?}");
+    assert!(
+        text.stdout.matches("kept").count() == 2 && text.stdout.contains("GPU 0: "),
+        "{text:?}"
+    );
     assert_eq!(fingerprint(&image.rootfs, ""), before);
 }
 
@@ -374,9 +467,25 @@ fn no_mount_namespace_is_refused() {
         config = fake.config.display(),
     );
     let mut unshare = Command::new("unshare");
-    unshare.args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    unshare.args([
+        "--mount",
+        "--propagation",
+        "private",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+    ]);
     let text = run(unshare.args(["sh", "-euc", &inner])).ok();
-    assert_eq!(text.matches("the container has no mount namespace of its own").count(), 2, "{text}");
-    assert!(text.matches("(ONH-040)\nhint: ").count() == 2 && text.ends_with("untouched\n"), "{text}");
+    assert_eq!(
+        text.matches("the container has no mount namespace of its own")
+            .count(),
+        2,
+        "{text}"
+    );
+    assert!(
+        text.matches("(ONH-040)\nhint: ").count() == 2 && text.ends_with("untouched\n"),
+        "{text}"
+    );
     assert_eq!(text.matches("ended 1").count(), 2, "{text}");
 }

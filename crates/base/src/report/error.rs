@@ -22,7 +22,11 @@ pub struct Failure {
 impl Failure {
     /// `what` is in lower case, quotes objects and has no final period; `hint` starts with a verb.
     pub fn new(kind: &'static Kind, what: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { kind, what: what.into(), hint: hint.into() }
+        Self {
+            kind,
+            what: what.into(),
+            hint: hint.into(),
+        }
     }
 }
 
@@ -35,7 +39,11 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 /// Returns an error that consists of a [`Failure`] alone.
-pub fn failure(kind: &'static Kind, what: impl Into<String>, hint: impl Into<String>) -> anyhow::Error {
+pub fn failure(
+    kind: &'static Kind,
+    what: impl Into<String>,
+    hint: impl Into<String>,
+) -> anyhow::Error {
     anyhow::Error::new(Failure::new(kind, what, hint))
 }
 
@@ -77,11 +85,19 @@ impl ErrorReport {
     /// Joins the causes of an error with colons.
     #[must_use]
     pub fn new(error: &anyhow::Error) -> Self {
-        let causes: Vec<_> = error.chain().map(describe).filter(|cause| !cause.is_empty()).collect();
+        let causes: Vec<_> = error
+            .chain()
+            .map(describe)
+            .filter(|cause| !cause.is_empty())
+            .collect();
         let line = one_line(&causes.join(": "));
         let failure = error.downcast_ref::<Failure>();
         let hint = failure.map(|failure| one_line(&failure.hint));
-        Self { kind: failure.map_or(&SYSTEM, |failure| failure.kind), line, hint: hint.unwrap_or_default() }
+        Self {
+            kind: failure.map_or(&SYSTEM, |failure| failure.kind),
+            line,
+            hint: hint.unwrap_or_default(),
+        }
     }
 }
 
@@ -89,7 +105,11 @@ impl ErrorReport {
 #[must_use]
 pub fn render(error: &anyhow::Error) -> String {
     let ErrorReport { kind, line, hint } = ErrorReport::new(error);
-    let hint = if hint.is_empty() { hint } else { format!("\nhint: {hint}") };
+    let hint = if hint.is_empty() {
+        hint
+    } else {
+        format!("\nhint: {hint}")
+    };
     format!("{line} ({}){hint}", kind.id)
 }
 
@@ -116,7 +136,11 @@ pub fn one_line(text: &str) -> String {
             out.push('…');
             break;
         }
-        if is_hidden(c) { out.extend(c.escape_default()) } else { out.push(c) }
+        if is_hidden(c) {
+            out.extend(c.escape_default())
+        } else {
+            out.push(c)
+        }
     }
     out
 }
@@ -133,7 +157,9 @@ fn errno(cause: &(dyn std::error::Error + 'static)) -> Option<Errno> {
     if let Some(errno) = cause.downcast_ref::<rustix::io::Errno>() {
         return Some(Errno::from_raw(errno.raw_os_error()));
     }
-    let code = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+    let code = cause
+        .downcast_ref::<io::Error>()
+        .and_then(io::Error::raw_os_error);
     code.map(Errno::from_raw)
 }
 
@@ -145,7 +171,11 @@ pub(crate) fn errno_text(errno: Errno) -> String {
 
 fn lower_first(text: &str) -> String {
     let mut chars = text.chars();
-    chars.next().map_or_else(String::new, |first| std::iter::once(first.to_ascii_lowercase()).chain(chars).collect())
+    chars.next().map_or_else(String::new, |first| {
+        std::iter::once(first.to_ascii_lowercase())
+            .chain(chars)
+            .collect()
+    })
 }
 
 #[cfg(test)]
@@ -153,16 +183,24 @@ mod tests {
     use super::*;
     use anyhow::Context;
 
-    static CONFIG: Kind = Kind { id: "ONH-005", ..SYSTEM };
-    static OTHER: Kind = Kind { id: "ONH-016", ..SYSTEM };
+    static CONFIG: Kind = Kind {
+        id: "ONH-005",
+        ..SYSTEM
+    };
+    static OTHER: Kind = Kind {
+        id: "ONH-016",
+        ..SYSTEM
+    };
 
     #[test]
     fn renders_outermost_first_and_the_hint_last() {
-        let error = anyhow::Error::new(io::Error::from_raw_os_error(30)).context("open \"/x\"").context(Failure::new(
-            &CONFIG,
-            "cannot inject GPU 0",
-            "mount it read-write",
-        ));
+        let error = anyhow::Error::new(io::Error::from_raw_os_error(30))
+            .context("open \"/x\"")
+            .context(Failure::new(
+                &CONFIG,
+                "cannot inject GPU 0",
+                "mount it read-write",
+            ));
         assert_eq!(
             render(&error),
             "cannot inject GPU 0: open \"/x\": read-only file system (EROFS) (ONH-005)\nhint: mount it read-write"
@@ -171,16 +209,30 @@ mod tests {
 
     #[test]
     fn a_hint_below_other_context_is_kept() {
-        let error = Err::<(), _>(failure(&CONFIG, "no driver", "install it")).context("cannot set up").unwrap_err();
-        assert_eq!(render(&error), "cannot set up: no driver (ONH-005)\nhint: install it");
+        let error = Err::<(), _>(failure(&CONFIG, "no driver", "install it"))
+            .context("cannot set up")
+            .unwrap_err();
+        assert_eq!(
+            render(&error),
+            "cannot set up: no driver (ONH-005)\nhint: install it"
+        );
     }
 
     #[test]
     fn system_errors_of_any_crate_have_the_same_form() {
         for (error, expected) in [
-            (anyhow::Error::new(io::Error::from(Errno::ENOENT)), "no such file or directory (ENOENT) (ONH-001)"),
-            (anyhow::Error::new(Errno::EPERM), "operation not permitted (EPERM) (ONH-001)"),
-            (anyhow::Error::new(rustix::io::Errno::ACCESS), "permission denied (EACCES) (ONH-001)"),
+            (
+                anyhow::Error::new(io::Error::from(Errno::ENOENT)),
+                "no such file or directory (ENOENT) (ONH-001)",
+            ),
+            (
+                anyhow::Error::new(Errno::EPERM),
+                "operation not permitted (EPERM) (ONH-001)",
+            ),
+            (
+                anyhow::Error::new(rustix::io::Errno::ACCESS),
+                "permission denied (EACCES) (ONH-001)",
+            ),
         ] {
             assert_eq!(render(&error), expected);
             assert!(errno_of(&error.context("open \"/x\"")).is_some());
@@ -193,22 +245,38 @@ mod tests {
         assert_eq!(kind_of(&anyhow::anyhow!("a")), None);
         let error = classify(anyhow::anyhow!("a"), &CONFIG, "b");
         assert_eq!(kind_of(&error), Some(&CONFIG));
-        assert_eq!(kind_of(&classify(error.context("c"), &OTHER, "d")), Some(&CONFIG));
+        assert_eq!(
+            kind_of(&classify(error.context("c"), &OTHER, "d")),
+            Some(&CONFIG)
+        );
     }
 
     #[test]
     fn container_data_is_cut() {
         let text = render(&failure(&CONFIG, "x".repeat(1 << 20), "y"));
-        assert!(text.len() < 2100 && text.ends_with("… (ONH-005)\nhint: y"), "{}", text.len());
+        assert!(
+            text.len() < 2100 && text.ends_with("… (ONH-005)\nhint: y"),
+            "{}",
+            text.len()
+        );
     }
 
     #[test]
     fn container_data_cannot_break_the_line() {
         let error = failure(&CONFIG, "unknown device a\n\u{1b}[2Jb", "x\ny");
-        assert_eq!(render(&error), "unknown device a\\n\\u{1b}[2Jb (ONH-005)\nhint: x\\ny");
+        assert_eq!(
+            render(&error),
+            "unknown device a\\n\\u{1b}[2Jb (ONH-005)\nhint: x\\ny"
+        );
         let error = failure(&CONFIG, "a\u{202e}b\u{2028}c", "d\u{2066}\u{85}");
-        assert_eq!(render(&error), "a\\u{202e}b\\u{2028}c (ONH-005)\nhint: d\\u{2066}\\u{85}");
+        assert_eq!(
+            render(&error),
+            "a\\u{202e}b\\u{2028}c (ONH-005)\nhint: d\\u{2066}\\u{85}"
+        );
         let error = failure(&CONFIG, "a\u{200b}b\u{e0041} c\u{a0}", "d\u{fe0f}");
-        assert_eq!(render(&error), "a\\u{200b}b\\u{e0041} c\\u{a0} (ONH-005)\nhint: d\\u{fe0f}");
+        assert_eq!(
+            render(&error),
+            "a\\u{200b}b\\u{e0041} c\\u{a0} (ONH-005)\nhint: d\\u{fe0f}"
+        );
     }
 }

@@ -19,14 +19,22 @@ pub struct Finding {
 impl Finding {
     /// Makes a finding of this kind.
     pub fn new(kind: &'static Kind, what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { kind, what: what.into(), fix: fix.into() }
+        Self {
+            kind,
+            what: what.into(),
+            fix: fix.into(),
+        }
     }
 
     /// Turns an error into a finding, to list it with others.
     #[must_use]
     pub fn error(error: &anyhow::Error) -> Self {
         let ErrorReport { kind, line, hint } = ErrorReport::new(error);
-        Self { kind, what: line, fix: hint }
+        Self {
+            kind,
+            what: line,
+            fix: hint,
+        }
     }
 }
 

@@ -57,7 +57,14 @@ mod tests {
         ] {
             assert!(range.clone().all(is_hidden), "{range:x?}");
         }
-        for text in [" ~", "\u{a1}\u{ac}\u{ae}é日本語", "\u{ff21}", "\u{1f600}", "\u{10ffff}", "e\u{301}"] {
+        for text in [
+            " ~",
+            "\u{a1}\u{ac}\u{ae}é日本語",
+            "\u{ff21}",
+            "\u{1f600}",
+            "\u{10ffff}",
+            "e\u{301}",
+        ] {
             assert!(!text.contains(is_hidden), "{text}");
         }
     }

@@ -8,7 +8,9 @@ mod hidden;
 mod kind;
 
 pub(crate) use error::errno_text;
-pub use error::{ErrorReport, Failure, classify, errno_of, failure, kind_of, line, one_line, render};
+pub use error::{
+    ErrorReport, Failure, classify, errno_of, failure, kind_of, line, one_line, render,
+};
 pub use finding::Finding;
 pub(crate) use hidden::is_hidden;
 pub use kind::{Kind, SYSTEM, Severity, without_markdown};

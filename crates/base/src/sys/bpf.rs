@@ -50,20 +50,37 @@ impl Insn {
     #[must_use]
     pub const fn new(code: u8, dst: u8, src: u8, off: i16, imm: i32) -> Self {
         // C bit-fields: `dst_reg` comes first, which is the low half only on little-endian machines
-        let registers = if cfg!(target_endian = "little") { src << 4 | dst & 15 } else { dst << 4 | src & 15 };
-        Self { code, registers, off, imm }
+        let registers = if cfg!(target_endian = "little") {
+            src << 4 | dst & 15
+        } else {
+            dst << 4 | src & 15
+        };
+        Self {
+            code,
+            registers,
+            off,
+            imm,
+        }
     }
 
     /// The register written to or compared.
     #[must_use]
     pub const fn dst(self) -> u8 {
-        if cfg!(target_endian = "little") { self.registers & 15 } else { self.registers >> 4 }
+        if cfg!(target_endian = "little") {
+            self.registers & 15
+        } else {
+            self.registers >> 4
+        }
     }
 
     /// The register read from.
     #[must_use]
     pub const fn src(self) -> u8 {
-        if cfg!(target_endian = "little") { self.registers >> 4 } else { self.registers & 15 }
+        if cfg!(target_endian = "little") {
+            self.registers >> 4
+        } else {
+            self.registers & 15
+        }
     }
 }
 
@@ -101,7 +118,11 @@ pub struct LoadError {
 impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&crate::report::errno_text(self.errno))?;
-        if self.reason.is_empty() { Ok(()) } else { write!(f, ", the verifier reports {:?}", self.reason) }
+        if self.reason.is_empty() {
+            Ok(())
+        } else {
+            write!(f, ", the verifier reports {:?}", self.reason)
+        }
     }
 }
 
@@ -160,7 +181,11 @@ fn query(cgroup: BorrowedFd<'_>, query_flags: u32) -> nix::Result<Attached> {
         match answer {
             Ok(_) => {
                 ids.truncate(usize::try_from(attr.prog_cnt).unwrap_or(usize::MAX));
-                return Ok(Attached { flags: attr.attach_flags, ids, revision: attr.revision });
+                return Ok(Attached {
+                    flags: attr.attach_flags,
+                    ids,
+                    revision: attr.revision,
+                });
             }
             Err(Errno::ENOSPC) if room < 1 << 16 => room *= 2,
             Err(errno) => return Err(errno),
@@ -182,7 +207,10 @@ struct GetIdAttr {
 /// EPERM without `CAP_SYS_ADMIN`, ENOENT if the program does not exist any more.
 #[doc(alias = "BPF_PROG_GET_FD_BY_ID")]
 pub fn prog_by_id(id: u32) -> nix::Result<OwnedFd> {
-    let mut attr = GetIdAttr { id, ..GetIdAttr::default() };
+    let mut attr = GetIdAttr {
+        id,
+        ..GetIdAttr::default()
+    };
     // SAFETY: GetIdAttr is the `prog_id` member of `union bpf_attr` and holds no pointer.
     let fd = unsafe { bpf(BPF_PROG_GET_FD_BY_ID, &mut attr) }?;
     // SAFETY: the kernel has just made this descriptor (close-on-exec) for this call; nothing else owns it.
@@ -236,7 +264,11 @@ pub fn prog_info(prog: BorrowedFd<'_>) -> nix::Result<ProgInfo> {
     };
     get_info(prog, &mut info)?;
     let withheld = info.xlated_prog_len == 0 || info.xlated_prog_insns == 0;
-    let name = info.name.split(|byte| *byte == 0).next().unwrap_or_default();
+    let name = info
+        .name
+        .split(|byte| *byte == 0)
+        .next()
+        .unwrap_or_default();
     Ok(ProgInfo {
         name: String::from_utf8_lossy(name).into_owned(),
         maps: info.nr_map_ids,
@@ -247,7 +279,11 @@ pub fn prog_info(prog: BorrowedFd<'_>) -> nix::Result<ProgInfo> {
 /// Calls `BPF_OBJ_GET_INFO_BY_FD`. `info.xlated_prog_insns` is null, or points to `xlated_prog_len` writable bytes.
 fn get_info(prog: BorrowedFd<'_>, info: &mut RawInfo) -> nix::Result<()> {
     let info_len = u32::try_from(size_of::<RawInfo>()).unwrap_or(0);
-    let mut attr = InfoAttr { bpf_fd: raw(prog)?, info_len, info: address(info) };
+    let mut attr = InfoAttr {
+        bpf_fd: raw(prog)?,
+        info_len,
+        info: address(info),
+    };
     // SAFETY: InfoAttr is `union bpf_attr.info`; `info` points to `info_len` writable bytes laid out as the start of
     // `struct bpf_prog_info`. The kernel writes at most `info_len` bytes there, and at most `xlated_prog_len` bytes to
     // the instruction buffer, which both callers size by that field. All other pointers and counts in it are zero.
@@ -281,7 +317,10 @@ struct LoadAttr {
 /// EPERM without `CAP_BPF` or `CAP_SYS_ADMIN`.
 #[doc(alias = "BPF_PROG_LOAD")]
 pub fn load_device_program(name: &str, insns: &[Insn]) -> Result<OwnedFd, LoadError> {
-    let plain = |errno| LoadError { errno, reason: String::new() };
+    let plain = |errno| LoadError {
+        errno,
+        reason: String::new(),
+    };
     match load(name, insns, &mut []) {
         Ok(fd) => Ok(fd),
         Err(Errno::EPERM) if raise_memlock() => load(name, insns, &mut []).map_err(plain),
@@ -289,7 +328,10 @@ pub fn load_device_program(name: &str, insns: &[Insn]) -> Result<OwnedFd, LoadEr
             let mut log = vec![0; LOG_SIZE];
             match load(name, insns, &mut log) {
                 Ok(fd) => Ok(fd),
-                Err(_) => Err(LoadError { errno, reason: last_words(&log) }),
+                Err(_) => Err(LoadError {
+                    errno,
+                    reason: last_words(&log),
+                }),
             }
         }
         Err(errno) => Err(plain(errno)),
@@ -312,7 +354,11 @@ fn load(name: &str, insns: &[Insn], log: &mut [u8]) -> nix::Result<OwnedFd> {
         license: address(license.as_ptr()),
         log_level: u32::from(with_log),
         log_size: u32::try_from(log.len()).map_err(|_| Errno::EINVAL)?,
-        log_buf: if with_log { address(log.as_mut_ptr()) } else { 0 },
+        log_buf: if with_log {
+            address(log.as_mut_ptr())
+        } else {
+            0
+        },
         prog_name,
         ..LoadAttr::default()
     };
@@ -345,8 +391,19 @@ fn last_words(log: &[u8]) -> String {
 /// Removes the memory lock limit, or raises it to the hard limit. Returns whether the limit has changed.
 fn raise_memlock() -> bool {
     let before = getrlimit(Resource::Memlock);
-    let hard = Rlimit { current: before.maximum, maximum: before.maximum };
-    setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None }).is_ok() && before.current.is_some()
+    let hard = Rlimit {
+        current: before.maximum,
+        maximum: before.maximum,
+    };
+    setrlimit(
+        Resource::Memlock,
+        Rlimit {
+            current: None,
+            maximum: None,
+        },
+    )
+    .is_ok()
+        && before.current.is_some()
         || before.current != before.maximum && setrlimit(Resource::Memlock, hard).is_ok()
 }
 
@@ -365,7 +422,12 @@ struct AttachAttr {
 impl AttachAttr {
     fn new(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>) -> nix::Result<Self> {
         let (target_fd, attach_bpf_fd) = (raw(cgroup)?, raw(prog)?);
-        Ok(Self { target_fd, attach_bpf_fd, attach_type: BPF_CGROUP_DEVICE, ..Self::default() })
+        Ok(Self {
+            target_fd,
+            attach_bpf_fd,
+            attach_type: BPF_CGROUP_DEVICE,
+            ..Self::default()
+        })
     }
 }
 
@@ -381,7 +443,10 @@ pub fn attach(
     flags: u32,
     replace: Option<BorrowedFd<'_>>,
 ) -> nix::Result<()> {
-    let mut attr = AttachAttr { attach_flags: flags, ..AttachAttr::new(cgroup, prog)? };
+    let mut attr = AttachAttr {
+        attach_flags: flags,
+        ..AttachAttr::new(cgroup, prog)?
+    };
     if let Some(old) = replace {
         attr.attach_flags |= BPF_F_REPLACE;
         attr.replace_bpf_fd = raw(old)?;
@@ -394,8 +459,17 @@ pub fn attach(
 ///
 /// # Errors
 /// ESTALE if the list has another revision. KERNEL(6.17): before, EINVAL if `revision` is not 0.
-pub fn attach_at(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>, flags: u32, revision: u64) -> nix::Result<()> {
-    let mut attr = AttachAttr { attach_flags: flags, expected_revision: revision, ..AttachAttr::new(cgroup, prog)? };
+pub fn attach_at(
+    cgroup: BorrowedFd<'_>,
+    prog: BorrowedFd<'_>,
+    flags: u32,
+    revision: u64,
+) -> nix::Result<()> {
+    let mut attr = AttachAttr {
+        attach_flags: flags,
+        expected_revision: revision,
+        ..AttachAttr::new(cgroup, prog)?
+    };
     // SAFETY: AttachAttr is the attach member of `union bpf_attr` and holds no pointer.
     unsafe { bpf(BPF_PROG_ATTACH, &mut attr) }.map(drop)
 }
@@ -420,7 +494,14 @@ pub fn detach(cgroup: BorrowedFd<'_>, prog: BorrowedFd<'_>) -> nix::Result<()> {
 unsafe fn bpf<T>(command: libc::c_int, attr: &mut T) -> nix::Result<RawFd> {
     // SAFETY: the kernel reads and writes at most `size_of::<T>()` bytes at `attr`, which is exclusively ours; what it
     // points to is our caller's promise.
-    let answer = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>()) };
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            std::ptr::from_mut(attr),
+            size_of::<T>(),
+        )
+    };
     RawFd::try_from(Errno::result(answer)?).map_err(|_| Errno::EBADF)
 }
 

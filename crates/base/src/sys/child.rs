@@ -8,7 +8,10 @@
 //!
 //! An unprivileged user cannot create a PID namespace. In that case there is no init, and the caller becomes a subreaper
 //! (prctl(2)): orphans of the worker become its children, and it kills them.
-#![allow(unsafe_code, reason = "fork, unshare and close_range have no safe form")]
+#![allow(
+    unsafe_code,
+    reason = "fork, unshare and close_range have no safe form"
+)]
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -79,7 +82,14 @@ pub fn spawn(body: impl FnOnce(&mut File)) -> io::Result<Child> {
         }
         ForkResult::Parent { child } => {
             drop(write);
-            Ok(Child { warden: child, pipe: read.into(), pending: Vec::new(), read: 0, others, reaped: false })
+            Ok(Child {
+                warden: child,
+                pipe: read.into(),
+                pending: Vec::new(),
+                read: 0,
+                others,
+                reaped: false,
+            })
         }
     }
 }
@@ -116,7 +126,9 @@ fn pass_on(pipe: File, child: impl FnOnce(File) -> i32) -> i32 {
                 // Process 1 also inherits the orphans of the worker. Their exit status does not matter.
                 match waitpid(None, None) {
                     Ok(WaitStatus::Exited(pid, code)) if pid == child => return code,
-                    Ok(WaitStatus::Signaled(pid, signal, _)) if pid == child => return SIGNALED + signal as i32,
+                    Ok(WaitStatus::Signaled(pid, signal, _)) if pid == child => {
+                        return SIGNALED + signal as i32;
+                    }
                     Ok(_) | Err(nix::errno::Errno::EINTR) => {}
                     Err(_) => return 1,
                 }
@@ -180,9 +192,21 @@ fn close_range(first: u32, last: u32) {
 pub(super) fn die_with_parent(pipe: impl AsFd) -> io::Result<()> {
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
     let mut polled = [PollFd::new(&pipe, PollFlags::empty())];
-    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
-    let gone = polled.iter().any(|polled| polled.revents().contains(PollFlags::ERR));
-    if gone { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
+    poll(
+        &mut polled,
+        Some(&Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        }),
+    )?;
+    let gone = polled
+        .iter()
+        .any(|polled| polled.revents().contains(PollFlags::ERR));
+    if gone {
+        Err(io::ErrorKind::BrokenPipe.into())
+    } else {
+        Ok(())
+    }
 }
 
 impl Child {
@@ -202,7 +226,10 @@ impl Child {
                 return Err(NoAnswer::Timeout);
             }
             let timeout = Timespec::try_from(left).ok();
-            match poll(&mut [PollFd::new(&self.pipe, PollFlags::IN)], timeout.as_ref()) {
+            match poll(
+                &mut [PollFd::new(&self.pipe, PollFlags::IN)],
+                timeout.as_ref(),
+            ) {
                 Ok(0) => return Err(NoAnswer::Timeout),
                 Ok(_) => {}
                 Err(rustix::io::Errno::INTR) => continue,
@@ -222,7 +249,8 @@ impl Child {
         if self.read > MAX_REPORT {
             return Err(NoAnswer::System(io::Error::other("the answer is too long")));
         }
-        self.pending.extend_from_slice(chunk.get(..count).unwrap_or_default());
+        self.pending
+            .extend_from_slice(chunk.get(..count).unwrap_or_default());
         Ok(())
     }
 
@@ -231,7 +259,9 @@ impl Child {
         let status = process::wait(self.warden, REAP).ok()??;
         self.reaped = true;
         match status {
-            WaitStatus::Exited(_, code) if code > SIGNALED => Signal::try_from(code - SIGNALED).ok(),
+            WaitStatus::Exited(_, code) if code > SIGNALED => {
+                Signal::try_from(code - SIGNALED).ok()
+            }
             _ => None,
         }
     }
@@ -250,7 +280,11 @@ impl Drop for Child {
                 reap_all(until);
                 break;
             };
-            let is_other = |child: &i32| self.others.as_ref().is_some_and(|others| others.contains(child));
+            let is_other = |child: &i32| {
+                self.others
+                    .as_ref()
+                    .is_some_and(|others| others.contains(child))
+            };
             let orphans: Vec<i32> = now.into_iter().filter(|child| !is_other(child)).collect();
             if orphans.is_empty() || Instant::now() >= until {
                 break;
@@ -286,10 +320,19 @@ fn reap_all(until: Instant) {
 /// `CONFIG_PROC_CHILDREN`, or if /proc belongs to another PID namespace, in which the PIDs denote other processes.
 fn children() -> Option<Vec<i32>> {
     let pid = nix::unistd::getpid();
-    let is_ours = std::fs::read_link("/proc/self").is_ok_and(|to| to.as_os_str() == pid.to_string().as_str());
+    let is_ours =
+        std::fs::read_link("/proc/self").is_ok_and(|to| to.as_os_str() == pid.to_string().as_str());
     let path = format!("/proc/self/task/{pid}/children");
-    let text = if is_ours { proc_file::read_text(path).ok()? } else { return None };
-    Some(text.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect())
+    let text = if is_ours {
+        proc_file::read_text(path).ok()?
+    } else {
+        return None;
+    };
+    Some(
+        text.split_ascii_whitespace()
+            .filter_map(|pid| pid.parse().ok())
+            .collect(),
+    )
 }
 
 /// Writes `bytes` to the pipe. An error is ignored, because it means that the reader has ended.

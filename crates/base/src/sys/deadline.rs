@@ -1,5 +1,8 @@
 //! Ends this process if it waits too long for a file system: the server of a FUSE or network file system may not answer.
-#![allow(unsafe_code, reason = "neither nix nor rustix has timers of a process with these features")]
+#![allow(
+    unsafe_code,
+    reason = "neither nix nor rustix has timers of a process with these features"
+)]
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -67,12 +70,28 @@ fn kill(after: Duration) -> io::Result<()> {
     let mut id: libc::c_int = 0;
     // SAFETY: timer_create(2) reads the sigevent and writes the id of the timer, an int in the kernel, to `id`. Both are alive,
     // and the kernel keeps neither pointer.
-    let made = unsafe { libc::syscall(libc::SYS_timer_create, libc::CLOCK_MONOTONIC, &raw const event, &raw mut id) };
+    let made = unsafe {
+        libc::syscall(
+            libc::SYS_timer_create,
+            libc::CLOCK_MONOTONIC,
+            &raw const event,
+            &raw mut id,
+        )
+    };
     if made != 0 {
         return Err(io::Error::last_os_error());
     }
-    let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    let once = libc::itimerspec { it_interval: none, it_value: libc::timespec { tv_sec: seconds(after), ..none } };
+    let none = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let once = libc::itimerspec {
+        it_interval: none,
+        it_value: libc::timespec {
+            tv_sec: seconds(after),
+            ..none
+        },
+    };
     let null = std::ptr::null_mut::<libc::itimerspec>();
     // SAFETY: timer_settime(2) reads the itimerspec, which is alive, and keeps no pointer; null means that the old value is not
     // stored.
@@ -87,15 +106,26 @@ fn seconds(time: Duration) -> libc::time_t {
 }
 
 extern "C" fn end(_signal: libc::c_int) {
-    let mut stderr = libc::pollfd { fd: 2, events: libc::POLLOUT, revents: 0 };
+    let mut stderr = libc::pollfd {
+        fd: 2,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
     // SAFETY: poll(2) reads and writes the struct, which is alive, and keeps no pointer. It is safe in a signal handler.
     unsafe { libc::poll(&raw mut stderr, 1, 0) };
     // The read of an atomic by `get` is safe in a signal handler.
     if let Some(words) = LAST_WORDS.get() {
-        let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut used = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
         // SAFETY: clock_gettime(2) writes the struct, which is alive. It is safe in a signal handler.
         unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut used) };
-        let Report { text, content } = if used.tv_sec >= words.busy_from { &words.worked } else { &words.waited };
+        let Report { text, content } = if used.tv_sec >= words.busy_from {
+            &words.worked
+        } else {
+            &words.waited
+        };
         // A full pipe that nothing reads must not block the end of the process.
         if stderr.revents & libc::POLLOUT != 0 {
             // SAFETY: write(2) reads the bytes of a String that is never changed or freed. It is safe in a signal handler.
@@ -132,8 +162,16 @@ mod tests {
     }
 
     fn words() -> LastWords {
-        let report = |text: &str| Report { text: format!("{text}\n"), content: text.into() };
-        LastWords { waited: report("too long"), worked: report("too much"), busy_from: 1, file: None }
+        let report = |text: &str| Report {
+            text: format!("{text}\n"),
+            content: text.into(),
+        };
+        LastWords {
+            waited: report("too long"),
+            worked: report("too much"),
+            busy_from: 1,
+            file: None,
+        }
     }
 
     fn wait() {
@@ -150,7 +188,10 @@ mod tests {
         });
         drop(write);
         assert!(matches!(status, WaitStatus::Exited(_, 1)), "{status:?}");
-        assert_eq!(std::io::read_to_string(std::fs::File::from(read)).unwrap(), "too long\n");
+        assert_eq!(
+            std::io::read_to_string(std::fs::File::from(read)).unwrap(),
+            "too long\n"
+        );
     }
 
     #[test]
@@ -159,7 +200,14 @@ mod tests {
         let dir = crate::sys::run_dir::RunDir::open_in(base.path()).unwrap();
         dir.replace("record", b"unfinished").unwrap();
         let status = forked(|| {
-            set(Duration::from_secs(1), LastWords { file: dir.replacement("record").ok(), ..words() }).unwrap();
+            set(
+                Duration::from_secs(1),
+                LastWords {
+                    file: dir.replacement("record").ok(),
+                    ..words()
+                },
+            )
+            .unwrap();
             wait();
         });
         assert!(matches!(status, WaitStatus::Exited(_, 1)), "{status:?}");
@@ -175,12 +223,18 @@ mod tests {
             set(Duration::from_secs(30), words()).unwrap();
             let mut used = Duration::ZERO;
             while used < Duration::from_secs(1) {
-                used = nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID.now().unwrap().into();
+                used = nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID
+                    .now()
+                    .unwrap()
+                    .into();
             }
             nix::sys::signal::raise(Signal::SIGALRM).unwrap();
         });
         drop(write);
-        assert_eq!(std::io::read_to_string(std::fs::File::from(read)).unwrap(), "too much\n");
+        assert_eq!(
+            std::io::read_to_string(std::fs::File::from(read)).unwrap(),
+            "too much\n"
+        );
     }
 
     #[test]
@@ -204,7 +258,13 @@ mod tests {
             kill(Duration::from_secs(1)).unwrap();
             wait();
         });
-        assert!(matches!(status, WaitStatus::Signaled(_, nix::sys::signal::Signal::SIGKILL, _)), "{status:?}");
+        assert!(
+            matches!(
+                status,
+                WaitStatus::Signaled(_, nix::sys::signal::Signal::SIGKILL, _)
+            ),
+            "{status:?}"
+        );
     }
 
     #[test]

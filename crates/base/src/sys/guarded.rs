@@ -81,7 +81,11 @@ pub fn open(root: &Root, path: &Path) -> Result<Guarded, Refused> {
     if root.lacks(path) {
         return Err(Errno::NOENT.into());
     }
-    let mut walk = Walk { root: root.as_fd(), held: Vec::new(), chooser: Chooser::NoOther };
+    let mut walk = Walk {
+        root: root.as_fd(),
+        held: Vec::new(),
+        chooser: Chooser::NoOther,
+    };
     let mut left: Vec<Option<OsString>> = Vec::new();
     push(&mut left, path);
     let mut links = 0;
@@ -108,7 +112,12 @@ pub fn open(root: &Root, path: &Path) -> Result<Guarded, Refused> {
     }
     let path = walk.path();
     let (_, fd, stat) = walk.held.pop().ok_or(Errno::ISDIR)?;
-    Ok(Guarded { fd, stat, path, chooser: walk.chooser })
+    Ok(Guarded {
+        fd,
+        stat,
+        path,
+        chooser: walk.chooser,
+    })
 }
 
 struct Walk<'r> {
@@ -128,7 +137,12 @@ impl Walk<'_> {
         let is_top = self.held.is_empty();
         let dir_is_trusted = is_top || is_trusted(facts.st_uid);
         let is_writable = facts.st_mode & 0o022 != 0;
-        let fd = rustix::fs::openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        let fd = rustix::fs::openat(
+            dir,
+            name,
+            OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
         let others_create = is_writable || !dir_is_trusted;
         // This check comes first, because fstat(2) on a FUSE file system waits for the program of the user who mounted it.
         if others_create && reused_id(&fd)? != reused_id(dir)? {
@@ -150,7 +164,9 @@ impl Walk<'_> {
 
     fn path(&self) -> PathBuf {
         let names = self.held.iter().map(|(name, ..)| name);
-        std::iter::once(OsStr::new("/")).chain(names.map(OsString::as_os_str)).collect()
+        std::iter::once(OsStr::new("/"))
+            .chain(names.map(OsString::as_os_str))
+            .collect()
     }
 }
 
@@ -165,7 +181,11 @@ mod tests {
 
     fn tree() -> (tempfile::TempDir, Root) {
         let dir = tempfile::tempdir().unwrap();
-        for (name, mode) in [("run/daemon", 0o755), ("tmp/mine", 0o755), ("open/mine", 0o755)] {
+        for (name, mode) in [
+            ("run/daemon", 0o755),
+            ("tmp/mine", 0o755),
+            ("open/mine", 0o755),
+        ] {
             std::fs::create_dir_all(dir.path().join(name)).unwrap();
             chmod(&dir.path().join(name), mode);
         }
@@ -184,18 +204,36 @@ mod tests {
         symlink("mine", dir.path().join("open/link")).unwrap();
         symlink("/loop", dir.path().join("loop")).unwrap();
         symlink("../../../..", dir.path().join("run/up")).unwrap();
-        for (path, is) in [("/var/daemon", "/run/daemon"), ("run/up/tmp/mine", "/tmp/mine"), ("run/../run", "/run")] {
-            assert_eq!(open(&root, Path::new(path)).unwrap().path, Path::new(is), "{path}");
+        for (path, is) in [
+            ("/var/daemon", "/run/daemon"),
+            ("run/up/tmp/mine", "/tmp/mine"),
+            ("run/../run", "/run"),
+        ] {
+            assert_eq!(
+                open(&root, Path::new(path)).unwrap().path,
+                Path::new(is),
+                "{path}"
+            );
         }
-        for (path, link) in [("/tmp/link", "/tmp/link"), ("/tmp/link/x", "/tmp/link"), ("/open/link", "/open/link")] {
+        for (path, link) in [
+            ("/tmp/link", "/tmp/link"),
+            ("/tmp/link/x", "/tmp/link"),
+            ("/open/link", "/open/link"),
+        ] {
             match open(&root, Path::new(path)) {
                 Err(Refused::Link(refused)) => assert_eq!(refused, Path::new(link)),
                 other => panic!("{path}: {other:?}"),
             }
         }
-        for (path, errno) in [("/loop", Errno::LOOP), ("/none", Errno::NOENT), ("/", Errno::ISDIR)] {
+        for (path, errno) in [
+            ("/loop", Errno::LOOP),
+            ("/none", Errno::NOENT),
+            ("/", Errno::ISDIR),
+        ] {
             match open(&root, Path::new(path)) {
-                Err(Refused::Io(error)) => assert_eq!(error.raw_os_error(), Some(errno.raw_os_error()), "{path}"),
+                Err(Refused::Io(error)) => {
+                    assert_eq!(error.raw_os_error(), Some(errno.raw_os_error()), "{path}")
+                }
                 other => panic!("{path}: {other:?}"),
             }
         }

@@ -54,7 +54,9 @@ impl Root {
     /// If `dir` cannot be opened or is not a directory.
     pub fn open(dir: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Self { fd: rustix::fs::openat(CWD, dir, flags, Mode::empty())? })
+        Ok(Self {
+            fd: rustix::fs::openat(CWD, dir, flags, Mode::empty())?,
+        })
     }
 
     /// Opens `path` below this root with `O_PATH`, whatever `flags` are. A leading slash stands for the root.
@@ -87,7 +89,10 @@ impl Root {
     /// Opens the directory `path` if no component is a symbolic link, so that `path` is its real path. Returns `None` if a
     /// component is one, or if that is unknown.
     pub(crate) fn open_plain_dir(&self, path: &Path) -> io::Result<Option<OwnedFd>> {
-        if !path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_))) {
+        if !path
+            .components()
+            .all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+        {
             return Ok(None);
         }
         let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
@@ -103,7 +108,10 @@ impl Root {
     pub(super) fn lacks(&self, path: &Path) -> bool {
         let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
         let flags = OFlags::PATH | OFlags::CLOEXEC;
-        matches!(rustix::fs::openat2(&self.fd, path, flags, Mode::empty(), how), Err(Errno::NOENT))
+        matches!(
+            rustix::fs::openat2(&self.fd, path, flags, Mode::empty(), how),
+            Err(Errno::NOENT)
+        )
     }
 
     /// Opens the directory `path` below this root as a root.
@@ -111,7 +119,9 @@ impl Root {
     /// # Errors
     /// Those of [`Self::open_at`], and ENOTDIR if `path` is not a directory.
     pub fn open_root(&self, path: &Path) -> io::Result<Self> {
-        Ok(Self { fd: self.open_at(path, OFlags::PATH | OFlags::DIRECTORY)? })
+        Ok(Self {
+            fd: self.open_at(path, OFlags::PATH | OFlags::DIRECTORY)?,
+        })
     }
 
     /// Creates missing directories with mode 0755, as `mkdir -p` does, and returns the open directory. Each new directory is
@@ -135,7 +145,8 @@ impl Root {
             match self.open_at(existing, OFlags::PATH | OFlags::DIRECTORY) {
                 Ok(dir) => break Rc::new(dir),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    let (Some(name), Some(parent)) = (existing.file_name(), existing.parent()) else {
+                    let (Some(name), Some(parent)) = (existing.file_name(), existing.parent())
+                    else {
                         return Err(error);
                     };
                     missing.push(name);
@@ -146,7 +157,11 @@ impl Root {
         };
         for name in missing.into_iter().rev() {
             may_create(&dir)?;
-            let made = Created { dir: Rc::clone(&dir), name: name.into(), is_dir: true };
+            let made = Created {
+                dir: Rc::clone(&dir),
+                name: name.into(),
+                is_dir: true,
+            };
             match rustix::fs::mkdirat(&*dir, name, Mode::from_raw_mode(0o755)) {
                 Ok(()) => created.push(made),
                 Err(Errno::EXIST) => {} // a dangling symbolic link, or another process created it: the open below decides
@@ -194,20 +209,29 @@ impl Root {
         if keeps_files(file)? || rustix::fs::fstat(&self.fd)?.st_dev == stat.st_dev {
             return Ok(());
         }
-        Err(io::Error::new(io::ErrorKind::InvalidInput, "it is on a file system that does not store files"))
+        Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is on a file system that does not store files",
+        ))
     }
 
     /// Returns the longest leading part of `path` that is an existing directory.
     #[must_use]
     pub fn existing_part<'a>(&self, path: &'a Path) -> &'a Path {
         let exists = |part: &&Path| self.open_at(part, OFlags::PATH | OFlags::DIRECTORY).is_ok();
-        path.ancestors().find(exists).unwrap_or_else(|| Path::new("/"))
+        path.ancestors()
+            .find(exists)
+            .unwrap_or_else(|| Path::new("/"))
     }
 }
 
 fn resolve(root: impl AsFd, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
     // openat2(2) rejects an empty path, which is what remains of "/" without its slash.
-    let path = if path.as_os_str().is_empty() { Path::new("/") } else { path };
+    let path = if path.as_os_str().is_empty() {
+        Path::new("/")
+    } else {
+        path
+    };
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     for _ in 0..TRIES {
         match rustix::fs::openat2(&root, path, flags | OFlags::CLOEXEC, Mode::empty(), how) {
@@ -246,7 +270,10 @@ fn regular(path: &OwnedFd) -> io::Result<Stat> {
     let stat = rustix::fs::fstat(path)?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => Ok(stat),
-        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not a regular file",
+        )),
     }
 }
 
@@ -265,7 +292,10 @@ const TMPFS: FsWord = 0x0102_1994;
 /// If the directory is on another file system, which could block the reader, or cannot be read.
 pub fn inodes_on_tmpfs(dir: &OwnedFd) -> io::Result<Vec<(OsString, u64)>> {
     if rustix::fs::fstatfs(dir)?.f_type != TMPFS {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not on a tmpfs"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not on a tmpfs",
+        ));
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::openat(dir, c".", flags, Mode::empty())?;
@@ -274,7 +304,10 @@ pub fn inodes_on_tmpfs(dir: &OwnedFd) -> io::Result<Vec<(OsString, u64)>> {
     let mut found = Vec::new();
     while let Some(entry) = entries.next() {
         let entry = entry?;
-        found.push((OsStr::from_bytes(entry.file_name().to_bytes()).to_owned(), entry.ino()));
+        found.push((
+            OsStr::from_bytes(entry.file_name().to_bytes()).to_owned(),
+            entry.ino(),
+        ));
     }
     Ok(found)
 }
@@ -300,7 +333,10 @@ pub fn open_host_file(path: &Path) -> io::Result<(File, Stat)> {
     let file = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
     let stat = rustix::fs::fstat(&file)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not a regular file",
+        ));
     }
     Ok((file.into(), stat))
 }
@@ -362,11 +398,29 @@ mod tests {
         symlink("../lib/a", dir.path().join("usr/lib/up")).unwrap();
         symlink("/escape", dir.path().join("chain")).unwrap();
         for open in IMPLEMENTATIONS {
-            for path in ["/lib/a", "lib/../lib/a", "usr/lib/up", "lib/up", "../../lib/./a", "usr//lib/a"] {
+            for path in [
+                "/lib/a",
+                "lib/../lib/a",
+                "usr/lib/up",
+                "lib/up",
+                "../../lib/./a",
+                "usr//lib/a",
+            ] {
                 let file = open(&root, path, OFlags::PATH).unwrap();
-                assert_eq!(real_path(file.as_fd()).unwrap(), dir.path().join("usr/lib/a"), "{path}");
+                assert_eq!(
+                    real_path(file.as_fd()).unwrap(),
+                    dir.path().join("usr/lib/a"),
+                    "{path}"
+                );
             }
-            for path in ["escape", "magic/passwd", "../etc/passwd", "/../../etc/passwd", "chain", "nowhere/x"] {
+            for path in [
+                "escape",
+                "magic/passwd",
+                "../etc/passwd",
+                "/../../etc/passwd",
+                "chain",
+                "nowhere/x",
+            ] {
                 let error = open(&root, path, OFlags::PATH).unwrap_err();
                 assert_eq!(error.kind(), io::ErrorKind::NotFound, "{path}");
             }
@@ -374,11 +428,22 @@ mod tests {
                 let file = open(&root, path, OFlags::PATH | OFlags::DIRECTORY).unwrap();
                 assert_eq!(real_path(file.as_fd()).unwrap(), dir.path(), "{path}");
             }
-            let errno = |path, flags| open(&root, path, flags).unwrap_err().raw_os_error().unwrap();
+            let errno = |path, flags| {
+                open(&root, path, flags)
+                    .unwrap_err()
+                    .raw_os_error()
+                    .unwrap()
+            };
             assert_eq!(errno("loop", OFlags::PATH), Errno::LOOP.raw_os_error());
             assert_eq!(errno("lib/a/x", OFlags::PATH), Errno::NOTDIR.raw_os_error());
-            assert_eq!(errno("lib/a", OFlags::PATH | OFlags::DIRECTORY), Errno::NOTDIR.raw_os_error());
-            assert_eq!(errno("escape", OFlags::RDONLY | OFlags::NOFOLLOW), Errno::LOOP.raw_os_error());
+            assert_eq!(
+                errno("lib/a", OFlags::PATH | OFlags::DIRECTORY),
+                Errno::NOTDIR.raw_os_error()
+            );
+            assert_eq!(
+                errno("escape", OFlags::RDONLY | OFlags::NOFOLLOW),
+                Errno::LOOP.raw_os_error()
+            );
         }
     }
 
@@ -388,7 +453,9 @@ mod tests {
         let (_dir, root) = tree();
         for open in IMPLEMENTATIONS {
             let mut text = String::new();
-            std::fs::File::from(open(&root, "lib/a", OFlags::RDONLY).unwrap()).read_to_string(&mut text).unwrap();
+            std::fs::File::from(open(&root, "lib/a", OFlags::RDONLY).unwrap())
+                .read_to_string(&mut text)
+                .unwrap();
             assert_eq!(text, "inside");
             open(&root, "lib", OFlags::RDONLY | OFlags::DIRECTORY).unwrap();
             open(&root, "escape", OFlags::PATH | OFlags::NOFOLLOW).unwrap();
@@ -413,7 +480,9 @@ mod tests {
                     std::fs::rename(&moved, &inside).unwrap();
                 }
             });
-            let escaped = IMPLEMENTATIONS.iter().any(|open| (0..300).any(|_| open(&root, &long, OFlags::PATH).is_ok()));
+            let escaped = IMPLEMENTATIONS
+                .iter()
+                .any(|open| (0..300).any(|_| open(&root, &long, OFlags::PATH).is_ok()));
             stop.store(true, std::sync::atomic::Ordering::Relaxed);
             assert!(!escaped);
         });
@@ -423,10 +492,12 @@ mod tests {
     fn directories_are_made_below_what_exists() {
         let (dir, root) = tree();
         let mut created = Vec::new();
-        root.create_dir_all(Path::new("lib/x/y"), &mut created, |_| Ok(())).unwrap();
+        root.create_dir_all(Path::new("lib/x/y"), &mut created, |_| Ok(()))
+            .unwrap();
         assert!(dir.path().join("usr/lib/x/y").is_dir());
         assert_eq!(created.len(), 2);
-        root.create_dir_all(Path::new("lib/x/y"), &mut created, |_| Ok(())).unwrap();
+        root.create_dir_all(Path::new("lib/x/y"), &mut created, |_| Ok(()))
+            .unwrap();
         assert_eq!(created.len(), 2);
         for made in created.iter().rev() {
             rustix::fs::unlinkat(&*made.dir, &made.name, AtFlags::REMOVEDIR).unwrap();
@@ -440,40 +511,66 @@ mod tests {
         let (mut created, mut asked) = (Vec::new(), Vec::new());
         let error = root.create_dir_all(Path::new("lib/x/y"), &mut created, |dir| {
             asked.push(real_path(dir.as_fd()).unwrap());
-            if asked.len() == 2 { Err(Errno::ROFS.into()) } else { Ok(()) }
+            if asked.len() == 2 {
+                Err(Errno::ROFS.into())
+            } else {
+                Ok(())
+            }
         });
         assert_eq!(error.unwrap_err().kind(), io::ErrorKind::ReadOnlyFilesystem);
         let lib = dir.path().join("usr/lib");
         assert_eq!(asked, [lib.clone(), lib.join("x")]);
         assert!(lib.join("x").is_dir() && !lib.join("x/y").try_exists().unwrap());
         assert_eq!(created.len(), 1);
-        root.create_dir_all(Path::new("lib/x"), &mut created, |_| panic!("it exists")).unwrap();
+        root.create_dir_all(Path::new("lib/x"), &mut created, |_| panic!("it exists"))
+            .unwrap();
     }
 
     #[test]
     fn what_stores_nothing_is_not_read() {
         let root = Root::open(Path::new("/")).unwrap();
-        let open = |path: &str| root.open_stored(root.open_at(Path::new(path), OFlags::PATH).unwrap());
+        let open =
+            |path: &str| root.open_stored(root.open_at(Path::new(path), OFlags::PATH).unwrap());
         // A regular file by its mode; reading it waits for the kernel's next message, and takes it from syslog.
         for path in ["/proc/kmsg", "/proc/version", "/sys/kernel/notes"] {
-            assert!(open(path).unwrap_err().to_string().contains("does not store files"), "{path}");
+            assert!(
+                open(path)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("does not store files"),
+                "{path}"
+            );
         }
         let file = tempfile::NamedTempFile::new().unwrap();
         open(file.path().to_str().unwrap()).unwrap();
         assert!(open("/usr").is_err() && open("/dev/null").is_err());
         // Any file system is accepted if it is that of the root.
         let proc = Root::open(Path::new("/proc")).unwrap();
-        proc.open_stored(proc.open_at(Path::new("version"), OFlags::PATH).unwrap()).unwrap();
+        proc.open_stored(proc.open_at(Path::new("version"), OFlags::PATH).unwrap())
+            .unwrap();
     }
 
     #[test]
     fn a_path_is_never_opened_for_reading() {
         let (_dir, root) = tree();
         for flags in [OFlags::RDONLY, OFlags::empty(), OFlags::DIRECTORY] {
-            let path = if flags.contains(OFlags::DIRECTORY) { "lib" } else { "lib/a" };
+            let path = if flags.contains(OFlags::DIRECTORY) {
+                "lib"
+            } else {
+                "lib/a"
+            };
             let opened = root.open_at(Path::new(path), flags).unwrap();
-            assert!(rustix::fs::fcntl_getfl(&opened).unwrap().contains(OFlags::PATH), "{flags:?}");
-            assert_eq!(rustix::io::read(&opened, &mut [0; 1]), Err(Errno::BADF), "{flags:?}");
+            assert!(
+                rustix::fs::fcntl_getfl(&opened)
+                    .unwrap()
+                    .contains(OFlags::PATH),
+                "{flags:?}"
+            );
+            assert_eq!(
+                rustix::io::read(&opened, &mut [0; 1]),
+                Err(Errno::BADF),
+                "{flags:?}"
+            );
         }
     }
 
@@ -481,10 +578,14 @@ mod tests {
     fn a_dangling_symlink_in_the_way_is_refused() {
         let (dir, root) = tree();
         symlink("/nowhere", dir.path().join("usr/lib64")).unwrap();
-        assert!(root.create_dir_all(Path::new("usr/lib64/x"), &mut Vec::new(), |_| Ok(())).is_err());
+        assert!(
+            root.create_dir_all(Path::new("usr/lib64/x"), &mut Vec::new(), |_| Ok(()))
+                .is_err()
+        );
         assert!(!dir.path().join("nowhere").try_exists().unwrap());
         assert!(
-            root.create_dir_all(Path::new("usr/lib/a/x"), &mut Vec::new(), |_| Ok(())).is_err(),
+            root.create_dir_all(Path::new("usr/lib/a/x"), &mut Vec::new(), |_| Ok(()))
+                .is_err(),
             "a file in the way"
         );
     }

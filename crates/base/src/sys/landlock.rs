@@ -105,7 +105,14 @@ pub fn restrict(files: Files) -> io::Result<()> {
     }
     let (attr, size) = attributes(version, files.limits_reading);
     // SAFETY: `attr` is a landlock_ruleset_attr of at least `size` bytes: older kernels know its first fields only.
-    let fd = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, &raw const attr, size, 0_u32) };
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_landlock_create_ruleset,
+            &raw const attr,
+            size,
+            0_u32,
+        )
+    };
     let fd = i32::try_from(Errno::result(fd)?).map_err(|_| Errno::EBADF)?;
     // SAFETY: the kernel has just made this descriptor (close-on-exec) for this call; nothing else owns it.
     let rules = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -123,7 +130,11 @@ pub fn restrict(files: Files) -> io::Result<()> {
 
 /// Returns what the rules handle, which is denied without a rule, and the size of the structure in this version.
 fn attributes(version: i64, limits_reading: bool) -> (RulesetAttr, usize) {
-    let reading = if limits_reading { READ_FILE | READ_DIR } else { 0 };
+    let reading = if limits_reading {
+        READ_FILE | READ_DIR
+    } else {
+        0
+    };
     let since = |since: i64, bits: u64| if version >= since { bits } else { 0 };
     let attr = RulesetAttr {
         handled_access_fs: EXECUTE
@@ -148,15 +159,28 @@ fn attributes(version: i64, limits_reading: bool) -> (RulesetAttr, usize) {
 fn allow(rules: &OwnedFd, place: &OwnedFd, bits: u64) -> io::Result<()> {
     let kind = FileType::from_raw_mode(rustix::fs::fstat(place)?.st_mode);
     // The kernel rejects a right for directories in the rule of a file (EINVAL).
-    let bits = if kind == FileType::Directory { bits } else { bits & !READ_DIR };
+    let bits = if kind == FileType::Directory {
+        bits
+    } else {
+        bits & !READ_DIR
+    };
     if bits == 0 {
         // The kernel rejects an empty rule (ENOMSG).
         return Ok(());
     }
-    let attr = PathBeneathAttr { allowed_access: bits, parent_fd: place.as_raw_fd() };
+    let attr = PathBeneathAttr {
+        allowed_access: bits,
+        parent_fd: place.as_raw_fd(),
+    };
     // SAFETY: `attr` is a landlock_path_beneath_attr, which the kernel reads; `place` is open for as long as the call.
     let added = unsafe {
-        libc::syscall(libc::SYS_landlock_add_rule, rules.as_raw_fd(), RULE_PATH_BENEATH, &raw const attr, 0_u32)
+        libc::syscall(
+            libc::SYS_landlock_add_rule,
+            rules.as_raw_fd(),
+            RULE_PATH_BENEATH,
+            &raw const attr,
+            0_u32,
+        )
     };
     Errno::result(added)?;
     Ok(())

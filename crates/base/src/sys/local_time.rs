@@ -12,7 +12,10 @@ use nix::libc;
 static ZONE: OnceLock<OsString> = OnceLock::new();
 
 /// Returns `TZ`. Called before the environment is cleared.
-#[expect(clippy::disallowed_methods, reason = "called where the environment is read")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "called where the environment is read"
+)]
 #[must_use]
 pub fn zone() -> Option<OsString> {
     std::env::var_os("TZ")
@@ -49,9 +52,19 @@ pub fn format(time: SystemTime) -> Option<String> {
     }
     // SAFETY: not NULL, so the name of the zone, a C string that is valid until the next tzset(3).
     let zone = unsafe { CStr::from_ptr(parts.tm_zone) }.to_string_lossy();
-    let libc::tm { tm_year, tm_mon, tm_mday, tm_hour, tm_min, tm_sec, .. } = parts;
+    let libc::tm {
+        tm_year,
+        tm_mon,
+        tm_mday,
+        tm_hour,
+        tm_min,
+        tm_sec,
+        ..
+    } = parts;
     let (year, month) = (tm_year + 1900, tm_mon + 1);
-    Some(format!("{year}-{month:02}-{tm_mday:02} {tm_hour:02}:{tm_min:02}:{tm_sec:02} {zone}"))
+    Some(format!(
+        "{year}-{month:02}-{tm_mday:02} {tm_hour:02}:{tm_min:02}:{tm_sec:02} {zone}"
+    ))
 }
 
 unsafe extern "C" {

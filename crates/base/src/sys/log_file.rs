@@ -28,8 +28,18 @@ pub fn open(root: &Root, path: &Path) -> Result<File> {
     let (dir, name) = open_dir(root, path)?;
     exists(&dir, name)?;
     // O_NONBLOCK: a FIFO must not block.
-    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = rustix::fs::openat(&dir, name, flags | OFlags::CLOEXEC, Mode::from_raw_mode(0o640))?;
+    let flags = OFlags::WRONLY
+        | OFlags::APPEND
+        | OFlags::CREATE
+        | OFlags::NOFOLLOW
+        | OFlags::NONBLOCK
+        | OFlags::NOCTTY;
+    let file = rustix::fs::openat(
+        &dir,
+        name,
+        flags | OFlags::CLOEXEC,
+        Mode::from_raw_mode(0o640),
+    )?;
     judge(&rustix::fs::fstat(&file)?)?;
     Ok(file.into())
 }
@@ -58,7 +68,9 @@ fn exists(dir: &OwnedFd, name: &OsStr) -> Result<bool> {
 
 /// Opens the directory of the log, and returns it with the name of the log.
 fn open_dir<'p>(root: &Root, path: &'p Path) -> Result<(OwnedFd, &'p OsStr)> {
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { bail!("the path does not name a file") };
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        bail!("the path does not name a file")
+    };
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     // The directory `root` itself is trusted. In a user namespace, directories of the host's root look like those of other users, so
     // only the last directory can be checked there.
@@ -69,8 +81,12 @@ fn open_dir<'p>(root: &Root, path: &'p Path) -> Result<(OwnedFd, &'p OsStr)> {
     }
     let found = guarded::open(root, parent).map_err(|refused| match refused {
         Refused::Io(error) => error.into(),
-        Refused::Link(link) => anyhow::anyhow!("{link:?} is a symbolic link that another user may have created"),
-        Refused::Mount(point) => anyhow::anyhow!("{point:?} is a mount point in a directory of other users"),
+        Refused::Link(link) => {
+            anyhow::anyhow!("{link:?} is a symbolic link that another user may have created")
+        }
+        Refused::Mount(point) => {
+            anyhow::anyhow!("{point:?} is a mount point in a directory of other users")
+        }
     })?;
     match &found.chooser {
         Chooser::NoOther => {}
@@ -82,10 +98,20 @@ fn open_dir<'p>(root: &Root, path: &'p Path) -> Result<(OwnedFd, &'p OsStr)> {
 }
 
 fn judge_dir(stat: &Stat, path: &Path, may_be_unmapped: bool) -> Result<()> {
-    ensure!(FileType::from_raw_mode(stat.st_mode) == FileType::Directory, Errno::NOTDIR);
+    ensure!(
+        FileType::from_raw_mode(stat.st_mode) == FileType::Directory,
+        Errno::NOTDIR
+    );
     let is_unmapped = may_be_unmapped && stat.st_uid == OVERFLOW_ID;
-    ensure!(is_trusted(stat.st_uid) || is_unmapped, "the directory {path:?} belongs to user {}", stat.st_uid);
-    ensure!(stat.st_mode & 0o022 == 0, "other users can write to the directory {path:?}");
+    ensure!(
+        is_trusted(stat.st_uid) || is_unmapped,
+        "the directory {path:?} belongs to user {}",
+        stat.st_uid
+    );
+    ensure!(
+        stat.st_mode & 0o022 == 0,
+        "other users can write to the directory {path:?}"
+    );
     Ok(())
 }
 
@@ -95,7 +121,11 @@ fn judge(stat: &Stat) -> Result<()> {
         FileType::Symlink => bail!("it is a symbolic link"),
         _ => bail!("it is not a regular file"),
     }
-    ensure!(is_trusted(stat.st_uid), "it belongs to user {}", stat.st_uid);
+    ensure!(
+        is_trusted(stat.st_uid),
+        "it belongs to user {}",
+        stat.st_uid
+    );
     ensure!(stat.st_mode & 0o022 == 0, "other users can write to it");
     ensure!(stat.st_nlink == 1, "it has other hard links");
     Ok(())
@@ -114,7 +144,9 @@ mod tests {
     /// What both functions report, which must be the same. The second one creates the file.
     fn outcome(root: &Root, path: &str) -> String {
         let checked = check(root, Path::new(path)).map_err(|error| crate::report::line(&error));
-        let opened = open(root, Path::new(path)).map_err(|error| crate::report::line(&error)).map(drop);
+        let opened = open(root, Path::new(path))
+            .map_err(|error| crate::report::line(&error))
+            .map(drop);
         assert_eq!(checked, opened, "{path}");
         opened.err().unwrap_or_default()
     }
@@ -123,9 +155,13 @@ mod tests {
     fn only_in_directories_of_trusted_users() {
         let dir = tempfile::tempdir().unwrap();
         let at = |path: &str| dir.path().join(path);
-        for (path, mode) in
-            [("log", 0o755), ("group", 0o775), ("tmp", 0o1777), ("tmp/mine", 0o755), ("group/in", 0o755)]
-        {
+        for (path, mode) in [
+            ("log", 0o755),
+            ("group", 0o775),
+            ("tmp", 0o1777),
+            ("tmp/mine", 0o755),
+            ("group/in", 0o755),
+        ] {
             std::fs::create_dir_all(at(path)).unwrap();
             chmod(&at(path), mode);
         }
@@ -133,23 +169,46 @@ mod tests {
             symlink(to, at(link)).unwrap();
         }
         let root = Root::open(dir.path()).unwrap();
-        for path in ["/log/onh.log", "log/other", "/onh.log", "/link/onh.log", "/tmp/mine/onh.log"] {
+        for path in [
+            "/log/onh.log",
+            "log/other",
+            "/onh.log",
+            "/link/onh.log",
+            "/tmp/mine/onh.log",
+        ] {
             assert_eq!(outcome(&root, path), "", "{path}");
             assert_eq!(outcome(&root, path), "", "{path} exists");
         }
-        assert_eq!(at("log/onh.log").metadata().unwrap().permissions().mode() & 0o137, 0);
+        assert_eq!(
+            at("log/onh.log").metadata().unwrap().permissions().mode() & 0o137,
+            0
+        );
         for (path, says) in [
-            ("/group/onh.log", "other users can write to the directory \"/group\""),
-            ("/group/in/onh.log", "other users can write to the directory \"/group\""),
-            ("/tmp/onh.log", "other users can write to the directory \"/tmp\""),
-            ("/tmp/link/onh.log", "\"/tmp/link\" is a symbolic link that another user may have created"),
+            (
+                "/group/onh.log",
+                "other users can write to the directory \"/group\"",
+            ),
+            (
+                "/group/in/onh.log",
+                "other users can write to the directory \"/group\"",
+            ),
+            (
+                "/tmp/onh.log",
+                "other users can write to the directory \"/tmp\"",
+            ),
+            (
+                "/tmp/link/onh.log",
+                "\"/tmp/link\" is a symbolic link that another user may have created",
+            ),
             ("/gone/onh.log", "no such file or directory (ENOENT)"),
             ("/log/onh.log/x", "not a directory (ENOTDIR)"),
             ("/", "the path does not name a file"),
         ] {
             assert_eq!(outcome(&root, path), says, "{path}");
         }
-        assert!(at("tmp/onh.log").metadata().is_err() && at("group/in/onh.log").metadata().is_err());
+        assert!(
+            at("tmp/onh.log").metadata().is_err() && at("group/in/onh.log").metadata().is_err()
+        );
     }
 
     #[test]
@@ -177,8 +236,14 @@ mod tests {
         ] {
             assert_eq!(outcome(&root, path), says, "{path}");
         }
-        open(&root, Path::new("/ours")).unwrap().write_all(b"a").unwrap();
-        open(&root, Path::new("/ours")).unwrap().write_all(b"b").unwrap();
+        open(&root, Path::new("/ours"))
+            .unwrap()
+            .write_all(b"a")
+            .unwrap();
+        open(&root, Path::new("/ours"))
+            .unwrap()
+            .write_all(b"b")
+            .unwrap();
         assert_eq!(std::fs::read_to_string(at("ours")).unwrap(), "ab");
         assert_eq!(std::fs::read_to_string(at("secret")).unwrap(), "secret");
         if rustix::process::geteuid().is_root() {
@@ -188,7 +253,10 @@ mod tests {
             assert_eq!(outcome(&root, "/theirs"), "it belongs to user 7777");
             std::fs::create_dir(at("user")).unwrap();
             std::os::unix::fs::chown(at("user"), Some(7777), None).unwrap();
-            assert_eq!(outcome(&root, "/user/log"), "the directory \"/user\" belongs to user 7777");
+            assert_eq!(
+                outcome(&root, "/user/log"),
+                "the directory \"/user\" belongs to user 7777"
+            );
         }
     }
 }

@@ -6,7 +6,10 @@
 //!
 //! [`in_place`] makes the same mounts with mount(2), for earlier kernels and for seccomp profiles that deny these calls. It
 //! names source and target with the magic links of their file descriptors.
-#![allow(unsafe_code, reason = "mount_setattr, open_tree_attr and statmount have no safe wrapper in nix or rustix")]
+#![allow(
+    unsafe_code,
+    reason = "mount_setattr, open_tree_attr and statmount have no safe wrapper in nix or rustix"
+)]
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -18,7 +21,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nix::libc;
 use rustix::fs::CWD;
 use rustix::io::Errno;
-use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
+};
 
 pub mod in_place;
 mod label;
@@ -51,7 +56,11 @@ pub fn api() -> Api {
     // ENOSYS and EPERM are the answers of seccomp filters. Without CAP_SYS_ADMIN the kernel answers EPERM too, but then
     // mount(2) fails as well.
     let refused = |answer: &Result<(), Errno>| matches!(answer, Err(Errno::NOSYS | Errno::PERM));
-    if answers.iter().any(refused) { Api::InPlace } else { Api::Detached }
+    if answers.iter().any(refused) {
+        Api::InPlace
+    } else {
+        Api::Detached
+    }
 }
 
 /// Restrictions for the files below a mount in a container.
@@ -106,7 +115,12 @@ pub fn clone_tree_at(path: &Path, attrs: MountAttrs) -> io::Result<OwnedFd> {
     clone_with(CWD, &path, OpenTreeFlags::AT_SYMLINK_NOFOLLOW, attrs)
 }
 
-fn clone_with(dir: BorrowedFd<'_>, path: &CStr, flags: OpenTreeFlags, attrs: MountAttrs) -> io::Result<OwnedFd> {
+fn clone_with(
+    dir: BorrowedFd<'_>,
+    path: &CStr,
+    flags: OpenTreeFlags,
+    attrs: MountAttrs,
+) -> io::Result<OwnedFd> {
     /// A start clones about forty mounts, and asks once.
     static IS_MISSING: AtomicBool = AtomicBool::new(false);
     let flags = flags | OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
@@ -134,7 +148,11 @@ struct MountAttr {
 impl MountAttr {
     /// With `attrs`, and private: a clone of a shared mount is a member of the same peer group (mount_namespaces(7)).
     fn restricted(attrs: MountAttrs) -> Self {
-        Self { attr_set: attrs.0.bits().into(), propagation: libc::MS_PRIVATE, ..Self::default() }
+        Self {
+            attr_set: attrs.0.bits().into(),
+            propagation: libc::MS_PRIVATE,
+            ..Self::default()
+        }
     }
 }
 
@@ -145,11 +163,20 @@ impl MountAttr {
 /// # Errors
 /// Those of mount_setattr(2): ENOSYS before Linux 5.12, EINVAL if `mount` is not the root of a mount.
 pub fn restrict(mount: impl AsFd, attrs: MountAttrs) -> io::Result<()> {
-    Ok(set_attr(mount.as_fd(), &MountAttr::restricted(attrs), size_of::<MountAttr>())?)
+    Ok(set_attr(
+        mount.as_fd(),
+        &MountAttr::restricted(attrs),
+        size_of::<MountAttr>(),
+    )?)
 }
 
 /// Calls open_tree_attr(2), which does the work of open_tree(2) and mount_setattr(2) since Linux 6.15.
-fn open_tree_attr(dir: BorrowedFd<'_>, path: &CStr, flags: OpenTreeFlags, attr: &MountAttr) -> Result<OwnedFd, Errno> {
+fn open_tree_attr(
+    dir: BorrowedFd<'_>,
+    path: &CStr,
+    flags: OpenTreeFlags,
+    attr: &MountAttr,
+) -> Result<OwnedFd, Errno> {
     /// The number is the same on all architectures that the driver supports, and libc does not have it yet.
     const SYS_OPEN_TREE_ATTR: libc::c_long = 467;
     // SAFETY: open_tree_attr(2) reads a NUL-terminated path and at most the given size from `attr`, which is a live MountAttr of this
@@ -205,7 +232,13 @@ pub fn attach(mount: impl AsFd, target: impl AsFd) -> io::Result<()> {
 /// # Errors
 /// Those of [`attach`], and NotFound if nothing exists at `path`.
 pub fn attach_at(mount: impl AsFd, dir: impl AsFd, path: &Path) -> io::Result<()> {
-    Ok(rustix::mount::move_mount(mount, c"", dir, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+    Ok(rustix::mount::move_mount(
+        mount,
+        c"",
+        dir,
+        path,
+        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
+    )?)
 }
 
 /// Unmounts an attached mount.
@@ -215,7 +248,10 @@ pub fn attach_at(mount: impl AsFd, dir: impl AsFd, path: &Path) -> io::Result<()
 pub fn detach(mount: BorrowedFd<'_>) -> io::Result<()> {
     // umount2(2) takes only a path. The magic link of an fd leads to the mount that the fd was opened on. The fd keeps the mount
     // busy, so that the call would fail with EBUSY without MNT_DETACH.
-    Ok(rustix::mount::unmount(super::in_root::fd_path(mount), UnmountFlags::DETACH)?)
+    Ok(rustix::mount::unmount(
+        super::in_root::fd_path(mount),
+        UnmountFlags::DETACH,
+    )?)
 }
 
 /// Returns a new, detached tmpfs with these options and this SELinux label. It is writable until [`restrict`] is called.
@@ -233,7 +269,12 @@ pub fn new_tmpfs(options: &[(&CStr, &CStr)], label: Option<&Label>) -> io::Resul
         rustix::mount::fsconfig_set_string(&fs, c"context", label.as_str())?;
     }
     rustix::mount::fsconfig_create(&fs)?;
-    let attrs =
-        MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    Ok(rustix::mount::fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attrs)?)
+    let attrs = MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    Ok(rustix::mount::fsmount(
+        &fs,
+        FsMountFlags::FSMOUNT_CLOEXEC,
+        attrs,
+    )?)
 }

@@ -40,7 +40,10 @@ impl MountNs {
     /// EINVAL while another thread shares the working directory and the root directory, EPERM without CAP_SYS_ADMIN; see setns(2).
     #[expect(clippy::disallowed_methods, reason = "the only caller")]
     pub fn enter(self) -> io::Result<()> {
-        Ok(nix::sched::setns(self.0, nix::sched::CloneFlags::CLONE_NEWNS)?)
+        Ok(nix::sched::setns(
+            self.0,
+            nix::sched::CloneFlags::CLONE_NEWNS,
+        )?)
     }
 }
 
@@ -67,9 +70,16 @@ pub fn in_mount_ns_of_runtime() -> bool {
 /// Whether all threads of a process are in our mount namespace. runc 1.2 and newer have one thread that enters the
 /// namespace of the container to open the sources of its mounts, and it may be the one that /proc shows as the process.
 pub fn shares_mount_ns(pid: &str) -> bool {
-    let Some(own) = mount_ns_of("self") else { return false };
-    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
-    let mut namespaces = threads.flatten().filter_map(|thread| namespace_of(&thread.path())).peekable();
+    let Some(own) = mount_ns_of("self") else {
+        return false;
+    };
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return false;
+    };
+    let mut namespaces = threads
+        .flatten()
+        .filter_map(|thread| namespace_of(&thread.path()))
+        .peekable();
     namespaces.peek().is_some() && namespaces.all(|namespace| namespace == own)
 }
 
@@ -98,10 +108,13 @@ pub fn other_mount_tables(limits: Limits, mut see: impl FnMut(&[u8]) -> bool) ->
     let mut seen = BTreeSet::from_iter(mount_ns_of("self"));
     let mut left = limits.bytes;
     let mut pass = |dir: &OwnedFd, name: &Path, left: &mut usize| -> io::Result<bool> {
-        let Ok(file) = rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else {
+        let Ok(file) =
+            rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        else {
             return Ok(true); // the process has ended
         };
-        let table = proc_file::read_whole(File::from(file).take(*left as u64 + 1), Length::Unknown).unwrap_or_default();
+        let table = proc_file::read_whole(File::from(file).take(*left as u64 + 1), Length::Unknown)
+            .unwrap_or_default();
         *left = left.checked_sub(table.len()).ok_or_else(too_many)?;
         Ok(see(&table))
     };
@@ -123,7 +136,12 @@ pub fn other_mount_tables(limits: Limits, mut see: impl FnMut(&[u8]) -> bool) ->
             if seen.len() > limits.namespaces {
                 return Err(too_many());
             }
-            let opened = rustix::fs::openat(&proc, &path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+            let opened = rustix::fs::openat(
+                &proc,
+                &path,
+                OFlags::RDONLY | OFlags::CLOEXEC,
+                Mode::empty(),
+            );
             match opened.map(|fd| MountNs(fd).enter()) {
                 Ok(Ok(())) if !pass(&own, Path::new("mountinfo"), &mut left)? => return Ok(()),
                 Ok(Ok(())) => {}
@@ -151,8 +169,12 @@ fn too_many() -> io::Error {
 fn numbers(proc: &OwnedFd, path: &Path) -> io::Result<Vec<String>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let entries = rustix::fs::Dir::new(rustix::fs::openat(proc, path, flags, Mode::empty())?)?;
-    let names = entries.flatten().filter_map(|entry| Some(entry.file_name().to_str().ok()?.to_owned()));
-    Ok(names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())).collect())
+    let names = entries
+        .flatten()
+        .filter_map(|entry| Some(entry.file_name().to_str().ok()?.to_owned()));
+    Ok(names
+        .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
+        .collect())
 }
 
 /// Enters the cgroup namespace of a process: the paths in /proc/PID/cgroup are then relative to the root of that namespace.
@@ -162,7 +184,10 @@ fn numbers(proc: &OwnedFd, path: &Path) -> io::Result<Vec<String>> {
 #[expect(clippy::disallowed_methods, reason = "the only caller")]
 pub fn enter_cgroup_ns(pid: i32) -> io::Result<()> {
     let namespace = File::open(format!("/proc/{pid}/ns/cgroup"))?;
-    Ok(nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWCGROUP)?)
+    Ok(nix::sched::setns(
+        namespace,
+        nix::sched::CloneFlags::CLONE_NEWCGROUP,
+    )?)
 }
 
 /// Creates a PID namespace for the children of this process. The first child becomes its process 1.
@@ -201,7 +226,11 @@ pub fn uid_outside(uid: u32) -> io::Result<Option<u32>> {
 fn outside(map: &str, id: u32) -> Option<u32> {
     parse_id_map(map).find_map(|(inside, outside, count)| {
         let offset = id.checked_sub(inside)?;
-        if offset < count { outside.checked_add(offset) } else { None }
+        if offset < count {
+            outside.checked_add(offset)
+        } else {
+            None
+        }
     })
 }
 
@@ -209,7 +238,11 @@ fn outside(map: &str, id: u32) -> Option<u32> {
 pub(super) fn parse_id_map(map: &str) -> impl Iterator<Item = (u32, u32, u32)> {
     map.lines().filter_map(|line| {
         let mut numbers = line.split_ascii_whitespace().map(str::parse::<u32>);
-        Some((numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?))
+        Some((
+            numbers.next()?.ok()?,
+            numbers.next()?.ok()?,
+            numbers.next()?.ok()?,
+        ))
     })
 }
 
@@ -225,7 +258,12 @@ mod tests {
     #[test]
     fn ids_are_mapped_to_those_outside() {
         let map = "         0       1000          1\n         1     100000      65536\n";
-        for (here, there) in [(0, Some(1000)), (1, Some(100_000)), (65_536, Some(165_535)), (65_537, None)] {
+        for (here, there) in [
+            (0, Some(1000)),
+            (1, Some(100_000)),
+            (65_536, Some(165_535)),
+            (65_537, None),
+        ] {
             assert_eq!(outside(map, here), there, "{here}");
         }
         assert_eq!(outside("nonsense", 0), None);
@@ -235,7 +273,9 @@ mod tests {
     #[test]
     fn the_initial_map_is_recognized() {
         assert!(is_initial_uid_map("         0          0 4294967295\n"));
-        assert!(!is_initial_uid_map("         0       1000          1\n         1     100000      65536\n"));
+        assert!(!is_initial_uid_map(
+            "         0       1000          1\n         1     100000      65536\n"
+        ));
         assert!(!is_initial_uid_map(""));
     }
 }

@@ -53,7 +53,12 @@ pub fn parent(pid: &str) -> Option<i32> {
 
 /// Parses `PPid:` of /proc/PID/status, see proc_pid_status(5). It is 0 for a parent in another PID namespace.
 fn parent_of(status: &str) -> Option<i32> {
-    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()?;
+    let parent = status
+        .lines()
+        .find_map(|line| line.strip_prefix("PPid:"))?
+        .trim()
+        .parse()
+        .ok()?;
     (parent > 0).then_some(parent)
 }
 
@@ -82,7 +87,11 @@ impl Length {
 /// Reads `input` to its end. The first 4 KiB are read to the stack, because allocating and freeing a large buffer takes longer than
 /// copying a few hundred bytes.
 pub(crate) fn read_whole(mut input: impl Read, length: Length) -> io::Result<Vec<u8>> {
-    let size = if let Length::Known(size) = length { size } else { 0 };
+    let size = if let Length::Known(size) = length {
+        size
+    } else {
+        0
+    };
     let mut bytes = Vec::new();
     if size <= USUAL {
         let mut room = [0; USUAL];
@@ -139,7 +148,10 @@ mod tests {
 
     #[test]
     fn a_parent_in_another_pid_namespace_is_none() {
-        assert_eq!(parent_of("Name:\tx\nPid:\t7\nPPid:\t3\nTracerPid:\t0\n"), Some(3));
+        assert_eq!(
+            parent_of("Name:\tx\nPid:\t7\nPPid:\t3\nTracerPid:\t0\n"),
+            Some(3)
+        );
         assert_eq!(parent_of("Name:\tx\nPPid:\t0\n"), None);
         assert_eq!(parent_of(""), None);
     }
@@ -147,12 +159,27 @@ mod tests {
     #[test]
     fn all_of_it_is_read() {
         for length in [1, 999, USUAL - 1, USUAL, USUAL + 1, 9 * USUAL] {
-            let bytes: Vec<u8> = (0..length).map(|n| u8::try_from(n % 251).unwrap()).collect();
-            for size in [Length::Unknown, Length::Known(length), Length::Known(length + 7), Length::ShortRecords] {
-                assert_eq!(read_whole(bytes.as_slice(), size).unwrap(), bytes, "{length} {size:?}");
+            let bytes: Vec<u8> = (0..length)
+                .map(|n| u8::try_from(n % 251).unwrap())
+                .collect();
+            for size in [
+                Length::Unknown,
+                Length::Known(length),
+                Length::Known(length + 7),
+                Length::ShortRecords,
+            ] {
+                assert_eq!(
+                    read_whole(bytes.as_slice(), size).unwrap(),
+                    bytes,
+                    "{length} {size:?}"
+                );
             }
             for size in [Length::Unknown, Length::Known(length)] {
-                assert_eq!(read_whole(Slow(&bytes), size).unwrap(), bytes, "{length} {size:?}");
+                assert_eq!(
+                    read_whole(Slow(&bytes), size).unwrap(),
+                    bytes,
+                    "{length} {size:?}"
+                );
             }
         }
         for size in [Length::Unknown, Length::ShortRecords, Length::Known(3)] {
@@ -191,13 +218,26 @@ mod tests {
             assert_eq!(reads(length, size), expected, "{length} {size:?}");
         }
         let mut longer = Counted(&[7; 100], 0);
-        assert_eq!(read_whole(&mut longer, Length::Known(90)).unwrap().len(), 100, "it has become longer");
+        assert_eq!(
+            read_whole(&mut longer, Length::Known(90)).unwrap().len(),
+            100,
+            "it has become longer"
+        );
     }
 
     #[test]
     fn files_of_the_kernel() {
-        for path in ["/proc/self/status", "/proc/self/cmdline", "/proc/self/cgroup", "/proc/self/uid_map"] {
-            assert_eq!(read(path).unwrap().len(), std::fs::read(path).unwrap().len(), "{path}");
+        for path in [
+            "/proc/self/status",
+            "/proc/self/cmdline",
+            "/proc/self/cgroup",
+            "/proc/self/uid_map",
+        ] {
+            assert_eq!(
+                read(path).unwrap().len(),
+                std::fs::read(path).unwrap().len(),
+                "{path}"
+            );
         }
         assert!(read_table("/proc/self/mountinfo").unwrap().ends_with(b"\n"));
     }

@@ -21,14 +21,19 @@ const REAP: Duration = Duration::from_millis(500);
 
 /// Waits for a child and returns its status, or `None` if it still runs after `patience`.
 pub(super) fn wait(child: Pid, patience: Duration) -> nix::Result<Option<WaitStatus>> {
-    poll_until(patience, || match waitpid(child, Some(WaitPidFlag::WNOHANG))? {
-        WaitStatus::StillAlive => Ok(None),
-        ended => Ok(Some(ended)),
+    poll_until(patience, || {
+        match waitpid(child, Some(WaitPidFlag::WNOHANG))? {
+            WaitStatus::StillAlive => Ok(None),
+            ended => Ok(Some(ended)),
+        }
     })
 }
 
 /// Calls `poll` until it returns a value. Returns `None` if that does not happen within `patience`.
-fn poll_until<T, E>(patience: Duration, mut poll: impl FnMut() -> Result<Option<T>, E>) -> Result<Option<T>, E> {
+fn poll_until<T, E>(
+    patience: Duration,
+    mut poll: impl FnMut() -> Result<Option<T>, E>,
+) -> Result<Option<T>, E> {
     let end = Instant::now() + patience;
     loop {
         let polled = poll()?;
@@ -50,11 +55,27 @@ pub fn clear_environment() {
 ///
 /// # Errors
 /// If the program cannot be started. [`io::ErrorKind::TimedOut`] if it was killed because it did not end within `deadline`.
-#[expect(clippy::disallowed_methods, reason = "the only place that runs programs")]
-fn run_program(program: &Path, arguments: &[&str], output: Stdio, deadline: Duration) -> io::Result<bool> {
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the only place that runs programs"
+)]
+fn run_program(
+    program: &Path,
+    arguments: &[&str],
+    output: Stdio,
+    deadline: Duration,
+) -> io::Result<bool> {
     let mut command = Command::new(program);
-    command.args(arguments).env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/");
-    let mut child = command.stdin(Stdio::null()).stdout(output).stderr(Stdio::null()).spawn()?;
+    command
+        .args(arguments)
+        .env_clear()
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .current_dir("/");
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(output)
+        .stderr(Stdio::null())
+        .spawn()?;
     if let Some(status) = poll_until(deadline, || child.try_wait())? {
         return Ok(status.success());
     }
@@ -64,14 +85,28 @@ fn run_program(program: &Path, arguments: &[&str], output: Stdio, deadline: Dura
 }
 
 /// Replaces this program with another one, which gets these arguments, including `argv[0]`, and an empty environment.
-#[expect(clippy::disallowed_methods, reason = "the only place that runs programs")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the only place that runs programs"
+)]
 pub fn replace(program: &Path, args: &[OsString]) -> io::Error {
-    let (called, args) = args.split_first().map_or((program.as_os_str(), &[][..]), |(called, args)| (called, args));
-    Command::new(program).arg0(called).args(args).env_clear().exec()
+    let (called, args) = args
+        .split_first()
+        .map_or((program.as_os_str(), &[][..]), |(called, args)| {
+            (called, args)
+        });
+    Command::new(program)
+        .arg0(called)
+        .args(args)
+        .env_clear()
+        .exec()
 }
 
 /// Replaces this program with another one, which gets these arguments after its name, and the environment of this process.
-#[expect(clippy::disallowed_methods, reason = "the only place that runs programs")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the only place that runs programs"
+)]
 pub fn replace_with_environment(program: &Path, args: &[OsString]) -> io::Error {
     Command::new(program).args(args).exec()
 }
@@ -93,7 +128,10 @@ pub struct Filtered {
 ///
 /// # Errors
 /// If the program cannot be started, or does not end within `deadline`.
-#[expect(clippy::disallowed_methods, reason = "the only place that runs programs")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the only place that runs programs"
+)]
 pub fn filter(
     program: &Path,
     arguments: &[&str],
@@ -105,14 +143,24 @@ pub fn filter(
     let memory = || rustix::fs::memfd_create("output", MemfdFlags::CLOEXEC).map(File::from);
     let (mut output, mut errors) = (memory()?, memory()?);
     let mut command = Command::new(program);
-    command.args(arguments).env_clear().current_dir(dir).stdin(input.try_clone()?);
-    let mut child = command.stdout(output.try_clone()?).stderr(errors.try_clone()?).spawn()?;
+    command
+        .args(arguments)
+        .env_clear()
+        .current_dir(dir)
+        .stdin(input.try_clone()?);
+    let mut child = command
+        .stdout(output.try_clone()?)
+        .stderr(errors.try_clone()?)
+        .spawn()?;
     let Some(status) = poll_until(deadline, || child.try_wait())? else {
         child.kill().ok();
         poll_until(REAP, || child.try_wait()).ok();
         return Err(io::ErrorKind::TimedOut.into());
     };
-    let mut filtered = Filtered { succeeded: status.success(), ..Filtered::default() };
+    let mut filtered = Filtered {
+        succeeded: status.success(),
+        ..Filtered::default()
+    };
     output.rewind()?;
     output.read_to_end(&mut filtered.output)?;
     errors.rewind()?;
@@ -162,7 +210,13 @@ pub fn create_files_as(uid: u32, gid: u32) -> io::Result<()> {
     // If the file system user id is no longer 0, the kernel removes CAP_CHOWN, CAP_DAC_OVERRIDE and the others for files from the
     // effective set (capabilities(7)). They stay in the permitted set.
     let caps = rustix::thread::capabilities(None)?;
-    rustix::thread::set_capabilities(None, CapabilitySets { effective: caps.permitted, ..caps })?;
+    rustix::thread::set_capabilities(
+        None,
+        CapabilitySets {
+            effective: caps.permitted,
+            ..caps
+        },
+    )?;
     // setfsuid(2) does not report errors. A second call returns the id that is in effect.
     if nix::unistd::setfsuid(uid) == uid && nix::unistd::setfsgid(gid) == gid {
         Ok(())
@@ -185,19 +239,41 @@ mod tests {
     fn a_program_that_does_not_end_is_killed() {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("slow");
-        std::fs::write(&program, "#!/bin/sh\necho slow version 1.2.3\nexec sleep 60").unwrap();
-        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        std::fs::write(
+            &program,
+            "#!/bin/sh\necho slow version 1.2.3\nexec sleep 60",
+        )
+        .unwrap();
+        std::fs::set_permissions(
+            &program,
+            std::os::unix::fs::PermissionsExt::from_mode(0o755),
+        )
+        .unwrap();
         let start = Instant::now();
         let error = read_output(&program, &["--version"], Duration::from_millis(200)).unwrap_err();
-        assert!(error.kind() == io::ErrorKind::TimedOut && start.elapsed() < Duration::from_secs(20), "{error}");
+        assert!(
+            error.kind() == io::ErrorKind::TimedOut && start.elapsed() < Duration::from_secs(20),
+            "{error}"
+        );
     }
 
     #[test]
     fn programs_of_the_host() {
-        let run = |program: &str| run_modprobe(Path::new(program), "nothing", Duration::from_secs(60)).ok();
-        assert_eq!((run("/bin/true"), run("/bin/false"), run("/nowhere/true")), (Some(true), Some(false), None));
-        let version = |program: &str| read_output(Path::new(program), &["--version"], Duration::from_secs(10));
-        assert!(version("/bin/sed").unwrap().starts_with("/bin/sed (GNU sed)"));
+        let run = |program: &str| {
+            run_modprobe(Path::new(program), "nothing", Duration::from_secs(60)).ok()
+        };
+        assert_eq!(
+            (run("/bin/true"), run("/bin/false"), run("/nowhere/true")),
+            (Some(true), Some(false), None)
+        );
+        let version = |program: &str| {
+            read_output(Path::new(program), &["--version"], Duration::from_secs(10))
+        };
+        assert!(
+            version("/bin/sed")
+                .unwrap()
+                .starts_with("/bin/sed (GNU sed)")
+        );
         assert!(version("/nowhere/sed").is_err());
     }
 }

@@ -85,7 +85,12 @@ impl RunDir {
     }
 
     fn made_in(base: &Path, us: u32) -> io::Result<Self> {
-        let base = rustix::fs::openat(CWD, base, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let base = rustix::fs::openat(
+            CWD,
+            base,
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?;
         make_dir(base.as_fd(), Path::new(NAME), us)
     }
 
@@ -102,7 +107,8 @@ impl RunDir {
     /// # Errors
     /// If the directory exists, but cannot be opened or is not only this user's.
     pub fn existing_below(&self, name: &str) -> io::Result<Option<Self>> {
-        or_missing(open_dir(self.fd.as_fd(), Path::new(name), self.us)).map(|found| found.map(|(dir, _)| dir))
+        or_missing(open_dir(self.fd.as_fd(), Path::new(name), self.us))
+            .map(|found| found.map(|(dir, _)| dir))
     }
 
     /// Reads a file of at most `limit` bytes. Returns `None` if it does not exist.
@@ -111,13 +117,21 @@ impl RunDir {
     /// If the file cannot be read, is longer than `limit` (`FileTooLarge`), or is not a regular file that only this user can write.
     pub fn read(&self, name: &str, limit: u64) -> io::Result<Option<Vec<u8>>> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let Some(fd) = or_missing(rustix::fs::openat(&self.fd, name, flags, Mode::empty()).map_err(Into::into))? else {
+        let Some(fd) = or_missing(
+            rustix::fs::openat(&self.fd, name, flags, Mode::empty()).map_err(Into::into),
+        )?
+        else {
             return Ok(None);
         };
         let size = check_ours(fd.as_fd(), FileType::RegularFile, self.us)?.st_size;
         let most = limit.saturating_add(1);
-        let size = usize::try_from(size.min(i64::try_from(most).unwrap_or(i64::MAX))).unwrap_or_default();
-        let length = if size > 0 { Length::Known(size) } else { Length::Unknown };
+        let size =
+            usize::try_from(size.min(i64::try_from(most).unwrap_or(i64::MAX))).unwrap_or_default();
+        let length = if size > 0 {
+            Length::Known(size)
+        } else {
+            Length::Unknown
+        };
         let bytes = read_whole(File::from(fd).take(most), length)?;
         if u64::try_from(bytes.len()).is_ok_and(|read| read > limit) {
             return Err(io::Error::from(io::ErrorKind::FileTooLarge));
@@ -183,8 +197,14 @@ impl RunDir {
         let mut names = Vec::new();
         while let Some(entry) = entries.next() {
             let entry = entry?;
-            names
-                .extend(entry.file_name().to_str().ok().filter(|name| !matches!(*name, "." | "..")).map(str::to_owned));
+            names.extend(
+                entry
+                    .file_name()
+                    .to_str()
+                    .ok()
+                    .filter(|name| !matches!(*name, "." | ".."))
+                    .map(str::to_owned),
+            );
         }
         Ok(names)
     }
@@ -193,7 +213,8 @@ impl RunDir {
     #[must_use]
     pub fn age(&self, name: &str) -> Option<Duration> {
         let stat = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
-        let written = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(stat.st_mtime).ok()?);
+        let written =
+            SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(stat.st_mtime).ok()?);
         SystemTime::now().duration_since(written).ok()
     }
 
@@ -202,7 +223,8 @@ impl RunDir {
     /// # Errors
     /// If the file cannot be opened or locked, or is not a regular file that only this user can write.
     pub fn lock(&self, name: &str, patience: Duration) -> io::Result<Option<Lock>> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR)?;
         check_ours(fd.as_fd(), FileType::RegularFile, self.us)?;
         let mut file = File::from(fd);
@@ -210,8 +232,12 @@ impl RunDir {
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(file) => return Ok(Some(Lock { _file: file })),
-                Err((_, nix::errno::Errno::EWOULDBLOCK)) if Instant::now() >= until => return Ok(None),
-                Err((back, nix::errno::Errno::EWOULDBLOCK | nix::errno::Errno::EINTR)) => file = back,
+                Err((_, nix::errno::Errno::EWOULDBLOCK)) if Instant::now() >= until => {
+                    return Ok(None);
+                }
+                Err((back, nix::errno::Errno::EWOULDBLOCK | nix::errno::Errno::EINTR)) => {
+                    file = back
+                }
                 Err((_, error)) => return Err(error.into()),
             }
             std::thread::sleep(LOCK_PAUSE);
@@ -230,7 +256,11 @@ pub struct Replacement<Fd> {
 impl<Fd: AsFd> Replacement<Fd> {
     fn new(dir: Fd, name: &str) -> io::Result<Self> {
         let temporary = CString::new(format!(".{name}.{}", std::process::id()))?;
-        Ok(Self { dir, temporary, name: CString::new(name)? })
+        Ok(Self {
+            dir,
+            temporary,
+            name: CString::new(name)?,
+        })
     }
 
     /// Writes the new content. It only makes system calls, so that a signal handler can call it: see signal-safety(7).
@@ -239,7 +269,8 @@ impl<Fd: AsFd> Replacement<Fd> {
     /// If the file cannot be written or renamed. The old content then remains.
     pub fn write(&self, bytes: &[u8]) -> io::Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let create = || rustix::fs::openat(&self.dir, &*self.temporary, flags, Mode::RUSR | Mode::WUSR);
+        let create =
+            || rustix::fs::openat(&self.dir, &*self.temporary, flags, Mode::RUSR | Mode::WUSR);
         let fd = match create() {
             Err(Errno::EXIST) => {
                 // A process with the same PID left the file when it was killed.
@@ -249,8 +280,14 @@ impl<Fd: AsFd> Replacement<Fd> {
             created => created?,
         };
         let written = File::from(fd).write_all(bytes);
-        let done =
-            written.and_then(|()| Ok(rustix::fs::renameat(&self.dir, &*self.temporary, &self.dir, &*self.name)?));
+        let done = written.and_then(|()| {
+            Ok(rustix::fs::renameat(
+                &self.dir,
+                &*self.temporary,
+                &self.dir,
+                &*self.name,
+            )?)
+        });
         if done.is_err() {
             rustix::fs::unlinkat(&self.dir, &*self.temporary, AtFlags::empty()).ok();
         }
@@ -298,7 +335,10 @@ fn make_dir(parent: impl AsFd, name: &Path, us: u32) -> io::Result<RunDir> {
 fn close_to_others((dir, stat): (RunDir, Stat)) -> io::Result<RunDir> {
     if stat.st_mode & 0o077 != 0 {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        rustix::fs::fchmod(rustix::fs::openat(&dir.fd, ".", flags, Mode::empty())?, Mode::RWXU)?;
+        rustix::fs::fchmod(
+            rustix::fs::openat(&dir.fd, ".", flags, Mode::empty())?,
+            Mode::RWXU,
+        )?;
     }
     Ok(dir)
 }
@@ -307,7 +347,13 @@ fn open_dir(parent: impl AsFd, name: &Path, us: u32) -> io::Result<(RunDir, Stat
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = rustix::fs::openat(parent, name, flags, Mode::empty())?;
     let stat = check_ours(fd.as_fd(), FileType::Directory, us)?;
-    Ok((RunDir { fd: Arc::new(fd), us }, stat))
+    Ok((
+        RunDir {
+            fd: Arc::new(fd),
+            us,
+        },
+        stat,
+    ))
 }
 
 /// Checks that no user other than `us` can have written a file, and returns its state. A file with several hard links is rejected,
@@ -349,8 +395,23 @@ mod tests {
         dir.remove("a").unwrap();
         dir.remove("a").unwrap();
         assert_eq!(dir.names().unwrap(), ["b"]);
-        let mode = |path: &str| base.path().join(path).metadata().unwrap().permissions().mode() & 0o7777;
-        assert_eq!((mode(NAME), mode("oci-nvidia-hook/b"), mode("oci-nvidia-hook/b/c")), (0o700, 0o700, 0o600));
+        let mode = |path: &str| {
+            base.path()
+                .join(path)
+                .metadata()
+                .unwrap()
+                .permissions()
+                .mode()
+                & 0o7777
+        };
+        assert_eq!(
+            (
+                mode(NAME),
+                mode("oci-nvidia-hook/b"),
+                mode("oci-nvidia-hook/b/c")
+            ),
+            (0o700, 0o700, 0o600)
+        );
     }
 
     #[test]
@@ -371,7 +432,10 @@ mod tests {
             dir.replace(name, b"ours").unwrap();
             assert_eq!(dir.read(name, 100).unwrap().unwrap(), b"ours", "{name}");
         }
-        assert_eq!(std::fs::read_to_string(base.path().join("secret")).unwrap(), "secret");
+        assert_eq!(
+            std::fs::read_to_string(base.path().join("secret")).unwrap(),
+            "secret"
+        );
         symlink("../secret", path("lock")).unwrap();
         assert!(dir.lock("lock", Duration::ZERO).is_err());
         std::fs::set_permissions(path("dir"), PermissionsExt::from_mode(0o777)).unwrap();
@@ -400,7 +464,11 @@ mod tests {
             for mode in [0o755, 0o750, 0o711, 0o704] {
                 std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
                 RunDir::open_in(base.path()).unwrap().below("b").unwrap();
-                assert_eq!(path.metadata().unwrap().permissions().mode() & 0o7777, 0o700, "{path:?} {mode:o}");
+                assert_eq!(
+                    path.metadata().unwrap().permissions().mode() & 0o7777,
+                    0o700,
+                    "{path:?} {mode:o}"
+                );
             }
         }
         below.replace("a", b"x").unwrap();
@@ -411,7 +479,11 @@ mod tests {
         let (_base, dir) = run_dir();
         let lock = dir.lock("lock", Duration::ZERO).unwrap().unwrap();
         let started = Instant::now();
-        assert!(dir.lock("lock", Duration::from_millis(20)).unwrap().is_none());
+        assert!(
+            dir.lock("lock", Duration::from_millis(20))
+                .unwrap()
+                .is_none()
+        );
         assert!(started.elapsed() >= Duration::from_millis(20));
         drop(lock);
         assert!(dir.lock("lock", Duration::ZERO).unwrap().is_some());

@@ -9,8 +9,8 @@ use std::io;
 
 use nix::libc;
 use seccompiler::{
-    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, sock_filter,
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
+    SeccompFilter, SeccompRule, sock_filter,
 };
 
 /// Owner, mode, times, attributes and flags of files. Landlock has no right for them, and the owner of a file needs no capability.
@@ -201,16 +201,27 @@ struct Case {
 impl Case {
     /// The argument is an int and has this value.
     const fn is(call: libc::c_long, argument: u8, value: u64) -> Self {
-        Self { call, argument, op: SeccompCmpOp::Eq, value }
+        Self {
+            call,
+            argument,
+            op: SeccompCmpOp::Eq,
+            value,
+        }
     }
 
     /// The argument is an int and has another value.
     const fn is_not(call: libc::c_long, argument: u8, value: u64) -> Self {
-        Self { call, argument, op: SeccompCmpOp::Ne, value }
+        Self {
+            call,
+            argument,
+            op: SeccompCmpOp::Ne,
+            value,
+        }
     }
 
     fn rule(self) -> Result<(i64, SeccompRule), BackendError> {
-        let condition = SeccompCondition::new(self.argument, SeccompCmpArgLen::Dword, self.op, self.value)?;
+        let condition =
+            SeccompCondition::new(self.argument, SeccompCmpArgLen::Dword, self.op, self.value)?;
         Ok((self.call, SeccompRule::new(vec![condition])?))
     }
 }
@@ -233,7 +244,10 @@ const FS_IOC_FSSETXATTR: u64 = 0x401c_5820;
 fn cases(pid: u32) -> Vec<Case> {
     vec![
         // A user namespace has all capabilities in it.
-        Case { op: SeccompCmpOp::MaskedEq(CLONE_NEWUSER), ..Case::is(libc::SYS_clone, 0, CLONE_NEWUSER) },
+        Case {
+            op: SeccompCmpOp::MaskedEq(CLONE_NEWUSER),
+            ..Case::is(libc::SYS_clone, 0, CLONE_NEWUSER)
+        },
         // abort(3) sends a signal to its own thread.
         Case::is_not(libc::SYS_tgkill, 0, pid.into()),
         Case::is_not(libc::SYS_prlimit64, 0, 0),
@@ -274,7 +288,10 @@ pub fn restrict() -> io::Result<()> {
 /// Returns the program for the calls of this module. It kills a process that makes calls of another architecture, such as those of
 /// 32-bit programs.
 fn denied(pid: u32) -> Result<BpfProgram, BackendError> {
-    let always = [METADATA, NAMES, MOUNTS, PROCESSES, KERNEL, SOCKETS, IPC, OLD].concat();
+    let always = [
+        METADATA, NAMES, MOUNTS, PROCESSES, KERNEL, SOCKETS, IPC, OLD,
+    ]
+    .concat();
     let mut rules: std::collections::BTreeMap<i64, Vec<SeccompRule>> =
         always.into_iter().map(|call| (call, Vec::new())).collect();
     for case in cases(pid) {
@@ -301,6 +318,10 @@ fn unknown() -> BpfProgram {
         step(IS, 2, CLONE3),
         step(IS_AT_LEAST, 1, FIRST_UNKNOWN),
         step(RETURN, 0, libc::SECCOMP_RET_ALLOW),
-        step(RETURN, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned()),
+        step(
+            RETURN,
+            0,
+            libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned(),
+        ),
     ]
 }

@@ -3,7 +3,10 @@
 //! `println!` and `eprintln!` panic if the stream is full or its reader has ended, and a panic ends the program. A hook that ends
 //! stops the container, after the first mount even, only because a warning cannot be written. So no program of this project uses
 //! them, and all output passes through this module.
-#![allow(unsafe_code, reason = "the streams are opened before main, with calls that std makes only after this point")]
+#![allow(
+    unsafe_code,
+    reason = "the streams are opened before main, with calls that std makes only after this point"
+)]
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -37,14 +40,26 @@ static AT_START: extern "C" fn() = open_closed;
 /// them, and get its messages. Each is opened in the mode that fails when it is used, so that output that has no reader is an
 /// error.
 extern "C" fn open_closed() {
-    let mut streams = [0, 1, 2].map(|fd| libc::pollfd { fd, events: 0, revents: 0 });
+    let mut streams = [0, 1, 2].map(|fd| libc::pollfd {
+        fd,
+        events: 0,
+        revents: 0,
+    });
     // SAFETY: poll(2) reads and writes the three structs, which are alive, and keeps no pointer.
     let is_polled = unsafe { libc::poll(streams.as_mut_ptr(), 3, 0) } >= 0;
     for stream in streams {
         // poll(2) fails if the limit of open files is below 3.
-        let is_closed = if is_polled { stream.revents & libc::POLLNVAL != 0 } else { is_closed(stream.fd) };
+        let is_closed = if is_polled {
+            stream.revents & libc::POLLNVAL != 0
+        } else {
+            is_closed(stream.fd)
+        };
         if is_closed {
-            open_unusable(if stream.fd == 0 { libc::O_WRONLY } else { libc::O_RDONLY });
+            open_unusable(if stream.fd == 0 {
+                libc::O_WRONLY
+            } else {
+                libc::O_RDONLY
+            });
         }
     }
 }
@@ -94,21 +109,35 @@ pub fn print_stderr(text: &str) {
 ///
 /// O_NONBLOCK is not used: it belongs to the open file, which other processes share.
 pub fn offer_stderr(text: &str) {
-    let patience = if IS_STUCK.load(Ordering::Relaxed) { Duration::ZERO } else { PATIENCE };
-    if write(stdio::stderr(), text.as_bytes(), Some(Instant::now() + patience)) == Err(Errno::TIMEDOUT) {
+    let patience = if IS_STUCK.load(Ordering::Relaxed) {
+        Duration::ZERO
+    } else {
+        PATIENCE
+    };
+    if write(
+        stdio::stderr(),
+        text.as_bytes(),
+        Some(Instant::now() + patience),
+    ) == Err(Errno::TIMEDOUT)
+    {
         IS_STUCK.store(true, Ordering::Relaxed);
     }
 }
 
 /// Writes all bytes. Without an end, it waits as long as the reader takes.
 fn write(fd: BorrowedFd<'_>, mut bytes: &[u8], end: Option<Instant>) -> Result<(), Errno> {
-    let is_pipe = rustix::fs::fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo);
+    let is_pipe = rustix::fs::fstat(fd)
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Fifo);
     while !bytes.is_empty() {
         let part = bytes.get(..AT_ONCE).unwrap_or(bytes);
         let written = match end {
             Some(end) => {
                 wait(fd, Some(end))?;
-                if is_pipe { write_to_pipe(fd, part) } else { rustix::io::write(fd, part) }
+                if is_pipe {
+                    write_to_pipe(fd, part)
+                } else {
+                    rustix::io::write(fd, part)
+                }
             }
             None => rustix::io::write(fd, part),
         };
@@ -169,14 +198,23 @@ mod tests {
         let mut some = [0; AT_ONCE];
         read.read_exact(&mut some).unwrap();
         assert_eq!(write(filled.as_fd(), b"y", soon()), Ok(()));
-        assert_eq!(write(filled.as_fd(), &[b'z'; 2 * AT_ONCE], soon()), Err(Errno::TIMEDOUT));
+        assert_eq!(
+            write(filled.as_fd(), &[b'z'; 2 * AT_ONCE], soon()),
+            Err(Errno::TIMEDOUT)
+        );
     }
 
     #[test]
     fn another_process_that_fills_the_pipe_blocks_nothing() {
         let (_read, filled) = full_pipe();
         // As after poll(2), when another process was faster. Old kernels cannot do this.
-        if rustix::io::pwritev2(&filled, &[IoSlice::new(b"y")], u64::MAX, ReadWriteFlags::NOWAIT) == Err(Errno::AGAIN) {
+        if rustix::io::pwritev2(
+            &filled,
+            &[IoSlice::new(b"y")],
+            u64::MAX,
+            ReadWriteFlags::NOWAIT,
+        ) == Err(Errno::AGAIN)
+        {
             assert_eq!(write_to_pipe(filled.as_fd(), b"y"), Err(Errno::AGAIN));
         }
     }

@@ -32,7 +32,10 @@ pub fn ask(path: &Path, question: &[u8], limit: usize, patience: Duration) -> io
         };
         answer.extend_from_slice(buffer.get(..count).unwrap_or_default());
         if answer.len() > limit {
-            return Err(io::Error::new(ErrorKind::InvalidData, format!("the answer is longer than {limit} bytes")));
+            return Err(io::Error::new(
+                ErrorKind::InvalidData,
+                format!("the answer is longer than {limit} bytes"),
+            ));
         }
     }
 }
@@ -40,7 +43,12 @@ pub fn ask(path: &Path, question: &[u8], limit: usize, patience: Duration) -> io
 /// Connects to the server at this path. A server that accepts no connections blocks connect(2) when its backlog is full, for as long as
 /// `SO_SNDTIMEO` permits (unix_stream_connect() in net/unix/af_unix.c). std connects before the option can be set.
 fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
-    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let socket = net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
     sockopt::set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
     net::connect(&socket, &SocketAddrUnix::new(path)?).map_err(|errno| in_words(errno.into()))?;
     Ok(socket.into())
@@ -48,7 +56,11 @@ fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
 
 /// The kernel reports a time limit of a socket as EAGAIN (socket(7)), which reads "resource temporarily unavailable".
 fn in_words(error: io::Error) -> io::Error {
-    if error.kind() == ErrorKind::WouldBlock { ErrorKind::TimedOut.into() } else { error }
+    if error.kind() == ErrorKind::WouldBlock {
+        ErrorKind::TimedOut.into()
+    } else {
+        error
+    }
 }
 
 #[cfg(test)]
@@ -64,7 +76,10 @@ mod tests {
     fn an_answer_within_the_limits() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
-        assert_eq!(ask(&path, b"?", 10, BRIEFLY).unwrap_err().kind(), ErrorKind::NotFound);
+        assert_eq!(
+            ask(&path, b"?", 10, BRIEFLY).unwrap_err().kind(),
+            ErrorKind::NotFound
+        );
         let listener = UnixListener::bind(&path).unwrap();
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -80,15 +95,27 @@ mod tests {
             });
             let slowly = Duration::from_secs(10);
             assert_eq!(ask(&path, b"?", 10, slowly).unwrap(), b"0123456789");
-            assert_eq!(ask(&path, b"?", 9, slowly).unwrap_err().to_string(), "the answer is longer than 9 bytes");
-            assert_eq!(ask(&path, b"?", 10, BRIEFLY).unwrap_err().kind(), ErrorKind::TimedOut);
+            assert_eq!(
+                ask(&path, b"?", 9, slowly).unwrap_err().to_string(),
+                "the answer is longer than 9 bytes"
+            );
+            assert_eq!(
+                ask(&path, b"?", 10, BRIEFLY).unwrap_err().kind(),
+                ErrorKind::TimedOut
+            );
         });
-        assert_eq!(ask(&path, b"?", 10, BRIEFLY).unwrap_err().kind(), ErrorKind::TimedOut);
+        assert_eq!(
+            ask(&path, b"?", 10, BRIEFLY).unwrap_err().kind(),
+            ErrorKind::TimedOut
+        );
         drop(listener);
         // A process that another test starts has a copy of the listener until execve(2) closes it, which resets the connection.
         let kind = ask(&path, b"?", 10, BRIEFLY).unwrap_err().kind();
         assert!(
-            matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe),
+            matches!(
+                kind,
+                ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
+            ),
             "{kind}"
         );
     }
@@ -101,8 +128,14 @@ mod tests {
         // A backlog of 0 leaves room for one peer.
         net::listen(&listener, 0).unwrap();
         let _first = UnixStream::connect(&path).unwrap();
-        assert_eq!(ask(&path, b"?", 10, BRIEFLY).unwrap_err().kind(), ErrorKind::TimedOut);
+        assert_eq!(
+            ask(&path, b"?", 10, BRIEFLY).unwrap_err().kind(),
+            ErrorKind::TimedOut
+        );
         let long = dir.path().join("x".repeat(200));
-        assert_eq!(ask(&long, b"?", 10, BRIEFLY).unwrap_err().kind(), ErrorKind::InvalidFilename);
+        assert_eq!(
+            ask(&long, b"?", 10, BRIEFLY).unwrap_err().kind(),
+            ErrorKind::InvalidFilename
+        );
     }
 }

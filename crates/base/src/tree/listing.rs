@@ -48,7 +48,9 @@ impl Listing {
             let entry = entry?;
             let start = listing.text.len();
             listing.text.extend_from_slice(entry.file_name().to_bytes());
-            listing.names.push((start, listing.text.len(), entry.file_type()));
+            listing
+                .names
+                .push((start, listing.text.len(), entry.file_type()));
         }
         let Self { text, names } = &mut listing;
         names.sort_unstable_by(|a, b| name_in(text, *a).cmp(name_in(text, *b)));
@@ -58,12 +60,18 @@ impl Listing {
     /// Returns the sorted names.
     pub(super) fn names(&self) -> Vec<OsString> {
         let names = self.names.iter().map(|entry| name_in(&self.text, *entry));
-        names.filter(|name| !matches!(*name, b"." | b"..")).map(|name| OsStr::from_bytes(name).to_owned()).collect()
+        names
+            .filter(|name| !matches!(*name, b"." | b".."))
+            .map(|name| OsStr::from_bytes(name).to_owned())
+            .collect()
     }
 
     /// Returns the type of a name, or `None` if the directory does not have it. The type is unknown on some file systems.
     pub(super) fn kind(&self, name: &OsStr) -> Option<FileType> {
-        let at = self.names.binary_search_by(|entry| name_in(&self.text, *entry).cmp(name.as_bytes())).ok()?;
+        let at = self
+            .names
+            .binary_search_by(|entry| name_in(&self.text, *entry).cmp(name.as_bytes()))
+            .ok()?;
         Some(self.names.get(at)?.2)
     }
 }
@@ -84,24 +92,55 @@ mod tests {
         std::fs::write(dir.path().join("b"), "").unwrap();
         std::fs::create_dir(dir.path().join("a")).unwrap();
         symlink("b", dir.path().join("c")).unwrap();
-        let listing = Listing::of_small(File::open(dir.path()).unwrap()).unwrap().unwrap();
-        let kind = |name: &str| listing.kind(OsStr::new(name)).filter(|kind| *kind != FileType::Unknown);
+        let listing = Listing::of_small(File::open(dir.path()).unwrap())
+            .unwrap()
+            .unwrap();
+        let kind = |name: &str| {
+            listing
+                .kind(OsStr::new(name))
+                .filter(|kind| *kind != FileType::Unknown)
+        };
         let known = [kind("a"), kind("b"), kind("c")];
-        let expected = [FileType::Directory, FileType::RegularFile, FileType::Symlink];
+        let expected = [
+            FileType::Directory,
+            FileType::RegularFile,
+            FileType::Symlink,
+        ];
         assert!(
-            known.iter().zip(expected).all(|(kind, expected)| kind.is_none_or(|kind| kind == expected)),
+            known
+                .iter()
+                .zip(expected)
+                .all(|(kind, expected)| kind.is_none_or(|kind| kind == expected)),
             "{known:?}"
         );
-        assert_eq!((listing.kind(OsStr::new("d")), listing.names.len()), (None, 5), "with . and ..");
+        assert_eq!(
+            (listing.kind(OsStr::new("d")), listing.names.len()),
+            (None, 5),
+            "with . and .."
+        );
     }
 
     #[test]
     fn a_large_directory_is_not_listed() {
         let dir = tempfile::tempdir().unwrap();
         for number in 0..300 {
-            std::fs::write(dir.path().join(format!("a-name-of-thirty-two-bytes-{number:05}")), "").unwrap();
+            std::fs::write(
+                dir.path()
+                    .join(format!("a-name-of-thirty-two-bytes-{number:05}")),
+                "",
+            )
+            .unwrap();
         }
-        assert!(Listing::of_small(File::open(dir.path()).unwrap()).unwrap().is_none());
-        assert!(Listing::of_small(File::open("/proc").unwrap()).unwrap().is_none(), "its size is unknown");
+        assert!(
+            Listing::of_small(File::open(dir.path()).unwrap())
+                .unwrap()
+                .is_none()
+        );
+        assert!(
+            Listing::of_small(File::open("/proc").unwrap())
+                .unwrap()
+                .is_none(),
+            "its size is unknown"
+        );
     }
 }

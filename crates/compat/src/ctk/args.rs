@@ -84,7 +84,12 @@ pub(super) struct Generate {
     )]
     pub(super) mode: Mode,
     /// Names of the devices; repeatable [default: index, uuid]
-    #[arg(long = "device-name-strategy", value_name = "STRATEGY", value_enum, value_delimiter = ',')]
+    #[arg(
+        long = "device-name-strategy",
+        value_name = "STRATEGY",
+        value_enum,
+        value_delimiter = ','
+    )]
     pub(super) strategies: Vec<Strategy>,
     /// Driver root [default: root in config.toml, or /]
     #[arg(long, value_name = "DIR")]
@@ -96,7 +101,12 @@ pub(super) struct Generate {
     #[arg(long, alias = "cdi-class", value_name = "CLASS")]
     pub(super) class: Option<String>,
     /// no-additional-gids-for-device-nodes, for engines that reject the field
-    #[arg(long = "feature-flag", alias = "feature-flags", value_name = "FLAG", value_delimiter = ',')]
+    #[arg(
+        long = "feature-flag",
+        alias = "feature-flags",
+        value_name = "FLAG",
+        value_delimiter = ','
+    )]
     pub(super) feature_flags: Vec<String>,
     /// Ignored: ldconfig is never run
     #[arg(long, value_name = "FILE")]
@@ -196,7 +206,12 @@ pub(super) enum Side {
 #[command(args_conflicts_with_subcommands = true)]
 pub(super) struct Config {
     /// The file [default: /etc/nvidia-container-runtime/config.toml]
-    #[arg(short = 'c', long = "config-file", alias = "config", value_name = "FILE")]
+    #[arg(
+        short = 'c',
+        long = "config-file",
+        alias = "config",
+        value_name = "FILE"
+    )]
     pub(super) file: Option<PathBuf>,
     /// Set a key, such as nvidia-container-cli.no-cgroups=true; without a value, a boolean key is true; repeatable
     #[arg(long = "set", value_name = "KEY[=VALUE]")]
@@ -245,10 +260,18 @@ pub(super) struct Configure {
     #[arg(long, alias = "nvidia-set-as-default")]
     pub(super) set_as_default: bool,
     /// Name of the runtime
-    #[arg(long = "nvidia-runtime-name", value_name = "NAME", default_value = "nvidia")]
+    #[arg(
+        long = "nvidia-runtime-name",
+        value_name = "NAME",
+        default_value = "nvidia"
+    )]
     pub(super) name: String,
     /// Program of the runtime [default: nvidia-container-runtime in this program's directory]
-    #[arg(long = "nvidia-runtime-path", alias = "runtime-path", value_name = "FILE")]
+    #[arg(
+        long = "nvidia-runtime-path",
+        alias = "runtime-path",
+        value_name = "FILE"
+    )]
     pub(super) path: Option<PathBuf>,
     /// Accepted, because CDI is always enabled
     #[arg(

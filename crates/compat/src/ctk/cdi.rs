@@ -37,7 +37,9 @@ pub(super) fn generate(options: &Generate) -> Result<Vec<OsString>> {
         (None, Some(class)) => add("--class", class.into()),
         (Some(class), None) => add("--class", class.into()),
         (Some(class), Some(_)) => {
-            let what = format!("--class is not supported with this mode: its devices always have the class {class:?}");
+            let what = format!(
+                "--class is not supported with this mode: its devices always have the class {class:?}"
+            );
             return Err(refusal(what, "leave --class out"));
         }
     }
@@ -45,7 +47,13 @@ pub(super) fn generate(options: &Generate) -> Result<Vec<OsString>> {
         words.push("--no-additional-gids".into());
     }
     words.push("--output".into());
-    let format = options.format.map(|format| if format == Format::Json { "json" } else { "yaml" });
+    let format = options.format.map(|format| {
+        if format == Format::Json {
+            "json"
+        } else {
+            "yaml"
+        }
+    });
     match &options.output {
         Some(path) if path.as_os_str() != "-" => {
             // NVIDIA's program adds an extension too, because engines read only these files.
@@ -54,9 +62,17 @@ pub(super) fn generate(options: &Generate) -> Result<Vec<OsString>> {
                 None => path.with_extension(format.unwrap_or("yaml")),
             };
             words.push(path.into());
-            words.extend(format.into_iter().flat_map(|format| ["--format".into(), format.into()]));
+            words.extend(
+                format
+                    .into_iter()
+                    .flat_map(|format| ["--format".into(), format.into()]),
+            );
         }
-        _ => words.extend(["-".into(), "--format".into(), format.unwrap_or("yaml").into()]),
+        _ => words.extend([
+            "-".into(),
+            "--format".into(),
+            format.unwrap_or("yaml").into(),
+        ]),
     }
     Ok(words)
 }
@@ -80,14 +96,21 @@ fn class_of(mode: Mode) -> Result<Option<&'static str>> {
         Mode::Mofed => return Ok(Some(Feature::Mofed.row().name)),
         Mode::Nvswitch => return Ok(Some(Feature::Nvswitch.row().name)),
         Mode::Csv => ("csv", JETSON),
-        Mode::Management => ("management", "a container with all devices is a privileged one"),
+        Mode::Management => (
+            "management",
+            "a container with all devices is a privileged one",
+        ),
     };
-    Err(refusal(format!("--mode={name} is not supported: {why}"), "leave the option out, or give --mode=auto"))
+    Err(refusal(
+        format!("--mode={name} is not supported: {why}"),
+        "leave the option out, or give --mode=auto",
+    ))
 }
 
 fn refuse(options: &Generate) -> Result<()> {
     let refused = &options.refused;
-    let limits = "the spec has all GPUs that containers may get; limit them with [devices] in config.toml";
+    let limits =
+        "the spec has all GPUs that containers may get; limit them with [devices] in config.toml";
     let table = [
         (
             !refused.device_id.is_empty(),
@@ -95,7 +118,12 @@ fn refuse(options: &Generate) -> Result<()> {
             "a spec of some GPUs would be replaced at the next refresh",
             limits,
         ),
-        (refused.no_all_device, "--no-all-device", "the device \"all\" is in every spec", limits),
+        (
+            refused.no_all_device,
+            "--no-all-device",
+            "the device \"all\" is in every spec",
+            limits,
+        ),
         (
             refused.dev_root.is_some(),
             "--dev-root",
@@ -126,10 +154,30 @@ fn refuse(options: &Generate) -> Result<()> {
             "the spec has one hook entry, which the container needs",
             "leave the option out; cuda-compat-mode in config.toml turns the libraries of the image off",
         ),
-        (!refused.enable_hook.is_empty(), "--enable-hook", "all hooks are enabled", "leave the option out"),
-        (!refused.csv_file.is_empty(), "--csv.file", JETSON, "leave the option out"),
-        (!refused.csv_ignore_pattern.is_empty(), "--csv.ignore-pattern", JETSON, "leave the option out"),
-        (refused.csv_compat_container_root.is_some(), "--csv.compat-container-root", JETSON, "leave the option out"),
+        (
+            !refused.enable_hook.is_empty(),
+            "--enable-hook",
+            "all hooks are enabled",
+            "leave the option out",
+        ),
+        (
+            !refused.csv_file.is_empty(),
+            "--csv.file",
+            JETSON,
+            "leave the option out",
+        ),
+        (
+            !refused.csv_ignore_pattern.is_empty(),
+            "--csv.ignore-pattern",
+            JETSON,
+            "leave the option out",
+        ),
+        (
+            refused.csv_compat_container_root.is_some(),
+            "--csv.compat-container-root",
+            JETSON,
+            "leave the option out",
+        ),
     ];
     for (is_given, option, why, hint) in table {
         if is_given {
@@ -138,7 +186,9 @@ fn refuse(options: &Generate) -> Result<()> {
     }
     match options.feature_flags.iter().find(|flag| *flag != NO_GIDS) {
         Some(flag) => Err(refusal(
-            format!("--feature-flag={flag} is not supported: it changes how NVIDIA's program finds files"),
+            format!(
+                "--feature-flag={flag} is not supported: it changes how NVIDIA's program finds files"
+            ),
             format!("leave the option out; {NO_GIDS} is supported"),
         )),
         None => Ok(()),

@@ -19,36 +19,61 @@ use crate::edit;
 const DEFAULT: &str = include_str!("../../../../config/config.toml");
 
 /// The lists among the keys that have no effect here.
-const LISTS: [&str; 2] =
-    ["nvidia-container-runtime.modes.cdi.annotation-prefixes", "nvidia-container-runtime.modes.cdi.spec-dirs"];
+const LISTS: [&str; 2] = [
+    "nvidia-container-runtime.modes.cdi.annotation-prefixes",
+    "nvidia-container-runtime.modes.cdi.spec-dirs",
+];
 
 /// Returns the text for stdout, or nothing if it was written to a file.
 pub(super) fn run(options: &Config) -> Result<Vec<u8>> {
     if let Some(ConfigCommand::Default { output }) = &options.command {
         return put(output.as_deref(), DEFAULT);
     }
-    let path = options.file.as_deref().unwrap_or_else(|| Path::new(config::FILE));
-    let text = edit::file::read(path).map_err(|error| classify(error, &catalog::CONFIG, "run the command as root"))?;
+    let path = options
+        .file
+        .as_deref()
+        .unwrap_or_else(|| Path::new(config::FILE));
+    let text = edit::file::read(path)
+        .map_err(|error| classify(error, &catalog::CONFIG, "run the command as root"))?;
     let mut text = text.unwrap_or_else(|| DEFAULT.to_owned());
     for one in &options.set {
-        let (key, value) = one.split_once('=').map_or((one.as_str(), None), |(key, value)| (key, Some(value)));
+        let (key, value) = one
+            .split_once('=')
+            .map_or((one.as_str(), None), |(key, value)| (key, Some(value)));
         let literal = literal(key, value, &options.set_list_separator)?;
         let keys: Vec<_> = key.split('.').collect();
         text = edit::toml::set(&text, &keys, &literal).map_err(|error| {
             let what = format!("cannot set {key:?} in {path:?}: {error:#}");
-            failure(&catalog::CONFIG, what, format!("add the line {:?} with an editor", format!("{key} = {literal}")))
+            failure(
+                &catalog::CONFIG,
+                what,
+                format!(
+                    "add the line {:?} with an editor",
+                    format!("{key} = {literal}")
+                ),
+            )
         })?;
     }
     // The hook would report a wrong value at the next start of a container.
     config::parse(&text, path)?;
-    put(if options.in_place { Some(path) } else { options.output.as_deref() }, &text)
+    put(
+        if options.in_place {
+            Some(path)
+        } else {
+            options.output.as_deref()
+        },
+        &text,
+    )
 }
 
 /// Writes the text to a file, or returns it for stdout.
 fn put(path: Option<&Path>, text: &str) -> Result<Vec<u8>> {
-    let Some(path) = path.filter(|path| *path != Path::new("-")) else { return Ok(text.into()) };
+    let Some(path) = path.filter(|path| *path != Path::new("-")) else {
+        return Ok(text.into());
+    };
     let hint = "run the command as root, and give the file itself if the path is a link";
-    edit::file::replace(path, text.as_bytes()).map_err(|error| classify(error, &catalog::CONFIG, hint))?;
+    edit::file::replace(path, text.as_bytes())
+        .map_err(|error| classify(error, &catalog::CONFIG, hint))?;
     Ok(Vec::new())
 }
 
@@ -68,15 +93,30 @@ fn literal(key: &str, value: Option<&str>, separator: &str) -> Result<String> {
         Some("0" | "f" | "F" | "FALSE" | "false" | "False") => Some("false"),
         Some(_) => None,
     };
-    let missing = || refusal(format!("{key} needs a value"), format!("write --set {key}=VALUE"));
-    let text = || value.map(|value| Value::from(value).to_string()).ok_or_else(missing);
+    let missing = || {
+        refusal(
+            format!("{key} needs a value"),
+            format!("write --set {key}=VALUE"),
+        )
+    };
+    let text = || {
+        value
+            .map(|value| Value::from(value).to_string())
+            .ok_or_else(missing)
+    };
     let list = || {
-        let words = value.ok_or_else(missing)?.split(separator).filter(|word| !word.is_empty());
+        let words = value
+            .ok_or_else(missing)?
+            .split(separator)
+            .filter(|word| !word.is_empty());
         Ok::<_, anyhow::Error>(Value::from(words.collect::<Vec<_>>()).to_string())
     };
     match found.meaning {
         Meaning::Bool(_) => boolean.map(str::to_owned).ok_or_else(|| {
-            refusal(format!("{:?} is not a value of {key}", value.unwrap_or_default()), "give true or false")
+            refusal(
+                format!("{:?} is not a value of {key}", value.unwrap_or_default()),
+                "give true or false",
+            )
         }),
         Meaning::Text(_) => text(),
         Meaning::Texts(_) => list(),
@@ -90,7 +130,13 @@ fn literal(key: &str, value: Option<&str>, separator: &str) -> Result<String> {
             }
         }
     }
-    .and_then(|literal| if literal.contains('\n') { Err(anyhow!("the value has a line break")) } else { Ok(literal) })
+    .and_then(|literal| {
+        if literal.contains('\n') {
+            Err(anyhow!("the value has a line break"))
+        } else {
+            Ok(literal)
+        }
+    })
 }
 
 #[cfg(test)]
@@ -101,7 +147,10 @@ mod tests {
     #[test]
     fn values_of_a_list_can_contain_commas() {
         let key = "nvidia-container-cli.environment";
-        assert_eq!(literal(key, Some("A=b,c;D=e"), ";").unwrap(), "[\"A=b,c\",\"D=e\"]");
+        assert_eq!(
+            literal(key, Some("A=b,c;D=e"), ";").unwrap(),
+            "[\"A=b,c\",\"D=e\"]"
+        );
     }
 
     #[test]
@@ -109,20 +158,48 @@ mod tests {
         for (key, value, literal) in [
             ("nvidia-container-cli.no-cgroups", None, "true"),
             ("nvidia-container-cli.no-cgroups", Some("F"), "false"),
-            ("nvidia-container-cli.root", Some("/run/\"x"), "\"/run/\\\"x\""),
-            ("nvidia-container-cli.environment", Some("A=b,C=d"), "[\"A=b\",\"C=d\"]"),
+            (
+                "nvidia-container-cli.root",
+                Some("/run/\"x"),
+                "\"/run/\\\"x\"",
+            ),
+            (
+                "nvidia-container-cli.environment",
+                Some("A=b,C=d"),
+                "[\"A=b\",\"C=d\"]",
+            ),
             ("devices.allow", Some(""), "[]"),
             ("oci-nvidia-hook.nvml-timeout", Some("60"), "60"),
             ("nvidia-container-runtime.mode", Some("cdi"), "\"cdi\""),
-            ("nvidia-container-runtime.runtimes", Some("crun,runc"), "[\"crun\",\"runc\"]"),
-            ("features.disable-imex-channel-creation", Some("true"), "true"),
+            (
+                "nvidia-container-runtime.runtimes",
+                Some("crun,runc"),
+                "[\"crun\",\"runc\"]",
+            ),
+            (
+                "features.disable-imex-channel-creation",
+                Some("true"),
+                "true",
+            ),
         ] {
             assert_eq!(super::literal(key, value, ",").unwrap(), literal, "{key}");
         }
         for (key, value, why) in [
-            ("nvidia-container-cli.no-cgroup", None, "unknown key \"nvidia-container-cli.no-cgroup\""),
-            ("disable-require", Some("yes"), "\"yes\" is not a value of disable-require"),
-            ("nvidia-container-cli.root", None, "nvidia-container-cli.root needs a value"),
+            (
+                "nvidia-container-cli.no-cgroup",
+                None,
+                "unknown key \"nvidia-container-cli.no-cgroup\"",
+            ),
+            (
+                "disable-require",
+                Some("yes"),
+                "\"yes\" is not a value of disable-require",
+            ),
+            (
+                "nvidia-container-cli.root",
+                None,
+                "nvidia-container-cli.root needs a value",
+            ),
         ] {
             let text = render(&super::literal(key, value, ",").unwrap_err());
             assert!(text.contains(why) && text.contains("hint: "), "{text}");
@@ -144,7 +221,11 @@ mod tests {
             })
         };
         assert_eq!(run(&[], false).unwrap(), DEFAULT.as_bytes());
-        assert!(run(&["nvidia-container-cli.no-cgroups", "devices.deny=0"], true).unwrap().is_empty());
+        assert!(
+            run(&["nvidia-container-cli.no-cgroups", "devices.deny=0"], true)
+                .unwrap()
+                .is_empty()
+        );
         let text = std::fs::read_to_string(&path).unwrap();
         assert_eq!(text.lines().count(), DEFAULT.lines().count() + 2, "{text}");
         for line in DEFAULT.lines() {

@@ -16,16 +16,24 @@ const SHIM: &str = "\"io.containerd.runc.v2\"";
 
 /// Returns the file with CDI for pods, and the runtime with the options of runc.
 pub(super) fn changed(text: &str, wanted: &Wanted<'_>) -> Result<String> {
-    let program = wanted.program.to_str().context("the path of the runtime is not UTF-8")?;
+    let program = wanted
+        .program
+        .to_str()
+        .context("the path of the runtime is not UTF-8")?;
     let mut text = text.to_owned();
     let plugin = match literal(&text, &["version"]) {
-        None if text.lines().all(|line| matches!(line.trim().chars().next(), None | Some('#'))) => {
+        None if text
+            .lines()
+            .all(|line| matches!(line.trim().chars().next(), None | Some('#'))) =>
+        {
             text = set(&text, &["version"], "2")?;
             V2
         }
         Some("2") => V2,
         Some("3") => V3,
-        _ => bail!("it has version 1, or a version after 3: \"containerd config migrate\" prints it in a new version"),
+        _ => bail!(
+            "it has version 1, or a version after 3: \"containerd config migrate\" prints it in a new version"
+        ),
     };
     let cri = ["plugins", plugin];
     text = set(&text, &[&cri[..], &["enable_cdi"]].concat(), "true")?;
@@ -34,7 +42,10 @@ pub(super) fn changed(text: &str, wanted: &Wanted<'_>) -> Result<String> {
         text = set(&text, &dirs, "[\"/etc/cdi\", \"/var/run/cdi\"]")?;
     }
     let runtimes = [&cri[..], &["containerd", "runtimes"]].concat();
-    let (runc, ours) = ([&runtimes[..], &["runc"]].concat(), [&runtimes[..], &[wanted.name]].concat());
+    let (runc, ours) = (
+        [&runtimes[..], &["runc"]].concat(),
+        [&runtimes[..], &[wanted.name]].concat(),
+    );
     for below in [&[][..], &["options"]] {
         // SystemdCgroup must be that of the kubelet, as with runc.
         for (key, value) in entries(&text, &[&runc[..], below].concat()) {
@@ -44,14 +55,20 @@ pub(super) fn changed(text: &str, wanted: &Wanted<'_>) -> Result<String> {
         }
     }
     text = set(&text, &[&ours[..], &["runtime_type"]].concat(), SHIM)?;
-    text = set(&text, &[&ours[..], &["options", "BinaryName"]].concat(), &Value::from(program).to_string())?;
+    text = set(
+        &text,
+        &[&ours[..], &["options", "BinaryName"]].concat(),
+        &Value::from(program).to_string(),
+    )?;
     if wanted.is_default {
         let key = [&cri[..], &["containerd", "default_runtime_name"]].concat();
         text = set(&text, &key, &Value::from(wanted.name).to_string())?;
     }
     let disabled = literal(&text, &["disabled_plugins"]).unwrap_or_default();
     if disabled.contains("\"cri\"") || disabled.contains(V2) || disabled.contains(V3) {
-        note("disabled_plugins lists the plugin for Kubernetes (cri), so the settings have no effect");
+        note(
+            "disabled_plugins lists the plugin for Kubernetes (cri), so the settings have no effect",
+        );
     }
     Ok(text)
 }
@@ -62,7 +79,11 @@ mod tests {
     use std::path::Path;
 
     fn wanted(is_default: bool) -> Wanted<'static> {
-        Wanted { name: "nvidia", program: Path::new("/usr/bin/nvidia-container-runtime"), is_default }
+        Wanted {
+            name: "nvidia",
+            program: Path::new("/usr/bin/nvidia-container-runtime"),
+            is_default,
+        }
     }
 
     #[test]
@@ -73,22 +94,46 @@ mod tests {
         let new = changed(old, &wanted(true)).unwrap();
         assert!(new.starts_with(old), "{new}");
         for (version, text, is_default) in [(V2, &empty, false), (V3, &new, true)] {
-            assert_eq!(changed(text, &wanted(false)).unwrap(), *text, "a second time");
+            assert_eq!(
+                changed(text, &wanted(false)).unwrap(),
+                *text,
+                "a second time"
+            );
             let at = |path: &str| {
-                let path = ["plugins", version].into_iter().chain(path.split('/')).collect::<Vec<_>>();
+                let path = ["plugins", version]
+                    .into_iter()
+                    .chain(path.split('/'))
+                    .collect::<Vec<_>>();
                 literal(text, &path)
             };
             assert_eq!(at("enable_cdi"), Some("true"));
-            assert_eq!(at("cdi_spec_dirs"), Some("[\"/etc/cdi\", \"/var/run/cdi\"]"));
+            assert_eq!(
+                at("cdi_spec_dirs"),
+                Some("[\"/etc/cdi\", \"/var/run/cdi\"]")
+            );
             assert_eq!(at("containerd/runtimes/nvidia/runtime_type"), Some(SHIM));
             let program = at("containerd/runtimes/nvidia/options/BinaryName");
             assert_eq!(program, Some("\"/usr/bin/nvidia-container-runtime\""));
-            assert_eq!(at("containerd/runtimes/nvidia/options/SystemdCgroup"), is_default.then_some("true"));
-            assert_eq!(at("containerd/runtimes/nvidia/cgroup_writable"), is_default.then_some("false"));
-            assert_eq!(at("containerd/default_runtime_name"), is_default.then_some("\"nvidia\""));
+            assert_eq!(
+                at("containerd/runtimes/nvidia/options/SystemdCgroup"),
+                is_default.then_some("true")
+            );
+            assert_eq!(
+                at("containerd/runtimes/nvidia/cgroup_writable"),
+                is_default.then_some("false")
+            );
+            assert_eq!(
+                at("containerd/default_runtime_name"),
+                is_default.then_some("\"nvidia\"")
+            );
         }
         for old in ["version = 1\n", "root = '/x'\n", "version = 4\n"] {
-            assert!(changed(old, &wanted(false)).unwrap_err().to_string().contains("containerd config migrate"));
+            assert!(
+                changed(old, &wanted(false))
+                    .unwrap_err()
+                    .to_string()
+                    .contains("containerd config migrate")
+            );
         }
     }
 }

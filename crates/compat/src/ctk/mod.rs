@@ -47,7 +47,9 @@ struct Wanted<'a> {
 /// Whether a command line of nvidia-ctk, without `argv[0]`, is not that of a hook entry.
 pub(crate) fn is_command(args: &[OsString]) -> bool {
     let is_flag = |word: &&OsString| word.as_encoded_bytes().starts_with(b"-");
-    args.iter().find(|word| !is_flag(word)).is_none_or(|word| word != "hook")
+    args.iter()
+        .find(|word| !is_flag(word))
+        .is_none_or(|word| word != "hook")
 }
 
 /// Runs the command with the arguments after `argv[0]`. Returns 0, 1 if the command failed, or 2 if the command line is invalid.
@@ -56,14 +58,22 @@ pub(crate) fn run(args: &[OsString], main_program: &Path) -> ExitCode {
         Ok(Parsed::Run(cli)) => cli,
         Ok(Parsed::Help(text)) => return print(text.as_bytes()),
         Ok(Parsed::Version) => {
-            return print(format!("{CTK} version {} (oci-nvidia-hook)\n", env!("CARGO_PKG_VERSION")).as_bytes());
+            return print(
+                format!(
+                    "{CTK} version {} (oci-nvidia-hook)\n",
+                    env!("CARGO_PKG_VERSION")
+                )
+                .as_bytes(),
+            );
         }
         Err(error) => return report(&error, 2),
     };
     match carry_out(&cli.command) {
         Ok(Outcome::Print(text)) => print(&text),
         Ok(Outcome::PassOn(args)) => {
-            let args: Vec<OsString> = std::iter::once("oci-nvidia-hook".into()).chain(args).collect();
+            let args: Vec<OsString> = std::iter::once("oci-nvidia-hook".into())
+                .chain(args)
+                .collect();
             oci_nvidia_hook::pass_on(main_program, &args)
         }
         Err(error) => report(&error, if is_usage(&error) { 2 } else { 1 }),
@@ -71,38 +81,66 @@ pub(crate) fn run(args: &[OsString], main_program: &Path) -> ExitCode {
 }
 
 fn carry_out(command: &Command) -> Result<Outcome> {
-    let run = |words: &[&OsStr]| Ok(Outcome::PassOn(words.iter().map(|word| (*word).to_owned()).collect()));
+    let run = |words: &[&OsStr]| {
+        Ok(Outcome::PassOn(
+            words.iter().map(|word| (*word).to_owned()).collect(),
+        ))
+    };
     match command {
         Command::Cdi(Cdi::Generate(options)) => cdi::generate(options).map(Outcome::PassOn),
         Command::Cdi(Cdi::List { spec_dirs }) => {
-            let dirs = spec_dirs.iter().flat_map(|dir| [OsStr::new("--spec-dir"), dir.as_os_str()]);
-            run(&[OsStr::new("cdi"), OsStr::new("list")].into_iter().chain(dirs).collect::<Vec<_>>())
+            let dirs = spec_dirs
+                .iter()
+                .flat_map(|dir| [OsStr::new("--spec-dir"), dir.as_os_str()]);
+            run(&[OsStr::new("cdi"), OsStr::new("list")]
+                .into_iter()
+                .chain(dirs)
+                .collect::<Vec<_>>())
         }
-        Command::Cdi(Cdi::Transform(args::Transform::Root(options))) => transform::root(options).map(Outcome::Print),
+        Command::Cdi(Cdi::Transform(args::Transform::Root(options))) => {
+            transform::root(options).map(Outcome::Print)
+        }
         Command::Config(options) => config::run(options).map(Outcome::Print),
         Command::Info => run(&[OsStr::new("info")]),
-        Command::Runtime(args::Runtime::Configure(options)) => runtime::configure(options).map(Outcome::Print),
-        Command::System(System::CreateDeviceNodes(nodes)) => prepare(nodes, "makes all device nodes of the driver"),
-        Command::System(System::CreateDevCharSymlinks { nodes, dev_char_path }) => {
+        Command::Runtime(args::Runtime::Configure(options)) => {
+            runtime::configure(options).map(Outcome::Print)
+        }
+        Command::System(System::CreateDeviceNodes(nodes)) => {
+            prepare(nodes, "makes all device nodes of the driver")
+        }
+        Command::System(System::CreateDevCharSymlinks {
+            nodes,
+            dev_char_path,
+        }) => {
             if dev_char_path != Path::new("/dev/char") {
                 let why = "--dev-char-path is not supported: systemd and runc read the links in /dev/char";
                 return Err(refusal(why, "leave the option out"));
             }
             prepare(nodes, "makes the links with the nodes")
         }
-        Command::Hook => Err(refusal("the name of the hook is missing", "run \"nvidia-ctk hook --help\"")),
+        Command::Hook => Err(refusal(
+            "the name of the hook is missing",
+            "run \"nvidia-ctk hook --help\"",
+        )),
     }
 }
 
 /// `oci-nvidia-hook prepare` loads the modules, creates the nodes, and their links in /dev/char.
 fn prepare(nodes: &args::Nodes, does: &str) -> Result<Outcome> {
     if nodes.dry_run {
-        let hint = format!("run \"oci-nvidia-hook doctor driver\"; \"oci-nvidia-hook prepare\" {does}");
-        return Err(refusal("--dry-run is not supported: what is missing is known after the modules are loaded", hint));
+        let hint =
+            format!("run \"oci-nvidia-hook doctor driver\"; \"oci-nvidia-hook prepare\" {does}");
+        return Err(refusal(
+            "--dry-run is not supported: what is missing is known after the modules are loaded",
+            hint,
+        ));
     }
     if nodes.dev_root.is_some() {
         let hint = "set dev-root in [driver] of config.toml";
-        return Err(refusal("--dev-root is not supported: the hook and its commands need one value", hint));
+        return Err(refusal(
+            "--dev-root is not supported: the hook and its commands need one value",
+            hint,
+        ));
     }
     let mut words: Vec<OsString> = vec!["prepare".into()];
     if let Some(root) = &nodes.driver_root {
@@ -113,7 +151,11 @@ fn prepare(nodes: &args::Nodes, does: &str) -> Result<Outcome> {
 
 /// Returns the error for an option that is known, but not supported.
 fn refusal(why: impl Into<String>, hint: impl Into<String>) -> anyhow::Error {
-    failure(&catalog::COMMAND_LINE, format!("invalid command line: {}", why.into()), hint)
+    failure(
+        &catalog::COMMAND_LINE,
+        format!("invalid command line: {}", why.into()),
+        hint,
+    )
 }
 
 fn is_usage(error: &anyhow::Error) -> bool {
@@ -142,7 +184,12 @@ mod tests {
     use super::*;
 
     pub(super) fn outcome(line: &str) -> Result<Outcome> {
-        match parse::parse::<Cli>(&line.split_whitespace().map(OsString::from).collect::<Vec<_>>())? {
+        match parse::parse::<Cli>(
+            &line
+                .split_whitespace()
+                .map(OsString::from)
+                .collect::<Vec<_>>(),
+        )? {
             Parsed::Run(cli) => carry_out(&cli.command),
             Parsed::Help(_) | Parsed::Version => anyhow::bail!("help"),
         }
@@ -152,8 +199,14 @@ mod tests {
     fn lines_of_guides_become_lines_of_the_hook() {
         for (line, words) in [
             ("cdi generate", "cdi generate --output - --format yaml"),
-            ("cdi generate --output=/etc/cdi/nvidia.yaml", "cdi generate --output /etc/cdi/nvidia.yaml"),
-            ("-q cdi generate --output /c/nvidia", "cdi generate --output /c/nvidia.yaml"),
+            (
+                "cdi generate --output=/etc/cdi/nvidia.yaml",
+                "cdi generate --output /etc/cdi/nvidia.yaml",
+            ),
+            (
+                "-q cdi generate --output /c/nvidia",
+                "cdi generate --output /c/nvidia.yaml",
+            ),
             (
                 "cdi generate --output /c/x.json --format=json --mode=nvml",
                 "cdi generate --output /c/x.json --format json",
@@ -170,14 +223,29 @@ mod tests {
                 "cdi generate --feature-flag no-additional-gids-for-device-nodes",
                 "cdi generate --no-additional-gids --output - --format yaml",
             ),
-            ("cdi generate --mode=gds", "cdi generate --class gds --output - --format yaml"),
-            ("cdi generate --mode imex --output /c/i", "cdi generate --class imex-channel --output /c/i.yaml"),
+            (
+                "cdi generate --mode=gds",
+                "cdi generate --class gds --output - --format yaml",
+            ),
+            (
+                "cdi generate --mode imex --output /c/i",
+                "cdi generate --class imex-channel --output /c/i.yaml",
+            ),
             ("cdi list", "cdi list"),
-            ("cdi list --spec-dir=/a --spec-dir /b", "cdi list --spec-dir /a --spec-dir /b"),
+            (
+                "cdi list --spec-dir=/a --spec-dir /b",
+                "cdi list --spec-dir /a --spec-dir /b",
+            ),
             ("info", "info"),
-            ("system create-device-nodes --control-devices --load-kernel-modules", "prepare"),
+            (
+                "system create-device-nodes --control-devices --load-kernel-modules",
+                "prepare",
+            ),
             ("system create-dev-char-symlinks --create-all", "prepare"),
-            ("system create-dev-char-symlinks --driver-root=/d", "prepare --root /d"),
+            (
+                "system create-dev-char-symlinks --driver-root=/d",
+                "prepare --root /d",
+            ),
         ] {
             let words = words.split(' ').map(OsString::from).collect();
             assert_eq!(outcome(line).unwrap(), Outcome::PassOn(words), "{line}");
@@ -188,25 +256,73 @@ mod tests {
     fn what_is_not_supported_has_a_reason() {
         for (line, why) in [
             ("cdi generate --mode=csv", "--mode=csv is not supported: "),
-            ("cdi generate --mode=management", "--mode=management is not supported: "),
-            ("cdi generate --mode=gds --class=x", "--class is not supported with this mode: "),
+            (
+                "cdi generate --mode=management",
+                "--mode=management is not supported: ",
+            ),
+            (
+                "cdi generate --mode=gds --class=x",
+                "--class is not supported with this mode: ",
+            ),
             ("cdi generate --mode=nonsense", "invalid value \"nonsense\""),
-            ("cdi generate --device-id=0", "--device-id is not supported: "),
-            ("cdi generate --nvidia-ctk-path=/usr/bin/nvidia-ctk", "--nvidia-cdi-hook-path is not supported: "),
-            ("cdi generate --disable-hook=all", "--disable-hook is not supported: "),
-            ("cdi generate --library-search-path=/x", "--library-search-path is not supported: "),
-            ("cdi generate --feature-flag=x", "--feature-flag=x is not supported: "),
+            (
+                "cdi generate --device-id=0",
+                "--device-id is not supported: ",
+            ),
+            (
+                "cdi generate --nvidia-ctk-path=/usr/bin/nvidia-ctk",
+                "--nvidia-cdi-hook-path is not supported: ",
+            ),
+            (
+                "cdi generate --disable-hook=all",
+                "--disable-hook is not supported: ",
+            ),
+            (
+                "cdi generate --library-search-path=/x",
+                "--library-search-path is not supported: ",
+            ),
+            (
+                "cdi generate --feature-flag=x",
+                "--feature-flag=x is not supported: ",
+            ),
             ("cdi generate --csv.file=x", "--csv.file is not supported: "),
-            ("cdi generate --no-all-device", "--no-all-device is not supported: "),
-            ("cdi generate --dev-root=/x", "--dev-root is not supported: "),
-            ("system create-device-nodes --dry-run", "--dry-run is not supported: "),
-            ("system create-dev-char-symlinks --dev-char-path=/x", "--dev-char-path is not supported: "),
+            (
+                "cdi generate --no-all-device",
+                "--no-all-device is not supported: ",
+            ),
+            (
+                "cdi generate --dev-root=/x",
+                "--dev-root is not supported: ",
+            ),
+            (
+                "system create-device-nodes --dry-run",
+                "--dry-run is not supported: ",
+            ),
+            (
+                "system create-dev-char-symlinks --dev-char-path=/x",
+                "--dev-char-path is not supported: ",
+            ),
             ("runtime configure --runtime=lxc", "invalid value \"lxc\""),
-            ("runtime configure --config-mode=oci-hook", "--config-mode=oci-hook is not supported: "),
-            ("runtime configure --drop-in-config=/x", "--drop-in-config is not supported: "),
-            ("runtime configure --cdi.enabled=false", "--cdi.enabled=false is not supported: "),
-            ("runtime configure --config-source=command", "--config-source=command is not supported: "),
-            ("runtime configure --oci-hook-path=/x", "--oci-hook-path is not supported: "),
+            (
+                "runtime configure --config-mode=oci-hook",
+                "--config-mode=oci-hook is not supported: ",
+            ),
+            (
+                "runtime configure --drop-in-config=/x",
+                "--drop-in-config is not supported: ",
+            ),
+            (
+                "runtime configure --cdi.enabled=false",
+                "--cdi.enabled=false is not supported: ",
+            ),
+            (
+                "runtime configure --config-source=command",
+                "--config-source=command is not supported: ",
+            ),
+            (
+                "runtime configure --oci-hook-path=/x",
+                "--oci-hook-path is not supported: ",
+            ),
             ("frobnicate", "unknown command \"frobnicate\""),
             ("hook", "the name of the hook is missing"),
         ] {
@@ -223,18 +339,28 @@ mod tests {
     #[test]
     fn every_option_is_known() {
         use clap::CommandFactory;
-        let parts: serde_json::Value =
-            serde_json::from_str(include_str!("../../../../tests/fixtures/conformance/parts.json")).unwrap();
+        let parts: serde_json::Value = serde_json::from_str(include_str!(
+            "../../../../tests/fixtures/conformance/parts.json"
+        ))
+        .unwrap();
         let mut count = 0;
         for (line, options) in parts["commands"].as_object().unwrap() {
-            let Some(verbs) = line.strip_prefix(CTK) else { continue };
+            let Some(verbs) = line.strip_prefix(CTK) else {
+                continue;
+            };
             let cli = Cli::command();
             let command = verbs.split_whitespace().fold(&cli, |command, verb| {
-                command.find_subcommand(verb).unwrap_or_else(|| panic!("{line}: {verb} is unknown"))
+                command
+                    .find_subcommand(verb)
+                    .unwrap_or_else(|| panic!("{line}: {verb} is unknown"))
             });
             let known: Vec<&str> = command
                 .get_arguments()
-                .flat_map(|arg| arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default()))
+                .flat_map(|arg| {
+                    arg.get_long()
+                        .into_iter()
+                        .chain(arg.get_all_aliases().unwrap_or_default())
+                })
                 .collect();
             for option in options.as_array().unwrap() {
                 let name = option.as_str().unwrap().trim_start_matches('-');
@@ -247,9 +373,23 @@ mod tests {
 
     #[test]
     fn hook_entries_are_not_commands() {
-        for (line, is) in [("cdi generate", true), ("--help", true), ("", true), ("-q hook x", false), ("hook", false)]
-        {
-            assert_eq!(is_command(&line.split_whitespace().map(OsString::from).collect::<Vec<_>>()), is, "{line}");
+        for (line, is) in [
+            ("cdi generate", true),
+            ("--help", true),
+            ("", true),
+            ("-q hook x", false),
+            ("hook", false),
+        ] {
+            assert_eq!(
+                is_command(
+                    &line
+                        .split_whitespace()
+                        .map(OsString::from)
+                        .collect::<Vec<_>>()
+                ),
+                is,
+                "{line}"
+            );
         }
     }
 }

@@ -19,15 +19,24 @@ use crate::{edit, neighbor};
 /// Returns the text for stdout: the changed file with `--dry-run`, or the state of the engine.
 pub(super) fn configure(options: &Configure) -> Result<Vec<u8>> {
     refuse(options)?;
-    let program = options.path.clone().unwrap_or_else(|| neighbor(programs::RUNTIME));
-    let wanted = Wanted { name: &options.name, program: &program, is_default: options.set_as_default };
+    let program = options
+        .path
+        .clone()
+        .unwrap_or_else(|| neighbor(programs::RUNTIME));
+    let wanted = Wanted {
+        name: &options.name,
+        program: &program,
+        is_default: options.set_as_default,
+    };
     match options.runtime {
         Engine::Podman => report(&EngineKind::Podman),
         Engine::Crio => report(&EngineKind::Crio),
-        Engine::Docker => change(options, docker::FILE, "docker", |text| docker::changed(text, &wanted)),
-        Engine::Containerd => {
-            change(options, containerd::FILE, "containerd", |text| containerd::changed(text, &wanted))
-        }
+        Engine::Docker => change(options, docker::FILE, "docker", |text| {
+            docker::changed(text, &wanted)
+        }),
+        Engine::Containerd => change(options, containerd::FILE, "containerd", |text| {
+            containerd::changed(text, &wanted)
+        }),
     }
 }
 
@@ -82,8 +91,15 @@ fn report(kind: &EngineKind) -> Result<Vec<u8>> {
     let host = Tree::open(&HostPath::new("/"))?;
     let name = kind.to_string();
     let report = status::report(&host, None);
-    let Some(engine) = report.engines.iter().find(|engine| engine.engine == name && engine.installed) else {
-        return Ok(format!("{name} is not installed; when it is, it starts the hook without configuration\n").into());
+    let Some(engine) = report
+        .engines
+        .iter()
+        .find(|engine| engine.engine == name && engine.installed)
+    else {
+        return Ok(format!(
+            "{name} is not installed; when it is, it starts the hook without configuration\n"
+        )
+        .into());
     };
     if engine.nri {
         return Ok(format!("nothing to configure: {}\n", engine.why).into());
@@ -95,21 +111,42 @@ fn report(kind: &EngineKind) -> Result<Vec<u8>> {
             engine.fix.clone(),
         ));
     }
-    let condition = if engine.why.is_empty() { String::new() } else { format!(" ({})", engine.why) };
-    Ok(format!("nothing to configure: {name} starts the hook because of {}{condition}\n", engine.files().join(", "))
-        .into())
+    let condition = if engine.why.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", engine.why)
+    };
+    Ok(format!(
+        "nothing to configure: {name} starts the hook because of {}{condition}\n",
+        engine.files().join(", ")
+    )
+    .into())
 }
 
 /// Changes the file of an engine, which reads it when it starts.
-fn change(options: &Configure, file: &str, service: &str, changed: impl Fn(&str) -> Result<String>) -> Result<Vec<u8>> {
-    let path = options.config.clone().unwrap_or_else(|| PathBuf::from(file));
+fn change(
+    options: &Configure,
+    file: &str,
+    service: &str,
+    changed: impl Fn(&str) -> Result<String>,
+) -> Result<Vec<u8>> {
+    let path = options
+        .config
+        .clone()
+        .unwrap_or_else(|| PathBuf::from(file));
     let hint = format!(
         "edit the file, or give another one with --config; \"--runtime={service} --dry-run\" prints the result"
     );
-    let old = edit::file::read(&path).map_err(|error| classify(error, &catalog::SYSTEM, "run the command as root"))?;
+    let old = edit::file::read(&path)
+        .map_err(|error| classify(error, &catalog::SYSTEM, "run the command as root"))?;
     let old = old.unwrap_or_default();
-    let new = changed(&old)
-        .map_err(|error| classify(error.context(format!("cannot change {path:?}")), &catalog::SYSTEM, &hint))?;
+    let new = changed(&old).map_err(|error| {
+        classify(
+            error.context(format!("cannot change {path:?}")),
+            &catalog::SYSTEM,
+            &hint,
+        )
+    })?;
     if options.dry_run {
         return Ok(new.into_bytes());
     }
@@ -117,8 +154,12 @@ fn change(options: &Configure, file: &str, service: &str, changed: impl Fn(&str)
         note(&format!("{path:?} is already configured"));
         return Ok(Vec::new());
     }
-    let hint = "run the command as root, and give the file itself with --config if the path is a link";
-    edit::file::replace(&path, new.as_bytes()).map_err(|error| classify(error, &catalog::SYSTEM, hint))?;
-    note(&format!("wrote {path:?}; restart {service}, for example with \"systemctl restart {service}\""));
+    let hint =
+        "run the command as root, and give the file itself with --config if the path is a link";
+    edit::file::replace(&path, new.as_bytes())
+        .map_err(|error| classify(error, &catalog::SYSTEM, hint))?;
+    note(&format!(
+        "wrote {path:?}; restart {service}, for example with \"systemctl restart {service}\""
+    ));
     Ok(Vec::new())
 }

@@ -18,38 +18,57 @@ const MAX_SIZE: usize = 16 << 20;
 
 /// Returns the changed spec for stdout, or nothing if it was written to a file.
 pub(super) fn root(options: &Root) -> Result<Vec<u8>> {
-    transformed(options)
-        .map_err(|error| classify(error, &catalog::SPEC_FILE, "give a CDI spec with --input, and a file with --output"))
+    transformed(options).map_err(|error| {
+        classify(
+            error,
+            &catalog::SPEC_FILE,
+            "give a CDI spec with --input, and a file with --output",
+        )
+    })
 }
 
 fn transformed(options: &Root) -> Result<Vec<u8>> {
     let is_stdin = options.input == Path::new("-");
     let text = if is_stdin {
-        String::from_utf8(read_limited(std::io::stdin().lock(), MAX_SIZE)?).context("cannot read stdin")?
+        String::from_utf8(read_limited(std::io::stdin().lock(), MAX_SIZE)?)
+            .context("cannot read stdin")?
     } else {
-        edit::file::read(&options.input)?.ok_or_else(|| anyhow!("{:?} is missing", options.input))?
+        edit::file::read(&options.input)?
+            .ok_or_else(|| anyhow!("{:?} is missing", options.input))?
     };
-    let mut spec =
-        file::parse(text.as_bytes()).map_err(|why| anyhow!("{:?} is not a CDI spec: {why}", options.input))?;
+    let mut spec = file::parse(text.as_bytes())
+        .map_err(|why| anyhow!("{:?} is not a CDI spec: {why}", options.input))?;
     let (from, to) = (text_of(&options.from)?, text_of(&options.to)?);
     change(&mut spec, from, to, options.relative_to);
     let is_json = text.trim_start().starts_with('{');
-    match options.output.as_deref().filter(|path| *path != Path::new("-")) {
-        None => Ok(if is_json { Format::Json } else { Format::Yaml }.print(&spec)?.into_bytes()),
+    match options
+        .output
+        .as_deref()
+        .filter(|path| *path != Path::new("-"))
+    {
+        None => Ok(if is_json { Format::Json } else { Format::Yaml }
+            .print(&spec)?
+            .into_bytes()),
         Some(path) => {
-            let format = Format::from_path(path).ok_or_else(|| anyhow!("engines do not read {path:?}"))?;
-            file::write(path, &format.print(&spec)?).with_context(|| format!("cannot write {path:?}"))?;
+            let format =
+                Format::from_path(path).ok_or_else(|| anyhow!("engines do not read {path:?}"))?;
+            file::write(path, &format.print(&spec)?)
+                .with_context(|| format!("cannot write {path:?}"))?;
             Ok(Vec::new())
         }
     }
 }
 
 fn text_of(path: &Path) -> Result<&str> {
-    path.to_str().with_context(|| format!("{path:?} is not UTF-8"))
+    path.to_str()
+        .with_context(|| format!("{path:?} is not UTF-8"))
 }
 
 fn change(spec: &mut Spec, from: &str, to: &str, side: Side) {
-    let devices = spec.devices.iter_mut().map(|device| &mut device.container_edits);
+    let devices = spec
+        .devices
+        .iter_mut()
+        .map(|device| &mut device.container_edits);
     for edits in devices.chain([&mut spec.container_edits]) {
         change_edits(edits, from, to, side);
     }
@@ -66,20 +85,31 @@ fn change_edits(edits: &mut ContainerEdits, from: &str, to: &str, side: Side) {
             }
             Side::Container => {
                 let new = replaced(&node.path, from, to);
-                let host = node.host_path.get_or_insert_with(|| node.path.clone()).clone();
+                let host = node
+                    .host_path
+                    .get_or_insert_with(|| node.path.clone())
+                    .clone();
                 node.host_path = (host != new).then_some(host);
                 node.path = new;
             }
         }
     }
     for mount in &mut edits.mounts {
-        let path = if side == Side::Host { &mut mount.host_path } else { &mut mount.container_path };
+        let path = if side == Side::Host {
+            &mut mount.host_path
+        } else {
+            &mut mount.container_path
+        };
         *path = replaced(path, from, to);
     }
     for hook in &mut edits.hooks {
         match side {
             Side::Host => hook.path = replaced(&hook.path, from, to),
-            Side::Container => hook.args.iter_mut().skip(1).for_each(|arg| *arg = replaced(arg, from, to)),
+            Side::Container => hook
+                .args
+                .iter_mut()
+                .skip(1)
+                .for_each(|arg| *arg = replaced(arg, from, to)),
         }
     }
 }
@@ -107,8 +137,17 @@ mod tests {
         let nodes = &spec.devices[0].container_edits.device_nodes;
         assert_eq!((&nodes[0].host_path, &nodes[1].host_path), (&None, &None));
         let edits = &spec.container_edits;
-        assert_eq!((edits.mounts[0].host_path.as_str(), edits.hooks[0].path.as_str()), ("/lib/a", "/hook"));
-        assert_eq!(edits.mounts[1].host_path, "/run/driver", "another directory");
+        assert_eq!(
+            (
+                edits.mounts[0].host_path.as_str(),
+                edits.hooks[0].path.as_str()
+            ),
+            ("/lib/a", "/hook")
+        );
+        assert_eq!(
+            edits.mounts[1].host_path, "/run/driver",
+            "another directory"
+        );
         change(&mut spec, "/dev", "/host/dev", Side::Host);
         let nodes = &spec.devices[0].container_edits.device_nodes;
         assert_eq!(nodes[0].host_path.as_deref(), Some("/host/dev/nvidia0"));

@@ -29,7 +29,11 @@ pub(crate) fn read(path: &Path) -> Result<Option<String>> {
         .and_then(|text| {
             // A dangling link is not a missing file: the administrator expects that its target is read.
             let is_missing = text.is_none() && path.symlink_metadata().is_ok();
-            if is_missing { bail!("it is a link to a missing file") } else { Ok(text) }
+            if is_missing {
+                bail!("it is a link to a missing file")
+            } else {
+                Ok(text)
+            }
         })
         .with_context(|| format!("cannot read {path:?}"))
 }
@@ -42,17 +46,23 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     let replace = || {
         let old = match path.symlink_metadata() {
             // rename(2) would replace the link, and the file that it leads to would silently lose its effect.
-            Ok(old) if old.is_symlink() => bail!("it is a symbolic link to {:?}", std::fs::read_link(path)?),
+            Ok(old) if old.is_symlink() => {
+                bail!("it is a symbolic link to {:?}", std::fs::read_link(path)?)
+            }
             Ok(old) if !old.is_file() => bail!("it is not a regular file"),
             Ok(old) => Some(old),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(error.into()),
         };
-        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+        let dir = path
+            .parent()
+            .filter(|dir| !dir.as_os_str().is_empty())
+            .unwrap_or_else(|| Path::new("."));
         DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
         let name = path.file_name().context("it has no file name")?;
         let temporary = dir.join(format!(".{}.{}.new", name.display(), std::process::id()));
-        let written = write_new(&temporary, bytes, old.as_ref()).and_then(|()| std::fs::rename(&temporary, path));
+        let written = write_new(&temporary, bytes, old.as_ref())
+            .and_then(|()| std::fs::rename(&temporary, path));
         if written.is_err() {
             std::fs::remove_file(&temporary).ok();
         }
@@ -63,7 +73,11 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
 
 fn write_new(path: &Path, bytes: &[u8], old: Option<&Metadata>) -> io::Result<()> {
     // The content may be secret until the file has its owner and mode.
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
+    let mut file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
     let mode = match old {
         Some(old) => {
             let new = file.metadata()?;
@@ -92,11 +106,20 @@ mod tests {
         assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o644);
         std::fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
         replace(&path, b"b").unwrap();
-        assert_eq!((read(&path).unwrap().as_deref(), path.metadata().unwrap().mode() & 0o7777), (Some("b"), 0o640));
+        assert_eq!(
+            (
+                read(&path).unwrap().as_deref(),
+                path.metadata().unwrap().mode() & 0o7777
+            ),
+            (Some("b"), 0o640)
+        );
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
         let error = format!("{:#}", replace(&link, b"c").unwrap_err());
-        assert!(error.contains("it is a symbolic link to ") && error.contains("sub/daemon.json"), "{error}");
+        assert!(
+            error.contains("it is a symbolic link to ") && error.contains("sub/daemon.json"),
+            "{error}"
+        );
         assert_eq!(read(&link).unwrap().as_deref(), Some("b"));
         std::fs::remove_file(&path).unwrap();
         assert!(format!("{:#}", read(&link).unwrap_err()).contains("a link to a missing file"));

@@ -16,14 +16,17 @@ use toml::de::{DeTable, DeValue};
 /// If the text is not TOML, or has the table in a form to which no line can be added.
 pub(crate) fn set(text: &str, path: &[&str], literal: &str) -> Result<String> {
     let mut values = values(text)?;
-    let wanted = values_of(&format!("x = {literal}")).and_then(|mut values| values.remove(&vec!["x".to_owned()]));
+    let wanted = values_of(&format!("x = {literal}"))
+        .and_then(|mut values| values.remove(&vec!["x".to_owned()]));
     let wanted = wanted.with_context(|| format!("{literal} is not a TOML value"))?;
     let key: Vec<String> = path.iter().map(|part| (*part).to_owned()).collect();
     if values.insert(key, wanted.clone()) == Some(wanted) {
         return Ok(text.to_owned());
     }
     let attempts = attempts(text, path, literal);
-    let right = attempts.into_iter().find(|new| values_of(new).as_ref() == Some(&values));
+    let right = attempts
+        .into_iter()
+        .find(|new| values_of(new).as_ref() == Some(&values));
     right.with_context(|| format!("{:?} has a form that cannot be changed", path.join(".")))
 }
 
@@ -35,12 +38,26 @@ pub(crate) fn literal<'t>(text: &'t str, path: &[&str]) -> Option<&'t str> {
 
 /// Returns the keys of the table at this path whose values are not tables, with the values as they stand in the text.
 pub(crate) fn entries(text: &str, path: &[&str]) -> Vec<(String, String)> {
-    let Ok(parsed) = DeTable::parse(text) else { return Vec::new() };
-    let Some(table) = path.iter().try_fold(parsed.get_ref(), |table, key| table_in(table, key)) else {
+    let Ok(parsed) = DeTable::parse(text) else {
         return Vec::new();
     };
-    let plain = table.iter().filter(|(_, value)| !matches!(value.get_ref(), DeValue::Table(_)));
-    plain.filter_map(|(key, value)| Some((key.get_ref().to_string(), text.get(value.span())?.to_owned()))).collect()
+    let Some(table) = path
+        .iter()
+        .try_fold(parsed.get_ref(), |table, key| table_in(table, key))
+    else {
+        return Vec::new();
+    };
+    let plain = table
+        .iter()
+        .filter(|(_, value)| !matches!(value.get_ref(), DeValue::Table(_)));
+    plain
+        .filter_map(|(key, value)| {
+            Some((
+                key.get_ref().to_string(),
+                text.get(value.span())?.to_owned(),
+            ))
+        })
+        .collect()
 }
 
 fn table_in<'t, 'i>(table: &'t DeTable<'i>, name: &str) -> Option<&'t DeTable<'i>> {
@@ -53,7 +70,9 @@ fn table_in<'t, 'i>(table: &'t DeTable<'i>, name: &str) -> Option<&'t DeTable<'i
 /// Returns the place of a value in the text.
 fn span(table: &DeTable<'_>, path: &[&str]) -> Option<Range<usize>> {
     let (key, tables) = path.split_last()?;
-    let table = tables.iter().try_fold(table, |table, key| table_in(table, key))?;
+    let table = tables
+        .iter()
+        .try_fold(table, |table, key| table_in(table, key))?;
     table.get(*key).map(|value| value.span())
 }
 
@@ -61,7 +80,8 @@ fn span(table: &DeTable<'_>, path: &[&str]) -> Option<Range<usize>> {
 type Values = BTreeMap<Vec<String>, String>;
 
 fn values(text: &str) -> Result<Values> {
-    let parsed = DeTable::parse(text).map_err(|error| anyhow!("{}", error.message().replace('\n', ", ")))?;
+    let parsed =
+        DeTable::parse(text).map_err(|error| anyhow!("{}", error.message().replace('\n', ", ")))?;
     let mut values = Values::new();
     collect(parsed.get_ref(), &mut Vec::new(), &mut values);
     Ok(values)
@@ -106,15 +126,26 @@ fn plain(value: &DeValue<'_>) -> String {
 
 /// Returns texts that may have the new value, the best one first.
 fn attempts(text: &str, path: &[&str], literal: &str) -> Vec<String> {
-    let Some((key, table)) = path.split_last() else { return Vec::new() };
+    let Some((key, table)) = path.split_last() else {
+        return Vec::new();
+    };
     let line = format!("{} = {literal}\n", bare(key));
     let mut attempts = Vec::new();
-    let replaced = DeTable::parse(text).ok().and_then(|parsed| span(parsed.get_ref(), path));
-    attempts
-        .extend(replaced.and_then(|place| Some([text.get(..place.start)?, literal, text.get(place.end..)?].concat())));
+    let replaced = DeTable::parse(text)
+        .ok()
+        .and_then(|parsed| span(parsed.get_ref(), path));
+    attempts.extend(replaced.and_then(|place| {
+        Some([text.get(..place.start)?, literal, text.get(place.end..)?].concat())
+    }));
     let mut insert = |at: usize, new: &str| {
-        let Some((before, after)) = text.split_at_checked(at) else { return };
-        let newline = if before.is_empty() || before.ends_with('\n') { "" } else { "\n" };
+        let Some((before, after)) = text.split_at_checked(at) else {
+            return;
+        };
+        let newline = if before.is_empty() || before.ends_with('\n') {
+            ""
+        } else {
+            "\n"
+        };
         attempts.push([before, newline, new, after].concat());
     };
     let mut in_table = table.is_empty();
@@ -169,14 +200,21 @@ fn header(line: &str) -> Option<Vec<String>> {
 
 /// `#key = value`
 fn is_comment_on(line: &str, key: &str) -> bool {
-    let rest = line.trim().strip_prefix('#').and_then(|line| line.trim_start().strip_prefix(key));
+    let rest = line
+        .trim()
+        .strip_prefix('#')
+        .and_then(|line| line.trim_start().strip_prefix(key));
     rest.is_some_and(|rest| rest.trim_start().starts_with('='))
 }
 
 /// Returns a key, in quotes if necessary.
 fn bare(key: &str) -> String {
     let is_bare = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
-    if !key.is_empty() && key.chars().all(is_bare) { key.to_owned() } else { Value::from(key).to_string() }
+    if !key.is_empty() && key.chars().all(is_bare) {
+        key.to_owned()
+    } else {
+        Value::from(key).to_string()
+    }
 }
 
 #[cfg(test)]
@@ -198,7 +236,12 @@ mod tests {
             ("t = {b = 1}\n", &["t", "b"], "2", "t = {b = 2}\n"),
             ("t = {b = 1}\n", &["t", "a"], "2", ""),
             // A line of a value that looks like a header.
-            ("x = '''\n[t]\n'''\n", &["t", "a"], "2", "x = '''\n[t]\n'''\n\n[t]\na = 2\n"),
+            (
+                "x = '''\n[t]\n'''\n",
+                &["t", "a"],
+                "2",
+                "x = '''\n[t]\n'''\n\n[t]\na = 2\n",
+            ),
             ("[[t]]\nb = 1\n", &["t", "a"], "2", ""),
             (
                 "[plugins.'io.x.v1']\n  c = 1\n",
@@ -222,7 +265,10 @@ mod tests {
                 nvidias,
                 &["nvidia-container-cli", "no-cgroups"],
                 "true",
-                &nvidias.replace("no-cgroups = false\n", "no-cgroups = false\nno-cgroups = true\n"),
+                &nvidias.replace(
+                    "no-cgroups = false\n",
+                    "no-cgroups = false\nno-cgroups = true\n",
+                ),
             ),
         ] {
             match set(old, path, literal) {
@@ -242,7 +288,8 @@ mod tests {
         let text = "[a.b]\nc = 'x'\nd = [1, 2]\n[a.b.e]\nf = 1\n";
         assert_eq!(literal(text, &["a", "b", "c"]), Some("'x'"));
         assert_eq!(literal(text, &["a", "x", "c"]), None);
-        let list = [("c", "'x'"), ("d", "[1, 2]")].map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let list =
+            [("c", "'x'"), ("d", "[1, 2]")].map(|(key, value)| (key.to_owned(), value.to_owned()));
         assert_eq!(entries(text, &["a", "b"]), list);
     }
 }

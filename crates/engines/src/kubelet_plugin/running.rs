@@ -78,7 +78,9 @@ pub struct Unhealthy {
 impl fmt::Display for Unhealthy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.why)?;
-        self.since.iter().try_for_each(|since| write!(f, " (since {since})"))
+        self.since
+            .iter()
+            .try_for_each(|since| write!(f, " (since {since})"))
     }
 }
 
@@ -98,7 +100,10 @@ impl fmt::Display for Unanswered {
         match self {
             Self::NotRunning => f.write_str("no device plugin runs on this host"),
             Self::Denied => f.write_str("only root can ask the running device plugin"),
-            Self::Failed(why) => write!(f, "the running device plugin does not report its devices: {why}"),
+            Self::Failed(why) => write!(
+                f,
+                "the running device plugin does not report its devices: {why}"
+            ),
         }
     }
 }
@@ -107,11 +112,14 @@ impl From<io::Error> for Unanswered {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             // A process that was killed leaves its socket behind. The kernel resets the connections that it had not accepted.
-            ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
-                Self::NotRunning
-            }
+            ErrorKind::NotFound
+            | ErrorKind::ConnectionRefused
+            | ErrorKind::ConnectionReset
+            | ErrorKind::BrokenPipe => Self::NotRunning,
             ErrorKind::PermissionDenied => Self::Denied,
-            ErrorKind::TimedOut => Self::Failed(format!("no answer within {} s", PATIENCE.as_secs())),
+            ErrorKind::TimedOut => {
+                Self::Failed(format!("no answer within {} s", PATIENCE.as_secs()))
+            }
             _ => Self::Failed(error.to_string()),
         }
     }
@@ -128,7 +136,12 @@ pub fn socket(dir: &Path) -> PathBuf {
 /// # Errors
 /// If no plugin runs, or it does not answer.
 pub fn ask(dir: &Path) -> Result<Offered, Unanswered> {
-    let answer = unix_socket::ask(&socket(dir), format!("{QUESTION}\n").as_bytes(), MAX_ANSWER, PATIENCE)?;
+    let answer = unix_socket::ask(
+        &socket(dir),
+        format!("{QUESTION}\n").as_bytes(),
+        MAX_ANSWER,
+        PATIENCE,
+    )?;
     json::from_bytes(&answer).map_err(|_| Unanswered::Failed("its answer is invalid".to_owned()))
 }
 
@@ -141,7 +154,9 @@ impl Offered {
     /// Returns why a GPU is unhealthy, by its UUID: all of its devices are, or none.
     #[must_use]
     pub fn unhealthy(&self, gpu: &str) -> Option<&Unhealthy> {
-        self.devices().filter(|device| device.gpu == gpu).find_map(|device| device.unhealthy.as_ref())
+        self.devices()
+            .filter(|device| device.gpu == gpu)
+            .find_map(|device| device.unhealthy.as_ref())
     }
 }
 
@@ -160,12 +175,29 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(ask(dir.path()), Err(Unanswered::NotRunning));
         let listener = UnixListener::bind(socket(dir.path())).unwrap();
-        let why = Unhealthy { why: "XID 79".to_owned(), since: Some("2026-01-02T03:04:05Z".to_owned()) };
-        let device = |gpu: &str, unhealthy| OfferedDevice { id: format!("{gpu}::0"), gpu: gpu.to_owned(), unhealthy };
+        let why = Unhealthy {
+            why: "XID 79".to_owned(),
+            since: Some("2026-01-02T03:04:05Z".to_owned()),
+        };
+        let device = |gpu: &str, unhealthy| OfferedDevice {
+            id: format!("{gpu}::0"),
+            gpu: gpu.to_owned(),
+            unhealthy,
+        };
         let devices = vec![device("GPU-0", None), device("GPU-1", Some(why.clone()))];
-        let resource = OfferedResource { name: "nvidia.com/gpu".to_owned(), is_live: true, devices };
-        let offered = Offered { resources: vec![resource], ..Offered::default() };
-        let answers = [serde_json::to_string(&offered).unwrap() + "\n", "unknown command\n".to_owned()];
+        let resource = OfferedResource {
+            name: "nvidia.com/gpu".to_owned(),
+            is_live: true,
+            devices,
+        };
+        let offered = Offered {
+            resources: vec![resource],
+            ..Offered::default()
+        };
+        let answers = [
+            serde_json::to_string(&offered).unwrap() + "\n",
+            "unknown command\n".to_owned(),
+        ];
         thread::scope(|scope| {
             scope.spawn(move || {
                 for answer in answers {
@@ -177,10 +209,20 @@ mod tests {
                 }
             });
             assert_eq!(ask(dir.path()), Ok(offered.clone()));
-            assert_eq!(ask(dir.path()), Err(Unanswered::Failed("its answer is invalid".to_owned())));
+            assert_eq!(
+                ask(dir.path()),
+                Err(Unanswered::Failed("its answer is invalid".to_owned()))
+            );
         });
-        assert_eq!(ask(dir.path()), Err(Unanswered::NotRunning), "only the file of the socket is left");
-        assert_eq!((offered.unhealthy("GPU-0"), offered.unhealthy("GPU-1")), (None, Some(&why)));
+        assert_eq!(
+            ask(dir.path()),
+            Err(Unanswered::NotRunning),
+            "only the file of the socket is left"
+        );
+        assert_eq!(
+            (offered.unhealthy("GPU-0"), offered.unhealthy("GPU-1")),
+            (None, Some(&why))
+        );
         assert_eq!(why.to_string(), "XID 79 (since 2026-01-02T03:04:05Z)");
     }
 

@@ -131,7 +131,10 @@ async fn channel(socket: &Path) -> Channel {
         let socket = socket.clone();
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     });
-    Endpoint::from_static("http://localhost").connect_with_connector(connector).await.unwrap()
+    Endpoint::from_static("http://localhost")
+        .connect_with_connector(connector)
+        .await
+        .unwrap()
 }
 
 struct Engine(Grpc<Channel>);
@@ -146,10 +149,17 @@ impl Engine {
         Q: Message + 'static,
         A: Message + Default + 'static,
     {
-        self.0.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        self.0
+            .ready()
+            .await
+            .map_err(|error| Status::unavailable(error.to_string()))?;
         let path = PathAndQuery::try_from(format!("/runtime.v1.RuntimeService/{method}")).unwrap();
         let codec = ProstCodec::<Q, A>::default();
-        Ok(self.0.unary(Request::new(request), path, codec).await?.into_inner())
+        Ok(self
+            .0
+            .unary(Request::new(request), path, codec)
+            .await?
+            .into_inner())
     }
 
     /// Starts a pod with one container, and returns both ids and the path of the log.
@@ -161,10 +171,17 @@ impl Engine {
         }
         let pod = pod(options);
         let log = Path::new(&pod.log_directory).join("0.log");
-        let request = RunPodSandboxRequest { config: Some(pod.clone()), runtime_handler: options.runtime.clone() };
-        let RunPodSandboxResponse { pod_sandbox_id: id } = self.call("RunPodSandbox", request).await?;
-        let request =
-            CreateContainerRequest { pod_sandbox_id: id.clone(), config: Some(container), sandbox_config: Some(pod) };
+        let request = RunPodSandboxRequest {
+            config: Some(pod.clone()),
+            runtime_handler: options.runtime.clone(),
+        };
+        let RunPodSandboxResponse { pod_sandbox_id: id } =
+            self.call("RunPodSandbox", request).await?;
+        let request = CreateContainerRequest {
+            pod_sandbox_id: id.clone(),
+            config: Some(container),
+            sandbox_config: Some(pod),
+        };
         match self.create_and_start(request).await {
             Ok(container) => Ok((id, container, log)),
             Err(error) => {
@@ -174,9 +191,15 @@ impl Engine {
         }
     }
 
-    async fn create_and_start(&mut self, request: CreateContainerRequest) -> Result<String, Status> {
-        let CreateContainerResponse { container_id } = self.call("CreateContainer", request).await?;
-        let request = StartContainerRequest { container_id: container_id.clone() };
+    async fn create_and_start(
+        &mut self,
+        request: CreateContainerRequest,
+    ) -> Result<String, Status> {
+        let CreateContainerResponse { container_id } =
+            self.call("CreateContainer", request).await?;
+        let request = StartContainerRequest {
+            container_id: container_id.clone(),
+        };
         let Empty {} = self.call("StartContainer", request).await?;
         Ok(container_id)
     }
@@ -184,7 +207,9 @@ impl Engine {
     async fn run(&mut self, options: &Container) -> Result<i32, Status> {
         let (pod, container, log) = self.start(options).await?;
         let code = loop {
-            let request = ContainerStatusRequest { container_id: container.clone() };
+            let request = ContainerStatusRequest {
+                container_id: container.clone(),
+            };
             let ContainerStatusResponse { status } = self.call("ContainerStatus", request).await?;
             let status = status.unwrap_or_default();
             if status.state == EXITED {
@@ -199,14 +224,28 @@ impl Engine {
     }
 
     async fn exec(&mut self, container_id: String, cmd: Vec<String>) -> Result<i32, Status> {
-        let request = ExecSyncRequest { container_id, cmd, timeout: 30 };
-        let ExecSyncResponse { stdout, stderr, exit_code } = self.call("ExecSync", request).await?;
-        print!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+        let request = ExecSyncRequest {
+            container_id,
+            cmd,
+            timeout: 30,
+        };
+        let ExecSyncResponse {
+            stdout,
+            stderr,
+            exit_code,
+        } = self.call("ExecSync", request).await?;
+        print!(
+            "{}{}",
+            String::from_utf8_lossy(&stdout),
+            String::from_utf8_lossy(&stderr)
+        );
         Ok(exit_code)
     }
 
     async fn remove(&mut self, pod: &str) -> Result<(), Status> {
-        let request = || PodSandboxRequest { pod_sandbox_id: pod.to_owned() };
+        let request = || PodSandboxRequest {
+            pod_sandbox_id: pod.to_owned(),
+        };
         let Empty {} = self.call("StopPodSandbox", request()).await?;
         let Empty {} = self.call("RemovePodSandbox", request()).await?;
         Ok(())
@@ -227,25 +266,49 @@ fn pod(options: &Container) -> PodSandboxConfig {
         log_directory: log_directory.display().to_string(),
         annotations,
         linux: Some(LinuxPodSandboxConfig {
-            security_context: Some(LinuxSandboxSecurityContext { namespace_options: Some(namespaces(options)) }),
+            security_context: Some(LinuxSandboxSecurityContext {
+                namespace_options: Some(namespaces(options)),
+            }),
         }),
     }
 }
 
 fn namespaces(options: &Container) -> NamespaceOption {
-    let mapping = || vec![IdMapping { host_id: USERNS_FIRST, container_id: 0, length: USERNS_LENGTH }];
-    let userns = || UserNamespace { mode: POD, uids: mapping(), gids: mapping() };
+    let mapping = || {
+        vec![IdMapping {
+            host_id: USERNS_FIRST,
+            container_id: 0,
+            length: USERNS_LENGTH,
+        }]
+    };
+    let userns = || UserNamespace {
+        mode: POD,
+        uids: mapping(),
+        gids: mapping(),
+    };
     // Engines support a user namespace only together with a network namespace.
     let network = if options.userns { POD } else { NODE };
-    NamespaceOption { network, pid: 1, ipc: 0, userns_options: options.userns.then(userns) }
+    NamespaceOption {
+        network,
+        pid: 1,
+        ipc: 0,
+        userns_options: options.userns.then(userns),
+    }
 }
 
 fn container(options: &Container) -> ContainerConfig {
-    let device =
-        |path: &String| Device { container_path: path.clone(), host_path: path.clone(), permissions: "rw".to_owned() };
+    let device = |path: &String| Device {
+        container_path: path.clone(),
+        host_path: path.clone(),
+        permissions: "rw".to_owned(),
+    };
     let mount = |text: &String| {
         let (host_path, container_path) = text.split_once(':').expect("--mount HOST:CONTAINER");
-        Mount { container_path: container_path.to_owned(), host_path: host_path.to_owned(), readonly: true }
+        Mount {
+            container_path: container_path.to_owned(),
+            host_path: host_path.to_owned(),
+            readonly: true,
+        }
     };
     let env = |text: &String| {
         let (key, value) = pair(text);
@@ -256,42 +319,72 @@ fn container(options: &Container) -> ContainerConfig {
         run_as_user: options.user.map(|value| Int64Value { value }),
     };
     ContainerConfig {
-        metadata: Some(ContainerMetadata { name: "main".to_owned() }),
-        image: Some(ImageSpec { image: options.image.clone() }),
+        metadata: Some(ContainerMetadata {
+            name: "main".to_owned(),
+        }),
+        image: Some(ImageSpec {
+            image: options.image.clone(),
+        }),
         command: options.command.clone(),
         envs: options.env.iter().map(env).collect(),
         mounts: options.mount.iter().map(mount).collect(),
         devices: options.device.iter().map(device).collect(),
         annotations: options.annotation.iter().map(|text| pair(text)).collect(),
         log_path: "0.log".to_owned(),
-        linux: Some(LinuxContainerConfig { security_context: Some(security) }),
-        cdi_devices: options.cdi.iter().map(|name| CdiDevice { name: name.clone() }).collect(),
+        linux: Some(LinuxContainerConfig {
+            security_context: Some(security),
+        }),
+        cdi_devices: options
+            .cdi
+            .iter()
+            .map(|name| CdiDevice { name: name.clone() })
+            .collect(),
     }
 }
 
 /// Asks a device plugin for a device.
 async fn allocate(socket: &Path, device: String) -> Result<ContainerAllocateResponse, Status> {
-    let request = ContainerAllocateRequest { devices_ids: vec![device] };
-    let request = AllocateRequest { container_requests: vec![request] };
-    let answer = DevicePluginClient::new(channel(socket).await).allocate(request).await?;
+    let request = ContainerAllocateRequest {
+        devices_ids: vec![device],
+    };
+    let request = AllocateRequest {
+        container_requests: vec![request],
+    };
+    let answer = DevicePluginClient::new(channel(socket).await)
+        .allocate(request)
+        .await?;
     Ok(answer.into_inner().container_responses.remove(0))
 }
 
 /// Adds what a device plugin answers, as the kubelet does.
 fn add_answer(container: &mut ContainerConfig, answer: ContainerAllocateResponse) {
-    container.envs.extend(answer.envs.into_iter().map(|(key, value)| KeyValue { key, value }));
-    container.mounts.extend(answer.mounts.into_iter().map(|mount| Mount {
-        container_path: mount.container_path,
-        host_path: mount.host_path,
-        readonly: mount.read_only,
-    }));
-    container.devices.extend(answer.devices.into_iter().map(|device| Device {
-        container_path: device.container_path,
-        host_path: device.host_path,
-        permissions: device.permissions,
-    }));
+    container.envs.extend(
+        answer
+            .envs
+            .into_iter()
+            .map(|(key, value)| KeyValue { key, value }),
+    );
+    container
+        .mounts
+        .extend(answer.mounts.into_iter().map(|mount| Mount {
+            container_path: mount.container_path,
+            host_path: mount.host_path,
+            readonly: mount.read_only,
+        }));
+    container
+        .devices
+        .extend(answer.devices.into_iter().map(|device| Device {
+            container_path: device.container_path,
+            host_path: device.host_path,
+            permissions: device.permissions,
+        }));
     container.annotations.extend(answer.annotations);
-    container.cdi_devices.extend(answer.cdi_devices.into_iter().map(|device| CdiDevice { name: device.name }));
+    container.cdi_devices.extend(
+        answer
+            .cdi_devices
+            .into_iter()
+            .map(|device| CdiDevice { name: device.name }),
+    );
 }
 
 fn pair(text: &str) -> (String, String) {
@@ -302,5 +395,6 @@ fn pair(text: &str) -> (String, String) {
 /// Prints a log in the format of the CRI, whose lines begin with a time, the stream and a tag.
 fn print_log(log: &Path) {
     let text = std::fs::read_to_string(log).unwrap_or_default();
-    text.lines().for_each(|line| println!("{}", line.splitn(4, ' ').nth(3).unwrap_or_default()));
+    text.lines()
+        .for_each(|line| println!("{}", line.splitn(4, ' ').nth(3).unwrap_or_default()));
 }

@@ -30,20 +30,49 @@ impl NodeAllocator {
     /// Creates an allocator.
     #[must_use]
     pub const fn new(settings: Settings, offer: watch::Receiver<Offer>, chooser: Chooser) -> Self {
-        Self { settings, offer, chooser }
+        Self {
+            settings,
+            offer,
+            chooser,
+        }
     }
 }
 
 impl Allocator for NodeAllocator {
-    fn allocate(&self, resource: &str, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
-        allocate(&self.settings, &self.chooser.current().strategies, &self.offer.borrow(), resource, ids)
+    fn allocate(
+        &self,
+        resource: &str,
+        ids: &[String],
+    ) -> Result<ContainerAllocateResponse, Refusal> {
+        allocate(
+            &self.settings,
+            &self.chooser.current().strategies,
+            &self.offer.borrow(),
+            resource,
+            ids,
+        )
     }
 
-    fn prefer(&self, resource: &str, available: &[String], required: &[String], size: usize) -> Vec<String> {
+    fn prefer(
+        &self,
+        resource: &str,
+        available: &[String],
+        required: &[String],
+        size: usize,
+    ) -> Vec<String> {
         let offer = self.offer.borrow();
-        let devices = find(&offer, resource).map(|found| found.devices.as_slice()).unwrap_or_default();
+        let devices = find(&offer, resource)
+            .map(|found| found.devices.as_slice())
+            .unwrap_or_default();
         let allocation = self.settings.plugin.allocation;
-        prefer::choose(devices, &offer.closeness, allocation, available, required, size)
+        prefer::choose(
+            devices,
+            &offer.closeness,
+            allocation,
+            available,
+            required,
+            size,
+        )
     }
 }
 
@@ -61,35 +90,70 @@ pub fn allocate(
     let Settings { common, plugin, .. } = settings;
     if let Some(id) = ids.iter().find(|id| is_denied(offer, plugin, resource, id)) {
         let fix = "delete the pod; the kubelet chooses another device for the next one";
-        return Err(Refusal::of(&catalog::DENIED, &format!("config.toml does not allow containers to use {id}"), fix));
+        return Err(Refusal::of(
+            &catalog::DENIED,
+            &format!("config.toml does not allow containers to use {id}"),
+            fix,
+        ));
     }
     let Some(found) = find(offer, resource) else {
         let what = format!("the resource {resource} does not exist");
-        return Err(Refusal::of(&catalog::PLUGIN_UNKNOWN_DEVICE, &what, "delete the pod"));
+        return Err(Refusal::of(
+            &catalog::PLUGIN_UNKNOWN_DEVICE,
+            &what,
+            "delete the pod",
+        ));
     };
-    let devices = response::of_host(&offer.gpus, &response::permitted(found, ids, plugin.several_replicas)?)?;
-    let config = Config { devices: offer.limits.clone(), ..common.clone() };
-    let host = Host::with_inventory(&config, offer.inventory()).map_err(|error| Refusal::from(&error))?;
+    let devices = response::of_host(
+        &offer.gpus,
+        &response::permitted(found, ids, plugin.several_replicas)?,
+    )?;
+    let config = Config {
+        devices: offer.limits.clone(),
+        ..common.clone()
+    };
+    let host =
+        Host::with_inventory(&config, offer.inventory()).map_err(|error| Refusal::from(&error))?;
     if strategies.contains(&DeviceListStrategy::HostPath)
         && let Some(Finding { kind, what, fix }) = missing_host_path(plugin)
     {
         return Err(Refusal::of(kind, &what, &fix));
     }
     let has_icds = plugin.host_path.join(ICDS).is_dir();
-    let layout = Layout { strategies, settings: plugin, has_icds, features: offer.features };
-    response::response(&host.device_facts(&response::wanted(offer.features), &devices), &devices, &layout)
+    let layout = Layout {
+        strategies,
+        settings: plugin,
+        has_icds,
+        features: offer.features,
+    };
+    response::response(
+        &host.device_facts(&response::wanted(offer.features), &devices),
+        &devices,
+        &layout,
+    )
 }
 
 /// Whether the resource has a device with this id, which the limits deny. The kubelet may have chosen it before they did.
 fn is_denied(offer: &Offer, settings: &Plugin, resource: &str, id: &str) -> bool {
-    let has_it = |known: &Resource| known.name == resource && known.devices.iter().any(|device| device.id == id);
+    let has_it = |known: &Resource| {
+        known.name == resource && known.devices.iter().any(|device| device.id == id)
+    };
     if offer.resources.iter().any(has_it) {
         return false;
     }
-    let (unlimited, _) = devices::resources(&offer.gpus, &NumaNodes::new(), settings, &Limits::default(), |_| None);
+    let (unlimited, _) = devices::resources(
+        &offer.gpus,
+        &NumaNodes::new(),
+        settings,
+        &Limits::default(),
+        |_| None,
+    );
     unlimited.iter().any(has_it)
 }
 
 fn find<'a>(offer: &'a Offer, name: &str) -> Option<&'a Resource> {
-    offer.resources.iter().find(|resource| resource.name == name)
+    offer
+        .resources
+        .iter()
+        .find(|resource| resource.name == name)
 }

@@ -53,15 +53,23 @@ impl Layout<'_> {
     /// Whether the answer contains device nodes. With CDI, they are in the spec.
     fn passes_nodes(&self) -> bool {
         use DeviceListStrategy::{Envvar, HostPath, VolumeMounts};
-        self.has(HostPath) || self.settings.pass_device_specs && (self.has(Envvar) || self.has(VolumeMounts))
+        self.has(HostPath)
+            || self.settings.pass_device_specs && (self.has(Envvar) || self.has(VolumeMounts))
     }
 }
 
 /// Returns the answer for these devices, with these nodes.
-pub(crate) fn arrange(layout: &Layout<'_>, devices: &[Device<'_>], nodes: &[DeviceNode]) -> ContainerAllocateResponse {
+pub(crate) fn arrange(
+    layout: &Layout<'_>,
+    devices: &[Device<'_>],
+    nodes: &[DeviceNode],
+) -> ContainerAllocateResponse {
     let mut answer = ContainerAllocateResponse::default();
     // In this order: if the variable does not name the devices, it names the directory of the mounts.
-    for strategy in DeviceListStrategy::value_variants().iter().filter(|strategy| layout.has(**strategy)) {
+    for strategy in DeviceListStrategy::value_variants()
+        .iter()
+        .filter(|strategy| layout.has(**strategy))
+    {
         add(&mut answer, *strategy, layout, devices);
     }
     if layout.passes_nodes() {
@@ -76,37 +84,75 @@ fn add(
     layout: &Layout<'_>,
     devices: &[Device<'_>],
 ) {
-    let ids: Vec<String> = devices.iter().map(|device| id_of(*device, layout.settings.device_id_strategy)).collect();
-    let gpus = devices.iter().map(|device| DEVICE_PLUGIN.device_name(device.uuid()));
-    let cdi_names: Vec<String> =
-        gpus.chain(layout.features.iter().map(|feature| DEVICE_PLUGIN.feature_name(feature))).collect();
-    if !matches!(strategy, DeviceListStrategy::CdiCri | DeviceListStrategy::CdiAnnotations) {
-        let variables = layout.features.iter().map(|feature| feature.row().variable.to_owned());
-        answer.envs.extend(variables.map(|variable| (variable, feature::ENABLED.to_owned())));
+    let ids: Vec<String> = devices
+        .iter()
+        .map(|device| id_of(*device, layout.settings.device_id_strategy))
+        .collect();
+    let gpus = devices
+        .iter()
+        .map(|device| DEVICE_PLUGIN.device_name(device.uuid()));
+    let cdi_names: Vec<String> = gpus
+        .chain(
+            layout
+                .features
+                .iter()
+                .map(|feature| DEVICE_PLUGIN.feature_name(feature)),
+        )
+        .collect();
+    if !matches!(
+        strategy,
+        DeviceListStrategy::CdiCri | DeviceListStrategy::CdiAnnotations
+    ) {
+        let variables = layout
+            .features
+            .iter()
+            .map(|feature| feature.row().variable.to_owned());
+        answer
+            .envs
+            .extend(variables.map(|variable| (variable, feature::ENABLED.to_owned())));
     }
     match strategy {
         DeviceListStrategy::Envvar => {
-            answer.envs.insert(VISIBLE_DEVICES.to_owned(), ids.join(","));
+            answer
+                .envs
+                .insert(VISIBLE_DEVICES.to_owned(), ids.join(","));
         }
         DeviceListStrategy::VolumeMounts => {
-            answer.envs.insert(VISIBLE_DEVICES.to_owned(), DEVICE_MOUNTS.to_owned());
+            answer
+                .envs
+                .insert(VISIBLE_DEVICES.to_owned(), DEVICE_MOUNTS.to_owned());
             // On a locked node, the variables of the features have no effect.
-            let names = ids.into_iter().chain(layout.features.iter().map(mounts::name_of));
-            answer.mounts.extend(names.map(|name| mount(Path::new(NULL), &format!("{DEVICE_MOUNTS}/{name}"), false)));
+            let names = ids
+                .into_iter()
+                .chain(layout.features.iter().map(mounts::name_of));
+            answer.mounts.extend(
+                names.map(|name| mount(Path::new(NULL), &format!("{DEVICE_MOUNTS}/{name}"), false)),
+            );
         }
         DeviceListStrategy::CdiCri => {
-            answer.cdi_devices.extend(cdi_names.into_iter().map(|name| CdiDevice { name }));
+            answer
+                .cdi_devices
+                .extend(cdi_names.into_iter().map(|name| CdiDevice { name }));
         }
         DeviceListStrategy::CdiAnnotations => {
-            let key = devices.first().map(|device| annotation(device.uuid())).unwrap_or_default();
+            let key = devices
+                .first()
+                .map(|device| annotation(device.uuid()))
+                .unwrap_or_default();
             answer.annotations.insert(key, cdi_names.join(","));
         }
         DeviceListStrategy::HostPath => {
             // On a node with the hook, a variable of the image would otherwise request all GPUs.
-            answer.envs.insert(VISIBLE_DEVICES.to_owned(), ids.join(","));
+            answer
+                .envs
+                .insert(VISIBLE_DEVICES.to_owned(), ids.join(","));
             let files = layout.settings.host_path.as_path();
             answer.mounts.push(mount(files, GKE_FILES, true));
-            answer.mounts.extend(layout.has_icds.then(|| mount(&files.join(ICDS), GKE_ICDS, true)));
+            answer.mounts.extend(
+                layout
+                    .has_icds
+                    .then(|| mount(&files.join(ICDS), GKE_ICDS, true)),
+            );
         }
     }
 }
@@ -123,13 +169,20 @@ fn id_of(device: Device<'_>, strategy: DeviceIdStrategy) -> String {
 /// Returns the key of an annotation. A container can have devices of several resources, and each answer needs a key of its own: a
 /// device belongs to one resource only.
 fn annotation(uuid: &str) -> String {
-    let name = uuid.replace(|c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c), "_");
+    let name = uuid.replace(
+        |c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c),
+        "_",
+    );
     let start = name.len().saturating_sub(MAX_SUFFIX);
     format!("{ANNOTATION}{}", name.get(start..).unwrap_or_default())
 }
 
 fn mount(host_path: &Path, container_path: &str, read_only: bool) -> Mount {
-    Mount { container_path: container_path.to_owned(), host_path: host_path.display().to_string(), read_only }
+    Mount {
+        container_path: container_path.to_owned(),
+        host_path: host_path.display().to_string(),
+        read_only,
+    }
 }
 
 fn spec_of(node: &DeviceNode) -> DeviceSpec {
@@ -162,7 +215,10 @@ mod tests {
         has_icds: bool,
     ) -> Vec<String> {
         let gpus: [Gpu; 2] = [gpu(0, "A", &["1g.5gb", "1g.5gb"]).gpu, gpu(1, "B", &[]).gpu];
-        let devices = [Device::Mig(&gpus[0], &gpus[0].mig_devices[1]), Device::Gpu(&gpus[1])];
+        let devices = [
+            Device::Mig(&gpus[0], &gpus[0].mig_devices[1]),
+            Device::Gpu(&gpus[1]),
+        ];
         let path = ContainerPath::new("/dev/nvidia1").unwrap();
         let nodes = [DeviceNode {
             source: Source::new("/root/dev/nvidia1"),
@@ -171,78 +227,195 @@ mod tests {
             minor: 1,
             permissions: Permissions::default(),
         }];
-        let answer = arrange(&Layout { strategies, settings, has_icds, features }, &devices, &nodes);
-        let mut lines: Vec<String> = answer.envs.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let answer = arrange(
+            &Layout {
+                strategies,
+                settings,
+                has_icds,
+                features,
+            },
+            &devices,
+            &nodes,
+        );
+        let mut lines: Vec<String> = answer
+            .envs
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect();
         lines.sort();
         let access = |mount: &Mount| if mount.read_only { "ro" } else { "rw" };
+        lines.extend(answer.mounts.iter().map(|mount| {
+            format!(
+                "mount {} {} {}",
+                mount.host_path,
+                mount.container_path,
+                access(mount)
+            )
+        }));
         lines.extend(
             answer
-                .mounts
+                .cdi_devices
                 .iter()
-                .map(|mount| format!("mount {} {} {}", mount.host_path, mount.container_path, access(mount))),
+                .map(|device| format!("cdi {}", device.name)),
         );
-        lines.extend(answer.cdi_devices.iter().map(|device| format!("cdi {}", device.name)));
-        lines.extend(answer.annotations.iter().map(|(key, value)| format!("annotation {key} {value}")));
-        lines.extend(answer.devices.iter().map(|spec| format!("node {} {}", spec.host_path, spec.container_path)));
+        lines.extend(
+            answer
+                .annotations
+                .iter()
+                .map(|(key, value)| format!("annotation {key} {value}")),
+        );
+        lines.extend(
+            answer
+                .devices
+                .iter()
+                .map(|spec| format!("node {} {}", spec.host_path, spec.container_path)),
+        );
         lines
     }
 
     #[test]
     fn strategies() {
         let default = Plugin::default();
-        let without = Plugin { pass_device_specs: false, ..Plugin::default() };
-        let index = Plugin { device_id_strategy: DeviceIdStrategy::Index, ..without.clone() };
+        let without = Plugin {
+            pass_device_specs: false,
+            ..Plugin::default()
+        };
+        let index = Plugin {
+            device_id_strategy: DeviceIdStrategy::Index,
+            ..without.clone()
+        };
         let node = "node /root/dev/nvidia1 /dev/nvidia1";
         let null = |id: &str| format!("mount /dev/null /var/run/nvidia-container-devices/{id} rw");
         let kind = "k8s.device-plugin.nvidia.com/gpu";
         let cdi = [format!("cdi {kind}=MIG-0-1"), format!("cdi {kind}=GPU-1")];
-        let annotation = format!("annotation cdi.k8s.io/nvidia-device-plugin_MIG-0-1 {kind}=MIG-0-1,{kind}=GPU-1");
+        let annotation = format!(
+            "annotation cdi.k8s.io/nvidia-device-plugin_MIG-0-1 {kind}=MIG-0-1,{kind}=GPU-1"
+        );
         let directory = "NVIDIA_VISIBLE_DEVICES=/var/run/nvidia-container-devices";
         let files = "mount /home/kubernetes/bin/nvidia /usr/local/nvidia ro";
         let icds = "mount /home/kubernetes/bin/nvidia/vulkan/icd.d /etc/vulkan/icd.d ro";
         for (strategies, settings, has_icds, expected) in [
-            (&[Envvar][..], &default, true, vec!["NVIDIA_VISIBLE_DEVICES=MIG-0-1,GPU-1", node]),
-            (&[Envvar], &without, true, vec!["NVIDIA_VISIBLE_DEVICES=MIG-0-1,GPU-1"]),
-            (&[Envvar], &index, true, vec!["NVIDIA_VISIBLE_DEVICES=0:1,1"]),
-            (&[VolumeMounts], &default, true, vec![directory, &null("MIG-0-1"), &null("GPU-1"), node]),
-            (&[VolumeMounts], &index, true, vec![directory, &null("0:1"), &null("1")]),
-            (&[VolumeMounts, Envvar], &without, true, vec![directory, &null("MIG-0-1"), &null("GPU-1")]),
+            (
+                &[Envvar][..],
+                &default,
+                true,
+                vec!["NVIDIA_VISIBLE_DEVICES=MIG-0-1,GPU-1", node],
+            ),
+            (
+                &[Envvar],
+                &without,
+                true,
+                vec!["NVIDIA_VISIBLE_DEVICES=MIG-0-1,GPU-1"],
+            ),
+            (
+                &[Envvar],
+                &index,
+                true,
+                vec!["NVIDIA_VISIBLE_DEVICES=0:1,1"],
+            ),
+            (
+                &[VolumeMounts],
+                &default,
+                true,
+                vec![directory, &null("MIG-0-1"), &null("GPU-1"), node],
+            ),
+            (
+                &[VolumeMounts],
+                &index,
+                true,
+                vec![directory, &null("0:1"), &null("1")],
+            ),
+            (
+                &[VolumeMounts, Envvar],
+                &without,
+                true,
+                vec![directory, &null("MIG-0-1"), &null("GPU-1")],
+            ),
             (&[CdiCri], &default, true, vec![&cdi[0], &cdi[1]]),
             (&[CdiCri], &index, true, vec![&cdi[0], &cdi[1]]),
             (&[CdiAnnotations], &default, true, vec![&annotation]),
-            (&[Envvar, CdiCri], &default, true, vec!["NVIDIA_VISIBLE_DEVICES=MIG-0-1,GPU-1", &cdi[0], &cdi[1], node]),
-            (&[HostPath], &default, true, vec!["NVIDIA_VISIBLE_DEVICES=MIG-0-1,GPU-1", files, icds, node]),
-            (&[HostPath], &index, false, vec!["NVIDIA_VISIBLE_DEVICES=0:1,1", files, node]),
+            (
+                &[Envvar, CdiCri],
+                &default,
+                true,
+                vec![
+                    "NVIDIA_VISIBLE_DEVICES=MIG-0-1,GPU-1",
+                    &cdi[0],
+                    &cdi[1],
+                    node,
+                ],
+            ),
+            (
+                &[HostPath],
+                &default,
+                true,
+                vec!["NVIDIA_VISIBLE_DEVICES=MIG-0-1,GPU-1", files, icds, node],
+            ),
+            (
+                &[HostPath],
+                &index,
+                false,
+                vec!["NVIDIA_VISIBLE_DEVICES=0:1,1", files, node],
+            ),
         ] {
-            assert_eq!(lines(strategies, settings, has_icds), expected, "{strategies:?}");
+            assert_eq!(
+                lines(strategies, settings, has_icds),
+                expected,
+                "{strategies:?}"
+            );
         }
     }
 
     /// As with NVIDIA's plugin: names of CDI devices for engines, and variables for the hook.
     #[test]
     fn features() {
-        let settings = Plugin { pass_device_specs: false, ..Plugin::default() };
+        let settings = Plugin {
+            pass_device_specs: false,
+            ..Plugin::default()
+        };
         let features = [Feature::Gds, Feature::Mofed].into_iter().collect();
         let kind = "k8s.device-plugin.nvidia.com";
         let gpus = format!("{kind}/gpu=MIG-0-1,{kind}/gpu=GPU-1");
         let variables = ["NVIDIA_GDS=enabled", "NVIDIA_MOFED=enabled"];
-        let mounts = ["gds", "mofed"]
-            .map(|name| format!("mount /dev/null /var/run/nvidia-container-devices/cdi/nvidia.com/{name}=all rw"));
+        let mounts = ["gds", "mofed"].map(|name| {
+            format!(
+                "mount /dev/null /var/run/nvidia-container-devices/cdi/nvidia.com/{name}=all rw"
+            )
+        });
         for (strategy, before, expected) in [
             (Envvar, 0, &variables.map(str::to_owned)[..]),
             (HostPath, 0, &variables.map(str::to_owned)),
             (VolumeMounts, 5, &mounts),
-            (CdiCri, 2, &[format!("cdi {kind}/gds=all"), format!("cdi {kind}/mofed=all")]),
+            (
+                CdiCri,
+                2,
+                &[
+                    format!("cdi {kind}/gds=all"),
+                    format!("cdi {kind}/mofed=all"),
+                ],
+            ),
             (
                 CdiAnnotations,
                 0,
-                &[format!("annotation cdi.k8s.io/nvidia-device-plugin_MIG-0-1 {gpus},{kind}/gds=all,{kind}/mofed=all")],
+                &[format!(
+                    "annotation cdi.k8s.io/nvidia-device-plugin_MIG-0-1 {gpus},{kind}/gds=all,{kind}/mofed=all"
+                )],
             ),
         ] {
             let lines = lines_with(features, &[strategy], &settings, false);
-            assert_eq!(lines.get(before..before + expected.len()), Some(expected), "{strategy:?}: {lines:?}");
-            let has_variables = variables.iter().all(|variable| lines.iter().any(|line| line == variable));
-            assert_eq!(has_variables, ![CdiCri, CdiAnnotations].contains(&strategy), "{lines:?}");
+            assert_eq!(
+                lines.get(before..before + expected.len()),
+                Some(expected),
+                "{strategy:?}: {lines:?}"
+            );
+            let has_variables = variables
+                .iter()
+                .all(|variable| lines.iter().any(|line| line == variable));
+            assert_eq!(
+                has_variables,
+                ![CdiCri, CdiAnnotations].contains(&strategy),
+                "{lines:?}"
+            );
         }
     }
 
@@ -258,8 +431,9 @@ mod tests {
             assert_eq!(prefix, "cdi.k8s.io");
             assert!(crate::settings::resources::is_qualified_name(name), "{key}");
         }
-        assert_ne!(annotation("MIG-GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c/13/0"), {
-            annotation("MIG-GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c/13/1")
-        });
+        assert_ne!(
+            annotation("MIG-GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c/13/0"),
+            { annotation("MIG-GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c/13/1") }
+        );
     }
 }

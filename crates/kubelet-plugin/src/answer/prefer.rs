@@ -38,7 +38,8 @@ pub fn choose(
     }
     let candidates = Candidates::new(devices, closeness);
     // The kubelet learns later than the plugin that a device has failed.
-    let (healthy, unhealthy): (Vec<_>, Vec<_>) = rest.into_iter().partition(|id| candidates.is_healthy(id));
+    let (healthy, unhealthy): (Vec<_>, Vec<_>) =
+        rest.into_iter().partition(|id| candidates.is_healthy(id));
     for rest in [healthy, unhealthy] {
         let missing = size.saturating_sub(chosen.len());
         let more = match candidates.are_replicas(&rest) {
@@ -63,11 +64,20 @@ impl<'a> Candidates<'a> {
         for device in devices {
             *sizes.entry(device.gpu.as_str()).or_default() += 1;
         }
-        Self { devices: devices.iter().map(|device| (device.id.as_str(), device)).collect(), closeness, sizes }
+        Self {
+            devices: devices
+                .iter()
+                .map(|device| (device.id.as_str(), device))
+                .collect(),
+            closeness,
+            sizes,
+        }
     }
 
     fn is_healthy(&self, id: &str) -> bool {
-        self.devices.get(id).is_none_or(|device| device.unhealthy.is_none())
+        self.devices
+            .get(id)
+            .is_none_or(|device| device.unhealthy.is_none())
     }
 
     /// Returns the GPU of a device. An unknown id counts as a GPU of its own.
@@ -77,11 +87,18 @@ impl<'a> Candidates<'a> {
 
     /// Whether two of the ids belong to one GPU: replicas or MIG devices.
     fn are_replicas(&self, ids: &[&str]) -> bool {
-        ids.iter().any(|id| self.sizes.get(self.gpu(id)).is_some_and(|size| *size > 1))
+        ids.iter()
+            .any(|id| self.sizes.get(self.gpu(id)).is_some_and(|size| *size > 1))
     }
 
     /// Chooses one id after the other from the GPU with the fewest, or with the most, devices in use.
-    fn spread<'b>(&self, chosen: &[&str], rest: Vec<&'b str>, count: usize, allocation: Allocation) -> Vec<&'b str> {
+    fn spread<'b>(
+        &self,
+        chosen: &[&str],
+        rest: Vec<&'b str>,
+        count: usize,
+        allocation: Allocation,
+    ) -> Vec<&'b str> {
         let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
         for id in chosen {
             *taken.entry(self.gpu(id)).or_default() += 1;
@@ -100,9 +117,18 @@ impl<'a> Candidates<'a> {
                 let own = taken.get(self.gpu(id)).copied().unwrap_or_default();
                 let used = in_use.get(self.gpu(id)).copied().unwrap_or_default();
                 // A container gets different GPUs first: a second replica of the same GPU gives it nothing.
-                (own, if allocation == Allocation::Packed { usize::MAX - used } else { used })
+                (
+                    own,
+                    if allocation == Allocation::Packed {
+                        usize::MAX - used
+                    } else {
+                        used
+                    },
+                )
             });
-            let Some((best, _)) = keys.enumerate().min_by_key(|(_, key)| *key) else { break };
+            let Some((best, _)) = keys.enumerate().min_by_key(|(_, key)| *key) else {
+                break;
+            };
             let id = rest.remove(best);
             *taken.entry(self.gpu(id)).or_default() += 1;
             more.push(id);
@@ -117,19 +143,35 @@ impl<'a> Candidates<'a> {
             return rest.into_iter().take(count).collect();
         }
         let all: Vec<&str> = chosen.iter().chain(&rest).copied().collect();
-        let scores: Vec<Vec<u32>> = all.iter().map(|a| all.iter().map(|b| self.score(a, b)).collect()).collect();
+        let scores: Vec<Vec<u32>> = all
+            .iter()
+            .map(|a| all.iter().map(|b| self.score(a, b)).collect())
+            .collect();
         let places = if rest.len() <= MAX_EXHAUSTIVE && all.len() < 64 {
-            Search { scores: &scores, fixed: chosen.len(), count }.best()
+            Search {
+                scores: &scores,
+                fixed: chosen.len(),
+                count,
+            }
+            .best()
         } else {
             grow(&scores, chosen.len(), count)
         };
-        places.into_iter().filter_map(|at| all.get(at).copied()).collect()
+        places
+            .into_iter()
+            .filter_map(|at| all.get(at).copied())
+            .collect()
     }
 
     fn score(&self, a: &str, b: &str) -> u32 {
         let (gpu_a, gpu_b) = (self.gpu(a).to_owned(), self.gpu(b).to_owned());
-        let known = self.closeness.get(&(gpu_a.clone(), gpu_b.clone())).or_else(|| self.closeness.get(&(gpu_b, gpu_a)));
-        known.copied().unwrap_or_else(|| closeness::of_numa_nodes(self.numa_node(a), self.numa_node(b)))
+        let known = self
+            .closeness
+            .get(&(gpu_a.clone(), gpu_b.clone()))
+            .or_else(|| self.closeness.get(&(gpu_b, gpu_a)));
+        known
+            .copied()
+            .unwrap_or_else(|| closeness::of_numa_nodes(self.numa_node(a), self.numa_node(b)))
     }
 
     fn numa_node(&self, id: &str) -> Option<u32> {
@@ -154,7 +196,11 @@ impl Search<'_> {
         for set in subsets(total, self.count) {
             let inside = self.inside(set, true);
             let value = match total <= MAX_PARTITIONED {
-                true => (inside + self.partition(all & !set), inside, self.inside(all & !set, false)),
+                true => (
+                    inside + self.partition(all & !set),
+                    inside,
+                    self.inside(all & !set, false),
+                ),
                 false if best.is_some_and(|((most, ..), _)| inside < most) => continue,
                 false => (inside, self.inside(all & !set, false), 0),
             };
@@ -165,7 +211,10 @@ impl Search<'_> {
             }
         }
         let set = best.map_or(0, |(_, set)| set);
-        (0..total).filter(|at| set >> at & 1 == 1).map(|at| at + self.fixed).collect()
+        (0..total)
+            .filter(|at| set >> at & 1 == 1)
+            .map(|at| at + self.fixed)
+            .collect()
     }
 
     /// Returns the largest sum of a partition of these candidates into sets of the size of a choice, of which one may be smaller.
@@ -179,16 +228,26 @@ impl Search<'_> {
         // The small set may be the one with the first candidate.
         let sets = subsets(total, size).chain(subsets(total, left % size));
         let sets = sets.filter(|set| set & !candidates == 0 && set & first != 0);
-        sets.map(|set| self.inside(set, false) + self.partition(candidates & !set)).max().unwrap_or_default()
+        sets.map(|set| self.inside(set, false) + self.partition(candidates & !set))
+            .max()
+            .unwrap_or_default()
     }
 
     /// The closeness of all pairs of a set, with the fixed members or without them.
     fn inside(&self, set: u32, with_fixed: bool) -> u32 {
-        let fixed = if with_fixed { (1_u64 << self.fixed) - 1 } else { 0 };
+        let fixed = if with_fixed {
+            (1_u64 << self.fixed) - 1
+        } else {
+            0
+        };
         let mut members = u64::from(set) << self.fixed | fixed;
         let mut sum = 0;
         while let Some(first) = take_first(&mut members) {
-            let row = self.scores.get(first).map(Vec::as_slice).unwrap_or_default();
+            let row = self
+                .scores
+                .get(first)
+                .map(Vec::as_slice)
+                .unwrap_or_default();
             let mut others = members;
             while let Some(other) = take_first(&mut others) {
                 sum += row.get(other).copied().unwrap_or_default();
@@ -210,14 +269,21 @@ const fn take_first(set: &mut u64) -> Option<usize> {
 
 /// Returns all sets of `count` of `total` numbers, as bits.
 fn subsets(total: usize, count: usize) -> impl Iterator<Item = u32> {
-    let first = if count == 0 { None } else { 1_u32.checked_shl(u32::try_from(count).unwrap_or(u32::MAX)) };
-    std::iter::successors(first.map(|above| above - 1), |set| next(*set)).take_while(move |set| set >> total == 0)
+    let first = if count == 0 {
+        None
+    } else {
+        1_u32.checked_shl(u32::try_from(count).unwrap_or(u32::MAX))
+    };
+    std::iter::successors(first.map(|above| above - 1), |set| next(*set))
+        .take_while(move |set| set >> total == 0)
 }
 
 /// Returns the next larger number with as many bits (Gosper's hack).
 const fn next(set: u32) -> Option<u32> {
     let lowest = set & set.wrapping_neg();
-    let Some(carried) = set.checked_add(lowest) else { return None };
+    let Some(carried) = set.checked_add(lowest) else {
+        return None;
+    };
     Some(carried | (set ^ carried) >> 2 >> lowest.trailing_zeros())
 }
 
@@ -226,15 +292,29 @@ fn grow(scores: &[Vec<u32>], fixed: usize, count: usize) -> Vec<usize> {
     let mut members: Vec<usize> = (0..fixed).collect();
     while members.len() < fixed + count {
         let free = (0..scores.len()).rev().filter(|at| !members.contains(at));
-        let gains = free.map(|at| (members.iter().map(|member| pair(scores, at, *member)).sum::<u32>(), at));
-        let Some((_, best)) = gains.max_by_key(|(gain, _)| *gain) else { break };
+        let gains = free.map(|at| {
+            (
+                members
+                    .iter()
+                    .map(|member| pair(scores, at, *member))
+                    .sum::<u32>(),
+                at,
+            )
+        });
+        let Some((_, best)) = gains.max_by_key(|(gain, _)| *gain) else {
+            break;
+        };
         members.push(best);
     }
     members.split_off(fixed)
 }
 
 fn pair(scores: &[Vec<u32>], a: usize, b: usize) -> u32 {
-    scores.get(a).and_then(|row| row.get(b)).copied().unwrap_or_default()
+    scores
+        .get(a)
+        .and_then(|row| row.get(b))
+        .copied()
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -246,7 +326,11 @@ mod tests {
         let of_gpu = |gpu: u32| {
             let numa_node = numa(gpu);
             (0..replicas).map(move |replica| Device {
-                id: if replicas == 1 { format!("G{gpu}") } else { format!("G{gpu}::{replica}") },
+                id: if replicas == 1 {
+                    format!("G{gpu}")
+                } else {
+                    format!("G{gpu}::{replica}")
+                },
                 gpu: format!("G{gpu}"),
                 numa_node,
                 ..Device::default()
@@ -260,7 +344,10 @@ mod tests {
     }
 
     fn closeness(pairs: &[(u32, u32, u32)]) -> Closeness {
-        pairs.iter().map(|(a, b, score)| ((format!("G{a}"), format!("G{b}")), *score)).collect()
+        pairs
+            .iter()
+            .map(|(a, b, score)| ((format!("G{a}"), format!("G{b}")), *score))
+            .collect()
     }
 
     #[test]
@@ -280,7 +367,14 @@ mod tests {
             (&all[..1], &[], 3, &["G0"]),
             (&all[..2], &["G9"], 2, &["G9", "G0"]),
         ] {
-            let chosen = choose(&eight, &links, Allocation::Distributed, available, &ids(required), size);
+            let chosen = choose(
+                &eight,
+                &links,
+                Allocation::Distributed,
+                available,
+                &ids(required),
+                size,
+            );
             assert_eq!(chosen, ids(expected), "{available:?} {required:?} {size}");
         }
     }
@@ -317,8 +411,14 @@ mod tests {
                 .collect();
             let links = closeness(&[(0, 1, 300)]);
             for allocation in [Allocation::Distributed, Allocation::Packed] {
-                assert_eq!(choose(&devices, &links, allocation, &available, &[], 1), ids(&expected[..1]));
-                assert_eq!(choose(&devices, &links, allocation, &available, &[], 2), ids(&expected));
+                assert_eq!(
+                    choose(&devices, &links, allocation, &available, &[], 1),
+                    ids(&expected[..1])
+                );
+                assert_eq!(
+                    choose(&devices, &links, allocation, &available, &[], 2),
+                    ids(&expected)
+                );
             }
         }
     }
@@ -327,7 +427,14 @@ mod tests {
     fn more_gpus_than_an_exhaustive_search_covers() {
         let many = devices(40, 1, |gpu| Some(gpu % 5));
         let all: Vec<String> = many.iter().map(|device| device.id.clone()).collect();
-        let chosen = choose(&many, &Closeness::new(), Allocation::Distributed, &all, &ids(&["G7"]), 4);
+        let chosen = choose(
+            &many,
+            &Closeness::new(),
+            Allocation::Distributed,
+            &all,
+            &ids(&["G7"]),
+            4,
+        );
         assert_eq!(chosen, ids(&["G7", "G2", "G12", "G17"]));
     }
 

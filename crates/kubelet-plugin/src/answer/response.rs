@@ -33,25 +33,47 @@ pub fn permitted<'a>(
     several_replicas: bool,
 ) -> Result<Vec<&'a Device>, Refusal> {
     let wanted: BTreeSet<&str> = ids.iter().map(String::as_str).collect();
-    let devices: Vec<&Device> = resource.devices.iter().filter(|device| wanted.contains(device.id.as_str())).collect();
-    let unknown: Vec<&str> =
-        wanted.iter().copied().filter(|id| !devices.iter().any(|device| device.id == *id)).collect();
+    let devices: Vec<&Device> = resource
+        .devices
+        .iter()
+        .filter(|device| wanted.contains(device.id.as_str()))
+        .collect();
+    let unknown: Vec<&str> = wanted
+        .iter()
+        .copied()
+        .filter(|id| !devices.iter().any(|device| device.id == *id))
+        .collect();
     if ids.is_empty() || !unknown.is_empty() {
         let what = match unknown.is_empty() {
             true => "the kubelet requests no device".to_owned(),
-            false => format!("{} {} not exist", named(&unknown), if unknown.len() == 1 { "does" } else { "do" }),
+            false => format!(
+                "{} {} not exist",
+                named(&unknown),
+                if unknown.len() == 1 { "does" } else { "do" }
+            ),
         };
         let fix = "delete the pod; the kubelet chooses another device for the next one";
         return Err(Refusal::of(&catalog::PLUGIN_UNKNOWN_DEVICE, &what, fix));
     }
-    if let Some((device, why)) = devices.iter().find_map(|device| Some((device, device.unhealthy.as_ref()?))) {
+    if let Some((device, why)) = devices
+        .iter()
+        .find_map(|device| Some((device, device.unhealthy.as_ref()?)))
+    {
         let what = format!("{} does not work: {why}", device.id);
         let fix = "delete the pod, and run \"oci-nvidia-kubelet-plugin check\" on the node";
         return Err(Refusal::of(&catalog::PLUGIN_SICK_DEVICE, &what, fix));
     }
     if !several_replicas && devices.len() > 1 && devices.iter().any(|device| device.is_shared) {
-        let what = format!("{} devices of {} are requested, but its GPUs are shared", devices.len(), resource.name);
-        return Err(Refusal::of(&catalog::PLUGIN_SHARED_DEVICE, &what, &format!("request {}: 1", resource.name)));
+        let what = format!(
+            "{} devices of {} are requested, but its GPUs are shared",
+            devices.len(),
+            resource.name
+        );
+        return Err(Refusal::of(
+            &catalog::PLUGIN_SHARED_DEVICE,
+            &what,
+            &format!("request {}: 1", resource.name),
+        ));
     }
     Ok(devices)
 }
@@ -60,14 +82,23 @@ pub fn permitted<'a>(
 ///
 /// # Errors
 /// If its GPU or MIG device no longer exists.
-pub fn of_host<'a>(gpus: &'a [NodeGpu], devices: &[&Device]) -> Result<Vec<HostDevice<'a>>, Refusal> {
+pub fn of_host<'a>(
+    gpus: &'a [NodeGpu],
+    devices: &[&Device],
+) -> Result<Vec<HostDevice<'a>>, Refusal> {
     let mut found: Vec<HostDevice<'a>> = Vec::new();
     for device in devices {
         let uuid = device.uuid.as_str();
-        let host_device = every_device(gpus).find(|known| known.uuid() == uuid).ok_or_else(|| {
-            let fix = "delete the pod; the kubelet chooses another device for the next one";
-            Refusal::of(&catalog::PLUGIN_UNKNOWN_DEVICE, &format!("{uuid} does not exist"), fix)
-        })?;
+        let host_device = every_device(gpus)
+            .find(|known| known.uuid() == uuid)
+            .ok_or_else(|| {
+                let fix = "delete the pod; the kubelet chooses another device for the next one";
+                Refusal::of(
+                    &catalog::PLUGIN_UNKNOWN_DEVICE,
+                    &format!("{uuid} does not exist"),
+                    fix,
+                )
+            })?;
         if !found.contains(&host_device) {
             found.push(host_device);
         }
@@ -77,7 +108,10 @@ pub fn of_host<'a>(gpus: &'a [NodeGpu], devices: &[&Device]) -> Result<Vec<HostD
 
 fn every_device(gpus: &[NodeGpu]) -> impl Iterator<Item = HostDevice<'_>> {
     gpus.iter().map(|gpu| &gpu.gpu).flat_map(|gpu| {
-        let migs = gpu.mig_devices.iter().map(move |mig| HostDevice::Mig(gpu, mig));
+        let migs = gpu
+            .mig_devices
+            .iter()
+            .map(move |mig| HostDevice::Mig(gpu, mig));
         std::iter::once(HostDevice::Gpu(gpu)).chain(migs)
     })
 }
@@ -86,8 +120,17 @@ fn every_device(gpus: &[NodeGpu]) -> impl Iterator<Item = HostDevice<'_>> {
 /// that every CUDA program may open, and that of nvidia-modeset, as NVIDIA's plugin does.
 #[must_use]
 pub fn wanted(features: Features) -> Wanted {
-    let capabilities = Capabilities::new(&[Capability::Compute, Capability::Utility, Capability::Graphics]);
-    Wanted { capabilities, gpus: true, features, ..Wanted::default() }
+    let capabilities = Capabilities::new(&[
+        Capability::Compute,
+        Capability::Utility,
+        Capability::Graphics,
+    ]);
+    Wanted {
+        capabilities,
+        gpus: true,
+        features,
+        ..Wanted::default()
+    }
 }
 
 /// Returns the answer to the kubelet.
@@ -103,11 +146,17 @@ pub fn response(
     Ok(layout::arrange(layout, devices, &nodes))
 }
 
-fn nodes(facts: &DeviceFacts, devices: &[HostDevice<'_>], features: Features) -> Result<Vec<DeviceNode>> {
+fn nodes(
+    facts: &DeviceFacts,
+    devices: &[HostDevice<'_>],
+    features: Features,
+) -> Result<Vec<DeviceNode>> {
     let wanted = wanted(features);
     // The nodes in /dev/dri are left to the hook: only few images need them, and only they request the capability.
-    let without_drm =
-        Wanted { capabilities: Capabilities::new(&[Capability::Compute, Capability::Utility]), ..wanted.clone() };
+    let without_drm = Wanted {
+        capabilities: Capabilities::new(&[Capability::Compute, Capability::Utility]),
+        ..wanted.clone()
+    };
     let mut found = Vec::new();
     for device in devices {
         found.extend(decide::of_device(facts, &without_drm, *device)?.nodes);
@@ -117,12 +166,20 @@ fn nodes(facts: &DeviceFacts, devices: &[HostDevice<'_>], features: Features) ->
         found.extend(facts.of_feature(feature)?);
     }
     // Several MIG devices of one GPU have nodes in common.
-    let by_path: BTreeMap<_, _> = found.into_iter().map(|node| (node.path.absolute(), node)).collect();
+    let by_path: BTreeMap<_, _> = found
+        .into_iter()
+        .map(|node| (node.path.absolute(), node))
+        .collect();
     Ok(by_path.into_values().collect())
 }
 
 fn named(ids: &[&str]) -> String {
-    let first = ids.iter().take(MAX_NAMED).copied().collect::<Vec<_>>().join(", ");
+    let first = ids
+        .iter()
+        .take(MAX_NAMED)
+        .copied()
+        .collect::<Vec<_>>()
+        .join(", ");
     match ids.len().saturating_sub(MAX_NAMED) {
         0 => first,
         more => format!("{first} and {more} more"),
@@ -149,9 +206,18 @@ mod tests {
     fn resource(ids: &[&str]) -> Resource {
         let device = |id: &&str| {
             let uuid = uuid_of(id).to_owned();
-            Device { id: (*id).to_owned(), is_shared: *id != uuid, gpu: uuid.clone(), uuid, ..Device::default() }
+            Device {
+                id: (*id).to_owned(),
+                is_shared: *id != uuid,
+                gpu: uuid.clone(),
+                uuid,
+                ..Device::default()
+            }
         };
-        Resource { name: "nvidia.com/gpu".to_owned(), devices: ids.iter().map(device).collect() }
+        Resource {
+            name: "nvidia.com/gpu".to_owned(),
+            devices: ids.iter().map(device).collect(),
+        }
     }
 
     fn ids(names: &[&str]) -> Vec<String> {
@@ -166,11 +232,31 @@ mod tests {
         sick.devices[1].unhealthy = Some("XID 79\nand a second line é".to_owned());
         let many: Vec<String> = (0..10_000).map(|number| format!("GPU-x{number}")).collect();
         for (resource, ids, expected) in [
-            (&whole, ids(&["GPU-7"]), "GPU-7 does not exist (ONH-071); hint: "),
-            (&whole, ids(&["GPU-0", "GPU-8", "GPU-9"]), "GPU-8, GPU-9 do not exist (ONH-071); hint: "),
-            (&whole, ids(&[]), "the kubelet requests no device (ONH-071); hint: "),
-            (&whole, many, "GPU-x0, GPU-x1, GPU-x10 and 9997 more do not exist (ONH-071); hint: "),
-            (&sick, ids(&["GPU-1"]), "GPU-1 does not work: XID 79?and a second line ? (ONH-072); hint: "),
+            (
+                &whole,
+                ids(&["GPU-7"]),
+                "GPU-7 does not exist (ONH-071); hint: ",
+            ),
+            (
+                &whole,
+                ids(&["GPU-0", "GPU-8", "GPU-9"]),
+                "GPU-8, GPU-9 do not exist (ONH-071); hint: ",
+            ),
+            (
+                &whole,
+                ids(&[]),
+                "the kubelet requests no device (ONH-071); hint: ",
+            ),
+            (
+                &whole,
+                many,
+                "GPU-x0, GPU-x1, GPU-x10 and 9997 more do not exist (ONH-071); hint: ",
+            ),
+            (
+                &sick,
+                ids(&["GPU-1"]),
+                "GPU-1 does not work: XID 79?and a second line ? (ONH-072); hint: ",
+            ),
             (
                 &shared,
                 ids(&["GPU-0::0", "GPU-1::0"]),
@@ -180,56 +266,121 @@ mod tests {
         ] {
             let refusal = permitted(resource, &ids, false).unwrap_err().to_string();
             assert!(refusal.starts_with(expected), "{refusal}");
-            assert!(refusal.len() <= 1024 && refusal.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{refusal}");
+            assert!(
+                refusal.len() <= 1024 && refusal.bytes().all(|byte| (b' '..=b'~').contains(&byte)),
+                "{refusal}"
+            );
         }
         assert_eq!(permitted(&sick, &ids(&["GPU-0"]), false).unwrap().len(), 1);
-        assert_eq!(permitted(&shared, &ids(&["GPU-1::0"]), false).unwrap().len(), 1);
+        assert_eq!(
+            permitted(&shared, &ids(&["GPU-1::0"]), false)
+                .unwrap()
+                .len(),
+            1
+        );
         let both = permitted(&shared, &ids(&["GPU-0::0", "GPU-0::1"]), true).unwrap();
-        assert_eq!(of_host(&[gpu(0, "A", &[])], &both).unwrap().len(), 1, "two replicas are one GPU");
+        assert_eq!(
+            of_host(&[gpu(0, "A", &[])], &both).unwrap().len(),
+            1,
+            "two replicas are one GPU"
+        );
     }
 
     #[test]
     fn nodes_and_the_variable() {
         let gpus = [gpu(0, "A", &[]), gpu(1, "B", &[])];
-        let nodes = [node("nvidia0", 0), node("nvidiactl", 255), node("nvidia-modeset", 254)].into();
-        let facts = DeviceFacts { nodes, ..DeviceFacts::default() };
+        let nodes = [
+            node("nvidia0", 0),
+            node("nvidiactl", 255),
+            node("nvidia-modeset", 254),
+        ]
+        .into();
+        let facts = DeviceFacts {
+            nodes,
+            ..DeviceFacts::default()
+        };
         let whole = resource(&["GPU-0", "GPU-1"]);
         let settings = Plugin::default();
         let answer = |ids: &[&str]| {
             let devices = permitted(&whole, &self::ids(ids), false).unwrap();
-            response(&facts, &of_host(&gpus, &devices).unwrap(), &layout(&[Envvar], &settings))
+            response(
+                &facts,
+                &of_host(&gpus, &devices).unwrap(),
+                &layout(&[Envvar], &settings),
+            )
         };
         let found = answer(&["GPU-0"]).unwrap();
-        assert_eq!(found.envs, [(VISIBLE_DEVICES.to_owned(), "GPU-0".to_owned())].into());
-        let paths: Vec<&str> = found.devices.iter().map(|spec| spec.container_path.as_str()).collect();
-        assert_eq!(paths, ["/dev/nvidia-modeset", "/dev/nvidia0", "/dev/nvidiactl"]);
-        assert!(found.devices.iter().all(|spec| spec.permissions == "rw" && spec.host_path == spec.container_path));
+        assert_eq!(
+            found.envs,
+            [(VISIBLE_DEVICES.to_owned(), "GPU-0".to_owned())].into()
+        );
+        let paths: Vec<&str> = found
+            .devices
+            .iter()
+            .map(|spec| spec.container_path.as_str())
+            .collect();
+        assert_eq!(
+            paths,
+            ["/dev/nvidia-modeset", "/dev/nvidia0", "/dev/nvidiactl"]
+        );
+        assert!(
+            found
+                .devices
+                .iter()
+                .all(|spec| spec.permissions == "rw" && spec.host_path == spec.container_path)
+        );
         let refusal = answer(&["GPU-1"]).unwrap_err().to_string();
         assert!(
-            refusal.contains("/dev/nvidia1") && refusal.contains("(ONH-021); hint: run \"oci-nvidia-hook prepare\""),
+            refusal.contains("/dev/nvidia1")
+                && refusal.contains("(ONH-021); hint: run \"oci-nvidia-hook prepare\""),
             "{refusal}"
         );
     }
 
     fn layout<'a>(strategies: &'a [DeviceListStrategy], settings: &'a Plugin) -> Layout<'a> {
-        Layout { strategies, settings, has_icds: false, features: Features::EMPTY }
+        Layout {
+            strategies,
+            settings,
+            has_icds: false,
+            features: Features::EMPTY,
+        }
     }
 
     fn node(name: &str, minor: u32) -> (String, NodeState) {
         let path = format!("/dev/{name}");
-        let (source, path) = (HostPath::new(&path), base::paths::ContainerPath::new(&path).unwrap());
+        let (source, path) = (
+            HostPath::new(&path),
+            base::paths::ContainerPath::new(&path).unwrap(),
+        );
         (
             name.to_owned(),
-            NodeState::Device(DeviceNode { source, path, major: 195, minor, permissions: Permissions::default() }),
+            NodeState::Device(DeviceNode {
+                source,
+                path,
+                major: 195,
+                minor,
+                permissions: Permissions::default(),
+            }),
         )
     }
 
     /// The nodes of three GPUs, of which the first has two MIG devices.
     fn all_nodes() -> Vec<(String, NodeState)> {
-        let common = [("nvidiactl", 255), ("nvidia-uvm", 0), ("nvidia-uvm-tools", 1), ("nvidia-modeset", 254)];
+        let common = [
+            ("nvidiactl", 255),
+            ("nvidia-uvm", 0),
+            ("nvidia-uvm-tools", 1),
+            ("nvidia-modeset", 254),
+        ];
         let gpus = [("nvidia0", 0), ("nvidia1", 1), ("nvidia2", 2)];
-        let caps = [70, 71, 80, 81].map(|minor| node(&format!("nvidia-caps/nvidia-cap{minor}"), minor));
-        common.into_iter().chain(gpus).map(|(name, minor)| node(name, minor)).chain(caps).collect()
+        let caps =
+            [70, 71, 80, 81].map(|minor| node(&format!("nvidia-caps/nvidia-cap{minor}"), minor));
+        common
+            .into_iter()
+            .chain(gpus)
+            .map(|(name, minor)| node(name, minor))
+            .chain(caps)
+            .collect()
     }
 
     proptest! {

@@ -43,7 +43,8 @@ pub struct Answer {
 /// If the monitor cannot be started.
 pub async fn ask(settings: &Settings, config_path: Option<&Path>) -> Result<Answer> {
     let (updates, mut received) = mpsc::channel(64);
-    let gpus = host::kernel_gpus(&settings.common, "the driver does not answer").unwrap_or_default();
+    let gpus =
+        host::kernel_gpus(&settings.common, "the driver does not answer").unwrap_or_default();
     let mut facts = Facts::default();
     let mut node = Node::new(settings.clone(), gpus, Instant::now());
     let time_limit = settings.plugin.nvml_timeout;
@@ -52,13 +53,26 @@ pub async fn ask(settings: &Settings, config_path: Option<&Path>) -> Result<Answ
     let collect = async {
         let mut unanswered: Option<BTreeSet<String>> = None;
         while unanswered.as_ref().is_none_or(|gpus| !gpus.is_empty()) {
-            let Some(update) = received.recv().await else { return };
+            let Some(update) = received.recv().await else {
+                return;
+            };
             match &update {
                 Update::Snapshot(snapshot) => {
-                    unanswered = Some(snapshot.inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect());
+                    unanswered = Some(
+                        snapshot
+                            .inventory
+                            .gpus
+                            .iter()
+                            .map(|gpu| gpu.uuid.clone())
+                            .collect(),
+                    );
                 }
-                Update::Sample(Sample { gpu, .. }) => drop(unanswered.as_mut().map(|gpus| gpus.remove(gpu))),
-                Update::Silent { gpu: Some(gpu), .. } => drop(unanswered.as_mut().map(|gpus| gpus.remove(gpu))),
+                Update::Sample(Sample { gpu, .. }) => {
+                    drop(unanswered.as_mut().map(|gpus| gpus.remove(gpu)))
+                }
+                Update::Silent { gpu: Some(gpu), .. } => {
+                    drop(unanswered.as_mut().map(|gpus| gpus.remove(gpu)))
+                }
                 Update::Absent(why) | Update::Silent { gpu: None, why } => {
                     problem = Some(why.clone());
                     unanswered = Some(BTreeSet::new());
@@ -75,16 +89,33 @@ pub async fn ask(settings: &Settings, config_path: Option<&Path>) -> Result<Answ
         () = tell_a_person(time_limit + MARGIN) => {}
         error = supervisor::supervise(supervisor::Options::new(config_path, settings, false), updates) => return Err(error),
     }
-    debug::log(|| format!("the driver was asked for {} ms", begun.elapsed().as_millis()));
+    debug::log(|| {
+        format!(
+            "the driver was asked for {} ms",
+            begun.elapsed().as_millis()
+        )
+    });
     node.set_numa_nodes(host::numa_nodes(&settings.common, node.gpus()).unwrap_or_default());
-    if let Ok((features, findings)) = host::extra_devices(&settings.common, settings.plugin.extra_devices) {
+    if let Ok((features, findings)) =
+        host::extra_devices(&settings.common, settings.plugin.extra_devices)
+    {
         node.set_features(features, findings);
     }
     // A node without a GPU needs no driver.
     let problem = problem
         .filter(|_| !has_no_gpu(&settings.common))
-        .map(|why| Finding::new(&catalog::PLUGIN_DRIVER, why, "run \"oci-nvidia-hook doctor\" on the node"));
-    Ok(Answer { node, facts, problem })
+        .map(|why| {
+            Finding::new(
+                &catalog::PLUGIN_DRIVER,
+                why,
+                "run \"oci-nvidia-hook doctor\" on the node",
+            )
+        });
+    Ok(Answer {
+        node,
+        facts,
+        problem,
+    })
 }
 
 /// Prints a line if the driver takes long, unless stderr is not a terminal. The future never ends, because the report does.

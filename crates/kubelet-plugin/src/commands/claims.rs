@@ -64,15 +64,30 @@ impl Claims {
     pub fn publish(&mut self, node: &Node, sources: Sources<'_>) {
         let addresses: Vec<BusId> = node.gpus().iter().map(|gpu| gpu.gpu.bus_id).collect();
         if addresses != self.addresses {
-            self.pcie_roots = host::pcie_roots(&self.settings.common, node.gpus()).unwrap_or_default();
+            self.pcie_roots =
+                host::pcie_roots(&self.settings.common, node.gpus()).unwrap_or_default();
             self.addresses = addresses;
         }
         let before = Arc::clone(&self.pool.borrow().devices);
-        let places = Places { numa_nodes: node.numa_nodes(), pcie_roots: &self.pcie_roots };
+        let places = Places {
+            numa_nodes: node.numa_nodes(),
+            pcie_roots: &self.pcie_roots,
+        };
         let limited = (&self.settings.plugin, node.limits());
         let failure = |gpu: &NodeGpu| node.failure(gpu).or_else(|| sources.silence());
-        let found = devices::devices(node.gpus(), sources.facts, places, limited, &before, failure);
-        let devices = if found == *before { before } else { Arc::new(found) };
+        let found = devices::devices(
+            node.gpus(),
+            sources.facts,
+            places,
+            limited,
+            &before,
+            failure,
+        );
+        let devices = if found == *before {
+            before
+        } else {
+            Arc::new(found)
+        };
         let pool = Pool {
             is_ready: sources.is_ready,
             devices,
@@ -92,7 +107,9 @@ impl Sources<'_> {
     /// Returns why no container can have a device. While NVML has not answered, the spec of an earlier run may have all of them.
     fn problem(&self, node: &Node) -> Option<String> {
         if node.has_driver() || self.is_unanswered {
-            return self.cdi_error.map(|error| format!("the node has no CDI spec: {error}"));
+            return self
+                .cdi_error
+                .map(|error| format!("the node has no CDI spec: {error}"));
         }
         Some(self.why_not())
     }
@@ -100,10 +117,16 @@ impl Sources<'_> {
     /// Returns the failure of all GPUs if NVML has not answered in time.
     fn silence(&self) -> Option<Failure> {
         let is_silent = self.is_unanswered && *self.driver != Driver::Unknown;
-        is_silent.then(|| Failure { why: self.why_not(), is_of_driver: true })
+        is_silent.then(|| Failure {
+            why: self.why_not(),
+            is_of_driver: true,
+        })
     }
 
     fn why_not(&self) -> String {
-        self.driver.why_not().unwrap_or("the driver does not work").to_owned()
+        self.driver
+            .why_not()
+            .unwrap_or("the driver does not work")
+            .to_owned()
     }
 }

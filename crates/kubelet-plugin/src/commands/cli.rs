@@ -33,7 +33,14 @@ pub struct Cli {
     #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Use colors: auto (on a terminal), always or never
-    #[arg(long, global = true, value_name = "WHEN", value_enum, default_value_t, hide_possible_values = true)]
+    #[arg(
+        long,
+        global = true,
+        value_name = "WHEN",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true
+    )]
     pub color: Color,
     /// Log to stderr which files are read, each report of the driver, and each request of the kubelet
     #[arg(long, global = true)]
@@ -153,19 +160,33 @@ impl Engine {
     /// Returns the options for this socket.
     #[must_use]
     pub fn at(socket: PathBuf) -> Self {
-        Self { socket, name: PLUGIN_NAME.to_owned(), index: PLUGIN_INDEX.to_owned() }
+        Self {
+            socket,
+            name: PLUGIN_NAME.to_owned(),
+            index: PLUGIN_INDEX.to_owned(),
+        }
     }
 
     /// Returns the options of the plugin.
     #[must_use]
     pub fn options(self) -> engine::Options {
-        engine::Options { socket: self.socket, identity: Identity { name: self.name, index: self.index } }
+        engine::Options {
+            socket: self.socket,
+            identity: Identity {
+                name: self.name,
+                index: self.index,
+            },
+        }
     }
 }
 
 /// Engines accept only such names.
 fn parse_name(text: &str) -> Result<String, String> {
-    match !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)) {
+    match !text.is_empty()
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+    {
         true => Ok(text.to_owned()),
         false => Err("it must consist of letters, digits and \"-_.\"".to_owned()),
     }

@@ -37,7 +37,10 @@ pub async fn serve(dir: &Path, commands: mpsc::Sender<Command>) -> Result<()> {
     std::fs::create_dir_all(dir).with_context(|| format!("cannot create {dir:?}"))?;
     let (_bound, listener) = socket::bind(&running::socket(dir))?;
     while !commands.is_closed() {
-        let (stream, _) = listener.accept().await.context("cannot accept a connection")?;
+        let (stream, _) = listener
+            .accept()
+            .await
+            .context("cannot accept a connection")?;
         // The next peer waits for at most a few seconds.
         timeout(PATIENCE, answer(stream, &commands)).await.ok();
     }
@@ -47,13 +50,23 @@ pub async fn serve(dir: &Path, commands: mpsc::Sender<Command>) -> Result<()> {
 async fn answer(stream: UnixStream, commands: &mpsc::Sender<Command>) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut line = String::new();
-    BufReader::new(reader.take(MAX_LINE)).read_line(&mut line).await?;
+    BufReader::new(reader.take(MAX_LINE))
+        .read_line(&mut line)
+        .await?;
     let reply = match (line.trim_end(), line.trim_end().strip_prefix("clear ")) {
         (_, Some(uuid)) => {
             let (done, cleared) = oneshot::channel();
-            commands.send(Command::Clear(uuid.to_owned(), done)).await.ok();
+            commands
+                .send(Command::Clear(uuid.to_owned(), done))
+                .await
+                .ok();
             let cleared = cleared.await.unwrap_or_default();
-            if cleared { "cleared" } else { "nothing to clear" }.to_owned()
+            if cleared {
+                "cleared"
+            } else {
+                "nothing to clear"
+            }
+            .to_owned()
         }
         (QUESTION, None) => {
             let (done, offered) = oneshot::channel();
@@ -72,7 +85,9 @@ async fn answer(stream: UnixStream, commands: &mpsc::Sender<Command>) -> io::Res
 pub async fn clear(dir: &Path, uuid: &str) -> Result<bool> {
     let exchange = async {
         let mut stream = UnixStream::connect(running::socket(dir)).await?;
-        stream.write_all(format!("clear {uuid}\n").as_bytes()).await?;
+        stream
+            .write_all(format!("clear {uuid}\n").as_bytes())
+            .await?;
         let mut reply = String::new();
         stream.take(MAX_LINE).read_to_string(&mut reply).await?;
         match reply.trim_end() {
@@ -81,7 +96,9 @@ pub async fn clear(dir: &Path, uuid: &str) -> Result<bool> {
             other => Err(io::Error::other(format!("the plugin replied {other:?}"))),
         }
     };
-    let result = timeout(PATIENCE, exchange).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    let result = timeout(PATIENCE, exchange)
+        .await
+        .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     result.with_context(|| {
         Failure::new(
             &catalog::SYSTEM,
@@ -104,15 +121,25 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (sender, mut commands) = mpsc::channel::<Command>(1);
         let served = dir.path().to_owned();
-        let resource = OfferedResource { name: "nvidia.com/gpu".to_owned(), ..OfferedResource::default() };
-        let expected = Offered { resources: vec![resource.clone()], ..Offered::default() };
+        let resource = OfferedResource {
+            name: "nvidia.com/gpu".to_owned(),
+            ..OfferedResource::default()
+        };
+        let expected = Offered {
+            resources: vec![resource.clone()],
+            ..Offered::default()
+        };
         let server = tokio::spawn(async move { serve(&served, sender).await });
         tokio::spawn(async move {
             while let Some(command) = commands.recv().await {
                 match command {
                     Command::Clear(uuid, done) => done.send(uuid == "GPU-0").unwrap(),
                     Command::Devices(done) => {
-                        done.send(Offered { resources: vec![resource.clone()], ..Offered::default() }).unwrap();
+                        done.send(Offered {
+                            resources: vec![resource.clone()],
+                            ..Offered::default()
+                        })
+                        .unwrap();
                     }
                 }
             }
@@ -123,19 +150,34 @@ mod tests {
         assert!(clear(dir.path(), "GPU-0").await.unwrap());
         assert!(!clear(dir.path(), "GPU-1").await.unwrap());
         let asked = dir.path().to_owned();
-        let offered = tokio::task::spawn_blocking(move || running::ask(&asked)).await.unwrap();
+        let offered = tokio::task::spawn_blocking(move || running::ask(&asked))
+            .await
+            .unwrap();
         assert_eq!(offered.unwrap(), expected);
-        let mut strange = UnixStream::connect(running::socket(dir.path())).await.unwrap();
+        let mut strange = UnixStream::connect(running::socket(dir.path()))
+            .await
+            .unwrap();
         strange.write_all(&[0xff; 600]).await.ok();
         drop(strange);
         assert!(!clear(dir.path(), "GPU-1").await.unwrap(), "still serves");
-        let mode = std::fs::metadata(running::socket(dir.path())).unwrap().permissions().mode();
+        let mode = std::fs::metadata(running::socket(dir.path()))
+            .unwrap()
+            .permissions()
+            .mode();
         assert_eq!(mode & 0o777, 0o600);
         server.abort();
         assert!(server.await.unwrap_err().is_cancelled());
         assert!(std::fs::symlink_metadata(running::socket(dir.path())).is_err());
         let error = ErrorReport::new(&clear(dir.path(), "GPU-0").await.unwrap_err());
-        assert!(error.line.starts_with("cannot clear \"GPU-0\" in the running plugin: "), "{error:?}");
-        assert!(error.hint.starts_with("start the plugin with "), "{error:?}");
+        assert!(
+            error
+                .line
+                .starts_with("cannot clear \"GPU-0\" in the running plugin: "),
+            "{error:?}"
+        );
+        assert!(
+            error.hint.starts_with("start the plugin with "),
+            "{error:?}"
+        );
     }
 }

@@ -42,7 +42,9 @@ impl Observer {
             facts: Facts::default(),
             host: labels::Host {
                 machine: host::machine(&settings.common),
-                started: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+                started: SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .map_or(0, |since| since.as_secs()),
                 ..labels::Host::default()
             },
             addresses: Vec::new(),
@@ -66,14 +68,16 @@ impl Observer {
     /// Takes a report of the monitor into account.
     pub fn apply(&mut self, update: &Update) {
         self.facts.apply(update);
-        self.readings.send_modify(|readings| readings.apply(update, Instant::now()));
+        self.readings
+            .send_modify(|readings| readings.apply(update, Instant::now()));
     }
 
     /// Publishes what follows from the state of the node.
     pub fn publish(&mut self, node: &Node) {
         self.readings.send_modify(|readings| {
             readings.health = node.health();
-            readings.is_without_gpu = readings.driver.why_not().is_some() && has_no_gpu(&self.settings.common);
+            readings.is_without_gpu =
+                readings.driver.why_not().is_some() && has_no_gpu(&self.settings.common);
         });
         let Some(file) = &mut self.file else { return };
         let addresses: Vec<BusId> = node.gpus().iter().map(|gpu| gpu.gpu.bus_id).collect();
@@ -81,7 +85,14 @@ impl Observer {
             self.host.classes = host::pci_classes(&self.settings.common);
             self.addresses = addresses;
         }
-        let lines = labels::lines(&self.facts, node.gpus(), &self.settings.plugin, node.limits(), &self.host);
-        file.update(&lines).unwrap_or_else(|error| self.log.note(&error));
+        let lines = labels::lines(
+            &self.facts,
+            node.gpus(),
+            &self.settings.plugin,
+            node.limits(),
+            &self.host,
+        );
+        file.update(&lines)
+            .unwrap_or_else(|error| self.log.note(&error));
     }
 }

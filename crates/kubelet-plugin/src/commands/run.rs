@@ -96,7 +96,10 @@ pub async fn run(
     let (commands, asked) = mpsc::channel(1);
     let gpus = host::kernel_gpus(&settings.common, NOT_ANSWERED).unwrap_or_default();
     let mut node = Node::new(settings.clone(), gpus, Instant::now());
-    let errors = paths.kubelet_dir.is_some().then(|| ErrorFile::new(&paths.run_dir, &settings.common));
+    let errors = paths
+        .kubelet_dir
+        .is_some()
+        .then(|| ErrorFile::new(&paths.run_dir, &settings.common));
     if let Some(errors) = &errors {
         let now = Instant::now();
         node.restore(errors.read((now, SystemTime::now())), now);
@@ -105,35 +108,73 @@ pub async fn run(
     let (lists, list) = watch::channel(Arc::default());
     let engines = NodePlugin::new(config_path.map(Path::to_owned), offer.clone(), log);
     let kubelet_dir = paths.kubelet_dir.as_deref();
-    let chooser = Chooser::new(&settings.plugin, kubelet_dir.unwrap_or_else(|| Path::new("")), log);
-    let claims = kubelet_dir.filter(|_| settings.plugin.interface == Interface::Dra).map(|_| Claims::new(&settings));
+    let chooser = Chooser::new(
+        &settings.plugin,
+        kubelet_dir.unwrap_or_else(|| Path::new("")),
+        log,
+    );
+    let claims = kubelet_dir
+        .filter(|_| settings.plugin.interface == Interface::Dra)
+        .map(|_| Claims::new(&settings));
     let is_plugin = kubelet_dir.is_some() && claims.is_none();
     let may_use_cdi = is_plugin && (paths.cdi_dir.is_some() || chooser.current().may_use_cdi());
     let kinds = cdi_kinds(claims.is_some(), may_use_cdi || nri.is_some());
     remove_unused_specs(&kinds, log);
-    let cdi_dir = paths.cdi_dir.clone().unwrap_or_else(|| cdi_keeper::DIR.into());
+    let cdi_dir = paths
+        .cdi_dir
+        .clone()
+        .unwrap_or_else(|| cdi_keeper::DIR.into());
     let latency = timed::latency();
     let allocator = NodeAllocator::new(settings.clone(), offer.clone(), chooser);
     let allocator = Arc::new(Timed::new(Arc::new(allocator), latency.clone()));
     let (status, _) = watch::channel(kubelet::Status::default());
-    let observer = paths.kubelet_dir.is_some().then(|| Observer::new(&settings, log));
-    let metrics = match (&paths.kubelet_dir, &observer, settings.plugin.metrics_address) {
+    let observer = paths
+        .kubelet_dir
+        .is_some()
+        .then(|| Observer::new(&settings, log));
+    let metrics = match (
+        &paths.kubelet_dir,
+        &observer,
+        settings.plugin.metrics_address,
+    ) {
         (Some(kubelet_dir), Some(observer), Some(address)) => {
             let (readings, status) = (observer.readings(), status.subscribe());
             let pod_resources = kubelet::pods::socket(kubelet_dir);
             let (names, node) = (settings.plugin.metrics_names.clone(), host::node_name());
             let ignored_xids = settings.plugin.ignored_xids.clone();
-            Some((address, Sources { offer, readings, status, latency, pod_resources, names, node, ignored_xids }))
+            Some((
+                address,
+                Sources {
+                    offer,
+                    readings,
+                    status,
+                    latency,
+                    pod_resources,
+                    names,
+                    node,
+                    ignored_xids,
+                },
+            ))
         }
         _ => None,
     };
     let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
     let keeper = |kind: &Kind| Keeper::new(*kind, &settings.common, &cdi_dir, &paths.hook);
     let cdi = kinds.iter().map(keeper).collect();
-    let driver = claims.as_ref().map(|claims| (dra::Options::new(&settings), claims.pool()));
+    let driver = claims
+        .as_ref()
+        .map(|claims| (dra::Options::new(&settings), claims.pool()));
     let follower = Follower::new(config_path, settings.common.devices.clone());
-    let extra_devices = if paths.kubelet_dir.is_some() { settings.plugin.extra_devices } else { Features::EMPTY };
-    let patience = if claims.is_some() { FIRST_SLICES } else { FIRST_ANSWER };
+    let extra_devices = if paths.kubelet_dir.is_some() {
+        settings.plugin.extra_devices
+    } else {
+        Features::EMPTY
+    };
+    let patience = if claims.is_some() {
+        FIRST_SLICES
+    } else {
+        FIRST_ANSWER
+    };
     let mut agent = Agent {
         settings,
         extra_devices,
@@ -187,7 +228,11 @@ fn cdi_kinds(has_claims: bool, has_others: bool) -> Vec<Kind> {
 /// process of the other unit, `oci-nvidia-nri`, uses one of the files and keeps it current.
 fn remove_unused_specs(used: &[Kind], log: Log) {
     let is_of_engine = || {
-        Tree::open(&HostPath::new("/")).is_ok_and(|host| processes::of_host(&host).iter().any(|found| found.for_engine))
+        Tree::open(&HostPath::new("/")).is_ok_and(|host| {
+            processes::of_host(&host)
+                .iter()
+                .any(|found| found.for_engine)
+        })
     };
     for kind in [CLAIMS, DEVICE_PLUGIN] {
         if used.contains(&kind) || (kind == DEVICE_PLUGIN && is_of_engine()) {
@@ -202,7 +247,10 @@ fn remove_unused_specs(used: &[Kind], log: Log) {
     }
 }
 
-async fn serve_claims(driver: Option<(dra::Options, watch::Receiver<dra::pool::Pool>)>, log: Log) -> Infallible {
+async fn serve_claims(
+    driver: Option<(dra::Options, watch::Receiver<dra::pool::Pool>)>,
+    log: Log,
+) -> Infallible {
     match driver {
         Some((options, pool)) => dra::serve(options, pool, log).await,
         None => std::future::pending().await,
@@ -222,7 +270,11 @@ async fn serve_kubelet(
     }
 }
 
-async fn serve_engine(options: Option<&engine::Options>, plugin: &NodePlugin, log: Log) -> Infallible {
+async fn serve_engine(
+    options: Option<&engine::Options>,
+    plugin: &NodePlugin,
+    log: Log,
+) -> Infallible {
     match options {
         Some(options) => engine::serve(options, plugin, |event| log.note(&event.to_string())).await,
         None => std::future::pending().await,
@@ -244,7 +296,10 @@ async fn serve_control(paths: &Paths, commands: mpsc::Sender<Asked>, log: Log) -
     let run_dir = &paths.run_dir;
     let result = control::serve(run_dir, commands).await;
     let error = result.err().context("the control socket was closed")?;
-    log.note(&format!("cannot serve the commands \"check\" and \"clear\" in {run_dir:?}: {}", line(&error)));
+    log.note(&format!(
+        "cannot serve the commands \"check\" and \"clear\" in {run_dir:?}: {}",
+        line(&error)
+    ));
     std::future::pending().await
 }
 
@@ -298,7 +353,11 @@ struct Held {
 
 impl Agent {
     /// Publishes every change until the monitor's supervisor ends.
-    async fn follow(&mut self, mut updates: mpsc::Receiver<Update>, mut asked: mpsc::Receiver<Asked>) {
+    async fn follow(
+        &mut self,
+        mut updates: mpsc::Receiver<Update>,
+        mut asked: mpsc::Receiver<Asked>,
+    ) {
         self.list_kernel_gpus();
         let mut cdi_period = interval(CDI_PERIOD);
         let mut follow_period = interval(follow::PERIOD);
@@ -331,13 +390,16 @@ impl Agent {
             self.publish_claims();
             if let Some(file) = &mut self.errors {
                 let now = (Instant::now(), SystemTime::now());
-                file.update(self.node.errors(), now).unwrap_or_else(|error| self.log.note(&error));
+                file.update(self.node.errors(), now)
+                    .unwrap_or_else(|error| self.log.note(&error));
             }
         }
     }
 
     fn publish_claims(&mut self) {
-        let (Some(claims), Some(observer)) = (&mut self.claims, &self.observer) else { return };
+        let (Some(claims), Some(observer)) = (&mut self.claims, &self.observer) else {
+            return;
+        };
         let no_names = Arc::default();
         let sources = ClaimSources {
             facts: observer.facts(),
@@ -365,7 +427,12 @@ impl Agent {
             Asked::Clear(uuid, done) => drop(done.send(self.node.clear(&uuid))),
             Asked::Devices(done) => {
                 let now = (Instant::now(), SystemTime::now());
-                let mut devices = offered(&self.lists.borrow(), |name| self.is_live(name), &self.node, now);
+                let mut devices = offered(
+                    &self.lists.borrow(),
+                    |name| self.is_live(name),
+                    &self.node,
+                    now,
+                );
                 devices.driver = self.offered_driver();
                 drop(done.send(devices));
             }
@@ -376,7 +443,11 @@ impl Agent {
     fn is_live(&self, resource: &str) -> bool {
         match &self.driver_for_claims {
             Some(options) => *options.registered.borrow() == Some(true),
-            None => self.registrations.borrow().get(resource).is_some_and(|registration| registration.live),
+            None => self
+                .registrations
+                .borrow()
+                .get(resource)
+                .is_some_and(|registration| registration.live),
         }
     }
 
@@ -385,7 +456,10 @@ impl Agent {
         Some(OfferedDriver {
             name: options.driver.clone(),
             is_registered: *options.registered.borrow() == Some(true),
-            problem: self.claims.as_ref().and_then(|claims| claims.pool().borrow().problem.clone()),
+            problem: self
+                .claims
+                .as_ref()
+                .and_then(|claims| claims.pool().borrow().problem.clone()),
             unpublished: options.unpublished.borrow().clone(),
         })
     }
@@ -397,16 +471,24 @@ impl Agent {
             observer.apply(&update);
         }
         self.node.apply_to_health(&update, Instant::now());
-        self.is_unanswered &= !matches!(update, Update::Snapshot(_) | Update::Absent(_) | Update::LetGo);
+        self.is_unanswered &= !matches!(
+            update,
+            Update::Snapshot(_) | Update::Absent(_) | Update::LetGo
+        );
         if matches!(update, Update::Absent(_) | Update::LetGo) {
             self.keep_cdi(|cdi| cdi.set(&Devices::Absent));
         }
-        let Update::Snapshot(snapshot) = update else { return };
+        let Update::Snapshot(snapshot) = update else {
+            return;
+        };
         let devices = Devices::Known(snapshot.inventory.clone());
         self.keep_cdi(|cdi| cdi.set(&devices));
         // Devices that are held may be in the CDI spec already.
         if self.held.is_some() || self.node.mig_uuids() != mig_uuids(&snapshot.inventory.gpus) {
-            self.held = Some(Held { snapshot, refreshed: Box::pin(refresh_cdi(self.log)) });
+            self.held = Some(Held {
+                snapshot,
+                refreshed: Box::pin(refresh_cdi(self.log)),
+            });
         } else {
             self.set_devices(&snapshot);
         }
@@ -422,8 +504,11 @@ impl Agent {
         }
         // The specs of each kind have equal devices.
         let last = self.cdi.last();
-        let channels = last.map(|keeper| keeper.imex_channels().to_vec()).unwrap_or_default();
-        self.node.set_devices_in_specs(last.map(Keeper::features).unwrap_or_default(), channels);
+        let channels = last
+            .map(|keeper| keeper.imex_channels().to_vec())
+            .unwrap_or_default();
+        self.node
+            .set_devices_in_specs(last.map(Keeper::features).unwrap_or_default(), channels);
         self.find_features();
         let error = result.as_ref().err().map(|error| format!("{error:#}"));
         if error == self.cdi_error {
@@ -441,24 +526,40 @@ impl Agent {
         if self.extra_devices.is_empty() {
             return;
         }
-        let config = Config { devices: self.node.limits().clone(), ..self.settings.common.clone() };
-        let Ok((found, findings)) = host::extra_devices(&config, self.extra_devices) else { return };
+        let config = Config {
+            devices: self.node.limits().clone(),
+            ..self.settings.common.clone()
+        };
+        let Ok((found, findings)) = host::extra_devices(&config, self.extra_devices) else {
+            return;
+        };
         let in_specs = |feature: &Feature| self.cdi.iter().all(|cdi| cdi.features().has(*feature));
-        self.node.set_features(found.iter().filter(in_specs).collect(), findings);
+        self.node
+            .set_features(found.iter().filter(in_specs).collect(), findings);
     }
 
     /// Applies a change of config.toml. The CDI spec has a GPU before the kubelet learns of it.
     fn apply_change(&mut self, change: Change) {
-        let Valid { limits, was_held, findings } = match change {
+        let Valid {
+            limits,
+            was_held,
+            findings,
+        } = match change {
             Change::Valid(valid) => valid,
             Change::Held(error) => return self.log.error(&error),
         };
         let what = match (was_held, &limits) {
-            (true, None) => Some("config.toml is valid again, with the same limits in [devices]".to_owned()),
-            (true, Some(limits)) => {
-                Some(format!("config.toml is valid again, with other limits: {}", in_words(limits)))
+            (true, None) => {
+                Some("config.toml is valid again, with the same limits in [devices]".to_owned())
             }
-            (false, Some(limits)) => Some(format!("the limits in config.toml have changed: {}", in_words(limits))),
+            (true, Some(limits)) => Some(format!(
+                "config.toml is valid again, with other limits: {}",
+                in_words(limits)
+            )),
+            (false, Some(limits)) => Some(format!(
+                "the limits in config.toml have changed: {}",
+                in_words(limits)
+            )),
             (false, None) => None,
         };
         if let Some(limits) = limits {
@@ -466,20 +567,28 @@ impl Agent {
             self.keep_cdi(|cdi| cdi.set_limits(&limits));
         }
         what.iter().for_each(|what| self.log.note(what));
-        findings.iter().for_each(|finding| self.log.finding(finding));
+        findings
+            .iter()
+            .for_each(|finding| self.log.finding(finding));
     }
 
     fn set_devices(&mut self, snapshot: &Snapshot) {
         self.node.set_devices(snapshot);
-        self.node.set_numa_nodes(host::numa_nodes(&self.settings.common, self.node.gpus()).unwrap_or_default());
+        self.node.set_numa_nodes(
+            host::numa_nodes(&self.settings.common, self.node.gpus()).unwrap_or_default(),
+        );
     }
 
     /// Logs that the driver works, or why it does not, once.
     fn log_driver(&mut self, update: &Update) {
-        let Some(driver) = Driver::after(update).filter(|driver| *driver != self.driver) else { return };
+        let Some(driver) = Driver::after(update).filter(|driver| *driver != self.driver) else {
+            return;
+        };
         match (&driver, update) {
             (Driver::Fails(why), _) => self.log.note(why),
-            (Driver::LetGo, _) => self.log.note("the driver is being replaced, and the plugin does not use it"),
+            (Driver::LetGo, _) => self
+                .log
+                .note("the driver is being replaced, and the plugin does not use it"),
             (_, Update::Snapshot(snapshot)) => self.log.note(&summary(&snapshot.inventory)),
             _ => {}
         }
@@ -494,7 +603,9 @@ impl Agent {
             self.offers.send_replace(offer);
         }
         let is_answered = self.driver != Driver::Unknown && self.held.is_none();
-        self.lists_by = self.lists_by.filter(|by| !is_answered && Instant::now() < *by);
+        self.lists_by = self
+            .lists_by
+            .filter(|by| !is_answered && Instant::now() < *by);
         if self.lists_by.is_some() {
             return;
         }
@@ -511,8 +622,15 @@ impl Agent {
         changes.iter().for_each(|change| self.log.note(change));
         let old = Arc::clone(&self.offers.borrow().resources);
         let mut logged: Vec<&str> = Vec::new();
-        for device in offer.resources.iter().flat_map(|resource| &resource.devices) {
-            let before = old.iter().flat_map(|resource| &resource.devices).find(|known| known.id == device.id);
+        for device in offer
+            .resources
+            .iter()
+            .flat_map(|resource| &resource.devices)
+        {
+            let before = old
+                .iter()
+                .flat_map(|resource| &resource.devices)
+                .find(|known| known.id == device.id);
             let is_new = before.is_none_or(|before| before.unhealthy != device.unhealthy);
             if !is_new || logged.contains(&device.gpu.as_str()) {
                 continue;
@@ -521,11 +639,19 @@ impl Agent {
             match &device.unhealthy {
                 None => self.log.note(&format!("{} is healthy", device.gpu)),
                 // Each start would otherwise log that all GPUs are unhealthy, for a fraction of a second.
-                Some(why) if why == health::UNKNOWN && before.is_none_or(|before| before.unhealthy.is_some()) => {}
-                Some(why) => self.log.note(&format!("{} is unhealthy: {why}", device.gpu)),
+                Some(why)
+                    if why == health::UNKNOWN
+                        && before.is_none_or(|before| before.unhealthy.is_some()) => {}
+                Some(why) => self
+                    .log
+                    .note(&format!("{} is unhealthy: {why}", device.gpu)),
             }
         }
-        for finding in offer.findings.iter().filter(|finding| !self.reported.contains(finding)) {
+        for finding in offer
+            .findings
+            .iter()
+            .filter(|finding| !self.reported.contains(finding))
+        {
             self.log.finding(finding);
         }
         self.reported.clone_from(&offer.findings);
@@ -544,7 +670,12 @@ async fn devices_ready(held: &mut Option<Held>) -> Box<Snapshot> {
 }
 
 fn in_words(limits: &Limits) -> String {
-    let deny: Vec<_> = limits.deny.iter().cloned().chain(limits.denied_features.names()).collect();
+    let deny: Vec<_> = limits
+        .deny
+        .iter()
+        .cloned()
+        .chain(limits.denied_features.names())
+        .collect();
     format!("allow = {:?}, deny = {deny:?}", limits.allow)
 }
 
@@ -560,7 +691,11 @@ fn summary(inventory: &Inventory) -> String {
 /// Refreshes the CDI spec of the host, if it exists. Without the hook, no program can refresh it.
 async fn refresh_cdi(log: Log) {
     let mut command = Command::new(HOOK);
-    command.args(["cdi", "refresh"]).stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
+    command
+        .args(["cdi", "refresh"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .kill_on_drop(true);
     let result = timeout(REFRESH_PATIENCE, command.status()).await;
     let failure = match result {
         Ok(Ok(status)) if status.success() => return,
@@ -569,5 +704,7 @@ async fn refresh_cdi(log: Log) {
         Ok(Err(error)) => error.to_string(),
         Err(_) => "it did not end in time".to_owned(),
     };
-    log.note(&format!("cannot refresh the CDI spec with \"{HOOK} cdi refresh\": {failure}"));
+    log.note(&format!(
+        "cannot refresh the CDI spec with \"{HOOK} cdi refresh\": {failure}"
+    ));
 }

@@ -58,7 +58,9 @@ struct Built {
 
 impl std::fmt::Debug for Built {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Built").field("files", &self.files).finish_non_exhaustive()
+        f.debug_struct("Built")
+            .field("files", &self.files)
+            .finish_non_exhaustive()
     }
 }
 
@@ -69,7 +71,11 @@ impl Access {
     /// Creates the access with this kubeconfig file, or with the kubelet's.
     #[must_use]
     pub fn new(given: Option<&Path>, kubelet_dir: &Path) -> Self {
-        Self { given: given.map(Path::to_owned), kubelet_dir: kubelet_dir.to_owned(), built: Mutex::new(None) }
+        Self {
+            given: given.map(Path::to_owned),
+            kubelet_dir: kubelet_dir.to_owned(),
+            built: Mutex::new(None),
+        }
     }
 
     /// Returns the file with the credentials that exists now; `None` if the pod has a ServiceAccount.
@@ -80,7 +86,10 @@ impl Access {
         if let Some(given) = &self.given {
             return Ok(Some(given.clone()));
         }
-        let candidates = KUBECONFIGS.iter().map(PathBuf::from).chain([self.kubelet_dir.join("kubeconfig")]);
+        let candidates = KUBECONFIGS
+            .iter()
+            .map(PathBuf::from)
+            .chain([self.kubelet_dir.join("kubeconfig")]);
         match candidates.into_iter().find(|path| path.is_file()) {
             Some(found) => Ok(Some(found)),
             None if is_in_pod() => Ok(None),
@@ -106,11 +115,19 @@ impl Access {
             return Ok(client.clone());
         }
         let (config, files) = match &path {
-            Some(path) => read(path).await.with_context(|| format!("cannot use the credentials in {path:?}"))?,
-            None => (Config::incluster().context("cannot use the credentials of the pod")?, Vec::new()),
+            Some(path) => read(path)
+                .await
+                .with_context(|| format!("cannot use the credentials in {path:?}"))?,
+            None => (
+                Config::incluster().context("cannot use the credentials of the pod")?,
+                Vec::new(),
+            ),
         };
         let client = client_of(config).context("cannot create a client of the API server")?;
-        *built = Some(Built { client: client.clone(), files });
+        *built = Some(Built {
+            client: client.clone(),
+            files,
+        });
         Ok(client)
     }
 
@@ -122,13 +139,23 @@ impl Access {
         let reviews: Api<SelfSubjectReview> = Api::all(self.client().await?);
         let asked = SelfSubjectReview::default();
         let user = match in_time(reviews.create(&PostParams::default(), &asked)).await? {
-            Ok(review) => review.status.and_then(|status| status.user_info).unwrap_or_default(),
+            Ok(review) => review
+                .status
+                .and_then(|status| status.user_info)
+                .unwrap_or_default(),
             // The name of the host is that of the node, unless an option of the kubelet replaces it.
             Err(kube::Error::Api(_)) => return Ok(host::node_name()),
             Err(error) => return Err(describe(&error)),
         };
-        let of_token = user.extra.as_ref().and_then(|extra| extra.get(NODE_OF_TOKEN)?.first().cloned());
-        let of_user = user.username.as_deref().and_then(|name| name.strip_prefix(NODE_USER)).map(str::to_owned);
+        let of_token = user
+            .extra
+            .as_ref()
+            .and_then(|extra| extra.get(NODE_OF_TOKEN)?.first().cloned());
+        let of_user = user
+            .username
+            .as_deref()
+            .and_then(|name| name.strip_prefix(NODE_USER))
+            .map(str::to_owned);
         Ok(of_user.or(of_token).unwrap_or_else(host::node_name))
     }
 }
@@ -159,11 +186,16 @@ impl Access {
 pub(super) async fn in_time<T>(
     request: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<Result<T, kube::Error>> {
-    timeout(REQUEST, request).await.context("the API server did not answer in time")
+    timeout(REQUEST, request)
+        .await
+        .context("the API server did not answer in time")
 }
 
 /// Whether the process has a ServiceAccount.
-#[allow(clippy::disallowed_methods, reason = "the kubelet sets it for this process")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the kubelet sets it for this process"
+)]
 fn is_in_pod() -> bool {
     std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
 }
@@ -171,15 +203,29 @@ fn is_in_pod() -> bool {
 async fn read(path: &Path) -> Result<(Config, Vec<(PathBuf, Option<Stamp>)>)> {
     let kubeconfig = Kubeconfig::read_from(path)?;
     let mut files = vec![path.to_owned()];
-    for cluster in kubeconfig.clusters.iter().filter_map(|cluster| cluster.cluster.as_ref()) {
+    for cluster in kubeconfig
+        .clusters
+        .iter()
+        .filter_map(|cluster| cluster.cluster.as_ref())
+    {
         files.extend(cluster.certificate_authority.as_ref().map(PathBuf::from));
     }
-    for user in kubeconfig.auth_infos.iter().filter_map(|user| user.auth_info.as_ref()) {
+    for user in kubeconfig
+        .auth_infos
+        .iter()
+        .filter_map(|user| user.auth_info.as_ref())
+    {
         files.extend(user.client_certificate.as_ref().map(PathBuf::from));
         files.extend(user.client_key.as_ref().map(PathBuf::from));
     }
-    let stamps = files.into_iter().map(|file| (file.clone(), stamp(&file))).collect();
-    Ok((Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?, stamps))
+    let stamps = files
+        .into_iter()
+        .map(|file| (file.clone(), stamp(&file)))
+        .collect();
+    Ok((
+        Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?,
+        stamps,
+    ))
 }
 
 fn client_of(mut config: Config) -> Result<Client> {
@@ -189,14 +235,24 @@ fn client_of(mut config: Config) -> Result<Client> {
 
 fn stamp(path: &Path) -> Option<Stamp> {
     let file = fs::metadata(path).ok()?;
-    Some((file.dev(), file.ino(), file.size(), file.mtime(), file.mtime_nsec()))
+    Some((
+        file.dev(),
+        file.ino(),
+        file.size(),
+        file.mtime(),
+        file.mtime_nsec(),
+    ))
 }
 
 /// Returns the text of an error: what the API server answered, or the causes of a connection that failed.
 #[must_use]
 pub fn describe(error: &kube::Error) -> anyhow::Error {
     if let kube::Error::Api(status) = error {
-        return anyhow::anyhow!("the API server answered {}: {}", status.code, status.message);
+        return anyhow::anyhow!(
+            "the API server answered {}: {}",
+            status.code,
+            status.message
+        );
     }
     let mut causes: Vec<String> = Vec::new();
     let mut next: Option<&dyn std::error::Error> = std::error::Error::source(error);
@@ -207,7 +263,11 @@ pub fn describe(error: &kube::Error) -> anyhow::Error {
         }
         next = cause.source();
     }
-    let cause = if causes.is_empty() { error.to_string() } else { causes.join(": ") };
+    let cause = if causes.is_empty() {
+        error.to_string()
+    } else {
+        causes.join(": ")
+    };
     anyhow::anyhow!("the API server cannot be reached: {cause}")
 }
 

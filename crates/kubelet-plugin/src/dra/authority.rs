@@ -52,7 +52,10 @@ enum State {
 
 impl Default for Filter {
     fn default() -> Self {
-        Self { state: State::Preface(0), frame: Vec::new() }
+        Self {
+            state: State::Preface(0),
+            frame: Vec::new(),
+        }
     }
 }
 
@@ -84,7 +87,12 @@ impl Filter {
                 if let [a, b, c, kind, flags, ..] = *self.frame
                     && self.frame.len() == FRAME_HEADER
                 {
-                    self.begin_frame(usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c), kind, flags, out);
+                    self.begin_frame(
+                        usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c),
+                        kind,
+                        flags,
+                        out,
+                    );
                 }
                 rest
             }
@@ -113,7 +121,8 @@ impl Filter {
 
     fn begin_frame(&mut self, length: usize, kind: u8, flags: u8, out: &mut Vec<u8>) {
         // gRPC clients do not pad.
-        let rewritable = kind == TYPE_HEADERS && flags & FLAG_PADDED == 0 && (1..=MAX_PAYLOAD).contains(&length);
+        let rewritable =
+            kind == TYPE_HEADERS && flags & FLAG_PADDED == 0 && (1..=MAX_PAYLOAD).contains(&length);
         if rewritable {
             self.state = State::Headers(FRAME_HEADER + length);
         } else {
@@ -124,7 +133,11 @@ impl Filter {
 }
 
 fn payload(left: usize) -> State {
-    if left == 0 { State::FrameHeader } else { State::Payload(left) }
+    if left == 0 {
+        State::FrameHeader
+    } else {
+        State::Payload(left)
+    }
 }
 
 fn split(input: &[u8], at: usize) -> (&[u8], &[u8]) {
@@ -142,13 +155,29 @@ fn rewrite(frame: &[u8], out: &mut Vec<u8>) {
 fn with_localhost(frame: &[u8]) -> Option<Vec<u8>> {
     let (header, payload) = frame.split_at_checked(FRAME_HEADER)?;
     let flags = *header.get(4)?;
-    let skip = if flags & FLAG_PRIORITY == 0 { 0 } else { PRIORITY };
+    let skip = if flags & FLAG_PRIORITY == 0 {
+        0
+    } else {
+        PRIORITY
+    };
     let value = authority(payload.get(skip..)?)?;
     let before = payload.get(..skip + value.start)?;
     let after = payload.get(skip + value.end..)?;
     let length = before.len() + LOCALHOST.len() + after.len();
-    let [_, high, middle, low] = u32::try_from(length).ok().filter(|_| length <= MAX_PAYLOAD)?.to_be_bytes();
-    Some([&[high, middle, low], header.get(3..)?, before, LOCALHOST, after].concat())
+    let [_, high, middle, low] = u32::try_from(length)
+        .ok()
+        .filter(|_| length <= MAX_PAYLOAD)?
+        .to_be_bytes();
+    Some(
+        [
+            &[high, middle, low],
+            header.get(3..)?,
+            before,
+            LOCALHOST,
+            after,
+        ]
+        .concat(),
+    )
 }
 
 /// Returns the place of the literal value of `:authority` in a header block, with its length.
@@ -210,7 +239,10 @@ impl Fields<'_> {
 
     fn skip_string(&mut self) -> Option<()> {
         let length = self.integer(7)?;
-        self.at = self.at.checked_add(length).filter(|end| *end <= self.block.len())?;
+        self.at = self
+            .at
+            .checked_add(length)
+            .filter(|end| *end <= self.block.len())?;
         Some(())
     }
 }
@@ -236,7 +268,13 @@ mod tests {
     }
 
     fn request(flags: u8, block: &[u8]) -> Vec<u8> {
-        [PREFACE, &frame(4, 0, &[]), &frame(TYPE_HEADERS, flags, block), &frame(0, 1, b"body")].concat()
+        [
+            PREFACE,
+            &frame(4, 0, &[]),
+            &frame(TYPE_HEADERS, flags, block),
+            &frame(0, 1, b"body"),
+        ]
+        .concat()
     }
 
     #[test]
@@ -246,14 +284,26 @@ mod tests {
         let after: &[u8] = b"\x0f\x10\x01c\xbe";
         for name in [0x41u8, 0x01, 0x11] {
             let found = filtered([&*request(4, &[before, &[name], path, after].concat())]);
-            assert_eq!(found, request(4, &[before, &[name], LOCALHOST, after].concat()));
+            assert_eq!(
+                found,
+                request(4, &[before, &[name], LOCALHOST, after].concat())
+            );
         }
         let priority = [0, 0, 0, 0, 16];
-        let found = filtered([&*request(0x24, &[&priority, before, &[0x41], path].concat())]);
-        assert_eq!(found, request(0x24, &[&priority, before, &[0x41], LOCALHOST].concat()));
+        let found = filtered([&*request(
+            0x24,
+            &[&priority, before, &[0x41], path].concat(),
+        )]);
+        assert_eq!(
+            found,
+            request(0x24, &[&priority, before, &[0x41], LOCALHOST].concat())
+        );
         let long = [&[0xff, 0x80, 0x01][..], &[b'x'; 255]].concat();
         let found = filtered([&*request(4, &[before, &[0x41], &long, after].concat())]);
-        assert_eq!(found, request(4, &[before, &[0x41], LOCALHOST, after].concat()));
+        assert_eq!(
+            found,
+            request(4, &[before, &[0x41], LOCALHOST, after].concat())
+        );
     }
 
     #[test]
@@ -267,7 +317,14 @@ mod tests {
             &request(4, b"\x41\xff\xff\xff\xff\xff\x0fa"), // an integer beyond all limits
             &request(4, b"\x42\x03GET"),                   // another name
             &request(4, &[&[0u8; MAX_PAYLOAD][..], b"\x41\x01a"].concat()),
-            &request(4, &[b"\x41\x01a\x00\x01b\x7f\xf9\x7e".as_slice(), &[0; MAX_PAYLOAD - 9]].concat()), // would be too long
+            &request(
+                4,
+                &[
+                    b"\x41\x01a\x00\x01b\x7f\xf9\x7e".as_slice(),
+                    &[0; MAX_PAYLOAD - 9],
+                ]
+                .concat(),
+            ), // would be too long
         ];
         for case in cases {
             assert_eq!(filtered([*case]), *case);

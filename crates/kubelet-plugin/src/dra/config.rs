@@ -39,12 +39,27 @@ struct TimeSlicing {
 ///
 /// # Errors
 /// What is not supported.
-pub(super) fn check(driver: &str, request: &str, configs: &[DeviceAllocationConfiguration]) -> Result<(), String> {
+pub(super) fn check(
+    driver: &str,
+    request: &str,
+    configs: &[DeviceAllocationConfiguration],
+) -> Result<(), String> {
     let applies = |config: &&DeviceAllocationConfiguration| {
-        let is_ours = config.opaque.as_ref().is_some_and(|opaque| opaque.driver == driver);
-        is_ours && config.requests.as_ref().is_none_or(|requests| requests.is_empty() || names(requests, request))
+        let is_ours = config
+            .opaque
+            .as_ref()
+            .is_some_and(|opaque| opaque.driver == driver);
+        is_ours
+            && config
+                .requests
+                .as_ref()
+                .is_none_or(|requests| requests.is_empty() || names(requests, request))
     };
-    match configs.iter().rfind(applies).and_then(|config| config.opaque.as_ref()) {
+    match configs
+        .iter()
+        .rfind(applies)
+        .and_then(|config| config.opaque.as_ref())
+    {
         Some(opaque) => check_one(&opaque.parameters.0),
         None => Ok(()),
     }
@@ -53,27 +68,46 @@ pub(super) fn check(driver: &str, request: &str, configs: &[DeviceAllocationConf
 /// Whether the list has this request, or the request of which it is an alternative: `request/alternative`.
 fn names(requests: &[String], request: &str) -> bool {
     let main = request.split('/').next().unwrap_or(request);
-    requests.iter().any(|listed| listed == request || listed == main)
+    requests
+        .iter()
+        .any(|listed| listed == request || listed == main)
 }
 
 /// GPUs share their time by default, so that the defaults of time-slicing need no action.
 fn check_one(parameters: &serde_json::Value) -> Result<(), String> {
-    let Config { api_version, kind, sharing } =
-        Config::deserialize(parameters).map_err(|error| format!("the configuration is invalid: {error}"))?;
+    let Config {
+        api_version,
+        kind,
+        sharing,
+    } = Config::deserialize(parameters)
+        .map_err(|error| format!("the configuration is invalid: {error}"))?;
     if api_version != API_VERSION || !matches!(kind.as_str(), "GpuConfig" | "MigDeviceConfig") {
-        return Err(format!("the configuration {kind:?} of {api_version:?} is unknown"));
+        return Err(format!(
+            "the configuration {kind:?} of {api_version:?} is unknown"
+        ));
     }
-    let Some(Sharing { strategy, time_slicing_config, mps_config }) = sharing else { return Ok(()) };
+    let Some(Sharing {
+        strategy,
+        time_slicing_config,
+        mps_config,
+    }) = sharing
+    else {
+        return Ok(());
+    };
     if strategy != "TimeSlicing" {
-        return Err(format!("the sharing strategy {strategy:?} is not supported"));
+        return Err(format!(
+            "the sharing strategy {strategy:?} is not supported"
+        ));
     }
     if mps_config.is_some() {
-        return Err("mpsConfig and the sharing strategy \"TimeSlicing\" exclude each other".to_owned());
+        return Err(
+            "mpsConfig and the sharing strategy \"TimeSlicing\" exclude each other".to_owned(),
+        );
     }
     match time_slicing_config.and_then(|config| config.interval) {
-        Some(interval) if interval != "Default" => {
-            Err(format!("time slices of the length {interval:?} are not supported"))
-        }
+        Some(interval) if interval != "Default" => Err(format!(
+            "time slices of the length {interval:?} are not supported"
+        )),
         _ => Ok(()),
     }
 }
@@ -84,7 +118,11 @@ mod tests {
 
     use super::*;
 
-    fn config(driver: &str, requests: &[&str], parameters: &Value) -> DeviceAllocationConfiguration {
+    fn config(
+        driver: &str,
+        requests: &[&str],
+        parameters: &Value,
+    ) -> DeviceAllocationConfiguration {
         let text = json!({"source": "FromClaim", "requests": requests, "opaque": {"driver": driver, "parameters": parameters}});
         serde_json::from_value(text).unwrap()
     }
@@ -95,24 +133,52 @@ mod tests {
 
     #[test]
     fn what_is_supported() {
-        let slices =
-            |interval: &str| gpu(&json!({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": interval}}));
+        let slices = |interval: &str| {
+            gpu(&json!({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": interval}}))
+        };
         let cases = [
-            (json!({"apiVersion": API_VERSION, "kind": "GpuConfig"}), None),
-            (json!({"apiVersion": API_VERSION, "kind": "MigDeviceConfig"}), None),
+            (
+                json!({"apiVersion": API_VERSION, "kind": "GpuConfig"}),
+                None,
+            ),
+            (
+                json!({"apiVersion": API_VERSION, "kind": "MigDeviceConfig"}),
+                None,
+            ),
             (gpu(&json!({"strategy": "TimeSlicing"})), None),
             (slices("Default"), None),
-            (slices("Long"), Some("time slices of the length \"Long\" are not supported")),
-            (gpu(&json!({"strategy": "MPS"})), Some("the sharing strategy \"MPS\" is not supported")),
-            (gpu(&json!({"strategy": "TimeSlicing", "mpsConfig": {}})), Some("exclude each other")),
-            (json!({"apiVersion": API_VERSION, "kind": "VfioDeviceConfig"}), Some("\"VfioDeviceConfig\" of")),
-            (json!({"apiVersion": "v2", "kind": "GpuConfig"}), Some("of \"v2\" is unknown")),
-            (json!({"apiVersion": API_VERSION, "kind": "GpuConfig", "other": 1}), Some("unknown field `other`")),
+            (
+                slices("Long"),
+                Some("time slices of the length \"Long\" are not supported"),
+            ),
+            (
+                gpu(&json!({"strategy": "MPS"})),
+                Some("the sharing strategy \"MPS\" is not supported"),
+            ),
+            (
+                gpu(&json!({"strategy": "TimeSlicing", "mpsConfig": {}})),
+                Some("exclude each other"),
+            ),
+            (
+                json!({"apiVersion": API_VERSION, "kind": "VfioDeviceConfig"}),
+                Some("\"VfioDeviceConfig\" of"),
+            ),
+            (
+                json!({"apiVersion": "v2", "kind": "GpuConfig"}),
+                Some("of \"v2\" is unknown"),
+            ),
+            (
+                json!({"apiVersion": API_VERSION, "kind": "GpuConfig", "other": 1}),
+                Some("unknown field `other`"),
+            ),
             (json!("text"), Some("the configuration is invalid: ")),
             (Value::Null, Some("the configuration is invalid: ")),
         ];
         for (parameters, expected) in cases {
-            match (check("d", "gpu", &[config("d", &[], &parameters)]), expected) {
+            match (
+                check("d", "gpu", &[config("d", &[], &parameters)]),
+                expected,
+            ) {
                 (Ok(()), None) => {}
                 (Err(error), Some(part)) => assert!(error.contains(part), "{error}"),
                 (result, _) => panic!("{parameters}: {result:?}"),
@@ -122,15 +188,28 @@ mod tests {
 
     #[test]
     fn the_last_one_for_the_request_applies() {
-        let (good, bad) = (gpu(&json!({"strategy": "TimeSlicing"})), gpu(&json!({"strategy": "MPS"})));
+        let (good, bad) = (
+            gpu(&json!({"strategy": "TimeSlicing"})),
+            gpu(&json!({"strategy": "MPS"})),
+        );
         for (configs, is_ok) in [
-            (vec![config("d", &[], &bad), config("d", &["gpu"], &good)], true),
-            (vec![config("d", &[], &good), config("d", &["gpu"], &bad)], false),
+            (
+                vec![config("d", &[], &bad), config("d", &["gpu"], &good)],
+                true,
+            ),
+            (
+                vec![config("d", &[], &good), config("d", &["gpu"], &bad)],
+                false,
+            ),
             (vec![config("d", &["other"], &bad)], true),
             (vec![config("other", &[], &bad)], true),
             (vec![], true),
         ] {
-            assert_eq!(check("d", "gpu/large", &configs).is_ok(), is_ok, "{configs:?}");
+            assert_eq!(
+                check("d", "gpu/large", &configs).is_ok(),
+                is_ok,
+                "{configs:?}"
+            );
         }
     }
 }

@@ -29,16 +29,28 @@ impl Connection {
 impl From<UnixStream> for Connection {
     /// Filters what this stream receives.
     fn from(stream: UnixStream) -> Self {
-        Self { stream, filter: Filter::default(), ready: Vec::new(), read: 0 }
+        Self {
+            stream,
+            filter: Filter::default(),
+            ready: Vec::new(),
+            read: 0,
+        }
     }
 }
 
 impl AsyncRead for Connection {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let this = &mut *self;
         while buf.remaining() > 0 {
             let rest = this.ready.get(this.read..).unwrap_or_default();
-            if let Some(now) = rest.get(..rest.len().min(buf.remaining())).filter(|now| !now.is_empty()) {
+            if let Some(now) = rest
+                .get(..rest.len().min(buf.remaining()))
+                .filter(|now| !now.is_empty())
+            {
                 buf.put_slice(now);
                 this.read += now.len();
                 return Poll::Ready(Ok(()));
@@ -58,7 +70,11 @@ impl AsyncRead for Connection {
 }
 
 impl AsyncWrite for Connection {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 

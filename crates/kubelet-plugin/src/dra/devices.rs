@@ -78,7 +78,11 @@ pub fn devices(
         for part in parts(gpu, settings) {
             // Two profiles can differ in a letter that names cannot have.
             if permit(limits, &gpu.gpu, part) && names.insert(name(gpu, part)) {
-                found.push(Device { unhealthy: why.clone(), is_of_driver, ..device(gpu, part, facts, places) });
+                found.push(Device {
+                    unhealthy: why.clone(),
+                    is_of_driver,
+                    ..device(gpu, part, facts, places)
+                });
             }
         }
     }
@@ -92,7 +96,10 @@ pub fn devices(
 
 /// Takes over what was known about the hardware of a device.
 fn keep(device: &mut Device, before: &[Device]) {
-    if let Some(known) = before.iter().find(|known| known.uuid == device.uuid && known.name == device.name) {
+    if let Some(known) = before
+        .iter()
+        .find(|known| known.uuid == device.uuid && known.name == device.name)
+    {
         device.attributes.clone_from(&known.attributes);
         device.capacity.clone_from(&known.capacity);
     }
@@ -110,13 +117,21 @@ fn device(gpu: &NodeGpu, part: Option<&MigDevice>, facts: &Facts, places: Places
     match part {
         None => {
             device.text("type", "gpu");
-            let memory = facts.properties.get(&gpu.gpu.uuid).and_then(|properties| properties.memory_mib);
-            device.capacity.extend(memory.map(|mib| ("memory", mib.saturating_mul(MIB))));
+            let memory = facts
+                .properties
+                .get(&gpu.gpu.uuid)
+                .and_then(|properties| properties.memory_mib);
+            device
+                .capacity
+                .extend(memory.map(|mib| ("memory", mib.saturating_mul(MIB))));
         }
         Some(mig) => {
             device.text("type", "mig");
             device.text("parentUUID", &gpu.gpu.uuid);
-            device.text("profile", gpu.profiles.get(&mig.uuid).map_or("", String::as_str));
+            device.text(
+                "profile",
+                gpu.profiles.get(&mig.uuid).map_or("", String::as_str),
+            );
             device.capacity = mig_capacity(mig, facts);
         }
     }
@@ -131,16 +146,25 @@ impl Device {
 
 /// Returns an attribute with a text; `None` if the text is empty or too long for one.
 fn text(name: &'static str, value: &str) -> Option<(&'static str, Value)> {
-    (1..=MAX_TEXT).contains(&value.len()).then(|| (name, Value::Text(value.to_owned())))
+    (1..=MAX_TEXT)
+        .contains(&value.len())
+        .then(|| (name, Value::Text(value.to_owned())))
 }
 
 /// Returns the attributes that the MIG devices of a GPU have too.
-fn common_attributes(gpu: &NodeGpu, facts: &Facts, places: Places<'_>) -> BTreeMap<&'static str, Value> {
+fn common_attributes(
+    gpu: &NodeGpu,
+    facts: &Facts,
+    places: Places<'_>,
+) -> BTreeMap<&'static str, Value> {
     let info = &gpu.gpu;
     let version = |name, text| Some((name, Value::Version(semver(text)?)));
     let root = places.pcie_roots.get(&info.bus_id);
     let numa_node = places.numa_nodes.get(&info.bus_id);
-    let mode = facts.properties.get(&info.uuid).and_then(|properties| properties.addressing_mode);
+    let mode = facts
+        .properties
+        .get(&info.uuid)
+        .and_then(|properties| properties.addressing_mode);
     let found = [
         mode.and_then(|mode| text("addressingMode", addressing(mode))),
         text("productName", &info.model),
@@ -151,7 +175,12 @@ fn common_attributes(gpu: &NodeGpu, facts: &Facts, places: Places<'_>) -> BTreeM
         version("cudaDriverVersion", &facts.cuda_version),
         text("resource.kubernetes.io/pciBusID", &info.bus_id.in_sysfs()),
         root.and_then(|root| text("resource.kubernetes.io/pcieRoot", root)),
-        numa_node.map(|node| ("resource.kubernetes.io/numaNode", Value::Number((*node).into()))),
+        numa_node.map(|node| {
+            (
+                "resource.kubernetes.io/numaNode",
+                Value::Number((*node).into()),
+            )
+        }),
     ];
     found.into_iter().flatten().collect()
 }
@@ -169,11 +198,21 @@ const MEMORY_SLICES: [&str; 8] = [
 ];
 
 fn mig_capacity(mig: &MigDevice, facts: &Facts) -> BTreeMap<&'static str, u64> {
-    let Some(parts) = facts.mig_attributes.get(&mig.uuid) else { return BTreeMap::new() };
-    let slices = facts.memory_slices.get(&mig.uuid).copied().unwrap_or_default();
+    let Some(parts) = facts.mig_attributes.get(&mig.uuid) else {
+        return BTreeMap::new();
+    };
+    let slices = facts
+        .memory_slices
+        .get(&mig.uuid)
+        .copied()
+        .unwrap_or_default();
     let first = usize::try_from(slices.start).unwrap_or(usize::MAX);
     let size = usize::try_from(slices.size).unwrap_or_default();
-    let slices = MEMORY_SLICES.iter().skip(first).take(size).map(|name| (*name, 1));
+    let slices = MEMORY_SLICES
+        .iter()
+        .skip(first)
+        .take(size)
+        .map(|name| (*name, 1));
     let mut capacity = BTreeMap::from([
         ("memory", parts.memory_mib.saturating_mul(MIB)),
         ("multiprocessors", parts.multiprocessors.into()),
@@ -191,9 +230,19 @@ fn mig_capacity(mig: &MigDevice, facts: &Facts) -> BTreeMap<&'static str, u64> {
 /// not report for a device; ours end with the numbers of the instances. No selector can use the names.
 fn name(gpu: &NodeGpu, part: Option<&MigDevice>) -> String {
     let minor = gpu.gpu.minor;
-    let Some(mig) = part else { return format!("gpu-{minor}") };
-    let profile = gpu.profiles.get(&mig.uuid).map_or("unknown", String::as_str).replace('.', "").to_ascii_lowercase();
-    let profile: String = profile.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    let Some(mig) = part else {
+        return format!("gpu-{minor}");
+    };
+    let profile = gpu
+        .profiles
+        .get(&mig.uuid)
+        .map_or("unknown", String::as_str)
+        .replace('.', "")
+        .to_ascii_lowercase();
+    let profile: String = profile
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
+        .collect();
     let instances = format!("-{}-{}", mig.gpu_instance, mig.compute_instance);
     let mut name = format!("gpu-{minor}-mig-{profile}");
     name.truncate(MAX_NAME.saturating_sub(instances.len()));
@@ -202,7 +251,11 @@ fn name(gpu: &NodeGpu, part: Option<&MigDevice>) -> String {
 
 /// Returns a version of the driver or of CUDA in the form of semver.org, without leading zeros: 535.183.01 becomes 535.183.1.
 fn semver(text: &str) -> Option<String> {
-    let mut numbers = text.split('.').take(3).map(|part| part.parse::<u32>().ok()).collect::<Option<Vec<_>>>()?;
+    let mut numbers = text
+        .split('.')
+        .take(3)
+        .map(|part| part.parse::<u32>().ok())
+        .collect::<Option<Vec<_>>>()?;
     numbers.resize(3, 0);
     match numbers.as_slice() {
         [major, minor, patch] => Some(format!("{major}.{minor}.{patch}")),
@@ -243,25 +296,57 @@ pub(crate) mod tests {
 
     fn facts() -> Facts {
         let addressing_mode = Some(AddressingMode::Hmm);
-        let properties = |memory_mib| Properties { memory_mib: Some(memory_mib), mig_capable: true, addressing_mode };
-        let engines = Engines { copy: 1, ..Engines::default() };
-        let mig = MigAttributes { gpu_slices: 1, compute_slices: 1, memory_mib: 9728, multiprocessors: 14, engines };
+        let properties = |memory_mib| Properties {
+            memory_mib: Some(memory_mib),
+            mig_capable: true,
+            addressing_mode,
+        };
+        let engines = Engines {
+            copy: 1,
+            ..Engines::default()
+        };
+        let mig = MigAttributes {
+            gpu_slices: 1,
+            compute_slices: 1,
+            memory_mib: 9728,
+            multiprocessors: 14,
+            engines,
+        };
         Facts {
             driver_version: "535.183.01".into(),
             cuda_version: "12.2".into(),
-            properties: [("GPU-0".into(), properties(81559)), ("GPU-1".into(), properties(81920))].into(),
+            properties: [
+                ("GPU-0".into(), properties(81559)),
+                ("GPU-1".into(), properties(81920)),
+            ]
+            .into(),
             mig_attributes: [("MIG-1-0".into(), mig)].into(),
             memory_slices: [("MIG-1-0".into(), MemorySlices { start: 6, size: 2 })].into(),
         }
     }
 
     pub(crate) fn some(gpus: &[NodeGpu], facts: &Facts, before: &[Device]) -> Vec<Device> {
-        let (numa_nodes, pcie_roots) =
-            ([(gpus[0].gpu.bus_id, 1)].into(), [(gpus[0].gpu.bus_id, "pci0000:00".to_owned())].into());
-        let places = Places { numa_nodes: &numa_nodes, pcie_roots: &pcie_roots };
-        devices(gpus, facts, places, (&Plugin::default(), &Limits::default()), before, |gpu| {
-            (gpu.gpu.uuid == "GPU-1").then(|| Failure { why: "XID 79".to_owned(), is_of_driver: false })
-        })
+        let (numa_nodes, pcie_roots) = (
+            [(gpus[0].gpu.bus_id, 1)].into(),
+            [(gpus[0].gpu.bus_id, "pci0000:00".to_owned())].into(),
+        );
+        let places = Places {
+            numa_nodes: &numa_nodes,
+            pcie_roots: &pcie_roots,
+        };
+        devices(
+            gpus,
+            facts,
+            places,
+            (&Plugin::default(), &Limits::default()),
+            before,
+            |gpu| {
+                (gpu.gpu.uuid == "GPU-1").then(|| Failure {
+                    why: "XID 79".to_owned(),
+                    is_of_driver: false,
+                })
+            },
+        )
     }
 
     fn text(value: &str) -> Value {
@@ -274,7 +359,10 @@ pub(crate) mod tests {
 
     #[test]
     fn a_gpu_and_a_mig_device() {
-        let mut gpus = [gpu(0, "NVIDIA H100", &[]), gpu(1, "NVIDIA H100", &["1g.10gb+me"])];
+        let mut gpus = [
+            gpu(0, "NVIDIA H100", &[]),
+            gpu(1, "NVIDIA H100", &["1g.10gb+me"]),
+        ];
         for gpu in &mut gpus {
             gpu.gpu.compute_capability = "9.0".into();
         }
@@ -297,15 +385,33 @@ pub(crate) mod tests {
         ]);
         assert_eq!(found[0].attributes, expected);
         assert_eq!(found[0].capacity, [("memory", 81559 * MIB)].into());
-        assert_eq!((&found[0].unhealthy, &found[1].unhealthy), (&None, &Some("XID 79".to_owned())));
+        assert_eq!(
+            (&found[0].unhealthy, &found[1].unhealthy),
+            (&None, &Some("XID 79".to_owned()))
+        );
         let mig = &found[1].attributes;
         assert_eq!(
             (&mig["type"], &mig["parentUUID"], &mig["profile"]),
             (&text("mig"), &text("GPU-1"), &text("1g.10gb+me"))
         );
-        assert_eq!((found[1].capacity["memory"], found[1].capacity["multiprocessors"]), (9728 * MIB, 14));
-        assert_eq!((&mig["addressingMode"], found[1].capacity.len()), (&text("HMM"), 9));
-        assert_eq!((found[1].capacity["memorySlice6"], found[1].capacity["memorySlice7"]), (1, 1));
+        assert_eq!(
+            (
+                found[1].capacity["memory"],
+                found[1].capacity["multiprocessors"]
+            ),
+            (9728 * MIB, 14)
+        );
+        assert_eq!(
+            (&mig["addressingMode"], found[1].capacity.len()),
+            (&text("HMM"), 9)
+        );
+        assert_eq!(
+            (
+                found[1].capacity["memorySlice6"],
+                found[1].capacity["memorySlice7"]
+            ),
+            (1, 1)
+        );
     }
 
     #[test]
@@ -314,7 +420,10 @@ pub(crate) mod tests {
         let before = some(&gpus, &facts(), &[]);
         let after = some(&gpus, &Facts::default(), &before);
         assert_eq!(before, after);
-        assert_eq!(some(&gpus, &Facts::default(), &[])[0].capacity, BTreeMap::new());
+        assert_eq!(
+            some(&gpus, &Facts::default(), &[])[0].capacity,
+            BTreeMap::new()
+        );
     }
 
     #[test]

@@ -20,10 +20,18 @@ pub(super) async fn conflict(
     ours: &[SocketId],
     devices: &[Device],
 ) -> Option<Finding> {
-    let uuids: BTreeSet<&str> = devices.iter().flat_map(|device| [device.uuid.as_str(), device.gpu.as_str()]).collect();
-    let what = if let Some(path) = driver_for_claims(&socket::plugin_registry(kubelet_dir), driver, ours).await {
+    let uuids: BTreeSet<&str> = devices
+        .iter()
+        .flat_map(|device| [device.uuid.as_str(), device.gpu.as_str()])
+        .collect();
+    let what = if let Some(path) =
+        driver_for_claims(&socket::plugin_registry(kubelet_dir), driver, ours).await
+    {
         format!("another driver {driver:?} answers at {path:?}")
-    } else if let Some(socket) = device_plugins(&socket::plugin_dir(kubelet_dir)).await.first() {
+    } else if let Some(socket) = device_plugins(&socket::plugin_dir(kubelet_dir))
+        .await
+        .first()
+    {
         format!("a device plugin answers at {socket:?} in the kubelet's directory")
     } else {
         let resource = resource_with_gpus(&pods::socket(kubelet_dir), &uuids).await?;

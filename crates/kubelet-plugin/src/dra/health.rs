@@ -14,7 +14,10 @@ use super::pool::Pool;
 use crate::model::Refusal;
 use crate::proto::health::v1alpha1::dra_resource_health_server::DraResourceHealth;
 use crate::proto::health::{v1, v1alpha1};
-use v1alpha1::{DeviceHealth, DeviceIdentifier, HealthStatus, NodeWatchResourcesRequest, NodeWatchResourcesResponse};
+use v1alpha1::{
+    DeviceHealth, DeviceIdentifier, HealthStatus, NodeWatchResourcesRequest,
+    NodeWatchResourcesResponse,
+};
 
 /// How often the health is repeated. After [`PATIENCE`] without a report the kubelet shows it as unknown.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -43,7 +46,10 @@ impl Service {
 impl DraResourceHealth for Service {
     type NodeWatchResourcesStream = Reports;
 
-    async fn node_watch_resources(&self, _: Request<NodeWatchResourcesRequest>) -> Result<Response<Reports>, Status> {
+    async fn node_watch_resources(
+        &self,
+        _: Request<NodeWatchResourcesRequest>,
+    ) -> Result<Response<Reports>, Status> {
         Ok(Response::new(self.reports()))
     }
 }
@@ -52,7 +58,10 @@ impl DraResourceHealth for Service {
 impl v1::dra_resource_health_server::DraResourceHealth for Service {
     type NodeWatchResourcesStream = Reports;
 
-    async fn node_watch_resources(&self, _: Request<NodeWatchResourcesRequest>) -> Result<Response<Reports>, Status> {
+    async fn node_watch_resources(
+        &self,
+        _: Request<NodeWatchResourcesRequest>,
+    ) -> Result<Response<Reports>, Status> {
         Ok(Response::new(self.reports()))
     }
 }
@@ -63,7 +72,10 @@ async fn send(
     sender: mpsc::Sender<Result<NodeWatchResourcesResponse, Status>>,
 ) {
     loop {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_secs();
         // The name of the pool is that of the node, which is known as soon as the API server has answered.
         let report = report(&pool.borrow_and_update(), &node.borrow_and_update(), now);
         if sender.send(Ok(report)).await.is_err() {
@@ -80,17 +92,31 @@ async fn send(
 /// Returns the report of this second since 1970.
 fn report(pool: &Pool, node: &str, now: u64) -> NodeWatchResourcesResponse {
     let device = |device: &super::devices::Device| {
-        let health = if device.unhealthy.is_some() { HealthStatus::Unhealthy } else { HealthStatus::Healthy };
-        let message = |why: &String| Refusal::new(&format!("{why} ({})", catalog::PLUGIN_SICK_DEVICE.id)).to_string();
+        let health = if device.unhealthy.is_some() {
+            HealthStatus::Unhealthy
+        } else {
+            HealthStatus::Healthy
+        };
+        let message = |why: &String| {
+            Refusal::new(&format!("{why} ({})", catalog::PLUGIN_SICK_DEVICE.id)).to_string()
+        };
         DeviceHealth {
-            device: Some(DeviceIdentifier { pool_name: node.to_owned(), device_name: device.name.clone() }),
+            device: Some(DeviceIdentifier {
+                pool_name: node.to_owned(),
+                device_name: device.name.clone(),
+            }),
             health: health.into(),
             last_updated_time: i64::try_from(now).unwrap_or_default(),
             health_check_timeout_seconds: PATIENCE,
             message: device.unhealthy.as_ref().map(message).unwrap_or_default(),
         }
     };
-    let devices = pool.devices.iter().filter(|_| !node.is_empty()).map(device).collect();
+    let devices = pool
+        .devices
+        .iter()
+        .filter(|_| !node.is_empty())
+        .map(device)
+        .collect();
     NodeWatchResourcesResponse { devices }
 }
 
@@ -104,16 +130,31 @@ mod tests {
     use crate::dra::slice::tests::device;
 
     fn pool(why: Option<&str>) -> Pool {
-        Pool { is_ready: true, devices: Arc::new(vec![device("gpu-0", why)]), ..Pool::default() }
+        Pool {
+            is_ready: true,
+            devices: Arc::new(vec![device("gpu-0", why)]),
+            ..Pool::default()
+        }
     }
 
     #[test]
     fn a_sick_device_has_its_reason_and_the_number() {
         let found = report(&pool(Some("XID 79")), "node-1", 7).devices.remove(0);
-        let place = DeviceIdentifier { pool_name: "node-1".into(), device_name: "gpu-0".into() };
-        assert_eq!((found.device.clone(), found.health()), (Some(place), HealthStatus::Unhealthy));
-        assert_eq!((found.message.as_str(), found.last_updated_time), ("XID 79 (ONH-072)", 7));
-        let long = report(&pool(Some(&"x".repeat(5000))), "node-1", 7).devices.remove(0);
+        let place = DeviceIdentifier {
+            pool_name: "node-1".into(),
+            device_name: "gpu-0".into(),
+        };
+        assert_eq!(
+            (found.device.clone(), found.health()),
+            (Some(place), HealthStatus::Unhealthy)
+        );
+        assert_eq!(
+            (found.message.as_str(), found.last_updated_time),
+            ("XID 79 (ONH-072)", 7)
+        );
+        let long = report(&pool(Some(&"x".repeat(5000))), "node-1", 7)
+            .devices
+            .remove(0);
         assert!(long.message.len() <= 1024);
     }
 
@@ -121,8 +162,21 @@ mod tests {
     async fn each_change_is_reported() {
         let (sender, receiver) = watch::channel(pool(None));
         let (_node, node) = watch::channel("node-1".to_owned());
-        let mut reports = Service { pool: receiver, node }.reports();
-        let mut next = async || reports.next().await.unwrap().unwrap().devices.remove(0).health();
+        let mut reports = Service {
+            pool: receiver,
+            node,
+        }
+        .reports();
+        let mut next = async || {
+            reports
+                .next()
+                .await
+                .unwrap()
+                .unwrap()
+                .devices
+                .remove(0)
+                .health()
+        };
         assert_eq!(next().await, HealthStatus::Healthy);
         sender.send_replace(pool(Some("XID 79")));
         assert_eq!(next().await, HealthStatus::Unhealthy);

@@ -95,7 +95,10 @@ impl Options {
 
 /// Serves the kubelet, and publishes the devices, until the future is dropped. While another program has the GPUs, the driver waits.
 pub async fn serve(options: Options, pool: watch::Receiver<Pool>, log: Log) -> Infallible {
-    let access = Arc::new(Access::new(options.kubeconfig.as_deref(), &options.kubelet_dir));
+    let access = Arc::new(Access::new(
+        options.kubeconfig.as_deref(),
+        &options.kubelet_dir,
+    ));
     let node = Arc::new(watch::Sender::new(options.node.clone().unwrap_or_default()));
     let mut reported: Option<String> = None;
     loop {
@@ -108,7 +111,10 @@ pub async fn serve(options: Options, pool: watch::Receiver<Pool>, log: Log) -> I
                     pool: pool.clone(),
                     claims: access.clone(),
                 };
-                let health = health::Service { pool: pool.clone(), node: node.subscribe() };
+                let health = health::Service {
+                    pool: pool.clone(),
+                    node: node.subscribe(),
+                };
                 match open(&options, service, health) {
                     Err(error) => Refused::Failed(error),
                     Ok(sockets) => {
@@ -137,7 +143,10 @@ pub async fn serve(options: Options, pool: watch::Receiver<Pool>, log: Log) -> I
 /// Creates the sockets if the kubelet's directory exists: the kubelet may be installed later.
 fn open(options: &Options, service: service::Service, health: health::Service) -> Result<Sockets> {
     std::fs::metadata(&options.kubelet_dir).map_err(|error| {
-        anyhow::anyhow!("the kubelet's directory {:?} cannot be used: {error}", options.kubelet_dir)
+        anyhow::anyhow!(
+            "the kubelet's directory {:?} cannot be used: {error}",
+            options.kubelet_dir
+        )
     })?;
     Sockets::open(options, service, health)
 }
@@ -155,7 +164,9 @@ enum Refused {
 impl Refused {
     fn log_once(self, reported: &mut Option<String>, log: Log) {
         let (text, finding) = match self {
-            Self::Removed => return log.note("the sockets of the driver were removed, and are created again"),
+            Self::Removed => {
+                return log.note("the sockets of the driver were removed, and are created again");
+            }
             Self::Conflict(finding) => (finding.what.clone(), Some(finding)),
             Self::Failed(error) => (format!("cannot serve claims: {error:#}"), None),
         };
@@ -170,7 +181,11 @@ impl Refused {
     }
 }
 
-async fn conflict(options: &Options, pool: &watch::Receiver<Pool>, ours: &[SocketId]) -> Option<Finding> {
+async fn conflict(
+    options: &Options,
+    pool: &watch::Receiver<Pool>,
+    ours: &[SocketId],
+) -> Option<Finding> {
     let devices = Arc::clone(&pool.borrow().devices);
     foreign::conflict(&options.kubelet_dir, &options.driver, ours, &devices).await
 }

@@ -20,14 +20,27 @@ pub enum Action {
 /// Decides what has to be done. Existing slices are used again, whoever wrote them: an earlier run, or another driver of the name. The order
 /// of the actions is safe: those of a new generation come first, then the slices of older ones are deleted.
 #[must_use]
-pub fn plan(existing: &[ResourceSlice], desired: &[ResourceSliceSpec], node: Option<&OwnerReference>) -> Vec<Action> {
+pub fn plan(
+    existing: &[ResourceSlice],
+    desired: &[ResourceSliceSpec],
+    node: Option<&OwnerReference>,
+) -> Vec<Action> {
     let mut existing: Vec<&ResourceSlice> = existing.iter().collect();
     existing.sort_by(|a, b| a.metadata.name.cmp(&b.metadata.name));
-    let pool = |slice: &&ResourceSlice| desired.first().is_none_or(|spec| spec.pool.name == slice.spec.pool.name);
+    let pool = |slice: &&ResourceSlice| {
+        desired
+            .first()
+            .is_none_or(|spec| spec.pool.name == slice.spec.pool.name)
+    };
     let (ours, others): (Vec<_>, Vec<_>) = existing.into_iter().partition(pool);
     let is_current = ours.len() == desired.len()
-        && ours.iter().all(|slice| slice.spec.pool.generation == generation(&ours))
-        && ours.iter().zip(desired).all(|(slice, spec)| is_like(&slice.spec, spec));
+        && ours
+            .iter()
+            .all(|slice| slice.spec.pool.generation == generation(&ours))
+        && ours
+            .iter()
+            .zip(desired)
+            .all(|(slice, spec)| is_like(&slice.spec, spec));
     let mut actions = Vec::new();
     if !is_current {
         let generation = generation(&ours) + 1;
@@ -36,16 +49,27 @@ pub fn plan(existing: &[ResourceSlice], desired: &[ResourceSliceSpec], node: Opt
             spec.pool.generation = generation;
             keep_times(&mut spec, &ours);
             actions.push(match ours.get(at) {
-                Some(slice) => Action::Replace(Box::new(ResourceSlice { metadata: slice.metadata.clone(), spec })),
+                Some(slice) => Action::Replace(Box::new(ResourceSlice {
+                    metadata: slice.metadata.clone(),
+                    spec,
+                })),
                 None => {
                     let name = name(&spec, at, &ours);
                     let owner_references = node.map(|node| vec![node.clone()]);
-                    let metadata = ObjectMeta { name: Some(name), owner_references, ..ObjectMeta::default() };
+                    let metadata = ObjectMeta {
+                        name: Some(name),
+                        owner_references,
+                        ..ObjectMeta::default()
+                    };
                     Action::Create(Box::new(ResourceSlice { metadata, spec }))
                 }
             });
         }
-        actions.extend(ours.iter().skip(desired.len()).filter_map(|slice| delete(slice)));
+        actions.extend(
+            ours.iter()
+                .skip(desired.len())
+                .filter_map(|slice| delete(slice)),
+        );
     }
     actions.extend(others.into_iter().filter_map(delete));
     actions
@@ -54,10 +78,22 @@ pub fn plan(existing: &[ResourceSlice], desired: &[ResourceSliceSpec], node: Opt
 /// Takes over what the existing slices have about the hardware of the devices. An earlier run has published it, and the kernel does not show
 /// it.
 pub fn keep_attributes(desired: &mut [ResourceSliceSpec], existing: &[ResourceSlice]) {
-    let uuid = |device: &Device| device.attributes.as_ref().and_then(|all| all.get("uuid")?.string.clone());
-    for device in desired.iter_mut().flat_map(|spec| spec.devices.iter_mut().flatten()) {
-        let mut known = existing.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
-        if let Some(known) = known.find(|known| known.name == device.name && uuid(known) == uuid(device)) {
+    let uuid = |device: &Device| {
+        device
+            .attributes
+            .as_ref()
+            .and_then(|all| all.get("uuid")?.string.clone())
+    };
+    for device in desired
+        .iter_mut()
+        .flat_map(|spec| spec.devices.iter_mut().flatten())
+    {
+        let mut known = existing
+            .iter()
+            .flat_map(|slice| slice.spec.devices.iter().flatten());
+        if let Some(known) =
+            known.find(|known| known.name == device.name && uuid(known) == uuid(device))
+        {
             device.attributes.clone_from(&known.attributes);
             device.capacity.clone_from(&known.capacity);
         }
@@ -70,14 +106,23 @@ fn delete(slice: &ResourceSlice) -> Option<Action> {
 
 /// Returns the newest generation.
 fn generation(slices: &[&ResourceSlice]) -> i64 {
-    slices.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or_default()
+    slices
+        .iter()
+        .map(|slice| slice.spec.pool.generation)
+        .max()
+        .unwrap_or_default()
 }
 
 /// Whether the API server has this specification, apart from the generation and from what it adds.
 fn is_like(found: &ResourceSliceSpec, desired: &ResourceSliceSpec) -> bool {
     let mut found = found.clone();
     found.pool.generation = desired.pool.generation;
-    for taint in found.devices.iter_mut().flatten().flat_map(|device| device.taints.iter_mut().flatten()) {
+    for taint in found
+        .devices
+        .iter_mut()
+        .flatten()
+        .flat_map(|device| device.taints.iter_mut().flatten())
+    {
         taint.time_added = None;
     }
     let is_empty = |device: &mut Device| {
@@ -90,10 +135,15 @@ fn is_like(found: &ResourceSliceSpec, desired: &ResourceSliceSpec) -> bool {
 /// A taint that exists keeps its time.
 fn keep_times(spec: &mut ResourceSliceSpec, slices: &[&ResourceSlice]) {
     for device in spec.devices.iter_mut().flatten() {
-        let before = slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
-        let Some(before) = before.into_iter().find(|before| before.name == device.name) else { continue };
+        let before = slices
+            .iter()
+            .flat_map(|slice| slice.spec.devices.iter().flatten());
+        let Some(before) = before.into_iter().find(|before| before.name == device.name) else {
+            continue;
+        };
         for taint in device.taints.iter_mut().flatten() {
-            let is_it = |known: &&DeviceTaint| known.key == taint.key && known.effect == taint.effect;
+            let is_it =
+                |known: &&DeviceTaint| known.key == taint.key && known.effect == taint.effect;
             let known = before.taints.iter().flatten().find(is_it);
             taint.time_added = known.and_then(|known| known.time_added.clone());
         }
@@ -103,14 +153,20 @@ fn keep_times(spec: &mut ResourceSliceSpec, slices: &[&ResourceSlice]) {
 /// Returns a name that is not in use. It does not depend on chance, so that a slice is not created twice if the answer of the API server is
 /// lost.
 fn name(spec: &ResourceSliceSpec, at: usize, used: &[&ResourceSlice]) -> String {
-    let is_used = |name: &str| used.iter().any(|slice| slice.metadata.name.as_deref() == Some(name));
+    let is_used = |name: &str| {
+        used.iter()
+            .any(|slice| slice.metadata.name.as_deref() == Some(name))
+    };
     let candidates = (at..).map(|number| {
         let suffix = format!("-{}-{number}", spec.driver);
         let mut node = spec.node_name.clone().unwrap_or_default();
         node.truncate(MAX_NAME.saturating_sub(suffix.len()));
         format!("{}{suffix}", node.trim_end_matches(['.', '-']))
     });
-    candidates.into_iter().find(|name| !is_used(name)).unwrap_or_default()
+    candidates
+        .into_iter()
+        .find(|name| !is_used(name))
+        .unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -128,14 +184,24 @@ mod tests {
         for action in actions {
             match action {
                 Action::Create(slice) => {
-                    assert!(slices.iter().all(|known| known.metadata.name != slice.metadata.name), "{slice:?}");
+                    assert!(
+                        slices
+                            .iter()
+                            .all(|known| known.metadata.name != slice.metadata.name),
+                        "{slice:?}"
+                    );
                     slices.push((**slice).clone());
                 }
                 Action::Replace(slice) => {
-                    let known = slices.iter_mut().find(|known| known.metadata.name == slice.metadata.name).unwrap();
+                    let known = slices
+                        .iter_mut()
+                        .find(|known| known.metadata.name == slice.metadata.name)
+                        .unwrap();
                     *known = (**slice).clone();
                 }
-                Action::Delete(name) => slices.retain(|slice| slice.metadata.name.as_ref() != Some(name)),
+                Action::Delete(name) => {
+                    slices.retain(|slice| slice.metadata.name.as_ref() != Some(name))
+                }
             }
         }
         for taint in slices
@@ -143,24 +209,43 @@ mod tests {
             .flat_map(|slice| slice.spec.devices.iter_mut().flatten())
             .flat_map(|device| device.taints.iter_mut().flatten())
         {
-            taint.time_added.get_or_insert(Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));
+            taint
+                .time_added
+                .get_or_insert(Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));
         }
         slices
     }
 
     fn many(count: usize) -> Vec<OurDevice> {
-        (0..count).map(|at| device(&format!("gpu-{at}"), None)).collect()
+        (0..count)
+            .map(|at| device(&format!("gpu-{at}"), None))
+            .collect()
     }
 
     #[test]
     fn slices_are_created_once() {
         let desired = specs(&many(65), &OWNER);
-        let node = OwnerReference { kind: "Node".into(), name: "node-1".into(), ..OwnerReference::default() };
+        let node = OwnerReference {
+            kind: "Node".into(),
+            name: "node-1".into(),
+            ..OwnerReference::default()
+        };
         let actions = plan(&[], &desired, Some(&node));
-        let [Action::Create(first), Action::Create(second)] = actions.as_slice() else { panic!("{actions:?}") };
-        assert_eq!(first.metadata.name.as_deref(), Some("node-1-gpu.nvidia.com-0"));
+        let [Action::Create(first), Action::Create(second)] = actions.as_slice() else {
+            panic!("{actions:?}")
+        };
+        assert_eq!(
+            first.metadata.name.as_deref(),
+            Some("node-1-gpu.nvidia.com-0")
+        );
         assert_eq!(second.metadata.owner_references, Some(vec![node]));
-        assert_eq!((first.spec.pool.generation, second.spec.pool.resource_slice_count), (1, 2));
+        assert_eq!(
+            (
+                first.spec.pool.generation,
+                second.spec.pool.resource_slice_count
+            ),
+            (1, 2)
+        );
         assert_eq!(plan(&apply(vec![], &actions), &desired, None), []);
     }
 
@@ -170,15 +255,28 @@ mod tests {
         let slices = apply(vec![], &plan(&[], &specs(&devices, &owner), None));
         devices[1].unhealthy = Some("XID 79".into());
         let actions = plan(&slices, &specs(&devices, &owner), None);
-        assert!(matches!(actions.as_slice(), [Action::Replace(slice)] if slice.spec.pool.generation == 2));
+        assert!(
+            matches!(actions.as_slice(), [Action::Replace(slice)] if slice.spec.pool.generation == 2)
+        );
         let slices = apply(slices, &actions);
         devices[1].unhealthy = Some("another reason".into());
-        assert_eq!(plan(&slices, &specs(&devices, &owner), None), [], "the reason is not in the slice");
+        assert_eq!(
+            plan(&slices, &specs(&devices, &owner), None),
+            [],
+            "the reason is not in the slice"
+        );
         devices[0].unhealthy = Some("XID 48".into());
         let actions = plan(&slices, &specs(&devices, &owner), None);
-        let [Action::Replace(slice)] = actions.as_slice() else { panic!("{actions:?}") };
-        let times: Vec<_> =
-            slice.spec.devices.iter().flatten().map(|it| it.taints.as_ref().unwrap()[0].time_added.is_some()).collect();
+        let [Action::Replace(slice)] = actions.as_slice() else {
+            panic!("{actions:?}")
+        };
+        let times: Vec<_> = slice
+            .spec
+            .devices
+            .iter()
+            .flatten()
+            .map(|it| it.taints.as_ref().unwrap()[0].time_added.is_some())
+            .collect();
         assert_eq!(times, [false, true]);
     }
 
@@ -196,10 +294,19 @@ mod tests {
         keep_attributes(&mut desired, &slices);
         assert_eq!(plan(&slices, &desired, None), []);
         // Another GPU with the minor number
-        bare[0].attributes.insert("uuid", crate::dra::devices::Value::Text("GPU-other".into()));
+        bare[0]
+            .attributes
+            .insert("uuid", crate::dra::devices::Value::Text("GPU-other".into()));
         let mut desired = specs(&bare, &owner);
         keep_attributes(&mut desired, &slices);
-        assert_eq!(desired[0].devices.as_ref().unwrap()[0].attributes.as_ref().unwrap().len(), 1);
+        assert_eq!(
+            desired[0].devices.as_ref().unwrap()[0]
+                .attributes
+                .as_ref()
+                .unwrap()
+                .len(),
+            1
+        );
     }
 
     #[test]
@@ -208,17 +315,42 @@ mod tests {
         let slice = |name: &str, pool: &str, generation| {
             let mut spec = desired[0].clone();
             (spec.pool.name, spec.pool.generation, spec.devices) = (pool.into(), generation, None);
-            ResourceSlice { metadata: ObjectMeta { name: Some(name.into()), ..ObjectMeta::default() }, spec }
+            ResourceSlice {
+                metadata: ObjectMeta {
+                    name: Some(name.into()),
+                    ..ObjectMeta::default()
+                },
+                spec,
+            }
         };
-        let existing = [slice("b", "node-1", 7), slice("a", "node-1", 3), slice("c", "other", 1)];
+        let existing = [
+            slice("b", "node-1", 7),
+            slice("a", "node-1", 3),
+            slice("c", "other", 1),
+        ];
         let actions = plan(&existing, &desired, None);
-        let [Action::Replace(first), Action::Delete(second), Action::Delete(third)] = actions.as_slice() else {
+        let [
+            Action::Replace(first),
+            Action::Delete(second),
+            Action::Delete(third),
+        ] = actions.as_slice()
+        else {
             panic!("{actions:?}")
         };
-        assert_eq!((first.metadata.name.as_deref(), first.spec.pool.generation), (Some("a"), 8));
+        assert_eq!(
+            (first.metadata.name.as_deref(), first.spec.pool.generation),
+            (Some("a"), 8)
+        );
         assert_eq!((second.as_str(), third.as_str()), ("b", "c"));
-        assert_eq!(plan(&apply(existing.to_vec(), &actions), &desired, None), []);
-        assert_eq!(plan(&existing, &[], None).len(), 3, "a node without devices has no slices");
+        assert_eq!(
+            plan(&apply(existing.to_vec(), &actions), &desired, None),
+            []
+        );
+        assert_eq!(
+            plan(&existing, &[], None).len(),
+            3,
+            "a node without devices has no slices"
+        );
     }
 
     proptest! {

@@ -33,22 +33,40 @@ pub(super) struct Known<'a> {
 ///
 /// # Errors
 /// If the claim is another one, or is not allocated, if a device does not exist or does not work, or if its configuration is not supported.
-pub(super) fn prepare(claim: &ResourceClaim, uid: &str, known: &Known<'_>) -> Result<Vec<v1::Device>, Refusal> {
+pub(super) fn prepare(
+    claim: &ResourceClaim,
+    uid: &str,
+    known: &Known<'_>,
+) -> Result<Vec<v1::Device>, Refusal> {
     let name = claim_name(claim);
     if claim.metadata.uid.as_deref() != Some(uid) {
         let what = format!("the claim {name:?} was replaced by another one of this name");
         return Err(Refusal::of(&catalog::CLAIM_STALE, &what, "delete the pod"));
     }
-    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let allocation = claim
+        .status
+        .as_ref()
+        .and_then(|status| status.allocation.as_ref());
     let Some(allocation) = allocation.and_then(|allocation| allocation.devices.as_ref()) else {
         let what = format!("no device is allocated to the claim {name:?}");
         return Err(Refusal::of(&catalog::CLAIM_STALE, &what, "delete the pod"));
     };
     let configs = allocation.config.as_deref().unwrap_or_default();
-    let ours = allocation.results.iter().flatten().filter(|result| result.driver == known.driver);
+    let ours = allocation
+        .results
+        .iter()
+        .flatten()
+        .filter(|result| result.driver == known.driver);
     ours.map(|result| {
         device(result, known, configs).map_err(|Cause { kind, what, fix }| {
-            Refusal::of(kind, &format!("cannot prepare {:?} for the claim {name:?}: {what}", result.device), fix)
+            Refusal::of(
+                kind,
+                &format!(
+                    "cannot prepare {:?} for the claim {name:?}: {what}",
+                    result.device
+                ),
+                fix,
+            )
         })
     })
     .collect()
@@ -56,8 +74,15 @@ pub(super) fn prepare(claim: &ResourceClaim, uid: &str, known: &Known<'_>) -> Re
 
 /// Returns the name of a claim with its namespace.
 fn claim_name(claim: &ResourceClaim) -> String {
-    let (namespace, name) = (claim.metadata.namespace.as_deref(), claim.metadata.name.as_deref());
-    format!("{}/{}", namespace.unwrap_or_default(), name.unwrap_or_default())
+    let (namespace, name) = (
+        claim.metadata.namespace.as_deref(),
+        claim.metadata.name.as_deref(),
+    );
+    format!(
+        "{}/{}",
+        namespace.unwrap_or_default(),
+        name.unwrap_or_default()
+    )
 }
 
 /// Why a device cannot be given.
@@ -79,29 +104,54 @@ fn device(
     })?;
     let not_now = |what: &str| {
         let fix = "run \"oci-nvidia-hook doctor\" on the node; the kubelet tries it again";
-        Cause { kind: &catalog::PLUGIN_DRIVER, what: what.to_owned(), fix }
+        Cause {
+            kind: &catalog::PLUGIN_DRIVER,
+            what: what.to_owned(),
+            fix,
+        }
     };
-    let Pool { devices, problem, unanswered, in_spec, .. } = known.pool;
+    let Pool {
+        devices,
+        problem,
+        unanswered,
+        in_spec,
+        ..
+    } = known.pool;
     if let Some(problem) = problem {
         return Err(not_now(problem));
     }
-    let device = match (devices.iter().find(|device| device.name == result.device), unanswered) {
+    let device = match (
+        devices.iter().find(|device| device.name == result.device),
+        unanswered,
+    ) {
         (Some(device), _) => device,
         (None, Some(why)) => return Err(not_now(why)),
         (None, None) => {
             let what = "the device does not exist on the node".to_owned();
             let fix = "delete the pod and the claim; the scheduler chooses another device for the next ones";
-            return Err(Cause { kind: &catalog::PLUGIN_UNKNOWN_DEVICE, what, fix });
+            return Err(Cause {
+                kind: &catalog::PLUGIN_UNKNOWN_DEVICE,
+                what,
+                fix,
+            });
         }
     };
     // An engine that does not find the CDI device starts no container, and does not know the reason.
     if !in_spec.contains(&device.uuid) {
-        return Err(not_now(unanswered.as_deref().unwrap_or("the CDI spec of the node does not have the device")));
+        return Err(not_now(
+            unanswered
+                .as_deref()
+                .unwrap_or("the CDI spec of the node does not have the device"),
+        ));
     }
     let is_proven = |_: &&String| !device.is_of_driver && !may_be_sick(result, known);
     if let Some(why) = device.unhealthy.as_ref().filter(is_proven) {
         let fix = "delete the pod, or run \"oci-nvidia-kubelet-plugin check\" on the node";
-        return Err(Cause { kind: &catalog::PLUGIN_SICK_DEVICE, what: format!("it does not work: {why}"), fix });
+        return Err(Cause {
+            kind: &catalog::PLUGIN_SICK_DEVICE,
+            what: format!("it does not work: {why}"),
+            fix,
+        });
     }
     Ok(v1::Device {
         request_names: vec![main_request(&result.request).to_owned()],
@@ -122,11 +172,19 @@ fn may_be_sick(result: &DeviceRequestAllocationResult, known: &Known<'_>) -> boo
     let effect = known.effect.name();
     let mut tolerations = result.tolerations.iter().flatten();
     let is_tolerated = tolerations.any(|toleration| {
-        let has_key = toleration.key.as_ref().is_none_or(|key| key.is_empty() || *key == taint_key(known.driver));
+        let has_key = toleration
+            .key
+            .as_ref()
+            .is_none_or(|key| key.is_empty() || *key == taint_key(known.driver));
         // Our taints have no value.
-        let has_value =
-            toleration.operator.as_deref() == Some("Exists") || toleration.value.as_ref().is_none_or(String::is_empty);
-        has_key && has_value && toleration.effect.as_ref().is_none_or(|found| found.is_empty() || *found == effect)
+        let has_value = toleration.operator.as_deref() == Some("Exists")
+            || toleration.value.as_ref().is_none_or(String::is_empty);
+        has_key
+            && has_value
+            && toleration
+                .effect
+                .as_ref()
+                .is_none_or(|found| found.is_empty() || *found == effect)
     });
     known.effect == TaintEffect::None || result.admin_access == Some(true) || is_tolerated
 }
@@ -152,7 +210,10 @@ mod tests {
 
     fn result(device: &str, more: &Value) -> Value {
         let mut result = json!({"request": "gpu", "driver": "gpu.nvidia.com", "pool": "node-1", "device": device});
-        result.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        result
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
         result
     }
 
@@ -160,12 +221,27 @@ mod tests {
         ask_with(claim, |_| ())
     }
 
-    fn ask_with(claim: &ResourceClaim, change: impl Fn(&mut Pool)) -> Result<Vec<v1::Device>, String> {
-        let devices = vec![our_device("gpu-0", None), our_device("gpu-1", Some("XID 79"))];
+    fn ask_with(
+        claim: &ResourceClaim,
+        change: impl Fn(&mut Pool),
+    ) -> Result<Vec<v1::Device>, String> {
+        let devices = vec![
+            our_device("gpu-0", None),
+            our_device("gpu-1", Some("XID 79")),
+        ];
         let in_spec = Arc::new(devices.iter().map(|device| device.uuid.clone()).collect());
-        let mut pool = Pool { is_ready: true, devices: Arc::new(devices), in_spec, ..Pool::default() };
+        let mut pool = Pool {
+            is_ready: true,
+            devices: Arc::new(devices),
+            in_spec,
+            ..Pool::default()
+        };
         change(&mut pool);
-        let known = Known { driver: "gpu.nvidia.com", pool: &pool, effect: TaintEffect::NoSchedule };
+        let known = Known {
+            driver: "gpu.nvidia.com",
+            pool: &pool,
+            effect: TaintEffect::NoSchedule,
+        };
         prepare(claim, "u-1", &known).map_err(|refusal| refusal.to_string())
     }
 
@@ -174,19 +250,27 @@ mod tests {
         let wants = |name: &str| claim(&json!([result(name, &json!({}))]), &json!([]));
         let silent = |pool: &mut Pool| {
             pool.unanswered = Some("NVML hangs".to_owned());
-            Arc::make_mut(&mut pool.devices).iter_mut().for_each(|device| {
-                device.unhealthy = Some("NVML hangs".to_owned());
-                device.is_of_driver = true;
-            });
+            Arc::make_mut(&mut pool.devices)
+                .iter_mut()
+                .for_each(|device| {
+                    device.unhealthy = Some("NVML hangs".to_owned());
+                    device.is_of_driver = true;
+                });
         };
-        assert!(ask_with(&wants("gpu-0"), silent).is_ok(), "no error of the GPU is known");
+        assert!(
+            ask_with(&wants("gpu-0"), silent).is_ok(),
+            "no error of the GPU is known"
+        );
         // A MIG device whose name only NVML knows, and a GPU that the kernel has not opened yet
         for name in ["gpu-0-mig-1g10gb-1-0", "gpu-7"] {
             let error = ask_with(&wants(name), silent).unwrap_err();
             assert!(error.contains("NVML hangs (ONH-074); hint: "), "{error}");
         }
         let error = ask_with(&wants("gpu-0"), |pool| pool.in_spec = Arc::default()).unwrap_err();
-        assert!(error.contains("the CDI spec of the node does not have the device (ONH-074)"), "{error}");
+        assert!(
+            error.contains("the CDI spec of the node does not have the device (ONH-074)"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -223,9 +307,18 @@ mod tests {
                 claim(&json!([result("gpu-9", &json!({}))]), &json!([])),
                 "\"gpu-9\" for the claim \"default/train\": the device does not exist on the node (ONH-071)",
             ),
-            (claim(&json!([result("gpu-0", &json!({}))]), &mps), "(ONH-083)"),
-            (other, "the claim \"default/train\" was replaced by another one of this name (ONH-082)"),
-            (unallocated, "no device is allocated to the claim \"default/train\" (ONH-082)"),
+            (
+                claim(&json!([result("gpu-0", &json!({}))]), &mps),
+                "(ONH-083)",
+            ),
+            (
+                other,
+                "the claim \"default/train\" was replaced by another one of this name (ONH-082)",
+            ),
+            (
+                unallocated,
+                "no device is allocated to the claim \"default/train\" (ONH-082)",
+            ),
         ] {
             let error = ask(&claim).unwrap_err();
             assert!(error.contains(part), "{error}");
@@ -241,7 +334,11 @@ mod tests {
         assert!(sick(json!({"adminAccess": true})));
         assert!(toleration("gpu.nvidia.com/unhealthy", "Exists", ""));
         assert!(toleration("", "Exists", "NoSchedule"));
-        assert!(!toleration("gpu.nvidia.com/unhealthy", "Exists", "NoExecute"));
+        assert!(!toleration(
+            "gpu.nvidia.com/unhealthy",
+            "Exists",
+            "NoExecute"
+        ));
         assert!(!toleration("other.com/taint", "Exists", ""));
     }
 }

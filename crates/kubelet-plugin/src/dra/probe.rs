@@ -66,9 +66,14 @@ pub async fn probe(options: &Options, specs: impl Fn(&str) -> Vec<ResourceSliceS
         Some(node) => Ok(node.clone()),
         None => access.node_name().await,
     };
-    let Some(node) = probe.note("learn the name of the node", node) else { return probe };
+    let Some(node) = probe.note("learn the name of the node", node) else {
+        return probe;
+    };
     probe.node = Some(node.clone());
-    let reference = access.node_reference(&node).await.and_then(|answer| answer.map_err(|error| describe(&error)));
+    let reference = access
+        .node_reference(&node)
+        .await
+        .and_then(|answer| answer.map_err(|error| describe(&error)));
     let reference = probe.note("read the node", reference);
     let slices = match access.client().await {
         Ok(client) => Api::<ResourceSlice>::all(client),
@@ -78,14 +83,39 @@ pub async fn probe(options: &Options, specs: impl Fn(&str) -> Vec<ResourceSliceS
         }
     };
     let params = ListParams::default().fields(&fields(&node, &options.driver));
-    let listed = in_time(slices.list(&params)).await.and_then(|answer| answer.map_err(|error| describe(&error)));
-    let Some(listed) = probe.note("list the slices of the node", listed) else { return probe };
+    let listed = in_time(slices.list(&params))
+        .await
+        .and_then(|answer| answer.map_err(|error| describe(&error)));
+    let Some(listed) = probe.note("list the slices of the node", listed) else {
+        return probe;
+    };
     let desired = specs(&node);
     let actions = plan(&listed.items, &desired, reference.as_ref());
-    let devices = listed.items.iter().map(|slice| slice.spec.devices.as_ref().map_or(0, Vec::len)).sum();
-    let generation = listed.items.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or_default();
-    probe.published = Some(Published { devices, generation, current: actions.is_empty() });
-    if let Some(result) = dry_run(&slices, &actions, &listed.items, &desired, reference.as_ref()).await {
+    let devices = listed
+        .items
+        .iter()
+        .map(|slice| slice.spec.devices.as_ref().map_or(0, Vec::len))
+        .sum();
+    let generation = listed
+        .items
+        .iter()
+        .map(|slice| slice.spec.pool.generation)
+        .max()
+        .unwrap_or_default();
+    probe.published = Some(Published {
+        devices,
+        generation,
+        current: actions.is_empty(),
+    });
+    if let Some(result) = dry_run(
+        &slices,
+        &actions,
+        &listed.items,
+        &desired,
+        reference.as_ref(),
+    )
+    .await
+    {
         probe.note("write slices", result);
     }
     probe
@@ -110,14 +140,25 @@ async fn dry_run(
     desired: &[ResourceSliceSpec],
     node: Option<&OwnerReference>,
 ) -> Option<Result<()>> {
-    let params = PostParams { dry_run: true, ..PostParams::default() };
+    let params = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
     let is_write = |action: &&Action| !matches!(action, Action::Delete(_));
     // Slices that are current can be written, too.
     let others = plan(&[], desired, node);
-    let answer = match (actions.iter().find(is_write), listed.first(), others.first()) {
+    let answer = match (
+        actions.iter().find(is_write),
+        listed.first(),
+        others.first(),
+    ) {
         (Some(Action::Create(slice)), ..) => in_time(slices.create(&params, slice)).await,
-        (Some(Action::Replace(slice)), ..) => in_time(slices.replace(&slice.name_any(), &params, slice)).await,
-        (_, Some(slice), Some(_)) => in_time(slices.replace(&slice.name_any(), &params, slice)).await,
+        (Some(Action::Replace(slice)), ..) => {
+            in_time(slices.replace(&slice.name_any(), &params, slice)).await
+        }
+        (_, Some(slice), Some(_)) => {
+            in_time(slices.replace(&slice.name_any(), &params, slice)).await
+        }
         _ => return None,
     };
     Some(answer.and_then(|answer| answer.map(drop).map_err(|error| describe(&error))))

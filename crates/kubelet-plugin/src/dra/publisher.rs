@@ -84,7 +84,17 @@ impl Publisher {
         node: Arc<watch::Sender<String>>,
         (reported, log): (Arc<watch::Sender<Option<String>>>, Log),
     ) -> Self {
-        Self { access, driver: driver.to_owned(), effect, pool, node, has_taints: None, failures: 0, reported, log }
+        Self {
+            access,
+            driver: driver.to_owned(),
+            effect,
+            pool,
+            node,
+            has_taints: None,
+            failures: 0,
+            reported,
+            log,
+        }
     }
 
     /// Publishes until the future is dropped. The slices remain: the kubelet deletes them if the driver does not come back.
@@ -110,7 +120,8 @@ impl Publisher {
         let what = format!("cannot publish the devices of the node: {}", line(error));
         if self.reported.borrow().as_ref() != Some(&what) {
             let fix = "run `oci-nvidia-kubelet-plugin check --interface dra`";
-            self.log.finding(&Finding::new(&catalog::API_SERVER, what.clone(), fix));
+            self.log
+                .finding(&Finding::new(&catalog::API_SERVER, what.clone(), fix));
             self.reported.send_replace(Some(what));
         }
     }
@@ -124,7 +135,12 @@ impl Publisher {
         // The API server of another version may store other fields.
         self.has_taints = None;
         let fields = fields(&node, &self.driver);
-        let listed = in_time(self.slices().await?.list(&ListParams::default().fields(&fields))).await?;
+        let listed = in_time(
+            self.slices()
+                .await?
+                .list(&ListParams::default().fields(&fields)),
+        )
+        .await?;
         let mut version = listed.metadata.resource_version.unwrap_or_default();
         let mut known = Slices::default();
         listed.items.into_iter().for_each(|slice| known.put(slice));
@@ -162,7 +178,9 @@ impl Publisher {
     }
 
     async fn slices(&self) -> Result<Api<ResourceSlice>, Failure> {
-        Ok(Api::all(self.access.client().await.map_err(Failure::Refused)?))
+        Ok(Api::all(
+            self.access.client().await.map_err(Failure::Refused)?,
+        ))
     }
 
     async fn node_name(&self) -> Result<String> {
@@ -176,9 +194,15 @@ impl Publisher {
     }
 
     fn note_success(&mut self, known: &Slices) {
-        let devices = known.0.values().flat_map(|slice| slice.spec.devices.iter().flatten()).count();
+        let devices = known
+            .0
+            .values()
+            .flat_map(|slice| slice.spec.devices.iter().flatten())
+            .count();
         if self.reported.send_replace(None).is_some() {
-            self.log.note(&format!("the devices of the node are published again: {devices}"));
+            self.log.note(&format!(
+                "the devices of the node are published again: {devices}"
+            ));
         }
     }
 
@@ -187,7 +211,12 @@ impl Publisher {
         loop {
             let pool = self.pool.borrow_and_update().clone();
             let has_taints = self.has_taints != Some(false);
-            let owner = Owner { driver: &self.driver, node, effect: self.effect, has_taints };
+            let owner = Owner {
+                driver: &self.driver,
+                node,
+                effect: self.effect,
+                has_taints,
+            };
             let mut desired = specs(&pool.devices, &owner);
             let existing: Vec<ResourceSlice> = known.0.values().cloned().collect();
             if pool.unanswered.is_some() {
@@ -197,7 +226,10 @@ impl Publisher {
             if actions.is_empty() {
                 return Ok(false);
             }
-            if actions.iter().any(|action| matches!(action, Action::Create(_))) {
+            if actions
+                .iter()
+                .any(|action| matches!(action, Action::Create(_)))
+            {
                 let reference = self.node_reference(node).await?;
                 actions = plan(&existing, &desired, Some(&reference));
             }
@@ -209,9 +241,19 @@ impl Publisher {
             for action in &actions {
                 execute(&slices, action, known, false).await?;
             }
-            let devices: usize = desired.iter().map(|spec| spec.devices.as_ref().map_or(0, Vec::len)).sum();
-            let generation = known.0.values().map(|slice| slice.spec.pool.generation).max().unwrap_or_default();
-            self.log.note(&format!("published {devices} devices of the node {node:?}, generation {generation}"));
+            let devices: usize = desired
+                .iter()
+                .map(|spec| spec.devices.as_ref().map_or(0, Vec::len))
+                .sum();
+            let generation = known
+                .0
+                .values()
+                .map(|slice| slice.spec.pool.generation)
+                .max()
+                .unwrap_or_default();
+            self.log.note(&format!(
+                "published {devices} devices of the node {node:?}, generation {generation}"
+            ));
             self.reported.send_replace(None);
             self.failures = 0;
             return Ok(true);
@@ -220,12 +262,17 @@ impl Publisher {
 
     /// Returns the owner of the slices: they are deleted with the node.
     async fn node_reference(&self, node: &str) -> Result<OwnerReference, Failure> {
-        match self.access.node_reference(node).await.map_err(Failure::Unreachable)? {
+        match self
+            .access
+            .node_reference(node)
+            .await
+            .map_err(Failure::Unreachable)?
+        {
             Ok(reference) => Ok(reference),
             // A node that is not there is another problem than a slice that another program has deleted.
-            Err(error @ kube::Error::Api(_)) => {
-                Err(Failure::Refused(describe(&error).context(format!("cannot read the node {node:?}"))))
-            }
+            Err(error @ kube::Error::Api(_)) => Err(Failure::Refused(
+                describe(&error).context(format!("cannot read the node {node:?}")),
+            )),
             Err(error) => Err(error.into()),
         }
     }
@@ -233,7 +280,9 @@ impl Publisher {
 
 /// Awaits a request for a limited time.
 async fn in_time<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Failure> {
-    Ok(access::in_time(request).await.map_err(Failure::Unreachable)??)
+    Ok(access::in_time(request)
+        .await
+        .map_err(Failure::Unreachable)??)
 }
 
 /// Returns the selector for the slices of a node: the API server permits no node to list those of others.
@@ -243,16 +292,32 @@ pub(super) fn fields(node: &str, driver: &str) -> String {
 }
 
 fn has_taint(action: &Action) -> bool {
-    let (Action::Create(slice) | Action::Replace(slice)) = action else { return false };
-    slice.spec.devices.iter().flatten().any(|device| device.taints.is_some())
+    let (Action::Create(slice) | Action::Replace(slice)) = action else {
+        return false;
+    };
+    slice
+        .spec
+        .devices
+        .iter()
+        .flatten()
+        .any(|device| device.taints.is_some())
 }
 
 /// Asks the API server whether it stores taints, without storing anything: one that does not know them drops the field without an error, and
 /// the device would be given to pods.
 async fn stores_taints(slices: &Api<ResourceSlice>, actions: &[Action]) -> Result<bool, Failure> {
-    let Some(action) = actions.iter().find(|action| has_taint(action)) else { return Ok(true) };
+    let Some(action) = actions.iter().find(|action| has_taint(action)) else {
+        return Ok(true);
+    };
     let answer = execute(slices, action, &mut Slices::default(), true).await?;
-    Ok(answer.is_some_and(|slice| slice.spec.devices.iter().flatten().any(|device| device.taints.is_some())))
+    Ok(answer.is_some_and(|slice| {
+        slice
+            .spec
+            .devices
+            .iter()
+            .flatten()
+            .any(|device| device.taints.is_some())
+    }))
 }
 
 /// Sends one request, and returns the slice that the API server has stored.
@@ -262,10 +327,15 @@ async fn execute(
     known: &mut Slices,
     dry_run: bool,
 ) -> Result<Option<ResourceSlice>, Failure> {
-    let params = PostParams { dry_run, ..PostParams::default() };
+    let params = PostParams {
+        dry_run,
+        ..PostParams::default()
+    };
     let stored = match action {
         Action::Create(slice) => in_time(slices.create(&params, slice)).await?,
-        Action::Replace(slice) => in_time(slices.replace(&slice.name_any(), &params, slice)).await?,
+        Action::Replace(slice) => {
+            in_time(slices.replace(&slice.name_any(), &params, slice)).await?
+        }
         Action::Delete(name) => {
             match in_time(slices.delete(name, &DeleteParams::default())).await {
                 // Another program was faster: it is deleted.
@@ -288,7 +358,11 @@ impl Slices {
     fn put(&mut self, mut slice: ResourceSlice) {
         slice.metadata.managed_fields = None;
         let name = slice.name_any();
-        if self.0.get(&name).is_none_or(|known| version(known) <= version(&slice)) {
+        if self
+            .0
+            .get(&name)
+            .is_none_or(|known| version(known) <= version(&slice))
+        {
             self.0.insert(name, slice);
         }
     }
@@ -304,7 +378,11 @@ impl Slices {
             WatchEvent::Deleted(slice) => {
                 // It may exist again.
                 let name = slice.name_any();
-                if self.0.get(&name).is_some_and(|known| known.metadata.uid == slice.metadata.uid) {
+                if self
+                    .0
+                    .get(&name)
+                    .is_some_and(|known| known.metadata.uid == slice.metadata.uid)
+                {
                     self.0.remove(&name);
                 }
                 Ok(slice.resource_version())
@@ -322,7 +400,9 @@ fn version(slice: &ResourceSlice) -> Option<u64> {
 
 /// Returns how long to wait after this failure, the n-th in a row.
 fn pause(failure: &Failure, failures: u32) -> Duration {
-    let growing = RECONNECT.saturating_mul(1 << failures.saturating_sub(1).min(10)).min(MAX_PAUSE);
+    let growing = RECONNECT
+        .saturating_mul(1 << failures.saturating_sub(1).min(10))
+        .min(MAX_PAUSE);
     match failure {
         Failure::Stale if failures <= MAX_CONFLICTS => Duration::ZERO,
         Failure::Unreachable(_) => RECONNECT,
@@ -332,7 +412,10 @@ fn pause(failure: &Failure, failures: u32) -> Duration {
 
 /// Returns a time that differs by up to a fifth, so that the nodes of a cluster do not ask all at once.
 fn jittered(time: Duration) -> Duration {
-    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().subsec_nanos();
+    let nanos = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .subsec_nanos();
     time.mul_f64(0.8 + 0.4 * f64::from(nanos % 1_000_000) / 1_000_000.0)
 }
 
@@ -344,9 +427,18 @@ mod tests {
     fn pauses() {
         let error = || anyhow::anyhow!("error");
         let seconds = |failure: &Failure, failures| pause(failure, failures).as_secs();
-        assert_eq!([1, 3, 4, 9].map(|count| seconds(&Failure::Stale, count)), [0, 0, 8, 30]);
-        assert_eq!([1, 2, 9].map(|count| seconds(&Failure::Unreachable(error()), count)), [1, 1, 1]);
-        assert_eq!([1, 2, 3, 9, 99].map(|count| seconds(&Failure::Refused(error()), count)), [1, 2, 4, 30, 30]);
+        assert_eq!(
+            [1, 3, 4, 9].map(|count| seconds(&Failure::Stale, count)),
+            [0, 0, 8, 30]
+        );
+        assert_eq!(
+            [1, 2, 9].map(|count| seconds(&Failure::Unreachable(error()), count)),
+            [1, 1, 1]
+        );
+        assert_eq!(
+            [1, 2, 3, 9, 99].map(|count| seconds(&Failure::Refused(error()), count)),
+            [1, 2, 4, 30, 30]
+        );
         let time = jittered(Duration::from_secs(1)).as_secs_f64();
         assert!((0.8..1.2).contains(&time), "{time}");
     }

@@ -15,7 +15,12 @@ use crate::proto::pluginregistration as registration;
 use crate::settings::values::TaintEffect;
 
 /// The services at the driver's socket, the best first: the kubelet uses the first one that it knows. These are not the names of gRPC.
-const VERSIONS: [&str; 4] = ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"];
+const VERSIONS: [&str; 4] = [
+    "v1.DRAPlugin",
+    "v1beta1.DRAPlugin",
+    "v1.DRAResourceHealth",
+    "v1alpha1.DRAResourceHealth",
+];
 
 /// Reads claims.
 #[tonic::async_trait]
@@ -24,7 +29,11 @@ pub(super) trait Claims: Send + Sync + 'static {
     ///
     /// # Errors
     /// If the API server does not answer, or refuses it.
-    async fn get(&self, namespace: &str, name: &str) -> Result<k8s_openapi::api::resource::v1::ResourceClaim, Refusal>;
+    async fn get(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<k8s_openapi::api::resource::v1::ResourceClaim, Refusal>;
 }
 
 /// Prepares claims.
@@ -37,14 +46,19 @@ pub(super) struct Service {
 }
 
 impl Service {
-    async fn prepare(&self, request: v1::NodePrepareResourcesRequest) -> v1::NodePrepareResourcesResponse {
+    async fn prepare(
+        &self,
+        request: v1::NodePrepareResourcesRequest,
+    ) -> v1::NodePrepareResourcesResponse {
         let mut claims = Vec::new();
         for claim in request.claims {
             let answer = self.prepare_one(&claim).await;
             Log::new().debug(|| format!("the kubelet prepares {:?}: {answer:?}", claim.name));
             claims.push((claim.uid, answer));
         }
-        v1::NodePrepareResourcesResponse { claims: claims.into_iter().collect() }
+        v1::NodePrepareResourcesResponse {
+            claims: claims.into_iter().collect(),
+        }
     }
 
     /// A claim that fails does not affect the others.
@@ -52,16 +66,26 @@ impl Service {
         let prepared = match self.claims.get(&asked.namespace, &asked.name).await {
             Ok(claim) => {
                 let pool = self.pool.borrow();
-                let known = Known { driver: &self.driver, pool: &pool, effect: self.effect };
+                let known = Known {
+                    driver: &self.driver,
+                    pool: &pool,
+                    effect: self.effect,
+                };
                 prepare::prepare(&claim, &asked.uid, &known)
             }
             Err(refusal) => Err(refusal),
         };
         match prepared {
-            Ok(devices) => v1::NodePrepareResourceResponse { devices, error: String::new() },
+            Ok(devices) => v1::NodePrepareResourceResponse {
+                devices,
+                error: String::new(),
+            },
             Err(refusal) => {
                 Log::new().note(&refusal.to_string());
-                v1::NodePrepareResourceResponse { devices: Vec::new(), error: refusal.to_string() }
+                v1::NodePrepareResourceResponse {
+                    devices: Vec::new(),
+                    error: refusal.to_string(),
+                }
             }
         }
     }
@@ -69,7 +93,9 @@ impl Service {
     /// Nothing was stored for a claim, so that there is nothing to remove: also for claims that this process has never seen.
     fn unprepare(request: v1::NodeUnprepareResourcesRequest) -> v1::NodeUnprepareResourcesResponse {
         let done = |claim: v1::Claim| (claim.uid, v1::NodeUnprepareResourceResponse::default());
-        v1::NodeUnprepareResourcesResponse { claims: request.claims.into_iter().map(done).collect() }
+        v1::NodeUnprepareResourcesResponse {
+            claims: request.claims.into_iter().map(done).collect(),
+        }
     }
 }
 
@@ -138,7 +164,10 @@ impl registration::registration_server::Registration for Introduction {
         let status = request.into_inner();
         let what = match status.plugin_registered {
             true => format!("the kubelet has registered the driver {:?}", self.driver),
-            false => format!("the kubelet does not register the driver {:?}: {}", self.driver, status.error),
+            false => format!(
+                "the kubelet does not register the driver {:?}: {}",
+                self.driver, status.error
+            ),
         };
         Log::new().note(&what);
         self.registered.send_replace(Some(status.plugin_registered));

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::resource::v1::{
-    Device as ApiDevice, DeviceAttribute, DeviceCapacity, DeviceTaint, ResourcePool, ResourceSliceSpec,
+    Device as ApiDevice, DeviceAttribute, DeviceCapacity, DeviceTaint, ResourcePool,
+    ResourceSliceSpec,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -38,12 +39,21 @@ pub fn taint_key(driver: &str) -> String {
 /// Returns the specifications of the slices, with the generation 0.
 #[must_use]
 pub fn specs(devices: &[Device], owner: &Owner<'_>) -> Vec<ResourceSliceSpec> {
-    let is_listed =
-        |device: &&Device| device.unhealthy.is_none() || owner.has_taints || owner.effect == TaintEffect::None;
-    let listed: Vec<ApiDevice> = devices.iter().filter(is_listed).map(|device| api_device(device, owner)).collect();
+    let is_listed = |device: &&Device| {
+        device.unhealthy.is_none() || owner.has_taints || owner.effect == TaintEffect::None
+    };
+    let listed: Vec<ApiDevice> = devices
+        .iter()
+        .filter(is_listed)
+        .map(|device| api_device(device, owner))
+        .collect();
     let parts: Vec<&[ApiDevice]> = listed.chunks(MAX_DEVICES).collect();
     let resource_slice_count = i64::try_from(parts.len()).unwrap_or(i64::MAX);
-    let pool = ResourcePool { name: owner.node.to_owned(), generation: 0, resource_slice_count };
+    let pool = ResourcePool {
+        name: owner.node.to_owned(),
+        generation: 0,
+        resource_slice_count,
+    };
     let spec = |part: &[ApiDevice]| ResourceSliceSpec {
         driver: owner.driver.to_owned(),
         node_name: Some(owner.node.to_owned()),
@@ -55,13 +65,24 @@ pub fn specs(devices: &[Device], owner: &Owner<'_>) -> Vec<ResourceSliceSpec> {
 }
 
 fn api_device(device: &Device, owner: &Owner<'_>) -> ApiDevice {
-    let attributes = device.attributes.iter().map(|(name, value)| ((*name).to_owned(), attribute(value)));
-    let capacity = device.capacity.iter().map(|(name, value)| ((*name).to_owned(), capacity(*value)));
-    let taints = device.unhealthy.as_ref().filter(|_| owner.has_taints).map(|_| vec![taint(owner)]);
+    let attributes = device
+        .attributes
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), attribute(value)));
+    let capacity = device
+        .capacity
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), capacity(*value)));
+    let taints = device
+        .unhealthy
+        .as_ref()
+        .filter(|_| owner.has_taints)
+        .map(|_| vec![taint(owner)]);
     ApiDevice {
         name: device.name.clone(),
         attributes: Some(attributes.collect()),
-        capacity: Some(capacity.collect::<BTreeMap<_, _>>()).filter(|capacity| !capacity.is_empty()),
+        capacity: Some(capacity.collect::<BTreeMap<_, _>>())
+            .filter(|capacity| !capacity.is_empty()),
         taints,
         ..ApiDevice::default()
     }
@@ -71,19 +92,36 @@ fn api_device(device: &Device, owner: &Owner<'_>) -> ApiDevice {
 /// service has it.
 fn taint(owner: &Owner<'_>) -> DeviceTaint {
     let effect = owner.effect.name();
-    DeviceTaint { key: taint_key(owner.driver), effect, time_added: None, value: None }
+    DeviceTaint {
+        key: taint_key(owner.driver),
+        effect,
+        time_added: None,
+        value: None,
+    }
 }
 
 fn attribute(value: &Value) -> DeviceAttribute {
     match value {
-        Value::Text(text) => DeviceAttribute { string: Some(text.clone()), ..DeviceAttribute::default() },
-        Value::Number(number) => DeviceAttribute { int: Some(*number), ..DeviceAttribute::default() },
-        Value::Version(version) => DeviceAttribute { version: Some(version.clone()), ..DeviceAttribute::default() },
+        Value::Text(text) => DeviceAttribute {
+            string: Some(text.clone()),
+            ..DeviceAttribute::default()
+        },
+        Value::Number(number) => DeviceAttribute {
+            int: Some(*number),
+            ..DeviceAttribute::default()
+        },
+        Value::Version(version) => DeviceAttribute {
+            version: Some(version.clone()),
+            ..DeviceAttribute::default()
+        },
     }
 }
 
 fn capacity(value: u64) -> DeviceCapacity {
-    DeviceCapacity { value: Quantity(quantity(value)), ..DeviceCapacity::default() }
+    DeviceCapacity {
+        value: Quantity(quantity(value)),
+        ..DeviceCapacity::default()
+    }
 }
 
 /// Returns the canonical form of a quantity with binary units, in which the API server returns it.
@@ -103,8 +141,12 @@ fn quantity(mut value: u64) -> String {
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) const OWNER: Owner<'_> =
-        Owner { driver: "gpu.nvidia.com", node: "node-1", effect: TaintEffect::NoSchedule, has_taints: true };
+    pub(crate) const OWNER: Owner<'_> = Owner {
+        driver: "gpu.nvidia.com",
+        node: "node-1",
+        effect: TaintEffect::NoSchedule,
+        has_taints: true,
+    };
 
     pub(crate) fn device(name: &str, unhealthy: Option<&str>) -> Device {
         Device {
@@ -124,7 +166,10 @@ pub(crate) mod tests {
 
     #[test]
     fn the_document() {
-        let found = specs(&[device("gpu-0", None), device("gpu-1", Some("XID 79"))], &OWNER);
+        let found = specs(
+            &[device("gpu-0", None), device("gpu-1", Some("XID 79"))],
+            &OWNER,
+        );
         let expected = serde_json::json!([{
             "driver": "gpu.nvidia.com",
             "nodeName": "node-1",
@@ -142,14 +187,28 @@ pub(crate) mod tests {
 
     #[test]
     fn many_devices_need_several_slices() {
-        for (count, expected) in [(0, vec![]), (1, vec![1]), (64, vec![64]), (65, vec![64, 1]), (129, vec![64, 64, 1])]
-        {
-            let devices: Vec<_> = (0..count).map(|at| device(&format!("gpu-{at}"), None)).collect();
+        for (count, expected) in [
+            (0, vec![]),
+            (1, vec![1]),
+            (64, vec![64]),
+            (65, vec![64, 1]),
+            (129, vec![64, 64, 1]),
+        ] {
+            let devices: Vec<_> = (0..count)
+                .map(|at| device(&format!("gpu-{at}"), None))
+                .collect();
             let found = specs(&devices, &OWNER);
-            let sizes: Vec<_> = found.iter().map(|spec| spec.devices.as_ref().unwrap().len()).collect();
+            let sizes: Vec<_> = found
+                .iter()
+                .map(|spec| spec.devices.as_ref().unwrap().len())
+                .collect();
             assert_eq!(sizes, expected);
             let slices = i64::try_from(expected.len()).unwrap();
-            assert!(found.iter().all(|spec| spec.pool.resource_slice_count == slices));
+            assert!(
+                found
+                    .iter()
+                    .all(|spec| spec.pool.resource_slice_count == slices)
+            );
         }
     }
 
@@ -157,15 +216,33 @@ pub(crate) mod tests {
     fn without_taints_the_device_is_withdrawn() {
         let devices = [device("gpu-0", None), device("gpu-1", Some("XID 79"))];
         let listed = |owner: &Owner<'_>| specs(&devices, owner)[0].devices.as_ref().unwrap().len();
-        assert_eq!(listed(&Owner { has_taints: false, ..OWNER }), 1);
-        assert_eq!(listed(&Owner { has_taints: false, effect: TaintEffect::None, ..OWNER }), 2);
+        assert_eq!(
+            listed(&Owner {
+                has_taints: false,
+                ..OWNER
+            }),
+            1
+        );
+        assert_eq!(
+            listed(&Owner {
+                has_taints: false,
+                effect: TaintEffect::None,
+                ..OWNER
+            }),
+            2
+        );
     }
 
     #[test]
     fn quantities() {
-        for (value, expected) in
-            [(0, "0"), (14, "14"), (1000, "1000"), (1024, "1Ki"), (85_520_809_984, "81559Mi"), (85_899_345_920, "80Gi")]
-        {
+        for (value, expected) in [
+            (0, "0"),
+            (14, "14"),
+            (1000, "1000"),
+            (1024, "1Ki"),
+            (85_520_809_984, "81559Mi"),
+            (85_899_345_920, "80Gi"),
+        ] {
             assert_eq!(quantity(value), expected);
         }
     }

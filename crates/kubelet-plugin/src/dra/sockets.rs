@@ -59,8 +59,16 @@ impl Sockets {
     ///
     /// # Errors
     /// If the kubelet's directory does not exist or is not writable.
-    pub(super) fn open(options: &Options, service: service::Service, health: health::Service) -> Result<Self> {
-        let Options { kubelet_dir, driver, .. } = options;
+    pub(super) fn open(
+        options: &Options,
+        service: service::Service,
+        health: health::Service,
+    ) -> Result<Self> {
+        let Options {
+            kubelet_dir,
+            driver,
+            ..
+        } = options;
         let endpoint = endpoint(kubelet_dir, driver);
         create_dirs(&socket::plugin_registry(kubelet_dir))?;
         create_dirs(endpoint.parent().unwrap_or(kubelet_dir))?;
@@ -68,8 +76,16 @@ impl Sockets {
         let services = server()
             .add_service(v1::dra_plugin_server::DraPluginServer::new(service.clone()))
             .add_service(v1beta1::dra_plugin_server::DraPluginServer::new(service))
-            .add_service(proto_health::v1::dra_resource_health_server::DraResourceHealthServer::new(health.clone()))
-            .add_service(proto_health::v1alpha1::dra_resource_health_server::DraResourceHealthServer::new(health));
+            .add_service(
+                proto_health::v1::dra_resource_health_server::DraResourceHealthServer::new(
+                    health.clone(),
+                ),
+            )
+            .add_service(
+                proto_health::v1alpha1::dra_resource_health_server::DraResourceHealthServer::new(
+                    health,
+                ),
+            );
         // The kubelet calls the services as soon as the driver has introduced itself.
         let services = serve(&endpoint, services)?;
         let introduces = Introduction {
@@ -78,7 +94,10 @@ impl Sockets {
             registered: options.registered.clone(),
         };
         let router = server().add_service(RegistrationServer::new(introduces));
-        Ok(Self { introduction: serve(&introduction(kubelet_dir, driver), router)?, services })
+        Ok(Self {
+            introduction: serve(&introduction(kubelet_dir, driver), router)?,
+            services,
+        })
     }
 
     /// Reports whether the files still exist and are ours.
@@ -88,7 +107,10 @@ impl Sockets {
 
     /// Returns the identities of the sockets.
     pub(super) fn ids(&self) -> Vec<SocketId> {
-        [&self.introduction, &self.services].into_iter().filter_map(|served| served.id).collect()
+        [&self.introduction, &self.services]
+            .into_iter()
+            .filter_map(|served| served.id)
+            .collect()
     }
 }
 
@@ -104,8 +126,15 @@ fn serve(path: &Path, router: Router) -> Result<Served> {
     tokio::spawn(async move {
         let stopped = async { drop(stopped.await) };
         // It returns no error: those of a connection end that connection.
-        let _ = router.serve_with_incoming_shutdown(ReceiverStream::new(incoming), stopped).await;
+        let _ = router
+            .serve_with_incoming_shutdown(ReceiverStream::new(incoming), stopped)
+            .await;
     });
     let task = Task(tokio::spawn(accept(listener, connections)));
-    Ok(Served { _task: task, _stop: stop, bound, id: SocketId::at(path) })
+    Ok(Served {
+        _task: task,
+        _stop: stop,
+        bound,
+        id: SocketId::at(path),
+    })
 }

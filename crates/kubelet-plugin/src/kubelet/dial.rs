@@ -19,11 +19,17 @@ pub(crate) async fn dial(path: &Path) -> anyhow::Result<Channel> {
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
     // The connector has the address. This one becomes the `:authority`, in which HTTP/2 servers expect a host (RFC 9113, section 8.3.1).
-    Ok(Endpoint::from_static("http://localhost").connect_with_connector(connector).await?)
+    Ok(Endpoint::from_static("http://localhost")
+        .connect_with_connector(connector)
+        .await?)
 }
 
 /// Returns the text of a server's answer that reports an error.
 #[must_use]
 pub(super) fn text(status: &Status) -> String {
-    if status.message().is_empty() { status.code().to_string() } else { status.message().to_owned() }
+    if status.message().is_empty() {
+        status.code().to_string()
+    } else {
+        status.message().to_owned()
+    }
 }

@@ -62,8 +62,12 @@ pub struct Conflict {
 
 impl Conflict {
     fn at(socket: &str, same_resource: bool) -> Self {
-        let what = format!("another device plugin answers at {socket:?} in the kubelet's directory");
-        Self { what, same_resource }
+        let what =
+            format!("another device plugin answers at {socket:?} in the kubelet's directory");
+        Self {
+            what,
+            same_resource,
+        }
     }
 
     /// Returns the finding about this resource.
@@ -86,13 +90,21 @@ impl Foreign {
         }
         if let Some(id) = self.ids.get(resource) {
             let what = format!("another device plugin has registered it with the device {id:?}");
-            return Some(Conflict { what, same_resource: true });
+            return Some(Conflict {
+                what,
+                same_resource: true,
+            });
         }
         if let Some(path) = &self.driver {
             let what = format!("a driver for claims with the name {DRIVER:?} answers at {path:?}");
-            return Some(Conflict { what, same_resource: false });
+            return Some(Conflict {
+                what,
+                same_resource: false,
+            });
         }
-        self.sockets.first().map(|socket| Conflict::at(socket, false))
+        self.sockets
+            .first()
+            .map(|socket| Conflict::at(socket, false))
     }
 }
 
@@ -102,7 +114,9 @@ fn offers(socket: &str, resource: &str) -> bool {
     if socket.starts_with("nvidiaGPU-") {
         return resource == "nvidia.com/gpu";
     }
-    let name = socket.strip_prefix("nvidia-").and_then(|name| name.strip_suffix(".sock"));
+    let name = socket
+        .strip_prefix("nvidia-")
+        .and_then(|name| name.strip_suffix(".sock"));
     name.is_some_and(|name| resource.strip_prefix("nvidia.com/") == Some(name))
 }
 
@@ -113,22 +127,49 @@ fn is_plugin_socket(name: &str) -> bool {
 /// How long the kubelet has to answer, depending on its age. A kubelet that has just started knows no plugin, and may not answer yet.
 #[must_use]
 pub const fn patience(kubelet_is_new: bool) -> Duration {
-    if kubelet_is_new { Duration::from_millis(50) } else { DEADLINE }
+    if kubelet_is_new {
+        Duration::from_millis(50)
+    } else {
+        DEADLINE
+    }
 }
 
 /// Searches for other plugins in the directory of the sockets, and asks the kubelet at its socket for pod resources.
-pub async fn search(dir: &Path, pod_resources: &Path, patience: Duration, ours: &[Resource]) -> Foreign {
+pub async fn search(
+    dir: &Path,
+    pod_resources: &Path,
+    patience: Duration,
+    ours: &[Resource],
+) -> Foreign {
     let registry = socket::plugin_registry(dir.parent().unwrap_or(dir));
     let drivers = driver_for_claims(&registry, DRIVER, &[]);
-    let (sockets, ids, driver) = tokio::join!(live_sockets(dir), lasting_ids(pod_resources, patience, ours), drivers);
-    Foreign { sockets, ids, driver }
+    let (sockets, ids, driver) = tokio::join!(
+        live_sockets(dir),
+        lasting_ids(pod_resources, patience, ours),
+        drivers
+    );
+    Foreign {
+        sockets,
+        ids,
+        driver,
+    }
 }
 
 /// Returns the socket at which a driver for claims of this name introduces itself. `ours` are our sockets.
-pub async fn driver_for_claims(registry: &Path, driver: &str, ours: &[SocketId]) -> Option<PathBuf> {
-    let files = fs::read_dir(registry).ok()?.flatten().map(|file| file.path()).take(MAX_SOCKETS);
+pub async fn driver_for_claims(
+    registry: &Path,
+    driver: &str,
+    ours: &[SocketId],
+) -> Option<PathBuf> {
+    let files = fs::read_dir(registry)
+        .ok()?
+        .flatten()
+        .map(|file| file.path())
+        .take(MAX_SOCKETS);
     for path in files {
-        let Some(id) = SocketId::at(&path) else { continue };
+        let Some(id) = SocketId::at(&path) else {
+            continue;
+        };
         if !ours.contains(&id) && is_driver(&path, driver).await {
             return Some(path);
         }
@@ -151,7 +192,10 @@ async fn live_sockets(dir: &Path) -> BTreeSet<String> {
 
 /// Returns the file names of the sockets in this directory at which a device plugin answers for NVIDIA's GPUs, also one of this program.
 pub async fn device_plugins(dir: &Path) -> BTreeSet<String> {
-    answering(plugin_sockets(dir, |name| is_plugin_socket(name) || socket::is_ours(name))).await
+    answering(plugin_sockets(dir, |name| {
+        is_plugin_socket(name) || socket::is_ours(name)
+    }))
+    .await
 }
 
 /// Returns a resource of a device plugin that the kubelet can assign now, and that has the GPUs of this node: by the name, or because one of
@@ -159,11 +203,15 @@ pub async fn device_plugins(dir: &Path) -> BTreeSet<String> {
 /// the network operator's is `nvidia.com/hostdev`.
 pub async fn resource_with_gpus(pod_resources: &Path, uuids: &BTreeSet<&str>) -> Option<String> {
     let listed = allocatable(pod_resources, DEADLINE).await;
-    listed.into_iter().find(|(name, ids)| has_gpus(name, ids, uuids)).map(|(name, _)| name)
+    listed
+        .into_iter()
+        .find(|(name, ids)| has_gpus(name, ids, uuids))
+        .map(|(name, _)| name)
 }
 
 fn has_gpus(name: &str, ids: &[String], uuids: &BTreeSet<&str>) -> bool {
-    let is_theirs = ["nvidia.com/gpu", "nvidia.com/gpu.shared"].contains(&name) || name.starts_with("nvidia.com/mig-");
+    let is_theirs = ["nvidia.com/gpu", "nvidia.com/gpu.shared"].contains(&name)
+        || name.starts_with("nvidia.com/mig-");
     !ids.is_empty() && (is_theirs || ids.iter().any(|id| uuids.contains(stem(id))))
 }
 
@@ -178,8 +226,12 @@ async fn answering(sockets: Vec<(String, PathBuf)>) -> BTreeSet<String> {
 fn plugin_sockets(dir: &Path, is_wanted: fn(&str) -> bool) -> Vec<(String, PathBuf)> {
     let files = fs::read_dir(dir).into_iter().flatten().flatten();
     let sockets = files.filter(|file| file.file_type().is_ok_and(|kind| kind.is_socket()));
-    let named = sockets.filter_map(|file| Some((file.file_name().into_string().ok()?, file.path())));
-    named.filter(|(name, _)| is_wanted(name)).take(MAX_SOCKETS).collect()
+    let named =
+        sockets.filter_map(|file| Some((file.file_name().into_string().ok()?, file.path())));
+    named
+        .filter(|(name, _)| is_wanted(name))
+        .take(MAX_SOCKETS)
+        .collect()
 }
 
 /// Reports whether a device plugin answers at this socket.
@@ -192,31 +244,53 @@ pub async fn answers(socket: &Path) -> bool {
 }
 
 /// Returns the foreign ids that the kubelet lists twice. A list with new ids of ours may be on its way to the kubelet.
-async fn lasting_ids(socket: &Path, patience: Duration, ours: &[Resource]) -> BTreeMap<String, String> {
+async fn lasting_ids(
+    socket: &Path,
+    patience: Duration,
+    ours: &[Resource],
+) -> BTreeMap<String, String> {
     let first = foreign_ids(&allocatable(socket, patience).await, ours);
     if first.is_empty() {
         return first;
     }
     sleep(LIST_DELAY).await;
     let second = foreign_ids(&allocatable(socket, patience).await, ours);
-    second.into_iter().filter(|(resource, _)| first.contains_key(resource)).collect()
+    second
+        .into_iter()
+        .filter(|(resource, _)| first.contains_key(resource))
+        .collect()
 }
 
 /// The ids that the kubelet can assign, for each resource; nothing if the kubelet does not answer.
 async fn allocatable(socket: &Path, patience: Duration) -> Vec<(String, Vec<String>)> {
     let ask = async {
         let mut kubelet = PodResourcesListerClient::new(dial(socket).await?);
-        anyhow::Ok(kubelet.get_allocatable_resources(AllocatableResourcesRequest {}).await?.into_inner())
+        anyhow::Ok(
+            kubelet
+                .get_allocatable_resources(AllocatableResourcesRequest {})
+                .await?
+                .into_inner(),
+        )
     };
-    let Ok(Ok(answer)) = timeout(patience, ask).await else { return Vec::new() };
-    answer.devices.into_iter().map(|device| (device.resource_name, device.device_ids)).collect()
+    let Ok(Ok(answer)) = timeout(patience, ask).await else {
+        return Vec::new();
+    };
+    answer
+        .devices
+        .into_iter()
+        .map(|device| (device.resource_name, device.device_ids))
+        .collect()
 }
 
 /// Returns an id for each of our resources that does not belong to one of our GPUs.
-fn foreign_ids(allocatable: &[(String, Vec<String>)], ours: &[Resource]) -> BTreeMap<String, String> {
+fn foreign_ids(
+    allocatable: &[(String, Vec<String>)],
+    ours: &[Resource],
+) -> BTreeMap<String, String> {
     let devices = ours.iter().flat_map(|resource| &resource.devices);
-    let known: BTreeSet<&str> =
-        devices.flat_map(|device| [stem(&device.id), device.uuid.as_str(), device.gpu.as_str()]).collect();
+    let known: BTreeSet<&str> = devices
+        .flat_map(|device| [stem(&device.id), device.uuid.as_str(), device.gpu.as_str()])
+        .collect();
     let mut found = BTreeMap::new();
     for (resource, ids) in allocatable {
         if !ours.iter().any(|our| our.name == *resource) {
@@ -231,7 +305,9 @@ fn foreign_ids(allocatable: &[(String, Vec<String>)], ours: &[Resource]) -> BTre
 
 /// The id without the number of a replica, ours or that of GKE's plugin.
 fn stem(id: &str) -> &str {
-    id.split_once("::").or_else(|| id.split_once("/vgpu")).map_or(id, |(stem, _)| stem)
+    id.split_once("::")
+        .or_else(|| id.split_once("/vgpu"))
+        .map_or(id, |(stem, _)| stem)
 }
 
 #[cfg(test)]
@@ -240,8 +316,15 @@ mod tests {
     use crate::model::Device;
 
     fn resource(name: &str, ids: &[&str]) -> Resource {
-        let device = |id: &&str| Device { id: (*id).to_owned(), gpu: stem(id).to_owned(), ..Device::default() };
-        Resource { name: name.to_owned(), devices: ids.iter().map(device).collect() }
+        let device = |id: &&str| Device {
+            id: (*id).to_owned(),
+            gpu: stem(id).to_owned(),
+            ..Device::default()
+        };
+        Resource {
+            name: name.to_owned(),
+            devices: ids.iter().map(device).collect(),
+        }
     }
 
     #[test]
@@ -250,29 +333,58 @@ mod tests {
             ("nvidia-gpu.sock", "nvidia.com/gpu", Some(true)),
             ("nvidia-gpu.sock", "nvidia.com/h100", Some(false)),
             ("nvidia-gpu.sock", "example.com/gpu", Some(false)),
-            ("nvidia-mig-1g.5gb.sock", "nvidia.com/mig-1g.5gb", Some(true)),
+            (
+                "nvidia-mig-1g.5gb.sock",
+                "nvidia.com/mig-1g.5gb",
+                Some(true),
+            ),
             ("nvidiaGPU-1700000000.sock", "nvidia.com/gpu", Some(true)),
             ("nvidiaGPU-1700000000.sock", "nvidia.com/h100", Some(false)),
             ("oci-nvidia-gpu.sock", "nvidia.com/gpu", None),
             ("kubelet.sock", "nvidia.com/gpu", None),
             ("nvidia-gpu.lock", "nvidia.com/gpu", None),
         ] {
-            let sockets = is_plugin_socket(name).then(|| name.to_owned()).into_iter().collect();
-            let found = Foreign { sockets, ..Foreign::default() }.conflict(resource);
-            assert_eq!(found.map(|conflict| conflict.same_resource), expected, "{name} {resource}");
+            let sockets = is_plugin_socket(name)
+                .then(|| name.to_owned())
+                .into_iter()
+                .collect();
+            let found = Foreign {
+                sockets,
+                ..Foreign::default()
+            }
+            .conflict(resource);
+            assert_eq!(
+                found.map(|conflict| conflict.same_resource),
+                expected,
+                "{name} {resource}"
+            );
         }
     }
 
     #[test]
     fn ids_of_other_plugins() {
-        let ours = [resource("nvidia.com/gpu", &["GPU-1::0", "GPU-1::1", "GPU-2"]), resource("a.com/b", &[])];
+        let ours = [
+            resource("nvidia.com/gpu", &["GPU-1::0", "GPU-1::1", "GPU-2"]),
+            resource("a.com/b", &[]),
+        ];
         let found = |name: &str, ids: &[&str]| {
             let ids = ids.iter().map(|id| (*id).to_owned()).collect();
-            foreign_ids(&[(name.to_owned(), ids)], &ours).into_values().next()
+            foreign_ids(&[(name.to_owned(), ids)], &ours)
+                .into_values()
+                .next()
         };
-        assert_eq!(found("nvidia.com/gpu", &["GPU-1", "GPU-1::7", "GPU-2::0"]), None);
-        assert_eq!(found("nvidia.com/gpu", &["GPU-1", "nvidia0"]), Some("nvidia0".to_owned()));
-        assert_eq!(found("a.com/b", &["GPU-2", "GPU-3"]), Some("GPU-3".to_owned()));
+        assert_eq!(
+            found("nvidia.com/gpu", &["GPU-1", "GPU-1::7", "GPU-2::0"]),
+            None
+        );
+        assert_eq!(
+            found("nvidia.com/gpu", &["GPU-1", "nvidia0"]),
+            Some("nvidia0".to_owned())
+        );
+        assert_eq!(
+            found("a.com/b", &["GPU-2", "GPU-3"]),
+            Some("GPU-3".to_owned())
+        );
         assert_eq!(found("other.com/nic", &["eth0"]), None);
     }
 
@@ -296,11 +408,27 @@ mod tests {
 
     #[test]
     fn a_conflict_is_a_finding() {
-        let driver = Foreign { driver: Some("/r/gpu.sock".into()), ..Foreign::default() };
-        let expected = "a driver for claims with the name \"gpu.nvidia.com\" answers at \"/r/gpu.sock\"";
-        assert_eq!(driver.conflict("nvidia.com/h100").map(|found| found.what).as_deref(), Some(expected));
-        let foreign = Foreign { sockets: ["nvidia-gpu.sock".to_owned()].into(), ..Foreign::default() };
-        let finding = foreign.conflict("nvidia.com/gpu").unwrap().finding("nvidia.com/gpu");
+        let driver = Foreign {
+            driver: Some("/r/gpu.sock".into()),
+            ..Foreign::default()
+        };
+        let expected =
+            "a driver for claims with the name \"gpu.nvidia.com\" answers at \"/r/gpu.sock\"";
+        assert_eq!(
+            driver
+                .conflict("nvidia.com/h100")
+                .map(|found| found.what)
+                .as_deref(),
+            Some(expected)
+        );
+        let foreign = Foreign {
+            sockets: ["nvidia-gpu.sock".to_owned()].into(),
+            ..Foreign::default()
+        };
+        let finding = foreign
+            .conflict("nvidia.com/gpu")
+            .unwrap()
+            .finding("nvidia.com/gpu");
         assert_eq!(
             (finding.kind.id, &*finding.what),
             (

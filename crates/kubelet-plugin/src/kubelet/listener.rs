@@ -42,9 +42,16 @@ impl Listener {
             let server = server.add_service(DevicePluginServer::new(service));
             let stopped = async { drop(stopped.await) };
             // It returns no error: those of a connection end that connection.
-            let _ = server.serve_with_incoming_shutdown(ReceiverStream::new(incoming), stopped).await;
+            let _ = server
+                .serve_with_incoming_shutdown(ReceiverStream::new(incoming), stopped)
+                .await;
         });
-        Self { streams, connections, bound: None, _stop: stop }
+        Self {
+            streams,
+            connections,
+            bound: None,
+            _stop: stop,
+        }
     }
 
     /// Creates the socket, in place of an earlier one.
@@ -54,7 +61,10 @@ impl Listener {
     pub(super) fn bind(&mut self, path: &Path) -> Result<()> {
         self.unbind();
         let (bound, listener) = socket::bind(path)?;
-        self.bound = Some((bound, tokio::spawn(accept(listener, self.connections.clone()))));
+        self.bound = Some((
+            bound,
+            tokio::spawn(accept(listener, self.connections.clone())),
+        ));
         Ok(())
     }
 
@@ -79,7 +89,10 @@ impl Drop for Listener {
 }
 
 /// Accepts connections until the receiver is closed.
-pub(crate) async fn accept<T: From<UnixStream>>(listener: UnixListener, connections: mpsc::Sender<std::io::Result<T>>) {
+pub(crate) async fn accept<T: From<UnixStream>>(
+    listener: UnixListener,
+    connections: mpsc::Sender<std::io::Result<T>>,
+) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {

@@ -79,7 +79,11 @@ pub async fn serve(
     common.spawn(async move { search(&searcher).await });
     let mut tasks = Tasks::new();
     loop {
-        let names = resources.borrow_and_update().iter().map(|resource| resource.name.clone()).collect();
+        let names = resources
+            .borrow_and_update()
+            .iter()
+            .map(|resource| resource.name.clone())
+            .collect();
         update(&shared, &mut tasks, &names);
         if resources.changed().await.is_err() {
             // The list does not change any more.
@@ -103,14 +107,24 @@ fn update(shared: &Arc<Shared>, tasks: &mut Tasks, names: &BTreeSet<String>) {
         let mut task = JoinSet::new();
         match socket_of(&shared.dir, name, tasks.keys()) {
             Ok(path) => {
-                let state = Registration { socket: path.clone(), ..Registration::default() };
-                shared.status.send_modify(|status| drop(status.insert(name.clone(), state)));
+                let state = Registration {
+                    socket: path.clone(),
+                    ..Registration::default()
+                };
+                shared
+                    .status
+                    .send_modify(|status| drop(status.insert(name.clone(), state)));
                 task.spawn(registrar::run(Arc::clone(shared), name.clone(), path));
             }
             Err(error) => {
                 let error = format!("{error:#}");
-                let state = Registration { error: Some(error.clone()), ..Registration::default() };
-                shared.status.send_modify(|status| drop(status.insert(name.clone(), state)));
+                let state = Registration {
+                    error: Some(error.clone()),
+                    ..Registration::default()
+                };
+                shared
+                    .status
+                    .send_modify(|status| drop(status.insert(name.clone(), state)));
                 shared.log(&Event::Failed(name.clone(), error));
             }
         }
@@ -119,7 +133,11 @@ fn update(shared: &Arc<Shared>, tasks: &mut Tasks, names: &BTreeSet<String>) {
 }
 
 /// Returns the path of a resource's socket, which no other resource may have.
-fn socket_of<'a>(dir: &Path, name: &str, mut others: impl Iterator<Item = &'a String>) -> Result<PathBuf> {
+fn socket_of<'a>(
+    dir: &Path,
+    name: &str,
+    mut others: impl Iterator<Item = &'a String>,
+) -> Result<PathBuf> {
     let file = socket::file_name(name);
     if let Some(other) = others.find(|other| socket::file_name(other) == file) {
         anyhow::bail!("its socket {file:?} is that of {other:?}; rename one of the two resources");

@@ -9,7 +9,9 @@ use tokio::time::timeout;
 use super::dial::dial;
 use crate::cdi_keeper::CLAIMS;
 use crate::proto::podresources::pod_resources_lister_client::PodResourcesListerClient;
-use crate::proto::podresources::{DynamicResource, ListPodResourcesRequest, ListPodResourcesResponse};
+use crate::proto::podresources::{
+    DynamicResource, ListPodResourcesRequest, ListPodResourcesResponse,
+};
 
 /// How long the kubelet has to answer.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -41,7 +43,8 @@ pub fn socket(kubelet_dir: &Path) -> PathBuf {
 /// Returns the containers that have devices, or `None` if the kubelet does not answer in time.
 pub async fn list(socket: &Path) -> Option<Vec<Container>> {
     let ask = async {
-        let mut kubelet = PodResourcesListerClient::new(dial(socket).await?).max_decoding_message_size(MAX_ANSWER);
+        let mut kubelet = PodResourcesListerClient::new(dial(socket).await?)
+            .max_decoding_message_size(MAX_ANSWER);
         anyhow::Ok(kubelet.list(ListPodResourcesRequest {}).await?.into_inner())
     };
     timeout(DEADLINE, ask).await.ok()?.ok().map(containers)
@@ -50,8 +53,15 @@ pub async fn list(socket: &Path) -> Option<Vec<Container>> {
 /// Returns the UUIDs in the names of our CDI devices, by driver. Two claims with one device, such as a claim for monitoring, count once.
 fn claimed(resources: Vec<DynamicResource>) -> BTreeMap<String, Vec<String>> {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for resource in resources.into_iter().flat_map(|resource| resource.claim_resources) {
-        for uuid in resource.cdi_devices.iter().filter_map(|device| CLAIMS.uuid(&device.name)) {
+    for resource in resources
+        .into_iter()
+        .flat_map(|resource| resource.claim_resources)
+    {
+        for uuid in resource
+            .cdi_devices
+            .iter()
+            .filter_map(|device| CLAIMS.uuid(&device.name))
+        {
             let uuids = found.entry(resource.driver_name.clone()).or_default();
             if !uuids.iter().any(|known| known == uuid) {
                 uuids.push(uuid.to_owned());
@@ -68,14 +78,23 @@ fn containers(answer: ListPodResourcesResponse) -> Vec<Container> {
             // A resource has several entries if its devices are at several NUMA nodes.
             let mut devices: BTreeMap<String, Vec<String>> = BTreeMap::new();
             for entry in container.devices {
-                devices.entry(entry.resource_name).or_default().extend(entry.device_ids);
+                devices
+                    .entry(entry.resource_name)
+                    .or_default()
+                    .extend(entry.device_ids);
             }
             let claims = claimed(container.dynamic_resources);
             if devices.is_empty() && claims.is_empty() {
                 continue;
             }
             let (namespace, pod) = (pod.namespace.clone(), pod.name.clone());
-            found.push(Container { namespace, pod, name: container.name, devices, claims });
+            found.push(Container {
+                namespace,
+                pod,
+                name: container.name,
+                devices,
+                claims,
+            });
         }
     }
     found

@@ -99,7 +99,10 @@ pub(super) async fn run(shared: Arc<Shared>, resource: String, path: PathBuf) {
 
 impl Registrar {
     async fn run(mut self) {
-        let (mut sights, mut foreign) = (self.shared.sights.subscribe(), self.shared.foreign.subscribe());
+        let (mut sights, mut foreign) = (
+            self.shared.sights.subscribe(),
+            self.shared.foreign.subscribe(),
+        );
         let mut streams = self.streams.watch();
         loop {
             let kubelet = streams.borrow_and_update().kubelet;
@@ -109,7 +112,10 @@ impl Registrar {
             let facts = self.facts(&sight, conflict.as_ref());
             self.report_conflict(conflict);
             match decide(&facts) {
-                Action::Wait => self.wait(&mut sights, &mut foreign, &mut streams, &facts).await,
+                Action::Wait => {
+                    self.wait(&mut sights, &mut foreign, &mut streams, &facts)
+                        .await
+                }
                 Action::Bind => self.bind().await,
                 Action::Register => self.register(&sight),
                 Action::Abandon => {
@@ -128,13 +134,19 @@ impl Registrar {
     /// Inspects the kubelet's socket again: an attempt must know its kubelet, and the watch may be late.
     fn sight(&self, seen: Sight) -> Sight {
         let kubelet = SocketId::at(&socket::kubelet(&self.shared.dir));
-        Sight { kubelet, is_new: seen.is_new || (seen.inspections > 0 && kubelet != seen.kubelet), ..seen }
+        Sight {
+            kubelet,
+            is_new: seen.is_new || (seen.inspections > 0 && kubelet != seen.kubelet),
+            ..seen
+        }
     }
 
     fn facts(&self, sight: &Sight, conflict: Option<&Conflict>) -> Facts {
         let now = Instant::now();
         let state = *self.streams.watch().borrow();
-        let stream = self.kubelet.filter(|_| matches!(state.kubelet, Kubelet::Open(_)));
+        let stream = self
+            .kubelet
+            .filter(|_| matches!(state.kubelet, Kubelet::Open(_)));
         Facts {
             kubelet: sight.kubelet,
             socket: match self.listener.is_bound() {
@@ -164,8 +176,15 @@ impl Registrar {
             });
         }
         if kubelet == Kubelet::None && before != Kubelet::None {
-            let settled = self.opened.take().is_some_and(|opened| opened.elapsed() >= SETTLED);
-            self.pause = if settled { PAUSES.0 } else { (self.pause * 2).min(PAUSES.1) };
+            let settled = self
+                .opened
+                .take()
+                .is_some_and(|opened| opened.elapsed() >= SETTLED);
+            self.pause = if settled {
+                PAUSES.0
+            } else {
+                (self.pause * 2).min(PAUSES.1)
+            };
             self.next_attempt = Instant::now() + if settled { Duration::ZERO } else { self.pause };
             self.shared.note(&self.resource, |state| state.live = false);
             self.shared.log(&Event::Closed(self.resource.clone()));
@@ -179,7 +198,8 @@ impl Registrar {
         streams: &mut watch::Receiver<super::streams::State>,
         facts: &Facts,
     ) {
-        let waits_for_attempt = !facts.may_register && facts.kubelet.is_some() && facts.registering.is_none();
+        let waits_for_attempt =
+            !facts.may_register && facts.kubelet.is_some() && facts.registering.is_none();
         let outcome = async {
             match &mut self.attempt {
                 Some((_, attempt)) => attempt.await,
@@ -205,7 +225,12 @@ impl Registrar {
             Outcome::Registered => {
                 // The kubelet may have closed its stream already.
                 let expected = self.streams.watch().borrow().kubelet != Kubelet::None;
-                self.next_attempt = Instant::now() + if expected { STREAM_DEADLINE } else { self.pause };
+                self.next_attempt = Instant::now()
+                    + if expected {
+                        STREAM_DEADLINE
+                    } else {
+                        self.pause
+                    };
                 self.shared.note(&self.resource, |state| {
                     state.registrations += 1;
                     state.registered = Some(SystemTime::now());
@@ -216,7 +241,10 @@ impl Registrar {
             Outcome::Failed(error) => self.try_later(error),
             Outcome::Unanswered => {
                 self.unanswered = true;
-                self.try_later(format!("the kubelet did not answer within {} s", DEADLINE.as_secs()));
+                self.try_later(format!(
+                    "the kubelet did not answer within {} s",
+                    DEADLINE.as_secs()
+                ));
             }
             Outcome::Conflict => {}
         }
@@ -239,7 +267,8 @@ impl Registrar {
             state.error = Some(error.clone());
         });
         if is_new {
-            self.shared.log(&Event::Failed(self.resource.clone(), error));
+            self.shared
+                .log(&Event::Failed(self.resource.clone(), error));
         }
     }
 
@@ -263,7 +292,10 @@ impl Registrar {
             return self.fail(error);
         }
         if !self.shared.dir.is_dir() {
-            return self.fail(format!("the directory {:?} does not exist, waiting for the kubelet", self.shared.dir));
+            return self.fail(format!(
+                "the directory {:?} does not exist, waiting for the kubelet",
+                self.shared.dir
+            ));
         }
         match self.listener.bind(&self.path) {
             Ok(()) => self.next_bind = Instant::now(),
@@ -296,7 +328,12 @@ impl Registrar {
     }
 }
 
-async fn attempt(shared: Arc<Shared>, streams: Streams, resource: String, patience: Duration) -> Outcome {
+async fn attempt(
+    shared: Arc<Shared>,
+    streams: Streams,
+    resource: String,
+    patience: Duration,
+) -> Outcome {
     let found = shared.search_foreign(patience).await;
     if found.conflict(&resource).is_some() {
         return Outcome::Conflict;
@@ -318,5 +355,7 @@ async fn register(shared: &Shared, resource: &str) -> anyhow::Result<()> {
         options: Some(server::options()),
     };
     let answer = kubelet.register(request).await;
-    answer.map(drop).map_err(|status| anyhow::anyhow!("the kubelet refused: {}", text(&status)))
+    answer
+        .map(drop)
+        .map_err(|status| anyhow::anyhow!("the kubelet refused: {}", text(&status)))
 }

@@ -72,10 +72,16 @@ pub enum Action {
 /// Returns the next action.
 #[must_use]
 pub fn decide(facts: &Facts) -> Action {
-    if facts.registering.is_some_and(|kubelet| facts.is_earlier(kubelet)) {
+    if facts
+        .registering
+        .is_some_and(|kubelet| facts.is_earlier(kubelet))
+    {
         return Action::Abandon;
     }
-    if facts.stream.is_some_and(|stream| facts.is_earlier(stream.kubelet)) {
+    if facts
+        .stream
+        .is_some_and(|stream| facts.is_earlier(stream.kubelet))
+    {
         return Action::Close;
     }
     if facts.socket == Socket::Missing {
@@ -84,8 +90,13 @@ pub fn decide(facts: &Facts) -> Action {
     if let Some(stream) = facts.stream {
         return keep_or_close(stream, facts.conflict);
     }
-    let can_register = facts.kubelet.is_some() && facts.socket == Socket::Bound && facts.registering.is_none();
-    if can_register && facts.conflict.is_none() && facts.may_register { Action::Register } else { Action::Wait }
+    let can_register =
+        facts.kubelet.is_some() && facts.socket == Socket::Bound && facts.registering.is_none();
+    if can_register && facts.conflict.is_none() && facts.may_register {
+        Action::Register
+    } else {
+        Action::Wait
+    }
 }
 
 /// If the other plugin offers the same resource, it has taken over the registration: the kubelet sends its requests there, but accepts
@@ -115,41 +126,187 @@ mod tests {
             SocketId::at(&path).unwrap()
         };
         let (new, old) = (socket("new"), socket("old"));
-        let ready = Facts { kubelet: Some(new), may_register: true, ..Facts::default() };
-        let stream = |kubelet, silent| Some(Stream { kubelet, silent, doubled: false });
-        let live = Facts { stream: stream(new, false), ..ready };
-        let silent = Facts { stream: stream(new, true), ..ready };
+        let ready = Facts {
+            kubelet: Some(new),
+            may_register: true,
+            ..Facts::default()
+        };
+        let stream = |kubelet, silent| {
+            Some(Stream {
+                kubelet,
+                silent,
+                doubled: false,
+            })
+        };
+        let live = Facts {
+            stream: stream(new, false),
+            ..ready
+        };
+        let silent = Facts {
+            stream: stream(new, true),
+            ..ready
+        };
         for (name, facts, action) in [
-            ("no kubelet", Facts { kubelet: None, ..ready }, Action::Wait),
-            ("no kubelet and no socket", Facts { kubelet: None, socket: Socket::Missing, ..ready }, Action::Bind),
-            ("our socket is missing", Facts { socket: Socket::Missing, ..ready }, Action::Bind),
-            ("our socket cannot be created", Facts { socket: Socket::Unavailable, ..ready }, Action::Wait),
+            (
+                "no kubelet",
+                Facts {
+                    kubelet: None,
+                    ..ready
+                },
+                Action::Wait,
+            ),
+            (
+                "no kubelet and no socket",
+                Facts {
+                    kubelet: None,
+                    socket: Socket::Missing,
+                    ..ready
+                },
+                Action::Bind,
+            ),
+            (
+                "our socket is missing",
+                Facts {
+                    socket: Socket::Missing,
+                    ..ready
+                },
+                Action::Bind,
+            ),
+            (
+                "our socket cannot be created",
+                Facts {
+                    socket: Socket::Unavailable,
+                    ..ready
+                },
+                Action::Wait,
+            ),
             ("ready", ready, Action::Register),
-            ("pause", Facts { may_register: false, ..ready }, Action::Wait),
-            ("other plugin", Facts { conflict: Some(true), ..ready }, Action::Wait),
-            ("other plugin, other resource", Facts { conflict: Some(false), ..ready }, Action::Wait),
-            ("registering", Facts { registering: Some(new), ..ready }, Action::Wait),
-            ("registering with an earlier kubelet", Facts { registering: Some(old), ..ready }, Action::Abandon),
+            (
+                "pause",
+                Facts {
+                    may_register: false,
+                    ..ready
+                },
+                Action::Wait,
+            ),
+            (
+                "other plugin",
+                Facts {
+                    conflict: Some(true),
+                    ..ready
+                },
+                Action::Wait,
+            ),
+            (
+                "other plugin, other resource",
+                Facts {
+                    conflict: Some(false),
+                    ..ready
+                },
+                Action::Wait,
+            ),
+            (
+                "registering",
+                Facts {
+                    registering: Some(new),
+                    ..ready
+                },
+                Action::Wait,
+            ),
+            (
+                "registering with an earlier kubelet",
+                Facts {
+                    registering: Some(old),
+                    ..ready
+                },
+                Action::Abandon,
+            ),
             (
                 "registering, the kubelet has gone",
-                Facts { kubelet: None, registering: Some(old), ..ready },
+                Facts {
+                    kubelet: None,
+                    registering: Some(old),
+                    ..ready
+                },
                 Action::Wait,
             ),
             ("live", live, Action::Wait),
             (
                 "registered twice",
-                Facts { stream: stream(new, false).map(|it| Stream { doubled: true, ..it }), ..live },
+                Facts {
+                    stream: stream(new, false).map(|it| Stream {
+                        doubled: true,
+                        ..it
+                    }),
+                    ..live
+                },
                 Action::Close,
             ),
-            ("live before Register returned", Facts { registering: Some(new), ..live }, Action::Wait),
-            ("live, socket deleted", Facts { socket: Socket::Missing, ..live }, Action::Bind),
-            ("live, kubelet's socket deleted", Facts { kubelet: None, ..live }, Action::Wait),
-            ("live with an earlier kubelet", Facts { stream: stream(old, false), ..live }, Action::Close),
-            ("silent with an earlier kubelet", Facts { stream: stream(old, true), ..silent }, Action::Close),
-            ("taken over", Facts { conflict: Some(true), ..live }, Action::Silence),
-            ("still taken over", Facts { conflict: Some(true), ..silent }, Action::Wait),
+            (
+                "live before Register returned",
+                Facts {
+                    registering: Some(new),
+                    ..live
+                },
+                Action::Wait,
+            ),
+            (
+                "live, socket deleted",
+                Facts {
+                    socket: Socket::Missing,
+                    ..live
+                },
+                Action::Bind,
+            ),
+            (
+                "live, kubelet's socket deleted",
+                Facts {
+                    kubelet: None,
+                    ..live
+                },
+                Action::Wait,
+            ),
+            (
+                "live with an earlier kubelet",
+                Facts {
+                    stream: stream(old, false),
+                    ..live
+                },
+                Action::Close,
+            ),
+            (
+                "silent with an earlier kubelet",
+                Facts {
+                    stream: stream(old, true),
+                    ..silent
+                },
+                Action::Close,
+            ),
+            (
+                "taken over",
+                Facts {
+                    conflict: Some(true),
+                    ..live
+                },
+                Action::Silence,
+            ),
+            (
+                "still taken over",
+                Facts {
+                    conflict: Some(true),
+                    ..silent
+                },
+                Action::Wait,
+            ),
             ("the other plugin has gone", silent, Action::Close),
-            ("GPUs offered elsewhere", Facts { conflict: Some(false), ..live }, Action::Close),
+            (
+                "GPUs offered elsewhere",
+                Facts {
+                    conflict: Some(false),
+                    ..live
+                },
+                Action::Close,
+            ),
         ] {
             assert_eq!(decide(&facts), action, "{name}");
         }

@@ -20,7 +20,10 @@ pub type Resources = watch::Receiver<Arc<Vec<Resource>>>;
 /// Returns what the plugin supports.
 #[must_use]
 pub(super) fn options() -> proto::DevicePluginOptions {
-    proto::DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true }
+    proto::DevicePluginOptions {
+        pre_start_required: false,
+        get_preferred_allocation_available: true,
+    }
 }
 
 /// The service for one resource.
@@ -66,8 +69,13 @@ impl DevicePlugin for Service {
         request: Request<proto::PreferredAllocationRequest>,
     ) -> Result<Response<proto::PreferredAllocationResponse>, Status> {
         let containers = request.into_inner().container_requests;
-        let container_responses = containers.iter().map(|container| self.prefer(container)).collect();
-        Ok(Response::new(proto::PreferredAllocationResponse { container_responses }))
+        let container_responses = containers
+            .iter()
+            .map(|container| self.prefer(container))
+            .collect();
+        Ok(Response::new(proto::PreferredAllocationResponse {
+            container_responses,
+        }))
     }
 
     async fn allocate(
@@ -75,10 +83,20 @@ impl DevicePlugin for Service {
         request: Request<proto::AllocateRequest>,
     ) -> Result<Response<proto::AllocateResponse>, Status> {
         let containers = request.into_inner().container_requests;
-        Log::new().debug(|| format!("the kubelet requests {:?} of {:?}", ids_of(&containers), self.resource));
-        let answers = containers.iter().map(|container| self.allocate_ids(&container.devices_ids));
+        Log::new().debug(|| {
+            format!(
+                "the kubelet requests {:?} of {:?}",
+                ids_of(&containers),
+                self.resource
+            )
+        });
+        let answers = containers
+            .iter()
+            .map(|container| self.allocate_ids(&container.devices_ids));
         let container_responses = answers.collect::<Result<_, _>>().map_err(status)?;
-        Ok(Response::new(proto::AllocateResponse { container_responses }))
+        Ok(Response::new(proto::AllocateResponse {
+            container_responses,
+        }))
     }
 
     async fn pre_start_container(
@@ -90,7 +108,10 @@ impl DevicePlugin for Service {
 }
 
 fn ids_of(containers: &[proto::ContainerAllocateRequest]) -> Vec<&[String]> {
-    containers.iter().map(|container| container.devices_ids.as_slice()).collect()
+    containers
+        .iter()
+        .map(|container| container.devices_ids.as_slice())
+        .collect()
 }
 
 impl Service {
@@ -99,14 +120,22 @@ impl Service {
         container: &proto::ContainerPreferredAllocationRequest,
     ) -> proto::ContainerPreferredAllocationResponse {
         let size = usize::try_from(container.allocation_size).unwrap_or_default();
-        let (available, required) = (&container.available_device_i_ds, &container.must_include_device_i_ds);
-        let device_i_ds = self.allocator.prefer(&self.resource, available, required, size);
+        let (available, required) = (
+            &container.available_device_i_ds,
+            &container.must_include_device_i_ds,
+        );
+        let device_i_ds = self
+            .allocator
+            .prefer(&self.resource, available, required, size);
         proto::ContainerPreferredAllocationResponse { device_i_ds }
     }
 
     fn allocate_ids(&self, ids: &[String]) -> Result<proto::ContainerAllocateResponse, Refusal> {
         if ids.is_empty() {
-            return Err(Refusal::new(&format!("cannot allocate \"{}\": the request names no device", self.resource)));
+            return Err(Refusal::new(&format!(
+                "cannot allocate \"{}\": the request names no device",
+                self.resource
+            )));
         }
         self.allocator.allocate(&self.resource, ids)
     }
@@ -134,7 +163,10 @@ async fn send_lists(
             return;
         }
         let all = Arc::clone(&resources.borrow_and_update());
-        let devices = all.iter().find(|other| other.name == resource).map(|found| &found.devices);
+        let devices = all
+            .iter()
+            .find(|other| other.name == resource)
+            .map(|found| &found.devices);
         let unsent = devices.filter(|devices| !state.silent && sent.as_ref() != Some(*devices));
         tokio::select! {
             permit = sender.reserve(), if unsent.is_some() => {
@@ -150,7 +182,17 @@ async fn send_lists(
 }
 
 fn device(device: &Device) -> proto::Device {
-    let health = if device.unhealthy.is_none() { "Healthy" } else { "Unhealthy" };
-    let topology = device.numa_node.map(|id| proto::TopologyInfo { nodes: vec![proto::NumaNode { id: id.into() }] });
-    proto::Device { id: device.id.clone(), health: health.to_owned(), topology }
+    let health = if device.unhealthy.is_none() {
+        "Healthy"
+    } else {
+        "Unhealthy"
+    };
+    let topology = device.numa_node.map(|id| proto::TopologyInfo {
+        nodes: vec![proto::NumaNode { id: id.into() }],
+    });
+    proto::Device {
+        id: device.id.clone(),
+        health: health.to_owned(),
+        topology,
+    }
 }

@@ -43,7 +43,11 @@ pub(super) async fn watch(dir: &Path, sights: &watch::Sender<Sight>) {
         sights.send_modify(|sight| {
             let is_other = sight.inspections > 0 && kubelet.is_some() && kubelet != sight.kubelet;
             let is_new = is_other || (sight.is_new && kubelet.is_some());
-            *sight = Sight { kubelet, is_new, inspections: sight.inspections + 1 };
+            *sight = Sight {
+                kubelet,
+                is_new,
+                inspections: sight.inspections + 1,
+            };
         });
         if timeout(INTERVAL, events.next()).await.is_ok() {
             sleep(PAUSE).await;
@@ -57,20 +61,28 @@ struct Events(Option<AsyncFd<OwnedFd>>);
 impl Events {
     fn new() -> Self {
         let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok();
-        #[allow(deprecated, reason = "sound for an OwnedFd, and its replacement is unsafe")]
+        #[allow(
+            deprecated,
+            reason = "sound for an OwnedFd, and its replacement is unsafe"
+        )]
         Self(fd.and_then(|fd| AsyncFd::new(fd).ok()))
     }
 
     /// The kernel keeps one watch for a directory, however often it is added: inotify_add_watch(2) modifies the watch of the inode.
     fn add(&self, dir: &Path) {
         if let Some(fd) = &self.0 {
-            let flags = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::DELETE | WatchFlags::ONLYDIR;
+            let flags = WatchFlags::CREATE
+                | WatchFlags::MOVED_TO
+                | WatchFlags::DELETE
+                | WatchFlags::ONLYDIR;
             let _ = inotify::add_watch(fd, dir, flags);
         }
     }
 
     async fn next(&self) {
-        let Some(fd) = &self.0 else { return std::future::pending().await };
+        let Some(fd) = &self.0 else {
+            return std::future::pending().await;
+        };
         if let Ok(mut guard) = fd.readable().await {
             let mut buffer = [0; 4096];
             // The content does not matter: the directory is inspected after any event.

@@ -38,8 +38,14 @@ impl SocketId {
     /// Identifies the socket at this path, if there is one.
     #[must_use]
     pub fn at(path: &Path) -> Option<Self> {
-        let file = fs::symlink_metadata(path).ok().filter(|file| file.file_type().is_socket())?;
-        Some(Self { device: file.dev(), inode: file.ino(), born: file.created().ok() })
+        let file = fs::symlink_metadata(path)
+            .ok()
+            .filter(|file| file.file_type().is_socket())?;
+        Some(Self {
+            device: file.dev(),
+            inode: file.ino(),
+            born: file.created().ok(),
+        })
     }
 }
 
@@ -71,11 +77,18 @@ pub fn is_ours(name: &str) -> bool {
 #[must_use]
 pub fn file_name(resource: &str) -> String {
     let name = resource.rsplit('/').next().unwrap_or(resource);
-    format!("{PREFIX}{}{SUFFIX}", name.chars().map(safe).collect::<String>())
+    format!(
+        "{PREFIX}{}{SUFFIX}",
+        name.chars().map(safe).collect::<String>()
+    )
 }
 
 const fn safe(c: char) -> char {
-    if c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_') { c } else { '_' }
+    if c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_') {
+        c
+    } else {
+        '_'
+    }
 }
 
 /// Returns the path of our socket for a resource.
@@ -144,7 +157,13 @@ fn create(path: &Path) -> io::Result<(Bound, UnixListener)> {
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     socket.bind(path)?;
     let id = SocketId::at(path).ok_or(ErrorKind::NotFound)?;
-    Ok((Bound { path: path.to_owned(), id }, socket.listen(BACKLOG)?))
+    Ok((
+        Bound {
+            path: path.to_owned(),
+            id,
+        },
+        socket.listen(BACKLOG)?,
+    ))
 }
 
 fn remove_socket(path: &Path) -> io::Result<()> {
@@ -161,14 +180,23 @@ mod tests {
     use super::*;
 
     const LONG_AGO: rustix::fs::Timestamps = {
-        let time = rustix::fs::Timespec { tv_sec: 1, tv_nsec: 0 };
-        rustix::fs::Timestamps { last_access: time, last_modification: time }
+        let time = rustix::fs::Timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        };
+        rustix::fs::Timestamps {
+            last_access: time,
+            last_modification: time,
+        }
     };
 
     #[test]
     fn names_of_sockets() {
         assert_eq!(file_name("nvidia.com/gpu"), "oci-nvidia-gpu.sock");
-        assert_eq!(file_name("nvidia.com/mig-1g.5gb"), "oci-nvidia-mig-1g.5gb.sock");
+        assert_eq!(
+            file_name("nvidia.com/mig-1g.5gb"),
+            "oci-nvidia-mig-1g.5gb.sock"
+        );
         assert_eq!(file_name("gpu"), "oci-nvidia-gpu.sock");
         assert_eq!(file_name("a/../x y\0"), "oci-nvidia-x_y_.sock");
         assert_eq!(file_name("a/.."), "oci-nvidia-...sock");
@@ -178,8 +206,17 @@ mod tests {
     fn a_path_has_107_bytes_at_most() {
         let name = file_name("nvidia.com/gpu").len();
         let dir = |length: usize| PathBuf::from(format!("/{}", "d".repeat(length - 1)));
-        assert_eq!(path(&dir(106 - name), "nvidia.com/gpu").unwrap().as_os_str().len(), 107);
-        let error = format!("{:#}", path(&dir(107 - name), "nvidia.com/gpu").unwrap_err());
+        assert_eq!(
+            path(&dir(106 - name), "nvidia.com/gpu")
+                .unwrap()
+                .as_os_str()
+                .len(),
+            107
+        );
+        let error = format!(
+            "{:#}",
+            path(&dir(107 - name), "nvidia.com/gpu").unwrap_err()
+        );
         assert!(error.contains("has 108 bytes, the limit is 107"), "{error}");
     }
 
@@ -191,10 +228,19 @@ mod tests {
         let stale = SocketId::at(&path).unwrap();
         let (bound, _listener) = bind(&path).unwrap();
         assert_ne!(SocketId::at(&path).unwrap(), stale);
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         assert!(bound.exists());
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
-        rustix::fs::utimensat(rustix::fs::CWD, &path, &LONG_AGO, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).unwrap();
+        rustix::fs::utimensat(
+            rustix::fs::CWD,
+            &path,
+            &LONG_AGO,
+            rustix::fs::AtFlags::SYMLINK_NOFOLLOW,
+        )
+        .unwrap();
         assert!(bound.exists(), "touch and chmod do not make another socket");
 
         // A file that replaced ours is not ours to remove.
@@ -216,7 +262,10 @@ mod tests {
         let path = dir.path().join("a.sock");
         fs::write(&path, "text").unwrap();
         let error = format!("{:#}", bind(&path).unwrap_err());
-        assert!(error.contains("cannot create the socket") && error.contains("in use"), "{error}");
+        assert!(
+            error.contains("cannot create the socket") && error.contains("in use"),
+            "{error}"
+        );
         assert_eq!(fs::read(&path).unwrap(), b"text");
     }
 }

@@ -90,7 +90,9 @@ impl Shared {
     /// Changes the state of a resource.
     pub(super) fn note(&self, resource: &str, change: impl FnOnce(&mut Registration)) {
         self.status.send_if_modified(|status| {
-            let Some(state) = status.get_mut(resource) else { return false };
+            let Some(state) = status.get_mut(resource) else {
+                return false;
+            };
             let before = state.clone();
             change(state);
             *state != before

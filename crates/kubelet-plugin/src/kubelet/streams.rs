@@ -72,7 +72,8 @@ impl Streams {
 
     /// Sends no list until all streams are closed.
     pub(super) fn silence(&self) {
-        self.0.send_if_modified(|state| !std::mem::replace(&mut state.silent, true));
+        self.0
+            .send_if_modified(|state| !std::mem::replace(&mut state.silent, true));
     }
 
     /// Adds a stream, which lasts until the returned value is dropped.
@@ -89,7 +90,10 @@ impl Streams {
             }
             state.since += 1;
         });
-        Open { streams: self.clone(), number }
+        Open {
+            streams: self.clone(),
+            number,
+        }
     }
 }
 
@@ -142,7 +146,10 @@ mod tests {
         streams.expect();
         assert_eq!(kubelet(), Kubelet::Open(2));
         drop(first);
-        assert_eq!((kubelet(), streams.watch().borrow().since), (Kubelet::None, 0));
+        assert_eq!(
+            (kubelet(), streams.watch().borrow().since),
+            (Kubelet::None, 0)
+        );
     }
 
     #[test]
@@ -157,6 +164,9 @@ mod tests {
         streams.expect();
         let kubelet = streams.open();
         drop(old);
-        assert_eq!(streams.watch().borrow().kubelet, Kubelet::Open(kubelet.number));
+        assert_eq!(
+            streams.watch().borrow().kubelet,
+            Kubelet::Open(kubelet.number)
+        );
     }
 }

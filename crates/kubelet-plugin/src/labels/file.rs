@@ -25,7 +25,11 @@ impl File {
     /// Describes the file in this directory. With `creates`, the directory is created; otherwise nothing is written without it.
     #[must_use]
     pub fn new(dir: &Path, creates: bool) -> Self {
-        Self { dir: dir.to_owned(), creates, error: None }
+        Self {
+            dir: dir.to_owned(),
+            creates,
+            error: None,
+        }
     }
 
     /// Writes these lines if the file does not contain them, or removes it if the list is empty.
@@ -33,8 +37,9 @@ impl File {
     /// # Errors
     /// An error that is not the same as the last time. The file is written at the next call.
     pub fn update(&mut self, lines: &[String]) -> Result<(), String> {
-        let result =
-            self.try_update(lines).map_err(|error| format!("cannot write {:?}: {}", self.path(), line(&error.into())));
+        let result = self
+            .try_update(lines)
+            .map_err(|error| format!("cannot write {:?}: {}", self.path(), line(&error.into())));
         let before = std::mem::replace(&mut self.error, result.clone().err());
         if self.error == before { Ok(()) } else { result }
     }
@@ -59,7 +64,11 @@ impl File {
         let temporary = self.dir.join(TEMPORARY);
         // Of a process that was killed
         remove(&temporary)?;
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&temporary)?;
         file.write_all(text.as_bytes())?;
         // Node Feature Discovery does not run as root.
         file.set_permissions(Permissions::from_mode(0o644))?;
@@ -90,7 +99,12 @@ mod tests {
     fn the_file_follows_the_lines() {
         let dir = tempfile::tempdir().unwrap();
         let features = dir.path().join("features.d");
-        let lines = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>();
+        let lines = |lines: &[&str]| {
+            lines
+                .iter()
+                .map(|line| (*line).to_owned())
+                .collect::<Vec<_>>()
+        };
         let mut file = File::new(&features, false);
         file.update(&lines(&["a=1"])).unwrap();
         assert!(fs::metadata(&features).is_err(), "nothing reads it");
@@ -99,7 +113,14 @@ mod tests {
         file.update(&lines(&["a=1", "b=2"])).unwrap();
         let read = || fs::read_to_string(features.join(NAME)).unwrap();
         assert_eq!(read(), "a=1\nb=2\n");
-        assert_eq!(fs::metadata(features.join(NAME)).unwrap().permissions().mode() & 0o777, 0o644);
+        assert_eq!(
+            fs::metadata(features.join(NAME))
+                .unwrap()
+                .permissions()
+                .mode()
+                & 0o777,
+            0o644
+        );
         // Another program removes it.
         fs::remove_file(features.join(NAME)).unwrap();
         file.update(&lines(&["a=1"])).unwrap();
@@ -118,7 +139,10 @@ mod tests {
         fs::write(&features, "not a directory").unwrap();
         let mut file = File::new(&features, true);
         let error = file.update(&["a=1".to_owned()]).unwrap_err();
-        assert!(error.contains("features.d/oci-nvidia-kubelet-plugin"), "{error}");
+        assert!(
+            error.contains("features.d/oci-nvidia-kubelet-plugin"),
+            "{error}"
+        );
         assert_eq!(file.update(&["a=1".to_owned()]), Ok(()));
         fs::remove_file(&features).unwrap();
         file.update(&["a=1".to_owned()]).unwrap();

@@ -37,16 +37,33 @@ pub struct Host {
 
 /// Returns the lines `name=value`, in the order of the names; without a driver or a GPU, an empty list.
 #[must_use]
-pub fn lines(facts: &Facts, gpus: &[NodeGpu], settings: &Plugin, limits: &Limits, host: &Host) -> Vec<String> {
+pub fn lines(
+    facts: &Facts,
+    gpus: &[NodeGpu],
+    settings: &Plugin,
+    limits: &Limits,
+    host: &Host,
+) -> Vec<String> {
     let is_single = devices::is_single(gpus, settings);
-    let gpus: Vec<&NodeGpu> = gpus.iter().filter(|gpu| is_permitted(gpu, limits)).collect();
-    let parts = gpus.iter().flat_map(|gpu| devices::parts(gpu, settings).into_iter().map(move |part| (*gpu, part)));
+    let gpus: Vec<&NodeGpu> = gpus
+        .iter()
+        .filter(|gpu| is_permitted(gpu, limits))
+        .collect();
+    let parts = gpus.iter().flat_map(|gpu| {
+        devices::parts(gpu, settings)
+            .into_iter()
+            .map(move |part| (*gpu, part))
+    });
     let permitted = parts.filter(|(gpu, part)| permit(limits, &gpu.gpu, *part));
     let (mut whole, mut migs) = (Vec::new(), Vec::new());
     for (gpu, part) in permitted {
         match part {
             None => whole.push(gpu),
-            Some(mig) => migs.extend(gpu.profiles.get(&mig.uuid).map(|profile| Mig { gpu, uuid: &mig.uuid, profile })),
+            Some(mig) => migs.extend(gpu.profiles.get(&mig.uuid).map(|profile| Mig {
+                gpu,
+                uuid: &mig.uuid,
+                profile,
+            })),
         }
     }
     if facts.driver_version.is_empty() || (whole.is_empty() && migs.is_empty()) {
@@ -59,8 +76,13 @@ pub fn lines(facts: &Facts, gpus: &[NodeGpu], settings: &Plugin, limits: &Limits
     labels.add("gpu.mode", mode(&gpus, &host.classes));
     // Only NVIDIA's plugin shares GPUs with MPS.
     labels.add("mps.capable", false);
-    let mut known = gpus.iter().filter_map(|gpu| facts.properties.get(&gpu.gpu.uuid));
-    labels.add("mig.capable", known.any(|properties| properties.mig_capable));
+    let mut known = gpus
+        .iter()
+        .filter_map(|gpu| facts.properties.get(&gpu.gpu.uuid));
+    labels.add(
+        "mig.capable",
+        known.any(|properties| properties.mig_capable),
+    );
     match settings.mig_strategy {
         MigStrategy::None => {}
         MigStrategy::Single => labels.add("mig.strategy", "single"),
@@ -76,7 +98,10 @@ pub fn lines(facts: &Facts, gpus: &[NodeGpu], settings: &Plugin, limits: &Limits
 /// Whether containers may have the GPU, or a MIG device of it.
 fn is_permitted(gpu: &NodeGpu, limits: &Limits) -> bool {
     let Gpu { mig_devices, .. } = &gpu.gpu;
-    permit(limits, &gpu.gpu, None) || mig_devices.iter().any(|mig| permit(limits, &gpu.gpu, Some(mig)))
+    permit(limits, &gpu.gpu, None)
+        || mig_devices
+            .iter()
+            .any(|mig| permit(limits, &gpu.gpu, Some(mig)))
 }
 
 /// A MIG device that is offered.
@@ -109,7 +134,10 @@ impl Labels {
             self.add(&format!("cuda.driver.{old}"), value);
         }
         self.add("cuda.runtime-version.full", &facts.cuda_version);
-        for (name, value) in ["major", "minor"].into_iter().zip(facts.cuda_version.split('.')) {
+        for (name, value) in ["major", "minor"]
+            .into_iter()
+            .zip(facts.cuda_version.split('.'))
+        {
             self.add(&format!("cuda.runtime-version.{name}"), value);
             self.add(&format!("cuda.runtime.{name}"), value);
         }
@@ -119,17 +147,29 @@ impl Labels {
     fn of_gpus(&mut self, facts: &Facts, gpus: &[&NodeGpu], whole: &[&NodeGpu], settings: &Plugin) {
         // The first one of several with the same number
         let candidates = if whole.is_empty() { gpus } else { whole };
-        let Some(gpu) = candidates.iter().rev().max_by_key(|gpu| of_model(gpus, &gpu.gpu.model)) else { return };
+        let Some(gpu) = candidates
+            .iter()
+            .rev()
+            .max_by_key(|gpu| of_model(gpus, &gpu.gpu.model))
+        else {
+            return;
+        };
         let model = &gpu.gpu.model;
         let mut sharing = devices::sharing(model, None, settings);
         if whole.is_empty() {
             sharing.replicas = 0;
         }
         self.of_resource(GPU, model, of_model(gpus, model), &sharing);
-        if let Some(memory) = facts.properties.get(&gpu.gpu.uuid).and_then(|found| found.memory_mib) {
+        if let Some(memory) = facts
+            .properties
+            .get(&gpu.gpu.uuid)
+            .and_then(|found| found.memory_mib)
+        {
             self.add("gpu.memory", memory);
         }
-        let Some((major, minor)) = gpu.gpu.compute_capability.split_once('.') else { return };
+        let Some((major, minor)) = gpu.gpu.compute_capability.split_once('.') else {
+            return;
+        };
         self.add("gpu.compute.major", major);
         self.add("gpu.compute.minor", minor);
         if let Some(architecture) = architecture(&gpu.gpu.compute_capability) {
@@ -145,11 +185,22 @@ impl Labels {
         }
         for (profile, migs) in by_profile {
             let Some(first) = migs.first() else { continue };
-            let name = if is_single { GPU.to_owned() } else { format!("mig-{}", profile.replace('+', ".")) };
+            let name = if is_single {
+                GPU.to_owned()
+            } else {
+                format!("mig-{}", profile.replace('+', "."))
+            };
             let model = &first.gpu.gpu.model;
             let sharing = devices::sharing(model, (!is_single).then_some(profile), settings);
-            self.of_resource(&name, &format!("{model}-MIG-{profile}"), migs.len(), &sharing);
-            let Some(parts) = facts.mig_attributes.get(first.uuid) else { continue };
+            self.of_resource(
+                &name,
+                &format!("{model}-MIG-{profile}"),
+                migs.len(),
+                &sharing,
+            );
+            let Some(parts) = facts.mig_attributes.get(first.uuid) else {
+                continue;
+            };
             for (suffix, value) in [
                 ("multiprocessors", parts.multiprocessors),
                 ("slices.gi", parts.gpu_slices),
@@ -169,15 +220,28 @@ impl Labels {
     fn of_resource(&mut self, name: &str, product: &str, count: usize, sharing: &Sharing) {
         let is_shared = sharing.replicas > 1;
         // The name of a renamed resource already marks its devices as shared.
-        let suffix = if is_shared && !sharing.is_renamed { "-SHARED" } else { "" };
-        self.add(&format!("{name}.product"), format_args!("{product}{suffix}"));
+        let suffix = if is_shared && !sharing.is_renamed {
+            "-SHARED"
+        } else {
+            ""
+        };
+        self.add(
+            &format!("{name}.product"),
+            format_args!("{product}{suffix}"),
+        );
         self.add(&format!("{name}.count"), count);
         self.add(&format!("{name}.replicas"), sharing.replicas);
-        self.add(&format!("{name}.sharing-strategy"), if is_shared { "time-slicing" } else { "none" });
+        self.add(
+            &format!("{name}.sharing-strategy"),
+            if is_shared { "time-slicing" } else { "none" },
+        );
     }
 
     fn lines(self) -> Vec<String> {
-        self.0.into_iter().map(|(name, value)| format!("{PREFIX}/{name}={value}")).collect()
+        self.0
+            .into_iter()
+            .map(|(name, value)| format!("{PREFIX}/{name}={value}"))
+            .collect()
     }
 }
 
@@ -196,16 +260,20 @@ fn sanitized(text: &str) -> String {
     }
     let mut value = value.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
     value = value.get(..MAX_VALUE).unwrap_or(value);
-    value.trim_end_matches(|c: char| !c.is_ascii_alphanumeric()).to_owned()
+    value
+        .trim_end_matches(|c: char| !c.is_ascii_alphanumeric())
+        .to_owned()
 }
 
 /// Returns the mode of the GPUs: whether the PCI bus shows them as 3D controllers or as VGA controllers.
 fn mode(gpus: &[&NodeGpu], classes: &BTreeMap<String, String>) -> &'static str {
-    let modes = gpus.iter().map(|gpu| match classes.get(&gpu.gpu.bus_id.in_sysfs()) {
-        Some(class) if class.starts_with("0x0302") => "compute",
-        Some(class) if class.starts_with("0x0300") => "graphics",
-        _ => "unknown",
-    });
+    let modes = gpus
+        .iter()
+        .map(|gpu| match classes.get(&gpu.gpu.bus_id.in_sysfs()) {
+            Some(class) if class.starts_with("0x0302") => "compute",
+            Some(class) if class.starts_with("0x0300") => "graphics",
+            _ => "unknown",
+        });
     let modes: BTreeSet<&str> = modes.collect();
     match modes.first() {
         Some(mode) if modes.len() == 1 => mode,

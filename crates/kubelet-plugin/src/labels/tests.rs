@@ -8,9 +8,23 @@ use nvidia_host::nvml::monitoring::Engines;
 use nvidia_host::nvml::monitoring::MigAttributes;
 
 fn facts(gpus: &[NodeGpu]) -> Facts {
-    let properties = Properties { memory_mib: Some(81559), mig_capable: true, addressing_mode: None };
-    let engines = Engines { copy: 1, decoder: 2, ..Engines::default() };
-    let attributes = MigAttributes { gpu_slices: 1, compute_slices: 1, memory_mib: 9984, multiprocessors: 16, engines };
+    let properties = Properties {
+        memory_mib: Some(81559),
+        mig_capable: true,
+        addressing_mode: None,
+    };
+    let engines = Engines {
+        copy: 1,
+        decoder: 2,
+        ..Engines::default()
+    };
+    let attributes = MigAttributes {
+        gpu_slices: 1,
+        compute_slices: 1,
+        memory_mib: 9984,
+        multiprocessors: 16,
+        engines,
+    };
     let mut facts = Facts::default();
     facts.apply(&Update::Snapshot(Box::new(Snapshot {
         inventory: Inventory {
@@ -19,7 +33,10 @@ fn facts(gpus: &[NodeGpu]) -> Facts {
             gpus: gpus.iter().map(|gpu| gpu.gpu.clone()).collect(),
             ..Inventory::default()
         },
-        properties: gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), properties)).collect(),
+        properties: gpus
+            .iter()
+            .map(|gpu| (gpu.gpu.uuid.clone(), properties))
+            .collect(),
         mig_attributes: gpus
             .iter()
             .flat_map(|gpu| gpu.profiles.keys().map(|uuid| (uuid.clone(), attributes)))
@@ -30,13 +47,24 @@ fn facts(gpus: &[NodeGpu]) -> Facts {
 }
 
 fn labels(gpus: &[NodeGpu], settings: &Plugin) -> Vec<String> {
-    lines(&facts(gpus), gpus, settings, &Limits::default(), &host(&["0x030200", "0x030200", "0x030200"]))
+    lines(
+        &facts(gpus),
+        gpus,
+        settings,
+        &Limits::default(),
+        &host(&["0x030200", "0x030200", "0x030200"]),
+    )
 }
 
 fn host(classes: &[&str]) -> Host {
     let classes = classes.iter().enumerate();
-    let classes = classes.map(|(at, class)| (format!("0000:{:02x}:00.0", at + 1), (*class).to_owned()));
-    Host { machine: Some("PowerEdge XE9680".to_owned()), started: 1_764_000_000, classes: classes.collect() }
+    let classes =
+        classes.map(|(at, class)| (format!("0000:{:02x}:00.0", at + 1), (*class).to_owned()));
+    Host {
+        machine: Some("PowerEdge XE9680".to_owned()),
+        started: 1_764_000_000,
+        classes: classes.collect(),
+    }
 }
 
 #[test]
@@ -59,11 +87,16 @@ fn the_mode_follows_from_the_pci_class() {
 fn some(gpus: &[NodeGpu], settings: &Plugin, names: &[&str]) -> Vec<String> {
     let all = labels(gpus, settings).into_iter();
     let bare = all.map(|line| line.strip_prefix("nvidia.com/").unwrap().to_owned());
-    bare.filter(|line| names.iter().any(|name| line.starts_with(name))).collect()
+    bare.filter(|line| names.iter().any(|name| line.starts_with(name)))
+        .collect()
 }
 
 fn with(mig_strategy: MigStrategy, replicas: u32) -> Plugin {
-    Plugin { mig_strategy, replicas, ..Plugin::default() }
+    Plugin {
+        mig_strategy,
+        replicas,
+        ..Plugin::default()
+    }
 }
 
 const MODEL: &str = "NVIDIA H100 80GB HBM3";
@@ -105,22 +138,50 @@ fn all_labels_of_a_node_with_whole_gpus() {
 }
 
 fn sliced(name: &str, rename: Option<&str>) -> Plugin {
-    let row = TimeSlicing { name: name.to_owned(), rename: rename.map(str::to_owned), replicas: 4 };
-    Plugin { time_slicing: vec![row], ..with(MigStrategy::Mixed, 1) }
+    let row = TimeSlicing {
+        name: name.to_owned(),
+        rename: rename.map(str::to_owned),
+        replicas: 4,
+    };
+    Plugin {
+        time_slicing: vec![row],
+        ..with(MigStrategy::Mixed, 1)
+    }
 }
 
 #[test]
 fn products_counts_and_strategies() {
-    const BASIC: &[&str] =
-        &["gpu.product", "gpu.count", "gpu.replicas", "gpu.sharing", "mig.strategy", "mig-1g.5gb.product"];
-    let whole = [gpu(0, MODEL, &[]), gpu(1, "NVIDIA T4", &[]), gpu(2, "NVIDIA T4", &[])];
-    let mixed = [gpu(0, "A100", &["1g.5gb", "1g.5gb", "2g.10gb+me"]), gpu(1, "A100", &[])];
-    let uniform = [gpu(0, "A100", &["1g.5gb", "1g.5gb"]), gpu(1, "A100", &["1g.5gb"])];
+    const BASIC: &[&str] = &[
+        "gpu.product",
+        "gpu.count",
+        "gpu.replicas",
+        "gpu.sharing",
+        "mig.strategy",
+        "mig-1g.5gb.product",
+    ];
+    let whole = [
+        gpu(0, MODEL, &[]),
+        gpu(1, "NVIDIA T4", &[]),
+        gpu(2, "NVIDIA T4", &[]),
+    ];
+    let mixed = [
+        gpu(0, "A100", &["1g.5gb", "1g.5gb", "2g.10gb+me"]),
+        gpu(1, "A100", &[]),
+    ];
+    let uniform = [
+        gpu(0, "A100", &["1g.5gb", "1g.5gb"]),
+        gpu(1, "A100", &["1g.5gb"]),
+    ];
     let rows: &[(&[NodeGpu], Plugin, &[&str])] = &[
         (
             &whole,
             with(MigStrategy::None, 1),
-            &["gpu.count=2", "gpu.product=NVIDIA-T4", "gpu.replicas=1", "gpu.sharing-strategy=none"],
+            &[
+                "gpu.count=2",
+                "gpu.product=NVIDIA-T4",
+                "gpu.replicas=1",
+                "gpu.sharing-strategy=none",
+            ],
         ),
         (
             &whole[..1],
@@ -181,7 +242,10 @@ fn products_counts_and_strategies() {
         ),
         (
             &mixed,
-            sliced("nvidia.com/mig-1g.5gb", Some("nvidia.com/mig-1g.5gb.shared")),
+            sliced(
+                "nvidia.com/mig-1g.5gb",
+                Some("nvidia.com/mig-1g.5gb.shared"),
+            ),
             &[
                 "gpu.count=2",
                 "gpu.product=A100",
@@ -195,17 +259,43 @@ fn products_counts_and_strategies() {
         (
             &mixed,
             with(MigStrategy::Single, 1),
-            &["gpu.count=2", "gpu.product=A100", "gpu.replicas=1", "gpu.sharing-strategy=none", "mig.strategy=single"],
+            &[
+                "gpu.count=2",
+                "gpu.product=A100",
+                "gpu.replicas=1",
+                "gpu.sharing-strategy=none",
+                "mig.strategy=single",
+            ],
         ),
     ];
     for (gpus, settings, expected) in rows {
-        assert_eq!(some(gpus, settings, BASIC), *expected, "{:?}", settings.mig_strategy);
+        assert_eq!(
+            some(gpus, settings, BASIC),
+            *expected,
+            "{:?}",
+            settings.mig_strategy
+        );
     }
     let gpus = [gpu(0, "A100", &["1g.5gb", "1g.5gb"])];
-    let renamed = sliced("nvidia.com/mig-1g.5gb", Some("nvidia.com/mig-1g.5gb.shared"));
+    let renamed = sliced(
+        "nvidia.com/mig-1g.5gb",
+        Some("nvidia.com/mig-1g.5gb.shared"),
+    );
     assert_eq!(
-        some(&gpus, &renamed, &["mig-1g.5gb.replicas", "mig-1g.5gb.sharing", "mig-1g.5gb.product"]),
-        ["mig-1g.5gb.product=A100-MIG-1g.5gb", "mig-1g.5gb.replicas=4", "mig-1g.5gb.sharing-strategy=time-slicing"]
+        some(
+            &gpus,
+            &renamed,
+            &[
+                "mig-1g.5gb.replicas",
+                "mig-1g.5gb.sharing",
+                "mig-1g.5gb.product"
+            ]
+        ),
+        [
+            "mig-1g.5gb.product=A100-MIG-1g.5gb",
+            "mig-1g.5gb.replicas=4",
+            "mig-1g.5gb.sharing-strategy=time-slicing"
+        ]
     );
     let parts = [
         "engines.copy=1",
@@ -217,32 +307,87 @@ fn products_counts_and_strategies() {
         "multiprocessors=16",
     ];
     let slices = ["slices.ci=1", "slices.gi=1"];
-    let mig = ["product=A100-MIG-1g.5gb", "replicas=1", "sharing-strategy=none"];
+    let mig = [
+        "product=A100-MIG-1g.5gb",
+        "replicas=1",
+        "sharing-strategy=none",
+    ];
     let expected = ["count=2"].iter().chain(&parts).chain(&mig).chain(&slices);
     let expected: Vec<String> = expected.map(|line| format!("mig-1g.5gb.{line}")).collect();
-    assert_eq!(some(&gpus, &with(MigStrategy::Mixed, 1), &["mig-"]), expected);
-    let single = some(&gpus, &with(MigStrategy::Single, 1), &["gpu.memory", "gpu.slices", "gpu.family", "mig-"]);
-    assert_eq!(single, ["gpu.family=hopper", "gpu.memory=9984", "gpu.slices.ci=1", "gpu.slices.gi=1"]);
-    assert_eq!(some(&mixed, &with(MigStrategy::Mixed, 1), &["mig-2g.10gb.me.count"]), ["mig-2g.10gb.me.count=1"]);
+    assert_eq!(
+        some(&gpus, &with(MigStrategy::Mixed, 1), &["mig-"]),
+        expected
+    );
+    let single = some(
+        &gpus,
+        &with(MigStrategy::Single, 1),
+        &["gpu.memory", "gpu.slices", "gpu.family", "mig-"],
+    );
+    assert_eq!(
+        single,
+        [
+            "gpu.family=hopper",
+            "gpu.memory=9984",
+            "gpu.slices.ci=1",
+            "gpu.slices.gi=1"
+        ]
+    );
+    assert_eq!(
+        some(
+            &mixed,
+            &with(MigStrategy::Mixed, 1),
+            &["mig-2g.10gb.me.count"]
+        ),
+        ["mig-2g.10gb.me.count=1"]
+    );
 }
 
 /// The labels describe the GPUs that the node offers.
 #[test]
 fn denied_gpus_do_not_count() {
-    let gpus = [gpu(0, MODEL, &[]), gpu(1, MODEL, &[]), gpu(2, "NVIDIA T4", &[]), gpu(3, MODEL, &["1g.5gb", "1g.5gb"])];
+    let gpus = [
+        gpu(0, MODEL, &[]),
+        gpu(1, MODEL, &[]),
+        gpu(2, "NVIDIA T4", &[]),
+        gpu(3, MODEL, &["1g.5gb", "1g.5gb"]),
+    ];
     let found = |deny: &[&str], names: &[&str]| {
-        let limits = Limits { deny: deny.iter().map(|entry| (*entry).to_owned()).collect(), ..Limits::default() };
-        let all = lines(&facts(&gpus), &gpus, &Plugin::default(), &limits, &Host::default());
-        let bare = all.iter().map(|line| line.strip_prefix("nvidia.com/").unwrap().to_owned());
-        bare.filter(|line| names.iter().any(|name| line.starts_with(name))).collect::<Vec<_>>()
+        let limits = Limits {
+            deny: deny.iter().map(|entry| (*entry).to_owned()).collect(),
+            ..Limits::default()
+        };
+        let all = lines(
+            &facts(&gpus),
+            &gpus,
+            &Plugin::default(),
+            &limits,
+            &Host::default(),
+        );
+        let bare = all
+            .iter()
+            .map(|line| line.strip_prefix("nvidia.com/").unwrap().to_owned());
+        bare.filter(|line| names.iter().any(|name| line.starts_with(name)))
+            .collect::<Vec<_>>()
     };
     let names = ["gpu.count", "gpu.product", "mig-1g.5gb.count"];
     let h100 = "gpu.product=NVIDIA-H100-80GB-HBM3";
-    assert_eq!(found(&[], &names), ["gpu.count=3", h100, "mig-1g.5gb.count=2"]);
-    assert_eq!(found(&["1"], &names), ["gpu.count=2", h100, "mig-1g.5gb.count=2"]);
-    assert_eq!(found(&["1", "3:0"], &names), ["gpu.count=2", h100, "mig-1g.5gb.count=1"]);
+    assert_eq!(
+        found(&[], &names),
+        ["gpu.count=3", h100, "mig-1g.5gb.count=2"]
+    );
+    assert_eq!(
+        found(&["1"], &names),
+        ["gpu.count=2", h100, "mig-1g.5gb.count=2"]
+    );
+    assert_eq!(
+        found(&["1", "3:0"], &names),
+        ["gpu.count=2", h100, "mig-1g.5gb.count=1"]
+    );
     assert_eq!(found(&["1", "3"], &names), ["gpu.count=1", h100]);
-    assert_eq!(found(&["*H100*"], &names), ["gpu.count=1", "gpu.product=NVIDIA-T4"]);
+    assert_eq!(
+        found(&["*H100*"], &names),
+        ["gpu.count=1", "gpu.product=NVIDIA-T4"]
+    );
 }
 
 #[test]
@@ -250,22 +395,55 @@ fn without_a_driver_or_a_permitted_gpu_there_are_no_labels() {
     let gpus = [gpu(0, MODEL, &[])];
     let settings = Plugin::default();
     assert!(labels(&[], &settings).is_empty());
-    assert!(lines(&Facts::default(), &gpus, &settings, &Limits::default(), &Host::default()).is_empty());
-    let deny = Limits { deny: vec!["0".into()], ..Limits::default() };
+    assert!(
+        lines(
+            &Facts::default(),
+            &gpus,
+            &settings,
+            &Limits::default(),
+            &Host::default()
+        )
+        .is_empty()
+    );
+    let deny = Limits {
+        deny: vec!["0".into()],
+        ..Limits::default()
+    };
     assert!(lines(&facts(&gpus), &gpus, &settings, &deny, &Host::default()).is_empty());
     let mut facts = facts(&gpus);
     facts.apply(&Update::LetGo);
-    let found = lines(&facts, &gpus, &settings, &Limits::default(), &Host::default());
-    assert!(found.contains(&"nvidia.com/gpu.machine=unknown".to_owned()), "{found:?}");
+    let found = lines(
+        &facts,
+        &gpus,
+        &settings,
+        &Limits::default(),
+        &Host::default(),
+    );
+    assert!(
+        found.contains(&"nvidia.com/gpu.machine=unknown".to_owned()),
+        "{found:?}"
+    );
     facts.apply(&Update::Absent("no driver".into()));
-    assert!(lines(&facts, &gpus, &settings, &Limits::default(), &Host::default()).is_empty());
+    assert!(
+        lines(
+            &facts,
+            &gpus,
+            &settings,
+            &Limits::default(),
+            &Host::default()
+        )
+        .is_empty()
+    );
 }
 
 #[test]
 fn values_follow_the_rules_of_kubernetes() {
     for (text, value) in [
         ("NVIDIA H100 80GB HBM3", "NVIDIA-H100-80GB-HBM3"),
-        (" Standard PC (Q35 + ICH9, 2009) ", "Standard-PC--Q35---ICH9--2009"),
+        (
+            " Standard PC (Q35 + ICH9, 2009) ",
+            "Standard-PC--Q35---ICH9--2009",
+        ),
         ("-_.a._-", "a"),
         ("é", ""),
         ("\n", ""),

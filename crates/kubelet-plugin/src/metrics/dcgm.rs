@@ -7,75 +7,161 @@
 use nvidia_host::nvml::monitoring::Memory;
 
 use super::readings::Reading;
-use super::series::{Accelerator, Facts, Kind, Labels, Metric, Series, add, find, float, gauge, given};
+use super::series::{
+    Accelerator, Facts, Kind, Labels, Metric, Series, add, find, float, gauge, given,
+};
 use crate::monitor::message::More;
 
 const fn counter(name: &'static str, help: &'static str) -> Metric {
-    Metric { name, help, kind: Kind::CounterWithoutSuffix }
+    Metric {
+        name,
+        help,
+        kind: Kind::CounterWithoutSuffix,
+    }
 }
 
 const FB_FREE: Metric = gauge("DCGM_FI_DEV_FB_FREE", "Free memory in MiB");
-const FB_USED: Metric = gauge("DCGM_FI_DEV_FB_USED", "Memory in MiB that is allocated, or reserved by the driver");
+const FB_USED: Metric = gauge(
+    "DCGM_FI_DEV_FB_USED",
+    "Memory in MiB that is allocated, or reserved by the driver",
+);
 const FB_TOTAL: Metric = gauge("DCGM_FI_DEV_FB_TOTAL", "Memory in MiB");
-const XID_ERRORS: Metric =
-    gauge("DCGM_FI_DEV_XID_ERRORS", "The last XID since the plugin started, 0 if there was none");
+const XID_ERRORS: Metric = gauge(
+    "DCGM_FI_DEV_XID_ERRORS",
+    "The last XID since the plugin started, 0 if there was none",
+);
 
 /// A metric of a whole GPU, and its value.
 type Row = (Metric, fn(&Reading, &More) -> Option<f64>);
 
 const ROWS: [Row; 14] = [
-    (gauge("DCGM_FI_DEV_SM_CLOCK", "Clock of the multiprocessors in MHz"), |_, more| more.sm_clock.map(f64::from)),
-    (gauge("DCGM_FI_DEV_MEM_CLOCK", "Clock of the memory in MHz"), |_, more| more.memory_clock.map(f64::from)),
-    (gauge("DCGM_FI_DEV_MEMORY_TEMP", "Temperature of the memory in degrees Celsius"), |_, more| {
-        more.memory_temperature.map(float)
-    }),
-    (gauge("DCGM_FI_DEV_GPU_TEMP", "Temperature of the GPU in degrees Celsius"), |reading, _| {
-        reading.temperature.map(f64::from)
-    }),
-    (gauge("DCGM_FI_DEV_POWER_USAGE", "Power that the GPU's board uses, in W"), |reading, _| {
-        reading.power.map(|milliwatts| f64::from(milliwatts) / 1000.0)
-    }),
-    (counter("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Energy in mJ since the driver was loaded"), |_, more| {
-        more.energy.map(float)
-    }),
-    (counter("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "Number of PCIe packets that were sent again"), |_, more| {
-        more.pcie_replays.map(float)
-    }),
-    (gauge("DCGM_FI_DEV_GPU_UTIL", "Utilization of the GPU in percent"), |reading, _| {
-        reading.newest_utilization().map(f64::from)
-    }),
-    (gauge("DCGM_FI_DEV_MEM_COPY_UTIL", "Percentage of time in which memory was read or written"), |_, more| {
-        more.memory_utilization.map(f64::from)
-    }),
-    (gauge("DCGM_FI_DEV_ENC_UTIL", "Utilization of the encoder in percent"), |_, more| more.encoder.map(f64::from)),
-    (gauge("DCGM_FI_DEV_DEC_UTIL", "Utilization of the decoder in percent"), |_, more| more.decoder.map(f64::from)),
     (
-        counter("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "Rows that were remapped because of uncorrectable errors"),
+        gauge(
+            "DCGM_FI_DEV_SM_CLOCK",
+            "Clock of the multiprocessors in MHz",
+        ),
+        |_, more| more.sm_clock.map(f64::from),
+    ),
+    (
+        gauge("DCGM_FI_DEV_MEM_CLOCK", "Clock of the memory in MHz"),
+        |_, more| more.memory_clock.map(f64::from),
+    ),
+    (
+        gauge(
+            "DCGM_FI_DEV_MEMORY_TEMP",
+            "Temperature of the memory in degrees Celsius",
+        ),
+        |_, more| more.memory_temperature.map(float),
+    ),
+    (
+        gauge(
+            "DCGM_FI_DEV_GPU_TEMP",
+            "Temperature of the GPU in degrees Celsius",
+        ),
+        |reading, _| reading.temperature.map(f64::from),
+    ),
+    (
+        gauge(
+            "DCGM_FI_DEV_POWER_USAGE",
+            "Power that the GPU's board uses, in W",
+        ),
+        |reading, _| {
+            reading
+                .power
+                .map(|milliwatts| f64::from(milliwatts) / 1000.0)
+        },
+    ),
+    (
+        counter(
+            "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
+            "Energy in mJ since the driver was loaded",
+        ),
+        |_, more| more.energy.map(float),
+    ),
+    (
+        counter(
+            "DCGM_FI_DEV_PCIE_REPLAY_COUNTER",
+            "Number of PCIe packets that were sent again",
+        ),
+        |_, more| more.pcie_replays.map(float),
+    ),
+    (
+        gauge("DCGM_FI_DEV_GPU_UTIL", "Utilization of the GPU in percent"),
+        |reading, _| reading.newest_utilization().map(f64::from),
+    ),
+    (
+        gauge(
+            "DCGM_FI_DEV_MEM_COPY_UTIL",
+            "Percentage of time in which memory was read or written",
+        ),
+        |_, more| more.memory_utilization.map(f64::from),
+    ),
+    (
+        gauge(
+            "DCGM_FI_DEV_ENC_UTIL",
+            "Utilization of the encoder in percent",
+        ),
+        |_, more| more.encoder.map(f64::from),
+    ),
+    (
+        gauge(
+            "DCGM_FI_DEV_DEC_UTIL",
+            "Utilization of the decoder in percent",
+        ),
+        |_, more| more.decoder.map(f64::from),
+    ),
+    (
+        counter(
+            "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
+            "Rows that were remapped because of uncorrectable errors",
+        ),
         |_, more| more.remapped_uncorrectable.map(float),
     ),
     (
-        counter("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "Rows that were remapped because of correctable errors"),
+        counter(
+            "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS",
+            "Rows that were remapped because of correctable errors",
+        ),
         |_, more| more.remapped_correctable.map(float),
     ),
-    (gauge("DCGM_FI_DEV_ROW_REMAP_FAILURE", "1 if the remapping of a row has failed"), |_, more| {
-        more.remap_failure.map(float)
-    }),
+    (
+        gauge(
+            "DCGM_FI_DEV_ROW_REMAP_FAILURE",
+            "1 if the remapping of a row has failed",
+        ),
+        |_, more| more.remap_failure.map(float),
+    ),
 ];
 
 /// Returns all metrics, in the order of the output.
 pub fn metrics() -> impl Iterator<Item = Metric> {
-    ROWS.into_iter().map(|(metric, _)| metric).chain([XID_ERRORS, FB_FREE, FB_USED, FB_TOTAL])
+    ROWS.into_iter()
+        .map(|(metric, _)| metric)
+        .chain([XID_ERRORS, FB_FREE, FB_USED, FB_TOTAL])
 }
 
 /// Adds the series to others.
 pub fn extend(facts: &Facts, out: &mut Series) {
     let none = Reading::default();
-    let version = facts.offer.known.as_ref().map(|known| known.driver_version.clone()).unwrap_or_default();
+    let version = facts
+        .offer
+        .known
+        .as_ref()
+        .map(|known| known.driver_version.clone())
+        .unwrap_or_default();
     for gpu in &facts.offer.gpus {
         let reading = facts.readings.gpus.get(&gpu.gpu.uuid).unwrap_or(&none);
-        let whole = Accelerator { gpu, uuid: &gpu.gpu.uuid };
+        let whole = Accelerator {
+            gpu,
+            uuid: &gpu.gpu.uuid,
+        };
         let more = reading.more.clone().unwrap_or_default();
-        let last_xid = facts.readings.last_xids.get(&gpu.gpu.uuid).copied().unwrap_or_default();
+        let last_xid = facts
+            .readings
+            .last_xids
+            .get(&gpu.gpu.uuid)
+            .copied()
+            .unwrap_or_default();
         for labels in with_containers(facts, whole, &version) {
             for (metric, value) in ROWS {
                 add(out, metric, labels.clone(), value(reading, &more));
@@ -88,7 +174,14 @@ pub fn extend(facts: &Facts, out: &mut Series) {
         }
         for mig in &gpu.gpu.mig_devices {
             let memory = reading.mig_memory.get(&mig.uuid).copied();
-            for labels in with_containers(facts, Accelerator { gpu, uuid: &mig.uuid }, &version) {
+            for labels in with_containers(
+                facts,
+                Accelerator {
+                    gpu,
+                    uuid: &mig.uuid,
+                },
+                &version,
+            ) {
                 of_memory(memory, &labels, out);
             }
         }
@@ -96,8 +189,14 @@ pub fn extend(facts: &Facts, out: &mut Series) {
 }
 
 fn of_memory(memory: Option<Memory>, labels: &Labels, out: &mut Series) {
-    let Some(Memory { total, used }) = memory else { return };
-    for (metric, bytes) in [(FB_FREE, total.saturating_sub(used)), (FB_USED, used), (FB_TOTAL, total)] {
+    let Some(Memory { total, used }) = memory else {
+        return;
+    };
+    for (metric, bytes) in [
+        (FB_FREE, total.saturating_sub(used)),
+        (FB_USED, used),
+        (FB_TOTAL, total),
+    ] {
         add(out, metric, labels.clone(), Some(float(bytes >> 20)));
     }
 }
@@ -132,9 +231,20 @@ fn labels(facts: &Facts, device: Accelerator<'_>, version: &str) -> Labels {
         ("modelName", gpu.model.clone()),
     ];
     if let Some(mig) = gpu.mig_devices.iter().find(|mig| mig.uuid == device.uuid) {
-        let profile = device.gpu.profiles.get(&mig.uuid).cloned().unwrap_or_default();
-        labels.extend([("GPU_I_PROFILE", profile), ("GPU_I_ID", mig.gpu_instance.to_string())]);
+        let profile = device
+            .gpu
+            .profiles
+            .get(&mig.uuid)
+            .cloned()
+            .unwrap_or_default();
+        labels.extend([
+            ("GPU_I_PROFILE", profile),
+            ("GPU_I_ID", mig.gpu_instance.to_string()),
+        ]);
     }
-    labels.extend([("Hostname", facts.node.clone()), ("DCGM_FI_DRIVER_VERSION", version.to_owned())]);
+    labels.extend([
+        ("Hostname", facts.node.clone()),
+        ("DCGM_FI_DRIVER_VERSION", version.to_owned()),
+    ]);
     labels
 }

@@ -48,8 +48,14 @@ impl Reading {
     /// Returns the mean utilization of the last polls, in percent.
     #[must_use]
     pub fn utilization(&self) -> Option<f64> {
-        let count = u32::try_from(self.utilization.len()).ok().filter(|count| *count > 0)?;
-        let sum: f64 = self.utilization.iter().map(|(_, percent)| f64::from(*percent)).sum();
+        let count = u32::try_from(self.utilization.len())
+            .ok()
+            .filter(|count| *count > 0)?;
+        let sum: f64 = self
+            .utilization
+            .iter()
+            .map(|(_, percent)| f64::from(*percent))
+            .sum();
         Some(sum / f64::from(count))
     }
 
@@ -60,12 +66,15 @@ impl Reading {
     }
 
     fn take(&mut self, sample: &Sample, now: Instant) {
-        let Some(measured) = &sample.measured else { return };
+        let Some(measured) = &sample.measured else {
+            return;
+        };
         self.memory = sample.memory;
         (self.temperature, self.power) = (measured.temperature, measured.power);
         self.mig_memory.clone_from(&measured.mig_memory);
         self.more.clone_from(&measured.more);
-        self.utilization.retain(|(at, _)| now.saturating_duration_since(*at) < WINDOW);
+        self.utilization
+            .retain(|(at, _)| now.saturating_duration_since(*at) < WINDOW);
         match measured.utilization {
             Some(percent) => self.utilization.push_back((now, percent)),
             None => self.utilization.clear(),
@@ -81,18 +90,28 @@ impl Readings {
         }
         match update {
             Update::Sample(sample) if sample.error.is_some() => drop(self.gpus.remove(&sample.gpu)),
-            Update::Sample(sample) => self.gpus.entry(sample.gpu.clone()).or_default().take(sample, now),
-            Update::Event(Event { gpu, kind: EventKind::Xid(number) }) => {
+            Update::Sample(sample) => self
+                .gpus
+                .entry(sample.gpu.clone())
+                .or_default()
+                .take(sample, now),
+            Update::Event(Event {
+                gpu,
+                kind: EventKind::Xid(number),
+            }) => {
                 *self.xids.entry((gpu.clone(), *number)).or_default() += 1;
                 self.last_xids.insert(gpu.clone(), *number);
             }
             Update::Event(_) => {}
             Update::Snapshot(snapshot) => {
                 let listed = &snapshot.inventory.gpus;
-                self.gpus.retain(|uuid, _| listed.iter().any(|gpu| gpu.uuid == *uuid));
+                self.gpus
+                    .retain(|uuid, _| listed.iter().any(|gpu| gpu.uuid == *uuid));
             }
             Update::Silent { gpu: Some(gpu), .. } => drop(self.gpus.remove(gpu)),
-            Update::Silent { gpu: None, .. } | Update::Absent(_) | Update::LetGo => self.gpus.clear(),
+            Update::Silent { gpu: None, .. } | Update::Absent(_) | Update::LetGo => {
+                self.gpus.clear()
+            }
         }
     }
 }
@@ -103,19 +122,34 @@ mod tests {
     use crate::monitor::message::Measured;
 
     fn sample(gpu: &str, utilization: Option<u32>) -> Update {
-        let measured = Measured { utilization, temperature: Some(40), ..Measured::default() };
+        let measured = Measured {
+            utilization,
+            temperature: Some(40),
+            ..Measured::default()
+        };
         let memory = Some(Memory { total: 8, used: 2 });
-        Update::Sample(Sample { gpu: gpu.into(), memory, measured: Some(measured), ..Sample::default() })
+        Update::Sample(Sample {
+            gpu: gpu.into(),
+            memory,
+            measured: Some(measured),
+            ..Sample::default()
+        })
     }
 
     #[test]
     fn the_utilization_is_a_mean_of_ten_seconds() {
         let start = Instant::now();
         let mut readings = Readings::default();
-        for (second, percent, mean) in
-            [(0, Some(10), Some(10.0)), (5, Some(30), Some(20.0)), (10, Some(50), Some(40.0)), (15, None, None)]
-        {
-            readings.apply(&sample("GPU-0", percent), start + Duration::from_secs(second));
+        for (second, percent, mean) in [
+            (0, Some(10), Some(10.0)),
+            (5, Some(30), Some(20.0)),
+            (10, Some(50), Some(40.0)),
+            (15, None, None),
+        ] {
+            readings.apply(
+                &sample("GPU-0", percent),
+                start + Duration::from_secs(second),
+            );
             assert_eq!(readings.gpus["GPU-0"].utilization(), mean, "{second} s");
         }
     }
@@ -123,11 +157,27 @@ mod tests {
     #[test]
     fn a_gpu_that_does_not_answer_has_no_values() {
         let now = Instant::now();
-        let failed = Sample { gpu: "GPU-0".into(), error: Some("lost".into()), ..Sample::default() };
+        let failed = Sample {
+            gpu: "GPU-0".into(),
+            error: Some("lost".into()),
+            ..Sample::default()
+        };
         for (update, left) in [
             (Update::Sample(failed), 1),
-            (Update::Silent { gpu: Some("GPU-0".into()), why: String::new() }, 1),
-            (Update::Silent { gpu: None, why: String::new() }, 0),
+            (
+                Update::Silent {
+                    gpu: Some("GPU-0".into()),
+                    why: String::new(),
+                },
+                1,
+            ),
+            (
+                Update::Silent {
+                    gpu: None,
+                    why: String::new(),
+                },
+                0,
+            ),
             (Update::Absent(String::new()), 0),
             (Update::LetGo, 0),
             (Update::Snapshot(Box::default()), 0),
@@ -150,7 +200,13 @@ mod tests {
             ("GPU-1", EventKind::Xid(13)),
             ("GPU-1", EventKind::Unavailable),
         ] {
-            readings.apply(&Update::Event(Event { gpu: gpu.into(), kind }), now);
+            readings.apply(
+                &Update::Event(Event {
+                    gpu: gpu.into(),
+                    kind,
+                }),
+                now,
+            );
         }
         readings.apply(&Update::LetGo, now);
         let expected = [(("GPU-0".to_owned(), 79), 2), (("GPU-1".to_owned(), 13), 1)];

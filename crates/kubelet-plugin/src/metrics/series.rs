@@ -59,7 +59,11 @@ pub enum Kind {
 }
 
 pub(super) const fn gauge(name: &'static str, help: &'static str) -> Metric {
-    Metric { name, help, kind: Kind::Gauge }
+    Metric {
+        name,
+        help,
+        kind: Kind::Gauge,
+    }
 }
 
 impl Metric {
@@ -73,15 +77,25 @@ impl Metric {
     }
 }
 
-const DUTY_CYCLE: Metric =
-    gauge("duty_cycle", "Mean utilization of the container's GPU in percent, in the last 10 seconds");
+const DUTY_CYCLE: Metric = gauge(
+    "duty_cycle",
+    "Mean utilization of the container's GPU in percent, in the last 10 seconds",
+);
 const MEMORY_TOTAL: Metric = gauge("memory_total", "Memory of the container's GPU in bytes");
-const MEMORY_USED: Metric = gauge("memory_used", "Allocated memory of the container's GPU in bytes");
+const MEMORY_USED: Metric = gauge(
+    "memory_used",
+    "Allocated memory of the container's GPU in bytes",
+);
 const REQUEST: Metric = gauge("request", "Number of devices that the container has");
-const DUTY_CYCLE_NODE: Metric =
-    gauge("duty_cycle_gpu_node", "Mean utilization of the GPU in percent, in the last 10 seconds");
+const DUTY_CYCLE_NODE: Metric = gauge(
+    "duty_cycle_gpu_node",
+    "Mean utilization of the GPU in percent, in the last 10 seconds",
+);
 const MEMORY_TOTAL_NODE: Metric = gauge("memory_total_gpu_node", "Memory of the GPU in bytes");
-const MEMORY_USED_NODE: Metric = gauge("memory_used_gpu_node", "Allocated memory of the GPU in bytes");
+const MEMORY_USED_NODE: Metric = gauge(
+    "memory_used_gpu_node",
+    "Allocated memory of the GPU in bytes",
+);
 const HEALTH: Metric = gauge("onh_gpu_health", "1 if the GPU can be used, 0 if it cannot");
 /// The reason changes while a GPU is unhealthy, so it is not a label of [`HEALTH`]: the time of an alert would begin again.
 const UNHEALTHY: Metric = gauge("onh_gpu_unhealthy_info", "Why the GPU cannot be used");
@@ -94,8 +108,10 @@ const XID_ERRORS: Metric = Metric {
     help: "Errors that the driver reported, by NVIDIA's number",
     kind: Kind::Counter,
 };
-const REGISTRATION: Metric =
-    gauge("onh_registration_timestamp_seconds", "When the kubelet last accepted the resource, in seconds since 1970");
+const REGISTRATION: Metric = gauge(
+    "onh_registration_timestamp_seconds",
+    "When the kubelet last accepted the resource, in seconds since 1970",
+);
 
 /// All of them, in the order of the output.
 pub const METRICS: [Metric; 15] = [
@@ -133,18 +149,44 @@ pub fn series(facts: &Facts) -> Series {
     of_health(&facts.readings, &mut out);
     for (uuid, reading) in &facts.readings.gpus {
         let labels = vec![("uuid", uuid.clone())];
-        add(&mut out, TEMPERATURE, labels.clone(), reading.temperature.map(f64::from));
-        add(&mut out, POWER, labels, reading.power.map(|milliwatts| f64::from(milliwatts) / 1000.0));
+        add(
+            &mut out,
+            TEMPERATURE,
+            labels.clone(),
+            reading.temperature.map(f64::from),
+        );
+        add(
+            &mut out,
+            POWER,
+            labels,
+            reading
+                .power
+                .map(|milliwatts| f64::from(milliwatts) / 1000.0),
+        );
     }
     for ((uuid, number), count) in &facts.readings.xids {
-        let is_ignored = facts.ignored_xids.iter().any(|ignored| u64::from(*ignored) == *number);
-        let labels = vec![("uuid", uuid.clone()), ("xid", number.to_string()), ("ignored", is_ignored.to_string())];
+        let is_ignored = facts
+            .ignored_xids
+            .iter()
+            .any(|ignored| u64::from(*ignored) == *number);
+        let labels = vec![
+            ("uuid", uuid.clone()),
+            ("xid", number.to_string()),
+            ("ignored", is_ignored.to_string()),
+        ];
         add(&mut out, XID_ERRORS, labels, Some(float(*count)));
     }
     for (resource, registration) in &facts.status {
-        let since = registration.registered.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        let since = registration
+            .registered
+            .and_then(|at| at.duration_since(UNIX_EPOCH).ok());
         let labels = vec![("resource_name", resource.clone())];
-        add(&mut out, REGISTRATION, labels, since.map(|since| since.as_secs_f64()));
+        add(
+            &mut out,
+            REGISTRATION,
+            labels,
+            since.map(|since| since.as_secs_f64()),
+        );
     }
     out
 }
@@ -155,13 +197,23 @@ fn of_health(readings: &Readings, out: &mut Series) {
     if !readings.is_without_gpu {
         let why = readings.driver.why_not();
         add(out, DRIVER, vec![], truth(why.is_none()));
-        add(out, DRIVER_DOWN, vec![("reason", why.unwrap_or_default().to_owned())], why.map(|_| 1.0));
+        add(
+            out,
+            DRIVER_DOWN,
+            vec![("reason", why.unwrap_or_default().to_owned())],
+            why.map(|_| 1.0),
+        );
     }
     for (uuid, why) in &readings.health {
         let labels = vec![("uuid", uuid.clone())];
         add(out, HEALTH, labels.clone(), truth(why.is_none()));
         let reason = ("reason", why.clone().unwrap_or_default());
-        add(out, UNHEALTHY, [labels, vec![reason]].concat(), why.as_ref().map(|_| 1.0));
+        add(
+            out,
+            UNHEALTHY,
+            [labels, vec![reason]].concat(),
+            why.as_ref().map(|_| 1.0),
+        );
     }
 }
 
@@ -180,9 +232,16 @@ fn of_containers(facts: &Facts, out: &mut Series) {
         let mut known: Vec<Accelerator<'_>> = Vec::new();
         for (resource, ids) in given(facts, container) {
             let count = u32::try_from(ids.len()).ok().map(f64::from);
-            add(out, REQUEST, [&*name, &[("resource_name", resource.to_owned())]].concat(), count);
+            add(
+                out,
+                REQUEST,
+                [&*name, &[("resource_name", resource.to_owned())]].concat(),
+                count,
+            );
             for id in ids {
-                let Some(accelerator) = find(&facts.offer, id) else { continue };
+                let Some(accelerator) = find(&facts.offer, id) else {
+                    continue;
+                };
                 if known.iter().any(|other| other.uuid == accelerator.uuid) {
                     continue;
                 }
@@ -190,18 +249,42 @@ fn of_containers(facts: &Facts, out: &mut Series) {
                 let labels = [&*name, &accelerator.labels()].concat();
                 known.push(accelerator);
                 add(out, DUTY_CYCLE, labels.clone(), values.utilization);
-                add(out, MEMORY_TOTAL, labels.clone(), values.memory.map(|memory| float(memory.total)));
-                add(out, MEMORY_USED, labels, values.memory.map(|memory| float(memory.used)));
+                add(
+                    out,
+                    MEMORY_TOTAL,
+                    labels.clone(),
+                    values.memory.map(|memory| float(memory.total)),
+                );
+                add(
+                    out,
+                    MEMORY_USED,
+                    labels,
+                    values.memory.map(|memory| float(memory.used)),
+                );
             }
         }
     }
 }
 
 /// Returns the ids of our devices that a container has: by the resource, or by the name of the driver for those of claims.
-pub(super) fn given<'a>(facts: &Facts, container: &'a Container) -> impl Iterator<Item = (&'a str, &'a [String])> {
-    let is_offered = |resource: &str| facts.offer.resources.iter().any(|offered| offered.name == *resource);
-    let of_plugin = container.devices.iter().filter(move |(resource, _)| is_offered(resource));
-    of_plugin.chain(&container.claims).map(|(name, ids)| (name.as_str(), ids.as_slice()))
+pub(super) fn given<'a>(
+    facts: &Facts,
+    container: &'a Container,
+) -> impl Iterator<Item = (&'a str, &'a [String])> {
+    let is_offered = |resource: &str| {
+        facts
+            .offer
+            .resources
+            .iter()
+            .any(|offered| offered.name == *resource)
+    };
+    let of_plugin = container
+        .devices
+        .iter()
+        .filter(move |(resource, _)| is_offered(resource));
+    of_plugin
+        .chain(&container.claims)
+        .map(|(name, ids)| (name.as_str(), ids.as_slice()))
 }
 
 fn of_node(facts: &Facts, out: &mut Series) {
@@ -209,8 +292,18 @@ fn of_node(facts: &Facts, out: &mut Series) {
         let values = accelerator.values(&facts.readings);
         let labels = accelerator.labels();
         add(out, DUTY_CYCLE_NODE, labels.clone(), values.utilization);
-        add(out, MEMORY_TOTAL_NODE, labels.clone(), values.memory.map(|memory| float(memory.total)));
-        add(out, MEMORY_USED_NODE, labels, values.memory.map(|memory| float(memory.used)));
+        add(
+            out,
+            MEMORY_TOTAL_NODE,
+            labels.clone(),
+            values.memory.map(|memory| float(memory.total)),
+        );
+        add(
+            out,
+            MEMORY_USED_NODE,
+            labels,
+            values.memory.map(|memory| float(memory.used)),
+        );
     }
 }
 
@@ -238,25 +331,45 @@ impl Accelerator<'_> {
             Some(profile) => format!("{model} MIG {profile}"),
             None => model.clone(),
         };
-        vec![("make", "nvidia".to_owned()), ("accelerator_id", self.uuid.to_owned()), ("model", model)]
+        vec![
+            ("make", "nvidia".to_owned()),
+            ("accelerator_id", self.uuid.to_owned()),
+            ("model", model),
+        ]
     }
 
     fn values(&self, readings: &Readings) -> Values {
         let reading = readings.gpus.get(&self.gpu.gpu.uuid);
         if self.is_whole() {
             let utilization = reading.and_then(Reading::utilization);
-            return Values { utilization, memory: reading.and_then(|reading| reading.memory) };
+            return Values {
+                utilization,
+                memory: reading.and_then(|reading| reading.memory),
+            };
         }
         // NVML does not report the utilization of MIG devices.
         let memory = reading.and_then(|reading| reading.mig_memory.get(self.uuid).copied());
-        Values { utilization: None, memory }
+        Values {
+            utilization: None,
+            memory,
+        }
     }
 }
 
 fn accelerators(gpu: &NodeGpu) -> Vec<Accelerator<'_>> {
-    let migs = gpu.gpu.mig_devices.iter().map(|mig| Accelerator { gpu, uuid: &mig.uuid });
-    let whole = Accelerator { gpu, uuid: &gpu.gpu.uuid };
-    if gpu.gpu.mig_devices.is_empty() { vec![whole] } else { migs.collect() }
+    let migs = gpu.gpu.mig_devices.iter().map(|mig| Accelerator {
+        gpu,
+        uuid: &mig.uuid,
+    });
+    let whole = Accelerator {
+        gpu,
+        uuid: &gpu.gpu.uuid,
+    };
+    if gpu.gpu.mig_devices.is_empty() {
+        vec![whole]
+    } else {
+        migs.collect()
+    }
 }
 
 /// Returns the device with this id of a resource: that with the UUID in the id, or the GPU of an id that does not contain it.
@@ -264,7 +377,11 @@ pub(super) fn find<'a>(offer: &'a Offer, id: &str) -> Option<Accelerator<'a>> {
     if let Some(found) = with_uuid(offer, uuid_of(id)) {
         return Some(found);
     }
-    let device = offer.resources.iter().flat_map(|resource| &resource.devices).find(|device| device.id == id)?;
+    let device = offer
+        .resources
+        .iter()
+        .flat_map(|resource| &resource.devices)
+        .find(|device| device.id == id)?;
     with_uuid(offer, &device.gpu)
 }
 
@@ -272,11 +389,16 @@ fn with_uuid<'a>(offer: &'a Offer, uuid: &str) -> Option<Accelerator<'a>> {
     offer.gpus.iter().find_map(|gpu| {
         let migs = gpu.gpu.mig_devices.iter().map(|mig| mig.uuid.as_str());
         let mut uuids = std::iter::once(gpu.gpu.uuid.as_str()).chain(migs);
-        uuids.find(|known| *known == uuid).map(|uuid| Accelerator { gpu, uuid })
+        uuids
+            .find(|known| *known == uuid)
+            .map(|uuid| Accelerator { gpu, uuid })
     })
 }
 
-#[allow(clippy::cast_precision_loss, reason = "numbers of bytes and errors are below 2^53")]
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "numbers of bytes and errors are below 2^53"
+)]
 pub(super) const fn float(number: u64) -> f64 {
     number as f64
 }

@@ -72,7 +72,10 @@ pub struct Sources {
 /// Serves until the future is dropped. `note` logs a line.
 pub async fn serve(address: SocketAddr, sources: Sources, note: impl Fn(&str)) -> Infallible {
     let listener = listen(address, &note).await;
-    let server = Arc::new(Server { sources, containers: Mutex::default() });
+    let server = Arc::new(Server {
+        sources,
+        containers: Mutex::default(),
+    });
     let mut tasks = JoinSet::new();
     let mut open: VecDeque<AbortHandle> = VecDeque::new();
     loop {
@@ -80,7 +83,10 @@ pub async fn serve(address: SocketAddr, sources: Sources, note: impl Fn(&str)) -
             Ok((stream, _)) => stream,
             Err(error) if is_of_peer(&error) => continue,
             Err(error) => {
-                note(&format!("cannot accept a connection for metrics: {}", line(&error.into())));
+                note(&format!(
+                    "cannot accept a connection for metrics: {}",
+                    line(&error.into())
+                ));
                 sleep(PAUSE).await;
                 continue;
             }
@@ -127,7 +133,10 @@ async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Whether the client closed the connection before it was accepted, which accept(2) reports as ECONNABORTED.
 fn is_of_peer(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset
+    )
 }
 
 async fn answer(stream: TcpStream, server: Arc<Server>) {
@@ -136,9 +145,14 @@ async fn answer(stream: TcpStream, server: Arc<Server>) {
         async move { Ok::<_, Infallible>(server.respond(&request).await) }
     });
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_header_size(MAX_HEADER).max_buf_size(MAX_HEADER);
+    http.timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE)
+        .max_header_size(MAX_HEADER)
+        .max_buf_size(MAX_HEADER);
     // A connection for each request: a client that keeps one open would use up the limit.
-    let connection = http.keep_alive(false).serve_connection(TokioIo::new(stream), service);
+    let connection = http
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), service);
     // The client made the error, or took too long.
     timeout(MAX_TIME, connection).await.ok();
 }
@@ -158,7 +172,9 @@ impl Server {
         }
         if !matches!(*method, Method::GET | Method::HEAD) {
             let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
-            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+            response
+                .headers_mut()
+                .insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
             return response;
         }
         if path == "/healthz" {
@@ -166,9 +182,16 @@ impl Server {
         }
         let containers = self.containers().await;
         let format = accepted(request.headers());
-        match text::text(self.series(containers), self.sources.latency.clone(), format) {
+        match text::text(
+            self.series(containers),
+            self.sources.latency.clone(),
+            format,
+        ) {
             Ok(body) => response(StatusCode::OK, format.content_type(), body),
-            Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "cannot write the metrics\n"),
+            Err(_) => plain(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "cannot write the metrics\n",
+            ),
         }
     }
 
@@ -177,13 +200,23 @@ impl Server {
         if let Some((_, containers)) = last.as_ref().filter(|(at, _)| at.elapsed() < CACHED) {
             return containers.clone();
         }
-        let containers = pods::list(&self.sources.pod_resources).await.unwrap_or_default();
+        let containers = pods::list(&self.sources.pod_resources)
+            .await
+            .unwrap_or_default();
         *last = Some((Instant::now(), containers.clone()));
         containers
     }
 
     fn series(&self, containers: Vec<Container>) -> Series {
-        let Sources { offer, readings, status, names, node, ignored_xids, .. } = &self.sources;
+        let Sources {
+            offer,
+            readings,
+            status,
+            names,
+            node,
+            ignored_xids,
+            ..
+        } = &self.sources;
         let facts = Facts {
             offer: offer.borrow().clone(),
             readings: readings.borrow().clone(),
@@ -203,7 +236,11 @@ impl Server {
 
 /// Returns the format that the client prefers. A header can be repeated, which is the same as a list.
 fn accepted(headers: &HeaderMap) -> Format {
-    let values: Vec<&str> = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+    let values: Vec<&str> = headers
+        .get_all(ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .collect();
     Format::preferred(&values.join(","))
 }
 
@@ -214,6 +251,8 @@ fn plain(status: StatusCode, body: &str) -> Response<String> {
 fn response(status: StatusCode, content_type: &'static str, body: String) -> Response<String> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }

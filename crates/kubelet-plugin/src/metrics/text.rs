@@ -39,15 +39,24 @@ impl Format {
     #[must_use]
     pub fn preferred(accept: &str) -> Self {
         let ranges: Vec<(String, f64)> = accept.split(',').map(range).collect();
-        let open = weight(&ranges, ["application/openmetrics-text", "application/*", "*/*"]);
+        let open = weight(
+            &ranges,
+            ["application/openmetrics-text", "application/*", "*/*"],
+        );
         let plain = weight(&ranges, ["text/plain", "text/*", "*/*"]);
-        if plain > open { Self::Plain } else { Self::OpenMetrics }
+        if plain > open {
+            Self::Plain
+        } else {
+            Self::OpenMetrics
+        }
     }
 }
 
 /// Returns the weight of the first of these ranges: the most specific one that matches a type has its weight.
 fn weight(ranges: &[(String, f64)], names: [&str; 3]) -> f64 {
-    let found = names.iter().find_map(|name| ranges.iter().find(|(range, _)| range == name));
+    let found = names
+        .iter()
+        .find_map(|name| ranges.iter().find(|(range, _)| range == name));
     found.map_or(0.0, |(_, weight)| *weight)
 }
 
@@ -55,7 +64,9 @@ fn weight(ranges: &[(String, f64)], names: [&str; 3]) -> f64 {
 fn range(text: &str) -> (String, f64) {
     let mut parts = text.split(';').map(str::trim);
     let name = parts.next().unwrap_or_default().to_ascii_lowercase();
-    let weight = parts.find_map(|part| part.strip_prefix("q=")).map_or(Ok(1.0), str::parse);
+    let weight = parts
+        .find_map(|part| part.strip_prefix("q="))
+        .map_or(Ok(1.0), str::parse);
     (name, weight.unwrap_or(0.0))
 }
 
@@ -78,11 +89,15 @@ pub fn text(series: Series, latency: Histogram, format: Format) -> Result<String
 /// Translates OpenMetrics. The series have the same syntax in both formats; the older one has the name of the series of a counter
 /// in its description, and no last line.
 fn plain(open: &str) -> String {
-    let counters: Vec<&str> =
-        open.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
+    let counters: Vec<&str> = open
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
+        .collect();
     let mut text = String::with_capacity(open.len());
     for line in open.lines().filter(|line| *line != "# EOF") {
-        let description = ["# HELP ", "# TYPE "].iter().find_map(|start| Some((*start, line.strip_prefix(start)?)));
+        let description = ["# HELP ", "# TYPE "]
+            .iter()
+            .find_map(|start| Some((*start, line.strip_prefix(start)?)));
         match description.and_then(|(start, rest)| Some((start, rest.split_once(' ')?))) {
             Some((start, (name, rest))) if counters.contains(&name) => {
                 text.extend([start, name, "_total ", rest]);
@@ -102,13 +117,16 @@ struct Collected(Series);
 impl Collector for Collected {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         for metric in METRICS.into_iter().chain(dcgm::metrics()) {
-            let Some(series) = self.0.get(&metric) else { continue };
+            let Some(series) = self.0.get(&metric) else {
+                continue;
+            };
             let kind = match metric.kind {
                 Kind::Gauge => MetricType::Gauge,
                 Kind::Counter => MetricType::Counter,
                 Kind::CounterWithoutSuffix => MetricType::Unknown,
             };
-            let mut family = encoder.encode_descriptor(metric.name, &format!("{}.", metric.help), None, kind)?;
+            let mut family =
+                encoder.encode_descriptor(metric.name, &format!("{}.", metric.help), None, kind)?;
             for (labels, value) in series {
                 if labels.is_empty() {
                     // A family without labels would print "{}".
@@ -146,7 +164,10 @@ mod tests {
                 "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1",
                 Format::OpenMetrics,
             ),
-            ("application/openmetrics-text; q=0.5, text/plain; q=0.9", Format::Plain),
+            (
+                "application/openmetrics-text; q=0.5, text/plain; q=0.9",
+                Format::Plain,
+            ),
             ("text/plain;q=x", Format::OpenMetrics),
         ] {
             assert_eq!(Format::preferred(accept), expected, "{accept}");

@@ -38,14 +38,24 @@ impl std::fmt::Debug for Timed {
 }
 
 impl Allocator for Timed {
-    fn allocate(&self, resource: &str, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
+    fn allocate(
+        &self,
+        resource: &str,
+        ids: &[String],
+    ) -> Result<ContainerAllocateResponse, Refusal> {
         let start = Instant::now();
         let answer = self.inner.allocate(resource, ids);
         self.latency.observe(start.elapsed().as_secs_f64());
         answer
     }
 
-    fn prefer(&self, resource: &str, available: &[String], required: &[String], size: usize) -> Vec<String> {
+    fn prefer(
+        &self,
+        resource: &str,
+        available: &[String],
+        required: &[String],
+        size: usize,
+    ) -> Vec<String> {
         self.inner.prefer(resource, available, required, size)
     }
 }

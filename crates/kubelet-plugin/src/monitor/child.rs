@@ -48,7 +48,10 @@ const SKIPPED: &str = "the driver does not answer when it is asked about this GP
 /// If the standard streams cannot be used, or nothing reads the lines. Errors of the driver are lines.
 pub fn run(config: &Config, skip: &[u32], measures: Measures) -> Result<()> {
     base::sys::child::close_inherited();
-    let mut lines = Lines { out: take_stdout()?, is_closed: false };
+    let mut lines = Lines {
+        out: take_stdout()?,
+        is_closed: false,
+    };
     match watch(config, skip, measures, &mut lines) {
         Ok(Some(end)) => lines.write(&Message::End(end)),
         Ok(None) => {}
@@ -60,8 +63,14 @@ pub fn run(config: &Config, skip: &[u32], measures: Measures) -> Result<()> {
 
 /// Returns the standard output, and replaces it with /dev/null for the library.
 fn take_stdout() -> Result<File> {
-    let out = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3).context("cannot duplicate stdout")?;
-    let null: OwnedFd = rustix::fs::openat(CWD, c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    let out = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)
+        .context("cannot duplicate stdout")?;
+    let null: OwnedFd = rustix::fs::openat(
+        CWD,
+        c"/dev/null",
+        OFlags::RDWR | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
     // NVML and the libraries that it loads may print, which would break the lines.
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;
@@ -82,12 +91,21 @@ impl Lines {
     }
 
     fn call(&mut self, index: Option<u32>, gpu: Option<&str>) {
-        self.write(&Message::Call(Call { index, gpu: gpu.map(str::to_owned), wait_ms: 0 }));
+        self.write(&Message::Call(Call {
+            index,
+            gpu: gpu.map(str::to_owned),
+            wait_ms: 0,
+        }));
     }
 }
 
 /// Returns `None` when the standard input is closed.
-fn watch(config: &Config, skip: &[u32], measures: Measures, lines: &mut Lines) -> Result<Option<End>> {
+fn watch(
+    config: &Config,
+    skip: &[u32],
+    measures: Measures,
+    lines: &mut Lines,
+) -> Result<Option<End>> {
     let site = Site::find(config)?;
     let session = site.start_session(&lines.out)?;
     let mut watch = Watch {
@@ -145,10 +163,16 @@ impl<M: Monitoring> Watch<'_, M> {
         loop {
             let start = Instant::now();
             self.round()?;
-            if self.failing.is_some_and(|since| since.elapsed() >= MAX_FAILING) {
+            if self
+                .failing
+                .is_some_and(|since| since.elapsed() >= MAX_FAILING)
+            {
                 return Ok(Some(End::Changed));
             }
-            self.lines.write(&Message::Call(Call { wait_ms: milliseconds(ROUND), ..Call::default() }));
+            self.lines.write(&Message::Call(Call {
+                wait_ms: milliseconds(ROUND),
+                ..Call::default()
+            }));
             if let Some(end) = self.wait_until(start + ROUND) {
                 return Ok(end);
             }
@@ -183,7 +207,8 @@ impl<M: Monitoring> Watch<'_, M> {
     fn round(&mut self) -> Result<(), Failed> {
         let snapshot = self.take()?;
         if self.snapshot.as_ref() != Some(&snapshot) {
-            self.lines.write(&Message::Snapshot(Box::new(snapshot.clone())));
+            self.lines
+                .write(&Message::Snapshot(Box::new(snapshot.clone())));
         }
         let handles = self.handles.clone();
         if self.events.is_none() {
@@ -200,10 +225,16 @@ impl<M: Monitoring> Watch<'_, M> {
             let Some(uuid) = &failed.uuid else { continue };
             let error = (!failed.node_missing).then(|| failed.why.clone());
             let node_missing = failed.node_missing;
-            self.lines.write(&Message::Sample(Sample { gpu: uuid.clone(), error, node_missing, ..Sample::default() }));
+            self.lines.write(&Message::Sample(Sample {
+                gpu: uuid.clone(),
+                error,
+                node_missing,
+                ..Sample::default()
+            }));
         }
         let mut failed = snapshot.inventory.failed.iter();
-        let fails = working.len() < self.handles.len() || failed.any(|gpu| !gpu.node_missing && gpu.why != SKIPPED);
+        let fails = working.len() < self.handles.len()
+            || failed.any(|gpu| !gpu.node_missing && gpu.why != SKIPPED);
         self.failing = fails.then(|| self.failing.unwrap_or_else(Instant::now));
         self.snapshot = Some(snapshot);
         self.register(&working);
@@ -213,7 +244,10 @@ impl<M: Monitoring> Watch<'_, M> {
     fn sample(&mut self, handle: &Handle) -> Sample {
         self.lines.call(Some(handle.index), Some(&handle.gpu.uuid));
         let node_missing = !self.site.has_node(handle.gpu.minor);
-        let mut sample = Sample { node_missing, ..nvml::sample(self.api, handle) };
+        let mut sample = Sample {
+            node_missing,
+            ..nvml::sample(self.api, handle)
+        };
         if sample.error.is_none() {
             sample.measured = measure::measure(self.api, handle, self.measures);
         }
@@ -228,9 +262,17 @@ impl<M: Monitoring> Watch<'_, M> {
         for gpu in &inventory.gpus {
             self.lines.call(Some(gpu.index), Some(&gpu.uuid));
             // It has answered already.
-            let Ok(device) = self.api.device(gpu.index) else { continue };
-            let handle = Handle { index: gpu.index, gpu: gpu.clone(), device };
-            snapshot.mig_profiles.append(&mut nvml::mig_profiles(self.api, &handle));
+            let Ok(device) = self.api.device(gpu.index) else {
+                continue;
+            };
+            let handle = Handle {
+                index: gpu.index,
+                gpu: gpu.clone(),
+                device,
+            };
+            snapshot
+                .mig_profiles
+                .append(&mut nvml::mig_profiles(self.api, &handle));
             self.known.add(self.api, &handle);
             if nvml::supported_events(self.api, device) == 0 {
                 snapshot.without_events.push(gpu.uuid.clone());
@@ -239,12 +281,17 @@ impl<M: Monitoring> Watch<'_, M> {
         }
         self.known.retain(&self.handles);
         snapshot.properties.clone_from(&self.known.properties);
-        snapshot.mig_attributes.clone_from(&self.known.mig_attributes);
+        snapshot
+            .mig_attributes
+            .clone_from(&self.known.mig_attributes);
         snapshot.memory_slices.clone_from(&self.known.memory_slices);
         self.lines.call(None, None);
         snapshot.links = self.links();
         self.site.complete(&mut inventory);
-        Ok(Snapshot { inventory, ..snapshot })
+        Ok(Snapshot {
+            inventory,
+            ..snapshot
+        })
     }
 
     fn take_inventory(&mut self) -> Result<Inventory, Failed> {
@@ -263,7 +310,11 @@ impl<M: Monitoring> Watch<'_, M> {
             Report::Failed(failed) => inventory.failed.push(failed),
         })?;
         let skipped = self.skip.iter().map(|index| Some(*index));
-        let skipped = skipped.map(|index| FailedGpu { index, why: SKIPPED.to_owned(), ..FailedGpu::default() });
+        let skipped = skipped.map(|index| FailedGpu {
+            index,
+            why: SKIPPED.to_owned(),
+            ..FailedGpu::default()
+        });
         inventory.failed.extend(skipped);
         inventory.failed.sort_by_key(|failed| failed.index);
         Ok(inventory)
@@ -283,12 +334,18 @@ impl<M: Monitoring> Watch<'_, M> {
     /// Registers for the events of these GPUs. Events that are already in the old set are reported.
     fn register(&mut self, working: &[Handle]) {
         let gpus = uuids(working);
-        if self.events.as_ref().is_some_and(|(_, known)| *known == gpus) {
+        if self
+            .events
+            .as_ref()
+            .is_some_and(|(_, known)| *known == gpus)
+        {
             return;
         }
         self.lines.call(None, None);
         let Self { api, lines, .. } = self;
-        let new = nvml::register(*api, working, &mut |gpu| lines.call(Some(gpu.index), Some(&gpu.gpu.uuid)));
+        let new = nvml::register(*api, working, &mut |gpu| {
+            lines.call(Some(gpu.index), Some(&gpu.gpu.uuid))
+        });
         self.lines.call(None, None);
         if let Some((old, _)) = std::mem::replace(&mut self.events, new.map(|set| (set, gpus))) {
             while let Ok(Some(event)) = self.api.wait(&old, Duration::ZERO) {
@@ -304,12 +361,17 @@ impl<M: Monitoring> Watch<'_, M> {
         if is_stdin_closed(if has_events { Duration::ZERO } else { limit }) {
             return Woken::Closed;
         }
-        let Some((set, _)) = &self.events else { return Woken::Time };
+        let Some((set, _)) = &self.events else {
+            return Woken::Time;
+        };
         match self.api.wait(set, limit) {
             Ok(None) => Woken::Time,
             Ok(Some(event)) => {
                 let woken = self.handle(event);
-                self.lines.write(&Message::Call(Call { wait_ms: milliseconds(ROUND), ..Call::default() }));
+                self.lines.write(&Message::Call(Call {
+                    wait_ms: milliseconds(ROUND),
+                    ..Call::default()
+                }));
                 woken
             }
             Err(_) => {
@@ -317,28 +379,44 @@ impl<M: Monitoring> Watch<'_, M> {
                 if let Some((set, _)) = self.events.take() {
                     self.api.free_event_set(set).ok();
                 }
-                if is_stdin_closed(PAUSE) { Woken::Closed } else { Woken::Poll }
+                if is_stdin_closed(PAUSE) {
+                    Woken::Closed
+                } else {
+                    Woken::Poll
+                }
             }
         }
     }
 
     /// Returns the GPU of an event, also if the event names one of its MIG devices.
     fn gpu_of(&self, data: &EventData) -> Option<Handle> {
-        if let Some(handle) = self.handles.iter().find(|handle| handle.device == data.device) {
+        if let Some(handle) = self
+            .handles
+            .iter()
+            .find(|handle| handle.device == data.device)
+        {
             return Some(handle.clone());
         }
         let uuid = self.api.uuid(data.device).ok()?;
-        self.handles.iter().find(|handle| handle.gpu.uuid == uuid || handle.has_mig(&uuid)).cloned()
+        self.handles
+            .iter()
+            .find(|handle| handle.gpu.uuid == uuid || handle.has_mig(&uuid))
+            .cloned()
     }
 
     fn handle(&mut self, data: EventData) -> Woken {
-        let Some(handle) = self.gpu_of(&data) else { return Woken::Time };
+        let Some(handle) = self.gpu_of(&data) else {
+            return Woken::Time;
+        };
         let kind = match nvml::meaning(data.kind, data.data) {
             Some(Meaning::Report(kind)) => kind,
             Some(Meaning::MigChanged) => return Woken::Poll,
             None => return Woken::Time,
         };
-        let event = Event { gpu: handle.gpu.uuid.clone(), kind };
+        let event = Event {
+            gpu: handle.gpu.uuid.clone(),
+            kind,
+        };
         let last = self.last_event.as_ref();
         if !last.is_some_and(|(last, at)| *last == event && at.elapsed() < REPETITION) {
             self.lines.write(&Message::Event(event.clone()));
@@ -350,7 +428,10 @@ impl<M: Monitoring> Watch<'_, M> {
 }
 
 fn uuids(handles: &[Handle]) -> Vec<String> {
-    handles.iter().map(|handle| handle.gpu.uuid.clone()).collect()
+    handles
+        .iter()
+        .map(|handle| handle.gpu.uuid.clone())
+        .collect()
 }
 
 fn milliseconds(time: Duration) -> u32 {

@@ -18,7 +18,11 @@ pub(super) struct Lines<R = ChildStdout> {
 
 impl<R: AsyncRead + Unpin> Lines<R> {
     pub(super) const fn new(input: R) -> Self {
-        Self { input, buffer: Vec::new(), returned: 0 }
+        Self {
+            input,
+            buffer: Vec::new(),
+            returned: 0,
+        }
     }
 
     /// Returns the next line without its newline, or `None` at the end. A line without an end is not returned. The future can be
@@ -50,7 +54,9 @@ mod tests {
 
     /// Returns the lines, and whether the last read failed.
     fn lines(input: &[u8]) -> (Vec<String>, bool) {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
         runtime.block_on(async {
             let mut lines = Lines::new(input);
             let mut found = Vec::new();
@@ -66,7 +72,10 @@ mod tests {
 
     #[test]
     fn lines_are_split_and_limited() {
-        assert_eq!(lines(b"a\n\nbc\nrest"), (vec!["a".into(), String::new(), "bc".into()], false));
+        assert_eq!(
+            lines(b"a\n\nbc\nrest"),
+            (vec!["a".into(), String::new(), "bc".into()], false)
+        );
         assert_eq!(lines(b""), (vec![], false));
         let (found, failed) = lines(&[b"a\n".to_vec(), vec![b'x'; MAX_LINE + 100]].concat());
         assert!(found == ["a"] && failed);

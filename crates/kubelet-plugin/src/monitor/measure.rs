@@ -21,24 +21,34 @@ impl Known {
     /// Asks about a GPU and its MIG devices, unless they are known. A call that fails is made again the next time.
     pub(super) fn add(&mut self, api: &impl Monitoring, handle: &Handle) {
         if !self.properties.contains_key(&handle.gpu.uuid) {
-            self.properties.extend(properties(api, handle).map(|found| (handle.gpu.uuid.clone(), found)));
+            self.properties
+                .extend(properties(api, handle).map(|found| (handle.gpu.uuid.clone(), found)));
         }
         for mig in &handle.gpu.mig_devices {
             if self.mig_attributes.contains_key(&mig.uuid) {
                 continue;
             }
-            let Ok(device) = api.mig_device(handle.device, mig.index) else { continue };
-            self.mig_attributes.extend(api.mig_attributes(device).map(|found| (mig.uuid.clone(), found)));
+            let Ok(device) = api.mig_device(handle.device, mig.index) else {
+                continue;
+            };
+            self.mig_attributes.extend(
+                api.mig_attributes(device)
+                    .map(|found| (mig.uuid.clone(), found)),
+            );
             let slices = api.memory_slices(handle.device, mig.gpu_instance);
-            self.memory_slices.extend(slices.map(|found| (mig.uuid.clone(), found)));
+            self.memory_slices
+                .extend(slices.map(|found| (mig.uuid.clone(), found)));
         }
     }
 
     /// Forgets the devices that are not part of these GPUs.
     pub(super) fn retain(&mut self, handles: &[Handle]) {
-        self.properties.retain(|uuid, _| handles.iter().any(|handle| handle.gpu.uuid == *uuid));
-        self.mig_attributes.retain(|uuid, _| handles.iter().any(|handle| handle.has_mig(uuid)));
-        self.memory_slices.retain(|uuid, _| handles.iter().any(|handle| handle.has_mig(uuid)));
+        self.properties
+            .retain(|uuid, _| handles.iter().any(|handle| handle.gpu.uuid == *uuid));
+        self.mig_attributes
+            .retain(|uuid, _| handles.iter().any(|handle| handle.has_mig(uuid)));
+        self.memory_slices
+            .retain(|uuid, _| handles.iter().any(|handle| handle.has_mig(uuid)));
     }
 }
 
@@ -49,7 +59,11 @@ fn properties(api: &impl Monitoring, handle: &Handle) -> Option<Properties> {
         Err(_) => return None,
     };
     let addressing_mode = api.addressing_mode(handle.device).ok().flatten();
-    Some(Properties { memory_mib, mig_capable: api.mig_mode(handle.device).is_ok(), addressing_mode })
+    Some(Properties {
+        memory_mib,
+        mig_capable: api.mig_mode(handle.device).is_ok(),
+        addressing_mode,
+    })
 }
 
 /// What is measured.
@@ -64,7 +78,11 @@ pub enum Measures {
 }
 
 /// Reads the values of a GPU for metrics.
-pub(super) fn measure(api: &impl Monitoring, handle: &Handle, measures: Measures) -> Option<Measured> {
+pub(super) fn measure(
+    api: &impl Monitoring,
+    handle: &Handle,
+    measures: Measures,
+) -> Option<Measured> {
     if measures == Measures::Nothing {
         return None;
     }
@@ -74,7 +92,9 @@ pub(super) fn measure(api: &impl Monitoring, handle: &Handle, measures: Measures
         utilization: rates.map(|rates| rates.gpu),
         temperature: api.temperature(handle.device).ok(),
         power: api.power(handle.device).ok(),
-        mig_memory: migs.filter_map(|mig| Some((mig.uuid.clone(), memory(api, handle, mig.index)?))).collect(),
+        mig_memory: migs
+            .filter_map(|mig| Some((mig.uuid.clone(), memory(api, handle, mig.index)?)))
+            .collect(),
         more: (measures == Measures::All).then(|| Box::new(more(api, handle, rates))),
     })
 }
@@ -82,10 +102,16 @@ pub(super) fn measure(api: &impl Monitoring, handle: &Handle, measures: Measures
 fn more(api: &impl Monitoring, handle: &Handle, rates: Option<Utilization>) -> More {
     let device = handle.device;
     let fields = |ids| api.fields(device, ids).unwrap_or_default();
-    let [memory_temperature, energy, pcie_replays] =
-        fields([field::MEMORY_TEMPERATURE, field::ENERGY, field::PCIE_REPLAYS]);
-    let [remapped_correctable, remapped_uncorrectable, remap_failure] =
-        fields([field::REMAPPED_CORRECTABLE, field::REMAPPED_UNCORRECTABLE, field::REMAP_FAILURE]);
+    let [memory_temperature, energy, pcie_replays] = fields([
+        field::MEMORY_TEMPERATURE,
+        field::ENERGY,
+        field::PCIE_REPLAYS,
+    ]);
+    let [remapped_correctable, remapped_uncorrectable, remap_failure] = fields([
+        field::REMAPPED_CORRECTABLE,
+        field::REMAPPED_UNCORRECTABLE,
+        field::REMAP_FAILURE,
+    ]);
     More {
         memory_utilization: rates.map(|rates| rates.memory),
         encoder: api.encoder(device).ok(),

@@ -208,10 +208,12 @@ impl fmt::Display for Recovery {
             Self::None => f.write_str("the driver recommends nothing"),
             Self::Reset => f.write_str("the driver recommends a reset of the GPU"),
             Self::Reboot => f.write_str("the driver recommends a reboot of the host"),
-            Self::DrainP2p => f.write_str("the driver recommends that programs with peer-to-peer access end"),
-            Self::DrainAndReset => {
-                f.write_str("the driver recommends a reset of the GPU after all programs on it have ended")
+            Self::DrainP2p => {
+                f.write_str("the driver recommends that programs with peer-to-peer access end")
             }
+            Self::DrainAndReset => f.write_str(
+                "the driver recommends a reset of the GPU after all programs on it have ended",
+            ),
             Self::Unknown(number) => write!(f, "the driver recommends recovery action {number}"),
         }
     }

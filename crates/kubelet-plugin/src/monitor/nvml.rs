@@ -4,13 +4,18 @@ use std::collections::BTreeMap;
 
 use nvidia_host::inventory::{BusId, Gpu};
 use nvidia_host::nvml::api::{Device, Failed};
-use nvidia_host::nvml::monitoring::{EventSet, MigAttributes, Monitoring, event, field, is_unsupported};
+use nvidia_host::nvml::monitoring::{
+    EventSet, MigAttributes, Monitoring, event, field, is_unsupported,
+};
 
 use super::message::{EventKind, Level, Link, Recovery, Sample};
 
 /// The events that the monitor waits for, if the GPU has them.
-const EVENTS: u64 =
-    event::XID | event::DOUBLE_BIT_ECC | event::UNAVAILABLE | event::RECOVERY_ACTION | event::MIG_CONFIG;
+const EVENTS: u64 = event::XID
+    | event::DOUBLE_BIT_ECC
+    | event::UNAVAILABLE
+    | event::RECOVERY_ACTION
+    | event::MIG_CONFIG;
 
 /// The limit for the NVLinks of a GPU, `NVML_NVLINK_MAX_LINKS` of the newest driver.
 const MAX_NVLINKS: u32 = 36;
@@ -33,11 +38,19 @@ impl Handle {
 
 /// Polls a GPU.
 pub(super) fn sample(api: &impl Monitoring, handle: &Handle) -> Sample {
-    let mut sample = Sample { gpu: handle.gpu.uuid.clone(), ..Sample::default() };
-    let ids = [field::RECOVERY_ACTION, field::REMAP_FAILURE, field::DOUBLE_BIT_ECC];
+    let mut sample = Sample {
+        gpu: handle.gpu.uuid.clone(),
+        ..Sample::default()
+    };
+    let ids = [
+        field::RECOVERY_ACTION,
+        field::REMAP_FAILURE,
+        field::DOUBLE_BIT_ECC,
+    ];
     match api.fields(handle.device, ids) {
         Ok([recovery, remap, ecc]) => {
-            sample.recovery = recovery.map(|action| Recovery::of(u32::try_from(action).unwrap_or(u32::MAX)));
+            sample.recovery =
+                recovery.map(|action| Recovery::of(u32::try_from(action).unwrap_or(u32::MAX)));
             sample.remap_failed = remap.map(|failed| failed != 0);
             sample.uncorrectable_ecc = ecc;
         }
@@ -58,26 +71,37 @@ fn error(failed: &Failed) -> Option<String> {
 /// Returns the profiles of the MIG devices of a GPU by UUID. One that disappears in the meantime is left out.
 pub(super) fn mig_profiles(api: &impl Monitoring, handle: &Handle) -> BTreeMap<String, String> {
     let migs = handle.gpu.mig_devices.iter();
-    migs.filter_map(|mig| Some((mig.uuid.clone(), mig_profile(api, handle, mig.index)?))).collect()
+    migs.filter_map(|mig| Some((mig.uuid.clone(), mig_profile(api, handle, mig.index)?)))
+        .collect()
 }
 
 fn mig_profile(api: &impl Monitoring, handle: &Handle, index: u32) -> Option<String> {
     let device = api.mig_device(handle.device, index).ok()?;
-    let named = api.name(device).ok().and_then(|name| profile_in_name(&name));
+    let named = api
+        .name(device)
+        .ok()
+        .and_then(|name| profile_in_name(&name));
     named.or_else(|| api.mig_attributes(device).ok().map(profile_of))
 }
 
 /// Returns the profile at the end of the name of a MIG device: `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
 fn profile_in_name(name: &str) -> Option<String> {
     let (_, profile) = name.rsplit_once(" MIG ")?;
-    let is_plain = profile.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '+' | '-'));
+    let is_plain = profile
+        .chars()
+        .all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '+' | '-'));
     (!profile.is_empty() && is_plain).then(|| profile.to_owned())
 }
 
 /// Returns the profile that NVIDIA gives to these parts. The name contains the memory in GiB, rounded up, because a part of it is
 /// reserved.
 fn profile_of(parts: MigAttributes) -> String {
-    let MigAttributes { gpu_slices, compute_slices, memory_mib, .. } = parts;
+    let MigAttributes {
+        gpu_slices,
+        compute_slices,
+        memory_mib,
+        ..
+    } = parts;
     let memory = memory_mib.div_ceil(1024);
     if compute_slices == gpu_slices {
         return format!("{gpu_slices}g.{memory}gb");
@@ -90,12 +114,17 @@ type Ends = BTreeMap<BusId, u32>;
 
 /// Returns how close each pair of GPUs is.
 pub(super) fn links(api: &impl Monitoring, handles: &[Handle]) -> Vec<Link> {
-    let ends: Vec<Ends> = handles.iter().map(|handle| nvlink_ends(api, handle.device)).collect();
+    let ends: Vec<Ends> = handles
+        .iter()
+        .map(|handle| nvlink_ends(api, handle.device))
+        .collect();
     let addresses: Vec<BusId> = handles.iter().map(|handle| handle.gpu.bus_id).collect();
     let mut links = Vec::new();
     for (at, (a, a_ends)) in handles.iter().zip(&ends).enumerate() {
         for (b, b_ends) in handles.iter().zip(&ends).skip(at + 1) {
-            let Some(level) = api.common_ancestor(a.device, b.device).ok().and_then(level) else { continue };
+            let Some(level) = api.common_ancestor(a.device, b.device).ok().and_then(level) else {
+                continue;
+            };
             links.push(Link {
                 gpus: (a.gpu.uuid.clone(), b.gpu.uuid.clone()),
                 level,
@@ -116,7 +145,13 @@ fn nvlink_ends(api: &impl Monitoring, device: Device) -> Ends {
             Err(_) => break,
         }
         if let Ok((domain, bus, device)) = api.nvlink_remote(device, link) {
-            *ends.entry(BusId { domain, bus, device }).or_default() += 1;
+            *ends
+                .entry(BusId {
+                    domain,
+                    bus,
+                    device,
+                })
+                .or_default() += 1;
         }
     }
     ends
@@ -124,7 +159,11 @@ fn nvlink_ends(api: &impl Monitoring, device: Device) -> Ends {
 
 /// Returns the number of links between two GPUs: those that connect them, or those of the GPU with fewer links to switches.
 fn between(a: (BusId, &Ends), b: (BusId, &Ends), gpus: &[BusId]) -> u32 {
-    let direct = a.1.get(&b.0).or_else(|| b.1.get(&a.0)).copied().unwrap_or_default();
+    let direct =
+        a.1.get(&b.0)
+            .or_else(|| b.1.get(&a.0))
+            .copied()
+            .unwrap_or_default();
     if direct > 0 {
         return direct;
     }
@@ -133,7 +172,10 @@ fn between(a: (BusId, &Ends), b: (BusId, &Ends), gpus: &[BusId]) -> u32 {
 
 /// Returns the number of links that end at none of the GPUs.
 fn to_switches(ends: &Ends, gpus: &[BusId]) -> u32 {
-    ends.iter().filter(|(end, _)| !gpus.contains(end)).map(|(_, count)| count).sum()
+    ends.iter()
+        .filter(|(end, _)| !gpus.contains(end))
+        .map(|(_, count)| count)
+        .sum()
 }
 
 /// Translates `nvmlGpuTopologyLevel_t`. nvml.h leaves room between its numbers for more levels.
@@ -155,7 +197,11 @@ pub(super) fn supported_events(api: &impl Monitoring, device: Device) -> u64 {
 }
 
 /// Creates a set for the events of these GPUs, and calls `next` before each GPU. Returns `None` if no GPU reports events.
-pub(super) fn register(api: &impl Monitoring, handles: &[Handle], next: &mut dyn FnMut(&Handle)) -> Option<EventSet> {
+pub(super) fn register(
+    api: &impl Monitoring,
+    handles: &[Handle],
+    next: &mut dyn FnMut(&Handle),
+) -> Option<EventSet> {
     let set = api.create_event_set().ok()?;
     let mut registered = 0;
     for handle in handles {
@@ -209,19 +255,34 @@ mod tests {
         ] {
             assert_eq!(profile_in_name(name).as_deref(), profile, "{name}");
         }
-        for (gpu_slices, compute_slices, memory_mib, profile) in
-            [(1, 1, 9856, "1g.10gb"), (3, 1, 19968, "1c.3g.20gb"), (7, 7, 80896, "7g.79gb")]
-        {
-            let parts = MigAttributes { gpu_slices, compute_slices, memory_mib, ..MigAttributes::default() };
+        for (gpu_slices, compute_slices, memory_mib, profile) in [
+            (1, 1, 9856, "1g.10gb"),
+            (3, 1, 19968, "1c.3g.20gb"),
+            (7, 7, 80896, "7g.79gb"),
+        ] {
+            let parts = MigAttributes {
+                gpu_slices,
+                compute_slices,
+                memory_mib,
+                ..MigAttributes::default()
+            };
             assert_eq!(profile_of(parts), profile);
         }
     }
 
     #[test]
     fn nvlinks_between_two_gpus() {
-        let at = |bus| BusId { domain: 0, bus, device: 0 };
+        let at = |bus| BusId {
+            domain: 0,
+            bus,
+            device: 0,
+        };
         let gpus = [at(1), at(2), at(3)];
-        let ends = |list: &[(u32, u32)]| list.iter().map(|(bus, count)| (at(*bus), *count)).collect::<Ends>();
+        let ends = |list: &[(u32, u32)]| {
+            list.iter()
+                .map(|(bus, count)| (at(*bus), *count))
+                .collect::<Ends>()
+        };
         for (a, b, count) in [
             (ends(&[(2, 4)]), ends(&[(1, 4)]), 4),
             (ends(&[(2, 4)]), ends(&[]), 4),
@@ -229,19 +290,29 @@ mod tests {
             (ends(&[(9, 12), (10, 6)]), ends(&[(9, 12)]), 12),
             (ends(&[]), ends(&[(9, 12)]), 0),
         ] {
-            assert_eq!(between((at(1), &a), (at(2), &b), &gpus), count, "{a:?} {b:?}");
+            assert_eq!(
+                between((at(1), &a), (at(2), &b), &gpus),
+                count,
+                "{a:?} {b:?}"
+            );
         }
     }
 
     #[test]
     fn the_numbers_of_nvml() {
-        for (number, expected) in
-            [(0, Some(Level::Board)), (20, Some(Level::Switches)), (50, Some(Level::System)), (1, None)]
-        {
+        for (number, expected) in [
+            (0, Some(Level::Board)),
+            (20, Some(Level::Switches)),
+            (50, Some(Level::System)),
+            (1, None),
+        ] {
             assert_eq!(level(number), expected);
         }
         assert_eq!(meaning(8, 79), Some(Meaning::Report(EventKind::Xid(79))));
-        assert_eq!(meaning(0x4000, 0), Some(Meaning::Report(EventKind::Unavailable)));
+        assert_eq!(
+            meaning(0x4000, 0),
+            Some(Meaning::Report(EventKind::Unavailable))
+        );
         assert_eq!(meaning(0x100, 0), Some(Meaning::MigChanged));
         assert_eq!(meaning(4, 0), None);
     }

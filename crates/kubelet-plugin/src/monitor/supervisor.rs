@@ -78,7 +78,12 @@ impl Options {
         }
         let time_limit = settings.plugin.nvml_timeout;
         // An update of the package may replace the file. The link refers to the program that runs, also then (proc(5)).
-        Self { program: "/proc/self/exe".into(), arguments, config: config.clone(), time_limit }
+        Self {
+            program: "/proc/self/exe".into(),
+            arguments,
+            config: config.clone(),
+            time_limit,
+        }
     }
 }
 
@@ -155,7 +160,10 @@ impl Supervisor {
             self.delay = FIRST_DELAY;
         }
         match ended {
-            Ended::Again => self.pause(FIRST_DELAY.saturating_sub(start.elapsed())).await,
+            Ended::Again => {
+                self.pause(FIRST_DELAY.saturating_sub(start.elapsed()))
+                    .await
+            }
             Ended::Unusable(why) => {
                 if self.absent.as_ref() != Some(&why) {
                     self.absent = Some(why.clone());
@@ -177,10 +185,15 @@ impl Supervisor {
         let mut child = match self.spawn() {
             Ok(child) => child,
             Err(error) => {
-                return Ok(Ended::Unusable(format!("cannot start the monitor: {}", report::line(&error.into()))));
+                return Ok(Ended::Unusable(format!(
+                    "cannot start the monitor: {}",
+                    report::line(&error.into())
+                )));
             }
         };
-        let Some(stdout) = child.stdout.take() else { return Ok(Ended::Again) };
+        let Some(stdout) = child.stdout.take() else {
+            return Ok(Ended::Again);
+        };
         let ended = self.listen(Lines::new(stdout), &mut child).await?;
         child.start_kill().ok();
         // The agent must not wait for a process that hangs in the kernel.
@@ -195,14 +208,22 @@ impl Supervisor {
 
     fn spawn(&self) -> io::Result<Child> {
         let mut command = Command::new(&self.options.program);
-        command.args(&self.options.arguments).env_clear().current_dir("/");
+        command
+            .args(&self.options.arguments)
+            .env_clear()
+            .current_dir("/");
         for (index, _) in self.skipped.iter().filter(|(_, skipped)| skipped.is_active) {
             command.arg("--skip").arg(index.to_string());
         }
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true);
         // `systemctl kill` sends the signals of the supervisor to all processes of the unit, and they must not end the monitor. It
         // inherits the mask through fork(2), and execve(2) keeps it (signal(7)).
-        let before = SigSet::from_iter([Number::SIGUSR1, Number::SIGUSR2]).thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+        let before = SigSet::from_iter([Number::SIGUSR1, Number::SIGUSR2])
+            .thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         let child = command.spawn();
         before.thread_set_mask()?;
         child
@@ -229,15 +250,26 @@ impl Supervisor {
             let bytes = match line {
                 Err(_) => {
                     let seconds = self.options.time_limit.as_secs();
-                    return Ok(Ended::Silent { call, why: format!("the driver does not answer within {seconds} s") });
+                    return Ok(Ended::Silent {
+                        call,
+                        why: format!("the driver does not answer within {seconds} s"),
+                    });
                 }
                 Ok(Err(error)) => {
                     return Ok(Ended::Silent {
                         call,
-                        why: format!("cannot read from the monitor: {}", report::line(&error.into())),
+                        why: format!(
+                            "cannot read from the monitor: {}",
+                            report::line(&error.into())
+                        ),
                     });
                 }
-                Ok(Ok(None)) => return Ok(end.unwrap_or(Ended::Silent { call, why: last_words(child).await })),
+                Ok(Ok(None)) => {
+                    return Ok(end.unwrap_or(Ended::Silent {
+                        call,
+                        why: last_words(child).await,
+                    }));
+                }
                 Ok(Ok(Some(bytes))) => bytes,
             };
             match base::json::from_bytes(bytes) {
@@ -251,7 +283,10 @@ impl Supervisor {
                 Ok(Message::Sample(sample)) => self.send(Update::Sample(sample)).await?,
                 Ok(Message::Event(event)) => self.send(Update::Event(event)).await?,
                 Err(error) => {
-                    return Ok(Ended::Silent { call, why: format!("the monitor prints an invalid line: {error}") });
+                    return Ok(Ended::Silent {
+                        call,
+                        why: format!("the monitor prints an invalid line: {error}"),
+                    });
                 }
             }
         }
@@ -259,7 +294,11 @@ impl Supervisor {
 
     fn note(&mut self, snapshot: &Snapshot) {
         self.absent = None;
-        if self.snapshot.as_ref().is_some_and(|known| known.count() != snapshot.count()) {
+        if self
+            .snapshot
+            .as_ref()
+            .is_some_and(|known| known.count() != snapshot.count())
+        {
             // An index may belong to another GPU.
             self.skipped.clear();
         }
@@ -272,37 +311,73 @@ impl Supervisor {
             return self.send(Update::Silent { gpu: None, why }).await;
         };
         let now = Instant::now();
-        let before = self.skipped.get(&index).filter(|skipped| now < skipped.until + MAX_SKIP * 2);
+        let before = self
+            .skipped
+            .get(&index)
+            .filter(|skipped| now < skipped.until + MAX_SKIP * 2);
         let delay = before.map_or(FIRST_SKIP, |skipped| (skipped.delay * 2).min(MAX_SKIP));
-        self.skipped.insert(index, Skipped { delay, until: now + delay, is_active: true });
+        self.skipped.insert(
+            index,
+            Skipped {
+                delay,
+                until: now + delay,
+                is_active: true,
+            },
+        );
         // The others are watched again at once.
         self.delay = FIRST_DELAY;
         match call.gpu.clone().or_else(|| self.uuid_of(index)) {
-            Some(gpu) => self.send(Update::Silent { gpu: Some(gpu), why }).await,
+            Some(gpu) => {
+                self.send(Update::Silent {
+                    gpu: Some(gpu),
+                    why,
+                })
+                .await
+            }
             None => Ok(()),
         }
     }
 
     fn uuid_of(&self, index: u32) -> Option<String> {
         let inventory = &self.snapshot.as_ref()?.inventory;
-        let gpu = inventory.gpus.iter().find(|gpu| gpu.index == index).map(|gpu| gpu.uuid.clone());
-        gpu.or_else(|| inventory.failed.iter().find(|failed| failed.index == Some(index))?.uuid.clone())
+        let gpu = inventory
+            .gpus
+            .iter()
+            .find(|gpu| gpu.index == index)
+            .map(|gpu| gpu.uuid.clone());
+        gpu.or_else(|| {
+            inventory
+                .failed
+                .iter()
+                .find(|failed| failed.index == Some(index))?
+                .uuid
+                .clone()
+        })
     }
 
     fn next_retry(&self) -> Option<Instant> {
-        self.skipped.values().filter(|skipped| skipped.is_active).map(|skipped| skipped.until).min()
+        self.skipped
+            .values()
+            .filter(|skipped| skipped.is_active)
+            .map(|skipped| skipped.until)
+            .min()
     }
 
     fn retry(&mut self) {
         let now = Instant::now();
-        for skipped in self.skipped.values_mut().filter(|skipped| skipped.until <= now) {
+        for skipped in self
+            .skipped
+            .values_mut()
+            .filter(|skipped| skipped.until <= now)
+        {
             skipped.is_active = false;
         }
     }
 
     /// Whether all killed monitors have ended. Another one would hang at the same GPU.
     fn are_reaped(&mut self) -> bool {
-        self.unreaped.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        self.unreaped
+            .retain_mut(|child| matches!(child.try_wait(), Ok(None)));
         self.unreaped.is_empty()
     }
 

@@ -44,7 +44,9 @@ impl Driver {
     pub fn after(update: &Update) -> Option<Self> {
         match update {
             Update::Snapshot(_) => Some(Self::Works),
-            Update::Absent(why) | Update::Silent { gpu: None, why } => Some(Self::Fails(why.clone())),
+            Update::Absent(why) | Update::Silent { gpu: None, why } => {
+                Some(Self::Fails(why.clone()))
+            }
             Update::LetGo => Some(Self::LetGo),
             Update::Silent { gpu: Some(_), .. } | Update::Sample(_) | Update::Event(_) => None,
         }

@@ -15,12 +15,20 @@ pub fn of_devices(old: &Offer, new: &Offer, settings: &Plugin) -> Vec<String> {
     for before in &old.gpus {
         let uuid = &before.gpu.uuid;
         match new.gpus.iter().find(|gpu| gpu.gpu.uuid == *uuid) {
-            None => lines.push(format!("{uuid} has disappeared: neither the driver nor the kernel lists it")),
+            None => lines.push(format!(
+                "{uuid} has disappeared: neither the driver nor the kernel lists it"
+            )),
             Some(after) => lines.extend(of_parts(before, after, settings)),
         }
     }
-    let ended = old.resources.iter().filter(|old| !new.resources.iter().any(|resource| resource.name == old.name));
-    lines.extend(ended.map(|resource| format!("the node has no device of {} any more", resource.name)));
+    let ended = old.resources.iter().filter(|old| {
+        !new.resources
+            .iter()
+            .any(|resource| resource.name == old.name)
+    });
+    lines.extend(
+        ended.map(|resource| format!("the node has no device of {} any more", resource.name)),
+    );
     lines
 }
 
@@ -35,14 +43,25 @@ fn of_parts(before: &NodeGpu, after: &NodeGpu, settings: &Plugin) -> Option<Stri
         [] => format!("{uuid} is in MIG mode without MIG devices, and is not offered"),
         migs => {
             let profiles: Vec<&str> = migs.iter().filter_map(|mig| profile(after, *mig)).collect();
-            let devices = if migs.len() == 1 { "MIG device" } else { "MIG devices" };
-            format!("{uuid} is offered as {} {devices}: {}", migs.len(), profiles.join(", "))
+            let devices = if migs.len() == 1 {
+                "MIG device"
+            } else {
+                "MIG devices"
+            };
+            format!(
+                "{uuid} is offered as {} {devices}: {}",
+                migs.len(),
+                profiles.join(", ")
+            )
         }
     })
 }
 
 fn uuids<'a>(parts: &[Option<&'a MigDevice>]) -> Vec<Option<&'a str>> {
-    parts.iter().map(|part| part.map(|mig| mig.uuid.as_str())).collect()
+    parts
+        .iter()
+        .map(|part| part.map(|mig| mig.uuid.as_str()))
+        .collect()
 }
 
 fn profile<'a>(gpu: &'a NodeGpu, mig: Option<&MigDevice>) -> Option<&'a str> {
@@ -57,8 +76,15 @@ mod tests {
     use crate::settings::values::MigStrategy;
 
     fn offer(gpus: &[NodeGpu], resources: &[&str]) -> Offer {
-        let resources = resources.iter().map(|name| Resource { name: (*name).to_owned(), ..Resource::default() });
-        Offer { gpus: gpus.to_vec(), resources: resources.collect::<Vec<_>>().into(), ..Offer::default() }
+        let resources = resources.iter().map(|name| Resource {
+            name: (*name).to_owned(),
+            ..Resource::default()
+        });
+        Offer {
+            gpus: gpus.to_vec(),
+            resources: resources.collect::<Vec<_>>().into(),
+            ..Offer::default()
+        }
     }
 
     #[test]
@@ -70,21 +96,51 @@ mod tests {
         lost.failure = Some("lost".to_owned());
         let other = gpu(1, "A", &[]);
         let mixed = Plugin::default();
-        let none = Plugin { mig_strategy: MigStrategy::None, ..Plugin::default() };
+        let none = Plugin {
+            mig_strategy: MigStrategy::None,
+            ..Plugin::default()
+        };
         for (old, new, settings, expected) in [
-            (&whole, &split, &mixed, vec!["GPU-0 is offered as 2 MIG devices: 1g.5gb, 2g.10gb"]),
-            (&split, &whole, &mixed, vec!["GPU-0 is offered as a whole GPU"]),
-            (&whole, &empty, &mixed, vec!["GPU-0 is in MIG mode without MIG devices, and is not offered"]),
+            (
+                &whole,
+                &split,
+                &mixed,
+                vec!["GPU-0 is offered as 2 MIG devices: 1g.5gb, 2g.10gb"],
+            ),
+            (
+                &split,
+                &whole,
+                &mixed,
+                vec!["GPU-0 is offered as a whole GPU"],
+            ),
+            (
+                &whole,
+                &empty,
+                &mixed,
+                vec!["GPU-0 is in MIG mode without MIG devices, and is not offered"],
+            ),
             (&whole, &split, &none, vec![]),
             (&split, &lost, &mixed, vec![]),
-            (&whole, &other, &mixed, vec!["GPU-0 has disappeared: neither the driver nor the kernel lists it"]),
+            (
+                &whole,
+                &other,
+                &mixed,
+                vec!["GPU-0 has disappeared: neither the driver nor the kernel lists it"],
+            ),
         ] {
-            let found =
-                of_devices(&offer(std::slice::from_ref(old), &[]), &offer(std::slice::from_ref(new), &[]), settings);
+            let found = of_devices(
+                &offer(std::slice::from_ref(old), &[]),
+                &offer(std::slice::from_ref(new), &[]),
+                settings,
+            );
             assert_eq!(found, expected);
         }
         let gpus = [whole];
-        let found = of_devices(&offer(&gpus, &["a.b/c", "a.b/d"]), &offer(&gpus, &["a.b/d"]), &mixed);
+        let found = of_devices(
+            &offer(&gpus, &["a.b/c", "a.b/d"]),
+            &offer(&gpus, &["a.b/d"]),
+            &mixed,
+        );
         assert_eq!(found, ["the node has no device of a.b/c any more"]);
     }
 }

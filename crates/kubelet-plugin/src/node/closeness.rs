@@ -13,13 +13,25 @@ const NVLINK: u32 = 100;
 /// Returns the closeness of the pairs with these links.
 #[must_use]
 pub fn of_links(links: &[Link]) -> Closeness {
-    links.iter().map(|link| (link.gpus.clone(), of_level(link.level) + link.nvlinks.saturating_mul(NVLINK))).collect()
+    links
+        .iter()
+        .map(|link| {
+            (
+                link.gpus.clone(),
+                of_level(link.level) + link.nvlinks.saturating_mul(NVLINK),
+            )
+        })
+        .collect()
 }
 
 /// Returns the closeness of two GPUs at these NUMA nodes of which nothing else is known.
 #[must_use]
 pub fn of_numa_nodes(a: Option<u32>, b: Option<u32>) -> u32 {
-    of_level(if a.is_some() && a == b { Level::Node } else { Level::System })
+    of_level(if a.is_some() && a == b {
+        Level::Node
+    } else {
+        Level::System
+    })
 }
 
 const fn of_level(level: Level) -> u32 {

@@ -30,7 +30,11 @@ pub fn resources(
     unhealthy: impl Fn(&str) -> Option<String>,
 ) -> (Vec<Resource>, Vec<Finding>) {
     let (single, findings) = single_profile(gpus, settings);
-    let separator = if has_gke_ids(settings) { GKE_REPLICA } else { REPLICA };
+    let separator = if has_gke_ids(settings) {
+        GKE_REPLICA
+    } else {
+        REPLICA
+    };
     let mut resources: BTreeMap<String, Vec<Device>> = BTreeMap::new();
     for node_gpu in gpus {
         let gpu = &node_gpu.gpu;
@@ -49,24 +53,43 @@ pub fn resources(
                     None => continue,
                 },
             };
-            let Sharing { name, replicas: count, .. } = sharing(&gpu.model, profile, settings);
+            let Sharing {
+                name,
+                replicas: count,
+                ..
+            } = sharing(&gpu.model, profile, settings);
             let device = Device {
-                id: if has_gke_ids(settings) { gke_id(gpu, part) } else { uuid(gpu, part).to_owned() },
+                id: if has_gke_ids(settings) {
+                    gke_id(gpu, part)
+                } else {
+                    uuid(gpu, part).to_owned()
+                },
                 uuid: uuid(gpu, part).to_owned(),
                 is_shared: false,
                 gpu: gpu.uuid.clone(),
                 numa_node,
                 unhealthy: why.clone(),
             };
-            resources.entry(name).or_default().extend(replicas(&device, count, separator));
+            resources
+                .entry(name)
+                .or_default()
+                .extend(replicas(&device, count, separator));
         }
     }
-    (resources.into_iter().map(|(name, devices)| Resource { name, devices }).collect(), findings)
+    (
+        resources
+            .into_iter()
+            .map(|(name, devices)| Resource { name, devices })
+            .collect(),
+        findings,
+    )
 }
 
 /// Whether the ids are those of GKE's plugin.
 fn has_gke_ids(settings: &Plugin) -> bool {
-    settings.device_list_strategy.contains(&DeviceListStrategy::HostPath)
+    settings
+        .device_list_strategy
+        .contains(&DeviceListStrategy::HostPath)
         && settings.device_id_strategy == DeviceIdStrategy::Index
 }
 
@@ -77,9 +100,16 @@ fn uuid<'a>(gpu: &'a Gpu, part: Option<&'a MigDevice>) -> &'a str {
 /// Returns the id of GKE's plugin, which is made from the name of the device node and the GPU instance: `nvidia0/gi1`. Several compute
 /// instances of one GPU instance, which GKE does not create, have their numbers too.
 fn gke_id(gpu: &Gpu, part: Option<&MigDevice>) -> String {
-    let Some(mig) = part else { return format!("nvidia{}", gpu.minor) };
+    let Some(mig) = part else {
+        return format!("nvidia{}", gpu.minor);
+    };
     let instance = format!("nvidia{}/gi{}", gpu.minor, mig.gpu_instance);
-    match gpu.mig_devices.iter().filter(|other| other.gpu_instance == mig.gpu_instance).count() {
+    match gpu
+        .mig_devices
+        .iter()
+        .filter(|other| other.gpu_instance == mig.gpu_instance)
+        .count()
+    {
         0 | 1 => instance,
         _ => format!("{instance}/ci{}", mig.compute_instance),
     }
@@ -113,7 +143,10 @@ fn single_profile(gpus: &[NodeGpu], settings: &Plugin) -> (bool, Vec<Finding>) {
         (false, _) => "some GPUs are in MIG mode and others are not".to_owned(),
         (true, _) => {
             let names: Vec<_> = profiles.into_iter().map(String::as_str).collect();
-            format!("the MIG devices have several profiles: {}", names.join(", "))
+            format!(
+                "the MIG devices have several profiles: {}",
+                names.join(", ")
+            )
         }
     };
     let finding = Finding::new(
@@ -138,9 +171,16 @@ pub struct Sharing {
 /// Decides how the GPUs of this model are offered, or their MIG devices with this profile.
 #[must_use]
 pub fn sharing(model: &str, profile: Option<&str>, settings: &Plugin) -> Sharing {
-    let row = settings.resources.iter().find(|row| is_like(&row.model, model));
+    let row = settings
+        .resources
+        .iter()
+        .find(|row| is_like(&row.model, model));
     let name = match (profile, row) {
-        (Some(profile), _) => format!("{}/mig-{}", settings.resource_prefix, profile.replace('+', ".")),
+        (Some(profile), _) => format!(
+            "{}/mig-{}",
+            settings.resource_prefix,
+            profile.replace('+', ".")
+        ),
         (None, Some(row)) => row.name.clone(),
         (None, None) => format!("{}/{GPU}", settings.resource_prefix),
     };
@@ -151,8 +191,14 @@ pub fn sharing(model: &str, profile: Option<&str>, settings: &Plugin) -> Sharing
             name: shared.rename.clone().unwrap_or(name),
         },
         None => {
-            let replicas = row.and_then(|row| row.replicas).unwrap_or(settings.replicas);
-            Sharing { name, replicas, is_renamed: false }
+            let replicas = row
+                .and_then(|row| row.replicas)
+                .unwrap_or(settings.replicas);
+            Sharing {
+                name,
+                replicas,
+                is_renamed: false,
+            }
         }
     }
 }
@@ -162,7 +208,12 @@ fn replicas(device: &Device, count: u32, separator: &str) -> Vec<Device> {
         return vec![device.clone()];
     }
     let ids = (0..count).map(|number| format!("{}{separator}{number}", device.id));
-    ids.map(|id| Device { id, is_shared: true, ..device.clone() }).collect()
+    ids.map(|id| Device {
+        id,
+        is_shared: true,
+        ..device.clone()
+    })
+    .collect()
 }
 
 /// Returns the UUID in an id.
@@ -179,43 +230,86 @@ mod tests {
 
     fn offered(gpus: &[NodeGpu], settings: &Plugin, limits: &Limits) -> Vec<(String, Vec<String>)> {
         let (resources, _) = resources(gpus, &NumaNodes::new(), settings, limits, |_| None);
-        let ids = |resource: Resource| resource.devices.into_iter().map(|device| device.id).collect();
-        resources.into_iter().map(|resource| (resource.name.clone(), ids(resource))).collect()
+        let ids = |resource: Resource| {
+            resource
+                .devices
+                .into_iter()
+                .map(|device| device.id)
+                .collect()
+        };
+        resources
+            .into_iter()
+            .map(|resource| (resource.name.clone(), ids(resource)))
+            .collect()
     }
 
     fn expect(found: &[(String, Vec<String>)], expected: &[(&str, &[&str])]) {
         let found: Vec<_> = found
             .iter()
-            .map(|(name, ids)| (name.as_str(), ids.iter().map(String::as_str).collect::<Vec<_>>()))
+            .map(|(name, ids)| {
+                (
+                    name.as_str(),
+                    ids.iter().map(String::as_str).collect::<Vec<_>>(),
+                )
+            })
             .collect();
-        let expected: Vec<_> = expected.iter().map(|(name, ids)| (*name, ids.to_vec())).collect();
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|(name, ids)| (*name, ids.to_vec()))
+            .collect();
         assert_eq!(found, expected);
     }
 
     fn row(name: &str, model: &str, replicas: Option<u32>) -> ResourceRow {
-        ResourceRow { name: name.into(), model: model.into(), replicas }
+        ResourceRow {
+            name: name.into(),
+            model: model.into(),
+            replicas,
+        }
     }
 
     #[test]
     fn whole_gpus_by_model_and_within_the_limits() {
-        let gpus = [gpu(0, "NVIDIA H100 80GB", &[]), gpu(1, "NVIDIA T4", &[]), gpu(2, "Quadro K2000", &[])];
+        let gpus = [
+            gpu(0, "NVIDIA H100 80GB", &[]),
+            gpu(1, "NVIDIA T4", &[]),
+            gpu(2, "Quadro K2000", &[]),
+        ];
         let mut settings = Plugin::default();
         let none = Limits::default();
-        expect(&offered(&gpus, &settings, &none), &[("nvidia.com/gpu", &["GPU-0", "GPU-1", "GPU-2"])]);
-        settings.resources = vec![row("nvidia.com/h100", "*h100*", Some(2)), row("a.b/x", "*", None)];
+        expect(
+            &offered(&gpus, &settings, &none),
+            &[("nvidia.com/gpu", &["GPU-0", "GPU-1", "GPU-2"])],
+        );
+        settings.resources = vec![
+            row("nvidia.com/h100", "*h100*", Some(2)),
+            row("a.b/x", "*", None),
+        ];
         settings.replicas = 3;
         expect(
             &offered(&gpus[..2], &settings, &none),
-            &[("a.b/x", &["GPU-1::0", "GPU-1::1", "GPU-1::2"]), ("nvidia.com/h100", &["GPU-0::0", "GPU-0::1"])],
+            &[
+                ("a.b/x", &["GPU-1::0", "GPU-1::1", "GPU-1::2"]),
+                ("nvidia.com/h100", &["GPU-0::0", "GPU-0::1"]),
+            ],
         );
-        let deny = Limits { deny: vec!["*K2000*".into(), "0".into()], ..Limits::default() };
-        expect(&offered(&gpus, &Plugin::default(), &deny), &[("nvidia.com/gpu", &["GPU-1"])]);
+        let deny = Limits {
+            deny: vec!["*K2000*".into(), "0".into()],
+            ..Limits::default()
+        };
+        expect(
+            &offered(&gpus, &Plugin::default(), &deny),
+            &[("nvidia.com/gpu", &["GPU-1"])],
+        );
     }
 
     #[test]
     fn ids_of_gke() {
-        let mut gpus =
-            [gpu(0, "A100", &["1g.5gb", "1g.5gb"]), gpu(1, "A100", &["1g.5gb", "1g.5gb"]), gpu(2, "A100", &[])];
+        let mut gpus = [
+            gpu(0, "A100", &["1g.5gb", "1g.5gb"]),
+            gpu(1, "A100", &["1g.5gb", "1g.5gb"]),
+            gpu(2, "A100", &[]),
+        ];
         gpus[1].gpu.mig_devices[1].gpu_instance = 7;
         gpus[1].gpu.mig_devices[1].compute_instance = 1;
         let mut settings = Plugin {
@@ -223,19 +317,33 @@ mod tests {
             device_id_strategy: DeviceIdStrategy::Index,
             ..Plugin::default()
         };
-        let migs = ["nvidia0/gi7", "nvidia0/gi8", "nvidia1/gi7/ci0", "nvidia1/gi7/ci1"];
+        let migs = [
+            "nvidia0/gi7",
+            "nvidia0/gi8",
+            "nvidia1/gi7/ci0",
+            "nvidia1/gi7/ci1",
+        ];
         let limits = Limits::default();
         expect(
             &offered(&gpus, &settings, &limits),
-            &[("nvidia.com/gpu", &["nvidia2"]), ("nvidia.com/mig-1g.5gb", &migs)],
+            &[
+                ("nvidia.com/gpu", &["nvidia2"]),
+                ("nvidia.com/mig-1g.5gb", &migs),
+            ],
         );
         settings.replicas = 2;
         let (resources, _) = resources(&gpus, &NumaNodes::new(), &settings, &limits, |_| None);
         let devices = resources.iter().flat_map(|resource| &resource.devices);
-        let found: Vec<_> = devices.map(|device| (device.id.as_str(), device.uuid.as_str())).collect();
+        let found: Vec<_> = devices
+            .map(|device| (device.id.as_str(), device.uuid.as_str()))
+            .collect();
         assert_eq!(
             found[..3],
-            [("nvidia2/vgpu0", "GPU-2"), ("nvidia2/vgpu1", "GPU-2"), ("nvidia0/gi7/vgpu0", "MIG-0-0")]
+            [
+                ("nvidia2/vgpu0", "GPU-2"),
+                ("nvidia2/vgpu1", "GPU-2"),
+                ("nvidia0/gi7/vgpu0", "MIG-0-0")
+            ]
         );
     }
 
@@ -259,16 +367,28 @@ mod tests {
             &offered(&gpus, &settings, &Limits::default()),
             &[
                 ("nvidia.com/gpu.shared", &["GPU-1::0", "GPU-1::1"]),
-                ("nvidia.com/mig-1g.5gb", &["MIG-0-0::0", "MIG-0-0::1", "MIG-0-0::2"]),
+                (
+                    "nvidia.com/mig-1g.5gb",
+                    &["MIG-0-0::0", "MIG-0-0::1", "MIG-0-0::2"],
+                ),
             ],
         );
     }
 
     #[test]
     fn mig_strategies() {
-        let mixed = [gpu(0, "A100", &["1g.5gb", "1g.10gb+me"]), gpu(1, "A100", &[])];
-        let uniform = [gpu(0, "A100", &["1g.5gb", "1g.5gb"]), gpu(1, "A100", &["1g.5gb"])];
-        let with = |mig_strategy| Plugin { mig_strategy, ..Plugin::default() };
+        let mixed = [
+            gpu(0, "A100", &["1g.5gb", "1g.10gb+me"]),
+            gpu(1, "A100", &[]),
+        ];
+        let uniform = [
+            gpu(0, "A100", &["1g.5gb", "1g.5gb"]),
+            gpu(1, "A100", &["1g.5gb"]),
+        ];
+        let with = |mig_strategy| Plugin {
+            mig_strategy,
+            ..Plugin::default()
+        };
         let none = Limits::default();
         let gpu_name = "nvidia.com/gpu";
         for (gpus, strategy, expected, finds) in [
@@ -282,22 +402,45 @@ mod tests {
                 ][..],
                 false,
             ),
-            (&mixed, MigStrategy::None, &[(gpu_name, &["GPU-0", "GPU-1"])], false),
+            (
+                &mixed,
+                MigStrategy::None,
+                &[(gpu_name, &["GPU-0", "GPU-1"])],
+                false,
+            ),
             (&mixed, MigStrategy::Single, &[(gpu_name, &["GPU-1"])], true),
-            (&uniform, MigStrategy::Single, &[(gpu_name, &["MIG-0-0", "MIG-0-1", "MIG-1-0"])], false),
-            (&uniform, MigStrategy::Mixed, &[("nvidia.com/mig-1g.5gb", &["MIG-0-0", "MIG-0-1", "MIG-1-0"])], false),
+            (
+                &uniform,
+                MigStrategy::Single,
+                &[(gpu_name, &["MIG-0-0", "MIG-0-1", "MIG-1-0"])],
+                false,
+            ),
+            (
+                &uniform,
+                MigStrategy::Mixed,
+                &[("nvidia.com/mig-1g.5gb", &["MIG-0-0", "MIG-0-1", "MIG-1-0"])],
+                false,
+            ),
         ] {
             expect(&offered(gpus, &with(strategy), &none), expected);
-            let (_, findings) = resources(gpus, &NumaNodes::new(), &with(strategy), &none, |_| None);
+            let (_, findings) =
+                resources(gpus, &NumaNodes::new(), &with(strategy), &none, |_| None);
             assert_eq!(!findings.is_empty(), finds, "{strategy:?}");
         }
     }
 
     #[test]
     fn every_id_of_a_sick_gpu_is_unhealthy() {
-        let mut gpus = [gpu(0, "A", &["1g.5gb", "1g.5gb"]), gpu(1, "A", &["1g.5gb"]), gpu(2, "A", &[])];
+        let mut gpus = [
+            gpu(0, "A", &["1g.5gb", "1g.5gb"]),
+            gpu(1, "A", &["1g.5gb"]),
+            gpu(2, "A", &[]),
+        ];
         gpus[2].failure = Some("lost".into());
-        let settings = Plugin { replicas: 2, ..Plugin::default() };
+        let settings = Plugin {
+            replicas: 2,
+            ..Plugin::default()
+        };
         let sick = |uuid: &str| (uuid == "GPU-0").then(|| "XID 79".to_owned());
         let numa_nodes = [(gpus[1].gpu.bus_id, 1)].into();
         let (resources, _) = resources(&gpus, &numa_nodes, &settings, &Limits::default(), sick);
@@ -311,6 +454,12 @@ mod tests {
             assert_eq!(device.numa_node, (device.gpu == "GPU-1").then_some(1));
             assert!(device.id.len() <= 63 && uuid_of(&device.id).len() + 3 == device.id.len());
         }
-        assert_eq!(resources.iter().map(|resource| resource.devices.len()).sum::<usize>(), 8);
+        assert_eq!(
+            resources
+                .iter()
+                .map(|resource| resource.devices.len())
+                .sum::<usize>(),
+            8
+        );
     }
 }

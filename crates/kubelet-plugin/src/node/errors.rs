@@ -59,37 +59,67 @@ impl ErrorFile {
     /// Describes the file in this directory, for the host that the configuration names.
     #[must_use]
     pub fn new(dir: &Path, config: &Config) -> Self {
-        Self { dir: dir.to_owned(), config: config.clone(), written: None, failure: None }
+        Self {
+            dir: dir.to_owned(),
+            config: config.clone(),
+            written: None,
+            failure: None,
+        }
     }
 
     /// Returns the errors that an earlier process left, unless the driver has been loaded since then. Only root can write the file;
     /// one that is damaged is the same as none.
     #[must_use]
     pub fn read(&self, now: (Instant, SystemTime)) -> BTreeMap<String, OpenError> {
-        let bytes = File::open(self.dir.join(NAME)).ok().and_then(|file| read_file_limited(&file, MAX_SIZE).ok());
+        let bytes = File::open(self.dir.join(NAME))
+            .ok()
+            .and_then(|file| read_file_limited(&file, MAX_SIZE).ok());
         let document: Option<Document> = bytes.and_then(|bytes| json::from_bytes(&bytes).ok());
-        let document = document.filter(|document| document.driver == driver(&HostState::of_host(&self.config)));
+        let document = document
+            .filter(|document| document.driver == driver(&HostState::of_host(&self.config)));
         let gpus = document.map(|document| document.gpus).unwrap_or_default();
-        gpus.into_iter().map(|(uuid, entry)| (uuid, entry.open_error(now))).collect()
+        gpus.into_iter()
+            .map(|(uuid, entry)| (uuid, entry.open_error(now)))
+            .collect()
     }
 
     /// Writes these errors if the file does not contain them.
     ///
     /// # Errors
     /// An error that is not the same as the last time.
-    pub fn update(&mut self, errors: BTreeMap<String, OpenError>, now: (Instant, SystemTime)) -> Result<(), String> {
-        if self.written.as_ref().is_some_and(|written| is_nearly(written, &errors)) {
+    pub fn update(
+        &mut self,
+        errors: BTreeMap<String, OpenError>,
+        now: (Instant, SystemTime),
+    ) -> Result<(), String> {
+        if self
+            .written
+            .as_ref()
+            .is_some_and(|written| is_nearly(written, &errors))
+        {
             return Ok(());
         }
-        let result = self
-            .write(&errors, now)
-            .map_err(|error| format!("cannot write {:?}: {}", self.dir.join(NAME), line(&error.into())));
+        let result = self.write(&errors, now).map_err(|error| {
+            format!(
+                "cannot write {:?}: {}",
+                self.dir.join(NAME),
+                line(&error.into())
+            )
+        });
         self.written = Some(errors);
         let before = std::mem::replace(&mut self.failure, result.clone().err());
-        if self.failure == before { Ok(()) } else { result }
+        if self.failure == before {
+            Ok(())
+        } else {
+            result
+        }
     }
 
-    fn write(&self, errors: &BTreeMap<String, OpenError>, now: (Instant, SystemTime)) -> io::Result<()> {
+    fn write(
+        &self,
+        errors: &BTreeMap<String, OpenError>,
+        now: (Instant, SystemTime),
+    ) -> io::Result<()> {
         let path = self.dir.join(NAME);
         if errors.is_empty() {
             return match fs::remove_file(path) {
@@ -97,11 +127,22 @@ impl ErrorFile {
                 _ => Ok(()),
             };
         }
-        let gpus = errors.iter().map(|(uuid, error)| (uuid.clone(), Entry::of(error, now))).collect();
-        let document = Document { driver: driver(&HostState::of_host(&self.config)), gpus };
+        let gpus = errors
+            .iter()
+            .map(|(uuid, error)| (uuid.clone(), Entry::of(error, now)))
+            .collect();
+        let document = Document {
+            driver: driver(&HostState::of_host(&self.config)),
+            gpus,
+        };
         fs::create_dir_all(&self.dir)?;
         let temporary = self.dir.join(TEMPORARY);
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&temporary)?;
         file.write_all(&serde_json::to_vec(&document)?)?;
         // rename(2) replaces the file in one step: a process that is killed leaves the old errors or the new ones.
         fs::rename(&temporary, path)
@@ -111,7 +152,9 @@ impl ErrorFile {
 /// Reports whether the errors are the same but for less than [`PRECISION`] of the last ones.
 fn is_nearly(written: &BTreeMap<String, OpenError>, errors: &BTreeMap<String, OpenError>) -> bool {
     written.len() == errors.len()
-        && written.iter().all(|(uuid, old)| errors.get(uuid).is_some_and(|new| is_near(old, new)))
+        && written
+            .iter()
+            .all(|(uuid, old)| errors.get(uuid).is_some_and(|new| is_near(old, new)))
 }
 
 fn is_near(old: &OpenError, new: &OpenError) -> bool {
@@ -124,30 +167,64 @@ fn is_near(old: &OpenError, new: &OpenError) -> bool {
 }
 
 fn driver(state: &HostState) -> String {
-    format!("{} {}", state.boot.as_deref().unwrap_or_default(), state.load)
+    format!(
+        "{} {}",
+        state.boot.as_deref().unwrap_or_default(),
+        state.load
+    )
 }
 
 impl Entry {
     fn of(error: &OpenError, now: (Instant, SystemTime)) -> Self {
-        let OpenError { cause, since, last, is_of_driver } = error.clone();
-        Self { cause, since: to_millis(since, now), last: to_millis(last, now), is_of_driver }
+        let OpenError {
+            cause,
+            since,
+            last,
+            is_of_driver,
+        } = error.clone();
+        Self {
+            cause,
+            since: to_millis(since, now),
+            last: to_millis(last, now),
+            is_of_driver,
+        }
     }
 
     fn open_error(self, now: (Instant, SystemTime)) -> OpenError {
-        let Self { cause, since, last, is_of_driver } = self;
-        OpenError { cause, since: from_millis(since, now), last: from_millis(last, now), is_of_driver }
+        let Self {
+            cause,
+            since,
+            last,
+            is_of_driver,
+        } = self;
+        OpenError {
+            cause,
+            since: from_millis(since, now),
+            last: from_millis(last, now),
+            is_of_driver,
+        }
     }
 }
 
 /// Returns the milliseconds since 1970.
 fn to_millis(instant: Instant, (now, wall): (Instant, SystemTime)) -> u64 {
-    let time = wall.checked_sub(now.saturating_duration_since(instant)).unwrap_or(UNIX_EPOCH);
-    u64::try_from(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
+    let time = wall
+        .checked_sub(now.saturating_duration_since(instant))
+        .unwrap_or(UNIX_EPOCH);
+    u64::try_from(
+        time.duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_millis(),
+    )
+    .unwrap_or(u64::MAX)
 }
 
 /// A time in the future, from before the clock was set, is now.
 fn from_millis(millis: u64, (now, wall): (Instant, SystemTime)) -> Instant {
-    let age = wall.duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(Duration::from_millis(millis));
+    let age = wall
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .saturating_sub(Duration::from_millis(millis));
     now.checked_sub(age).unwrap_or(now)
 }
 
@@ -157,14 +234,22 @@ mod tests {
 
     fn error(cause: &str, now: Instant, since: u64, last: u64) -> OpenError {
         let ago = |seconds| now.checked_sub(Duration::from_secs(seconds)).unwrap();
-        OpenError { cause: cause.to_owned(), since: ago(since), last: ago(last), is_of_driver: false }
+        OpenError {
+            cause: cause.to_owned(),
+            since: ago(since),
+            last: ago(last),
+            is_of_driver: false,
+        }
     }
 
     #[test]
     fn errors_outlive_the_process() {
         let dir = tempfile::tempdir().unwrap();
         let run = dir.path().join("run");
-        let (now, wall) = (Instant::now() + Duration::from_secs(1000), SystemTime::now());
+        let (now, wall) = (
+            Instant::now() + Duration::from_secs(1000),
+            SystemTime::now(),
+        );
         let mut file = ErrorFile::new(&run, &Config::default());
         assert_eq!(file.read((now, wall)), BTreeMap::new());
         file.update(BTreeMap::new(), (now, wall)).unwrap();
@@ -174,9 +259,20 @@ mod tests {
         // More errors within a second do not change the file.
         let content = || fs::read(run.join(NAME)).unwrap();
         let before = content();
-        for (last, is_new) in [(10_000, false), (9_500, false), (9_000, true), (8_900, false)] {
+        for (last, is_new) in [
+            (10_000, false),
+            (9_500, false),
+            (9_000, true),
+            (8_900, false),
+        ] {
             let last = now.checked_sub(Duration::from_millis(last)).unwrap();
-            let errors = BTreeMap::from([("GPU-0".to_owned(), OpenError { last, ..error("XID 79", now, 30, 10) })]);
+            let errors = BTreeMap::from([(
+                "GPU-0".to_owned(),
+                OpenError {
+                    last,
+                    ..error("XID 79", now, 30, 10)
+                },
+            )]);
             let old = content();
             file.update(errors, (now, wall)).unwrap();
             assert_eq!(content() != old, is_new);
@@ -186,10 +282,16 @@ mod tests {
         let found = file.read(later);
         let (expected, found) = (error("XID 79", later.0, 35, 15), &found["GPU-0"]);
         let is_near = |a: Instant, b: Instant| a.max(b) - a.min(b) < Duration::from_millis(2);
-        assert!(found.cause == expected.cause && is_near(found.since, expected.since), "{found:?}");
+        assert!(
+            found.cause == expected.cause && is_near(found.since, expected.since),
+            "{found:?}"
+        );
         assert!(is_near(found.last, expected.last), "{found:?}");
         // The clock was set back.
-        assert_eq!(file.read((now, wall - Duration::from_secs(600)))["GPU-0"].last, now);
+        assert_eq!(
+            file.read((now, wall - Duration::from_secs(600)))["GPU-0"].last,
+            now
+        );
         // Another boot, a damaged file
         let path = run.join(NAME);
         let text = fs::read_to_string(&path).unwrap();

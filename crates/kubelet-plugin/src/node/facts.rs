@@ -34,9 +34,16 @@ impl Facts {
     }
 
     fn take(&mut self, snapshot: &Snapshot) {
-        self.driver_version.clone_from(&snapshot.inventory.driver_version);
-        self.cuda_version.clone_from(&snapshot.inventory.cuda_version);
-        let failed: Vec<_> = snapshot.inventory.failed.iter().filter_map(|gpu| gpu.uuid.as_ref()).collect();
+        self.driver_version
+            .clone_from(&snapshot.inventory.driver_version);
+        self.cuda_version
+            .clone_from(&snapshot.inventory.cuda_version);
+        let failed: Vec<_> = snapshot
+            .inventory
+            .failed
+            .iter()
+            .filter_map(|gpu| gpu.uuid.as_ref())
+            .collect();
         // A GPU that is lost keeps its properties, like its ids.
         self.properties.retain(|uuid, _| failed.contains(&uuid));
         self.properties.extend(snapshot.properties.clone());

@@ -39,7 +39,11 @@ impl NodeGpu {
             mig_devices: Vec::new(),
             unlisted_mig: Vec::new(),
         };
-        Some(Self { gpu, profiles: Profiles::new(), failure: Some(why.to_owned()) })
+        Some(Self {
+            gpu,
+            profiles: Profiles::new(),
+            failure: Some(why.to_owned()),
+        })
     }
 }
 
@@ -47,21 +51,32 @@ impl NodeGpu {
 /// their MIG devices are unknown, and the id of the GPU would be a wrong one.
 #[must_use]
 pub fn unanswered(kernel: &[KernelGpu], has_mig: impl Fn(u32) -> bool, why: &str) -> Vec<NodeGpu> {
-    let usable = kernel.iter().filter(|gpu| !gpu.excluded && !gpu.minor.is_some_and(&has_mig));
-    usable.filter_map(|gpu| NodeGpu::from_kernel(gpu, why)).collect()
+    let usable = kernel
+        .iter()
+        .filter(|gpu| !gpu.excluded && !gpu.minor.is_some_and(&has_mig));
+    usable
+        .filter_map(|gpu| NodeGpu::from_kernel(gpu, why))
+        .collect()
 }
 
 /// Updates the GPUs with a new inventory. A known GPU that NVML does not report remains, as failed, while the kernel or NVML still
 /// lists it.
 #[must_use]
 pub fn update(known: &[NodeGpu], inventory: &Inventory, profiles: &Profiles) -> Vec<NodeGpu> {
-    let mut gpus: Vec<NodeGpu> = inventory.gpus.iter().map(|gpu| working(gpu, profiles)).collect();
+    let mut gpus: Vec<NodeGpu> = inventory
+        .gpus
+        .iter()
+        .map(|gpu| working(gpu, profiles))
+        .collect();
     for failed in &inventory.failed {
         if gpus.iter().any(|gpu| is_it(failed, &gpu.gpu)) {
             continue;
         }
         gpus.extend(match known.iter().find(|gpu| is_it(failed, &gpu.gpu)) {
-            Some(gpu) => Some(NodeGpu { failure: Some(failed.why.clone()), ..gpu.clone() }),
+            Some(gpu) => Some(NodeGpu {
+                failure: Some(failed.why.clone()),
+                ..gpu.clone()
+            }),
             None => NodeGpu::from_kernel(&as_kernel_gpu(failed), &failed.why),
         });
     }
@@ -71,13 +86,22 @@ pub fn update(known: &[NodeGpu], inventory: &Inventory, profiles: &Profiles) -> 
 
 /// Returns the UUIDs of the MIG devices of these GPUs.
 pub fn mig_uuids<'a>(gpus: impl IntoIterator<Item = &'a Gpu>) -> Vec<&'a str> {
-    gpus.into_iter().flat_map(|gpu| &gpu.mig_devices).map(|mig| mig.uuid.as_str()).collect()
+    gpus.into_iter()
+        .flat_map(|gpu| &gpu.mig_devices)
+        .map(|mig| mig.uuid.as_str())
+        .collect()
 }
 
 fn working(gpu: &Gpu, profiles: &Profiles) -> NodeGpu {
     let uuids = gpu.mig_devices.iter().map(|mig| &mig.uuid);
-    let profiles = uuids.filter_map(|uuid| Some((uuid.clone(), profiles.get(uuid)?.clone()))).collect();
-    NodeGpu { gpu: gpu.clone(), profiles, failure: None }
+    let profiles = uuids
+        .filter_map(|uuid| Some((uuid.clone(), profiles.get(uuid)?.clone())))
+        .collect();
+    NodeGpu {
+        gpu: gpu.clone(),
+        profiles,
+        failure: None,
+    }
 }
 
 fn is_it(failed: &FailedGpu, gpu: &Gpu) -> bool {
@@ -132,14 +156,21 @@ pub(crate) mod tests {
             compute_instance: 0,
         };
         let mig_devices: Vec<_> = (0..profiles.len()).map(mig).collect();
-        let names = mig_devices.iter().zip(profiles).map(|(mig, profile)| (mig.uuid.clone(), (*profile).to_owned()));
+        let names = mig_devices
+            .iter()
+            .zip(profiles)
+            .map(|(mig, profile)| (mig.uuid.clone(), (*profile).to_owned()));
         NodeGpu {
             profiles: names.collect(),
             gpu: Gpu {
                 index,
                 minor: index,
                 uuid: format!("GPU-{index}"),
-                bus_id: BusId { domain: 0, bus: index + 1, device: 0 },
+                bus_id: BusId {
+                    domain: 0,
+                    bus: index + 1,
+                    device: 0,
+                },
                 model: model.to_owned(),
                 compute_capability: "9.0".to_owned(),
                 brand: String::new(),
@@ -152,23 +183,49 @@ pub(crate) mod tests {
     }
 
     fn inventory(gpus: &[NodeGpu], failed: Vec<FailedGpu>) -> Inventory {
-        Inventory { gpus: gpus.iter().map(|gpu| gpu.gpu.clone()).collect(), failed, ..Inventory::default() }
+        Inventory {
+            gpus: gpus.iter().map(|gpu| gpu.gpu.clone()).collect(),
+            failed,
+            ..Inventory::default()
+        }
     }
 
     #[test]
     fn a_lost_gpu_keeps_its_ids() {
         let known = [gpu(0, "A", &["1g.5gb", "2g.10gb"]), gpu(1, "B", &[])];
         for lost in [
-            FailedGpu { uuid: Some("GPU-0".into()), why: "lost".into(), ..FailedGpu::default() },
-            FailedGpu { bus_id: Some(known[0].gpu.bus_id), why: "lost".into(), ..FailedGpu::default() },
+            FailedGpu {
+                uuid: Some("GPU-0".into()),
+                why: "lost".into(),
+                ..FailedGpu::default()
+            },
+            FailedGpu {
+                bus_id: Some(known[0].gpu.bus_id),
+                why: "lost".into(),
+                ..FailedGpu::default()
+            },
         ] {
-            let gpus = update(&known, &inventory(&known[1..], vec![lost]), &Profiles::new());
-            assert_eq!(gpus[0], NodeGpu { failure: Some("lost".into()), ..known[0].clone() });
+            let gpus = update(
+                &known,
+                &inventory(&known[1..], vec![lost]),
+                &Profiles::new(),
+            );
+            assert_eq!(
+                gpus[0],
+                NodeGpu {
+                    failure: Some("lost".into()),
+                    ..known[0].clone()
+                }
+            );
             assert_eq!(gpus[1], known[1]);
             let back = update(&gpus, &inventory(&known, vec![]), &known[0].profiles);
             assert_eq!(back, known);
         }
-        assert_eq!(update(&known, &inventory(&known[1..], vec![]), &Profiles::new()), known[1..], "removed");
+        assert_eq!(
+            update(&known, &inventory(&known[1..], vec![]), &Profiles::new()),
+            known[1..],
+            "removed"
+        );
     }
 
     #[test]
@@ -190,7 +247,10 @@ pub(crate) mod tests {
             "NVML has not answered yet",
         );
         assert_eq!(gpus.len(), 1);
-        assert_eq!((gpus[0].gpu.uuid.as_str(), gpus[0].failure.is_some()), ("GPU-a", true));
+        assert_eq!(
+            (gpus[0].gpu.uuid.as_str(), gpus[0].failure.is_some()),
+            ("GPU-a", true)
+        );
     }
 
     #[test]

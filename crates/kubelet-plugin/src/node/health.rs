@@ -26,8 +26,16 @@ pub struct Policy {
 
 impl From<&Plugin> for Policy {
     fn from(settings: &Plugin) -> Self {
-        let ignored_xids = settings.ignored_xids.iter().copied().map(u64::from).collect();
-        Self { quiet_period: settings.quiet_period, ignored_xids }
+        let ignored_xids = settings
+            .ignored_xids
+            .iter()
+            .copied()
+            .map(u64::from)
+            .collect();
+        Self {
+            quiet_period: settings.quiet_period,
+            ignored_xids,
+        }
     }
 }
 
@@ -113,7 +121,12 @@ impl Health {
     /// Creates the state before the driver has answered.
     #[must_use]
     pub const fn new(policy: Policy, now: Instant) -> Self {
-        Self { policy, gpus: BTreeMap::new(), driver: None, started: now }
+        Self {
+            policy,
+            gpus: BTreeMap::new(),
+            driver: None,
+            started: now,
+        }
     }
 
     /// Takes a report of the monitor into account.
@@ -123,8 +136,14 @@ impl Health {
             Update::Snapshot(snapshot) => self.apply_snapshot(snapshot, now),
             Update::Sample(sample) => self.gpu(&sample.gpu, now).apply_sample(sample, now),
             Update::Event(event) => self.apply_event(event, now),
-            Update::Silent { gpu: Some(gpu), why } => self.gpu(gpu, now).fail(why, now, true),
-            Update::Silent { gpu: None, why } => self.gpus.values_mut().for_each(|gpu| gpu.fail(why, now, false)),
+            Update::Silent {
+                gpu: Some(gpu),
+                why,
+            } => self.gpu(gpu, now).fail(why, now, true),
+            Update::Silent { gpu: None, why } => self
+                .gpus
+                .values_mut()
+                .for_each(|gpu| gpu.fail(why, now, false)),
             Update::Absent(why) => self.driver = Some((why.clone(), self.driver_since(now))),
             Update::LetGo => self.driver = Some(("driver is being replaced".to_owned(), now)),
         }
@@ -134,7 +153,10 @@ impl Health {
     /// Makes the GPUs healthy whose quiet period has passed.
     pub fn tick(&mut self, now: Instant) {
         for gpu in self.gpus.values_mut() {
-            if gpu.recovers_at(self.policy.quiet_period).is_some_and(|at| at <= now) {
+            if gpu
+                .recovers_at(self.policy.quiet_period)
+                .is_some_and(|at| at <= now)
+            {
                 gpu.trouble = None;
                 gpu.has_recovered = true;
             }
@@ -144,7 +166,10 @@ impl Health {
     /// Returns when [`Self::tick`] makes the next GPU healthy.
     #[must_use]
     pub fn next_tick(&self) -> Option<Instant> {
-        self.gpus.values().filter_map(|gpu| gpu.recovers_at(self.policy.quiet_period)).min()
+        self.gpus
+            .values()
+            .filter_map(|gpu| gpu.recovers_at(self.policy.quiet_period))
+            .min()
     }
 
     /// Returns the state of the GPU with this UUID.
@@ -152,21 +177,30 @@ impl Health {
     pub fn state(&self, uuid: &str) -> State {
         let found = match (&self.driver, self.gpus.get(uuid)) {
             (Some(driver), _) => Some(driver.clone()),
-            (None, Some(gpu)) => gpu.problem().or_else(|| Some((UNKNOWN.to_owned(), gpu.unknown_since?))),
+            (None, Some(gpu)) => gpu
+                .problem()
+                .or_else(|| Some((UNKNOWN.to_owned(), gpu.unknown_since?))),
             (None, None) => Some((UNKNOWN.to_owned(), self.started)),
         };
-        found.map_or(State::Healthy, |(why, since)| State::Unhealthy { why, since })
+        found.map_or(State::Healthy, |(why, since)| State::Unhealthy {
+            why,
+            since,
+        })
     }
 
     /// Returns the error of the GPU with this UUID. Unlike with [`Self::state`], a GPU whose state has not been reported yet has none.
     #[must_use]
     pub fn failure(&self, uuid: &str) -> Option<Failure> {
         if let Some((why, _)) = &self.driver {
-            return Some(Failure { why: why.clone(), is_of_driver: true });
+            return Some(Failure {
+                why: why.clone(),
+                is_of_driver: true,
+            });
         }
         let gpu = self.gpus.get(uuid)?;
         let (why, _) = gpu.problem()?;
-        let is_of_driver = gpu.node_missing_since.is_none() && gpu.trouble.as_ref().is_some_and(|it| it.is_of_driver);
+        let is_of_driver = gpu.node_missing_since.is_none()
+            && gpu.trouble.as_ref().is_some_and(|it| it.is_of_driver);
         Some(Failure { why, is_of_driver })
     }
 
@@ -174,22 +208,53 @@ impl Health {
     #[must_use]
     pub fn errors(&self) -> BTreeMap<String, OpenError> {
         let open = |trouble: &Trouble| {
-            let Trouble { cause, since, last, is_of_driver, .. } = trouble.clone();
-            OpenError { cause, since, last, is_of_driver }
+            let Trouble {
+                cause,
+                since,
+                last,
+                is_of_driver,
+                ..
+            } = trouble.clone();
+            OpenError {
+                cause,
+                since,
+                last,
+                is_of_driver,
+            }
         };
-        self.gpus.iter().filter_map(|(uuid, gpu)| Some((uuid.clone(), gpu.trouble.as_ref().map(open)?))).collect()
+        self.gpus
+            .iter()
+            .filter_map(|(uuid, gpu)| Some((uuid.clone(), gpu.trouble.as_ref().map(open)?)))
+            .collect()
     }
 
     /// Takes the errors of an earlier process into account. A GPU needs a good sample and the rest of the quiet period.
     pub fn restore(&mut self, errors: BTreeMap<String, OpenError>, now: Instant) {
-        for (uuid, OpenError { cause, since, last, is_of_driver }) in errors {
-            self.gpu(&uuid, now).trouble = Some(Trouble { cause, condition: None, since, last, is_of_driver });
+        for (
+            uuid,
+            OpenError {
+                cause,
+                since,
+                last,
+                is_of_driver,
+            },
+        ) in errors
+        {
+            self.gpu(&uuid, now).trouble = Some(Trouble {
+                cause,
+                condition: None,
+                since,
+                last,
+                is_of_driver,
+            });
         }
     }
 
     /// Forgets all errors of a GPU, and returns whether there were any. The GPU is healthy until the next error.
     pub fn clear(&mut self, uuid: &str) -> bool {
-        let Some(gpu) = self.gpus.get_mut(uuid) else { return false };
+        let Some(gpu) = self.gpus.get_mut(uuid) else {
+            return false;
+        };
         gpu.relapses.clear();
         gpu.has_recovered = false;
         let was_stuck = std::mem::take(&mut gpu.is_stuck);
@@ -197,7 +262,10 @@ impl Health {
     }
 
     fn gpu(&mut self, uuid: &str, now: Instant) -> &mut Gpu {
-        self.gpus.entry(uuid.to_owned()).or_insert_with(|| Gpu { unknown_since: Some(now), ..Gpu::default() })
+        self.gpus.entry(uuid.to_owned()).or_insert_with(|| Gpu {
+            unknown_since: Some(now),
+            ..Gpu::default()
+        })
     }
 
     fn driver_since(&self, now: Instant) -> Instant {
@@ -239,9 +307,13 @@ impl Health {
 
 impl Gpu {
     fn apply_sample(&mut self, sample: &Sample, now: Instant) {
-        self.node_missing_since = sample.node_missing.then(|| self.node_missing_since.unwrap_or(now));
+        self.node_missing_since = sample
+            .node_missing
+            .then(|| self.node_missing_since.unwrap_or(now));
         let ecc_before = self.uncorrectable_ecc.unwrap_or(u64::MAX);
-        let ecc_grew = sample.uncorrectable_ecc.is_some_and(|count| count > ecc_before);
+        let ecc_grew = sample
+            .uncorrectable_ecc
+            .is_some_and(|count| count > ecc_before);
         self.uncorrectable_ecc = sample.uncorrectable_ecc.or(self.uncorrectable_ecc);
         if ecc_grew {
             self.fail("uncorrectable memory error", now, true);
@@ -270,9 +342,16 @@ impl Gpu {
             return;
         }
         let is_of_driver = !counts;
-        self.trouble = Some(Trouble { cause: cause.to_owned(), condition: None, since: now, last: now, is_of_driver });
+        self.trouble = Some(Trouble {
+            cause: cause.to_owned(),
+            condition: None,
+            since: now,
+            last: now,
+            is_of_driver,
+        });
         if counts && self.has_recovered {
-            self.relapses.retain(|at| now.saturating_duration_since(*at) < RELAPSE_WINDOW);
+            self.relapses
+                .retain(|at| now.saturating_duration_since(*at) < RELAPSE_WINDOW);
             self.relapses.push(now);
             self.is_stuck |= self.relapses.len() >= MAX_RELAPSES;
         }
@@ -314,7 +393,10 @@ fn condition(sample: &Sample) -> Option<String> {
     if sample.remap_failed == Some(true) {
         return Some("the GPU could not replace defective rows of its memory".to_owned());
     }
-    sample.recovery.filter(|action| *action != Recovery::None).map(|action| action.to_string())
+    sample
+        .recovery
+        .filter(|action| *action != Recovery::None)
+        .map(|action| action.to_string())
 }
 
 #[cfg(test)]

@@ -30,7 +30,11 @@ pub fn kernel_gpus(config: &Config, why: &str) -> Result<Vec<NodeGpu>> {
     let roots = Roots::open(config)?;
     let caps = cap_files::existing(&roots.proc);
     let has_mig = |minor: u32| caps.iter().any(|file| file.cap.gpu() == Some(minor));
-    Ok(gpus::unanswered(&procfs::read_gpus(&roots.proc), has_mig, why))
+    Ok(gpus::unanswered(
+        &procfs::read_gpus(&roots.proc),
+        has_mig,
+        why,
+    ))
 }
 
 /// Returns the NUMA nodes of these GPUs, from sysfs.
@@ -40,7 +44,9 @@ pub fn kernel_gpus(config: &Config, why: &str) -> Result<Vec<NodeGpu>> {
 pub fn numa_nodes(config: &Config, gpus: &[NodeGpu]) -> Result<NumaNodes> {
     let sys = Roots::open(config)?.sys;
     let addresses = gpus.iter().map(|gpu| gpu.gpu.bus_id);
-    Ok(addresses.filter_map(|address| Some((address, numa_node(&sys, address)?))).collect())
+    Ok(addresses
+        .filter_map(|address| Some((address, numa_node(&sys, address)?)))
+        .collect())
 }
 
 /// Returns which of these features containers can get, and findings about the others.
@@ -50,7 +56,10 @@ pub fn numa_nodes(config: &Config, gpus: &[NodeGpu]) -> Result<NumaNodes> {
 pub fn extra_devices(config: &Config, wanted: Features) -> Result<(Features, Vec<Finding>)> {
     let roots = Roots::open(config)?;
     let dev_root = roots.dev.path();
-    let present: Features = host::features(&roots).into_iter().map(|(feature, _)| feature).collect();
+    let present: Features = host::features(&roots)
+        .into_iter()
+        .map(|(feature, _)| feature)
+        .collect();
     let denied = config.devices.denied_features;
     let lacks = |feature: &Feature| denied.has(*feature) || !present.has(*feature);
     let findings = wanted.iter().filter(lacks).map(|feature| {
@@ -59,13 +68,18 @@ pub fn extra_devices(config: &Config, wanted: Features) -> Result<(Features, Vec
         match denied.has(feature) {
             true => Finding::new(
                 &catalog::PLUGIN_NO_EFFECT,
-                format!("{request}, which deny in [devices] of config.toml withholds from containers"),
+                format!(
+                    "{request}, which deny in [devices] of config.toml withholds from containers"
+                ),
                 format!("remove {name:?} from one of the two lists"),
             ),
             false => feature.missing(&request, &dev_root),
         }
     });
-    Ok((wanted.iter().filter(|feature| !lacks(feature)).collect(), findings.collect()))
+    Ok((
+        wanted.iter().filter(|feature| !lacks(feature)).collect(),
+        findings.collect(),
+    ))
 }
 
 /// Returns the roots of the PCI hierarchy of these GPUs, from sysfs.
@@ -75,7 +89,9 @@ pub fn extra_devices(config: &Config, wanted: Features) -> Result<(Features, Vec
 pub fn pcie_roots(config: &Config, gpus: &[NodeGpu]) -> Result<PcieRoots> {
     let sys = Roots::open(config)?.sys;
     let root = |address: BusId| {
-        let place = sys.locate(&Path::new(PCI_DEVICES).join(address.in_sysfs())).ok()?;
+        let place = sys
+            .locate(&Path::new(PCI_DEVICES).join(address.in_sysfs()))
+            .ok()?;
         Some((address, pcie_root(&place.path)?))
     };
     Ok(gpus.iter().filter_map(|gpu| root(gpu.gpu.bus_id)).collect())
@@ -84,27 +100,49 @@ pub fn pcie_roots(config: &Config, gpus: &[NodeGpu]) -> Result<PcieRoots> {
 /// Returns the model of the computer that its firmware reports.
 #[must_use]
 pub fn machine(config: &Config) -> Option<String> {
-    let bytes = Roots::open(config).ok()?.sys.read(Path::new(MACHINE)).ok()?;
+    let bytes = Roots::open(config)
+        .ok()?
+        .sys
+        .read(Path::new(MACHINE))
+        .ok()?;
     Some(String::from_utf8(bytes).ok()?.trim().to_owned())
 }
 
 /// Returns the PCI classes of NVIDIA's devices, by their addresses in sysfs. The map is empty if sysfs cannot be read.
 #[must_use]
 pub fn pci_classes(config: &Config) -> BTreeMap<String, String> {
-    let devices = Roots::open(config).ok().and_then(|roots| pci::devices(&roots.sys)).unwrap_or_default();
-    devices.into_iter().map(|device| (device.address, device.class)).collect()
+    let devices = Roots::open(config)
+        .ok()
+        .and_then(|roots| pci::devices(&roots.sys))
+        .unwrap_or_default();
+    devices
+        .into_iter()
+        .map(|device| (device.address, device.class))
+        .collect()
 }
 
 /// Returns the name of the node: that in the variable of the DaemonSet, because the host name in a pod is that of the pod, or the
 /// host name.
 #[must_use]
-#[allow(clippy::disallowed_methods, reason = "the manifest sets it for this process")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the manifest sets it for this process"
+)]
 pub fn node_name() -> String {
-    let variable = std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty());
-    variable.unwrap_or_else(|| std::fs::read_to_string(HOST_NAME).unwrap_or_default().trim().to_owned())
+    let variable = std::env::var("NODE_NAME")
+        .ok()
+        .filter(|name| !name.is_empty());
+    variable.unwrap_or_else(|| {
+        std::fs::read_to_string(HOST_NAME)
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
+    })
 }
 
 fn numa_node(sys: &Tree, bus_id: BusId) -> Option<u32> {
-    let path = Path::new(PCI_DEVICES).join(bus_id.in_sysfs()).join("numa_node");
+    let path = Path::new(PCI_DEVICES)
+        .join(bus_id.in_sysfs())
+        .join("numa_node");
     parse_numa_node(std::str::from_utf8(&sys.read(&path).ok()?).ok()?)
 }

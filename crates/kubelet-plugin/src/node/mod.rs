@@ -120,7 +120,11 @@ impl Node {
     /// Sets the limits: the resources have only the devices that they permit.
     pub fn set_limits(&mut self, limits: Limits) {
         // Without a driver, the next report of the monitor has the findings.
-        self.findings = self.known.as_ref().map(|known| limits::findings(&limits, known)).unwrap_or_default();
+        self.findings = self
+            .known
+            .as_ref()
+            .map(|known| limits::findings(&limits, known))
+            .unwrap_or_default();
         self.limits = limits;
     }
 
@@ -167,7 +171,10 @@ impl Node {
     pub fn failure(&self, gpu: &NodeGpu) -> Option<Failure> {
         // The kernel lists a GPU before NVML does.
         let why = gpu.failure.as_ref().filter(|why| *why != NOT_ANSWERED);
-        let of_nvml = why.map(|why| Failure { why: why.clone(), is_of_driver: false });
+        let of_nvml = why.map(|why| Failure {
+            why: why.clone(),
+            is_of_driver: false,
+        });
         of_nvml.or_else(|| self.health.failure(&gpu.gpu.uuid))
     }
 
@@ -213,11 +220,16 @@ impl Node {
     /// Returns why each GPU cannot be used, by UUID; `None` if it can.
     #[must_use]
     pub fn health(&self) -> BTreeMap<String, Option<String>> {
-        self.gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), self.why_not(gpu))).collect()
+        self.gpus
+            .iter()
+            .map(|gpu| (gpu.gpu.uuid.clone(), self.why_not(gpu)))
+            .collect()
     }
 
     fn why_not(&self, gpu: &NodeGpu) -> Option<String> {
-        gpu.failure.clone().or_else(|| self.unhealthy(&gpu.gpu.uuid))
+        gpu.failure
+            .clone()
+            .or_else(|| self.unhealthy(&gpu.gpu.uuid))
     }
 
     fn unhealthy(&self, uuid: &str) -> Option<String> {
@@ -239,15 +251,24 @@ impl Node {
     /// Returns what the node offers now.
     #[must_use]
     pub fn offer(&self) -> Offer {
-        let (resources, findings) =
-            devices::resources(&self.gpus, &self.numa_nodes, &self.settings.plugin, &self.limits, |uuid| {
-                self.unhealthy(uuid)
-            });
+        let (resources, findings) = devices::resources(
+            &self.gpus,
+            &self.numa_nodes,
+            &self.settings.plugin,
+            &self.limits,
+            |uuid| self.unhealthy(uuid),
+        );
         Offer {
             resources: Arc::new(resources),
             gpus: self.gpus.clone(),
             closeness: self.closeness.clone(),
-            findings: self.findings.iter().chain(&self.features.1).cloned().chain(findings).collect(),
+            findings: self
+                .findings
+                .iter()
+                .chain(&self.features.1)
+                .cloned()
+                .chain(findings)
+                .collect(),
             limits: self.limits.clone(),
             features: self.features.0,
             features_in_specs: self.features_in_specs,
@@ -262,7 +283,10 @@ impl Offer {
     #[must_use]
     pub fn inventory(&self) -> Inventory {
         let gpus = self.gpus.iter().filter(|gpu| gpu.failure.is_none());
-        Inventory { gpus: gpus.map(|gpu| gpu.gpu.clone()).collect(), ..Inventory::default() }
+        Inventory {
+            gpus: gpus.map(|gpu| gpu.gpu.clone()).collect(),
+            ..Inventory::default()
+        }
     }
 }
 
@@ -275,22 +299,39 @@ mod tests {
     use std::time::Duration;
 
     fn snapshot(gpus: &[NodeGpu], failed: Vec<FailedGpu>) -> Update {
-        let inventory =
-            Inventory { gpus: gpus.iter().map(|gpu| gpu.gpu.clone()).collect(), failed, ..Inventory::default() };
+        let inventory = Inventory {
+            gpus: gpus.iter().map(|gpu| gpu.gpu.clone()).collect(),
+            failed,
+            ..Inventory::default()
+        };
         let mig_profiles = gpus.iter().flat_map(|gpu| gpu.profiles.clone()).collect();
-        Update::Snapshot(Box::new(Snapshot { inventory, mig_profiles, ..Snapshot::default() }))
+        Update::Snapshot(Box::new(Snapshot {
+            inventory,
+            mig_profiles,
+            ..Snapshot::default()
+        }))
     }
 
     fn good(uuid: &str) -> Update {
-        Update::Sample(Sample { gpu: uuid.to_owned(), ..Sample::default() })
+        Update::Sample(Sample {
+            gpu: uuid.to_owned(),
+            ..Sample::default()
+        })
     }
 
     /// The unhealthy ids, and the number of all ids.
     fn sick(node: &Node) -> (Vec<String>, usize) {
         let offer = node.offer();
-        let devices: Vec<_> = offer.resources.iter().flat_map(|resource| &resource.devices).collect();
+        let devices: Vec<_> = offer
+            .resources
+            .iter()
+            .flat_map(|resource| &resource.devices)
+            .collect();
         let unhealthy = devices.iter().filter(|device| device.unhealthy.is_some());
-        (unhealthy.map(|device| device.id.clone()).collect(), devices.len())
+        (
+            unhealthy.map(|device| device.id.clone()).collect(),
+            devices.len(),
+        )
     }
 
     #[test]
@@ -306,7 +347,10 @@ mod tests {
             node.apply(&good(uuid), at(2));
         }
         assert_eq!(sick(&node), (vec![], 3));
-        let xid = Update::Event(Event { gpu: "GPU-0".to_owned(), kind: EventKind::Xid(79) });
+        let xid = Update::Event(Event {
+            gpu: "GPU-0".to_owned(),
+            kind: EventKind::Xid(79),
+        });
         node.apply(&xid, at(3));
         assert_eq!(sick(&node).0, ["MIG-0-0", "MIG-0-1"]);
         node.apply(&good("GPU-0"), at(10));
@@ -332,7 +376,10 @@ mod tests {
         node.apply(&snapshot(&gpus, vec![]), now);
         assert_eq!((sick(&node).1, unmatched(&node)), (3, 1));
         node.set_limits(deny(&["0:1"]));
-        assert_eq!((sick(&node).1, unmatched(&node), node.offer().limits), (2, 0, deny(&["0:1"])));
+        assert_eq!(
+            (sick(&node).1, unmatched(&node), node.offer().limits),
+            (2, 0, deny(&["0:1"]))
+        );
         node.set_limits(deny(&["0"]));
         assert_eq!(sick(&node).1, 1);
         node.apply(&snapshot(&gpus, vec![]), now);
@@ -352,7 +399,11 @@ mod tests {
         for uuid in ["GPU-0", "GPU-1"] {
             node.apply(&good(uuid), now);
         }
-        let lost = FailedGpu { uuid: Some("GPU-0".into()), why: "the GPU is lost".into(), ..FailedGpu::default() };
+        let lost = FailedGpu {
+            uuid: Some("GPU-0".into()),
+            why: "the GPU is lost".into(),
+            ..FailedGpu::default()
+        };
         node.apply(&snapshot(&gpus[1..], vec![lost]), now);
         assert_eq!(sick(&node), (vec!["MIG-0-0".to_owned()], 2));
         assert_eq!(node.offer().inventory().gpus.len(), 1);

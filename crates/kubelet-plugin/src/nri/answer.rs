@@ -14,7 +14,8 @@ use crate::log::Log;
 use crate::model::Refusal;
 use crate::node::Offer;
 use crate::proto::nri::{
-    CdiDevice, Container, ContainerAdjustment, CreateContainerRequest, CreateContainerResponse, PodSandbox,
+    CdiDevice, Container, ContainerAdjustment, CreateContainerRequest, CreateContainerResponse,
+    PodSandbox,
 };
 
 /// Answers from the newest offer.
@@ -50,13 +51,21 @@ impl NodePlugin {
     }
 
     fn log(&self, container: &str, finding: &Finding) {
-        self.log.finding(&Finding { what: format!("{container}: {}", finding.what), ..finding.clone() });
+        self.log.finding(&Finding {
+            what: format!("{container}: {}", finding.what),
+            ..finding.clone()
+        });
     }
 }
 
 impl Plugin for NodePlugin {
-    fn create_container(&self, request: &CreateContainerRequest) -> Result<CreateContainerResponse, Refusal> {
-        let Some(container) = &request.container else { return Ok(CreateContainerResponse::default()) };
+    fn create_container(
+        &self,
+        request: &CreateContainerRequest,
+    ) -> Result<CreateContainerResponse, Refusal> {
+        let Some(container) = &request.container else {
+            return Ok(CreateContainerResponse::default());
+        };
         let name = full_name(request.pod.as_ref(), container);
         match self.decide(container) {
             Ok(Grant::Nothing) => Ok(CreateContainerResponse::default()),
@@ -69,13 +78,20 @@ impl Plugin for NodePlugin {
                 self.log.note(&format!("{name} gets {}", names.join(", ")));
                 findings.iter().for_each(|finding| self.log(&name, finding));
                 let cdi_devices = names.into_iter().map(|name| CdiDevice { name }).collect();
-                Ok(CreateContainerResponse { adjust: Some(ContainerAdjustment { cdi_devices }) })
+                Ok(CreateContainerResponse {
+                    adjust: Some(ContainerAdjustment { cdi_devices }),
+                })
             }
             Err(error) => {
                 let ErrorReport { kind, line, hint } = ErrorReport::new(&error);
                 record::refusal(request.pod.as_ref(), container, &error);
-                self.log.error(&error.context(format!("cannot set up container {name:?}")));
-                Err(Refusal::of(kind, &format!("cannot set up container {:?}: {line}", container.name), &hint))
+                self.log
+                    .error(&error.context(format!("cannot set up container {name:?}")));
+                Err(Refusal::of(
+                    kind,
+                    &format!("cannot set up container {:?}: {line}", container.name),
+                    &hint,
+                ))
             }
         }
     }

@@ -51,14 +51,18 @@ impl fmt::Display for Event {
                 )
             }
             Self::Configured(engine) => write!(f, "{engine} asks about its containers with NRI"),
-            Self::Ended(socket, why) => write!(f, "cannot serve NRI on {socket:?}: {why}; trying again"),
+            Self::Ended(socket, why) => {
+                write!(f, "cannot serve NRI on {socket:?}: {why}; trying again")
+            }
         }
     }
 }
 
 /// Reports whether the engine is containerd 1, which accepts adjustments with CDI devices and does not apply them.
 fn ignores_cdi(engine: &str) -> bool {
-    engine.strip_prefix("containerd ").is_some_and(|version| version.trim_start_matches('v').starts_with("1."))
+    engine
+        .strip_prefix("containerd ")
+        .is_some_and(|version| version.trim_start_matches('v').starts_with("1."))
 }
 
 /// Serves the engine until the future is dropped. Reports a failure only if it differs from the last one.
@@ -71,8 +75,10 @@ pub async fn serve(options: &Options, plugin: &impl Plugin, log: impl Fn(&Event)
             was_configured = true;
             log(&Event::Configured(engine.to_owned()));
         });
-        let why =
-            ended.await.map_or_else(|error| format!("{error:#}"), |()| "the engine closed the connection".to_owned());
+        let why = ended.await.map_or_else(
+            |error| format!("{error:#}"),
+            |()| "the engine closed the connection".to_owned(),
+        );
         if was_configured {
             wait = FIRST_WAIT;
             reported = None;
@@ -88,7 +94,11 @@ pub async fn serve(options: &Options, plugin: &impl Plugin, log: impl Fn(&Event)
 }
 
 /// Converses until the engine closes the connection.
-async fn converse(options: &Options, plugin: &impl Plugin, mut configured: impl FnMut(&str)) -> Result<()> {
+async fn converse(
+    options: &Options,
+    plugin: &impl Plugin,
+    mut configured: impl FnMut(&str),
+) -> Result<()> {
     let mut stream = connect(&options.socket).await?;
     let deadline = Instant::now() + CONFIGURE_TIME;
     let (mut session, first) = Session::start(&options.identity);
@@ -99,14 +109,20 @@ async fn converse(options: &Options, plugin: &impl Plugin, mut configured: impl 
         let read = stream.read(&mut buffer);
         let length = match is_configured {
             true => read.await,
-            false => timeout_at(deadline, read).await.context("the engine does not configure the plugin")?,
+            false => timeout_at(deadline, read)
+                .await
+                .context("the engine does not configure the plugin")?,
         };
         let length = length.context("cannot read")?;
         if length == 0 {
             return Ok(());
         }
         let mut answer = Vec::new();
-        session.receive(buffer.get(..length).unwrap_or_default(), plugin, &mut answer)?;
+        session.receive(
+            buffer.get(..length).unwrap_or_default(),
+            plugin,
+            &mut answer,
+        )?;
         write(&mut stream, &answer).await?;
         if let Some(engine) = session.engine().filter(|_| !is_configured) {
             is_configured = true;
@@ -120,7 +136,10 @@ async fn connect(socket: &Path) -> Result<UnixStream> {
 }
 
 async fn write(stream: &mut UnixStream, bytes: &[u8]) -> Result<()> {
-    timeout(WRITE_TIME, stream.write_all(bytes)).await.context("the engine does not read")?.context("cannot write")
+    timeout(WRITE_TIME, stream.write_all(bytes))
+        .await
+        .context("the engine does not read")?
+        .context("cannot write")
 }
 
 #[cfg(test)]

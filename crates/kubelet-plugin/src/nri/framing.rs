@@ -23,7 +23,11 @@ pub struct TooLong {
 
 impl fmt::Display for TooLong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a message has {} bytes, at most {} are allowed", self.length, self.limit)
+        write!(
+            f,
+            "a message has {} bytes, at most {} are allowed",
+            self.length, self.limit
+        )
     }
 }
 
@@ -33,7 +37,11 @@ impl<const HEADER: usize> Reader<HEADER> {
     /// Creates a reader. `length` returns the length of the payload from a header, and `limit` is the largest one.
     #[must_use]
     pub const fn new(length: fn(&[u8; HEADER]) -> u32, limit: usize) -> Self {
-        Self { buffer: Vec::new(), length, limit }
+        Self {
+            buffer: Vec::new(),
+            length,
+            limit,
+        }
     }
 
     /// Adds bytes, and returns the frames that are complete.
@@ -48,11 +56,16 @@ impl<const HEADER: usize> Reader<HEADER> {
             let length = usize::try_from((self.length)(header)).unwrap_or(usize::MAX);
             if length > self.limit {
                 if frames.is_empty() {
-                    return Err(TooLong { length, limit: self.limit });
+                    return Err(TooLong {
+                        length,
+                        limit: self.limit,
+                    });
                 }
                 break;
             }
-            let Some((payload, after)) = body.split_at_checked(length) else { break };
+            let Some((payload, after)) = body.split_at_checked(length) else {
+                break;
+            };
             frames.push((*header, payload.to_vec()));
             rest = after;
         }

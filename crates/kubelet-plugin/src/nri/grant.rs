@@ -68,7 +68,11 @@ pub fn grant(container: &Container, config: &Config, known: Known<'_>) -> Result
         Decision::Nothing(_) => return Ok(Grant::Nothing),
         Decision::Refused(reason) => {
             let hint = "request a GPU from the scheduler: resources: {limits: {nvidia.com/gpu: 1}} in the container of the pod";
-            return Ok(Grant::LeftAlone(Finding::new(&catalog::REFUSED, reason, hint)));
+            return Ok(Grant::LeftAlone(Finding::new(
+                &catalog::REFUSED,
+                reason,
+                hint,
+            )));
         }
         Decision::Gpus(request) => *request,
     };
@@ -77,44 +81,81 @@ pub fn grant(container: &Container, config: &Config, known: Known<'_>) -> Result
         return Ok(Grant::Nothing);
     }
     let channels = request.wanted()?.imex_channels;
-    if let Some(channel) = channels.iter().find(|channel| !known.imex_channels.contains(channel)) {
+    if let Some(channel) = channels
+        .iter()
+        .find(|channel| !known.imex_channels.contains(channel))
+    {
         return Ok(Grant::LeftAlone(without_channel(*channel)));
     }
-    devices(&request, config, known).or_else(|error| request::excuse(&request, config, error).map(Grant::LeftAlone))
+    devices(&request, config, known)
+        .or_else(|error| request::excuse(&request, config, error).map(Grant::LeftAlone))
 }
 
 fn devices(request: &GpuRequest, config: &Config, known: Known<'_>) -> Result<Grant> {
     let inventory = known.inventory.ok_or_else(|| {
         failure(
             &catalog::PLUGIN_DRIVER,
-            format!("{} requests GPUs, but the driver does not answer", request.asked_by),
+            format!(
+                "{} requests GPUs, but the driver does not answer",
+                request.asked_by
+            ),
             "wait for the next try, or run \"oci-nvidia-kubelet-plugin check\" on the node",
         )
     })?;
     let (chosen, mut findings) = select::decide(request, inventory, config)?;
-    let (features, missing): (Vec<_>, Vec<_>) = request.features.iter().partition(|it| known.features.has(*it));
-    findings.extend(missing.into_iter().map(|feature| without_spec(feature, config)));
+    let (features, missing): (Vec<_>, Vec<_>) = request
+        .features
+        .iter()
+        .partition(|it| known.features.has(*it));
+    findings.extend(
+        missing
+            .into_iter()
+            .map(|feature| without_spec(feature, config)),
+    );
     // A deny list that was just added applies at once. One that was removed applies when the CDI spec has the devices: until then, the
     // file may be incomplete or lost.
-    let (devices, denied): (Vec<_>, Vec<_>) = chosen.into_iter().partition(|device| permitted(*device, known.limits));
-    if let Some(device) = denied.first().filter(|_| request.devices != VisibleDevices::All || devices.is_empty()) {
+    let (devices, denied): (Vec<_>, Vec<_>) = chosen
+        .into_iter()
+        .partition(|device| permitted(*device, known.limits));
+    if let Some(device) = denied
+        .first()
+        .filter(|_| request.devices != VisibleDevices::All || devices.is_empty())
+    {
         return Err(not_yet(request, *device));
     }
-    let (named, unnamed): (Vec<_>, Vec<_>) = devices.into_iter().partition(|device| is_in_spec(*device));
+    let (named, unnamed): (Vec<_>, Vec<_>) =
+        devices.into_iter().partition(|device| is_in_spec(*device));
     // "all" means all that the spec has. Compute programs cannot use a whole GPU in MIG mode.
-    match unnamed.first().filter(|_| request.devices != VisibleDevices::All || named.is_empty()) {
+    match unnamed
+        .first()
+        .filter(|_| request.devices != VisibleDevices::All || named.is_empty())
+    {
         Some(device) => Ok(Grant::LeftAlone(only_by_hook(*device))),
         None => {
-            let gpus = named.into_iter().map(|device| DEVICE_PLUGIN.device_name(device.uuid()));
-            let features = features.into_iter().map(|feature| DEVICE_PLUGIN.feature_name(feature));
-            let channels = request.wanted()?.imex_channels.into_iter().map(|channel| DEVICE_PLUGIN.imex_name(channel));
-            Ok(Grant::Devices(gpus.chain(features).chain(channels).collect(), findings))
+            let gpus = named
+                .into_iter()
+                .map(|device| DEVICE_PLUGIN.device_name(device.uuid()));
+            let features = features
+                .into_iter()
+                .map(|feature| DEVICE_PLUGIN.feature_name(feature));
+            let channels = request
+                .wanted()?
+                .imex_channels
+                .into_iter()
+                .map(|channel| DEVICE_PLUGIN.imex_name(channel));
+            Ok(Grant::Devices(
+                gpus.chain(features).chain(channels).collect(),
+                findings,
+            ))
         }
     }
 }
 
 fn not_yet(request: &GpuRequest, device: Device<'_>) -> anyhow::Error {
-    let what = format!("{} requests {device}, which config.toml allows now, but the CDI spec lacks", request.asked_by);
+    let what = format!(
+        "{} requests {device}, which config.toml allows now, but the CDI spec lacks",
+        request.asked_by
+    );
     failure(
         &catalog::DENIED,
         what,
@@ -124,42 +165,67 @@ fn not_yet(request: &GpuRequest, device: Device<'_>) -> anyhow::Error {
 
 /// Reports whether the CDI spec has the device by its UUID.
 fn is_in_spec(device: Device<'_>) -> bool {
-    !Naming { index: false, uuid: true, type_index: false }.names(device).is_empty()
+    !Naming {
+        index: false,
+        uuid: true,
+        type_index: false,
+    }
+    .names(device)
+    .is_empty()
 }
 
 fn only_by_hook(device: Device<'_>) -> Finding {
     let what = format!("{device} has no CDI device, so only the hook can give it");
-    Finding::new(&catalog::MIG_WHOLE, what, "request MIG devices, or install oci-nvidia-hook")
+    Finding::new(
+        &catalog::MIG_WHOLE,
+        what,
+        "request MIG devices, or install oci-nvidia-hook",
+    )
 }
 
 /// Returns the finding about an IMEX channel without a device node, which this plugin does not create. The hook does.
 fn without_channel(channel: u32) -> Finding {
     let what = format!("the container requests IMEX channel {channel}, which has no device node");
-    let fix = format!("run \"oci-nvidia-hook prepare --imex-channel {channel}\" as root on the node");
+    let fix =
+        format!("run \"oci-nvidia-hook prepare --imex-channel {channel}\" as root on the node");
     Finding::new(&catalog::NODE_MISSING, what, fix)
 }
 
 fn without_spec(feature: Feature, config: &Config) -> Finding {
-    let Row { title, variable, .. } = feature.row();
-    feature.missing(&format!("{variable} requests {title}"), config.dev_root.as_ref().unwrap_or(&config.driver_root))
+    let Row {
+        title, variable, ..
+    } = feature.row();
+    feature.missing(
+        &format!("{variable} requests {title}"),
+        config.dev_root.as_ref().unwrap_or(&config.driver_root),
+    )
 }
 
 /// Reports whether a device plugin or CDI gives GPUs to the container.
 fn has_gpus(container: &Container) -> bool {
-    container.cdi_devices.iter().any(|device| is_nvidia(&device.name) && !is_extra(&device.name))
+    container
+        .cdi_devices
+        .iter()
+        .any(|device| is_nvidia(&device.name) && !is_extra(&device.name))
         || nodes::granted(&character_nodes(container)).is_some()
 }
 
 /// Reports whether a CDI device is one next to the GPUs, so that the container can still request GPUs.
 fn is_extra(name: &str) -> bool {
     let kind = name.split_once('=').map_or(name, |(kind, _)| kind);
-    kind.split_once('/').is_some_and(|(_, class)| extras::class_named(class).is_some())
+    kind.split_once('/')
+        .is_some_and(|(_, class)| extras::class_named(class).is_some())
 }
 
 /// Of a variable that is set twice, the last value counts, as in config.json.
 fn environment(container: &Container) -> BTreeMap<String, String> {
-    let variables = container.env.iter().filter_map(|entry| entry.split_once('='));
-    variables.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    let variables = container
+        .env
+        .iter()
+        .filter_map(|entry| entry.split_once('='));
+    variables
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
 }
 
 fn view<'a>(container: &'a Container, env: &'a BTreeMap<String, String>) -> request::Container<'a> {
@@ -167,7 +233,10 @@ fn view<'a>(container: &'a Container, env: &'a BTreeMap<String, String>) -> requ
     request::Container {
         env: env.into(),
         mounts: mounts
-            .map(|found| Mount { source: found.source.as_ref(), destination: found.destination.as_ref() })
+            .map(|found| Mount {
+                source: found.source.as_ref(),
+                destination: found.destination.as_ref(),
+            })
             .collect(),
         nodes: character_nodes(container),
         privileged: false,
@@ -176,12 +245,22 @@ fn view<'a>(container: &'a Container, env: &'a BTreeMap<String, String>) -> requ
 
 fn character_nodes(container: &Container) -> Vec<Node<'_>> {
     let devices = container.linux.iter().flat_map(|linux| &linux.devices);
-    devices.filter(|device| device.r#type == "c").map(node).collect()
+    devices
+        .filter(|device| device.r#type == "c")
+        .map(node)
+        .collect()
 }
 
 fn node(device: &LinuxDevice) -> Node<'_> {
-    let (major, minor) = (u32::try_from(device.major).ok(), u32::try_from(device.minor).ok());
-    Node { path: Path::new(&device.path), major, minor }
+    let (major, minor) = (
+        u32::try_from(device.major).ok(),
+        u32::try_from(device.minor).ok(),
+    );
+    Node {
+        path: Path::new(&device.path),
+        major,
+        minor,
+    }
 }
 
 #[cfg(test)]
@@ -192,15 +271,28 @@ mod tests {
     use base::report::ErrorReport;
     use nvidia_host::config::NoGpu;
 
-    static NO_LIMITS: Limits = Limits { allow: Vec::new(), deny: Vec::new(), denied_features: Features::EMPTY };
+    static NO_LIMITS: Limits = Limits {
+        allow: Vec::new(),
+        deny: Vec::new(),
+        denied_features: Features::EMPTY,
+    };
 
     fn known(inventory: Option<&Inventory>) -> Known<'_> {
         let features = [Feature::Gds].into_iter().collect();
-        Known { inventory, limits: &NO_LIMITS, features, imex_channels: &[0, 7] }
+        Known {
+            inventory,
+            limits: &NO_LIMITS,
+            features,
+            imex_channels: &[0, 7],
+        }
     }
 
     fn inventory() -> Inventory {
-        let gpus = [gpu(0, "A", &[]), gpu(1, "B", &[]), gpu(2, "C", &["1g.5gb", "1g.5gb"])];
+        let gpus = [
+            gpu(0, "A", &[]),
+            gpu(1, "B", &[]),
+            gpu(2, "C", &["1g.5gb", "1g.5gb"]),
+        ];
         Inventory {
             driver_version: "535.183.01".to_owned(),
             cuda_version: "12.2".to_owned(),
@@ -210,21 +302,45 @@ mod tests {
     }
 
     fn asking(env: &[&str]) -> Container {
-        Container { env: env.iter().map(|entry| (*entry).to_owned()).collect(), ..Container::default() }
+        Container {
+            env: env.iter().map(|entry| (*entry).to_owned()).collect(),
+            ..Container::default()
+        }
     }
 
     fn with_node(env: &[&str], path: &str, kind: &str, minor: i64) -> Container {
-        let device = LinuxDevice { path: path.to_owned(), r#type: kind.to_owned(), major: 195, minor };
-        Container { linux: Some(LinuxContainer { devices: vec![device] }), ..asking(env) }
+        let device = LinuxDevice {
+            path: path.to_owned(),
+            r#type: kind.to_owned(),
+            major: 195,
+            minor,
+        };
+        Container {
+            linux: Some(LinuxContainer {
+                devices: vec![device],
+            }),
+            ..asking(env)
+        }
     }
 
     fn with_cdi(env: &[&str], name: &str) -> Container {
-        Container { cdi_devices: vec![CdiDevice { name: name.to_owned() }], ..asking(env) }
+        Container {
+            cdi_devices: vec![CdiDevice {
+                name: name.to_owned(),
+            }],
+            ..asking(env)
+        }
     }
 
     fn with_mount(env: &[&str], name: &str) -> Container {
         let destination = format!("/var/run/nvidia-container-devices/{name}");
-        Container { mounts: vec![Mount { destination, source: "/dev/null".to_owned() }], ..asking(env) }
+        Container {
+            mounts: vec![Mount {
+                destination,
+                source: "/dev/null".to_owned(),
+            }],
+            ..asking(env)
+        }
     }
 
     fn text(container: &Container, config: &Config) -> String {
@@ -233,11 +349,21 @@ mod tests {
 
     /// The result as text: UUIDs, or the number of a finding.
     fn text_within(limits: &Limits, container: &Container, config: &Config) -> String {
-        match grant(container, config, Known { limits, ..known(Some(&inventory())) }) {
+        match grant(
+            container,
+            config,
+            Known {
+                limits,
+                ..known(Some(&inventory()))
+            },
+        ) {
             Ok(Grant::Nothing) => "nothing".to_owned(),
             Ok(Grant::LeftAlone(finding)) => format!("left alone: {}", finding.kind.id),
             Ok(Grant::Devices(names, _)) => {
-                let uuids = names.iter().map(|name| name.strip_prefix("k8s.device-plugin.nvidia.com/gpu=").unwrap());
+                let uuids = names.iter().map(|name| {
+                    name.strip_prefix("k8s.device-plugin.nvidia.com/gpu=")
+                        .unwrap()
+                });
                 uuids.collect::<Vec<_>>().join(",")
             }
             Err(error) => format!("refused: {}", ErrorReport::new(&error).kind.id),
@@ -249,32 +375,68 @@ mod tests {
     #[test]
     fn variables_and_mounts_by_the_rules_of_the_hook() {
         let open = Config::default();
-        let mounts = Config { accept_volume_mounts: true, ..Config::default() };
-        let locked = Config { accept_envvar_when_unprivileged: false, accept_volume_mounts: true, ..Config::default() };
+        let mounts = Config {
+            accept_volume_mounts: true,
+            ..Config::default()
+        };
+        let locked = Config {
+            accept_envvar_when_unprivileged: false,
+            accept_volume_mounts: true,
+            ..Config::default()
+        };
         for (container, expected) in [
-            (asking(&["NVIDIA_VISIBLE_DEVICES=1,0"]), ["GPU-0,GPU-1", "GPU-0,GPU-1", "left alone: ONH-103"]),
-            (asking(&[ALL]), ["GPU-0,GPU-1,MIG-2-0,MIG-2-1", "GPU-0,GPU-1,MIG-2-0,MIG-2-1", "left alone: ONH-103"]),
-            (asking(&["NVIDIA_VISIBLE_DEVICES=2:1"]), ["MIG-2-1", "MIG-2-1", "left alone: ONH-103"]),
+            (
+                asking(&["NVIDIA_VISIBLE_DEVICES=1,0"]),
+                ["GPU-0,GPU-1", "GPU-0,GPU-1", "left alone: ONH-103"],
+            ),
+            (
+                asking(&[ALL]),
+                [
+                    "GPU-0,GPU-1,MIG-2-0,MIG-2-1",
+                    "GPU-0,GPU-1,MIG-2-0,MIG-2-1",
+                    "left alone: ONH-103",
+                ],
+            ),
+            (
+                asking(&["NVIDIA_VISIBLE_DEVICES=2:1"]),
+                ["MIG-2-1", "MIG-2-1", "left alone: ONH-103"],
+            ),
             (
                 asking(&["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=1"]),
                 ["GPU-1", "GPU-1", "left alone: ONH-103"],
             ),
             (
                 asking(&["CUDA_VERSION=12.1"]),
-                ["GPU-0,GPU-1,MIG-2-0,MIG-2-1", "GPU-0,GPU-1,MIG-2-0,MIG-2-1", "left alone: ONH-103"],
+                [
+                    "GPU-0,GPU-1,MIG-2-0,MIG-2-1",
+                    "GPU-0,GPU-1,MIG-2-0,MIG-2-1",
+                    "left alone: ONH-103",
+                ],
             ),
             (with_mount(&[], "GPU-1"), ["nothing", "GPU-1", "GPU-1"]),
-            (with_mount(&[ALL], "GPU-1"), ["GPU-0,GPU-1,MIG-2-0,MIG-2-1", "GPU-1", "GPU-1"]),
-            (with_mount(&[], "../../etc"), ["nothing", "refused: ONH-038", "refused: ONH-038"]),
+            (
+                with_mount(&[ALL], "GPU-1"),
+                ["GPU-0,GPU-1,MIG-2-0,MIG-2-1", "GPU-1", "GPU-1"],
+            ),
+            (
+                with_mount(&[], "../../etc"),
+                ["nothing", "refused: ONH-038", "refused: ONH-038"],
+            ),
             (asking(&[]), ["nothing"; 3]),
             (asking(&["PATH=/bin", "=", "x", ""]), ["nothing"; 3]),
             (asking(&["NVIDIA_VISIBLE_DEVICES=void"]), ["nothing"; 3]),
             (asking(&["NVIDIA_VISIBLE_DEVICES="]), ["nothing"; 3]),
-            (asking(&["NVIDIA_VISIBLE_DEVICES=none"]), ["nothing", "nothing", "left alone: ONH-103"]),
+            (
+                asking(&["NVIDIA_VISIBLE_DEVICES=none"]),
+                ["nothing", "nothing", "left alone: ONH-103"],
+            ),
         ] {
             let found = [&open, &mounts, &locked].map(|config| text(&container, config));
             assert_eq!(found, expected, "{container:?}");
-            assert!(may_ask(&container) || found.iter().all(|text| text == "nothing"), "{container:?}");
+            assert!(
+                may_ask(&container) || found.iter().all(|text| text == "nothing"),
+                "{container:?}"
+            );
         }
     }
 
@@ -283,34 +445,92 @@ mod tests {
         for (container, expected) in [
             (with_node(&[ALL], "/dev/nvidia0", "c", 0), "nothing"),
             (with_node(&[], "/dev/nvidia0", "c", 0), "nothing"),
-            (with_node(&["NVIDIA_VISIBLE_DEVICES=0"], "/dev/nvidiactl", "c", 255), "GPU-0"),
-            (with_node(&["NVIDIA_VISIBLE_DEVICES=0"], "/dev/nvidia0", "b", 0), "GPU-0"),
-            (with_cdi(&[ALL], "k8s.device-plugin.nvidia.com/gpu=GPU-0"), "nothing"),
+            (
+                with_node(&["NVIDIA_VISIBLE_DEVICES=0"], "/dev/nvidiactl", "c", 255),
+                "GPU-0",
+            ),
+            (
+                with_node(&["NVIDIA_VISIBLE_DEVICES=0"], "/dev/nvidia0", "b", 0),
+                "GPU-0",
+            ),
+            (
+                with_cdi(&[ALL], "k8s.device-plugin.nvidia.com/gpu=GPU-0"),
+                "nothing",
+            ),
             (with_cdi(&[ALL], "nvidia.com/gpu=0"), "nothing"),
-            (with_cdi(&["NVIDIA_VISIBLE_DEVICES=0"], "notnvidia.com/gpu=0"), "GPU-0"),
-            (with_cdi(&["NVIDIA_VISIBLE_DEVICES=0"], "nvidia.com/gds=all"), "GPU-0"),
-            (with_cdi(&["NVIDIA_VISIBLE_DEVICES=0"], "nvidia.com/imex-channel=0"), "GPU-0"),
-            (with_cdi(&["NVIDIA_VISIBLE_DEVICES=0"], "example.com/nic=nvidia.com"), "GPU-0"),
+            (
+                with_cdi(&["NVIDIA_VISIBLE_DEVICES=0"], "notnvidia.com/gpu=0"),
+                "GPU-0",
+            ),
+            (
+                with_cdi(&["NVIDIA_VISIBLE_DEVICES=0"], "nvidia.com/gds=all"),
+                "GPU-0",
+            ),
+            (
+                with_cdi(&["NVIDIA_VISIBLE_DEVICES=0"], "nvidia.com/imex-channel=0"),
+                "GPU-0",
+            ),
+            (
+                with_cdi(&["NVIDIA_VISIBLE_DEVICES=0"], "example.com/nic=nvidia.com"),
+                "GPU-0",
+            ),
             // A privileged container, in which engines list all nodes
-            (with_node(&[ALL, "NVIDIA_MIG_CONFIG_DEVICES=all"], "/dev/nvidia0", "c", 0), "nothing"),
+            (
+                with_node(
+                    &[ALL, "NVIDIA_MIG_CONFIG_DEVICES=all"],
+                    "/dev/nvidia0",
+                    "c",
+                    0,
+                ),
+                "nothing",
+            ),
         ] {
-            assert_eq!(text(&container, &Config::default()), expected, "{container:?}");
+            assert_eq!(
+                text(&container, &Config::default()),
+                expected,
+                "{container:?}"
+            );
         }
     }
 
     #[test]
     fn devices_next_to_the_gpus() {
-        let all = ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GDS=enabled", "NVIDIA_MOFED=enabled"];
-        let names = ["k8s.device-plugin.nvidia.com/gpu=GPU-0", "k8s.device-plugin.nvidia.com/gds=all"];
+        let all = [
+            "NVIDIA_VISIBLE_DEVICES=0",
+            "NVIDIA_GDS=enabled",
+            "NVIDIA_MOFED=enabled",
+        ];
+        let names = [
+            "k8s.device-plugin.nvidia.com/gpu=GPU-0",
+            "k8s.device-plugin.nvidia.com/gds=all",
+        ];
         match grant(&asking(&all), &Config::default(), known(Some(&inventory()))).unwrap() {
             Grant::Devices(found, findings) => {
-                assert_eq!((found, findings.len()), (names.map(str::to_owned).into(), 1));
-                assert!(findings[0].kind.id == "ONH-233" && findings[0].fix.contains("ib_uverbs"), "{findings:?}");
+                assert_eq!(
+                    (found, findings.len()),
+                    (names.map(str::to_owned).into(), 1)
+                );
+                assert!(
+                    findings[0].kind.id == "ONH-233" && findings[0].fix.contains("ib_uverbs"),
+                    "{findings:?}"
+                );
             }
             other => panic!("{other:?}"),
         }
-        let devices = Limits { denied_features: [Feature::Gds].into_iter().collect(), ..Limits::default() };
-        assert_eq!(text(&asking(&all), &Config { devices, ..Config::default() }), "refused: ONH-032");
+        let devices = Limits {
+            denied_features: [Feature::Gds].into_iter().collect(),
+            ..Limits::default()
+        };
+        assert_eq!(
+            text(
+                &asking(&all),
+                &Config {
+                    devices,
+                    ..Config::default()
+                }
+            ),
+            "refused: ONH-032"
+        );
         assert_eq!(text(&asking(&all[1..]), &Config::default()), "nothing");
     }
 
@@ -318,27 +538,51 @@ mod tests {
     fn imex_channels() {
         let container = asking(&["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=7,0"]);
         let names = ["gpu=GPU-0", "imex-channel=7", "imex-channel=0"];
-        let names = names.map(|name| format!("k8s.device-plugin.nvidia.com/{name}")).into();
+        let names = names
+            .map(|name| format!("k8s.device-plugin.nvidia.com/{name}"))
+            .into();
         let found = grant(&container, &Config::default(), known(Some(&inventory()))).unwrap();
         assert_eq!(found, Grant::Devices(names, Vec::new()));
-        let ignoring = Config { ignore_imex_channels: true, ..Config::default() };
+        let ignoring = Config {
+            ignore_imex_channels: true,
+            ..Config::default()
+        };
         assert_eq!(text(&container, &ignoring), "GPU-0");
     }
 
     #[test]
     fn what_cannot_be_given_is_an_error() {
-        let denied = Limits { deny: vec!["1".to_owned()], ..Limits::default() };
-        let config = Config { devices: denied, ..Config::default() };
+        let denied = Limits {
+            deny: vec!["1".to_owned()],
+            ..Limits::default()
+        };
+        let config = Config {
+            devices: denied,
+            ..Config::default()
+        };
         let zero = "NVIDIA_VISIBLE_DEVICES=0";
         for (env, expected) in [
             (&["NVIDIA_VISIBLE_DEVICES=9"][..], "refused: ONH-030"),
             (&["NVIDIA_VISIBLE_DEVICES=1"], "refused: ONH-032"),
             (&[ALL], "GPU-0,MIG-2-0,MIG-2-1"),
             (&["NVIDIA_VISIBLE_DEVICES=0,2"], "left alone: ONH-230"),
-            (&[zero, "NVIDIA_REQUIRE_CUDA=cuda>=99.0"], "refused: ONH-034"),
+            (
+                &[zero, "NVIDIA_REQUIRE_CUDA=cuda>=99.0"],
+                "refused: ONH-034",
+            ),
             (&[zero, "NVIDIA_REQUIRE_CUDA=cuda>=12.0"], "GPU-0"),
-            (&[zero, "NVIDIA_REQUIRE_CUDA=cuda>=99.0", "NVIDIA_DISABLE_REQUIRE=true"], "GPU-0"),
-            (&[zero, "NVIDIA_DRIVER_CAPABILITIES=nonsense"], "refused: ONH-036"),
+            (
+                &[
+                    zero,
+                    "NVIDIA_REQUIRE_CUDA=cuda>=99.0",
+                    "NVIDIA_DISABLE_REQUIRE=true",
+                ],
+                "GPU-0",
+            ),
+            (
+                &[zero, "NVIDIA_DRIVER_CAPABILITIES=nonsense"],
+                "refused: ONH-036",
+            ),
             (&[zero, "NVIDIA_MIG_CONFIG_DEVICES=all"], "refused: ONH-037"),
             (&[zero, "NVIDIA_IMEX_CHANNELS=0,1"], "left alone: ONH-021"),
             (&[zero, "NVIDIA_IMEX_CHANNELS=x"], "refused: ONH-038"),
@@ -349,9 +593,15 @@ mod tests {
 
     #[test]
     fn limits_that_have_just_changed() {
-        let deny = |entry: &str| Limits { deny: vec![entry.to_owned()], ..Limits::default() };
+        let deny = |entry: &str| Limits {
+            deny: vec![entry.to_owned()],
+            ..Limits::default()
+        };
         let (zero, one) = (deny("0"), deny("1"));
-        let config = |devices: &Limits| Config { devices: devices.clone(), ..Config::default() };
+        let config = |devices: &Limits| Config {
+            devices: devices.clone(),
+            ..Config::default()
+        };
         for (in_force, now, env, expected) in [
             (&NO_LIMITS, &one, "all", "GPU-0,MIG-2-0,MIG-2-1"),
             (&NO_LIMITS, &one, "1", "refused: ONH-032"),
@@ -365,7 +615,11 @@ mod tests {
             (&deny("2:0"), &NO_LIMITS, "2:0", "refused: ONH-032"),
         ] {
             let container = asking(&[&format!("NVIDIA_VISIBLE_DEVICES={env}")]);
-            assert_eq!(text_within(in_force, &container, &config(now)), expected, "{env}: {in_force:?}, {now:?}");
+            assert_eq!(
+                text_within(in_force, &container, &config(now)),
+                expected,
+                "{env}: {in_force:?}, {now:?}"
+            );
         }
     }
 
@@ -374,13 +628,26 @@ mod tests {
         let error = grant(&asking(&[ALL]), &Config::default(), known(None)).unwrap_err();
         let ErrorReport { kind, line, .. } = ErrorReport::new(&error);
         assert_eq!(kind.id, "ONH-074");
-        assert_eq!(line, "NVIDIA_VISIBLE_DEVICES requests GPUs, but the driver does not answer");
-        assert_eq!(grant(&asking(&[]), &Config::default(), known(None)).unwrap(), Grant::Nothing);
+        assert_eq!(
+            line,
+            "NVIDIA_VISIBLE_DEVICES requests GPUs, but the driver does not answer"
+        );
+        assert_eq!(
+            grant(&asking(&[]), &Config::default(), known(None)).unwrap(),
+            Grant::Nothing
+        );
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("sys/bus/pci/devices")).unwrap();
         let driver_root = base::paths::HostPath::new(root.path());
-        let start = Config { no_gpu: NoGpu::Start, driver_root, ..Config::default() };
+        let start = Config {
+            no_gpu: NoGpu::Start,
+            driver_root,
+            ..Config::default()
+        };
         let found = grant(&asking(&[ALL]), &start, known(None)).unwrap();
-        assert!(matches!(&found, Grant::LeftAlone(finding) if finding.kind.id == "ONH-112"), "{found:?}");
+        assert!(
+            matches!(&found, Grant::LeftAlone(finding) if finding.kind.id == "ONH-112"),
+            "{found:?}"
+        );
     }
 }

@@ -20,7 +20,10 @@ const PIECE: usize = 4096;
 /// Creates a reader for what comes from the engine.
 #[must_use]
 pub const fn reader() -> Reader<HEADER> {
-    Reader::new(|[_, _, _, _, length @ ..]| u32::from_be_bytes(*length), MAX_PAYLOAD)
+    Reader::new(
+        |[_, _, _, _, length @ ..]| u32::from_be_bytes(*length),
+        MAX_PAYLOAD,
+    )
 }
 
 /// Returns the number of the connection.

@@ -13,15 +13,33 @@ use crate::proto::nri::{Container, PodSandbox};
 
 /// Writes the record of a container that must not start.
 pub fn refusal(pod: Option<&PodSandbox>, container: &Container, error: &Error) {
-    write(pod, container, Outcome::Failed, &Finding::error(error), ErrorReport::new(error).line);
+    write(
+        pod,
+        container,
+        Outcome::Failed,
+        &Finding::error(error),
+        ErrorReport::new(error).line,
+    );
 }
 
 /// Writes the record of a container that starts without GPUs.
 pub fn left_alone(pod: Option<&PodSandbox>, container: &Container, finding: &Finding) {
-    write(pod, container, Outcome::LeftAlone, finding, one_line(&finding.what));
+    write(
+        pod,
+        container,
+        Outcome::LeftAlone,
+        finding,
+        one_line(&finding.what),
+    );
 }
 
-fn write(pod: Option<&PodSandbox>, container: &Container, outcome: Outcome, finding: &Finding, reason: String) {
+fn write(
+    pod: Option<&PodSandbox>,
+    container: &Container,
+    outcome: Outcome,
+    finding: &Finding,
+    reason: String,
+) {
     let mut record = Record::begin(NRI, SystemTime::now());
     record.name_container(
         one_line(&container.id),
@@ -46,6 +64,11 @@ fn store(record: &Record) {
 }
 
 fn names(pod: &PodSandbox, container: &Container) -> Pod {
-    let [name, namespace, container] = [&pod.name, &pod.namespace, &container.name].map(|text| one_line(text));
-    Pod { name, namespace, container }
+    let [name, namespace, container] =
+        [&pod.name, &pod.namespace, &container.name].map(|text| one_line(text));
+    Pod {
+        name,
+        namespace,
+        container,
+    }
 }

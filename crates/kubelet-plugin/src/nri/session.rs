@@ -11,8 +11,8 @@ use super::mux;
 use super::ttrpc::{self, Code};
 use crate::model::Refusal;
 use crate::proto::nri::{
-    ConfigureRequest, ConfigureResponse, CreateContainerRequest, CreateContainerResponse, RegisterPluginRequest,
-    SynchronizeRequest, SynchronizeResponse,
+    ConfigureRequest, ConfigureResponse, CreateContainerRequest, CreateContainerResponse,
+    RegisterPluginRequest, SynchronizeRequest, SynchronizeResponse,
 };
 use crate::proto::ttrpc::{Request, Response};
 
@@ -44,7 +44,10 @@ pub trait Plugin {
     ///
     /// # Errors
     /// If the container must not start.
-    fn create_container(&self, request: &CreateContainerRequest) -> Result<CreateContainerResponse, Refusal>;
+    fn create_container(
+        &self,
+        request: &CreateContainerRequest,
+    ) -> Result<CreateContainerResponse, Refusal>;
 }
 
 /// A conversation with an engine.
@@ -72,8 +75,17 @@ impl Session {
             timeout_nano: REGISTRATION_TIME,
         };
         let mut output = Vec::new();
-        mux::write(mux::RUNTIME, &ttrpc::request(REGISTRATION, &request), &mut output);
-        let session = Self { trunk: mux::reader(), plugin: ttrpc::reader(), runtime: ttrpc::reader(), engine: None };
+        mux::write(
+            mux::RUNTIME,
+            &ttrpc::request(REGISTRATION, &request),
+            &mut output,
+        );
+        let session = Self {
+            trunk: mux::reader(),
+            plugin: ttrpc::reader(),
+            runtime: ttrpc::reader(),
+            engine: None,
+        };
         (session, output)
     }
 
@@ -87,7 +99,12 @@ impl Session {
     ///
     /// # Errors
     /// If the engine refuses the registration, or what it sends is not NRI. The connection must be closed.
-    pub fn receive(&mut self, bytes: &[u8], plugin: &impl Plugin, output: &mut Vec<u8>) -> Result<()> {
+    pub fn receive(
+        &mut self,
+        bytes: &[u8],
+        plugin: &impl Plugin,
+        output: &mut Vec<u8>,
+    ) -> Result<()> {
         for (header, payload) in self.trunk.push(bytes)? {
             match mux::connection(header) {
                 mux::PLUGIN => self.serve(&payload, plugin, output)?,
@@ -101,7 +118,9 @@ impl Session {
 
     fn serve(&mut self, bytes: &[u8], plugin: &impl Plugin, output: &mut Vec<u8>) -> Result<()> {
         for (header, payload) in self.plugin.push(bytes)? {
-            let Some(id) = ttrpc::request_id(header) else { continue };
+            let Some(id) = ttrpc::request_id(header) else {
+                continue;
+            };
             let result = match Request::decode(payload.as_slice()) {
                 Ok(request) => self.answer(&request, plugin),
                 Err(error) => Err((Code::InvalidArgument, error.to_string())),
@@ -111,15 +130,28 @@ impl Session {
         Ok(())
     }
 
-    fn answer(&mut self, request: &Request, plugin: &impl Plugin) -> Result<Vec<u8>, (Code, String)> {
+    fn answer(
+        &mut self,
+        request: &Request,
+        plugin: &impl Plugin,
+    ) -> Result<Vec<u8>, (Code, String)> {
         if request.service != PLUGIN_SERVICE {
-            return Err((Code::Unimplemented, format!("unknown service {:?}", request.service)));
+            return Err((
+                Code::Unimplemented,
+                format!("unknown service {:?}", request.service),
+            ));
         }
         match request.method.as_str() {
             "Configure" => {
-                let ConfigureRequest { runtime_name, runtime_version } = decode(&request.payload)?;
+                let ConfigureRequest {
+                    runtime_name,
+                    runtime_version,
+                } = decode(&request.payload)?;
                 self.engine = Some(format!("{runtime_name} {runtime_version}"));
-                Ok(ConfigureResponse { events: CREATE_CONTAINER }.encode_to_vec())
+                Ok(ConfigureResponse {
+                    events: CREATE_CONTAINER,
+                }
+                .encode_to_vec())
             }
             "Synchronize" => {
                 let SynchronizeRequest { more } = decode(&request.payload)?;
@@ -127,7 +159,8 @@ impl Session {
             }
             "CreateContainer" => {
                 let answer = plugin.create_container(&decode(&request.payload)?);
-                let answer = answer.map_err(|refusal| (Code::FailedPrecondition, refusal.to_string()))?;
+                let answer =
+                    answer.map_err(|refusal| (Code::FailedPrecondition, refusal.to_string()))?;
                 Ok(answer.encode_to_vec())
             }
             "Shutdown" => Ok(Vec::new()),
@@ -141,7 +174,9 @@ impl Session {
                 continue;
             }
             match Response::decode(payload.as_slice())?.status {
-                Some(status) if status.code != 0 => bail!("the engine refuses the registration: {}", status.message),
+                Some(status) if status.code != 0 => {
+                    bail!("the engine refuses the registration: {}", status.message)
+                }
                 _ => {}
             }
         }
@@ -163,17 +198,28 @@ mod tests {
     struct Named;
 
     impl Plugin for Named {
-        fn create_container(&self, request: &CreateContainerRequest) -> Result<CreateContainerResponse, Refusal> {
+        fn create_container(
+            &self,
+            request: &CreateContainerRequest,
+        ) -> Result<CreateContainerResponse, Refusal> {
             let name = request.container.clone().unwrap_or_default().name;
             if name == "bad" {
                 return Err(Refusal::new("it is bad"));
             }
-            Ok(CreateContainerResponse { adjust: Some(ContainerAdjustment { cdi_devices: vec![CdiDevice { name }] }) })
+            Ok(CreateContainerResponse {
+                adjust: Some(ContainerAdjustment {
+                    cdi_devices: vec![CdiDevice { name }],
+                }),
+            })
         }
     }
 
     fn session() -> Session {
-        Session::start(&Identity { name: "test".to_owned(), index: "10".to_owned() }).0
+        Session::start(&Identity {
+            name: "test".to_owned(),
+            index: "10".to_owned(),
+        })
+        .0
     }
 
     fn receive(session: &mut Session, bytes: &[u8]) -> Result<Vec<u8>> {
@@ -194,8 +240,19 @@ mod tests {
     }
 
     fn create(id: u32, name: &str) -> Vec<u8> {
-        let container = Some(Container { name: name.to_owned(), ..Container::default() });
-        call(id, "CreateContainer", CreateContainerRequest { container, pod: None }.encode_to_vec())
+        let container = Some(Container {
+            name: name.to_owned(),
+            ..Container::default()
+        });
+        call(
+            id,
+            "CreateContainer",
+            CreateContainerRequest {
+                container,
+                pod: None,
+            }
+            .encode_to_vec(),
+        )
     }
 
     /// The numbers of the calls and their responses.
@@ -204,7 +261,10 @@ mod tests {
         let mut found = Vec::new();
         for (_, payload) in trunk.push(bytes).unwrap() {
             for (header, payload) in plugin.push(&payload).unwrap() {
-                found.push((ttrpc::response_id(header).unwrap(), Response::decode(payload.as_slice()).unwrap()));
+                found.push((
+                    ttrpc::response_id(header).unwrap(),
+                    Response::decode(payload.as_slice()).unwrap(),
+                ));
             }
         }
         found
@@ -212,9 +272,16 @@ mod tests {
 
     #[test]
     fn the_bytes_of_a_registration() {
-        let (_, bytes) = Session::start(&Identity { name: "n".to_owned(), index: "10".to_owned() });
+        let (_, bytes) = Session::start(&Identity {
+            name: "n".to_owned(),
+            index: "10".to_owned(),
+        });
         let header = [0, 0, 0, 2, 0, 0, 0, 79, 0, 0, 0, 69, 0, 0, 0, 1, 1, 0];
-        assert_eq!(bytes[..18], header, "the connection, two lengths, the call, its kind");
+        assert_eq!(
+            bytes[..18],
+            header,
+            "the connection, two lengths, the call, its kind"
+        );
         assert_eq!(&bytes[18..20], [0x0a, 28]);
         assert_eq!(&bytes[20..48], b"nri.pkg.api.v1alpha1.Runtime");
         assert_eq!(&bytes[50..64], b"RegisterPlugin");
@@ -224,16 +291,42 @@ mod tests {
     #[test]
     fn calls_are_answered() {
         let mut session = session();
-        let configure = ConfigureRequest { runtime_name: "x".to_owned(), runtime_version: "1".to_owned() };
+        let configure = ConfigureRequest {
+            runtime_name: "x".to_owned(),
+            runtime_version: "1".to_owned(),
+        };
         let mut input = call(1, "Configure", configure.encode_to_vec());
-        input.extend(call(3, "Synchronize", SynchronizeRequest { more: true }.encode_to_vec()));
-        input.extend([create(5, "good"), create(7, "bad"), call(9, "New", Vec::new())].concat());
+        input.extend(call(
+            3,
+            "Synchronize",
+            SynchronizeRequest { more: true }.encode_to_vec(),
+        ));
+        input.extend(
+            [
+                create(5, "good"),
+                create(7, "bad"),
+                call(9, "New", Vec::new()),
+            ]
+            .concat(),
+        );
         input.extend(call(11, "CreateContainer", vec![0xff]));
         let found = answers(&receive(&mut session, &input).unwrap());
         assert_eq!(session.engine(), Some("x 1"));
-        let codes: Vec<_> =
-            found.iter().map(|(id, answer)| (*id, answer.status.clone().map(|status| status.code))).collect();
-        assert_eq!(codes, [(1, None), (3, None), (5, None), (7, Some(9)), (9, Some(12)), (11, Some(3))]);
+        let codes: Vec<_> = found
+            .iter()
+            .map(|(id, answer)| (*id, answer.status.clone().map(|status| status.code)))
+            .collect();
+        assert_eq!(
+            codes,
+            [
+                (1, None),
+                (3, None),
+                (5, None),
+                (7, Some(9)),
+                (9, Some(12)),
+                (11, Some(3))
+            ]
+        );
         assert_eq!(found[0].1.payload, [0x10, 8]);
         assert_eq!(found[1].1.payload, [0x10, 1]);
         assert_eq!(found[2].1.payload, b"\x0a\x08\x42\x06\x0a\x04good");
@@ -253,13 +346,21 @@ mod tests {
     #[test]
     fn messages_have_a_limit() {
         let mut session = session();
-        let error = receive(&mut session, &[0, 0, 0, 1, 0, 0x40, 0, 11]).unwrap_err().to_string();
-        assert_eq!(error, "a message has 4194315 bytes, at most 4194314 are allowed");
+        let error = receive(&mut session, &[0, 0, 0, 1, 0, 0x40, 0, 11])
+            .unwrap_err()
+            .to_string();
+        assert_eq!(
+            error,
+            "a message has 4194315 bytes, at most 4194314 are allowed"
+        );
         let mut session = self::session();
         let mut bytes = Vec::new();
         mux::write(mux::PLUGIN, &[0, 0x40, 0, 1, 0, 0, 0, 1, 1, 0], &mut bytes);
         let error = receive(&mut session, &bytes).unwrap_err().to_string();
-        assert_eq!(error, "a message has 4194305 bytes, at most 4194304 are allowed");
+        assert_eq!(
+            error,
+            "a message has 4194305 bytes, at most 4194304 are allowed"
+        );
     }
 
     #[test]
@@ -267,10 +368,16 @@ mod tests {
         let refuse = |code| {
             let mut bytes = Vec::new();
             let response = Err((code, "no".to_owned()));
-            mux::write(mux::RUNTIME, &ttrpc::response(REGISTRATION, response), &mut bytes);
+            mux::write(
+                mux::RUNTIME,
+                &ttrpc::response(REGISTRATION, response),
+                &mut bytes,
+            );
             bytes
         };
-        let error = receive(&mut session(), &refuse(Code::InvalidArgument)).unwrap_err().to_string();
+        let error = receive(&mut session(), &refuse(Code::InvalidArgument))
+            .unwrap_err()
+            .to_string();
         assert_eq!(error, "the engine refuses the registration: no");
     }
 

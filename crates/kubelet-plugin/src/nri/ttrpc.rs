@@ -33,7 +33,10 @@ pub enum Code {
 /// Creates a reader for a connection.
 #[must_use]
 pub const fn reader() -> Reader<HEADER> {
-    Reader::new(|[a, b, c, d, ..]| u32::from_be_bytes([*a, *b, *c, *d]), MAX_PAYLOAD)
+    Reader::new(
+        |[a, b, c, d, ..]| u32::from_be_bytes([*a, *b, *c, *d]),
+        MAX_PAYLOAD,
+    )
 }
 
 /// Returns the number of the call of a request.
@@ -62,8 +65,17 @@ pub fn request(id: u32, request: &Request) -> Vec<u8> {
 #[must_use]
 pub fn response(id: u32, result: Result<Vec<u8>, (Code, String)>) -> Vec<u8> {
     let response = match result {
-        Ok(payload) => Response { payload, status: None },
-        Err((code, message)) => Response { status: Some(Status { code: code as i32, message }), ..Response::default() },
+        Ok(payload) => Response {
+            payload,
+            status: None,
+        },
+        Err((code, message)) => Response {
+            status: Some(Status {
+                code: code as i32,
+                message,
+            }),
+            ..Response::default()
+        },
     };
     frame(id, RESPONSE, &response.encode_to_vec())
 }

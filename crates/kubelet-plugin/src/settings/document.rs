@@ -25,7 +25,14 @@ impl<'a> Document<'a> {
     pub(super) fn parse(path: &'a Path, text: &'a str) -> Result<(Self, Value)> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let value = yaml::parse(text).map_err(|why| invalid_config(format!("{path:?} {why}")))?;
-        Ok((Self { path, text, findings: Vec::new() }, value))
+        Ok((
+            Self {
+                path,
+                text,
+                findings: Vec::new(),
+            },
+            value,
+        ))
     }
 
     fn line(&self, key: &[&str]) -> usize {
@@ -35,7 +42,10 @@ impl<'a> Document<'a> {
     /// Returns the error for a key with an invalid value.
     pub(super) fn invalid(&self, key: &[&str], allowed: &str) -> Error {
         let (path, line) = (self.path, self.line(key));
-        invalid_config(format!("{path:?} line {line}: {} has an invalid value; it must be {allowed}", key.join(".")))
+        invalid_config(format!(
+            "{path:?} line {line}: {} has an invalid value; it must be {allowed}",
+            key.join(".")
+        ))
     }
 
     /// Reports a key that has no effect.
@@ -59,7 +69,9 @@ impl<'a> Document<'a> {
 
     /// Returns a boolean.
     pub(super) fn truth(&self, key: &[&str], value: &Value) -> Result<bool> {
-        value.as_bool().ok_or_else(|| self.invalid(key, "true or false"))
+        value
+            .as_bool()
+            .ok_or_else(|| self.invalid(key, "true or false"))
     }
 
     /// Returns a number.
@@ -71,7 +83,10 @@ impl<'a> Document<'a> {
 
 /// Reads a configuration file.
 pub(super) fn read(path: &Path) -> Result<String> {
-    Ok(String::from_utf8(base::read::read_limited(std::fs::File::open(path)?, MAX_SIZE)?)?)
+    Ok(String::from_utf8(base::read::read_limited(
+        std::fs::File::open(path)?,
+        MAX_SIZE,
+    )?)?)
 }
 
 /// Returns the values of a document that contain no keys, with their keys: texts, numbers, booleans, lists of them, and what is empty.
@@ -81,12 +96,21 @@ pub(super) fn leaves(root: &Value) -> Vec<(Vec<String>, &Value)> {
     found
 }
 
-fn collect<'v>(value: &'v Value, keys: &mut Vec<String>, found: &mut Vec<(Vec<String>, &'v Value)>) {
+fn collect<'v>(
+    value: &'v Value,
+    keys: &mut Vec<String>,
+    found: &mut Vec<(Vec<String>, &'v Value)>,
+) {
     let below: Vec<(String, &Value)> = match value {
-        Value::Object(map) => map.iter().map(|(key, value)| (key.clone(), value)).collect(),
-        Value::Array(list) if list.iter().any(Value::is_object) => {
-            list.iter().enumerate().map(|(number, value)| (number.to_string(), value)).collect()
-        }
+        Value::Object(map) => map
+            .iter()
+            .map(|(key, value)| (key.clone(), value))
+            .collect(),
+        Value::Array(list) if list.iter().any(Value::is_object) => list
+            .iter()
+            .enumerate()
+            .map(|(number, value)| (number.to_string(), value))
+            .collect(),
         _ => Vec::new(),
     };
     if below.is_empty() {

@@ -117,7 +117,9 @@ impl Follower {
     }
 
     fn hold(&mut self, error: anyhow::Error) -> Option<Change> {
-        let error = error.context("cannot follow a change of config.toml, and the limits of [devices] remain in force");
+        let error = error.context(
+            "cannot follow a change of config.toml, and the limits of [devices] remain in force",
+        );
         let text = line(&error);
         let is_new = self.held.as_ref() != Some(&text);
         self.held = Some(text);
@@ -129,7 +131,12 @@ impl Follower {
         let known = std::mem::replace(&mut self.findings, findings);
         // The findings of the start are in the log.
         let is_started = std::mem::replace(&mut self.is_started, true);
-        let new = self.findings.iter().filter(|finding| is_started && !known.contains(finding)).cloned().collect();
+        let new = self
+            .findings
+            .iter()
+            .filter(|finding| is_started && !known.contains(finding))
+            .cloned()
+            .collect();
         let valid = Valid {
             limits: (limits != self.limits).then(|| limits.clone()),
             was_held: self.held.take().is_some(),
@@ -159,11 +166,17 @@ mod tests {
         fn with(files: &[(&str, &str)]) -> Self {
             let dir = tempfile::tempdir().unwrap();
             fs::create_dir(dir.path().join("config.toml.d")).unwrap();
-            files.iter().for_each(|(name, text)| fs::write(dir.path().join(name), text).unwrap());
+            files
+                .iter()
+                .for_each(|(name, text)| fs::write(dir.path().join(name), text).unwrap());
             let path = dir.path().join("config.toml");
             let (config, _) = config::read(Some(&path)).unwrap();
             let follower = Follower::new(Some(&path), config.devices);
-            let mut host = Self { dir, follower, now: Instant::now() };
+            let mut host = Self {
+                dir,
+                follower,
+                now: Instant::now(),
+            };
             assert_eq!(host.settle(), "", "nothing has changed since the start");
             host
         }
@@ -187,7 +200,11 @@ mod tests {
             match self.follower.poll(self.now) {
                 None => String::new(),
                 Some(Change::Held(error)) => format!("held: {}", line(&error)),
-                Some(Change::Valid(Valid { limits, was_held, findings })) => {
+                Some(Change::Valid(Valid {
+                    limits,
+                    was_held,
+                    findings,
+                })) => {
                     let deny = limits.map(|limits| limits.deny.join(","));
                     let again = if was_held { "again " } else { "" };
                     let findings: String = findings.iter().map(|finding| finding.kind.id).collect();
@@ -239,14 +256,23 @@ mod tests {
         host.write("config.toml", "[devices]\ndeny = [");
         let text = host.settle();
         let beginning = "held: cannot follow a change of config.toml, and the limits of [devices] remain in force: ";
-        assert!(text.starts_with(beginning) && text.contains("config.toml\" line 2: "), "{text}");
+        assert!(
+            text.starts_with(beginning) && text.contains("config.toml\" line 2: "),
+            "{text}"
+        );
         host.write("config.toml", "[devices]\ndeny = [\"H100\"]");
         let text = host.settle();
-        assert!(text.contains("line 2: devices.deny has an invalid value"), "another error: {text}");
+        assert!(
+            text.contains("line 2: devices.deny has an invalid value"),
+            "another error: {text}"
+        );
         host.write("config.toml", &deny("1"));
         assert_eq!(host.settle(), "again None");
         fs::set_permissions(host.path("config.toml"), fs::Permissions::from_mode(0o666)).unwrap();
-        assert!(host.settle().contains("it is writable by users other than root"));
+        assert!(
+            host.settle()
+                .contains("it is writable by users other than root")
+        );
         host.write("config.toml", &deny("2"));
         assert_eq!(host.settle(), "", "still writable");
         fs::set_permissions(host.path("config.toml"), fs::Permissions::from_mode(0o644)).unwrap();
@@ -260,7 +286,10 @@ mod tests {
 
     #[test]
     fn lost_files_keep_the_limits() {
-        let mut host = Host::with(&[("config.toml", &deny("1")), ("config.toml.d/50.toml", &deny("2"))]);
+        let mut host = Host::with(&[
+            ("config.toml", &deny("1")),
+            ("config.toml.d/50.toml", &deny("2")),
+        ]);
         host.write("config.toml", "");
         assert!(host.settle().ends_with("config.toml\" is empty"));
         host.remove("config.toml");
@@ -270,7 +299,11 @@ mod tests {
         host.write("config.toml.d/50.toml", "");
         assert!(host.settle().ends_with("50.toml\" is empty"));
         host.remove("config.toml.d/50.toml");
-        assert_eq!(host.settle(), "again Some(\"1\")", "a drop-in file that is removed");
+        assert_eq!(
+            host.settle(),
+            "again Some(\"1\")",
+            "a drop-in file that is removed"
+        );
         host.write("config.toml", "# no limits");
         assert_eq!(host.settle(), "Some(\"\")");
         host.write("config.toml", "");
@@ -280,17 +313,36 @@ mod tests {
     /// `--config` is not given: a missing file is valid.
     #[test]
     fn a_default_file_that_is_lost() {
-        let mut host = Host::with(&[("config.toml", &deny("1")), ("config.toml.d/50.toml", &deny("2"))]);
+        let mut host = Host::with(&[
+            ("config.toml", &deny("1")),
+            ("config.toml.d/50.toml", &deny("2")),
+        ]);
         let before = host.follower.accepted.clone();
         host.remove("config.toml");
         let now = States::take(Some(&host.path("config.toml")));
-        let limits = Limits { deny: vec!["2".to_owned()], ..Limits::default() };
-        let config = Config { devices: limits, ..Config::default() };
-        let change = host.follower.take(now.clone(), Ok((config.clone(), Vec::new())));
-        let Some(Change::Held(error)) = change else { panic!("{change:?}") };
-        assert!(line(&error).ends_with("config.toml\" is missing"), "{error:#}");
+        let limits = Limits {
+            deny: vec!["2".to_owned()],
+            ..Limits::default()
+        };
+        let config = Config {
+            devices: limits,
+            ..Config::default()
+        };
+        let change = host
+            .follower
+            .take(now.clone(), Ok((config.clone(), Vec::new())));
+        let Some(Change::Held(error)) = change else {
+            panic!("{change:?}")
+        };
+        assert!(
+            line(&error).ends_with("config.toml\" is missing"),
+            "{error:#}"
+        );
         assert_eq!(host.follower.accepted, before);
-        assert!(host.follower.take(now, Ok((config, Vec::new()))).is_none(), "the same error again");
+        assert!(
+            host.follower.take(now, Ok((config, Vec::new()))).is_none(),
+            "the same error again"
+        );
     }
 
     #[test]
@@ -304,7 +356,11 @@ mod tests {
         // After a pause of the process, two polls follow at once.
         host.write("config.toml", "# no limits yet");
         assert_eq!(host.poll(), "");
-        assert!(host.follower.poll(host.now + Duration::from_millis(1)).is_none());
+        assert!(
+            host.follower
+                .poll(host.now + Duration::from_millis(1))
+                .is_none()
+        );
         host.write("config.toml", &deny("3"));
         assert_eq!(host.settle(), "");
     }

@@ -22,12 +22,20 @@ const STRATEGY: &str = "GPUSharingStrategy";
 /// If it cannot be read.
 pub(super) fn read(path: &Path) -> Result<Option<String>> {
     let text = document::read(path);
-    let error = text.as_ref().err().and_then(|error| error.downcast_ref::<io::Error>());
+    let error = text
+        .as_ref()
+        .err()
+        .and_then(|error| error.downcast_ref::<io::Error>());
     if error.is_some_and(|error| error.kind() == io::ErrorKind::NotFound) {
         return Ok(None);
     }
-    text.map(Some)
-        .with_context(|| Failure::new(&catalog::PLUGIN_CONFIG, format!("cannot read the configuration {path:?}"), ""))
+    text.map(Some).with_context(|| {
+        Failure::new(
+            &catalog::PLUGIN_CONFIG,
+            format!("cannot read the configuration {path:?}"),
+            "",
+        )
+    })
 }
 
 /// Applies the text of the file. `path` is only used in messages.
@@ -36,7 +44,10 @@ pub(super) fn read(path: &Path) -> Result<Option<String>> {
 /// If it is not JSON, or a key has an invalid value.
 pub(super) fn apply(plugin: &mut Plugin, path: &Path, text: &str) -> Result<Vec<Finding>> {
     let (mut file, root) = Document::parse(path, text)?;
-    let strategy = root.get(SHARING).and_then(|sharing| sharing.get(STRATEGY)).and_then(Value::as_str);
+    let strategy = root
+        .get(SHARING)
+        .and_then(|sharing| sharing.get(STRATEGY))
+        .and_then(Value::as_str);
     for (keys, value) in leaves(&root) {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         match *keys {
@@ -63,5 +74,6 @@ pub(super) fn apply(plugin: &mut Plugin, path: &Path, text: &str) -> Result<Vec<
 
 /// GKE writes 0 for GPUs that are not shared.
 fn replicas(file: &Document<'_>, keys: &[&str], value: &Value) -> Result<u32> {
-    resources::in_range(file.number(keys, value)?.max(1)).map_err(|allowed| file.invalid(keys, &allowed))
+    resources::in_range(file.number(keys, value)?.max(1))
+        .map_err(|allowed| file.invalid(keys, &allowed))
 }

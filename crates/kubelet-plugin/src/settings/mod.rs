@@ -47,15 +47,28 @@ pub fn read(options: &Options) -> Result<(Settings, Vec<Finding>)> {
     let inputs = Inputs::gather(&options.given)?;
     let (from_file, mut findings) = read_file(inputs.defaults(), options.config.as_deref())?;
     let (mut settings, mut more) = layered(options, &inputs, from_file.clone(), None)?;
-    if settings.plugin.device_list_strategy.contains(&DeviceListStrategy::HostPath) {
+    if settings
+        .plugin
+        .device_list_strategy
+        .contains(&DeviceListStrategy::HostPath)
+    {
         // GKE's file has the precedence of a configuration file, and is read only if another setting selects its strategy.
         let path = settings.plugin.gpu_config;
         let text = gke::read(&path)?;
-        (settings, more) = layered(options, &inputs, from_file, text.as_deref().map(|text| (&*path, text)))?;
+        (settings, more) = layered(
+            options,
+            &inputs,
+            from_file,
+            text.as_deref().map(|text| (&*path, text)),
+        )?;
     }
     findings.append(&mut more);
     findings.extend(unaccepted_mounts(&settings));
-    if settings.plugin.device_list_strategy.contains(&DeviceListStrategy::HostPath) {
+    if settings
+        .plugin
+        .device_list_strategy
+        .contains(&DeviceListStrategy::HostPath)
+    {
         findings.extend(missing_host_path(&settings.plugin));
     }
     Ok((settings, findings))
@@ -63,7 +76,9 @@ pub fn read(options: &Options) -> Result<(Settings, Vec<Finding>)> {
 
 /// Returns the finding about requests by mounts that the hook does not accept.
 fn unaccepted_mounts(Settings { common, plugin, .. }: &Settings) -> Option<Finding> {
-    let asks = plugin.device_list_strategy.contains(&DeviceListStrategy::VolumeMounts);
+    let asks = plugin
+        .device_list_strategy
+        .contains(&DeviceListStrategy::VolumeMounts);
     (asks && !common.accept_volume_mounts).then(|| {
         Finding::new(
             &catalog::PLUGIN_MOUNTS,
@@ -90,9 +105,20 @@ pub fn missing_host_path(Plugin { host_path, .. }: &Plugin) -> Option<Finding> {
 /// # Errors
 /// As [`config::read`].
 pub fn read_file(defaults: Settings, path: Option<&Path>) -> Result<(Settings, Vec<Finding>)> {
-    let Settings { common, mut plugin, kubelet_dir } = defaults;
+    let Settings {
+        common,
+        mut plugin,
+        kubelet_dir,
+    } = defaults;
     let (common, findings) = config::read_with(common, &mut plugin, path)?;
-    Ok((Settings { common, plugin, kubelet_dir }, findings))
+    Ok((
+        Settings {
+            common,
+            plugin,
+            kubelet_dir,
+        },
+        findings,
+    ))
 }
 
 /// Applies the settings of other plugins and the options, by ascending precedence.

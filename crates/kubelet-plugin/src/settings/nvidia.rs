@@ -36,17 +36,32 @@ impl Inputs {
         reason = "the variables are set by the administrator, in the unit or the manifest"
     )]
     pub(super) fn gather(given: &Given) -> Result<Self> {
-        let variables =
-            OPTIONS.iter().filter_map(|option| Some((option.variable, std::env::var(option.variable).ok()?)));
+        let variables = OPTIONS
+            .iter()
+            .filter_map(|option| Some((option.variable, std::env::var(option.variable).ok()?)));
         let foreign = OPTIONS.iter().filter(|option| option.is_foreign_flag());
-        let flags = foreign.filter_map(|option| Some((option.name(), given.last(option.name())?.to_owned())));
-        let mut inputs = Self { flags: flags.collect(), variables: variables.collect(), file: None };
+        let flags = foreign
+            .filter_map(|option| Some((option.name(), given.last(option.name())?.to_owned())));
+        let mut inputs = Self {
+            flags: flags.collect(),
+            variables: variables.collect(),
+            file: None,
+        };
         // An empty variable is an unset one, as in manifests with optional values.
-        inputs.variables.retain(|name, value| !name.is_empty() && !value.is_empty());
-        let path = inputs.flags.get("config-file").or_else(|| inputs.variables.get("CONFIG_FILE"));
+        inputs
+            .variables
+            .retain(|name, value| !name.is_empty() && !value.is_empty());
+        let path = inputs
+            .flags
+            .get("config-file")
+            .or_else(|| inputs.variables.get("CONFIG_FILE"));
         if let Some(path) = path.map(PathBuf::from) {
             let text = read(&path).with_context(|| {
-                Failure::new(&catalog::PLUGIN_CONFIG, format!("cannot read the configuration {path:?}"), "")
+                Failure::new(
+                    &catalog::PLUGIN_CONFIG,
+                    format!("cannot read the configuration {path:?}"),
+                    "",
+                )
             })?;
             inputs.file = Some((path, text));
         }
@@ -73,16 +88,24 @@ impl Inputs {
             None => Vec::new(),
         };
         for option in OPTIONS {
-            let Some(value) = self.variables.get(option.variable) else { continue };
-            let finding = option.set(settings, option.variable, value).map_err(|allowed| {
-                let what =
-                    format!("the environment variable {} has an invalid value; it must be {allowed}", option.variable);
-                invalid_config(what)
-            });
+            let Some(value) = self.variables.get(option.variable) else {
+                continue;
+            };
+            let finding = option
+                .set(settings, option.variable, value)
+                .map_err(|allowed| {
+                    let what = format!(
+                        "the environment variable {} has an invalid value; it must be {allowed}",
+                        option.variable
+                    );
+                    invalid_config(what)
+                });
             findings.extend(finding?);
         }
         for option in OPTIONS {
-            let Some(value) = self.flags.get(option.name()) else { continue };
+            let Some(value) = self.flags.get(option.name()) else {
+                continue;
+            };
             let finding = option.set(settings, &format!("--{}", option.name()), value);
             findings.extend(finding.map_err(|allowed| invalid_option(option.name(), &allowed))?);
         }

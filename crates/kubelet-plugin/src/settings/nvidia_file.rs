@@ -36,13 +36,22 @@ pub(super) fn apply(settings: &mut Settings, path: &Path, text: &str) -> Result<
             | ["sharing", "mps"]
             | ["sharing", "timeSlicing", "resources"]
                 if is_empty(value) => {}
-            ["flags" | "resources" | "sharing" | "imex"] | ["flags", "plugin"] | ["sharing", "timeSlicing"] => {
+            ["flags" | "resources" | "sharing" | "imex"]
+            | ["flags", "plugin"]
+            | ["sharing", "timeSlicing"] => {
                 return Err(file.invalid(&keys, "a map"));
             }
             ["resources", "gpus"] | ["sharing", "timeSlicing", "resources"] => {
                 return Err(file.invalid(&keys, "a list of maps"));
             }
-            ["flags", "plugin", name, ..] => flag(&mut file, settings, &keys, 3, &format!("plugin.{name}"), value)?,
+            ["flags", "plugin", name, ..] => flag(
+                &mut file,
+                settings,
+                &keys,
+                3,
+                &format!("plugin.{name}"),
+                value,
+            )?,
             ["flags", name, ..] => flag(&mut file, settings, &keys, 2, name, value)?,
             ["resources", "gpus", number, ref key @ ..] => {
                 let row = models.entry(number.parse()?).or_default();
@@ -53,10 +62,17 @@ pub(super) fn apply(settings: &mut Settings, path: &Path, text: &str) -> Result<
                 }
             }
             ["resources", "mig", ..] => {
-                file.no_effect(&["resources", "mig"], "MIG devices have the name of their profile");
+                file.no_effect(
+                    &["resources", "mig"],
+                    "MIG devices have the name of their profile",
+                );
             }
-            ["sharing", "timeSlicing", "renameByDefault"] => rename_all = file.truth(&keys, value)?,
-            ["sharing", "timeSlicing", "failRequestsGreaterThanOne"] => refuse_several = file.truth(&keys, value)?,
+            ["sharing", "timeSlicing", "renameByDefault"] => {
+                rename_all = file.truth(&keys, value)?
+            }
+            ["sharing", "timeSlicing", "failRequestsGreaterThanOne"] => {
+                refuse_several = file.truth(&keys, value)?
+            }
             ["sharing", "timeSlicing", "resources", number, ref key @ ..] => {
                 let row = slices.entry(number.parse()?).or_default();
                 match key {
@@ -75,21 +91,31 @@ pub(super) fn apply(settings: &mut Settings, path: &Path, text: &str) -> Result<
             ["sharing", "mps", ..] => file.no_effect(&["sharing", "mps"], "MPS is not supported"),
             ["imex", _] if is_empty(value) || *value == Value::Bool(false) => {}
             ["imex", name, ..] => {
-                file.no_effect(&["imex", name], "IMEX channels are requested with NVIDIA_IMEX_CHANNELS");
+                file.no_effect(
+                    &["imex", name],
+                    "IMEX channels are requested with NVIDIA_IMEX_CHANNELS",
+                );
             }
             _ => file.unknown(&keys),
         }
     }
     if !models.is_empty() {
         let checked = resources::checked(models.into_values().map(Ok), LIST);
-        settings.plugin.resources = checked.map_err(|allowed| file.invalid(&["resources", "gpus"], &allowed))?;
+        settings.plugin.resources =
+            checked.map_err(|allowed| file.invalid(&["resources", "gpus"], &allowed))?;
     }
     settings.plugin.several_replicas = !slices.is_empty() && !refuse_several;
     for (number, mut row) in slices {
         let at = number.to_string();
-        row.check()
-            .map_err(|(name, allowed)| file.invalid(&["sharing", "timeSlicing", "resources", &at, name], &allowed))?;
-        row.rename = row.rename.or_else(|| rename_all.then(|| format!("{}.shared", row.name)));
+        row.check().map_err(|(name, allowed)| {
+            file.invalid(
+                &["sharing", "timeSlicing", "resources", &at, name],
+                &allowed,
+            )
+        })?;
+        row.rename = row
+            .rename
+            .or_else(|| rename_all.then(|| format!("{}.shared", row.name)));
         settings.plugin.time_slicing.push(row);
     }
     Ok(file.findings)
@@ -105,7 +131,10 @@ fn flag(
     value: &Value,
 ) -> Result<()> {
     let (at, below) = keys.split_at_checked(depth).unwrap_or((keys, &[]));
-    let Some(option) = OPTIONS.iter().find(|option| !option.key.is_empty() && option.key == key) else {
+    let Some(option) = OPTIONS
+        .iter()
+        .find(|option| !option.key.is_empty() && option.key == key)
+    else {
         file.unknown(at);
         return Ok(());
     };
@@ -114,7 +143,9 @@ fn flag(
     }
     let text = scalar(value).filter(|_| below.is_empty());
     let text = text.ok_or_else(|| file.invalid(at, "a string, a boolean or a list of strings"))?;
-    let finding = option.set(settings, "", &text).map_err(|allowed| file.invalid(at, &allowed))?;
+    let finding = option
+        .set(settings, "", &text)
+        .map_err(|allowed| file.invalid(at, &allowed))?;
     if let (Some(_), Effect::Other { why, .. }) = (finding, option.effect) {
         file.no_effect(at, why);
     }
@@ -126,11 +157,20 @@ fn scalar(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
         Value::Bool(_) | Value::Number(_) => Some(value.to_string()),
-        Value::Array(list) => Some(list.iter().map(Value::as_str).collect::<Option<Vec<_>>>()?.join(",")),
+        Value::Array(list) => Some(
+            list.iter()
+                .map(Value::as_str)
+                .collect::<Option<Vec<_>>>()?
+                .join(","),
+        ),
         Value::Null | Value::Object(_) => None,
     }
 }
 
 fn with_prefix(name: &str) -> String {
-    if name.contains('/') { name.to_owned() } else { format!("{PREFIX}/{name}") }
+    if name.contains('/') {
+        name.to_owned()
+    } else {
+        format!("{PREFIX}/{name}")
+    }
 }

@@ -26,7 +26,10 @@ pub(super) enum Effect {
     /// Nothing is to be done: this program does it in any case, or another option decides
     Nothing,
     /// It is not supported, except for values that ask for nothing.
-    Other { harmless: &'static [&'static str], why: &'static str },
+    Other {
+        harmless: &'static [&'static str],
+        why: &'static str,
+    },
 }
 
 /// An option of NVIDIA's plugin.
@@ -58,7 +61,10 @@ impl NvidiaOption {
         let (name, aliases) = self.names.split_first().unwrap_or((&"", &[]));
         let arg = Arg::new(*name).long(*name).aliases(aliases).hide(true);
         match self.is_switch {
-            true => arg.num_args(0..=1).require_equals(true).default_missing_value("true"),
+            true => arg
+                .num_args(0..=1)
+                .require_equals(true)
+                .default_missing_value("true"),
             false => arg,
         }
     }
@@ -67,7 +73,12 @@ impl NvidiaOption {
     ///
     /// # Errors
     /// The allowed values.
-    pub(super) fn set(&self, settings: &mut Settings, place: &str, value: &str) -> Result<Option<Finding>, String> {
+    pub(super) fn set(
+        &self,
+        settings: &mut Settings,
+        place: &str,
+        value: &str,
+    ) -> Result<Option<Finding>, String> {
         match self.effect {
             Setting(name) => match table::find(name) {
                 Some(setting) => setting.set(&mut settings.plugin, &[value]).map(|()| None),
@@ -150,7 +161,10 @@ fn dev_root(settings: &mut Settings, value: &str) -> Result<(), String> {
 }
 
 fn kubelet_socket(settings: &mut Settings, value: &str) -> Result<(), String> {
-    let dir = Path::new(value).strip_prefix("/").ok().filter(|path| path.ends_with("device-plugins/kubelet.sock"));
+    let dir = Path::new(value)
+        .strip_prefix("/")
+        .ok()
+        .filter(|path| path.ends_with("device-plugins/kubelet.sock"));
     let dir = dir.and_then(Path::parent).and_then(Path::parent);
     let dir = dir.ok_or("an absolute path that ends in \"device-plugins/kubelet.sock\"")?;
     settings.kubelet_dir = PathBuf::from("/").join(dir);

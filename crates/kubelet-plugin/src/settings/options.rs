@@ -41,12 +41,22 @@ impl Given {
     /// If an option has an invalid value.
     pub(super) fn apply(&self, plugin: &mut Plugin) -> Result<()> {
         for setting in SETTINGS {
-            let values: Vec<&str> = self.0.get(setting.name).into_iter().flatten().map(String::as_str).collect();
+            let values: Vec<&str> = self
+                .0
+                .get(setting.name)
+                .into_iter()
+                .flatten()
+                .map(String::as_str)
+                .collect();
             // The unit passes a variable, which may be empty.
-            if values.is_empty() || (setting.name == "metrics-address" && values.last() == Some(&"")) {
+            if values.is_empty()
+                || (setting.name == "metrics-address" && values.last() == Some(&""))
+            {
                 continue;
             }
-            setting.set(plugin, &values).map_err(|allowed| invalid_option(setting.name, &allowed))?;
+            setting
+                .set(plugin, &values)
+                .map_err(|allowed| invalid_option(setting.name, &allowed))?;
         }
         Ok(())
     }
@@ -54,7 +64,10 @@ impl Given {
 
 fn all() -> impl Iterator<Item = Arg> {
     let foreign = OPTIONS.iter().filter(|option| option.is_foreign_flag());
-    SETTINGS.iter().map(Setting::option).chain(foreign.map(NvidiaOption::flag))
+    SETTINGS
+        .iter()
+        .map(Setting::option)
+        .chain(foreign.map(NvidiaOption::flag))
 }
 
 impl Args for Given {
@@ -75,7 +88,10 @@ impl FromArgMatches for Given {
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        let foreign = OPTIONS.iter().filter(|option| option.is_foreign_flag()).map(|option| option.name());
+        let foreign = OPTIONS
+            .iter()
+            .filter(|option| option.is_foreign_flag())
+            .map(|option| option.name());
         for name in SETTINGS.iter().map(|setting| setting.name).chain(foreign) {
             if let Some(values) = matches.get_many::<String>(name) {
                 self.0.insert(name, values.cloned().collect());

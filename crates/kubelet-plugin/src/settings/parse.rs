@@ -25,7 +25,10 @@ pub(super) fn word<T: ValueEnum>(values: &[&str]) -> Result<T, String> {
 pub(super) fn strategies(values: &[&str]) -> Result<Vec<DeviceListStrategy>, String> {
     let found: Vec<_> = words(values)?;
     match found.contains(&DeviceListStrategy::HostPath) && found.len() > 1 {
-        true => Err(format!("{}, and \"host-path\" alone", list_of::<DeviceListStrategy>())),
+        true => Err(format!(
+            "{}, and \"host-path\" alone",
+            list_of::<DeviceListStrategy>()
+        )),
         false => Ok(found),
     }
 }
@@ -37,7 +40,11 @@ pub(super) fn metrics_names(values: &[&str]) -> Result<Vec<MetricsNames>, String
 
 /// Parses the names of values.
 fn words<T: ValueEnum>(values: &[&str]) -> Result<Vec<T>, String> {
-    values.iter().map(|name| T::from_str(name, false)).collect::<Result<_, _>>().map_err(|_| list_of::<T>())
+    values
+        .iter()
+        .map(|name| T::from_str(name, false))
+        .collect::<Result<_, _>>()
+        .map_err(|_| list_of::<T>())
 }
 
 /// Parses the names of features.
@@ -61,17 +68,26 @@ pub(super) fn seconds(values: &[&str]) -> Result<Duration, String> {
 
 /// Parses numbers without a sign.
 pub(super) fn numbers(values: &[&str]) -> Result<Vec<u32>, String> {
-    values.iter().map(|value| value.parse().map_err(|_| "a list of numbers".to_owned())).collect()
+    values
+        .iter()
+        .map(|value| value.parse().map_err(|_| "a list of numbers".to_owned()))
+        .collect()
 }
 
 /// Parses an absolute path.
 pub(super) fn absolute(values: &[&str]) -> Result<PathBuf, String> {
-    Some(PathBuf::from(last(values))).filter(|path| path.is_absolute()).ok_or_else(|| "an absolute path".to_owned())
+    Some(PathBuf::from(last(values)))
+        .filter(|path| path.is_absolute())
+        .ok_or_else(|| "an absolute path".to_owned())
 }
 
 /// Parses an absolute path, or an empty text.
 pub(super) fn optional_path(values: &[&str]) -> Result<Option<PathBuf>, String> {
-    if last(values).is_empty() { Ok(None) } else { absolute(values).map(Some) }
+    if last(values).is_empty() {
+        Ok(None)
+    } else {
+        absolute(values).map(Some)
+    }
 }
 
 /// Takes a text, which may be empty.
@@ -90,7 +106,11 @@ pub(super) fn driver_name(values: &[&str]) -> Result<String, String> {
         has_ends && label.bytes().all(|byte| is_letter(&byte) || byte == b'-')
     };
     let is_valid = name.len() <= 63 && name.split('.').all(is_label);
-    if is_valid { Ok(name.to_owned()) } else { Err("a domain name in lower case, at most 63 letters".to_owned()) }
+    if is_valid {
+        Ok(name.to_owned())
+    } else {
+        Err("a domain name in lower case, at most 63 letters".to_owned())
+    }
 }
 
 /// Parses an address for metrics. `:2112` is that port on all addresses, and an empty text is no address.
@@ -99,9 +119,13 @@ pub(super) fn address(values: &[&str]) -> Result<Option<SocketAddr>, String> {
     let address = match text.strip_prefix(':') {
         None if text.is_empty() => return Ok(None),
         None => text.parse().ok(),
-        Some(port) => port.parse().ok().map(|port: u16| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))),
+        Some(port) => port
+            .parse()
+            .ok()
+            .map(|port: u16| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))),
     };
-    let allowed = "an address with a port, such as \"127.0.0.1:2112\", or \":2112\" for all addresses";
+    let allowed =
+        "an address with a port, such as \"127.0.0.1:2112\", or \":2112\" for all addresses";
     address.map(Some).ok_or_else(|| allowed.to_owned())
 }
 
@@ -121,6 +145,8 @@ pub(super) fn truth(values: &[&str]) -> Result<bool, String> {
 pub(super) fn switch(values: &[&str]) -> Result<Option<bool>, String> {
     match last(values) {
         "auto" => Ok(None),
-        text => truth(&[text]).map(Some).map_err(|_| "true, false or \"auto\"".to_owned()),
+        text => truth(&[text])
+            .map(Some)
+            .map_err(|_| "true, false or \"auto\"".to_owned()),
     }
 }

@@ -7,7 +7,11 @@ use findings::catalog;
 /// Returns the error for an option with an invalid value.
 pub(super) fn invalid_option(name: &str, allowed: &str) -> Error {
     let what = format!("invalid command line: --{name} has an invalid value; it must be {allowed}");
-    failure(&catalog::COMMAND_LINE, what, "run \"oci-nvidia-kubelet-plugin run --help\", which describes the option")
+    failure(
+        &catalog::COMMAND_LINE,
+        what,
+        "run \"oci-nvidia-kubelet-plugin run --help\", which describes the option",
+    )
 }
 
 /// Returns the error for the configuration of another device plugin. It names the place and the allowed values, which a hint would repeat.
@@ -17,5 +21,9 @@ pub(super) fn invalid_config(what: String) -> Error {
 
 /// Returns the finding about a setting that has no effect here.
 pub(super) fn no_effect(place: &str, why: &str) -> Finding {
-    Finding::new(&catalog::PLUGIN_NO_EFFECT, format!("{place} has no effect: {why}"), "remove it")
+    Finding::new(
+        &catalog::PLUGIN_NO_EFFECT,
+        format!("{place} has no effect: {why}"),
+        "remove it",
+    )
 }

@@ -15,7 +15,8 @@ const REPLICAS: &str = "a number from 1 to 100";
 /// The form of a row on the command line, for error messages.
 const OPTION: &str = "name=NAME,model=PATTERN[,replicas=N]";
 /// The form of `resources` in a configuration file, for error messages.
-pub(super) const LIST: &str = "a list of { name = \"nvidia.com/h100\", model = \"*H100*\", replicas = 1 }";
+pub(super) const LIST: &str =
+    "a list of { name = \"nvidia.com/h100\", model = \"*H100*\", replicas = 1 }";
 
 /// A row of `resources`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,7 +34,9 @@ impl ResourceRow {
     fn parse(text: &str) -> Result<Self, String> {
         let mut row = Self::default();
         for part in text.split(',') {
-            let (key, value) = part.split_once('=').ok_or_else(|| format!("{part:?} is not KEY=VALUE"))?;
+            let (key, value) = part
+                .split_once('=')
+                .ok_or_else(|| format!("{part:?} is not KEY=VALUE"))?;
             row.set(key, value, value.parse().ok())?;
         }
         Ok(row)
@@ -41,13 +44,21 @@ impl ResourceRow {
 
     /// Reads an entry of the list in config.toml.
     fn read(value: &DeValue<'_>) -> Result<Self, String> {
-        let DeValue::Table(table) = value else { return Err("an entry is not a table".to_owned()) };
+        let DeValue::Table(table) = value else {
+            return Err("an entry is not a table".to_owned());
+        };
         let mut row = Self::default();
         for (key, value) in table {
             match value.get_ref() {
-                DeValue::String(text) if key.get_ref() != "replicas" => row.set(key.get_ref(), text, None)?,
+                DeValue::String(text) if key.get_ref() != "replicas" => {
+                    row.set(key.get_ref(), text, None)?
+                }
                 DeValue::Integer(number) if key.get_ref() == "replicas" => {
-                    row.set("replicas", number.as_str(), u32::from_str_radix(number.as_str(), number.radix()).ok())?;
+                    row.set(
+                        "replicas",
+                        number.as_str(),
+                        u32::from_str_radix(number.as_str(), number.radix()).ok(),
+                    )?;
                 }
                 _ => return Err(format!("{:?} has a value of the wrong type", key.get_ref())),
             }
@@ -88,7 +99,10 @@ pub(super) fn rows(values: &[&str]) -> Result<Vec<ResourceRow>, String> {
 
 /// Reads the list in config.toml.
 pub(super) fn read(list: &DeArray<'_>) -> Result<Vec<ResourceRow>, String> {
-    checked(list.iter().map(|value| ResourceRow::read(value.get_ref())), LIST)
+    checked(
+        list.iter().map(|value| ResourceRow::read(value.get_ref())),
+        LIST,
+    )
 }
 
 /// Checks the rows, which must have this form.
@@ -101,9 +115,17 @@ pub(super) fn checked(
 ) -> Result<Vec<ResourceRow>, String> {
     let mut found: Vec<ResourceRow> = Vec::new();
     for row in rows {
-        let row = row.and_then(ResourceRow::checked).map_err(|why| format!("{form}, and {why}"))?;
-        if found.iter().any(|other| other.name == row.name && other.model == row.model) {
-            return Err(format!("{form}, and the row {:?} with model {:?} appears twice", row.name, row.model));
+        let row = row
+            .and_then(ResourceRow::checked)
+            .map_err(|why| format!("{form}, and {why}"))?;
+        if found
+            .iter()
+            .any(|other| other.name == row.name && other.model == row.model)
+        {
+            return Err(format!(
+                "{form}, and the row {:?} with model {:?} appears twice",
+                row.name, row.model
+            ));
         }
         found.push(row);
     }
@@ -134,40 +156,58 @@ impl TimeSlicing {
         if self.rename.as_ref().is_some_and(|name| !is_resource(name)) {
             return Err(("rename", RESOURCE.to_owned()));
         }
-        in_range(self.replicas).map(drop).map_err(|allowed| ("replicas", allowed))
+        in_range(self.replicas)
+            .map(drop)
+            .map_err(|allowed| ("replicas", allowed))
     }
 }
 
 /// Parses a number of replicas.
 pub(super) fn replicas(values: &[&str]) -> Result<u32, String> {
-    last(values).parse().map_err(|_| REPLICAS.to_owned()).and_then(in_range)
+    last(values)
+        .parse()
+        .map_err(|_| REPLICAS.to_owned())
+        .and_then(in_range)
 }
 
 /// Checks a number of replicas.
 pub(super) fn in_range(number: u32) -> Result<u32, String> {
-    if (1..=MAX_REPLICAS).contains(&number) { Ok(number) } else { Err(REPLICAS.to_owned()) }
+    if (1..=MAX_REPLICAS).contains(&number) {
+        Ok(number)
+    } else {
+        Err(REPLICAS.to_owned())
+    }
 }
 
 /// Parses the prefix of resources.
 pub(super) fn prefix(values: &[&str]) -> Result<String, String> {
     let text = last(values);
-    if is_prefix(text) { Ok(text.to_owned()) } else { Err("a DNS name, such as \"nvidia.com\"".to_owned()) }
+    if is_prefix(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("a DNS name, such as \"nvidia.com\"".to_owned())
+    }
 }
 
 fn is_resource(name: &str) -> bool {
-    name.split_once('/').is_some_and(|(prefix, name)| is_prefix(prefix) && is_qualified_name(name))
+    name.split_once('/')
+        .is_some_and(|(prefix, name)| is_prefix(prefix) && is_qualified_name(name))
 }
 
 /// Whether this is a DNS subdomain in the sense of Kubernetes, except `kubernetes.io`, which extended resources must not use.
 fn is_prefix(text: &str) -> bool {
-    let is_reserved = text == "kubernetes.io" || text.ends_with(".kubernetes.io") || text.starts_with("requests.");
+    let is_reserved = text == "kubernetes.io"
+        || text.ends_with(".kubernetes.io")
+        || text.starts_with("requests.");
     text.len() <= MAX_PREFIX && text.split('.').all(is_label) && !is_reserved
 }
 
 /// Whether this is a part of a DNS name (RFC 1123).
 fn is_label(text: &str) -> bool {
     (1..=MAX_NAME).contains(&text.len())
-        && text.bytes().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-')
+        && text
+            .bytes()
+            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-')
         && !text.starts_with('-')
         && !text.ends_with('-')
 }
@@ -178,7 +218,9 @@ pub fn is_qualified_name(text: &str) -> bool {
     text.len() <= MAX_NAME
         && text.starts_with(|c: char| c.is_ascii_alphanumeric())
         && text.ends_with(|c: char| c.is_ascii_alphanumeric())
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+        && text
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }
 
 #[cfg(test)]
@@ -192,7 +234,14 @@ mod tests {
     #[test]
     fn rows_on_the_command_line() {
         let row = parsed("name=nvidia.com/h100,model=*H100*,replicas=4").unwrap();
-        assert_eq!(row, ResourceRow { name: "nvidia.com/h100".into(), model: "*H100*".into(), replicas: Some(4) });
+        assert_eq!(
+            row,
+            ResourceRow {
+                name: "nvidia.com/h100".into(),
+                model: "*H100*".into(),
+                replicas: Some(4)
+            }
+        );
         for (text, why) in [
             ("", "not KEY=VALUE"),
             ("name=nvidia.com/h100", "has no model"),
@@ -216,6 +265,9 @@ mod tests {
     fn the_same_row_twice_is_an_error() {
         assert!(rows(&["name=a.b/x,model=*A*", "name=a.b/x,model=*B*"]).is_ok());
         let error = rows(&["name=a.b/x,model=*A*", "name=a.b/x,model=*A*"]).unwrap_err();
-        assert!(error.ends_with("\"a.b/x\" with model \"*A*\" appears twice"), "{error}");
+        assert!(
+            error.ends_with("\"a.b/x\" with model \"*A*\" appears twice"),
+            "{error}"
+        );
     }
 }

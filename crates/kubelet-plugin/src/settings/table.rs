@@ -10,12 +10,13 @@ use nvidia_host::feature::Features;
 use toml::de::DeValue;
 
 use super::parse::{
-    absolute, address, driver_name, features, metrics_names, numbers, optional_path, optional_text, seconds,
-    strategies, switch, truth, word,
+    absolute, address, driver_name, features, metrics_names, numbers, optional_path, optional_text,
+    seconds, strategies, switch, truth, word,
 };
 use super::resources::{self, ResourceRow, TimeSlicing, prefix, replicas, rows};
 use super::values::{
-    Allocation, DeviceIdStrategy, DeviceListStrategy, Interface, MetricsNames, MigStrategy, TaintEffect,
+    Allocation, DeviceIdStrategy, DeviceListStrategy, Interface, MetricsNames, MigStrategy,
+    TaintEffect,
 };
 use super::xids;
 
@@ -33,7 +34,11 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         let kubelet_dir = PathBuf::from("/var/lib/kubelet");
-        Self { common: Config::default(), plugin: Plugin::default(), kubelet_dir }
+        Self {
+            common: Config::default(),
+            plugin: Plugin::default(),
+            kubelet_dir,
+        }
     }
 }
 
@@ -155,9 +160,15 @@ pub(super) fn find(name: &str) -> Option<&'static Setting> {
 impl Setting {
     /// Returns the option. Of an option that is repeated, the last value applies, or all of a list.
     pub(super) fn option(&self) -> Arg {
-        let arg = Arg::new(self.name).long(self.name).value_name(self.value).help(self.help.trim());
+        let arg = Arg::new(self.name)
+            .long(self.name)
+            .value_name(self.value)
+            .help(self.help.trim());
         match self.kind {
-            Kind::Bool => arg.num_args(0..=1).require_equals(true).default_missing_value("true"),
+            Kind::Bool => arg
+                .num_args(0..=1)
+                .require_equals(true)
+                .default_missing_value("true"),
             Kind::Texts | Kind::Numbers | Kind::Rows => arg.action(ArgAction::Append),
             Kind::Switch | Kind::Text | Kind::Number => arg.overrides_with(self.name),
         }
@@ -176,7 +187,12 @@ impl Setting {
 }
 
 fn entries<'a>(values: &[&'a str]) -> Vec<&'a str> {
-    values.iter().flat_map(|value| value.split(',')).map(str::trim).filter(|entry| !entry.is_empty()).collect()
+    values
+        .iter()
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .filter(|entry| !entry.is_empty())
+        .collect()
 }
 
 impl Kind {
@@ -187,10 +203,16 @@ impl Kind {
             (Self::Switch, DeValue::String(text)) if text == "auto" => vec![text.to_string()],
             (Self::Text, DeValue::String(text)) => vec![text.to_string()],
             // NVIDIA's setting is one string.
-            (Self::Texts, DeValue::String(text)) => text.split(',').map(|text| text.trim().to_owned()).collect(),
-            (Self::Texts, DeValue::Array(list)) => value::texts(list)?.into_iter().map(str::to_owned).collect(),
+            (Self::Texts, DeValue::String(text)) => {
+                text.split(',').map(|text| text.trim().to_owned()).collect()
+            }
+            (Self::Texts, DeValue::Array(list)) => {
+                value::texts(list)?.into_iter().map(str::to_owned).collect()
+            }
             (Self::Number, DeValue::Integer(number)) => vec![value::number(number)?.to_string()],
-            (Self::Numbers, DeValue::Array(list)) => value::numbers(list)?.iter().map(u32::to_string).collect(),
+            (Self::Numbers, DeValue::Array(list)) => {
+                value::numbers(list)?.iter().map(u32::to_string).collect()
+            }
             _ => return None,
         })
     }
@@ -215,12 +237,17 @@ impl config::Table for Plugin {
     }
 
     fn set(&mut self, key: &str, value: &DeValue<'_>) -> Result<(), String> {
-        let Some(setting) = find(key) else { return Ok(()) };
+        let Some(setting) = find(key) else {
+            return Ok(());
+        };
         if let (Kind::Rows, DeValue::Array(list)) = (setting.kind, value) {
             self.resources = resources::read(list)?;
             return Ok(());
         }
-        let texts = setting.kind.texts(value).ok_or_else(|| setting.kind.allowed().to_owned())?;
+        let texts = setting
+            .kind
+            .texts(value)
+            .ok_or_else(|| setting.kind.allowed().to_owned())?;
         (setting.set)(self, &texts.iter().map(String::as_str).collect::<Vec<_>>())
     }
 }

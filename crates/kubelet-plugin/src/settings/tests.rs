@@ -14,7 +14,9 @@ use super::*;
 /// The given options.
 fn given(flags: &[&str]) -> Given {
     let command = Given::augment_args(Command::new("x"));
-    let matches = command.try_get_matches_from([&["x"], flags].concat()).unwrap();
+    let matches = command
+        .try_get_matches_from([&["x"], flags].concat())
+        .unwrap();
     Given::from_arg_matches(&matches).unwrap()
 }
 
@@ -23,8 +25,13 @@ fn inputs(flags: &[&str], variables: &[(&'static str, &str)], file: &str) -> Inp
     let given = given(flags);
     let foreign = OPTIONS.iter().filter(|option| option.is_foreign_flag());
     Inputs {
-        flags: foreign.filter_map(|option| Some((option.name(), given.last(option.name())?.to_owned()))).collect(),
-        variables: variables.iter().map(|(name, value)| (*name, (*value).to_owned())).collect(),
+        flags: foreign
+            .filter_map(|option| Some((option.name(), given.last(option.name())?.to_owned())))
+            .collect(),
+        variables: variables
+            .iter()
+            .map(|(name, value)| (*name, (*value).to_owned()))
+            .collect(),
         file: (!file.is_empty()).then(|| ("/c.yaml".into(), file.to_owned())),
     }
 }
@@ -46,9 +53,20 @@ const SHIPPED: &str = include_str!("../../../../config/config.toml");
 
 /// The settings of a config.toml.
 fn parsed(text: &str) -> Result<(Settings, Vec<Finding>)> {
-    let Settings { mut common, mut plugin, kubelet_dir } = Settings::default();
+    let Settings {
+        mut common,
+        mut plugin,
+        kubelet_dir,
+    } = Settings::default();
     let findings = config::parse_into(&mut common, &mut plugin, text, Path::new("/c.toml"))?;
-    Ok((Settings { common, plugin, kubelet_dir }, findings))
+    Ok((
+        Settings {
+            common,
+            plugin,
+            kubelet_dir,
+        },
+        findings,
+    ))
 }
 
 /// The shipped file with its settings, which are comments.
@@ -64,7 +82,10 @@ fn uncommented() -> String {
 fn the_shipped_file_is_the_default() {
     assert_eq!(parsed(SHIPPED).unwrap(), (Settings::default(), Vec::new()));
     let (mut found, findings) = parsed(&uncommented()).unwrap();
-    assert_eq!(found.plugin.resources[0].name, "nvidia.com/h100", "an example");
+    assert_eq!(
+        found.plugin.resources[0].name, "nvidia.com/h100",
+        "an example"
+    );
     found.plugin.resources.clear();
     assert_eq!((found.plugin, findings), (Plugin::default(), Vec::new()));
 }
@@ -74,14 +95,32 @@ fn every_setting_is_documented() {
     let keys = include_str!("../../../../docs/man/oci-nvidia-hook.toml.5");
     let options = include_str!("../../../../docs/man/oci-nvidia-kubelet-plugin.8");
     let page = include_str!("../../../../docs/configuration.md");
-    let table = SHIPPED.split("\n[kubelet-plugin]\n").nth(1).unwrap().split("\n[").next().unwrap();
+    let table = SHIPPED
+        .split("\n[kubelet-plugin]\n")
+        .nth(1)
+        .unwrap()
+        .split("\n[")
+        .next()
+        .unwrap();
     for table::Setting { name, .. } in SETTINGS {
-        assert!(table.contains(&format!("\n#{name} = ")), "{name} is not in config/config.toml");
-        assert!(keys.contains(&format!("\n.BR {name} \"")), "{name} is not in oci-nvidia-hook.toml(5)");
-        assert!(page.contains(&format!("`kubelet-plugin.{name}`")), "{name} is not in docs/configuration.md");
+        assert!(
+            table.contains(&format!("\n#{name} = ")),
+            "{name} is not in config/config.toml"
+        );
+        assert!(
+            keys.contains(&format!("\n.BR {name} \"")),
+            "{name} is not in oci-nvidia-hook.toml(5)"
+        );
+        assert!(
+            page.contains(&format!("`kubelet-plugin.{name}`")),
+            "{name} is not in docs/configuration.md"
+        );
         let option = format!("\n.B \\-\\-{}", name.replace('-', "\\-"));
         let is_end = |rest: &str| rest.starts_with([' ', '\\']);
-        assert!(options.split(&option).skip(1).any(is_end), "--{name} is not in oci-nvidia-kubelet-plugin(8)");
+        assert!(
+            options.split(&option).skip(1).any(is_end),
+            "--{name} is not in oci-nvidia-kubelet-plugin(8)"
+        );
     }
 }
 
@@ -90,9 +129,16 @@ fn xids_that_are_ignored() {
     let ignored = Plugin::default().ignored_xids;
     assert!(ignored.is_sorted_by(|a, b| a < b), "{ignored:?}");
     // A page fault, a contained memory error; a double-bit error, a lost GPU, an uncontained memory error, two that need a reset
-    for (xid, expected) in
-        [(31, true), (94, true), (48, false), (79, false), (95, false), (109, false), (119, false), (200, false)]
-    {
+    for (xid, expected) in [
+        (31, true),
+        (94, true),
+        (48, false),
+        (79, false),
+        (95, false),
+        (109, false),
+        (119, false),
+        (200, false),
+    ] {
         assert_eq!(ignored.contains(&xid), expected, "{xid}");
     }
 }
@@ -106,7 +152,11 @@ fn values_of_config_toml() {
     )
     .unwrap();
     assert_eq!(findings, Vec::new());
-    let row = resources::ResourceRow { name: "a.b/c".into(), model: "*, 80GB".into(), replicas: Some(3) };
+    let row = resources::ResourceRow {
+        name: "a.b/c".into(),
+        model: "*, 80GB".into(),
+        replicas: Some(3),
+    };
     let expected = Plugin {
         replicas: 2,
         ignored_xids: Vec::new(),
@@ -125,19 +175,41 @@ fn values_of_config_toml() {
 #[test]
 fn strategies_as_one_string() {
     use DeviceListStrategy::{CdiAnnotations, VolumeMounts};
-    let of = |value: &str| parsed(&format!("[kubelet-plugin]\ndevice-list-strategy = {value}")).unwrap().0.plugin;
+    let of = |value: &str| {
+        parsed(&format!("[kubelet-plugin]\ndevice-list-strategy = {value}"))
+            .unwrap()
+            .0
+            .plugin
+    };
     assert_eq!(of("\"volume-mounts\"").device_list_strategy, [VolumeMounts]);
-    assert_eq!(of("\"volume-mounts, cdi-annotations\"").device_list_strategy, [VolumeMounts, CdiAnnotations]);
+    assert_eq!(
+        of("\"volume-mounts, cdi-annotations\"").device_list_strategy,
+        [VolumeMounts, CdiAnnotations]
+    );
 }
 
 #[test]
 fn mounts_that_the_hook_does_not_accept() {
     let of = |strategies: &[DeviceListStrategy], accept_volume_mounts: bool| {
-        let plugin = Plugin { device_list_strategy: strategies.to_vec(), ..Plugin::default() };
-        let common = nvidia_host::config::Config { accept_volume_mounts, ..Default::default() };
-        unaccepted_mounts(&Settings { common, plugin, ..Settings::default() }).map(|finding| finding.kind.id)
+        let plugin = Plugin {
+            device_list_strategy: strategies.to_vec(),
+            ..Plugin::default()
+        };
+        let common = nvidia_host::config::Config {
+            accept_volume_mounts,
+            ..Default::default()
+        };
+        unaccepted_mounts(&Settings {
+            common,
+            plugin,
+            ..Settings::default()
+        })
+        .map(|finding| finding.kind.id)
     };
-    assert_eq!(of(&[DeviceListStrategy::VolumeMounts], false), Some("ONH-076"));
+    assert_eq!(
+        of(&[DeviceListStrategy::VolumeMounts], false),
+        Some("ONH-076")
+    );
     assert_eq!(of(&[DeviceListStrategy::VolumeMounts], true), None);
     assert_eq!(of(&[DeviceListStrategy::Envvar], false), None);
 }
@@ -145,39 +217,103 @@ fn mounts_that_the_hook_does_not_accept() {
 #[test]
 fn wrong_values_of_config_toml() {
     for (text, says) in [
-        ("[kubelet-plugin]\nreplicas = 0", "line 2: kubelet-plugin.replicas has an invalid value; it must be a number"),
+        (
+            "[kubelet-plugin]\nreplicas = 0",
+            "line 2: kubelet-plugin.replicas has an invalid value; it must be a number",
+        ),
         ("[kubelet-plugin]\nreplicas = -1", "it must be a number"),
-        ("[kubelet-plugin]\nignored-xids = [\"13\"]", "it must be a list of numbers"),
-        ("[kubelet-plugin]\nresource-prefix = \"nvidia com\"", "it must be a DNS name"),
-        ("[kubelet-plugin]\nmig-strategy = \"both\"", "it must be \"none\", \"single\" or \"mixed\""),
+        (
+            "[kubelet-plugin]\nignored-xids = [\"13\"]",
+            "it must be a list of numbers",
+        ),
+        (
+            "[kubelet-plugin]\nresource-prefix = \"nvidia com\"",
+            "it must be a DNS name",
+        ),
+        (
+            "[kubelet-plugin]\nmig-strategy = \"both\"",
+            "it must be \"none\", \"single\" or \"mixed\"",
+        ),
         (
             "[kubelet-plugin]\ndevice-list-strategy = [\"cdi\"]",
             "line 2: kubelet-plugin.device-list-strategy has an invalid value; it must be a list of \"envvar\", ",
         ),
-        ("[kubelet-plugin]\ndevice-list-strategy = [\"host-path\", \"envvar\"]", "and \"host-path\" alone"),
-        ("[kubelet-plugin]\ndevice-id-strategy = \"name\"", "it must be \"uuid\" or \"index\""),
-        ("[kubelet-plugin]\nhost-path = \"x\"", "it must be an absolute path"),
-        ("[kubelet-plugin]\nallocation = \"spread\"", "it must be \"distributed\" or \"packed\""),
-        ("[kubelet-plugin]\nresources = [\"a\"]", "and an entry is not a table"),
-        ("[kubelet-plugin]\nresources = [{ name = \"a.b/c\" }]", "and \"a.b/c\" has no model"),
-        ("[kubelet-plugin]\nresources = [{ name = 1 }]", "and \"name\" has a value of the wrong type"),
-        ("[kubelet-plugin]\nresources = [{ nam = \"x\" }]", "and \"nam\" is not one of name, model and replicas"),
-        ("[kubelet-plugin]\nlabels = \"yes\"", "it must be true, false or \"auto\""),
-        ("[kubelet-plugin]\nquiet-period = 601", "it must be a number of seconds from 1 to 600"),
-        ("replicas = 1", "replicas is unknown above the first table; it belongs in the table [kubelet-plugin]"),
-        ("[devices]\nmig-strategy = \"single\"", "it belongs in the table [kubelet-plugin]"),
-        ("[kubelet-plugn]\nreplicas = 1", "kubelet-plugn is unknown above the first table; it belongs in the table"),
-        ("[kubelet-plugin]\ndisable-require = true", "it belongs above the first table"),
+        (
+            "[kubelet-plugin]\ndevice-list-strategy = [\"host-path\", \"envvar\"]",
+            "and \"host-path\" alone",
+        ),
+        (
+            "[kubelet-plugin]\ndevice-id-strategy = \"name\"",
+            "it must be \"uuid\" or \"index\"",
+        ),
+        (
+            "[kubelet-plugin]\nhost-path = \"x\"",
+            "it must be an absolute path",
+        ),
+        (
+            "[kubelet-plugin]\nallocation = \"spread\"",
+            "it must be \"distributed\" or \"packed\"",
+        ),
+        (
+            "[kubelet-plugin]\nresources = [\"a\"]",
+            "and an entry is not a table",
+        ),
+        (
+            "[kubelet-plugin]\nresources = [{ name = \"a.b/c\" }]",
+            "and \"a.b/c\" has no model",
+        ),
+        (
+            "[kubelet-plugin]\nresources = [{ name = 1 }]",
+            "and \"name\" has a value of the wrong type",
+        ),
+        (
+            "[kubelet-plugin]\nresources = [{ nam = \"x\" }]",
+            "and \"nam\" is not one of name, model and replicas",
+        ),
+        (
+            "[kubelet-plugin]\nlabels = \"yes\"",
+            "it must be true, false or \"auto\"",
+        ),
+        (
+            "[kubelet-plugin]\nquiet-period = 601",
+            "it must be a number of seconds from 1 to 600",
+        ),
+        (
+            "replicas = 1",
+            "replicas is unknown above the first table; it belongs in the table [kubelet-plugin]",
+        ),
+        (
+            "[devices]\nmig-strategy = \"single\"",
+            "it belongs in the table [kubelet-plugin]",
+        ),
+        (
+            "[kubelet-plugn]\nreplicas = 1",
+            "kubelet-plugn is unknown above the first table; it belongs in the table",
+        ),
+        (
+            "[kubelet-plugin]\ndisable-require = true",
+            "it belongs above the first table",
+        ),
     ] {
         let text = render(&parsed(text).unwrap_err());
         assert!(text.contains(says), "{text}");
         assert_eq!(text.lines().count(), 2, "{text}");
     }
-    let (_, findings) = parsed("[kubelet-plugin]\nreplica = 2\n[kubelet-plugins]\nx = 1\n").unwrap();
-    let found: Vec<_> = findings.iter().map(|finding| (&*finding.what, &*finding.fix)).collect();
+    let (_, findings) =
+        parsed("[kubelet-plugin]\nreplica = 2\n[kubelet-plugins]\nx = 1\n").unwrap();
+    let found: Vec<_> = findings
+        .iter()
+        .map(|finding| (&*finding.what, &*finding.fix))
+        .collect();
     let expected = [
-        ("\"/c.toml\" line 2: unknown key \"kubelet-plugin.replica\"", "did you mean kubelet-plugin.replicas?"),
-        ("\"/c.toml\" line 3: unknown key \"kubelet-plugins\"", "did you mean kubelet-plugin?"),
+        (
+            "\"/c.toml\" line 2: unknown key \"kubelet-plugin.replica\"",
+            "did you mean kubelet-plugin.replicas?",
+        ),
+        (
+            "\"/c.toml\" line 3: unknown key \"kubelet-plugins\"",
+            "did you mean kubelet-plugin?",
+        ),
     ];
     assert_eq!(found, expected);
 }
@@ -203,21 +339,54 @@ fn values_of_options() {
         "--host-path=/x",
     ])
     .unwrap();
-    assert_eq!((found.replicas, found.resources.len(), &*found.ignored_xids), (3, 2, &[13, 31, 43][..]));
-    assert_eq!((found.device_list_strategy.len(), found.pass_device_specs, found.labels), (0, false, None));
-    assert_eq!((found.quiet_period.as_secs(), &*found.host_path), (600, Path::new("/x")));
+    assert_eq!(
+        (found.replicas, found.resources.len(), &*found.ignored_xids),
+        (3, 2, &[13, 31, 43][..])
+    );
+    assert_eq!(
+        (
+            found.device_list_strategy.len(),
+            found.pass_device_specs,
+            found.labels
+        ),
+        (0, false, None)
+    );
+    assert_eq!(
+        (found.quiet_period.as_secs(), &*found.host_path),
+        (600, Path::new("/x"))
+    );
     // The unit passes a variable, which may be empty.
-    let address = |flags| applied(flags).unwrap().metrics_address.map(|address| address.port());
+    let address = |flags| {
+        applied(flags)
+            .unwrap()
+            .metrics_address
+            .map(|address| address.port())
+    };
     assert_eq!(address(&["--metrics-address", ""]), None);
-    assert_eq!(address(&["--metrics-address=:1", "--metrics-address", ":2"]), Some(2));
+    assert_eq!(
+        address(&["--metrics-address=:1", "--metrics-address", ":2"]),
+        Some(2)
+    );
     for (flag, says) in [
-        ("--replicas=many", "--replicas has an invalid value; it must be a number from 1 to 100 (ONH-002)"),
-        ("--resources=x", "it must be name=NAME,model=PATTERN[,replicas=N], and \"x\" is not KEY=VALUE"),
+        (
+            "--replicas=many",
+            "--replicas has an invalid value; it must be a number from 1 to 100 (ONH-002)",
+        ),
+        (
+            "--resources=x",
+            "it must be name=NAME,model=PATTERN[,replicas=N], and \"x\" is not KEY=VALUE",
+        ),
         ("--ignored-xids=a", "it must be a list of numbers"),
-        ("--quiet-period=0", "it must be a number of seconds from 1 to 600"),
+        (
+            "--quiet-period=0",
+            "it must be a number of seconds from 1 to 600",
+        ),
         ("--labels=maybe", "it must be true, false or \"auto\""),
         ("--labels-dir=x", "it must be an absolute path"),
-        ("--mig-strategy=", "it must be \"none\", \"single\" or \"mixed\""),
+        (
+            "--mig-strategy=",
+            "it must be \"none\", \"single\" or \"mixed\"",
+        ),
     ] {
         let text = render(&applied(&[flag]).unwrap_err());
         assert!(text.contains(says), "{text}");
@@ -232,10 +401,19 @@ fn addresses_for_metrics() {
         (":2112", Some("[::]:2112")),
         ("", None),
     ] {
-        let found = parse::address(&[text]).unwrap().map(|address| address.to_string());
+        let found = parse::address(&[text])
+            .unwrap()
+            .map(|address| address.to_string());
         assert_eq!(found.as_deref(), expected, "{text:?}");
     }
-    for text in ["2112", "localhost:2112", ":", ":70000", "127.0.0.1", "unix:/run/x"] {
+    for text in [
+        "2112",
+        "localhost:2112",
+        ":",
+        ":70000",
+        "127.0.0.1",
+        "unix:/run/x",
+    ] {
         assert!(parse::address(&[text]).is_err(), "{text:?}");
     }
 }
@@ -250,10 +428,18 @@ fn every_option_has_its_place() {
         if option.names.is_empty() {
             continue;
         }
-        let own = crate::commands::cli::Cli::try_parse_from(["x", "check", &format!("--{}=x", option.name())]);
+        let own = crate::commands::cli::Cli::try_parse_from([
+            "x",
+            "check",
+            &format!("--{}=x", option.name()),
+        ]);
         // The value may be wrong, but the option is known.
         let kind = own.err().map(|error| error.kind());
-        assert_ne!(kind, Some(clap::error::ErrorKind::UnknownArgument), "{option:?}");
+        assert_ne!(
+            kind,
+            Some(clap::error::ErrorKind::UnknownArgument),
+            "{option:?}"
+        );
     }
 }
 
@@ -264,7 +450,10 @@ fn precedence() {
     let settings = with(&[], &[]);
     assert_eq!(settings.plugin.mig_strategy, MigStrategy::Single);
     assert_eq!(settings.plugin.device_id_strategy, DeviceIdStrategy::Index);
-    let settings = with(&["--driver-root=/b"], &[("MIG_STRATEGY", "mixed"), ("NVIDIA_DRIVER_ROOT", "/a")]);
+    let settings = with(
+        &["--driver-root=/b"],
+        &[("MIG_STRATEGY", "mixed"), ("NVIDIA_DRIVER_ROOT", "/a")],
+    );
     assert_eq!(settings.plugin.mig_strategy, MigStrategy::Mixed);
     assert_eq!(settings.common.driver_root.as_path(), Path::new("/b"));
     assert_eq!(settings.plugin.device_id_strategy, DeviceIdStrategy::Index);
@@ -281,7 +470,10 @@ fn mig_is_off_by_default_in_nvidias_form() {
         (&["--config-file=/c.yaml"], &[], MigStrategy::None),
     ] {
         let defaults = inputs(flags, variables, "").defaults();
-        assert_eq!(defaults.plugin.mig_strategy, expected, "{flags:?} {variables:?}");
+        assert_eq!(
+            defaults.plugin.mig_strategy, expected,
+            "{flags:?} {variables:?}"
+        );
     }
 }
 
@@ -291,15 +483,39 @@ fn devices_next_to_the_gpus() {
     let file = "version: v1\nflags: {gdrcopyEnabled: true, gdsEnabled: true}\n";
     for (flags, variables, file, expected) in [
         (&[][..], &[][..], file, &["gds", "gdrcopy"][..]),
-        (&[], &[("GDS_ENABLED", "0"), ("MOFED_ENABLED", "1")], file, &["mofed", "gdrcopy"]),
-        (&["--gds-enabled", "--mofed-enabled=false"], &[("MOFED_ENABLED", "true")], "", &["gds"]),
+        (
+            &[],
+            &[("GDS_ENABLED", "0"), ("MOFED_ENABLED", "1")],
+            file,
+            &["mofed", "gdrcopy"],
+        ),
+        (
+            &["--gds-enabled", "--mofed-enabled=false"],
+            &[("MOFED_ENABLED", "true")],
+            "",
+            &["gds"],
+        ),
         (&["--gdrcopy-enabled=false"], &[], file, &["gds"]),
     ] {
         let (Settings { plugin, .. }, findings) = applied(&inputs(flags, variables, file)).unwrap();
-        assert_eq!((plugin.extra_devices.names(), findings), (names(expected), vec![]), "{flags:?} {variables:?}");
+        assert_eq!(
+            (plugin.extra_devices.names(), findings),
+            (names(expected), vec![]),
+            "{flags:?} {variables:?}"
+        );
     }
-    let error = render(&applied(&inputs(&[], &[], "version: v1\nflags: {mofedEnabled: many}\n")).unwrap_err());
-    assert!(error.contains("line 2: flags.mofedEnabled has an invalid value; it must be true or false"), "{error}");
+    let error = render(
+        &applied(&inputs(
+            &[],
+            &[],
+            "version: v1\nflags: {mofedEnabled: many}\n",
+        ))
+        .unwrap_err(),
+    );
+    assert!(
+        error.contains("line 2: flags.mofedEnabled has an invalid value; it must be true or false"),
+        "{error}"
+    );
 }
 
 fn names(names: &[&str]) -> Vec<String> {
@@ -309,30 +525,69 @@ fn names(names: &[&str]) -> Vec<String> {
 #[test]
 fn options_and_variables() {
     for (flags, variables, finds) in [
-        (&["--fail-on-init-error=false", "--mps-root=/x", "--gds-enabled=false"][..], &[][..], &[][..]),
+        (
+            &[
+                "--fail-on-init-error=false",
+                "--mps-root=/x",
+                "--gds-enabled=false",
+            ][..],
+            &[][..],
+            &[][..],
+        ),
         (
             &["--imex-required", "--nvidia-ctk-path=/x"],
             &[],
-            &["--nvidia-cdi-hook-path has no", "--imex-required has no effect"],
+            &[
+                "--nvidia-cdi-hook-path has no",
+                "--imex-required has no effect",
+            ],
         ),
-        (&[], &[("DEVICE_DISCOVERY_STRATEGY", "auto"), ("DRIVER_ROOT_CTR_PATH", "/driver-root")], &[]),
-        (&[], &[("DP_DISABLE_HEALTHCHECKS", "xids")], &["DP_DISABLE_HEALTHCHECKS has no effect: ignored-xids"]),
-        (&[], &[("DEVICE_DISCOVERY_STRATEGY", "tegra")], &["DEVICE_DISCOVERY_STRATEGY has no effect: "]),
-        (&["--imex-channel-ids=0"], &[("IMEX_REQUIRED", "1")], &["IMEX_REQUIRED has no", "--imex-channel-ids has no"]),
+        (
+            &[],
+            &[
+                ("DEVICE_DISCOVERY_STRATEGY", "auto"),
+                ("DRIVER_ROOT_CTR_PATH", "/driver-root"),
+            ],
+            &[],
+        ),
+        (
+            &[],
+            &[("DP_DISABLE_HEALTHCHECKS", "xids")],
+            &["DP_DISABLE_HEALTHCHECKS has no effect: ignored-xids"],
+        ),
+        (
+            &[],
+            &[("DEVICE_DISCOVERY_STRATEGY", "tegra")],
+            &["DEVICE_DISCOVERY_STRATEGY has no effect: "],
+        ),
+        (
+            &["--imex-channel-ids=0"],
+            &[("IMEX_REQUIRED", "1")],
+            &["IMEX_REQUIRED has no", "--imex-channel-ids has no"],
+        ),
     ] {
         let (_, findings) = applied(&inputs(flags, variables, "")).unwrap();
         assert_eq!(findings.len(), finds.len(), "{findings:?}");
         for (finding, text) in findings.iter().zip(finds) {
-            assert!(finding.what.starts_with(text) && finding.kind.id == "ONH-604", "{finding:?}");
+            assert!(
+                finding.what.starts_with(text) && finding.kind.id == "ONH-604",
+                "{finding:?}"
+            );
         }
     }
     let plugin = applied(&inputs(
         &["--shared-devices-allocation-policy=packed"],
-        &[("DEVICE_LIST_STRATEGY", "envvar, cdi-cri"), ("PASS_DEVICE_SPECS", "0")],
+        &[
+            ("DEVICE_LIST_STRATEGY", "envvar, cdi-cri"),
+            ("PASS_DEVICE_SPECS", "0"),
+        ],
         "",
     ));
     let plugin = plugin.unwrap().0.plugin;
-    assert_eq!(plugin.device_list_strategy, [DeviceListStrategy::Envvar, DeviceListStrategy::CdiCri]);
+    assert_eq!(
+        plugin.device_list_strategy,
+        [DeviceListStrategy::Envvar, DeviceListStrategy::CdiCri]
+    );
     assert!(!plugin.pass_device_specs);
     assert_eq!(plugin.allocation, Allocation::Packed);
 }
@@ -351,26 +606,45 @@ fn the_file() {
     assert!(!plugin.pass_device_specs && plugin.several_replicas);
     use DeviceListStrategy::{CdiAnnotations, VolumeMounts};
     assert_eq!(plugin.device_list_strategy, [VolumeMounts, CdiAnnotations]);
-    assert_eq!((plugin.resources[0].name.as_str(), plugin.resources[0].model.as_str()), ("nvidia.com/h100", "*H100*"));
-    let slices: Vec<_> =
-        plugin.time_slicing.iter().map(|row| (&*row.name, row.rename.as_deref(), row.replicas)).collect();
+    assert_eq!(
+        (
+            plugin.resources[0].name.as_str(),
+            plugin.resources[0].model.as_str()
+        ),
+        ("nvidia.com/h100", "*H100*")
+    );
+    let slices: Vec<_> = plugin
+        .time_slicing
+        .iter()
+        .map(|row| (&*row.name, row.rename.as_deref(), row.replicas))
+        .collect();
     assert_eq!(
         slices,
-        [("nvidia.com/gpu", Some("nvidia.com/gpu.shared"), 4), ("nvidia.com/mig-1g.5gb", Some("a.b/c"), 2)]
+        [
+            ("nvidia.com/gpu", Some("nvidia.com/gpu.shared"), 4),
+            ("nvidia.com/mig-1g.5gb", Some("a.b/c"), 2)
+        ]
     );
     let strict = of_file(
         "version: v1\nsharing: {timeSlicing: {failRequestsGreaterThanOne: true, resources: [{name: gpu, replicas: 2}]}}",
     );
     assert!(!strict.several_replicas && strict.time_slicing[0].rename.is_none());
-    assert_eq!(of_file("{\"version\": \"v1\", \"flags\": {\"plugin\": null}}"), Plugin::default());
-    let list = of_file("version: v1\nflags: {plugin: {deviceListStrategy: envvar}}\n").device_list_strategy;
+    assert_eq!(
+        of_file("{\"version\": \"v1\", \"flags\": {\"plugin\": null}}"),
+        Plugin::default()
+    );
+    let list = of_file("version: v1\nflags: {plugin: {deviceListStrategy: envvar}}\n")
+        .device_list_strategy;
     assert_eq!(list, [DeviceListStrategy::Envvar]);
 }
 
 #[test]
 fn what_the_file_cannot_have() {
     for (text, says) in [
-        ("", "\"/c.yaml\" line 1: version has an invalid value; it must be \"v1\""),
+        (
+            "",
+            "\"/c.yaml\" line 1: version has an invalid value; it must be \"v1\"",
+        ),
         ("\nversion: v2\n", "\"/c.yaml\" line 2: version has"),
         ("version: v1\nflags: [\n", "\"/c.yaml\" line "),
         ("- version: v1\n", "line 1: version has"),
@@ -382,8 +656,14 @@ fn what_the_file_cannot_have() {
             "version: v1\nflags:\n  plugin:\n    passDeviceSpecs: maybe\n",
             "line 4: flags.plugin.passDeviceSpecs has an invalid value",
         ),
-        ("version: v1\nflags: {plugin: {deviceListStrategy: {a: b}}}", "line 2: flags.plugin.deviceListStrategy has"),
-        ("version: v1\nflags: 3\n", "line 2: flags has an invalid value; it must be a map"),
+        (
+            "version: v1\nflags: {plugin: {deviceListStrategy: {a: b}}}",
+            "line 2: flags.plugin.deviceListStrategy has",
+        ),
+        (
+            "version: v1\nflags: 3\n",
+            "line 2: flags has an invalid value; it must be a map",
+        ),
         (
             "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - name: gpu\n      replicas: 0\n",
             "line 6: sharing.timeSlicing.resources.0.replicas has an invalid value; it must be a number from 1 to 100",
@@ -396,26 +676,47 @@ fn what_the_file_cannot_have() {
             "version: v1\nsharing: {timeSlicing: {renameByDefault: 1}}",
             "renameByDefault has an invalid value; it must be true or false",
         ),
-        ("version: v1\nresources: {gpus: [{name: gpu}]}", "line 2: resources.gpus has"),
+        (
+            "version: v1\nresources: {gpus: [{name: gpu}]}",
+            "line 2: resources.gpus has",
+        ),
     ] {
         let text = render(&applied(&inputs(&[], &[], &format!("{text}\n"))).unwrap_err());
         assert!(text.contains(says) && text.contains("(ONH-075)"), "{text}");
         assert_eq!(text.lines().count(), 1, "{text}");
     }
     for (text, says) in [
-        ("imex: {channelIDs: [0]}", "\"/c.yaml\" line 2: imex.channelIDs has no effect: "),
-        ("sharing:\n  mps:\n    resources: [{name: gpu, replicas: 2}]", "line 3: sharing.mps has no effect: MPS"),
-        ("flags: {deviceDiscoveryStrategy: tegra}", "line 2: flags.deviceDiscoveryStrategy has no effect: "),
-        ("flags: {x: true}", "line 2: flags.x has no effect: the key is unknown"),
+        (
+            "imex: {channelIDs: [0]}",
+            "\"/c.yaml\" line 2: imex.channelIDs has no effect: ",
+        ),
+        (
+            "sharing:\n  mps:\n    resources: [{name: gpu, replicas: 2}]",
+            "line 3: sharing.mps has no effect: MPS",
+        ),
+        (
+            "flags: {deviceDiscoveryStrategy: tegra}",
+            "line 2: flags.deviceDiscoveryStrategy has no effect: ",
+        ),
+        (
+            "flags: {x: true}",
+            "line 2: flags.x has no effect: the key is unknown",
+        ),
         ("x: {}", "line 2: x has no effect"),
-        ("resources: {mig: [{pattern: \"*\", name: a}]}", "line 2: resources.mig has no effect"),
+        (
+            "resources: {mig: [{pattern: \"*\", name: a}]}",
+            "line 2: resources.mig has no effect",
+        ),
         (
             "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: [0]}]}}",
             "resources.0.devices has no effect",
         ),
     ] {
         let (_, findings) = applied(&inputs(&[], &[], &format!("version: v1\n{text}\n"))).unwrap();
-        assert!(findings.len() == 1 && findings[0].what.contains(says), "{findings:?}");
+        assert!(
+            findings.len() == 1 && findings[0].what.contains(says),
+            "{findings:?}"
+        );
     }
 }
 
@@ -437,7 +738,11 @@ fn errors_name_their_place() {
             &[("DEVICE_LIST_STRATEGY", "cdi")],
             "the environment variable DEVICE_LIST_STRATEGY has an invalid value; it must be a list of \"envvar\"",
         ),
-        (&[], &[("PASS_DEVICE_SPECS", "maybe")], "it must be true or false (ONH-075)"),
+        (
+            &[],
+            &[("PASS_DEVICE_SPECS", "maybe")],
+            "it must be true or false (ONH-075)",
+        ),
     ] {
         let text = render(&applied(&inputs(flags, variables, "")).unwrap_err());
         assert!(text.contains(says), "{text}");
@@ -452,7 +757,11 @@ fn gkes_file() {
         anyhow::Ok((
             plugin.replicas,
             plugin.mig_strategy,
-            findings.iter().map(|f| f.what.clone()).collect::<Vec<_>>().join("; "),
+            findings
+                .iter()
+                .map(|f| f.what.clone())
+                .collect::<Vec<_>>()
+                .join("; "),
         ))
     };
     let (single, mixed) = (MigStrategy::Single, MigStrategy::Mixed);
@@ -479,18 +788,33 @@ fn gkes_file() {
             mixed,
             "\"/gpu_config.json\" line 1: GPUSharingConfig.GPUSharingStrategy has no effect: MPS is not supported",
         ),
-        (r#"{"x":1}"#, 1, mixed, "\"/gpu_config.json\" line 1: x has no effect: the key is unknown"),
+        (
+            r#"{"x":1}"#,
+            1,
+            mixed,
+            "\"/gpu_config.json\" line 1: x has no effect: the key is unknown",
+        ),
     ] {
-        assert_eq!(of(text).unwrap(), (replicas, mig, finds.to_owned()), "{text}");
+        assert_eq!(
+            of(text).unwrap(),
+            (replicas, mig, finds.to_owned()),
+            "{text}"
+        );
     }
     for (text, says) in [
         ("{", "\"/gpu_config.json\" line "),
-        ("{\"GPUPartitionSize\":\n1}", "line 1: GPUPartitionSize has an invalid value; it must be a string"),
+        (
+            "{\"GPUPartitionSize\":\n1}",
+            "line 1: GPUPartitionSize has an invalid value; it must be a string",
+        ),
         (
             "{\"GPUSharingConfig\":{\n\"GPUSharingStrategy\":\"time-sharing\",\n\"MaxSharedClientsPerGPU\":101}}",
             "line 3: GPUSharingConfig.MaxSharedClientsPerGPU has an invalid value; it must be a number from 1 to 100",
         ),
-        (r#"{"GPUSharingConfig":{"GPUSharingStrategy":"x"}}"#, "it must be \"time-sharing\""),
+        (
+            r#"{"GPUSharingConfig":{"GPUSharingStrategy":"x"}}"#,
+            "it must be \"time-sharing\"",
+        ),
     ] {
         let text = render(&of(text).unwrap_err());
         assert!(text.contains(says), "{text}");

@@ -99,12 +99,18 @@ pub enum MetricsNames {
 
 /// Returns the name of a value in config.toml.
 fn name_of(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    value
+        .to_possible_value()
+        .map(|value| value.get_name().to_owned())
+        .unwrap_or_default()
 }
 
 /// `"a", "b" or "c"`
 pub(super) fn names_of<T: ValueEnum>(conjunction: &str) -> String {
-    let names: Vec<String> = T::value_variants().iter().map(|value| format!("{:?}", name_of(value))).collect();
+    let names: Vec<String> = T::value_variants()
+        .iter()
+        .map(|value| format!("{:?}", name_of(value)))
+        .collect();
     enumerated(&names, conjunction)
 }
 

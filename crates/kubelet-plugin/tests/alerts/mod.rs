@@ -42,21 +42,39 @@ fn promtool(arguments: &[&str], input: &str) -> Result<String, String> {
         .expect("promtool, from the package prometheus");
     child.stdin.take().unwrap().write_all(input.as_bytes()).ok();
     let output = child.wait_with_output().unwrap();
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    if output.status.success() { Ok(text) } else { Err(text) }
+    let text = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    if output.status.success() {
+        Ok(text)
+    } else {
+        Err(text)
+    }
 }
 
 /// Returns the body in the text format of Prometheus.
 fn scrape(address: SocketAddr) -> String {
-    let answer = exchange(address, b"GET /metrics HTTP/1.1\r\nHost: node\r\nAccept: text/plain;version=0.0.4\r\n\r\n");
+    let answer = exchange(
+        address,
+        b"GET /metrics HTTP/1.1\r\nHost: node\r\nAccept: text/plain;version=0.0.4\r\n\r\n",
+    );
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    assert!(head.contains("content-type: text/plain; version=0.0.4; charset=utf-8"), "{head}");
+    assert!(
+        head.contains("content-type: text/plain; version=0.0.4; charset=utf-8"),
+        "{head}"
+    );
     body.to_owned()
 }
 
 fn series(body: &str) -> Series {
     let target = "instance=\"node-1\",job=\"gpu\"";
-    let lines = body.lines().filter(|line| ["onh_", "DCGM_"].iter().any(|start| line.starts_with(start)));
+    let lines = body.lines().filter(|line| {
+        ["onh_", "DCGM_"]
+            .iter()
+            .any(|start| line.starts_with(start))
+    });
     let mut series: Series = lines
         .map(|line| {
             let (name, value) = line.rsplit_once(' ').unwrap();
@@ -84,9 +102,14 @@ fn series_with(node: &Node, start: &str) -> Series {
 
 /// Returns the values of all series, one for each minute. Prometheus marks a series as stale when it is missing in an answer.
 fn input(phases: &[Phase]) -> Vec<Value> {
-    let names: BTreeSet<&String> = phases.iter().flat_map(|phase| phase.series.keys()).collect();
+    let names: BTreeSet<&String> = phases
+        .iter()
+        .flat_map(|phase| phase.series.keys())
+        .collect();
     let values = |name: &String| {
-        let minutes = phases.iter().flat_map(|phase| std::iter::repeat_n(phase.series.get(name), phase.minutes));
+        let minutes = phases
+            .iter()
+            .flat_map(|phase| std::iter::repeat_n(phase.series.get(name), phase.minutes));
         let mut was_there = false;
         let texts: Vec<&str> = minutes
             .map(|value| match value {
@@ -100,7 +123,10 @@ fn input(phases: &[Phase]) -> Vec<Value> {
             .collect();
         texts.join(" ")
     };
-    names.into_iter().map(|name| json!({"series": name, "values": values(name)})).collect()
+    names
+        .into_iter()
+        .map(|name| json!({"series": name, "values": values(name)}))
+        .collect()
 }
 
 /// An alert that fires, with its labels beside `severity`, and its summary.
@@ -114,19 +140,29 @@ struct Fires<'a> {
 #[track_caller]
 fn expect(node: &Node, phases: &[Phase], expected: &[(usize, &[Fires])]) {
     let text = std::fs::read_to_string(rules()).unwrap();
-    let names = text.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
+    let names = text
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "));
     let names: Vec<&str> = names.collect();
     let mut tests = Vec::new();
     for (minute, fires) in expected {
-        assert!(fires.iter().all(|fires| names.contains(&fires.name)), "{names:?}");
+        assert!(
+            fires.iter().all(|fires| names.contains(&fires.name)),
+            "{names:?}"
+        );
         for name in &names {
-            let fires = fires.iter().filter(|fires| fires.name == *name).map(|fires| {
-                let mut labels = fires.labels.clone();
-                labels["severity"] = "warning".into();
-                json!({"exp_labels": labels, "exp_annotations": {"summary": fires.summary}})
-            });
+            let fires = fires
+                .iter()
+                .filter(|fires| fires.name == *name)
+                .map(|fires| {
+                    let mut labels = fires.labels.clone();
+                    labels["severity"] = "warning".into();
+                    json!({"exp_labels": labels, "exp_annotations": {"summary": fires.summary}})
+                });
             let fires: Vec<Value> = fires.collect();
-            tests.push(json!({"eval_time": format!("{minute}m"), "alertname": name, "exp_alerts": fires}));
+            tests.push(
+                json!({"eval_time": format!("{minute}m"), "alertname": name, "exp_alerts": fires}),
+            );
         }
     }
     // JSON is YAML.
@@ -137,7 +173,8 @@ fn expect(node: &Node, phases: &[Phase], expected: &[(usize, &[Fires])]) {
     });
     let file = node.fake.dir.path().join("promtool.yaml");
     std::fs::write(&file, document.to_string()).unwrap();
-    promtool(&["test", "rules", file.to_str().unwrap()], "").unwrap_or_else(|error| panic!("{error}"));
+    promtool(&["test", "rules", file.to_str().unwrap()], "")
+        .unwrap_or_else(|error| panic!("{error}"));
 }
 
 fn alerts_over_the_metrics_of_the_plugin() {
@@ -147,11 +184,17 @@ fn alerts_over_the_metrics_of_the_plugin() {
     let healthy = series_with(&node, "onh_registration_timestamp_seconds{");
     // An error of an application: no alert.
     node.fake.event("xid 0 94");
-    let healthy_after = series_with(&node, &format!("onh_gpu_xid_errors_total{{uuid=\"{}\",xid=\"94\"", uuid(0)));
+    let healthy_after = series_with(
+        &node,
+        &format!("onh_gpu_xid_errors_total{{uuid=\"{}\",xid=\"94\"", uuid(0)),
+    );
     assert_eq!(counts(&node.kubelet.state(), GPU), (2, 2));
     node.fake.event("xid 0 109");
     node.wait("the sick GPU", AT_ONCE, GPU, 1, 2);
-    let xid = format!("onh_gpu_unhealthy_info{{uuid=\"{}\",reason=\"XID 109", uuid(0));
+    let xid = format!(
+        "onh_gpu_unhealthy_info{{uuid=\"{}\",reason=\"XID 109",
+        uuid(0)
+    );
     let sick = series_with(&node, &format!("{xid}\"}}"));
     node.fake.add(0, "recovery-action=1");
     let worse = series_with(&node, &format!("{xid}; "));
@@ -162,25 +205,51 @@ fn alerts_over_the_metrics_of_the_plugin() {
 
     // GPU 1 falls off the bus: NVML, the kernel module and the PCI bus do not list it any more.
     let conf = std::fs::read_to_string(node.fake.file("nvml.conf")).unwrap();
-    let line = conf.lines().find(|line| line.starts_with("gpu minor=1 ")).unwrap();
+    let line = conf
+        .lines()
+        .find(|line| line.starts_with("gpu minor=1 "))
+        .unwrap();
     node.fake.set(&format!("{line}\n"), "");
-    for path in ["proc/driver/nvidia/gpus/0000:02:00.0", "sys/bus/pci/devices/0000:02:00.0"] {
+    for path in [
+        "proc/driver/nvidia/gpus/0000:02:00.0",
+        "sys/bus/pci/devices/0000:02:00.0",
+    ] {
         std::fs::remove_dir_all(node.fake.root.join(path)).unwrap();
     }
     std::fs::remove_file(node.fake.root.join("dev/nvidia1")).unwrap();
-    node.until("the GPU that disappeared", POLLED, || !scrape(address(&node)).contains(&uuid(1)));
+    node.until("the GPU that disappeared", POLLED, || {
+        !scrape(address(&node)).contains(&uuid(1))
+    });
     let gone = series(&scrape(address(&node)));
-    let said = format!("{} has disappeared: neither the driver nor the kernel lists it", uuid(1));
+    let said = format!(
+        "{} has disappeared: neither the driver nor the kernel lists it",
+        uuid(1)
+    );
     assert_eq!(node.log().matches(&said).count(), 1, "{}", node.log());
 
     // The module is unloaded.
     std::fs::rename(node.fake.root.join("proc"), node.fake.root.join("was-proc")).unwrap();
     std::fs::rename(node.fake.root.join("dev"), node.fake.root.join("was-dev")).unwrap();
     let unloaded = series_with(&node, "onh_driver_up 0");
-    let down = unloaded.keys().find_map(|name| name.split_once("onh_driver_down_info{reason=\"")).unwrap().1;
-    let down = down.split_once("\",instance").unwrap().0.replace("\\\"", "\"");
-    let restarted: Series = unloaded.clone().into_iter().filter(|(name, _)| !name.contains("uuid=")).collect();
-    let lost = Series::from([("up{instance=\"node-1\",job=\"gpu\"}".to_owned(), "0".to_owned())]);
+    let down = unloaded
+        .keys()
+        .find_map(|name| name.split_once("onh_driver_down_info{reason=\""))
+        .unwrap()
+        .1;
+    let down = down
+        .split_once("\",instance")
+        .unwrap()
+        .0
+        .replace("\\\"", "\"");
+    let restarted: Series = unloaded
+        .clone()
+        .into_iter()
+        .filter(|(name, _)| !name.contains("uuid="))
+        .collect();
+    let lost = Series::from([(
+        "up{instance=\"node-1\",job=\"gpu\"}".to_owned(),
+        "0".to_owned(),
+    )]);
 
     let of_gpu = |gpu| json!({"instance": "node-1", "job": "gpu", "uuid": uuid(gpu)});
     let unhealthy = |why: &str| Fires {
@@ -216,34 +285,84 @@ fn alerts_over_the_metrics_of_the_plugin() {
     let phase = |series, minutes| Phase { series, minutes };
 
     expect(&node, &[phase(&healthy, 40)], &[(1, &[]), (39, &[])]);
-    expect(&node, &[phase(&healthy, 20), phase(&healthy_after, 10)], &[(21, &[]), (26, &[])]);
+    expect(
+        &node,
+        &[phase(&healthy, 20), phase(&healthy_after, 10)],
+        &[(21, &[]), (26, &[])],
+    );
     // The first XID, and its recovery after ten minutes.
     expect(
         &node,
         &[phase(&healthy, 20), phase(&sick, 10)],
-        &[(19, &[]), (20, &[errors()]), (22, &[errors()]), (26, &[errors(), unhealthy("XID 109")])],
+        &[
+            (19, &[]),
+            (20, &[errors()]),
+            (22, &[errors()]),
+            (26, &[errors(), unhealthy("XID 109")]),
+        ],
     );
-    let quiet: Series = sick.iter().map(|(name, value)| (name.clone(), value.clone())).chain(healthy.clone()).collect();
-    let quiet: Series = quiet.into_iter().filter(|(name, _)| !name.contains("unhealthy")).collect();
-    expect(&node, &[phase(&healthy, 5), phase(&sick, 5), phase(&quiet, 40)], &[(12, &[errors()]), (40, &[])]);
+    let quiet: Series = sick
+        .iter()
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .chain(healthy.clone())
+        .collect();
+    let quiet: Series = quiet
+        .into_iter()
+        .filter(|(name, _)| !name.contains("unhealthy"))
+        .collect();
+    expect(
+        &node,
+        &[phase(&healthy, 5), phase(&sick, 5), phase(&quiet, 40)],
+        &[(12, &[errors()]), (40, &[])],
+    );
     // The reason changes before the five minutes are over, and after them.
-    let why = worse.keys().find_map(|name| name.split_once("reason=\"XID 109; ")).unwrap().1;
+    let why = worse
+        .keys()
+        .find_map(|name| name.split_once("reason=\"XID 109; "))
+        .unwrap()
+        .1;
     let why = format!("XID 109; {}", why.split_once('"').unwrap().0);
     expect(
         &node,
-        &[phase(&healthy, 1), phase(&sick, 3), phase(&worse, 4), phase(&sick, 4)],
-        &[(5, &[errors()]), (7, &[errors(), unhealthy(&why)]), (9, &[errors(), unhealthy("XID 109")])],
+        &[
+            phase(&healthy, 1),
+            phase(&sick, 3),
+            phase(&worse, 4),
+            phase(&sick, 4),
+        ],
+        &[
+            (5, &[errors()]),
+            (7, &[errors(), unhealthy(&why)]),
+            (9, &[errors(), unhealthy("XID 109")]),
+        ],
     );
     // Only what was new in this phase: GPU 0 had an XID before.
     let without = |series: &Series| -> Series {
         let is_of_xid = |name: &str| name.contains("unhealthy") || name.contains("xid=");
         let kept = series.iter().filter(|(name, _)| !is_of_xid(name));
-        kept.map(|(name, value)| (name.clone(), if name.contains("health{") { "1.0".into() } else { value.clone() }))
-            .collect()
+        kept.map(|(name, value)| {
+            (
+                name.clone(),
+                if name.contains("health{") {
+                    "1.0".into()
+                } else {
+                    value.clone()
+                },
+            )
+        })
+        .collect()
     };
     let gone = without(&gone);
-    expect(&node, &[phase(&healthy, 10), phase(&gone, 20)], &[(11, &[]), (16, &[missing()]), (29, &[missing()])]);
-    expect(&node, &[phase(&healthy, 10), phase(&restarted, 20)], &[(11, &[]), (16, &[driver()]), (29, &[driver()])]);
+    expect(
+        &node,
+        &[phase(&healthy, 10), phase(&gone, 20)],
+        &[(11, &[]), (16, &[missing()]), (29, &[missing()])],
+    );
+    expect(
+        &node,
+        &[phase(&healthy, 10), phase(&restarted, 20)],
+        &[(11, &[]), (16, &[driver()]), (29, &[driver()])],
+    );
     expect(
         &node,
         &[phase(&healthy, 10), phase(&lost, 30)],
@@ -253,12 +372,30 @@ fn alerts_over_the_metrics_of_the_plugin() {
 
 /// The queries of the dashboard that NVIDIA publishes for its DCGM exporter, without that for DCGM's profiling.
 const DASHBOARD: [(&str, f64); 6] = [
-    ("DCGM_FI_DEV_GPU_TEMP{instance=~\"node-1\", gpu=~\"0\"}", 41.0),
-    ("avg(DCGM_FI_DEV_GPU_TEMP{instance=~\"node-1\", gpu=~\"0|2\"})", 45.0),
-    ("sum(DCGM_FI_DEV_POWER_USAGE{instance=~\"node-1\", gpu=~\"0\"})", 62.5),
-    ("DCGM_FI_DEV_SM_CLOCK{instance=~\"node-1\", gpu=~\"0\"} * 1000000", 1_980_000_000.0),
-    ("DCGM_FI_DEV_GPU_UTIL{instance=~\"node-1\", gpu=~\"0\"}", 37.0),
-    ("DCGM_FI_DEV_FB_USED{instance=~\"node-1\", gpu=~\"0\"}", 1024.0),
+    (
+        "DCGM_FI_DEV_GPU_TEMP{instance=~\"node-1\", gpu=~\"0\"}",
+        41.0,
+    ),
+    (
+        "avg(DCGM_FI_DEV_GPU_TEMP{instance=~\"node-1\", gpu=~\"0|2\"})",
+        45.0,
+    ),
+    (
+        "sum(DCGM_FI_DEV_POWER_USAGE{instance=~\"node-1\", gpu=~\"0\"})",
+        62.5,
+    ),
+    (
+        "DCGM_FI_DEV_SM_CLOCK{instance=~\"node-1\", gpu=~\"0\"} * 1000000",
+        1_980_000_000.0,
+    ),
+    (
+        "DCGM_FI_DEV_GPU_UTIL{instance=~\"node-1\", gpu=~\"0\"}",
+        37.0,
+    ),
+    (
+        "DCGM_FI_DEV_FB_USED{instance=~\"node-1\", gpu=~\"0\"}",
+        1024.0,
+    ),
 ];
 
 fn dcgms_dashboard_finds_data() {
@@ -275,10 +412,17 @@ fn dcgms_dashboard_finds_data() {
     fake.make_root(&["--mig-layout", layout.to_str().unwrap()]);
     let node = Node::start_on(fake, &[&METRICS[..], &["--metrics-names", "dcgm"]].concat());
     node.wait("the list", SOON, GPU, 2, 2);
-    let container =
-        |pod, resource, id: &str| Container { namespace: "ns", pod, name: "main", resource, ids: vec![id.to_owned()] };
-    node.kubelet.state().containers =
-        vec![container("whole", GPU, &uuid(0)), container("part", "nvidia.com/mig-1g.10gb", "MIG-1")];
+    let container = |pod, resource, id: &str| Container {
+        namespace: "ns",
+        pod,
+        name: "main",
+        resource,
+        ids: vec![id.to_owned()],
+    };
+    node.kubelet.state().containers = vec![
+        container("whole", GPU, &uuid(0)),
+        container("part", "nvidia.com/mig-1g.10gb", "MIG-1"),
+    ];
     node.fake.event("xid 0 13");
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let labels = |gpu: u32, mig: &str, pod: &str| {
@@ -287,9 +431,15 @@ fn dcgms_dashboard_finds_data() {
             uuid(gpu),
             gpu + 1
         );
-        let pod =
-            if pod.is_empty() { String::new() } else { format!(",container=\"main\",namespace=\"ns\",pod=\"{pod}\"") };
-        format!("{{{of}{mig},Hostname=\"{}\",DCGM_FI_DRIVER_VERSION=\"535.183.01\"{pod}}}", host.trim())
+        let pod = if pod.is_empty() {
+            String::new()
+        } else {
+            format!(",container=\"main\",namespace=\"ns\",pod=\"{pod}\"")
+        };
+        format!(
+            "{{{of}{mig},Hostname=\"{}\",DCGM_FI_DRIVER_VERSION=\"535.183.01\"{pod}}}",
+            host.trim()
+        )
     };
     let (whole, unused) = (labels(0, "", "whole"), labels(2, "", ""));
     let part = labels(1, ",GPU_I_PROFILE=\"1g.10gb\",GPU_I_ID=\"1\"", "part");
@@ -321,10 +471,15 @@ fn dcgms_dashboard_finds_data() {
     let mut body = String::new();
     node.until("all values", POLLED, || {
         body = scrape(address(&node));
-        expected.iter().all(|line| body.lines().any(|found| found == line))
+        expected
+            .iter()
+            .all(|line| body.lines().any(|found| found == line))
     });
     for absent in ["SM_CLOCK", "TOTAL_ENERGY_CONSUMPTION", "ENC_UTIL"] {
-        assert!(!body.contains(&format!("DCGM_FI_DEV_{absent}{unused}")), "{body}");
+        assert!(
+            !body.contains(&format!("DCGM_FI_DEV_{absent}{unused}")),
+            "{body}"
+        );
     }
     assert!(!body.contains("duty_cycle"), "{body}");
     // It only complains about DCGM's names, which do not follow its rules for names.
@@ -351,5 +506,6 @@ fn dcgms_dashboard_finds_data() {
     });
     let file = node.fake.dir.path().join("promtool.yaml");
     std::fs::write(&file, document.to_string()).unwrap();
-    promtool(&["test", "rules", file.to_str().unwrap()], "").unwrap_or_else(|error| panic!("{error}"));
+    promtool(&["test", "rules", file.to_str().unwrap()], "")
+        .unwrap_or_else(|error| panic!("{error}"));
 }

@@ -40,7 +40,14 @@ impl Host {
         let api = FakeApi::start(dir.path());
         let options = options.iter().map(|option| (*option).to_owned()).collect();
         let kubelet = Some(DraKubelet::start(dir.path()));
-        Self { fake: Fake::new(make_root), api, kubelet, program: None, options, dir }
+        Self {
+            fake: Fake::new(make_root),
+            api,
+            kubelet,
+            program: None,
+            options,
+            dir,
+        }
     }
 
     fn start(make_root: &[&str], options: &[&str]) -> Self {
@@ -51,17 +58,42 @@ impl Host {
 
     fn command(&self, command: &str) -> Command {
         let mut program = Command::new(PROGRAM);
-        program.arg(command).arg("--config").arg(&self.fake.config).args(["--interface", "dra"]);
-        program.arg("--kubelet-dir").arg(self.dir.path()).arg("--kubeconfig").arg(self.api.kubeconfig());
-        program.arg("--run-dir").arg(self.dir.path().join("run")).args(&self.options);
+        program
+            .arg(command)
+            .arg("--config")
+            .arg(&self.fake.config)
+            .args(["--interface", "dra"]);
+        program
+            .arg("--kubelet-dir")
+            .arg(self.dir.path())
+            .arg("--kubeconfig")
+            .arg(self.api.kubeconfig());
+        program
+            .arg("--run-dir")
+            .arg(self.dir.path().join("run"))
+            .args(&self.options);
         program
     }
 
     fn run(&mut self) {
-        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.dir.path().join("log")).unwrap();
+        let log = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.dir.path().join("log"))
+            .unwrap();
         let mut program = self.command("run");
-        program.arg("--cdi-dir").arg(self.cdi()).arg("--labels=false");
-        self.program = Some(program.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap());
+        program
+            .arg("--cdi-dir")
+            .arg(self.cdi())
+            .arg("--labels=false");
+        self.program = Some(
+            program
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(log)
+                .spawn()
+                .unwrap(),
+        );
     }
 
     fn cdi(&self) -> std::path::PathBuf {
@@ -94,14 +126,30 @@ impl Host {
     /// Waits for these devices and whether they are tainted.
     #[track_caller]
     fn published(&self, what: &str, most: Duration, devices: &[(&str, bool)]) -> Duration {
-        let expected = devices.iter().map(|(name, tainted)| ((*name).to_owned(), *tainted)).collect();
-        self.api.wait(what, most, |state| state.devices() == expected)
+        let expected = devices
+            .iter()
+            .map(|(name, tainted)| ((*name).to_owned(), *tainted))
+            .collect();
+        self.api
+            .wait(what, most, |state| state.devices() == expected)
     }
 
     fn prepare(&self, name: &str, uid: &str) -> Result<Vec<String>, String> {
-        let answer = self.kubelet().try_prepare(DRIVER, &[(name, uid)])?.remove(uid).unwrap();
-        let ids = answer.devices.into_iter().flat_map(|device| device.cdi_device_ids).collect();
-        if answer.error.is_empty() { Ok(ids) } else { Err(answer.error) }
+        let answer = self
+            .kubelet()
+            .try_prepare(DRIVER, &[(name, uid)])?
+            .remove(uid)
+            .unwrap();
+        let ids = answer
+            .devices
+            .into_iter()
+            .flat_map(|device| device.cdi_device_ids)
+            .collect();
+        if answer.error.is_empty() {
+            Ok(ids)
+        } else {
+            Err(answer.error)
+        }
     }
 
     /// Prepares a claim as the kubelet does: it tries again. Then the engine finds each CDI device.
@@ -110,7 +158,8 @@ impl Host {
         loop {
             match self.prepare(name, uid) {
                 Ok(ids) => {
-                    let unknown: Vec<_> = ids.iter().filter(|id| !self.has_cdi_device(id)).collect();
+                    let unknown: Vec<_> =
+                        ids.iter().filter(|id| !self.has_cdi_device(id)).collect();
                     assert!(unknown.is_empty(), "unresolvable CDI devices {unknown:?}");
                     return start.elapsed();
                 }
@@ -122,10 +171,17 @@ impl Host {
 
     fn has_cdi_device(&self, id: &str) -> bool {
         let file = self.cdi().join("k8s.gpu.nvidia.com-gpu.json");
-        let Ok(text) = std::fs::read_to_string(file) else { return false };
+        let Ok(text) = std::fs::read_to_string(file) else {
+            return false;
+        };
         let spec: Value = serde_json::from_str(&text).unwrap();
         let (kind, name) = id.split_once('=').unwrap();
-        spec["kind"] == kind && spec["devices"].as_array().unwrap().iter().any(|device| device["name"] == name)
+        spec["kind"] == kind
+            && spec["devices"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|device| device["name"] == name)
     }
 
     /// Sends a signal as soon as the program handles it: before, SIGUSR1 ends a process.
@@ -135,14 +191,24 @@ impl Host {
         let start = Instant::now();
         let handles = || {
             let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-            let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+            let mask = status
+                .lines()
+                .find_map(|line| line.strip_prefix("SigCgt:"))
+                .unwrap();
             u64::from_str_radix(mask.trim(), 16).unwrap() & CAUGHT == CAUGHT
         };
         while !handles() {
             assert!(start.elapsed() < SOON, "{}", self.log());
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert!(Command::new("kill").arg(format!("-{name}")).arg(pid).status().unwrap().success());
+        assert!(
+            Command::new("kill")
+                .arg(format!("-{name}"))
+                .arg(pid)
+                .status()
+                .unwrap()
+                .success()
+        );
     }
 
     fn check(&self, more: &[&str]) -> Output {
@@ -153,7 +219,10 @@ impl Host {
 impl Host {
     /// Adds a line to the log, which failed assertions print.
     fn note(&self, what: &str) {
-        let mut log = std::fs::OpenOptions::new().append(true).open(self.dir.path().join("log")).unwrap();
+        let mut log = std::fs::OpenOptions::new()
+            .append(true)
+            .open(self.dir.path().join("log"))
+            .unwrap();
         writeln!(log, "{what}").unwrap();
     }
 
@@ -195,15 +264,37 @@ fn claims_get_the_gpus_of_the_node() {
     host.published("the GPUs", SOON, &[("gpu-0", false), ("gpu-1", false)]);
     host.api.state().allocate("train", "u-1", &["gpu-1"]);
     host.starts("train", "u-1", SOON);
-    assert_eq!(host.prepare("train", "u-1").unwrap(), [format!("k8s.gpu.nvidia.com/gpu={}", uuid(1))]);
+    assert_eq!(
+        host.prepare("train", "u-1").unwrap(),
+        [format!("k8s.gpu.nvidia.com/gpu={}", uuid(1))]
+    );
     let state = host.api.state();
     let device = &state.slices.values().next().unwrap()["spec"]["devices"][0];
-    for attribute in ["type", "uuid", "productName", "brand", "architecture", "cudaComputeCapability", "driverVersion"]
-    {
-        assert!(device["attributes"][attribute].is_object(), "{attribute}: {device}");
+    for attribute in [
+        "type",
+        "uuid",
+        "productName",
+        "brand",
+        "architecture",
+        "cudaComputeCapability",
+        "driverVersion",
+    ] {
+        assert!(
+            device["attributes"][attribute].is_object(),
+            "{attribute}: {device}"
+        );
     }
-    assert_eq!(device["attributes"]["resource.kubernetes.io/numaNode"]["int"], 0);
-    assert!(device["capacity"]["memory"]["value"].as_str().unwrap().ends_with('i'), "{device}");
+    assert_eq!(
+        device["attributes"]["resource.kubernetes.io/numaNode"]["int"],
+        0
+    );
+    assert!(
+        device["capacity"]["memory"]["value"]
+            .as_str()
+            .unwrap()
+            .ends_with('i'),
+        "{device}"
+    );
     assert!(!host.dir.path().join("device-plugins").exists());
 }
 
@@ -213,11 +304,22 @@ fn claims_of_a_sick_gpu() {
     host.published("the GPUs", SOON, &[("gpu-0", false), ("gpu-1", false)]);
     host.api.state().allocate("train", "u-1", &["gpu-1"]);
     host.fake.event("xid 1 79");
-    host.published("the taint", Duration::from_secs(15), &[("gpu-0", false), ("gpu-1", true)]);
+    host.published(
+        "the taint",
+        Duration::from_secs(15),
+        &[("gpu-0", false), ("gpu-1", true)],
+    );
     host.kubelet().wait("the reason", SOON, |state| {
-        state.health.get("gpu-1").is_some_and(|(is_healthy, why)| !is_healthy && why == "XID 79 (ONH-072)")
+        state
+            .health
+            .get("gpu-1")
+            .is_some_and(|(is_healthy, why)| !is_healthy && why == "XID 79 (ONH-072)")
     });
-    host.published("recovery", POLLED + SOON, &[("gpu-0", false), ("gpu-1", false)]);
+    host.published(
+        "recovery",
+        POLLED + SOON,
+        &[("gpu-0", false), ("gpu-1", false)],
+    );
     host.starts("train", "u-1", AT_ONCE);
 }
 
@@ -230,7 +332,10 @@ fn claims_and_a_driver_that_is_replaced() {
     host.signal("USR1");
     host.published("the taint", SOON, &[("gpu-0", true)]);
     let error = host.prepare("train", "u-1").unwrap_err();
-    assert!(error.contains("the driver is being replaced (ONH-074)"), "{error}");
+    assert!(
+        error.contains("the driver is being replaced (ONH-074)"),
+        "{error}"
+    );
     let released = host.kubelet().unprepare(DRIVER, &[("train", "u-1")]);
     assert!(released["u-1"].error.is_empty(), "a pod can be deleted");
     host.signal("USR2");
@@ -251,7 +356,11 @@ fn claims_and_a_driver_that_comes_later() {
     host.api.state().allocate("train", "u-1", &["gpu-0"]);
     let error = host.prepare("train", "u-1").unwrap_err();
     assert!(error.contains("(ONH-074)"), "{error}");
-    assert!(host.kubelet().unprepare(DRIVER, &[("train", "u-1")])["u-1"].error.is_empty());
+    assert!(
+        host.kubelet().unprepare(DRIVER, &[("train", "u-1")])["u-1"]
+            .error
+            .is_empty()
+    );
     for dir in ["usr", "dev", "proc"] {
         std::fs::remove_dir(host.fake.root.join(dir)).unwrap();
         std::fs::rename(hidden.join(dir), host.fake.root.join(dir)).unwrap();
@@ -280,7 +389,11 @@ fn claims_after_a_reboot() {
     }
     host.registered();
     host.starts("train", "u-1", SOON);
-    assert_eq!(host.api.state().generation(), generation, "the slices of the earlier run are used again");
+    assert_eq!(
+        host.api.state().generation(),
+        generation,
+        "the slices of the earlier run are used again"
+    );
 }
 
 /// The limit for Prepare while NVML hangs.
@@ -318,7 +431,11 @@ fn claims_while_nvml_hangs() {
     host.registered();
     host.starts("train", "u-1", PREPARED);
     host.fake.set("init-hang\n", "");
-    host.published("recovery", 2 * POLLED + SOON, &[("gpu-0", false), ("gpu-1", false)]);
+    host.published(
+        "recovery",
+        2 * POLLED + SOON,
+        &[("gpu-0", false), ("gpu-1", false)],
+    );
     assert_eq!(attributes(&host), before);
     host.starts("train", "u-1", PREPARED);
 }
@@ -332,12 +449,17 @@ fn claims_and_a_gpu_that_hangs() {
     host.starts("good", "u-1", SOON);
     host.fake.add(0, "hang=nvmlDeviceGetFieldValues");
     let start = Instant::now();
-    while host.api.state().devices() != [("gpu-0".to_owned(), true), ("gpu-1".to_owned(), false)].into() {
+    while host.api.state().devices()
+        != [("gpu-0".to_owned(), true), ("gpu-1".to_owned(), false)].into()
+    {
         host.starts("good", "u-1", PREPARED);
         assert!(start.elapsed() < SOON + POLLED, "{}", host.log());
     }
     let error = host.prepare("bad", "u-2").unwrap_err();
-    assert!(error.contains("the driver does not answer within 3 s (ONH-072)"), "{error}");
+    assert!(
+        error.contains("the driver does not answer within 3 s (ONH-072)"),
+        "{error}"
+    );
     host.starts("good", "u-1", PREPARED);
 }
 
@@ -348,45 +470,80 @@ fn a_device_plugin_waits_for_the_end_of_claims() {
     let resources = FakeKubelet::start(host.dir.path());
     let log = host.dir.path().join("plugin.log");
     let mut plugin = Command::new(PROGRAM);
-    plugin.args(["run", "--labels=false", "--config"]).arg(&host.fake.config);
-    plugin.arg("--kubelet-dir").arg(host.dir.path()).arg("--run-dir").arg(host.dir.path().join("run-of-plugin"));
+    plugin
+        .args(["run", "--labels=false", "--config"])
+        .arg(&host.fake.config);
+    plugin
+        .arg("--kubelet-dir")
+        .arg(host.dir.path())
+        .arg("--run-dir")
+        .arg(host.dir.path().join("run-of-plugin"));
     let stderr = std::fs::File::create(&log).unwrap();
-    let mut plugin = plugin.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).spawn().unwrap();
+    let mut plugin = plugin
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(stderr)
+        .spawn()
+        .unwrap();
     let start = Instant::now();
     let text = || std::fs::read_to_string(&log).unwrap();
     while !text().contains("a driver for claims with the name \"gpu.nvidia.com\" answers at") {
         assert!(start.elapsed() < SOON, "{}", text());
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert!(text().contains("(ONH-601)") && text().contains("hint: "), "{}", text());
+    assert!(
+        text().contains("(ONH-601)") && text().contains("hint: "),
+        "{}",
+        text()
+    );
     assert_eq!(resources.state().registrations(GPU), 0);
     host.kill();
-    resources.wait("after the end of the driver", POLLED + SOON, |state| state.allocatable(GPU) == 1);
+    resources.wait("after the end of the driver", POLLED + SOON, |state| {
+        state.allocatable(GPU) == 1
+    });
     plugin.kill().unwrap();
     plugin.wait().unwrap();
 }
 
 fn metrics_name_the_containers_of_claims() {
-    let host = Host::start(&["--gpus", "2"], &["--metrics-address=127.0.0.1:0", "--metrics-names=gke,dcgm"]);
+    let host = Host::start(
+        &["--gpus", "2"],
+        &["--metrics-address=127.0.0.1:0", "--metrics-names=gke,dcgm"],
+    );
     host.registered();
     host.published("the GPUs", SOON, &[("gpu-0", false), ("gpu-1", false)]);
     host.api.state().allocate("train", "u-1", &["gpu-1"]);
     host.starts("train", "u-1", SOON);
     let resources = FakeKubelet::start(host.dir.path());
     let ids = host.prepare("train", "u-1").unwrap();
-    resources.state().claims = vec![Container { namespace: "ns", pod: "pod", name: "main", resource: DRIVER, ids }];
+    resources.state().claims = vec![Container {
+        namespace: "ns",
+        pod: "pod",
+        name: "main",
+        resource: DRIVER,
+        ids,
+    }];
     let log = host.log();
     let (_, address) = log.split_once("serving metrics at http://").unwrap();
     let address: std::net::SocketAddr = address.split('/').next().unwrap().parse().unwrap();
     let of = "namespace=\"ns\",pod=\"pod\",container=\"main\"";
-    let accelerator = format!("memory_total{{{of},make=\"nvidia\",accelerator_id=\"{}\"", uuid(1));
+    let accelerator = format!(
+        "memory_total{{{of},make=\"nvidia\",accelerator_id=\"{}\"",
+        uuid(1)
+    );
     let request = format!("request{{{of},resource_name=\"{DRIVER}\"}} 1.0");
     let dcgm = format!("UUID=\"{}\"", uuid(1));
     let start = Instant::now();
     loop {
         let text = crate::node_extras::get(address, "/metrics");
-        let has = |parts: &[&str]| text.lines().any(|line| parts.iter().all(|part| line.contains(part)));
-        if has(&[&accelerator]) && has(&[&request]) && has(&["DCGM_FI_DEV_FB_USED", &dcgm, "pod=\"pod\""]) {
+        let has = |parts: &[&str]| {
+            text.lines()
+                .any(|line| parts.iter().all(|part| line.contains(part)))
+        };
+        if has(&[&accelerator])
+            && has(&[&request])
+            && has(&["DCGM_FI_DEV_FB_USED", &dcgm, "pod=\"pod\""])
+        {
             break;
         }
         assert!(start.elapsed() < POLLED, "{text}");
@@ -411,11 +568,20 @@ fn the_running_driver_is_described() {
             std::thread::sleep(Duration::from_millis(50));
         }
     };
-    until("works", &|driver| driver.is_registered && driver.problem.is_none() && driver.unpublished.is_none());
+    until("works", &|driver| {
+        driver.is_registered && driver.problem.is_none() && driver.unpublished.is_none()
+    });
     host.signal("USR1");
-    until("replaced", &|driver| driver.problem.as_deref() == Some("the driver is being replaced"));
+    until("replaced", &|driver| {
+        driver.problem.as_deref() == Some("the driver is being replaced")
+    });
     host.api.stop();
-    until("away", &|driver| driver.unpublished.as_ref().is_some_and(|why| why.starts_with("cannot publish")));
+    until("away", &|driver| {
+        driver
+            .unpublished
+            .as_ref()
+            .is_some_and(|why| why.starts_with("cannot publish"))
+    });
     host.api.run();
     until("back", &|driver| driver.unpublished.is_none());
 }
@@ -447,31 +613,57 @@ fn claims_of_mig_devices() {
     let layout = host.fake.dir.path().join("layout");
     let line = |gi: u32| format!("mig gpu=0 gi={gi} ci=0 profile=1g.10gb uuid=MIG-{gi}\n");
     std::fs::write(&layout, format!("{}{}", line(1), line(2))).unwrap();
-    host.fake.make_root(&["--mig-layout", layout.to_str().unwrap()]);
-    let expected = [("gpu-0-mig-1g10gb-1-0", false), ("gpu-0-mig-1g10gb-2-0", false), ("gpu-1", false)];
+    host.fake
+        .make_root(&["--mig-layout", layout.to_str().unwrap()]);
+    let expected = [
+        ("gpu-0-mig-1g10gb-1-0", false),
+        ("gpu-0-mig-1g10gb-2-0", false),
+        ("gpu-1", false),
+    ];
     host.published("MIG devices", SOON, &expected);
     selectors_match(host.api.state().slices.values().next().unwrap());
-    host.api.state().allocate("small", "u-1", &["gpu-0-mig-1g10gb-2-0"]);
+    host.api
+        .state()
+        .allocate("small", "u-1", &["gpu-0-mig-1g10gb-2-0"]);
     host.starts("small", "u-1", SOON);
-    assert_eq!(host.prepare("small", "u-1").unwrap(), ["k8s.gpu.nvidia.com/gpu=MIG-2"]);
+    assert_eq!(
+        host.prepare("small", "u-1").unwrap(),
+        ["k8s.gpu.nvidia.com/gpu=MIG-2"]
+    );
     host.api.state().allocate("old", "u-2", &["gpu-0"]);
     let error = host.prepare("old", "u-2").unwrap_err();
-    assert!(error.contains("the device does not exist on the node (ONH-071)"), "{error}");
+    assert!(
+        error.contains("the device does not exist on the node (ONH-071)"),
+        "{error}"
+    );
 }
 
 /// The classes and the samples select by attributes and capacities that devices have, with the kind of value that the expression needs. The
 /// expressions are not evaluated: `semver` and `quantity` are functions of Kubernetes, which no interpreter in Rust has.
 fn selectors_match(slice: &Value) {
     let devices = slice["spec"]["devices"].as_array().unwrap();
-    let has = |kind: &str, name: &str, value: &str| devices.iter().any(|device| device[kind][name][value].is_string());
-    let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes/claims");
-    let files = [dir.clone(), dir.join("samples")].into_iter().flat_map(|dir| std::fs::read_dir(dir).unwrap());
-    let files = files.map(|file| file.unwrap().path()).filter(|path| path.extension().is_some_and(|end| end == "yaml"));
+    let has = |kind: &str, name: &str, value: &str| {
+        devices
+            .iter()
+            .any(|device| device[kind][name][value].is_string())
+    };
+    let dir =
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes/claims");
+    let files = [dir.clone(), dir.join("samples")]
+        .into_iter()
+        .flat_map(|dir| std::fs::read_dir(dir).unwrap());
+    let files = files
+        .map(|file| file.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|end| end == "yaml"));
     let mut found = 0;
     for text in files.map(|path| std::fs::read_to_string(path).unwrap()) {
         for kind in ["attributes", "capacity"] {
-            for part in text.split(&format!("device.{kind}['gpu.nvidia.com'].")).skip(1) {
-                let (name, rest) = part.split_at(part.find(|c: char| !c.is_alphanumeric()).unwrap());
+            for part in text
+                .split(&format!("device.{kind}['gpu.nvidia.com']."))
+                .skip(1)
+            {
+                let (name, rest) =
+                    part.split_at(part.find(|c: char| !c.is_alphanumeric()).unwrap());
                 let value = match rest {
                     _ if rest.starts_with(".compareTo(semver('") => "version",
                     _ if rest.starts_with(".compareTo(quantity('") => "value",
@@ -502,12 +694,24 @@ fn check_prints_the_slices() {
     }
     assert!(host.api.state().slices.is_empty(), "nothing is written");
     let document: Value = serde_json::from_slice(&host.check(&["--json"]).stdout).unwrap();
-    let schema: Value =
-        serde_json::from_str(include_str!("../../../../docs/schemas/kubelet-plugin-check-dra.json")).unwrap();
-    let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<std::collections::BTreeSet<_>>();
+    let schema: Value = serde_json::from_str(include_str!(
+        "../../../../docs/schemas/kubelet-plugin-check-dra.json"
+    ))
+    .unwrap();
+    let keys = |value: &Value| {
+        value
+            .as_object()
+            .unwrap()
+            .keys()
+            .cloned()
+            .collect::<std::collections::BTreeSet<_>>()
+    };
     assert_eq!(keys(&document), keys(&schema["properties"]));
     assert!(keys(&document["api"]).is_subset(&keys(&schema["properties"]["api"]["properties"])));
-    assert_eq!((&document["api"]["node"], &document["slices"][0]["nodeName"]), (&NODE.into(), &NODE.into()));
+    assert_eq!(
+        (&document["api"]["node"], &document["slices"][0]["nodeName"]),
+        (&NODE.into(), &NODE.into())
+    );
     assert_eq!(document["devices"][0]["uuid"], uuid(0));
 }
 
@@ -517,7 +721,9 @@ fn check_without_credentials() {
     let stdout = String::from_utf8(text.stdout).unwrap();
     assert_eq!(text.status.code(), Some(1), "{stdout}");
     assert!(
-        stdout.contains("ONH-608 warning: cannot list the slices of the node: the API server answered 403: "),
+        stdout.contains(
+            "ONH-608 warning: cannot list the slices of the node: the API server answered 403: "
+        ),
         "{stdout}"
     );
 }
@@ -525,11 +731,15 @@ fn check_without_credentials() {
 fn little_memory() {
     let host = Host::start(&["--gpus", "8"], &[]);
     host.registered();
-    host.api.wait("the GPUs", SOON, |state| state.devices().len() == 8);
+    host.api
+        .wait("the GPUs", SOON, |state| state.devices().len() == 8);
     std::thread::sleep(Duration::from_secs(1));
     let pid = host.program.as_ref().unwrap().id();
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    let anonymous = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"))
+        .unwrap();
     let kib: u64 = anonymous.trim().trim_end_matches(" kB").parse().unwrap();
     // The goal of 16 MiB includes the code, which is larger in a debug build.
     assert!(kib < 6 * 1024, "{kib} KiB");
@@ -542,7 +752,10 @@ const HOSTS: u64 = 10;
 
 /// Whatever starts and stops in which order: in the end the claim is prepared, its CDI device exists, and the pod can be deleted.
 fn restarts_in_any_order() {
-    let orders = std::env::var("ONH_RESTARTS").ok().and_then(|text| text.parse().ok()).unwrap_or(ORDERS);
+    let orders = std::env::var("ONH_RESTARTS")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(ORDERS);
     std::thread::scope(|scope| {
         for number in 0..HOSTS {
             let orders = orders / HOSTS + u64::from(number < orders % HOSTS);
@@ -568,7 +781,9 @@ impl Random {
     }
 
     fn wait(&mut self) {
-        std::thread::sleep(Duration::from_millis(u64::try_from(self.below(300)).unwrap()));
+        std::thread::sleep(Duration::from_millis(
+            u64::try_from(self.below(300)).unwrap(),
+        ));
     }
 }
 

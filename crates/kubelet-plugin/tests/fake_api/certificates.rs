@@ -21,7 +21,9 @@ pub struct Certificates {
 
 impl std::fmt::Debug for Certificates {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Certificates").field("dir", &self.dir).finish_non_exhaustive()
+        f.debug_struct("Certificates")
+            .field("dir", &self.dir)
+            .finish_non_exhaustive()
     }
 }
 
@@ -44,7 +46,13 @@ impl Certificates {
         );
         fs::write(dir.join("kubelet.conf"), kubeconfig).unwrap();
         let issuer = Issuer::new(params, key);
-        let this = Self { dir: dir.to_owned(), ca: ca.der().clone(), issuer, node: node.to_owned(), address };
+        let this = Self {
+            dir: dir.to_owned(),
+            ca: ca.der().clone(),
+            issuer,
+            node: node.to_owned(),
+            address,
+        };
         this.rotate(1);
         this
     }
@@ -52,8 +60,12 @@ impl Certificates {
     /// Gives the kubelet a certificate with this serial number, in the place of the one before.
     pub fn rotate(&self, serial: u8) {
         let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
-        params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
-        params.distinguished_name.push(DnType::CommonName, format!("system:node:{}", self.node));
+        params
+            .distinguished_name
+            .push(DnType::OrganizationName, "system:nodes");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, format!("system:node:{}", self.node));
         params.serial_number = Some(SerialNumber::from_slice(&[serial]));
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
@@ -70,10 +82,16 @@ impl Certificates {
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         let mut roots = RootCertStore::empty();
         roots.add(self.ca.clone()).unwrap();
-        let clients = WebPkiClientVerifier::builder(Arc::new(roots)).build().unwrap();
+        let clients = WebPkiClientVerifier::builder(Arc::new(roots))
+            .build()
+            .unwrap();
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
         let config = ServerConfig::builder().with_client_cert_verifier(clients);
-        Arc::new(config.with_single_cert(vec![certificate.der().clone()], key).unwrap())
+        Arc::new(
+            config
+                .with_single_cert(vec![certificate.der().clone()], key)
+                .unwrap(),
+        )
     }
 }
 
@@ -81,7 +99,11 @@ impl Certificates {
 pub fn serial(der: &[u8]) -> Vec<u8> {
     // [0] EXPLICIT version 2, then INTEGER serialNumber
     let version = [0xa0, 3, 2, 1, 2, 2];
-    let at = der.windows(version.len()).position(|window| window == version).unwrap() + version.len();
+    let at = der
+        .windows(version.len())
+        .position(|window| window == version)
+        .unwrap()
+        + version.len();
     let length = usize::from(der[at]);
     der[at + 1..at + 1 + length].to_vec()
 }

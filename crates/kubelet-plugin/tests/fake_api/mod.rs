@@ -74,18 +74,36 @@ pub struct State {
 impl State {
     /// The devices of all slices, and whether they are tainted.
     pub fn devices(&self) -> BTreeMap<String, bool> {
-        let devices =
-            self.slices.values().flat_map(|slice| slice["spec"]["devices"].as_array().cloned().unwrap_or_default());
-        devices.map(|device| (device["name"].as_str().unwrap().to_owned(), device["taints"].is_array())).collect()
+        let devices = self.slices.values().flat_map(|slice| {
+            slice["spec"]["devices"]
+                .as_array()
+                .cloned()
+                .unwrap_or_default()
+        });
+        devices
+            .map(|device| {
+                (
+                    device["name"].as_str().unwrap().to_owned(),
+                    device["taints"].is_array(),
+                )
+            })
+            .collect()
     }
 
     /// The number of answered requests with this method whose path has this part.
     pub fn count(&self, method: &str, path: &str) -> usize {
-        self.asked.iter().filter(|asked| asked.method == method && asked.path.contains(path)).count()
+        self.asked
+            .iter()
+            .filter(|asked| asked.method == method && asked.path.contains(path))
+            .count()
     }
 
     pub fn generation(&self) -> i64 {
-        self.slices.values().filter_map(|slice| slice["spec"]["pool"]["generation"].as_i64()).max().unwrap_or_default()
+        self.slices
+            .values()
+            .filter_map(|slice| slice["spec"]["pool"]["generation"].as_i64())
+            .max()
+            .unwrap_or_default()
     }
 
     /// Stores a slice, and tells the watchers.
@@ -130,13 +148,13 @@ impl State {
         if kind != "ERROR" {
             self.history.push((self.version, line.clone()));
         }
-        self.watchers.retain(|watcher| watcher.send(line.clone()).is_ok());
+        self.watchers
+            .retain(|watcher| watcher.send(line.clone()).is_ok());
     }
 
     /// Adds a claim with one request for which these devices are allocated.
     pub fn allocate(&mut self, name: &str, uid: &str, devices: &[&str]) {
-        let result =
-            |device: &&str| json!({"request": "gpu", "driver": "gpu.nvidia.com", "pool": NODE, "device": device});
+        let result = |device: &&str| json!({"request": "gpu", "driver": "gpu.nvidia.com", "pool": NODE, "device": device});
         let results: Vec<_> = devices.iter().map(result).collect();
         let claim = json!({
             "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
@@ -144,7 +162,8 @@ impl State {
             "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]}},
             "status": {"allocation": {"devices": {"results": results}}},
         });
-        self.claims.insert(("default".to_owned(), name.to_owned()), claim);
+        self.claims
+            .insert(("default".to_owned(), name.to_owned()), claim);
     }
 }
 
@@ -153,7 +172,10 @@ struct Shared(Arc<(Mutex<State>, Condvar)>);
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.0
+            .0
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
@@ -186,7 +208,14 @@ impl FakeApi {
         let address = reserved.local_addr().unwrap();
         let certificates = Certificates::write(dir, address, NODE);
         let shared = Shared::default();
-        Self { dir: dir.to_owned(), certificates, shared, address, _reserved: reserved, running: None }
+        Self {
+            dir: dir.to_owned(),
+            certificates,
+            shared,
+            address,
+            _reserved: reserved,
+            running: None,
+        }
     }
 
     pub fn kubeconfig(&self) -> PathBuf {
@@ -199,7 +228,10 @@ impl FakeApi {
         let (shared, address) = (self.shared.clone(), self.address);
         let config = self.certificates.server();
         let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
             runtime.block_on(async {
                 let listener = tokio::net::TcpListener::bind(address).await.unwrap();
                 ready.send(()).unwrap();
@@ -250,23 +282,43 @@ impl Drop for FakeApi {
 
 async fn serve(listener: tokio::net::TcpListener, acceptor: TlsAcceptor, shared: Shared) {
     loop {
-        let Ok((stream, _)) = listener.accept().await else { continue };
+        let Ok((stream, _)) = listener.accept().await else {
+            continue;
+        };
         let (acceptor, shared) = (acceptor.clone(), shared.clone());
         tokio::spawn(async move {
-            let Ok(stream) = acceptor.accept(stream).await else { return };
-            let serial = certificates::serial(stream.get_ref().1.peer_certificates().unwrap()[0].as_ref());
+            let Ok(stream) = acceptor.accept(stream).await else {
+                return;
+            };
+            let serial =
+                certificates::serial(stream.get_ref().1.peer_certificates().unwrap()[0].as_ref());
             let answer = service_fn(move |request| answer(shared.clone(), serial.clone(), request));
-            drop(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await);
+            drop(
+                hyper::server::conn::http1::Builder::new()
+                    .serve_connection(TokioIo::new(stream), answer)
+                    .await,
+            );
         });
     }
 }
 
 type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>;
 
-async fn answer(shared: Shared, serial: Vec<u8>, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+async fn answer(
+    shared: Shared,
+    serial: Vec<u8>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
     let (parts, body) = request.into_parts();
-    let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
-    let (path, query) = (parts.uri.path().to_owned(), parts.uri.query().unwrap_or_default().to_owned());
+    let body = body
+        .collect()
+        .await
+        .map(|body| body.to_bytes())
+        .unwrap_or_default();
+    let (path, query) = (
+        parts.uri.path().to_owned(),
+        parts.uri.query().unwrap_or_default().to_owned(),
+    );
     let delay = shared.lock().delay;
     tokio::time::sleep(delay).await;
     let mut state = shared.lock();
@@ -276,15 +328,27 @@ async fn answer(shared: Shared, serial: Vec<u8>, request: Request<Incoming>) -> 
         None => handle(&mut state, &parts.method, &path, &query, &body),
     };
     let bytes = body.len() + if is_watch { 0 } else { value.to_string().len() };
-    state.asked.push(Asked { method: parts.method.to_string(), path, query, serial, code, bytes });
-    let response = Response::builder().status(code).header("content-type", "application/json");
+    state.asked.push(Asked {
+        method: parts.method.to_string(),
+        path,
+        query,
+        serial,
+        code,
+        bytes,
+    });
+    let response = Response::builder()
+        .status(code)
+        .header("content-type", "application/json");
     let body = if is_watch && code == 200 {
         let (sender, receiver) = mpsc::unbounded_channel();
-        let since = query_value(&state.asked.last().unwrap().query, "resourceVersion").parse::<u64>().unwrap();
+        let since = query_value(&state.asked.last().unwrap().query, "resourceVersion")
+            .parse::<u64>()
+            .unwrap();
         let missed = state.history.iter().filter(|(version, _)| *version > since);
         missed.for_each(|(_, line)| sender.send(line.clone()).unwrap());
         state.watchers.push(sender);
-        let frames = UnboundedReceiverStream::new(receiver).map(|line| Ok(Frame::data(Bytes::from(line))));
+        let frames =
+            UnboundedReceiverStream::new(receiver).map(|line| Ok(Frame::data(Bytes::from(line))));
         StreamBody::new(frames).boxed_unsync()
     } else {
         http_body_util::Full::new(Bytes::from(value.to_string())).boxed_unsync()
@@ -296,11 +360,15 @@ async fn answer(shared: Shared, serial: Vec<u8>, request: Request<Incoming>) -> 
 
 fn query_value<'a>(query: &'a str, name: &str) -> &'a str {
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    pairs.into_iter().find(|(key, _)| *key == name).map_or("", |(_, value)| value)
+    pairs
+        .into_iter()
+        .find(|(key, _)| *key == name)
+        .map_or("", |(_, value)| value)
 }
 
 fn fault(state: &mut State, method: &str, path: &str) -> Option<u16> {
-    let is_it = |fault: &&mut Fault| fault.times > 0 && fault.method == method && path.contains(fault.path);
+    let is_it =
+        |fault: &&mut Fault| fault.times > 0 && fault.method == method && path.contains(fault.path);
     let fault = state.faults.iter_mut().find(is_it)?;
     fault.times -= 1;
     Some(fault.code)
@@ -315,7 +383,13 @@ fn status(code: u16, message: &str) -> Value {
     json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message, "reason": reason})
 }
 
-fn handle(state: &mut State, method: &Method, path: &str, query: &str, body: &[u8]) -> (u16, Value) {
+fn handle(
+    state: &mut State,
+    method: &Method,
+    path: &str,
+    query: &str,
+    body: &[u8],
+) -> (u16, Value) {
     let dry_run = query.contains("dryRun=All");
     if path == "/apis/authentication.k8s.io/v1/selfsubjectreviews" {
         let user = json!({"username": format!("system:node:{NODE}"), "groups": ["system:nodes"]});
@@ -332,15 +406,27 @@ fn handle(state: &mut State, method: &Method, path: &str, query: &str, body: &[u
     }
     if let Some(rest) = path.strip_prefix("/apis/resource.k8s.io/v1/namespaces/") {
         let (namespace, name) = rest.split_once("/resourceclaims/").unwrap();
-        let claim = state.claims.get(&(namespace.to_owned(), name.to_owned())).cloned();
-        return claim.map_or_else(|| (404, status(404, "resourceclaims not found")), |claim| (200, claim));
+        let claim = state
+            .claims
+            .get(&(namespace.to_owned(), name.to_owned()))
+            .cloned();
+        return claim.map_or_else(
+            || (404, status(404, "resourceclaims not found")),
+            |claim| (200, claim),
+        );
     }
-    let Some(name) = path.strip_prefix(SLICES) else { return (404, status(404, "unknown path")) };
+    let Some(name) = path.strip_prefix(SLICES) else {
+        return (404, status(404, "unknown path"));
+    };
     let name = name.trim_start_matches('/');
     match *method {
-        Method::GET if !query.contains(&format!("fieldSelector=spec.nodeName%3D{NODE}")) => {
-            (403, status(403, "can only list/watch/get resourceslices with nodeName or spec.nodeName field selector"))
-        }
+        Method::GET if !query.contains(&format!("fieldSelector=spec.nodeName%3D{NODE}")) => (
+            403,
+            status(
+                403,
+                "can only list/watch/get resourceslices with nodeName or spec.nodeName field selector",
+            ),
+        ),
         Method::GET => {
             let items: Vec<_> = state.slices.values().cloned().collect();
             let metadata = json!({"resourceVersion": state.version.to_string()});
@@ -371,7 +457,9 @@ fn write(state: &mut State, is_new: bool, body: &[u8], dry_run: bool) -> (u16, V
     match known {
         Some(_) if is_new => return (409, status(409, "already exists")),
         None if !is_new => return (404, status(404, "not found")),
-        Some(known) if known["metadata"]["resourceVersion"] != slice["metadata"]["resourceVersion"] => {
+        Some(known)
+            if known["metadata"]["resourceVersion"] != slice["metadata"]["resourceVersion"] =>
+        {
             return (409, status(409, "the object has been modified"));
         }
         Some(known) if known["spec"]["nodeName"] != slice["spec"]["nodeName"] => {
@@ -379,7 +467,11 @@ fn write(state: &mut State, is_new: bool, body: &[u8], dry_run: bool) -> (u16, V
         }
         _ => {}
     }
-    for device in slice["spec"]["devices"].as_array_mut().into_iter().flatten() {
+    for device in slice["spec"]["devices"]
+        .as_array_mut()
+        .into_iter()
+        .flatten()
+    {
         if state.drops_taints {
             device.as_object_mut().unwrap().remove("taints");
         }

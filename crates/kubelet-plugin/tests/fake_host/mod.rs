@@ -6,7 +6,12 @@ use std::process::Command;
 
 /// The UUID that make-root gives to a GPU.
 pub fn uuid(gpu: u32) -> String {
-    format!("GPU-{:08x}-{gpu:04x}-{:04x}-8000-{:012x}", 0x51ee_d000_u32 + gpu, 0x4000 + gpu, 0xfa4e_0000_u32 + gpu)
+    format!(
+        "GPU-{:08x}-{gpu:04x}-{:04x}-8000-{:012x}",
+        0x51ee_d000_u32 + gpu,
+        0x4000 + gpu,
+        0xfa4e_0000_u32 + gpu
+    )
 }
 
 /// A driver root, and a configuration that names it.
@@ -21,7 +26,11 @@ impl Fake {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let root = dir.path().join("root");
         let config = dir.path().join("config.toml");
-        std::fs::write(&config, format!("[nvidia-container-cli]\nroot = \"{}\"\n", root.display())).unwrap();
+        std::fs::write(
+            &config,
+            format!("[nvidia-container-cli]\nroot = \"{}\"\n", root.display()),
+        )
+        .unwrap();
         let fake = Self { root, config, dir };
         fake.make_root(arguments);
         fake
@@ -30,17 +39,32 @@ impl Fake {
     pub fn make_root(&self, arguments: &[&str]) {
         // One at a time: the compiled files are shared.
         static BUILD: std::sync::Mutex<()> = std::sync::Mutex::new(());
-        let lock = BUILD.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fake-driver/make-root");
+        let lock = BUILD
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let program =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fake-driver/make-root");
         let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver-monitor");
         let mut command = Command::new(program);
-        let output = command.arg(&self.root).arg("--build").arg(build).args(arguments).output().unwrap();
+        let output = command
+            .arg(&self.root)
+            .arg("--build")
+            .arg(build)
+            .args(arguments)
+            .output()
+            .unwrap();
         drop(lock);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
 
     pub fn file(&self, name: &str) -> PathBuf {
-        self.root.join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH)).join(name)
+        self.root
+            .join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH))
+            .join(name)
     }
 
     /// Replaces a text in the library's configuration, in one step.
@@ -55,15 +79,25 @@ impl Fake {
 
     /// Adds keys to the line of a GPU.
     pub fn add(&self, gpu: u32, keys: &str) {
-        self.set(&format!("gpu minor={gpu} "), &format!("gpu minor={gpu} {keys} "));
+        self.set(
+            &format!("gpu minor={gpu} "),
+            &format!("gpu minor={gpu} {keys} "),
+        );
     }
 
     pub fn remove(&self, gpu: u32, keys: &str) {
-        self.set(&format!("gpu minor={gpu} {keys} "), &format!("gpu minor={gpu} "));
+        self.set(
+            &format!("gpu minor={gpu} {keys} "),
+            &format!("gpu minor={gpu} "),
+        );
     }
 
     pub fn event(&self, line: &str) {
-        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(self.file("nvml.events")).unwrap();
+        let mut file = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.file("nvml.events"))
+            .unwrap();
         writeln!(file, "{line}").unwrap();
     }
 }

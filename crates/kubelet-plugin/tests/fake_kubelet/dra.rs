@@ -48,7 +48,10 @@ impl DraKubelet {
         let (ready, is_ready) = std::sync::mpsc::channel();
         let shared = Arc::clone(&state);
         let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
             runtime.block_on(async {
                 ready.send(tokio::runtime::Handle::current()).unwrap();
                 tokio::select! {
@@ -57,7 +60,12 @@ impl DraKubelet {
                 }
             });
         });
-        Self { state, runtime: is_ready.recv().unwrap(), stop: Some(stop), thread: Some(thread) }
+        Self {
+            state,
+            runtime: is_ready.recv().unwrap(),
+            stop: Some(stop),
+            thread: Some(thread),
+        }
     }
 
     pub fn state(&self) -> State {
@@ -68,7 +76,11 @@ impl DraKubelet {
     pub fn wait(&self, what: &str, most: Duration, is: impl Fn(&State) -> bool) -> Duration {
         let start = Instant::now();
         while !is(&self.state()) {
-            assert!(start.elapsed() < most, "not within {most:?}: {what}: {:#?}", self.state());
+            assert!(
+                start.elapsed() < most,
+                "not within {most:?}: {what}: {:#?}",
+                self.state()
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
         start.elapsed()
@@ -76,7 +88,11 @@ impl DraKubelet {
 
     /// Has the driver prepare claims, which are given by name and UID.
     #[track_caller]
-    pub fn prepare(&self, driver: &str, claims: &[(&str, &str)]) -> HashMap<String, v1::NodePrepareResourceResponse> {
+    pub fn prepare(
+        &self,
+        driver: &str,
+        claims: &[(&str, &str)],
+    ) -> HashMap<String, v1::NodePrepareResourceResponse> {
         self.try_prepare(driver, claims).unwrap()
     }
 
@@ -99,8 +115,13 @@ impl DraKubelet {
         let (claims, endpoint) = (wire(claims), self.endpoint(driver)?);
         self.block_on(async move {
             let request = v1::NodePrepareResourcesRequest { claims };
-            let answer = client(endpoint).await?.node_prepare_resources(request).await;
-            answer.map(|answer| answer.into_inner().claims).map_err(|error| error.to_string())
+            let answer = client(endpoint)
+                .await?
+                .node_prepare_resources(request)
+                .await;
+            answer
+                .map(|answer| answer.into_inner().claims)
+                .map_err(|error| error.to_string())
         })
     }
 
@@ -113,21 +134,31 @@ impl DraKubelet {
         let (claims, endpoint) = (wire(claims), self.endpoint(driver)?);
         self.block_on(async move {
             let request = v1::NodeUnprepareResourcesRequest { claims };
-            let answer = client(endpoint).await?.node_unprepare_resources(request).await;
-            answer.map(|answer| answer.into_inner().claims).map_err(|error| error.to_string())
+            let answer = client(endpoint)
+                .await?
+                .node_unprepare_resources(request)
+                .await;
+            answer
+                .map(|answer| answer.into_inner().claims)
+                .map_err(|error| error.to_string())
         })
     }
 
     fn endpoint(&self, driver: &str) -> Result<PathBuf, String> {
         let state = self.state();
-        let info = state.drivers.get(driver).ok_or_else(|| format!("DRA driver {driver} is not registered"))?;
+        let info = state
+            .drivers
+            .get(driver)
+            .ok_or_else(|| format!("DRA driver {driver} is not registered"))?;
         Ok(PathBuf::from(&info.endpoint))
     }
 
     fn block_on<T: Send + 'static>(&self, call: impl Future<Output = T> + Send + 'static) -> T {
         let (sender, receiver) = std::sync::mpsc::channel();
         self.runtime.spawn(async move { sender.send(call.await) });
-        receiver.recv_timeout(Duration::from_secs(45)).expect("an answer within the kubelet's limit")
+        receiver
+            .recv_timeout(Duration::from_secs(45))
+            .expect("an answer within the kubelet's limit")
     }
 }
 
@@ -150,16 +181,22 @@ fn wire(claims: &[(&str, &str)]) -> Vec<v1::Claim> {
 }
 
 async fn client(endpoint: PathBuf) -> Result<DraPluginClient<Channel>, String> {
-    super::dial(endpoint).await.map(DraPluginClient::new).map_err(|error| error.to_string())
+    super::dial(endpoint)
+        .await
+        .map(DraPluginClient::new)
+        .map_err(|error| error.to_string())
 }
 
 async fn watch(registry: &Path, state: &Arc<Mutex<State>>) {
     let mut known: BTreeMap<PathBuf, (SocketId, String)> = BTreeMap::new();
     loop {
         let files = std::fs::read_dir(registry).into_iter().flatten().flatten();
-        let sockets = files.filter(|file| file.file_type().is_ok_and(|kind| kind.is_socket())).map(|file| file.path());
-        let seen: BTreeMap<PathBuf, SocketId> =
-            sockets.filter_map(|path| SocketId::at(&path).map(|id| (path, id))).collect();
+        let sockets = files
+            .filter(|file| file.file_type().is_ok_and(|kind| kind.is_socket()))
+            .map(|file| file.path());
+        let seen: BTreeMap<PathBuf, SocketId> = sockets
+            .filter_map(|path| SocketId::at(&path).map(|id| (path, id)))
+            .collect();
         known.retain(|path, (id, driver)| {
             let stays = seen.get(path) == Some(id);
             if !stays {
@@ -182,7 +219,10 @@ async fn watch(registry: &Path, state: &Arc<Mutex<State>>) {
 /// As `handleRegistration` of the kubelet, with its limits.
 async fn register(path: &Path, state: &Arc<Mutex<State>>) -> Option<String> {
     let mut plugin = RegistrationClient::new(super::dial(path.to_owned()).await.ok()?);
-    let info = tokio::time::timeout(Duration::from_secs(1), plugin.get_info(InfoRequest {})).await.ok()?.ok()?;
+    let info = tokio::time::timeout(Duration::from_secs(1), plugin.get_info(InfoRequest {}))
+        .await
+        .ok()?
+        .ok()?;
     let info = info.into_inner();
     assert_eq!(info.r#type, "DRAPlugin");
     assert!(Path::new(&info.endpoint).is_absolute(), "{info:?}");
@@ -200,7 +240,10 @@ async fn register(path: &Path, state: &Arc<Mutex<State>>) -> Option<String> {
     }
     tokio::spawn(read_health(channel, Arc::clone(state)));
     plugin
-        .notify_registration_status(RegistrationStatus { plugin_registered: true, error: String::new() })
+        .notify_registration_status(RegistrationStatus {
+            plugin_registered: true,
+            error: String::new(),
+        })
         .await
         .ok()?;
     Some(name)
@@ -208,12 +251,20 @@ async fn register(path: &Path, state: &Arc<Mutex<State>>) -> Option<String> {
 
 async fn read_health(channel: Channel, state: Arc<Mutex<State>>) {
     let mut client = DraResourceHealthClient::new(channel);
-    let Ok(stream) = client.node_watch_resources(NodeWatchResourcesRequest {}).await else { return };
+    let Ok(stream) = client
+        .node_watch_resources(NodeWatchResourcesRequest {})
+        .await
+    else {
+        return;
+    };
     let mut stream = stream.into_inner();
     while let Ok(Some(report)) = stream.message().await {
         let device = |device: kubelet_plugin::proto::health::v1alpha1::DeviceHealth| {
             let is_healthy = device.health == 1;
-            (device.device.unwrap().device_name, (is_healthy, device.message))
+            (
+                device.device.unwrap().device_name,
+                (is_healthy, device.message),
+            )
         };
         state.lock().unwrap().health = report.devices.into_iter().map(device).collect();
     }

@@ -19,10 +19,13 @@ use std::time::{Duration, Instant};
 use hyper_util::rt::TokioIo;
 use kubelet_plugin::proto;
 use kubelet_plugin::proto::device_plugin_client::DevicePluginClient;
-use kubelet_plugin::proto::podresources::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
+use kubelet_plugin::proto::podresources::pod_resources_lister_server::{
+    PodResourcesLister, PodResourcesListerServer,
+};
 use kubelet_plugin::proto::podresources::{
-    AllocatableResourcesRequest, AllocatableResourcesResponse, CdiDevice, ClaimResource, ContainerDevices,
-    ContainerResources, DynamicResource, ListPodResourcesRequest, ListPodResourcesResponse, PodResources as Pod,
+    AllocatableResourcesRequest, AllocatableResourcesResponse, CdiDevice, ClaimResource,
+    ContainerDevices, ContainerResources, DynamicResource, ListPodResourcesRequest,
+    ListPodResourcesResponse, PodResources as Pod,
 };
 use kubelet_plugin::proto::registration_server::{Registration, RegistrationServer};
 use tokio::net::{UnixListener, UnixStream};
@@ -41,7 +44,10 @@ pub enum Event {
     /// Register failed.
     Refused { resource: String, error: String },
     /// A list arrived: ids, and whether they are healthy.
-    List { resource: String, devices: BTreeMap<String, bool> },
+    List {
+        resource: String,
+        devices: BTreeMap<String, bool>,
+    },
     /// A stream ended.
     Ended { resource: String },
 }
@@ -101,17 +107,23 @@ pub struct State {
 impl State {
     /// The number of devices that pods can get.
     pub fn allocatable(&self, resource: &str) -> usize {
-        self.resources.get(resource).map_or(0, |known| known.devices.values().filter(|healthy| **healthy).count())
+        self.resources.get(resource).map_or(0, |known| {
+            known.devices.values().filter(|healthy| **healthy).count()
+        })
     }
 
     /// Whether a plugin is connected.
     pub fn is_registered(&self, resource: &str) -> bool {
-        self.resources.get(resource).is_some_and(|known| known.client.is_some())
+        self.resources
+            .get(resource)
+            .is_some_and(|known| known.client.is_some())
     }
 
     /// The number of open streams of a resource.
     pub fn streams(&self, resource: &str) -> usize {
-        self.resources.get(resource).map_or(0, |known| known.streams)
+        self.resources
+            .get(resource)
+            .map_or(0, |known| known.streams)
     }
 
     /// The number of events like this one.
@@ -167,7 +179,10 @@ impl FakeKubelet {
         let (stop, stopped) = oneshot::channel();
         let (ready, is_ready) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
             runtime.block_on(async {
                 serve(&dir, &served);
                 ready.send(runtime.handle().clone()).unwrap();
@@ -175,7 +190,12 @@ impl FakeKubelet {
             });
         });
         let runtime = is_ready.recv().unwrap();
-        Self { shared, runtime, stop: Some(stop), thread: Some(thread) }
+        Self {
+            shared,
+            runtime,
+            stop: Some(stop),
+            thread: Some(thread),
+        }
     }
 
     /// The state at this moment. It does not change until the guard is dropped.
@@ -215,11 +235,21 @@ impl FakeKubelet {
     }
 
     /// Asks the plugin for devices, one request for each container.
-    pub fn allocate(&self, resource: &str, containers: &[&[String]]) -> Result<proto::AllocateResponse, Status> {
-        let request = |ids: &&[String]| proto::ContainerAllocateRequest { devices_ids: ids.to_vec() };
+    pub fn allocate(
+        &self,
+        resource: &str,
+        containers: &[&[String]],
+    ) -> Result<proto::AllocateResponse, Status> {
+        let request = |ids: &&[String]| proto::ContainerAllocateRequest {
+            devices_ids: ids.to_vec(),
+        };
         let container_requests = containers.iter().map(request).collect();
         let mut plugin = self.client(resource).plugin;
-        let call = async move { plugin.allocate(proto::AllocateRequest { container_requests }).await };
+        let call = async move {
+            plugin
+                .allocate(proto::AllocateRequest { container_requests })
+                .await
+        };
         self.block_on(call).map(Response::into_inner)
     }
 
@@ -229,29 +259,43 @@ impl FakeKubelet {
         resource: &str,
         containers: &[(&[String], &[String], i32)],
     ) -> Result<Vec<Vec<String>>, Status> {
-        let request =
-            |(available, required, size): &(&[String], &[String], i32)| proto::ContainerPreferredAllocationRequest {
+        let request = |(available, required, size): &(&[String], &[String], i32)| {
+            proto::ContainerPreferredAllocationRequest {
                 available_device_i_ds: available.to_vec(),
                 must_include_device_i_ds: required.to_vec(),
                 allocation_size: *size,
-            };
-        let request =
-            proto::PreferredAllocationRequest { container_requests: containers.iter().map(request).collect() };
+            }
+        };
+        let request = proto::PreferredAllocationRequest {
+            container_requests: containers.iter().map(request).collect(),
+        };
         let mut plugin = self.client(resource).plugin;
-        let answer = self.block_on(async move { plugin.get_preferred_allocation(request).await })?;
-        Ok(answer.into_inner().container_responses.into_iter().map(|container| container.device_i_ds).collect())
+        let answer =
+            self.block_on(async move { plugin.get_preferred_allocation(request).await })?;
+        Ok(answer
+            .into_inner()
+            .container_responses
+            .into_iter()
+            .map(|container| container.device_i_ds)
+            .collect())
     }
 
     /// Asks the plugin to prepare a container.
     pub fn pre_start(&self, resource: &str, ids: &[String]) -> Result<(), Status> {
-        let request = proto::PreStartContainerRequest { devices_ids: ids.to_vec() };
+        let request = proto::PreStartContainerRequest {
+            devices_ids: ids.to_vec(),
+        };
         let mut plugin = self.client(resource).plugin;
-        self.block_on(async move { plugin.pre_start_container(request).await }).map(drop)
+        self.block_on(async move { plugin.pre_start_container(request).await })
+            .map(drop)
     }
 
     fn client(&self, resource: &str) -> Client {
         let state = self.state();
-        let client = state.resources.get(resource).and_then(|known| known.client.clone());
+        let client = state
+            .resources
+            .get(resource)
+            .and_then(|known| known.client.clone());
         client.unwrap_or_else(|| panic!("{resource} is not registered"))
     }
 
@@ -275,19 +319,26 @@ fn serve(dir: &Path, shared: &Shared) {
     let plugins = dir.join("device-plugins");
     fs::create_dir_all(&plugins).unwrap();
     for file in fs::read_dir(&plugins).unwrap().flatten() {
-        if file.file_name() != "kubelet_internal_checkpoint" && !file.file_type().unwrap().is_dir() {
+        if file.file_name() != "kubelet_internal_checkpoint" && !file.file_type().unwrap().is_dir()
+        {
             let _ = fs::remove_file(file.path());
         }
     }
     let listener = UnixListener::bind(plugins.join("kubelet.sock")).unwrap();
-    let service = RegistrationServer::new(DeviceManager { dir: plugins, shared: shared.clone() });
+    let service = RegistrationServer::new(DeviceManager {
+        dir: plugins,
+        shared: shared.clone(),
+    });
     spawn_server(Server::builder().add_service(service), listener);
 
     let pod_resources = dir.join("pod-resources");
     fs::create_dir_all(&pod_resources).unwrap();
     let _ = fs::remove_file(pod_resources.join("kubelet.sock"));
     let listener = UnixListener::bind(pod_resources.join("kubelet.sock")).unwrap();
-    spawn_server(Server::builder().add_service(PodResourcesListerServer::new(PodResources(shared.clone()))), listener);
+    spawn_server(
+        Server::builder().add_service(PodResourcesListerServer::new(PodResources(shared.clone()))),
+        listener,
+    );
 }
 
 /// Serves a socket.
@@ -301,7 +352,9 @@ pub async fn dial(path: PathBuf) -> Result<Channel, tonic::transport::Error> {
         let path = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     };
-    Endpoint::from_static("http://localhost").connect_with_connector(tower::service_fn(connect)).await
+    Endpoint::from_static("http://localhost")
+        .connect_with_connector(tower::service_fn(connect))
+        .await
 }
 
 struct DeviceManager {
@@ -311,12 +364,20 @@ struct DeviceManager {
 
 #[tonic::async_trait]
 impl Registration for DeviceManager {
-    async fn register(&self, request: Request<proto::RegisterRequest>) -> Result<Response<proto::Empty>, Status> {
+    async fn register(
+        &self,
+        request: Request<proto::RegisterRequest>,
+    ) -> Result<Response<proto::Empty>, Status> {
         let request = request.into_inner();
         let resource = request.resource_name.clone();
         let delay = self.shared.lock().delay;
-        self.shared.log(Event::Called { resource: resource.clone() });
-        let manager = Self { dir: self.dir.clone(), shared: self.shared.clone() };
+        self.shared.log(Event::Called {
+            resource: resource.clone(),
+        });
+        let manager = Self {
+            dir: self.dir.clone(),
+            shared: self.shared.clone(),
+        };
         let execute = async move {
             tokio::time::sleep(delay).await;
             manager.try_register(request).await
@@ -324,8 +385,14 @@ impl Registration for DeviceManager {
         // Go executes a call to its end.
         let result = tokio::spawn(execute).await.unwrap();
         match &result {
-            Ok(endpoint) => self.shared.log(Event::Registered { resource, endpoint: endpoint.clone() }),
-            Err(error) => self.shared.log(Event::Refused { resource, error: error.message().to_owned() }),
+            Ok(endpoint) => self.shared.log(Event::Registered {
+                resource,
+                endpoint: endpoint.clone(),
+            }),
+            Err(error) => self.shared.log(Event::Refused {
+                resource,
+                error: error.message().to_owned(),
+            }),
         }
         result.map(|_| Response::new(proto::Empty {}))
     }
@@ -345,20 +412,37 @@ impl DeviceManager {
             return Err(Status::unavailable("the test refuses"));
         }
         if request.version != "v1beta1" {
-            return Err(Status::invalid_argument(format!("unsupported API version {:?}", request.version)));
+            return Err(Status::invalid_argument(format!(
+                "unsupported API version {:?}",
+                request.version
+            )));
         }
         let (resource, endpoint) = (request.resource_name, request.endpoint);
         let connect = async {
             let mut plugin = DevicePluginClient::new(dial(self.dir.join(&endpoint)).await?);
-            let options = plugin.get_device_plugin_options(proto::Empty {}).await?.into_inner();
+            let options = plugin
+                .get_device_plugin_options(proto::Empty {})
+                .await?
+                .into_inner();
             Ok::<_, Box<dyn std::error::Error + Send + Sync>>((plugin, options))
         };
         let (plugin, _) = match tokio::time::timeout(Duration::from_secs(10), connect).await {
             Ok(Ok(connected)) => connected,
-            Ok(Err(error)) => return Err(Status::unknown(format!("failed to dial device plugin: {error}"))),
-            Err(_) => return Err(Status::unknown("failed to dial device plugin: context deadline exceeded")),
+            Ok(Err(error)) => {
+                return Err(Status::unknown(format!(
+                    "failed to dial device plugin: {error}"
+                )));
+            }
+            Err(_) => {
+                return Err(Status::unknown(
+                    "failed to dial device plugin: context deadline exceeded",
+                ));
+            }
         };
-        let client = Client { plugin, cut: Arc::new(Notify::new()) };
+        let client = Client {
+            plugin,
+            cut: Arc::new(Notify::new()),
+        };
         self.shared.change(|state| {
             let known = state.resources.entry(resource.clone()).or_default();
             known.endpoint.clone_from(&endpoint);
@@ -382,15 +466,23 @@ async fn run_client(shared: Shared, resource: String, mut client: Client) {
             let Ok(Some(list)) = message else { break };
             let healthy = |device: proto::Device| (device.id, device.health == "Healthy");
             let devices: BTreeMap<_, _> = list.devices.into_iter().map(healthy).collect();
-            shared.change(|state| state.resources.entry(resource.clone()).or_default().devices = devices.clone());
-            shared.log(Event::List { resource: resource.clone(), devices });
+            shared.change(|state| {
+                state.resources.entry(resource.clone()).or_default().devices = devices.clone()
+            });
+            shared.log(Event::List {
+                resource: resource.clone(),
+                devices,
+            });
         }
         shared.change(|state| state.resources.entry(resource.clone()).or_default().streams -= 1);
     }
     // Whichever client is the current one, as the kubelet does.
     let current = shared.change(|state| {
         let known = state.resources.entry(resource.clone()).or_default();
-        known.devices.values_mut().for_each(|healthy| *healthy = false);
+        known
+            .devices
+            .values_mut()
+            .for_each(|healthy| *healthy = false);
         known.client.take()
     });
     if let Some(current) = current {
@@ -403,7 +495,10 @@ struct PodResources(Shared);
 
 #[tonic::async_trait]
 impl PodResourcesLister for PodResources {
-    async fn list(&self, _: Request<ListPodResourcesRequest>) -> Result<Response<ListPodResourcesResponse>, Status> {
+    async fn list(
+        &self,
+        _: Request<ListPodResourcesRequest>,
+    ) -> Result<Response<ListPodResourcesResponse>, Status> {
         if self.0.lock().pods_hang {
             std::future::pending::<()>().await;
         }
@@ -414,10 +509,21 @@ impl PodResourcesLister for PodResources {
                 device_ids: vec![id.clone()],
             };
             let devices = container.ids.iter().map(entry).collect();
-            let sidecar = ContainerResources { name: "sidecar".to_owned(), ..ContainerResources::default() };
-            let main = ContainerResources { name: container.name.to_owned(), devices, ..ContainerResources::default() };
+            let sidecar = ContainerResources {
+                name: "sidecar".to_owned(),
+                ..ContainerResources::default()
+            };
+            let main = ContainerResources {
+                name: container.name.to_owned(),
+                devices,
+                ..ContainerResources::default()
+            };
             let containers = vec![sidecar, main];
-            Pod { name: container.pod.to_owned(), namespace: container.namespace.to_owned(), containers }
+            Pod {
+                name: container.pod.to_owned(),
+                namespace: container.namespace.to_owned(),
+                containers,
+            }
         };
         let with_claims = |container: &Container| {
             // One entry for each device of the claim, as the kubelet has it.
@@ -425,14 +531,28 @@ impl PodResourcesLister for PodResources {
                 cdi_devices: vec![CdiDevice { name: id.clone() }],
                 driver_name: container.resource.to_owned(),
             };
-            let dynamic_resources =
-                vec![DynamicResource { claim_resources: container.ids.iter().map(claim).collect() }];
+            let dynamic_resources = vec![DynamicResource {
+                claim_resources: container.ids.iter().map(claim).collect(),
+            }];
             let name = container.name.to_owned();
-            let containers = vec![ContainerResources { name, dynamic_resources, ..ContainerResources::default() }];
-            Pod { name: container.pod.to_owned(), namespace: container.namespace.to_owned(), containers }
+            let containers = vec![ContainerResources {
+                name,
+                dynamic_resources,
+                ..ContainerResources::default()
+            }];
+            Pod {
+                name: container.pod.to_owned(),
+                namespace: container.namespace.to_owned(),
+                containers,
+            }
         };
         let state = self.0.lock();
-        let pod_resources = state.containers.iter().map(pod).chain(state.claims.iter().map(with_claims)).collect();
+        let pod_resources = state
+            .containers
+            .iter()
+            .map(pod)
+            .chain(state.claims.iter().map(with_claims))
+            .collect();
         drop(state);
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
@@ -445,14 +565,26 @@ impl PodResourcesLister for PodResources {
         let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for (name, known) in &state.resources {
             let healthy = known.devices.iter().filter(|(_, healthy)| **healthy);
-            found.entry(name.clone()).or_default().extend(healthy.map(|(id, _)| id.clone()));
+            found
+                .entry(name.clone())
+                .or_default()
+                .extend(healthy.map(|(id, _)| id.clone()));
         }
         for (name, ids) in &state.more_devices {
-            found.entry(name.clone()).or_default().extend(ids.iter().cloned());
+            found
+                .entry(name.clone())
+                .or_default()
+                .extend(ids.iter().cloned());
         }
         // One entry for each device, as the kubelet has it.
-        let entry = |name: &String, id: String| ContainerDevices { resource_name: name.clone(), device_ids: vec![id] };
-        let devices = found.iter().flat_map(|(name, ids)| ids.iter().map(move |id| entry(name, id.clone()))).collect();
+        let entry = |name: &String, id: String| ContainerDevices {
+            resource_name: name.clone(),
+            device_ids: vec![id],
+        };
+        let devices = found
+            .iter()
+            .flat_map(|(name, ids)| ids.iter().map(move |id| entry(name, id.clone())))
+            .collect();
         Ok(Response::new(AllocatableResourcesResponse { devices }))
     }
 }

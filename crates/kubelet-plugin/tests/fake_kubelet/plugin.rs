@@ -25,7 +25,9 @@ impl FakePlugin {
     pub fn start(dir: &Path, socket: &str, ids: &[&str], resource: Option<&str>) -> Self {
         let path = dir.join("device-plugins").join(socket);
         let _ = std::fs::remove_file(&path);
-        let service = Service { ids: ids.iter().map(|id| (*id).to_owned()).collect() };
+        let service = Service {
+            ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+        };
         let request = resource.map(|resource| proto::RegisterRequest {
             version: "v1beta1".to_owned(),
             endpoint: socket.to_owned(),
@@ -36,10 +38,16 @@ impl FakePlugin {
         let (stop, stopped) = oneshot::channel();
         let (ready, is_ready) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
             runtime.block_on(async {
                 let listener = UnixListener::bind(path).unwrap();
-                super::spawn_server(Server::builder().add_service(DevicePluginServer::new(service)), listener);
+                super::spawn_server(
+                    Server::builder().add_service(DevicePluginServer::new(service)),
+                    listener,
+                );
                 if let Some(request) = request {
                     let mut kubelet = RegistrationClient::new(super::dial(kubelet).await.unwrap());
                     kubelet.register(request).await.unwrap();
@@ -49,7 +57,10 @@ impl FakePlugin {
             });
         });
         is_ready.recv().unwrap();
-        Self { stop: Some(stop), thread: Some(thread) }
+        Self {
+            stop: Some(stop),
+            thread: Some(thread),
+        }
     }
 }
 
@@ -68,7 +79,8 @@ struct Service {
 
 #[tonic::async_trait]
 impl DevicePlugin for Service {
-    type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<proto::ListAndWatchResponse, Status>> + Send>>;
+    type ListAndWatchStream =
+        Pin<Box<dyn Stream<Item = Result<proto::ListAndWatchResponse, Status>> + Send>>;
 
     async fn get_device_plugin_options(
         &self,
@@ -77,10 +89,21 @@ impl DevicePlugin for Service {
         Ok(Response::new(proto::DevicePluginOptions::default()))
     }
 
-    async fn list_and_watch(&self, _: Request<proto::Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
-        let device = |id: &String| proto::Device { id: id.clone(), health: "Healthy".to_owned(), topology: None };
-        let list = proto::ListAndWatchResponse { devices: self.ids.iter().map(device).collect() };
-        Ok(Response::new(Box::pin(tokio_stream::once(Ok(list)).chain(tokio_stream::pending()))))
+    async fn list_and_watch(
+        &self,
+        _: Request<proto::Empty>,
+    ) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let device = |id: &String| proto::Device {
+            id: id.clone(),
+            health: "Healthy".to_owned(),
+            topology: None,
+        };
+        let list = proto::ListAndWatchResponse {
+            devices: self.ids.iter().map(device).collect(),
+        };
+        Ok(Response::new(Box::pin(
+            tokio_stream::once(Ok(list)).chain(tokio_stream::pending()),
+        )))
     }
 
     async fn get_preferred_allocation(
@@ -99,7 +122,9 @@ impl DevicePlugin for Service {
             ..proto::ContainerAllocateResponse::default()
         };
         let container_responses = vec![answer; request.into_inner().container_requests.len()];
-        Ok(Response::new(proto::AllocateResponse { container_responses }))
+        Ok(Response::new(proto::AllocateResponse {
+            container_responses,
+        }))
     }
 
     async fn pre_start_container(

@@ -17,8 +17,18 @@ const KIND: &str = "k8s.device-plugin.nvidia.com";
 fn add_node(fake: &Fake, name: &str) {
     let path = fake.root.join("dev").join(name);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
-    let output = Command::new("mknod").arg("-m").arg("666").arg(&path).args(["c", "508", "0"]).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = Command::new("mknod")
+        .arg("-m")
+        .arg("666")
+        .arg(&path)
+        .args(["c", "508", "0"])
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 fn host(nodes: &[&str]) -> Fake {
@@ -28,7 +38,11 @@ fn host(nodes: &[&str]) -> Fake {
 }
 
 fn configure(fake: &Fake, text: &str) {
-    fs::write(&fake.config, format!("[nvidia-container-cli]\nroot = {:?}\n{text}\n", fake.root)).unwrap();
+    fs::write(
+        &fake.config,
+        format!("[nvidia-container-cli]\nroot = {:?}\n{text}\n", fake.root),
+    )
+    .unwrap();
 }
 
 fn file(dir: &Path, class: &str) -> PathBuf {
@@ -42,35 +56,64 @@ fn cdi_names_have_specs() {
     fs::create_dir(&cdi).unwrap();
     // NVIDIA's plugin leaves its specs.
     fs::write(file(&cdi, "gds"), "of another plugin").unwrap();
-    let options = ["--device-list-strategy=cdi-cri", "--gds-enabled", "--gdrcopy-enabled", "--cdi-dir"];
+    let options = [
+        "--device-list-strategy=cdi-cri",
+        "--gds-enabled",
+        "--gdrcopy-enabled",
+        "--cdi-dir",
+    ];
     let node = Node::start_on(fake, &[&options[..], &[cdi.to_str().unwrap()]].concat());
     node.wait("the list", SOON, GPU, 1, 1);
     let gpu = format!("{KIND}/gpu={}", uuid(0));
-    assert_eq!(answer(&node.kubelet, GPU, &uuid(0)), format!("{gpu}\n{KIND}/gds=all"));
-    let spec: serde_json::Value = serde_json::from_slice(&fs::read(file(&cdi, "gds")).unwrap()).unwrap();
-    assert_eq!((&spec["kind"], &spec["devices"][0]["name"]), (&format!("{KIND}/gds").into(), &"all".into()));
+    assert_eq!(
+        answer(&node.kubelet, GPU, &uuid(0)),
+        format!("{gpu}\n{KIND}/gds=all")
+    );
+    let spec: serde_json::Value =
+        serde_json::from_slice(&fs::read(file(&cdi, "gds")).unwrap()).unwrap();
+    assert_eq!(
+        (&spec["kind"], &spec["devices"][0]["name"]),
+        (&format!("{KIND}/gds").into(), &"all".into())
+    );
     let edits = &spec["devices"][0]["containerEdits"];
     assert_eq!(edits["deviceNodes"][0]["path"], "/dev/nvidia-fs0");
     assert!(!file(&cdi, "gdrcopy").exists());
     // The modules are loaded and unloaded.
-    let inode = |class| std::os::unix::fs::MetadataExt::ino(&fs::metadata(file(&cdi, class)).unwrap());
+    let inode =
+        |class| std::os::unix::fs::MetadataExt::ino(&fs::metadata(file(&cdi, class)).unwrap());
     let before = inode("gds");
     add_node(&node.fake, "gdrdrv");
-    node.until("GDRCopy", POLLED, || answer(&node.kubelet, GPU, &uuid(0)).contains("/gdrcopy=all"));
-    assert_eq!(answer(&node.kubelet, GPU, &uuid(0)), format!("{gpu}\n{KIND}/gds=all\n{KIND}/gdrcopy=all"));
+    node.until("GDRCopy", POLLED, || {
+        answer(&node.kubelet, GPU, &uuid(0)).contains("/gdrcopy=all")
+    });
+    assert_eq!(
+        answer(&node.kubelet, GPU, &uuid(0)),
+        format!("{gpu}\n{KIND}/gds=all\n{KIND}/gdrcopy=all")
+    );
     assert_eq!(inode("gds"), before, "a spec that is current stays");
     fs::remove_file(node.fake.root.join("dev/nvidia-fs0")).unwrap();
-    node.until("without GPUDirect Storage", POLLED, || !file(&cdi, "gds").exists());
-    node.until("without its name", SOON, || !answer(&node.kubelet, GPU, &uuid(0)).contains("gds"));
+    node.until("without GPUDirect Storage", POLLED, || {
+        !file(&cdi, "gds").exists()
+    });
+    node.until("without its name", SOON, || {
+        !answer(&node.kubelet, GPU, &uuid(0)).contains("gds")
+    });
     node.signal("USR1");
-    node.until("no specs without a driver", SOON, || fs::read_dir(&cdi).unwrap().next().is_none());
+    node.until("no specs without a driver", SOON, || {
+        fs::read_dir(&cdi).unwrap().next().is_none()
+    });
 }
 
 fn variables_nodes_and_mounts() {
     let nodes = ["nvidia-fs0", "nvidia-fs1", "infiniband/uverbs0"];
     let node = Node::start_on(host(&nodes), &["--extra-devices=gds,mofed"]);
     node.wait("the list", SOON, GPU, 1, 1);
-    let answer = node.kubelet.allocate(GPU, &[&[uuid(0)]]).unwrap().container_responses.remove(0);
+    let answer = node
+        .kubelet
+        .allocate(GPU, &[&[uuid(0)]])
+        .unwrap()
+        .container_responses
+        .remove(0);
     for variable in ["NVIDIA_GDS", "NVIDIA_MOFED"] {
         assert_eq!(answer.envs[variable], "enabled");
     }
@@ -78,43 +121,88 @@ fn variables_nodes_and_mounts() {
     for name in nodes {
         let path = format!("/dev/{name}");
         let host = node.fake.root.join("dev").join(name).display().to_string();
-        let spec = answer.devices.iter().find(|spec| spec.container_path == path).unwrap();
-        assert_eq!((spec.host_path.as_str(), spec.permissions.as_str()), (host.as_str(), "rw"));
+        let spec = answer
+            .devices
+            .iter()
+            .find(|spec| spec.container_path == path)
+            .unwrap();
+        assert_eq!(
+            (spec.host_path.as_str(), spec.permissions.as_str()),
+            (host.as_str(), "rw")
+        );
     }
     // On a locked node, only mounts request devices.
-    let options = ["--device-list-strategy=volume-mounts", "--pass-device-specs=false", "--extra-devices=gds"];
+    let options = [
+        "--device-list-strategy=volume-mounts",
+        "--pass-device-specs=false",
+        "--extra-devices=gds",
+    ];
     let node = Node::start_on(host(&nodes), &options);
     node.wait("the list", SOON, GPU, 1, 1);
     let found = super::answer(&node.kubelet, GPU, &uuid(0));
     let mount = "/dev/null /var/run/nvidia-container-devices/cdi/nvidia.com/gds=all";
-    assert!(found.lines().any(|line| line == mount) && !found.contains("nodes"), "{found}");
+    assert!(
+        found.lines().any(|line| line == mount) && !found.contains("nodes"),
+        "{found}"
+    );
 }
 
 fn missing_and_denied_devices_are_named() {
     let fake = host(&["gdrdrv"]);
-    configure(&fake, "[devices]\ndeny = [\"gdrcopy\"]\n[kubelet-plugin]\nextra-devices = [\"mofed\", \"gdrcopy\"]");
+    configure(
+        &fake,
+        "[devices]\ndeny = [\"gdrcopy\"]\n[kubelet-plugin]\nextra-devices = [\"mofed\", \"gdrcopy\"]",
+    );
     let missing = "ONH-233 warning: extra-devices contains \"mofed\" (GPUDirect RDMA), but \"/dev/infiniband/uverbs*\" is missing";
     let denied = "ONH-604 warning: extra-devices contains \"gdrcopy\" (GDRCopy), which deny in [devices] of config.toml withholds";
     let (code, report, _) = check(&fake, &["--device-list-strategy=envvar"]);
     assert_eq!(code, Some(1), "{report}");
-    for text in [missing, denied, "hint: load the kernel module on the host: \"modprobe ib_uverbs\""] {
+    for text in [
+        missing,
+        denied,
+        "hint: load the kernel module on the host: \"modprobe ib_uverbs\"",
+    ] {
         assert!(report.contains(text), "{report}");
     }
     let node = Node::start_on(fake, &[]);
     node.wait("the list", SOON, GPU, 1, 1);
-    assert_eq!(answer(&node.kubelet, GPU, &uuid(0)), format!("NVIDIA_VISIBLE_DEVICES={}\nnodes", uuid(0)));
+    assert_eq!(
+        answer(&node.kubelet, GPU, &uuid(0)),
+        format!("NVIDIA_VISIBLE_DEVICES={}\nnodes", uuid(0))
+    );
     assert_eq!(node.log().matches("(ONH-233)").count(), 1, "{}", node.log());
     assert_eq!(node.log().matches("(ONH-604)").count(), 1, "{}", node.log());
     // The limits are followed.
-    configure(&node.fake, "[kubelet-plugin]\nextra-devices = [\"mofed\", \"gdrcopy\"]");
+    configure(
+        &node.fake,
+        "[kubelet-plugin]\nextra-devices = [\"mofed\", \"gdrcopy\"]",
+    );
     node.until("a feature that is permitted", POLLED, || {
         answer(&node.kubelet, GPU, &uuid(0)).contains("NVIDIA_GDRCOPY=enabled")
     });
-    assert!(node.log().contains("the limits in config.toml have changed: allow = [], deny = []"), "{}", node.log());
-    configure(&node.fake, "[devices]\ndeny = [\"gdrcopy\"]\n[kubelet-plugin]\nextra-devices = [\"gdrcopy\"]");
-    node.until("a feature that is denied", POLLED, || !answer(&node.kubelet, GPU, &uuid(0)).contains("GDRCOPY"));
-    assert!(node.log().contains("have changed: allow = [], deny = [\"gdrcopy\"]"), "{}", node.log());
+    assert!(
+        node.log()
+            .contains("the limits in config.toml have changed: allow = [], deny = []"),
+        "{}",
+        node.log()
+    );
+    configure(
+        &node.fake,
+        "[devices]\ndeny = [\"gdrcopy\"]\n[kubelet-plugin]\nextra-devices = [\"gdrcopy\"]",
+    );
+    node.until("a feature that is denied", POLLED, || {
+        !answer(&node.kubelet, GPU, &uuid(0)).contains("GDRCOPY")
+    });
+    assert!(
+        node.log()
+            .contains("have changed: allow = [], deny = [\"gdrcopy\"]"),
+        "{}",
+        node.log()
+    );
     let (code, _, errors) = check(&node.fake, &["--extra-devices=gds,GDS"]);
     assert_eq!(code, Some(2), "{errors}");
-    assert!(errors.contains("a list of \"gds\", \"mofed\", \"gdrcopy\" and \"nvswitch\""), "{errors}");
+    assert!(
+        errors.contains("a list of \"gds\", \"mofed\", \"gdrcopy\" and \"nvswitch\""),
+        "{errors}"
+    );
 }

@@ -33,7 +33,9 @@ pub fn address(node: &Node) -> SocketAddr {
 /// Sends bytes, and returns what comes back until the connection is closed.
 pub fn exchange(address: SocketAddr, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
     // The server may have closed the connection, with an answer.
     stream.write_all(request).ok();
     read(&mut stream)
@@ -48,7 +50,10 @@ fn read(stream: &mut TcpStream) -> String {
 }
 
 pub fn get(address: SocketAddr, path: &str) -> String {
-    exchange(address, format!("GET {path} HTTP/1.1\r\nHost: node\r\n\r\n").as_bytes())
+    exchange(
+        address,
+        format!("GET {path} HTTP/1.1\r\nHost: node\r\n\r\n").as_bytes(),
+    )
 }
 
 /// Waits until the metrics contain all these lines, and returns them.
@@ -57,7 +62,9 @@ fn wait(address: SocketAddr, lines: &[String]) -> String {
     let start = Instant::now();
     loop {
         let text = get(address, "/metrics");
-        let missing = lines.iter().find(|line| !text.lines().any(|found| found == **line));
+        let missing = lines
+            .iter()
+            .find(|line| !text.lines().any(|found| found == **line));
         let Some(missing) = missing else { return text };
         assert!(start.elapsed() < POLLED, "{missing} is missing in {text}");
         std::thread::sleep(Duration::from_millis(100));
@@ -66,16 +73,30 @@ fn wait(address: SocketAddr, lines: &[String]) -> String {
 
 fn metrics_name_the_containers() {
     let fake = Fake::new(&["--gpus", "3"]);
-    fake.add(0, "util=37 memory=81559 memory-used=1024 temperature=41 power=62500");
+    fake.add(
+        0,
+        "util=37 memory=81559 memory-used=1024 temperature=41 power=62500",
+    );
     fake.add(2, "name=\"Tesla T4\" util=80");
     let layout = fake.dir.path().join("layout");
     std::fs::write(&layout, "mig gpu=1 gi=1 ci=0 profile=1g.10gb uuid=MIG-1\n").unwrap();
     fake.make_root(&["--mig-layout", layout.to_str().unwrap()]);
-    let node =
-        Node::start_on(fake, &[&METRICS[..], &["--resources", "name=a.b/shared,model=*T4*,replicas=2"]].concat());
+    let node = Node::start_on(
+        fake,
+        &[
+            &METRICS[..],
+            &["--resources", "name=a.b/shared,model=*T4*,replicas=2"],
+        ]
+        .concat(),
+    );
     node.wait("the list", SOON, "nvidia.com/mig-1g.10gb", 1, 1);
-    let container =
-        |pod, resource, ids: &[String]| Container { namespace: "ns", pod, name: "main", resource, ids: ids.to_vec() };
+    let container = |pod, resource, ids: &[String]| Container {
+        namespace: "ns",
+        pod,
+        name: "main",
+        resource,
+        ids: ids.to_vec(),
+    };
     node.kubelet.state().containers = vec![
         container("whole", GPU, &[uuid(0)]),
         container("part", "nvidia.com/mig-1g.10gb", &["MIG-1".to_owned()]),
@@ -105,15 +126,31 @@ fn metrics_name_the_containers() {
             format!("onh_gpu_health{{uuid=\"{}\"}} 1.0", uuid(0)),
         ],
     );
-    assert!(!text.contains("eth0") && !text.contains("sidecar"), "{text}");
-    assert!(!text.lines().any(|line| line.starts_with("duty_cycle{") && line.contains("MIG-1")), "{text}");
+    assert!(
+        !text.contains("eth0") && !text.contains("sidecar"),
+        "{text}"
+    );
+    assert!(
+        !text
+            .lines()
+            .any(|line| line.starts_with("duty_cycle{") && line.contains("MIG-1")),
+        "{text}"
+    );
     assert!(text.starts_with("HTTP/1.1 200 OK\r\n"), "{text}");
-    assert!(text.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n"), "{text}");
+    assert!(
+        text.contains(
+            "content-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n"
+        ),
+        "{text}"
+    );
     assert!(text.ends_with("# EOF\n"), "{text}");
     // The GPUs take part in metrics only while they answer.
     node.fake.add(2, "fail=15");
     let start = Instant::now();
-    while get(address(&node), "/metrics").lines().any(|line| line.starts_with("duty_cycle{") && line.contains("T4")) {
+    while get(address(&node), "/metrics")
+        .lines()
+        .any(|line| line.starts_with("duty_cycle{") && line.contains("T4"))
+    {
         assert!(start.elapsed() < POLLED);
         std::thread::sleep(Duration::from_millis(100));
     }
@@ -153,18 +190,36 @@ fn metrics_of_errors_and_answers() {
             "onh_allocate_duration_seconds_count 1".to_owned(),
         ],
     );
-    let registered = text.lines().find(|line| line.starts_with("onh_registration_timestamp_seconds{")).unwrap();
+    let registered = text
+        .lines()
+        .find(|line| line.starts_with("onh_registration_timestamp_seconds{"))
+        .unwrap();
     let (labels, time) = registered.rsplit_once(' ').unwrap();
-    assert!(labels.ends_with("{resource_name=\"nvidia.com/gpu\"}"), "{registered}");
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
-    assert!((now - 600.0..=now).contains(&time.parse().unwrap()), "{registered}");
+    assert!(
+        labels.ends_with("{resource_name=\"nvidia.com/gpu\"}"),
+        "{registered}"
+    );
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_secs_f64();
+    assert!(
+        (now - 600.0..=now).contains(&time.parse().unwrap()),
+        "{registered}"
+    );
 }
 
 fn metrics_without_a_kubelet() {
     let mut node = Node::start(&["--gpus", "1"], &METRICS);
     node.wait("the list", SOON, GPU, 1, 1);
     let address = address(&node);
-    let container = Container { namespace: "ns", pod: "pod", name: "main", resource: GPU, ids: vec![uuid(0)] };
+    let container = Container {
+        namespace: "ns",
+        pod: "pod",
+        name: "main",
+        resource: GPU,
+        ids: vec![uuid(0)],
+    };
     node.kubelet.state().containers = vec![container];
     let request = "request{namespace=\"ns\",pod=\"pod\",container=\"main\",resource_name=\"nvidia.com/gpu\"} 1.0";
     wait(address, &[request.to_owned()]);
@@ -172,10 +227,20 @@ fn metrics_without_a_kubelet() {
     std::thread::sleep(Duration::from_millis(1100));
     let start = Instant::now();
     let hanging = std::thread::spawn(move || get(address, "/metrics"));
-    assert!(get(address, "/healthz").ends_with("\r\n\r\nok\n"), "not blocked");
+    assert!(
+        get(address, "/healthz").ends_with("\r\n\r\nok\n"),
+        "not blocked"
+    );
     let text = hanging.join().unwrap();
-    assert!(start.elapsed() < Duration::from_secs(5 * 2), "{:?}", start.elapsed());
-    assert!(text.contains("memory_total_gpu_node{") && !text.contains("request{"), "{text}");
+    assert!(
+        start.elapsed() < Duration::from_secs(5 * 2),
+        "{:?}",
+        start.elapsed()
+    );
+    assert!(
+        text.contains("memory_total_gpu_node{") && !text.contains("request{"),
+        "{text}"
+    );
     node.kubelet = FakeKubelet::start(&node.kubelet_dir);
     node.wait("the new kubelet", SOON, GPU, 1, 1);
     std::fs::remove_file(node.kubelet_dir.join("pod-resources/kubelet.sock")).unwrap();
@@ -187,16 +252,46 @@ fn metrics_for_hostile_clients() {
     let address = address(&node);
     let ask = |request: &str| exchange(address, request.as_bytes());
     for (request, status) in [
-        ("GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), "200 OK"),
+        (
+            "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
+            "200 OK",
+        ),
         ("GET /metrics?x=y HTTP/1.0\r\n\r\n".to_owned(), "200 OK"),
-        ("HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), "200 OK"),
-        ("GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), "404 Not Found"),
-        ("GET /metrics/../healthz HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), "404 Not Found"),
-        ("POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n".to_owned(), "405 Method Not Allowed"),
-        ("DELETE /healthz HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), "405 Method Not Allowed"),
-        (format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(1 << 16)), "431 "),
-        (format!("GET /metrics HTTP/1.1\r\nX: {}\r\n\r\n", "a".repeat(1 << 16)), "431 "),
-        (format!("GET /metrics HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(500)), "431 "),
+        (
+            "HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
+            "200 OK",
+        ),
+        (
+            "GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
+            "404 Not Found",
+        ),
+        (
+            "GET /metrics/../healthz HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
+            "404 Not Found",
+        ),
+        (
+            "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n".to_owned(),
+            "405 Method Not Allowed",
+        ),
+        (
+            "DELETE /healthz HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
+            "405 Method Not Allowed",
+        ),
+        (
+            format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(1 << 16)),
+            "431 ",
+        ),
+        (
+            format!(
+                "GET /metrics HTTP/1.1\r\nX: {}\r\n\r\n",
+                "a".repeat(1 << 16)
+            ),
+            "431 ",
+        ),
+        (
+            format!("GET /metrics HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(500)),
+            "431 ",
+        ),
         ("\0\r\n\r\n".to_owned(), "400 Bad Request"),
         ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned(), ""),
     ] {
@@ -209,21 +304,36 @@ fn metrics_for_hostile_clients() {
         }
     }
     // None of them sends a request, and none of them reads.
-    let mut idle: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let mut idle: Vec<TcpStream> = (0..100)
+        .map(|_| TcpStream::connect(address).unwrap())
+        .collect();
     for stream in &mut idle {
         stream.write_all(b"GET /metrics HTTP/1.1\r\nX: ").ok();
     }
     let start = Instant::now();
     assert!(get(address, "/metrics").ends_with("# EOF\n"));
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
-    let files = || std::fs::read_dir(format!("/proc/{}/fd", node.plugin.id())).unwrap().count();
+    assert!(
+        start.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        start.elapsed()
+    );
+    let files = || {
+        std::fs::read_dir(format!("/proc/{}/fd", node.plugin.id()))
+            .unwrap()
+            .count()
+    };
     assert!(files() < 50, "{}", files());
     // The limit for the time ends the others.
     let before = Instant::now();
     let last = idle.last_mut().unwrap();
-    last.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    last.set_read_timeout(Some(Duration::from_secs(60)))
+        .unwrap();
     read(last);
-    assert!(before.elapsed() < Duration::from_secs(5 * 6), "{:?}", before.elapsed());
+    assert!(
+        before.elapsed() < Duration::from_secs(5 * 6),
+        "{:?}",
+        before.elapsed()
+    );
     node.wait("still there", SOON, GPU, 1, 1);
     let status = std::fs::read_to_string(format!("/proc/{}/status", node.plugin.id())).unwrap();
     assert!(status.contains("Threads:\t1\n"), "{status}");
@@ -232,19 +342,36 @@ fn metrics_for_hostile_clients() {
 fn no_metrics_unless_they_are_wanted() {
     let node = Node::start(&["--gpus", "1"], &["--metrics-address", ""]);
     node.wait("the list", SOON, GPU, 1, 1);
-    let fds = std::fs::read_dir(format!("/proc/{}/fd", node.plugin.id())).unwrap().flatten();
+    let fds = std::fs::read_dir(format!("/proc/{}/fd", node.plugin.id()))
+        .unwrap()
+        .flatten();
     let links: Vec<String> = fds
         .filter_map(|entry| std::fs::read_link(entry.path()).ok())
-        .filter_map(|link| link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']').map(str::to_owned))
+        .filter_map(|link| {
+            link.to_str()?
+                .strip_prefix("socket:[")?
+                .strip_suffix(']')
+                .map(str::to_owned)
+        })
         .collect();
     assert!(!links.is_empty());
     for table in ["tcp", "tcp6"] {
-        let table = std::fs::read_to_string(format!("/proc/{}/net/{table}", node.plugin.id())).unwrap_or_default();
-        let inodes: Vec<&str> = table.lines().filter_map(|line| line.split_whitespace().nth(9)).collect();
-        assert!(!links.iter().any(|link| inodes.contains(&link.as_str())), "{table}");
+        let table = std::fs::read_to_string(format!("/proc/{}/net/{table}", node.plugin.id()))
+            .unwrap_or_default();
+        let inodes: Vec<&str> = table
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(9))
+            .collect();
+        assert!(
+            !links.iter().any(|link| inodes.contains(&link.as_str())),
+            "{table}"
+        );
     }
     let (code, _, errors) = super::check(&node.fake, &["--metrics-address", "2112"]);
-    assert!(code == Some(2) && errors.contains("--metrics-address has an invalid value"), "{errors}");
+    assert!(
+        code == Some(2) && errors.contains("--metrics-address has an invalid value"),
+        "{errors}"
+    );
 }
 
 /// Waits until the file has these lines among others, and none that begins with `without`.
@@ -253,7 +380,9 @@ pub fn wait_for_labels(path: &Path, lines: &[&str], without: &str) {
     let start = Instant::now();
     loop {
         let text = std::fs::read_to_string(path).unwrap_or_default();
-        let is_complete = lines.iter().all(|line| text.lines().any(|found| found == *line));
+        let is_complete = lines
+            .iter()
+            .all(|line| text.lines().any(|found| found == *line));
         if is_complete && !text.lines().any(|line| line.starts_with(without)) {
             return;
         }
@@ -283,7 +412,8 @@ fn labels_follow_the_gpus() {
     wait_for_labels(&file, &whole, "nvidia.com/mig-");
     let layout = node.fake.dir.path().join("layout");
     std::fs::write(&layout, "mig gpu=0 gi=1 ci=0 profile=1g.10gb uuid=MIG-1\n").unwrap();
-    node.fake.make_root(&["--mig-layout", layout.to_str().unwrap()]);
+    node.fake
+        .make_root(&["--mig-layout", layout.to_str().unwrap()]);
     let mig = [
         "nvidia.com/mig-1g.10gb.product=NVIDIA-H100-80GB-HBM3-MIG-1g.10gb",
         "nvidia.com/mig-1g.10gb.count=1",
@@ -299,7 +429,11 @@ fn labels_follow_the_gpus() {
     wait_for_labels(&file, &mig, "-");
     node.signal("TERM");
     node.plugin.wait().unwrap();
-    let left: Vec<_> = std::fs::read_dir(&dir).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    let left: Vec<_> = std::fs::read_dir(&dir)
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.file_name())
+        .collect();
     assert_eq!(left, ["other"]);
 }
 
@@ -309,7 +443,11 @@ fn labels_are_written_where_they_are_read() {
     let option = ["--labels-dir", dir.to_str().unwrap()];
     let mut node = Node::start_on(fake, &option);
     node.wait("the list", SOON, GPU, 1, 1);
-    assert!(!dir.exists() && !node.log().contains("features.d"), "{}", node.log());
+    assert!(
+        !dir.exists() && !node.log().contains("features.d"),
+        "{}",
+        node.log()
+    );
     // Node Feature Discovery is installed later.
     std::fs::create_dir_all(&dir).unwrap();
     let file = dir.join("oci-nvidia-kubelet-plugin");
@@ -317,12 +455,20 @@ fn labels_are_written_where_they_are_read() {
     node.plugin.kill().unwrap();
     node.plugin.wait().unwrap();
     assert!(file.exists());
-    node.plugin = super::start(&node.fake, &node.kubelet_dir, &[&option[..], &["--labels", "false"]].concat());
+    node.plugin = super::start(
+        &node.fake,
+        &node.kubelet_dir,
+        &[&option[..], &["--labels", "false"]].concat(),
+    );
     node.wait("the list again", SOON, GPU, 1, 1);
     node.until("labels that are removed", SOON, || !file.exists());
     node.plugin.kill().unwrap();
     node.plugin.wait().unwrap();
     std::fs::remove_dir_all(node.fake.dir.path().join("nfd")).unwrap();
-    node.plugin = super::start(&node.fake, &node.kubelet_dir, &[&option[..], &["--labels", "true"]].concat());
+    node.plugin = super::start(
+        &node.fake,
+        &node.kubelet_dir,
+        &[&option[..], &["--labels", "true"]].concat(),
+    );
     wait_for_labels(&file, &["nvidia.com/gpu.count=1"], "-");
 }

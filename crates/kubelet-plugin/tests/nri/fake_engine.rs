@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use kubelet_plugin::proto::nri::{
-    ConfigureRequest, ConfigureResponse, Container, CreateContainerRequest, CreateContainerResponse, PodSandbox,
-    RegisterPluginRequest, SynchronizeRequest, SynchronizeResponse,
+    ConfigureRequest, ConfigureResponse, Container, CreateContainerRequest,
+    CreateContainerResponse, PodSandbox, RegisterPluginRequest, SynchronizeRequest,
+    SynchronizeResponse,
 };
 use kubelet_plugin::proto::ttrpc::{Request, Response, Status};
 use prost::Message;
@@ -33,7 +34,10 @@ impl FakeEngine {
         std::fs::remove_file(path).ok();
         let listener = UnixListener::bind(path).unwrap();
         listener.set_nonblocking(true).unwrap();
-        Self { path: path.to_owned(), listener }
+        Self {
+            path: path.to_owned(),
+            listener,
+        }
     }
 
     /// Accepts a connection, and does nothing with it.
@@ -93,7 +97,14 @@ impl Plugin {
     pub fn new(stream: UnixStream) -> Self {
         stream.set_read_timeout(Some(5 * REQUEST_TIME)).unwrap();
         let (name, index) = (String::new(), String::new());
-        Self { stream, trunk: Vec::new(), received: BTreeMap::new(), next_id: 1, name, index }
+        Self {
+            stream,
+            trunk: Vec::new(),
+            received: BTreeMap::new(),
+            next_id: 1,
+            name,
+            index,
+        }
     }
 
     /// Engines configure the plugin at the same time as they answer.
@@ -105,24 +116,46 @@ impl Plugin {
         assert_eq!(request.method, "RegisterPlugin");
         let plugin = RegisterPluginRequest::decode(request.payload.as_slice()).unwrap();
         assert!(!plugin.plugin_name.is_empty());
-        assert!(plugin.plugin_idx.len() == 2 && plugin.plugin_idx.bytes().all(|byte| byte.is_ascii_digit()));
+        assert!(
+            plugin.plugin_idx.len() == 2
+                && plugin.plugin_idx.bytes().all(|byte| byte.is_ascii_digit())
+        );
         (self.name, self.index) = (plugin.plugin_name, plugin.plugin_idx);
         self.send(2, frame.id, 2, &Response::default().encode_to_vec());
     }
 
     pub fn refuse_registration(&mut self, why: &str) {
         let frame = self.read(2).expect("no registration");
-        let status = Status { code: 2, message: why.to_owned() };
-        self.send(2, frame.id, 2, &Response { status: Some(status), ..Response::default() }.encode_to_vec());
+        let status = Status {
+            code: 2,
+            message: why.to_owned(),
+        };
+        self.send(
+            2,
+            frame.id,
+            2,
+            &Response {
+                status: Some(status),
+                ..Response::default()
+            }
+            .encode_to_vec(),
+        );
     }
 
     fn configure(&mut self) {
-        let request = ConfigureRequest { runtime_name: "fake".to_owned(), runtime_version: "v1".to_owned() };
+        let request = ConfigureRequest {
+            runtime_name: "fake".to_owned(),
+            runtime_version: "v1".to_owned(),
+        };
         // The timeouts, in fields that the plugin does not know
         let mut request = request.encode_to_vec();
         request.extend([0x20, 0x88, 0x27, 0x28, 0xd0, 0x0f]);
-        let answer = ConfigureResponse::decode(self.call("Configure", request).unwrap().as_slice()).unwrap();
-        assert_eq!(answer.events, CREATE_CONTAINER, "an engine calls only for these events");
+        let answer =
+            ConfigureResponse::decode(self.call("Configure", request).unwrap().as_slice()).unwrap();
+        assert_eq!(
+            answer.events, CREATE_CONTAINER,
+            "an engine calls only for these events"
+        );
     }
 
     /// With many containers, engines split the message.
@@ -133,7 +166,10 @@ impl Plugin {
             request.extend([0x0a, 0x02, 0x0a, 0x00, 0x12, 0x02, 0x0a, 0x00]);
             let answer = self.call("Synchronize", request).unwrap();
             let answer = SynchronizeResponse::decode(answer.as_slice()).unwrap();
-            assert_eq!(answer.more, more, "an engine closes the connection otherwise");
+            assert_eq!(
+                answer.more, more,
+                "an engine closes the connection otherwise"
+            );
         }
     }
 
@@ -149,7 +185,18 @@ impl Plugin {
         let timeout_nano = 2_000_000_000;
         let id = self.next_id;
         self.next_id += 2;
-        self.send(1, id, 1, &Request { service, method, payload, timeout_nano }.encode_to_vec());
+        self.send(
+            1,
+            id,
+            1,
+            &Request {
+                service,
+                method,
+                payload,
+                timeout_nano,
+            }
+            .encode_to_vec(),
+        );
         id
     }
 
@@ -217,7 +264,11 @@ impl Plugin {
                 Err(error) => panic!("{error}"),
             }
             while let Some((connection, payload)) = take_frame(&mut self.trunk) {
-                assert!(payload.len() <= BUFFER, "an engine closes the connection: {} bytes", payload.len());
+                assert!(
+                    payload.len() <= BUFFER,
+                    "an engine closes the connection: {} bytes",
+                    payload.len()
+                );
                 self.received.entry(connection).or_default().extend(payload);
             }
         }
@@ -239,19 +290,36 @@ fn take_message(received: &mut Vec<u8>) -> Option<Frame> {
     let length = number(received.get(..4)?) as usize;
     received.get(..10 + length)?;
     let message: Vec<u8> = received.drain(..10 + length).collect();
-    Some(Frame { id: number(&message[4..8]), kind: message[8], payload: message[10..].to_vec() })
+    Some(Frame {
+        id: number(&message[4..8]),
+        kind: message[8],
+        payload: message[10..].to_vec(),
+    })
 }
 
 /// The message for a container of a pod. It has fields that the plugin does not know.
 pub fn request(container: Container) -> Vec<u8> {
-    let pod = PodSandbox { name: "cuda".to_owned(), namespace: "lab".to_owned() };
-    CreateContainerRequest { pod: Some(pod), container: Some(container) }.encode_to_vec()
+    let pod = PodSandbox {
+        name: "cuda".to_owned(),
+        namespace: "lab".to_owned(),
+    };
+    CreateContainerRequest {
+        pod: Some(pod),
+        container: Some(container),
+    }
+    .encode_to_vec()
 }
 
 /// The names of the CDI devices in an answer.
 pub fn names(answer: &[u8]) -> Vec<String> {
     let answer = CreateContainerResponse::decode(answer).unwrap();
-    answer.adjust.unwrap_or_default().cdi_devices.into_iter().map(|device| device.name).collect()
+    answer
+        .adjust
+        .unwrap_or_default()
+        .cdi_devices
+        .into_iter()
+        .map(|device| device.name)
+        .collect()
 }
 
 /// The id of the containers

@@ -41,7 +41,12 @@ impl Node {
         let engine = FakeEngine::start(&socket(&fake));
         let process = start(&fake, &["nri", "--socket"], &[]);
         let plugin = engine.accept(SOON);
-        let mut node = Self { fake, engine: Some(engine), plugin: Some(plugin), process };
+        let mut node = Self {
+            fake,
+            engine: Some(engine),
+            plugin: Some(plugin),
+            process,
+        };
         node.wait_for_driver();
         node
     }
@@ -50,7 +55,10 @@ impl Node {
     fn wait_for_driver(&mut self) {
         let start = Instant::now();
         while let Err(why) = self.ask(&["CUDA_VERSION=1.0"]) {
-            assert!(why.contains("the driver does not answer") && start.elapsed() < SOON, "{why}");
+            assert!(
+                why.contains("the driver does not answer") && start.elapsed() < SOON,
+                "{why}"
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -66,7 +74,11 @@ impl Node {
     fn wait_for_log(&self, text: &str) {
         let start = Instant::now();
         while !self.log().contains(text) {
-            assert!(start.elapsed() < SOON, "{text:?} is not in the log: {}", self.log());
+            assert!(
+                start.elapsed() < SOON,
+                "{text:?} is not in the log: {}",
+                self.log()
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -99,7 +111,11 @@ fn socket(fake: &Fake) -> PathBuf {
 
 /// The last word of `command` takes the socket.
 fn start(fake: &Fake, command: &[&str], options: &[&str]) -> Child {
-    let log = std::fs::OpenOptions::new().create(true).append(true).open(fake.dir.path().join("log")).unwrap();
+    let log = std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(fake.dir.path().join("log"))
+        .unwrap();
     // A /run of its own, for the records
     let run = fake.dir.path().join("run");
     std::fs::create_dir_all(&run).unwrap();
@@ -113,7 +129,12 @@ fn start(fake: &Fake, command: &[&str], options: &[&str]) -> Child {
         .arg(&fake.config)
         .args(options);
     program.arg("--cdi-dir").arg(fake.dir.path().join("cdi"));
-    program.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
+    program
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .unwrap()
 }
 
 fn device(gpu: u32) -> String {
@@ -139,14 +160,28 @@ fn gpus_are_granted() {
         assert_eq!(node.ask(&[&env]), Ok(expected), "{env}");
     }
     let destination = format!("/var/run/nvidia-container-devices/{}", uuid(1));
-    let mounts = vec![kubelet_plugin::proto::nri::Mount { destination, source: "/dev/null".to_owned() }];
-    let by_mount = kubelet_plugin::proto::nri::Container { mounts, ..container(&[ALL]) };
-    assert_eq!(node.plugin.as_mut().unwrap().create(by_mount), Ok(vec![device(1)]));
+    let mounts = vec![kubelet_plugin::proto::nri::Mount {
+        destination,
+        source: "/dev/null".to_owned(),
+    }];
+    let by_mount = kubelet_plugin::proto::nri::Container {
+        mounts,
+        ..container(&[ALL])
+    };
+    assert_eq!(
+        node.plugin.as_mut().unwrap().create(by_mount),
+        Ok(vec![device(1)])
+    );
     let log = node.log();
     assert!(log.contains("fake v1 asks about its containers"), "{log}");
-    assert!(log.contains(&format!("lab/cuda/main gets {}, {}", device(0), device(2))), "{log}");
+    assert!(
+        log.contains(&format!("lab/cuda/main gets {}, {}", device(0), device(2))),
+        "{log}"
+    );
     assert_eq!(
-        node.plugin.as_ref().map(|plugin| (plugin.index.as_str(), plugin.name.as_str())),
+        node.plugin
+            .as_ref()
+            .map(|plugin| (plugin.index.as_str(), plugin.name.as_str())),
         Some(("10", "oci-nvidia"))
     );
 }
@@ -155,17 +190,40 @@ fn gpus_are_granted() {
 fn devices_next_to_the_gpus() {
     let fake = Fake::new(&["--gpus", "1"]);
     let path = fake.root.join("dev/gdrdrv");
-    assert!(Command::new("mknod").arg(&path).args(["c", "508", "0"]).status().unwrap().success());
+    assert!(
+        Command::new("mknod")
+            .arg(&path)
+            .args(["c", "508", "0"])
+            .status()
+            .unwrap()
+            .success()
+    );
     let engine = FakeEngine::start(&socket(&fake));
     let process = start(&fake, &["nri", "--socket"], &[]);
     let plugin = engine.accept(SOON);
-    let mut node = Node { fake, engine: Some(engine), plugin: Some(plugin), process };
+    let mut node = Node {
+        fake,
+        engine: Some(engine),
+        plugin: Some(plugin),
+        process,
+    };
     node.wait_for_driver();
     let gdrcopy = "k8s.device-plugin.nvidia.com/gdrcopy=all".to_owned();
-    assert_eq!(node.ask(&[ALL, "NVIDIA_GDRCOPY=enabled"]), Ok(vec![device(0), gdrcopy]));
-    assert!(node.fake.dir.path().join("cdi/k8s.device-plugin.nvidia.com-gdrcopy.json").exists());
+    assert_eq!(
+        node.ask(&[ALL, "NVIDIA_GDRCOPY=enabled"]),
+        Ok(vec![device(0), gdrcopy])
+    );
+    assert!(
+        node.fake
+            .dir
+            .path()
+            .join("cdi/k8s.device-plugin.nvidia.com-gdrcopy.json")
+            .exists()
+    );
     assert_eq!(node.ask(&[ALL, "NVIDIA_GDS=enabled"]), Ok(vec![device(0)]));
-    node.wait_for_log("NVIDIA_GDS requests GPUDirect Storage, but \"/dev/nvidia-fs*\" is missing below ");
+    node.wait_for_log(
+        "NVIDIA_GDS requests GPUDirect Storage, but \"/dev/nvidia-fs*\" is missing below ",
+    );
 }
 
 /// The CDI spec has the devices when the engine learns their names. With its variable, the hook leaves the container unchanged.
@@ -174,21 +232,45 @@ fn the_engine_finds_what_is_granted() {
     let engine = FakeEngine::start(&socket(&fake));
     let process = start(&fake, &["nri", "--socket"], &[]);
     let plugin = engine.accept(SOON);
-    let mut node = Node { fake, engine: Some(engine), plugin: Some(plugin), process };
+    let mut node = Node {
+        fake,
+        engine: Some(engine),
+        plugin: Some(plugin),
+        process,
+    };
     node.wait_for_driver();
     let names = node.ask(&[ALL]).unwrap();
-    let path = node.fake.dir.path().join("cdi/k8s.device-plugin.nvidia.com-gpu.json");
+    let path = node
+        .fake
+        .dir
+        .path()
+        .join("cdi/k8s.device-plugin.nvidia.com-gpu.json");
     let spec: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     assert!(names.len() == 3, "{names:?}");
     for name in &names {
         let (kind, device) = name.split_once('=').unwrap();
         assert_eq!(spec["kind"], kind);
-        assert!(spec["devices"].as_array().unwrap().iter().any(|known| known["name"] == device), "{name}");
+        assert!(
+            spec["devices"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|known| known["name"] == device),
+            "{name}"
+        );
     }
     let env = spec["containerEdits"]["env"].as_array().unwrap();
-    assert!(env.iter().any(|entry| entry == "NVIDIA_VISIBLE_DEVICES=void"), "{env:?}");
+    assert!(
+        env.iter()
+            .any(|entry| entry == "NVIDIA_VISIBLE_DEVICES=void"),
+        "{env:?}"
+    );
     // The driver is replaced: the spec is removed, and containers that request GPUs wait.
-    Command::new("kill").arg("-USR1").arg(node.process.id().to_string()).status().unwrap();
+    Command::new("kill")
+        .arg("-USR1")
+        .arg(node.process.id().to_string())
+        .status()
+        .unwrap();
     let start = Instant::now();
     while node.ask(&[ALL]).is_ok() {
         assert!(start.elapsed() < SOON);
@@ -201,27 +283,47 @@ fn refusals_read_well() {
     let mut node = Node::start(1, "");
     let refusal = node.ask(&[&visible("9")]).unwrap_err();
     let beginning = "cannot set up container \"main\": NVIDIA_VISIBLE_DEVICES requests \"9\"";
-    assert!(refusal.starts_with(beginning) && refusal.contains("(ONH-030); hint: "), "{refusal}");
-    assert!(refusal.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "one line: {refusal}");
-    let refusal = node.ask(&[ALL, "NVIDIA_REQUIRE_CUDA=cuda>=99.0"]).unwrap_err();
+    assert!(
+        refusal.starts_with(beginning) && refusal.contains("(ONH-030); hint: "),
+        "{refusal}"
+    );
+    assert!(
+        refusal.bytes().all(|byte| (b' '..=b'~').contains(&byte)),
+        "one line: {refusal}"
+    );
+    let refusal = node
+        .ask(&[ALL, "NVIDIA_REQUIRE_CUDA=cuda>=99.0"])
+        .unwrap_err();
     assert!(refusal.contains("(ONH-034); hint: "), "{refusal}");
     node.wait_for_log("cannot set up container \"lab/cuda/main\"");
     configure(&node.fake, "no-such = [");
     let refusal = node.ask(&[ALL]).unwrap_err();
     assert!(refusal.contains("config.toml"), "{refusal}");
-    assert_eq!(node.ask(&["PATH=/bin"]), Ok(vec![]), "an invalid config.toml stops no other container");
+    assert_eq!(
+        node.ask(&["PATH=/bin"]),
+        Ok(vec![]),
+        "an invalid config.toml stops no other container"
+    );
 }
 
 /// `oci-nvidia-hook why lab/cuda` reads it.
 fn a_refusal_has_a_record() {
     let mut node = Node::start(2, "[devices]\ndeny = [\"1\"]");
-    let path = node.fake.dir.path().join(format!("run/oci-nvidia-hook/containers/{CONTAINER}.json"));
+    let path = node
+        .fake
+        .dir
+        .path()
+        .join(format!("run/oci-nvidia-hook/containers/{CONTAINER}.json"));
     let mut record = |env: &str, number: &str| {
         node.ask(&[&visible(env)]).unwrap_err();
         let start = Instant::now();
         loop {
-            let found = std::fs::read(&path).ok().map(|bytes| Record::parse(&bytes).unwrap());
-            if let Some(record) = found.filter(|record| record.findings.iter().any(|found| found.id == number)) {
+            let found = std::fs::read(&path)
+                .ok()
+                .map(|bytes| Record::parse(&bytes).unwrap());
+            if let Some(record) =
+                found.filter(|record| record.findings.iter().any(|found| found.id == number))
+            {
                 return record;
             }
             assert!(start.elapsed() < SOON, "{env}: no record with {number}");
@@ -229,12 +331,27 @@ fn a_refusal_has_a_record() {
         }
     };
     let denied = record("1", "ONH-032");
-    assert_eq!((denied.stage.as_str(), denied.outcome, denied.findings.len()), (NRI, Outcome::Failed, 1));
-    assert!(denied.reason.starts_with("NVIDIA_VISIBLE_DEVICES requests"), "{}", denied.reason);
-    let pod = Pod { name: "cuda".to_owned(), namespace: "lab".to_owned(), container: "main".to_owned() };
+    assert_eq!(
+        (denied.stage.as_str(), denied.outcome, denied.findings.len()),
+        (NRI, Outcome::Failed, 1)
+    );
+    assert!(
+        denied.reason.starts_with("NVIDIA_VISIBLE_DEVICES requests"),
+        "{}",
+        denied.reason
+    );
+    let pod = Pod {
+        name: "cuda".to_owned(),
+        namespace: "lab".to_owned(),
+        container: "main".to_owned(),
+    };
     assert_eq!(denied.container.pod, pod);
     let unknown = record("9", "ONH-030");
-    assert_eq!(unknown.findings.len(), 1, "each start has a record of its own");
+    assert_eq!(
+        unknown.findings.len(),
+        1,
+        "each start has a record of its own"
+    );
     node.ask(&["PATH=/bin"]).unwrap();
 }
 
@@ -248,22 +365,41 @@ fn limits_hold() {
 /// A denied GPU is not granted from then on. A GPU that is allowed again is granted when the CDI spec has it.
 fn limits_that_change() {
     let mut node = Node::start(2, "");
-    let spec = node.fake.dir.path().join("cdi/k8s.device-plugin.nvidia.com-gpu.json");
-    let has = |gpu| std::fs::read_to_string(&spec).unwrap().contains(&format!("\"{}\"", uuid(gpu)));
+    let spec = node
+        .fake
+        .dir
+        .path()
+        .join("cdi/k8s.device-plugin.nvidia.com-gpu.json");
+    let has = |gpu| {
+        std::fs::read_to_string(&spec)
+            .unwrap()
+            .contains(&format!("\"{}\"", uuid(gpu)))
+    };
     assert_eq!(node.ask(&[ALL]), Ok(vec![device(0), device(1)]));
     configure(&node.fake, "[devices]\ndeny = [\"1\"]");
     assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]));
-    assert!(node.ask(&[&visible("1")]).unwrap_err().contains("(ONH-032)"));
+    assert!(
+        node.ask(&[&visible("1")])
+            .unwrap_err()
+            .contains("(ONH-032)")
+    );
     node.wait_for_log("have changed: allow = [], deny = [\"1\"]");
     assert!(has(0) && !has(1));
     // An editor has truncated the file.
     std::fs::write(&node.fake.config, "").unwrap();
     assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]));
-    assert!(node.ask(&[&visible("1")]).unwrap_err().contains("which config.toml allows now, but the CDI spec lacks"));
+    assert!(
+        node.ask(&[&visible("1")])
+            .unwrap_err()
+            .contains("which config.toml allows now, but the CDI spec lacks")
+    );
     configure(&node.fake, "");
     let start = Instant::now();
     while let Err(refusal) = node.ask(&[&visible("1")]) {
-        assert!(refusal.contains("(ONH-032)") && start.elapsed() < SOON, "{refusal}");
+        assert!(
+            refusal.contains("(ONH-032)") && start.elapsed() < SOON,
+            "{refusal}"
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
     assert!(has(1), "before it is granted");
@@ -274,7 +410,10 @@ fn limits_that_change() {
 fn a_locked_node() {
     let mut node = Node::start(1, "");
     assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]));
-    configure(&node.fake, "accept-nvidia-visible-devices-envvar-when-unprivileged = false");
+    configure(
+        &node.fake,
+        "accept-nvidia-visible-devices-envvar-when-unprivileged = false",
+    );
     assert_eq!(node.ask(&[ALL]), Ok(vec![]));
     node.wait_for_log("(ONH-103)");
     node.wait_for_log("lab/cuda/main: NVIDIA_VISIBLE_DEVICES is ignored");
@@ -284,7 +423,12 @@ fn two_containers_at_once() {
     let mut node = Node::start(2, "");
     let plugin = node.plugin.as_mut().unwrap();
     let calls: Vec<u32> = (0..2)
-        .map(|gpu| plugin.send_call("CreateContainer", request(container(&[&visible(&gpu.to_string())]))))
+        .map(|gpu| {
+            plugin.send_call(
+                "CreateContainer",
+                request(container(&[&visible(&gpu.to_string())])),
+            )
+        })
         .collect();
     for (gpu, id) in (0..).zip(calls) {
         assert_eq!(names(&plugin.answer(id).unwrap()), [device(gpu)]);
@@ -303,21 +447,45 @@ fn an_engine_that_restarts() {
     }
     let log = node.log();
     assert_eq!(log.matches("asks about its containers").count(), 4, "{log}");
-    assert!(log.matches("cannot serve NRI").count() <= 3 * 3, "repeated errors are logged once: {log}");
+    assert!(
+        log.matches("cannot serve NRI").count() <= 3 * 3,
+        "repeated errors are logged once: {log}"
+    );
 }
 
 fn an_engine_that_starts_later() {
     let fake = host(1, "");
-    let process = start(&fake, &["nri", "--socket"], &["--name", "gpus", "--index", "07"]);
+    let process = start(
+        &fake,
+        &["nri", "--socket"],
+        &["--name", "gpus", "--index", "07"],
+    );
     std::thread::sleep(Duration::from_secs(3));
     let engine = FakeEngine::start(&socket(&fake));
     let started = Instant::now();
     let plugin = engine.accept(SOON);
-    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
-    assert_eq!((plugin.index.as_str(), plugin.name.as_str()), ("07", "gpus"));
-    let mut node = Node { fake, engine: Some(engine), plugin: Some(plugin), process };
+    assert!(
+        started.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        started.elapsed()
+    );
+    assert_eq!(
+        (plugin.index.as_str(), plugin.name.as_str()),
+        ("07", "gpus")
+    );
+    let mut node = Node {
+        fake,
+        engine: Some(engine),
+        plugin: Some(plugin),
+        process,
+    };
     node.wait_for_driver();
-    assert_eq!(node.log().matches("cannot connect").count(), 1, "{}", node.log());
+    assert_eq!(
+        node.log().matches("cannot connect").count(),
+        1,
+        "{}",
+        node.log()
+    );
 }
 
 fn an_engine_that_refuses() {
@@ -335,8 +503,14 @@ fn an_engine_that_refuses() {
 fn hostile_bytes() {
     let mut node = Node::start(1, "");
     let too_long = [0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff];
-    let too_long_inside = [0, 0, 0, 1, 0, 0, 0, 10, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 1, 1, 0];
-    for bytes in [&too_long[..], &too_long_inside, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"] {
+    let too_long_inside = [
+        0, 0, 0, 1, 0, 0, 0, 10, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 1, 1, 0,
+    ];
+    for bytes in [
+        &too_long[..],
+        &too_long_inside,
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ] {
         let plugin = node.plugin.as_mut().unwrap();
         plugin.send_bytes(bytes);
         assert!(plugin.is_closed(), "{bytes:?}");
@@ -346,7 +520,12 @@ fn hostile_bytes() {
     // A call that cannot be read, an unknown one, a connection that does not exist
     let plugin = node.plugin.as_mut().unwrap();
     assert!(plugin.call("CreateContainer", vec![0xff; 50]).is_err());
-    assert!(plugin.call("Unknown", vec![]).unwrap_err().contains("unknown method"));
+    assert!(
+        plugin
+            .call("Unknown", vec![])
+            .unwrap_err()
+            .contains("unknown method")
+    );
     plugin.send_bytes(&[0, 0, 0, 7, 0, 0, 0, 2, 1, 2]);
     assert_eq!(plugin.call("Shutdown", vec![]), Ok(vec![]));
     assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]));
@@ -354,8 +533,12 @@ fn hostile_bytes() {
 
 fn large_containers() {
     let mut node = Node::start(1, "");
-    let filler: Vec<String> = (0..3000).map(|number| format!("FILLER_{number}={}", "x".repeat(1000))).collect();
-    let env: Vec<&str> = std::iter::once(ALL).chain(filler.iter().map(String::as_str)).collect();
+    let filler: Vec<String> = (0..3000)
+        .map(|number| format!("FILLER_{number}={}", "x".repeat(1000)))
+        .collect();
+    let env: Vec<&str> = std::iter::once(ALL)
+        .chain(filler.iter().map(String::as_str))
+        .collect();
     assert_eq!(node.ask(&env), Ok(vec![device(0)]));
 }
 
@@ -364,7 +547,12 @@ fn answers_are_quick() {
     let mut times: Vec<Duration> = Vec::new();
     for _ in 0..300 {
         let start = Instant::now();
-        assert_eq!(node.ask(&[ALL, "NVIDIA_REQUIRE_CUDA=cuda>=11.0"]).unwrap().len(), 8);
+        assert_eq!(
+            node.ask(&[ALL, "NVIDIA_REQUIRE_CUDA=cuda>=11.0"])
+                .unwrap()
+                .len(),
+            8
+        );
         times.push(start.elapsed());
     }
     times.sort();
@@ -392,24 +580,63 @@ fn kubelet_and_engine_in_one_process() {
     let engine = FakeEngine::start(&socket(&fake));
     let log = std::fs::File::create(fake.dir.path().join("log")).unwrap();
     let mut program = Command::new(PROGRAM);
-    program.arg("run").arg("--config").arg(&fake.config).arg("--kubelet-dir").arg(&kubelet_dir);
+    program
+        .arg("run")
+        .arg("--config")
+        .arg(&fake.config)
+        .arg("--kubelet-dir")
+        .arg(&kubelet_dir);
     program.arg("--run-dir").arg(fake.dir.path().join("run"));
-    program.arg(format!("--nri={}", socket(&fake).display())).arg("--cdi-dir").arg(fake.dir.path().join("cdi"));
-    let process = program.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+    program
+        .arg(format!("--nri={}", socket(&fake).display()))
+        .arg("--cdi-dir")
+        .arg(fake.dir.path().join("cdi"));
+    let process = program
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .unwrap();
     let plugin = engine.accept(SOON);
-    let mut node = Node { fake, engine: Some(engine), plugin: Some(plugin), process };
+    let mut node = Node {
+        fake,
+        engine: Some(engine),
+        plugin: Some(plugin),
+        process,
+    };
     node.wait_for_driver();
     assert_eq!(node.ask(&[ALL]), Ok(vec![device(0)]));
-    kubelet.wait("the list", SOON, |state| state.allocatable("nvidia.com/gpu") == 1);
+    kubelet.wait("the list", SOON, |state| {
+        state.allocatable("nvidia.com/gpu") == 1
+    });
     let of_process = Path::new("/proc").join(node.process.id().to_string());
-    assert_eq!(std::fs::read_dir(of_process.join("task")).unwrap().count(), 1, "one thread");
+    assert_eq!(
+        std::fs::read_dir(of_process.join("task")).unwrap().count(),
+        1,
+        "one thread"
+    );
     let children = of_process.join(format!("task/{}/children", node.process.id()));
-    assert_eq!(std::fs::read_to_string(children).unwrap().split_whitespace().count(), 1, "the monitor");
+    assert_eq!(
+        std::fs::read_to_string(children)
+            .unwrap()
+            .split_whitespace()
+            .count(),
+        1,
+        "the monitor"
+    );
 }
 
 fn bad_options() {
-    for (option, value) in [("--index", "7"), ("--index", "x1"), ("--name", ""), ("--name", "a b")] {
-        let output = Command::new(PROGRAM).args(["nri", option, value]).output().unwrap();
+    for (option, value) in [
+        ("--index", "7"),
+        ("--index", "x1"),
+        ("--name", ""),
+        ("--name", "a b"),
+    ] {
+        let output = Command::new(PROGRAM)
+            .args(["nri", option, value])
+            .output()
+            .unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{text}");
         assert!(text.contains(option), "{text}");

@@ -61,16 +61,26 @@ impl RootfsEdits {
     #[must_use]
     pub fn of_config(config: &Config) -> Self {
         let root = Some(&config.driver_root).filter(|root| root.as_path() != Path::new("/"));
-        Self { config: config.file.clone(), root: root.cloned(), ..Self::default() }
+        Self {
+            config: config.file.clone(),
+            root: root.cloned(),
+            ..Self::default()
+        }
     }
 
     /// Whether the hook entry only compares a container with the limits, as in a spec of other devices than GPUs.
     #[must_use]
     pub fn only_checks(&self) -> bool {
         // A setup has at least one of these.
-        let has_no_files = self.links.is_empty() && self.libraries.is_empty() && self.below.is_empty();
-        let has_no_nodes = self.shown.is_empty() && self.with_node.is_empty() && self.egl_devices == 0;
-        self.stamp.is_some() && has_no_files && has_no_nodes && self.mask.is_none() && self.channels.is_empty()
+        let has_no_files =
+            self.links.is_empty() && self.libraries.is_empty() && self.below.is_empty();
+        let has_no_nodes =
+            self.shown.is_empty() && self.with_node.is_empty() && self.egl_devices == 0;
+        self.stamp.is_some()
+            && has_no_files
+            && has_no_nodes
+            && self.mask.is_none()
+            && self.channels.is_empty()
     }
 
     /// Merges both.
@@ -121,7 +131,9 @@ impl RootfsEdits {
         let mut args = vec![PROGRAM.to_owned(), VERB.to_owned()];
         self.add_options(&mut args);
         for (node, more) in &self.with_node {
-            let Some(node) = node.absolute().to_str().map(str::to_owned) else { continue };
+            let Some(node) = node.absolute().to_str().map(str::to_owned) else {
+                continue;
+            };
             args.extend([WITH_NODE.to_owned(), node]);
             more.add_options(&mut args);
         }
@@ -138,18 +150,32 @@ impl RootfsEdits {
         let path = |path: &Option<HostPath>| path.as_ref()?.as_path().to_str().map(str::to_owned);
         option("--config", path(&self.config));
         option("--root", path(&self.root));
-        self.features.names().into_iter().for_each(|name| option("--feature", Some(name)));
+        self.features
+            .names()
+            .into_iter()
+            .for_each(|name| option("--feature", Some(name)));
         let compat = self.cuda_compat.as_ref();
-        option("--cuda-compat", compat.map(|(driver, cuda)| format!("{driver}::{cuda}")));
+        option(
+            "--cuda-compat",
+            compat.map(|(driver, cuda)| format!("{driver}::{cuda}")),
+        );
         for (link, text) in &self.links {
-            let name = if self.required.contains(link) { REQUIRED_LINK } else { LINK };
+            let name = if self.required.contains(link) {
+                REQUIRED_LINK
+            } else {
+                LINK
+            };
             option(name, pair(text, &link.absolute()));
         }
         for (name, path) in &self.below {
             option("--below", pair(name, &path.absolute()));
         }
         for (arch, path) in &self.libraries {
-            let name = if *arch == Arch::native() { "--library" } else { "--library32" };
+            let name = if *arch == Arch::native() {
+                "--library"
+            } else {
+                "--library32"
+            };
             option(name, path.absolute().to_str().map(str::to_owned));
         }
         if let Some(mask) = &self.mask {
@@ -159,7 +185,11 @@ impl RootfsEdits {
             option("--show-proc", pair(source.as_path(), path));
         }
         for channel in &self.channels {
-            let name = if channel.expected == Expected::Socket { "--socket" } else { "--directory" };
+            let name = if channel.expected == Expected::Socket {
+                "--socket"
+            } else {
+                "--directory"
+            };
             option(name, pair(channel.root.as_path(), &channel.path));
         }
         if self.egl_devices != 0 {
@@ -185,7 +215,8 @@ impl RootfsEdits {
                 Long("config") => edits.config = Some(HostPath::new(parser.value()?)),
                 Long("feature") => {
                     let name = text(&mut parser)?;
-                    let feature = Feature::from_name(&name).with_context(|| format!("{name:?} is not a feature"))?;
+                    let feature = Feature::from_name(&name)
+                        .with_context(|| format!("{name:?} is not a feature"))?;
                     edits.features.insert(feature);
                 }
                 Long("root") => edits.root = Some(HostPath::new(parser.value()?)),
@@ -197,19 +228,31 @@ impl RootfsEdits {
                 }
                 Long("below") => {
                     let (name, path) = two(&mut parser)?;
-                    edits.below.insert(container_path(&name)?.relative().to_owned(), container_path(&path)?);
+                    edits.below.insert(
+                        container_path(&name)?.relative().to_owned(),
+                        container_path(&path)?,
+                    );
                 }
                 Long("library") => {
-                    edits.libraries.insert((Arch::native(), container_path(&text(&mut parser)?)?));
+                    edits
+                        .libraries
+                        .insert((Arch::native(), container_path(&text(&mut parser)?)?));
                 }
                 Long("library32") => {
-                    let arch = Arch::native().compat32().context("this machine has no 32-bit programs")?;
-                    edits.libraries.insert((arch, container_path(&text(&mut parser)?)?));
+                    let arch = Arch::native()
+                        .compat32()
+                        .context("this machine has no 32-bit programs")?;
+                    edits
+                        .libraries
+                        .insert((arch, container_path(&text(&mut parser)?)?));
                 }
                 Long("mask-proc") => edits.mask = Some(HostPath::new(parser.value()?)),
                 Long("show-proc") => {
                     let (source, path) = two(&mut parser)?;
-                    edits.shown.insert(container_path(&path)?.relative().to_owned(), HostPath::new(source));
+                    edits.shown.insert(
+                        container_path(&path)?.relative().to_owned(),
+                        HostPath::new(source),
+                    );
                 }
                 Long("socket") => edits.channel(two(&mut parser)?, Expected::Socket)?,
                 // Only a directory that config.toml names is passed in this way. Other directories that users other than root can
@@ -217,8 +260,11 @@ impl RootfsEdits {
                 Long("directory") => edits.channel(two(&mut parser)?, Expected::NamedDirectory)?,
                 Long("egl-devices") => {
                     let value = text(&mut parser)?;
-                    let bits = value.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
-                    edits.egl_devices = bits.with_context(|| format!("{value:?} is not a hexadecimal number"))?;
+                    let bits = value
+                        .strip_prefix("0x")
+                        .and_then(|digits| u64::from_str_radix(digits, 16).ok());
+                    edits.egl_devices =
+                        bits.with_context(|| format!("{value:?} is not a hexadecimal number"))?;
                 }
                 other => return Err(other.unexpected().into()),
             }
@@ -244,7 +290,11 @@ impl RootfsEdits {
 
     fn channel(&mut self, (root, path): (String, String), expected: Expected) -> Result<()> {
         let path = container_path(&path)?.absolute();
-        self.channels.insert(Channel { root: HostPath::new(root), path, expected });
+        self.channels.insert(Channel {
+            root: HostPath::new(root),
+            path,
+            expected,
+        });
         Ok(())
     }
 
@@ -253,7 +303,8 @@ impl RootfsEdits {
     pub fn from_entry(args: &[String]) -> Option<Self> {
         let (start, rest) = args.split_at_checked(2)?;
         let ours = start.iter().map(String::as_str).eq([PROGRAM, VERB]);
-        ours.then(|| Self::parse(rest.iter().map(OsString::from).collect()).ok()).flatten()
+        ours.then(|| Self::parse(rest.iter().map(OsString::from).collect()).ok())
+            .flatten()
     }
 }
 
@@ -264,7 +315,10 @@ fn pair(a: &Path, b: &Path) -> Option<String> {
 
 /// Returns the value of an option.
 fn text(parser: &mut lexopt::Parser) -> Result<String> {
-    parser.value()?.into_string().map_err(|value| anyhow::anyhow!("{value:?} is not UTF-8"))
+    parser
+        .value()?
+        .into_string()
+        .map_err(|value| anyhow::anyhow!("{value:?} is not UTF-8"))
 }
 
 /// Returns both parts of a value `A::B`.
@@ -295,13 +349,25 @@ mod tests {
     #[test]
     fn the_driver_root_of_the_entry() {
         let of = |root: &str| {
-            let config =
-                Config { driver_root: HostPath::new(root), file: Some(HostPath::new("/c")), ..Config::default() };
+            let config = Config {
+                driver_root: HostPath::new(root),
+                file: Some(HostPath::new("/c")),
+                ..Config::default()
+            };
             RootfsEdits::of_config(&config)
         };
-        let expected = RootfsEdits { config: Some(HostPath::new("/c")), ..RootfsEdits::default() };
+        let expected = RootfsEdits {
+            config: Some(HostPath::new("/c")),
+            ..RootfsEdits::default()
+        };
         assert_eq!(of("/"), expected);
-        assert_eq!(of("/opt/driver"), RootfsEdits { root: Some(HostPath::new("/opt/driver")), ..expected });
+        assert_eq!(
+            of("/opt/driver"),
+            RootfsEdits {
+                root: Some(HostPath::new("/opt/driver")),
+                ..expected
+            }
+        );
     }
 
     #[test]

@@ -29,7 +29,10 @@ pub const IMEX_CLASS: &str = "imex-channel";
 
 /// Returns all classes.
 pub fn classes() -> impl Iterator<Item = &'static str> {
-    Feature::ALL.into_iter().map(|feature| feature.row().name).chain([IMEX_CLASS])
+    Feature::ALL
+        .into_iter()
+        .map(|feature| feature.row().name)
+        .chain([IMEX_CLASS])
 }
 
 /// Returns the class with this name.
@@ -53,12 +56,18 @@ pub fn base_of(path: &Path) -> PathBuf {
 }
 
 fn stem(path: &Path) -> String {
-    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+    path.file_stem()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Returns the path with another name and the same extension. The name can contain dots.
 fn named(path: &Path, name: &str) -> PathBuf {
-    path.with_file_name(format!("{name}.{}", path.extension().unwrap_or_default().to_string_lossy()))
+    path.with_file_name(format!(
+        "{name}.{}",
+        path.extension().unwrap_or_default().to_string_lossy()
+    ))
 }
 
 /// The devices of a spec.
@@ -84,41 +93,95 @@ pub fn make(
     engines_read_gids: &dyn Fn() -> bool,
     findings: &mut Vec<Finding>,
 ) -> Result<Vec<ClassSpec>> {
-    let stamp = Stamp { host: 0, mig: None, ..stamp.clone() }.to_text();
+    let stamp = Stamp {
+        host: 0,
+        mig: None,
+        ..stamp.clone()
+    }
+    .to_text();
     let roots = Roots::open(config)?;
     let mut found: Vec<Group> = Vec::new();
-    for feature in Feature::ALL.into_iter().filter(|feature| !config.devices.denied_features.has(*feature)) {
+    for feature in Feature::ALL
+        .into_iter()
+        .filter(|feature| !config.devices.denied_features.has(*feature))
+    {
         let nodes = nodes_of(beside::nodes(&roots.dev, feature));
         if nodes.is_empty() {
             continue;
         }
-        let beside::Parts { files: placed, directories, findings: more } = beside::parts(&roots.driver, feature);
+        let beside::Parts {
+            files: placed,
+            directories,
+            findings: more,
+        } = beside::parts(&roots.driver, feature);
         findings.extend(more);
-        let edits = build::common(&DriverFiles { placed, ..DriverFiles::default() }, directories, nodes, None);
+        let edits = build::common(
+            &DriverFiles {
+                placed,
+                ..DriverFiles::default()
+            },
+            directories,
+            nodes,
+            None,
+        );
         let devices = vec![(ALL.to_owned(), edits)];
-        found.push(Group { class: feature.row().name, features: [feature].into_iter().collect(), devices });
+        found.push(Group {
+            class: feature.row().name,
+            features: [feature].into_iter().collect(),
+            devices,
+        });
     }
     if !config.ignore_imex_channels {
         let channels = beside::imex_channels(&roots).into_iter();
-        let channels =
-            channels.map(|(number, node)| (number.to_string(), Edits { nodes: vec![node], ..Edits::default() }));
-        found.push(Group { class: IMEX_CLASS, features: Features::EMPTY, devices: channels.collect() });
+        let channels = channels.map(|(number, node)| {
+            (
+                number.to_string(),
+                Edits {
+                    nodes: vec![node],
+                    ..Edits::default()
+                },
+            )
+        });
+        found.push(Group {
+            class: IMEX_CLASS,
+            features: Features::EMPTY,
+            devices: channels.collect(),
+        });
     }
     let found = found.into_iter().filter(|group| !group.devices.is_empty());
-    let specs = found.map(|Group { class, features, devices }| {
-        let mut nodes = devices.iter().flat_map(|(_, edits)| &edits.nodes);
-        let is_for_a_group = nodes.any(|node| node.permissions.additional_gid().is_some());
-        let context = SpecContext {
-            driver_root: roots.driver.path(),
-            proc_dir: None,
-            program: settings.program.clone(),
-            additional_gids: is_for_a_group && settings.additional_gids.unwrap_or_else(engines_read_gids),
-            node_access: config.device_node_access,
-            image: None,
-        };
-        let entry = RootfsEdits { stamp: Some(stamp.clone()), features, ..RootfsEdits::of_config(config) };
-        (class, spec(&format!("{}/{class}", settings.vendor), devices, &context, &entry))
-    });
+    let specs = found.map(
+        |Group {
+             class,
+             features,
+             devices,
+         }| {
+            let mut nodes = devices.iter().flat_map(|(_, edits)| &edits.nodes);
+            let is_for_a_group = nodes.any(|node| node.permissions.additional_gid().is_some());
+            let context = SpecContext {
+                driver_root: roots.driver.path(),
+                proc_dir: None,
+                program: settings.program.clone(),
+                additional_gids: is_for_a_group
+                    && settings.additional_gids.unwrap_or_else(engines_read_gids),
+                node_access: config.device_node_access,
+                image: None,
+            };
+            let entry = RootfsEdits {
+                stamp: Some(stamp.clone()),
+                features,
+                ..RootfsEdits::of_config(config)
+            };
+            (
+                class,
+                spec(
+                    &format!("{}/{class}", settings.vendor),
+                    devices,
+                    &context,
+                    &entry,
+                ),
+            )
+        },
+    );
     Ok(specs.collect())
 }
 
@@ -136,7 +199,10 @@ pub fn make_class(
     let Some(stamp) = Stamp::of_host(config, settings) else {
         // This has the reason.
         Host::inspect_afresh(config)?;
-        return Err(empty("this host has no GPU".to_owned(), "run \"oci-nvidia-hook doctor\"".to_owned()));
+        return Err(empty(
+            "this host has no GPU".to_owned(),
+            "run \"oci-nvidia-hook doctor\"".to_owned(),
+        ));
     };
     let specs = make(config, settings, &stamp, engines_read_gids, findings)?;
     let spec = specs.into_iter().find(|(of, _)| *of == class);
@@ -149,9 +215,10 @@ fn without_devices(class: &str, config: &Config) -> Error {
             format!("[devices] in config.toml denies {class:?} to containers"),
             format!("remove {class:?} from deny in config.toml"),
         ),
-        Some(feature) => {
-            empty(format!("this host has no devices of {}", feature.row().title), feature.how_to_get_nodes())
-        }
+        Some(feature) => empty(
+            format!("this host has no devices of {}", feature.row().title),
+            feature.how_to_get_nodes(),
+        ),
         None if config.ignore_imex_channels => empty(
             "config.toml ignores requests for IMEX channels".to_owned(),
             "remove ignore-imex-channel-requests from [features] in config.toml".to_owned(),
@@ -172,7 +239,12 @@ fn nodes_of(nodes: Vec<(String, DeviceNode)>) -> Vec<DeviceNode> {
 }
 
 /// Creates a spec of these devices and of `all`.
-fn spec(kind: &str, devices: Vec<(String, Edits)>, context: &SpecContext, entry: &RootfsEdits) -> Spec {
+fn spec(
+    kind: &str,
+    devices: Vec<(String, Edits)>,
+    context: &SpecContext,
+    entry: &RootfsEdits,
+) -> Spec {
     let device = |(name, edits): (String, Edits)| Device {
         name,
         container_edits: lower_for_engine(&edits, context).sort(),
@@ -180,9 +252,18 @@ fn spec(kind: &str, devices: Vec<(String, Edits)>, context: &SpecContext, entry:
     };
     let mut devices: Vec<_> = devices.into_iter().map(device).collect();
     devices.extend(Device::merged(&devices, ALL).ok().flatten());
-    let container_edits =
-        ContainerEdits { hooks: hook(entry, context).into_iter().collect(), ..ContainerEdits::default() };
-    Spec { kind: kind.to_owned(), devices, container_edits, ..Spec::default() }.simplify().with_minimum_version()
+    let container_edits = ContainerEdits {
+        hooks: hook(entry, context).into_iter().collect(),
+        ..ContainerEdits::default()
+    };
+    Spec {
+        kind: kind.to_owned(),
+        devices,
+        container_edits,
+        ..Spec::default()
+    }
+    .simplify()
+    .with_minimum_version()
 }
 
 /// Brings the files next to the spec of the GPUs up to date: creates and replaces those that differ, and removes ours of a class without
@@ -219,7 +300,10 @@ pub fn update(
     for class in classes() {
         let path = path_of(class);
         let old = registry::read_spec(&path).ok();
-        let made = specs.iter().position(|(of, _)| *of == class).map(|at| specs.swap_remove(at).1);
+        let made = specs
+            .iter()
+            .position(|(of, _)| *of == class)
+            .map(|at| specs.swap_remove(at).1);
         let is_ours = old.as_ref().and_then(Stamp::from_spec).is_some();
         match made {
             Some(spec) if old.as_ref() != Some(&spec) => {
@@ -241,9 +325,21 @@ mod tests {
     #[test]
     fn files_next_to_the_spec_of_the_gpus() {
         for (class, base, path) in [
-            ("gds", "/var/run/cdi/nvidia.yaml", "/var/run/cdi/nvidia-gds.yaml"),
-            ("gds", "/cdi/k8s.nvidia.com-gpu.json", "/cdi/k8s.nvidia.com-gpu-gds.json"),
-            ("imex-channel", "/etc/cdi/x.json", "/etc/cdi/x-imex-channel.json"),
+            (
+                "gds",
+                "/var/run/cdi/nvidia.yaml",
+                "/var/run/cdi/nvidia-gds.yaml",
+            ),
+            (
+                "gds",
+                "/cdi/k8s.nvidia.com-gpu.json",
+                "/cdi/k8s.nvidia.com-gpu-gds.json",
+            ),
+            (
+                "imex-channel",
+                "/etc/cdi/x.json",
+                "/etc/cdi/x-imex-channel.json",
+            ),
         ] {
             assert_eq!(path_of(class, Path::new(base)), Path::new(path));
             assert_eq!(base_of(Path::new(path)), Path::new(base));

@@ -30,7 +30,11 @@ pub struct Naming {
 
 impl Default for Naming {
     fn default() -> Self {
-        Self { index: true, uuid: true, type_index: false }
+        Self {
+            index: true,
+            uuid: true,
+            type_index: false,
+        }
     }
 }
 
@@ -66,10 +70,18 @@ pub struct Named {
 /// Creates the spec of these devices and of `all`. The spec has no devices if none of them has a name. `more` is added to the hook
 /// entry for all containers.
 #[must_use]
-pub fn spec(kind: &str, common: &Edits, devices: &[Named], host: &SpecContext, more: RootfsEdits) -> Spec {
+pub fn spec(
+    kind: &str,
+    common: &Edits,
+    devices: &[Named],
+    host: &SpecContext,
+    more: RootfsEdits,
+) -> Spec {
     let mut more = more;
-    let lowered: Vec<_> =
-        devices.iter().map(|device| lower_device(device, (common, devices), host, &mut more)).collect();
+    let lowered: Vec<_> = devices
+        .iter()
+        .map(|device| lower_device(device, (common, devices), host, &mut more))
+        .collect();
     let mut container_edits = lower(common, host, more);
     // With "void", the hook ignores the container, if it is installed too.
     container_edits.env.push(format!("{VISIBLE_DEVICES}=void"));
@@ -79,14 +91,24 @@ pub fn spec(kind: &str, common: &Edits, devices: &[Named], host: &SpecContext, m
         ..Device::default()
     };
     let with_names = devices.iter().zip(&lowered);
-    let names = with_names.flat_map(|(device, edits)| device.names.iter().map(move |name| (name, edits)));
+    let names =
+        with_names.flat_map(|(device, edits)| device.names.iter().map(move |name| (name, edits)));
     let mut listed: Vec<_> = names.map(device).collect();
     if !listed.is_empty() {
-        let every: Vec<_> = lowered.iter().map(|edits| device((&String::new(), edits))).collect();
+        let every: Vec<_> = lowered
+            .iter()
+            .map(|edits| device((&String::new(), edits)))
+            .collect();
         // No index or UUID equals this name.
         listed.extend(Device::merged(&every, ALL).ok().flatten());
     }
-    let mut spec = Spec { kind: kind.to_owned(), devices: listed, container_edits, ..Spec::default() }.simplify();
+    let mut spec = Spec {
+        kind: kind.to_owned(),
+        devices: listed,
+        container_edits,
+        ..Spec::default()
+    }
+    .simplify();
     spec.container_edits = spec.container_edits.sort();
     for device in &mut spec.devices {
         device.container_edits = std::mem::take(&mut device.container_edits).sort();
@@ -112,7 +134,10 @@ fn lower_device(
         rest.mask = None;
     }
     let with_node = vec![(node.clone(), rest)];
-    *more = std::mem::take(more).merge(RootfsEdits { with_node, ..RootfsEdits::default() });
+    *more = std::mem::take(more).merge(RootfsEdits {
+        with_node,
+        ..RootfsEdits::default()
+    });
     lower_for_engine(edits, host)
 }
 
@@ -120,12 +145,29 @@ fn lower_device(
 /// the driver has no nodes for capabilities, because containers must not see the capability files of other MIG devices.
 fn own_node<'a>(edits: &'a Edits, devices: &[Named]) -> Option<&'a ContainerPath> {
     let is_own = |node: &&DeviceNode| {
-        devices.iter().filter(|device| device.edits.nodes.iter().any(|other| other.path == node.path)).count() == 1
+        devices
+            .iter()
+            .filter(|device| {
+                device
+                    .edits
+                    .nodes
+                    .iter()
+                    .any(|other| other.path == node.path)
+            })
+            .count()
+            == 1
     };
     let is_capability = |path: &Path| path.starts_with("capabilities");
-    let is_mig = edits.proc_mask.iter().any(|mask| mask.mounts.iter().any(|(path, _)| is_capability(path)));
+    let is_mig = edits
+        .proc_mask
+        .iter()
+        .any(|mask| mask.mounts.iter().any(|(path, _)| is_capability(path)));
     let mut own = edits.nodes.iter().filter(is_own);
-    let node = if is_mig { own.find(|node| node.path.absolute().starts_with(CAPS)) } else { own.next() };
+    let node = if is_mig {
+        own.find(|node| node.path.absolute().starts_with(CAPS))
+    } else {
+        own.next()
+    };
     node.map(|node| &node.path)
 }
 
@@ -133,8 +175,16 @@ fn own_node<'a>(edits: &'a Edits, devices: &[Named]) -> Option<&'a ContainerPath
 #[must_use]
 pub fn sources(spec: &Spec) -> BTreeSet<&str> {
     let mut sources = BTreeSet::new();
-    for edits in spec.devices.iter().map(|device| &device.container_edits).chain([&spec.container_edits]) {
-        let nodes = edits.device_nodes.iter().map(|node| node.host_path.as_ref().unwrap_or(&node.path));
+    for edits in spec
+        .devices
+        .iter()
+        .map(|device| &device.container_edits)
+        .chain([&spec.container_edits])
+    {
+        let nodes = edits
+            .device_nodes
+            .iter()
+            .map(|node| node.host_path.as_ref().unwrap_or(&node.path));
         let mounts = edits.mounts.iter().map(|mount| &mount.host_path);
         let hooks = edits.hooks.iter().map(|hook| &hook.path);
         nodes.chain(mounts).chain(hooks).for_each(|path| {
@@ -159,35 +209,66 @@ mod tests {
             minor: 0,
             permissions: Permissions::default(),
         };
-        let mounts = vec![(shown.into(), HostPath::new(format!("/proc/driver/nvidia/{shown}")))];
-        let proc_mask = Some(ProcMask { files: vec![], mounts });
+        let mounts = vec![(
+            shown.into(),
+            HostPath::new(format!("/proc/driver/nvidia/{shown}")),
+        )];
+        let proc_mask = Some(ProcMask {
+            files: vec![],
+            mounts,
+        });
         Named {
             names: vec!["x".into()],
-            edits: Edits { nodes: nodes.iter().map(node).collect(), proc_mask, ..Edits::default() },
+            edits: Edits {
+                nodes: nodes.iter().map(node).collect(),
+                proc_mask,
+                ..Edits::default()
+            },
         }
     }
 
     #[test]
     fn a_node_that_no_other_device_has() {
-        let (gi, ci_0, ci_1) =
-            ("/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13", "/dev/nvidia-caps/nvidia-cap14");
+        let (gi, ci_0, ci_1) = (
+            "/dev/nvidia-caps/nvidia-cap12",
+            "/dev/nvidia-caps/nvidia-cap13",
+            "/dev/nvidia-caps/nvidia-cap14",
+        );
         let capability = "capabilities/gpu0/mig/gi1/access";
         for (devices, expected) in [
             (
-                vec![device(&["/dev/nvidia0", "/dev/dri/card1"], "gpus/0"), device(&["/dev/nvidia1"], "gpus/1")],
+                vec![
+                    device(&["/dev/nvidia0", "/dev/dri/card1"], "gpus/0"),
+                    device(&["/dev/nvidia1"], "gpus/1"),
+                ],
                 [Some("/dev/nvidia0"), Some("/dev/nvidia1")],
             ),
             (
-                vec![device(&["/dev/nvidia0", gi, ci_0], capability), device(&["/dev/nvidia0", gi, ci_1], capability)],
+                vec![
+                    device(&["/dev/nvidia0", gi, ci_0], capability),
+                    device(&["/dev/nvidia0", gi, ci_1], capability),
+                ],
                 [Some(ci_0), Some(ci_1)],
             ),
             // The driver has no nodes for capabilities.
-            (vec![device(&["/dev/nvidia0"], capability), device(&["/dev/nvidia1"], capability)], [None, None]),
+            (
+                vec![
+                    device(&["/dev/nvidia0"], capability),
+                    device(&["/dev/nvidia1"], capability),
+                ],
+                [None, None],
+            ),
         ] {
-            let found: Vec<_> = devices.iter().map(|device| own_node(&device.edits, &devices)).collect();
+            let found: Vec<_> = devices
+                .iter()
+                .map(|device| own_node(&device.edits, &devices))
+                .collect();
             assert_eq!(
                 found,
-                expected.map(|path| path.map(|path| ContainerPath::new(path).unwrap())).each_ref().map(Option::as_ref)
+                expected
+                    .map(|path| path.map(|path| ContainerPath::new(path).unwrap()))
+                    .each_ref()
+                    .map(Option::as_ref)
             );
         }
     }

@@ -48,7 +48,9 @@ const READ_ONLY_OPTIONS: [&str; 6] = ["ro", "nosuid", "nodev", "rbind", "rprivat
 #[must_use]
 pub fn lower(edits: &Edits, host: &SpecContext, more: RootfsEdits) -> ContainerEdits {
     let mut lowered = lower_for_engine(edits, host);
-    lowered.hooks.extend(hook(&more.merge(rootfs_edits(edits, host)), host));
+    lowered
+        .hooks
+        .extend(hook(&more.merge(rootfs_edits(edits, host)), host));
     lowered
 }
 
@@ -63,13 +65,25 @@ pub fn lower_for_engine(edits: &Edits, host: &SpecContext) -> ContainerEdits {
     lowered.mounts.extend(files);
     // An engine mounts a path without a check. Files that another user can replace are left to the hook, which checks them.
     let fixed = edits.ipc.iter().filter(|ipc| ipc.is_fixed);
-    lowered.mounts.extend(fixed.filter_map(|ipc| match ipc.channel.expected {
-        Expected::Socket | Expected::ReadOnlyDirectory => mount(&ipc.source, &ipc.path, &READ_ONLY_OPTIONS),
-        Expected::Directory | Expected::NamedDirectory => mount(&ipc.source, &ipc.path, &DIRECTORY_OPTIONS),
-    }));
+    lowered
+        .mounts
+        .extend(fixed.filter_map(|ipc| match ipc.channel.expected {
+            Expected::Socket | Expected::ReadOnlyDirectory => {
+                mount(&ipc.source, &ipc.path, &READ_ONLY_OPTIONS)
+            }
+            Expected::Directory | Expected::NamedDirectory => {
+                mount(&ipc.source, &ipc.path, &DIRECTORY_OPTIONS)
+            }
+        }));
     for node in &edits.nodes {
-        lowered.device_nodes.extend(device_node(node, host.node_access));
-        lowered.additional_gids.extend(node.permissions.additional_gid().filter(|_| host.additional_gids));
+        lowered
+            .device_nodes
+            .extend(device_node(node, host.node_access));
+        lowered.additional_gids.extend(
+            node.permissions
+                .additional_gid()
+                .filter(|_| host.additional_gids),
+        );
     }
     lowered
 }
@@ -77,15 +91,30 @@ pub fn lower_for_engine(edits: &Edits, host: &SpecContext) -> ContainerEdits {
 /// Returns the changes that the engine cannot make.
 #[must_use]
 pub fn rootfs_edits(edits: &Edits, host: &SpecContext) -> RootfsEdits {
-    let mut rest = RootfsEdits { egl_devices: edits.egl_devices, ..RootfsEdits::default() };
-    rest.channels.extend(edits.ipc.iter().filter(|ipc| !ipc.is_fixed).map(|ipc| ipc.channel.clone()));
+    let mut rest = RootfsEdits {
+        egl_devices: edits.egl_devices,
+        ..RootfsEdits::default()
+    };
+    rest.channels.extend(
+        edits
+            .ipc
+            .iter()
+            .filter(|ipc| !ipc.is_fixed)
+            .map(|ipc| ipc.channel.clone()),
+    );
     // Without a known image, libraries are not in the directories that the image searches.
     let unknown = host.image.is_none();
     // The links are computed as usual, with each file in the directory that it has here.
     let (links, node_links) = (edits.links.clone(), edits.node_links.clone());
-    let mut placed = Edits { links, node_links, ..Edits::default() };
+    let mut placed = Edits {
+        links,
+        node_links,
+        ..Edits::default()
+    };
     for file in &edits.files {
-        let Some(dir) = directory(file, host) else { continue };
+        let Some(dir) = directory(file, host) else {
+            continue;
+        };
         let reads_cache = host.image.is_none_or(|image| image.loader == Loader::Glibc);
         if let (Placement::Library(arch), true) = (&file.placement, reads_cache) {
             let paths = file.sonames.iter().filter_map(|soname| dir.join(soname));
@@ -95,14 +124,28 @@ pub fn rootfs_edits(edits: &Edits, host: &SpecContext) -> RootfsEdits {
             && *arch == Arch::native()
         {
             let names = file.sonames.iter().chain([&file.name]);
-            rest.below.extend(names.filter_map(|name| Some((Path::new(below).join(name), dir.join(name)?))));
+            rest.below.extend(
+                names.filter_map(|name| Some((Path::new(below).join(name), dir.join(name)?))),
+            );
         }
-        placed.files.push(edits::HostFile { placement: Placement::At(dir), ..file.clone() });
+        placed.files.push(edits::HostFile {
+            placement: Placement::At(dir),
+            ..file.clone()
+        });
     }
-    for Link { link, text, need, .. } in placement::links(&placed, RootfsFacts::default()) {
+    for Link {
+        link, text, need, ..
+    } in placement::links(&placed, RootfsFacts::default())
+    {
         // gbm/nvidia-drm_gbm.so
-        let mut below_dir = edits.links.iter().filter(|dev| Path::new(&dev.name).components().count() > 1);
-        if let (true, Some(dev)) = (unknown, below_dir.find(|dev| link.relative().ends_with(&dev.name))) {
+        let mut below_dir = edits
+            .links
+            .iter()
+            .filter(|dev| Path::new(&dev.name).components().count() > 1);
+        if let (true, Some(dev)) = (
+            unknown,
+            below_dir.find(|dev| link.relative().ends_with(&dev.name)),
+        ) {
             rest.below.insert(PathBuf::from(&dev.name), link.clone());
         }
         if need == Need::Required {
@@ -145,7 +188,10 @@ fn directory(file: &edits::HostFile, host: &SpecContext) -> Option<ContainerPath
                 return Some(dir);
             }
             // Debian's alternatives: vdpau/libvdpau_nvidia.so.1 of the library directory leads to nvidia/current.
-            let above = dir.parent().filter(|above| above.file_name() == "nvidia").and_then(|above| above.parent());
+            let above = dir
+                .parent()
+                .filter(|above| above.file_name() == "nvidia")
+                .and_then(|above| above.parent());
             above.unwrap_or(dir).join(name)
         }
         Placement::Binary => ContainerPath::new("usr/bin"),
@@ -155,7 +201,11 @@ fn directory(file: &edits::HostFile, host: &SpecContext) -> Option<ContainerPath
 
 /// Returns the directory in which the host has a library, below the driver root.
 fn source_dir(file: &edits::HostFile, host: &SpecContext) -> Option<ContainerPath> {
-    let below = file.source.as_path().strip_prefix(host.driver_root.as_path()).ok()?;
+    let below = file
+        .source
+        .as_path()
+        .strip_prefix(host.driver_root.as_path())
+        .ok()?;
     ContainerPath::new(below.parent()?)
 }
 
@@ -178,11 +228,19 @@ fn mount(source: &HostPath, target: &ContainerPath, options: &[&str]) -> Option<
 pub fn device_node(node: &edits::DeviceNode, access: NodeAccess) -> Option<DeviceNode> {
     let path = node.path.absolute();
     let is_for_all = access == NodeAccess::Container && node.permissions.is_for_a_group();
-    let mode = if is_for_all { node.permissions.mode_for_all() } else { node.permissions.mode };
+    let mode = if is_for_all {
+        node.permissions.mode_for_all()
+    } else {
+        node.permissions.mode
+    };
     let not_zero = |number: u32| Some(number).filter(|number| *number != 0);
     Some(DeviceNode {
         path: path.to_str()?.to_owned(),
-        host_path: if path == node.source.as_path() { None } else { node.source.as_path().to_str().map(str::to_owned) },
+        host_path: if path == node.source.as_path() {
+            None
+        } else {
+            node.source.as_path().to_str().map(str::to_owned)
+        },
         kind: None,
         major: Some(node.major.into()),
         minor: Some(node.minor.into()),
@@ -222,22 +280,58 @@ mod tests {
                 _ => Placement::At(ContainerPath::new("etc/x").unwrap()),
             },
             name: name.into(),
-            sonames: soname.map(OsString::from).filter(|_| placement < 2).into_iter().collect(),
+            sonames: soname
+                .map(OsString::from)
+                .filter(|_| placement < 2)
+                .into_iter()
+                .collect(),
             need: Need::Optional,
         }
     }
 
     #[test]
     fn libraries_go_where_the_host_has_them_below_the_driver_root() {
-        let host = SpecContext { driver_root: HostPath::new("/run/nvidia/driver"), ..host() };
-        let library = file_in("run/nvidia/driver/usr/lib64", "libcuda.so.535", 0, Some("libcuda.so.1"));
+        let host = SpecContext {
+            driver_root: HostPath::new("/run/nvidia/driver"),
+            ..host()
+        };
+        let library = file_in(
+            "run/nvidia/driver/usr/lib64",
+            "libcuda.so.535",
+            0,
+            Some("libcuda.so.1"),
+        );
         let beside = file_in("run/nvidia/driver-old/usr/lib64", "libx.so.535", 0, None);
-        let edits = Edits { files: vec![library, beside], ..Edits::default() };
-        let lowered = lower(&edits, &host, RootfsEdits { stamp: Some("s".into()), ..RootfsEdits::default() });
-        let mounts: Vec<_> = lowered.mounts.iter().map(|mount| mount.container_path.as_str()).collect();
-        assert_eq!(mounts, ["/usr/lib64/libcuda.so.535"], "what is not below the driver root is none of its files");
+        let edits = Edits {
+            files: vec![library, beside],
+            ..Edits::default()
+        };
+        let lowered = lower(
+            &edits,
+            &host,
+            RootfsEdits {
+                stamp: Some("s".into()),
+                ..RootfsEdits::default()
+            },
+        );
+        let mounts: Vec<_> = lowered
+            .mounts
+            .iter()
+            .map(|mount| mount.container_path.as_str())
+            .collect();
+        assert_eq!(
+            mounts,
+            ["/usr/lib64/libcuda.so.535"],
+            "what is not below the driver root is none of its files"
+        );
         assert_eq!(lowered.mounts[0].options, FILE_OPTIONS);
-        let args = ["--stamp", "s", "--link", "libcuda.so.535::/usr/lib64/libcuda.so.1", "--library"];
+        let args = [
+            "--stamp",
+            "s",
+            "--link",
+            "libcuda.so.535::/usr/lib64/libcuda.so.1",
+            "--library",
+        ];
         assert_eq!(lowered.hooks[0].args[2..7], args);
     }
 
@@ -245,18 +339,44 @@ mod tests {
     #[test]
     fn libraries_that_are_opened_by_path() {
         for (dir, expected) in [
-            ("usr/lib/x86_64-linux-gnu/nvidia/current", "/usr/lib/x86_64-linux-gnu/vdpau"),
-            ("usr/lib/x86_64-linux-gnu/vdpau", "/usr/lib/x86_64-linux-gnu/vdpau"),
+            (
+                "usr/lib/x86_64-linux-gnu/nvidia/current",
+                "/usr/lib/x86_64-linux-gnu/vdpau",
+            ),
+            (
+                "usr/lib/x86_64-linux-gnu/vdpau",
+                "/usr/lib/x86_64-linux-gnu/vdpau",
+            ),
             ("usr/lib64", "/usr/lib64/vdpau"),
         ] {
-            let file = file_in(dir, "libvdpau_nvidia.so.535", 1, Some("libvdpau_nvidia.so.1"));
-            let edits = Edits { files: vec![file], ..Edits::default() };
+            let file = file_in(
+                dir,
+                "libvdpau_nvidia.so.535",
+                1,
+                Some("libvdpau_nvidia.so.1"),
+            );
+            let edits = Edits {
+                files: vec![file],
+                ..Edits::default()
+            };
             let mounted = &lower(&edits, &host(), RootfsEdits::default()).mounts[0].container_path;
-            assert_eq!(*mounted, format!("{expected}/libvdpau_nvidia.so.535"), "{dir}");
+            assert_eq!(
+                *mounted,
+                format!("{expected}/libvdpau_nvidia.so.535"),
+                "{dir}"
+            );
             let rest = rootfs_edits(&edits, &host());
             let link = ContainerPath::new(format!("{expected}/libvdpau_nvidia.so.1")).unwrap();
-            assert_eq!(rest.links.get(&link).map(PathBuf::as_path), Some(Path::new("libvdpau_nvidia.so.535")), "{dir}");
-            assert_eq!(rest.below.get(Path::new("vdpau/libvdpau_nvidia.so.1")), Some(&link), "{dir}");
+            assert_eq!(
+                rest.links.get(&link).map(PathBuf::as_path),
+                Some(Path::new("libvdpau_nvidia.so.535")),
+                "{dir}"
+            );
+            assert_eq!(
+                rest.below.get(Path::new("vdpau/libvdpau_nvidia.so.1")),
+                Some(&link),
+                "{dir}"
+            );
         }
     }
 
@@ -265,9 +385,18 @@ mod tests {
     fn libraries_two_directories_below() {
         let mut file = file_in("usr/lib64/nvidia/wine", "nvngx.dll", 1, None);
         file.placement = Placement::LibraryBelow(Arch::native(), "nvidia/wine");
-        let rest = rootfs_edits(&Edits { files: vec![file], ..Edits::default() }, &host());
+        let rest = rootfs_edits(
+            &Edits {
+                files: vec![file],
+                ..Edits::default()
+            },
+            &host(),
+        );
         let path = ContainerPath::new("usr/lib64/nvidia/wine/nvngx.dll").unwrap();
-        assert_eq!(rest.below.into_iter().collect::<Vec<_>>(), [(PathBuf::from("nvidia/wine/nvngx.dll"), path)]);
+        assert_eq!(
+            rest.below.into_iter().collect::<Vec<_>>(),
+            [(PathBuf::from("nvidia/wine/nvngx.dll"), path)]
+        );
     }
 
     #[test]
@@ -277,18 +406,42 @@ mod tests {
             path: ContainerPath::new("dev/nvidia0").unwrap(),
             major: 195,
             minor: 0,
-            permissions: Permissions { mode: 0o660, uid: 0, gid: 44 },
+            permissions: Permissions {
+                mode: 0o660,
+                uid: 0,
+                gid: 44,
+            },
         };
-        let edits = Edits { nodes: vec![node], ..Edits::default() };
-        let lowered =
-            |additional_gids| lower(&edits, &SpecContext { additional_gids, ..host() }, RootfsEdits::default());
+        let edits = Edits {
+            nodes: vec![node],
+            ..Edits::default()
+        };
+        let lowered = |additional_gids| {
+            lower(
+                &edits,
+                &SpecContext {
+                    additional_gids,
+                    ..host()
+                },
+                RootfsEdits::default(),
+            )
+        };
         assert!(lowered(false).additional_gids.is_empty());
         assert_eq!(lowered(true).additional_gids, [44]);
         let node = &lowered(false).device_nodes[0];
-        assert_eq!((node.file_mode, node.uid, node.gid, &node.host_path), (Some(0o660), None, Some(44), &None));
+        assert_eq!(
+            (node.file_mode, node.uid, node.gid, &node.host_path),
+            (Some(0o660), None, Some(44), &None)
+        );
         assert!(OsStr::new(&node.path) == "/dev/nvidia0");
-        let for_all = SpecContext { node_access: NodeAccess::Container, ..host() };
+        let for_all = SpecContext {
+            node_access: NodeAccess::Container,
+            ..host()
+        };
         let node = &lower(&edits, &for_all, RootfsEdits::default()).device_nodes[0];
-        assert_eq!((node.file_mode, node.uid, node.gid), (Some(0o666), None, Some(44)));
+        assert_eq!(
+            (node.file_mode, node.uid, node.gid),
+            (Some(0o666), None, Some(44))
+        );
     }
 }

@@ -26,7 +26,9 @@ pub const DEFAULT_NAME: &str = "nvidia";
 /// Returns the path of the spec file if the user does not name one.
 #[must_use]
 pub fn default_path(format: Format) -> PathBuf {
-    Path::new("/var/run/cdi").join(DEFAULT_NAME).with_extension(format.extension())
+    Path::new("/var/run/cdi")
+        .join(DEFAULT_NAME)
+        .with_extension(format.extension())
 }
 
 /// Replaces a spec file atomically.

@@ -52,15 +52,34 @@ pub fn make(
     findings: &mut Vec<Finding>,
 ) -> Result<Spec> {
     let stamp = Stamp::of_host(config, settings);
-    make_with(config, settings, engines_read_gids, findings, stamp, &Host::inspect_afresh(config)?)
+    make_with(
+        config,
+        settings,
+        engines_read_gids,
+        findings,
+        stamp,
+        &Host::inspect_afresh(config)?,
+    )
 }
 
 /// Creates the spec of a host that was already inspected, like [`make`]. Never calls NVML.
 ///
 /// # Errors
 /// If the driver lacks a file that all containers require.
-pub fn of_inspected(config: &Config, settings: &Settings, host: &Host, findings: &mut Vec<Finding>) -> Result<Spec> {
-    make_with(config, settings, &|| false, findings, Stamp::of_host(config, settings), host)
+pub fn of_inspected(
+    config: &Config,
+    settings: &Settings,
+    host: &Host,
+    findings: &mut Vec<Finding>,
+) -> Result<Spec> {
+    make_with(
+        config,
+        settings,
+        &|| false,
+        findings,
+        Stamp::of_host(config, settings),
+        host,
+    )
 }
 
 pub(super) fn make_with(
@@ -86,39 +105,72 @@ pub(super) fn make_with(
     let mut failed: Vec<Finding> = Vec::new();
     for device in permitted {
         match decide::of_device(&facts.devices, &wanted, device) {
-            Ok(edits) => devices.push(Named { names: settings.naming.names(device), edits }),
+            Ok(edits) => devices.push(Named {
+                names: settings.naming.names(device),
+                edits,
+            }),
             Err(error) => failed.push(left_out(line(&error))),
         }
     }
-    failed.extend(permitted_failed(&host.inventory, &config.devices).map(|gpu| left_out(gpu.to_string())));
+    failed.extend(
+        permitted_failed(&host.inventory, &config.devices).map(|gpu| left_out(gpu.to_string())),
+    );
     let complete = failed.is_empty();
     findings.extend(failed);
     findings.extend(mig_left_out(&host.inventory, &config.devices));
     findings.extend(host.findings());
-    let mut nodes = devices.iter().map(|device| &device.edits).chain([&common]).flat_map(|edits| &edits.nodes);
+    let mut nodes = devices
+        .iter()
+        .map(|device| &device.edits)
+        .chain([&common])
+        .flat_map(|edits| &edits.nodes);
     let is_for_a_group = nodes.any(|node| node.permissions.additional_gid().is_some());
     let context = SpecContext {
         driver_root: host.driver().path(),
         proc_dir: host.proc_dir(),
         program: settings.program.clone(),
-        additional_gids: is_for_a_group && settings.additional_gids.unwrap_or_else(engines_read_gids),
+        additional_gids: is_for_a_group
+            && settings.additional_gids.unwrap_or_else(engines_read_gids),
         node_access: config.device_node_access,
         image: None,
     };
     let stamp = stamp.map(|mut stamp| {
         stamp.complete(&host.inventory);
         // A GPU that is not ready yet is asked again at the next refresh: no host has this stamp.
-        Stamp { host: if complete { stamp.host } else { 0 }, ..stamp }.to_text()
+        Stamp {
+            host: if complete { stamp.host } else { 0 },
+            ..stamp
+        }
+        .to_text()
     });
-    let Inventory { driver_version, cuda_version, .. } = &host.inventory;
-    let cuda_compat = (config.cuda_compat && !host.is_wsl()).then(|| (driver_version.clone(), cuda_version.clone()));
+    let Inventory {
+        driver_version,
+        cuda_version,
+        ..
+    } = &host.inventory;
+    let cuda_compat = (config.cuda_compat && !host.is_wsl())
+        .then(|| (driver_version.clone(), cuda_version.clone()));
     let kind = format!("{}/{}", settings.vendor, settings.class);
-    Ok(spec(&kind, &common, &devices, &context, RootfsEdits { stamp, cuda_compat, ..RootfsEdits::of_config(config) }))
+    Ok(spec(
+        &kind,
+        &common,
+        &devices,
+        &context,
+        RootfsEdits {
+            stamp,
+            cuda_compat,
+            ..RootfsEdits::of_config(config)
+        },
+    ))
 }
 
 /// Returns a request for the whole driver, because a spec is independent of containers.
 fn wanted(config: &Config) -> Wanted {
-    Wanted { capabilities: config.supported_driver_capabilities, gpus: true, ..Wanted::default() }
+    Wanted {
+        capabilities: config.supported_driver_capabilities,
+        gpus: true,
+        ..Wanted::default()
+    }
 }
 
 fn left_out(what: String) -> Finding {
@@ -137,8 +189,18 @@ pub const GPU_CLASS: &str = "gpu";
 fn others_in_directory(path: &Path, spec: &Spec) -> Vec<SpecFile> {
     let names: BTreeSet<_> = spec.devices.iter().map(|device| &device.name).collect();
     let is_other = |file: &SpecFile| {
-        let other = file.spec.as_ref().ok().filter(|other| other.kind == spec.kind);
-        file.path != path && other.is_some_and(|other| other.devices.iter().any(|device| names.contains(&device.name)))
+        let other = file
+            .spec
+            .as_ref()
+            .ok()
+            .filter(|other| other.kind == spec.kind);
+        file.path != path
+            && other.is_some_and(|other| {
+                other
+                    .devices
+                    .iter()
+                    .any(|device| names.contains(&device.name))
+            })
     };
     let dirs = Vec::from_iter(path.parent().map(Path::to_path_buf));
     registry::read(&dirs).into_iter().filter(is_other).collect()
@@ -146,7 +208,11 @@ fn others_in_directory(path: &Path, spec: &Spec) -> Vec<SpecFile> {
 
 /// Whether this program wrote the file in place of `path`, with the other format.
 fn is_earlier(other: &SpecFile, path: &Path) -> bool {
-    other.path.file_stem() == path.file_stem() && other.spec.as_ref().is_ok_and(|spec| Stamp::from_spec(spec).is_some())
+    other.path.file_stem() == path.file_stem()
+        && other
+            .spec
+            .as_ref()
+            .is_ok_and(|spec| Stamp::from_spec(spec).is_some())
 }
 
 /// Returns the finding about a spec that is not created, because another program's spec has its devices.
@@ -154,7 +220,10 @@ fn left_to(path: &Path, other: &Path) -> Finding {
     Finding::new(
         &catalog::SPEC_CONFLICT,
         format!("{path:?} is not created, because {other:?} has devices of the same names"),
-        format!("to use the new spec instead, run \"rm {}\" and \"oci-nvidia-hook cdi generate\"", other.display()),
+        format!(
+            "to use the new spec instead, run \"rm {}\" and \"oci-nvidia-hook cdi generate\"",
+            other.display()
+        ),
     )
 }
 
@@ -167,7 +236,9 @@ pub(super) fn put(
     findings: &mut Vec<Finding>,
 ) -> Result<bool> {
     let others = others_in_directory(path, spec);
-    let (earlier, others): (Vec<_>, Vec<_>) = others.into_iter().partition(|other| is_earlier(other, path));
+    let (earlier, others): (Vec<_>, Vec<_>) = others
+        .into_iter()
+        .partition(|other| is_earlier(other, path));
     if let (false, Some(other)) = (replaces, others.first()) {
         findings.push(left_to(path, &other.path));
         return Ok(false);

@@ -109,14 +109,41 @@ mod tests {
         let (dir, config) = stamp::host();
         std::fs::remove_dir_all(dir.path().join("proc/driver/nvidia/gpus")).unwrap();
         let path = dir.path().join("nvidia.json");
-        let ours = RootfsEdits { stamp: Some("driver=1,boot=b,host=7,files=8".to_owned()), ..RootfsEdits::default() };
-        for (args, stays) in [(vec!["nvidia-ctk".to_owned()], true), (ours.to_args().unwrap(), false)] {
-            let hook = Hook { hook_name: "createContainer".to_owned(), path: "/p".to_owned(), args, ..Hook::default() };
-            let container_edits = ContainerEdits { hooks: vec![hook], ..ContainerEdits::default() };
-            let edits = ContainerEdits { env: vec!["A=b".to_owned()], ..ContainerEdits::default() };
-            let devices = vec![Device { name: "all".to_owned(), container_edits: edits, ..Device::default() }];
+        let ours = RootfsEdits {
+            stamp: Some("driver=1,boot=b,host=7,files=8".to_owned()),
+            ..RootfsEdits::default()
+        };
+        for (args, stays) in [
+            (vec!["nvidia-ctk".to_owned()], true),
+            (ours.to_args().unwrap(), false),
+        ] {
+            let hook = Hook {
+                hook_name: "createContainer".to_owned(),
+                path: "/p".to_owned(),
+                args,
+                ..Hook::default()
+            };
+            let container_edits = ContainerEdits {
+                hooks: vec![hook],
+                ..ContainerEdits::default()
+            };
+            let edits = ContainerEdits {
+                env: vec!["A=b".to_owned()],
+                ..ContainerEdits::default()
+            };
+            let devices = vec![Device {
+                name: "all".to_owned(),
+                container_edits: edits,
+                ..Device::default()
+            }];
             let kind = "nvidia.com/gpu".to_owned();
-            let spec = Spec { kind, devices, container_edits, ..Spec::default() }.with_minimum_version();
+            let spec = Spec {
+                kind,
+                devices,
+                container_edits,
+                ..Spec::default()
+            }
+            .with_minimum_version();
             std::fs::write(&path, Format::Json.print(&spec).unwrap()).unwrap();
             let settings = Settings {
                 naming: Naming::default(),

@@ -45,8 +45,17 @@ impl Stamp {
     /// Returns the stamp as text, as in a spec.
     #[must_use]
     pub fn to_text(&self) -> String {
-        let mig = self.mig.map(|mig| format!(",mig={mig:016x}")).unwrap_or_default();
-        let Self { driver, boot, host, files, .. } = self;
+        let mig = self
+            .mig
+            .map(|mig| format!(",mig={mig:016x}"))
+            .unwrap_or_default();
+        let Self {
+            driver,
+            boot,
+            host,
+            files,
+            ..
+        } = self;
         format!("driver={driver},boot={boot},host={host:016x},files={files:016x}{mig}")
     }
 
@@ -54,7 +63,13 @@ impl Stamp {
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut fields = text.split(',');
-        let mut field = |name: &str| fields.next()?.strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
+        let mut field = |name: &str| {
+            fields
+                .next()?
+                .strip_prefix(name)?
+                .strip_prefix('=')
+                .map(str::to_owned)
+        };
         let (driver, boot) = (field("driver")?, field("boot")?);
         let hash = |text: String| u64::from_str_radix(&text, 16).ok();
         let (host, files) = (hash(field("host")?)?, hash(field("files")?)?);
@@ -62,7 +77,13 @@ impl Stamp {
             Some(mig) => Some(hash(mig)?),
             None => None,
         };
-        Some(Self { driver, boot, host, files, mig })
+        Some(Self {
+            driver,
+            boot,
+            host,
+            files,
+            mig,
+        })
     }
 
     /// Adds the MIG devices, or the GPUs of WSL 2, from NVML's answer. Devices that were destroyed and created again can have the same
@@ -72,7 +93,11 @@ impl Stamp {
             return;
         }
         let mut hasher = DefaultHasher::new();
-        for gpu in inventory.gpus.iter().filter(|gpu| inventory.is_wsl || !gpu.mig_devices.is_empty()) {
+        for gpu in inventory
+            .gpus
+            .iter()
+            .filter(|gpu| inventory.is_wsl || !gpu.mig_devices.is_empty())
+        {
             (gpu.index, &gpu.uuid).hash(&mut hasher);
             for mig in &gpu.mig_devices {
                 (mig.index, &mig.uuid, mig.gpu_instance, mig.compute_instance).hash(&mut hasher);
@@ -91,7 +116,11 @@ impl Stamp {
     /// Returns the stamp in a spec, or `None` if another program wrote the spec.
     #[must_use]
     pub fn from_spec(spec: &Spec) -> Option<Self> {
-        let entries = spec.container_edits.hooks.iter().filter_map(|hook| RootfsEdits::from_entry(&hook.args));
+        let entries = spec
+            .container_edits
+            .hooks
+            .iter()
+            .filter_map(|hook| RootfsEdits::from_entry(&hook.args));
         Self::parse(&entries.filter_map(|entry| entry.stamp).next()?)
     }
 
@@ -102,7 +131,12 @@ impl Stamp {
         Self::of_state(HostState::without_library(&roots), &roots, config, settings)
     }
 
-    fn of_state(mut state: HostState, roots: &Roots, config: &Config, settings: &impl Debug) -> Option<Self> {
+    fn of_state(
+        mut state: HostState,
+        roots: &Roots,
+        config: &Config,
+        settings: &impl Debug,
+    ) -> Option<Self> {
         let boot = state.boot.take().unwrap_or_default();
         let driver = match roots.is_wsl {
             true => wsl::identity(&roots.driver)?,
@@ -114,7 +148,13 @@ impl Stamp {
         let settings = (env!("CARGO_PKG_VERSION"), config, settings);
         let host = hash(&(&state, nodes(&roots.dev), sockets(roots, config), settings));
         let mig = (roots.is_wsl || !state.instances.is_empty()).then_some(UNASKED);
-        Some(Self { driver, boot, host, files, mig })
+        Some(Self {
+            driver,
+            boot,
+            host,
+            files,
+            mig,
+        })
     }
 }
 
@@ -130,17 +170,39 @@ fn hash(value: &impl Debug) -> u64 {
 fn files(roots: &Roots, config: &Config, version: &str) -> u64 {
     let cache = LinkerCache::read(&roots.driver, config.ldcache.as_ref());
     let (root, is_wsl) = (&roots.driver, roots.is_wsl);
-    let search = Search { root, cache: &cache, version, dirs: &config.library_dirs, is_wsl };
-    let found = locate(&search, config.supported_driver_capabilities, &config.driver_files);
-    hash(&found.map(|(files, _)| files).map_err(|error| base::report::line(&error)))
+    let search = Search {
+        root,
+        cache: &cache,
+        version,
+        dirs: &config.library_dirs,
+        is_wsl,
+    };
+    let found = locate(
+        &search,
+        config.supported_driver_capabilities,
+        &config.driver_files,
+    );
+    hash(
+        &found
+            .map(|(files, _)| files)
+            .map_err(|error| base::report::line(&error)),
+    )
 }
 
 /// Returns the sockets of daemons. A new socket must be added to the spec, and engines fail to mount a socket that does not exist any
 /// more.
 fn sockets(roots: &Roots, config: &Config) -> Vec<(PathBuf, bool)> {
     let all = Capabilities::new(&Capability::ALL);
-    let (sockets, _) = ipc::find(&roots.driver, all, config.mps_directory.as_deref(), Omit::default());
-    sockets.iter().map(|socket| (socket.source.as_path().to_owned(), socket.is_fixed)).collect()
+    let (sockets, _) = ipc::find(
+        &roots.driver,
+        all,
+        config.mps_directory.as_deref(),
+        Omit::default(),
+    );
+    sockets
+        .iter()
+        .map(|socket| (socket.source.as_path().to_owned(), socket.is_fixed))
+        .collect()
 }
 
 /// The number and the permissions of a device node, if it can be examined.
@@ -150,11 +212,20 @@ type NodeIdentity = Option<((u32, u32), Permissions)>;
 fn nodes(dev: &Tree) -> Vec<(PathBuf, NodeIdentity)> {
     let mut nodes = Vec::new();
     for dir in ["/dev", "/dev/dri", "/dev/nvidia-caps"].map(Path::new) {
-        let is_one = |name: &str| dir != Path::new("/dev") || name.starts_with("nvidia") || name == wsl::NODE;
-        for name in dev.names(dir).iter().filter(|name| name.to_str().is_some_and(is_one)) {
+        let is_one = |name: &str| {
+            dir != Path::new("/dev") || name.starts_with("nvidia") || name == wsl::NODE
+        };
+        for name in dev
+            .names(dir)
+            .iter()
+            .filter(|name| name.to_str().is_some_and(is_one))
+        {
             let path = dir.join(name);
             let node = dev.locate(&path).ok();
-            nodes.push((path, node.map(|node| (node.device, Permissions::from(&node)))));
+            nodes.push((
+                path,
+                node.map(|node| (node.device, Permissions::from(&node))),
+            ));
         }
     }
     nodes
@@ -165,15 +236,25 @@ pub(crate) mod tests {
     use super::*;
     use crate::driver::elf::tests as elf;
     use crate::driver::file_table::{
-        BINARIES, DESCRIPTIONS, FIRMWARE_DIRS, LIBRARIES, LibraryKind, WINE_DIR, WINE_FILES, XORG_DIRS,
+        BINARIES, DESCRIPTIONS, FIRMWARE_DIRS, LIBRARIES, LibraryKind, WINE_DIR, WINE_FILES,
+        XORG_DIRS,
     };
 
     #[test]
     fn a_stamp_is_read_as_it_was_written() {
-        let stamp = Stamp { driver: "535.183.01".into(), boot: "a-b".into(), host: 7, files: 8, mig: None };
+        let stamp = Stamp {
+            driver: "535.183.01".into(),
+            boot: "a-b".into(),
+            host: 7,
+            files: 8,
+            mig: None,
+        };
         let text = "driver=535.183.01,boot=a-b,host=0000000000000007,files=0000000000000008";
         assert_eq!(stamp.to_text(), text);
-        let mig = Stamp { mig: Some(9), ..stamp.clone() };
+        let mig = Stamp {
+            mig: Some(9),
+            ..stamp.clone()
+        };
         assert_eq!(mig.to_text(), format!("{text},mig=0000000000000009"));
         for stamp in [stamp, mig] {
             assert_eq!(Stamp::parse(&stamp.to_text()), Some(stamp));
@@ -193,17 +274,31 @@ pub(crate) mod tests {
 
     #[test]
     fn mig_devices_made_anew_are_others() {
-        let stamp = |mig| Stamp { driver: "1".into(), boot: "b".into(), host: 7, files: 8, mig };
+        let stamp = |mig| Stamp {
+            driver: "1".into(),
+            boot: "b".into(),
+            host: 7,
+            files: 8,
+            mig,
+        };
         let inventory = crate::inventory::select::tests::inventory();
         let complete = |mig, change: fn(&mut crate::inventory::MigDevice)| {
             let (mut stamp, mut inventory) = (stamp(mig), inventory.clone());
-            inventory.gpus.iter_mut().flat_map(|gpu| &mut gpu.mig_devices).for_each(change);
+            inventory
+                .gpus
+                .iter_mut()
+                .flat_map(|gpu| &mut gpu.mig_devices)
+                .for_each(change);
             stamp.complete(&inventory);
             stamp
         };
         let before = complete(Some(UNASKED), |_| ());
         assert_eq!(before, complete(Some(UNASKED), |_| ()));
-        assert_eq!(complete(None, |_| ()), stamp(None), "no MIG devices in procfs");
+        assert_eq!(
+            complete(None, |_| ()),
+            stamp(None),
+            "no MIG devices in procfs"
+        );
         let mut fewer = inventory.clone();
         fewer.gpus.retain(|gpu| !gpu.mig_devices.is_empty());
         assert!(fewer.gpus.len() < inventory.gpus.len());
@@ -219,19 +314,34 @@ pub(crate) mod tests {
         ] {
             assert_eq!(before.has_other_mig_devices(&now), are_others, "{now:?}");
         }
-        assert!(!stamp(None).has_other_mig_devices(&before), "that is a change that the kernel shows");
+        assert!(
+            !stamp(None).has_other_mig_devices(&before),
+            "that is a change that the kernel shows"
+        );
     }
 
     /// A driver root without a linker cache, with one GPU.
     pub(crate) fn host() -> (tempfile::TempDir, Config) {
         let dir = tempfile::tempdir().unwrap();
         let driver_root = base::paths::HostPath::new(dir.path());
-        let config = Config { driver_root, library_dirs: vec!["/usr/lib/driver".into()], ..Config::default() };
+        let config = Config {
+            driver_root,
+            library_dirs: vec!["/usr/lib/driver".into()],
+            ..Config::default()
+        };
         let version = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86  Release Build\n";
         write(dir.path(), "proc/driver/nvidia/version", version);
-        write(dir.path(), "proc/driver/nvidia/gpus/0000:01:00.0/information", "IRQ: 1\nDevice Minor: 0\n");
+        write(
+            dir.path(),
+            "proc/driver/nvidia/gpus/0000:01:00.0/information",
+            "IRQ: 1\nDevice Minor: 0\n",
+        );
         for name in ["libcuda", "libnvidia-ml"] {
-            write(dir.path(), &format!("usr/lib/driver/{name}.so.570.86"), elf::of_this_machine());
+            write(
+                dir.path(),
+                &format!("usr/lib/driver/{name}.so.570.86"),
+                elf::of_this_machine(),
+            );
         }
         write(dir.path(), "dev/nvidiactl", "");
         (dir, config)
@@ -249,9 +359,20 @@ pub(crate) mod tests {
         let (_dir, config) = host();
         let roots = Roots::open(&config).unwrap();
         let with_inode = |inode| {
-            let permissions = Permissions { uid: 0, gid: 0, mode: 0o666 };
-            let nodes = [("nvidia0".to_owned(), crate::host::Node { inode, permissions })].into();
-            let state = HostState { nodes, ..HostState::without_library(&roots) };
+            let permissions = Permissions {
+                uid: 0,
+                gid: 0,
+                mode: 0o666,
+            };
+            let nodes = [(
+                "nvidia0".to_owned(),
+                crate::host::Node { inode, permissions },
+            )]
+            .into();
+            let state = HostState {
+                nodes,
+                ..HostState::without_library(&roots)
+            };
             Stamp::of_state(state, &roots, &config, &()).unwrap()
         };
         assert_eq!(with_inode(1), with_inode(2));
@@ -262,7 +383,10 @@ pub(crate) mod tests {
         let (_dir, config) = host();
         let stamp = Stamp::of_host(&config, &()).unwrap();
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-        assert_eq!((stamp.driver.as_str(), stamp.boot.as_str(), stamp.mig), ("570.86", boot.trim(), None));
+        assert_eq!(
+            (stamp.driver.as_str(), stamp.boot.as_str(), stamp.mig),
+            ("570.86", boot.trim(), None)
+        );
     }
 
     /// No package runs ldconfig here, so that each file appears without a trace elsewhere.
@@ -270,22 +394,49 @@ pub(crate) mod tests {
     fn every_kind_of_file_of_a_spec_is_in_the_stamp() {
         let (dir, config) = host();
         let listed = "/opt/nvidia/extra.json";
-        let config = Config { driver_files: vec![listed.into()], ..config };
-        let libraries = LIBRARIES.iter().filter(|row| matches!(row.kind, LibraryKind::Plain));
+        let config = Config {
+            driver_files: vec![listed.into()],
+            ..config
+        };
+        let libraries = LIBRARIES
+            .iter()
+            .filter(|row| matches!(row.kind, LibraryKind::Plain));
         let libraries = libraries.map(|row| format!("usr/lib/driver/{}.so.570.86", row.name));
         let programs = BINARIES.iter().map(|row| format!("usr/bin/{}", row.name));
         // The description of 32-bit libraries needs these.
         let descriptions = DESCRIPTIONS.iter().filter(|row| row.and.is_none());
-        let descriptions =
-            descriptions.map(|row| format!("{}/{}", row.search.first().unwrap(), row.path.replace("$V", "570.86")));
-        let xorg = XORG_DIRS.iter().take(1).map(|dir| format!("{dir}/nvidia_drv.so"));
-        let wine = WINE_FILES.iter().map(|name| format!("usr/lib/driver/{WINE_DIR}/{name}"));
-        let firmware = FIRMWARE_DIRS.iter().take(1).map(|dir| format!("{dir}/nvidia/570.86/gsp_ga10x.bin"));
-        let files = libraries.chain(programs).chain(descriptions).chain(xorg).chain(wine).chain(firmware);
+        let descriptions = descriptions.map(|row| {
+            format!(
+                "{}/{}",
+                row.search.first().unwrap(),
+                row.path.replace("$V", "570.86")
+            )
+        });
+        let xorg = XORG_DIRS
+            .iter()
+            .take(1)
+            .map(|dir| format!("{dir}/nvidia_drv.so"));
+        let wine = WINE_FILES
+            .iter()
+            .map(|name| format!("usr/lib/driver/{WINE_DIR}/{name}"));
+        let firmware = FIRMWARE_DIRS
+            .iter()
+            .take(1)
+            .map(|dir| format!("{dir}/nvidia/570.86/gsp_ga10x.bin"));
+        let files = libraries
+            .chain(programs)
+            .chain(descriptions)
+            .chain(xorg)
+            .chain(wine)
+            .chain(firmware);
         let mut count = 0;
         let mut before = Stamp::of_host(&config, &()).unwrap();
         for path in files.chain([listed.to_owned()]) {
-            write(dir.path(), path.trim_start_matches('/'), elf::of_this_machine());
+            write(
+                dir.path(),
+                path.trim_start_matches('/'),
+                elf::of_this_machine(),
+            );
             let after = Stamp::of_host(&config, &()).unwrap();
             assert!(before.files != after.files, "{path}");
             (before, count) = (after, count + 1);
@@ -309,20 +460,32 @@ pub(crate) mod tests {
             let before = take();
             write(dir.path(), path, elf::of_this_machine());
             let after = take();
-            assert!(before.files != after.files && before.host == after.host, "{path}");
+            assert!(
+                before.files != after.files && before.host == after.host,
+                "{path}"
+            );
         }
         for (path, text) in [
             ("dev/nvidia0", ""),
             ("dev/dri/card0", ""),
             ("dev/nvidia-caps/nvidia-cap1", ""),
-            ("proc/driver/nvidia/gpus/0000:01:00.0/information", "Device Minor: 1\n"),
+            (
+                "proc/driver/nvidia/gpus/0000:01:00.0/information",
+                "Device Minor: 1\n",
+            ),
             ("proc/driver/nvidia/gpus/0000:02:00.0/information", ""),
-            ("proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access", ""),
+            (
+                "proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access",
+                "",
+            ),
         ] {
             let before = take();
             write(dir.path(), path, text);
             let after = take();
-            assert!(before.host != after.host && before.files == after.files, "{path}");
+            assert!(
+                before.host != after.host && before.files == after.files,
+                "{path}"
+            );
         }
         assert_eq!(take().mig, Some(UNASKED));
         let before = take();
@@ -331,16 +494,34 @@ pub(crate) mod tests {
             ("etc/ld.so.conf", ""),
             ("dev/other", ""),
             ("usr/lib/driver/libother.so.1", ""),
-            ("proc/driver/nvidia/gpus/0000:01:00.0/information", "IRQ: 2\nDevice Minor: 1\n"),
+            (
+                "proc/driver/nvidia/gpus/0000:01:00.0/information",
+                "IRQ: 2\nDevice Minor: 1\n",
+            ),
         ] {
             write(dir.path(), path, text);
             assert_eq!(take(), before, "{path}");
         }
-        assert_ne!(Stamp::of_host(&config, &"other").unwrap().host, before.host, "the settings");
-        let other = Config { cuda_compat: !config.cuda_compat, ..config.clone() };
-        assert_ne!(Stamp::of_host(&other, &()).unwrap().host, before.host, "config.toml");
+        assert_ne!(
+            Stamp::of_host(&config, &"other").unwrap().host,
+            before.host,
+            "the settings"
+        );
+        let other = Config {
+            cuda_compat: !config.cuda_compat,
+            ..config.clone()
+        };
+        assert_ne!(
+            Stamp::of_host(&other, &()).unwrap().host,
+            before.host,
+            "config.toml"
+        );
         std::fs::remove_file(dir.path().join("usr/lib/driver/libcuda.so.570.86")).unwrap();
-        assert_ne!(take().files, before.files, "without a library that all containers need");
+        assert_ne!(
+            take().files,
+            before.files,
+            "without a library that all containers need"
+        );
         std::fs::remove_dir_all(dir.path().join("proc/driver/nvidia/gpus")).unwrap();
         assert_eq!(Stamp::of_host(&config, &()), None);
     }

@@ -38,9 +38,14 @@ pub fn read(path: Option<&Path>) -> Result<(Config, Vec<Finding>)> {
 ///
 /// # Errors
 /// As [`read`].
-pub fn read_with(mut config: Config, plugin: &mut dyn Table, path: Option<&Path>) -> Result<(Config, Vec<Finding>)> {
+pub fn read_with(
+    mut config: Config,
+    plugin: &mut dyn Table,
+    path: Option<&Path>,
+) -> Result<(Config, Vec<Finding>)> {
     // Programs that this one starts run in another directory.
-    config.file = path.map(|path| HostPath::new(std::path::absolute(path).unwrap_or_else(|_| path.to_owned())));
+    config.file = path
+        .map(|path| HostPath::new(std::path::absolute(path).unwrap_or_else(|_| path.to_owned())));
     let (path, text) = match path {
         Some(path) => (path, Some(read_file(path)?)),
         None => (Path::new(FILE), read_if_existing(Path::new(FILE))?),
@@ -109,11 +114,14 @@ pub(super) fn drop_in_dir(path: &Path) -> PathBuf {
 }
 
 fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
-    std::fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect()
+    std::fs::read_dir(dir)?
+        .map(|entry| Ok(entry?.path()))
+        .collect()
 }
 
 fn is_drop_in(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "toml")
+    path.extension()
+        .is_some_and(|extension| extension == "toml")
 }
 
 fn is_missing(error: &anyhow::Error) -> bool {
@@ -131,7 +139,10 @@ fn unreadable(path: &Path, error: anyhow::Error) -> anyhow::Error {
     if kind_of(&error).is_some() {
         return error.context(what);
     }
-    let hint = format!("\"ls -ld {}\" shows what it is; --config selects another file", path.display());
+    let hint = format!(
+        "\"ls -ld {}\" shows what it is; --config selects another file",
+        path.display()
+    );
     error.context(Failure::new(&catalog::CONFIG_FILE, what, hint))
 }
 
@@ -147,11 +158,15 @@ fn read_trusted(path: &Path) -> Result<String> {
                 stat.st_gid,
                 stat.st_mode & 0o7777
             ),
-            format!("check the content of the file, then run \"chown root:root {0}; chmod go-w {0}\"", path.display()),
+            format!(
+                "check the content of the file, then run \"chown root:root {0}; chmod go-w {0}\"",
+                path.display()
+            ),
         ));
     }
     let bytes = base::read::read_known(&file, &stat, MAX_SIZE)?;
-    String::from_utf8(bytes).map_err(|error| anyhow::anyhow!("not UTF-8 at byte {}", error.utf8_error().valid_up_to()))
+    String::from_utf8(bytes)
+        .map_err(|error| anyhow::anyhow!("not UTF-8 at byte {}", error.utf8_error().valid_up_to()))
 }
 
 /// Whether only root, or the user `us` of this process, can have written a file. The file decides which libraries the hook loads.
@@ -187,7 +202,10 @@ mod tests {
             (65534, 65534, 0o666, 0, true, false),
         ] {
             let is = is_trusted(&stat(uid, gid, mode), us, in_user_namespace);
-            assert_eq!(is, trusted, "{uid}:{gid} {mode:o} for {us}, {in_user_namespace}");
+            assert_eq!(
+                is, trusted,
+                "{uid}:{gid} {mode:o} for {us}, {in_user_namespace}"
+            );
         }
     }
 
@@ -195,16 +213,27 @@ mod tests {
     fn drop_ins_come_after_in_the_order_of_their_names() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.toml");
-        std::fs::write(&file, "[oci-nvidia-hook]\nnvml-timeout = 5\n[driver]\nfiles = [\"/a\"]").unwrap();
+        std::fs::write(
+            &file,
+            "[oci-nvidia-hook]\nnvml-timeout = 5\n[driver]\nfiles = [\"/a\"]",
+        )
+        .unwrap();
         let drop_ins = dir.path().join("config.toml.d");
         std::fs::create_dir(&drop_ins).unwrap();
         std::fs::write(drop_ins.join("20.toml"), "[driver]\nfiles = [\"/c\"]").unwrap();
-        std::fs::write(drop_ins.join("10.toml"), "[driver]\nfiles = [\"/b\"]\n[oci-nvidia-hook]\nnvml-timeout = 6")
-            .unwrap();
+        std::fs::write(
+            drop_ins.join("10.toml"),
+            "[driver]\nfiles = [\"/b\"]\n[oci-nvidia-hook]\nnvml-timeout = 6",
+        )
+        .unwrap();
         std::fs::write(drop_ins.join("30.toml.rpmsave"), "nonsense").unwrap();
         let (config, _) = read(Some(&file)).unwrap();
         assert_eq!(config.nvml_timeout, std::time::Duration::from_secs(6));
-        assert_eq!(config.driver_files, ["/a", "/b", "/c"].map(PathBuf::from), "lists grow");
+        assert_eq!(
+            config.driver_files,
+            ["/a", "/b", "/c"].map(PathBuf::from),
+            "lists grow"
+        );
         std::fs::write(drop_ins.join("10.toml"), "[driver]\nfiles = [\"c\"]").unwrap();
         let text = base::report::render(&read(Some(&file)).unwrap_err());
         assert!(
@@ -219,7 +248,10 @@ mod tests {
         let path = |name: &str| dir.path().join(name);
         let says = |name: &str, says: &str| {
             let text = base::report::render(&read(Some(&path(name))).unwrap_err());
-            assert!(text.starts_with("cannot read the configuration ") && text.contains(says), "{text}");
+            assert!(
+                text.starts_with("cannot read the configuration ") && text.contains(says),
+                "{text}"
+            );
             assert!(text.contains("\nhint: "), "{text}");
         };
         symlink("nowhere", path("dangling")).unwrap();

@@ -30,7 +30,9 @@ fn meant<'a>(text: &str, allowed: &'a str) -> Option<std::borrow::Cow<'a, str>> 
 /// Returns the hint for a file that is not TOML, from the message of the parser.
 pub(super) fn for_syntax(message: &str) -> &'static str {
     match message.starts_with("duplicate key") {
-        true => "remove one of the lines: a key may occur only once in its table, and a table only once in the file",
+        true => {
+            "remove one of the lines: a key may occur only once in its table, and a table only once in the file"
+        }
         false => "the file must be TOML: one key = value on each line, and strings in quotes",
     }
 }
@@ -53,7 +55,11 @@ mod tests {
         let page = "\"man oci-nvidia-hook.toml\" describes k and its default";
         for (line, allowed, expected) in [
             ("k = \"Yes\"", BOOL, "did you mean true, without quotes?"),
-            ("k = \"false\"", "true, false or \"auto\"", "did you mean false, without quotes?"),
+            (
+                "k = \"false\"",
+                "true, false or \"auto\"",
+                "did you mean false, without quotes?",
+            ),
             ("k = \"maybe\"", BOOL, page),
             ("k = 1", BOOL, page),
             ("k = \"warning\"", WORDS, page),

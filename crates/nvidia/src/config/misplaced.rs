@@ -18,25 +18,40 @@ pub(super) struct Place(String);
 
 /// Returns the table that the unknown key `name` of the table `prefix` belongs to, or `None` if it is unknown everywhere. `known` are the
 /// keys that have an effect.
-pub(super) fn place_of(known: &[String], prefix: &str, name: &str, value: &DeValue<'_>) -> Option<Place> {
+pub(super) fn place_of(
+    known: &[String],
+    prefix: &str,
+    name: &str,
+    value: &DeValue<'_>,
+) -> Option<Place> {
     match value {
         // [oci-nvidia-hook.devices] instead of [devices], and [device] with keys of [devices].
         DeValue::Table(below) => {
             let named = tables(known).find(|table| *table == name && !prefix.is_empty());
-            let nearest = || nearest_by(name, tables(known), |table| table).filter(|_| prefix.is_empty());
+            let nearest =
+                || nearest_by(name, tables(known), |table| table).filter(|_| prefix.is_empty());
             let has_key = |table: &&str| {
                 let mut names = below.keys().map(|key| format!("{table}.{}", key.get_ref()));
                 names.any(|name| known.contains(&name) || schema::find(&name).is_some())
             };
-            named.or_else(nearest).filter(has_key).map(|table| Place(table.to_owned()))
+            named
+                .or_else(nearest)
+                .filter(has_key)
+                .map(|table| Place(table.to_owned()))
         }
-        _ => known.iter().find(|key| last(key) == name).map(|key| Place(table(key).to_owned())),
+        _ => known
+            .iter()
+            .find(|key| last(key) == name)
+            .map(|key| Place(table(key).to_owned())),
     }
 }
 
 /// The top-level tables that have keys.
 fn tables(known: &[String]) -> impl Iterator<Item = &str> {
-    known.iter().map(|key| table(key)).filter(|table| !table.is_empty() && !table.contains('.'))
+    known
+        .iter()
+        .map(|key| table(key))
+        .filter(|table| !table.is_empty() && !table.contains('.'))
 }
 
 fn table(key: &str) -> &str {
@@ -54,7 +69,11 @@ pub(super) fn error(
 ) -> anyhow::Error {
     let line = line_of(text, at);
     let (table, name) = key.rsplit_once('.').unwrap_or(("", key));
-    let here = if table.is_empty() { "above the first table".to_owned() } else { format!("in the table [{table}]") };
+    let here = if table.is_empty() {
+        "above the first table".to_owned()
+    } else {
+        format!("in the table [{table}]")
+    };
     let belongs = match (place.0.as_str(), header(text, "")) {
         ("", Some(first)) => format!("above the first table, which begins in line {first}"),
         ("", None) => "above the first table".to_owned(),
@@ -64,16 +83,24 @@ pub(super) fn error(
         DeValue::Table(_) => format!("write [{}] instead of [{key}]", place.0),
         _ => format!("{}{}", move_it(text, line, &place.0), drop_in(path)),
     };
-    failure(&catalog::CONFIG, format!("{path:?} line {line}: {name} is unknown {here}; it belongs {belongs}"), hint)
+    failure(
+        &catalog::CONFIG,
+        format!("{path:?} line {line}: {name} is unknown {here}; it belongs {belongs}"),
+        hint,
+    )
 }
 
 /// Returns the number of the line that begins the table, or any table if the name is empty.
 fn header(text: &str, table: &str) -> Option<usize> {
     let is_header = |line: &str| match table {
         "" => line.starts_with('['),
-        table => line.strip_prefix('[').is_some_and(|rest| rest.starts_with(&format!("{table}]"))),
+        table => line
+            .strip_prefix('[')
+            .is_some_and(|rest| rest.starts_with(&format!("{table}]"))),
     };
-    text.lines().position(|line| is_header(line.trim_start())).map(|line| line + 1)
+    text.lines()
+        .position(|line| is_header(line.trim_start()))
+        .map(|line| line + 1)
 }
 
 /// Returns an instruction that moves a line into the table.
@@ -82,16 +109,21 @@ fn move_it(text: &str, line: usize, table: &str) -> String {
         ("", Some(first)) => format!("move line {line} above line {first}"),
         ("", None) => format!("move line {line} to the beginning of the file"),
         (table, Some(begin)) => format!("move line {line} below line {begin}, which is [{table}]"),
-        (table, None) => format!("move line {line} to the end of the file, below a new line [{table}]"),
+        (table, None) => {
+            format!("move line {line} to the end of the file, below a new line [{table}]")
+        }
     }
 }
 
 /// Returns the other place for the line: a drop-in file, unless the file is one.
 fn drop_in(path: &Path) -> String {
-    let is_main =
-        path.extension() == Some("toml".as_ref()) && path.parent().is_none_or(|dir| dir.extension().is_none());
+    let is_main = path.extension() == Some("toml".as_ref())
+        && path.parent().is_none_or(|dir| dir.extension().is_none());
     match is_main {
-        true => format!(", or write it into the separate file {}.d/50-local.toml", path.display()),
+        true => format!(
+            ", or write it into the separate file {}.d/50-local.toml",
+            path.display()
+        ),
         false => String::new(),
     }
 }
@@ -165,7 +197,10 @@ mod tests {
         ] {
             let refused = refused(text, "/etc/x/config.toml.d/50.toml");
             assert!(refused.contains(says), "{refused}");
-            assert!(refused.ends_with(&format!("\nhint: {hint}")), "it is a drop-in file already: {refused}");
+            assert!(
+                refused.ends_with(&format!("\nhint: {hint}")),
+                "it is a drop-in file already: {refused}"
+            );
         }
         // Of NVIDIA's stack, and of who knows what.
         for text in [

@@ -95,7 +95,11 @@ impl Config {
     /// Returns how `NVIDIA_REQUIRE_*` is treated. Either of the two keys can turn it off.
     #[must_use]
     pub fn requirements(&self) -> Require {
-        if self.disable_require { Require::Off } else { self.require }
+        if self.disable_require {
+            Require::Off
+        } else {
+            self.require
+        }
     }
 }
 
@@ -193,17 +197,32 @@ pub fn parse(text: &str, path: &Path) -> Result<(Config, Vec<Finding>)> {
 ///
 /// # Errors
 /// As [`parse`].
-pub fn parse_into(config: &mut Config, plugin: &mut dyn Table, text: &str, path: &Path) -> Result<Vec<Finding>> {
+pub fn parse_into(
+    config: &mut Config,
+    plugin: &mut dyn Table,
+    text: &str,
+    path: &Path,
+) -> Result<Vec<Finding>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let table = DeTable::parse(text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
         failure(
             &catalog::CONFIG,
-            format!("{path:?} line {}: {}", line_of(text, at), error.message().replace('\n', ", ")),
+            format!(
+                "{path:?} line {}: {}",
+                line_of(text, at),
+                error.message().replace('\n', ", ")
+            ),
             hint::for_syntax(error.message()),
         )
     })?;
-    let mut reader = Reader { text, path, plugin, config, unknown: Vec::new() };
+    let mut reader = Reader {
+        text,
+        path,
+        plugin,
+        config,
+        unknown: Vec::new(),
+    };
     reader.table("", table.get_ref())?;
     let mut findings = reader.findings();
     findings.extend(unheard_swarm_variables(config, path));
@@ -213,17 +232,30 @@ pub fn parse_into(config: &mut Config, plugin: &mut dyn Table, text: &str, path:
 /// Returns a finding if `swarm-resource` names a variable without the prefix. The hook ignores such variables, because the fast path
 /// for containers without a request only searches for the prefix.
 fn unheard_swarm_variables(config: &Config, path: &Path) -> Option<Finding> {
-    let unheard = config.swarm_resource.iter().find(|name| !name.starts_with(SWARM_PREFIX))?;
+    let unheard = config
+        .swarm_resource
+        .iter()
+        .find(|name| !name.starts_with(SWARM_PREFIX))?;
     Some(Finding::new(
         &catalog::SWARM_RESOURCE,
-        format!("{path:?}: swarm-resource contains {unheard:?}, which does not begin with {SWARM_PREFIX}"),
-        format!("name the resource in Docker so that its variable begins with {SWARM_RESOURCE_PREFIX}"),
+        format!(
+            "{path:?}: swarm-resource contains {unheard:?}, which does not begin with {SWARM_PREFIX}"
+        ),
+        format!(
+            "name the resource in Docker so that its variable begins with {SWARM_RESOURCE_PREFIX}"
+        ),
     ))
 }
 
 /// Returns the number of the line that contains the byte `at`, starting at 1.
 fn line_of(text: &str, at: usize) -> usize {
-    text.as_bytes().get(..at).unwrap_or_default().iter().filter(|byte| **byte == b'\n').count() + 1
+    text.as_bytes()
+        .get(..at)
+        .unwrap_or_default()
+        .iter()
+        .filter(|byte| **byte == b'\n')
+        .count()
+        + 1
 }
 
 /// The table of the device plugin, which knows its keys. The hook accepts all keys in it, unless they are misplaced keys of its own.
@@ -263,21 +295,39 @@ impl Reader<'_> {
     fn table(&mut self, prefix: &str, table: &DeTable<'_>) -> Result<()> {
         for (name, value) in table {
             let (name, at) = (name.get_ref(), name.span().start);
-            let key = if prefix.is_empty() { name.to_string() } else { format!("{prefix}.{name}") };
+            let key = if prefix.is_empty() {
+                name.to_string()
+            } else {
+                format!("{prefix}.{name}")
+            };
             match (schema::find(&key), value.get_ref()) {
                 (Some(found), value) => {
-                    set(self.config, found, value).map_err(|allowed| self.invalid(found.name, at, value, &allowed))?;
+                    set(self.config, found, value)
+                        .map_err(|allowed| self.invalid(found.name, at, value, &allowed))?;
                 }
                 (None, value) if self.is_of_plugin(&key) => {
-                    self.plugin.set(name, value).map_err(|allowed| self.invalid(&key, at, value, &allowed))?;
+                    self.plugin
+                        .set(name, value)
+                        .map_err(|allowed| self.invalid(&key, at, value, &allowed))?;
                 }
-                (None, DeValue::Table(below)) if schema::is_table(&key) || key == PLUGIN => self.table(&key, below)?,
-                (None, _) if prefix == PLUGIN && self.plugin.keys().is_none() && IN_BOTH.contains(&&**name) => {}
-                (None, value) => match misplaced::place_of(&self.effective(), prefix, name, value) {
-                    Some(place) => return Err(misplaced::error(self.text, self.path, &key, &place, value, at)),
-                    None if prefix == PLUGIN && self.plugin.keys().is_none() => {}
-                    None => self.unknown.push((key, at)),
-                },
+                (None, DeValue::Table(below)) if schema::is_table(&key) || key == PLUGIN => {
+                    self.table(&key, below)?
+                }
+                (None, _)
+                    if prefix == PLUGIN
+                        && self.plugin.keys().is_none()
+                        && IN_BOTH.contains(&&**name) => {}
+                (None, value) => {
+                    match misplaced::place_of(&self.effective(), prefix, name, value) {
+                        Some(place) => {
+                            return Err(misplaced::error(
+                                self.text, self.path, &key, &place, value, at,
+                            ));
+                        }
+                        None if prefix == PLUGIN && self.plugin.keys().is_none() => {}
+                        None => self.unknown.push((key, at)),
+                    }
+                }
             }
         }
         Ok(())
@@ -287,7 +337,10 @@ impl Reader<'_> {
         let line = line_of(self.text, at);
         failure(
             &catalog::CONFIG,
-            format!("{:?} line {line}: {key} has an invalid value; it must be {allowed}", self.path),
+            format!(
+                "{:?} line {line}: {key} has an invalid value; it must be {allowed}",
+                self.path
+            ),
             hint::for_value(last(key), value, allowed),
         )
     }
@@ -298,18 +351,29 @@ impl Reader<'_> {
     }
 
     fn plugin_keys(&self) -> impl Iterator<Item = String> {
-        self.plugin.keys().into_iter().flatten().map(|key| format!("{PLUGIN}.{key}"))
+        self.plugin
+            .keys()
+            .into_iter()
+            .flatten()
+            .map(|key| format!("{PLUGIN}.{key}"))
     }
 
     /// Returns the keys that have an effect.
     fn effective(&self) -> Vec<String> {
-        let own = schema::KEYS.iter().filter(|key| !matches!(key.meaning, Meaning::Unused(_)));
-        own.map(|key| key.name.to_owned()).chain(self.plugin_keys()).collect()
+        let own = schema::KEYS
+            .iter()
+            .filter(|key| !matches!(key.meaning, Meaning::Unused(_)));
+        own.map(|key| key.name.to_owned())
+            .chain(self.plugin_keys())
+            .collect()
     }
 
     /// Returns the known key with the most similar name, if one is similar enough.
     fn nearest(&self, key: &str) -> Option<String> {
-        let own = schema::KEYS.iter().map(|key| key.name.to_owned()).chain([PLUGIN.to_owned()]);
+        let own = schema::KEYS
+            .iter()
+            .map(|key| key.name.to_owned())
+            .chain([PLUGIN.to_owned()]);
         let known: Vec<String> = own.chain(self.plugin_keys()).collect();
         nearest_by(last(key), known.iter().map(String::as_str), last).map(str::to_owned)
     }
@@ -320,7 +384,11 @@ impl Reader<'_> {
                 Some(known) => format!("did you mean {known}?"),
                 None => "remove the key; oci-nvidia-hook.toml(5) lists the known keys".to_owned(),
             };
-            let what = format!("{:?} line {}: unknown key {key:?}", self.path, line_of(self.text, *at));
+            let what = format!(
+                "{:?} line {}: unknown key {key:?}",
+                self.path,
+                line_of(self.text, *at)
+            );
             Finding::new(&catalog::UNKNOWN_KEY, what, fix)
         });
         unknown.collect()
@@ -368,7 +436,10 @@ mod tests {
         let (config, _) = parsed("[devices]\ndeny = [\"0\", \"gds\", \"nvswitch\"]").unwrap();
         assert_eq!(
             (config.devices.deny, config.devices.denied_features.names()),
-            (vec!["0".to_owned()], vec!["gds".to_owned(), "nvswitch".to_owned()])
+            (
+                vec!["0".to_owned()],
+                vec!["gds".to_owned(), "nvswitch".to_owned()]
+            )
         );
         for wrong in ["deny = [\"GDS\"]", "allow = [\"gds\"]"] {
             assert!(parsed(&format!("[devices]\n{wrong}")).is_err(), "{wrong}");
@@ -377,19 +448,35 @@ mod tests {
 
     #[test]
     fn the_hook_accepts_the_settings_of_the_plugin() {
-        for text in ["replicas = \"many\"", "replica = 2", "new = { x = 1 }", "nvml-timeout = 0"] {
+        for text in [
+            "replicas = \"many\"",
+            "replica = 2",
+            "new = { x = 1 }",
+            "nvml-timeout = 0",
+        ] {
             let found = parsed(&format!("[kubelet-plugin]\n{text}\n")).unwrap();
             assert_eq!(found, (Config::default(), Vec::new()), "{text}");
         }
         let (_, findings) = parsed("kubelet-plugin = 1").unwrap();
-        assert!(findings[0].what.contains("unknown key \"kubelet-plugin\""), "{findings:?}");
+        assert!(
+            findings[0].what.contains("unknown key \"kubelet-plugin\""),
+            "{findings:?}"
+        );
         // A lock that is appended to the file.
         for (text, place) in [
-            ("accept-nvidia-visible-devices-envvar-when-unprivileged = false", "above the first table"),
+            (
+                "accept-nvidia-visible-devices-envvar-when-unprivileged = false",
+                "above the first table",
+            ),
             ("no-cgroups = true", "in the table [nvidia-container-cli]"),
-            ("[kubelet-plugin.devices]\ndeny = [\"0\"]", "in the table [devices]"),
+            (
+                "[kubelet-plugin.devices]\ndeny = [\"0\"]",
+                "in the table [devices]",
+            ),
         ] {
-            let error = parsed(&format!("[kubelet-plugin]\n{text}\n")).unwrap_err().to_string();
+            let error = parsed(&format!("[kubelet-plugin]\n{text}\n"))
+                .unwrap_err()
+                .to_string();
             assert!(error.contains(&format!("it belongs {place}")), "{error}");
         }
     }
@@ -418,9 +505,18 @@ mod tests {
 
     #[test]
     fn what_nvidias_tools_write_is_understood() {
-        let (config, findings) = parsed(include_str!("../../../../tests/fixtures/config/nvidia-ctk.toml")).unwrap();
+        let (config, findings) = parsed(include_str!(
+            "../../../../tests/fixtures/config/nvidia-ctk.toml"
+        ))
+        .unwrap();
         assert_eq!(findings, Vec::new());
-        assert_eq!(config.user, Some(UserSpec { user: "root".into(), group: Some("video".into()) }));
+        assert_eq!(
+            config.user,
+            Some(UserSpec {
+                user: "root".into(),
+                group: Some("video".into())
+            })
+        );
         assert!(config.edit_cgroups);
         assert_eq!(config.swarm_resource, ["DOCKER_RESOURCE_GPU"]);
     }
@@ -448,7 +544,10 @@ mod tests {
                 nvml_timeout: Duration::from_secs(7),
                 require: Require::Warn,
                 runtimes: vec!["/opt/crun".to_owned(), "runc".to_owned()],
-                devices: Limits { allow: vec!["0".into(), "GPU-x*".into()], ..Limits::default() },
+                devices: Limits {
+                    allow: vec!["0".into(), "GPU-x*".into()],
+                    ..Limits::default()
+                },
                 ..Config::default()
             }
         );
@@ -464,19 +563,58 @@ mod tests {
                 "[nvidia-container-cli]\nno-cgroups = \"yes\"",
                 "line 2: nvidia-container-cli.no-cgroups has an invalid value; it must be true or false",
             ),
-            ("[nvidia-container-cli]\n\nroot = 3", "line 3: nvidia-container-cli.root has an invalid value"),
-            ("[nvidia-container-cli]\nroot = \"x\"", "it must be an absolute path"),
-            ("[nvidia-container-cli]\nuser = \"a:b:c\"", "it must be USER or USER:GROUP"),
-            ("[devices]\nallow = \"0\"", "it must be a list of strings in quotes"),
-            ("[devices]\ndeny = [0]", "it must be a list of strings in quotes"),
-            ("[devices]\nallow = [\"*\"]\ndeny = [\"0\", \"1,2\"]", "line 3: devices.deny has an invalid value"),
-            ("[devices]\nallow = [\"H100\"]", "\"H100\" is not a valid entry; write an index (0), a UUID"),
-            ("[oci-nvidia-hook]\nrequire = \"maybe\"", "it must be \"enforce\", \"warn\" or \"off\""),
-            ("[oci-nvidia-hook]\ndevice-node-access = \"all\"", "it must be \"container\" or \"host\""),
-            ("[oci-nvidia-hook]\nno-gpu = true", "it must be a string in quotes"),
-            ("[oci-nvidia-hook]\nno-gpu = \"ignore\"", "it must be \"error\" or \"start\""),
-            ("[oci-nvidia-hook]\nnvml-timeout = 0", "it must be a number of seconds from 1 to 600"),
-            ("supported-driver-capabilities = \"compute,typo\"", "\"typo\""),
+            (
+                "[nvidia-container-cli]\n\nroot = 3",
+                "line 3: nvidia-container-cli.root has an invalid value",
+            ),
+            (
+                "[nvidia-container-cli]\nroot = \"x\"",
+                "it must be an absolute path",
+            ),
+            (
+                "[nvidia-container-cli]\nuser = \"a:b:c\"",
+                "it must be USER or USER:GROUP",
+            ),
+            (
+                "[devices]\nallow = \"0\"",
+                "it must be a list of strings in quotes",
+            ),
+            (
+                "[devices]\ndeny = [0]",
+                "it must be a list of strings in quotes",
+            ),
+            (
+                "[devices]\nallow = [\"*\"]\ndeny = [\"0\", \"1,2\"]",
+                "line 3: devices.deny has an invalid value",
+            ),
+            (
+                "[devices]\nallow = [\"H100\"]",
+                "\"H100\" is not a valid entry; write an index (0), a UUID",
+            ),
+            (
+                "[oci-nvidia-hook]\nrequire = \"maybe\"",
+                "it must be \"enforce\", \"warn\" or \"off\"",
+            ),
+            (
+                "[oci-nvidia-hook]\ndevice-node-access = \"all\"",
+                "it must be \"container\" or \"host\"",
+            ),
+            (
+                "[oci-nvidia-hook]\nno-gpu = true",
+                "it must be a string in quotes",
+            ),
+            (
+                "[oci-nvidia-hook]\nno-gpu = \"ignore\"",
+                "it must be \"error\" or \"start\"",
+            ),
+            (
+                "[oci-nvidia-hook]\nnvml-timeout = 0",
+                "it must be a number of seconds from 1 to 600",
+            ),
+            (
+                "supported-driver-capabilities = \"compute,typo\"",
+                "\"typo\"",
+            ),
         ] {
             let text = render(&parsed(text).unwrap_err());
             assert!(text.contains(says), "{text}");
@@ -487,8 +625,14 @@ mod tests {
     #[test]
     fn either_key_turns_requirements_off() {
         for (text, require) in [
-            ("disable-require = true\n[oci-nvidia-hook]\nrequire = \"enforce\"", Require::Off),
-            ("disable-require = false\n[oci-nvidia-hook]\nrequire = \"off\"", Require::Off),
+            (
+                "disable-require = true\n[oci-nvidia-hook]\nrequire = \"enforce\"",
+                Require::Off,
+            ),
+            (
+                "disable-require = false\n[oci-nvidia-hook]\nrequire = \"off\"",
+                Require::Off,
+            ),
             ("[oci-nvidia-hook]\nrequire = \"warn\"", Require::Warn),
         ] {
             assert_eq!(parsed(text).unwrap().0.requirements(), require, "{text}");
@@ -503,17 +647,25 @@ mod tests {
                 "line 2: unknown key \"nvidia-container-cli.no-cgroup\"",
                 "no-cgroups?",
             ),
-            ("[elsewhere]\nx = 1", "unknown key \"elsewhere\"", "remove the key"),
+            (
+                "[elsewhere]\nx = 1",
+                "unknown key \"elsewhere\"",
+                "remove the key",
+            ),
         ] {
             let (config, findings) = parsed(text).unwrap();
             assert_eq!(config, Config::default());
-            assert!(findings[0].what.contains(says) && findings[0].fix.contains(fix), "{findings:?}");
+            assert!(
+                findings[0].what.contains(says) && findings[0].fix.contains(fix),
+                "{findings:?}"
+            );
         }
     }
 
     #[test]
     fn swarm_variables_that_would_not_be_heard_are_named() {
-        let (config, findings) = parsed("swarm-resource = \"DOCKER_RESOURCE_GPU, MY_GPU\"").unwrap();
+        let (config, findings) =
+            parsed("swarm-resource = \"DOCKER_RESOURCE_GPU, MY_GPU\"").unwrap();
         assert_eq!(config.swarm_resource, ["DOCKER_RESOURCE_GPU", "MY_GPU"]);
         assert!(findings[0].what.contains("\"MY_GPU\""), "{findings:?}");
     }

@@ -14,7 +14,14 @@ use super::{Config, PLUGIN, set, value};
 
 /// What rpm and dpkg append to the name of a configuration file: rpm saves the administrator's file as `.rpmsave` or `.rpmorig`, dpkg as
 /// `.dpkg-old`; the package's file becomes `.rpmnew`, `.dpkg-dist` or `.dpkg-new`.
-const SUFFIXES: [&str; 6] = ["rpmsave", "rpmorig", "rpmnew", "dpkg-old", "dpkg-dist", "dpkg-new"];
+const SUFFIXES: [&str; 6] = [
+    "rpmsave",
+    "rpmorig",
+    "rpmnew",
+    "dpkg-old",
+    "dpkg-dist",
+    "dpkg-new",
+];
 
 /// A file with settings that are not in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,8 +39,14 @@ pub fn saved(main: &Path) -> Vec<Saved> {
     let current = std::iter::once(main.to_owned()).chain(drop_ins(main).unwrap_or_default());
     let current: Vec<String> = current.filter_map(|path| read(&path).ok()).collect();
     let places = [main.parent().map(Path::to_owned), Some(drop_in_dir(main))];
-    let mut paths: Vec<PathBuf> = places.iter().flatten().flat_map(|dir| names_in(dir)).collect();
-    paths.retain(|path| is_saved(path) && (path.parent() != main.parent() || path.with_extension("") == main));
+    let mut paths: Vec<PathBuf> = places
+        .iter()
+        .flatten()
+        .flat_map(|dir| names_in(dir))
+        .collect();
+    paths.retain(|path| {
+        is_saved(path) && (path.parent() != main.parent() || path.with_extension("") == main)
+    });
     paths.sort();
     let saved = paths.into_iter().filter_map(|path| {
         let keys = not_in_force(&read(&path).ok()?, &current);
@@ -43,16 +56,24 @@ pub fn saved(main: &Path) -> Vec<Saved> {
 }
 
 fn names_in(dir: &Path) -> Vec<PathBuf> {
-    std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    std::fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect()
 }
 
 fn is_saved(path: &Path) -> bool {
-    path.extension().is_some_and(|suffix| SUFFIXES.iter().any(|known| suffix == *known))
+    path.extension()
+        .is_some_and(|suffix| SUFFIXES.iter().any(|known| suffix == *known))
 }
 
 fn read(path: &Path) -> Result<String> {
     let (file, _) = open_host_file(path)?;
-    Ok(String::from_utf8(base::read::read_limited(file, MAX_SIZE)?)?)
+    Ok(String::from_utf8(base::read::read_limited(
+        file, MAX_SIZE,
+    )?)?)
 }
 
 /// A key with its value, and the value's text.
@@ -64,7 +85,10 @@ struct Setting<'t> {
 
 /// Returns the keys of a file whose values differ from those in `current`, the texts of the files that are read, and from the defaults.
 fn not_in_force(saved: &str, current: &[String]) -> Vec<String> {
-    let tables: Vec<_> = current.iter().filter_map(|text| Some((text.as_str(), DeTable::parse(text).ok()?))).collect();
+    let tables: Vec<_> = current
+        .iter()
+        .filter_map(|text| Some((text.as_str(), DeTable::parse(text).ok()?)))
+        .collect();
     let mut in_force = Vec::new();
     for (text, table) in &tables {
         collect("", table.get_ref(), text, &mut in_force);
@@ -76,7 +100,9 @@ fn not_in_force(saved: &str, current: &[String]) -> Vec<String> {
             set(&mut config, key, setting.value).ok();
         }
     }
-    let Ok(table) = DeTable::parse(saved) else { return Vec::new() };
+    let Ok(table) = DeTable::parse(saved) else {
+        return Vec::new();
+    };
     let mut settings = Vec::new();
     collect("", table.get_ref(), saved, &mut settings);
     settings.retain(|setting| differs(setting, &config, &in_force));
@@ -85,7 +111,10 @@ fn not_in_force(saved: &str, current: &[String]) -> Vec<String> {
 
 fn differs(setting: &Setting<'_>, config: &Config, in_force: &[Setting<'_>]) -> bool {
     let same_key = || in_force.iter().filter(|other| other.key == setting.key);
-    match (schema::find(&setting.key).map(|key| (key, key.meaning)), setting.value) {
+    match (
+        schema::find(&setting.key).map(|key| (key, key.meaning)),
+        setting.value,
+    ) {
         // The device plugin knows the meaning of its keys.
         (None, _) => !same_key().any(|other| other.text == setting.text),
         (Some((_, Meaning::Unused(_))), _) => false,
@@ -93,7 +122,8 @@ fn differs(setting: &Setting<'_>, config: &Config, in_force: &[Setting<'_>]) -> 
         (Some((_, Meaning::Texts(_))), DeValue::Array(values)) => {
             let lists = same_key().filter_map(|other| value::texts(other.value.as_array()?));
             let known: Vec<&str> = lists.flatten().collect();
-            value::texts(values).is_some_and(|values| values.iter().any(|value| !known.contains(value)))
+            value::texts(values)
+                .is_some_and(|values| values.iter().any(|value| !known.contains(value)))
         }
         (Some((key, _)), value) => {
             let mut changed = config.clone();
@@ -103,16 +133,31 @@ fn differs(setting: &Setting<'_>, config: &Config, in_force: &[Setting<'_>]) -> 
 }
 
 /// Adds the settings of a table and of the tables in it. Unknown keys have no effect in any file.
-fn collect<'t>(prefix: &str, table: &'t DeTable<'t>, text: &'t str, settings: &mut Vec<Setting<'t>>) {
+fn collect<'t>(
+    prefix: &str,
+    table: &'t DeTable<'t>,
+    text: &'t str,
+    settings: &mut Vec<Setting<'t>>,
+) {
     for (name, value) in table {
         let name = name.get_ref();
-        let key = if prefix.is_empty() { name.to_string() } else { format!("{prefix}.{name}") };
+        let key = if prefix.is_empty() {
+            name.to_string()
+        } else {
+            format!("{prefix}.{name}")
+        };
         match value.get_ref() {
             below if schema::find(&key).is_some() || prefix == PLUGIN => {
                 let text = text.get(value.span()).unwrap_or_default();
-                settings.push(Setting { key, value: below, text });
+                settings.push(Setting {
+                    key,
+                    value: below,
+                    text,
+                });
             }
-            DeValue::Table(below) if schema::is_table(&key) || key == PLUGIN => collect(&key, below, text, settings),
+            DeValue::Table(below) if schema::is_table(&key) || key == PLUGIN => {
+                collect(&key, below, text, settings)
+            }
             _ => {}
         }
     }
@@ -162,7 +207,10 @@ mod tests {
             assert_eq!(found, keys, "{current:?}");
         }
         assert_eq!(not_in_force("disable-require = ", &[]), [""; 0]);
-        assert_eq!(not_in_force(include_str!("../../../../config/config.toml"), &[]), [""; 0]);
+        assert_eq!(
+            not_in_force(include_str!("../../../../config/config.toml"), &[]),
+            [""; 0]
+        );
     }
 
     #[test]
@@ -172,8 +220,10 @@ mod tests {
         let drop_ins = dir.path().join("config.toml.d");
         std::fs::create_dir(&drop_ins).unwrap();
         let setting = "disable-require = true";
-        let mut expected: Vec<_> =
-            SUFFIXES.iter().map(|suffix| dir.path().join(format!("config.toml.{suffix}"))).collect();
+        let mut expected: Vec<_> = SUFFIXES
+            .iter()
+            .map(|suffix| dir.path().join(format!("config.toml.{suffix}")))
+            .collect();
         expected.push(drop_ins.join("50.toml.rpmsave"));
         for path in &expected {
             std::fs::write(path, setting).unwrap();
@@ -183,8 +233,17 @@ mod tests {
         }
         expected.sort();
         let found = saved(&main);
-        assert!(found.iter().all(|saved| saved.keys == ["disable-require"]), "{found:?}");
-        assert_eq!(found.into_iter().map(|saved| saved.path).collect::<Vec<_>>(), expected);
+        assert!(
+            found.iter().all(|saved| saved.keys == ["disable-require"]),
+            "{found:?}"
+        );
+        assert_eq!(
+            found
+                .into_iter()
+                .map(|saved| saved.path)
+                .collect::<Vec<_>>(),
+            expected
+        );
         std::fs::write(drop_ins.join("50.toml"), setting).unwrap();
         assert_eq!(saved(&main), []);
     }

@@ -59,8 +59,14 @@ const ONE_BINARY: &str = "no other program is run";
 
 /// The keys of NVIDIA Container Toolkit 1.20, and those of the hook.
 pub const KEYS: &[Key] = &[
-    key("accept-nvidia-visible-devices-envvar-when-unprivileged", Bool(|c, v| c.accept_envvar_when_unprivileged = v)),
-    key("accept-nvidia-visible-devices-as-volume-mounts", Bool(|c, v| c.accept_volume_mounts = v)),
+    key(
+        "accept-nvidia-visible-devices-envvar-when-unprivileged",
+        Bool(|c, v| c.accept_envvar_when_unprivileged = v),
+    ),
+    key(
+        "accept-nvidia-visible-devices-as-volume-mounts",
+        Bool(|c, v| c.accept_volume_mounts = v),
+    ),
     key("supported-driver-capabilities", Text(capabilities)),
     key("disable-require", Bool(|c, v| c.disable_require = v)),
     key("swarm-resource", Text(swarm_resource)),
@@ -68,18 +74,42 @@ pub const KEYS: &[Key] = &[
         "nvidia-container-cli.root",
         Text(|c, v| path(v).map(|path| c.driver_root = path.unwrap_or_else(|| HostPath::new("/")))),
     ),
-    key("nvidia-container-cli.ldcache", Text(|c, v| path(v).map(|path| c.ldcache = path))),
-    key("nvidia-container-cli.no-cgroups", Bool(|c, v| c.edit_cgroups = !v)),
+    key(
+        "nvidia-container-cli.ldcache",
+        Text(|c, v| path(v).map(|path| c.ldcache = path)),
+    ),
+    key(
+        "nvidia-container-cli.no-cgroups",
+        Bool(|c, v| c.edit_cgroups = !v),
+    ),
     key("nvidia-container-cli.user", Text(user)),
     key("nvidia-container-cli.debug", Text(debug)),
-    key("nvidia-container-cli.load-kmods", Bool(|c, v| c.load_kmods = v)),
+    key(
+        "nvidia-container-cli.load-kmods",
+        Bool(|c, v| c.load_kmods = v),
+    ),
     key("nvidia-container-cli.path", Unused(ONE_BINARY)),
     key("nvidia-container-cli.environment", Texts(environment)),
-    key("nvidia-container-cli.ldconfig", Unused("the linker cache is written without ldconfig")),
-    key("nvidia-container-cli.no-pivot", Unused("the linker cache is written without ldconfig")),
-    key("nvidia-container-cli.cuda-compat-mode", Unused("the key belongs in nvidia-container-runtime.modes.legacy")),
-    key("nvidia-container-runtime.modes.legacy.cuda-compat-mode", Text(cuda_compat)),
-    key("nvidia-container-runtime-hook.", Unused("there is one mode")),
+    key(
+        "nvidia-container-cli.ldconfig",
+        Unused("the linker cache is written without ldconfig"),
+    ),
+    key(
+        "nvidia-container-cli.no-pivot",
+        Unused("the linker cache is written without ldconfig"),
+    ),
+    key(
+        "nvidia-container-cli.cuda-compat-mode",
+        Unused("the key belongs in nvidia-container-runtime.modes.legacy"),
+    ),
+    key(
+        "nvidia-container-runtime.modes.legacy.cuda-compat-mode",
+        Text(cuda_compat),
+    ),
+    key(
+        "nvidia-container-runtime-hook.",
+        Unused("there is one mode"),
+    ),
     key(
         "nvidia-container-runtime.runtimes",
         Texts(|c, v| {
@@ -89,21 +119,44 @@ pub const KEYS: &[Key] = &[
     ),
     key("nvidia-container-runtime.", Unused(WRAPPER)),
     key("nvidia-ctk.", Unused(ONE_BINARY)),
-    key("features.ignore-imex-channel-requests", Bool(|c, v| c.ignore_imex_channels = v)),
-    key("features.disable-imex-channel-creation", Bool(|c, v| c.make_imex_channels = !v)),
+    key(
+        "features.ignore-imex-channel-requests",
+        Bool(|c, v| c.ignore_imex_channels = v),
+    ),
+    key(
+        "features.disable-imex-channel-creation",
+        Bool(|c, v| c.make_imex_channels = !v),
+    ),
     key(
         "features.",
-        Unused("the other features make NVIDIA's stack less secure, or are for modes that do not exist here"),
+        Unused(
+            "the other features make NVIDIA's stack less secure, or are for modes that do not exist here",
+        ),
     ),
     key("devices.allow", Texts(|c, v| add(&mut c.devices.allow, v))),
     key("devices.deny", Texts(deny)),
-    key("driver.dev-root", Text(|c, v| path(v).map(|path| c.dev_root = path))),
-    key("driver.library-dirs", Texts(|c, v| add_paths(&mut c.library_dirs, v))),
-    key("driver.files", Texts(|c, v| add_paths(&mut c.driver_files, v))),
+    key(
+        "driver.dev-root",
+        Text(|c, v| path(v).map(|path| c.dev_root = path)),
+    ),
+    key(
+        "driver.library-dirs",
+        Texts(|c, v| add_paths(&mut c.library_dirs, v)),
+    ),
+    key(
+        "driver.files",
+        Texts(|c, v| add_paths(&mut c.driver_files, v)),
+    ),
     key("oci-nvidia-hook.require", Text(require)),
     key("oci-nvidia-hook.no-gpu", Text(no_gpu)),
-    key("oci-nvidia-hook.device-node-access", Text(device_node_access)),
-    key("oci-nvidia-hook.nvml-timeout", Seconds(|c, v| c.nvml_timeout = v)),
+    key(
+        "oci-nvidia-hook.device-node-access",
+        Text(device_node_access),
+    ),
+    key(
+        "oci-nvidia-hook.nvml-timeout",
+        Seconds(|c, v| c.nvml_timeout = v),
+    ),
 ];
 
 /// Returns the row of a key, or the row of its whole table.
@@ -114,13 +167,16 @@ pub fn find(name: &str) -> Option<&'static Key> {
         return exact; // if some keys of a table have their own rows, the table is read key by key
     }
     let table = name.split('.').next();
-    KEYS.iter().find(|key| key.name.ends_with('.') && key.name.strip_suffix('.') == table)
+    KEYS.iter()
+        .find(|key| key.name.ends_with('.') && key.name.strip_suffix('.') == table)
 }
 
 /// Whether a table has keys with their own rows.
 #[must_use]
 pub(crate) fn is_table(name: &str) -> bool {
-    let mut below = KEYS.iter().filter_map(|key| key.name.strip_prefix(name)?.strip_prefix('.'));
+    let mut below = KEYS
+        .iter()
+        .filter_map(|key| key.name.strip_prefix(name)?.strip_prefix('.'));
     below.any(|rest| !rest.is_empty())
 }
 
@@ -135,8 +191,13 @@ fn path(value: &str) -> Result<Option<HostPath>, String> {
 
 /// Appends entries: the lists of drop-in files are added to those of config.toml.
 fn add(list: &mut Vec<String>, more: Vec<String>) -> Result<(), String> {
-    if let Some((entry, why)) = more.iter().find_map(|entry| Some((entry, limit_entry::check(entry).err()?))) {
-        return Err(format!("a list of GPUs, and {entry:?} is not a valid entry; write {why}"));
+    if let Some((entry, why)) = more
+        .iter()
+        .find_map(|entry| Some((entry, limit_entry::check(entry).err()?)))
+    {
+        return Err(format!(
+            "a list of GPUs, and {entry:?} is not a valid entry; write {why}"
+        ));
     }
     list.extend(more);
     Ok(())
@@ -144,7 +205,9 @@ fn add(list: &mut Vec<String>, more: Vec<String>) -> Result<(), String> {
 
 /// Appends entries of `deny`, which can also be names of features.
 fn deny(config: &mut Config, entries: Vec<String>) -> Result<(), String> {
-    let (features, gpus): (Vec<_>, Vec<_>) = entries.into_iter().partition(|entry| Feature::from_name(entry).is_some());
+    let (features, gpus): (Vec<_>, Vec<_>) = entries
+        .into_iter()
+        .partition(|entry| Feature::from_name(entry).is_some());
     features
         .iter()
         .filter_map(|name| Feature::from_name(name))
@@ -176,7 +239,9 @@ fn environment(config: &mut Config, variables: Vec<String>) -> Result<(), String
         if name == MPS {
             let directory = Path::new(value);
             if !directory.is_absolute() || base::paths::ContainerPath::new(directory).is_none() {
-                return Err(format!("a list of NAME=VALUE in quotes, and {MPS} an absolute path without \"..\""));
+                return Err(format!(
+                    "a list of NAME=VALUE in quotes, and {MPS} an absolute path without \"..\""
+                ));
             }
             config.mps_directory = Some(directory.to_owned());
         }
@@ -228,8 +293,11 @@ fn cuda_compat(config: &mut Config, value: &str) -> Result<(), String> {
 }
 
 fn swarm_resource(config: &mut Config, value: &str) -> Result<(), String> {
-    config.swarm_resource =
-        value.split(',').map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect();
+    config.swarm_resource = value
+        .split(',')
+        .map(|name| name.trim().to_owned())
+        .filter(|name| !name.is_empty())
+        .collect();
     Ok(())
 }
 
@@ -253,7 +321,15 @@ mod tests {
         ] {
             assert!(find(name).is_some(), "{name}");
         }
-        assert!(find("root").is_none() && find("nvidia-container-cli").is_none() && find("features").is_none());
-        assert!(is_table("nvidia-container-cli") && is_table("oci-nvidia-hook") && !is_table("elsewhere"));
+        assert!(
+            find("root").is_none()
+                && find("nvidia-container-cli").is_none()
+                && find("features").is_none()
+        );
+        assert!(
+            is_table("nvidia-container-cli")
+                && is_table("oci-nvidia-hook")
+                && !is_table("elsewhere")
+        );
     }
 }

@@ -42,7 +42,9 @@ impl States {
         Self {
             main_state: state(main),
             has_dir: fs::metadata(&dir).is_ok(),
-            drop_ins: drop_ins(main).ok().map(|paths| paths.into_iter().map(with_state).collect()),
+            drop_ins: drop_ins(main)
+                .ok()
+                .map(|paths| paths.into_iter().map(with_state).collect()),
             main: main.to_owned(),
             dir,
         }
@@ -58,15 +60,16 @@ impl States {
         if self.main_state.is_none() && before.has_dir && !self.has_dir {
             return Some(format!("{:?} is missing", self.dir));
         }
-        let mut emptied = self
-            .sizes()
-            .filter(|(path, size)| *size == 0 && before.sizes().any(|(old, size)| old == *path && size > 0));
+        let mut emptied = self.sizes().filter(|(path, size)| {
+            *size == 0 && before.sizes().any(|(old, size)| old == *path && size > 0)
+        });
         emptied.next().map(|(path, _)| format!("{path:?} is empty"))
     }
 
     fn sizes(&self) -> impl Iterator<Item = (&PathBuf, u64)> {
         let main = std::iter::once((&self.main, &self.main_state));
-        main.chain(self.drop_ins.iter().flatten()).filter_map(|(path, state)| Some((path, state.as_ref()?.size)))
+        main.chain(self.drop_ins.iter().flatten())
+            .filter_map(|(path, state)| Some((path, state.as_ref()?.size)))
     }
 }
 
@@ -167,24 +170,57 @@ mod tests {
         let all = dir.take();
         assert_eq!(all.lost_since(&nothing), None);
         assert_eq!(all.lost_since(&all), None);
-        assert!(nothing.lost_since(&all).unwrap().ends_with("config.toml\" is missing"));
+        assert!(
+            nothing
+                .lost_since(&all)
+                .unwrap()
+                .ends_with("config.toml\" is missing")
+        );
 
         dir.write("config.toml.d/1.toml", "");
-        assert!(dir.take().lost_since(&all).unwrap().ends_with("1.toml\" is empty"));
+        assert!(
+            dir.take()
+                .lost_since(&all)
+                .unwrap()
+                .ends_with("1.toml\" is empty")
+        );
         assert_eq!(dir.take().lost_since(&dir.take()), None);
         fs::remove_file(dir.path("config.toml.d/1.toml")).unwrap();
-        assert_eq!(dir.take().lost_since(&all), None, "a drop-in file that is removed");
+        assert_eq!(
+            dir.take().lost_since(&all),
+            None,
+            "a drop-in file that is removed"
+        );
         dir.write("config.toml", "");
-        assert!(dir.take().lost_since(&all).unwrap().ends_with("config.toml\" is empty"));
+        assert!(
+            dir.take()
+                .lost_since(&all)
+                .unwrap()
+                .ends_with("config.toml\" is empty")
+        );
         fs::remove_file(dir.path("config.toml")).unwrap();
-        assert!(dir.take().lost_since(&all).unwrap().ends_with("config.toml\" is missing"));
+        assert!(
+            dir.take()
+                .lost_since(&all)
+                .unwrap()
+                .ends_with("config.toml\" is missing")
+        );
 
         let only_dir = dir.take();
         fs::remove_file(dir.path("config.toml.d/2.toml")).unwrap();
         assert_eq!(dir.take().lost_since(&only_dir), None);
         fs::remove_dir(dir.path("config.toml.d")).unwrap();
-        assert!(dir.take().lost_since(&only_dir).unwrap().ends_with("config.toml.d\" is missing"));
+        assert!(
+            dir.take()
+                .lost_since(&only_dir)
+                .unwrap()
+                .ends_with("config.toml.d\" is missing")
+        );
         dir.write("config.toml", "a");
-        assert_eq!(dir.take().lost_since(&all), None, "config.toml is still there");
+        assert_eq!(
+            dir.take().lost_since(&all),
+            None,
+            "config.toml is still there"
+        );
     }
 }

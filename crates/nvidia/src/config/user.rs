@@ -25,12 +25,20 @@ impl UserSpec {
         if text.is_empty() {
             return Ok(None);
         }
-        let (user, group) = text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));
-        if user.is_empty() || group.is_some_and(|group| group.contains(':')) || text.contains(char::is_whitespace) {
+        let (user, group) = text
+            .split_once(':')
+            .map_or((text, None), |(user, group)| (user, Some(group)));
+        if user.is_empty()
+            || group.is_some_and(|group| group.contains(':'))
+            || text.contains(char::is_whitespace)
+        {
             return Err("USER or USER:GROUP, each a name or a number".to_owned());
         }
         let group = group.filter(|group| !group.is_empty()).map(str::to_owned);
-        Ok(Some(Self { user: user.to_owned(), group }))
+        Ok(Some(Self {
+            user: user.to_owned(),
+            group,
+        }))
     }
 }
 
@@ -41,7 +49,9 @@ impl UserSpec {
 pub fn resolve(spec: &UserSpec) -> Result<Identity> {
     let entry = match spec.user.parse() {
         Ok(uid) => User::from_uid(Uid::from_raw(uid))?,
-        Err(_) => Some(User::from_name(&spec.user)?.ok_or_else(|| unknown("user", &spec.user, spec))?),
+        Err(_) => {
+            Some(User::from_name(&spec.user)?.ok_or_else(|| unknown("user", &spec.user, spec))?)
+        }
     };
     let uid = match &entry {
         Some(user) => user.uid.as_raw(),
@@ -50,11 +60,18 @@ pub fn resolve(spec: &UserSpec) -> Result<Identity> {
     let gid = match &spec.group {
         Some(group) => match group.parse() {
             Ok(gid) => Gid::from_raw(gid),
-            Err(_) => Group::from_name(group)?.ok_or_else(|| unknown("group", group, spec))?.gid,
+            Err(_) => {
+                Group::from_name(group)?
+                    .ok_or_else(|| unknown("group", group, spec))?
+                    .gid
+            }
         },
         None => entry.ok_or_else(|| unknown("user", &spec.user, spec))?.gid,
     };
-    let identity = Identity { uid, gid: gid.as_raw() };
+    let identity = Identity {
+        uid,
+        gid: gid.as_raw(),
+    };
     // For setresuid(2), -1 means that the id is not changed.
     if [identity.uid, identity.gid].contains(&u32::MAX) {
         return Err(unknown("user or group", &u32::MAX.to_string(), spec));
@@ -63,7 +80,10 @@ pub fn resolve(spec: &UserSpec) -> Result<Identity> {
 }
 
 fn unknown(kind: &str, name: &str, spec: &UserSpec) -> anyhow::Error {
-    let group = spec.group.as_ref().map_or_else(String::new, |group| format!(":{group}"));
+    let group = spec
+        .group
+        .as_ref()
+        .map_or_else(String::new, |group| format!(":{group}"));
     let database = if kind == "user" { "passwd" } else { "group" };
     failure(
         &catalog::CONFIG,
@@ -81,7 +101,12 @@ mod tests {
 
     #[test]
     fn the_grammar() {
-        let spec = |user: &str, group: Option<&str>| Some(UserSpec { user: user.into(), group: group.map(Into::into) });
+        let spec = |user: &str, group: Option<&str>| {
+            Some(UserSpec {
+                user: user.into(),
+                group: group.map(Into::into),
+            })
+        };
         for (text, expected) in [
             ("", Some(None)),
             ("root", Some(spec("root", None))),
@@ -101,7 +126,13 @@ mod tests {
         let resolved = |text| resolve(&UserSpec::parse(text).unwrap().unwrap());
         assert_eq!(resolved("root").unwrap(), Identity { uid: 0, gid: 0 });
         assert_eq!(resolved("0:44").unwrap(), Identity { uid: 0, gid: 44 });
-        assert_eq!(resolved("4294000000:7").unwrap(), Identity { uid: 4_294_000_000, gid: 7 });
+        assert_eq!(
+            resolved("4294000000:7").unwrap(),
+            Identity {
+                uid: 4_294_000_000,
+                gid: 7
+            }
+        );
         for (text, says) in [
             ("root:vidoe", "unknown group \"vidoe\""),
             ("nobody-here", "unknown user \"nobody-here\""),

@@ -7,13 +7,19 @@ use toml::de::{DeArray, DeInteger};
 /// Returns a list of strings, if it is one.
 #[must_use]
 pub fn texts<'a>(values: &'a DeArray<'_>) -> Option<Vec<&'a str>> {
-    values.iter().map(|value| value.get_ref().as_str()).collect()
+    values
+        .iter()
+        .map(|value| value.get_ref().as_str())
+        .collect()
 }
 
 /// Returns a list of numbers, if it is one.
 #[must_use]
 pub fn numbers(values: &DeArray<'_>) -> Option<Vec<u32>> {
-    values.iter().map(|value| value.get_ref().as_integer().and_then(number)).collect()
+    values
+        .iter()
+        .map(|value| value.get_ref().as_integer().and_then(number))
+        .collect()
 }
 
 /// Returns a number without a sign, if it is one.
@@ -31,5 +37,7 @@ pub fn seconds(value: &DeInteger<'_>) -> Option<Duration> {
 /// Returns the duration if the number of seconds is from 1 to 600.
 #[must_use]
 pub fn in_range(seconds: u32) -> Option<Duration> {
-    (1..=600).contains(&seconds).then(|| Duration::from_secs(seconds.into()))
+    (1..=600)
+        .contains(&seconds)
+        .then(|| Duration::from_secs(seconds.into()))
 }

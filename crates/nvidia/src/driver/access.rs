@@ -20,21 +20,31 @@ impl Permissions {
     /// Returns the permissions in the result of stat(2).
     #[must_use]
     pub const fn from_stat(stat: &Stat) -> Self {
-        Self { mode: stat.st_mode & 0o7777, uid: stat.st_uid, gid: stat.st_gid }
+        Self {
+            mode: stat.st_mode & 0o7777,
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+        }
     }
 
     /// Returns the group of which a process must be a member to open the node, or `None` if all users can open it.
     #[must_use]
     pub const fn additional_gid(self) -> Option<u32> {
         let for_everybody = self.mode & 0o006 == 0o006;
-        if self.gid != 0 && !for_everybody { Some(self.gid) } else { None }
+        if self.gid != 0 && !for_everybody {
+            Some(self.gid)
+        } else {
+            None
+        }
     }
 
     /// Returns whether a group can open the node and other users cannot. Nodes that only root can open are not among them: the
     /// driver creates the node that configures MIG devices in this way.
     #[must_use]
     pub const fn is_for_a_group(self) -> bool {
-        self.gid != 0 && self.allow(self.wanted(), false, true) && !self.allow(self.wanted(), false, false)
+        self.gid != 0
+            && self.allow(self.wanted(), false, true)
+            && !self.allow(self.wanted(), false, false)
     }
 
     /// Returns the mode with which all users have the access that the group has.
@@ -65,7 +75,11 @@ impl Permissions {
 
 impl From<&Located> for Permissions {
     fn from(file: &Located) -> Self {
-        Self { mode: file.mode, uid: file.uid, gid: file.gid }
+        Self {
+            mode: file.mode,
+            uid: file.uid,
+            gid: file.gid,
+        }
     }
 }
 
@@ -75,7 +89,11 @@ mod tests {
 
     #[test]
     fn only_the_first_matching_class_counts() {
-        let node = |mode| Permissions { mode, uid: 0, gid: 44 };
+        let node = |mode| Permissions {
+            mode,
+            uid: 0,
+            gid: 44,
+        };
         for (mode, bits, owner, group, others) in [
             (0o660, 0o6, true, true, false),
             (0o606, 0o6, true, false, true),
@@ -91,13 +109,36 @@ mod tests {
             assert_eq!(found, [owner, group, others], "{mode:o} {bits:o}");
         }
         assert_eq!((node(0o660).wanted(), node(0o444).wanted()), (0o6, 0o4));
-        assert_eq!((node(0o660).additional_gid(), node(0o666).additional_gid()), (Some(44), None));
-        assert_eq!(Permissions { gid: 0, ..node(0o600) }.additional_gid(), None);
-        for (mode, is, all) in
-            [(0o660, true, 0o666), (0o666, false, 0o666), (0o440, true, 0o444), (0o600, false, 0o600)]
-        {
-            assert_eq!((node(mode).is_for_a_group(), node(mode).mode_for_all()), (is, all), "{mode:o}");
+        assert_eq!(
+            (node(0o660).additional_gid(), node(0o666).additional_gid()),
+            (Some(44), None)
+        );
+        assert_eq!(
+            Permissions {
+                gid: 0,
+                ..node(0o600)
+            }
+            .additional_gid(),
+            None
+        );
+        for (mode, is, all) in [
+            (0o660, true, 0o666),
+            (0o666, false, 0o666),
+            (0o440, true, 0o444),
+            (0o600, false, 0o600),
+        ] {
+            assert_eq!(
+                (node(mode).is_for_a_group(), node(mode).mode_for_all()),
+                (is, all),
+                "{mode:o}"
+            );
         }
-        assert!(!Permissions { gid: 0, ..node(0o660) }.is_for_a_group());
+        assert!(
+            !Permissions {
+                gid: 0,
+                ..node(0o660)
+            }
+            .is_for_a_group()
+        );
     }
 }

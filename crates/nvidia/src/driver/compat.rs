@@ -34,7 +34,9 @@ pub struct Note {
 /// Returns the version in `libcuda.so.575.57.08`, if there is exactly one such name.
 #[must_use]
 pub fn version_of<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let mut versions = names.filter_map(|name| name.strip_prefix("libcuda.so.")).filter(|text| is_version(text));
+    let mut versions = names
+        .filter_map(|name| name.strip_prefix("libcuda.so."))
+        .filter(|text| is_version(text));
     let first = versions.next()?;
     versions.next().is_none().then_some(first)
 }
@@ -43,7 +45,9 @@ pub fn version_of<'a>(names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
 #[must_use]
 pub fn read_note(file: impl Read + Seek) -> Option<Note> {
     let mut elf = Elf::open(file)?;
-    let section = elf.section(".note.cuda.fwd_compatibility").filter(|section| section.sh_type == SHT_NOTE)?;
+    let section = elf
+        .section(".note.cuda.fwd_compatibility")
+        .filter(|section| section.sh_type == SHT_NOTE)?;
     let data = elf.data(&section)?;
     let align = usize::try_from(section.sh_addralign).ok()?;
     NoteIterator::new(elf.endian(), elf.class(), align, &data).find_map(|note| match note {
@@ -54,11 +58,23 @@ pub fn read_note(file: impl Read + Seek) -> Option<Note> {
 
 /// Whether to use the image's library. Empty versions are unknown.
 #[must_use]
-pub fn is_to_be_used(note: Option<&Note>, compat_driver: &str, host_driver: &str, host_cuda: &str) -> bool {
-    let major = |version: &str| version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+pub fn is_to_be_used(
+    note: Option<&Note>,
+    compat_driver: &str,
+    host_driver: &str,
+    host_cuda: &str,
+) -> bool {
+    let major = |version: &str| {
+        version
+            .split('.')
+            .next()
+            .and_then(|major| major.parse::<u32>().ok())
+    };
     let newer = |a: &str, b: &str| compare_versions(a, b) == Some(Ordering::Greater);
     match (note, major(compat_driver), major(host_driver)) {
-        (Some(note), Some(_), Some(host)) => note.drivers.contains(&host) && newer(compat_driver, host_driver),
+        (Some(note), Some(_), Some(host)) => {
+            note.drivers.contains(&host) && newer(compat_driver, host_driver)
+        }
         (Some(note), _, _) => !host_cuda.is_empty() && newer(&note.cuda, host_cuda),
         (None, Some(compat), Some(host)) => host < compat,
         (None, _, _) => false,
@@ -72,7 +88,10 @@ mod tests {
     #[test]
     fn one_version_is_one_version() {
         for (names, version) in [
-            (&["libcuda.so", "libcuda.so.1", "libcuda.so.575.57.08"][..], Some("575.57.08")),
+            (
+                &["libcuda.so", "libcuda.so.1", "libcuda.so.575.57.08"][..],
+                Some("575.57.08"),
+            ),
             (&["libcuda.so.575.57.08", "libcuda.so.560.1"], None),
             (&["libcuda.so.1"], None),
             (&["libcuda.so.5.x"], None),
@@ -85,6 +104,9 @@ mod tests {
     #[test]
     fn no_note_in_what_is_no_library() {
         assert_eq!(read_note(std::io::Cursor::new(b"\x7fELF")), None);
-        assert_eq!(read_note(std::fs::File::open("/proc/self/exe").unwrap()), None);
+        assert_eq!(
+            read_note(std::fs::File::open("/proc/self/exe").unwrap()),
+            None
+        );
     }
 }

@@ -32,14 +32,23 @@ pub fn inspect(search: &Search<'_>, module: Option<String>) -> Installation {
     let root = search.root;
     Installation {
         platform: Platform::of_host(root, None),
-        pci_gpus: root.owner_of(PCI_DEVICES).ok().and_then(|root| pci::count_gpus(&root)),
+        pci_gpus: root
+            .owner_of(PCI_DEVICES)
+            .ok()
+            .and_then(|root| pci::count_gpus(&root)),
         module,
         // The names of WSL's files do not contain the version.
         libraries: match search.is_wsl {
             true => None,
-            false => locate::management_library(&Search { version: "", ..*search }).and_then(version_of),
+            false => locate::management_library(&Search {
+                version: "",
+                ..*search
+            })
+            .and_then(version_of),
         },
-        transactional: root.locate(Path::new("/usr/sbin/transactional-update")).is_ok(),
+        transactional: root
+            .locate(Path::new("/usr/sbin/transactional-update"))
+            .is_ok(),
     }
 }
 
@@ -76,7 +85,9 @@ pub fn diagnose(facts: &Installation, root: &Tree) -> Option<anyhow::Error> {
                  set root in the [nvidia-container-cli] table of config.toml to the directory that contains them"
             ),
         )),
-        (None, _) if facts.platform.is_some() => facts.platform.map(|platform| platform.error(root)),
+        (None, _) if facts.platform.is_some() => {
+            facts.platform.map(|platform| platform.error(root))
+        }
         (None, _) if facts.pci_gpus == Some(0) => Some(failure(
             &catalog::NO_GPU,
             "there is no NVIDIA GPU on the PCI bus of this host",
@@ -99,7 +110,11 @@ pub fn diagnose(facts: &Installation, root: &Tree) -> Option<anyhow::Error> {
                          nvidia-compute-utils-G06; Debian: nvidia-driver)"
                     .to_owned(),
             };
-            Some(failure(&catalog::NOT_LOADED, format!("{gpus}the kernel module nvidia is not loaded"), hint))
+            Some(failure(
+                &catalog::NOT_LOADED,
+                format!("{gpus}the kernel module nvidia is not loaded"),
+                hint,
+            ))
         }
         (Some(_), Some(_)) => None,
     }
@@ -117,8 +132,22 @@ mod tests {
         let root = Tree::open(&HostPath::new(dir.path())).unwrap();
         let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         for (pci_gpus, module, libraries, transactional, says, fix) in [
-            (Some(0), "", "", false, "there is no NVIDIA GPU on the PCI bus", "lspci"),
-            (Some(0), "", "535.1", false, "there is no NVIDIA GPU on the PCI bus", "lspci"),
+            (
+                Some(0),
+                "",
+                "",
+                false,
+                "there is no NVIDIA GPU on the PCI bus",
+                "lspci",
+            ),
+            (
+                Some(0),
+                "",
+                "535.1",
+                false,
+                "there is no NVIDIA GPU on the PCI bus",
+                "lspci",
+            ),
             (
                 Some(2),
                 "",
@@ -127,9 +156,30 @@ mod tests {
                 "there are 2 NVIDIA GPUs on the PCI bus, but the kernel module nvidia is not",
                 "modprobe",
             ),
-            (Some(2), "", "535.1", true, "there are 2 NVIDIA GPUs on the PCI bus", "reboot"),
-            (Some(2), "", "", false, "there are 2 NVIDIA GPUs on the PCI bus", "install the driver"),
-            (None, "", "535.1", false, "the kernel module nvidia is not loaded", "modprobe"),
+            (
+                Some(2),
+                "",
+                "535.1",
+                true,
+                "there are 2 NVIDIA GPUs on the PCI bus",
+                "reboot",
+            ),
+            (
+                Some(2),
+                "",
+                "",
+                false,
+                "there are 2 NVIDIA GPUs on the PCI bus",
+                "install the driver",
+            ),
+            (
+                None,
+                "",
+                "535.1",
+                false,
+                "the kernel module nvidia is not loaded",
+                "modprobe",
+            ),
             (
                 Some(1),
                 "535.1",
@@ -138,7 +188,14 @@ mod tests {
                 "the loaded kernel module has version 535.1, and the libraries",
                 "reboot",
             ),
-            (Some(1), "535.1", "550.2", true, "have version 550.2", "next snapshot"),
+            (
+                Some(1),
+                "535.1",
+                "550.2",
+                true,
+                "have version 550.2",
+                "next snapshot",
+            ),
             (
                 Some(1),
                 "535.1",
@@ -159,16 +216,31 @@ mod tests {
             let (what, hint) = text.split_once("\nhint: ").unwrap();
             assert!(what.contains(says) && hint.contains(fix), "{text}");
         }
-        let fine =
-            Installation { pci_gpus: Some(1), module: some("5.1"), libraries: some("5.1"), ..Installation::default() };
+        let fine = Installation {
+            pci_gpus: Some(1),
+            module: some("5.1"),
+            libraries: some("5.1"),
+            ..Installation::default()
+        };
         assert!(diagnose(&fine, &root).is_none());
         for (platform, says, fix) in [
-            (Platform::Wsl, "WSL 2, and NVIDIA's driver for Windows is missing", "install or update"),
+            (
+                Platform::Wsl,
+                "WSL 2, and NVIDIA's driver for Windows is missing",
+                "install or update",
+            ),
             (Platform::Tegra, "Jetson", "use NVIDIA's container toolkit"),
         ] {
-            let facts = Installation { platform: Some(platform), pci_gpus: Some(0), ..Installation::default() };
+            let facts = Installation {
+                platform: Some(platform),
+                pci_gpus: Some(0),
+                ..Installation::default()
+            };
             let text = render(&diagnose(&facts, &root).unwrap());
-            assert!(text.contains(says) && text.contains(&format!("\nhint: {fix}")), "{text}");
+            assert!(
+                text.contains(says) && text.contains(&format!("\nhint: {fix}")),
+                "{text}"
+            );
         }
     }
 }

@@ -3,7 +3,9 @@
 use std::ffi::{CStr, OsString};
 use std::io::{Read, Seek, SeekFrom};
 
-use elf::abi::{DT_SONAME, EI_NIDENT, EM_386, EM_AARCH64, EM_ARM, EM_X86_64, SHT_DYNAMIC, SHT_NOBITS};
+use elf::abi::{
+    DT_SONAME, EI_NIDENT, EM_386, EM_AARCH64, EM_ARM, EM_X86_64, SHT_DYNAMIC, SHT_NOBITS,
+};
 use elf::dynamic::DynamicTable;
 use elf::endian::AnyEndian;
 use elf::file::{Class, ELF32_EHDR_TAILSIZE, ELF64_EHDR_TAILSIZE, FileHeader, parse_ident};
@@ -40,7 +42,10 @@ pub fn is_for(header: &[u8], arch: Arch) -> bool {
 #[must_use]
 pub fn soname(file: impl Read + Seek) -> Option<OsString> {
     let mut elf = Elf::open(file)?;
-    let dynamic = *elf.sections.iter().find(|section| section.sh_type == SHT_DYNAMIC)?;
+    let dynamic = *elf
+        .sections
+        .iter()
+        .find(|section| section.sh_type == SHT_DYNAMIC)?;
     let dynamic = elf.data(&dynamic)?;
     let table: DynamicTable<'_, _> = DynamicTable::new(elf.endian(), elf.class(), &dynamic);
     let offset = table.iter().find(|entry| entry.d_tag == DT_SONAME)?.d_val();
@@ -71,14 +76,27 @@ impl<R: Read + Seek> Elf<R> {
             Class::ELF32 => ELF32_EHDR_TAILSIZE,
             Class::ELF64 => ELF64_EHDR_TAILSIZE,
         };
-        let header = FileHeader::parse_tail(ident, &read_at(&mut file, EI_NIDENT as u64, rest as u64)?).ok()?;
+        let header =
+            FileHeader::parse_tail(ident, &read_at(&mut file, EI_NIDENT as u64, rest as u64)?)
+                .ok()?;
         let size = SectionHeader::validate_entsize(header.class, header.e_shentsize.into()).ok()?;
         // The number 0 stands for more than 65279 sections, which no library has.
-        let table = read_at(&mut file, header.e_shoff, u64::from(header.e_shnum).checked_mul(size as u64)?)?;
-        let sections: Vec<_> = SectionHeaderTable::new(header.endianness, header.class, &table).iter().collect();
+        let table = read_at(
+            &mut file,
+            header.e_shoff,
+            u64::from(header.e_shnum).checked_mul(size as u64)?,
+        )?;
+        let sections: Vec<_> = SectionHeaderTable::new(header.endianness, header.class, &table)
+            .iter()
+            .collect();
         let names = sections.get(usize::from(header.e_shstrndx))?;
         let names = read_at(&mut file, names.sh_offset, names.sh_size)?;
-        Some(Self { file, header, sections, names })
+        Some(Self {
+            file,
+            header,
+            sections,
+            names,
+        })
     }
 
     /// Returns the byte order of the file.
@@ -96,18 +114,25 @@ impl<R: Read + Seek> Elf<R> {
     /// Returns the first section with this name.
     #[must_use]
     pub fn section(&self, name: &str) -> Option<SectionHeader> {
-        self.sections.iter().find(|section| self.is_named(section, name)).copied()
+        self.sections
+            .iter()
+            .find(|section| self.is_named(section, name))
+            .copied()
     }
 
     /// Compares only the prefix: in a hostile file, 16,000 sections can share one name of a megabyte.
     fn is_named(&self, section: &SectionHeader, name: &str) -> bool {
-        let rest = self.names.get(section.sh_name as usize..).and_then(|text| text.strip_prefix(name.as_bytes()));
+        let rest = self
+            .names
+            .get(section.sh_name as usize..)
+            .and_then(|text| text.strip_prefix(name.as_bytes()));
         rest.is_some_and(|rest| rest.first() == Some(&0))
     }
 
     /// Reads the content of a section. Returns `None` if it is missing or has more than 1 MiB.
     pub fn data(&mut self, section: &SectionHeader) -> Option<Vec<u8>> {
-        (section.sh_type != SHT_NOBITS).then(|| read_at(&mut self.file, section.sh_offset, section.sh_size))?
+        (section.sh_type != SHT_NOBITS)
+            .then(|| read_at(&mut self.file, section.sh_offset, section.sh_size))?
     }
 }
 
@@ -137,7 +162,14 @@ pub(crate) mod tests {
 
     /// The start of a library for this machine.
     pub(crate) fn of_this_machine() -> Vec<u8> {
-        header(2, if cfg!(target_arch = "aarch64") { EM_AARCH64 } else { EM_X86_64 })
+        header(
+            2,
+            if cfg!(target_arch = "aarch64") {
+                EM_AARCH64
+            } else {
+                EM_X86_64
+            },
+        )
     }
 
     #[test]
@@ -154,7 +186,11 @@ pub(crate) mod tests {
         let open = |path: &str| std::fs::File::open(path).unwrap();
         assert_eq!(soname(open("/proc/self/exe")), None);
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        let libc = maps.lines().find_map(|line| line.split_whitespace().nth(5).filter(|path| path.contains("libc.so")));
+        let libc = maps.lines().find_map(|line| {
+            line.split_whitespace()
+                .nth(5)
+                .filter(|path| path.contains("libc.so"))
+        });
         assert_eq!(soname(open(libc.unwrap())).unwrap(), "libc.so.6");
     }
 
@@ -171,7 +207,13 @@ pub(crate) mod tests {
 
     #[test]
     fn a_hole_of_a_terabyte_is_not_read() {
-        for (size, opens) in [(0, true), (1 << 20, true), ((1 << 20) + 1, false), (1 << 39, false), (u64::MAX, false)] {
+        for (size, opens) in [
+            (0, true),
+            (1 << 20, true),
+            ((1 << 20) + 1, false),
+            (1 << 39, false),
+            (u64::MAX, false),
+        ] {
             let mut file = tempfile::tempfile().unwrap();
             std::io::Write::write_all(&mut file, &with_names_of(size)).unwrap();
             file.set_len(1 << 40).unwrap();

@@ -32,11 +32,19 @@ pub enum LibraryKind {
 }
 
 const fn row(name: &'static str, capabilities: &'static [Capability]) -> Row {
-    Row { name, capabilities, kind: LibraryKind::Plain }
+    Row {
+        name,
+        capabilities,
+        kind: LibraryKind::Plain,
+    }
 }
 
 const fn kind(name: &'static str, kind: LibraryKind, capabilities: &'static [Capability]) -> Row {
-    Row { name, capabilities, kind }
+    Row {
+        name,
+        capabilities,
+        kind,
+    }
 }
 
 /// OpenGL, Vulkan and OptiX, with or without a display.
@@ -156,16 +164,32 @@ pub(crate) const GBM_DIR: &str = "gbm";
 pub const DEV_LINKS: &[(&str, &str, &str)] = &[
     // Many programs call dlopen("libcuda.so").
     ("libcuda", "libcuda.so", "libcuda.so.1"),
-    ("libnvidia-opticalflow", "libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1"),
+    (
+        "libnvidia-opticalflow",
+        "libnvidia-opticalflow.so",
+        "libnvidia-opticalflow.so.1",
+    ),
     // The driver installs these links for development.
-    ("libnvidia-encode", "libnvidia-encode.so", "libnvidia-encode.so.1"),
+    (
+        "libnvidia-encode",
+        "libnvidia-encode.so",
+        "libnvidia-encode.so.1",
+    ),
     ("libnvidia-fbc", "libnvidia-fbc.so", "libnvidia-fbc.so.1"),
     ("libnvidia-ml", "libnvidia-ml.so", "libnvidia-ml.so.1"),
     ("libnvidia-ngx", "libnvidia-ngx.so", "libnvidia-ngx.so.1"),
     // GLVND's libGLX opens this name if the X server is remote.
-    ("libGLX_nvidia", "libGLX_indirect.so.0", "libGLX_nvidia.so.0"),
+    (
+        "libGLX_nvidia",
+        "libGLX_indirect.so.0",
+        "libGLX_nvidia.so.0",
+    ),
     // libgbm opens a backend with the name of the DRM driver.
-    ("libnvidia-allocator", "gbm/nvidia-drm_gbm.so", "libnvidia-allocator.so.1"),
+    (
+        "libnvidia-allocator",
+        "gbm/nvidia-drm_gbm.so",
+        "libnvidia-allocator.so.1",
+    ),
 ];
 
 /// Libraries whose SONAME contains the driver version, and that programs open with the plain name, for which NVIDIA's toolkit creates
@@ -187,10 +211,21 @@ pub struct Description {
     pub and: Option<Capability>,
 }
 
-const fn description(path: &'static str, dir: &'static str, capabilities: &'static [Capability]) -> Description {
+const fn description(
+    path: &'static str,
+    dir: &'static str,
+    capabilities: &'static [Capability],
+) -> Description {
     Description {
         path,
-        search: &["/etc", "/usr/local/share", "/usr/share", "/share", "/", "/run/opengl-driver/share"],
+        search: &[
+            "/etc",
+            "/usr/local/share",
+            "/usr/share",
+            "/share",
+            "/",
+            "/run/opengl-driver/share",
+        ],
         dir,
         capabilities,
         and: None,
@@ -201,34 +236,67 @@ const fn description(path: &'static str, dir: &'static str, capabilities: &'stat
 pub(crate) const DESCRIPTIONS: &[Description] = &[
     description("OpenCL/vendors/nvidia.icd", "etc", CUDA),
     description("glvnd/egl_vendor.d/10_nvidia.json", "usr/share", GL),
-    description("egl/egl_external_platform.d/15_nvidia_gbm.json", "usr/share", GL),
-    description("egl/egl_external_platform.d/10_nvidia_wayland.json", "usr/share", GL),
-    description("egl/egl_external_platform.d/09_nvidia_wayland2.json", "usr/share", GL),
-    description("egl/egl_external_platform.d/20_nvidia_xcb.json", "usr/share", GL),
-    description("egl/egl_external_platform.d/20_nvidia_xlib.json", "usr/share", GL),
+    description(
+        "egl/egl_external_platform.d/15_nvidia_gbm.json",
+        "usr/share",
+        GL,
+    ),
+    description(
+        "egl/egl_external_platform.d/10_nvidia_wayland.json",
+        "usr/share",
+        GL,
+    ),
+    description(
+        "egl/egl_external_platform.d/09_nvidia_wayland2.json",
+        "usr/share",
+        GL,
+    ),
+    description(
+        "egl/egl_external_platform.d/20_nvidia_xcb.json",
+        "usr/share",
+        GL,
+    ),
+    description(
+        "egl/egl_external_platform.d/20_nvidia_xlib.json",
+        "usr/share",
+        GL,
+    ),
     description("vulkan/icd.d/nvidia_icd.json", "etc", GL),
     description("vulkan/icd.d/nvidia_icd.x86_64.json", "etc", GL),
     description("vulkan/icd.d/nvidia_icd.aarch64.json", "etc", GL),
     // With both files, 64-bit and 32-bit loaders would find each GPU twice.
-    Description { and: Some(Compat32), ..description("vulkan/icd.d/nvidia_icd.i686.json", "etc", GL) },
+    Description {
+        and: Some(Compat32),
+        ..description("vulkan/icd.d/nvidia_icd.i686.json", "etc", GL)
+    },
     description("vulkan/icd.d/nvidia_layers.json", "etc", GL),
     description("vulkan/implicit_layer.d/nvidia_layers.json", "etc", GL),
     description("vulkansc/icd.d/nvidia_icd_vksc.json", "etc", GL),
     description("nvidia/nvoptix.bin", "usr/share", GL),
     description("nvidia/nvidia-application-profiles-$V-rc", "usr/share", GL),
     description("X11/xorg.conf.d/10-nvidia.conf", "usr/share", &[Display]),
-    description("X11/xorg.conf.d/nvidia-drm-outputclass.conf", "usr/share", &[Display]),
+    description(
+        "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
+        "usr/share",
+        &[Display],
+    ),
 ];
 
 /// Sockets through which programs in containers communicate with daemons of the host: (path, capability).
-pub(crate) const SOCKETS: &[(&str, Capability)] =
-    &[("/run/nvidia-persistenced/socket", Utility), ("/run/nvidia-fabricmanager/socket", Utility)];
+pub(crate) const SOCKETS: &[(&str, Capability)] = &[
+    ("/run/nvidia-persistenced/socket", Utility),
+    ("/run/nvidia-fabricmanager/socket", Utility),
+];
 
 /// The directory with the sockets and pipes of the MPS control daemon, unless the administrator names another one.
 pub(crate) const MPS_DIRECTORY: (&str, Capability) = ("/tmp/nvidia-mps", Compute);
 
 /// The firmware directories of the kernel. The firmware of the GPU's own processor (GSP) is in `nvidia/<version>` below one of them.
-pub(crate) const FIRMWARE_DIRS: &[&str] = &["/lib/firmware/updates", "/lib/firmware", "/usr/lib/firmware"];
+pub(crate) const FIRMWARE_DIRS: &[&str] = &[
+    "/lib/firmware/updates",
+    "/lib/firmware",
+    "/usr/lib/firmware",
+];
 
 /// The kernel parameter with an additional firmware directory, which the kernel searches first.
 pub(crate) const FIRMWARE_DIR_PARAMETER: &str = "/sys/module/firmware_class/parameters/path";
@@ -283,7 +351,10 @@ mod tests {
             assert_eq!(names.len(), table.len());
             assert!(table.iter().all(|row| !row.capabilities.is_empty()));
         }
-        let paths: BTreeSet<_> = DESCRIPTIONS.iter().map(|description| description.path).collect();
+        let paths: BTreeSet<_> = DESCRIPTIONS
+            .iter()
+            .map(|description| description.path)
+            .collect();
         assert_eq!(paths.len(), DESCRIPTIONS.len());
     }
 }

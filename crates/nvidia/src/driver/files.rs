@@ -5,7 +5,9 @@ use std::path::Path;
 use base::paths::{ContainerPath, HostPath};
 use base::tree::{RegularFile, Tree};
 
-use super::file_table::{BINARIES, BINARY_DIRS, DESCRIPTIONS, FIRMWARE_DIR_PARAMETER, FIRMWARE_DIRS, XORG_DIRS};
+use super::file_table::{
+    BINARIES, BINARY_DIRS, DESCRIPTIONS, FIRMWARE_DIR_PARAMETER, FIRMWARE_DIRS, XORG_DIRS,
+};
 use crate::capability::Capabilities;
 
 /// A program of the driver.
@@ -30,7 +32,10 @@ impl PlacedFile {
     /// Whether it is firmware.
     #[must_use]
     pub fn is_firmware(&self) -> bool {
-        self.target.absolute().components().any(|part| part.as_os_str() == "firmware")
+        self.target
+            .absolute()
+            .components()
+            .any(|part| part.as_os_str() == "firmware")
     }
 }
 
@@ -46,11 +51,20 @@ pub fn binaries(root: &Tree, capabilities: Capabilities) -> Vec<Binary> {
 /// Finds the programs for these capabilities in these directories.
 pub(super) fn binaries_in(root: &Tree, dirs: &[&Path], capabilities: Capabilities) -> Vec<Binary> {
     let find = |name| dirs.iter().find_map(|dir| regular(root, &dir.join(name)));
-    let wanted = BINARIES.iter().filter(|row| capabilities.any(row.capabilities));
+    let wanted = BINARIES
+        .iter()
+        .filter(|row| capabilities.any(row.capabilities));
     if wanted.clone().count() > MANY {
         dirs.iter().for_each(|dir| root.expect_lookups(dir));
     }
-    wanted.filter_map(|row| Some(Binary { source: find(row.name)?.host, name: row.name })).collect()
+    wanted
+        .filter_map(|row| {
+            Some(Binary {
+                source: find(row.name)?.host,
+                name: row.name,
+            })
+        })
+        .collect()
 }
 
 pub(super) fn regular(root: &Tree, path: &Path) -> Option<RegularFile> {
@@ -61,14 +75,21 @@ pub(super) fn regular(root: &Tree, path: &Path) -> Option<RegularFile> {
 #[must_use]
 pub fn descriptions(root: &Tree, version: &str, capabilities: Capabilities) -> Vec<PlacedFile> {
     let wanted = DESCRIPTIONS.iter().filter(|description| {
-        capabilities.any(description.capabilities) && description.and.is_none_or(|and| capabilities.has(and))
+        capabilities.any(description.capabilities)
+            && description.and.is_none_or(|and| capabilities.has(and))
     });
     let found = wanted.filter_map(|description| {
         let path = description.path.replace("$V", version);
-        let places = description.search.iter().map(|dir| Path::new(dir).join(&path));
+        let places = description
+            .search
+            .iter()
+            .map(|dir| Path::new(dir).join(&path));
         let located = places.filter_map(|place| regular(root, &place)).next()?;
         let target = ContainerPath::new(description.dir)?.join(&path)?;
-        Some(PlacedFile { source: located.host, target })
+        Some(PlacedFile {
+            source: located.host,
+            target,
+        })
     });
     found.collect()
 }
@@ -76,20 +97,27 @@ pub fn descriptions(root: &Tree, version: &str, capabilities: Capabilities) -> V
 /// Finds the firmware of the GPU's own processor (GSP), which NVIDIA's stack also gives to containers.
 #[must_use]
 pub fn firmware(root: &Tree, version: &str) -> Vec<PlacedFile> {
-    let parameter = root.read_kernel_text(Path::new(FIRMWARE_DIR_PARAMETER)).unwrap_or_default();
+    let parameter = root
+        .read_kernel_text(Path::new(FIRMWARE_DIR_PARAMETER))
+        .unwrap_or_default();
     let configured = Some(parameter.trim_end()).filter(|dir| dir.starts_with('/'));
     for dir in configured.into_iter().chain(FIRMWARE_DIRS.iter().copied()) {
         let dir = Path::new(dir).join("nvidia").join(version);
-        let Ok(opened) = root.open_dir(&dir) else { continue };
-        let names = opened
-            .names()
-            .into_iter()
-            .filter(|name| name.to_str().is_some_and(|name| name.starts_with("gsp") && name.ends_with(".bin")));
+        let Ok(opened) = root.open_dir(&dir) else {
+            continue;
+        };
+        let names = opened.names().into_iter().filter(|name| {
+            name.to_str()
+                .is_some_and(|name| name.starts_with("gsp") && name.ends_with(".bin"))
+        });
         let found: Vec<_> = names
             .filter_map(|name| {
                 let located = regular(root, &dir.join(&name))?;
                 // In the container, it has the same path as on the host.
-                Some(PlacedFile { source: located.host, target: ContainerPath::new(dir.join(name))? })
+                Some(PlacedFile {
+                    source: located.host,
+                    target: ContainerPath::new(dir.join(name))?,
+                })
             })
             .collect();
         if !found.is_empty() {
@@ -104,15 +132,26 @@ pub fn firmware(root: &Tree, version: &str) -> Vec<PlacedFile> {
 #[must_use]
 pub(crate) fn xorg_modules(root: &Tree, version: &str) -> Vec<PlacedFile> {
     // The X server opens the names without a version.
-    let names = ["nvidia_drv.so", "libglxserver_nvidia.so", &format!("libglxserver_nvidia.so.{version}")];
-    let found = names.iter().filter_map(|name| XORG_DIRS.iter().find_map(|dir| at(root, &Path::new(dir).join(name))));
+    let names = [
+        "nvidia_drv.so",
+        "libglxserver_nvidia.so",
+        &format!("libglxserver_nvidia.so.{version}"),
+    ];
+    let found = names.iter().filter_map(|name| {
+        XORG_DIRS
+            .iter()
+            .find_map(|dir| at(root, &Path::new(dir).join(name)))
+    });
     found.collect()
 }
 
 /// Returns a regular file of the host, to be given to the container at the same path.
 #[must_use]
 pub fn at(root: &Tree, path: &Path) -> Option<PlacedFile> {
-    Some(PlacedFile { source: regular(root, path)?.host, target: ContainerPath::new(path)? })
+    Some(PlacedFile {
+        source: regular(root, path)?.host,
+        target: ContainerPath::new(path)?,
+    })
 }
 
 #[cfg(test)]
@@ -129,9 +168,24 @@ mod tests {
             std::fs::write(icd.join(name), "").unwrap();
         }
         let root = Tree::open(&HostPath::new(dir.path())).unwrap();
-        let count =
-            |capabilities: &str| descriptions(&root, "535.1", Capabilities::supported(capabilities).unwrap()).len();
-        assert_eq!(["graphics", "graphics,compat32", "compat32", "compute,compat32"].map(count), [1, 2, 0, 0]);
+        let count = |capabilities: &str| {
+            descriptions(
+                &root,
+                "535.1",
+                Capabilities::supported(capabilities).unwrap(),
+            )
+            .len()
+        };
+        assert_eq!(
+            [
+                "graphics",
+                "graphics,compat32",
+                "compat32",
+                "compute,compat32"
+            ]
+            .map(count),
+            [1, 2, 0, 0]
+        );
     }
 
     #[test]
@@ -145,12 +199,18 @@ mod tests {
         let found = || {
             let root = Tree::open(&HostPath::new(dir.path())).unwrap();
             let files = firmware(&root, "535.1");
-            files.iter().map(|file| file.target.absolute().display().to_string()).collect::<Vec<_>>()
+            files
+                .iter()
+                .map(|file| file.target.absolute().display().to_string())
+                .collect::<Vec<_>>()
         };
         put("lib/firmware/nvidia/535.1/gsp_ga10x.bin", "");
         assert_eq!(found(), ["/lib/firmware/nvidia/535.1/gsp_ga10x.bin"]);
         for (parameter, expected) in [
-            ("/var/lib/firmware\n", "/var/lib/firmware/nvidia/535.1/gsp_ga10x.bin"),
+            (
+                "/var/lib/firmware\n",
+                "/var/lib/firmware/nvidia/535.1/gsp_ga10x.bin",
+            ),
             ("\n", "/lib/firmware/nvidia/535.1/gsp_ga10x.bin"),
             ("relative\n", "/lib/firmware/nvidia/535.1/gsp_ga10x.bin"),
         ] {

@@ -10,7 +10,10 @@ pub const GIVE_A_GROUP: &str = "give the nodes a group and mode 0660: options nv
 /// Returns the name of a group, or `None` if the host has no name for it.
 #[must_use]
 pub fn name(gid: u32) -> Option<String> {
-    Group::from_gid(Gid::from_raw(gid)).ok().flatten().map(|group| group.name)
+    Group::from_gid(Gid::from_raw(gid))
+        .ok()
+        .flatten()
+        .map(|group| group.name)
 }
 
 /// Returns the commands that root runs to permit `user` to open a node with this group and mode.
@@ -27,7 +30,9 @@ fn commands(user: &str, gid: u32, mode: u32, name: Option<&str>) -> String {
     match name {
         Some(name) => format!("usermod -aG {name} {user}, and log in again"),
         // usermod(8) does not create a group.
-        None => format!("groupadd -g {gid} gpu{gid} && usermod -aG gpu{gid} {user}, and log in again"),
+        None => {
+            format!("groupadd -g {gid} gpu{gid} && usermod -aG gpu{gid} {user}, and log in again")
+        }
     }
 }
 
@@ -38,9 +43,24 @@ mod tests {
     #[test]
     fn the_group_is_that_of_the_node() {
         for (gid, mode, name, expected) in [
-            (44, 0o660, Some("video"), "usermod -aG video tux, and log in again"),
-            (105, 0o660, Some("render"), "usermod -aG render tux, and log in again"),
-            (4321, 0o660, None, "groupadd -g 4321 gpu4321 && usermod -aG gpu4321 tux, and log in again"),
+            (
+                44,
+                0o660,
+                Some("video"),
+                "usermod -aG video tux, and log in again",
+            ),
+            (
+                105,
+                0o660,
+                Some("render"),
+                "usermod -aG render tux, and log in again",
+            ),
+            (
+                4321,
+                0o660,
+                None,
+                "groupadd -g 4321 gpu4321 && usermod -aG gpu4321 tux, and log in again",
+            ),
             (0, 0o660, Some("root"), GIVE_A_GROUP),
             (44, 0o600, Some("video"), GIVE_A_GROUP),
             (44, 0o640, Some("video"), GIVE_A_GROUP),

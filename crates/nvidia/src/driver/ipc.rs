@@ -64,19 +64,22 @@ impl Channel {
     /// # Errors
     /// If the file is missing or fails a check.
     pub fn open(&self) -> Result<Guarded> {
-        let root = Root::open(self.root.as_path()).with_context(|| format!("open {}", self.root))?;
+        let root =
+            Root::open(self.root.as_path()).with_context(|| format!("open {}", self.root))?;
         self.open_below(&root)
     }
 
     fn open_below(&self, root: &Root) -> Result<Guarded> {
         let found = guarded::open(root, &self.path).map_err(|refused| match refused {
             Refused::Io(error) => error.into(),
-            Refused::Link(link) => {
-                self.refusal(&format!("{link:?} is a symbolic link that another user may have created"), &link)
-            }
-            Refused::Mount(point) => {
-                self.refusal(&format!("{point:?} is a mount point in a directory of other users"), &point)
-            }
+            Refused::Link(link) => self.refusal(
+                &format!("{link:?} is a symbolic link that another user may have created"),
+                &link,
+            ),
+            Refused::Mount(point) => self.refusal(
+                &format!("{point:?} is a mount point in a directory of other users"),
+                &point,
+            ),
         })?;
         let stat = &found.stat;
         let seen = Seen {
@@ -96,15 +99,23 @@ impl Channel {
         let at = at.display();
         let fix = match self.expected {
             Expected::Socket => {
-                format!("see the owner with \"ls -ld {at}\", remove the file, and restart the driver's daemon")
+                format!(
+                    "see the owner with \"ls -ld {at}\", remove the file, and restart the driver's daemon"
+                )
             }
-            Expected::ReadOnlyDirectory => format!("see the owner with \"ls -ld {at}\", and make root the owner"),
+            Expected::ReadOnlyDirectory => {
+                format!("see the owner with \"ls -ld {at}\", and make root the owner")
+            }
             Expected::Directory | Expected::NamedDirectory => format!(
                 "remove {at}, or have an MPS daemon use a directory that only root can create and name it with \
                  CUDA_MPS_PIPE_DIRECTORY in environment of [nvidia-container-cli] in config.toml"
             ),
         };
-        failure(&catalog::LOCAL_SOURCE, format!("{:?} is not given to containers: {why}", self.path), fix)
+        failure(
+            &catalog::LOCAL_SOURCE,
+            format!("{:?} is not given to containers: {why}", self.path),
+            fix,
+        )
     }
 }
 
@@ -124,17 +135,28 @@ fn judge(expected: Expected, seen: &Seen<'_>) -> Option<String> {
         (Expected::Socket, Chooser::Others(dir)) => is_kind(FileType::Socket, "socket")
             .or_else(|| Some(format!("other users can write to its directory {dir:?}"))),
         // With fs.protected_hardlinks = 0, the user of a daemon could link the socket of another daemon into its directory.
-        (Expected::Socket, Chooser::NoOther | Chooser::Owner(..)) => is_kind(FileType::Socket, "socket")
-            .or_else(|| seen.has_other_names.then(|| "it is a hard link".to_owned()))
-            .or_else(|| (!owner_is_known(seen)).then(|| format!("it belongs to user {}", seen.uid))),
+        (Expected::Socket, Chooser::NoOther | Chooser::Owner(..)) => {
+            is_kind(FileType::Socket, "socket")
+                .or_else(|| seen.has_other_names.then(|| "it is a hard link".to_owned()))
+                .or_else(|| {
+                    (!owner_is_known(seen)).then(|| format!("it belongs to user {}", seen.uid))
+                })
+        }
         (Expected::NamedDirectory, _) => is_kind(FileType::Directory, "directory"),
-        (Expected::Directory | Expected::ReadOnlyDirectory, chooser) => is_kind(FileType::Directory, "directory")
-            .or_else(|| (!seen.is_trusted).then(|| format!("it belongs to user {}, not to root", seen.uid)))
-            .or_else(|| match chooser {
-                Chooser::NoOther => None,
-                Chooser::Owner(dir, uid) => Some(format!("{dir:?} belongs to user {uid}, not to root")),
-                Chooser::Others(dir) => Some(format!("other users can write to {dir:?}")),
-            }),
+        (Expected::Directory | Expected::ReadOnlyDirectory, chooser) => {
+            is_kind(FileType::Directory, "directory")
+                .or_else(|| {
+                    (!seen.is_trusted)
+                        .then(|| format!("it belongs to user {}, not to root", seen.uid))
+                })
+                .or_else(|| match chooser {
+                    Chooser::NoOther => None,
+                    Chooser::Owner(dir, uid) => {
+                        Some(format!("{dir:?} belongs to user {uid}, not to root"))
+                    }
+                    Chooser::Others(dir) => Some(format!("other users can write to {dir:?}")),
+                })
+        }
     }
 }
 
@@ -146,9 +168,15 @@ fn owner_is_known(seen: &Seen<'_>) -> bool {
 /// Finds the existing sockets and directories for these capabilities. `mps` is the configured directory of the MPS daemon, below the
 /// driver root.
 #[must_use]
-pub fn find(root: &Tree, capabilities: Capabilities, mps: Option<&Path>, omit: Omit) -> (Vec<Ipc>, Vec<Finding>) {
+pub fn find(
+    root: &Tree,
+    capabilities: Capabilities,
+    mps: Option<&Path>,
+    omit: Omit,
+) -> (Vec<Ipc>, Vec<Finding>) {
     let sockets = SOCKETS.iter().filter(|(path, _)| !is_left_out(path, omit));
-    let sockets = sockets.map(|(path, capability)| (Path::new(path), *capability, Expected::Socket));
+    let sockets =
+        sockets.map(|(path, capability)| (Path::new(path), *capability, Expected::Socket));
     let (usual, compute) = MPS_DIRECTORY;
     let directory = match mps {
         Some(named) => (named, compute, Expected::NamedDirectory),
@@ -159,7 +187,11 @@ pub fn find(root: &Tree, capabilities: Capabilities, mps: Option<&Path>, omit: O
         if !capabilities.has(capability) {
             continue;
         }
-        let channel = Channel { root: root.path(), path: path.to_owned(), expected };
+        let channel = Channel {
+            root: root.path(),
+            path: path.to_owned(),
+            expected,
+        };
         match channel.open_below(root.as_root()) {
             Ok(opened) => found.extend(opened_at(root, channel, &opened)),
             Err(error) => match error.downcast::<io::Error>() {
@@ -189,7 +221,11 @@ fn opened_at(root: &Tree, channel: Channel, opened: &Guarded) -> Option<Ipc> {
 /// # Errors
 /// The finding, if another user may have replaced the directory.
 pub(crate) fn read_only_directory(root: &Tree, path: &Path) -> Result<Option<Ipc>, Finding> {
-    let channel = Channel { root: root.path(), path: path.to_owned(), expected: Expected::ReadOnlyDirectory };
+    let channel = Channel {
+        root: root.path(),
+        path: path.to_owned(),
+        expected: Expected::ReadOnlyDirectory,
+    };
     match channel.open_below(root.as_root()) {
         Ok(opened) => Ok(opened_at(root, channel, &opened)),
         Err(error) => match error.downcast::<io::Error>() {
@@ -207,7 +243,10 @@ fn is_left_out(socket: &str, omit: Omit) -> bool {
 fn named_and_missing(root: &Tree, path: &Path) -> Finding {
     Finding::new(
         &catalog::LOCAL_SOURCE,
-        format!("the MPS directory {path:?} that config.toml names does not exist below {}", root.path()),
+        format!(
+            "the MPS directory {path:?} that config.toml names does not exist below {}",
+            root.path()
+        ),
         "start the MPS control daemon, or check CUDA_MPS_PIPE_DIRECTORY in environment of [nvidia-container-cli]",
     )
 }
@@ -225,14 +264,63 @@ mod tests {
             (Expected::Socket, socket, 0, 1, &none, None),
             (Expected::Socket, socket, 0, 1, &daemon, None),
             (Expected::Socket, socket, 7, 1, &daemon, None),
-            (Expected::Socket, socket, 8, 1, &daemon, Some("it belongs to user 8")),
-            (Expected::Socket, socket, 7, 1, &none, Some("it belongs to user 7")),
-            (Expected::Socket, socket, 0, 2, &daemon, Some("it is a hard link")),
-            (Expected::Socket, socket, 0, 1, &others, Some("other users can write to its directory \"/run/d\"")),
-            (Expected::Socket, FileType::Directory, 0, 2, &none, Some("it is not a socket")),
-            (Expected::Socket, FileType::RegularFile, 0, 1, &others, Some("it is not a socket")),
+            (
+                Expected::Socket,
+                socket,
+                8,
+                1,
+                &daemon,
+                Some("it belongs to user 8"),
+            ),
+            (
+                Expected::Socket,
+                socket,
+                7,
+                1,
+                &none,
+                Some("it belongs to user 7"),
+            ),
+            (
+                Expected::Socket,
+                socket,
+                0,
+                2,
+                &daemon,
+                Some("it is a hard link"),
+            ),
+            (
+                Expected::Socket,
+                socket,
+                0,
+                1,
+                &others,
+                Some("other users can write to its directory \"/run/d\""),
+            ),
+            (
+                Expected::Socket,
+                FileType::Directory,
+                0,
+                2,
+                &none,
+                Some("it is not a socket"),
+            ),
+            (
+                Expected::Socket,
+                FileType::RegularFile,
+                0,
+                1,
+                &others,
+                Some("it is not a socket"),
+            ),
             (Expected::Directory, FileType::Directory, 0, 2, &none, None),
-            (Expected::Directory, FileType::Directory, 7, 2, &none, Some("it belongs to user 7, not to root")),
+            (
+                Expected::Directory,
+                FileType::Directory,
+                7,
+                2,
+                &none,
+                Some("it belongs to user 7, not to root"),
+            ),
             (
                 Expected::Directory,
                 FileType::Directory,
@@ -241,13 +329,51 @@ mod tests {
                 &daemon,
                 Some("\"/run/d\" belongs to user 7, not to root"),
             ),
-            (Expected::Directory, FileType::Directory, 0, 2, &others, Some("other users can write to \"/run/d\"")),
-            (Expected::Directory, socket, 0, 1, &none, Some("it is not a directory")),
-            (Expected::NamedDirectory, FileType::Directory, 7, 2, &others, None),
-            (Expected::NamedDirectory, FileType::RegularFile, 0, 1, &none, Some("it is not a directory")),
+            (
+                Expected::Directory,
+                FileType::Directory,
+                0,
+                2,
+                &others,
+                Some("other users can write to \"/run/d\""),
+            ),
+            (
+                Expected::Directory,
+                socket,
+                0,
+                1,
+                &none,
+                Some("it is not a directory"),
+            ),
+            (
+                Expected::NamedDirectory,
+                FileType::Directory,
+                7,
+                2,
+                &others,
+                None,
+            ),
+            (
+                Expected::NamedDirectory,
+                FileType::RegularFile,
+                0,
+                1,
+                &none,
+                Some("it is not a directory"),
+            ),
         ] {
-            let seen = Seen { kind, is_trusted: uid == 0, uid, has_other_names: names > 1, chooser };
-            assert_eq!(judge(expected, &seen).as_deref(), why, "{expected:?} {kind:?} {uid} {names} {chooser:?}");
+            let seen = Seen {
+                kind,
+                is_trusted: uid == 0,
+                uid,
+                has_other_names: names > 1,
+                chooser,
+            };
+            assert_eq!(
+                judge(expected, &seen).as_deref(),
+                why,
+                "{expected:?} {kind:?} {uid} {names} {chooser:?}"
+            );
         }
     }
 }

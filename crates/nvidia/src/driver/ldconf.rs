@@ -16,7 +16,8 @@ pub const DROP_IN: &str = "00-oci-nvidia-hook.conf";
 /// The content of a new `/etc/ld.so.conf`, for an image without that file. The files of the distributions contain the same line.
 pub const DEFAULT: &str = "include /etc/ld.so.conf.d/*.conf\n";
 /// The first line of the hook's file.
-const HEADER: &str = "# Written by oci-nvidia-hook: where the NVIDIA driver's libraries are in this container.\n";
+const HEADER: &str =
+    "# Written by oci-nvidia-hook: where the NVIDIA driver's libraries are in this container.\n";
 /// The longest line in bytes (PATH_MAX). A longer path could not be opened.
 const MAX_LINE: usize = 4096;
 
@@ -32,21 +33,40 @@ pub enum Directive {
 /// Parses a file. `dir` is its directory, as an absolute path in the container.
 #[must_use]
 pub fn parse(text: &[u8], dir: &Path) -> Vec<Directive> {
-    let lines = text.split(|byte| *byte == b'\n').filter(|line| line.len() <= MAX_LINE && !line.contains(&0));
+    let lines = text
+        .split(|byte| *byte == b'\n')
+        .filter(|line| line.len() <= MAX_LINE && !line.contains(&0));
     lines.flat_map(|line| parse_line(line, dir)).collect()
 }
 
 fn parse_line(line: &[u8], dir: &Path) -> Vec<Directive> {
-    let line = line.split(|byte| *byte == b'#').next().unwrap_or_default().trim_ascii();
-    if let Some(rest) = line.strip_prefix(b"include").filter(|rest| rest.first().is_some_and(u8::is_ascii_whitespace)) {
-        let patterns = rest.split(u8::is_ascii_whitespace).filter(|pattern| !pattern.is_empty());
-        return patterns.filter_map(|pattern| include(pattern, dir)).collect();
+    let line = line
+        .split(|byte| *byte == b'#')
+        .next()
+        .unwrap_or_default()
+        .trim_ascii();
+    if let Some(rest) = line
+        .strip_prefix(b"include")
+        .filter(|rest| rest.first().is_some_and(u8::is_ascii_whitespace))
+    {
+        let patterns = rest
+            .split(u8::is_ascii_whitespace)
+            .filter(|pattern| !pattern.is_empty());
+        return patterns
+            .filter_map(|pattern| include(pattern, dir))
+            .collect();
     }
     // Before glibc 2.32 a directory could have a type: "/lib=libc6".
-    let path = line.split(|byte| *byte == b'=').next().unwrap_or_default().trim_ascii_end();
+    let path = line
+        .split(|byte| *byte == b'=')
+        .next()
+        .unwrap_or_default()
+        .trim_ascii_end();
     // Other lines, such as "hwcap 0 nosegneg", are ignored. ldconfig also rejects paths that are not absolute.
     if path.starts_with(b"/") {
-        vec![Directive::Directory(Path::new(OsStr::from_bytes(path)).to_owned())]
+        vec![Directive::Directory(
+            Path::new(OsStr::from_bytes(path)).to_owned(),
+        )]
     } else {
         vec![]
     }
@@ -56,8 +76,15 @@ fn parse_line(line: &[u8], dir: &Path) -> Vec<Directive> {
 /// distribution uses one, and the only consequence is that a directory may be listed twice.
 fn include(pattern: &[u8], dir: &Path) -> Option<Directive> {
     let path = dir.join(OsStr::from_bytes(pattern));
-    let (parent, name) = (path.parent()?.to_owned(), path.file_name()?.as_bytes().to_vec());
-    let has_wildcards = parent.as_os_str().as_bytes().iter().any(|byte| b"*?[".contains(byte));
+    let (parent, name) = (
+        path.parent()?.to_owned(),
+        path.file_name()?.as_bytes().to_vec(),
+    );
+    let has_wildcards = parent
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .any(|byte| b"*?[".contains(byte));
     (!has_wildcards).then_some(Directive::Include(parent, name))
 }
 
@@ -130,7 +157,11 @@ mod tests {
             ("**", "", true),
             ("[0]*", DROP_IN, false),
         ] {
-            assert_eq!(matches(pattern.as_bytes(), name.as_bytes()), matching, "{pattern} {name}");
+            assert_eq!(
+                matches(pattern.as_bytes(), name.as_bytes()),
+                matching,
+                "{pattern} {name}"
+            );
         }
         // Not exponential.
         assert!(!matches(&b"*a".repeat(1000), &b"a".repeat(999)));
@@ -141,13 +172,22 @@ mod tests {
         let dirs = ["/usr/local/cuda/compat", "/usr/lib64"];
         let text = drop_in(dirs.iter().map(Path::new));
         assert!(is_ours(&text) && !is_ours(b"/usr/lib64\n"));
-        assert_eq!(parse(&text, Path::new("/etc")), dirs.map(|dir| Directive::Directory(dir.into())));
+        assert_eq!(
+            parse(&text, Path::new("/etc")),
+            dirs.map(|dir| Directive::Directory(dir.into()))
+        );
     }
 
     #[test]
     fn our_file_comes_first() {
-        for theirs in ["000_cuda.conf", "cuda.conf", "libc.conf", "x86_64-linux-gnu.conf", "fakeroot.conf", "99_x.conf"]
-        {
+        for theirs in [
+            "000_cuda.conf",
+            "cuda.conf",
+            "libc.conf",
+            "x86_64-linux-gnu.conf",
+            "fakeroot.conf",
+            "99_x.conf",
+        ] {
             assert!(DROP_IN < theirs || theirs.starts_with("000"), "{theirs}");
         }
         assert!(matches(b"*.conf", DROP_IN.as_bytes()));

@@ -61,19 +61,30 @@ impl LinkerCache {
     /// Reads the linker cache of the driver root. Without a cache, libraries are searched for in directories.
     #[must_use]
     pub fn read(root: &Tree, configured: Option<&HostPath>) -> Self {
-        let path = configured.map_or_else(|| PathBuf::from("/etc/ld.so.cache"), |path| path.as_path().to_owned());
+        let path = configured.map_or_else(
+            || PathBuf::from("/etc/ld.so.cache"),
+            |path| path.as_path().to_owned(),
+        );
         // A cache that cannot be searched for one library cannot be searched for the others.
         let readable = |bytes: Vec<u8>| {
             ldcache::with_prefix(&bytes, ANY)?;
             Ok(bytes)
         };
         match root.read(&path).and_then(readable) {
-            Ok(bytes) => Self { path, bytes, missing: None },
+            Ok(bytes) => Self {
+                path,
+                bytes,
+                missing: None,
+            },
             Err(error) => {
                 // Some hosts never have a cache (NixOS, GKE), so this is not a warning for each container.
                 let error = error.context(format!("cannot read the linker cache {path:?}"));
                 let missing = Finding::new(&catalog::NO_CACHE, base::report::line(&error), "");
-                Self { path, bytes: Vec::new(), missing: Some(missing) }
+                Self {
+                    path,
+                    bytes: Vec::new(),
+                    missing: Some(missing),
+                }
             }
         }
     }
@@ -82,9 +93,13 @@ impl LinkerCache {
     fn entries_of(&self, arch: Arch, row: &Row) -> impl Iterator<Item = (&OsStr, &Path)> {
         let found = match self.bytes.is_empty() {
             true => Vec::new(),
-            false => ldcache::with_prefix(&self.bytes, &format!("{}.so", row.name)).unwrap_or_default(),
+            false => {
+                ldcache::with_prefix(&self.bytes, &format!("{}.so", row.name)).unwrap_or_default()
+            }
         };
-        let entries = found.into_iter().filter(move |entry| entry.is_for(arch) && is_named(entry.name, row.name));
+        let entries = found
+            .into_iter()
+            .filter(move |entry| entry.is_for(arch) && is_named(entry.name, row.name));
         entries.map(|entry| (entry.name, entry.path))
     }
 }
@@ -100,18 +115,26 @@ pub(super) fn is_named(soname: &OsStr, name: &str) -> bool {
 
 /// Whether a file name ends in this driver version. A library of another version does not work with the loaded kernel module.
 fn is_of_version(file_name: &OsStr, version: &str) -> bool {
-    file_name.to_str().and_then(|name| name.strip_suffix(version)).is_some_and(|rest| rest.ends_with('.'))
+    file_name
+        .to_str()
+        .and_then(|name| name.strip_suffix(version))
+        .is_some_and(|rest| rest.ends_with('.'))
 }
 
 /// Whether a file name is that of a library with this driver version.
 fn is_library_of(file_name: &OsStr, version: &str) -> bool {
-    let stem = file_name.to_str().and_then(|name| name.strip_suffix(version)?.strip_suffix(".so."));
+    let stem = file_name
+        .to_str()
+        .and_then(|name| name.strip_suffix(version)?.strip_suffix(".so."));
     stem.is_some_and(|stem| stem.starts_with("lib"))
 }
 
 /// Whether a library is in the catalog, or is known not to be for containers.
 fn is_known(file_name: &OsStr) -> bool {
-    let mut names = LIBRARIES.iter().map(|row| row.name).chain(HOST_ONLY.iter().copied());
+    let mut names = LIBRARIES
+        .iter()
+        .map(|row| row.name)
+        .chain(HOST_ONLY.iter().copied());
     names.any(|name| is_named(file_name, name)) || is_named(file_name, "libglxserver_nvidia")
 }
 
@@ -135,16 +158,18 @@ impl Search<'_> {
     #[must_use]
     pub fn find(&self, arch: Arch, rows: &[&'static Row]) -> (Vec<Library>, Vec<PassedOver>) {
         let mut passed = Vec::new();
-        let by_cache: Vec<_> = rows.iter().map(|row| self.in_cache(arch, row, &mut passed)).collect();
+        let by_cache: Vec<_> = rows
+            .iter()
+            .map(|row| self.in_cache(arch, row, &mut passed))
+            .collect();
         let mut dirs = self.dirs_of(by_cache.iter().flatten());
         dirs.extend_from_slice(self.dirs);
         if dirs.len() == self.dirs.len() {
             dirs.extend(self.usual_dirs(arch));
         }
-        let found = rows
-            .iter()
-            .zip(by_cache)
-            .filter_map(|(row, library)| library.or_else(|| dirs.iter().find_map(|dir| self.in_dir(arch, row, dir))));
+        let found = rows.iter().zip(by_cache).filter_map(|(row, library)| {
+            library.or_else(|| dirs.iter().find_map(|dir| self.in_dir(arch, row, dir)))
+        });
         (found.collect(), passed)
     }
 
@@ -154,8 +179,13 @@ impl Search<'_> {
     pub fn findings(&self, passed: &[PassedOver]) -> Vec<Finding> {
         let of = |exists: bool| passed.iter().filter(move |passed| passed.exists == exists);
         let mut findings = Vec::new();
-        let stale: Vec<_> = of(false).map(|passed| format!("{:?} at {:?}", passed.soname, passed.path)).collect();
-        if let Some(named) = stale.get(..stale.len().min(NAMED)).filter(|named| !named.is_empty()) {
+        let stale: Vec<_> = of(false)
+            .map(|passed| format!("{:?} at {:?}", passed.soname, passed.path))
+            .collect();
+        if let Some(named) = stale
+            .get(..stale.len().min(NAMED))
+            .filter(|named| !named.is_empty())
+        {
             let what = format!(
                 "{:?} lists files that do not exist: {}{}",
                 self.cache.path,
@@ -197,7 +227,9 @@ impl Search<'_> {
         for arch in Arch::supported() {
             for dir in self.dirs_of(found.iter().filter(|library| library.arch == arch)) {
                 let names = self.root.names(&dir);
-                let names = names.iter().filter(|name| is_library_of(name, self.version) && !is_known(name));
+                let names = names
+                    .iter()
+                    .filter(|name| is_library_of(name, self.version) && !is_known(name));
                 unknown.extend(names.filter_map(|name| self.at(arch, &dir.join(name))));
             }
         }
@@ -210,11 +242,21 @@ impl Search<'_> {
         unknown
     }
 
-    fn in_cache(&self, arch: Arch, row: &'static Row, passed: &mut Vec<PassedOver>) -> Option<Library> {
+    fn in_cache(
+        &self,
+        arch: Arch,
+        row: &'static Row,
+        passed: &mut Vec<PassedOver>,
+    ) -> Option<Library> {
         let mut found: Option<Library> = None;
         for (soname, path) in self.cache.entries_of(arch, row) {
             let mut pass = |path: &Path, exists| {
-                passed.push(PassedOver { name: row.name, soname: soname.to_owned(), path: path.to_owned(), exists });
+                passed.push(PassedOver {
+                    name: row.name,
+                    soname: soname.to_owned(),
+                    path: path.to_owned(),
+                    exists,
+                });
             };
             // The name in the linker cache is a link to the file.
             let Some((file, file_name)) = with_name(self.root.linked_file(path)) else {
@@ -257,14 +299,30 @@ impl Search<'_> {
         self.library("", arch, file, file_name)
     }
 
-    fn library(&self, name: &'static str, arch: Arch, file: RegularFile, file_name: OsString) -> Option<Library> {
-        if !self.root.header::<{ elf::HEADER }>(&file.path).is_some_and(|header| elf::is_for(&header, arch)) {
+    fn library(
+        &self,
+        name: &'static str,
+        arch: Arch,
+        file: RegularFile,
+        file_name: OsString,
+    ) -> Option<Library> {
+        if !self
+            .root
+            .header::<{ elf::HEADER }>(&file.path)
+            .is_some_and(|header| elf::is_for(&header, arch))
+        {
             return None;
         }
         let soname = self.root.open_file(&file.path).ok().and_then(elf::soname);
         // ldconfig lists a library without a SONAME under its file name.
         let sonames = BTreeSet::from([soname.unwrap_or_else(|| file_name.clone())]);
-        Some(Library { name, arch, source: file.host, file_name, sonames })
+        Some(Library {
+            name,
+            arch,
+            source: file.host,
+            file_name,
+            sonames,
+        })
     }
 
     /// Returns the directories of these libraries. Libraries that the cache does not list are often in the same directories.
@@ -273,7 +331,9 @@ impl Search<'_> {
         let mut dirs = Vec::new();
         for library in found {
             let below = library.source.as_path().strip_prefix(prefix.as_path()).ok();
-            if let Some(dir) = below.and_then(Path::parent).map(|dir| Path::new("/").join(dir))
+            if let Some(dir) = below
+                .and_then(Path::parent)
+                .map(|dir| Path::new("/").join(dir))
                 && !dirs.contains(&dir)
             {
                 dirs.push(dir);
@@ -284,11 +344,18 @@ impl Search<'_> {
 
     /// Returns the usual directories that contain a driver of this version.
     fn usual_dirs(&self, arch: Arch) -> Vec<PathBuf> {
-        let required: Vec<_> = LIBRARIES.iter().filter(|row| row.kind == LibraryKind::Required).collect();
+        let required: Vec<_> = LIBRARIES
+            .iter()
+            .filter(|row| row.kind == LibraryKind::Required)
+            .collect();
         let dirs = LIBRARY_DIRS.iter().map(Path::new);
-        dirs.filter(|dir| required.iter().any(|row| self.in_dir(arch, row, dir).is_some()))
-            .map(Path::to_owned)
-            .collect()
+        dirs.filter(|dir| {
+            required
+                .iter()
+                .any(|row| self.in_dir(arch, row, dir).is_some())
+        })
+        .map(Path::to_owned)
+        .collect()
     }
 
     /// Returns `dir/libX.so.<version>`. If the library has its own version or the driver version is unknown, returns the target of
@@ -301,7 +368,9 @@ impl Search<'_> {
         };
         let name = format!("{}.so.{suffix}", row.name);
         let below = match row.kind {
-            LibraryKind::Below(below) if !dir.ends_with(below) => self.regular_file(&dir.join(below).join(&name)),
+            LibraryKind::Below(below) if !dir.ends_with(below) => {
+                self.regular_file(&dir.join(below).join(&name))
+            }
             _ => None,
         };
         // Debian installs all libraries in one directory, and links to them in those that programs use.
@@ -356,13 +425,20 @@ mod tests {
         ] {
             assert_eq!(is_library_of(OsStr::new(file), "535.183.01"), is, "{file}");
         }
-        assert!(is_known(OsStr::new("libcuda.so.535.183.01")) && is_known(OsStr::new("libnvidia-gtk3.so.535.183.01")));
+        assert!(
+            is_known(OsStr::new("libcuda.so.535.183.01"))
+                && is_known(OsStr::new("libnvidia-gtk3.so.535.183.01"))
+        );
         assert!(!is_known(OsStr::new("libnvidia-new.so.535.183.01")));
     }
 
     /// Returns the bytes of a linker cache.
     fn cache_of(entries: &[(&str, PathBuf)]) -> Vec<u8> {
-        let new = entries.iter().map(|(name, path)| NewEntry { name: OsStr::new(name), path, arch: Arch::native() });
+        let new = entries.iter().map(|(name, path)| NewEntry {
+            name: OsStr::new(name),
+            path,
+            arch: Arch::native(),
+        });
         let mut cache = Cache::empty(Layout::New);
         cache.merge(&new.collect::<Vec<_>>());
         cache.to_bytes().unwrap()
@@ -389,24 +465,49 @@ mod tests {
             ("libcuda-other.so.1", "libcuda.so.535"),
         ];
         let entries = entries.map(|(soname, file)| (soname, Path::new("/lib").join(file)));
-        let cache = LinkerCache { bytes: cache_of(&entries), ..LinkerCache::default() };
+        let cache = LinkerCache {
+            bytes: cache_of(&entries),
+            ..LinkerCache::default()
+        };
         let root = Tree::open(&HostPath::new(dir.path())).unwrap();
-        let search = Search { root: &root, cache: &cache, version: "535", dirs: &[], is_wsl: false };
+        let search = Search {
+            root: &root,
+            cache: &cache,
+            version: "535",
+            dirs: &[],
+            is_wsl: false,
+        };
         let row = LIBRARIES.iter().find(|row| row.name == "libcuda").unwrap();
         let (found, passed) = search.find(Arch::native(), &[row]);
         assert_eq!(
             (found.len(), &found[0].sonames),
-            (1, &BTreeSet::from(["libcuda.so".into(), "libcuda.so.1".into()]))
+            (
+                1,
+                &BTreeSet::from(["libcuda.so".into(), "libcuda.so.1".into()])
+            )
         );
         assert_eq!(found[0].source.as_path(), lib("libcuda.so.535"));
-        let passed: Vec<_> = passed.iter().map(|passed| (passed.soname.to_str().unwrap(), passed.exists)).collect();
-        assert_eq!(passed, [("libcuda.so.470", true), ("libcuda.so.9", false), ("libcuda.so.8", false)]);
+        let passed: Vec<_> = passed
+            .iter()
+            .map(|passed| (passed.soname.to_str().unwrap(), passed.exists))
+            .collect();
+        assert_eq!(
+            passed,
+            [
+                ("libcuda.so.470", true),
+                ("libcuda.so.9", false),
+                ("libcuda.so.8", false)
+            ]
+        );
     }
 
     #[test]
     fn versions_are_whole() {
-        for (file, is) in [("libcuda.so.535.183.01", true), ("libcuda.so.1535.183.01", false), ("libcuda.so.1", false)]
-        {
+        for (file, is) in [
+            ("libcuda.so.535.183.01", true),
+            ("libcuda.so.1535.183.01", false),
+            ("libcuda.so.1", false),
+        ] {
             assert_eq!(is_of_version(OsStr::new(file), "535.183.01"), is, "{file}");
         }
     }

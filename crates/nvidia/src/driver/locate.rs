@@ -36,7 +36,8 @@ impl DriverFiles {
 
     /// Removes the files that are not wanted.
     pub fn leave_out(&mut self, omit: Omit) {
-        self.placed.retain(|file| !(omit.firmware && file.is_firmware()));
+        self.placed
+            .retain(|file| !(omit.firmware && file.is_firmware()));
     }
 }
 
@@ -51,9 +52,20 @@ pub fn locate(
 ) -> Result<(DriverFiles, Vec<Finding>)> {
     let (mut found, mut findings) = match search.is_wsl {
         true => {
-            let wsl::Found { libraries, binaries, placed, findings } =
-                wsl::find(search, capabilities, is_everything(capabilities))?;
-            (DriverFiles { libraries, binaries, placed }, findings)
+            let wsl::Found {
+                libraries,
+                binaries,
+                placed,
+                findings,
+            } = wsl::find(search, capabilities, is_everything(capabilities))?;
+            (
+                DriverFiles {
+                    libraries,
+                    binaries,
+                    placed,
+                },
+                findings,
+            )
         }
         false => find(search, capabilities)?,
     };
@@ -70,13 +82,26 @@ pub fn locate(
             },
         }
     }
-    findings.extend(search.dirs.iter().filter_map(|dir| missing_directory(search.root, dir)));
+    findings.extend(
+        search
+            .dirs
+            .iter()
+            .filter_map(|dir| missing_directory(search.root, dir)),
+    );
     Ok((found, findings))
 }
 
 fn find(search: &Search<'_>, capabilities: Capabilities) -> Result<(DriverFiles, Vec<Finding>)> {
-    let Search { root, cache, version, .. } = *search;
-    let rows: Vec<&'static Row> = LIBRARIES.iter().filter(|row| capabilities.any(row.capabilities)).collect();
+    let Search {
+        root,
+        cache,
+        version,
+        ..
+    } = *search;
+    let rows: Vec<&'static Row> = LIBRARIES
+        .iter()
+        .filter(|row| capabilities.any(row.capabilities))
+        .collect();
     let (mut libraries, mut passed) = search.find(Arch::native(), &rows);
     for row in rows.iter().filter(|row| row.kind == LibraryKind::Required) {
         let first = row.capabilities.first().copied();
@@ -86,7 +111,10 @@ fn find(search: &Search<'_>, capabilities: Capabilities) -> Result<(DriverFiles,
             return Err(missing_library(search, row, capability, &passed));
         }
     }
-    if let Some(compat32) = Arch::native().compat32().filter(|_| capabilities.has(Capability::Compat32)) {
+    if let Some(compat32) = Arch::native()
+        .compat32()
+        .filter(|_| capabilities.has(Capability::Compat32))
+    {
         let (more, others) = search.find(compat32, &rows);
         libraries.extend(more);
         passed.extend(others);
@@ -106,20 +134,36 @@ fn find(search: &Search<'_>, capabilities: Capabilities) -> Result<(DriverFiles,
         placed.extend(files::xorg_modules(root, version));
     }
     let binaries = files::binaries(root, capabilities);
-    Ok((DriverFiles { libraries, binaries, placed }, findings))
+    Ok((
+        DriverFiles {
+            libraries,
+            binaries,
+            placed,
+        },
+        findings,
+    ))
 }
 
 /// Returns the finding about a directory of `library-dirs` that does not exist.
 fn missing_directory(root: &Tree, dir: &Path) -> Option<Finding> {
-    let is_missing = root.locate(dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    let is_missing = root
+        .locate(dir)
+        .is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
     is_missing.then(|| {
         let what = format!("the directory {dir:?} is missing below {}", root.path());
-        Finding::new(&catalog::NO_FILE, what, "correct library-dirs in the [driver] table of config.toml")
+        Finding::new(
+            &catalog::NO_FILE,
+            what,
+            "correct library-dirs in the [driver] table of config.toml",
+        )
     })
 }
 
 fn present(libraries: &[Library]) -> Vec<(Arch, &'static str)> {
-    libraries.iter().map(|library| (library.arch, library.name)).collect()
+    libraries
+        .iter()
+        .map(|library| (library.arch, library.name))
+        .collect()
 }
 
 /// Finds libnvidia-ml, in the version of the search.
@@ -145,17 +189,25 @@ pub fn unknown(search: &Search<'_>) -> Vec<Library> {
         return wsl::unknown(search);
     }
     let rows: Vec<&'static Row> = LIBRARIES.iter().collect();
-    let known: Vec<_> = Arch::supported().flat_map(|arch| search.find(arch, &rows).0).collect();
+    let known: Vec<_> = Arch::supported()
+        .flat_map(|arch| search.find(arch, &rows).0)
+        .collect();
     search.unknown(&known)
 }
 
 /// Returns the finding that names libraries that are not in the catalog.
 #[must_use]
 pub fn unknown_finding(unknown: &[Library]) -> Option<Finding> {
-    let names: BTreeSet<_> = unknown.iter().map(|library| format!("{:?}", library.file_name)).collect();
+    let names: BTreeSet<_> = unknown
+        .iter()
+        .map(|library| format!("{:?}", library.file_name))
+        .collect();
     let names: Vec<_> = names.into_iter().collect();
     (!names.is_empty()).then(|| {
-        let what = format!("libraries of the driver are not in the catalog: {}", names.join(", "));
+        let what = format!(
+            "libraries of the driver are not in the catalog: {}",
+            names.join(", ")
+        );
         Finding::new(
             &catalog::UNKNOWN_LIBRARIES,
             what,
@@ -168,7 +220,9 @@ pub fn unknown_finding(unknown: &[Library]) -> Option<Finding> {
 /// adds some, and other libraries open them by name. Their capability is unknown. If `supported-driver-capabilities` denies one
 /// capability, they are denied too, because they could belong to it.
 fn is_everything(capabilities: Capabilities) -> bool {
-    Capability::ALL.iter().all(|capability| *capability == Capability::Compat32 || capabilities.has(*capability))
+    Capability::ALL
+        .iter()
+        .all(|capability| *capability == Capability::Compat32 || capabilities.has(*capability))
 }
 
 /// Returns the libraries that a capability depends on and that are missing. `present` contains the architecture and the catalog name
@@ -180,30 +234,52 @@ pub fn lacking_libraries(capability: Capability, present: &[(Arch, &str)]) -> Ve
         // Nothing is missing if the machine cannot run 32-bit programs, or if no other capability is requested.
         let lacks = native.compat32().is_some() && !present.is_empty();
         let lacks = lacks && present.iter().all(|(arch, _)| *arch == native);
-        return if lacks { vec!["32-bit libraries".to_owned()] } else { Vec::new() };
+        return if lacks {
+            vec!["32-bit libraries".to_owned()]
+        } else {
+            Vec::new()
+        };
     }
-    let lacks = |group: &&&[&'static str]| !group.iter().any(|name| present.contains(&(native, *name)));
+    let lacks =
+        |group: &&&[&'static str]| !group.iter().any(|name| present.contains(&(native, *name)));
     let groups = file_table::characteristic(capability).iter().filter(lacks);
-    groups.filter_map(|group| Some(format!("{}.so", group.first()?))).collect()
+    groups
+        .filter_map(|group| Some(format!("{}.so", group.first()?)))
+        .collect()
 }
 
 /// Returns a finding about libraries of these capabilities that are not installed, with the packages that contain them. A request for
 /// `all` has no such finding, because it means everything that is installed.
 fn lacking(root: &Tree, capabilities: Capabilities, present: &[(Arch, &str)]) -> Option<Finding> {
-    let lacking = capabilities.iter().map(|capability| (capability, lacking_libraries(capability, present)));
+    let lacking = capabilities
+        .iter()
+        .map(|capability| (capability, lacking_libraries(capability, present)));
     let lacking: Vec<_> = lacking.filter(|(_, names)| !names.is_empty()).collect();
     if lacking.is_empty() || is_everything(capabilities) {
         return None;
     }
     let fix = packages::commands(root, lacking.iter().map(|(capability, _)| *capability));
-    Some(Finding::new(&catalog::LACKING_LIBRARIES, packages::lacking_in_words(root, &lacking), fix))
+    Some(Finding::new(
+        &catalog::LACKING_LIBRARIES,
+        packages::lacking_in_words(root, &lacking),
+        fix,
+    ))
 }
 
 /// Finds the files that Windows programs load.
 fn wine(search: &Search<'_>, found: &[Library]) -> Vec<Library> {
-    let dirs = search.dirs_of(found.iter().filter(|library| library.arch == Arch::native()));
+    let dirs = search.dirs_of(
+        found
+            .iter()
+            .filter(|library| library.arch == Arch::native()),
+    );
     let found = WINE_FILES.iter().filter_map(|name| {
-        let found = dirs.iter().find_map(|dir| search.root.regular_file(&dir.join(WINE_DIR).join(name)).ok())??;
+        let found = dirs.iter().find_map(|dir| {
+            search
+                .root
+                .regular_file(&dir.join(WINE_DIR).join(name))
+                .ok()
+        })??;
         Some(Library {
             name,
             arch: Arch::native(),
@@ -215,7 +291,12 @@ fn wine(search: &Search<'_>, found: &[Library]) -> Vec<Library> {
     found.collect()
 }
 
-fn missing_library(search: &Search<'_>, row: &Row, capability: Capability, passed: &[PassedOver]) -> anyhow::Error {
+fn missing_library(
+    search: &Search<'_>,
+    row: &Row,
+    capability: Capability,
+    passed: &[PassedOver],
+) -> anyhow::Error {
     let Search { root, version, .. } = *search;
     let mut what = format!(
         "the driver capability \"{}\" requires {}.so of driver {version}, which is missing below {}",
@@ -223,7 +304,11 @@ fn missing_library(search: &Search<'_>, row: &Row, capability: Capability, passe
         row.name,
         root.path()
     );
-    let passed: Vec<_> = passed.iter().filter(|passed| passed.name == row.name).cloned().collect();
+    let passed: Vec<_> = passed
+        .iter()
+        .filter(|passed| passed.name == row.name)
+        .cloned()
+        .collect();
     for finding in search.findings(&passed) {
         what.push_str("; ");
         what.push_str(&finding.what);
@@ -232,7 +317,9 @@ fn missing_library(search: &Search<'_>, row: &Row, capability: Capability, passe
     let ldconfig = packages::ldconfig(root);
     let fix = match packages::install(root, capability) {
         Some(command) => format!("{command}; if it is installed, {ldconfig}"),
-        None => format!("install the driver's libraries of the same version as its kernel module; then {ldconfig}"),
+        None => format!(
+            "install the driver's libraries of the same version as its kernel module; then {ldconfig}"
+        ),
     };
     failure(&catalog::LIBRARY_MISSING, what, fix)
 }
@@ -244,10 +331,14 @@ mod tests {
     #[test]
     fn libraries_that_32_bit_programs_lack() {
         let native = Arch::native();
-        let lacking = |present: &[(Arch, &str)]| lacking_libraries(Capability::Compat32, present).len();
+        let lacking =
+            |present: &[(Arch, &str)]| lacking_libraries(Capability::Compat32, present).len();
         assert_eq!(lacking(&[]), 0, "no other capability is requested");
         // A machine that cannot run 32-bit programs lacks nothing.
-        assert_eq!(lacking(&[(native, "libcuda.so")]), usize::from(native.compat32().is_some()));
+        assert_eq!(
+            lacking(&[(native, "libcuda.so")]),
+            usize::from(native.compat32().is_some())
+        );
         if let Some(other) = native.compat32() {
             assert_eq!(lacking(&[(native, "libcuda.so"), (other, "libcuda.so")]), 0);
         }

@@ -34,7 +34,8 @@ use findings::catalog;
 pub fn open_root(path: &HostPath) -> Result<Tree> {
     let hint = "set root in the [nvidia-container-cli] table of config.toml to the directory that contains the driver";
     debug::log(|| format!("driver root {:?}", path.as_path()));
-    Tree::open(path).map_err(|error| unusable(error, format!("cannot open the driver root {path}"), hint))
+    Tree::open(path)
+        .map_err(|error| unusable(error, format!("cannot open the driver root {path}"), hint))
 }
 
 /// Opens the root with the device nodes that config.toml names.
@@ -43,7 +44,13 @@ pub fn open_root(path: &HostPath) -> Result<Tree> {
 /// If the path is not a directory.
 pub fn open_dev_root(path: &HostPath) -> Result<Tree> {
     let hint = "set dev-root in the [driver] table of config.toml to the directory that contains /dev/nvidiactl, or remove the line";
-    Tree::open(path).map_err(|error| unusable(error, format!("cannot open the root of the device nodes {path}"), hint))
+    Tree::open(path).map_err(|error| {
+        unusable(
+            error,
+            format!("cannot open the root of the device nodes {path}"),
+            hint,
+        )
+    })
 }
 
 fn unusable(error: std::io::Error, what: String, hint: &str) -> anyhow::Error {
@@ -53,7 +60,10 @@ fn unusable(error: std::io::Error, what: String, hint: &str) -> anyhow::Error {
 /// Whether a text has the form of a driver version, such as `535.183.01`.
 #[must_use]
 pub fn is_version(text: &str) -> bool {
-    text.contains('.') && text.split('.').all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()))
+    text.contains('.')
+        && text
+            .split('.')
+            .all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 #[cfg(test)]
@@ -63,7 +73,10 @@ mod tests {
     #[test]
     fn a_missing_root_says_what_to_do() {
         let text = base::report::render(&open_root(&HostPath::new("/nowhere")).unwrap_err());
-        assert!(text.starts_with("cannot open the driver root \"/nowhere\": no such file or directory"), "{text}");
+        assert!(
+            text.starts_with("cannot open the driver root \"/nowhere\": no such file or directory"),
+            "{text}"
+        );
         assert!(text.contains("\nhint: set root"), "{text}");
     }
 }

@@ -73,7 +73,13 @@ impl NodeState {
         match ContainerPath::new(&path).filter(|_| is_device) {
             Some(path) => {
                 let permissions = Permissions::from(&located);
-                Self::Device(DeviceNode { source: located.host, path, major, minor, permissions })
+                Self::Device(DeviceNode {
+                    source: located.host,
+                    path,
+                    major,
+                    minor,
+                    permissions,
+                })
             }
             None => Self::NotADevice(located.host),
         }
@@ -87,9 +93,11 @@ impl NodeState {
         match self {
             Self::Missing => Ok(None),
             Self::Device(node) => Ok(Some(node.clone())),
-            Self::NotADevice(path) => {
-                Err(failure(&catalog::NODE_WRONG, format!("{path} is not a character device"), PREPARE))
-            }
+            Self::NotADevice(path) => Err(failure(
+                &catalog::NODE_WRONG,
+                format!("{path} is not a character device"),
+                PREPARE,
+            )),
             Self::Unreadable(errno) => {
                 let error = anyhow::Error::new(io::Error::from_raw_os_error(*errno));
                 Err(error.context(format!("cannot examine \"/dev/{name}\"")))
@@ -102,7 +110,13 @@ impl NodeState {
     ///
     /// # Errors
     /// If the node is missing or has another minor number, and those of [`Self::optional`].
-    pub fn required(&self, name: &str, minor: u32, dev_root: &HostPath, fix: &str) -> Result<DeviceNode> {
+    pub fn required(
+        &self,
+        name: &str,
+        minor: u32,
+        dev_root: &HostPath,
+        fix: &str,
+    ) -> Result<DeviceNode> {
         let Some(node) = self.optional(name)? else {
             let what = format!("the device node \"/dev/{name}\" is missing below {dev_root}");
             return Err(failure(&catalog::NODE_MISSING, what, fix));
@@ -116,7 +130,11 @@ impl NodeState {
 /// # Errors
 /// If the node has another minor number.
 pub(crate) fn check_minor(node: DeviceNode, minor: u32) -> Result<DeviceNode> {
-    if node.minor != minor { Err(other_device(&node, &format!("minor {minor}"))) } else { Ok(node) }
+    if node.minor != minor {
+        Err(other_device(&node, &format!("minor {minor}")))
+    } else {
+        Ok(node)
+    }
 }
 
 /// Checks the major number of a node with a fixed one: `/dev/nvidiactl` or `/dev/nvidiaN`.
@@ -127,11 +145,19 @@ pub(crate) fn check_major(node: DeviceNode) -> Result<DeviceNode> {
     if node.major == NVIDIA_MAJOR {
         return Ok(node);
     }
-    Err(other_device(&node, &format!("{NVIDIA_MAJOR}:{}", node.minor)))
+    Err(other_device(
+        &node,
+        &format!("{NVIDIA_MAJOR}:{}", node.minor),
+    ))
 }
 
 fn other_device(node: &DeviceNode, expected: &str) -> anyhow::Error {
-    let DeviceNode { source, major, minor, .. } = node;
+    let DeviceNode {
+        source,
+        major,
+        minor,
+        ..
+    } = node;
     failure(
         &catalog::NODE_WRONG,
         format!("the device node {source} is {major}:{minor}, not {expected} of the NVIDIA driver"),
@@ -151,13 +177,30 @@ mod tests {
         std::fs::write(dev.join("nvidia0"), "").unwrap();
         std::os::unix::fs::symlink("nvidia2", dev.join("nvidia1")).unwrap();
         std::os::unix::fs::symlink("nvidia3", dev.join("nvidia3")).unwrap();
-        let state = |name: &str| NodeState::inspect(&Tree::open(&HostPath::new(dir.path())).unwrap(), name);
+        let state =
+            |name: &str| NodeState::inspect(&Tree::open(&HostPath::new(dir.path())).unwrap(), name);
         assert_eq!(state("nvidiactl"), NodeState::Missing);
-        assert_eq!(state("nvidia0"), NodeState::NotADevice(HostPath::new(dev.join("nvidia0"))));
+        assert_eq!(
+            state("nvidia0"),
+            NodeState::NotADevice(HostPath::new(dev.join("nvidia0")))
+        );
         assert_eq!(state("nvidia1"), NodeState::Missing, "a link to nothing");
         assert_eq!(state("nvidia3"), NodeState::Unreadable(libc::ELOOP));
-        assert!(matches!(state("nvidia0/x"), NodeState::Missing | NodeState::Unreadable(libc::ENOTDIR)));
+        assert!(matches!(
+            state("nvidia0/x"),
+            NodeState::Missing | NodeState::Unreadable(libc::ENOTDIR)
+        ));
         let null = NodeState::inspect(&Tree::open(&HostPath::new("/")).unwrap(), "null");
-        assert!(matches!(null, NodeState::Device(DeviceNode { major: 1, minor: 3, .. })), "{null:?}");
+        assert!(
+            matches!(
+                null,
+                NodeState::Device(DeviceNode {
+                    major: 1,
+                    minor: 3,
+                    ..
+                })
+            ),
+            "{null:?}"
+        );
     }
 }

@@ -38,8 +38,13 @@ pub fn distribution(os_release: &str) -> Distribution {
 }
 
 fn words<'a>(os_release: &'a str, key: &str) -> impl Iterator<Item = &'a str> {
-    let value = os_release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-    value.unwrap_or_default().trim_matches('"').split_whitespace()
+    let value = os_release
+        .lines()
+        .find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    value
+        .unwrap_or_default()
+        .trim_matches('"')
+        .split_whitespace()
 }
 
 /// Reads the distribution of a driver root.
@@ -58,21 +63,27 @@ impl Distribution {
             (Self::Suse, Capability::Utility) => {
                 Some("zypper install nvidia-compute-utils-G06 (driver 590 and newer: G07)")
             }
-            (Self::Suse, Capability::Compute) => Some("zypper install nvidia-compute-G06 (driver 590 and newer: G07)"),
+            (Self::Suse, Capability::Compute) => {
+                Some("zypper install nvidia-compute-G06 (driver 590 and newer: G07)")
+            }
             (Self::Suse, Capability::Graphics | Capability::Display | Capability::Ngx) => {
                 Some("zypper install nvidia-gl-G06 (driver 590 and newer: G07)")
             }
-            (Self::Suse, Capability::Video) => Some("zypper install nvidia-video-G06 (driver 590 and newer: G07)"),
+            (Self::Suse, Capability::Video) => {
+                Some("zypper install nvidia-video-G06 (driver 590 and newer: G07)")
+            }
             (Self::Debian, Capability::Utility) => Some("apt install nvidia-smi"),
             (Self::Debian, Capability::Compute) => Some("apt install libcuda1"),
-            (Self::Debian, Capability::Graphics | Capability::Display) => Some("apt install nvidia-driver-libs"),
+            (Self::Debian, Capability::Graphics | Capability::Display) => {
+                Some("apt install nvidia-driver-libs")
+            }
             (Self::Debian, Capability::Video) => Some("apt install libnvcuvid1 libnvidia-encode1"),
             (Self::Ubuntu, Capability::Compute) => {
                 Some("apt install libnvidia-compute-SERIES, with the driver's series")
             }
-            (Self::Fedora, Capability::Compute | Capability::Utility) => {
-                Some("dnf install xorg-x11-drv-nvidia-cuda (RPM Fusion), or nvidia-driver-cuda (NVIDIA)")
-            }
+            (Self::Fedora, Capability::Compute | Capability::Utility) => Some(
+                "dnf install xorg-x11-drv-nvidia-cuda (RPM Fusion), or nvidia-driver-cuda (NVIDIA)",
+            ),
             _ => None,
         }
     }
@@ -101,18 +112,34 @@ pub fn ldconfig(root: &Tree) -> String {
 /// Returns the commands for several capabilities, each once, or a general hint if no package is known.
 #[must_use]
 pub fn commands(root: &Tree, capabilities: impl Iterator<Item = Capability>) -> String {
-    const GENERAL: &str = "install all of the driver's libraries, of the same version as its kernel module";
+    const GENERAL: &str =
+        "install all of the driver's libraries, of the same version as its kernel module";
     let command = |capability| install(root, capability).unwrap_or_else(|| GENERAL.to_owned());
-    BTreeSet::from_iter(capabilities.map(command)).into_iter().collect::<Vec<_>>().join("; ")
+    BTreeSet::from_iter(capabilities.map(command))
+        .into_iter()
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 /// Returns a message such as `the libraries of the driver capability "graphics" are missing below "/": libnvidia-glcore.so`.
 #[must_use]
 pub fn lacking_in_words(root: &Tree, lacking: &[(Capability, Vec<String>)]) -> String {
-    let names: Vec<_> = lacking.iter().map(|(capability, _)| format!("\"{}\"", capability.name())).collect();
-    let files = lacking.iter().flat_map(|(_, names)| names.iter().map(String::as_str));
-    let files = BTreeSet::from_iter(files).into_iter().collect::<Vec<_>>().join(", ");
-    let capabilities = if names.len() == 1 { "capability" } else { "capabilities" };
+    let names: Vec<_> = lacking
+        .iter()
+        .map(|(capability, _)| format!("\"{}\"", capability.name()))
+        .collect();
+    let files = lacking
+        .iter()
+        .flat_map(|(_, names)| names.iter().map(String::as_str));
+    let files = BTreeSet::from_iter(files)
+        .into_iter()
+        .collect::<Vec<_>>()
+        .join(", ");
+    let capabilities = if names.len() == 1 {
+        "capability"
+    } else {
+        "capabilities"
+    };
     format!(
         "the libraries of the driver {capabilities} {} are missing below {}: {files}",
         names.join(", "),
@@ -134,16 +161,25 @@ mod tests {
         std::fs::create_dir(dir.path().join("etc")).unwrap();
         for (id, command) in [
             ("debian", "apt install libcuda1"),
-            ("opensuse-leap", "zypper install nvidia-compute-G06 (driver 590 and newer: G07)"),
+            (
+                "opensuse-leap",
+                "zypper install nvidia-compute-G06 (driver 590 and newer: G07)",
+            ),
         ] {
             std::fs::write(dir.path().join("etc/os-release"), format!("ID=\"{id}\"\n")).unwrap();
             let expected = format!("chroot {:?} {command}", dir.path());
             assert_eq!(install(&root, Capability::Compute), Some(expected.clone()));
-            assert_eq!(commands(&root, [Capability::Compute; 2].into_iter()), expected);
+            assert_eq!(
+                commands(&root, [Capability::Compute; 2].into_iter()),
+                expected
+            );
         }
-        let commands = commands(&root, [Capability::Compute, Capability::Compat32].into_iter());
-        assert!(
-            commands.ends_with("; install all of the driver's libraries, of the same version as its kernel module")
+        let commands = commands(
+            &root,
+            [Capability::Compute, Capability::Compat32].into_iter(),
         );
+        assert!(commands.ends_with(
+            "; install all of the driver's libraries, of the same version as its kernel module"
+        ));
     }
 }

@@ -16,14 +16,21 @@ pub struct NodePolicy {
 
 impl Default for NodePolicy {
     fn default() -> Self {
-        Self { uid: 0, gid: 0, mode: 0o666, modify: true }
+        Self {
+            uid: 0,
+            gid: 0,
+            mode: 0o666,
+            modify: true,
+        }
     }
 }
 
 /// Returns a decimal number from `params` or a capability file: `name: 438`.
 #[must_use]
 pub fn field(text: &str, name: &str) -> Option<u32> {
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    let value = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     value.trim().parse().ok()
 }
 
@@ -51,5 +58,8 @@ pub struct Imex {
 /// Parses the parameters for IMEX channels.
 #[must_use]
 pub(crate) fn parse_imex(params: &str) -> Imex {
-    Imex { count: field(params, "ImexChannelCount"), channel_0: field(params, "CreateImexChannel0") == Some(1) }
+    Imex {
+        count: field(params, "ImexChannelCount"),
+        channel_0: field(params, "CreateImexChannel0") == Some(1),
+    }
 }

@@ -37,13 +37,23 @@ impl PciDevice {
 pub fn devices(root: &Tree) -> Option<Vec<PciDevice>> {
     let dir = Path::new(PCI_DEVICES);
     root.locate(dir).ok()?;
-    Some(root.names(dir).into_iter().filter_map(|name| device(root, &dir.join(name))).collect())
+    Some(
+        root.names(dir)
+            .into_iter()
+            .filter_map(|name| device(root, &dir.join(name)))
+            .collect(),
+    )
 }
 
 /// Counts the GPUs.
 #[must_use]
 pub fn count_gpus(root: &Tree) -> Option<usize> {
-    Some(devices(root)?.iter().filter(|device| device.is_gpu()).count())
+    Some(
+        devices(root)?
+            .iter()
+            .filter(|device| device.is_gpu())
+            .count(),
+    )
 }
 
 fn device(root: &Tree, dir: &Path) -> Option<PciDevice> {
@@ -51,8 +61,15 @@ fn device(root: &Tree, dir: &Path) -> Option<PciDevice> {
     if attribute("vendor")? != "0x10de" {
         return None;
     }
-    let driver = root.locate(&dir.join("driver")).ok().and_then(|driver| file_name(&driver.path));
-    Some(PciDevice { address: file_name(dir)?, class: attribute("class")?, driver })
+    let driver = root
+        .locate(&dir.join("driver"))
+        .ok()
+        .and_then(|driver| file_name(&driver.path));
+    Some(PciDevice {
+        address: file_name(dir)?,
+        class: attribute("class")?,
+        driver,
+    })
 }
 
 fn file_name(path: &Path) -> Option<String> {
@@ -79,13 +96,19 @@ mod tests {
         device("0000:01:00.1", "0x10de\n", "0x040300\n"); // its sound device
         device("0000:02:00.0", "0x1002\n", "0x030000\n");
         device("0000:03:00.0", "0x10de\n", "0x068000\n");
-        std::os::unix::fs::symlink("../drivers/nvidia", dir.path().join("sys/bus/pci/devices/0000:01:00.0/driver"))
-            .unwrap();
+        std::os::unix::fs::symlink(
+            "../drivers/nvidia",
+            dir.path().join("sys/bus/pci/devices/0000:01:00.0/driver"),
+        )
+        .unwrap();
         std::fs::create_dir_all(dir.path().join("sys/bus/pci/devices/drivers/nvidia")).unwrap();
         assert_eq!(count_gpus(&root), Some(1));
         let found = devices(&root).unwrap();
         assert_eq!(found.iter().filter(|device| device.is_switch()).count(), 1);
         let gpu = found.iter().find(|device| device.is_gpu()).unwrap();
-        assert_eq!((gpu.address.as_str(), gpu.driver.as_deref()), ("0000:01:00.0", Some("nvidia")));
+        assert_eq!(
+            (gpu.address.as_str(), gpu.driver.as_deref()),
+            ("0000:01:00.0", Some("nvidia"))
+        );
     }
 }

@@ -30,10 +30,26 @@ struct Sign {
 
 /// NVIDIA's stack searches for the same files, except for the device tree: Yocto's images for Jetson lack nv_tegra_release.
 const SIGNS: [Sign; 4] = [
-    Sign { platform: Platform::Wsl, path: wsl::NODE_PATH, contains: "" },
-    Sign { platform: Platform::Tegra, path: "/etc/nv_tegra_release", contains: "" },
-    Sign { platform: Platform::Tegra, path: "/sys/devices/soc0/family", contains: "Tegra" },
-    Sign { platform: Platform::Tegra, path: "/proc/device-tree/compatible", contains: "nvidia,tegra" },
+    Sign {
+        platform: Platform::Wsl,
+        path: wsl::NODE_PATH,
+        contains: "",
+    },
+    Sign {
+        platform: Platform::Tegra,
+        path: "/etc/nv_tegra_release",
+        contains: "",
+    },
+    Sign {
+        platform: Platform::Tegra,
+        path: "/sys/devices/soc0/family",
+        contains: "Tegra",
+    },
+    Sign {
+        platform: Platform::Tegra,
+        path: "/proc/device-tree/compatible",
+        contains: "nvidia,tegra",
+    },
 ];
 
 /// How NVML marks the name of a GPU that the kernel module nvgpu drives: `Orin (nvgpu)`.
@@ -44,13 +60,18 @@ impl Platform {
     /// directory that is the host, if that is not `/`.
     #[must_use]
     pub fn of_host(root: &Tree, host: Option<&Tree>) -> Option<Self> {
-        SIGNS.iter().find(|sign| sign.is_on(root, host)).map(|sign| sign.platform)
+        SIGNS
+            .iter()
+            .find(|sign| sign.is_on(root, host))
+            .map(|sign| sign.platform)
     }
 
     /// Whether the host is WSL 2, if it is one without the kernel module nvidia.
     #[must_use]
     pub fn is_wsl(root: &Tree, host: Option<&Tree>) -> bool {
-        SIGNS.iter().any(|sign| sign.platform == Self::Wsl && sign.is_on(root, host))
+        SIGNS
+            .iter()
+            .any(|sign| sign.platform == Self::Wsl && sign.is_on(root, host))
     }
 
     /// Examines the models of the GPUs of a host with the kernel module nvidia: on Jetson, it drives only the display.
@@ -78,12 +99,18 @@ impl Platform {
 impl Sign {
     fn is_on(&self, root: &Tree, host: Option<&Tree>) -> bool {
         let Self { path, contains, .. } = *self;
-        let Ok(tree) = root.owner_on(host, path) else { return false };
+        let Ok(tree) = root.owner_on(host, path) else {
+            return false;
+        };
         let path = Path::new(path);
         if contains.is_empty() {
             return tree.locate(path).is_ok();
         }
-        tree.read(path).is_ok_and(|content| content.windows(contains.len()).any(|part| part == contains.as_bytes()))
+        tree.read(path).is_ok_and(|content| {
+            content
+                .windows(contains.len())
+                .any(|part| part == contains.as_bytes())
+        })
     }
 }
 
@@ -98,11 +125,23 @@ mod tests {
     fn signs() {
         for (path, content, platform) in [
             ("dev/dxg", "", Some(Platform::Wsl)),
-            ("etc/nv_tegra_release", "# R36 (release), REVISION: 4.3", Some(Platform::Tegra)),
+            (
+                "etc/nv_tegra_release",
+                "# R36 (release), REVISION: 4.3",
+                Some(Platform::Tegra),
+            ),
             ("sys/devices/soc0/family", "Tegra\n", Some(Platform::Tegra)),
             ("sys/devices/soc0/family", "Snapdragon\n", None),
-            ("proc/device-tree/compatible", "nvidia,p3768-0000\0nvidia,tegra234\0", Some(Platform::Tegra)),
-            ("proc/device-tree/compatible", "raspberrypi,4-model-b\0", None),
+            (
+                "proc/device-tree/compatible",
+                "nvidia,p3768-0000\0nvidia,tegra234\0",
+                Some(Platform::Tegra),
+            ),
+            (
+                "proc/device-tree/compatible",
+                "raspberrypi,4-model-b\0",
+                None,
+            ),
             ("etc/os-release", "", None),
         ] {
             let dir = tempfile::tempdir().unwrap();
@@ -110,14 +149,21 @@ mod tests {
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             fs::write(file, content).unwrap();
             let root = Tree::open(&HostPath::new(dir.path())).unwrap();
-            assert_eq!(Platform::of_host(&root, Some(&root)), platform, "{path}: {content}");
+            assert_eq!(
+                Platform::of_host(&root, Some(&root)),
+                platform,
+                "{path}: {content}"
+            );
         }
     }
 
     #[test]
     fn integrated_gpus() {
         assert_eq!(Platform::of_models(["Orin (nvgpu)"]), Some(Platform::Tegra));
-        assert_eq!(Platform::of_models(["Orin (nvgpu)", "NVIDIA RTX A6000"]), None);
+        assert_eq!(
+            Platform::of_models(["Orin (nvgpu)", "NVIDIA RTX A6000"]),
+            None
+        );
         assert_eq!(Platform::of_models([]), None);
     }
 }

@@ -39,8 +39,7 @@ pub const DXCORE: &str = "/usr/lib/wsl/lib/libdxcore.so";
 const OF_NVIDIA: &str = "libcuda.so.1.1";
 
 /// What to do if a part of the driver is missing.
-const INSTALL: &str =
-    "install or update the NVIDIA driver in Windows, then run \"wsl --shutdown\" in Windows and start WSL again";
+const INSTALL: &str = "install or update the NVIDIA driver in Windows, then run \"wsl --shutdown\" in Windows and start WSL again";
 
 /// Returns the error for a host whose Windows does not have NVIDIA's driver.
 #[must_use]
@@ -64,17 +63,24 @@ pub fn stores(root: &Tree) -> Vec<PathBuf> {
     let (likely, others): (Vec<&OsString>, Vec<_>) = names.iter().partition(is_likely);
     let having = |names: Vec<&OsString>| {
         let dirs = names.into_iter().map(|name| Path::new(STORES).join(name));
-        dirs.filter(|dir| files::regular(root, &dir.join(OF_NVIDIA)).is_some()).collect::<Vec<_>>()
+        dirs.filter(|dir| files::regular(root, &dir.join(OF_NVIDIA)).is_some())
+            .collect::<Vec<_>>()
     };
     let found = having(likely);
-    if found.is_empty() { having(others) } else { found }
+    if found.is_empty() {
+        having(others)
+    } else {
+        found
+    }
 }
 
 /// Returns the identity of the driver: the names of its packages, which contain a hash. `None` if Windows does not have the driver. NVML
 /// knows the version, which no file shows.
 #[must_use]
 pub fn identity(root: &Tree) -> Option<String> {
-    let names = stores(root).into_iter().filter_map(|dir| Some(dir.file_name()?.to_string_lossy().replace(',', "_")));
+    let names = stores(root)
+        .into_iter()
+        .filter_map(|dir| Some(dir.file_name()?.to_string_lossy().replace(',', "_")));
     let names: Vec<_> = names.collect();
     (!names.is_empty()).then(|| names.join("+"))
 }
@@ -101,53 +107,101 @@ pub(super) struct Found {
 ///
 /// # Errors
 /// If libdxcore or a required library of a capability is missing.
-pub(super) fn find(search: &Search<'_>, capabilities: Capabilities, everything: bool) -> Result<Found> {
+pub(super) fn find(
+    search: &Search<'_>,
+    capabilities: Capabilities,
+    everything: bool,
+) -> Result<Found> {
     let root = search.root;
     let names = root.names(Path::new(LIBRARY_DIR));
-    let wanted: Vec<_> = rows().filter(|row| capabilities.any(row.capabilities)).collect();
-    let mut libraries: Vec<_> = wanted.iter().filter_map(|row| of_row(search, row, &names)).collect();
-    let required = wanted.iter().filter(|row| row.kind == LibraryKind::Required);
-    let required = required.filter(|row| row.capabilities.first().is_some_and(|first| capabilities.has(*first)));
-    if let Some(row) = required.into_iter().find(|row| !libraries.iter().any(|library| library.name == row.name)) {
-        let what =
-            format!("{}.so of the driver for WSL 2 is missing in {LIBRARY_DIR:?} below {}", row.name, root.path());
+    let wanted: Vec<_> = rows()
+        .filter(|row| capabilities.any(row.capabilities))
+        .collect();
+    let mut libraries: Vec<_> = wanted
+        .iter()
+        .filter_map(|row| of_row(search, row, &names))
+        .collect();
+    let required = wanted
+        .iter()
+        .filter(|row| row.kind == LibraryKind::Required);
+    let required = required.filter(|row| {
+        row.capabilities
+            .first()
+            .is_some_and(|first| capabilities.has(*first))
+    });
+    if let Some(row) = required
+        .into_iter()
+        .find(|row| !libraries.iter().any(|library| library.name == row.name))
+    {
+        let what = format!(
+            "{}.so of the driver for WSL 2 is missing in {LIBRARY_DIR:?} below {}",
+            row.name,
+            root.path()
+        );
         return Err(failure(&catalog::LIBRARY_MISSING, what, INSTALL));
     }
     let stores = stores(root);
     if stores.is_empty() && !wanted.is_empty() {
-        let what = format!("no directory in {STORES:?} below {} contains {OF_NVIDIA}", root.path());
+        let what = format!(
+            "no directory in {STORES:?} below {} contains {OF_NVIDIA}",
+            root.path()
+        );
         return Err(failure(&catalog::LIBRARY_MISSING, what, INSTALL));
     }
     let mut findings = Vec::new();
     if everything {
         libraries.extend(unknown(search));
     } else {
-        let lacking = capabilities.iter().map(|capability| (capability, lacking_libraries(capability, &libraries)));
+        let lacking = capabilities
+            .iter()
+            .map(|capability| (capability, lacking_libraries(capability, &libraries)));
         let lacking: Vec<_> = lacking.filter(|(_, names)| !names.is_empty()).collect();
-        findings.extend((!lacking.is_empty()).then(|| lacking_finding(&catalog::LACKING_LIBRARIES, &lacking)));
+        findings.extend(
+            (!lacking.is_empty()).then(|| lacking_finding(&catalog::LACKING_LIBRARIES, &lacking)),
+        );
     }
-    let dirs: Vec<&Path> = std::iter::once(Path::new(LIBRARY_DIR)).chain(stores.iter().map(PathBuf::as_path)).collect();
+    let dirs: Vec<&Path> = std::iter::once(Path::new(LIBRARY_DIR))
+        .chain(stores.iter().map(PathBuf::as_path))
+        .collect();
     let binaries = files::binaries_in(root, &dirs, capabilities);
     let placed = if wanted.is_empty() {
         Vec::new()
     } else {
-        stores.iter().flat_map(|dir| of_store(root, dir, capabilities)).collect()
+        stores
+            .iter()
+            .flat_map(|dir| of_store(root, dir, capabilities))
+            .collect()
     };
-    Ok(Found { libraries, binaries, placed, findings })
+    Ok(Found {
+        libraries,
+        binaries,
+        placed,
+        findings,
+    })
 }
 
 /// Returns the library of a row. The directory has a library under several names, which are files of their own and not links, such as
 /// `libcuda.so`, `libcuda.so.1` and `libcuda.so.1.1`. Programs load the one with the SONAME.
 fn of_row(search: &Search<'_>, row: &'static Row, names: &[OsString]) -> Option<Library> {
-    let names = names.iter().filter(|name| is_named(name, row.name)).map(OsString::as_os_str);
-    Some(Library { name: row.name, ..chosen(search, names.collect())? })
+    let names = names
+        .iter()
+        .filter(|name| is_named(name, row.name))
+        .map(OsString::as_os_str);
+    Some(Library {
+        name: row.name,
+        ..chosen(search, names.collect())?
+    })
 }
 
 /// Returns the file that programs load of those with these names, which are names of one library.
 fn chosen(search: &Search<'_>, names: Vec<&OsStr>) -> Option<Library> {
-    let found = names.into_iter().filter_map(|name| search.at(Arch::native(), &Path::new(LIBRARY_DIR).join(name)));
+    let found = names
+        .into_iter()
+        .filter_map(|name| search.at(Arch::native(), &Path::new(LIBRARY_DIR).join(name)));
     let found: Vec<Library> = found.collect();
-    let with_soname = found.iter().find(|library| library.sonames.contains(&library.file_name));
+    let with_soname = found
+        .iter()
+        .find(|library| library.sonames.contains(&library.file_name));
     let mut library = with_soname.or_else(|| found.first())?.clone();
     library.sonames.insert(library.file_name.clone());
     Some(library)
@@ -156,11 +210,21 @@ fn chosen(search: &Search<'_>, names: Vec<&OsStr>) -> Option<Library> {
 /// Returns the libraries that are not in the catalog.
 pub(super) fn unknown(search: &Search<'_>) -> Vec<Library> {
     let names = search.root.names(Path::new(LIBRARY_DIR));
-    let unknown = names.iter().filter(|name| stem(name).is_some() && !rows().any(|row| is_named(name, row.name)));
+    let unknown = names
+        .iter()
+        .filter(|name| stem(name).is_some() && !rows().any(|row| is_named(name, row.name)));
     let stems: BTreeSet<_> = unknown.filter_map(|name| stem(name)).collect();
-    let of_stem =
-        |wanted: &str| names.iter().map(OsString::as_os_str).filter(|name| stem(name) == Some(wanted)).collect();
-    stems.into_iter().filter_map(|wanted| chosen(search, of_stem(wanted))).collect()
+    let of_stem = |wanted: &str| {
+        names
+            .iter()
+            .map(OsString::as_os_str)
+            .filter(|name| stem(name) == Some(wanted))
+            .collect()
+    };
+    stems
+        .into_iter()
+        .filter_map(|wanted| chosen(search, of_stem(wanted)))
+        .collect()
 }
 
 /// Returns the part of a library's file name before `.so`.
@@ -177,8 +241,13 @@ fn of_store(root: &Tree, dir: &Path, capabilities: Capabilities) -> Vec<PlacedFi
         Some((_, "dll")) => capabilities.has(Capability::Ngx),
         _ => stem(OsStr::new(name)).is_some(),
     };
-    let names = root.names(dir).into_iter().filter(|name| name.to_str().is_some_and(is_used));
-    names.filter_map(|name| files::at(root, &dir.join(name))).collect()
+    let names = root
+        .names(dir)
+        .into_iter()
+        .filter(|name| name.to_str().is_some_and(is_used));
+    names
+        .filter_map(|name| files::at(root, &dir.join(name)))
+        .collect()
 }
 
 /// Returns the libraries that a capability depends on and that are missing. Graphics use Microsoft's Direct3D.
@@ -188,16 +257,33 @@ pub fn lacking_libraries(capability: Capability, libraries: &[Library]) -> Vec<S
         Capability::Graphics | Capability::Display => &[&["libd3d12"]],
         other => characteristic(other),
     };
-    let lacks = |group: &&&[&str]| !group.iter().any(|name| libraries.iter().any(|library| library.name == *name));
-    groups.iter().filter(lacks).filter_map(|group| Some(format!("{}.so", group.first()?))).collect()
+    let lacks = |group: &&&[&str]| {
+        !group
+            .iter()
+            .any(|name| libraries.iter().any(|library| library.name == *name))
+    };
+    groups
+        .iter()
+        .filter(lacks)
+        .filter_map(|group| Some(format!("{}.so", group.first()?)))
+        .collect()
 }
 
 /// Returns the finding that names the missing libraries of capabilities.
 #[must_use]
 pub fn lacking_finding(kind: &'static Kind, lacking: &[(Capability, Vec<String>)]) -> Finding {
-    let words = lacking.iter().map(|(capability, names)| format!("{} ({})", capability.name(), names.join(", ")));
+    let words = lacking
+        .iter()
+        .map(|(capability, names)| format!("{} ({})", capability.name(), names.join(", ")));
     let words: Vec<_> = words.collect();
-    Finding::new(kind, format!("the driver for WSL 2 does not have the libraries for {}", words.join(", ")), INSTALL)
+    Finding::new(
+        kind,
+        format!(
+            "the driver for WSL 2 does not have the libraries for {}",
+            words.join(", ")
+        ),
+        INSTALL,
+    )
 }
 
 #[cfg(test)]

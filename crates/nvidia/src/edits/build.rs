@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use base::paths::{ContainerPath, HostPath};
 
 use super::{DevLink, DeviceNode, Edits, HostFile, Ipc, Need, NodeLink, Placement, ProcMask};
-use crate::driver::file_table::{DEV_LINKS, LIBRARIES, LibraryKind, PLAIN_NAMES, WINE_DIR, WINE_FILES};
+use crate::driver::file_table::{
+    DEV_LINKS, LIBRARIES, LibraryKind, PLAIN_NAMES, WINE_DIR, WINE_FILES,
+};
 use crate::driver::ldcache::Arch;
 use crate::driver::libraries::Library;
 use crate::driver::locate::DriverFiles;
@@ -38,17 +40,27 @@ pub fn common(
         })
     });
     let links = DEV_LINKS.iter().filter(|(name, _, target)| {
-        let mut of_name = files.libraries.iter().filter(|library| library.name == *name);
+        let mut of_name = files
+            .libraries
+            .iter()
+            .filter(|library| library.name == *name);
         of_name.any(|library| library.sonames.contains(OsStr::new(target)))
     });
     Edits {
         files: libraries.chain(binaries).chain(placed).collect(),
         ipc,
-        links: links.map(|(_, link, target)| DevLink { name: link.into(), target: target.into() }).collect(),
+        links: links
+            .map(|(_, link, target)| DevLink {
+                name: link.into(),
+                target: target.into(),
+            })
+            .collect(),
         nodes,
         node_links: vec![],
-        proc_mask: proc_files
-            .map(|files| ProcMask { files: files.into_iter().map(mask_file).collect(), mounts: vec![] }),
+        proc_mask: proc_files.map(|files| ProcMask {
+            files: files.into_iter().map(mask_file).collect(),
+            mounts: vec![],
+        }),
         egl_devices: 0,
     }
 }
@@ -60,7 +72,9 @@ fn library(library: &Library) -> HostFile {
         source: library.source.clone(),
         placement: match row.map(|row| row.kind) {
             Some(LibraryKind::Below(below)) => Placement::LibraryBelow(library.arch, below),
-            None if WINE_FILES.contains(&library.name) => Placement::LibraryBelow(library.arch, WINE_DIR),
+            None if WINE_FILES.contains(&library.name) => {
+                Placement::LibraryBelow(library.arch, WINE_DIR)
+            }
             _ => Placement::Library(library.arch),
         },
         name: library.file_name.clone(),
@@ -90,7 +104,14 @@ fn sonames(library: &Library) -> BTreeSet<OsString> {
 /// Builds the edits for one device: its nodes, and its files below /proc/driver/nvidia.
 #[must_use]
 pub fn device(nodes: Vec<DeviceNode>, proc_mounts: Vec<(PathBuf, HostPath)>) -> Edits {
-    Edits { nodes, proc_mask: Some(ProcMask { files: vec![], mounts: proc_mounts }), ..Edits::default() }
+    Edits {
+        nodes,
+        proc_mask: Some(ProcMask {
+            files: vec![],
+            mounts: proc_mounts,
+        }),
+        ..Edits::default()
+    }
 }
 
 /// Builds the edits for the `/dev/dri` nodes of the GPU with this bus address (`0000:3b:00.0`). The links by bus address show programs
@@ -99,18 +120,32 @@ pub fn device(nodes: Vec<DeviceNode>, proc_mounts: Vec<(PathBuf, HostPath)>) -> 
 pub fn drm(nodes: Vec<DeviceNode>, bus_id: &str) -> Edits {
     let links = nodes.iter().filter_map(|node| {
         let name = node.path.file_name().to_str()?;
-        let kind = if name.starts_with("render") { "render" } else { "card" };
+        let kind = if name.starts_with("render") {
+            "render"
+        } else {
+            "card"
+        };
         let path = ContainerPath::new(format!("dev/dri/by-path/pci-{bus_id}-{kind}"))?;
-        Some(NodeLink { path, text: Path::new("..").join(name), node: node.path.clone() })
+        Some(NodeLink {
+            path,
+            text: Path::new("..").join(name),
+            node: node.path.clone(),
+        })
     });
-    Edits { node_links: links.collect(), ..device(nodes, Vec::new()) }
+    Edits {
+        node_links: links.collect(),
+        ..device(nodes, Vec::new())
+    }
 }
 
 /// Builds the edits of a GPU for EGL. libEGL_nvidia enumerates all GPUs of the host, and an application profile limits it to those in a
 /// mask of 64 bits.
 #[must_use]
 pub(crate) fn egl_device(minor: u32) -> Edits {
-    Edits { egl_devices: 1u64.checked_shl(minor).unwrap_or_default(), ..Edits::default() }
+    Edits {
+        egl_devices: 1u64.checked_shl(minor).unwrap_or_default(),
+        ..Edits::default()
+    }
 }
 
 /// Masks `params`: NVML and CUDA in the container read it, and would create device nodes of all GPUs if it permits that
@@ -129,7 +164,13 @@ pub fn mask_file((name, content): (OsString, Vec<u8>)) -> (OsString, Vec<u8>) {
 pub fn mask_params(text: &str) -> Option<String> {
     const ON: &str = "ModifyDeviceFiles: 1";
     text.lines().any(|line| line == ON).then(|| {
-        let lines = text.lines().map(|line| if line == ON { "ModifyDeviceFiles: 0" } else { line });
+        let lines = text.lines().map(|line| {
+            if line == ON {
+                "ModifyDeviceFiles: 0"
+            } else {
+                line
+            }
+        });
         lines.flat_map(|line| [line, "\n"]).collect()
     })
 }
@@ -150,15 +191,27 @@ mod tests {
             sonames: [soname.into()].into(),
         };
         let files = DriverFiles {
-            libraries: vec![library("libcuda", "libcuda.so.1"), library("libnvidia-ml", "libnvidia-ml.so.1")],
-            binaries: vec![Binary { source: HostPath::new("/usr/bin/nvidia-smi"), name: "nvidia-smi" }],
+            libraries: vec![
+                library("libcuda", "libcuda.so.1"),
+                library("libnvidia-ml", "libnvidia-ml.so.1"),
+            ],
+            binaries: vec![Binary {
+                source: HostPath::new("/usr/bin/nvidia-smi"),
+                name: "nvidia-smi",
+            }],
             ..DriverFiles::default()
         };
         let edits = common(&files, vec![], vec![], None);
         let needs: Vec<_> = edits.files.iter().map(|file| file.need).collect();
         assert_eq!(needs, [Need::Required, Need::Required, Need::Optional]);
-        assert!(edits.files[0].sonames.contains(OsStr::new("libcuda.so")), "the linker cache has it too");
-        let link = |name: &str| DevLink { name: format!("{name}.so").into(), target: format!("{name}.so.1").into() };
+        assert!(
+            edits.files[0].sonames.contains(OsStr::new("libcuda.so")),
+            "the linker cache has it too"
+        );
+        let link = |name: &str| DevLink {
+            name: format!("{name}.so").into(),
+            target: format!("{name}.so.1").into(),
+        };
         assert_eq!(edits.links, [link("libcuda"), link("libnvidia-ml")]);
     }
 
@@ -171,24 +224,54 @@ mod tests {
             file_name: "libnvidia-vulkan-producer.so.535".into(),
             sonames: ["libnvidia-vulkan-producer.so.535".into()].into(),
         };
-        let edits = common(&DriverFiles { libraries: vec![library], ..DriverFiles::default() }, vec![], vec![], None);
+        let edits = common(
+            &DriverFiles {
+                libraries: vec![library],
+                ..DriverFiles::default()
+            },
+            vec![],
+            vec![],
+            None,
+        );
         let links = placement::links(&edits, RootfsFacts::default());
-        let links: Vec<_> = links.iter().map(|link| (link.link.file_name(), link.text.as_os_str())).collect();
+        let links: Vec<_> = links
+            .iter()
+            .map(|link| (link.link.file_name(), link.text.as_os_str()))
+            .collect();
         assert_eq!(
             links,
-            [(OsStr::new("libnvidia-vulkan-producer.so"), OsStr::new("libnvidia-vulkan-producer.so.535"))]
+            [(
+                OsStr::new("libnvidia-vulkan-producer.so"),
+                OsStr::new("libnvidia-vulkan-producer.so.535")
+            )]
         );
     }
 
     #[test]
     fn the_container_may_not_make_nodes() {
-        let params = b"ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileMode: 438\n".to_vec();
-        let files = vec![(OsString::from("params"), params), ("version".into(), b"ModifyDeviceFiles: 1".to_vec())];
-        let mask = common(&DriverFiles::default(), vec![], vec![], Some(files)).proc_mask.unwrap();
-        assert_eq!(mask.files[0].1, b"ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 0\nDeviceFileMode: 438\n");
+        let params =
+            b"ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileMode: 438\n".to_vec();
+        let files = vec![
+            (OsString::from("params"), params),
+            ("version".into(), b"ModifyDeviceFiles: 1".to_vec()),
+        ];
+        let mask = common(&DriverFiles::default(), vec![], vec![], Some(files))
+            .proc_mask
+            .unwrap();
+        assert_eq!(
+            mask.files[0].1,
+            b"ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 0\nDeviceFileMode: 438\n"
+        );
         assert_eq!(mask.files[1].1, b"ModifyDeviceFiles: 1");
-        for untouched in ["ModifyDeviceFiles: 11\n", " ModifyDeviceFiles: 1\n", "ModifyDeviceFiles: 1 \n"] {
-            assert_eq!(mask_file(("params".into(), untouched.into())).1, untouched.as_bytes());
+        for untouched in [
+            "ModifyDeviceFiles: 11\n",
+            " ModifyDeviceFiles: 1\n",
+            "ModifyDeviceFiles: 1 \n",
+        ] {
+            assert_eq!(
+                mask_file(("params".into(), untouched.into())).1,
+                untouched.as_bytes()
+            );
         }
     }
 }

@@ -67,11 +67,15 @@ pub(crate) fn common_node_names(wanted: &Wanted) -> impl Iterator<Item = &'stati
 
 /// Returns the names below /dev of the nodes that are reported if they are missing.
 pub(crate) fn reported_node_names(wanted: &Wanted) -> impl Iterator<Item = &'static str> {
-    requested_nodes(wanted).filter(|node| node.missing.is_some()).map(|node| node.name)
+    requested_nodes(wanted)
+        .filter(|node| node.missing.is_some())
+        .map(|node| node.name)
 }
 
 fn requested_nodes(wanted: &Wanted) -> impl Iterator<Item = &'static CommonNode> {
-    COMMON_NODES.iter().filter(|node| wanted.capabilities.any(&node.capabilities))
+    COMMON_NODES
+        .iter()
+        .filter(|node| wanted.capabilities.any(&node.capabilities))
 }
 
 /// Whether the nodes in `/dev/dri` are requested.
@@ -83,24 +87,39 @@ pub(crate) fn wants_drm(wanted: &Wanted) -> bool {
 /// Whether the table of MIG capabilities is needed, which has 4,000 lines.
 #[must_use]
 pub(crate) fn wants_mig_minors(wanted: &Wanted, devices: &[Device<'_>]) -> bool {
-    wanted.mig_config || wanted.mig_monitor || devices.iter().any(|device| matches!(device, Device::Mig(..)))
+    wanted.mig_config
+        || wanted.mig_monitor
+        || devices
+            .iter()
+            .any(|device| matches!(device, Device::Mig(..)))
 }
 
 /// Returns the edits for a container, and findings about them.
 ///
 /// # Errors
 /// If something is missing that the container requires.
-pub fn edits(facts: &HostFacts, wanted: &Wanted, devices: &[Device<'_>]) -> Result<(Edits, Vec<Finding>)> {
+pub fn edits(
+    facts: &HostFacts,
+    wanted: &Wanted,
+    devices: &[Device<'_>],
+) -> Result<(Edits, Vec<Finding>)> {
     let (mut edits, mut findings) = common(facts, wanted)?;
     findings.extend(not_isolated(&facts.devices, devices.len()));
     for device in devices {
         edits = edits.merge(of_device(&facts.devices, wanted, *device)?);
     }
     edits = edits.merge(mig_management(&facts.devices, wanted, devices)?);
-    edits = edits.merge(build::device(imex_nodes(&facts.devices, wanted)?, Vec::new()));
+    edits = edits.merge(build::device(
+        imex_nodes(&facts.devices, wanted)?,
+        Vec::new(),
+    ));
     for feature in wanted.features.iter() {
         let nodes = facts.devices.of_feature(feature)?;
-        findings.extend(nodes.is_empty().then(|| without_nodes(feature, &facts.devices)));
+        findings.extend(
+            nodes
+                .is_empty()
+                .then(|| without_nodes(feature, &facts.devices)),
+        );
         edits = edits.merge(build::device(nodes, Vec::new()));
     }
     Ok((without_proc(edits, &facts.devices), findings))
@@ -113,10 +132,17 @@ pub fn edits(facts: &HostFacts, wanted: &Wanted, devices: &[Device<'_>]) -> Resu
 pub fn common(facts: &HostFacts, wanted: &Wanted) -> Result<(Edits, Vec<Finding>)> {
     let mut findings = facts.findings.clone();
     let nodes = common_nodes(&facts.devices, wanted, &mut findings)?;
-    let mut edits = build::common(&facts.files, facts.ipc.clone(), nodes, facts.proc_files.clone());
+    let mut edits = build::common(
+        &facts.files,
+        facts.ipc.clone(),
+        nodes,
+        facts.proc_files.clone(),
+    );
     if !wants_drm(wanted) {
         // libgbm opens its backend for a node in /dev/dri.
-        edits.links.retain(|link| Path::new(&link.name).parent() != Some(Path::new(GBM_DIR)));
+        edits
+            .links
+            .retain(|link| Path::new(&link.name).parent() != Some(Path::new(GBM_DIR)));
     }
     Ok((without_proc(edits, &facts.devices), findings))
 }
@@ -125,16 +151,34 @@ pub fn common(facts: &HostFacts, wanted: &Wanted) -> Result<(Edits, Vec<Finding>
 ///
 /// # Errors
 /// If `/dev/nvidiactl` is missing, or a node is wrong.
-pub fn common_nodes(facts: &DeviceFacts, wanted: &Wanted, findings: &mut Vec<Finding>) -> Result<Vec<DeviceNode>> {
+pub fn common_nodes(
+    facts: &DeviceFacts,
+    wanted: &Wanted,
+    findings: &mut Vec<Finding>,
+) -> Result<Vec<DeviceNode>> {
     if facts.wsl.is_some() {
         return Ok(Vec::new());
     }
     let mut found = vec![facts.required_of_driver("nvidiactl", CTL_MINOR)?];
-    for CommonNode { name, minor, has_drivers_major, missing, .. } in requested_nodes(wanted) {
-        match (facts.optional_with(name, *minor, *has_drivers_major)?, missing) {
+    for CommonNode {
+        name,
+        minor,
+        has_drivers_major,
+        missing,
+        ..
+    } in requested_nodes(wanted)
+    {
+        match (
+            facts.optional_with(name, *minor, *has_drivers_major)?,
+            missing,
+        ) {
             (Some(node), _) => found.push(node),
             (None, Some(kind)) if wanted.gpus => {
-                findings.push(Finding::new(kind, format!("the device node \"/dev/{name}\" is missing"), PREPARE));
+                findings.push(Finding::new(
+                    kind,
+                    format!("the device node \"/dev/{name}\" is missing"),
+                    PREPARE,
+                ));
             }
             (None, _) => {}
         }
@@ -168,7 +212,9 @@ fn of_gpu(facts: &DeviceFacts, gpu: &Gpu) -> Result<Edits> {
     let node = facts
         .required_of_driver(&format!("nvidia{}", gpu.minor), gpu.minor)
         .with_context(|| cannot_give(&gpu.uuid, gpu))?;
-    let mount = facts.gpu_dir(gpu.bus_id).and_then(|dir| facts.proc_mount(&dir));
+    let mount = facts
+        .gpu_dir(gpu.bus_id)
+        .and_then(|dir| facts.proc_mount(&dir));
     Ok(build::device(vec![node], mount.into_iter().collect()))
 }
 
@@ -178,7 +224,10 @@ fn dxg_node(facts: &DeviceFacts, wsl: &WslGpus) -> Result<DeviceNode> {
         return Err(failure(kind, what, fix));
     }
     facts.optional(NODE)?.ok_or_else(|| {
-        let what = format!("the device node \"/dev/{NODE}\" is missing below {}", facts.dev_root);
+        let what = format!(
+            "the device node \"/dev/{NODE}\" is missing below {}",
+            facts.dev_root
+        );
         failure(
             &catalog::NODE_MISSING,
             what,
@@ -210,15 +259,25 @@ pub fn not_isolated(facts: &DeviceFacts, requested: usize) -> Option<Finding> {
 
 /// Returns the `/dev/dri` nodes of a GPU, which Vulkan and EGL open.
 fn drm_nodes(facts: &DeviceFacts, gpu: &Gpu) -> Result<Vec<DeviceNode>> {
-    let names = facts.drm.get(&gpu.bus_id).map(Vec::as_slice).unwrap_or_default();
-    names.iter().filter_map(|name| facts.optional(&format!("dri/{name}")).transpose()).collect()
+    let names = facts
+        .drm
+        .get(&gpu.bus_id)
+        .map(Vec::as_slice)
+        .unwrap_or_default();
+    names
+        .iter()
+        .filter_map(|name| facts.optional(&format!("dri/{name}")).transpose())
+        .collect()
 }
 
 /// Returns the capabilities of a MIG device: access to its GPU instance and to its compute instance.
 #[must_use]
 pub(crate) const fn caps_of(gpu: &Gpu, mig: &MigDevice) -> [MigCap; 2] {
     let instance = MigCap::GpuInstance(gpu.minor, mig.gpu_instance);
-    [instance, MigCap::ComputeInstance(gpu.minor, mig.gpu_instance, mig.compute_instance)]
+    [
+        instance,
+        MigCap::ComputeInstance(gpu.minor, mig.gpu_instance, mig.compute_instance),
+    ]
 }
 
 /// Returns the edits of a MIG device, in addition to those of its GPU.
@@ -227,7 +286,10 @@ fn of_mig_device(facts: &DeviceFacts, gpu: &Gpu, mig: &MigDevice) -> Result<Edit
     for cap in caps_of(gpu, mig) {
         let node = cap_node(facts, cap).with_context(|| cannot_give(&mig.uuid, gpu))?;
         let mount = facts.proc_mount(&cap.proc_path());
-        edits = edits.merge(build::device(node.into_iter().collect(), mount.into_iter().collect()));
+        edits = edits.merge(build::device(
+            node.into_iter().collect(),
+            mount.into_iter().collect(),
+        ));
     }
     Ok(edits)
 }
@@ -240,22 +302,36 @@ pub(crate) fn cap_node_name(minor: u32) -> String {
 
 /// Returns the node of a MIG capability, or `None` if the driver has only the files below /proc.
 fn cap_node(facts: &DeviceFacts, cap: MigCap) -> Result<Option<DeviceNode>> {
-    let Some(minors) = &facts.mig_minors else { return Ok(None) };
-    let minor = *minors.get(&cap).with_context(|| format!("{MIG_MINORS:?} does not have {cap:?}"))?;
-    facts.required(&cap_node_name(minor), minor, PREPARE).map(Some)
+    let Some(minors) = &facts.mig_minors else {
+        return Ok(None);
+    };
+    let minor = *minors
+        .get(&cap)
+        .with_context(|| format!("{MIG_MINORS:?} does not have {cap:?}"))?;
+    facts
+        .required(&cap_node_name(minor), minor, PREPARE)
+        .map(Some)
 }
 
 /// Returns the capabilities with which a privileged container configures or monitors MIG devices.
 pub fn management_caps(wanted: &Wanted) -> impl Iterator<Item = MigCap> {
-    let caps = [(wanted.mig_config, MigCap::Config), (wanted.mig_monitor, MigCap::Monitor)];
-    caps.into_iter().filter_map(|(is_wanted, cap)| is_wanted.then_some(cap))
+    let caps = [
+        (wanted.mig_config, MigCap::Config),
+        (wanted.mig_monitor, MigCap::Monitor),
+    ];
+    caps.into_iter()
+        .filter_map(|(is_wanted, cap)| is_wanted.then_some(cap))
 }
 
 /// Returns the edits for a container that configures or monitors MIG devices: the capability, and those of all instances of its GPUs.
 ///
 /// # Errors
 /// If the node of the capability is missing.
-pub fn mig_management(facts: &DeviceFacts, wanted: &Wanted, devices: &[Device<'_>]) -> Result<Edits> {
+pub fn mig_management(
+    facts: &DeviceFacts,
+    wanted: &Wanted,
+    devices: &[Device<'_>],
+) -> Result<Edits> {
     let mut edits = Edits::default();
     for cap in management_caps(wanted) {
         let mut nodes: Vec<_> = cap_node(facts, cap)?.into_iter().collect();
@@ -264,24 +340,40 @@ pub fn mig_management(facts: &DeviceFacts, wanted: &Wanted, devices: &[Device<'_
             nodes.extend(facts.optional(&name)?);
         }
         let paths = management_paths(facts, cap, devices);
-        let mounts = paths.iter().filter_map(|path| facts.proc_mount(path)).collect();
+        let mounts = paths
+            .iter()
+            .filter_map(|path| facts.proc_mount(path))
+            .collect();
         edits = edits.merge(build::device(nodes, mounts));
     }
     Ok(edits)
 }
 
 /// Returns the names below /dev of the nodes of all instances that these GPUs could have and that containers may manage.
-pub(crate) fn instance_nodes(facts: &DeviceFacts, devices: &[Device<'_>]) -> impl Iterator<Item = String> {
-    let is_managed = |cap: MigCap| devices.iter().any(|device| is_management_of(cap, device.gpu(), &facts.limits));
+pub(crate) fn instance_nodes(
+    facts: &DeviceFacts,
+    devices: &[Device<'_>],
+) -> impl Iterator<Item = String> {
+    let is_managed = |cap: MigCap| {
+        devices
+            .iter()
+            .any(|device| is_management_of(cap, device.gpu(), &facts.limits))
+    };
     let minors = facts.mig_minors.iter().flatten();
-    minors.filter(move |(cap, _)| is_managed(**cap)).map(|(_, minor)| cap_node_name(*minor))
+    minors
+        .filter(move |(cap, _)| is_managed(**cap))
+        .map(|(_, minor)| cap_node_name(*minor))
 }
 
 /// Whether a capability belongs to an instance of the GPU that containers may manage: `limits` permit one of its MIG devices, or it has
 /// none yet.
 #[must_use]
 pub fn is_management_of(cap: MigCap, gpu: &Gpu, limits: &Limits) -> bool {
-    let mut inside = gpu.mig_devices.iter().filter(|mig| is_in(mig, cap)).peekable();
+    let mut inside = gpu
+        .mig_devices
+        .iter()
+        .filter(|mig| is_in(mig, cap))
+        .peekable();
     cap.gpu() == Some(gpu.minor)
         && (inside.peek().is_none() || inside.any(|mig| limits::permit(limits, gpu, Some(mig))))
 }
@@ -299,13 +391,20 @@ fn is_in(mig: &MigDevice, cap: MigCap) -> bool {
 /// Returns the paths that stay visible below /proc/driver/nvidia: the whole directory of capabilities, unless it contains files of MIG
 /// devices that containers may not have. With a driver without nodes for capabilities, these files grant access.
 #[must_use]
-pub(crate) fn management_paths(facts: &DeviceFacts, cap: MigCap, devices: &[Device<'_>]) -> BTreeSet<PathBuf> {
+pub(crate) fn management_paths(
+    facts: &DeviceFacts,
+    cap: MigCap,
+    devices: &[Device<'_>],
+) -> BTreeSet<PathBuf> {
     if !facts.withholds_mig {
         return [Path::new(DRIVER_PROC).join("capabilities")].into();
     }
     let mut caps = vec![cap];
     for gpu in devices.iter().map(|device| device.gpu()) {
-        let permitted = gpu.mig_devices.iter().filter(|mig| limits::permit(&facts.limits, gpu, Some(mig)));
+        let permitted = gpu
+            .mig_devices
+            .iter()
+            .filter(|mig| limits::permit(&facts.limits, gpu, Some(mig)));
         caps.extend(permitted.flat_map(|mig| caps_of(gpu, mig)));
     }
     caps.into_iter().map(MigCap::proc_path).collect()
@@ -319,7 +418,8 @@ pub(crate) fn imex_node_name(channel: u32) -> String {
 
 fn imex_nodes(facts: &DeviceFacts, wanted: &Wanted) -> Result<Vec<DeviceNode>> {
     let nodes = wanted.imex_channels.iter().map(|channel| {
-        let fix = format!("run \"oci-nvidia-hook prepare --imex-channel {channel}\" as root on the host");
+        let fix =
+            format!("run \"oci-nvidia-hook prepare --imex-channel {channel}\" as root on the host");
         facts.required(&imex_node_name(*channel), *channel, &fix)
     });
     nodes.collect()
@@ -327,7 +427,9 @@ fn imex_nodes(facts: &DeviceFacts, wanted: &Wanted) -> Result<Vec<DeviceNode>> {
 
 /// Returns the finding about a feature that this host lacks. As with NVIDIA's stack, the container starts without it.
 fn without_nodes(feature: Feature, facts: &DeviceFacts) -> Finding {
-    let Row { title, variable, .. } = feature.row();
+    let Row {
+        title, variable, ..
+    } = feature.row();
     feature.missing(&format!("{variable} requests {title}"), &facts.dev_root)
 }
 

@@ -81,8 +81,14 @@ impl DeviceFacts {
     /// # Errors
     /// If one of them cannot be examined.
     pub fn of_feature(&self, feature: Feature) -> Result<Vec<DeviceNode>> {
-        let names = self.features.iter().filter(|(known, _)| *known == feature).flat_map(|(_, names)| names);
-        names.filter_map(|name| self.optional(name).transpose()).collect()
+        let names = self
+            .features
+            .iter()
+            .filter(|(known, _)| *known == feature)
+            .flat_map(|(_, names)| names);
+        names
+            .filter_map(|name| self.optional(name).transpose())
+            .collect()
     }
 
     /// Returns an optional node.
@@ -92,10 +98,21 @@ impl DeviceFacts {
 
     /// Returns an optional node with this minor number and, if the driver's major number is expected, with that. Another device at the
     /// path could be a GPU that the container must not have.
-    pub(super) fn optional_with(&self, name: &str, minor: u32, has_drivers_major: bool) -> Result<Option<DeviceNode>> {
-        let Some(node) = self.optional(name)? else { return Ok(None) };
+    pub(super) fn optional_with(
+        &self,
+        name: &str,
+        minor: u32,
+        has_drivers_major: bool,
+    ) -> Result<Option<DeviceNode>> {
+        let Some(node) = self.optional(name)? else {
+            return Ok(None);
+        };
         let node = check_minor(node, minor)?;
-        Ok(Some(if has_drivers_major { check_major(node)? } else { node }))
+        Ok(Some(if has_drivers_major {
+            check_major(node)?
+        } else {
+            node
+        }))
     }
 
     /// Returns a required node. `fix` is the command that creates it.
@@ -111,7 +128,10 @@ impl DeviceFacts {
     /// Returns a path relative to /proc/driver/nvidia and its path on the host, for a mount in the container.
     pub(super) fn proc_mount(&self, path: &Path) -> Option<(PathBuf, HostPath)> {
         let source = self.proc_paths.get(path)?;
-        Some((path.strip_prefix(DRIVER_PROC).ok()?.to_owned(), source.clone()))
+        Some((
+            path.strip_prefix(DRIVER_PROC).ok()?.to_owned(),
+            source.clone(),
+        ))
     }
 
     /// Returns the directory of a GPU in /proc.

@@ -114,11 +114,19 @@ impl ProcMask {
     #[must_use]
     pub fn with_gpus_together(mut self, all: &[&OsStr]) -> Self {
         let dir_of = |name: &OsStr| {
-            let (_, source) = self.mounts.iter().find(|(path, _)| *path == Path::new(GPUS).join(name))?;
-            source.as_path().parent().filter(|dir| dir.join(name) == source.as_path())
+            let (_, source) = self
+                .mounts
+                .iter()
+                .find(|(path, _)| *path == Path::new(GPUS).join(name))?;
+            source
+                .as_path()
+                .parent()
+                .filter(|dir| dir.join(name) == source.as_path())
         };
         let dirs: Option<Vec<&Path>> = all.iter().map(|name| dir_of(name)).collect();
-        let Some([first, rest @ ..]) = dirs.as_deref() else { return self };
+        let Some([first, rest @ ..]) = dirs.as_deref() else {
+            return self;
+        };
         if rest.is_empty() || rest.iter().any(|dir| dir != first) {
             return self;
         }
@@ -186,18 +194,43 @@ mod tests {
     #[test]
     fn all_gpus_have_one_mount() {
         let mask = |given: &[&str], all: &[&str]| {
-            let mount = |path: &&str| ((*path).into(), HostPath::new(Path::new("/proc/driver/nvidia").join(path)));
-            let mask = ProcMask { files: vec![], mounts: given.iter().map(mount).collect() };
+            let mount = |path: &&str| {
+                (
+                    (*path).into(),
+                    HostPath::new(Path::new("/proc/driver/nvidia").join(path)),
+                )
+            };
+            let mask = ProcMask {
+                files: vec![],
+                mounts: given.iter().map(mount).collect(),
+            };
             let all: Vec<_> = all.iter().map(OsStr::new).collect();
             let mounts = mask.with_gpus_together(&all).mounts;
-            mounts.iter().map(|(path, source)| format!("{} {}", path.display(), source)).collect::<Vec<_>>()
+            mounts
+                .iter()
+                .map(|(path, source)| format!("{} {}", path.display(), source))
+                .collect::<Vec<_>>()
         };
         let (caps, both) = ("capabilities/mig/config", &["gpus/a", "gpus/b"][..]);
-        assert_eq!(mask(both, &["a", "b"]), ["gpus \"/proc/driver/nvidia/gpus\""]);
-        assert_eq!(mask(&["gpus/a", caps, "gpus/b"], &["b", "a"]).len(), 2, "other mounts stay");
-        for (given, all) in [(both, &["a", "b", "c"][..]), (&["gpus/a"], &["a"]), (both, &[]), (&[], &["a", "b"])] {
-            let unchanged =
-                given.iter().map(|path| format!("{path} \"/proc/driver/nvidia/{path}\"")).collect::<Vec<_>>();
+        assert_eq!(
+            mask(both, &["a", "b"]),
+            ["gpus \"/proc/driver/nvidia/gpus\""]
+        );
+        assert_eq!(
+            mask(&["gpus/a", caps, "gpus/b"], &["b", "a"]).len(),
+            2,
+            "other mounts stay"
+        );
+        for (given, all) in [
+            (both, &["a", "b", "c"][..]),
+            (&["gpus/a"], &["a"]),
+            (both, &[]),
+            (&[], &["a", "b"]),
+        ] {
+            let unchanged = given
+                .iter()
+                .map(|path| format!("{path} \"/proc/driver/nvidia/{path}\""))
+                .collect::<Vec<_>>();
             assert_eq!(mask(given, all), unchanged, "{given:?} of {all:?}");
         }
     }
@@ -211,9 +244,20 @@ mod tests {
             minor,
             permissions: Permissions::default(),
         };
-        let mask = |bus: &str| ProcMask { files: vec![], mounts: vec![(bus.into(), HostPath::new("/x"))] };
-        let a = Edits { nodes: vec![node(0)], proc_mask: Some(mask("1")), ..Edits::default() };
-        let b = Edits { nodes: vec![node(0), node(1)], proc_mask: Some(mask("2")), ..Edits::default() };
+        let mask = |bus: &str| ProcMask {
+            files: vec![],
+            mounts: vec![(bus.into(), HostPath::new("/x"))],
+        };
+        let a = Edits {
+            nodes: vec![node(0)],
+            proc_mask: Some(mask("1")),
+            ..Edits::default()
+        };
+        let b = Edits {
+            nodes: vec![node(0), node(1)],
+            proc_mask: Some(mask("2")),
+            ..Edits::default()
+        };
         let once = a.clone().merge(b.clone());
         assert_eq!(once.nodes.len(), 2);
         assert_eq!(once.proc_mask.as_ref().unwrap().mounts.len(), 2);

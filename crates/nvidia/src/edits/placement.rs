@@ -44,7 +44,9 @@ impl RootfsFacts {
         };
         Some(Finding::new(
             &catalog::NO_GLIBC,
-            format!("{what}: the container gets its GPUs, but the driver's libraries and programs require glibc"),
+            format!(
+                "{what}: the container gets its GPUs, but the driver's libraries and programs require glibc"
+            ),
             "use a base image with glibc (openSUSE, Debian, Fedora, UBI)",
         ))
     }
@@ -66,13 +68,19 @@ pub const fn library_dir(facts: RootfsFacts, arch: Arch) -> &'static str {
 
 /// Returns the directory of a placement, and the architecture if its files are in the linker cache.
 #[must_use]
-pub fn directory(facts: RootfsFacts, placement: &Placement) -> Option<(ContainerPath, Option<Arch>)> {
+pub fn directory(
+    facts: RootfsFacts,
+    placement: &Placement,
+) -> Option<(ContainerPath, Option<Arch>)> {
     match placement {
-        Placement::Library(arch) => Some((ContainerPath::new(library_dir(facts, *arch))?, Some(*arch))),
-        // Programs load these files by path, so they are not in the linker cache.
-        Placement::LibraryBelow(arch, below) => {
-            Some((ContainerPath::new(library_dir(facts, *arch))?.join(below)?, None))
+        Placement::Library(arch) => {
+            Some((ContainerPath::new(library_dir(facts, *arch))?, Some(*arch)))
         }
+        // Programs load these files by path, so they are not in the linker cache.
+        Placement::LibraryBelow(arch, below) => Some((
+            ContainerPath::new(library_dir(facts, *arch))?.join(below)?,
+            None,
+        )),
         Placement::Binary => Some((ContainerPath::new("usr/bin")?, None)),
         Placement::At(dir) => Some((dir.clone(), None)),
     }
@@ -106,16 +114,28 @@ pub struct Link {
 pub fn links(edits: &Edits, facts: RootfsFacts) -> Vec<Link> {
     let mut links: Vec<Link> = Vec::new();
     for file in &edits.files {
-        let Some((dir, _)) = directory(facts, &file.placement) else { continue };
-        let Some(target) = dir.join(&file.name) else { continue };
+        let Some((dir, _)) = directory(facts, &file.placement) else {
+            continue;
+        };
+        let Some(target) = dir.join(&file.name) else {
+            continue;
+        };
         let others = file.sonames.iter().filter(|soname| **soname != file.name);
         links.extend(others.filter_map(|soname| {
             let (text, file_path) = (file.name.clone(), target.clone());
-            Some(Link { link: dir.join(soname)?, text, file: file_path, need: file.need })
+            Some(Link {
+                link: dir.join(soname)?,
+                text,
+                file: file_path,
+                need: file.need,
+            })
         }));
     }
     for dev_link in &edits.links {
-        let made: Vec<_> = links.iter().filter_map(|link| beside(link, dev_link)).collect();
+        let made: Vec<_> = links
+            .iter()
+            .filter_map(|link| beside(link, dev_link))
+            .collect();
         for made in made {
             // If the host has the same link, ldconfig lists it, and it is among the SONAMEs.
             links.retain(|link| link.link != made.link);
@@ -133,14 +153,26 @@ pub fn links(edits: &Edits, facts: RootfsFacts) -> Vec<Link> {
 
 /// Returns the development link that belongs to the link of a SONAME, in its directory or below.
 fn beside(link: &Link, dev_link: &DevLink) -> Option<Link> {
-    let Link { link, file, need, .. } = link;
+    let Link {
+        link, file, need, ..
+    } = link;
     if link.file_name() != dev_link.target {
         return None;
     }
-    let up = "../".repeat(Path::new(&dev_link.name).components().count().saturating_sub(1));
+    let up = "../".repeat(
+        Path::new(&dev_link.name)
+            .components()
+            .count()
+            .saturating_sub(1),
+    );
     let mut text = OsString::from(up);
     text.push(&dev_link.target);
-    Some(Link { link: link.parent()?.join(&dev_link.name)?, text, file: file.clone(), need: *need })
+    Some(Link {
+        link: link.parent()?.join(&dev_link.name)?,
+        text,
+        file: file.clone(),
+        need: *need,
+    })
 }
 
 #[cfg(test)]
@@ -150,13 +182,26 @@ mod tests {
     use base::paths::HostPath;
 
     fn facts() -> RootfsFacts {
-        RootfsFacts { debian: true, lib32: false, loader: Loader::Glibc }
+        RootfsFacts {
+            debian: true,
+            lib32: false,
+            loader: Loader::Glibc,
+        }
     }
 
     /// Links as `link -> text`.
     fn texts(edits: &Edits) -> Vec<String> {
         let links = links(edits, facts());
-        links.iter().map(|link| format!("{} -> {}", link.link.absolute().display(), link.text.display())).collect()
+        links
+            .iter()
+            .map(|link| {
+                format!(
+                    "{} -> {}",
+                    link.link.absolute().display(),
+                    link.text.display()
+                )
+            })
+            .collect()
     }
 
     #[test]
@@ -166,16 +211,24 @@ mod tests {
             placement: Placement::Library(Arch::native()),
             name: "libcuda.so.1.2".into(),
             // ldconfig lists a development link of the host too.
-            sonames: ["libcuda.so.1.2", "libcuda.so.1", "libcuda.so"].map(Into::into).into(),
+            sonames: ["libcuda.so.1.2", "libcuda.so.1", "libcuda.so"]
+                .map(Into::into)
+                .into(),
             need: Need::Required,
         };
-        let dev_link = |name: &str| DevLink { name: name.into(), target: "libcuda.so.1".into() };
+        let dev_link = |name: &str| DevLink {
+            name: name.into(),
+            target: "libcuda.so.1".into(),
+        };
         let edits = Edits {
             files: vec![library],
             links: vec![dev_link("libcuda.so"), dev_link("a/b/libcuda.so")],
             ..Edits::default()
         };
-        let dir = format!("/{}", library_dir(facts(), Arch::native()).trim_start_matches('/'));
+        let dir = format!(
+            "/{}",
+            library_dir(facts(), Arch::native()).trim_start_matches('/')
+        );
         assert_eq!(
             texts(&edits),
             [
@@ -185,7 +238,14 @@ mod tests {
             ],
             "no link to itself, and one link of each name"
         );
-        let other = Edits { links: vec![dev_link("libcuda.so")], ..Edits::default() };
-        assert_eq!(texts(&other), Vec::<String>::new(), "no link to a missing library");
+        let other = Edits {
+            links: vec![dev_link("libcuda.so")],
+            ..Edits::default()
+        };
+        assert_eq!(
+            texts(&other),
+            Vec::<String>::new(),
+            "no link to a missing library"
+        );
     }
 }

@@ -17,7 +17,11 @@ use crate::glob;
 pub(crate) fn nodes(dev: &Tree, feature: Feature) -> Vec<(String, DeviceNode)> {
     let mut found: Vec<(String, DeviceNode)> = Vec::new();
     for pattern in feature.row().nodes {
-        let names = if pattern.contains('*') { matching(dev, pattern) } else { vec![(*pattern).to_owned()] };
+        let names = if pattern.contains('*') {
+            matching(dev, pattern)
+        } else {
+            vec![(*pattern).to_owned()]
+        };
         for name in names {
             if !found.iter().any(|(known, _)| *known == name)
                 && let NodeState::Device(node) = NodeState::inspect(dev, &name)
@@ -32,9 +36,20 @@ pub(crate) fn nodes(dev: &Tree, feature: Feature) -> Vec<(String, DeviceNode)> {
 /// Returns the sorted names below /dev that match a pattern.
 fn matching(dev: &Tree, pattern: &str) -> Vec<String> {
     let (dir, pattern) = pattern.rsplit_once('/').unwrap_or(("", pattern));
-    let names = dev.names(&Path::new("/dev").join(dir)).into_iter().filter_map(|name| name.into_string().ok());
+    let names = dev
+        .names(&Path::new("/dev").join(dir))
+        .into_iter()
+        .filter_map(|name| name.into_string().ok());
     let matching = names.filter(|name| glob::matches(pattern.as_bytes(), name.as_bytes()));
-    matching.map(|name| if dir.is_empty() { name } else { format!("{dir}/{name}") }).collect()
+    matching
+        .map(|name| {
+            if dir.is_empty() {
+                name
+            } else {
+                format!("{dir}/{name}")
+            }
+        })
+        .collect()
 }
 
 /// The files and directories that a container gets with the nodes of a feature.
@@ -48,8 +63,15 @@ pub(crate) struct Parts {
 /// Returns those files and directories that exist below the driver root.
 pub(crate) fn parts(driver: &Tree, feature: Feature) -> Parts {
     let row = feature.row();
-    let files = row.files.iter().filter_map(|path| files::at(driver, Path::new(path))).collect();
-    let mut parts = Parts { files, ..Parts::default() };
+    let files = row
+        .files
+        .iter()
+        .filter_map(|path| files::at(driver, Path::new(path)))
+        .collect();
+    let mut parts = Parts {
+        files,
+        ..Parts::default()
+    };
     for path in row.directories {
         match ipc::read_only_directory(driver, Path::new(path)) {
             Ok(found) => parts.directories.extend(found),

@@ -26,32 +26,62 @@ impl Host {
     /// # Errors
     /// If a required library of a requested capability is missing.
     pub fn facts(&self, wanted: &Wanted, devices: &[Device<'_>]) -> Result<HostFacts> {
-        let (mut files, mut findings) = locate::locate(&self.search(), wanted.capabilities, &self.config.driver_files)?;
+        let (mut files, mut findings) = locate::locate(
+            &self.search(),
+            wanted.capabilities,
+            &self.config.driver_files,
+        )?;
         files.leave_out(wanted.omit);
         let mps = self.config.mps_directory.as_deref();
-        let (mut ipc, refused) = ipc::find(&self.roots.driver, wanted.capabilities, mps, wanted.omit);
+        let (mut ipc, refused) =
+            ipc::find(&self.roots.driver, wanted.capabilities, mps, wanted.omit);
         findings.extend(refused);
         let devices = self.device_facts(wanted, devices);
-        for (feature, _) in devices.features.iter().filter(|(_, nodes)| !nodes.is_empty()) {
+        for (feature, _) in devices
+            .features
+            .iter()
+            .filter(|(_, nodes)| !nodes.is_empty())
+        {
             let parts = beside::parts(&self.roots.driver, *feature);
             files.placed.extend(parts.files);
             ipc.extend(parts.directories);
             findings.extend(parts.findings);
         }
         let (proc, version) = (&self.roots.proc, self.version_file.as_deref());
-        let proc_files = devices.has_proc.then(|| procfs::read_files(proc, Path::new(DRIVER_PROC), version));
-        Ok(HostFacts { files, ipc, proc_files, devices, findings })
+        let proc_files = devices
+            .has_proc
+            .then(|| procfs::read_files(proc, Path::new(DRIVER_PROC), version));
+        Ok(HostFacts {
+            files,
+            ipc,
+            proc_files,
+            devices,
+            findings,
+        })
     }
 
     /// Gathers only the facts about device nodes.
     #[must_use]
     pub fn device_facts(&self, wanted: &Wanted, devices: &[Device<'_>]) -> DeviceFacts {
-        let mut gatherer = Gatherer { host: self, facts: self.known_facts() };
+        let mut gatherer = Gatherer {
+            host: self,
+            facts: self.known_facts(),
+        };
         let common = decide::common_node_names(wanted).filter(|_| !self.is_wsl());
         let dxg = self.is_wsl().then_some(wsl::NODE);
         let names = common.chain(dxg).map(str::to_owned);
-        gatherer.nodes(names.chain(wanted.imex_channels.iter().map(|channel| decide::imex_node_name(*channel))));
-        wanted.features.iter().for_each(|feature| gatherer.feature(feature));
+        gatherer.nodes(
+            names.chain(
+                wanted
+                    .imex_channels
+                    .iter()
+                    .map(|channel| decide::imex_node_name(*channel)),
+            ),
+        );
+        wanted
+            .features
+            .iter()
+            .for_each(|feature| gatherer.feature(feature));
         if decide::wants_mig_minors(wanted, devices) {
             gatherer.facts.mig_minors = self.mig_minors();
         }
@@ -70,7 +100,11 @@ impl Host {
         DeviceFacts {
             dev_root: self.roots.dev.path(),
             has_proc: self.proc_dir.is_some(),
-            gpu_dirs: self.kernel_gpus.iter().map(|gpu| (gpu.bus_id, gpu.dir.clone())).collect(),
+            gpu_dirs: self
+                .kernel_gpus
+                .iter()
+                .map(|gpu| (gpu.bus_id, gpu.dir.clone()))
+                .collect(),
             limits: self.config.devices.clone(),
             wsl: self.is_wsl().then(|| self.wsl_gpus()),
             ..DeviceFacts::default()
@@ -80,23 +114,35 @@ impl Host {
     /// Returns why no container may have the GPUs of WSL 2: the limits deny some of them.
     #[must_use]
     pub fn refused_limits(&self) -> Option<Finding> {
-        self.is_wsl().then(|| decide::refused_limits(&self.wsl_gpus())).flatten()
+        self.is_wsl()
+            .then(|| decide::refused_limits(&self.wsl_gpus()))
+            .flatten()
     }
 
     fn wsl_gpus(&self) -> WslGpus {
         let Inventory { gpus, failed, .. } = &self.inventory;
-        let denied = gpus.iter().filter(|gpu| !limits::permit(&self.config.devices, gpu, None));
-        let denied_failed = failed.iter().filter(|gpu| !limits::permit_failed(&self.config.devices, gpu));
-        let indices = denied.map(|gpu| Some(gpu.index)).chain(denied_failed.map(|gpu| gpu.index));
+        let denied = gpus
+            .iter()
+            .filter(|gpu| !limits::permit(&self.config.devices, gpu, None));
+        let denied_failed = failed
+            .iter()
+            .filter(|gpu| !limits::permit_failed(&self.config.devices, gpu));
+        let indices = denied
+            .map(|gpu| Some(gpu.index))
+            .chain(denied_failed.map(|gpu| gpu.index));
         WslGpus {
             count: gpus.len() + failed.len(),
-            denied: indices.map(|index| index.map_or_else(|| "?".to_owned(), |index| index.to_string())).collect(),
+            denied: indices
+                .map(|index| index.map_or_else(|| "?".to_owned(), |index| index.to_string()))
+                .collect(),
         }
     }
 
     fn withholds_mig(&self) -> bool {
         let gpus = &self.inventory.gpus;
-        let mut parts = gpus.iter().flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| (gpu, mig)));
+        let mut parts = gpus
+            .iter()
+            .flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| (gpu, mig)));
         parts.any(|(gpu, mig)| !limits::permit(&self.config.devices, gpu, Some(mig)))
     }
 }
@@ -109,7 +155,10 @@ struct Gatherer<'a> {
 impl Gatherer<'_> {
     fn nodes(&mut self, names: impl IntoIterator<Item = String>) {
         for name in names {
-            self.facts.nodes.entry(name).or_insert_with_key(|name| self.host.node(name));
+            self.facts
+                .nodes
+                .entry(name)
+                .or_insert_with_key(|name| self.host.node(name));
         }
     }
 
@@ -131,11 +180,19 @@ impl Gatherer<'_> {
 
     /// The directory of a GPU whose minor number is known has been read. procfs has no links there.
     fn gpu_dir(&mut self, gpu: &Gpu) {
-        let Some(path) = self.facts.gpu_dir(gpu.bus_id).filter(|path| !self.facts.proc_paths.contains_key(path)) else {
+        let Some(path) = self
+            .facts
+            .gpu_dir(gpu.bus_id)
+            .filter(|path| !self.facts.proc_paths.contains_key(path))
+        else {
             return;
         };
         let is_read = |known: &KernelGpu| known.bus_id == gpu.bus_id && known.minor.is_some();
-        let proc_dir = self.host.proc_dir.as_ref().filter(|_| self.host.kernel_gpus.iter().any(is_read));
+        let proc_dir = self
+            .host
+            .proc_dir
+            .as_ref()
+            .filter(|_| self.host.kernel_gpus.iter().any(is_read));
         match (proc_dir, path.strip_prefix(DRIVER_PROC)) {
             (Some(dir), Ok(below)) => {
                 let source = HostPath::new(dir.as_path().join(below));
@@ -159,19 +216,35 @@ impl Gatherer<'_> {
     }
 
     fn drm_names(&self, gpu: &Gpu) -> Vec<String> {
-        let dir = Path::new(PCI_DEVICES).join(gpu.bus_id.in_sysfs()).join("drm");
-        let names = self.host.roots.sys.names(&dir).into_iter().filter_map(|name| name.into_string().ok());
-        names.filter(|name| name.starts_with("card") || name.starts_with("renderD")).collect()
+        let dir = Path::new(PCI_DEVICES)
+            .join(gpu.bus_id.in_sysfs())
+            .join("drm");
+        let names = self
+            .host
+            .roots
+            .sys
+            .names(&dir)
+            .into_iter()
+            .filter_map(|name| name.into_string().ok());
+        names
+            .filter(|name| name.starts_with("card") || name.starts_with("renderD"))
+            .collect()
     }
 
     fn cap(&mut self, cap: MigCap) {
-        let minor = self.facts.mig_minors.as_ref().and_then(|minors| minors.get(&cap).copied());
+        let minor = self
+            .facts
+            .mig_minors
+            .as_ref()
+            .and_then(|minors| minors.get(&cap).copied());
         self.nodes(minor.map(decide::cap_node_name));
     }
 
     fn mig_devices(&mut self, devices: &[Device<'_>]) {
         for device in devices {
-            let Device::Mig(gpu, mig) = device else { continue };
+            let Device::Mig(gpu, mig) = device else {
+                continue;
+            };
             for cap in decide::caps_of(gpu, mig) {
                 self.cap(cap);
                 self.proc_path(cap.proc_path());
@@ -196,7 +269,8 @@ impl Host {
     /// Returns the minor numbers of all possible MIG capabilities, or `None` if the driver has no device nodes for them.
     #[must_use]
     pub fn mig_minors(&self) -> Option<BTreeMap<MigCap, u32>> {
-        self.mig_minors_text().map(|text| caps::parse_mig_minors(&text))
+        self.mig_minors_text()
+            .map(|text| caps::parse_mig_minors(&text))
     }
 
     /// Returns the driver's table of MIG capabilities.
@@ -219,15 +293,30 @@ mod tests {
         let ((dir, config), empty) = (stamp::host(), tempfile::tempdir().unwrap());
         // Without the module, the version of the library is unknown.
         let library = dir.path().join("usr/lib/driver/libnvidia-ml.so");
-        std::fs::copy(library.with_extension("so.570.86"), library.with_extension("so.1")).unwrap();
+        std::fs::copy(
+            library.with_extension("so.570.86"),
+            library.with_extension("so.1"),
+        )
+        .unwrap();
         for (root, is_loaded) in [(dir.path(), true), (empty.path(), false)] {
             let proc = Tree::open(&HostPath::new(root)).unwrap();
-            let roots = Roots { proc, ..Roots::open(&config).unwrap() };
-            let inventory = Inventory { driver_version: "570.86".to_owned(), ..Inventory::default() };
+            let roots = Roots {
+                proc,
+                ..Roots::open(&config).unwrap()
+            };
+            let inventory = Inventory {
+                driver_version: "570.86".to_owned(),
+                ..Inventory::default()
+            };
             let host = Host::below(roots, &config, inventory).unwrap();
             let facts = host.facts(&Wanted::default(), &[]).unwrap();
-            let files = facts.proc_files.map(|files| files.into_iter().map(|(name, _)| name).collect::<Vec<_>>());
-            assert_eq!((facts.devices.has_proc, files), (is_loaded, is_loaded.then(|| vec!["version".into()])));
+            let files = facts
+                .proc_files
+                .map(|files| files.into_iter().map(|(name, _)| name).collect::<Vec<_>>());
+            assert_eq!(
+                (facts.devices.has_proc, files),
+                (is_loaded, is_loaded.then(|| vec!["version".into()]))
+            );
         }
     }
 }

@@ -57,12 +57,23 @@ impl Installed {
             return Err(platform.error(&roots.driver));
         }
         let library = library.source;
-        Ok(Self { roots, linker_cache, module, version_file, library })
+        Ok(Self {
+            roots,
+            linker_cache,
+            module,
+            version_file,
+            library,
+        })
     }
 
     /// Returns the inventory, completed with the GPUs that only the kernel module lists. It is from the cache if the kernel confirms that
     /// and it need not be taken `afresh`.
-    pub(super) fn inventory(&self, config: &Config, afresh: bool, slow: &dyn Fn()) -> Result<(Inventory, KernelView)> {
+    pub(super) fn inventory(
+        &self,
+        config: &Config,
+        afresh: bool,
+        slow: &dyn Fn(),
+    ) -> Result<(Inventory, KernelView)> {
         let question = self.question(config)?;
         let ask = |end| self.ask(&question, config, end);
         let view = || self.kernel_view();
@@ -82,7 +93,13 @@ impl Installed {
     pub(super) fn question(&self, config: &Config) -> Result<Question> {
         let (root, library) = Question::place(&self.roots.driver, &self.roots.dev, &self.library)?;
         let (who, is_wsl) = (identity::from_config(config)?, self.roots.is_wsl);
-        Ok(Question { root, library, who, deadline: config.nvml_timeout, is_wsl })
+        Ok(Question {
+            root,
+            library,
+            who,
+            deadline: config.nvml_timeout,
+            is_wsl,
+        })
     }
 
     /// Returns the cache. Without a loaded module, the kernel cannot confirm a cached inventory. On WSL 2, only NVML lists the GPUs.
@@ -94,7 +111,10 @@ impl Installed {
     /// Returns the cached inventory if the kernel confirms it. Creates nothing, and never queries NVML.
     pub(super) fn cached(&self, config: &Config) -> Option<Inventory> {
         self.module.as_ref()?;
-        self.question(config).ok()?.existing_cache()?.confirmed(&self.kernel_view())
+        self.question(config)
+            .ok()?
+            .existing_cache()?
+            .confirmed(&self.kernel_view())
     }
 
     /// Queries NVML. If the module is not loaded, the error names that cause instead of NVML's error.
@@ -108,11 +128,18 @@ impl Installed {
 
     /// Returns the version of the kernel module or, if none is loaded, of the libraries.
     pub(super) fn version(&self, config: &Config) -> Option<String> {
-        self.module.clone().or_else(|| diagnosis::inspect(&self.search(config), None).libraries)
+        self.module
+            .clone()
+            .or_else(|| diagnosis::inspect(&self.search(config), None).libraries)
     }
 
     fn search<'a>(&'a self, config: &'a Config) -> Search<'a> {
-        search(&self.roots, &self.linker_cache, self.module.as_deref().unwrap_or_default(), config)
+        search(
+            &self.roots,
+            &self.linker_cache,
+            self.module.as_deref().unwrap_or_default(),
+            config,
+        )
     }
 
     fn kernel_view(&self) -> KernelView {
@@ -120,22 +147,46 @@ impl Installed {
         let fingerprint = state.fingerprint(&self.roots.sys);
         let nodes = state.device_nodes(&self.roots.dev);
         let HostState { module, gpus, .. } = state;
-        KernelView { version: module.unwrap_or_default(), state: fingerprint, gpus, nodes, uptime: uptime() }
+        KernelView {
+            version: module.unwrap_or_default(),
+            state: fingerprint,
+            gpus,
+            nodes,
+            uptime: uptime(),
+        }
     }
 }
 
 /// Adds the GPUs to NVML's answer that only the kernel module lists, and MIG devices without nodes.
 pub fn complete(roots: &Roots, inventory: &mut Inventory, gpus: &[KernelGpu]) {
     let Roots { dev, proc, .. } = roots;
-    let has_node = |minor| matches!(NodeState::inspect(dev, &format!("nvidia{minor}")), NodeState::Device(_));
+    let has_node = |minor| {
+        matches!(
+            NodeState::inspect(dev, &format!("nvidia{minor}")),
+            NodeState::Device(_)
+        )
+    };
     merge::complete(inventory, gpus, has_node);
-    if inventory.gpus.iter().any(|gpu| gpu.mig_enabled) && proc.locate(Path::new(MIG_MINORS)).is_ok() {
+    if inventory.gpus.iter().any(|gpu| gpu.mig_enabled)
+        && proc.locate(Path::new(MIG_MINORS)).is_ok()
+    {
         cap_files::note_missing_nodes(inventory, &cap_files::existing(proc), dev);
     }
 }
 
-fn search<'a>(roots: &'a Roots, cache: &'a LinkerCache, version: &'a str, config: &'a Config) -> Search<'a> {
-    Search { root: &roots.driver, cache, version, dirs: &config.library_dirs, is_wsl: roots.is_wsl }
+fn search<'a>(
+    roots: &'a Roots,
+    cache: &'a LinkerCache,
+    version: &'a str,
+    config: &'a Config,
+) -> Search<'a> {
+    Search {
+        root: &roots.driver,
+        cache,
+        version,
+        dirs: &config.library_dirs,
+        is_wsl: roots.is_wsl,
+    }
 }
 
 fn diagnose(search: &Search<'_>, module: Option<String>) -> Option<Error> {
@@ -145,7 +196,10 @@ fn diagnose(search: &Search<'_>, module: Option<String>) -> Option<Error> {
 fn no_driver(root: &Tree) -> Error {
     failure(
         &catalog::NO_LIBRARIES,
-        format!("there is no NVIDIA driver below {}: \"libnvidia-ml.so.1\" is missing", root.path()),
+        format!(
+            "there is no NVIDIA driver below {}: \"libnvidia-ml.so.1\" is missing",
+            root.path()
+        ),
         "install the driver (openSUSE: nvidia-compute-utils-G07, before Turing -G06; Debian: nvidia-smi), or unset \
          NVIDIA_VISIBLE_DEVICES to run the container without GPUs",
     )

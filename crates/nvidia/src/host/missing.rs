@@ -16,7 +16,10 @@ impl Host {
         // NVML does not count a GPU without its node, so the indices of the others are wrong too.
         self.inventory.failed.iter().any(|gpu| gpu.node_missing)
             || decide::reported_node_names(wanted).any(|name| self.lacks(name))
-            || wanted.imex_channels.iter().any(|channel| self.lacks(&decide::imex_node_name(*channel)))
+            || wanted
+                .imex_channels
+                .iter()
+                .any(|channel| self.lacks(&decide::imex_node_name(*channel)))
             || self.lacks_mig_nodes(wanted)
     }
 
@@ -27,10 +30,13 @@ impl Host {
     /// Whether nodes of MIG capabilities are missing. NVML lists only MIG devices with existing nodes, but the kernel module has files for
     /// all of them.
     fn lacks_mig_nodes(&self, wanted: &Wanted) -> bool {
-        let concerned =
-            wanted.mig_config || wanted.mig_monitor || self.inventory.gpus.iter().any(|gpu| gpu.mig_enabled);
+        let concerned = wanted.mig_config
+            || wanted.mig_monitor
+            || self.inventory.gpus.iter().any(|gpu| gpu.mig_enabled);
         concerned
             && self.mig_minors_text().is_some()
-            && cap_files::existing(&self.roots.proc).iter().any(|cap| cap.is_missing_below(&self.roots.dev))
+            && cap_files::existing(&self.roots.proc)
+                .iter()
+                .any(|cap| cap.is_missing_below(&self.roots.dev))
     }
 }

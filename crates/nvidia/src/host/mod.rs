@@ -72,17 +72,32 @@ fn count_gpus(config: &Config) -> Result<Option<usize>> {
 /// If the driver root cannot be opened.
 pub fn node_limits(config: &Config) -> Result<NodeLimits> {
     if config.devices.permit_all_gpus() {
-        return Ok(NodeLimits::new(config.devices.clone(), Vec::new(), Vec::new()));
+        return Ok(NodeLimits::new(
+            config.devices.clone(),
+            Vec::new(),
+            Vec::new(),
+        ));
     }
     let proc = crate::driver::open_root(&config.driver_root)?.owner_of(DRIVER_PROC)?;
-    Ok(NodeLimits::new(config.devices.clone(), procfs::read_gpus(&proc), cap_files::existing(&proc)))
+    Ok(NodeLimits::new(
+        config.devices.clone(),
+        procfs::read_gpus(&proc),
+        cap_files::existing(&proc),
+    ))
 }
 
 /// Returns the features that this host has, with the names of their nodes below /dev.
 #[must_use]
 pub fn features(roots: &Roots) -> Vec<(Feature, Vec<String>)> {
-    let names = |feature| beside::nodes(&roots.dev, feature).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
-    let all = Feature::ALL.into_iter().map(|feature| (feature, names(feature)));
+    let names = |feature| {
+        beside::nodes(&roots.dev, feature)
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect::<Vec<_>>()
+    };
+    let all = Feature::ALL
+        .into_iter()
+        .map(|feature| (feature, names(feature)));
     all.filter(|(_, names)| !names.is_empty()).collect()
 }
 
@@ -98,8 +113,13 @@ pub struct Versions {
 /// Returns the versions of the driver and of CUDA, without querying NVML.
 #[must_use]
 pub fn versions(config: &Config) -> Versions {
-    let Ok(installed) = Installed::find(config) else { return Versions::default() };
-    Versions { driver: installed.version(config), cuda: installed.cached(config).map(|cached| cached.cuda_version) }
+    let Ok(installed) = Installed::find(config) else {
+        return Versions::default();
+    };
+    Versions {
+        driver: installed.version(config),
+        cuda: installed.cached(config).map(|cached| cached.cuda_version),
+    }
 }
 
 /// Asks NVML which processes use each GPU of this host. The program must have only one thread, because a child is forked.
@@ -151,7 +171,10 @@ impl Host {
     fn inspect_with(config: &Config, afresh: bool, slow: &dyn Fn()) -> Result<Self> {
         let installed = Installed::find(config)?;
         let (inventory, view) = installed.inventory(config, afresh, slow)?;
-        Ok(Self { examined: view.nodes, ..Self::new(config, installed, inventory, view.gpus)? })
+        Ok(Self {
+            examined: view.nodes,
+            ..Self::new(config, installed, inventory, view.gpus)?
+        })
     }
 
     /// Finds the driver, for a caller that already has the inventory. Does not query NVML.
@@ -172,11 +195,23 @@ impl Host {
         Self::new(config, installed, inventory, kernel_gpus)
     }
 
-    fn new(config: &Config, installed: Installed, inventory: Inventory, kernel_gpus: Vec<KernelGpu>) -> Result<Self> {
-        if let Some(platform) = Platform::of_models(inventory.gpus.iter().map(|gpu| gpu.model.as_str())) {
+    fn new(
+        config: &Config,
+        installed: Installed,
+        inventory: Inventory,
+        kernel_gpus: Vec<KernelGpu>,
+    ) -> Result<Self> {
+        if let Some(platform) =
+            Platform::of_models(inventory.gpus.iter().map(|gpu| gpu.model.as_str()))
+        {
             return Err(platform.error(&installed.roots.driver));
         }
-        let Installed { roots, linker_cache, version_file, .. } = installed;
+        let Installed {
+            roots,
+            linker_cache,
+            version_file,
+            ..
+        } = installed;
         let proc_dir = roots.proc.open_dir(Path::new(DRIVER_PROC)).ok();
         let proc_dir = proc_dir.map(|dir| HostPath::new(roots.proc.on_host(dir.path())));
         Ok(Self {
@@ -204,7 +239,11 @@ impl Host {
             return NodeState::Device(node.clone());
         }
         match NodeState::inspect(&self.roots.dev, name) {
-            NodeState::Missing => self.foreseen.get(name).cloned().map_or(NodeState::Missing, NodeState::Device),
+            NodeState::Missing => self
+                .foreseen
+                .get(name)
+                .cloned()
+                .map_or(NodeState::Missing, NodeState::Device),
             state => state,
         }
     }
@@ -227,13 +266,20 @@ impl Host {
     /// Returns the UUIDs of the GPUs and MIG devices that these device nodes belong to.
     #[must_use]
     pub fn names_of(&self, nodes: &Nodes) -> Vec<String> {
-        names_of(nodes, &self.inventory, &self.mig_minors().unwrap_or_default())
+        names_of(
+            nodes,
+            &self.inventory,
+            &self.mig_minors().unwrap_or_default(),
+        )
     }
 
     /// Returns the names of the directories of all GPUs below `/proc/driver/nvidia/gpus`.
     #[must_use]
     pub fn gpu_dirs(&self) -> Vec<&OsStr> {
-        self.kernel_gpus.iter().map(|gpu| gpu.dir.as_os_str()).collect()
+        self.kernel_gpus
+            .iter()
+            .map(|gpu| gpu.dir.as_os_str())
+            .collect()
     }
 
     /// Returns the driver root.

@@ -36,7 +36,10 @@ impl fmt::Display for Roots {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [dev, proc, sys] = [&self.dev, &self.proc, &self.sys].map(Tree::path);
         let (dev, proc, sys) = (dev.as_path(), proc.as_path(), sys.as_path());
-        write!(f, "device nodes below {dev:?}, /proc/driver/nvidia below {proc:?}, /sys below {sys:?}")
+        write!(
+            f,
+            "device nodes below {dev:?}, /proc/driver/nvidia below {proc:?}, /sys below {sys:?}"
+        )
     }
 }
 
@@ -62,11 +65,19 @@ impl Roots {
         let proc = driver.owner_on(host, DRIVER_PROC)?;
         let sys = driver.owner_on(host, PCI_DEVICES)?;
         // A driver root with the control node, the usual one, is not examined further: this is part of the start of each container.
-        let is_wsl = !dev.is(&driver) && Platform::is_wsl(&driver, host) && procfs::read_version(&proc).is_none();
+        let is_wsl = !dev.is(&driver)
+            && Platform::is_wsl(&driver, host)
+            && procfs::read_version(&proc).is_none();
         if is_wsl && config.dev_root.is_none() {
             dev = driver.owner_on(host, wsl::NODE_PATH)?;
         }
-        let roots = Self { driver, dev, proc, sys, is_wsl };
+        let roots = Self {
+            driver,
+            dev,
+            proc,
+            sys,
+            is_wsl,
+        };
         debug::log(|| roots.to_string());
         Ok(roots)
     }
@@ -74,9 +85,21 @@ impl Roots {
     /// Returns the same roots, see [`Tree::afresh`].
     #[must_use]
     pub fn afresh(&self) -> Self {
-        let Self { driver, dev, proc, sys, is_wsl } = self;
+        let Self {
+            driver,
+            dev,
+            proc,
+            sys,
+            is_wsl,
+        } = self;
         let (driver, dev, proc, sys) = (driver.afresh(), dev.afresh(), proc.afresh(), sys.afresh());
-        Self { driver, dev, proc, sys, is_wsl: *is_wsl }
+        Self {
+            driver,
+            dev,
+            proc,
+            sys,
+            is_wsl: *is_wsl,
+        }
     }
 
     /// Like [`Self::open`], but `dev` is the root in which nodes are created. A driver root with its own `/proc` is a driver container,
@@ -87,7 +110,11 @@ impl Roots {
     pub fn open_to_prepare(config: &Config) -> Result<Self> {
         let roots = Self::open(config)?;
         let has_nodes = config.dev_root.is_none() && roots.proc.is(&roots.driver);
-        let dev = if has_nodes { roots.driver.clone() } else { roots.dev };
+        let dev = if has_nodes {
+            roots.driver.clone()
+        } else {
+            roots.dev
+        };
         Ok(Self { dev, ..roots })
     }
 
@@ -99,11 +126,18 @@ impl Roots {
                 roots.push(root);
             }
         }
-        roots.into_iter().flat_map(Tree::troubles).map(|(path, why)| unreadable(&path, &why))
+        roots
+            .into_iter()
+            .flat_map(Tree::troubles)
+            .map(|(path, why)| unreadable(&path, &why))
     }
 }
 
 fn unreadable(path: &Path, why: &str) -> Finding {
     let fix = format!("run \"stat {}\" as root", path.display());
-    Finding::new(&catalog::UNREADABLE, format!("cannot examine {path:?}: {why}"), fix)
+    Finding::new(
+        &catalog::UNREADABLE,
+        format!("cannot examine {path:?}: {why}"),
+        fix,
+    )
 }

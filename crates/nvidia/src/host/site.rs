@@ -43,7 +43,10 @@ impl Site {
         if !may_change_user() {
             question.who = Who::Unchanged;
         }
-        Ok(Self { roots: installed.roots, question })
+        Ok(Self {
+            roots: installed.roots,
+            question,
+        })
     }
 
     /// Drops the privileges of this process and loads NVML, see [`Session::start`].
@@ -51,7 +54,13 @@ impl Site {
     /// # Errors
     /// Those of [`Session::start`].
     pub fn start_session(&self, pipe: &File) -> Result<Session> {
-        let Roots { driver, dev, proc, sys, .. } = self.roots.clone();
+        let Roots {
+            driver,
+            dev,
+            proc,
+            sys,
+            ..
+        } = self.roots.clone();
         Session::start(self.question.clone(), &[driver, dev, proc, sys], pipe)
     }
 
@@ -95,7 +104,11 @@ mod tests {
     #[test]
     fn a_file_in_place_of_a_node_is_not_the_node() {
         let (dir, config) = stamp::host();
-        let site = Site::find(&Config { dev_root: Some(HostPath::new(dir.path())), ..config }).unwrap();
+        let site = Site::find(&Config {
+            dev_root: Some(HostPath::new(dir.path())),
+            ..config
+        })
+        .unwrap();
         assert!(!site.has_node(0));
         stamp::write(dir.path(), "dev/nvidia0", "");
         assert!(!site.has_node(0));

@@ -57,10 +57,18 @@ impl HostState {
     /// Reads the state of the host that the configuration names. Parts that cannot be found are empty.
     #[must_use]
     pub fn of_host(config: &Config) -> Self {
-        if let Ok(Installed { roots, module, library, .. }) = Installed::find(config) {
+        if let Ok(Installed {
+            roots,
+            module,
+            library,
+            ..
+        }) = Installed::find(config)
+        {
             return Self::read(&roots, module, Some(&library));
         }
-        Roots::open(config).map(|roots| Self::without_library(&roots)).unwrap_or_default()
+        Roots::open(config)
+            .map(|roots| Self::without_library(&roots))
+            .unwrap_or_default()
     }
 
     /// Reads the state of the driver below these roots.
@@ -80,18 +88,31 @@ impl HostState {
             nodes: nodes(dev, &gpus),
             gpus,
             instances: cap_files::instances(proc),
-            library: library.and_then(|library| Some(identity(&rustix::fs::stat(library.as_path()).ok()?))),
+            library: library
+                .and_then(|library| Some(identity(&rustix::fs::stat(library.as_path()).ok()?))),
         }
     }
 
     /// Returns the nodes as containers get them, so that they need not be examined again.
     pub(super) fn device_nodes(&self, dev: &Tree) -> BTreeMap<String, DeviceNode> {
-        let Ok(dir) = dev.open_dir(Path::new("/dev")) else { return BTreeMap::new() };
+        let Ok(dir) = dev.open_dir(Path::new("/dev")) else {
+            return BTreeMap::new();
+        };
         let device = |(name, node): (&String, &Node)| {
-            let minor = if name == CONTROL { CTL_MINOR } else { name.strip_prefix("nvidia")?.parse().ok()? };
+            let minor = if name == CONTROL {
+                CTL_MINOR
+            } else {
+                name.strip_prefix("nvidia")?.parse().ok()?
+            };
             let source = HostPath::new(dev.on_host(&dir.path().join(name)));
             let path = ContainerPath::new(Path::new("/dev").join(name))?;
-            let device = DeviceNode { source, path, major: NVIDIA_MAJOR, minor, permissions: node.permissions };
+            let device = DeviceNode {
+                source,
+                path,
+                major: NVIDIA_MAJOR,
+                minor,
+                permissions: node.permissions,
+            };
             Some((name.clone(), device))
         };
         self.nodes.iter().filter_map(device).collect()
@@ -111,8 +132,16 @@ impl HostState {
         if !self.instances.is_empty() {
             return None;
         }
-        let (boot, library, module) = (self.boot.as_ref()?, self.library.as_ref()?, self.module.as_deref());
-        let mut text = format!("module {} {}\nboot {boot}\nlibrary {library}\n", module.unwrap_or_default(), self.load);
+        let (boot, library, module) = (
+            self.boot.as_ref()?,
+            self.library.as_ref()?,
+            self.module.as_deref(),
+        );
+        let mut text = format!(
+            "module {} {}\nboot {boot}\nlibrary {library}\n",
+            module.unwrap_or_default(),
+            self.load
+        );
         writeln!(text, "{CONTROL} {}", access(self.nodes.get(CONTROL)?)).ok()?;
         let mut is_whole = true;
         for gpu in &self.gpus {
@@ -122,10 +151,22 @@ impl HostState {
                 continue;
             }
             let responds = is_on_the_bus(sys, gpu.bus_id);
-            let node = gpu.minor.and_then(|minor| self.nodes.get(&node_name(minor))).map(access);
+            let node = gpu
+                .minor
+                .and_then(|minor| self.nodes.get(&node_name(minor)))
+                .map(access);
             is_whole &= responds && node.is_some() && gpu.uuid.is_some();
-            let (minor, uuid) = (gpu.minor.unwrap_or(u32::MAX), gpu.uuid.as_deref().unwrap_or("?"));
-            writeln!(text, "{} {minor} {uuid} {} {responds}", gpu.bus_id, node.as_deref().unwrap_or("?")).ok()?;
+            let (minor, uuid) = (
+                gpu.minor.unwrap_or(u32::MAX),
+                gpu.uuid.as_deref().unwrap_or("?"),
+            );
+            writeln!(
+                text,
+                "{} {minor} {uuid} {} {responds}",
+                gpu.bus_id,
+                node.as_deref().unwrap_or("?")
+            )
+            .ok()?;
         }
         Some(Fingerprint { text, is_whole })
     }
@@ -137,11 +178,22 @@ fn node_name(minor: u32) -> String {
 
 /// Returns the control node and the nodes of the GPUs that NVML can count.
 fn nodes(dev: &Tree, gpus: &[KernelGpu]) -> BTreeMap<String, Node> {
-    let of_gpus = gpus.iter().filter(|gpu| !gpu.excluded).filter_map(|gpu| gpu.minor);
-    let known = of_gpus.map(|minor| (node_name(minor), minor)).chain([(CONTROL.to_owned(), CTL_MINOR)]);
+    let of_gpus = gpus
+        .iter()
+        .filter(|gpu| !gpu.excluded)
+        .filter_map(|gpu| gpu.minor);
+    let known = of_gpus
+        .map(|minor| (node_name(minor), minor))
+        .chain([(CONTROL.to_owned(), CTL_MINOR)]);
     let existing = known.filter_map(|(name, minor)| {
         let stat = examine(dev, &name).filter(|stat| is_node(stat, minor))?;
-        Some((name, Node { inode: stat.st_ino, permissions: Permissions::from_stat(&stat) }))
+        Some((
+            name,
+            Node {
+                inode: stat.st_ino,
+                permissions: Permissions::from_stat(&stat),
+            },
+        ))
     });
     existing.collect()
 }
@@ -152,7 +204,13 @@ pub(super) fn examine(dev: &Tree, name: &str) -> Option<Stat> {
     if let Ok(dir) = dev.open_dir(Path::new("/dev")) {
         return dir.stat(name);
     }
-    let file = dev.as_root().open_at(&Path::new("/dev").join(name), OFlags::PATH | OFlags::NOFOLLOW).ok()?;
+    let file = dev
+        .as_root()
+        .open_at(
+            &Path::new("/dev").join(name),
+            OFlags::PATH | OFlags::NOFOLLOW,
+        )
+        .ok()?;
     rustix::fs::fstat(file).ok()
 }
 
@@ -176,15 +234,27 @@ fn module_load() -> u64 {
 }
 
 fn identity(stat: &Stat) -> String {
-    let Stat { st_dev, st_ino, st_size, st_mtime, st_mtime_nsec, st_ctime, st_ctime_nsec, .. } = stat;
+    let Stat {
+        st_dev,
+        st_ino,
+        st_size,
+        st_mtime,
+        st_mtime_nsec,
+        st_ctime,
+        st_ctime_nsec,
+        ..
+    } = stat;
     format!("{st_dev} {st_ino} {st_size} {st_mtime}.{st_mtime_nsec} {st_ctime}.{st_ctime_nsec}")
 }
 
 /// Whether a GPU responds on the PCI bus. If it has fallen off the bus, all bits of its registers are 1, but the module still lists it.
 /// This does not wake a sleeping GPU: the module has already done so for the file `information`, which was read before.
 fn is_on_the_bus(sys: &Tree, bus_id: BusId) -> bool {
-    let config = Path::new(PCI_DEVICES).join(bus_id.in_sysfs()).join("config");
-    sys.kernel_bytes(&config).is_some_and(|vendor: [u8; 2]| vendor != [0xff; 2])
+    let config = Path::new(PCI_DEVICES)
+        .join(bus_id.in_sysfs())
+        .join("config");
+    sys.kernel_bytes(&config)
+        .is_some_and(|vendor: [u8; 2]| vendor != [0xff; 2])
 }
 
 #[cfg(test)]

@@ -78,7 +78,12 @@ impl Question {
     fn cache_in(&self, dir: RunDir) -> Option<Cache> {
         let root = self.root.as_path().to_str()?;
         let Self { library, who, .. } = self;
-        Some(Cache::at(dir, root, format!("{root:?} {library:?} {who:?}"), self.deadline))
+        Some(Cache::at(
+            dir,
+            root,
+            format!("{root:?} {library:?} {who:?}"),
+            self.deadline,
+        ))
     }
 }
 
@@ -100,7 +105,13 @@ pub(super) enum Refused {
 
 /// Libraries that NVML requires in addition to libc. In a driver root other than `/` they may be missing, or belong to another glibc than
 /// that of this process, so the host's are loaded before the root directory is changed.
-const PRELOAD: [&str; 5] = ["libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "libgcc_s.so.1"];
+const PRELOAD: [&str; 5] = [
+    "libm.so.6",
+    "libdl.so.2",
+    "librt.so.1",
+    "libpthread.so.0",
+    "libgcc_s.so.1",
+];
 
 /// The limit for processes that are started for one query.
 const MAX_PROCESSES: usize = 64;
@@ -116,7 +127,13 @@ pub fn ask(question: &Question, end: Instant) -> Result<NvmlAnswer> {
 
 /// Asks NVML, and logs how long it took.
 pub(super) fn timed<T>(question: &Question, ask: impl FnOnce() -> Result<T>) -> Result<T> {
-    debug::log(|| format!("NVML is {:?} below {:?}", question.library.as_path(), question.root.as_path()));
+    debug::log(|| {
+        format!(
+            "NVML is {:?} below {:?}",
+            question.library.as_path(),
+            question.root.as_path()
+        )
+    });
     let begun = Instant::now();
     let answer = ask();
     let how = if answer.is_ok() { "answered" } else { "failed" };
@@ -139,7 +156,9 @@ fn ask_all(question: &Question, end: Instant) -> Result<NvmlAnswer> {
             Heard::All => return Ok(gathered.answer()),
             Heard::Changed => gathered = Gathered::default(),
             Heard::Error(line) => return Err(explain(line, question, identity)),
-            Heard::Nothing(why) if !gathered.give_up(&why) => return Err(no_answer(why, question, &gathered)),
+            Heard::Nothing(why) if !gathered.give_up(&why) => {
+                return Err(no_answer(why, question, &gathered));
+            }
             Heard::Nothing(_) if gathered.is_whole() => return Ok(gathered.answer()),
             Heard::Nothing(_) => {}
         }
@@ -177,7 +196,11 @@ fn listen(process: &mut Child, gathered: &mut Gathered, end: Instant, wait: Wait
 }
 
 /// Returns the next line of the child. The part of a line that has arrived stays in `process` when the notice is given.
-pub(super) fn next_line(process: &mut Child, end: Instant, wait: Wait) -> Result<Vec<u8>, NoAnswer> {
+pub(super) fn next_line(
+    process: &mut Child,
+    end: Instant,
+    wait: Wait,
+) -> Result<Vec<u8>, NoAnswer> {
     let answer = wait.until(end, |end| match process.line(end) {
         Err(NoAnswer::Timeout) => None,
         answer => Some(answer),
@@ -218,28 +241,57 @@ pub(super) fn load(
     let preloaded: Vec<Library> = if root == Path::new("/") {
         Vec::new()
     } else {
-        PRELOAD.into_iter().filter_map(|name| Library::load(OsStr::new(name)).ok()).collect()
+        PRELOAD
+            .into_iter()
+            .filter_map(|name| Library::load(OsStr::new(name)).ok())
+            .collect()
     };
     let refused = |error: std::io::Error| Refused::Confine(base::report::line(&error.into()));
     // The directory is closed again: an open directory outside of the new root would be a way out of it.
     let files = {
         let tree = Tree::open(&question.root).map_err(refused)?;
-        files::of_nvml(&tree, &question.library, watched, identity::may_own_files(identity))
+        files::of_nvml(
+            &tree,
+            &question.library,
+            watched,
+            identity::may_own_files(identity),
+        )
     };
-    confine(Kept { root, identity, files }, pipe).map_err(refused)?;
+    confine(
+        Kept {
+            root,
+            identity,
+            files,
+        },
+        pipe,
+    )
+    .map_err(refused)?;
     // The library opens this one by name, and the linker cache of the host may lack its directory.
-    let dxcore = question.is_wsl.then(|| Library::load(OsStr::new(wsl::DXCORE)).ok()).flatten();
+    let dxcore = question
+        .is_wsl
+        .then(|| Library::load(OsStr::new(wsl::DXCORE)).ok())
+        .flatten();
     let preloaded = preloaded.into_iter().chain(dxcore).collect();
     match Library::load(question.library.as_os_str()) {
-        Ok(library) => Ok(Loaded { library, _preloaded: preloaded }),
+        Ok(library) => Ok(Loaded {
+            library,
+            _preloaded: preloaded,
+        }),
         // The text of dlerror(3) is in the source of the error.
         Err(error) => Err(Refused::Load(base::report::line(&error.into()))),
     }
 }
 
 /// Writes a line for each GPU, and returns the last line.
-fn take_inventory(library: &Library, is_wsl: bool, leave_out: &[u32], write: &mut dyn FnMut(&Line)) -> Line {
-    match inventory::nvml::take(library, is_wsl, leave_out, &mut |report| write(&Line::Report(report))) {
+fn take_inventory(
+    library: &Library,
+    is_wsl: bool,
+    leave_out: &[u32],
+    write: &mut dyn FnMut(&Line),
+) -> Line {
+    match inventory::nvml::take(library, is_wsl, leave_out, &mut |report| {
+        write(&Line::Report(report))
+    }) {
         Ok(()) => Line::Done,
         Err(failed) => Line::Nvml(failed),
     }
@@ -252,17 +304,24 @@ fn no_answer(error: NoAnswer, question: &Question, gathered: &Gathered) -> anyho
         gpus => format!("; GPU {} did not answer", gpus.join(", ")),
     };
     match error {
-        NoAnswer::System(error) => anyhow::Error::new(error).context("cannot start the process that asks NVML"),
+        NoAnswer::System(error) => {
+            anyhow::Error::new(error).context("cannot start the process that asks NVML")
+        }
         NoAnswer::Timeout => failure(
             &catalog::NVML_TIMEOUT,
-            format!("NVML did not answer within {} s{suspects}", question.deadline.as_secs_f32()),
+            format!(
+                "NVML did not answer within {} s{suspects}",
+                question.deadline.as_secs_f32()
+            ),
             "if \"nvidia-smi\" on the host is slow too, enable persistence mode (\"nvidia-smi -pm 1\"); or raise \
              nvml-timeout in the [oci-nvidia-hook] table of config.toml",
         ),
         NoAnswer::Died(signal) => failure(
             &catalog::NVML_DIED,
             match signal {
-                Some(signal) => format!("the process that asks NVML was ended by {signal}{suspects}"),
+                Some(signal) => {
+                    format!("the process that asks NVML was ended by {signal}{suspects}")
+                }
                 None => "the process that asks NVML ended without an answer".to_owned(),
             },
             "run \"nvidia-smi\" on the host",
@@ -287,7 +346,10 @@ pub(super) fn explain_refused(refused: &Refused, question: &Question) -> anyhow:
     match refused {
         Refused::Load(text) => failure(
             &catalog::NVML_LOAD,
-            format!("cannot load the driver's library {:?} below {}: {text}", question.library, question.root),
+            format!(
+                "cannot load the driver's library {:?} below {}: {text}",
+                question.library, question.root
+            ),
             "reinstall the driver's libraries, and run \"ldconfig\"",
         ),
         Refused::Confine(text) => failure(
@@ -301,15 +363,23 @@ pub(super) fn explain_refused(refused: &Refused, question: &Question) -> anyhow:
 /// Returns the hint for a missing permission. `user` in config.toml only has an effect if root runs the hook; for other users, their
 /// groups decide.
 fn permission_hint(question: &Question, identity: Option<Identity>) -> String {
-    let name = if question.is_wsl { wsl::NODE } else { "nvidiactl" };
+    let name = if question.is_wsl {
+        wsl::NODE
+    } else {
+        "nvidiactl"
+    };
     let node = question.root.as_path().join("dev").join(name);
     let node = node.display();
     match identity {
-        Some(_) => format!("compare \"ls -l {node}\" with user in the [nvidia-container-cli] table of config.toml"),
+        Some(_) => format!(
+            "compare \"ls -l {node}\" with user in the [nvidia-container-cli] table of config.toml"
+        ),
         None => {
             let join = match group_of_the_nodes(&question.root, name) {
                 Some((gid, mode)) => format!("as root: {}", group::join(&this_user(), gid, mode)),
-                None => format!("add the user to the group that \"ls -l {node}\" shows on the host, and log in again"),
+                None => format!(
+                    "add the user to the group that \"ls -l {node}\" shows on the host, and log in again"
+                ),
             };
             join + keep_groups()
         }
@@ -324,7 +394,9 @@ fn group_of_the_nodes(root: &HostPath, name: &str) -> Option<(u32, u32)> {
     if node.gid != identity::NOBODY {
         return Some((node.gid, node.mode));
     }
-    let params = root.read_text(&Path::new(DRIVER_PROC).join("params")).ok()?;
+    let params = root
+        .read_text(&Path::new(DRIVER_PROC).join("params"))
+        .ok()?;
     Some((params::field(&params, "DeviceFileGID")?, node.mode))
 }
 
@@ -341,10 +413,16 @@ fn this_user() -> String {
     let inside = rustix::process::geteuid().as_raw();
     let uid = ns::uid_outside(inside).ok().flatten().unwrap_or(inside);
     let entry = (uid != 0).then(|| nix::unistd::User::from_uid(uid.into()).ok().flatten());
-    entry.flatten().map_or_else(|| "USER".to_owned(), |entry| entry.name)
+    entry
+        .flatten()
+        .map_or_else(|| "USER".to_owned(), |entry| entry.name)
 }
 
-pub(super) fn explain_nvml(failed: &Failed, question: &Question, identity: Option<Identity>) -> anyhow::Error {
+pub(super) fn explain_nvml(
+    failed: &Failed,
+    question: &Question,
+    identity: Option<Identity>,
+) -> anyhow::Error {
     let (kind, what, hint) = match failed.code {
         Code::DRIVER_NOT_LOADED if question.is_wsl => (
             &catalog::NVML,
@@ -385,9 +463,19 @@ mod tests {
     fn the_child_reports_why_it_has_no_library() {
         let library = PathBuf::from("/nonexistent/libnvidia-ml.so.1");
         let deadline = Duration::from_secs(60);
-        let question = Question { root: HostPath::new("/"), library, who: Who::Unchanged, deadline, is_wsl: false };
+        let question = Question {
+            root: HostPath::new("/"),
+            library,
+            who: Who::Unchanged,
+            deadline,
+            is_wsl: false,
+        };
         let error = base::report::line(&ask(&question, Instant::now() + deadline).unwrap_err());
         // A plain user may not confine the child.
-        assert!(error.starts_with("cannot load the driver's library") || error.starts_with("cannot set up"), "{error}");
+        assert!(
+            error.starts_with("cannot load the driver's library")
+                || error.starts_with("cannot set up"),
+            "{error}"
+        );
     }
 }

@@ -64,7 +64,11 @@ use crate::driver::nodes::DeviceNode;
 /// The size limit in bytes. 256 GPUs need 64 KiB.
 const MAX_SIZE: u64 = 1 << 20;
 /// The first line, before the checksum of the rest.
-const HEADER: &str = concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), " inventory 3 ");
+const HEADER: &str = concat!(
+    "oci-nvidia-hook ",
+    env!("CARGO_PKG_VERSION"),
+    " inventory 3 "
+);
 /// The number of seconds for which an inventory without a hanging GPU is cached.
 const BRIEFLY: u64 = 60;
 /// How long a process waits for a lock that is not required for correctness.
@@ -117,7 +121,9 @@ impl CachedInventory {
     /// Whether the current state of the kernel confirms the inventory.
     #[must_use]
     pub fn is_confirmed_by(&self, view: &KernelView) -> bool {
-        let Some(state) = &view.state else { return false };
+        let Some(state) = &view.state else {
+            return false;
+        };
         let is_confirmed = match self.until {
             None => state.is_whole && is_confirmed(&self.inventory, &view.version, &view.gpus),
             Some(until) => {
@@ -161,7 +167,8 @@ fn checksum(bytes: &[u8]) -> u64 {
 
 /// Whether both have the same working GPUs in the same MIG mode.
 fn has_same_gpus(cached: &Inventory, newer: &Inventory) -> bool {
-    let is_same = |known: &Gpu, gpu: &Gpu| known.uuid == gpu.uuid && known.mig_enabled == gpu.mig_enabled;
+    let is_same =
+        |known: &Gpu, gpu: &Gpu| known.uuid == gpu.uuid && known.mig_enabled == gpu.mig_enabled;
     let is_cached = |gpu: &Gpu| cached.gpus.iter().any(|known| is_same(known, gpu));
     cached.gpus.len() == newer.gpus.len() && newer.gpus.iter().all(is_cached)
 }
@@ -184,7 +191,12 @@ impl Cache {
             "/" => "inventory".to_owned(),
             root => format!("inventory-{:016x}", checksum(root.as_bytes())),
         };
-        Self { dir, name, question, patience }
+        Self {
+            dir,
+            name,
+            question,
+            patience,
+        }
     }
 
     /// Returns the cached inventory if the kernel confirms it. Otherwise calls `slow`, because the rest can take seconds, and then `ask`,
@@ -192,10 +204,18 @@ impl Cache {
     ///
     /// # Errors
     /// Those of `ask`.
-    pub fn get(&self, view: &dyn Fn() -> KernelView, slow: &dyn Fn(), ask: Ask<'_>) -> Result<(Inventory, KernelView)> {
+    pub fn get(
+        &self,
+        view: &dyn Fn() -> KernelView,
+        slow: &dyn Fn(),
+        ask: Ask<'_>,
+    ) -> Result<(Inventory, KernelView)> {
         let now = view();
         let before = self.read();
-        if let Some(cached) = before.as_ref().filter(|answer| answer.is_confirmed_by(&now)) {
+        if let Some(cached) = before
+            .as_ref()
+            .filter(|answer| answer.is_confirmed_by(&now))
+        {
             return Ok((cached.inventory.clone(), now));
         }
         slow();
@@ -203,7 +223,9 @@ impl Cache {
         let arrived = before.map_or(0, |answer| answer.number);
         let failures = self.last_failure().map_or(0, |failed| failed.number);
         // Without the lock, there is no time left or the lock file cannot be created.
-        let Ok(Some(_lock)) = self.lock() else { return Ok((ask(end)?.inventory, view())) };
+        let Ok(Some(_lock)) = self.lock() else {
+            return Ok((ask(end)?.inventory, view()));
+        };
         // The previous owner of the lock may have stored an answer.
         if let Some(answer) = self.read() {
             let now = view();
@@ -211,7 +233,10 @@ impl Cache {
                 return Ok((answer.inventory, now));
             }
         }
-        if let Some(failed) = self.last_failure().filter(|failed| failed.number > failures) {
+        if let Some(failed) = self
+            .last_failure()
+            .filter(|failed| failed.number > failures)
+        {
             return Err(failed.error.into());
         }
         self.ask(view, ask, end)
@@ -220,14 +245,20 @@ impl Cache {
     /// Returns the cached inventory if the kernel confirms it. Never queries NVML.
     #[must_use]
     pub fn confirmed(&self, view: &KernelView) -> Option<Inventory> {
-        self.read().filter(|answer| answer.is_confirmed_by(view)).map(|answer| answer.inventory)
+        self.read()
+            .filter(|answer| answer.is_confirmed_by(view))
+            .map(|answer| answer.inventory)
     }
 
     /// Calls `ask` in any case, and caches the answer if possible.
     ///
     /// # Errors
     /// Those of `ask`.
-    pub(crate) fn renew(&self, view: &dyn Fn() -> KernelView, ask: Ask<'_>) -> Result<(Inventory, KernelView)> {
+    pub(crate) fn renew(
+        &self,
+        view: &dyn Fn() -> KernelView,
+        ask: Ask<'_>,
+    ) -> Result<(Inventory, KernelView)> {
         let end = Instant::now() + self.patience;
         match self.lock() {
             Ok(Some(_lock)) => self.ask(view, ask, end),
@@ -240,8 +271,12 @@ impl Cache {
     pub fn invalidate_unless(&self, newer: Option<&Inventory>) {
         // The owner of the lock queries NVML at this moment. If its answer is invalidated here, the only cost is another query.
         let _lock = self.dir.lock(&self.lock_name(), SHORTLY);
-        let Some(mut cached) = self.read() else { return };
-        if cached.state.is_some() && newer.is_none_or(|newer| !has_same_gpus(&cached.inventory, newer)) {
+        let Some(mut cached) = self.read() else {
+            return;
+        };
+        if cached.state.is_some()
+            && newer.is_none_or(|newer| !has_same_gpus(&cached.inventory, newer))
+        {
             cached.state = None;
             self.dir.replace(&self.name, &cached.to_bytes()).ok();
         }
@@ -255,18 +290,35 @@ impl Cache {
         let name = self.lock_name();
         let end = Instant::now() + self.patience;
         let left = |end: Instant| end.saturating_duration_since(Instant::now());
-        Wait::begin(self.patience).until(end, |end| self.dir.lock(&name, left(end)).transpose()).transpose()
+        Wait::begin(self.patience)
+            .until(end, |end| self.dir.lock(&name, left(end)).transpose())
+            .transpose()
     }
 
     /// Queries NVML and stores the answer. The caller holds the lock.
-    fn ask(&self, view: &dyn Fn() -> KernelView, ask: Ask<'_>, end: Instant) -> Result<(Inventory, KernelView)> {
-        let number = self.read().map_or(0, |answer| answer.number).saturating_add(1);
-        let gather::NvmlAnswer { inventory, gave_up } = ask(end).inspect_err(|error| self.share(error))?;
+    fn ask(
+        &self,
+        view: &dyn Fn() -> KernelView,
+        ask: Ask<'_>,
+        end: Instant,
+    ) -> Result<(Inventory, KernelView)> {
+        let number = self
+            .read()
+            .map_or(0, |answer| answer.number)
+            .saturating_add(1);
+        let gather::NvmlAnswer { inventory, gave_up } =
+            ask(end).inspect_err(|error| self.share(error))?;
         // The kernel is examined after the query, because the query makes the module open its GPUs and learn their UUIDs.
         let now = view();
         let state = now.state.as_ref().map(|state| state.text.clone());
         let until = gave_up.then(|| now.uptime.saturating_add(BRIEFLY));
-        let mut answer = CachedInventory { number, question: self.question.clone(), state, until, inventory };
+        let mut answer = CachedInventory {
+            number,
+            question: self.question.clone(),
+            state,
+            until,
+            inventory,
+        };
         if !answer.is_confirmed_by(&now) {
             answer.state = None;
         }
@@ -277,8 +329,15 @@ impl Cache {
 
     /// Stores an error for waiting processes. It has a separate file, because the cached inventory may become valid again.
     fn share(&self, error: &anyhow::Error) {
-        let number = self.last_failure().map_or(0, |failed| failed.number).saturating_add(1);
-        let failed = Failed { number, question: self.question.clone(), error: StoredError::new(error) };
+        let number = self
+            .last_failure()
+            .map_or(0, |failed| failed.number)
+            .saturating_add(1);
+        let failed = Failed {
+            number,
+            question: self.question.clone(),
+            error: StoredError::new(error),
+        };
         self.dir.replace(&self.failures(), &to_bytes(&failed)).ok();
     }
 

@@ -32,7 +32,9 @@ impl MigCap {
             Self::Config => "capabilities/mig/config".to_owned(),
             Self::Monitor => "capabilities/mig/monitor".to_owned(),
             Self::GpuInstance(gpu, gi) => format!("capabilities/gpu{gpu}/mig/gi{gi}/access"),
-            Self::ComputeInstance(gpu, gi, ci) => format!("capabilities/gpu{gpu}/mig/gi{gi}/ci{ci}/access"),
+            Self::ComputeInstance(gpu, gi, ci) => {
+                format!("capabilities/gpu{gpu}/mig/gi{gi}/ci{ci}/access")
+            }
         })
     }
 
@@ -73,9 +75,11 @@ pub fn parse_cap(name: &str) -> Option<MigCap> {
     let parts: Vec<_> = name.split('/').collect();
     match parts.as_slice() {
         [gpu, gi, "access"] => Some(MigCap::GpuInstance(number(gpu, "gpu")?, number(gi, "gi")?)),
-        [gpu, gi, ci, "access"] => {
-            Some(MigCap::ComputeInstance(number(gpu, "gpu")?, number(gi, "gi")?, number(ci, "ci")?))
-        }
+        [gpu, gi, ci, "access"] => Some(MigCap::ComputeInstance(
+            number(gpu, "gpu")?,
+            number(gi, "gi")?,
+            number(ci, "ci")?,
+        )),
         _ => None,
     }
 }
@@ -86,8 +90,17 @@ mod tests {
 
     #[test]
     fn numbers_are_digits() {
-        assert_eq!(parse_mig_minors("gpu0/gi1/ci2/access 3\n"), [(MigCap::ComputeInstance(0, 1, 2), 3)].into());
-        for line in ["gpu+0/gi1/access 3", "gpu0/gi/access 3", "gpu0/gi4294967296/access 3", "config +1", "config"] {
+        assert_eq!(
+            parse_mig_minors("gpu0/gi1/ci2/access 3\n"),
+            [(MigCap::ComputeInstance(0, 1, 2), 3)].into()
+        );
+        for line in [
+            "gpu+0/gi1/access 3",
+            "gpu0/gi/access 3",
+            "gpu0/gi4294967296/access 3",
+            "config +1",
+            "config",
+        ] {
             assert!(parse_mig_minors(line).is_empty(), "{line}");
         }
     }

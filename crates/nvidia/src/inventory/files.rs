@@ -42,12 +42,24 @@ const READ: [&str; 15] = [
 /// Returns the files for a process in the directory `root`. `watched` are other directories whose `/dev`, `/proc` and `/sys` the process
 /// reads. If the process may own files, reading is limited too: root's files include disks and keys.
 pub(super) fn of_nvml(root: &Tree, library: &Path, watched: &[Tree], may_own_files: bool) -> Files {
-    let mut files = Files { allowed: Vec::new(), limits_reading: may_own_files };
+    let mut files = Files {
+        allowed: Vec::new(),
+        limits_reading: may_own_files,
+    };
     let mut allow = |tree: &Tree, path: &Path, access| {
         // A missing file needs no permission.
-        files.allowed.extend(tree.as_root().open_at(path, OFlags::PATH).ok().map(|place| (place, access)));
+        files.allowed.extend(
+            tree.as_root()
+                .open_at(path, OFlags::PATH)
+                .ok()
+                .map(|place| (place, access)),
+        );
     };
-    for path in nodes(root).iter().map(PathBuf::as_path).chain(DEVICES.map(Path::new)) {
+    for path in nodes(root)
+        .iter()
+        .map(PathBuf::as_path)
+        .chain(DEVICES.map(Path::new))
+    {
         allow(root, path, Access::Use);
     }
     if may_own_files {
@@ -69,9 +81,14 @@ pub(super) fn of_nvml(root: &Tree, library: &Path, watched: &[Tree], may_own_fil
 /// Returns the driver's nodes in `/dev`, and the directories of its other nodes. A node may be a link to a place outside of `/dev`.
 fn nodes(root: &Tree) -> Vec<PathBuf> {
     let names = root.names(Path::new("/dev")).into_iter();
-    let of_driver =
-        names.filter(|name| name.to_str().is_some_and(|name| name.starts_with("nvidia") || name == wsl::NODE));
-    of_driver.map(|name| Path::new("/dev").join(name)).filter(|path| is_node(root, path)).collect()
+    let of_driver = names.filter(|name| {
+        name.to_str()
+            .is_some_and(|name| name.starts_with("nvidia") || name == wsl::NODE)
+    });
+    of_driver
+        .map(|name| Path::new("/dev").join(name))
+        .filter(|path| is_node(root, path))
+        .collect()
 }
 
 fn is_node(root: &Tree, path: &Path) -> bool {
@@ -95,7 +112,15 @@ mod tests {
     #[test]
     fn a_process_that_may_own_files_reads_only_what_it_needs() {
         let dir = tempfile::tempdir().unwrap();
-        for path in ["dev/nvidia-caps", "opt/nvidia/lib", "usr/lib", "proc", "sys/module", "etc/nvidia", "root/.ssh"] {
+        for path in [
+            "dev/nvidia-caps",
+            "opt/nvidia/lib",
+            "usr/lib",
+            "proc",
+            "sys/module",
+            "etc/nvidia",
+            "root/.ssh",
+        ] {
             fs::create_dir_all(dir.path().join(path)).unwrap();
         }
         fs::write(dir.path().join("dev/nvidia.log"), "").unwrap();
@@ -103,10 +128,22 @@ mod tests {
         symlink("usr/lib", dir.path().join("lib64")).unwrap();
         let tree = Tree::open(&HostPath::new(dir.path())).unwrap();
         let names = |may_own_files| {
-            let files = of_nvml(&tree, Path::new("/opt/nvidia/lib/libnvidia-ml.so.1"), &[], may_own_files);
+            let files = of_nvml(
+                &tree,
+                Path::new("/opt/nvidia/lib/libnvidia-ml.so.1"),
+                &[],
+                may_own_files,
+            );
             assert_eq!(files.limits_reading, may_own_files);
             let name = |(place, access): &(std::os::fd::OwnedFd, Access)| {
-                format!("{access:?} {}", real_path(place.as_fd()).unwrap().strip_prefix(dir.path()).unwrap().display())
+                format!(
+                    "{access:?} {}",
+                    real_path(place.as_fd())
+                        .unwrap()
+                        .strip_prefix(dir.path())
+                        .unwrap()
+                        .display()
+                )
             };
             files.allowed.iter().map(name).collect::<Vec<_>>()
         };

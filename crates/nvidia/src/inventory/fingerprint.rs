@@ -22,15 +22,27 @@ pub fn is_confirmed(inventory: &Inventory, version: &str, kernel: &[KernelGpu]) 
 
 /// Like [`is_confirmed`] for the GPUs that have answered. Each of the other GPUs must have an index.
 #[must_use]
-pub(crate) fn is_confirmed_in_part(inventory: &Inventory, version: &str, kernel: &[KernelGpu]) -> bool {
+pub(crate) fn is_confirmed_in_part(
+    inventory: &Inventory,
+    version: &str,
+    kernel: &[KernelGpu],
+) -> bool {
     let kernel: Vec<_> = kernel.iter().filter(|gpu| !gpu.excluded).collect();
     let failed = inventory.failed.iter().filter_map(|failed| failed.index);
-    let mut indices: Vec<u32> = inventory.gpus.iter().map(|gpu| gpu.index).chain(failed).collect();
+    let mut indices: Vec<u32> = inventory
+        .gpus
+        .iter()
+        .map(|gpu| gpu.index)
+        .chain(failed)
+        .collect();
     indices.sort();
     inventory.driver_version == version
         && inventory.gpus.len() + inventory.failed.len() == kernel.len()
         && !kernel.is_empty()
-        && inventory.gpus.iter().all(|gpu| is_listed_once(gpu, &kernel))
+        && inventory
+            .gpus
+            .iter()
+            .all(|gpu| is_listed_once(gpu, &kernel))
         && inventory.gpus.is_sorted_by_key(|gpu| gpu.index)
         && (0..).zip(&indices).all(|(index, known)| index == *known)
         && indices.len() == kernel.len()
@@ -38,7 +50,9 @@ pub(crate) fn is_confirmed_in_part(inventory: &Inventory, version: &str, kernel:
 
 fn is_listed_once(gpu: &super::Gpu, kernel: &[&KernelGpu]) -> bool {
     let same = kernel.iter().filter(|kernel| {
-        kernel.bus_id == gpu.bus_id && kernel.uuid.as_deref() == Some(&gpu.uuid) && kernel.minor == Some(gpu.minor)
+        kernel.bus_id == gpu.bus_id
+            && kernel.uuid.as_deref() == Some(&gpu.uuid)
+            && kernel.minor == Some(gpu.minor)
     });
     !gpu.mig_enabled && gpu.mig_devices.is_empty() && same.count() == 1
 }
@@ -69,7 +83,10 @@ mod tests {
     }
 
     fn whole() -> Inventory {
-        let mut whole = Inventory { driver_version: "535.1".into(), ..inventory() };
+        let mut whole = Inventory {
+            driver_version: "535.1".into(),
+            ..inventory()
+        };
         for gpu in &mut whole.gpus {
             gpu.mig_enabled = false;
             gpu.mig_devices.clear();
@@ -82,21 +99,41 @@ mod tests {
         assert!(is_confirmed(&whole(), "535.1", &kernel()));
         type Change = fn(&mut Inventory, &mut Vec<KernelGpu>);
         let changes: [(&str, Change); 12] = [
-            ("another GPU at the same place", |_, kernel| kernel[1].uuid = Some("GPU-new".into())),
-            ("a GPU that does not say who it is", |_, kernel| kernel[1].uuid = None),
+            ("another GPU at the same place", |_, kernel| {
+                kernel[1].uuid = Some("GPU-new".into())
+            }),
+            ("a GPU that does not say who it is", |_, kernel| {
+                kernel[1].uuid = None
+            }),
             ("another minor", |_, kernel| kernel[1].minor = Some(7)),
             ("another place", |_, kernel| kernel[1].bus_id.bus = 9),
             ("removed", |_, kernel| drop(kernel.pop())),
-            ("added", |_, kernel| kernel.push(KernelGpu { uuid: Some("GPU-new".into()), ..kernel[0].clone() })),
-            ("twice", |_, kernel| kernel[1] = kernel[0].clone()),
-            ("none", |inventory, kernel| (inventory.gpus.clear(), kernel.clear()).1),
-            ("MIG mode", |inventory, _| inventory.gpus[0].mig_enabled = true),
-            ("MIG devices", |inventory, _| {
-                inventory.gpus[0].mig_devices = super::super::select::tests::inventory().gpus[2].mig_devices.clone();
+            ("added", |_, kernel| {
+                kernel.push(KernelGpu {
+                    uuid: Some("GPU-new".into()),
+                    ..kernel[0].clone()
+                })
             }),
-            ("an index is left out", |inventory, _| inventory.gpus[2].index = 3),
+            ("twice", |_, kernel| kernel[1] = kernel[0].clone()),
+            ("none", |inventory, kernel| {
+                (inventory.gpus.clear(), kernel.clear()).1
+            }),
+            ("MIG mode", |inventory, _| {
+                inventory.gpus[0].mig_enabled = true
+            }),
+            ("MIG devices", |inventory, _| {
+                inventory.gpus[0].mig_devices = super::super::select::tests::inventory().gpus[2]
+                    .mig_devices
+                    .clone();
+            }),
+            ("an index is left out", |inventory, _| {
+                inventory.gpus[2].index = 3
+            }),
             ("one failed", |inventory, _| {
-                let failed = super::super::FailedGpu { index: Some(3), ..Default::default() };
+                let failed = super::super::FailedGpu {
+                    index: Some(3),
+                    ..Default::default()
+                };
                 inventory.failed.push(failed);
             }),
         ];
@@ -104,13 +141,22 @@ mod tests {
             let (mut inventory, mut kernel) = (whole(), kernel());
             change(&mut inventory, &mut kernel);
             assert!(!is_confirmed(&inventory, "535.1", &kernel), "{what}");
-            assert!(!is_confirmed_in_part(&inventory, "535.1", &kernel), "{what}");
+            assert!(
+                !is_confirmed_in_part(&inventory, "535.1", &kernel),
+                "{what}"
+            );
         }
         // One that hangs is known by its index, and the others are confirmed.
         let mut inventory = whole();
         inventory.gpus.remove(1);
-        inventory.failed.push(super::super::FailedGpu { index: Some(1), ..super::super::FailedGpu::default() });
-        assert!(is_confirmed_in_part(&inventory, "535.1", &kernel()) && !is_confirmed(&inventory, "535.1", &kernel()));
+        inventory.failed.push(super::super::FailedGpu {
+            index: Some(1),
+            ..super::super::FailedGpu::default()
+        });
+        assert!(
+            is_confirmed_in_part(&inventory, "535.1", &kernel())
+                && !is_confirmed(&inventory, "535.1", &kernel())
+        );
         inventory.failed[0].index = None;
         assert!(!is_confirmed_in_part(&inventory, "535.1", &kernel()));
         assert!(!is_confirmed(&whole(), "570", &kernel()), "another driver");
@@ -118,12 +164,22 @@ mod tests {
 
     #[test]
     fn an_excluded_gpu_is_not_missed() {
-        let excluded =
-            KernelGpu { bus_id: BusId { domain: 0, bus: 9, device: 0 }, excluded: true, ..KernelGpu::default() };
+        let excluded = KernelGpu {
+            bus_id: BusId {
+                domain: 0,
+                bus: 9,
+                device: 0,
+            },
+            excluded: true,
+            ..KernelGpu::default()
+        };
         let more = [kernel(), vec![excluded]].concat();
         assert!(is_confirmed(&whole(), "535.1", &more));
         let mut kernel = kernel();
         kernel[1].excluded = true;
-        assert!(!is_confirmed(&whole(), "535.1", &kernel), "NVML still lists it");
+        assert!(
+            !is_confirmed(&whole(), "535.1", &kernel),
+            "NVML still lists it"
+        );
     }
 }

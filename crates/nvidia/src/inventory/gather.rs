@@ -56,15 +56,27 @@ impl Gathered {
     /// Returns the indices of the GPUs that are not queried again.
     #[must_use]
     pub fn indices(&self) -> Vec<u32> {
-        let failed = self.inventory.failed.iter().filter_map(|failed| failed.index);
-        self.inventory.gpus.iter().map(|gpu| gpu.index).chain(failed).collect()
+        let failed = self
+            .inventory
+            .failed
+            .iter()
+            .filter_map(|failed| failed.index);
+        self.inventory
+            .gpus
+            .iter()
+            .map(|gpu| gpu.index)
+            .chain(failed)
+            .collect()
     }
 
     /// Whether every GPU has been queried.
     #[must_use]
     pub(crate) fn is_whole(&self) -> bool {
         let is_asked = |count| self.asking.is_none() && self.indices().len() == count;
-        self.driver.as_ref().and_then(|driver| usize::try_from(driver.count).ok()).is_some_and(is_asked)
+        self.driver
+            .as_ref()
+            .and_then(|driver| usize::try_from(driver.count).ok())
+            .is_some_and(is_asked)
     }
 
     /// Returns the deadline for the next report. A GPU gets half of the remaining time, so that there is time for the others. The last one
@@ -85,15 +97,23 @@ impl Gathered {
 
     /// Marks the GPU that is being queried as failed. Returns false if no GPU is the cause of the error.
     pub(crate) fn give_up(&mut self, why: &NoAnswer) -> bool {
-        let Some((index, _)) = self.asking.take() else { return false };
+        let Some((index, _)) = self.asking.take() else {
+            return false;
+        };
         let why = match why {
             NoAnswer::System(_) => return false,
             NoAnswer::Timeout => "NVML does not answer when it is asked about it".to_owned(),
-            NoAnswer::Died(Some(signal)) => format!("NVML crashes when it is asked about it ({signal})"),
+            NoAnswer::Died(Some(signal)) => {
+                format!("NVML crashes when it is asked about it ({signal})")
+            }
             NoAnswer::Died(None) => "NVML ends the process when it is asked about it".to_owned(),
         };
         self.given_up.push(index);
-        self.inventory.add_failed(FailedGpu { index: Some(index), why, ..FailedGpu::default() });
+        self.inventory.add_failed(FailedGpu {
+            index: Some(index),
+            why,
+            ..FailedGpu::default()
+        });
         true
     }
 
@@ -107,8 +127,15 @@ impl Gathered {
     #[must_use]
     pub fn answer(self) -> NvmlAnswer {
         let driver = self.driver.unwrap_or_default();
-        let inventory = Inventory { driver_version: driver.version, cuda_version: driver.cuda, ..self.inventory };
-        NvmlAnswer { inventory, gave_up: !self.given_up.is_empty() }
+        let inventory = Inventory {
+            driver_version: driver.version,
+            cuda_version: driver.cuda,
+            ..self.inventory
+        };
+        NvmlAnswer {
+            inventory,
+            gave_up: !self.given_up.is_empty(),
+        }
     }
 }
 
@@ -123,7 +150,11 @@ mod tests {
     use super::*;
 
     fn driver(count: u32) -> Report {
-        Report::Driver(Driver { version: "535.1".into(), cuda: "12.2".into(), count })
+        Report::Driver(Driver {
+            version: "535.1".into(),
+            cuda: "12.2".into(),
+            count,
+        })
     }
 
     fn gpu(index: usize) -> Report {
@@ -132,31 +163,57 @@ mod tests {
 
     /// Takes them all; whether they are consistent.
     fn take(gathered: &mut Gathered, reports: Vec<Report>) -> bool {
-        reports.into_iter().all(|report| gathered.take(report, Instant::now()))
+        reports
+            .into_iter()
+            .all(|report| gathered.take(report, Instant::now()))
     }
 
     #[test]
     fn a_gpu_that_hangs_is_left_out_and_the_others_are_asked() {
         let mut gathered = Gathered::default();
-        assert!(take(&mut gathered, vec![driver(3), Report::Next(0), gpu(0), Report::Next(1)]));
+        assert!(take(
+            &mut gathered,
+            vec![driver(3), Report::Next(0), gpu(0), Report::Next(1)]
+        ));
         assert!(!gathered.is_whole());
         assert!(gathered.give_up(&NoAnswer::Timeout));
         assert_eq!(gathered.indices(), [0, 1]);
-        assert!(take(&mut gathered, vec![driver(3), Report::Next(2), gpu(2)]));
+        assert!(take(
+            &mut gathered,
+            vec![driver(3), Report::Next(2), gpu(2)]
+        ));
         assert!(gathered.is_whole());
         let answer = gathered.answer();
         assert!(answer.gave_up);
-        assert_eq!(answer.inventory.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>(), [0, 2]);
-        assert_eq!(answer.inventory.failed[0].to_string(), "GPU 1: NVML does not answer when it is asked about it");
+        assert_eq!(
+            answer
+                .inventory
+                .gpus
+                .iter()
+                .map(|gpu| gpu.index)
+                .collect::<Vec<_>>(),
+            [0, 2]
+        );
+        assert_eq!(
+            answer.inventory.failed[0].to_string(),
+            "GPU 1: NVML does not answer when it is asked about it"
+        );
     }
 
     #[test]
     fn a_crash_of_the_last_gpu_needs_no_other_process() {
         let mut gathered = Gathered::default();
-        assert!(take(&mut gathered, vec![driver(2), Report::Next(0), gpu(0), Report::Next(1)]));
+        assert!(take(
+            &mut gathered,
+            vec![driver(2), Report::Next(0), gpu(0), Report::Next(1)]
+        ));
         assert!(gathered.give_up(&NoAnswer::Died(Some(Signal::SIGSEGV))));
         assert!(gathered.is_whole());
-        assert!(gathered.answer().inventory.failed[0].why.contains("(SIGSEGV)"));
+        assert!(
+            gathered.answer().inventory.failed[0]
+                .why
+                .contains("(SIGSEGV)")
+        );
         // Without a GPU that is being asked it is NVML itself.
         assert!(!Gathered::default().give_up(&NoAnswer::Timeout));
     }
@@ -165,7 +222,10 @@ mod tests {
     fn what_changes_between_two_processes_is_noticed() {
         for second in [vec![driver(2)], vec![driver(3), gpu(0)]] {
             let mut gathered = Gathered::default();
-            assert!(take(&mut gathered, vec![driver(3), Report::Next(0), gpu(0), Report::Next(1)]));
+            assert!(take(
+                &mut gathered,
+                vec![driver(3), Report::Next(0), gpu(0), Report::Next(1)]
+            ));
             gathered.give_up(&NoAnswer::Timeout);
             assert!(!take(&mut gathered, second));
         }
@@ -178,9 +238,13 @@ mod tests {
         let end = start + seconds(30);
         let mut gathered = Gathered::default();
         assert_eq!(gathered.limit(end), end, "before there is a GPU to blame");
-        assert!(gathered.take(driver(2), start) && gathered.take(Report::Next(0), start + seconds(10)));
+        assert!(
+            gathered.take(driver(2), start) && gathered.take(Report::Next(0), start + seconds(10))
+        );
         assert_eq!(gathered.limit(end), start + seconds(20));
-        assert!(gathered.take(gpu(0), start) && gathered.take(Report::Next(1), start + seconds(20)));
+        assert!(
+            gathered.take(gpu(0), start) && gathered.take(Report::Next(1), start + seconds(20))
+        );
         assert_eq!(gathered.limit(end), end, "the last one");
     }
 }

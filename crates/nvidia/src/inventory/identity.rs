@@ -57,7 +57,10 @@ pub fn choose(who: Who, root: &HostPath, library: &Path) -> Result<Option<Identi
         Who::Configured(root) => Some(root.gid),
         Who::Fewest => None,
     };
-    Ok(Some(fewest(&required_files(&Tree::open(root)?, library), group)))
+    Ok(Some(fewest(
+        &required_files(&Tree::open(root)?, library),
+        group,
+    )))
 }
 
 /// Whether files can belong to the user of the process, which it can then open and change although it has no capabilities.
@@ -77,12 +80,32 @@ fn is_met_by((file, bits): Need, identity: Identity) -> bool {
 /// Returns `/dev/nvidiactl`, then the nodes of the GPUs, or `/dev/dxg` on WSL 2, then the library and its directories.
 fn required_files(root: &Tree, library: &Path) -> Vec<Need> {
     let need = |path: &Path, bits: u32| root.locate(path).ok().map(|found: Located| (found, bits));
-    let is_node = |name: &str| name == wsl::NODE || name.strip_prefix("nvidia").and_then(parse_decimal).is_some();
-    let names = root.names(Path::new("/dev")).into_iter().filter(|name| name.to_str().is_some_and(is_node));
-    let nodes = std::iter::once("nvidiactl".into()).chain(names).map(|name| Path::new("/dev").join(name));
-    let nodes = nodes.filter_map(|path| need(&path, 6)).filter(|(found, _)| found.kind == FileType::CharacterDevice);
-    let files = library.ancestors().skip(1).filter_map(|dir| need(dir, 1)).chain(need(library, 4));
-    nodes.chain(files).map(|(found, bits)| (Permissions::from(&found), bits)).collect()
+    let is_node = |name: &str| {
+        name == wsl::NODE
+            || name
+                .strip_prefix("nvidia")
+                .and_then(parse_decimal)
+                .is_some()
+    };
+    let names = root
+        .names(Path::new("/dev"))
+        .into_iter()
+        .filter(|name| name.to_str().is_some_and(is_node));
+    let nodes = std::iter::once("nvidiactl".into())
+        .chain(names)
+        .map(|name| Path::new("/dev").join(name));
+    let nodes = nodes
+        .filter_map(|path| need(&path, 6))
+        .filter(|(found, _)| found.kind == FileType::CharacterDevice);
+    let files = library
+        .ancestors()
+        .skip(1)
+        .filter_map(|dir| need(dir, 1))
+        .chain(need(library, 4));
+    nodes
+        .chain(files)
+        .map(|(found, bits)| (Permissions::from(&found), bits))
+        .collect()
 }
 
 /// Returns the identity with the fewest privileges that can open all files that root without capabilities can open. `configured` is the
@@ -93,10 +116,19 @@ fn required_files(root: &Tree, library: &Path) -> Vec<Need> {
 fn fewest(needs: &[Need], configured: Option<u32>) -> Identity {
     let of_nodes = needs.first().map_or(NOBODY, |(control, _)| control.gid);
     let groups = [Some(NOBODY), configured, Some(of_nodes)];
-    let root = Identity { uid: 0, gid: configured.unwrap_or(of_nodes) };
-    let can_do_all =
-        |identity: &Identity| needs.iter().all(|need| is_met_by(*need, *identity) || !is_met_by(*need, root));
-    let of_nobody = groups.into_iter().flatten().map(|gid| Identity { uid: NOBODY, gid });
+    let root = Identity {
+        uid: 0,
+        gid: configured.unwrap_or(of_nodes),
+    };
+    let can_do_all = |identity: &Identity| {
+        needs
+            .iter()
+            .all(|need| is_met_by(*need, *identity) || !is_met_by(*need, root))
+    };
+    let of_nobody = groups
+        .into_iter()
+        .flatten()
+        .map(|gid| Identity { uid: NOBODY, gid });
     of_nobody.into_iter().find(can_do_all).unwrap_or(root)
 }
 
@@ -112,19 +144,73 @@ mod tests {
 
     #[test]
     fn it_has_the_fewest_rights_that_will_do() {
-        let dir = |mode| (Permissions { uid: 0, gid: 0, mode }, 1);
+        let dir = |mode| {
+            (
+                Permissions {
+                    uid: 0,
+                    gid: 0,
+                    mode,
+                },
+                1,
+            )
+        };
         for (what, needs, uid, gid) in [
             ("nothing is there", vec![], NOBODY, NOBODY),
-            ("nodes for everyone", vec![node(0, 0o666), node(0, 0o666)], NOBODY, NOBODY),
-            ("of a group all the same", vec![node(VIDEO, 0o666)], NOBODY, NOBODY),
-            ("SUSE", vec![node(VIDEO, 0o660), node(VIDEO, 0o660)], NOBODY, VIDEO),
+            (
+                "nodes for everyone",
+                vec![node(0, 0o666), node(0, 0o666)],
+                NOBODY,
+                NOBODY,
+            ),
+            (
+                "of a group all the same",
+                vec![node(VIDEO, 0o666)],
+                NOBODY,
+                NOBODY,
+            ),
+            (
+                "SUSE",
+                vec![node(VIDEO, 0o660), node(VIDEO, 0o660)],
+                NOBODY,
+                VIDEO,
+            ),
             ("the group root", vec![node(0, 0o660)], NOBODY, 0),
-            ("one for root alone", vec![node(VIDEO, 0o660), node(VIDEO, 0o600)], 0, VIDEO),
-            ("one for another group", vec![node(VIDEO, 0o660), node(7, 0o660)], 0, VIDEO),
-            ("one for nobody at all", vec![node(0, 0o666), node(0, 0)], NOBODY, NOBODY),
-            ("one that the group is denied", vec![node(VIDEO, 0o606)], NOBODY, NOBODY),
-            ("a library that only root can reach", vec![node(0, 0o666), dir(0o700)], 0, 0),
-            ("a library that all can reach", vec![node(0, 0o666), dir(0o755)], NOBODY, NOBODY),
+            (
+                "one for root alone",
+                vec![node(VIDEO, 0o660), node(VIDEO, 0o600)],
+                0,
+                VIDEO,
+            ),
+            (
+                "one for another group",
+                vec![node(VIDEO, 0o660), node(7, 0o660)],
+                0,
+                VIDEO,
+            ),
+            (
+                "one for nobody at all",
+                vec![node(0, 0o666), node(0, 0)],
+                NOBODY,
+                NOBODY,
+            ),
+            (
+                "one that the group is denied",
+                vec![node(VIDEO, 0o606)],
+                NOBODY,
+                NOBODY,
+            ),
+            (
+                "a library that only root can reach",
+                vec![node(0, 0o666), dir(0o700)],
+                0,
+                0,
+            ),
+            (
+                "a library that all can reach",
+                vec![node(0, 0o666), dir(0o755)],
+                NOBODY,
+                NOBODY,
+            ),
         ] {
             assert_eq!(fewest(&needs, None), Identity { uid, gid }, "{what}");
         }
@@ -134,16 +220,62 @@ mod tests {
     fn of_a_configured_root_only_the_group_counts() {
         const OTHER: u32 = 7;
         for (what, needs, configured, uid, gid) in [
-            ("root:video on SUSE", vec![node(VIDEO, 0o660), node(VIDEO, 0o660)], VIDEO, NOBODY, VIDEO),
-            ("root:root on SUSE", vec![node(VIDEO, 0o660)], 0, NOBODY, VIDEO),
-            ("nodes for everyone", vec![node(VIDEO, 0o666)], VIDEO, NOBODY, NOBODY),
-            ("nodes for the configured group", vec![node(VIDEO, 0o666), node(OTHER, 0o660)], OTHER, NOBODY, OTHER),
-            ("nodes for root alone", vec![node(VIDEO, 0o600)], VIDEO, 0, VIDEO),
-            ("one for root alone", vec![node(VIDEO, 0o660), node(VIDEO, 0o600)], OTHER, 0, OTHER),
-            ("one that root cannot open either", vec![node(VIDEO, 0o660), node(VIDEO, 0)], VIDEO, NOBODY, VIDEO),
+            (
+                "root:video on SUSE",
+                vec![node(VIDEO, 0o660), node(VIDEO, 0o660)],
+                VIDEO,
+                NOBODY,
+                VIDEO,
+            ),
+            (
+                "root:root on SUSE",
+                vec![node(VIDEO, 0o660)],
+                0,
+                NOBODY,
+                VIDEO,
+            ),
+            (
+                "nodes for everyone",
+                vec![node(VIDEO, 0o666)],
+                VIDEO,
+                NOBODY,
+                NOBODY,
+            ),
+            (
+                "nodes for the configured group",
+                vec![node(VIDEO, 0o666), node(OTHER, 0o660)],
+                OTHER,
+                NOBODY,
+                OTHER,
+            ),
+            (
+                "nodes for root alone",
+                vec![node(VIDEO, 0o600)],
+                VIDEO,
+                0,
+                VIDEO,
+            ),
+            (
+                "one for root alone",
+                vec![node(VIDEO, 0o660), node(VIDEO, 0o600)],
+                OTHER,
+                0,
+                OTHER,
+            ),
+            (
+                "one that root cannot open either",
+                vec![node(VIDEO, 0o660), node(VIDEO, 0)],
+                VIDEO,
+                NOBODY,
+                VIDEO,
+            ),
             ("no nodes", vec![], VIDEO, NOBODY, NOBODY),
         ] {
-            assert_eq!(fewest(&needs, Some(configured)), Identity { uid, gid }, "{what}");
+            assert_eq!(
+                fewest(&needs, Some(configured)),
+                Identity { uid, gid },
+                "{what}"
+            );
         }
     }
 
@@ -154,16 +286,30 @@ mod tests {
         std::fs::write(dir.path().join("dev/nvidia0"), "").unwrap();
         let tree = Tree::open(&HostPath::new(dir.path())).unwrap();
         let library = Path::new("/usr/lib/driver/libcuda.so.570.86");
-        let bits: Vec<_> = required_files(&tree, library).into_iter().map(|(_, bits)| bits).collect();
+        let bits: Vec<_> = required_files(&tree, library)
+            .into_iter()
+            .map(|(_, bits)| bits)
+            .collect();
         assert_eq!(bits, [1, 1, 1, 1, 4], "four directories and the library");
     }
 
     #[test]
     fn another_configured_user_stays() {
-        let tux = Identity { uid: 1000, gid: VIDEO };
-        let chosen = choose(Who::Configured(tux), &HostPath::new("/"), Path::new("/lib/x")).unwrap();
+        let tux = Identity {
+            uid: 1000,
+            gid: VIDEO,
+        };
+        let chosen = choose(
+            Who::Configured(tux),
+            &HostPath::new("/"),
+            Path::new("/lib/x"),
+        )
+        .unwrap();
         assert_eq!(chosen, Some(tux));
         assert!(may_own_files(chosen) && may_own_files(None));
-        assert!(!may_own_files(Some(Identity { uid: NOBODY, gid: VIDEO })));
+        assert!(!may_own_files(Some(Identity {
+            uid: NOBODY,
+            gid: VIDEO
+        })));
     }
 }

@@ -18,7 +18,9 @@ pub fn permit(limits: &Limits, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {
     let is_unknown = gpu.model.is_empty();
     let allowed = |entry: &String| matches(entry, gpu, mig);
     // If NVML does not know the model of a GPU, any pattern for models denies it.
-    let denied = |entry: &String| allowed(entry) || is_unknown && matches!(parse(entry), Ok(LimitEntry::Model(_)));
+    let denied = |entry: &String| {
+        allowed(entry) || is_unknown && matches!(parse(entry), Ok(LimitEntry::Model(_)))
+    };
     (limits.allow.is_empty() || limits.allow.iter().any(allowed)) && !limits.deny.iter().any(denied)
 }
 
@@ -27,8 +29,16 @@ pub fn permit(limits: &Limits, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {
 #[must_use]
 pub(crate) fn permit_failed(limits: &Limits, gpu: &FailedGpu) -> bool {
     let matches = |entry: &String| matches_failed(entry, gpu);
-    let is_allowed = limits.allow.is_empty() || limits.allow.iter().any(|entry| matches(entry).unwrap_or(true));
-    is_allowed && !limits.deny.iter().any(|entry| matches(entry).unwrap_or(false))
+    let is_allowed = limits.allow.is_empty()
+        || limits
+            .allow
+            .iter()
+            .any(|entry| matches(entry).unwrap_or(true));
+    is_allowed
+        && !limits
+            .deny
+            .iter()
+            .any(|entry| matches(entry).unwrap_or(false))
 }
 
 /// Whether an entry matches a failed GPU, or `None` if that is unknown.
@@ -45,7 +55,9 @@ fn matches_failed(entry: &str, gpu: &FailedGpu) -> Option<bool> {
 #[must_use]
 pub fn findings(limits: &Limits, inventory: &Inventory) -> Vec<Finding> {
     let lists = [("allow", &limits.allow), ("deny", &limits.deny)];
-    let entries = lists.into_iter().flat_map(|(list, entries)| entries.iter().map(move |entry| (list, entry)));
+    let entries = lists
+        .into_iter()
+        .flat_map(|(list, entries)| entries.iter().map(move |entry| (list, entry)));
     let unmatched = entries.filter(|(_, entry)| !matches_any(entry, inventory));
     let findings = unmatched.map(|(list, entry)| {
         Finding::new(
@@ -61,13 +73,23 @@ pub fn findings(limits: &Limits, inventory: &Inventory) -> Vec<Finding> {
 
 fn matches_any(entry: &str, inventory: &Inventory) -> bool {
     inventory.gpus.iter().any(|gpu| matches_part(entry, gpu))
-        || inventory.failed.iter().any(|gpu| may_match_failed(entry, gpu))
-        || inventory.excluded.iter().any(|gpu| may_match_excluded(entry, gpu))
+        || inventory
+            .failed
+            .iter()
+            .any(|gpu| may_match_failed(entry, gpu))
+        || inventory
+            .excluded
+            .iter()
+            .any(|gpu| may_match_excluded(entry, gpu))
 }
 
 /// Whether an entry matches a GPU or one of its MIG devices.
 fn matches_part(entry: &str, gpu: &Gpu) -> bool {
-    matches(entry, gpu, None) || gpu.mig_devices.iter().any(|mig| matches(entry, gpu, Some(mig)))
+    matches(entry, gpu, None)
+        || gpu
+            .mig_devices
+            .iter()
+            .any(|mig| matches(entry, gpu, Some(mig)))
 }
 
 /// Whether an entry matches a failed GPU, one of the MIG devices that it may have, or something of it that is unknown.
@@ -80,7 +102,10 @@ fn may_match_failed(entry: &str, gpu: &FailedGpu) -> bool {
 fn may_match_excluded(entry: &str, gpu: &ExcludedGpu) -> bool {
     match parse_leniently(entry) {
         LimitEntry::Id(id) => gpu.is_named(&id),
-        LimitEntry::Uuid(pattern) => gpu.uuid.as_deref().is_none_or(|uuid| is_like(&pattern, uuid)),
+        LimitEntry::Uuid(pattern) => gpu
+            .uuid
+            .as_deref()
+            .is_none_or(|uuid| is_like(&pattern, uuid)),
         LimitEntry::Model(_) => true,
     }
 }
@@ -90,7 +115,9 @@ fn matches(entry: &str, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {
         LimitEntry::Id(id) => gpu.is_named(&id) || mig.is_some_and(|mig| mig.is_named(&id, gpu)),
         LimitEntry::Uuid(pattern) => {
             is_like(&pattern, &gpu.uuid)
-                || mig.is_some_and(|mig| is_like(&pattern, &mig.uuid) || is_like(&pattern, &mig.old_name(gpu)))
+                || mig.is_some_and(|mig| {
+                    is_like(&pattern, &mig.uuid) || is_like(&pattern, &mig.old_name(gpu))
+                })
         }
         LimitEntry::Model(pattern) => is_like(&pattern, &gpu.model),
     }
@@ -104,7 +131,10 @@ pub(super) fn parse_leniently(entry: &str) -> LimitEntry {
 /// Whether a text matches a pattern with `*` and `?`; case is ignored.
 #[must_use]
 pub fn is_like(pattern: &str, text: &str) -> bool {
-    glob::matches(pattern.to_ascii_lowercase().as_bytes(), text.to_ascii_lowercase().as_bytes())
+    glob::matches(
+        pattern.to_ascii_lowercase().as_bytes(),
+        text.to_ascii_lowercase().as_bytes(),
+    )
 }
 
 #[cfg(test)]
@@ -115,8 +145,14 @@ mod tests {
 
     #[test]
     fn an_excluded_gpu_can_be_meant() {
-        let known = ExcludedGpu { bus_id: BusId::parse("0000:07:00.0").unwrap(), uuid: Some("GPU-7a".to_owned()) };
-        let unknown = ExcludedGpu { uuid: None, ..known.clone() };
+        let known = ExcludedGpu {
+            bus_id: BusId::parse("0000:07:00.0").unwrap(),
+            uuid: Some("GPU-7a".to_owned()),
+        };
+        let unknown = ExcludedGpu {
+            uuid: None,
+            ..known.clone()
+        };
         for (entry, of_known, of_unknown) in [
             ("07:00.0", true, true),
             ("08:00.0", false, false),
@@ -125,7 +161,11 @@ mod tests {
             ("GPU-8*", false, true),
             ("*H100*", true, true),
         ] {
-            assert_eq!([&known, &unknown].map(|gpu| may_match_excluded(entry, gpu)), [of_known, of_unknown], "{entry}");
+            assert_eq!(
+                [&known, &unknown].map(|gpu| may_match_excluded(entry, gpu)),
+                [of_known, of_unknown],
+                "{entry}"
+            );
         }
     }
 
@@ -134,8 +174,17 @@ mod tests {
         let inventory = inventory();
         let permitted = |allow: &[&str], deny: &[&str]| -> Vec<u32> {
             let list = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect();
-            let limits = Limits { allow: list(allow), deny: list(deny), ..Limits::default() };
-            inventory.gpus.iter().filter(|gpu| permit(&limits, gpu, None)).map(|gpu| gpu.index).collect()
+            let limits = Limits {
+                allow: list(allow),
+                deny: list(deny),
+                ..Limits::default()
+            };
+            inventory
+                .gpus
+                .iter()
+                .filter(|gpu| permit(&limits, gpu, None))
+                .map(|gpu| gpu.index)
+                .collect()
         };
         assert_eq!(permitted(&[], &[]), [0, 1, 2]);
         assert_eq!(permitted(&["0", "GPU-00000002"], &[]), [0, 2]);
@@ -144,7 +193,10 @@ mod tests {
         assert_eq!(permitted(&["*H100*"], &["0000:02:00.0"]), [0, 2]);
         assert_eq!(permitted(&["0"], &["*"]), Vec::<u32>::new());
         let gpu = &inventory.gpus[2];
-        let deny = |pattern: &str| Limits { deny: vec![pattern.to_owned()], ..Limits::default() };
+        let deny = |pattern: &str| Limits {
+            deny: vec![pattern.to_owned()],
+            ..Limits::default()
+        };
         assert!(!permit(&deny("2"), gpu, Some(&gpu.mig_devices[0])));
         assert!(!permit(&deny("MIG-21"), gpu, Some(&gpu.mig_devices[1])));
         assert!(permit(&deny("MIG-21"), gpu, Some(&gpu.mig_devices[0])));
@@ -155,7 +207,11 @@ mod tests {
         let gpu = |model: Option<&str>| FailedGpu {
             index: Some(1),
             uuid: Some("GPU-00000001".into()),
-            bus_id: Some(crate::inventory::BusId { domain: 0, bus: 2, device: 0 }),
+            bus_id: Some(crate::inventory::BusId {
+                domain: 0,
+                bus: 2,
+                device: 0,
+            }),
             model: model.map(Into::into),
             ..FailedGpu::default()
         };
@@ -173,7 +229,11 @@ mod tests {
             (&["*H100*"], &[], true, true),
         ] {
             let list = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect();
-            let limits = Limits { allow: list(allow), deny: list(deny), ..Limits::default() };
+            let limits = Limits {
+                allow: list(allow),
+                deny: list(deny),
+                ..Limits::default()
+            };
             assert_eq!(permit_failed(&limits, &known), of_known, "{limits:?}");
             assert_eq!(permit_failed(&limits, &unknown), of_unknown, "{limits:?}");
         }
@@ -187,7 +247,11 @@ mod tests {
         let gpu = &inventory.gpus[0];
         let limits = |allow: &[&str], deny: &[&str]| {
             let list = |list: &[&str]| list.iter().map(|s| (*s).to_owned()).collect();
-            Limits { allow: list(allow), deny: list(deny), ..Limits::default() }
+            Limits {
+                allow: list(allow),
+                deny: list(deny),
+                ..Limits::default()
+            }
         };
         for (allow, deny, permitted) in [
             (&[][..], &["*A100*"][..], false),
@@ -196,7 +260,11 @@ mod tests {
             (&["*H100*", "0"], &[], true),
             (&["*"], &[], true),
         ] {
-            assert_eq!(permit(&limits(allow, deny), gpu, None), permitted, "{allow:?} {deny:?}");
+            assert_eq!(
+                permit(&limits(allow, deny), gpu, None),
+                permitted,
+                "{allow:?} {deny:?}"
+            );
         }
     }
 
@@ -205,13 +273,24 @@ mod tests {
         let mut inventory = inventory();
         let uuid = "GPU-51eed001-0001-4001-8000-0000fa4e0001";
         let limits = Limits {
-            allow: ["0", "2:1", "*H100*", "*A100*", "GPU-9*"].map(str::to_owned).into(),
-            deny: ["7", "02:00.0", "09:00.0", uuid, "MIG-*", "2:2"].map(str::to_owned).into(),
+            allow: ["0", "2:1", "*H100*", "*A100*", "GPU-9*"]
+                .map(str::to_owned)
+                .into(),
+            deny: ["7", "02:00.0", "09:00.0", uuid, "MIG-*", "2:2"]
+                .map(str::to_owned)
+                .into(),
             ..Limits::default()
         };
         let found = findings(&limits, &inventory);
-        let of: Vec<_> = found.iter().map(|finding| finding.what.split('"').nth(1).unwrap()).collect();
-        assert_eq!(of, ["*A100*", "GPU-9*", "7", "09:00.0", uuid, "2:2"], "{found:?}");
+        let of: Vec<_> = found
+            .iter()
+            .map(|finding| finding.what.split('"').nth(1).unwrap())
+            .collect();
+        assert_eq!(
+            of,
+            ["*A100*", "GPU-9*", "7", "09:00.0", uuid, "2:2"],
+            "{found:?}"
+        );
         // One that does not answer is there.
         inventory.failed.push(FailedGpu {
             index: Some(7),

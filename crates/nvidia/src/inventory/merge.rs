@@ -9,26 +9,53 @@ use super::{BusId, ExcludedGpu, FailedGpu, Gpu, Inventory};
 
 /// Adds what the kernel module knows to NVML's answer: GPUs that NVML does not list, the identity of those that did not
 /// answer, and those that the administrator excluded.
-pub fn complete(inventory: &mut Inventory, kernel: &[KernelGpu], node_exists: impl Fn(u32) -> bool) {
+pub fn complete(
+    inventory: &mut Inventory,
+    kernel: &[KernelGpu],
+    node_exists: impl Fn(u32) -> bool,
+) {
     let missing_node = |gpu: &KernelGpu| gpu.minor.filter(|minor| !node_exists(*minor));
     let unlisted: Vec<&KernelGpu> = kernel.iter().filter(|gpu| !lists(inventory, gpu)).collect();
     let excluded = unlisted.iter().filter(|gpu| gpu.excluded);
-    inventory.excluded = excluded.map(|gpu| ExcludedGpu { bus_id: gpu.bus_id, uuid: gpu.uuid.clone() }).collect();
+    inventory.excluded = excluded
+        .map(|gpu| ExcludedGpu {
+            bus_id: gpu.bus_id,
+            uuid: gpu.uuid.clone(),
+        })
+        .collect();
 
     let unlisted = unlisted.into_iter().filter(|gpu| !gpu.excluded);
-    let (without_node, openable): (Vec<_>, Vec<_>) = unlisted.partition(|gpu| missing_node(gpu).is_some());
+    let (without_node, openable): (Vec<_>, Vec<_>) =
+        unlisted.partition(|gpu| missing_node(gpu).is_some());
     let of_failed = identify(inventory, &openable);
-    let unnamed = openable.into_iter().filter(|gpu| !lists(inventory, gpu)).map(|gpu| {
-        let reported = of_failed.as_ref().map(|why| format!(", or reports of it: {why}")).unwrap_or_default();
-        failed(gpu, format!("NVML does not list the GPU at {}{reported}", gpu.bus_id))
-    });
+    let unnamed = openable
+        .into_iter()
+        .filter(|gpu| !lists(inventory, gpu))
+        .map(|gpu| {
+            let reported = of_failed
+                .as_ref()
+                .map(|why| format!(", or reports of it: {why}"))
+                .unwrap_or_default();
+            failed(
+                gpu,
+                format!("NVML does not list the GPU at {}{reported}", gpu.bus_id),
+            )
+        });
     let unnamed: Vec<_> = unnamed.collect();
     let without_node = without_node.into_iter().map(|gpu| {
         let minor = gpu.minor.unwrap_or_default();
-        let why = format!("the device node \"/dev/nvidia{minor}\" is missing (bus id {})", gpu.bus_id);
-        FailedGpu { node_missing: true, ..failed(gpu, why) }
+        let why = format!(
+            "the device node \"/dev/nvidia{minor}\" is missing (bus id {})",
+            gpu.bus_id
+        );
+        FailedGpu {
+            node_missing: true,
+            ..failed(gpu, why)
+        }
     });
-    inventory.failed.extend(unnamed.into_iter().chain(without_node));
+    inventory
+        .failed
+        .extend(unnamed.into_iter().chain(without_node));
     for failed in &mut inventory.failed {
         if let Some(gpu) = kernel.iter().find(|gpu| failed.bus_id == Some(gpu.bus_id)) {
             failed.uuid = failed.uuid.take().or_else(|| gpu.uuid.clone());
@@ -40,12 +67,22 @@ pub fn complete(inventory: &mut Inventory, kernel: &[KernelGpu], node_exists: im
 }
 
 fn lists(inventory: &Inventory, gpu: &KernelGpu) -> bool {
-    inventory.gpus.iter().any(|known| known.bus_id == gpu.bus_id)
-        || inventory.failed.iter().any(|known| known.bus_id == Some(gpu.bus_id))
+    inventory
+        .gpus
+        .iter()
+        .any(|known| known.bus_id == gpu.bus_id)
+        || inventory
+            .failed
+            .iter()
+            .any(|known| known.bus_id == Some(gpu.bus_id))
 }
 
 fn failed(gpu: &KernelGpu, why: String) -> FailedGpu {
-    FailedGpu { bus_id: Some(gpu.bus_id), why, ..FailedGpu::default() }
+    FailedGpu {
+        bus_id: Some(gpu.bus_id),
+        why,
+        ..FailedGpu::default()
+    }
 }
 
 /// Assigns bus ids to GPUs that failed in NVML's first call because they fell off the bus. For these, NVML only knows an index, and the
@@ -53,15 +90,29 @@ fn failed(gpu: &KernelGpu, why: String) -> FailedGpu {
 /// module has more, it is unknown which of them failed in NVML: each keeps its entry, and NVML's errors are returned for all of them.
 fn identify(inventory: &mut Inventory, openable: &[&KernelGpu]) -> Option<String> {
     let is_anonymous = |failed: &FailedGpu| failed.index.is_some() && failed.bus_id.is_none();
-    let anonymous = inventory.failed.iter().filter(|failed| is_anonymous(failed)).count();
+    let anonymous = inventory
+        .failed
+        .iter()
+        .filter(|failed| is_anonymous(failed))
+        .count();
     if anonymous == openable.len() {
-        let nameless = inventory.failed.iter_mut().filter(|failed| is_anonymous(failed));
-        nameless.zip(openable).for_each(|(failed, gpu)| failed.bus_id = Some(gpu.bus_id));
+        let nameless = inventory
+            .failed
+            .iter_mut()
+            .filter(|failed| is_anonymous(failed));
+        nameless
+            .zip(openable)
+            .for_each(|(failed, gpu)| failed.bus_id = Some(gpu.bus_id));
     }
     if anonymous == 0 || anonymous >= openable.len() {
         return None;
     }
-    let reported: Vec<_> = inventory.failed.iter().filter(|f| is_anonymous(f)).map(|f| f.why.clone()).collect();
+    let reported: Vec<_> = inventory
+        .failed
+        .iter()
+        .filter(|f| is_anonymous(f))
+        .map(|f| f.why.clone())
+        .collect();
     inventory.failed.retain(|failed| !is_anonymous(failed));
     Some(reported.join("; "))
 }
@@ -73,16 +124,32 @@ fn number(inventory: &mut Inventory) {
     }
     let of_failed = inventory.failed.iter().map(|failed| failed.bus_id);
     // If a GPU has no bus id, NVML's numbers stay. That happens only with a driver without /proc/driver/nvidia/gpus.
-    let all: Option<Vec<BusId>> = inventory.gpus.iter().map(|gpu| Some(gpu.bus_id)).chain(of_failed).collect();
+    let all: Option<Vec<BusId>> = inventory
+        .gpus
+        .iter()
+        .map(|gpu| Some(gpu.bus_id))
+        .chain(of_failed)
+        .collect();
     let Some(mut places) = all else { return };
     places.sort_unstable();
     places.dedup();
-    let place = |bus_id: &BusId| places.binary_search(bus_id).ok().and_then(|place| u32::try_from(place).ok());
+    let place = |bus_id: &BusId| {
+        places
+            .binary_search(bus_id)
+            .ok()
+            .and_then(|place| u32::try_from(place).ok())
+    };
     for gpu in std::mem::take(&mut inventory.gpus) {
-        inventory.add_gpu(Gpu { index: place(&gpu.bus_id).unwrap_or(gpu.index), ..gpu });
+        inventory.add_gpu(Gpu {
+            index: place(&gpu.bus_id).unwrap_or(gpu.index),
+            ..gpu
+        });
     }
     for failed in std::mem::take(&mut inventory.failed) {
-        inventory.add_failed(FailedGpu { index: failed.bus_id.as_ref().and_then(place), ..failed });
+        inventory.add_failed(FailedGpu {
+            index: failed.bus_id.as_ref().and_then(place),
+            ..failed
+        });
     }
 }
 
@@ -91,10 +158,15 @@ mod tests {
     use super::*;
     use crate::inventory::select::tests::inventory as sample;
 
-    const NO_NODE: &str = "GPU 0: the device node \"/dev/nvidia0\" is missing (bus id 00000000:01:00.0)";
+    const NO_NODE: &str =
+        "GPU 0: the device node \"/dev/nvidia0\" is missing (bus id 00000000:01:00.0)";
 
     fn bus_id(bus: u32) -> BusId {
-        BusId { domain: 0, bus, device: 0 }
+        BusId {
+            domain: 0,
+            bus,
+            device: 0,
+        }
     }
 
     /// At bus N + 1, with minor N, as those of [`sample`].
@@ -111,18 +183,36 @@ mod tests {
 
     /// What NVML lists if it cannot open those of these minors.
     fn nvml_without(left_out: &[u32]) -> Inventory {
-        let gpus: Vec<_> = sample().gpus.into_iter().filter(|gpu| !left_out.contains(&gpu.minor)).collect();
-        let gpus = (0..).zip(gpus).map(|(index, gpu)| Gpu { index, ..gpu }).collect();
-        Inventory { gpus, ..Inventory::default() }
+        let gpus: Vec<_> = sample()
+            .gpus
+            .into_iter()
+            .filter(|gpu| !left_out.contains(&gpu.minor))
+            .collect();
+        let gpus = (0..)
+            .zip(gpus)
+            .map(|(index, gpu)| Gpu { index, ..gpu })
+            .collect();
+        Inventory {
+            gpus,
+            ..Inventory::default()
+        }
     }
 
     /// NVML fails in its first call for a GPU.
     fn lost(index: u32) -> FailedGpu {
-        FailedGpu { index: Some(index), why: "it is lost".into(), ..FailedGpu::default() }
+        FailedGpu {
+            index: Some(index),
+            why: "it is lost".into(),
+            ..FailedGpu::default()
+        }
     }
 
     fn indices(inventory: &Inventory) -> Vec<(u32, u32)> {
-        inventory.gpus.iter().map(|gpu| (gpu.index, gpu.minor)).collect()
+        inventory
+            .gpus
+            .iter()
+            .map(|gpu| (gpu.index, gpu.minor))
+            .collect()
     }
 
     fn words(inventory: &Inventory) -> Vec<String> {
@@ -181,7 +271,10 @@ mod tests {
         inventory.failed.push(lost(0));
         complete(&mut inventory, &kernel(3), |_| true);
         let of = |index: u32| {
-            format!("GPU {index}: NVML does not list the GPU at {}, or reports of it: it is lost", bus_id(index + 1))
+            format!(
+                "GPU {index}: NVML does not list the GPU at {}, or reports of it: it is lost",
+                bus_id(index + 1)
+            )
         };
         let expected = [of(0), of(1)];
         assert_eq!(words(&inventory), expected);
@@ -193,7 +286,10 @@ mod tests {
         let mut inventory = nvml_without(&[1]);
         inventory.failed.push(lost(2));
         complete(&mut inventory, &[], |_| true);
-        assert_eq!((words(&inventory), indices(&inventory)), (vec!["GPU 2: it is lost".into()], vec![(0, 0), (1, 2)]));
+        assert_eq!(
+            (words(&inventory), indices(&inventory)),
+            (vec!["GPU 2: it is lost".into()], vec![(0, 0), (1, 2)])
+        );
     }
 
     #[test]
@@ -202,8 +298,17 @@ mod tests {
         let mut kernel = kernel(3);
         kernel[1].excluded = true;
         complete(&mut inventory, &kernel, |minor| minor != 1);
-        assert_eq!((words(&inventory), indices(&inventory)), (vec![], vec![(0, 0), (1, 2)]));
-        assert_eq!(inventory.excluded, [ExcludedGpu { bus_id: bus_id(2), uuid: Some("GPU-00000001".into()) }]);
+        assert_eq!(
+            (words(&inventory), indices(&inventory)),
+            (vec![], vec![(0, 0), (1, 2)])
+        );
+        assert_eq!(
+            inventory.excluded,
+            [ExcludedGpu {
+                bus_id: bus_id(2),
+                uuid: Some("GPU-00000001".into())
+            }]
+        );
         let printed = inventory.excluded[0].to_string();
         assert_eq!(
             printed,

@@ -147,7 +147,9 @@ impl Inventory {
 
     /// Adds a GPU that failed after those with smaller indices. Those without an index come first.
     fn add_failed(&mut self, failed: FailedGpu) {
-        let place = self.failed.partition_point(|known| known.index <= failed.index);
+        let place = self
+            .failed
+            .partition_point(|known| known.index <= failed.index);
         self.failed.insert(place, failed);
     }
 }
@@ -167,8 +169,11 @@ impl FailedGpu {
         match id {
             DeviceId::Mig { gpu, .. } => self.index == Some(*gpu),
             DeviceId::Uuid(uuid) if uuid.starts_with("MIG-GPU-") => {
-                let gpu = uuid.strip_prefix("MIG-").and_then(|rest| rest.split('/').next());
-                gpu.zip(self.uuid.as_deref()).is_some_and(|(asked, uuid)| asked.eq_ignore_ascii_case(uuid))
+                let gpu = uuid
+                    .strip_prefix("MIG-")
+                    .and_then(|rest| rest.split('/').next());
+                gpu.zip(self.uuid.as_deref())
+                    .is_some_and(|(asked, uuid)| asked.eq_ignore_ascii_case(uuid))
             }
             id => names(id, self.index, self.uuid.as_deref(), self.bus_id),
         }
@@ -198,7 +203,10 @@ impl ExcludedGpu {
 impl MigDevice {
     /// Returns the name in drivers before 470.
     fn old_name(&self, gpu: &Gpu) -> String {
-        format!("MIG-{}/{}/{}", gpu.uuid, self.gpu_instance, self.compute_instance)
+        format!(
+            "MIG-{}/{}/{}",
+            gpu.uuid, self.gpu_instance, self.compute_instance
+        )
     }
 
     /// Whether `id` names it, a part of `gpu`: by UUID, by `gpu:index`, or in the form of drivers before 470,
@@ -218,9 +226,20 @@ impl MigDevice {
 
 impl fmt::Display for UnlistedMig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { gpu_instance, compute_instance, nodes } = self;
-        let nodes: Vec<_> = nodes.iter().map(|name| format!("\"/dev/{name}\"")).collect();
-        write!(f, "{} (GPU instance {gpu_instance}, compute instance {compute_instance})", nodes.join(", "))
+        let Self {
+            gpu_instance,
+            compute_instance,
+            nodes,
+        } = self;
+        let nodes: Vec<_> = nodes
+            .iter()
+            .map(|name| format!("\"/dev/{name}\""))
+            .collect();
+        write!(
+            f,
+            "{} (GPU instance {gpu_instance}, compute instance {compute_instance})",
+            nodes.join(", ")
+        )
     }
 }
 

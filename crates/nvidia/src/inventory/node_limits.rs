@@ -40,7 +40,12 @@ impl NodeLimits {
     /// Creates the limits for the GPUs and MIG capabilities of the kernel module.
     #[must_use]
     pub const fn new(limits: Limits, gpus: Vec<KernelGpu>, caps: Vec<CapFile>) -> Self {
-        Self { limits, gpus, caps, inventory: None }
+        Self {
+            limits,
+            gpus,
+            caps,
+            inventory: None,
+        }
     }
 
     /// Whether containers may not have the feature.
@@ -52,7 +57,10 @@ impl NodeLimits {
     /// Adds the inventory.
     #[must_use]
     pub fn with_inventory(self, inventory: Inventory) -> Self {
-        Self { inventory: Some(inventory), ..self }
+        Self {
+            inventory: Some(inventory),
+            ..self
+        }
     }
 
     /// Whether containers may have every GPU.
@@ -64,7 +72,10 @@ impl NodeLimits {
     /// Whether containers may not have the GPUs of WSL 2, because that includes a denied one.
     #[must_use]
     pub fn deny_wsl(&self) -> bool {
-        let wsl = self.inventory.as_ref().filter(|inventory| inventory.is_wsl && !self.is_empty());
+        let wsl = self
+            .inventory
+            .as_ref()
+            .filter(|inventory| inventory.is_wsl && !self.is_empty());
         wsl.is_some_and(|Inventory { gpus, failed, .. }| {
             gpus.iter().any(|gpu| !permit(&self.limits, gpu, None))
                 || failed.iter().any(|gpu| !permit_failed(&self.limits, gpu))
@@ -97,12 +108,25 @@ impl NodeLimits {
         }
     }
 
-    fn permits_by_inventory(&self, minor: u32, nodes: &Nodes, inventory: &Inventory) -> Option<bool> {
-        let nodes = Nodes { gpus: [minor].into(), caps: nodes.caps.clone() };
-        let minors: BTreeMap<MigCap, u32> = self.caps.iter().map(|file| (file.cap, file.minor)).collect();
+    fn permits_by_inventory(
+        &self,
+        minor: u32,
+        nodes: &Nodes,
+        inventory: &Inventory,
+    ) -> Option<bool> {
+        let nodes = Nodes {
+            gpus: [minor].into(),
+            caps: nodes.caps.clone(),
+        };
+        let minors: BTreeMap<MigCap, u32> = self
+            .caps
+            .iter()
+            .map(|file| (file.cap, file.minor))
+            .collect();
         let names = names_of(&nodes, inventory, &minors);
-        let devices: Vec<_> =
-            every_device(inventory).filter(|device| names.iter().any(|name| name == device.uuid())).collect();
+        let devices: Vec<_> = every_device(inventory)
+            .filter(|device| names.iter().any(|name| name == device.uuid()))
+            .collect();
         if devices.is_empty() {
             let failed = inventory.failed.iter().find(|gpu| gpu.minor == Some(minor));
             return failed.map(|gpu| permit_failed(&self.limits, gpu));
@@ -117,10 +141,19 @@ impl NodeLimits {
         let mut counted = self.gpus.iter().filter(|gpu| !gpu.excluded);
         let place = counted.position(|gpu| gpu.minor == Some(minor))?;
         let index = u32::try_from(place).ok()?;
-        let gpu = self.gpus.iter().find(|gpu| gpu.minor == Some(minor) && !gpu.excluded)?;
-        let is_given = |cap: MigCap| self.caps.iter().any(|file| file.cap == cap && nodes.caps.contains(&file.minor));
+        let gpu = self
+            .gpus
+            .iter()
+            .find(|gpu| gpu.minor == Some(minor) && !gpu.excluded)?;
+        let is_given = |cap: MigCap| {
+            self.caps
+                .iter()
+                .any(|file| file.cap == cap && nodes.caps.contains(&file.minor))
+        };
         let parts = self.caps.iter().filter_map(|file| match file.cap {
-            MigCap::ComputeInstance(of, instance, compute) if of == minor => Some((instance, compute)),
+            MigCap::ComputeInstance(of, instance, compute) if of == minor => {
+                Some((instance, compute))
+            }
             _ => None,
         });
         let parts = parts.filter(|(instance, compute)| {
@@ -131,9 +164,15 @@ impl NodeLimits {
         let parts = if parts.is_empty() { vec![None] } else { parts };
         let judged = parts.into_iter().map(|part| {
             let matches = |entry: &String| matches(entry, gpu, index, part);
-            let allowed =
-                if self.limits.allow.is_empty() { Some(true) } else { any(self.limits.allow.iter().map(matches)) };
-            both(allowed, any(self.limits.deny.iter().map(matches)).map(|denied| !denied))
+            let allowed = if self.limits.allow.is_empty() {
+                Some(true)
+            } else {
+                any(self.limits.allow.iter().map(matches))
+            };
+            both(
+                allowed,
+                any(self.limits.deny.iter().map(matches)).map(|denied| !denied),
+            )
         });
         judged.fold(Some(true), both)
     }
@@ -150,20 +189,27 @@ fn matches(entry: &str, gpu: &KernelGpu, index: u32, part: Option<(u32, u32)>) -
                 Some(false)
             }
         }
-        LimitEntry::Id(DeviceId::Uuid(uuid)) if uuid.starts_with("MIG-") => match (part, uuid.contains('/')) {
-            (None, _) => Some(false),
-            (Some((instance, compute)), true) => {
-                let name = format!("MIG-{}/{instance}/{compute}", gpu.uuid.as_deref()?);
-                Some(name.eq_ignore_ascii_case(&uuid))
+        LimitEntry::Id(DeviceId::Uuid(uuid)) if uuid.starts_with("MIG-") => {
+            match (part, uuid.contains('/')) {
+                (None, _) => Some(false),
+                (Some((instance, compute)), true) => {
+                    let name = format!("MIG-{}/{instance}/{compute}", gpu.uuid.as_deref()?);
+                    Some(name.eq_ignore_ascii_case(&uuid))
+                }
+                (Some(_), false) => None,
             }
-            (Some(_), false) => None,
-        },
-        LimitEntry::Id(id @ DeviceId::Uuid(_)) => gpu.uuid.as_deref().map(|uuid| names(&id, None, Some(uuid), None)),
+        }
+        LimitEntry::Id(id @ DeviceId::Uuid(_)) => gpu
+            .uuid
+            .as_deref()
+            .map(|uuid| names(&id, None, Some(uuid), None)),
         LimitEntry::Id(id) => Some(names(&id, Some(index), None, Some(gpu.bus_id))),
-        LimitEntry::Uuid(pattern) => match gpu.uuid.as_deref().map(|uuid| is_like(&pattern, uuid)) {
-            Some(false) if part.is_some() && !pattern.starts_with("GPU-") => None,
-            known => known,
-        },
+        LimitEntry::Uuid(pattern) => {
+            match gpu.uuid.as_deref().map(|uuid| is_like(&pattern, uuid)) {
+                Some(false) if part.is_some() && !pattern.starts_with("GPU-") => None,
+                known => known,
+            }
+        }
         // The kernel module's name of a model need not be NVML's.
         LimitEntry::Model(_) => None,
     }
@@ -218,20 +264,35 @@ mod tests {
         let gpu = &inventory.gpus[2];
         let files = gpu.mig_devices.iter().enumerate().flat_map(|(at, mig)| {
             let (instance, compute) = (mig.gpu_instance, mig.compute_instance);
-            let caps =
-                [MigCap::GpuInstance(gpu.minor, instance), MigCap::ComputeInstance(gpu.minor, instance, compute)];
-            caps.into_iter().zip(caps_of(at)).map(|(cap, minor)| CapFile { cap, minor, policy: parse_policy("") })
+            let caps = [
+                MigCap::GpuInstance(gpu.minor, instance),
+                MigCap::ComputeInstance(gpu.minor, instance, compute),
+            ];
+            caps.into_iter()
+                .zip(caps_of(at))
+                .map(|(cap, minor)| CapFile {
+                    cap,
+                    minor,
+                    policy: parse_policy(""),
+                })
         });
         files.collect()
     }
 
     fn limits(allow: &[&str], deny: &[&str]) -> Limits {
         let list = |list: &[&str]| list.iter().map(|entry| (*entry).to_owned()).collect();
-        Limits { allow: list(allow), deny: list(deny), ..Limits::default() }
+        Limits {
+            allow: list(allow),
+            deny: list(deny),
+            ..Limits::default()
+        }
     }
 
     fn nodes(gpus: &[u32], caps: &[u32]) -> Nodes {
-        Nodes { gpus: gpus.iter().copied().collect(), caps: caps.iter().copied().collect() }
+        Nodes {
+            gpus: gpus.iter().copied().collect(),
+            caps: caps.iter().copied().collect(),
+        }
     }
 
     #[test]
@@ -264,7 +325,11 @@ mod tests {
             (&[], &["GPU-00000001*"], nodes(&[2], &mig), Permitted),
         ] {
             let known = NodeLimits::new(limits(allow, deny), kernel(), caps());
-            assert_eq!(known.judge(&nodes), expected, "{allow:?} {deny:?} {nodes:?}");
+            assert_eq!(
+                known.judge(&nodes),
+                expected,
+                "{allow:?} {deny:?} {nodes:?}"
+            );
         }
     }
 
@@ -272,7 +337,9 @@ mod tests {
     fn a_gpu_without_a_uuid_is_unknown() {
         let mut gpus = kernel();
         gpus[1].uuid = None;
-        let judge = |deny: &str| NodeLimits::new(limits(&[], &[deny]), gpus.clone(), caps()).judge(&nodes(&[1], &[]));
+        let judge = |deny: &str| {
+            NodeLimits::new(limits(&[], &[deny]), gpus.clone(), caps()).judge(&nodes(&[1], &[]))
+        };
         assert_eq!(judge("GPU-0000000*"), Judgment::Unknown(1));
         assert_eq!(judge("1"), Judgment::Denied(1));
     }
@@ -282,7 +349,9 @@ mod tests {
     fn an_excluded_gpu_has_no_index() {
         let mut gpus = kernel();
         gpus[0].excluded = true;
-        let judge = |deny: &str| NodeLimits::new(limits(&[], &[deny]), gpus.clone(), caps()).judge(&nodes(&[1], &[]));
+        let judge = |deny: &str| {
+            NodeLimits::new(limits(&[], &[deny]), gpus.clone(), caps()).judge(&nodes(&[1], &[]))
+        };
         assert_eq!(judge("0"), Judgment::Denied(1));
         assert_eq!(judge("1"), Judgment::Permitted);
     }

@@ -25,8 +25,13 @@ pub fn set(notice: Notice) {
 /// Returns the line for a person. `since` is the time of the day, if it is known.
 #[must_use]
 pub fn line(since: Option<&str>, limit: Duration) -> String {
-    let since = since.map(|time| format!(" since {time}")).unwrap_or_default();
-    format!("waiting for NVML{since}, at most {} s; press Ctrl-C to stop\n", limit.as_secs_f32())
+    let since = since
+        .map(|time| format!(" since {time}"))
+        .unwrap_or_default();
+    format!(
+        "waiting for NVML{since}, at most {} s; press Ctrl-C to stop\n",
+        limit.as_secs_f32()
+    )
 }
 
 /// A wait that has begun.
@@ -39,20 +44,33 @@ pub(super) struct Wait {
 impl Wait {
     /// Begins a wait with this time limit, which the notice contains.
     pub(super) fn begin(limit: Duration) -> Self {
-        Self { begun: Instant::now(), limit }
+        Self {
+            begun: Instant::now(),
+            limit,
+        }
     }
 
     /// Waits until `end`. `answer` waits until the time that it gets, and returns `None` if there is no answer by then. It is called a second
     /// time if the notice is due before the end.
-    pub(super) fn until<T>(self, end: Instant, mut answer: impl FnMut(Instant) -> Option<T>) -> Option<T> {
+    pub(super) fn until<T>(
+        self,
+        end: Instant,
+        mut answer: impl FnMut(Instant) -> Option<T>,
+    ) -> Option<T> {
         let due = self.begun + SOON;
-        if let Some(notice) = NOTICE.get().filter(|_| due < end && !IS_GIVEN.load(Ordering::Relaxed)) {
+        if let Some(notice) = NOTICE
+            .get()
+            .filter(|_| due < end && !IS_GIVEN.load(Ordering::Relaxed))
+        {
             if let Some(answer) = answer(due) {
                 return Some(answer);
             }
             IS_GIVEN.store(true, Ordering::Relaxed);
             let now = SystemTime::now();
-            notice(now.checked_sub(self.begun.elapsed()).unwrap_or(now), self.limit);
+            notice(
+                now.checked_sub(self.begun.elapsed()).unwrap_or(now),
+                self.limit,
+            );
         }
         answer(end)
     }
@@ -69,7 +87,10 @@ mod tests {
             line(Some("14:03:05"), limit),
             "waiting for NVML since 14:03:05, at most 30 s; press Ctrl-C to stop\n"
         );
-        assert_eq!(line(None, limit), "waiting for NVML, at most 30 s; press Ctrl-C to stop\n");
+        assert_eq!(
+            line(None, limit),
+            "waiting for NVML, at most 30 s; press Ctrl-C to stop\n"
+        );
         assert!(line(Some("14:03:05"), Duration::from_millis(3_599_500)).len() <= 80);
     }
 }

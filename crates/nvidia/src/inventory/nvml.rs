@@ -38,11 +38,19 @@ pub enum Report {
 ///
 /// # Errors
 /// If NVML cannot be initialized, or does not report the driver version and the number of GPUs.
-pub fn take(api: &impl Api, is_wsl: bool, leave_out: &[u32], report: &mut dyn FnMut(Report)) -> Result<(), Failed> {
+pub fn take(
+    api: &impl Api,
+    is_wsl: bool,
+    leave_out: &[u32],
+    report: &mut dyn FnMut(Report),
+) -> Result<(), Failed> {
     api.init()?;
     let driver = Driver {
         version: api.driver_version()?,
-        cuda: api.cuda_driver_version().map(|v| format!("{}.{}", v / 1000, v % 100 / 10)).unwrap_or_default(),
+        cuda: api
+            .cuda_driver_version()
+            .map(|v| format!("{}.{}", v / 1000, v % 100 / 10))
+            .unwrap_or_default(),
         count: api.device_count()?.min(MAX_GPUS),
     };
     let indices = (0..driver.count).filter(|index| !leave_out.contains(index));
@@ -58,18 +66,28 @@ pub fn take(api: &impl Api, is_wsl: bool, leave_out: &[u32], report: &mut dyn Fn
 }
 
 fn take_gpu(api: &impl Api, index: u32, is_wsl: bool) -> Result<Gpu, FailedGpu> {
-    let mut known = FailedGpu { index: Some(index), ..FailedGpu::default() };
+    let mut known = FailedGpu {
+        index: Some(index),
+        ..FailedGpu::default()
+    };
     let taken = (|| {
         let device = api.device(index)?;
         let (domain, bus, slot) = api.pci(device)?;
-        let bus_id = BusId { domain, bus, device: slot };
+        let bus_id = BusId {
+            domain,
+            bus,
+            device: slot,
+        };
         known.bus_id = Some(bus_id);
         let uuid = api.uuid(device)?;
         known.uuid = Some(uuid.clone());
         let mig_enabled = match api.mig_mode(device) {
             Ok(mode) => mode == 1,
             // The answers of a GPU or a driver without MIG.
-            Err(Failed { code: Code::NOT_SUPPORTED | Code::FUNCTION_NOT_FOUND, .. }) => false,
+            Err(Failed {
+                code: Code::NOT_SUPPORTED | Code::FUNCTION_NOT_FOUND,
+                ..
+            }) => false,
             Err(failed) => return Err(failed),
         };
         Ok(Gpu {
@@ -79,9 +97,20 @@ fn take_gpu(api: &impl Api, index: u32, is_wsl: bool) -> Result<Gpu, FailedGpu> 
             bus_id,
             // Containers do not depend on these values, so errors are ignored.
             model: api.name(device).unwrap_or_default(),
-            compute_capability: api.compute_capability(device).map(|(a, b)| format!("{a}.{b}")).unwrap_or_default(),
-            brand: api.brand(device).map(brand_name).unwrap_or_default().to_owned(),
-            mig_devices: if mig_enabled { take_mig(api, device)? } else { Vec::new() },
+            compute_capability: api
+                .compute_capability(device)
+                .map(|(a, b)| format!("{a}.{b}"))
+                .unwrap_or_default(),
+            brand: api
+                .brand(device)
+                .map(brand_name)
+                .unwrap_or_default()
+                .to_owned(),
+            mig_devices: if mig_enabled {
+                take_mig(api, device)?
+            } else {
+                Vec::new()
+            },
             mig_enabled,
             unlisted_mig: Vec::new(),
         })
@@ -98,12 +127,20 @@ fn take_mig(api: &impl Api, gpu: Device) -> Result<Vec<MigDevice>, Failed> {
     for index in 0..api.max_mig_device_count(gpu)?.min(MAX_MIG) {
         let device = match api.mig_device(gpu, index) {
             Ok(device) => device,
-            Err(Failed { code: Code::NOT_FOUND, .. }) => continue,
+            Err(Failed {
+                code: Code::NOT_FOUND,
+                ..
+            }) => continue,
             Err(failed) => return Err(failed),
         };
         let gpu_instance = api.gpu_instance(device)?;
         let compute_instance = api.compute_instance(device)?;
-        found.push(MigDevice { index, uuid: api.uuid(device)?, gpu_instance, compute_instance });
+        found.push(MigDevice {
+            index,
+            uuid: api.uuid(device)?,
+            gpu_instance,
+            compute_instance,
+        });
     }
     Ok(found)
 }
@@ -146,9 +183,11 @@ mod tests {
     impl Scripted {
         fn answer<T>(&self, call: &'static str, device: u32, value: T) -> Result<T, Failed> {
             match self.failing {
-                Some((name, index, code)) if name == call && index == device => {
-                    Err(Failed { call: call.into(), code, text: "GPU is lost".into() })
-                }
+                Some((name, index, code)) if name == call && index == device => Err(Failed {
+                    call: call.into(),
+                    code,
+                    text: "GPU is lost".into(),
+                }),
                 _ => Ok(value),
             }
         }
@@ -219,7 +258,11 @@ mod tests {
         fn mig_device(&self, gpu: Device, index: u32) -> Result<Device, Failed> {
             // a hole in the middle
             if index == 1 {
-                return Err(Failed { call: String::new(), code: Code::NOT_FOUND, text: String::new() });
+                return Err(Failed {
+                    call: String::new(),
+                    code: Code::NOT_FOUND,
+                    text: String::new(),
+                });
             }
             Ok(handle(100 + self::index(gpu) * 10 + index))
         }
@@ -233,8 +276,19 @@ mod tests {
 
     #[test]
     fn all_is_well() {
-        let inventory = take(&Scripted { count: 2, failing: None, mig: false }).unwrap();
-        assert_eq!((inventory.driver_version.as_str(), inventory.cuda_version.as_str()), ("535.183.01", "12.2"));
+        let inventory = take(&Scripted {
+            count: 2,
+            failing: None,
+            mig: false,
+        })
+        .unwrap();
+        assert_eq!(
+            (
+                inventory.driver_version.as_str(),
+                inventory.cuda_version.as_str()
+            ),
+            ("535.183.01", "12.2")
+        );
         assert_eq!(inventory.gpus.len(), 2);
         assert_eq!(inventory.gpus[1].uuid, "GPU-1");
         assert_eq!(inventory.gpus[1].compute_capability, "9.0");
@@ -243,8 +297,21 @@ mod tests {
     #[test]
     fn a_gpu_that_fails_does_not_take_the_others_along() {
         for call in ["device", "pci", "uuid", "minor", "mig"] {
-            let inventory = take(&Scripted { count: 3, failing: Some((call, 1, Code(15))), mig: false }).unwrap();
-            assert_eq!(inventory.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>(), [0, 2], "{call}");
+            let inventory = take(&Scripted {
+                count: 3,
+                failing: Some((call, 1, Code(15))),
+                mig: false,
+            })
+            .unwrap();
+            assert_eq!(
+                inventory
+                    .gpus
+                    .iter()
+                    .map(|gpu| gpu.index)
+                    .collect::<Vec<_>>(),
+                [0, 2],
+                "{call}"
+            );
             assert_eq!(inventory.failed[0].index, Some(1));
             assert!(inventory.failed[0].why.contains("GPU is lost"));
         }
@@ -252,29 +319,56 @@ mod tests {
 
     #[test]
     fn mig_devices_are_numbered_as_nvml_does() {
-        let inventory = take(&Scripted { count: 1, failing: None, mig: true }).unwrap();
-        let mig: Vec<_> = inventory.gpus[0].mig_devices.iter().map(|mig| (mig.index, mig.gpu_instance)).collect();
+        let inventory = take(&Scripted {
+            count: 1,
+            failing: None,
+            mig: true,
+        })
+        .unwrap();
+        let mig: Vec<_> = inventory.gpus[0]
+            .mig_devices
+            .iter()
+            .map(|mig| (mig.index, mig.gpu_instance))
+            .collect();
         assert_eq!(mig, [(0, 5), (2, 7)]);
         assert_eq!(inventory.gpus[0].brand, "Tesla");
-        let inventory = take(&Scripted { count: 2, failing: Some(("ci", 112, Code(15))), mig: true }).unwrap();
+        let inventory = take(&Scripted {
+            count: 2,
+            failing: Some(("ci", 112, Code(15))),
+            mig: true,
+        })
+        .unwrap();
         assert_eq!((inventory.gpus.len(), inventory.failed.len()), (1, 1));
     }
 
     #[test]
     fn what_is_only_told_may_be_missing() {
         for call in ["name", "cc", "brand"] {
-            let inventory = take(&Scripted { count: 1, failing: Some((call, 0, Code(999))), mig: false }).unwrap();
+            let inventory = take(&Scripted {
+                count: 1,
+                failing: Some((call, 0, Code(999))),
+                mig: false,
+            })
+            .unwrap();
             assert_eq!(inventory.gpus.len(), 1, "{call}");
         }
-        let inventory =
-            take(&Scripted { count: 1, failing: Some(("mig", 0, Code::NOT_SUPPORTED)), mig: true }).unwrap();
+        let inventory = take(&Scripted {
+            count: 1,
+            failing: Some(("mig", 0, Code::NOT_SUPPORTED)),
+            mig: true,
+        })
+        .unwrap();
         assert!(!inventory.gpus[0].mig_enabled);
     }
 
     #[test]
     fn each_gpu_is_announced_before_it_is_asked() {
         let mut seen = Vec::new();
-        let api = Scripted { count: 4, failing: Some(("uuid", 3, Code(15))), mig: false };
+        let api = Scripted {
+            count: 4,
+            failing: Some(("uuid", 3, Code(15))),
+            mig: false,
+        };
         super::take(&api, false, &[0, 2], &mut |report| {
             seen.push(match report {
                 Report::Driver(driver) => format!("{} GPUs", driver.count),
@@ -284,11 +378,21 @@ mod tests {
             });
         })
         .unwrap();
-        assert_eq!(seen, ["4 GPUs", "next 1", "GPU 1", "next 3", "failed Some(3)"]);
+        assert_eq!(
+            seen,
+            ["4 GPUs", "next 1", "GPU 1", "next 3", "failed Some(3)"]
+        );
     }
 
     #[test]
     fn a_driver_that_does_not_start_is_an_error() {
-        assert!(take(&Scripted { count: 1, failing: Some(("init", 0, Code(9))), mig: false }).is_err());
+        assert!(
+            take(&Scripted {
+                count: 1,
+                failing: Some(("init", 0, Code(9))),
+                mig: false
+            })
+            .is_err()
+        );
     }
 }

@@ -65,13 +65,19 @@ fn ask_all(question: &Question, end: Instant) -> Result<Vec<GpuProcesses>> {
         .map_err(|error| ask::without_answer(NoAnswer::System(error), question))?;
     let mut gpus = Vec::new();
     loop {
-        let line = ask::next_line(&mut process, end, wait).map_err(|why| ask::without_answer(why, question))?;
+        let line = ask::next_line(&mut process, end, wait)
+            .map_err(|why| ask::without_answer(why, question))?;
         match json::from_bytes(&line) {
             Ok(Line::Gpu(gpu)) => gpus.push(gpu),
             Ok(Line::Done) => return Ok(gpus),
             Ok(Line::Nvml(failed)) => return Err(ask::explain_nvml(&failed, question, identity)),
             Ok(Line::Refused(refused)) => return Err(ask::explain_refused(&refused, question)),
-            Err(error) => return Err(ask::without_answer(NoAnswer::System(error.into()), question)),
+            Err(error) => {
+                return Err(ask::without_answer(
+                    NoAnswer::System(error.into()),
+                    question,
+                ));
+            }
         }
     }
 }
@@ -84,7 +90,8 @@ fn respond(question: &Question, identity: Option<Identity>, pipe: &mut File) {
         child::report(pipe, &bytes);
     };
     let last = match &loaded {
-        Ok(loaded) => take(&loaded.library, &mut |gpu| write(&Line::Gpu(gpu))).map_or_else(Line::Nvml, |()| Line::Done),
+        Ok(loaded) => take(&loaded.library, &mut |gpu| write(&Line::Gpu(gpu)))
+            .map_or_else(Line::Nvml, |()| Line::Done),
         Err(refused) => Line::Refused(refused.clone()),
     };
     write(&last);
@@ -94,7 +101,12 @@ fn respond(question: &Question, identity: Option<Identity>, pipe: &mut File) {
 fn take(api: &impl Processes, report: &mut dyn FnMut(GpuProcesses)) -> Result<(), Failed> {
     api.init()?;
     for index in 0..api.device_count()?.min(MAX_GPUS) {
-        let mut gpu = GpuProcesses { index, minor: None, uuid: String::new(), processes: Ok(Vec::new()) };
+        let mut gpu = GpuProcesses {
+            index,
+            minor: None,
+            uuid: String::new(),
+            processes: Ok(Vec::new()),
+        };
         gpu.processes = of_gpu(api, &mut gpu).map_err(|failed| failed.to_string());
         report(gpu);
     }
@@ -109,8 +121,13 @@ fn of_gpu(api: &impl Processes, gpu: &mut GpuProcesses) -> Result<Vec<GpuProcess
     // A user without privileges gets only the processes of each MIG device, and not those of the GPU.
     if api.mig_mode(device) == Ok(1) {
         for index in 0..api.max_mig_device_count(device).unwrap_or_default().min(64) {
-            let of_mig = api.mig_device(device, index).and_then(|mig| of_device(api, mig)).unwrap_or_default();
-            of_mig.into_iter().for_each(|process| add(&mut processes, process));
+            let of_mig = api
+                .mig_device(device, index)
+                .and_then(|mig| of_device(api, mig))
+                .unwrap_or_default();
+            of_mig
+                .into_iter()
+                .for_each(|process| add(&mut processes, process));
         }
     }
     Ok(processes)
@@ -145,9 +162,27 @@ mod tests {
     #[test]
     fn a_process_in_two_lists_counts_once() {
         let mut processes = Vec::new();
-        for (pid, memory) in [(7, Some(5)), (8, None), (7, Some(6)), (8, Some(1)), (7, None)] {
+        for (pid, memory) in [
+            (7, Some(5)),
+            (8, None),
+            (7, Some(6)),
+            (8, Some(1)),
+            (7, None),
+        ] {
             add(&mut processes, GpuProcess { pid, memory });
         }
-        assert_eq!(processes, [GpuProcess { pid: 7, memory: Some(6) }, GpuProcess { pid: 8, memory: Some(1) }]);
+        assert_eq!(
+            processes,
+            [
+                GpuProcess {
+                    pid: 7,
+                    memory: Some(6)
+                },
+                GpuProcess {
+                    pid: 8,
+                    memory: Some(1)
+                }
+            ]
+        );
     }
 }

@@ -36,8 +36,11 @@ impl KernelGpu {
             bus_id: BusId::parse(dir.to_str()?)?,
             minor: parse_minor(information),
             uuid: parse_uuid(information),
-            model: field(information, "Model:").filter(|model| *model != "Unknown").map(str::to_owned),
-            excluded: field(information, "GPU Excluded:").is_some_and(|value| value.eq_ignore_ascii_case("yes")),
+            model: field(information, "Model:")
+                .filter(|model| *model != "Unknown")
+                .map(str::to_owned),
+            excluded: field(information, "GPU Excluded:")
+                .is_some_and(|value| value.eq_ignore_ascii_case("yes")),
             dir,
         })
     }
@@ -45,7 +48,10 @@ impl KernelGpu {
 
 /// Returns the value of a line `name <tab> value`, or `None` if the line is missing or empty.
 fn field<'a>(information: &'a str, name: &str) -> Option<&'a str> {
-    let value = information.split('\n').find_map(|line| line.strip_prefix(name))?.trim();
+    let value = information
+        .split('\n')
+        .find_map(|line| line.strip_prefix(name))?
+        .trim();
     (!value.is_empty()).then_some(value)
 }
 
@@ -58,14 +64,20 @@ pub fn parse_minor(information: &str) -> Option<u32> {
 /// Parses the UUID in `gpus/<bus id>/information`: `GPU UUID: <tab> GPU-…`. The module prints question marks for an unknown UUID.
 #[must_use]
 pub(crate) fn parse_uuid(information: &str) -> Option<String> {
-    field(information, "GPU UUID:").filter(|uuid| !uuid.contains('?')).map(str::to_owned)
+    field(information, "GPU UUID:")
+        .filter(|uuid| !uuid.contains('?'))
+        .map(str::to_owned)
 }
 
 /// Parses /proc/driver/nvidia/version: the first word of the line `NVRM version:` that is numbers and dots.
 #[must_use]
 pub fn parse_version(text: &str) -> Option<String> {
-    let line = text.lines().find_map(|line| line.strip_prefix("NVRM version:"))?;
-    line.split_whitespace().find(|word| is_version(word)).map(str::to_owned)
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("NVRM version:"))?;
+    line.split_whitespace()
+        .find(|word| is_version(word))
+        .map(str::to_owned)
 }
 
 /// Returns the version of the loaded kernel module, or `None` if it is not loaded.
@@ -77,7 +89,8 @@ pub fn read_version(root: &Tree) -> Option<String> {
 /// Returns the file with the version of the loaded kernel module.
 #[must_use]
 pub(crate) fn read_version_file(root: &Tree) -> Option<Vec<u8>> {
-    root.read_kernel_file(&Path::new(DRIVER_PROC).join(VERSION)).ok()
+    root.read_kernel_file(&Path::new(DRIVER_PROC).join(VERSION))
+        .ok()
 }
 
 /// Returns the version of a kernel module from its file.
@@ -96,7 +109,10 @@ pub fn read_files(root: &Tree, dir: &Path, version: Option<&[u8]>) -> Vec<(OsStr
         Some(known) => Some((name.into(), known.to_vec())),
         None => Some((name.into(), root.read_kernel_file(&dir.join(name)).ok()?)),
     };
-    ["params", VERSION, "registry"].into_iter().filter_map(read).collect()
+    ["params", VERSION, "registry"]
+        .into_iter()
+        .filter_map(read)
+        .collect()
 }
 
 /// Returns the GPUs of the kernel module, or none if it is not loaded.
@@ -104,7 +120,9 @@ pub fn read_files(root: &Tree, dir: &Path, version: Option<&[u8]>) -> Vec<(OsStr
 pub fn read_gpus(root: &Tree) -> Vec<KernelGpu> {
     let gpus = Path::new(DRIVER_PROC).join("gpus");
     let found = root.names(&gpus).into_iter().filter_map(|dir| {
-        let information = root.read_kernel_text(&gpus.join(&dir).join("information")).unwrap_or_default();
+        let information = root
+            .read_kernel_text(&gpus.join(&dir).join("information"))
+            .unwrap_or_default();
         KernelGpu::parse(dir, &information)
     });
     let mut found: Vec<KernelGpu> = found.collect();
@@ -123,7 +141,10 @@ mod tests {
         assert_eq!(parse_minor("Device Minor: \t x\n"), None);
         assert_eq!(parse_minor(""), None);
         assert_eq!(parse_uuid(text).as_deref(), Some("GPU-x"));
-        assert_eq!(parse_uuid("GPU UUID: \t GPU-????????-????-????-????-????????????\n"), None);
+        assert_eq!(
+            parse_uuid("GPU UUID: \t GPU-????????-????-????-????-????????????\n"),
+            None
+        );
     }
 
     /// readdir(3) returns the names in any order.
@@ -137,16 +158,32 @@ mod tests {
         let found = read_gpus(&Tree::open(&base::paths::HostPath::new(dir.path())).unwrap());
         let mut expected = names.to_vec();
         expected.sort();
-        assert_eq!(found.iter().map(|gpu| gpu.dir.to_str().unwrap()).collect::<Vec<_>>(), expected);
+        assert_eq!(
+            found
+                .iter()
+                .map(|gpu| gpu.dir.to_str().unwrap())
+                .collect::<Vec<_>>(),
+            expected
+        );
     }
 
     #[test]
     fn an_excluded_gpu_is_known() {
         let of = |information: &str| KernelGpu::parse("0000:02:00.0".into(), information).unwrap();
-        let excluded = of("Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-x\nDevice Minor: \t 1\nGPU Excluded:\t Yes\n");
+        let excluded = of(
+            "Model: \t\t NVIDIA H100\nGPU UUID: \t GPU-x\nDevice Minor: \t 1\nGPU Excluded:\t Yes\n",
+        );
         assert!(excluded.excluded);
-        assert_eq!((excluded.model.as_deref(), excluded.minor), (Some("NVIDIA H100"), Some(1)));
-        for not in ["GPU Excluded:\t No\n", "GPU Excluded:\n", "Model: \t Unknown\n", ""] {
+        assert_eq!(
+            (excluded.model.as_deref(), excluded.minor),
+            (Some("NVIDIA H100"), Some(1))
+        );
+        for not in [
+            "GPU Excluded:\t No\n",
+            "GPU Excluded:\n",
+            "Model: \t Unknown\n",
+            "",
+        ] {
             assert!(!of(not).excluded && of(not).model.is_none(), "{not:?}");
         }
         assert_eq!(KernelGpu::parse("gpus".into(), ""), None);

@@ -66,7 +66,10 @@ impl From<&Inventory> for Report {
                 true => wsl::NODE_PATH.to_owned(),
                 false => format!("/dev/nvidia{}", gpu.minor),
             },
-            mig: ReportedMig { enabled: gpu.mig_enabled, devices: gpu.mig_devices.clone() },
+            mig: ReportedMig {
+                enabled: gpu.mig_enabled,
+                devices: gpu.mig_devices.clone(),
+            },
         });
         Self {
             version: base::json::VERSION,
@@ -81,7 +84,10 @@ impl From<&Inventory> for Report {
 
 impl From<Report> for Inventory {
     fn from(report: Report) -> Self {
-        let is_wsl = report.gpus.first().is_some_and(|gpu| gpu.device_node == wsl::NODE_PATH);
+        let is_wsl = report
+            .gpus
+            .first()
+            .is_some_and(|gpu| gpu.device_node == wsl::NODE_PATH);
         let gpus = report.gpus.into_iter().map(|gpu| Gpu {
             index: gpu.index,
             minor: gpu.minor,
@@ -121,7 +127,9 @@ pub fn read(path: &Path) -> Result<Inventory> {
 
 fn read_report(path: &Path) -> Result<Report> {
     let mut text = String::new();
-    std::fs::File::open(path)?.take(16 << 20).read_to_string(&mut text)?;
+    std::fs::File::open(path)?
+        .take(16 << 20)
+        .read_to_string(&mut text)?;
     Ok(serde_json::from_str(&text)?)
 }
 
@@ -138,14 +146,28 @@ mod tests {
             index: Some(3),
             minor: Some(3),
             uuid: Some("GPU-x".into()),
-            bus_id: Some(BusId { domain: 0, bus: 9, device: 0 }),
+            bus_id: Some(BusId {
+                domain: 0,
+                bus: 9,
+                device: 0,
+            }),
             model: Some("NVIDIA H100".into()),
             why: "it is lost".into(),
             node_missing: true,
         });
-        inventory.excluded.push(ExcludedGpu { bus_id: BusId { domain: 0, bus: 10, device: 0 }, uuid: None });
+        inventory.excluded.push(ExcludedGpu {
+            bus_id: BusId {
+                domain: 0,
+                bus: 10,
+                device: 0,
+            },
+            uuid: None,
+        });
         let text = serde_json::to_string(&Report::from(&inventory)).unwrap();
-        assert_eq!(Inventory::from(serde_json::from_str::<Report>(&text).unwrap()), inventory);
+        assert_eq!(
+            Inventory::from(serde_json::from_str::<Report>(&text).unwrap()),
+            inventory
+        );
     }
 
     #[test]

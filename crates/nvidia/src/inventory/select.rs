@@ -29,7 +29,11 @@ impl fmt::Display for Device<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Gpu(gpu) => write!(f, "GPU {}: {} (UUID: {})", gpu.index, gpu.model, gpu.uuid),
-            Self::Mig(gpu, mig) => write!(f, "MIG {}:{} of {} (UUID: {})", gpu.index, mig.index, gpu.model, mig.uuid),
+            Self::Mig(gpu, mig) => write!(
+                f,
+                "MIG {}:{} of {} (UUID: {})",
+                gpu.index, mig.index, gpu.model, mig.uuid
+            ),
         }
     }
 }
@@ -84,9 +88,12 @@ pub fn select<'a>(
         VisibleDevices::None => Ok((Vec::new(), Vec::new())),
         VisibleDevices::All => select_all(asked_by, inventory, limits),
         VisibleDevices::List(names) => select_named(names, asked_by, inventory, limits),
-        VisibleDevices::Nodes(nodes) => {
-            select_named(&names_of(nodes, inventory, &BTreeMap::new()), asked_by, inventory, limits)
-        }
+        VisibleDevices::Nodes(nodes) => select_named(
+            &names_of(nodes, inventory, &BTreeMap::new()),
+            asked_by,
+            inventory,
+            limits,
+        ),
     }
 }
 
@@ -96,16 +103,32 @@ fn select_named<'a>(
     inventory: &'a Inventory,
     limits: &Limits,
 ) -> Result<(Vec<Device<'a>>, Vec<Finding>)> {
-    let chosen = names.iter().map(|name| find(name, asked_by, inventory, limits)).collect::<Result<Vec<_>>>()?;
-    Ok((every_device(inventory).filter(|device| chosen.contains(device)).collect(), Vec::new()))
+    let chosen = names
+        .iter()
+        .map(|name| find(name, asked_by, inventory, limits))
+        .collect::<Result<Vec<_>>>()?;
+    Ok((
+        every_device(inventory)
+            .filter(|device| chosen.contains(device))
+            .collect(),
+        Vec::new(),
+    ))
 }
 
 /// Returns the names of the devices with these nodes. `minors` contains the nodes of MIG capabilities: for a GPU in MIG mode, the names
 /// are those of the MIG devices with both nodes, or that of the GPU if there are none. A node without a GPU on this host keeps its
 /// path, which matches no device.
 #[must_use]
-pub fn names_of(nodes: &Nodes, inventory: &Inventory, minors: &BTreeMap<MigCap, u32>) -> Vec<String> {
-    let is_given = |cap: MigCap| minors.get(&cap).is_some_and(|minor| nodes.caps.contains(minor));
+pub fn names_of(
+    nodes: &Nodes,
+    inventory: &Inventory,
+    minors: &BTreeMap<MigCap, u32>,
+) -> Vec<String> {
+    let is_given = |cap: MigCap| {
+        minors
+            .get(&cap)
+            .is_some_and(|minor| nodes.caps.contains(minor))
+    };
     let mut names = Vec::new();
     for minor in &nodes.gpus {
         if let Some(gpu) = inventory.gpus.iter().find(|gpu| gpu.minor == *minor) {
@@ -121,7 +144,10 @@ pub fn names_of(nodes: &Nodes, inventory: &Inventory, minors: &BTreeMap<MigCap, 
             }
             continue;
         }
-        let failed = inventory.failed.iter().find(|gpu| gpu.minor == Some(*minor));
+        let failed = inventory
+            .failed
+            .iter()
+            .find(|gpu| gpu.minor == Some(*minor));
         let name = failed.and_then(|gpu| Some(gpu.bus_id?.to_string()));
         names.push(name.unwrap_or_else(|| format!("/dev/nvidia{minor}")));
     }
@@ -138,12 +164,20 @@ pub fn every_device(inventory: &Inventory) -> impl Iterator<Item = Device<'_>> {
 
 /// Returns every device that containers may have.
 pub fn permitted_devices<'a>(inventory: &'a Inventory, limits: &Limits) -> Vec<Device<'a>> {
-    every_device(inventory).filter(|device| permitted(*device, limits)).collect()
+    every_device(inventory)
+        .filter(|device| permitted(*device, limits))
+        .collect()
 }
 
 /// Returns every GPU that containers may have and that does not work.
-pub(crate) fn permitted_failed<'a>(inventory: &'a Inventory, limits: &Limits) -> impl Iterator<Item = &'a FailedGpu> {
-    inventory.failed.iter().filter(|gpu| permit_failed(limits, gpu))
+pub(crate) fn permitted_failed<'a>(
+    inventory: &'a Inventory,
+    limits: &Limits,
+) -> impl Iterator<Item = &'a FailedGpu> {
+    inventory
+        .failed
+        .iter()
+        .filter(|gpu| permit_failed(limits, gpu))
 }
 
 /// Whether containers may have this device.
@@ -176,13 +210,22 @@ fn select_all<'a>(
             ),
             (None, _) => failure(
                 &catalog::NO_DEVICE,
-                format!("{asked_by} requests all GPUs, but containers may have no GPU of this host"),
+                format!(
+                    "{asked_by} requests all GPUs, but containers may have no GPU of this host"
+                ),
                 "check allow and deny in the [devices] table of config.toml",
             ),
         });
     }
-    let gpus = chosen.iter().filter(|device| matches!(device, Device::Gpu(_))).count();
-    let others = if gpus == 1 { "only the other GPU".to_owned() } else { format!("the other {gpus} GPUs") };
+    let gpus = chosen
+        .iter()
+        .filter(|device| matches!(device, Device::Gpu(_)))
+        .count();
+    let others = if gpus == 1 {
+        "only the other GPU".to_owned()
+    } else {
+        format!("the other {gpus} GPUs")
+    };
     let left_out = failed.into_iter().map(|failed| {
         Finding::new(
             &catalog::GPU_LEFT_OUT,
@@ -195,18 +238,35 @@ fn select_all<'a>(
 }
 
 /// Returns findings about MIG devices that containers may have but NVML does not list, so that `all` does not include them.
-pub(crate) fn mig_left_out(inventory: &Inventory, limits: &Limits) -> impl Iterator<Item = Finding> {
+pub(crate) fn mig_left_out(
+    inventory: &Inventory,
+    limits: &Limits,
+) -> impl Iterator<Item = Finding> {
     with_unlisted_mig(inventory, limits).map(|gpu| {
-        let what = format!("\"all\" does not include every MIG device: {}", mig_nodes_missing(gpu));
+        let what = format!(
+            "\"all\" does not include every MIG device: {}",
+            mig_nodes_missing(gpu)
+        );
         Finding::new(&catalog::MIG_LEFT_OUT, what, PREPARE)
     })
 }
 
-fn with_unlisted_mig<'a>(inventory: &'a Inventory, limits: &Limits) -> impl Iterator<Item = &'a Gpu> {
-    inventory.gpus.iter().filter(|gpu| permit(limits, gpu, None) && !gpu.unlisted_mig.is_empty())
+fn with_unlisted_mig<'a>(
+    inventory: &'a Inventory,
+    limits: &Limits,
+) -> impl Iterator<Item = &'a Gpu> {
+    inventory
+        .gpus
+        .iter()
+        .filter(|gpu| permit(limits, gpu, None) && !gpu.unlisted_mig.is_empty())
 }
 
-fn find<'a>(name: &str, asked_by: &str, inventory: &'a Inventory, limits: &Limits) -> Result<Device<'a>> {
+fn find<'a>(
+    name: &str,
+    asked_by: &str,
+    inventory: &'a Inventory,
+    limits: &Limits,
+) -> Result<Device<'a>> {
     let id = DeviceId::parse(name);
     let Some(found) = every_device(inventory).find(|device| device.is_named(&id)) else {
         return Err(unknown(name, &id, asked_by, inventory, limits));
@@ -232,7 +292,13 @@ fn denied(name: &str, asked_by: &str, inventory: &Inventory, limits: &Limits) ->
     )
 }
 
-fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, limits: &Limits) -> anyhow::Error {
+fn unknown(
+    name: &str,
+    id: &DeviceId,
+    asked_by: &str,
+    inventory: &Inventory,
+    limits: &Limits,
+) -> anyhow::Error {
     match inventory.failed.iter().find(|gpu| gpu.is_named(id)) {
         Some(failed) if permit_failed(limits, failed) => return not_usable(name, asked_by, failed),
         Some(_) => return denied(name, asked_by, inventory, limits),
@@ -243,7 +309,9 @@ fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, lim
     }
     if matches!(id, DeviceId::Unknown(word) if word.contains('/') && word.contains('=')) {
         // Users paste the hint into a shell, and the name comes from the container.
-        let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.:/=".contains(&byte));
+        let plain = name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"_-.:/=".contains(&byte));
         let device = if plain { name } else { "NAME" };
         return failure(
             &catalog::UNKNOWN_DEVICE,
@@ -269,13 +337,16 @@ fn unknown(name: &str, id: &DeviceId, asked_by: &str, inventory: &Inventory, lim
     for failed in permitted_failed(inventory, limits).filter(|failed| failed.may_be_named(id)) {
         write!(what, "; {failed}").ok();
     }
-    let fix =
-        known(inventory, limits).unwrap_or_else(|| "see the GPUs of the host with \"oci-nvidia-hook info\"".to_owned());
+    let fix = known(inventory, limits)
+        .unwrap_or_else(|| "see the GPUs of the host with \"oci-nvidia-hook info\"".to_owned());
     failure(&catalog::UNKNOWN_DEVICE, what, fix)
 }
 
 fn mig_unlisted(name: &str, asked_by: &str, gpu: &Gpu) -> anyhow::Error {
-    let what = format!("{asked_by} requests {name:?}, and {}", mig_nodes_missing(gpu));
+    let what = format!(
+        "{asked_by} requests {name:?}, and {}",
+        mig_nodes_missing(gpu)
+    );
     failure(&catalog::NODE_MISSING, what, PREPARE)
 }
 
@@ -283,21 +354,36 @@ fn mig_unlisted(name: &str, asked_by: &str, gpu: &Gpu) -> anyhow::Error {
 #[must_use]
 pub fn mig_nodes_missing(gpu: &Gpu) -> String {
     let devices: Vec<_> = gpu.unlisted_mig.iter().map(ToString::to_string).collect();
-    format!("device nodes of MIG devices of GPU {} are missing: {}", gpu.index, devices.join(", "))
+    format!(
+        "device nodes of MIG devices of GPU {} are missing: {}",
+        gpu.index,
+        devices.join(", ")
+    )
 }
 
 fn not_usable(name: &str, asked_by: &str, failed: &FailedGpu) -> anyhow::Error {
     let (kind, hint) = if failed.node_missing {
         (&catalog::NODE_MISSING, PREPARE)
     } else {
-        (&catalog::NOT_USABLE, "see \"nvidia-smi -q\" and \"journalctl -k\" on the host")
+        (
+            &catalog::NOT_USABLE,
+            "see \"nvidia-smi -q\" and \"journalctl -k\" on the host",
+        )
     };
-    failure(kind, format!("{asked_by} requests {}: {failed}", requested(name)), hint)
+    failure(
+        kind,
+        format!("{asked_by} requests {}: {failed}", requested(name)),
+        hint,
+    )
 }
 
 /// Returns a requested name as messages print it.
 fn requested(name: &str) -> String {
-    if name == "all" { "all GPUs".to_owned() } else { format!("{name:?}") }
+    if name == "all" {
+        "all GPUs".to_owned()
+    } else {
+        format!("{name:?}")
+    }
 }
 
 fn excluded(name: &str, asked_by: &str, gpu: &ExcludedGpu) -> anyhow::Error {
@@ -313,7 +399,9 @@ fn excluded(name: &str, asked_by: &str, gpu: &ExcludedGpu) -> anyhow::Error {
 /// or bus ids of GPUs that belong to other containers.
 fn known(inventory: &Inventory, limits: &Limits) -> Option<String> {
     const MOST: usize = 16;
-    let devices = every_device(inventory).filter(|device| permitted(*device, limits)).map(Device::index);
+    let devices = every_device(inventory)
+        .filter(|device| permitted(*device, limits))
+        .map(Device::index);
     let mut known: Vec<_> = devices.collect();
     if known.len() > MOST {
         known.truncate(MOST);
@@ -337,7 +425,11 @@ pub(crate) mod tests {
             index,
             minor: index,
             uuid: format!("GPU-0000000{index}"),
-            bus_id: BusId { domain: 0, bus: index + 1, device: 0 },
+            bus_id: BusId {
+                domain: 0,
+                bus: index + 1,
+                device: 0,
+            },
             model: "NVIDIA H100 80GB HBM3".to_owned(),
             compute_capability: "9.0".to_owned(),
             brand: "Tesla".to_owned(),
@@ -345,7 +437,10 @@ pub(crate) mod tests {
             mig_devices: Vec::new(),
             unlisted_mig: Vec::new(),
         };
-        let mut inventory = Inventory { gpus: (0..3).map(gpu).collect(), ..Inventory::default() };
+        let mut inventory = Inventory {
+            gpus: (0..3).map(gpu).collect(),
+            ..Inventory::default()
+        };
         inventory.gpus[2].mig_enabled = true;
         inventory.gpus[2].mig_devices = [(0, 5), (1, 7)]
             .map(|(index, gpu_instance)| MigDevice {
@@ -360,8 +455,19 @@ pub(crate) mod tests {
 
     fn failed(index: Option<u32>, node_missing: bool) -> FailedGpu {
         let why = "it is lost".to_owned();
-        let bus_id = Some(BusId { domain: 0, bus: 9, device: 0 });
-        FailedGpu { index, uuid: Some("GPU-00000009".into()), bus_id, why, node_missing, ..FailedGpu::default() }
+        let bus_id = Some(BusId {
+            domain: 0,
+            bus: 9,
+            device: 0,
+        });
+        FailedGpu {
+            index,
+            uuid: Some("GPU-00000009".into()),
+            bus_id,
+            why,
+            node_missing,
+            ..FailedGpu::default()
+        }
     }
 
     #[test]
@@ -369,7 +475,8 @@ pub(crate) mod tests {
         let mut inventory = inventory();
         inventory.failed = vec![failed(Some(9), false)];
         let says = |inventory: &Inventory, words: &str| {
-            let (_, findings) = select(&VisibleDevices::All, "x", inventory, &Limits::default()).unwrap();
+            let (_, findings) =
+                select(&VisibleDevices::All, "x", inventory, &Limits::default()).unwrap();
             assert!(findings[0].what.ends_with(words), "{}", findings[0].what);
         };
         says(&inventory, "; the container gets the other 3 GPUs");
@@ -380,14 +487,23 @@ pub(crate) mod tests {
     fn chosen_within(asked: &str, inventory: &Inventory, limits: &Limits) -> Result<Vec<String>> {
         let asked = device_id::parse(asked).unwrap();
         let (chosen, _) = select(&asked, "NVIDIA_VISIBLE_DEVICES", inventory, limits)?;
-        Ok(chosen.iter().map(|device| device.uuid().to_owned()).collect())
+        Ok(chosen
+            .iter()
+            .map(|device| device.uuid().to_owned())
+            .collect())
     }
 
     fn chosen(asked: &str, inventory: &Inventory) -> Result<Vec<String>> {
         chosen_within(asked, inventory, &Limits::default())
     }
 
-    const ALL: [&str; 5] = ["GPU-00000000", "GPU-00000001", "GPU-00000002", "MIG-20", "MIG-21"];
+    const ALL: [&str; 5] = [
+        "GPU-00000000",
+        "GPU-00000001",
+        "GPU-00000002",
+        "MIG-20",
+        "MIG-21",
+    ];
 
     #[test]
     fn each_form_finds_its_device_once() {
@@ -410,16 +526,28 @@ pub(crate) mod tests {
 
     #[test]
     fn an_unknown_device_is_named_with_the_known_ones() {
-        for asked in ["7", "GPU-x", "0000:55:00.0", "bogus", "0:1", "MIG-x", "MIG-GPU-00000002/7/1"] {
+        for asked in [
+            "7",
+            "GPU-x",
+            "0000:55:00.0",
+            "bogus",
+            "0:1",
+            "MIG-x",
+            "MIG-GPU-00000002/7/1",
+        ] {
             let text = render(&chosen(asked, &inventory()).unwrap_err());
             assert!(
-                text.contains("NVIDIA_VISIBLE_DEVICES requests") && text.contains("this host has no such"),
+                text.contains("NVIDIA_VISIBLE_DEVICES requests")
+                    && text.contains("this host has no such"),
                 "{text}"
             );
             assert!(text.ends_with("hint: request one of 0, 1, 2, 2:0, 2:1, all, none; \"oci-nvidia-hook info\" on the host prints the GPUs"), "{text}");
         }
         let text = render(&chosen("nvidia.com/gpu=0", &inventory()).unwrap_err());
-        assert!(text.contains("podman run --device nvidia.com/gpu=0"), "{text}");
+        assert!(
+            text.contains("podman run --device nvidia.com/gpu=0"),
+            "{text}"
+        );
         let text = render(&chosen("a/b=$(reboot)", &inventory()).unwrap_err());
         assert!(text.ends_with("podman run --device NAME"), "{text}");
     }
@@ -429,10 +557,21 @@ pub(crate) mod tests {
         let mut inventory = inventory();
         inventory.failed.push(failed(Some(3), false));
         assert_eq!(chosen("0", &inventory).unwrap(), ["GPU-00000000"]);
-        let (devices, findings) = select(&VisibleDevices::All, "x", &inventory, &Limits::default()).unwrap();
+        let (devices, findings) =
+            select(&VisibleDevices::All, "x", &inventory, &Limits::default()).unwrap();
         assert_eq!((devices.len(), findings.len()), (5, 1));
-        assert!(findings[0].what.contains("GPU 3: it is lost"), "{}", findings[0].what);
-        for asked in ["3", "0000:09:00.0", "GPU-00000009", "3:0", "MIG-GPU-00000009/7/0"] {
+        assert!(
+            findings[0].what.contains("GPU 3: it is lost"),
+            "{}",
+            findings[0].what
+        );
+        for asked in [
+            "3",
+            "0000:09:00.0",
+            "GPU-00000009",
+            "3:0",
+            "MIG-GPU-00000009/7/0",
+        ] {
             let text = render(&chosen(asked, &inventory).unwrap_err());
             assert!(text.contains("GPU 3: it is lost (ONH-033)"), "{text}");
         }
@@ -442,11 +581,22 @@ pub(crate) mod tests {
     fn a_missing_node_stops_a_container_that_asks_for_all() {
         let mut inventory = inventory();
         inventory.failed.push(failed(None, true));
-        assert!(render(&chosen("all", &inventory).unwrap_err()).contains("GPU-00000009: it is lost"));
+        assert!(
+            render(&chosen("all", &inventory).unwrap_err()).contains("GPU-00000009: it is lost")
+        );
         assert_eq!(chosen("0,1", &inventory).unwrap().len(), 2);
-        for (asked, is_named) in [("3", true), ("GPU-x", false), ("0000:55:00.0", false), ("MIG-x", true)] {
+        for (asked, is_named) in [
+            ("3", true),
+            ("GPU-x", false),
+            ("0000:55:00.0", false),
+            ("MIG-x", true),
+        ] {
             let text = render(&chosen(asked, &inventory).unwrap_err());
-            assert_eq!(text.contains("; GPU-00000009: it is lost"), is_named, "{asked}: {text}");
+            assert_eq!(
+                text.contains("; GPU-00000009: it is lost"),
+                is_named,
+                "{asked}: {text}"
+            );
         }
     }
 
@@ -458,22 +608,40 @@ pub(crate) mod tests {
         inventory.gpus[2].unlisted_mig = vec![UnlistedMig {
             gpu_instance: 5,
             compute_instance: 0,
-            nodes: vec!["nvidia-caps/nvidia-cap12".into(), "nvidia-caps/nvidia-cap13".into()],
+            nodes: vec![
+                "nvidia-caps/nvidia-cap12".into(),
+                "nvidia-caps/nvidia-cap13".into(),
+            ],
         }];
         let missing = "device nodes of MIG devices of GPU 2 are missing: \"/dev/nvidia-caps/nvidia-cap12\", \
                        \"/dev/nvidia-caps/nvidia-cap13\" (GPU instance 5, compute instance 0)";
-        let (devices, findings) = select(&VisibleDevices::All, "x", &inventory, &Limits::default()).unwrap();
+        let (devices, findings) =
+            select(&VisibleDevices::All, "x", &inventory, &Limits::default()).unwrap();
         assert_eq!((devices.len(), findings.len()), (4, 1));
-        assert_eq!((findings[0].kind.id, findings[0].fix.as_str()), ("ONH-232", PREPARE));
+        assert_eq!(
+            (findings[0].kind.id, findings[0].fix.as_str()),
+            ("ONH-232", PREPARE)
+        );
         assert!(findings[0].what.ends_with(missing), "{}", findings[0].what);
         // Index 0 is now that of another MIG device.
         for asked in ["MIG-20", "2:0", "2:1", "MIG-GPU-00000002/5/0"] {
             let text = render(&chosen(asked, &inventory).unwrap_err());
-            assert!(text.contains(&format!("{missing} (ONH-021)\nhint: {PREPARE}")), "{asked}: {text}");
+            assert!(
+                text.contains(&format!("{missing} (ONH-021)\nhint: {PREPARE}")),
+                "{asked}: {text}"
+            );
         }
         assert_eq!(chosen("MIG-21", &inventory).unwrap(), ["MIG-21"]);
-        let limits = Limits { deny: vec!["2".into()], ..Limits::default() };
-        assert!(select(&VisibleDevices::All, "x", &inventory, &limits).unwrap().1.is_empty());
+        let limits = Limits {
+            deny: vec!["2".into()],
+            ..Limits::default()
+        };
+        assert!(
+            select(&VisibleDevices::All, "x", &inventory, &limits)
+                .unwrap()
+                .1
+                .is_empty()
+        );
     }
 
     #[test]
@@ -482,14 +650,25 @@ pub(crate) mod tests {
             let mut inventory = inventory();
             inventory.failed.push(failed(Some(3), node_missing));
             for deny in ["3", "GPU-00000009", "0000:09:00.0"] {
-                let limits = Limits { deny: vec![deny.into()], ..Limits::default() };
-                let (devices, findings) = select(&VisibleDevices::All, "x", &inventory, &limits).unwrap();
+                let limits = Limits {
+                    deny: vec![deny.into()],
+                    ..Limits::default()
+                };
+                let (devices, findings) =
+                    select(&VisibleDevices::All, "x", &inventory, &limits).unwrap();
                 assert_eq!((devices.len(), findings.len()), (5, 0), "{deny}");
                 let text = render(&chosen_within("3", &inventory, &limits).unwrap_err());
-                assert!(text.contains("which containers may not have (ONH-032)") && !text.contains("lost"), "{text}");
+                assert!(
+                    text.contains("which containers may not have (ONH-032)")
+                        && !text.contains("lost"),
+                    "{text}"
+                );
             }
             inventory.gpus.clear();
-            let limits = Limits { deny: vec!["3".into()], ..Limits::default() };
+            let limits = Limits {
+                deny: vec!["3".into()],
+                ..Limits::default()
+            };
             let text = render(&chosen_within("all", &inventory, &limits).unwrap_err());
             assert!(text.contains("[devices]"), "{text}");
         }
@@ -498,9 +677,17 @@ pub(crate) mod tests {
     #[test]
     fn an_excluded_gpu_is_named_and_in_no_ones_way() {
         let mut inventory = inventory();
-        let bus_id = BusId { domain: 0, bus: 9, device: 0 };
-        inventory.excluded.push(ExcludedGpu { bus_id, uuid: Some("GPU-00000009".into()) });
-        let (devices, findings) = select(&VisibleDevices::All, "x", &inventory, &Limits::default()).unwrap();
+        let bus_id = BusId {
+            domain: 0,
+            bus: 9,
+            device: 0,
+        };
+        inventory.excluded.push(ExcludedGpu {
+            bus_id,
+            uuid: Some("GPU-00000009".into()),
+        });
+        let (devices, findings) =
+            select(&VisibleDevices::All, "x", &inventory, &Limits::default()).unwrap();
         assert_eq!((devices.len(), findings.len()), (5, 0));
         for asked in ["GPU-00000009", "0000:09:00.0"] {
             let text = render(&chosen(asked, &inventory).unwrap_err());
@@ -525,7 +712,10 @@ pub(crate) mod tests {
         ]
         .into();
         let mut inventory = inventory();
-        inventory.failed.push(FailedGpu { minor: Some(9), ..failed(Some(3), false) });
+        inventory.failed.push(FailedGpu {
+            minor: Some(9),
+            ..failed(Some(3), false)
+        });
         for (nodes, names) in [
             (nodes(&[1], &[]), &["GPU-00000001"][..]),
             (nodes(&[0, 2], &[21, 22]), &["GPU-00000000", "MIG-21"]),
@@ -535,30 +725,61 @@ pub(crate) mod tests {
         ] {
             assert_eq!(names_of(&nodes, &inventory, &minors), names);
         }
-        let ask = |minor| select(&VisibleDevices::Nodes(nodes(&[minor], &[])), "x", &inventory, &Limits::default());
+        let ask = |minor| {
+            select(
+                &VisibleDevices::Nodes(nodes(&[minor], &[])),
+                "x",
+                &inventory,
+                &Limits::default(),
+            )
+        };
         assert_eq!(ask(1).unwrap().0.len(), 1);
-        assert!(render(&ask(7).unwrap_err()).contains("\"/dev/nvidia7\": this host has no such GPU"));
+        assert!(
+            render(&ask(7).unwrap_err()).contains("\"/dev/nvidia7\": this host has no such GPU")
+        );
         assert!(render(&ask(9).unwrap_err()).contains("it is lost (ONH-033)"));
     }
 
     #[test]
     fn all_of_nothing_is_an_error() {
-        assert!(render(&chosen("all", &Inventory::default()).unwrap_err()).contains("finds no GPU"));
+        assert!(
+            render(&chosen("all", &Inventory::default()).unwrap_err()).contains("finds no GPU")
+        );
     }
 
     #[test]
     fn limits_hold_for_names_and_for_all() {
-        let limits = Limits { allow: vec!["0".into(), "2".into()], deny: vec!["MIG-20".into()], ..Limits::default() };
-        assert_eq!(chosen_within("all", &inventory(), &limits).unwrap(), ["GPU-00000000", "GPU-00000002", "MIG-21"]);
+        let limits = Limits {
+            allow: vec!["0".into(), "2".into()],
+            deny: vec!["MIG-20".into()],
+            ..Limits::default()
+        };
+        assert_eq!(
+            chosen_within("all", &inventory(), &limits).unwrap(),
+            ["GPU-00000000", "GPU-00000002", "MIG-21"]
+        );
         for asked in ["1", "MIG-20", "2:0"] {
             let text = render(&chosen_within(asked, &inventory(), &limits).unwrap_err());
             assert!(text.contains("which containers may not have"), "{text}");
             let (_, hint) = text.split_once("hint: ").unwrap();
-            assert!(hint.starts_with("request one of 0, 2, 2:1, all, none") && !hint.contains("GPU-"), "{text}");
+            assert!(
+                hint.starts_with("request one of 0, 2, 2:1, all, none") && !hint.contains("GPU-"),
+                "{text}"
+            );
         }
-        let none = Limits { allow: vec!["9".into()], ..Limits::default() };
-        assert!(render(&chosen_within("all", &inventory(), &none).unwrap_err()).contains("[devices]"));
+        let none = Limits {
+            allow: vec!["9".into()],
+            ..Limits::default()
+        };
+        assert!(
+            render(&chosen_within("all", &inventory(), &none).unwrap_err()).contains("[devices]")
+        );
         let text = render(&chosen_within("1", &inventory(), &none).unwrap_err());
-        assert!(text.ends_with("hint: change [devices] in config.toml, which allows no GPU of this host"), "{text}");
+        assert!(
+            text.ends_with(
+                "hint: change [devices] in config.toml, which allows no GPU of this host"
+            ),
+            "{text}"
+        );
     }
 }

@@ -30,7 +30,11 @@ impl Session {
     pub fn start(question: Question, watched: &[Tree], pipe: &File) -> Result<Self> {
         let identity = identity::choose(question.who, &question.root, &question.library)?;
         match ask::load(&question, identity, watched, pipe) {
-            Ok(loaded) => Ok(Self { loaded, question, identity }),
+            Ok(loaded) => Ok(Self {
+                loaded,
+                question,
+                identity,
+            }),
             Err(refused) => Err(ask::explain_refused(&refused, &question)),
         }
     }

@@ -17,7 +17,11 @@ pub(super) struct StoredError {
 impl StoredError {
     pub(super) fn new(error: &anyhow::Error) -> Self {
         let ErrorReport { kind, line, hint } = ErrorReport::new(error);
-        Self { id: kind.id.to_owned(), line, hint }
+        Self {
+            id: kind.id.to_owned(),
+            line,
+            hint,
+        }
     }
 }
 

@@ -16,7 +16,9 @@ impl Library {
     /// # Errors
     /// Always.
     pub fn load(name: &OsStr) -> io::Result<Self> {
-        Err(io::Error::other(format!("{name:?} is not loaded: this program does without NVML")))
+        Err(io::Error::other(format!(
+            "{name:?} is not loaded: this program does without NVML"
+        )))
     }
 }
 

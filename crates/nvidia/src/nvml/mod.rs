@@ -3,7 +3,10 @@
 
 #[cfg(not(feature = "nvml"))]
 mod absent;
-#[cfg_attr(not(feature = "nvml"), expect(dead_code, reason = "only the library creates handles"))]
+#[cfg_attr(
+    not(feature = "nvml"),
+    expect(dead_code, reason = "only the library creates handles")
+)]
 pub mod api;
 #[cfg(feature = "nvml")]
 mod ffi;

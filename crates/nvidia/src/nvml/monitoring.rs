@@ -257,5 +257,8 @@ pub trait Monitoring: Api {
 /// Whether the GPU, the driver or the privileges of this process lack a feature: an answer, not an error of the GPU.
 #[must_use]
 pub fn is_unsupported(failed: &Failed) -> bool {
-    matches!(failed.code, Code::NOT_SUPPORTED | Code::FUNCTION_NOT_FOUND | Code::NO_PERMISSION)
+    matches!(
+        failed.code,
+        Code::NOT_SUPPORTED | Code::FUNCTION_NOT_FOUND | Code::NO_PERMISSION
+    )
 }

@@ -56,10 +56,19 @@ pub fn foresee(config: &Config, channels: &[u32]) -> Result<Foreseen> {
     let facts = ModuleState::read(&roots);
     let loads = config.driver_root.as_path() == Path::new("/");
     let mut missing = super::plan(&facts, channels);
-    missing.retain(|node| node.policy.modify && NodeState::inspect(&roots.dev, &node.name) == NodeState::Missing);
+    missing.retain(|node| {
+        node.policy.modify && NodeState::inspect(&roots.dev, &node.name) == NodeState::Missing
+    });
     Ok(Foreseen {
-        modules: if loads { super::missing_modules(&facts) } else { Vec::new() },
-        nodes: missing.into_iter().filter_map(|node| Some((node.name.clone(), made(&node, &roots)?))).collect(),
+        modules: if loads {
+            super::missing_modules(&facts)
+        } else {
+            Vec::new()
+        },
+        nodes: missing
+            .into_iter()
+            .filter_map(|node| Some((node.name.clone(), made(&node, &roots)?)))
+            .collect(),
     })
 }
 
@@ -93,28 +102,58 @@ pub fn prepare_host(config: &Config, channels: &[u32], patience: Duration) -> Re
     prepared.is_loaded = facts.policy.is_some();
     for node in super::plan(&facts, channels) {
         match make_node::carry_out(&roots.dev.path(), &node) {
-            Ok(Made { node: NodeChange::Created, .. }) => prepared.done.push(format!("made {node}")),
-            Ok(Made { node: NodeChange::Permissions, .. }) => {
-                prepared.done.push(format!("set the owner and mode of {node}"));
+            Ok(Made {
+                node: NodeChange::Created,
+                ..
+            }) => prepared.done.push(format!("made {node}")),
+            Ok(Made {
+                node: NodeChange::Permissions,
+                ..
+            }) => {
+                prepared
+                    .done
+                    .push(format!("set the owner and mode of {node}"));
             }
-            Ok(Made { link: Some(link), .. }) => {
-                prepared.done.push(format!("created the link {} to /dev/{}", link.display(), node.name));
+            Ok(Made {
+                link: Some(link), ..
+            }) => {
+                prepared.done.push(format!(
+                    "created the link {} to /dev/{}",
+                    link.display(),
+                    node.name
+                ));
             }
-            Ok(Made { node: NodeChange::Unchanged, link: None }) => {}
+            Ok(Made {
+                node: NodeChange::Unchanged,
+                link: None,
+            }) => {}
             Err(error) => prepared.failed.push(error),
         }
     }
-    prepared.failed.extend(channels.iter().filter_map(|channel| super::no_such_channel(&facts, *channel)));
+    prepared.failed.extend(
+        channels
+            .iter()
+            .filter_map(|channel| super::no_such_channel(&facts, *channel)),
+    );
     Ok(prepared)
 }
 
 fn load_modules(roots: &Roots, patience: Duration, prepared: &mut Prepared) {
-    let program = roots.driver.read_text(Path::new("/proc/sys/kernel/modprobe")).unwrap_or_default();
-    let program = if program.trim().is_empty() { "/sbin/modprobe" } else { program.trim() };
+    let program = roots
+        .driver
+        .read_text(Path::new("/proc/sys/kernel/modprobe"))
+        .unwrap_or_default();
+    let program = if program.trim().is_empty() {
+        "/sbin/modprobe"
+    } else {
+        program.trim()
+    };
     let end = Instant::now() + patience;
     for module in super::missing_modules(&ModuleState::read(roots)) {
         let left = end.saturating_duration_since(Instant::now());
-        if !left.is_zero() && process::run_modprobe(Path::new(program), module, left).unwrap_or(false) {
+        if !left.is_zero()
+            && process::run_modprobe(Path::new(program), module, left).unwrap_or(false)
+        {
             prepared.done.push(format!("loaded {module}"));
             continue;
         }

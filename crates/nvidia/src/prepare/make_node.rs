@@ -41,8 +41,17 @@ pub enum NodeChange {
 pub fn carry_out(root: &HostPath, node: &Node) -> Result<Made> {
     let dev = root.as_path().join("dev");
     let path = dev.join(&node.name);
-    let made = if node.policy.modify { make(&path, node) } else { leave(&path, node) };
-    let made = made.and_then(|made| Ok(Made { node: made, link: link(&dev, node)? }));
+    let made = if node.policy.modify {
+        make(&path, node)
+    } else {
+        leave(&path, node)
+    };
+    let made = made.and_then(|made| {
+        Ok(Made {
+            node: made,
+            link: link(&dev, node)?,
+        })
+    });
     made.with_context(|| format!("cannot make the device node {path:?}")).map_err(|error| {
         let fix = format!("check that {dev:?} can be written to, and run \"oci-nvidia-hook prepare\" again as root");
         classify(error, &catalog::NODE_MISSING, &fix)
@@ -58,7 +67,11 @@ fn leave(path: &Path, node: &Node) -> Result<NodeChange> {
     Err(failure(
         &catalog::NODE_MISSING,
         "it is missing, and the driver leaves its device nodes to the administrator (ModifyDeviceFiles: 0)",
-        format!("run \"mknod -m {:o} {} c {major} {minor}\" as root", node.policy.mode, path.display()),
+        format!(
+            "run \"mknod -m {:o} {} c {major} {minor}\" as root",
+            node.policy.mode,
+            path.display()
+        ),
     ))
 }
 
@@ -91,7 +104,8 @@ fn make(path: &Path, node: &Node) -> Result<NodeChange> {
     let (major, minor) = node.device;
     let device = rustix::fs::makedev(major, minor);
     if let Ok(stat) = rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) {
-        let right = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == device;
+        let right = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+            && stat.st_rdev == device;
         if right && stat.st_mode & 0o777 == mode && (stat.st_uid, stat.st_gid) == (uid, gid) {
             return Ok(NodeChange::Unchanged);
         }
@@ -101,7 +115,13 @@ fn make(path: &Path, node: &Node) -> Result<NodeChange> {
     } else if let Some(parent) = path.parent() {
         make_dir(parent)?;
     }
-    let change = match rustix::fs::mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(0o600), device) {
+    let change = match rustix::fs::mknodat(
+        CWD,
+        path,
+        FileType::CharacterDevice,
+        Mode::from_raw_mode(0o600),
+        device,
+    ) {
         Ok(()) => {
             label::give(path);
             NodeChange::Created
@@ -110,7 +130,13 @@ fn make(path: &Path, node: &Node) -> Result<NodeChange> {
         Err(errno) => return Err(errno.into()),
     };
     // The owner is set first. If the mode were set first, members of the old group could open the node for a moment.
-    rustix::fs::chownat(CWD, path, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)), AtFlags::SYMLINK_NOFOLLOW)?;
+    rustix::fs::chownat(
+        CWD,
+        path,
+        Some(Uid::from_raw(uid)),
+        Some(Gid::from_raw(gid)),
+        AtFlags::SYMLINK_NOFOLLOW,
+    )?;
     rustix::fs::chmodat(CWD, path, Mode::from_raw_mode(mode), AtFlags::empty())?;
     Ok(change)
 }

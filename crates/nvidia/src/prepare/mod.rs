@@ -26,9 +26,15 @@ use crate::inventory::procfs::{self, DRIVER_PROC};
 pub fn parse_majors(devices: &str) -> BTreeMap<String, u32> {
     let character = devices.split("Block devices:").next().unwrap_or_default();
     let mut majors = BTreeMap::new();
-    for (major, name) in character.lines().filter_map(|line| line.trim().split_once(' ')) {
+    for (major, name) in character
+        .lines()
+        .filter_map(|line| line.trim().split_once(' '))
+    {
         let name = name.trim();
-        if let (true, Ok(major)) = (name == "nvidia" || name.starts_with("nvidia-"), major.parse()) {
+        if let (true, Ok(major)) = (
+            name == "nvidia" || name.starts_with("nvidia-"),
+            major.parse(),
+        ) {
             majors.insert(name.to_owned(), major);
         }
     }
@@ -70,7 +76,11 @@ pub struct Node {
 
 impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, device: (major, minor), policy: NodePolicy { uid, gid, mode, .. } } = self;
+        let Self {
+            name,
+            device: (major, minor),
+            policy: NodePolicy { uid, gid, mode, .. },
+        } = self;
         write!(f, "/dev/{name} c {major}:{minor} {uid}:{gid} {mode:04o}")
     }
 }
@@ -81,25 +91,43 @@ pub(crate) fn missing_modules(facts: &ModuleState) -> Vec<&'static str> {
     if facts.pci_gpus == 0 {
         return Vec::new();
     }
-    MODULES.into_iter().filter(|module| !facts.loaded.contains(module)).collect()
+    MODULES
+        .into_iter()
+        .filter(|module| !facts.loaded.contains(module))
+        .collect()
 }
 
 /// Returns the nodes that must exist, including those of these IMEX channels.
 #[must_use]
 pub fn plan(facts: &ModuleState, channels: &[u32]) -> Vec<Node> {
-    let Some(policy) = facts.policy else { return Vec::new() };
+    let Some(policy) = facts.policy else {
+        return Vec::new();
+    };
     let mut nodes = Vec::new();
-    let mut add = |name: String, device, policy| nodes.push(Node { name, device, policy });
+    let mut add = |name: String, device, policy| {
+        nodes.push(Node {
+            name,
+            device,
+            policy,
+        })
+    };
     add("nvidiactl".to_owned(), (NVIDIA_MAJOR, CTL_MINOR), policy);
     for minor in &facts.gpu_minors {
         add(format!("nvidia{minor}"), (NVIDIA_MAJOR, *minor), policy);
     }
     if facts.loaded.contains(&"nvidia_modeset") {
-        add("nvidia-modeset".to_owned(), (NVIDIA_MAJOR, MODESET_MINOR), policy);
+        add(
+            "nvidia-modeset".to_owned(),
+            (NVIDIA_MAJOR, MODESET_MINOR),
+            policy,
+        );
     }
     if let Some(major) = facts.majors.get("nvidia-uvm") {
         // The owner and mode of the policy do not apply to these nodes: nvidia-modprobe creates them with mode 0666.
-        let policy = NodePolicy { modify: policy.modify, ..NodePolicy::default() };
+        let policy = NodePolicy {
+            modify: policy.modify,
+            ..NodePolicy::default()
+        };
         for (minor, name) in [(0, "nvidia-uvm"), (1, "nvidia-uvm-tools")] {
             add(name.to_owned(), (*major, minor), policy);
         }
@@ -117,7 +145,11 @@ pub fn plan(facts: &ModuleState, channels: &[u32]) -> Vec<Node> {
         channels.sort();
         channels.dedup();
         for channel in channels {
-            add(format!("{IMEX_CHANNELS}/channel{channel}"), (*major, channel), policy);
+            add(
+                format!("{IMEX_CHANNELS}/channel{channel}"),
+                (*major, channel),
+                policy,
+            );
         }
     }
     nodes
@@ -136,7 +168,11 @@ pub(crate) fn not_loaded(modprobe: &str, module: &str) -> Option<anyhow::Error> 
         "run \"modprobe {module}\" and \"journalctl -k\" for the reason (Secure Boot rejects unsigned modules); \
          \"oci-nvidia-hook doctor\" checks for known ones"
     );
-    Some(failure(kind, format!("{modprobe:?} cannot load the kernel module {module}{consequence}"), fix))
+    Some(failure(
+        kind,
+        format!("{modprobe:?} cannot load the kernel module {module}{consequence}"),
+        fix,
+    ))
 }
 
 /// Returns an error if the driver does not have an IMEX channel with this number.
@@ -149,11 +185,17 @@ pub(crate) fn no_such_channel(facts: &ModuleState, channel: u32) -> Option<anyho
         ),
         Some(count) if channel >= count => (
             format!("the driver has {count} of them"),
-            format!("load the module with a larger NVreg_ImexChannelCount, or request channels below {count}"),
+            format!(
+                "load the module with a larger NVreg_ImexChannelCount, or request channels below {count}"
+            ),
         ),
         _ => return None,
     };
-    Some(failure(&catalog::NODE_MISSING, format!("IMEX channel {channel} does not exist: {reason}"), fix))
+    Some(failure(
+        &catalog::NODE_MISSING,
+        format!("IMEX channel {channel} does not exist: {reason}"),
+        fix,
+    ))
 }
 
 impl ModuleState {
@@ -162,17 +204,25 @@ impl ModuleState {
     pub(crate) fn read(Roots { proc, sys, .. }: &Roots) -> Self {
         let driver = Path::new(DRIVER_PROC);
         let params = proc.read_text(&driver.join("params")).unwrap_or_default();
-        let devices = proc.read_text(Path::new("/proc/devices")).unwrap_or_default();
+        let devices = proc
+            .read_text(Path::new("/proc/devices"))
+            .unwrap_or_default();
         let is_loaded = |module: &&str| sys.locate(&Path::new("/sys/module").join(module)).is_ok();
         // The module does not open GPUs that the administrator excluded (NVreg_ExcludedGpus).
         let gpus = procfs::read_gpus(proc).into_iter();
         Self {
             pci_gpus: pci::count_gpus(sys).unwrap_or_default(),
             loaded: MODULES.into_iter().filter(is_loaded).collect(),
-            policy: proc.read(&driver.join("version")).ok().map(|_| parse_policy(&params)),
+            policy: proc
+                .read(&driver.join("version"))
+                .ok()
+                .map(|_| parse_policy(&params)),
             imex: parse_imex(&params),
             majors: parse_majors(&devices),
-            gpu_minors: gpus.filter(|gpu| !gpu.excluded).filter_map(|gpu| gpu.minor).collect(),
+            gpu_minors: gpus
+                .filter(|gpu| !gpu.excluded)
+                .filter_map(|gpu| gpu.minor)
+                .collect(),
             caps: cap_files::existing(proc),
         }
     }
@@ -188,14 +238,22 @@ mod tests {
 
     #[test]
     fn the_modules_policy_is_read() {
-        let suse = NodePolicy { uid: 0, gid: 484, mode: 0o660, modify: true };
+        let suse = NodePolicy {
+            uid: 0,
+            gid: 484,
+            mode: 0o660,
+            modify: true,
+        };
         assert_eq!(parse_policy(PARAMS), suse);
         assert_eq!(parse_policy(""), NodePolicy::default());
         assert!(!parse_policy("ModifyDeviceFiles: 0\n").modify);
     }
 
     fn names(facts: &ModuleState, channels: &[u32]) -> Vec<String> {
-        plan(facts, channels).iter().map(ToString::to_string).collect()
+        plan(facts, channels)
+            .iter()
+            .map(ToString::to_string)
+            .collect()
     }
 
     #[test]
@@ -210,11 +268,21 @@ mod tests {
             ),
             gpu_minors: vec![0, 3],
             caps: vec![
-                CapFile { cap: MigCap::Config, minor: 1, policy: NodePolicy { mode: 0o400, ..NodePolicy::default() } },
+                CapFile {
+                    cap: MigCap::Config,
+                    minor: 1,
+                    policy: NodePolicy {
+                        mode: 0o400,
+                        ..NodePolicy::default()
+                    },
+                },
                 CapFile {
                     cap: MigCap::GpuInstance(0, 1),
                     minor: 12,
-                    policy: NodePolicy { mode: 0o444, ..NodePolicy::default() },
+                    policy: NodePolicy {
+                        mode: 0o444,
+                        ..NodePolicy::default()
+                    },
                 },
             ],
         };
@@ -233,13 +301,26 @@ mod tests {
             ]
         );
         assert_eq!(missing_modules(&facts), ["nvidia_uvm"]);
-        assert!(!names(&facts, &[]).iter().any(|node| node.contains("channel")));
+        assert!(
+            !names(&facts, &[])
+                .iter()
+                .any(|node| node.contains("channel"))
+        );
         facts.imex.channel_0 = true;
-        assert_eq!(names(&facts, &[]).last().unwrap(), "/dev/nvidia-caps-imex-channels/channel0 c 234:0 0:484 0660");
+        assert_eq!(
+            names(&facts, &[]).last().unwrap(),
+            "/dev/nvidia-caps-imex-channels/channel0 c 234:0 0:484 0660"
+        );
         // The switch for nodes of GPUs is not the one for capabilities.
         facts.policy = Some(parse_policy("ModifyDeviceFiles: 0"));
-        let modified: Vec<_> = plan(&facts, &[]).into_iter().filter(|node| node.policy.modify).collect();
-        assert!(modified.len() == 2 && modified.iter().all(|node| node.name.contains("nvidia-cap")), "{modified:?}");
+        let modified: Vec<_> = plan(&facts, &[])
+            .into_iter()
+            .filter(|node| node.policy.modify)
+            .collect();
+        assert!(
+            modified.len() == 2 && modified.iter().all(|node| node.name.contains("nvidia-cap")),
+            "{modified:?}"
+        );
         facts.pci_gpus = 0;
         assert!(missing_modules(&facts).is_empty());
         assert!(plan(&ModuleState::default(), &[0]).is_empty());

@@ -20,7 +20,11 @@ pub fn is_any(env: Environment<'_>) -> bool {
 pub fn findings(env: Environment<'_>) -> impl Iterator<Item = Finding> {
     pairs(env).map(|(name, meant)| {
         let what = format!("the variable {name:?} is unknown and has no effect");
-        Finding::new(&catalog::MISSPELLED_VARIABLE, what, format!("if you mean {meant}, correct the name"))
+        Finding::new(
+            &catalog::MISSPELLED_VARIABLE,
+            what,
+            format!("if you mean {meant}, correct the name"),
+        )
     })
 }
 
@@ -30,7 +34,9 @@ fn pairs<'a>(env: Environment<'a>) -> impl Iterator<Item = (&'a str, &'static st
 }
 
 fn meant(name: &str) -> Option<&'static str> {
-    let rest = name.strip_prefix(PREFIX).filter(|rest| !rest.starts_with("REQUIRE_"))?;
+    let rest = name
+        .strip_prefix(PREFIX)
+        .filter(|rest| !rest.starts_with("REQUIRE_"))?;
     let known = || Variable::ALL.iter().map(|variable| variable.name());
     if known().any(|known| known == name) {
         return None;
@@ -49,7 +55,10 @@ mod tests {
             ("NVIDIA_VISIBLE_DEVICE", Some("NVIDIA_VISIBLE_DEVICES")),
             ("NVIDIA_VISBLE_DEVICES", Some("NVIDIA_VISIBLE_DEVICES")),
             ("NVIDIA_DRIVER_CAPABILITY", None),
-            ("NVIDIA_DRIVER_CAPABILITES", Some("NVIDIA_DRIVER_CAPABILITIES")),
+            (
+                "NVIDIA_DRIVER_CAPABILITES",
+                Some("NVIDIA_DRIVER_CAPABILITIES"),
+            ),
             ("NVIDIA_IMEX_CHANNEL", Some("NVIDIA_IMEX_CHANNELS")),
             ("NVIDIA_VISIBLE_DEVICES", None),
             ("NVIDIA_REQUIRE_CUDE", None),

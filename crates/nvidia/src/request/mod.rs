@@ -70,7 +70,11 @@ impl GpuRequest {
     /// # Errors
     /// If a MIG variable is not "all", or an IMEX channel is invalid.
     pub fn wanted(&self) -> Result<Wanted> {
-        let channels: Result<Vec<u32>> = self.imex_channels.iter().map(|text| imex_channel(text)).collect();
+        let channels: Result<Vec<u32>> = self
+            .imex_channels
+            .iter()
+            .map(|text| imex_channel(text))
+            .collect();
         Ok(Wanted {
             capabilities: self.capabilities,
             omit: self.omit,
@@ -126,7 +130,11 @@ pub enum Hint {
 pub fn hint(container: &Container<'_>) -> Hint {
     match hint_of(container.env) {
         _ if container.mounts.iter().any(mounts::is_request) => Hint::Yes,
-        Hint::No if nodes_may_request(container.env) && nodes::granted(&container.nodes).is_some() => Hint::Perhaps,
+        Hint::No
+            if nodes_may_request(container.env) && nodes::granted(&container.nodes).is_some() =>
+        {
+            Hint::Perhaps
+        }
         hint => hint,
     }
 }
@@ -160,15 +168,18 @@ pub fn hint_of(env: Environment<'_>) -> Hint {
 pub fn decide(container: &Container<'_>, config: &Config) -> Result<Decision> {
     let from_mounts = mounts::parse(&container.mounts, config.accept_volume_mounts)?;
     let env_counts = container.privileged || config.accept_envvar_when_unprivileged;
-    let by_mounts = from_mounts.visible().map(|devices| (mounts::ORIGIN.to_owned(), devices));
-    let (asked_by, devices) = match by_mounts.map_or_else(|| asked_by_env(container, config, env_counts), Ok) {
-        Ok(asked) => asked,
-        Err((decision, Rank::Explicit)) => return Ok(decision),
-        Err((decision, Rank::Default)) => match nodes::granted(&container.nodes) {
-            Some(nodes) => (nodes::ORIGIN.to_owned(), VisibleDevices::Nodes(nodes)),
-            None => return Ok(decision),
-        },
-    };
+    let by_mounts = from_mounts
+        .visible()
+        .map(|devices| (mounts::ORIGIN.to_owned(), devices));
+    let (asked_by, devices) =
+        match by_mounts.map_or_else(|| asked_by_env(container, config, env_counts), Ok) {
+            Ok(asked) => asked,
+            Err((decision, Rank::Explicit)) => return Ok(decision),
+            Err((decision, Rank::Default)) => match nodes::granted(&container.nodes) {
+                Some(nodes) => (nodes::ORIGIN.to_owned(), VisibleDevices::Nodes(nodes)),
+                None => return Ok(decision),
+            },
+        };
     let legacy = is_legacy_image(container.env);
     let asked = container.env.get(Variable::DriverCapabilities);
     let (features, remarks) = features(container, from_mounts.features, env_counts);
@@ -191,10 +202,16 @@ pub fn decide(container: &Container<'_>, config: &Config) -> Result<Decision> {
 /// # Errors
 /// The given error, if the container must not start.
 pub fn excuse(request: &GpuRequest, config: &Config, error: anyhow::Error) -> Result<Finding> {
-    if config.no_gpu == NoGpu::Start && request.devices == VisibleDevices::All && host::has_no_gpu(config) {
+    if config.no_gpu == NoGpu::Start
+        && request.devices == VisibleDevices::All
+        && host::has_no_gpu(config)
+    {
         return Ok(Finding::new(
             &catalog::NO_GPU_HERE,
-            format!("{} requests all GPUs, but this host has no NVIDIA GPU", request.asked_by),
+            format!(
+                "{} requests all GPUs, but this host has no NVIDIA GPU",
+                request.asked_by
+            ),
             "to stop such containers, set no-gpu = \"error\" in the [oci-nvidia-hook] table of config.toml",
         ));
     }
@@ -215,12 +232,16 @@ fn asked_by_env(
     config: &Config,
     env_counts: bool,
 ) -> Result<(String, VisibleDevices), (Decision, Rank)> {
-    let (asked_by, devices) =
-        visible_by_env(container, config).map_err(|(reason, rank)| (Decision::Nothing(reason), rank))?;
+    let (asked_by, devices) = visible_by_env(container, config)
+        .map_err(|(reason, rank)| (Decision::Nothing(reason), rank))?;
     if env_counts {
         return Ok((asked_by, devices));
     }
-    let rank = if devices == VisibleDevices::None { Rank::Explicit } else { Rank::Default };
+    let rank = if devices == VisibleDevices::None {
+        Rank::Explicit
+    } else {
+        Rank::Default
+    };
     let refused = Decision::Refused(format!(
         "{asked_by} is ignored: the container is not privileged and \
          accept-nvidia-visible-devices-envvar-when-unprivileged is false"
@@ -230,14 +251,22 @@ fn asked_by_env(
 
 /// Reports whether the image is older than NVIDIA_REQUIRE_CUDA. Such an image requests all GPUs without a variable.
 fn is_legacy_image(env: Environment<'_>) -> bool {
-    env.get_filled(Variable::CudaVersion).is_some() && env.get_filled(Variable::RequireCuda).is_none()
+    env.get_filled(Variable::CudaVersion).is_some()
+        && env.get_filled(Variable::RequireCuda).is_none()
 }
 
 /// Returns the variable with the request and its value; or why no variable requests GPUs.
-fn visible_by_env(container: &Container<'_>, config: &Config) -> Result<(String, VisibleDevices), (String, Rank)> {
+fn visible_by_env(
+    container: &Container<'_>,
+    config: &Config,
+) -> Result<(String, VisibleDevices), (String, Rank)> {
     let visible_devices = Variable::VisibleDevices.name();
     // A swarm variable has precedence over NVIDIA_VISIBLE_DEVICES, even if it is empty.
-    let (names, values): (Vec<_>, Vec<_>) = container.env.swarm_resources(&config.swarm_resource).into_iter().unzip();
+    let (names, values): (Vec<_>, Vec<_>) = container
+        .env
+        .swarm_resources(&config.swarm_resource)
+        .into_iter()
+        .unzip();
     let (asked_by, value) = if names.is_empty() {
         let value = match container.env.get(Variable::VisibleDevices) {
             Some(value) => value.to_owned(),
@@ -257,13 +286,19 @@ fn visible_by_env(container: &Container<'_>, config: &Config) -> Result<(String,
 }
 
 fn privileged_only(container: &Container<'_>, variable: Variable) -> Result<Option<String>> {
-    let Some(value) = container.env.get_filled(variable) else { return Ok(None) };
+    let Some(value) = container.env.get_filled(variable) else {
+        return Ok(None);
+    };
     if !container.privileged {
         let name = variable.name();
         return Err(failure(
             &catalog::PRIVILEGE,
-            format!("insufficient privileges for {name}={value:?}: the container is not privileged"),
-            format!("start the container with --privileged and without a user namespace, or without {name}"),
+            format!(
+                "insufficient privileges for {name}={value:?}: the container is not privileged"
+            ),
+            format!(
+                "start the container with --privileged and without a user namespace, or without {name}"
+            ),
         ));
     }
     Ok(Some(value.to_owned()))
@@ -282,14 +317,22 @@ fn imex_channels(
         return from_mounts;
     }
     // The syntax is that of NVIDIA_VISIBLE_DEVICES, but `all` and `none` are not channels.
-    match container.env.get(Variable::ImexChannels).and_then(device_id::parse) {
+    match container
+        .env
+        .get(Variable::ImexChannels)
+        .and_then(device_id::parse)
+    {
         Some(VisibleDevices::List(channels)) => channels,
         _ => Vec::new(),
     }
 }
 
 /// Returns the requested features, and findings about variables that have no effect.
-fn features(container: &Container<'_>, from_mounts: Features, env_counts: bool) -> (Features, Vec<Finding>) {
+fn features(
+    container: &Container<'_>,
+    from_mounts: Features,
+    env_counts: bool,
+) -> (Features, Vec<Finding>) {
     let (mut features, mut remarks) = (from_mounts, Vec::new());
     for feature in Feature::ALL {
         let name = feature.row().variable;
@@ -318,14 +361,25 @@ fn features(container: &Container<'_>, from_mounts: Features, env_counts: bool) 
 /// Upper limit for the requirements of a container; images have one to five.
 pub const MAX_REQUIREMENTS: usize = 32;
 
-fn requirements(container: &Container<'_>, config: &Config, legacy: bool) -> Result<Vec<Requirement>> {
-    let disabled = container.env.get(Variable::DisableRequire).is_some_and(is_go_true);
+fn requirements(
+    container: &Container<'_>,
+    config: &Config,
+    legacy: bool,
+) -> Result<Vec<Requirement>> {
+    let disabled = container
+        .env
+        .get(Variable::DisableRequire)
+        .is_some_and(is_go_true);
     if disabled || config.requirements() == Require::Off {
         return Ok(Vec::new());
     }
     let named = container.env.requirements();
-    let mut list: Vec<_> =
-        named.map(|(name, text)| Requirement { variable: name.to_owned(), text: text.to_owned() }).collect();
+    let mut list: Vec<_> = named
+        .map(|(name, text)| Requirement {
+            variable: name.to_owned(),
+            text: text.to_owned(),
+        })
+        .collect();
     if legacy {
         let variable = Variable::CudaVersion.name();
         let version = container.env.get(Variable::CudaVersion).unwrap_or_default();
@@ -336,10 +390,16 @@ fn requirements(container: &Container<'_>, config: &Config, legacy: bool) -> Res
                 "set NVIDIA_REQUIRE_CUDA or NVIDIA_DISABLE_REQUIRE=true in the container",
             ));
         };
-        list.push(Requirement { variable: variable.to_owned(), text: format!("cuda>={major}.{minor}") });
+        list.push(Requirement {
+            variable: variable.to_owned(),
+            text: format!("cuda>={major}.{minor}"),
+        });
     }
     if list.len() > MAX_REQUIREMENTS {
-        bail!("the container has {} NVIDIA_REQUIRE_ variables, at most {MAX_REQUIREMENTS} are allowed", list.len());
+        bail!(
+            "the container has {} NVIDIA_REQUIRE_ variables, at most {MAX_REQUIREMENTS} are allowed",
+            list.len()
+        );
     }
     Ok(list)
 }

@@ -73,7 +73,10 @@ pub fn name_of(feature: Feature) -> String {
 /// `..`.
 #[must_use]
 pub fn is_request(mount: &Mount<'_>) -> bool {
-    let is_below = |path: &Path| DIRS.iter().any(|dir| path.starts_with(dir) && path != Path::new(dir));
+    let is_below = |path: &Path| {
+        DIRS.iter()
+            .any(|dir| path.starts_with(dir) && path != Path::new(dir))
+    };
     clean(mount.source) == Path::new("/dev/null")
         && (is_below(&clean(mount.destination)) || is_below(mount.destination))
 }
@@ -86,11 +89,16 @@ pub fn parse(mounts: &[Mount<'_>], accepted: bool) -> Result<MountRequest> {
     let mut request = MountRequest::default();
     for mount in mounts.iter().filter(|mount| accepted && is_request(mount)) {
         let destination = clean(mount.destination);
-        let below = DIRS.iter().find_map(|dir| destination.strip_prefix(dir).ok()?.to_str());
+        let below = DIRS
+            .iter()
+            .find_map(|dir| destination.strip_prefix(dir).ok()?.to_str());
         let Some(name) = below.filter(|name| !name.is_empty()).map(str::to_owned) else {
             return Err(failure(
                 &catalog::BAD_REQUEST,
-                format!("invalid device mount {:?}: its path leaves {DIR}", mount.destination),
+                format!(
+                    "invalid device mount {:?}: its path leaves {DIR}",
+                    mount.destination
+                ),
                 "mount /dev/null at the name of a device in that directory",
             ));
         };
@@ -135,7 +143,10 @@ mod tests {
     use super::*;
 
     fn mount<'a>(source: &'a str, destination: &'a str) -> Mount<'a> {
-        Mount { source: Path::new(source), destination: Path::new(destination) }
+        Mount {
+            source: Path::new(source),
+            destination: Path::new(destination),
+        }
     }
 
     #[test]
@@ -143,18 +154,36 @@ mod tests {
         let mounts = [
             mount("/dev/null", "/var/run/nvidia-container-devices/GPU-1"),
             mount("/dev//./null", "/var/run/nvidia-container-devices/GPU-1"),
-            mount("/dev/../dev/null", "/var//run/x/../nvidia-container-devices/./GPU-4/"),
+            mount(
+                "/dev/../dev/null",
+                "/var//run/x/../nvidia-container-devices/./GPU-4/",
+            ),
             mount("/dev/null", "/run/nvidia-container-devices/GPU-5"),
             mount("/dev/null", "/var/run/nvidia-container-devices/imex/7"),
-            mount("/dev/null", "/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/0"),
-            mount("/dev/null", "/var/run/nvidia-container-devices/cdi/nvidia.com/gpu=1"),
+            mount(
+                "/dev/null",
+                "/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/0",
+            ),
+            mount(
+                "/dev/null",
+                "/var/run/nvidia-container-devices/cdi/nvidia.com/gpu=1",
+            ),
             mount("/dev/null", "/var/run/nvidia-container-devicesX/GPU-2"),
             mount("/dev/zero", "/var/run/nvidia-container-devices/GPU-3"),
             mount("/dev/../null", "/var/run/nvidia-container-devices/GPU-3"),
             mount("/dev/null", "/var/run/nvidia-container-devices"),
         ];
         let request = parse(&mounts, true).unwrap();
-        assert_eq!(request.devices, ["GPU-1", "GPU-4", "GPU-5", "nvidia.com/gpu=0", "nvidia.com/gpu=1"]);
+        assert_eq!(
+            request.devices,
+            [
+                "GPU-1",
+                "GPU-4",
+                "GPU-5",
+                "nvidia.com/gpu=0",
+                "nvidia.com/gpu=1"
+            ]
+        );
         assert_eq!(request.imex, ["7"]);
         assert_eq!(parse(&mounts, false).unwrap(), MountRequest::default());
     }
@@ -162,24 +191,41 @@ mod tests {
     #[test]
     fn all_and_none_are_those_of_the_variable() {
         let visible = |names: &[&str]| {
-            let paths: Vec<_> = names.iter().map(|name| format!("/var/run/nvidia-container-devices/{name}")).collect();
+            let paths: Vec<_> = names
+                .iter()
+                .map(|name| format!("/var/run/nvidia-container-devices/{name}"))
+                .collect();
             let mounts: Vec<_> = paths.iter().map(|path| mount("/dev/null", path)).collect();
             parse(&mounts, true).unwrap().visible()
         };
         assert_eq!(visible(&["all"]), Some(VisibleDevices::All));
         assert_eq!(visible(&["GPU-1", "ALL"]), Some(VisibleDevices::All));
         assert_eq!(visible(&["none"]), Some(VisibleDevices::None));
-        assert_eq!(visible(&["GPU-1", "none"]), Some(VisibleDevices::None), "as in the variable");
-        assert_eq!(visible(&["NONE"]), Some(VisibleDevices::List(vec!["NONE".into()])), "as in the variable");
+        assert_eq!(
+            visible(&["GPU-1", "none"]),
+            Some(VisibleDevices::None),
+            "as in the variable"
+        );
+        assert_eq!(
+            visible(&["NONE"]),
+            Some(VisibleDevices::List(vec!["NONE".into()])),
+            "as in the variable"
+        );
         assert_eq!(visible(&["imex/0"]), None);
         assert_eq!(visible(&[]), None);
     }
 
     #[test]
     fn paths_that_leave_the_directory_are_refused() {
-        let climbing = [mount("/dev/null", "/var/run/nvidia-container-devices/../../../etc")];
+        let climbing = [mount(
+            "/dev/null",
+            "/var/run/nvidia-container-devices/../../../etc",
+        )];
         let text = base::report::render(&parse(&climbing, true).unwrap_err());
-        assert!(text.contains("../../../etc") && text.contains("hint: "), "{text}");
+        assert!(
+            text.contains("../../../etc") && text.contains("hint: "),
+            "{text}"
+        );
     }
 
     proptest::proptest! {

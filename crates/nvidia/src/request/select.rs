@@ -24,7 +24,12 @@ pub fn decide<'a>(
     inventory: &'a Inventory,
     config: &Config,
 ) -> Result<(Vec<Device<'a>>, Vec<Finding>)> {
-    let (devices, mut findings) = select(&request.devices, &request.asked_by, inventory, &config.devices)?;
+    let (devices, mut findings) = select(
+        &request.devices,
+        &request.asked_by,
+        inventory,
+        &config.devices,
+    )?;
     findings.extend(limits::findings(&config.devices, inventory));
     findings.extend(mig_findings(request, &devices));
     let properties = properties(&devices, inventory);
@@ -45,10 +50,18 @@ pub fn decide<'a>(
 
 /// Refuses MIG management for selected MIG devices: it needs whole GPUs.
 fn refuse_selected_mig_devices(request: &GpuRequest, devices: &[Device<'_>]) -> Result<()> {
-    let management =
-        [(Variable::MigConfigDevices, &request.mig_config), (Variable::MigMonitorDevices, &request.mig_monitor)];
-    let Some((variable, _)) = management.into_iter().find(|(_, value)| value.is_some()) else { return Ok(()) };
-    if request.devices == VisibleDevices::All || !devices.iter().any(|device| matches!(device, Device::Mig(..))) {
+    let management = [
+        (Variable::MigConfigDevices, &request.mig_config),
+        (Variable::MigMonitorDevices, &request.mig_monitor),
+    ];
+    let Some((variable, _)) = management.into_iter().find(|(_, value)| value.is_some()) else {
+        return Ok(());
+    };
+    if request.devices == VisibleDevices::All
+        || !devices
+            .iter()
+            .any(|device| matches!(device, Device::Mig(..)))
+    {
         return Ok(());
     }
     let variable = variable.name();
@@ -64,10 +77,18 @@ fn refuse_selected_mig_devices(request: &GpuRequest, devices: &[Device<'_>]) -> 
 /// # Errors
 /// If one of them is denied.
 pub fn refuse_denied(features: Features, config: &Config) -> Result<()> {
-    let Some(feature) = features.iter().find(|feature| config.devices.denied_features.has(*feature)) else {
+    let Some(feature) = features
+        .iter()
+        .find(|feature| config.devices.denied_features.has(*feature))
+    else {
         return Ok(());
     };
-    let Row { title, variable, name, .. } = feature.row();
+    let Row {
+        title,
+        variable,
+        name,
+        ..
+    } = feature.row();
     Err(failure(
         &catalog::DENIED,
         format!("containers may not have the devices of {title}"),
@@ -80,15 +101,27 @@ pub fn refuse_denied(features: Features, config: &Config) -> Result<()> {
 /// Returns findings about whole GPUs in MIG mode, on which compute programs find no usable device. Not for programs that
 /// configure or monitor MIG devices.
 fn mig_findings(request: &GpuRequest, devices: &[Device<'_>]) -> Vec<Finding> {
-    if request.mig_config.is_some() || request.mig_monitor.is_some() || !request.capabilities.has(Capability::Compute) {
+    if request.mig_config.is_some()
+        || request.mig_monitor.is_some()
+        || !request.capabilities.has(Capability::Compute)
+    {
         return Vec::new();
     }
-    let with_mig_devices: Vec<u32> =
-        devices.iter().filter(|device| matches!(device, Device::Mig(..))).map(|device| device.gpu().index).collect();
-    let gpus = devices.iter().filter(|device| matches!(device, Device::Gpu(_))).map(|device| device.gpu());
+    let with_mig_devices: Vec<u32> = devices
+        .iter()
+        .filter(|device| matches!(device, Device::Mig(..)))
+        .map(|device| device.gpu().index)
+        .collect();
+    let gpus = devices
+        .iter()
+        .filter(|device| matches!(device, Device::Gpu(_)))
+        .map(|device| device.gpu());
     // The selection has reported unlisted MIG devices if the container requests all GPUs.
-    let is_reported = |gpu: &Gpu| request.devices == VisibleDevices::All && !gpu.unlisted_mig.is_empty();
-    let whole = gpus.filter(|gpu| gpu.mig_enabled && !with_mig_devices.contains(&gpu.index) && !is_reported(gpu));
+    let is_reported =
+        |gpu: &Gpu| request.devices == VisibleDevices::All && !gpu.unlisted_mig.is_empty();
+    let whole = gpus.filter(|gpu| {
+        gpu.mig_enabled && !with_mig_devices.contains(&gpu.index) && !is_reported(gpu)
+    });
     whole.map(mig_finding).collect()
 }
 
@@ -97,15 +130,23 @@ fn mig_finding(gpu: &Gpu) -> Finding {
     let (what, fix) = match gpu.mig_devices.first() {
         Some(mig) => (
             format!("GPU {index} is in MIG mode and is given without its MIG devices"),
-            format!("request its MIG devices, for example {index}:{} or {}", mig.index, mig.uuid),
+            format!(
+                "request its MIG devices, for example {index}:{} or {}",
+                mig.index, mig.uuid
+            ),
         ),
         None if !gpu.unlisted_mig.is_empty() => (
-            format!("GPU {index} is given without its MIG devices, because {}", mig_nodes_missing(gpu)),
+            format!(
+                "GPU {index} is given without its MIG devices, because {}",
+                mig_nodes_missing(gpu)
+            ),
             PREPARE.to_owned(),
         ),
         None => (
             format!("GPU {index} is in MIG mode and has no MIG device"),
-            format!("nvidia-smi mig -i {index} -cgi 0 -C; or disable MIG mode: nvidia-smi -i {index} -mig 0"),
+            format!(
+                "nvidia-smi mig -i {index} -cgi 0 -C; or disable MIG mode: nvidia-smi -i {index} -mig 0"
+            ),
         ),
     };
     Finding::new(&catalog::MIG_WHOLE, what, fix)
@@ -125,7 +166,14 @@ fn properties(devices: &[Device<'_>], inventory: &Inventory) -> Vec<(String, Pro
     }
     let of_gpus = gpus.into_iter().map(|gpu| {
         let (arch, brand) = (known(&gpu.compute_capability), known(&gpu.brand));
-        (format!("GPU {}", gpu.index), Properties { arch, brand, ..driver.clone() })
+        (
+            format!("GPU {}", gpu.index),
+            Properties {
+                arch,
+                brand,
+                ..driver.clone()
+            },
+        )
     });
     of_gpus.collect()
 }

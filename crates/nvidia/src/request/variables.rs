@@ -108,7 +108,10 @@ impl<'a> Environment<'a> {
 
     /// Returns the names and values of the variables that `swarm-resource` in config.toml names.
     pub(super) fn swarm_resources<'n>(self, names: &'n [String]) -> Vec<(&'n str, &'a str)> {
-        names.iter().filter_map(|name| Some((name.as_str(), self.0.get(name)?.as_str()))).collect()
+        names
+            .iter()
+            .filter_map(|name| Some((name.as_str(), self.0.get(name)?.as_str())))
+            .collect()
     }
 
     /// Whether a variable has a name that `swarm-resource` can contain.
@@ -134,18 +137,35 @@ mod tests {
 
     #[test]
     fn a_variable_that_requests_nothing_changes_no_device() {
-        for variable in Variable::ALL.into_iter().filter(|variable| !variable.requests()) {
+        for variable in Variable::ALL
+            .into_iter()
+            .filter(|variable| !variable.requests())
+        {
             for value in ["", "all", "0", "true"] {
                 let env = BTreeMap::from([(variable.name().to_owned(), value.to_owned())]);
-                let container = Container { env: (&env).into(), mounts: vec![], nodes: vec![], privileged: true };
+                let container = Container {
+                    env: (&env).into(),
+                    mounts: vec![],
+                    nodes: vec![],
+                    privileged: true,
+                };
                 assert_eq!(hint(&container), Hint::No, "{variable:?}={value}");
                 assert!(
-                    matches!(decide(&container, &Config::default()), Ok(Decision::Nothing(_))),
+                    matches!(
+                        decide(&container, &Config::default()),
+                        Ok(Decision::Nothing(_))
+                    ),
                     "{variable:?}={value}"
                 );
             }
         }
         let names = Variable::ALL.map(Variable::name);
-        assert!(names.iter().enumerate().all(|(index, name)| !names[..index].contains(name)), "{names:?}");
+        assert!(
+            names
+                .iter()
+                .enumerate()
+                .all(|(index, name)| !names[..index].contains(name)),
+            "{names:?}"
+        );
     }
 }

@@ -25,10 +25,17 @@ pub fn info(bench: &Bench) -> Outcome {
     };
     let not_usable = driver.info["failed"].as_array().map_or(0, Vec::len);
     if not_usable > 0 {
-        return failed(format!("{not_usable} GPUs are not usable: {}", driver.info["failed"]));
+        return failed(format!(
+            "{not_usable} GPUs are not usable: {}",
+            driver.info["failed"]
+        ));
     }
-    let ours: Vec<_> =
-        driver.gpus.iter().flat_map(|gpu| std::iter::once(&gpu.uuid).chain(&gpu.mig_devices)).cloned().collect();
+    let ours: Vec<_> = driver
+        .gpus
+        .iter()
+        .flat_map(|gpu| std::iter::once(&gpu.uuid).chain(&gpu.mig_devices))
+        .cloned()
+        .collect();
     if ours.is_empty() {
         return failed("the hook lists no GPU");
     }
@@ -54,22 +61,41 @@ pub fn info(bench: &Bench) -> Outcome {
 
 /// The UUIDs in the output of `nvidia-smi -L`.
 pub fn uuids(list: &str) -> Vec<String> {
-    let uuids = list.split("(UUID: ").skip(1).filter_map(|rest| rest.split_once(')'));
+    let uuids = list
+        .split("(UUID: ")
+        .skip(1)
+        .filter_map(|rest| rest.split_once(')'));
     uuids.map(|(uuid, _)| uuid.to_owned()).collect()
 }
 
 pub fn files(bench: &Bench) -> Outcome {
     let ran = bench.run(bench.hook()?.args(["files", "--json"]))?;
-    let document: Value = serde_json::from_str(&ran.clone().ok()?).map_err(|error| error.to_string())?;
+    let document: Value =
+        serde_json::from_str(&ran.clone().ok()?).map_err(|error| error.to_string())?;
     let files = document["files"].as_array().cloned().unwrap_or_default();
-    let names: Vec<_> =
-        files.iter().filter_map(|file| file["path"].as_str()?.rsplit('/').next()).map(str::to_owned).collect();
+    let names: Vec<_> = files
+        .iter()
+        .filter_map(|file| file["path"].as_str()?.rsplit('/').next())
+        .map(str::to_owned)
+        .collect();
     // Libraries have the version of the driver after their name.
-    let has =
-        |wanted: &str| names.iter().any(|name| name == wanted || (wanted.ends_with(".so") && name.starts_with(wanted)));
-    let required = ["libcuda.so", "libnvidia-ml.so", "libnvidia-ptxjitcompiler.so", "nvidiactl"];
+    let has = |wanted: &str| {
+        names
+            .iter()
+            .any(|name| name == wanted || (wanted.ends_with(".so") && name.starts_with(wanted)))
+    };
+    let required = [
+        "libcuda.so",
+        "libnvidia-ml.so",
+        "libnvidia-ptxjitcompiler.so",
+        "nvidiactl",
+    ];
     let more = bench.driver()?.has_uvm().then_some("nvidia-uvm");
-    let missing: Vec<_> = required.into_iter().chain(more).filter(|name| !has(name)).collect();
+    let missing: Vec<_> = required
+        .into_iter()
+        .chain(more)
+        .filter(|name| !has(name))
+        .collect();
     let count = |kind: &str| files.iter().filter(|file| file["kind"] == kind).count();
     let unreadable: Vec<_> = files
         .iter()
@@ -78,17 +104,29 @@ pub fn files(bench: &Bench) -> Outcome {
         .collect();
     let minors = &bench.driver()?.gpus;
     if !missing.is_empty() || !unreadable.is_empty() || count("device") < minors.len() {
-        return failed(format!("missing: {missing:?}, unreadable: {unreadable:?}, devices: {}", count("device")));
+        return failed(format!(
+            "missing: {missing:?}, unreadable: {unreadable:?}, devices: {}",
+            count("device")
+        ));
     }
-    let unknown = files.iter().filter(|file| file["cataloged"] == false).filter_map(|file| file["path"].as_str());
-    let unknown: Vec<_> = unknown.map(|path| path.rsplit('/').next().unwrap_or(path)).collect();
+    let unknown = files
+        .iter()
+        .filter(|file| file["cataloged"] == false)
+        .filter_map(|file| file["path"].as_str());
+    let unknown: Vec<_> = unknown
+        .map(|path| path.rsplit('/').next().unwrap_or(path))
+        .collect();
     Ok(format!(
         "{} libraries, {} programs, {} devices, {} firmware files; not in the catalog: {}",
         count("library"),
         count("binary"),
         count("device"),
         count("firmware"),
-        if unknown.is_empty() { "none".to_owned() } else { unknown.join(", ") }
+        if unknown.is_empty() {
+            "none".to_owned()
+        } else {
+            unknown.join(", ")
+        }
     ))
 }
 
@@ -99,22 +137,48 @@ pub fn doctor(bench: &Bench) -> Outcome {
     let ran = bench.run(bench.hook()?.args(["doctor", "--json", "driver"]))?;
     let document: Value = serde_json::from_str(&ran.stdout).map_err(|_| ran.failure())?;
     let checks = document["checks"].as_array().cloned().unwrap_or_default();
-    let with = |status: &str| checks.iter().filter(|check| check["status"] == status).cloned().collect::<Vec<_>>();
+    let with = |status: &str| {
+        checks
+            .iter()
+            .filter(|check| check["status"] == status)
+            .cloned()
+            .collect::<Vec<_>>()
+    };
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let describe = |check: &Value| format!("{} {}", text(&check["id"]), text(&check["what"]));
-    let problems: Vec<_> = with("error").iter().chain(&with("warning")).map(describe).collect();
+    let problems: Vec<_> = with("error")
+        .iter()
+        .chain(&with("warning"))
+        .map(describe)
+        .collect();
     if ran.status.code().is_none_or(|code| code > 1) || !with("error").is_empty() {
         return failed(problems.join("; "));
     }
-    let notes: Vec<_> = with("note").iter().map(|check| text(&check["id"])).collect();
-    let problems = if problems.is_empty() { "no problems".to_owned() } else { problems.join("; ") };
-    Ok(format!("{} checks passed, {problems}; notes: {}", with("ok").len(), notes.join(", ")))
+    let notes: Vec<_> = with("note")
+        .iter()
+        .map(|check| text(&check["id"]))
+        .collect();
+    let problems = if problems.is_empty() {
+        "no problems".to_owned()
+    } else {
+        problems.join("; ")
+    };
+    Ok(format!(
+        "{} checks passed, {problems}; notes: {}",
+        with("ok").len(),
+        notes.join(", ")
+    ))
 }
 
 pub fn nvml(bench: &Bench) -> Outcome {
     let ran = bench.run(bench.hook()?.args(["--debug", "info"]))?;
-    let answered = ran.stderr.lines().find_map(|line| line.split_once("NVML answered after "));
-    let Some((_, time)) = answered else { return failed(ran.failure()) };
+    let answered = ran
+        .stderr
+        .lines()
+        .find_map(|line| line.split_once("NVML answered after "));
+    let Some((_, time)) = answered else {
+        return failed(ran.failure());
+    };
     if !ran.status.success() {
         return failed(ran.failure());
     }
@@ -132,11 +196,21 @@ pub fn nvml(bench: &Bench) -> Outcome {
 
 /// Counts the calls of all processes but the first one.
 pub fn nvml_calls(bench: &Bench) -> Outcome {
-    let Some(strace) = process::find("strace") else { return cannot_run("strace is not installed") };
+    let Some(strace) = process::find("strace") else {
+        return cannot_run("strace is not installed");
+    };
     let trace = bench.work.join("trace");
     let mut command = process::command(strace);
-    command.args(["-f", "-qq", "-o"]).arg(&trace).arg(bench.options.program("oci-nvidia-hook"));
-    let ran = bench.run(command.arg("--config").arg(&bench.driver()?.config).arg("info"))?;
+    command
+        .args(["-f", "-qq", "-o"])
+        .arg(&trace)
+        .arg(bench.options.program("oci-nvidia-hook"));
+    let ran = bench.run(
+        command
+            .arg("--config")
+            .arg(&bench.driver()?.config)
+            .arg("info"),
+    )?;
     let text = std::fs::read_to_string(&trace).unwrap_or_default();
     std::fs::remove_file(&trace).ok();
     if text.is_empty() {
@@ -147,22 +221,40 @@ pub fn nvml_calls(bench: &Bench) -> Outcome {
     }
     let mut calls: BTreeMap<&str, usize> = BTreeMap::new();
     let first = text.split(' ').next().unwrap_or_default();
-    for line in text.lines().filter(|line| line.split(' ').next() != Some(first)) {
-        let call = line.split_once(' ').and_then(|(_, rest)| rest.trim_start().split_once('(')).map(|(call, _)| call);
-        if let Some(call) = call.filter(|call| call.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')) {
+    for line in text
+        .lines()
+        .filter(|line| line.split(' ').next() != Some(first))
+    {
+        let call = line
+            .split_once(' ')
+            .and_then(|(_, rest)| rest.trim_start().split_once('('))
+            .map(|(call, _)| call);
+        if let Some(call) =
+            call.filter(|call| call.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'))
+        {
             *calls.entry(call).or_default() += 1;
         }
     }
     let total: usize = calls.values().sum();
     let mut most: Vec<_> = calls.iter().collect();
     most.sort_by(|a, b| b.1.cmp(a.1));
-    let most: Vec<_> = most.iter().take(6).map(|(call, count)| format!("{count} {call}")).collect();
+    let most: Vec<_> = most
+        .iter()
+        .take(6)
+        .map(|(call, count)| format!("{count} {call}"))
+        .collect();
     let denied = text.matches(" = -1 EPERM").count() + text.matches(" = -1 EACCES").count();
     let limit = MOST_CALLS * bench.driver()?.gpus.len().max(1);
     if total == 0 || total > limit {
-        return failed(format!("{total} system calls, at most {limit}: {}", most.join(", ")));
+        return failed(format!(
+            "{total} system calls, at most {limit}: {}",
+            most.join(", ")
+        ));
     }
-    Ok(format!("{total} system calls, {denied} denied: {}", most.join(", ")))
+    Ok(format!(
+        "{total} system calls, {denied} denied: {}",
+        most.join(", ")
+    ))
 }
 
 /// A replaced device node is a change that the fingerprint contains. The replacement is in another mount over this mount namespace.
@@ -189,9 +281,11 @@ pub fn cache(bench: &Bench) -> Outcome {
     // Another mode, which does not take away access.
     let mode = (stat.mode() & 0o777) ^ 0o100;
     make_node(&other, &stat, mode)?;
-    rustix::mount::mount_bind(&other, &node).map_err(|error| format!("cannot cover {node:?}: {error}"))?;
+    rustix::mount::mount_bind(&other, &node)
+        .map_err(|error| format!("cannot cover {node:?}: {error}"))?;
     let changed = asks();
-    rustix::mount::unmount(&node, UnmountFlags::DETACH).map_err(|error| format!("cannot uncover {node:?}: {error}"))?;
+    rustix::mount::unmount(&node, UnmountFlags::DETACH)
+        .map_err(|error| format!("cannot uncover {node:?}: {error}"))?;
     std::fs::remove_file(&other).ok();
     if !changed? {
         return failed("the mode of nvidiactl changed, and the cached inventory was used");
@@ -203,7 +297,14 @@ pub fn cache(bench: &Bench) -> Outcome {
 fn make_node(path: &Path, like: &std::fs::Metadata, mode: u32) -> Result<(), String> {
     use rustix::fs::{CWD, FileType, Mode};
     let error = |error: rustix::io::Errno| format!("cannot create {path:?}: {error}");
-    rustix::fs::mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(mode), like.rdev()).map_err(error)?;
+    rustix::fs::mknodat(
+        CWD,
+        path,
+        FileType::CharacterDevice,
+        Mode::from_raw_mode(mode),
+        like.rdev(),
+    )
+    .map_err(error)?;
     rustix::fs::chmod(path, Mode::from_raw_mode(mode)).map_err(error)
 }
 
@@ -220,8 +321,16 @@ fn nodes(dir: &Path, below: &Path, found: &mut Nodes) {
         if stat.is_dir() {
             nodes(&entry.path(), &name, found);
         } else if stat.file_type().is_char_device() {
-            let (major, minor) = (rustix::fs::major(stat.rdev()), rustix::fs::minor(stat.rdev()));
-            let what = format!("{major}:{minor} {}:{} {:o}", stat.uid(), stat.gid(), stat.mode() & 0o777);
+            let (major, minor) = (
+                rustix::fs::major(stat.rdev()),
+                rustix::fs::minor(stat.rdev()),
+            );
+            let what = format!(
+                "{major}:{minor} {}:{} {:o}",
+                stat.uid(),
+                stat.gid(),
+                stat.mode() & 0o777
+            );
             found.insert(name, what);
         }
     }
@@ -232,16 +341,26 @@ pub fn prepare(bench: &Bench) -> Outcome {
     bench.isolated()?;
     let driver = bench.driver()?;
     bench.uvm()?;
-    if driver.kernel_file("driver/nvidia/params").contains("ModifyDeviceFiles: 0") {
-        return cannot_run("the driver is configured so that no program creates its nodes (ModifyDeviceFiles: 0)");
+    if driver
+        .kernel_file("driver/nvidia/params")
+        .contains("ModifyDeviceFiles: 0")
+    {
+        return cannot_run(
+            "the driver is configured so that no program creates its nodes (ModifyDeviceFiles: 0)",
+        );
     }
     let mut before = Nodes::new();
     nodes(&driver.nodes, Path::new(""), &mut before);
-    isolation::separate(&driver.nodes, &bench.work.join("stage"), |name| !name.starts_with("nvidia"))?;
-    let ran = bench.hook().and_then(|mut hook| Ok(bench.run(hook.args(["prepare", "--root"]).arg(&driver.root))?));
+    isolation::separate(&driver.nodes, &bench.work.join("stage"), |name| {
+        !name.starts_with("nvidia")
+    })?;
+    let ran = bench
+        .hook()
+        .and_then(|mut hook| Ok(bench.run(hook.args(["prepare", "--root"]).arg(&driver.root))?));
     let mut after = Nodes::new();
     nodes(&driver.nodes, Path::new(""), &mut after);
-    rustix::mount::unmount(&driver.nodes, UnmountFlags::DETACH).map_err(|error| format!("cannot uncover: {error}"))?;
+    rustix::mount::unmount(&driver.nodes, UnmountFlags::DETACH)
+        .map_err(|error| format!("cannot uncover: {error}"))?;
     let ran = ran?;
     // The owner and mode in the parameters of the module do not apply to the nodes for CUDA, which rules of udev can set.
     let is_known = |name: &Path, was: &str, is: &str| {
@@ -256,12 +375,28 @@ pub fn prepare(bench: &Bench) -> Outcome {
         .collect();
     let needed = driver.gpus.iter().map(|gpu| format!("nvidia{}", gpu.minor));
     let needed = needed.chain(["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"].map(str::to_owned));
-    let missing: Vec<_> = needed.filter(|name| !after.contains_key(Path::new(name))).collect();
+    let missing: Vec<_> = needed
+        .filter(|name| !after.contains_key(Path::new(name)))
+        .collect();
     if !different.is_empty() || !missing.is_empty() {
-        return failed(format!("missing: {missing:?}; {}; {}", different.join("; "), ran.failure()));
+        return failed(format!(
+            "missing: {missing:?}; {}; {}",
+            different.join("; "),
+            ran.failure()
+        ));
     }
-    let more: Vec<_> =
-        after.keys().filter(|name| !before.contains_key(*name)).map(|name| name.display().to_string()).collect();
-    let more = if more.is_empty() { String::new() } else { format!("; the machine lacks {}", more.join(", ")) };
-    Ok(format!("{} nodes, with the numbers, owners and modes of the machine{more}", after.len()))
+    let more: Vec<_> = after
+        .keys()
+        .filter(|name| !before.contains_key(*name))
+        .map(|name| name.display().to_string())
+        .collect();
+    let more = if more.is_empty() {
+        String::new()
+    } else {
+        format!("; the machine lacks {}", more.join(", "))
+    };
+    Ok(format!(
+        "{} nodes, with the numbers, owners and modes of the machine{more}",
+        after.len()
+    ))
 }

@@ -22,7 +22,9 @@ pub fn may_fault(bench: &Bench) -> Result<(), Stop> {
         return cannot_run("left out by --no-fault");
     }
     if std::path::Path::new("/tmp/nvidia-mps/control").exists() {
-        return cannot_run("an MPS daemon runs, and a fault would end the programs of its other clients");
+        return cannot_run(
+            "an MPS daemon runs, and a fault would end the programs of its other clients",
+        );
     }
     Ok(())
 }
@@ -30,7 +32,9 @@ pub fn may_fault(bench: &Bench) -> Result<(), Stop> {
 /// Runs the faulty kernel on the host, and returns the error that the driver reported.
 pub fn fault(bench: &Bench) -> Result<String, Stop> {
     let kernels = bench.options.kit.join("image/cuda/kernels.ptx");
-    let mut program = bench.driver()?.on_host(&bench.options.program("cuda-check"));
+    let mut program = bench
+        .driver()?
+        .on_host(&bench.options.program("cuda-check"));
     let text = bench.run(program.arg("fault").arg(kernels))?.ok()?;
     Ok(text.lines().last().unwrap_or_default().to_owned())
 }

@@ -13,11 +13,18 @@ const AT_ONCE: usize = 20;
 const CACHE: &str = "/run/oci-nvidia-hook";
 
 /// Returns the times of starts without and with all GPUs, alternating.
-fn measure(bench: &Bench, before: fn() -> Result<(), String>) -> Result<(Vec<Duration>, Vec<Duration>), Stop> {
+fn measure(
+    bench: &Bench,
+    before: fn() -> Result<(), String>,
+) -> Result<(Vec<Duration>, Vec<Duration>), Stop> {
     let driver = bench.driver()?;
     let start = |has_gpus: bool| -> Result<Duration, Stop> {
         let container = bench.container("time")?.args(&["true"]);
-        let container = if has_gpus { container.gpus("all", &driver.config) } else { container };
+        let container = if has_gpus {
+            container.gpus("all", &driver.config)
+        } else {
+            container
+        };
         let ran = container.run()?;
         let time = ran.time;
         ran.ok()?;
@@ -64,7 +71,11 @@ pub fn cold(bench: &Bench) -> Outcome {
 
 /// Removes the cached inventories. The directory is that of the mount namespace.
 fn forget() -> Result<(), String> {
-    for entry in std::fs::read_dir(Path::new(CACHE)).into_iter().flatten().flatten() {
+    for entry in std::fs::read_dir(Path::new(CACHE))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
         if entry.file_name().to_string_lossy().starts_with("inventory") {
             std::fs::remove_file(entry.path()).map_err(|error| error.to_string())?;
         }
@@ -83,21 +94,33 @@ pub fn at_once(bench: &Bench) -> Outcome {
     let containers: Result<Vec<_>, Stop> = (0..AT_ONCE)
         .map(|number| {
             let container = bench.container(&format!("at-once-{number}"))?;
-            Ok(container.args(&["nvidia-smi", "-L"]).gpus("all", &driver.config))
+            Ok(container
+                .args(&["nvidia-smi", "-L"])
+                .gpus("all", &driver.config))
         })
         .collect();
     let containers = containers?;
     let results: Vec<Result<String, String>> = std::thread::scope(|scope| {
-        let started: Vec<_> = containers.iter().map(|container| scope.spawn(|| container.run()?.ok())).collect();
-        let ended =
-            |thread: std::thread::ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|_| Err("a panic".to_owned()));
+        let started: Vec<_> = containers
+            .iter()
+            .map(|container| scope.spawn(|| container.run()?.ok()))
+            .collect();
+        let ended = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|_| Err("a panic".to_owned()))
+        };
         started.into_iter().map(ended).collect()
     });
     for result in results {
-        let listed = result?.lines().filter(|line| line.starts_with("GPU ")).count();
+        let listed = result?
+            .lines()
+            .filter(|line| line.starts_with("GPU "))
+            .count();
         if listed != count {
             return failed(format!("one of them has {listed} GPUs instead of {count}"));
         }
     }
-    Ok(format!("all have {count} GPUs; together {} ms", begun.elapsed().as_millis()))
+    Ok(format!(
+        "all have {count} GPUs; together {} ms",
+        begun.elapsed().as_millis()
+    ))
 }

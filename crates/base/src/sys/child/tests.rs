@@ -17,7 +17,8 @@ fn a_child_reports_line_by_line() {
 
 #[test]
 fn a_long_line_arrives_whole_and_one_without_an_end_does_not() {
-    let mut child = spawn(|pipe| report(pipe, &[vec![b'7'; 300_000], vec![b'\n']].concat())).unwrap();
+    let mut child =
+        spawn(|pipe| report(pipe, &[vec![b'7'; 300_000], vec![b'\n']].concat())).unwrap();
     assert_eq!(child.line(soon()).unwrap().len(), 300_000);
     let mut child = spawn(|pipe| {
         loop {
@@ -26,7 +27,10 @@ fn a_long_line_arrives_whole_and_one_without_an_end_does_not() {
     })
     .unwrap();
     let error = child.line(soon()).unwrap_err();
-    assert!(matches!(&error, NoAnswer::System(error) if error.to_string().contains("too long")), "{error:?}");
+    assert!(
+        matches!(&error, NoAnswer::System(error) if error.to_string().contains("too long")),
+        "{error:?}"
+    );
 }
 
 #[test]
@@ -49,12 +53,17 @@ fn a_child_has_no_files_of_ours() {
     let _open = File::open("/dev/zero").unwrap();
     let mut child = spawn(|pipe| {
         let links = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
-        let targets: Vec<_> = links.filter_map(|link| std::fs::read_link(link.path()).ok()).collect();
+        let targets: Vec<_> = links
+            .filter_map(|link| std::fs::read_link(link.path()).ok())
+            .collect();
         report(pipe, format!("{targets:?}\n").as_bytes());
     })
     .unwrap();
     let text = line(&mut child);
-    assert!(text.contains("/dev/null") && !text.contains("/dev/zero"), "{text}");
+    assert!(
+        text.contains("/dev/null") && !text.contains("/dev/zero"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -62,7 +71,10 @@ fn a_dying_child_is_noticed() {
     for signal in [Signal::SIGKILL, Signal::SIGABRT, Signal::SIGILL] {
         let mut child = spawn(|_| nix::sys::signal::raise(signal).unwrap()).unwrap();
         let outcome = child.line(soon());
-        assert!(matches!(outcome, Err(NoAnswer::Died(Some(by))) if by == signal), "{outcome:?}");
+        assert!(
+            matches!(outcome, Err(NoAnswer::Died(Some(by))) if by == signal),
+            "{outcome:?}"
+        );
     }
     let outcome = spawn(|_| {}).unwrap().line(soon());
     assert!(matches!(outcome, Err(NoAnswer::Died(None))), "{outcome:?}");
@@ -75,7 +87,8 @@ fn named(name: &str) -> Option<i32> {
         status.starts_with(&format!("Name:\t{name}\n")) && !status.contains("\nState:\tZ")
     };
     let pids = std::fs::read_dir("/proc").unwrap().flatten();
-    pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is)
+    pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .find(is)
 }
 
 /// Forks a process that keeps nothing of its parent's but the file system, and takes this name.
@@ -95,9 +108,11 @@ fn leave_behind(name: &std::ffi::CStr) {
 
 #[test]
 fn what_a_child_leaves_behind_is_killed() {
-    for (ends, name) in
-        [("by itself", c"onh-left-1"), ("at the deadline", c"onh-left-2"), ("by a crash", c"onh-left-3")]
-    {
+    for (ends, name) in [
+        ("by itself", c"onh-left-1"),
+        ("at the deadline", c"onh-left-2"),
+        ("by a crash", c"onh-left-3"),
+    ] {
         let text = name.to_str().unwrap();
         let mut child = spawn(|pipe| {
             leave_behind(name);
@@ -113,7 +128,10 @@ fn what_a_child_leaves_behind_is_killed() {
         let start = Instant::now();
         drop(child);
         while let Some(pid) = named(text) {
-            assert!(start.elapsed() < Duration::from_secs(20), "{ends}: process {pid} is left");
+            assert!(
+                start.elapsed() < Duration::from_secs(20),
+                "{ends}: process {pid} is left"
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -146,6 +164,8 @@ fn orphans_without_a_namespace_are_killed() {
                 0
             })
         }
-        ForkResult::Parent { child } => assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0)),
+        ForkResult::Parent { child } => {
+            assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0))
+        }
     }
 }

@@ -22,20 +22,44 @@ fn confined_to(
     identity: Option<Identity>,
     body: impl FnOnce() -> String,
 ) -> String {
-    let open = |path: &str| rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    let open = |path: &str| {
+        rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap()
+    };
     let mut child = spawn(|pipe| {
-        let allowed = allowed.iter().map(|(path, access)| (open(path), *access)).collect();
-        let files = Files { allowed, limits_reading };
-        confine(Kept { root: Path::new("/"), identity, files }, pipe).unwrap();
+        let allowed = allowed
+            .iter()
+            .map(|(path, access)| (open(path), *access))
+            .collect();
+        let files = Files {
+            allowed,
+            limits_reading,
+        };
+        confine(
+            Kept {
+                root: Path::new("/"),
+                identity,
+                files,
+            },
+            pipe,
+        )
+        .unwrap();
         report(pipe, (body().replace('\n', "|") + "\n").as_bytes());
     })
     .unwrap();
-    String::from_utf8(child.line(Instant::now() + Duration::from_secs(20)).unwrap()).unwrap()
+    String::from_utf8(
+        child
+            .line(Instant::now() + Duration::from_secs(20))
+            .unwrap(),
+    )
+    .unwrap()
 }
 
 /// Whether this kernel filters system calls.
 fn has_filters() -> bool {
-    confined(None, || std::fs::read_to_string("/proc/self/status").unwrap()).contains("Seccomp:\t2")
+    confined(None, || {
+        std::fs::read_to_string("/proc/self/status").unwrap()
+    })
+    .contains("Seccomp:\t2")
 }
 
 #[test]
@@ -44,7 +68,12 @@ fn a_confined_child_has_no_environment_and_no_caps() {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         format!("{status}env {}", std::env::vars_os().count())
     });
-    let mut lines = vec!["CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "env 0"];
+    let mut lines = vec![
+        "CapPrm:\t0000000000000000",
+        "CapEff:\t0000000000000000",
+        "NoNewPrivs:\t1",
+        "env 0",
+    ];
     if nix::unistd::geteuid().is_root() {
         lines.push("CapBnd:\t0000000000000000"); // a plain user has no CAP_SETPCAP
     }
@@ -64,21 +93,40 @@ fn a_confined_child_changes_no_file_and_runs_no_program() {
     let attempts = |file: &Path| {
         let beside = |name: &str| file.with_file_name(name);
         let denied = [
-            ("open", std::fs::OpenOptions::new().write(true).open(file).map(drop)),
-            ("truncate", nix::unistd::truncate(file, 0).map_err(io::Error::from)),
+            (
+                "open",
+                std::fs::OpenOptions::new().write(true).open(file).map(drop),
+            ),
+            (
+                "truncate",
+                nix::unistd::truncate(file, 0).map_err(io::Error::from),
+            ),
             ("create", File::create(beside("new")).map(drop)),
             ("link", std::os::unix::fs::symlink("x", beside("link"))),
             ("mkdir", std::fs::create_dir(beside("dir"))),
-            ("fifo", nix::unistd::mkfifo(&beside("fifo"), nix::sys::stat::Mode::S_IRUSR).map_err(io::Error::from)),
+            (
+                "fifo",
+                nix::unistd::mkfifo(&beside("fifo"), nix::sys::stat::Mode::S_IRUSR)
+                    .map_err(io::Error::from),
+            ),
             ("rename", std::fs::rename(beside("old"), beside("older"))),
             ("remove", std::fs::remove_file(beside("gone"))),
-            ("exec", nix::unistd::execv(c"/bin/true", &[c"true"]).map(drop).map_err(io::Error::from)),
+            (
+                "exec",
+                nix::unistd::execv(c"/bin/true", &[c"true"])
+                    .map(drop)
+                    .map_err(io::Error::from),
+            ),
         ]
         .map(|(what, result)| match result {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => format!("{what} denied"),
             other => format!("{what} {other:?}"),
         });
-        let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").map(drop);
+        let null = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/null")
+            .map(drop);
         format!("{}; null {null:?}", denied.join(", "))
     };
     for name in ["old", "gone"] {
@@ -99,10 +147,15 @@ fn a_confined_child_changes_no_file_and_runs_no_program() {
 #[test]
 fn a_confined_child_signals_no_process_outside() {
     let parent = nix::unistd::getpid();
-    let result = confined(None, || format!("{:?}", nix::sys::signal::kill(parent, None)));
+    let result = confined(None, || {
+        format!("{:?}", nix::sys::signal::kill(parent, None))
+    });
     // EPERM with a filter and with version 6 of Landlock, ESRCH in a PID namespace of its own
     let is_root = nix::unistd::geteuid().is_root();
-    assert!(result != "Ok(())" || !is_root && landlock::version() < 6 && !has_filters(), "{result}");
+    assert!(
+        result != "Ok(())" || !is_root && landlock::version() < 6 && !has_filters(),
+        "{result}"
+    );
 }
 
 #[test]
@@ -115,32 +168,73 @@ fn a_confined_child_uses_and_reads_what_it_keeps() {
         std::fs::write(path(name) + "/file", "").unwrap();
     }
     let attempts = || {
-        let file = |name: &str| File::open(path(name)).map(drop).map_err(|error| error.kind());
-        let list = |name: &str| std::fs::read_dir(path(name)).map(drop).map_err(|error| error.kind());
-        let write =
-            |path: &str| std::fs::OpenOptions::new().write(true).open(path).map(drop).map_err(|error| error.kind());
+        let file = |name: &str| {
+            File::open(path(name))
+                .map(drop)
+                .map_err(|error| error.kind())
+        };
+        let list = |name: &str| {
+            std::fs::read_dir(path(name))
+                .map(drop)
+                .map_err(|error| error.kind())
+        };
+        let write = |path: &str| {
+            std::fs::OpenOptions::new()
+                .write(true)
+                .open(path)
+                .map(drop)
+                .map_err(|error| error.kind())
+        };
         let devices = [write("/dev/null"), write("/dev/zero")];
-        format!("{:?}", ([file("read/file"), file("other/file"), list("read"), list("other"), list("")], devices))
+        format!(
+            "{:?}",
+            (
+                [
+                    file("read/file"),
+                    file("other/file"),
+                    list("read"),
+                    list("other"),
+                    list("")
+                ],
+                devices
+            )
+        )
     };
-    let allowed = [("/dev/null", Access::Use), (&path("read"), Access::Read), (&path(""), Access::List)];
+    let allowed = [
+        ("/dev/null", Access::Use),
+        (&path("read"), Access::Read),
+        (&path(""), Access::List),
+    ];
     let told = confined_to(&allowed, true, None, attempts);
     let unlimited = confined_to(&allowed, false, None, attempts);
     if landlock::version() > 0 {
         let denied = "Err(PermissionDenied)";
-        assert_eq!(told, format!("([Ok(()), {denied}, Ok(()), Ok(()), Ok(())], [Ok(()), {denied}])"));
-        assert_eq!(unlimited, format!("([Ok(()), Ok(()), Ok(()), Ok(()), Ok(())], [Ok(()), {denied}])"));
+        assert_eq!(
+            told,
+            format!("([Ok(()), {denied}, Ok(()), Ok(()), Ok(())], [Ok(()), {denied}])")
+        );
+        assert_eq!(
+            unlimited,
+            format!("([Ok(()), Ok(()), Ok(()), Ok(()), Ok(())], [Ok(()), {denied}])")
+        );
     }
 }
 
 #[test]
 fn a_confined_child_still_has_what_programs_do() {
     let told = confined(None, || {
-        let thread = std::thread::Builder::new().spawn(|| 7).map(|thread| thread.join().is_ok());
-        let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).is_ok();
+        let thread = std::thread::Builder::new()
+            .spawn(|| 7)
+            .map(|thread| thread.join().is_ok());
+        let limit =
+            nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).is_ok();
         let cpus = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0))
             .and_then(|cpus| nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &cpus));
         let duplicate = std::io::stdin().as_fd().try_clone_to_owned().is_ok();
-        format!("{:?} {limit} {cpus:?} {duplicate}", thread.is_ok_and(|joined| joined))
+        format!(
+            "{:?} {limit} {cpus:?} {duplicate}",
+            thread.is_ok_and(|joined| joined)
+        )
     });
     assert_eq!(told, "true true Ok(()) true");
 }
@@ -164,7 +258,11 @@ fn calls_that_a_library_of_devices_does_not_need_are_denied() {
         ("open_tree", libc::SYS_open_tree, [invalid, 0, 0]),
         ("open_tree_attr", 467, [invalid, 0, 0]),
         ("unshare", libc::SYS_unshare, [0, 0, 0]),
-        ("clone of a user namespace", libc::SYS_clone, [0x1000_0000 | 0x200, 0, 0]),
+        (
+            "clone of a user namespace",
+            libc::SYS_clone,
+            [0x1000_0000 | 0x200, 0, 0],
+        ),
         ("ptrace", libc::SYS_ptrace, [0, 0, 0]),
         ("process_vm_readv", libc::SYS_process_vm_readv, [own, 0, 0]),
         ("kill", libc::SYS_kill, [own, 0, 0]),
@@ -190,8 +288,10 @@ fn calls_that_a_library_of_devices_does_not_need_are_denied() {
         });
         results.collect::<Vec<_>>().join("\n")
     });
-    let results: Vec<_> =
-        told.split('|').filter(|line| !line.ends_with(": -1 EPERM: Operation not permitted")).collect();
+    let results: Vec<_> = told
+        .split('|')
+        .filter(|line| !line.ends_with(": -1 EPERM: Operation not permitted"))
+        .collect();
     assert_eq!(results, [""; 0]);
 }
 

@@ -40,7 +40,12 @@ pub(super) fn open(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Resu
         match open_component(dir, &name, how)? {
             Opened::Link(_) if last && flags.contains(OFlags::NOFOLLOW) => {
                 // Like openat2(2): with O_PATH this opens the link itself, without it the call fails with ELOOP.
-                return Ok(rustix::fs::openat(dir, &name, flags | OFlags::CLOEXEC, Mode::empty())?);
+                return Ok(rustix::fs::openat(
+                    dir,
+                    &name,
+                    flags | OFlags::CLOEXEC,
+                    Mode::empty(),
+                )?);
             }
             Opened::Link(text) => {
                 links += 1;
@@ -48,7 +53,13 @@ pub(super) fn open(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Resu
                     return Err(Errno::LOOP.into());
                 }
                 push(&mut left, Path::new(&text));
-                if left.iter().flatten().map(|name| name.len() + 1).sum::<usize>() > MAX_LEFT {
+                if left
+                    .iter()
+                    .flatten()
+                    .map(|name| name.len() + 1)
+                    .sum::<usize>()
+                    > MAX_LEFT
+                {
                     return Err(Errno::NAMETOOLONG.into());
                 }
             }
@@ -58,7 +69,12 @@ pub(super) fn open(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Resu
     }
     // The path ends in a directory that is open already: "/", "a/..".
     let dir = held.last().map_or(root, AsFd::as_fd);
-    Ok(rustix::fs::openat(dir, c".", flags | OFlags::CLOEXEC, Mode::empty())?)
+    Ok(rustix::fs::openat(
+        dir,
+        c".",
+        flags | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
 }
 
 enum Opened {
@@ -94,8 +110,14 @@ fn open_component(dir: BorrowedFd<'_>, name: &OsStr, flags: OFlags) -> io::Resul
 /// Adds the components of a path to the remaining ones, the next one last. `None` returns to the root.
 pub(crate) fn push(left: &mut Vec<Option<OsString>>, path: &Path) {
     let bytes = path.as_os_str().as_bytes();
-    let parts = bytes.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b"."));
-    left.extend(parts.rev().map(|part| Some(OsString::from_vec(part.to_vec()))));
+    let parts = bytes
+        .split(|byte| *byte == b'/')
+        .filter(|part| !matches!(*part, b"" | b"."));
+    left.extend(
+        parts
+            .rev()
+            .map(|part| Some(OsString::from_vec(part.to_vec()))),
+    );
     if bytes.starts_with(b"/") {
         left.push(None);
     }

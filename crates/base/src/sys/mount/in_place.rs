@@ -19,7 +19,10 @@ use crate::sys::in_root::fd_path;
 /// # Errors
 /// Those of mount(2): EPERM without CAP_SYS_ADMIN, EINVAL if one of the files is in another mount namespace.
 pub fn bind(source: impl AsFd, target: impl AsFd) -> io::Result<()> {
-    Ok(rustix::mount::mount_bind(fd_path(source.as_fd()), fd_path(target.as_fd()))?)
+    Ok(rustix::mount::mount_bind(
+        fd_path(source.as_fd()),
+        fd_path(target.as_fd()),
+    )?)
 }
 
 /// Runs `mount -t tmpfs TARGET`; like [`super::new_tmpfs`].
@@ -34,14 +37,29 @@ pub fn mount_tmpfs(target: impl AsFd, options: &str, label: Option<&Label>) -> i
 ///
 /// # Errors
 /// Those of [`mount_tmpfs`].
-pub fn mount_tmpfs_for_nodes(target: impl AsFd, options: &str, label: Option<&Label>) -> io::Result<()> {
+pub fn mount_tmpfs_for_nodes(
+    target: impl AsFd,
+    options: &str,
+    label: Option<&Label>,
+) -> io::Result<()> {
     mount_tmpfs_with(target, MountFlags::empty(), options, label)
 }
 
-fn mount_tmpfs_with(target: impl AsFd, more: MountFlags, options: &str, label: Option<&Label>) -> io::Result<()> {
+fn mount_tmpfs_with(
+    target: impl AsFd,
+    more: MountFlags,
+    options: &str,
+    label: Option<&Label>,
+) -> io::Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NOEXEC | more;
     let options = std::ffi::CString::new(Label::after(label, options))?;
-    Ok(rustix::mount::mount("tmpfs", fd_path(target.as_fd()), "tmpfs", flags, options.as_c_str())?)
+    Ok(rustix::mount::mount(
+        "tmpfs",
+        fd_path(target.as_fd()),
+        "tmpfs",
+        flags,
+        options.as_c_str(),
+    )?)
 }
 
 /// Runs `mount -t overlay TARGET` with `lower` and the directories `upper` and `work` of `layer`. The overlay gets the
@@ -49,7 +67,12 @@ fn mount_tmpfs_with(target: impl AsFd, more: MountFlags, options: &str, label: O
 ///
 /// # Errors
 /// Those of mount(2): EINVAL if the file system of `layer` cannot be the upper layer, ENODEV without overlayfs.
-pub fn mount_overlay(target: impl AsFd, lower: impl AsFd, layer: &OwnedFd, label: Option<&Label>) -> io::Result<()> {
+pub fn mount_overlay(
+    target: impl AsFd,
+    lower: impl AsFd,
+    layer: &OwnedFd,
+    label: Option<&Label>,
+) -> io::Result<()> {
     let kept = kept_flags(rustix::fs::fstatvfs(&lower)?.f_flag).difference(MountFlags::RDONLY);
     let flags = MountFlags::NOSUID | MountFlags::NODEV | kept;
     // A colon separates lower directories, and a comma ends the option. The path of a directory of an image can contain both, and a
@@ -57,7 +80,13 @@ pub fn mount_overlay(target: impl AsFd, lower: impl AsFd, layer: &OwnedFd, label
     let (lower, layer) = (fd_path(lower.as_fd()), fd_path(layer.as_fd()));
     let options = format!("lowerdir={lower},upperdir={layer}/upper,workdir={layer}/work");
     let options = std::ffi::CString::new(Label::after(label, &options))?;
-    Ok(rustix::mount::mount("overlay", fd_path(target.as_fd()), "overlay", flags, options.as_c_str())?)
+    Ok(rustix::mount::mount(
+        "overlay",
+        fd_path(target.as_fd()),
+        "overlay",
+        flags,
+        options.as_c_str(),
+    )?)
 }
 
 /// Unmounts `name` in `dir`, for a mount that could not be opened after it was made.
@@ -67,7 +96,10 @@ pub fn mount_overlay(target: impl AsFd, lower: impl AsFd, layer: &OwnedFd, label
 pub fn take_back(dir: impl AsFd, name: &Path) -> io::Result<()> {
     let path = Path::new(&fd_path(dir.as_fd())).join(name);
     // Without UMOUNT_NOFOLLOW, umount2(2) would follow a link that has taken the place of the name, to any other mount.
-    Ok(rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
+    Ok(rustix::mount::unmount(
+        path,
+        UnmountFlags::DETACH | UnmountFlags::NOFOLLOW,
+    )?)
 }
 
 /// Like [`super::restrict`]. `mount` must be the root of a mount.
@@ -81,7 +113,10 @@ pub fn restrict(mount: impl AsFd, attrs: MountAttrs) -> io::Result<()> {
     let flags = flags_of(attrs) | kept_flags(kept);
     rustix::mount::mount_remount(&path, MountFlags::BIND | flags, c"")?;
     // A call of mount(2) does one thing: with MS_REMOUNT, it ignores the propagation.
-    Ok(rustix::mount::mount_change(&path, MountPropagationFlags::PRIVATE)?)
+    Ok(rustix::mount::mount_change(
+        &path,
+        MountPropagationFlags::PRIVATE,
+    )?)
 }
 
 fn flags_of(attrs: MountAttrs) -> MountFlags {

@@ -32,7 +32,10 @@ impl Label {
     /// Appends the label to other options of mount(2). The quotes keep the commas between categories from ending the option.
     #[must_use]
     pub fn after(label: Option<&Self>, options: &str) -> String {
-        label.map_or_else(|| options.to_owned(), |Self(label)| format!("{options},context=\"{label}\""))
+        label.map_or_else(
+            || options.to_owned(),
+            |Self(label)| format!("{options},context=\"{label}\""),
+        )
     }
 }
 
@@ -59,7 +62,8 @@ fn parse(text: &str) -> anyhow::Result<Label> {
 fn is_on(selinuxfs: &Path) -> bool {
     const SELINUX_MAGIC: i64 = 0xf97c_ff8c;
     rustix::fs::statfs(selinuxfs).is_ok_and(|fs| fs.f_type == SELINUX_MAGIC)
-        && rustix::fs::statvfs(selinuxfs).is_ok_and(|fs| !fs.f_flag.contains(StatVfsMountFlags::RDONLY))
+        && rustix::fs::statvfs(selinuxfs)
+            .is_ok_and(|fs| !fs.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
 #[cfg(test)]
@@ -75,7 +79,10 @@ mod tests {
         ] {
             let label = parse(text).unwrap();
             assert_eq!(label.as_str(), text);
-            assert_eq!(Label::after(Some(&label), "size=1m"), format!("size=1m,context=\"{text}\""));
+            assert_eq!(
+                Label::after(Some(&label), "size=1m"),
+                format!("size=1m,context=\"{text}\"")
+            );
         }
         assert_eq!(Label::after(None, "size=1m"), "size=1m");
     }
@@ -99,7 +106,10 @@ mod tests {
             "ä:b:c",
         ] {
             let error = parse(text).unwrap_err().to_string();
-            assert!(error.contains("which is not a SELinux label"), "{text:?}: {error}");
+            assert!(
+                error.contains("which is not a SELinux label"),
+                "{text:?}: {error}"
+            );
         }
         assert!(parse(&format!("a:b:c:{}", "x".repeat(2000))).is_err());
     }

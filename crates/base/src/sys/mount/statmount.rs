@@ -70,8 +70,15 @@ pub fn id(file: impl AsFd) -> io::Result<Id> {
 /// If the kernel does not report it.
 pub fn reused_id(file: impl AsFd) -> io::Result<u64> {
     let info = proc_file::read_text(format!("/proc/self/fdinfo/{}", file.as_fd().as_raw_fd()))?;
-    let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
-    id.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the kernel does not report the mount of an open file"))
+    let id = info
+        .lines()
+        .find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+    id.ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the kernel does not report the mount of an open file",
+        )
+    })
 }
 
 /// Returns the properties of the mount that contains `file`, or `None` if the kernel lacks statmount(2) or a seccomp filter denies
@@ -93,9 +100,20 @@ fn ask(mount: u64) -> io::Result<[u64; ANSWER]> {
     let mut answer = [0; ANSWER];
     // SAFETY: statmount(2) reads the 24 bytes of `request`, whose first field says that there are so many, and writes at
     // most the given number of bytes to `answer`, which has them. Both live until it returns; it keeps neither.
-    let result =
-        unsafe { libc::syscall(SYS_STATMOUNT, request.as_ptr(), answer.as_mut_ptr(), size_of_val(&answer), 0_u32) };
-    if result == 0 { Ok(answer) } else { Err(io::Error::last_os_error()) }
+    let result = unsafe {
+        libc::syscall(
+            SYS_STATMOUNT,
+            request.as_ptr(),
+            answer.as_mut_ptr(),
+            size_of_val(&answer),
+            0_u32,
+        )
+    };
+    if result == 0 {
+        Ok(answer)
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 /// Parses `struct statmount`: the words `mask` (1), `sb_magic` (3), `mnt_parent_id` (6), `mnt_attr` (8) and `mnt_propagation` (9),
@@ -105,9 +123,22 @@ fn parse(answer: &[u64]) -> Option<MountFacts> {
     if word(1)? & ASKED != ASKED {
         return None;
     }
-    let half = |at: usize| Some(word(at / 2)?.to_ne_bytes().chunks(4).nth(at % 2)?.try_into().map(u32::from_ne_bytes));
+    let half = |at: usize| {
+        Some(
+            word(at / 2)?
+                .to_ne_bytes()
+                .chunks(4)
+                .nth(at % 2)?
+                .try_into()
+                .map(u32::from_ne_bytes),
+        )
+    };
     let at = usize::try_from(half(26)?.ok()?).ok()?;
-    let texts: Vec<u8> = answer.get(64..)?.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let texts: Vec<u8> = answer
+        .get(64..)?
+        .iter()
+        .flat_map(|word| word.to_ne_bytes())
+        .collect();
     let root = CStr::from_bytes_until_nul(texts.get(at..)?).ok()?;
     Some(MountFacts {
         is_shared: word(9)? & libc::MS_SHARED != 0,
@@ -127,15 +158,24 @@ mod tests {
     #[test]
     fn the_answer_is_read() {
         let mut answer = [0; ANSWER];
-        assert_eq!(parse(&answer), None, "the kernel did not fill in the fields");
+        assert_eq!(
+            parse(&answer),
+            None,
+            "the kernel did not fill in the fields"
+        );
         answer[1] = ASKED;
         answer[3] = 0x6367_7270;
         answer[6] = 7;
         (answer[8], answer[9]) = (libc::MOUNT_ATTR_RDONLY, libc::MS_SHARED | libc::MS_SLAVE);
         answer[13] = u64::from_ne_bytes(*b"\x02\0\0\0\0\0\0\0"); // mnt_root and mnt_point
         answer[64] = u64::from_ne_bytes(*b"x\0/a b\0y");
-        let facts =
-            MountFacts { is_shared: true, is_read_only: true, magic: 0x6367_7270, root: "/a b".to_owned(), parent: 7 };
+        let facts = MountFacts {
+            is_shared: true,
+            is_read_only: true,
+            magic: 0x6367_7270,
+            root: "/a b".to_owned(),
+            parent: 7,
+        };
         assert_eq!(parse(&answer), Some(facts));
         answer[13] = u64::MAX;
         assert_eq!(parse(&answer), None, "after the end");
@@ -148,17 +188,36 @@ mod tests {
         let file = std::fs::File::open("/proc/self").unwrap();
         let Some(facts) = facts(&file) else {
             let refused = ask(0).unwrap_err().raw_os_error();
-            assert!(matches!(refused, Some(libc::ENOSYS | libc::EPERM)), "statmount(2) exists and failed: {refused:?}");
+            assert!(
+                matches!(refused, Some(libc::ENOSYS | libc::EPERM)),
+                "statmount(2) exists and failed: {refused:?}"
+            );
             return;
         };
-        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).unwrap();
-        let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).unwrap().trim();
+        let info =
+            std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).unwrap();
+        let id = info
+            .lines()
+            .find_map(|line| line.strip_prefix("mnt_id:"))
+            .unwrap()
+            .trim();
         let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let line = table.lines().find(|line| line.split(' ').next() == Some(id)).unwrap();
-        assert_eq!(line.split(" - ").next().unwrap().contains("shared:"), facts.is_shared, "{line}");
+        let line = table
+            .lines()
+            .find(|line| line.split(' ').next() == Some(id))
+            .unwrap();
+        assert_eq!(
+            line.split(" - ").next().unwrap().contains("shared:"),
+            facts.is_shared,
+            "{line}"
+        );
         assert_eq!(line.split(' ').nth(3).unwrap(), facts.root, "{line}");
         assert_eq!(
-            line.split(' ').nth(5).unwrap().split(',').any(|option| option == "ro"),
+            line.split(' ')
+                .nth(5)
+                .unwrap()
+                .split(',')
+                .any(|option| option == "ro"),
             facts.is_read_only,
             "{line}"
         );
@@ -171,7 +230,11 @@ mod tests {
     #[test]
     fn ids_distinguish_mounts() {
         let open = |path| std::fs::File::open(path).unwrap();
-        let (status, stat, null) = (open("/proc/self/status"), open("/proc/self/stat"), open("/dev/null"));
+        let (status, stat, null) = (
+            open("/proc/self/status"),
+            open("/proc/self/stat"),
+            open("/dev/null"),
+        );
         assert_eq!(id(&status).unwrap(), id(&stat).unwrap());
         assert_ne!(id(&status).unwrap(), id(&null).unwrap());
         assert_eq!(reused_id(&status).unwrap(), reused_id(&stat).unwrap());

@@ -11,8 +11,15 @@ use crate::node::gpus::tests::gpu;
 use crate::proto::ContainerAllocateResponse;
 
 fn resource(name: &str, ids: &[(&str, &str)]) -> Resource {
-    let device = |(id, gpu): &(&str, &str)| Device { id: (*id).into(), gpu: (*gpu).into(), ..Device::default() };
-    Resource { name: name.to_owned(), devices: ids.iter().map(device).collect() }
+    let device = |(id, gpu): &(&str, &str)| Device {
+        id: (*id).into(),
+        gpu: (*gpu).into(),
+        ..Device::default()
+    };
+    Resource {
+        name: name.to_owned(),
+        devices: ids.iter().map(device).collect(),
+    }
 }
 
 fn container(pod: &str, devices: &[(&str, &[&str])]) -> Container {
@@ -21,42 +28,97 @@ fn container(pod: &str, devices: &[(&str, &[&str])]) -> Container {
         namespace: "default".to_owned(),
         pod: pod.to_owned(),
         name: "main".to_owned(),
-        devices: devices.iter().map(|(name, list)| ((*name).to_owned(), ids(list))).collect(),
+        devices: devices
+            .iter()
+            .map(|(name, list)| ((*name).to_owned(), ids(list)))
+            .collect(),
         claims: BTreeMap::new(),
     }
 }
 
 fn sample(gpu: &str, utilization: Option<u32>, migs: &[&str]) -> Update {
-    let mig_memory = migs.iter().map(|uuid| ((*uuid).to_owned(), Memory { total: 100, used: 30 })).collect();
-    let measured = Measured { utilization, temperature: Some(41), power: Some(62_500), mig_memory, more: None };
-    let memory = migs.is_empty().then_some(Memory { total: 1000, used: 250 });
-    Update::Sample(Sample { gpu: gpu.into(), memory, measured: Some(measured), ..Sample::default() })
+    let mig_memory = migs
+        .iter()
+        .map(|uuid| {
+            (
+                (*uuid).to_owned(),
+                Memory {
+                    total: 100,
+                    used: 30,
+                },
+            )
+        })
+        .collect();
+    let measured = Measured {
+        utilization,
+        temperature: Some(41),
+        power: Some(62_500),
+        mig_memory,
+        more: None,
+    };
+    let memory = migs.is_empty().then_some(Memory {
+        total: 1000,
+        used: 250,
+    });
+    Update::Sample(Sample {
+        gpu: gpu.into(),
+        memory,
+        measured: Some(measured),
+        ..Sample::default()
+    })
 }
 
 /// A shared GPU, one with MIG devices, and one that is not used.
 fn facts() -> Facts {
-    let gpus = vec![gpu(0, "H100", &[]), gpu(1, "A100", &["1g.5gb", "2g.10gb"]), gpu(2, "T4", &[])];
+    let gpus = vec![
+        gpu(0, "H100", &[]),
+        gpu(1, "A100", &["1g.5gb", "2g.10gb"]),
+        gpu(2, "T4", &[]),
+    ];
     let resources = vec![
-        resource("nvidia.com/gpu", &[("GPU-0::0", "GPU-0"), ("GPU-0::1", "GPU-0"), ("nvidia2", "GPU-2")]),
+        resource(
+            "nvidia.com/gpu",
+            &[
+                ("GPU-0::0", "GPU-0"),
+                ("GPU-0::1", "GPU-0"),
+                ("nvidia2", "GPU-2"),
+            ],
+        ),
         resource("nvidia.com/mig-1g.5gb", &[("MIG-1-0", "GPU-1")]),
     ];
     let mut readings = Readings::default();
     for update in [
         sample("GPU-0", Some(40), &[]),
         sample("GPU-1", None, &["MIG-1-0", "MIG-1-1"]),
-        Update::Event(Event { gpu: "GPU-1".into(), kind: EventKind::Xid(79) }),
+        Update::Event(Event {
+            gpu: "GPU-1".into(),
+            kind: EventKind::Xid(79),
+        }),
     ] {
         readings.apply(&update, Instant::now());
     }
-    readings.health = [("GPU-0".to_owned(), None), ("GPU-1".to_owned(), Some("XID \"79\"".to_owned()))].into();
-    let registration =
-        Registration { registered: Some(UNIX_EPOCH + Duration::from_millis(1500)), ..Registration::default() };
+    readings.health = [
+        ("GPU-0".to_owned(), None),
+        ("GPU-1".to_owned(), Some("XID \"79\"".to_owned())),
+    ]
+    .into();
+    let registration = Registration {
+        registered: Some(UNIX_EPOCH + Duration::from_millis(1500)),
+        ..Registration::default()
+    };
     Facts {
-        offer: Offer { resources: resources.into(), gpus, ..Offer::default() },
+        offer: Offer {
+            resources: resources.into(),
+            gpus,
+            ..Offer::default()
+        },
         readings,
         containers: Vec::new(),
-        status: [("nvidia.com/gpu".to_owned(), registration), ("a.b/waiting".to_owned(), Registration::default())]
-            .into(),
+        status: [
+            ("nvidia.com/gpu".to_owned(), registration),
+            ("a.b/waiting".to_owned(), Registration::default()),
+        ]
+        .into(),
         names: vec![MetricsNames::Gke],
         node: "node".to_owned(),
         ignored_xids: vec![13],
@@ -65,7 +127,11 @@ fn facts() -> Facts {
 
 fn lines(facts: &Facts, names: &[&str]) -> Vec<String> {
     let text = text(series(facts), timed::latency(), Format::OpenMetrics).unwrap();
-    let is_named = |line: &&str| names.iter().any(|name| line.starts_with(&format!("{name}{{")));
+    let is_named = |line: &&str| {
+        names
+            .iter()
+            .any(|name| line.starts_with(&format!("{name}{{")))
+    };
     text.lines().filter(is_named).map(str::to_owned).collect()
 }
 
@@ -74,7 +140,13 @@ fn every_device_belongs_to_its_container() {
     let mut facts = facts();
     facts.containers = vec![
         container("first", &[("nvidia.com/gpu", &["GPU-0::1"])]),
-        container("second", &[("nvidia.com/gpu", &["GPU-0::0"]), ("example.com/nic", &["eth0"])]),
+        container(
+            "second",
+            &[
+                ("nvidia.com/gpu", &["GPU-0::0"]),
+                ("example.com/nic", &["eth0"]),
+            ],
+        ),
         container("mig", &[("nvidia.com/mig-1g.5gb", &["MIG-1-0"])]),
         // The id of the GKE layout, and a device that no longer exists.
         container("other", &[("nvidia.com/gpu", &["nvidia2", "GPU-7"])]),
@@ -99,13 +171,27 @@ fn every_device_belongs_to_its_container() {
     assert_eq!(
         lines(&facts, &["request"]),
         [
-            format!("request{{{},resource_name=\"nvidia.com/gpu\"}} 1.0", of("first")),
-            format!("request{{{},resource_name=\"nvidia.com/gpu\"}} 1.0", of("second")),
-            format!("request{{{},resource_name=\"nvidia.com/mig-1g.5gb\"}} 1.0", of("mig")),
-            format!("request{{{},resource_name=\"nvidia.com/gpu\"}} 2.0", of("other")),
+            format!(
+                "request{{{},resource_name=\"nvidia.com/gpu\"}} 1.0",
+                of("first")
+            ),
+            format!(
+                "request{{{},resource_name=\"nvidia.com/gpu\"}} 1.0",
+                of("second")
+            ),
+            format!(
+                "request{{{},resource_name=\"nvidia.com/mig-1g.5gb\"}} 1.0",
+                of("mig")
+            ),
+            format!(
+                "request{{{},resource_name=\"nvidia.com/gpu\"}} 2.0",
+                of("other")
+            ),
         ]
     );
-    facts.readings.apply(&sample("GPU-2", Some(7), &[]), Instant::now());
+    facts
+        .readings
+        .apply(&sample("GPU-2", Some(7), &[]), Instant::now());
     let expected = r#"duty_cycle{namespace="default",pod="other",container="main",make="nvidia",accelerator_id="GPU-2",model="T4"} 7.0"#;
     assert!(lines(&facts, &["duty_cycle"]).contains(&expected.to_owned()));
 }
@@ -115,14 +201,23 @@ fn devices_of_claims() {
     let mut facts = facts();
     let uuids = vec!["GPU-0".to_owned(), "MIG-1-1".to_owned()];
     let claims = [("gpu.nvidia.com".to_owned(), uuids)].into();
-    facts.containers = vec![Container { claims, ..container("claims", &[]) }];
+    facts.containers = vec![Container {
+        claims,
+        ..container("claims", &[])
+    }];
     let of = r#"namespace="default",pod="claims",container="main""#;
     assert_eq!(
         lines(&facts, &["duty_cycle", "memory_used", "request"]),
         [
-            format!("duty_cycle{{{of},make=\"nvidia\",accelerator_id=\"GPU-0\",model=\"H100\"}} 40.0"),
-            format!("memory_used{{{of},make=\"nvidia\",accelerator_id=\"GPU-0\",model=\"H100\"}} 250.0"),
-            format!("memory_used{{{of},make=\"nvidia\",accelerator_id=\"MIG-1-1\",model=\"A100 MIG 2g.10gb\"}} 30.0"),
+            format!(
+                "duty_cycle{{{of},make=\"nvidia\",accelerator_id=\"GPU-0\",model=\"H100\"}} 40.0"
+            ),
+            format!(
+                "memory_used{{{of},make=\"nvidia\",accelerator_id=\"GPU-0\",model=\"H100\"}} 250.0"
+            ),
+            format!(
+                "memory_used{{{of},make=\"nvidia\",accelerator_id=\"MIG-1-1\",model=\"A100 MIG 2g.10gb\"}} 30.0"
+            ),
             format!("request{{{of},resource_name=\"gpu.nvidia.com\"}} 2.0"),
         ]
     );
@@ -133,15 +228,32 @@ fn without_gkes_names() {
     let mut facts = facts();
     facts.containers = vec![container("first", &[("nvidia.com/gpu", &["GPU-0::1"])])];
     facts.names.clear();
-    assert!(series(&facts).keys().all(|metric| metric.name.starts_with("onh_")));
+    assert!(
+        series(&facts)
+            .keys()
+            .all(|metric| metric.name.starts_with("onh_"))
+    );
 }
 
 #[test]
 fn series_of_the_node() {
     let facts = facts();
-    assert_eq!(lines(&facts, &["duty_cycle", "memory_total", "memory_used", "request"]), Vec::<String>::new());
     assert_eq!(
-        lines(&facts, &["duty_cycle_gpu_node", "memory_total_gpu_node", "memory_used_gpu_node"]),
+        lines(
+            &facts,
+            &["duty_cycle", "memory_total", "memory_used", "request"]
+        ),
+        Vec::<String>::new()
+    );
+    assert_eq!(
+        lines(
+            &facts,
+            &[
+                "duty_cycle_gpu_node",
+                "memory_total_gpu_node",
+                "memory_used_gpu_node"
+            ]
+        ),
         [
             r#"duty_cycle_gpu_node{make="nvidia",accelerator_id="GPU-0",model="H100"} 40.0"#,
             r#"memory_total_gpu_node{make="nvidia",accelerator_id="GPU-0",model="H100"} 1000.0"#,
@@ -181,20 +293,42 @@ fn the_driver_and_its_reason() {
     let mut facts = Facts::default();
     let found = |facts: &Facts| -> Vec<String> {
         let text = text(series(facts), timed::latency(), Format::OpenMetrics).unwrap();
-        text.lines().filter(|line| line.starts_with("onh_driver")).map(str::to_owned).collect()
+        text.lines()
+            .filter(|line| line.starts_with("onh_driver"))
+            .map(str::to_owned)
+            .collect()
     };
-    let down =
-        |reason: &str| ["onh_driver_up 0.0".to_owned(), format!("onh_driver_down_info{{reason=\"{reason}\"}} 1.0")];
+    let down = |reason: &str| {
+        [
+            "onh_driver_up 0.0".to_owned(),
+            format!("onh_driver_down_info{{reason=\"{reason}\"}} 1.0"),
+        ]
+    };
     assert_eq!(found(&facts), down("the driver has not answered yet"));
     for (update, expected) in [
-        (Update::Snapshot(Box::default()), vec!["onh_driver_up 1.0".to_owned()]),
-        (Update::Absent("not loaded".into()), down("not loaded").into()),
+        (
+            Update::Snapshot(Box::default()),
+            vec!["onh_driver_up 1.0".to_owned()],
+        ),
+        (
+            Update::Absent("not loaded".into()),
+            down("not loaded").into(),
+        ),
         (Update::LetGo, down("the driver is being replaced").into()),
         (
-            Update::Silent { gpu: Some("GPU-0".into()), why: "hangs".into() },
+            Update::Silent {
+                gpu: Some("GPU-0".into()),
+                why: "hangs".into(),
+            },
             down("the driver is being replaced").into(),
         ),
-        (Update::Silent { gpu: None, why: "hangs".into() }, down("hangs").into()),
+        (
+            Update::Silent {
+                gpu: None,
+                why: "hangs".into(),
+            },
+            down("hangs").into(),
+        ),
     ] {
         facts.readings.apply(&update, Instant::now());
         assert_eq!(found(&facts), expected, "{update:?}");
@@ -208,11 +342,18 @@ fn the_driver_and_its_reason() {
 fn values_that_are_not_supported_are_absent() {
     let mut facts = facts();
     facts.readings = Readings::default();
-    let bare = Sample { gpu: "GPU-0".into(), measured: Some(Measured::default()), ..Sample::default() };
+    let bare = Sample {
+        gpu: "GPU-0".into(),
+        measured: Some(Measured::default()),
+        ..Sample::default()
+    };
     facts.readings.apply(&Update::Sample(bare), Instant::now());
     facts.containers = vec![container("first", &[("nvidia.com/gpu", &["GPU-0::1"])])];
     let found = series(&facts);
-    assert_eq!(found.into_keys().collect::<Vec<_>>(), [DRIVER_DOWN, DRIVER, REGISTRATION, REQUEST]);
+    assert_eq!(
+        found.into_keys().collect::<Vec<_>>(),
+        [DRIVER_DOWN, DRIVER, REGISTRATION, REQUEST]
+    );
 }
 
 #[test]
@@ -231,7 +372,16 @@ fn a_histogram_of_all_answers() {
     assert!(timed.allocate("nvidia.com/gpu", &[]).is_err());
     assert_eq!(timed.prefer("nvidia.com/gpu", &[], &[], 1), ["GPU-0"]);
     let text = text(Series::new(), latency, Format::OpenMetrics).unwrap();
-    assert!(text.starts_with("# HELP onh_allocate_duration_seconds "), "{text}");
-    assert!(text.contains("onh_allocate_duration_seconds_count 1\n") && text.ends_with("# EOF\n"), "{text}");
-    assert!(text.contains("onh_allocate_duration_seconds_bucket{le=\"10.0\"} 1\n"), "{text}");
+    assert!(
+        text.starts_with("# HELP onh_allocate_duration_seconds "),
+        "{text}"
+    );
+    assert!(
+        text.contains("onh_allocate_duration_seconds_count 1\n") && text.ends_with("# EOF\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("onh_allocate_duration_seconds_bucket{le=\"10.0\"} 1\n"),
+        "{text}"
+    );
 }

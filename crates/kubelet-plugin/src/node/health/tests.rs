@@ -44,7 +44,11 @@ fn snapshot(failed: Option<bool>) -> Update {
         index: bus,
         minor: bus,
         uuid: uuid.to_owned(),
-        bus_id: BusId { domain: 0, bus, device: 0 },
+        bus_id: BusId {
+            domain: 0,
+            bus,
+            device: 0,
+        },
         model: String::new(),
         compute_capability: String::new(),
         brand: String::new(),
@@ -52,32 +56,74 @@ fn snapshot(failed: Option<bool>) -> Update {
         mig_devices: Vec::new(),
         unlisted_mig: Vec::new(),
     };
-    let mut inventory = Inventory { gpus: vec![gpu(A, 1), gpu(B, 2)], ..Inventory::default() };
+    let mut inventory = Inventory {
+        gpus: vec![gpu(A, 1), gpu(B, 2)],
+        ..Inventory::default()
+    };
     if let Some(node_missing) = failed {
         let gone = inventory.gpus.remove(0);
         let why = "GPU is lost".to_owned();
-        inventory.failed.push(FailedGpu { uuid: Some(gone.uuid), why, node_missing, ..FailedGpu::default() });
+        inventory.failed.push(FailedGpu {
+            uuid: Some(gone.uuid),
+            why,
+            node_missing,
+            ..FailedGpu::default()
+        });
     }
-    Update::Snapshot(Box::new(Snapshot { inventory, ..Snapshot::default() }))
+    Update::Snapshot(Box::new(Snapshot {
+        inventory,
+        ..Snapshot::default()
+    }))
 }
 
 fn update(step: &Step) -> Option<Update> {
-    let event = |kind| Update::Event(Event { gpu: A.to_owned(), kind });
+    let event = |kind| {
+        Update::Event(Event {
+            gpu: A.to_owned(),
+            kind,
+        })
+    };
     let sample = sample(A);
     Some(match step {
         Step::Xid(code) => event(EventKind::Xid(*code)),
         Step::Happens(kind) => event(*kind),
         Step::Good => Update::Sample(sample),
-        Step::GoodOld => {
-            Update::Sample(Sample { recovery: None, remap_failed: None, uncorrectable_ecc: None, ..sample })
-        }
-        Step::Bad(why) => Update::Sample(Sample { error: Some((*why).to_owned()), recovery: None, ..sample }),
-        Step::Recommends(action) => Update::Sample(Sample { recovery: Some(*action), ..sample }),
-        Step::RemapFailed => Update::Sample(Sample { remap_failed: Some(true), recovery: None, ..sample }),
-        Step::Ecc(count) => Update::Sample(Sample { uncorrectable_ecc: Some(*count), ..sample }),
-        Step::NodeMissing => Update::Sample(Sample { node_missing: true, ..sample }),
-        Step::Silent => Update::Silent { gpu: Some(A.to_owned()), why: "driver does not answer".to_owned() },
-        Step::AllSilent => Update::Silent { gpu: None, why: "driver does not answer".to_owned() },
+        Step::GoodOld => Update::Sample(Sample {
+            recovery: None,
+            remap_failed: None,
+            uncorrectable_ecc: None,
+            ..sample
+        }),
+        Step::Bad(why) => Update::Sample(Sample {
+            error: Some((*why).to_owned()),
+            recovery: None,
+            ..sample
+        }),
+        Step::Recommends(action) => Update::Sample(Sample {
+            recovery: Some(*action),
+            ..sample
+        }),
+        Step::RemapFailed => Update::Sample(Sample {
+            remap_failed: Some(true),
+            recovery: None,
+            ..sample
+        }),
+        Step::Ecc(count) => Update::Sample(Sample {
+            uncorrectable_ecc: Some(*count),
+            ..sample
+        }),
+        Step::NodeMissing => Update::Sample(Sample {
+            node_missing: true,
+            ..sample
+        }),
+        Step::Silent => Update::Silent {
+            gpu: Some(A.to_owned()),
+            why: "driver does not answer".to_owned(),
+        },
+        Step::AllSilent => Update::Silent {
+            gpu: None,
+            why: "driver does not answer".to_owned(),
+        },
         Step::Absent => Update::Absent("there is no driver".to_owned()),
         Step::LetGo => Update::LetGo,
         Step::Snapshot => snapshot(None),
@@ -114,7 +160,10 @@ fn play(name: &str, rows: &[Row]) -> (Health, Instant) {
         match health.state(A) {
             State::Healthy => assert_eq!(*expected, "", "{name}, {seconds} s"),
             State::Unhealthy { why, .. } => {
-                assert!(!expected.is_empty() && why.starts_with(expected), "{name}, {seconds} s: {why:?}");
+                assert!(
+                    !expected.is_empty() && why.starts_with(expected),
+                    "{name}, {seconds} s: {why:?}"
+                );
             }
         }
     }
@@ -124,8 +173,8 @@ fn play(name: &str, rows: &[Row]) -> (Health, Instant) {
 #[test]
 fn each_error_ends_in_its_own_way() {
     use Step::{
-        Absent, AllSilent, Bad, Clear, Ecc, Good, GoodOld, Happens, LetGo, NodeMissing, Quiet, Recommends, RemapFailed,
-        Silent, SnapshotFailed, Xid,
+        Absent, AllSilent, Bad, Clear, Ecc, Good, GoodOld, Happens, LetGo, NodeMissing, Quiet,
+        Recommends, RemapFailed, Silent, SnapshotFailed, Xid,
     };
     let again = "XID 79; it failed again and again";
     let rows: &[(&str, &[Row])] = &[
@@ -133,7 +182,11 @@ fn each_error_ends_in_its_own_way() {
             "an XID lasts until the driver recommends nothing and the quiet period has passed",
             &[
                 (10, Xid(79), "XID 79"),
-                (15, Recommends(Recovery::Reset), "XID 79; the driver recommends a reset"),
+                (
+                    15,
+                    Recommends(Recovery::Reset),
+                    "XID 79; the driver recommends a reset",
+                ),
                 (100, Quiet, "XID 79"),
                 (200, Recommends(Recovery::Reset), "XID 79"),
                 (210, Good, "XID 79"),
@@ -143,7 +196,12 @@ fn each_error_ends_in_its_own_way() {
         ),
         (
             "a good sample from before the error does not count",
-            &[(10, Good, ""), (11, Xid(79), "XID 79"), (300, Quiet, "XID 79"), (301, Good, "")],
+            &[
+                (10, Good, ""),
+                (11, Xid(79), "XID 79"),
+                (300, Quiet, "XID 79"),
+                (301, Good, ""),
+            ],
         ),
         (
             "another error restarts the quiet period",
@@ -156,11 +214,18 @@ fn each_error_ends_in_its_own_way() {
                 (120, Quiet, ""),
             ],
         ),
-        ("an ignored XID", &[(10, Xid(13), ""), (11, Xid(31), ""), (12, Xid(94), "")]),
+        (
+            "an ignored XID",
+            &[(10, Xid(13), ""), (11, Xid(31), ""), (12, Xid(94), "")],
+        ),
         (
             "unavailable",
             &[
-                (10, Happens(EventKind::Unavailable), "the driver reports that the GPU is unavailable"),
+                (
+                    10,
+                    Happens(EventKind::Unavailable),
+                    "the driver reports that the GPU is unavailable",
+                ),
                 (15, Good, "the driver reports"),
                 (70, Quiet, ""),
             ],
@@ -168,16 +233,32 @@ fn each_error_ends_in_its_own_way() {
         (
             "an uncorrectable memory error, as an event",
             &[
-                (10, Happens(EventKind::UncorrectableEcc), "uncorrectable memory error"),
+                (
+                    10,
+                    Happens(EventKind::UncorrectableEcc),
+                    "uncorrectable memory error",
+                ),
                 (12, Good, "uncorrectable"),
                 (72, Good, ""),
             ],
         ),
         (
             "an uncorrectable memory error, counted",
-            &[(5, Ecc(3), ""), (10, Ecc(4), "uncorrectable memory error"), (15, Ecc(4), "unc"), (70, Ecc(4), "")],
+            &[
+                (5, Ecc(3), ""),
+                (10, Ecc(4), "uncorrectable memory error"),
+                (15, Ecc(4), "unc"),
+                (70, Ecc(4), ""),
+            ],
         ),
-        ("a count that starts again", &[(5, Ecc(0), ""), (10, Ecc(0), ""), (15, Ecc(1), "uncorrectable")]),
+        (
+            "a count that starts again",
+            &[
+                (5, Ecc(0), ""),
+                (10, Ecc(0), ""),
+                (15, Ecc(1), "uncorrectable"),
+            ],
+        ),
         (
             "a failed remapping",
             &[
@@ -191,7 +272,11 @@ fn each_error_ends_in_its_own_way() {
             "an event of the recovery action alone decides nothing",
             &[
                 (10, Happens(EventKind::RecoveryAction), ""),
-                (10, Recommends(Recovery::DrainP2p), "the driver recommends that programs"),
+                (
+                    10,
+                    Recommends(Recovery::DrainP2p),
+                    "the driver recommends that programs",
+                ),
                 (20, Good, "the driver recommends"),
                 (70, Quiet, ""),
             ],
@@ -227,11 +312,19 @@ fn each_error_ends_in_its_own_way() {
         ),
         (
             "a missing node has no quiet period",
-            &[(10, NodeMissing, "its device node is missing"), (15, NodeMissing, "its device"), (20, Good, "")],
+            &[
+                (10, NodeMissing, "its device node is missing"),
+                (15, NodeMissing, "its device"),
+                (20, Good, ""),
+            ],
         ),
         (
             "a node that is missing when the monitor starts",
-            &[(10, SnapshotFailed(true), "its device node is missing"), (15, Step::Snapshot, "its"), (15, Good, "")],
+            &[
+                (10, SnapshotFailed(true), "its device node is missing"),
+                (15, Step::Snapshot, "its"),
+                (15, Good, ""),
+            ],
         ),
         (
             "a driver that hangs or crashes at a GPU",
@@ -244,11 +337,19 @@ fn each_error_ends_in_its_own_way() {
         ),
         (
             "a driver that hangs or crashes",
-            &[(10, AllSilent, "driver does not answer"), (11, Good, "driver does"), (70, Quiet, "")],
+            &[
+                (10, AllSilent, "driver does not answer"),
+                (11, Good, "driver does"),
+                (70, Quiet, ""),
+            ],
         ),
         (
             "no driver, until it has reported the state of the GPU",
-            &[(10, Absent, "there is no driver"), (20, Step::Snapshot, "the driver has not reported"), (21, Good, "")],
+            &[
+                (10, Absent, "there is no driver"),
+                (20, Step::Snapshot, "the driver has not reported"),
+                (21, Good, ""),
+            ],
         ),
         (
             "a driver that is being replaced",
@@ -297,7 +398,9 @@ fn each_error_ends_in_its_own_way() {
     ];
     for (name, rows) in rows {
         let (health, _) = play(name, rows);
-        let all = rows.iter().any(|(_, step, _)| matches!(step, AllSilent | Absent | LetGo));
+        let all = rows
+            .iter()
+            .any(|(_, step, _)| matches!(step, AllSilent | Absent | LetGo));
         assert!(all || health.state(B) == State::Healthy, "{name}");
     }
 }
@@ -315,10 +418,16 @@ fn errors_of_the_driver_are_not_relapses() {
 
 #[test]
 fn it_is_known_when_to_look_again_and_since_when() {
-    let rows = [(10, Step::Xid(79), "XID"), (15, Step::Bad("GPU is lost"), "XID"), (20, Step::Good, "XID")];
+    let rows = [
+        (10, Step::Xid(79), "XID"),
+        (15, Step::Bad("GPU is lost"), "XID"),
+        (20, Step::Good, "XID"),
+    ];
     let (health, start) = play("", &rows);
     assert_eq!(health.next_tick(), Some(start + Duration::from_secs(75)));
-    let State::Unhealthy { since, .. } = health.state(A) else { panic!() };
+    let State::Unhealthy { since, .. } = health.state(A) else {
+        panic!()
+    };
     assert_eq!(since, start + Duration::from_secs(10));
     assert_eq!(Health::new(policy(), start).next_tick(), None);
 }
@@ -327,9 +436,13 @@ fn it_is_known_when_to_look_again_and_since_when() {
 fn a_gpu_is_unhealthy_until_the_driver_has_answered() {
     let start = Instant::now();
     let mut health = Health::new(policy(), start);
-    assert!(matches!(health.state(A), State::Unhealthy { why, .. } if why.contains("has not reported")));
+    assert!(
+        matches!(health.state(A), State::Unhealthy { why, .. } if why.contains("has not reported"))
+    );
     health.apply(&snapshot(None), start);
-    assert!(matches!(health.state(A), State::Unhealthy { why, .. } if why.contains("has not reported")));
+    assert!(
+        matches!(health.state(A), State::Unhealthy { why, .. } if why.contains("has not reported"))
+    );
     health.apply(&Update::Sample(sample(A)), start);
     assert_eq!(health.state(A), State::Healthy);
     assert!(!health.clear(A) && !health.clear("GPU-x"));
@@ -339,10 +452,23 @@ fn a_gpu_is_unhealthy_until_the_driver_has_answered() {
 fn errors_of_an_earlier_process() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
-    let policy = Policy { quiet_period: Duration::from_secs(60), ignored_xids: BTreeSet::new() };
+    let policy = Policy {
+        quiet_period: Duration::from_secs(60),
+        ignored_xids: BTreeSet::new(),
+    };
     let mut before = Health::new(policy.clone(), start);
-    let xid = |uuid: &str| Update::Event(Event { gpu: uuid.to_owned(), kind: EventKind::Xid(79) });
-    let good = |uuid: &str| Update::Sample(Sample { gpu: uuid.to_owned(), ..Sample::default() });
+    let xid = |uuid: &str| {
+        Update::Event(Event {
+            gpu: uuid.to_owned(),
+            kind: EventKind::Xid(79),
+        })
+    };
+    let good = |uuid: &str| {
+        Update::Sample(Sample {
+            gpu: uuid.to_owned(),
+            ..Sample::default()
+        })
+    };
     before.apply(&good("GPU-0"), at(0));
     before.apply(&good("GPU-1"), at(0));
     before.apply(&xid("GPU-1"), at(1));
@@ -353,8 +479,17 @@ fn errors_of_an_earlier_process() {
     after.apply(&good("GPU-0"), at(11));
     after.apply(&good("GPU-1"), at(11));
     assert_eq!(after.state("GPU-0"), State::Healthy);
-    assert_eq!(after.state("GPU-1"), State::Unhealthy { why: "XID 79".to_owned(), since: at(1) });
+    assert_eq!(
+        after.state("GPU-1"),
+        State::Unhealthy {
+            why: "XID 79".to_owned(),
+            since: at(1)
+        }
+    );
     assert_eq!(after.next_tick(), Some(at(61)));
     after.tick(at(61));
-    assert_eq!((after.state("GPU-1"), after.errors().len()), (State::Healthy, 0));
+    assert_eq!(
+        (after.state("GPU-1"), after.errors().len()),
+        (State::Healthy, 0)
+    );
 }

@@ -200,7 +200,12 @@ impl<'a> Cache<'a> {
     /// Returns a cache without entries. A container without a cache gets [`Layout::Compat`].
     #[must_use]
     pub fn empty(layout: Layout) -> Self {
-        Self { layout, entries: Vec::new(), hwcaps: Vec::new(), generator: None }
+        Self {
+            layout,
+            entries: Vec::new(),
+            hwcaps: Vec::new(),
+            generator: None,
+        }
     }
 
     /// Returns the layout in which the cache was read and will be written.
@@ -230,7 +235,9 @@ impl<'a> Cache<'a> {
     /// Returns all entries that a loader of `arch` considers for `name`, in the order of the loader.
     pub fn candidates(&self, name: &OsStr, arch: Arch) -> impl Iterator<Item = &Entry<'a>> {
         let descending = |entry: &Entry<'_>| compare_names(name, entry.name);
-        let from = self.entries.partition_point(|entry| descending(entry).is_lt());
+        let from = self
+            .entries
+            .partition_point(|entry| descending(entry).is_lt());
         self.entries
             .iter()
             .skip(from)
@@ -242,7 +249,9 @@ impl<'a> Cache<'a> {
     /// one.
     #[must_use]
     pub fn lookup(&self, name: &OsStr, arch: Arch) -> Option<&Entry<'a>> {
-        self.candidates(name, arch).find(|entry| entry.hwcap == 0).or_else(|| self.candidates(name, arch).next())
+        self.candidates(name, arch)
+            .find(|entry| entry.hwcap == 0)
+            .or_else(|| self.candidates(name, arch).next())
     }
 
     /// Adds `ours`, and removes the image's entries for the same name and architecture.
@@ -254,11 +263,13 @@ impl<'a> Cache<'a> {
     pub fn merge(&mut self, ours: &[NewEntry<'a>]) {
         let ours = sorted(ours);
         let theirs = mem::take(&mut self.entries);
-        self.entries.reserve_exact(theirs.len().saturating_add(ours.len()));
+        self.entries
+            .reserve_exact(theirs.len().saturating_add(ours.len()));
         let mut rest = theirs.as_slice();
         // There are few new entries, so the position of each one is searched for.
         for new in ours {
-            let (before, from) = rest.split_at(rest.partition_point(|entry| compare_slots(entry, &new).is_lt()));
+            let (before, from) =
+                rest.split_at(rest.partition_point(|entry| compare_slots(entry, &new).is_lt()));
             let replaced = from.partition_point(|entry| compare_slots(entry, &new).is_eq());
             self.entries.extend_from_slice(before);
             self.entries.push(new);
@@ -272,7 +283,13 @@ impl<'a> Cache<'a> {
 fn sorted<'a>(ours: &[NewEntry<'a>]) -> Vec<Entry<'a>> {
     let mut ours: Vec<Entry<'a>> = ours
         .iter()
-        .map(|new| Entry { flags: new.arch.flags(), name: new.name, path: new.path, os_version: 0, hwcap: 0 })
+        .map(|new| Entry {
+            flags: new.arch.flags(),
+            name: new.name,
+            path: new.path,
+            os_version: 0,
+            hwcap: 0,
+        })
         .collect();
     ours.sort_by(compare); // the sort is stable, so the first of two equal entries stays first
     ours.dedup_by(|later, first| compare_slots(later, first).is_eq());
@@ -284,7 +301,11 @@ fn sorted<'a>(ours: &[NewEntry<'a>]) -> Vec<Entry<'a>> {
 ///
 /// # Errors
 /// If the file is not a cache, or becomes too large.
-pub fn update(old: &[u8], ours: &[NewEntry<'_>], stale: &BTreeSet<PathBuf>) -> Result<Option<Vec<u8>>> {
+pub fn update(
+    old: &[u8],
+    ours: &[NewEntry<'_>],
+    stale: &BTreeSet<PathBuf>,
+) -> Result<Option<Vec<u8>>> {
     if stale.is_empty() {
         match splice(old, &sorted(ours))? {
             Spliced::Unchanged => return Ok(None),
@@ -307,7 +328,11 @@ fn compare(a: &Entry<'_>, b: &Entry<'_>) -> Ordering {
             (Some(a), Some(b)) => a.cmp(&b),
             (Some(_), None) => Ordering::Less,
             (None, Some(_)) => Ordering::Greater,
-            (None, None) => b.hwcap.count_ones().cmp(&a.hwcap.count_ones()).then_with(|| b.hwcap.cmp(&a.hwcap)),
+            (None, None) => b
+                .hwcap
+                .count_ones()
+                .cmp(&a.hwcap.count_ones())
+                .then_with(|| b.hwcap.cmp(&a.hwcap)),
         })
         .then_with(|| b.os_version.cmp(&a.os_version))
 }
@@ -325,9 +350,17 @@ fn compare_names(a: &OsStr, b: &OsStr) -> Ordering {
     let (a, b) = (a.as_bytes(), b.as_bytes());
     // Neighboring names share a long prefix, which is skipped. The rest must not begin within a run of digits.
     let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
-    let digits = a.iter().take(same).rev().take_while(|byte| byte.is_ascii_digit()).count();
+    let digits = a
+        .iter()
+        .take(same)
+        .rev()
+        .take_while(|byte| byte.is_ascii_digit())
+        .count();
     let start = same.saturating_sub(digits);
-    let (mut a, mut b) = (a.get(start..).unwrap_or_default(), b.get(start..).unwrap_or_default());
+    let (mut a, mut b) = (
+        a.get(start..).unwrap_or_default(),
+        b.get(start..).unwrap_or_default(),
+    );
     while !(a.is_empty() && b.is_empty()) {
         let order = Token::take(&mut a).cmp(&Token::take(&mut b));
         if order.is_ne() {
@@ -346,7 +379,9 @@ enum Token {
 
 impl Token {
     fn take(text: &mut &[u8]) -> Self {
-        let Some((&first, rest)) = text.split_first() else { return Self::Char(0) }; // the NUL at the end of the C string
+        let Some((&first, rest)) = text.split_first() else {
+            return Self::Char(0);
+        }; // the NUL at the end of the C string
         *text = rest;
         if !first.is_ascii_digit() {
             return Self::Char(c_char::from_ne_bytes([first]));
@@ -355,7 +390,9 @@ impl Token {
         while let Some((&digit, rest)) = text.split_first()
             && digit.is_ascii_digit()
         {
-            number = number.wrapping_mul(10).wrapping_add(i32::from(digit - b'0'));
+            number = number
+                .wrapping_mul(10)
+                .wrapping_add(i32::from(digit - b'0'));
             *text = rest;
         }
         Self::Number(number)

@@ -7,10 +7,10 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::{
-    BYTE_ORDER, BYTE_ORDER_MASK, Cache, EXTENSION_HEADER, EXTENSION_MAGIC, EXTENSION_SECTION, Entry, Layout,
-    MAX_ENTRIES, MAX_HWCAPS, MAX_STRING, MAX_TEXT, NEW_ALIGN, NEW_BYTE_ORDER_AT, NEW_COUNT_AT, NEW_ENTRY,
-    NEW_EXTENSION_AT, NEW_HEADER, NEW_MAGIC, OLD_COUNT_AT, OLD_ENTRY, OLD_HEADER, OLD_MAGIC, TAG_GENERATOR, TAG_HWCAPS,
-    compare, compare_names,
+    BYTE_ORDER, BYTE_ORDER_MASK, Cache, EXTENSION_HEADER, EXTENSION_MAGIC, EXTENSION_SECTION,
+    Entry, Layout, MAX_ENTRIES, MAX_HWCAPS, MAX_STRING, MAX_TEXT, NEW_ALIGN, NEW_BYTE_ORDER_AT,
+    NEW_COUNT_AT, NEW_ENTRY, NEW_EXTENSION_AT, NEW_HEADER, NEW_MAGIC, OLD_COUNT_AT, OLD_ENTRY,
+    OLD_HEADER, OLD_MAGIC, TAG_GENERATOR, TAG_HWCAPS, compare, compare_names,
 };
 
 /// Parses a cache of any layout.
@@ -24,7 +24,10 @@ pub fn parse(bytes: &[u8]) -> Result<Cache<'_>> {
     let mut text = Text::new(MAX_TEXT);
     let table = Table::of(bytes)?;
     let entries = table.entries(&mut text)?;
-    let mut cache = Cache { entries, ..extension_of(&table, bytes, &mut text)? };
+    let mut cache = Cache {
+        entries,
+        ..extension_of(&table, bytes, &mut text)?
+    };
     if !cache.entries.is_sorted_by(|a, b| compare(a, b).is_le()) {
         cache.entries.sort_by(compare);
     }
@@ -43,8 +46,13 @@ pub fn with_prefix<'a>(bytes: &'a [u8], prefix: &str) -> Result<Vec<Entry<'a>>> 
     while from < to {
         let middle = from.midpoint(to);
         let name = table.entry(middle, &mut text)?.name;
-        let is_before = !begins_with(name, prefix) && compare_names(name, OsStr::new(prefix)).is_gt();
-        if is_before { from = middle.saturating_add(1) } else { to = middle }
+        let is_before =
+            !begins_with(name, prefix) && compare_names(name, OsStr::new(prefix)).is_gt();
+        if is_before {
+            from = middle.saturating_add(1)
+        } else {
+            to = middle
+        }
     }
     let mut found = Vec::new();
     for index in from..table.count() {
@@ -62,7 +70,11 @@ fn begins_with(name: &OsStr, prefix: &str) -> bool {
 }
 
 /// Returns a cache without entries, with the extension of the file.
-pub(super) fn extension_of<'a>(table: &Table<'a>, file: &'a [u8], text: &mut Text) -> Result<Cache<'a>> {
+pub(super) fn extension_of<'a>(
+    table: &Table<'a>,
+    file: &'a [u8],
+    text: &mut Text,
+) -> Result<Cache<'a>> {
     let mut cache = Cache::empty(table.layout);
     if table.layout != Layout::Old {
         parse_extension(&mut cache, table.strings, file, text).context("extension")?;
@@ -83,7 +95,10 @@ impl<'a> Table<'a> {
         if bytes.starts_with(NEW_MAGIC) {
             return Self::new(bytes, Layout::New);
         }
-        ensure!(bytes.starts_with(OLD_MAGIC), "not a linker cache: unknown magic");
+        ensure!(
+            bytes.starts_with(OLD_MAGIC),
+            "not a linker cache: unknown magic"
+        );
         let count = count(bytes, OLD_COUNT_AT, OLD_HEADER, OLD_ENTRY)?;
         let end = OLD_HEADER.saturating_add(count.saturating_mul(OLD_ENTRY));
         // The new table is at the position where an old loader expects strings, and its magic is a string for that loader.
@@ -91,7 +106,11 @@ impl<'a> Table<'a> {
             Some(part) if part.starts_with(NEW_MAGIC) => Self::new(part, Layout::Compat),
             _ => {
                 let rows = bytes.get(OLD_HEADER..end).context("truncated table")?;
-                Ok(Self { layout: Layout::Old, rows, strings: bytes.get(end..).unwrap_or_default() })
+                Ok(Self {
+                    layout: Layout::Old,
+                    rows,
+                    strings: bytes.get(end..).unwrap_or_default(),
+                })
             }
         }
     }
@@ -105,12 +124,21 @@ impl<'a> Table<'a> {
             "byte order mark {order:#x} is not this machine's {BYTE_ORDER:#x}"
         );
         let count = count(part, NEW_COUNT_AT, NEW_HEADER, NEW_ENTRY)?;
-        let rows = slice(part, NEW_HEADER, count.saturating_mul(NEW_ENTRY)).context("truncated table")?;
-        Ok(Self { layout, rows, strings: part })
+        let rows =
+            slice(part, NEW_HEADER, count.saturating_mul(NEW_ENTRY)).context("truncated table")?;
+        Ok(Self {
+            layout,
+            rows,
+            strings: part,
+        })
     }
 
     const fn row_size(&self) -> usize {
-        if matches!(self.layout, Layout::Old) { OLD_ENTRY } else { NEW_ENTRY }
+        if matches!(self.layout, Layout::Old) {
+            OLD_ENTRY
+        } else {
+            NEW_ENTRY
+        }
     }
 
     pub(super) const fn count(&self) -> usize {
@@ -118,15 +146,23 @@ impl<'a> Table<'a> {
     }
 
     pub(super) fn entry(&self, index: usize, text: &mut Text) -> Result<Entry<'a>> {
-        let row =
-            slice(self.rows, index.saturating_mul(self.row_size()), self.row_size()).context("truncated table")?;
-        self.read(row, text).with_context(|| format!("entry {index}"))
+        let row = slice(
+            self.rows,
+            index.saturating_mul(self.row_size()),
+            self.row_size(),
+        )
+        .context("truncated table")?;
+        self.read(row, text)
+            .with_context(|| format!("entry {index}"))
     }
 
     fn entries(&self, text: &mut Text) -> Result<Vec<Entry<'a>>> {
         let mut entries = Vec::with_capacity(self.count());
         for (index, row) in self.rows.chunks_exact(self.row_size()).enumerate() {
-            entries.push(self.read(row, text).with_context(|| format!("entry {index}"))?);
+            entries.push(
+                self.read(row, text)
+                    .with_context(|| format!("entry {index}"))?,
+            );
         }
         Ok(entries)
     }
@@ -138,27 +174,50 @@ impl<'a> Table<'a> {
             name: text.string(self.strings, u32_at(row, 4)?)?,
             path: Path::new(text.string(self.strings, u32_at(row, 8)?)?),
             os_version: if is_old { 0 } else { u32_at(row, 12)? },
-            hwcap: if is_old { 0 } else { u64::from_ne_bytes(array_at(row, 16)?) },
+            hwcap: if is_old {
+                0
+            } else {
+                u64::from_ne_bytes(array_at(row, 16)?)
+            },
         })
     }
 }
 
 /// Parses the extensions. `part` begins at the new header. The offsets of extensions are relative to `file`.
-fn parse_extension<'a>(cache: &mut Cache<'a>, part: &'a [u8], file: &'a [u8], text: &mut Text) -> Result<()> {
+fn parse_extension<'a>(
+    cache: &mut Cache<'a>,
+    part: &'a [u8],
+    file: &'a [u8],
+    text: &mut Text,
+) -> Result<()> {
     let at = u32_at(part, NEW_EXTENSION_AT)? as usize;
     if at == 0 {
         return Ok(()); // ldconfig before glibc 2.33
     }
-    ensure!(at.is_multiple_of(4), "offset {at:#x} is not a multiple of 4");
-    let directory = file.get(at..).with_context(|| format!("offset {at:#x} is outside the file"))?;
+    ensure!(
+        at.is_multiple_of(4),
+        "offset {at:#x} is not a multiple of 4"
+    );
+    let directory = file
+        .get(at..)
+        .with_context(|| format!("offset {at:#x} is outside the file"))?;
     ensure!(u32_at(directory, 0)? == EXTENSION_MAGIC, "unknown magic");
     let count = u32_at(directory, 4)? as usize;
-    let sections = slice(directory, EXTENSION_HEADER, count.saturating_mul(EXTENSION_SECTION))
-        .with_context(|| format!("{count} sections do not fit into the file"))?;
+    let sections = slice(
+        directory,
+        EXTENSION_HEADER,
+        count.saturating_mul(EXTENSION_SECTION),
+    )
+    .with_context(|| format!("{count} sections do not fit into the file"))?;
     for section in sections.chunks_exact(EXTENSION_SECTION) {
-        let (tag, start, size) = (u32_at(section, 0)?, u32_at(section, 8)?, u32_at(section, 12)?);
-        let data = slice(file, start as usize, size as usize)
-            .with_context(|| format!("section {tag} of {size} bytes at {start:#x} is outside the file"))?;
+        let (tag, start, size) = (
+            u32_at(section, 0)?,
+            u32_at(section, 8)?,
+            u32_at(section, 12)?,
+        );
+        let data = slice(file, start as usize, size as usize).with_context(|| {
+            format!("section {tag} of {size} bytes at {start:#x} is outside the file")
+        })?;
         match tag {
             TAG_GENERATOR => {
                 ensure!(data.len() <= MAX_STRING, "generator of {size} bytes");
@@ -181,19 +240,35 @@ fn hwcaps<'a>(data: &[u8], start: u32, part: &'a [u8], text: &mut Text) -> Resul
         return Ok(Vec::new()); // like cache_extension_verify
     }
     let offsets = data.chunks_exact(4);
-    ensure!(offsets.len() <= MAX_HWCAPS, "{} subdirectories", offsets.len());
-    offsets.map(|offset| text.string(part, u32_at(offset, 0)?)).collect()
+    ensure!(
+        offsets.len() <= MAX_HWCAPS,
+        "{} subdirectories",
+        offsets.len()
+    );
+    offsets
+        .map(|offset| text.string(part, u32_at(offset, 0)?))
+        .collect()
 }
 
 /// Reads the number of entries, which must fit into the file.
 fn count(bytes: &[u8], count_at: usize, header: usize, entry: usize) -> Result<usize> {
-    let room = bytes.len().checked_sub(header).context("truncated header")? / entry;
+    let room = bytes
+        .len()
+        .checked_sub(header)
+        .context("truncated header")?
+        / entry;
     let count = u32_at(bytes, count_at)?;
     if count as usize > room {
-        ensure!(count.swap_bytes() as usize > room, "byte order is not this machine's");
+        ensure!(
+            count.swap_bytes() as usize > room,
+            "byte order is not this machine's"
+        );
         bail!("{count} entries do not fit into {} bytes", bytes.len());
     }
-    ensure!(count as usize <= MAX_ENTRIES, "{count} entries, more than {MAX_ENTRIES}");
+    ensure!(
+        count as usize <= MAX_ENTRIES,
+        "{count} entries, more than {MAX_ENTRIES}"
+    );
     Ok(count as usize)
 }
 
@@ -214,7 +289,9 @@ impl Text {
             .with_context(|| format!("string offset {offset:#x} is outside the file"))?;
         let string = CStr::from_bytes_until_nul(rest.get(..MAX_STRING).unwrap_or(rest))
             .ok()
-            .with_context(|| format!("string at {offset:#x} has no end within {MAX_STRING} bytes"))?;
+            .with_context(|| {
+                format!("string at {offset:#x} has no end within {MAX_STRING} bytes")
+            })?;
         self.left = self
             .left
             .checked_sub(string.count_bytes())
@@ -228,7 +305,11 @@ fn slice(bytes: &[u8], start: usize, len: usize) -> Option<&[u8]> {
 }
 
 fn array_at<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N]> {
-    bytes.get(at..).and_then(|rest| rest.first_chunk()).copied().context("truncated")
+    bytes
+        .get(at..)
+        .and_then(|rest| rest.first_chunk())
+        .copied()
+        .context("truncated")
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> Result<u32> {

@@ -5,7 +5,10 @@ use anyhow::{Result, ensure};
 
 use super::parse::{Table, Text, extension_of};
 use super::write::{Strings, new_table_size, number, put_new_header};
-use super::{Cache, Entry, Layout, MAX_ENTRIES, MAX_TEXT, NEW_ENTRY, NEW_EXTENSION_AT, NEW_HEADER, compare_slots};
+use super::{
+    Cache, Entry, Layout, MAX_ENTRIES, MAX_TEXT, NEW_ENTRY, NEW_EXTENSION_AT, NEW_HEADER,
+    compare_slots,
+};
 
 /// The result of [`splice`].
 #[derive(Debug, PartialEq, Eq)]
@@ -34,24 +37,43 @@ pub(super) fn splice(old: &[u8], ours: &[Entry<'_>]) -> Result<Spliced> {
     let table = Table::of(old)?;
     let text = &mut Text::new(MAX_TEXT);
     let end = NEW_HEADER.saturating_add(table.rows.len());
-    let extension = old.get(NEW_EXTENSION_AT..).and_then(|rest| rest.first_chunk()).copied().map(u32::from_ne_bytes);
+    let extension = old
+        .get(NEW_EXTENSION_AT..)
+        .and_then(|rest| rest.first_chunk())
+        .copied()
+        .map(u32::from_ne_bytes);
     let area_end = match extension {
         Some(at) if at > 0 => at as usize,
         _ => old.len(),
     };
     // With a NUL at the end of the strings, each of them has an end.
     let area = old.get(end..area_end).filter(|area| area.ends_with(&[0]));
-    let Some(area) = area.filter(|_| table.layout == Layout::New) else { return Ok(Spliced::Unusual) };
-    let Cache { hwcaps, generator, .. } = extension_of(&table, old, text)?;
+    let Some(area) = area.filter(|_| table.layout == Layout::New) else {
+        return Ok(Spliced::Unusual);
+    };
+    let Cache {
+        hwcaps, generator, ..
+    } = extension_of(&table, old, text)?;
 
     let (places, has_all) = places(&table, ours, text)?;
     if has_all {
         return Ok(Spliced::Unchanged);
     }
     let replaced: usize = places.iter().map(|place| place.replaced).sum();
-    let count = table.count().saturating_sub(replaced).saturating_add(ours.len());
-    ensure!(count <= MAX_ENTRIES, "{count} entries, more than {MAX_ENTRIES}");
-    let new = Cache { layout: Layout::New, entries: ours.to_vec(), hwcaps, generator };
+    let count = table
+        .count()
+        .saturating_sub(replaced)
+        .saturating_add(ours.len());
+    ensure!(
+        count <= MAX_ENTRIES,
+        "{count} entries, more than {MAX_ENTRIES}"
+    );
+    let new = Cache {
+        layout: Layout::New,
+        entries: ours.to_vec(),
+        hwcaps,
+        generator,
+    };
     let strings = Strings::new(&new)?;
     let new_end = new_table_size(count);
     let base = new_end.saturating_add(area.len());
@@ -59,15 +81,29 @@ pub(super) fn splice(old: &[u8], ours: &[Entry<'_>]) -> Result<Spliced> {
     let (extension, extension_bytes) = new.extension(&strings, base, strings_end)?;
 
     let mut out = Vec::with_capacity(strings_end.saturating_add(extension_bytes.len()));
-    put_new_header(&mut out, count, area.len().saturating_add(strings.bytes.len()), extension)?;
-    let moved = Moved { from: end, to: new_end, length: area.len() };
+    put_new_header(
+        &mut out,
+        count,
+        area.len().saturating_add(strings.bytes.len()),
+        extension,
+    )?;
+    let moved = Moved {
+        from: end,
+        to: new_end,
+        length: area.len(),
+    };
     let mut copied = 0;
     for ((place, entry), offsets) in places.iter().zip(ours).zip(&strings.entries) {
         if !moved.copy(&table, copied..place.index, &mut out) {
             return Ok(Spliced::Unusual);
         }
         out.extend_from_slice(
-            entry.row(base.saturating_add(offsets.name), base.saturating_add(offsets.path))?.as_flattened(),
+            entry
+                .row(
+                    base.saturating_add(offsets.name),
+                    base.saturating_add(offsets.path),
+                )?
+                .as_flattened(),
         );
         copied = place.index.saturating_add(place.replaced);
     }
@@ -88,11 +124,18 @@ fn places(table: &Table<'_>, ours: &[Entry<'_>], text: &mut Text) -> Result<(Vec
         while from < to {
             let middle = from.midpoint(to);
             let is_before = compare_slots(&table.entry(middle, text)?, new).is_lt();
-            if is_before { from = middle.saturating_add(1) } else { to = middle }
+            if is_before {
+                from = middle.saturating_add(1)
+            } else {
+                to = middle
+            }
         }
         let mut replaced = 0_usize;
         let mut is_same = true;
-        while let Some(index) = from.checked_add(replaced).filter(|index| *index < table.count()) {
+        while let Some(index) = from
+            .checked_add(replaced)
+            .filter(|index| *index < table.count())
+        {
             let entry = table.entry(index, text)?;
             if compare_slots(&entry, new).is_ne() {
                 break;
@@ -102,7 +145,10 @@ fn places(table: &Table<'_>, ours: &[Entry<'_>], text: &mut Text) -> Result<(Vec
         }
         has_all &= is_same && replaced == 1;
         start = from.saturating_add(replaced);
-        places.push(Place { index: from, replaced });
+        places.push(Place {
+            index: from,
+            replaced,
+        });
     }
     Ok((places, has_all))
 }
@@ -118,16 +164,29 @@ impl Moved {
     /// Copies rows. Returns false if a string is not in the area.
     fn copy(&self, table: &Table<'_>, rows: std::ops::Range<usize>, out: &mut Vec<u8>) -> bool {
         let bytes = rows.start.saturating_mul(NEW_ENTRY)..rows.end.saturating_mul(NEW_ENTRY);
-        let Some(bytes) = table.rows.get(bytes) else { return false };
+        let Some(bytes) = table.rows.get(bytes) else {
+            return false;
+        };
         let at = out.len();
         out.extend_from_slice(bytes);
         let copied = out.get_mut(at..).unwrap_or_default();
-        copied.as_chunks_mut::<NEW_ENTRY>().0.iter_mut().all(|row| self.shift(row, 4) && self.shift(row, 8))
+        copied
+            .as_chunks_mut::<NEW_ENTRY>()
+            .0
+            .iter_mut()
+            .all(|row| self.shift(row, 4) && self.shift(row, 8))
     }
 
     fn shift(&self, row: &mut [u8; NEW_ENTRY], at: usize) -> bool {
-        let Some(field) = row.get_mut(at..).and_then(|rest| rest.first_chunk_mut::<4>()) else { return false };
-        let Some(offset) = (u32::from_ne_bytes(*field) as usize).checked_sub(self.from) else { return false };
+        let Some(field) = row
+            .get_mut(at..)
+            .and_then(|rest| rest.first_chunk_mut::<4>())
+        else {
+            return false;
+        };
+        let Some(offset) = (u32::from_ne_bytes(*field) as usize).checked_sub(self.from) else {
+            return false;
+        };
         let new = number(offset.saturating_add(self.to));
         match new {
             Ok(new) if offset < self.length => {

@@ -5,30 +5,55 @@ use proptest::prelude::*;
 use super::*;
 
 fn entry<'a>(name: &'a str, path: &'a str, arch: Arch) -> Entry<'a> {
-    Entry { flags: arch.flags(), name: OsStr::new(name), path: Path::new(path), os_version: 0, hwcap: 0 }
+    Entry {
+        flags: arch.flags(),
+        name: OsStr::new(name),
+        path: Path::new(path),
+        os_version: 0,
+        hwcap: 0,
+    }
 }
 
 fn new_entry<'a>(name: &'a str, path: &'a str, arch: Arch) -> NewEntry<'a> {
-    NewEntry { name: OsStr::new(name), path: Path::new(path), arch }
+    NewEntry {
+        name: OsStr::new(name),
+        path: Path::new(path),
+        arch,
+    }
 }
 
 fn cache<'a>(layout: Layout, mut entries: Vec<Entry<'a>>) -> Cache<'a> {
     entries.sort_by(compare);
-    Cache { entries, ..Cache::empty(layout) }
+    Cache {
+        entries,
+        ..Cache::empty(layout)
+    }
 }
 
 /// Of everything something, in the new table.
 fn rich(layout: Layout) -> Cache<'static> {
-    let v3 = Entry { hwcap: 1 << 62 | 4 << 32, ..entry("liba.so.1", "/v3/liba.so.1", Arch::X86_64) };
-    let v4 = Entry { hwcap: 1 << 62 | 1, ..entry("liba.so.1", "/v4/liba.so.1", Arch::X86_64) };
-    let tls = Entry { hwcap: 1 << 63, ..entry("libb.so.2", "/tls/libb.so.2", Arch::X86_64) };
+    let v3 = Entry {
+        hwcap: 1 << 62 | 4 << 32,
+        ..entry("liba.so.1", "/v3/liba.so.1", Arch::X86_64)
+    };
+    let v4 = Entry {
+        hwcap: 1 << 62 | 1,
+        ..entry("liba.so.1", "/v4/liba.so.1", Arch::X86_64)
+    };
+    let tls = Entry {
+        hwcap: 1 << 63,
+        ..entry("libb.so.2", "/tls/libb.so.2", Arch::X86_64)
+    };
     let entries = vec![
         v3,
         v4,
         tls,
         entry("liba.so.1", "/lib/liba.so.1", Arch::X86_64),
         entry("liba.so.1", "/lib32/liba.so.1", Arch::I386),
-        Entry { os_version: 0x0002_0620, ..entry("libb.so.2", "/lib/other-name", Arch::X86_64) },
+        Entry {
+            os_version: 0x0002_0620,
+            ..entry("libb.so.2", "/lib/other-name", Arch::X86_64)
+        },
     ];
     Cache {
         hwcaps: vec![OsStr::new("x86-64-v3"), OsStr::new("x86-64-v4")],
@@ -38,7 +63,11 @@ fn rich(layout: Layout) -> Cache<'static> {
 }
 
 fn paths<'a>(cache: &'a Cache<'_>) -> Vec<&'a str> {
-    cache.entries().iter().filter_map(|entry| entry.path.to_str()).collect()
+    cache
+        .entries()
+        .iter()
+        .filter_map(|entry| entry.path.to_str())
+        .collect()
 }
 
 fn error(bytes: &[u8]) -> String {
@@ -68,8 +97,16 @@ fn names_compare_as_in_the_loader() {
         ("", "0", Less),
         ("lib4294967297", "lib1", Equal), // modulo 2^32
     ] {
-        assert_eq!(compare_names(OsStr::new(a), OsStr::new(b)), order, "{a} {b}");
-        assert_eq!(compare_names(OsStr::new(b), OsStr::new(a)), order.reverse(), "{b} {a}");
+        assert_eq!(
+            compare_names(OsStr::new(a), OsStr::new(b)),
+            order,
+            "{a} {b}"
+        );
+        assert_eq!(
+            compare_names(OsStr::new(b), OsStr::new(a)),
+            order.reverse(),
+            "{b} {a}"
+        );
     }
 }
 
@@ -77,7 +114,14 @@ fn names_compare_as_in_the_loader() {
 fn entries_are_in_ldconfigs_order() {
     assert_eq!(
         paths(&rich(Layout::New)),
-        ["/tls/libb.so.2", "/lib/other-name", "/v3/liba.so.1", "/v4/liba.so.1", "/lib/liba.so.1", "/lib32/liba.so.1"]
+        [
+            "/tls/libb.so.2",
+            "/lib/other-name",
+            "/v3/liba.so.1",
+            "/v4/liba.so.1",
+            "/lib/liba.so.1",
+            "/lib32/liba.so.1"
+        ]
     );
 }
 
@@ -92,7 +136,15 @@ fn hwcaps_index_is_told_from_cpu_features() {
         (1 << 63 | 1 << 62, None),
         (1 << 61, None),
     ] {
-        assert_eq!(Entry { hwcap, ..entry("a", "/a", Arch::I386) }.hwcaps_index(), index, "{hwcap:#x}");
+        assert_eq!(
+            Entry {
+                hwcap,
+                ..entry("a", "/a", Arch::I386)
+            }
+            .hwcaps_index(),
+            index,
+            "{hwcap:#x}"
+        );
     }
 }
 
@@ -106,15 +158,25 @@ fn reads_what_it_wrote() {
         let empty = Cache::empty(layout);
         assert_eq!(parse(&empty.to_bytes().unwrap()).unwrap(), empty);
     }
-    let old = cache(Layout::Old, vec![entry("libz.so.1", "/lib/libz.so.1", Arch::X86_64)]);
+    let old = cache(
+        Layout::Old,
+        vec![entry("libz.so.1", "/lib/libz.so.1", Arch::X86_64)],
+    );
     assert_eq!(parse(&old.to_bytes().unwrap()).unwrap(), old);
 }
 
 #[test]
 fn a_name_like_the_magic_is_no_new_table() {
     // With one entry, the new table would begin 4 bytes behind the old one; with two, right behind it.
-    let one = vec![entry("libglibc-ld.so.cache1.1", "/libglibc-ld.so.cache1.1", Arch::X86_64)];
-    let two = vec![entry("z", "glibc-ld.so.cache1.1", Arch::X86_64), entry("a", "/a", Arch::X86_64)];
+    let one = vec![entry(
+        "libglibc-ld.so.cache1.1",
+        "/libglibc-ld.so.cache1.1",
+        Arch::X86_64,
+    )];
+    let two = vec![
+        entry("z", "glibc-ld.so.cache1.1", Arch::X86_64),
+        entry("a", "/a", Arch::X86_64),
+    ];
     for entries in [one, two] {
         let old = cache(Layout::Old, entries);
         assert_eq!(parse(&old.to_bytes().unwrap()).unwrap(), old);
@@ -132,7 +194,15 @@ fn the_old_table_of_compat_is_a_cache_of_its_own() {
     hidden[new] = b'X';
     let old = parse(&hidden).unwrap();
     assert_eq!(old.layout(), Layout::Old);
-    assert_eq!(paths(&old), ["/lib/other-name", "/lib/liba.so.1", "/lib32/liba.so.1", "/lib32/liba.so.1"]);
+    assert_eq!(
+        paths(&old),
+        [
+            "/lib/other-name",
+            "/lib/liba.so.1",
+            "/lib32/liba.so.1",
+            "/lib32/liba.so.1"
+        ]
+    );
 }
 
 #[test]
@@ -146,7 +216,13 @@ fn ours_take_the_place_of_the_images() {
         ]);
         assert_eq!(
             paths(&cache),
-            ["/ours/libcuda.so.1", "/tls/libb.so.2", "/lib/other-name", "/ours/liba.so.1", "/lib32/liba.so.1"]
+            [
+                "/ours/libcuda.so.1",
+                "/tls/libb.so.2",
+                "/lib/other-name",
+                "/ours/liba.so.1",
+                "/lib32/liba.so.1"
+            ]
         );
         assert_eq!(cache.hwcaps().len(), 2);
         assert_eq!(cache.generator(), Some(&b"ldconfig of a test"[..]));
@@ -157,7 +233,10 @@ fn ours_take_the_place_of_the_images() {
 
 #[test]
 fn ours_take_the_place_of_names_that_the_loader_cannot_tell_apart() {
-    let mut cache = cache(Layout::New, vec![entry("libcuda.so.01", "/theirs", Arch::X86_64)]);
+    let mut cache = cache(
+        Layout::New,
+        vec![entry("libcuda.so.01", "/theirs", Arch::X86_64)],
+    );
     cache.merge(&[new_entry("libcuda.so.1", "/ours", Arch::X86_64)]);
     assert_eq!(paths(&cache), ["/ours"]);
 }
@@ -173,16 +252,34 @@ fn lookup_is_by_architecture_and_prefers_plain_libraries() {
         ("libb.so.3", Arch::X86_64, None),
         ("", Arch::X86_64, None),
     ] {
-        assert_eq!(rich.lookup(OsStr::new(name), arch).and_then(|entry| entry.path.to_str()), path, "{name} {arch:?}");
+        assert_eq!(
+            rich.lookup(OsStr::new(name), arch)
+                .and_then(|entry| entry.path.to_str()),
+            path,
+            "{name} {arch:?}"
+        );
     }
-    assert_eq!(rich.candidates(OsStr::new("liba.so.1"), Arch::X86_64).count(), 3);
+    assert_eq!(
+        rich.candidates(OsStr::new("liba.so.1"), Arch::X86_64)
+            .count(),
+        3
+    );
 }
 
 #[test]
 fn a_cache_out_of_order_is_put_in_order() {
-    let mut mixed = cache(Layout::Old, vec![entry("liba", "/a", Arch::X86_64), entry("libb", "/b", Arch::X86_64)]);
+    let mut mixed = cache(
+        Layout::Old,
+        vec![
+            entry("liba", "/a", Arch::X86_64),
+            entry("libb", "/b", Arch::X86_64),
+        ],
+    );
     mixed.entries.reverse();
-    assert_eq!(paths(&parse(&mixed.to_bytes().unwrap()).unwrap()), ["/b", "/a"]);
+    assert_eq!(
+        paths(&parse(&mixed.to_bytes().unwrap()).unwrap()),
+        ["/b", "/a"]
+    );
 }
 
 #[test]
@@ -193,7 +290,10 @@ fn truncations_are_errors_or_shorter_caches() {
             match parse(&bytes[..len]) {
                 Err(_) => {}
                 // Without its new part, a compat cache is an old one, if only its strings were there.
-                Ok(cache) => assert!(layout == Layout::Compat && cache.layout() == Layout::Old, "{len} bytes"),
+                Ok(cache) => assert!(
+                    layout == Layout::Compat && cache.layout() == Layout::Old,
+                    "{len} bytes"
+                ),
             }
         }
     }
@@ -201,10 +301,19 @@ fn truncations_are_errors_or_shorter_caches() {
 
 #[test]
 fn malformed_caches_are_refused() {
-    let old = || cache(Layout::Old, vec![entry("liba", "/a", Arch::X86_64)]).to_bytes().unwrap();
-    let new = || cache(Layout::New, vec![entry("liba", "/a", Arch::X86_64)]).to_bytes().unwrap();
+    let old = || {
+        cache(Layout::Old, vec![entry("liba", "/a", Arch::X86_64)])
+            .to_bytes()
+            .unwrap()
+    };
+    let new = || {
+        cache(Layout::New, vec![entry("liba", "/a", Arch::X86_64)])
+            .to_bytes()
+            .unwrap()
+    };
     let full = || rich(Layout::New).to_bytes().unwrap();
-    let extension = u32::from_ne_bytes(full()[NEW_EXTENSION_AT..][..4].try_into().unwrap()) as usize;
+    let extension =
+        u32::from_ne_bytes(full()[NEW_EXTENSION_AT..][..4].try_into().unwrap()) as usize;
     let section = |index: usize| extension + EXTENSION_HEADER + index * EXTENSION_SECTION;
 
     let mut no_end = new();
@@ -219,24 +328,66 @@ fn malformed_caches_are_refused() {
     for (bytes, told) in [
         (b"".to_vec(), "not a linker cache: unknown magic"),
         (b"\x7fELF".to_vec(), "not a linker cache: unknown magic"),
-        (b"glibc-ld.so.cache1.2".to_vec(), "not a linker cache: unknown magic"),
+        (
+            b"glibc-ld.so.cache1.2".to_vec(),
+            "not a linker cache: unknown magic",
+        ),
         (NEW_MAGIC.to_vec(), "truncated header"),
         (OLD_MAGIC.to_vec(), "truncated header"),
-        (with_u32(old(), OLD_COUNT_AT, 1_u32.swap_bytes()), "byte order is not this machine's"),
-        (with_u32(new(), NEW_COUNT_AT, 1_u32.swap_bytes()), "byte order is not this machine's"),
-        (with_u32(old(), OLD_COUNT_AT, u32::MAX), "4294967295 entries do not fit into 36 bytes"),
-        (with_u32(new(), NEW_COUNT_AT, 77), "77 entries do not fit into 80 bytes"),
+        (
+            with_u32(old(), OLD_COUNT_AT, 1_u32.swap_bytes()),
+            "byte order is not this machine's",
+        ),
+        (
+            with_u32(new(), NEW_COUNT_AT, 1_u32.swap_bytes()),
+            "byte order is not this machine's",
+        ),
+        (
+            with_u32(old(), OLD_COUNT_AT, u32::MAX),
+            "4294967295 entries do not fit into 36 bytes",
+        ),
+        (
+            with_u32(new(), NEW_COUNT_AT, 77),
+            "77 entries do not fit into 80 bytes",
+        ),
         (other_order, "byte order mark 0x3 is not this machine's 0x2"),
         (invalid, "byte order mark 0x1 is not this machine's 0x2"),
-        (unrecorded_but_odd, "byte order mark 0x4 is not this machine's 0x2"),
-        (with_u32(old(), OLD_HEADER + 4, 8), "entry 0: string offset 0x8 is outside the file"),
-        (with_u32(old(), OLD_HEADER + 8, u32::MAX), "entry 0: string offset 0xffffffff is outside the file"),
-        (with_u32(new(), NEW_HEADER + 4, 80), "entry 0: string offset 0x50 is outside the file"),
-        (no_end, "entry 0: string at 0x4b has no end within 4096 bytes"),
-        (with_u32(new(), NEW_EXTENSION_AT, 3), "extension: offset 0x3 is not a multiple of 4"),
-        (with_u32(new(), NEW_EXTENSION_AT, 0xffff_fffc), "extension: offset 0xfffffffc is outside the file"),
-        (with_u32(new(), NEW_EXTENSION_AT, 4), "extension: unknown magic"),
-        (with_u32(full(), extension + 4, u32::MAX), "extension: 4294967295 sections do not fit into the file"),
+        (
+            unrecorded_but_odd,
+            "byte order mark 0x4 is not this machine's 0x2",
+        ),
+        (
+            with_u32(old(), OLD_HEADER + 4, 8),
+            "entry 0: string offset 0x8 is outside the file",
+        ),
+        (
+            with_u32(old(), OLD_HEADER + 8, u32::MAX),
+            "entry 0: string offset 0xffffffff is outside the file",
+        ),
+        (
+            with_u32(new(), NEW_HEADER + 4, 80),
+            "entry 0: string offset 0x50 is outside the file",
+        ),
+        (
+            no_end,
+            "entry 0: string at 0x4b has no end within 4096 bytes",
+        ),
+        (
+            with_u32(new(), NEW_EXTENSION_AT, 3),
+            "extension: offset 0x3 is not a multiple of 4",
+        ),
+        (
+            with_u32(new(), NEW_EXTENSION_AT, 0xffff_fffc),
+            "extension: offset 0xfffffffc is outside the file",
+        ),
+        (
+            with_u32(new(), NEW_EXTENSION_AT, 4),
+            "extension: unknown magic",
+        ),
+        (
+            with_u32(full(), extension + 4, u32::MAX),
+            "extension: 4294967295 sections do not fit into the file",
+        ),
         (
             with_u32(full(), section(0) + 8, u32::MAX),
             "extension: section 0 of 18 bytes at 0xffffffff is outside the file",
@@ -245,7 +396,10 @@ fn malformed_caches_are_refused() {
             with_u32(full(), section(1) + 12, u32::MAX),
             "extension: section 1 of 4294967295 bytes at 0x164 is outside the file",
         ),
-        (with_u32(full(), section(2), u32::MAX), "extension: hwcaps: string offset 0xffffffff is outside the file"),
+        (
+            with_u32(full(), section(2), u32::MAX),
+            "extension: hwcaps: string offset 0xffffffff is outside the file",
+        ),
     ] {
         if cfg!(target_endian = "little") {
             assert_eq!(error(&bytes), told);
@@ -278,9 +432,15 @@ fn limits_hold_in_both_directions() {
         told(&cache(Layout::New, vec![entry(&long, "/a", Arch::I386)])),
         "a string of 4096 bytes, more than 4095"
     );
-    assert_eq!(told(&cache(Layout::New, vec![entry("a\0b", "/a", Arch::I386)])), "\"a\\0b\" has a NUL byte");
     assert_eq!(
-        told(&cache(Layout::Old, vec![entry("a", "/a", Arch::I386); MAX_ENTRIES + 1])),
+        told(&cache(Layout::New, vec![entry("a\0b", "/a", Arch::I386)])),
+        "\"a\\0b\" has a NUL byte"
+    );
+    assert_eq!(
+        told(&cache(
+            Layout::Old,
+            vec![entry("a", "/a", Arch::I386); MAX_ENTRIES + 1]
+        )),
         "131073 entries, more than 131072"
     );
 
@@ -288,17 +448,34 @@ fn limits_hold_in_both_directions() {
     let longest = &long[1..];
     let many = MAX_TEXT / (2 * longest.len()) + 1;
     let crowd = cache(Layout::New, vec![entry(longest, longest, Arch::I386); many]);
-    assert_eq!(told(&crowd), format!("{} bytes of strings, more than {MAX_TEXT}", many * 2 * longest.len()));
-    let mut bytes = cache(Layout::Old, vec![entry(longest, longest, Arch::I386)]).to_bytes().unwrap();
+    assert_eq!(
+        told(&crowd),
+        format!(
+            "{} bytes of strings, more than {MAX_TEXT}",
+            many * 2 * longest.len()
+        )
+    );
+    let mut bytes = cache(Layout::Old, vec![entry(longest, longest, Arch::I386)])
+        .to_bytes()
+        .unwrap();
     let fields = bytes[OLD_HEADER..OLD_HEADER + OLD_ENTRY].to_vec();
     let fields: Vec<u8> = fields.repeat(many);
     bytes.splice(OLD_HEADER..OLD_HEADER + OLD_ENTRY, fields);
     let bytes = with_u32(bytes, OLD_COUNT_AT, u32::try_from(many).unwrap());
-    assert!(error(&bytes).ends_with("more than 16777216 bytes of strings"), "{}", error(&bytes));
+    assert!(
+        error(&bytes).ends_with("more than 16777216 bytes of strings"),
+        "{}",
+        error(&bytes)
+    );
 }
 
 fn arch() -> impl Strategy<Value = Arch> {
-    prop_oneof![Just(Arch::X86_64), Just(Arch::I386), Just(Arch::Aarch64), Just(Arch::Arm)]
+    prop_oneof![
+        Just(Arch::X86_64),
+        Just(Arch::I386),
+        Just(Arch::Aarch64),
+        Just(Arch::Arm)
+    ]
 }
 
 fn layout() -> impl Strategy<Value = Layout> {
@@ -328,15 +505,22 @@ struct Parts {
 impl Parts {
     fn cache(&self) -> Cache<'_> {
         let old = self.layout == Layout::Old;
-        let entries = self.entries.iter().map(|(name, path, arch, os_version, hwcap)| Entry {
-            flags: arch.flags(),
-            name: OsStr::from_bytes(name),
-            path: Path::new(OsStr::from_bytes(path)),
-            os_version: if old { 0 } else { *os_version },
-            hwcap: if old { 0 } else { *hwcap },
-        });
+        let entries = self
+            .entries
+            .iter()
+            .map(|(name, path, arch, os_version, hwcap)| Entry {
+                flags: arch.flags(),
+                name: OsStr::from_bytes(name),
+                path: Path::new(OsStr::from_bytes(path)),
+                os_version: if old { 0 } else { *os_version },
+                hwcap: if old { 0 } else { *hwcap },
+            });
         Cache {
-            hwcaps: if old { Vec::new() } else { self.hwcaps.iter().map(OsStr::new).collect() },
+            hwcaps: if old {
+                Vec::new()
+            } else {
+                self.hwcaps.iter().map(OsStr::new).collect()
+            },
             generator: self.generator.as_deref().filter(|_| !old),
             ..cache(self.layout, entries.collect())
         }
@@ -364,7 +548,11 @@ fn ours() -> impl Strategy<Value = Vec<(Vec<u8>, String, Arch)>> {
 
 fn borrow(ours: &[(Vec<u8>, String, Arch)]) -> Vec<NewEntry<'_>> {
     ours.iter()
-        .map(|(name, path, arch)| NewEntry { name: OsStr::from_bytes(name), path: Path::new(path), arch: *arch })
+        .map(|(name, path, arch)| NewEntry {
+            name: OsStr::from_bytes(name),
+            path: Path::new(path),
+            arch: *arch,
+        })
         .collect()
 }
 

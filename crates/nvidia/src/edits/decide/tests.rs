@@ -15,7 +15,16 @@ use crate::inventory::select::tests::inventory;
 fn node(name: &str, major: u32, minor: u32) -> (String, NodeState) {
     let path = format!("/dev/{name}");
     let (source, path) = (HostPath::new(&path), ContainerPath::new(&path).unwrap());
-    (name.to_owned(), NodeState::Device(DeviceNode { source, path, major, minor, permissions: Permissions::default() }))
+    (
+        name.to_owned(),
+        NodeState::Device(DeviceNode {
+            source,
+            path,
+            major,
+            minor,
+            permissions: Permissions::default(),
+        }),
+    )
 }
 
 /// A host with three GPUs, of which the last has two MIG devices, as [`inventory`] has them.
@@ -45,30 +54,62 @@ fn facts() -> DeviceFacts {
         (MigCap::ComputeInstance(2, 7, 0), 32),
         (MigCap::GpuInstance(0, 1), 41),
     ];
-    let dirs = inventory().gpus.into_iter().map(|gpu| (gpu.bus_id, gpu.bus_id.in_sysfs().into()));
+    let dirs = inventory()
+        .gpus
+        .into_iter()
+        .map(|gpu| (gpu.bus_id, gpu.bus_id.in_sysfs().into()));
     let mut facts = DeviceFacts {
         nodes: nodes.into(),
-        drm: [(inventory().gpus[0].bus_id, vec!["card1".to_owned(), "renderD128".to_owned()])].into(),
+        drm: [(
+            inventory().gpus[0].bus_id,
+            vec!["card1".to_owned(), "renderD128".to_owned()],
+        )]
+        .into(),
         mig_minors: Some(minors.into()),
         has_proc: true,
         gpu_dirs: dirs.collect(),
         dev_root: HostPath::new("/"),
         ..DeviceFacts::default()
     };
-    let mut paths: Vec<_> = inventory().gpus.iter().map(|gpu| facts.gpu_dir(gpu.bus_id).unwrap()).collect();
+    let mut paths: Vec<_> = inventory()
+        .gpus
+        .iter()
+        .map(|gpu| facts.gpu_dir(gpu.bus_id).unwrap())
+        .collect();
     paths.push(Path::new(DRIVER_PROC).join("capabilities"));
-    paths.extend(facts.mig_minors.iter().flatten().map(|(cap, _)| cap.proc_path()));
-    facts.proc_paths = paths.into_iter().map(|path| (path.clone(), HostPath::new(path))).collect();
+    paths.extend(
+        facts
+            .mig_minors
+            .iter()
+            .flatten()
+            .map(|(cap, _)| cap.proc_path()),
+    );
+    facts.proc_paths = paths
+        .into_iter()
+        .map(|path| (path.clone(), HostPath::new(path)))
+        .collect();
     facts
 }
 
 fn host(devices: DeviceFacts) -> HostFacts {
-    let proc_files = devices.has_proc.then(|| vec![("version".into(), b"NVRM version".to_vec())]);
-    HostFacts { files: DriverFiles::default(), ipc: Vec::new(), proc_files, devices, findings: Vec::new() }
+    let proc_files = devices
+        .has_proc
+        .then(|| vec![("version".into(), b"NVRM version".to_vec())]);
+    HostFacts {
+        files: DriverFiles::default(),
+        ipc: Vec::new(),
+        proc_files,
+        devices,
+        findings: Vec::new(),
+    }
 }
 
 fn compute() -> Wanted {
-    Wanted { capabilities: Capabilities::new(&[Compute]), gpus: true, ..Wanted::default() }
+    Wanted {
+        capabilities: Capabilities::new(&[Compute]),
+        gpus: true,
+        ..Wanted::default()
+    }
 }
 
 /// Node names and masked mounts, or the line of the error.
@@ -77,12 +118,27 @@ fn outcome(facts: DeviceFacts, wanted: &Wanted, devices: &[Device<'_>]) -> Strin
         Ok(decided) => decided,
         Err(error) => return line(&error),
     };
-    let nodes = edits.nodes.iter().map(|node| node.path.relative().strip_prefix("dev").unwrap().display().to_string());
+    let nodes = edits.nodes.iter().map(|node| {
+        node.path
+            .relative()
+            .strip_prefix("dev")
+            .unwrap()
+            .display()
+            .to_string()
+    });
     let mounts = edits.proc_mask.into_iter().flat_map(|mask| mask.mounts);
     let mounts = mounts.map(|(path, _)| format!("proc:{}", path.display()));
-    let links = edits.node_links.iter().map(|link| format!("link:{}", link.path.file_name().display()));
+    let links = edits
+        .node_links
+        .iter()
+        .map(|link| format!("link:{}", link.path.file_name().display()));
     let findings = findings.iter().map(|finding| finding.kind.id.to_owned());
-    nodes.chain(mounts).chain(links).chain(findings).collect::<Vec<_>>().join(" ")
+    nodes
+        .chain(mounts)
+        .chain(links)
+        .chain(findings)
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 #[test]
@@ -90,14 +146,43 @@ fn what_devices_give() {
     let inventory = inventory();
     let (whole, split) = (Device::Gpu(&inventory.gpus[0]), &inventory.gpus[2]);
     let mig = Device::Mig(split, &split.mig_devices[0]);
-    let graphics = Wanted { capabilities: Capabilities::new(&[Graphics]), gpus: true, ..Wanted::default() };
-    let utility = Wanted { capabilities: Capabilities::new(&[Capability::Utility]), gpus: true, ..Wanted::default() };
-    let imex = Wanted { imex_channels: vec![7], ..utility.clone() };
-    let no_gpu = Wanted { gpus: false, ..compute() };
+    let graphics = Wanted {
+        capabilities: Capabilities::new(&[Graphics]),
+        gpus: true,
+        ..Wanted::default()
+    };
+    let utility = Wanted {
+        capabilities: Capabilities::new(&[Capability::Utility]),
+        gpus: true,
+        ..Wanted::default()
+    };
+    let imex = Wanted {
+        imex_channels: vec![7],
+        ..utility.clone()
+    };
+    let no_gpu = Wanted {
+        gpus: false,
+        ..compute()
+    };
     for (what, wanted, devices, expected) in [
-        ("no device", no_gpu, vec![], "nvidiactl nvidia-uvm nvidia-uvm-tools"),
-        ("a GPU", compute(), vec![whole], "nvidiactl nvidia-uvm nvidia-uvm-tools nvidia0 proc:gpus/0000:01:00.0"),
-        ("a GPU without CUDA", utility, vec![whole], "nvidiactl nvidia0 proc:gpus/0000:01:00.0"),
+        (
+            "no device",
+            no_gpu,
+            vec![],
+            "nvidiactl nvidia-uvm nvidia-uvm-tools",
+        ),
+        (
+            "a GPU",
+            compute(),
+            vec![whole],
+            "nvidiactl nvidia-uvm nvidia-uvm-tools nvidia0 proc:gpus/0000:01:00.0",
+        ),
+        (
+            "a GPU without CUDA",
+            utility,
+            vec![whole],
+            "nvidiactl nvidia0 proc:gpus/0000:01:00.0",
+        ),
         (
             "graphics",
             graphics,
@@ -126,14 +211,31 @@ fn what_devices_give() {
 /// A missing feature is a warning, as the container starts without it.
 #[test]
 fn what_features_give() {
-    let wanted = |feature| Wanted { features: [feature].into_iter().collect(), gpus: false, ..Wanted::default() };
+    let wanted = |feature| Wanted {
+        features: [feature].into_iter().collect(),
+        gpus: false,
+        ..Wanted::default()
+    };
     let mut facts = facts();
-    facts.nodes.extend([node("nvidia-fs0", 508, 0), node("nvidia-fs1", 508, 1)]);
-    facts.features =
-        vec![(Feature::Gds, vec!["nvidia-fs0".to_owned(), "nvidia-fs1".to_owned()]), (Feature::Mofed, Vec::new())];
-    assert_eq!(outcome(facts.clone(), &wanted(Feature::Gds), &[]), "nvidiactl nvidia-fs0 nvidia-fs1");
+    facts
+        .nodes
+        .extend([node("nvidia-fs0", 508, 0), node("nvidia-fs1", 508, 1)]);
+    facts.features = vec![
+        (
+            Feature::Gds,
+            vec!["nvidia-fs0".to_owned(), "nvidia-fs1".to_owned()],
+        ),
+        (Feature::Mofed, Vec::new()),
+    ];
+    assert_eq!(
+        outcome(facts.clone(), &wanted(Feature::Gds), &[]),
+        "nvidiactl nvidia-fs0 nvidia-fs1"
+    );
     for feature in [Feature::Mofed, Feature::Gdrcopy, Feature::Nvswitch] {
-        assert_eq!(outcome(facts.clone(), &wanted(feature), &[]), "nvidiactl ONH-233");
+        assert_eq!(
+            outcome(facts.clone(), &wanted(feature), &[]),
+            "nvidiactl ONH-233"
+        );
         let (_, findings) = edits(&host(facts.clone()), &wanted(feature), &[]).unwrap();
         let fix = &findings[0].fix;
         assert!(fix.contains(feature.row().module), "{fix}");
@@ -145,25 +247,62 @@ fn what_is_missing_or_wrong() {
     type Change = fn(&mut DeviceFacts);
     let inventory = inventory();
     let whole = Device::Gpu(&inventory.gpus[0]);
-    let imex = Wanted { imex_channels: vec![8], ..compute() };
-    let monitor = Wanted { mig_monitor: true, ..compute() };
+    let imex = Wanted {
+        imex_channels: vec![8],
+        ..compute()
+    };
+    let monitor = Wanted {
+        mig_monitor: true,
+        ..compute()
+    };
     let changes: [(Change, Wanted, &str); 8] = [
-        (|facts| drop(facts.nodes.remove("nvidiactl")), compute(), "\"/dev/nvidiactl\" is missing below \"/\""),
-        (|facts| drop(facts.nodes.remove("nvidia0")), compute(), "cannot give GPU-00000000 of GPU 0 to the container"),
-        (|facts| facts.nodes.extend([node("nvidia0", 195, 1)]), compute(), "is 195:1, not minor 0 of the NVIDIA"),
-        (|facts| facts.nodes.extend([node("nvidia0", 8, 0)]), compute(), "is 8:0, not 195:0 of the NVIDIA driver"),
         (
-            |facts| drop(facts.nodes.insert("nvidia0".into(), NodeState::NotADevice(HostPath::new("/dev/nvidia0")))),
+            |facts| drop(facts.nodes.remove("nvidiactl")),
+            compute(),
+            "\"/dev/nvidiactl\" is missing below \"/\"",
+        ),
+        (
+            |facts| drop(facts.nodes.remove("nvidia0")),
+            compute(),
+            "cannot give GPU-00000000 of GPU 0 to the container",
+        ),
+        (
+            |facts| facts.nodes.extend([node("nvidia0", 195, 1)]),
+            compute(),
+            "is 195:1, not minor 0 of the NVIDIA",
+        ),
+        (
+            |facts| facts.nodes.extend([node("nvidia0", 8, 0)]),
+            compute(),
+            "is 8:0, not 195:0 of the NVIDIA driver",
+        ),
+        (
+            |facts| {
+                drop(facts.nodes.insert(
+                    "nvidia0".into(),
+                    NodeState::NotADevice(HostPath::new("/dev/nvidia0")),
+                ))
+            },
             compute(),
             "\"/dev/nvidia0\" is not a character device",
         ),
         (
-            |facts| drop(facts.nodes.insert("nvidia-uvm".into(), NodeState::Unreadable(5))),
+            |facts| {
+                drop(
+                    facts
+                        .nodes
+                        .insert("nvidia-uvm".into(), NodeState::Unreadable(5)),
+                )
+            },
             compute(),
             "cannot examine \"/dev/nvidia-uvm\"",
         ),
         (|_| (), imex, "channel8\" is missing"),
-        (|_| (), monitor, "\"/dev/nvidia-caps/nvidia-cap2\" is missing"),
+        (
+            |_| (),
+            monitor,
+            "\"/dev/nvidia-caps/nvidia-cap2\" is missing",
+        ),
     ];
     for (change, wanted, expected) in changes {
         let mut facts = facts();
@@ -174,9 +313,22 @@ fn what_is_missing_or_wrong() {
     let mut facts = facts();
     facts.nodes.remove("nvidia-uvm");
     let found = outcome(facts.clone(), &compute(), &[whole]);
-    assert_eq!(found, format!("nvidiactl nvidia-uvm-tools nvidia0 proc:gpus/0000:01:00.0 {}", catalog::NO_UVM.id));
-    let without_gpus = Wanted { gpus: false, ..compute() };
-    assert_eq!(outcome(facts, &without_gpus, &[]), "nvidiactl nvidia-uvm-tools", "nothing that a container lacks");
+    assert_eq!(
+        found,
+        format!(
+            "nvidiactl nvidia-uvm-tools nvidia0 proc:gpus/0000:01:00.0 {}",
+            catalog::NO_UVM.id
+        )
+    );
+    let without_gpus = Wanted {
+        gpus: false,
+        ..compute()
+    };
+    assert_eq!(
+        outcome(facts, &without_gpus, &[]),
+        "nvidiactl nvidia-uvm-tools",
+        "nothing that a container lacks"
+    );
 }
 
 #[test]
@@ -184,16 +336,32 @@ fn a_host_without_files_in_proc() {
     let inventory = inventory();
     let split = &inventory.gpus[2];
     let mig = [Device::Mig(split, &split.mig_devices[0])];
-    let facts = DeviceFacts { has_proc: false, proc_paths: std::collections::BTreeMap::new(), ..facts() };
+    let facts = DeviceFacts {
+        has_proc: false,
+        proc_paths: std::collections::BTreeMap::new(),
+        ..facts()
+    };
     let decided = edits(&host(facts.clone()), &compute(), &mig).unwrap().0;
     assert_eq!(decided.proc_mask, None);
-    assert_eq!(of_device(&facts, &compute(), mig[0]).unwrap().proc_mask, None);
+    assert_eq!(
+        of_device(&facts, &compute(), mig[0]).unwrap().proc_mask,
+        None
+    );
     // A driver without nodes for capabilities: the files below /proc give access.
-    let facts = DeviceFacts { mig_minors: None, ..self::facts() };
+    let facts = DeviceFacts {
+        mig_minors: None,
+        ..self::facts()
+    };
     let found = outcome(facts, &compute(), &mig);
-    assert!(!found.contains("nvidia-cap") && found.contains("proc:capabilities/gpu2/mig/gi5/access"), "{found}");
+    assert!(
+        !found.contains("nvidia-cap") && found.contains("proc:capabilities/gpu2/mig/gi5/access"),
+        "{found}"
+    );
     // A table that lacks the instance.
-    let facts = DeviceFacts { mig_minors: Some(std::collections::BTreeMap::new()), ..self::facts() };
+    let facts = DeviceFacts {
+        mig_minors: Some(std::collections::BTreeMap::new()),
+        ..self::facts()
+    };
     let error = outcome(facts, &compute(), &mig);
     assert!(error.contains("cannot give MIG-20 of GPU 2"), "{error}");
 }
@@ -203,7 +371,16 @@ fn the_table_of_mig_capabilities() {
     let inventory = inventory();
     let (whole, split) = (Device::Gpu(&inventory.gpus[0]), &inventory.gpus[2]);
     let mig = Device::Mig(split, &split.mig_devices[0]);
-    let (config, monitor) = (Wanted { mig_config: true, ..compute() }, Wanted { mig_monitor: true, ..compute() });
+    let (config, monitor) = (
+        Wanted {
+            mig_config: true,
+            ..compute()
+        },
+        Wanted {
+            mig_monitor: true,
+            ..compute()
+        },
+    );
     for (wanted, devices, is) in [
         (compute(), vec![whole], false),
         (compute(), vec![whole, mig], true),
@@ -218,7 +395,10 @@ fn the_table_of_mig_capabilities() {
 fn management_of_mig_devices() {
     let inventory = inventory();
     let split = [Device::Gpu(&inventory.gpus[2])];
-    let config = Wanted { mig_config: true, ..compute() };
+    let config = Wanted {
+        mig_config: true,
+        ..compute()
+    };
     let all = outcome(facts(), &config, &split);
     // nvidia-cap32 does not exist, and nvidia-cap41 would be another GPU's.
     assert_eq!(
@@ -226,8 +406,19 @@ fn management_of_mig_devices() {
         "nvidiactl nvidia-uvm nvidia-uvm-tools nvidia2 nvidia-caps/nvidia-cap1 nvidia-caps/nvidia-cap21 \
          nvidia-caps/nvidia-cap31 nvidia-caps/nvidia-cap22 proc:gpus/0000:03:00.0 proc:capabilities"
     );
-    let limits = Limits { deny: vec!["MIG-20".to_owned()], ..Limits::default() };
-    let limited = outcome(DeviceFacts { limits, withholds_mig: true, ..facts() }, &config, &split);
+    let limits = Limits {
+        deny: vec!["MIG-20".to_owned()],
+        ..Limits::default()
+    };
+    let limited = outcome(
+        DeviceFacts {
+            limits,
+            withholds_mig: true,
+            ..facts()
+        },
+        &config,
+        &split,
+    );
     assert_eq!(
         limited,
         "nvidiactl nvidia-uvm nvidia-uvm-tools nvidia2 nvidia-caps/nvidia-cap1 nvidia-caps/nvidia-cap31 \
@@ -235,7 +426,10 @@ fn management_of_mig_devices() {
          proc:capabilities/mig/config"
     );
     // Who manages them does not get a part on top.
-    let part = [Device::Mig(&inventory.gpus[2], &inventory.gpus[2].mig_devices[0])];
+    let part = [Device::Mig(
+        &inventory.gpus[2],
+        &inventory.gpus[2].mig_devices[0],
+    )];
     assert_eq!(outcome(facts(), &config, &part), all);
 }
 
@@ -253,8 +447,15 @@ fn on_wsl_one_node_stands_for_all_gpus() {
             ..DeviceFacts::default()
         }
     };
-    let graphics = Wanted { capabilities: Capabilities::new(&[Graphics, Compute]), gpus: true, ..Wanted::default() };
-    let without_node = DeviceFacts { nodes: BTreeMap::new(), ..wsl(1, &[]) };
+    let graphics = Wanted {
+        capabilities: Capabilities::new(&[Graphics, Compute]),
+        gpus: true,
+        ..Wanted::default()
+    };
+    let without_node = DeviceFacts {
+        nodes: BTreeMap::new(),
+        ..wsl(1, &[])
+    };
     let missing = "the device node \"/dev/dxg\" is missing below \"/\"";
     let denied = "[devices] in config.toml denies GPU 1 to containers, and on WSL 2 a container has all GPUs or none";
     for (facts, devices, expected) in [

@@ -16,9 +16,15 @@ fn the_state_changes_with_the_driver() {
     for (path, text) in [
         ("proc/driver/nvidia/version", VERSION),
         ("proc/driver/nvidia/gpus/0000:01:00.0/information", ""),
-        ("proc/driver/nvidia/gpus/0000:01:00.0/information", "GPU UUID: \t GPU-1\n"),
+        (
+            "proc/driver/nvidia/gpus/0000:01:00.0/information",
+            "GPU UUID: \t GPU-1\n",
+        ),
         ("proc/driver/nvidia/capabilities/gpu0/mig/gi1/access", ""),
-        ("proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access", ""),
+        (
+            "proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0/access",
+            "",
+        ),
     ] {
         write(dir.path(), path, text);
         let state = HostState::of_host(&config);
@@ -26,23 +32,48 @@ fn the_state_changes_with_the_driver() {
         states.push(state);
     }
     // There is no linker cache, as in some driver containers.
-    for library in [elf::of_this_machine(), [elf::of_this_machine(), vec![0]].concat()] {
+    for library in [
+        elf::of_this_machine(),
+        [elf::of_this_machine(), vec![0]].concat(),
+    ] {
         write(dir.path(), "usr/lib/driver/libnvidia-ml.so.570.86", library);
         let state = HostState::of_host(&config);
-        assert!(state.library.is_some() && !states.contains(&state), "{state:?}");
+        assert!(
+            state.library.is_some() && !states.contains(&state),
+            "{state:?}"
+        );
         states.push(state);
     }
-    for unrelated in ["etc/ld.so.cache", "dev/nvidia-modeset", "usr/lib/driver/libother.so.1", "dev/nvidia0"] {
+    for unrelated in [
+        "etc/ld.so.cache",
+        "dev/nvidia-modeset",
+        "usr/lib/driver/libother.so.1",
+        "dev/nvidia0",
+    ] {
         write(dir.path(), unrelated, "");
-        assert_eq!(states.last(), Some(&HostState::of_host(&config)), "{unrelated}");
+        assert_eq!(
+            states.last(),
+            Some(&HostState::of_host(&config)),
+            "{unrelated}"
+        );
     }
     let last = states.pop().unwrap();
     assert_eq!(last.module.as_deref(), Some("570.86"));
-    assert_eq!(last.instances, [MigCap::GpuInstance(0, 1), MigCap::ComputeInstance(0, 1, 0)]);
-    assert_eq!(last.nodes, BTreeMap::new(), "a file in place of a node is not the node");
+    assert_eq!(
+        last.instances,
+        [MigCap::GpuInstance(0, 1), MigCap::ComputeInstance(0, 1, 0)]
+    );
+    assert_eq!(
+        last.nodes,
+        BTreeMap::new(),
+        "a file in place of a node is not the node"
+    );
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     assert_eq!(last.boot.as_deref(), Some(boot.trim()));
-    let nowhere = Config { driver_root: HostPath::new(dir.path().join("nowhere")), ..Config::default() };
+    let nowhere = Config {
+        driver_root: HostPath::new(dir.path().join("nowhere")),
+        ..Config::default()
+    };
     assert_eq!(HostState::of_host(&nowhere), HostState::default());
 }
 
@@ -65,13 +96,30 @@ fn a_node_has_its_number_and_is_no_link() {
 }
 
 fn gpu(number: u32) -> KernelGpu {
-    let bus_id = BusId { domain: 0, bus: number + 1, device: 0 };
+    let bus_id = BusId {
+        domain: 0,
+        bus: number + 1,
+        device: 0,
+    };
     let uuid = Some(format!("GPU-{number}"));
-    KernelGpu { bus_id, dir: bus_id.in_sysfs().into(), minor: Some(number), uuid, ..KernelGpu::default() }
+    KernelGpu {
+        bus_id,
+        dir: bus_id.in_sysfs().into(),
+        minor: Some(number),
+        uuid,
+        ..KernelGpu::default()
+    }
 }
 
 fn node(gid: u32) -> Node {
-    Node { inode: 1, permissions: Permissions { mode: 0o660, uid: 0, gid } }
+    Node {
+        inode: 1,
+        permissions: Permissions {
+            mode: 0o660,
+            uid: 0,
+            gid,
+        },
+    }
 }
 
 /// Two GPUs that work.
@@ -81,7 +129,9 @@ fn sample() -> HostState {
         module: Some("535.1".into()),
         load: 7,
         gpus: vec![gpu(0), gpu(1)],
-        nodes: [CONTROL, "nvidia0", "nvidia1"].map(|name| (name.to_owned(), node(44))).into(),
+        nodes: [CONTROL, "nvidia0", "nvidia1"]
+            .map(|name| (name.to_owned(), node(44)))
+            .into(),
         instances: Vec::new(),
         library: Some("1 2 3".into()),
     }
@@ -91,7 +141,11 @@ fn sample() -> HostState {
 fn bus() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for number in [0, 1] {
-        write(dir.path(), &format!("{PCI_DEVICES}/{}/config", gpu(number).bus_id.in_sysfs())[1..], "\u{10}\u{de}");
+        write(
+            dir.path(),
+            &format!("{PCI_DEVICES}/{}/config", gpu(number).bus_id.in_sysfs())[1..],
+            "\u{10}\u{de}",
+        );
     }
     dir
 }
@@ -114,8 +168,12 @@ fn the_fingerprint_is_the_state_on_which_nvml_depends() {
         ("module", |state| state.module = Some("535.2".into())),
         ("load", |state| state.load = 8),
         ("library", |state| state.library = Some("1 2 4".into())),
-        ("control node", |state| _ = state.nodes.insert(CONTROL.into(), node(0))),
-        ("node", |state| _ = state.nodes.insert("nvidia1".into(), node(0))),
+        ("control node", |state| {
+            _ = state.nodes.insert(CONTROL.into(), node(0))
+        }),
+        ("node", |state| {
+            _ = state.nodes.insert("nvidia1".into(), node(0))
+        }),
         ("bus id", |state| state.gpus[1].bus_id.bus = 9),
         ("minor", |state| state.gpus[1].minor = Some(0)),
         ("uuid", |state| state.gpus[1].uuid = Some("GPU-9".into())),
@@ -140,28 +198,53 @@ fn the_fingerprint_is_the_state_on_which_nvml_depends() {
         ("boot", |state| state.boot = None),
         ("library", |state| state.library = None),
         ("control node", |state| _ = state.nodes.remove(CONTROL)),
-        ("GPU instance", |state| state.instances.push(MigCap::GpuInstance(0, 1))),
-        ("compute instance", |state| state.instances.push(MigCap::ComputeInstance(0, 1, 0))),
+        ("GPU instance", |state| {
+            state.instances.push(MigCap::GpuInstance(0, 1))
+        }),
+        ("compute instance", |state| {
+            state.instances.push(MigCap::ComputeInstance(0, 1, 0))
+        }),
     ];
     for (what, change) in missing {
         assert_eq!(taken(change), None, "{what}");
     }
     let ignored: [(&str, Change); 3] = [
-        ("inode", |state| _ = state.nodes.insert("nvidia1".into(), Node { inode: 2, ..node(44) })),
+        ("inode", |state| {
+            _ = state.nodes.insert(
+                "nvidia1".into(),
+                Node {
+                    inode: 2,
+                    ..node(44)
+                },
+            )
+        }),
         ("model", |state| state.gpus[0].model = Some("H100".into())),
-        ("other node", |state| _ = state.nodes.insert("nvidia7".into(), node(0))),
+        ("other node", |state| {
+            _ = state.nodes.insert("nvidia7".into(), node(0))
+        }),
     ];
     for (what, change) in ignored {
         assert_eq!(taken(change).as_ref(), Some(&whole), "{what}");
     }
     // The module never learns the UUID of an excluded GPU, and it needs no node.
     let excluded = taken(|state| {
-        state.gpus[1] = KernelGpu { excluded: true, uuid: None, ..gpu(1) };
+        state.gpus[1] = KernelGpu {
+            excluded: true,
+            uuid: None,
+            ..gpu(1)
+        };
         state.nodes.remove("nvidia1");
     });
     assert!(excluded.is_some_and(|taken| taken.is_whole && taken.text != whole.text));
-    write(dir.path(), &format!("{PCI_DEVICES}/{}/config", gpu(1).bus_id.in_sysfs())[1..], "x");
-    assert!(!taken(|_| ()).unwrap().is_whole, "the configuration space cannot be read");
+    write(
+        dir.path(),
+        &format!("{PCI_DEVICES}/{}/config", gpu(1).bus_id.in_sysfs())[1..],
+        "x",
+    );
+    assert!(
+        !taken(|_| ()).unwrap().is_whole,
+        "the configuration space cannot be read"
+    );
 }
 
 #[test]
@@ -169,8 +252,14 @@ fn a_gpu_that_fell_off_the_bus_does_not_respond() {
     let dir = bus();
     let sys = Tree::open(&HostPath::new(dir.path())).unwrap();
     assert!(is_on_the_bus(&sys, gpu(1).bus_id) && !is_on_the_bus(&sys, gpu(5).bus_id));
-    let config = dir.path().join(format!("{PCI_DEVICES}/{}/config", gpu(1).bus_id.in_sysfs()).trim_start_matches('/'));
-    for (bytes, responds) in [([0xff, 0xff], false), ([0xff, 0x10], true), ([0xde, 0xff], true)] {
+    let config = dir
+        .path()
+        .join(format!("{PCI_DEVICES}/{}/config", gpu(1).bus_id.in_sysfs()).trim_start_matches('/'));
+    for (bytes, responds) in [
+        ([0xff, 0xff], false),
+        ([0xff, 0x10], true),
+        ([0xde, 0xff], true),
+    ] {
         std::fs::write(&config, bytes).unwrap();
         assert_eq!(is_on_the_bus(&sys, gpu(1).bus_id), responds, "{bytes:?}");
     }
@@ -182,15 +271,35 @@ fn nvml_counts_other_gpus_if_they_nodes_or_the_module_change() {
         ("module", |state| state.module = None, true),
         ("a GPU less", |state| drop(state.gpus.pop()), true),
         ("another place", |state| state.gpus[1].bus_id.bus = 9, true),
-        ("a missing node", |state| _ = state.nodes.remove("nvidia1"), true),
-        ("a node with other permissions", |state| _ = state.nodes.insert("nvidia1".into(), node(0)), true),
+        (
+            "a missing node",
+            |state| _ = state.nodes.remove("nvidia1"),
+            true,
+        ),
+        (
+            "a node with other permissions",
+            |state| _ = state.nodes.insert("nvidia1".into(), node(0)),
+            true,
+        ),
         (
             "another node of the same name",
-            |state| _ = state.nodes.insert("nvidia1".into(), Node { inode: 2, ..node(44) }),
+            |state| {
+                _ = state.nodes.insert(
+                    "nvidia1".into(),
+                    Node {
+                        inode: 2,
+                        ..node(44)
+                    },
+                )
+            },
             true,
         ),
         ("the UUID", |state| state.gpus[1].uuid = None, false),
-        ("MIG", |state| state.instances.push(MigCap::GpuInstance(0, 1)), false),
+        (
+            "MIG",
+            |state| state.instances.push(MigCap::GpuInstance(0, 1)),
+            false,
+        ),
         ("the library", |state| state.library = None, false),
     ];
     for (what, change, expected) in changes {

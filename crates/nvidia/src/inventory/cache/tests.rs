@@ -12,7 +12,10 @@ use crate::inventory::select::tests::inventory;
 
 /// Two whole GPUs.
 fn whole() -> Inventory {
-    let mut whole = Inventory { driver_version: "535.1".into(), ..inventory() };
+    let mut whole = Inventory {
+        driver_version: "535.1".into(),
+        ..inventory()
+    };
     whole.gpus.truncate(2);
     whole
 }
@@ -22,7 +25,13 @@ fn with_failed() -> Inventory {
     let gpu = inventory.gpus.remove(1);
     let why = "GPU is lost".to_owned();
     let (index, uuid, bus_id) = (Some(1), Some(gpu.uuid), Some(gpu.bus_id));
-    inventory.failed.push(FailedGpu { index, uuid, bus_id, why, ..FailedGpu::default() });
+    inventory.failed.push(FailedGpu {
+        index,
+        uuid,
+        bus_id,
+        why,
+        ..FailedGpu::default()
+    });
     inventory
 }
 
@@ -38,7 +47,10 @@ fn look(state: &str) -> KernelView {
         version: "535.1".into(),
         gpus: whole().gpus.iter().map(gpu).collect(),
         nodes: BTreeMap::new(),
-        state: (!state.is_empty()).then(|| Fingerprint { text: state.to_owned(), is_whole: true }),
+        state: (!state.is_empty()).then(|| Fingerprint {
+            text: state.to_owned(),
+            is_whole: true,
+        }),
         uptime: 1000,
     }
 }
@@ -51,23 +63,39 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        Self { base: tempfile::tempdir().unwrap(), asked: AtomicU64::new(0) }
+        Self {
+            base: tempfile::tempdir().unwrap(),
+            asked: AtomicU64::new(0),
+        }
     }
 
     fn cache(&self, question: &str, patience: Duration) -> Cache {
-        Cache::at(RunDir::open_in(self.base.path()).unwrap(), "/", question.to_owned(), patience)
+        Cache::at(
+            RunDir::open_in(self.base.path()).unwrap(),
+            "/",
+            question.to_owned(),
+            patience,
+        )
     }
 
     fn ask(&self, answer: &Inventory, takes: Duration) -> Result<gather::NvmlAnswer> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         std::thread::sleep(takes);
-        Ok(gather::NvmlAnswer { inventory: answer.clone(), gave_up: false })
+        Ok(gather::NvmlAnswer {
+            inventory: answer.clone(),
+            gave_up: false,
+        })
     }
 
     /// One start, and how often NVML was asked so far.
     fn start(&self, question: &str, state: &str, answer: &Inventory) -> (Inventory, u64) {
         let cache = self.cache(question, Duration::from_secs(9));
-        let got = cache.get(&|| look(state), &|| (), &|_| self.ask(answer, Duration::ZERO)).unwrap().0;
+        let got = cache
+            .get(&|| look(state), &|| (), &|_| {
+                self.ask(answer, Duration::ZERO)
+            })
+            .unwrap()
+            .0;
         (got, self.asked.load(Ordering::SeqCst))
     }
 
@@ -79,21 +107,40 @@ impl Scene {
 #[test]
 fn an_answer_is_kept_as_long_as_the_host_is_the_same() {
     let scene = Scene::new();
-    for (question, state, asked) in
-        [("q", "a", 1), ("q", "a", 1), ("q", "b", 2), ("q", "b", 2), ("q", "a", 3), ("r", "a", 4), ("r", "a", 4)]
-    {
-        assert_eq!(scene.start(question, state, &whole()), (whole(), asked), "{question} {state}");
+    for (question, state, asked) in [
+        ("q", "a", 1),
+        ("q", "a", 1),
+        ("q", "b", 2),
+        ("q", "b", 2),
+        ("q", "a", 3),
+        ("r", "a", 4),
+        ("r", "a", 4),
+    ] {
+        assert_eq!(
+            scene.start(question, state, &whole()),
+            (whole(), asked),
+            "{question} {state}"
+        );
     }
     let mode = scene.file().metadata().unwrap().permissions().mode();
     assert_eq!(mode & 0o7777, 0o600);
     let cache = scene.cache("r", Duration::from_secs(9));
-    cache.renew(&|| look("a"), &|_| scene.ask(&whole(), Duration::ZERO)).unwrap();
-    assert_eq!(scene.start("r", "a", &whole()), (whole(), 5), "asked afresh, and known from then on");
+    cache
+        .renew(&|| look("a"), &|_| scene.ask(&whole(), Duration::ZERO))
+        .unwrap();
+    assert_eq!(
+        scene.start("r", "a", &whole()),
+        (whole(), 5),
+        "asked afresh, and known from then on"
+    );
 }
 
 #[test]
 fn what_may_not_be_kept_is_asked_again() {
-    let other_driver = Inventory { driver_version: "1".into(), ..whole() };
+    let other_driver = Inventory {
+        driver_version: "1".into(),
+        ..whole()
+    };
     for (state, answer) in [("", whole()), ("a", with_failed()), ("a", other_driver)] {
         let scene = Scene::new();
         for asked in 1..4 {
@@ -102,7 +149,11 @@ fn what_may_not_be_kept_is_asked_again() {
         // What was in the way is gone.
         assert_eq!(scene.start("q", "a", &whole()), (whole(), 4));
         assert_eq!(scene.start("q", "a", &with_failed()), (whole(), 4));
-        assert_eq!(scene.start("q", "", &with_failed()), (with_failed(), 5), "no longer confirmed");
+        assert_eq!(
+            scene.start("q", "", &with_failed()),
+            (with_failed(), 5),
+            "no longer confirmed"
+        );
     }
 }
 
@@ -116,17 +167,45 @@ fn a_file_that_is_anything_else_is_replaced() {
         bytes[at] ^= 1;
         bytes
     };
-    let older = String::from_utf8(good.clone()).unwrap().replacen(" inventory 3 ", " inventory 0 ", 1).into_bytes();
-    let unknown = String::from_utf8(good[HEADER.len() + 17..].to_vec()).unwrap().replacen('{', "{\"more\":1,", 1);
+    let older = String::from_utf8(good.clone())
+        .unwrap()
+        .replacen(" inventory 3 ", " inventory 0 ", 1)
+        .into_bytes();
+    let unknown = String::from_utf8(good[HEADER.len() + 17..].to_vec())
+        .unwrap()
+        .replacen('{', "{\"more\":1,", 1);
     let unknown = format!("{HEADER}{:016x}\n{unknown}", checksum(unknown.as_bytes())).into_bytes();
-    let mut files = vec![Vec::new(), b"nonsense".to_vec(), older, unknown, vec![b' '; 2 << 20]];
-    files.extend([0, HEADER.len(), HEADER.len() + 16, HEADER.len() + 17, good.len() / 2].map(damaged));
+    let mut files = vec![
+        Vec::new(),
+        b"nonsense".to_vec(),
+        older,
+        unknown,
+        vec![b' '; 2 << 20],
+    ];
+    files.extend(
+        [
+            0,
+            HEADER.len(),
+            HEADER.len() + 16,
+            HEADER.len() + 17,
+            good.len() / 2,
+        ]
+        .map(damaged),
+    );
     files.extend([10, HEADER.len() + 3, good.len() - 1].map(|end| good[..end].to_vec()));
     for (number, bytes) in files.into_iter().enumerate() {
         std::fs::write(scene.file(), &bytes).unwrap();
         let before = scene.asked.load(Ordering::SeqCst);
-        assert_eq!(scene.start("q", "a", &whole()), (whole(), before + 1), "{number}");
-        assert_eq!(scene.start("q", "a", &whole()), (whole(), before + 1), "{number}");
+        assert_eq!(
+            scene.start("q", "a", &whole()),
+            (whole(), before + 1),
+            "{number}"
+        );
+        assert_eq!(
+            scene.start("q", "a", &whole()),
+            (whole(), before + 1),
+            "{number}"
+        );
     }
 }
 
@@ -138,8 +217,12 @@ fn what_others_could_have_written_is_replaced() {
     std::fs::copy(scene.file(), &elsewhere).unwrap();
     let put: [(&str, &dyn Fn()); 4] = [
         ("a link", &|| symlink(&elsewhere, scene.file()).unwrap()),
-        ("a hard link", &|| std::fs::hard_link(&elsewhere, scene.file()).unwrap()),
-        ("a fifo", &|| nix::unistd::mkfifo(&scene.file(), nix::sys::stat::Mode::S_IRUSR).unwrap()),
+        ("a hard link", &|| {
+            std::fs::hard_link(&elsewhere, scene.file()).unwrap()
+        }),
+        ("a fifo", &|| {
+            nix::unistd::mkfifo(&scene.file(), nix::sys::stat::Mode::S_IRUSR).unwrap()
+        }),
         ("writable", &|| {
             std::fs::copy(&elsewhere, scene.file()).unwrap();
             std::fs::set_permissions(scene.file(), PermissionsExt::from_mode(0o622)).unwrap();
@@ -149,7 +232,11 @@ fn what_others_could_have_written_is_replaced() {
         std::fs::remove_file(scene.file()).unwrap();
         put();
         let before = scene.asked.load(Ordering::SeqCst);
-        assert_eq!(scene.start("q", "a", &whole()), (whole(), before + 1), "{what}");
+        assert_eq!(
+            scene.start("q", "a", &whole()),
+            (whole(), before + 1),
+            "{what}"
+        );
         assert!(scene.file().symlink_metadata().unwrap().is_file(), "{what}");
     }
 }
@@ -161,7 +248,9 @@ fn at_once(answer: &Inventory) -> u64 {
         for _ in 0..100 {
             scope.spawn(|| {
                 let cache = scene.cache("q", Duration::from_secs(30));
-                let got = cache.get(&|| look("a"), &|| (), &|_| scene.ask(answer, Duration::from_millis(100)));
+                let got = cache.get(&|| look("a"), &|| (), &|_| {
+                    scene.ask(answer, Duration::from_millis(100))
+                });
                 assert_eq!(got.unwrap().0, *answer);
             });
         }
@@ -185,9 +274,14 @@ fn what_was_asked_before_is_not_taken_for_new() {
     std::thread::scope(|scope| {
         let takes = Duration::from_millis(300);
         let (slow, scene) = (&slow, &scene);
-        let asking = scope.spawn(move || slow.get(&|| look("a"), &|| (), &|_| scene.ask(&with_failed(), takes)));
+        let asking = scope
+            .spawn(move || slow.get(&|| look("a"), &|| (), &|_| scene.ask(&with_failed(), takes)));
         std::thread::sleep(takes / 4);
-        assert_eq!(scene.start("q", "a", &whole()), (whole(), 3), "the GPU is well again");
+        assert_eq!(
+            scene.start("q", "a", &whole()),
+            (whole(), 3),
+            "the GPU is well again"
+        );
         asking.join().unwrap().unwrap();
     });
 }
@@ -206,7 +300,11 @@ fn without_a_lock_everybody_asks() {
 #[test]
 fn waiting_for_the_lock_takes_time_off() {
     let scene = Scene::new();
-    let held = RunDir::open_in(scene.base.path()).unwrap().lock("inventory.lock", Duration::ZERO).unwrap().unwrap();
+    let held = RunDir::open_in(scene.base.path())
+        .unwrap()
+        .lock("inventory.lock", Duration::ZERO)
+        .unwrap()
+        .unwrap();
     let cache = scene.cache("q", Duration::from_millis(500));
     type Way = fn(&Cache, &dyn Fn() -> KernelView, Ask<'_>) -> Result<(Inventory, KernelView)>;
     let get: Way = |cache, look, ask| cache.get(look, &|| (), ask);
@@ -240,21 +338,46 @@ fn an_error_is_shared_with_those_who_waited() {
     let ask = |_| -> Result<gather::NvmlAnswer> {
         scene.asked.fetch_add(1, Ordering::SeqCst);
         std::thread::sleep(Duration::from_millis(700));
-        Err(failure(&catalog::NVML_TIMEOUT, "NVML did not answer", "wait"))
+        Err(failure(
+            &catalog::NVML_TIMEOUT,
+            "NVML did not answer",
+            "wait",
+        ))
     };
-    let one = || scene.cache("q", Duration::from_secs(60)).get(&|| look("a"), &|| (), &ask).unwrap_err();
+    let one = || {
+        scene
+            .cache("q", Duration::from_secs(60))
+            .get(&|| look("a"), &|| (), &ask)
+            .unwrap_err()
+    };
     std::thread::scope(|scope| {
         let first = scope.spawn(one);
         std::thread::sleep(Duration::from_millis(200));
         let waiters: Vec<_> = (0..10).map(|_| scope.spawn(one)).collect();
-        for error in waiters.into_iter().chain([first]).map(|waiter| waiter.join().unwrap()) {
-            assert_eq!(base::report::render(&error), "NVML did not answer (ONH-016)\nhint: wait");
+        for error in waiters
+            .into_iter()
+            .chain([first])
+            .map(|waiter| waiter.join().unwrap())
+        {
+            assert_eq!(
+                base::report::render(&error),
+                "NVML did not answer (ONH-016)\nhint: wait"
+            );
         }
     });
     // Under load one of them may have come late.
-    assert!(scene.asked.load(Ordering::SeqCst) <= 3, "{:?} {:?}", scene.asked, start.elapsed());
+    assert!(
+        scene.asked.load(Ordering::SeqCst) <= 3,
+        "{:?} {:?}",
+        scene.asked,
+        start.elapsed()
+    );
     let asked = scene.asked.load(Ordering::SeqCst);
-    assert_eq!(scene.start("q", "a", &whole()), (whole(), asked + 1), "who comes later asks");
+    assert_eq!(
+        scene.start("q", "a", &whole()),
+        (whole(), asked + 1),
+        "who comes later asks"
+    );
 }
 
 #[test]
@@ -263,21 +386,41 @@ fn an_answer_without_a_gpu_that_hangs_is_kept_briefly() {
     let cache = scene.cache("q", Duration::from_secs(9));
     let ask = |_| {
         let answer = scene.ask(&with_failed(), Duration::ZERO)?;
-        Ok(gather::NvmlAnswer { gave_up: true, ..answer })
+        Ok(gather::NvmlAnswer {
+            gave_up: true,
+            ..answer
+        })
     };
     let asked_at = |uptime: u64, text: &str, is_whole: bool| {
-        let state = Fingerprint { text: text.to_owned(), is_whole };
-        let look = || KernelView { uptime, state: Some(state.clone()), ..look("a") };
+        let state = Fingerprint {
+            text: text.to_owned(),
+            is_whole,
+        };
+        let look = || KernelView {
+            uptime,
+            state: Some(state.clone()),
+            ..look("a")
+        };
         assert_eq!(cache.get(&look, &|| (), &ask).unwrap().0, with_failed());
         scene.asked.load(Ordering::SeqCst)
     };
     assert_eq!(asked_at(1000, "a", true), 1);
-    assert_eq!([asked_at(1001, "a", true), asked_at(1059, "a", false)], [1, 1]);
+    assert_eq!(
+        [asked_at(1001, "a", true), asked_at(1059, "a", false)],
+        [1, 1]
+    );
     assert_eq!(asked_at(1060, "a", true), 2, "a minute later");
-    assert_eq!([asked_at(1061, "b", true), asked_at(1062, "b", true)], [3, 3], "another host");
+    assert_eq!(
+        [asked_at(1061, "b", true), asked_at(1062, "b", true)],
+        [3, 3],
+        "another host"
+    );
     assert_eq!(asked_at(7, "b", true), 4, "not in the past");
     // With MIG devices the host has no state.
-    let mig = || KernelView { state: None, ..look("a") };
+    let mig = || KernelView {
+        state: None,
+        ..look("a")
+    };
     for asked in 5..7 {
         cache.get(&mig, &|| (), &ask).unwrap();
         assert_eq!(scene.asked.load(Ordering::SeqCst), asked);
@@ -289,7 +432,11 @@ fn what_nvml_cannot_say_is_an_error_each_time() {
     let scene = Scene::new();
     for _ in 0..2 {
         let cache = scene.cache("q", Duration::from_secs(9));
-        assert!(cache.get(&|| look("a"), &|| (), &|_| anyhow::bail!("no")).is_err());
+        assert!(
+            cache
+                .get(&|| look("a"), &|| (), &|_| anyhow::bail!("no"))
+                .is_err()
+        );
     }
     assert!(!scene.file().try_exists().unwrap());
 }
@@ -308,8 +455,16 @@ fn an_inventory_that_a_newer_one_contradicts_is_invalidated() {
             true,
         ),
         ("one less", |newer| newer.gpus.truncate(1), false),
-        ("one more", |newer| newer.gpus.push(inventory().gpus[2].clone()), false),
-        ("another one", |newer| newer.gpus[1].uuid = "GPU-new".into(), false),
+        (
+            "one more",
+            |newer| newer.gpus.push(inventory().gpus[2].clone()),
+            false,
+        ),
+        (
+            "another one",
+            |newer| newer.gpus[1].uuid = "GPU-new".into(),
+            false,
+        ),
         // The kernel does not show it without instances.
         ("MIG mode", |newer| newer.gpus[1].mig_enabled = true, false),
     ];
@@ -318,13 +473,26 @@ fn an_inventory_that_a_newer_one_contradicts_is_invalidated() {
         scene.start("q", "a", &whole());
         let mut newer = whole();
         change(&mut newer);
-        scene.cache("q", Duration::from_secs(9)).invalidate_unless(Some(&newer));
-        assert_eq!(scene.start("q", "a", &whole()).1, if is_kept { 1 } else { 2 }, "{what}");
+        scene
+            .cache("q", Duration::from_secs(9))
+            .invalidate_unless(Some(&newer));
+        assert_eq!(
+            scene.start("q", "a", &whole()).1,
+            if is_kept { 1 } else { 2 },
+            "{what}"
+        );
     }
     let scene = Scene::new();
-    scene.cache("q", Duration::from_secs(9)).invalidate_unless(None);
-    assert!(!scene.file().try_exists().unwrap(), "there is nothing to invalidate");
+    scene
+        .cache("q", Duration::from_secs(9))
+        .invalidate_unless(None);
+    assert!(
+        !scene.file().try_exists().unwrap(),
+        "there is nothing to invalidate"
+    );
     scene.start("q", "a", &whole());
-    scene.cache("q", Duration::from_secs(9)).invalidate_unless(None);
+    scene
+        .cache("q", Duration::from_secs(9))
+        .invalidate_unless(None);
     assert_eq!(scene.start("q", "a", &whole()).1, 2, "NVML failed");
 }

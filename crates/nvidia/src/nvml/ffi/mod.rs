@@ -51,12 +51,18 @@ impl Library {
         if code == 0 {
             return Ok(());
         }
-        Err(Failed { call: text_of(call), code: Code(code), text: self.error_string(code) })
+        Err(Failed {
+            call: text_of(call),
+            code: Code(code),
+            text: self.error_string(code),
+        })
     }
 
     fn error_string(&self, code: Return) -> String {
         // SAFETY: nvml.h gives it this type, and it is called here only.
-        let function = unsafe { self.symbol::<unsafe extern "C" fn(Return) -> *const c_char>(c"nvmlErrorString") };
+        let function = unsafe {
+            self.symbol::<unsafe extern "C" fn(Return) -> *const c_char>(c"nvmlErrorString")
+        };
         let Ok(function) = function else {
             return "unknown error".into();
         };
@@ -103,11 +109,16 @@ impl Api for Library {
     }
 
     fn device(&self, index: u32) -> Result<Device, Failed> {
-        stored(Device::NULL, |device| self.nvmlDeviceGetHandleByIndex_v2(index, device))
+        stored(Device::NULL, |device| {
+            self.nvmlDeviceGetHandleByIndex_v2(index, device)
+        })
     }
 
     fn pci(&self, device: Device) -> Result<(u32, u32, u32), Failed> {
-        stored(PciInfo::EMPTY, |info| self.nvmlDeviceGetPciInfo(device, info)).map(|info| info.address())
+        stored(PciInfo::EMPTY, |info| {
+            self.nvmlDeviceGetPciInfo(device, info)
+        })
+        .map(|info| info.address())
     }
 
     fn uuid(&self, device: Device) -> Result<String, Failed> {
@@ -123,7 +134,9 @@ impl Api for Library {
     }
 
     fn compute_capability(&self, device: Device) -> Result<(u32, u32), Failed> {
-        let call = |(major, minor): &mut (_, _)| self.nvmlDeviceGetCudaComputeCapability(device, major, minor);
+        let call = |(major, minor): &mut (_, _)| {
+            self.nvmlDeviceGetCudaComputeCapability(device, major, minor)
+        };
         stored((0, 0), call).map(|(major, minor)| (number(major), number(minor)))
     }
 
@@ -132,16 +145,21 @@ impl Api for Library {
     }
 
     fn mig_mode(&self, device: Device) -> Result<u32, Failed> {
-        let call = |(current, pending): &mut (_, _)| self.nvmlDeviceGetMigMode(device, current, pending);
+        let call =
+            |(current, pending): &mut (_, _)| self.nvmlDeviceGetMigMode(device, current, pending);
         stored((0, 0), call).map(|(current, _)| current)
     }
 
     fn max_mig_device_count(&self, device: Device) -> Result<u32, Failed> {
-        stored(0, |count| self.nvmlDeviceGetMaxMigDeviceCount(device, count))
+        stored(0, |count| {
+            self.nvmlDeviceGetMaxMigDeviceCount(device, count)
+        })
     }
 
     fn mig_device(&self, device: Device, index: u32) -> Result<Device, Failed> {
-        stored(Device::NULL, |mig| self.nvmlDeviceGetMigDeviceHandleByIndex(device, index, mig))
+        stored(Device::NULL, |mig| {
+            self.nvmlDeviceGetMigDeviceHandleByIndex(device, index, mig)
+        })
     }
 
     fn gpu_instance(&self, device: Device) -> Result<u32, Failed> {

@@ -8,8 +8,8 @@ use super::table::Count;
 use super::{Library, stored};
 use crate::nvml::api::{Code, Device, Failed, GpuInstance};
 use crate::nvml::monitoring::{
-    AddressingMode, Clock, Engines, EventData, EventSet, FIELDS, Memory, MemorySlices, MigAttributes, Monitoring,
-    Utilization,
+    AddressingMode, Clock, Engines, EventData, EventSet, FIELDS, Memory, MemorySlices,
+    MigAttributes, Monitoring, Utilization,
 };
 
 impl Monitoring for Library {
@@ -22,7 +22,9 @@ impl Monitoring for Library {
     }
 
     fn supported_events(&self, device: Device) -> Result<u64, Failed> {
-        stored(0, |kinds| self.nvmlDeviceGetSupportedEventTypes(device, kinds))
+        stored(0, |kinds| {
+            self.nvmlDeviceGetSupportedEventTypes(device, kinds)
+        })
     }
 
     fn register_events(&self, device: Device, kinds: u64, set: &EventSet) -> Result<(), Failed> {
@@ -31,37 +33,62 @@ impl Monitoring for Library {
 
     fn wait(&self, set: &EventSet, limit: Duration) -> Result<Option<EventData>, Failed> {
         let limit = c_uint::try_from(limit.as_millis()).unwrap_or(c_uint::MAX);
-        match stored(structs::EventData::EMPTY, |event| self.nvmlEventSetWait_v2(set.borrow(), event, limit)) {
-            Ok(event) => Ok(Some(EventData { device: event.device, kind: event.kind, data: event.data })),
-            Err(Failed { code: Code::TIMEOUT, .. }) => Ok(None),
+        match stored(structs::EventData::EMPTY, |event| {
+            self.nvmlEventSetWait_v2(set.borrow(), event, limit)
+        }) {
+            Ok(event) => Ok(Some(EventData {
+                device: event.device,
+                kind: event.kind,
+                data: event.data,
+            })),
+            Err(Failed {
+                code: Code::TIMEOUT,
+                ..
+            }) => Ok(None),
             Err(failed) => Err(failed),
         }
     }
 
     fn fields(&self, device: Device, ids: [u32; FIELDS]) -> Result<[Option<u64>; FIELDS], Failed> {
         let fields = ids.map(FieldValue::request);
-        let fields = stored(fields, |fields| self.nvmlDeviceGetFieldValues(device, Count::OF_FIELDS, fields))?;
+        let fields = stored(fields, |fields| {
+            self.nvmlDeviceGetFieldValues(device, Count::OF_FIELDS, fields)
+        })?;
         Ok(fields.map(|field| field.number()))
     }
 
     fn memory(&self, device: Device) -> Result<Memory, Failed> {
-        let memory = stored(structs::Memory::default(), |memory| self.nvmlDeviceGetMemoryInfo(device, memory))?;
-        Ok(Memory { total: memory.total, used: memory.used })
+        let memory = stored(structs::Memory::default(), |memory| {
+            self.nvmlDeviceGetMemoryInfo(device, memory)
+        })?;
+        Ok(Memory {
+            total: memory.total,
+            used: memory.used,
+        })
     }
 
     fn utilization(&self, device: Device) -> Result<Utilization, Failed> {
-        let rates = stored(structs::Utilization::default(), |rates| self.nvmlDeviceGetUtilizationRates(device, rates));
-        rates.map(|rates| Utilization { gpu: rates.gpu, memory: rates.memory })
+        let rates = stored(structs::Utilization::default(), |rates| {
+            self.nvmlDeviceGetUtilizationRates(device, rates)
+        });
+        rates.map(|rates| Utilization {
+            gpu: rates.gpu,
+            memory: rates.memory,
+        })
     }
 
     fn temperature(&self, device: Device) -> Result<u32, Failed> {
         /// NVML_TEMPERATURE_GPU
         const SENSOR: c_uint = 0;
-        stored(0, |celsius| self.nvmlDeviceGetTemperature(device, SENSOR, celsius))
+        stored(0, |celsius| {
+            self.nvmlDeviceGetTemperature(device, SENSOR, celsius)
+        })
     }
 
     fn power(&self, device: Device) -> Result<u32, Failed> {
-        stored(0, |milliwatts| self.nvmlDeviceGetPowerUsage(device, milliwatts))
+        stored(0, |milliwatts| {
+            self.nvmlDeviceGetPowerUsage(device, milliwatts)
+        })
     }
 
     fn clock(&self, device: Device, clock: Clock) -> Result<u32, Failed> {
@@ -70,22 +97,36 @@ impl Monitoring for Library {
             Clock::Multiprocessors => 1,
             Clock::Memory => 2,
         };
-        stored(0, |megahertz| self.nvmlDeviceGetClockInfo(device, kind, megahertz))
+        stored(0, |megahertz| {
+            self.nvmlDeviceGetClockInfo(device, kind, megahertz)
+        })
     }
 
     fn encoder(&self, device: Device) -> Result<u32, Failed> {
-        let call = |(percent, period): &mut (_, _)| self.nvmlDeviceGetEncoderUtilization(device, percent, period);
+        let call = |(percent, period): &mut (_, _)| {
+            self.nvmlDeviceGetEncoderUtilization(device, percent, period)
+        };
         stored((0, 0), call).map(|(percent, _)| percent)
     }
 
     fn decoder(&self, device: Device) -> Result<u32, Failed> {
-        let call = |(percent, period): &mut (_, _)| self.nvmlDeviceGetDecoderUtilization(device, percent, period);
+        let call = |(percent, period): &mut (_, _)| {
+            self.nvmlDeviceGetDecoderUtilization(device, percent, period)
+        };
         stored((0, 0), call).map(|(percent, _)| percent)
     }
 
     fn mig_attributes(&self, device: Device) -> Result<MigAttributes, Failed> {
-        let found = stored(DeviceAttributes::default(), |found| self.nvmlDeviceGetAttributes_v2(device, found))?;
-        let DeviceAttributes { multiprocessors, gpu_slices, compute_slices, memory_mib, .. } = found;
+        let found = stored(DeviceAttributes::default(), |found| {
+            self.nvmlDeviceGetAttributes_v2(device, found)
+        })?;
+        let DeviceAttributes {
+            multiprocessors,
+            gpu_slices,
+            compute_slices,
+            memory_mib,
+            ..
+        } = found;
         let engines = Engines {
             copy: found.copy_engines,
             decoder: found.decoders,
@@ -93,11 +134,19 @@ impl Monitoring for Library {
             jpeg: found.jpegs,
             ofa: found.ofas,
         };
-        Ok(MigAttributes { gpu_slices, compute_slices, memory_mib, multiprocessors, engines })
+        Ok(MigAttributes {
+            gpu_slices,
+            compute_slices,
+            memory_mib,
+            multiprocessors,
+            engines,
+        })
     }
 
     fn addressing_mode(&self, device: Device) -> Result<Option<AddressingMode>, Failed> {
-        let mode = stored(structs::AddressingMode::EMPTY, |mode| self.nvmlDeviceGetAddressingMode(device, mode))?;
+        let mode = stored(structs::AddressingMode::EMPTY, |mode| {
+            self.nvmlDeviceGetAddressingMode(device, mode)
+        })?;
         Ok(match mode.value {
             0 => Some(AddressingMode::None),
             1 => Some(AddressingMode::Hmm),
@@ -107,21 +156,35 @@ impl Monitoring for Library {
     }
 
     fn memory_slices(&self, device: Device, instance: u32) -> Result<MemorySlices, Failed> {
-        let instance = stored(GpuInstance::NULL, |found| self.nvmlDeviceGetGpuInstanceById(device, instance, found))?;
-        let info = stored(GpuInstanceInfo::EMPTY, |info| self.nvmlGpuInstanceGetInfo(instance, info))?;
-        Ok(MemorySlices { start: info.start, size: info.size })
+        let instance = stored(GpuInstance::NULL, |found| {
+            self.nvmlDeviceGetGpuInstanceById(device, instance, found)
+        })?;
+        let info = stored(GpuInstanceInfo::EMPTY, |info| {
+            self.nvmlGpuInstanceGetInfo(instance, info)
+        })?;
+        Ok(MemorySlices {
+            start: info.start,
+            size: info.size,
+        })
     }
 
     fn common_ancestor(&self, a: Device, b: Device) -> Result<u32, Failed> {
-        stored(0, |level| self.nvmlDeviceGetTopologyCommonAncestor(a, b, level))
+        stored(0, |level| {
+            self.nvmlDeviceGetTopologyCommonAncestor(a, b, level)
+        })
     }
 
     fn is_nvlink_active(&self, device: Device, link: u32) -> Result<bool, Failed> {
-        stored(0, |is_active| self.nvmlDeviceGetNvLinkState(device, link, is_active)).map(|is_active| is_active == 1)
+        stored(0, |is_active| {
+            self.nvmlDeviceGetNvLinkState(device, link, is_active)
+        })
+        .map(|is_active| is_active == 1)
     }
 
     fn nvlink_remote(&self, device: Device, link: u32) -> Result<(u32, u32, u32), Failed> {
-        let info = stored(PciInfo::EMPTY, |info| self.nvmlDeviceGetNvLinkRemotePciInfo_v2(device, link, info));
+        let info = stored(PciInfo::EMPTY, |info| {
+            self.nvmlDeviceGetNvLinkRemotePciInfo_v2(device, link, info)
+        });
         info.map(|info| info.address())
     }
 }

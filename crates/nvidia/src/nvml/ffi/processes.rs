@@ -20,9 +20,16 @@ impl Processes for Library {
         };
         let empty = || (Room::OF_PROCESSES, ProcessInfo::empty_list());
         let (room, list) = match stored(empty(), newest) {
-            Err(Failed { code: Code::FUNCTION_NOT_FOUND, .. }) => stored(empty(), before_510)?,
+            Err(Failed {
+                code: Code::FUNCTION_NOT_FOUND,
+                ..
+            }) => stored(empty(), before_510)?,
             answer => answer?,
         };
-        Ok(list.iter().take(room.count()).map(ProcessInfo::process).collect())
+        Ok(list
+            .iter()
+            .take(room.count())
+            .map(ProcessInfo::process)
+            .collect())
     }
 }

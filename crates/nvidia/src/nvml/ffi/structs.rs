@@ -19,7 +19,13 @@ pub(super) struct PciInfo {
 }
 
 impl PciInfo {
-    pub(super) const EMPTY: Self = Self { bus_id_legacy: [0; 16], domain: 0, bus: 0, device: 0, rest: [0; 100] };
+    pub(super) const EMPTY: Self = Self {
+        bus_id_legacy: [0; 16],
+        domain: 0,
+        bus: 0,
+        device: 0,
+        rest: [0; 100],
+    };
 
     /// Returns the domain, bus and device.
     pub(super) const fn address(&self) -> (u32, u32, u32) {
@@ -37,8 +43,13 @@ pub(super) struct EventData {
 }
 
 impl EventData {
-    pub(super) const EMPTY: Self =
-        Self { device: Device::NULL, kind: 0, data: 0, gpu_instance: 0, compute_instance: 0 };
+    pub(super) const EMPTY: Self = Self {
+        device: Device::NULL,
+        kind: 0,
+        data: 0,
+        gpu_instance: 0,
+        compute_instance: 0,
+    };
 }
 
 /// The value is a union of numbers, the widest of which has 8 bytes.
@@ -56,7 +67,15 @@ pub(super) struct FieldValue {
 impl FieldValue {
     /// Returns a field to be requested, without a value.
     pub(super) fn request(id: u32) -> Self {
-        Self { id, scope: 0, timestamp: 0, latency: 0, kind: 0, code: Code::NOT_SUPPORTED.0, value: [0; 8] }
+        Self {
+            id,
+            scope: 0,
+            timestamp: 0,
+            latency: 0,
+            kind: 0,
+            code: Code::NOT_SUPPORTED.0,
+            value: [0; 8],
+        }
     }
 
     /// Returns the number, if the library stored one.
@@ -114,7 +133,10 @@ pub(super) struct AddressingMode {
 
 impl AddressingMode {
     /// Version 1 of the structure, with its size in bytes
-    pub(super) const EMPTY: Self = Self { version: 1 << 24 | 8, value: 0 };
+    pub(super) const EMPTY: Self = Self {
+        version: 1 << 24 | 8,
+        value: 0,
+    };
 }
 
 const _: () = assert!(size_of::<AddressingMode>() == 8);
@@ -130,7 +152,13 @@ pub(super) struct GpuInstanceInfo {
 }
 
 impl GpuInstanceInfo {
-    pub(super) const EMPTY: Self = Self { device: Device::NULL, id: 0, profile: 0, start: 0, size: 0 };
+    pub(super) const EMPTY: Self = Self {
+        device: Device::NULL,
+        id: 0,
+        profile: 0,
+        start: 0,
+        size: 0,
+    };
 }
 
 /// The versions 2 and 3 of the functions that store it use one layout. Version 1 lacks the last two fields.
@@ -149,13 +177,23 @@ pub(super) type ProcessList = [ProcessInfo; MOST];
 impl ProcessInfo {
     /// A place for the library to store processes, on the heap because of its size
     pub(super) fn empty_list() -> Box<ProcessList> {
-        Box::new([Self { pid: 0, used_memory: 0, gpu_instance: 0, compute_instance: 0 }; MOST])
+        Box::new(
+            [Self {
+                pid: 0,
+                used_memory: 0,
+                gpu_instance: 0,
+                compute_instance: 0,
+            }; MOST],
+        )
     }
 
     pub(super) fn process(&self) -> Process {
         // NVML_VALUE_NOT_AVAILABLE: on Windows, and for a MIG device of another user.
         let memory = (self.used_memory != c_ulonglong::MAX).then_some(self.used_memory);
-        Process { pid: self.pid, memory }
+        Process {
+            pid: self.pid,
+            memory,
+        }
     }
 }
 
@@ -164,14 +202,21 @@ mod tests {
     use super::*;
 
     /// The sizes that a C compiler computes for nvml.h.
-    const _: () = assert!(size_of::<ProcessInfo>() == 24 && std::mem::offset_of!(ProcessInfo, gpu_instance) == 16);
+    const _: () = assert!(
+        size_of::<ProcessInfo>() == 24 && std::mem::offset_of!(ProcessInfo, gpu_instance) == 16
+    );
     const _: () = assert!(size_of::<EventData>() == 32 && size_of::<FieldValue>() == 40);
     const _: () = assert!(size_of::<Memory>() == 24 && size_of::<DeviceAttributes>() == 40);
     const _: () = assert!(size_of::<Utilization>() == 8 && size_of::<PciInfo>() >= 68);
 
     #[test]
     fn a_value_is_read_by_its_type() {
-        let field = |kind, code, value: [u8; 8]| FieldValue { kind, code, value, ..FieldValue::request(0) };
+        let field = |kind, code, value: [u8; 8]| FieldValue {
+            kind,
+            code,
+            value,
+            ..FieldValue::request(0)
+        };
         let all = (-1_i64).to_ne_bytes();
         for (kind, code, expected) in [
             (1, 0, Some(0xffff_ffff)),
@@ -183,7 +228,19 @@ mod tests {
         ] {
             assert_eq!(field(kind, code, all).number(), expected, "{kind} {code}");
         }
-        assert_eq!(field(5, 0, [7_i32.to_ne_bytes(), [0; 4]].concat().try_into().unwrap()).number(), Some(7));
-        assert_eq!(FieldValue::request(0).number(), None, "the library has not answered");
+        assert_eq!(
+            field(
+                5,
+                0,
+                [7_i32.to_ne_bytes(), [0; 4]].concat().try_into().unwrap()
+            )
+            .number(),
+            Some(7)
+        );
+        assert_eq!(
+            FieldValue::request(0).number(),
+            None,
+            "the library has not answered"
+        );
     }
 }

@@ -8,8 +8,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong};
 
 use super::Library;
 use super::structs::{
-    AddressingMode, DeviceAttributes, EventData, FieldValue, GpuInstanceInfo, Memory, PciInfo, ProcessList, Return,
-    Utilization,
+    AddressingMode, DeviceAttributes, EventData, FieldValue, GpuInstanceInfo, Memory, PciInfo,
+    ProcessList, Return, Utilization,
 };
 use crate::nvml::api::{Device, Failed, GpuInstance};
 use crate::nvml::monitoring::{BorrowedSet, EventSet, FIELDS};
@@ -31,9 +31,16 @@ pub(super) struct Text([c_char; TEXT as usize]);
 
 impl Text {
     /// Returns the text that a function stored: up to the first NUL, or the whole buffer if the library did not terminate it.
-    pub(super) fn stored(call: impl FnOnce(&mut Self) -> Result<(), Failed>) -> Result<String, Failed> {
+    pub(super) fn stored(
+        call: impl FnOnce(&mut Self) -> Result<(), Failed>,
+    ) -> Result<String, Failed> {
         let text = super::stored(Self([0; TEXT as usize]), call)?;
-        let bytes: Vec<u8> = text.0.iter().take_while(|c| **c != 0).map(|c| c.to_ne_bytes()[0]).collect();
+        let bytes: Vec<u8> = text
+            .0
+            .iter()
+            .take_while(|c| **c != 0)
+            .map(|c| c.to_ne_bytes()[0])
+            .collect();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 }
