@@ -98,7 +98,7 @@ fn quoted(text: &str) -> Vec<&str> {
 pub const BEGIN: &str = "<!-- Generated from crates/findings/src/catalog.rs: UPDATE_GOLDEN=1 cargo test --test it -- docs::findings -->\n";
 pub const END: &str = "<!-- End of the generated part -->\n";
 
-/// The findings in docs/troubleshooting.md. Each has a heading, whose anchor `explain` prints.
+/// The findings in docs/findings.md. Each has a heading, whose anchor `explain` prints.
 fn entries_of_findings() -> String {
     let mut text = String::new();
     for kind in catalog::ALL {
@@ -135,7 +135,7 @@ fn cells_are_short() {
 
 /// The entries are generated. Only this test pins the words of the catalog.
 fn findings_are_those_of_the_catalog() {
-    let path = source("docs/troubleshooting.md");
+    let path = source("docs/findings.md");
     let text = std::fs::read_to_string(&path).unwrap();
     let (before, rest) = text.split_once(BEGIN).unwrap();
     let (found, after) = rest.split_once(END).unwrap();
@@ -495,7 +495,7 @@ fn every_key_is_documented() {
     assert!(seen > 15, "{seen}");
 }
 
-/// There are at most eighteen pages of at most 200 lines, and an index of all of them. Only the entries of findings may make a page longer.
+/// There are at most twenty-five pages of at most 200 lines, and an index of all of them. Only the entries of findings may make a page longer.
 fn pages_are_short_and_indexed() {
     let lines = |name: &str| {
         std::fs::read_to_string(source(name))
@@ -515,7 +515,7 @@ fn pages_are_short_and_indexed() {
         if !name.ends_with(".md") || name == "README.md" {
             continue;
         }
-        let more = if name == "troubleshooting.md" {
+        let more = if name == "findings.md" {
             8 * catalog::ALL.len()
         } else {
             0
@@ -528,7 +528,7 @@ fn pages_are_short_and_indexed() {
         );
         count += 1;
     }
-    assert!(count <= 19, "{count} pages");
+    assert!(count <= 25, "{count} pages");
 }
 
 /// The text of an SVG file, without spaces.

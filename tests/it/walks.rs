@@ -42,11 +42,15 @@ fn obey(command: &str, config: &Path) -> Ran {
     ))
 }
 
-fn is_in_troubleshooting(text: &str) {
-    let page = std::fs::read_to_string(source("docs/troubleshooting.md")).unwrap();
+fn is_documented(text: &str) {
+    let pages = ["docs/troubleshooting.md", "docs/findings.md"];
     assert!(
-        page.contains(text),
-        "docs/troubleshooting.md does not contain {text:?}"
+        pages
+            .iter()
+            .any(|page| std::fs::read_to_string(source(page))
+                .unwrap()
+                .contains(text)),
+        "neither of {pages:?} contains {text:?}"
     );
 }
 
@@ -75,7 +79,7 @@ fn an_update_without_a_reboot() {
         after(&stderr, "(ONH-013)\nhint: ").starts_with("reboot the host"),
         "{stderr}"
     );
-    is_in_troubleshooting(
+    is_documented(
         "### ONH-013\n\n**error: the kernel module and the libraries have different versions**\n",
     );
     std::fs::write(&version, booted).unwrap();
@@ -177,7 +181,7 @@ fn leftovers_of_a_rootless_guide() {
 
     let ran = podman.run(Cgroup::AsMounted, &arguments);
     assert!(ran.stderr.contains("nvidia-container-cli: "), "{ran:?}");
-    is_in_troubleshooting(
+    is_documented(
         "| `nvidia-container-cli: …` | NVIDIA's hook is installed too, and fails (ONH-503) |",
     );
     std::fs::remove_file(file).unwrap();
@@ -229,7 +233,7 @@ fn a_stale_cdi_spec() {
     assert!(ran.stdout.contains(&reason), "{ran:?}");
     obey(hinted(&ran.stdout), &fake.config).ok();
     check().ok();
-    is_in_troubleshooting(
+    is_documented(
         "`error mounting \"…\" to rootfs at \"…\": stat …: no such file or directory` (runc)",
     );
 }

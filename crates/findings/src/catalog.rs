@@ -2,7 +2,7 @@
 //!
 //! Errors: 00x command line and configuration, 01x and 02x driver, 03x request, 04x container, 05x files that commands write,
 //! 06x engines. Warnings and notes: 1xx config.toml and permissions, 2xx host, 3xx image and container,
-//! 4xx CDI, 5xx engines, 6xx the kubelet plugin. The table in docs/troubleshooting.md is generated from this file.
+//! 4xx CDI, 5xx engines, 6xx the kubelet plugin. The page docs/findings.md is generated from this file.
 
 use base::report::Kind;
 pub use base::report::SYSTEM;

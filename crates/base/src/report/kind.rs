@@ -48,7 +48,7 @@ impl Kind {
     /// Returns the entry of the finding in the installed documentation: a page and an anchor.
     #[must_use]
     pub fn entry(&self) -> String {
-        format!("troubleshooting.md#{}", self.id.to_ascii_lowercase())
+        format!("findings.md#{}", self.id.to_ascii_lowercase())
     }
 }
 
