@@ -1,6 +1,7 @@
 //! Asks the driver once, for `check`.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -37,64 +38,83 @@ pub struct Answer {
     pub problem: Option<Finding>,
 }
 
+/// What the driver has answered so far.
+struct Collected {
+    node: Node,
+    facts: Facts,
+    problem: Option<String>,
+    /// The GPUs that NVML listed, and that have not been measured yet
+    unanswered: Option<BTreeSet<String>>,
+}
+
+impl Collected {
+    fn is_complete(&self) -> bool {
+        self.unanswered.as_ref().is_some_and(BTreeSet::is_empty)
+    }
+
+    fn apply(&mut self, update: &Update) {
+        match update {
+            Update::Snapshot(snapshot) => {
+                let gpus = &snapshot.inventory.gpus;
+                self.unanswered = Some(gpus.iter().map(|gpu| gpu.uuid.clone()).collect());
+            }
+            Update::Sample(Sample { gpu, .. }) | Update::Silent { gpu: Some(gpu), .. } => {
+                if let Some(gpus) = &mut self.unanswered {
+                    gpus.remove(gpu);
+                }
+            }
+            Update::Absent(why) | Update::Silent { gpu: None, why } => {
+                self.problem = Some(why.clone());
+                self.unanswered = Some(BTreeSet::new());
+            }
+            Update::Event(_) | Update::LetGo => {}
+        }
+        self.facts.apply(update);
+        self.node.apply(update, Instant::now());
+    }
+
+    /// Applies the reports of the monitor until each GPU has answered.
+    async fn collect(&mut self, mut updates: mpsc::Receiver<Update>) {
+        while !self.is_complete() {
+            let Some(update) = updates.recv().await else {
+                return;
+            };
+            self.apply(&update);
+        }
+    }
+}
+
 /// Asks the driver once.
 ///
 /// # Errors
 /// If the monitor cannot be started.
 pub async fn ask(settings: &Settings, config_path: Option<&Path>) -> Result<Answer> {
-    let (updates, mut received) = mpsc::channel(64);
+    let (updates, received) = mpsc::channel(64);
     let gpus =
         host::kernel_gpus(&settings.common, "the driver does not answer").unwrap_or_default();
-    let mut facts = Facts::default();
-    let mut node = Node::new(settings.clone(), gpus, Instant::now());
-    let time_limit = settings.plugin.nvml_timeout;
-    let deadline = Instant::now() + time_limit + MARGIN;
-    let (mut problem, begun) = (None, Instant::now());
-    let collect = async {
-        let mut unanswered: Option<BTreeSet<String>> = None;
-        while unanswered.as_ref().is_none_or(|gpus| !gpus.is_empty()) {
-            let Some(update) = received.recv().await else {
-                return;
-            };
-            match &update {
-                Update::Snapshot(snapshot) => {
-                    unanswered = Some(
-                        snapshot
-                            .inventory
-                            .gpus
-                            .iter()
-                            .map(|gpu| gpu.uuid.clone())
-                            .collect(),
-                    );
-                }
-                Update::Sample(Sample { gpu, .. }) => {
-                    drop(unanswered.as_mut().map(|gpus| gpus.remove(gpu)))
-                }
-                Update::Silent { gpu: Some(gpu), .. } => {
-                    drop(unanswered.as_mut().map(|gpus| gpus.remove(gpu)))
-                }
-                Update::Absent(why) | Update::Silent { gpu: None, why } => {
-                    problem = Some(why.clone());
-                    unanswered = Some(BTreeSet::new());
-                }
-                Update::Event(_) | Update::LetGo => {}
-            }
-            facts.apply(&update);
-            node.apply(&update, Instant::now());
-        }
+    let begun = Instant::now();
+    let mut collected = Collected {
+        node: Node::new(settings.clone(), gpus, begun),
+        facts: Facts::default(),
+        problem: None,
+        unanswered: None,
     };
+    let time_limit = settings.plugin.nvml_timeout + MARGIN;
+    let monitor = supervisor::Options::new(config_path, settings, false);
     tokio::select! {
-        () = collect => {}
-        () = sleep_until(deadline.into()) => {}
-        () = tell_a_person(time_limit + MARGIN) => {}
-        error = supervisor::supervise(supervisor::Options::new(config_path, settings, false), updates) => return Err(error),
+        () = collected.collect(received) => {}
+        () = sleep_until((begun + time_limit).into()) => {}
+        never = print_wait_notice(time_limit) => match never {},
+        error = supervisor::supervise(monitor, updates) => return Err(error),
     }
-    debug::log(|| {
-        format!(
-            "the driver was asked for {} ms",
-            begun.elapsed().as_millis()
-        )
-    });
+    let elapsed = begun.elapsed().as_millis();
+    debug::log(|| format!("the driver was asked for {elapsed} ms"));
+    let Collected {
+        mut node,
+        facts,
+        problem,
+        ..
+    } = collected;
     node.set_numa_nodes(host::numa_nodes(&settings.common, node.gpus()).unwrap_or_default());
     if let Ok((features, findings)) =
         host::extra_devices(&settings.common, settings.plugin.extra_devices)
@@ -102,15 +122,14 @@ pub async fn ask(settings: &Settings, config_path: Option<&Path>) -> Result<Answ
         node.set_features(features, findings);
     }
     // A node without a GPU needs no driver.
-    let problem = problem
-        .filter(|_| !has_no_gpu(&settings.common))
-        .map(|why| {
-            Finding::new(
-                &catalog::PLUGIN_DRIVER,
-                why,
-                "run \"oci-nvidia-hook doctor\" on the node",
-            )
-        });
+    let problem = match problem {
+        Some(why) if !has_no_gpu(&settings.common) => Some(Finding::new(
+            &catalog::PLUGIN_DRIVER,
+            why,
+            "run \"oci-nvidia-hook doctor\" on the node",
+        )),
+        _ => None,
+    };
     Ok(Answer {
         node,
         facts,
@@ -118,11 +137,12 @@ pub async fn ask(settings: &Settings, config_path: Option<&Path>) -> Result<Answ
     })
 }
 
-/// Prints a line if the driver takes long, unless stderr is not a terminal. The future never ends, because the report does.
-async fn tell_a_person(limit: Duration) {
+/// Prints a line if the driver takes long, unless stderr is not a terminal. The future never ends,
+/// because the report does.
+async fn print_wait_notice(limit: Duration) -> Infallible {
     if rustix::stdio::stderr().is_terminal() {
         sleep(notice::SOON).await;
         stdio::offer_stderr(&notice::line(None, limit));
     }
-    std::future::pending::<()>().await;
+    std::future::pending().await
 }
