@@ -26,6 +26,9 @@ pub mod oci {
     pub mod device_rules {
         pub use crate::oci::device_rules::{DeviceRule, already_allowed};
     }
+    pub mod gpu_nodes {
+        pub use crate::oci::gpu_nodes::characters;
+    }
     pub mod insertion {
         pub use crate::oci::insertion::append;
     }
@@ -41,9 +44,7 @@ pub mod plan {
         pub use crate::plan::additions::{Additions, OciFacts};
     }
     pub mod request {
-        pub use crate::plan::request::{
-            Decision, GpuRequest, Hint, from_spec, granted, hint, may_ask,
-        };
+        pub use crate::plan::request::{Decision, GpuRequest, Hint, from_spec, hint, may_ask};
     }
 }
 pub mod record {

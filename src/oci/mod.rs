@@ -7,12 +7,14 @@ mod annotated;
 pub(crate) mod cgroup_id;
 pub(crate) mod conmon;
 pub(crate) mod device_rules;
+pub(crate) mod gpu_nodes;
 pub(crate) mod insertion;
 mod lists;
 pub(crate) mod pod;
 pub(crate) mod spec_view;
 pub(crate) mod state;
 
+pub(crate) use gpu_nodes::gpu_nodes;
 pub use spec_view::SpecView;
 pub(crate) use state::State;
 

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use base::report::one_line;
 use cdi_spec::name::is_nvidia;
 
-use super::{others, request};
-use crate::oci::SpecView;
+use super::others;
+use crate::oci::{SpecView, gpu_nodes};
 
 /// The GPUs of such a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,62 +25,44 @@ impl Given {
     /// Returns the GPUs as records have them. If annotations name CDI devices, and config.json has no nodes, only their names are
     /// known.
     pub(crate) fn devices(&self) -> Vec<records::Device> {
-        if self.nodes.is_empty() {
-            let names = self.names.iter().filter(|name| is_nvidia(name));
-            return names
-                .map(|name| records::Device {
-                    name: one_line(name),
-                    ..records::Device::default()
-                })
-                .collect();
+        if !self.nodes.is_empty() {
+            return self.nodes.iter().map(|path| node_device(path)).collect();
         }
-        let paths = self
-            .nodes
-            .iter()
-            .map(|path| one_line(&path.display().to_string()));
-        paths.map(records::Device::of_node).collect()
+        let mut devices = Vec::new();
+        for name in self.names.iter().filter(|name| is_nvidia(name)) {
+            devices.push(records::Device {
+                name: one_line(name),
+                ..records::Device::default()
+            });
+        }
+        devices
     }
+}
+
+/// Returns the GPU of which only the path in the container is known, for the record.
+pub(crate) fn node_device(path: &Path) -> records::Device {
+    records::Device::of_node(one_line(&path.display().to_string()))
 }
 
 /// Returns the GPUs that the engine gave to the container. They are not a request, and are used only in messages.
 pub(crate) fn find(spec: &SpecView) -> Option<Given> {
     let trace = others::trace_of_cdi_spec(spec);
-    // If config.json lists all nodes of the host, nodes alone prove nothing.
-    let counts = !spec.has_all_nodes || trace.is_some() || !spec.cdi_devices.is_empty();
-    let nodes: BTreeSet<_> = gpu_nodes(spec).filter(|_| counts).collect();
     let names = &spec.cdi_devices;
+    let given = gpu_nodes(spec);
+    let mut nodes = BTreeSet::new();
+    // If config.json lists all nodes of the host, nodes alone prove nothing.
+    if !given.all_of_host || trace.is_some() || !names.is_empty() {
+        nodes.extend(given.gpus().map(|node| node.path.to_owned()));
+    }
     // Devices of another vendor say nothing about GPUs.
-    let is_named = names.iter().any(|name| is_nvidia(name));
-    (!nodes.is_empty() || is_named).then(|| Given {
+    if nodes.is_empty() && !names.iter().any(|name| is_nvidia(name)) {
+        return None;
+    }
+    Some(Given {
         nodes,
         names: names.clone(),
         trace,
     })
-}
-
-/// Returns the paths of GPU nodes. Rootless engines bind-mount nodes; with other engines, the runtime creates them.
-fn gpu_nodes(spec: &SpecView) -> impl Iterator<Item = PathBuf> {
-    let created = spec
-        .devices
-        .iter()
-        .filter(|device| request::granted(std::slice::from_ref(*device)).is_some());
-    let mounted = spec
-        .mounts
-        .iter()
-        .filter(|mount| mount.is_bind() && is_gpu(&mount.destination));
-    created
-        .map(|device| &device.path)
-        .chain(mounted.map(|mount| &mount.destination))
-        .cloned()
-}
-
-/// `/dev/nvidiaN`
-fn is_gpu(path: &Path) -> bool {
-    let number = path
-        .to_str()
-        .and_then(|path| path.strip_prefix("/dev/nvidia"))
-        .unwrap_or_default();
-    !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 impl fmt::Display for Given {

@@ -3,13 +3,12 @@
 
 use std::path::Path;
 
-use crate::oci::SpecView;
+use crate::oci::{SpecView, gpu_nodes};
 use nvidia_host::cdi::entry::{PROGRAM, RootfsEdits, VERB};
 use nvidia_host::programs::{is_cdi_hook, is_hook};
 
 /// Every CDI spec for GPUs mounts one of these libraries and contains the control node.
 const LIBRARIES: [&str; 2] = ["libnvidia-ml.so.", "libcuda.so."];
-const CONTROL_NODE: &str = "/dev/nvidiactl";
 
 /// Another program that sets the container up, as config.json shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,38 +58,26 @@ pub(super) fn trace_of_cdi_spec(spec: &SpecView) -> Option<String> {
         .or_else(|| mounted_files(spec))
 }
 
-/// Names the mounts of driver files, if there are any.
+/// Names the mounts of driver files, if there are any: a driver library and the control node. A library alone proves nothing: users
+/// mount their own for forward compatibility or monitoring. All GPU programs need the control node. A privileged container has all
+/// nodes of the host, so there only a mount of the node counts.
 fn mounted_files(spec: &SpecView) -> Option<String> {
+    let control = gpu_nodes(spec).control()?;
+    let library = spec
+        .mounts
+        .iter()
+        .find(|mount| is_library(&mount.destination))?;
     Some(format!(
-        "the mount of {:?} and {CONTROL_NODE:?}",
-        driver_files(spec)?
+        "the mount of {:?} and {:?}",
+        library.destination, control.path
     ))
 }
 
-fn file_name(path: &Path) -> &str {
-    path.file_name()
-        .and_then(|name| name.to_str())
-        .unwrap_or_default()
-}
-
-/// Returns a mounted driver library, if the container also has the control node. A library alone proves nothing: users mount
-/// their own for forward compatibility or monitoring. All GPU programs need the control node. A privileged container has all
-/// nodes of the host, so there only a mount of the node counts.
-fn driver_files(spec: &SpecView) -> Option<&Path> {
-    let is_control = |path: &Path| path == Path::new(CONTROL_NODE);
-    let is_given = spec
-        .mounts
-        .iter()
-        .any(|mount| is_control(&mount.destination))
-        || (!spec.has_all_nodes && spec.devices.iter().any(|device| is_control(&device.path)));
-    let mut paths = spec.mounts.iter().map(|mount| mount.destination.as_path());
-    paths
-        .find(|path| {
-            LIBRARIES
-                .iter()
-                .any(|library| file_name(path).starts_with(library))
-        })
-        .filter(|_| is_given)
+fn is_library(path: &Path) -> bool {
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+        return false;
+    };
+    LIBRARIES.iter().any(|library| name.starts_with(library))
 }
 
 #[cfg(test)]
@@ -145,7 +132,7 @@ mod tests {
             ),
             (
                 r#""mounts":[{"source":"/a","destination":"/usr/lib64/libnvidia-ml.so.535.1"},
-                             {"source":"/dev/nvidiactl","destination":"/dev/nvidiactl"}]"#,
+                             {"type":"bind","source":"/dev/nvidiactl","destination":"/dev/nvidiactl"}]"#,
                 "the mount of",
             ),
             (

@@ -3,11 +3,10 @@
 use anyhow::Result;
 
 use nvidia_host::config::Config;
-use nvidia_host::device_id::Nodes;
-use nvidia_host::request::{self, Container, Mount, Node, nodes};
+use nvidia_host::request::{self, Container, Mount};
 
 use crate::oci::SpecView;
-use crate::oci::spec_view::Device;
+use crate::oci::gpu_nodes::characters;
 pub use nvidia_host::request::{Decision, GpuRequest, Hint};
 
 /// Decides from config.json alone whether the container requests GPUs. So a container without GPUs costs little, and an invalid
@@ -32,7 +31,7 @@ fn mounts_may_request(mounts: &str) -> bool {
     mounts.contains("nvidia-container-devices") || mounts.contains('\\')
 }
 
-/// Reports whether this JSON text of `linux` can contain a GPU node: [`granted`] accepts only plain decimal numbers, so the
+/// Reports whether this JSON text of `linux` can contain a GPU node: its parser accepts only plain decimal numbers, so the
 /// major number must occur in the text.
 fn nodes_may_be_granted(linux: &str) -> bool {
     linux.contains("195")
@@ -44,11 +43,6 @@ fn nodes_may_be_granted(linux: &str) -> bool {
 /// If the request is invalid, or requires a privileged container.
 pub fn from_spec(spec: &SpecView, config: &Config) -> Result<Decision> {
     request::decide(&container(spec), config)
-}
-
-/// Returns the GPU nodes of config.json; `None` if it lists no GPU node.
-pub fn granted(devices: &[Device]) -> Option<Nodes> {
-    nodes::granted(&characters(devices))
 }
 
 fn container(spec: &SpecView) -> Container<'_> {
@@ -68,29 +62,18 @@ fn container(spec: &SpecView) -> Container<'_> {
     }
 }
 
-/// Returns the character devices. `u` is another word for `c`, see runtime-spec.
-pub(crate) fn characters(devices: &[Device]) -> Vec<Node<'_>> {
-    let characters = devices
-        .iter()
-        .filter(|device| matches!(device.kind.as_deref(), Some("c" | "u")));
-    characters
-        .map(|device| Node {
-            path: &device.path,
-            major: number(device.major),
-            minor: number(device.minor),
-        })
-        .collect()
-}
-
-fn number(number: Option<i64>) -> Option<u32> {
-    number.and_then(|number| u32::try_from(number).ok())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::oci::spec_view::Device;
+    use nvidia_host::device_id::Nodes;
+    use nvidia_host::request::nodes;
     use proptest::prelude::*;
     use std::path::Path;
+
+    fn granted(devices: &[Device]) -> Option<Nodes> {
+        nodes::granted(&characters(devices))
+    }
 
     fn decide(env: &[String]) -> Option<Decision> {
         let text = serde_json::json!({"root": {"path": "/r"}, "process": {"env": env}}).to_string();

@@ -1,11 +1,7 @@
 //! Refuses containers that have a GPU which `[devices]` in config.toml denies. The engine has it from a CDI spec that is out of date or
 //! that another program wrote, or from `--device`: the hook entry of the spec is the last program that can stop the container.
 
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
-
 use anyhow::Result;
-use rustix::fs::FileType;
 
 use base::paths::HostPath;
 use base::report::{Finding, failure};
@@ -13,16 +9,17 @@ use base::sys::ns;
 use findings::catalog;
 use nvidia_host::config::{self, Config};
 use nvidia_host::device_id::Nodes;
-use nvidia_host::driver::wsl;
+use nvidia_host::driver::node_name::NodeName;
 use nvidia_host::feature::Features;
 use nvidia_host::host::{Host, node_limits};
 use nvidia_host::inventory::node_limits::{Judgment, NodeLimits};
-use nvidia_host::request::{Node, nodes, select};
+use nvidia_host::request::select;
 
-use crate::oci::SpecView;
 use crate::oci::device_rules::allow_all;
-use crate::oci::spec_view::Mount;
-use crate::plan::request::characters;
+use crate::oci::{
+    SpecView,
+    gpu_nodes::{self, gpu_nodes},
+};
 use crate::record::call::Call;
 
 /// Checks the features and the GPU nodes of a container against the limits in this file, or in the default one. As in other modes, an invalid file stops
@@ -38,7 +35,7 @@ pub(crate) fn check(
 ) -> Result<()> {
     let (config, _) = config::read(file.map(HostPath::as_path))?;
     select::refuse_denied(features, &config)?;
-    if !config.devices.permit_all_gpus() && has_dxg(spec) {
+    if !config.devices.permit_all_gpus() && gpu_nodes(spec).has(NodeName::Dxg) {
         let driver_root = root.cloned().unwrap_or_else(|| config.driver_root.clone());
         let refused = Host::inspect(
             &Config {
@@ -59,13 +56,6 @@ pub(crate) fn check(
         Judgment::Unknown(_) => refuse_unless_permitted(granted.judge_with_inventory()?),
         known => refuse_unless_permitted(known),
     }
-}
-
-/// Whether the engine gives the container the node of WSL 2.
-fn has_dxg(spec: &SpecView) -> bool {
-    let path = Path::new(wsl::NODE_PATH);
-    spec.devices.iter().any(|device| device.path == path)
-        || spec.mounts.iter().any(|mount| mount.destination == path)
 }
 
 /// Does the same for an entry of NVIDIA's specs, which runs in the container's namespaces and device cgroup, and in a static program:
@@ -102,7 +92,7 @@ impl Granted {
         if limits.is_empty() || lists_all_nodes(spec)? {
             return Ok(None);
         }
-        Ok(nodes_of(spec).map(|nodes| Self {
+        Ok(gpu_nodes::granted(spec).map(|nodes| Self {
             config,
             limits,
             nodes,
@@ -141,43 +131,4 @@ fn refuse_unless_permitted(judgment: Judgment) -> Result<()> {
 /// container can open all GPUs anyway. A rootless engine, which has no device rules, mounts the nodes that its user can open.
 fn lists_all_nodes(spec: &SpecView) -> Result<bool> {
     Ok(spec.has_all_nodes && (allow_all(&spec.device_rules) || ns::in_user_namespace()?))
-}
-
-/// Returns the GPU nodes of a container. In containers with a user namespace, engines mount the host's nodes.
-fn nodes_of(spec: &SpecView) -> Option<Nodes> {
-    let mounted = spec
-        .mounts
-        .iter()
-        .filter(|mount| mount.is_bind())
-        .filter_map(mounted_node);
-    nodes::granted(
-        &characters(&spec.devices)
-            .into_iter()
-            .chain(mounted)
-            .collect::<Vec<_>>(),
-    )
-}
-
-/// Returns the character device that a mount gives to the container.
-fn mounted_node(mount: &Mount) -> Option<Node<'_>> {
-    // No other path is examined: it may be on a file system that does not answer.
-    let is_node = mount
-        .destination
-        .as_os_str()
-        .as_bytes()
-        .starts_with(b"/dev/nvidia");
-    if !is_node && !mount.source.starts_with("/dev") {
-        return None;
-    }
-    let stat = rustix::fs::stat(&mount.source).ok()?;
-    let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
-    let (major, minor) = (
-        rustix::fs::major(stat.st_rdev),
-        rustix::fs::minor(stat.st_rdev),
-    );
-    is_device.then_some(Node {
-        path: &mount.destination,
-        major: Some(major),
-        minor: Some(minor),
-    })
 }

@@ -7,24 +7,23 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
-use rustix::fs::FileType;
 
 use base::paths::{ContainerPath, HostPath};
-use base::report::one_line;
 use base::tree::Tree;
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::device_id::VISIBLE_DEVICES;
 use nvidia_host::driver::compat;
-use nvidia_host::driver::nodes::{CAPS, MODESET_MINOR, NVIDIA_MAJOR};
-use nvidia_host::driver::wsl;
+use nvidia_host::driver::nodes::{CAPS, NVIDIA_MAJOR};
 use nvidia_host::edits::build;
 use nvidia_host::inventory::procfs;
 
 use super::{limits, read_state, run_stage};
 use crate::inject;
 use crate::inject::container::OpenContainer;
-use crate::oci::spec_view::Device;
+use crate::oci::gpu_nodes::{device_number, gpu_nodes};
+use crate::oci::spec_view::{Device, Mount};
 use crate::oci::{self, SpecView};
+use crate::plan::given::node_device;
 use crate::plan::{self, Container, Image};
 use crate::plan::{rootfs, steps};
 use crate::record::call::Call;
@@ -59,7 +58,9 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     call.keep();
     if !call.continue_precreate() {
         call.record().request = engine_setup(&spec);
-        call.record().devices = spec.devices.iter().filter_map(gpu_node).collect();
+        for node in gpu_nodes(&spec).gpus() {
+            call.record().devices.push(node_device(node.path));
+        }
     }
     limits::check(
         &spec,
@@ -131,17 +132,6 @@ fn engine_setup(spec: &SpecView) -> String {
     }
 }
 
-/// Returns the path in the container if the device is a GPU.
-fn gpu_node(device: &Device) -> Option<records::Device> {
-    let is_gpu = device.major == Some(NVIDIA_MAJOR.into())
-        && device
-            .minor
-            .is_some_and(|minor| minor < MODESET_MINOR.into());
-    let is_wsl = device.path == Path::new(wsl::NODE_PATH);
-    (is_gpu || is_wsl)
-        .then(|| records::Device::of_node(one_line(&device.path.display().to_string())))
-}
-
 /// Merges the edits of all hook entries for the nodes of the container. A container with devices of several specs has an entry of each,
 /// but the mask of /proc/driver/nvidia must contain all GPUs and cannot be changed later. So the first entry does the work of all, and
 /// the others find it done.
@@ -156,30 +146,22 @@ fn with_entries(edits: RootfsEdits, spec: &SpecView) -> RootfsEdits {
 /// Reports whether the engine gives the container this node. In containers with a user namespace, engines mount the host's node. Another
 /// file or device at this path does not count.
 fn has_node(spec: &SpecView, path: &Path) -> bool {
-    let is_created = |device: &Device| {
-        device
-            .major
-            .zip(device.minor)
-            .is_some_and(|(major, minor)| has_number(path, major, minor))
+    let is_created = |device: &Device| match (device.major, device.minor) {
+        (Some(major), Some(minor)) => device.path == path && has_number(path, major, minor),
+        _ => false,
     };
-    spec.devices
-        .iter()
-        .any(|device| device.path == path && is_created(device))
-        || spec.mounts.iter().any(|mount| {
-            mount.destination == path && mount.is_bind() && is_node(&mount.source, path)
-        })
+    let is_mounted = |mount: &Mount| {
+        mount.destination == path && mount.is_bind() && is_node(&mount.source, path)
+    };
+    spec.devices.iter().any(is_created) || spec.mounts.iter().any(is_mounted)
 }
 
 /// Reports whether this file of the host is the node for this path.
 fn is_node(source: &Path, path: &Path) -> bool {
-    rustix::fs::stat(source).is_ok_and(|stat| {
-        FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
-            && has_number(
-                path,
-                rustix::fs::major(stat.st_rdev).into(),
-                rustix::fs::minor(stat.st_rdev).into(),
-            )
-    })
+    let Some((major, minor)) = device_number(source) else {
+        return false;
+    };
+    has_number(path, major.into(), minor.into())
 }
 
 /// Reports whether a node of the driver at this path has this number: its name ends in the minor number. The major number of

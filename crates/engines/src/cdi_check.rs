@@ -13,7 +13,7 @@ use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::cdi::extras;
 use nvidia_host::cdi::generate::sources;
 use nvidia_host::cdi::stamp::Stamp;
-use nvidia_host::device_id::parse_decimal;
+use nvidia_host::driver::node_name::NodeName;
 use nvidia_host::driver::nodes::NVIDIA_MAJOR;
 use nvidia_host::driver::wsl;
 use nvidia_host::feature::Feature;
@@ -293,18 +293,17 @@ fn denied_feature(spec: &Spec, limits: &NodeLimits) -> Option<Feature> {
 /// Returns the number of a node. Without one in the spec, engines use that of the host's node, whose name contains the minor number.
 fn node_of(node: &DeviceNode) -> Node<'_> {
     let number = |number: Option<i64>| number.and_then(|number| u32::try_from(number).ok());
-    let path = Path::new(&node.path);
-    let host = node.host_path.as_deref().map_or(path, Path::new);
-    let name = host
-        .file_name()
-        .and_then(|name| name.to_str())
-        .unwrap_or_default();
-    let minor = ["nvidia-cap", "nvidia"]
-        .into_iter()
-        .find_map(|prefix| parse_decimal(name.strip_prefix(prefix)?));
+    // The driver root can be another directory: "hostPath": "/run/nvidia/driver/dev/nvidia0".
+    let host = node.host_path.as_ref().unwrap_or(&node.path);
+    let name = host.rsplit_once("/dev/").map_or("", |(_, name)| name);
+    let (major, minor) = match NodeName::parse(name) {
+        Some(NodeName::Gpu(minor)) => (Some(NVIDIA_MAJOR), Some(minor)),
+        Some(NodeName::Cap(minor)) => (None, Some(minor)),
+        _ => (None, None),
+    };
     Node {
-        path,
-        major: number(node.major).or_else(|| minor.map(|_| NVIDIA_MAJOR)),
+        path: Path::new(&node.path),
+        major: number(node.major).or(major),
         minor: number(node.minor).or(minor),
     }
 }

@@ -1,10 +1,12 @@
 //! Joins records, running containers and processes into rows. Pure.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::SystemTime;
 
 use serde::Serialize;
 
+use nvidia_host::driver::node_name::NodeName;
 use nvidia_host::inventory::processes::GpuProcesses;
 use records::{Device, Outcome, Pod, StoredFinding};
 
@@ -213,14 +215,10 @@ fn complete(rows: &mut [Row], gpus: &[GpuProcesses]) {
         .flat_map(|row| &mut row.devices)
         .filter(|device| device.index.is_none())
     {
-        let minor = device
-            .node
-            .strip_prefix("/dev/nvidia")
-            .and_then(|minor| minor.parse().ok());
-        if let Some(gpu) = gpus
-            .iter()
-            .find(|gpu| minor.is_some() && gpu.minor == minor)
-        {
+        let Some(NodeName::Gpu(minor)) = NodeName::of_path(Path::new(&device.node)) else {
+            continue;
+        };
+        if let Some(gpu) = gpus.iter().find(|gpu| gpu.minor == Some(minor)) {
             (device.index, device.uuid) = (Some(gpu.index), gpu.uuid.clone());
         }
     }

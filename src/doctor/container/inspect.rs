@@ -26,6 +26,7 @@ use nvidia_host::driver::is_version;
 use nvidia_host::driver::ldcache::{self, Arch, Cache};
 use nvidia_host::driver::libraries::{LinkerCache, Search};
 use nvidia_host::driver::locate;
+use nvidia_host::driver::node_name::NodeName;
 use nvidia_host::driver::nodes::{CTL_MINOR, NVIDIA_MAJOR};
 use nvidia_host::driver::wsl;
 use nvidia_host::host::Roots;
@@ -36,7 +37,6 @@ use super::find::ProcessId;
 use super::parts::Reporter;
 use super::{
     ContainerFacts, ContainerNode, ContainerProcess, Examined, FoundLibrary, FoundNode, Library,
-    gpu_number,
 };
 use crate::cgroup::ask::{self, Filter};
 
@@ -369,14 +369,16 @@ fn version_of(name: &str) -> Option<String> {
 
 /// Returns the nodes that every container with GPUs needs, and the existing nodes of GPUs.
 fn find_nodes(root: &Root, known: &Known<'_>, reporter: &mut Reporter<'_>) -> Vec<ContainerNode> {
-    let names = names(root, Path::new(DEV), reporter).into_iter();
-    let gpus = names.filter_map(|name| gpu_number(&name).map(|number| (name, Some(number))));
     let control = ("nvidiactl".to_owned(), Some((NVIDIA_MAJOR, CTL_MINOR)));
     let mut all = match known.dxg {
         Some(number) => vec![(wsl::NODE.to_owned(), Some(number))],
         None => vec![control, ("nvidia-uvm".to_owned(), known.uvm)],
     };
-    all.extend(gpus);
+    for name in names(root, Path::new(DEV), reporter) {
+        if let Some(NodeName::Gpu(minor)) = NodeName::parse(&name) {
+            all.push((name, Some((NVIDIA_MAJOR, minor))));
+        }
+    }
     let mut nodes = Vec::new();
     for (name, expected) in all {
         let found = inspect_node(root, &Path::new(DEV).join(&name), reporter);

@@ -20,8 +20,7 @@ use base::sys::confine::Identity;
 use findings::catalog;
 use nvidia_host::config::Config;
 use nvidia_host::driver::access::Permissions;
-use nvidia_host::driver::nodes::NVIDIA_MAJOR;
-use nvidia_host::driver::wsl;
+use nvidia_host::driver::node_name::NodeName;
 
 use super::Checker::{One, Several};
 use super::driver::{group, may_open, missing};
@@ -382,13 +381,8 @@ fn nodes(facts: &ContainerFacts) -> Vec<Check> {
         outcomes.push(Check::of(&catalog::CONTAINER_NODE, what, again(facts)));
     }
     let is_gpu = |node: &&ContainerNode| {
-        let is_name = node.name == wsl::NODE
-            || node
-                .name
-                .trim_start_matches("nvidia")
-                .parse::<u32>()
-                .is_ok();
-        node.found.is_some() && is_name
+        let name = NodeName::parse(&node.name);
+        node.found.is_some() && name.is_some_and(NodeName::is_gpu)
     };
     let gpus = facts.nodes.iter().filter(is_gpu).count();
     if gpus == 0 && facts.is_wsl {
@@ -505,11 +499,4 @@ fn cgroup(facts: &ContainerFacts) -> Vec<Check> {
         format!("the device cgroup denies {}", denied.join(", ")),
         fix,
     )]
-}
-
-/// Returns the device number of a GPU's node from its name; `None` for other nodes.
-fn gpu_number(name: &str) -> Option<(u32, u32)> {
-    let minor = name.strip_prefix("nvidia")?;
-    let is_plain = !minor.is_empty() && minor.bytes().all(|digit| digit.is_ascii_digit());
-    Some((NVIDIA_MAJOR, minor.parse().ok().filter(|_| is_plain)?))
 }

@@ -14,11 +14,12 @@ use base::paths::ContainerPath;
 use base::read::read_limited;
 use base::sys::in_root::open_host_file;
 use nvidia_host::cdi::entry::RootfsEdits;
+use nvidia_host::driver::node_name::NodeName;
 
 use super::{limits, read_stdin, run_stage};
 use crate::inject;
 use crate::inject::container::OpenContainer;
-use crate::oci::{self, SpecView};
+use crate::oci::{self, SpecView, gpu_nodes};
 use crate::plan::Container;
 use crate::plan::rootfs;
 use crate::plan::{step::Step, steps};
@@ -180,20 +181,13 @@ fn compat_of(
 
 /// Returns a mask of the container's GPUs: bit N is `/dev/nvidiaN`.
 fn gpus_of(spec: &SpecView) -> u64 {
-    let minor = |path: &Path| {
-        path.to_str()?
-            .strip_prefix("/dev/nvidia")?
-            .parse::<u32>()
-            .ok()
-    };
-    let minors = spec
-        .devices
-        .iter()
-        .map(|device| &device.path)
-        .chain(spec.mounts.iter().map(|mount| &mount.destination));
-    minors
-        .filter_map(|path| 1_u64.checked_shl(minor(path)?))
-        .fold(0, |mask, bit| mask | bit)
+    let mut mask = 0;
+    for node in gpu_nodes(spec).gpus() {
+        if let NodeName::Gpu(minor) = node.name {
+            mask |= 1_u64.checked_shl(minor).unwrap_or_default();
+        }
+    }
+    mask
 }
 
 #[cfg(test)]
@@ -204,8 +198,10 @@ mod tests {
     #[test]
     fn gpus_and_compatibility_hooks_of_config_json() {
         let text = r#"{"root":{"path":"/r"},"process":{},
-            "linux":{"devices":[{"path":"/dev/nvidia0"},{"path":"/dev/nvidiactl"},{"path":"/dev/nvidia64"}]},
-            "mounts":[{"destination":"/dev/nvidia3","source":"/dev/nvidia3"}],
+            "linux":{"devices":[{"path":"/dev/nvidia0","type":"c","major":195,"minor":0},
+              {"path":"/dev/nvidiactl","type":"c","major":195,"minor":255},
+              {"path":"/dev/nvidia64","type":"c","major":195,"minor":64}]},
+            "mounts":[{"type":"bind","destination":"/dev/nvidia3","source":"/dev/nvidia3"}],
             "hooks":{"createContainer":[
               {"path":"/usr/bin/nvidia-ctk","args":["nvidia-ctk","hook","enable-cuda-compat","--host-driver-version=535.1"]},
               {"path":"/usr/bin/nvidia-ctk","args":["nvidia-ctk","hook","update-ldcache","--folder","/usr/lib64"]},

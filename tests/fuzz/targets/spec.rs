@@ -7,14 +7,13 @@ use cdi_spec::spec::{ContainerEdits, DeviceNode, Hook, Mount};
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::config::Config;
 use nvidia_host::device_id::VisibleDevices;
-use nvidia_host::request::select::decide;
+use nvidia_host::request::{nodes, select::decide};
 use oci_nvidia_hook::testing::oci::SpecView;
 use oci_nvidia_hook::testing::oci::device_rules::{DeviceRule, already_allowed};
+use oci_nvidia_hook::testing::oci::gpu_nodes::characters;
 use oci_nvidia_hook::testing::oci::spec_view::parse;
 use oci_nvidia_hook::testing::plan::additions::{Additions, OciFacts};
-use oci_nvidia_hook::testing::plan::request::{
-    Decision, GpuRequest, Hint, from_spec, granted, hint,
-};
+use oci_nvidia_hook::testing::plan::request::{Decision, GpuRequest, Hint, from_spec, hint};
 
 use super::{check_error, check_findings, sample_inventory};
 
@@ -62,7 +61,8 @@ pub fn run(data: &[u8]) {
                 "no hint, and {decision:?}"
             ),
             (Hint::Perhaps, decision)
-                if config.swarm_resource.is_empty() && granted(&spec.devices).is_none() =>
+                if config.swarm_resource.is_empty()
+                    && nodes::granted(&characters(&spec.devices)).is_none() =>
             {
                 assert!(
                     matches!(decision, Decision::Nothing(_)),
@@ -151,7 +151,7 @@ fn check_request(spec: &SpecView, config: &Config, request: &GpuRequest) {
     );
     if let VisibleDevices::Nodes(given) = &request.devices {
         assert!(
-            !spec.privileged && granted(&spec.devices).as_ref() == Some(given),
+            !spec.privileged && nodes::granted(&characters(&spec.devices)).as_ref() == Some(given),
             "{request:?}"
         );
     }

@@ -16,10 +16,11 @@ use nvidia_host::cdi::extras;
 use nvidia_host::cdi::generate::Naming;
 use nvidia_host::config::{Config, Limits};
 use nvidia_host::device_id::VisibleDevices;
+use nvidia_host::driver::node_name::NodeName;
 use nvidia_host::feature::{Feature, Features, Row};
 use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::select::{Device, permitted};
-use nvidia_host::request::{self, Decision, GpuRequest, Hint, Mount, Node, nodes, select};
+use nvidia_host::request::{self, Decision, GpuRequest, Hint, Mount, Node, select};
 
 use crate::cdi_keeper::DEVICE_PLUGIN;
 use crate::proto::nri::{Container, LinuxDevice};
@@ -207,7 +208,9 @@ fn has_gpus(container: &Container) -> bool {
         .cdi_devices
         .iter()
         .any(|device| is_nvidia(&device.name) && !is_extra(&device.name))
-        || nodes::granted(&character_nodes(container)).is_some()
+        || character_nodes(container)
+            .iter()
+            .any(|node| node.name().is_some_and(NodeName::is_gpu))
 }
 
 /// Reports whether a CDI device is one next to the GPUs, so that the container can still request GPUs.
@@ -442,9 +445,12 @@ mod tests {
 
     #[test]
     fn containers_with_gpus_are_left_alone() {
+        let mut on_wsl = with_node(&[ALL], "/dev/dxg", "c", 125);
+        on_wsl.linux.as_mut().unwrap().devices[0].major = 10;
         for (container, expected) in [
             (with_node(&[ALL], "/dev/nvidia0", "c", 0), "nothing"),
             (with_node(&[], "/dev/nvidia0", "c", 0), "nothing"),
+            (on_wsl, "nothing"),
             (
                 with_node(&["NVIDIA_VISIBLE_DEVICES=0"], "/dev/nvidiactl", "c", 255),
                 "GPU-0",

@@ -12,6 +12,7 @@ pub mod ldcache;
 pub mod ldconf;
 pub mod libraries;
 pub mod locate;
+pub mod node_name;
 pub mod nodes;
 pub mod packages;
 pub mod params;

@@ -15,6 +15,7 @@ use super::installed::Installed;
 use super::roots::Roots;
 use crate::config::Config;
 use crate::driver::access::Permissions;
+use crate::driver::node_name::NodeName;
 use crate::driver::nodes::{CTL_MINOR, DeviceNode, NVIDIA_MAJOR};
 use crate::driver::pci::PCI_DEVICES;
 use crate::inventory::caps::MigCap;
@@ -99,10 +100,10 @@ impl HostState {
             return BTreeMap::new();
         };
         let device = |(name, node): (&String, &Node)| {
-            let minor = if name == CONTROL {
-                CTL_MINOR
-            } else {
-                name.strip_prefix("nvidia")?.parse().ok()?
+            let minor = match NodeName::parse(name)? {
+                NodeName::Control => CTL_MINOR,
+                NodeName::Gpu(minor) => minor,
+                NodeName::Cap(_) | NodeName::Dxg => return None,
             };
             let source = HostPath::new(dev.on_host(&dir.path().join(name)));
             let path = ContainerPath::new(Path::new("/dev").join(name))?;

@@ -1,5 +1,6 @@
 //! Chooses the user and group of the process that calls NVML.
 
+use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::Result;
@@ -12,9 +13,8 @@ use base::sys::ns;
 use base::tree::{Located, Tree};
 
 use crate::config::{self, Config};
-use crate::device_id::parse_decimal;
 use crate::driver::access::Permissions;
-use crate::driver::wsl;
+use crate::driver::node_name::NodeName;
 
 /// The id of `nobody` and its group on all supported distributions. The names are not looked up, because the driver root may lack a user
 /// database.
@@ -80,20 +80,14 @@ fn is_met_by((file, bits): Need, identity: Identity) -> bool {
 /// Returns `/dev/nvidiactl`, then the nodes of the GPUs, or `/dev/dxg` on WSL 2, then the library and its directories.
 fn required_files(root: &Tree, library: &Path) -> Vec<Need> {
     let need = |path: &Path, bits: u32| root.locate(path).ok().map(|found: Located| (found, bits));
-    let is_node = |name: &str| {
-        name == wsl::NODE
-            || name
-                .strip_prefix("nvidia")
-                .and_then(parse_decimal)
-                .is_some()
-    };
-    let names = root
-        .names(Path::new("/dev"))
-        .into_iter()
-        .filter(|name| name.to_str().is_some_and(is_node));
-    let nodes = std::iter::once("nvidiactl".into())
-        .chain(names)
-        .map(|name| Path::new("/dev").join(name));
+    let mut names = vec![OsString::from("nvidiactl")];
+    for name in root.names(Path::new("/dev")) {
+        let node = name.to_str().and_then(NodeName::parse);
+        if node.is_some_and(NodeName::is_gpu) {
+            names.push(name);
+        }
+    }
+    let nodes = names.iter().map(|name| Path::new("/dev").join(name));
     let nodes = nodes
         .filter_map(|path| need(&path, 6))
         .filter(|(found, _)| found.kind == FileType::CharacterDevice);

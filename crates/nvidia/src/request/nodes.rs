@@ -2,17 +2,14 @@
 //! cannot add them itself without `hostPath` or privilege. The runtime creates the nodes, and the hook adds the driver files
 //! for these GPUs.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::device_id::Nodes;
-use crate::driver::nodes::{CAPS, NVIDIA_MAJOR};
+use crate::driver::node_name::NodeName;
+use crate::driver::nodes::NVIDIA_MAJOR;
 
 /// The origin of such a request, for messages.
 pub const ORIGIN: &str = "a device node in config.json";
-/// The largest minor number of a GPU. Larger ones are nodes of the driver itself, such as `/dev/nvidiactl`
-/// (`NV_MINOR_DEVICE_NUMBER_REGULAR_MAX`).
-const LAST_GPU: u32 = 247;
 
 /// A character device node of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,33 +22,40 @@ pub struct Node<'a> {
     pub minor: Option<u32>,
 }
 
-/// Returns the GPU nodes among the nodes of a container; `None` if it has no GPU node.
-#[must_use]
-pub fn granted(nodes: &[Node<'_>]) -> Option<Nodes> {
-    let gpus = nodes.iter().filter(|node| node.major == Some(NVIDIA_MAJOR));
-    let gpus: BTreeSet<u32> = gpus
-        .filter_map(|gpu| gpu.minor)
-        .filter(|minor| *minor <= LAST_GPU)
-        .collect();
-    // The major number of MIG capabilities is dynamic, so they are identified by their directory.
-    let caps = nodes
-        .iter()
-        .filter(|node| is_cap(node.path))
-        .filter_map(|cap| cap.minor)
-        .collect();
-    (!gpus.is_empty()).then_some(Nodes { gpus, caps })
+impl Node<'_> {
+    /// Returns which of the driver's nodes it is. The kernel decides by the number, so the path of a node with the driver's major number
+    /// does not matter. The major number of MIG capabilities and of `/dev/dxg` is dynamic: their paths identify them.
+    #[must_use]
+    pub fn name(&self) -> Option<NodeName> {
+        if self.major == Some(NVIDIA_MAJOR) {
+            return NodeName::of_minor(self.minor?);
+        }
+        match NodeName::of_path(self.path)? {
+            NodeName::Cap(_) => Some(NodeName::Cap(self.minor?)),
+            NodeName::Dxg => Some(NodeName::Dxg),
+            NodeName::Gpu(_) | NodeName::Control => None,
+        }
+    }
 }
 
-fn is_cap(path: &Path) -> bool {
-    path.parent() == Some(Path::new(CAPS))
-        && path
-            .file_name()
-            .is_some_and(|name| name.as_encoded_bytes().starts_with(b"nvidia-cap"))
+/// Returns the GPU nodes among the nodes of a container; `None` if it has no node of a single GPU.
+#[must_use]
+pub fn granted(nodes: &[Node<'_>]) -> Option<Nodes> {
+    let mut granted = Nodes::default();
+    for node in nodes {
+        match node.name() {
+            Some(NodeName::Gpu(minor)) => granted.gpus.insert(minor),
+            Some(NodeName::Cap(minor)) => granted.caps.insert(minor),
+            _ => continue,
+        };
+    }
+    (!granted.gpus.is_empty()).then_some(granted)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::node_name::LAST_GPU;
 
     fn node(path: &str, major: u32, minor: u32) -> Node<'_> {
         Node {
