@@ -66,6 +66,8 @@ fn help_of_the_demo() {
 enum Way {
     /// Run verbatim, as root; it succeeds and prints this
     Root(&'static str),
+    /// Run verbatim, as root; it lists the nodes of a container, which has no GPU
+    NoGpu,
     /// Run verbatim; it prints this and exits with one of these codes, because it judges the host
     Judges(&'static str, &'static [i32]),
     /// Run verbatim, as the user tux
@@ -78,7 +80,7 @@ enum Way {
     NotHere(fn(&str)),
 }
 
-use Way::{Judges, NotHere, Packages as Install, Root, Tree, Tux};
+use Way::{Judges, NoGpu, NotHere, Packages as Install, Root, Tree, Tux};
 
 /// The image of the first command after the installation.
 const CUDA: &str = "docker.io/nvidia/cuda:12.2.2-base-ubuntu22.04";
@@ -144,6 +146,20 @@ const COMMANDS: &[(&str, Way)] = &[
     (
         "podman run --rm -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap nvidia-smi",
         Root("| NVIDIA-SMI "),
+    ),
+    (
+        "podman run --rm -e NVIDIA_VISIBLE_DEVICES=void docker.io/nvidia/cuda:12.2.2-base-ubuntu22.04 ls /dev",
+        NoGpu,
+    ),
+    ("mkdir -p /etc/containers/oci/hooks.d", Root("")),
+    (
+        "printf '{\"version\":\"1.0.0\",\"hook\":{\"path\":\"/bin/true\"},\"when\":{\"always\":false},\"stages\":[\"prestart\"]}\\n' \
+         > /etc/containers/oci/hooks.d/oci-nvidia-hook.json",
+        Root(""),
+    ),
+    (
+        "podman run --rm -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap ls /dev",
+        NoGpu,
     ),
     ("usermod -aG video tux", Root("")),
     (
@@ -319,7 +335,6 @@ const PAGES: &[Page] = &[
         hosts: &[
             ("openSUSE and SLE", &[]),
             ("Debian and Ubuntu", &["oci-nvidia-hook"]),
-            ("From a repository", &[]),
             ("Check and troubleshoot", &["oci-nvidia-hook"]),
         ],
     },
@@ -329,8 +344,17 @@ const PAGES: &[Page] = &[
         hosts: &[
             ("MicroOS, Leap Micro and SL Micro", &[]),
             ("Fedora", &[]),
+            ("From a repository", &[]),
             ("Without a package", &[]),
             ("Rootless Podman", &["oci-nvidia-hook"]),
+        ],
+    },
+    Page {
+        file: "docs/switch-off.md",
+        driver: &["--gpus", "2"],
+        hosts: &[
+            ("For one container", &["oci-nvidia-hook"]),
+            ("For the host", &["oci-nvidia-hook"]),
         ],
     },
     Page {
@@ -712,6 +736,14 @@ impl<'a> Host<'a> {
                     self.root(WEB).ok();
                 }
                 (self.root(command), prints, &[0][..])
+            }
+            NoGpu => {
+                let nodes = self.root(command).ok();
+                assert!(
+                    nodes.contains("null") && !nodes.contains("nvidia"),
+                    "{command}: {nodes}"
+                );
+                return;
             }
             Judges(prints, codes) => (self.root(command), prints, codes),
             Tux(prints) => {

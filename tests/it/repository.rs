@@ -143,7 +143,7 @@ fn zypper_installs_upgrades_and_removes() {
     let zypper = |arguments: &[&str]| zypper::command(&root, arguments);
     let installed = |query: &str| zypper::rpm(&root, &["-q", "--qf", query, MAIN]).stdout;
 
-    // The commands of README.md
+    // The commands of docs/install.md
     zypper::rpm(
         &root,
         &[
