@@ -103,14 +103,28 @@ const PATTERNS: &[Pattern] = &[
     Pattern {
         phrases: &["that|those of"],
         unless_after: "",
-        documents: 20,
+        documents: 0,
         program: 40,
     },
     Pattern {
         phrases: &["of its|their own"],
         unless_after: "",
-        documents: 8,
+        documents: 0,
         program: 10,
+    },
+    Pattern {
+        phrases: &[
+            "carry|carries|carried|carrying out",
+            "leave|leaves|leaving root",
+            "stand|stands in",
+            "is|are away",
+            "the other one|ones",
+            "nevertheless",
+            "exactly if",
+        ],
+        unless_after: "",
+        documents: 0,
+        program: 0,
     },
     // For a purpose, not for a result
     Pattern {
@@ -415,6 +429,7 @@ fn patterns_are_found() {
         "podman does the same",
         "that of root",
         "a cgroup of its own",
+        "the program carries out the hook",
         "it is written so that it exists",
     ];
     for (pattern, bad) in PATTERNS.iter().zip(bad) {

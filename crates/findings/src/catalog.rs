@@ -163,7 +163,7 @@ kinds! {
     NO_PROC "ONH-045" Error "/proc of the container is not a proc file system"
         why "the hook cannot limit which GPUs the container sees there"
         fix "have the engine mount a proc file system at `/proc`" see "security.md";
-    IN_THE_WAY "ONH-046" Error "a file of the image or of a volume is in the way"
+    IN_THE_WAY "ONH-046" Error "a file of the image or of a volume blocks a mount point"
         why "the container would lack something that it requires"
         fix "change the image or the volume at the path that the message names" see "";
     HOSTS_DEV "ONH-047" Error "a device node would have to be created in the host's /dev"
@@ -218,17 +218,17 @@ kinds! {
     PLUGIN_CONFIG "ONH-075" Error "a configuration file or a variable of the device plugin is invalid"
         why "NVIDIA's configuration file (`--config-file`) or GKE's `gpu_config.json` cannot be read or has an invalid value, or a variable has one"
         fix "correct the line that the message names" see "kubernetes.md";
-    PLUGIN_MOUNTS "ONH-076" Error "the device plugin's way to request GPUs is not allowed"
+    PLUGIN_MOUNTS "ONH-076" Error "config.toml does not accept requests by volume mounts, which the device plugin uses"
         why "with `device-list-strategy = \"volume-mounts\"`, a mount requests the GPUs of a pod, and config.toml does not allow such requests: no pod with GPUs starts"
         fix "set `accept-nvidia-visible-devices-as-volume-mounts = true` in config.toml" see "kubernetes.md";
     PLUGIN_HOST_PATH "ONH-077" Error "the directory for the device plugin's strategy host-path is missing"
         why "with `device-list-strategy = \"host-path\"`, containers get the driver's files from this directory. The plugin refuses devices, because an engine would create the directory, and containers would find no driver in it"
         fix "install the driver in the directory, set `host-path` to the directory that contains it, or set another `device-list-strategy`" see "kubernetes.md";
     CLAIM_UNREADABLE "ONH-081" Error "the claim of a pod cannot be read from the API server"
-        why "only the claim says which devices the pod has; the kubelet tries it again"
+        why "only the claim lists the devices of the pod; the kubelet retries"
         fix "run `oci-nvidia-kubelet-plugin check --interface dra` on the node, which tests the credentials" see "claims.md";
     CLAIM_STALE "ONH-082" Error "the claim that the kubelet names does not exist any more, or has no device"
-        why "the claim was deleted, or replaced by another one of its name, while the pod started"
+        why "the claim was deleted, or replaced by another claim with the same name, while the pod started"
         fix "delete the pod" see "claims.md";
     CLAIM_CONFIG "ONH-083" Error "a claim has a configuration that is not supported"
         why "a device without the configuration would behave in another way than its users expect"
@@ -333,7 +333,7 @@ kinds! {
         fix "have root start the daemon, or set the MPS directory in `environment` of config.toml" see "security.md";
     NO_ACCESS "ONH-219" Warning "the container's process has no permission to open its device nodes"
         why "NVML reports \"Insufficient Permissions\", and CUDA finds no device; the hook creates nodes for the process only as root and with the container's device cgroup"
-        fix "add the group of the nodes (`--group-add 44`, `supplementalGroups: [44]`, or rootless `--group-add keep-groups` with crun), have the engine create the nodes (precreate, CDI, `PASS_DEVICE_SPECS=true`), or give the host's nodes mode 0666" see "";
+        fix "add the group of the nodes (`--group-add GROUP`, `supplementalGroups: [GROUP]`, or rootless `--group-add keep-groups` with crun), have the engine create the nodes (precreate, CDI, `PASS_DEVICE_SPECS=true`), or give the host's nodes mode 0666" see "";
     NO_MODESET "ONH-223" Note "the device node /dev/nvidia-modeset is missing"
         why "X11 and Vulkan may not work in containers that request `graphics` or `display`"
         fix "run `modprobe nvidia-modeset` and then `oci-nvidia-hook prepare`, as root" see "";
@@ -346,7 +346,7 @@ kinds! {
     MIG_WHOLE "ONH-230" Warning "a GPU in MIG mode is given without a MIG device"
         why "CUDA programs find no device, since they run on MIG devices only"
         fix "request MIG devices (`0:0`, `MIG-<uuid>`) or `all`; if the GPU has no MIG devices, create one or leave MIG mode" see "usage.md";
-    IMAGE_CUDA "ONH-231" Note "the image's libcuda is used instead of that of the host"
+    IMAGE_CUDA "ONH-231" Note "the image's libcuda is used instead of the host's"
         why "the image contains NVIDIA's forward compatibility libraries, which are newer than the host's"
         fix "no action is needed; `cuda-compat-mode = \"disabled\"` in config.toml selects the host's libcuda" see "oci-nvidia-hook.toml(5)";
     MIG_LEFT_OUT "ONH-232" Warning "MIG devices without device nodes are left out"
@@ -370,7 +370,7 @@ kinds! {
     LEFT_OUT "ONH-303" Warning "an optional file of the driver cannot be given to the container"
         why "the container starts without it"
         fix "in the image, check the path that the message names" see "";
-    CGROUP_ABOVE "ONH-304" Warning "a cgroup above the container's has device rules of its own"
+    CGROUP_ABOVE "ONH-304" Warning "a parent cgroup of the container restricts devices"
         why "they may deny the GPUs to the container"
         fix "allow the GPUs in the systemd unit of that cgroup with `DeviceAllow=`" see "modes.md";
     NOT_TOLD "ONH-305" Note "systemd does not know about the devices of the container"
@@ -385,7 +385,7 @@ kinds! {
     CRUN "ONH-310" Warning "crun passed the device rules to systemd"
         why "a hook cannot extend them"
         fix "have the engine list the devices in config.json (precreate or CDI)" see "modes.md";
-    SHARED_CGROUP "ONH-311" Warning "the container has no cgroup of its own"
+    SHARED_CGROUP "ONH-311" Warning "the container shares its cgroup with a service"
         why "it runs in the cgroup of a service (`--cgroups=disabled`): device rules that are added there would apply to the whole service, and would remain"
         fix "start the container without `--cgroups=disabled`, or allow the GPUs with `DeviceAllow=` in the unit of the service" see "modes.md";
     DENIED_BY_PROGRAM "ONH-312" Warning "a device program of the container's cgroup denies the GPUs"
@@ -412,7 +412,7 @@ kinds! {
         fix "see `nvidia-smi -q` and `journalctl -k` on the host, then run `oci-nvidia-hook cdi refresh`" see "modes.md";
     SPEC_CONFLICT "ONH-402" Warning "another CDI spec defines the same devices"
         why "engines accept neither of the two definitions"
-        fix "remove one of the CDI specs, and run `oci-nvidia-hook cdi generate` if it was that of this program" see "modes.md";
+        fix "remove one of the CDI specs, and run `oci-nvidia-hook cdi generate` if you removed the one of this program" see "modes.md";
     SPEC_UNSEEN "ONH-403" Warning "the CDI spec is in a directory that engines do not read"
         why "no container gets its devices"
         fix "write it to a directory that engines read, with `--output`, or add its directory to `cdi_spec_dirs` of the engine" see "modes.md";
@@ -473,8 +473,8 @@ kinds! {
         fix "add the directory to the list that is in force; the message names both files" see "modes.md";
 
     OTHER_PLUGIN "ONH-601" Warning "another device plugin offers the GPUs of the node"
-        why "two plugins would give the same GPU to two pods, so this plugin does not register its resources while the other one answers"
-        fix "use one device plugin: delete the DaemonSet of the other one, or stop `oci-nvidia-kubelet-plugin.service`" see "kubernetes.md";
+        why "two plugins would give the same GPU to two pods, so this plugin does not register its resources while the other plugin answers"
+        fix "use one device plugin: delete the DaemonSet of the other plugin, or stop `oci-nvidia-kubelet-plugin.service`" see "kubernetes.md";
     PLUGIN_MIG_STRATEGY "ONH-602" Warning "MIG devices cannot be offered as GPUs"
         why "with the MIG strategy \"single\", all devices of the resource must be of one kind"
         fix "create MIG devices of one profile on all GPUs, or set `mig-strategy = \"mixed\"`" see "kubernetes.md";
@@ -490,9 +490,9 @@ kinds! {
     PLUGIN_WITHDREW "ONH-606" Warning "the device plugin has withdrawn devices"
         why "the kubelet gives them to no pod: a GPU had an error, or the driver does not work"
         fix "run `oci-nvidia-kubelet-plugin check`, which prints the reason for each device; a repaired GPU is offered again after `quiet-period`, or at once with `oci-nvidia-kubelet-plugin clear UUID`" see "kubernetes.md";
-    OTHER_DRIVER "ONH-607" Warning "another driver for claims, or a device plugin, has the GPUs of the node"
-        why "two of them would give the same GPU to two pods, so this one does not register while the other one answers"
-        fix "use one of them: delete the DaemonSet of the other one, or stop `oci-nvidia-kubelet-plugin.service`" see "claims.md";
+    OTHER_DRIVER "ONH-607" Warning "another driver for claims, or a device plugin, already offers the node's GPUs"
+        why "two of them would give the same GPU to two pods, so this driver does not register while the other program answers"
+        fix "use one of them: delete the DaemonSet of the other program, or stop `oci-nvidia-kubelet-plugin.service`" see "claims.md";
     API_SERVER "ONH-608" Warning "the devices of the node cannot be published"
         why "the API server does not answer, or refuses the request; the scheduler knows the devices that were published last, or none"
         fix "run `oci-nvidia-kubelet-plugin check --interface dra` on the node" see "claims.md";

@@ -37,7 +37,7 @@ pub(crate) fn run(name: &str, args: Vec<OsString>) -> ExitCode {
         // (CVE-2025-23266).
         Ok(Verb::Hook(_)) => {
             let what = format!(
-                "{name} is a link to oci-nvidia-hook, which does not carry out hook entries of CDI specs"
+                "{name} is a link to oci-nvidia-hook, which does not run hook entries of CDI specs"
             );
             let hint =
                 format!("install oci-nvidia-hook-compat, or have {name} be a link to its program");
