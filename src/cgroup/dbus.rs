@@ -1,4 +1,4 @@
-//! Encodes the two D-Bus method calls to systemd that the hook needs, and decodes the replies. Pure.
+//! Encodes the D-Bus method calls to systemd that the hook needs, and decodes the replies. Pure.
 //!
 //! A D-Bus library would add a bus connection and an executor; these messages have a fixed form and use systemd's private
 //! socket. The wire format: <https://dbus.freedesktop.org/doc/dbus-specification.html#message-protocol>
@@ -13,6 +13,9 @@ const MAX_MESSAGE: usize = 64 * 1024;
 const METHOD_CALL: u8 = 1;
 const METHOD_RETURN: u8 = 2;
 const ERROR: u8 = 3;
+
+const MANAGER_PATH: &str = "/org/freedesktop/systemd1";
+const MANAGER: &str = "org.freedesktop.systemd1.Manager";
 
 /// A received message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,26 +91,27 @@ pub(super) fn set_device_allow(serial: u32, unit: &str, rules: &[DeviceRule]) ->
             }
         });
     });
-    let manager = [
-        "/org/freedesktop/systemd1",
-        "org.freedesktop.systemd1.Manager",
-        "SetUnitProperties",
-    ];
-    call(serial, manager, "sba(sv)", &body.0)
+    let method = [MANAGER_PATH, MANAGER, "SetUnitProperties"];
+    call(serial, method, "sba(sv)", &body.0)
 }
 
 /// `Get(interface, property)` for a scope.
 pub(super) fn get_property(serial: u32, unit: &str, property: &str) -> Vec<u8> {
-    let mut body = Writer::default();
-    body.string("org.freedesktop.systemd1.Scope");
-    body.string(property);
     let path = format!("/org/freedesktop/systemd1/unit/{}", escape(unit));
-    call(
-        serial,
-        [&path, "org.freedesktop.DBus.Properties", "Get"],
-        "ss",
-        &body.0,
-    )
+    get(serial, &path, "org.freedesktop.systemd1.Scope", property)
+}
+
+/// `Get(interface, property)` for the version of systemd.
+pub(super) fn get_version(serial: u32) -> Vec<u8> {
+    get(serial, MANAGER_PATH, MANAGER, "Version")
+}
+
+fn get(serial: u32, path: &str, interface: &str, property: &str) -> Vec<u8> {
+    let mut body = Writer::default();
+    body.string(interface);
+    body.string(property);
+    let method = [path, "org.freedesktop.DBus.Properties", "Get"];
+    call(serial, method, "ss", &body.0)
 }
 
 /// Escapes a unit name for an object path: systemd writes a leading digit, and all bytes except letters and digits, as `_xx`.
@@ -181,7 +185,10 @@ impl Body {
     fn after_signature(&self, signature: &str) -> Option<usize> {
         let length = usize::from(*self.0.first()?);
         let end = length.checked_add(1)?;
-        (self.0.get(1..end)? == signature.as_bytes()).then_some(end + 1)
+        if self.0.get(1..end)? != signature.as_bytes() {
+            return None;
+        }
+        Some(end + 1)
     }
 }
 
@@ -194,7 +201,10 @@ pub(super) fn message_length(head: &[u8; HEAD]) -> Option<usize> {
     let length = HEAD
         .checked_add(fields.checked_next_multiple_of(8)?)?
         .checked_add(body)?;
-    (length <= MAX_MESSAGE).then_some(length)
+    if length > MAX_MESSAGE {
+        return None;
+    }
+    Some(length)
 }
 
 /// Decodes a message with respect to the call of this serial number.

@@ -52,22 +52,26 @@ pub struct Hierarchy {
 pub fn hierarchies(mountinfo: &[u8]) -> Vec<Hierarchy> {
     let mounts: Vec<_> = mounts(mountinfo).collect();
     let mut tree = Tree::new(&mounts);
-    mounts
-        .iter()
-        .filter_map(|mount| hierarchy(mount).filter(|_| tree.reaches(mount)))
-        .collect()
+    let mut found = Vec::new();
+    for mount in &mounts {
+        if let Some(hierarchy) = hierarchy(mount)
+            && tree.reaches(mount)
+        {
+            found.push(hierarchy);
+        }
+    }
+    found
 }
 
 /// Returns `None` for a mount that cannot filter devices. The controller can share its hierarchy ("cpu,devices").
 fn hierarchy(mount: &Mount<'_>) -> Option<Hierarchy> {
-    let has_devices = || {
-        mount
-            .super_options
-            .split(|byte| *byte == b',')
-            .any(|option| option == b"devices")
+    let is_v2 = match mount.kind {
+        b"cgroup2" => true,
+        b"cgroup" => false,
+        _ => return None,
     };
-    let is_v2 = mount.kind == b"cgroup2";
-    if !is_v2 && (mount.kind != b"cgroup" || !has_devices()) {
+    let mut options = mount.super_options.split(|byte| *byte == b',');
+    if !is_v2 && !options.any(|option| option == b"devices") {
         return None;
     }
     let (root, point) = (unescaped(mount.root), unescaped(mount.point));
@@ -85,11 +89,8 @@ fn hierarchy(mount: &Mount<'_>) -> Option<Hierarchy> {
 /// (`IsCgroup2UnifiedMode`) and crun decide in the same way.
 pub fn locate(hierarchies: &[Hierarchy], cgroup: &str) -> Result<DeviceCgroup> {
     let (unified, devices): (Vec<_>, Vec<_>) = hierarchies.iter().partition(|mount| mount.is_v2);
-    if devices.is_empty()
-        || unified
-            .iter()
-            .any(|mount| mount.point == Path::new("/sys/fs/cgroup"))
-    {
+    let is_default = |mount: &&Hierarchy| mount.point == Path::new("/sys/fs/cgroup");
+    if devices.is_empty() || unified.iter().any(is_default) {
         if unified.is_empty() {
             return Ok(DeviceCgroup::None);
         }
@@ -179,13 +180,15 @@ impl<'a> Tree<'a> {
 
 /// Returns the path on the line of `/proc/<pid>/cgroup` (`HIERARCHY:CONTROLLERS:PATH`) whose controllers match.
 fn own_path(cgroup: &str, matches: impl Fn(&str) -> bool) -> Option<&Path> {
-    cgroup.lines().find_map(|line| {
-        let mut fields = line.splitn(3, ':');
-        let _hierarchy = fields.next()?;
-        let controllers = fields.next()?;
-        let path = fields.next()?;
-        matches(controllers).then(|| Path::new(path))
-    })
+    for line in cgroup.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        if let (Some(controllers), Some(path)) = (fields.next(), fields.next())
+            && matches(controllers)
+        {
+            return Some(Path::new(path));
+        }
+    }
+    None
 }
 
 /// Reports whether a path is outside of the reader's cgroup namespace: the kernel then writes "/.." (cgroup_namespaces(7)).
@@ -205,20 +208,22 @@ fn below(mounts: &[&Hierarchy], own: &Path) -> Result<(PathBuf, PathBuf)> {
             "start the hook in the cgroup namespace of the container runtime",
         ));
     }
-    let best = mounts
-        .iter()
-        .filter(|mount| mount.root.is_absolute() && !is_outside(&mount.root))
-        .filter_map(|mount| Some((mount, own.strip_prefix(&mount.root).ok()?)))
-        .enumerate()
-        .max_by_key(|(order, (mount, rest))| {
-            (!mount.is_read_only, rest.components().count(), *order)
-        });
+    let mut best: Option<(_, &PathBuf, &Path)> = None;
+    for mount in mounts {
+        if !mount.root.is_absolute() || is_outside(&mount.root) {
+            continue;
+        }
+        if let Ok(rest) = own.strip_prefix(&mount.root) {
+            let rank = (!mount.is_read_only, rest.components().count());
+            if best.is_none_or(|(known, ..)| rank >= known) {
+                best = Some((rank, &mount.point, rest));
+            }
+        }
+    }
     match best {
         // joining "" would leave a trailing slash
-        Some((_, (mount, rest))) if rest.as_os_str().is_empty() => {
-            Ok((mount.point.clone(), mount.point.clone()))
-        }
-        Some((_, (mount, rest))) => Ok((mount.point.clone(), mount.point.join(rest))),
+        Some((_, point, rest)) if rest.as_os_str().is_empty() => Ok((point.clone(), point.clone())),
+        Some((_, point, rest)) => Ok((point.clone(), point.join(rest))),
         None => {
             let points: Vec<&PathBuf> = mounts.iter().map(|mount| &mount.point).collect();
             bail!("its cgroup {own:?} is not below any of the mounts {points:?}")

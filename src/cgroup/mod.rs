@@ -5,14 +5,16 @@
 //! ([`crate::oci::device_rules::already_allowed`]). Kernel side: `Documentation/admin-guide/cgroup-v1/devices.rst`,
 //! `cgroup-v2.rst` ("Device controller").
 
-pub(crate) mod ask;
+mod attach;
 mod dbus;
-mod judge;
+mod default_mount;
+pub(crate) mod filter;
+mod interpret;
 mod locate;
-mod own;
+mod ownership;
+mod pinned;
 mod program;
 mod systemd;
-mod usual;
 mod v1;
 mod v2;
 
@@ -39,8 +41,10 @@ pub enum Access {
     Present,
     /// The hook added the devices to the filter.
     Added,
-    /// The filter was not changed, because systemd would restore it, or because the cgroup is shared with other processes.
+    /// The filter was not changed, because the cgroup is shared with other processes. It may allow the devices.
     Unchanged,
+    /// The filter denies at least one of the devices, after all changes. The first finding explains it.
+    Denied,
 }
 
 /// The result of [`allow`].
@@ -86,45 +90,67 @@ pub fn allow(member: Member<'_>, rules: &[DeviceRule]) -> Result<Grant> {
         return Ok(Grant::plain(Access::Unfiltered));
     };
     let caller = self::located(&mounts, "/proc/self/cgroup").ok();
-    let caller = caller
-        .as_ref()
-        .and_then(DeviceCgroup::place)
-        .map(|(_, path)| path);
-    let marks = own::Marks {
+    let caller = caller.as_ref().and_then(DeviceCgroup::place);
+    let container = ownership::ContainerCgroup {
         id: member.id,
         cgroups_path: member.cgroups_path,
-        caller,
+        caller: caller.map(|(_, path)| path),
     };
-    let own = marks.own(mount, path);
+    let own = container.own(mount, path);
     if own.is_empty() {
-        return Ok(match denies_any(&located, rules) {
-            Some(false) => Grant::plain(Access::Unfiltered),
-            _ => Grant {
-                access: Access::Unchanged,
-                findings: vec![shared_finding(path)],
-            },
-        });
+        return Ok(shared(&located, path, rules));
     }
-    match &located {
+    let grant = match &located {
         DeviceCgroup::V1(path) => v1::allow(path, rules),
-        _ => v2::allow(mount, &own, member.id, rules),
+        _ => v2::allow(&own, member.id, rules),
+    };
+    let mut grant = grant.context("cannot give the container access to its devices")?;
+    // Without a finding, each program allows the devices, and the filter need not be read again.
+    if !grant.findings.is_empty() && denies_any(&located, rules) == Some(true) {
+        grant.access = Access::Denied;
     }
-    .context("cannot give the container access to its devices")
+    Ok(grant)
 }
 
-/// Returns a finding if the cgroup denies the devices and `no-cgroups` in config.toml forbids changes to it. Changes nothing.
-pub(crate) fn forbidden(pid: Pid, rules: &[DeviceRule]) -> Option<Finding> {
-    if rules.is_empty() {
-        return None;
+/// Returns the access in a cgroup that is not the container's.
+fn shared(located: &DeviceCgroup, path: &Path, rules: &[DeviceRule]) -> Grant {
+    let access = match denies_any(located, rules) {
+        Some(false) => return Grant::plain(Access::Unfiltered),
+        Some(true) => Access::Denied,
+        None => Access::Unchanged,
+    };
+    Grant {
+        access,
+        findings: vec![shared_finding(path)],
     }
-    let located = located(&mounts().ok()?, &format!("/proc/{pid}/cgroup")).ok()?;
-    (denies_any(&located, rules) == Some(true)).then(|| {
-        Finding::new(
-            &catalog::NO_CGROUPS,
-            "the container's cgroup denies the devices, and no-cgroups = true in config.toml keeps the hook from changing it",
-            format!("remove no-cgroups from config.toml: rootless containers do not need it; or {LISTED_HINT}"),
-        )
-    })
+}
+
+/// Returns the access of a container whose cgroup must not be changed, because of `no-cgroups` in config.toml.
+pub(crate) fn examine(pid: Pid, rules: &[DeviceRule]) -> Grant {
+    let access = match is_denied(pid, rules) {
+        Ok(Some(true)) => Access::Denied,
+        Ok(Some(false)) => return Grant::plain(Access::Present),
+        Ok(None) | Err(_) => return Grant::plain(Access::Unchanged),
+    };
+    let finding = Finding::new(
+        &catalog::NO_CGROUPS,
+        "the container's cgroup denies the devices, and no-cgroups = true in config.toml keeps the hook from changing it",
+        format!(
+            "remove no-cgroups from config.toml: rootless containers do not need it; or {LISTED_HINT}"
+        ),
+    );
+    Grant {
+        access,
+        findings: vec![finding],
+    }
+}
+
+fn is_denied(pid: Pid, rules: &[DeviceRule]) -> Result<Option<bool>> {
+    if rules.is_empty() {
+        return Ok(Some(false));
+    }
+    let located = located(&mounts()?, &format!("/proc/{pid}/cgroup"))?;
+    Ok(denies_any(&located, rules))
 }
 
 fn located(mounts: &[Hierarchy], cgroup: &str) -> Result<DeviceCgroup> {
@@ -133,7 +159,7 @@ fn located(mounts: &[Hierarchy], cgroup: &str) -> Result<DeviceCgroup> {
 
 /// Reports whether the cgroup or one above it denies one of the devices; `None` if that cannot be determined.
 fn denies_any(located: &DeviceCgroup, rules: &[DeviceRule]) -> Option<bool> {
-    ask::filter_of(located).ok()?.denies_any(rules)
+    filter::filter_of(located).ok()?.denies_any(rules)
 }
 
 fn shared_finding(path: &Path) -> Finding {
@@ -163,12 +189,13 @@ pub(crate) fn join(pid: Pid) -> Result<()> {
 
 /// Returns the mounted hierarchies, without reading the whole mount table if they are at the usual path.
 fn mounts() -> Result<Vec<Hierarchy>> {
-    match usual::hierarchy() {
+    match default_mount::hierarchy() {
         Some(hierarchy) => Ok(vec![hierarchy]),
-        None => Ok(hierarchies(
-            &proc_file::read_table(MOUNTINFO)
-                .with_context(|| format!("cannot read {MOUNTINFO:?}"))?,
-        )),
+        None => {
+            let table = proc_file::read_table(MOUNTINFO);
+            let table = table.with_context(|| format!("cannot read {MOUNTINFO:?}"))?;
+            Ok(hierarchies(&table))
+        }
     }
 }
 
@@ -185,9 +212,10 @@ pub(crate) const LISTED_HINT: &str = "have the engine list the devices in config
 
 /// The finding for a unit to which systemd restores only the device rules that it knows.
 fn systemd_finding(unit: &str, why: Option<&anyhow::Error>) -> Finding {
-    let why = why
-        .map(|error| format!(": {}", base::report::line(error)))
-        .unwrap_or_default();
+    let why = match why {
+        Some(error) => format!(": {}", base::report::line(error)),
+        None => String::new(),
+    };
     Finding::new(
         &catalog::NOT_TOLD,
         format!(

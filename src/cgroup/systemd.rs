@@ -1,13 +1,13 @@
-//! Adds devices to the `DeviceAllow=` list of the container's systemd unit.
+//! Adds devices to the `DeviceAllow=` list of the container's systemd unit, and waits for systemd.
 //!
 //! If systemd manages the container's cgroup, it rewrites the device rules at any time, for example at `systemctl
 //! daemon-reload`. Rules that it does not know are lost, and programs in the container fail with "Failed to initialize NVML:
 //! Unknown Error".
 
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
@@ -18,6 +18,10 @@ use crate::oci::device_rules::DeviceRule;
 const SOCKET: &str = "/run/systemd/private";
 /// systemd replies within a millisecond, but not before the end of a reload.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// The time between two attempts to connect
+const PAUSE: Duration = Duration::from_millis(50);
+/// The time after which [`wait`] does not try again; a reload on a host with thousands of units takes seconds
+const LONGEST_RELOAD: Duration = Duration::from_secs(10);
 /// Upper limit for the messages before a reply; a few signals are usual.
 const MAX_MESSAGES: usize = 1000;
 
@@ -44,6 +48,43 @@ fn extend_device_allow(unit: &str, rules: &[DeviceRule]) -> Result<()> {
         systemd.call(|serial| dbus::set_device_allow(serial, unit, rules))?;
     }
     Ok(())
+}
+
+/// Waits until systemd has ended a reload of its unit files, or a re-execution, that may be running.
+///
+/// # Errors
+/// If systemd does not run, or does not reply within ten seconds.
+pub(super) fn wait() -> Result<()> {
+    let until = Instant::now() + LONGEST_RELOAD;
+    loop {
+        match get_version() {
+            // systemd closes its connections when it executes itself again, and opens the socket later.
+            Err(error) if is_busy(&error) && Instant::now() < until => {
+                std::thread::sleep(PAUSE);
+            }
+            other => return other.context("systemd does not reply"),
+        }
+    }
+}
+
+fn get_version() -> Result<()> {
+    let mut systemd = Connection::open()?;
+    systemd.call(dbus::get_version)?;
+    Ok(())
+}
+
+fn is_busy(error: &anyhow::Error) -> bool {
+    let Some(error) = error.root_cause().downcast_ref::<io::Error>() else {
+        return false;
+    };
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::WouldBlock
+    )
 }
 
 /// A connection to systemd's private socket.

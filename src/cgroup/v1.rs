@@ -35,18 +35,11 @@ pub(super) fn allow(cgroup: &HostPath, rules: &[DeviceRule]) -> Result<Grant> {
         }
     }
     // "systemctl daemon-reload" rewrites the lists of scopes without these rules.
-    let unit = cgroup
-        .as_path()
-        .file_name()
-        .map(|name| name.to_string_lossy().into_owned())
-        .unwrap_or_default();
-    let findings = if unit.ends_with(".scope") {
-        vec![systemd_finding(&unit, None)]
-    } else {
-        Vec::new()
-    };
-    Ok(Grant {
-        access: Access::Added,
-        findings,
-    })
+    let mut grant = Grant::plain(Access::Added);
+    let unit = cgroup.as_path().file_name().unwrap_or_default();
+    let unit = unit.to_string_lossy();
+    if unit.ends_with(".scope") {
+        grant.findings.push(systemd_finding(&unit, None));
+    }
+    Ok(grant)
 }

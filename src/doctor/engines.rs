@@ -17,8 +17,6 @@ use engines::runtime::Runtime;
 use engines::status::Replaced;
 use engines::{Engine, EngineKind, Version, status};
 
-/// The first crun that lets systemd apply device rules.
-const CRUN_WITH_SYSTEMD: Version = Version(1, 23, 0);
 /// The first runc that does not need links in /dev/char.
 const RUNC_WITHOUT_DEV_CHAR: Version = Version(1, 1, 7);
 /// The fix for device rules that do not last: the engine adds the devices to config.json.
@@ -277,14 +275,14 @@ fn adds_devices(engine: &Engine) -> bool {
 }
 
 pub(super) fn runtime(facts: &Facts) -> Vec<Check> {
-    let outcomes = runtimes(facts).map(|(engine, runtime)| runtime_of(facts, engine, runtime));
+    let outcomes = runtimes(facts).map(|(engine, runtime)| runtime_of(engine, runtime));
     or(
         outcomes,
         Check::skipped("neither Podman nor CRI-O is installed"),
     )
 }
 
-fn runtime_of(facts: &Facts, engine: &Engine, runtime: &Runtime) -> Check {
+fn runtime_of(engine: &Engine, runtime: &Runtime) -> Check {
     let Some(program) = &runtime.program else {
         let what = format!("{}: the runtime {} is missing", engine.kind, runtime.name);
         let from = if engine.kind == EngineKind::Crio {
@@ -302,21 +300,6 @@ fn runtime_of(facts: &Facts, engine: &Engine, runtime: &Runtime) -> Check {
         || "of unknown version".to_owned(),
         |version| version.to_string(),
     );
-    let is_new_crun = runtime.name == "crun"
-        && runtime
-            .version
-            .is_some_and(|version| version >= CRUN_WITH_SYSTEMD);
-    if is_new_crun
-        && by_systemd(facts, engine)
-        && adds_devices(engine)
-        && facts.cgroup_v2 == Some(true)
-    {
-        let what = format!(
-            "{}: with crun {version}, systemd applies device rules, and the hook cannot add any",
-            engine.kind
-        );
-        return Check::of(&catalog::CRUN, what, LIST_DEVICES);
-    }
     Check::ok(format!(
         "{} starts containers with {} ({} {version})",
         engine.kind,

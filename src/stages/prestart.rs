@@ -9,18 +9,20 @@ use anyhow::{Context, Result};
 use nix::unistd::Pid;
 
 use base::paths::HostPath;
-use base::report::{Failure, classify, line};
+use base::report::{Failure, classify, failure, line};
 use base::sys::{ns, proc_file};
 use findings::catalog;
+use nvidia_host::config::{Config, DeniedDevices};
 
 use super::{decide, image, read_state, run_stage};
+use crate::cgroup::{self, Access};
+use crate::inject;
 use crate::inject::container::OpenContainer;
 use crate::oci;
 use crate::oci::device_rules::DeviceRule;
 use crate::plan::request;
 use crate::plan::{self, Container, Gpus};
 use crate::record::call::Call;
-use crate::{cgroup, inject};
 use records::Outcome;
 
 /// The namespaces in which the hook runs.
@@ -138,13 +140,7 @@ pub(super) fn give(
     // A rootless runtime cannot attach a device filter: both the "devices" controller and BPF_PROG_TYPE_CGROUP_DEVICE require
     // capabilities in the host's user namespace. So there is no filter to extend.
     if !container.process.is_rootless() {
-        allow_devices(
-            Pid::from_raw(pid),
-            container,
-            &rules,
-            gpus.config().edit_cgroups,
-            call,
-        )?;
+        allow_devices(Pid::from_raw(pid), container, &rules, gpus.config(), call)?;
         call.step_done("cgroup");
     }
     let finished = inject::carry_out(prepared, open, container, &call.record().created.clone())?;
@@ -160,31 +156,45 @@ pub(super) fn give(
     Ok(())
 }
 
+/// Lets the container open the devices.
+///
+/// # Errors
+/// If its cgroup denies one of them in the end, unless config.toml permits that.
 fn allow_devices(
     pid: Pid,
     container: &Container<'_>,
     rules: &[DeviceRule],
-    edit: bool,
+    config: &Config,
     call: &mut Call,
 ) -> Result<()> {
-    if !edit {
-        cgroup::forbidden(pid, rules)
-            .iter()
-            .for_each(|finding| call.finding(finding));
-        return Ok(());
-    }
     let member = cgroup::Member {
         pid,
         id: container.id,
         cgroups_path: container.cgroups_path,
     };
-    let outcome = cgroup::allow(member, rules)
-        .map_err(|error| classify(error, &catalog::CGROUP, cgroup::LISTED_HINT))?;
-    outcome
-        .findings
-        .iter()
-        .for_each(|finding| call.finding(finding));
-    Ok(())
+    let grant = if config.edit_cgroups {
+        cgroup::allow(member, rules)
+            .map_err(|error| classify(error, &catalog::CGROUP, cgroup::LISTED_HINT))?
+    } else {
+        cgroup::examine(pid, rules)
+    };
+    let is_error = grant.access == Access::Denied && config.denied_devices == DeniedDevices::Error;
+    let mut findings = grant.findings.into_iter();
+    let cause = if is_error { findings.next() } else { None };
+    for finding in findings {
+        call.finding(&finding);
+    }
+    match cause {
+        Some(cause) => Err(failure(
+            &catalog::CGROUP,
+            format!(
+                "the container's device cgroup denies the GPUs: {}",
+                cause.what
+            ),
+            cause.fix,
+        )),
+        None => Ok(()),
+    }
 }
 
 /// Returns the container's init process and the runtime: at createContainer the parent and grandparent of the hook. The process

@@ -18,7 +18,7 @@ use oci_nvidia_hook::testing::oci::device_rules::DeviceRule;
 
 use crate::driver::{FakeDriver, Image, Waiting};
 use crate::engine::{Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Need, host_wide_name, scratch};
+use crate::support::{HOOK, Need, host_wide_name, scratch, sh};
 use crate::why::{isolated, why};
 
 const V1: &[Need] = &[Need::Root, Need::CgroupV1];
@@ -59,7 +59,7 @@ tests! {
     V2 => v2_a_cgroup_of_others_is_left_alone, v2_a_program_that_denies_is_left_in_force,
         v2_a_program_that_came_meanwhile_is_not_lost, v2_extends_what_is_attached, v2_all_of_several_programs,
         v2_many_rules_are_known_again, v2_nothing_attached_is_nothing_to_do, v2_the_scope_above_is_the_container_s_too,
-        v2_what_crun_gave_to_systemd_is_left_alone, v2_a_program_further_up_is_named, v2_replace_wants_the_old_one;
+        v2_what_crun_gave_to_systemd_is_extended, v2_a_program_further_up_is_named, v2_replace_wants_the_old_one;
     RUNC => v2_runc_container;
 }
 
@@ -338,7 +338,7 @@ fn v1_a_cgroup_of_others_is_left_alone() {
     let outcome = cgroup::allow(of_others, &[FIRST]).unwrap();
     assert_eq!(
         (outcome.access, outcome.findings[0].kind.id),
-        (Access::Unchanged, "ONH-311")
+        (Access::Denied, "ONH-311")
     );
     assert!(
         outcome.findings[0].what.contains("web.service"),
@@ -381,7 +381,7 @@ fn v2_a_cgroup_of_others_is_left_alone() {
     let outcome = cgroup::allow(of_others, &[FIRST]).unwrap();
     assert_eq!(
         (outcome.access, outcome.findings[0].kind.id),
-        (Access::Unchanged, "ONH-311")
+        (Access::Denied, "ONH-311")
     );
     assert_eq!((group.open(FIRST), group.attached(0)), (Denied, before));
     let null = DeviceRule { major: 1, minor: 3 };
@@ -416,6 +416,14 @@ fn v1_no_cgroups_is_reported() {
     fs::write(group.path.join("cgroup.procs"), container.pid().to_string()).unwrap();
     fs::write(group.path.join("devices.deny"), "a").unwrap();
     let ran = container.call(&mut isolated(dir.path()), &fake.config);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(
+        ran.stderr.contains("denies the GPUs: ")
+            && ran.stderr.contains("(ONH-041)\nhint: remove no-cgroups "),
+        "{ran:?}"
+    );
+    fake.configure("no-cgroups = true\n[oci-nvidia-hook]\ndenied-devices = \"start\"");
+    let ran = container.call(&mut isolated(dir.path()), &fake.config);
     assert!(ran.stderr.contains("(ONH-313)"), "{ran:?}");
     ran.ok();
     let text = why(dir.path(), &["waiting"]).ok();
@@ -432,9 +440,19 @@ fn v1_no_cgroups_is_reported() {
         ""
     );
     // Without the key, the hook examines the cgroup; this one is not the container's.
-    fake.configure("");
     container.set_env(&["NVIDIA_VISIBLE_DEVICES=all"]);
-    assert!(container.hook(&fake.config).stderr.contains("(ONH-311)"));
+    fake.configure("[oci-nvidia-hook]\ndenied-devices = \"start\"");
+    let ran = container.hook(&fake.config);
+    assert!(ran.stderr.contains("(ONH-311)"), "{ran:?}");
+    ran.ok();
+    fake.configure("");
+    let ran = container.hook(&fake.config);
+    assert!(
+        ran.stderr
+            .contains("(ONH-041)\nhint: start it without \"--cgroups=disabled\""),
+        "{ran:?}"
+    );
+    assert_eq!(ran.code, Some(1), "{ran:?}");
 }
 
 fn v2_no_cgroups_is_reported() {
@@ -456,6 +474,10 @@ fn v2_no_cgroups_is_reported() {
     fs::write(group.path.join("cgroup.procs"), container.pid().to_string()).unwrap();
     group.attach(0, BPF_F_ALLOW_MULTI, &only_null());
     let before = group.attached(0);
+    let ran = container.hook(&fake.config);
+    assert!(ran.stderr.contains("(ONH-041)"), "{ran:?}");
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    fake.configure("no-cgroups = true\n[oci-nvidia-hook]\ndenied-devices = \"start\"");
     let ran = container.hook(&fake.config);
     assert!(ran.stderr.contains("(ONH-313)"), "{ran:?}");
     ran.ok();
@@ -499,16 +521,16 @@ fn podman_without_a_cgroup() {
             "\"$@\" run --rm --network=none --log-driver=none -e NVIDIA_VISIBLE_DEVICES=0 {IMAGE} true\n\
              echo $$ >'{}/cgroup.procs'\n\
              \"$@\" run {options} --name disabled --network=none --log-driver=none -e NVIDIA_VISIBLE_DEVICES=0 {IMAGE} \
-               sh -c 'nvidia-smi -L; probe-open /dev/nvidia0 || true' || code=$?\n\
+               sh -c 'echo started' || code=$?\n\
              {HOOK} why disabled; \"$@\" rm -f disabled >/dev/null",
             group.path.display()
         );
         Podman::shared().shell(Cgroup::WithCrun, &script).ok()
     };
     let text = run("--cgroups=disabled");
-    assert!(text.contains("/dev/nvidia0: EPERM\n"), "{text}");
+    assert!(!text.contains("started"), "{text}");
     assert!(
-        text.contains("ONH-311 warning: ") && text.contains("backup.service"),
+        text.contains("(ONH-041)") && text.contains("backup.service"),
         "{text}"
     );
     assert_eq!(list(), before);
@@ -525,7 +547,10 @@ fn v2_a_program_that_denies_is_left_in_force() {
     group.attach(0, BPF_F_ALLOW_MULTI, &all_but_nvidia());
     let agents = *group.attached(0).last().unwrap();
     let outcome = group.allow("x", &[FIRST]);
-    assert_eq!((outcome.access, outcome.findings.len()), (Access::Added, 1));
+    assert_eq!(
+        (outcome.access, outcome.findings.len()),
+        (Access::Denied, 1)
+    );
     assert_eq!(outcome.findings[0].kind.id, "ONH-312");
     assert!(
         outcome.findings[0]
@@ -729,40 +754,63 @@ fn v2_the_scope_above_is_the_container_s_too() {
     );
 }
 
-/// crun 1.23 and systemd: systemd attaches the pinned program again, so a replacement does not last.
-fn v2_what_crun_gave_to_systemd_is_left_alone() {
-    if !in_v2_view("cgroup::v2_what_crun_gave_to_systemd_is_left_alone") {
+/// crun 1.23 and newer with systemd: systemd attaches the pinned program again when it reloads. The test `systemd::` has a systemd.
+fn v2_what_crun_gave_to_systemd_is_extended() {
+    if !in_v2_view("cgroup::v2_what_crun_gave_to_systemd_is_extended") {
         return;
     }
-    let mounted = Command::new("mount")
-        .args(["-t", "tmpfs", "none", "/sys/fs/bpf"])
-        .status()
-        .unwrap();
-    assert!(mounted.success());
-    fs::create_dir("/sys/fs/bpf/crun").unwrap();
+    let mounts = "mount -t bpf bpf /sys/fs/bpf && mkdir /sys/fs/bpf/crun && mount -t tmpfs run /run && \
+                  mkdir -p /run/systemd/transient";
+    sh(mounts).ok();
+    let pin = Path::new("/sys/fs/bpf/crun/libpod-0b_scope");
+    let unit_file = Path::new("/run/systemd/transient/libpod-0b.scope");
+    let line = format!("BPFProgram=device:{}\n", pin.display());
     let group = Group::new("/sys/fs/cgroup", "pinned", "libpod-0b.scope/container");
-    group.attach(1, BPF_F_ALLOW_MULTI, &only_null());
-    let before = group.attached(1);
-    fs::write("/sys/fs/bpf/crun/libpod-0b_scope", "").unwrap();
+    let original = group.attach(1, BPF_F_ALLOW_MULTI, &only_null());
+    bpf::pin(original.as_fd(), pin).unwrap();
+    let original_id = group.attached(1);
+
+    // The unit file cannot be changed: the devices are allowed until the next reload.
     let outcome = group.allow("0b", &[FIRST]);
-    assert_eq!(
-        (outcome.access, outcome.findings.len()),
-        (Access::Unchanged, 1)
-    );
-    for way in ["CDI", "precreate", "device plugin"] {
-        assert!(
-            outcome.findings[0].fix.contains(way),
-            "{:?}",
-            outcome.findings
-        );
+    assert_eq!((outcome.access, outcome.findings.len()), (Access::Added, 1));
+    assert_eq!(outcome.findings[0].kind.id, "ONH-310");
+    assert!(outcome.findings[0].what.contains("daemon-reload"));
+    let extended = group.attached(1);
+    assert_eq!((extended.len(), group.open(FIRST)), (1, Allowed));
+    assert_eq!(group.open(SECOND), Denied);
+
+    // A reload that runs at this moment: systemd has detached its program, or has attached it again.
+    let program = bpf::prog_by_id(extended[0]).unwrap();
+    let scope = group.directory(1);
+    for with_original in [false, true] {
+        bpf::detach(scope.as_fd(), program.as_fd()).ok();
+        if with_original {
+            bpf::attach(scope.as_fd(), original.as_fd(), BPF_F_ALLOW_MULTI, None).unwrap();
+        }
+        for id in group.attached(1) {
+            if !original_id.contains(&id) {
+                let ours = bpf::prog_by_id(id).unwrap();
+                bpf::detach(scope.as_fd(), ours.as_fd()).unwrap();
+            }
+        }
+        fs::write(unit_file, format!("[Scope]\n{line}")).unwrap();
+        let outcome = group.allow("0b", &[FIRST]);
+        assert_eq!(outcome.access, Access::Added);
+        // Here is no systemd to wait for.
+        assert_eq!(outcome.findings.len(), 1, "{outcome:?}");
+        assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Denied]);
+        assert_eq!(group.attached(1).len(), 1, "{with_original}");
+        assert_ne!(group.attached(1), original_id);
+        let text = fs::read_to_string(unit_file).unwrap();
+        assert_eq!(text, format!("[Scope]\n#{}", &line[1..]));
     }
-    assert_eq!((group.open(FIRST), group.attached(1)), (Denied, before));
-    fs::remove_file("/sys/fs/bpf/crun/libpod-0b_scope").unwrap();
-    assert_eq!(
-        group.allow("0b", &[FIRST]).access,
-        Access::Added,
-        "the test can see a difference"
-    );
+    // crun compares the pin at an update.
+    let pinned = bpf::prog_info(bpf::pinned(pin).unwrap().as_fd()).unwrap();
+    assert_eq!([pinned.id], *original_id);
+    // The hook again, with another device.
+    assert_eq!(group.allow("0b", &[FIRST]).access, Access::Present);
+    assert_eq!(group.allow("0b", &[FIRST, SECOND]).access, Access::Added);
+    assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Allowed]);
 }
 
 fn v2_a_program_further_up_is_named() {
@@ -775,7 +823,7 @@ fn v2_a_program_further_up_is_named() {
     let outcome = group.allow("0a", &[FIRST]);
     assert_eq!(
         (outcome.access, outcome.findings.len()),
-        (Access::Unfiltered, 1)
+        (Access::Denied, 1)
     );
     assert!(
         outcome.findings[0].what.contains("above"),
@@ -814,16 +862,19 @@ fn v2_replace_wants_the_old_one() {
     );
 }
 
-/// Attaches an allow list to the scope, as crun does, and calls the hook for the process in it.
-pub fn attach_as_crun(scope: &str) {
-    let procs = fs::read_to_string(format!("{scope}/cgroup.procs")).unwrap();
-    let pid = Pid::from_raw(procs.lines().next().unwrap().parse().unwrap());
+/// Loads an allow list, as crun does.
+fn allow_list_of_crun() -> OwnedFd {
     let other = DeviceRule {
         major: 240,
         minor: 7,
     };
     let allow_list = cgroup::extend(&only_null(), &[other]).unwrap().unwrap();
-    let program = bpf::load_device_program("onh_test", &allow_list).unwrap();
+    bpf::load_device_program("onh_test", &allow_list).unwrap()
+}
+
+/// Attaches an allow list to the scope, as crun before 1.23 does, and calls the hook for the process in it.
+pub fn attach_as_crun(scope: &str) {
+    let program = allow_list_of_crun();
     bpf::attach(
         File::open(scope).unwrap().as_fd(),
         program.as_fd(),
@@ -831,10 +882,24 @@ pub fn attach_as_crun(scope: &str) {
         None,
     )
     .unwrap();
+    allow_in_scope(scope);
+}
+
+/// Pins an allow list, as crun 1.23 does before it asks systemd for the scope.
+pub fn pin_as_crun(pin: &str) {
+    bpf::pin(allow_list_of_crun().as_fd(), Path::new(pin)).unwrap();
+}
+
+/// Calls the hook for the process in the scope `onh-NAME.scope`.
+pub fn allow_in_scope(scope: &str) {
+    let procs = fs::read_to_string(format!("{scope}/cgroup.procs")).unwrap();
+    let pid = Pid::from_raw(procs.lines().next().unwrap().parse().unwrap());
+    let name = scope.rsplit("/onh-").next().unwrap();
+    let id = name.strip_suffix(".scope").unwrap();
     let member = Member {
         pid,
-        id: "plain",
-        cgroups_path: Some("system.slice:onh:plain"),
+        id,
+        cgroups_path: Some(&format!("system.slice:onh:{id}")),
     };
     let outcome = cgroup::allow(member, &[FIRST]).unwrap();
     assert_eq!(

@@ -570,12 +570,6 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         Status::Warning,
     ),
     (
-        "sed -i s/1.20/1.23/ usr/bin/crun; printf '[crio.runtime]\\ndefault_runtime = \"crun\"\\n' >etc/crio/crio.conf",
-        "runtime",
-        "ONH-310: CRI-O",
-        Status::Warning,
-    ),
-    (
         "rm sys/fs/cgroup/*; mkdir sys/fs/cgroup/devices",
         "cgroups",
         "ONH-506: CRI-O",

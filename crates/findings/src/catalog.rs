@@ -148,9 +148,9 @@ kinds! {
     CONTAINER "ONH-040" Error "the container cannot be entered"
         why "the hook was not called at a stage at which it can set the container up"
         fix "have the engine call the hook at prestart or createRuntime (`stages` in the hook file)" see "modes.md";
-    CGROUP "ONH-041" Error "the container's cgroup cannot be changed to allow the GPUs"
+    CGROUP "ONH-041" Error "the container's device cgroup denies the GPUs, and cannot be changed to allow them"
         why "the device nodes would exist, but programs could not open them"
-        fix "have the engine list the devices in config.json (precreate or CDI)" see "modes.md";
+        fix "follow the hint of the message, or have the engine list the devices in config.json (precreate or CDI); `denied-devices = \"start\"` in config.toml starts such containers" see "modes.md";
     SHARED "ONH-042" Error "a mount would propagate to the host"
         why "nothing that is set up for a container may change the host"
         fix "mount the volume with `rslave` or `rprivate` propagation" see "security.md";
@@ -382,9 +382,9 @@ kinds! {
     COVERED "ONH-307" Warning "a directory of a volume is read-only in the container"
         why "the hook creates nothing on volumes; it covers the directory with a read-only layer that contains the driver's files"
         fix "mount the volume at another path if the container has to write to the directory" see "security.md";
-    CRUN "ONH-310" Warning "crun passed the device rules to systemd"
-        why "a hook cannot extend them"
-        fix "have the engine list the devices in config.json (precreate or CDI)" see "modes.md";
+    CRUN "ONH-310" Warning "systemd will restore the device rules that crun passed to it"
+        why "the hook has extended the rules, but `systemctl daemon-reload` removes the container's access to the GPUs, because the hook could not change the unit file of the container"
+        fix "allow hooks of the engine to write to `/run/systemd/transient`, or have the engine list the devices in config.json (precreate or CDI)" see "modes.md";
     SHARED_CGROUP "ONH-311" Warning "the container shares its cgroup with a service"
         why "it runs in the cgroup of a service (`--cgroups=disabled`): device rules that are added there would apply to the whole service, and would remain"
         fix "start the container without `--cgroups=disabled`, or allow the GPUs with `DeviceAllow=` in the unit of the service" see "modes.md";

@@ -9,7 +9,7 @@ use findings::catalog;
 use super::StoredFinding;
 
 /// The findings that report a shortfall, the most important first, with the end of a sentence that begins with "the container got".
-const SHORTFALLS: [(&Kind, &str); 14] = [
+const SHORTFALLS: [(&Kind, &str); 13] = [
     (
         &catalog::NO_GLIBC,
         "its GPUs, but its image cannot load the driver's programs and libraries",
@@ -24,10 +24,6 @@ const SHORTFALLS: [(&Kind, &str); 14] = [
     ),
     (
         &catalog::DENIED_BY_PROGRAM,
-        "its GPUs, but its device cgroup denies them",
-    ),
-    (
-        &catalog::CRUN,
         "its GPUs, but its device cgroup denies them",
     ),
     (

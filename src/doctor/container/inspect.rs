@@ -38,7 +38,7 @@ use super::parts::Reporter;
 use super::{
     ContainerFacts, ContainerNode, ContainerProcess, Examined, FoundLibrary, FoundNode, Library,
 };
-use crate::cgroup::ask::{self, Filter};
+use crate::cgroup::filter::{self, Filter};
 
 /// The libraries that CUDA programs and nvidia-smi open.
 const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
@@ -105,7 +105,7 @@ impl<'a> Known<'a> {
         let uvm = prepare::parse_majors(&devices)
             .get("nvidia-uvm")
             .map(|major| (*major, 0));
-        let filter = ask::filter(Pid::from_raw(pid)).map_err(|error| line(&error));
+        let filter = filter::filter(Pid::from_raw(pid)).map_err(|error| line(&error));
         Ok(Self {
             process,
             name,

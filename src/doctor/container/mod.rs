@@ -25,7 +25,7 @@ use nvidia_host::driver::node_name::NodeName;
 use super::Checker::{One, Several};
 use super::driver::{group, may_open, missing};
 use super::{Check, Named, Section};
-use crate::cgroup::ask::Filter;
+use crate::cgroup::filter::Filter;
 use crate::oci::device_rules::DeviceRule;
 use find::ProcessId;
 use inspect::Known;

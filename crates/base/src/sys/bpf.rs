@@ -5,14 +5,19 @@
 //! they are zero.
 #![allow(unsafe_code, reason = "neither nix nor rustix has bpf(2)")]
 
+use std::ffi::CString;
 use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 
 use nix::errno::Errno;
 use nix::libc;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const BPF_PROG_LOAD: libc::c_int = 5;
+const BPF_OBJ_PIN: libc::c_int = 6;
+const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_PROG_ATTACH: libc::c_int = 8;
 const BPF_PROG_DETACH: libc::c_int = 9;
 const BPF_PROG_GET_FD_BY_ID: libc::c_int = 13;
@@ -98,6 +103,8 @@ pub struct Attached {
 /// What the kernel shows of a loaded program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgInfo {
+    /// The number by which [`attached`] lists it.
+    pub id: u32,
     /// The name from its loader.
     pub name: String,
     /// The number of maps that it uses.
@@ -219,6 +226,47 @@ pub fn prog_by_id(id: u32) -> nix::Result<OwnedFd> {
 
 #[derive(Default)]
 #[repr(C)]
+struct PinAttr {
+    pathname: u64,
+    bpf_fd: u32,
+    file_flags: u32,
+}
+
+/// Opens the program that is pinned at a path of a BPF file system.
+///
+/// # Errors
+/// ENOENT if there is no such file, EACCES if it is not a pinned object or may not be used.
+#[doc(alias = "BPF_OBJ_GET")]
+pub fn pinned(path: &Path) -> nix::Result<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?;
+    let mut attr = PinAttr {
+        pathname: address(path.as_ptr()),
+        ..PinAttr::default()
+    };
+    // SAFETY: PinAttr is the pin member of `union bpf_attr`; `pathname` is a C string that outlives the call.
+    let fd = unsafe { bpf(BPF_OBJ_GET, &mut attr) }?;
+    // SAFETY: the kernel has just made this descriptor (close-on-exec) for this call; nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Pins a program at a path of a BPF file system, where it stays until the path is removed.
+///
+/// # Errors
+/// EEXIST if the path exists, EPERM if its directory is not on a BPF file system.
+#[doc(alias = "BPF_OBJ_PIN")]
+pub fn pin(prog: BorrowedFd<'_>, path: &Path) -> nix::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?;
+    let mut attr = PinAttr {
+        pathname: address(path.as_ptr()),
+        bpf_fd: raw(prog)?,
+        ..PinAttr::default()
+    };
+    // SAFETY: PinAttr is the pin member of `union bpf_attr`; `pathname` is a C string that outlives the call.
+    unsafe { bpf(BPF_OBJ_PIN, &mut attr) }.map(drop)
+}
+
+#[derive(Default)]
+#[repr(C)]
 struct InfoAttr {
     bpf_fd: u32,
     info_len: u32,
@@ -270,6 +318,7 @@ pub fn prog_info(prog: BorrowedFd<'_>) -> nix::Result<ProgInfo> {
         .next()
         .unwrap_or_default();
     Ok(ProgInfo {
+        id: info.id,
         name: String::from_utf8_lossy(name).into_owned(),
         maps: info.nr_map_ids,
         insns: (!withheld).then_some(insns),
@@ -525,6 +574,7 @@ mod tests {
         assert_eq!(size_of::<QueryAttr>(), 64);
         assert_eq!(size_of::<GetIdAttr>(), 12);
         assert_eq!(size_of::<InfoAttr>(), 16);
+        assert_eq!(size_of::<PinAttr>(), 16);
         assert_eq!(size_of::<RawInfo>(), 80);
         assert_eq!(std::mem::offset_of!(RawInfo, name), 64);
         assert_eq!(size_of::<LoadAttr>(), 72);

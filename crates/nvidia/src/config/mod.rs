@@ -53,6 +53,8 @@ pub struct Config {
     pub require: Require,
     /// Whether a container that requests `all` starts on a host without a GPU.
     pub no_gpu: NoGpu,
+    /// Whether a container starts whose device cgroup denies the GPUs that it requests.
+    pub denied_devices: DeniedDevices,
     /// Whether requests for IMEX channels are ignored.
     pub ignore_imex_channels: bool,
     /// Whether a missing device node of a requested IMEX channel is created.
@@ -123,6 +125,15 @@ pub enum NoGpu {
     Start,
 }
 
+/// Whether a container starts whose device cgroup denies the GPUs that it requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeniedDevices {
+    /// The container does not start.
+    Error,
+    /// The container starts with GPUs that it cannot open, which a finding reports.
+    Start,
+}
+
 /// Which processes can open the device nodes of a container if a group owns those of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeAccess {
@@ -161,6 +172,7 @@ impl Default for Config {
             disable_require: false,
             require: Require::Enforce,
             no_gpu: NoGpu::Error,
+            denied_devices: DeniedDevices::Error,
             ignore_imex_channels: false,
             make_imex_channels: true,
             devices: Limits::default(),
@@ -528,6 +540,7 @@ mod tests {
              supported-driver-capabilities = \"compute, utility\"\r\n\
              [nvidia-container-cli]\r\nroot = \"/run/nvidia/driver\"\r\nno-cgroups = true\r\nuser = \"\"\r\n\
              debug = \"/dev/null\"\r\n[oci-nvidia-hook]\r\nnvml-timeout = 7\r\nrequire = \"warn\"\r\n\
+             denied-devices = \"start\"\r\n\
              [devices]\r\nallow = [\"0\", \"GPU-x*\"]\r\n\
              [nvidia-container-runtime]\r\nruntimes = [\"/opt/crun\", \"runc\"]\r\n\
              [kubelet-plugin]\r\nreplicas = 2\r\n",
@@ -543,6 +556,7 @@ mod tests {
                 edit_cgroups: false,
                 nvml_timeout: Duration::from_secs(7),
                 require: Require::Warn,
+                denied_devices: DeniedDevices::Start,
                 runtimes: vec!["/opt/crun".to_owned(), "runc".to_owned()],
                 devices: Limits {
                     allow: vec!["0".into(), "GPU-x*".into()],
@@ -602,6 +616,10 @@ mod tests {
             (
                 "[oci-nvidia-hook]\nno-gpu = true",
                 "it must be a string in quotes",
+            ),
+            (
+                "[oci-nvidia-hook]\ndenied-devices = \"warn\"",
+                "it must be \"error\" or \"start\"",
             ),
             (
                 "[oci-nvidia-hook]\nno-gpu = \"ignore\"",

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use base::paths::HostPath;
 
-use super::{Config, NoGpu, NodeAccess, Require, UserSpec};
+use super::{Config, DeniedDevices, NoGpu, NodeAccess, Require, UserSpec};
 use crate::capability::Capabilities;
 use crate::feature::Feature;
 use crate::limit_entry;
@@ -149,6 +149,7 @@ pub const KEYS: &[Key] = &[
     ),
     key("oci-nvidia-hook.require", Text(require)),
     key("oci-nvidia-hook.no-gpu", Text(no_gpu)),
+    key("oci-nvidia-hook.denied-devices", Text(denied_devices)),
     key(
         "oci-nvidia-hook.device-node-access",
         Text(device_node_access),
@@ -268,6 +269,15 @@ fn no_gpu(config: &mut Config, value: &str) -> Result<(), String> {
     config.no_gpu = match value {
         "error" => NoGpu::Error,
         "start" => NoGpu::Start,
+        _ => return Err("\"error\" or \"start\"".to_owned()),
+    };
+    Ok(())
+}
+
+fn denied_devices(config: &mut Config, value: &str) -> Result<(), String> {
+    config.denied_devices = match value {
+        "error" => DeniedDevices::Error,
+        "start" => DeniedDevices::Start,
         _ => return Err("\"error\" or \"start\"".to_owned()),
     };
     Ok(())

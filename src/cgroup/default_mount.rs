@@ -39,7 +39,10 @@ fn of(point: &str, facts: &MountFacts) -> Option<Hierarchy> {
         _ => return None,
     };
     // statmount(2) reports no path that is not UTF-8. The whole table has it.
-    let root = Some(PathBuf::from(&facts.root)).filter(|root| root.is_absolute())?;
+    let root = PathBuf::from(&facts.root);
+    if !root.is_absolute() {
+        return None;
+    }
     Some(Hierarchy {
         is_v2,
         root,

@@ -42,22 +42,42 @@ const UNLISTED: [DeviceRule; 3] = [
 const MAX_STEPS: usize = 1_000_000;
 
 /// Determines the verdict of a program on these devices.
-pub(super) fn judge(program: &[Insn], rules: &[DeviceRule]) -> Verdict {
-    let each: Option<Vec<bool>> = rules.iter().map(|rule| allows(program, rule)).collect();
-    let unlisted: Option<Vec<bool>> = UNLISTED.iter().map(|rule| allows(program, rule)).collect();
-    match (each, unlisted) {
-        (Some(each), _) if each.iter().all(|allowed| *allowed) => Verdict::Allows,
-        (Some(_), Some(unlisted)) if !unlisted.contains(&true) => Verdict::AllowList,
+pub(super) fn interpret(program: &[Insn], rules: &[DeviceRule]) -> Verdict {
+    match (Answers::of(program, rules), Answers::of(program, &UNLISTED)) {
+        (Some(rules), _) if !rules.denies => Verdict::Allows,
+        (Some(_), Some(unlisted)) if !unlisted.allows => Verdict::AllowList,
         _ => Verdict::Denies,
     }
 }
 
+/// What a program answers for some devices.
+struct Answers {
+    /// It allows at least one of them
+    allows: bool,
+    /// It denies at least one of them
+    denies: bool,
+}
+
+impl Answers {
+    /// Asks the program about each device; `None` if an answer is unknown.
+    fn of(program: &[Insn], rules: &[DeviceRule]) -> Option<Self> {
+        let (mut allows, mut denies) = (false, false);
+        for rule in rules {
+            let is_allowed = is_allowed(program, *rule)?;
+            allows |= is_allowed;
+            denies |= !is_allowed;
+        }
+        Some(Self { allows, denies })
+    }
+}
+
 /// Reports whether a program allows a device to be read, written, and both; `None` if that is unknown.
-fn allows(program: &[Insn], rule: &DeviceRule) -> Option<bool> {
-    let answers = [READ, WRITE, BOTH].map(|access| run(program, [access, rule.major, rule.minor]));
-    answers
-        .into_iter()
-        .try_fold(true, |all, answer| Some(all & (answer? & 1 == 1)))
+fn is_allowed(program: &[Insn], rule: DeviceRule) -> Option<bool> {
+    let mut is_allowed = true;
+    for access in [READ, WRITE, BOTH] {
+        is_allowed &= run(program, [access, rule.major, rule.minor])? & 1 == 1;
+    }
+    Some(is_allowed)
 }
 
 #[derive(Clone, Copy)]
@@ -179,9 +199,8 @@ fn compute(class: u8, operation: u8, old: Option<Value>, operand: Value) -> Opti
     let b = operand.number()?;
     let a = if operation == 0xb0 { 0 } else { old?.number()? };
     let (a, b) = (narrow(is_wide, a), narrow(is_wide, b));
-    let shift = u32::try_from(b)
-        .ok()
-        .filter(|shift| *shift < if is_wide { 64 } else { 32 });
+    let width = if is_wide { 64 } else { 32 };
+    let shift = u32::try_from(b).ok().filter(|shift| *shift < width);
     let result = match operation {
         0x00 => a.wrapping_add(b),
         0x10 => a.wrapping_sub(b),
@@ -285,7 +304,7 @@ mod tests {
                 Verdict::Denies,
             ),
         ] {
-            assert_eq!(judge(&program, &rules), verdict, "{what}");
+            assert_eq!(interpret(&program, &rules), verdict, "{what}");
         }
     }
 
@@ -298,6 +317,6 @@ mod tests {
             insn(0x45, 2, 0, 2, 4),
         ];
         let read_only = [start, answer(1), answer(0)].concat();
-        assert_eq!(judge(&read_only, &[GPU]), Verdict::AllowList);
+        assert_eq!(interpret(&read_only, &[GPU]), Verdict::AllowList);
     }
 }

@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 
 use base::sys::bpf::{self, Insn};
 
-use super::{DeviceCgroup, judge, located, mounts};
+use super::{DeviceCgroup, interpret, located, mounts};
 use crate::oci::device_rules::DeviceRule;
 
 /// The filter that decides which devices the processes of a cgroup may open.
@@ -41,32 +41,35 @@ pub(super) fn filter_of(cgroup: &DeviceCgroup) -> Result<Filter> {
         }
         DeviceCgroup::V2 { path, .. } => {
             let dir = File::open(path.as_path()).with_context(|| format!("cannot open {path}"))?;
-            let ids = bpf::effective(dir.as_fd()).context("cannot read its device programs")?;
-            let insns =
-                |id: u32| bpf::prog_info(bpf::prog_by_id(id)?.as_fd()).map(|info| info.insns);
-            let programs: nix::Result<Vec<_>> = ids.into_iter().map(insns).collect();
-            let programs = programs.context("cannot read its device programs")?;
-            Ok(if programs.is_empty() {
-                Filter::None
-            } else {
-                Filter::Programs(programs)
-            })
+            programs_of(&dir).context("cannot read its device programs")
         }
     }
+}
+
+fn programs_of(cgroup: &File) -> nix::Result<Filter> {
+    let mut programs = Vec::new();
+    for id in bpf::effective(cgroup.as_fd())? {
+        let program = bpf::prog_by_id(id)?;
+        programs.push(bpf::prog_info(program.as_fd())?.insns);
+    }
+    if programs.is_empty() {
+        return Ok(Filter::None);
+    }
+    Ok(Filter::Programs(programs))
 }
 
 impl Filter {
     /// Reports whether the filter denies one of the devices; `None` if that cannot be determined.
     pub(super) fn denies_any(&self, rules: &[DeviceRule]) -> Option<bool> {
-        let answers: Vec<_> = rules.iter().map(|rule| self.allows(*rule)).collect();
-        if answers.contains(&Some(false)) {
-            return Some(true);
+        let mut denies_any = Some(false);
+        for rule in rules {
+            match self.allows(*rule) {
+                Some(false) => return Some(true),
+                None => denies_any = None,
+                Some(true) => {}
+            }
         }
-        if answers.contains(&None) {
-            None
-        } else {
-            Some(false)
-        }
+        denies_any
     }
 
     /// Reports whether the device may be read and written; `None` if that cannot be determined.
@@ -75,18 +78,15 @@ impl Filter {
             Self::None => Some(true),
             Self::List(text) => Some(is_listed(text, rule)),
             Self::Programs(programs) => {
-                let answers = programs
-                    .iter()
-                    .map(|program| run(program.as_ref()?, rule).map(|answer| answer != 0));
-                let answers: Vec<_> = answers.collect();
-                if answers.contains(&Some(false)) {
-                    Some(false)
-                } else {
-                    answers
-                        .into_iter()
-                        .collect::<Option<_>>()
-                        .map(|_: Vec<_>| true)
+                let mut allows = Some(true);
+                for program in programs {
+                    match program.as_ref().and_then(|program| run(program, rule)) {
+                        Some(0) => return Some(false),
+                        None => allows = None,
+                        Some(_) => {}
+                    }
                 }
+                allows
             }
         }
     }
@@ -95,8 +95,13 @@ impl Filter {
 /// Reports whether `devices.list` allows the device. Lines are `c 195:* rw`, or `a *:* rwm` for all devices. Read and write
 /// access can be on different lines.
 fn is_listed(list: &str, rule: DeviceRule) -> bool {
-    let granted: String = list.lines().filter_map(|line| access(line, rule)).collect();
-    granted.contains('r') && granted.contains('w')
+    let (mut read, mut write) = (false, false);
+    for line in list.lines() {
+        let granted = access(line, rule).unwrap_or_default();
+        read |= granted.contains('r');
+        write |= granted.contains('w');
+    }
+    read && write
 }
 
 /// Returns the access that a line of `devices.list` allows to this device.
@@ -104,14 +109,20 @@ fn access(line: &str, rule: DeviceRule) -> Option<&str> {
     let mut words = line.split(' ');
     let (kind, numbers, access) = (words.next()?, words.next()?, words.next()?);
     let (major, minor) = numbers.split_once(':')?;
-    let matches = |text: &str, number: u32| text == "*" || text.parse() == Ok(number);
-    (matches!(kind, "a" | "c") && matches(major, rule.major) && matches(minor, rule.minor))
-        .then_some(access)
+    if !matches!(kind, "a" | "c") || !is_number(major, rule.major) || !is_number(minor, rule.minor)
+    {
+        return None;
+    }
+    Some(access)
+}
+
+fn is_number(text: &str, number: u32) -> bool {
+    text == "*" || text.parse() == Ok(number)
 }
 
 /// Returns the result of a device program for an open(2) for reading and writing.
 fn run(program: &[Insn], rule: DeviceRule) -> Option<u64> {
-    judge::run(program, [judge::BOTH, rule.major, rule.minor])
+    interpret::run(program, [interpret::BOTH, rule.major, rule.minor])
 }
 
 #[cfg(test)]

@@ -3,11 +3,12 @@
 //! A container can run in the cgroup of the service that started it, with crun and `--cgroups=disabled`, or if the runtime
 //! cannot create a cgroup. Device rules that are added there apply to the whole service and stay after the container has ended.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-/// The criteria that identify the container's own cgroup.
+/// What identifies the container's own cgroup.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Marks<'a> {
+pub(super) struct ContainerCgroup<'a> {
     pub(super) id: &'a str,
     /// `linux.cgroupsPath` of config.json; empty if it is missing. `None`: the caller has named the process, and guarantees
     /// that the cgroup is the container's.
@@ -16,39 +17,43 @@ pub(super) struct Marks<'a> {
     pub(super) caller: Option<&'a Path>,
 }
 
-impl Marks<'_> {
+impl ContainerCgroup<'_> {
     /// Returns the cgroups between `path` and `mount` whose device rules affect only this container: the cgroup of its init
     /// process, and its ancestors up to the one with the container's name. Empty if other processes share init's cgroup.
     ///
     /// crun puts init into a sub-cgroup (`libpod-<id>.scope/container`), but its device program, or systemd's, can be attached
     /// to the scope; both must allow. Further up are slices and services that other processes share.
     pub(super) fn own(&self, mount: &Path, path: &Path) -> Vec<PathBuf> {
-        let inside: Vec<&Path> = path
-            .ancestors()
-            .take_while(|cgroup| *cgroup != mount)
-            .collect();
-        let named = inside.iter().position(|cgroup| self.name(mount, cgroup));
-        let count = match (named, self.cgroups_path) {
-            (Some(last), _) => last + 1,
-            (None, None) => 1,
-            (None, Some(_)) => 0,
-        };
-        let is_callers =
-            |cgroup: &Path| self.caller.is_some_and(|caller| caller.starts_with(cgroup));
-        let is_shared = |cgroup: &&Path| self.cgroups_path.is_none() || !is_callers(cgroup);
-        inside
-            .into_iter()
-            .take(count)
-            .take_while(is_shared)
-            .map(Path::to_owned)
-            .collect()
+        let mut inside = Vec::new();
+        let mut has_name = false;
+        for cgroup in path.ancestors() {
+            if cgroup == mount || has_name {
+                break;
+            }
+            inside.push(cgroup);
+            has_name = self.is_named(mount, cgroup);
+        }
+        if !has_name {
+            inside.truncate(usize::from(self.cgroups_path.is_none()));
+        }
+        let mut own = Vec::new();
+        for cgroup in inside {
+            if self.is_callers(cgroup) {
+                break;
+            }
+            own.push(cgroup.to_owned());
+        }
+        own
     }
 
-    fn name(&self, mount: &Path, cgroup: &Path) -> bool {
-        carries_id(cgroup, self.id)
-            || self
-                .cgroups_path
-                .is_some_and(|path| is_at(mount, cgroup, path))
+    /// Reports whether the runtime is in the cgroup or below it, so that its device rules apply to the runtime too.
+    fn is_callers(&self, cgroup: &Path) -> bool {
+        self.cgroups_path.is_some() && self.caller.is_some_and(|caller| caller.starts_with(cgroup))
+    }
+
+    fn is_named(&self, mount: &Path, cgroup: &Path) -> bool {
+        let is_at = |path| is_at(mount, cgroup, path);
+        carries_id(cgroup, self.id) || self.cgroups_path.is_some_and(is_at)
     }
 }
 
@@ -56,15 +61,14 @@ impl Marks<'_> {
 /// `docker-`, `cri-containerd-`, `runc-`); a name that only contains the id is not enough, as runtimes accept an id like
 /// "machine".
 pub(super) fn carries_id(cgroup: &Path, id: &str) -> bool {
-    let name = cgroup
-        .file_name()
-        .and_then(|name| name.to_str())
-        .unwrap_or_default();
+    let Some(name) = cgroup.file_name().and_then(OsStr::to_str) else {
+        return false;
+    };
     let name = name.strip_suffix(".scope").unwrap_or(name);
-    !id.is_empty()
-        && name
-            .strip_suffix(id)
-            .is_some_and(|engine| engine.is_empty() || engine.ends_with('-'))
+    match name.strip_suffix(id) {
+        Some(engine) if !id.is_empty() => engine.is_empty() || engine.ends_with('-'),
+        _ => false,
+    }
 }
 
 /// Reports whether `linux.cgroupsPath` names `cgroup`, as a path or as `slice:prefix:name` for systemd.
@@ -90,12 +94,12 @@ mod tests {
 
     fn own(path: &str, id: &str, cgroups_path: Option<&str>, caller: &str) -> Vec<String> {
         let caller = format!("{MOUNT}{caller}");
-        let marks = Marks {
+        let container = ContainerCgroup {
             id,
             cgroups_path,
             caller: Some(Path::new(&caller)),
         };
-        let found = marks.own(Path::new(MOUNT), Path::new(&format!("{MOUNT}{path}")));
+        let found = container.own(Path::new(MOUNT), Path::new(&format!("{MOUNT}{path}")));
         found
             .into_iter()
             .map(|path| path.to_str().unwrap()[MOUNT.len()..].to_owned())
