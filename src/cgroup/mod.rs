@@ -217,7 +217,7 @@ fn systemd_finding(unit: &str, why: Option<&anyhow::Error>) -> Finding {
         None => String::new(),
     };
     Finding::new(
-        &catalog::NOT_TOLD,
+        &catalog::SYSTEMD_UNAWARE,
         format!(
             "device access was added to {unit:?}, and \"systemctl daemon-reload\" removes it again{why}"
         ),

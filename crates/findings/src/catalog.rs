@@ -206,7 +206,7 @@ kinds! {
     PLUGIN_UNKNOWN_DEVICE "ONH-071" Error "the kubelet requests a device that does not exist"
         why "the GPU was removed, or its MIG devices were replaced, after the kubelet had chosen it"
         fix "delete the pod: the kubelet chooses another device for the next one" see "kubernetes.md";
-    PLUGIN_SICK_DEVICE "ONH-072" Error "the kubelet requests a device that does not work"
+    PLUGIN_UNHEALTHY_DEVICE "ONH-072" Error "the kubelet requests a device that does not work"
         why "the GPU failed after the kubelet had chosen it"
         fix "delete the pod; `oci-nvidia-kubelet-plugin check` on the node prints the state of its GPUs" see "kubernetes.md";
     PLUGIN_SHARED_DEVICE "ONH-073" Error "a container requests several replicas of shared GPUs"
@@ -373,7 +373,7 @@ kinds! {
     CGROUP_ABOVE "ONH-304" Warning "a parent cgroup of the container restricts devices"
         why "they may deny the GPUs to the container"
         fix "allow the GPUs in the systemd unit of that cgroup with `DeviceAllow=`" see "modes.md";
-    NOT_TOLD "ONH-305" Note "systemd does not know about the devices of the container"
+    SYSTEMD_UNAWARE "ONH-305" Note "systemd does not know about the devices of the container"
         why "`systemctl daemon-reload` removes the container's access to them"
         fix "have the engine list the devices in config.json (precreate or CDI)" see "modes.md";
     NO_GLIBC "ONH-306" Warning "the image does not contain glibc"

@@ -18,13 +18,13 @@
 //! | [`answer`] | what a container gets |
 //! | [`node`] | what the node offers, decided from what the monitor and the kernel report |
 //! | [`strategy`] | how containers get their devices, if the settings do not state it |
-//! | [`cdi_keeper`] | the CDI spec of the node |
+//! | [`cdi_specs`] | the CDI specs of the node |
 //! | [`monitor`] | asks NVML in a child process |
 //! | [`settings`] | the settings, also in the form of other device plugins |
 //! | [`model`], [`proto`], [`log`] | the data that modules exchange, the messages of gRPC and NRI, and the log |
 
 pub mod answer;
-pub mod cdi_keeper;
+pub mod cdi_specs;
 pub mod commands;
 pub mod dra;
 pub mod kubelet;

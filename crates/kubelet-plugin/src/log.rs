@@ -58,6 +58,13 @@ impl Log {
         }
     }
 
+    /// Writes each finding.
+    pub fn findings(self, findings: &[Finding]) {
+        for finding in findings {
+            self.finding(finding);
+        }
+    }
+
     /// Writes an error, with its hint.
     pub fn error(self, error: &anyhow::Error) {
         let ErrorReport { kind, line, hint } = ErrorReport::new(error);

@@ -31,23 +31,24 @@ impl Choice {
     /// Whether containers get CDI devices, now or when an engine has been found.
     #[must_use]
     pub fn may_use_cdi(&self) -> bool {
-        use DeviceListStrategy::{CdiAnnotations, CdiCri};
         self.is_provisional
+            || self.strategies.contains(&DeviceListStrategy::CdiCri)
             || self
                 .strategies
-                .iter()
-                .any(|strategy| matches!(strategy, CdiCri | CdiAnnotations))
+                .contains(&DeviceListStrategy::CdiAnnotations)
+    }
+
+    /// Returns the names of the strategies.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        let names = self.strategies.iter().map(|strategy| strategy.name());
+        names.collect()
     }
 }
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self
-            .strategies
-            .iter()
-            .map(|strategy| strategy.name())
-            .collect();
-        write!(f, "{} ({})", names.join(", "), self.why)
+        write!(f, "{} ({})", self.names().join(", "), self.why)
     }
 }
 

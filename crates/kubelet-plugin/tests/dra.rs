@@ -87,7 +87,7 @@ fn device(number: usize, unhealthy: Option<&str>) -> Device {
         gpu: uuid.clone(),
         uuid,
         unhealthy: unhealthy.map(str::to_owned),
-        is_of_driver: false,
+        driver_silent: false,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Answers the kubelet's questions from the state of the node. The device nodes are examined for each container, since they can
 //! disappear at any time.
 
-use nvidia_host::config::{Config, Limits};
+use nvidia_host::config::Config;
 use nvidia_host::host::Host;
 use tokio::sync::watch;
 
@@ -11,11 +11,10 @@ use findings::catalog;
 use super::layout::{ICDS, Layout};
 use super::{prefer, response};
 use crate::model::{Allocator, Refusal, Resource};
-use crate::node::gpus::NumaNodes;
-use crate::node::{Offer, devices};
+use crate::node::Offer;
 use crate::proto::ContainerAllocateResponse;
 use crate::settings::values::DeviceListStrategy;
-use crate::settings::{Plugin, Settings, missing_host_path};
+use crate::settings::{Settings, missing_host_path};
 use crate::strategy::Chooser;
 
 /// Answers from the newest offer.
@@ -88,7 +87,7 @@ pub fn allocate(
     ids: &[String],
 ) -> Result<ContainerAllocateResponse, Refusal> {
     let Settings { common, plugin, .. } = settings;
-    if let Some(id) = ids.iter().find(|id| is_denied(offer, plugin, resource, id)) {
+    if let Some(id) = ids.iter().find(|id| offer.denied.contains(*id)) {
         let fix = "delete the pod; the kubelet chooses another device for the next one";
         return Err(Refusal::of(
             &catalog::DENIED,
@@ -113,7 +112,7 @@ pub fn allocate(
         ..common.clone()
     };
     let host =
-        Host::with_inventory(&config, offer.inventory()).map_err(|error| Refusal::from(&error))?;
+        Host::for_devices(&config, offer.inventory()).map_err(|error| Refusal::from(&error))?;
     if strategies.contains(&DeviceListStrategy::HostPath)
         && let Some(Finding { kind, what, fix }) = missing_host_path(plugin)
     {
@@ -131,24 +130,6 @@ pub fn allocate(
         &devices,
         &layout,
     )
-}
-
-/// Whether the resource has a device with this id, which the limits deny. The kubelet may have chosen it before they did.
-fn is_denied(offer: &Offer, settings: &Plugin, resource: &str, id: &str) -> bool {
-    let has_it = |known: &Resource| {
-        known.name == resource && known.devices.iter().any(|device| device.id == id)
-    };
-    if offer.resources.iter().any(has_it) {
-        return false;
-    }
-    let (unlimited, _) = devices::resources(
-        &offer.gpus,
-        &NumaNodes::new(),
-        settings,
-        &Limits::default(),
-        |_| None,
-    );
-    unlimited.iter().any(has_it)
 }
 
 fn find<'a>(offer: &'a Offer, name: &str) -> Option<&'a Resource> {

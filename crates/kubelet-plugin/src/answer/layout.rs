@@ -8,7 +8,7 @@ use nvidia_host::feature::{self, Features};
 use nvidia_host::inventory::select::Device;
 use nvidia_host::request::mounts;
 
-use crate::cdi_keeper::DEVICE_PLUGIN;
+use crate::cdi_specs::DEVICE_PLUGIN;
 use crate::proto::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
 use crate::settings::Plugin;
 use crate::settings::values::{DeviceIdStrategy, DeviceListStrategy};

@@ -42,9 +42,10 @@ pub fn choose(
         rest.into_iter().partition(|id| candidates.is_healthy(id));
     for rest in [healthy, unhealthy] {
         let missing = size.saturating_sub(chosen.len());
-        let more = match candidates.are_replicas(&rest) {
-            true => candidates.spread(&chosen, rest, missing, allocation),
-            false => candidates.close(&chosen, rest, missing),
+        let more = if candidates.are_replicas(&rest) {
+            candidates.spread(&chosen, rest, missing, allocation)
+        } else {
+            candidates.close(&chosen, rest, missing)
         };
         chosen.extend(more);
     }
@@ -60,35 +61,33 @@ struct Candidates<'a> {
 
 impl<'a> Candidates<'a> {
     fn new(devices: &'a [Device], closeness: &'a Closeness) -> Self {
+        let mut by_id = BTreeMap::new();
         let mut sizes = BTreeMap::new();
         for device in devices {
+            by_id.insert(device.id.as_str(), device);
             *sizes.entry(device.gpu.as_str()).or_default() += 1;
         }
         Self {
-            devices: devices
-                .iter()
-                .map(|device| (device.id.as_str(), device))
-                .collect(),
+            devices: by_id,
             closeness,
             sizes,
         }
     }
 
     fn is_healthy(&self, id: &str) -> bool {
-        self.devices
-            .get(id)
-            .is_none_or(|device| device.unhealthy.is_none())
+        let device = self.devices.get(id);
+        device.is_none_or(|device| device.unhealthy.is_none())
     }
 
-    /// Returns the GPU of a device. An unknown id counts as a GPU of its own.
+    /// Returns the GPU of a device. An unknown id counts as a separate GPU.
     fn gpu<'b>(&'b self, id: &'b str) -> &'b str {
         self.devices.get(id).map_or(id, |device| &device.gpu)
     }
 
     /// Whether two of the ids belong to one GPU: replicas or MIG devices.
     fn are_replicas(&self, ids: &[&str]) -> bool {
-        ids.iter()
-            .any(|id| self.sizes.get(self.gpu(id)).is_some_and(|size| *size > 1))
+        let size = |id| self.sizes.get(self.gpu(id)).copied().unwrap_or_default();
+        ids.iter().any(|id| size(id) > 1)
     }
 
     /// Chooses one id after the other from the GPU with the fewest, or with the most, devices in use.
@@ -113,20 +112,19 @@ impl<'a> Candidates<'a> {
         let mut rest = rest;
         let mut more = Vec::new();
         while more.len() < count {
-            let keys = rest.iter().map(|id| {
-                let own = taken.get(self.gpu(id)).copied().unwrap_or_default();
-                let used = in_use.get(self.gpu(id)).copied().unwrap_or_default();
-                // A container gets different GPUs first: a second replica of the same GPU gives it nothing.
-                (
-                    own,
-                    if allocation == Allocation::Packed {
-                        usize::MAX - used
-                    } else {
-                        used
-                    },
-                )
-            });
-            let Some((best, _)) = keys.enumerate().min_by_key(|(_, key)| *key) else {
+            let key = |id: &str| {
+                let gpu = self.gpu(id);
+                let own = taken.get(gpu).copied().unwrap_or_default();
+                let used = in_use.get(gpu).copied().unwrap_or_default();
+                let order = match allocation {
+                    Allocation::Packed => usize::MAX - used,
+                    Allocation::Distributed => used,
+                };
+                // A container gets different GPUs first: a second replica of the same GPU gives it
+                // nothing.
+                (own, order)
+            };
+            let Some(best) = (0..rest.len()).min_by_key(|at| key(rest[*at])) else {
                 break;
             };
             let id = rest.remove(best);
@@ -142,36 +140,34 @@ impl<'a> Candidates<'a> {
         if count == 0 || count >= rest.len() {
             return rest.into_iter().take(count).collect();
         }
-        let all: Vec<&str> = chosen.iter().chain(&rest).copied().collect();
-        let scores: Vec<Vec<u32>> = all
-            .iter()
-            .map(|a| all.iter().map(|b| self.score(a, b)).collect())
-            .collect();
+        let all = [chosen, &rest].concat();
+        let mut scores = Vec::new();
+        for a in &all {
+            scores.push(all.iter().map(|b| self.score(a, b)).collect());
+        }
         let places = if rest.len() <= MAX_EXHAUSTIVE && all.len() < 64 {
-            Search {
+            let search = Search {
                 scores: &scores,
                 fixed: chosen.len(),
                 count,
-            }
-            .best()
+            };
+            search.best()
         } else {
             grow(&scores, chosen.len(), count)
         };
-        places
-            .into_iter()
-            .filter_map(|at| all.get(at).copied())
-            .collect()
+        let ids = places.into_iter().filter_map(|at| all.get(at));
+        ids.copied().collect()
     }
 
     fn score(&self, a: &str, b: &str) -> u32 {
-        let (gpu_a, gpu_b) = (self.gpu(a).to_owned(), self.gpu(b).to_owned());
-        let known = self
-            .closeness
-            .get(&(gpu_a.clone(), gpu_b.clone()))
-            .or_else(|| self.closeness.get(&(gpu_b, gpu_a)));
-        known
-            .copied()
-            .unwrap_or_else(|| closeness::of_numa_nodes(self.numa_node(a), self.numa_node(b)))
+        let pair = (self.gpu(a).to_owned(), self.gpu(b).to_owned());
+        if let Some(score) = self.closeness.get(&pair) {
+            return *score;
+        }
+        match self.closeness.get(&(pair.1, pair.0)) {
+            Some(score) => *score,
+            None => closeness::of_numa_nodes(self.numa_node(a), self.numa_node(b)),
+        }
     }
 
     fn numa_node(&self, id: &str) -> Option<u32> {
@@ -187,34 +183,32 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Of few candidates, the choice is the set with the closest members in the best partition: that of all candidates into sets of this
-    /// size with the largest sum. NVIDIA's plugin chooses in the same way. There are too many partitions of many candidates.
+    /// Of few candidates, the choice is the set with the closest members in the best partition: the
+    /// one of all candidates into sets of this size with the largest sum. NVIDIA's plugin chooses
+    /// in the same way. There are too many partitions of many candidates.
     fn best(&self) -> Vec<usize> {
         let total = self.scores.len() - self.fixed;
         let all = (1_u32 << total) - 1;
         let mut best: Option<((u32, u32, u32, u32), u32)> = None;
         for set in subsets(total, self.count) {
             let inside = self.inside(set, true);
-            let value = match total <= MAX_PARTITIONED {
-                true => (
-                    inside + self.partition(all & !set),
-                    inside,
-                    self.inside(all & !set, false),
-                ),
-                false if best.is_some_and(|((most, ..), _)| inside < most) => continue,
-                false => (inside, self.inside(all & !set, false), 0),
+            // Of equal sets, the one with the first members.
+            let order = set.reverse_bits();
+            let value = if total <= MAX_PARTITIONED {
+                let sum = inside + self.partition(all & !set);
+                (sum, inside, self.inside(all & !set, false), order)
+            } else if best.is_some_and(|((most, ..), _)| inside < most) {
+                continue;
+            } else {
+                (inside, self.inside(all & !set, false), 0, order)
             };
-            // Of equal sets, that with the first members.
-            let value = (value.0, value.1, value.2, set.reverse_bits());
             if best.is_none_or(|(most, _)| value > most) {
                 best = Some((value, set));
             }
         }
         let set = best.map_or(0, |(_, set)| set);
-        (0..total)
-            .filter(|at| set >> at & 1 == 1)
-            .map(|at| at + self.fixed)
-            .collect()
+        let places = (0..total).filter(|at| set >> at & 1 == 1);
+        places.map(|at| at + self.fixed).collect()
     }
 
     /// Returns the largest sum of a partition of these candidates into sets of the size of a choice, of which one may be smaller.
@@ -226,11 +220,14 @@ impl Search<'_> {
         }
         let first = candidates & candidates.wrapping_neg();
         // The small set may be the one with the first candidate.
-        let sets = subsets(total, size).chain(subsets(total, left % size));
-        let sets = sets.filter(|set| set & !candidates == 0 && set & first != 0);
-        sets.map(|set| self.inside(set, false) + self.partition(candidates & !set))
-            .max()
-            .unwrap_or_default()
+        let mut most = 0;
+        for set in subsets(total, size).chain(subsets(total, left % size)) {
+            if set & !candidates == 0 && set & first != 0 {
+                let sum = self.inside(set, false) + self.partition(candidates & !set);
+                most = most.max(sum);
+            }
+        }
+        most
     }
 
     /// The closeness of all pairs of a set, with the fixed members or without them.
@@ -243,14 +240,9 @@ impl Search<'_> {
         let mut members = u64::from(set) << self.fixed | fixed;
         let mut sum = 0;
         while let Some(first) = take_first(&mut members) {
-            let row = self
-                .scores
-                .get(first)
-                .map(Vec::as_slice)
-                .unwrap_or_default();
             let mut others = members;
             while let Some(other) = take_first(&mut others) {
-                sum += row.get(other).copied().unwrap_or_default();
+                sum += pair(self.scores, first, other);
             }
         }
         sum
@@ -291,17 +283,12 @@ const fn next(set: u32) -> Option<u32> {
 fn grow(scores: &[Vec<u32>], fixed: usize, count: usize) -> Vec<usize> {
     let mut members: Vec<usize> = (0..fixed).collect();
     while members.len() < fixed + count {
+        let gain = |at: usize| -> u32 {
+            let scores = members.iter().map(|member| pair(scores, at, *member));
+            scores.sum()
+        };
         let free = (0..scores.len()).rev().filter(|at| !members.contains(at));
-        let gains = free.map(|at| {
-            (
-                members
-                    .iter()
-                    .map(|member| pair(scores, at, *member))
-                    .sum::<u32>(),
-                at,
-            )
-        });
-        let Some((_, best)) = gains.max_by_key(|(gain, _)| *gain) else {
+        let Some(best) = free.max_by_key(|at| gain(*at)) else {
             break;
         };
         members.push(best);
@@ -310,11 +297,8 @@ fn grow(scores: &[Vec<u32>], fixed: usize, count: usize) -> Vec<usize> {
 }
 
 fn pair(scores: &[Vec<u32>], a: usize, b: usize) -> u32 {
-    scores
-        .get(a)
-        .and_then(|row| row.get(b))
-        .copied()
-        .unwrap_or_default()
+    let score = scores.get(a).and_then(|row| row.get(b));
+    score.copied().unwrap_or_default()
 }
 
 #[cfg(test)]

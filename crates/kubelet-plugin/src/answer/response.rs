@@ -61,7 +61,7 @@ pub fn permitted<'a>(
     {
         let what = format!("{} does not work: {why}", device.id);
         let fix = "delete the pod, and run \"oci-nvidia-kubelet-plugin check\" on the node";
-        return Err(Refusal::of(&catalog::PLUGIN_SICK_DEVICE, &what, fix));
+        return Err(Refusal::of(&catalog::PLUGIN_UNHEALTHY_DEVICE, &what, fix));
     }
     if !several_replicas && devices.len() > 1 && devices.iter().any(|device| device.is_shared) {
         let what = format!(

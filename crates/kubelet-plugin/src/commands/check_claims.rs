@@ -2,21 +2,20 @@
 //! permit. It needs no kubelet.
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use anyhow::Result;
 use base::json;
 use base::report::{Finding, one_line};
-use command_line::terminal::{Line, Terminal, Tone};
+use command_line::terminal::{Line, Tone};
 use engines::kubelet_plugin::running::{Offered, Unanswered};
 use findings::catalog;
 use k8s_openapi::api::resource::v1::ResourceSliceSpec;
 use serde::Serialize;
 
 use super::ask::{Answer, ask};
-use super::check::{DEGRADED, FindingEntry, NOTHING, finding_entry, finding_lines};
+use super::report::{self, FindingEntry, Report};
 use crate::dra::Options;
-use crate::dra::devices::{self, Device, Places};
+use crate::dra::devices::{self, Device, Sources};
 use crate::dra::probe::{Probe, Published, Right, probe};
 use crate::dra::slice::{Owner, specs};
 use crate::node::gpus::NodeGpu;
@@ -26,7 +25,7 @@ use crate::settings::Settings;
 
 /// The document of `--json`, whose schema is `docs/schemas/kubelet-plugin-check-dra.json`.
 #[derive(Debug, Serialize)]
-struct Document {
+pub struct Document {
     version: u32,
     driver: String,
     api: Probe,
@@ -44,13 +43,6 @@ struct DeviceEntry {
     why: Option<String>,
 }
 
-/// What the node has for claims.
-#[derive(Debug)]
-pub struct Report {
-    document: Document,
-    has_gpus: bool,
-}
-
 /// Asks the driver and the API server once. `findings` are those about the settings, `offered` is the answer of the running plugin.
 ///
 /// # Errors
@@ -60,67 +52,56 @@ pub async fn check(
     config_path: Option<&Path>,
     findings: &[Finding],
     offered: &Result<Offered, Unanswered>,
-) -> Result<Report> {
+) -> Result<Report<Document>> {
     let Answer {
         node,
         facts,
         problem,
     } = ask(settings, config_path).await?;
     let pcie_roots = host::pcie_roots(&settings.common, node.gpus()).unwrap_or_default();
-    let places = Places {
+    let sources = Sources {
+        gpus: node.gpus(),
+        facts: &facts,
         numa_nodes: node.numa_nodes(),
         pcie_roots: &pcie_roots,
+        settings: &settings.plugin,
+        limits: node.limits(),
     };
     let health = node.health();
-    let limited = (&settings.plugin, node.limits());
     // The running plugin has seen the errors of a GPU.
     let of_running = |uuid: &str| Some(offered.as_ref().ok()?.unhealthy(uuid)?.why.clone());
-    let devices = devices::devices(
-        node.gpus(),
-        &facts,
-        places,
-        limited,
-        &[],
-        |NodeGpu { gpu, .. }| {
-            let why = of_running(&gpu.uuid).or_else(|| health.get(&gpu.uuid)?.clone())?;
-            Some(Failure {
-                why,
-                is_of_driver: false,
-            })
-        },
-    );
+    let devices = devices::devices(&sources, &[], |NodeGpu { gpu, .. }| {
+        let why = of_running(&gpu.uuid).or_else(|| health.get(&gpu.uuid)?.clone())?;
+        Some(Failure {
+            why,
+            driver_silent: false,
+        })
+    });
     let options = Options::new(settings);
-    let owner = |node: &str| {
-        specs(
-            &devices,
-            &Owner {
-                driver: &options.driver,
-                node,
-                effect: options.effect,
-                has_taints: true,
-            },
-        )
+    let slices_of = |node: &str| {
+        let owner = Owner {
+            driver: &options.driver,
+            node,
+            effect: options.effect,
+            has_taints: true,
+        };
+        specs(&devices, &owner)
     };
-    let api = probe(&options, owner).await;
-    let refused = api.rights.iter().filter_map(refusal);
-    let offer = node.offer();
-    let findings = problem
-        .iter()
-        .chain(findings)
-        .chain(&offer.findings)
-        .map(finding_entry);
-    let findings: Vec<_> = findings
-        .chain(refused.map(|finding| finding_entry(&finding)))
-        .collect();
-    let slices = owner(api.node.as_deref().unwrap_or_default());
-    let entries = devices.iter().map(entry).collect();
+    let api = probe(&options, slices_of).await;
+    let mut entries: Vec<FindingEntry> = Vec::new();
+    for finding in problem.iter().chain(findings).chain(&node.offer().findings) {
+        entries.push(finding.into());
+    }
+    for right in &api.rights {
+        entries.extend(refusal(right).map(|finding| (&finding).into()));
+    }
     let document = Document {
         version: json::VERSION,
         driver: options.driver.clone(),
+        slices: slices_of(api.node.as_deref().unwrap_or_default()),
         api,
-        devices: entries,
-        slices,
-        findings,
+        devices: devices.iter().map(entry).collect(),
+        findings: entries,
     };
     Ok(Report {
         document,
@@ -144,49 +125,25 @@ fn entry(device: &Device) -> DeviceEntry {
     }
 }
 
-impl Report {
-    /// Returns the JSON document.
-    ///
-    /// # Errors
-    /// Those of serde_json.
-    pub fn to_json(&self) -> Result<String> {
-        Ok(json::pretty(&self.document)? + "\n")
-    }
-
-    /// Returns the report as text.
-    #[must_use]
-    pub fn to_text(&self, terminal: Terminal) -> String {
-        terminal.render(&self.lines())
-    }
-
-    fn lines(&self) -> Vec<Line> {
-        let Document {
-            driver,
-            api,
-            devices,
-            slices,
-            findings,
-            ..
-        } = &self.document;
-        let healthy = devices.iter().filter(|device| device.healthy).count();
+impl report::Document for Document {
+    fn lines(&self, _: bool) -> Vec<Line> {
         let counts = format!(
-            "{driver}: {healthy} of {} devices can be allocated",
-            devices.len()
+            "{}: {} of {} devices can be allocated",
+            self.driver,
+            self.devices.iter().filter(|device| device.healthy).count(),
+            self.devices.len()
         );
         let mut lines = vec![Line::new(2, counts)];
-        lines.extend(devices.iter().map(device_line));
-        let kubeconfig = api
-            .kubeconfig
-            .as_ref()
-            .map(|file| format!("credentials: {}", file.display()));
-        let node = api.node.as_ref().map(|node| format!("node: {node}"));
-        lines.extend(
-            [kubeconfig, node]
-                .into_iter()
-                .flatten()
-                .map(|text| Line::new(2, text)),
-        );
-        for Right { what, error } in &api.rights {
+        for device in &self.devices {
+            lines.push(device.line());
+        }
+        if let Some(file) = &self.api.kubeconfig {
+            lines.push(Line::new(2, format!("credentials: {}", file.display())));
+        }
+        if let Some(node) = &self.api.node {
+            lines.push(Line::new(2, format!("node: {node}")));
+        }
+        for Right { what, error } in &self.api.rights {
             let (tone, word) = if error.is_none() {
                 (Tone::Good, "yes")
             } else {
@@ -198,7 +155,7 @@ impl Report {
             devices,
             generation,
             current,
-        }) = &api.published
+        }) = &self.api.published
         {
             let state = if *current { "as above" } else { "not as above" };
             lines.push(Line::new(
@@ -206,50 +163,33 @@ impl Report {
                 format!("published: {devices} devices, generation {generation}, {state}"),
             ));
         }
-        lines.push(Line::new(
-            2,
-            format!("slices: {}; --json prints them", slices.len()),
-        ));
-        lines.extend(findings.iter().flat_map(finding_lines));
+        let slices = format!("slices: {}; --json prints them", self.slices.len());
+        lines.push(Line::new(2, slices));
         lines
     }
 
-    /// Returns the exit status: 0 if everything can be allocated, 1 if something is degraded, 3 if there are GPUs and none can be allocated.
-    #[must_use]
-    pub fn exit_code(&self) -> ExitCode {
-        let Document {
-            devices, findings, ..
-        } = &self.document;
-        let has_errors = findings.iter().any(|finding| finding.severity == "error");
-        let nothing = !devices.iter().any(|device| device.healthy);
-        let is_degraded = devices.iter().any(|device| !device.healthy)
-            || findings.iter().any(|finding| finding.severity != "note");
-        match () {
-            () if nothing && (self.has_gpus || has_errors) => ExitCode::from(NOTHING),
-            () if is_degraded => ExitCode::from(DEGRADED),
-            () => ExitCode::SUCCESS,
-        }
+    fn health(&self) -> Vec<bool> {
+        self.devices.iter().map(|device| device.healthy).collect()
+    }
+
+    fn findings(&self) -> &[FindingEntry] {
+        &self.findings
     }
 }
 
-fn device_line(
-    DeviceEntry {
-        name,
-        uuid,
-        healthy,
-        why,
-    }: &DeviceEntry,
-) -> Line {
-    let (tone, word) = if *healthy {
-        (Tone::Good, "healthy")
-    } else {
-        (Tone::Bad, "unhealthy")
-    };
-    let why = why
-        .as_ref()
-        .map(|why| format!(": {}", one_line(why)))
-        .unwrap_or_default();
-    Line::new(4, format!("  {name} "))
-        .then(tone, word)
-        .then(Tone::Plain, format!(", {uuid}{why}"))
+impl DeviceEntry {
+    fn line(&self) -> Line {
+        let (tone, word) = if self.healthy {
+            (Tone::Good, "healthy")
+        } else {
+            (Tone::Bad, "unhealthy")
+        };
+        let mut details = format!(", {}", self.uuid);
+        if let Some(why) = &self.why {
+            details += &format!(": {}", one_line(why));
+        }
+        Line::new(4, format!("  {} ", self.name))
+            .then(tone, word)
+            .then(Tone::Plain, details)
+    }
 }

@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use command_line::terminal::Color;
 use engines::kubelet_plugin::running;
 
-use crate::cdi_keeper;
+use crate::cdi_specs;
 use crate::nri::engine;
 use crate::nri::session::Identity;
 use crate::settings::options::Options;
@@ -64,7 +64,7 @@ pub enum Command {
         #[arg(long, value_name = "DIR")]
         cdi_dir: Option<PathBuf>,
         /// The hook, which the runtime starts on the host for containers with these CDI devices
-        #[arg(long, value_name = "FILE", default_value = cdi_keeper::HOOK)]
+        #[arg(long, value_name = "FILE", default_value = cdi_specs::HOOK)]
         hook_path: PathBuf,
         /// The directory for the socket of the check and clear commands
         #[arg(long, value_name = "DIR", default_value = running::DIR)]
@@ -82,10 +82,10 @@ pub enum Command {
         #[command(flatten)]
         engine: Engine,
         /// Keep the CDI spec of the devices in this directory, which the engine must read
-        #[arg(long, value_name = "DIR", default_value = cdi_keeper::DIR)]
+        #[arg(long, value_name = "DIR", default_value = cdi_specs::DIR)]
         cdi_dir: PathBuf,
         /// The hook, which the runtime starts on the host for containers with these CDI devices
-        #[arg(long, value_name = "FILE", default_value = cdi_keeper::HOOK)]
+        #[arg(long, value_name = "FILE", default_value = cdi_specs::HOOK)]
         hook_path: PathBuf,
     },
     /// Show the GPUs, their health and the strategy, without a kubelet
@@ -118,23 +118,27 @@ pub enum Command {
     },
     /// Ask NVML and print what changes. The plugin starts it.
     #[command(hide = true)]
-    Monitor {
-        /// The driver root, which an option may have changed
-        #[arg(long, value_name = "DIR")]
-        driver_root: Option<PathBuf>,
-        /// The directory with the device nodes
-        #[arg(long, value_name = "DIR")]
-        dev_root: Option<PathBuf>,
-        /// GPUs that are not asked, by NVML's index
-        #[arg(long, value_name = "INDEX")]
-        skip: Vec<u32>,
-        /// Print the values for metrics as well
-        #[arg(long)]
-        measure: bool,
-        /// Also those for metrics with DCGM's names
-        #[arg(long)]
-        measure_all: bool,
-    },
+    Monitor(MonitorOptions),
+}
+
+/// The options of the monitor.
+#[derive(Args, Debug)]
+pub struct MonitorOptions {
+    /// The driver root, which an option may have changed
+    #[arg(long, value_name = "DIR")]
+    pub driver_root: Option<PathBuf>,
+    /// The directory with the device nodes
+    #[arg(long, value_name = "DIR")]
+    pub dev_root: Option<PathBuf>,
+    /// GPUs that are not asked, by NVML's index
+    #[arg(long, value_name = "INDEX")]
+    pub skip: Vec<u32>,
+    /// Print the values for metrics as well
+    #[arg(long)]
+    pub measure: bool,
+    /// Also those for metrics with DCGM's names
+    #[arg(long)]
+    pub measure_all: bool,
 }
 
 /// The options that describe how to register with an engine.
@@ -182,21 +186,18 @@ impl Engine {
 
 /// Engines accept only such names.
 fn parse_name(text: &str) -> Result<String, String> {
-    match !text.is_empty()
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
-    {
-        true => Ok(text.to_owned()),
-        false => Err("it must consist of letters, digits and \"-_.\"".to_owned()),
+    let is_permitted = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if text.is_empty() || !text.bytes().all(is_permitted) {
+        return Err("it must consist of letters, digits and \"-_.\"".to_owned());
     }
+    Ok(text.to_owned())
 }
 
 fn parse_index(text: &str) -> Result<String, String> {
-    match text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        true => Ok(text.to_owned()),
-        false => Err("it must be two digits, such as 10".to_owned()),
+    if text.len() != 2 || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err("it must be two digits, such as 10".to_owned());
     }
+    Ok(text.to_owned())
 }
 
 /// A shell with completion scripts.

@@ -1,5 +1,6 @@
 //! The commands of the program: reads the command line, and runs one of them.
 
+pub mod agent;
 pub mod ask;
 pub mod check;
 pub mod check_claims;
@@ -8,6 +9,7 @@ pub mod cli;
 pub mod control;
 pub mod observer;
 pub mod offered;
+pub mod report;
 pub mod run;
 
 use std::ffi::OsString;
@@ -22,19 +24,21 @@ use base::sys::stdio;
 use clap::CommandFactory;
 use clap_complete::{generate, shells};
 use command_line::parse::{self, Parsed};
-use command_line::terminal::Environment;
+use command_line::terminal::{Color, Environment};
 use engines::kubelet_plugin::running;
 use findings::catalog;
 use nvidia_host::config;
 
-use crate::cdi_keeper;
+use crate::cdi_specs;
 use crate::log::{self, Log};
 use crate::monitor::{self, measure::Measures};
+use crate::settings::options::Options;
 use crate::settings::values::Interface;
 use crate::settings::{self, Settings};
 use crate::strategy::Chooser;
-use cli::{Cli, Command, Engine, Shell};
-use run::Paths;
+use cli::{Cli, Command, Engine, MonitorOptions, Shell};
+use report::{Document, Report};
+use run::{Role, SpecPaths};
 
 /// The exit status for an invalid command line.
 const USAGE: u8 = 2;
@@ -61,12 +65,7 @@ pub fn main() -> ExitCode {
     let printed = match parse::parse(&arguments) {
         Ok(Parsed::Run(cli)) => dispatch(cli),
         Ok(Parsed::Help(text)) => print(&text),
-        Ok(Parsed::Version) => print(concat!(
-            env!("CARGO_PKG_NAME"),
-            " ",
-            env!("CARGO_PKG_VERSION"),
-            "\n"
-        )),
+        Ok(Parsed::Version) => print(&format!("{PROGRAM} {}\n", env!("CARGO_PKG_VERSION"))),
         Err(error) => Err(error),
     };
     printed.unwrap_or_else(|error| failed(&error))
@@ -74,40 +73,31 @@ pub fn main() -> ExitCode {
 
 fn failed(error: &anyhow::Error) -> ExitCode {
     Log::new().error(error);
-    let is_usage = kind_of(error) == Some(&catalog::COMMAND_LINE);
-    if is_usage {
-        ExitCode::from(USAGE)
-    } else {
-        ExitCode::FAILURE
+    if kind_of(error) == Some(&catalog::COMMAND_LINE) {
+        return ExitCode::from(USAGE);
     }
+    ExitCode::FAILURE
 }
 
-/// Returns the arguments after argv\[0\]. Adds the command if the program is called with the name of NVIDIA's, which has none:
-/// manifests contain that name.
+/// Returns the arguments after argv\[0\]. Adds the command if the program is called with the name of
+/// NVIDIA's, which has none: manifests contain that name.
 fn arguments(given: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut given = given.into_iter();
-    let program = given.next();
-    let name = program
-        .as_ref()
-        .and_then(|program| Path::new(program).file_name());
-    let command = name
-        .is_some_and(|name| name == NVIDIAS)
-        .then(|| "run".into());
-    command.into_iter().chain(given).collect()
+    let program = given.next().map(PathBuf::from).unwrap_or_default();
+    let mut arguments = Vec::new();
+    if program.file_name().is_some_and(|name| name == NVIDIAS) {
+        arguments.push("run".into());
+    }
+    arguments.extend(given);
+    arguments
 }
 
-fn dispatch(
-    Cli {
-        config,
-        color,
-        debug,
-        command,
-    }: Cli,
-) -> Result<ExitCode> {
-    if debug {
+fn dispatch(cli: Cli) -> Result<ExitCode> {
+    if cli.debug {
         log::enable_debug();
     }
-    match command {
+    let config = cli.config;
+    match cli.command {
         Command::Run {
             mut options,
             cdi_dir,
@@ -117,41 +107,33 @@ fn dispatch(
         } => {
             options.config = config;
             let (settings, findings) = settings::read(&options)?;
-            findings
-                .iter()
-                .for_each(|finding| Log::new().finding(finding));
-            let cdi_dir = cdi_dir.or_else(|| nri.as_ref().map(|_| PathBuf::from(cdi_keeper::DIR)));
-            let paths = Paths {
-                kubelet_dir: Some(settings.kubelet_dir.clone()),
-                cdi_dir,
+            Log::new().findings(&findings);
+            let mut specs = SpecPaths {
+                dir: cdi_dir,
                 hook: hook_path,
-                run_dir,
             };
+            if nri.is_some() && specs.dir.is_none() {
+                specs.dir = Some(cdi_specs::DIR.into());
+            }
+            let role = Role::for_kubelet(&settings, run_dir);
             let nri = nri.map(|socket| Engine::at(socket).options());
-            block_on(run::run(settings, options.config.as_deref(), paths, nri))?
+            let config = options.config.as_deref();
+            block_on(run::run(settings, config, role, specs, nri))?
         }
         Command::Nri {
             engine,
             cdi_dir,
             hook_path,
         } => {
-            let (settings, findings) = settings::read_file(Settings::default(), config.as_deref())?;
-            findings
-                .iter()
-                .for_each(|finding| Log::new().finding(finding));
-            let run_dir = PathBuf::new(); // only for the kubelet
-            let paths = Paths {
-                kubelet_dir: None,
-                cdi_dir: Some(cdi_dir),
+            let config = config.as_deref();
+            let (settings, findings) = settings::read_file(Settings::default(), config)?;
+            Log::new().findings(&findings);
+            let specs = SpecPaths {
+                dir: Some(cdi_dir),
                 hook: hook_path,
-                run_dir,
             };
-            block_on(run::run(
-                settings,
-                config.as_deref(),
-                paths,
-                Some(engine.options()),
-            ))?
+            let nri = Some(engine.options());
+            block_on(run::run(settings, config, Role::Engine, specs, nri))?
         }
         Command::Check {
             mut options,
@@ -159,80 +141,83 @@ fn dispatch(
             json,
         } => {
             options.config = config;
-            let (settings, findings) = settings::read(&options)?;
-            let offered = running::ask(&run_dir);
-            if settings.plugin.interface == Interface::Dra {
-                let asked =
-                    check_claims::check(&settings, options.config.as_deref(), &findings, &offered);
-                let report = block_on(asked)??;
-                let text = if json {
-                    report.to_json()?
-                } else {
-                    report.to_text(Environment::read().stdout(color))
-                };
-                let printed = print(&text)?;
-                return Ok(if printed == ExitCode::SUCCESS {
-                    report.exit_code()
-                } else {
-                    printed
-                });
-            }
-            let choice = Chooser::new(&settings.plugin, &settings.kubelet_dir, Log::new()).choose();
-            let report = block_on(check::check(
-                &settings,
-                options.config.as_deref(),
-                &choice,
-                &findings,
-                &offered,
-            ))??;
-            let printed = print(&if json {
-                report.to_json()?
-            } else {
-                report.to_text(Environment::read().stdout(color))
-            })?;
-            Ok(if printed == ExitCode::SUCCESS {
-                report.exit_code()
-            } else {
-                printed
-            })
+            run_check(&options, &run_dir, json, cli.color)
         }
-        Command::Clear { uuid, run_dir } => {
-            let cleared = block_on(control::clear(&run_dir, &uuid))??;
-            let printed = print(if cleared {
-                "cleared\n"
-            } else {
-                "the plugin knows no errors of this GPU\n"
-            })?;
-            Ok(if cleared { printed } else { ExitCode::FAILURE })
-        }
-        Command::Completion { shell } => {
-            let (mut cli, name, mut script) = (Cli::command(), env!("CARGO_PKG_NAME"), Vec::new());
-            match shell {
-                Shell::Bash => generate(shells::Bash, &mut cli, name, &mut script),
-                Shell::Zsh => generate(shells::Zsh, &mut cli, name, &mut script),
-                Shell::Fish => generate(shells::Fish, &mut cli, name, &mut script),
-            }
-            print(&String::from_utf8(script)?)
-        }
-        Command::Monitor {
-            driver_root,
-            dev_root,
-            skip,
-            measure,
-            measure_all,
-        } => {
-            let (mut config, _) = config::read(config.as_deref())?;
-            config.driver_root = driver_root.map_or(config.driver_root, HostPath::new);
-            config.dev_root = dev_root.map(HostPath::new).or(config.dev_root);
-            let measures = match (measure, measure_all) {
-                (_, true) => Measures::All,
-                (true, false) => Measures::Few,
-                (false, false) => Measures::Nothing,
-            };
-            monitor::child::run(&config, &skip, measures)?;
+        Command::Clear { uuid, run_dir } => clear(&uuid, &run_dir),
+        Command::Completion { shell } => print(&completion(shell)?),
+        Command::Monitor(options) => {
+            monitor(options, config.as_deref())?;
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+fn run_check(options: &Options, run_dir: &Path, json: bool, color: Color) -> Result<ExitCode> {
+    let (settings, findings) = settings::read(options)?;
+    let offered = running::ask(run_dir);
+    let config = options.config.as_deref();
+    match settings.plugin.interface {
+        Interface::Dra => {
+            let asked = check_claims::check(&settings, config, &findings, &offered);
+            print_report(&block_on(asked)??, json, color)
+        }
+        Interface::DevicePlugin => {
+            let choice = Chooser::new(&settings.plugin, &settings.kubelet_dir, Log::new()).choose();
+            let asked = check::check(&settings, config, &choice, &findings, &offered);
+            print_report(&block_on(asked)??, json, color)
+        }
+    }
+}
+
+fn print_report<D: Document>(report: &Report<D>, json: bool, color: Color) -> Result<ExitCode> {
+    let text = if json {
+        report.to_json()?
+    } else {
+        report.to_text(Environment::read().stdout(color))
+    };
+    let printed = print(&text)?;
+    if printed != ExitCode::SUCCESS {
+        return Ok(printed);
+    }
+    Ok(report.exit_code())
+}
+
+fn clear(uuid: &str, run_dir: &Path) -> Result<ExitCode> {
+    let cleared = block_on(control::clear(run_dir, uuid))??;
+    if cleared {
+        return print("cleared\n");
+    }
+    print("the plugin knows no errors of this GPU\n")?;
+    Ok(ExitCode::FAILURE)
+}
+
+fn completion(shell: Shell) -> Result<String> {
+    let mut cli = Cli::command();
+    let mut script = Vec::new();
+    match shell {
+        Shell::Bash => generate(shells::Bash, &mut cli, PROGRAM, &mut script),
+        Shell::Zsh => generate(shells::Zsh, &mut cli, PROGRAM, &mut script),
+        Shell::Fish => generate(shells::Fish, &mut cli, PROGRAM, &mut script),
+    }
+    Ok(String::from_utf8(script)?)
+}
+
+fn monitor(options: MonitorOptions, config: Option<&Path>) -> Result<()> {
+    let (mut config, _) = config::read(config)?;
+    if let Some(root) = options.driver_root {
+        config.driver_root = HostPath::new(root);
+    }
+    if let Some(root) = options.dev_root {
+        config.dev_root = Some(HostPath::new(root));
+    }
+    let measures = if options.measure_all {
+        Measures::All
+    } else if options.measure {
+        Measures::Few
+    } else {
+        Measures::Nothing
+    };
+    monitor::child::run(&config, &options.skip, measures)
 }
 
 /// Runs on this thread: the kernel kills the monitor when the thread that started it ends (PR_SET_PDEATHSIG(2const)).
@@ -246,9 +231,8 @@ fn block_on<T>(future: impl Future<Output = T>) -> Result<T> {
 
 fn print(text: &str) -> Result<ExitCode> {
     let is_read = stdio::print(text.as_bytes()).context("cannot write to stdout")?;
-    Ok(if is_read {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    if is_read {
+        return Ok(ExitCode::SUCCESS);
+    }
+    Ok(ExitCode::FAILURE)
 }

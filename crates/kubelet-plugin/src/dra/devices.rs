@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nvidia_host::config::Limits;
-use nvidia_host::inventory::MigDevice;
 use nvidia_host::inventory::limits::permit;
+use nvidia_host::inventory::{Gpu, MigDevice};
 use nvidia_host::nvml::monitoring::AddressingMode;
 
 use crate::node::devices::parts;
@@ -40,98 +40,100 @@ pub struct Device {
     pub uuid: String,
     /// The UUID of the GPU
     pub gpu: String,
-    /// The attributes by name. Names without a domain belong to that of the driver.
+    /// The attributes by name. Names without a domain belong to the driver's domain.
     pub attributes: BTreeMap<&'static str, Value>,
     /// The capacities by name, in bytes or as numbers
     pub capacity: BTreeMap<&'static str, u64>,
     /// Why the device cannot be used; `None` if it can
     pub unhealthy: Option<String>,
-    /// The driver as a whole does not answer. The device is tainted, but claims that have it still get it: no error of the GPU is known.
-    pub is_of_driver: bool,
+    /// NVML as a whole is silent. The device is tainted, but prepared claims keep it, because no error of
+    /// this GPU is known.
+    pub driver_silent: bool,
 }
 
-/// Where the GPUs are in the computer.
+/// What the devices follow from.
 #[derive(Clone, Copy, Debug)]
-pub struct Places<'a> {
+pub struct Sources<'a> {
+    /// The GPUs of the node
+    pub gpus: &'a [NodeGpu],
+    /// What NVML reports about them
+    pub facts: &'a Facts,
     /// The NUMA nodes
     pub numa_nodes: &'a NumaNodes,
     /// The roots of the PCI hierarchy, such as `pci0000:00`
     pub pcie_roots: &'a PcieRoots,
+    /// The settings
+    pub settings: &'a Plugin,
+    /// The limits in force
+    pub limits: &'a Limits,
 }
 
 /// Returns the devices in the order of the PCI bus, in which the scheduler chooses them. `before` are those of the last call: a driver that
 /// stops does not change what is known about the hardware. `failure` returns the error of a GPU.
 #[must_use]
 pub fn devices(
-    gpus: &[NodeGpu],
-    facts: &Facts,
-    places: Places<'_>,
-    (settings, limits): (&Plugin, &Limits),
+    sources: &Sources<'_>,
     before: &[Device],
     failure: impl Fn(&NodeGpu) -> Option<Failure>,
 ) -> Vec<Device> {
-    let (mut found, mut names) = (Vec::new(), BTreeSet::new());
-    for gpu in gpus {
+    let mut found = Vec::new();
+    let mut names = BTreeSet::new();
+    for gpu in sources.gpus {
         let failure = failure(gpu);
-        let is_of_driver = failure.as_ref().is_some_and(|failure| failure.is_of_driver);
-        let why = failure.map(|failure| failure.why);
-        for part in parts(gpu, settings) {
+        for part in parts(gpu, sources.settings) {
             // Two profiles can differ in a letter that names cannot have.
-            if permit(limits, &gpu.gpu, part) && names.insert(name(gpu, part)) {
-                found.push(Device {
-                    unhealthy: why.clone(),
-                    is_of_driver,
-                    ..device(gpu, part, facts, places)
-                });
+            if !permit(sources.limits, &gpu.gpu, part) || !names.insert(name(gpu, part)) {
+                continue;
             }
+            let mut device = device(gpu, part, sources);
+            if let Some(failure) = &failure {
+                device.unhealthy = Some(failure.why.clone());
+                device.driver_silent = failure.driver_silent;
+            }
+            found.push(device);
         }
     }
-    if facts.driver_version.is_empty() {
-        for device in &mut found {
-            keep(device, before);
-        }
+    if sources.facts.driver_version.is_empty() {
+        keep_hardware(&mut found, before);
     }
     found
 }
 
-/// Takes over what was known about the hardware of a device.
-fn keep(device: &mut Device, before: &[Device]) {
-    if let Some(known) = before
-        .iter()
-        .find(|known| known.uuid == device.uuid && known.name == device.name)
-    {
-        device.attributes.clone_from(&known.attributes);
-        device.capacity.clone_from(&known.capacity);
+/// Takes over what was known about the hardware of the devices.
+fn keep_hardware(devices: &mut [Device], before: &[Device]) {
+    for device in devices {
+        let is_it = |known: &&Device| known.uuid == device.uuid && known.name == device.name;
+        if let Some(known) = before.iter().find(is_it) {
+            device.attributes.clone_from(&known.attributes);
+            device.capacity.clone_from(&known.capacity);
+        }
     }
 }
 
-fn device(gpu: &NodeGpu, part: Option<&MigDevice>, facts: &Facts, places: Places<'_>) -> Device {
+fn device(gpu: &NodeGpu, part: Option<&MigDevice>, sources: &Sources<'_>) -> Device {
+    let facts = sources.facts;
     let mut device = Device {
         name: name(gpu, part),
         uuid: part.map_or(&gpu.gpu.uuid, |mig| &mig.uuid).clone(),
         gpu: gpu.gpu.uuid.clone(),
-        attributes: common_attributes(gpu, facts, places),
         ..Device::default()
     };
+    device.describe(&gpu.gpu, sources);
     device.text("uuid", &device.uuid.clone());
     match part {
         None => {
             device.text("type", "gpu");
-            let memory = facts
-                .properties
-                .get(&gpu.gpu.uuid)
-                .and_then(|properties| properties.memory_mib);
-            device
-                .capacity
-                .extend(memory.map(|mib| ("memory", mib.saturating_mul(MIB))));
+            let properties = facts.properties.get(&gpu.gpu.uuid);
+            if let Some(mib) = properties.and_then(|properties| properties.memory_mib) {
+                device.capacity.insert("memory", mib.saturating_mul(MIB));
+            }
         }
         Some(mig) => {
             device.text("type", "mig");
             device.text("parentUUID", &gpu.gpu.uuid);
-            device.text(
-                "profile",
-                gpu.profiles.get(&mig.uuid).map_or("", String::as_str),
-            );
+            if let Some(profile) = gpu.profiles.get(&mig.uuid) {
+                device.text("profile", profile);
+            }
             device.capacity = mig_capacity(mig, facts);
         }
     }
@@ -139,50 +141,46 @@ fn device(gpu: &NodeGpu, part: Option<&MigDevice>, facts: &Facts, places: Places
 }
 
 impl Device {
+    /// Adds an attribute, unless the text is empty or too long for one.
     fn text(&mut self, name: &'static str, value: &str) {
-        self.attributes.extend(text(name, value));
+        if !value.is_empty() && value.len() <= MAX_TEXT {
+            let value = Value::Text(value.to_owned());
+            self.attributes.insert(name, value);
+        }
     }
-}
 
-/// Returns an attribute with a text; `None` if the text is empty or too long for one.
-fn text(name: &'static str, value: &str) -> Option<(&'static str, Value)> {
-    (1..=MAX_TEXT)
-        .contains(&value.len())
-        .then(|| (name, Value::Text(value.to_owned())))
-}
+    /// Adds an attribute, unless the text is not a version.
+    fn version(&mut self, name: &'static str, text: &str) {
+        if let Some(version) = semver(text) {
+            self.attributes.insert(name, Value::Version(version));
+        }
+    }
 
-/// Returns the attributes that the MIG devices of a GPU have too.
-fn common_attributes(
-    gpu: &NodeGpu,
-    facts: &Facts,
-    places: Places<'_>,
-) -> BTreeMap<&'static str, Value> {
-    let info = &gpu.gpu;
-    let version = |name, text| Some((name, Value::Version(semver(text)?)));
-    let root = places.pcie_roots.get(&info.bus_id);
-    let numa_node = places.numa_nodes.get(&info.bus_id);
-    let mode = facts
-        .properties
-        .get(&info.uuid)
-        .and_then(|properties| properties.addressing_mode);
-    let found = [
-        mode.and_then(|mode| text("addressingMode", addressing(mode))),
-        text("productName", &info.model),
-        text("brand", brand(&info.brand)),
-        architecture(&info.compute_capability).and_then(|name| text("architecture", name)),
-        version("cudaComputeCapability", &info.compute_capability),
-        version("driverVersion", &facts.driver_version),
-        version("cudaDriverVersion", &facts.cuda_version),
-        text("resource.kubernetes.io/pciBusID", &info.bus_id.in_sysfs()),
-        root.and_then(|root| text("resource.kubernetes.io/pcieRoot", root)),
-        numa_node.map(|node| {
-            (
-                "resource.kubernetes.io/numaNode",
-                Value::Number((*node).into()),
-            )
-        }),
-    ];
-    found.into_iter().flatten().collect()
+    /// Adds the attributes that the MIG devices of a GPU have too.
+    fn describe(&mut self, gpu: &Gpu, sources: &Sources<'_>) {
+        let facts = sources.facts;
+        let properties = facts.properties.get(&gpu.uuid);
+        if let Some(mode) = properties.and_then(|properties| properties.addressing_mode) {
+            self.text("addressingMode", addressing(mode));
+        }
+        self.text("productName", &gpu.model);
+        self.text("brand", brand(&gpu.brand));
+        if let Some(name) = architecture(&gpu.compute_capability) {
+            self.text("architecture", name);
+        }
+        self.version("cudaComputeCapability", &gpu.compute_capability);
+        self.version("driverVersion", &facts.driver_version);
+        self.version("cudaDriverVersion", &facts.cuda_version);
+        self.text("resource.kubernetes.io/pciBusID", &gpu.bus_id.in_sysfs());
+        if let Some(root) = sources.pcie_roots.get(&gpu.bus_id) {
+            self.text("resource.kubernetes.io/pcieRoot", root);
+        }
+        if let Some(node) = sources.numa_nodes.get(&gpu.bus_id) {
+            let node = Value::Number((*node).into());
+            self.attributes
+                .insert("resource.kubernetes.io/numaNode", node);
+        }
+    }
 }
 
 /// The memory slices of a GPU. All GPUs with MIG have at most eight.
@@ -201,18 +199,10 @@ fn mig_capacity(mig: &MigDevice, facts: &Facts) -> BTreeMap<&'static str, u64> {
     let Some(parts) = facts.mig_attributes.get(&mig.uuid) else {
         return BTreeMap::new();
     };
-    let slices = facts
-        .memory_slices
-        .get(&mig.uuid)
-        .copied()
-        .unwrap_or_default();
+    let slices = facts.memory_slices.get(&mig.uuid);
+    let slices = slices.copied().unwrap_or_default();
     let first = usize::try_from(slices.start).unwrap_or(usize::MAX);
     let size = usize::try_from(slices.size).unwrap_or_default();
-    let slices = MEMORY_SLICES
-        .iter()
-        .skip(first)
-        .take(size)
-        .map(|name| (*name, 1));
     let mut capacity = BTreeMap::from([
         ("memory", parts.memory_mib.saturating_mul(MIB)),
         ("multiprocessors", parts.multiprocessors.into()),
@@ -222,45 +212,40 @@ fn mig_capacity(mig: &MigDevice, facts: &Facts) -> BTreeMap<&'static str, u64> {
         ("jpegEngines", parts.engines.jpeg.into()),
         ("ofaEngines", parts.engines.ofa.into()),
     ]);
-    capacity.extend(slices);
+    for name in MEMORY_SLICES.iter().skip(first).take(size) {
+        capacity.insert(name, 1);
+    }
     capacity
 }
 
-/// Returns the name of a device. Those of NVIDIA's driver for MIG devices end with numbers of the profile and of the place, which NVML does
-/// not report for a device; ours end with the numbers of the instances. No selector can use the names.
+/// Returns the name of a device. NVIDIA's driver ends the names of MIG devices with numbers of the
+/// profile and of the place, which NVML does not report for a device; ours end with the numbers of
+/// the instances. No selector can use the names.
 fn name(gpu: &NodeGpu, part: Option<&MigDevice>) -> String {
     let minor = gpu.gpu.minor;
     let Some(mig) = part else {
         return format!("gpu-{minor}");
     };
-    let profile = gpu
-        .profiles
-        .get(&mig.uuid)
-        .map_or("unknown", String::as_str)
-        .replace('.', "")
-        .to_ascii_lowercase();
-    let profile: String = profile
-        .chars()
-        .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
-        .collect();
+    let profile = gpu.profiles.get(&mig.uuid);
+    let profile = profile.map_or("unknown", String::as_str).replace('.', "");
+    let mut name = format!("gpu-{minor}-mig-");
+    for c in profile.chars() {
+        name.push(if c.is_ascii_alphanumeric() { c } else { '-' });
+    }
+    name.make_ascii_lowercase();
     let instances = format!("-{}-{}", mig.gpu_instance, mig.compute_instance);
-    let mut name = format!("gpu-{minor}-mig-{profile}");
     name.truncate(MAX_NAME.saturating_sub(instances.len()));
     name + &instances
 }
 
 /// Returns a version of the driver or of CUDA in the form of semver.org, without leading zeros: 535.183.01 becomes 535.183.1.
 fn semver(text: &str) -> Option<String> {
-    let mut numbers = text
-        .split('.')
-        .take(3)
-        .map(|part| part.parse::<u32>().ok())
-        .collect::<Option<Vec<_>>>()?;
-    numbers.resize(3, 0);
-    match numbers.as_slice() {
-        [major, minor, patch] => Some(format!("{major}.{minor}.{patch}")),
-        _ => None,
+    let mut numbers = [0_u32; 3];
+    for (number, part) in numbers.iter_mut().zip(text.split('.')) {
+        *number = part.parse().ok()?;
     }
+    let [major, minor, patch] = numbers;
+    Some(format!("{major}.{minor}.{patch}"))
 }
 
 /// Returns the mode as NVIDIA's driver for DRA spells it.
@@ -330,23 +315,20 @@ pub(crate) mod tests {
             [(gpus[0].gpu.bus_id, 1)].into(),
             [(gpus[0].gpu.bus_id, "pci0000:00".to_owned())].into(),
         );
-        let places = Places {
-            numa_nodes: &numa_nodes,
-            pcie_roots: &pcie_roots,
-        };
-        devices(
+        let sources = Sources {
             gpus,
             facts,
-            places,
-            (&Plugin::default(), &Limits::default()),
-            before,
-            |gpu| {
-                (gpu.gpu.uuid == "GPU-1").then(|| Failure {
-                    why: "XID 79".to_owned(),
-                    is_of_driver: false,
-                })
-            },
-        )
+            numa_nodes: &numa_nodes,
+            pcie_roots: &pcie_roots,
+            settings: &Plugin::default(),
+            limits: &Limits::default(),
+        };
+        devices(&sources, before, |gpu| {
+            (gpu.gpu.uuid == "GPU-1").then(|| Failure {
+                why: "XID 79".to_owned(),
+                driver_silent: false,
+            })
+        })
     }
 
     fn text(value: &str) -> Value {

@@ -14,7 +14,7 @@
 //! | [`probe`] | asks once what the credentials permit, for `check` |
 //! | [`service`], [`health`] | answer the kubelet |
 //! | [`sockets`] | our sockets |
-//! | [`foreign`] | finds other drivers and device plugins |
+//! | [`other_drivers`] | finds other drivers and device plugins |
 //! | [`authority`], [`connection`] | correct the requests of the kubelet's plugin watcher |
 
 pub mod access;
@@ -22,8 +22,8 @@ pub mod authority;
 mod config;
 mod connection;
 pub mod devices;
-mod foreign;
 mod health;
+mod other_drivers;
 pub mod plan;
 pub mod pool;
 mod prepare;
@@ -104,36 +104,25 @@ pub async fn serve(options: Options, pool: watch::Receiver<Pool>, log: Log) -> I
     loop {
         let refused = match conflict(&options, &pool, &[]).await {
             Some(finding) => Refused::Conflict(finding),
-            None => {
-                let service = service::Service {
-                    driver: options.driver.clone(),
-                    effect: options.effect,
-                    pool: pool.clone(),
-                    claims: access.clone(),
-                };
-                let health = health::Service {
-                    pool: pool.clone(),
-                    node: node.subscribe(),
-                };
-                match open(&options, service, health) {
-                    Err(error) => Refused::Failed(error),
-                    Ok(sockets) => {
-                        reported = None;
-                        let publisher = Publisher::new(
-                            access.clone(),
-                            &options.driver,
-                            options.effect,
-                            pool.clone(),
-                            node.clone(),
-                            (options.unpublished.clone(), log),
-                        );
-                        tokio::select! {
-                            never = publisher.run() => match never {},
-                            refused = watch_over(&options, &pool, sockets) => refused,
-                        }
+            None => match open(&options, &pool, &access, &node) {
+                Err(error) => Refused::Failed(error),
+                Ok(sockets) => {
+                    reported = None;
+                    let publisher = Publisher::new(publisher::Parts {
+                        access: access.clone(),
+                        driver: options.driver.clone(),
+                        effect: options.effect,
+                        pool: pool.clone(),
+                        node: node.clone(),
+                        reported: options.unpublished.clone(),
+                        log,
+                    });
+                    tokio::select! {
+                        never = publisher.run() => match never {},
+                        refused = watch_over(&options, &pool, sockets) => refused,
                     }
                 }
-            }
+            },
         };
         refused.log_once(&mut reported, log);
         sleep(INSPECTION).await;
@@ -141,13 +130,26 @@ pub async fn serve(options: Options, pool: watch::Receiver<Pool>, log: Log) -> I
 }
 
 /// Creates the sockets if the kubelet's directory exists: the kubelet may be installed later.
-fn open(options: &Options, service: service::Service, health: health::Service) -> Result<Sockets> {
-    std::fs::metadata(&options.kubelet_dir).map_err(|error| {
-        anyhow::anyhow!(
-            "the kubelet's directory {:?} cannot be used: {error}",
-            options.kubelet_dir
-        )
-    })?;
+fn open(
+    options: &Options,
+    pool: &watch::Receiver<Pool>,
+    access: &Arc<Access>,
+    node: &watch::Sender<String>,
+) -> Result<Sockets> {
+    let dir = &options.kubelet_dir;
+    if let Err(error) = std::fs::metadata(dir) {
+        anyhow::bail!("the kubelet's directory {dir:?} cannot be used: {error}");
+    }
+    let service = service::Service {
+        driver: options.driver.clone(),
+        effect: options.effect,
+        pool: pool.clone(),
+        claims: access.clone(),
+    };
+    let health = health::Service {
+        pool: pool.clone(),
+        node: node.subscribe(),
+    };
     Sockets::open(options, service, health)
 }
 
@@ -187,7 +189,7 @@ async fn conflict(
     ours: &[SocketId],
 ) -> Option<Finding> {
     let devices = Arc::clone(&pool.borrow().devices);
-    foreign::conflict(&options.kubelet_dir, &options.driver, ours, &devices).await
+    other_drivers::conflict(&options.kubelet_dir, &options.driver, ours, &devices).await
 }
 
 /// Returns when the sockets are gone, or another program has the GPUs.

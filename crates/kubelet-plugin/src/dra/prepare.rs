@@ -13,7 +13,7 @@ use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClai
 use super::config;
 use super::pool::Pool;
 use super::slice::taint_key;
-use crate::cdi_keeper;
+use crate::cdi_specs;
 use crate::model::Refusal;
 use crate::proto::dra::v1;
 use crate::settings::values::TaintEffect;
@@ -144,11 +144,11 @@ fn device(
                 .unwrap_or("the CDI spec of the node does not have the device"),
         ));
     }
-    let is_proven = |_: &&String| !device.is_of_driver && !may_be_sick(result, known);
+    let is_proven = |_: &&String| !device.driver_silent && !tolerates_unhealthy(result, known);
     if let Some(why) = device.unhealthy.as_ref().filter(is_proven) {
         let fix = "delete the pod, or run \"oci-nvidia-kubelet-plugin check\" on the node";
         return Err(Cause {
-            kind: &catalog::PLUGIN_SICK_DEVICE,
+            kind: &catalog::PLUGIN_UNHEALTHY_DEVICE,
             what: format!("it does not work: {why}"),
             fix,
         });
@@ -157,7 +157,7 @@ fn device(
         request_names: vec![main_request(&result.request).to_owned()],
         pool_name: result.pool.clone(),
         device_name: result.device.clone(),
-        cdi_device_ids: vec![cdi_keeper::CLAIMS.device_name(&device.uuid)],
+        cdi_device_ids: vec![cdi_specs::CLAIMS.device_name(&device.uuid)],
         share_id: result.share_id.clone(),
     })
 }
@@ -168,7 +168,7 @@ fn main_request(request: &str) -> &str {
 }
 
 /// Whether the claim may have a device that does not work: for monitoring, if it tolerates the taint, or if the taint has no effect.
-fn may_be_sick(result: &DeviceRequestAllocationResult, known: &Known<'_>) -> bool {
+fn tolerates_unhealthy(result: &DeviceRequestAllocationResult, known: &Known<'_>) -> bool {
     let effect = known.effect.name();
     let mut tolerations = result.tolerations.iter().flatten();
     let is_tolerated = tolerations.any(|toleration| {
@@ -254,7 +254,7 @@ mod tests {
                 .iter_mut()
                 .for_each(|device| {
                     device.unhealthy = Some("NVML hangs".to_owned());
-                    device.is_of_driver = true;
+                    device.driver_silent = true;
                 });
         };
         assert!(

@@ -36,22 +36,30 @@ const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// How often a change is tried again at once, after another program has changed the slices.
 const MAX_CONFLICTS: u32 = 3;
 
+/// What the publisher needs.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) access: Arc<Access>,
+    /// The name of the driver
+    pub(super) driver: String,
+    /// The taint of a device that does not work
+    pub(super) effect: TaintEffect,
+    pub(super) pool: watch::Receiver<Pool>,
+    /// The name of the node, which the settings give or the credentials have; empty before
+    pub(super) node: Arc<watch::Sender<String>>,
+    /// The problem that is in the log
+    pub(super) reported: Arc<watch::Sender<Option<String>>>,
+    pub(super) log: Log,
+}
+
 /// Publishes the devices.
 #[derive(Debug)]
 pub(super) struct Publisher {
-    access: Arc<Access>,
-    driver: String,
-    effect: TaintEffect,
-    pool: watch::Receiver<Pool>,
-    /// The name of the node, which the settings give or the credentials have
-    node: Arc<watch::Sender<String>>,
+    parts: Parts,
     /// Whether the API server stores taints; `None` if it is not known
     has_taints: Option<bool>,
     /// How many sessions failed since slices were last written, or a session lasted
     failures: u32,
-    /// The problem that is in the log
-    reported: Arc<watch::Sender<Option<String>>>,
-    log: Log,
 }
 
 /// Why a session ended.
@@ -75,25 +83,12 @@ impl From<kube::Error> for Failure {
 }
 
 impl Publisher {
-    /// Creates a publisher. `node` is empty if the credentials have the name of the node.
-    pub(super) fn new(
-        access: Arc<Access>,
-        driver: &str,
-        effect: TaintEffect,
-        pool: watch::Receiver<Pool>,
-        node: Arc<watch::Sender<String>>,
-        (reported, log): (Arc<watch::Sender<Option<String>>>, Log),
-    ) -> Self {
+    /// Creates a publisher.
+    pub(super) const fn new(parts: Parts) -> Self {
         Self {
-            access,
-            driver: driver.to_owned(),
-            effect,
-            pool,
-            node,
+            parts,
             has_taints: None,
             failures: 0,
-            reported,
-            log,
         }
     }
 
@@ -108,7 +103,10 @@ impl Publisher {
             self.failures += 1;
             let pause = pause(&failure, self.failures);
             match failure {
-                Failure::Stale => self.log.debug(|| "the slices are listed again".to_owned()),
+                Failure::Stale => self
+                    .parts
+                    .log
+                    .debug(|| "the slices are listed again".to_owned()),
                 Failure::Unreachable(error) | Failure::Refused(error) => self.report(&error),
             }
             sleep(jittered(pause)).await;
@@ -118,23 +116,30 @@ impl Publisher {
     /// Logs a problem, once.
     fn report(&mut self, error: &anyhow::Error) {
         let what = format!("cannot publish the devices of the node: {}", line(error));
-        if self.reported.borrow().as_ref() != Some(&what) {
+        if self.parts.reported.borrow().as_ref() != Some(&what) {
             let fix = "run `oci-nvidia-kubelet-plugin check --interface dra`";
-            self.log
+            self.parts
+                .log
                 .finding(&Finding::new(&catalog::API_SERVER, what.clone(), fix));
-            self.reported.send_replace(Some(what));
+            self.parts.reported.send_replace(Some(what));
         }
     }
 
     /// Lists the slices, and keeps them current with a watch, until a request fails.
     async fn session(&mut self) -> Result<Infallible, Failure> {
-        if self.pool.wait_for(|pool| pool.is_ready).await.is_err() {
+        if self
+            .parts
+            .pool
+            .wait_for(|pool| pool.is_ready)
+            .await
+            .is_err()
+        {
             return std::future::pending().await;
         }
         let node = self.node_name().await.map_err(Failure::Unreachable)?;
         // The API server of another version may store other fields.
         self.has_taints = None;
-        let fields = fields(&node, &self.driver);
+        let fields = fields(&node, &self.parts.driver);
         let listed = in_time(
             self.slices()
                 .await?
@@ -143,7 +148,9 @@ impl Publisher {
         .await?;
         let mut version = listed.metadata.resource_version.unwrap_or_default();
         let mut known = Slices::default();
-        listed.items.into_iter().for_each(|slice| known.put(slice));
+        for slice in listed.items {
+            known.put(slice);
+        }
         self.update(&mut known, &node).await?;
         self.note_success(&known);
         let params = WatchParams::default().fields(&fields).timeout(WATCH);
@@ -161,7 +168,7 @@ impl Publisher {
                         }
                         None => break,
                     },
-                    changed = self.pool.changed() => match changed {
+                    changed = self.parts.pool.changed() => match changed {
                         Ok(()) => false,
                         Err(_) => return std::future::pending().await,
                     },
@@ -179,28 +186,24 @@ impl Publisher {
 
     async fn slices(&self) -> Result<Api<ResourceSlice>, Failure> {
         Ok(Api::all(
-            self.access.client().await.map_err(Failure::Refused)?,
+            self.parts.access.client().await.map_err(Failure::Refused)?,
         ))
     }
 
     async fn node_name(&self) -> Result<String> {
-        let known = self.node.borrow().clone();
+        let known = self.parts.node.borrow().clone();
         if !known.is_empty() {
             return Ok(known);
         }
-        let name = self.access.node_name().await?;
-        self.node.send_replace(name.clone());
+        let name = self.parts.access.node_name().await?;
+        self.parts.node.send_replace(name.clone());
         Ok(name)
     }
 
     fn note_success(&mut self, known: &Slices) {
-        let devices = known
-            .0
-            .values()
-            .flat_map(|slice| slice.spec.devices.iter().flatten())
-            .count();
-        if self.reported.send_replace(None).is_some() {
-            self.log.note(&format!(
+        let devices = known.devices();
+        if self.parts.reported.send_replace(None).is_some() {
+            self.parts.log.note(&format!(
                 "the devices of the node are published again: {devices}"
             ));
         }
@@ -209,12 +212,12 @@ impl Publisher {
     /// Writes the slices if they are not as the devices are, and returns whether it has.
     async fn update(&mut self, known: &mut Slices, node: &str) -> Result<bool, Failure> {
         loop {
-            let pool = self.pool.borrow_and_update().clone();
+            let pool = self.parts.pool.borrow_and_update().clone();
             let has_taints = self.has_taints != Some(false);
             let owner = Owner {
-                driver: &self.driver,
+                driver: &self.parts.driver,
                 node,
-                effect: self.effect,
+                effect: self.parts.effect,
                 has_taints,
             };
             let mut desired = specs(&pool.devices, &owner);
@@ -226,10 +229,8 @@ impl Publisher {
             if actions.is_empty() {
                 return Ok(false);
             }
-            if actions
-                .iter()
-                .any(|action| matches!(action, Action::Create(_)))
-            {
+            let is_new = |action: &Action| matches!(action, Action::Create(_));
+            if actions.iter().any(is_new) {
                 let reference = self.node_reference(node).await?;
                 actions = plan(&existing, &desired, Some(&reference));
             }
@@ -241,20 +242,11 @@ impl Publisher {
             for action in &actions {
                 execute(&slices, action, known, false).await?;
             }
-            let devices: usize = desired
-                .iter()
-                .map(|spec| spec.devices.as_ref().map_or(0, Vec::len))
-                .sum();
-            let generation = known
-                .0
-                .values()
-                .map(|slice| slice.spec.pool.generation)
-                .max()
-                .unwrap_or_default();
-            self.log.note(&format!(
+            let (devices, generation) = (known.devices(), known.generation());
+            self.parts.log.note(&format!(
                 "published {devices} devices of the node {node:?}, generation {generation}"
             ));
-            self.reported.send_replace(None);
+            self.parts.reported.send_replace(None);
             self.failures = 0;
             return Ok(true);
         }
@@ -263,6 +255,7 @@ impl Publisher {
     /// Returns the owner of the slices: they are deleted with the node.
     async fn node_reference(&self, node: &str) -> Result<OwnerReference, Failure> {
         match self
+            .parts
             .access
             .node_reference(node)
             .await
@@ -295,12 +288,12 @@ fn has_taint(action: &Action) -> bool {
     let (Action::Create(slice) | Action::Replace(slice)) = action else {
         return false;
     };
-    slice
-        .spec
-        .devices
-        .iter()
-        .flatten()
-        .any(|device| device.taints.is_some())
+    is_tainted(slice)
+}
+
+fn is_tainted(slice: &ResourceSlice) -> bool {
+    let mut devices = slice.spec.devices.iter().flatten();
+    devices.any(|device| device.taints.is_some())
 }
 
 /// Asks the API server whether it stores taints, without storing anything: one that does not know them drops the field without an error, and
@@ -310,14 +303,7 @@ async fn stores_taints(slices: &Api<ResourceSlice>, actions: &[Action]) -> Resul
         return Ok(true);
     };
     let answer = execute(slices, action, &mut Slices::default(), true).await?;
-    Ok(answer.is_some_and(|slice| {
-        slice
-            .spec
-            .devices
-            .iter()
-            .flatten()
-            .any(|device| device.taints.is_some())
-    }))
+    Ok(answer.as_ref().is_some_and(is_tainted))
 }
 
 /// Sends one request, and returns the slice that the API server has stored.
@@ -354,17 +340,28 @@ async fn execute(
 struct Slices(BTreeMap<String, ResourceSlice>);
 
 impl Slices {
+    /// Returns the number of devices.
+    fn devices(&self) -> usize {
+        let specs = self.0.values().map(|slice| &slice.spec);
+        specs.flat_map(|spec| spec.devices.iter().flatten()).count()
+    }
+
+    /// Returns the newest generation.
+    fn generation(&self) -> i64 {
+        let generations = self.0.values().map(|slice| slice.spec.pool.generation);
+        generations.max().unwrap_or_default()
+    }
+
     /// Adds a slice, unless a newer one is known: the watch also reports what this program has written, and more may have been written since.
     fn put(&mut self, mut slice: ResourceSlice) {
         slice.metadata.managed_fields = None;
         let name = slice.name_any();
-        if self
-            .0
-            .get(&name)
-            .is_none_or(|known| version(known) <= version(&slice))
+        if let Some(known) = self.0.get(&name)
+            && version(known) > version(&slice)
         {
-            self.0.insert(name, slice);
+            return;
         }
+        self.0.insert(name, slice);
     }
 
     /// Takes an event into account, and returns the version of the list after it.
@@ -378,10 +375,8 @@ impl Slices {
             WatchEvent::Deleted(slice) => {
                 // It may exist again.
                 let name = slice.name_any();
-                if self
-                    .0
-                    .get(&name)
-                    .is_some_and(|known| known.metadata.uid == slice.metadata.uid)
+                if let Some(known) = self.0.get(&name)
+                    && known.metadata.uid == slice.metadata.uid
                 {
                     self.0.remove(&name);
                 }

@@ -7,7 +7,7 @@ use tonic::{Request, Response, Status};
 
 use super::pool::Pool;
 use super::prepare::{self, Known};
-use crate::kubelet::foreign::DRIVER_FOR_CLAIMS;
+use crate::kubelet::other_plugins::DRIVER_FOR_CLAIMS;
 use crate::log::Log;
 use crate::model::Refusal;
 use crate::proto::dra::{v1, v1beta1};

@@ -160,7 +160,7 @@ pub(crate) mod tests {
             .into(),
             capacity: [("memory", 81559 * 1024 * 1024)].into(),
             unhealthy: unhealthy.map(str::to_owned),
-            is_of_driver: false,
+            driver_silent: false,
         }
     }
 

@@ -4,8 +4,8 @@
 //! |---|---|
 //! | [`registration`] | decides what to do about a registration |
 //! | [`registrar`] | keeps a resource registered |
-//! | [`sight`] | watches the kubelet's directory |
-//! | [`foreign`] | finds other device plugins |
+//! | [`socket_watch`] | watches the kubelet's directory |
+//! | [`other_plugins`] | finds other device plugins |
 //! | [`server`], [`streams`] | answer the kubelet |
 //! | [`listener`], [`socket`] | our sockets |
 //! | [`pods`] | lists which containers have which devices |
@@ -13,14 +13,14 @@
 //! | [`status`] | what the tasks share and report |
 
 pub(crate) mod dial;
-pub mod foreign;
 pub(crate) mod listener;
+pub mod other_plugins;
 pub mod pods;
 mod registrar;
 pub mod registration;
 mod server;
-mod sight;
 pub mod socket;
+mod socket_watch;
 mod status;
 mod streams;
 
@@ -39,12 +39,12 @@ pub use server::Resources;
 pub use status::{Event, Log, Registration, Status};
 
 use crate::model::Allocator;
-use foreign::Foreign;
-use sight::Sight;
+use other_plugins::OtherPlugins;
+use socket_watch::SocketState;
 use status::Shared;
 
 /// How often other plugins are searched for.
-const FOREIGN_INTERVAL: Duration = Duration::from_secs(10);
+const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The tasks of the resources that are served.
 type Tasks = BTreeMap<String, JoinSet<()>>;
@@ -68,14 +68,14 @@ pub async fn serve(
         pod_resources: pods::socket(&kubelet_dir),
         resources: resources.clone(),
         allocator,
-        sights: watch::Sender::new(Sight::default()),
-        foreign: watch::Sender::new(Foreign::default()),
+        sockets: watch::Sender::new(SocketState::default()),
+        others: watch::Sender::new(OtherPlugins::default()),
         status,
         log,
     });
     let mut common = JoinSet::new();
     let (watcher, searcher) = (Arc::clone(&shared), Arc::clone(&shared));
-    common.spawn(async move { sight::watch(&watcher.dir, &watcher.sights).await });
+    common.spawn(async move { socket_watch::watch(&watcher.dir, &watcher.sockets).await });
     common.spawn(async move { search(&searcher).await });
     let mut tasks = Tasks::new();
     loop {
@@ -146,13 +146,13 @@ fn socket_of<'a>(
 }
 
 async fn search(shared: &Shared) {
-    let mut ticks = interval(FOREIGN_INTERVAL);
+    let mut ticks = interval(SEARCH_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         if shared.resources.borrow().is_empty() {
             continue;
         }
-        shared.search_foreign(foreign::patience(false)).await;
+        shared.search_others(other_plugins::patience(false)).await;
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::dial::dial;
-use crate::cdi_keeper::CLAIMS;
+use crate::cdi_specs::CLAIMS;
 use crate::proto::podresources::pod_resources_lister_client::PodResourcesListerClient;
 use crate::proto::podresources::{
     DynamicResource, ListPodResourcesRequest, ListPodResourcesResponse,

@@ -10,12 +10,12 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::dial::{dial, text};
-use super::foreign::{self, Conflict};
 use super::listener::Listener;
+use super::other_plugins::{self, Conflict};
 use super::registration::{Action, Facts, Socket, Stream, decide};
 use super::server::{self, Service};
-use super::sight::Sight;
 use super::socket::{self, SocketId};
+use super::socket_watch::SocketState;
 use super::status::{Event, Shared};
 use super::streams::{Kubelet, Streams};
 use crate::proto::RegisterRequest;
@@ -99,25 +99,25 @@ pub(super) async fn run(shared: Arc<Shared>, resource: String, path: PathBuf) {
 
 impl Registrar {
     async fn run(mut self) {
-        let (mut sights, mut foreign) = (
-            self.shared.sights.subscribe(),
-            self.shared.foreign.subscribe(),
+        let (mut sockets, mut others) = (
+            self.shared.sockets.subscribe(),
+            self.shared.others.subscribe(),
         );
         let mut streams = self.streams.watch();
         loop {
             let kubelet = streams.borrow_and_update().kubelet;
             self.note_stream(kubelet);
-            let sight = self.sight(*sights.borrow_and_update());
-            let conflict = foreign.borrow_and_update().conflict(&self.resource);
-            let facts = self.facts(&sight, conflict.as_ref());
+            let seen = self.seen(*sockets.borrow_and_update());
+            let conflict = others.borrow_and_update().conflict(&self.resource);
+            let facts = self.facts(&seen, conflict.as_ref());
             self.report_conflict(conflict);
             match decide(&facts) {
                 Action::Wait => {
-                    self.wait(&mut sights, &mut foreign, &mut streams, &facts)
+                    self.wait(&mut sockets, &mut others, &mut streams, &facts)
                         .await
                 }
                 Action::Bind => self.bind().await,
-                Action::Register => self.register(&sight),
+                Action::Register => self.register(&seen),
                 Action::Abandon => {
                     self.attempt = None;
                     // A stream that the earlier kubelet opens now does not count.
@@ -132,23 +132,23 @@ impl Registrar {
     }
 
     /// Inspects the kubelet's socket again: an attempt must know its kubelet, and the watch may be late.
-    fn sight(&self, seen: Sight) -> Sight {
+    fn seen(&self, seen: SocketState) -> SocketState {
         let kubelet = SocketId::at(&socket::kubelet(&self.shared.dir));
-        Sight {
+        SocketState {
             kubelet,
             is_new: seen.is_new || (seen.inspections > 0 && kubelet != seen.kubelet),
             ..seen
         }
     }
 
-    fn facts(&self, sight: &Sight, conflict: Option<&Conflict>) -> Facts {
+    fn facts(&self, seen: &SocketState, conflict: Option<&Conflict>) -> Facts {
         let now = Instant::now();
         let state = *self.streams.watch().borrow();
         let stream = self
             .kubelet
             .filter(|_| matches!(state.kubelet, Kubelet::Open(_)));
         Facts {
-            kubelet: sight.kubelet,
+            kubelet: seen.kubelet,
             socket: match self.listener.is_bound() {
                 true => Socket::Bound,
                 false if now >= self.next_bind => Socket::Missing,
@@ -161,7 +161,7 @@ impl Registrar {
             }),
             registering: self.attempt.as_ref().map(|(kubelet, _)| *kubelet),
             conflict: conflict.map(|conflict| conflict.same_resource),
-            may_register: now >= self.next_attempt || sight.kubelet != self.kubelet,
+            may_register: now >= self.next_attempt || seen.kubelet != self.kubelet,
         }
     }
 
@@ -193,8 +193,8 @@ impl Registrar {
 
     async fn wait(
         &mut self,
-        sights: &mut watch::Receiver<Sight>,
-        foreign: &mut watch::Receiver<foreign::Foreign>,
+        sockets: &mut watch::Receiver<SocketState>,
+        others: &mut watch::Receiver<other_plugins::OtherPlugins>,
         streams: &mut watch::Receiver<super::streams::State>,
         facts: &Facts,
     ) {
@@ -209,8 +209,8 @@ impl Registrar {
         let outcome = tokio::select! {
             outcome = outcome => Some(outcome),
             // Their senders live as long as this task.
-            _ = sights.changed() => None,
-            _ = foreign.changed() => None,
+            _ = sockets.changed() => None,
+            _ = others.changed() => None,
             _ = streams.changed() => None,
             () = sleep_until(self.next_attempt), if waits_for_attempt => None,
         };
@@ -287,7 +287,7 @@ impl Registrar {
     async fn bind(&mut self) {
         self.next_bind = Instant::now() + BIND_PAUSE;
         // A second process of this plugin
-        if SocketId::at(&self.path).is_some() && foreign::answers(&self.path).await {
+        if SocketId::at(&self.path).is_some() && other_plugins::answers(&self.path).await {
             let error = format!("another process answers at our socket {:?}", self.path);
             return self.fail(error);
         }
@@ -303,8 +303,8 @@ impl Registrar {
         }
     }
 
-    fn register(&mut self, sight: &Sight) {
-        let Some(kubelet) = sight.kubelet else { return };
+    fn register(&mut self, seen: &SocketState) {
+        let Some(kubelet) = seen.kubelet else { return };
         if self.kubelet.replace(kubelet) != Some(kubelet) {
             self.pause = PAUSES.0;
             self.unanswered = false;
@@ -313,7 +313,7 @@ impl Registrar {
             Arc::clone(&self.shared),
             self.streams.clone(),
             self.resource.clone(),
-            foreign::patience(sight.is_new),
+            other_plugins::patience(seen.is_new),
         );
         self.attempt = Some((kubelet, Box::pin(attempt)));
     }
@@ -334,7 +334,7 @@ async fn attempt(
     resource: String,
     patience: Duration,
 ) -> Outcome {
-    let found = shared.search_foreign(patience).await;
+    let found = shared.search_others(patience).await;
     if found.conflict(&resource).is_some() {
         return Outcome::Conflict;
     }

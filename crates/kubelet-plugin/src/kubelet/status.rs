@@ -9,9 +9,9 @@ use std::time::{Duration, SystemTime};
 use base::report::Finding;
 use tokio::sync::watch;
 
-use super::foreign::{self, Foreign};
+use super::other_plugins::{self, OtherPlugins};
 use super::server::Resources;
-use super::sight::Sight;
+use super::socket_watch::SocketState;
 use crate::model::Allocator;
 
 /// The state of all resources, by name.
@@ -72,9 +72,9 @@ pub(super) struct Shared {
     /// Answers questions about devices
     pub(super) allocator: Arc<dyn Allocator>,
     /// What is in the directory
-    pub(super) sights: watch::Sender<Sight>,
+    pub(super) sockets: watch::Sender<SocketState>,
     /// Other plugins
-    pub(super) foreign: watch::Sender<Foreign>,
+    pub(super) others: watch::Sender<OtherPlugins>,
     /// The state of the resources
     pub(super) status: watch::Sender<Status>,
     /// The log
@@ -100,12 +100,12 @@ impl Shared {
     }
 
     /// Searches for other plugins, and wakes the tasks if that changed.
-    pub(super) async fn search_foreign(&self, patience: Duration) -> Foreign {
+    pub(super) async fn search_others(&self, patience: Duration) -> OtherPlugins {
         let ours = Arc::clone(&self.resources.borrow());
-        let found = foreign::search(&self.dir, &self.pod_resources, patience, &ours).await;
-        self.foreign.send_if_modified(|foreign| {
-            let changed = *foreign != found;
-            foreign.clone_from(&found);
+        let found = other_plugins::search(&self.dir, &self.pod_resources, patience, &ours).await;
+        self.others.send_if_modified(|others| {
+            let changed = *others != found;
+            others.clone_from(&found);
             changed
         });
         found

@@ -10,6 +10,7 @@ use super::readings::Reading;
 use super::series::{
     Accelerator, Facts, Kind, Labels, Metric, Series, add, find, float, gauge, given,
 };
+use crate::kubelet::pods::Container;
 use crate::monitor::message::More;
 
 const fn counter(name: &'static str, help: &'static str) -> Metric {
@@ -65,11 +66,7 @@ const ROWS: [Row; 14] = [
             "DCGM_FI_DEV_POWER_USAGE",
             "Power that the GPU's board uses, in W",
         ),
-        |reading, _| {
-            reading
-                .power
-                .map(|milliwatts| f64::from(milliwatts) / 1000.0)
-        },
+        |reading, _| reading.watts(),
     ),
     (
         counter(
@@ -135,20 +132,17 @@ const ROWS: [Row; 14] = [
 
 /// Returns all metrics, in the order of the output.
 pub fn metrics() -> impl Iterator<Item = Metric> {
-    ROWS.into_iter()
-        .map(|(metric, _)| metric)
-        .chain([XID_ERRORS, FB_FREE, FB_USED, FB_TOTAL])
+    let rows = ROWS.into_iter().map(|(metric, _)| metric);
+    rows.chain([XID_ERRORS, FB_FREE, FB_USED, FB_TOTAL])
 }
 
 /// Adds the series to others.
 pub fn extend(facts: &Facts, out: &mut Series) {
     let none = Reading::default();
-    let version = facts
-        .offer
-        .known
-        .as_ref()
-        .map(|known| known.driver_version.clone())
-        .unwrap_or_default();
+    let version = match &facts.offer.known {
+        Some(known) => known.driver_version.as_str(),
+        None => "",
+    };
     for gpu in &facts.offer.gpus {
         let reading = facts.readings.gpus.get(&gpu.gpu.uuid).unwrap_or(&none);
         let whole = Accelerator {
@@ -156,17 +150,13 @@ pub fn extend(facts: &Facts, out: &mut Series) {
             uuid: &gpu.gpu.uuid,
         };
         let more = reading.more.clone().unwrap_or_default();
-        let last_xid = facts
-            .readings
-            .last_xids
-            .get(&gpu.gpu.uuid)
-            .copied()
-            .unwrap_or_default();
-        for labels in with_containers(facts, whole, &version) {
+        let last_xid = facts.readings.last_xids.get(&gpu.gpu.uuid);
+        let last_xid = last_xid.copied().unwrap_or_default();
+        for labels in with_containers(facts, whole, version) {
             for (metric, value) in ROWS {
-                add(out, metric, labels.clone(), value(reading, &more));
+                add(out, metric, &labels, value(reading, &more));
             }
-            add(out, XID_ERRORS, labels.clone(), Some(float(last_xid)));
+            add(out, XID_ERRORS, &labels, Some(float(last_xid)));
             // The memory belongs to the MIG devices, if there are any.
             if gpu.gpu.mig_devices.is_empty() {
                 of_memory(reading.memory, &labels, out);
@@ -174,14 +164,11 @@ pub fn extend(facts: &Facts, out: &mut Series) {
         }
         for mig in &gpu.gpu.mig_devices {
             let memory = reading.mig_memory.get(&mig.uuid).copied();
-            for labels in with_containers(
-                facts,
-                Accelerator {
-                    gpu,
-                    uuid: &mig.uuid,
-                },
-                &version,
-            ) {
+            let device = Accelerator {
+                gpu,
+                uuid: &mig.uuid,
+            };
+            for labels in with_containers(facts, device, version) {
                 of_memory(memory, &labels, out);
             }
         }
@@ -197,28 +184,30 @@ fn of_memory(memory: Option<Memory>, labels: &Labels, out: &mut Series) {
         (FB_USED, used),
         (FB_TOTAL, total),
     ] {
-        add(out, metric, labels.clone(), Some(float(bytes >> 20)));
+        add(out, metric, labels, Some(float(bytes >> 20)));
     }
 }
 
 /// Returns the labels of a GPU or MIG device for each container that has it, or without a container if none has it.
 fn with_containers(facts: &Facts, device: Accelerator<'_>, version: &str) -> Vec<Labels> {
     let labels = labels(facts, device, version);
-    let users = facts.containers.iter().filter(|container| {
-        let mut ids = given(facts, container).flat_map(|(_, ids)| ids);
-        ids.any(|id| find(&facts.offer, id).is_some_and(|found| found.uuid == device.uuid))
-    });
-    let used: Vec<Labels> = users
-        .map(|container| {
-            let names = [
-                ("container", container.name.clone()),
-                ("namespace", container.namespace.clone()),
-                ("pod", container.pod.clone()),
-            ];
-            [labels.as_slice(), &names].concat()
-        })
-        .collect();
+    let mut used = Vec::new();
+    for container in &facts.containers {
+        if has(facts, container, device) {
+            let mut labels = labels.clone();
+            labels.push(("container", container.name.clone()));
+            labels.push(("namespace", container.namespace.clone()));
+            labels.push(("pod", container.pod.clone()));
+            used.push(labels);
+        }
+    }
     if used.is_empty() { vec![labels] } else { used }
+}
+
+fn has(facts: &Facts, container: &Container, device: Accelerator<'_>) -> bool {
+    let is_it = |id: &String| find(&facts.offer, id).is_some_and(|found| found.uuid == device.uuid);
+    let mut given = given(facts, container).into_iter();
+    given.any(|(_, ids)| ids.iter().any(is_it))
 }
 
 fn labels(facts: &Facts, device: Accelerator<'_>, version: &str) -> Labels {
@@ -231,14 +220,9 @@ fn labels(facts: &Facts, device: Accelerator<'_>, version: &str) -> Labels {
         ("modelName", gpu.model.clone()),
     ];
     if let Some(mig) = gpu.mig_devices.iter().find(|mig| mig.uuid == device.uuid) {
-        let profile = device
-            .gpu
-            .profiles
-            .get(&mig.uuid)
-            .cloned()
-            .unwrap_or_default();
+        let profile = device.gpu.profiles.get(&mig.uuid);
         labels.extend([
-            ("GPU_I_PROFILE", profile),
+            ("GPU_I_PROFILE", profile.cloned().unwrap_or_default()),
             ("GPU_I_ID", mig.gpu_instance.to_string()),
         ]);
     }

@@ -45,6 +45,12 @@ pub struct Reading {
 }
 
 impl Reading {
+    /// Returns the power that the GPU's board uses, in watts.
+    #[must_use]
+    pub fn watts(&self) -> Option<f64> {
+        Some(f64::from(self.power?) / 1000.0)
+    }
+
     /// Returns the mean utilization of the last polls, in percent.
     #[must_use]
     pub fn utilization(&self) -> Option<f64> {

@@ -149,77 +149,61 @@ pub fn series(facts: &Facts) -> Series {
     of_health(&facts.readings, &mut out);
     for (uuid, reading) in &facts.readings.gpus {
         let labels = vec![("uuid", uuid.clone())];
-        add(
-            &mut out,
-            TEMPERATURE,
-            labels.clone(),
-            reading.temperature.map(f64::from),
-        );
-        add(
-            &mut out,
-            POWER,
-            labels,
-            reading
-                .power
-                .map(|milliwatts| f64::from(milliwatts) / 1000.0),
-        );
+        add(&mut out, TEMPERATURE, &labels, reading.temperature);
+        add(&mut out, POWER, &labels, reading.watts());
     }
     for ((uuid, number), count) in &facts.readings.xids {
-        let is_ignored = facts
-            .ignored_xids
-            .iter()
-            .any(|ignored| u64::from(*ignored) == *number);
+        let is_it = |ignored: &u32| u64::from(*ignored) == *number;
+        let is_ignored = facts.ignored_xids.iter().any(is_it);
         let labels = vec![
             ("uuid", uuid.clone()),
             ("xid", number.to_string()),
             ("ignored", is_ignored.to_string()),
         ];
-        add(&mut out, XID_ERRORS, labels, Some(float(*count)));
+        add(&mut out, XID_ERRORS, &labels, Some(float(*count)));
     }
     for (resource, registration) in &facts.status {
-        let since = registration
-            .registered
-            .and_then(|at| at.duration_since(UNIX_EPOCH).ok());
         let labels = vec![("resource_name", resource.clone())];
-        add(
-            &mut out,
-            REGISTRATION,
-            labels,
-            since.map(|since| since.as_secs_f64()),
-        );
+        if let Some(at) = registration.registered
+            && let Ok(since) = at.duration_since(UNIX_EPOCH)
+        {
+            add(&mut out, REGISTRATION, &labels, Some(since.as_secs_f64()));
+        }
     }
     out
 }
 
-/// The reasons are in series of their own, which exist only while something does not work.
+/// The reasons are in separate series, which exist only while something does not work.
 fn of_health(readings: &Readings, out: &mut Series) {
-    let truth = |works: bool| Some(if works { 1.0 } else { 0.0 });
     if !readings.is_without_gpu {
         let why = readings.driver.why_not();
-        add(out, DRIVER, vec![], truth(why.is_none()));
-        add(
-            out,
-            DRIVER_DOWN,
-            vec![("reason", why.unwrap_or_default().to_owned())],
-            why.map(|_| 1.0),
-        );
+        add(out, DRIVER, &vec![], Some(u8::from(why.is_none())));
+        if let Some(why) = why {
+            let labels = vec![("reason", why.to_owned())];
+            add(out, DRIVER_DOWN, &labels, Some(1));
+        }
     }
     for (uuid, why) in &readings.health {
-        let labels = vec![("uuid", uuid.clone())];
-        add(out, HEALTH, labels.clone(), truth(why.is_none()));
-        let reason = ("reason", why.clone().unwrap_or_default());
-        add(
-            out,
-            UNHEALTHY,
-            [labels, vec![reason]].concat(),
-            why.as_ref().map(|_| 1.0),
-        );
+        let mut labels = vec![("uuid", uuid.clone())];
+        add(out, HEALTH, &labels, Some(u8::from(why.is_none())));
+        if let Some(why) = why {
+            labels.push(("reason", why.clone()));
+            add(out, UNHEALTHY, &labels, Some(1));
+        }
     }
 }
 
-pub(super) fn add(out: &mut Series, metric: Metric, labels: Labels, value: Option<f64>) {
-    let Some(value) = value else { return };
-    out.entry(metric).or_default().push((labels, value));
+/// Adds a value to a series, if it is known.
+pub(super) fn add<V: Into<f64>>(
+    out: &mut Series,
+    metric: Metric,
+    labels: &Labels,
+    value: Option<V>,
+) {
+    if let Some(value) = value {
+        let series = out.entry(metric).or_default();
+        series.push((labels.clone(), value.into()));
+    }
 }
 
 fn of_containers(facts: &Facts, out: &mut Series) {
@@ -231,13 +215,9 @@ fn of_containers(facts: &Facts, out: &mut Series) {
         ];
         let mut known: Vec<Accelerator<'_>> = Vec::new();
         for (resource, ids) in given(facts, container) {
-            let count = u32::try_from(ids.len()).ok().map(f64::from);
-            add(
-                out,
-                REQUEST,
-                [&*name, &[("resource_name", resource.to_owned())]].concat(),
-                count,
-            );
+            let mut labels = name.clone();
+            labels.push(("resource_name", resource.to_owned()));
+            add(out, REQUEST, &labels, u32::try_from(ids.len()).ok());
             for id in ids {
                 let Some(accelerator) = find(&facts.offer, id) else {
                     continue;
@@ -248,62 +228,41 @@ fn of_containers(facts: &Facts, out: &mut Series) {
                 let values = accelerator.values(&facts.readings);
                 let labels = [&*name, &accelerator.labels()].concat();
                 known.push(accelerator);
-                add(out, DUTY_CYCLE, labels.clone(), values.utilization);
-                add(
-                    out,
-                    MEMORY_TOTAL,
-                    labels.clone(),
-                    values.memory.map(|memory| float(memory.total)),
-                );
-                add(
-                    out,
-                    MEMORY_USED,
-                    labels,
-                    values.memory.map(|memory| float(memory.used)),
-                );
+                add(out, DUTY_CYCLE, &labels, values.utilization);
+                if let Some(memory) = values.memory {
+                    add(out, MEMORY_TOTAL, &labels, Some(float(memory.total)));
+                    add(out, MEMORY_USED, &labels, Some(float(memory.used)));
+                }
             }
         }
     }
 }
 
-/// Returns the ids of our devices that a container has: by the resource, or by the name of the driver for those of claims.
-pub(super) fn given<'a>(
-    facts: &Facts,
-    container: &'a Container,
-) -> impl Iterator<Item = (&'a str, &'a [String])> {
-    let is_offered = |resource: &str| {
-        facts
-            .offer
-            .resources
-            .iter()
-            .any(|offered| offered.name == *resource)
-    };
-    let of_plugin = container
-        .devices
-        .iter()
-        .filter(move |(resource, _)| is_offered(resource));
-    of_plugin
-        .chain(&container.claims)
-        .map(|(name, ids)| (name.as_str(), ids.as_slice()))
+/// Returns the ids of our devices that a container has: by the resource, or by the name of the
+/// driver for claims.
+pub(super) fn given<'a>(facts: &Facts, container: &'a Container) -> Vec<(&'a str, &'a [String])> {
+    let mut given: Vec<(&str, &[String])> = Vec::new();
+    for (name, ids) in &container.devices {
+        let resources = &facts.offer.resources;
+        if resources.iter().any(|offered| offered.name == *name) {
+            given.push((name, ids));
+        }
+    }
+    for (name, ids) in &container.claims {
+        given.push((name, ids));
+    }
+    given
 }
 
 fn of_node(facts: &Facts, out: &mut Series) {
     for accelerator in facts.offer.gpus.iter().flat_map(accelerators) {
         let values = accelerator.values(&facts.readings);
         let labels = accelerator.labels();
-        add(out, DUTY_CYCLE_NODE, labels.clone(), values.utilization);
-        add(
-            out,
-            MEMORY_TOTAL_NODE,
-            labels.clone(),
-            values.memory.map(|memory| float(memory.total)),
-        );
-        add(
-            out,
-            MEMORY_USED_NODE,
-            labels,
-            values.memory.map(|memory| float(memory.used)),
-        );
+        add(out, DUTY_CYCLE_NODE, &labels, values.utilization);
+        if let Some(memory) = values.memory {
+            add(out, MEMORY_TOTAL_NODE, &labels, Some(float(memory.total)));
+            add(out, MEMORY_USED_NODE, &labels, Some(float(memory.used)));
+        }
     }
 }
 
@@ -357,42 +316,45 @@ impl Accelerator<'_> {
 }
 
 fn accelerators(gpu: &NodeGpu) -> Vec<Accelerator<'_>> {
-    let migs = gpu.gpu.mig_devices.iter().map(|mig| Accelerator {
-        gpu,
-        uuid: &mig.uuid,
-    });
-    let whole = Accelerator {
-        gpu,
-        uuid: &gpu.gpu.uuid,
-    };
-    if gpu.gpu.mig_devices.is_empty() {
-        vec![whole]
-    } else {
-        migs.collect()
+    let migs = gpu.gpu.mig_devices.iter();
+    let mut found: Vec<_> = migs
+        .map(|mig| Accelerator {
+            gpu,
+            uuid: &mig.uuid,
+        })
+        .collect();
+    if found.is_empty() {
+        found.push(Accelerator {
+            gpu,
+            uuid: &gpu.gpu.uuid,
+        });
     }
+    found
 }
 
-/// Returns the device with this id of a resource: that with the UUID in the id, or the GPU of an id that does not contain it.
+/// Returns the device with this id of a resource: the one with the UUID in the id, or the GPU of an
+/// id without a UUID.
 pub(super) fn find<'a>(offer: &'a Offer, id: &str) -> Option<Accelerator<'a>> {
     if let Some(found) = with_uuid(offer, uuid_of(id)) {
         return Some(found);
     }
-    let device = offer
-        .resources
-        .iter()
-        .flat_map(|resource| &resource.devices)
-        .find(|device| device.id == id)?;
+    let device = offer.devices().find(|device| device.id == id)?;
     with_uuid(offer, &device.gpu)
 }
 
 fn with_uuid<'a>(offer: &'a Offer, uuid: &str) -> Option<Accelerator<'a>> {
-    offer.gpus.iter().find_map(|gpu| {
-        let migs = gpu.gpu.mig_devices.iter().map(|mig| mig.uuid.as_str());
-        let mut uuids = std::iter::once(gpu.gpu.uuid.as_str()).chain(migs);
-        uuids
-            .find(|known| *known == uuid)
-            .map(|uuid| Accelerator { gpu, uuid })
-    })
+    for gpu in &offer.gpus {
+        if gpu.gpu.uuid == uuid {
+            let uuid = &gpu.gpu.uuid;
+            return Some(Accelerator { gpu, uuid });
+        }
+        let mut migs = gpu.gpu.mig_devices.iter();
+        if let Some(mig) = migs.find(|mig| mig.uuid == uuid) {
+            let uuid = &mig.uuid;
+            return Some(Accelerator { gpu, uuid });
+        }
+    }
+    None
 }
 
 #[allow(

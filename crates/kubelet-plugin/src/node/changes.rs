@@ -5,6 +5,7 @@ use nvidia_host::inventory::MigDevice;
 use super::Offer;
 use super::devices::parts;
 use super::gpus::NodeGpu;
+use crate::model::Resource;
 use crate::settings::Plugin;
 
 /// Returns a line for each GPU that disappeared, that was split into MIG devices or put together again, and for each resource
@@ -21,14 +22,11 @@ pub fn of_devices(old: &Offer, new: &Offer, settings: &Plugin) -> Vec<String> {
             Some(after) => lines.extend(of_parts(before, after, settings)),
         }
     }
-    let ended = old.resources.iter().filter(|old| {
-        !new.resources
-            .iter()
-            .any(|resource| resource.name == old.name)
-    });
-    lines.extend(
-        ended.map(|resource| format!("the node has no device of {} any more", resource.name)),
-    );
+    for Resource { name, .. } in old.resources.iter() {
+        if !new.resources.iter().any(|resource| resource.name == *name) {
+            lines.push(format!("the node has no device of {name} any more"));
+        }
+    }
     lines
 }
 
@@ -58,10 +56,8 @@ fn of_parts(before: &NodeGpu, after: &NodeGpu, settings: &Plugin) -> Option<Stri
 }
 
 fn uuids<'a>(parts: &[Option<&'a MigDevice>]) -> Vec<Option<&'a str>> {
-    parts
-        .iter()
-        .map(|part| part.map(|mig| mig.uuid.as_str()))
-        .collect()
+    let uuid = |mig: &'a MigDevice| mig.uuid.as_str();
+    parts.iter().map(|part| part.map(uuid)).collect()
 }
 
 fn profile<'a>(gpu: &'a NodeGpu, mig: Option<&MigDevice>) -> Option<&'a str> {
@@ -71,7 +67,6 @@ fn profile<'a>(gpu: &'a NodeGpu, mig: Option<&MigDevice>) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Resource;
     use crate::node::gpus::tests::gpu;
     use crate::settings::values::MigStrategy;
 

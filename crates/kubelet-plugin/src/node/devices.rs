@@ -20,7 +20,18 @@ pub const REPLICA: &str = "::";
 /// The same in the ids of GKE's plugin.
 const GKE_REPLICA: &str = "/vgpu";
 
-/// Returns the resources in the order of their names. `unhealthy` returns why a GPU cannot be used, by UUID.
+/// What the node offers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resources {
+    /// The resources in the order of their names
+    pub offered: Vec<Resource>,
+    /// The ids of the devices that the limits deny
+    pub denied: BTreeSet<String>,
+    /// What is wrong with the settings on this node
+    pub findings: Vec<Finding>,
+}
+
+/// Decides which resources the node offers. `unhealthy` returns why a GPU cannot be used, by UUID.
 #[must_use]
 pub fn resources(
     gpus: &[NodeGpu],
@@ -28,22 +39,20 @@ pub fn resources(
     settings: &Plugin,
     limits: &Limits,
     unhealthy: impl Fn(&str) -> Option<String>,
-) -> (Vec<Resource>, Vec<Finding>) {
+) -> Resources {
     let (single, findings) = single_profile(gpus, settings);
     let separator = if has_gke_ids(settings) {
         GKE_REPLICA
     } else {
         REPLICA
     };
-    let mut resources: BTreeMap<String, Vec<Device>> = BTreeMap::new();
+    let mut offered: BTreeMap<String, Vec<Device>> = BTreeMap::new();
+    let mut denied = BTreeSet::new();
     for node_gpu in gpus {
         let gpu = &node_gpu.gpu;
         let numa_node = numa_nodes.get(&gpu.bus_id).copied();
         let why = node_gpu.failure.clone().or_else(|| unhealthy(&gpu.uuid));
         for part in parts(node_gpu, settings) {
-            if !permit(limits, gpu, part) {
-                continue;
-            }
             let profile = match part {
                 None => None,
                 Some(_) if settings.mig_strategy == MigStrategy::Single && !single => continue,
@@ -53,11 +62,7 @@ pub fn resources(
                     None => continue,
                 },
             };
-            let Sharing {
-                name,
-                replicas: count,
-                ..
-            } = sharing(&gpu.model, profile, settings);
+            let sharing = sharing(&gpu.model, profile, settings);
             let device = Device {
                 id: if has_gke_ids(settings) {
                     gke_id(gpu, part)
@@ -70,19 +75,23 @@ pub fn resources(
                 numa_node,
                 unhealthy: why.clone(),
             };
-            resources
-                .entry(name)
-                .or_default()
-                .extend(replicas(&device, count, separator));
+            let devices = replicas(&device, sharing.replicas, separator);
+            if permit(limits, gpu, part) {
+                offered.entry(sharing.name).or_default().extend(devices);
+            } else {
+                denied.extend(devices.into_iter().map(|device| device.id));
+            }
         }
     }
-    (
-        resources
-            .into_iter()
-            .map(|(name, devices)| Resource { name, devices })
-            .collect(),
+    let mut resources = Vec::new();
+    for (name, devices) in offered {
+        resources.push(Resource { name, devices });
+    }
+    Resources {
+        offered: resources,
+        denied,
         findings,
-    )
+    }
 }
 
 /// Whether the ids are those of GKE's plugin.
@@ -104,15 +113,11 @@ fn gke_id(gpu: &Gpu, part: Option<&MigDevice>) -> String {
         return format!("nvidia{}", gpu.minor);
     };
     let instance = format!("nvidia{}/gi{}", gpu.minor, mig.gpu_instance);
-    match gpu
-        .mig_devices
-        .iter()
-        .filter(|other| other.gpu_instance == mig.gpu_instance)
-        .count()
-    {
-        0 | 1 => instance,
-        _ => format!("{instance}/ci{}", mig.compute_instance),
+    let is_same = |other: &&MigDevice| other.gpu_instance == mig.gpu_instance;
+    if gpu.mig_devices.iter().filter(is_same).count() <= 1 {
+        return instance;
     }
+    format!("{instance}/ci{}", mig.compute_instance)
 }
 
 /// Returns the parts of a GPU that containers can get: its MIG devices, or the whole GPU as `None`.
@@ -207,13 +212,15 @@ fn replicas(device: &Device, count: u32, separator: &str) -> Vec<Device> {
     if count == 1 {
         return vec![device.clone()];
     }
-    let ids = (0..count).map(|number| format!("{}{separator}{number}", device.id));
-    ids.map(|id| Device {
-        id,
-        is_shared: true,
-        ..device.clone()
-    })
-    .collect()
+    let mut devices = Vec::new();
+    for number in 0..count {
+        devices.push(Device {
+            id: format!("{}{separator}{number}", device.id),
+            is_shared: true,
+            ..device.clone()
+        });
+    }
+    devices
 }
 
 /// Returns the UUID in an id.
@@ -229,7 +236,7 @@ mod tests {
     use crate::settings::resources::{ResourceRow, TimeSlicing};
 
     fn offered(gpus: &[NodeGpu], settings: &Plugin, limits: &Limits) -> Vec<(String, Vec<String>)> {
-        let (resources, _) = resources(gpus, &NumaNodes::new(), settings, limits, |_| None);
+        let resources = resources(gpus, &NumaNodes::new(), settings, limits, |_| None).offered;
         let ids = |resource: Resource| {
             resource
                 .devices
@@ -332,7 +339,7 @@ mod tests {
             ],
         );
         settings.replicas = 2;
-        let (resources, _) = resources(&gpus, &NumaNodes::new(), &settings, &limits, |_| None);
+        let resources = resources(&gpus, &NumaNodes::new(), &settings, &limits, |_| None).offered;
         let devices = resources.iter().flat_map(|resource| &resource.devices);
         let found: Vec<_> = devices
             .map(|device| (device.id.as_str(), device.uuid.as_str()))
@@ -423,9 +430,8 @@ mod tests {
             ),
         ] {
             expect(&offered(gpus, &with(strategy), &none), expected);
-            let (_, findings) =
-                resources(gpus, &NumaNodes::new(), &with(strategy), &none, |_| None);
-            assert_eq!(!findings.is_empty(), finds, "{strategy:?}");
+            let found = resources(gpus, &NumaNodes::new(), &with(strategy), &none, |_| None);
+            assert_eq!(!found.findings.is_empty(), finds, "{strategy:?}");
         }
     }
 
@@ -443,7 +449,7 @@ mod tests {
         };
         let sick = |uuid: &str| (uuid == "GPU-0").then(|| "XID 79".to_owned());
         let numa_nodes = [(gpus[1].gpu.bus_id, 1)].into();
-        let (resources, _) = resources(&gpus, &numa_nodes, &settings, &Limits::default(), sick);
+        let resources = resources(&gpus, &numa_nodes, &settings, &Limits::default(), sick).offered;
         for device in resources.iter().flat_map(|resource| &resource.devices) {
             let expected = match device.gpu.as_str() {
                 "GPU-0" => Some("XID 79"),

@@ -40,8 +40,8 @@ struct Entry {
     /// Milliseconds since 1970
     since: u64,
     last: u64,
-    #[serde(default)]
-    is_of_driver: bool,
+    #[serde(default, rename = "is_of_driver")]
+    driver_silent: bool,
 }
 
 /// The file.
@@ -160,7 +160,7 @@ fn is_nearly(written: &BTreeMap<String, OpenError>, errors: &BTreeMap<String, Op
 fn is_near(old: &OpenError, new: &OpenError) -> bool {
     let moved = new.last.saturating_duration_since(old.last);
     old.cause == new.cause
-        && old.is_of_driver == new.is_of_driver
+        && old.driver_silent == new.driver_silent
         && old.since == new.since
         && old.last <= new.last
         && moved < PRECISION
@@ -180,13 +180,13 @@ impl Entry {
             cause,
             since,
             last,
-            is_of_driver,
+            driver_silent,
         } = error.clone();
         Self {
             cause,
             since: to_millis(since, now),
             last: to_millis(last, now),
-            is_of_driver,
+            driver_silent,
         }
     }
 
@@ -195,13 +195,13 @@ impl Entry {
             cause,
             since,
             last,
-            is_of_driver,
+            driver_silent,
         } = self;
         OpenError {
             cause,
             since: from_millis(since, now),
             last: from_millis(last, now),
-            is_of_driver,
+            driver_silent,
         }
     }
 }
@@ -238,7 +238,7 @@ mod tests {
             cause: cause.to_owned(),
             since: ago(since),
             last: ago(last),
-            is_of_driver: false,
+            driver_silent: false,
         }
     }
 

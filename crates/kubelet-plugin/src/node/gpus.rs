@@ -51,23 +51,23 @@ impl NodeGpu {
 /// their MIG devices are unknown, and the id of the GPU would be a wrong one.
 #[must_use]
 pub fn unanswered(kernel: &[KernelGpu], has_mig: impl Fn(u32) -> bool, why: &str) -> Vec<NodeGpu> {
-    let usable = kernel
-        .iter()
-        .filter(|gpu| !gpu.excluded && !gpu.minor.is_some_and(&has_mig));
-    usable
-        .filter_map(|gpu| NodeGpu::from_kernel(gpu, why))
-        .collect()
+    let mut found = Vec::new();
+    for gpu in kernel {
+        if !gpu.excluded && !gpu.minor.is_some_and(&has_mig) {
+            found.extend(NodeGpu::from_kernel(gpu, why));
+        }
+    }
+    found
 }
 
 /// Updates the GPUs with a new inventory. A known GPU that NVML does not report remains, as failed, while the kernel or NVML still
 /// lists it.
 #[must_use]
 pub fn update(known: &[NodeGpu], inventory: &Inventory, profiles: &Profiles) -> Vec<NodeGpu> {
-    let mut gpus: Vec<NodeGpu> = inventory
-        .gpus
-        .iter()
-        .map(|gpu| working(gpu, profiles))
-        .collect();
+    let mut gpus = Vec::new();
+    for gpu in &inventory.gpus {
+        gpus.push(working(gpu, profiles));
+    }
     for failed in &inventory.failed {
         if gpus.iter().any(|gpu| is_it(failed, &gpu.gpu)) {
             continue;
@@ -86,20 +86,20 @@ pub fn update(known: &[NodeGpu], inventory: &Inventory, profiles: &Profiles) -> 
 
 /// Returns the UUIDs of the MIG devices of these GPUs.
 pub fn mig_uuids<'a>(gpus: impl IntoIterator<Item = &'a Gpu>) -> Vec<&'a str> {
-    gpus.into_iter()
-        .flat_map(|gpu| &gpu.mig_devices)
-        .map(|mig| mig.uuid.as_str())
-        .collect()
+    let devices = gpus.into_iter().flat_map(|gpu| &gpu.mig_devices);
+    devices.map(|mig| mig.uuid.as_str()).collect()
 }
 
 fn working(gpu: &Gpu, profiles: &Profiles) -> NodeGpu {
-    let uuids = gpu.mig_devices.iter().map(|mig| &mig.uuid);
-    let profiles = uuids
-        .filter_map(|uuid| Some((uuid.clone(), profiles.get(uuid)?.clone())))
-        .collect();
+    let mut own = Profiles::new();
+    for mig in &gpu.mig_devices {
+        if let Some(profile) = profiles.get(&mig.uuid) {
+            own.insert(mig.uuid.clone(), profile.clone());
+        }
+    }
     NodeGpu {
         gpu: gpu.clone(),
-        profiles,
+        profiles: own,
         failure: None,
     }
 }

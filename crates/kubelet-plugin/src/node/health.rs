@@ -91,7 +91,7 @@ pub struct OpenError {
     /// The last error
     pub last: Instant,
     /// The driver did not answer, and no error of this GPU was reported.
-    pub is_of_driver: bool,
+    pub driver_silent: bool,
 }
 
 /// An error that is known, for claims.
@@ -100,7 +100,7 @@ pub struct Failure {
     /// The reason, such as `XID 79`
     pub why: String,
     /// The driver as a whole does not answer, which does not prove that this GPU fails.
-    pub is_of_driver: bool,
+    pub driver_silent: bool,
 }
 
 /// An error that has not been overcome.
@@ -114,7 +114,7 @@ struct Trouble {
     /// The last error
     last: Instant,
     /// The driver did not answer, and no error of this GPU was reported.
-    is_of_driver: bool,
+    driver_silent: bool,
 }
 
 impl Health {
@@ -194,14 +194,14 @@ impl Health {
         if let Some((why, _)) = &self.driver {
             return Some(Failure {
                 why: why.clone(),
-                is_of_driver: true,
+                driver_silent: true,
             });
         }
         let gpu = self.gpus.get(uuid)?;
         let (why, _) = gpu.problem()?;
-        let is_of_driver = gpu.node_missing_since.is_none()
-            && gpu.trouble.as_ref().is_some_and(|it| it.is_of_driver);
-        Some(Failure { why, is_of_driver })
+        let driver_silent = gpu.node_missing_since.is_none()
+            && gpu.trouble.as_ref().is_some_and(|it| it.driver_silent);
+        Some(Failure { why, driver_silent })
     }
 
     /// Returns the errors that have not been overcome, by UUID.
@@ -212,14 +212,14 @@ impl Health {
                 cause,
                 since,
                 last,
-                is_of_driver,
+                driver_silent,
                 ..
             } = trouble.clone();
             OpenError {
                 cause,
                 since,
                 last,
-                is_of_driver,
+                driver_silent,
             }
         };
         self.gpus
@@ -236,7 +236,7 @@ impl Health {
                 cause,
                 since,
                 last,
-                is_of_driver,
+                driver_silent,
             },
         ) in errors
         {
@@ -245,7 +245,7 @@ impl Health {
                 condition: None,
                 since,
                 last,
-                is_of_driver,
+                driver_silent,
             });
         }
     }
@@ -338,16 +338,16 @@ impl Gpu {
         self.good = None;
         if let Some(trouble) = &mut self.trouble {
             trouble.last = now;
-            trouble.is_of_driver &= !counts;
+            trouble.driver_silent &= !counts;
             return;
         }
-        let is_of_driver = !counts;
+        let driver_silent = !counts;
         self.trouble = Some(Trouble {
             cause: cause.to_owned(),
             condition: None,
             since: now,
             last: now,
-            is_of_driver,
+            driver_silent,
         });
         if counts && self.has_recovered {
             self.relapses

@@ -10,7 +10,7 @@ use base::tree::Tree;
 use findings::catalog;
 use nvidia_host::config::Config;
 use nvidia_host::driver::pci::{self, PCI_DEVICES};
-use nvidia_host::feature::{Feature, Features, Row};
+use nvidia_host::feature::{Features, Row};
 use nvidia_host::host::{self, Roots};
 use nvidia_host::inventory::{BusId, cap_files, procfs};
 
@@ -43,10 +43,13 @@ pub fn kernel_gpus(config: &Config, why: &str) -> Result<Vec<NodeGpu>> {
 /// If the driver root cannot be opened.
 pub fn numa_nodes(config: &Config, gpus: &[NodeGpu]) -> Result<NumaNodes> {
     let sys = Roots::open(config)?.sys;
-    let addresses = gpus.iter().map(|gpu| gpu.gpu.bus_id);
-    Ok(addresses
-        .filter_map(|address| Some((address, numa_node(&sys, address)?)))
-        .collect())
+    let mut found = NumaNodes::new();
+    for NodeGpu { gpu, .. } in gpus {
+        if let Some(node) = numa_node(&sys, gpu.bus_id) {
+            found.insert(gpu.bus_id, node);
+        }
+    }
+    Ok(found)
 }
 
 /// Returns which of these features containers can get, and findings about the others.
@@ -56,30 +59,31 @@ pub fn numa_nodes(config: &Config, gpus: &[NodeGpu]) -> Result<NumaNodes> {
 pub fn extra_devices(config: &Config, wanted: Features) -> Result<(Features, Vec<Finding>)> {
     let roots = Roots::open(config)?;
     let dev_root = roots.dev.path();
-    let present: Features = host::features(&roots)
-        .into_iter()
-        .map(|(feature, _)| feature)
-        .collect();
+    let mut present = Features::EMPTY;
+    for (feature, _) in host::features(&roots) {
+        present.insert(feature);
+    }
     let denied = config.devices.denied_features;
-    let lacks = |feature: &Feature| denied.has(*feature) || !present.has(*feature);
-    let findings = wanted.iter().filter(lacks).map(|feature| {
+    let mut found = Features::EMPTY;
+    let mut findings = Vec::new();
+    for feature in wanted.iter() {
         let Row { name, title, .. } = feature.row();
         let request = format!("extra-devices contains {name:?} ({title})");
-        match denied.has(feature) {
-            true => Finding::new(
+        if denied.has(feature) {
+            findings.push(Finding::new(
                 &catalog::PLUGIN_NO_EFFECT,
                 format!(
                     "{request}, which deny in [devices] of config.toml withholds from containers"
                 ),
                 format!("remove {name:?} from one of the two lists"),
-            ),
-            false => feature.missing(&request, &dev_root),
+            ));
+        } else if present.has(feature) {
+            found.insert(feature);
+        } else {
+            findings.push(feature.missing(&request, &dev_root));
         }
-    });
-    Ok((
-        wanted.iter().filter(|feature| !lacks(feature)).collect(),
-        findings.collect(),
-    ))
+    }
+    Ok((found, findings))
 }
 
 /// Returns the roots of the PCI hierarchy of these GPUs, from sysfs.
@@ -88,56 +92,53 @@ pub fn extra_devices(config: &Config, wanted: Features) -> Result<(Features, Vec
 /// If the driver root cannot be opened.
 pub fn pcie_roots(config: &Config, gpus: &[NodeGpu]) -> Result<PcieRoots> {
     let sys = Roots::open(config)?.sys;
-    let root = |address: BusId| {
-        let place = sys
-            .locate(&Path::new(PCI_DEVICES).join(address.in_sysfs()))
-            .ok()?;
-        Some((address, pcie_root(&place.path)?))
-    };
-    Ok(gpus.iter().filter_map(|gpu| root(gpu.gpu.bus_id)).collect())
+    let mut found = PcieRoots::new();
+    for NodeGpu { gpu, .. } in gpus {
+        let path = Path::new(PCI_DEVICES).join(gpu.bus_id.in_sysfs());
+        if let Ok(place) = sys.locate(&path)
+            && let Some(root) = pcie_root(&place.path)
+        {
+            found.insert(gpu.bus_id, root);
+        }
+    }
+    Ok(found)
 }
 
 /// Returns the model of the computer that its firmware reports.
 #[must_use]
 pub fn machine(config: &Config) -> Option<String> {
-    let bytes = Roots::open(config)
-        .ok()?
-        .sys
-        .read(Path::new(MACHINE))
-        .ok()?;
+    let sys = Roots::open(config).ok()?.sys;
+    let bytes = sys.read(Path::new(MACHINE)).ok()?;
     Some(String::from_utf8(bytes).ok()?.trim().to_owned())
 }
 
 /// Returns the PCI classes of NVIDIA's devices, by their addresses in sysfs. The map is empty if sysfs cannot be read.
 #[must_use]
 pub fn pci_classes(config: &Config) -> BTreeMap<String, String> {
-    let devices = Roots::open(config)
-        .ok()
-        .and_then(|roots| pci::devices(&roots.sys))
-        .unwrap_or_default();
-    devices
-        .into_iter()
-        .map(|device| (device.address, device.class))
-        .collect()
+    let mut classes = BTreeMap::new();
+    if let Ok(roots) = Roots::open(config) {
+        for device in pci::devices(&roots.sys).unwrap_or_default() {
+            classes.insert(device.address, device.class);
+        }
+    }
+    classes
 }
 
-/// Returns the name of the node: that in the variable of the DaemonSet, because the host name in a pod is that of the pod, or the
-/// host name.
+/// Returns `NODE_NAME`, which the DaemonSet sets because a pod has a separate host name; outside a
+/// pod, the host name.
 #[must_use]
 #[allow(
     clippy::disallowed_methods,
     reason = "the manifest sets it for this process"
 )]
 pub fn node_name() -> String {
-    let variable = std::env::var("NODE_NAME")
-        .ok()
-        .filter(|name| !name.is_empty());
-    variable.unwrap_or_else(|| {
-        std::fs::read_to_string(HOST_NAME)
-            .unwrap_or_default()
-            .trim()
-            .to_owned()
-    })
+    match std::env::var("NODE_NAME") {
+        Ok(name) if !name.is_empty() => name,
+        _ => {
+            let name = std::fs::read_to_string(HOST_NAME).unwrap_or_default();
+            name.trim().to_owned()
+        }
+    }
 }
 
 fn numa_node(sys: &Tree, bus_id: BusId) -> Option<u32> {

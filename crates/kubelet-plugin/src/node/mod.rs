@@ -10,7 +10,7 @@ pub mod gpus;
 pub mod health;
 pub mod host;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,7 +19,7 @@ use nvidia_host::config::Limits;
 use nvidia_host::feature::Features;
 use nvidia_host::inventory::{Inventory, limits};
 
-use crate::model::Resource;
+use crate::model::{Device, Resource};
 use crate::monitor::message::Snapshot;
 use crate::monitor::update::Update;
 use crate::settings::Settings;
@@ -35,6 +35,8 @@ pub const NOT_ANSWERED: &str = "NVML has not answered yet";
 pub struct Offer {
     /// The resources in the order of their names
     pub resources: Arc<Vec<Resource>>,
+    /// The ids of the devices that the limits deny. The kubelet may have chosen one before they did.
+    pub denied: BTreeSet<String>,
     /// The GPUs of the node
     pub gpus: Vec<NodeGpu>,
     /// How close the GPUs are to each other
@@ -173,7 +175,7 @@ impl Node {
         let why = gpu.failure.as_ref().filter(|why| *why != NOT_ANSWERED);
         let of_nvml = why.map(|why| Failure {
             why: why.clone(),
-            is_of_driver: false,
+            driver_silent: false,
         });
         of_nvml.or_else(|| self.health.failure(&gpu.gpu.uuid))
     }
@@ -251,24 +253,22 @@ impl Node {
     /// Returns what the node offers now.
     #[must_use]
     pub fn offer(&self) -> Offer {
-        let (resources, findings) = devices::resources(
+        let found = devices::resources(
             &self.gpus,
             &self.numa_nodes,
             &self.settings.plugin,
             &self.limits,
             |uuid| self.unhealthy(uuid),
         );
+        let mut findings = self.findings.clone();
+        findings.extend_from_slice(&self.features.1);
+        findings.extend(found.findings);
         Offer {
-            resources: Arc::new(resources),
+            resources: Arc::new(found.offered),
+            denied: found.denied,
             gpus: self.gpus.clone(),
             closeness: self.closeness.clone(),
-            findings: self
-                .findings
-                .iter()
-                .chain(&self.features.1)
-                .cloned()
-                .chain(findings)
-                .collect(),
+            findings,
             limits: self.limits.clone(),
             features: self.features.0,
             features_in_specs: self.features_in_specs,
@@ -279,6 +279,11 @@ impl Node {
 }
 
 impl Offer {
+    /// Returns the devices of all resources.
+    pub fn devices(&self) -> impl Iterator<Item = &Device> {
+        self.resources.iter().flat_map(|resource| &resource.devices)
+    }
+
     /// Returns the inventory of the GPUs that work, for the functions of the hook.
     #[must_use]
     pub fn inventory(&self) -> Inventory {

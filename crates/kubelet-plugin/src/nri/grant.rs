@@ -22,7 +22,7 @@ use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::select::{Device, permitted};
 use nvidia_host::request::{self, Decision, GpuRequest, Hint, Mount, Node, select};
 
-use crate::cdi_keeper::DEVICE_PLUGIN;
+use crate::cdi_specs::DEVICE_PLUGIN;
 use crate::proto::nri::{Container, LinuxDevice};
 
 /// What a container gets.
@@ -81,75 +81,66 @@ pub fn grant(container: &Container, config: &Config, known: Known<'_>) -> Result
     if request.devices == VisibleDevices::None {
         return Ok(Grant::Nothing);
     }
-    let channels = request.wanted()?.imex_channels;
-    if let Some(channel) = channels
-        .iter()
-        .find(|channel| !known.imex_channels.contains(channel))
-    {
-        return Ok(Grant::LeftAlone(without_channel(*channel)));
+    for channel in request.wanted()?.imex_channels {
+        if !known.imex_channels.contains(&channel) {
+            return Ok(Grant::LeftAlone(without_channel(channel)));
+        }
     }
-    devices(&request, config, known)
-        .or_else(|error| request::excuse(&request, config, error).map(Grant::LeftAlone))
+    match devices(&request, config, known) {
+        Ok(grant) => Ok(grant),
+        Err(error) => request::excuse(&request, config, error).map(Grant::LeftAlone),
+    }
 }
 
 fn devices(request: &GpuRequest, config: &Config, known: Known<'_>) -> Result<Grant> {
-    let inventory = known.inventory.ok_or_else(|| {
-        failure(
+    let Some(inventory) = known.inventory else {
+        return Err(failure(
             &catalog::PLUGIN_DRIVER,
             format!(
                 "{} requests GPUs, but the driver does not answer",
                 request.asked_by
             ),
             "wait for the next try, or run \"oci-nvidia-kubelet-plugin check\" on the node",
-        )
-    })?;
+        ));
+    };
     let (chosen, mut findings) = select::decide(request, inventory, config)?;
-    let (features, missing): (Vec<_>, Vec<_>) = request
-        .features
-        .iter()
-        .partition(|it| known.features.has(*it));
-    findings.extend(
-        missing
-            .into_iter()
-            .map(|feature| without_spec(feature, config)),
-    );
-    // A deny list that was just added applies at once. One that was removed applies when the CDI spec has the devices: until then, the
-    // file may be incomplete or lost.
-    let (devices, denied): (Vec<_>, Vec<_>) = chosen
-        .into_iter()
-        .partition(|device| permitted(*device, known.limits));
-    if let Some(device) = denied
-        .first()
-        .filter(|_| request.devices != VisibleDevices::All || devices.is_empty())
-    {
-        return Err(not_yet(request, *device));
-    }
-    let (named, unnamed): (Vec<_>, Vec<_>) =
-        devices.into_iter().partition(|device| is_in_spec(*device));
-    // "all" means all that the spec has. Compute programs cannot use a whole GPU in MIG mode.
-    match unnamed
-        .first()
-        .filter(|_| request.devices != VisibleDevices::All || named.is_empty())
-    {
-        Some(device) => Ok(Grant::LeftAlone(only_by_hook(*device))),
-        None => {
-            let gpus = named
-                .into_iter()
-                .map(|device| DEVICE_PLUGIN.device_name(device.uuid()));
-            let features = features
-                .into_iter()
-                .map(|feature| DEVICE_PLUGIN.feature_name(feature));
-            let channels = request
-                .wanted()?
-                .imex_channels
-                .into_iter()
-                .map(|channel| DEVICE_PLUGIN.imex_name(channel));
-            Ok(Grant::Devices(
-                gpus.chain(features).chain(channels).collect(),
-                findings,
-            ))
+    let is_all = request.devices == VisibleDevices::All;
+    let mut names = Vec::new();
+    let (mut denied, mut unnamed) = (None, None);
+    for device in chosen {
+        // A deny list that was just added applies at once. One that was removed applies when the CDI
+        // spec has the devices: until then, the file may be incomplete or lost.
+        if !permitted(device, known.limits) {
+            denied = denied.or(Some(device));
+        } else if is_in_spec(device) {
+            names.push(DEVICE_PLUGIN.device_name(device.uuid()));
+        } else {
+            unnamed = unnamed.or(Some(device));
         }
     }
+    let is_partial = is_all && !names.is_empty();
+    if let Some(device) = denied
+        && !(is_all && (!names.is_empty() || unnamed.is_some()))
+    {
+        return Err(not_yet(request, device));
+    }
+    // "all" means all that the spec has. Compute programs cannot use a whole GPU in MIG mode.
+    if let Some(device) = unnamed
+        && !is_partial
+    {
+        return Ok(Grant::LeftAlone(only_by_hook(device)));
+    }
+    for feature in request.features.iter() {
+        if known.features.has(feature) {
+            names.push(DEVICE_PLUGIN.feature_name(feature));
+        } else {
+            findings.push(without_spec(feature, config));
+        }
+    }
+    for channel in request.wanted()?.imex_channels {
+        names.push(DEVICE_PLUGIN.imex_name(channel));
+    }
+    Ok(Grant::Devices(names, findings))
 }
 
 fn not_yet(request: &GpuRequest, device: Device<'_>) -> anyhow::Error {
@@ -204,43 +195,43 @@ fn without_spec(feature: Feature, config: &Config) -> Finding {
 
 /// Reports whether a device plugin or CDI gives GPUs to the container.
 fn has_gpus(container: &Container) -> bool {
-    container
-        .cdi_devices
-        .iter()
-        .any(|device| is_nvidia(&device.name) && !is_extra(&device.name))
-        || character_nodes(container)
-            .iter()
-            .any(|node| node.name().is_some_and(NodeName::is_gpu))
+    let mut names = container.cdi_devices.iter().map(|device| &device.name);
+    let mut nodes = character_nodes(container).into_iter();
+    names.any(|name| is_nvidia(name) && !is_extra(name))
+        || nodes.any(|node| node.name().is_some_and(NodeName::is_gpu))
 }
 
 /// Reports whether a CDI device is one next to the GPUs, so that the container can still request GPUs.
 fn is_extra(name: &str) -> bool {
-    let kind = name.split_once('=').map_or(name, |(kind, _)| kind);
-    kind.split_once('/')
-        .is_some_and(|(_, class)| extras::class_named(class).is_some())
+    let kind = name.split('=').next().unwrap_or(name);
+    match kind.split_once('/') {
+        Some((_, class)) => extras::class_named(class).is_some(),
+        None => false,
+    }
 }
 
 /// Of a variable that is set twice, the last value counts, as in config.json.
 fn environment(container: &Container) -> BTreeMap<String, String> {
-    let variables = container
-        .env
-        .iter()
-        .filter_map(|entry| entry.split_once('='));
+    let mut variables = BTreeMap::new();
+    for entry in &container.env {
+        if let Some((name, value)) = entry.split_once('=') {
+            variables.insert(name.to_owned(), value.to_owned());
+        }
+    }
     variables
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .collect()
 }
 
 fn view<'a>(container: &'a Container, env: &'a BTreeMap<String, String>) -> request::Container<'a> {
-    let mounts = container.mounts.iter();
+    let mut mounts = Vec::new();
+    for found in &container.mounts {
+        mounts.push(Mount {
+            source: found.source.as_ref(),
+            destination: found.destination.as_ref(),
+        });
+    }
     request::Container {
         env: env.into(),
-        mounts: mounts
-            .map(|found| Mount {
-                source: found.source.as_ref(),
-                destination: found.destination.as_ref(),
-            })
-            .collect(),
+        mounts,
         nodes: character_nodes(container),
         privileged: false,
     }
@@ -248,10 +239,8 @@ fn view<'a>(container: &'a Container, env: &'a BTreeMap<String, String>) -> requ
 
 fn character_nodes(container: &Container) -> Vec<Node<'_>> {
     let devices = container.linux.iter().flat_map(|linux| &linux.devices);
-    devices
-        .filter(|device| device.r#type == "c")
-        .map(node)
-        .collect()
+    let is_character = |device: &&LinuxDevice| device.r#type == "c";
+    devices.filter(is_character).map(node).collect()
 }
 
 fn node(device: &LinuxDevice) -> Node<'_> {

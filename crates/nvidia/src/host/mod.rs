@@ -206,25 +206,42 @@ impl Host {
         {
             return Err(platform.error(&installed.roots.driver));
         }
-        let Installed {
-            roots,
-            linker_cache,
-            version_file,
-            ..
-        } = installed;
+        let mut host = Self::of_roots(config, installed.roots, inventory, kernel_gpus);
+        host.linker_cache = installed.linker_cache;
+        host.version_file = installed.version_file;
+        Ok(host)
+    }
+
+    /// Opens the host only for [`Self::device_facts`]. Searches for no driver file, so it is cheap
+    /// enough for each answer to the kubelet.
+    ///
+    /// # Errors
+    /// If the driver root or the directory with device nodes cannot be opened.
+    pub fn for_devices(config: &Config, inventory: Inventory) -> Result<Self> {
+        let roots = Roots::open(config)?;
+        let kernel_gpus = procfs::read_gpus(&roots.proc);
+        Ok(Self::of_roots(config, roots, inventory, kernel_gpus))
+    }
+
+    fn of_roots(
+        config: &Config,
+        roots: Roots,
+        inventory: Inventory,
+        kernel_gpus: Vec<KernelGpu>,
+    ) -> Self {
         let proc_dir = roots.proc.open_dir(Path::new(DRIVER_PROC)).ok();
         let proc_dir = proc_dir.map(|dir| HostPath::new(roots.proc.on_host(dir.path())));
-        Ok(Self {
+        Self {
             roots,
-            linker_cache,
+            linker_cache: LinkerCache::default(),
             config: config.clone(),
             proc_dir,
-            version_file,
+            version_file: None,
             kernel_gpus,
             examined: BTreeMap::new(),
             foreseen: BTreeMap::new(),
             inventory,
-        })
+        }
     }
 
     /// Returns this host as it would be with nodes that are missing, by their names below /dev, to foresee a decision.

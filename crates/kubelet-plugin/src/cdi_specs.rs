@@ -170,7 +170,7 @@ impl Before {
 
 /// Writes the spec files, and removes them.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct VendorSpecs {
     kind: Kind,
     config: Config,
     settings: Settings,
@@ -189,8 +189,8 @@ pub struct Keeper {
     imex_channels: Vec<u32>,
 }
 
-impl Keeper {
-    /// Creates a keeper for the devices of this kind, with files in this directory. The specs start `program` for containers.
+impl VendorSpecs {
+    /// Creates the specs of the devices of this kind, with files in this directory. The specs start `program` for containers.
     #[must_use]
     pub fn new(kind: Kind, config: &Config, dir: &Path, program: &Path) -> Self {
         let settings = Settings {

@@ -42,7 +42,7 @@ const LIST_DELAY: Duration = Duration::from_secs(1);
 
 /// The other plugins of this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Foreign {
+pub struct OtherPlugins {
     /// The file names of sockets at which another plugin answers
     pub sockets: BTreeSet<String>,
     /// For each resource an id that is not ours
@@ -81,7 +81,7 @@ impl Conflict {
     }
 }
 
-impl Foreign {
+impl OtherPlugins {
     /// Returns why this resource must not be registered, if another plugin offers it or the GPUs.
     #[must_use]
     pub fn conflict(&self, resource: &str) -> Option<Conflict> {
@@ -102,22 +102,19 @@ impl Foreign {
                 same_resource: false,
             });
         }
-        self.sockets
-            .first()
-            .map(|socket| Conflict::at(socket, false))
+        let socket = self.sockets.first()?;
+        Some(Conflict::at(socket, false))
     }
 }
 
-/// Reports whether the plugin with this socket probably offers this resource: the plugin of NVIDIA has a socket for each of its
-/// resources, and that of GKE offers `nvidia.com/gpu`.
+/// Reports whether the plugin with this socket probably offers this resource: NVIDIA's plugin has a
+/// socket for each of its resources, and GKE's offers `nvidia.com/gpu`.
 fn offers(socket: &str, resource: &str) -> bool {
     if socket.starts_with("nvidiaGPU-") {
         return resource == "nvidia.com/gpu";
     }
-    let name = socket
-        .strip_prefix("nvidia-")
-        .and_then(|name| name.strip_suffix(".sock"));
-    name.is_some_and(|name| resource.strip_prefix("nvidia.com/") == Some(name))
+    let ours = resource.strip_prefix("nvidia.com/");
+    ours.is_some_and(|name| socket == format!("nvidia-{name}.sock"))
 }
 
 fn is_plugin_socket(name: &str) -> bool {
@@ -140,7 +137,7 @@ pub async fn search(
     pod_resources: &Path,
     patience: Duration,
     ours: &[Resource],
-) -> Foreign {
+) -> OtherPlugins {
     let registry = socket::plugin_registry(dir.parent().unwrap_or(dir));
     let drivers = driver_for_claims(&registry, DRIVER, &[]);
     let (sockets, ids, driver) = tokio::join!(
@@ -148,7 +145,7 @@ pub async fn search(
         lasting_ids(pod_resources, patience, ours),
         drivers
     );
-    Foreign {
+    OtherPlugins {
         sockets,
         ids,
         driver,
@@ -161,16 +158,12 @@ pub async fn driver_for_claims(
     driver: &str,
     ours: &[SocketId],
 ) -> Option<PathBuf> {
-    let files = fs::read_dir(registry)
-        .ok()?
-        .flatten()
-        .map(|file| file.path())
-        .take(MAX_SOCKETS);
-    for path in files {
-        let Some(id) = SocketId::at(&path) else {
-            continue;
-        };
-        if !ours.contains(&id) && is_driver(&path, driver).await {
+    for file in fs::read_dir(registry).ok()?.flatten().take(MAX_SOCKETS) {
+        let path = file.path();
+        if let Some(id) = SocketId::at(&path)
+            && !ours.contains(&id)
+            && is_driver(&path, driver).await
+        {
             return Some(path);
         }
     }
@@ -199,14 +192,15 @@ pub async fn device_plugins(dir: &Path) -> BTreeSet<String> {
 }
 
 /// Returns a resource of a device plugin that the kubelet can assign now, and that has the GPUs of this node: by the name, or because one of
-/// these UUIDs is in its ids. A kubelet that does not answer knows no plugin yet. Resources of other devices can have NVIDIA's domain too:
-/// the network operator's is `nvidia.com/hostdev`.
+/// these UUIDs is in its ids. A kubelet that does not answer knows no plugin yet. Resources of other devices can have NVIDIA's domain too,
+/// such as `nvidia.com/hostdev` of the network operator.
 pub async fn resource_with_gpus(pod_resources: &Path, uuids: &BTreeSet<&str>) -> Option<String> {
-    let listed = allocatable(pod_resources, DEADLINE).await;
-    listed
-        .into_iter()
-        .find(|(name, ids)| has_gpus(name, ids, uuids))
-        .map(|(name, _)| name)
+    for (name, ids) in allocatable(pod_resources, DEADLINE).await {
+        if has_gpus(&name, &ids, uuids) {
+            return Some(name);
+        }
+    }
+    None
 }
 
 fn has_gpus(name: &str, ids: &[String], uuids: &BTreeSet<&str>) -> bool {
@@ -218,20 +212,35 @@ fn has_gpus(name: &str, ids: &[String], uuids: &BTreeSet<&str>) -> bool {
 async fn answering(sockets: Vec<(String, PathBuf)>) -> BTreeSet<String> {
     let mut probes = JoinSet::new();
     for (name, path) in sockets {
-        probes.spawn(async move { answers(&path).await.then_some(name) });
+        probes.spawn(async move { (answers(&path).await, name) });
     }
-    probes.join_all().await.into_iter().flatten().collect()
+    let mut found = BTreeSet::new();
+    for (has_answered, name) in probes.join_all().await {
+        if has_answered {
+            found.insert(name);
+        }
+    }
+    found
 }
 
 fn plugin_sockets(dir: &Path, is_wanted: fn(&str) -> bool) -> Vec<(String, PathBuf)> {
-    let files = fs::read_dir(dir).into_iter().flatten().flatten();
-    let sockets = files.filter(|file| file.file_type().is_ok_and(|kind| kind.is_socket()));
-    let named =
-        sockets.filter_map(|file| Some((file.file_name().into_string().ok()?, file.path())));
-    named
-        .filter(|(name, _)| is_wanted(name))
-        .take(MAX_SOCKETS)
-        .collect()
+    let mut sockets = Vec::new();
+    let Ok(files) = fs::read_dir(dir) else {
+        return sockets;
+    };
+    for file in files.flatten() {
+        if sockets.len() == MAX_SOCKETS {
+            break;
+        }
+        let is_socket = file.file_type().is_ok_and(|kind| kind.is_socket());
+        if let Ok(name) = file.file_name().into_string()
+            && is_socket
+            && is_wanted(&name)
+        {
+            sockets.push((name, file.path()));
+        }
+    }
+    sockets
 }
 
 /// Reports whether a device plugin answers at this socket.
@@ -243,54 +252,49 @@ pub async fn answers(socket: &Path) -> bool {
     matches!(timeout(DEADLINE, ask).await, Ok(Ok(_)))
 }
 
-/// Returns the foreign ids that the kubelet lists twice. A list with new ids of ours may be on its way to the kubelet.
+/// Returns the ids of others that the kubelet lists twice. A list with new ids of ours may be on its way to the kubelet.
 async fn lasting_ids(
     socket: &Path,
     patience: Duration,
     ours: &[Resource],
 ) -> BTreeMap<String, String> {
-    let first = foreign_ids(&allocatable(socket, patience).await, ours);
+    let first = ids_of_others(&allocatable(socket, patience).await, ours);
     if first.is_empty() {
         return first;
     }
     sleep(LIST_DELAY).await;
-    let second = foreign_ids(&allocatable(socket, patience).await, ours);
-    second
-        .into_iter()
-        .filter(|(resource, _)| first.contains_key(resource))
-        .collect()
+    let mut lasting = ids_of_others(&allocatable(socket, patience).await, ours);
+    lasting.retain(|resource, _| first.contains_key(resource));
+    lasting
 }
 
 /// The ids that the kubelet can assign, for each resource; nothing if the kubelet does not answer.
 async fn allocatable(socket: &Path, patience: Duration) -> Vec<(String, Vec<String>)> {
     let ask = async {
         let mut kubelet = PodResourcesListerClient::new(dial(socket).await?);
-        anyhow::Ok(
-            kubelet
-                .get_allocatable_resources(AllocatableResourcesRequest {})
-                .await?
-                .into_inner(),
-        )
+        let request = AllocatableResourcesRequest {};
+        let answer = kubelet.get_allocatable_resources(request).await?;
+        anyhow::Ok(answer.into_inner())
     };
     let Ok(Ok(answer)) = timeout(patience, ask).await else {
         return Vec::new();
     };
-    answer
-        .devices
-        .into_iter()
-        .map(|device| (device.resource_name, device.device_ids))
-        .collect()
+    let mut found = Vec::new();
+    for device in answer.devices {
+        found.push((device.resource_name, device.device_ids));
+    }
+    found
 }
 
 /// Returns an id for each of our resources that does not belong to one of our GPUs.
-fn foreign_ids(
+fn ids_of_others(
     allocatable: &[(String, Vec<String>)],
     ours: &[Resource],
 ) -> BTreeMap<String, String> {
-    let devices = ours.iter().flat_map(|resource| &resource.devices);
-    let known: BTreeSet<&str> = devices
-        .flat_map(|device| [stem(&device.id), device.uuid.as_str(), device.gpu.as_str()])
-        .collect();
+    let mut known = BTreeSet::new();
+    for device in ours.iter().flat_map(|resource| &resource.devices) {
+        known.extend([stem(&device.id), &device.uuid, &device.gpu]);
+    }
     let mut found = BTreeMap::new();
     for (resource, ids) in allocatable {
         if !ours.iter().any(|our| our.name == *resource) {
@@ -303,11 +307,10 @@ fn foreign_ids(
     found
 }
 
-/// The id without the number of a replica, ours or that of GKE's plugin.
+/// Returns the id without the number of a replica, which GKE's plugin writes in another way.
 fn stem(id: &str) -> &str {
-    id.split_once("::")
-        .or_else(|| id.split_once("/vgpu"))
-        .map_or(id, |(stem, _)| stem)
+    let split = id.split_once("::").or_else(|| id.split_once("/vgpu"));
+    split.map_or(id, |(stem, _)| stem)
 }
 
 #[cfg(test)]
@@ -348,9 +351,9 @@ mod tests {
                 .then(|| name.to_owned())
                 .into_iter()
                 .collect();
-            let found = Foreign {
+            let found = OtherPlugins {
                 sockets,
-                ..Foreign::default()
+                ..OtherPlugins::default()
             }
             .conflict(resource);
             assert_eq!(
@@ -369,7 +372,7 @@ mod tests {
         ];
         let found = |name: &str, ids: &[&str]| {
             let ids = ids.iter().map(|id| (*id).to_owned()).collect();
-            foreign_ids(&[(name.to_owned(), ids)], &ours)
+            ids_of_others(&[(name.to_owned(), ids)], &ours)
                 .into_values()
                 .next()
         };
@@ -408,9 +411,9 @@ mod tests {
 
     #[test]
     fn a_conflict_is_a_finding() {
-        let driver = Foreign {
+        let driver = OtherPlugins {
             driver: Some("/r/gpu.sock".into()),
-            ..Foreign::default()
+            ..OtherPlugins::default()
         };
         let expected =
             "a driver for claims with the name \"gpu.nvidia.com\" answers at \"/r/gpu.sock\"";
@@ -421,11 +424,11 @@ mod tests {
                 .as_deref(),
             Some(expected)
         );
-        let foreign = Foreign {
+        let others = OtherPlugins {
             sockets: ["nvidia-gpu.sock".to_owned()].into(),
-            ..Foreign::default()
+            ..OtherPlugins::default()
         };
-        let finding = foreign
+        let finding = others
             .conflict("nvidia.com/gpu")
             .unwrap()
             .finding("nvidia.com/gpu");

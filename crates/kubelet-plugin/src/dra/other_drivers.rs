@@ -8,7 +8,7 @@ use base::report::Finding;
 use findings::catalog;
 
 use super::devices::Device;
-use crate::kubelet::foreign::{device_plugins, driver_for_claims, resource_with_gpus};
+use crate::kubelet::other_plugins::{device_plugins, driver_for_claims, resource_with_gpus};
 use crate::kubelet::pods;
 use crate::kubelet::socket::{self, SocketId};
 

@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// What is in the directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Sight {
+pub(super) struct SocketState {
     /// The kubelet's socket
     pub(super) kubelet: Option<SocketId>,
     /// The socket was created after the first inspection, so the kubelet has just started.
@@ -32,7 +32,7 @@ pub(super) struct Sight {
 }
 
 /// Inspects the directory forever.
-pub(super) async fn watch(dir: &Path, sights: &watch::Sender<Sight>) {
+pub(super) async fn watch(dir: &Path, sockets: &watch::Sender<SocketState>) {
     let events = Events::new();
     let socket = socket::kubelet(dir);
     loop {
@@ -40,13 +40,13 @@ pub(super) async fn watch(dir: &Path, sights: &watch::Sender<Sight>) {
         // that was replaced needs a new one.
         events.add(dir);
         let kubelet = SocketId::at(&socket);
-        sights.send_modify(|sight| {
-            let is_other = sight.inspections > 0 && kubelet.is_some() && kubelet != sight.kubelet;
-            let is_new = is_other || (sight.is_new && kubelet.is_some());
-            *sight = Sight {
+        sockets.send_modify(|seen| {
+            let is_other = seen.inspections > 0 && kubelet.is_some() && kubelet != seen.kubelet;
+            let is_new = is_other || (seen.is_new && kubelet.is_some());
+            *seen = SocketState {
                 kubelet,
                 is_new,
-                inspections: sight.inspections + 1,
+                inspections: seen.inspections + 1,
             };
         });
         if timeout(INTERVAL, events.next()).await.is_ok() {

@@ -1,0 +1,203 @@
+//! Connects the reports of the monitor with what the process publishes.
+//!
+//! | module | purpose |
+//! |---|---|
+//! | [`state`] | the state of the node |
+//! | [`specs`] | the CDI specs, which have a device before it is offered |
+//! | [`outlets`] | what follows from the state, for the kubelet, engines and metrics |
+
+pub mod outlets;
+pub mod specs;
+pub mod state;
+
+use std::fmt;
+use std::future::Future;
+use std::path::Path;
+use std::pin::Pin;
+use std::time::Instant;
+
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval, sleep_until};
+
+use nvidia_host::config::Limits;
+
+use super::control::Command as Asked;
+use crate::cdi_specs::{Devices, VendorSpecs};
+use crate::log::Log;
+use crate::monitor::message::Snapshot;
+use crate::monitor::update::Update;
+use crate::node::gpus::mig_uuids;
+use crate::settings::Settings;
+use crate::settings::follow::{self, Change, Follower, Valid};
+use outlets::Outlets;
+use specs::{REFRESH_PERIOD, Specs, refresh_host_spec};
+use state::NodeState;
+
+/// Publishes each change of the node.
+pub struct Agent {
+    state: NodeState,
+    specs: Specs,
+    outlets: Outlets,
+    pending: Option<PendingDevices>,
+    follower: Follower,
+    log: Log,
+}
+
+/// New MIG devices, which are not published until the CDI spec of the host has them: engines look
+/// up CDI devices at the next container, which the kubelet may start as soon as it has the list.
+/// In the meantime, the health of the known devices is published.
+struct PendingDevices {
+    snapshot: Box<Snapshot>,
+    refreshed: Pin<Box<dyn Future<Output = ()>>>,
+}
+
+impl fmt::Debug for Agent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Agent")
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Agent {
+    /// Creates an agent that follows this config.toml.
+    #[must_use]
+    pub fn new(
+        settings: &Settings,
+        config_path: Option<&Path>,
+        state: NodeState,
+        specs: Specs,
+        outlets: Outlets,
+        log: Log,
+    ) -> Self {
+        Self {
+            state,
+            specs,
+            outlets,
+            pending: None,
+            follower: Follower::new(config_path, settings.common.devices.clone()),
+            log,
+        }
+    }
+
+    /// Publishes every change until the monitor's supervisor ends.
+    pub async fn follow(
+        &mut self,
+        mut updates: mpsc::Receiver<Update>,
+        mut asked: mpsc::Receiver<Asked>,
+    ) {
+        self.list_kernel_gpus();
+        let mut spec_period = interval(REFRESH_PERIOD);
+        let mut follow_period = interval(follow::PERIOD);
+        follow_period.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let next_tick = self.state.node.next_tick();
+            let listed_by = self.state.listed_by();
+            tokio::select! {
+                update = updates.recv() => match update {
+                    Some(update) => self.apply(update),
+                    None => return,
+                },
+                Some(command) = asked.recv() => self.outlets.handle(command, &mut self.state),
+                snapshot = devices_ready(&mut self.pending) => self.state.set_devices(&snapshot),
+                _ = follow_period.tick() => match self.follower.poll(Instant::now()) {
+                    Some(change) => self.apply_change(change),
+                    None => continue,
+                },
+                _ = spec_period.tick() => {
+                    if self.state.is_unanswered {
+                        self.list_kernel_gpus();
+                    } else {
+                        self.specs.update(&mut self.state.node, VendorSpecs::refresh);
+                    }
+                }
+                () = at(next_tick), if next_tick.is_some() => {}
+                () = at(listed_by), if listed_by.is_some() => {}
+            }
+            self.state.node.tick(Instant::now());
+            self.state.end_wait(self.pending.is_some());
+            self.outlets.publish(&self.state, &self.specs);
+        }
+    }
+
+    /// Uses the GPUs that the kernel lists, until NVML answers. The kernel knows the UUID of a GPU
+    /// that was opened once.
+    fn list_kernel_gpus(&mut self) {
+        let devices = Devices::Unanswered(self.state.list_kernel_gpus());
+        self.specs
+            .update(&mut self.state.node, |specs| specs.set(&devices));
+    }
+
+    fn apply(&mut self, update: Update) {
+        self.log.debug(|| format!("the driver: {update:?}"));
+        self.state.apply(&update, self.log);
+        self.outlets.apply(&update);
+        self.specs.apply(&mut self.state.node, &update);
+        let Update::Snapshot(snapshot) = update else {
+            return;
+        };
+        // Devices that are pending may be in the CDI spec already.
+        let gpus = &snapshot.inventory.gpus;
+        if self.pending.is_some() || self.state.node.mig_uuids() != mig_uuids(gpus) {
+            self.pending = Some(PendingDevices {
+                snapshot,
+                refreshed: Box::pin(refresh_host_spec(self.log)),
+            });
+        } else {
+            self.state.set_devices(&snapshot);
+        }
+    }
+
+    /// Applies a change of config.toml. The CDI spec has a GPU before the kubelet learns of it.
+    fn apply_change(&mut self, change: Change) {
+        let Valid {
+            limits,
+            was_held,
+            findings,
+        } = match change {
+            Change::Valid(valid) => valid,
+            Change::Held(error) => return self.log.error(&error),
+        };
+        if let Some(limits) = &limits {
+            self.state.node.set_limits(limits.clone());
+            self.specs.set_limits(&mut self.state.node, limits);
+        }
+        match (was_held, &limits) {
+            (true, None) => self
+                .log
+                .note("config.toml is valid again, with the same limits in [devices]"),
+            (true, Some(limits)) => self.log.note(&format!(
+                "config.toml is valid again, with other limits: {}",
+                in_words(limits)
+            )),
+            (false, Some(limits)) => self.log.note(&format!(
+                "the limits in config.toml have changed: {}",
+                in_words(limits)
+            )),
+            (false, None) => {}
+        }
+        self.log.findings(&findings);
+    }
+}
+
+/// Sleeps until this time, which callers check before.
+async fn at(time: Option<Instant>) {
+    sleep_until(time.unwrap_or_else(Instant::now).into()).await;
+}
+
+/// Waits until the CDI spec is refreshed, and returns the devices that were pending.
+async fn devices_ready(pending: &mut Option<PendingDevices>) -> Box<Snapshot> {
+    if let Some(waiting) = pending {
+        waiting.refreshed.as_mut().await;
+    }
+    match pending.take() {
+        Some(PendingDevices { snapshot, .. }) => snapshot,
+        None => std::future::pending().await,
+    }
+}
+
+fn in_words(limits: &Limits) -> String {
+    let mut deny = limits.deny.clone();
+    deny.extend(limits.denied_features.names());
+    format!("allow = {:?}, deny = {deny:?}", limits.allow)
+}

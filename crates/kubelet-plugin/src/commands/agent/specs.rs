@@ -1,0 +1,165 @@
+//! The CDI specs of the process, and the one of the host.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use nvidia_host::config::{Config, Limits};
+use nvidia_host::feature::Features;
+
+use crate::cdi_specs::{self, Devices, HOOK, Kind, VendorSpecs};
+use crate::commands::run::{Role, SpecPaths};
+use crate::log::Log;
+use crate::monitor::update::Update;
+use crate::node::{Node, host};
+use crate::settings::Settings;
+
+/// How long the CDI spec of the host may take, before the list is sent without it.
+const REFRESH_PATIENCE: Duration = Duration::from_secs(10);
+/// The time between two checks of the plugin's own CDI specs: files of the driver, sockets of its
+/// services and devices next to the GPUs can appear at any time.
+pub const REFRESH_PERIOD: Duration = Duration::from_secs(10);
+
+/// The CDI specs of the process.
+#[derive(Debug)]
+pub struct Specs {
+    /// One for each kind of names
+    vendors: Vec<VendorSpecs>,
+    /// The error that is in the log
+    error: Option<String>,
+    /// The features that containers are to get; none without a kubelet
+    extra_devices: Features,
+    config: Config,
+    log: Log,
+}
+
+impl Specs {
+    /// Creates the specs of these kinds, without writing them.
+    #[must_use]
+    pub fn new(
+        settings: &Settings,
+        role: &Role,
+        kinds: &[Kind],
+        paths: &SpecPaths,
+        log: Log,
+    ) -> Self {
+        let config = settings.common.clone();
+        let default = PathBuf::from(cdi_specs::DIR);
+        let dir: &Path = paths.dir.as_ref().unwrap_or(&default);
+        let mut vendors = Vec::new();
+        for kind in kinds {
+            vendors.push(VendorSpecs::new(*kind, &config, dir, &paths.hook));
+        }
+        let extra_devices = match role {
+            Role::DevicePlugin(_) | Role::Claims(_) => settings.plugin.extra_devices,
+            Role::Engine => Features::EMPTY,
+        };
+        Self {
+            vendors,
+            error: None,
+            extra_devices,
+            config,
+            log,
+        }
+    }
+
+    /// Returns what is wrong with the specs.
+    #[must_use]
+    pub fn error(&self) -> Option<&str> {
+        self.error.as_deref()
+    }
+
+    /// Returns the names of the devices in the spec of the GPUs, without the kind.
+    #[must_use]
+    pub fn names(&self) -> Arc<BTreeSet<String>> {
+        let first = self.vendors.first();
+        first.map(VendorSpecs::names).cloned().unwrap_or_default()
+    }
+
+    /// Takes a report of the monitor into account.
+    pub fn apply(&mut self, node: &mut Node, update: &Update) {
+        let devices = match update {
+            Update::Snapshot(snapshot) => Devices::Known(snapshot.inventory.clone()),
+            Update::Absent(_) | Update::LetGo => Devices::Absent,
+            Update::Sample(_) | Update::Event(_) | Update::Silent { .. } => return,
+        };
+        self.update(node, |specs| specs.set(&devices));
+    }
+
+    /// Sets the limits: the specs have only the devices that they permit.
+    pub fn set_limits(&mut self, node: &mut Node, limits: &Limits) {
+        self.config.devices.clone_from(limits);
+        self.update(node, |specs| specs.set_limits(limits));
+    }
+
+    /// Updates the specs and the features that containers get, and logs what is wrong with the
+    /// specs.
+    pub fn update(&mut self, node: &mut Node, change: impl Fn(&mut VendorSpecs) -> Result<()>) {
+        let mut result = Ok(());
+        for specs in &mut self.vendors {
+            // An error of one kind does not keep the others.
+            let changed = change(specs);
+            result = result.and(changed);
+        }
+        // The specs of each kind have equal devices.
+        match self.vendors.last() {
+            Some(specs) => {
+                node.set_devices_in_specs(specs.features(), specs.imex_channels().to_vec());
+            }
+            None => node.set_devices_in_specs(Features::EMPTY, Vec::new()),
+        }
+        self.find_features(node);
+        let error = result.as_ref().err().map(|error| format!("{error:#}"));
+        if error == self.error {
+            return;
+        }
+        match &result {
+            Ok(()) => self.log.note("the CDI spec is current again"),
+            Err(error) => self.log.error(error),
+        }
+        self.error = error;
+    }
+
+    /// Determines which features containers get: a container with the name of a device that is in
+    /// no spec would not start.
+    fn find_features(&self, node: &mut Node) {
+        if self.extra_devices.is_empty() {
+            return;
+        }
+        let Ok((found, findings)) = host::extra_devices(&self.config, self.extra_devices) else {
+            return;
+        };
+        let in_specs = found.iter().filter(|feature| {
+            self.vendors
+                .iter()
+                .all(|specs| specs.features().has(*feature))
+        });
+        node.set_features(in_specs.collect(), findings);
+    }
+}
+
+/// Refreshes the CDI spec of the host, if it exists. Without the hook, no program can refresh it.
+pub async fn refresh_host_spec(log: Log) {
+    let mut command = Command::new(HOOK);
+    command
+        .args(["cdi", "refresh"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .kill_on_drop(true);
+    let failure = match timeout(REFRESH_PATIENCE, command.status()).await {
+        Ok(Ok(status)) if status.success() => return,
+        Ok(Ok(status)) => status.to_string(),
+        Ok(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => return,
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "it did not end in time".to_owned(),
+    };
+    log.note(&format!(
+        "cannot refresh the CDI spec with \"{HOOK} cdi refresh\": {failure}"
+    ));
+}

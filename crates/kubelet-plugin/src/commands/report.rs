@@ -1,0 +1,107 @@
+//! What the reports of `check` for both interfaces have in common.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use base::json;
+use base::report::{Finding, one_line};
+use command_line::terminal::{Line, Terminal, Tone};
+use serde::Serialize;
+
+/// The exit status if a GPU is unhealthy, or a setting is wrong for this node.
+const DEGRADED: u8 = 1;
+/// The exit status if there are GPUs, and none can be offered.
+const NOTHING: u8 = 3;
+
+/// The document of `--json`.
+pub trait Document: Serialize {
+    /// Returns the lines of the report.
+    fn lines(&self, has_gpus: bool) -> Vec<Line>;
+
+    /// Returns whether each device can be allocated.
+    fn health(&self) -> Vec<bool>;
+
+    /// Returns the findings.
+    fn findings(&self) -> &[FindingEntry];
+}
+
+/// A finding in a document.
+#[derive(Debug, Serialize)]
+pub struct FindingEntry {
+    id: &'static str,
+    severity: &'static str,
+    what: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    fix: String,
+}
+
+impl From<&Finding> for FindingEntry {
+    fn from(finding: &Finding) -> Self {
+        Self {
+            id: finding.kind.id,
+            severity: finding.kind.severity.name(),
+            what: finding.what.clone(),
+            fix: finding.fix.clone(),
+        }
+    }
+}
+
+impl FindingEntry {
+    /// Returns the finding with its hint.
+    #[must_use]
+    pub fn lines(&self) -> Vec<Line> {
+        let line = Line::new(2, format!("{} ", self.id))
+            .then(Tone::of_severity(self.severity), self.severity);
+        let mut lines = vec![line.then(Tone::Plain, format!(": {}", one_line(&self.what)))];
+        if !self.fix.is_empty() {
+            lines.push(Line::new(8, format!("  hint: {}", one_line(&self.fix))));
+        }
+        lines
+    }
+}
+
+/// What the node offers, as `check` reports it.
+#[derive(Debug)]
+pub struct Report<D> {
+    /// The document
+    pub document: D,
+    /// Whether the node has GPUs
+    pub has_gpus: bool,
+}
+
+impl<D: Document> Report<D> {
+    /// Returns the JSON document.
+    ///
+    /// # Errors
+    /// If the document cannot be serialized.
+    pub fn to_json(&self) -> Result<String> {
+        Ok(json::pretty(&self.document)? + "\n")
+    }
+
+    /// Returns the report as text.
+    #[must_use]
+    pub fn to_text(&self, terminal: Terminal) -> String {
+        let mut lines = self.document.lines(self.has_gpus);
+        for finding in self.document.findings() {
+            lines.extend(finding.lines());
+        }
+        terminal.render(&lines)
+    }
+
+    /// Returns the exit status: 0 if everything can be allocated, 1 if something is degraded, 3 if
+    /// there are GPUs and none can be allocated.
+    #[must_use]
+    pub fn exit_code(&self) -> ExitCode {
+        let findings = self.document.findings();
+        let health = self.document.health();
+        let has_errors = findings.iter().any(|finding| finding.severity == "error");
+        if !health.contains(&true) && (self.has_gpus || has_errors) {
+            return ExitCode::from(NOTHING);
+        }
+        let has_problems = findings.iter().any(|finding| finding.severity != "note");
+        if health.contains(&false) || has_problems {
+            return ExitCode::from(DEGRADED);
+        }
+        ExitCode::SUCCESS
+    }
+}
