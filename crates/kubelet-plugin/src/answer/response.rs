@@ -33,35 +33,30 @@ pub fn permitted<'a>(
     several_replicas: bool,
 ) -> Result<Vec<&'a Device>, Refusal> {
     let wanted: BTreeSet<&str> = ids.iter().map(String::as_str).collect();
-    let devices: Vec<&Device> = resource
-        .devices
-        .iter()
-        .filter(|device| wanted.contains(device.id.as_str()))
-        .collect();
-    let unknown: Vec<&str> = wanted
-        .iter()
-        .copied()
-        .filter(|id| !devices.iter().any(|device| device.id == *id))
-        .collect();
+    let mut unknown = wanted.clone();
+    let mut devices = Vec::new();
+    for device in &resource.devices {
+        if wanted.contains(device.id.as_str()) {
+            unknown.remove(device.id.as_str());
+            devices.push(device);
+        }
+    }
     if ids.is_empty() || !unknown.is_empty() {
-        let what = match unknown.is_empty() {
-            true => "the kubelet requests no device".to_owned(),
-            false => format!(
-                "{} {} not exist",
-                named(&unknown),
-                if unknown.len() == 1 { "does" } else { "do" }
-            ),
+        let names = named(&unknown);
+        let what = match unknown.len() {
+            0 => "the kubelet requests no device".to_owned(),
+            1 => format!("{names} does not exist"),
+            _ => format!("{names} do not exist"),
         };
         let fix = "delete the pod; the kubelet chooses another device for the next one";
         return Err(Refusal::of(&catalog::PLUGIN_UNKNOWN_DEVICE, &what, fix));
     }
-    if let Some((device, why)) = devices
-        .iter()
-        .find_map(|device| Some((device, device.unhealthy.as_ref()?)))
-    {
-        let what = format!("{} does not work: {why}", device.id);
-        let fix = "delete the pod, and run \"oci-nvidia-kubelet-plugin check\" on the node";
-        return Err(Refusal::of(&catalog::PLUGIN_UNHEALTHY_DEVICE, &what, fix));
+    for device in &devices {
+        if let Some(why) = &device.unhealthy {
+            let what = format!("{} does not work: {why}", device.id);
+            let fix = "delete the pod, and run \"oci-nvidia-kubelet-plugin check\" on the node";
+            return Err(Refusal::of(&catalog::PLUGIN_UNHEALTHY_DEVICE, &what, fix));
+        }
     }
     if !several_replicas && devices.len() > 1 && devices.iter().any(|device| device.is_shared) {
         let what = format!(
@@ -89,16 +84,11 @@ pub fn of_host<'a>(
     let mut found: Vec<HostDevice<'a>> = Vec::new();
     for device in devices {
         let uuid = device.uuid.as_str();
-        let host_device = every_device(gpus)
-            .find(|known| known.uuid() == uuid)
-            .ok_or_else(|| {
-                let fix = "delete the pod; the kubelet chooses another device for the next one";
-                Refusal::of(
-                    &catalog::PLUGIN_UNKNOWN_DEVICE,
-                    &format!("{uuid} does not exist"),
-                    fix,
-                )
-            })?;
+        let Some(host_device) = every_device(gpus).find(|known| known.uuid() == uuid) else {
+            let what = format!("{uuid} does not exist");
+            let fix = "delete the pod; the kubelet chooses another device for the next one";
+            return Err(Refusal::of(&catalog::PLUGIN_UNKNOWN_DEVICE, &what, fix));
+        };
         if !found.contains(&host_device) {
             found.push(host_device);
         }
@@ -107,17 +97,14 @@ pub fn of_host<'a>(
 }
 
 fn every_device(gpus: &[NodeGpu]) -> impl Iterator<Item = HostDevice<'_>> {
-    gpus.iter().map(|gpu| &gpu.gpu).flat_map(|gpu| {
-        let migs = gpu
-            .mig_devices
-            .iter()
-            .map(move |mig| HostDevice::Mig(gpu, mig));
-        std::iter::once(HostDevice::Gpu(gpu)).chain(migs)
+    gpus.iter().flat_map(|NodeGpu { gpu, .. }| {
+        let migs = gpu.mig_devices.iter();
+        std::iter::once(HostDevice::Gpu(gpu)).chain(migs.map(|mig| HostDevice::Mig(gpu, mig)))
     })
 }
 
 /// What the facts for [`response`] must cover. The plugin does not know which capabilities the image requests, so it includes the nodes
-/// that every CUDA program may open, and that of nvidia-modeset, as NVIDIA's plugin does.
+/// that every CUDA program may open, and the node of nvidia-modeset, as NVIDIA's plugin does.
 #[must_use]
 pub fn wanted(features: Features) -> Wanted {
     let capabilities = Capabilities::new(&[
@@ -166,20 +153,16 @@ fn nodes(
         found.extend(facts.of_feature(feature)?);
     }
     // Several MIG devices of one GPU have nodes in common.
-    let by_path: BTreeMap<_, _> = found
-        .into_iter()
-        .map(|node| (node.path.absolute(), node))
-        .collect();
+    let mut by_path = BTreeMap::new();
+    for node in found {
+        by_path.insert(node.path.absolute(), node);
+    }
     Ok(by_path.into_values().collect())
 }
 
-fn named(ids: &[&str]) -> String {
-    let first = ids
-        .iter()
-        .take(MAX_NAMED)
-        .copied()
-        .collect::<Vec<_>>()
-        .join(", ");
+fn named(ids: &BTreeSet<&str>) -> String {
+    let first: Vec<&str> = ids.iter().take(MAX_NAMED).copied().collect();
+    let first = first.join(", ");
     match ids.len().saturating_sub(MAX_NAMED) {
         0 => first,
         more => format!("{first} and {more} more"),

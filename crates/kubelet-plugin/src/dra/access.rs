@@ -86,19 +86,23 @@ impl Access {
         if let Some(given) = &self.given {
             return Ok(Some(given.clone()));
         }
-        let candidates = KUBECONFIGS
-            .iter()
-            .map(PathBuf::from)
-            .chain([self.kubelet_dir.join("kubeconfig")]);
-        match candidates.into_iter().find(|path| path.is_file()) {
-            Some(found) => Ok(Some(found)),
-            None if is_in_pod() => Ok(None),
-            None => Err(failure(
-                &catalog::API_SERVER,
-                "cannot find the kubelet's credentials for the API server",
-                "name the kubelet's kubeconfig file with `--kubeconfig`; `systemctl cat kubelet` shows it",
-            )),
+        for candidate in KUBECONFIGS {
+            if Path::new(candidate).is_file() {
+                return Ok(Some(candidate.into()));
+            }
         }
+        let in_kubelet_dir = self.kubelet_dir.join("kubeconfig");
+        if in_kubelet_dir.is_file() {
+            return Ok(Some(in_kubelet_dir));
+        }
+        if is_in_pod() {
+            return Ok(None);
+        }
+        Err(failure(
+            &catalog::API_SERVER,
+            "cannot find the kubelet's credentials for the API server",
+            "name the kubelet's kubeconfig file with `--kubeconfig`; `systemctl cat kubelet` shows it",
+        ))
     }
 
     /// Returns a client. The kubelet replaces its certificate from time to time: the client is built again when a file has changed.
@@ -131,7 +135,7 @@ impl Access {
         Ok(client)
     }
 
-    /// Returns the name of the node to which the credentials belong; without one, that of the host.
+    /// Returns the name of the node to which the credentials belong; without one, the host name.
     ///
     /// # Errors
     /// If the API server does not answer.
@@ -139,24 +143,24 @@ impl Access {
         let reviews: Api<SelfSubjectReview> = Api::all(self.client().await?);
         let asked = SelfSubjectReview::default();
         let user = match in_time(reviews.create(&PostParams::default(), &asked)).await? {
-            Ok(review) => review
-                .status
-                .and_then(|status| status.user_info)
-                .unwrap_or_default(),
-            // The name of the host is that of the node, unless an option of the kubelet replaces it.
+            Ok(review) => {
+                let status = review.status.unwrap_or_default();
+                status.user_info.unwrap_or_default()
+            }
+            // The node has the name of the host, unless an option of the kubelet replaces it.
             Err(kube::Error::Api(_)) => return Ok(host::node_name()),
             Err(error) => return Err(describe(&error)),
         };
-        let of_token = user
-            .extra
-            .as_ref()
-            .and_then(|extra| extra.get(NODE_OF_TOKEN)?.first().cloned());
-        let of_user = user
-            .username
-            .as_deref()
-            .and_then(|name| name.strip_prefix(NODE_USER))
-            .map(str::to_owned);
-        Ok(of_user.or(of_token).unwrap_or_else(host::node_name))
+        if let Some(name) = &user.username
+            && let Some(node) = name.strip_prefix(NODE_USER)
+        {
+            return Ok(node.to_owned());
+        }
+        let extra = user.extra.unwrap_or_default();
+        match extra.get(NODE_OF_TOKEN).and_then(|values| values.first()) {
+            Some(node) => Ok(node.clone()),
+            None => Ok(host::node_name()),
+        }
     }
 }
 
@@ -182,7 +186,7 @@ impl Access {
 /// Awaits a request for a limited time.
 ///
 /// # Errors
-/// If it takes longer; inside, those of the request.
+/// If it takes longer; inside, the errors of the request.
 pub(super) async fn in_time<T>(
     request: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<Result<T, kube::Error>> {
@@ -203,29 +207,25 @@ fn is_in_pod() -> bool {
 async fn read(path: &Path) -> Result<(Config, Vec<(PathBuf, Option<Stamp>)>)> {
     let kubeconfig = Kubeconfig::read_from(path)?;
     let mut files = vec![path.to_owned()];
-    for cluster in kubeconfig
-        .clusters
-        .iter()
-        .filter_map(|cluster| cluster.cluster.as_ref())
-    {
-        files.extend(cluster.certificate_authority.as_ref().map(PathBuf::from));
+    for cluster in &kubeconfig.clusters {
+        if let Some(cluster) = &cluster.cluster {
+            files.extend(cluster.certificate_authority.as_ref().map(PathBuf::from));
+        }
     }
-    for user in kubeconfig
-        .auth_infos
-        .iter()
-        .filter_map(|user| user.auth_info.as_ref())
-    {
-        files.extend(user.client_certificate.as_ref().map(PathBuf::from));
-        files.extend(user.client_key.as_ref().map(PathBuf::from));
+    for user in &kubeconfig.auth_infos {
+        if let Some(user) = &user.auth_info {
+            files.extend(user.client_certificate.as_ref().map(PathBuf::from));
+            files.extend(user.client_key.as_ref().map(PathBuf::from));
+        }
     }
-    let stamps = files
-        .into_iter()
-        .map(|file| (file.clone(), stamp(&file)))
-        .collect();
-    Ok((
-        Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?,
-        stamps,
-    ))
+    let mut stamps = Vec::new();
+    for file in files {
+        let stamp = stamp(&file);
+        stamps.push((file, stamp));
+    }
+    let options = KubeConfigOptions::default();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
+    Ok((config, stamps))
 }
 
 fn client_of(mut config: Config) -> Result<Client> {

@@ -397,6 +397,18 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn two_mig_devices_with_one_name() {
+        let mut gpus = [gpu(0, "NVIDIA H100", &["1g.10gb+me", "1g.10gb-me"])];
+        for mig in &mut gpus[0].gpu.mig_devices {
+            mig.gpu_instance = 7;
+        }
+        let found = some(&gpus, &facts(), &[]);
+        let uuids: Vec<_> = found.iter().map(|device| device.uuid.as_str()).collect();
+        // The API server rejects a slice with two devices of one name.
+        assert_eq!(uuids, ["MIG-0-0"]);
+    }
+
+    #[test]
     fn a_driver_that_stops_changes_no_attribute() {
         let gpus = [gpu(0, "NVIDIA H100", &[])];
         let before = some(&gpus, &facts(), &[]);

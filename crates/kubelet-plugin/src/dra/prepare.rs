@@ -340,5 +340,17 @@ mod tests {
             "NoExecute"
         ));
         assert!(!toleration("other.com/taint", "Exists", ""));
+        // "Equal" is the default of the operator, and the taint has no value.
+        for (operator, value, is_tolerated) in [
+            ("Equal", "", true),
+            ("Equal", "true", false),
+            ("", "true", false),
+            ("Exists", "", true),
+        ] {
+            let key = "gpu.nvidia.com/unhealthy";
+            let toleration = json!({"key": key, "operator": operator, "value": value});
+            let found = sick(json!({"tolerations": [toleration]}));
+            assert_eq!(found, is_tolerated, "{operator:?} {value:?}");
+        }
     }
 }

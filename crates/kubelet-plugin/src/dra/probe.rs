@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use k8s_openapi::api::resource::v1::{ResourceSlice, ResourceSliceSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{ListParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde::Serialize;
@@ -17,7 +16,7 @@ use super::publisher::fields;
 /// What the API server answered.
 #[derive(Debug, Default, Serialize)]
 pub struct Probe {
-    /// The file with the credentials; missing for those of a pod
+    /// The file with the credentials; missing in a pod with a ServiceAccount
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubeconfig: Option<PathBuf>,
     /// The name of the node, if it is known
@@ -47,7 +46,7 @@ pub struct Published {
     pub devices: usize,
     /// The generation
     pub generation: i64,
-    /// Whether they are those that the driver would write
+    /// Whether the driver would write equal ones
     pub current: bool,
 }
 
@@ -70,10 +69,7 @@ pub async fn probe(options: &Options, specs: impl Fn(&str) -> Vec<ResourceSliceS
         return probe;
     };
     probe.node = Some(node.clone());
-    let reference = access
-        .node_reference(&node)
-        .await
-        .and_then(|answer| answer.map_err(|error| describe(&error)));
+    let reference = described(access.node_reference(&node).await);
     let reference = probe.note("read the node", reference);
     let slices = match access.client().await {
         Ok(client) => Api::<ResourceSlice>::all(client),
@@ -83,42 +79,32 @@ pub async fn probe(options: &Options, specs: impl Fn(&str) -> Vec<ResourceSliceS
         }
     };
     let params = ListParams::default().fields(&fields(&node, &options.driver));
-    let listed = in_time(slices.list(&params))
-        .await
-        .and_then(|answer| answer.map_err(|error| describe(&error)));
+    let listed = described(in_time(slices.list(&params)).await);
     let Some(listed) = probe.note("list the slices of the node", listed) else {
         return probe;
     };
     let desired = specs(&node);
     let actions = plan(&listed.items, &desired, reference.as_ref());
-    let devices = listed
-        .items
-        .iter()
-        .map(|slice| slice.spec.devices.as_ref().map_or(0, Vec::len))
-        .sum();
-    let generation = listed
-        .items
-        .iter()
-        .map(|slice| slice.spec.pool.generation)
-        .max()
-        .unwrap_or_default();
-    probe.published = Some(Published {
-        devices,
-        generation,
+    let mut published = Published {
+        devices: 0,
+        generation: 0,
         current: actions.is_empty(),
-    });
-    if let Some(result) = dry_run(
-        &slices,
-        &actions,
-        &listed.items,
-        &desired,
-        reference.as_ref(),
-    )
-    .await
-    {
+    };
+    for ResourceSlice { spec, .. } in &listed.items {
+        published.devices += spec.devices.iter().flatten().count();
+        published.generation = published.generation.max(spec.pool.generation);
+    }
+    probe.published = Some(published);
+    let others = plan(&[], &desired, reference.as_ref());
+    if let Some(result) = dry_run(&slices, &actions, &listed.items, !others.is_empty()).await {
         probe.note("write slices", result);
     }
     probe
+}
+
+/// Merges the errors of a request.
+fn described<T>(answer: Result<Result<T, kube::Error>>) -> Result<T> {
+    answer?.map_err(|error| describe(&error))
 }
 
 impl Probe {
@@ -137,29 +123,23 @@ async fn dry_run(
     slices: &Api<ResourceSlice>,
     actions: &[Action],
     listed: &[ResourceSlice],
-    desired: &[ResourceSliceSpec],
-    node: Option<&OwnerReference>,
+    has_devices: bool,
 ) -> Option<Result<()>> {
     let params = PostParams {
         dry_run: true,
         ..PostParams::default()
     };
     let is_write = |action: &&Action| !matches!(action, Action::Delete(_));
-    // Slices that are current can be written, too.
-    let others = plan(&[], desired, node);
-    let answer = match (
-        actions.iter().find(is_write),
-        listed.first(),
-        others.first(),
-    ) {
-        (Some(Action::Create(slice)), ..) => in_time(slices.create(&params, slice)).await,
-        (Some(Action::Replace(slice)), ..) => {
-            in_time(slices.replace(&slice.name_any(), &params, slice)).await
+    let slice = match (actions.iter().find(is_write), listed.first()) {
+        (Some(Action::Create(slice)), _) => {
+            let answer = described(in_time(slices.create(&params, slice)).await);
+            return Some(answer.map(drop));
         }
-        (_, Some(slice), Some(_)) => {
-            in_time(slices.replace(&slice.name_any(), &params, slice)).await
-        }
+        (Some(Action::Replace(slice)), _) => slice,
+        // Slices that are current can be written, too.
+        (_, Some(slice)) if has_devices => slice,
         _ => return None,
     };
-    Some(answer.and_then(|answer| answer.map(drop).map_err(|error| describe(&error))))
+    let answer = in_time(slices.replace(&slice.name_any(), &params, slice)).await;
+    Some(described(answer).map(drop))
 }

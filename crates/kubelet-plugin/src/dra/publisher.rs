@@ -419,6 +419,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_older_event_does_not_replace_a_newer_slice() {
+        let slice = |version: &str, generation| {
+            let mut slice = ResourceSlice::default();
+            slice.metadata.name = Some("node-1".to_owned());
+            slice.metadata.resource_version = Some(version.to_owned());
+            slice.spec.pool.generation = generation;
+            slice
+        };
+        let mut known = Slices::default();
+        known.put(slice("10", 2));
+        // Numbers, not texts: "9" is older than "10".
+        for (version, generation, expected) in [("9", 1, 2), ("10", 2, 2), ("11", 3, 3)] {
+            let event = WatchEvent::Modified(slice(version, generation));
+            assert!(known.apply(event).is_ok());
+            assert_eq!(known.generation(), expected, "{version}");
+        }
+    }
+
+    #[test]
     fn pauses() {
         let error = || anyhow::anyhow!("error");
         let seconds = |failure: &Failure, failures| pause(failure, failures).as_secs();

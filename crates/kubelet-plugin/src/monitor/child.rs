@@ -26,7 +26,7 @@ use super::nvml::{self, Handle, Meaning};
 /// The time between two polls of all GPUs.
 const ROUND: Duration = Duration::from_secs(5);
 
-/// The time between two looks at what the kernel shows, and at the standard input.
+/// How often /proc, /sys and the standard input are read.
 const STEP: Duration = Duration::from_secs(2);
 
 /// The shortest time between two polls, also if NVML cannot wait for events.
@@ -163,9 +163,8 @@ impl<M: Monitoring> Watch<'_, M> {
         loop {
             let start = Instant::now();
             self.round()?;
-            if self
-                .failing
-                .is_some_and(|since| since.elapsed() >= MAX_FAILING)
+            if let Some(since) = self.failing
+                && since.elapsed() >= MAX_FAILING
             {
                 return Ok(Some(End::Changed));
             }
@@ -223,19 +222,24 @@ impl<M: Monitoring> Watch<'_, M> {
         }
         for failed in &snapshot.inventory.failed {
             let Some(uuid) = &failed.uuid else { continue };
-            let error = (!failed.node_missing).then(|| failed.why.clone());
-            let node_missing = failed.node_missing;
-            self.lines.write(&Message::Sample(Sample {
+            let mut sample = Sample {
                 gpu: uuid.clone(),
-                error,
-                node_missing,
+                node_missing: failed.node_missing,
                 ..Sample::default()
-            }));
+            };
+            if !failed.node_missing {
+                sample.error = Some(failed.why.clone());
+            }
+            self.lines.write(&Message::Sample(sample));
         }
         let mut failed = snapshot.inventory.failed.iter();
         let fails = working.len() < self.handles.len()
             || failed.any(|gpu| !gpu.node_missing && gpu.why != SKIPPED);
-        self.failing = fails.then(|| self.failing.unwrap_or_else(Instant::now));
+        if fails {
+            self.failing.get_or_insert_with(Instant::now);
+        } else {
+            self.failing = None;
+        }
         self.snapshot = Some(snapshot);
         self.register(&working);
         Ok(())
@@ -309,13 +313,13 @@ impl<M: Monitoring> Watch<'_, M> {
             Report::Gpu(gpu) => inventory.gpus.push(gpu),
             Report::Failed(failed) => inventory.failed.push(failed),
         })?;
-        let skipped = self.skip.iter().map(|index| Some(*index));
-        let skipped = skipped.map(|index| FailedGpu {
-            index,
-            why: SKIPPED.to_owned(),
-            ..FailedGpu::default()
-        });
-        inventory.failed.extend(skipped);
+        for index in self.skip {
+            inventory.failed.push(FailedGpu {
+                index: Some(*index),
+                why: SKIPPED.to_owned(),
+                ..FailedGpu::default()
+            });
+        }
         inventory.failed.sort_by_key(|failed| failed.index);
         Ok(inventory)
     }
@@ -323,7 +327,9 @@ impl<M: Monitoring> Watch<'_, M> {
     /// Returns the links, which do not change while the GPUs are the same.
     fn links(&mut self) -> Vec<Link> {
         let gpus = uuids(&self.handles);
-        if let Some((_, links)) = self.links.as_ref().filter(|(known, _)| *known == gpus) {
+        if let Some((known, links)) = &self.links
+            && *known == gpus
+        {
             return links.clone();
         }
         let links = nvml::links(self.api, &self.handles);
@@ -334,10 +340,8 @@ impl<M: Monitoring> Watch<'_, M> {
     /// Registers for the events of these GPUs. Events that are already in the old set are reported.
     fn register(&mut self, working: &[Handle]) {
         let gpus = uuids(working);
-        if self
-            .events
-            .as_ref()
-            .is_some_and(|(_, known)| *known == gpus)
+        if let Some((_, known)) = &self.events
+            && *known == gpus
         {
             return;
         }
@@ -390,18 +394,13 @@ impl<M: Monitoring> Watch<'_, M> {
 
     /// Returns the GPU of an event, also if the event names one of its MIG devices.
     fn gpu_of(&self, data: &EventData) -> Option<Handle> {
-        if let Some(handle) = self
-            .handles
-            .iter()
-            .find(|handle| handle.device == data.device)
-        {
+        let mut handles = self.handles.iter();
+        if let Some(handle) = handles.find(|handle| handle.device == data.device) {
             return Some(handle.clone());
         }
         let uuid = self.api.uuid(data.device).ok()?;
-        self.handles
-            .iter()
-            .find(|handle| handle.gpu.uuid == uuid || handle.has_mig(&uuid))
-            .cloned()
+        let has_uuid = |handle: &&Handle| handle.gpu.uuid == uuid || handle.has_mig(&uuid);
+        self.handles.iter().find(has_uuid).cloned()
     }
 
     fn handle(&mut self, data: EventData) -> Woken {
@@ -417,21 +416,22 @@ impl<M: Monitoring> Watch<'_, M> {
             gpu: handle.gpu.uuid.clone(),
             kind,
         };
-        let last = self.last_event.as_ref();
-        if !last.is_some_and(|(last, at)| *last == event && at.elapsed() < REPETITION) {
-            self.lines.write(&Message::Event(event.clone()));
-            self.last_event = Some((event, Instant::now()));
-            self.sample(&handle);
+        if let Some((last, at)) = &self.last_event
+            && *last == event
+            && at.elapsed() < REPETITION
+        {
+            return Woken::Time;
         }
+        self.lines.write(&Message::Event(event.clone()));
+        self.last_event = Some((event, Instant::now()));
+        self.sample(&handle);
         Woken::Time
     }
 }
 
 fn uuids(handles: &[Handle]) -> Vec<String> {
-    handles
-        .iter()
-        .map(|handle| handle.gpu.uuid.clone())
-        .collect()
+    let uuids = handles.iter().map(|handle| handle.gpu.uuid.clone());
+    uuids.collect()
 }
 
 fn milliseconds(time: Duration) -> u32 {

@@ -49,8 +49,9 @@ pub(super) fn sample(api: &impl Monitoring, handle: &Handle) -> Sample {
     ];
     match api.fields(handle.device, ids) {
         Ok([recovery, remap, ecc]) => {
-            sample.recovery =
-                recovery.map(|action| Recovery::of(u32::try_from(action).unwrap_or(u32::MAX)));
+            if let Some(action) = recovery {
+                sample.recovery = Some(Recovery::of(u32::try_from(action).unwrap_or(u32::MAX)));
+            }
             sample.remap_failed = remap.map(|failed| failed != 0);
             sample.uncorrectable_ecc = ecc;
         }
@@ -65,32 +66,41 @@ pub(super) fn sample(api: &impl Monitoring, handle: &Handle) -> Sample {
 }
 
 fn error(failed: &Failed) -> Option<String> {
-    (!is_unsupported(failed)).then(|| failed.to_string())
+    if is_unsupported(failed) {
+        return None;
+    }
+    Some(failed.to_string())
 }
 
 /// Returns the profiles of the MIG devices of a GPU by UUID. One that disappears in the meantime is left out.
 pub(super) fn mig_profiles(api: &impl Monitoring, handle: &Handle) -> BTreeMap<String, String> {
-    let migs = handle.gpu.mig_devices.iter();
-    migs.filter_map(|mig| Some((mig.uuid.clone(), mig_profile(api, handle, mig.index)?)))
-        .collect()
+    let mut profiles = BTreeMap::new();
+    for mig in &handle.gpu.mig_devices {
+        if let Some(profile) = mig_profile(api, handle, mig.index) {
+            profiles.insert(mig.uuid.clone(), profile);
+        }
+    }
+    profiles
 }
 
 fn mig_profile(api: &impl Monitoring, handle: &Handle, index: u32) -> Option<String> {
     let device = api.mig_device(handle.device, index).ok()?;
-    let named = api
-        .name(device)
-        .ok()
-        .and_then(|name| profile_in_name(&name));
-    named.or_else(|| api.mig_attributes(device).ok().map(profile_of))
+    if let Ok(name) = api.name(device)
+        && let Some(profile) = profile_in_name(&name)
+    {
+        return Some(profile);
+    }
+    api.mig_attributes(device).ok().map(profile_of)
 }
 
 /// Returns the profile at the end of the name of a MIG device: `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
 fn profile_in_name(name: &str) -> Option<String> {
     let (_, profile) = name.rsplit_once(" MIG ")?;
-    let is_plain = profile
-        .chars()
-        .all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '+' | '-'));
-    (!profile.is_empty() && is_plain).then(|| profile.to_owned())
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '+' | '-');
+    if profile.is_empty() || !profile.chars().all(is_plain) {
+        return None;
+    }
+    Some(profile.to_owned())
 }
 
 /// Returns the profile that NVIDIA gives to these parts. The name contains the memory in GiB, rounded up, because a part of it is
@@ -114,11 +124,12 @@ type Ends = BTreeMap<BusId, u32>;
 
 /// Returns how close each pair of GPUs is.
 pub(super) fn links(api: &impl Monitoring, handles: &[Handle]) -> Vec<Link> {
-    let ends: Vec<Ends> = handles
-        .iter()
-        .map(|handle| nvlink_ends(api, handle.device))
-        .collect();
-    let addresses: Vec<BusId> = handles.iter().map(|handle| handle.gpu.bus_id).collect();
+    let mut ends = Vec::new();
+    let mut addresses = Vec::new();
+    for handle in handles {
+        ends.push(nvlink_ends(api, handle.device));
+        addresses.push(handle.gpu.bus_id);
+    }
     let mut links = Vec::new();
     for (at, (a, a_ends)) in handles.iter().zip(&ends).enumerate() {
         for (b, b_ends) in handles.iter().zip(&ends).skip(at + 1) {
@@ -145,37 +156,31 @@ fn nvlink_ends(api: &impl Monitoring, device: Device) -> Ends {
             Err(_) => break,
         }
         if let Ok((domain, bus, device)) = api.nvlink_remote(device, link) {
-            *ends
-                .entry(BusId {
-                    domain,
-                    bus,
-                    device,
-                })
-                .or_default() += 1;
+            let end = BusId {
+                domain,
+                bus,
+                device,
+            };
+            *ends.entry(end).or_default() += 1;
         }
     }
     ends
 }
 
-/// Returns the number of links between two GPUs: those that connect them, or those of the GPU with fewer links to switches.
+/// Returns the number of links between two GPUs: the links that connect them, or the links to
+/// switches of the GPU with fewer.
 fn between(a: (BusId, &Ends), b: (BusId, &Ends), gpus: &[BusId]) -> u32 {
-    let direct =
-        a.1.get(&b.0)
-            .or_else(|| b.1.get(&a.0))
-            .copied()
-            .unwrap_or_default();
-    if direct > 0 {
-        return direct;
+    match a.1.get(&b.0).or_else(|| b.1.get(&a.0)) {
+        Some(direct) if *direct > 0 => return *direct,
+        _ => {}
     }
     u32::min(to_switches(a.1, gpus), to_switches(b.1, gpus))
 }
 
 /// Returns the number of links that end at none of the GPUs.
 fn to_switches(ends: &Ends, gpus: &[BusId]) -> u32 {
-    ends.iter()
-        .filter(|(end, _)| !gpus.contains(end))
-        .map(|(_, count)| count)
-        .sum()
+    let others = ends.iter().filter(|(end, _)| !gpus.contains(end));
+    others.map(|(_, count)| count).sum()
 }
 
 /// Translates `nvmlGpuTopologyLevel_t`. nvml.h leaves room between its numbers for more levels.

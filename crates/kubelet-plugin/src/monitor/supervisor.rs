@@ -27,7 +27,7 @@ use super::update::Update;
 use crate::settings::Settings;
 use crate::settings::values::MetricsNames;
 
-/// The time between two looks at what the kernel shows, while no monitor runs.
+/// How often /proc and /sys are read while no monitor runs.
 const STEP: Duration = Duration::from_secs(2);
 
 /// The time before the first restart, which doubles with each further one.

@@ -228,8 +228,12 @@ mod tests {
     }
 
     fn call(id: u32, method: &str, payload: Vec<u8>) -> Vec<u8> {
+        call_of(PLUGIN_SERVICE, id, method, payload)
+    }
+
+    fn call_of(service: &str, id: u32, method: &str, payload: Vec<u8>) -> Vec<u8> {
         let request = Request {
-            service: PLUGIN_SERVICE.to_owned(),
+            service: service.to_owned(),
             method: method.to_owned(),
             payload,
             timeout_nano: 2_000_000_000,
@@ -331,6 +335,19 @@ mod tests {
         assert_eq!(found[1].1.payload, [0x10, 1]);
         assert_eq!(found[2].1.payload, b"\x0a\x08\x42\x06\x0a\x04good");
         assert_eq!(found[3].1.status.as_ref().unwrap().message, "it is bad");
+    }
+
+    #[test]
+    fn calls_to_another_service_are_refused() {
+        for service in [RUNTIME_SERVICE, "", "nri.pkg.api.v1beta1.Plugin"] {
+            let mut session = session();
+            let configure = ConfigureRequest::default().encode_to_vec();
+            let input = call_of(service, 1, "Configure", configure);
+            let found = answers(&receive(&mut session, &input).unwrap());
+            let status = found[0].1.status.clone().unwrap();
+            assert_eq!(status.code, 12, "{service}");
+            assert_eq!(session.engine(), None, "{service}");
+        }
     }
 
     #[test]

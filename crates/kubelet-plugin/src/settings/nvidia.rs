@@ -12,7 +12,7 @@ use findings::catalog;
 use super::document::read;
 use super::nvidia_file;
 use super::nvidia_options::OPTIONS;
-use super::options::Given;
+use super::options::{Given, nvidias};
 use super::problems::{invalid_config, invalid_option};
 use super::table::Settings;
 use super::values::MigStrategy;
@@ -36,17 +36,17 @@ impl Inputs {
         reason = "the variables are set by the administrator, in the unit or the manifest"
     )]
     pub(super) fn gather(given: &Given) -> Result<Self> {
-        let variables = OPTIONS
-            .iter()
-            .filter_map(|option| Some((option.variable, std::env::var(option.variable).ok()?)));
-        let foreign = OPTIONS.iter().filter(|option| option.is_foreign_flag());
-        let flags = foreign
-            .filter_map(|option| Some((option.name(), given.last(option.name())?.to_owned())));
-        let mut inputs = Self {
-            flags: flags.collect(),
-            variables: variables.collect(),
-            file: None,
-        };
+        let mut inputs = Self::default();
+        for option in OPTIONS {
+            if let Ok(value) = std::env::var(option.variable) {
+                inputs.variables.insert(option.variable, value);
+            }
+        }
+        for option in nvidias() {
+            if let Some(value) = given.last(option.name()) {
+                inputs.flags.insert(option.name(), value.to_owned());
+            }
+        }
         // An empty variable is an unset one, as in manifests with optional values.
         inputs
             .variables

@@ -52,7 +52,7 @@ impl NvidiaOption {
     }
 
     /// Whether it is an option of NVIDIA's plugin only.
-    pub(super) fn is_foreign_flag(&self) -> bool {
+    pub(super) fn is_only_nvidias(&self) -> bool {
         !self.names.is_empty() && table::find(self.name()).is_none()
     }
 

@@ -41,17 +41,12 @@ impl Given {
     /// If an option has an invalid value.
     pub(super) fn apply(&self, plugin: &mut Plugin) -> Result<()> {
         for setting in SETTINGS {
-            let values: Vec<&str> = self
-                .0
-                .get(setting.name)
-                .into_iter()
-                .flatten()
-                .map(String::as_str)
-                .collect();
+            let Some(values) = self.0.get(setting.name) else {
+                continue;
+            };
+            let values: Vec<&str> = values.iter().map(String::as_str).collect();
             // The unit passes a variable, which may be empty.
-            if values.is_empty()
-                || (setting.name == "metrics-address" && values.last() == Some(&""))
-            {
+            if setting.name == "metrics-address" && values.last() == Some(&"") {
                 continue;
             }
             setting
@@ -63,11 +58,13 @@ impl Given {
 }
 
 fn all() -> impl Iterator<Item = Arg> {
-    let foreign = OPTIONS.iter().filter(|option| option.is_foreign_flag());
-    SETTINGS
-        .iter()
-        .map(Setting::option)
-        .chain(foreign.map(NvidiaOption::flag))
+    let settings = SETTINGS.iter().map(Setting::option);
+    settings.chain(nvidias().map(NvidiaOption::flag))
+}
+
+/// Returns the options that only NVIDIA's plugin has.
+pub(super) fn nvidias() -> impl Iterator<Item = &'static NvidiaOption> {
+    OPTIONS.iter().filter(|option| option.is_only_nvidias())
 }
 
 impl Args for Given {
@@ -88,11 +85,8 @@ impl FromArgMatches for Given {
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        let foreign = OPTIONS
-            .iter()
-            .filter(|option| option.is_foreign_flag())
-            .map(|option| option.name());
-        for name in SETTINGS.iter().map(|setting| setting.name).chain(foreign) {
+        let names = SETTINGS.iter().map(|setting| setting.name);
+        for name in names.chain(nvidias().map(NvidiaOption::name)) {
             if let Some(values) = matches.get_many::<String>(name) {
                 self.0.insert(name, values.cloned().collect());
             }

@@ -18,19 +18,20 @@ pub(super) fn last<'a>(values: &[&'a str]) -> &'a str {
 
 /// Parses the name of a value.
 pub(super) fn word<T: ValueEnum>(values: &[&str]) -> Result<T, String> {
-    T::from_str(last(values), false).map_err(|_| names_of::<T>("or"))
+    match T::from_str(last(values), false) {
+        Ok(value) => Ok(value),
+        Err(_) => Err(names_of::<T>("or")),
+    }
 }
 
 /// Parses the names of `device-list-strategy`.
 pub(super) fn strategies(values: &[&str]) -> Result<Vec<DeviceListStrategy>, String> {
     let found: Vec<_> = words(values)?;
-    match found.contains(&DeviceListStrategy::HostPath) && found.len() > 1 {
-        true => Err(format!(
-            "{}, and \"host-path\" alone",
-            list_of::<DeviceListStrategy>()
-        )),
-        false => Ok(found),
+    if found.contains(&DeviceListStrategy::HostPath) && found.len() > 1 {
+        let list = list_of::<DeviceListStrategy>();
+        return Err(format!("{list}, and \"host-path\" alone"));
     }
+    Ok(found)
 }
 
 /// Parses the entries of `metrics-names`.
@@ -40,11 +41,12 @@ pub(super) fn metrics_names(values: &[&str]) -> Result<Vec<MetricsNames>, String
 
 /// Parses the names of values.
 fn words<T: ValueEnum>(values: &[&str]) -> Result<Vec<T>, String> {
-    values
-        .iter()
-        .map(|name| T::from_str(name, false))
-        .collect::<Result<_, _>>()
-        .map_err(|_| list_of::<T>())
+    let mut found = Vec::new();
+    for name in values {
+        let value = T::from_str(name, false).map_err(|_| list_of::<T>())?;
+        found.push(value);
+    }
+    Ok(found)
 }
 
 /// Parses the names of features.
@@ -68,17 +70,21 @@ pub(super) fn seconds(values: &[&str]) -> Result<Duration, String> {
 
 /// Parses numbers without a sign.
 pub(super) fn numbers(values: &[&str]) -> Result<Vec<u32>, String> {
-    values
-        .iter()
-        .map(|value| value.parse().map_err(|_| "a list of numbers".to_owned()))
-        .collect()
+    let mut found = Vec::new();
+    for value in values {
+        let number = value.parse().map_err(|_| "a list of numbers".to_owned())?;
+        found.push(number);
+    }
+    Ok(found)
 }
 
 /// Parses an absolute path.
 pub(super) fn absolute(values: &[&str]) -> Result<PathBuf, String> {
-    Some(PathBuf::from(last(values)))
-        .filter(|path| path.is_absolute())
-        .ok_or_else(|| "an absolute path".to_owned())
+    let path = PathBuf::from(last(values));
+    if !path.is_absolute() {
+        return Err("an absolute path".to_owned());
+    }
+    Ok(path)
 }
 
 /// Parses an absolute path, or an empty text.
@@ -93,7 +99,11 @@ pub(super) fn optional_path(values: &[&str]) -> Result<Option<PathBuf>, String> 
 /// Takes a text, which may be empty.
 #[allow(clippy::unnecessary_wraps, reason = "the type of these functions")]
 pub(super) fn optional_text(values: &[&str]) -> Result<Option<String>, String> {
-    Ok(Some(last(values).to_owned()).filter(|text| !text.is_empty()))
+    let text = last(values);
+    if text.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(text.to_owned()))
 }
 
 /// Parses the name of a driver for claims: a domain name in lower case of at most 63 letters.
@@ -116,17 +126,20 @@ pub(super) fn driver_name(values: &[&str]) -> Result<String, String> {
 /// Parses an address for metrics. `:2112` is that port on all addresses, and an empty text is no address.
 pub(super) fn address(values: &[&str]) -> Result<Option<SocketAddr>, String> {
     let text = last(values);
-    let address = match text.strip_prefix(':') {
-        None if text.is_empty() => return Ok(None),
-        None => text.parse().ok(),
-        Some(port) => port
-            .parse()
-            .ok()
-            .map(|port: u16| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))),
-    };
+    if text.is_empty() {
+        return Ok(None);
+    }
+    if let Some(port) = text.strip_prefix(':')
+        && let Ok(port) = port.parse::<u16>()
+    {
+        return Ok(Some((Ipv6Addr::UNSPECIFIED, port).into()));
+    }
+    if let Ok(address) = text.parse() {
+        return Ok(Some(address));
+    }
     let allowed =
         "an address with a port, such as \"127.0.0.1:2112\", or \":2112\" for all addresses";
-    address.map(Some).ok_or_else(|| allowed.to_owned())
+    Err(allowed.to_owned())
 }
 
 /// The words for false that Go programs accept.
@@ -145,8 +158,9 @@ pub(super) fn truth(values: &[&str]) -> Result<bool, String> {
 pub(super) fn switch(values: &[&str]) -> Result<Option<bool>, String> {
     match last(values) {
         "auto" => Ok(None),
-        text => truth(&[text])
-            .map(Some)
-            .map_err(|_| "true, false or \"auto\"".to_owned()),
+        text => match truth(&[text]) {
+            Ok(value) => Ok(Some(value)),
+            Err(_) => Err("true, false or \"auto\"".to_owned()),
+        },
     }
 }
