@@ -9,7 +9,7 @@ ifneq ($(words $(CURDIR)),1)
 $(error the path "$(CURDIR)" contains a space; hint: move the clone to a path without spaces)
 endif
 
-.PHONY: all help build demo test run-tests engines fresh vm gpu gpu-kit lint fuzz bench dist rpm deb repository release-checks reproducible deny advisories aarch64 sbom clean
+.PHONY: all help build demo test run-tests engines fresh vm gpu gpu-kit lint fuzz bench dist rpm deb repository release release-checks reproducible deny advisories aarch64 sbom clean
 
 all: build
 
@@ -110,6 +110,14 @@ deb:
 repository:
 	@tests/install-tools repository
 	@tests/keep-owner packaging/repository "$(KEY)" "$(URL)"
+
+## Creates everything that a release consists of in target/publish, signed with KEY, a key of gpg: docs/releasing.md. On Debian or
+## Ubuntu; takes half an hour.
+release:
+	@tests/install-tools rpm
+	@tests/install-tools deb
+	@tests/install-tools repository
+	@tests/keep-owner packaging/release "$(KEY)"
 
 ## Runs reproducible, deny and aarch64, as CI does.
 release-checks: reproducible deny aarch64

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::support::{Need, Ran, run, scratch, sh, source};
-use crate::{deb, rpm, zypper};
+use crate::{built, deb, rpm, zypper};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -36,9 +36,9 @@ const APT: &[Need] = &[
 ];
 
 tests! {
-    NEEDS => what_is_missing_is_named;
+    NEEDS => what_is_missing_is_named, what_a_release_lacks_is_named;
     ZYPPER => zypper_installs_upgrades_and_removes;
-    APT => apt_installs_upgrades_and_removes;
+    APT => apt_installs_upgrades_and_removes, a_release_has_everything;
 }
 
 const KEY: &str = "packages@example.org";
@@ -268,5 +268,110 @@ fn apt_installs_upgrades_and_removes() {
     assert_eq!(
         said.ok(),
         format!("ii  {version}\nii  {version}.1\nsignature verification failed\n")
+    );
+}
+
+/// Unpacks the sources, and returns a command that creates a release from them: a release needs a tree without changes, which the tree
+/// of a developer is not.
+fn release(publisher: &Publisher, tree: &Path) -> Command {
+    let version = env!("CARGO_PKG_VERSION");
+    let tarball = built::dist().join(format!("{MAIN}-{version}.tar.gz"));
+    std::fs::create_dir(tree).unwrap();
+    run(Command::new("tar")
+        .arg("-xzf")
+        .arg(tarball)
+        .arg("-C")
+        .arg(tree)
+        .arg("--strip-components=1"))
+    .ok();
+    let mut release = Command::new(tree.join("packaging/release"));
+    release
+        .env("GNUPGHOME", publisher.path("gnupg"))
+        .env("CARGO", env!("CARGO"));
+    release
+}
+
+fn what_a_release_lacks_is_named() {
+    let publisher = Publisher::new();
+    let tree = publisher.path("tree");
+    let mut without_key = release(&publisher, &tree);
+    let stderr = run(&mut without_key).failed(1);
+    assert!(
+        stderr.contains("a key is missing; hint: make release"),
+        "{stderr}"
+    );
+    let script = tree.join("packaging/release");
+    let with_key = |key: &str| {
+        let mut command = Command::new(&script);
+        run(command.arg(key).env("GNUPGHOME", publisher.path("gnupg"))).failed(1)
+    };
+    let stderr = with_key("other@example.org");
+    assert!(
+        stderr.contains("no secret key \"other@example.org\""),
+        "{stderr}"
+    );
+    std::fs::write(
+        tree.join("CHANGELOG.md"),
+        "# Changelog\n\n## 0.0.9\n\n- Old.\n",
+    )
+    .unwrap();
+    let stderr = with_key(KEY);
+    assert!(stderr.contains("CHANGELOG.md has no section"), "{stderr}");
+    assert!(!tree.join("target").exists(), "nothing was built");
+}
+
+/// Whoever downloads a release can check its files, which are all that docs/releasing.md names.
+fn a_release_has_everything() {
+    let publisher = Publisher::new();
+    let out = publisher.path("out");
+    let kit = publisher.path("oci-nvidia-hook-gpu-kit-x86_64.tar.gz");
+    std::fs::write(&kit, "gpu_kit:: creates the kit").unwrap();
+    let mut command = release(&publisher, &publisher.path("tree"));
+    command
+        .arg(KEY)
+        .arg(&out)
+        .env("TARBALLS", built::dist())
+        .env(
+            "RPMS",
+            rpm::Packages::shared().now[0]
+                .parent()
+                .unwrap()
+                .parent()
+                .unwrap(),
+        )
+        .env("DEBS", deb::packages())
+        .env("KIT", &kit);
+    run(&mut command).ok();
+    let version = env!("CARGO_PKG_VERSION");
+    let dir = out.join(format!("{MAIN}-{version}"));
+    let checked = sh(&format!(
+        "cd '{}'; export GNUPGHOME=\"$(mktemp -d)\"; gpg --quiet --batch --import oci-nvidia-hook.asc; \
+         gpg --quiet --batch --verify SHA256SUMS.asc SHA256SUMS; sha256sum --check --strict --quiet SHA256SUMS; \
+         gpgconf --kill all; rm -r \"$GNUPGHOME\"; cut -d ' ' -f 3 SHA256SUMS",
+        dir.display()
+    ))
+    .ok();
+    let names: Vec<&str> = checked.lines().collect();
+    let expected = [
+        format!("{MAIN}-{version}.tar.gz"),
+        format!("{MAIN}-{version}-vendor.tar.gz"),
+        format!("{MAIN}-{version}.cdx.json"),
+        "oci-nvidia-hook-gpu-kit-x86_64.tar.gz".to_owned(),
+        "NOTES.md".to_owned(),
+    ];
+    for name in &expected {
+        assert!(
+            names.contains(&name.as_str()),
+            "{name} is missing: {names:?}"
+        );
+    }
+    for kind in [".rpm", ".deb"] {
+        let packages = names.iter().filter(|name| name.ends_with(kind)).count();
+        assert!(packages >= 3, "{packages} packages {kind}: {names:?}");
+    }
+    let notes = std::fs::read_to_string(dir.join("NOTES.md")).unwrap();
+    assert!(
+        !notes.contains("## ") && !notes.trim().is_empty(),
+        "{notes}"
     );
 }
