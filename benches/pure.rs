@@ -17,6 +17,7 @@ use base::paths::HostPath;
 use base::tree::Tree;
 use nvidia_host::config::{Config, Limits};
 use nvidia_host::device_id::VisibleDevices;
+use nvidia_host::driver::DriverKind;
 use nvidia_host::driver::ldcache::{self, Arch, Cache, Layout, NewEntry};
 use nvidia_host::driver::libraries::{LinkerCache, Search};
 use nvidia_host::driver::locate;
@@ -148,7 +149,7 @@ fn main() {
         cache: &cache,
         version: "535.183.01",
         dirs: &[],
-        is_wsl: false,
+        kind: DriverKind::Linux,
     };
     for capabilities in ["compute,utility", "all"] {
         let asked = asked(capabilities).unwrap();

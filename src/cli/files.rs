@@ -14,11 +14,13 @@ use base::tree::Tree;
 use findings::catalog;
 use nvidia_host::capability::{Capabilities, Capability, Omit};
 use nvidia_host::config::{Config, Limits};
+use nvidia_host::driver::DriverKind;
 use nvidia_host::driver::diagnosis;
+use nvidia_host::driver::files::DriverFiles;
 use nvidia_host::driver::ipc::{self, Ipc};
 use nvidia_host::driver::ldcache::Arch;
-use nvidia_host::driver::libraries::{Library, LinkerCache, Search};
-use nvidia_host::driver::locate::{DriverFiles, locate, unknown, unknown_finding};
+use nvidia_host::driver::libraries::{Library, LinkerCache};
+use nvidia_host::driver::locate::{locate, unknown, unknown_finding};
 use nvidia_host::driver::wsl;
 use nvidia_host::edits::decide;
 use nvidia_host::host::{Host, Roots};
@@ -291,24 +293,12 @@ fn cap_node((_, minor): &(MigCap, u32)) -> PathBuf {
 /// or, if none is loaded, of the installed libraries. This function does not ask NVML.
 fn find(config: &Config, call: &mut Call) -> Result<(Tree, DriverFiles, Vec<Library>)> {
     let roots = Roots::open(config)?;
-    let Roots {
-        driver: root,
-        is_wsl,
-        ..
-    } = &roots;
+    let root = &roots.driver;
     let cache = LinkerCache::read(root, config.ldcache.as_ref());
     let module = procfs::read_version(&roots.proc);
-    let any = Search {
-        root,
-        cache: &cache,
-        version: "",
-        dirs: &config.library_dirs,
-        is_wsl: *is_wsl,
-    };
-    let version = module
-        .clone()
-        .or_else(|| diagnosis::inspect(&any, module).libraries);
-    if version.is_none() && !is_wsl {
+    let any = roots.search(&cache, "", config);
+    let version = module.or_else(|| diagnosis::version_of_libraries(&any));
+    if version.is_none() && roots.kind == DriverKind::Linux {
         return Err(failure(
             &catalog::NO_LIBRARIES,
             format!("no NVIDIA driver below {}", root.path()),
@@ -316,10 +306,7 @@ fn find(config: &Config, call: &mut Call) -> Result<(Tree, DriverFiles, Vec<Libr
         ));
     }
     let version = version.unwrap_or_default();
-    let search = Search {
-        version: &version,
-        ..any
-    };
+    let search = any.of_version(&version);
     let (files, findings) = locate(
         &search,
         Capabilities::new(&Capability::ALL),

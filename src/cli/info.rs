@@ -10,6 +10,7 @@ use base::paths::HostPath;
 use base::report::{Finding, one_line};
 use findings::catalog;
 use nvidia_host::config::{self, Config};
+use nvidia_host::driver::DriverKind;
 use nvidia_host::host::Host;
 use nvidia_host::inventory::report::Report;
 use nvidia_host::inventory::{ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
@@ -89,7 +90,7 @@ fn overview(inventory: &Inventory) -> Vec<Line> {
     let versions = Line::new(0, format!("Driver {driver}, CUDA {cuda}"));
     let mut rows = vec![["GPU", "Name", "Bus ID", "Minor", "MIG", "State", "UUID"].map(heading)];
     for gpu in &inventory.gpus {
-        rows.push(row(gpu, inventory.is_wsl));
+        rows.push(row(gpu, inventory.driver_kind));
         rows.extend(gpu.mig_devices.iter().map(|mig| mig_row(gpu, mig)));
     }
     rows.extend(inventory.failed.iter().map(failed_row));
@@ -113,7 +114,7 @@ fn overview(inventory: &Inventory) -> Vec<Line> {
 
 type Row = [Cell; 7];
 
-fn row(gpu: &Gpu, is_wsl: bool) -> Row {
+fn row(gpu: &Gpu, kind: DriverKind) -> Row {
     let mig = if gpu.mig_enabled {
         gpu.mig_devices.len().to_string()
     } else {
@@ -123,10 +124,9 @@ fn row(gpu: &Gpu, is_wsl: bool) -> Row {
         cell(gpu.index.to_string()),
         cell(or_unknown(gpu.model.clone())),
         cell(gpu.bus_id.to_string()),
-        cell(if is_wsl {
-            "-".to_owned()
-        } else {
-            gpu.minor.to_string()
+        cell(match kind {
+            DriverKind::Linux => gpu.minor.to_string(),
+            DriverKind::Wsl => "-".to_owned(),
         }),
         cell(mig),
         (Tone::Good, "ok".to_owned()),

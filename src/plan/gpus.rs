@@ -86,7 +86,7 @@ impl Gpus {
 
     fn uses_compat_libraries(&self) -> bool {
         self.config.cuda_compat
-            && !self.host.is_wsl()
+            && self.host.driver_kind().has_cuda_compat()
             && self.request.capabilities.has(Capability::Compute)
     }
 

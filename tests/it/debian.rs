@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use base::paths::HostPath;
 use base::tree::Tree;
 use nvidia_host::capability::Capabilities;
+use nvidia_host::driver::DriverKind;
 use nvidia_host::driver::libraries::{LinkerCache, Search};
 use nvidia_host::driver::locate::locate;
 
@@ -77,7 +78,7 @@ fn every_library_has_its_capability() {
         cache: &cache,
         version: &version,
         dirs: &[],
-        is_wsl: false,
+        kind: DriverKind::Linux,
     };
     let capabilities = Capabilities::supported("compute,utility,video,graphics").unwrap();
     let (files, findings) = locate(&search, capabilities, &[]).unwrap();

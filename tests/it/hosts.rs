@@ -9,8 +9,10 @@ use std::process::Command;
 use base::paths::HostPath;
 use base::tree::Tree;
 use nvidia_host::capability::Capabilities;
+use nvidia_host::driver::DriverKind;
+use nvidia_host::driver::files::DriverFiles;
 use nvidia_host::driver::libraries::{LinkerCache, Search};
-use nvidia_host::driver::locate::{DriverFiles, locate};
+use nvidia_host::driver::locate::locate;
 
 use crate::support::{Need, run, scratch, source};
 
@@ -139,7 +141,7 @@ impl Host {
             cache: &cache,
             version: &self.version,
             dirs: &[],
-            is_wsl: false,
+            kind: DriverKind::Linux,
         };
         let mut text = String::new();
         let (mut said, mut seen) = (

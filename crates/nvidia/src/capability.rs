@@ -130,6 +130,15 @@ impl Capabilities {
         self.0 & Self::new(list).0 != 0
     }
 
+    /// Whether the whole driver is requested. The container then also gets the libraries that are not in the catalog: each driver branch
+    /// adds some, and other libraries open them by name. Their capability is unknown. If `supported-driver-capabilities` denies one
+    /// capability, they are denied too, because they could belong to it.
+    #[must_use]
+    pub fn are_everything(self) -> bool {
+        let mut required = Capability::ALL.into_iter();
+        required.all(|capability| capability == Compat32 || self.has(capability))
+    }
+
     /// Returns the capabilities, sorted by name.
     pub fn iter(self) -> impl Iterator<Item = Capability> {
         Capability::ALL

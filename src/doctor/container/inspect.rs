@@ -21,10 +21,11 @@ use base::sys::in_root::{Root, fd_path, real_path};
 use base::sys::proc_file;
 use findings::catalog;
 use nvidia_host::config::Config;
+use nvidia_host::driver::DriverKind;
 use nvidia_host::driver::file_table::LIBRARY_DIRS;
 use nvidia_host::driver::is_version;
 use nvidia_host::driver::ldcache::{self, Arch, Cache};
-use nvidia_host::driver::libraries::{LinkerCache, Search};
+use nvidia_host::driver::libraries::LinkerCache;
 use nvidia_host::driver::locate;
 use nvidia_host::driver::node_name::NodeName;
 use nvidia_host::driver::nodes::{CTL_MINOR, NVIDIA_MAJOR};
@@ -70,6 +71,7 @@ pub(super) struct Known<'a> {
     module: Option<String>,
     /// The files of [`LIBRARIES`] on the host, if they are known
     hosts: [Option<FileId>; LIBRARIES.len()],
+    driver_kind: DriverKind,
     /// The device number of /dev/dxg, if the host is WSL 2
     dxg: Option<(u32, u32)>,
     /// The device number of /dev/nvidia-uvm
@@ -95,12 +97,13 @@ impl<'a> Known<'a> {
         let roots = Roots::open(config)?;
         let module = procfs::read_version(&roots.proc);
         let hosts = LIBRARIES.map(|name| hosts_file(&roots, config, module.as_deref(), name));
-        let dxg = roots.is_wsl.then(|| {
-            roots
-                .dev
-                .locate(Path::new(wsl::NODE_PATH))
-                .map_or((0, 0), |node| node.device)
-        });
+        let dxg = match roots.kind {
+            DriverKind::Linux => None,
+            DriverKind::Wsl => {
+                let node = roots.dev.locate(Path::new(wsl::NODE_PATH));
+                Some(node.map_or((0, 0), |node| node.device))
+            }
+        };
         let devices = proc_file::read_text("/proc/devices").unwrap_or_default();
         let uvm = prepare::parse_majors(&devices)
             .get("nvidia-uvm")
@@ -111,6 +114,7 @@ impl<'a> Known<'a> {
             name,
             module,
             hosts,
+            driver_kind: roots.kind,
             dxg,
             uvm,
             filter,
@@ -120,20 +124,14 @@ impl<'a> Known<'a> {
 
 /// Returns the host's file of a library, in the version of the kernel module.
 fn hosts_file(roots: &Roots, config: &Config, version: Option<&str>, name: &str) -> Option<FileId> {
-    let Roots {
-        driver: root,
-        is_wsl,
-        ..
-    } = roots;
-    let version = version.or_else(|| is_wsl.then_some(""))?;
-    let cache = LinkerCache::read(root, config.ldcache.as_ref());
-    let search = Search {
-        root,
-        cache: &cache,
-        version,
-        dirs: &config.library_dirs,
-        is_wsl: *is_wsl,
+    let version = match (version, roots.kind) {
+        (Some(version), _) => version,
+        (None, DriverKind::Linux) => return None,
+        // The names of WSL's files do not contain the version.
+        (None, DriverKind::Wsl) => "",
     };
+    let cache = LinkerCache::read(&roots.driver, config.ldcache.as_ref());
+    let search = roots.search(&cache, version, config);
     let library = locate::library(&search, name.strip_suffix(".so.1")?)?;
     let stat = rustix::fs::stat(library.source.as_path()).ok()?;
     Some((stat.st_dev, stat.st_ino))
@@ -172,12 +170,11 @@ pub(super) fn inspect(
         known.module.clone(),
         known.filter.clone(),
     );
-    let is_wsl = known.dxg.is_some();
     Ok(ContainerFacts {
         pid: known.process.pid,
         name,
         module,
-        is_wsl,
+        driver_kind: known.driver_kind,
         process,
         libraries,
         nodes,

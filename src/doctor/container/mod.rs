@@ -19,6 +19,7 @@ use base::report::{Failure, failure};
 use base::sys::confine::Identity;
 use findings::catalog;
 use nvidia_host::config::Config;
+use nvidia_host::driver::DriverKind;
 use nvidia_host::driver::access::Permissions;
 use nvidia_host::driver::node_name::NodeName;
 
@@ -40,8 +41,8 @@ pub(crate) struct ContainerFacts {
     pub name: String,
     /// The version of the host's kernel module
     pub module: Option<String>,
-    /// Whether the host is WSL 2, which has no such module
-    pub is_wsl: bool,
+    /// The kind of the host's driver. WSL 2 has no such module.
+    pub driver_kind: DriverKind,
     pub process: ContainerProcess,
     /// The libraries that programs open by name
     pub libraries: Vec<Library>,
@@ -49,6 +50,12 @@ pub(crate) struct ContainerFacts {
     pub nodes: Vec<ContainerNode>,
     /// Its device cgroup, or why that cannot be read
     pub filter: Result<Filter, String>,
+}
+
+impl ContainerFacts {
+    fn is_of_wsl(&self) -> bool {
+        self.driver_kind == DriverKind::Wsl
+    }
 }
 
 /// A process, as the host sees it.
@@ -254,7 +261,7 @@ fn process(facts: &ContainerFacts) -> Check {
     let Identity { uid, gid } = facts.process.identity;
     let driver = match &facts.module {
         Some(version) => format!("driver {version}"),
-        None if facts.is_wsl => "the driver of WSL 2".to_owned(),
+        None if facts.is_of_wsl() => "the driver of WSL 2".to_owned(),
         None => {
             let what = "the kernel module of the host is not loaded";
             return Check::of(&catalog::NOT_LOADED, what, "oci-nvidia-hook doctor");
@@ -306,10 +313,10 @@ fn of_library(library: &Library, facts: &ContainerFacts) -> Check {
         (_, Some(module)) if found.is_hosts == Some(true) => Check::ok(format!(
             "{name} is {path:?}, the host's file of driver {module}"
         )),
-        _ if facts.is_wsl && found.is_hosts == Some(true) => Check::ok(format!(
+        _ if facts.is_of_wsl() && found.is_hosts == Some(true) => Check::ok(format!(
             "{name} is {path:?}, the host's file of the driver of WSL 2"
         )),
-        (Some(version), None) if facts.is_wsl => {
+        (Some(version), None) if facts.is_of_wsl() => {
             let what = format!(
                 "{path:?} belongs to the Linux driver {version}, which does not work on WSL 2"
             );
@@ -385,7 +392,7 @@ fn nodes(facts: &ContainerFacts) -> Vec<Check> {
         node.found.is_some() && name.is_some_and(NodeName::is_gpu)
     };
     let gpus = facts.nodes.iter().filter(is_gpu).count();
-    if gpus == 0 && facts.is_wsl {
+    if gpus == 0 && facts.is_of_wsl() {
         // It is reported as missing.
     } else if gpus == 0 {
         let what = "the container has no device node of a GPU (\"/dev/nvidia0\" and so on)";

@@ -126,7 +126,7 @@ pub fn sample_inventory() -> Inventory {
         ],
         failed: vec![lost],
         excluded: Vec::new(),
-        is_wsl: false,
+        driver_kind: nvidia_host::driver::DriverKind::Linux,
     }
 }
 

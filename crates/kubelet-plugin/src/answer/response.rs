@@ -180,7 +180,7 @@ mod tests {
     use DeviceListStrategy::{CdiCri, Envvar, HostPath as HostDir, VolumeMounts};
     use base::paths::HostPath;
     use nvidia_host::driver::access::Permissions;
-    use nvidia_host::driver::locate::DriverFiles;
+    use nvidia_host::driver::files::DriverFiles;
     use nvidia_host::driver::nodes::NodeState;
     use nvidia_host::edits::facts::HostFacts;
     use nvidia_host::inventory::caps::MigCap;

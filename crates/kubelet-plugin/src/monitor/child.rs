@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nvidia_host::config::Config;
+use nvidia_host::driver::DriverKind;
 use nvidia_host::host::{HostState, Site};
 use nvidia_host::inventory::nvml::{Report, take};
 use nvidia_host::inventory::{FailedGpu, Inventory};
@@ -302,17 +303,23 @@ impl<M: Monitoring> Watch<'_, M> {
         let mut inventory = Inventory::default();
         let Self { handles, lines, .. } = self;
         lines.call(None, None);
-        take(self.api, false, self.skip, &mut |report| match report {
-            Report::Driver(driver) => {
-                (inventory.driver_version, inventory.cuda_version) = (driver.version, driver.cuda);
-            }
-            Report::Next(index) => {
-                let known = handles.iter().find(|handle| handle.index == index);
-                lines.call(Some(index), known.map(|handle| handle.gpu.uuid.as_str()));
-            }
-            Report::Gpu(gpu) => inventory.gpus.push(gpu),
-            Report::Failed(failed) => inventory.failed.push(failed),
-        })?;
+        take(
+            self.api,
+            DriverKind::Linux,
+            self.skip,
+            &mut |report| match report {
+                Report::Driver(driver) => {
+                    (inventory.driver_version, inventory.cuda_version) =
+                        (driver.version, driver.cuda);
+                }
+                Report::Next(index) => {
+                    let known = handles.iter().find(|handle| handle.index == index);
+                    lines.call(Some(index), known.map(|handle| handle.gpu.uuid.as_str()));
+                }
+                Report::Gpu(gpu) => inventory.gpus.push(gpu),
+                Report::Failed(failed) => inventory.failed.push(failed),
+            },
+        )?;
         for index in self.skip {
             inventory.failed.push(FailedGpu {
                 index: Some(*index),

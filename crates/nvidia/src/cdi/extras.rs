@@ -19,7 +19,7 @@ use super::lower::{SpecContext, hook, lower_for_engine};
 use super::of_host::{Settings, put};
 use super::stamp::Stamp;
 use crate::config::Config;
-use crate::driver::locate::DriverFiles;
+use crate::driver::files::DriverFiles;
 use crate::edits::{DeviceNode, Edits, build};
 use crate::feature::{Feature, Features};
 use crate::host::{Host, Roots, beside};

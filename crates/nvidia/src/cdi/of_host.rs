@@ -148,7 +148,7 @@ pub(super) fn make_with(
         cuda_version,
         ..
     } = &host.inventory;
-    let cuda_compat = (config.cuda_compat && !host.is_wsl())
+    let cuda_compat = (config.cuda_compat && host.driver_kind().has_cuda_compat())
         .then(|| (driver_version.clone(), cuda_version.clone()));
     let kind = format!("{}/{}", settings.vendor, settings.class);
     Ok(spec(

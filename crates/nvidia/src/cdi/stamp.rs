@@ -15,10 +15,11 @@ use crate::capability::{Capabilities, Capability, Omit};
 use crate::cdi::entry::RootfsEdits;
 use crate::config::Config;
 use crate::driver::access::Permissions;
+use crate::driver::files::DriverFiles;
 use crate::driver::ipc;
-use crate::driver::libraries::{LinkerCache, Search};
+use crate::driver::libraries::LinkerCache;
 use crate::driver::locate::locate;
-use crate::driver::wsl;
+use crate::driver::{DriverKind, wsl};
 use crate::host::{HostState, Roots};
 use crate::inventory::Inventory;
 
@@ -93,11 +94,9 @@ impl Stamp {
             return;
         }
         let mut hasher = DefaultHasher::new();
-        for gpu in inventory
-            .gpus
-            .iter()
-            .filter(|gpu| inventory.is_wsl || !gpu.mig_devices.is_empty())
-        {
+        for gpu in inventory.gpus.iter().filter(|gpu| {
+            !inventory.driver_kind.is_listed_by_kernel() || !gpu.mig_devices.is_empty()
+        }) {
             (gpu.index, &gpu.uuid).hash(&mut hasher);
             for mig in &gpu.mig_devices {
                 (mig.index, &mig.uuid, mig.gpu_instance, mig.compute_instance).hash(&mut hasher);
@@ -138,22 +137,23 @@ impl Stamp {
         settings: &impl Debug,
     ) -> Option<Self> {
         let boot = state.boot.take().unwrap_or_default();
-        let driver = match roots.is_wsl {
-            true => wsl::identity(&roots.driver)?,
-            false => state.module.take().filter(|_| !state.gpus.is_empty())?,
+        let driver = match roots.kind {
+            DriverKind::Linux if state.gpus.is_empty() => return None,
+            DriverKind::Linux => state.module.take()?,
+            DriverKind::Wsl => wsl::identity(&roots.driver)?,
         };
         // A spec depends on the other nodes too, and not on their inodes.
         state.nodes.clear();
         let files = files(roots, config, &driver);
         let settings = (env!("CARGO_PKG_VERSION"), config, settings);
         let host = hash(&(&state, nodes(&roots.dev), sockets(roots, config), settings));
-        let mig = (roots.is_wsl || !state.instances.is_empty()).then_some(UNASKED);
+        let is_nvml_needed = !roots.kind.is_listed_by_kernel() || !state.instances.is_empty();
         Some(Self {
             driver,
             boot,
             host,
             files,
-            mig,
+            mig: if is_nvml_needed { Some(UNASKED) } else { None },
         })
     }
 }
@@ -169,24 +169,15 @@ fn hash(value: &impl Debug) -> u64 {
 /// added without a trace elsewhere: packages without libraries do not run ldconfig, and not every driver root has a linker cache.
 fn files(roots: &Roots, config: &Config, version: &str) -> u64 {
     let cache = LinkerCache::read(&roots.driver, config.ldcache.as_ref());
-    let (root, is_wsl) = (&roots.driver, roots.is_wsl);
-    let search = Search {
-        root,
-        cache: &cache,
-        version,
-        dirs: &config.library_dirs,
-        is_wsl,
-    };
     let found = locate(
-        &search,
+        &roots.search(&cache, version, config),
         config.supported_driver_capabilities,
         &config.driver_files,
     );
-    hash(
-        &found
-            .map(|(files, _)| files)
-            .map_err(|error| base::report::line(&error)),
-    )
+    match found {
+        Ok((files, _)) => hash(&Ok::<_, String>(files)),
+        Err(error) => hash(&Err::<DriverFiles, _>(base::report::line(&error))),
+    }
 }
 
 /// Returns the sockets of daemons. A new socket must be added to the spec, and engines fail to mount a socket that does not exist any

@@ -6,6 +6,7 @@ use base::report::failure;
 use base::tree::Tree;
 use findings::catalog;
 
+use super::kind::DriverKind;
 use super::libraries::{Library, Search};
 use super::locate;
 use super::pci::{self, PCI_DEVICES};
@@ -26,30 +27,30 @@ pub struct Installation {
     pub transactional: bool,
 }
 
-/// Examines the host. `module` is the version of the loaded kernel module.
+/// Examines the host. `module` is the version of the loaded kernel module. `host` is the directory that is the host, if that is not `/`.
 #[must_use]
-pub fn inspect(search: &Search<'_>, module: Option<String>) -> Installation {
+pub fn inspect(search: &Search<'_>, module: Option<String>, host: Option<&Tree>) -> Installation {
     let root = search.root;
+    let updater = Path::new("/usr/sbin/transactional-update");
     Installation {
-        platform: Platform::of_host(root, None),
-        pci_gpus: root
-            .owner_of(PCI_DEVICES)
-            .ok()
-            .and_then(|root| pci::count_gpus(&root)),
-        module,
-        // The names of WSL's files do not contain the version.
-        libraries: match search.is_wsl {
-            true => None,
-            false => locate::management_library(&Search {
-                version: "",
-                ..*search
-            })
-            .and_then(version_of),
+        platform: Platform::of_host(root, host),
+        pci_gpus: match root.owner_on(host, PCI_DEVICES) {
+            Ok(root) => pci::count_gpus(&root),
+            Err(_) => None,
         },
-        transactional: root
-            .locate(Path::new("/usr/sbin/transactional-update"))
-            .is_ok(),
+        module,
+        libraries: version_of_libraries(search),
+        transactional: host.unwrap_or(root).locate(updater).is_ok(),
     }
+}
+
+/// Returns the version in the file name of libnvidia-ml. The names of WSL's files do not contain one.
+#[must_use]
+pub fn version_of_libraries(search: &Search<'_>) -> Option<String> {
+    if search.kind == DriverKind::Wsl {
+        return None;
+    }
+    version_of(locate::management_library(&search.of_version(""))?)
 }
 
 fn version_of(library: Library) -> Option<String> {

@@ -4,6 +4,7 @@
 //! Components" of the driver README. A test compares them with Debian's packages of driver 535. The name of a library is the part
 //! of its file name before `.so`.
 
+use super::kind::DriverKind;
 use crate::capability::Capability;
 use crate::capability::Capability::{Compat32, Compute, Display, Graphics, Ngx, Utility, Video};
 
@@ -310,10 +311,14 @@ pub(crate) const WINE_FILES: &[&str] = &["nvngx.dll", "_nvngx.dll", "nvngx_dlssg
 pub(crate) const HOST_ONLY: &[&str] = &["libnvidia-gtk2", "libnvidia-gtk3"];
 
 /// Returns the libraries that a capability depends on, in groups of alternatives: a container with none of a group cannot use the
-/// capability.
+/// capability. On WSL 2, graphics use Microsoft's Direct3D.
 #[must_use]
-pub(crate) const fn characteristic(capability: Capability) -> &'static [&'static [&'static str]] {
+pub(crate) const fn characteristic(
+    kind: DriverKind,
+    capability: Capability,
+) -> &'static [&'static [&'static str]] {
     match capability {
+        Graphics | Display if matches!(kind, DriverKind::Wsl) => &[&["libd3d12"]],
         Utility => &[&["libnvidia-ml"]],
         Compute => &[&["libcuda"]],
         // The same libraries for another architecture.

@@ -8,7 +8,27 @@ use base::tree::{RegularFile, Tree};
 use super::file_table::{
     BINARIES, BINARY_DIRS, DESCRIPTIONS, FIRMWARE_DIR_PARAMETER, FIRMWARE_DIRS, XORG_DIRS,
 };
-use crate::capability::Capabilities;
+use super::libraries::Library;
+use crate::capability::{Capabilities, Omit};
+
+/// The driver's files for one set of capabilities.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DriverFiles {
+    /// Shared libraries, in the order of the catalog
+    pub libraries: Vec<Library>,
+    /// Programs
+    pub binaries: Vec<Binary>,
+    /// Descriptions, firmware and other files with a fixed path
+    pub placed: Vec<PlacedFile>,
+}
+
+impl DriverFiles {
+    /// Removes the files that are not wanted.
+    pub fn leave_out(&mut self, omit: Omit) {
+        self.placed
+            .retain(|file| !(omit.firmware && file.is_firmware()));
+    }
+}
 
 /// A program of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]

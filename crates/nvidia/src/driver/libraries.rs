@@ -13,6 +13,7 @@ use findings::catalog;
 
 use super::elf;
 use super::file_table::{HOST_ONLY, LIBRARIES, LIBRARY_DIRS, LibraryKind, Row};
+use super::kind::DriverKind;
 use super::ldcache::{self, Arch};
 use super::packages;
 
@@ -149,8 +150,16 @@ pub struct Search<'a> {
     pub version: &'a str,
     /// Directories to search before the usual ones
     pub dirs: &'a [PathBuf],
-    /// Whether the driver is that of WSL 2
-    pub is_wsl: bool,
+    /// The kind of the driver
+    pub kind: DriverKind,
+}
+
+impl<'a> Search<'a> {
+    /// Returns the same search for another driver version.
+    #[must_use]
+    pub const fn of_version(&self, version: &'a str) -> Self {
+        Self { version, ..*self }
+    }
 }
 
 impl Search<'_> {
@@ -475,7 +484,7 @@ mod tests {
             cache: &cache,
             version: "535",
             dirs: &[],
-            is_wsl: false,
+            kind: DriverKind::Linux,
         };
         let row = LIBRARIES.iter().find(|row| row.name == "libcuda").unwrap();
         let (found, passed) = search.find(Arch::native(), &[row]);

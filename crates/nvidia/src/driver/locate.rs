@@ -9,37 +9,13 @@ use base::report::{Finding, failure};
 use base::tree::Tree;
 use findings::catalog;
 
-use super::file_table::{self, LIBRARIES, LibraryKind, Row, WINE_DIR, WINE_FILES};
-use super::files::{self, Binary, PlacedFile};
+use super::file_table::{LIBRARIES, LibraryKind, Row, WINE_DIR, WINE_FILES};
+use super::files::{self, DriverFiles};
+use super::kind::DriverKind;
 use super::ldcache::Arch;
 use super::libraries::{Library, PassedOver, Search};
-use super::{packages, wsl};
-use crate::capability::{Capabilities, Capability, Omit};
-
-/// The driver's files for one set of capabilities.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DriverFiles {
-    /// Shared libraries, in the order of the catalog
-    pub libraries: Vec<Library>,
-    /// Programs
-    pub binaries: Vec<Binary>,
-    /// Descriptions, firmware and other files with a fixed path
-    pub placed: Vec<PlacedFile>,
-}
-
-impl DriverFiles {
-    /// Returns the architecture and the catalog name of each library.
-    #[must_use]
-    pub fn present(&self) -> Vec<(Arch, &'static str)> {
-        present(&self.libraries)
-    }
-
-    /// Removes the files that are not wanted.
-    pub fn leave_out(&mut self, omit: Omit) {
-        self.placed
-            .retain(|file| !(omit.firmware && file.is_firmware()));
-    }
-}
+use super::{lacking, packages, wsl};
+use crate::capability::{Capabilities, Capability};
 
 /// Finds the files for `capabilities`, and the files `more` that the administrator configured.
 ///
@@ -50,24 +26,9 @@ pub fn locate(
     capabilities: Capabilities,
     more: &[PathBuf],
 ) -> Result<(DriverFiles, Vec<Finding>)> {
-    let (mut found, mut findings) = match search.is_wsl {
-        true => {
-            let wsl::Found {
-                libraries,
-                binaries,
-                placed,
-                findings,
-            } = wsl::find(search, capabilities, is_everything(capabilities))?;
-            (
-                DriverFiles {
-                    libraries,
-                    binaries,
-                    placed,
-                },
-                findings,
-            )
-        }
-        false => find(search, capabilities)?,
+    let (mut found, mut findings) = match search.kind {
+        DriverKind::Linux => find(search, capabilities)?,
+        DriverKind::Wsl => wsl::find(search, capabilities)?,
     };
     for path in more {
         match search.at(Arch::native(), path) {
@@ -111,9 +72,8 @@ fn find(search: &Search<'_>, capabilities: Capabilities) -> Result<(DriverFiles,
             return Err(missing_library(search, row, capability, &passed));
         }
     }
-    if let Some(compat32) = Arch::native()
-        .compat32()
-        .filter(|_| capabilities.has(Capability::Compat32))
+    if capabilities.has(Capability::Compat32)
+        && let Some(compat32) = Arch::native().compat32()
     {
         let (more, others) = search.find(compat32, &rows);
         libraries.extend(more);
@@ -121,9 +81,15 @@ fn find(search: &Search<'_>, capabilities: Capabilities) -> Result<(DriverFiles,
     }
     let mut findings = search.findings(&passed);
     findings.extend(cache.missing.clone());
-    findings.extend(lacking(root, capabilities, &present(&libraries)));
-    if is_everything(capabilities) {
+    if capabilities.are_everything() {
         libraries.extend(search.unknown(&libraries));
+    } else {
+        let lacking = lacking::of(search.kind, capabilities, &libraries);
+        findings.extend(lacking::finding(
+            &catalog::LACKING_LIBRARIES,
+            search,
+            &lacking,
+        ));
     }
     if capabilities.has(Capability::Ngx) {
         libraries.extend(wine(search, &libraries));
@@ -159,13 +125,6 @@ fn missing_directory(root: &Tree, dir: &Path) -> Option<Finding> {
     })
 }
 
-fn present(libraries: &[Library]) -> Vec<(Arch, &'static str)> {
-    libraries
-        .iter()
-        .map(|library| (library.arch, library.name))
-        .collect()
-}
-
 /// Finds libnvidia-ml, in the version of the search.
 #[must_use]
 pub fn management_library(search: &Search<'_>) -> Option<Library> {
@@ -175,7 +134,7 @@ pub fn management_library(search: &Search<'_>) -> Option<Library> {
 /// Finds a library of this machine's architecture by its name in the catalog, in the version of the search.
 #[must_use]
 pub fn library(search: &Search<'_>, name: &str) -> Option<Library> {
-    if search.is_wsl {
+    if search.kind == DriverKind::Wsl {
         return wsl::library(search, name);
     }
     let rows: Vec<&'static Row> = LIBRARIES.iter().filter(|row| row.name == name).collect();
@@ -185,7 +144,7 @@ pub fn library(search: &Search<'_>, name: &str) -> Option<Library> {
 /// Returns the driver's libraries that are not in the catalog. Only containers that request `all` get them.
 #[must_use]
 pub fn unknown(search: &Search<'_>) -> Vec<Library> {
-    if search.is_wsl {
+    if search.kind == DriverKind::Wsl {
         return wsl::unknown(search);
     }
     let rows: Vec<&'static Row> = LIBRARIES.iter().collect();
@@ -214,56 +173,6 @@ pub fn unknown_finding(unknown: &[Library]) -> Option<Finding> {
             "set NVIDIA_DRIVER_CAPABILITIES=all for containers that need them",
         )
     })
-}
-
-/// Whether the whole driver is requested. The container then also gets the libraries that are not in the catalog: each driver branch
-/// adds some, and other libraries open them by name. Their capability is unknown. If `supported-driver-capabilities` denies one
-/// capability, they are denied too, because they could belong to it.
-fn is_everything(capabilities: Capabilities) -> bool {
-    Capability::ALL
-        .iter()
-        .all(|capability| *capability == Capability::Compat32 || capabilities.has(*capability))
-}
-
-/// Returns the libraries that a capability depends on and that are missing. `present` contains the architecture and the catalog name
-/// of the libraries that exist.
-#[must_use]
-pub fn lacking_libraries(capability: Capability, present: &[(Arch, &str)]) -> Vec<String> {
-    let native = Arch::native();
-    if capability == Capability::Compat32 {
-        // Nothing is missing if the machine cannot run 32-bit programs, or if no other capability is requested.
-        let lacks = native.compat32().is_some() && !present.is_empty();
-        let lacks = lacks && present.iter().all(|(arch, _)| *arch == native);
-        return if lacks {
-            vec!["32-bit libraries".to_owned()]
-        } else {
-            Vec::new()
-        };
-    }
-    let lacks =
-        |group: &&&[&'static str]| !group.iter().any(|name| present.contains(&(native, *name)));
-    let groups = file_table::characteristic(capability).iter().filter(lacks);
-    groups
-        .filter_map(|group| Some(format!("{}.so", group.first()?)))
-        .collect()
-}
-
-/// Returns a finding about libraries of these capabilities that are not installed, with the packages that contain them. A request for
-/// `all` has no such finding, because it means everything that is installed.
-fn lacking(root: &Tree, capabilities: Capabilities, present: &[(Arch, &str)]) -> Option<Finding> {
-    let lacking = capabilities
-        .iter()
-        .map(|capability| (capability, lacking_libraries(capability, present)));
-    let lacking: Vec<_> = lacking.filter(|(_, names)| !names.is_empty()).collect();
-    if lacking.is_empty() || is_everything(capabilities) {
-        return None;
-    }
-    let fix = packages::commands(root, lacking.iter().map(|(capability, _)| *capability));
-    Some(Finding::new(
-        &catalog::LACKING_LIBRARIES,
-        packages::lacking_in_words(root, &lacking),
-        fix,
-    ))
 }
 
 /// Finds the files that Windows programs load.
@@ -322,25 +231,4 @@ fn missing_library(
         ),
     };
     failure(&catalog::LIBRARY_MISSING, what, fix)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn libraries_that_32_bit_programs_lack() {
-        let native = Arch::native();
-        let lacking =
-            |present: &[(Arch, &str)]| lacking_libraries(Capability::Compat32, present).len();
-        assert_eq!(lacking(&[]), 0, "no other capability is requested");
-        // A machine that cannot run 32-bit programs lacks nothing.
-        assert_eq!(
-            lacking(&[(native, "libcuda.so")]),
-            usize::from(native.compat32().is_some())
-        );
-        if let Some(other) = native.compat32() {
-            assert_eq!(lacking(&[(native, "libcuda.so"), (other, "libcuda.so")]), 0);
-        }
-    }
 }

@@ -8,6 +8,8 @@ pub mod file_table;
 pub mod files;
 pub mod group;
 pub mod ipc;
+pub mod kind;
+pub mod lacking;
 pub mod ldcache;
 pub mod ldconf;
 pub mod libraries;
@@ -19,6 +21,8 @@ pub mod params;
 pub mod pci;
 pub mod platform;
 pub mod wsl;
+
+pub use self::kind::DriverKind;
 
 use anyhow::Result;
 

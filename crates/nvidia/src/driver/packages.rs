@@ -5,6 +5,7 @@ use std::path::Path;
 
 use base::tree::Tree;
 
+use super::lacking::Lacking;
 use crate::capability::Capability;
 
 /// A family of distributions with the same packages.
@@ -110,40 +111,38 @@ pub fn ldconfig(root: &Tree) -> String {
 }
 
 /// Returns the commands for several capabilities, each once, or a general hint if no package is known.
-#[must_use]
-pub fn commands(root: &Tree, capabilities: impl Iterator<Item = Capability>) -> String {
+pub(super) fn commands(root: &Tree, lacking: &[Lacking]) -> String {
     const GENERAL: &str =
         "install all of the driver's libraries, of the same version as its kernel module";
-    let command = |capability| install(root, capability).unwrap_or_else(|| GENERAL.to_owned());
-    BTreeSet::from_iter(capabilities.map(command))
-        .into_iter()
-        .collect::<Vec<_>>()
-        .join("; ")
+    let mut commands = BTreeSet::new();
+    for Lacking { capability, .. } in lacking {
+        commands.insert(install(root, *capability).unwrap_or_else(|| GENERAL.to_owned()));
+    }
+    Vec::from_iter(commands).join("; ")
 }
 
 /// Returns a message such as `the libraries of the driver capability "graphics" are missing below "/": libnvidia-glcore.so`.
-#[must_use]
-pub fn lacking_in_words(root: &Tree, lacking: &[(Capability, Vec<String>)]) -> String {
-    let names: Vec<_> = lacking
-        .iter()
-        .map(|(capability, _)| format!("\"{}\"", capability.name()))
-        .collect();
-    let files = lacking
-        .iter()
-        .flat_map(|(_, names)| names.iter().map(String::as_str));
-    let files = BTreeSet::from_iter(files)
-        .into_iter()
-        .collect::<Vec<_>>()
-        .join(", ");
+pub(super) fn lacking_in_words(root: &Tree, lacking: &[Lacking]) -> String {
+    let mut names = Vec::new();
+    let mut files = BTreeSet::new();
+    for Lacking {
+        capability,
+        libraries,
+    } in lacking
+    {
+        names.push(format!("\"{}\"", capability.name()));
+        files.extend(libraries.iter().map(String::as_str));
+    }
     let capabilities = if names.len() == 1 {
         "capability"
     } else {
         "capabilities"
     };
     format!(
-        "the libraries of the driver {capabilities} {} are missing below {}: {files}",
+        "the libraries of the driver {capabilities} {} are missing below {}: {}",
         names.join(", "),
-        root.path()
+        root.path(),
+        Vec::from_iter(files).join(", ")
     )
 }
 
@@ -157,6 +156,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = Tree::open(&HostPath::new(dir.path())).unwrap();
         assert_eq!(install(&root, Capability::Compute), None);
+        let lacking = |capability| Lacking {
+            capability,
+            libraries: Vec::new(),
+        };
         assert_eq!(ldconfig(&root), format!("ldconfig -r {:?}", dir.path()));
         std::fs::create_dir(dir.path().join("etc")).unwrap();
         for (id, command) in [
@@ -170,13 +173,13 @@ mod tests {
             let expected = format!("chroot {:?} {command}", dir.path());
             assert_eq!(install(&root, Capability::Compute), Some(expected.clone()));
             assert_eq!(
-                commands(&root, [Capability::Compute; 2].into_iter()),
+                commands(&root, &[Capability::Compute; 2].map(lacking)),
                 expected
             );
         }
         let commands = commands(
             &root,
-            [Capability::Compute, Capability::Compat32].into_iter(),
+            &[Capability::Compute, Capability::Compat32].map(lacking),
         );
         assert!(commands.ends_with(
             "; install all of the driver's libraries, of the same version as its kernel module"

@@ -68,7 +68,7 @@ impl Platform {
 
     /// Whether the host is WSL 2, if it is one without the kernel module nvidia.
     #[must_use]
-    pub fn is_wsl(root: &Tree, host: Option<&Tree>) -> bool {
+    pub fn of_wsl(root: &Tree, host: Option<&Tree>) -> bool {
         SIGNS
             .iter()
             .any(|sign| sign.platform == Self::Wsl && sign.is_on(root, host))

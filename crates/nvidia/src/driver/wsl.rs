@@ -14,12 +14,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Error, Result};
 
-use base::report::{Finding, Kind, failure};
+use base::report::{Finding, failure};
 use base::tree::Tree;
 use findings::catalog;
 
-use super::file_table::{LIBRARIES, LibraryKind, Row, WSL_LIBRARIES, characteristic};
-use super::files::{self, Binary, PlacedFile};
+use super::file_table::{LIBRARIES, LibraryKind, Row, WSL_LIBRARIES};
+use super::files::{self, DriverFiles, PlacedFile};
+use super::kind::DriverKind;
+use super::lacking::{self, Lacking};
 use super::ldcache::Arch;
 use super::libraries::{Library, Search, is_named};
 use crate::capability::{Capabilities, Capability};
@@ -29,17 +31,15 @@ pub const LIBRARY_DIR: &str = "/usr/lib/wsl/lib";
 /// The directory of the driver packages of Windows.
 pub const STORES: &str = "/usr/lib/wsl/drivers";
 /// The device node, which stands for all GPUs. The kernel module is dxgkrnl.
-pub const NODE: &str = "dxg";
+pub const NODE: &str = DriverKind::Wsl.control_node();
 /// The path of the device node in containers.
 pub const NODE_PATH: &str = "/dev/dxg";
-/// The library through which all others use `/dev/dxg`. NVML opens it by name.
-pub const DXCORE: &str = "/usr/lib/wsl/lib/libdxcore.so";
 
 /// The file by which a driver package is recognized as one of NVIDIA.
 const OF_NVIDIA: &str = "libcuda.so.1.1";
 
 /// What to do if a part of the driver is missing.
-const INSTALL: &str = "install or update the NVIDIA driver in Windows, then run \"wsl --shutdown\" in Windows and start WSL again";
+pub(super) const INSTALL: &str = "install or update the NVIDIA driver in Windows, then run \"wsl --shutdown\" in Windows and start WSL again";
 
 /// Returns the error for a host whose Windows does not have NVIDIA's driver.
 #[must_use]
@@ -95,50 +95,26 @@ fn rows() -> impl Iterator<Item = &'static Row> {
     WSL_LIBRARIES.iter().chain(LIBRARIES)
 }
 
-/// The driver's files for one set of capabilities.
-pub(super) struct Found {
-    pub(super) libraries: Vec<Library>,
-    pub(super) binaries: Vec<Binary>,
-    pub(super) placed: Vec<PlacedFile>,
-    pub(super) findings: Vec<Finding>,
-}
-
-/// Finds the files for `capabilities`. `everything` is whether that is the whole driver, with libraries that are not in the catalog.
+/// Finds the files for `capabilities`.
 ///
 /// # Errors
 /// If libdxcore or a required library of a capability is missing.
 pub(super) fn find(
     search: &Search<'_>,
     capabilities: Capabilities,
-    everything: bool,
-) -> Result<Found> {
+) -> Result<(DriverFiles, Vec<Finding>)> {
     let root = search.root;
     let names = root.names(Path::new(LIBRARY_DIR));
     let wanted: Vec<_> = rows()
         .filter(|row| capabilities.any(row.capabilities))
         .collect();
-    let mut libraries: Vec<_> = wanted
-        .iter()
-        .filter_map(|row| of_row(search, row, &names))
-        .collect();
-    let required = wanted
-        .iter()
-        .filter(|row| row.kind == LibraryKind::Required);
-    let required = required.filter(|row| {
-        row.capabilities
-            .first()
-            .is_some_and(|first| capabilities.has(*first))
-    });
-    if let Some(row) = required
-        .into_iter()
-        .find(|row| !libraries.iter().any(|library| library.name == row.name))
-    {
-        let what = format!(
-            "{}.so of the driver for WSL 2 is missing in {LIBRARY_DIR:?} below {}",
-            row.name,
-            root.path()
-        );
-        return Err(failure(&catalog::LIBRARY_MISSING, what, INSTALL));
+    let mut libraries = Vec::new();
+    for row in &wanted {
+        match of_row(search, row, &names) {
+            Some(library) => libraries.push(library),
+            None if is_required(row, capabilities) => return Err(missing_library(root, row)),
+            None => {}
+        }
     }
     let stores = stores(root);
     if stores.is_empty() && !wanted.is_empty() {
@@ -149,35 +125,45 @@ pub(super) fn find(
         return Err(failure(&catalog::LIBRARY_MISSING, what, INSTALL));
     }
     let mut findings = Vec::new();
-    if everything {
+    if capabilities.are_everything() {
         libraries.extend(unknown(search));
     } else {
-        let lacking = capabilities
-            .iter()
-            .map(|capability| (capability, lacking_libraries(capability, &libraries)));
-        let lacking: Vec<_> = lacking.filter(|(_, names)| !names.is_empty()).collect();
-        findings.extend(
-            (!lacking.is_empty()).then(|| lacking_finding(&catalog::LACKING_LIBRARIES, &lacking)),
-        );
+        let lacking = lacking::of(search.kind, capabilities, &libraries);
+        findings.extend(lacking::finding(
+            &catalog::LACKING_LIBRARIES,
+            search,
+            &lacking,
+        ));
     }
-    let dirs: Vec<&Path> = std::iter::once(Path::new(LIBRARY_DIR))
-        .chain(stores.iter().map(PathBuf::as_path))
-        .collect();
-    let binaries = files::binaries_in(root, &dirs, capabilities);
-    let placed = if wanted.is_empty() {
-        Vec::new()
-    } else {
-        stores
-            .iter()
-            .flat_map(|dir| of_store(root, dir, capabilities))
-            .collect()
-    };
-    Ok(Found {
+    let mut dirs = vec![Path::new(LIBRARY_DIR)];
+    dirs.extend(stores.iter().map(PathBuf::as_path));
+    let mut placed = Vec::new();
+    if !wanted.is_empty() {
+        for dir in &stores {
+            placed.extend(of_store(root, dir, capabilities));
+        }
+    }
+    let files = DriverFiles {
         libraries,
-        binaries,
+        binaries: files::binaries_in(root, &dirs, capabilities),
         placed,
-        findings,
-    })
+    };
+    Ok((files, findings))
+}
+
+/// Whether these capabilities, and not only ones that also use the library, require it.
+fn is_required(row: &Row, capabilities: Capabilities) -> bool {
+    let first = row.capabilities.first();
+    row.kind == LibraryKind::Required && first.is_some_and(|first| capabilities.has(*first))
+}
+
+fn missing_library(root: &Tree, row: &Row) -> Error {
+    let what = format!(
+        "{}.so of the driver for WSL 2 is missing in {LIBRARY_DIR:?} below {}",
+        row.name,
+        root.path()
+    );
+    failure(&catalog::LIBRARY_MISSING, what, INSTALL)
 }
 
 /// Returns the library of a row. The directory has a library under several names, which are files of their own and not links, such as
@@ -250,39 +236,19 @@ fn of_store(root: &Tree, dir: &Path, capabilities: Capabilities) -> Vec<PlacedFi
         .collect()
 }
 
-/// Returns the libraries that a capability depends on and that are missing. Graphics use Microsoft's Direct3D.
-#[must_use]
-pub fn lacking_libraries(capability: Capability, libraries: &[Library]) -> Vec<String> {
-    let groups: &[&[&str]] = match capability {
-        Capability::Graphics | Capability::Display => &[&["libd3d12"]],
-        other => characteristic(other),
-    };
-    let lacks = |group: &&&[&str]| {
-        !group
-            .iter()
-            .any(|name| libraries.iter().any(|library| library.name == *name))
-    };
-    groups
-        .iter()
-        .filter(lacks)
-        .filter_map(|group| Some(format!("{}.so", group.first()?)))
-        .collect()
-}
-
-/// Returns the finding that names the missing libraries of capabilities.
-#[must_use]
-pub fn lacking_finding(kind: &'static Kind, lacking: &[(Capability, Vec<String>)]) -> Finding {
-    let words = lacking
-        .iter()
-        .map(|(capability, names)| format!("{} ({})", capability.name(), names.join(", ")));
-    let words: Vec<_> = words.collect();
-    Finding::new(
-        kind,
-        format!(
-            "the driver for WSL 2 does not have the libraries for {}",
-            words.join(", ")
-        ),
-        INSTALL,
+/// Returns a message about the missing libraries of capabilities.
+pub(super) fn lacking_in_words(lacking: &[Lacking]) -> String {
+    let mut words = Vec::new();
+    for Lacking {
+        capability,
+        libraries,
+    } in lacking
+    {
+        words.push(format!("{} ({})", capability.name(), libraries.join(", ")));
+    }
+    format!(
+        "the driver for WSL 2 does not have the libraries for {}",
+        words.join(", ")
     )
 }
 
@@ -307,6 +273,35 @@ mod tests {
             std::fs::create_dir_all(&package).unwrap();
             std::fs::write(package.join(file), "").unwrap();
             assert_eq!(identity(&root.afresh()).as_deref(), expected, "{package:?}");
+        }
+    }
+
+    /// The rest of a package belongs to Windows, and its DLLs to the libraries of NGX.
+    #[test]
+    fn files_of_a_package_that_containers_get() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Tree::open(&HostPath::new(dir.path())).unwrap();
+        let store = Path::new(STORES).join("nv_dispi.inf");
+        let on_host = dir.path().join(store.strip_prefix("/").unwrap());
+        std::fs::create_dir_all(&on_host).unwrap();
+        for name in [OF_NVIDIA, "nvcubins.bin", "nvngx.dll", "nvlddmkm.sys"] {
+            std::fs::write(on_host.join(name), "").unwrap();
+        }
+        for (capability, expected) in [
+            (Capability::Compute, vec!["libcuda.so.1.1", "nvcubins.bin"]),
+            (
+                Capability::Ngx,
+                vec!["libcuda.so.1.1", "nvcubins.bin", "nvngx.dll"],
+            ),
+        ] {
+            let capabilities = Capabilities::new(&[capability]);
+            let mut names = Vec::new();
+            for file in of_store(&root.afresh(), &store, capabilities) {
+                let name = file.source.as_path().file_name().unwrap();
+                names.push(name.to_str().unwrap().to_owned());
+            }
+            names.sort();
+            assert_eq!(names, expected, "{capability:?}");
         }
     }
 

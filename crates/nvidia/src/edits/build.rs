@@ -10,9 +10,9 @@ use super::{DevLink, DeviceNode, Edits, HostFile, Ipc, Need, NodeLink, Placement
 use crate::driver::file_table::{
     DEV_LINKS, LIBRARIES, LibraryKind, PLAIN_NAMES, WINE_DIR, WINE_FILES,
 };
+use crate::driver::files::DriverFiles;
 use crate::driver::ldcache::Arch;
 use crate::driver::libraries::Library;
-use crate::driver::locate::DriverFiles;
 
 /// Builds the edits that every container with the driver gets, even one that requests `none`.
 #[must_use]

@@ -13,7 +13,7 @@ use base::report::Finding;
 use super::Ipc;
 use crate::bus_id::BusId;
 use crate::config::Limits;
-use crate::driver::locate::DriverFiles;
+use crate::driver::files::DriverFiles;
 use crate::driver::nodes::{DeviceNode, NodeState, PREPARE, check_major, check_minor};
 use crate::feature::Feature;
 use crate::inventory::caps::MigCap;

@@ -11,7 +11,7 @@ use base::report::Finding;
 use super::{Host, beside};
 use crate::driver::nodes::NodeState;
 use crate::driver::pci::PCI_DEVICES;
-use crate::driver::{ipc, locate, wsl};
+use crate::driver::{DriverKind, ipc, locate};
 use crate::edits::facts::{DeviceFacts, HostFacts, WslGpus};
 use crate::edits::{Wanted, decide};
 use crate::feature::Feature;
@@ -67,30 +67,28 @@ impl Host {
             host: self,
             facts: self.known_facts(),
         };
-        let common = decide::common_node_names(wanted).filter(|_| !self.is_wsl());
-        let dxg = self.is_wsl().then_some(wsl::NODE);
-        let names = common.chain(dxg).map(str::to_owned);
-        gatherer.nodes(
-            names.chain(
-                wanted
-                    .imex_channels
-                    .iter()
-                    .map(|channel| decide::imex_node_name(*channel)),
-            ),
-        );
-        wanted
-            .features
-            .iter()
-            .for_each(|feature| gatherer.feature(feature));
+        match self.roots.kind {
+            DriverKind::Linux => {
+                gatherer.nodes(decide::common_node_names(wanted).map(str::to_owned));
+            }
+            kind @ DriverKind::Wsl => gatherer.nodes([kind.control_node().to_owned()]),
+        }
+        for channel in &wanted.imex_channels {
+            gatherer.nodes([decide::imex_node_name(*channel)]);
+        }
+        for feature in wanted.features.iter() {
+            gatherer.feature(feature);
+        }
         if decide::wants_mig_minors(wanted, devices) {
             gatherer.facts.mig_minors = self.mig_minors();
         }
         for device in devices {
             gatherer.gpu(wanted, device.gpu());
         }
-        match wanted.mig_config || wanted.mig_monitor {
-            true => gatherer.management(wanted, devices),
-            false => gatherer.mig_devices(devices),
+        if wanted.mig_config || wanted.mig_monitor {
+            gatherer.management(wanted, devices);
+        } else {
+            gatherer.mig_devices(devices);
         }
         gatherer.facts
     }
@@ -106,7 +104,7 @@ impl Host {
                 .map(|gpu| (gpu.bus_id, gpu.dir.clone()))
                 .collect(),
             limits: self.config.devices.clone(),
-            wsl: self.is_wsl().then(|| self.wsl_gpus()),
+            wsl: self.wsl_gpus(),
             ..DeviceFacts::default()
         }
     }
@@ -114,28 +112,30 @@ impl Host {
     /// Returns why no container may have the GPUs of WSL 2: the limits deny some of them.
     #[must_use]
     pub fn refused_limits(&self) -> Option<Finding> {
-        self.is_wsl()
-            .then(|| decide::refused_limits(&self.wsl_gpus()))
-            .flatten()
+        decide::refused_limits(&self.wsl_gpus()?)
     }
 
-    fn wsl_gpus(&self) -> WslGpus {
-        let Inventory { gpus, failed, .. } = &self.inventory;
-        let denied = gpus
-            .iter()
-            .filter(|gpu| !limits::permit(&self.config.devices, gpu, None));
-        let denied_failed = failed
-            .iter()
-            .filter(|gpu| !limits::permit_failed(&self.config.devices, gpu));
-        let indices = denied
-            .map(|gpu| Some(gpu.index))
-            .chain(denied_failed.map(|gpu| gpu.index));
-        WslGpus {
-            count: gpus.len() + failed.len(),
-            denied: indices
-                .map(|index| index.map_or_else(|| "?".to_owned(), |index| index.to_string()))
-                .collect(),
+    /// Returns the GPUs that share a node.
+    fn wsl_gpus(&self) -> Option<WslGpus> {
+        if !self.roots.kind.has_one_node_for_all() {
+            return None;
         }
+        let Inventory { gpus, failed, .. } = &self.inventory;
+        let mut denied = Vec::new();
+        for gpu in gpus {
+            if !limits::permit(&self.config.devices, gpu, None) {
+                denied.push(gpu.index.to_string());
+            }
+        }
+        for gpu in failed {
+            if !limits::permit_failed(&self.config.devices, gpu) {
+                denied.push(gpu.index.map_or("?".to_owned(), |index| index.to_string()));
+            }
+        }
+        Some(WslGpus {
+            count: gpus.len() + failed.len(),
+            denied,
+        })
     }
 
     fn withholds_mig(&self) -> bool {
@@ -203,10 +203,11 @@ impl Gatherer<'_> {
     }
 
     fn gpu(&mut self, wanted: &Wanted, gpu: &Gpu) {
-        if self.host.is_wsl() {
+        let kind = self.host.roots.kind;
+        if kind.has_one_node_for_all() {
             return;
         }
-        self.nodes([format!("nvidia{}", gpu.minor)]);
+        self.nodes([kind.gpu_node(gpu.minor)]);
         self.gpu_dir(gpu);
         if decide::wants_drm(wanted) && !self.facts.drm.contains_key(&gpu.bus_id) {
             let names = self.drm_names(gpu);

@@ -1,6 +1,7 @@
 //! Detects missing device nodes. The hook creates them and then takes the inventory again.
 
 use super::Host;
+use crate::driver::DriverKind;
 use crate::driver::nodes::NodeState;
 use crate::edits::{Wanted, decide};
 use crate::inventory::cap_files;
@@ -9,8 +10,8 @@ impl Host {
     /// Whether a node is missing that the request requires. A request without GPUs requires none.
     #[must_use]
     pub fn lacks_nodes(&self, wanted: &Wanted) -> bool {
-        // On WSL 2, the node is that of another kernel module, and exists since boot.
-        if !wanted.gpus || self.roots.is_wsl {
+        // On WSL 2, another kernel module creates the node at boot.
+        if !wanted.gpus || self.roots.kind == DriverKind::Wsl {
             return false;
         }
         // NVML does not count a GPU without its node, so the indices of the others are wrong too.

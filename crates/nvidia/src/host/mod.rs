@@ -5,6 +5,7 @@
 //! [`Host::edits`] does the last two steps.
 
 pub(crate) mod beside;
+mod examined;
 mod gather;
 mod installed;
 mod missing;
@@ -23,12 +24,13 @@ use base::paths::HostPath;
 use base::report::Finding;
 use base::tree::Tree;
 
-pub use self::installed::complete;
+pub use self::examined::Examined;
 pub use self::roots::Roots;
 pub use self::site::Site;
 pub use self::state::{HostState, Node};
 use crate::config::Config;
 use crate::device_id::Nodes;
+use crate::driver::DriverKind;
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::nodes::{DeviceNode, NodeState};
 use crate::driver::pci::{self, PCI_DEVICES};
@@ -191,7 +193,7 @@ impl Host {
     /// If there is no driver.
     pub fn below(roots: Roots, config: &Config, inventory: Inventory) -> Result<Self> {
         let installed = Installed::find_below(roots, config)?;
-        let kernel_gpus = procfs::read_gpus(&installed.roots.proc);
+        let kernel_gpus = procfs::read_gpus(&installed.parts.roots.proc);
         Self::new(config, installed, inventory, kernel_gpus)
     }
 
@@ -204,11 +206,12 @@ impl Host {
         if let Some(platform) =
             Platform::of_models(inventory.gpus.iter().map(|gpu| gpu.model.as_str()))
         {
-            return Err(platform.error(&installed.roots.driver));
+            return Err(platform.error(&installed.parts.roots.driver));
         }
-        let mut host = Self::of_roots(config, installed.roots, inventory, kernel_gpus);
-        host.linker_cache = installed.linker_cache;
-        host.version_file = installed.version_file;
+        let parts = installed.parts;
+        let mut host = Self::of_roots(config, parts.roots, inventory, kernel_gpus);
+        host.linker_cache = parts.linker_cache;
+        host.version_file = parts.version_file;
         Ok(host)
     }
 
@@ -305,11 +308,10 @@ impl Host {
         &self.roots.driver
     }
 
-    /// Whether the driver is that of WSL 2. CUDA compatibility libraries of images do not work with it: they need the nodes and files of
-    /// the kernel module nvidia.
+    /// Returns the kind of the driver.
     #[must_use]
-    pub const fn is_wsl(&self) -> bool {
-        self.roots.is_wsl
+    pub const fn driver_kind(&self) -> DriverKind {
+        self.roots.kind
     }
 
     /// Returns the path of `/proc/driver/nvidia` on the host, if it exists.
@@ -319,12 +321,7 @@ impl Host {
     }
 
     fn search(&self) -> Search<'_> {
-        Search {
-            root: &self.roots.driver,
-            cache: &self.linker_cache,
-            version: &self.inventory.driver_version,
-            dirs: &self.config.library_dirs,
-            is_wsl: self.roots.is_wsl,
-        }
+        let version = &self.inventory.driver_version;
+        self.roots.search(&self.linker_cache, version, &self.config)
     }
 }

@@ -11,10 +11,14 @@ use base::tree::Tree;
 use findings::catalog;
 
 use crate::config::Config;
+use crate::driver::libraries::{LinkerCache, Search};
+use crate::driver::nodes::NodeState;
 use crate::driver::pci::PCI_DEVICES;
 use crate::driver::platform::Platform;
-use crate::driver::{open_dev_root, open_root, wsl};
-use crate::inventory::procfs::{self, DRIVER_PROC};
+use crate::driver::{DriverKind, open_dev_root, open_root, wsl};
+use crate::inventory::caps::MIG_MINORS;
+use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
+use crate::inventory::{Inventory, cap_files, merge};
 
 /// The directories that contain the parts of the driver. The root of a driver container has all parts. A driver root with only the driver
 /// files uses the device nodes, /proc and /sys of the host.
@@ -28,8 +32,8 @@ pub struct Roots {
     pub proc: Tree,
     /// The root that has the PCI devices and the modules
     pub sys: Tree,
-    /// Whether the driver is that of WSL 2
-    pub is_wsl: bool,
+    /// The kind of the driver
+    pub kind: DriverKind,
 }
 
 impl fmt::Display for Roots {
@@ -66,8 +70,13 @@ impl Roots {
         let sys = driver.owner_on(host, PCI_DEVICES)?;
         // A driver root with the control node, the usual one, is not examined further: this is part of the start of each container.
         let is_wsl = !dev.is(&driver)
-            && Platform::is_wsl(&driver, host)
+            && Platform::of_wsl(&driver, host)
             && procfs::read_version(&proc).is_none();
+        let kind = if is_wsl {
+            DriverKind::Wsl
+        } else {
+            DriverKind::Linux
+        };
         if is_wsl && config.dev_root.is_none() {
             dev = driver.owner_on(host, wsl::NODE_PATH)?;
         }
@@ -76,7 +85,7 @@ impl Roots {
             dev,
             proc,
             sys,
-            is_wsl,
+            kind,
         };
         debug::log(|| roots.to_string());
         Ok(roots)
@@ -85,20 +94,12 @@ impl Roots {
     /// Returns the same roots, see [`Tree::afresh`].
     #[must_use]
     pub fn afresh(&self) -> Self {
-        let Self {
-            driver,
-            dev,
-            proc,
-            sys,
-            is_wsl,
-        } = self;
-        let (driver, dev, proc, sys) = (driver.afresh(), dev.afresh(), proc.afresh(), sys.afresh());
         Self {
-            driver,
-            dev,
-            proc,
-            sys,
-            is_wsl: *is_wsl,
+            driver: self.driver.afresh(),
+            dev: self.dev.afresh(),
+            proc: self.proc.afresh(),
+            sys: self.sys.afresh(),
+            kind: self.kind,
         }
     }
 
@@ -116,6 +117,38 @@ impl Roots {
             roots.dev
         };
         Ok(Self { dev, ..roots })
+    }
+
+    /// Adds to NVML's answer what it does not contain: the kind of the driver, GPUs that only the kernel module lists, and MIG devices
+    /// without nodes.
+    pub fn complete(&self, inventory: &mut Inventory, gpus: &[KernelGpu]) {
+        inventory.driver_kind = self.kind;
+        merge::complete(inventory, gpus, |minor| {
+            let node = NodeState::inspect(&self.dev, &DriverKind::Linux.gpu_node(minor));
+            matches!(node, NodeState::Device(_))
+        });
+        if inventory.gpus.iter().any(|gpu| gpu.mig_enabled)
+            && self.proc.locate(Path::new(MIG_MINORS)).is_ok()
+        {
+            cap_files::note_missing_nodes(inventory, &cap_files::existing(&self.proc), &self.dev);
+        }
+    }
+
+    /// Returns the search for the libraries of this driver version, with the directories of config.toml.
+    #[must_use]
+    pub fn search<'a>(
+        &'a self,
+        cache: &'a LinkerCache,
+        version: &'a str,
+        config: &'a Config,
+    ) -> Search<'a> {
+        Search {
+            root: &self.driver,
+            cache,
+            version,
+            dirs: &config.library_dirs,
+            kind: self.kind,
+        }
     }
 
     /// Returns a finding for each path that could not be examined so far, and that containers therefore lack.

@@ -8,10 +8,11 @@ use rustix::fs::{FileType, Stat};
 use base::report::failure;
 use findings::catalog;
 
-use super::installed::{self, Installed};
+use super::installed::Installed;
 use super::roots::Roots;
 use super::state::{self, HostState};
 use crate::config::Config;
+use crate::driver::DriverKind;
 use crate::inventory::Inventory;
 use crate::inventory::ask::Question;
 use crate::inventory::identity::Who;
@@ -32,7 +33,7 @@ impl Site {
     /// If the driver is missing, or is the one of WSL 2.
     pub fn find(config: &Config) -> Result<Self> {
         let installed = Installed::find(config)?;
-        if installed.roots.is_wsl {
+        if installed.parts.roots.kind == DriverKind::Wsl {
             return Err(failure(
                 &catalog::PLATFORM,
                 "a program that watches the GPUs of a host does not support WSL 2: a container has all GPUs or none",
@@ -44,7 +45,7 @@ impl Site {
             question.who = Who::Unchanged;
         }
         Ok(Self {
-            roots: installed.roots,
+            roots: installed.parts.roots,
             question,
         })
     }
@@ -67,7 +68,7 @@ impl Site {
     /// Adds the GPUs to NVML's answer that only the kernel module lists, and MIG devices without nodes.
     pub fn complete(&self, inventory: &mut Inventory) {
         let roots = self.roots.afresh();
-        installed::complete(&roots, inventory, &procfs::read_gpus(&roots.proc));
+        roots.complete(inventory, &procfs::read_gpus(&roots.proc));
     }
 
     /// Whether the device node of the GPU with this minor number exists.

@@ -58,18 +58,13 @@ impl HostState {
     /// Reads the state of the host that the configuration names. Parts that cannot be found are empty.
     #[must_use]
     pub fn of_host(config: &Config) -> Self {
-        if let Ok(Installed {
-            roots,
-            module,
-            library,
-            ..
-        }) = Installed::find(config)
-        {
-            return Self::read(&roots, module, Some(&library));
+        if let Ok(Installed { parts, library }) = Installed::find(config) {
+            return Self::read(&parts.roots, parts.module, Some(&library));
         }
-        Roots::open(config)
-            .map(|roots| Self::without_library(&roots))
-            .unwrap_or_default()
+        match Roots::open(config) {
+            Ok(roots) => Self::without_library(&roots),
+            Err(_) => Self::default(),
+        }
     }
 
     /// Reads the state of the driver below these roots.

@@ -25,7 +25,7 @@ use findings::catalog;
 
 use super::files;
 use super::identity::{self, Who};
-use crate::driver::{group, params, wsl};
+use crate::driver::{DriverKind, group, params};
 use crate::inventory;
 use crate::inventory::cache::Cache;
 use crate::inventory::gather::{Gathered, NvmlAnswer, WORTH_ASKING};
@@ -46,8 +46,8 @@ pub struct Question {
     pub who: Who,
     /// The time limit, which includes the wait for other processes that query NVML.
     pub deadline: Duration,
-    /// Whether the library is that of WSL 2
-    pub is_wsl: bool,
+    /// The kind of the driver
+    pub kind: DriverKind,
 }
 
 impl Question {
@@ -216,7 +216,7 @@ fn respond(question: &Question, identity: Option<Identity>, leave_out: &[u32], p
         child::report(pipe, &bytes);
     };
     let last = match &loaded {
-        Ok(loaded) => take_inventory(&loaded.library, question.is_wsl, leave_out, &mut write),
+        Ok(loaded) => take_inventory(&loaded.library, question.kind, leave_out, &mut write),
         Err(refused) => Line::Refused(refused.clone()),
     };
     write(&last);
@@ -238,7 +238,7 @@ pub(super) fn load(
     pipe: &File,
 ) -> Result<Loaded, Refused> {
     let root = question.root.as_path();
-    let preloaded: Vec<Library> = if root == Path::new("/") {
+    let mut preloaded: Vec<Library> = if root == Path::new("/") {
         Vec::new()
     } else {
         PRELOAD
@@ -266,12 +266,9 @@ pub(super) fn load(
         pipe,
     )
     .map_err(refused)?;
-    // The library opens this one by name, and the linker cache of the host may lack its directory.
-    let dxcore = question
-        .is_wsl
-        .then(|| Library::load(OsStr::new(wsl::DXCORE)).ok())
-        .flatten();
-    let preloaded = preloaded.into_iter().chain(dxcore).collect();
+    if let Some(name) = question.kind.library_of_nvml() {
+        preloaded.extend(Library::load(OsStr::new(name)));
+    }
     match Library::load(question.library.as_os_str()) {
         Ok(library) => Ok(Loaded {
             library,
@@ -285,11 +282,11 @@ pub(super) fn load(
 /// Writes a line for each GPU, and returns the last line.
 fn take_inventory(
     library: &Library,
-    is_wsl: bool,
+    kind: DriverKind,
     leave_out: &[u32],
     write: &mut dyn FnMut(&Line),
 ) -> Line {
-    match inventory::nvml::take(library, is_wsl, leave_out, &mut |report| {
+    match inventory::nvml::take(library, kind, leave_out, &mut |report| {
         write(&Line::Report(report))
     }) {
         Ok(()) => Line::Done,
@@ -363,11 +360,7 @@ pub(super) fn explain_refused(refused: &Refused, question: &Question) -> anyhow:
 /// Returns the hint for a missing permission. `user` in config.toml only has an effect if root runs the hook; for other users, their
 /// groups decide.
 fn permission_hint(question: &Question, identity: Option<Identity>) -> String {
-    let name = if question.is_wsl {
-        wsl::NODE
-    } else {
-        "nvidiactl"
-    };
+    let name = question.kind.control_node();
     let node = question.root.as_path().join("dev").join(name);
     let node = node.display();
     match identity {
@@ -424,7 +417,7 @@ pub(super) fn explain_nvml(
     identity: Option<Identity>,
 ) -> anyhow::Error {
     let (kind, what, hint) = match failed.code {
-        Code::DRIVER_NOT_LOADED if question.is_wsl => (
+        Code::DRIVER_NOT_LOADED if question.kind == DriverKind::Wsl => (
             &catalog::NVML,
             "NVML cannot start: Windows offers no NVIDIA GPU to WSL 2".to_owned(),
             "run \"nvidia-smi\" in Windows and in WSL; update the driver in Windows, and restart WSL with \"wsl --shutdown\""
@@ -468,7 +461,7 @@ mod tests {
             library,
             who: Who::Unchanged,
             deadline,
-            is_wsl: false,
+            kind: DriverKind::Linux,
         };
         let error = base::report::line(&ask(&question, Instant::now() + deadline).unwrap_err());
         // A plain user may not confine the child.

@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::bus_id::BusId;
 use crate::device_id::DeviceId;
+use crate::driver::DriverKind;
 
 /// The driver and its GPUs at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,9 +42,9 @@ pub struct Inventory {
     /// GPUs that the administrator excluded from the driver: for containers they do not exist.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub excluded: Vec<ExcludedGpu>,
-    /// Whether the GPUs are those of WSL 2: `/dev/dxg` stands for all of them, and they have no device minors
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub is_wsl: bool,
+    /// The kind of the driver. It is determined each time, so it is not part of what is cached.
+    #[serde(skip)]
+    pub driver_kind: DriverKind,
 }
 
 /// A GPU that works.

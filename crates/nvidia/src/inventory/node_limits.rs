@@ -72,14 +72,15 @@ impl NodeLimits {
     /// Whether containers may not have the GPUs of WSL 2, because that includes a denied one.
     #[must_use]
     pub fn deny_wsl(&self) -> bool {
-        let wsl = self
-            .inventory
-            .as_ref()
-            .filter(|inventory| inventory.is_wsl && !self.is_empty());
-        wsl.is_some_and(|Inventory { gpus, failed, .. }| {
-            gpus.iter().any(|gpu| !permit(&self.limits, gpu, None))
-                || failed.iter().any(|gpu| !permit_failed(&self.limits, gpu))
-        })
+        let Some(inventory) = &self.inventory else {
+            return false;
+        };
+        if !inventory.driver_kind.has_one_node_for_all() || self.is_empty() {
+            return false;
+        }
+        let Inventory { gpus, failed, .. } = inventory;
+        gpus.iter().any(|gpu| !permit(&self.limits, gpu, None))
+            || failed.iter().any(|gpu| !permit_failed(&self.limits, gpu))
     }
 
     /// Judges the nodes of a container.

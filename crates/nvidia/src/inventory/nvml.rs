@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{BusId, FailedGpu, Gpu, MigDevice};
+use crate::driver::DriverKind;
 use crate::nvml::api::{Api, Code, Device, Failed};
 
 /// The limit for the number of GPUs that NVML reports.
@@ -40,7 +41,7 @@ pub enum Report {
 /// If NVML cannot be initialized, or does not report the driver version and the number of GPUs.
 pub fn take(
     api: &impl Api,
-    is_wsl: bool,
+    kind: DriverKind,
     leave_out: &[u32],
     report: &mut dyn FnMut(Report),
 ) -> Result<(), Failed> {
@@ -57,7 +58,7 @@ pub fn take(
     report(Report::Driver(driver.clone()));
     for index in indices {
         report(Report::Next(index));
-        report(match take_gpu(api, index, is_wsl) {
+        report(match take_gpu(api, index, kind) {
             Ok(gpu) => Report::Gpu(gpu),
             Err(failed) => Report::Failed(failed),
         });
@@ -65,7 +66,7 @@ pub fn take(
     Ok(())
 }
 
-fn take_gpu(api: &impl Api, index: u32, is_wsl: bool) -> Result<Gpu, FailedGpu> {
+fn take_gpu(api: &impl Api, index: u32, kind: DriverKind) -> Result<Gpu, FailedGpu> {
     let mut known = FailedGpu {
         index: Some(index),
         ..FailedGpu::default()
@@ -92,7 +93,10 @@ fn take_gpu(api: &impl Api, index: u32, is_wsl: bool) -> Result<Gpu, FailedGpu> 
         };
         Ok(Gpu {
             index,
-            minor: if is_wsl { index } else { api.minor(device)? },
+            minor: match kind {
+                DriverKind::Linux => api.minor(device)?,
+                DriverKind::Wsl => index,
+            },
             uuid,
             bus_id,
             // Containers do not depend on these values, so errors are ignored.
@@ -204,7 +208,7 @@ mod tests {
     /// Of all GPUs.
     fn take(api: &Scripted) -> Result<Inventory, Failed> {
         let mut inventory = Inventory::default();
-        super::take(api, false, &[], &mut |report| match report {
+        super::take(api, DriverKind::Linux, &[], &mut |report| match report {
             Report::Driver(driver) => {
                 (inventory.driver_version, inventory.cuda_version) = (driver.version, driver.cuda);
             }
@@ -369,7 +373,7 @@ mod tests {
             failing: Some(("uuid", 3, Code(15))),
             mig: false,
         };
-        super::take(&api, false, &[0, 2], &mut |report| {
+        super::take(&api, DriverKind::Linux, &[0, 2], &mut |report| {
             seen.push(match report {
                 Report::Driver(driver) => format!("{} GPUs", driver.count),
                 Report::Next(index) => format!("next {index}"),

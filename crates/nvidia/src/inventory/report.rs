@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use base::report::Failure;
 use findings::catalog;
 
-use crate::driver::wsl;
+use crate::driver::{DriverKind, wsl};
 
 use super::{BusId, ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
 
@@ -62,10 +62,7 @@ impl From<&Inventory> for Report {
             uuid: gpu.uuid.clone(),
             bus_id: gpu.bus_id,
             compute_capability: known(&gpu.compute_capability),
-            device_node: match inventory.is_wsl {
-                true => wsl::NODE_PATH.to_owned(),
-                false => format!("/dev/nvidia{}", gpu.minor),
-            },
+            device_node: format!("/dev/{}", inventory.driver_kind.gpu_node(gpu.minor)),
             mig: ReportedMig {
                 enabled: gpu.mig_enabled,
                 devices: gpu.mig_devices.clone(),
@@ -84,10 +81,10 @@ impl From<&Inventory> for Report {
 
 impl From<Report> for Inventory {
     fn from(report: Report) -> Self {
-        let is_wsl = report
-            .gpus
-            .first()
-            .is_some_and(|gpu| gpu.device_node == wsl::NODE_PATH);
+        let driver_kind = match report.gpus.first() {
+            Some(gpu) if gpu.device_node == wsl::NODE_PATH => DriverKind::Wsl,
+            _ => DriverKind::Linux,
+        };
         let gpus = report.gpus.into_iter().map(|gpu| Gpu {
             index: gpu.index,
             minor: gpu.minor,
@@ -106,7 +103,7 @@ impl From<Report> for Inventory {
             cuda_version: report.cuda_version.unwrap_or_default(),
             failed: report.not_usable,
             excluded: report.excluded,
-            is_wsl,
+            driver_kind,
         }
     }
 }

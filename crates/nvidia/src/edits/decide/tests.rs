@@ -8,7 +8,7 @@ use base::report::line;
 use super::*;
 use crate::capability::Capabilities;
 use crate::driver::access::Permissions;
-use crate::driver::locate::DriverFiles;
+use crate::driver::files::DriverFiles;
 use crate::driver::nodes::NodeState;
 use crate::inventory::select::tests::inventory;
 

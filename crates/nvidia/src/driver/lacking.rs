@@ -1,0 +1,112 @@
+//! Determines which libraries of the driver capabilities are not installed, and how to install them.
+
+use base::report::{Finding, Kind};
+
+use super::file_table;
+use super::kind::DriverKind;
+use super::ldcache::Arch;
+use super::libraries::{Library, Search};
+use super::{packages, wsl};
+use crate::capability::{Capabilities, Capability};
+
+/// A driver capability, and the libraries that it depends on and that are missing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lacking {
+    /// The capability
+    pub capability: Capability,
+    /// The file names of the libraries
+    pub libraries: Vec<String>,
+}
+
+/// Returns each of these capabilities that lacks libraries. `present` are the libraries that exist.
+#[must_use]
+pub fn of(kind: DriverKind, capabilities: Capabilities, present: &[Library]) -> Vec<Lacking> {
+    let mut lacking = Vec::new();
+    for capability in capabilities.iter() {
+        let libraries = match capability {
+            Capability::Compat32 => compat32(kind, present),
+            _ => libraries(kind, capability, present),
+        };
+        if !libraries.is_empty() {
+            lacking.push(Lacking {
+                capability,
+                libraries,
+            });
+        }
+    }
+    lacking
+}
+
+/// Nothing is missing if the machine cannot run 32-bit programs, or if no other capability is requested. WSL 2 has no 32-bit libraries.
+fn compat32(kind: DriverKind, present: &[Library]) -> Vec<String> {
+    let native = Arch::native();
+    if kind == DriverKind::Linux
+        && native.compat32().is_some()
+        && !present.is_empty()
+        && present.iter().all(|library| library.arch == native)
+    {
+        return vec!["32-bit libraries".to_owned()];
+    }
+    Vec::new()
+}
+
+fn libraries(kind: DriverKind, capability: Capability, present: &[Library]) -> Vec<String> {
+    let mut lacking = Vec::new();
+    for group in file_table::characteristic(kind, capability) {
+        let is_present =
+            |library: &Library| library.arch == Arch::native() && group.contains(&library.name);
+        if !present.iter().any(is_present)
+            && let Some(name) = group.first()
+        {
+            lacking.push(format!("{name}.so"));
+        }
+    }
+    lacking
+}
+
+/// Returns the finding about missing libraries, with the commands that install them. `None` if no capability lacks one.
+#[must_use]
+pub fn finding(kind: &'static Kind, search: &Search<'_>, lacking: &[Lacking]) -> Option<Finding> {
+    if lacking.is_empty() {
+        return None;
+    }
+    let (what, fix) = match search.kind {
+        DriverKind::Linux => (
+            packages::lacking_in_words(search.root, lacking),
+            packages::commands(search.root, lacking),
+        ),
+        DriverKind::Wsl => (wsl::lacking_in_words(lacking), wsl::INSTALL.to_owned()),
+    };
+    Some(Finding::new(kind, what, fix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::paths::HostPath;
+
+    #[test]
+    fn libraries_that_32_bit_programs_lack() {
+        let native = Arch::native();
+        let library = |arch| Library {
+            name: "libcuda",
+            arch,
+            source: HostPath::new("/libcuda.so.1"),
+            file_name: "libcuda.so.1".into(),
+            sonames: [].into(),
+        };
+        let compat32 = Capabilities::new(&[Capability::Compat32]);
+        let lacking = |kind, present: &[Library]| of(kind, compat32, present).len();
+        let linux = DriverKind::Linux;
+        assert_eq!(lacking(linux, &[]), 0, "no other capability is requested");
+        assert_eq!(lacking(DriverKind::Wsl, &[library(native)]), 0);
+        // A machine that cannot run 32-bit programs lacks nothing.
+        assert_eq!(
+            lacking(linux, &[library(native)]),
+            usize::from(native.compat32().is_some())
+        );
+        if let Some(other) = native.compat32() {
+            assert_eq!(lacking(linux, &[library(native), library(other)]), 0);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Examines the driver of a host. A start decides from this, and doctor shows it.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Error, Result};
+
+use base::paths::HostPath;
+use base::tree::Tree;
+
+use super::Roots;
+use crate::config::Config;
+use crate::driver::libraries::{LinkerCache, Search};
+use crate::driver::{DriverKind, diagnosis, locate};
+use crate::inventory::Inventory;
+use crate::inventory::ask::{self, Question};
+use crate::inventory::gather::NvmlAnswer;
+use crate::inventory::procfs;
+
+/// The parts of a driver that exist below its roots. One or several of them can be missing.
+#[derive(Debug)]
+pub struct Examined {
+    /// The directories that contain the parts
+    pub roots: Roots,
+    /// The linker cache of the driver root
+    pub linker_cache: LinkerCache,
+    /// The version of the loaded kernel module
+    pub module: Option<String>,
+    /// The module's file with the version
+    pub(super) version_file: Option<Vec<u8>>,
+    /// The real path of libnvidia-ml in the version of the module
+    pub library: Option<HostPath>,
+}
+
+impl Examined {
+    /// Examines the driver below these roots.
+    #[must_use]
+    pub fn below(roots: Roots, config: &Config) -> Self {
+        let linker_cache = LinkerCache::read(&roots.driver, config.ldcache.as_ref());
+        let version_file = procfs::read_version_file(&roots.proc);
+        let module = version_file.as_deref().and_then(procfs::version_of);
+        let version = module.as_deref().unwrap_or_default();
+        let search = roots.search(&linker_cache, version, config);
+        let library = locate::management_library(&search).map(|library| library.source);
+        Self {
+            roots,
+            linker_cache,
+            module,
+            version_file,
+            library,
+        }
+    }
+
+    /// Returns the search for the libraries of the loaded module's version or, if none is loaded, of any version.
+    #[must_use]
+    pub fn search<'a>(&'a self, config: &'a Config) -> Search<'a> {
+        let version = self.module.as_deref().unwrap_or_default();
+        self.roots.search(&self.linker_cache, version, config)
+    }
+
+    /// Whether the kernel module is missing that the driver needs.
+    #[must_use]
+    pub fn lacks_module(&self) -> bool {
+        self.roots.kind == DriverKind::Linux && self.module.is_none()
+    }
+
+    /// Returns why the driver as a whole does not work: its library is missing, or its module is not loaded. `host` is the directory that is
+    /// the host, if that is not `/`.
+    #[must_use]
+    pub fn fault(&self, config: &Config, host: Option<&Tree>) -> Option<Error> {
+        if self.library.is_some() && !self.lacks_module() {
+            return None;
+        }
+        let seen = diagnosis::inspect(&self.search(config), self.module.clone(), host);
+        diagnosis::diagnose(&seen, &self.roots.driver)
+    }
+
+    /// Returns the root directory for NVML, and the path of the library below it. `None` if the library is missing.
+    #[must_use]
+    pub fn place(&self) -> Option<(HostPath, PathBuf)> {
+        Question::place(&self.roots.driver, &self.roots.dev, self.library.as_ref()?).ok()
+    }
+
+    /// Queries NVML. If the module is not loaded, the error names that cause instead of NVML's error.
+    pub(super) fn ask(
+        &self,
+        question: &Question,
+        config: &Config,
+        end: Instant,
+    ) -> Result<NvmlAnswer> {
+        match ask::ask(question, end) {
+            Err(error) if self.lacks_module() => Err(self.fault(config, None).unwrap_or(error)),
+            answer => answer,
+        }
+    }
+
+    /// Queries NVML and not the cache, and adds what only the kernel lists.
+    ///
+    /// # Errors
+    /// If NVML fails.
+    pub fn ask_for_inventory(&self, question: &Question, config: &Config) -> Result<Inventory> {
+        let end = Instant::now() + config.nvml_timeout;
+        let mut inventory = self.ask(question, config, end)?.inventory;
+        self.roots
+            .complete(&mut inventory, &procfs::read_gpus(&self.roots.proc));
+        Ok(inventory)
+    }
+}
