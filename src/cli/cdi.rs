@@ -11,8 +11,8 @@ use base::tree::Tree;
 use cdi_spec::file::Format;
 use cdi_spec::spec::Spec;
 use findings::catalog;
-use nvidia_host::cdi::extras;
-use nvidia_host::cdi::of_host::{self, GPU_CLASS, Settings};
+use nvidia_host::cdi::extra_devices;
+use nvidia_host::cdi::of_host::{GPU_CLASS, Settings, SpecWriter};
 use nvidia_host::cdi::stamp::Stamp;
 
 use super::args::{Cdi, SpecDirs, SpecOptions};
@@ -42,8 +42,8 @@ impl SpecOptions {
             None => {
                 let format = self.format.unwrap_or_default();
                 let gpus = nvidia_host::cdi::default_path(format);
-                let path = match extras::class_named(&self.class) {
-                    Some(class) => extras::path_of(class, &gpus),
+                let path = match extra_devices::class_named(&self.class) {
+                    Some(class) => extra_devices::path_of(class, &gpus),
                     None => gpus,
                 };
                 Ok((Some(path), format))
@@ -83,15 +83,13 @@ fn generate(
     let (path, format) = options.target()?;
     let config = info::configuration(config, root)?;
     let settings = options.settings(format)?;
-    let mut findings = Vec::new();
-    let spec = match extras::class_named(&settings.class) {
-        Some(class) => {
-            extras::make_class(class, &config, &settings, &engines_read_gids, &mut findings)
-        }
-        None => of_host::make(&config, &settings, &engines_read_gids, &mut findings),
+    let mut writer = SpecWriter::new(&config, &settings, engines_read_gids);
+    let spec = match extra_devices::class_named(&settings.class) {
+        Some(class) => writer.make_class(class),
+        None => writer.make(),
     };
     let mut call = Call::default();
-    findings.iter().for_each(|finding| call.finding(finding));
+    report_findings(&mut writer, &mut call);
     let spec = spec?;
     if spec.devices.is_empty() {
         return Err(failure(
@@ -108,16 +106,8 @@ fn generate(
     call.report(&format!("wrote {}: {}", path.display(), summary(&spec)));
     let mut files = vec![path.clone()];
     if settings.class == GPU_CLASS {
-        let mut findings = Vec::new();
-        let more = extras::refresh(
-            &path,
-            Stamp::from_spec(&spec),
-            &config,
-            &settings,
-            &engines_read_gids,
-            &mut findings,
-        );
-        findings.iter().for_each(|finding| call.finding(finding));
+        let more = writer.refresh_extra(&path, Stamp::from_spec(&spec).as_ref());
+        report_findings(&mut writer, &mut call);
         for (path, spec) in more? {
             call.report(&format!("wrote {}: {}", path.display(), summary(&spec)));
             files.push(path);
@@ -179,7 +169,7 @@ fn refresh(
             "give it with --output, or use \"cdi generate\"",
         ));
     };
-    if let Some(class) = extras::class_named(&options.class) {
+    if let Some(class) = extra_devices::class_named(&options.class) {
         return Err(failure(
             &catalog::COMMAND_LINE,
             format!(
@@ -193,17 +183,16 @@ fn refresh(
     }
     let config = info::configuration(config, root)?;
     let settings = options.settings(format)?;
-    let mut findings = Vec::new();
-    let refreshed = nvidia_host::cdi::refresh::refresh(
-        &path,
-        &config,
-        &settings,
-        &engines_read_gids,
-        &mut findings,
-    );
-    let mut call = Call::default();
-    findings.iter().for_each(|finding| call.finding(finding));
+    let mut writer = SpecWriter::new(&config, &settings, engines_read_gids);
+    let refreshed = writer.refresh(&path);
+    report_findings(&mut writer, &mut Call::default());
     refreshed.map(|()| ExitCode::SUCCESS)
+}
+
+fn report_findings(writer: &mut SpecWriter<'_>, call: &mut Call) {
+    for finding in writer.findings.drain(..) {
+        call.finding(&finding);
+    }
 }
 
 /// Returns whether all engines of this host read the field `additionalGids`. Others reject the whole file because of it.

@@ -10,7 +10,7 @@ use cdi_spec::name::is_nvidia;
 use cdi_spec::registry::{self, Found, SpecFile};
 use cdi_spec::spec::{DeviceNode, Spec};
 use nvidia_host::cdi::entry::RootfsEdits;
-use nvidia_host::cdi::extras;
+use nvidia_host::cdi::extra_devices;
 use nvidia_host::cdi::generate::sources;
 use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::driver::node_name::NodeName;
@@ -106,7 +106,7 @@ const REFRESH: &str = "run \"oci-nvidia-hook cdi generate\"";
 
 /// Returns the hint that replaces this file. A new spec in /var/run/cdi would hide an old one in /etc/cdi only until the next boot.
 fn rewrite(file: &str) -> String {
-    let base = extras::base_of(Path::new(file));
+    let base = extra_devices::base_of(Path::new(file));
     if base == nvidia_host::cdi::default_path(Format::Yaml) {
         return REFRESH.to_owned();
     }
@@ -310,7 +310,7 @@ fn node_of(node: &DeviceNode) -> Node<'_> {
 
 /// Returns the hint for a spec that includes a denied GPU.
 fn without_denied(spec: &Spec, verdict: &CdiVerdict, limits: &NodeLimits) -> String {
-    let base = extras::base_of(Path::new(&verdict.file));
+    let base = extra_devices::base_of(Path::new(&verdict.file));
     let file = base.display();
     match verdict.ours {
         true if spec.kind.starts_with(PLUGINS_VENDOR) => {

@@ -19,9 +19,9 @@ use base::paths::HostPath;
 use cdi_spec::file::Format;
 use cdi_spec::spec::Spec;
 use engines::cdi_check::is_ours;
-use nvidia_host::cdi::extras;
+use nvidia_host::cdi::extra_devices;
 use nvidia_host::cdi::generate::{ALL, Naming};
-use nvidia_host::cdi::of_host::{self, Settings};
+use nvidia_host::cdi::of_host::{Settings, SpecWriter};
 use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::config::{Config, Limits};
 use nvidia_host::device_id::parse_decimal;
@@ -77,7 +77,7 @@ impl Kind {
     /// Returns the full name of the CDI device of an IMEX channel.
     #[must_use]
     pub fn imex_name(self, channel: u32) -> String {
-        format!("{}/{}={channel}", self.vendor, extras::IMEX_CLASS)
+        format!("{}/{}={channel}", self.vendor, extra_devices::IMEX_CLASS)
     }
 
     /// Returns the path of the spec of a class in this directory.
@@ -93,7 +93,7 @@ impl Kind {
 /// If it cannot be removed.
 pub fn remove_unused(dir: &Path, kind: Kind) -> Result<bool> {
     let mut found = false;
-    for path in extras::classes()
+    for path in extra_devices::classes()
         .chain([CLASS])
         .map(|class| kind.file_in(dir, class))
     {
@@ -311,14 +311,9 @@ impl VendorSpecs {
     /// Updates the specs of the devices next to the GPUs. The stamp of the host does not include these devices, so the specs are compared.
     fn refresh_features(&mut self, now: Option<&Stamp>) -> Result<()> {
         (self.features, self.imex_channels) = (Features::EMPTY, Vec::new());
+        let mut writer = SpecWriter::new(&self.config, &self.settings, || false);
         let specs = match now {
-            Some(now) => extras::make(
-                &self.config,
-                &self.settings,
-                now,
-                &|| false,
-                &mut Vec::new(),
-            )?,
+            Some(now) => writer.make_extra(now)?,
             None => Vec::new(),
         };
         let features = specs
@@ -327,18 +322,14 @@ impl VendorSpecs {
             .collect();
         let channels = specs
             .iter()
-            .filter(|(class, _)| *class == extras::IMEX_CLASS);
+            .filter(|(class, _)| *class == extra_devices::IMEX_CLASS);
         let channels = channels
             .flat_map(|(_, spec)| &spec.devices)
             .filter_map(|device| parse_decimal(&device.name));
         let channels = channels.collect();
-        extras::update(
-            specs,
-            &|class| self.kind.file_in(&self.dir, class),
-            &self.settings,
-            &mut Vec::new(),
-        )
-        .with_context(|| format!("cannot update the CDI specs in {:?}", self.dir))?;
+        writer
+            .update_extra(specs, &|class| self.kind.file_in(&self.dir, class))
+            .with_context(|| format!("cannot update the CDI specs in {:?}", self.dir))?;
         (self.features, self.imex_channels) = (features, channels);
         Ok(())
     }
@@ -385,7 +376,8 @@ impl VendorSpecs {
             naming,
             ..self.settings.clone()
         };
-        let spec = of_host::of_inspected(&self.config, &settings, &host, &mut Vec::new())?; // `check` and doctor report the findings
+        // `check` and doctor report the findings.
+        let spec = SpecWriter::new(&self.config, &settings, || false).make_of(&host)?;
         if spec.devices.is_empty() {
             self.remove_file()?;
             return Ok(BTreeSet::new());

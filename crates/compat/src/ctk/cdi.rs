@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use anyhow::Result;
-use nvidia_host::cdi::extras::IMEX_CLASS;
+use nvidia_host::cdi::extra_devices::IMEX_CLASS;
 use nvidia_host::feature::Feature;
 
 use super::args::{Format, Generate, Mode, Strategy};

@@ -12,7 +12,7 @@ use anyhow::Result;
 use base::report::{Finding, failure};
 use cdi_spec::name::is_nvidia;
 use findings::catalog;
-use nvidia_host::cdi::extras;
+use nvidia_host::cdi::extra_devices;
 use nvidia_host::cdi::generate::Naming;
 use nvidia_host::config::{Config, Limits};
 use nvidia_host::device_id::VisibleDevices;
@@ -205,7 +205,7 @@ fn has_gpus(container: &Container) -> bool {
 fn is_extra(name: &str) -> bool {
     let kind = name.split('=').next().unwrap_or(name);
     match kind.split_once('/') {
-        Some((_, class)) => extras::class_named(class).is_some(),
+        Some((_, class)) => extra_devices::class_named(class).is_some(),
         None => false,
     }
 }

@@ -1,11 +1,11 @@
 //! Creates CDI specs from edits, and detects specs that are out of date.
 //!
-//! [`lower`] converts edits, [`generate`] makes the spec of all devices, [`of_host`] does so for this host, [`extras`] makes the specs of
+//! [`lower`] converts edits, [`generate`] makes the spec of all devices, [`of_host`] does so for this host, [`extra_devices`] makes the specs of
 //! other devices, and [`refresh`] updates both. [`entry`] has the arguments of the hook entry, and [`stamp`] the state of the host for
 //! which a spec is valid.
 
 pub mod entry;
-pub mod extras;
+pub mod extra_devices;
 pub mod generate;
 pub mod lower;
 pub mod of_host;

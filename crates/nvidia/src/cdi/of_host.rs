@@ -17,7 +17,7 @@ use super::generate::{Named, Naming, spec};
 use super::lower::SpecContext;
 use super::stamp::Stamp;
 use crate::config::Config;
-use crate::edits::{Wanted, decide};
+use crate::edits::{Edits, Wanted, decide};
 use crate::host::Host;
 use crate::inventory::Inventory;
 use crate::inventory::select::{mig_left_out, permitted_devices, permitted_failed};
@@ -39,129 +39,162 @@ pub struct Settings {
     pub format: Format,
 }
 
-/// Creates the spec of this host. A device that does not work is left out, with a finding. Findings are appended to `findings`, even
-/// if the function fails later. `engines_read_gids` is called at most once, and only if a node belongs to a group: engines that do
-/// not support the field `additionalGids` reject the whole file.
-///
-/// # Errors
-/// If the driver is missing or does not answer, or lacks a file that all containers require.
-pub fn make(
-    config: &Config,
-    settings: &Settings,
-    engines_read_gids: &dyn Fn() -> bool,
-    findings: &mut Vec<Finding>,
-) -> Result<Spec> {
-    let stamp = Stamp::of_host(config, settings);
-    make_with(
-        config,
-        settings,
-        engines_read_gids,
-        findings,
-        stamp,
-        &Host::inspect_afresh(config)?,
-    )
+/// Creates and writes the CDI specs of this host.
+#[derive(Debug)]
+pub struct SpecWriter<'a> {
+    pub(super) config: &'a Config,
+    pub(super) settings: &'a Settings,
+    /// Engines that do not support the field `additionalGids` reject the whole file. This is called at most once for a spec, and only if a
+    /// node belongs to a group.
+    engines_read_gids: fn() -> bool,
+    /// The findings so far. They are complete up to the point at which a function failed.
+    pub findings: Vec<Finding>,
 }
 
-/// Creates the spec of a host that was already inspected, like [`make`]. Never calls NVML.
-///
-/// # Errors
-/// If the driver lacks a file that all containers require.
-pub fn of_inspected(
-    config: &Config,
-    settings: &Settings,
-    host: &Host,
-    findings: &mut Vec<Finding>,
-) -> Result<Spec> {
-    make_with(
-        config,
-        settings,
-        &|| false,
-        findings,
-        Stamp::of_host(config, settings),
-        host,
-    )
+impl<'a> SpecWriter<'a> {
+    /// Returns a writer without findings.
+    #[must_use]
+    pub const fn new(
+        config: &'a Config,
+        settings: &'a Settings,
+        engines_read_gids: fn() -> bool,
+    ) -> Self {
+        Self {
+            config,
+            settings,
+            engines_read_gids,
+            findings: Vec::new(),
+        }
+    }
+
+    /// Takes the stamp of this host, see [`Stamp::of_host`].
+    pub(super) fn stamp(&self) -> Option<Stamp> {
+        Stamp::of_host(self.config, self.settings)
+    }
+
+    /// Creates the spec of this host. A device that does not work is left out, with a finding.
+    ///
+    /// # Errors
+    /// If the driver is missing or does not answer, or lacks a file that all containers require.
+    pub fn make(&mut self) -> Result<Spec> {
+        let stamp = self.stamp();
+        self.make_with(stamp, &Host::inspect_afresh(self.config)?)
+    }
+
+    /// Creates the spec of a host that was already inspected, like [`Self::make`]. Never calls NVML.
+    ///
+    /// # Errors
+    /// If the driver lacks a file that all containers require.
+    pub fn make_of(&mut self, host: &Host) -> Result<Spec> {
+        let stamp = self.stamp();
+        self.make_with(stamp, host)
+    }
+
+    pub(super) fn make_with(&mut self, stamp: Option<Stamp>, host: &Host) -> Result<Spec> {
+        let config = self.config;
+        let wanted = wanted(config);
+        let mut permitted = permitted_devices(&host.inventory, &config.devices);
+        let facts = host.facts(&wanted, &permitted)?;
+        let (common, more) = decide::common(&facts, &wanted)?;
+        self.findings.extend(more);
+        if let Some(refused) = facts.devices.wsl.as_ref().and_then(decide::refused_limits) {
+            self.findings.push(refused);
+            permitted.clear();
+        }
+        // A spec also names single GPUs.
+        let not_isolated = decide::not_isolated(&facts.devices, 1.min(permitted.len()));
+        self.findings.extend(not_isolated);
+        let mut devices = Vec::new();
+        let mut failed: Vec<Finding> = Vec::new();
+        for device in permitted {
+            match decide::of_device(&facts.devices, &wanted, device) {
+                Ok(edits) => devices.push(Named {
+                    names: self.settings.naming.names(device),
+                    edits,
+                }),
+                Err(error) => failed.push(left_out(line(&error))),
+            }
+        }
+        for gpu in permitted_failed(&host.inventory, &config.devices) {
+            failed.push(left_out(gpu.to_string()));
+        }
+        let stamp = stamp.map(|mut stamp| {
+            stamp.complete(&host.inventory);
+            if !failed.is_empty() {
+                // No host has this stamp, so the next refresh asks again: the GPU may be ready then.
+                stamp.host = 0;
+            }
+            stamp.to_text()
+        });
+        self.findings.extend(failed);
+        let not_named = mig_left_out(&host.inventory, &config.devices);
+        self.findings.extend(not_named);
+        self.findings.extend(host.findings());
+        let edits = devices.iter().map(|device| &device.edits);
+        let context = self.context(
+            host.driver().path(),
+            host.proc_dir(),
+            edits.chain([&common]),
+        );
+        let entry = RootfsEdits {
+            stamp,
+            cuda_compat: cuda_compat(config, host),
+            ..RootfsEdits::of_config(config)
+        };
+        let kind = format!("{}/{}", self.settings.vendor, self.settings.class);
+        Ok(spec(&kind, &common, &devices, &context, entry))
+    }
+
+    /// Returns the context of a spec with these edits.
+    pub(super) fn context<'e>(
+        &self,
+        driver_root: HostPath,
+        proc_dir: Option<HostPath>,
+        edits: impl Iterator<Item = &'e Edits>,
+    ) -> SpecContext {
+        let mut nodes = edits.flat_map(|edits| &edits.nodes);
+        let is_for_a_group = nodes.any(|node| node.permissions.additional_gid().is_some());
+        let configured = self.settings.additional_gids;
+        SpecContext {
+            driver_root,
+            proc_dir,
+            program: self.settings.program.clone(),
+            additional_gids: is_for_a_group && configured.unwrap_or_else(self.engines_read_gids),
+            node_access: self.config.device_node_access,
+            image: None,
+        }
+    }
+
+    /// Writes a spec. Returns `false` if that would be a new file, and another program's spec has its devices.
+    pub(super) fn put(&mut self, path: &Path, spec: &Spec, replaces: bool) -> Result<bool> {
+        let mut earlier = Vec::new();
+        for other in others_in_directory(path, spec) {
+            if is_earlier(&other, path) {
+                earlier.push(other.path);
+            } else if !replaces {
+                self.findings.push(left_to(path, &other.path));
+                return Ok(false);
+            }
+        }
+        super::write(path, &self.settings.format.print(spec)?)?;
+        for earlier in earlier {
+            std::fs::remove_file(earlier)?;
+        }
+        Ok(true)
+    }
 }
 
-pub(super) fn make_with(
-    config: &Config,
-    settings: &Settings,
-    engines_read_gids: &dyn Fn() -> bool,
-    findings: &mut Vec<Finding>,
-    stamp: Option<Stamp>,
-    host: &Host,
-) -> Result<Spec> {
-    let wanted = wanted(config);
-    let mut permitted = permitted_devices(&host.inventory, &config.devices);
-    let facts = host.facts(&wanted, &permitted)?;
-    let (common, more) = decide::common(&facts, &wanted)?;
-    findings.extend(more);
-    if let Some(refused) = facts.devices.wsl.as_ref().and_then(decide::refused_limits) {
-        findings.push(refused);
-        permitted.clear();
+/// Returns the versions of the driver and of CUDA with which the compatibility libraries of images are compared.
+fn cuda_compat(config: &Config, host: &Host) -> Option<(String, String)> {
+    if !config.cuda_compat || !host.driver_kind().has_cuda_compat() {
+        return None;
     }
-    // A spec also names single GPUs.
-    findings.extend(decide::not_isolated(&facts.devices, 1.min(permitted.len())));
-    let mut devices = Vec::new();
-    let mut failed: Vec<Finding> = Vec::new();
-    for device in permitted {
-        match decide::of_device(&facts.devices, &wanted, device) {
-            Ok(edits) => devices.push(Named {
-                names: settings.naming.names(device),
-                edits,
-            }),
-            Err(error) => failed.push(left_out(line(&error))),
-        }
-    }
-    failed.extend(
-        permitted_failed(&host.inventory, &config.devices).map(|gpu| left_out(gpu.to_string())),
-    );
-    let complete = failed.is_empty();
-    findings.extend(failed);
-    findings.extend(mig_left_out(&host.inventory, &config.devices));
-    findings.extend(host.findings());
-    let mut nodes = devices
-        .iter()
-        .map(|device| &device.edits)
-        .chain([&common])
-        .flat_map(|edits| &edits.nodes);
-    let is_for_a_group = nodes.any(|node| node.permissions.additional_gid().is_some());
-    let context = SpecContext {
-        driver_root: host.driver().path(),
-        proc_dir: host.proc_dir(),
-        program: settings.program.clone(),
-        additional_gids: is_for_a_group
-            && settings.additional_gids.unwrap_or_else(engines_read_gids),
-        node_access: config.device_node_access,
-        image: None,
-    };
-    let stamp = stamp.map(|mut stamp| {
-        stamp.complete(&host.inventory);
-        // A GPU that is not ready yet is asked again at the next refresh: no host has this stamp.
-        Stamp {
-            host: if complete { stamp.host } else { 0 },
-            ..stamp
-        }
-        .to_text()
-    });
     let Inventory {
         driver_version,
         cuda_version,
         ..
     } = &host.inventory;
-    let cuda_compat = (config.cuda_compat && host.driver_kind().has_cuda_compat())
-        .then(|| (driver_version.clone(), cuda_version.clone()));
-    let kind = format!("{}/{}", settings.vendor, settings.class);
-    Ok(spec(
-        &kind,
-        &common,
-        &devices,
-        &context,
-        RootfsEdits {
-            stamp,
-            cuda_compat,
-            ..RootfsEdits::of_config(config)
-        },
-    ))
+    Some((driver_version.clone(), cuda_version.clone()))
 }
 
 /// Returns a request for the whole driver, because a spec is independent of containers.
@@ -188,31 +221,22 @@ pub const GPU_CLASS: &str = "gpu";
 /// spec in another directory has a different priority.
 fn others_in_directory(path: &Path, spec: &Spec) -> Vec<SpecFile> {
     let names: BTreeSet<_> = spec.devices.iter().map(|device| &device.name).collect();
-    let is_other = |file: &SpecFile| {
-        let other = file
-            .spec
-            .as_ref()
-            .ok()
-            .filter(|other| other.kind == spec.kind);
-        file.path != path
-            && other.is_some_and(|other| {
-                other
-                    .devices
-                    .iter()
-                    .any(|device| names.contains(&device.name))
-            })
-    };
     let dirs = Vec::from_iter(path.parent().map(Path::to_path_buf));
-    registry::read(&dirs).into_iter().filter(is_other).collect()
+    let mut others = registry::read(&dirs);
+    others.retain(|file| {
+        file.path != path
+            && file.spec.as_ref().is_ok_and(|other| {
+                let mut devices = other.devices.iter();
+                other.kind == spec.kind && devices.any(|device| names.contains(&device.name))
+            })
+    });
+    others
 }
 
 /// Whether this program wrote the file in place of `path`, with the other format.
 fn is_earlier(other: &SpecFile, path: &Path) -> bool {
     other.path.file_stem() == path.file_stem()
-        && other
-            .spec
-            .as_ref()
-            .is_ok_and(|spec| Stamp::from_spec(spec).is_some())
+        && matches!(&other.spec, Ok(spec) if Stamp::from_spec(spec).is_some())
 }
 
 /// Returns the finding about a spec that is not created, because another program's spec has its devices.
@@ -225,27 +249,4 @@ fn left_to(path: &Path, other: &Path) -> Finding {
             other.display()
         ),
     )
-}
-
-/// Writes a spec. Returns `false` if that would be a new file, and another program's spec has its devices.
-pub(super) fn put(
-    path: &Path,
-    spec: &Spec,
-    settings: &Settings,
-    replaces: bool,
-    findings: &mut Vec<Finding>,
-) -> Result<bool> {
-    let others = others_in_directory(path, spec);
-    let (earlier, others): (Vec<_>, Vec<_>) = others
-        .into_iter()
-        .partition(|other| is_earlier(other, path));
-    if let (false, Some(other)) = (replaces, others.first()) {
-        findings.push(left_to(path, &other.path));
-        return Ok(false);
-    }
-    super::write(path, &settings.format.print(spec)?)?;
-    for earlier in earlier {
-        std::fs::remove_file(earlier.path)?;
-    }
-    Ok(true)
 }

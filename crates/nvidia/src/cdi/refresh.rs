@@ -4,92 +4,75 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use base::report::Finding;
 use cdi_spec::registry;
 use cdi_spec::spec::Spec;
 
-use super::extras;
 use super::generate::sources;
-use super::of_host::{GPU_CLASS, Settings, make_with, put};
+use super::of_host::{GPU_CLASS, SpecWriter};
 use super::stamp::Stamp;
-use crate::config::Config;
 use crate::host::Host;
 
 /// How often the spec is created again if the host changes in the meantime.
 const TRIES: u32 = 3;
 
-/// Creates the spec file again if it is out of date, and removes it if the host has no GPU any more. The specs of other devices follow
-/// it. This is repeated if the host changes in the meantime, because systemd does not start a service again while it runs.
-///
-/// # Errors
-/// If the spec cannot be created, see [`super::of_host::make`], and if the file cannot be written or removed.
-pub fn refresh(
-    path: &Path,
-    config: &Config,
-    settings: &Settings,
-    engines_read_gids: &dyn Fn() -> bool,
-    findings: &mut Vec<Finding>,
-) -> Result<()> {
-    let mut stamp = None;
-    for _ in 0..TRIES {
-        let changed;
-        (stamp, changed) = refresh_once(path, config, settings, engines_read_gids, findings)?;
-        if !changed {
-            break;
+impl SpecWriter<'_> {
+    /// Creates the spec file again if it is out of date, and removes it if the host has no GPU any more. The specs of other devices
+    /// follow it. This is repeated if the host changes in the meantime, because systemd does not start a service again while it runs.
+    ///
+    /// # Errors
+    /// If the spec cannot be created, see [`Self::make`], and if the file cannot be written or removed.
+    pub fn refresh(&mut self, path: &Path) -> Result<()> {
+        let mut stamp = None;
+        for _ in 0..TRIES {
+            let before = self.stamp();
+            stamp = self.refresh_once(path, before.clone())?;
+            if stamp == before {
+                break;
+            }
         }
+        if self.settings.class == GPU_CLASS {
+            self.refresh_extra(path, stamp.as_ref())?;
+        }
+        Ok(())
     }
-    if settings.class == GPU_CLASS {
-        extras::refresh(path, stamp, config, settings, engines_read_gids, findings)?;
-    }
-    Ok(())
-}
 
-/// Updates the file once. Returns the last stamp of the host, and whether the host has changed in the meantime.
-fn refresh_once(
-    path: &Path,
-    config: &Config,
-    settings: &Settings,
-    engines_read_gids: &dyn Fn() -> bool,
-    findings: &mut Vec<Finding>,
-) -> Result<(Option<Stamp>, bool)> {
-    let old = registry::read_spec(path).ok();
-    let old_stamp = old.as_ref().and_then(Stamp::from_spec);
-    // The stamp is taken first, so that a change in the meantime makes the new spec out of date.
-    let before = Stamp::of_host(config, settings);
-    let mut stamp = before.clone();
-    let mut host = None;
-    // Only NVML shows the UUIDs of MIG devices.
-    if let Some(stamp) = stamp.as_mut().filter(|stamp| stamp.mig.is_some()) {
-        stamp.complete(&host.insert(Host::inspect_afresh(config)?).inventory);
-    }
-    let exists = |path: &&str| rustix::fs::lstat(*path).is_ok();
-    if let (Some(old), Some(stamp)) = (&old, &stamp)
-        && old_stamp.as_ref() == Some(stamp)
-        && sources(old).iter().all(exists)
-    {
-        return Ok((before, false));
-    }
-    let spec = match stamp {
-        None => Spec::default(),
-        stamp => {
-            let host = match host {
-                Some(host) => host,
-                None => Host::inspect_afresh(config)?,
-            };
-            make_with(config, settings, engines_read_gids, findings, stamp, &host)?
+    /// Updates the file once. `before` is the stamp of the host, which is taken first: a change in the meantime makes the new spec out of
+    /// date. Returns the last stamp of the host.
+    fn refresh_once(&mut self, path: &Path, before: Option<Stamp>) -> Result<Option<Stamp>> {
+        let old = registry::read_spec(path).ok();
+        let old_stamp = old.as_ref().and_then(Stamp::from_spec);
+        let mut stamp = before.clone();
+        let mut host = None;
+        if let Some(stamp) = &mut stamp
+            && stamp.mig.is_some()
+        {
+            // Only NVML shows the UUIDs of MIG devices.
+            let host = host.insert(Host::inspect_afresh(self.config)?);
+            stamp.complete(&host.inventory);
         }
-    };
-    if !spec.devices.is_empty() {
-        if !put(path, &spec, settings, old.is_some(), findings)? {
-            return Ok((before, false));
+        if let (Some(old), Some(_)) = (&old, &stamp)
+            && old_stamp == stamp
+            && sources(old)
+                .iter()
+                .all(|path| rustix::fs::lstat(*path).is_ok())
+        {
+            return Ok(before);
         }
-    } else if old_stamp.is_some() {
-        // The spec lists GPUs that do not exist any more. Without a stamp, another program wrote it, and it stays.
-        std::fs::remove_file(path)?;
+        let spec = match (stamp, host) {
+            (None, _) => Spec::default(),
+            (stamp, Some(host)) => self.make_with(stamp, &host)?,
+            (stamp, None) => self.make_with(stamp, &Host::inspect_afresh(self.config)?)?,
+        };
+        if !spec.devices.is_empty() {
+            if !self.put(path, &spec, old.is_some())? {
+                return Ok(before);
+            }
+        } else if old_stamp.is_some() {
+            // The spec lists GPUs that do not exist any more. Without a stamp, another program wrote it, and it stays.
+            std::fs::remove_file(path)?;
+        }
+        Ok(self.stamp())
     }
-    let after = Stamp::of_host(config, settings);
-    let changed = after != before;
-    Ok((after, changed))
 }
 
 #[cfg(test)]
@@ -102,6 +85,7 @@ mod tests {
 
     use super::super::entry::RootfsEdits;
     use super::super::generate::Naming;
+    use super::super::of_host::Settings;
 
     /// Without GPUs, a spec of ours lists GPUs that no longer exist.
     #[test]
@@ -153,7 +137,8 @@ mod tests {
                 program: HostPath::new("/p"),
                 format: Format::Json,
             };
-            refresh(&path, &config, &settings, &|| false, &mut Vec::new()).unwrap();
+            let mut writer = SpecWriter::new(&config, &settings, || false);
+            writer.refresh(&path).unwrap();
             assert_eq!(std::fs::metadata(&path).is_ok(), stays, "{spec:?}");
         }
     }

@@ -8,7 +8,7 @@ use anyhow::Result;
 use base::paths::HostPath;
 use base::report::Finding;
 
-use super::{Host, beside};
+use super::{Host, extra_devices};
 use crate::driver::nodes::NodeState;
 use crate::driver::pci::PCI_DEVICES;
 use crate::driver::{DriverKind, ipc, locate};
@@ -42,7 +42,7 @@ impl Host {
             .iter()
             .filter(|(_, nodes)| !nodes.is_empty())
         {
-            let parts = beside::parts(&self.roots.driver, *feature);
+            let parts = extra_devices::parts(&self.roots.driver, *feature);
             files.placed.extend(parts.files);
             ipc.extend(parts.directories);
             findings.extend(parts.findings);
@@ -163,7 +163,7 @@ impl Gatherer<'_> {
     }
 
     fn feature(&mut self, feature: Feature) {
-        let nodes = beside::nodes(&self.host.roots.dev, feature);
+        let nodes = extra_devices::nodes(&self.host.roots.dev, feature);
         let mut names = Vec::new();
         for (name, node) in nodes {
             names.push(name.clone());

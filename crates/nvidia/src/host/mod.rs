@@ -4,8 +4,8 @@
 //! [`Host::facts`] gathers the facts about them, and [`crate::edits::decide`] turns the facts into edits without reading anything.
 //! [`Host::edits`] does the last two steps.
 
-pub(crate) mod beside;
 mod examined;
+pub(crate) mod extra_devices;
 mod gather;
 mod installed;
 mod missing;
@@ -92,7 +92,7 @@ pub fn node_limits(config: &Config) -> Result<NodeLimits> {
 #[must_use]
 pub fn features(roots: &Roots) -> Vec<(Feature, Vec<String>)> {
     let names = |feature| {
-        beside::nodes(&roots.dev, feature)
+        extra_devices::nodes(&roots.dev, feature)
             .into_iter()
             .map(|(name, _)| name)
             .collect::<Vec<_>>()

@@ -8,7 +8,7 @@ use anyhow::Result;
 use base::report::failure;
 use findings::catalog;
 
-use crate::cdi::extras::IMEX_CLASS;
+use crate::cdi::extra_devices::IMEX_CLASS;
 use crate::cdi::generate::ALL;
 use crate::device_id::{self, VisibleDevices, unique};
 use crate::feature::{Feature, Features};
