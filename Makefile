@@ -130,7 +130,7 @@ reproducible:
 deny:
 	@packaging/deny
 
-## Checks all crates for known vulnerabilities. This needs access to the RustSec database, so it is not part of CI.
+## Checks all crates for known vulnerabilities. This needs access to the RustSec database: CI runs it if the database can be reached.
 advisories:
 	@packaging/deny advisories
 

@@ -11,7 +11,7 @@ use nvidia_host::config::{self, Config};
 use nvidia_host::device_id::Nodes;
 use nvidia_host::driver::node_name::NodeName;
 use nvidia_host::feature::Features;
-use nvidia_host::host::{Host, node_limits};
+use nvidia_host::host::{self, Host, node_limits};
 use nvidia_host::inventory::node_limits::{Judgment, NodeLimits};
 use nvidia_host::request::select;
 
@@ -22,34 +22,30 @@ use crate::oci::{
 };
 use crate::record::call::Call;
 
-/// Checks the features and the GPU nodes of a container against the limits in this file, or in the default one. As in other modes, an invalid file stops
-/// containers with GPUs, because its limits are unknown. `root` replaces the driver root of the file.
+/// Checks the features and the GPU nodes of a container against the limits in this file, or in the default one. As in other modes, an
+/// invalid file stops containers with GPUs, because its limits are unknown. `root` replaces the driver root of the file.
 ///
 /// # Errors
-/// If the container has a denied GPU, or the limits or the GPU cannot be read.
+/// If the container has a denied GPU, the limits or the GPU cannot be read, or a directory that came with a feature contains sockets.
 pub(crate) fn check(
     spec: &SpecView,
     file: Option<&HostPath>,
     root: Option<&HostPath>,
     features: Features,
 ) -> Result<()> {
-    let (config, _) = config::read(file.map(HostPath::as_path))?;
+    let (mut config, _) = config::read(file.map(HostPath::as_path))?;
+    if let Some(root) = root {
+        config.driver_root = root.clone();
+    }
     select::refuse_denied(features, &config)?;
+    host::check_directories(&config, features)?;
     if !config.devices.permit_all_gpus() && gpu_nodes(spec).has(NodeName::Dxg) {
-        let driver_root = root.cloned().unwrap_or_else(|| config.driver_root.clone());
-        let refused = Host::inspect(
-            &Config {
-                driver_root,
-                ..config.clone()
-            },
-            &|| (),
-        )?
-        .refused_limits();
+        let refused = Host::inspect(&config, &|| ())?.refused_limits();
         if let Some(Finding { kind, what, fix }) = refused {
             return Err(failure(kind, what, fix));
         }
     }
-    let Some(granted) = Granted::read(spec, config, root)? else {
+    let Some(granted) = Granted::read(spec, config)? else {
         return Ok(());
     };
     match granted.limits.judge(&granted.nodes) {
@@ -65,7 +61,7 @@ pub(crate) fn check(
 /// If the container has a denied GPU, or the limits cannot be read.
 pub(super) fn check_inside(spec: &SpecView, call: &mut Call) -> Result<()> {
     let (config, _) = config::read(None)?;
-    let Some(granted) = Granted::read(spec, config, None)? else {
+    let Some(granted) = Granted::read(spec, config)? else {
         return Ok(());
     };
     match granted.limits.judge(&granted.nodes) {
@@ -86,8 +82,7 @@ struct Granted {
 
 impl Granted {
     /// Returns `None` if there are no limits, or the nodes do not show which GPUs were given to the container.
-    fn read(spec: &SpecView, mut config: Config, root: Option<&HostPath>) -> Result<Option<Self>> {
-        config.driver_root = root.cloned().unwrap_or(config.driver_root);
+    fn read(spec: &SpecView, config: Config) -> Result<Option<Self>> {
         let limits = node_limits(&config)?;
         if limits.is_empty() || lists_all_nodes(spec)? {
             return Ok(None);

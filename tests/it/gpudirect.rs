@@ -1,7 +1,8 @@
 //! GPUDirect Storage, GPUDirect RDMA, GDRCopy and NVSwitches: devices next to the GPUs, which a container requests with a variable each.
 
-use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::os::unix::fs::{FileTypeExt, symlink};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
@@ -17,7 +18,7 @@ use crate::support::{HOOK, run_with, scratch, sh};
 
 tests! {
     NEEDS => specs_of_other_devices, one_class, a_spec_follows_the_host, each_variable_gives_its_devices, a_missing_module_is_named, denied_features_are_refused,
-        files_of_another_place, precreate_lists_them, status_shows_them;
+        files_of_another_place, no_directory_leads_to_a_program, a_socket_in_a_given_directory, precreate_lists_them, status_shows_them;
     engine::NEEDS => podman_gives_them_by_variable, podman_gives_them_by_name;
 }
 
@@ -65,7 +66,8 @@ fn each_variable_gives_its_devices() {
             nodes,
             "{variable}"
         );
-        let files = container.exec("cat /etc/cufile.json /run/udev/data/x; echo x >/run/udev/y; :");
+        let files =
+            container.exec("cat /etc/cufile.json /run/udev/data/x; echo x >/run/udev/data/y; :");
         let (text, refused) = (files.stdout, files.stderr.contains("Read-only file system"));
         assert_eq!(
             (text == "{}\nhost\n", refused),
@@ -169,8 +171,9 @@ fn files_of_another_place() {
     let container = Waiting::start(dir.path(), &image.rootfs, &env, "");
     let ran = container.hook(&fake.config);
     assert!(
-        ran.stderr
-            .contains("\"/run/udev\" is not given to containers: it belongs to user 65534"),
+        ran.stderr.contains(
+            "\"/run/udev/data\" is not given to containers: \"/run/udev\" belongs to user 65534"
+        ),
         "{ran:?}"
     );
     ran.ok();
@@ -184,11 +187,128 @@ fn files_of_another_place() {
     );
 }
 
-fn precreate_lists_them() {
+/// The variables of all features.
+const ALL_FEATURES: [&str; 5] = [
+    GPU,
+    "NVIDIA_GDS=enabled",
+    "NVIDIA_MOFED=enabled",
+    "NVIDIA_GDRCOPY=enabled",
+    "NVIDIA_NVSWITCH=enabled",
+];
+
+/// Adds to `found` the sockets below a directory that accept a connection, the FIFOs and the device nodes.
+fn search_for_programs(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let kind = std::fs::symlink_metadata(&path).unwrap().file_type();
+        if kind.is_dir() {
+            search_for_programs(&path, found);
+        } else if kind.is_socket() && UnixStream::connect(&path).is_err() {
+            panic!("nothing listens at {path:?}: the test cannot show that it is reachable");
+        } else if kind.is_socket() || kind.is_fifo() || kind.is_char_device() {
+            found.push(path);
+        }
+    }
+}
+
+/// Searches the directories among these paths.
+fn programs_below(paths: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for path in paths {
+        if std::fs::metadata(&path).unwrap().is_dir() {
+            search_for_programs(&path, &mut found);
+        }
+    }
+    found
+}
+
+/// The control socket of udevd obeys uid 0 of any container, and a read-only mount does not prevent a connection.
+fn no_directory_leads_to_a_program() {
+    let fake = host();
+    let control = fake.root.join("run/udev/control");
+    let _listening = UnixListener::bind(&control).unwrap();
+    assert_eq!(programs_below([fake.root.join("run/udev")]), [control]);
+
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let container = Waiting::start(dir.path(), &image.rootfs, &ALL_FEATURES, "");
+    container.hook(&fake.config).ok();
+    let mountinfo = container.mountinfo();
+    let points = mountinfo.lines().filter_map(|line| line.split(' ').nth(4));
+    let [rootfs, own] = ["", "/dev"].map(|at| format!("{}{at}", image.rootfs.display()));
+    let given = points.filter(|point| point.starts_with(&format!("{rootfs}/")) && **point != own);
+    let namespace = format!("/proc/{}/root", container.pid());
+    let mut given: Vec<_> = given.map(|at| format!("{namespace}{at}").into()).collect();
+    assert!(
+        given.iter().any(|at: &PathBuf| at.ends_with("udev/data")),
+        "{given:?}"
+    );
+    assert_eq!(programs_below(given.drain(..)), [PathBuf::new(); 0]);
+
+    let edited = precreate(&fake, &image, &ALL_FEATURES);
+    let mounts = edited["mounts"].as_array().unwrap().iter();
+    let sources = mounts.map(|mount| PathBuf::from(mount["source"].as_str().unwrap()));
+    assert_eq!(programs_below(sources), [PathBuf::new(); 0]);
+
+    cdi(
+        &fake,
+        &[
+            "generate",
+            "--output",
+            &format!("{}/nvidia.yaml", dir.path().display()),
+        ],
+    )
+    .ok();
+    let spec = read(&dir.path().join("nvidia-gds.yaml"));
+    let mounts = spec.devices[0].container_edits.mounts.iter();
+    let sources = mounts.map(|mount| PathBuf::from(&mount.host_path));
+    assert_eq!(programs_below(sources), [PathBuf::new(); 0]);
+}
+
+/// The directory is examined at each start, also if the engine mounts it.
+fn a_socket_in_a_given_directory() {
     let fake = host();
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let env = [GPU, "NVIDIA_GDS=enabled", "NVIDIA_MOFED=enabled"];
+    cdi(
+        &fake,
+        &[
+            "generate",
+            "--output",
+            &format!("{}/nvidia.yaml", dir.path().display()),
+        ],
+    )
+    .ok();
+    let spec = read(&dir.path().join("nvidia-gds.yaml"));
+    let entry = &spec.devices[0].container_edits.hooks;
+    let entry = entry
+        .iter()
+        .chain(&spec.container_edits.hooks)
+        .next()
+        .unwrap();
+    let container = Waiting::start(dir.path(), &image.rootfs, &ALL_FEATURES, "");
+    container.create_runtime_hook(&entry.args[1..]).ok();
+
+    let socket = fake.root.join("run/udev/data/new");
+    let _listening = UnixListener::bind(&socket).unwrap();
+    let stderr = container.create_runtime_hook(&entry.args[1..]).failed(1);
+    let why = "\"/run/udev/data\" is not given to containers: \"new\" in it is a socket, a FIFO or a device (ONH-218)";
+    assert!(stderr.contains(why), "{stderr}");
+    let ran = container.hook(&fake.config);
+    assert!(ran.stderr.contains(why), "{ran:?}");
+    ran.ok();
+    assert_eq!(container.exec("ls /run/udev/data").stdout, "");
+    let edited = precreate(&fake, &image, &ALL_FEATURES).to_string();
+    assert!(!edited.contains("/run/udev"), "{edited}");
+    let said = cdi(&fake, &["generate", "--class=gds", "--output=-"]);
+    assert!(
+        said.stderr.contains(why) && !said.stdout.contains("/run/udev"),
+        "{said:?}"
+    );
+}
+
+/// Returns config.json as precreate changes it for a container with these variables.
+fn precreate(fake: &FakeDriver, image: &Image, env: &[&str]) -> Value {
     let spec = json!({
         "root": {"path": image.rootfs}, "process": {"env": env}, "mounts": [],
         "linux": {"resources": {"devices": [{"allow": false, "access": "rwm"}]}},
@@ -199,8 +319,15 @@ fn precreate_lists_them() {
         .arg(&fake.config)
         .arg("precreate")
         .env_clear();
-    let edited: Value =
-        serde_json::from_str(&run_with(&mut precreate, spec.to_string().as_bytes()).ok()).unwrap();
+    serde_json::from_str(&run_with(&mut precreate, spec.to_string().as_bytes()).ok()).unwrap()
+}
+
+fn precreate_lists_them() {
+    let fake = host();
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let env = [GPU, "NVIDIA_GDS=enabled", "NVIDIA_MOFED=enabled"];
+    let edited = precreate(&fake, &image, &env);
     let (devices, mounts) = (
         &edited["linux"]["devices"],
         edited["mounts"].as_array().unwrap(),
@@ -224,7 +351,7 @@ fn precreate_lists_them() {
             .any(|path| path.contains("issm") || path.contains("conf")),
         "{listed:?}"
     );
-    for path in ["/etc/cufile.json", "/run/udev"] {
+    for path in ["/etc/cufile.json", "/run/udev/data"] {
         let mount = mounts
             .iter()
             .find(|mount| mount["destination"] == path)
@@ -335,7 +462,7 @@ fn specs_of_other_devices() {
             "gds",
             &["all"][..],
             4,
-            &["/etc/cufile.json", "/run/udev"][..],
+            &["/etc/cufile.json", "/run/udev/data"][..],
         ),
         ("mofed", &["all"], 2, &[]),
         ("gdrcopy", &["all"], 1, &[]),

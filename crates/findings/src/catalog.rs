@@ -329,7 +329,7 @@ kinds! {
         why "programs that read the output of `info --csv` do not see the GPU"
         fix "see `nvidia-smi -q` and `journalctl -k` on the host" see "";
     LOCAL_SOURCE "ONH-218" Warning "a socket or directory of a driver daemon is not given to containers"
-        why "a user of the host, or a container, may have created it"
+        why "a user of the host, or a container, may have created it, or a directory that containers only read contains a socket, a FIFO or a device"
         fix "have root start the daemon, or set the MPS directory in `environment` of config.toml" see "security.md";
     NO_ACCESS "ONH-219" Warning "the container's process has no permission to open its device nodes"
         why "NVML reports \"Insufficient Permissions\", and CUDA finds no device; the hook creates nodes for the process only as root and with the container's device cgroup"

@@ -36,7 +36,8 @@ pub struct Row {
     pub nodes: &'static [&'static str],
     /// Files of the driver root that a container gets with the nodes, if they exist
     pub files: &'static [&'static str],
-    /// Directories of the driver root that a container gets with the nodes, if they exist
+    /// Directories of the driver root that a container gets with the nodes, if they exist. A directory with a socket, a FIFO or a
+    /// device is not given to containers, which is checked for each container.
     pub directories: &'static [&'static str],
     /// The kernel module that has the devices
     pub module: &'static str,
@@ -48,7 +49,8 @@ const GDS: Row = Row {
     title: "GPUDirect Storage",
     nodes: &["nvidia-fs*"],
     files: &["/etc/cufile.json"],
-    directories: &["/run/udev"],
+    // Only the database. /run/udev also has the control socket of udevd, which obeys uid 0 of any container.
+    directories: &["/run/udev/data"],
     module: "nvidia_fs",
 };
 const MOFED: Row = Row {

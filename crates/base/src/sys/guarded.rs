@@ -7,6 +7,7 @@
 //! create names in it.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
@@ -118,6 +119,35 @@ pub fn open(root: &Root, path: &Path) -> Result<Guarded, Refused> {
         path,
         chooser: walk.chooser,
     })
+}
+
+/// Opens a regular file for reading at a path that a process, a container or a record names. The file must belong to root or to the user
+/// of this process, and no other user may be able to replace it. It must be stored on a disk or a tmpfs: a read of /proc/kmsg removes
+/// kernel messages from syslog, and a FUSE server can block the reader. Opening it does not wait.
+///
+/// In a user namespace, this process has only the rights of the user who names the file, so the owner is not compared.
+///
+/// # Errors
+/// If the path leads through a link or a mount of another user, or the file is not such a file.
+pub fn open_file(path: &Path) -> io::Result<(File, Stat)> {
+    let root = Root::open(Path::new("/"))?;
+    let found = match open(&root, path) {
+        Ok(found) => found,
+        Err(Refused::Io(error)) => return Err(error),
+        Err(Refused::Link(at)) => return Err(denied(&format!("{at:?} is a link of another user"))),
+        Err(Refused::Mount(at)) => {
+            return Err(denied(&format!("{at:?} is a mount of another user")));
+        }
+    };
+    let is_of_others = !is_trusted(found.stat.st_uid) || found.chooser != Chooser::NoOther;
+    if is_of_others && !super::ns::in_user_namespace()? {
+        return Err(denied("another user can replace it"));
+    }
+    root.open_stored_known(found.fd)
+}
+
+fn denied(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, why.to_owned())
 }
 
 struct Walk<'r> {
@@ -246,5 +276,29 @@ mod tests {
         assert_eq!(chooser("/run/daemon"), Chooser::NoOther);
         assert_eq!(chooser("/tmp/mine"), Chooser::NoOther, "the sticky bit");
         assert_eq!(chooser("/open/mine"), Chooser::Others("/open".into()));
+    }
+
+    #[test]
+    fn files_that_others_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::fs::write(path("config.json"), "{}").unwrap();
+        open_file(&path("config.json")).unwrap();
+        symlink("/proc/kmsg", path("kmsg")).unwrap();
+        nix::unistd::mkfifo(&path("fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        for name in ["kmsg", "fifo", "."] {
+            open_file(&path(name)).unwrap_err();
+        }
+        open_file(Path::new("/proc/version")).unwrap_err();
+        if nix::unistd::geteuid().is_root() {
+            std::os::unix::fs::chown(path("config.json"), Some(7), None).unwrap();
+            assert_eq!(
+                open_file(&path("config.json")).unwrap_err().kind(),
+                io::ErrorKind::PermissionDenied
+            );
+            std::os::unix::fs::chown(path("config.json"), Some(0), None).unwrap();
+            chmod(dir.path(), 0o777);
+            open_file(&path("config.json")).unwrap_err();
+        }
     }
 }

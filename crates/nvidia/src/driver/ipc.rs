@@ -12,9 +12,10 @@ use anyhow::{Context, Result};
 use rustix::fs::FileType;
 
 use base::paths::{ContainerPath, HostPath};
-use base::report::{Finding, failure};
+use base::report::{Finding, failure, line};
 use base::sys::guarded::{self, Chooser, Guarded, Refused};
 use base::sys::in_root::Root;
+use base::sys::live_files;
 use base::tree::{Tree, is_missing};
 use findings::catalog;
 
@@ -30,7 +31,7 @@ pub enum Expected {
     Directory,
     /// A directory that config.toml names, with any owner
     NamedDirectory,
-    /// A directory that belongs to root, which containers can only read
+    /// A directory that belongs to root, which containers can only read, and that contains no socket, FIFO or device
     ReadOnlyDirectory,
 }
 
@@ -90,9 +91,23 @@ impl Channel {
             chooser: &found.chooser,
         };
         match judge(self.expected, &seen) {
-            None => Ok(found),
+            None => self.check_content(found),
             Some(why) => Err(self.refusal(&why, &found.path)),
         }
+    }
+
+    /// Returns the opened file, unless it is a directory to read that contains more than files. The MPS directory is the only one that
+    /// containers get for its sockets.
+    fn check_content(&self, found: Guarded) -> Result<Guarded> {
+        if self.expected != Expected::ReadOnlyDirectory {
+            return Ok(found);
+        }
+        let why = match live_files::first(&found.fd) {
+            Ok(None) => return Ok(found),
+            Ok(Some(name)) => format!("{name:?} in it is a socket, a FIFO or a device"),
+            Err(error) => format!("cannot search it for sockets: {}", line(&error.into())),
+        };
+        Err(self.refusal(&why, &found.path))
     }
 
     fn refusal(&self, why: &str, at: &Path) -> anyhow::Error {
@@ -104,7 +119,9 @@ impl Channel {
                 )
             }
             Expected::ReadOnlyDirectory => {
-                format!("see the owner with \"ls -ld {at}\", and make root the owner")
+                format!(
+                    "see its owner and its files with \"ls -la {at}\": root must own it, and it may only contain files"
+                )
             }
             Expected::Directory | Expected::NamedDirectory => format!(
                 "remove {at}, or have an MPS daemon use a directory that only root can create and name it with \

@@ -21,7 +21,7 @@ use std::time::Instant;
 use anyhow::Result;
 
 use base::paths::HostPath;
-use base::report::Finding;
+use base::report::{Finding, failure};
 use base::tree::Tree;
 
 pub use self::examined::Examined;
@@ -37,7 +37,7 @@ use crate::driver::pci::{self, PCI_DEVICES};
 use crate::driver::platform::Platform;
 use crate::driver::wsl;
 use crate::edits::{Edits, Wanted, decide};
-use crate::feature::Feature;
+use crate::feature::{Feature, Features};
 use crate::inventory::node_limits::NodeLimits;
 use crate::inventory::processes::{self, GpuProcesses};
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
@@ -101,6 +101,27 @@ pub fn features(roots: &Roots) -> Vec<(Feature, Vec<String>)> {
         .into_iter()
         .map(|feature| (feature, names(feature)));
     all.filter(|(_, names)| !names.is_empty()).collect()
+}
+
+/// Checks the directories that containers get with these features. The engine mounts the directories of CDI specs by their paths.
+///
+/// # Errors
+/// If the driver root cannot be opened, another user may have replaced a directory, or it contains a socket, a FIFO or a device.
+pub fn check_directories(config: &Config, features: Features) -> Result<()> {
+    if features.is_empty() {
+        return Ok(());
+    }
+    let driver = crate::driver::open_root(&config.driver_root)?;
+    for feature in features.iter() {
+        if let Some(refused) = extra_devices::parts(&driver, feature)
+            .findings
+            .into_iter()
+            .next()
+        {
+            return Err(failure(refused.kind, refused.what, refused.fix));
+        }
+    }
+    Ok(())
 }
 
 /// The versions that are known without querying NVML.
