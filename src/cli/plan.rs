@@ -319,16 +319,15 @@ fn read_container(input: Input, options: &args::Plan) -> Result<(SpecView, Calle
     let is_precreate = options.stage == Some(PlanStage::Precreate);
     let (bytes, here) = match input {
         Input::Bundle(bundle) if is_precreate => {
-            let path = bundle.join("config.json");
-            let file =
-                std::fs::File::open(&path).with_context(|| format!("cannot open {path:?}"))?;
+            let text = oci::spec_view::read_named_text(&bundle);
             (
-                read_limited(file, oci::MAX_JSON)
-                    .with_context(|| format!("cannot read {path:?}"))?,
+                text.with_context(|| oci::spec_view::cannot_read(&bundle))?,
                 bundle,
             )
         }
-        Input::Bundle(bundle) => return Ok((oci::spec_view::read(&bundle)?, Called::WithState(0))),
+        Input::Bundle(bundle) => {
+            return Ok((oci::spec_view::read_named(&bundle)?, Called::WithState(0)));
+        }
         // Runtimes and Podman start hooks in the bundle.
         Input::Text(bytes) => (bytes, base::sys::in_root::working_directory()?),
     };

@@ -150,7 +150,7 @@ enum NotSetUp {
 }
 
 fn without_record(known: &Known, config: Option<&Path>) -> Result<WithoutRecord> {
-    let spec = oci::spec_view::read(&known.bundle)?;
+    let spec = oci::spec_view::read_named(&known.bundle)?;
     let (config, _) = config::read(config)?;
     let name = known.names.first().cloned().unwrap_or_default();
     let mut answer = WithoutRecord {

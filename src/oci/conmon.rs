@@ -4,11 +4,12 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use base::sys::proc_file;
+use base::sys::host_process::{self, Status};
 
+/// The name of the program
+const PROGRAM: &str = "conmon";
 /// The processes between a container's init process and conmon: the runtime, and for crun a second process of it.
 const BETWEEN: usize = 2;
 
@@ -23,47 +24,65 @@ pub(crate) fn bundle_of(id: &str, init: i32) -> Option<PathBuf> {
     argument_of(id, init, bundle_argument)
 }
 
-/// Returns what `read` returns for the arguments of a parent of the process.
+/// Returns what `read` returns for the arguments of a parent of the process that is conmon.
 fn argument_of<T>(id: &str, init: i32, read: fn(&[u8], &str) -> Option<T>) -> Option<T> {
-    let mut pid = init;
+    let mut dir = in_proc(Path::new("/proc"), init);
     for _ in 0..=BETWEEN {
-        pid = proc_file::parent(&pid.to_string())?;
-        let arguments = proc_file::read(format!("/proc/{pid}/cmdline")).ok()?;
-        if let Some(found) = read(&arguments, id) {
+        let parent = Status::read(&dir).ok()?.parent?;
+        dir = in_proc(Path::new("/proc"), parent);
+        if let Some(arguments) = arguments(&dir)
+            && let Some(found) = read(&arguments, id)
+        {
             return Some(found);
         }
     }
     None
 }
 
-/// Returns the ids of the running containers with this name, from the arguments of all processes that are called conmon. Any user can start
-/// such a process. So if root has processes with this name, only their ids are returned, and otherwise those of other users. `proc` is
-/// /proc.
+fn in_proc(proc: &Path, pid: i32) -> PathBuf {
+    proc.join(pid.to_string())
+}
+
+/// Returns the arguments of a process that is conmon. Any process can declare other arguments, and call itself conmon; root of a
+/// container also has uid 0. So the process must belong to root or to the user of this process, and run the host's conmon.
+fn arguments(dir: &Path) -> Option<Vec<u8>> {
+    let is_monitor = Status::read(dir).is_ok_and(|status| status.may_run(PROGRAM));
+    if !is_monitor || !host_process::is_host_program(dir, PROGRAM) {
+        return None;
+    }
+    host_process::arguments(dir).ok()
+}
+
+/// Whether a process of the container `id` is a child of its conmon, or of the runtime between them. Any user can create a cgroup with
+/// the id of another user's container. `proc` is /proc.
+pub(crate) fn is_parent_of(proc: &Path, id: &str, pid: i32) -> bool {
+    let mut dir = in_proc(proc, pid);
+    for _ in 0..=BETWEEN {
+        let Some(parent) = Status::read(&dir).ok().and_then(|status| status.parent) else {
+            return false;
+        };
+        dir = in_proc(proc, parent);
+        if arguments(&dir).is_some_and(|found| Options::of_container(&found, id).is_some()) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Returns the ids of the running containers with this name, of root and of the user of this process. `proc` is /proc.
 pub(crate) fn ids_of(proc: &Path, name: &str) -> BTreeSet<String> {
-    let (mut of_root, mut of_others) = (BTreeSet::new(), BTreeSet::new());
+    let mut ids = BTreeSet::new();
     for entry in std::fs::read_dir(proc).into_iter().flatten().flatten() {
         if !entry.file_name().as_bytes().iter().all(u8::is_ascii_digit) {
             continue;
         }
         // Processes that have ended are skipped.
-        let Ok(arguments) = proc_file::read(entry.path().join("cmdline")) else {
+        let Some(arguments) = arguments(&entry.path()) else {
             continue;
         };
-        let Some(id) = id_argument(&arguments, name) else {
-            continue;
-        };
-        let is_root = entry.metadata().is_ok_and(|process| process.uid() == 0);
-        if is_root {
-            of_root.insert(id)
-        } else {
-            of_others.insert(id)
-        };
+        ids.extend(id_argument(&arguments, name));
     }
-    if of_root.is_empty() {
-        of_others
-    } else {
-        of_root
-    }
+    ids
 }
 
 /// Returns the id in the arguments of the conmon of the container with this name.
@@ -83,7 +102,7 @@ impl<'a> Options<'a> {
     fn parse(arguments: &'a [u8]) -> Option<Self> {
         let mut words = arguments.split(|byte| *byte == 0);
         let program = Path::new(OsStr::from_bytes(words.next()?));
-        (program.file_name() == Some(OsStr::new("conmon"))).then(|| Self(words.collect()))
+        (program.file_name() == Some(OsStr::new(PROGRAM))).then(|| Self(words.collect()))
     }
 
     /// Parses the arguments of the conmon of the container `id`.
@@ -115,6 +134,7 @@ fn bundle_argument(arguments: &[u8], id: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::symlink;
 
     #[test]
     fn names() {
@@ -143,9 +163,23 @@ mod tests {
         assert_eq!(name(""), None);
     }
 
+    /// Creates a process in `proc`: the files that proc(5) has for it.
+    fn process(proc: &Path, pid: &str, arguments: &str) {
+        let dir = proc.join(pid);
+        std::fs::create_dir_all(dir.join("ns")).unwrap();
+        symlink("pid:[1]", dir.join("ns/pid")).unwrap();
+        symlink(proc.join("conmon"), dir.join("exe")).unwrap();
+        std::fs::write(dir.join("cmdline"), arguments.replace(' ', "\0")).unwrap();
+        let uid = nix::unistd::geteuid();
+        let status = format!("Name:\tconmon\nPPid:\t1\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n");
+        std::fs::write(dir.join("status"), status).unwrap();
+    }
+
     #[test]
     fn ids() {
         let proc = tempfile::tempdir().unwrap();
+        let path = |name: &str| proc.path().join(name);
+        std::fs::write(path("conmon"), "the program").unwrap();
         for (pid, arguments) in [
             ("10", "/usr/bin/conmon -c aa1 -u aa1 -n web -s"),
             ("11", "/usr/bin/conmon -c bb2 -u bb2 -n db -s"),
@@ -154,14 +188,24 @@ mod tests {
             ("14", "/usr/bin/runc -c ee5 -n web"),
             ("self", "conmon -c ff6 -n web"),
         ] {
-            std::fs::create_dir(proc.path().join(pid)).unwrap();
-            std::fs::write(
-                proc.path().join(pid).join("cmdline"),
-                arguments.replace(' ', "\0"),
-            )
-            .unwrap();
+            process(proc.path(), pid, arguments);
         }
-        std::fs::create_dir(proc.path().join("15")).unwrap();
+        std::fs::create_dir(path("15")).unwrap();
+        // What another user, or root of a container, can start: another user, another program, another PID namespace, another name.
+        for pid in ["20", "21", "22", "23"] {
+            process(proc.path(), pid, "conmon -c 0bad -n web");
+        }
+        let other = "Name:\tconmon\nPPid:\t1\nUid:\t7\t7\t7\t7\n";
+        std::fs::write(path("20/status"), other).unwrap();
+        std::fs::remove_file(path("21/exe")).unwrap();
+        symlink(path("elsewhere/conmon"), path("21/exe")).unwrap();
+        std::fs::remove_file(path("22/ns/pid")).unwrap();
+        symlink("pid:[2]", path("22/ns/pid")).unwrap();
+        std::fs::write(
+            path("23/status"),
+            "Name:\tpython3\nPPid:\t1\nUid:\t0\t0\t0\t0\n",
+        )
+        .unwrap();
         for (name, ids) in [
             ("web", &["aa1"][..]),
             ("db", &["bb2"]),
@@ -170,11 +214,6 @@ mod tests {
             ("", &[]),
         ] {
             assert_eq!(Vec::from_iter(ids_of(proc.path(), name)), ids, "{name}");
-        }
-        // Another user's process cannot claim the name of root's container.
-        if nix::unistd::geteuid().is_root() {
-            std::os::unix::fs::chown(proc.path().join("12"), Some(1000), None).unwrap();
-            assert_eq!(Vec::from_iter(ids_of(proc.path(), "twice")), ["dd4"]);
         }
     }
 }

@@ -9,6 +9,7 @@ use oci_spec::runtime::LinuxDeviceCgroup;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use base::sys::guarded;
 use base::sys::in_root::open_host_file;
 
 use records::Pod;
@@ -195,18 +196,44 @@ pub(crate) fn read_if(bundle: &Path, is_wanted: IsWanted) -> Result<SpecView> {
     read_with(bundle, |bytes, bundle| parse_if(bytes, bundle, is_wanted))
 }
 
+/// Like [`read`], for a bundle that a process or a record names.
+///
+/// # Errors
+/// Those of [`read_named_text`], and of [`parse`].
+pub(crate) fn read_named(bundle: &Path) -> Result<SpecView> {
+    let spec = read_named_text(bundle).and_then(|bytes| parse(&bytes, bundle));
+    spec.with_context(|| cannot_read(bundle))
+}
+
+/// Returns the text of config.json in a bundle that a process or a record names.
+///
+/// # Errors
+/// If another user can replace the file, or it cannot be read.
+pub(crate) fn read_named_text(bundle: &Path) -> Result<Vec<u8>> {
+    let (file, stat) = guarded::open_file(&config_of(bundle))?;
+    base::read::read_known(&file, &stat, super::MAX_JSON)
+}
+
 fn read_with(
     bundle: &Path,
     parse: impl FnOnce(&[u8], &Path) -> Result<SpecView>,
 ) -> Result<SpecView> {
-    let path = bundle.join("config.json");
-    let spec = read_file(&path).and_then(|bytes| parse(&bytes, bundle));
-    spec.with_context(|| format!("cannot read the container's spec {path:?}"))
+    let spec = read_file(&config_of(bundle)).and_then(|bytes| parse(&bytes, bundle));
+    spec.with_context(|| cannot_read(bundle))
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>> {
     let (file, stat) = open_host_file(path)?;
     base::read::read_known(&file, &stat, super::MAX_JSON)
+}
+
+fn config_of(bundle: &Path) -> PathBuf {
+    bundle.join("config.json")
+}
+
+/// Returns the beginning of the error for a bundle.
+pub(crate) fn cannot_read(bundle: &Path) -> String {
+    format!("cannot read the container's spec {:?}", config_of(bundle))
 }
 
 /// Parses config.json. A relative `root.path` is relative to `bundle`.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use base::sys::in_root::open_host_file;
+use base::sys::guarded;
 
 use crate::oci::spec_view::Mount;
 
@@ -108,7 +108,8 @@ fn is_bundle(path: &Path) -> bool {
 }
 
 fn read_list(path: &Path) -> Option<Vec<Listed>> {
-    let bytes = base::read::read_limited(open_host_file(path).ok()?.0, MAX_LIST).ok()?;
+    let (file, stat) = guarded::open_file(path).ok()?;
+    let bytes = base::read::read_known(&file, &stat, MAX_LIST).ok()?;
     serde_json::from_slice(&bytes).ok()
 }
 

@@ -107,10 +107,9 @@ macro_rules! tests_of {
 }
 
 tests_of! {
-    architecture, bad_input, budget, cache, captures, cdi, cdi_conformance, cdi_containers, cgroup, conformance,
     daemon_set, deb, debian, docker, docs, doctor, doctor_container, driver_roots, engine_texts, failure,
     features, findings, fuzz_corpus, golden, gpu_kit, gpudirect, gpus, grants, help, hostile::blocking, hostile::engine, hostile::environment,
-    hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths, hostile::races,
+    hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths, hostile::processes, hostile::races,
     hostile::volumes, hosts, json_schema, ldcache, ldconfig, lean, limits, limits_cdi, live, log, nvidia_cli,
     nvidia_ctk, obs, own_nodes, packages, packaging, peers, plan, podman, podman_drop_in, podman_shapes, poststop, precreate,
     precreate_podman, prepare, ps, readme, records, repository, rpm, shapes, soak, status, streams, style, systemd, timeouts, toolkit,

@@ -92,8 +92,8 @@ impl KubeletPlugin {
         }
         let mut plugin = Self {
             is_visible: is_root,
+            nri: NriStatus::of(host, &processes),
             processes,
-            nri: NriStatus::inspect(host),
             ..Self::default()
         };
         if plugin.processes.iter().any(|process| process.for_kubelet) {
@@ -176,10 +176,12 @@ pub struct NriStatus {
 impl NriStatus {
     /// Finds the NRI plugin of this host. Returns `None` if none runs, or no engine has a socket for it.
     pub(crate) fn inspect(host: &Tree) -> Option<Self> {
+        Self::of(host, &processes::of_host(host))
+    }
+
+    fn of(host: &Tree, processes: &[Process]) -> Option<Self> {
         host.locate(Path::new(NRI_SOCKET)).ok()?;
-        let process = processes::of_host(host)
-            .into_iter()
-            .find(|process| process.for_engine)?;
+        let process = processes.iter().find(|process| process.for_engine)?;
         let unit = match process {
             Process { in_pod: true, .. } => "",
             Process {

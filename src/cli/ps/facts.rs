@@ -195,7 +195,7 @@ fn other(id: &str, process: ProcessId, name: String, bundle: PathBuf) -> Other {
         .flatten();
     let bundles = bundles.filter(|bundle| !bundle.as_os_str().is_empty());
     let mut bundles = bundles.chain(TASKS.map(|dir| Path::new(dir).join(id)));
-    let spec = bundles.find_map(|bundle| spec_view::read(&bundle).ok());
+    let spec = bundles.find_map(|bundle| spec_view::read_named(&bundle).ok());
     let devices = spec
         .as_ref()
         .and_then(given::find)

@@ -43,6 +43,14 @@ impl ProcessId {
     }
 }
 
+/// A process in a cgroup with the id of a container. A user can create such a cgroup below a delegated one. So processes that the
+/// container's conmon started come first, and then the oldest one, for engines without conmon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate {
+    is_unknown: bool,
+    process: ProcessId,
+}
+
 /// Returns the process with this number.
 ///
 /// # Errors
@@ -84,7 +92,7 @@ pub(crate) fn by_id(proc: &Path, id: &str) -> Result<ProcessId> {
     if id.len() < SHORTEST || !id.bytes().all(|c| c.is_ascii_hexdigit()) {
         return Err(not_found(id));
     }
-    let mut first: BTreeMap<String, ProcessId> = BTreeMap::new();
+    let mut first: BTreeMap<String, Candidate> = BTreeMap::new();
     for entry in std::fs::read_dir(proc)
         .map_err(anyhow::Error::new)?
         .flatten()
@@ -106,12 +114,16 @@ pub(crate) fn by_id(proc: &Path, id: &str) -> Result<ProcessId> {
         let Ok(process) = ProcessId::read(&entry.path(), pid) else {
             continue;
         };
-        let known = first.entry(id.to_owned()).or_insert(process);
-        *known = (*known).min(process);
+        let candidate = Candidate {
+            is_unknown: !conmon::is_parent_of(proc, id, pid),
+            process,
+        };
+        let known = first.entry(id.to_owned()).or_insert(candidate);
+        *known = (*known).min(candidate);
     }
     let mut found = first.into_iter();
     match (found.next(), found.next()) {
-        (Some((_, process)), None) => Ok(process),
+        (Some((_, Candidate { process, .. })), None) => Ok(process),
         (Some((one, _)), Some((other, _))) => {
             let what = format!("{id:?} is the beginning of {one} and {other}");
             Err(failure(
@@ -136,8 +148,20 @@ fn not_found(id: &str) -> anyhow::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::symlink;
 
     const ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+    /// Adds the files of proc(5) that show that a process is the conmon of a container with the name `web`.
+    fn monitor(proc: &Path, pid: i32, id: &str) {
+        let dir = proc.join(pid.to_string());
+        let uid = nix::unistd::geteuid();
+        let status = format!("Name:\tconmon\nPPid:\t1\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n");
+        std::fs::write(dir.join("status"), status).unwrap();
+        std::fs::write(proc.join("conmon"), "the program").unwrap();
+        symlink(proc.join("conmon"), dir.join("exe")).unwrap();
+        std::fs::write(dir.join("cmdline"), format!("conmon\0-c\0{id}\0-n\0web")).unwrap();
+    }
 
     #[test]
     fn the_first_process_of_one_container() {
@@ -162,11 +186,7 @@ mod tests {
         }
         std::fs::create_dir(proc.path().join("80")).unwrap();
         // The name of a running container, also if the hook has a record of an earlier one with the same name.
-        std::fs::write(
-            proc.path().join("40/cmdline"),
-            format!("/usr/bin/conmon\0-c\0{ID}\0-n\0web"),
-        )
-        .unwrap();
+        monitor(proc.path(), 40, ID);
         let recorded = |name: &str| (name == "pod" || name == "web").then(|| other.clone());
         for (name, pid) in [("web", 50), ("pod", 70), (&ID[..28], 50)] {
             assert_eq!(
@@ -175,11 +195,7 @@ mod tests {
                 "{name}"
             );
         }
-        std::fs::write(
-            proc.path().join("70/cmdline"),
-            format!("conmon\0-c\0{other}\0-n\0web"),
-        )
-        .unwrap();
+        monitor(proc.path(), 70, &other);
         let error = by_name(proc.path(), "web", recorded)
             .unwrap_err()
             .to_string();
@@ -196,6 +212,16 @@ mod tests {
             ProcessId { start: 12, pid: 50 }
         );
         assert_eq!(by_id(proc.path(), &ID[..28]).unwrap().pid, 50);
+        // An older process of a user who created a cgroup with this name: conmon started the other one.
+        std::fs::write(
+            proc.path().join("45/stat"),
+            format!("45 (x) S 1 {}3 0", "0 ".repeat(17)),
+        )
+        .unwrap();
+        assert_eq!(by_id(proc.path(), ID).unwrap().pid, 45);
+        let started = "Name:\ta\nPPid:\t40\nUid:\t0\t0\t0\t0\n";
+        std::fs::write(proc.path().join("50/status"), started).unwrap();
+        assert_eq!(by_id(proc.path(), ID).unwrap().pid, 50);
         for (id, message) in [
             ("0123456", "is the beginning of"),
             ("0123", "no running"),

@@ -11,6 +11,7 @@ pub mod inherited;
 pub mod ldconfig;
 pub mod nvml;
 pub mod paths;
+pub mod processes;
 pub mod races;
 mod scene;
 pub mod volumes;
@@ -30,6 +31,14 @@ const NEEDS_SETPRIV: &[Need] = &[
     Need::Program("unshare"),
     Need::Program("nsenter"),
     Need::Program("setpriv"),
+];
+const NEEDS_SETPRIV_STRACE: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Program("setpriv"),
+    Need::Program("strace"),
+    Need::CgroupV2,
 ];
 const NEEDS_READELF: &[Need] = &[
     Need::Root,

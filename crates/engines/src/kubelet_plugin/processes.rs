@@ -1,7 +1,11 @@
 //! The running processes of the device plugin, from proc(5): on the host or in a pod, with or without NRI.
 
+use std::ffi::OsStr;
+use std::io;
 use std::path::Path;
 
+use base::sys::host_process::{self, Status};
+use base::sys::proc_file;
 use base::tree::Tree;
 
 use super::PROGRAM;
@@ -21,25 +25,48 @@ pub struct Process {
     pub in_pod: bool,
 }
 
+/// The most processes with the plugin's name that are examined: the plugin has one or two.
+const MAX_PROCESSES: usize = 64;
+
 /// Returns the processes of root. Other users can start programs with this name, too.
 #[must_use]
 pub fn of_host(host: &Tree) -> Vec<Process> {
+    let proc = host.on_host(Path::new("/proc"));
     let names = host.names(Path::new("/proc"));
-    let pids = names
-        .iter()
-        .filter_map(|name| name.to_str())
-        .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
-    pids.filter_map(|pid| of_process(host, &Path::new("/proc").join(pid)))
+    let pids = names.iter().filter_map(|name| name.to_str());
+    let dirs = pids
+        .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
+        .map(|pid| proc.join(pid));
+    dirs.filter(|dir| runs_plugin(dir))
+        .take(MAX_PROCESSES)
+        .filter_map(|dir| of_process(&dir))
         .collect()
 }
 
-fn of_process(host: &Tree, dir: &Path) -> Option<Process> {
-    let process = parse(&host.read(&dir.join("cmdline")).ok()?)?;
-    let status = host.read_text(&dir.join("status")).ok()?;
-    let in_pod = host
-        .read_text(&dir.join("cgroup"))
-        .is_ok_and(|cgroup| cgroup.contains("kubepods"));
-    is_of_root(&status).then_some(Process { in_pod, ..process })
+/// Whether a process of root seems to run the plugin. Its arguments are read only then, because each process chooses its arguments.
+fn runs_plugin(dir: &Path) -> bool {
+    let is_named = |status: Status| status.uid == 0 && status.may_run(PROGRAM);
+    if !Status::read(dir).is_ok_and(is_named) {
+        return false;
+    }
+    // The plugin has fewer capabilities than its process in a pod, so the kernel does not show it this link.
+    match std::fs::read_link(dir.join("exe")) {
+        Ok(exe) => exe.file_name().is_some_and(is_program),
+        Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
+    }
+}
+
+/// An updated program has no name any more.
+fn is_program(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    name.strip_suffix(" (deleted)").unwrap_or(&name) == PROGRAM
+}
+
+fn of_process(dir: &Path) -> Option<Process> {
+    let process = parse(&host_process::arguments(dir).ok()?)?;
+    let cgroup = proc_file::read_text(dir.join("cgroup"));
+    let in_pod = cgroup.is_ok_and(|cgroup| cgroup.contains("kubepods"));
+    Some(Process { in_pod, ..process })
 }
 
 /// Parses a command line, whose words end with NUL.
@@ -66,18 +93,10 @@ fn parse(command_line: &[u8]) -> Option<Process> {
     })
 }
 
-/// Reports whether the effective user of the process is root, from /proc/PID/status.
-fn is_of_root(status: &str) -> bool {
-    let users = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Uid:"))
-        .unwrap_or_default();
-    users.split_whitespace().nth(1) == Some("0")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use base::paths::HostPath;
 
     #[test]
     fn command_lines() {
@@ -112,8 +131,46 @@ mod tests {
     }
 
     #[test]
-    fn processes_of_root_only() {
-        assert!(is_of_root("Name:\tx\nUid:\t0\t0\t0\t0\n"));
-        assert!(!is_of_root("Name:\tx\nUid:\t0\t1000\t0\t0\n") && !is_of_root("Name:\tx\n"));
+    fn names_of_the_program() {
+        for (name, expected) in [
+            (PROGRAM, true),
+            ("oci-nvidia-kubelet-plugin (deleted)", true),
+            ("oci-nvidia-kube", false),
+            ("python3", false),
+        ] {
+            assert_eq!(is_program(OsStr::new(name)), expected, "{name}");
+        }
+    }
+
+    /// 900 processes that declare a gigabyte of arguments must not be read.
+    #[test]
+    fn arguments_of_other_programs_are_not_read() {
+        let host = tempfile::tempdir().unwrap();
+        let dir = host.path().join("proc/7");
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("cmdline"), format!("{PROGRAM}\0run\0")).unwrap();
+        let tree = Tree::open(&HostPath::new(host.path())).unwrap();
+        for (name, uid, exe, expected) in [
+            (
+                "oci-nvidia-kube",
+                "0",
+                "/usr/bin/oci-nvidia-kubelet-plugin",
+                1,
+            ),
+            (
+                "oci-nvidia-kube",
+                "65534",
+                "/usr/bin/oci-nvidia-kubelet-plugin",
+                0,
+            ),
+            ("python3", "0", "/usr/bin/oci-nvidia-kubelet-plugin", 0),
+            ("oci-nvidia-kube", "0", "/usr/bin/python3", 0),
+        ] {
+            let status = format!("Name:\t{name}\nPPid:\t1\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n");
+            std::fs::write(dir.join("status"), status).unwrap();
+            std::fs::remove_file(dir.join("exe")).ok();
+            std::os::unix::fs::symlink(exe, dir.join("exe")).unwrap();
+            assert_eq!(of_host(&tree).len(), expected, "{name} {uid} {exe}");
+        }
     }
 }

@@ -100,7 +100,6 @@ pub async fn run(
     let outlets = Outlets::new(&settings, &role, &mut state, registrations.clone(), log);
     let chooser = Chooser::new(&settings.plugin, &settings.kubelet_dir, log);
     let kinds = cdi_kinds(&role, &paths, &chooser, nri.is_some());
-    remove_unused_specs(&kinds, log);
 
     let engines = NodePlugin::new(config_path.map(Path::to_owned), outlets.offer(), log);
     let engine = nri
@@ -123,6 +122,8 @@ pub async fn run(
     let specs = Specs::new(&settings, &role, &kinds, &paths, log);
     let mut agent = Agent::new(&settings, config_path, state, specs, outlets, log);
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
+    // This reads files of other processes, for which the kubelet does not wait.
+    tokio::task::spawn_blocking(move || remove_unused_specs(&kinds, log));
     tokio::select! {
         result = serve(kubelet) => match result {
             Ok(never) => match never {},
