@@ -14,6 +14,7 @@
 #[macro_use]
 mod harness;
 
+mod advisories;
 mod architecture;
 mod bad_input;
 mod booted;
@@ -107,6 +108,7 @@ macro_rules! tests_of {
 }
 
 tests_of! {
+    advisories, architecture, bad_input, budget, cache, captures, cdi, cdi_conformance, cdi_containers, cgroup, conformance,
     daemon_set, deb, debian, docker, docs, doctor, doctor_container, driver_roots, engine_texts, failure,
     features, findings, fuzz_corpus, golden, gpu_kit, gpudirect, gpus, grants, help, hostile::blocking, hostile::engine, hostile::environment,
     hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths, hostile::processes, hostile::races,
