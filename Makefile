@@ -38,8 +38,10 @@ run-tests: lint
 	@tests/as-plain-user
 
 ## Runs the tests with the engines of other releases of Debian and Ubuntu, in root file systems that it creates: docs/compatibility.md.
+## First, containers are started under the systemd of each release (tests/engines/booted).
 ## Then runs fresh. As root, with network access; it downloads 1.5 GB, and this part takes half an hour. SUITES=trixie selects one release.
 engines:
+	@tests/keep-owner tests/engines/booted --all $(SUITES)
 	@tests/keep-owner tests/engines/run $(SUITES)
 	@$(MAKE) --no-print-directory fresh
 
