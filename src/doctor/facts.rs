@@ -8,14 +8,14 @@ use base::paths::HostPath;
 use base::report::Finding;
 use base::sys::confine::Identity;
 use base::tree::Located;
-use nvidia_host::config::{Config, Saved};
+use nvidia_host::config::{Config, PackageLeftover};
 use nvidia_host::driver::packages::Distribution;
 use nvidia_host::driver::pci::PciDevice;
 use nvidia_host::feature::Feature;
 use nvidia_host::host::Roots;
 use nvidia_host::inventory::Inventory;
-use nvidia_host::inventory::ask::Question;
 use nvidia_host::inventory::cap_files::CapFile;
+use nvidia_host::inventory::query::NvmlQuery;
 
 use engines::cdi_check::CdiVerdict;
 use engines::kubelet_plugin::KubeletPlugin;
@@ -37,7 +37,7 @@ pub struct Facts {
     /// Whether the file with the commented defaults is installed
     pub has_defaults: bool,
     /// Files of package managers with settings that are not in force
-    pub saved_config: Vec<Saved>,
+    pub package_leftovers: Vec<PackageLeftover>,
     /// The log file in config.toml, and whether it is writable
     pub log: Option<(PathBuf, Result<(), String>)>,
     pub journal: bool,
@@ -139,7 +139,7 @@ pub struct HostNode {
 /// A question for NVML, and the answer.
 #[derive(Debug)]
 pub struct Nvml {
-    pub question: Question,
+    pub question: NvmlQuery,
     pub answer: Result<Inventory, Finding>,
     pub took: Duration,
 }

@@ -8,11 +8,11 @@ use super::inspect::{CONFIG, DEFAULTS};
 use super::{Check, Facts, or};
 use crate::record::log_file;
 use engines::EngineKind;
-use nvidia_host::config::Saved;
+use nvidia_host::config::PackageLeftover;
 
 pub(super) fn config(facts: &Facts) -> Vec<Check> {
     let mut outcomes: Vec<_> = facts
-        .saved_config
+        .package_leftovers
         .iter()
         .map(|saved| settings_without_effect(facts, saved))
         .collect();
@@ -48,7 +48,10 @@ fn configuration(facts: &Facts) -> String {
 }
 
 /// Returns the finding for a file that a package manager has saved.
-fn settings_without_effect(facts: &Facts, Saved { path, keys }: &Saved) -> Check {
+fn settings_without_effect(
+    facts: &Facts,
+    PackageLeftover { path, keys }: &PackageLeftover,
+) -> Check {
     const MOST: usize = 8;
     let more = match keys.len().saturating_sub(MOST) {
         0 => String::new(),

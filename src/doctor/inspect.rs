@@ -83,7 +83,7 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
         has_config,
         has_drop_ins: config::drop_ins(&on_host).is_ok_and(|files| !files.is_empty()),
         has_defaults: host.locate(Path::new(DEFAULTS)).is_ok(),
-        saved_config: config::saved(&on_host),
+        package_leftovers: config::package_leftovers(&on_host),
         engines,
         nvidias,
     }

@@ -19,11 +19,11 @@ use nvidia_host::driver::libraries::Search;
 use nvidia_host::driver::nodes::{CTL_MINOR, MODESET_MINOR};
 use nvidia_host::driver::{DriverKind, ipc, lacking, locate, pci, wsl};
 use nvidia_host::host::{self, Examined, Roots};
-use nvidia_host::inventory::ask::Question;
 use nvidia_host::inventory::cap_files;
 use nvidia_host::inventory::caps::MIG_MINORS;
-use nvidia_host::inventory::identity::{self, Who};
+use nvidia_host::inventory::identity::{self, RunAs};
 use nvidia_host::inventory::procfs;
+use nvidia_host::inventory::query::NvmlQuery;
 
 use super::driver::NO_MODULE;
 use super::facts::{DriverFacts, HostNode, Nvml};
@@ -135,7 +135,7 @@ fn add_nodes(facts: &mut DriverFacts, roots: &Roots, host: &Tree) {
 }
 
 /// Adds the user that asks NVML. It is also shown if the library is missing.
-fn add_identity(facts: &mut DriverFacts, examined: &Examined, who: &anyhow::Result<Who>) {
+fn add_identity(facts: &mut DriverFacts, examined: &Examined, who: &anyhow::Result<RunAs>) {
     let place = examined.place();
     let (root, library) = place.unwrap_or_else(|| (examined.roots.dev.path(), "/".into()));
     let chosen = match who {
@@ -146,7 +146,7 @@ fn add_identity(facts: &mut DriverFacts, examined: &Examined, who: &anyhow::Resu
     facts.identity = chosen.transpose();
 }
 
-fn ask(examined: &Examined, question: Question, config: &Config) -> Nvml {
+fn ask(examined: &Examined, question: NvmlQuery, config: &Config) -> Nvml {
     let start = Instant::now();
     let answer = examined.ask_for_inventory(&question, config);
     Nvml {
@@ -172,19 +172,19 @@ fn node(dev: &Tree, name: &str, minor: u32) -> HostNode {
 /// Returns the question for NVML, or why NVML is not asked.
 fn question(
     examined: &Examined,
-    who: anyhow::Result<Who>,
+    who: anyhow::Result<RunAs>,
     config: &Config,
-) -> Result<Question, String> {
+) -> Result<NvmlQuery, String> {
     let Some((root, library)) = examined.place() else {
         // An update can leave a library of another version.
         let version = examined.module.as_deref().unwrap_or_default();
         return Err(format!("libnvidia-ml of driver {version} is missing"));
     };
     let who = who.map_err(|_| "the user in config.toml is unknown")?;
-    if who == Who::Unchanged && root.as_path() != Path::new("/") {
+    if who == RunAs::Unchanged && root.as_path() != Path::new("/") {
         return Err("only root can ask NVML below another driver root".to_owned());
     }
-    Ok(Question {
+    Ok(NvmlQuery {
         root,
         library,
         who,

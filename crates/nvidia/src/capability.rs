@@ -101,21 +101,18 @@ impl Capabilities {
         if value == "all" {
             return Ok(Self::new(&Capability::ALL));
         }
-        let names = value
-            .split(',')
-            .map(str::trim)
-            .filter(|name| !name.is_empty());
-        let known = names.map(|name| {
-            Capability::from_name(name).ok_or_else(|| {
-                format!(
-                    "\"all\" or a list of {}; {name:?} is neither",
-                    Self::new(&Capability::ALL)
-                )
-            })
-        });
-        known
-            .collect::<Result<Vec<_>, _>>()
-            .map(|list| Self::new(&list))
+        let mut known = Vec::new();
+        for name in value.split(',').map(str::trim) {
+            match Capability::from_name(name) {
+                Some(capability) => known.push(capability),
+                None if name.is_empty() => {}
+                None => {
+                    let all = Self::new(&Capability::ALL);
+                    return Err(format!("\"all\" or a list of {all}; {name:?} is neither"));
+                }
+            }
+        }
+        Ok(Self::new(&known))
     }
 
     /// Whether the set contains `capability`.
@@ -165,11 +162,8 @@ pub fn parse(value: Option<&str>, legacy: bool, supported: Capabilities) -> Resu
         None | Some("") => return Ok(Capabilities(Capabilities::default_set().0 & supported.0)),
         Some(value) => value,
     };
-    let words: Vec<&str> = value
-        .split(',')
-        .map(str::trim)
-        .filter(|word| !word.is_empty())
-        .collect();
+    let mut words: Vec<&str> = value.split(',').map(str::trim).collect();
+    words.retain(|word| !word.is_empty());
     if words.contains(&"all") {
         return Ok(supported);
     }

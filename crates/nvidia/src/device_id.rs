@@ -98,11 +98,8 @@ pub enum DeviceId {
 /// Parses the value of the variable. Returns `None` if it requests nothing: it is empty, consists of blanks and commas, or contains `void`.
 #[must_use]
 pub fn parse(value: &str) -> Option<VisibleDevices> {
-    let words: Vec<&str> = value
-        .split(',')
-        .map(str::trim)
-        .filter(|word| !word.is_empty())
-        .collect();
+    let mut words: Vec<&str> = value.split(',').map(str::trim).collect();
+    words.retain(|word| !word.is_empty());
     if words.is_empty() || words.contains(&"void") {
         return None;
     }
@@ -124,12 +121,13 @@ pub fn of_words<'a>(mut words: impl Iterator<Item = &'a str> + Clone) -> Visible
 /// Removes duplicates and keeps the order. The set keeps this fast for a long list in config.json.
 #[must_use]
 pub fn unique<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<String> {
-    let mut seen = BTreeSet::new();
-    names
-        .into_iter()
-        .filter(|name| seen.insert(*name))
-        .map(str::to_owned)
-        .collect()
+    let (mut seen, mut unique) = (BTreeSet::new(), Vec::new());
+    for name in names {
+        if seen.insert(name) {
+            unique.push(name.to_owned());
+        }
+    }
+    unique
 }
 
 impl DeviceId {
@@ -139,16 +137,17 @@ impl DeviceId {
         if let Some(index) = parse_decimal(word) {
             return Self::Index(index);
         }
-        for prefix in ["GPU-", "MIG-"] {
-            if word
-                .get(..4)
-                .is_some_and(|start| start.eq_ignore_ascii_case(prefix))
-            {
-                return Self::Uuid(format!("{prefix}{}", word.get(4..).unwrap_or_default()));
+        if let Some((start, rest)) = word.split_at_checked(4) {
+            for prefix in ["GPU-", "MIG-"] {
+                if start.eq_ignore_ascii_case(prefix) {
+                    return Self::Uuid(format!("{prefix}{rest}"));
+                }
             }
         }
         // The function of a GPU is 0.
-        if let Some(bus_id) = BusId::parse(word).filter(|_| word.ends_with(".0")) {
+        if word.ends_with(".0")
+            && let Some(bus_id) = BusId::parse(word)
+        {
             return Self::PciBusId(bus_id);
         }
         if let Some((gpu, mig)) = word.split_once(':')
@@ -163,9 +162,10 @@ impl DeviceId {
 /// Parses a number that consists of digits only: `u32::from_str` would accept `+1`.
 #[must_use]
 pub fn parse_decimal(word: &str) -> Option<u32> {
-    word.bytes()
-        .all(|b| b.is_ascii_digit())
-        .then(|| word.parse().ok())?
+    if !word.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    word.parse().ok()
 }
 
 /// Parses the number of an IMEX channel.

@@ -44,10 +44,14 @@ impl fmt::Display for Properties {
             ("arch", &self.arch),
             ("brand", &self.brand),
         ];
-        let known = known
-            .iter()
-            .filter_map(|(name, value)| Some(format!("{name} {}", value.as_ref()?)));
-        f.write_str(&known.collect::<Vec<_>>().join(", "))
+        let mut separator = "";
+        for (name, value) in known {
+            if let Some(value) = value {
+                write!(f, "{separator}{name} {value}")?;
+                separator = ", ";
+            }
+        }
+        Ok(())
     }
 }
 
@@ -62,27 +66,20 @@ pub struct Malformed<'a>(pub &'a str);
 pub fn evaluate<'a>(text: &'a str, properties: &Properties) -> Result<bool, Malformed<'a>> {
     let mut is_empty = true;
     for term in text.split(' ') {
-        let mut factors = term
-            .split(',')
-            .filter(|factor| !factor.is_empty())
-            .peekable();
-        if factors.peek().is_none() {
+        if term.bytes().all(|byte| byte == b',') {
             continue;
         }
         is_empty = false;
-        if all_hold(factors, properties)? {
+        if all_hold(term, properties)? {
             return Ok(true);
         }
     }
     Ok(is_empty)
 }
 
-fn all_hold<'a>(
-    factors: impl Iterator<Item = &'a str>,
-    properties: &Properties,
-) -> Result<bool, Malformed<'a>> {
-    for factor in factors {
-        if !holds(factor, properties)? {
+fn all_hold<'a>(term: &'a str, properties: &Properties) -> Result<bool, Malformed<'a>> {
+    for factor in term.split(',') {
+        if !factor.is_empty() && !holds(factor, properties)? {
             return Ok(false);
         }
     }
@@ -110,9 +107,8 @@ fn holds<'a>(factor: &'a str, properties: &Properties) -> Result<bool, Malformed
     };
     let Some(known) = known else { return Ok(true) };
     if is_version {
-        return compare_versions(known, value)
-            .map(matches)
-            .ok_or(Malformed(value));
+        let order = compare_versions(known, value).ok_or(Malformed(value))?;
+        return Ok(matches(order));
     }
     match operator {
         "=" => Ok(known.eq_ignore_ascii_case(value)),
@@ -136,11 +132,8 @@ fn is_operator(c: char) -> bool {
 /// dots.
 #[must_use]
 pub fn compare_versions(a: &str, b: &str) -> Option<Ordering> {
-    if !a
-        .bytes()
-        .chain(b.bytes())
-        .all(|c| c.is_ascii_digit() || c == b'.')
-    {
+    let is_valid = |c: u8| c.is_ascii_digit() || c == b'.';
+    if !a.bytes().all(is_valid) || !b.bytes().all(is_valid) {
         return None;
     }
     let mut a = a.split('.').map(significant);
@@ -167,18 +160,16 @@ fn significant(digits: &str) -> &str {
 #[must_use]
 pub fn parse_cuda_version(text: &str) -> Option<(u32, u32)> {
     let text = text.strip_prefix('v').unwrap_or(text);
-    let text = text
-        .split_once(['-', '+'])
-        .map_or(text, |(version, _)| version);
-    let numbers: Vec<_> = text.split('.').collect();
-    if numbers.len() > 3 {
-        return None;
+    let version = text.split(['-', '+']).next().unwrap_or(text);
+    let mut numbers = Vec::new();
+    for word in version.split('.') {
+        numbers.push(parse_decimal(word)?);
     }
-    let numbers: Vec<u32> = numbers
-        .into_iter()
-        .map(parse_decimal)
-        .collect::<Option<_>>()?;
-    Some((*numbers.first()?, numbers.get(1).copied().unwrap_or(0)))
+    match numbers.as_slice() {
+        [major] => Some((*major, 0)),
+        [major, minor] | [major, minor, _] => Some((*major, *minor)),
+        _ => None,
+    }
 }
 
 /// Checks a requirement for each of `gpus`: (name for messages, properties).

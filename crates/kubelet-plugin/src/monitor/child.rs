@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nvidia_host::config::Config;
 use nvidia_host::driver::DriverKind;
-use nvidia_host::host::{HostState, Site};
+use nvidia_host::host::{HostState, WatchedDriver};
 use nvidia_host::inventory::nvml::{Report, take};
 use nvidia_host::inventory::{FailedGpu, Inventory};
 use nvidia_host::nvml::api::Failed;
@@ -107,7 +107,7 @@ fn watch(
     measures: Measures,
     lines: &mut Lines,
 ) -> Result<Option<End>> {
-    let site = Site::find(config)?;
+    let site = WatchedDriver::find(config)?;
     let session = site.start_session(&lines.out)?;
     let mut watch = Watch {
         api: session.api(),
@@ -130,7 +130,7 @@ fn watch(
 
 struct Watch<'a, M> {
     api: &'a M,
-    site: &'a Site,
+    site: &'a WatchedDriver,
     /// Whether this process cannot open nodes of MIG devices that are created while it runs
     limits_reading: bool,
     skip: &'a [u32],

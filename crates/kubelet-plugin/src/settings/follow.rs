@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use base::report::{Finding, failure, line};
 use findings::catalog;
-use nvidia_host::config::{self, Config, Limits, States};
+use nvidia_host::config::{self, Config, FileStates, Limits};
 
 /// The time between two polls.
 pub const PERIOD: Duration = Duration::from_secs(2);
@@ -44,13 +44,13 @@ pub struct Follower {
     /// The limits in force
     limits: Limits,
     /// The files from which they were read
-    accepted: States,
+    accepted: FileStates,
     /// Whether the files of the start were read again
     is_started: bool,
     /// The findings about them, which are in the log
     findings: Vec<Finding>,
     /// The last state of the files, and when it was new
-    seen: Option<(States, Instant)>,
+    seen: Option<(FileStates, Instant)>,
     /// The error that is in the log
     held: Option<String>,
 }
@@ -62,7 +62,7 @@ impl Follower {
         Self {
             path: path.map(Path::to_owned),
             limits,
-            accepted: States::take(path),
+            accepted: FileStates::take(path),
             is_started: false,
             findings: Vec::new(),
             seen: None,
@@ -73,12 +73,12 @@ impl Follower {
     /// Examines the files, and reads them if that is due. The limits are read as for the hook and for the NRI plugin.
     pub fn poll(&mut self, now: Instant) -> Option<Change> {
         let path = self.path.clone();
-        let states = States::take(path.as_deref());
+        let states = FileStates::take(path.as_deref());
         if !self.is_due(&states, now) {
             return None;
         }
         let read = config::read(path.as_deref());
-        if States::take(path.as_deref()) != states {
+        if FileStates::take(path.as_deref()) != states {
             // The file may have been incomplete when it was read.
             return None;
         }
@@ -87,7 +87,7 @@ impl Follower {
 
     /// Decides whether the files must be read. After an error they are read at each poll: its reason may be elsewhere, and then the files
     /// remain the same when it ends.
-    fn is_due(&mut self, states: &States, now: Instant) -> bool {
+    fn is_due(&mut self, states: &FileStates, now: Instant) -> bool {
         match &self.seen {
             Some((seen, since)) if seen == states => {
                 let is_new = !self.is_started || *states != self.accepted;
@@ -101,7 +101,7 @@ impl Follower {
     }
 
     /// Decides what follows from the result of reading the files.
-    fn take(&mut self, states: States, read: Result<(Config, Vec<Finding>)>) -> Option<Change> {
+    fn take(&mut self, states: FileStates, read: Result<(Config, Vec<Finding>)>) -> Option<Change> {
         let checked = read.and_then(|(config, findings)| match states.lost_since(&self.accepted) {
             Some(lost) if config.devices != self.limits => Err(failure(
                 &catalog::CONFIG_FILE,
@@ -126,7 +126,12 @@ impl Follower {
         is_new.then_some(Change::Held(error))
     }
 
-    fn accept(&mut self, states: States, limits: Limits, findings: Vec<Finding>) -> Option<Change> {
+    fn accept(
+        &mut self,
+        states: FileStates,
+        limits: Limits,
+        findings: Vec<Finding>,
+    ) -> Option<Change> {
         self.accepted = states;
         let known = std::mem::replace(&mut self.findings, findings);
         // The findings of the start are in the log.
@@ -319,7 +324,7 @@ mod tests {
         ]);
         let before = host.follower.accepted.clone();
         host.remove("config.toml");
-        let now = States::take(Some(&host.path("config.toml")));
+        let now = FileStates::take(Some(&host.path("config.toml")));
         let limits = Limits {
             deny: vec!["2".to_owned()],
             ..Limits::default()

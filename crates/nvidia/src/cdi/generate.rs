@@ -1,7 +1,6 @@
 //! Creates a CDI spec from the edits of all devices.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use base::paths::ContainerPath;
 use cdi_spec::name;
@@ -49,12 +48,18 @@ impl Naming {
             select::Device::Mig(gpu, mig) => ("mig", format!("{}:{}", gpu.index, mig.index)),
         };
         let is_certain = device.gpu().unlisted_mig.is_empty();
-        let type_index = (self.type_index && is_certain).then(|| format!("{kind}{index}"));
-        let index = (self.index && is_certain).then_some(index);
-        let uuid = device.uuid().to_owned();
+        let mut names = Vec::new();
+        if self.index && is_certain {
+            names.push(index.clone());
+        }
+        if self.type_index && is_certain {
+            names.push(format!("{kind}{index}"));
+        }
         // In drivers before 470, the UUIDs of MIG devices contain slashes, which CDI does not permit.
-        let uuid = Some(uuid).filter(|uuid| self.uuid && name::check_device(uuid).is_ok());
-        index.into_iter().chain(type_index).chain(uuid).collect()
+        if self.uuid && name::check_device(device.uuid()).is_ok() {
+            names.push(device.uuid().to_owned());
+        }
+        names
     }
 }
 
@@ -78,27 +83,18 @@ pub fn spec(
     more: RootfsEdits,
 ) -> Spec {
     let mut more = more;
-    let lowered: Vec<_> = devices
-        .iter()
-        .map(|device| lower_device(device, (common, devices), host, &mut more))
-        .collect();
+    let (mut listed, mut every) = (Vec::new(), Vec::new());
+    for device in devices {
+        let edits = lower_device(device, devices, common, host, &mut more);
+        for name in &device.names {
+            listed.push(named(name, edits.clone()));
+        }
+        every.push(named("", edits));
+    }
     let mut container_edits = lower(common, host, more);
     // With "void", the hook ignores the container, if it is installed too.
     container_edits.env.push(format!("{VISIBLE_DEVICES}=void"));
-    let device = |(name, edits): (&String, &ContainerEdits)| Device {
-        name: name.clone(),
-        container_edits: edits.clone(),
-        ..Device::default()
-    };
-    let with_names = devices.iter().zip(&lowered);
-    let names =
-        with_names.flat_map(|(device, edits)| device.names.iter().map(move |name| (name, edits)));
-    let mut listed: Vec<_> = names.map(device).collect();
     if !listed.is_empty() {
-        let every: Vec<_> = lowered
-            .iter()
-            .map(|edits| device((&String::new(), edits)))
-            .collect();
         // No index or UUID equals this name.
         listed.extend(Device::merged(&every, ALL).ok().flatten());
     }
@@ -116,10 +112,19 @@ pub fn spec(
     spec.with_minimum_version()
 }
 
+fn named(name: &str, container_edits: ContainerEdits) -> Device {
+    Device {
+        name: name.to_owned(),
+        container_edits,
+        ..Device::default()
+    }
+}
+
 /// Converts the edits of a device. What its hook entry would do is added to `more`, for containers that have a node of the device.
 fn lower_device(
     Named { names, edits }: &Named,
-    (common, devices): (&Edits, &[Named]),
+    devices: &[Named],
+    common: &Edits,
     host: &SpecContext,
     more: &mut RootfsEdits,
 ) -> ContainerEdits {
@@ -144,24 +149,17 @@ fn lower_device(
 /// Returns a node that no other device has: that of a GPU, or of the compute instance of a MIG device. Returns `None` for MIG devices if
 /// the driver has no nodes for capabilities, because containers must not see the capability files of other MIG devices.
 fn own_node<'a>(edits: &'a Edits, devices: &[Named]) -> Option<&'a ContainerPath> {
-    let is_own = |node: &&DeviceNode| {
-        devices
-            .iter()
-            .filter(|device| {
-                device
-                    .edits
-                    .nodes
-                    .iter()
-                    .any(|other| other.path == node.path)
-            })
-            .count()
-            == 1
+    let has = |device: &Named, node: &DeviceNode| {
+        let mut nodes = device.edits.nodes.iter();
+        nodes.any(|other| other.path == node.path)
     };
-    let is_capability = |path: &Path| path.starts_with("capabilities");
-    let is_mig = edits
-        .proc_mask
-        .iter()
-        .any(|mask| mask.mounts.iter().any(|(path, _)| is_capability(path)));
+    let is_own = |node: &&DeviceNode| {
+        let owners = devices.iter().filter(|device| has(device, node));
+        owners.count() == 1
+    };
+    let mounts = edits.proc_mask.iter().flat_map(|mask| &mask.mounts);
+    let mut paths = mounts.map(|(path, _)| path);
+    let is_mig = paths.any(|path| path.starts_with("capabilities"));
     let mut own = edits.nodes.iter().filter(is_own);
     let node = if is_mig {
         own.find(|node| node.path.absolute().starts_with(CAPS))

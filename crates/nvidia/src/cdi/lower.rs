@@ -13,7 +13,7 @@ use crate::config::NodeAccess;
 use crate::driver::ipc::Expected;
 use crate::driver::ldcache::Arch;
 use crate::edits::placement::{self, Link, Loader, RootfsFacts};
-use crate::edits::{self, Edits, Need, Placement};
+use crate::edits::{self, DevLink, Edits, Need, Placement};
 use crate::timeouts;
 
 /// What the conversion needs to know about the host.
@@ -58,32 +58,33 @@ pub fn lower(edits: &Edits, host: &SpecContext, more: RootfsEdits) -> ContainerE
 #[must_use]
 pub fn lower_for_engine(edits: &Edits, host: &SpecContext) -> ContainerEdits {
     let mut lowered = ContainerEdits::default();
-    let files = edits.files.iter().filter_map(|file| {
-        let dir = directory(file, host)?;
-        mount(&file.source, &dir.join(&file.name)?, &FILE_OPTIONS)
-    });
-    lowered.mounts.extend(files);
-    // An engine mounts a path without a check. Files that another user can replace are left to the hook, which checks them.
-    let fixed = edits.ipc.iter().filter(|ipc| ipc.is_fixed);
-    lowered
-        .mounts
-        .extend(fixed.filter_map(|ipc| match ipc.channel.expected {
-            Expected::Socket | Expected::ReadOnlyDirectory => {
-                mount(&ipc.source, &ipc.path, &READ_ONLY_OPTIONS)
-            }
-            Expected::Directory | Expected::NamedDirectory => {
-                mount(&ipc.source, &ipc.path, &DIRECTORY_OPTIONS)
-            }
-        }));
+    for file in &edits.files {
+        if let Some(dir) = directory(file, host)
+            && let Some(path) = dir.join(&file.name)
+        {
+            let mount = mount(&file.source, &path, &FILE_OPTIONS);
+            lowered.mounts.extend(mount);
+        }
+    }
+    for ipc in &edits.ipc {
+        // An engine mounts a path without a check. Files that another user can replace are left to the hook, which checks them.
+        if !ipc.is_fixed {
+            continue;
+        }
+        let options: &[&str] = match ipc.channel.expected {
+            Expected::Socket | Expected::ReadOnlyDirectory => &READ_ONLY_OPTIONS,
+            Expected::Directory | Expected::NamedDirectory => &DIRECTORY_OPTIONS,
+        };
+        let mount = mount(&ipc.source, &ipc.path, options);
+        lowered.mounts.extend(mount);
+    }
     for node in &edits.nodes {
-        lowered
-            .device_nodes
-            .extend(device_node(node, host.node_access));
-        lowered.additional_gids.extend(
-            node.permissions
-                .additional_gid()
-                .filter(|_| host.additional_gids),
-        );
+        let lowered_node = device_node(node, host.node_access);
+        lowered.device_nodes.extend(lowered_node);
+        if host.additional_gids {
+            let gid = node.permissions.additional_gid();
+            lowered.additional_gids.extend(gid);
+        }
     }
     lowered
 }
@@ -95,13 +96,11 @@ pub fn rootfs_edits(edits: &Edits, host: &SpecContext) -> RootfsEdits {
         egl_devices: edits.egl_devices,
         ..RootfsEdits::default()
     };
-    rest.channels.extend(
-        edits
-            .ipc
-            .iter()
-            .filter(|ipc| !ipc.is_fixed)
-            .map(|ipc| ipc.channel.clone()),
-    );
+    for ipc in &edits.ipc {
+        if !ipc.is_fixed {
+            rest.channels.insert(ipc.channel.clone());
+        }
+    }
     // Without a known image, libraries are not in the directories that the image searches.
     let unknown = host.image.is_none();
     // The links are computed as usual, with each file in the directory that it has here.
@@ -116,17 +115,20 @@ pub fn rootfs_edits(edits: &Edits, host: &SpecContext) -> RootfsEdits {
             continue;
         };
         let reads_cache = host.image.is_none_or(|image| image.loader == Loader::Glibc);
-        if let (Placement::Library(arch), true) = (&file.placement, reads_cache) {
-            let paths = file.sonames.iter().filter_map(|soname| dir.join(soname));
-            rest.libraries.extend(paths.map(|path| (*arch, path)));
-        }
-        if let (true, Placement::LibraryBelow(arch, below)) = (unknown, &file.placement)
-            && *arch == Arch::native()
-        {
-            let names = file.sonames.iter().chain([&file.name]);
-            rest.below.extend(
-                names.filter_map(|name| Some((Path::new(below).join(name), dir.join(name)?))),
-            );
+        match &file.placement {
+            Placement::Library(arch) if reads_cache => {
+                for path in file.sonames.iter().filter_map(|soname| dir.join(soname)) {
+                    rest.libraries.insert((*arch, path));
+                }
+            }
+            Placement::LibraryBelow(arch, below) if unknown && *arch == Arch::native() => {
+                for name in file.sonames.iter().chain([&file.name]) {
+                    if let Some(path) = dir.join(name) {
+                        rest.below.insert(Path::new(below).join(name), path);
+                    }
+                }
+            }
+            _ => {}
         }
         placed.files.push(edits::HostFile {
             placement: Placement::At(dir),
@@ -138,14 +140,10 @@ pub fn rootfs_edits(edits: &Edits, host: &SpecContext) -> RootfsEdits {
     } in placement::links(&placed, RootfsFacts::default())
     {
         // gbm/nvidia-drm_gbm.so
-        let mut below_dir = edits
-            .links
-            .iter()
-            .filter(|dev| Path::new(&dev.name).components().count() > 1);
-        if let (true, Some(dev)) = (
-            unknown,
-            below_dir.find(|dev| link.relative().ends_with(&dev.name)),
-        ) {
+        let is_below = |dev: &&DevLink| {
+            Path::new(&dev.name).components().count() > 1 && link.relative().ends_with(&dev.name)
+        };
+        if unknown && let Some(dev) = edits.links.iter().find(is_below) {
             rest.below.insert(PathBuf::from(&dev.name), link.clone());
         }
         if need == Need::Required {
@@ -188,11 +186,12 @@ fn directory(file: &edits::HostFile, host: &SpecContext) -> Option<ContainerPath
                 return Some(dir);
             }
             // Debian's alternatives: vdpau/libvdpau_nvidia.so.1 of the library directory leads to nvidia/current.
-            let above = dir
-                .parent()
-                .filter(|above| above.file_name() == "nvidia")
-                .and_then(|above| above.parent());
-            above.unwrap_or(dir).join(name)
+            match dir.parent() {
+                Some(above) if above.file_name() == "nvidia" => {
+                    above.parent().unwrap_or(dir).join(name)
+                }
+                _ => dir.join(name),
+            }
         }
         Placement::Binary => ContainerPath::new("usr/bin"),
         Placement::At(dir) => Some(dir.clone()),

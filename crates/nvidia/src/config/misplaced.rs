@@ -27,22 +27,23 @@ pub(super) fn place_of(
     match value {
         // [oci-nvidia-hook.devices] instead of [devices], and [device] with keys of [devices].
         DeValue::Table(below) => {
-            let named = tables(known).find(|table| *table == name && !prefix.is_empty());
-            let nearest =
-                || nearest_by(name, tables(known), |table| table).filter(|_| prefix.is_empty());
-            let has_key = |table: &&str| {
-                let mut names = below.keys().map(|key| format!("{table}.{}", key.get_ref()));
-                names.any(|name| known.contains(&name) || schema::find(&name).is_some())
+            let table = if prefix.is_empty() {
+                nearest_by(name, tables(known), |table| table)?
+            } else {
+                tables(known).find(|table| *table == name)?
             };
-            named
-                .or_else(nearest)
-                .filter(has_key)
-                .map(|table| Place(table.to_owned()))
+            for key in below.keys() {
+                let name = format!("{table}.{}", key.get_ref());
+                if known.contains(&name) || schema::find(&name).is_some() {
+                    return Some(Place(table.to_owned()));
+                }
+            }
+            None
         }
-        _ => known
-            .iter()
-            .find(|key| last(key) == name)
-            .map(|key| Place(table(key).to_owned())),
+        _ => {
+            let key = known.iter().find(|key| last(key) == name)?;
+            Some(Place(table(key).to_owned()))
+        }
     }
 }
 
@@ -92,15 +93,13 @@ pub(super) fn error(
 
 /// Returns the number of the line that begins the table, or any table if the name is empty.
 fn header(text: &str, table: &str) -> Option<usize> {
-    let is_header = |line: &str| match table {
-        "" => line.starts_with('['),
-        table => line
-            .strip_prefix('[')
-            .is_some_and(|rest| rest.starts_with(&format!("{table}]"))),
+    let start = match table {
+        "" => "[".to_owned(),
+        table => format!("[{table}]"),
     };
-    text.lines()
-        .position(|line| is_header(line.trim_start()))
-        .map(|line| line + 1)
+    let mut lines = text.lines();
+    let before = lines.position(|line| line.trim_start().starts_with(&start))?;
+    Some(before + 1)
 }
 
 /// Returns an instruction that moves a line into the table.

@@ -1,12 +1,12 @@
 //! Reads the administrator's config.toml. The file and most keys are NVIDIA's, so that an existing file keeps working; some keys are
-//! our own. [`schema`] lists the keys, [`user`] resolves the value of `user`, and [`States`] shows that the files have changed.
+//! our own. [`schema`] lists the keys, [`user`] resolves the value of `user`, and [`FileStates`] shows that the files have changed.
 
+mod file_states;
 mod files;
 mod hint;
 mod misplaced;
-mod saved;
+mod package_leftovers;
 pub mod schema;
-mod states;
 pub mod user;
 pub mod value;
 
@@ -23,10 +23,10 @@ use findings::catalog;
 
 use crate::capability::{Capabilities, Capability};
 use crate::feature::Features;
+pub use file_states::FileStates;
 pub use files::{FILE, drop_ins, read, read_below, read_with};
-pub use saved::{Saved, saved};
+pub use package_leftovers::{PackageLeftover, package_leftovers};
 use schema::{Key, Meaning};
-pub use states::States;
 pub use user::{UserSpec, resolve};
 
 /// The prefix of the variables that Docker Swarm sets. `swarm-resource` names those that list GPUs.
@@ -261,13 +261,8 @@ fn unheard_swarm_variables(config: &Config, path: &Path) -> Option<Finding> {
 
 /// Returns the number of the line that contains the byte `at`, starting at 1.
 fn line_of(text: &str, at: usize) -> usize {
-    text.as_bytes()
-        .get(..at)
-        .unwrap_or_default()
-        .iter()
-        .filter(|byte| **byte == b'\n')
-        .count()
-        + 1
+    let before = text.as_bytes().get(..at).unwrap_or_default();
+    before.split(|byte| *byte == b'\n').count()
 }
 
 /// The table of the device plugin, which knows its keys. The hook accepts all keys in it, unless they are misplaced keys of its own.
@@ -363,47 +358,42 @@ impl Reader<'_> {
     }
 
     fn plugin_keys(&self) -> impl Iterator<Item = String> {
-        self.plugin
-            .keys()
-            .into_iter()
-            .flatten()
-            .map(|key| format!("{PLUGIN}.{key}"))
+        let keys = self.plugin.keys().unwrap_or_default();
+        keys.into_iter().map(|key| format!("{PLUGIN}.{key}"))
     }
 
     /// Returns the keys that have an effect.
     fn effective(&self) -> Vec<String> {
-        let own = schema::KEYS
-            .iter()
-            .filter(|key| !matches!(key.meaning, Meaning::Unused(_)));
-        own.map(|key| key.name.to_owned())
-            .chain(self.plugin_keys())
-            .collect()
+        let mut keys = Vec::from_iter(self.plugin_keys());
+        for key in schema::KEYS {
+            if !matches!(key.meaning, Meaning::Unused(_)) {
+                keys.push(key.name.to_owned());
+            }
+        }
+        keys
     }
 
     /// Returns the known key with the most similar name, if one is similar enough.
     fn nearest(&self, key: &str) -> Option<String> {
-        let own = schema::KEYS
-            .iter()
-            .map(|key| key.name.to_owned())
-            .chain([PLUGIN.to_owned()]);
-        let known: Vec<String> = own.chain(self.plugin_keys()).collect();
-        nearest_by(last(key), known.iter().map(String::as_str), last).map(str::to_owned)
+        let of_plugin = Vec::from_iter(self.plugin_keys());
+        let mut known: Vec<&str> = schema::KEYS.iter().map(|key| key.name).collect();
+        known.push(PLUGIN);
+        known.extend(of_plugin.iter().map(String::as_str));
+        Some(nearest_by(last(key), known.into_iter(), last)?.to_owned())
     }
 
     fn findings(&self) -> Vec<Finding> {
-        let unknown = self.unknown.iter().take(MAX_UNKNOWN).map(|(key, at)| {
+        let mut findings = Vec::new();
+        for (key, at) in self.unknown.iter().take(MAX_UNKNOWN) {
             let fix = match self.nearest(key) {
                 Some(known) => format!("did you mean {known}?"),
                 None => "remove the key; oci-nvidia-hook.toml(5) lists the known keys".to_owned(),
             };
-            let what = format!(
-                "{:?} line {}: unknown key {key:?}",
-                self.path,
-                line_of(self.text, *at)
-            );
-            Finding::new(&catalog::UNKNOWN_KEY, what, fix)
-        });
-        unknown.collect()
+            let line = line_of(self.text, *at);
+            let what = format!("{:?} line {line}: unknown key {key:?}", self.path);
+            findings.push(Finding::new(&catalog::UNKNOWN_KEY, what, fix));
+        }
+        findings
     }
 }
 

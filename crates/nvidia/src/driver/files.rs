@@ -6,7 +6,8 @@ use base::paths::{ContainerPath, HostPath};
 use base::tree::{RegularFile, Tree};
 
 use super::file_table::{
-    BINARIES, BINARY_DIRS, DESCRIPTIONS, FIRMWARE_DIR_PARAMETER, FIRMWARE_DIRS, XORG_DIRS,
+    BINARIES, BINARY_DIRS, DESCRIPTIONS, Description, FIRMWARE_DIR_PARAMETER, FIRMWARE_DIRS,
+    XORG_DIRS,
 };
 use super::libraries::Library;
 use crate::capability::{Capabilities, Omit};
@@ -70,21 +71,22 @@ pub fn binaries(root: &Tree, capabilities: Capabilities) -> Vec<Binary> {
 
 /// Finds the programs for these capabilities in these directories.
 pub(super) fn binaries_in(root: &Tree, dirs: &[&Path], capabilities: Capabilities) -> Vec<Binary> {
-    let find = |name| dirs.iter().find_map(|dir| regular(root, &dir.join(name)));
-    let wanted = BINARIES
-        .iter()
-        .filter(|row| capabilities.any(row.capabilities));
-    if wanted.clone().count() > MANY {
-        dirs.iter().for_each(|dir| root.expect_lookups(dir));
+    let mut wanted: Vec<_> = BINARIES.iter().collect();
+    wanted.retain(|row| capabilities.any(row.capabilities));
+    if wanted.len() > MANY {
+        for dir in dirs {
+            root.expect_lookups(dir);
+        }
     }
-    wanted
-        .filter_map(|row| {
-            Some(Binary {
-                source: find(row.name)?.host,
-                name: row.name,
-            })
-        })
-        .collect()
+    let mut found = Vec::new();
+    for row in wanted {
+        let name = row.name;
+        if let Some(file) = dirs.iter().find_map(|dir| regular(root, &dir.join(name))) {
+            let source = file.host;
+            found.push(Binary { source, name });
+        }
+    }
+    found
 }
 
 pub(super) fn regular(root: &Tree, path: &Path) -> Option<RegularFile> {
@@ -94,24 +96,25 @@ pub(super) fn regular(root: &Tree, path: &Path) -> Option<RegularFile> {
 /// Finds the description files for these capabilities.
 #[must_use]
 pub fn descriptions(root: &Tree, version: &str, capabilities: Capabilities) -> Vec<PlacedFile> {
-    let wanted = DESCRIPTIONS.iter().filter(|description| {
-        capabilities.any(description.capabilities)
+    let mut found = Vec::new();
+    for description in DESCRIPTIONS {
+        if capabilities.any(description.capabilities)
             && description.and.is_none_or(|and| capabilities.has(and))
-    });
-    let found = wanted.filter_map(|description| {
-        let path = description.path.replace("$V", version);
-        let places = description
-            .search
-            .iter()
-            .map(|dir| Path::new(dir).join(&path));
-        let located = places.filter_map(|place| regular(root, &place)).next()?;
-        let target = ContainerPath::new(description.dir)?.join(&path)?;
-        Some(PlacedFile {
-            source: located.host,
-            target,
-        })
-    });
-    found.collect()
+        {
+            found.extend(located(root, version, description));
+        }
+    }
+    found
+}
+
+fn located(root: &Tree, version: &str, description: &Description) -> Option<PlacedFile> {
+    let path = description.path.replace("$V", version);
+    let mut places = description.search.iter();
+    let file = places.find_map(|dir| regular(root, &Path::new(dir).join(&path)))?;
+    Some(PlacedFile {
+        source: file.host,
+        target: ContainerPath::new(description.dir)?.join(&path)?,
+    })
 }
 
 /// Finds the firmware of the GPU's own processor (GSP), which NVIDIA's stack also gives to containers.
@@ -126,20 +129,13 @@ pub fn firmware(root: &Tree, version: &str) -> Vec<PlacedFile> {
         let Ok(opened) = root.open_dir(&dir) else {
             continue;
         };
-        let names = opened.names().into_iter().filter(|name| {
-            name.to_str()
-                .is_some_and(|name| name.starts_with("gsp") && name.ends_with(".bin"))
-        });
-        let found: Vec<_> = names
-            .filter_map(|name| {
-                let located = regular(root, &dir.join(&name))?;
-                // In the container, it has the same path as on the host.
-                Some(PlacedFile {
-                    source: located.host,
-                    target: ContainerPath::new(dir.join(name))?,
-                })
-            })
-            .collect();
+        let mut found = Vec::new();
+        for name in opened.names() {
+            let bytes = name.as_encoded_bytes();
+            if bytes.starts_with(b"gsp") && bytes.ends_with(b".bin") {
+                found.extend(at(root, &dir.join(name)));
+            }
+        }
         if !found.is_empty() {
             return found;
         }

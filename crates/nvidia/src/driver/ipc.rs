@@ -147,33 +147,36 @@ struct Seen<'a> {
 
 /// Returns why the file must not be given to containers, or `None` if it may.
 fn judge(expected: Expected, seen: &Seen<'_>) -> Option<String> {
-    let is_kind = |kind, name: &str| (seen.kind != kind).then(|| format!("it is not a {name}"));
-    match (expected, seen.chooser) {
-        (Expected::Socket, Chooser::Others(dir)) => is_kind(FileType::Socket, "socket")
-            .or_else(|| Some(format!("other users can write to its directory {dir:?}"))),
+    let uid = seen.uid;
+    match expected {
+        Expected::Socket if seen.kind != FileType::Socket => {
+            return Some("it is not a socket".to_owned());
+        }
+        Expected::Socket => {}
+        _ if seen.kind != FileType::Directory => {
+            return Some("it is not a directory".to_owned());
+        }
+        // The administrator has chosen it.
+        Expected::NamedDirectory => return None,
+        Expected::Directory | Expected::ReadOnlyDirectory if !seen.is_trusted => {
+            return Some(format!("it belongs to user {uid}, not to root"));
+        }
+        Expected::Directory | Expected::ReadOnlyDirectory => {
+            return match seen.chooser {
+                Chooser::NoOther => None,
+                Chooser::Owner(dir, uid) => {
+                    Some(format!("{dir:?} belongs to user {uid}, not to root"))
+                }
+                Chooser::Others(dir) => Some(format!("other users can write to {dir:?}")),
+            };
+        }
+    }
+    match seen.chooser {
+        Chooser::Others(dir) => Some(format!("other users can write to its directory {dir:?}")),
         // With fs.protected_hardlinks = 0, the user of a daemon could link the socket of another daemon into its directory.
-        (Expected::Socket, Chooser::NoOther | Chooser::Owner(..)) => {
-            is_kind(FileType::Socket, "socket")
-                .or_else(|| seen.has_other_names.then(|| "it is a hard link".to_owned()))
-                .or_else(|| {
-                    (!owner_is_known(seen)).then(|| format!("it belongs to user {}", seen.uid))
-                })
-        }
-        (Expected::NamedDirectory, _) => is_kind(FileType::Directory, "directory"),
-        (Expected::Directory | Expected::ReadOnlyDirectory, chooser) => {
-            is_kind(FileType::Directory, "directory")
-                .or_else(|| {
-                    (!seen.is_trusted)
-                        .then(|| format!("it belongs to user {}, not to root", seen.uid))
-                })
-                .or_else(|| match chooser {
-                    Chooser::NoOther => None,
-                    Chooser::Owner(dir, uid) => {
-                        Some(format!("{dir:?} belongs to user {uid}, not to root"))
-                    }
-                    Chooser::Others(dir) => Some(format!("other users can write to {dir:?}")),
-                })
-        }
+        _ if seen.has_other_names => Some("it is a hard link".to_owned()),
+        _ if !owner_is_known(seen) => Some(format!("it belongs to user {uid}")),
+        _ => None,
     }
 }
 
@@ -191,16 +194,19 @@ pub fn find(
     mps: Option<&Path>,
     omit: Omit,
 ) -> (Vec<Ipc>, Vec<Finding>) {
-    let sockets = SOCKETS.iter().filter(|(path, _)| !is_left_out(path, omit));
-    let sockets =
-        sockets.map(|(path, capability)| (Path::new(path), *capability, Expected::Socket));
+    let mut candidates = Vec::new();
+    for (path, capability) in SOCKETS {
+        if !is_left_out(path, omit) {
+            candidates.push((Path::new(path), *capability, Expected::Socket));
+        }
+    }
     let (usual, compute) = MPS_DIRECTORY;
-    let directory = match mps {
+    candidates.push(match mps {
         Some(named) => (named, compute, Expected::NamedDirectory),
         None => (Path::new(usual), compute, Expected::Directory),
-    };
+    });
     let (mut found, mut findings) = (Vec::new(), Vec::new());
-    for (path, capability, expected) in sockets.chain([directory]) {
+    for (path, capability, expected) in candidates {
         if !capabilities.has(capability) {
             continue;
         }

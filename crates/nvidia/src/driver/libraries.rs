@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use base::paths::HostPath;
@@ -62,81 +63,78 @@ impl LinkerCache {
     /// Reads the linker cache of the driver root. Without a cache, libraries are searched for in directories.
     #[must_use]
     pub fn read(root: &Tree, configured: Option<&HostPath>) -> Self {
-        let path = configured.map_or_else(
-            || PathBuf::from("/etc/ld.so.cache"),
-            |path| path.as_path().to_owned(),
-        );
-        // A cache that cannot be searched for one library cannot be searched for the others.
-        let readable = |bytes: Vec<u8>| {
-            ldcache::with_prefix(&bytes, ANY)?;
-            Ok(bytes)
+        let path = configured.map_or(Path::new("/etc/ld.so.cache"), HostPath::as_path);
+        let mut cache = Self {
+            path: path.to_owned(),
+            ..Self::default()
         };
-        match root.read(&path).and_then(readable) {
-            Ok(bytes) => Self {
-                path,
-                bytes,
-                missing: None,
-            },
+        match read_cache(root, path) {
+            Ok(bytes) => cache.bytes = bytes,
             Err(error) => {
                 // Some hosts never have a cache (NixOS, GKE), so this is not a warning for each container.
                 let error = error.context(format!("cannot read the linker cache {path:?}"));
                 let missing = Finding::new(&catalog::NO_CACHE, base::report::line(&error), "");
-                Self {
-                    path,
-                    bytes: Vec::new(),
-                    missing: Some(missing),
-                }
+                cache.missing = Some(missing);
             }
         }
+        cache
     }
 
     /// Returns the entries of a library: (SONAME, path), in the order of the file.
-    fn entries_of(&self, arch: Arch, row: &Row) -> impl Iterator<Item = (&OsStr, &Path)> {
-        let found = match self.bytes.is_empty() {
-            true => Vec::new(),
-            false => {
-                ldcache::with_prefix(&self.bytes, &format!("{}.so", row.name)).unwrap_or_default()
+    fn entries_of(&self, arch: Arch, row: &Row) -> Vec<(&OsStr, &Path)> {
+        let mut entries = Vec::new();
+        if self.bytes.is_empty() {
+            return entries;
+        }
+        let found = ldcache::with_prefix(&self.bytes, &format!("{}.so", row.name));
+        for entry in found.unwrap_or_default() {
+            if entry.is_for(arch) && is_named(entry.name, row.name) {
+                entries.push((entry.name, entry.path));
             }
-        };
-        let entries = found
-            .into_iter()
-            .filter(move |entry| entry.is_for(arch) && is_named(entry.name, row.name));
-        entries.map(|entry| (entry.name, entry.path))
+        }
+        entries
     }
+}
+
+fn read_cache(root: &Tree, path: &Path) -> anyhow::Result<Vec<u8>> {
+    let bytes = root.read(path)?;
+    // A cache that cannot be searched for one library cannot be searched for the others.
+    ldcache::with_prefix(&bytes, ANY)?;
+    Ok(bytes)
 }
 
 /// Whether `soname` is `name.so` or `name.so.…`. Comparing only the prefix would confuse libcudart with libcuda.
 pub(super) fn is_named(soname: &OsStr, name: &str) -> bool {
-    soname
-        .to_str()
-        .and_then(|soname| soname.strip_prefix(name))
-        .and_then(|rest| rest.strip_prefix(".so"))
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    let Some(rest) = soname.as_bytes().strip_prefix(name.as_bytes()) else {
+        return false;
+    };
+    match rest.strip_prefix(b".so") {
+        Some(rest) => rest.is_empty() || rest.starts_with(b"."),
+        None => false,
+    }
 }
 
 /// Whether a file name ends in this driver version. A library of another version does not work with the loaded kernel module.
 fn is_of_version(file_name: &OsStr, version: &str) -> bool {
-    file_name
-        .to_str()
-        .and_then(|name| name.strip_suffix(version))
-        .is_some_and(|rest| rest.ends_with('.'))
+    match file_name.as_bytes().strip_suffix(version.as_bytes()) {
+        Some(rest) => rest.ends_with(b"."),
+        None => false,
+    }
 }
 
 /// Whether a file name is that of a library with this driver version.
 fn is_library_of(file_name: &OsStr, version: &str) -> bool {
-    let stem = file_name
-        .to_str()
-        .and_then(|name| name.strip_suffix(version)?.strip_suffix(".so."));
-    stem.is_some_and(|stem| stem.starts_with("lib"))
+    match file_name.as_bytes().strip_suffix(version.as_bytes()) {
+        Some(stem) => stem.starts_with(b"lib") && stem.ends_with(b".so."),
+        None => false,
+    }
 }
 
 /// Whether a library is in the catalog, or is known not to be for containers.
 fn is_known(file_name: &OsStr) -> bool {
-    let mut names = LIBRARIES
-        .iter()
-        .map(|row| row.name)
-        .chain(HOST_ONLY.iter().copied());
-    names.any(|name| is_named(file_name, name)) || is_named(file_name, "libglxserver_nvidia")
+    LIBRARIES.iter().any(|row| is_named(file_name, row.name))
+        || HOST_ONLY.iter().any(|name| is_named(file_name, name))
+        || is_named(file_name, "libglxserver_nvidia")
 }
 
 /// A search for the libraries of one driver version below a driver root.
@@ -166,40 +164,49 @@ impl Search<'_> {
     /// Returns the libraries of these rows, in their order, and the entries of the linker cache that are not used.
     #[must_use]
     pub fn find(&self, arch: Arch, rows: &[&'static Row]) -> (Vec<Library>, Vec<PassedOver>) {
-        let mut passed = Vec::new();
-        let by_cache: Vec<_> = rows
-            .iter()
-            .map(|row| self.in_cache(arch, row, &mut passed))
-            .collect();
+        let (mut by_cache, mut passed) = (Vec::new(), Vec::new());
+        for row in rows {
+            by_cache.push(self.in_cache(arch, row, &mut passed));
+        }
         let mut dirs = self.dirs_of(by_cache.iter().flatten());
         dirs.extend_from_slice(self.dirs);
         if dirs.len() == self.dirs.len() {
             dirs.extend(self.usual_dirs(arch));
         }
-        let found = rows.iter().zip(by_cache).filter_map(|(row, library)| {
-            library.or_else(|| dirs.iter().find_map(|dir| self.in_dir(arch, row, dir)))
-        });
-        (found.collect(), passed)
+        let mut found = Vec::new();
+        for (row, library) in std::iter::zip(rows, by_cache) {
+            match library {
+                Some(library) => found.push(library),
+                None => found.extend(dirs.iter().find_map(|dir| self.in_dir(arch, row, dir))),
+            }
+        }
+        (found, passed)
     }
 
     /// Returns findings about entries that are not used: one for all stale entries, and one for all libraries of another version.
     /// The packages of an old driver can leave dozens of them.
     #[must_use]
     pub fn findings(&self, passed: &[PassedOver]) -> Vec<Finding> {
-        let of = |exists: bool| passed.iter().filter(move |passed| passed.exists == exists);
-        let mut findings = Vec::new();
-        let stale: Vec<_> = of(false)
-            .map(|passed| format!("{:?} at {:?}", passed.soname, passed.path))
-            .collect();
-        if let Some(named) = stale
-            .get(..stale.len().min(NAMED))
-            .filter(|named| !named.is_empty())
+        let (mut stale, mut other) = (Vec::new(), BTreeSet::new());
+        for PassedOver {
+            soname,
+            path,
+            exists,
+            ..
+        } in passed
         {
+            if *exists {
+                other.insert(format!("{path:?}"));
+            } else {
+                stale.push(format!("{soname:?} at {path:?}"));
+            }
+        }
+        let mut findings = Vec::new();
+        if !stale.is_empty() {
             let what = format!(
-                "{:?} lists files that do not exist: {}{}",
+                "{:?} lists files that do not exist: {}",
                 self.cache.path,
-                named.join(", "),
-                more(stale.len())
+                some_of(&stale)
             );
             findings.push(Finding::new(
                 &catalog::STALE_CACHE,
@@ -207,14 +214,11 @@ impl Search<'_> {
                 format!("as root: {}", packages::ldconfig(self.root)),
             ));
         }
-        let other = BTreeSet::from_iter(of(true).map(|passed| format!("{:?}", passed.path)));
         if !other.is_empty() {
-            let named: Vec<_> = other.iter().take(NAMED).map(String::as_str).collect();
             let what = format!(
-                "libraries are ignored because their version is not that of the loaded driver {}: {}{}",
+                "libraries are ignored because their version is not that of the loaded driver {}: {}",
                 self.version,
-                named.join(", "),
-                more(other.len())
+                some_of(&Vec::from_iter(other))
             );
             findings.push(Finding::new(
                 &catalog::OTHER_VERSION,
@@ -235,15 +239,15 @@ impl Search<'_> {
         let mut unknown = Vec::new();
         for arch in Arch::supported() {
             for dir in self.dirs_of(found.iter().filter(|library| library.arch == arch)) {
-                let names = self.root.names(&dir);
-                let names = names
-                    .iter()
-                    .filter(|name| is_library_of(name, self.version) && !is_known(name));
-                unknown.extend(names.filter_map(|name| self.at(arch, &dir.join(name))));
+                for name in self.root.names(&dir) {
+                    if is_library_of(&name, self.version) && !is_known(&name) {
+                        unknown.extend(self.at(arch, &dir.join(name)));
+                    }
+                }
             }
         }
         // A directory can be a link to another one, with the same files.
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = BTreeSet::new();
         unknown.retain(|library| {
             !found.iter().any(|known| known.source == library.source)
                 && seen.insert(library.source.as_path().to_owned())
@@ -315,11 +319,8 @@ impl Search<'_> {
         file: RegularFile,
         file_name: OsString,
     ) -> Option<Library> {
-        if !self
-            .root
-            .header::<{ elf::HEADER }>(&file.path)
-            .is_some_and(|header| elf::is_for(&header, arch))
-        {
+        let header = self.root.header::<{ elf::HEADER }>(&file.path)?;
+        if !elf::is_for(&header, arch) {
             return None;
         }
         let soname = self.root.open_file(&file.path).ok().and_then(elf::soname);
@@ -339,13 +340,13 @@ impl Search<'_> {
         let prefix = self.root.path();
         let mut dirs = Vec::new();
         for library in found {
-            let below = library.source.as_path().strip_prefix(prefix.as_path()).ok();
-            if let Some(dir) = below
-                .and_then(Path::parent)
-                .map(|dir| Path::new("/").join(dir))
-                && !dirs.contains(&dir)
+            if let Ok(below) = library.source.as_path().strip_prefix(prefix.as_path())
+                && let Some(dir) = below.parent()
             {
-                dirs.push(dir);
+                let dir = Path::new("/").join(dir);
+                if !dirs.contains(&dir) {
+                    dirs.push(dir);
+                }
             }
         }
         dirs
@@ -353,18 +354,18 @@ impl Search<'_> {
 
     /// Returns the usual directories that contain a driver of this version.
     fn usual_dirs(&self, arch: Arch) -> Vec<PathBuf> {
-        let required: Vec<_> = LIBRARIES
-            .iter()
-            .filter(|row| row.kind == LibraryKind::Required)
-            .collect();
-        let dirs = LIBRARY_DIRS.iter().map(Path::new);
-        dirs.filter(|dir| {
-            required
-                .iter()
-                .any(|row| self.in_dir(arch, row, dir).is_some())
-        })
-        .map(Path::to_owned)
-        .collect()
+        let has_driver = |dir: &Path| {
+            LIBRARIES.iter().any(|row| {
+                row.kind == LibraryKind::Required && self.in_dir(arch, row, dir).is_some()
+            })
+        };
+        let mut dirs = Vec::new();
+        for dir in LIBRARY_DIRS.iter().map(Path::new) {
+            if has_driver(dir) {
+                dirs.push(dir.to_owned());
+            }
+        }
+        dirs
     }
 
     /// Returns `dir/libX.so.<version>`. If the library has its own version or the driver version is unknown, returns the target of
@@ -397,10 +398,12 @@ fn with_name(found: io::Result<Option<RegularFile>>) -> Option<(RegularFile, OsS
 /// How many libraries a finding names.
 const NAMED: usize = 3;
 
-fn more(count: usize) -> String {
-    match count.saturating_sub(NAMED) {
-        0 => String::new(),
-        rest => format!(" and {rest} more"),
+fn some_of(names: &[String]) -> String {
+    match names.split_at_checked(NAMED) {
+        Some((named, rest)) if !rest.is_empty() => {
+            format!("{} and {} more", named.join(", "), rest.len())
+        }
+        _ => names.join(", "),
     }
 }
 

@@ -59,17 +59,16 @@ fn find(search: &Search<'_>, capabilities: Capabilities) -> Result<(DriverFiles,
         version,
         ..
     } = *search;
-    let rows: Vec<&'static Row> = LIBRARIES
-        .iter()
-        .filter(|row| capabilities.any(row.capabilities))
-        .collect();
+    let mut rows: Vec<&'static Row> = LIBRARIES.iter().collect();
+    rows.retain(|row| capabilities.any(row.capabilities));
     let (mut libraries, mut passed) = search.find(Arch::native(), &rows);
-    for row in rows.iter().filter(|row| row.kind == LibraryKind::Required) {
-        let first = row.capabilities.first().copied();
-        if let Some(capability) = first.filter(|capability| capabilities.has(*capability))
+    for row in &rows {
+        if row.kind == LibraryKind::Required
+            && let Some(capability) = row.capabilities.first()
+            && capabilities.has(*capability)
             && !libraries.iter().any(|library| library.name == row.name)
         {
-            return Err(missing_library(search, row, capability, &passed));
+            return Err(missing_library(search, row, *capability, &passed));
         }
     }
     if capabilities.has(Capability::Compat32)
@@ -112,17 +111,13 @@ fn find(search: &Search<'_>, capabilities: Capabilities) -> Result<(DriverFiles,
 
 /// Returns the finding about a directory of `library-dirs` that does not exist.
 fn missing_directory(root: &Tree, dir: &Path) -> Option<Finding> {
-    let is_missing = root
-        .locate(dir)
-        .is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-    is_missing.then(|| {
-        let what = format!("the directory {dir:?} is missing below {}", root.path());
-        Finding::new(
-            &catalog::NO_FILE,
-            what,
-            "correct library-dirs in the [driver] table of config.toml",
-        )
-    })
+    match root.locate(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        _ => return None,
+    }
+    let what = format!("the directory {dir:?} is missing below {}", root.path());
+    let fix = "correct library-dirs in the [driver] table of config.toml";
+    Some(Finding::new(&catalog::NO_FILE, what, fix))
 }
 
 /// Finds libnvidia-ml, in the version of the search.
@@ -148,56 +143,49 @@ pub fn unknown(search: &Search<'_>) -> Vec<Library> {
         return wsl::unknown(search);
     }
     let rows: Vec<&'static Row> = LIBRARIES.iter().collect();
-    let known: Vec<_> = Arch::supported()
-        .flat_map(|arch| search.find(arch, &rows).0)
-        .collect();
+    let mut known = Vec::new();
+    for arch in Arch::supported() {
+        known.extend(search.find(arch, &rows).0);
+    }
     search.unknown(&known)
 }
 
 /// Returns the finding that names libraries that are not in the catalog.
 #[must_use]
 pub fn unknown_finding(unknown: &[Library]) -> Option<Finding> {
-    let names: BTreeSet<_> = unknown
-        .iter()
-        .map(|library| format!("{:?}", library.file_name))
-        .collect();
-    let names: Vec<_> = names.into_iter().collect();
-    (!names.is_empty()).then(|| {
-        let what = format!(
-            "libraries of the driver are not in the catalog: {}",
-            names.join(", ")
-        );
-        Finding::new(
-            &catalog::UNKNOWN_LIBRARIES,
-            what,
-            "set NVIDIA_DRIVER_CAPABILITIES=all for containers that need them",
-        )
-    })
+    if unknown.is_empty() {
+        return None;
+    }
+    let mut names = BTreeSet::new();
+    for library in unknown {
+        names.insert(format!("{:?}", library.file_name));
+    }
+    let what = format!(
+        "libraries of the driver are not in the catalog: {}",
+        Vec::from_iter(names).join(", ")
+    );
+    let fix = "set NVIDIA_DRIVER_CAPABILITIES=all for containers that need them";
+    Some(Finding::new(&catalog::UNKNOWN_LIBRARIES, what, fix))
 }
 
 /// Finds the files that Windows programs load.
 fn wine(search: &Search<'_>, found: &[Library]) -> Vec<Library> {
-    let dirs = search.dirs_of(
-        found
-            .iter()
-            .filter(|library| library.arch == Arch::native()),
-    );
-    let found = WINE_FILES.iter().filter_map(|name| {
-        let found = dirs.iter().find_map(|dir| {
-            search
-                .root
-                .regular_file(&dir.join(WINE_DIR).join(name))
-                .ok()
-        })??;
-        Some(Library {
-            name,
-            arch: Arch::native(),
-            source: found.host,
-            file_name: (*name).into(),
-            sonames: BTreeSet::new(),
-        })
-    });
-    found.collect()
+    let arch = Arch::native();
+    let dirs = search.dirs_of(found.iter().filter(|library| library.arch == arch));
+    let mut files = Vec::new();
+    for name in WINE_FILES {
+        let file = |dir: &PathBuf| files::regular(search.root, &dir.join(WINE_DIR).join(name));
+        if let Some(file) = dirs.iter().find_map(file) {
+            files.push(Library {
+                name,
+                arch,
+                source: file.host,
+                file_name: name.into(),
+                sonames: BTreeSet::new(),
+            });
+        }
+    }
+    files
 }
 
 fn missing_library(
@@ -213,11 +201,8 @@ fn missing_library(
         row.name,
         root.path()
     );
-    let passed: Vec<_> = passed
-        .iter()
-        .filter(|passed| passed.name == row.name)
-        .cloned()
-        .collect();
+    let mut passed = passed.to_vec();
+    passed.retain(|passed| passed.name == row.name);
     for finding in search.findings(&passed) {
         what.push_str("; ");
         what.push_str(&finding.what);

@@ -41,7 +41,7 @@ pub struct DeviceNode {
     pub major: u32,
     /// The minor number
     pub minor: u32,
-    /// Who can open the host's node
+    /// RunAs can open the host's node
     pub permissions: Permissions,
 }
 

@@ -58,31 +58,38 @@ pub fn no_driver(root: &Tree) -> Error {
 /// only if none of those has the driver.
 #[must_use]
 pub fn stores(root: &Tree) -> Vec<PathBuf> {
-    let names = root.names(Path::new(STORES));
-    let is_likely = |name: &&OsString| name.as_encoded_bytes().starts_with(b"nv");
-    let (likely, others): (Vec<&OsString>, Vec<_>) = names.iter().partition(is_likely);
-    let having = |names: Vec<&OsString>| {
-        let dirs = names.into_iter().map(|name| Path::new(STORES).join(name));
-        dirs.filter(|dir| files::regular(root, &dir.join(OF_NVIDIA)).is_some())
-            .collect::<Vec<_>>()
-    };
-    let found = having(likely);
-    if found.is_empty() {
-        having(others)
-    } else {
-        found
+    let (mut found, mut others) = (Vec::new(), Vec::new());
+    for name in root.names(Path::new(STORES)) {
+        let dir = Path::new(STORES).join(&name);
+        if !name.as_encoded_bytes().starts_with(b"nv") {
+            others.push(dir);
+        } else if is_of_nvidia(root, &dir) {
+            found.push(dir);
+        }
     }
+    if found.is_empty() {
+        others.retain(|dir| is_of_nvidia(root, dir));
+        return others;
+    }
+    found
+}
+
+fn is_of_nvidia(root: &Tree, store: &Path) -> bool {
+    files::regular(root, &store.join(OF_NVIDIA)).is_some()
 }
 
 /// Returns the identity of the driver: the names of its packages, which contain a hash. `None` if Windows does not have the driver. NVML
 /// knows the version, which no file shows.
 #[must_use]
 pub fn identity(root: &Tree) -> Option<String> {
-    let names = stores(root)
-        .into_iter()
-        .filter_map(|dir| Some(dir.file_name()?.to_string_lossy().replace(',', "_")));
-    let names: Vec<_> = names.collect();
-    (!names.is_empty()).then(|| names.join("+"))
+    let mut names = Vec::new();
+    for dir in stores(root) {
+        names.push(dir.file_name()?.to_string_lossy().replace(',', "_"));
+    }
+    if names.is_empty() {
+        return None;
+    }
+    Some(names.join("+"))
 }
 
 /// Finds a library by its name in the catalog.
@@ -169,26 +176,32 @@ fn missing_library(root: &Tree, row: &Row) -> Error {
 /// Returns the library of a row. The directory has a library under several names, which are files of their own and not links, such as
 /// `libcuda.so`, `libcuda.so.1` and `libcuda.so.1.1`. Programs load the one with the SONAME.
 fn of_row(search: &Search<'_>, row: &'static Row, names: &[OsString]) -> Option<Library> {
-    let names = names
-        .iter()
-        .filter(|name| is_named(name, row.name))
-        .map(OsString::as_os_str);
-    Some(Library {
-        name: row.name,
-        ..chosen(search, names.collect())?
-    })
+    let mut found = chosen(search, names, |name| is_named(name, row.name))?;
+    found.name = row.name;
+    Some(found)
 }
 
-/// Returns the file that programs load of those with these names, which are names of one library.
-fn chosen(search: &Search<'_>, names: Vec<&OsStr>) -> Option<Library> {
-    let found = names
-        .into_iter()
-        .filter_map(|name| search.at(Arch::native(), &Path::new(LIBRARY_DIR).join(name)));
-    let found: Vec<Library> = found.collect();
-    let with_soname = found
-        .iter()
-        .find(|library| library.sonames.contains(&library.file_name));
-    let mut library = with_soname.or_else(|| found.first())?.clone();
+/// Returns the file of a library that programs load. `is_of_library` selects the names of the library.
+fn chosen(
+    search: &Search<'_>,
+    names: &[OsString],
+    is_of_library: impl Fn(&OsStr) -> bool,
+) -> Option<Library> {
+    let mut first = None;
+    for name in names {
+        if !is_of_library(name) {
+            continue;
+        }
+        let path = Path::new(LIBRARY_DIR).join(name);
+        let Some(library) = search.at(Arch::native(), &path) else {
+            continue;
+        };
+        if library.sonames.contains(&library.file_name) {
+            return Some(library);
+        }
+        first = first.or(Some(library));
+    }
+    let mut library = first?;
     library.sonames.insert(library.file_name.clone());
     Some(library)
 }
@@ -196,21 +209,17 @@ fn chosen(search: &Search<'_>, names: Vec<&OsStr>) -> Option<Library> {
 /// Returns the libraries that are not in the catalog.
 pub(super) fn unknown(search: &Search<'_>) -> Vec<Library> {
     let names = search.root.names(Path::new(LIBRARY_DIR));
-    let unknown = names
-        .iter()
-        .filter(|name| stem(name).is_some() && !rows().any(|row| is_named(name, row.name)));
-    let stems: BTreeSet<_> = unknown.filter_map(|name| stem(name)).collect();
-    let of_stem = |wanted: &str| {
-        names
-            .iter()
-            .map(OsString::as_os_str)
-            .filter(|name| stem(name) == Some(wanted))
-            .collect()
-    };
-    stems
-        .into_iter()
-        .filter_map(|wanted| chosen(search, of_stem(wanted)))
-        .collect()
+    let mut stems = BTreeSet::new();
+    for name in &names {
+        if !rows().any(|row| is_named(name, row.name)) {
+            stems.extend(stem(name));
+        }
+    }
+    let mut unknown = Vec::new();
+    for wanted in stems {
+        unknown.extend(chosen(search, &names, |name| stem(name) == Some(wanted)));
+    }
+    unknown
 }
 
 /// Returns the part of a library's file name before `.so`.
@@ -227,13 +236,13 @@ fn of_store(root: &Tree, dir: &Path, capabilities: Capabilities) -> Vec<PlacedFi
         Some((_, "dll")) => capabilities.has(Capability::Ngx),
         _ => stem(OsStr::new(name)).is_some(),
     };
-    let names = root
-        .names(dir)
-        .into_iter()
-        .filter(|name| name.to_str().is_some_and(is_used));
-    names
-        .filter_map(|name| files::at(root, &dir.join(name)))
-        .collect()
+    let mut files = Vec::new();
+    for name in root.names(dir) {
+        if name.to_str().is_some_and(is_used) {
+            files.extend(files::at(root, &dir.join(name)));
+        }
+    }
+    files
 }
 
 /// Returns a message about the missing libraries of capabilities.

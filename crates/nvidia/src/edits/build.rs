@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use base::paths::{ContainerPath, HostPath};
@@ -22,46 +23,54 @@ pub fn common(
     nodes: Vec<DeviceNode>,
     proc_files: Option<Vec<(OsString, Vec<u8>)>>,
 ) -> Edits {
-    let libraries = files.libraries.iter().map(library);
-    let binaries = files.binaries.iter().map(|binary| HostFile {
-        source: binary.source.clone(),
-        placement: Placement::Binary,
-        name: binary.name.into(),
-        sonames: BTreeSet::new(),
-        need: Need::Optional,
-    });
-    let placed = files.placed.iter().filter_map(|file| {
-        Some(HostFile {
-            source: file.source.clone(),
-            placement: Placement::At(file.target.parent()?),
-            name: file.target.file_name().to_owned(),
-            sonames: BTreeSet::new(),
-            need: Need::Optional,
-        })
-    });
-    let links = DEV_LINKS.iter().filter(|(name, _, target)| {
-        let mut of_name = files
-            .libraries
-            .iter()
-            .filter(|library| library.name == *name);
-        of_name.any(|library| library.sonames.contains(OsStr::new(target)))
-    });
-    Edits {
-        files: libraries.chain(binaries).chain(placed).collect(),
-        ipc,
-        links: links
-            .map(|(_, link, target)| DevLink {
+    let DriverFiles {
+        libraries,
+        binaries,
+        placed,
+    } = files;
+    let mut files: Vec<_> = libraries.iter().map(library).collect();
+    for binary in binaries {
+        let name = binary.name.into();
+        files.push(optional(&binary.source, Placement::Binary, name));
+    }
+    for file in placed {
+        if let Some(dir) = file.target.parent() {
+            let name = file.target.file_name().to_owned();
+            files.push(optional(&file.source, Placement::At(dir), name));
+        }
+    }
+    let mut links = Vec::new();
+    for (name, link, target) in DEV_LINKS {
+        let has_target = |library: &Library| {
+            library.name == *name && library.sonames.contains(OsStr::new(target))
+        };
+        if libraries.iter().any(has_target) {
+            links.push(DevLink {
                 name: link.into(),
                 target: target.into(),
-            })
-            .collect(),
+            });
+        }
+    }
+    Edits {
+        files,
+        ipc,
+        links,
         nodes,
-        node_links: vec![],
         proc_mask: proc_files.map(|files| ProcMask {
             files: files.into_iter().map(mask_file).collect(),
             mounts: vec![],
         }),
-        egl_devices: 0,
+        ..Edits::default()
+    }
+}
+
+fn optional(source: &HostPath, placement: Placement, name: OsString) -> HostFile {
+    HostFile {
+        source: source.clone(),
+        placement,
+        name,
+        sonames: BTreeSet::new(),
+        need: Need::Optional,
     }
 }
 
@@ -91,10 +100,12 @@ fn library(library: &Library) -> HostFile {
 /// one name, and the host's libcuda with the other.
 fn sonames(library: &Library) -> BTreeSet<OsString> {
     let mut sonames = library.sonames.clone();
-    let links = DEV_LINKS.iter().filter(|(name, link, target)| {
-        *name == library.name && !link.contains('/') && library.sonames.contains(OsStr::new(target))
-    });
-    sonames.extend(links.map(|(_, link, _)| OsString::from(link)));
+    for (name, link, target) in DEV_LINKS {
+        let has_target = *name == library.name && library.sonames.contains(OsStr::new(target));
+        if has_target && !link.contains('/') {
+            sonames.insert(link.into());
+        }
+    }
     if PLAIN_NAMES.contains(&library.name) {
         sonames.insert(format!("{}.so", library.name).into());
     }
@@ -118,22 +129,24 @@ pub fn device(nodes: Vec<DeviceNode>, proc_mounts: Vec<(PathBuf, HostPath)>) -> 
 /// such as Wayland compositors to which GPU a node belongs.
 #[must_use]
 pub fn drm(nodes: Vec<DeviceNode>, bus_id: &str) -> Edits {
-    let links = nodes.iter().filter_map(|node| {
-        let name = node.path.file_name().to_str()?;
-        let kind = if name.starts_with("render") {
+    let mut node_links = Vec::new();
+    for node in &nodes {
+        let name = node.path.file_name();
+        let kind = if name.as_bytes().starts_with(b"render") {
             "render"
         } else {
             "card"
         };
-        let path = ContainerPath::new(format!("dev/dri/by-path/pci-{bus_id}-{kind}"))?;
-        Some(NodeLink {
-            path,
-            text: Path::new("..").join(name),
-            node: node.path.clone(),
-        })
-    });
+        if let Some(path) = ContainerPath::new(format!("dev/dri/by-path/pci-{bus_id}-{kind}")) {
+            node_links.push(NodeLink {
+                path,
+                text: Path::new("..").join(name),
+                node: node.path.clone(),
+            });
+        }
+    }
     Edits {
-        node_links: links.collect(),
+        node_links,
         ..device(nodes, Vec::new())
     }
 }
@@ -163,16 +176,17 @@ pub fn mask_file((name, content): (OsString, Vec<u8>)) -> (OsString, Vec<u8>) {
 #[must_use]
 pub fn mask_params(text: &str) -> Option<String> {
     const ON: &str = "ModifyDeviceFiles: 1";
-    text.lines().any(|line| line == ON).then(|| {
-        let lines = text.lines().map(|line| {
-            if line == ON {
-                "ModifyDeviceFiles: 0"
-            } else {
-                line
-            }
+    let (mut masked, mut is_changed) = (String::new(), false);
+    for line in text.lines() {
+        is_changed |= line == ON;
+        masked.push_str(if line == ON {
+            "ModifyDeviceFiles: 0"
+        } else {
+            line
         });
-        lines.flat_map(|line| [line, "\n"]).collect()
-    })
+        masked.push('\n');
+    }
+    if is_changed { Some(masked) } else { None }
 }
 
 #[cfg(test)]

@@ -115,11 +115,9 @@ pub fn edits(
     ));
     for feature in wanted.features.iter() {
         let nodes = facts.devices.of_feature(feature)?;
-        findings.extend(
-            nodes
-                .is_empty()
-                .then(|| without_nodes(feature, &facts.devices)),
-        );
+        if nodes.is_empty() {
+            findings.push(without_nodes(feature, &facts.devices));
+        }
         edits = edits.merge(build::device(nodes, Vec::new()));
     }
     Ok((without_proc(edits, &facts.devices), findings))
@@ -223,17 +221,15 @@ fn dxg_node(facts: &DeviceFacts, wsl: &WslGpus) -> Result<DeviceNode> {
     if let Some(Finding { kind, what, fix }) = refused_limits(wsl) {
         return Err(failure(kind, what, fix));
     }
-    facts.optional(NODE)?.ok_or_else(|| {
-        let what = format!(
-            "the device node \"/dev/{NODE}\" is missing below {}",
-            facts.dev_root
-        );
-        failure(
-            &catalog::NODE_MISSING,
-            what,
-            "run \"wsl --update\" and \"wsl --shutdown\" in Windows, and start WSL again",
-        )
-    })
+    if let Some(node) = facts.optional(NODE)? {
+        return Ok(node);
+    }
+    let what = format!(
+        "the device node \"/dev/{NODE}\" is missing below {}",
+        facts.dev_root
+    );
+    let fix = "run \"wsl --update\" and \"wsl --shutdown\" in Windows, and start WSL again";
+    Err(failure(&catalog::NODE_MISSING, what, fix))
 }
 
 /// Returns why no container on WSL 2 may have GPUs: the limits deny some of them.
@@ -251,23 +247,23 @@ pub fn refused_limits(wsl: &WslGpus) -> Option<Finding> {
 #[must_use]
 pub fn not_isolated(facts: &DeviceFacts, requested: usize) -> Option<Finding> {
     let count = facts.wsl.as_ref()?.count;
-    (requested > 0 && requested < count).then(|| {
-        let what = format!("the container requests {requested} of {count} GPUs, and can use all of them: on WSL 2, \"/dev/{NODE}\" stands for all GPUs");
-        Finding::new(&catalog::NOT_ISOLATED, what, "limit the programs in the container with CUDA_VISIBLE_DEVICES")
-    })
+    if requested == 0 || requested >= count {
+        return None;
+    }
+    let what = format!(
+        "the container requests {requested} of {count} GPUs, and can use all of them: on WSL 2, \"/dev/{NODE}\" stands for all GPUs"
+    );
+    let fix = "limit the programs in the container with CUDA_VISIBLE_DEVICES";
+    Some(Finding::new(&catalog::NOT_ISOLATED, what, fix))
 }
 
 /// Returns the `/dev/dri` nodes of a GPU, which Vulkan and EGL open.
 fn drm_nodes(facts: &DeviceFacts, gpu: &Gpu) -> Result<Vec<DeviceNode>> {
-    let names = facts
-        .drm
-        .get(&gpu.bus_id)
-        .map(Vec::as_slice)
-        .unwrap_or_default();
-    names
-        .iter()
-        .filter_map(|name| facts.optional(&format!("dri/{name}")).transpose())
-        .collect()
+    let mut nodes = Vec::new();
+    for name in facts.drm.get(&gpu.bus_id).into_iter().flatten() {
+        nodes.extend(facts.optional(&format!("dri/{name}"))?);
+    }
+    Ok(nodes)
 }
 
 /// Returns the capabilities of a MIG device: access to its GPU instance and to its compute instance.
@@ -314,13 +310,15 @@ fn cap_node(facts: &DeviceFacts, cap: MigCap) -> Result<Option<DeviceNode>> {
 }
 
 /// Returns the capabilities with which a privileged container configures or monitors MIG devices.
-pub fn management_caps(wanted: &Wanted) -> impl Iterator<Item = MigCap> {
-    let caps = [
-        (wanted.mig_config, MigCap::Config),
-        (wanted.mig_monitor, MigCap::Monitor),
-    ];
-    caps.into_iter()
-        .filter_map(|(is_wanted, cap)| is_wanted.then_some(cap))
+pub fn management_caps(wanted: &Wanted) -> Vec<MigCap> {
+    let mut caps = Vec::new();
+    if wanted.mig_config {
+        caps.push(MigCap::Config);
+    }
+    if wanted.mig_monitor {
+        caps.push(MigCap::Monitor);
+    }
+    caps
 }
 
 /// Returns the edits for a container that configures or monitors MIG devices: the capability, and those of all instances of its GPUs.
@@ -339,43 +337,44 @@ pub fn mig_management(
             // The table lists every instance that could be created; nodes exist for those that were.
             nodes.extend(facts.optional(&name)?);
         }
-        let paths = management_paths(facts, cap, devices);
-        let mounts = paths
-            .iter()
-            .filter_map(|path| facts.proc_mount(path))
-            .collect();
+        let mut mounts = Vec::new();
+        for path in management_paths(facts, cap, devices) {
+            mounts.extend(facts.proc_mount(&path));
+        }
         edits = edits.merge(build::device(nodes, mounts));
     }
     Ok(edits)
 }
 
 /// Returns the names below /dev of the nodes of all instances that these GPUs could have and that containers may manage.
-pub(crate) fn instance_nodes(
-    facts: &DeviceFacts,
-    devices: &[Device<'_>],
-) -> impl Iterator<Item = String> {
-    let is_managed = |cap: MigCap| {
-        devices
-            .iter()
-            .any(|device| is_management_of(cap, device.gpu(), &facts.limits))
-    };
-    let minors = facts.mig_minors.iter().flatten();
-    minors
-        .filter(move |(cap, _)| is_managed(**cap))
-        .map(|(_, minor)| cap_node_name(*minor))
+pub(crate) fn instance_nodes(facts: &DeviceFacts, devices: &[Device<'_>]) -> Vec<String> {
+    let mut names = Vec::new();
+    for (cap, minor) in facts.mig_minors.iter().flatten() {
+        let is_managed = |device: &Device| is_management_of(*cap, device.gpu(), &facts.limits);
+        if devices.iter().any(is_managed) {
+            names.push(cap_node_name(*minor));
+        }
+    }
+    names
 }
 
 /// Whether a capability belongs to an instance of the GPU that containers may manage: `limits` permit one of its MIG devices, or it has
 /// none yet.
 #[must_use]
 pub fn is_management_of(cap: MigCap, gpu: &Gpu, limits: &Limits) -> bool {
-    let mut inside = gpu
-        .mig_devices
-        .iter()
-        .filter(|mig| is_in(mig, cap))
-        .peekable();
-    cap.gpu() == Some(gpu.minor)
-        && (inside.peek().is_none() || inside.any(|mig| limits::permit(limits, gpu, Some(mig))))
+    if cap.gpu() != Some(gpu.minor) {
+        return false;
+    }
+    let mut has_none = true;
+    for mig in &gpu.mig_devices {
+        if is_in(mig, cap) {
+            if limits::permit(limits, gpu, Some(mig)) {
+                return true;
+            }
+            has_none = false;
+        }
+    }
+    has_none
 }
 
 fn is_in(mig: &MigDevice, cap: MigCap) -> bool {
@@ -400,12 +399,13 @@ pub(crate) fn management_paths(
         return [Path::new(DRIVER_PROC).join("capabilities")].into();
     }
     let mut caps = vec![cap];
-    for gpu in devices.iter().map(|device| device.gpu()) {
-        let permitted = gpu
-            .mig_devices
-            .iter()
-            .filter(|mig| limits::permit(&facts.limits, gpu, Some(mig)));
-        caps.extend(permitted.flat_map(|mig| caps_of(gpu, mig)));
+    for device in devices {
+        let gpu = device.gpu();
+        for mig in &gpu.mig_devices {
+            if limits::permit(&facts.limits, gpu, Some(mig)) {
+                caps.extend(caps_of(gpu, mig));
+            }
+        }
     }
     caps.into_iter().map(MigCap::proc_path).collect()
 }
@@ -417,12 +417,13 @@ pub(crate) fn imex_node_name(channel: u32) -> String {
 }
 
 fn imex_nodes(facts: &DeviceFacts, wanted: &Wanted) -> Result<Vec<DeviceNode>> {
-    let nodes = wanted.imex_channels.iter().map(|channel| {
+    let mut nodes = Vec::new();
+    for channel in &wanted.imex_channels {
         let fix =
             format!("run \"oci-nvidia-hook prepare --imex-channel {channel}\" as root on the host");
-        facts.required(&imex_node_name(*channel), *channel, &fix)
-    });
-    nodes.collect()
+        nodes.push(facts.required(&imex_node_name(*channel), *channel, &fix)?);
+    }
+    Ok(nodes)
 }
 
 /// Returns the finding about a feature that this host lacks. As with NVIDIA's stack, the container starts without it.

@@ -13,9 +13,9 @@ use crate::config::Config;
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::{DriverKind, diagnosis, locate};
 use crate::inventory::Inventory;
-use crate::inventory::ask::{self, Question};
 use crate::inventory::gather::NvmlAnswer;
 use crate::inventory::procfs;
+use crate::inventory::query::{self, NvmlQuery};
 
 /// The parts of a driver that exist below its roots. One or several of them can be missing.
 #[derive(Debug)]
@@ -78,17 +78,17 @@ impl Examined {
     /// Returns the root directory for NVML, and the path of the library below it. `None` if the library is missing.
     #[must_use]
     pub fn place(&self) -> Option<(HostPath, PathBuf)> {
-        Question::place(&self.roots.driver, &self.roots.dev, self.library.as_ref()?).ok()
+        NvmlQuery::place(&self.roots.driver, &self.roots.dev, self.library.as_ref()?).ok()
     }
 
     /// Queries NVML. If the module is not loaded, the error names that cause instead of NVML's error.
     pub(super) fn ask(
         &self,
-        question: &Question,
+        question: &NvmlQuery,
         config: &Config,
         end: Instant,
     ) -> Result<NvmlAnswer> {
-        match ask::ask(question, end) {
+        match query::ask(question, end) {
             Err(error) if self.lacks_module() => Err(self.fault(config, None).unwrap_or(error)),
             answer => answer,
         }
@@ -98,7 +98,7 @@ impl Examined {
     ///
     /// # Errors
     /// If NVML fails.
-    pub fn ask_for_inventory(&self, question: &Question, config: &Config) -> Result<Inventory> {
+    pub fn ask_for_inventory(&self, question: &NvmlQuery, config: &Config) -> Result<Inventory> {
         let end = Instant::now() + config.nvml_timeout;
         let mut inventory = self.ask(question, config, end)?.inventory;
         self.roots

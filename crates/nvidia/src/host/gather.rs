@@ -17,7 +17,7 @@ use crate::edits::{Wanted, decide};
 use crate::feature::Feature;
 use crate::inventory::caps::{self, MigCap};
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
-use crate::inventory::select::Device;
+use crate::inventory::select::{Device, every_device, permitted};
 use crate::inventory::{Gpu, Inventory, limits};
 
 impl Host {
@@ -37,11 +37,10 @@ impl Host {
             ipc::find(&self.roots.driver, wanted.capabilities, mps, wanted.omit);
         findings.extend(refused);
         let devices = self.device_facts(wanted, devices);
-        for (feature, _) in devices
-            .features
-            .iter()
-            .filter(|(_, nodes)| !nodes.is_empty())
-        {
+        for (feature, nodes) in &devices.features {
+            if nodes.is_empty() {
+                continue;
+            }
             let parts = extra_devices::parts(&self.roots.driver, *feature);
             files.placed.extend(parts.files);
             ipc.extend(parts.directories);
@@ -139,11 +138,9 @@ impl Host {
     }
 
     fn withholds_mig(&self) -> bool {
-        let gpus = &self.inventory.gpus;
-        let mut parts = gpus
-            .iter()
-            .flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| (gpu, mig)));
-        parts.any(|(gpu, mig)| !limits::permit(&self.config.devices, gpu, Some(mig)))
+        let limits = &self.config.devices;
+        every_device(&self.inventory)
+            .any(|device| matches!(device, Device::Mig(..)) && !permitted(device, limits))
     }
 }
 
@@ -180,25 +177,21 @@ impl Gatherer<'_> {
 
     /// The directory of a GPU whose minor number is known has been read. procfs has no links there.
     fn gpu_dir(&mut self, gpu: &Gpu) {
-        let Some(path) = self
-            .facts
-            .gpu_dir(gpu.bus_id)
-            .filter(|path| !self.facts.proc_paths.contains_key(path))
-        else {
+        let Some(path) = self.facts.gpu_dir(gpu.bus_id) else {
             return;
         };
+        if self.facts.proc_paths.contains_key(&path) {
+            return;
+        }
         let is_read = |known: &KernelGpu| known.bus_id == gpu.bus_id && known.minor.is_some();
-        let proc_dir = self
-            .host
-            .proc_dir
-            .as_ref()
-            .filter(|_| self.host.kernel_gpus.iter().any(is_read));
-        match (proc_dir, path.strip_prefix(DRIVER_PROC)) {
-            (Some(dir), Ok(below)) => {
-                let source = HostPath::new(dir.as_path().join(below));
-                self.facts.proc_paths.insert(path, source);
-            }
-            _ => self.proc_path(path),
+        if let Some(dir) = &self.host.proc_dir
+            && let Ok(below) = path.strip_prefix(DRIVER_PROC)
+            && self.host.kernel_gpus.iter().any(is_read)
+        {
+            let source = HostPath::new(dir.as_path().join(below));
+            self.facts.proc_paths.insert(path, source);
+        } else {
+            self.proc_path(path);
         }
     }
 
@@ -220,25 +213,23 @@ impl Gatherer<'_> {
         let dir = Path::new(PCI_DEVICES)
             .join(gpu.bus_id.in_sysfs())
             .join("drm");
-        let names = self
-            .host
-            .roots
-            .sys
-            .names(&dir)
-            .into_iter()
-            .filter_map(|name| name.into_string().ok());
-        names
-            .filter(|name| name.starts_with("card") || name.starts_with("renderD"))
-            .collect()
+        let mut drm = Vec::new();
+        for name in self.host.roots.sys.names(&dir) {
+            if let Ok(name) = name.into_string()
+                && (name.starts_with("card") || name.starts_with("renderD"))
+            {
+                drm.push(name);
+            }
+        }
+        drm
     }
 
     fn cap(&mut self, cap: MigCap) {
-        let minor = self
-            .facts
-            .mig_minors
-            .as_ref()
-            .and_then(|minors| minors.get(&cap).copied());
-        self.nodes(minor.map(decide::cap_node_name));
+        if let Some(minors) = &self.facts.mig_minors
+            && let Some(minor) = minors.get(&cap)
+        {
+            self.nodes([decide::cap_node_name(*minor)]);
+        }
     }
 
     fn mig_devices(&mut self, devices: &[Device<'_>]) {
@@ -261,7 +252,7 @@ impl Gatherer<'_> {
                 self.proc_path(path);
             }
         }
-        let names: Vec<_> = decide::instance_nodes(&self.facts, devices).collect();
+        let names = decide::instance_nodes(&self.facts, devices);
         self.nodes(names);
     }
 }

@@ -14,9 +14,9 @@ use super::{HostState, Roots};
 use crate::config::Config;
 use crate::driver::diagnosis;
 use crate::driver::platform::Platform;
-use crate::inventory::ask::Question;
 use crate::inventory::cache::{Cache, KernelView};
 use crate::inventory::fingerprint::uptime;
+use crate::inventory::query::NvmlQuery;
 use crate::inventory::{Inventory, identity};
 
 /// A driver whose libnvidia-ml exists.
@@ -69,12 +69,12 @@ impl Installed {
         Ok((inventory, view))
     }
 
-    pub(super) fn question(&self, config: &Config) -> Result<Question> {
+    pub(super) fn question(&self, config: &Config) -> Result<NvmlQuery> {
         let Roots {
             driver, dev, kind, ..
         } = &self.parts.roots;
-        let (root, library) = Question::place(driver, dev, &self.library)?;
-        Ok(Question {
+        let (root, library) = NvmlQuery::place(driver, dev, &self.library)?;
+        Ok(NvmlQuery {
             root,
             library,
             who: identity::from_config(config)?,
@@ -84,7 +84,7 @@ impl Installed {
     }
 
     /// Returns the cache. Without a loaded module, the kernel cannot confirm a cached inventory. On WSL 2, only NVML lists the GPUs.
-    fn cache(&self, question: &Question) -> Option<Cache> {
+    fn cache(&self, question: &NvmlQuery) -> Option<Cache> {
         self.parts.module.as_ref()?;
         question.cache()
     }

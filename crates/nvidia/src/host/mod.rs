@@ -10,8 +10,8 @@ mod gather;
 mod installed;
 mod missing;
 mod roots;
-mod site;
 mod state;
+mod watched;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -26,8 +26,8 @@ use base::tree::Tree;
 
 pub use self::examined::Examined;
 pub use self::roots::Roots;
-pub use self::site::Site;
 pub use self::state::{HostState, Node};
+pub use self::watched::WatchedDriver;
 use crate::config::Config;
 use crate::device_id::Nodes;
 use crate::driver::DriverKind;

@@ -31,7 +31,7 @@ const CONTROL: &str = "nvidiactl";
 pub struct Node {
     /// Its inode: a confined process can open only the nodes that existed when it was confined, and not another node of the same name
     pub inode: u64,
-    /// Who can open it
+    /// RunAs can open it
     pub permissions: Permissions,
 }
 

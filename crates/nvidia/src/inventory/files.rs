@@ -48,19 +48,15 @@ pub(super) fn of_nvml(root: &Tree, library: &Path, watched: &[Tree], may_own_fil
     };
     let mut allow = |tree: &Tree, path: &Path, access| {
         // A missing file needs no permission.
-        files.allowed.extend(
-            tree.as_root()
-                .open_at(path, OFlags::PATH)
-                .ok()
-                .map(|place| (place, access)),
-        );
+        if let Ok(place) = tree.as_root().open_at(path, OFlags::PATH) {
+            files.allowed.push((place, access));
+        }
     };
-    for path in nodes(root)
-        .iter()
-        .map(PathBuf::as_path)
-        .chain(DEVICES.map(Path::new))
-    {
-        allow(root, path, Access::Use);
+    for path in nodes(root) {
+        allow(root, &path, Access::Use);
+    }
+    for path in DEVICES {
+        allow(root, Path::new(path), Access::Use);
     }
     if may_own_files {
         let dir = library.parent().into_iter();
@@ -80,15 +76,16 @@ pub(super) fn of_nvml(root: &Tree, library: &Path, watched: &[Tree], may_own_fil
 
 /// Returns the driver's nodes in `/dev`, and the directories of its other nodes. A node may be a link to a place outside of `/dev`.
 fn nodes(root: &Tree) -> Vec<PathBuf> {
-    let names = root.names(Path::new("/dev")).into_iter();
-    let of_driver = names.filter(|name| {
-        name.to_str()
-            .is_some_and(|name| name.starts_with("nvidia") || name == wsl::NODE)
-    });
-    of_driver
-        .map(|name| Path::new("/dev").join(name))
-        .filter(|path| is_node(root, path))
-        .collect()
+    let mut nodes = Vec::new();
+    for name in root.names(Path::new("/dev")) {
+        let path = Path::new("/dev").join(&name);
+        if (name.as_encoded_bytes().starts_with(b"nvidia") || name == wsl::NODE)
+            && is_node(root, &path)
+        {
+            nodes.push(path);
+        }
+    }
+    nodes
 }
 
 fn is_node(root: &Tree, path: &Path) -> bool {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use base::paths::HostPath;
 use base::sys::confine::Identity;
 use base::sys::ns;
-use base::tree::{Located, Tree};
+use base::tree::Tree;
 
 use crate::config::{self, Config};
 use crate::driver::access::Permissions;
@@ -22,7 +22,7 @@ pub const NOBODY: u32 = 65534;
 
 /// The choice that does not depend on the driver's nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Who {
+pub enum RunAs {
     /// The user cannot be changed: a plain user, or a user namespace, where the host's groups do not exist.
     Unchanged,
     /// `user` in config.toml.
@@ -35,12 +35,12 @@ pub enum Who {
 ///
 /// # Errors
 /// If the configured user or group does not exist.
-pub fn from_config(config: &Config) -> Result<Who> {
+pub fn from_config(config: &Config) -> Result<RunAs> {
     if !rustix::process::geteuid().is_root() || ns::in_user_namespace()? {
-        return Ok(Who::Unchanged);
+        return Ok(RunAs::Unchanged);
     }
     let configured = config.user.as_ref().map(config::resolve).transpose()?;
-    Ok(configured.map_or(Who::Fewest, Who::Configured))
+    Ok(configured.map_or(RunAs::Fewest, RunAs::Configured))
 }
 
 /// Chooses the user for a process with this root directory and library. `None` means that the user is not changed.
@@ -50,12 +50,12 @@ pub fn from_config(config: &Config) -> Result<Who> {
 ///
 /// # Errors
 /// If the root cannot be opened.
-pub fn choose(who: Who, root: &HostPath, library: &Path) -> Result<Option<Identity>> {
+pub fn choose(who: RunAs, root: &HostPath, library: &Path) -> Result<Option<Identity>> {
     let group = match who {
-        Who::Unchanged => return Ok(None),
-        Who::Configured(identity) if identity.uid != 0 => return Ok(Some(identity)),
-        Who::Configured(root) => Some(root.gid),
-        Who::Fewest => None,
+        RunAs::Unchanged => return Ok(None),
+        RunAs::Configured(identity) if identity.uid != 0 => return Ok(Some(identity)),
+        RunAs::Configured(root) => Some(root.gid),
+        RunAs::Fewest => None,
     };
     Ok(Some(fewest(
         &required_files(&Tree::open(root)?, library),
@@ -79,7 +79,7 @@ fn is_met_by((file, bits): Need, identity: Identity) -> bool {
 
 /// Returns `/dev/nvidiactl`, then the nodes of the GPUs, or `/dev/dxg` on WSL 2, then the library and its directories.
 fn required_files(root: &Tree, library: &Path) -> Vec<Need> {
-    let need = |path: &Path, bits: u32| root.locate(path).ok().map(|found: Located| (found, bits));
+    let mut needs = Vec::new();
     let mut names = vec![OsString::from("nvidiactl")];
     for name in root.names(Path::new("/dev")) {
         let node = name.to_str().and_then(NodeName::parse);
@@ -87,19 +87,22 @@ fn required_files(root: &Tree, library: &Path) -> Vec<Need> {
             names.push(name);
         }
     }
-    let nodes = names.iter().map(|name| Path::new("/dev").join(name));
-    let nodes = nodes
-        .filter_map(|path| need(&path, 6))
-        .filter(|(found, _)| found.kind == FileType::CharacterDevice);
-    let files = library
-        .ancestors()
-        .skip(1)
-        .filter_map(|dir| need(dir, 1))
-        .chain(need(library, 4));
-    nodes
-        .chain(files)
-        .map(|(found, bits)| (Permissions::from(&found), bits))
-        .collect()
+    for name in names {
+        if let Ok(node) = root.locate(&Path::new("/dev").join(name))
+            && node.kind == FileType::CharacterDevice
+        {
+            needs.push((Permissions::from(&node), 6));
+        }
+    }
+    for dir in library.ancestors().skip(1) {
+        if let Ok(dir) = root.locate(dir) {
+            needs.push((Permissions::from(&dir), 1));
+        }
+    }
+    if let Ok(file) = root.locate(library) {
+        needs.push((Permissions::from(&file), 4));
+    }
+    needs
 }
 
 /// Returns the identity with the fewest privileges that can open all files that root without capabilities can open. `configured` is the
@@ -109,21 +112,18 @@ fn required_files(root: &Tree, library: &Path) -> Vec<Need> {
 /// `video`. It is root only if no other user can open the nodes or the library.
 fn fewest(needs: &[Need], configured: Option<u32>) -> Identity {
     let of_nodes = needs.first().map_or(NOBODY, |(control, _)| control.gid);
-    let groups = [Some(NOBODY), configured, Some(of_nodes)];
     let root = Identity {
         uid: 0,
         gid: configured.unwrap_or(of_nodes),
     };
-    let can_do_all = |identity: &Identity| {
-        needs
-            .iter()
-            .all(|need| is_met_by(*need, *identity) || !is_met_by(*need, root))
-    };
-    let of_nobody = groups
-        .into_iter()
-        .flatten()
-        .map(|gid| Identity { uid: NOBODY, gid });
-    of_nobody.into_iter().find(can_do_all).unwrap_or(root)
+    for gid in [NOBODY, configured.unwrap_or(NOBODY), of_nodes] {
+        let nobody = Identity { uid: NOBODY, gid };
+        let mut needs = needs.iter();
+        if needs.all(|need| is_met_by(*need, nobody) || !is_met_by(*need, root)) {
+            return nobody;
+        }
+    }
+    root
 }
 
 #[cfg(test)]
@@ -294,7 +294,7 @@ mod tests {
             gid: VIDEO,
         };
         let chosen = choose(
-            Who::Configured(tux),
+            RunAs::Configured(tux),
             &HostPath::new("/"),
             Path::new("/lib/x"),
         )

@@ -29,16 +29,10 @@ pub fn permit(limits: &Limits, gpu: &Gpu, mig: Option<&MigDevice>) -> bool {
 #[must_use]
 pub(crate) fn permit_failed(limits: &Limits, gpu: &FailedGpu) -> bool {
     let matches = |entry: &String| matches_failed(entry, gpu);
-    let is_allowed = limits.allow.is_empty()
-        || limits
-            .allow
-            .iter()
-            .any(|entry| matches(entry).unwrap_or(true));
-    is_allowed
-        && !limits
-            .deny
-            .iter()
-            .any(|entry| matches(entry).unwrap_or(false))
+    let Limits { allow, deny, .. } = limits;
+    let is_denied = deny.iter().any(|entry| matches(entry) == Some(true));
+    let may_be_allowed = |entry: &String| matches(entry) != Some(false);
+    !is_denied && (allow.is_empty() || allow.iter().any(may_be_allowed))
 }
 
 /// Whether an entry matches a failed GPU, or `None` if that is unknown.
@@ -55,32 +49,37 @@ fn matches_failed(entry: &str, gpu: &FailedGpu) -> Option<bool> {
 #[must_use]
 pub fn findings(limits: &Limits, inventory: &Inventory) -> Vec<Finding> {
     let lists = [("allow", &limits.allow), ("deny", &limits.deny)];
-    let entries = lists
-        .into_iter()
-        .flat_map(|(list, entries)| entries.iter().map(move |entry| (list, entry)));
-    let unmatched = entries.filter(|(_, entry)| !matches_any(entry, inventory));
-    let findings = unmatched.map(|(list, entry)| {
-        Finding::new(
-            &catalog::LIMIT_UNMATCHED,
-            format!(
-                "{list} in the [devices] table of config.toml contains {entry:?}, which matches no GPU of this host"
-            ),
-            "correct the entry, or remove it; \"oci-nvidia-hook info\" prints the GPUs of this host",
-        )
-    });
-    findings.collect()
+    let mut findings = Vec::new();
+    for (list, entries) in lists {
+        for entry in entries {
+            if !matches_any(entry, inventory) {
+                findings.push(unmatched(list, entry));
+            }
+        }
+    }
+    findings
+}
+
+fn unmatched(list: &str, entry: &str) -> Finding {
+    Finding::new(
+        &catalog::LIMIT_UNMATCHED,
+        format!(
+            "{list} in the [devices] table of config.toml contains {entry:?}, which matches no GPU of this host"
+        ),
+        "correct the entry, or remove it; \"oci-nvidia-hook info\" prints the GPUs of this host",
+    )
 }
 
 fn matches_any(entry: &str, inventory: &Inventory) -> bool {
-    inventory.gpus.iter().any(|gpu| matches_part(entry, gpu))
-        || inventory
-            .failed
-            .iter()
-            .any(|gpu| may_match_failed(entry, gpu))
-        || inventory
-            .excluded
-            .iter()
-            .any(|gpu| may_match_excluded(entry, gpu))
+    let Inventory {
+        gpus,
+        failed,
+        excluded,
+        ..
+    } = inventory;
+    gpus.iter().any(|gpu| matches_part(entry, gpu))
+        || failed.iter().any(|gpu| may_match_failed(entry, gpu))
+        || excluded.iter().any(|gpu| may_match_excluded(entry, gpu))
 }
 
 /// Whether an entry matches a GPU or one of its MIG devices.

@@ -14,48 +14,33 @@ pub fn complete(
     kernel: &[KernelGpu],
     node_exists: impl Fn(u32) -> bool,
 ) {
-    let missing_node = |gpu: &KernelGpu| gpu.minor.filter(|minor| !node_exists(*minor));
-    let unlisted: Vec<&KernelGpu> = kernel.iter().filter(|gpu| !lists(inventory, gpu)).collect();
-    let excluded = unlisted.iter().filter(|gpu| gpu.excluded);
-    inventory.excluded = excluded
-        .map(|gpu| ExcludedGpu {
-            bus_id: gpu.bus_id,
-            uuid: gpu.uuid.clone(),
-        })
-        .collect();
-
-    let unlisted = unlisted.into_iter().filter(|gpu| !gpu.excluded);
-    let (without_node, openable): (Vec<_>, Vec<_>) =
-        unlisted.partition(|gpu| missing_node(gpu).is_some());
-    let of_failed = identify(inventory, &openable);
-    let unnamed = openable
-        .into_iter()
-        .filter(|gpu| !lists(inventory, gpu))
-        .map(|gpu| {
-            let reported = of_failed
-                .as_ref()
-                .map(|why| format!(", or reports of it: {why}"))
-                .unwrap_or_default();
-            failed(
-                gpu,
-                format!("NVML does not list the GPU at {}{reported}", gpu.bus_id),
-            )
-        });
-    let unnamed: Vec<_> = unnamed.collect();
-    let without_node = without_node.into_iter().map(|gpu| {
-        let minor = gpu.minor.unwrap_or_default();
-        let why = format!(
-            "the device node \"/dev/nvidia{minor}\" is missing (bus id {})",
-            gpu.bus_id
-        );
-        FailedGpu {
-            node_missing: true,
-            ..failed(gpu, why)
+    inventory.excluded.clear();
+    let (mut without_node, mut openable) = (Vec::new(), Vec::new());
+    for gpu in kernel {
+        if lists(inventory, gpu) {
+            continue;
         }
-    });
-    inventory
-        .failed
-        .extend(unnamed.into_iter().chain(without_node));
+        match gpu.minor {
+            _ if gpu.excluded => inventory.excluded.push(ExcludedGpu {
+                bus_id: gpu.bus_id,
+                uuid: gpu.uuid.clone(),
+            }),
+            Some(minor) if !node_exists(minor) => without_node.push(lacks_node(gpu, minor)),
+            _ => openable.push(gpu),
+        }
+    }
+    let of_failed = identify(inventory, &openable);
+    let reported = match of_failed {
+        Some(why) => format!(", or reports of it: {why}"),
+        None => String::new(),
+    };
+    for gpu in openable {
+        if !lists(inventory, gpu) {
+            let why = format!("NVML does not list the GPU at {}{reported}", gpu.bus_id);
+            inventory.failed.push(failed(gpu, why));
+        }
+    }
+    inventory.failed.extend(without_node);
     for failed in &mut inventory.failed {
         if let Some(gpu) = kernel.iter().find(|gpu| failed.bus_id == Some(gpu.bus_id)) {
             failed.uuid = failed.uuid.take().or_else(|| gpu.uuid.clone());
@@ -67,14 +52,9 @@ pub fn complete(
 }
 
 fn lists(inventory: &Inventory, gpu: &KernelGpu) -> bool {
-    inventory
-        .gpus
-        .iter()
-        .any(|known| known.bus_id == gpu.bus_id)
-        || inventory
-            .failed
-            .iter()
-            .any(|known| known.bus_id == Some(gpu.bus_id))
+    let Inventory { gpus, failed, .. } = inventory;
+    gpus.iter().any(|known| known.bus_id == gpu.bus_id)
+        || failed.iter().any(|known| known.bus_id == Some(gpu.bus_id))
 }
 
 fn failed(gpu: &KernelGpu, why: String) -> FailedGpu {
@@ -85,36 +65,43 @@ fn failed(gpu: &KernelGpu, why: String) -> FailedGpu {
     }
 }
 
+fn lacks_node(gpu: &KernelGpu, minor: u32) -> FailedGpu {
+    let why = format!(
+        "the device node \"/dev/nvidia{minor}\" is missing (bus id {})",
+        gpu.bus_id
+    );
+    FailedGpu {
+        node_missing: true,
+        ..failed(gpu, why)
+    }
+}
+
 /// Assigns bus ids to GPUs that failed in NVML's first call because they fell off the bus. For these, NVML only knows an index, and the
 /// kernel module only a bus id. If both have the same number of such GPUs, they are the same ones, in the same order. If the kernel
 /// module has more, it is unknown which of them failed in NVML: each keeps its entry, and NVML's errors are returned for all of them.
 fn identify(inventory: &mut Inventory, openable: &[&KernelGpu]) -> Option<String> {
-    let is_anonymous = |failed: &FailedGpu| failed.index.is_some() && failed.bus_id.is_none();
-    let anonymous = inventory
-        .failed
-        .iter()
-        .filter(|failed| is_anonymous(failed))
-        .count();
-    if anonymous == openable.len() {
-        let nameless = inventory
-            .failed
-            .iter_mut()
-            .filter(|failed| is_anonymous(failed));
-        nameless
-            .zip(openable)
-            .for_each(|(failed, gpu)| failed.bus_id = Some(gpu.bus_id));
+    let mut anonymous = Vec::new();
+    for failed in &mut inventory.failed {
+        if is_anonymous(failed) {
+            anonymous.push(failed);
+        }
     }
-    if anonymous == 0 || anonymous >= openable.len() {
+    if anonymous.is_empty() || anonymous.len() > openable.len() {
         return None;
     }
-    let reported: Vec<_> = inventory
-        .failed
-        .iter()
-        .filter(|f| is_anonymous(f))
-        .map(|f| f.why.clone())
-        .collect();
+    if anonymous.len() == openable.len() {
+        for (failed, gpu) in std::iter::zip(anonymous, openable) {
+            failed.bus_id = Some(gpu.bus_id);
+        }
+        return None;
+    }
+    let reported: Vec<_> = anonymous.iter().map(|failed| failed.why.clone()).collect();
     inventory.failed.retain(|failed| !is_anonymous(failed));
     Some(reported.join("; "))
+}
+
+fn is_anonymous(failed: &FailedGpu) -> bool {
+    failed.index.is_some() && failed.bus_id.is_none()
 }
 
 /// Numbers all GPUs in the order of their bus ids, if NVML does not count all of them.
@@ -122,15 +109,12 @@ fn number(inventory: &mut Inventory) {
     if inventory.failed.iter().all(|failed| failed.index.is_some()) {
         return;
     }
-    let of_failed = inventory.failed.iter().map(|failed| failed.bus_id);
-    // If a GPU has no bus id, NVML's numbers stay. That happens only with a driver without /proc/driver/nvidia/gpus.
-    let all: Option<Vec<BusId>> = inventory
-        .gpus
-        .iter()
-        .map(|gpu| Some(gpu.bus_id))
-        .chain(of_failed)
-        .collect();
-    let Some(mut places) = all else { return };
+    let mut places: Vec<BusId> = inventory.gpus.iter().map(|gpu| gpu.bus_id).collect();
+    for failed in &inventory.failed {
+        // If a GPU has no bus id, NVML's numbers stay. That happens only with a driver without /proc/driver/nvidia/gpus.
+        let Some(bus_id) = failed.bus_id else { return };
+        places.push(bus_id);
+    }
     places.sort_unstable();
     places.dedup();
     let place = |bus_id: &BusId| {

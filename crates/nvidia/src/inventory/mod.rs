@@ -1,6 +1,5 @@
 //! The inventory: the GPUs of the host at one moment, from NVML and from /proc/driver/nvidia.
 
-pub mod ask;
 pub mod cache;
 pub mod cap_files;
 pub mod caps;
@@ -15,6 +14,7 @@ pub mod notice;
 pub mod nvml;
 pub mod processes;
 pub mod procfs;
+pub mod query;
 pub mod report;
 pub mod select;
 pub mod session;

@@ -9,7 +9,7 @@ use super::cap_files::CapFile;
 use super::caps::MigCap;
 use super::limits::{is_like, parse_leniently, permit, permit_failed};
 use super::procfs::KernelGpu;
-use super::select::{Device, every_device, names_of};
+use super::select::{every_device, names_of, permitted};
 use super::{Inventory, names};
 use crate::config::Limits;
 use crate::device_id::{DeviceId, Nodes};
@@ -125,57 +125,66 @@ impl NodeLimits {
             .map(|file| (file.cap, file.minor))
             .collect();
         let names = names_of(&nodes, inventory, &minors);
-        let devices: Vec<_> = every_device(inventory)
-            .filter(|device| names.iter().any(|name| name == device.uuid()))
-            .collect();
-        if devices.is_empty() {
-            let failed = inventory.failed.iter().find(|gpu| gpu.minor == Some(minor));
-            return failed.map(|gpu| permit_failed(&self.limits, gpu));
+        let mut all_permitted = None;
+        for device in every_device(inventory) {
+            if names.iter().any(|name| name == device.uuid()) {
+                let permitted = permitted(device, &self.limits);
+                all_permitted = Some(permitted && all_permitted.unwrap_or(true));
+            }
         }
-        Some(devices.into_iter().all(|device| match device {
-            Device::Gpu(gpu) => permit(&self.limits, gpu, None),
-            Device::Mig(gpu, mig) => permit(&self.limits, gpu, Some(mig)),
-        }))
+        if all_permitted.is_some() {
+            return all_permitted;
+        }
+        let failed = inventory
+            .failed
+            .iter()
+            .find(|gpu| gpu.minor == Some(minor))?;
+        Some(permit_failed(&self.limits, failed))
     }
 
     fn permits_by_kernel(&self, minor: u32, nodes: &Nodes) -> Option<bool> {
-        let mut counted = self.gpus.iter().filter(|gpu| !gpu.excluded);
-        let place = counted.position(|gpu| gpu.minor == Some(minor))?;
+        let mut counted = self.gpus.iter().filter(|gpu| !gpu.excluded).enumerate();
+        let (place, gpu) = counted.find(|(_, gpu)| gpu.minor == Some(minor))?;
         let index = u32::try_from(place).ok()?;
-        let gpu = self
-            .gpus
-            .iter()
-            .find(|gpu| gpu.minor == Some(minor) && !gpu.excluded)?;
+        let parts = self.given_instances(minor, nodes);
+        if parts.is_empty() {
+            return self.permits_part(gpu, index, None);
+        }
+        let mut judged = Some(true);
+        for part in parts {
+            judged = both(judged, self.permits_part(gpu, index, Some(part)));
+        }
+        judged
+    }
+
+    /// Returns the GPU instance and the compute instance of each MIG device of a GPU whose nodes are all among these.
+    fn given_instances(&self, minor: u32, nodes: &Nodes) -> Vec<(u32, u32)> {
         let is_given = |cap: MigCap| {
-            self.caps
-                .iter()
-                .any(|file| file.cap == cap && nodes.caps.contains(&file.minor))
+            let mut files = self.caps.iter();
+            files.any(|file| file.cap == cap && nodes.caps.contains(&file.minor))
         };
-        let parts = self.caps.iter().filter_map(|file| match file.cap {
-            MigCap::ComputeInstance(of, instance, compute) if of == minor => {
-                Some((instance, compute))
+        let mut given = Vec::new();
+        for file in &self.caps {
+            if let MigCap::ComputeInstance(of, instance, compute) = file.cap
+                && of == minor
+                && is_given(MigCap::GpuInstance(minor, instance))
+                && is_given(file.cap)
+            {
+                given.push((instance, compute));
             }
-            _ => None,
-        });
-        let parts = parts.filter(|(instance, compute)| {
-            is_given(MigCap::GpuInstance(minor, *instance))
-                && is_given(MigCap::ComputeInstance(minor, *instance, *compute))
-        });
-        let parts: Vec<_> = parts.map(Some).collect();
-        let parts = if parts.is_empty() { vec![None] } else { parts };
-        let judged = parts.into_iter().map(|part| {
-            let matches = |entry: &String| matches(entry, gpu, index, part);
-            let allowed = if self.limits.allow.is_empty() {
-                Some(true)
-            } else {
-                any(self.limits.allow.iter().map(matches))
-            };
-            both(
-                allowed,
-                any(self.limits.deny.iter().map(matches)).map(|denied| !denied),
-            )
-        });
-        judged.fold(Some(true), both)
+        }
+        given
+    }
+
+    fn permits_part(&self, gpu: &KernelGpu, index: u32, part: Option<(u32, u32)>) -> Option<bool> {
+        let matches = |entry: &String| matches(entry, gpu, index, part);
+        let Limits { allow, deny, .. } = &self.limits;
+        let allowed = if allow.is_empty() {
+            Some(true)
+        } else {
+            any(allow.iter().map(matches))
+        };
+        both(allowed, any(deny.iter().map(matches)).map(|denied| !denied))
     }
 }
 
@@ -183,13 +192,8 @@ impl NodeLimits {
 fn matches(entry: &str, gpu: &KernelGpu, index: u32, part: Option<(u32, u32)>) -> Option<bool> {
     // An entry for a GPU also applies to its MIG devices.
     match parse_leniently(entry) {
-        LimitEntry::Id(DeviceId::Mig { gpu: of, .. }) => {
-            if of == index {
-                part.map_or(Some(false), |_| None)
-            } else {
-                Some(false)
-            }
-        }
+        LimitEntry::Id(DeviceId::Mig { gpu: of, .. }) if of == index && part.is_some() => None,
+        LimitEntry::Id(DeviceId::Mig { .. }) => Some(false),
         LimitEntry::Id(DeviceId::Uuid(uuid)) if uuid.starts_with("MIG-") => {
             match (part, uuid.contains('/')) {
                 (None, _) => Some(false),
@@ -200,30 +204,30 @@ fn matches(entry: &str, gpu: &KernelGpu, index: u32, part: Option<(u32, u32)>) -
                 (Some(_), false) => None,
             }
         }
-        LimitEntry::Id(id @ DeviceId::Uuid(_)) => gpu
-            .uuid
-            .as_deref()
-            .map(|uuid| names(&id, None, Some(uuid), None)),
-        LimitEntry::Id(id) => Some(names(&id, Some(index), None, Some(gpu.bus_id))),
-        LimitEntry::Uuid(pattern) => {
-            match gpu.uuid.as_deref().map(|uuid| is_like(&pattern, uuid)) {
-                Some(false) if part.is_some() && !pattern.starts_with("GPU-") => None,
-                known => known,
-            }
+        LimitEntry::Id(id @ DeviceId::Uuid(_)) => {
+            Some(names(&id, None, Some(gpu.uuid.as_deref()?), None))
         }
+        LimitEntry::Id(id) => Some(names(&id, Some(index), None, Some(gpu.bus_id))),
+        LimitEntry::Uuid(pattern) => match is_like(&pattern, gpu.uuid.as_deref()?) {
+            false if part.is_some() && !pattern.starts_with("GPU-") => None,
+            known => Some(known),
+        },
         // The kernel module's name of a model need not be NVML's.
         LimitEntry::Model(_) => None,
     }
 }
 
 /// Whether any of these is true.
-fn any(mut all: impl Iterator<Item = Option<bool>>) -> Option<bool> {
-    let found = all.try_fold(Some(false), |before, next| match (before, next) {
-        (_, Some(true)) => Err(()),
-        (Some(false), Some(false)) => Ok(Some(false)),
-        _ => Ok(None),
-    });
-    found.unwrap_or(Some(true))
+fn any(all: impl Iterator<Item = Option<bool>>) -> Option<bool> {
+    let mut found = Some(false);
+    for one in all {
+        match one {
+            Some(true) => return one,
+            Some(false) => {}
+            None => found = None,
+        }
+    }
+    found
 }
 
 /// Whether both are true.

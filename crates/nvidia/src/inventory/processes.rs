@@ -10,9 +10,9 @@ use base::json;
 use base::sys::child::{self, NoAnswer};
 use base::sys::confine::Identity;
 
-use super::ask::{self, Question, Refused};
 use super::identity;
 use super::notice::Wait;
+use super::query::{self, NvmlQuery, Refused};
 use crate::nvml::api::{Device, Failed};
 use crate::nvml::processes::{Process, Processes, Use};
 
@@ -54,26 +54,26 @@ enum Line {
 ///
 /// # Errors
 /// If the library cannot be loaded, fails as a whole, or does not answer in time. A GPU that fails has the reason instead of processes.
-pub fn ask(question: &Question, end: Instant) -> Result<Vec<GpuProcesses>> {
-    ask::timed(question, || ask_all(question, end))
+pub fn ask(question: &NvmlQuery, end: Instant) -> Result<Vec<GpuProcesses>> {
+    query::timed(question, || ask_all(question, end))
 }
 
-fn ask_all(question: &Question, end: Instant) -> Result<Vec<GpuProcesses>> {
+fn ask_all(question: &NvmlQuery, end: Instant) -> Result<Vec<GpuProcesses>> {
     let identity = identity::choose(question.who, &question.root, &question.library)?;
     let wait = Wait::begin(question.deadline);
     let mut process = child::spawn(|pipe| respond(question, identity, pipe))
-        .map_err(|error| ask::without_answer(NoAnswer::System(error), question))?;
+        .map_err(|error| query::without_answer(NoAnswer::System(error), question))?;
     let mut gpus = Vec::new();
     loop {
-        let line = ask::next_line(&mut process, end, wait)
-            .map_err(|why| ask::without_answer(why, question))?;
+        let line = query::next_line(&mut process, end, wait)
+            .map_err(|why| query::without_answer(why, question))?;
         match json::from_bytes(&line) {
             Ok(Line::Gpu(gpu)) => gpus.push(gpu),
             Ok(Line::Done) => return Ok(gpus),
-            Ok(Line::Nvml(failed)) => return Err(ask::explain_nvml(&failed, question, identity)),
-            Ok(Line::Refused(refused)) => return Err(ask::explain_refused(&refused, question)),
+            Ok(Line::Nvml(failed)) => return Err(query::explain_nvml(&failed, question, identity)),
+            Ok(Line::Refused(refused)) => return Err(query::explain_refused(&refused, question)),
             Err(error) => {
-                return Err(ask::without_answer(
+                return Err(query::without_answer(
                     NoAnswer::System(error.into()),
                     question,
                 ));
@@ -82,8 +82,8 @@ fn ask_all(question: &Question, end: Instant) -> Result<Vec<GpuProcesses>> {
     }
 }
 
-fn respond(question: &Question, identity: Option<Identity>, pipe: &mut File) {
-    let loaded = ask::load(question, identity, &[], pipe);
+fn respond(question: &NvmlQuery, identity: Option<Identity>, pipe: &mut File) {
+    let loaded = query::load(question, identity, &[], pipe);
     let mut write = |line: &Line| {
         let mut bytes = serde_json::to_vec(line).unwrap_or_default();
         bytes.push(b'\n');

@@ -36,11 +36,14 @@ impl KernelGpu {
             bus_id: BusId::parse(dir.to_str()?)?,
             minor: parse_minor(information),
             uuid: parse_uuid(information),
-            model: field(information, "Model:")
-                .filter(|model| *model != "Unknown")
-                .map(str::to_owned),
-            excluded: field(information, "GPU Excluded:")
-                .is_some_and(|value| value.eq_ignore_ascii_case("yes")),
+            model: match field(information, "Model:") {
+                Some("Unknown") | None => None,
+                Some(model) => Some(model.to_owned()),
+            },
+            excluded: match field(information, "GPU Excluded:") {
+                Some(value) => value.eq_ignore_ascii_case("yes"),
+                None => false,
+            },
             dir,
         })
     }
@@ -48,11 +51,11 @@ impl KernelGpu {
 
 /// Returns the value of a line `name <tab> value`, or `None` if the line is missing or empty.
 fn field<'a>(information: &'a str, name: &str) -> Option<&'a str> {
-    let value = information
-        .split('\n')
-        .find_map(|line| line.strip_prefix(name))?
-        .trim();
-    (!value.is_empty()).then_some(value)
+    let mut lines = information.split('\n');
+    match lines.find_map(|line| line.strip_prefix(name))?.trim() {
+        "" => None,
+        value => Some(value),
+    }
 }
 
 /// Parses the device minor in `gpus/<bus id>/information`: `Device Minor: <tab> 3`.
@@ -64,20 +67,19 @@ pub fn parse_minor(information: &str) -> Option<u32> {
 /// Parses the UUID in `gpus/<bus id>/information`: `GPU UUID: <tab> GPU-…`. The module prints question marks for an unknown UUID.
 #[must_use]
 pub(crate) fn parse_uuid(information: &str) -> Option<String> {
-    field(information, "GPU UUID:")
-        .filter(|uuid| !uuid.contains('?'))
-        .map(str::to_owned)
+    match field(information, "GPU UUID:")? {
+        uuid if uuid.contains('?') => None,
+        uuid => Some(uuid.to_owned()),
+    }
 }
 
 /// Parses /proc/driver/nvidia/version: the first word of the line `NVRM version:` that is numbers and dots.
 #[must_use]
 pub fn parse_version(text: &str) -> Option<String> {
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("NVRM version:"))?;
-    line.split_whitespace()
-        .find(|word| is_version(word))
-        .map(str::to_owned)
+    let mut lines = text.lines();
+    let line = lines.find_map(|line| line.strip_prefix("NVRM version:"))?;
+    let version = line.split_whitespace().find(|word| is_version(word))?;
+    Some(version.to_owned())
 }
 
 /// Returns the version of the loaded kernel module, or `None` if it is not loaded.
@@ -105,14 +107,17 @@ const VERSION: &str = "version";
 /// the version, if it has been read.
 #[must_use]
 pub fn read_files(root: &Tree, dir: &Path, version: Option<&[u8]>) -> Vec<(OsString, Vec<u8>)> {
-    let read = |name: &str| match version.filter(|_| name == VERSION) {
-        Some(known) => Some((name.into(), known.to_vec())),
-        None => Some((name.into(), root.read_kernel_file(&dir.join(name)).ok()?)),
-    };
-    ["params", VERSION, "registry"]
-        .into_iter()
-        .filter_map(read)
-        .collect()
+    let mut files = Vec::new();
+    for name in ["params", VERSION, "registry"] {
+        if let Some(version) = version
+            && name == VERSION
+        {
+            files.push((name.into(), version.to_vec()));
+        } else if let Ok(content) = root.read_kernel_file(&dir.join(name)) {
+            files.push((name.into(), content));
+        }
+    }
+    files
 }
 
 /// Returns the GPUs of the kernel module, or none if it is not loaded.

@@ -103,16 +103,13 @@ fn select_named<'a>(
     inventory: &'a Inventory,
     limits: &Limits,
 ) -> Result<(Vec<Device<'a>>, Vec<Finding>)> {
-    let chosen = names
-        .iter()
-        .map(|name| find(name, asked_by, inventory, limits))
-        .collect::<Result<Vec<_>>>()?;
-    Ok((
-        every_device(inventory)
-            .filter(|device| chosen.contains(device))
-            .collect(),
-        Vec::new(),
-    ))
+    let mut chosen = Vec::new();
+    for name in names {
+        chosen.push(find(name, asked_by, inventory, limits)?);
+    }
+    let mut devices: Vec<_> = every_device(inventory).collect();
+    devices.retain(|device| chosen.contains(device));
+    Ok((devices, Vec::new()))
 }
 
 /// Returns the names of the devices with these nodes. `minors` contains the nodes of MIG capabilities: for a GPU in MIG mode, the names
@@ -124,34 +121,41 @@ pub fn names_of(
     inventory: &Inventory,
     minors: &BTreeMap<MigCap, u32>,
 ) -> Vec<String> {
-    let is_given = |cap: MigCap| {
-        minors
-            .get(&cap)
-            .is_some_and(|minor| nodes.caps.contains(minor))
+    let is_given = |cap: MigCap| match minors.get(&cap) {
+        Some(minor) => nodes.caps.contains(minor),
+        None => false,
     };
     let mut names = Vec::new();
     for minor in &nodes.gpus {
-        if let Some(gpu) = inventory.gpus.iter().find(|gpu| gpu.minor == *minor) {
-            let parts = gpu.mig_devices.iter().filter(|mig| {
-                let (instance, compute) = (mig.gpu_instance, mig.compute_instance);
-                is_given(MigCap::GpuInstance(*minor, instance))
-                    && is_given(MigCap::ComputeInstance(*minor, instance, compute))
-            });
-            let before = names.len();
-            names.extend(parts.map(|mig| mig.uuid.clone()));
-            if names.len() == before {
-                names.push(gpu.uuid.clone());
-            }
+        let Some(gpu) = inventory.gpus.iter().find(|gpu| gpu.minor == *minor) else {
+            names.push(name_of_failed(*minor, inventory));
             continue;
+        };
+        let before = names.len();
+        for mig in &gpu.mig_devices {
+            let (instance, compute) = (mig.gpu_instance, mig.compute_instance);
+            if is_given(MigCap::GpuInstance(*minor, instance))
+                && is_given(MigCap::ComputeInstance(*minor, instance, compute))
+            {
+                names.push(mig.uuid.clone());
+            }
         }
-        let failed = inventory
-            .failed
-            .iter()
-            .find(|gpu| gpu.minor == Some(*minor));
-        let name = failed.and_then(|gpu| Some(gpu.bus_id?.to_string()));
-        names.push(name.unwrap_or_else(|| format!("/dev/nvidia{minor}")));
+        if names.len() == before {
+            names.push(gpu.uuid.clone());
+        }
     }
     names
+}
+
+fn name_of_failed(minor: u32, inventory: &Inventory) -> String {
+    for gpu in &inventory.failed {
+        if gpu.minor == Some(minor)
+            && let Some(bus_id) = gpu.bus_id
+        {
+            return bus_id.to_string();
+        }
+    }
+    format!("/dev/nvidia{minor}")
 }
 
 /// Returns every device in NVML's order, each GPU before its MIG devices.
@@ -164,9 +168,9 @@ pub fn every_device(inventory: &Inventory) -> impl Iterator<Item = Device<'_>> {
 
 /// Returns every device that containers may have.
 pub fn permitted_devices<'a>(inventory: &'a Inventory, limits: &Limits) -> Vec<Device<'a>> {
-    every_device(inventory)
-        .filter(|device| permitted(*device, limits))
-        .collect()
+    let mut devices: Vec<_> = every_device(inventory).collect();
+    devices.retain(|device| permitted(*device, limits));
+    devices
 }
 
 /// Returns every GPU that containers may have and that does not work.
@@ -217,23 +221,21 @@ fn select_all<'a>(
             ),
         });
     }
-    let gpus = chosen
-        .iter()
-        .filter(|device| matches!(device, Device::Gpu(_)))
-        .count();
-    let others = if gpus == 1 {
-        "only the other GPU".to_owned()
-    } else {
-        format!("the other {gpus} GPUs")
+    let mut gpus = chosen.clone();
+    gpus.retain(|device| matches!(device, Device::Gpu(_)));
+    let others = match gpus.len() {
+        1 => "only the other GPU".to_owned(),
+        count => format!("the other {count} GPUs"),
     };
-    let left_out = failed.into_iter().map(|failed| {
-        Finding::new(
+    let mut findings = Vec::new();
+    for gpu in failed {
+        findings.push(Finding::new(
             &catalog::GPU_LEFT_OUT,
-            format!("{failed}; the container gets {others}"),
+            format!("{gpu}; the container gets {others}"),
             "see \"nvidia-smi -q\" and \"journalctl -k\" on the host",
-        )
-    });
-    let findings = left_out.chain(mig_left_out(inventory, limits)).collect();
+        ));
+    }
+    findings.extend(mig_left_out(inventory, limits));
     Ok((chosen, findings))
 }
 
@@ -309,10 +311,12 @@ fn unknown(
     }
     if matches!(id, DeviceId::Unknown(word) if word.contains('/') && word.contains('=')) {
         // Users paste the hint into a shell, and the name comes from the container.
-        let plain = name
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"_-.:/=".contains(&byte));
-        let device = if plain { name } else { "NAME" };
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:/=".contains(&byte);
+        let device = if name.bytes().all(is_plain) {
+            name
+        } else {
+            "NAME"
+        };
         return failure(
             &catalog::UNKNOWN_DEVICE,
             format!("{asked_by} requests {name:?}, which is the name of a CDI device"),
@@ -327,15 +331,18 @@ fn unknown(
     let mut unlisted = with_unlisted_mig(inventory, limits);
     let may_be = match id {
         DeviceId::Mig { gpu: index, .. } => unlisted.find(|gpu| gpu.index == *index),
-        _ => unlisted.next().filter(|_| kind == "MIG device"),
+        _ if kind == "MIG device" => unlisted.next(),
+        _ => None,
     };
     if let Some(gpu) = may_be {
         return mig_unlisted(name, asked_by, gpu);
     }
     let mut what = format!("{asked_by} requests {name:?}: this host has no such {kind}");
     // The name may belong to a failed GPU whose index or UUID is unknown.
-    for failed in permitted_failed(inventory, limits).filter(|failed| failed.may_be_named(id)) {
-        write!(what, "; {failed}").ok();
+    for failed in permitted_failed(inventory, limits) {
+        if failed.may_be_named(id) {
+            write!(what, "; {failed}").ok();
+        }
     }
     let fix = known(inventory, limits)
         .unwrap_or_else(|| "see the GPUs of the host with \"oci-nvidia-hook info\"".to_owned());

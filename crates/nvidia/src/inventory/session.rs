@@ -7,8 +7,8 @@ use anyhow::{Error, Result};
 use base::sys::confine::Identity;
 use base::tree::Tree;
 
-use super::ask::{self, Loaded, Question};
 use super::identity;
+use super::query::{self, Loaded, NvmlQuery};
 use crate::nvml::Library;
 use crate::nvml::api::Failed;
 
@@ -16,7 +16,7 @@ use crate::nvml::api::Failed;
 #[derive(Debug)]
 pub struct Session {
     loaded: Loaded,
-    question: Question,
+    question: NvmlQuery,
     identity: Option<Identity>,
 }
 
@@ -27,15 +27,15 @@ impl Session {
     ///
     /// # Errors
     /// If a privilege cannot be dropped, or the library cannot be loaded.
-    pub fn start(question: Question, watched: &[Tree], pipe: &File) -> Result<Self> {
+    pub fn start(question: NvmlQuery, watched: &[Tree], pipe: &File) -> Result<Self> {
         let identity = identity::choose(question.who, &question.root, &question.library)?;
-        match ask::load(&question, identity, watched, pipe) {
+        match query::load(&question, identity, watched, pipe) {
             Ok(loaded) => Ok(Self {
                 loaded,
                 question,
                 identity,
             }),
-            Err(refused) => Err(ask::explain_refused(&refused, &question)),
+            Err(refused) => Err(query::explain_refused(&refused, &question)),
         }
     }
 
@@ -55,6 +55,6 @@ impl Session {
     /// Returns the error for a failed initialization, with its number and hint.
     #[must_use]
     pub fn explain(&self, failed: &Failed) -> Error {
-        ask::explain_nvml(failed, &self.question, self.identity)
+        query::explain_nvml(failed, &self.question, self.identity)
     }
 }

@@ -1,4 +1,4 @@
-//! Bindings to the NVIDIA Management Library (NVML). It runs in a child process: see [`crate::inventory::ask`].
+//! Bindings to the NVIDIA Management Library (NVML). It runs in a child process: see [`crate::inventory::query`].
 //! <https://docs.nvidia.com/deploy/nvml-api/>
 
 #[cfg(not(feature = "nvml"))]

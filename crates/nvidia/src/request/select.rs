@@ -50,18 +50,13 @@ pub fn decide<'a>(
 
 /// Refuses MIG management for selected MIG devices: it needs whole GPUs.
 fn refuse_selected_mig_devices(request: &GpuRequest, devices: &[Device<'_>]) -> Result<()> {
-    let management = [
-        (Variable::MigConfigDevices, &request.mig_config),
-        (Variable::MigMonitorDevices, &request.mig_monitor),
-    ];
-    let Some((variable, _)) = management.into_iter().find(|(_, value)| value.is_some()) else {
-        return Ok(());
+    let variable = match (&request.mig_config, &request.mig_monitor) {
+        (Some(_), _) => Variable::MigConfigDevices,
+        (None, Some(_)) => Variable::MigMonitorDevices,
+        (None, None) => return Ok(()),
     };
-    if request.devices == VisibleDevices::All
-        || !devices
-            .iter()
-            .any(|device| matches!(device, Device::Mig(..)))
-    {
+    let is_mig = |device: &Device<'_>| matches!(device, Device::Mig(..));
+    if request.devices == VisibleDevices::All || !devices.iter().any(is_mig) {
         return Ok(());
     }
     let variable = variable.name();
@@ -77,10 +72,8 @@ fn refuse_selected_mig_devices(request: &GpuRequest, devices: &[Device<'_>]) -> 
 /// # Errors
 /// If one of them is denied.
 pub fn refuse_denied(features: Features, config: &Config) -> Result<()> {
-    let Some(feature) = features
-        .iter()
-        .find(|feature| config.devices.denied_features.has(*feature))
-    else {
+    let denied = config.devices.denied_features;
+    let Some(feature) = features.iter().find(|feature| denied.has(*feature)) else {
         return Ok(());
     };
     let Row {
@@ -107,22 +100,22 @@ fn mig_findings(request: &GpuRequest, devices: &[Device<'_>]) -> Vec<Finding> {
     {
         return Vec::new();
     }
-    let with_mig_devices: Vec<u32> = devices
-        .iter()
-        .filter(|device| matches!(device, Device::Mig(..)))
-        .map(|device| device.gpu().index)
-        .collect();
-    let gpus = devices
-        .iter()
-        .filter(|device| matches!(device, Device::Gpu(_)))
-        .map(|device| device.gpu());
-    // The selection has reported unlisted MIG devices if the container requests all GPUs.
-    let is_reported =
-        |gpu: &Gpu| request.devices == VisibleDevices::All && !gpu.unlisted_mig.is_empty();
-    let whole = gpus.filter(|gpu| {
-        gpu.mig_enabled && !with_mig_devices.contains(&gpu.index) && !is_reported(gpu)
-    });
-    whole.map(mig_finding).collect()
+    let (mut whole, mut with_mig_devices) = (Vec::new(), Vec::new());
+    for device in devices {
+        match device {
+            Device::Gpu(gpu) => whole.push(*gpu),
+            Device::Mig(gpu, _) => with_mig_devices.push(gpu.index),
+        }
+    }
+    let mut findings = Vec::new();
+    for gpu in whole {
+        // The selection has reported unlisted MIG devices if the container requests all GPUs.
+        let is_reported = request.devices == VisibleDevices::All && !gpu.unlisted_mig.is_empty();
+        if gpu.mig_enabled && !with_mig_devices.contains(&gpu.index) && !is_reported {
+            findings.push(mig_finding(gpu));
+        }
+    }
+    findings
 }
 
 fn mig_finding(gpu: &Gpu) -> Finding {
@@ -164,18 +157,16 @@ fn properties(devices: &[Device<'_>], inventory: &Inventory) -> Vec<(String, Pro
     if gpus.is_empty() {
         return vec![("the host".to_owned(), driver)];
     }
-    let of_gpus = gpus.into_iter().map(|gpu| {
-        let (arch, brand) = (known(&gpu.compute_capability), known(&gpu.brand));
-        (
-            format!("GPU {}", gpu.index),
-            Properties {
-                arch,
-                brand,
-                ..driver.clone()
-            },
-        )
-    });
-    of_gpus.collect()
+    let mut of_gpus = Vec::new();
+    for gpu in gpus {
+        let properties = Properties {
+            arch: known(&gpu.compute_capability),
+            brand: known(&gpu.brand),
+            ..driver.clone()
+        };
+        of_gpus.push((format!("GPU {}", gpu.index), properties));
+    }
+    of_gpus
 }
 
 fn known(text: &str) -> Option<String> {

@@ -425,7 +425,7 @@ fn management_of_mig_devices() {
          proc:gpus/0000:03:00.0 proc:capabilities/gpu2/mig/gi7/access proc:capabilities/gpu2/mig/gi7/ci0/access \
          proc:capabilities/mig/config"
     );
-    // Who manages them does not get a part on top.
+    // RunAs manages them does not get a part on top.
     let part = [Device::Mig(
         &inventory.gpus[2],
         &inventory.gpus[2].mig_devices[0],

@@ -24,7 +24,7 @@ use base::tree::Tree;
 use findings::catalog;
 
 use super::files;
-use super::identity::{self, Who};
+use super::identity::{self, RunAs};
 use crate::driver::{DriverKind, group, params};
 use crate::inventory;
 use crate::inventory::cache::Cache;
@@ -37,20 +37,20 @@ use crate::nvml::api::{Code, Failed};
 
 /// A query of NVML.
 #[derive(Clone, Debug)]
-pub struct Question {
+pub struct NvmlQuery {
     /// The root directory of the child: the driver root if it contains the device nodes, otherwise `/`.
     pub root: HostPath,
     /// The path of libnvidia-ml.so.1 below that root.
     pub library: PathBuf,
     /// The user of the child.
-    pub who: Who,
+    pub who: RunAs,
     /// The time limit, which includes the wait for other processes that query NVML.
     pub deadline: Duration,
     /// The kind of the driver
     pub kind: DriverKind,
 }
 
-impl Question {
+impl NvmlQuery {
     /// Returns the root directory for NVML and the path of the library below it. NVML opens device nodes in `/dev` of its root
     /// directory, so it runs in the tree `dev` if that contains the library, otherwise in the tree `driver`.
     ///
@@ -121,12 +121,12 @@ const MAX_PROCESSES: usize = 64;
 ///
 /// # Errors
 /// If the library cannot be loaded, fails as a whole, or does not answer in time.
-pub fn ask(question: &Question, end: Instant) -> Result<NvmlAnswer> {
+pub fn ask(question: &NvmlQuery, end: Instant) -> Result<NvmlAnswer> {
     timed(question, || ask_all(question, end))
 }
 
 /// Asks NVML, and logs how long it took.
-pub(super) fn timed<T>(question: &Question, ask: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(super) fn timed<T>(question: &NvmlQuery, ask: impl FnOnce() -> Result<T>) -> Result<T> {
     debug::log(|| {
         format!(
             "NVML is {:?} below {:?}",
@@ -141,7 +141,7 @@ pub(super) fn timed<T>(question: &Question, ask: impl FnOnce() -> Result<T>) -> 
     answer
 }
 
-fn ask_all(question: &Question, end: Instant) -> Result<NvmlAnswer> {
+fn ask_all(question: &NvmlQuery, end: Instant) -> Result<NvmlAnswer> {
     let identity = identity::choose(question.who, &question.root, &question.library)?;
     let wait = Wait::begin(question.deadline);
     let mut gathered = Gathered::default();
@@ -153,21 +153,21 @@ fn ask_all(question: &Question, end: Instant) -> Result<NvmlAnswer> {
         let mut process = child::spawn(|pipe| respond(question, identity, &leave_out, pipe))
             .map_err(|error| no_answer(NoAnswer::System(error), question, &gathered))?;
         match listen(&mut process, &mut gathered, end, wait) {
-            Heard::All => return Ok(gathered.answer()),
-            Heard::Changed => gathered = Gathered::default(),
-            Heard::Error(line) => return Err(explain(line, question, identity)),
-            Heard::Nothing(why) if !gathered.give_up(&why) => {
+            Reply::All => return Ok(gathered.answer()),
+            Reply::Changed => gathered = Gathered::default(),
+            Reply::Error(line) => return Err(explain(line, question, identity)),
+            Reply::Nothing(why) if !gathered.give_up(&why) => {
                 return Err(no_answer(why, question, &gathered));
             }
-            Heard::Nothing(_) if gathered.is_whole() => return Ok(gathered.answer()),
-            Heard::Nothing(_) => {}
+            Reply::Nothing(_) if gathered.is_whole() => return Ok(gathered.answer()),
+            Reply::Nothing(_) => {}
         }
     }
     Err(no_answer(NoAnswer::Timeout, question, &gathered))
 }
 
 /// The result of one child.
-enum Heard {
+enum Reply {
     All,
     /// The GPUs are not those of the previous child.
     Changed,
@@ -175,22 +175,22 @@ enum Heard {
     Nothing(NoAnswer),
 }
 
-fn listen(process: &mut Child, gathered: &mut Gathered, end: Instant, wait: Wait) -> Heard {
+fn listen(process: &mut Child, gathered: &mut Gathered, end: Instant, wait: Wait) -> Reply {
     loop {
         let line = match next_line(process, gathered.limit(end), wait) {
             Ok(line) => line,
-            Err(why) => return Heard::Nothing(why),
+            Err(why) => return Reply::Nothing(why),
         };
         match json::from_bytes(&line) {
             Ok(Line::Report(report)) => {
                 if !gathered.take(report, Instant::now()) {
-                    return Heard::Changed;
+                    return Reply::Changed;
                 }
             }
-            Ok(Line::Done) if gathered.is_whole() => return Heard::All,
-            Ok(Line::Done) => return Heard::Nothing(NoAnswer::Died(None)),
-            Ok(error) => return Heard::Error(error),
-            Err(error) => return Heard::Nothing(NoAnswer::System(error.into())),
+            Ok(Line::Done) if gathered.is_whole() => return Reply::All,
+            Ok(Line::Done) => return Reply::Nothing(NoAnswer::Died(None)),
+            Ok(error) => return Reply::Error(error),
+            Err(error) => return Reply::Nothing(NoAnswer::System(error.into())),
         }
     }
 }
@@ -208,7 +208,7 @@ pub(super) fn next_line(
     answer.unwrap_or(Err(NoAnswer::Timeout))
 }
 
-fn respond(question: &Question, identity: Option<Identity>, leave_out: &[u32], pipe: &mut File) {
+fn respond(question: &NvmlQuery, identity: Option<Identity>, leave_out: &[u32], pipe: &mut File) {
     let loaded = load(question, identity, &[], pipe);
     let mut write = |line: &Line| {
         let mut bytes = serde_json::to_vec(line).unwrap_or_default();
@@ -232,7 +232,7 @@ pub(super) struct Loaded {
 /// Drops the privileges of this process, and loads the library. `watched` are directories whose `/dev`, `/proc` and `/sys` the process
 /// reads later.
 pub(super) fn load(
-    question: &Question,
+    question: &NvmlQuery,
     identity: Option<Identity>,
     watched: &[Tree],
     pipe: &File,
@@ -294,7 +294,7 @@ fn take_inventory(
     }
 }
 
-fn no_answer(error: NoAnswer, question: &Question, gathered: &Gathered) -> anyhow::Error {
+fn no_answer(error: NoAnswer, question: &NvmlQuery, gathered: &Gathered) -> anyhow::Error {
     let suspects: Vec<String> = gathered.given_up().iter().map(u32::to_string).collect();
     let suspects = match suspects.as_slice() {
         [] => String::new(),
@@ -327,11 +327,11 @@ fn no_answer(error: NoAnswer, question: &Question, gathered: &Gathered) -> anyho
 }
 
 /// Returns the error for a process that asks NVML and gave no answer.
-pub(super) fn without_answer(error: NoAnswer, question: &Question) -> anyhow::Error {
+pub(super) fn without_answer(error: NoAnswer, question: &NvmlQuery) -> anyhow::Error {
     no_answer(error, question, &Gathered::default())
 }
 
-fn explain(line: Line, question: &Question, identity: Option<Identity>) -> anyhow::Error {
+fn explain(line: Line, question: &NvmlQuery, identity: Option<Identity>) -> anyhow::Error {
     match line {
         Line::Nvml(failed) => explain_nvml(&failed, question, identity),
         Line::Refused(refused) => explain_refused(&refused, question),
@@ -339,7 +339,7 @@ fn explain(line: Line, question: &Question, identity: Option<Identity>) -> anyho
     }
 }
 
-pub(super) fn explain_refused(refused: &Refused, question: &Question) -> anyhow::Error {
+pub(super) fn explain_refused(refused: &Refused, question: &NvmlQuery) -> anyhow::Error {
     match refused {
         Refused::Load(text) => failure(
             &catalog::NVML_LOAD,
@@ -359,7 +359,7 @@ pub(super) fn explain_refused(refused: &Refused, question: &Question) -> anyhow:
 
 /// Returns the hint for a missing permission. `user` in config.toml only has an effect if root runs the hook; for other users, their
 /// groups decide.
-fn permission_hint(question: &Question, identity: Option<Identity>) -> String {
+fn permission_hint(question: &NvmlQuery, identity: Option<Identity>) -> String {
     let name = question.kind.control_node();
     let node = question.root.as_path().join("dev").join(name);
     let node = node.display();
@@ -413,7 +413,7 @@ fn this_user() -> String {
 
 pub(super) fn explain_nvml(
     failed: &Failed,
-    question: &Question,
+    question: &NvmlQuery,
     identity: Option<Identity>,
 ) -> anyhow::Error {
     let (kind, what, hint) = match failed.code {
@@ -456,10 +456,10 @@ mod tests {
     fn the_child_reports_why_it_has_no_library() {
         let library = PathBuf::from("/nonexistent/libnvidia-ml.so.1");
         let deadline = Duration::from_secs(60);
-        let question = Question {
+        let question = NvmlQuery {
             root: HostPath::new("/"),
             library,
-            who: Who::Unchanged,
+            who: RunAs::Unchanged,
             deadline,
             kind: DriverKind::Linux,
         };

@@ -25,7 +25,7 @@ const SUFFIXES: [&str; 6] = [
 
 /// A file with settings that are not in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Saved {
+pub struct PackageLeftover {
     /// `config.toml.rpmsave`
     pub path: PathBuf,
     /// The keys, as `table.key`, with values that are not in force
@@ -35,45 +35,43 @@ pub struct Saved {
 /// Returns the saved files next to this config.toml and its drop-in files, without those whose settings are all in force, and without
 /// those that cannot be read or are not TOML.
 #[must_use]
-pub fn saved(main: &Path) -> Vec<Saved> {
-    let current = std::iter::once(main.to_owned()).chain(drop_ins(main).unwrap_or_default());
-    let current: Vec<String> = current.filter_map(|path| read(&path).ok()).collect();
-    let places = [main.parent().map(Path::to_owned), Some(drop_in_dir(main))];
-    let mut paths: Vec<PathBuf> = places
-        .iter()
-        .flatten()
-        .flat_map(|dir| names_in(dir))
-        .collect();
-    paths.retain(|path| {
-        is_saved(path) && (path.parent() != main.parent() || path.with_extension("") == main)
-    });
+pub fn package_leftovers(main: &Path) -> Vec<PackageLeftover> {
+    let mut current: Vec<String> = read(main).into_iter().collect();
+    for path in drop_ins(main).unwrap_or_default() {
+        current.extend(read(&path));
+    }
+    let mut paths = paths_in(&drop_in_dir(main));
+    if let Some(dir) = main.parent() {
+        paths.extend(paths_in(dir));
+        paths.retain(|path| path.parent() != Some(dir) || path.with_extension("") == main);
+    }
+    paths.retain(|path| is_leftover(path));
     paths.sort();
-    let saved = paths.into_iter().filter_map(|path| {
-        let keys = not_in_force(&read(&path).ok()?, &current);
-        (!keys.is_empty()).then_some(Saved { path, keys })
-    });
-    saved.collect()
+    let mut leftovers = Vec::new();
+    for path in paths {
+        let Ok(text) = read(&path) else { continue };
+        let keys = not_in_force(&text, &current);
+        if !keys.is_empty() {
+            leftovers.push(PackageLeftover { path, keys });
+        }
+    }
+    leftovers
 }
 
-fn names_in(dir: &Path) -> Vec<PathBuf> {
-    std::fs::read_dir(dir)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| entry.path())
-        .collect()
+fn paths_in(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).collect()
 }
 
-fn is_saved(path: &Path) -> bool {
-    path.extension()
-        .is_some_and(|suffix| SUFFIXES.iter().any(|known| suffix == *known))
+fn is_leftover(path: &Path) -> bool {
+    let suffix = path.extension().unwrap_or_default();
+    SUFFIXES.iter().any(|known| suffix == *known)
 }
 
 fn read(path: &Path) -> Result<String> {
     let (file, _) = open_host_file(path)?;
-    Ok(String::from_utf8(base::read::read_limited(
-        file, MAX_SIZE,
-    )?)?)
+    let bytes = base::read::read_limited(file, MAX_SIZE)?;
+    Ok(String::from_utf8(bytes)?)
 }
 
 /// A key with its value, and the value's text.
@@ -232,7 +230,7 @@ mod tests {
             std::fs::write(dir.path().join(other), setting).unwrap();
         }
         expected.sort();
-        let found = saved(&main);
+        let found = package_leftovers(&main);
         assert!(
             found.iter().all(|saved| saved.keys == ["disable-require"]),
             "{found:?}"
@@ -245,6 +243,6 @@ mod tests {
             expected
         );
         std::fs::write(drop_ins.join("50.toml"), setting).unwrap();
-        assert_eq!(saved(&main), []);
+        assert_eq!(package_leftovers(&main), []);
     }
 }

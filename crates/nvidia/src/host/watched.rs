@@ -14,19 +14,19 @@ use super::state::{self, HostState};
 use crate::config::Config;
 use crate::driver::DriverKind;
 use crate::inventory::Inventory;
-use crate::inventory::ask::Question;
-use crate::inventory::identity::Who;
+use crate::inventory::identity::RunAs;
 use crate::inventory::procfs;
+use crate::inventory::query::NvmlQuery;
 use crate::inventory::session::Session;
 
 /// The driver that the configuration names. It stays usable after this process has changed its root directory.
 #[derive(Debug)]
-pub struct Site {
+pub struct WatchedDriver {
     roots: Roots,
-    question: Question,
+    question: NvmlQuery,
 }
 
-impl Site {
+impl WatchedDriver {
     /// Finds the driver.
     ///
     /// # Errors
@@ -42,7 +42,7 @@ impl Site {
         }
         let mut question = installed.question(config)?;
         if !may_change_user() {
-            question.who = Who::Unchanged;
+            question.who = RunAs::Unchanged;
         }
         Ok(Self {
             roots: installed.parts.roots,
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn a_file_in_place_of_a_node_is_not_the_node() {
         let (dir, config) = stamp::host();
-        let site = Site::find(&Config {
+        let site = WatchedDriver::find(&Config {
             dev_root: Some(HostPath::new(dir.path())),
             ..config
         })

@@ -12,7 +12,7 @@ use super::files::{FILE, drop_in_dir, drop_ins};
 
 /// What the files were at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct States {
+pub struct FileStates {
     /// config.toml
     main: PathBuf,
     /// `None` if it is missing
@@ -33,7 +33,7 @@ struct FileState {
     changed: (i64, i64),
 }
 
-impl States {
+impl FileStates {
     /// Examines the files that [`super::read`] would read.
     #[must_use]
     pub fn take(path: Option<&Path>) -> Self {
@@ -110,8 +110,8 @@ mod tests {
             fs::write(self.path(name), text).unwrap();
         }
 
-        fn take(&self) -> States {
-            States::take(Some(&self.path("config.toml")))
+        fn take(&self) -> FileStates {
+            FileStates::take(Some(&self.path("config.toml")))
         }
     }
 
