@@ -1,17 +1,18 @@
 //! An OCI hook that gives Podman and CRI-O containers access to NVIDIA GPUs.
 //!
-//! The hook first decides, as data, what a container gets, and acts last, in one place. Every mode takes these steps:
+//! The hook first decides, as data, what a container gets, and acts last, in one place. A start of a container with GPUs makes these
+//! calls:
 //!
-//! ```text
-//! stdin ─▶ oci::SpecView ─▶ plan::asked ─▶ request, config.toml      no request: exit 0
-//!                                │
-//!                           plan::gpus ◀── nvidia_host::Host         driver files and GPUs of this host
-//!                                │
-//!                  Gpus::steps   │   Gpus::additions
-//!                       ┌────────┴────────┐
-//!                  inject: in the     config.json                    the only effects
-//!                  container          on stdout
-//! ```
+//! 1. [`oci::spec_view::read_if`] reads config.json of the bundle that the state on stdin names.
+//! 2. [`stages::decide::request`] decides whether the container requests GPUs and whether it may have them, with [`plan::read_config`]
+//!    and [`plan::verdict`]. Most containers request nothing, and the hook exits.
+//! 3. [`stages::decide::gpus_for`] inspects the host with [`nvidia_host::host::Host::inspect`]. [`plan::decide`] selects the devices
+//!    and the driver files.
+//! 4. [`plan::Gpus::steps`] places the files in the image. [`inject::prepare()`] opens the sources on the host, [`cgroup::allow`]
+//!    permits the devices, and [`inject::apply()`] changes the container, all or nothing.
+//!
+//! At precreate, the last call is [`plan::Gpus::additions`], and the only effect is config.json on stdout. The hook entry of a CDI spec
+//! begins with [`plan::rootfs::steps`]: its arguments contain the decision.
 //!
 //! | module | purpose |
 //! |---|---|
@@ -23,8 +24,8 @@
 //! | [`doctor`] | problems of this host |
 //! | [`cli`] | command lines parsed, results printed |
 //!
-//! `docs/architecture.md` has the whole picture. Public are only [`run`] and what
-//! `crates/compat` calls: other programs use the libraries in `crates`.
+//! `docs/architecture.md` has the whole picture. Public are only [`run`], what `crates/compat` calls, and [`testing`]: other programs
+//! use the libraries in `crates`.
 
 #![allow(
     missing_docs,
@@ -57,10 +58,9 @@ pub use stages::cdi_hook::CdiHook;
 pub fn run() -> ExitCode {
     let args: Vec<_> = std::env::args_os().collect();
     let environment = cli::terminal::Environment::read();
-    let zone = base::sys::local_time::zone();
     // Some runtimes start hooks of some stages with the environment of the image (CVE-2025-23266).
     base::sys::process::clear_environment();
-    cli::run(args, environment, zone)
+    cli::run(args, environment)
 }
 
 /// Replaces this process, which a runtime may have started as a hook, with another program. The program gets these arguments and an empty

@@ -40,7 +40,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use base::report::failure;
-use base::sys::{local_time, stdio};
+use base::sys::stdio;
 use findings::catalog;
 use nvidia_host::cdi::entry::{self as rootfs_edits, RootfsEdits};
 use nvidia_host::programs;
@@ -55,12 +55,8 @@ const USAGE: u8 = 2;
 const VERSION: &str = concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n");
 
 /// Runs the command with these arguments, which begin with argv\[0\]. Returns 0, 1 if the command failed, or 2 if the command line
-/// is invalid; `doctor` and `status` have more codes. `zone` is `TZ` of the caller.
-pub(crate) fn run(
-    args: impl IntoIterator<Item = OsString>,
-    environment: Environment,
-    zone: Option<OsString>,
-) -> ExitCode {
+/// is invalid; `doctor` and `status` have more codes.
+pub(crate) fn run(args: impl IntoIterator<Item = OsString>, environment: Environment) -> ExitCode {
     let mut args = args.into_iter();
     let called = args.next().unwrap_or_default();
     let args: Vec<OsString> = args.collect();
@@ -104,7 +100,7 @@ pub(crate) fn run(
         Some((word, [])) if word == "--version" => output::print(VERSION),
         _ => match parse::parse(&args) {
             Ok(Parsed::Run(cli)) => {
-                carry_out(&cli, environment, zone).unwrap_or_else(|error| failed(&error))
+                carry_out(&cli, environment).unwrap_or_else(|error| failed(&error))
             }
             Ok(Parsed::Help(text)) => output::print(&overview::complete(text)),
             Ok(Parsed::Version) => output::print(VERSION),
@@ -137,7 +133,6 @@ fn carry_out(
         command,
     }: &Cli,
     environment: Environment,
-    zone: Option<OsString>,
 ) -> Result<ExitCode> {
     let config = config.as_deref();
     let terminal = environment.stdout(*color);
@@ -148,7 +143,6 @@ fn carry_out(
     // An engine may give its terminal to the hook.
     if !matches!(command, Command::Stage(_)) {
         slow::tell_a_person();
-        zone.into_iter().for_each(local_time::keep);
     }
     match command {
         Command::Stage(stage) => Ok(stage.run(config, false)),

@@ -29,7 +29,7 @@ use crate::plan::request::{self, Decision, GpuRequest};
 use crate::plan::{self, Container, Gpus, Image, Live, Verdict};
 use crate::plan::{step, text};
 use crate::stages::{self, limits, precreate};
-use records::asked::Asked;
+use records::asked::RecordedRequest;
 
 /// The document of `--json`, whose schema is `docs/schemas/plan.json`.
 #[derive(Debug, Default, Serialize)]
@@ -39,7 +39,7 @@ struct Preview {
     reason: String,
     container: Subject,
     #[serde(skip_serializing_if = "Option::is_none")]
-    request: Option<Asked>,
+    request: Option<RecordedRequest>,
     devices: Vec<String>,
     /// What the hook does on the host before that
     prepares: Vec<Value>,
@@ -198,7 +198,7 @@ impl Preview {
             request.asked_by,
             in_words(&request.devices.names())
         );
-        self.request = Some(Asked::from(&request));
+        self.request = Some(RecordedRequest::from(&request));
         if let Some(root) = &options.root {
             config.driver_root = HostPath::new(root);
         }

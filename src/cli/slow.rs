@@ -1,12 +1,10 @@
 //! The line for a person who waits for NVML.
 
 use std::io::IsTerminal;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use base::sys::stdio;
 use nvidia_host::inventory::notice;
-
-use super::time;
 
 /// Has this process print a line if NVML takes long, unless stderr is not a terminal: logs and scripts need no sign of life.
 pub(super) fn tell_a_person() {
@@ -16,6 +14,6 @@ pub(super) fn tell_a_person() {
 }
 
 /// Prints the line. A terminal that is stopped must not extend the wait.
-fn tell(since: SystemTime, limit: Duration) {
-    stdio::offer_stderr(&notice::line(time::of_day(since).as_deref(), limit));
+fn tell(limit: Duration) {
+    stdio::offer_stderr(&notice::line(limit));
 }

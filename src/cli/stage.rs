@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use crate::stages::prestart::{self, Place};
+use crate::stages::prestart::{self, Namespaces};
 use crate::stages::{poststop, precreate};
 
 /// A stage at which an engine or a runtime calls the hook.
@@ -64,8 +64,10 @@ impl Stage {
     /// Runs the hook at this stage.
     pub fn run(self, config: Option<&Path>, debug: bool) -> ExitCode {
         match self {
-            Self::Prestart | Self::CreateRuntime => prestart::run(Place::Outside, config, debug),
-            Self::CreateContainer => prestart::run(Place::Inside, config, debug),
+            Self::Prestart | Self::CreateRuntime => {
+                prestart::run(Namespaces::OfRuntime, config, debug)
+            }
+            Self::CreateContainer => prestart::run(Namespaces::OfContainer, config, debug),
             Self::Precreate => precreate::run(config),
             Self::Poststart => ExitCode::SUCCESS,
             Self::Poststop => poststop::run(),

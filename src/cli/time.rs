@@ -1,9 +1,8 @@
-//! Times for people: local ones, and how long ago something was.
+//! Times for people: in UTC, as in documents and records, and how long ago something was.
 
 use std::time::{Duration, SystemTime};
 
 use base::report::one_line;
-use base::sys::local_time;
 
 const MINUTE: u64 = 60;
 const HOUR: u64 = 60 * MINUTE;
@@ -14,19 +13,18 @@ pub(super) fn parse(text: &str) -> Option<SystemTime> {
     humantime::parse_rfc3339(text).ok()
 }
 
-/// Returns a time of a record as local time with its zone. A text that is not a time stays as it is.
-pub(super) fn local(text: &str) -> String {
-    parse(text)
-        .and_then(local_time::format)
-        .unwrap_or_else(|| one_line(text))
-}
-
-/// Returns the local time of the day, such as `20:01:03`.
-pub(super) fn of_day(time: SystemTime) -> Option<String> {
-    local_time::format(time)?
-        .split(' ')
-        .nth(1)
-        .map(str::to_owned)
+/// Returns a time of a record, such as `2026-01-02 03:04:05 UTC`, and how long ago it was if that is less than a day. A text that is
+/// not a time stays as it is.
+pub(super) fn utc(text: &str, now: SystemTime) -> String {
+    let Some(time) = parse(text) else {
+        return one_line(text);
+    };
+    let seconds = humantime::format_rfc3339_seconds(time).to_string();
+    let utc = seconds.replace('T', " ").replace('Z', " UTC");
+    match now.duration_since(time) {
+        Ok(age) if age.as_secs() < DAY => format!("{utc} ({})", ago(time, now)),
+        _ => utc,
+    }
 }
 
 /// Returns how long ago a time was, such as `2 minutes ago`. The clock can have been set back.
@@ -68,6 +66,26 @@ mod tests {
             ),
             "now"
         );
-        assert_eq!(local("no time\n"), "no time\\n");
+    }
+
+    #[test]
+    fn a_time_has_its_zone() {
+        let noon = SystemTime::UNIX_EPOCH + Duration::from_secs(DAY / 2);
+        for (text, expected) in [
+            (
+                "1970-01-01T11:58:00Z",
+                "1970-01-01 11:58:00 UTC (2 minutes ago)",
+            ),
+            ("1969-12-31T11:58:00.123Z", "1969-12-31T11:58:00.123Z"),
+            ("1970-01-03T03:04:05.999Z", "1970-01-03 03:04:05 UTC"),
+            ("no time\n", "no time\\n"),
+        ] {
+            assert_eq!(utc(text, noon), expected);
+        }
+        let later = noon + Duration::from_secs(DAY);
+        assert_eq!(
+            utc("1970-01-01T11:58:00Z", later),
+            "1970-01-01 11:58:00 UTC"
+        );
     }
 }

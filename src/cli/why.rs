@@ -19,7 +19,7 @@ use super::terminal::{Line, Terminal, Tone};
 use super::why_list::{self, tone};
 use super::{args, output, time};
 use crate::oci;
-use crate::plan::given;
+use crate::plan::engine_devices;
 use crate::plan::{self, Verdict};
 use crate::record::call::Call;
 use records::{Device, NRI, Outcome, Record};
@@ -94,14 +94,15 @@ fn show(
     if options.output.json {
         return document(&records, without_record.as_ref());
     }
-    let records = records
-        .into_iter()
-        .map(lines)
-        .chain(without_record.map(|container| container.lines()));
-    Ok(records
-        .map(|lines| terminal.render(&lines))
-        .collect::<Vec<_>>()
-        .join("\n"))
+    let now = SystemTime::now();
+    let mut texts = Vec::new();
+    for record in records {
+        texts.push(terminal.render(&lines(record, now)));
+    }
+    if let Some(container) = without_record {
+        texts.push(terminal.render(&container.lines()));
+    }
+    Ok(texts.join("\n"))
 }
 
 fn document(records: &[&Record], without_record: Option<&WithoutRecord>) -> Result<String> {
@@ -161,7 +162,7 @@ fn without_record(known: &Known, config: Option<&Path>) -> Result<WithoutRecord>
     match plan::verdict(&spec, &config)? {
         Verdict::Nothing(reason) => {
             answer.reason = reason;
-            if let Some(given) = given::find(&spec) {
+            if let Some(given) = engine_devices::find(&spec) {
                 (answer.devices, answer.given) = (given.devices(), given.to_string());
             }
         }
@@ -219,7 +220,7 @@ fn named(id: &str, name: &str) -> String {
 
 /// Returns the record as text.
 pub fn to_text(record: &Record) -> String {
-    Terminal::default().render(&lines(record))
+    Terminal::default().render(&lines(record, SystemTime::UNIX_EPOCH))
 }
 
 fn plain(text: impl Into<String>) -> Line {
@@ -227,7 +228,7 @@ fn plain(text: impl Into<String>) -> Line {
 }
 
 /// Returns the record as lines. Its texts can come from a container, so control characters are escaped.
-fn lines(record: &Record) -> Vec<Line> {
+fn lines(record: &Record, now: SystemTime) -> Vec<Line> {
     let container = &record.container;
     let mut lines = vec![plain(format!(
         "container {}",
@@ -244,10 +245,10 @@ fn lines(record: &Record) -> Vec<Line> {
     let [stage, hook] = [&record.stage, &record.hook].map(|text| one_line(text));
     lines.push(plain(format!(
         "at {stage}, {}, hook version {hook}",
-        time::local(&record.started)
+        time::utc(&record.started, now)
     )));
     if !record.ended.is_empty() {
-        lines.push(plain(format!("ended {}", time::local(&record.ended))));
+        lines.push(plain(format!("ended {}", time::utc(&record.ended, now))));
     }
     if let Some(asked) = &record.asked {
         let capabilities = asked.driver_capabilities.join(",");

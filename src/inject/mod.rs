@@ -1,34 +1,33 @@
 //! Applies the steps of a plan to a container.
 //!
-//! [`prepare()`] first does everything on the host that can fail. [`carry_out`] then enters the container's mount namespace,
+//! [`prepare()`] first does everything on the host that can fail. [`apply()`] then enters the container's mount namespace,
 //! which the process cannot leave, and runs the steps. If a step fails, the runtime ends the container, and the kernel removes
 //! its mounts with the namespace; [`Runner::undo`] removes the names that the hook created in its file system, unless another
 //! container uses it.
+//!
+//! | module | purpose |
+//! |---|---|
+//! | [`prepare`](mod@prepare) | opens the source of each step on the host |
+//! | [`mod@apply`] | applies steps inside the container's mount namespace |
+//! | [`container`] | the container: its root, its /dev, its mounts and its linker cache |
+//! | [`layer`] | covers directories that cannot be changed |
+//! | [`remove`] | removes created names, after a failure and at poststop |
+//! | [`files`] | mount sources, and operations in a directory |
 
-mod aside;
-mod carried;
-pub(crate) mod changes;
+mod apply;
 pub(crate) mod container;
-mod directory;
-pub(crate) mod hosts_dev;
-mod layout;
-pub(crate) mod leftovers;
-pub(crate) mod linker_cache;
-mod mountinfo;
-mod mounts;
+mod files;
+mod layer;
 pub(crate) mod prepare;
-mod read_only;
-mod sharing;
-mod source;
-mod tmpfs;
-mod undo;
+pub(crate) mod remove;
 
 use anyhow::{Context, Result};
-use changes::Target;
+use apply::Applier;
+use apply::layout::Layout;
 use container::OpenContainer;
-use hosts_dev::HostsDev;
-use layout::Layout;
-use undo::StillMounted;
+use container::host_dev::HostDev;
+use remove::leftovers;
+use remove::undo::StillMounted;
 
 use base::report::{Finding, classify};
 use base::sys::mount::{self, Label};
@@ -40,13 +39,13 @@ use crate::plan::step::Step;
 use records::created::Entry;
 
 /// Carries out a step whose sources are open and checked.
-type Apply<'a, T> = Box<dyn FnOnce(&mut T) -> Result<()> + 'a>;
+type ApplyStep<'a, T> = Box<dyn FnOnce(&mut T) -> Result<()> + 'a>;
 
 /// Steps with their opened sources. The container is still unchanged.
-pub(crate) struct Plan<'a> {
-    steps: Vec<(&'a Step, Apply<'a, Target>)>,
+pub(crate) struct PreparedSteps<'a> {
+    steps: Vec<(&'a Step, ApplyStep<'a, Applier>)>,
     api: mount::Api,
-    hosts_dev: HostsDev,
+    host_dev: HostDev,
     label: Option<Label>,
     findings: Vec<Finding>,
 }
@@ -56,15 +55,15 @@ pub(crate) struct Plan<'a> {
 ///
 /// # Errors
 /// If a required step fails, or the label is invalid.
-pub(crate) fn prepare<'a>(steps: &'a [Step], mount_label: &str) -> Result<Plan<'a>> {
+pub(crate) fn prepare<'a>(steps: &'a [Step], mount_label: &str) -> Result<PreparedSteps<'a>> {
     let hint = "start the container with another label, or with \"--security-opt label=disable\"";
     let label =
         Label::from_config(mount_label).map_err(|error| classify(error, &catalog::STATE, hint))?;
-    let (api, hosts_dev) = (mount::api(), HostsDev::find());
-    let mut plan = Plan {
+    let (api, host_dev) = (mount::api(), HostDev::find());
+    let mut plan = PreparedSteps {
         steps: Vec::new(),
         api,
-        hosts_dev,
+        host_dev,
         label,
         findings: Vec::new(),
     };
@@ -80,7 +79,7 @@ pub(crate) fn prepare<'a>(steps: &'a [Step], mount_label: &str) -> Result<Plan<'
     Ok(plan)
 }
 
-/// The result of [`carry_out`].
+/// The result of [`apply()`].
 #[derive(Debug, Default)]
 pub(crate) struct Finished {
     pub findings: Vec<Finding>,
@@ -93,16 +92,16 @@ pub(crate) struct Finished {
 ///
 /// # Errors
 /// If a required step fails. The steps before it are undone.
-pub(crate) fn carry_out(
-    plan: Plan<'_>,
+pub(crate) fn apply(
+    plan: PreparedSteps<'_>,
     open: OpenContainer,
     container: &Container<'_>,
     earlier: &[Entry],
 ) -> Result<Finished> {
-    let Plan {
+    let PreparedSteps {
         steps,
         api,
-        hosts_dev,
+        host_dev,
         label,
         mut findings,
     } = plan;
@@ -119,8 +118,9 @@ pub(crate) fn carry_out(
     let has_other_owner = open.has_other_owner();
     let inside = open
         .enter()
-        .map(|inside| Layout::new(inside, api, hosts_dev, label, &container.spec.mounts));
-    let target = inside.map(|layout| Target::new(layout, api, is_own, earlier.to_vec(), own_nodes));
+        .map(|inside| Layout::new(inside, api, host_dev, label, &container.spec.mounts));
+    let target =
+        inside.map(|layout| Applier::new(layout, api, is_own, earlier.to_vec(), own_nodes));
     let finished = target.and_then(|target| run_all(target, steps));
     // In a container with a user namespace, the files so far were created as its root user. From here on, files belong to the
     // host's root: a record is only accepted if no other user could have written it.
@@ -141,7 +141,7 @@ const INSPECT: &str = "inspect that path in the image and what is mounted on it"
 /// Runs steps: in a container, or as a failing stand-in in tests.
 trait Runner: Sized {
     /// Runs one step. If it fails, undoes the changes of this step.
-    fn run(&mut self, apply: Apply<'_, Self>, need: Need) -> Result<()>;
+    fn run(&mut self, apply: ApplyStep<'_, Self>, need: Need) -> Result<()>;
     /// Adds a finding about the container.
     fn add_finding(&mut self, finding: Finding);
     /// Undoes all steps as far as possible: the container does not start anyway.
@@ -150,7 +150,7 @@ trait Runner: Sized {
     fn finish(&mut self) -> Result<Finished>;
 }
 
-fn run_all<T: Runner>(mut target: T, steps: Vec<(&Step, Apply<'_, T>)>) -> Result<Finished> {
+fn run_all<T: Runner>(mut target: T, steps: Vec<(&Step, ApplyStep<'_, T>)>) -> Result<Finished> {
     for (step, apply) in steps {
         match target
             .run(apply, step.need())
@@ -228,7 +228,7 @@ mod tests {
     }
 
     impl Runner for Recording {
-        fn run(&mut self, apply: Apply<'_, Self>, _need: Need) -> Result<()> {
+        fn run(&mut self, apply: ApplyStep<'_, Self>, _need: Need) -> Result<()> {
             apply(self)
         }
         fn add_finding(&mut self, finding: Finding) {
@@ -268,7 +268,7 @@ mod tests {
                 ..Recording::default()
             };
             let log = Rc::clone(&target.log);
-            let apply = |step: &Step| -> Apply<'_, Recording> {
+            let apply = |step: &Step| -> ApplyStep<'_, Recording> {
                 let what = match step {
                     Step::Link(Link { link, .. }) => format!("link {link}"),
                     _ => "cache".to_owned(),

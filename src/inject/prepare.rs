@@ -1,5 +1,5 @@
 //! The one place that knows how each step is applied. It opens and checks the source of the step on the host, and clones the source
-//! into a detached mount if the kernel supports that; what is left is a call of [`Target`].
+//! into a detached mount if the kernel supports that; what is left is a call of [`Applier`].
 
 use std::path::Path;
 
@@ -14,13 +14,13 @@ use nvidia_host::driver::ipc::Expected;
 use nvidia_host::edits::{Channel, ProcMask};
 use nvidia_host::inventory::procfs::DRIVER_PROC;
 
-use super::Apply;
-use super::changes::{MAX_PARAMS, Target};
-use super::source::Source;
-use super::tmpfs::Directory;
+use crate::inject::ApplyStep;
+use crate::inject::apply::{Applier, MAX_PARAMS};
+use crate::inject::files::source::Source;
+use crate::inject::files::tmpfs::Directory;
 use crate::plan::step::Step;
 
-/// Does the part of a step that needs only the host, and returns the rest.
+/// Opens the sources of a step on the host. Returns the closure that applies it in the container.
 ///
 /// # Errors
 /// If a source is missing, has changed since the plan was made, or cannot be mounted.
@@ -28,7 +28,7 @@ pub(super) fn prepare<'a>(
     step: &'a Step,
     api: Api,
     label: Option<&Label>,
-) -> Result<Apply<'a, Target>> {
+) -> Result<ApplyStep<'a, Applier>> {
     Ok(match step {
         Step::MountFile { source, target, .. } => {
             let source = open_file(source, api)?;

@@ -17,16 +17,15 @@ const PREFIX: &str = "cdi.k8s.io/";
 /// If the annotations are not an object.
 pub(super) fn cdi_devices(annotations: Option<&RawValue>) -> Result<Vec<String>> {
     let known = Object::of_names(annotations, &|name| name.starts_with(PREFIX))?;
-    let lists: Vec<_> = known
-        .members()
-        .filter_map(|(_, value)| text(value))
-        .collect();
-    Ok(lists
-        .iter()
-        .flat_map(|list| list.split(','))
-        .filter(|name| !name.is_empty())
-        .map(one_line)
-        .collect())
+    let mut devices = Vec::new();
+    for (_, value) in known.members() {
+        for name in text(value).unwrap_or_default().split(',') {
+            if !name.is_empty() {
+                devices.push(one_line(name));
+            }
+        }
+    }
+    Ok(devices)
 }
 
 #[cfg(test)]

@@ -6,17 +6,25 @@ const LENGTH: usize = 64;
 
 /// Returns the id in /proc/PID/cgroup that begins with `beginning`. The cgroup of conmon, which also contains the id, is ignored.
 pub(crate) fn find<'c>(cgroup: &'c str, beginning: &str) -> Option<&'c str> {
-    let names = cgroup
-        .lines()
-        .filter_map(|line| line.splitn(3, ':').nth(2))
-        .flat_map(|path| path.split('/'));
-    let of_containers = names.filter(|name| !name.contains("conmon"));
-    let mut words = of_containers.flat_map(|name| name.split(['-', '.', ':']));
-    words.find(|word| {
-        word.len() == LENGTH
-            && word.starts_with(beginning)
-            && word.bytes().all(|c| c.is_ascii_hexdigit())
-    })
+    for line in cgroup.lines() {
+        // hierarchy-ID:controller-list:cgroup-path, see cgroups(7)
+        let path = line.splitn(3, ':').nth(2).unwrap_or_default();
+        for name in path.split('/') {
+            if name.contains("conmon") {
+                continue;
+            }
+            let mut words = name.split(['-', '.', ':']);
+            let id = words.find(|word| word.starts_with(beginning) && is_id(word));
+            if id.is_some() {
+                return id;
+            }
+        }
+    }
+    None
+}
+
+fn is_id(word: &str) -> bool {
+    word.len() == LENGTH && word.bytes().all(|c| c.is_ascii_hexdigit())
 }
 
 #[cfg(test)]

@@ -88,9 +88,10 @@ pub(crate) fn ids_of(proc: &Path, name: &str) -> BTreeSet<String> {
 /// Returns the id in the arguments of the conmon of the container with this name.
 fn id_argument(arguments: &[u8], name: &str) -> Option<String> {
     let options = Options::parse(arguments)?;
-    let id = options
-        .value(b"-c", b"--cid")
-        .filter(|_| options.value(b"-n", b"--name") == Some(name.as_bytes()))?;
+    if options.value(b"-n", b"--name")? != name.as_bytes() {
+        return None;
+    }
+    let id = options.value(b"-c", b"--cid")?;
     Some(String::from_utf8_lossy(id).into_owned())
 }
 
@@ -102,13 +103,19 @@ impl<'a> Options<'a> {
     fn parse(arguments: &'a [u8]) -> Option<Self> {
         let mut words = arguments.split(|byte| *byte == 0);
         let program = Path::new(OsStr::from_bytes(words.next()?));
-        (program.file_name() == Some(OsStr::new(PROGRAM))).then(|| Self(words.collect()))
+        if program.file_name()? != PROGRAM {
+            return None;
+        }
+        Some(Self(words.collect()))
     }
 
     /// Parses the arguments of the conmon of the container `id`.
     fn of_container(arguments: &'a [u8], id: &str) -> Option<Self> {
-        Self::parse(arguments)
-            .filter(|options| options.value(b"-c", b"--cid") == Some(id.as_bytes()))
+        let options = Self::parse(arguments)?;
+        if options.value(b"-c", b"--cid")? != id.as_bytes() {
+            return None;
+        }
+        Some(options)
     }
 
     fn value(&self, short: &[u8], long: &[u8]) -> Option<&'a [u8]> {

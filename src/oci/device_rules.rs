@@ -43,13 +43,19 @@ pub fn already_allowed(config_rules: &[LinuxDeviceCgroup], rule: DeviceRule) -> 
 
 /// Reports whether `linux.resources.devices` allows all devices, as engines write it for `--privileged`.
 pub(crate) fn allow_all(config_rules: &[LinuxDeviceCgroup]) -> bool {
-    let is_any = |number: Option<i64>| number.is_none_or(|number| number < 0);
-    let mut of_all = config_rules.iter().rev().filter(|entry| {
-        matches!(entry.typ(), None | Some(LinuxDeviceType::A))
-            && is_any(entry.major())
-            && is_any(entry.minor())
-    });
-    of_all.next().is_some_and(LinuxDeviceCgroup::allow)
+    let mut allow = false;
+    for entry in config_rules {
+        let is_all = matches!(entry.typ(), None | Some(LinuxDeviceType::A));
+        if is_all && is_wildcard(entry.major()) && is_wildcard(entry.minor()) {
+            allow = entry.allow();
+        }
+    }
+    allow
+}
+
+/// A missing number, or -1, stands for all.
+fn is_wildcard(number: Option<i64>) -> bool {
+    number.is_none_or(|number| number < 0)
 }
 
 fn concerns(entry: &LinuxDeviceCgroup, rule: DeviceRule) -> bool {
@@ -59,9 +65,11 @@ fn concerns(entry: &LinuxDeviceCgroup, rule: DeviceRule) -> bool {
         Some(LinuxDeviceType::U) => !entry.allow(),
         Some(LinuxDeviceType::B | LinuxDeviceType::P) => false,
     };
-    let number =
-        |given: Option<i64>, wanted: u32| given.is_none_or(|n| n < 0 || n == i64::from(wanted));
-    kind && number(entry.major(), rule.major) && number(entry.minor(), rule.minor)
+    kind && is_number(entry.major(), rule.major) && is_number(entry.minor(), rule.minor)
+}
+
+fn is_number(given: Option<i64>, wanted: u32) -> bool {
+    is_wildcard(given) || given == Some(wanted.into())
 }
 
 #[cfg(test)]

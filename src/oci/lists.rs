@@ -79,7 +79,7 @@ impl<'a> Object<'a> {
     /// Reads the members whose names `is_wanted` accepts.
     ///
     /// # Errors
-    /// Those of [`Self::of`].
+    /// The errors of [`Self::of`].
     pub(super) fn of_names(
         object: Option<&'a RawValue>,
         is_wanted: &dyn Fn(&str) -> bool,

@@ -26,14 +26,18 @@ pub(crate) const MAX_JSON: usize = 16 << 20;
 
 /// Reports whether the text is a config.json and not a container state, which names a bundle and has no process.
 pub(crate) fn is_spec(bytes: &[u8]) -> bool {
-    let is_object =
-        |value: Option<&RawValue>| value.is_some_and(|value| value.get().starts_with('{'));
-    lists::Object::first(bytes, &["bundle", "bundlePath", "process", "root"]).is_ok_and(|members| {
-        let is_state = ["bundle", "bundlePath"]
-            .into_iter()
-            .any(|name| members.get(name).is_some());
-        !is_state && (is_object(members.get("process")) || is_object(members.get("root")))
-    })
+    let names = ["bundle", "bundlePath", "process", "root"];
+    let Ok(members) = lists::Object::first(bytes, &names) else {
+        return false;
+    };
+    if members.get("bundle").is_some() || members.get("bundlePath").is_some() {
+        return false;
+    }
+    is_object(members.get("process")) || is_object(members.get("root"))
+}
+
+fn is_object(value: Option<&RawValue>) -> bool {
+    value.is_some_and(|value| value.get().starts_with('{'))
 }
 
 /// Parses the first JSON value of `bytes`. The rest is ignored, as in the engines' decoders.

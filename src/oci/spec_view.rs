@@ -191,7 +191,7 @@ pub(crate) fn read(bundle: &Path) -> Result<SpecView> {
 /// Like [`read`], with [`parse_if`].
 ///
 /// # Errors
-/// Those of [`read`].
+/// The errors of [`read`].
 pub(crate) fn read_if(bundle: &Path, is_wanted: IsWanted) -> Result<SpecView> {
     read_with(bundle, |bytes, bundle| parse_if(bytes, bundle, is_wanted))
 }
@@ -251,7 +251,7 @@ pub(crate) type IsWanted = fn(&SpecView, &str, &str) -> bool;
 /// rest stays empty.
 ///
 /// # Errors
-/// Those of [`parse`].
+/// The errors of [`parse`].
 pub fn parse_if(bytes: &[u8], bundle: &Path, is_wanted: IsWanted) -> Result<SpecView> {
     let raw: Raw<'_> = super::first_json_value(bytes)?;
     let root = raw.root.map(|root| root.path).unwrap_or_default();

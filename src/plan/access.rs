@@ -1,10 +1,8 @@
-//! Chooses which device nodes the hook creates for a container, because its processes cannot open those of the host.
+//! Chooses which device nodes the hook creates for a container, because its processes cannot open the host's.
 
-use base::paths::HostPath;
-use nvidia_host::driver::access::Permissions;
 use nvidia_host::edits::DeviceNode;
 
-use super::process::Process;
+use super::process::{NodePermissions, Process};
 use super::step::Step;
 use crate::oci::spec_view::Device;
 
@@ -22,23 +20,17 @@ pub(crate) fn create_own(steps: &mut [Step], process: &Process, listed: &[Device
     }
 }
 
-/// Returns the nodes of the host that the steps mount and that the process cannot open.
-pub(crate) fn inaccessible<'a>(
-    steps: &'a [Step],
-    process: &'a Process,
-    listed: &'a [Device],
-) -> impl Iterator<Item = (&'a HostPath, Permissions)> {
-    steps.iter().filter_map(|step| match step {
-        Step::MountNode { node, own: None } if is_shut(node, process, listed) => {
-            Some((&node.source, node.permissions))
+/// Returns the nodes of the host that the steps mount, with the host's mode and owner.
+pub(crate) fn of_the_host<'a>(steps: &'a [Step], listed: &[Device]) -> Vec<NodePermissions<'a>> {
+    let mut nodes = Vec::new();
+    for step in steps {
+        if let Step::MountNode { node, own: None } = step
+            && !is_listed(node, listed)
+        {
+            nodes.push(NodePermissions::of_host(node));
         }
-        _ => None,
-    })
-}
-
-/// Returns whether the process cannot open the host's node.
-fn is_shut(node: &DeviceNode, process: &Process, listed: &[Device]) -> bool {
-    !is_listed(node, listed) && !process.may_open(node.permissions)
+    }
+    nodes
 }
 
 /// Returns whether config.json lists the node: then the runtime creates it, with the mode and owner that the engine chose.
@@ -53,6 +45,8 @@ mod tests {
     use super::*;
     use crate::oci::SpecView;
     use crate::oci::spec_view::{IdMapping, OVERFLOW_ID};
+    use base::paths::HostPath;
+    use nvidia_host::driver::access::Permissions;
 
     fn spec(uid: u32, gid: u32, groups: &[u32]) -> SpecView {
         SpecView {
@@ -159,16 +153,19 @@ mod tests {
         assert!(matches!(&steps[0], Step::MountNode { own: Some(_), .. }));
         let mut steps = nodes.map(step);
         let process = Process::from_spec(&spec(1000, 1000, &[]), false);
-        assert_eq!(inaccessible(&steps, &process, &[]).count(), 2);
+        let shut = |listed: &[Device]| {
+            let finding = process.finding(&of_the_host(&steps, listed));
+            finding.unwrap().what
+        };
+        assert!(shut(&[]).contains("\"/dev/nvidia0\" and 1 other device nodes"));
         let listed = [Device {
             path: "/dev/nvidia0".into(),
             kind: None,
             major: None,
             minor: None,
         }];
-        assert_eq!(
-            inaccessible(&steps, &process, &listed).count(),
-            1,
+        assert!(
+            shut(&listed).contains("\"/dev/cap1\":"),
             "the runtime creates the node"
         );
         create_own(&mut steps, &process, &listed);
@@ -176,21 +173,21 @@ mod tests {
         create_own(&mut steps, &process, &[]);
         let own = |step: &Step| matches!(step, Step::MountNode { own: Some(_), .. });
         assert_eq!(steps.each_ref().map(own), [true, false, false]);
-        let finding = process
-            .finding(inaccessible(&steps, &process, &[]))
-            .unwrap();
+        let finding = process.finding(&of_the_host(&steps, &[])).unwrap();
         assert_eq!(
             finding.what,
             "user 1000 of the container cannot open \"/dev/cap1\": owner 0:0, mode 0400"
         );
-        let unmapped = Permissions {
-            mode: 0o660,
-            uid: OVERFLOW_ID,
-            gid: OVERFLOW_ID,
+        let unmapped = NodePermissions {
+            path: &HostPath::new("/dev/nvidia0"),
+            permissions: Permissions {
+                mode: 0o660,
+                uid: OVERFLOW_ID,
+                gid: OVERFLOW_ID,
+            },
         };
-        let finding = Process::from_spec(&SpecView::default(), true)
-            .finding([("\"/dev/nvidia0\"", unmapped)].into_iter())
-            .unwrap();
+        let process = Process::from_spec(&SpecView::default(), true);
+        let finding = process.finding(&[unmapped]).unwrap();
         assert!(
             finding
                 .what

@@ -39,7 +39,7 @@ impl<'a> Container<'a> {
     /// Returns the container of a config.json, without its id and bundle.
     ///
     /// # Errors
-    /// Those of [`Self::new`].
+    /// The errors of [`Self::new`].
     pub(crate) fn from_spec(spec: &'a SpecView) -> Result<Self> {
         let process = Process::from_spec(spec, ns::in_user_namespace()?);
         Ok(Self {

@@ -21,9 +21,10 @@ use nvidia_host::host::Host;
 use super::Container;
 use crate::oci::SpecView;
 use crate::oci::device_rules::{DeviceRule, already_allowed};
+use crate::plan::access;
 use crate::plan::additions::{Additions, OciFacts, gid_inside};
+use crate::plan::process::{NodePermissions, Process};
 use crate::plan::request::GpuRequest;
-use crate::plan::{access, process::Process};
 use crate::plan::{step::Step, steps};
 
 /// What a container gets from this host, with the request and configuration from which it follows.
@@ -48,7 +49,7 @@ pub(crate) struct Image {
 pub(crate) struct Live {
     /// Steps in the order of their execution
     pub steps: Vec<Step>,
-    /// Device rules to add to the cgroup. Rules of config.json are left out: unlike those of the hook, they remain when the runtime
+    /// Device rules to add to the cgroup. Rules of config.json are left out: unlike the hook's, they remain when the runtime
     /// applies its rules again (`podman update`, `systemctl daemon-reload`)
     pub rules: Vec<DeviceRule>,
     pub findings: Vec<Finding>,
@@ -92,16 +93,10 @@ impl Gpus {
 
     /// Returns the changes of the hook in the container.
     pub(crate) fn steps(&self, container: &Container<'_>, image: &Image) -> Live {
-        let mut steps = match self.request.omit.node_mounts {
-            true => steps::lower(
-                &Edits {
-                    nodes: Vec::new(),
-                    ..self.edits.clone()
-                },
-                image.facts,
-            ),
-            false => steps::lower(&self.edits, image.facts),
-        };
+        let mut steps = steps::lower(&self.edits, image.facts);
+        if self.request.omit.node_mounts {
+            steps.retain(|step| !matches!(step, Step::MountNode { .. }));
+        }
         for step in &mut steps {
             if let Step::MaskProc(mask) = step {
                 *mask = std::mem::take(mask).with_gpus_together(&self.host.gpu_dirs());
@@ -110,22 +105,22 @@ impl Gpus {
         if let Some((dir, ..)) = self.compat_libraries() {
             steps::prefer(&mut steps, &dir, |soname| image.compat.contains(soname));
         }
-        let findings = [
-            image.facts.finding(),
-            newer_libcuda(image),
-            self.give_access(&mut steps, container),
-        ];
-        let rules = self.edits.nodes.iter().map(|node| DeviceRule {
-            major: node.major,
-            minor: node.minor,
-        });
-        let rules = rules
-            .filter(|rule| !already_allowed(&container.spec.device_rules, *rule))
-            .collect();
+        let mut findings = Vec::new();
+        findings.extend(image.facts.finding());
+        findings.extend(newer_libcuda(image));
+        findings.extend(self.give_access(&mut steps, container));
+        let mut rules = Vec::new();
+        for node in &self.edits.nodes {
+            let (major, minor) = (node.major, node.minor);
+            let rule = DeviceRule { major, minor };
+            if !already_allowed(&container.spec.device_rules, rule) {
+                rules.push(rule);
+            }
+        }
         Live {
             steps,
             rules,
-            findings: findings.into_iter().flatten().collect(),
+            findings,
         }
     }
 
@@ -138,11 +133,11 @@ impl Gpus {
         if may_create && self.config.device_node_access == NodeAccess::Container {
             access::create_own(steps, process, listed);
         }
-        process.finding(access::inaccessible(steps, process, listed))
+        process.finding(&access::of_the_host(steps, listed))
     }
 
     /// Returns the additions of precreate to config.json. Files are placed in the library directory of the image or, if it is
-    /// unknown, in that of the host, as with CDI. The hook entry starts `program`.
+    /// unknown, in the host's, as with CDI. The hook entry starts `program`.
     pub(crate) fn additions(
         &self,
         spec: &SpecView,
@@ -158,24 +153,19 @@ impl Gpus {
             node_access: self.config.device_node_access,
             image,
         };
-        let inventory = &self.host.inventory;
-        let versions = || {
-            (
+        let mut entry = RootfsEdits::of_config(&self.config);
+        if self.uses_compat_libraries() {
+            let inventory = &self.host.inventory;
+            entry.cuda_compat = Some((
                 inventory.driver_version.clone(),
                 inventory.cuda_version.clone(),
-            )
-        };
-        let entry = RootfsEdits {
-            cuda_compat: self.uses_compat_libraries().then(versions),
-            ..RootfsEdits::of_config(&self.config)
-        };
+            ));
+        }
         let lowered = lower(&self.edits, &context, entry).sort();
-        let additions = Additions::new(&lowered, spec, facts);
-        let findings = [
-            image.and_then(RootfsFacts::finding),
-            no_access(&self.edits, &lowered, spec, facts),
-        ];
-        (additions, findings.into_iter().flatten().collect())
+        let mut findings = Vec::new();
+        findings.extend(image.and_then(RootfsFacts::finding));
+        findings.extend(no_access(&self.edits, &lowered, spec, facts));
+        (Additions::new(&lowered, spec, facts), findings)
     }
 }
 
@@ -208,7 +198,7 @@ pub(crate) fn newer_libcuda(image: &Image) -> Option<Finding> {
 }
 
 /// Returns a finding if the process cannot open the device nodes. In a user namespace, the runtime cannot create nodes and mounts
-/// those of the host.
+/// the host's.
 fn no_access(
     edits: &Edits,
     lowered: &ContainerEdits,
@@ -218,15 +208,12 @@ fn no_access(
     if !facts.in_user_namespace && !spec.user_namespace {
         return None;
     }
-    let groups = lowered
-        .additional_gids
-        .iter()
-        .copied()
-        .filter(|gid| gid_inside(*gid, spec, facts).is_some());
-    let process = Process::from_spec(spec, facts.in_user_namespace).with_groups(groups);
-    let shut = edits
-        .nodes
-        .iter()
-        .filter(|node| !process.may_open(node.permissions));
-    process.finding(shut.map(|node| (&node.source, node.permissions)))
+    let mut process = Process::from_spec(spec, facts.in_user_namespace);
+    for gid in &lowered.additional_gids {
+        if gid_inside(*gid, spec, facts).is_some() {
+            process.add_group(*gid);
+        }
+    }
+    let nodes: Vec<_> = edits.nodes.iter().map(NodePermissions::of_host).collect();
+    process.finding(&nodes)
 }

@@ -10,9 +10,9 @@
 pub(crate) mod access;
 pub(crate) mod additions;
 mod container;
-pub(crate) mod given;
+pub(crate) mod engine_devices;
 mod gpus;
-pub(crate) mod others;
+pub(crate) mod other_setup;
 pub(crate) mod process;
 pub(crate) mod request;
 pub(crate) mod rootfs;

@@ -9,6 +9,7 @@ use std::fmt::Display;
 use base::report::Finding;
 use findings::catalog;
 use nvidia_host::driver::access::Permissions;
+use nvidia_host::driver::nodes::DeviceNode;
 
 use crate::oci::SpecView;
 use crate::oci::spec_view::{IdMapping, OVERFLOW_ID};
@@ -25,8 +26,24 @@ pub(crate) struct Process {
     is_root: bool,
     /// Whether crun keeps it in the groups of the user who started the engine
     keeps_groups: bool,
-    /// Whether the ids are those of the hook's own user namespace (rootless engines)
+    /// Whether the ids belong to the hook's user namespace (rootless engines)
     is_rootless: bool,
+}
+
+/// A device node, and who can open it.
+pub(crate) struct NodePermissions<'a> {
+    pub path: &'a dyn Display,
+    pub permissions: Permissions,
+}
+
+impl<'a> NodePermissions<'a> {
+    /// The node of the host
+    pub(crate) const fn of_host(node: &'a DeviceNode) -> Self {
+        Self {
+            path: &node.source,
+            permissions: node.permissions,
+        }
+    }
 }
 
 impl Process {
@@ -40,13 +57,15 @@ impl Process {
                 Some(id)
             }
         };
-        let groups = std::iter::once(gid).chain(spec.additional_gids.iter().copied());
+        let mut groups = Vec::new();
+        groups.extend(outside(&spec.gid_mappings, gid));
+        for gid in &spec.additional_gids {
+            groups.extend(outside(&spec.gid_mappings, *gid));
+        }
         Self {
             named: uid,
             uid: outside(&spec.uid_mappings, uid),
-            groups: groups
-                .filter_map(|gid| outside(&spec.gid_mappings, gid))
-                .collect(),
+            groups,
             is_root: uid == 0 && !spec.user_namespace && !is_rootless,
             keeps_groups: spec.keeps_groups,
             is_rootless,
@@ -58,10 +77,9 @@ impl Process {
         self.is_rootless
     }
 
-    /// Adds groups of the host.
-    pub(crate) fn with_groups(mut self, more: impl IntoIterator<Item = u32>) -> Self {
-        self.groups.extend(more);
-        self
+    /// Adds a group of the host.
+    pub(crate) fn add_group(&mut self, gid: u32) {
+        self.groups.push(gid);
     }
 
     /// Reports whether the process can open a node, by the rules of the kernel.
@@ -78,30 +96,32 @@ impl Process {
         !(self.is_rootless && id == OVERFLOW_ID)
     }
 
-    /// Returns the finding for nodes that the process cannot open; `None` without such nodes.
-    pub(crate) fn finding(
-        &self,
-        mut nodes: impl Iterator<Item = (impl Display, Permissions)>,
-    ) -> Option<Finding> {
-        let (first, facts) = nodes.next()?;
-        let more = match nodes.count() {
+    /// Returns the finding for the nodes that the process cannot open; `None` if it can open all.
+    pub(crate) fn finding(&self, nodes: &[NodePermissions<'_>]) -> Option<Finding> {
+        let mut shut = nodes.iter().filter(|node| !self.may_open(node.permissions));
+        let NodePermissions {
+            path: first,
+            permissions: facts,
+        } = shut.next()?;
+        let more = match shut.count() {
             0 => String::new(),
             count => format!(" and {count} other device nodes"),
         };
         // user_namespaces(7): stat(2) shows the overflow id for an owner that the namespace does not map.
-        let owner = match self.is_rootless && facts.uid == OVERFLOW_ID {
-            true => "owner outside the user namespace".to_owned(),
-            false => format!("owner {}:{}", facts.uid, facts.gid),
+        let owner = if self.is_rootless && facts.uid == OVERFLOW_ID {
+            "owner outside the user namespace".to_owned()
+        } else {
+            format!("owner {}:{}", facts.uid, facts.gid)
         };
         let what = format!(
             "user {} of the container cannot open {first}{more}: {owner}, mode {:04o}",
             self.named, facts.mode
         );
-        let groups = match (self.is_rootless, facts.gid) {
-            (true, _) => "use crun and \"--group-add keep-groups\"".to_owned(),
-            (false, gid) => {
-                format!("add group {gid} (\"--group-add {gid}\", supplementalGroups: [{gid}])")
-            }
+        let gid = facts.gid;
+        let groups = if self.is_rootless {
+            "use crun and \"--group-add keep-groups\"".to_owned()
+        } else {
+            format!("add group {gid} (\"--group-add {gid}\", supplementalGroups: [{gid}])")
         };
         let fix = format!(
             "{groups}, have the engine create the nodes (precreate, CDI, PASS_DEVICE_SPECS=true of the device plugin), or give \

@@ -19,63 +19,72 @@ pub(crate) fn steps(
     facts: RootfsFacts,
     proc_files: Vec<(OsString, Vec<u8>)>,
 ) -> Vec<Step> {
-    let links = edits.links.iter().map(|(link, text)| Link {
-        link: link.clone(),
-        text: text.clone().into(),
-        file: file_of(edits, link),
-        need: if edits.required.contains(link) {
-            Need::Required
-        } else {
-            Need::Optional
-        },
-    });
-    let mut steps: Vec<_> = links.map(Step::Link).collect();
-    // A required link makes the hook cover a directory on a volume, and optional ones then find the layer.
-    steps.sort_by_key(|step| step.need() == Need::Optional);
-    let libraries = ContainerPath::new(library_dir(facts, Arch::native()));
-    for (name, path) in &edits.below {
-        // Programs search the image's library directory, which may be the host's too.
-        let link = libraries
-            .as_ref()
-            .and_then(|dir| dir.join(name))
-            .filter(|link| link != path);
-        let text = path.absolute().into();
-        let link = link.map(|link| Link {
-            link,
-            text,
-            file: file_of(edits, path),
-            need: Need::Optional,
-        });
-        steps.extend(link.map(Step::Link));
-    }
-    steps.extend(edits.channels.iter().filter_map(|channel| {
+    let mut steps = links(edits, facts);
+    for channel in &edits.channels {
+        let Some(target) = ContainerPath::new(&channel.path) else {
+            continue;
+        };
         let below = channel.path.strip_prefix("/").unwrap_or(&channel.path);
-        let source = HostPath::new(channel.root.as_path().join(below));
-        Some(Step::MountIpc {
+        steps.push(Step::MountIpc {
             channel: channel.clone(),
-            source,
-            target: ContainerPath::new(&channel.path)?,
-        })
-    }));
+            source: HostPath::new(channel.root.as_path().join(below)),
+            target,
+        });
+    }
     if edits.mask.is_some() {
-        let mounts = edits
-            .shown
-            .iter()
-            .map(|(path, source)| (path.clone(), source.clone()))
-            .collect();
         steps.push(Step::MaskProc(ProcMask {
             files: proc_files,
-            mounts,
+            mounts: edits.shown.clone().into_iter().collect(),
         }));
     }
     steps.extend(steps::egl_profile(edits.egl_devices));
-    let entries = edits.libraries.iter().map(|(arch, path)| CacheEntry {
-        soname: path.file_name().to_owned(),
-        path: path.clone(),
-        arch: *arch,
-    });
-    steps.extend(steps::linker_steps(entries.collect(), facts));
+    let mut entries = Vec::new();
+    for (arch, path) in &edits.libraries {
+        entries.push(CacheEntry {
+            soname: path.file_name().to_owned(),
+            path: path.clone(),
+            arch: *arch,
+        });
+    }
+    steps.extend(steps::linker_steps(entries, facts));
     steps
+}
+
+/// Returns the links: required ones first, because they make the hook cover a directory on a volume, and optional ones then find the
+/// layer.
+fn links(edits: &RootfsEdits, facts: RootfsFacts) -> Vec<Step> {
+    let (mut required, mut optional) = (Vec::new(), Vec::new());
+    for (link, text) in &edits.links {
+        let (list, need) = if edits.required.contains(link) {
+            (&mut required, Need::Required)
+        } else {
+            (&mut optional, Need::Optional)
+        };
+        list.push(Step::Link(Link {
+            link: link.clone(),
+            text: text.clone().into(),
+            file: file_of(edits, link),
+            need,
+        }));
+    }
+    // Programs search the image's library directory, which may be the host's too.
+    if let Some(dir) = ContainerPath::new(library_dir(facts, Arch::native())) {
+        for (name, path) in &edits.below {
+            let Some(link) = dir.join(name) else {
+                continue;
+            };
+            if link != *path {
+                optional.push(Step::Link(Link {
+                    link,
+                    text: path.absolute().into(),
+                    file: file_of(edits, path),
+                    need: Need::Optional,
+                }));
+            }
+        }
+    }
+    required.extend(optional);
+    required
 }
 
 /// Returns the file that a link leads to, across the other links of the edits.

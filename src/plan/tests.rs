@@ -120,7 +120,7 @@ fn any_image() -> impl Strategy<Value = RootfsFacts> {
     })
 }
 
-/// The effects of a spec's edits as text, including those of the hook entry.
+/// The effects of a spec's edits as text, including the effects of the hook entry.
 fn of_spec(edits: &ContainerEdits) -> BTreeSet<String> {
     let mounts = edits
         .mounts

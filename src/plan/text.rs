@@ -7,44 +7,37 @@ use super::step::in_words;
 
 /// Returns the additions of precreate as JSON: the keys that lead to the array, and the item.
 pub(crate) fn describe_additions(additions: &Additions) -> Vec<Value> {
-    let items = additions
-        .arrays()
-        .into_iter()
-        .flat_map(|(array, items)| items.iter().map(move |item| (array, item)));
-    items
-        .map(|(array, item)| json!({"action": "add", "array": array, "item": item}))
-        .collect()
+    let mut described = Vec::new();
+    for (array, items) in additions.arrays() {
+        for item in items {
+            described.push(json!({"action": "add", "array": array, "item": item}));
+        }
+    }
+    described
 }
 
 /// Returns the keys of the array and the item, in words.
 fn addition(array: &Value, item: &Value) -> (String, String) {
-    let keys: Vec<_> = array
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-        .collect();
+    let keys = words(array);
     let device = || format!("c {}:{}", word(item, "major"), word(item, "minor"));
     let text = match keys.as_slice() {
         ["mounts"] => word(item, "destination"),
         ["linux", "devices"] => format!("{} {}", word(item, "path"), device()),
         ["linux", "resources", "devices"] => format!("allow {} {}", device(), word(item, "access")),
         ["hooks", ..] => {
-            let args = item
-                .get("args")
-                .and_then(Value::as_array)
-                .into_iter()
-                .flatten()
-                .filter_map(Value::as_str);
-            format!(
-                "{} {}",
-                word(item, "path"),
-                args.skip(1).collect::<Vec<_>>().join(" ")
-            )
+            let args = words(&item["args"]);
+            let args = args.get(1..).unwrap_or_default();
+            format!("{} {}", word(item, "path"), args.join(" "))
         }
         _ => item.to_string(),
     };
     (format!("added to {} of config.json", keys.join(".")), text)
+}
+
+/// Returns the texts of a list.
+fn words(list: &Value) -> Vec<&str> {
+    let items = list.as_array().into_iter().flatten();
+    items.filter_map(Value::as_str).collect()
 }
 
 fn word(item: &Value, name: &str) -> String {

@@ -15,8 +15,8 @@ use nvidia_host::request::{excuse as excuse_of_host, misspelled};
 use records::Pod;
 
 use crate::oci::SpecView;
-use crate::plan::given;
-use crate::plan::others::{self, Other};
+use crate::plan::engine_devices;
+use crate::plan::other_setup::{self, OtherSetup};
 use crate::plan::request::{self, Decision, GpuRequest, Hint};
 
 /// The request of a container, checked against config.toml.
@@ -65,7 +65,7 @@ pub(crate) fn verdict(spec: &SpecView, config: &Config) -> Result<Verdict> {
 
 /// Returns why the hook does nothing, with the GPUs that the engine gave to the container.
 pub(crate) fn nothing(reason: String, spec: &SpecView) -> String {
-    match given::find(spec) {
+    match engine_devices::find(spec) {
         Some(given) => format!("{reason}, and {given}"),
         None => reason,
     }
@@ -74,14 +74,11 @@ pub(crate) fn nothing(reason: String, spec: &SpecView) -> String {
 /// Returns the finding for a request that config.toml does not allow. The author of a pod reads the hint, and must request GPUs from
 /// the scheduler.
 fn refused(reason: String, pod: &Pod) -> Finding {
-    let hint = match pod.name.is_empty() {
-        true => {
-            "start the container with --privileged, or set accept-nvidia-visible-devices-envvar-when-unprivileged = true in \
-             config.toml"
-        }
-        false => {
-            "request a GPU from the scheduler: resources: {limits: {nvidia.com/gpu: 1}} in the container of the pod"
-        }
+    let hint = if pod.name.is_empty() {
+        "start the container with --privileged, or set accept-nvidia-visible-devices-envvar-when-unprivileged = true in \
+         config.toml"
+    } else {
+        "request a GPU from the scheduler: resources: {limits: {nvidia.com/gpu: 1}} in the container of the pod"
     };
     Finding::new(&catalog::REFUSED, reason, hint)
 }
@@ -89,13 +86,13 @@ fn refused(reason: String, pod: &Pod) -> Finding {
 /// Returns the finding for a container that another program sets up.
 fn set_up_by_others(spec: &SpecView) -> Option<Finding> {
     let fix = "to use this hook, remove the other hook, or start the container without \"--device nvidia.com/gpu=…\"";
-    Some(match others::set_up_by(spec, is_this_program)? {
-        Other::Hook(by) => Finding::new(
+    Some(match other_setup::set_up_by(spec, is_this_program)? {
+        OtherSetup::Hook(by) => Finding::new(
             &catalog::OTHERS,
             format!("the container is left unchanged: config.json contains {by}, which sets it up"),
             fix,
         ),
-        Other::Files(by) => Finding::new(
+        OtherSetup::Files(by) => Finding::new(
             &catalog::OTHER_FILES,
             format!(
                 "the container is left unchanged: config.json contains {by}, which another program added"
@@ -110,18 +107,18 @@ fn is_this_program(path: &Path) -> bool {
     let Some(program) = inode(path) else {
         return false;
     };
-    let compat = || {
-        std::env::current_exe()
-            .ok()
-            .and_then(|this| inode(&this.with_file_name(programs::COMPAT)))
+    if inode(Path::new("/proc/self/exe")) == Some(program) {
+        return true;
+    }
+    let Ok(this) = std::env::current_exe() else {
+        return false;
     };
-    inode(Path::new("/proc/self/exe")) == Some(program) || compat() == Some(program)
+    inode(&this.with_file_name(programs::COMPAT)) == Some(program)
 }
 
 fn inode(path: &Path) -> Option<(u64, u64)> {
-    std::fs::metadata(path)
-        .map(|file| (file.dev(), file.ino()))
-        .ok()
+    let file = std::fs::metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
 }
 
 /// Returns the finding for a container that starts although the hook cannot give it GPUs.

@@ -83,7 +83,9 @@ impl Call {
             // A user without /run/user has no directory for records.
             self.store = Store::open_and_keep().ok();
             // Before the container's mount namespace is entered, because it checks whether bundles exist.
-            self.store.iter().for_each(Store::prune);
+            if let Some(store) = &self.store {
+                store.prune();
+            }
             let earlier = self
                 .store
                 .as_ref()
@@ -157,7 +159,7 @@ impl Call {
     pub(crate) fn end(&mut self, outcome: Outcome, reason: &str) {
         self.record.end(outcome, one_line(reason));
         match (&self.earlier, &self.store) {
-            // A record of a stage that did nothing does not replace that of an earlier stage of the same start.
+            // A record of a stage that did nothing does not replace the record of an earlier stage of the same start.
             (Some(earlier), Some(store)) if outcome == Outcome::LeftAlone => store.write(earlier),
             _ => self.record_so_far(),
         }
@@ -172,7 +174,7 @@ impl Call {
         );
     }
 
-    /// Records the created names, together with those of earlier calls.
+    /// Records the created names, together with the names that earlier calls created.
     pub(crate) fn created(&mut self, created: Vec<Entry>) {
         self.record.created = created::merge(std::mem::take(&mut self.record.created), created);
     }
@@ -196,6 +198,13 @@ impl Call {
         self.print_warnings();
         name::remember(&mut self.record.container);
         self.end(Outcome::Failed, &ErrorReport::new(error).line);
+    }
+
+    /// Logs and prints findings.
+    pub(crate) fn findings<'f>(&mut self, findings: impl IntoIterator<Item = &'f Finding>) {
+        for finding in findings {
+            self.finding(finding);
+        }
     }
 
     /// Logs and prints a finding, which does not stop the container. Notes are not printed to stderr.

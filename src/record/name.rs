@@ -16,7 +16,7 @@ pub(crate) fn remember(container: &mut Container) {
     }
 }
 
-/// Stores the container's name as its conmon has it. Kubernetes has other names.
+/// Reads the name that Podman gave to conmon with --name; CRI-O's names come from annotations.
 pub(super) fn by_conmon(record: &mut Record) {
     if record.pid != 0
         && record.container.pod == Pod::default()

@@ -1,6 +1,6 @@
 //! Replaces words that a hook must not write to stderr.
 //!
-//! Podman searches the stderr of a failed runtime, which has that of the hooks in it, for these words. It would report that the
+//! Podman searches the runtime's stderr, which includes the hook's, for these words. It would report that the
 //! container's command is missing, with the exit code 127 instead of 126, or that the OCI runtime was refused permission. The
 //! words come from the kernel and from libraries (dlerror(3), for example), so they are replaced where stderr is written, and
 //! nowhere else.

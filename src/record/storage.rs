@@ -25,44 +25,41 @@ pub(crate) struct Listed {
 
 /// Returns the name of the container `id` whose bundle is `<dir>/<id>/userdata`.
 pub(crate) fn name_of(id: &str, bundle: &Path) -> Option<String> {
-    let listed = read(dir_of(bundle)?);
-    listed
-        .into_iter()
-        .find(|listed| listed.id == id)?
-        .names
-        .into_iter()
-        .next()
+    listed(id, bundle)?.names.into_iter().next()
+}
+
+/// Returns the entry of the container in the list next to its bundle.
+fn listed(id: &str, bundle: &Path) -> Option<Listed> {
+    let containers = read(dir_of(bundle)?);
+    containers.into_iter().find(|listed| listed.id == id)
 }
 
 /// Reports whether `rootfs` is the layer of the container `id` whose bundle is `<dir>/<id>/userdata`. Each container has its
 /// own layer; containers that were started with `--rootfs` may share the directory.
 pub(crate) fn has_layer(id: &str, bundle: &Path, rootfs: &Path) -> bool {
-    let listed = dir_of(bundle).map(read).unwrap_or_default();
-    let layer = listed
-        .into_iter()
-        .find(|listed| listed.id == id)
-        .map(|listed| listed.layer)
-        .unwrap_or_default();
-    !layer.is_empty()
-        && rootfs
-            .components()
-            .any(|part| part.as_os_str() == layer.as_str())
+    match listed(id, bundle) {
+        Some(Listed { layer, .. }) if !layer.is_empty() => {
+            rootfs.iter().any(|part| part == layer.as_str())
+        }
+        _ => false,
+    }
 }
 
 /// Returns the containers of a directory, including those that do not survive a reboot.
 pub(crate) fn read(dir: &Path) -> Vec<Listed> {
-    let lists = ["containers.json", "volatile-containers.json"].into_iter();
-    lists
-        .flat_map(|name| read_list(&dir.join(name)).unwrap_or_default())
-        .collect()
+    let mut containers = Vec::new();
+    for name in ["containers.json", "volatile-containers.json"] {
+        containers.extend(read_list(&dir.join(name)).unwrap_or_default());
+    }
+    containers
 }
 
 /// Returns the directories of bundles, one for each storage driver: of root, or of the user with this home directory.
 pub(crate) fn dirs(home: Option<&Path>) -> Vec<PathBuf> {
-    let root = home.map_or_else(
-        || PathBuf::from("/var/lib"),
-        |home| home.join(".local/share"),
-    );
+    let root = match home {
+        Some(home) => home.join(".local/share"),
+        None => PathBuf::from("/var/lib"),
+    };
     ["overlay", "btrfs", "vfs"]
         .map(|driver| root.join(format!("containers/storage/{driver}-containers")))
         .into()
@@ -70,41 +67,42 @@ pub(crate) fn dirs(home: Option<&Path>) -> Vec<PathBuf> {
 
 /// Returns the directory of all bundles that contains this bundle, `<dir>/<id>/userdata`.
 pub(crate) fn dir_of(bundle: &Path) -> Option<&Path> {
-    let is_userdata = bundle.file_name().is_some_and(|name| name == "userdata");
-    if is_userdata {
-        bundle.parent()?.parent()
-    } else {
-        None
+    if bundle.file_name()? != "userdata" {
+        return None;
     }
+    bundle.parent()?.parent()
 }
 
 /// Derives the bundle from the sources of the engine's own mounts, because the input of precreate does not contain the
 /// container's id.
 pub(crate) fn bundle_of(mounts: &[Mount]) -> Option<PathBuf> {
     // The sources may also be below the engine's run root, which has no list of names.
-    [
+    const OWN: [&str; 4] = [
         "/dev/shm",
         "/run/.containerenv",
         "/etc/hostname",
         "/etc/hosts",
-    ]
-    .into_iter()
-    .find_map(|own| {
-        let mount = mounts
-            .iter()
-            .find(|mount| mount.destination == Path::new(own))?;
-        mount
-            .source
-            .ancestors()
-            .find(|path| is_bundle(path))
-            .map(Path::to_owned)
-    })
+    ];
+    for own in OWN {
+        for mount in mounts {
+            if mount.destination != Path::new(own) {
+                continue;
+            }
+            if let Some(bundle) = mount.source.ancestors().find(|path| is_bundle(path)) {
+                return Some(bundle.to_owned());
+            }
+            break;
+        }
+    }
+    None
 }
 
 /// Returns whether the path has the form `<dir>/<id>/userdata`.
 fn is_bundle(path: &Path) -> bool {
-    let id = dir_of(path).and_then(|_| path.parent()?.file_name()?.to_str());
-    id.is_some_and(|id| id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    let id = path.parent().and_then(Path::file_name).unwrap_or_default();
+    dir_of(path).is_some()
+        && id.len() == 64
+        && id.as_encoded_bytes().iter().all(u8::is_ascii_hexdigit)
 }
 
 fn read_list(path: &Path) -> Option<Vec<Listed>> {

@@ -8,7 +8,7 @@ use anyhow::Result;
 use nvidia_host::config::Config;
 
 use super::decide;
-use super::prestart::{Place, begin, give};
+use super::prestart::{Namespaces, begin, set_up_container};
 use records::Pod;
 
 use crate::oci::SpecView;
@@ -29,11 +29,11 @@ pub(crate) fn configure(
     call: &mut Call,
 ) -> Result<()> {
     let start = begin();
-    let (place, pid) = match pid {
-        Some(pid) => (Place::Outside, pid),
+    let (namespaces, pid) = match pid {
+        Some(pid) => (Namespaces::OfRuntime, pid),
         // Only the caller can be in the container's cgroup.
         None => (
-            Place::Here,
+            Namespaces::MountOnly,
             rustix::process::getppid().map_or(0, |parent| parent.as_raw_nonzero().get()),
         ),
     };
@@ -41,7 +41,7 @@ pub(crate) fn configure(
     let id = format!("process {pid}");
     call.name_container(&id, Pod::default(), Path::new(""));
     call.connect();
-    let Some(gpus) = decide::gpus(request, config, &[], call)? else {
+    let Some(gpus) = decide::gpus_for(request, config, &[], call)? else {
         return Ok(());
     };
     // There is no config.json: the process counts as root, and no device is allowed yet.
@@ -54,5 +54,5 @@ pub(crate) fn configure(
         cgroups_path: None,
         ..Container::from_spec(&spec)?
     };
-    give(place, pid, &container, &gpus, start, call)
+    set_up_container(namespaces, pid, &container, &gpus, start, call)
 }

@@ -16,14 +16,14 @@ use crate::plan::request::GpuRequest;
 use crate::plan::{self, Gpus, Verdict};
 use crate::record::call::Call;
 use records::Outcome;
-use records::asked::Asked;
+use records::asked::RecordedRequest;
 
 /// Returns the request of the container and the configuration; `None` if the container is left unchanged. Most containers request
 /// nothing: for them, not even config.toml is read.
 ///
 /// # Errors
 /// If the request or config.toml is invalid.
-pub(super) fn asked(
+pub(super) fn request(
     spec: &SpecView,
     config: Option<&Path>,
     call: &mut Call,
@@ -33,20 +33,20 @@ pub(super) fn asked(
     };
     open_log(&config, call);
     let verdict = plan::verdict(spec, &config);
-    // Such a container is one that its author expected to get GPUs: why reports the reason.
+    // A misspelled variable: keep a record, so that "why" can explain it.
     let is_misspelled = findings
         .iter()
         .any(|finding| finding.kind.id == catalog::MISSPELLED_VARIABLE.id);
     if is_misspelled || !matches!(verdict, Ok(Verdict::Nothing(_))) {
         call.keep();
     }
-    findings.iter().for_each(|finding| call.finding(finding));
+    call.findings(&findings);
     match verdict? {
         Verdict::Nothing(reason) if is_misspelled => call.end(Outcome::LeftAlone, &reason),
         Verdict::Nothing(reason) => call.note(&format!("nothing to do: {reason}")),
         Verdict::LeftAlone(finding) => leave_alone(&finding, call),
         Verdict::Gpus(request) => {
-            call.record().asked = Some(Asked::from(&*request));
+            call.record().asked = Some(RecordedRequest::from(&*request));
             call.record().request.clone_from(&request.asked_by);
             call.step_done("request");
             return Ok(Some((*request, config)));
@@ -60,7 +60,7 @@ pub(super) fn asked(
 ///
 /// # Errors
 /// If the driver is missing, the request cannot be met, or a required part is missing.
-pub(super) fn gpus(
+pub(super) fn gpus_for(
     request: GpuRequest,
     config: Config,
     listed: &[Device],
@@ -77,7 +77,7 @@ pub(super) fn gpus(
             host,
         ))
     });
-    findings.iter().for_each(|finding| call.finding(finding));
+    call.findings(&findings);
     match found {
         Ok((provided, host)) => {
             call.record().devices = provided.devices;

@@ -102,20 +102,23 @@ fn is_bare(config: &Config) -> Result<bool> {
         return Ok(false);
     }
     let driver = nvidia_host::driver::open_root(&config.driver_root)?;
-    let exists = |name: &str| driver.locate(Path::new(name)).is_ok();
-    Ok(!["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/char/195:255"]
-        .into_iter()
-        .all(exists))
+    for path in ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/char/195:255"] {
+        if driver.locate(Path::new(path)).is_err() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 fn prepare_for(wanted: &Wanted, config: &Config, call: &mut Call) -> bool {
     // A failure is only logged: the later error about the missing node or module is more helpful.
     let prepared = prepare(wanted, config, call).unwrap_or_default();
-    prepared.done.iter().for_each(|line| call.note(line));
-    prepared
-        .failed
-        .iter()
-        .for_each(|error| call.note(&line(error)));
+    for done in &prepared.done {
+        call.note(done);
+    }
+    for error in &prepared.failed {
+        call.note(&line(error));
+    }
     !prepared.done.is_empty()
 }
 

@@ -9,7 +9,7 @@ use anyhow::Result;
 use base::sys::in_root::Root;
 
 use super::read_stdin;
-use crate::inject::leftovers;
+use crate::inject::remove::leftovers;
 use crate::oci::{self, State};
 use crate::record::call::Call;
 use crate::record::name;

@@ -14,7 +14,7 @@ use base::sys::{ns, stdio};
 
 use super::{decide, run_stage};
 use crate::inject::container::OpenContainer;
-use crate::inject::hosts_dev::HostsDev;
+use crate::inject::container::host_dev::HostDev;
 use crate::oci::{self, SpecView};
 use crate::plan::additions::{Additions, OciFacts};
 use crate::plan::request;
@@ -55,8 +55,8 @@ fn edit(config: Option<&Path>, call: &mut Call) -> Result<Edited> {
         .context("cannot read the container's spec on stdin")?;
     let (id, bundle) = name(&spec);
     call.name_container(&id, spec.pod.clone(), &bundle);
-    let gpus = match decide::asked(&spec, config, call)? {
-        Some((request, config)) => decide::gpus(request, config, &spec.devices, call)?,
+    let gpus = match decide::request(&spec, config, call)? {
+        Some((request, config)) => decide::gpus_for(request, config, &spec.devices, call)?,
         None => None,
     };
     let Some(gpus) = gpus else {
@@ -68,7 +68,7 @@ fn edit(config: Option<&Path>, call: &mut Call) -> Result<Edited> {
     call.set_deadline(start)?;
     let mut findings = Vec::new();
     let additions = additions(&gpus, &spec, &mut findings);
-    findings.iter().for_each(|finding| call.finding(finding));
+    call.findings(&findings);
     let additions = additions?;
     let text = String::from_utf8(bytes).context("the container's spec on stdin is not UTF-8")?;
     let config_json = additions.apply(text)?.into_bytes();
@@ -96,9 +96,9 @@ pub(crate) fn additions(
     };
     let (additions, more) = gpus.additions(spec, image, hook_program(None)?, facts);
     findings.extend(more);
-    let hosts_dev = HostsDev::find();
+    let host_dev = HostDev::find();
     for point in &additions.points {
-        hosts_dev
+        host_dev
             .refuse_missing(point)
             .with_context(|| format!("cannot mount a device node at {point:?}"))?;
     }

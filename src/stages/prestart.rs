@@ -27,32 +27,39 @@ use records::Outcome;
 
 /// The namespaces in which the hook runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Namespaces {
     /// prestart, createRuntime: the runtime's; the state contains the container's process id
-    Outside,
+    OfRuntime,
     /// createContainer: the container's, before pivot_root(2)
-    Inside,
+    OfContainer,
     /// configure without a process: only the mount namespace is the container's
-    Here,
+    MountOnly,
 }
 
-impl Place {
+impl Namespaces {
     const fn stage(self) -> &'static str {
         match self {
-            Self::Outside => "prestart",
-            Self::Inside => "createContainer",
-            Self::Here => "configure",
+            Self::OfRuntime => "prestart",
+            Self::OfContainer => "createContainer",
+            Self::MountOnly => "configure",
         }
     }
 }
 
 /// Sets up the container whose state is on stdin. Exit status 0 if it may start, 1 if not. `debug` logs to stderr regardless of
 /// config.toml.
-pub(crate) fn run(place: Place, config: Option<&Path>, debug: bool) -> ExitCode {
-    run_stage(place.stage(), |call| set_up(place, config, debug, call))
+pub(crate) fn run(namespaces: Namespaces, config: Option<&Path>, debug: bool) -> ExitCode {
+    run_stage(namespaces.stage(), |call| {
+        set_up(namespaces, config, debug, call)
+    })
 }
 
-fn set_up(place: Place, config: Option<&Path>, debug: bool, call: &mut Call) -> Result<()> {
+fn set_up(
+    namespaces: Namespaces,
+    config: Option<&Path>,
+    debug: bool,
+    call: &mut Call,
+) -> Result<()> {
     let (bytes, state) = read_state()?;
     call.record().pid = state.pid;
     let spec = oci::spec_view::read_if(&state.bundle, request::may_ask).map_err(|error| {
@@ -62,8 +69,8 @@ fn set_up(place: Place, config: Option<&Path>, debug: bool, call: &mut Call) -> 
             oci::state::pod(&bytes, &state.bundle),
             &state.bundle,
         );
-        match place {
-            Place::Inside if ns::in_user_namespace().unwrap_or_default() => {
+        match namespaces {
+            Namespaces::OfContainer if ns::in_user_namespace().unwrap_or_default() => {
                 error.context(unreadable_in_user_namespace())
             }
             _ => error,
@@ -73,28 +80,30 @@ fn set_up(place: Place, config: Option<&Path>, debug: bool, call: &mut Call) -> 
     if debug {
         call.open(&HostPath::new("/dev/stderr"))?;
     }
-    let Some((request, config)) = decide::asked(&spec, config, call)? else {
+    let Some((request, config)) = decide::request(&spec, config, call)? else {
         return Ok(());
     };
     let start = begin();
-    let (pid, cgroup_error) = match place {
-        Place::Outside | Place::Here => (state.init()?, None),
-        Place::Inside => {
+    let (pid, cgroup_error) = match namespaces {
+        Namespaces::OfRuntime | Namespaces::MountOnly => (state.init()?, None),
+        Namespaces::OfContainer => {
             let (init, runtime) = init_and_runtime()?;
             (init, leave_device_cgroup(runtime).err())
         }
     };
     let gpus =
-        decide::gpus(request, config, &spec.devices, call).map_err(|error| match cgroup_error {
-            Some(why) => error.context(cannot_leave_cgroup(&why)),
-            None => error,
-        })?;
+        decide::gpus_for(request, config, &spec.devices, call).map_err(
+            |error| match cgroup_error {
+                Some(why) => error.context(cannot_leave_cgroup(&why)),
+                None => error,
+            },
+        )?;
     // The process exits soon, and the kernel then closes the directories of the host and frees the memory in two calls.
     let Some(gpus) = gpus.map(ManuallyDrop::new) else {
         return Ok(());
     };
-    give(
-        place,
+    set_up_container(
+        namespaces,
         pid,
         &Container::new(&state, &spec)?,
         &gpus,
@@ -114,8 +123,8 @@ pub(super) fn begin() -> Instant {
 ///
 /// # Errors
 /// If the setup fails; it is then undone.
-pub(super) fn give(
-    place: Place,
+pub(super) fn set_up_container(
+    namespaces: Namespaces,
     pid: i32,
     container: &Container<'_>,
     gpus: &Gpus,
@@ -123,17 +132,17 @@ pub(super) fn give(
     call: &mut Call,
 ) -> Result<()> {
     call.set_deadline(start)?;
-    let open = match place {
-        Place::Outside => OpenContainer::open(pid, &container.spec.rootfs)?,
-        Place::Inside => OpenContainer::inside(&container.spec.rootfs)?,
-        Place::Here => OpenContainer::here(&container.spec.rootfs)?,
+    let open = match namespaces {
+        Namespaces::OfRuntime => OpenContainer::open(pid, &container.spec.rootfs)?,
+        Namespaces::OfContainer => OpenContainer::inside(&container.spec.rootfs)?,
+        Namespaces::MountOnly => OpenContainer::here(&container.spec.rootfs)?,
     };
     let plan::Live {
         steps,
         rules,
         findings,
     } = gpus.steps(container, &image(&open, gpus));
-    findings.iter().for_each(|finding| call.finding(finding));
+    call.findings(&findings);
     // Everything on the host that can fail comes before the first visible change.
     let prepared = inject::prepare(&steps, &container.spec.mount_label)?;
     call.step_done("container");
@@ -143,11 +152,8 @@ pub(super) fn give(
         allow_devices(Pid::from_raw(pid), container, &rules, gpus.config(), call)?;
         call.step_done("cgroup");
     }
-    let finished = inject::carry_out(prepared, open, container, &call.record().created.clone())?;
-    finished
-        .findings
-        .iter()
-        .for_each(|finding| call.finding(finding));
+    let finished = inject::apply(prepared, open, container, &call.record().created.clone())?;
+    call.findings(&finished.findings);
     call.created(finished.created);
     call.step_done("mounts");
     let given = format!("injected {gpus}");
@@ -198,7 +204,7 @@ fn allow_devices(
 }
 
 /// Returns the container's init process and the runtime: at createContainer the parent and grandparent of the hook. The process
-/// ids are those of the pid namespace of /proc, which is still the host's.
+/// ids belong to the pid namespace of /proc, which is still the host's.
 fn init_and_runtime() -> Result<(i32, i32)> {
     let init = parent("self")?;
     Ok((init, parent(&init.to_string())?))

@@ -23,7 +23,7 @@ use crate::inject::container::OpenContainer;
 use crate::oci::gpu_nodes::{device_number, gpu_nodes};
 use crate::oci::spec_view::{Device, Mount};
 use crate::oci::{self, SpecView};
-use crate::plan::given::node_device;
+use crate::plan::engine_devices::node_device;
 use crate::plan::{self, Container, Image};
 use crate::plan::{rootfs, steps};
 use crate::record::call::Call;
@@ -74,10 +74,7 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();
     let open = OpenContainer::open(state.init()?, &spec.rootfs)?;
     let facts = open.facts();
-    facts
-        .finding()
-        .iter()
-        .for_each(|finding| call.finding(finding));
+    call.findings(&facts.finding());
     let mut steps = rootfs::steps(&edits, facts, files);
     if let (Some((driver, cuda)), Some(dir)) = (&edits.cuda_compat, ContainerPath::new(compat::DIR))
     {
@@ -88,21 +85,16 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
                 .unwrap_or_default(),
         };
         steps::prefer(&mut steps, &dir, |soname| image.compat.contains(soname));
-        plan::newer_libcuda(&image)
-            .iter()
-            .for_each(|finding| call.finding(finding));
+        call.findings(&plan::newer_libcuda(&image));
     }
     let prepared = inject::prepare(&steps, &spec.mount_label)?;
-    let finished = inject::carry_out(
+    let finished = inject::apply(
         prepared,
         open,
         &Container::new(&state, &spec)?,
         &call.record().created.clone(),
     )?;
-    finished
-        .findings
-        .iter()
-        .for_each(|finding| call.finding(finding));
+    call.findings(&finished.findings);
     call.created(finished.created);
     call.step_done("rootfs");
     call.end_of_rootfs(&format!(
@@ -118,18 +110,15 @@ const VOID: &str = "void";
 
 /// Describes what the engine did before this call, for the record.
 fn engine_setup(spec: &SpecView) -> String {
-    let is_cdi = spec
-        .env
-        .get(VISIBLE_DEVICES)
-        .is_some_and(|value| value == VOID);
-    match (is_cdi, spec.cdi_devices.is_empty()) {
-        (true, true) => "the engine set it up from a CDI spec".to_owned(),
-        (true, false) => format!(
-            "the engine set it up from a CDI spec, with {}",
-            spec.cdi_devices.join(", ")
-        ),
-        (false, _) => "the engine set it up, from a CDI spec or at precreate".to_owned(),
+    let value = spec.env.get(VISIBLE_DEVICES).map(String::as_str);
+    if value != Some(VOID) {
+        return "the engine set it up, from a CDI spec or at precreate".to_owned();
     }
+    if spec.cdi_devices.is_empty() {
+        return "the engine set it up from a CDI spec".to_owned();
+    }
+    let names = spec.cdi_devices.join(", ");
+    format!("the engine set it up from a CDI spec, with {names}")
 }
 
 /// Merges the edits of all hook entries for the nodes of the container. A container with devices of several specs has an entry of each,

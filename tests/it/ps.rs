@@ -189,7 +189,6 @@ pub fn isolated(dir: &Path, fake: &FakeDriver, records: &[(u32, Value)]) -> Comm
             "--config",
         ])
         .arg(&fake.config);
-    command.env("TZ", "UTC");
     command
 }
 

@@ -17,7 +17,7 @@ use crate::why::{isolated, why};
 tests! {
     NEEDS => a_request_of_megabytes, each_start_has_its_record, a_start_without_its_request, an_error_precedes_the_warnings;
     &[Need::Root, Need::Program("cc")] => a_pod_that_is_tried_again_and_again,
-        failures_of_one_namespace_push_out_no_other, many_namespaces_push_out_no_other,
+        failures_of_one_namespace_push_out_no_other,
         names_that_the_author_of_a_pod_invents, a_pod_is_sent_to_the_scheduler, json_has_no_control_characters;
     engine::NEEDS => the_second_half_of_precreate, a_container_that_is_removed = of_a_removed_container(Cgroup::AsMounted),
         a_container_with_a_user_namespace = with_a_user_namespace(Cgroup::AsMounted), a_container_of_cdi;
@@ -331,51 +331,6 @@ fn failures_of_one_namespace_push_out_no_other() {
         sizes.len()
     );
     assert!(!records.join(".killed.json.1").exists());
-}
-
-/// Each of 520 failures is in a namespace of its own.
-fn many_namespaces_push_out_no_other() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
-    let records = dir.path().join("run/containers");
-    for number in 0..5 {
-        call(
-            dir.path(),
-            &fake,
-            &format!("victim{number}"),
-            ["lab", &format!("pod{number}")],
-            "8",
-        )
-        .failed(1);
-    }
-    let text = fs::read_to_string(records.join("victim0.json")).unwrap();
-    let mut record: Value = serde_json::from_str(&text).unwrap();
-    for number in 0..520 {
-        let id = format!("flood{number}");
-        record["container"] =
-            json!({"id": id, "pod": {"name": "p", "namespace": id, "container": "main"}});
-        record["started"] = format!("2999-01-01T00:00:{number:03}Z").into();
-        fs::write(records.join(format!("{id}.json")), record.to_string()).unwrap();
-    }
-    for number in 0..3 {
-        call(
-            dir.path(),
-            &fake,
-            &format!("last{number}"),
-            [&format!("last{number}"), "p"],
-            "9",
-        )
-        .failed(1);
-    }
-    for name in [
-        "victim0", "victim1", "victim2", "victim3", "victim4", "last2", "flood519",
-    ] {
-        why(dir.path(), &[name]).ok();
-    }
-    assert!(
-        sizes(dir.path()).len() <= 203,
-        "{}",
-        sizes(dir.path()).len()
-    );
 }
 
 /// With the names of another pod, a container would replace its records: those of the failures of one container are one record.

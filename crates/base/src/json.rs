@@ -25,7 +25,7 @@ pub const VERSION: u32 = 1;
 /// Returns the document `{"version": 1, "NAME": CONTENT}` with a final newline.
 ///
 /// # Errors
-/// Those of [`pretty`].
+/// The errors of [`pretty`].
 pub fn document(name: &'static str, content: &impl Serialize) -> serde_json::Result<String> {
     #[derive(Serialize)]
     struct Document<'a, T> {

@@ -12,6 +12,7 @@
 //! | [`json`], [`nearest`] | JSON as printed, and suggestions for misspelled words |
 
 pub mod debug;
+pub mod go;
 pub mod json;
 pub mod mountinfo;
 pub mod nearest;

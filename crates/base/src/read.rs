@@ -27,7 +27,7 @@ pub fn read_file_limited(file: &File, limit: usize) -> Result<Vec<u8>> {
 /// Reads a file to its end, whose state is known.
 ///
 /// # Errors
-/// Those of [`read_file_limited`].
+/// The errors of [`read_file_limited`].
 pub fn read_known(file: &File, stat: &Stat, limit: usize) -> Result<Vec<u8>> {
     // Files of proc(5) have size 0.
     let length = match usize::try_from(stat.st_size) {

@@ -125,7 +125,7 @@ impl Tree {
     /// read: a program that uses the file opens and checks it.
     ///
     /// # Errors
-    /// Those of [`Self::locate`].
+    /// The errors of [`Self::locate`].
     pub fn regular_file(&self, path: &Path) -> io::Result<Option<RegularFile>> {
         self.regular(path, Look::Type)
     }
@@ -133,7 +133,7 @@ impl Tree {
     /// Like [`Self::regular_file`], for a path that is probably a symbolic link.
     ///
     /// # Errors
-    /// Those of [`Self::locate`].
+    /// The errors of [`Self::locate`].
     pub fn linked_file(&self, path: &Path) -> io::Result<Option<RegularFile>> {
         self.regular(path, Look::Link)
     }
@@ -286,7 +286,7 @@ impl Tree {
     /// Reads a file as text.
     ///
     /// # Errors
-    /// Those of [`Self::read`].
+    /// The errors of [`Self::read`].
     pub fn read_text(&self, path: &Path) -> Result<String> {
         Ok(String::from_utf8_lossy(&self.read(path)?).into_owned())
     }
@@ -302,7 +302,7 @@ impl Tree {
     /// Like [`Self::read_kernel_file`], as text.
     ///
     /// # Errors
-    /// Those of [`Self::read_kernel_file`].
+    /// The errors of [`Self::read_kernel_file`].
     pub fn read_kernel_text(&self, path: &Path) -> io::Result<String> {
         Ok(String::from_utf8_lossy(&self.read_kernel_file(path)?).into_owned())
     }
@@ -398,7 +398,7 @@ impl Tree {
     /// Like [`Self::owner_of`], on a host that is a directory.
     ///
     /// # Errors
-    /// Those of [`Self::owner_of`].
+    /// The errors of [`Self::owner_of`].
     pub fn owner_on(&self, host: Option<&Self>, path: &str) -> Result<Self> {
         // A directory stays open, because files in it are looked up next.
         let path = Path::new(path);
@@ -443,7 +443,7 @@ impl Tree {
     /// Stores an error for [`Self::troubles`], unless it means that nothing exists at `path`.
     ///
     /// # Errors
-    /// That of `result`.
+    /// The error of `result`.
     pub fn noted<T>(&self, path: &Path, result: io::Result<T>) -> io::Result<T> {
         result.inspect_err(|error| {
             if !is_missing(error) {

@@ -46,7 +46,7 @@ impl Format {
     /// Returns a spec as text.
     ///
     /// # Errors
-    /// Those of serde_json; a spec causes none.
+    /// The errors of serde_json; a spec causes none.
     pub fn print(self, spec: &Spec) -> serde_json::Result<String> {
         let value = serde_json::to_value(spec)?;
         Ok(match self {
@@ -100,29 +100,25 @@ pub fn from_value<T: DeserializeOwned>(mut value: Value) -> Result<T, String> {
 
 /// Returns a message of serde with the quotes of all other messages. Instead of all fields, it suggests the nearest one.
 fn in_our_words(cause: &str) -> String {
-    let Some((what, expected)) = cause
-        .split_once(", expected ")
-        .filter(|_| cause.starts_with("unknown field "))
-    else {
+    if !cause.starts_with("unknown field ") {
+        return cause.replace('`', "\"");
+    }
+    let Some((what, expected)) = cause.split_once(", expected ") else {
         return cause.replace('`', "\"");
     };
-    let quoted = |text: &str| -> Vec<String> {
-        text.split('`')
-            .skip(1)
-            .step_by(2)
-            .map(str::to_owned)
-            .collect()
+    // The odd parts are between the quotes.
+    let field = what.split('`').nth(1).unwrap_or_default();
+    let known: Vec<&str> = expected.split('`').skip(1).step_by(2).collect();
+    let other_case = known.iter().find(|known| known.eq_ignore_ascii_case(field));
+    let near = match other_case {
+        Some(known) => Some(*known),
+        None => nearest(field, known.iter().copied()),
     };
-    let (field, known) = (quoted(what).concat(), quoted(expected));
-    let other_case = known
-        .iter()
-        .find(|known| known.eq_ignore_ascii_case(&field))
-        .map(String::as_str);
-    let near = other_case.or_else(|| nearest(&field, known.iter().map(String::as_str)));
-    let hint = near
-        .map(|near| format!("; did you mean \"{near}\"?"))
-        .unwrap_or_default();
-    format!("{}{hint}", what.replace('`', "\""))
+    let what = what.replace('`', "\"");
+    match near {
+        Some(near) => format!("{what}; did you mean \"{near}\"?"),
+        None => what,
+    }
 }
 
 /// Returns the path of the value that begins or ends in a line of the pretty-printed text, such as `.devices[0].name`. `line` counts
@@ -132,25 +128,22 @@ fn path_of_line(value: &Value, line: &mut usize) -> Option<String> {
         return Some(String::new());
     }
     *line -= 1;
-    let parts: Vec<(String, &Value)> = match value {
-        Value::Object(fields) => fields
-            .iter()
-            .map(|(name, value)| (format!(".{name}"), value))
-            .collect(),
-        Value::Array(items) => items
-            .iter()
-            .enumerate()
-            .map(|(at, value)| (format!("[{at}]"), value))
-            .collect(),
-        _ => Vec::new(),
-    };
-    if parts.is_empty() {
-        return None;
-    }
-    for (step, part) in parts {
-        if let Some(rest) = path_of_line(part, line) {
-            return Some(step + &rest);
+    match value {
+        Value::Object(fields) if !fields.is_empty() => {
+            for (name, part) in fields {
+                if let Some(rest) = path_of_line(part, line) {
+                    return Some(format!(".{name}{rest}"));
+                }
+            }
         }
+        Value::Array(items) if !items.is_empty() => {
+            for (at, part) in items.iter().enumerate() {
+                if let Some(rest) = path_of_line(part, line) {
+                    return Some(format!("[{at}]{rest}"));
+                }
+            }
+        }
+        _ => return None,
     }
     // The closing bracket is on its own line.
     path_of_line(&Value::Null, line)
@@ -162,9 +155,15 @@ fn remove_nulls(value: &mut Value) {
     match value {
         Value::Object(fields) => {
             fields.retain(|name, value| !value.is_null() || !yaml::is_field(name));
-            fields.values_mut().for_each(remove_nulls);
+            for value in fields.values_mut() {
+                remove_nulls(value);
+            }
         }
-        Value::Array(items) => items.iter_mut().for_each(remove_nulls),
+        Value::Array(items) => {
+            for value in items {
+                remove_nulls(value);
+            }
+        }
         _ => {}
     }
 }

@@ -61,7 +61,7 @@ pub fn parse_kind(kind: &str) -> Result<(&str, &str), String> {
 /// NVIDIA's vendor. The vendors of its device plugin and DRA driver end in it, as in `k8s.device-plugin.nvidia.com/gpu=GPU-…`.
 const NVIDIA: &str = "nvidia.com";
 
-/// Returns whether a qualified device name, or a kind, is NVIDIA's: that of any program which offers NVIDIA GPUs with CDI.
+/// Returns whether a qualified device name, or a kind, is NVIDIA's, or belongs to another program that offers NVIDIA GPUs with CDI.
 #[must_use]
 pub fn is_nvidia(name: &str) -> bool {
     let Some((vendor, _)) = name.split_once('/') else {

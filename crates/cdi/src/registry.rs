@@ -2,7 +2,6 @@
 //! define the same device.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -46,13 +45,17 @@ pub fn read(dirs: &[PathBuf]) -> Vec<SpecFile> {
         let Ok(entries) = std::fs::read_dir(dir) else {
             continue;
         };
-        let mut paths: Vec<_> = entries
-            .flatten()
-            .map(|entry| entry.path())
-            .filter(|path| !path.is_dir())
-            .collect();
+        let mut paths = Vec::new();
+        for entry in entries.flatten() {
+            let path = entry.path();
+            if !path.is_dir() {
+                paths.push(path);
+            }
+        }
         paths.sort();
-        files.extend(paths.into_iter().map(|path| read_file(path, priority)));
+        for path in paths {
+            files.push(read_file(path, priority));
+        }
     }
     files
 }
@@ -108,29 +111,21 @@ fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
 /// Looks up every qualified name that the files define.
 #[must_use]
 pub fn resolve(files: &[SpecFile]) -> BTreeMap<String, Found> {
+    let priority_of = |number: usize| Some(files.get(number)?.priority);
     let mut found: BTreeMap<String, Found> = BTreeMap::new();
     for (number, file) in files.iter().enumerate() {
         let Ok(spec) = &file.spec else { continue };
         for device in &spec.devices {
             let name = format!("{}={}", spec.kind, device.name);
-            let has_same_priority = |old: usize| {
-                files
-                    .get(old)
-                    .is_some_and(|old| old.priority == file.priority)
-            };
-            match found.entry(name) {
-                Entry::Vacant(entry) => {
-                    entry.insert(Found::In(number));
+            let definition = match found.get(&name) {
+                // A conflict remains, even if a directory with higher priority defines the device.
+                Some(Found::Conflict(..)) => continue,
+                Some(Found::In(old)) if priority_of(*old) == Some(file.priority) => {
+                    Found::Conflict(*old, number)
                 }
-                Entry::Occupied(mut entry) => match *entry.get() {
-                    Found::In(old) if has_same_priority(old) => {
-                        *entry.get_mut() = Found::Conflict(old, number)
-                    }
-                    Found::In(_) => *entry.get_mut() = Found::In(number),
-                    // A conflict remains, even if a directory with higher priority defines the device.
-                    Found::Conflict(..) => {}
-                },
-            }
+                _ => Found::In(number),
+            };
+            found.insert(name, definition);
         }
     }
     found

@@ -1,7 +1,7 @@
 //! Checks specs by the rules of the engines, and determines the version that a spec needs.
 
 use super::name;
-use super::spec::{ContainerEdits, Spec};
+use super::spec::{ContainerEdits, DeviceNode, Hook, Spec};
 
 /// The versions of CDI, oldest first. 0.8.0 and 1.0.0 added no fields.
 pub const VERSIONS: [&str; 10] = [
@@ -29,42 +29,22 @@ impl Spec {
     /// Returns the lowest version that has all fields of the spec.
     #[must_use]
     pub fn minimum_version(&self) -> &'static str {
-        let devices = || self.devices.iter();
-        let edits = || {
-            devices()
-                .map(|device| &device.container_edits)
-                .chain([&self.container_edits])
-        };
-        let dotted = self
-            .kind
-            .split_once('/')
-            .is_some_and(|(_, class)| class.contains('.'));
-        let starts_otherwise =
-            |name: &str| !name.starts_with(|first: char| first.is_ascii_alphabetic());
-        if edits().any(|edits| !edits.net_devices.is_empty()) {
-            "1.1.0"
-        } else if edits()
-            .any(|edits| !edits.additional_gids.is_empty() || edits.intel_rdt.is_some())
-        {
-            "0.7.0"
-        } else if dotted
-            || !self.annotations.is_empty()
-            || devices().any(|device| !device.annotations.is_empty())
-        {
-            "0.6.0"
-        } else if edits().any(|edits| {
-            edits
-                .device_nodes
-                .iter()
-                .any(|node| node.host_path.is_some())
-        }) || devices().any(|device| starts_otherwise(&device.name))
-        {
-            "0.5.0"
-        } else if edits().any(|edits| edits.mounts.iter().any(|mount| mount.kind.is_some())) {
-            "0.4.0"
-        } else {
-            "0.3.0"
+        let class = self.kind.split_once('/').map_or("", |(_, class)| class);
+        // The oldest version that engines still read
+        let mut version = "0.3.0".max(needed_by(&self.container_edits));
+        if class.contains('.') || !self.annotations.is_empty() {
+            version = version.max("0.6.0");
         }
+        for device in &self.devices {
+            version = version.max(needed_by(&device.container_edits));
+            if !device.annotations.is_empty() {
+                version = version.max("0.6.0");
+            }
+            if !device.name.starts_with(|c: char| c.is_ascii_alphabetic()) {
+                version = version.max("0.5.0");
+            }
+        }
+        version
     }
 
     /// Checks the spec as engines do.
@@ -72,16 +52,15 @@ impl Spec {
     /// # Errors
     /// Describes the first mistake.
     pub fn check(&self) -> Result<(), String> {
-        let position = |version: &str| VERSIONS.iter().position(|known| *known == version);
         let version = self
             .cdi_version
             .strip_prefix('v')
             .unwrap_or(&self.cdi_version);
-        let Some(stated) = position(version) else {
+        if !VERSIONS.contains(&version) {
             return Err(format!("unknown cdiVersion {:?}", self.cdi_version));
-        };
+        }
         let needed = self.minimum_version();
-        if position(needed) > Some(stated) {
+        if needed > version {
             return Err(format!(
                 "cdiVersion is {version}, but the spec has fields of {needed}"
             ));
@@ -108,62 +87,98 @@ impl Spec {
     }
 }
 
+/// Returns the lowest version that has all fields of these edits. All versions have one digit in each part, so they sort as texts.
+fn needed_by(edits: &ContainerEdits) -> &'static str {
+    if !edits.net_devices.is_empty() {
+        return "1.1.0";
+    }
+    if !edits.additional_gids.is_empty() || edits.intel_rdt.is_some() {
+        return "0.7.0";
+    }
+    if edits
+        .device_nodes
+        .iter()
+        .any(|node| node.host_path.is_some())
+    {
+        return "0.5.0";
+    }
+    if edits.mounts.iter().any(|mount| mount.kind.is_some()) {
+        return "0.4.0";
+    }
+    ""
+}
+
 fn check_edits(edits: &ContainerEdits) -> Result<(), String> {
-    let is_variable = |text: &str| text.find('=').is_some_and(|at| at > 0);
-    if let Some(wrong) = edits.env.iter().find(|text| !is_variable(text)) {
-        return Err(format!("{wrong:?} is not an environment variable"));
+    for text in &edits.env {
+        if !is_variable(text) {
+            return Err(format!("{text:?} is not an environment variable"));
+        }
     }
     for node in &edits.device_nodes {
-        let kind = node.kind.as_deref().unwrap_or_default();
-        let permissions = node.permissions.as_deref().unwrap_or_default();
-        if node.path.is_empty() {
-            return Err("a device node has no path".to_owned());
-        }
-        if !["", "b", "c", "u", "p"].contains(&kind) {
-            return Err(format!(
-                "the device node {:?} has the unknown type {kind:?}",
-                node.path
-            ));
-        }
-        if permissions != "none" && !permissions.chars().all(|c| "rwm".contains(c)) {
-            return Err(format!(
-                "the device node {:?} has invalid permissions {permissions:?}",
-                node.path
-            ));
-        }
-        // -1 is the wildcard of device rules, and would allow every device.
-        if node.major.is_some_and(|major| major < 0) || node.minor.is_some_and(|minor| minor < 0) {
-            return Err(format!(
-                "the device node {:?} has a negative device number",
-                node.path
-            ));
-        }
+        check_node(node)?;
     }
     for hook in &edits.hooks {
-        if !STAGES.contains(&hook.hook_name.as_str()) {
-            return Err(format!("a hook has the unknown stage {:?}", hook.hook_name));
-        }
-        if hook.path.is_empty() {
-            return Err(format!("a {} hook has no path", hook.hook_name));
-        }
-        if let Some(wrong) = hook.env.iter().find(|text| !is_variable(text)) {
+        check_hook(hook)?;
+    }
+    for mount in &edits.mounts {
+        if mount.host_path.is_empty() || mount.container_path.is_empty() {
             return Err(format!(
-                "{wrong:?} of a {} hook is not an environment variable",
-                hook.hook_name
+                "the mount of {:?} at {:?} lacks a path",
+                mount.host_path, mount.container_path
             ));
         }
     }
-    match edits
-        .mounts
-        .iter()
-        .find(|mount| mount.host_path.is_empty() || mount.container_path.is_empty())
-    {
-        Some(mount) => Err(format!(
-            "the mount of {:?} at {:?} lacks a path",
-            mount.host_path, mount.container_path
-        )),
-        None => Ok(()),
+    Ok(())
+}
+
+/// `NAME=VALUE`
+fn is_variable(text: &str) -> bool {
+    !text.starts_with('=') && text.contains('=')
+}
+
+fn check_node(node: &DeviceNode) -> Result<(), String> {
+    let path = &node.path;
+    if path.is_empty() {
+        return Err("a device node has no path".to_owned());
     }
+    let kind = node.kind.as_deref().unwrap_or_default();
+    if !["", "b", "c", "u", "p"].contains(&kind) {
+        return Err(format!(
+            "the device node {path:?} has the unknown type {kind:?}"
+        ));
+    }
+    let permissions = node.permissions.as_deref().unwrap_or_default();
+    if permissions != "none" && !permissions.chars().all(|c| "rwm".contains(c)) {
+        return Err(format!(
+            "the device node {path:?} has invalid permissions {permissions:?}"
+        ));
+    }
+    // -1 is the wildcard of device rules, and would allow every device.
+    let is_negative = |number: Option<i64>| number.is_some_and(|number| number < 0);
+    if is_negative(node.major) || is_negative(node.minor) {
+        return Err(format!(
+            "the device node {path:?} has a negative device number"
+        ));
+    }
+    Ok(())
+}
+
+fn check_hook(hook: &Hook) -> Result<(), String> {
+    let stage = &hook.hook_name;
+    if !STAGES.contains(&stage.as_str()) {
+        return Err(format!("a hook has the unknown stage {stage:?}"));
+    }
+    if hook.path.is_empty() {
+        return Err(format!("a {stage} hook has no path"));
+    }
+    for text in &hook.env {
+        if !is_variable(text) {
+            return Err(format!(
+                "{text:?} of a {stage} hook is not an environment variable"
+            ));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

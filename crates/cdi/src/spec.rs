@@ -123,7 +123,7 @@ pub struct Hook {
     /// The arguments, starting with `argv[0]`
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
-    /// The whole environment; if it is empty, runc passes that of the container
+    /// The whole environment; if it is empty, runc passes the container's
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
     /// The time limit in seconds

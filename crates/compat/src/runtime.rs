@@ -2,10 +2,10 @@
 //! becomes runc.
 //!
 //! These engines have no hooks directories. Docker can add a hook only for `--gpus`, and no setting of a runtime in daemon.json adds
-//! one: a container that requests GPUs with a variable needs a program in front of runc. The edit is that of the precreate stage.
-//! The shim of containerd starts runtimes with its environment, not with that of an image, so runc gets it unchanged.
+//! one: a container that requests GPUs with a variable needs a program in front of runc. The edit is the same as at the precreate stage.
+//! The shim of containerd starts runtimes with its environment, not with an image's, so runc gets it unchanged.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use base::go::flag;
 use base::paths::HostPath;
 use base::report::{Failure, failure, line, render};
 use base::sys::in_root::open_host_file;
@@ -76,13 +77,11 @@ fn parse(args: &[OsString]) -> Call {
             None => WITH_VALUE.contains(&name),
             Some(_) => matches!(name, "bundle" | "b"),
         };
-        let value = value.map(OsString::from).or_else(|| {
-            if takes_value {
-                words.next().cloned()
-            } else {
-                None
-            }
-        });
+        let value = match value {
+            Some(value) => Some(OsString::from(value)),
+            None if takes_value => words.next().cloned(),
+            None => None,
+        };
         match (name, creates) {
             ("log", None) => call.log = value.map(PathBuf::from),
             ("log-format", None) => call.is_json = value.is_some_and(|value| value == "json"),
@@ -94,19 +93,6 @@ fn parse(args: &[OsString]) -> Call {
         call.bundle.get_or_insert_with(|| ".".into());
     }
     call
-}
-
-/// Splits an option into name and value. Go's flags have one or two dashes.
-fn flag(word: &OsStr) -> Option<(&str, Option<&str>)> {
-    let flag = word
-        .to_str()?
-        .strip_prefix('-')
-        .filter(|flag| !flag.is_empty())?;
-    let flag = flag.strip_prefix('-').unwrap_or(flag);
-    Some(
-        flag.split_once('=')
-            .map_or((flag, None), |(name, value)| (name, Some(value))),
-    )
 }
 
 /// Replaces config.json of the bundle with the output of the precreate stage, which starts without an environment.
@@ -133,14 +119,12 @@ fn edit(bundle: Option<&Path>, main_program: &Path) -> Result<()> {
         // The hook has reported the error with its number and hint.
         let text = messages.trim();
         let text = text.strip_prefix("oci-nvidia-hook: ").unwrap_or(text);
-        return Err(anyhow::anyhow!(
-            "{}",
-            if text.is_empty() {
-                "the hook failed"
-            } else {
-                text
-            }
-        ));
+        let text = if text.is_empty() {
+            "the hook failed"
+        } else {
+            text
+        };
+        return Err(anyhow::Error::msg(text.to_owned()));
     }
     stdio::print_stderr(&messages);
     if is_same {
@@ -155,17 +139,13 @@ fn edit(bundle: Option<&Path>, main_program: &Path) -> Result<()> {
 fn become_runtime(args: &[OsString]) -> Result<std::convert::Infallible> {
     let host = Tree::open(&HostPath::new("/"))?;
     let (Config { runtimes, .. }, _) = config::read(None).unwrap_or_default();
-    let found = runtimes
-        .iter()
-        .find_map(|name| existing(&host, name))
-        .ok_or_else(|| {
-            let what = format!("none of the runtimes {runtimes:?} exists");
-            failure(
-                &catalog::SYSTEM,
-                what,
-                "install the package runc or crun, or set runtimes in config.toml",
-            )
-        })?;
+    let Some(found) = runtimes.iter().find_map(|name| existing(&host, name)) else {
+        return Err(failure(
+            &catalog::SYSTEM,
+            format!("none of the runtimes {runtimes:?} exists"),
+            "install the package runc or crun, or set runtimes in config.toml",
+        ));
+    };
     Err(process::replace_with_environment(&found, args))
         .with_context(|| format!("cannot start {found:?}"))
 }
@@ -173,19 +153,26 @@ fn become_runtime(args: &[OsString]) -> Result<std::convert::Infallible> {
 /// Returns the program with this name or path, unless it is NVIDIA's runtime, which would start itself again and again.
 fn existing(host: &Tree, name: &str) -> Option<PathBuf> {
     let path = Path::new(name);
-    let found = match path.is_absolute() {
-        true => Some(path.to_owned()).filter(|path| host.locate(path).is_ok()),
-        false => engines::runtime::program(host, name),
+    let found = if !path.is_absolute() {
+        engines::runtime::program(host, name)?
+    } else if host.locate(path).is_ok() {
+        path.to_owned()
+    } else {
+        return None;
     };
-    found.filter(|path| path.file_name().is_some_and(|name| name != RUNTIME))
+    if found.file_name()? == RUNTIME {
+        return None;
+    }
+    Some(found)
 }
 
 /// Appends the error to the log, from which the shim of containerd takes the message for the user.
 fn log(call: &Call, message: &str) {
     let Some(path) = &call.log else { return };
-    let text = match call.is_json {
-        true => serde_json::json!({"level": "error", "msg": message}).to_string(),
-        false => message.to_owned(),
+    let text = if call.is_json {
+        serde_json::json!({"level": "error", "msg": message}).to_string()
+    } else {
+        message.to_owned()
     };
     if let Ok(mut file) = File::options().append(true).create(true).open(path) {
         file.write_all(format!("{text}\n").as_bytes()).ok();

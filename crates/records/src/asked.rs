@@ -9,7 +9,7 @@ use nvidia_host::request::GpuRequest;
 /// The parts of a request. The field names are an interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Asked {
+pub struct RecordedRequest {
     /// Indices, UUIDs and so on; or `all`, `none`
     pub visible_devices: Vec<String>,
     /// `compute`, `utility` and so on
@@ -29,7 +29,7 @@ pub struct Asked {
     pub features: Vec<String>,
 }
 
-impl From<&GpuRequest> for Asked {
+impl From<&GpuRequest> for RecordedRequest {
     fn from(request: &GpuRequest) -> Self {
         Self {
             visible_devices: request.devices.names(),

@@ -4,7 +4,7 @@
 use base::json;
 use serde_json::Value;
 
-use super::asked::Asked;
+use super::asked::RecordedRequest;
 use super::{Container, Pod, Record};
 
 /// Upper limit for the file of a record, in bytes.
@@ -20,20 +20,26 @@ impl Record {
         if let Some(text) = self.unshortened() {
             return Some(text.into_bytes());
         }
-        let forms = LIMITS
-            .iter()
-            .filter_map(|(items, chars)| self.shortened(*items, *chars));
-        forms.into_iter().find(|bytes| bytes.len() <= MAX_SIZE)
+        for (items, chars) in LIMITS {
+            let bytes = self.shortened(items, chars)?;
+            if bytes.len() <= MAX_SIZE {
+                return Some(bytes);
+            }
+        }
+        None
     }
 
     /// Returns the record as JSON if it need not be shortened, as almost all records. Each text is in a line of its own.
     fn unshortened(&self) -> Option<String> {
         let (items, chars) = LIMITS[0];
-        if !self.lists().into_iter().all(|length| length <= items) {
+        if self.lists().iter().any(|length| *length > items) {
             return None;
         }
         let text = json::pretty(self).ok()?;
-        (text.len() <= MAX_SIZE && text.lines().all(|line| line.len() <= chars)).then_some(text)
+        if text.len() > MAX_SIZE || text.lines().any(|line| line.len() > chars) {
+            return None;
+        }
+        Some(text)
     }
 
     /// Returns the lengths of the lists that are shortened.
@@ -70,7 +76,7 @@ impl Record {
             driver: _,
         } = self;
         let of_request = asked.as_ref().map_or([0; 5], |asked| {
-            let Asked {
+            let RecordedRequest {
                 visible_devices,
                 driver_capabilities,
                 requirements,
@@ -114,14 +120,18 @@ fn shorten(value: &mut Value, items: usize, chars: usize) {
         Value::Array(list) => {
             let more = list.len().saturating_sub(items);
             list.truncate(items);
-            list.iter_mut().for_each(|item| shorten(item, items, chars));
+            for item in list.iter_mut() {
+                shorten(item, items, chars);
+            }
             if more > 0 && list.iter().all(Value::is_string) {
                 list.push(format!("… and {more} more").into());
             }
         }
-        Value::Object(members) => members
-            .values_mut()
-            .for_each(|member| shorten(member, items, chars)),
+        Value::Object(members) => {
+            for member in members.values_mut() {
+                shorten(member, items, chars);
+            }
+        }
         _ => {}
     }
 }
@@ -145,9 +155,9 @@ mod tests {
     #[test]
     fn a_small_record_is_kept_as_it_is() {
         let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
-        record.asked = Some(Asked {
+        record.asked = Some(RecordedRequest {
             visible_devices: vec!["0".to_owned(); 64],
-            ..Asked::default()
+            ..RecordedRequest::default()
         });
         record.end(Outcome::Given, "x".repeat(2000));
         assert_eq!(Record::parse(&record.to_bytes().unwrap()).unwrap(), record);
@@ -182,9 +192,9 @@ mod tests {
                 };
                 items
             ];
-            record.asked = Some(Asked {
+            record.asked = Some(RecordedRequest {
                 visible_devices: vec!["all".to_owned(); items],
-                ..Asked::default()
+                ..RecordedRequest::default()
             });
             let shortened = LIMITS
                 .iter()
@@ -199,9 +209,9 @@ mod tests {
     #[test]
     fn a_list_says_how_much_of_it_is_gone() {
         let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
-        record.asked = Some(Asked {
+        record.asked = Some(RecordedRequest {
             visible_devices: vec!["abcd".to_owned(); 1_000_000],
-            ..Asked::default()
+            ..RecordedRequest::default()
         });
         let read = Record::parse(&record.to_bytes().unwrap()).unwrap();
         assert_eq!(
@@ -227,7 +237,7 @@ mod tests {
             record.request.clone_from(&text);
             record.driver.clone_from(&text);
             record.devices = texts.iter().map(|text| Device { uuid: text.clone(), ..Device::default() }).collect();
-            record.asked = Some(Asked {
+            record.asked = Some(RecordedRequest {
                 features: Vec::new(),
                 visible_devices: texts.clone(),
                 driver_capabilities: texts.clone(),

@@ -20,7 +20,7 @@ use base::report::{Finding, one_line};
 pub use device::Device;
 pub use pod::Pod;
 
-use asked::Asked;
+use asked::RecordedRequest;
 
 /// The version of the format. Records of other versions are not read.
 const VERSION: u32 = 1;
@@ -61,7 +61,7 @@ pub struct Record {
     pub request: String,
     /// The request, if there is one
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub asked: Option<Asked>,
+    pub asked: Option<RecordedRequest>,
     /// The driver's version; empty if unknown
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub driver: String,

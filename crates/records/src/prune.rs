@@ -1,12 +1,9 @@
 //! Decides which records to remove if there are too many. Pure.
 //!
-//! Every user who can start containers creates records. So records of running containers are removed last, one namespace cannot
-//! displace the records of another, and a container that the kubelet restarts every few seconds has one record instead of one
-//! for each attempt.
-//!
-//! A user who can create namespaces could displace the records of others with many namespaces of one record each. So half of the
-//! places are for the newest records, and half for the namespaces that had records first: a flood of new namespaces displaces only
-//! itself and other new records. The hook reads only names that the author of a pod cannot invent (`oci::pod`).
+//! Every user who can start containers creates records. So records of running containers are removed last, failures, which `why`
+//! explains, are kept longer than ended containers, and a namespace that has more than its limit loses its records first. A container
+//! that the kubelet restarts every few seconds has one record instead of one for each attempt. The hook reads only names that the
+//! author of a pod cannot invent (`oci::pod`).
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -22,8 +19,8 @@ const MAX_ENDED: usize = MAX_RECORDS / 2;
 const MIN_ENDED: usize = MAX_RECORDS / 8;
 /// Limit for the failures of one container of a pod, each for another reason.
 const MAX_REASONS: usize = 4;
-/// The records of a namespace that have precedence over those of namespaces that had records later.
-const SHARE: usize = 8;
+/// The records of a namespace that have precedence over all records beyond this number in other namespaces.
+const PER_NAMESPACE: usize = 40;
 
 /// A record and the name of its file.
 #[derive(Clone, Debug)]
@@ -33,70 +30,54 @@ pub(crate) struct Candidate {
     pub bundle_exists: bool,
 }
 
-/// The time of the first record of each namespace.
-type Seniority = BTreeMap<String, String>;
-
 /// Returns the names of the records to remove.
 pub(crate) fn surplus(records: Vec<Candidate>) -> Vec<String> {
-    let mut seniority = Seniority::new();
-    for Candidate { record, .. } in &records {
-        let first = seniority
-            .entry(record.container.pod.namespace.clone())
-            .or_insert_with(|| record.since().to_owned());
-        if record.since() < first.as_str() {
-            record.since().clone_into(first);
+    let (mut running, mut others) = (Vec::new(), Vec::new());
+    for candidate in records {
+        if candidate.is_running() {
+            running.push(candidate);
+        } else {
+            others.push(candidate);
         }
     }
-    let (running, others): (Vec<_>, Vec<_>) = records.into_iter().partition(
-        |Candidate {
-             record,
-             bundle_exists,
-             ..
-         }| {
-            *bundle_exists && record.ended.is_empty() && record.outcome != Outcome::Failed
-        },
-    );
     let for_others = MAX_ENDED.saturating_sub(running.len()).max(MIN_ENDED);
-    let mut names = beyond(others, for_others, &seniority);
-    names.extend(beyond(running, MAX_RECORDS - MIN_ENDED, &seniority));
+    let mut names = beyond(others, for_others);
+    names.extend(beyond(running, MAX_RECORDS - MIN_ENDED));
     names
 }
 
-/// Returns all but `count` records, of which each namespace keeps an equal share. Within a namespace, failures have precedence
-/// over ended containers, and newer records over older ones. Between namespaces, newer records have precedence for half of the
-/// places, and older namespaces for the others.
-fn beyond(mut records: Vec<Candidate>, count: usize, seniority: &Seniority) -> Vec<String> {
+impl Candidate {
+    /// Reports whether the container can still run: a container whose end was not seen has lost its bundle.
+    fn is_running(&self) -> bool {
+        self.bundle_exists && self.record.ended.is_empty() && !self.is_failure()
+    }
+
+    fn is_failure(&self) -> bool {
+        self.record.outcome == Outcome::Failed
+    }
+}
+
+/// Returns the names of all but `count` records. Failures are kept longer than ended containers, and newer records longer than older
+/// ones. Records beyond the limit of their namespace go first.
+fn beyond(mut records: Vec<Candidate>, count: usize) -> Vec<String> {
     newest_first(&mut records, |candidate| {
-        (
-            usize::from(candidate.record.outcome != Outcome::Failed),
-            &candidate.record,
-        )
+        (usize::from(!candidate.is_failure()), &candidate.record)
     });
-    let mut of_namespace: BTreeMap<String, usize> = BTreeMap::new();
-    let ranked = records.into_iter().map(|candidate| {
-        let rank = of_namespace
-            .entry(candidate.record.container.pod.namespace.clone())
+    let mut in_namespace: BTreeMap<String, usize> = BTreeMap::new();
+    let (mut kept, mut excess) = (Vec::new(), Vec::new());
+    for Candidate { name, record, .. } in records {
+        let number = in_namespace
+            .entry(record.container.pod.namespace)
             .or_default();
-        *rank += 1;
-        (*rank - 1, candidate)
-    });
-    let mut ranked: Vec<(usize, Candidate)> = ranked.collect();
-    newest_first(&mut ranked, |(rank, candidate)| (*rank, &candidate.record));
-    let mut older = ranked.split_off(ranked.len().min(count / 2));
-    older.sort_by_cached_key(|(rank, candidate)| {
-        (
-            rank / SHARE,
-            seniority
-                .get(&candidate.record.container.pod.namespace)
-                .cloned(),
-            *rank,
-        )
-    });
-    older
-        .into_iter()
-        .skip(count - count / 2)
-        .map(|(_, candidate)| candidate.name)
-        .collect()
+        *number += 1;
+        if *number <= PER_NAMESPACE {
+            kept.push(name);
+        } else {
+            excess.push(name);
+        }
+    }
+    kept.extend(excess);
+    kept.split_off(count.min(kept.len()))
 }
 
 /// Sorts items by a rank, then by the time at which their container started, with the newest one first.
@@ -115,21 +96,25 @@ pub(crate) fn superseded(by: &Record, records: &[(String, Record)]) -> Vec<Strin
     if by.outcome != Outcome::Failed || name.is_empty() && *pod == Pod::default() {
         return Vec::new();
     }
-    let mut failed: Vec<_> = records
-        .iter()
-        .filter(|(_, record)| record.outcome == Outcome::Failed)
-        .collect();
-    failed.retain(|(_, Record { container, .. })| {
-        container.id != *id && container.name == *name && container.pod == *pod
-    });
+    let mut failed = Vec::new();
+    for (file, record) in records {
+        let other = &record.container;
+        let is_same = other.id != *id && other.name == *name && other.pod == *pod;
+        if is_same && record.outcome == Outcome::Failed {
+            failed.push((file, record));
+        }
+    }
     newest_first(&mut failed, |(_, record)| (0, record));
-    let (same, others): (Vec<_>, Vec<_>) = failed
-        .into_iter()
-        .partition(|(_, record)| record.reason == by.reason);
-    same.into_iter()
-        .chain(others.into_iter().skip(MAX_REASONS - 1))
-        .map(|(name, _)| name.clone())
-        .collect()
+    let (mut names, mut other_reasons) = (Vec::new(), Vec::new());
+    for (file, record) in failed {
+        if record.reason == by.reason {
+            names.push(file.clone());
+        } else {
+            other_reasons.push(file.clone());
+        }
+    }
+    names.extend(other_reasons.into_iter().skip(MAX_REASONS - 1));
+    names
 }
 
 #[cfg(test)]
@@ -197,109 +182,37 @@ mod tests {
         );
     }
 
-    /// Records of `namespaces` different namespaces, each with `each` failures, that started from `from` on.
-    fn invented(namespaces: usize, each: usize, from: usize) -> Vec<Candidate> {
-        let one = |number: usize| {
-            let (namespace, id) = (
-                format!("invented{}", from + number / each),
-                format!("invented{}", from + number),
-            );
-            Candidate {
-                name: id.clone(),
-                record: record(&id, &namespace, Outcome::Failed, from + number),
-                bundle_exists: false,
-            }
-        };
-        (0..namespaces * each).map(one).collect()
-    }
-
-    /// Prunes like a store to which these records are added one by one.
-    fn add(kept: &mut Vec<Candidate>, more: Vec<Candidate>) {
-        for candidate in more {
-            if kept.len() >= MAX_RECORDS {
-                let gone: std::collections::BTreeSet<String> =
-                    surplus(kept.clone()).into_iter().collect();
-                kept.retain(|candidate| !gone.contains(&candidate.name));
-            }
-            kept.push(candidate);
+    /// A container that ended does not run, although the engine keeps its bundle until it is removed.
+    #[test]
+    fn an_ended_container_does_not_run() {
+        let mut records = kept(MAX_RECORDS, "", Outcome::Given, true);
+        for candidate in &mut records[..MAX_RECORDS - 10] {
+            candidate.record.ended = "000000".to_owned();
         }
-    }
-
-    fn of_victim(kept: &[Candidate]) -> usize {
-        kept.iter()
-            .filter(|candidate| candidate.name.starts_with("victim"))
-            .count()
+        let gone = surplus(records);
+        assert_eq!(gone.len(), MAX_RECORDS - 10 - (MAX_ENDED - 10));
+        assert!(!gone.contains(&"Given399".to_owned()), "it runs");
+        assert!(
+            !gone.contains(&"Given389".to_owned()),
+            "the last that ended"
+        );
+        assert!(gone.contains(&"Given0".to_owned()));
     }
 
     #[test]
-    fn many_namespaces_do_not_push_out_one() {
-        for (namespaces, each) in [(520, 1), (5000, 1), (300, 5), (100, 40), (1, 5000)] {
-            for (outcome, count) in [
-                (Outcome::Failed, 5),
-                (Outcome::Given, 5),
-                (Outcome::Failed, SHARE),
-            ] {
-                let mut records = kept(count, "victim", outcome, false);
-                add(&mut records, invented(namespaces, each, 1000));
-                assert_eq!(
-                    of_victim(&records),
-                    count,
-                    "{namespaces} namespaces with {each} records each"
-                );
-                let gone = surplus(records.clone());
-                assert!(
-                    gone.iter().all(|name| !name.starts_with("victim")),
-                    "{namespaces} {each}: {gone:?}"
-                );
-                let newest = format!("invented{}", 1000 + namespaces * each - 1);
-                assert!(!gone.contains(&newest), "the newest record stays");
-            }
-        }
-    }
-
-    /// Of two floods, the first has the places of older namespaces. The newest record of each namespace stays nevertheless, until as many
-    /// others are newer as there are places for new records.
-    #[test]
-    fn namespaces_that_came_first_do_not_keep_out_another() {
+    fn many_namespaces_displace_the_oldest_records() {
         let mut records = Vec::new();
-        add(&mut records, invented(1000, 1, 0));
-        let mut victim = kept(5, "victim", Outcome::Failed, false);
-        for (number, candidate) in victim.iter_mut().enumerate() {
-            candidate.record.started = format!("{:06}", 100_000 + number);
+        for namespace in 0..MAX_RECORDS {
+            let mut one = kept(1, &format!("n{namespace:03}"), Outcome::Failed, false);
+            one[0].record.started = format!("{namespace:06}");
+            records.extend(one);
         }
-        add(&mut records, victim);
-        add(&mut records, invented(MAX_ENDED / 2 - 5, 1, 200_000));
         let gone = surplus(records);
-        assert!(!gone.contains(&"victimFailed4".to_owned()), "{gone:?}");
-    }
-
-    #[test]
-    fn containers_that_run_in_many_namespaces_do_not_push_out_one() {
-        let mut records = kept(5, "victim", Outcome::Given, true);
-        records.extend(invented(500, 1, 1000).into_iter().map(|mut candidate| {
-            (candidate.record.outcome, candidate.bundle_exists) = (Outcome::Given, true);
-            candidate
-        }));
-        let gone = surplus(records);
-        assert!(
-            gone.len() == 505 - (MAX_RECORDS - MIN_ENDED)
-                && gone.iter().all(|name| !name.starts_with("victim"))
-        );
-    }
-
-    #[test]
-    fn a_container_that_fails_again_keeps_its_place() {
-        let mut again = kept(1, "victim", Outcome::Failed, false);
-        again[0].record.started = "900000".to_owned();
-        again[0].record.since = "000001".to_owned();
-        let mut records = invented(400, 1, 1000);
-        records.extend(again);
-        records.extend(invented(300, 1, 950_000));
-        assert!(
-            surplus(records)
-                .iter()
-                .all(|name| !name.starts_with("victim"))
-        );
+        let expected: Vec<_> = (0..MAX_RECORDS - MAX_ENDED)
+            .rev()
+            .map(|namespace| format!("n{namespace:03}Failed0"))
+            .collect();
+        assert_eq!(gone, expected);
     }
 
     #[test]

@@ -77,16 +77,20 @@ impl Store {
         };
         let others = self.readable();
         let replaced = superseded(&stored, &others);
-        let earlier = others
-            .iter()
-            .filter(|(name, _)| replaced.contains(name))
-            .map(|(_, record)| record.since());
-        stored.since = earlier.min().map(str::to_owned).unwrap_or_default();
+        let mut since = None;
+        for (name, record) in &others {
+            if replaced.contains(name) && since.is_none_or(|since| record.since() < since) {
+                since = Some(record.since());
+            }
+        }
+        stored.since = since.unwrap_or_default().to_owned();
         let Some(bytes) = stored.to_bytes() else {
             return;
         };
         if self.0.replace(name, &bytes).is_ok() {
-            replaced.iter().for_each(|name| self.remove(name));
+            for name in &replaced {
+                self.remove(name);
+            }
         }
     }
 
@@ -108,7 +112,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Marks the record of a container as that of one that has ended, and returns what it was. It is kept, because users ask `why` for
+    /// Marks the container as ended in its record, and returns the record from before. It is kept, because users ask `why` for
     /// containers that the engine has removed. `add_name` completes the names of the container.
     pub fn end(&self, id: &str, now: SystemTime, add_name: fn(&mut Container)) -> Option<Record> {
         let name = file_name(id)?;
@@ -156,7 +160,9 @@ impl Store {
                 Err(_) => self.remove(&name),
             }
         }
-        surplus(records).iter().for_each(|name| self.remove(name));
+        for name in surplus(records) {
+            self.remove(&name);
+        }
     }
 
     fn remove(&self, name: &str) {
@@ -164,11 +170,13 @@ impl Store {
     }
 
     fn readable(&self) -> Vec<(String, Record)> {
-        let names = self.0.names().unwrap_or_default();
-        names
-            .into_iter()
-            .filter_map(|name| self.read(&name).ok().map(|record| (name, record)))
-            .collect()
+        let mut records = Vec::new();
+        for name in self.0.names().unwrap_or_default() {
+            if let Ok(record) = self.read(&name) {
+                records.push((name, record));
+            }
+        }
+        records
     }
 
     fn read(&self, name: &str) -> anyhow::Result<Record> {
@@ -183,9 +191,17 @@ impl Store {
 
 /// Returns the file name for a container id; `None` for an id that is not a safe file name.
 fn file_name(id: &str) -> Option<String> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    let fits = !id.is_empty() && id.len() <= 200 && !id.starts_with('.') && id.bytes().all(plain);
-    fits.then(|| format!("{id}.json"))
+    if id.is_empty() || id.len() > 200 || id.starts_with('.') {
+        return None;
+    }
+    if !id.bytes().all(is_plain) {
+        return None;
+    }
+    Some(format!("{id}.json"))
+}
+
+const fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.')
 }
 
 #[cfg(test)]
@@ -322,5 +338,31 @@ mod tests {
             ("0019", "0000"),
             "the first attempt"
         );
+    }
+
+    /// A record that replaces several failures counts from the oldest of them.
+    #[test]
+    fn a_repeated_failure_began_with_the_oldest() {
+        let (_base, store) = store();
+        let attempt = |id: &str, reason: &str, started: &str| {
+            let mut record = record(id, Outcome::Failed, started);
+            record.container.name = "web".to_owned();
+            record.reason = reason.to_owned();
+            record
+        };
+        // Their names are in another order than their times.
+        for (id, reason, started) in [("c", "x", "3"), ("a", "y", "5"), ("b", "z", "4")] {
+            store.write(&attempt(id, reason, started));
+        }
+        let names = store.0.names().unwrap();
+        for name in &names {
+            let mut earlier = store.read(name).unwrap();
+            earlier.reason = "same".to_owned();
+            store.0.replace(name, &earlier.to_bytes().unwrap()).unwrap();
+        }
+        store.write(&attempt("d", "same", "6"));
+        let left = store.all().unwrap().records;
+        assert_eq!(left.len(), 1);
+        assert_eq!(left[0].since, "3");
     }
 }

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
+use base::go;
 use base::report::failure;
 use findings::catalog;
 use nvidia_host::programs;
@@ -82,18 +83,10 @@ pub fn parse(args: Vec<OsString>) -> Result<Call> {
     let mut call = Call::default();
     let mut args = args.into_iter();
     while let Some(word) = args.next() {
-        let Some(flag) = word
-            .to_str()
-            .and_then(|word| word.strip_prefix('-'))
-            .filter(|flag| !flag.is_empty())
-        else {
+        let Some((name, value)) = go::flag(&word) else {
             call.stage = Some(word);
             break;
         };
-        let flag = flag.strip_prefix('-').unwrap_or(flag);
-        let (name, value) = flag
-            .split_once('=')
-            .map_or((flag, None), |(name, value)| (name, Some(value)));
         match (name, value) {
             // "--" ends the flags.
             ("", None) => {
@@ -116,12 +109,14 @@ pub fn parse(args: Vec<OsString>) -> Result<Call> {
     Ok(call)
 }
 
-/// Parses a boolean value like Go's `strconv.ParseBool`. A flag without a value is true.
+/// Parses a boolean. A flag without a value is true.
 fn is_on(name: &str, value: Option<&str>) -> Result<bool> {
-    match value {
-        None | Some("1" | "t" | "T" | "TRUE" | "true" | "True") => Ok(true),
-        Some("0" | "f" | "F" | "FALSE" | "false" | "False") => Ok(false),
-        Some(value) => bail!("-{name}={value:?} is neither true nor false"),
+    let Some(value) = value else {
+        return Ok(true);
+    };
+    match go::parse_bool(value) {
+        Some(is_on) => Ok(is_on),
+        None => bail!("-{name}={value:?} is neither true nor false"),
     }
 }
 

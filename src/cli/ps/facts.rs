@@ -18,7 +18,7 @@ use super::super::containers::Known;
 use super::super::time;
 use crate::doctor::container::find::ProcessId;
 use crate::oci::{cgroup_id, conmon, spec_view};
-use crate::plan::given;
+use crate::plan::engine_devices;
 
 /// Everything from which the table follows.
 #[derive(Debug)]
@@ -198,7 +198,7 @@ fn other(id: &str, process: ProcessId, name: String, bundle: PathBuf) -> Other {
     let spec = bundles.find_map(|bundle| spec_view::read_named(&bundle).ok());
     let devices = spec
         .as_ref()
-        .and_then(given::find)
+        .and_then(engine_devices::find)
         .map(|given| given.devices())
         .unwrap_or_default();
     let pod = spec.map(|spec| spec.pod).unwrap_or_default();

@@ -2,8 +2,8 @@ use std::path::Path;
 
 use super::{gpu_nodes, granted};
 use crate::oci::spec_view::{self, SpecView};
-use crate::plan::others::Other;
-use crate::plan::{given, others, request};
+use crate::plan::other_setup::OtherSetup;
+use crate::plan::{engine_devices, other_setup, request};
 use nvidia_host::driver::node_name::NodeName;
 use nvidia_host::request::Hint;
 
@@ -34,19 +34,23 @@ fn spec(device: &str, mount: &str, process: &str) -> SpecView {
 
 fn check(spec: &SpecView, expected: &Read, case: &str) {
     let nodes = gpu_nodes(spec);
-    let given = given::find(spec).unwrap_or_default();
+    let given = engine_devices::find(spec).unwrap_or_default();
     let given: Vec<_> = given
         .nodes
         .iter()
         .map(|path| path.to_str().unwrap())
         .collect();
-    let control = match others::set_up_by(spec, |_| false) {
-        Some(Other::Files(files)) => files.rsplit_once(" and ").unwrap().1.replace('"', ""),
+    let control = match other_setup::set_up_by(spec, |_| false) {
+        Some(OtherSetup::Files(files)) => files.rsplit_once(" and ").unwrap().1.replace('"', ""),
         _ => String::new(),
     };
     let limited = granted(spec).unwrap_or_default().gpus;
-    assert_eq!(given.join(" "), expected.gpus, "plan::given: {case}");
-    assert_eq!(control, expected.control, "plan::others: {case}");
+    assert_eq!(
+        given.join(" "),
+        expected.gpus,
+        "plan::engine_devices: {case}"
+    );
+    assert_eq!(control, expected.control, "plan::other_setup: {case}");
     assert!(
         limited.iter().eq(expected.limited),
         "stages::limits: {case}: {limited:?}"

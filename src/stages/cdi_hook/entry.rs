@@ -1,10 +1,11 @@
 //! Parses the hook entries of CDI specs that NVIDIA's programs write.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
+use base::go::flag;
 use base::paths::ContainerPath;
 use nvidia_host::driver::compat;
 use nvidia_host::programs::CDI_HOOK;
@@ -39,19 +40,6 @@ pub(crate) struct Hook {
     pub(super) mode: Option<u32>,
     pub(super) paths: Vec<ContainerPath>,
     pub(super) state: Option<PathBuf>,
-}
-
-/// Splits an option into name and value. Go's flags have one or two dashes.
-fn flag(word: &OsStr) -> Option<(&str, Option<&str>)> {
-    let flag = word
-        .to_str()?
-        .strip_prefix('-')
-        .filter(|flag| !flag.is_empty())?;
-    let flag = flag.strip_prefix('-').unwrap_or(flag);
-    Some(
-        flag.split_once('=')
-            .map_or((flag, None), |(name, value)| (name, Some(value))),
-    )
 }
 
 /// Parses the arguments of an entry, without argv\[0\], for a program of this name.
@@ -192,7 +180,7 @@ mod tests {
         }
     }
 
-    /// The hooks and the options are those of NVIDIA's program.
+    /// NVIDIA's program has the same hooks and options.
     #[test]
     fn every_option_is_known() {
         let parts: serde_json::Value = serde_json::from_str(include_str!(

@@ -1,4 +1,4 @@
-//! Carries out the hook entries of CDI specs that NVIDIA's toolkit, device plugin and DRA driver write. The steps are those of
+//! Carries out the hook entries of CDI specs that NVIDIA's toolkit, device plugin and DRA driver write. The steps are the steps of
 //! generated specs, with the same guarantees: ldconfig is not run, and no path leads out of the container.
 
 pub(crate) mod entry;
@@ -55,9 +55,7 @@ impl CdiHook {
 fn carry_out(hook: &Hook, call: &mut Call) -> Result<()> {
     let start = Instant::now();
     let bytes = match &hook.state {
-        Some(file) => open_host_file(file)
-            .map_err(anyhow::Error::from)
-            .and_then(|(file, _)| read_limited(file, oci::MAX_JSON))
+        Some(file) => read_state_file(file)
             .with_context(|| format!("cannot read the container state {file:?}"))?,
         None => read_stdin()?,
     };
@@ -69,58 +67,62 @@ fn carry_out(hook: &Hook, call: &mut Call) -> Result<()> {
     call.set_deadline(start)?;
     let container = OpenContainer::inside(&spec.rootfs)?;
     let steps = steps(hook, &container, &spec);
-    let finished = inject::carry_out(
+    let finished = inject::apply(
         inject::prepare(&steps, &spec.mount_label)?,
         container,
         &Container::new(&state, &spec)?,
         &[],
     )?;
-    finished
-        .findings
-        .iter()
-        .for_each(|finding| call.finding(finding));
+    call.findings(&finished.findings);
     Ok(())
+}
+
+fn read_state_file(path: &Path) -> Result<Vec<u8>> {
+    let (file, _) = open_host_file(path)?;
+    read_limited(file, oci::MAX_JSON)
 }
 
 fn steps(hook: &Hook, container: &OpenContainer, spec: &SpecView) -> Vec<Step> {
     let mut edits = RootfsEdits::default();
     match hook.name {
-        "create-symlinks" => edits.links.extend(
-            hook.links
-                .iter()
-                .map(|(text, link)| (link.clone(), text.clone())),
-        ),
+        "create-symlinks" => {
+            for (text, link) in &hook.links {
+                edits.links.insert(link.clone(), text.clone());
+            }
+        }
         "update-ldcache" => {
             add_libraries(&mut edits, &hook.folders, container, spec);
             let mut steps = rootfs::steps(&edits, container.facts(), Vec::new());
-            for (dir, names) in compat_hooks(spec).filter_map(|hook| compat_of(&hook, container)) {
-                steps::prefer(&mut steps, &dir, |soname| names.contains(soname));
+            for entry in &spec.hooks {
+                let Some(hook) = compat_hook(&entry.args) else {
+                    continue;
+                };
+                if let Some((dir, names)) = compat_of(&hook, container) {
+                    steps::prefer(&mut steps, &dir, |soname| names.contains(soname));
+                }
             }
             return steps;
         }
         // update-ldcache reads this entry too. This call only adds the directory to the configuration of the image's ldconfig.
         "enable-cuda-compat" => {
-            return compat_of(hook, container)
-                .map(|(dir, _)| Step::ListDirectories {
-                    first: vec![dir],
-                    others: Vec::new(),
-                })
-                .into_iter()
-                .collect();
+            let Some((dir, _)) = compat_of(hook, container) else {
+                return Vec::new();
+            };
+            return vec![Step::ListDirectories {
+                first: vec![dir],
+                others: Vec::new(),
+            }];
         }
         "disable-device-node-modification" => return vec![Step::MaskParams],
         "update-application-profile" => edits.egl_devices = gpus_of(spec),
         _ => {
-            let modes = hook
-                .paths
-                .iter()
-                .zip(std::iter::repeat(hook.mode.unwrap_or(0o755)));
-            return modes
-                .map(|(path, mode)| Step::SetMode {
-                    target: path.clone(),
-                    mode,
-                })
-                .collect();
+            let mode = hook.mode.unwrap_or(0o755);
+            let mut steps = Vec::new();
+            for path in &hook.paths {
+                let target = path.clone();
+                steps.push(Step::SetMode { target, mode });
+            }
+            return steps;
         }
     }
     rootfs::steps(&edits, container.facts(), Vec::new())
@@ -154,16 +156,14 @@ fn add_libraries(
     }
 }
 
-/// Returns the enable-cuda-compat entries of the container.
-fn compat_hooks(spec: &SpecView) -> impl Iterator<Item = Hook> {
-    spec.hooks
-        .iter()
-        .filter_map(|entry| compat_hook(&entry.args))
-}
-
+/// Parses an enable-cuda-compat entry of the container.
 fn compat_hook(args: &[String]) -> Option<Hook> {
-    let CdiHook(hook) = CdiHook::parse(&args.iter().map(OsString::from).collect::<Vec<_>>())?;
-    (hook.name == "enable-cuda-compat").then_some(hook)
+    let args: Vec<_> = args.iter().map(OsString::from).collect();
+    let CdiHook(hook) = CdiHook::parse(&args)?;
+    if hook.name != "enable-cuda-compat" {
+        return None;
+    }
+    Some(hook)
 }
 
 /// Returns the directory and file names of the image's compatibility libraries, if they must be used with this driver.
@@ -208,7 +208,10 @@ mod tests {
               {"path":"/usr/bin/other","args":["other","enable-cuda-compat","--host-driver-version=1"]}]}}"#;
         let spec = spec_view::parse(text.as_bytes(), Path::new("/b")).unwrap();
         assert_eq!(gpus_of(&spec), 0b1001);
-        let versions: Vec<_> = compat_hooks(&spec).map(|hook| hook.host_driver).collect();
-        assert_eq!(versions, ["535.1"]);
+        let hooks = spec.hooks.iter().map(|entry| compat_hook(&entry.args));
+        let versions: Vec<_> = hooks
+            .map(|hook| hook.map(|hook| hook.host_driver))
+            .collect();
+        assert_eq!(versions, [Some("535.1".to_owned()), None, None]);
     }
 }

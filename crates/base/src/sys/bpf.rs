@@ -1,6 +1,6 @@
 //! Reads and replaces the device programs of a cgroup with bpf(2).
 //!
-//! Layouts and constants are those of `include/uapi/linux/bpf.h` and bpf(2). Each attribute struct is a prefix of one member of
+//! Layouts and constants come from `include/uapi/linux/bpf.h` and bpf(2). Each attribute struct is a prefix of one member of
 //! `union bpf_attr`, and its size is passed to the kernel. The kernel treats missing fields as zero, and accepts unknown fields if
 //! they are zero.
 #![allow(unsafe_code, reason = "neither nix nor rustix has bpf(2)")]
@@ -30,7 +30,7 @@ const BPF_F_QUERY_EFFECTIVE: u32 = 1;
 
 /// Attach flag: the program of a descendant cgroup replaces this one.
 pub const BPF_F_ALLOW_OVERRIDE: u32 = 1;
-/// Attach flag: all programs run, including those of the ancestors, and every one must permit the access.
+/// Attach flag: all programs run, including the programs of the ancestors, and every one must permit the access.
 pub const BPF_F_ALLOW_MULTI: u32 = 1 << 1;
 const BPF_F_REPLACE: u32 = 1 << 2;
 
@@ -161,10 +161,10 @@ pub fn attached(cgroup: BorrowedFd<'_>) -> nix::Result<Attached> {
     query(cgroup, 0)
 }
 
-/// Returns the ids of all device programs that are effective in a cgroup, including those of its ancestors.
+/// Returns the ids of all device programs that are effective in a cgroup, including the programs of its ancestors.
 ///
 /// # Errors
-/// Those of [`attached`].
+/// The errors of [`attached`].
 #[doc(alias = "BPF_F_QUERY_EFFECTIVE")]
 pub fn effective(cgroup: BorrowedFd<'_>) -> nix::Result<Vec<u32>> {
     query(cgroup, BPF_F_QUERY_EFFECTIVE).map(|attached| attached.ids)
@@ -293,12 +293,12 @@ struct RawInfo {
 
 /// Returns the name, the number of maps and the instructions of a program.
 ///
-/// Without `CAP_BPF` the kernel withholds the instructions: it reports their length as 0. It also withholds those of a program with
+/// Without `CAP_BPF` the kernel withholds the instructions: it reports their length as 0. It also withholds the instructions of a program with
 /// blinded constants from a caller that may not see kernel addresses: it sets the pointer to 0 (`bpf_prog_get_info_by_fd` in
 /// `kernel/bpf/syscall.c`).
 ///
 /// # Errors
-/// Those of bpf(2). Instructions that the kernel withholds are not an error.
+/// The errors of bpf(2). Instructions that the kernel withholds are not an error.
 #[doc(alias = "BPF_OBJ_GET_INFO_BY_FD")]
 pub fn prog_info(prog: BorrowedFd<'_>) -> nix::Result<ProgInfo> {
     let mut info = RawInfo::default();
@@ -480,7 +480,7 @@ impl AttachAttr {
     }
 }
 
-/// Attaches a device program. `flags` must be those of the attached programs ([`attached`]). With [`BPF_F_ALLOW_MULTI`] it replaces
+/// Attaches a device program. `flags` must equal the flags of the attached programs ([`attached`]). With [`BPF_F_ALLOW_MULTI`] it replaces
 /// `replace`, if given. With other flags a cgroup has one program, which the new one replaces.
 ///
 /// # Errors

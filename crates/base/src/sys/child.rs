@@ -305,7 +305,7 @@ impl Drop for Child {
 /// Waits for all children. The warden has ended, and the kernel has killed the processes below it.
 ///
 /// The hook must not leave a zombie. Process 1 of its PID namespace would inherit it, which is crun at the createContainer stage.
-/// crun waits for the SIGCHLD of the hook, misses it because of that of the zombie, and reports a timeout of the hook.
+/// crun takes the zombie's SIGCHLD for the hook's, and reports a timeout of the hook.
 fn reap_all(until: Instant) {
     while Instant::now() < until {
         match waitpid(None, Some(WaitPidFlag::WNOHANG)) {

@@ -73,7 +73,7 @@ impl Root {
     /// Opens `path` for reading, on any file system. Only for a directory of the host that no container can change.
     ///
     /// # Errors
-    /// Those of [`Self::open_at`], and those of open(2).
+    /// The errors of [`Self::open_at`], and the errors of open(2).
     pub(crate) fn open_on_host(&self, path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         resolve(&self.fd, path, flags)
     }
@@ -81,7 +81,7 @@ impl Root {
     /// Like [`Self::open_at`], but returns `None` if nothing exists at `path`.
     ///
     /// # Errors
-    /// Those of [`Self::open_at`] except ENOENT.
+    /// The errors of [`Self::open_at`] except ENOENT.
     pub fn open_existing(&self, path: &Path, flags: OFlags) -> io::Result<Option<OwnedFd>> {
         or_missing(self.open_at(path, flags))
     }
@@ -117,7 +117,7 @@ impl Root {
     /// Opens the directory `path` below this root as a root.
     ///
     /// # Errors
-    /// Those of [`Self::open_at`], and ENOTDIR if `path` is not a directory.
+    /// The errors of [`Self::open_at`], and ENOTDIR if `path` is not a directory.
     pub fn open_root(&self, path: &Path) -> io::Result<Self> {
         Ok(Self {
             fd: self.open_at(path, OFlags::PATH | OFlags::DIRECTORY)?,
@@ -178,7 +178,7 @@ impl Root {
     /// rejected too. An image could replace the file with a link to /proc/kmsg, which has the mode of a regular file: a read of it
     /// waits for the next kernel message, and removes that message from syslog.
     ///
-    /// Any file system is accepted if it is that of the root, because the engine mounted it. It may use FUSE (fuse-overlayfs).
+    /// Any file system is accepted if the root is on it too, because the engine mounted it. It may use FUSE (fuse-overlayfs).
     ///
     /// # Errors
     /// If `file` is not a regular file, is on a file system that does not store files, or cannot be opened for reading.
@@ -189,7 +189,7 @@ impl Root {
     /// Like [`Self::open_stored`], with the state of the file.
     ///
     /// # Errors
-    /// Those of [`Self::open_stored`].
+    /// The errors of [`Self::open_stored`].
     pub fn open_stored_known(&self, file: OwnedFd) -> io::Result<(File, Stat)> {
         let stat = regular(&file)?;
         self.check_stored(&file, &stat)?;
@@ -544,7 +544,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         open(file.path().to_str().unwrap()).unwrap();
         assert!(open("/usr").is_err() && open("/dev/null").is_err());
-        // Any file system is accepted if it is that of the root.
+        // Any file system is accepted if the root is on it too.
         let proc = Root::open(Path::new("/proc")).unwrap();
         proc.open_stored(proc.open_at(Path::new("version"), OFlags::PATH).unwrap())
             .unwrap();

@@ -47,7 +47,7 @@ pub fn open(root: &Root, path: &Path) -> Result<File> {
 /// Checks whether [`open`] would succeed, without creating the file.
 ///
 /// # Errors
-/// Those of [`open`].
+/// The errors of [`open`].
 pub fn check(root: &Root, path: &Path) -> Result<()> {
     let (dir, name) = open_dir(root, path)?;
     let (name, access) = match exists(&dir, name)? {
@@ -72,7 +72,7 @@ fn open_dir<'p>(root: &Root, path: &'p Path) -> Result<(OwnedFd, &'p OsStr)> {
         bail!("the path does not name a file")
     };
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    // The directory `root` itself is trusted. In a user namespace, directories of the host's root look like those of other users, so
+    // The directory `root` itself is trusted. In a user namespace, directories of the host's root seem to belong to another user, so
     // only the last directory can be checked there.
     if parent.parent().is_none() || ns::in_user_namespace()? {
         let dir = root.open_at(parent, flags)?;

@@ -12,7 +12,6 @@ pub mod ids;
 pub mod in_root;
 pub mod landlock;
 pub mod live_files;
-pub mod local_time;
 pub mod log_file;
 pub mod mount;
 pub mod ns;

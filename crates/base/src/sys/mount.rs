@@ -99,7 +99,7 @@ impl MountAttrs {
 /// Returns a detached bind mount of `source`, a file or a directory without the mounts below it, with `attrs`.
 ///
 /// # Errors
-/// Those of [`restrict`] and of open_tree(2): ENOSYS before Linux 5.2, EPERM without CAP_SYS_ADMIN.
+/// The errors of [`restrict`] and of open_tree(2): ENOSYS before Linux 5.2, EPERM without CAP_SYS_ADMIN.
 pub fn clone_tree(source: impl AsFd, attrs: MountAttrs) -> io::Result<OwnedFd> {
     // Without AT_RECURSIVE. In a user namespace, the kernel then fails with EINVAL if that would show files which a locked mount
     // below covers (`has_locked_children` in fs/namespace.c; mount_namespaces(7)).
@@ -109,7 +109,7 @@ pub fn clone_tree(source: impl AsFd, attrs: MountAttrs) -> io::Result<OwnedFd> {
 /// Returns a detached bind mount of `path`, which no container chose, with `attrs`. If `path` is a symbolic link, the link is mounted.
 ///
 /// # Errors
-/// Those of [`clone_tree`], and NotFound if nothing exists at `path`.
+/// The errors of [`clone_tree`], and NotFound if nothing exists at `path`.
 pub fn clone_tree_at(path: &Path, attrs: MountAttrs) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     clone_with(CWD, &path, OpenTreeFlags::AT_SYMLINK_NOFOLLOW, attrs)
@@ -158,10 +158,10 @@ impl MountAttr {
 
 /// Adds `attrs` to a mount and makes it private, so that a later mount on it does not propagate to the peers of its source.
 ///
-/// Attributes are only added. In a user namespace those of the source are locked, and clearing one fails with EPERM.
+/// Attributes are only added. In a user namespace the attributes of the source are locked, and clearing one fails with EPERM.
 ///
 /// # Errors
-/// Those of mount_setattr(2): ENOSYS before Linux 5.12, EINVAL if `mount` is not the root of a mount.
+/// The errors of mount_setattr(2): ENOSYS before Linux 5.12, EINVAL if `mount` is not the root of a mount.
 pub fn restrict(mount: impl AsFd, attrs: MountAttrs) -> io::Result<()> {
     Ok(set_attr(
         mount.as_fd(),
@@ -221,7 +221,7 @@ fn set_attr(mount: BorrowedFd<'_>, attr: &MountAttr, size: usize) -> Result<(), 
 /// Attaches a detached mount to the file or directory `target`.
 ///
 /// # Errors
-/// Those of move_mount(2): ENOTDIR if only one of both is a directory, EINVAL if `target` is in another mount namespace.
+/// The errors of move_mount(2): ENOTDIR if only one of both is a directory, EINVAL if `target` is in another mount namespace.
 pub fn attach(mount: impl AsFd, target: impl AsFd) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     Ok(rustix::mount::move_mount(mount, c"", target, c"", flags)?)
@@ -230,7 +230,7 @@ pub fn attach(mount: impl AsFd, target: impl AsFd) -> io::Result<()> {
 /// Attaches a detached mount to `path` in the directory `dir`. A symbolic link at `path` is not followed.
 ///
 /// # Errors
-/// Those of [`attach`], and NotFound if nothing exists at `path`.
+/// The errors of [`attach`], and NotFound if nothing exists at `path`.
 pub fn attach_at(mount: impl AsFd, dir: impl AsFd, path: &Path) -> io::Result<()> {
     Ok(rustix::mount::move_mount(
         mount,
@@ -244,7 +244,7 @@ pub fn attach_at(mount: impl AsFd, dir: impl AsFd, path: &Path) -> io::Result<()
 /// Unmounts an attached mount.
 ///
 /// # Errors
-/// Those of umount2(2): EINVAL if the file is not the root of a mount.
+/// The errors of umount2(2): EINVAL if the file is not the root of a mount.
 pub fn detach(mount: BorrowedFd<'_>) -> io::Result<()> {
     // umount2(2) takes only a path. The magic link of an fd leads to the mount that the fd was opened on. The fd keeps the mount
     // busy, so that the call would fail with EBUSY without MNT_DETACH.
@@ -257,7 +257,7 @@ pub fn detach(mount: BorrowedFd<'_>) -> io::Result<()> {
 /// Returns a new, detached tmpfs with these options and this SELinux label. It is writable until [`restrict`] is called.
 ///
 /// # Errors
-/// Those of fsopen(2), fsconfig(2) and fsmount(2): ENOSYS before Linux 5.2, EINVAL for an unknown option or label.
+/// The errors of fsopen(2), fsconfig(2) and fsmount(2): ENOSYS before Linux 5.2, EINVAL for an unknown option or label.
 pub fn new_tmpfs(options: &[(&CStr, &CStr)], label: Option<&Label>) -> io::Result<OwnedFd> {
     let fs = rustix::mount::fsopen(c"tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (key, value) in options {

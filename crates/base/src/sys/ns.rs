@@ -28,7 +28,7 @@ impl MountNs {
     /// Returns the device and inode number, which identify the namespace.
     ///
     /// # Errors
-    /// Those of fstat(2).
+    /// The errors of fstat(2).
     pub fn id(&self) -> io::Result<(u64, u64)> {
         let stat = rustix::fs::fstat(&self.0)?;
         Ok((stat.st_dev, stat.st_ino))
@@ -96,14 +96,14 @@ pub struct Limits {
 ///
 /// The kernel shows a process only the mounts below its root directory, so a process in chroot(2) hides mounts of its namespace.
 /// Therefore this function enters the namespaces, from which the process cannot return: only for a child that then ends. It opens
-/// no path in them. If a namespace may not be entered, as that of another user, the table of each of its processes is passed.
+/// no path in them. If a namespace may not be entered, because it belongs to another user, the table of each of its processes is passed.
 ///
 /// # Errors
 /// If /proc cannot be read, or a limit is exceeded.
 pub fn other_mount_tables(limits: Limits, mut see: impl FnMut(&[u8]) -> bool) -> io::Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let proc = rustix::fs::openat(CWD, c"/proc", flags, Mode::empty())?;
-    // After setns(2), /proc may be that of another PID namespace.
+    // After setns(2), /proc may belong to another PID namespace.
     let own = rustix::fs::openat(CWD, c"/proc/self", flags, Mode::empty())?;
     let mut seen = BTreeSet::from_iter(mount_ns_of("self"));
     let mut left = limits.bytes;
@@ -180,7 +180,7 @@ fn numbers(proc: &OwnedFd, path: &Path) -> io::Result<Vec<String>> {
 /// Enters the cgroup namespace of a process: the paths in /proc/PID/cgroup are then relative to the root of that namespace.
 ///
 /// # Errors
-/// If the process does not exist, and those of setns(2): EPERM without CAP_SYS_ADMIN.
+/// If the process does not exist, and the errors of setns(2): EPERM without CAP_SYS_ADMIN.
 #[expect(clippy::disallowed_methods, reason = "the only caller")]
 pub fn enter_cgroup_ns(pid: i32) -> io::Result<()> {
     let namespace = File::open(format!("/proc/{pid}/ns/cgroup"))?;
@@ -246,7 +246,7 @@ pub(super) fn parse_id_map(map: &str) -> impl Iterator<Item = (u32, u32, u32)> {
     })
 }
 
-/// Whether a map is that of the initial namespace, which maps all ids to themselves. See user_namespaces(7).
+/// Whether a map belongs to the initial namespace, which maps all ids to themselves. See user_namespaces(7).
 fn is_initial_uid_map(map: &str) -> bool {
     map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
 }

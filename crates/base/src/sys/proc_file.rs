@@ -22,7 +22,7 @@ pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
 /// Reads a file of proc(5) that can have long records, such as the options of an overlay in mountinfo.
 ///
 /// # Errors
-/// Those of [`read`].
+/// The errors of [`read`].
 pub fn read_table(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     // `take` keeps std from calling statx(2) for the size, which is 0 for these files.
     read_whole(File::open(path)?.take(u64::MAX), Length::Unknown)
@@ -32,7 +32,7 @@ pub fn read_table(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
 /// was the last one: the kernel adds records as long as they fit into the buffer (`seq_read_iter` in fs/seq_file.c).
 ///
 /// # Errors
-/// Those of read(2).
+/// The errors of read(2).
 pub fn read_short(file: impl Read) -> io::Result<Vec<u8>> {
     read_whole(file.take(u64::MAX), Length::ShortRecords)
 }
@@ -40,7 +40,7 @@ pub fn read_short(file: impl Read) -> io::Result<Vec<u8>> {
 /// Reads a file of proc(5) as text. Bytes that are not UTF-8 are replaced.
 ///
 /// # Errors
-/// Those of [`read`].
+/// The errors of [`read`].
 pub fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&read(path)?).into_owned())
 }
@@ -212,7 +212,7 @@ mod tests {
             (9 * USUAL, Length::Known(9 * USUAL), 1),
             // The next record may have been too long for the rest of the buffer.
             (USUAL - RECORD, Length::ShortRecords, 2),
-            // The size was that of an earlier moment.
+            // The size was read earlier, and the file has grown since.
             (100, Length::Known(101), 2),
         ] {
             assert_eq!(reads(length, size), expected, "{length} {size:?}");

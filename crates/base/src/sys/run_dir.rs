@@ -61,7 +61,7 @@ impl RunDir {
     /// Like [`Self::open`]. All later calls in this process return the same open directory, so only for a program that ends soon.
     ///
     /// # Errors
-    /// Those of [`Self::open`].
+    /// The errors of [`Self::open`].
     pub fn open_and_keep() -> io::Result<Self> {
         let opened = Self::open()?;
         Ok(KEPT.get_or_init(|| opened).clone())
@@ -298,7 +298,7 @@ impl<Fd: AsFd> Replacement<Fd> {
 /// Returns the path of the run-time directory, for messages.
 ///
 /// # Errors
-/// Those of [`ns::in_user_namespace`], and NotFound if the user has no id outside of the namespace.
+/// The errors of [`ns::in_user_namespace`], and NotFound if the user has no id outside of the namespace.
 pub fn path() -> io::Result<PathBuf> {
     Ok(base()?.0.join(NAME))
 }

@@ -69,7 +69,7 @@ const MOUNTS: &[libc::c_long] = &[
     libc::SYS_swapoff,
 ];
 
-/// Other processes: a process may signal and schedule those of its own user, also without capabilities.
+/// Other processes: a process may signal and schedule processes of its user, also without capabilities.
 const PROCESSES: &[libc::c_long] = &[
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
@@ -279,13 +279,13 @@ pub fn restrict() -> io::Result<()> {
     // The error cannot occur: the tests build the same program. Its text would make the program larger.
     let denied = denied(std::process::id()).map_err(|_| io::ErrorKind::InvalidData)?;
     for program in [denied, unknown()] {
-        // The only errors are those of the kernel.
+        // Only the kernel returns errors.
         seccompiler::apply_filter(&program).ok();
     }
     Ok(())
 }
 
-/// Returns the program for the calls of this module. It kills a process that makes calls of another architecture, such as those of
+/// Returns the program for the calls of this module. It kills a process that makes calls of another architecture, such as the calls of
 /// 32-bit programs.
 fn denied(pid: u32) -> Result<BpfProgram, BackendError> {
     let always = [

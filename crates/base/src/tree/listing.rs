@@ -23,7 +23,7 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// Lists a directory. Returns `None` if it is large, or if the file system does not show its size, as that of proc(5).
+    /// Lists a directory. Returns `None` if it is large, or if the file system does not show its size, like proc(5).
     ///
     /// # Errors
     /// If it cannot be read.

@@ -1,4 +1,4 @@
-//! Defines the command line of `nvidia-ctk`. Options that are hidden in the help are those of NVIDIA's program that are not supported,
+//! Defines the command line of `nvidia-ctk`. Hidden options are options of NVIDIA's program that are not supported,
 //! so that each has an error with the reason.
 
 use std::path::PathBuf;

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow};
 
+use base::go;
 use base::nearest::nearest;
 use base::report::{classify, failure};
 use findings::catalog;
@@ -37,9 +38,10 @@ pub(super) fn run(options: &Config) -> Result<Vec<u8>> {
         .map_err(|error| classify(error, &catalog::CONFIG, "run the command as root"))?;
     let mut text = text.unwrap_or_else(|| DEFAULT.to_owned());
     for one in &options.set {
-        let (key, value) = one
-            .split_once('=')
-            .map_or((one.as_str(), None), |(key, value)| (key, Some(value)));
+        let (key, value) = match one.split_once('=') {
+            Some((key, value)) => (key, Some(value)),
+            None => (one.as_str(), None),
+        };
         let literal = literal(key, value, &options.set_list_separator)?;
         let keys: Vec<_> = key.split('.').collect();
         text = edit::toml::set(&text, &keys, &literal).map_err(|error| {
@@ -83,60 +85,50 @@ fn literal(key: &str, value: Option<&str>, separator: &str) -> Result<String> {
         let hint = match nearest(key, KEYS.iter().map(|key| key.name)) {
             Some(name) => format!("did you mean {name}?"),
             None => {
-                "\"nvidia-ctk config default\" prints all keys; set those of [kubelet-plugin] with an editor".to_owned()
+                "\"nvidia-ctk config default\" prints all keys; set the keys of [kubelet-plugin] with an editor".to_owned()
             }
         };
         return Err(refusal(format!("unknown key {key:?}"), hint));
     };
-    let boolean = match value {
-        None | Some("1" | "t" | "T" | "TRUE" | "true" | "True") => Some("true"),
-        Some("0" | "f" | "F" | "FALSE" | "false" | "False") => Some("false"),
-        Some(_) => None,
+    if let Meaning::Unused(why) = found.meaning {
+        note(&format!("{key} has no effect here: {why}"));
+    }
+    // A boolean key without a value is set to true.
+    let boolean = value.map_or(Some(true), go::parse_bool);
+    let is_boolean = match found.meaning {
+        Meaning::Bool(_) => true,
+        Meaning::Unused(_) => boolean.is_some() && !LISTS.contains(&key),
+        _ => false,
     };
-    let missing = || {
-        refusal(
-            format!("{key} needs a value"),
-            format!("write --set {key}=VALUE"),
-        )
-    };
-    let text = || {
-        value
-            .map(|value| Value::from(value).to_string())
-            .ok_or_else(missing)
-    };
-    let list = || {
-        let words = value
-            .ok_or_else(missing)?
-            .split(separator)
-            .filter(|word| !word.is_empty());
-        Ok::<_, anyhow::Error>(Value::from(words.collect::<Vec<_>>()).to_string())
-    };
-    match found.meaning {
-        Meaning::Bool(_) => boolean.map(str::to_owned).ok_or_else(|| {
-            refusal(
+    if is_boolean {
+        return match boolean {
+            Some(boolean) => Ok(boolean.to_string()),
+            None => Err(refusal(
                 format!("{:?} is not a value of {key}", value.unwrap_or_default()),
                 "give true or false",
-            )
-        }),
-        Meaning::Text(_) => text(),
-        Meaning::Texts(_) => list(),
-        Meaning::Seconds(_) => value.map(str::to_owned).ok_or_else(missing),
-        Meaning::Unused(why) => {
-            note(&format!("{key} has no effect here: {why}"));
-            match boolean {
-                _ if LISTS.contains(&key) => list(),
-                Some(boolean) => Ok(boolean.to_owned()),
-                None => text(),
-            }
-        }
+            )),
+        };
     }
-    .and_then(|literal| {
-        if literal.contains('\n') {
-            Err(anyhow!("the value has a line break"))
-        } else {
-            Ok(literal)
-        }
-    })
+    let Some(value) = value else {
+        return Err(refusal(
+            format!("{key} needs a value"),
+            format!("write --set {key}=VALUE"),
+        ));
+    };
+    if value.contains('\n') {
+        return Err(anyhow!("the value has a line break"));
+    }
+    match found.meaning {
+        Meaning::Seconds(_) => Ok(value.to_owned()),
+        Meaning::Texts(_) => Ok(list(value, separator)),
+        Meaning::Unused(_) if LISTS.contains(&key) => Ok(list(value, separator)),
+        _ => Ok(Value::from(value).to_string()),
+    }
+}
+
+fn list(value: &str, separator: &str) -> String {
+    let words = value.split(separator).filter(|word| !word.is_empty());
+    Value::from(words.collect::<Vec<_>>()).to_string()
 }
 
 #[cfg(test)]

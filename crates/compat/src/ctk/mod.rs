@@ -1,6 +1,6 @@
 //! Runs as `nvidia-ctk`: the commands of NVIDIA's program besides `hook`.
 //!
-//! [`cdi`] and [`run`] translate command lines into those of oci-nvidia-hook. [`config`], [`runtime`] and [`transform`] change files.
+//! [`cdi`] and [`run`] translate command lines into command lines of oci-nvidia-hook. [`config`], [`runtime`] and [`transform`] change files.
 
 mod args;
 mod cdi;
@@ -10,7 +10,7 @@ mod docker;
 mod runtime;
 mod transform;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -44,12 +44,14 @@ struct Wanted<'a> {
     is_default: bool,
 }
 
-/// Whether a command line of nvidia-ctk, without `argv[0]`, is not that of a hook entry.
+/// Reports whether these arguments are a command other than "hook".
 pub(crate) fn is_command(args: &[OsString]) -> bool {
-    let is_flag = |word: &&OsString| word.as_encoded_bytes().starts_with(b"-");
-    args.iter()
-        .find(|word| !is_flag(word))
-        .is_none_or(|word| word != "hook")
+    for word in args {
+        if !word.as_encoded_bytes().starts_with(b"-") {
+            return word != "hook";
+        }
+    }
+    true
 }
 
 /// Runs the command with the arguments after `argv[0]`. Returns 0, 1 if the command failed, or 2 if the command line is invalid.
@@ -71,37 +73,29 @@ pub(crate) fn run(args: &[OsString], main_program: &Path) -> ExitCode {
     match carry_out(&cli.command) {
         Ok(Outcome::Print(text)) => print(&text),
         Ok(Outcome::PassOn(args)) => {
-            let args: Vec<OsString> = std::iter::once("oci-nvidia-hook".into())
-                .chain(args)
-                .collect();
-            oci_nvidia_hook::pass_on(main_program, &args)
+            let mut command = vec![OsString::from("oci-nvidia-hook")];
+            command.extend(args);
+            oci_nvidia_hook::pass_on(main_program, &command)
         }
         Err(error) => report(&error, if is_usage(&error) { 2 } else { 1 }),
     }
 }
 
 fn carry_out(command: &Command) -> Result<Outcome> {
-    let run = |words: &[&OsStr]| {
-        Ok(Outcome::PassOn(
-            words.iter().map(|word| (*word).to_owned()).collect(),
-        ))
-    };
     match command {
         Command::Cdi(Cdi::Generate(options)) => cdi::generate(options).map(Outcome::PassOn),
         Command::Cdi(Cdi::List { spec_dirs }) => {
-            let dirs = spec_dirs
-                .iter()
-                .flat_map(|dir| [OsStr::new("--spec-dir"), dir.as_os_str()]);
-            run(&[OsStr::new("cdi"), OsStr::new("list")]
-                .into_iter()
-                .chain(dirs)
-                .collect::<Vec<_>>())
+            let mut words: Vec<OsString> = vec!["cdi".into(), "list".into()];
+            for dir in spec_dirs {
+                words.extend(["--spec-dir".into(), dir.into()]);
+            }
+            Ok(Outcome::PassOn(words))
         }
         Command::Cdi(Cdi::Transform(args::Transform::Root(options))) => {
             transform::root(options).map(Outcome::Print)
         }
         Command::Config(options) => config::run(options).map(Outcome::Print),
-        Command::Info => run(&[OsStr::new("info")]),
+        Command::Info => Ok(Outcome::PassOn(vec!["info".into()])),
         Command::Runtime(args::Runtime::Configure(options)) => {
             runtime::configure(options).map(Outcome::Print)
         }

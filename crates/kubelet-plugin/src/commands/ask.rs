@@ -142,7 +142,7 @@ pub async fn ask(settings: &Settings, config_path: Option<&Path>) -> Result<Answ
 async fn print_wait_notice(limit: Duration) -> Infallible {
     if rustix::stdio::stderr().is_terminal() {
         sleep(notice::SOON).await;
-        stdio::offer_stderr(&notice::line(None, limit));
+        stdio::offer_stderr(&notice::line(limit));
     }
     std::future::pending().await
 }

@@ -147,11 +147,7 @@ pub(super) const OFF: &[&str] = &["false", "0", "f", "F", "FALSE", "False"];
 
 /// Parses the words for a boolean that Go programs accept.
 pub(super) fn truth(values: &[&str]) -> Result<bool, String> {
-    match last(values) {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
-        value if OFF.contains(&value) => Ok(false),
-        _ => Err("true or false".to_owned()),
-    }
+    base::go::parse_bool(last(values)).ok_or_else(|| "true or false".to_owned())
 }
 
 /// Parses a boolean, or `auto`.

@@ -5,10 +5,10 @@
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-/// A function that prints when the wait began, and the time limit of the wait.
-pub type Notice = fn(SystemTime, Duration);
+/// A function that prints the time limit of the wait.
+pub type Notice = fn(Duration);
 
 /// How long a wait is not worth a message.
 pub const SOON: Duration = Duration::from_secs(1);
@@ -22,14 +22,11 @@ pub fn set(notice: Notice) {
     NOTICE.set(notice).ok();
 }
 
-/// Returns the line for a person. `since` is the time of the day, if it is known.
+/// Returns the line for a person.
 #[must_use]
-pub fn line(since: Option<&str>, limit: Duration) -> String {
-    let since = since
-        .map(|time| format!(" since {time}"))
-        .unwrap_or_default();
+pub fn line(limit: Duration) -> String {
     format!(
-        "waiting for NVML{since}, at most {} s; press Ctrl-C to stop\n",
+        "waiting for NVML, at most {} s; press Ctrl-C to stop\n",
         limit.as_secs_f32()
     )
 }
@@ -66,11 +63,7 @@ impl Wait {
                 return Some(answer);
             }
             IS_GIVEN.store(true, Ordering::Relaxed);
-            let now = SystemTime::now();
-            notice(
-                now.checked_sub(self.begun.elapsed()).unwrap_or(now),
-                self.limit,
-            );
+            notice(self.limit);
         }
         answer(end)
     }
@@ -84,13 +77,9 @@ mod tests {
     fn the_line_fits_a_terminal() {
         let limit = Duration::from_secs(30);
         assert_eq!(
-            line(Some("14:03:05"), limit),
-            "waiting for NVML since 14:03:05, at most 30 s; press Ctrl-C to stop\n"
-        );
-        assert_eq!(
-            line(None, limit),
+            line(limit),
             "waiting for NVML, at most 30 s; press Ctrl-C to stop\n"
         );
-        assert!(line(Some("14:03:05"), Duration::from_millis(3_599_500)).len() <= 80);
+        assert!(line(Duration::from_millis(3_599_500)).len() <= 80);
     }
 }

@@ -11,6 +11,7 @@ pub mod variables;
 
 use anyhow::{Result, bail};
 
+use base::go;
 use base::report::{Finding, failure};
 use findings::catalog;
 
@@ -369,7 +370,7 @@ fn requirements(
     let disabled = container
         .env
         .get(Variable::DisableRequire)
-        .is_some_and(is_go_true);
+        .is_some_and(|value| go::parse_bool(value) == Some(true));
     if disabled || config.requirements() == Require::Off {
         return Ok(Vec::new());
     }
@@ -402,11 +403,6 @@ fn requirements(
         );
     }
     Ok(list)
-}
-
-/// Parses a boolean like Go's strconv.ParseBool, which NVIDIA's hook uses.
-fn is_go_true(value: &str) -> bool {
-    matches!(value, "1" | "t" | "T" | "TRUE" | "true" | "True")
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::sys::in_root::fd_path;
 /// Runs `mount --bind SOURCE TARGET`. The fd `target` still refers to the file below the new mount.
 ///
 /// # Errors
-/// Those of mount(2): EPERM without CAP_SYS_ADMIN, EINVAL if one of the files is in another mount namespace.
+/// The errors of mount(2): EPERM without CAP_SYS_ADMIN, EINVAL if one of the files is in another mount namespace.
 pub fn bind(source: impl AsFd, target: impl AsFd) -> io::Result<()> {
     Ok(rustix::mount::mount_bind(
         fd_path(source.as_fd()),
@@ -28,7 +28,7 @@ pub fn bind(source: impl AsFd, target: impl AsFd) -> io::Result<()> {
 /// Runs `mount -t tmpfs TARGET`; like [`super::new_tmpfs`].
 ///
 /// # Errors
-/// Those of mount(2): EPERM without CAP_SYS_ADMIN, EINVAL for an unknown option.
+/// The errors of mount(2): EPERM without CAP_SYS_ADMIN, EINVAL for an unknown option.
 pub fn mount_tmpfs(target: impl AsFd, options: &str, label: Option<&Label>) -> io::Result<()> {
     mount_tmpfs_with(target, MountFlags::NODEV, options, label)
 }
@@ -36,7 +36,7 @@ pub fn mount_tmpfs(target: impl AsFd, options: &str, label: Option<&Label>) -> i
 /// Like [`mount_tmpfs`], but without `nodev`, which bind mounts of the device nodes in it would inherit.
 ///
 /// # Errors
-/// Those of [`mount_tmpfs`].
+/// The errors of [`mount_tmpfs`].
 pub fn mount_tmpfs_for_nodes(
     target: impl AsFd,
     options: &str,
@@ -66,7 +66,7 @@ fn mount_tmpfs_with(
 /// restrictions of `lower`, such as `noexec`, except for `ro`: it is writable until [`restrict`] is called.
 ///
 /// # Errors
-/// Those of mount(2): EINVAL if the file system of `layer` cannot be the upper layer, ENODEV without overlayfs.
+/// The errors of mount(2): EINVAL if the file system of `layer` cannot be the upper layer, ENODEV without overlayfs.
 pub fn mount_overlay(
     target: impl AsFd,
     lower: impl AsFd,
@@ -92,7 +92,7 @@ pub fn mount_overlay(
 /// Unmounts `name` in `dir`, for a mount that could not be opened after it was made.
 ///
 /// # Errors
-/// Those of umount2(2): EINVAL if `name` is not a mount.
+/// The errors of umount2(2): EINVAL if `name` is not a mount.
 pub fn take_back(dir: impl AsFd, name: &Path) -> io::Result<()> {
     let path = Path::new(&fd_path(dir.as_fd())).join(name);
     // Without UMOUNT_NOFOLLOW, umount2(2) would follow a link that has taken the place of the name, to any other mount.
@@ -105,10 +105,10 @@ pub fn take_back(dir: impl AsFd, name: &Path) -> io::Result<()> {
 /// Like [`super::restrict`]. `mount` must be the root of a mount.
 ///
 /// # Errors
-/// Those of mount(2): EINVAL if `mount` is not the root of a mount.
+/// The errors of mount(2): EINVAL if `mount` is not the root of a mount.
 pub fn restrict(mount: impl AsFd, attrs: MountAttrs) -> io::Result<()> {
     let path = fd_path(mount.as_fd());
-    // A remount replaces all flags. In a user namespace those of the source are locked, and omitting one fails with EPERM.
+    // A remount replaces all flags. In a user namespace the flags of the source are locked, and omitting one fails with EPERM.
     let kept = rustix::fs::fstatvfs(&mount)?.f_flag;
     let flags = flags_of(attrs) | kept_flags(kept);
     rustix::mount::mount_remount(&path, MountFlags::BIND | flags, c"")?;
@@ -132,7 +132,7 @@ fn flags_of(attrs: MountAttrs) -> MountFlags {
     .collect()
 }
 
-/// Converts the flags of statvfs(3) to those of mount(2). Only `relatime` has another value.
+/// Converts flags of statvfs(3) to flags of mount(2). Only `relatime` has another value.
 fn kept_flags(kept: StatVfsMountFlags) -> MountFlags {
     /// `ST_RELATIME`
     const RELATIME: u64 = 0x1000;

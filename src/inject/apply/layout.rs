@@ -16,29 +16,29 @@ use base::sys::in_root::{Created, Root};
 use base::sys::mount::{Api, Label};
 use nvidia_host::edits::Need;
 
-use super::carried::Carry;
-use super::container::Inside;
-use super::directory::{Present, find_present};
-use super::hosts_dev::{self, HostsDev};
-use super::mounts::{self, Mounts};
-use super::read_only::{self, Why};
-use super::tmpfs::is_read_only;
-use super::undo::{Change, Done, Mark};
+use crate::inject::container::Inside;
+use crate::inject::container::host_dev::{self, HostDev};
+use crate::inject::container::mounts::{self, Mounts};
+use crate::inject::files::directory::{Present, find_present};
+use crate::inject::files::tmpfs::is_read_only;
+use crate::inject::layer::overlay::{self, CoverReason};
+use crate::inject::layer::remounted::Remounts;
+use crate::inject::remove::undo::{Change, Done, Mark};
 use crate::oci::spec_view::Mount;
 
 /// The file system of a container whose mount namespace this process has entered.
 #[derive(Debug)]
-pub(super) struct Layout {
+pub(in crate::inject) struct Layout {
     pub rootfs: Root,
     /// The ids of its user namespace, unless that is also the hook's
     ids: Option<Ids>,
-    hosts_dev: HostsDev,
+    host_dev: HostDev,
     /// SELinux label of the file systems that the hook mounts
     pub label: Option<Label>,
     /// Which mounts are the container's own, and which are visible elsewhere
     pub mounts: Mounts,
     /// Mounts that a layer does not hide
-    carry: Carry,
+    carry: Remounts,
     /// Directories in which the hook may create names
     own_directories: Vec<Rc<OwnedFd>>,
     /// Overlays on read-only directories and on directories of volumes
@@ -54,20 +54,20 @@ pub(super) struct Layout {
 impl Layout {
     /// Returns the layout of an unchanged container. `inside` must have been opened in the current mount namespace. `of_runtime`:
     /// the mounts in config.json.
-    pub(super) fn new(
+    pub(in crate::inject) fn new(
         inside: Inside,
         api: Api,
-        hosts_dev: HostsDev,
+        host_dev: HostDev,
         label: Option<Label>,
         of_runtime: &[Mount],
     ) -> Self {
         Self {
             rootfs: inside.rootfs,
             ids: inside.ids,
-            hosts_dev,
+            host_dev,
             label,
             mounts: Mounts::new(mounts::has_own_dev(of_runtime)),
-            carry: Carry::new(of_runtime, api),
+            carry: Remounts::new(of_runtime, api),
             own_directories: Vec::new(),
             layers: Vec::new(),
             opened: Vec::new(),
@@ -77,12 +77,12 @@ impl Layout {
     }
 
     /// Returns a point to which [`Self::undo_since`] returns.
-    pub(super) const fn mark(&self) -> (Mark, usize) {
+    pub(in crate::inject) const fn mark(&self) -> (Mark, usize) {
         (self.done.mark(), self.layers.len())
     }
 
     /// Undoes all changes after the mark. A detached layer cannot be sealed, and names created in it would be lost, so it is forgotten.
-    pub(super) fn undo_since(&mut self, (mark, layers): (Mark, usize)) {
+    pub(in crate::inject) fn undo_since(&mut self, (mark, layers): (Mark, usize)) {
         self.layers.truncate(layers);
         self.forget_directories();
         self.mounts.forget_layers(layers);
@@ -90,7 +90,7 @@ impl Layout {
     }
 
     /// Undoes all changes.
-    pub(super) fn undo(self) {
+    pub(in crate::inject) fn undo(self) {
         let Self {
             rootfs,
             mounts,
@@ -108,14 +108,14 @@ impl Layout {
     ///
     /// # Errors
     /// If the kernel refuses.
-    pub(super) fn seal(&self) -> Result<()> {
+    pub(in crate::inject) fn seal(&self) -> Result<()> {
         self.layers
             .iter()
-            .try_for_each(|layer| read_only::seal(layer))
+            .try_for_each(|layer| overlay::seal(layer))
     }
 
     /// Opens the directory `path`, created if it is missing.
-    pub(super) fn directory(&mut self, path: &Path) -> Result<Rc<OwnedFd>> {
+    pub(in crate::inject) fn directory(&mut self, path: &Path) -> Result<Rc<OwnedFd>> {
         if let Some((_, dir)) = self
             .opened
             .iter()
@@ -157,19 +157,19 @@ impl Layout {
     }
 
     /// Forgets open directories: after a mount on one of them, its path leads to the mount.
-    pub(super) fn forget_directories(&mut self) {
+    pub(in crate::inject) fn forget_directories(&mut self) {
         self.opened.clear();
         self.own_directories.clear();
         self.mounts.forget_directories();
     }
 
     /// Opens the parent directory of `path`, created if it is missing.
-    pub(super) fn parent(&mut self, path: &ContainerPath) -> Result<Rc<OwnedFd>> {
+    pub(in crate::inject) fn parent(&mut self, path: &ContainerPath) -> Result<Rc<OwnedFd>> {
         self.directory(parent_path(path))
     }
 
     /// Reports whether names may be created, replaced and removed in this directory, which `path` led to.
-    pub(super) fn may_create(&mut self, dir: &Rc<OwnedFd>, path: &Path) -> Result<bool> {
+    pub(in crate::inject) fn may_create(&mut self, dir: &Rc<OwnedFd>, path: &Path) -> Result<bool> {
         if self
             .own_directories
             .iter()
@@ -185,7 +185,7 @@ impl Layout {
     }
 
     /// Returns `dir` if names can be replaced in it, and otherwise a layer on it.
-    pub(super) fn writable(
+    pub(in crate::inject) fn writable(
         &mut self,
         dir: Rc<OwnedFd>,
         path: &ContainerPath,
@@ -197,14 +197,17 @@ impl Layout {
     }
 
     /// Mounts a layer on the parent directory of `path`, and opens it.
-    pub(super) fn covered_parent(&mut self, path: &ContainerPath) -> Result<Rc<OwnedFd>> {
+    pub(in crate::inject) fn covered_parent(
+        &mut self,
+        path: &ContainerPath,
+    ) -> Result<Rc<OwnedFd>> {
         self.cover(parent_path(path))?;
         self.parent(path)
     }
 
     /// Creates a name with `make`, in a layer if the directory is read-only or on a volume. Returns the directory and the
     /// result of `make`; `None` if the name exists, which only the attempt to create it determines without a race.
-    pub(super) fn make<T>(
+    pub(in crate::inject) fn make<T>(
         &mut self,
         path: &ContainerPath,
         is_dir: bool,
@@ -257,19 +260,19 @@ impl Layout {
             &below,
             path,
         )?
-        .unwrap_or(Why::ReadOnly);
-        if why == Why::Volume && self.hosts_dev.has(&*below)? {
-            return Err(hosts_dev::refusal());
+        .unwrap_or(CoverReason::ReadOnly);
+        if why == CoverReason::Volume && self.host_dev.has(&*below)? {
+            return Err(host_dev::refusal());
         }
         self.mounts.refuse_shared(&below)?;
-        let is_lost = why == Why::Volume && !is_read_only(&*below);
+        let is_lost = why == CoverReason::Volume && !is_read_only(&*below);
         // The container can no longer write to a covered directory, which an optional file does not justify.
         if is_lost && self.need == Need::Optional {
-            return Err(read_only::not_covered(path));
+            return Err(overlay::not_covered(path));
         }
         let mut mounts = Vec::new();
         let label = self.label.as_ref();
-        let covered = read_only::cover(
+        let covered = overlay::cover(
             &self.rootfs,
             path,
             &below,
@@ -284,7 +287,7 @@ impl Layout {
         self.mounts.add_layer(&layer)?;
         self.layers.push(layer);
         if is_lost {
-            self.done.findings.push(read_only::covered(path));
+            self.done.findings.push(overlay::covered(path));
         }
         Ok(())
     }
@@ -306,15 +309,15 @@ fn obstacle(
     ids: Option<&Ids>,
     dir: &Rc<OwnedFd>,
     path: &Path,
-) -> Result<Option<Why>> {
+) -> Result<Option<CoverReason>> {
     if !known.is_own(rootfs, dir, path)? {
-        return Ok(Some(Why::Volume));
+        return Ok(Some(CoverReason::Volume));
     }
     let Some(ids) = ids else { return Ok(None) };
     let stat = rustix::fs::fstat(&**dir)?;
     Ok(if ids.has(stat.st_uid, stat.st_gid) {
         None
     } else {
-        Some(Why::Owner)
+        Some(CoverReason::Owner)
     })
 }

@@ -13,8 +13,8 @@ use rustix::io::Errno;
 
 use base::sys::mount::{self, Api, Label, MountAttrs, in_place};
 
-use super::mounts::TMPFS_MAGIC;
-use super::source::{Source, open_in, same_file};
+use crate::inject::container::mounts::TMPFS_MAGIC;
+use crate::inject::files::source::{Source, open_in, same_file};
 
 /// Mount options: the tmpfs contains only small files and mount points.
 const OPTIONS: [(&std::ffi::CStr, &std::ffi::CStr); 2] = [(c"mode", c"0555"), (c"size", c"1m")];
@@ -161,11 +161,11 @@ fn make_dir(tmpfs: &OwnedFd, path: &Path) -> rustix::io::Result<()> {
 
 /// Reports whether a directory is a read-only tmpfs, which an earlier run of the hook has mounted there: images cannot mount,
 /// and runtimes mask paths only after the hooks.
-pub(super) fn is_own_tmpfs(point: impl AsFd) -> bool {
+pub(in crate::inject) fn is_own_tmpfs(point: impl AsFd) -> bool {
     is_read_only(&point) && rustix::fs::fstatfs(&point).is_ok_and(|fs| fs.f_type == TMPFS_MAGIC)
 }
 
 /// Reports whether the mount or the file system of a directory is read-only.
-pub(super) fn is_read_only(dir: impl AsFd) -> bool {
+pub(in crate::inject) fn is_read_only(dir: impl AsFd) -> bool {
     rustix::fs::fstatvfs(&dir).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::RDONLY))
 }

@@ -23,7 +23,7 @@ use base::sys::in_root::{Root, real_path};
 use base::sys::mount::statmount::reused_id;
 use base::sys::ns::{Limits, other_mount_tables};
 
-use super::mounts::read_table;
+use crate::inject::container::mounts::read_table;
 
 /// How long the examination may take. A node with a thousand containers needs a second.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -35,7 +35,7 @@ const LIMITS: Limits = Limits {
 
 /// A root file system, as mount tables describe it. Paths are escaped as in mount tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(in crate::inject) struct RootfsMount {
     /// The number of the file system
     device: u64,
     /// Its directory in the file system
@@ -46,10 +46,10 @@ pub(super) struct Place {
     is_mounted: bool,
 }
 
-impl Place {
+impl RootfsMount {
     /// Returns the place of a root file system. `in_container`: this process has entered the mount namespace of a container, in
     /// which the runtime has mounted the root file system on itself. `None` if the place cannot be determined.
-    pub(super) fn find(rootfs: &Root, in_container: bool) -> Option<Self> {
+    pub(in crate::inject) fn find(rootfs: &Root, in_container: bool) -> Option<Self> {
         let (id, path) = (reused_id(rootfs).ok()?, real_path(rootfs.as_fd()).ok()?);
         Self::from_table(&read_table().ok()?, id, &path, in_container)
     }
@@ -112,7 +112,7 @@ impl Place {
     }
 
     /// Reports whether another mount namespace uses the root file system, or may use it.
-    pub(super) fn is_used_elsewhere(&self) -> bool {
+    pub(in crate::inject) fn is_used_elsewhere(&self) -> bool {
         // A process cannot return from a mount namespace, so a child enters them.
         let spawned = child::spawn(|pipe| {
             let mut is_used = false;
@@ -157,15 +157,15 @@ mod tests {
     const HOST: &str = "21 1 8:1 / / rw shared:1 - ext4 /dev/a rw\n\
         40 21 0:50 / /storage/x/merged rw - overlay overlay rw\n";
 
-    fn overlay() -> Place {
-        Place::from_table(HOST.as_bytes(), 40, Path::new("/storage/x/merged"), false).unwrap()
+    fn overlay() -> RootfsMount {
+        RootfsMount::from_table(HOST.as_bytes(), 40, Path::new("/storage/x/merged"), false).unwrap()
     }
 
-    fn directory() -> Place {
-        Place::from_table(HOST.as_bytes(), 21, Path::new("/storage/dir/y"), false).unwrap()
+    fn directory() -> RootfsMount {
+        RootfsMount::from_table(HOST.as_bytes(), 21, Path::new("/storage/dir/y"), false).unwrap()
     }
 
-    fn is_used(place: &Place, lines: &[&str]) -> bool {
+    fn is_used(place: &RootfsMount, lines: &[&str]) -> bool {
         let table: String = lines
             .iter()
             .map(|line| format!("{line} rw - x y rw\n"))
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn the_place_of_a_root_file_system() {
-        let place = |root: &str, point: &str, (major, minor), is_mounted| Place {
+        let place = |root: &str, point: &str, (major, minor), is_mounted| RootfsMount {
             device: rustix::fs::makedev(major, minor),
             root: root.into(),
             point: point.into(),
@@ -186,20 +186,21 @@ mod tests {
             directory(),
             place("/storage/dir/y", "/storage/dir/y", (8, 1), false)
         );
-        // In the container's namespace, before pivot_root(2), the runtime's mount is on that of the engine or on the directory.
+        // In the container's namespace, before pivot_root(2), the runtime's mount is on the engine's mount or on the directory.
         let inside = format!(
             "{HOST}60 40 0:50 / /storage/x/merged rw - overlay overlay rw\n\
              61 21 8:1 /storage/dir/y /storage/dir/y rw - ext4 /dev/a rw\n"
         );
-        let of =
-            |id, path| Place::from_table(inside.as_bytes(), id, Path::new(path), true).unwrap();
+        let of = |id, path| {
+            RootfsMount::from_table(inside.as_bytes(), id, Path::new(path), true).unwrap()
+        };
         assert_eq!(of(60, "/storage/x/merged"), overlay());
         assert_eq!(of(61, "/storage/dir/y"), directory());
         assert_eq!(
-            Place::from_table(b"", 40, Path::new("/storage/x/merged"), false),
+            RootfsMount::from_table(b"", 40, Path::new("/storage/x/merged"), false),
             None
         );
-        let spaces = Place::from_table(
+        let spaces = RootfsMount::from_table(
             b"7 1 0:9 /a\\040b /m\\040n rw - x y rw\n",
             7,
             Path::new("/m n/c d"),
@@ -292,7 +293,7 @@ mod tests {
     #[test]
     fn this_process_uses_no_other_root_file_system() {
         let dir = tempfile::tempdir().unwrap();
-        let place = Place::find(&Root::open(dir.path()).unwrap(), false).unwrap();
+        let place = RootfsMount::find(&Root::open(dir.path()).unwrap(), false).unwrap();
         assert!(!place.is_used_elsewhere(), "{place:?}");
     }
 }

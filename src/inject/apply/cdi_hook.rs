@@ -12,14 +12,14 @@ use base::paths::ContainerPath;
 use base::sys::in_root::fd_path;
 use nvidia_host::edits::build;
 
-use super::{Change, Target};
-use crate::inject::directory::{Present, find_present};
-use crate::inject::read_only;
+use super::{Applier, Change};
+use crate::inject::files::directory::{Present, find_present};
+use crate::inject::layer::overlay;
 
 /// Upper limit for the params file in bytes; it has about a dozen lines.
 pub(in crate::inject) const MAX_PARAMS: usize = 64 << 10;
 
-impl Target {
+impl Applier {
     /// Mounts a copy of /proc/driver/nvidia/params with `ModifyDeviceFiles: 0`. With 1, the driver's libraries create device
     /// nodes, also of GPUs that the container did not request (CVE-2021-1056). `params` is the file of the host.
     pub(in crate::inject) fn mask_params(&mut self, params: Option<&[u8]>) -> Result<()> {
@@ -49,7 +49,7 @@ impl Target {
         self.layout.mounts.refuse_shared(&open)?;
         self.layout.mounts.refuse_shared(&point)?;
         self.layout.forget_directories();
-        let hidden = read_only::hide_file(
+        let hidden = overlay::hide_file(
             &open,
             name,
             &point,

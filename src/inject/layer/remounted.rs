@@ -14,14 +14,14 @@ use rustix::fs::{FileType, OFlags};
 use base::sys::in_root::Root;
 use base::sys::mount::{Api, MountAttrs};
 
-use super::directory::{Present, find_present};
-use super::source::Source;
-use super::tmpfs::is_read_only;
+use crate::inject::files::directory::{Present, find_present};
+use crate::inject::files::source::Source;
+use crate::inject::files::tmpfs::is_read_only;
 use crate::oci::spec_view::Mount;
 
 /// Knows which files may be carried over: those that the container cannot change, because a layer makes them read-only.
 #[derive(Debug)]
-pub(super) struct Carry {
+pub(in crate::inject) struct Remounts {
     api: Api,
     /// Paths at which config.json has the runtime mount something read-only. crun does that only after the hooks: it remounts the bind
     /// mounts at the end (`finalize_mounts`).
@@ -30,15 +30,15 @@ pub(super) struct Carry {
 
 /// A file that is mounted in a directory.
 #[derive(Debug)]
-pub(super) struct Carried {
+pub(in crate::inject) struct Carried {
     /// Its path in the container
     path: PathBuf,
     source: Source,
 }
 
-impl Carry {
+impl Remounts {
     /// Creates the value from the mounts in config.json.
-    pub(super) fn new(mounts: &[Mount], api: Api) -> Self {
+    pub(in crate::inject) fn new(mounts: &[Mount], api: Api) -> Self {
         let paths = mounts
             .iter()
             .filter(|mount| mount.is_bind() && gets_these_flags(mount));
@@ -52,7 +52,7 @@ impl Carry {
     ///
     /// # Errors
     /// If a file cannot be mounted again.
-    pub(super) fn open(
+    pub(in crate::inject) fn open(
         &self,
         rootfs: &Root,
         dir: &Path,
@@ -90,7 +90,11 @@ fn gets_these_flags(mount: &Mount) -> bool {
 ///
 /// # Errors
 /// If the kernel refuses; `done` then has the mounts so far.
-pub(super) fn mount(rootfs: &Root, files: Vec<Carried>, done: &mut Vec<Rc<OwnedFd>>) -> Result<()> {
+pub(in crate::inject) fn mount(
+    rootfs: &Root,
+    files: Vec<Carried>,
+    done: &mut Vec<Rc<OwnedFd>>,
+) -> Result<()> {
     for Carried { path, source } in files {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             continue;
@@ -133,7 +137,7 @@ mod tests {
             },
         ];
         assert_eq!(
-            Carry::new(&mounts, Api::InPlace).read_only,
+            Remounts::new(&mounts, Api::InPlace).read_only,
             BTreeSet::from(["/driver".into()])
         );
     }

@@ -5,7 +5,7 @@
 //!
 //! - the rootfs, identified by its mount id. The device number is not enough: a rootfs and a volume can be on the same disk.
 //! - layers that the hook mounted.
-//! - a tmpfs that the runtime mounted for this container: /dev, `--tmpfs`, and those of `--read-only`. It is mounted nowhere else.
+//! - a tmpfs that the runtime mounted for this container: /dev, `--tmpfs`, and the ones that `--read-only` adds. It is mounted nowhere else.
 //!   The source of a volume, however, is a path in the runtime's mount namespace. Before pivot_root(2), the container's namespace
 //!   still contains a copy of that mount outside of the rootfs.
 
@@ -23,14 +23,14 @@ use base::sys::mount::statmount::{self, Id, MountFacts};
 use base::sys::proc_file;
 use findings::catalog;
 
-use super::mountinfo;
+use crate::inject::container::mountinfo;
 use crate::oci::spec_view::Mount;
 
-pub(super) const TMPFS_MAGIC: FsWord = 0x0102_1994;
+pub(in crate::inject) const TMPFS_MAGIC: FsWord = 0x0102_1994;
 
 /// Facts about mounts in the current mount namespace, cached by mount id.
 #[derive(Debug)]
-pub(super) struct Mounts {
+pub(in crate::inject) struct Mounts {
     /// config.json has a tmpfs at /dev
     has_own_dev: bool,
     rootfs: OnceCell<Id>,
@@ -49,7 +49,7 @@ pub(super) struct Mounts {
 }
 
 impl Mounts {
-    pub(super) const fn new(has_own_dev: bool) -> Self {
+    pub(in crate::inject) const fn new(has_own_dev: bool) -> Self {
         Self {
             has_own_dev,
             rootfs: OnceCell::new(),
@@ -63,7 +63,12 @@ impl Mounts {
     }
 
     /// Reports whether the hook may create files in this directory, which `path` led to.
-    pub(super) fn is_own(&mut self, rootfs: &Root, dir: &Rc<OwnedFd>, path: &Path) -> Result<bool> {
+    pub(in crate::inject) fn is_own(
+        &mut self,
+        rootfs: &Root,
+        dir: &Rc<OwnedFd>,
+        path: &Path,
+    ) -> Result<bool> {
         let mount = self.mount_of(dir)?;
         if mount == self.rootfs(rootfs)?
             || self.own.contains(&mount)
@@ -85,7 +90,7 @@ impl Mounts {
     }
 
     /// Reports whether an examined directory is on a tmpfs of this container.
-    pub(super) fn is_on_own_tmpfs(&self, dir: &Rc<OwnedFd>) -> bool {
+    pub(in crate::inject) fn is_on_own_tmpfs(&self, dir: &Rc<OwnedFd>) -> bool {
         let known = self
             .directories
             .iter()
@@ -94,30 +99,30 @@ impl Mounts {
     }
 
     /// Adds a layer that the hook mounted.
-    pub(super) fn add_layer(&mut self, layer: &OwnedFd) -> Result<()> {
+    pub(in crate::inject) fn add_layer(&mut self, layer: &OwnedFd) -> Result<()> {
         self.layers.push(statmount::id(layer)?);
         Ok(())
     }
 
     /// Forgets all but the first `count` layers, and what is cached: the kernel may reuse the ids of unmounted layers.
-    pub(super) fn forget_layers(&mut self, count: usize) {
+    pub(in crate::inject) fn forget_layers(&mut self, count: usize) {
         self.layers.truncate(count);
         self.shared.clear();
     }
 
     /// Refuses to mount on `point` if its mount has shared propagation.
-    pub(super) fn refuse_shared(&mut self, point: &OwnedFd) -> Result<()> {
+    pub(in crate::inject) fn refuse_shared(&mut self, point: &OwnedFd) -> Result<()> {
         let mount = statmount::id(point)?;
         self.refuse(mount, point)
     }
 
     /// Refuses to mount on a file in this directory if its mount has shared propagation.
-    pub(super) fn refuse_shared_dir(&mut self, dir: &Rc<OwnedFd>) -> Result<()> {
+    pub(in crate::inject) fn refuse_shared_dir(&mut self, dir: &Rc<OwnedFd>) -> Result<()> {
         let mount = self.mount_of(dir)?;
         self.refuse(mount, dir)
     }
 
-    pub(super) fn forget_directories(&mut self) {
+    pub(in crate::inject) fn forget_directories(&mut self) {
         self.directories.clear();
     }
 
@@ -208,12 +213,12 @@ impl Mounts {
 }
 
 /// Reads the current mount table.
-pub(super) fn read_table() -> Result<Vec<u8>> {
+pub(in crate::inject) fn read_table() -> Result<Vec<u8>> {
     proc_file::read_table("/proc/self/mountinfo").context("read \"/proc/self/mountinfo\"")
 }
 
 /// Reports whether config.json has the runtime mount a tmpfs at /dev.
-pub(super) fn has_own_dev(mounts: &[Mount]) -> bool {
+pub(in crate::inject) fn has_own_dev(mounts: &[Mount]) -> bool {
     let mut of_dev = mounts
         .iter()
         .filter(|mount| mount.destination == Path::new("/dev"));

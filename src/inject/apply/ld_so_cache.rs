@@ -8,13 +8,13 @@ use std::rc::Rc;
 use anyhow::{Context, Result};
 use rustix::fs::OFlags;
 
-use super::{Change, Target};
-use crate::inject::directory::{Present, find_present, replace_file};
-use crate::inject::tmpfs::is_read_only;
-use crate::inject::{linker_cache, read_only};
+use super::{Applier, Change};
+use crate::inject::files::directory::{Present, find_present, replace_file};
+use crate::inject::files::tmpfs::is_read_only;
+use crate::inject::{container::linker_cache, layer::overlay};
 use crate::plan::step::CacheEntry;
 
-impl Target {
+impl Applier {
     pub(in crate::inject) fn update_linker_cache(&mut self, entries: &[CacheEntry]) -> Result<()> {
         let (path, name) = (Path::new("etc"), OsStr::new("ld.so.cache"));
         let Some(etc) = self
@@ -60,7 +60,7 @@ impl Target {
                 self.layout.mounts.refuse_shared_dir(&etc)?;
                 self.layout.mounts.refuse_shared(&point)?;
                 let hidden =
-                    read_only::hide_file(&etc, name, &point, &new, self.layout.label.as_ref())?;
+                    overlay::hide_file(&etc, name, &point, &new, self.layout.label.as_ref())?;
                 self.layout.done.add(Change::Mounted(hidden.into()));
             }
             _ => {

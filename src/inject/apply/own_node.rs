@@ -6,7 +6,6 @@
 //! system that was mounted in one (`SB_I_NODEV`), and the hook mounts the tmpfs outside.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::iter::once;
 use std::os::fd::OwnedFd;
 
 use anyhow::{Context, Result};
@@ -18,16 +17,16 @@ use base::sys::mount::{Api, MountAttrs};
 use findings::catalog;
 use nvidia_host::driver::access::Permissions;
 
-use super::{MountPoint, Target};
-use crate::inject::directory::{Present, find_present};
-use crate::inject::read_only::Scratch;
-use crate::inject::source::Source;
-use crate::inject::undo::StillMounted;
-use crate::plan::process::Process;
+use super::{Applier, MountPoint};
+use crate::inject::files::directory::{Present, find_present};
+use crate::inject::files::source::Source;
+use crate::inject::layer::overlay::Scratch;
+use crate::inject::remove::undo::StillMounted;
+use crate::plan::process::{NodePermissions, Process};
 
 /// The nodes that the hook creates for a container.
 #[derive(Debug)]
-pub(super) struct OwnNodes {
+pub(in crate::inject) struct OwnNodes {
     /// The numbers of those that are not created yet
     missing: BTreeSet<(u32, u32)>,
     /// Those that are created and not mounted yet
@@ -35,7 +34,7 @@ pub(super) struct OwnNodes {
 }
 
 impl OwnNodes {
-    pub(super) const fn new(missing: BTreeSet<(u32, u32)>) -> Self {
+    pub(in crate::inject) const fn new(missing: BTreeSet<(u32, u32)>) -> Self {
         Self {
             missing,
             created: BTreeMap::new(),
@@ -52,7 +51,7 @@ fn create(scratch: &Scratch, device: (u32, u32), api: Api) -> Result<Source> {
     )
 }
 
-impl Target {
+impl Applier {
     /// Mounts the host's node `source`, or one that is created for `own`.
     pub(in crate::inject) fn mount_node(
         &mut self,
@@ -147,7 +146,10 @@ impl Target {
             self.layout
                 .done
                 .findings
-                .extend(process.finding(once((target, permissions))));
+                .extend(process.finding(&[NodePermissions {
+                    path: target,
+                    permissions,
+                }]));
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Removes what another driver version left in a container that is started again: the empty mount points of its libraries, and
 //! links to them. A program that loads a library that the new driver lacks would fail with "file too short".
 //!
-//! The names are those of this container, by the engine's list of its layers or by the record of an earlier start.
+//! The names belong to this container, by the engine's list of its layers or by the record of an earlier start.
 //!
-//! This is done only if no other container uses the root file system, see [`sharing`](crate::inject::sharing). It removes only empty
+//! This is done only if no other container uses the root file system, see [`sharing`](crate::inject::remove::rootfs_users). It removes only empty
 //! regular files with the versioned name of a driver library, and links to them in the same directory.
 
 use std::collections::BTreeSet;
@@ -18,11 +18,11 @@ use rustix::fs::{AtFlags, FileType, OFlags, Stat};
 use base::paths::ContainerPath;
 use base::sys::in_root::Created;
 
-use super::Target;
-use crate::inject::aside::{Aside, remove_unless_shared};
-use crate::inject::leftovers::is_library_of_a_driver;
-use crate::inject::sharing::Place;
-use crate::inject::tmpfs::is_read_only;
+use super::Applier;
+use crate::inject::files::tmpfs::is_read_only;
+use crate::inject::remove::hidden::{Hidden, remove_unless_shared};
+use crate::inject::remove::leftovers::is_library_of_a_driver;
+use crate::inject::remove::rootfs_users::RootfsMount;
 use crate::plan::step::CacheEntry;
 
 /// Upper limit for the directories to search; driver libraries are in one or two.
@@ -30,10 +30,10 @@ const MAX_DIRECTORIES: usize = 8;
 /// Upper limit for the names of all these directories; distributions have thousands.
 const MAX_NAMES: usize = 50_000;
 
-impl Target {
+impl Applier {
     /// Searches the directories of these libraries, and returns the paths of the files for the linker cache. The files are
     /// removed after the last step.
-    pub(super) fn find_stale(&mut self, entries: &[CacheEntry]) -> BTreeSet<PathBuf> {
+    pub(in crate::inject) fn find_stale(&mut self, entries: &[CacheEntry]) -> BTreeSet<PathBuf> {
         if !self.is_own && self.earlier.is_empty() {
             return BTreeSet::new();
         }
@@ -56,12 +56,12 @@ impl Target {
         paths
     }
 
-    fn place(&self) -> Option<Place> {
-        Place::find(&self.layout.rootfs, true)
+    fn place(&self) -> Option<RootfsMount> {
+        RootfsMount::find(&self.layout.rootfs, true)
     }
 
     /// Removes the files, unless another container has started with the same root file system.
-    pub(super) fn remove_stale(&mut self) {
+    pub(in crate::inject) fn remove_stale(&mut self) {
         let stale = std::mem::take(&mut self.stale);
         if !stale.is_empty()
             && let Some(place) = self.place()
@@ -69,7 +69,7 @@ impl Target {
             let put = || {
                 stale
                     .iter()
-                    .filter_map(|left| Aside::put(&left.dir, &left.name, left.is_dir))
+                    .filter_map(|left| Hidden::hide(&left.dir, &left.name, left.is_dir))
                     .collect()
             };
             remove_unless_shared(&place, put);
@@ -130,7 +130,7 @@ impl Target {
     }
 }
 
-impl Target {
+impl Applier {
     /// Reports whether a name may be removed: the root file system was made for this container, or its record lists this inode. Other
     /// root file systems (`--rootfs`, engines whose lists the hook does not read) may be shared.
     fn may_remove(&self, path: &ContainerPath, dir: &OwnedFd, name: &OsStr) -> bool {

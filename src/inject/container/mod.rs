@@ -1,5 +1,10 @@
 //! A container whose process waits for the hook: its rootfs, opened once, and its mount namespace.
 
+pub(crate) mod host_dev;
+pub(crate) mod linker_cache;
+pub(in crate::inject) mod mountinfo;
+pub(in crate::inject) mod mounts;
+
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
@@ -66,8 +71,8 @@ impl OpenContainer {
 
     fn of_process(pid: i32, rootfs: &Path) -> Result<Self> {
         ensure!(rootfs != Path::new("/"), "its rootfs is \"/\"");
-        // Unlike the files in it, the directory belongs to the effective user also of a process that is not dumpable, as those of the
-        // runtimes are not (`task_dump_owner` in fs/proc/base.c).
+        // A runtime is not dumpable, so its files in /proc belong to root. The directory still belongs to the effective user
+        // (`task_dump_owner` in fs/proc/base.c).
         let owner =
             std::fs::metadata(format!("/proc/{pid}")).context("its init process has ended")?;
         let owner = Some((owner.uid(), owner.gid())).filter(|owner| *owner != us());

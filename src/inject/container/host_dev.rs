@@ -11,12 +11,12 @@ use findings::catalog;
 
 /// The file system of the host's `/dev`, to recognize it in a container that has it as a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HostsDev {
+pub(crate) struct HostDev {
     /// `None` if `/dev` is part of the root file system: its device number then does not identify it
     device: Option<u64>,
 }
 
-impl HostsDev {
+impl HostDev {
     /// Reads the device number of /dev. Must be called in the host's mount namespace.
     pub(crate) fn find() -> Self {
         let device = |path: &str| rustix::fs::stat(path).ok().map(|stat| stat.st_dev);

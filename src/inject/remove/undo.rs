@@ -15,15 +15,15 @@ use base::report::Finding;
 use base::sys::in_root::{Created, Root, inodes_on_tmpfs};
 use base::sys::mount;
 
-use super::aside::{self, Aside};
-use super::directory::{replace_file, replace_link};
-use super::leftovers::{self, is_library_of_a_driver};
-use super::sharing::Place;
+use crate::inject::files::directory::{replace_file, replace_link};
+use crate::inject::remove::hidden::{self, Hidden};
+use crate::inject::remove::leftovers::{self, is_library_of_a_driver};
+use crate::inject::remove::rootfs_users::RootfsMount;
 use records::created::Entry;
 
 /// A change to the container that can be undone.
 #[derive(Debug)]
-pub(super) enum Change {
+pub(in crate::inject) enum Change {
     Created(Created),
     Mounted(Rc<OwnedFd>),
     /// A symlink of the image that the hook replaced
@@ -41,12 +41,12 @@ pub(super) enum Change {
 }
 
 impl Change {
-    /// Undoes the change, except that a created name is only renamed, if it `may_go`. Errors are ignored: the container does not start
-    /// anyway.
-    fn undo(self, may_go: bool) -> Option<Aside> {
+    /// Undoes the change. A created name is renamed and returned, so that the caller removes it if no other container uses it. Errors
+    /// are ignored: the container does not start anyway.
+    fn undo(self, may_go: bool) -> Option<Hidden> {
         match self {
             Self::Created(created) if may_go => {
-                return Aside::put(&created.dir, &created.name, created.is_dir);
+                return Hidden::hide(&created.dir, &created.name, created.is_dir);
             }
             Self::Created(_) => None,
             Self::Mounted(mount) => mount::detach(mount.as_fd()).ok(),
@@ -65,25 +65,25 @@ fn undo(changes: Vec<Change>, rootfs: &Root) {
         .iter()
         .any(|change| matches!(change, Change::Created(_)));
     let place = if has_names {
-        Place::find(rootfs, true)
+        RootfsMount::find(rootfs, true)
     } else {
         None
     };
     let place = place.filter(|place| !place.is_used_elsewhere());
-    let names: Vec<Aside> = changes
+    let names: Vec<Hidden> = changes
         .into_iter()
         .rev()
         .filter_map(|change| change.undo(place.is_some()))
         .collect();
     if let Some(place) = place {
-        aside::finish(&place, &names);
+        hidden::finish(&place, &names);
     }
 }
 
 /// Marks the error of a step whose mount could not be removed. The mount hides files of the image, so the container must not
 /// start, even if the step was optional.
 #[derive(Debug)]
-pub(super) struct StillMounted;
+pub(in crate::inject) struct StillMounted;
 
 impl fmt::Display for StillMounted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -93,7 +93,7 @@ impl fmt::Display for StillMounted {
 
 /// What has been done to a container.
 #[derive(Debug, Default)]
-pub(super) struct Done {
+pub(in crate::inject) struct Done {
     /// The changes, newest last
     changes: Vec<Change>,
     /// Created names, for poststop
@@ -105,21 +105,21 @@ pub(super) struct Done {
 
 /// A point to which [`Done::undo_since`] returns.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Mark {
+pub(in crate::inject) struct Mark {
     changes: usize,
     findings: usize,
 }
 
 impl Done {
-    pub(super) fn add(&mut self, change: Change) {
+    pub(in crate::inject) fn add(&mut self, change: Change) {
         self.changes.push(change);
     }
 
-    pub(super) fn add_mounts(&mut self, mounts: impl IntoIterator<Item = Rc<OwnedFd>>) {
+    pub(in crate::inject) fn add_mounts(&mut self, mounts: impl IntoIterator<Item = Rc<OwnedFd>>) {
         self.changes.extend(mounts.into_iter().map(Change::Mounted));
     }
 
-    pub(super) const fn mark(&self) -> Mark {
+    pub(in crate::inject) const fn mark(&self) -> Mark {
         Mark {
             changes: self.changes.len(),
             findings: self.findings.len(),
@@ -128,18 +128,22 @@ impl Done {
 
     /// Undoes the changes after the mark, the newest first. A mount with open descriptors is busy: umount(2) would fail with EBUSY, so
     /// the caller has closed them.
-    pub(super) fn undo_since(&mut self, Mark { changes, findings }: Mark, rootfs: &Root) {
+    pub(in crate::inject) fn undo_since(
+        &mut self,
+        Mark { changes, findings }: Mark,
+        rootfs: &Root,
+    ) {
         self.findings.truncate(findings);
         undo(self.changes.split_off(changes), rootfs);
     }
 
     /// Undoes all changes, like [`Self::undo_since`].
-    pub(super) fn undo(self, rootfs: &Root) {
+    pub(in crate::inject) fn undo(self, rootfs: &Root) {
         undo(self.changes, rootfs);
     }
 
     /// Records that the last component of `path` was created in `dir`. Must be called before something is mounted on it.
-    pub(super) fn note_created(&mut self, path: &Path, dir: &OwnedFd) {
+    pub(in crate::inject) fn note_created(&mut self, path: &Path, dir: &OwnedFd) {
         let stat = path
             .file_name()
             .and_then(|name| rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok());
@@ -149,7 +153,7 @@ impl Done {
 
     /// Records that the last component of `path` was created in `dir`, which is on a tmpfs of the container. Its inode is read from the
     /// directory when the setup is complete, because listing such a small directory takes fewer system calls than examining each node.
-    pub(super) fn note_created_on_tmpfs(&mut self, path: &Path, dir: &Rc<OwnedFd>) {
+    pub(in crate::inject) fn note_created_on_tmpfs(&mut self, path: &Path, dir: &Rc<OwnedFd>) {
         if path.to_str().is_none() {
             return;
         }
@@ -169,7 +173,7 @@ impl Done {
     }
 
     /// Returns the created names, which still exist.
-    pub(super) fn take_created(&mut self) -> Vec<Entry> {
+    pub(in crate::inject) fn take_created(&mut self) -> Vec<Entry> {
         for (dir, indices) in self.unread.drain(..) {
             let inodes = inodes_on_tmpfs(&dir).unwrap_or_default();
             for index in indices {
@@ -189,7 +193,7 @@ impl Done {
     }
 
     /// Adds created directories; `path` is the path of the last one.
-    pub(super) fn add_directories(&mut self, path: &Path, created: Vec<Created>) {
+    pub(in crate::inject) fn add_directories(&mut self, path: &Path, created: Vec<Created>) {
         let paths: Vec<_> = path.ancestors().take(created.len()).collect();
         for (path, created) in paths.into_iter().rev().zip(created) {
             self.note_created(path, &created.dir);
@@ -198,7 +202,7 @@ impl Done {
     }
 
     /// Records an existing mount point if it is an empty file with the name of a driver library: an earlier start left it.
-    pub(super) fn note_left(&mut self, path: &ContainerPath, stat: &Stat) {
+    pub(in crate::inject) fn note_left(&mut self, path: &ContainerPath, stat: &Stat) {
         let is_empty =
             FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size == 0;
         if is_empty && is_library_of_a_driver(path.file_name()) {

@@ -18,18 +18,18 @@ use base::sys::in_root::{Root, real_path};
 use base::sys::mount::{self, Label, MountAttrs, in_place};
 use findings::catalog;
 
-use super::carried::{self, Carry};
-use super::mountinfo;
-use super::mounts::{TMPFS_MAGIC, read_table};
-use super::source::open_in;
-use super::undo::StillMounted;
+use crate::inject::container::mountinfo;
+use crate::inject::container::mounts::{TMPFS_MAGIC, read_table};
+use crate::inject::files::source::open_in;
+use crate::inject::layer::remounted::{self, Remounts};
+use crate::inject::remove::undo::StillMounted;
 
 const OVERLAYFS_MAGIC: FsWord = 0x794c_7630;
 
 /// A directory of a rootfs on which the hook has mounted a tmpfs.
-pub(super) struct Scratch {
+pub(in crate::inject) struct Scratch {
     tmpfs: OwnedFd,
-    place: Place,
+    place: RootfsMount,
     /// The mount table from before the tmpfs was mounted
     table: Vec<u8>,
 }
@@ -38,12 +38,12 @@ pub(super) struct Scratch {
 ///
 /// A descriptor that was opened before the mount refers to the directory below the mount. Only a lookup of the name reaches the
 /// mount. The whole path is not resolved again, because the image can change the links in it.
-struct Place {
+struct RootfsMount {
     dir: OwnedFd,
     name: OsString,
 }
 
-impl Place {
+impl RootfsMount {
     fn find(below: &OwnedFd) -> Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = rustix::fs::openat(below, c"..", flags, Mode::empty())?;
@@ -90,14 +90,17 @@ impl Scratch {
 
     /// Mounts a tmpfs on which device nodes work. Mode 0777, because files may be created as another user than the one that
     /// mounts.
-    pub(super) fn for_nodes(below: &OwnedFd, label: Option<&Label>) -> Result<Self> {
+    pub(in crate::inject) fn for_nodes(below: &OwnedFd, label: Option<&Label>) -> Result<Self> {
         Self::mount_by(below, read_table()?, || {
             in_place::mount_tmpfs_for_nodes(below, "mode=0777,size=64k", label)
         })
     }
 
     /// Creates a node with mode 0666, like runtimes do.
-    pub(super) fn create_node(&self, (major, minor): (u32, u32)) -> rustix::io::Result<OwnedFd> {
+    pub(in crate::inject) fn create_node(
+        &self,
+        (major, minor): (u32, u32),
+    ) -> rustix::io::Result<OwnedFd> {
         let (name, mode) = (
             OsString::from(format!("{major}:{minor}")),
             Mode::from_raw_mode(0o666),
@@ -119,7 +122,7 @@ impl Scratch {
         table: Vec<u8>,
         mount: impl FnOnce() -> std::io::Result<()>,
     ) -> Result<Self> {
-        let place = Place::find(below)?;
+        let place = RootfsMount::find(below)?;
         mount().context("mount a tmpfs")?;
         match place.open_new(TMPFS_MAGIC, &table) {
             Ok(tmpfs) => Ok(Self {
@@ -132,7 +135,7 @@ impl Scratch {
     }
 
     /// Unmounts the tmpfs and the mounts on it.
-    pub(super) fn unmount(&self) -> Result<()> {
+    pub(in crate::inject) fn unmount(&self) -> Result<()> {
         mount::detach(self.tmpfs.as_fd()).or_else(|error| {
             in_place::take_back(&self.place.dir, Path::new(&self.place.name)).map_err(|_| error)
         })?;
@@ -140,9 +143,9 @@ impl Scratch {
     }
 }
 
-/// Why a directory gets a layer.
+/// CoverReason a directory gets a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Why {
+pub(in crate::inject) enum CoverReason {
     /// Its mount or file system is read-only
     ReadOnly,
     /// It is on a volume, where the hook creates no files
@@ -151,7 +154,7 @@ pub(super) enum Why {
     Owner,
 }
 
-impl Why {
+impl CoverReason {
     /// The error if mounts below the directory would be hidden by a layer.
     fn has_others_inside(self, path: &Path) -> Failure {
         let hint = match self {
@@ -212,12 +215,12 @@ impl Why {
 ///
 /// # Errors
 /// If the layer would hide other mounts below the directory, or the kernel refuses.
-pub(super) fn cover(
+pub(in crate::inject) fn cover(
     rootfs: &Root,
     path: &Path,
     below: &OwnedFd,
-    why: Why,
-    carry: &Carry,
+    why: CoverReason,
+    carry: &Remounts,
     label: Option<&Label>,
     done: &mut Vec<Rc<OwnedFd>>,
 ) -> Result<Rc<OwnedFd>> {
@@ -248,12 +251,12 @@ pub(super) fn cover(
         .inspect_err(|_| drop(mount::detach(tmpfs.as_fd())))?;
     let layer = Rc::new(layer);
     done.push(Rc::clone(&layer));
-    carried::mount(rootfs, inside, done)?;
+    remounted::mount(rootfs, inside, done)?;
     Ok(layer)
 }
 
 /// The error for an optional file on a volume that the container can write to: the volume stays writable.
-pub(super) fn not_covered(path: &Path) -> anyhow::Error {
+pub(in crate::inject) fn not_covered(path: &Path) -> anyhow::Error {
     failure(
         &catalog::VOLUME,
         format!(
@@ -265,7 +268,7 @@ pub(super) fn not_covered(path: &Path) -> anyhow::Error {
 }
 
 /// The finding for a directory of a writable volume that a read-only layer now covers.
-pub(super) fn covered(path: &Path) -> Finding {
+pub(in crate::inject) fn covered(path: &Path) -> Finding {
     Finding::new(
         &catalog::COVERED,
         format!(
@@ -280,7 +283,7 @@ pub(super) fn covered(path: &Path) -> Finding {
 ///
 /// # Errors
 /// If the kernel refuses.
-pub(super) fn seal(layer: &OwnedFd) -> Result<()> {
+pub(in crate::inject) fn seal(layer: &OwnedFd) -> Result<()> {
     in_place::restrict(layer, MountAttrs::LAYER).context("remount a layer read-only")
 }
 
@@ -291,7 +294,7 @@ pub(super) fn seal(layer: &OwnedFd) -> Result<()> {
 ///
 /// # Errors
 /// If the kernel refuses.
-pub(super) fn hide_file(
+pub(in crate::inject) fn hide_file(
     dir: &OwnedFd,
     name: &OsStr,
     point: &OwnedFd,

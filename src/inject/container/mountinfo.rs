@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use base::mountinfo::{escaped, mounts, unescaped};
 
 /// Returns where something is mounted below a directory, not on it: paths below that directory, each once.
-pub(super) fn points_below(table: &[u8], dir: &Path) -> BTreeSet<PathBuf> {
+pub(in crate::inject) fn points_below(table: &[u8], dir: &Path) -> BTreeSet<PathBuf> {
     let mut prefix = escaped(dir);
     prefix.push(b'/');
     mounts(table)
@@ -16,12 +16,12 @@ pub(super) fn points_below(table: &[u8], dir: &Path) -> BTreeSet<PathBuf> {
 }
 
 /// Reports whether a file system is mounted anywhere.
-pub(super) fn has_device(table: &[u8], device: u64) -> bool {
+pub(in crate::inject) fn has_device(table: &[u8], device: u64) -> bool {
     mounts(table).any(|mount| mount.device == device)
 }
 
 /// Reports whether a file system is mounted at a place that is neither the directory `dir` nor below it.
-pub(super) fn has_device_outside(table: &[u8], device: u64, dir: &Path) -> bool {
+pub(in crate::inject) fn has_device_outside(table: &[u8], device: u64, dir: &Path) -> bool {
     let dir = escaped(dir);
     let is_outside = |point: &[u8]| {
         point

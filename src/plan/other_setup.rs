@@ -12,7 +12,7 @@ const LIBRARIES: [&str; 2] = ["libnvidia-ml.so.", "libcuda.so."];
 
 /// Another program that sets the container up, as config.json shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Other {
+pub(crate) enum OtherSetup {
     /// A hook: this program at another stage, or NVIDIA's hook
     Hook(String),
     /// Mounts of driver libraries and the control node
@@ -21,20 +21,20 @@ pub(crate) enum Other {
 
 /// Returns the other program, if there is one. `is_us` reports whether a path on the host is this program, which can also be
 /// installed with NVIDIA's names.
-pub(crate) fn set_up_by(spec: &SpecView, is_us: impl Fn(&Path) -> bool) -> Option<Other> {
-    let hook = spec.hooks.iter().find(|hook| {
-        let own_edits =
-            hook.args.get(1).is_some_and(|verb| verb == VERB) && !only_checks(&hook.args);
-        // An entry of NVIDIA's CDI specs counts even if this program is installed with that name.
-        let of_spec = is_cdi_hook(&hook.path);
-        if own_edits {
+pub(crate) fn set_up_by(spec: &SpecView, is_us: impl Fn(&Path) -> bool) -> Option<OtherSetup> {
+    for hook in &spec.hooks {
+        let verb = hook.args.get(1).map(String::as_str);
+        let sets_up = if verb == Some(VERB) && !only_checks(&hook.args) {
             is_us(&hook.path)
         } else {
-            of_spec || is_hook(&hook.path) && !is_us(&hook.path)
+            // An entry of NVIDIA's CDI specs counts even if this program is installed with that name.
+            is_cdi_hook(&hook.path) || is_hook(&hook.path) && !is_us(&hook.path)
+        };
+        if sets_up {
+            return Some(OtherSetup::Hook(format!("the hook {:?}", hook.path)));
         }
-    });
-    let hook = hook.map(|hook| Other::Hook(format!("the hook {:?}", hook.path)));
-    hook.or_else(|| mounted_files(spec).map(Other::Files))
+    }
+    mounted_files(spec).map(OtherSetup::Files)
 }
 
 /// Whether a hook entry of this program belongs to a spec without GPUs, next to which the hook can set up GPUs.
@@ -44,18 +44,16 @@ fn only_checks(args: &[String]) -> bool {
 
 /// Describes the hook entry or the mounts of a CDI spec for GPUs in config.json.
 pub(super) fn trace_of_cdi_spec(spec: &SpecView) -> Option<String> {
-    let hook = spec.hooks.iter().find(|hook| {
-        let own = hook
-            .args
-            .iter()
-            .take(2)
-            .map(String::as_str)
-            .eq([PROGRAM, VERB])
-            && !only_checks(&hook.args);
-        own || is_cdi_hook(&hook.path)
-    });
-    hook.map(|hook| format!("the hook {:?}", hook.path))
-        .or_else(|| mounted_files(spec))
+    for hook in &spec.hooks {
+        let is_own = match hook.args.as_slice() {
+            [program, verb, ..] => program == PROGRAM && verb == VERB && !only_checks(&hook.args),
+            _ => false,
+        };
+        if is_own || is_cdi_hook(&hook.path) {
+            return Some(format!("the hook {:?}", hook.path));
+        }
+    }
+    mounted_files(spec)
 }
 
 /// Names the mounts of driver files, if there are any: a driver library and the control node. A library alone proves nothing: users
@@ -160,7 +158,7 @@ mod tests {
             let found = match set_up_by(&spec, |path| {
                 path.starts_with("/us") && !path.starts_with("/usr")
             }) {
-                Some(Other::Hook(what) | Other::Files(what)) => what,
+                Some(OtherSetup::Hook(what) | OtherSetup::Files(what)) => what,
                 None => String::new(),
             };
             assert_eq!(found.is_empty(), says.is_empty(), "{more}: {found}");

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use base::report::one_line;
 use cdi_spec::name::is_nvidia;
 
-use super::others;
+use super::other_setup;
 use crate::oci::{SpecView, gpu_nodes};
 
 /// The GPUs of such a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Given {
+pub(crate) struct EngineDevices {
     /// Paths of their nodes in the container; empty if only annotations name devices
     pub nodes: BTreeSet<PathBuf>,
     /// Names of CDI devices. Kubernetes writes them into annotations, Podman does not store them
@@ -21,7 +21,7 @@ pub(crate) struct Given {
     pub trace: Option<String>,
 }
 
-impl Given {
+impl EngineDevices {
     /// Returns the GPUs as records have them. If annotations name CDI devices, and config.json has no nodes, only their names are
     /// known.
     pub(crate) fn devices(&self) -> Vec<records::Device> {
@@ -45,8 +45,8 @@ pub(crate) fn node_device(path: &Path) -> records::Device {
 }
 
 /// Returns the GPUs that the engine gave to the container. They are not a request, and are used only in messages.
-pub(crate) fn find(spec: &SpecView) -> Option<Given> {
-    let trace = others::trace_of_cdi_spec(spec);
+pub(crate) fn find(spec: &SpecView) -> Option<EngineDevices> {
+    let trace = other_setup::trace_of_cdi_spec(spec);
     let names = &spec.cdi_devices;
     let given = gpu_nodes(spec);
     let mut nodes = BTreeSet::new();
@@ -58,14 +58,14 @@ pub(crate) fn find(spec: &SpecView) -> Option<Given> {
     if nodes.is_empty() && !names.iter().any(|name| is_nvidia(name)) {
         return None;
     }
-    Some(Given {
+    Some(EngineDevices {
         nodes,
         names: names.clone(),
         trace,
     })
 }
 
-impl fmt::Display for Given {
+impl fmt::Display for EngineDevices {
     /// `the engine gave the container /dev/nvidia0 by CDI (nvidia.com/gpu=0)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let nodes: Vec<_> = self

@@ -13,10 +13,10 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::source::open_in;
+use crate::inject::files::source::open_in;
 
 /// The kind of file at a name in a directory.
-pub(super) enum Present {
+pub(in crate::inject) enum Present {
     Nothing,
     /// A symlink, with its target
     Link(PathBuf),
@@ -24,7 +24,7 @@ pub(super) enum Present {
 }
 
 /// Opens what is at a name, without following a link. An unused name is not an error.
-pub(super) fn find_present(dir: &OwnedFd, name: &OsStr) -> Result<Present> {
+pub(in crate::inject) fn find_present(dir: &OwnedFd, name: &OsStr) -> Result<Present> {
     let fd = match open_in(dir, name) {
         Ok(fd) => fd,
         Err(Errno::NOENT) => return Ok(Present::Nothing),
@@ -42,7 +42,7 @@ pub(super) fn find_present(dir: &OwnedFd, name: &OsStr) -> Result<Present> {
 
 /// Creates an empty file as a mount point. mknod(2) fails if the name exists, so it never follows a link (CVE-2024-0133). It
 /// does not open the file, which on overlayfs would open the file of the upper layer as well.
-pub(super) fn make_file(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<()> {
+pub(in crate::inject) fn make_file(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<()> {
     rustix::fs::mknodat(
         dir,
         name,
@@ -60,14 +60,18 @@ const TIME_OF_COPIES: Timespec = Timespec {
 };
 
 /// Reports whether a file is as the hook creates files: an empty mount point, or a copy to which nobody has written.
-pub(super) fn is_unchanged(stat: &Stat) -> bool {
+pub(in crate::inject) fn is_unchanged(stat: &Stat) -> bool {
     let Timespec { tv_sec, tv_nsec } = TIME_OF_COPIES;
     let is_copy = stat.st_mtime == tv_sec && i64::try_from(stat.st_mtime_nsec) == Ok(tv_nsec);
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && (stat.st_size == 0 || is_copy)
 }
 
 /// Creates a file with this content. O_EXCL fails if the name exists, and never follows a link.
-pub(super) fn make_copy(dir: &OwnedFd, name: &OsStr, content: &[u8]) -> rustix::io::Result<()> {
+pub(in crate::inject) fn make_copy(
+    dir: &OwnedFd,
+    name: &OsStr,
+    content: &[u8],
+) -> rustix::io::Result<()> {
     let file = File::from(create(dir, name)?);
     let last_access = Timespec {
         tv_sec: 0,
@@ -88,7 +92,11 @@ pub(super) fn make_copy(dir: &OwnedFd, name: &OsStr, content: &[u8]) -> rustix::
 }
 
 /// Replaces a file with a copy, atomically.
-pub(super) fn replace_with_copy(dir: &OwnedFd, name: &Path, content: &[u8]) -> Result<()> {
+pub(in crate::inject) fn replace_with_copy(
+    dir: &OwnedFd,
+    name: &Path,
+    content: &[u8],
+) -> Result<()> {
     let temporary = temporary_name(name);
     make_copy(dir, temporary.as_os_str(), content)?;
     rename_or_remove(dir, &temporary, name)
@@ -100,14 +108,14 @@ fn create(dir: &OwnedFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
 }
 
 /// `ln -sfn`, atomically: processes in the container never see the name missing.
-pub(super) fn replace_link(dir: &OwnedFd, name: &Path, text: &Path) -> Result<()> {
+pub(in crate::inject) fn replace_link(dir: &OwnedFd, name: &Path, text: &Path) -> Result<()> {
     let temporary = temporary_name(name);
     rustix::fs::symlinkat(text, dir, &temporary)?;
     rename_or_remove(dir, &temporary, name)
 }
 
 /// Replaces a file atomically. Never writes through a symlink (CVE-2025-23267).
-pub(super) fn replace_file(dir: &OwnedFd, name: &Path, content: &[u8]) -> Result<()> {
+pub(in crate::inject) fn replace_file(dir: &OwnedFd, name: &Path, content: &[u8]) -> Result<()> {
     let temporary = temporary_name(name);
     let mut file = File::from(create(dir, temporary.as_os_str())?);
     if let Err(error) = file.write_all(content) {
@@ -118,7 +126,7 @@ pub(super) fn replace_file(dir: &OwnedFd, name: &Path, content: &[u8]) -> Result
 }
 
 /// Creates a file atomically. Fails if the name exists.
-pub(super) fn create_file(dir: &OwnedFd, name: &Path, content: &[u8]) -> Result<()> {
+pub(in crate::inject) fn create_file(dir: &OwnedFd, name: &Path, content: &[u8]) -> Result<()> {
     let temporary = temporary_name(name);
     let written = create(dir, temporary.as_os_str())
         .map(File::from)?
@@ -145,7 +153,7 @@ fn rename_or_remove(dir: &OwnedFd, temporary: &Path, name: &Path) -> Result<()> 
 }
 
 /// The name need not be secret: if the image has a file of this name, O_EXCL fails.
-pub(super) fn temporary_name(name: &Path) -> PathBuf {
+pub(in crate::inject) fn temporary_name(name: &Path) -> PathBuf {
     PathBuf::from(format!(
         ".{}.oci-nvidia-hook-{}",
         name.display(),

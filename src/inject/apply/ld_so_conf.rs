@@ -21,9 +21,9 @@ use base::sys::in_root::{Created, Root};
 use findings::catalog;
 use nvidia_host::driver::ldconf::{self, Directive};
 
-use super::{Change, Target, replace_file};
-use crate::inject::directory::{Present, find_present};
-use crate::inject::tmpfs::is_read_only;
+use super::{Applier, Change, replace_file};
+use crate::inject::files::directory::{Present, find_present};
+use crate::inject::files::tmpfs::is_read_only;
 
 const MAIN: &str = "ld.so.conf";
 /// Without one of these, nothing in the container rebuilds the cache.
@@ -38,8 +38,8 @@ const MAX_FILE: usize = 64 << 10;
 /// The deepest level of included files.
 const MAX_DEPTH: usize = 8;
 
-impl Target {
-    /// Makes ldconfig search these directories, those of `first` before all others.
+impl Applier {
+    /// Makes ldconfig search these directories, `first` before all others.
     pub(in crate::inject) fn list_directories(
         &mut self,
         first: &[ContainerPath],
@@ -114,7 +114,7 @@ impl Target {
 
     /// Removes the drop-in file of an earlier start, which had another driver or whose container was committed. Errors are
     /// ignored: the file does no harm.
-    pub(super) fn remove_list(&mut self) {
+    pub(in crate::inject) fn remove_list(&mut self) {
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         // Most containers have no such file.
         if self

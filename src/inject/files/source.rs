@@ -154,7 +154,7 @@ fn open_real(path: &Path) -> rustix::io::Result<OwnedFd> {
 }
 
 /// Opens `name` in `dir` without following a symlink.
-pub(super) fn open_in(dir: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
+pub(in crate::inject) fn open_in(dir: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedFd> {
     rustix::fs::openat(
         dir,
         name,
@@ -164,6 +164,6 @@ pub(super) fn open_in(dir: impl AsFd, name: &OsStr) -> rustix::io::Result<OwnedF
 }
 
 /// Reports whether both describe the same file.
-pub(super) const fn same_file(a: &Stat, b: &Stat) -> bool {
+pub(in crate::inject) const fn same_file(a: &Stat, b: &Stat) -> bool {
     a.st_dev == b.st_dev && a.st_ino == b.st_ino
 }

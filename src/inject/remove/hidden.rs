@@ -10,21 +10,21 @@ use std::rc::Rc;
 
 use rustix::fs::{AtFlags, RenameFlags};
 
-use super::directory::temporary_name;
-use super::sharing::Place;
+use crate::inject::files::directory::temporary_name;
+use crate::inject::remove::rootfs_users::RootfsMount;
 
 /// A name in a directory that has been renamed.
 #[derive(Debug)]
-pub(super) struct Aside {
+pub(in crate::inject) struct Hidden {
     dir: Rc<OwnedFd>,
     name: PathBuf,
     temporary: PathBuf,
     is_dir: bool,
 }
 
-impl Aside {
+impl Hidden {
     /// Renames a name. `None` if the file system cannot do that without replacing another file.
-    pub(super) fn put(dir: &Rc<OwnedFd>, name: &Path, is_dir: bool) -> Option<Self> {
+    pub(in crate::inject) fn hide(dir: &Rc<OwnedFd>, name: &Path, is_dir: bool) -> Option<Self> {
         let temporary = aside_name(name);
         // EINVAL from a file system that does not implement the flag; see renameat2(2).
         rustix::fs::renameat_with(&**dir, name, &**dir, &temporary, RenameFlags::NOREPLACE).ok()?;
@@ -73,7 +73,10 @@ fn aside_name(name: &Path) -> PathBuf {
 
 /// Removes the names that `put` renames, unless another container uses the root file system. Returns for each whether it is removed;
 /// empty if none is.
-pub(super) fn remove_unless_shared(place: &Place, put: impl FnOnce() -> Vec<Aside>) -> Vec<bool> {
+pub(in crate::inject) fn remove_unless_shared(
+    place: &RootfsMount,
+    put: impl FnOnce() -> Vec<Hidden>,
+) -> Vec<bool> {
     // A container that runs must not miss the names even for a moment.
     if place.is_used_elsewhere() {
         return Vec::new();
@@ -83,10 +86,10 @@ pub(super) fn remove_unless_shared(place: &Place, put: impl FnOnce() -> Vec<Asid
 
 /// Removes the names that were renamed while no other container used the root file system. If one has started to use it since then,
 /// they get their names back. Returns for each whether it is removed; empty if none is.
-pub(super) fn finish(place: &Place, names: &[Aside]) -> Vec<bool> {
+pub(in crate::inject) fn finish(place: &RootfsMount, names: &[Hidden]) -> Vec<bool> {
     if names.is_empty() || place.is_used_elsewhere() {
-        names.iter().rev().for_each(Aside::restore);
+        names.iter().rev().for_each(Hidden::restore);
         return Vec::new();
     }
-    names.iter().map(Aside::remove).collect()
+    names.iter().map(Hidden::remove).collect()
 }

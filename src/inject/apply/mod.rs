@@ -1,12 +1,13 @@
 //! Applies steps inside the container's mount namespace.
 
 mod cdi_hook;
+pub(in crate::inject) mod layout;
 mod ld_so_cache;
 mod ld_so_conf;
 mod own_node;
 mod stale;
 
-pub(super) use cdi_hook::MAX_PARAMS;
+pub(in crate::inject) use cdi_hook::MAX_PARAMS;
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -25,22 +26,22 @@ use findings::catalog;
 use nvidia_host::edits::Need;
 use nvidia_host::edits::placement::Link;
 
-use super::directory::{
+use crate::inject::apply::layout::Layout;
+use crate::inject::files::directory::{
     Present, find_present, is_unchanged, make_copy, make_file, replace_file, replace_link,
     replace_with_copy,
 };
-use super::layout::Layout;
-use super::leftovers::is_library_of_a_driver;
-use super::source::Source;
-use super::tmpfs::{Directory, is_own_tmpfs};
-use super::undo::Change;
-use super::{Apply, Finished, Runner};
+use crate::inject::files::source::Source;
+use crate::inject::files::tmpfs::{Directory, is_own_tmpfs};
+use crate::inject::remove::leftovers::is_library_of_a_driver;
+use crate::inject::remove::undo::Change;
+use crate::inject::{ApplyStep, Finished, Runner};
 use own_node::OwnNodes;
 use records::created::Entry;
 
 /// A container whose mount namespace this process has entered. Each step is a method.
 #[derive(Debug)]
-pub(crate) struct Target {
+pub(crate) struct Applier {
     layout: Layout,
     api: Api,
     /// Whether the engine made this root file system for the container
@@ -69,8 +70,8 @@ enum MountPoint {
     Existing(Rc<OwnedFd>, OwnedFd),
 }
 
-impl Runner for Target {
-    fn run(&mut self, apply: Apply<'_, Self>, need: Need) -> Result<()> {
+impl Runner for Applier {
+    fn run(&mut self, apply: ApplyStep<'_, Self>, need: Need) -> Result<()> {
         self.layout.need = need;
         let (mark, mounted) = (self.layout.mark(), self.mounted.len());
         let result = apply(self);
@@ -105,10 +106,10 @@ impl Runner for Target {
     }
 }
 
-impl Target {
+impl Applier {
     /// Creates a target without changes. `is_own`: the engine made this root file system for the container. `own_nodes`: the numbers of
     /// the nodes that are created for it.
-    pub(super) const fn new(
+    pub(in crate::inject) const fn new(
         layout: Layout,
         api: Api,
         is_own: bool,
@@ -128,14 +129,18 @@ impl Target {
         }
     }
 
-    pub(super) fn mount(&mut self, source: Source, target: &ContainerPath) -> Result<()> {
+    pub(in crate::inject) fn mount(
+        &mut self,
+        source: Source,
+        target: &ContainerPath,
+    ) -> Result<()> {
         let at = self.mount_point(&source, target, None)?;
         self.mount_on(source, target, at)
     }
 
     /// Creates a file that processes in the container may change. What the image has at this path stays, unless it is what a start of
     /// a container left: the copy of another driver, or the mount point of a container from which the image was made.
-    pub(super) fn copy(&mut self, content: &[u8], target: &ContainerPath) -> Result<()> {
+    pub(in crate::inject) fn copy(&mut self, content: &[u8], target: &ContainerPath) -> Result<()> {
         if self
             .layout
             .make(target, false, |dir, name| make_copy(dir, name, content))?
@@ -242,7 +247,7 @@ impl Target {
         })
     }
 
-    pub(super) fn link(
+    pub(in crate::inject) fn link(
         &mut self,
         Link {
             link, text, file, ..
@@ -333,9 +338,9 @@ impl Target {
             .push(Finding::new(&catalog::HIDDEN, what, ""));
     }
 
-    pub(super) fn mask_proc(&mut self, directory: Directory) -> Result<()> {
+    pub(in crate::inject) fn mask_proc(&mut self, directory: Directory) -> Result<()> {
         // /proc/driver/nvidia belongs to the kernel module and shows every GPU of the host to every container. If params says
-        // "ModifyDeviceFiles: 1", the driver's libraries create missing device nodes, also those of GPUs that the container
+        // "ModifyDeviceFiles: 1", the driver's libraries create missing device nodes, also of GPUs that the container
         // does not have (CVE-2021-1056).
         let Some(dir) = self
             .layout
@@ -364,7 +369,7 @@ impl Target {
         }
     }
 
-    pub(super) fn mount_files(
+    pub(in crate::inject) fn mount_files(
         &mut self,
         directory: Directory,
         target: &ContainerPath,
@@ -376,7 +381,11 @@ impl Target {
         self.attach(directory, &dir, target.file_name(), point)
     }
 
-    pub(super) fn mount_directory(&mut self, source: Source, target: &ContainerPath) -> Result<()> {
+    pub(in crate::inject) fn mount_directory(
+        &mut self,
+        source: Source,
+        target: &ContainerPath,
+    ) -> Result<()> {
         let (dir, point) = self.directory_point(target)?;
         if source.is(&rustix::fs::fstat(&point)?) {
             return Ok(());

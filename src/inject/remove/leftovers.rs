@@ -3,7 +3,7 @@
 //!
 //! The container has run since then and may have replaced any of them. A name is removed only if it is in the container's own
 //! file system and still the same inode, and if it is a link, an empty file, an unchanged copy or an empty directory. Nothing is
-//! removed from a root file system that another container uses, see [`sharing`](super::sharing).
+//! removed from a root file system that another container uses, see [`sharing`](crate::inject::remove::rootfs_users).
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -17,11 +17,11 @@ use base::paths::ContainerPath;
 use base::sys::in_root::Root;
 use nvidia_host::driver::{file_table, is_version, ldcache, ldconf};
 
-use super::aside::{Aside, remove_unless_shared};
-use super::directory::{create_file, is_unchanged};
-use super::linker_cache;
-use super::sharing::Place;
-use super::source::open_in;
+use crate::inject::container::linker_cache;
+use crate::inject::files::directory::{create_file, is_unchanged};
+use crate::inject::files::source::open_in;
+use crate::inject::remove::hidden::{Hidden, remove_unless_shared};
+use crate::inject::remove::rootfs_users::RootfsMount;
 use crate::oci::spec_view::SpecView;
 use crate::record::storage;
 use records::created::Entry;
@@ -38,7 +38,7 @@ pub(crate) fn is_own(rootfs: &Root, id: &str, bundle: Option<&Path>, path: &Path
 }
 
 /// Returns the record entry of a created name; `None` if its path is not UTF-8.
-pub(super) fn entry(path: PathBuf, stat: &Stat) -> Option<Entry> {
+pub(in crate::inject) fn entry(path: PathBuf, stat: &Stat) -> Option<Entry> {
     path.to_str()?;
     Some(Entry {
         path,
@@ -60,8 +60,8 @@ pub(crate) fn mount_points(rootfs: &Root, spec: &SpecView) -> Vec<Entry> {
         .collect()
 }
 
-/// Reports whether a name is that of a driver library with its version, like `libcuda.so.535.183.01`.
-pub(super) fn is_library_of_a_driver(name: impl AsRef<Path>) -> bool {
+/// Reports whether this is the name of a driver library with its version, like `libcuda.so.535.183.01`.
+pub(in crate::inject) fn is_library_of_a_driver(name: impl AsRef<Path>) -> bool {
     let Some(name) = name.as_ref().to_str() else {
         return false;
     };
@@ -94,7 +94,8 @@ fn empty_file(rootfs: &Root, root: &Stat, path: &ContainerPath) -> Option<Entry>
 /// Removes created names that have not changed since, and their entries in the linker cache. Removes nothing if another container
 /// uses the root file system.
 pub(crate) fn remove(rootfs: &Root, created: &[Entry]) {
-    let (Ok(root), Some(place)) = (rustix::fs::fstat(rootfs), Place::find(rootfs, false)) else {
+    let (Ok(root), Some(place)) = (rustix::fs::fstat(rootfs), RootfsMount::find(rootfs, false))
+    else {
         return;
     };
     if created.is_empty() {
@@ -126,7 +127,7 @@ pub(crate) fn remove(rootfs: &Root, created: &[Entry]) {
     }
 }
 
-fn put_aside(rootfs: &Root, root: &Stat, entry: &Entry) -> Option<Aside> {
+fn put_aside(rootfs: &Root, root: &Stat, entry: &Entry) -> Option<Hidden> {
     let path = ContainerPath::new(&entry.path)?;
     let dir = Rc::new(open_own_dir(rootfs, root, path.relative().parent()?)?);
     let stat = rustix::fs::fstat(open_in(&*dir, path.file_name()).ok()?).ok()?;
@@ -141,7 +142,7 @@ fn put_aside(rootfs: &Root, root: &Stat, entry: &Entry) -> Option<Aside> {
         }
         _ => return None,
     };
-    Aside::put(&dir, Path::new(path.file_name()), is_dir)
+    Hidden::hide(&dir, Path::new(path.file_name()), is_dir)
 }
 
 /// Reports whether this is the hook's drop-in file in `/etc/ld.so.conf.d`, which is not empty.
@@ -184,8 +185,8 @@ impl LinkerCache {
     }
 
     /// Renames the file: to replace it would detach mounts on it, like its removal.
-    fn put_aside(&self) -> Option<Aside> {
-        Aside::put(&self.etc, Path::new(Self::NAME), false)
+    fn put_aside(&self) -> Option<Hidden> {
+        Hidden::hide(&self.etc, Path::new(Self::NAME), false)
     }
 
     /// Writes the file again, without the entries of removed files.
