@@ -235,7 +235,8 @@ impl UnitFile {
         for start in &self.lines {
             self.file.write_all_at(b"#", *start)?;
         }
-        rustix::fs::futimens(&self.file, &self.times)?;
+        // Without the time, systemctl prints that warning, and the devices stay all the same.
+        rustix::fs::futimens(&self.file, &self.times).ok();
         Ok(())
     }
 }
