@@ -261,7 +261,7 @@ tests! {
         a_lost_gpu_is_reported_and_the_others_are_watched, mig_devices_change,
         a_missing_node_and_a_new_gpu_need_another_process, a_monitor_of_root_ends_when_mig_devices_change,
         a_library_that_attacks, the_monitor_has_few_privileges_and_little_memory, the_monitor_ends_with_its_parent,
-        a_driver_that_hangs_costs_one_gpu, a_driver_that_crashes_costs_one_gpu, a_driver_that_hangs_everywhere,
+        a_driver_that_hangs_costs_one_gpu, a_driver_that_crashes_costs_one_gpu, a_monitor_that_is_killed, a_driver_that_hangs_everywhere,
         a_driver_comes_and_goes, a_gpu_is_added_and_removed, the_driver_is_let_go;
 }
 
@@ -672,6 +672,26 @@ fn a_driver_that_hangs_costs_one_gpu() {
 
 fn a_driver_that_crashes_costs_one_gpu() {
     expect_one_gpu_lost("crash=handle", "crashes (signal 6)");
+}
+
+/// The kernel kills a process when memory is short, which proves nothing about the driver.
+fn a_monitor_that_is_killed() {
+    let fake = Fake::new(&["--gpus", "1"]);
+    let supervisor = start_supervisor(&fake);
+    supervisor.expect_healthy(within(2000), 0);
+    for _ in 0..3 {
+        let monitor = supervisor.children();
+        send(monitor[0], rustix::process::Signal::KILL);
+        let end = Instant::now() + within(4000);
+        while supervisor.children() == monitor || supervisor.children().is_empty() {
+            assert!(Instant::now() < end, "no monitor was started");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let line = supervisor.next("a snapshot", within(4000), |line| {
+            (line.contains("Silent") || line.contains("Snapshot")).then_some(line)
+        });
+        assert!(line.contains("Snapshot"), "{line}");
+    }
 }
 
 fn a_driver_that_hangs_everywhere() {

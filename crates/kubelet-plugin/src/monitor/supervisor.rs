@@ -44,6 +44,9 @@ const STEADY: Duration = Duration::from_secs(60);
 const FIRST_SKIP: Duration = Duration::from_secs(30);
 const MAX_SKIP: Duration = Duration::from_secs(600);
 
+/// The time before the next start after a crash, which may be an accident.
+const AFTER_CRASH: Duration = Duration::from_millis(100);
+
 /// How long a killed monitor may take to end. If it hangs in the kernel, it ends later.
 const REAP: Duration = Duration::from_secs(2);
 
@@ -113,6 +116,8 @@ struct Supervisor {
     snapshot: Option<Snapshot>,
     /// The last reason why NVML cannot be used
     absent: Option<String>,
+    /// The last monitor crashed, and the next one has not polled the GPUs yet.
+    is_suspect: bool,
     /// Killed monitors that have not ended
     unreaped: Vec<Child>,
 }
@@ -133,6 +138,8 @@ enum Ended {
     Unusable(String),
     /// The driver hung or crashed in these calls.
     Silent { call: Call, why: String },
+    /// The process ended without a reason. Another one starts at once.
+    Crashed { call: Call, why: String },
     /// The administrator wants it.
     LetGo,
 }
@@ -148,6 +155,7 @@ impl Supervisor {
             skipped: BTreeMap::new(),
             snapshot: None,
             absent: None,
+            is_suspect: false,
             unreaped: Vec::new(),
         })
     }
@@ -172,6 +180,8 @@ impl Supervisor {
                 self.back_off(MAX_ABSENCE).await
             }
             Ended::Silent { .. } => self.back_off(MAX_DELAY).await,
+            // Something else may have killed it, such as the kernel when memory is short.
+            Ended::Crashed { .. } => self.pause(AFTER_CRASH).await,
             Ended::LetGo => self.wait_for_resume().await,
         }
     }
@@ -194,8 +204,18 @@ impl Supervisor {
         let Some(stdout) = child.stdout.take() else {
             return Ok(Ended::Again);
         };
-        let ended = self.listen(Lines::new(stdout), &mut child).await?;
+        let mut ended = self.listen(Lines::new(stdout), &mut child).await?;
         child.start_kill().ok();
+        if let Ended::Crashed { call, why } = &ended {
+            // A crash of the driver is one that the next monitor meets too.
+            if self.is_suspect {
+                ended = Ended::Silent {
+                    call: call.clone(),
+                    why: why.clone(),
+                };
+            }
+            self.is_suspect = !self.is_suspect;
+        }
         // The agent must not wait for a process that hangs in the kernel.
         if let Ended::Silent { call, why } = &ended {
             self.blame(call, why.clone()).await?;
@@ -265,7 +285,7 @@ impl Supervisor {
                     });
                 }
                 Ok(Ok(None)) => {
-                    return Ok(end.unwrap_or(Ended::Silent {
+                    return Ok(end.unwrap_or(Ended::Crashed {
                         call,
                         why: last_words(child).await,
                     }));
@@ -273,7 +293,11 @@ impl Supervisor {
                 Ok(Ok(Some(bytes))) => bytes,
             };
             match base::json::from_bytes(bytes) {
-                Ok(Message::Call(next)) => call = next,
+                Ok(Message::Call(next)) => {
+                    // The monitor waits after it has polled all GPUs.
+                    self.is_suspect &= next.wait_ms == 0;
+                    call = next;
+                }
                 Ok(Message::End(End::Changed)) => end = Some(Ended::Again),
                 Ok(Message::End(End::Unusable(why))) => end = Some(Ended::Unusable(why)),
                 Ok(Message::Snapshot(snapshot)) => {
