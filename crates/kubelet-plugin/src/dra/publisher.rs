@@ -52,14 +52,17 @@ pub(super) struct Parts {
     pub(super) log: Log,
 }
 
+/// How many requests may be forbidden, one a second, before that is an error.
+const MAX_FORBIDDEN: u32 = 6;
+
 /// Publishes the devices.
 #[derive(Debug)]
 pub(super) struct Publisher {
     parts: Parts,
     /// Whether the API server stores taints; `None` if it is not known
     has_taints: Option<bool>,
-    /// How many sessions failed since slices were last written, or a session lasted
-    failures: u32,
+    /// The failures since slices were last written, or a session lasted
+    failures: Failures,
 }
 
 /// Why a session ended.
@@ -68,6 +71,9 @@ enum Failure {
     Stale,
     /// The API server does not answer.
     Unreachable(anyhow::Error),
+    /// The API server does not permit a request. The node authorizer answers this for a few seconds
+    /// after it has started, until it knows which objects belong to the node.
+    Forbidden(anyhow::Error),
     /// The API server refuses a request.
     Refused(anyhow::Error),
 }
@@ -76,6 +82,7 @@ impl From<kube::Error> for Failure {
     fn from(error: kube::Error) -> Self {
         match &error {
             kube::Error::Api(status) if matches!(status.code, 404 | 409 | 410) => Self::Stale,
+            kube::Error::Api(status) if status.code == 403 => Self::Forbidden(describe(&error)),
             kube::Error::Api(_) => Self::Refused(describe(&error)),
             _ => Self::Unreachable(describe(&error)),
         }
@@ -84,11 +91,11 @@ impl From<kube::Error> for Failure {
 
 impl Publisher {
     /// Creates a publisher.
-    pub(super) const fn new(parts: Parts) -> Self {
+    pub(super) fn new(parts: Parts) -> Self {
         Self {
             parts,
             has_taints: None,
-            failures: 0,
+            failures: Failures::default(),
         }
     }
 
@@ -98,16 +105,18 @@ impl Publisher {
             let begun = Instant::now();
             let Err(failure) = self.session().await;
             if begun.elapsed() > MAX_PAUSE {
-                self.failures = 0;
+                self.failures = Failures::default();
             }
-            self.failures += 1;
-            let pause = pause(&failure, self.failures);
+            let pause = self.failures.count(&failure);
+            let log = self.parts.log;
             match failure {
-                Failure::Stale => self
-                    .parts
-                    .log
-                    .debug(|| "the slices are listed again".to_owned()),
-                Failure::Unreachable(error) | Failure::Refused(error) => self.report(&error),
+                Failure::Stale => log.debug(|| "the slices are listed again".to_owned()),
+                Failure::Forbidden(error) if self.failures.is_starting() => {
+                    log.debug(|| format!("the API server may have just started: {error:#}"));
+                }
+                Failure::Unreachable(error)
+                | Failure::Refused(error)
+                | Failure::Forbidden(error) => self.report(&error),
             }
             sleep(jittered(pause)).await;
         }
@@ -247,7 +256,7 @@ impl Publisher {
                 "published {devices} devices of the node {node:?}, generation {generation}"
             ));
             self.parts.reported.send_replace(None);
-            self.failures = 0;
+            self.failures = Failures::default();
             return Ok(true);
         }
     }
@@ -393,16 +402,48 @@ fn version(slice: &ResourceSlice) -> Option<u64> {
     slice.metadata.resource_version.as_ref()?.parse().ok()
 }
 
-/// Returns how long to wait after this failure, the n-th in a row.
-fn pause(failure: &Failure, failures: u32) -> Duration {
-    let growing = RECONNECT
-        .saturating_mul(1 << failures.saturating_sub(1).min(10))
-        .min(MAX_PAUSE);
-    match failure {
-        Failure::Stale if failures <= MAX_CONFLICTS => Duration::ZERO,
-        Failure::Unreachable(_) => RECONNECT,
-        Failure::Stale | Failure::Refused(_) => growing,
+/// How many sessions failed for each reason. After an outage of the API server, the first request
+/// that is refused must not wait as long as the last one of a series that could not connect.
+#[derive(Clone, Copy, Debug, Default)]
+struct Failures {
+    stale: u32,
+    forbidden: u32,
+    refused: u32,
+}
+
+impl Failures {
+    /// Counts a failure, and returns how long to wait after it.
+    fn count(&mut self, failure: &Failure) -> Duration {
+        match failure {
+            Failure::Unreachable(_) => RECONNECT,
+            Failure::Stale => {
+                self.stale += 1;
+                if self.stale <= MAX_CONFLICTS {
+                    return Duration::ZERO;
+                }
+                growing(self.stale)
+            }
+            Failure::Forbidden(_) => {
+                self.forbidden += 1;
+                growing(self.forbidden.saturating_sub(MAX_FORBIDDEN).max(1))
+            }
+            Failure::Refused(_) => {
+                self.refused += 1;
+                growing(self.refused)
+            }
+        }
     }
+
+    /// Reports whether the API server may have just started.
+    const fn is_starting(self) -> bool {
+        self.forbidden < MAX_FORBIDDEN
+    }
+}
+
+/// Returns the pause after the n-th failure of a series.
+fn growing(failures: u32) -> Duration {
+    let pause = RECONNECT.saturating_mul(1 << failures.saturating_sub(1).min(10));
+    pause.min(MAX_PAUSE)
 }
 
 /// Returns a time that differs by up to a fifth, so that the nodes of a cluster do not ask all at once.
@@ -440,19 +481,35 @@ mod tests {
     #[test]
     fn pauses() {
         let error = || anyhow::anyhow!("error");
-        let seconds = |failure: &Failure, failures| pause(failure, failures).as_secs();
+        let seconds = |failure: &Failure, count| {
+            let mut failures = Failures::default();
+            for _ in 1..count {
+                failures.count(failure);
+            }
+            failures.count(failure).as_secs()
+        };
+        let stale = [1, 3, 4, 9].map(|count| seconds(&Failure::Stale, count));
+        assert_eq!(stale, [0, 0, 8, 30]);
+        let unreachable = Failure::Unreachable(error());
         assert_eq!(
-            [1, 3, 4, 9].map(|count| seconds(&Failure::Stale, count)),
-            [0, 0, 8, 30]
-        );
-        assert_eq!(
-            [1, 2, 9].map(|count| seconds(&Failure::Unreachable(error()), count)),
+            [1, 2, 9].map(|count| seconds(&unreachable, count)),
             [1, 1, 1]
         );
-        assert_eq!(
-            [1, 2, 3, 9, 99].map(|count| seconds(&Failure::Refused(error()), count)),
-            [1, 2, 4, 30, 30]
-        );
+        let refused = Failure::Refused(error());
+        let pauses = [1, 2, 3, 9, 99].map(|count| seconds(&refused, count));
+        assert_eq!(pauses, [1, 2, 4, 30, 30]);
+        let forbidden = Failure::Forbidden(error());
+        let pauses = [1, 6, 7, 8, 9, 99].map(|count| seconds(&forbidden, count));
+        assert_eq!(pauses, [1, 1, 1, 2, 4, 30]);
+        // An outage, then the first seconds of the API server, and a conflict
+        let mut failures = Failures::default();
+        for _ in 0..40 {
+            failures.count(&unreachable);
+        }
+        assert_eq!(failures.count(&forbidden), RECONNECT);
+        assert!(failures.is_starting());
+        assert_eq!(failures.count(&Failure::Stale), Duration::ZERO);
+        assert_eq!(failures.count(&refused), RECONNECT);
         let time = jittered(Duration::from_secs(1)).as_secs_f64();
         assert!((0.8..1.2).contains(&time), "{time}");
     }
