@@ -129,9 +129,16 @@ fn row(gpu: &Gpu, kind: DriverKind) -> Row {
             DriverKind::Wsl => "-".to_owned(),
         }),
         cell(mig),
-        (Tone::Good, "ok".to_owned()),
+        state(gpu),
         cell(one_line(&gpu.uuid)),
     ]
+}
+
+fn state(gpu: &Gpu) -> Cell {
+    if gpu.is_display_only() {
+        return (Tone::Plain, "display only".to_owned());
+    }
+    (Tone::Good, "ok".to_owned())
 }
 
 fn mig_row(gpu: &Gpu, mig: &MigDevice) -> Row {

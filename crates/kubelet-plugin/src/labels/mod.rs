@@ -95,9 +95,12 @@ pub fn lines(
     labels.lines()
 }
 
-/// Whether containers may have the GPU, or a MIG device of it.
+/// Whether the GPU, or a MIG device of it, is among the GPUs of the node for containers.
 fn is_permitted(gpu: &NodeGpu, limits: &Limits) -> bool {
     let Gpu { mig_devices, .. } = &gpu.gpu;
+    if gpu.gpu.is_display_only() {
+        return false;
+    }
     permit(limits, &gpu.gpu, None)
         || mig_devices
             .iter()

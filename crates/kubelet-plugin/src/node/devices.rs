@@ -120,9 +120,13 @@ fn gke_id(gpu: &Gpu, part: Option<&MigDevice>) -> String {
     format!("{instance}/ci{}", mig.compute_instance)
 }
 
-/// Returns the parts of a GPU that containers can get: its MIG devices, or the whole GPU as `None`.
+/// Returns the parts of a GPU that containers can get: its MIG devices, or the whole GPU as `None`;
+/// nothing of a GPU that only drives a display.
 #[must_use]
 pub fn parts<'a>(gpu: &'a NodeGpu, settings: &Plugin) -> Vec<Option<&'a MigDevice>> {
+    if gpu.gpu.is_display_only() {
+        return Vec::new();
+    }
     // NVML can list MIG devices of a GPU only while MIG is enabled, and programs can then use nothing else of the GPU.
     if settings.mig_strategy == MigStrategy::None || !gpu.gpu.mig_enabled {
         return vec![None];
@@ -138,6 +142,8 @@ pub fn is_single(gpus: &[NodeGpu], settings: &Plugin) -> bool {
 
 /// Whether the MIG devices are offered as GPUs, and a finding if the strategy `single` does not permit that.
 fn single_profile(gpus: &[NodeGpu], settings: &Plugin) -> (bool, Vec<Finding>) {
+    let is_offered = |gpu: &&NodeGpu| !gpu.gpu.is_display_only();
+    let gpus: Vec<&NodeGpu> = gpus.iter().filter(is_offered).collect();
     let in_mig_mode = gpus.iter().filter(|gpu| gpu.gpu.mig_enabled).count();
     if settings.mig_strategy != MigStrategy::Single || in_mig_mode == 0 {
         return (false, Vec::new());
@@ -433,6 +439,31 @@ mod tests {
             let found = resources(gpus, &NumaNodes::new(), &with(strategy), &none, |_| None);
             assert_eq!(!found.findings.is_empty(), finds, "{strategy:?}");
         }
+    }
+
+    #[test]
+    fn a_card_for_a_display_is_not_offered() {
+        let mut settings = Plugin::default();
+        for (name, is_offered) in [
+            ("NVIDIA DGX Display", false),
+            ("DGX Display", false),
+            ("NVIDIA DGX Display 2", true),
+            ("NVIDIA A100-SXM4-80GB", true),
+        ] {
+            let gpus = [gpu(0, "NVIDIA A100-SXM4-80GB", &[]), gpu(1, name, &[])];
+            let ids: &[&str] = if is_offered {
+                &["GPU-0", "GPU-1"]
+            } else {
+                &["GPU-0"]
+            };
+            let found = offered(&gpus, &settings, &Limits::default());
+            expect(&found, &[("nvidia.com/gpu", ids)]);
+        }
+        // The card has no MIG mode, which does not make the node one with GPUs in different modes.
+        settings.mig_strategy = MigStrategy::Single;
+        let gpus = [gpu(0, "A100", &["1g.5gb"]), gpu(1, "DGX Display", &[])];
+        let found = offered(&gpus, &settings, &Limits::default());
+        expect(&found, &[("nvidia.com/gpu", &["MIG-0-0"])]);
     }
 
     #[test]

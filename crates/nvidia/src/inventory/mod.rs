@@ -74,6 +74,19 @@ pub struct Gpu {
     pub unlisted_mig: Vec<UnlistedMig>,
 }
 
+/// The models that only drive the display of a workstation: the card in a DGX Station next to its
+/// A100 or V100 GPUs. NVIDIA's programs skip the same names (`pkg/nvlib/device` in go-nvlib).
+const DISPLAY_ONLY: [&str; 2] = ["DGX Display", "NVIDIA DGX Display"];
+
+impl Gpu {
+    /// Reports whether the GPU only drives a display, so that it is not among all GPUs of the host
+    /// for containers. A request by its name is met.
+    #[must_use]
+    pub fn is_display_only(&self) -> bool {
+        DISPLAY_ONLY.contains(&self.model.as_str())
+    }
+}
+
 /// A MIG device that lacks device nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnlistedMig {

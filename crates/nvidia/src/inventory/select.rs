@@ -166,11 +166,12 @@ pub fn every_device(inventory: &Inventory) -> impl Iterator<Item = Device<'_>> {
     })
 }
 
-/// Returns every device that containers may have.
+/// Returns every device that `all` stands for: those that containers may have, without GPUs that
+/// only drive a display.
 pub fn permitted_devices<'a>(inventory: &'a Inventory, limits: &Limits) -> Vec<Device<'a>> {
-    let mut devices: Vec<_> = every_device(inventory).collect();
-    devices.retain(|device| permitted(*device, limits));
-    devices
+    let is_for_all =
+        |device: &Device<'_>| permitted(*device, limits) && !device.gpu().is_display_only();
+    every_device(inventory).filter(is_for_all).collect()
 }
 
 /// Returns every GPU that containers may have and that does not work.
