@@ -9,9 +9,12 @@
 //! earlier run stays until NVML has answered if the kernel confirms it, and otherwise is made from the GPUs that the kernel lists.
 
 use std::collections::BTreeSet;
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::{fs, io};
 
 use anyhow::{Context, Result};
 
@@ -28,6 +31,7 @@ use nvidia_host::device_id::parse_decimal;
 use nvidia_host::feature::{Feature, Features};
 use nvidia_host::host::Host;
 use nvidia_host::inventory::{Gpu, Inventory};
+use rustix::fs::{Access, FlockOperation, OFlags, flock};
 
 /// The class of GPUs and MIG devices.
 const CLASS: &str = "gpu";
@@ -86,12 +90,50 @@ impl Kind {
     }
 }
 
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{CLASS}", self.vendor)
+    }
+}
+
+/// Shows that a process keeps the specs of a kind. The kernel removes a lock with its process
+/// (flock(2)), so that a process which was killed leaves none.
+#[derive(Debug)]
+struct Lock {
+    #[expect(dead_code, reason = "the lock lasts as long as the file is open")]
+    file: File,
+}
+
+impl Lock {
+    /// Locks the specs of a kind in this directory. Each process that keeps them has a shared lock,
+    /// and a process that removes them has the only one.
+    fn take(dir: &Path, kind: Kind, operation: FlockOperation) -> io::Result<Self> {
+        // Engines read only files whose names end with .json or .yaml.
+        let path = dir.join(format!(".{}.lock", kind.vendor));
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+            .open(path)?;
+        flock(&file, operation)?;
+        Ok(Self { file })
+    }
+}
+
 /// Removes the specs that an earlier run left in [`DIR`], because nothing would keep them current. The specs of NVIDIA's plugin, which have
-/// the same names, remain. Reports whether there was one.
+/// the same names, remain, and so do specs that a living process keeps. Reports whether there was one.
 ///
 /// # Errors
 /// If it cannot be removed.
 pub fn remove_unused(dir: &Path, kind: Kind) -> Result<bool> {
+    if !dir.is_dir() {
+        return Ok(false);
+    }
+    let Ok(_lock) = Lock::take(dir, kind, FlockOperation::NonBlockingLockExclusive) else {
+        return Ok(false);
+    };
     let mut found = false;
     for path in extra_devices::classes()
         .chain([CLASS])
@@ -187,6 +229,8 @@ pub struct VendorSpecs {
     features: Features,
     /// The IMEX channels in the spec of their class
     imex_channels: Vec<u32>,
+    /// `None` before the directory exists
+    lock: Option<Lock>,
 }
 
 impl VendorSpecs {
@@ -213,7 +257,28 @@ impl VendorSpecs {
             names: Arc::default(),
             features: Features::EMPTY,
             imex_channels: Vec::new(),
+            lock: None,
         }
+    }
+
+    /// Returns the names that the spec of these GPUs would have, without writing it.
+    ///
+    /// # Errors
+    /// If the driver lacks a file that all containers require.
+    pub fn would_have(mut self, inventory: Inventory) -> Result<BTreeSet<String>> {
+        self.devices = Devices::Known(inventory.clone());
+        Ok(names(&self.make(inventory)?))
+    }
+
+    /// Checks whether the file can be written, without writing it.
+    ///
+    /// # Errors
+    /// If the directory, or the parent in which it would be created, is not writable.
+    pub fn check_dir(&self) -> Result<()> {
+        let existing = self.dir.ancestors().find(|dir| dir.exists());
+        let existing = existing.unwrap_or(&self.dir);
+        rustix::fs::access(existing, Access::WRITE_OK)
+            .with_context(|| format!("cannot write {:?}", self.path))
     }
 
     /// Returns the features that have a spec.
@@ -262,6 +327,10 @@ impl VendorSpecs {
     /// If the driver lacks a file that all containers require, or a file cannot be written. An old file is then removed, because
     /// its devices may not exist any more.
     pub fn refresh(&mut self) -> Result<()> {
+        if self.lock.is_none() {
+            fs::create_dir_all(&self.dir).ok();
+            self.lock = Lock::take(&self.dir, self.kind, FlockOperation::LockShared).ok();
+        }
         let now = match &self.devices {
             Devices::Absent => None,
             Devices::Unanswered(_) => Stamp::of_host(&self.config, &self.settings),
@@ -351,7 +420,8 @@ impl VendorSpecs {
                 self.names = Arc::new(names);
             }
             Err(error) => {
-                self.remove()?;
+                // The first error is the cause, such as a file system that is read-only.
+                self.remove().ok();
                 return Err(error);
             }
         }
@@ -364,8 +434,7 @@ impl VendorSpecs {
         Some(stamp)
     }
 
-    /// Writes the file, and returns the names of its devices. Without a device, it writes no file: engines reject such a spec.
-    fn write(&self, inventory: Inventory) -> Result<BTreeSet<String>> {
+    fn make(&self, inventory: Inventory) -> Result<Spec> {
         let host = Host::with_inventory(&self.config, inventory)?;
         // NVML's indices are not known before it has answered.
         let naming = Naming {
@@ -377,7 +446,13 @@ impl VendorSpecs {
             ..self.settings.clone()
         };
         // `check` and doctor report the findings.
-        let spec = SpecWriter::new(&self.config, &settings, || false).make_of(&host)?;
+        // `check` and doctor report the findings.
+        SpecWriter::new(&self.config, &settings, || false).make_of(&host)
+    }
+
+    /// Writes the file, and returns the names of its devices. Without a device, it writes no file: engines reject such a spec.
+    fn write(&self, inventory: Inventory) -> Result<BTreeSet<String>> {
+        let spec = self.make(inventory)?;
         if spec.devices.is_empty() {
             self.remove_file()?;
             return Ok(BTreeSet::new());
@@ -407,6 +482,21 @@ impl VendorSpecs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_spec_that_a_process_keeps_is_not_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let take = |kind, operation| Lock::take(dir.path(), kind, operation);
+        let keeper = take(CLAIMS, FlockOperation::LockShared).unwrap();
+        let other = take(CLAIMS, FlockOperation::LockShared).unwrap();
+        let exclusive = FlockOperation::NonBlockingLockExclusive;
+        assert!(take(CLAIMS, exclusive).is_err());
+        assert!(take(DEVICE_PLUGIN, exclusive).is_ok(), "another kind");
+        drop(keeper);
+        assert!(take(CLAIMS, exclusive).is_err());
+        drop(other);
+        assert!(take(CLAIMS, exclusive).is_ok());
+    }
 
     #[test]
     fn names_of_devices() {

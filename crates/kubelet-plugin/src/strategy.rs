@@ -31,11 +31,13 @@ impl Choice {
     /// Whether containers get CDI devices, now or when an engine has been found.
     #[must_use]
     pub fn may_use_cdi(&self) -> bool {
-        self.is_provisional
-            || self.strategies.contains(&DeviceListStrategy::CdiCri)
-            || self
-                .strategies
-                .contains(&DeviceListStrategy::CdiAnnotations)
+        self.is_provisional || self.uses_cdi()
+    }
+
+    /// Whether containers get CDI devices now.
+    #[must_use]
+    pub fn uses_cdi(&self) -> bool {
+        uses_cdi(&self.strategies)
     }
 
     /// Returns the names of the strategies.
@@ -50,6 +52,13 @@ impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.names().join(", "), self.why)
     }
+}
+
+/// Whether containers get CDI devices with these strategies.
+#[must_use]
+pub fn uses_cdi(strategies: &[DeviceListStrategy]) -> bool {
+    strategies.contains(&DeviceListStrategy::CdiCri)
+        || strategies.contains(&DeviceListStrategy::CdiAnnotations)
 }
 
 /// Makes the choice for this node. An engine that starts later changes it.

@@ -52,7 +52,7 @@ const ROOT: &[Need] = &[Need::Root];
 
 tests! {
     ROOT => whole_gpus_are_offered_and_given, mig_devices_follow_the_layout, the_cdi_spec_is_there_before_the_list,
-        an_unused_cdi_spec_goes, a_sick_gpu_recovers, a_restart_forgets_no_xid, a_lost_gpu_affects_no_other,
+        an_unused_cdi_spec_goes, a_gpu_without_a_cdi_device_is_unhealthy, a_sick_gpu_recovers, a_restart_forgets_no_xid, a_lost_gpu_affects_no_other,
         a_driver_that_comes_later, a_driver_that_is_replaced, a_gpu_that_relapses_is_cleared_by_hand,
         a_driver_that_hangs, a_start_shows_no_unhealthy_gpu, a_start_while_the_driver_hangs, a_kubelet_that_restarts,
         replicas, each_strategy, nvidias_manifest_with_this_program, check_prints_what_run_offers,
@@ -382,6 +382,55 @@ fn the_cdi_spec_is_there_before_the_list() {
     node.until("the file of the new driver", SOON, || file.is_file());
 }
 
+/// An engine would not find the CDI device, and would not know the reason.
+fn a_gpu_without_a_cdi_device_is_unhealthy() {
+    for strategy in ["cdi-cri", "cdi-annotations"] {
+        let fake = Fake::new(&["--gpus", "1"]);
+        let cdi = fake.dir.path().join("cdi");
+        let hidden = fake.dir.path().join("hidden");
+        std::fs::create_dir(&hidden).unwrap();
+        move_libcuda(&fake.file(""), &hidden);
+        let options = [
+            "--cdi-dir",
+            cdi.to_str().unwrap(),
+            "--device-list-strategy",
+            strategy,
+        ];
+        let node = Node::start_on(fake, &options);
+        node.wait("an unhealthy GPU", SOON, GPU, 0, 1);
+        let refusal = node.refusal(&uuid(0));
+        assert!(
+            refusal.contains("the node has no CDI device for it: ")
+                && refusal.contains("libcuda.so")
+                && refusal.contains("(ONH-072); hint: "),
+            "{refusal}"
+        );
+        move_libcuda(&hidden, &node.fake.file(""));
+        node.wait("the GPU with a CDI device", POLLED, GPU, 1, 1);
+        node.kubelet.allocate(GPU, &[&[uuid(0)]]).unwrap();
+    }
+    // A directory that cannot exist
+    let fake = Fake::new(&["--gpus", "1"]);
+    let cdi = fake.config.join("cdi");
+    let options = ["--cdi-dir", cdi.to_str().unwrap()];
+    let node = Node::start_on(
+        fake,
+        &[&options[..], &["--device-list-strategy=cdi-cri"]].concat(),
+    );
+    node.wait("an unhealthy GPU", SOON, GPU, 0, 1);
+    let refusal = node.refusal(&uuid(0));
+    assert!(refusal.contains("cannot write "), "{refusal}");
+}
+
+fn move_libcuda(from: &Path, to: &Path) {
+    for file in std::fs::read_dir(from).unwrap() {
+        let name = file.unwrap().file_name().into_string().unwrap();
+        if name.starts_with("libcuda.so") {
+            std::fs::rename(from.join(&name), to.join(&name)).unwrap();
+        }
+    }
+}
+
 /// A strategy without CDI: nothing would keep the spec of an earlier run current. That of NVIDIA's plugin has the same name.
 fn an_unused_cdi_spec_goes() {
     let fake = Fake::new(&["--gpus", "1"]);
@@ -391,34 +440,26 @@ fn an_unused_cdi_spec_goes() {
     let mut node = Node::start_on(fake, &["--cdi-dir", cdi.to_str().unwrap()]);
     node.wait("the list", SOON, GPU, 1, 1);
     let spec = std::fs::read_to_string(&file).unwrap();
-    // A PID namespace of its own, because the plugin looks for NRI plugins, which other tests start.
     let mut restart = |strategy: &str, before: &str| {
         node.plugin.kill().unwrap();
         node.plugin.wait().unwrap();
         node.kubelet = FakeKubelet::start(&node.kubelet_dir);
         let mut command = Command::new("unshare");
         let script = format!("mount --bind '{}' /run; {before}exec \"$@\"", run.display());
-        command.args([
-            "-m",
-            "-p",
-            "-f",
-            "--kill-child",
-            "--mount-proc",
-            "bash",
-            "-euc",
-            &script,
-            "bash",
-            PROGRAM,
-        ]);
+        command.args(["-m", "bash", "-euc", &script, "bash", PROGRAM]);
         node.plugin = start_with(command, &node.fake, &node.kubelet_dir, &[strategy]);
         node.wait("the list", SOON, GPU, 1, 1);
         file.is_file()
     };
-    let nri = "(exec -a oci-nvidia-kubelet-plugin sh -c 'sleep 60; :' nri) & sleep 0.3; ";
+    // As the process of the unit for NRI does, which keeps the same spec
+    let lock = cdi.join(".k8s.device-plugin.nvidia.com.lock");
+    let other = std::fs::File::open(&lock).unwrap();
+    rustix::fs::flock(&other, rustix::fs::FlockOperation::LockShared).unwrap();
     assert!(
-        restart("--device-list-strategy=envvar", nri),
-        "the unit of the NRI plugin has the same spec"
+        restart("--device-list-strategy=envvar", ""),
+        "another process keeps the spec"
     );
+    drop(other);
     assert!(!restart("--device-list-strategy=envvar", ""));
     assert!(restart("--device-list-strategy=cdi-cri", ""));
     let theirs = spec

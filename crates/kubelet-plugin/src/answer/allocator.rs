@@ -1,8 +1,11 @@
 //! Answers the kubelet's questions from the state of the node. The device nodes are examined for each container, since they can
 //! disappear at any time.
 
+use std::sync::Arc;
+
 use nvidia_host::config::Config;
 use nvidia_host::host::Host;
+use nvidia_host::inventory::select::Device as HostDevice;
 use tokio::sync::watch;
 
 use base::report::Finding;
@@ -15,20 +18,24 @@ use crate::node::Offer;
 use crate::proto::ContainerAllocateResponse;
 use crate::settings::values::DeviceListStrategy;
 use crate::settings::{Settings, missing_host_path};
-use crate::strategy::Chooser;
+use crate::strategy::{self, Chooser};
 
 /// Answers from the newest offer.
 #[derive(Debug)]
 pub struct NodeAllocator {
     settings: Settings,
     offer: watch::Receiver<Offer>,
-    chooser: Chooser,
+    chooser: Arc<Chooser>,
 }
 
 impl NodeAllocator {
     /// Creates an allocator.
     #[must_use]
-    pub const fn new(settings: Settings, offer: watch::Receiver<Offer>, chooser: Chooser) -> Self {
+    pub const fn new(
+        settings: Settings,
+        offer: watch::Receiver<Offer>,
+        chooser: Arc<Chooser>,
+    ) -> Self {
         Self {
             settings,
             offer,
@@ -107,6 +114,10 @@ pub fn allocate(
         &offer.gpus,
         &response::permitted(found, ids, plugin.several_replicas)?,
     )?;
+    let uses_cdi = strategy::uses_cdi(strategies);
+    if uses_cdi {
+        check_names(offer, &devices)?;
+    }
     let config = Config {
         devices: offer.limits.clone(),
         ..common.clone()
@@ -118,18 +129,38 @@ pub fn allocate(
     {
         return Err(Refusal::of(kind, &what, &fix));
     }
+    let mut features = offer.features;
+    if uses_cdi {
+        // An engine starts no container with the name of a device that is in no spec.
+        for feature in offer.features.iter() {
+            features.set(feature, offer.in_specs.features.has(feature));
+        }
+    }
     let has_icds = plugin.host_path.join(ICDS).is_dir();
     let layout = Layout {
         strategies,
         settings: plugin,
         has_icds,
-        features: offer.features,
+        features,
     };
     response::response(
-        &host.device_facts(&response::wanted(offer.features), &devices),
+        &host.device_facts(&response::wanted(features), &devices),
         &devices,
         &layout,
     )
+}
+
+/// Checks that the CDI spec has each device, although the offer may be from before a change of the
+/// strategy.
+fn check_names(offer: &Offer, devices: &[HostDevice<'_>]) -> Result<(), Refusal> {
+    for device in devices {
+        if let Some(why) = offer.in_specs.why_missing(device.uuid()) {
+            let what = format!("{} does not work: {why}", device.uuid());
+            let fix = "delete the pod, and run \"oci-nvidia-kubelet-plugin check\" on the node";
+            return Err(Refusal::of(&catalog::PLUGIN_UNHEALTHY_DEVICE, &what, fix));
+        }
+    }
+    Ok(())
 }
 
 fn find<'a>(offer: &'a Offer, name: &str) -> Option<&'a Resource> {

@@ -124,7 +124,8 @@ impl<'a> Candidates<'a> {
                 // nothing.
                 (own, order)
             };
-            let Some(best) = (0..rest.len()).min_by_key(|at| key(rest[*at])) else {
+            let best = rest.iter().enumerate().min_by_key(|(_, id)| key(id));
+            let Some((best, _)) = best else {
                 break;
             };
             let id = rest.remove(best);

@@ -18,8 +18,9 @@ use findings::catalog;
 use super::ask::{Answer, ask};
 use super::report::{self, FindingEntry, Report};
 use crate::answer::allocator;
+use crate::cdi_specs::{self, DEVICE_PLUGIN, VendorSpecs};
 use crate::model::{Device, Resource};
-use crate::node::Offer;
+use crate::node::{InSpecs, Node, Offer, host};
 use crate::settings::Settings;
 use crate::strategy::Choice;
 
@@ -85,10 +86,44 @@ pub async fn check(
     findings: &[Finding],
     offered: &Result<Offered, Unanswered>,
 ) -> Result<Report<Document>> {
-    let Answer { node, problem, .. } = ask(settings, config_path).await?;
+    let Answer {
+        mut node, problem, ..
+    } = ask(settings, config_path).await?;
+    if choice.uses_cdi() {
+        node.set_in_specs(foresee_specs(settings, &node, offered.is_ok()));
+    }
     let mut all: Vec<Finding> = problem.into_iter().collect();
     all.extend_from_slice(findings);
     Ok(report(settings, choice, &node.offer(), &all, offered))
+}
+
+/// Describes the CDI spec that the plugin would write. The running plugin may write it to another
+/// directory than the default.
+fn foresee_specs(settings: &Settings, node: &Node, is_running: bool) -> InSpecs {
+    let mut in_specs = InSpecs {
+        are_needed: true,
+        ..InSpecs::default()
+    };
+    let features = host::extra_devices(&settings.common, settings.plugin.extra_devices);
+    if let Ok((found, _)) = features {
+        in_specs.features = found;
+    }
+    let Some(inventory) = node.inventory() else {
+        return in_specs;
+    };
+    let (dir, hook) = (Path::new(cdi_specs::DIR), Path::new(cdi_specs::HOOK));
+    let config = &settings.common;
+    let specs = VendorSpecs::new(DEVICE_PLUGIN, config, dir, hook);
+    let writable = if is_running {
+        Ok(())
+    } else {
+        specs.check_dir()
+    };
+    match writable.and_then(|()| specs.would_have(inventory)) {
+        Ok(names) => in_specs.devices = names.into(),
+        Err(error) => in_specs.error = Some(format!("{error:#}")),
+    }
+    in_specs
 }
 
 /// Creates the report. For each healthy device, the report includes the result of Allocate, which

@@ -11,10 +11,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
-use base::paths::HostPath;
 use base::report::line;
-use base::tree::Tree;
-use engines::kubelet_plugin::processes;
 
 use super::agent::Agent;
 use super::agent::outlets::Outlets;
@@ -99,6 +96,7 @@ pub async fn run(
     let mut state = NodeState::new(&settings, &role);
     let outlets = Outlets::new(&settings, &role, &mut state, registrations.clone(), log);
     let chooser = Chooser::new(&settings.plugin, &settings.kubelet_dir, log);
+    let chooser = Arc::new(chooser);
     let kinds = cdi_kinds(&role, &paths, &chooser, nri.is_some());
 
     let engines = NodePlugin::new(config_path.map(Path::to_owned), outlets.offer(), log);
@@ -112,14 +110,14 @@ pub async fn run(
         .claims()
         .map(|(options, pool)| dra::serve(options, pool, log));
     let kubelet = matches!(role, Role::DevicePlugin(_)).then(|| {
-        let allocator = NodeAllocator::new(settings.clone(), outlets.offer(), chooser);
+        let allocator = NodeAllocator::new(settings.clone(), outlets.offer(), chooser.clone());
         let allocator = Arc::new(Timed::new(Arc::new(allocator), latency));
         let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
         let dir = settings.kubelet_dir.clone();
         kubelet::serve(dir, outlets.list(), allocator, status, note)
     });
     let control = role.run_dir().map(|dir| serve_control(dir, commands, log));
-    let specs = Specs::new(&settings, &role, &kinds, &paths, log);
+    let specs = Specs::new(&settings, &role, &kinds, &paths, &chooser, log);
     let mut agent = Agent::new(&settings, config_path, state, specs, outlets, log);
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
     // This reads files of other processes, for which the kubelet does not wait.
@@ -163,30 +161,20 @@ fn cdi_kinds(role: &Role, paths: &SpecPaths, chooser: &Chooser, has_nri: bool) -
 }
 
 /// Removes the specs that an earlier run wrote with other settings: after the next update of the
-/// driver, they would name missing files. A process of the other unit, `oci-nvidia-nri`, uses one
-/// of the files and keeps it current.
+/// driver, they would name missing files. Specs that another process keeps stay.
 fn remove_unused_specs(used: &[Kind], log: Log) {
     for kind in [CLAIMS, DEVICE_PLUGIN] {
-        if used.contains(&kind) || (kind == DEVICE_PLUGIN && is_engine_plugin_running()) {
+        if used.contains(&kind) {
             continue;
         }
         match cdi_specs::remove_unused(Path::new(cdi_specs::DIR), kind) {
-            Ok(true) => log.note(
-                "removed the CDI spec of an earlier run, because containers get no CDI devices \
-                 from this plugin",
-            ),
+            Ok(true) => log.note(&format!(
+                "removed the CDI spec of an earlier run for {kind}, which nothing keeps current"
+            )),
             Ok(false) => {}
             Err(error) => log.error(&error),
         }
     }
-}
-
-fn is_engine_plugin_running() -> bool {
-    let Ok(host) = Tree::open(&HostPath::new("/")) else {
-        return false;
-    };
-    let found = processes::of_host(&host);
-    found.iter().any(|process| process.for_engine)
 }
 
 /// Returns where metrics are served, and from what; `None` if they are not wanted.

@@ -47,12 +47,47 @@ pub struct Offer {
     pub limits: Limits,
     /// The features that containers get with their GPUs
     pub features: Features,
-    /// The features that have a CDI spec of the plugin
-    pub features_in_specs: Features,
-    /// The IMEX channels that have a CDI device of the plugin
-    pub imex_channels_in_specs: Vec<u32>,
+    /// What the CDI specs of the plugin have
+    pub in_specs: InSpecs,
     /// What NVML last reported, from which requests of containers are answered; `None` without a driver
     pub known: Option<Arc<Inventory>>,
+}
+
+/// What the CDI specs of the plugin have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InSpecs {
+    /// The UUIDs of the GPUs and MIG devices
+    pub devices: Arc<BTreeSet<String>>,
+    /// The features that have a spec
+    pub features: Features,
+    /// The IMEX channels that have a CDI device
+    pub imex_channels: Vec<u32>,
+    /// Why the specs are not as the node is
+    pub error: Option<String>,
+    /// Containers of the device plugin get their devices with these specs, so that a device without
+    /// one cannot be used.
+    pub are_needed: bool,
+}
+
+impl InSpecs {
+    /// Returns why an engine does not find the CDI device with this UUID; `None` if it does.
+    #[must_use]
+    pub fn why_missing(&self, uuid: &str) -> Option<String> {
+        if self.devices.contains(uuid) {
+            return None;
+        }
+        Some(match &self.error {
+            Some(error) => format!("the node has no CDI device for it: {error}"),
+            None => "the CDI spec of the node has no device for it".to_owned(),
+        })
+    }
+
+    fn why_unusable(&self, uuid: &str) -> Option<String> {
+        if self.are_needed {
+            return self.why_missing(uuid);
+        }
+        None
+    }
 }
 
 /// The state of the node.
@@ -67,8 +102,7 @@ pub struct Node {
     findings: Vec<Finding>,
     /// The features that containers get, and findings about the others in the settings
     features: (Features, Vec<Finding>),
-    features_in_specs: Features,
-    imex_channels_in_specs: Vec<u32>,
+    in_specs: InSpecs,
     known: Option<Arc<Inventory>>,
     health: Health,
 }
@@ -87,8 +121,7 @@ impl Node {
             closeness,
             findings: Vec::new(),
             features: (Features::EMPTY, Vec::new()),
-            features_in_specs: Features::EMPTY,
-            imex_channels_in_specs: Vec::new(),
+            in_specs: InSpecs::default(),
             known: None,
             health: Health::new(policy, now),
         }
@@ -135,9 +168,17 @@ impl Node {
         self.features = (features, findings);
     }
 
-    /// Sets the features that have a CDI spec, and the IMEX channels in the specs.
-    pub fn set_devices_in_specs(&mut self, features: Features, imex_channels: Vec<u32>) {
-        (self.features_in_specs, self.imex_channels_in_specs) = (features, imex_channels);
+    /// Sets what the CDI specs have.
+    pub fn set_in_specs(&mut self, in_specs: InSpecs) {
+        self.in_specs = in_specs;
+    }
+
+    /// Reports whether the state of each GPU is known. NVML lists the GPUs before it is asked about
+    /// each of them.
+    #[must_use]
+    pub fn is_measured(&self) -> bool {
+        let is_unknown = |gpu: &NodeGpu| self.why_not(gpu).as_deref() == Some(health::UNKNOWN);
+        !self.gpus.iter().any(is_unknown)
     }
 
     /// Returns the limits in force.
@@ -161,6 +202,12 @@ impl Node {
     #[must_use]
     pub const fn has_driver(&self) -> bool {
         self.known.is_some()
+    }
+
+    /// Returns what NVML last reported; `None` without a driver.
+    #[must_use]
+    pub fn inventory(&self) -> Option<Inventory> {
+        self.known.as_deref().cloned()
     }
 
     /// Sets the GPUs that the kernel lists, until NVML answers for the first time.
@@ -229,9 +276,20 @@ impl Node {
     }
 
     fn why_not(&self, gpu: &NodeGpu) -> Option<String> {
-        gpu.failure
-            .clone()
-            .or_else(|| self.unhealthy(&gpu.gpu.uuid))
+        if let Some(why) = &gpu.failure {
+            return Some(why.clone());
+        }
+        if let Some(why) = self.unhealthy(&gpu.gpu.uuid) {
+            return Some(why);
+        }
+        for part in devices::parts(gpu, &self.settings.plugin) {
+            let uuid = part.map_or(&gpu.gpu.uuid, |mig| &mig.uuid);
+            let is_permitted = limits::permit(&self.limits, &gpu.gpu, part);
+            if is_permitted && let Some(why) = self.in_specs.why_unusable(uuid) {
+                return Some(why);
+            }
+        }
+        None
     }
 
     fn unhealthy(&self, uuid: &str) -> Option<String> {
@@ -260,19 +318,27 @@ impl Node {
             &self.limits,
             |uuid| self.unhealthy(uuid),
         );
+        let mut offered = found.offered;
+        for device in offered
+            .iter_mut()
+            .flat_map(|resource| &mut resource.devices)
+        {
+            if device.unhealthy.is_none() {
+                device.unhealthy = self.in_specs.why_unusable(&device.uuid);
+            }
+        }
         let mut findings = self.findings.clone();
         findings.extend_from_slice(&self.features.1);
         findings.extend(found.findings);
         Offer {
-            resources: Arc::new(found.offered),
+            resources: Arc::new(offered),
             denied: found.denied,
             gpus: self.gpus.clone(),
             closeness: self.closeness.clone(),
             findings,
             limits: self.limits.clone(),
             features: self.features.0,
-            features_in_specs: self.features_in_specs,
-            imex_channels_in_specs: self.imex_channels_in_specs.clone(),
+            in_specs: self.in_specs.clone(),
             known: self.known.clone(),
         }
     }
@@ -363,6 +429,45 @@ mod tests {
         assert_eq!(sick(&node).0.len(), 2, "within the quiet period");
         node.tick(at(63));
         assert_eq!(sick(&node), (vec![], 3));
+    }
+
+    #[test]
+    fn a_gpu_without_a_cdi_device_is_unhealthy() {
+        let now = Instant::now();
+        let gpus = [gpu(0, "A", &["1g.5gb", "1g.5gb"]), gpu(1, "B", &[])];
+        let mut node = Node::new(Settings::default(), Vec::new(), now);
+        node.apply(&snapshot(&gpus, vec![]), now);
+        assert!(!node.is_measured());
+        for uuid in ["GPU-0", "GPU-1"] {
+            node.apply(&good(uuid), now);
+        }
+        assert!(node.is_measured());
+        let mut in_specs = InSpecs {
+            error: Some("libcuda.so.1 is missing".to_owned()),
+            ..InSpecs::default()
+        };
+        node.set_in_specs(in_specs.clone());
+        assert_eq!(sick(&node), (vec![], 3), "the specs are not needed");
+        in_specs.are_needed = true;
+        node.set_in_specs(in_specs.clone());
+        assert_eq!(sick(&node).0.len(), 3);
+        let why = "the node has no CDI device for it: libcuda.so.1 is missing";
+        assert_eq!(node.health()["GPU-1"].as_deref(), Some(why));
+        let names = ["MIG-0-1", "GPU-1"].map(str::to_owned);
+        in_specs.devices = Arc::new(names.into_iter().collect());
+        node.set_in_specs(in_specs);
+        assert_eq!(sick(&node).0, ["MIG-0-0"]);
+        assert_eq!(node.health()["GPU-1"], None);
+        // A denied device has no CDI device, and needs none.
+        let deny = vec!["0:0".into()];
+        node.set_limits(Limits {
+            deny,
+            ..Limits::default()
+        });
+        assert_eq!(
+            (sick(&node), node.health()["GPU-0"].clone()),
+            ((vec![], 2), None)
+        );
     }
 
     #[test]

@@ -44,8 +44,7 @@ impl NodePlugin {
         let known = Known {
             inventory: offer.known.as_deref(),
             limits: &offer.limits,
-            features: offer.features_in_specs,
-            imex_channels: &offer.imex_channels_in_specs,
+            in_specs: &offer.in_specs,
         };
         grant::grant(container, &config, known)
     }

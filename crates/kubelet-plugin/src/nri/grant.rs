@@ -17,12 +17,13 @@ use nvidia_host::cdi::generate::Naming;
 use nvidia_host::config::{Config, Limits};
 use nvidia_host::device_id::VisibleDevices;
 use nvidia_host::driver::node_name::NodeName;
-use nvidia_host::feature::{Feature, Features, Row};
+use nvidia_host::feature::{Feature, Row};
 use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::select::{Device, permitted};
 use nvidia_host::request::{self, Decision, GpuRequest, Hint, Mount, Node, select};
 
 use crate::cdi_specs::DEVICE_PLUGIN;
+use crate::node::InSpecs;
 use crate::proto::nri::{Container, LinuxDevice};
 
 /// What a container gets.
@@ -50,10 +51,8 @@ pub struct Known<'a> {
     pub inventory: Option<&'a Inventory>,
     /// The limits in force, which are those of the CDI spec
     pub limits: &'a Limits,
-    /// The features that have a CDI spec
-    pub features: Features,
-    /// The IMEX channels that have a CDI device
-    pub imex_channels: &'a [u32],
+    /// What the CDI specs have
+    pub in_specs: &'a InSpecs,
 }
 
 /// Decides what a container gets.
@@ -82,7 +81,7 @@ pub fn grant(container: &Container, config: &Config, known: Known<'_>) -> Result
         return Ok(Grant::Nothing);
     }
     for channel in request.wanted()?.imex_channels {
-        if !known.imex_channels.contains(&channel) {
+        if !known.in_specs.imex_channels.contains(&channel) {
             return Ok(Grant::LeftAlone(without_channel(channel)));
         }
     }
@@ -106,32 +105,40 @@ fn devices(request: &GpuRequest, config: &Config, known: Known<'_>) -> Result<Gr
     let (chosen, mut findings) = select::decide(request, inventory, config)?;
     let is_all = request.devices == VisibleDevices::All;
     let mut names = Vec::new();
-    let (mut denied, mut unnamed) = (None, None);
+    let (mut denied, mut unnamed, mut missing) = (None, None, None);
     for device in chosen {
         // A deny list that was just added applies at once. One that was removed applies when the CDI
         // spec has the devices: until then, the file may be incomplete or lost.
         if !permitted(device, known.limits) {
             denied = denied.or(Some(device));
-        } else if is_in_spec(device) {
-            names.push(DEVICE_PLUGIN.device_name(device.uuid()));
-        } else {
+        } else if !has_name(device) {
             unnamed = unnamed.or(Some(device));
+        } else if let Some(why) = known.in_specs.why_missing(device.uuid()) {
+            missing = missing.or(Some((device, why)));
+        } else {
+            names.push(DEVICE_PLUGIN.device_name(device.uuid()));
         }
     }
     let is_partial = is_all && !names.is_empty();
     if let Some(device) = denied
-        && !(is_all && (!names.is_empty() || unnamed.is_some()))
+        && !(is_all && (!names.is_empty() || unnamed.is_some() || missing.is_some()))
     {
         return Err(not_yet(request, device));
     }
-    // "all" means all that the spec has. Compute programs cannot use a whole GPU in MIG mode.
+    // "all" means all that the spec has.
+    if let Some((device, why)) = missing
+        && !is_partial
+    {
+        return Err(not_in_spec(request, device, &why));
+    }
+    // Compute programs cannot use a whole GPU in MIG mode.
     if let Some(device) = unnamed
         && !is_partial
     {
         return Ok(Grant::LeftAlone(only_by_hook(device)));
     }
     for feature in request.features.iter() {
-        if known.features.has(feature) {
+        if known.in_specs.features.has(feature) {
             names.push(DEVICE_PLUGIN.feature_name(feature));
         } else {
             findings.push(without_spec(feature, config));
@@ -155,8 +162,16 @@ fn not_yet(request: &GpuRequest, device: Device<'_>) -> anyhow::Error {
     )
 }
 
-/// Reports whether the CDI spec has the device by its UUID.
-fn is_in_spec(device: Device<'_>) -> bool {
+fn not_in_spec(request: &GpuRequest, device: Device<'_>, why: &str) -> anyhow::Error {
+    failure(
+        &catalog::PLUGIN_DRIVER,
+        format!("{} requests {device}, but {why}", request.asked_by),
+        "run \"oci-nvidia-hook doctor\" on the node",
+    )
+}
+
+/// Reports whether CDI specs name the device by its UUID.
+fn has_name(device: Device<'_>) -> bool {
     !Naming {
         index: false,
         uuid: true,
@@ -262,6 +277,8 @@ mod tests {
     use crate::proto::nri::{CdiDevice, LinuxContainer, Mount};
     use base::report::ErrorReport;
     use nvidia_host::config::NoGpu;
+    use nvidia_host::feature::Features;
+    use std::sync::{Arc, LazyLock};
 
     static NO_LIMITS: Limits = Limits {
         allow: Vec::new(),
@@ -269,13 +286,21 @@ mod tests {
         denied_features: Features::EMPTY,
     };
 
+    static IN_SPECS: LazyLock<InSpecs> = LazyLock::new(|| {
+        let devices = ["GPU-0", "GPU-1", "MIG-2-0", "MIG-2-1"].map(str::to_owned);
+        InSpecs {
+            devices: Arc::new(devices.into_iter().collect()),
+            features: [Feature::Gds].into_iter().collect(),
+            imex_channels: vec![0, 7],
+            ..InSpecs::default()
+        }
+    });
+
     fn known(inventory: Option<&Inventory>) -> Known<'_> {
-        let features = [Feature::Gds].into_iter().collect();
         Known {
             inventory,
             limits: &NO_LIMITS,
-            features,
-            imex_channels: &[0, 7],
+            in_specs: &IN_SPECS,
         }
     }
 
@@ -290,6 +315,38 @@ mod tests {
             cuda_version: "12.2".to_owned(),
             gpus: gpus.into_iter().map(|gpu| gpu.gpu).collect(),
             ..Inventory::default()
+        }
+    }
+
+    #[test]
+    fn a_device_that_the_cdi_spec_lacks() {
+        let inventory = inventory();
+        let lacking = InSpecs {
+            devices: Arc::new(["GPU-1".to_owned()].into()),
+            error: Some("libcuda.so.1 is missing".to_owned()),
+            ..InSpecs::default()
+        };
+        let known = Known {
+            in_specs: &lacking,
+            ..known(Some(&inventory))
+        };
+        let grant_of = |value: &str| {
+            let variable = format!("NVIDIA_VISIBLE_DEVICES={value}");
+            grant(&asking(&[&variable]), &Config::default(), known)
+        };
+        let error = ErrorReport::new(&grant_of("0").unwrap_err());
+        assert!(
+            error
+                .line
+                .ends_with("the node has no CDI device for it: libcuda.so.1 is missing"),
+            "{error:?}"
+        );
+        // "all" means all that the spec has.
+        match grant_of("all").unwrap() {
+            Grant::Devices(names, _) => {
+                assert_eq!(names, ["k8s.device-plugin.nvidia.com/gpu=GPU-1"]);
+            }
+            other => panic!("{other:?}"),
         }
     }
 

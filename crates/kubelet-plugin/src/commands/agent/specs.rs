@@ -17,8 +17,9 @@ use crate::cdi_specs::{self, Devices, HOOK, Kind, VendorSpecs};
 use crate::commands::run::{Role, SpecPaths};
 use crate::log::Log;
 use crate::monitor::update::Update;
-use crate::node::{Node, host};
+use crate::node::{InSpecs, Node, host};
 use crate::settings::Settings;
+use crate::strategy::Chooser;
 
 /// How long the CDI spec of the host may take, before the list is sent without it.
 const REFRESH_PATIENCE: Duration = Duration::from_secs(10);
@@ -35,6 +36,8 @@ pub struct Specs {
     error: Option<String>,
     /// The features that containers are to get; none without a kubelet
     extra_devices: Features,
+    /// How containers of the device plugin get their devices; `None` in other roles
+    chooser: Option<Arc<Chooser>>,
     config: Config,
     log: Log,
 }
@@ -47,6 +50,7 @@ impl Specs {
         role: &Role,
         kinds: &[Kind],
         paths: &SpecPaths,
+        chooser: &Arc<Chooser>,
         log: Log,
     ) -> Self {
         let config = settings.common.clone();
@@ -64,6 +68,7 @@ impl Specs {
             vendors,
             error: None,
             extra_devices,
+            chooser: matches!(role, Role::DevicePlugin(_)).then(|| Arc::clone(chooser)),
             config,
             log,
         }
@@ -107,15 +112,9 @@ impl Specs {
             let changed = change(specs);
             result = result.and(changed);
         }
-        // The specs of each kind have equal devices.
-        match self.vendors.last() {
-            Some(specs) => {
-                node.set_devices_in_specs(specs.features(), specs.imex_channels().to_vec());
-            }
-            None => node.set_devices_in_specs(Features::EMPTY, Vec::new()),
-        }
-        self.find_features(node);
         let error = result.as_ref().err().map(|error| format!("{error:#}"));
+        node.set_in_specs(self.in_specs(error.clone()));
+        self.find_features(node);
         if error == self.error {
             return;
         }
@@ -124,6 +123,29 @@ impl Specs {
             Err(error) => self.log.error(error),
         }
         self.error = error;
+    }
+
+    /// Describes the specs for engines and Allocate. The specs of each kind have equal devices.
+    fn in_specs(&self, error: Option<String>) -> InSpecs {
+        let are_needed = match &self.chooser {
+            Some(chooser) => chooser.current().uses_cdi(),
+            None => false,
+        };
+        let Some(specs) = self.vendors.last() else {
+            let hint = "the plugin keeps no CDI spec; restart it".to_owned();
+            return InSpecs {
+                error: Some(hint),
+                are_needed,
+                ..InSpecs::default()
+            };
+        };
+        InSpecs {
+            devices: Arc::clone(specs.names()),
+            features: specs.features(),
+            imex_channels: specs.imex_channels().to_vec(),
+            error,
+            are_needed,
+        }
     }
 
     /// Determines which features containers get: a container with the name of a device that is in
