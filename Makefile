@@ -1,4 +1,4 @@
-# Targets for developers. `make demo` and `make test` install missing tools (as root).
+# Targets for developers. `make demo`, `make test` and `make test-all` install missing tools (as root).
 
 # Runs a cargo that is new enough.
 CARGO ?= $(CURDIR)/tests/cargo
@@ -9,7 +9,7 @@ ifneq ($(words $(CURDIR)),1)
 $(error the path "$(CURDIR)" contains a space; hint: move the clone to a path without spaces)
 endif
 
-.PHONY: all help build demo test run-tests engines fresh vm gpu gpu-kit lint fuzz bench dist rpm deb repository release release-checks reproducible deny advisories aarch64 sbom clean
+.PHONY: all help build demo test run-tests test-all run-other-tests engines fresh vm gpu gpu-kit lint lint-variants fuzz bench dist rpm deb repository release release-checks reproducible deny advisories aarch64 sbom clean
 
 all: build
 
@@ -28,14 +28,36 @@ build:
 demo:
 	@tests/keep-owner tests/demo
 
-## Runs all tests. Tests that cannot run on this machine are reported as ignored; with CI=true they fail.
+# Everything is compiled once, by clippy: tests/rustc.
+TESTED := LINTING_RUSTC=$(CURDIR)/tests/rustc $(CARGO) test --config 'build.rustc-workspace-wrapper="$(CURDIR)/tests/rustc"' \
+	--locked --workspace --no-fail-fast
+
+## Checks formatting, runs clippy, and runs the tests that judge a change, in at most ten minutes. Tests that cannot run on this machine
+## are reported as ignored; with CI=true they fail.
 test:
-	@tests/install-tools
+	@tests/install-tools test
 	@tests/keep-owner $(MAKE) --no-print-directory run-tests
 
-run-tests: lint
-	$(CARGO) test --locked --workspace --no-fail-fast
+run-tests:
+	$(CARGO) fmt --all --check
+	$(CARGO) fmt --check --manifest-path tests/fuzz/Cargo.toml
+	$(TESTED)
+	@echo 'make test: all passed. Not run, and run by "make test-all": packages and repositories, release builds and what they may cost,'
+	@echo '  the other simulated kernels, the driver packages of Debian, a thousand containers, the checks of "make gpu", the rules of'
+	@echo '  Prometheus, the features of the packages and rustdoc, tests as a plain user.'
+	@echo '  Other targets: "make engines" (other releases), "make vm" (udev, SELinux), "make gpu" (a real GPU), "make release-checks".'
+
+## Runs test, and then everything that test leaves out, for releases and CI. Takes 25 minutes. Containers under the systemd of
+## Debian testing (tests/engines/booted) need network access, and are left out without it.
+test-all: test
+	@tests/install-tools
+	@tests/keep-owner $(MAKE) --no-print-directory run-other-tests
+
+# With --ignored, a test program runs only the tests that run-tests left out: tests/it/harness.rs.
+run-other-tests: lint-variants
+	$(TESTED) --test '*' -- --ignored
 	@tests/as-plain-user
+	@tests/keep-owner tests/engines/booted || { [ $$? = 77 ] && echo 'booted: not run, because there is no mirror of Debian' >&2; }
 
 ## Runs the tests with the engines of other releases of Debian and Ubuntu, in root file systems that it creates: docs/compatibility.md.
 ## First, containers are started under the systemd of each release (tests/engines/booted).
@@ -64,16 +86,19 @@ gpu-kit:
 # A newer compiler has new lints: only in CI is a warning an error.
 WARNINGS := $(if $(CI),-D warnings)
 
-# The examples need the crates of the tests: with their features, crates are checked once for clippy, the feature lean and rustdoc.
 ## Checks formatting, runs clippy, and checks the links in the documentation of the code. With CI=true, a warning is an error.
-lint:
+lint: lint-variants
 	$(CARGO) fmt --all --check
+	$(CARGO) fmt --check --manifest-path tests/fuzz/Cargo.toml
 	$(CARGO) clippy --locked --workspace --all-targets -- $(WARNINGS)
-	$(CARGO) clippy --locked --workspace --lib --bins --examples --features oci-nvidia-hook/lean -- $(WARNINGS)
+
+# What run-tests does not compile. The examples and the benchmarks need the crates of the tests: with their features, crates are checked
+# once for clippy and rustdoc.
+lint-variants:
+	$(CARGO) clippy --locked --workspace --lib --bins --examples --benches --features oci-nvidia-hook/lean -- $(WARNINGS)
 	$(CARGO) clippy --locked --package oci-nvidia-hook-compat -- $(WARNINGS)
 	RUSTDOCFLAGS="$(WARNINGS) -A rustdoc::private-intra-doc-links" $(CARGO) doc --locked --workspace --quiet --no-deps --document-private-items \
 		--lib --examples --bin oci-nvidia-hook-compat --bin oci-nvidia-kubelet-plugin
-	$(CARGO) fmt --check --manifest-path tests/fuzz/Cargo.toml
 
 ## Searches for inputs that crash a parser, SECONDS for each of TARGETS (default: all). Works with a stable compiler, because the
 ## script sets RUSTC_BOOTSTRAP.

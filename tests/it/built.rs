@@ -1,6 +1,7 @@
 //! The program as packages contain it. It is compiled once, in `target/release`, where `make build` and `make demo` also compile
 //! it: with link-time optimization, compiling takes minutes, and the tests of sizes, documents and packages all need the program.
 
+use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,16 +28,20 @@ pub fn compat_release() -> &'static Path {
     BUILT.get_or_init(|| build("rustc", "oci-nvidia-hook-compat", &arguments))
 }
 
-/// Returns the same program in the directory of the hook under test, which it starts.
+/// Returns the static program of the package -compat in the directory of the hook under test, which it starts. Its profile is the
+/// hook's: link-time optimization would take minutes, and the tests of packages have a program with it.
 pub fn compat() -> &'static Path {
-    static COPIED: OnceLock<PathBuf> = OnceLock::new();
-    COPIED.get_or_init(|| {
-        let program = Path::new(HOOK).with_file_name("oci-nvidia-hook-compat");
-        // A new file: the old one can be running, and cargo has linked its own build to this name.
-        let copy = program.with_extension("new");
-        std::fs::copy(compat_release(), &copy).unwrap();
-        std::fs::rename(&copy, &program).unwrap();
-        program
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let programs = programs();
+        // tests/rustc has compiled it as a static program already.
+        if linting_rustc().is_none() {
+            debug_build(
+                &["rustc", "--package", "oci-nvidia-hook-compat"],
+                &["--", "-C", "target-feature=+crt-static"],
+            );
+        }
+        programs.join("oci-nvidia-hook-compat")
     })
 }
 
@@ -45,24 +50,29 @@ pub fn compat() -> &'static Path {
 pub fn programs() -> &'static Path {
     static BUILT: OnceLock<&Path> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let programs = Path::new(HOOK).parent().unwrap();
-        let mut build = Command::new(env!("CARGO"));
-        build.args([
-            "test",
-            "--quiet",
-            "--locked",
-            "--workspace",
-            "--no-run",
-            "--examples",
-        ]);
-        build.args(["--test", "monitor", "--test", "command_line"]);
-        run(build
-            .arg("--target-dir")
-            .arg(programs.parent().unwrap())
-            .current_dir(source("")))
-        .ok();
-        programs
+        let tests = ["--test", "monitor", "--test", "command_line"];
+        debug_build(&["test", "--workspace", "--no-run", "--examples"], &tests);
+        Path::new(HOOK).parent().unwrap()
     })
+}
+
+/// Returns the compiler of `make test`, if it is what started the tests. Release builds are not compiled with it.
+fn linting_rustc() -> Option<OsString> {
+    std::env::var_os("LINTING_RUSTC")
+}
+
+fn debug_build(command: &[&str], arguments: &[&str]) {
+    let target = Path::new(HOOK).ancestors().nth(2).unwrap();
+    let mut build = Command::new(env!("CARGO"));
+    if let Some(rustc) = linting_rustc() {
+        build.env("RUSTC_WORKSPACE_WRAPPER", rustc);
+    }
+    build
+        .args(command)
+        .args(["--quiet", "--locked", "--target-dir"])
+        .arg(target)
+        .args(arguments);
+    run(build.current_dir(source(""))).ok();
 }
 
 fn build(command: &str, program: &str, arguments: &[&str]) -> PathBuf {

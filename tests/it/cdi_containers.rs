@@ -3,12 +3,13 @@
 use std::path::Path;
 use std::process::Command;
 use std::sync::Barrier;
+use std::time::{Duration, Instant};
 
 use nix::sched::CloneFlags;
 use serde_json::{Value, json};
 
 use base::paths::ContainerPath;
-use base::sys::ns;
+use base::sys::{child, ns};
 use cdi_spec::spec::{ContainerEdits, Hook, Spec};
 use engines::Version;
 use nvidia_host::cdi::entry::RootfsEdits;
@@ -157,7 +158,7 @@ fn hook_entry() {
         assert_eq!(hook.hook_name, "createRuntime", "{hook:?}");
     }
     let mounts = || {
-        std::fs::read_to_string("/proc/self/mountinfo")
+        std::fs::read_to_string("/proc/thread-self/mountinfo")
             .unwrap()
             .matches("/image/usr/lib/")
             .count()
@@ -322,7 +323,7 @@ fn hook_entries_at_the_wrong_stage() {
         "",
     );
     let spec = generate(fake, &["--hook-path", HOOK]);
-    let host_mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let host_mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     for hook in &spec.container_edits.hooks {
         let stderr = container.create_container_hook(&hook.args[1..]).failed(1);
         assert!(
@@ -346,7 +347,7 @@ fn hook_entries_at_the_wrong_stage() {
         "{stderr}"
     );
     assert_eq!(
-        std::fs::read_to_string("/proc/self/mountinfo").unwrap(),
+        std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap(),
         host_mounts
     );
 }
@@ -459,10 +460,26 @@ fn the_containers_environment_does_not_reach_the_hook() {
     }
 }
 
-/// Only one thread of runc enters the namespace of the container.
+/// Only one thread of runc enters the namespace of the container. The threads of this test run in a forked process, because the
+/// threads of this one are in the namespaces of several tests.
 fn a_thread_of_the_runtime() {
-    let own = std::process::id().to_string();
-    assert!(ns::shares_mount_ns(&own) && !ns::shares_mount_ns("4194305"));
+    let mut forked = child::spawn(|pipe| {
+        let shares = mount_ns_is_shared_before_and_after();
+        child::report(pipe, format!("{shares:?}\n").as_bytes());
+    })
+    .unwrap();
+    let shares = forked
+        .line(Instant::now() + Duration::from_secs(60))
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&shares).trim(), "[true, false]");
+}
+
+/// Reports whether all threads of this process share its namespace, before and after one of them has entered another.
+fn mount_ns_is_shared_before_and_after() -> [bool; 2] {
+    // The PID that /proc knows; the process is in another PID namespace.
+    let own = std::fs::read_link("/proc/self").unwrap();
+    let own = own.to_str().unwrap();
+    let before = ns::shares_mount_ns(own) && !ns::shares_mount_ns("4194305");
     let (entered, wait) = (Barrier::new(2), Barrier::new(2));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -471,13 +488,12 @@ fn a_thread_of_the_runtime() {
             wait.wait();
         });
         entered.wait();
-        let shares = ns::shares_mount_ns(&own);
+        let after = ns::shares_mount_ns(own);
         wait.wait();
-        assert!(
-            !shares && ns::mount_ns_of(&own) == ns::mount_ns_of("self"),
-            "the first thread alone says nothing"
-        );
-    });
+        // The first thread alone says nothing.
+        assert_eq!(ns::mount_ns_of(own), ns::mount_ns_of("self"));
+        [before, after]
+    })
 }
 
 pub fn runc_version() -> Version {

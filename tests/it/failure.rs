@@ -145,7 +145,7 @@ fn every_call_that_creates_a_node() {
 fn fails_at(fake: &FakeDriver, layers: &Layers, calls: &[&str], last: &str) {
     let (mut container, mut upper) = layers.start(last);
     let mut clean_mounts = container.mountinfo();
-    let host_mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let host_mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     let mut failed = 0;
     for call in calls {
         for n in 1.. {
@@ -168,7 +168,7 @@ fn fails_at(fake: &FakeDriver, layers: &Layers, calls: &[&str], last: &str) {
             let about = format!("{call} {n}: {ran:?}");
             assert!(ran.code.is_some(), "the hook ends: {about}");
             assert!(
-                std::fs::read_to_string("/proc/self/mountinfo").unwrap() == host_mounts,
+                std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap() == host_mounts,
                 "{about}"
             );
             if ran.code == Some(0) {

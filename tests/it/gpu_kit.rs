@@ -10,11 +10,13 @@ use serde_json::Value;
 
 use crate::built;
 use crate::driver::FakeDriver;
+use crate::harness::part;
 use crate::support::{Need, Ran, run, scratch, sh, source};
 
 const NEEDS: &[Need] = &[
     Need::Root,
-    Need::Release,
+    Need::Cargo,
+    Need::Part(part::GPU_KIT),
     Need::StaticLibc,
     Need::Program("cc"),
     Need::Program("runc"),

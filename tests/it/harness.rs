@@ -1,11 +1,20 @@
 //! Tests that declare what they need of the machine. If the machine lacks something, the test is reported as ignored, with the reason;
 //! with `CI` in the environment it fails instead, so that a test cannot pass without running. The tests of the device plugin use this
 //! file, too.
+//!
+//! Tests of a part, such as packages, run only if the command line names them or has `--ignored` (only these) or
+//! `--include-ignored`, like Rust's tests with `#[ignore]`: `make test` omits them, and `make test-all` runs them.
 
+#[path = "private_run.rs"]
+mod private_run;
+
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use libtest_mimic::{Arguments, Completion, Trial};
+
+use private_run::with_private_run;
 
 /// Lists the tests of a module as its `TESTS`: `NEEDS => function, name = call;`. Modules that use it must follow.
 macro_rules! tests {
@@ -42,9 +51,27 @@ pub enum Need {
     Debian,
     /// A device node that the kernel provides
     Device(&'static str),
+    /// Nothing: the test belongs to this part because it takes long
+    Part(&'static str),
 }
 
 impl Need {
+    /// Returns the part of the tests that needs this.
+    pub fn part(self) -> Option<&'static str> {
+        match self {
+            Self::Part(part) => Some(part),
+            Self::Release => Some(part::RELEASES),
+            Self::Debian => Some(part::DRIVERS),
+            Self::Program("valgrind") => Some(part::BUDGETS),
+            Self::Program("promtool") => Some(part::METRICS),
+            Self::Program(
+                "apt-ftparchive" | "createrepo_c" | "dh" | "dpkg-buildpackage" | "lintian" | "rpm"
+                | "rpmbuild" | "rpmlint" | "rpmsign" | "rpmspec" | "zypper",
+            ) => Some(part::PACKAGES),
+            _ => None,
+        }
+    }
+
     /// Returns why the machine lacks it; `None` if it does not.
     pub fn missing(self) -> Option<String> {
         match self {
@@ -94,6 +121,7 @@ impl Need {
                 (!release.lines().any(|line| line == "ID=debian"))
                     .then(|| "needs Debian".to_owned())
             }
+            Self::Part(_) => None,
             Self::Device(path) => (!Path::new(path).exists()).then(|| format!("needs {path:?}")),
             Self::CgroupV2 => {
                 let filesystems = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
@@ -101,6 +129,18 @@ impl Need {
             }
         }
     }
+}
+
+/// A part of the tests that `make test` leaves to `make test-all`: the kind of its trials.
+pub mod part {
+    pub const BUDGETS: &str = "budgets";
+    pub const DRIVERS: &str = "drivers";
+    pub const ENDURANCE: &str = "endurance";
+    pub const GPU_KIT: &str = "gpu-kit";
+    pub const KERNELS: &str = "kernels";
+    pub const METRICS: &str = "metrics";
+    pub const PACKAGES: &str = "packages";
+    pub const RELEASES: &str = "releases";
 }
 
 /// A test, which fails by panicking.
@@ -124,30 +164,98 @@ impl Test {
         format!("{module}{}", self.function)
     }
 
-    /// Returns the trial that calls the test with `run`.
+    /// Returns the part to which the test belongs because of its needs.
+    pub fn part(&self) -> Option<&'static str> {
+        self.needs.iter().find_map(|need| need.part())
+    }
+
+    /// Returns the trial that calls the test with `run`, in a thread with a separate /run.
     pub fn trial(&'static self, name: String, run: impl FnOnce(fn()) + Send + 'static) -> Trial {
-        Trial::ignorable_test(name, move || {
+        let trial = Trial::ignorable_test(name, move || {
             let Some(missing) = self.needs.iter().find_map(|need| need.missing()) else {
-                run(self.run);
+                with_private_run(move || run(self.run));
                 return Ok(Completion::Completed);
             };
             if std::env::var_os("CI").is_some() {
                 return Err(format!("cannot run on this machine: {missing}").into());
             }
             Ok(Completion::ignored_with(missing))
-        })
+        });
+        match self.part() {
+            Some(part) => trial.with_kind(part),
+            None => trial,
+        }
     }
 }
 
-/// Tells whether the command line selects no tests.
-pub fn runs_everything() -> bool {
-    let arguments = Arguments::from_args();
-    !arguments.list && arguments.filter.is_none()
+/// The trials that the command line selects.
+#[derive(Debug)]
+pub struct Selection {
+    arguments: Arguments,
+    pub trials: Vec<Trial>,
+    /// The number of omitted trials of each part
+    omitted: BTreeMap<String, usize>,
 }
 
-/// Runs trials, `threads` at a time unless the command line has a number.
-pub fn run(trials: Vec<Trial>, threads: usize) -> ExitCode {
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads.get_or_insert(threads);
-    libtest_mimic::run(&arguments, trials).exit_code()
+impl Selection {
+    /// Reads the command line.
+    pub fn of(trials: impl IntoIterator<Item = Trial>) -> Self {
+        let mut selection = Self {
+            arguments: Arguments::from_args(),
+            trials: Vec::new(),
+            omitted: BTreeMap::new(),
+        };
+        for trial in trials {
+            if selection.includes(&trial) {
+                selection.trials.push(trial);
+            } else if is_of_part(&trial) {
+                *selection
+                    .omitted
+                    .entry(trial.kind().to_owned())
+                    .or_default() += 1;
+            }
+        }
+        // libtest-mimic would leave out the trials of parts, which it does not know as ignored.
+        selection.arguments.ignored = false;
+        selection
+    }
+
+    /// Reports whether the command line names no tests.
+    pub fn is_complete(&self) -> bool {
+        !self.arguments.list && self.arguments.filter.is_none()
+    }
+
+    fn includes(&self, trial: &Trial) -> bool {
+        let Arguments {
+            filter,
+            list,
+            ignored,
+            include_ignored,
+            ..
+        } = &self.arguments;
+        if *ignored {
+            return is_of_part(trial);
+        }
+        filter.is_some() || *list || *include_ignored || !is_of_part(trial)
+    }
+
+    /// Runs the trials, `threads` at a time unless the command line has a number.
+    #[allow(clippy::print_stdout, reason = "the end of libtest-mimic's output")]
+    pub fn run(mut self, threads: usize) -> ExitCode {
+        self.arguments.test_threads.get_or_insert(threads);
+        let code = libtest_mimic::run(&self.arguments, self.trials).exit_code();
+        if !self.omitted.is_empty() {
+            let parts: Vec<_> = self
+                .omitted
+                .iter()
+                .map(|(part, count)| format!("{part} {count}"))
+                .collect();
+            println!("left to \"make test-all\": {}", parts.join(", "));
+        }
+        code
+    }
+}
+
+fn is_of_part(trial: &Trial) -> bool {
+    !trial.kind().is_empty()
 }

@@ -18,46 +18,84 @@ pub struct Kernel {
     pub without: &'static str,
 }
 
-const fn lacking(name: &'static str, without: &'static str) -> Kernel {
-    Kernel {
-        name,
-        errno: "ENOSYS",
-        without,
-    }
+/// A kernel on which tests are repeated.
+#[derive(Clone, Copy, Debug)]
+pub struct Variant {
+    pub kernel: Kernel,
+    pub scope: Scope,
+    /// Whether `make test` runs the tests of the main path on it
+    pub in_make_test: bool,
+}
+
+/// The tests that are repeated on a kernel.
+#[derive(Clone, Copy, Debug)]
+pub enum Scope {
+    /// All tests whose code uses one of the calls
+    Everything,
+    /// The tests of container starts
+    Starts,
+    /// The first of them
+    MainPath,
 }
 
 /// Everything newer than SLE 15 SP1.
 const NEW: &str = "openat2,open_tree,move_mount,mount_setattr,fsopen,fsconfig,fsmount,close_range,clone3,pidfd_open,faccessat2,statmount,\
                    open_tree_attr";
 
-/// All tests run on these kernels.
-pub const OLD: &[Kernel] = &[
-    lacking("linux-4.12", NEW),
-    lacking("without-openat2", "openat2"),
-];
+/// The kernel that lacks all of them.
+pub const OLDEST: Kernel = Kernel {
+    name: "linux-4.12",
+    errno: "ENOSYS",
+    without: NEW,
+};
 
-/// The tests of the main code path run on these kernels.
-pub const PARTIAL: &[Kernel] = &[
-    lacking("without-open_tree", "open_tree"),
-    lacking("without-move_mount", "move_mount"),
-    lacking("without-mount_setattr", "mount_setattr"),
-    lacking("without-fsopen", "fsopen"),
-    lacking("without-fsconfig", "fsconfig"),
-    lacking("without-fsmount", "fsmount"),
-    lacking("without-statmount", "statmount"),
-    lacking("without-open_tree_attr", "open_tree_attr"),
-    Kernel {
-        name: "old-seccomp-profile",
-        errno: "EPERM",
-        without: NEW,
+const fn lacking(name: &'static str, without: &'static str, scope: Scope) -> Variant {
+    Variant {
+        kernel: Kernel {
+            name,
+            errno: "ENOSYS",
+            without,
+        },
+        scope,
+        in_make_test: false,
+    }
+}
+
+/// A kernel before 5.6.
+pub const WITHOUT_OPENAT2: Variant = lacking("without-openat2", "openat2", Scope::Starts);
+
+/// The kernels on which tests are repeated.
+pub const VARIANTS: &[Variant] = &[
+    Variant {
+        kernel: OLDEST,
+        scope: Scope::Everything,
+        in_make_test: true,
     },
+    Variant {
+        kernel: Kernel {
+            name: "old-seccomp-profile",
+            errno: "EPERM",
+            without: NEW,
+        },
+        scope: Scope::MainPath,
+        in_make_test: true,
+    },
+    WITHOUT_OPENAT2,
+    lacking("without-open_tree", "open_tree", Scope::MainPath),
+    lacking("without-move_mount", "move_mount", Scope::MainPath),
+    lacking("without-mount_setattr", "mount_setattr", Scope::MainPath),
+    lacking("without-fsopen", "fsopen", Scope::MainPath),
+    lacking("without-fsconfig", "fsconfig", Scope::MainPath),
+    lacking("without-fsmount", "fsmount", Scope::MainPath),
+    lacking("without-statmount", "statmount", Scope::MainPath),
+    lacking("without-open_tree_attr", "open_tree_attr", Scope::MainPath),
 ];
 
 thread_local! {
     static KERNEL: Cell<Option<Kernel>> = const { Cell::new(None) };
 }
 
-/// Sets the kernel of this test, which is the only one in this thread from now on.
+/// Sets the kernel of this test, which is the only one in its thread.
 pub fn set(kernel: Option<Kernel>) {
     KERNEL.set(kernel);
 }

@@ -97,7 +97,7 @@ fn the_driver_works_in_the_container() {
 fn mounts_are_restricted_and_private() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let before = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let before = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     let container = Waiting::start(
         dir.path(),
         &image.rootfs,
@@ -138,7 +138,7 @@ fn mounts_are_restricted_and_private() {
         "{ours:#?}"
     );
     assert_eq!(
-        std::fs::read_to_string("/proc/self/mountinfo").unwrap(),
+        std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap(),
         before,
         "the host's mounts"
     );

@@ -97,8 +97,8 @@ mod why;
 mod wsl;
 mod zypper;
 
-use harness::{Need, Test};
-use kernels::Kernel;
+use harness::{Need, Selection, Test, part};
+use kernels::{Kernel, Scope};
 use libtest_mimic::Trial;
 
 macro_rules! tests_of {
@@ -119,37 +119,15 @@ tests_of! {
 }
 
 fn main() -> std::process::ExitCode {
-    let mut trials: Vec<Trial> = ALL
-        .iter()
-        .copied()
-        .flatten()
-        .map(|test| trial(test, None))
-        .collect();
-    for kernel in kernels::OLD {
-        let on_old = [
-            live::TESTS,
-            features::TESTS,
-            shapes::TESTS,
-            &podman::TESTS[..4],
-            &cdi_containers::TESTS[..2],
-        ];
-        trials.extend(
-            on_old
-                .into_iter()
-                .flatten()
-                .map(|test| trial(test, Some(*kernel))),
-        );
-    }
-    for kernel in kernels::PARTIAL {
-        let on_partial = live::TESTS[..5].iter().chain(&podman::TESTS[..4]);
-        trials.extend(on_partial.map(|test| trial(test, Some(*kernel))));
-    }
-    // These tests take longest.
-    let on_oldest = failure::TESTS.iter().chain(podman_shapes::TESTS);
-    trials.extend(on_oldest.map(|test| trial(test, Some(kernels::OLD[0]))));
+    let mut trials: Vec<Trial> = ALL.iter().copied().flatten().map(trial).collect();
+    trials.extend(on_simulated_kernels());
+    let mut selection = Selection::of(trials);
+    let waits_for_release =
+        |trial: &Trial| [part::PACKAGES, part::RELEASES].contains(&trial.kind());
     // Compiling the programs that packages contain takes minutes, in which the other tests can run.
-    trials.sort_by_key(|trial| needs_release(trial.name()));
-    if harness::runs_everything()
+    selection.trials.sort_by_key(waits_for_release);
+    if selection.is_complete()
+        && selection.trials.iter().any(waits_for_release)
         && [Need::Root, Need::Release]
             .iter()
             .all(|need| need.missing().is_none())
@@ -158,37 +136,59 @@ fn main() -> std::process::ExitCode {
     }
     // Half of the time, tests wait: for engines, deadlines, and builds that use one core.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let code = harness::run(trials, 2 * cores);
+    let code = selection.run(2 * cores);
     slowest::print();
     support::remove_shared();
-    support::remove_records();
     code
 }
 
-/// Returns whether a test belongs to those that wait for these programs.
-fn needs_release(test: &str) -> bool {
-    let tests = [
-        "architecture::the_program_of_compat",
-        "budget::",
-        "deb::",
-        "gpu_kit::",
-        "lean::",
-        "nvidia_ctk::",
-        "readme::",
-        "rpm::",
-        "zypper::",
-    ];
-    tests.iter().any(|name| test.starts_with(name))
+/// Returns the trials on simulated kernels. `make test` runs the main path on the kernel that lacks all system calls, and on the one
+/// that denies them with another error. The others take the fallbacks of one call each.
+fn on_simulated_kernels() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for variant in kernels::VARIANTS {
+        let [live, with_engines, others]: [&[&'static [Test]]; 3] = match variant.scope {
+            Scope::Everything => [
+                &[live::TESTS],
+                &[&podman::TESTS[..4], &cdi_containers::TESTS[..2]],
+                &[
+                    features::TESTS,
+                    shapes::TESTS,
+                    failure::TESTS,
+                    podman_shapes::TESTS,
+                ],
+            ],
+            Scope::Starts => [
+                &[live::TESTS],
+                &[&podman::TESTS[..4], &cdi_containers::TESTS[..2]],
+                &[],
+            ],
+            Scope::MainPath => [&[&live::TESTS[..5]], &[&podman::TESTS[..4]], &[]],
+        };
+        for test in live.iter().copied().flatten() {
+            let trial = trial_on(variant.kernel, test);
+            trials.push(if variant.in_make_test {
+                trial
+            } else {
+                trial.with_kind(part::KERNELS)
+            });
+        }
+        for test in with_engines.iter().chain(others).copied().flatten() {
+            trials.push(trial_on(variant.kernel, test).with_kind(part::KERNELS));
+        }
+    }
+    trials
 }
 
-fn trial(test: &'static Test, kernel: Option<Kernel>) -> Trial {
-    let name = kernel.map_or_else(
-        || test.name(),
-        |kernel| format!("{} {}", kernel.name, test.name()),
-    );
-    let full_name = name.clone();
-    test.trial(name, move |run| {
-        kernels::set(kernel);
-        slowest::timed(&full_name, run);
+fn trial(test: &'static Test) -> Trial {
+    let name = test.name();
+    test.trial(name.clone(), move |run| slowest::timed(&name, run))
+}
+
+fn trial_on(kernel: Kernel, test: &'static Test) -> Trial {
+    let name = format!("{} {}", kernel.name, test.name());
+    test.trial(name.clone(), move |run| {
+        kernels::set(Some(kernel));
+        slowest::timed(&name, run);
     })
 }

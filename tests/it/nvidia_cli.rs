@@ -518,7 +518,7 @@ fn configure_by_pid() {
             .contains("0000:02:00.0")
     );
     assert!(
-        !std::fs::read_to_string("/proc/self/mountinfo")
+        !std::fs::read_to_string("/proc/thread-self/mountinfo")
             .unwrap()
             .contains(rootfs),
         "nothing on the host"

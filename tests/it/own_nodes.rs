@@ -113,9 +113,9 @@ fn a_user_opens_them() {
     for (kernel, script) in [
         (None, MASKABLE_PROC),
         (None, read_only),
-        (Some(kernels::OLD[0]), MASKABLE_PROC),
-        (Some(kernels::OLD[0]), read_only),
-        (Some(kernels::OLD[1]), MASKABLE_PROC),
+        (Some(kernels::OLDEST), MASKABLE_PROC),
+        (Some(kernels::OLDEST), read_only),
+        (Some(kernels::WITHOUT_OPENAT2.kernel), MASKABLE_PROC),
     ] {
         kernels::set(kernel);
         let dir = scratch();

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::driver::{FakeDriver, Image};
+use crate::harness::part;
 use crate::support::{HOOK, Need, host_wide_name, scratch, sh};
 
 const NEEDS: &[Need] = &[
@@ -10,6 +11,7 @@ const NEEDS: &[Need] = &[
     Need::Program("runc"),
     Need::Program("cc"),
     Need::CgroupV1,
+    Need::Part(part::ENDURANCE),
 ];
 
 tests! {
@@ -28,7 +30,7 @@ struct Left {
 fn left(id: &str) -> Left {
     let text = |script: &str| sh(script).stdout.trim().to_owned();
     Left {
-        mounts: std::fs::read_to_string("/proc/self/mountinfo")
+        mounts: std::fs::read_to_string("/proc/thread-self/mountinfo")
             .unwrap()
             .lines()
             .count(),

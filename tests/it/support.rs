@@ -67,32 +67,6 @@ pub fn remove_shared() {
             std::fs::remove_dir_all(entry.path()).ok();
         }
     }
-    // The hook's data about driver roots that no longer exist.
-    for entry in std::fs::read_dir("/run/oci-nvidia-hook")
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
-        if std::fs::read_to_string(entry.path()).is_ok_and(|text| text.contains(&scratch_prefix()))
-        {
-            std::fs::remove_file(entry.path().with_extension("lock")).ok();
-            std::fs::remove_file(entry.path()).ok();
-        }
-    }
-}
-
-/// Removes the hook's data about containers of tests on this host.
-pub fn remove_records() {
-    for entry in std::fs::read_dir("/run/oci-nvidia-hook/containers")
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
-        let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
-        if text.contains(&format!("{}/it-", env!("CARGO_TARGET_TMPDIR"))) {
-            std::fs::remove_file(entry.path()).ok();
-        }
-    }
 }
 
 /// The result of a program.

@@ -26,7 +26,7 @@ const NEEDS_CARGO: &[Need] = &[
     Need::Program("systemd-run"),
     Need::Program("nsenter"),
     Need::CgroupV2,
-    Need::Release,
+    Need::Cargo,
 ];
 
 tests! {

@@ -66,13 +66,10 @@ tests! {
 
 fn main() -> ExitCode {
     // Most of the time the tests wait.
-    harness::run(
-        TESTS
-            .iter()
-            .map(|test| test.trial(test.name(), |run| run()))
-            .collect(),
-        8,
-    )
+    let trials = TESTS
+        .iter()
+        .map(|test| test.trial(test.name(), |run| run()));
+    harness::Selection::of(trials).run(8)
 }
 
 /// Gives every known device, and refuses `GPU-sick`.

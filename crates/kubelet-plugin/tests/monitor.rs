@@ -46,14 +46,13 @@ fn main() -> ExitCode {
     match words.get(1).map(String::as_str) {
         Some("monitor") => monitor(&words[2..]),
         Some("supervise") => supervise(Path::new(&words[2])),
-        // Most of the time the tests wait.
-        _ => harness::run(
-            TESTS
+        _ => {
+            let trials = TESTS
                 .iter()
-                .map(|test| test.trial(test.name(), |run| run()))
-                .collect(),
-            8,
-        ),
+                .map(|test| test.trial(test.name(), |run| run()));
+            // Most of the time the tests wait.
+            harness::Selection::of(trials).run(8)
+        }
     }
 }
 

@@ -73,13 +73,9 @@ fn main() -> ExitCode {
     ]
     .into_iter()
     .flatten();
+    let trials = tests.map(|test| test.trial(test.name(), |run| run()));
     // Most of the time the tests wait.
-    harness::run(
-        tests
-            .map(|test| test.trial(test.name(), |run| run()))
-            .collect(),
-        8,
-    )
+    harness::Selection::of(trials).run(8)
 }
 
 /// The plugin on a host, and a kubelet.

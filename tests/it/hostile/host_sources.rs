@@ -213,7 +213,7 @@ fn every_way(plant: &Plant, fake: &FakeDriver, image: &Image) {
     let says = |ran: &Ran| ran.stderr.contains("ONH-218") && ran.stderr.contains(refused);
     let before = fingerprint(&fake.root, "");
     let dir = image.rootfs.parent().unwrap();
-    for kernel in [None, Some(kernels::OLD[0])] {
+    for kernel in [None, Some(kernels::OLDEST)] {
         kernels::set(kernel);
         let container = Waiting::start(dir, &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
         let ran = container.hook(&fake.config);
@@ -464,7 +464,7 @@ fn a_daemon_that_swaps_its_socket() {
         let scratch = scratch();
         let image = Image::new(scratch.path(), &["--layout", "debian"]);
         for round in 0..80 {
-            kernels::set((round % 2 == 1).then_some(kernels::OLD[0]));
+            kernels::set((round % 2 == 1).then_some(kernels::OLDEST));
             let container = Waiting::start(
                 scratch.path(),
                 &image.rootfs,
@@ -578,7 +578,7 @@ fn nodes_and_sockets_stay_as_they_are() {
     );
 
     let before = handed_out(&fake);
-    for kernel in [None, Some(kernels::OLD[0])] {
+    for kernel in [None, Some(kernels::OLDEST)] {
         kernels::set(kernel);
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian"]);

@@ -134,7 +134,7 @@ impl Scene {
     /// Returns everything that must not change: all files except for those of the image and the driver, and the mounts of the
     /// host; in the container's mount namespace, the mounts outside of its rootfs.
     pub fn host(&self, container: &Waiting) -> String {
-        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
         let inside = container.mountinfo();
         let is_outside = |line: &&str| {
             line.split(' ')
