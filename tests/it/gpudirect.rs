@@ -243,12 +243,12 @@ fn no_directory_leads_to_a_program() {
         given.iter().any(|at: &PathBuf| at.ends_with("udev/data")),
         "{given:?}"
     );
-    assert_eq!(programs_below(given.drain(..)), [PathBuf::new(); 0]);
+    assert_eq!(programs_below(given.drain(..)), Vec::<PathBuf>::new());
 
     let edited = precreate(&fake, &image, &ALL_FEATURES);
     let mounts = edited["mounts"].as_array().unwrap().iter();
     let sources = mounts.map(|mount| PathBuf::from(mount["source"].as_str().unwrap()));
-    assert_eq!(programs_below(sources), [PathBuf::new(); 0]);
+    assert_eq!(programs_below(sources), Vec::<PathBuf>::new());
 
     cdi(
         &fake,
@@ -262,7 +262,7 @@ fn no_directory_leads_to_a_program() {
     let spec = read(&dir.path().join("nvidia-gds.yaml"));
     let mounts = spec.devices[0].container_edits.mounts.iter();
     let sources = mounts.map(|mount| PathBuf::from(&mount.host_path));
-    assert_eq!(programs_below(sources), [PathBuf::new(); 0]);
+    assert_eq!(programs_below(sources), Vec::<PathBuf>::new());
 }
 
 /// The directory is examined at each start, also if the engine mounts it.
