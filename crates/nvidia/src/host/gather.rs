@@ -128,7 +128,10 @@ impl Host {
         }
         for gpu in failed {
             if !limits::permit_failed(&self.config.devices, gpu) {
-                denied.push(gpu.index.map_or_else(|| "?".to_owned(), |index| index.to_string()));
+                denied.push(
+                    gpu.index
+                        .map_or_else(|| "?".to_owned(), |index| index.to_string()),
+                );
             }
         }
         Some(WslGpus {
