@@ -1,6 +1,7 @@
 //! Device nodes of a group (`root:video` 0660, as on SUSE) for processes that are not members, at the hook's usual stages.
 
-use std::process::Command;
+use std::io::Read;
+use std::process::{Command, Stdio};
 
 use serde_json::json;
 
@@ -29,8 +30,17 @@ const NEEDS_STRACE: &[Need] = &[
     Need::Program("strace"),
 ];
 
+const NEEDS_SETPRIV: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("unshare"),
+    Need::Program("nsenter"),
+    Need::Program("setpriv"),
+];
+
 tests! {
     NEEDS_STRACE => one_tmpfs_for_all_nodes;
+    NEEDS_SETPRIV => users_of_the_host_with_the_same_ids;
     NEEDS => a_user_opens_them, the_hosts_nodes_if_configured, where_none_can_be_created, the_hosts_dev_is_left_alone;
     NEEDS_CRUN => podman, processes_that_leave_root;
     engine::NEEDS => podman_with_a_user_namespace;
@@ -103,6 +113,59 @@ fn one_tmpfs_for_all_nodes() {
         exec_as(&container, "1000:1000", "", &format!("probe-open {NODES}")).ok(),
         OPEN
     );
+}
+
+/// Users of the host reach a container's nodes through /proc/PID/root only with the user and the group of its process (ptrace(2),
+/// `PTRACE_MODE_READ`). So no owner, group or mode that the process can use would keep them out, except those of the host.
+fn users_of_the_host_with_the_same_ids() {
+    let fake = suse();
+    for (config, expected) in [
+        ("", "No such device or address"),
+        (NODES_OF_THE_HOST, "Permission denied"),
+    ] {
+        fake.configure(config);
+        let dir = scratch();
+        let image = Image::new(dir.path(), &[]);
+        let container = start(dir.path(), &image, &json!({"uid": 1000, "gid": 1000}), "");
+        container.hook(&fake.config).ok();
+        let mut enter = Command::new("nsenter");
+        enter.args(["-m", "-t", &container.pid().to_string(), "chroot"]);
+        enter
+            .args(["--userspec=1000:1000", "--groups="])
+            .arg(&container.rootfs);
+        let mut process = enter
+            .args(["/bin/sh", "-c", "echo ready; exec sleep 60"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = [0; 6];
+        process
+            .stdout
+            .take()
+            .unwrap()
+            .read_exact(&mut ready)
+            .unwrap();
+        let open = |uid: u32, gid: u32| {
+            let script = format!(": <>/proc/{}/root/dev/nvidia1", process.id());
+            let mut user = Command::new("setpriv");
+            user.args([
+                format!("--reuid={uid}"),
+                format!("--regid={gid}"),
+                "--clear-groups".to_owned(),
+            ]);
+            run(user.args(["sh", "-c", &script])).stderr
+        };
+        for (uid, gid, expected) in [
+            (1000, 1000, expected),
+            (1000, 1001, "Permission denied"),
+            (1001, 1000, "Permission denied"),
+        ] {
+            let stderr = open(uid, gid);
+            assert!(stderr.contains(expected), "{config} {uid}:{gid}: {stderr}");
+        }
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
 }
 
 /// On new and old kernels, twice, and in a read-only rootfs.

@@ -3,12 +3,13 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::booted::Systemd;
 use crate::driver::{FakeDriver, Image};
 use crate::kernels::{self, Kernel};
-use crate::support::{Need, run_with, sh, source};
+use crate::support::{Need, run, run_with, sh, source};
 use crate::{built, cgroup};
 
 const NEEDS: &[Need] = &[
@@ -32,7 +33,33 @@ const NEEDS_CARGO: &[Need] = &[
 tests! {
     NEEDS => gpus_survive_a_daemon_reload, other_devices_survive_in_a_scope_without_a_policy,
         the_program_that_crun_pins_stays_extended;
+    &[Need::Program("systemd-analyze")] => services_are_confined;
     NEEDS_CARGO => the_path_unit_watches_the_configuration, the_device_plugin_as_a_service, claims_as_a_service;
+}
+
+/// The exposure of a service as systemd computes it, from 0 to 100, and the directories to which it can write.
+fn services_are_confined() {
+    for (unit, exposure) in [
+        ("oci-nvidia-hook-cdi.service", 30),
+        (PLUGIN_UNIT, 40),
+        (NRI_UNIT, 40),
+    ] {
+        let path = source("packaging/systemd").join(unit);
+        let mut analyze = Command::new("systemd-analyze");
+        analyze.args(["security", "--offline=yes", "--no-pager"]);
+        run(analyze.arg(format!("--threshold={exposure}")).arg(&path)).ok();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut writable = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("ReadWritePaths="));
+        let is_wide = |path: &str| {
+            ["/run", "/etc", "/var", "/tmp", "/"].contains(&path.trim_start_matches('-'))
+        };
+        let wide = writable.find(|paths| paths.split(' ').any(is_wide));
+        assert_eq!(wide, None, "{unit}");
+        // The directory of the MPS daemon is in /tmp.
+        assert!(!text.contains("\nPrivateTmp="), "{unit}");
+    }
 }
 
 /// "Failed to initialize NVML: Unknown Error" after a daemon-reload, and how the hook prevents it.
