@@ -1,20 +1,32 @@
 //! The cached inventory is used as long as its fingerprint matches. The fake NVML hangs, so a query fails.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use base::paths::HostPath;
+use base::tree::Tree;
+use nvidia_host::inventory::cap_files::ProcEntry;
 
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
-use crate::support::{HOOK, Ran, run, run_with, scratch, sh};
+use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
 
 tests! {
     NEEDS => a_cached_inventory_spares_nvml, what_changed_is_asked_for, a_failed_gpu_is_reported_again,
         a_gpu_that_hangs_stops_only_its_own_containers, doctor_and_info_invalidate_a_cached_inventory,
-        a_doctor_without_an_answer_invalidates_it_too, mig_devices_are_not_kept, a_hundred_at_once_ask_once,
+        a_doctor_without_an_answer_invalidates_it_too, mig_devices_are_kept_until_an_instance_is_created_again, a_hundred_at_once_ask_once,
         version_does_not_ask;
+    JOURNAL => an_entry_of_procfs_that_was_created_again_is_another_one;
 }
+
+const JOURNAL: &[Need] = &[
+    Need::Root,
+    Need::Program("losetup"),
+    Need::Program("mkfs.ext4"),
+];
 
 fn command(fake: &FakeDriver, verb: &str) -> Ran {
     run(Command::new(HOOK)
@@ -356,12 +368,75 @@ fn a_doctor_without_an_answer_invalidates_it_too() {
     assert!(asks(&fake), "root");
 }
 
-fn mig_devices_are_not_kept() {
+/// The directories of MIG instances are entries of procfs, as those of the journals of ext4: the kernel creates and removes both with
+/// `proc_mkdir` and `remove_proc_entry`.
+fn an_entry_of_procfs_that_was_created_again_is_another_one() {
+    let dir = scratch();
+    let (image, mount) = (dir.path().join("image"), dir.path().join("mount"));
+    let proc = dir.path().join("proc");
+    fs::create_dir(&mount).unwrap();
+    fs::create_dir(&proc).unwrap();
+    let (image, mount) = (image.display(), mount.display());
+    sh(&format!(
+        "truncate -s 16M '{image}' && mkfs.ext4 -q '{image}'"
+    ))
+    .ok();
+    let losetup = sh(&format!("losetup --find --show '{image}'"));
+    let device = losetup.ok().trim().to_owned();
+    let journal = format!("{}-8", device.trim_start_matches("/dev/"));
+    let entry = |root: &Path| {
+        let root = Tree::open(&HostPath::new(root)).unwrap();
+        let entries = root.entries(Path::new("/fs/jbd2"));
+        let of_journal = entries.iter().find(|(name, _)| *name == *journal);
+        ProcEntry::new(of_journal.unwrap().1.as_ref().unwrap())
+    };
+    let host = Path::new("/proc");
+    let attach = || sh(&format!("mount {device} '{mount}'")).ok();
+    let detach = || sh(&format!("umount '{mount}'")).ok();
+    let mut seen = Vec::new();
+    for _ in 0..20 {
+        attach();
+        let found = entry(host);
+        assert_eq!(found, entry(host), "the same entry");
+        assert!(!seen.contains(&found), "{found:?}");
+        seen.push(found);
+        detach();
+    }
+    let inodes: BTreeSet<u64> = seen.iter().map(|entry| entry.inode).collect();
+    // If this ever changes, the number would suffice.
+    assert!(inodes.len() < seen.len(), "procfs gives out numbers again");
+    attach();
+    let before = entry(host);
+    let another = format!("mount -t proc proc '{}'", proc.display());
+    sh(&another).ok();
+    assert_ne!(before, entry(&proc), "in another mount, NVML is asked");
+    sh(&format!("umount '{}'", proc.display())).ok();
+    detach();
+    sh(&format!("losetup --detach {device}")).ok();
+}
+
+/// The fake NVML gives the same instances another UUID, as the real one does if they have another engine.
+fn mig_devices_are_kept_until_an_instance_is_created_again() {
     let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
-    assert!(plan(&fake).ok().contains("MIG-51eed000-0001"));
-    // The instances were created again: the same instances with another UUID.
-    fake.set_nvml(|old| old.replace("MIG-51eed000-0001", "MIG-51eed000-0009"));
-    assert!(plan(&fake).ok().contains("MIG-51eed000-0009"));
+    let (first, second) = ("MIG-51eed000-0001", "MIG-51eed000-0009");
+    assert!(plan(&fake).ok().contains(first));
+    // The instances were created just now, so the first answer is not kept.
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(plan(&fake).ok().contains(first));
+    fake.set_nvml(|old| old.replace(first, second));
+    assert!(plan(&fake).ok().contains(first), "NVML is not asked");
+    let mig = fake.root.join("proc/driver/nvidia/capabilities/gpu0/mig");
+    let again = "for gi in gi*; do cp -r $gi new; rm -r $gi; mv new $gi; done";
+    sh(&format!("cd '{}'; {again}", mig.display())).ok();
+    assert!(plan(&fake).ok().contains(second));
+    // The nodes decide which MIG devices NVML lists.
+    std::thread::sleep(Duration::from_secs(3));
+    plan(&fake).ok();
+    hang(&fake);
+    assert!(!asks(&fake));
+    let nodes = fake.root.join("dev/nvidia-caps");
+    sh(&format!("chmod 0400 '{}'/*", nodes.display())).ok();
+    assert!(asks(&fake));
 }
 
 fn a_hundred_at_once_ask_once() {

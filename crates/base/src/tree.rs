@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
-use rustix::fs::{AtFlags, FileType, OFlags, Stat};
+use rustix::fs::{AtFlags, FileType, OFlags, Stat, statat};
 
 use crate::paths::HostPath;
 use crate::report::errno_text;
@@ -326,26 +326,41 @@ impl Tree {
     /// Returns the sorted names in a directory, or none if it cannot be read.
     #[must_use]
     pub fn names(&self, dir: &Path) -> Vec<OsString> {
-        let opened = self.noted(
-            dir,
-            self.0
-                .root
-                .open_on_host(dir, OFlags::RDONLY | OFlags::DIRECTORY),
-        );
-        let Ok(fd) = opened else { return Vec::new() };
-        let Ok(entries) = rustix::fs::Dir::new(fd) else {
-            return Vec::new();
+        match self.listed(dir) {
+            Some((names, _)) => names,
+            None => Vec::new(),
+        }
+    }
+
+    /// Returns the sorted names in a directory, each with its state without following links, or none if it cannot be read. The directory is
+    /// opened and read again by each call.
+    #[must_use]
+    pub fn entries(&self, dir: &Path) -> Vec<(OsString, Option<Stat>)> {
+        let mut entries = Vec::new();
+        let Some((names, opened)) = self.listed(dir) else {
+            return entries;
         };
-        let names = entries
-            .filter_map(|entry| {
-                Some(OsString::from_vec(
-                    entry.ok()?.file_name().to_bytes().to_vec(),
-                ))
-            })
-            .filter(|name| name != "." && name != "..");
-        let mut names: Vec<OsString> = names.collect();
+        for name in names {
+            let fd = opened.fd().ok();
+            let stat = fd.and_then(|fd| statat(fd, &name, AtFlags::SYMLINK_NOFOLLOW).ok());
+            entries.push((name, stat));
+        }
+        entries
+    }
+
+    fn listed(&self, dir: &Path) -> Option<(Vec<OsString>, rustix::fs::Dir)> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let opened = self.noted(dir, self.0.root.open_on_host(dir, flags));
+        let mut opened = rustix::fs::Dir::new(opened.ok()?).ok()?;
+        let mut names = Vec::new();
+        for entry in opened.by_ref().flatten() {
+            let name = entry.file_name().to_bytes();
+            if name != b"." && name != b".." {
+                names.push(OsString::from_vec(name.to_vec()));
+            }
+        }
         names.sort();
-        names
+        Some((names, opened))
     }
 
     /// Opens a directory, to examine many files in it.

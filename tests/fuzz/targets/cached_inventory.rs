@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use nvidia_host::inventory::cache::{CachedInventory, KernelView};
-use nvidia_host::inventory::fingerprint::is_confirmed;
+use nvidia_host::inventory::fingerprint;
 use nvidia_host::inventory::procfs::KernelGpu;
 use nvidia_host::inventory::{BusId, Inventory};
 
@@ -37,6 +37,8 @@ fn check_file(answer: &CachedInventory) {
         version: String::new(),
         gpus: Vec::new(),
         nodes: BTreeMap::new(),
+        instances: Vec::new(),
+        caps: Vec::new(),
         state: None,
         uptime: 0,
     };
@@ -44,6 +46,10 @@ fn check_file(answer: &CachedInventory) {
         !answer.is_confirmed_by(&nobody),
         "a host that cannot be looked at"
     );
+}
+
+fn is_confirmed(inventory: &Inventory, version: &str, kernel: &[KernelGpu]) -> bool {
+    fingerprint::is_confirmed(inventory, version, kernel, &[])
 }
 
 /// A kernel with exactly these GPUs may confirm the inventory; a kernel that differs in any way does not.

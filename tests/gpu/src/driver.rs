@@ -20,6 +20,12 @@ pub struct Gpu {
     pub mig_devices: Vec<String>,
 }
 
+impl Gpu {
+    pub fn lacks_mig_devices(&self) -> bool {
+        self.is_mig && self.mig_devices.is_empty()
+    }
+}
+
 /// The driver, with a config.toml that names its place.
 #[derive(Clone, Debug)]
 pub struct Driver {

@@ -13,6 +13,7 @@ use crate::config::Config;
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::{DriverKind, diagnosis, locate};
 use crate::inventory::Inventory;
+use crate::inventory::cap_files::AtQuery;
 use crate::inventory::gather::NvmlAnswer;
 use crate::inventory::procfs;
 use crate::inventory::query::{self, NvmlQuery};
@@ -88,9 +89,11 @@ impl Examined {
         config: &Config,
         end: Instant,
     ) -> Result<NvmlAnswer> {
+        let mig = AtQuery::now(&self.roots.proc);
         match query::ask(question, end) {
+            Ok(answer) => Ok(NvmlAnswer { mig, ..answer }),
             Err(error) if self.lacks_module() => Err(self.fault(config, None).unwrap_or(error)),
-            answer => answer,
+            Err(error) => Err(error),
         }
     }
 
@@ -101,8 +104,7 @@ impl Examined {
     pub fn ask_for_inventory(&self, question: &NvmlQuery, config: &Config) -> Result<Inventory> {
         let end = Instant::now() + config.nvml_timeout;
         let mut inventory = self.ask(question, config, end)?.inventory;
-        self.roots
-            .complete(&mut inventory, &procfs::read_gpus(&self.roots.proc));
+        self.roots.complete_afresh(&mut inventory);
         Ok(inventory)
     }
 }

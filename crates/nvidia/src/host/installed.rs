@@ -17,7 +17,7 @@ use crate::driver::platform::Platform;
 use crate::inventory::cache::{Cache, KernelView};
 use crate::inventory::fingerprint::uptime;
 use crate::inventory::query::NvmlQuery;
-use crate::inventory::{Inventory, identity};
+use crate::inventory::{Inventory, cap_files, identity};
 
 /// A driver whose libnvidia-ml exists.
 pub(super) struct Installed {
@@ -65,7 +65,8 @@ impl Installed {
                 (ask(Instant::now() + config.nvml_timeout)?.inventory, view())
             }
         };
-        self.parts.roots.complete(&mut inventory, &view.gpus);
+        let roots = &self.parts.roots;
+        roots.complete(&mut inventory, &view.gpus, &view.caps);
         Ok((inventory, view))
     }
 
@@ -105,10 +106,17 @@ impl Installed {
     }
 
     fn kernel_view(&self) -> KernelView {
-        let Roots { dev, sys, .. } = &self.parts.roots;
+        let roots = &self.parts.roots;
+        let Roots { dev, proc, sys, .. } = roots;
+        let instances = cap_files::instances(proc);
+        let caps = if instances.is_empty() {
+            Vec::new()
+        } else {
+            cap_files::read(proc, &instances)
+        };
         let module = self.parts.module.clone();
-        let state = HostState::read(&self.parts.roots, module, Some(&self.library));
-        let fingerprint = state.fingerprint(sys);
+        let state = HostState::with_instances(roots, module, Some(&self.library), &instances);
+        let fingerprint = state.fingerprint(sys, &cap_files::nodes(dev, &instances, &caps));
         let nodes = state.device_nodes(dev);
         let HostState { module, gpus, .. } = state;
         KernelView {
@@ -116,6 +124,8 @@ impl Installed {
             state: fingerprint,
             gpus,
             nodes,
+            instances,
+            caps,
             uptime: uptime(),
         }
     }

@@ -1,10 +1,13 @@
 //! Detects missing device nodes. The hook creates them and then takes the inventory again.
 
-use super::Host;
+use std::path::Path;
+
+use super::{Host, Roots};
 use crate::driver::DriverKind;
 use crate::driver::nodes::NodeState;
 use crate::edits::{Wanted, decide};
 use crate::inventory::cap_files;
+use crate::inventory::caps::MIG_MINORS;
 
 impl Host {
     /// Whether a node is missing that the request requires. A request without GPUs requires none.
@@ -34,10 +37,16 @@ impl Host {
         let concerned = wanted.mig_config
             || wanted.mig_monitor
             || self.inventory.gpus.iter().any(|gpu| gpu.mig_enabled);
-        concerned
-            && self.mig_minors_text().is_some()
-            && cap_files::existing(&self.roots.proc)
-                .iter()
-                .any(|cap| cap.is_missing_below(&self.roots.dev))
+        let Roots { dev, proc, .. } = &self.roots;
+        if !concerned || proc.locate(Path::new(MIG_MINORS)).is_err() {
+            return false;
+        }
+        let read = if self.caps.is_empty() {
+            cap_files::existing(proc)
+        } else {
+            Vec::new()
+        };
+        let mut caps = self.caps.iter().chain(&read);
+        caps.any(|cap| cap.is_missing_below(dev))
     }
 }

@@ -38,6 +38,7 @@ use crate::driver::platform::Platform;
 use crate::driver::wsl;
 use crate::edits::{Edits, Wanted, decide};
 use crate::feature::{Feature, Features};
+use crate::inventory::cap_files::CapFile;
 use crate::inventory::node_limits::NodeLimits;
 use crate::inventory::processes::{self, GpuProcesses};
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
@@ -165,6 +166,8 @@ pub struct Host {
     /// The content of /proc/driver/nvidia/version
     version_file: Option<Vec<u8>>,
     kernel_gpus: Vec<KernelGpu>,
+    /// The files of MIG capabilities, if they were read
+    caps: Vec<CapFile>,
     /// Nodes that were examined, by their names below /dev
     examined: BTreeMap<String, DeviceNode>,
     /// Nodes that do not exist yet
@@ -196,6 +199,7 @@ impl Host {
         let (inventory, view) = installed.inventory(config, afresh, slow)?;
         Ok(Self {
             examined: view.nodes,
+            caps: view.caps,
             ..Self::new(config, installed, inventory, view.gpus)?
         })
     }
@@ -262,6 +266,7 @@ impl Host {
             proc_dir,
             version_file: None,
             kernel_gpus,
+            caps: Vec::new(),
             examined: BTreeMap::new(),
             foreseen: BTreeMap::new(),
             inventory,

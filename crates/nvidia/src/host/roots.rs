@@ -16,6 +16,7 @@ use crate::driver::nodes::NodeState;
 use crate::driver::pci::PCI_DEVICES;
 use crate::driver::platform::Platform;
 use crate::driver::{DriverKind, open_dev_root, open_root, wsl};
+use crate::inventory::cap_files::CapFile;
 use crate::inventory::caps::MIG_MINORS;
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
 use crate::inventory::{Inventory, cap_files, merge};
@@ -119,9 +120,19 @@ impl Roots {
         Ok(Self { dev, ..roots })
     }
 
+    /// Adds to NVML's answer what it does not contain, after reading it from the kernel, see [`Self::complete`].
+    pub fn complete_afresh(&self, inventory: &mut Inventory) {
+        let caps = if inventory.gpus.iter().any(|gpu| gpu.mig_enabled) {
+            cap_files::existing(&self.proc)
+        } else {
+            Vec::new()
+        };
+        self.complete(inventory, &procfs::read_gpus(&self.proc), &caps);
+    }
+
     /// Adds to NVML's answer what it does not contain: the kind of the driver, GPUs that only the kernel module lists, and MIG devices
     /// without nodes.
-    pub fn complete(&self, inventory: &mut Inventory, gpus: &[KernelGpu]) {
+    pub fn complete(&self, inventory: &mut Inventory, gpus: &[KernelGpu], caps: &[CapFile]) {
         inventory.driver_kind = self.kind;
         merge::complete(inventory, gpus, |minor| {
             let node = NodeState::inspect(&self.dev, &DriverKind::Linux.gpu_node(minor));
@@ -130,7 +141,7 @@ impl Roots {
         if inventory.gpus.iter().any(|gpu| gpu.mig_enabled)
             && self.proc.locate(Path::new(MIG_MINORS)).is_ok()
         {
-            cap_files::note_missing_nodes(inventory, &cap_files::existing(&self.proc), &self.dev);
+            cap_files::note_missing_nodes(inventory, caps, &self.dev);
         }
     }
 

@@ -18,6 +18,7 @@ use crate::driver::access::Permissions;
 use crate::driver::node_name::NodeName;
 use crate::driver::nodes::{CTL_MINOR, DeviceNode, NVIDIA_MAJOR};
 use crate::driver::pci::PCI_DEVICES;
+use crate::inventory::cap_files::{Instance, InstanceNode, ProcEntry};
 use crate::inventory::caps::MigCap;
 use crate::inventory::fingerprint::Fingerprint;
 use crate::inventory::procfs::{self, KernelGpu};
@@ -73,7 +74,18 @@ impl HostState {
     }
 
     /// Reads the state for this version of the loaded module and this library.
-    pub(super) fn read(roots: &Roots, module: Option<String>, library: Option<&HostPath>) -> Self {
+    fn read(roots: &Roots, module: Option<String>, library: Option<&HostPath>) -> Self {
+        let instances = cap_files::instances(&roots.proc);
+        Self::with_instances(roots, module, library, &instances)
+    }
+
+    /// Reads the rest of the state, if the instances are known.
+    pub(super) fn with_instances(
+        roots: &Roots,
+        module: Option<String>,
+        library: Option<&HostPath>,
+        instances: &[Instance],
+    ) -> Self {
         let Roots { dev, proc, .. } = roots;
         let boot = proc_file::read_text("/proc/sys/kernel/random/boot_id").ok();
         let gpus = procfs::read_gpus(proc);
@@ -83,7 +95,7 @@ impl HostState {
             load: module_load(),
             nodes: nodes(dev, &gpus),
             gpus,
-            instances: cap_files::instances(proc),
+            instances: instances.iter().map(|instance| instance.cap).collect(),
             library: library
                 .and_then(|library| Some(identity(&rustix::fs::stat(library.as_path()).ok()?))),
         }
@@ -122,12 +134,9 @@ impl HostState {
         self.module != before.module || gpus(self) != gpus(before) || self.nodes != before.nodes
     }
 
-    /// Returns the fingerprint for the cached inventory, or `None` if the inventory must not be cached, because a file cannot be examined
-    /// or there are GPU instances. `sys` is the root that has the PCI devices.
-    pub(super) fn fingerprint(&self, sys: &Tree) -> Option<Fingerprint> {
-        if !self.instances.is_empty() {
-            return None;
-        }
+    /// Returns the fingerprint for the cached inventory, or `None` if the inventory must not be cached, because a file cannot be examined.
+    /// `sys` is the root that has the PCI devices, and `mig` are the instances with their nodes.
+    pub(super) fn fingerprint(&self, sys: &Tree, mig: &[InstanceNode]) -> Option<Fingerprint> {
         let (boot, library, module) = (
             self.boot.as_ref()?,
             self.library.as_ref()?,
@@ -138,7 +147,12 @@ impl HostState {
             module.unwrap_or_default(),
             self.load
         );
-        writeln!(text, "{CONTROL} {}", access(self.nodes.get(CONTROL)?)).ok()?;
+        writeln!(
+            text,
+            "{CONTROL} {}",
+            access(self.nodes.get(CONTROL)?.permissions)
+        )
+        .ok()?;
         let mut is_whole = true;
         for gpu in &self.gpus {
             if gpu.excluded {
@@ -150,7 +164,7 @@ impl HostState {
             let node = gpu
                 .minor
                 .and_then(|minor| self.nodes.get(&node_name(minor)))
-                .map(access);
+                .map(|node| access(node.permissions));
             is_whole &= responds && node.is_some() && gpu.uuid.is_some();
             let (minor, uuid) = (
                 gpu.minor.unwrap_or(u32::MAX),
@@ -161,6 +175,21 @@ impl HostState {
                 "{} {minor} {uuid} {} {responds}",
                 gpu.bus_id,
                 node.as_deref().unwrap_or("?")
+            )
+            .ok()?;
+        }
+        for (Instance { cap, entry }, node) in mig {
+            let ProcEntry {
+                device,
+                inode,
+                changed,
+                nanoseconds,
+            } = (*entry)?;
+            let access = node.map_or("?".to_owned(), access);
+            is_whole &= node.is_some();
+            writeln!(
+                text,
+                "{cap:?} {device} {inode} {changed}.{nanoseconds} {access}"
             )
             .ok()?;
         }
@@ -218,8 +247,8 @@ fn is_node(stat: &Stat, minor: u32) -> bool {
 }
 
 /// Formats the permissions of a node: NVML counts only the GPUs whose nodes it can open.
-fn access(node: &Node) -> String {
-    let Permissions { mode, uid, gid } = node.permissions;
+fn access(permissions: Permissions) -> String {
+    let Permissions { mode, uid, gid } = permissions;
     format!("{mode:o} {uid}:{gid}")
 }
 

@@ -15,7 +15,6 @@ use crate::config::Config;
 use crate::driver::DriverKind;
 use crate::inventory::Inventory;
 use crate::inventory::identity::RunAs;
-use crate::inventory::procfs;
 use crate::inventory::query::NvmlQuery;
 use crate::inventory::session::Session;
 
@@ -67,8 +66,7 @@ impl WatchedDriver {
 
     /// Adds the GPUs to NVML's answer that only the kernel module lists, and MIG devices without nodes.
     pub fn complete(&self, inventory: &mut Inventory) {
-        let roots = self.roots.afresh();
-        roots.complete(inventory, &procfs::read_gpus(&roots.proc));
+        self.roots.afresh().complete_afresh(inventory);
     }
 
     /// Whether the device node of the GPU with this minor number exists.

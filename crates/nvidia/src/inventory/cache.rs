@@ -14,10 +14,15 @@
 //!    marks until it opens the GPU for the first time; the cached inventory is not used then.
 //! 4. *Same order*: NVML numbers the GPUs that it can open in the order of their bus ids. The GPUs are the same because of 3, and
 //!    NVML can open the same ones if mode, owner and numbers of `/dev/nvidiactl` and of each GPU's node are the same.
-//! 5. *No MIG devices*: there is no directory of a GPU instance below /proc/driver/nvidia/capabilities, and NVML reported no GPU in
-//!    MIG mode. The UUID of a MIG device depends on its GPU, its instance and its engine (`nvGenerateSmcUuid` in NVIDIA's open
-//!    module), and procfs does not show the engine. Instances that were destroyed and created again can have the same numbers
-//!    and other UUIDs. Therefore an inventory with MIG devices is not cached, and NVML is called at each start.
+//! 5. *Same MIG devices*: the directories of GPU instances and compute instances below /proc/driver/nvidia/capabilities are the same
+//!    entries of procfs as before and after the query, NVML listed exactly these compute instances, and the nodes that it needs for them
+//!    have the same mode and owner. Numbers do not suffice: instances that were destroyed and created again can have the same numbers
+//!    and other UUIDs. In NVIDIA's open module, the UUID of a MIG device is a function of the chip, its instance and its physical engine
+//!    (`nvGenerateSmcUuid`). The module creates an entry only when an instance is created, and removes it first when the instance is
+//!    destroyed (`osRmCapRegisterSmc*`, `osRmCapUnregister` in kernel_mig_manager.c). If the GPU is unloaded and loaded again, the entries
+//!    stay, and the instances return with the same engines (`kmigmgrRestoreFromPersistence`). Therefore the same entry is the same
+//!    instance with the same UUID. [`super::cap_files::ProcEntry`] identifies an entry; an answer is not cached if one of them is younger than
+//!    a second at the query. MIG mode cannot change while there is an instance. A GPU in MIG mode without instances is not cached.
 //! 6. *GPUs respond*: the configuration space of each GPU can be read. For a GPU that has fallen off the bus, all bits are 1.
 //!
 //! An inventory with a failed GPU is not cached: NVML is called, and the GPU is reported, at each start. If a GPU breaks later in a way
@@ -34,7 +39,7 @@
 //! # A GPU that hangs or crashes NVML
 //!
 //! A query of such a GPU takes long, and all containers that start would wait for it. Therefore the inventory without the GPU is cached
-//! for one minute, under the same conditions for the GPUs that have answered. With MIG devices it is not cached, see 5.
+//! for one minute, under the same conditions for the GPUs that have answered.
 //!
 //! # Concurrent starts
 //!
@@ -54,6 +59,7 @@ use serde::{Deserialize, Serialize};
 use base::json;
 use base::sys::run_dir::RunDir;
 
+use super::cap_files::{CapFile, Instance};
 use super::fingerprint::{Fingerprint, is_confirmed, is_confirmed_in_part};
 use super::notice::Wait;
 use super::procfs::KernelGpu;
@@ -83,6 +89,10 @@ pub struct KernelView {
     pub gpus: Vec<KernelGpu>,
     /// The driver's control node and those of the GPUs, by their names below /dev
     pub nodes: BTreeMap<String, DeviceNode>,
+    /// The GPU instances and compute instances
+    pub instances: Vec<Instance>,
+    /// The files of MIG capabilities; empty if there are no instances
+    pub caps: Vec<CapFile>,
     /// The fingerprint, if the host has one
     pub state: Option<Fingerprint>,
     /// Seconds since the host was booted; 0 if unknown
@@ -125,11 +135,19 @@ impl CachedInventory {
             return false;
         };
         let is_confirmed = match self.until {
-            None => state.is_whole && is_confirmed(&self.inventory, &view.version, &view.gpus),
+            None => {
+                state.is_whole
+                    && is_confirmed(&self.inventory, &view.version, &view.gpus, &view.instances)
+            }
             Some(until) => {
                 view.uptime > 0
                     && (until.saturating_sub(BRIEFLY)..until).contains(&view.uptime)
-                    && is_confirmed_in_part(&self.inventory, &view.version, &view.gpus)
+                    && is_confirmed_in_part(
+                        &self.inventory,
+                        &view.version,
+                        &view.gpus,
+                        &view.instances,
+                    )
             }
         };
         self.state.as_ref() == Some(&state.text) && is_confirmed
@@ -306,8 +324,11 @@ impl Cache {
             .read()
             .map_or(0, |answer| answer.number)
             .saturating_add(1);
-        let gather::NvmlAnswer { inventory, gave_up } =
-            ask(end).inspect_err(|error| self.share(error))?;
+        let gather::NvmlAnswer {
+            mig,
+            inventory,
+            gave_up,
+        } = ask(end).inspect_err(|error| self.share(error))?;
         // The kernel is examined after the query, because the query makes the module open its GPUs and learn their UUIDs.
         let now = view();
         let state = now.state.as_ref().map(|state| state.text.clone());
@@ -319,7 +340,7 @@ impl Cache {
             until,
             inventory,
         };
-        if !answer.is_confirmed_by(&now) {
+        if !answer.is_confirmed_by(&now) || !mig.is_certain(&now.instances) {
             answer.state = None;
         }
         // An error, such as a full disk, is ignored: the next container queries NVML again.

@@ -1,11 +1,16 @@
 //! Reads the kernel module's files for MIG capabilities below /proc/driver/nvidia/capabilities. There is a file for each existing
 //! capability. It contains the minor number, owner and mode of the device node that grants the capability.
 
+use std::ffi::OsStr;
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use base::tree::Tree;
+use rustix::fs::{FileType, Stat};
 
 use crate::device_id::parse_decimal;
+use crate::driver::access::Permissions;
+use crate::driver::nodes::CAPS;
 use crate::driver::params::{NodePolicy, field, parse_policy};
 use crate::inventory::caps::MigCap;
 use crate::inventory::procfs::DRIVER_PROC;
@@ -32,8 +37,20 @@ impl CapFile {
     /// Whether this root lacks the node.
     #[must_use]
     pub(crate) fn is_missing_below(&self, dev: &Tree) -> bool {
-        dev.locate(&Path::new("/dev").join(self.node_name()))
-            .is_err()
+        self.stat_below(dev).is_none()
+            && dev
+                .locate(&Path::new("/dev").join(self.node_name()))
+                .is_err()
+    }
+
+    /// Examines the node, without following a link.
+    fn stat_below(&self, dev: &Tree) -> Option<Stat> {
+        let dir = dev.open_dir(Path::new(CAPS)).ok()?;
+        let stat = dir.stat(&format!("nvidia-cap{}", self.minor))?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::CharacterDevice => Some(stat),
+            _ => None,
+        }
     }
 }
 
@@ -50,44 +67,146 @@ pub fn parse(cap: MigCap, text: &str) -> Option<CapFile> {
     Some(CapFile { cap, minor, policy })
 }
 
+/// A GPU instance or a compute instance that exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instance {
+    /// Its capability
+    pub cap: MigCap,
+    /// Its directory; `None` if that cannot be examined
+    pub entry: Option<ProcEntry>,
+}
+
+/// The identity of a directory in procfs.
+///
+/// procfs gives an inode its times when it is first looked up, and drops it with the entry (`proc_misc_d_revalidate`), so an entry that was
+/// removed and created again has another time. The number of the inode alone does not identify the entry, because procfs gives out the
+/// lowest free number. After the kernel has dropped its caches, the time of the same entry is another one too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcEntry {
+    /// The device of the mount of procfs
+    pub device: u64,
+    /// The number of the inode
+    pub inode: u64,
+    /// The time of its last change, in seconds since 1970
+    pub changed: i64,
+    /// The nanoseconds of that time
+    pub nanoseconds: u64,
+}
+
+impl ProcEntry {
+    /// Returns the identity of the directory with this state.
+    #[must_use]
+    pub const fn new(stat: &Stat) -> Self {
+        Self {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            changed: stat.st_ctime,
+            nanoseconds: stat.st_ctime_nsec,
+        }
+    }
+}
+
 /// Returns the GPU instances, each before its compute instances. They are found by their directories, because the table of all
 /// possible capabilities (mig-minors) has 4,000 lines.
 #[must_use]
-pub fn instances(proc: &Tree) -> Vec<MigCap> {
+pub fn instances(proc: &Tree) -> Vec<Instance> {
     let top = Path::new(DRIVER_PROC).join("capabilities");
-    let mut caps = Vec::new();
-    for gpu in numbers(proc, &top, "gpu") {
-        let mig = top.join(format!("gpu{gpu}/mig"));
-        for instance in numbers(proc, &mig, "gi") {
-            caps.push(MigCap::GpuInstance(gpu, instance));
-            let compute = numbers(proc, &mig.join(format!("gi{instance}")), "ci");
-            caps.extend(
-                compute
-                    .into_iter()
-                    .map(|compute| MigCap::ComputeInstance(gpu, instance, compute)),
-            );
+    let mut instances = Vec::new();
+    for name in proc.names(&top) {
+        let Some(gpu) = number(&name, "gpu") else {
+            continue;
+        };
+        let mig = top.join(name).join("mig");
+        for (name, stat) in proc.entries(&mig) {
+            let Some(instance) = number(&name, "gi") else {
+                continue;
+            };
+            instances.push(Instance {
+                cap: MigCap::GpuInstance(gpu, instance),
+                entry: stat.as_ref().map(ProcEntry::new),
+            });
+            for (name, stat) in proc.entries(&mig.join(name)) {
+                if let Some(compute) = number(&name, "ci") {
+                    instances.push(Instance {
+                        cap: MigCap::ComputeInstance(gpu, instance, compute),
+                        entry: stat.as_ref().map(ProcEntry::new),
+                    });
+                }
+            }
         }
     }
-    caps
+    instances
 }
 
 /// Returns the files of the capabilities that exist.
 #[must_use]
 pub fn existing(proc: &Tree) -> Vec<CapFile> {
-    let caps = [MigCap::Config, MigCap::Monitor]
-        .into_iter()
-        .chain(instances(proc));
-    caps.filter_map(|cap| parse(cap, &proc.read_text(&cap.proc_path()).ok()?))
-        .collect()
+    read(proc, &instances(proc))
 }
 
-/// Returns the numbers N of the entries `prefixN`.
-fn numbers(proc: &Tree, dir: &Path, prefix: &str) -> Vec<u32> {
-    let names = proc.names(dir);
-    names
-        .iter()
-        .filter_map(|name| parse_decimal(name.to_str()?.strip_prefix(prefix)?))
-        .collect()
+/// Returns the files of these instances, after those of the capabilities that do not belong to an instance.
+#[must_use]
+pub(crate) fn read(proc: &Tree, instances: &[Instance]) -> Vec<CapFile> {
+    let mut files = Vec::new();
+    let caps = instances.iter().map(|instance| instance.cap);
+    for cap in [MigCap::Config, MigCap::Monitor].into_iter().chain(caps) {
+        if let Ok(text) = proc.read_text(&cap.proc_path()) {
+            files.extend(parse(cap, &text));
+        }
+    }
+    files
+}
+
+/// Returns the N of a name `prefixN`.
+fn number(name: &OsStr, prefix: &str) -> Option<u32> {
+    parse_decimal(name.to_str()?.strip_prefix(prefix)?)
+}
+
+/// The instances immediately before NVML was asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AtQuery {
+    /// The instances
+    pub instances: Vec<Instance>,
+    /// The time of the query, in seconds since 1970
+    pub time: i64,
+}
+
+impl AtQuery {
+    /// Reads the instances.
+    #[must_use]
+    pub fn now(proc: &Tree) -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            instances: instances(proc),
+            time: since.map_or(0, |since| since.as_secs().try_into().unwrap_or_default()),
+        }
+    }
+
+    /// Whether these were the same instances during the query, and later ones can be distinguished from them. The clock of file systems is
+    /// coarse: two entries that are created within a tick can have the same time and number.
+    #[must_use]
+    pub fn is_certain(&self, after: &[Instance]) -> bool {
+        let is_old = |instance: &Instance| match instance.entry {
+            Some(entry) => entry.changed.saturating_add(2) <= self.time,
+            None => false,
+        };
+        self.instances == after && after.iter().all(is_old)
+    }
+}
+
+/// An instance, and who can open its node; `None` if the node is missing.
+pub type InstanceNode = (Instance, Option<Permissions>);
+
+/// Examines the nodes of these instances. NVML lists only the MIG devices whose nodes it can open.
+#[must_use]
+pub(crate) fn nodes(dev: &Tree, instances: &[Instance], files: &[CapFile]) -> Vec<InstanceNode> {
+    let mut nodes = Vec::new();
+    for instance in instances {
+        let file = files.iter().find(|file| file.cap == instance.cap);
+        let stat = file.and_then(|file| file.stat_below(dev));
+        nodes.push((*instance, stat.as_ref().map(Permissions::from_stat)));
+    }
+    nodes
 }
 
 /// Adds the MIG devices without device nodes to each GPU in MIG mode.
@@ -95,15 +214,15 @@ fn numbers(proc: &Tree, dir: &Path, prefix: &str) -> Vec<u32> {
 /// NVML lists a MIG device only if it can open both of its nodes, but the kernel module always lists its capabilities. Therefore a GPU
 /// may have MIG devices even if NVML's answer contains none.
 pub fn note_missing_nodes(inventory: &mut Inventory, caps: &[CapFile], dev: &Tree) {
-    let missing: Vec<_> = caps
-        .iter()
-        .filter(|file| file.is_missing_below(dev))
-        .collect();
-    for gpu in inventory.gpus.iter_mut().filter(|gpu| gpu.mig_enabled) {
-        gpu.unlisted_mig = caps
-            .iter()
-            .filter_map(|file| unlisted(gpu.minor, file.cap, &missing))
-            .collect();
+    let mut missing: Vec<&CapFile> = caps.iter().collect();
+    missing.retain(|file| file.is_missing_below(dev));
+    for gpu in &mut inventory.gpus {
+        if gpu.mig_enabled {
+            let unlisted = caps
+                .iter()
+                .map(|file| unlisted(gpu.minor, file.cap, &missing));
+            gpu.unlisted_mig = unlisted.flatten().collect();
+        }
     }
 }
 
@@ -113,12 +232,16 @@ fn unlisted(gpu: u32, cap: MigCap, missing: &[&CapFile]) -> Option<UnlistedMig> 
         return None;
     };
     let needed = [MigCap::GpuInstance(minor, gpu_instance), cap];
-    let nodes = missing
-        .iter()
-        .filter(|file| needed.contains(&file.cap))
-        .map(|file| file.node_name());
-    let nodes: Vec<_> = nodes.collect();
-    (minor == gpu && !nodes.is_empty()).then_some(UnlistedMig {
+    let mut nodes = Vec::new();
+    for file in missing {
+        if needed.contains(&file.cap) {
+            nodes.push(file.node_name());
+        }
+    }
+    if minor != gpu || nodes.is_empty() {
+        return None;
+    }
+    Some(UnlistedMig {
         gpu_instance,
         compute_instance,
         nodes,
@@ -180,6 +303,55 @@ mod tests {
     }
 
     #[test]
+    fn instances_that_changed_during_the_query_are_uncertain() {
+        let instance = |inode, changed| Instance {
+            cap: MigCap::GpuInstance(0, 1),
+            entry: Some(ProcEntry {
+                device: 1,
+                inode,
+                changed,
+                nanoseconds: 999_999_999,
+            }),
+        };
+        let at = |time, instances: &[Instance]| AtQuery {
+            instances: instances.to_vec(),
+            time,
+        };
+        let (old, other) = (instance(1, 100), instance(2, 100));
+        assert!(at(102, &[old]).is_certain(&[old]));
+        assert!(at(0, &[]).is_certain(&[]));
+        assert!(!at(101, &[old]).is_certain(&[old]), "younger than a second");
+        assert!(!at(50, &[old]).is_certain(&[old]), "the clock was set");
+        assert!(!at(102, &[old]).is_certain(&[other]), "created again");
+        assert!(!at(102, &[old]).is_certain(&[]), "destroyed");
+        assert!(!at(102, &[]).is_certain(&[old]), "created");
+        let unknown = Instance { entry: None, ..old };
+        assert!(!at(102, &[unknown]).is_certain(&[unknown]));
+    }
+
+    #[test]
+    fn an_instance_that_was_created_again_is_another_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir
+            .path()
+            .join("proc/driver/nvidia/capabilities/gpu0/mig/gi1/ci0");
+        let proc = Tree::open(&HostPath::new(dir.path())).unwrap();
+        let mut seen = Vec::new();
+        for _ in 0..3 {
+            std::fs::create_dir_all(&path).unwrap();
+            let found = instances(&proc);
+            assert_eq!(found, instances(&proc), "nothing has changed");
+            assert_eq!(found.len(), 2);
+            assert!(found.iter().all(|instance| instance.entry.is_some()));
+            assert!(!seen.contains(&found));
+            seen.push(found);
+            std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
+            // The clock of a file system has ticks of up to 10 ms.
+            std::thread::sleep(std::time::Duration::from_millis(30));
+        }
+    }
+
+    #[test]
     fn those_that_exist_are_found() {
         let dir = tempfile::tempdir().unwrap();
         let top = dir.path().join("proc/driver/nvidia/capabilities");
@@ -202,7 +374,8 @@ mod tests {
             MigCap::ComputeInstance(0, 2, 0),
             MigCap::GpuInstance(0, 3),
         ];
-        assert_eq!(instances(&proc), all);
+        let caps: Vec<_> = instances(&proc).iter().map(|found| found.cap).collect();
+        assert_eq!(caps, all);
         let found = existing(&proc);
         let found: Vec<_> = found.iter().map(|file| (file.cap, file.minor)).collect();
         let expected = [

@@ -1,8 +1,12 @@
 //! The fingerprint of a host: the state on which NVML's answer depends. The cached inventory is valid while the fingerprint stays the
 //! same and the kernel confirms the inventory. [`super::cache`] stores both.
 
-use super::Inventory;
+use std::collections::BTreeSet;
+
+use super::cap_files::Instance;
+use super::caps::MigCap;
 use super::procfs::KernelGpu;
+use super::{Gpu, Inventory};
 
 /// The fingerprint of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,11 +17,16 @@ pub struct Fingerprint {
     pub is_whole: bool,
 }
 
-/// Whether the kernel confirms an inventory: it has the same GPUs with the same bus ids, UUIDs and minors. All of them work, and none is
-/// in MIG mode.
+/// Whether the kernel confirms an inventory: it has the same GPUs with the same bus ids, UUIDs and minors, and the same MIG devices. All
+/// GPUs work, and each in MIG mode has a MIG device.
 #[must_use]
-pub fn is_confirmed(inventory: &Inventory, version: &str, kernel: &[KernelGpu]) -> bool {
-    inventory.failed.is_empty() && is_confirmed_in_part(inventory, version, kernel)
+pub fn is_confirmed(
+    inventory: &Inventory,
+    version: &str,
+    kernel: &[KernelGpu],
+    instances: &[Instance],
+) -> bool {
+    inventory.failed.is_empty() && is_confirmed_in_part(inventory, version, kernel, instances)
 }
 
 /// Like [`is_confirmed`] for the GPUs that have answered. Each of the other GPUs must have an index.
@@ -26,35 +35,52 @@ pub(crate) fn is_confirmed_in_part(
     inventory: &Inventory,
     version: &str,
     kernel: &[KernelGpu],
+    instances: &[Instance],
 ) -> bool {
     let kernel: Vec<_> = kernel.iter().filter(|gpu| !gpu.excluded).collect();
-    let failed = inventory.failed.iter().filter_map(|failed| failed.index);
-    let mut indices: Vec<u32> = inventory
-        .gpus
-        .iter()
-        .map(|gpu| gpu.index)
-        .chain(failed)
-        .collect();
+    let Inventory { gpus, failed, .. } = inventory;
+    let mut indices: Vec<u32> = gpus.iter().map(|gpu| gpu.index).collect();
+    indices.extend(failed.iter().filter_map(|failed| failed.index));
     indices.sort();
     inventory.driver_version == version
-        && inventory.gpus.len() + inventory.failed.len() == kernel.len()
+        && gpus.len() + failed.len() == kernel.len()
         && !kernel.is_empty()
-        && inventory
-            .gpus
-            .iter()
-            .all(|gpu| is_listed_once(gpu, &kernel))
-        && inventory.gpus.is_sorted_by_key(|gpu| gpu.index)
+        && gpus.iter().all(|gpu| is_listed_once(gpu, &kernel))
+        && gpus.iter().all(|gpu| has_mig_devices(gpu, instances))
+        && gpus.is_sorted_by_key(|gpu| gpu.index)
         && (0..).zip(&indices).all(|(index, known)| index == *known)
         && indices.len() == kernel.len()
 }
 
-fn is_listed_once(gpu: &super::Gpu, kernel: &[&KernelGpu]) -> bool {
+/// Whether NVML listed exactly the compute instances of the GPU that the kernel lists. MIG mode without an instance is not confirmed,
+/// because the kernel does not show it.
+fn has_mig_devices(gpu: &Gpu, instances: &[Instance]) -> bool {
+    let (mut listed, mut existing) = (BTreeSet::new(), BTreeSet::new());
+    for mig in &gpu.mig_devices {
+        listed.insert((mig.gpu_instance, mig.compute_instance));
+    }
+    let mut has_instance = false;
+    for Instance { cap, .. } in instances {
+        has_instance |= cap.gpu() == Some(gpu.minor);
+        if let MigCap::ComputeInstance(minor, instance, compute) = *cap
+            && minor == gpu.minor
+        {
+            existing.insert((instance, compute));
+        }
+    }
+    gpu.mig_enabled == has_instance
+        && gpu.mig_enabled != listed.is_empty()
+        && listed == existing
+        && listed.len() == gpu.mig_devices.len()
+}
+
+fn is_listed_once(gpu: &Gpu, kernel: &[&KernelGpu]) -> bool {
     let same = kernel.iter().filter(|kernel| {
         kernel.bus_id == gpu.bus_id
             && kernel.uuid.as_deref() == Some(&gpu.uuid)
             && kernel.minor == Some(gpu.minor)
     });
-    !gpu.mig_enabled && gpu.mig_devices.is_empty() && same.count() == 1
+    same.count() == 1
 }
 
 /// Returns the seconds since the host was booted, including suspend. Unlike the wall clock, this clock is never set.
@@ -96,7 +122,7 @@ mod tests {
 
     #[test]
     fn the_kernel_confirms_whole_gpus_only() {
-        assert!(is_confirmed(&whole(), "535.1", &kernel()));
+        assert!(is_confirmed(&whole(), "535.1", &kernel(), &[]));
         type Change = fn(&mut Inventory, &mut Vec<KernelGpu>);
         let changes: [(&str, Change); 12] = [
             ("another GPU at the same place", |_, kernel| {
@@ -140,9 +166,9 @@ mod tests {
         for (what, change) in changes {
             let (mut inventory, mut kernel) = (whole(), kernel());
             change(&mut inventory, &mut kernel);
-            assert!(!is_confirmed(&inventory, "535.1", &kernel), "{what}");
+            assert!(!is_confirmed(&inventory, "535.1", &kernel, &[]), "{what}");
             assert!(
-                !is_confirmed_in_part(&inventory, "535.1", &kernel),
+                !is_confirmed_in_part(&inventory, "535.1", &kernel, &[]),
                 "{what}"
             );
         }
@@ -154,12 +180,59 @@ mod tests {
             ..super::super::FailedGpu::default()
         });
         assert!(
-            is_confirmed_in_part(&inventory, "535.1", &kernel())
-                && !is_confirmed(&inventory, "535.1", &kernel())
+            is_confirmed_in_part(&inventory, "535.1", &kernel(), &[])
+                && !is_confirmed(&inventory, "535.1", &kernel(), &[])
         );
         inventory.failed[0].index = None;
-        assert!(!is_confirmed_in_part(&inventory, "535.1", &kernel()));
-        assert!(!is_confirmed(&whole(), "570", &kernel()), "another driver");
+        assert!(!is_confirmed_in_part(&inventory, "535.1", &kernel(), &[]));
+        assert!(
+            !is_confirmed(&whole(), "570", &kernel(), &[]),
+            "another driver"
+        );
+    }
+
+    #[test]
+    fn the_kernel_confirms_exactly_the_mig_devices_of_nvml() {
+        let instance = |cap| Instance { cap, entry: None };
+        let of = |gpu, instance| {
+            [
+                MigCap::GpuInstance(gpu, instance),
+                MigCap::ComputeInstance(gpu, instance, 0),
+            ]
+        };
+        // GPU 2 has the MIG devices 5/0 and 7/0.
+        let cached = Inventory {
+            driver_version: "535.1".into(),
+            ..inventory()
+        };
+        let confirms = |cached: &Inventory, caps: &[MigCap]| {
+            let instances: Vec<_> = caps.iter().copied().map(instance).collect();
+            is_confirmed(cached, "535.1", &kernel(), &instances)
+        };
+        let same = [of(2, 5), of(2, 7)].concat();
+        assert!(confirms(&cached, &same));
+        for (what, caps) in [
+            ("none", vec![]),
+            ("one less", of(2, 5).to_vec()),
+            ("one more", [same.clone(), of(2, 9).to_vec()].concat()),
+            ("another one", [of(2, 5), of(2, 9)].concat()),
+            ("of another GPU", [of(1, 5), of(1, 7)].concat()),
+            ("MIG mode of another GPU", {
+                let mut caps = same.clone();
+                caps.push(MigCap::GpuInstance(0, 1));
+                caps
+            }),
+        ] {
+            assert!(!confirms(&cached, &caps), "{what}");
+        }
+        let mut without = cached.clone();
+        without.gpus[2].mig_devices.clear();
+        assert!(!confirms(&without, &[]), "MIG mode without an instance");
+        assert!(!confirms(&without, &[MigCap::GpuInstance(2, 5)]));
+        let mut twice = cached.clone();
+        let first = twice.gpus[2].mig_devices[0].clone();
+        twice.gpus[2].mig_devices.push(first);
+        assert!(!confirms(&twice, &same), "one twice");
     }
 
     #[test]
@@ -174,11 +247,11 @@ mod tests {
             ..KernelGpu::default()
         };
         let more = [kernel(), vec![excluded]].concat();
-        assert!(is_confirmed(&whole(), "535.1", &more));
+        assert!(is_confirmed(&whole(), "535.1", &more, &[]));
         let mut kernel = kernel();
         kernel[1].excluded = true;
         assert!(
-            !is_confirmed(&whole(), "535.1", &kernel),
+            !is_confirmed(&whole(), "535.1", &kernel, &[]),
             "NVML still lists it"
         );
     }

@@ -4,12 +4,15 @@ use std::time::{Duration, Instant};
 
 use base::sys::child::NoAnswer;
 
+use crate::inventory::cap_files::AtQuery;
 use crate::inventory::nvml::{Driver, Report};
 use crate::inventory::{FailedGpu, Gpu, Inventory};
 
 /// The answer of NVML.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NvmlAnswer {
+    /// The MIG instances before the query
+    pub mig: AtQuery,
     /// The driver and its GPUs
     pub inventory: Inventory,
     /// Whether a GPU hung or crashed a child. It is one of the failed GPUs, and another query of it takes long.
@@ -133,6 +136,7 @@ impl Gathered {
             ..self.inventory
         };
         NvmlAnswer {
+            mig: AtQuery::default(),
             inventory,
             gave_up: !self.given_up.is_empty(),
         }

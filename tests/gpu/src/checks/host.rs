@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::bench::Bench;
 use crate::check::{Outcome, Stop, cannot_run, failed};
+use crate::driver::Gpu;
 use crate::{isolation, process};
 
 /// config.json of a container that requests all GPUs, for `plan`.
@@ -261,8 +262,8 @@ pub fn nvml_calls(bench: &Bench) -> Outcome {
 pub fn cache(bench: &Bench) -> Outcome {
     bench.isolated()?;
     let driver = bench.driver()?;
-    if driver.gpus.iter().any(|gpu| gpu.is_mig) {
-        return cannot_run("the inventory of a machine with GPUs in MIG mode is not cached");
+    if driver.gpus.iter().any(Gpu::lacks_mig_devices) {
+        return cannot_run("the inventory is not cached while a GPU in MIG mode has no MIG device");
     }
     bench.run(bench.hook()?.arg("info"))?.ok()?;
     let asks = || -> Result<bool, Stop> {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::bench::Bench;
 use crate::check::{Outcome, Stop, cannot_run, failed};
+use crate::driver::Gpu;
 
 const STARTS: usize = 10;
 const AT_ONCE: usize = 20;
@@ -57,8 +58,8 @@ fn report((mut without, mut with): (Vec<Duration>, Vec<Duration>)) -> String {
 }
 
 pub fn warm(bench: &Bench) -> Outcome {
-    if bench.driver()?.gpus.iter().any(|gpu| gpu.is_mig) {
-        return cannot_run("the inventory of a machine with GPUs in MIG mode is not cached");
+    if bench.driver()?.gpus.iter().any(Gpu::lacks_mig_devices) {
+        return cannot_run("the inventory is not cached while a GPU in MIG mode has no MIG device");
     }
     bench.run(bench.hook()?.arg("info"))?.ok()?;
     Ok(report(measure(bench, || Ok(()))?))

@@ -159,7 +159,7 @@ fn the_fingerprint_is_the_state_on_which_nvml_depends() {
     let taken = |change: Change| {
         let mut state = sample();
         change(&mut state);
-        state.fingerprint(&sys)
+        state.fingerprint(&sys, &[])
     };
     let whole = taken(|_| ()).unwrap();
     assert!(whole.is_whole);
@@ -194,16 +194,10 @@ fn the_fingerprint_is_the_state_on_which_nvml_depends() {
     for (what, change) in broken {
         assert!(!taken(change).unwrap().is_whole, "{what}");
     }
-    let missing: [(&str, Change); 5] = [
+    let missing: [(&str, Change); 3] = [
         ("boot", |state| state.boot = None),
         ("library", |state| state.library = None),
         ("control node", |state| _ = state.nodes.remove(CONTROL)),
-        ("GPU instance", |state| {
-            state.instances.push(MigCap::GpuInstance(0, 1))
-        }),
-        ("compute instance", |state| {
-            state.instances.push(MigCap::ComputeInstance(0, 1, 0))
-        }),
     ];
     for (what, change) in missing {
         assert_eq!(taken(change), None, "{what}");
@@ -245,6 +239,61 @@ fn the_fingerprint_is_the_state_on_which_nvml_depends() {
         !taken(|_| ()).unwrap().is_whole,
         "the configuration space cannot be read"
     );
+}
+
+/// An instance that was created again has the same numbers, and another entry in procfs.
+#[test]
+fn the_fingerprint_has_the_entries_of_instances_and_who_can_open_their_nodes() {
+    let dir = bus();
+    let sys = Tree::open(&HostPath::new(dir.path())).unwrap();
+    let entry = ProcEntry {
+        device: 5,
+        inode: 6,
+        changed: 7,
+        nanoseconds: 8,
+    };
+    let taken = |cap, entry, node: Option<u32>| {
+        let permissions = node.map(|mode| Permissions {
+            mode,
+            uid: 0,
+            gid: 0,
+        });
+        sample().fingerprint(&sys, &[(Instance { cap, entry }, permissions)])
+    };
+    let cap = MigCap::GpuInstance(0, 1);
+    let same = || taken(cap, Some(entry), Some(0o444));
+    let first = same().unwrap();
+    assert!(first.is_whole && same() == Some(first.clone()));
+    let mut texts = vec![first.text, sample().fingerprint(&sys, &[]).unwrap().text];
+    for changed in [
+        taken(MigCap::ComputeInstance(0, 1, 0), Some(entry), Some(0o444)),
+        taken(cap, Some(ProcEntry { device: 6, ..entry }), Some(0o444)),
+        taken(cap, Some(ProcEntry { inode: 7, ..entry }), Some(0o444)),
+        taken(
+            cap,
+            Some(ProcEntry {
+                changed: 8,
+                ..entry
+            }),
+            Some(0o444),
+        ),
+        taken(
+            cap,
+            Some(ProcEntry {
+                nanoseconds: 9,
+                ..entry
+            }),
+            Some(0o444),
+        ),
+        taken(cap, Some(entry), Some(0o400)),
+    ] {
+        let text = changed.unwrap().text;
+        assert!(!texts.contains(&text), "{text}");
+        texts.push(text);
+    }
+    assert_eq!(taken(cap, None, Some(0o444)), None, "an unknown entry");
+    let without_node = taken(cap, Some(entry), None).unwrap();
+    assert!(!without_node.is_whole, "NVML does not list the device");
 }
 
 #[test]

@@ -8,6 +8,8 @@ use findings::catalog;
 
 use super::*;
 use crate::inventory::FailedGpu;
+use crate::inventory::cap_files::{AtQuery, ProcEntry};
+use crate::inventory::caps::MigCap;
 use crate::inventory::select::tests::inventory;
 
 /// Two whole GPUs.
@@ -47,6 +49,8 @@ fn look(state: &str) -> KernelView {
         version: "535.1".into(),
         gpus: whole().gpus.iter().map(gpu).collect(),
         nodes: BTreeMap::new(),
+        instances: Vec::new(),
+        caps: Vec::new(),
         state: (!state.is_empty()).then(|| Fingerprint {
             text: state.to_owned(),
             is_whole: true,
@@ -82,6 +86,7 @@ impl Scene {
         self.asked.fetch_add(1, Ordering::SeqCst);
         std::thread::sleep(takes);
         Ok(gather::NvmlAnswer {
+            mig: AtQuery::default(),
             inventory: answer.clone(),
             gave_up: false,
         })
@@ -416,14 +421,76 @@ fn an_answer_without_a_gpu_that_hangs_is_kept_briefly() {
         "another host"
     );
     assert_eq!(asked_at(7, "b", true), 4, "not in the past");
-    // With MIG devices the host has no state.
-    let mig = || KernelView {
+    let without_state = || KernelView {
         state: None,
         ..look("a")
     };
     for asked in 5..7 {
-        cache.get(&mig, &|| (), &ask).unwrap();
+        cache.get(&without_state, &|| (), &ask).unwrap();
         assert_eq!(scene.asked.load(Ordering::SeqCst), asked);
+    }
+}
+
+/// The answer could belong to the instances before the change, or to those after it.
+#[test]
+fn an_answer_is_not_kept_if_instances_changed_in_the_meantime() {
+    let instance = Instance {
+        cap: MigCap::GpuInstance(2, 5),
+        entry: Some(ProcEntry {
+            device: 1,
+            inode: 1,
+            changed: 100,
+            nanoseconds: 0,
+        }),
+    };
+    let instances = [
+        instance,
+        Instance {
+            cap: MigCap::ComputeInstance(2, 5, 0),
+            ..instance
+        },
+    ];
+    let mut answer = Inventory {
+        driver_version: "535.1".into(),
+        ..inventory()
+    };
+    answer.gpus[2].mig_devices.truncate(1);
+    let view = || {
+        let mut view = look("a");
+        let more = answer.gpus[2].clone();
+        view.gpus.push(KernelGpu {
+            dir: more.bus_id.in_sysfs().into(),
+            bus_id: more.bus_id,
+            minor: Some(more.minor),
+            uuid: Some(more.uuid),
+            ..KernelGpu::default()
+        });
+        view.instances = instances.to_vec();
+        view
+    };
+    for (before, time, asked) in [
+        (instances.to_vec(), 102, 1),
+        (instances.to_vec(), 101, 2),
+        (Vec::new(), 102, 2),
+    ] {
+        let scene = Scene::new();
+        let cache = scene.cache("q", Duration::from_secs(9));
+        for _ in 0..2 {
+            let ask = |_| {
+                let mig = AtQuery {
+                    instances: before.clone(),
+                    time,
+                };
+                let answer = scene.ask(&answer, Duration::ZERO)?;
+                Ok(gather::NvmlAnswer { mig, ..answer })
+            };
+            assert_eq!(cache.get(&view, &|| (), &ask).unwrap().0, answer);
+        }
+        assert_eq!(
+            scene.asked.load(Ordering::SeqCst),
+            asked,
+            "{before:?} {time}"
+        );
     }
 }
 
