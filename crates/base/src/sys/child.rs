@@ -280,23 +280,27 @@ impl Drop for Child {
                 reap_all(until);
                 break;
             };
-            let is_other = |child: &i32| {
-                self.others
-                    .as_ref()
-                    .is_some_and(|others| others.contains(child))
-            };
-            let orphans: Vec<i32> = now.into_iter().filter(|child| !is_other(child)).collect();
+            let others = self.others.as_deref().unwrap_or_default();
+            let mut orphans = now;
+            orphans.retain(|child| !others.contains(child));
             if orphans.is_empty() || Instant::now() >= until {
                 break;
             }
-            // The list can lack some children while others end, see proc_tid_children(5). So it is read until it is empty.
-            for orphan in orphans.into_iter().map(Pid::from_raw) {
+            for orphan in &orphans {
+                let orphan = Pid::from_raw(*orphan);
                 kill(orphan, Signal::SIGKILL).ok();
                 // The worker leads a process group.
                 killpg(orphan, Signal::SIGKILL).ok();
-                waitpid(orphan, Some(WaitPidFlag::WNOHANG)).ok();
             }
-            std::thread::sleep(Duration::from_micros(100));
+            let mut is_reaped = false;
+            for orphan in orphans {
+                let left = until.saturating_duration_since(Instant::now());
+                is_reaped |= matches!(process::wait(Pid::from_raw(orphan), left), Ok(Some(_)));
+            }
+            // The list can lack some children while others end, see proc_tid_children(5). So it is read until it is empty.
+            if !is_reaped {
+                std::thread::sleep(Duration::from_micros(100));
+            }
         }
         nix::sys::prctl::set_child_subreaper(false).ok();
     }

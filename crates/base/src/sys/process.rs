@@ -13,7 +13,9 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Gid, Pid, Uid};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::MemfdFlags;
+use rustix::process::{PidfdFlags, pidfd_open};
 use rustix::thread::CapabilitySets;
 
 /// How long a killed program may take to end. A program that hangs in the kernel is left to init.
@@ -21,12 +23,36 @@ const REAP: Duration = Duration::from_millis(500);
 
 /// Waits for a child and returns its status, or `None` if it still runs after `patience`.
 pub(super) fn wait(child: Pid, patience: Duration) -> nix::Result<Option<WaitStatus>> {
-    poll_until(patience, || {
+    let end = Instant::now() + patience;
+    loop {
         match waitpid(child, Some(WaitPidFlag::WNOHANG))? {
-            WaitStatus::StillAlive => Ok(None),
-            ended => Ok(Some(ended)),
+            WaitStatus::StillAlive => {}
+            ended => return Ok(Some(ended)),
         }
-    })
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        wait_for_end(child, left);
+    }
+}
+
+/// Waits until the child ends, or returns earlier. The child has not been reaped, so its PID is not reused.
+fn wait_for_end(child: Pid, patience: Duration) {
+    let pid = rustix::process::Pid::from_raw(child.as_raw());
+    let handle = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    match handle {
+        Some(handle) => {
+            let patience = Timespec::try_from(patience).ok();
+            poll(
+                &mut [PollFd::new(&handle, PollFlags::IN)],
+                patience.as_ref(),
+            )
+            .ok();
+        }
+        // pidfd_open(2) needs Linux 5.3.
+        None => std::thread::sleep(Duration::from_micros(100)),
+    }
 }
 
 /// Calls `poll` until it returns a value. Returns `None` if that does not happen within `patience`.
