@@ -145,7 +145,7 @@ impl SpecWriter<'_> {
     /// # Errors
     /// If the driver is not loaded, or this host has no such devices for containers.
     pub fn make_class(&mut self, class: &str) -> Result<Spec> {
-        let Some(stamp) = self.stamp() else {
+        let Some(taken) = self.stamp() else {
             // This fails too, with an error that names the cause.
             Host::inspect_afresh(self.config)?;
             return Err(empty(
@@ -153,7 +153,7 @@ impl SpecWriter<'_> {
                 "run \"oci-nvidia-hook doctor\"".to_owned(),
             ));
         };
-        for (of, spec) in self.make_extra(&stamp)? {
+        for (of, spec) in self.make_extra(&taken.stamp)? {
             if of == class {
                 return Ok(spec);
             }

@@ -15,7 +15,7 @@ use findings::catalog;
 use super::entry::RootfsEdits;
 use super::generate::{Named, Naming, spec};
 use super::lower::SpecContext;
-use super::stamp::Stamp;
+use super::stamp::{Stamp, Taken};
 use crate::config::Config;
 use crate::edits::{Edits, Wanted, decide};
 use crate::host::Host;
@@ -68,8 +68,8 @@ impl<'a> SpecWriter<'a> {
     }
 
     /// Takes the stamp of this host, see [`Stamp::of_host`].
-    pub(super) fn stamp(&self) -> Option<Stamp> {
-        Stamp::of_host(self.config, self.settings)
+    pub(super) fn stamp(&self) -> Option<Taken> {
+        Taken::of_host(self.config, self.settings)
     }
 
     /// Creates the spec of this host. A device that does not work is left out, with a finding.
@@ -90,11 +90,16 @@ impl<'a> SpecWriter<'a> {
         self.make_with(stamp, host)
     }
 
-    pub(super) fn make_with(&mut self, stamp: Option<Stamp>, host: &Host) -> Result<Spec> {
+    /// Creates the spec. `taken` is the stamp of the host, with the files that the spec gets.
+    pub(super) fn make_with(&mut self, taken: Option<Taken>, host: &Host) -> Result<Spec> {
         let config = self.config;
         let wanted = wanted(config);
         let mut permitted = permitted_devices(&host.inventory, &config.devices);
-        let facts = host.facts(&wanted, &permitted)?;
+        let (stamp, located) = match taken {
+            Some(taken) => (Some(taken.stamp), taken.located),
+            None => (None, None),
+        };
+        let facts = host.facts_for_spec(located, &wanted, &permitted)?;
         let (common, more) = decide::common(&facts, &wanted)?;
         self.findings.extend(more);
         if let Some(refused) = facts.devices.wsl.as_ref().and_then(decide::refused_limits) {
@@ -129,7 +134,12 @@ impl<'a> SpecWriter<'a> {
         self.findings.extend(failed);
         let not_named = mig_left_out(&host.inventory, &config.devices);
         self.findings.extend(not_named);
-        self.findings.extend(host.findings());
+        for finding in host.findings() {
+            // The search for the files may have reported it.
+            if !self.findings.contains(&finding) {
+                self.findings.push(finding);
+            }
+        }
         let edits = devices.iter().map(|device| &device.edits);
         let context = self.context(
             host.driver().path(),

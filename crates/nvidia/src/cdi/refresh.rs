@@ -9,7 +9,7 @@ use cdi_spec::spec::Spec;
 
 use super::generate::sources;
 use super::of_host::{GPU_CLASS, SpecWriter};
-use super::stamp::Stamp;
+use super::stamp::{Stamp, Taken};
 use crate::host::Host;
 
 /// How often the spec is created again if the host changes in the meantime.
@@ -22,13 +22,18 @@ impl SpecWriter<'_> {
     /// # Errors
     /// If the spec cannot be created, see [`Self::make`], and if the file cannot be written or removed.
     pub fn refresh(&mut self, path: &Path) -> Result<()> {
-        let mut stamp = None;
+        let mut taken = self.stamp();
+        let mut stamp = stamp_of(taken.as_ref());
         for _ in 0..TRIES {
-            let before = self.stamp();
-            stamp = self.refresh_once(path, before.clone())?;
-            if stamp == before {
+            if !self.refresh_once(path, taken)? {
                 break;
             }
+            taken = self.stamp();
+            let after = stamp_of(taken.as_ref());
+            if after == stamp {
+                break;
+            }
+            stamp = after;
         }
         if self.settings.class == GPU_CLASS {
             self.refresh_extra(path, stamp.as_ref())?;
@@ -36,43 +41,45 @@ impl SpecWriter<'_> {
         Ok(())
     }
 
-    /// Updates the file once. `before` is the stamp of the host, which is taken first: a change in the meantime makes the new spec out of
-    /// date. Returns the last stamp of the host.
-    fn refresh_once(&mut self, path: &Path, before: Option<Stamp>) -> Result<Option<Stamp>> {
+    /// Updates the file once. The stamp of the host was taken first: a change in the meantime makes the new spec out of date. Returns
+    /// whether the file was out of date and has been updated.
+    fn refresh_once(&mut self, path: &Path, mut taken: Option<Taken>) -> Result<bool> {
         let old = registry::read_spec(path).ok();
         let old_stamp = old.as_ref().and_then(Stamp::from_spec);
-        let mut stamp = before.clone();
         let mut host = None;
-        if let Some(stamp) = &mut stamp
+        if let Some(Taken { stamp, .. }) = &mut taken
             && stamp.mig.is_some()
         {
             // Only NVML shows the UUIDs of MIG devices.
             let host = host.insert(Host::inspect_afresh(self.config)?);
             stamp.complete(&host.inventory);
         }
-        if let (Some(old), Some(_)) = (&old, &stamp)
-            && old_stamp == stamp
+        if let (Some(old), Some(Taken { stamp, .. })) = (&old, &taken)
+            && old_stamp.as_ref() == Some(stamp)
             && sources(old)
                 .iter()
                 .all(|path| rustix::fs::lstat(*path).is_ok())
         {
-            return Ok(before);
+            return Ok(false);
         }
-        let spec = match (stamp, host) {
+        let spec = match (taken, host) {
             (None, _) => Spec::default(),
-            (stamp, Some(host)) => self.make_with(stamp, &host)?,
-            (stamp, None) => self.make_with(stamp, &Host::inspect_afresh(self.config)?)?,
+            (taken, Some(host)) => self.make_with(taken, &host)?,
+            (taken, None) => self.make_with(taken, &Host::inspect_afresh(self.config)?)?,
         };
         if !spec.devices.is_empty() {
-            if !self.put(path, &spec, old.is_some())? {
-                return Ok(before);
-            }
-        } else if old_stamp.is_some() {
+            return self.put(path, &spec, old.is_some());
+        }
+        if old_stamp.is_some() {
             // The spec lists GPUs that do not exist any more. Without a stamp, another program wrote it, and it stays.
             std::fs::remove_file(path)?;
         }
-        Ok(self.stamp())
+        Ok(true)
     }
+}
+
+fn stamp_of(taken: Option<&Taken>) -> Option<Stamp> {
+    Some(taken?.stamp.clone())
 }
 
 #[cfg(test)]

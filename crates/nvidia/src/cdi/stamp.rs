@@ -20,7 +20,7 @@ use crate::driver::ipc;
 use crate::driver::libraries::LinkerCache;
 use crate::driver::locate::locate;
 use crate::driver::{DriverKind, wsl};
-use crate::host::{HostState, Roots};
+use crate::host::{HostState, Located, Roots};
 use crate::inventory::Inventory;
 
 /// The state of a host, as far as a spec depends on it.
@@ -126,6 +126,21 @@ impl Stamp {
     /// Takes the stamp of this host. Returns `None` if no driver is loaded, or the driver has no GPU. `settings` are part of the stamp.
     #[must_use]
     pub fn of_host(config: &Config, settings: &impl Debug) -> Option<Self> {
+        Some(Taken::of_host(config, settings)?.stamp)
+    }
+}
+
+/// A stamp that was taken, and the driver's files of which it contains a hash.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub(super) stamp: Stamp,
+    /// The files for a spec; `None` if one that all containers require is missing
+    pub(super) located: Option<Located>,
+}
+
+impl Taken {
+    /// Takes the stamp of this host, see [`Stamp::of_host`].
+    pub(super) fn of_host(config: &Config, settings: &impl Debug) -> Option<Self> {
         let roots = Roots::open(config).ok()?;
         Self::of_state(HostState::without_library(&roots), &roots, config, settings)
     }
@@ -144,17 +159,18 @@ impl Stamp {
         };
         // A spec depends on the other nodes too, and not on their inodes.
         state.nodes.clear();
-        let files = files(roots, config, &driver);
+        let (files, located) = files(roots, config, &driver);
         let settings = (env!("CARGO_PKG_VERSION"), config, settings);
         let host = hash(&(&state, nodes(&roots.dev), sockets(roots, config), settings));
         let is_nvml_needed = !roots.kind.is_listed_by_kernel() || !state.instances.is_empty();
-        Some(Self {
+        let stamp = Stamp {
             driver,
             boot,
             host,
             files,
             mig: if is_nvml_needed { Some(UNASKED) } else { None },
-        })
+        };
+        Some(Self { stamp, located })
     }
 }
 
@@ -165,9 +181,9 @@ fn hash(value: &impl Debug) -> u64 {
     hasher.finish()
 }
 
-/// Returns a hash of the driver's files, as a spec contains them. They are searched for like those of a container, because files can be
-/// added without a trace elsewhere: packages without libraries do not run ldconfig, and not every driver root has a linker cache.
-fn files(roots: &Roots, config: &Config, version: &str) -> u64 {
+/// Returns the driver's files, as a spec contains them, and their hash. They are searched for like those of a container, because files can
+/// be added without a trace elsewhere: packages without libraries do not run ldconfig, and not every driver root has a linker cache.
+fn files(roots: &Roots, config: &Config, version: &str) -> (u64, Option<Located>) {
     let cache = LinkerCache::read(&roots.driver, config.ldcache.as_ref());
     let found = locate(
         &roots.search(&cache, version, config),
@@ -175,8 +191,19 @@ fn files(roots: &Roots, config: &Config, version: &str) -> u64 {
         &config.driver_files,
     );
     match found {
-        Ok((files, _)) => hash(&Ok::<_, String>(files)),
-        Err(error) => hash(&Err::<DriverFiles, _>(base::report::line(&error))),
+        Ok((files, mut findings)) => {
+            findings.extend(roots.findings());
+            let located = Located {
+                version: version.to_owned(),
+                files,
+                findings,
+            };
+            (hash(&Ok::<_, String>(&located.files)), Some(located))
+        }
+        Err(error) => {
+            let error = base::report::line(&error);
+            (hash(&Err::<&DriverFiles, _>(error)), None)
+        }
     }
 }
 
@@ -364,7 +391,7 @@ pub(crate) mod tests {
                 nodes,
                 ..HostState::without_library(&roots)
             };
-            Stamp::of_state(state, &roots, &config, &()).unwrap()
+            Taken::of_state(state, &roots, &config, &()).unwrap().stamp
         };
         assert_eq!(with_inode(1), with_inode(2));
     }

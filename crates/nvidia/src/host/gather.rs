@@ -9,6 +9,7 @@ use base::paths::HostPath;
 use base::report::Finding;
 
 use super::{Host, extra_devices};
+use crate::driver::files::DriverFiles;
 use crate::driver::nodes::NodeState;
 use crate::driver::pci::PCI_DEVICES;
 use crate::driver::{DriverKind, ipc, locate};
@@ -20,17 +21,50 @@ use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
 use crate::inventory::select::{Device, every_device, permitted};
 use crate::inventory::{Gpu, Inventory, limits};
 
+/// The driver's files for the capabilities that config.toml supports.
+#[derive(Clone, Debug)]
+pub(crate) struct Located {
+    /// The version of the driver
+    pub(crate) version: String,
+    pub(crate) files: DriverFiles,
+    /// Findings about the files, and about paths that could not be examined
+    pub(crate) findings: Vec<Finding>,
+}
+
 impl Host {
     /// Gathers all facts for containers with this request and these devices. Nothing else is examined.
     ///
     /// # Errors
     /// If a required library of a requested capability is missing.
     pub fn facts(&self, wanted: &Wanted, devices: &[Device<'_>]) -> Result<HostFacts> {
-        let (mut files, mut findings) = locate::locate(
-            &self.search(),
-            wanted.capabilities,
-            &self.config.driver_files,
-        )?;
+        let config = &self.config;
+        let (files, findings) =
+            locate::locate(&self.search(), wanted.capabilities, &config.driver_files)?;
+        Ok(self.facts_with(files, findings, wanted, devices))
+    }
+
+    /// Gathers all facts, as [`Self::facts`], for a spec. The files have been located for the stamp, unless that belongs to another driver.
+    pub(crate) fn facts_for_spec(
+        &self,
+        located: Option<Located>,
+        wanted: &Wanted,
+        devices: &[Device<'_>],
+    ) -> Result<HostFacts> {
+        match located {
+            Some(located) if located.version == self.inventory.driver_version => {
+                Ok(self.facts_with(located.files, located.findings, wanted, devices))
+            }
+            _ => self.facts(wanted, devices),
+        }
+    }
+
+    fn facts_with(
+        &self,
+        mut files: DriverFiles,
+        mut findings: Vec<Finding>,
+        wanted: &Wanted,
+        devices: &[Device<'_>],
+    ) -> HostFacts {
         files.leave_out(wanted.omit);
         let mps = self.config.mps_directory.as_deref();
         let (mut ipc, refused) =
@@ -47,16 +81,18 @@ impl Host {
             findings.extend(parts.findings);
         }
         let (proc, version) = (&self.roots.proc, self.version_file.as_deref());
-        let proc_files = devices
-            .has_proc
-            .then(|| procfs::read_files(proc, Path::new(DRIVER_PROC), version));
-        Ok(HostFacts {
+        let proc_files = if devices.has_proc {
+            Some(procfs::read_files(proc, Path::new(DRIVER_PROC), version))
+        } else {
+            None
+        };
+        HostFacts {
             files,
             ipc,
             proc_files,
             devices,
             findings,
-        })
+        }
     }
 
     /// Gathers only the facts about device nodes.

@@ -25,6 +25,7 @@ use base::report::{Finding, failure};
 use base::tree::Tree;
 
 pub use self::examined::Examined;
+pub(crate) use self::gather::Located;
 pub use self::roots::Roots;
 pub use self::state::{HostState, Node};
 pub use self::watched::WatchedDriver;
