@@ -530,7 +530,7 @@ fn podman_without_a_cgroup() {
     let text = run("--cgroups=disabled");
     assert!(!text.contains("started"), "{text}");
     assert!(
-        text.contains("(ONH-041)") && text.contains("backup.service"),
+        text.contains("number: ONH-041;") && text.contains("backup.service"),
         "{text}"
     );
     assert_eq!(list(), before);
