@@ -23,7 +23,7 @@ const RUNC_COMPAT: &[Need] = &[
     Need::Program("runc"),
     Need::Program("cc"),
     Need::CgroupV1,
-    Need::Cargo,
+    Need::Build,
     Need::StaticLibc,
 ];
 

@@ -22,7 +22,7 @@ pub const NEEDS_COMPAT: &[Need] = &[
     Need::Program("cc"),
     Need::Program("unshare"),
     Need::Program("nsenter"),
-    Need::Cargo,
+    Need::Build,
     Need::StaticLibc,
 ];
 

@@ -15,7 +15,7 @@ use crate::support::{Need, Ran, run, scratch, sh, source};
 
 const NEEDS: &[Need] = &[
     Need::Root,
-    Need::Cargo,
+    Need::Build,
     Need::Part(part::GPU_KIT),
     Need::StaticLibc,
     Need::Program("cc"),

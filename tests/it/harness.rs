@@ -39,7 +39,9 @@ pub enum Need {
     Program(&'static str),
     /// Rust for this user: what rustup puts on `PATH` works only for some users
     Cargo,
-    /// The same, and that this user can write to `target`, to build the programs as packages contain them
+    /// The same, and that this user can write to `target`, to build programs
+    Build,
+    /// The same, to build the programs as packages contain them
     Release,
     /// libc.a, for the program of the package -compat
     StaticLibc,
@@ -91,7 +93,7 @@ impl Need {
                 (!works("cargo") || !works("rustc"))
                     .then(|| "needs a cargo that works for this user".to_owned())
             }
-            Self::Release => Self::Cargo.missing().or_else(|| {
+            Self::Build | Self::Release => Self::Cargo.missing().or_else(|| {
                 let crates = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
                 let tree = crates
                     .filter(|dir| dir.join("Cargo.lock").is_file())

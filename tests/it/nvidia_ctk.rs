@@ -17,13 +17,13 @@ use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::ldconfig::LIST;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, snapshot};
 
-const BUILD: &[Need] = &[Need::Program("cc"), Need::Cargo, Need::StaticLibc];
+const BUILD: &[Need] = &[Need::Program("cc"), Need::Build, Need::StaticLibc];
 const NEEDS_RUNC: &[Need] = &[
     Need::Root,
     Need::Program("podman"),
     Need::Program("runc"),
     Need::Program("cc"),
-    Need::Cargo,
+    Need::Build,
     Need::StaticLibc,
 ];
 const NEEDS_CRUN: &[Need] = &[
@@ -31,7 +31,7 @@ const NEEDS_CRUN: &[Need] = &[
     Need::Program("podman"),
     Need::Program("crun"),
     Need::Program("cc"),
-    Need::Cargo,
+    Need::Build,
     Need::StaticLibc,
 ];
 

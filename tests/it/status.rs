@@ -25,7 +25,7 @@ tests! {
     NEEDS => agrees_with_podman_of_root;
     NEEDS_USER => agrees_with_podman_of_a_user;
     &[Need::Root] => of_a_cri_o_that_runs, knows_the_nri_plugin, knows_the_device_plugin;
-    &[Need::Root, Need::Cargo] => all_programs_agree_about_cri_o;
+    &[Need::Root, Need::Build] => all_programs_agree_about_cri_o;
     &[] => of_the_device_plugin_for_a_user, what_decides_about_colors;
     &[Need::Program("script")] => colours_are_for_terminals;
     &[Need::Root, Need::Program("cc"), Need::Program("script")] => lines_fit_the_terminal;

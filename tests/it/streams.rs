@@ -24,7 +24,7 @@ tests! {
     NEEDS => of_each_stage, no_file_gets_the_messages, a_run_directory_that_is_full, a_journal_that_does_not_read;
     &[Need::Root, Need::Program("cc")] => of_each_command;
     NEEDS_COMPAT => of_the_hooks_with_nvidias_names;
-    &[Need::Root, Need::Cargo, Need::Program("cc")] => of_the_device_plugin;
+    &[Need::Root, Need::Build, Need::Program("cc")] => of_the_device_plugin;
 }
 
 /// A hook does not wait this long for a reader.

@@ -27,7 +27,7 @@ const NEEDS_CARGO: &[Need] = &[
     Need::Program("systemd-run"),
     Need::Program("nsenter"),
     Need::CgroupV2,
-    Need::Cargo,
+    Need::Build,
 ];
 
 tests! {

@@ -275,7 +275,10 @@ impl VendorSpecs {
     /// # Errors
     /// If the directory, or the parent in which it would be created, is not writable.
     pub fn check_dir(&self) -> Result<()> {
-        let existing = self.dir.ancestors().find(|dir| dir.exists());
+        let existing = self
+            .dir
+            .ancestors()
+            .find(|dir| std::fs::metadata(dir).is_ok());
         let existing = existing.unwrap_or(&self.dir);
         rustix::fs::access(existing, Access::WRITE_OK)
             .with_context(|| format!("cannot write {:?}", self.path))

@@ -67,7 +67,7 @@ const NEEDS_STATIC: &[Need] = &[
     Need::Program("podman"),
     Need::Program("runc"),
     Need::Program("cc"),
-    Need::Cargo,
+    Need::Build,
     Need::StaticLibc,
 ];
 const NEEDS_STATIC_CRUN: &[Need] = &[
@@ -75,7 +75,7 @@ const NEEDS_STATIC_CRUN: &[Need] = &[
     Need::Program("podman"),
     Need::Program("crun"),
     Need::Program("cc"),
-    Need::Cargo,
+    Need::Build,
     Need::StaticLibc,
 ];
 const NEEDS_STATIC_STRACE: &[Need] = &[
@@ -84,7 +84,7 @@ const NEEDS_STATIC_STRACE: &[Need] = &[
     Need::Program("unshare"),
     Need::Program("nsenter"),
     Need::Program("cc"),
-    Need::Cargo,
+    Need::Build,
     Need::StaticLibc,
 ];
 pub const NEEDS_FUSE: &[Need] = &[

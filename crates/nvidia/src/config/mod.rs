@@ -379,7 +379,7 @@ impl Reader<'_> {
         let mut known: Vec<&str> = schema::KEYS.iter().map(|key| key.name).collect();
         known.push(PLUGIN);
         known.extend(of_plugin.iter().map(String::as_str));
-        Some(nearest_by(last(key), known.into_iter(), last)?.to_owned())
+        Some(nearest_by(last(key), known, last)?.to_owned())
     }
 
     fn findings(&self) -> Vec<Finding> {

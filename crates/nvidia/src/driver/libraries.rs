@@ -63,7 +63,7 @@ impl LinkerCache {
     /// Reads the linker cache of the driver root. Without a cache, libraries are searched for in directories.
     #[must_use]
     pub fn read(root: &Tree, configured: Option<&HostPath>) -> Self {
-        let path = configured.map_or(Path::new("/etc/ld.so.cache"), HostPath::as_path);
+        let path = configured.map_or_else(|| Path::new("/etc/ld.so.cache"), HostPath::as_path);
         let mut cache = Self {
             path: path.to_owned(),
             ..Self::default()
