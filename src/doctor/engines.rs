@@ -240,17 +240,29 @@ pub(super) fn hook_env(facts: &Facts) -> Vec<Check> {
     )
 }
 
-pub(super) fn nvidias_programs(facts: &Facts) -> Check {
-    if facts.nvidias.is_empty() {
-        return Check::ok("NVIDIA's container toolkit is not installed");
+pub(super) fn nvidias_toolkit(facts: &Facts) -> Vec<Check> {
+    let mut outcomes = Vec::new();
+    if !facts.nvidias.is_empty() {
+        outcomes.push(Check::of(
+            &catalog::NVIDIA_BESIDE,
+            format!(
+                "NVIDIA's container toolkit is also installed: {}",
+                list_paths(&facts.nvidias)
+            ),
+            "remove nvidia-container-toolkit and libnvidia-container-tools, unless other programs need them",
+        ));
     }
-    Check::of(
-        &catalog::NVIDIA_BESIDE,
-        format!(
-            "NVIDIA's container toolkit is also installed: {}",
-            list_paths(&facts.nvidias)
-        ),
-        "remove nvidia-container-toolkit and libnvidia-container-tools, unless other programs need them",
+    if !facts.second_writers.is_empty() {
+        let units = facts.second_writers.join(" ");
+        outcomes.push(Check::of(
+            &catalog::SECOND_WRITER,
+            format!("the services of NVIDIA's container toolkit also write \"/var/run/cdi/nvidia.yaml\": {units}"),
+            format!("systemctl disable --now {units}"),
+        ));
+    }
+    or(
+        outcomes,
+        Check::ok("NVIDIA's container toolkit is not installed"),
     )
 }
 

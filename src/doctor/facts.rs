@@ -46,6 +46,8 @@ pub struct Facts {
     pub installed: Vec<PathBuf>,
     /// Programs of NVIDIA's container toolkit, without links to this program
     pub nvidias: Vec<PathBuf>,
+    /// The enabled units of NVIDIA's container toolkit that write the same CDI spec as our units, if these are enabled too
+    pub second_writers: Vec<&'static str>,
     /// Whether cgroups have version 2; `None` if no version is mounted
     pub cgroup_v2: Option<bool>,
     pub systemd: bool,

@@ -86,7 +86,42 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
         package_leftovers: config::package_leftovers(&on_host),
         engines,
         nvidias,
+        second_writers: second_writers(host),
     }
+}
+
+/// The units of NVIDIA's container toolkit 1.18 and newer that write `/var/run/cdi/nvidia.yaml`.
+const TOOLKIT_UNITS: [&str; 2] = ["nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service"];
+/// The links of our enabled units that write this file.
+const OUR_LINKS: [&str; 2] = [
+    "multi-user.target.wants/oci-nvidia-hook-cdi.path",
+    "basic.target.wants/oci-nvidia-hook-cdi.service",
+];
+
+/// Returns the toolkit's units that are enabled, if ours are enabled too.
+fn second_writers(host: &Tree) -> Vec<&'static str> {
+    let directory = host.on_host(Path::new("/etc/systemd/system"));
+    if !OUR_LINKS
+        .iter()
+        .any(|link| directory.join(link).is_symlink())
+    {
+        return Vec::new();
+    }
+    let mut units = Vec::new();
+    for unit in TOOLKIT_UNITS {
+        // A unit can be masked and still have the link that enabled it.
+        let is_masked =
+            std::fs::read_link(directory.join(unit)).is_ok_and(|to| to == Path::new("/dev/null"));
+        if !is_masked
+            && directory
+                .join("multi-user.target.wants")
+                .join(unit)
+                .is_symlink()
+        {
+            units.push(unit);
+        }
+    }
+    units
 }
 
 /// Reads config.toml. If the host is a directory (in tests), the driver root is below that directory.

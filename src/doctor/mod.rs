@@ -211,7 +211,7 @@ const CHECKS: &[(Section, &[Named<Facts>])] = &[
             ("timeouts", Several(engines::timeouts)),
             ("second-hook", Several(engines::second_hook)),
             ("hook-env", Several(engines::hook_env)),
-            ("nvidia-toolkit", One(engines::nvidias_programs)),
+            ("nvidia-toolkit", Several(engines::nvidias_toolkit)),
             ("runtime", Several(engines::runtime)),
             ("cgroups", One(engines::cgroups)),
             ("dev-char", One(engines::dev_char)),

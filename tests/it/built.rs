@@ -126,6 +126,7 @@ pub fn cargo() -> &'static Path {
             "#!/bin/sh\n\
              set -eu\n\
              case \"$*\" in\n\
+             'tree '* | --version) exec '{real}' \"$@\" ;;\n\
              'build --release --locked --offline --features lean' | \
              'auditable build -j'*' --offline --release --locked --features lean') built='{hook}' ;;\n\
              'build --release --locked --offline -p oci-nvidia-kubelet-plugin' | \

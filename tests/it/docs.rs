@@ -586,3 +586,20 @@ fn pictures_show_their_sources() {
     }
     assert!(seen > 60, "{seen}");
 }
+
+/// Returns the commands of install.md that remove the packages of this distribution, in their order.
+pub fn removal_commands(distribution: &str) -> Vec<String> {
+    let page = std::fs::read_to_string(source("docs/install.md")).unwrap();
+    let start = format!("| {distribution} | ");
+    let row = page
+        .lines()
+        .find_map(|line| line.strip_prefix(&start))
+        .unwrap();
+    let mut commands = Vec::new();
+    for (at, part) in row.split('`').enumerate() {
+        if at % 2 == 1 && part.contains(' ') {
+            commands.push(part.to_owned());
+        }
+    }
+    commands
+}

@@ -564,6 +564,14 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         Status::Note,
     ),
     (
+        "mkdir -p etc/systemd/system/multi-user.target.wants; cd etc/systemd/system/multi-user.target.wants; \
+         for unit in oci-nvidia-hook-cdi.path nvidia-cdi-refresh.path nvidia-cdi-refresh.service; do \
+         ln -s /lib/systemd/system/$unit; done; ln -s /dev/null ../nvidia-cdi-refresh.service",
+        "nvidia-toolkit",
+        "ONH-517: the services of NVIDIA's container toolkit also write \"/var/run/cdi/nvidia.yaml\": nvidia-cdi-refresh.path",
+        Status::Warning,
+    ),
+    (
         "printf '[engine]\\nruntime = \"kata\"\\n' >etc/containers/containers.conf",
         "runtime",
         "ONH-505: Podman",

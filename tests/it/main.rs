@@ -26,6 +26,7 @@ mod cdi;
 mod cdi_conformance;
 mod cdi_containers;
 mod cdi_schema;
+mod cdi_units;
 mod cgroup;
 mod conformance;
 mod daemon_set;
@@ -56,6 +57,7 @@ mod kernels;
 mod ldcache;
 mod ldconfig;
 mod lean;
+mod licenses;
 mod limits;
 mod limits_cdi;
 mod live;
@@ -108,11 +110,11 @@ macro_rules! tests_of {
 }
 
 tests_of! {
-    advisories, architecture, bad_input, budget, cache, captures, cdi, cdi_conformance, cdi_containers, cgroup, conformance,
+    advisories, architecture, bad_input, budget, cache, captures, cdi, cdi_conformance, cdi_containers, cdi_units, cgroup, conformance,
     daemon_set, deb, debian, docker, docs, doctor, doctor_container, driver_roots, engine_texts, failure,
     features, findings, fuzz_corpus, golden, gpu_kit, gpudirect, gpus, grants, help, hostile::blocking, hostile::engine, hostile::environment,
     hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths, hostile::processes, hostile::races,
-    hostile::volumes, hosts, json_schema, ldcache, ldconfig, lean, limits, limits_cdi, live, log, nvidia_cli,
+    hostile::volumes, hosts, json_schema, ldcache, ldconfig, lean, licenses, limits, limits_cdi, live, log, nvidia_cli,
     nvidia_ctk, obs, own_nodes, packages, packaging, peers, plan, podman, podman_drop_in, podman_shapes, poststop, precreate,
     precreate_podman, prepare, ps, readme, records, repository, rpm, shapes, soak, status, streams, style, systemd, timeouts, toolkit,
     units, walks, why, wsl, zypper

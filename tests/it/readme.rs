@@ -256,7 +256,7 @@ const COMMANDS: &[(&str, Way)] = &[
         Root(""),
     ),
     (
-        "install -m 644 packaging/systemd/oci-nvidia-hook-cdi.service packaging/systemd/oci-nvidia-hook-cdi.path \
+        "install -m 644 packaging/systemd/oci-nvidia-hook-cdi*.service packaging/systemd/oci-nvidia-hook-cdi.path \
          /etc/systemd/system/",
         Root(""),
     ),

@@ -173,8 +173,11 @@ fn zypper_installs_upgrades_and_removes() {
 
     publisher.offers("rpms", &packages.later);
     publisher.publish_here();
-    zypper(&["refresh"]).ok();
-    zypper(&["update", MAIN]).ok();
+    // zypper reads the repository again by itself, at the earliest after this number of minutes.
+    let conf = root.join("etc/zypp/zypp.conf");
+    std::fs::create_dir_all(conf.parent().unwrap()).unwrap();
+    std::fs::write(&conf, "[main]\nrepo.refresh.delay = 0\n").unwrap();
+    zypper(&["update"]).ok();
     assert_eq!(
         installed("%{RELEASE}"),
         rpm::query(find(&packages.later), "%{RELEASE}")

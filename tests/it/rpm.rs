@@ -108,6 +108,7 @@ impl Packages {
         let mut build = Command::new("rpmbuild");
         build
             .args(["-bb", "--quiet", "--nodeps", "--noprep", "--noclean"])
+            .args(["--without", "check"])
             .args(FAST);
         build
             .arg("--define")

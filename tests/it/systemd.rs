@@ -34,13 +34,14 @@ tests! {
     NEEDS => gpus_survive_a_daemon_reload, other_devices_survive_in_a_scope_without_a_policy,
         the_program_that_crun_pins_stays_extended;
     &[Need::Program("systemd-analyze")] => services_are_confined;
-    NEEDS_CARGO => the_path_unit_watches_the_configuration, the_device_plugin_as_a_service, claims_as_a_service;
+    NEEDS_CARGO => the_device_plugin_as_a_service, claims_as_a_service;
 }
 
 /// The exposure of a service as systemd computes it, from 0 to 100, and the directories to which it can write.
 fn services_are_confined() {
     for (unit, exposure) in [
         ("oci-nvidia-hook-cdi.service", 30),
+        ("oci-nvidia-hook-cdi-recheck.service", 30),
         (PLUGIN_UNIT, 40),
         (NRI_UNIT, 40),
     ] {
@@ -344,120 +345,6 @@ impl<'a> Kubelet<'a> {
 const FEATURES: &str = "/etc/kubernetes/node-feature-discovery/features.d";
 
 /// The unit as packages install it, with its restrictions.
-/// The units of the package write the CDI spec again, however config.toml and its drop-in files are changed.
-fn the_path_unit_watches_the_configuration() {
-    let (systemd, fake) = (Systemd::start(), FakeDriver::new(&["--gpus", "2"]));
-    let units = systemd.dir.path().join("units");
-    std::fs::create_dir(&units).unwrap();
-    let names = ["oci-nvidia-hook-cdi.path", "oci-nvidia-hook-cdi.service"];
-    for unit in names {
-        std::fs::copy(source("packaging/systemd").join(unit), units.join(unit)).unwrap();
-    }
-    let drop_ins: String = names
-        .iter()
-        .map(|unit| {
-            let dir = format!("/run/systemd/system/{unit}.d");
-            format!(
-                "mkdir -p {dir}; printf '[Unit]\\nDefaultDependencies=no\\n' >{dir}/test.conf\n"
-            )
-        })
-        .collect();
-    let install = format!(
-        "cp '{hook}' /usr/bin; cp '{units}'/* /run/systemd/system\n{drop_ins}\
-         rm -rf /etc/nvidia-container-runtime; mkdir -p /opt/driver /etc/nvidia-container-runtime\n\
-         cp -a '{root}/.' /opt/driver\n\
-         printf '[nvidia-container-cli]\\nroot = \"/opt/driver\"\\n' >/etc/nvidia-container-runtime/config.toml\n\
-         systemctl daemon-reload; systemctl start {path} {service}",
-        hook = built::programs().join("oci-nvidia-hook").display(),
-        units = units.display(),
-        root = fake.root.display(),
-        path = names[0],
-        service = names[1],
-    );
-    std::fs::write(systemd.dir.path().join("install"), install).unwrap();
-    systemd
-        .enter(&format!(
-            "sh -eu '{}'",
-            systemd.dir.path().join("install").display()
-        ))
-        .ok();
-    let has = |gpus: &str, after: &str| {
-        let found = "oci-nvidia-hook cdi list --spec-dir /run/cdi | sed -n 's/^nvidia.com.gpu=\\([01]\\)$/\\1/p' | tr -d '\\n'";
-        // A change in the milliseconds between the last reading and the end of the unit does not start it again.
-        let idle = format!(
-            "! systemctl show -p ActiveState {service} | grep -q =activating",
-            service = names[1]
-        );
-        let wait = format!(
-            "for n in $(seq 150); do {idle} && [ \"$({found})\" = '{gpus}' ] && exit 0; sleep 0.1; done; {found}; exit 1"
-        );
-        let ran = systemd.enter(&wait);
-        assert_eq!(ran.code, Some(0), "{after}: {ran:?}");
-    };
-    has("01", "the first start");
-    let dir = "/etc/nvidia-container-runtime";
-    let root = "[nvidia-container-cli]\\nroot = \"/opt/driver\"\\n";
-    for (change, gpus) in [
-        // The directory does not exist at first.
-        (
-            format!(
-                "mkdir {dir}/config.toml.d; printf '[devices]\\ndeny = [\"1\"]\\n' >{dir}/config.toml.d/10.toml"
-            ),
-            "0",
-        ),
-        (
-            format!(
-                "printf '[devices]\\ndeny = [\"0\"]\\n' >{dir}/x; mv {dir}/x {dir}/config.toml.d/10.toml"
-            ),
-            "1",
-        ),
-        (
-            format!("printf '[devices]\\nallow = [\"0\"]\\n' >{dir}/config.toml.d/10.toml"),
-            "0",
-        ),
-        (format!("rm {dir}/config.toml.d/10.toml"), "01"),
-        (
-            format!("printf '[devices]\\ndeny = [\"1\"]\\n' >>{dir}/config.toml"),
-            "0",
-        ),
-        (
-            format!("printf '{root}' >{dir}/x; mv {dir}/x {dir}/config.toml"),
-            "01",
-        ),
-        (
-            format!("printf '{root}[devices]\\ndeny = [\"0\"]\\n' >{dir}/config.toml"),
-            "1",
-        ),
-        (
-            format!("rm -r {dir}/config.toml.d; printf '{root}' >{dir}/config.toml"),
-            "01",
-        ),
-        (
-            format!(
-                "mkdir {dir}/x; printf '[devices]\\ndeny = [\"1\"]\\n' >{dir}/x/10.toml; mv {dir}/x {dir}/config.toml.d"
-            ),
-            "0",
-        ),
-    ] {
-        systemd.enter(&change).ok();
-        has(gpus, &change);
-    }
-    // An invalid file leaves the spec as it is, and the unit fails.
-    systemd
-        .enter(&format!(
-            "printf '[devices]\\ndeny = [\"H100\"]\\n' >{dir}/config.toml.d/20.toml"
-        ))
-        .ok();
-    let failed = format!(
-        "for n in $(seq 200); do ! systemctl is-failed -q {} || exit 0; sleep 0.1; done; exit 1",
-        names[1]
-    );
-    systemd.enter(&failed).ok();
-    has("0", "an invalid file");
-    systemd.enter(&format!("rm {dir}/config.toml.d/*")).ok();
-    has("01", "after it was corrected");
-}
-
 const PLUGIN_UNIT: &str = "oci-nvidia-kubelet-plugin.service";
 const NRI_UNIT: &str = "oci-nvidia-nri.service";
 

@@ -475,6 +475,18 @@ fn follow(host: &Host, manager: &Manager) {
     let [_, after] = host.are(chosen, "the choice after another upgrade");
     assert_ne!(nri, after, "the upgrade restarts the plugin of engines");
     host.run(&format!("systemctl enable --now {} {}", UNITS[0], UNITS[2]));
+    // What is enabled, but stopped, does not start before the next boot.
+    host.run(&format!("systemctl stop {} {}", UNITS[0], UNITS[2]));
+    let stopped = [
+        "enabled inactive",
+        "enabled inactive",
+        "enabled inactive",
+        "enabled active",
+    ];
+    host.are(stopped, "stopped");
+    host.run(&format!("rm {SPEC_FILE}; {upgrade}"));
+    host.are(stopped, "stopped, and upgraded");
+    assert_eq!(host.run(SPEC), READABLE, "the new program writes the spec");
 
     host.run(remove);
     host.are(REMOVED, "removed again");

@@ -5,11 +5,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::built;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::Podman;
 use crate::rpm::{FAST, query};
 use crate::support::{Need, Ran, run, scratch, sh, source};
+use crate::{built, docs};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -83,13 +83,32 @@ fn build_install_run_remove() {
 
     std::fs::remove_file(drop_in).unwrap();
     std::fs::remove_dir_all(root.join("etc/containers/containers.conf.d")).unwrap();
-    zypper(&root, "remove", &[Path::new("oci-nvidia-hook")]).ok();
+    remove_as_documented(&root);
+    assert_eq!(files(&root), before);
+    // With the packages that require it
+    let all: Vec<_> = packages.iter().map(PathBuf::as_path).collect();
+    zypper(&root, "install --allow-unsigned-rpm", &all).ok();
+    assert!(root.join("usr/bin/oci-nvidia-kubelet-plugin").exists());
+    remove_as_documented(&root);
     assert_eq!(files(&root), before);
     assert_ne!(
         podman
             .run_installed(&root, &["localhost/cuda", "nvidia-smi", "-L"])
             .code,
         Some(0)
+    );
+}
+
+/// Runs the command of install.md.
+fn remove_as_documented(root: &Path) {
+    let commands = docs::removal_commands("openSUSE, SLE");
+    assert_eq!(commands.len(), 1, "{commands:?}");
+    let words: Vec<_> = commands[0].split(' ').collect();
+    assert_eq!(words[0], "zypper");
+    let ran = command(root, &[&["--no-refresh"], &words[1..]].concat());
+    assert!(
+        ran.code == Some(0) && !ran.stdout.contains("scriptlet"),
+        "{ran:?}"
     );
 }
 

@@ -471,6 +471,9 @@ kinds! {
     HOOKS_REPLACED "ONH-516" Warning "an engine does not read a hooks directory that a configuration file lists"
         why "a later configuration file has another list of `hooks_dir`, which replaces the first one; the hooks of the directory do not run"
         fix "add the directory to the list that is in force; the message names both files" see "modes.md";
+    SECOND_WRITER "ONH-517" Warning "a service of the NVIDIA Container Toolkit also writes the CDI spec"
+        why "its units and ours write the same file, and each replaces the other's version; NVIDIA's version ignores `[devices]` in config.toml"
+        fix "run `systemctl disable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service`, then `oci-nvidia-hook cdi refresh`" see "migration.md";
 
     OTHER_PLUGIN "ONH-601" Warning "another device plugin offers the GPUs of the node"
         why "two plugins would give the same GPU to two pods, so this plugin does not register its resources while the other plugin answers"
