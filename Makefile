@@ -165,9 +165,9 @@ advisories:
 aarch64:
 	@packaging/check-aarch64
 
-## Prints the bill of materials as CycloneDX JSON.
+## Prints the bill of materials of PACKAGE (oci-nvidia-hook) as CycloneDX JSON.
 sbom:
-	@packaging/sbom
+	@packaging/sbom $(PACKAGE)
 
 ## Removes target.
 clean:
