@@ -36,7 +36,7 @@ const PODMAN: &[Need] = &[
 tests! {
     &[] => the_files_agree_with_the_program;
     BUILD => packages_hold_what_the_lists_say, two_builds_are_the_same, purge_leaves_nothing, an_existing_config_stays,
-        the_commands_of_the_page_remove_all,
+        the_commands_of_the_page_remove_all, the_copyright_names_each_vendored_crate,
         links_of_installed_pages_lead_somewhere;
     LINT => lintian_reports_nothing;
     PODMAN => podman_uses_the_installed_files;
@@ -369,6 +369,36 @@ fn purge_leaves_nothing() {
     );
 }
 
+/// The reviewers of the Debian archive compare the file with the sources.
+fn the_copyright_names_each_vendored_crate() {
+    let script =
+        "dpkg-deb --fsys-tarfile \"$1\" | tar -xO ./usr/share/doc/oci-nvidia-hook/copyright";
+    let text = run(Command::new("sh")
+        .args(["-euc", script, "sh"])
+        .arg(package(MAIN)))
+    .ok();
+    let vendored = sh(&format!(
+        "tar -tzf '{}/vendor.tar.gz' | sed -n 's:^vendor/\\([^/]*\\)/Cargo.toml$:\\1:p'",
+        built::dist().display()
+    ))
+    .ok();
+    assert!(vendored.lines().count() > 200, "{vendored}");
+    for name in vendored.lines() {
+        assert!(text.contains(&format!("\n vendor/{name}/*\n")), "{name}");
+    }
+    // Each license has a paragraph with its text.
+    let mut compared = 0;
+    for paragraph in text.split("\n\n").filter(|part| part.starts_with("Files:")) {
+        let (_, license) = paragraph.rsplit_once("License: ").unwrap();
+        for name in license.trim().replace(" and ", " or ").split(" or ") {
+            let name = name.trim_end_matches(',');
+            assert!(text.contains(&format!("\nLicense: {name}\n ")), "{name}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 50, "{compared}");
+}
+
 /// As an administrator copies them, whatever is installed. apt answers its question itself.
 fn the_commands_of_the_page_remove_all() {
     let commands = docs::removal_commands("Debian, Ubuntu");
@@ -380,7 +410,8 @@ fn the_commands_of_the_page_remove_all() {
          installed() {{ dpkg-query -W -f '${{db:Status-Abbrev}} ${{Package}}\\n' 'oci-nvidia-*' 2>/dev/null | sed -n 's/^ii *//p'; }}\n\
          run() {{ \"$@\" </dev/null >/mnt/log 2>&1 || {{ cat /mnt/log >&2; exit 1; }}; }}\n\
          copied() {{ run sh -c \"$1\"; installed; }}\n\
-         files >/mnt/before\n\
+         others() {{ files | grep -v ^var/lib/apt/ || true; }}\n\
+         others >/mnt/before\n\
          for packages in \"$1\" \"$1 $2\" \"$1 $2 $3\"; do\n\
            install -i $packages; installed | wc -l\n\
            copied '{remove}'; copied \"{purge}\"\n\
@@ -388,7 +419,7 @@ fn the_commands_of_the_page_remove_all() {
          install -i \"$1\" \"$2\"; echo '# mine' >>{DROP_IN}\n\
          copied '{remove}'; tail -n 1 {DROP_IN}\n\
          copied \"{purge}\"; test ! -e {DROP_IN}\n\
-         files >/mnt/after; diff /mnt/before /mnt/after || true"
+         others >/mnt/after; diff /mnt/before /mnt/after || true"
     );
     let stdout = on_host(&script, Path::new("/nonexistent")).ok();
     assert_eq!(stdout, "1\n2\n3\n# mine\n");

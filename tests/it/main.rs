@@ -89,6 +89,7 @@ mod status;
 mod streams;
 mod style;
 mod support;
+mod suse_kit;
 mod systemd;
 mod timeouts;
 mod toolkit;
@@ -116,7 +117,7 @@ tests_of! {
     hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths, hostile::processes, hostile::races,
     hostile::volumes, hosts, json_schema, ldcache, ldconfig, lean, licenses, limits, limits_cdi, live, log, nvidia_cli,
     nvidia_ctk, obs, own_nodes, packages, packaging, peers, plan, podman, podman_drop_in, podman_shapes, poststop, precreate,
-    precreate_podman, prepare, ps, readme, records, repository, rpm, shapes, soak, status, streams, style, systemd, timeouts, toolkit,
+    precreate_podman, prepare, ps, readme, records, repository, rpm, shapes, soak, status, streams, style, suse_kit, systemd, timeouts, toolkit,
     units, walks, why, wsl, zypper
 }
 
