@@ -3,6 +3,7 @@
 use crate::booted::Systemd;
 use crate::built;
 use crate::driver::FakeDriver;
+use crate::harness::part;
 use crate::support::{Need, source};
 
 const NEEDS: &[Need] = &[
@@ -11,13 +12,23 @@ const NEEDS: &[Need] = &[
     Need::Program("systemd-run"),
     Need::Program("nsenter"),
     Need::CgroupV2,
-    Need::Release,
+    Need::Cargo,
+];
+/// This test takes a minute.
+const LONG: &[Need] = &[
+    Need::Root,
+    Need::Program("cc"),
+    Need::Program("systemd-run"),
+    Need::Program("nsenter"),
+    Need::CgroupV2,
+    Need::Cargo,
+    Need::Part(part::ENDURANCE),
 ];
 
 tests! {
     &[] => both_services_have_the_same_restrictions;
-    NEEDS => the_path_unit_watches_the_configuration, a_change_at_the_end_of_a_run_is_not_lost,
-        the_page_of_the_migration_stops_the_toolkit;
+    NEEDS => the_path_unit_watches_the_configuration, the_page_of_the_migration_stops_the_toolkit;
+    LONG => a_change_at_the_end_of_a_run_is_not_lost;
 }
 
 const PATH: &str = "oci-nvidia-hook-cdi.path";
