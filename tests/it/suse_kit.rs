@@ -132,6 +132,7 @@ fn each_fault_fails_its_check() {
     let denial = "avc:  denied  { read } for pid=7 comm=\"nvidia-smi\" scontext=system_u:system_r:container_t:s0:c1,c2 \
                   tcontext=system_u:object_r:device_t:s0 tclass=chr_file";
     let leak = "echo \"no GPU-51eed000-1111-2222-3333-444455556666 on $(uname -n) for /home/anna, 192.168.1.7\"; exit 1";
+    let denies = format!("echo '{denial}'");
     let faults = [
         (
             "rpm -V",
@@ -166,7 +167,7 @@ fn each_fault_fails_its_check() {
         (
             "journal",
             "journalctl",
-            &format!("echo '{denial}'"),
+            denies.as_str(),
             "SELinux denies nothing",
         ),
     ];
