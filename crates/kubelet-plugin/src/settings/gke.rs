@@ -15,6 +15,9 @@ use super::values::MigStrategy;
 
 const SHARING: &str = "GPUSharingConfig";
 const STRATEGY: &str = "GPUSharingStrategy";
+const CLIENTS: &str = "MaxSharedClientsPerGPU";
+/// The number of containers in the form before [`SHARING`]
+const OLDER: &str = "MaxTimeSharedClientsPerGPU";
 
 /// Reads the file, if it exists.
 ///
@@ -44,10 +47,16 @@ pub(super) fn read(path: &Path) -> Result<Option<String>> {
 /// If it is not JSON, or a key has an invalid value.
 pub(super) fn apply(plugin: &mut Plugin, path: &Path, text: &str) -> Result<Vec<Finding>> {
     let (mut file, root) = Document::parse(path, text)?;
-    let strategy = root
-        .get(SHARING)
-        .and_then(|sharing| sharing.get(STRATEGY))
-        .and_then(Value::as_str);
+    let sharing = |key| root.get(SHARING)?.get(key);
+    let is_shared = sharing(STRATEGY).and_then(Value::as_str) == Some("time-sharing");
+    let older = root.get(OLDER).and_then(Value::as_u64).unwrap_or_default();
+    let clients = sharing(CLIENTS).and_then(Value::as_u64).unwrap_or_default();
+    if is_shared && older == 0 && clients == 0 {
+        return Err(file.invalid(
+            &[SHARING, CLIENTS],
+            "a number from 1, with \"time-sharing\"",
+        ));
+    }
     for (keys, value) in leaves(&root) {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         match *keys {
@@ -56,16 +65,26 @@ pub(super) fn apply(plugin: &mut Plugin, path: &Path, text: &str) -> Result<Vec<
             // The partitions themselves are created by GKE's partitioner, or with nvidia-smi.
             ["GPUPartitionSize"] if file.text(&keys, value)?.is_empty() => {}
             ["GPUPartitionSize"] => plugin.mig_strategy = MigStrategy::Single,
-            // The older key, which the sharing configuration replaces
-            ["MaxTimeSharedClientsPerGPU"] if root.get(SHARING).is_some() => {}
-            ["MaxTimeSharedClientsPerGPU"] => plugin.replicas = replicas(&file, &keys, value)?,
+            // GKE's plugin prefers the older key if it is set (pkg/gpu/nvidia/manager.go).
+            [OLDER] => plugin.replicas = replicas(&file, &keys, value)?,
             [SHARING, STRATEGY] => match file.text(&keys, value)? {
                 "" | "time-sharing" => {}
                 "mps" => file.no_effect(&keys, "MPS is not supported"),
                 _ => return Err(file.invalid(&keys, "\"time-sharing\"")),
             },
-            [SHARING, "MaxSharedClientsPerGPU"] if strategy != Some("time-sharing") => {}
-            [SHARING, "MaxSharedClientsPerGPU"] => plugin.replicas = replicas(&file, &keys, value)?,
+            [SHARING, CLIENTS] if !is_shared || older > 0 => {}
+            [SHARING, CLIENTS] => plugin.replicas = replicas(&file, &keys, value)?,
+            // More XIDs that make a GPU unhealthy than those that NVIDIA documents
+            ["HealthCriticalXid"] => {
+                let Some(xids) = value.as_array() else {
+                    return Err(file.invalid(&keys, "a list of numbers"));
+                };
+                let is_listed = |xid: u32| xids.contains(&Value::from(xid));
+                plugin.ignored_xids.retain(|xid| !is_listed(*xid));
+            }
+            ["GPUFractionDivisor"] => {
+                file.no_effect(&keys, "parts of a GPU are not offered without MIG");
+            }
             _ => file.unknown(&keys),
         }
     }

@@ -37,7 +37,7 @@ use nvidia_host::config;
 use nvidia::Inputs;
 use options::Options;
 pub use table::{Plugin, Settings};
-use values::DeviceListStrategy;
+use values::{DeviceListStrategy, Interface, MigStrategy};
 
 /// Reads the settings of a command, and findings about them.
 ///
@@ -64,6 +64,7 @@ pub fn read(options: &Options) -> Result<(Settings, Vec<Finding>)> {
     }
     findings.append(&mut more);
     findings.extend(unaccepted_mounts(&settings));
+    findings.extend(unused_by_claims(&settings.plugin));
     if settings
         .plugin
         .device_list_strategy
@@ -86,6 +87,50 @@ fn unaccepted_mounts(Settings { common, plugin, .. }: &Settings) -> Option<Findi
             "set accept-nvidia-visible-devices-as-volume-mounts = true above the first table of config.toml",
         )
     })
+}
+
+/// Returns findings about settings that only resources of the device plugin have, if the kubelet gets
+/// devices for claims.
+fn unused_by_claims(plugin: &Plugin) -> Vec<Finding> {
+    let default = Plugin::default();
+    if plugin.interface != Interface::Dra {
+        return Vec::new();
+    }
+    let is_single = plugin.mig_strategy == MigStrategy::Single;
+    let settings = [
+        ("replicas", plugin.replicas != default.replicas),
+        ("resources", plugin.resources != default.resources),
+        (
+            "resource-prefix",
+            plugin.resource_prefix != default.resource_prefix,
+        ),
+        ("mig-strategy = \"single\"", is_single),
+        ("allocation", plugin.allocation != default.allocation),
+        ("sharing.timeSlicing", !plugin.time_slicing.is_empty()),
+        (
+            "device-list-strategy",
+            !plugin.device_list_strategy.is_empty(),
+        ),
+        (
+            "device-id-strategy",
+            plugin.device_id_strategy != default.device_id_strategy,
+        ),
+        (
+            "pass-device-specs",
+            plugin.pass_device_specs != default.pass_device_specs,
+        ),
+    ];
+    let mut findings = Vec::new();
+    for (name, is_set) in settings {
+        if is_set {
+            findings.push(Finding::new(
+                &catalog::PLUGIN_NO_EFFECT,
+                format!("{name} has no effect with interface = \"dra\""),
+                "remove the setting; pods share a GPU with a claim that both of them name",
+            ));
+        }
+    }
+    findings
 }
 
 /// Returns the finding about a directory for `host-path` that does not exist. An engine would create it, empty.

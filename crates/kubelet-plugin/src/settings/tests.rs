@@ -777,7 +777,7 @@ fn gkes_file() {
         (r#"{"MaxTimeSharedClientsPerGPU":3}"#, 3, mixed, ""),
         (
             r#"{"MaxTimeSharedClientsPerGPU":3,"GPUSharingConfig":{"GPUSharingStrategy":"time-sharing","MaxSharedClientsPerGPU":2}}"#,
-            2,
+            3,
             mixed,
             "",
         ),
@@ -786,6 +786,25 @@ fn gkes_file() {
             1,
             mixed,
             "\"/gpu_config.json\" line 1: GPUSharingConfig.GPUSharingStrategy has no effect: MPS is not supported",
+        ),
+        (
+            r#"{"MaxTimeSharedClientsPerGPU":4,"GPUSharingConfig":{"GPUSharingStrategy":"","MaxSharedClientsPerGPU":0}}"#,
+            4,
+            mixed,
+            "",
+        ),
+        (
+            r#"{"MaxTimeSharedClientsPerGPU":4,"GPUSharingConfig":{"GPUSharingStrategy":"time-sharing"}}"#,
+            4,
+            mixed,
+            "",
+        ),
+        (r#"{"HealthCriticalXid":[61,62]}"#, 1, mixed, ""),
+        (
+            r#"{"GPUFractionDivisor":4}"#,
+            1,
+            mixed,
+            "\"/gpu_config.json\" line 1: GPUFractionDivisor has no effect: parts of a GPU are not offered without MIG",
         ),
         (
             r#"{"x":1}"#,
@@ -818,6 +837,18 @@ fn gkes_file() {
         let text = render(&of(text).unwrap_err());
         assert!(text.contains(says), "{text}");
     }
+    for text in [
+        r#"{"GPUSharingConfig":{"GPUSharingStrategy":"time-sharing"}}"#,
+        r#"{"GPUSharingConfig":{"GPUSharingStrategy":"time-sharing","MaxSharedClientsPerGPU":0}}"#,
+        r#"{"HealthCriticalXid":61}"#,
+    ] {
+        assert!(of(text).is_err(), "{text}");
+    }
+    let mut plugin = Plugin::default();
+    assert!(plugin.ignored_xids.contains(&13));
+    let text = r#"{"HealthCriticalXid":[13]}"#;
+    gke::apply(&mut plugin, Path::new("/x"), text).unwrap();
+    assert!(!plugin.ignored_xids.contains(&13));
 }
 
 proptest::proptest! {
@@ -837,4 +868,32 @@ proptest::proptest! {
             gke::apply(&mut Plugin::default(), Path::new("/x"), &text).ok();
         }
     }
+}
+
+#[test]
+fn settings_that_claims_do_not_have() {
+    let unused = |change: &dyn Fn(&mut Plugin)| {
+        let mut plugin = Plugin {
+            interface: Interface::Dra,
+            ..Plugin::default()
+        };
+        change(&mut plugin);
+        let names = unused_by_claims(&plugin).into_iter().map(|f| f.what);
+        names.collect::<Vec<_>>().join("; ")
+    };
+    assert_eq!(unused(&|_| ()), "");
+    let found = unused(&|plugin| {
+        plugin.replicas = 4;
+        plugin.mig_strategy = MigStrategy::Single;
+    });
+    assert_eq!(
+        found,
+        "replicas has no effect with interface = \"dra\"; \
+         mig-strategy = \"single\" has no effect with interface = \"dra\""
+    );
+    let found = unused(&|plugin| {
+        plugin.interface = Interface::DevicePlugin;
+        plugin.replicas = 4;
+    });
+    assert_eq!(found, "");
 }
