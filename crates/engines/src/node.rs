@@ -3,18 +3,30 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use base::sys::host_process::{self, Status};
 use base::tree::Tree;
 use cdi_spec::yaml;
 
 use super::status::{self, EngineStatus};
 use super::{hooks, inspect};
 
-/// The sockets of engines, in the order in which they are considered: that of K3s and RKE2 belongs to their own containerd, and CRI-O
-/// is used by nothing but Kubernetes, while Docker uses containerd too.
-const SOCKETS: [&str; 3] = [
+/// The sockets of engines, in the order in which they are considered: K3s and RKE2 have their own
+/// engine, and only Kubernetes uses CRI-O and cri-dockerd, while Docker uses containerd too.
+const SOCKETS: [&str; 5] = [
+    "/run/k3s/cri-dockerd/cri-dockerd.sock",
     "/run/k3s/containerd/containerd.sock",
     inspect::CRIO_SOCKET,
+    "/run/cri-dockerd.sock",
     "/run/containerd/containerd.sock",
+];
+
+/// The option of the kubelet that names the socket of its engine, and the key of K3s and RKE2.
+const ENDPOINT: &str = "container-runtime-endpoint";
+
+/// The configuration files of K3s and RKE2, which run the kubelet in their own process.
+const RANCHER: [&str; 2] = [
+    "/etc/rancher/k3s/config.yaml",
+    "/etc/rancher/rke2/config.yaml",
 ];
 
 /// The engine of a node.
@@ -23,7 +35,12 @@ pub enum NodeEngine {
     /// CRI-O, and whether it starts our hook
     Crio(Box<EngineStatus>),
     /// containerd, which reads no hook files
-    Containerd,
+    Containerd {
+        /// `enable_cdi = false` in its configuration
+        cdi_disabled: bool,
+    },
+    /// Docker behind cri-dockerd, which drops the CDI devices of the kubelet
+    Docker,
     /// Another one, with its socket
     Other(String),
 }
@@ -41,25 +58,115 @@ impl fmt::Display for NodeEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Crio(_) => f.write_str("CRI-O"),
-            Self::Containerd => f.write_str("containerd"),
+            Self::Containerd { .. } => f.write_str("containerd"),
+            Self::Docker => f.write_str("Docker behind cri-dockerd"),
             Self::Other(socket) => write!(f, "the engine at {socket:?}"),
         }
     }
 }
 
+impl NodeEngine {
+    /// Returns why containers of this engine get no CDI devices; `None` if they do, or if that is
+    /// not known.
+    #[must_use]
+    pub fn without_cdi(&self) -> Option<&'static str> {
+        match self {
+            Self::Docker => Some("cri-dockerd passes no CDI devices to Docker"),
+            Self::Containerd { cdi_disabled: true } => {
+                Some("the configuration of containerd has enable_cdi = false")
+            }
+            Self::Containerd { .. } | Self::Crio(_) | Self::Other(_) => None,
+        }
+    }
+}
+
 impl Node {
-    /// Inspects the node whose root directory is `host`. `kubelet_dir` is the directory of the kubelet on this machine, whose
-    /// configuration names the socket of the engine.
+    /// Inspects the node whose root directory is `host`. `kubelet_dir` is the directory of the
+    /// kubelet on this machine, whose configuration names the socket of the engine.
     #[must_use]
     pub fn inspect(host: &Tree, kubelet_dir: &Path) -> Self {
         let installed = hooks::installed(host);
-        let config = host.read(&kubelet_dir.join("config.yaml")).ok();
-        let endpoint = config.and_then(|bytes| endpoint_in(&String::from_utf8_lossy(&bytes)));
-        let socket = endpoint.or_else(|| first_socket(host));
+        let socket = endpoint(host, kubelet_dir).or_else(|| first_socket(host));
         let engine =
             socket.map(|socket| engine_at(socket.trim_start_matches("unix://"), host, &installed));
         Self { engine, installed }
     }
+}
+
+/// Returns the socket that the kubelet was given. Its options come before its configuration file,
+/// into which kubeadm merges `instance-config.yaml`.
+fn endpoint(host: &Tree, kubelet_dir: &Path) -> Option<String> {
+    if let Some(endpoint) = endpoint_of_process(host) {
+        return Some(endpoint);
+    }
+    if let Ok(flags) = host.read_text(&kubelet_dir.join("kubeadm-flags.env"))
+        && let Some((_, arguments)) = flags.split_once("KUBELET_KUBEADM_ARGS=")
+        && let Some(endpoint) = endpoint_in_words(arguments.trim().trim_matches('"').split(' '))
+    {
+        return Some(endpoint);
+    }
+    for file in ["instance-config.yaml", "config.yaml"] {
+        if let Ok(config) = host.read_text(&kubelet_dir.join(file))
+            && let Some(endpoint) = text_in(&config, "containerRuntimeEndpoint")
+        {
+            return Some(endpoint);
+        }
+    }
+    for file in RANCHER {
+        let Ok(config) = host.read_text(Path::new(file)) else {
+            continue;
+        };
+        if let Some(endpoint) = text_in(&config, ENDPOINT) {
+            return Some(endpoint);
+        }
+        if is_true(&config, "docker") {
+            return Some(SOCKETS[0].to_owned());
+        }
+    }
+    None
+}
+
+/// Returns the socket on the command line of the running kubelet. Any user can start a program with
+/// that name, so only root's counts.
+fn endpoint_of_process(host: &Tree) -> Option<String> {
+    let proc = host.on_host(Path::new("/proc"));
+    for name in host.names(Path::new("/proc")) {
+        let dir = proc.join(&name);
+        let is_pid = name.as_encoded_bytes().iter().all(u8::is_ascii_digit);
+        // The arguments of other programs are not read: each process chooses them, of any size.
+        if !is_pid
+            || !Status::read(&dir).is_ok_and(|status| status.uid == 0 && status.may_run("kubelet"))
+        {
+            continue;
+        }
+        if let Ok(line) = host_process::arguments(&dir)
+            && let Some(endpoint) =
+                endpoint_in_words(String::from_utf8_lossy(&line).split('\0').skip(1))
+        {
+            return Some(endpoint);
+        }
+    }
+    None
+}
+
+/// Returns the value of the option in `--NAME=VALUE` or `--NAME VALUE`. The last one applies.
+fn endpoint_in_words<'a>(words: impl Iterator<Item = &'a str>) -> Option<String> {
+    let mut found = None;
+    let mut is_next = false;
+    for word in words {
+        if is_next {
+            found = Some(word.to_owned());
+            is_next = false;
+        } else if let Some(option) = word.strip_prefix("--")
+            && let Some(rest) = option.strip_prefix(ENDPOINT)
+        {
+            match rest.strip_prefix('=') {
+                Some(value) => found = Some(value.to_owned()),
+                None => is_next = rest.is_empty(),
+            }
+        }
+    }
+    found.filter(|endpoint| !endpoint.is_empty())
 }
 
 fn first_socket(host: &Tree) -> Option<String> {
@@ -75,16 +182,38 @@ fn engine_at(socket: &str, host: &Tree, installed: &[PathBuf]) -> NodeEngine {
             &inspect::crio_of_node(host),
             installed,
         ))),
-        _ if socket.contains("containerd") => NodeEngine::Containerd,
+        _ if socket.contains("cri-dockerd") => NodeEngine::Docker,
+        _ if socket.contains("containerd") => NodeEngine::Containerd {
+            cdi_disabled: is_cdi_disabled(host),
+        },
         _ => NodeEngine::Other(socket.to_owned()),
     }
 }
 
-/// Returns the socket of the engine from the kubelet's configuration.
-fn endpoint_in(config: &str) -> Option<String> {
+/// Reports whether the administrator has switched CDI off in containerd. Its version 2 enables CDI by
+/// default, and its version 1.7 does not.
+fn is_cdi_disabled(host: &Tree) -> bool {
+    let Ok(config) = host.read_text(Path::new("/etc/containerd/config.toml")) else {
+        return false;
+    };
+    let mut lines = config.lines().map(|line| line.replace([' ', '\t'], ""));
+    lines.any(|line| line.starts_with("enable_cdi=false"))
+}
+
+/// Returns the text of a key in a YAML file.
+fn text_in(config: &str, key: &str) -> Option<String> {
     let config = yaml::parse(config).ok()?;
-    let endpoint = config.get("containerRuntimeEndpoint")?.as_str()?;
-    (!endpoint.is_empty()).then(|| endpoint.to_owned())
+    let text = config.get(key)?.as_str()?;
+    if text.is_empty() {
+        return None;
+    }
+    Some(text.to_owned())
+}
+
+fn is_true(config: &str, key: &str) -> bool {
+    let prefix = format!("{key}:");
+    let mut values = config.lines().filter_map(|line| line.strip_prefix(&prefix));
+    values.any(|value| value.trim() == "true")
 }
 
 #[cfg(test)]
@@ -113,13 +242,13 @@ mod tests {
         let root = dir.path();
         assert_eq!(engine(root), None);
         write(root, "run/containerd/containerd.sock", "");
-        assert_eq!(engine(root), Some(NodeEngine::Containerd));
+        assert_eq!(name(engine(root)), "containerd");
         write(root, "run/crio/crio.sock", "");
         assert_eq!(name(engine(root)), "CRI-O", "Docker uses containerd too");
         write(root, "run/k3s/containerd/containerd.sock", "");
         assert_eq!(
-            engine(root),
-            Some(NodeEngine::Containerd),
+            name(engine(root)),
+            "containerd",
             "K3s has its own containerd"
         );
         let config = "var/lib/kubelet/config.yaml";
@@ -128,6 +257,7 @@ mod tests {
             ("/var/run/crio/crio.sock", "CRI-O"),
             ("unix:///run/containerd/containerd.sock", "containerd"),
             ("unix:///run/x.sock", "the engine at \"/run/x.sock\""),
+            ("unix:///run/cri-dockerd.sock", "Docker behind cri-dockerd"),
         ] {
             write(
                 root,
@@ -145,6 +275,116 @@ mod tests {
             write(root, config, broken);
             assert_eq!(name(engine(root)), "containerd", "{broken}");
         }
+    }
+
+    #[test]
+    fn the_engine_that_the_kubelet_uses() {
+        let docker = "Docker behind cri-dockerd";
+        let flags = "var/lib/kubelet/kubeadm-flags.env";
+        let process = |root: &Path, words: &str, uid: u32| {
+            let program = words.split(' ').next().unwrap();
+            let name = program.rsplit('/').next().unwrap();
+            let status = format!("Name:\t{name}\nPPid:\t1\nUid:\t{uid}\t{uid}\t0\t0\n");
+            write(root, "proc/7/cmdline", &words.replace(' ', "\0"));
+            write(root, "proc/7/status", &status);
+        };
+        let kubelet = "/usr/bin/kubelet --a=b --container-runtime-endpoint";
+        for (what, prepare, expected) in [
+            (
+                "an option of kubeadm",
+                &(|root: &Path| {
+                    let option = "--container-runtime-endpoint=unix:///run/cri-dockerd.sock";
+                    write(
+                        root,
+                        flags,
+                        &format!("KUBELET_KUBEADM_ARGS=\"{option} --x=y\"\n"),
+                    );
+                }) as &dyn Fn(&Path),
+                docker,
+            ),
+            (
+                "the options of the process come first",
+                &|root| {
+                    write(
+                        root,
+                        "var/lib/kubelet/config.yaml",
+                        "containerRuntimeEndpoint: /x\n",
+                    );
+                    process(root, &format!("{kubelet} /run/cri-dockerd.sock --c"), 0);
+                },
+                docker,
+            ),
+            (
+                "a process of another user",
+                &|root| process(root, &format!("{kubelet}=/run/cri-dockerd.sock"), 1000),
+                "CRI-O",
+            ),
+            (
+                "another program",
+                &|root| process(root, "/bin/x kubelet --container-runtime-endpoint=/a", 0),
+                "CRI-O",
+            ),
+            (
+                "kubeadm's file for this node",
+                &|root| {
+                    let file = "var/lib/kubelet/instance-config.yaml";
+                    write(
+                        root,
+                        file,
+                        "containerRuntimeEndpoint: unix:///run/cri-dockerd.sock\n",
+                    );
+                },
+                docker,
+            ),
+            (
+                "K3s with Docker",
+                &|root| write(root, "etc/rancher/k3s/config.yaml", "docker: true\n"),
+                docker,
+            ),
+            (
+                "RKE2 with another engine",
+                &|root| {
+                    let text = "container-runtime-endpoint: /run/containerd/containerd.sock\n";
+                    write(root, "etc/rancher/rke2/config.yaml", text);
+                },
+                "containerd",
+            ),
+            (
+                "a socket",
+                &|root| write(root, "run/k3s/cri-dockerd/cri-dockerd.sock", ""),
+                docker,
+            ),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            write(dir.path(), "run/crio/crio.sock", "");
+            write(dir.path(), "run/containerd/containerd.sock", "");
+            prepare(dir.path());
+            assert_eq!(name(engine(dir.path())), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn engines_without_cdi() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        write(root, "run/containerd/containerd.sock", "");
+        let has_cdi = || engine(root).unwrap().without_cdi().is_none();
+        assert!(has_cdi());
+        for (line, expected) in [
+            ("enable_cdi = true", true),
+            ("    enable_cdi = false # off", false),
+            ("# enable_cdi = false", true),
+        ] {
+            write(
+                root,
+                "etc/containerd/config.toml",
+                &format!("version = 2\n{line}\n"),
+            );
+            assert_eq!(has_cdi(), expected, "{line}");
+        }
+        std::fs::remove_file(root.join("run/containerd/containerd.sock")).unwrap();
+        write(root, "run/cri-dockerd.sock", "");
+        assert!(!has_cdi());
     }
 
     /// A container of a DaemonSet sees the configuration of CRI-O if the administrator mounts it, but not the programs of the host.

@@ -499,6 +499,9 @@ kinds! {
     API_SERVER "ONH-608" Warning "the devices of the node cannot be published"
         why "the API server does not answer, or refuses the request; the scheduler knows the devices that were published last, or none"
         fix "run `oci-nvidia-kubelet-plugin check --interface dra` on the node" see "claims.md";
+    ENGINE_WITHOUT_CDI "ONH-609" Warning "the engine of the node gives containers no CDI devices"
+        why "the device plugin or the driver for claims names CDI devices, which the engine drops without an error, so pods start without a GPU"
+        fix "with cri-dockerd, set `device-list-strategy = \"envvar\"` and use the runtime `nvidia` of `oci-nvidia-hook-compat`, or use `host-path`; with containerd, set `enable_cdi = true`; claims need an engine with CDI" see "kubernetes.md";
 }
 
 #[cfg(test)]

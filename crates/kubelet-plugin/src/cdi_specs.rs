@@ -12,11 +12,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use base::paths::HostPath;
 use cdi_spec::file::Format;
@@ -31,6 +31,8 @@ use nvidia_host::device_id::parse_decimal;
 use nvidia_host::feature::{Feature, Features};
 use nvidia_host::host::Host;
 use nvidia_host::inventory::{Gpu, Inventory};
+
+use crate::node::host::is_in_pod;
 use rustix::fs::{Access, FlockOperation, OFlags, flock};
 
 /// The class of GPUs and MIG devices.
@@ -157,6 +159,12 @@ fn read_ours(path: &Path) -> Option<Spec> {
         .filter(is_ours)
 }
 
+/// Returns the file system of a path that may not exist yet.
+fn device_of(path: &Path) -> Option<u64> {
+    let existing = path.ancestors().find(|path| fs::metadata(path).is_ok())?;
+    Some(fs::metadata(existing).ok()?.dev())
+}
+
 fn names(spec: &Spec) -> BTreeSet<String> {
     spec.devices
         .iter()
@@ -275,13 +283,23 @@ impl VendorSpecs {
     /// # Errors
     /// If the directory, or the parent in which it would be created, is not writable.
     pub fn check_dir(&self) -> Result<()> {
-        let existing = self
-            .dir
-            .ancestors()
-            .find(|dir| std::fs::metadata(dir).is_ok());
+        self.check_mount()?;
+        let mut dirs = self.dir.ancestors();
+        let existing = dirs.find(|dir| fs::metadata(dir).is_ok());
         let existing = existing.unwrap_or(&self.dir);
         rustix::fs::access(existing, Access::WRITE_OK)
             .with_context(|| format!("cannot write {:?}", self.path))
+    }
+
+    /// Checks that the engine can read the directory: in a pod, it must be a mount of the host.
+    fn check_mount(&self) -> Result<()> {
+        if !is_in_pod() || device_of(&self.dir) != device_of(Path::new("/")) {
+            return Ok(());
+        }
+        let dir = &self.dir;
+        bail!(
+            "{dir:?} is not a directory of the node; mount it into the pod with a hostPath volume"
+        )
     }
 
     /// Returns the features that have a spec.
@@ -455,6 +473,7 @@ impl VendorSpecs {
 
     /// Writes the file, and returns the names of its devices. Without a device, it writes no file: engines reject such a spec.
     fn write(&self, inventory: Inventory) -> Result<BTreeSet<String>> {
+        self.check_mount()?;
         let spec = self.make(inventory)?;
         if spec.devices.is_empty() {
             self.remove_file()?;

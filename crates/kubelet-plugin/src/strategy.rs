@@ -6,10 +6,13 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::paths::HostPath;
+use base::report::Finding;
 use base::tree::Tree;
 use engines::node::{Node, NodeEngine};
+use findings::catalog;
 
 use crate::log::Log;
+use crate::node::host::is_in_pod;
 use crate::settings::Plugin;
 use crate::settings::values::DeviceListStrategy;
 
@@ -25,6 +28,8 @@ pub struct Choice {
     pub why: String,
     /// Whether no engine was found, so that the choice may change
     pub is_provisional: bool,
+    /// Why the node's engine gives containers no CDI devices; `None` if it does
+    pub without_cdi: Option<String>,
 }
 
 impl Choice {
@@ -38,6 +43,20 @@ impl Choice {
     #[must_use]
     pub fn uses_cdi(&self) -> bool {
         uses_cdi(&self.strategies)
+    }
+
+    /// Returns the finding about an engine that drops the CDI devices of these strategies.
+    #[must_use]
+    pub fn finding(&self) -> Option<Finding> {
+        let why = self.without_cdi.as_ref()?;
+        if !self.uses_cdi() {
+            return None;
+        }
+        let names = self.names().join(", ");
+        Some(without_cdi(
+            &format!("device-list-strategy {names:?} names CDI devices"),
+            why,
+        ))
     }
 
     /// Returns the names of the strategies.
@@ -86,20 +105,16 @@ impl Chooser {
     /// Returns the choice as the node is now.
     #[must_use]
     pub fn choose(&self) -> Choice {
-        if !self.configured.is_empty() {
-            let strategies = self.configured.clone();
-            return Choice {
-                strategies,
-                why: "configured".to_owned(),
-                is_provisional: false,
-            };
+        let node = inspect(&self.kubelet_dir);
+        if self.configured.is_empty() {
+            return choose(&node, is_in_pod());
         }
-        let host = Tree::open(&HostPath::new("/"));
-        choose(
-            &host
-                .map(|host| Node::inspect(&host, &self.kubelet_dir))
-                .unwrap_or_default(),
-        )
+        Choice {
+            strategies: self.configured.clone(),
+            why: "configured".to_owned(),
+            is_provisional: false,
+            without_cdi: why_without_cdi(&node),
+        }
     }
 
     /// Returns the choice as the node is now, or was a few seconds ago, and logs it if it is new.
@@ -113,14 +128,49 @@ impl Chooser {
         if last.as_ref().is_none_or(|(_, before)| *before != choice) {
             self.log
                 .note(&format!("containers get their devices with {choice}"));
+            if let Some(finding) = choice.finding() {
+                self.log.finding(&finding);
+            }
         }
         *last = Some((Instant::now(), choice.clone()));
         choice
     }
 }
 
-/// Chooses from what the node has.
-fn choose(node: &Node) -> Choice {
+/// Returns the finding about claims, which need an engine with CDI.
+#[must_use]
+pub fn claims_finding(kubelet_dir: &Path) -> Option<Finding> {
+    let why = why_without_cdi(&inspect(kubelet_dir))?;
+    Some(without_cdi("claims need CDI devices", &why))
+}
+
+fn without_cdi(what: &str, why: &str) -> Finding {
+    let fix = format!(
+        "run \"oci-nvidia-hook explain {}\"",
+        catalog::ENGINE_WITHOUT_CDI.id
+    );
+    Finding::new(
+        &catalog::ENGINE_WITHOUT_CDI,
+        format!("{what}, and {why}: pods start without a GPU"),
+        fix,
+    )
+}
+
+fn why_without_cdi(node: &Node) -> Option<String> {
+    let why = node.engine.as_ref()?.without_cdi()?;
+    Some(why.to_owned())
+}
+
+fn inspect(kubelet_dir: &Path) -> Node {
+    match Tree::open(&HostPath::new("/")) {
+        Ok(host) => Node::inspect(&host, kubelet_dir),
+        Err(_) => Node::default(),
+    }
+}
+
+/// Chooses from what the node has. A pod sees neither the engine nor the hook files of the node
+/// unless they are mounted, and NVIDIA's manifests rely on the default `envvar`.
+fn choose(node: &Node, in_pod: bool) -> Choice {
     use DeviceListStrategy::{CdiCri, Envvar};
     let (strategy, why) = match (&node.engine, node.installed.first()) {
         (Some(engine @ NodeEngine::Crio(status)), _) if status.active => (
@@ -134,10 +184,19 @@ fn choose(node: &Node) -> Choice {
             CdiCri,
             format!("{engine} does not start the hook: {}", status.why),
         ),
+        (Some(NodeEngine::Docker), _) => (
+            Envvar,
+            "cri-dockerd passes no CDI devices, and the runtime \"nvidia\" reads the variable"
+                .to_owned(),
+        ),
         (Some(engine), _) => (CdiCri, format!("{engine} does not read hook files")),
         (None, Some(file)) => (
             Envvar,
             format!("no engine was found, and {file:?} is installed"),
+        ),
+        (None, None) if in_pod => (
+            Envvar,
+            "the pod does not see the engine of the node; set device-list-strategy".to_owned(),
         ),
         (None, None) => (
             CdiCri,
@@ -148,6 +207,7 @@ fn choose(node: &Node) -> Choice {
         strategies: vec![strategy],
         why,
         is_provisional: node.engine.is_none(),
+        without_cdi: why_without_cdi(node),
     }
 }
 
@@ -191,7 +251,9 @@ mod tests {
                 "CRI-O does not start the hook: no hook file",
             ),
             (
-                Some(NodeEngine::Containerd),
+                Some(NodeEngine::Containerd {
+                    cdi_disabled: false,
+                }),
                 true,
                 "cdi-cri",
                 "containerd does not read hook files",
@@ -206,14 +268,53 @@ mod tests {
             (None, false, "cdi-cri", "no engine and no hook file"),
         ] {
             let is_known = engine.is_some();
-            let choice = choose(&Node {
+            let node = Node {
                 engine,
                 installed: if has_hook { vec![file.clone()] } else { vec![] },
-            });
+            };
+            let choice = choose(&node, false);
+            assert_eq!(choice.finding(), None);
+            if node != Node::default() {
+                assert_eq!(choose(&node, true), choice, "a pod that sees the node");
+            }
             assert_eq!(choice.strategies[0].name(), strategy, "{choice}");
             assert!(choice.why.starts_with(why), "{choice}");
             assert_eq!(choice.may_use_cdi(), strategy == "cdi-cri" || !is_known);
         }
+    }
+
+    #[test]
+    fn a_pod_that_does_not_see_the_node() {
+        let choice = choose(&Node::default(), true);
+        assert_eq!(choice.names(), ["envvar"]);
+        assert!(choice.is_provisional);
+    }
+
+    #[test]
+    fn engines_that_pass_no_cdi_devices() {
+        let choose = |engine| {
+            let node = Node {
+                engine: Some(engine),
+                installed: Vec::new(),
+            };
+            super::choose(&node, false)
+        };
+        let docker = choose(NodeEngine::Docker);
+        assert_eq!(
+            (docker.names(), docker.finding()),
+            (vec!["envvar".to_owned()], None)
+        );
+        let cdi_disabled = true;
+        let finding = choose(NodeEngine::Containerd { cdi_disabled })
+            .finding()
+            .unwrap();
+        assert_eq!(finding.kind, &catalog::ENGINE_WITHOUT_CDI);
+        let configured = Choice {
+            strategies: vec![DeviceListStrategy::CdiAnnotations],
+            ..docker
+        };
+        let what = configured.finding().unwrap().what;
+        assert!(what.contains("cri-dockerd passes no CDI devices"), "{what}");
     }
 
     #[test]

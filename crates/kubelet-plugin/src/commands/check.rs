@@ -16,7 +16,7 @@ use engines::kubelet_plugin::running::{Offered, OfferedResource, Unanswered, Unh
 use findings::catalog;
 
 use super::ask::{Answer, ask};
-use super::report::{self, FindingEntry, Report};
+use super::report::{self, FindingEntry, Report, Verdict};
 use crate::answer::allocator;
 use crate::cdi_specs::{self, DEVICE_PLUGIN, VendorSpecs};
 use crate::model::{Device, Resource};
@@ -35,6 +35,7 @@ pub struct Document {
     strategy: StrategyEntry,
     resources: Vec<ResourceEntry>,
     findings: Vec<FindingEntry>,
+    verdict: Verdict,
 }
 
 /// Whether the running plugin has reported its devices.
@@ -94,6 +95,7 @@ pub async fn check(
     }
     let mut all: Vec<Finding> = problem.into_iter().collect();
     all.extend_from_slice(findings);
+    all.extend(choice.finding());
     Ok(report(settings, choice, &node.offer(), &all, offered))
 }
 
@@ -162,8 +164,13 @@ pub fn report(
         Err(error @ Unanswered::NotRunning) => (Some(false), Some(error.to_string())),
         Err(error) => (None, Some(error.to_string())),
     };
+    let verdict = match offered {
+        Ok(running) => verdict(&resources, running, choice),
+        Err(error) => Verdict::of_unanswered(error),
+    };
     let document = Document {
         version: json::VERSION,
+        verdict,
         running: RunningEntry { active, why },
         strategy: StrategyEntry {
             names: choice.names(),
@@ -216,6 +223,32 @@ impl report::Document for Document {
     fn findings(&self) -> &[FindingEntry] {
         &self.findings
     }
+
+    fn verdict(&self) -> &Verdict {
+        &self.verdict
+    }
+}
+
+/// Decides whether a pod would start with a device of the running plugin.
+fn verdict(resources: &[ResourceEntry], running: &Offered, choice: &Choice) -> Verdict {
+    if let Some(finding) = choice.finding() {
+        return Verdict::fails(finding.what);
+    }
+    let is_live = |name: &str| {
+        let mut offered = running.resources.iter();
+        offered.any(|resource| resource.name == name && resource.is_live)
+    };
+    let mut why = "the running plugin offers no GPU".to_owned();
+    for resource in resources {
+        for device in &resource.devices {
+            match &device.why {
+                Some(error) => why.clone_from(error),
+                None if is_live(&resource.name) => return Verdict::starts(),
+                None => why = format!("the kubelet does not have {}", resource.name),
+            }
+        }
+    }
+    Verdict::fails(why)
 }
 
 impl ResourceEntry {

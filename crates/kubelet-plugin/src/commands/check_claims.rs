@@ -13,7 +13,7 @@ use k8s_openapi::api::resource::v1::ResourceSliceSpec;
 use serde::Serialize;
 
 use super::ask::{Answer, ask};
-use super::report::{self, FindingEntry, Report};
+use super::report::{self, FindingEntry, Report, Verdict};
 use crate::dra::Options;
 use crate::dra::devices::{self, Device, Sources};
 use crate::dra::probe::{Probe, Published, Right, probe};
@@ -22,6 +22,7 @@ use crate::node::gpus::NodeGpu;
 use crate::node::health::Failure;
 use crate::node::host;
 use crate::settings::Settings;
+use crate::strategy;
 
 /// The document of `--json`, whose schema is `docs/schemas/kubelet-plugin-check-dra.json`.
 #[derive(Debug, Serialize)]
@@ -32,6 +33,7 @@ pub struct Document {
     devices: Vec<DeviceEntry>,
     slices: Vec<ResourceSliceSpec>,
     findings: Vec<FindingEntry>,
+    verdict: Verdict,
 }
 
 #[derive(Debug, Serialize)]
@@ -95,7 +97,14 @@ pub async fn check(
     for right in &api.rights {
         entries.extend(refusal(right).map(|finding| (&finding).into()));
     }
+    let engine = strategy::claims_finding(&settings.kubelet_dir);
+    let verdict = match offered {
+        Ok(running) => verdict(&devices, running, engine.as_ref()),
+        Err(error) => Verdict::of_unanswered(error),
+    };
+    entries.extend(engine.iter().map(FindingEntry::from));
     let document = Document {
+        verdict,
         version: json::VERSION,
         driver: options.driver.clone(),
         slices: slices_of(api.node.as_deref().unwrap_or_default()),
@@ -175,6 +184,34 @@ impl report::Document for Document {
     fn findings(&self) -> &[FindingEntry] {
         &self.findings
     }
+
+    fn verdict(&self) -> &Verdict {
+        &self.verdict
+    }
+}
+
+/// Decides whether a pod with a claim would start with a device of the running driver.
+fn verdict(devices: &[Device], running: &Offered, engine: Option<&Finding>) -> Verdict {
+    if let Some(finding) = engine {
+        return Verdict::fails(&finding.what);
+    }
+    let Some(driver) = &running.driver else {
+        return Verdict::fails("the running plugin is not a driver for claims");
+    };
+    if !driver.is_registered {
+        return Verdict::fails(format!("the kubelet has not registered {:?}", driver.name));
+    }
+    if let Some(why) = driver.problem.as_ref().or(driver.unpublished.as_ref()) {
+        return Verdict::fails(why);
+    }
+    let mut why = "the node has no GPU for claims".to_owned();
+    for device in devices {
+        match &device.unhealthy {
+            Some(error) => why.clone_from(error),
+            None => return Verdict::starts(),
+        }
+    }
+    Verdict::fails(why)
 }
 
 impl DeviceEntry {

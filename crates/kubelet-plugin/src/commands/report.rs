@@ -6,6 +6,7 @@ use anyhow::Result;
 use base::json;
 use base::report::{Finding, one_line};
 use command_line::terminal::{Line, Terminal, Tone};
+use engines::kubelet_plugin::running::Unanswered;
 use serde::Serialize;
 
 /// The exit status if a GPU is unhealthy, or a setting is wrong for this node.
@@ -23,6 +24,65 @@ pub trait Document: Serialize {
 
     /// Returns the findings.
     fn findings(&self) -> &[FindingEntry];
+
+    /// Returns whether a pod would start.
+    fn verdict(&self) -> &Verdict;
+}
+
+/// Whether a pod that requests a GPU of this node now would start with it, if one is free.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Verdict {
+    /// `None` if that is not known
+    #[serde(skip_serializing_if = "Option::is_none")]
+    starts: Option<bool>,
+    /// Why it would not start, or why that is not known
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+}
+
+impl Verdict {
+    /// The pod would start.
+    #[must_use]
+    pub const fn starts() -> Self {
+        Self {
+            starts: Some(true),
+            why: None,
+        }
+    }
+
+    /// The pod would not start, or would start without a GPU.
+    #[must_use]
+    pub fn fails(why: impl Into<String>) -> Self {
+        Self {
+            starts: Some(false),
+            why: Some(why.into()),
+        }
+    }
+
+    /// The running plugin has not answered.
+    #[must_use]
+    pub fn of_unanswered(error: &Unanswered) -> Self {
+        let why = Some(error.to_string());
+        let starts = match error {
+            Unanswered::NotRunning => Some(false),
+            Unanswered::Denied | Unanswered::Failed(_) => None,
+        };
+        Self { starts, why }
+    }
+
+    fn line(&self) -> Line {
+        let (tone, word) = match self.starts {
+            Some(true) => (Tone::Good, "would start"),
+            Some(false) => (Tone::Bad, "would not start"),
+            None => (Tone::Warning, "may or may not start"),
+        };
+        let why = match &self.why {
+            Some(why) => format!(": {}", one_line(why)),
+            None => String::new(),
+        };
+        let line = Line::new(2, "a pod that requests a GPU ");
+        line.then(tone, word).then(Tone::Plain, why)
+    }
 }
 
 /// A finding in a document.
@@ -85,6 +145,7 @@ impl<D: Document> Report<D> {
         for finding in self.document.findings() {
             lines.extend(finding.lines());
         }
+        lines.push(self.document.verdict().line());
         terminal.render(&lines)
     }
 

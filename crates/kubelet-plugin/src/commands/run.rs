@@ -31,7 +31,7 @@ use crate::nri::answer::NodePlugin;
 use crate::nri::engine;
 use crate::settings::Settings;
 use crate::settings::values::Interface;
-use crate::strategy::Chooser;
+use crate::strategy::{self, Chooser};
 
 /// What the process serves.
 #[derive(Clone, Debug)]
@@ -98,6 +98,12 @@ pub async fn run(
     let chooser = Chooser::new(&settings.plugin, &settings.kubelet_dir, log);
     let chooser = Arc::new(chooser);
     let kinds = cdi_kinds(&role, &paths, &chooser, nri.is_some());
+    remove_unused_specs(&kinds, log);
+    if let Role::Claims(_) = role
+        && let Some(finding) = strategy::claims_finding(&settings.kubelet_dir)
+    {
+        log.finding(&finding);
+    }
 
     let engines = NodePlugin::new(config_path.map(Path::to_owned), outlets.offer(), log);
     let engine = nri
@@ -121,7 +127,6 @@ pub async fn run(
     let mut agent = Agent::new(&settings, config_path, state, specs, outlets, log);
     sd_notify::notify(&[sd_notify::NotifyState::Ready]).ok();
     // This reads files of other processes, for which the kubelet does not wait.
-    tokio::task::spawn_blocking(move || remove_unused_specs(&kinds, log));
     tokio::select! {
         result = serve(kubelet) => match result {
             Ok(never) => match never {},

@@ -95,7 +95,7 @@ impl Access {
         if in_kubelet_dir.is_file() {
             return Ok(Some(in_kubelet_dir));
         }
-        if is_in_pod() {
+        if host::is_in_pod() {
             return Ok(None);
         }
         Err(failure(
@@ -193,15 +193,6 @@ pub(super) async fn in_time<T>(
     timeout(REQUEST, request)
         .await
         .context("the API server did not answer in time")
-}
-
-/// Whether the process has a ServiceAccount.
-#[allow(
-    clippy::disallowed_methods,
-    reason = "the kubelet sets it for this process"
-)]
-fn is_in_pod() -> bool {
-    std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
 }
 
 async fn read(path: &Path) -> Result<(Config, Vec<(PathBuf, Option<Stamp>)>)> {

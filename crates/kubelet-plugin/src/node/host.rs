@@ -141,6 +141,16 @@ pub fn node_name() -> String {
     }
 }
 
+/// Reports whether the process runs in a pod, from a variable that the kubelet sets.
+#[must_use]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the kubelet sets it for this process"
+)]
+pub fn is_in_pod() -> bool {
+    std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
+}
+
 fn numa_node(sys: &Tree, bus_id: BusId) -> Option<u32> {
     let path = Path::new(PCI_DEVICES)
         .join(bus_id.in_sysfs())
