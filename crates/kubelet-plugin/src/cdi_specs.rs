@@ -302,6 +302,12 @@ impl VendorSpecs {
         )
     }
 
+    /// Reports whether another program has removed the spec of the GPUs.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        !self.names.is_empty() && !self.path.exists()
+    }
+
     /// Returns the features that have a spec.
     #[must_use]
     pub const fn features(&self) -> Features {

@@ -912,7 +912,7 @@ fn each_strategy() {
         "{text}"
     );
     assert!(
-        text.ends_with("containers get their devices with host-path (configured)\n"),
+        text.contains("\ncontainers get their devices with host-path (configured)\n"),
         "{text}"
     );
 }
@@ -1060,7 +1060,10 @@ fn check_prints_what_run_offers() {
     let (code, text, _) = check(&Fake::new(&["--gpus", "0"]), &[]);
     assert_eq!(
         (code, text.as_str()),
-        (Some(0), "this node has no GPU to offer\n")
+        (
+            Some(0),
+            "this node has no GPU to offer\na pod that requests a GPU would not start: the node has no GPU\n"
+        )
     );
 }
 

@@ -165,6 +165,7 @@ pub fn report(
         Err(error) => (None, Some(error.to_string())),
     };
     let verdict = match offered {
+        _ if offer.gpus.is_empty() => Verdict::fails("the node has no GPU"),
         Ok(running) => verdict(&resources, running, choice),
         Err(error) => Verdict::of_unanswered(error),
     };

@@ -98,9 +98,13 @@ impl Access {
         if host::is_in_pod() {
             return Ok(None);
         }
+        let places = KUBECONFIGS.join(", ");
         Err(failure(
             &catalog::API_SERVER,
-            "cannot find the kubelet's credentials for the API server",
+            format!(
+                "cannot find the kubelet's credentials for the API server: {places} and \
+                 {in_kubelet_dir:?} are missing"
+            ),
             "name the kubelet's kubeconfig file with `--kubeconfig`; `systemctl cat kubelet` shows it",
         ))
     }

@@ -9,6 +9,7 @@ const API_VERSION: &str = "resource.nvidia.com/v1beta1";
 /// A configuration of NVIDIA's driver for a GPU or a MIG device.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[expect(dead_code, reason = "a field that is not declared is an error")]
 struct Config {
     api_version: String,
     kind: String,
@@ -75,17 +76,20 @@ fn names(requests: &[String], request: &str) -> bool {
 
 /// GPUs share their time by default, so that the defaults of time-slicing need no action.
 fn check_one(parameters: &serde_json::Value) -> Result<(), String> {
-    let Config {
-        api_version,
-        kind,
-        sharing,
-    } = Config::deserialize(parameters)
-        .map_err(|error| format!("the configuration is invalid: {error}"))?;
-    if api_version != API_VERSION || !matches!(kind.as_str(), "GpuConfig" | "MigDeviceConfig") {
-        return Err(format!(
-            "the configuration {kind:?} of {api_version:?} is unknown"
-        ));
+    let text = |key| parameters.get(key).and_then(serde_json::Value::as_str);
+    let (kind, version) = (text("kind"), text("apiVersion"));
+    let name = format!(
+        "the configuration {:?} of {:?}",
+        kind.unwrap_or_default(),
+        version.unwrap_or_default()
+    );
+    if version != Some(API_VERSION) || !matches!(kind, Some("GpuConfig" | "MigDeviceConfig")) {
+        return Err(format!("{name} is unknown"));
     }
+    let Config { sharing, .. } = match Config::deserialize(parameters) {
+        Ok(config) => config,
+        Err(error) => return Err(format!("{name} is invalid: {error}")),
+    };
     let Some(Sharing {
         strategy,
         time_slicing_config,
@@ -171,8 +175,18 @@ mod tests {
                 json!({"apiVersion": API_VERSION, "kind": "GpuConfig", "other": 1}),
                 Some("unknown field `other`"),
             ),
-            (json!("text"), Some("the configuration is invalid: ")),
-            (Value::Null, Some("the configuration is invalid: ")),
+            (
+                json!({"apiVersion": "gpu.nvidia.com/v1alpha1", "kind": "GpuConfig", "x": 1}),
+                Some("\"GpuConfig\" of \"gpu.nvidia.com/v1alpha1\" is unknown"),
+            ),
+            (
+                json!("text"),
+                Some("the configuration \"\" of \"\" is unknown"),
+            ),
+            (
+                Value::Null,
+                Some("the configuration \"\" of \"\" is unknown"),
+            ),
         ];
         for (parameters, expected) in cases {
             match (

@@ -145,6 +145,7 @@ fn open(
         effect: options.effect,
         pool: pool.clone(),
         claims: access.clone(),
+        node: node.subscribe(),
     };
     let health = health::Service {
         pool: pool.clone(),

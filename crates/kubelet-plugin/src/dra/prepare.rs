@@ -21,6 +21,8 @@ use crate::settings::values::TaintEffect;
 /// What the node has for claims.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known<'a> {
+    /// The name of the node and of its pool; empty if it is not known
+    pub(super) node: &'a str,
     /// The name of the driver
     pub(super) driver: &'a str,
     /// The devices
@@ -119,6 +121,16 @@ fn device(
     } = known.pool;
     if let Some(problem) = problem {
         return Err(not_now(problem));
+    }
+    if !known.node.is_empty() && result.pool != known.node {
+        return Err(Cause {
+            kind: &catalog::CLAIM_STALE,
+            what: format!(
+                "it is in the pool {:?}, and the pool of this node is {:?}",
+                result.pool, known.node
+            ),
+            fix: "delete the pod",
+        });
     }
     let device = match (
         devices.iter().find(|device| device.name == result.device),
@@ -239,6 +251,7 @@ mod tests {
         change(&mut pool);
         let known = Known {
             driver: "gpu.nvidia.com",
+            node: "node-1",
             pool: &pool,
             effect: TaintEffect::NoSchedule,
         };
@@ -314,6 +327,13 @@ mod tests {
             (
                 other,
                 "the claim \"default/train\" was replaced by another one of this name (ONH-082)",
+            ),
+            (
+                claim(
+                    &json!([result("gpu-0", &json!({"pool": "node-2"}))]),
+                    &json!([]),
+                ),
+                "it is in the pool \"node-2\", and the pool of this node is \"node-1\" (ONH-082)",
             ),
             (
                 unallocated,

@@ -114,11 +114,24 @@ impl Publisher {
                 Failure::Forbidden(error) if self.failures.is_starting() => {
                     log.debug(|| format!("the API server may have just started: {error:#}"));
                 }
-                Failure::Unreachable(error)
-                | Failure::Refused(error)
-                | Failure::Forbidden(error) => self.report(&error),
+                Failure::Forbidden(error) => {
+                    let error = self.explain(error).await;
+                    self.report(&error);
+                }
+                Failure::Unreachable(error) | Failure::Refused(error) => self.report(&error),
             }
             sleep(jittered(pause)).await;
+        }
+    }
+
+    /// Adds the name of the node to which the credentials belong, if the settings name another one.
+    async fn explain(&self, error: anyhow::Error) -> anyhow::Error {
+        let node = self.parts.node.borrow().clone();
+        match self.parts.access.node_name().await {
+            Ok(real) if real != node && !node.is_empty() => error.context(format!(
+                "node-name is {node:?}, and the credentials are those of the node {real:?}"
+            )),
+            _ => error,
         }
     }
 

@@ -43,6 +43,8 @@ pub(super) struct Service {
     pub(super) effect: TaintEffect,
     pub(super) pool: watch::Receiver<Pool>,
     pub(super) claims: Arc<dyn Claims>,
+    /// The name of the node, which its pool has; empty if it is not known
+    pub(super) node: watch::Receiver<String>,
 }
 
 impl Service {
@@ -66,8 +68,10 @@ impl Service {
         let prepared = match self.claims.get(&asked.namespace, &asked.name).await {
             Ok(claim) => {
                 let pool = self.pool.borrow();
+                let node = self.node.borrow();
                 let known = Known {
                     driver: &self.driver,
+                    node: &node,
                     pool: &pool,
                     effect: self.effect,
                 };

@@ -42,6 +42,8 @@ struct Entry {
     last: u64,
     #[serde(default, rename = "is_of_driver")]
     driver_silent: bool,
+    #[serde(default)]
+    is_stuck: bool,
 }
 
 /// The file.
@@ -161,6 +163,7 @@ fn is_near(old: &OpenError, new: &OpenError) -> bool {
     let moved = new.last.saturating_duration_since(old.last);
     old.cause == new.cause
         && old.driver_silent == new.driver_silent
+        && old.is_stuck == new.is_stuck
         && old.since == new.since
         && old.last <= new.last
         && moved < PRECISION
@@ -176,32 +179,22 @@ fn driver(state: &HostState) -> String {
 
 impl Entry {
     fn of(error: &OpenError, now: (Instant, SystemTime)) -> Self {
-        let OpenError {
-            cause,
-            since,
-            last,
-            driver_silent,
-        } = error.clone();
         Self {
-            cause,
-            since: to_millis(since, now),
-            last: to_millis(last, now),
-            driver_silent,
+            cause: error.cause.clone(),
+            since: to_millis(error.since, now),
+            last: to_millis(error.last, now),
+            driver_silent: error.driver_silent,
+            is_stuck: error.is_stuck,
         }
     }
 
     fn open_error(self, now: (Instant, SystemTime)) -> OpenError {
-        let Self {
-            cause,
-            since,
-            last,
-            driver_silent,
-        } = self;
         OpenError {
-            cause,
-            since: from_millis(since, now),
-            last: from_millis(last, now),
-            driver_silent,
+            cause: self.cause,
+            since: from_millis(self.since, now),
+            last: from_millis(self.last, now),
+            driver_silent: self.driver_silent,
+            is_stuck: self.is_stuck,
         }
     }
 }
@@ -239,6 +232,7 @@ mod tests {
             since: ago(since),
             last: ago(last),
             driver_silent: false,
+            is_stuck: true,
         }
     }
 
@@ -283,7 +277,7 @@ mod tests {
         let (expected, found) = (error("XID 79", later.0, 35, 15), &found["GPU-0"]);
         let is_near = |a: Instant, b: Instant| a.max(b) - a.min(b) < Duration::from_millis(2);
         assert!(
-            found.cause == expected.cause && is_near(found.since, expected.since),
+            found.cause == expected.cause && found.is_stuck && is_near(found.since, expected.since),
             "{found:?}"
         );
         assert!(is_near(found.last, expected.last), "{found:?}");

@@ -135,8 +135,11 @@ pub type NumaNodes = BTreeMap<BusId, u32>;
 #[must_use]
 pub fn pcie_root(path: &Path) -> Option<String> {
     let names = path.strip_prefix("/sys/devices").ok()?;
-    let root = names.iter().next()?.to_str()?;
-    root.starts_with("pci").then(|| root.to_owned())
+    // On Hyper-V, the root is below the devices of ACPI and the virtual bus:
+    // LNXSYSTM:00/LNXSYBUS:00/ACPI0004:00/VMBUS:00/<GUID>/pci0001:00.
+    let mut names = names.iter().filter_map(|name| name.to_str());
+    let root = names.find(|name| name.starts_with("pci") && name.contains(':'))?;
+    Some(root.to_owned())
 }
 
 /// The root of the PCI hierarchy of each GPU.
@@ -251,6 +254,24 @@ pub(crate) mod tests {
             (gpus[0].gpu.uuid.as_str(), gpus[0].failure.is_some()),
             ("GPU-a", true)
         );
+    }
+
+    #[test]
+    fn roots_of_the_pci_hierarchy() {
+        for (path, root) in [
+            (
+                "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0",
+                Some("pci0000:00"),
+            ),
+            (
+                "/sys/devices/LNXSYSTM:00/LNXSYBUS:00/ACPI0004:00/VMBUS:00/47505500/pci0001:00/0001:00:00.0",
+                Some("pci0001:00"),
+            ),
+            ("/sys/devices/platform/x", None),
+            ("/sys/bus/pci/devices", None),
+        ] {
+            assert_eq!(pcie_root(Path::new(path)).as_deref(), root, "{path}");
+        }
     }
 
     #[test]

@@ -92,6 +92,8 @@ pub struct OpenError {
     pub last: Instant,
     /// The driver did not answer, and no error of this GPU was reported.
     pub driver_silent: bool,
+    /// The GPU failed again and again, and stays unhealthy until it is cleared.
+    pub is_stuck: bool,
 }
 
 /// An error that is known, for claims.
@@ -207,45 +209,33 @@ impl Health {
     /// Returns the errors that have not been overcome, by UUID.
     #[must_use]
     pub fn errors(&self) -> BTreeMap<String, OpenError> {
-        let open = |trouble: &Trouble| {
-            let Trouble {
-                cause,
-                since,
-                last,
-                driver_silent,
-                ..
-            } = trouble.clone();
-            OpenError {
-                cause,
-                since,
-                last,
-                driver_silent,
+        let mut errors = BTreeMap::new();
+        for (uuid, gpu) in &self.gpus {
+            if let Some(trouble) = &gpu.trouble {
+                let error = OpenError {
+                    cause: trouble.cause.clone(),
+                    since: trouble.since,
+                    last: trouble.last,
+                    driver_silent: trouble.driver_silent,
+                    is_stuck: gpu.is_stuck,
+                };
+                errors.insert(uuid.clone(), error);
             }
-        };
-        self.gpus
-            .iter()
-            .filter_map(|(uuid, gpu)| Some((uuid.clone(), gpu.trouble.as_ref().map(open)?)))
-            .collect()
+        }
+        errors
     }
 
     /// Takes the errors of an earlier process into account. A GPU needs a good sample and the rest of the quiet period.
     pub fn restore(&mut self, errors: BTreeMap<String, OpenError>, now: Instant) {
-        for (
-            uuid,
-            OpenError {
-                cause,
-                since,
-                last,
-                driver_silent,
-            },
-        ) in errors
-        {
-            self.gpu(&uuid, now).trouble = Some(Trouble {
-                cause,
+        for (uuid, error) in errors {
+            let gpu = self.gpu(&uuid, now);
+            gpu.is_stuck = error.is_stuck;
+            gpu.trouble = Some(Trouble {
+                cause: error.cause,
                 condition: None,
-                since,
-                last,
-                driver_silent,
+                since: error.since,
+                last: error.last,
+                driver_silent: error.driver_silent,
             });
         }
     }

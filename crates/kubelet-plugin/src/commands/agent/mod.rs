@@ -30,7 +30,7 @@ use crate::node::gpus::mig_uuids;
 use crate::settings::Settings;
 use crate::settings::follow::{self, Change, Follower, Valid};
 use outlets::Outlets;
-use specs::{REFRESH_PERIOD, Specs, refresh_host_spec};
+use specs::{EXISTENCE_PERIOD, REFRESH_PERIOD, Specs, refresh_host_spec};
 use state::NodeState;
 
 /// Publishes each change of the node.
@@ -88,6 +88,8 @@ impl Agent {
     ) {
         self.list_kernel_gpus();
         let mut spec_period = interval(REFRESH_PERIOD);
+        let mut existence_period = interval(EXISTENCE_PERIOD);
+        existence_period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut follow_period = interval(follow::PERIOD);
         follow_period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -110,6 +112,12 @@ impl Agent {
                     } else {
                         self.specs.update(&mut self.state.node, VendorSpecs::refresh);
                     }
+                }
+                _ = existence_period.tick() => {
+                    if !self.specs.are_lost() {
+                        continue;
+                    }
+                    self.specs.update(&mut self.state.node, VendorSpecs::refresh);
                 }
                 () = at(next_tick), if next_tick.is_some() => {}
                 () = at(listed_by), if listed_by.is_some() => {}

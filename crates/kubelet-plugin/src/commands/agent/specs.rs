@@ -26,6 +26,8 @@ const REFRESH_PATIENCE: Duration = Duration::from_secs(10);
 /// The time between two checks of the plugin's own CDI specs: files of the driver, sockets of its
 /// services and devices next to the GPUs can appear at any time.
 pub const REFRESH_PERIOD: Duration = Duration::from_secs(10);
+/// How often lost specs are written again: a container that starts in this time fails.
+pub const EXISTENCE_PERIOD: Duration = Duration::from_secs(1);
 
 /// The CDI specs of the process.
 #[derive(Debug)]
@@ -85,6 +87,12 @@ impl Specs {
     pub fn names(&self) -> Arc<BTreeSet<String>> {
         let first = self.vendors.first();
         first.map(VendorSpecs::names).cloned().unwrap_or_default()
+    }
+
+    /// Reports whether another program has removed a spec.
+    #[must_use]
+    pub fn are_lost(&self) -> bool {
+        self.vendors.iter().any(VendorSpecs::is_lost)
     }
 
     /// Takes a report of the monitor into account.

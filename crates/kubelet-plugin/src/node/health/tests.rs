@@ -493,3 +493,36 @@ fn errors_of_an_earlier_process() {
         (State::Healthy, 0)
     );
 }
+
+#[test]
+fn a_gpu_that_is_stuck_stays_so_after_a_restart() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let policy = Policy {
+        quiet_period: Duration::from_secs(10),
+        ignored_xids: BTreeSet::new(),
+    };
+    let good = Update::Sample(Sample {
+        gpu: "GPU-0".to_owned(),
+        ..Sample::default()
+    });
+    let xid = Update::Event(Event {
+        gpu: "GPU-0".to_owned(),
+        kind: EventKind::Xid(79),
+    });
+    let mut before = Health::new(policy.clone(), start);
+    for round in 0..4 {
+        before.apply(&good, at(100 * round));
+        before.apply(&xid, at(100 * round + 1));
+        before.apply(&good, at(100 * round + 2));
+        before.tick(at(100 * round + 50));
+    }
+    assert!(before.errors()["GPU-0"].is_stuck);
+    let mut after = Health::new(policy, at(500));
+    after.restore(before.errors(), at(500));
+    after.apply(&good, at(501));
+    after.tick(at(1000));
+    assert_ne!(after.state("GPU-0"), State::Healthy);
+    assert!(after.clear("GPU-0"));
+    assert_eq!(after.state("GPU-0"), State::Healthy);
+}
