@@ -1207,6 +1207,10 @@ fn check_shows_the_health_that_the_kubelet_has() {
         text.contains("\nthe running plugin reports this health to the kubelet\n"),
         "{text}"
     );
+    assert!(
+        text.ends_with("\na pod that requests a GPU would start\n"),
+        "{text}"
+    );
     node.fake.event("xid 1 79");
     node.wait("the sick GPU", AT_ONCE, GPU, 2, 4);
     let (code, text) = checked(&node, &["--replicas", "2"]);
@@ -1225,6 +1229,11 @@ fn check_shows_the_health_that_the_kubelet_has() {
     assert_eq!(
         (code, &json["running"]["active"]),
         (Some(1), &true.into()),
+        "{json}"
+    );
+    assert_eq!(
+        json["verdict"],
+        serde_json::json!({"starts": true}),
         "{json}"
     );
     let resource = &json["resources"][0];

@@ -417,3 +417,63 @@ fn other_devices(offer: &Offer, running: &Offered) -> Option<Finding> {
          run \"systemctl restart oci-nvidia-kubelet-plugin\"",
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::values::DeviceListStrategy;
+
+    #[test]
+    fn whether_a_pod_would_start() {
+        let choice = |without_cdi: Option<&str>| Choice {
+            strategies: vec![DeviceListStrategy::CdiCri],
+            why: String::new(),
+            is_provisional: false,
+            without_cdi: without_cdi.map(str::to_owned),
+        };
+        let device = |why: Option<&str>| DeviceEntry {
+            id: "GPU-0".to_owned(),
+            health: HEALTHY,
+            numa_node: None,
+            why: why.map(str::to_owned),
+            since: None,
+        };
+        let lost = "the GPU is lost";
+        let not_live = "the kubelet does not have nvidia.com/gpu";
+        for (whys, is_live, without_cdi, expected) in [
+            (vec![None], true, None, None),
+            (vec![Some(lost), None], true, None, None),
+            (vec![Some(lost)], true, None, Some(lost)),
+            (vec![None], false, None, Some(not_live)),
+            (vec![], true, None, Some("the running plugin offers no GPU")),
+            (
+                vec![None],
+                true,
+                Some("it drops them"),
+                Some("it drops them: pods start without a GPU"),
+            ),
+        ] {
+            let resources = [ResourceEntry {
+                name: "nvidia.com/gpu".to_owned(),
+                registered: Some(is_live),
+                devices: whys.iter().map(|why| device(*why)).collect(),
+            }];
+            let running = Offered {
+                resources: vec![OfferedResource {
+                    name: "nvidia.com/gpu".to_owned(),
+                    is_live,
+                    ..OfferedResource::default()
+                }],
+                ..Offered::default()
+            };
+            let found = verdict(&resources, &running, &choice(without_cdi));
+            match expected {
+                None => assert_eq!(found, Verdict::starts()),
+                Some(why) => {
+                    let text = serde_json::to_string(&found).unwrap();
+                    assert!(text.contains("false") && text.contains(why), "{text}");
+                }
+            }
+        }
+    }
+}
