@@ -305,7 +305,7 @@ impl VendorSpecs {
     /// Reports whether another program has removed the spec of the GPUs.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        !self.names.is_empty() && !self.path.exists()
+        !self.names.is_empty() && fs::metadata(&self.path).is_err()
     }
 
     /// Returns the features that have a spec.
