@@ -372,7 +372,10 @@ fn application_profile() {
     let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
     container.set_spec_field(
         "linux",
-        json!({"devices": [{"path": "/dev/nvidia3"}, {"path": "/dev/nvidia-uvm"}]}),
+        json!({"devices": [
+            {"path": "/dev/nvidia3", "type": "c", "major": 195, "minor": 3},
+            {"path": "/dev/nvidia-uvm", "type": "c", "major": 511, "minor": 0},
+        ]}),
     );
     call(&container, &program, &["update-application-profile"]).ok();
     let profile = container

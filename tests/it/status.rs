@@ -454,8 +454,8 @@ fn knows_the_nri_plugin() {
         let script = format!(
             "mount -t tmpfs x /usr/local/bin; mount -t tmpfs x /run; mkdir -p /run/nri; touch /run/nri/nri.sock\n\
              for dir in /etc/crio /usr/share/containers/oci /etc/containers/oci; do [ ! -e $dir ] || mount -t tmpfs x $dir; done\n\
-             for name in crio oci-nvidia-kubelet-plugin; do printf '#!/bin/sh\\n' >/usr/local/bin/$name; chmod 755 /usr/local/bin/$name; done\n\
-             setpriv --reuid {user} bash -c \"exec -a /usr/bin/oci-nvidia-kubelet-plugin sh -c 'sleep 60; :' {arguments}\" &\n\
+             printf '#!/bin/sh\\n' >/usr/local/bin/crio; cp /bin/sh /usr/local/bin/oci-nvidia-kubelet-plugin; chmod 755 /usr/local/bin/*\n\
+             setpriv --reuid {user} /usr/local/bin/oci-nvidia-kubelet-plugin -c 'sleep 60; :' {arguments} &\n\
              sleep 0.3; {HOOK} status --json || true; echo ===; {HOOK} status || true; echo ===; {HOOK} doctor --all hook || true; kill %1"
         );
         let mut contained = Command::new("unshare");
