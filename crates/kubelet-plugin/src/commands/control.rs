@@ -5,6 +5,7 @@
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use base::report::Failure;
@@ -13,12 +14,15 @@ use findings::catalog;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::kubelet::socket;
 
 /// The longest command in bytes, and the longest answer to `clear`.
 const MAX_LINE: u64 = 256;
+
+/// The time before the next attempt if no connection can be accepted.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// A command for the plugin.
 #[derive(Debug)]
@@ -37,10 +41,11 @@ pub async fn serve(dir: &Path, commands: mpsc::Sender<Command>) -> Result<()> {
     std::fs::create_dir_all(dir).with_context(|| format!("cannot create {dir:?}"))?;
     let (_bound, listener) = socket::bind(&running::socket(dir))?;
     while !commands.is_closed() {
-        let (stream, _) = listener
-            .accept()
-            .await
-            .context("cannot accept a connection")?;
+        let Ok((stream, _)) = listener.accept().await else {
+            // Without a free file descriptor, for example. The service must not end because of a command.
+            sleep(PAUSE).await;
+            continue;
+        };
         // The next peer waits for at most a few seconds.
         timeout(PATIENCE, answer(stream, &commands)).await.ok();
     }
@@ -160,6 +165,15 @@ mod tests {
         strange.write_all(&[0xff; 600]).await.ok();
         drop(strange);
         assert!(!clear(dir.path(), "GPU-1").await.unwrap(), "still serves");
+        // A peer that sends nothing delays the next command until its deadline. A line that is too long is not a command.
+        let silent = UnixStream::connect(running::socket(dir.path())).await;
+        assert!(
+            !clear(dir.path(), &"G".repeat(100_000))
+                .await
+                .unwrap_or_default()
+        );
+        drop(silent);
+        assert!(clear(dir.path(), "GPU-0").await.unwrap(), "still serves");
         let mode = std::fs::metadata(running::socket(dir.path()))
             .unwrap()
             .permissions()

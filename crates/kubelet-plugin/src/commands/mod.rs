@@ -226,7 +226,10 @@ fn block_on<T>(future: impl Future<Output = T>) -> Result<T> {
         .enable_all()
         .build()
         .context("cannot start tokio")?;
-    Ok(runtime.block_on(future))
+    let result = runtime.block_on(future);
+    // A thread that reads a file or runs a program may wait without an end.
+    runtime.shutdown_background();
+    Ok(result)
 }
 
 fn print(text: &str) -> Result<ExitCode> {

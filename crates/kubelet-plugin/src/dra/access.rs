@@ -16,6 +16,7 @@ use kube::api::{PartialObjectMeta, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use tokio::sync::Mutex;
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 
 use super::service::Claims;
@@ -48,6 +49,8 @@ pub struct Access {
     given: Option<PathBuf>,
     kubelet_dir: PathBuf,
     built: Mutex<Option<Built>>,
+    /// The client that is being built
+    building: Mutex<Option<Building>>,
 }
 
 /// A client, and the files from which it was built.
@@ -64,6 +67,15 @@ impl std::fmt::Debug for Built {
     }
 }
 
+/// A thread that builds a client.
+struct Building(JoinHandle<Result<Client, kube::Error>>);
+
+impl std::fmt::Debug for Building {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Building")
+    }
+}
+
 /// The identity of a file and of its content: device, inode, size, and the time of the last change in seconds and nanoseconds.
 type Stamp = (u64, u64, u64, i64, i64);
 
@@ -75,6 +87,7 @@ impl Access {
             given: given.map(Path::to_owned),
             kubelet_dir: kubelet_dir.to_owned(),
             built: Mutex::new(None),
+            building: Mutex::new(None),
         }
     }
 
@@ -131,12 +144,27 @@ impl Access {
                 Vec::new(),
             ),
         };
-        let client = client_of(config).context("cannot create a client of the API server")?;
+        let client = self.client_of(config).await;
+        let client = client.context("cannot create a client of the API server")?;
         *built = Some(Built {
             client: client.clone(),
             files,
         });
         Ok(client)
+    }
+
+    /// Creates a client. This runs the exec plugin of the kubeconfig, which can wait for a network without an end. It blocks a thread, so
+    /// the next attempt waits for the same plugin.
+    async fn client_of(&self, mut config: Config) -> Result<Client> {
+        config.connect_timeout = Some(CONNECT);
+        let mut building = self.building.lock().await;
+        let Building(task) = building
+            .get_or_insert_with(|| Building(spawn_blocking(move || Client::try_from(config))));
+        let built = timeout(REQUEST, task)
+            .await
+            .context("the exec plugin of the kubeconfig did not answer in time")?;
+        *building = None;
+        Ok(built??)
     }
 
     /// Returns the name of the node to which the credentials belong; without one, the host name.
@@ -223,11 +251,6 @@ async fn read(path: &Path) -> Result<(Config, Vec<(PathBuf, Option<Stamp>)>)> {
     Ok((config, stamps))
 }
 
-fn client_of(mut config: Config) -> Result<Client> {
-    config.connect_timeout = Some(CONNECT);
-    Ok(Client::try_from(config)?)
-}
-
 fn stamp(path: &Path) -> Option<Stamp> {
     let file = fs::metadata(path).ok()?;
     Some((
@@ -290,5 +313,51 @@ impl Claims for Access {
                 Err(Refusal::of(&catalog::CLAIM_UNREADABLE, &what, fix))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    /// The plugin has one thread. A plugin of the kubeconfig that hangs must stop neither health checks nor the answers for the kubelet.
+    #[tokio::test]
+    async fn an_exec_plugin_that_hangs() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kubeconfig");
+        let text = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+            clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]\n\
+            contexts: [{name: c, context: {cluster: c, user: u}}]\n\
+            users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, command: sleep, args: ['25']}}}]\n";
+        fs::write(&path, text).unwrap();
+        let access = Access::new(Some(&path), dir.path());
+        let started = Instant::now();
+        let mut rounds = 0;
+        let error = {
+            let mut client = std::pin::pin!(access.client());
+            loop {
+                tokio::select! {
+                    result = &mut client => break result.err().unwrap(),
+                    () = tokio::time::sleep(Duration::from_millis(100)) => rounds += 1,
+                }
+            }
+        };
+        let text = format!("{error:#}");
+        assert!(
+            text.ends_with(
+                "the exec plugin of the kubeconfig did not answer in time: deadline has elapsed"
+            ),
+            "{text}"
+        );
+        assert!(
+            rounds > 10 && started.elapsed() < Duration::from_secs(20),
+            "{rounds} in {:?}",
+            started.elapsed()
+        );
+        assert!(
+            access.building.lock().await.is_some(),
+            "the next attempt starts no other process"
+        );
     }
 }

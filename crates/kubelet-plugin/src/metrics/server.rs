@@ -1,7 +1,8 @@
 //! Answers HTTP requests for `/metrics` and `/healthz`.
 //!
 //! A client can be anything that reaches the address. Requests and connections have limits in size and time. At the limit for
-//! connections, the oldest one is closed, so that slow clients do not keep a new one out.
+//! connections, the oldest one without a request is closed. So slow clients do not keep a new one out, and a flood of connections does not
+//! close one that waits for its answer.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -9,6 +10,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use base::report::line;
@@ -21,7 +23,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Mutex, watch};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinSet, yield_now};
 use tokio::time::{sleep, timeout};
 
 use super::dcgm;
@@ -77,7 +79,7 @@ pub async fn serve(address: SocketAddr, sources: Sources, note: impl Fn(&str)) -
         containers: Mutex::default(),
     });
     let mut tasks = JoinSet::new();
-    let mut open: VecDeque<AbortHandle> = VecDeque::new();
+    let mut open: VecDeque<Client> = VecDeque::new();
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -92,13 +94,34 @@ pub async fn serve(address: SocketAddr, sources: Sources, note: impl Fn(&str)) -
             }
         };
         while tasks.try_join_next().is_some() {}
-        open.retain(|task| !task.is_finished());
-        if open.len() >= MAX_CONNECTIONS
-            && let Some(oldest) = open.pop_front()
-        {
-            oldest.abort();
+        open.retain(|client| !client.task.is_finished());
+        if open.len() >= MAX_CONNECTIONS {
+            close_one(&mut open);
+            // A burst of connections is accepted in one poll. The earlier ones must be able to read their requests.
+            yield_now().await;
         }
-        open.push_back(tasks.spawn(answer(stream, Arc::clone(&server))));
+        let has_asked = Arc::new(AtomicBool::new(false));
+        let answer = answer(stream, Arc::clone(&server), Arc::clone(&has_asked));
+        open.push_back(Client {
+            task: tasks.spawn(answer),
+            has_asked,
+        });
+    }
+}
+
+/// An open connection.
+struct Client {
+    task: AbortHandle,
+    /// Whether it has sent a request
+    has_asked: Arc<AtomicBool>,
+}
+
+/// Closes the oldest connection that has sent no request, or the oldest one if all have.
+fn close_one(open: &mut VecDeque<Client>) {
+    let has_asked = |client: &Client| client.has_asked.load(Ordering::Relaxed);
+    let silent = open.iter().position(|client| !has_asked(client));
+    if let Some(client) = open.remove(silent.unwrap_or(0)) {
+        client.task.abort();
     }
 }
 
@@ -139,8 +162,9 @@ fn is_of_peer(error: &io::Error) -> bool {
     )
 }
 
-async fn answer(stream: TcpStream, server: Arc<Server>) {
+async fn answer(stream: TcpStream, server: Arc<Server>, has_asked: Arc<AtomicBool>) {
     let service = service_fn(|request: Request<Incoming>| {
+        has_asked.store(true, Ordering::Relaxed);
         let server = Arc::clone(&server);
         async move { Ok::<_, Infallible>(server.respond(&request).await) }
     });
@@ -255,4 +279,100 @@ fn response(status: StatusCode, content_type: &'static str, body: String) -> Res
         .headers_mut()
         .insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::timed;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::UnixListener;
+    use tokio::sync::mpsc;
+
+    /// Serves metrics, with a kubelet that accepts connections and does not answer. Returns the address.
+    async fn start(dir: &std::path::Path) -> SocketAddr {
+        let kubelet = dir.join("kubelet.sock");
+        let silent = UnixListener::bind(&kubelet).unwrap();
+        tokio::spawn(async move {
+            let mut held = Vec::new();
+            while let Ok((stream, _)) = silent.accept().await {
+                held.push(stream);
+            }
+        });
+        let sources = Sources {
+            offer: watch::channel(Offer::default()).1,
+            readings: watch::channel(Readings::default()).1,
+            status: watch::channel(Status::default()).1,
+            latency: timed::latency(),
+            pod_resources: kubelet,
+            names: Vec::new(),
+            node: "node".to_owned(),
+            ignored_xids: Vec::new(),
+        };
+        let (sender, mut lines) = mpsc::unbounded_channel();
+        let note = move |line: &str| drop(sender.send(line.to_owned()));
+        tokio::spawn(serve(([127, 0, 0, 1], 0).into(), sources, note));
+        let line = lines.recv().await.unwrap();
+        let address = line.trim_start_matches("serving metrics at http://");
+        address.trim_end_matches("/metrics").parse().unwrap()
+    }
+
+    async fn connect(address: SocketAddr, request: &[u8]) -> TcpStream {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(request).await.ok();
+        stream
+    }
+
+    async fn answer_to(mut stream: TcpStream) -> String {
+        let mut text = String::new();
+        let read = timeout(MAX_TIME, stream.read_to_string(&mut text)).await;
+        read.expect("an answer in time").ok();
+        text
+    }
+
+    const SCRAPE: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n";
+
+    /// A user of the node opens connections while Prometheus waits for the kubelet.
+    #[tokio::test]
+    async fn a_flood_of_connections_does_not_close_one_that_waits() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = start(dir.path()).await;
+        let scrape = connect(address, SCRAPE).await;
+        let mut flood = Vec::new();
+        for number in 0..40 * MAX_CONNECTIONS {
+            let request: &[u8] = if number % 2 == 0 { b"" } else { b"GET /metr" };
+            flood.push(connect(address, request).await);
+        }
+        assert!(answer_to(scrape).await.starts_with("HTTP/1.1 200 OK\r\n"));
+        let health = connect(address, b"GET /healthz HTTP/1.1\r\nHost: node\r\n\r\n").await;
+        assert!(answer_to(health).await.ends_with("ok\n"), "after the flood");
+    }
+
+    #[tokio::test]
+    async fn requests_without_an_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = start(dir.path()).await;
+        let header = b"X-Flood: 0123456789\r\n".repeat(100_000);
+        for (request, status) in [
+            (
+                [b"GET /", "a".repeat(1 << 20).as_bytes()].concat(),
+                "HTTP/1.1 4",
+            ),
+            (
+                [b"GET /metrics HTTP/1.1\r\n", header.as_slice()].concat(),
+                "HTTP/1.1 431",
+            ),
+            (vec![0xff; 1 << 20], "HTTP/1.1 400"),
+            (
+                b"POST /metrics HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n".to_vec(),
+                "HTTP/1.1 405",
+            ),
+        ] {
+            let answer = answer_to(connect(address, &request).await).await;
+            // The kernel discards the answer if the client still sends.
+            assert!(answer.is_empty() || answer.starts_with(status), "{answer}");
+        }
+        let health = connect(address, b"GET /healthz HTTP/1.1\r\nHost: node\r\n\r\n").await;
+        assert!(answer_to(health).await.ends_with("ok\n"));
+    }
 }
