@@ -6,17 +6,8 @@ use super::file_table;
 use super::kind::DriverKind;
 use super::ldcache::Arch;
 use super::libraries::{Library, Search};
-use super::{packages, wsl};
+use super::packages::{self, Lacking};
 use crate::capability::{Capabilities, Capability};
-
-/// A driver capability, and the libraries that it depends on and that are missing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lacking {
-    /// The capability
-    pub capability: Capability,
-    /// The file names of the libraries
-    pub libraries: Vec<String>,
-}
 
 /// Returns each of these capabilities that lacks libraries. `present` are the libraries that exist.
 #[must_use]
@@ -75,7 +66,10 @@ pub fn finding(kind: &'static Kind, search: &Search<'_>, lacking: &[Lacking]) ->
             packages::lacking_in_words(search.root, lacking),
             packages::commands(search.root, lacking),
         ),
-        DriverKind::Wsl => (wsl::lacking_in_words(lacking), wsl::INSTALL.to_owned()),
+        DriverKind::Wsl => (
+            packages::lacking_in_windows(lacking),
+            packages::IN_WINDOWS.to_owned(),
+        ),
     };
     Some(Finding::new(kind, what, fix))
 }

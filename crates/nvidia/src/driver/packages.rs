@@ -5,8 +5,19 @@ use std::path::Path;
 
 use base::tree::Tree;
 
-use super::lacking::Lacking;
 use crate::capability::Capability;
+
+/// What to do on WSL 2 if a part of the driver is missing.
+pub(super) const IN_WINDOWS: &str = "install or update the NVIDIA driver in Windows, then run \"wsl --shutdown\" in Windows and start WSL again";
+
+/// A driver capability, and the libraries that it depends on and that are missing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lacking {
+    /// The capability
+    pub capability: Capability,
+    /// The file names of the libraries
+    pub libraries: Vec<String>,
+}
 
 /// A family of distributions with the same packages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,6 +154,22 @@ pub(super) fn lacking_in_words(root: &Tree, lacking: &[Lacking]) -> String {
         names.join(", "),
         root.path(),
         Vec::from_iter(files).join(", ")
+    )
+}
+
+/// Returns such a message for the driver of WSL 2.
+pub(super) fn lacking_in_windows(lacking: &[Lacking]) -> String {
+    let mut words = Vec::new();
+    for Lacking {
+        capability,
+        libraries,
+    } in lacking
+    {
+        words.push(format!("{} ({})", capability.name(), libraries.join(", ")));
+    }
+    format!(
+        "the driver for WSL 2 does not have the libraries for {}",
+        words.join(", ")
     )
 }
 

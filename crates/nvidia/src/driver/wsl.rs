@@ -21,9 +21,10 @@ use findings::catalog;
 use super::file_table::{LIBRARIES, LibraryKind, Row, WSL_LIBRARIES};
 use super::files::{self, DriverFiles, PlacedFile};
 use super::kind::DriverKind;
-use super::lacking::{self, Lacking};
+use super::lacking;
 use super::ldcache::Arch;
 use super::libraries::{Library, Search, is_named};
+use super::packages::IN_WINDOWS;
 use crate::capability::{Capabilities, Capability};
 
 /// The directory of the libraries that programs load, and of nvidia-smi.
@@ -38,9 +39,6 @@ pub const NODE_PATH: &str = "/dev/dxg";
 /// The file by which a driver package is recognized as one of NVIDIA.
 const OF_NVIDIA: &str = "libcuda.so.1.1";
 
-/// What to do if a part of the driver is missing.
-pub(super) const INSTALL: &str = "install or update the NVIDIA driver in Windows, then run \"wsl --shutdown\" in Windows and start WSL again";
-
 /// Returns the error for a host whose Windows does not have NVIDIA's driver.
 #[must_use]
 pub fn no_driver(root: &Tree) -> Error {
@@ -48,7 +46,7 @@ pub fn no_driver(root: &Tree) -> Error {
         "this host is WSL 2, and NVIDIA's driver for Windows is missing: {LIBRARY_DIR:?} below {} does not contain libnvidia-ml",
         root.path()
     );
-    failure(&catalog::NO_LIBRARIES, what, INSTALL)
+    failure(&catalog::NO_LIBRARIES, what, IN_WINDOWS)
 }
 
 /// Returns the directories of NVIDIA's driver packages. After an update, Windows can still have the previous one, and only a call of
@@ -129,7 +127,7 @@ pub(super) fn find(
             "no directory in {STORES:?} below {} contains {OF_NVIDIA}",
             root.path()
         );
-        return Err(failure(&catalog::LIBRARY_MISSING, what, INSTALL));
+        return Err(failure(&catalog::LIBRARY_MISSING, what, IN_WINDOWS));
     }
     let mut findings = Vec::new();
     if capabilities.are_everything() {
@@ -170,7 +168,7 @@ fn missing_library(root: &Tree, row: &Row) -> Error {
         row.name,
         root.path()
     );
-    failure(&catalog::LIBRARY_MISSING, what, INSTALL)
+    failure(&catalog::LIBRARY_MISSING, what, IN_WINDOWS)
 }
 
 /// Returns the library of a row. The directory has a library under several names, which are files of their own and not links, such as
@@ -243,22 +241,6 @@ fn of_store(root: &Tree, dir: &Path, capabilities: Capabilities) -> Vec<PlacedFi
         }
     }
     files
-}
-
-/// Returns a message about the missing libraries of capabilities.
-pub(super) fn lacking_in_words(lacking: &[Lacking]) -> String {
-    let mut words = Vec::new();
-    for Lacking {
-        capability,
-        libraries,
-    } in lacking
-    {
-        words.push(format!("{} ({})", capability.name(), libraries.join(", ")));
-    }
-    format!(
-        "the driver for WSL 2 does not have the libraries for {}",
-        words.join(", ")
-    )
 }
 
 #[cfg(test)]
