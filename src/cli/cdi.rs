@@ -9,11 +9,14 @@ use base::paths::HostPath;
 use base::report::failure;
 use base::tree::Tree;
 use cdi_spec::file::Format;
+use cdi_spec::registry;
 use cdi_spec::spec::Spec;
 use findings::catalog;
 use nvidia_host::cdi::extra_devices;
 use nvidia_host::cdi::of_host::{GPU_CLASS, Settings, SpecWriter};
 use nvidia_host::cdi::stamp::Stamp;
+use plugin_api::kinds::SpecVendor;
+use plugin_api::processes;
 
 use super::args::{Cdi, SpecDirs, SpecOptions};
 use super::status::this_user;
@@ -21,6 +24,7 @@ use super::terminal::Terminal;
 use super::{cdi_check, info, output};
 use crate::plan::hook_program;
 use crate::record::call::Call;
+use engines::cdi_check::is_ours;
 use engines::inspect::{self, Versions};
 
 impl SpecOptions {
@@ -38,34 +42,34 @@ impl SpecOptions {
 
     /// Returns the file to write (`None` for stdout) and its format.
     fn target(&self) -> Result<(Option<PathBuf>, Format)> {
-        match &self.output {
-            None => {
-                let format = self.format.unwrap_or_default();
-                let gpus = nvidia_host::cdi::default_path(format);
-                let path = match extra_devices::class_named(&self.class) {
-                    Some(class) => extra_devices::path_of(class, &gpus),
-                    None => gpus,
-                };
-                Ok((Some(path), format))
-            }
-            Some(path) if path == Path::new("-") => Ok((None, self.format.unwrap_or_default())),
-            Some(path) => match Format::from_path(path) {
-                Some(format) => Ok((Some(path.clone()), self.format.unwrap_or(format))),
-                None => Err(failure(
-                    &catalog::COMMAND_LINE,
-                    format!("engines do not read {path:?}"),
-                    "name a file that ends in .json or .yaml with --output",
-                )),
-            },
+        let Some(path) = &self.output else {
+            let format = self.format.unwrap_or_default();
+            let gpus = nvidia_host::cdi::default_path(format);
+            let path = match extra_devices::class_named(&self.class) {
+                Some(class) => extra_devices::path_of(class, &gpus),
+                None => gpus,
+            };
+            return Ok((Some(path), format));
+        };
+        if path == Path::new("-") {
+            return Ok((None, self.format.unwrap_or_default()));
         }
+        let Some(format) = Format::from_path(path) else {
+            return Err(failure(
+                &catalog::COMMAND_LINE,
+                format!("engines do not read {path:?}"),
+                "name a file that ends in .json or .yaml with --output",
+            ));
+        };
+        Ok((Some(path.clone()), self.format.unwrap_or(format)))
     }
 }
 
 /// Runs a command of `cdi`.
 pub(crate) fn run(command: &Cdi, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
     match command {
-        Cdi::Generate { spec, dirs, root } => generate(spec, dirs, (config, root.as_deref())),
-        Cdi::Refresh { create, spec, root } => refresh(*create, spec, (config, root.as_deref())),
+        Cdi::Generate { spec, dirs, root } => generate(spec, dirs, config, root.as_deref()),
+        Cdi::Refresh { create, spec, root } => refresh(*create, spec, config, root.as_deref()),
         Cdi::List {
             dirs,
             json,
@@ -78,11 +82,15 @@ pub(crate) fn run(command: &Cdi, config: Option<&Path>, terminal: Terminal) -> R
 fn generate(
     options: &SpecOptions,
     dirs: &SpecDirs,
-    (config, root): (Option<&Path>, Option<&Path>),
+    config: Option<&Path>,
+    root: Option<&Path>,
 ) -> Result<ExitCode> {
     let (path, format) = options.target()?;
     let config = info::configuration(config, root)?;
     let settings = options.settings(format)?;
+    if let Some(path) = &path {
+        refuse_spec_of_plugin(path, &settings)?;
+    }
     let mut writer = SpecWriter::new(&config, &settings, engines_read_gids);
     let spec = match extra_devices::class_named(&settings.class) {
         Some(class) => writer.make_class(class),
@@ -103,50 +111,75 @@ fn generate(
         return Ok(output::print(&text));
     };
     nvidia_host::cdi::write(&path, &text)?;
-    call.report(&format!("wrote {}: {}", path.display(), summary(&spec)));
+    call.report(&wrote(&path, &spec));
     let mut files = vec![path.clone()];
     if settings.class == GPU_CLASS {
         let more = writer.refresh_extra(&path, Stamp::from_spec(&spec).as_ref());
         report_findings(&mut writer, &mut call);
         for (path, spec) in more? {
-            call.report(&format!("wrote {}: {}", path.display(), summary(&spec)));
+            call.report(&wrote(&path, &spec));
             files.push(path);
         }
     }
-    for problem in files
-        .iter()
-        .flat_map(|path| cdi_check::problems(path, dirs))
-    {
-        call.finding(&problem);
+    for path in &files {
+        for problem in cdi_check::problems(path, dirs) {
+            call.finding(&problem);
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
 
+/// Refuses to replace a spec that the kubelet plugin keeps current with a spec of another kind: containers and claims store the names of
+/// its devices.
+fn refuse_spec_of_plugin(path: &Path, settings: &Settings) -> Result<()> {
+    let Ok(spec) = registry::read_spec(path) else {
+        return Ok(());
+    };
+    let Some(vendor) = SpecVendor::of_kind(&spec.kind) else {
+        return Ok(());
+    };
+    if spec.kind == settings.kind() || !is_ours(&spec) {
+        return Ok(());
+    }
+    let processes = Tree::open(&HostPath::new("/")).map(|host| processes::of_host(&host));
+    Err(failure(
+        &catalog::SPEC_FILE,
+        format!(
+            "cannot replace {path:?}, which has the kind {:?} of the kubelet plugin",
+            spec.kind
+        ),
+        vendor.how_to_rewrite(&processes.unwrap_or_default()),
+    ))
+}
+
+fn wrote(path: &Path, spec: &Spec) -> String {
+    format!("wrote {}: {}", path.display(), summary(spec))
+}
+
 /// Returns the kind and the names of the first devices. UUIDs are left out if the devices have other names.
 fn summary(spec: &Spec) -> String {
-    let is_uuid = |name: &&str| name.starts_with("GPU-") || name.starts_with("MIG-");
-    let (uuids, short): (Vec<_>, Vec<_>) = spec
-        .devices
-        .iter()
-        .map(|device| device.name.as_str())
-        .partition(is_uuid);
+    let (mut uuids, mut short) = (Vec::new(), Vec::new());
+    for device in &spec.devices {
+        let name = device.name.as_str();
+        if name.starts_with("GPU-") || name.starts_with("MIG-") {
+            uuids.push(name);
+        } else {
+            short.push(name);
+        }
+    }
     let names = if short.iter().all(|name| *name == ALL) {
         [uuids, short].concat()
     } else {
         short
     };
-    let shown: Vec<_> = names
-        .iter()
-        .take(MAX_SHOWN)
-        .map(|name| format!("{}={name}", spec.kind))
-        .collect();
-    let more = names.len().saturating_sub(shown.len());
-    let rest = if more == 0 {
-        String::new()
-    } else {
-        format!(" and {more} more")
-    };
-    format!("{}{rest}", shown.join(", "))
+    let mut shown = Vec::new();
+    for name in names.iter().take(MAX_SHOWN) {
+        shown.push(format!("{}={name}", spec.kind));
+    }
+    match names.len() - shown.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
 }
 
 /// The device that stands for all others.
@@ -160,7 +193,8 @@ const MAX_SHOWN: usize = 9;
 fn refresh(
     create: bool,
     options: &SpecOptions,
-    (config, root): (Option<&Path>, Option<&Path>),
+    config: Option<&Path>,
+    root: Option<&Path>,
 ) -> Result<ExitCode> {
     let (Some(path), format) = options.target()? else {
         return Err(failure(
@@ -183,6 +217,7 @@ fn refresh(
     }
     let config = info::configuration(config, root)?;
     let settings = options.settings(format)?;
+    refuse_spec_of_plugin(&path, &settings)?;
     let mut writer = SpecWriter::new(&config, &settings, engines_read_gids);
     let refreshed = writer.refresh(&path);
     report_findings(&mut writer, &mut Call::default());

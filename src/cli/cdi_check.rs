@@ -17,6 +17,7 @@ use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::config::Config;
 use nvidia_host::host::{Host, node_limits};
 use nvidia_host::inventory::node_limits::NodeLimits;
+use plugin_api::processes;
 
 use super::args::{CdiCheck, SpecDirs};
 use super::status::{remark_line, this_user};
@@ -108,6 +109,8 @@ pub(crate) fn check(
     let config = info::configuration(config, options.root.as_deref())?;
     let stamp = stamp(&config);
     let limits = limits(&config)?;
+    let plugins = Tree::open(&HostPath::new("/")).map(|host| processes::of_host(&host));
+    let plugins = plugins.unwrap_or_default();
     let mut all_good = true;
     let (mut words, mut data) = (String::new(), Vec::new());
     for View { readers, dirs } in views(&options.dirs, |host| {
@@ -117,6 +120,7 @@ pub(crate) fn check(
             readers: &readers,
             stamp: stamp.as_ref(),
             limits: &limits,
+            plugins: &plugins,
         };
         let verdicts = judge(&registry::read(&dirs), &now, &options.names);
         all_good &= !verdicts.is_empty() && verdicts.iter().all(|verdict| verdict.ok);

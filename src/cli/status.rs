@@ -13,10 +13,10 @@ use super::terminal::{Line, Terminal, Tone, cell, table};
 use super::{args, output};
 use crate::doctor::count;
 use engines::User;
-use engines::kubelet_plugin::{NriStatus, PluginStatus};
 use engines::status::{self, EngineStatus, ExtraDevices, Replaced, Report};
 use nvidia_host::config;
 use nvidia_host::feature::{self, ENABLED, Feature};
+use plugin_api::status::{NriStatus, PluginStatus};
 
 /// Prints the status of each engine. Returns 0 if every installed engine starts the hook.
 pub(super) fn run(

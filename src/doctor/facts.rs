@@ -18,9 +18,9 @@ use nvidia_host::inventory::cap_files::CapFile;
 use nvidia_host::inventory::query::NvmlQuery;
 
 use engines::cdi_check::CdiVerdict;
-use engines::kubelet_plugin::KubeletPlugin;
-use engines::kubelet_plugin::running::{Offered, Unanswered};
 use engines::{Engine, User};
+use plugin_api::control::{Offered, Unanswered};
+use plugin_api::status::KubeletPlugin;
 
 #[derive(Debug)]
 pub struct Facts {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use base::paths::HostPath;
 use base::report::{Finding, line};
+use base::search_path;
 use base::tree::Tree;
 use cdi_spec::registry::{self, Found};
 use findings::catalog;
@@ -12,7 +13,6 @@ use nvidia_host::cdi::stamp::Stamp;
 use nvidia_host::config::{self, Config};
 use nvidia_host::driver::packages;
 use nvidia_host::host::node_limits;
-use nvidia_host::inventory::node_limits::NodeLimits;
 use nvidia_host::programs;
 
 use super::facts::{CdiView, DriverFacts, Facts, Selinux};
@@ -20,9 +20,11 @@ use super::inspect_driver::{inspect_driver, text};
 use super::start;
 use crate::record::log_file;
 use engines::cdi::{self, View};
-use engines::cdi_check::{self, Now};
-use engines::kubelet_plugin::{KubeletPlugin, running};
-use engines::{Engine, User, hook_env, hooks, runtime};
+use engines::cdi_check::{self, CdiVerdict, Now};
+use engines::{Engine, User, hook_env, hooks};
+use plugin_api::control;
+use plugin_api::processes;
+use plugin_api::status::KubeletPlugin;
 
 /// The calling user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,7 +55,7 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
     };
     let nvidias = programs::ALL
         .iter()
-        .filter_map(|name| runtime::program(host, name))
+        .filter_map(|name| search_path::find(host, name))
         .filter(is_nvidias)
         .collect();
     let kubelet_plugin = KubeletPlugin::inspect(host, caller.user.is_none());
@@ -73,7 +75,7 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
         cgroup_v2: cgroup_v2(host),
         offered: kubelet_plugin
             .as_ref()
-            .map(|_| running::ask(&host.on_host(Path::new(running::DIR)))),
+            .map(|_| control::devices(&host.on_host(Path::new(control::DIR)))),
         kubelet_plugin,
         systemd: host.locate(Path::new("/run/systemd/system")).is_ok(),
         selinux: selinux(host),
@@ -211,26 +213,35 @@ fn inspect_cdi(
         Some(inventory) => limits.with_inventory(inventory.clone()),
         None => limits,
     };
-    let views = cdi::views(engines).into_iter();
+    let plugins = processes::of_host(host);
+    let mut views = Vec::new();
+    for View { readers, dirs } in cdi::views(engines) {
+        let now = Now {
+            readers: &readers,
+            stamp: stamp.as_ref(),
+            limits: &limits,
+            plugins: &plugins,
+        };
+        let (verdicts, conflicts) = inspect_specs(host, &dirs, &now);
+        let names: Vec<_> = readers
+            .iter()
+            .map(|reader| reader.kind.to_string())
+            .collect();
+        views.push(CdiView {
+            engines: names.join(", "),
+            dirs,
+            verdicts,
+            conflicts,
+        });
+    }
     views
-        .map(|view| inspect_cdi_view(host, view, stamp.as_ref(), &limits))
-        .collect()
 }
 
-fn inspect_cdi_view(
-    host: &Tree,
-    View { readers, dirs }: View,
-    stamp: Option<&Stamp>,
-    limits: &NodeLimits,
-) -> CdiView {
+/// Returns what is known about the devices in these directories, and the conflicts between files.
+fn inspect_specs(host: &Tree, dirs: &[PathBuf], now: &Now<'_>) -> (Vec<CdiVerdict>, Vec<Finding>) {
     let files = registry::read(&dirs.iter().map(|dir| host.on_host(dir)).collect::<Vec<_>>());
-    let now = Now {
-        readers: &readers,
-        stamp,
-        limits,
-    };
     let exists = |path: &str| rustix::fs::lstat(host.on_host(Path::new(path))).is_ok();
-    let mut verdicts = cdi_check::devices(&files, &now, exists);
+    let mut verdicts = cdi_check::devices(&files, now, exists);
     let mut conflicts = Vec::new();
     for (name, found) in registry::resolve(&files) {
         let Found::Conflict(a, b) = found else {
@@ -248,21 +259,9 @@ fn inspect_cdi_view(
         };
         verdicts.retain(|verdict| verdict.subject != name);
         let what = format!("\"{a}\" and \"{b}\" both contain {name}");
-        conflicts.push(Finding::new(
-            &catalog::SPEC_CONFLICT,
-            what,
-            format!("rm {a}"),
-        ));
+        let fix = format!("rm {a}");
+        conflicts.push(Finding::new(&catalog::SPEC_CONFLICT, what, fix));
     }
     verdicts.extend(cdi_check::files(&files));
-    let names: Vec<_> = readers
-        .iter()
-        .map(|reader| reader.kind.to_string())
-        .collect();
-    CdiView {
-        engines: names.join(", "),
-        dirs,
-        verdicts,
-        conflicts,
-    }
+    (verdicts, conflicts)
 }

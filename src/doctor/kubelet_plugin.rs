@@ -3,8 +3,8 @@
 use findings::catalog;
 
 use super::{Check, Facts, count};
-use engines::kubelet_plugin::Idle;
-use engines::kubelet_plugin::running::{Offered, OfferedDriver, Unanswered};
+use plugin_api::control::{Offered, OfferedDriver, Unanswered};
+use plugin_api::status::Idle;
 
 pub(super) fn check(facts: &Facts) -> Check {
     let Some(plugin) = &facts.kubelet_plugin else {

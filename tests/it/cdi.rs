@@ -38,7 +38,7 @@ tests! {
     NEEDS_DRIVER => a_spec_is_valid, names_and_versions_of_a_choice, the_hook_and_the_spec_agree,
         refresh_rewrites_what_is_stale, recreated_mig_devices_are_detected, specs_of_other_programs_are_theirs,
         no_engine_is_run_without_need, refresh_without_gpus_is_silent, refresh_asks_a_failing_gpu_again,
-        refresh_by_many_at_once, refresh_makes_no_conflict, generate_warns_of_a_file_that_engines_ignore, check_gives_reasons;
+        refresh_by_many_at_once, refresh_makes_no_conflict, specs_keep_their_kind, generate_warns_of_a_file_that_engines_ignore, check_gives_reasons;
 }
 
 /// Runs `cdi ARGUMENTS` for this driver.
@@ -732,6 +732,62 @@ fn refresh_makes_no_conflict() {
     assert!(refreshed(&fake, &json));
 }
 
+/// The hint of "cdi check" for a spec of claims named "cdi refresh", which then changed its kind: prepared claims lost their devices.
+fn specs_keep_their_kind() {
+    let fake = FakeDriver::new(&["--gpus", "2"]);
+    let dir = scratch();
+    let kind = |file: &Path| registry::read_spec(file).unwrap().kind;
+    for (vendor, is_plugins) in [
+        ("k8s.gpu.nvidia.com", true),
+        ("k8s.device-plugin.nvidia.com", true),
+        ("example.org", false),
+        ("nvidia.com", false),
+    ] {
+        let file = dir.path().join(format!("{vendor}-gpu.json"));
+        let output = ["--output", file.to_str().unwrap()];
+        cdi(
+            &fake,
+            &[&["generate", "--vendor", vendor], &output[..]].concat(),
+        )
+        .ok();
+        fake.configure("[devices]\ndeny = [\"0\"]");
+        let check = cdi(
+            &fake,
+            &["check", "--spec-dir", dir.path().to_str().unwrap()],
+        );
+        let hint = check
+            .stdout
+            .lines()
+            .find(|line| line.contains("hint: run"))
+            .unwrap();
+        let command = hint.split('"').nth(1).unwrap();
+        if is_plugins {
+            assert_eq!(command, "systemctl restart oci-nvidia-kubelet-plugin");
+            for verb in ["refresh", "generate"] {
+                let ran = cdi(&fake, &[&[verb], &output[..]].concat());
+                let stderr = ran.failed(1);
+                assert!(
+                    stderr.contains("cannot replace") && stderr.contains(command),
+                    "{stderr}"
+                );
+            }
+        } else {
+            let words: Vec<_> = command.split(' ').collect();
+            assert_eq!(words[..3], ["oci-nvidia-hook", "cdi", "refresh"]);
+            cdi(&fake, &words[2..]).ok();
+        }
+        assert_eq!(kind(&file), format!("{vendor}/gpu"));
+        if vendor == "example.org" {
+            fake.configure("");
+            let ran = cdi(&fake, &[&["refresh"], &output[..]].concat());
+            assert!(ran.failed(1).contains("--vendor"));
+            assert_eq!(kind(&file), "example.org/gpu");
+        }
+        std::fs::remove_file(&file).unwrap();
+        fake.configure("");
+    }
+}
+
 fn refresh_without_gpus_is_silent() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let dir = scratch();
@@ -882,6 +938,7 @@ fn what_check_prints() {
         readers: &readers,
         stamp: None,
         limits: &NodeLimits::default(),
+        plugins: &[],
     };
     let mut verdicts = cdi_check::devices(&files, &now, |path| path != "/dev/nvidia1");
     verdicts.extend(cdi_check::files(&files));

@@ -6,6 +6,7 @@
 //! | [`paths`] | paths of the host and paths of a container, as types that do not convert |
 //! | [`tree`] | a directory of the host used as `/`: no symbolic link leads out of it |
 //! | [`mountinfo`] | a mount table, parsed |
+//! | [`search_path`] | finds programs |
 //! | [`read`] | reads input of limited size |
 //! | [`report`] | errors and findings with a number and a fix |
 //! | [`debug`] | the log of `--debug` |
@@ -19,5 +20,6 @@ pub mod nearest;
 pub mod paths;
 pub mod read;
 pub mod report;
+pub mod search_path;
 pub mod sys;
 pub mod tree;

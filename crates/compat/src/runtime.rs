@@ -154,7 +154,7 @@ fn become_runtime(args: &[OsString]) -> Result<std::convert::Infallible> {
 fn existing(host: &Tree, name: &str) -> Option<PathBuf> {
     let path = Path::new(name);
     let found = if !path.is_absolute() {
-        engines::runtime::program(host, name)?
+        base::search_path::find(host, name)?
     } else if host.locate(path).is_ok() {
         path.to_owned()
     } else {

@@ -4,14 +4,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use base::paths::HostPath;
+use base::search_path;
 use base::sys::process;
 use base::sys::run_dir::RunDir;
 use base::tree::Tree;
 use nvidia_host::programs;
+use plugin_api::status::NriStatus;
 
 use super::cdi::{self, Reader, View};
 use super::hooks::{self, Hooks, Programs};
-use super::kubelet_plugin::NriStatus;
 use super::runtime::{self, Runtime};
 use super::settings::Settings;
 use super::status::Replaced;
@@ -80,7 +81,7 @@ pub fn cdi_views(host: &Tree, user: Option<User>, versions: &mut Versions) -> Ve
     let readers = kinds(user)
         .filter(|kind| *kind != EngineKind::Docker)
         .filter_map(|kind| {
-            let program = runtime::program(host, kind.program())?;
+            let program = search_path::find(host, kind.program())?;
             let dirs = |version| configuration(host, &kind, version).settings.cdi_dirs;
             let oldest = dirs(None);
             let differ = kind != EngineKind::Crio
@@ -109,7 +110,7 @@ pub fn all_read_cdi(
     kinds(user)
         .filter(|kind| *kind != EngineKind::Docker)
         .all(|kind| {
-            let Some(program) = runtime::program(host, kind.program()) else {
+            let Some(program) = search_path::find(host, kind.program()) else {
                 return true;
             };
             any = true;
@@ -152,7 +153,7 @@ fn configuration(host: &Tree, kind: &EngineKind, version: Option<Version>) -> Co
 }
 
 fn inspect_engine(host: &Tree, kind: EngineKind, versions: &mut Versions) -> Engine {
-    let program = runtime::program(host, kind.program());
+    let program = search_path::find(host, kind.program());
     let asked = program.as_ref().map(|program| versions.ask(host, program));
     let mut engine = Engine {
         kind,
@@ -176,7 +177,7 @@ fn inspect_engine(host: &Tree, kind: EngineKind, versions: &mut Versions) -> Eng
     engine.fails = asked == Some(Err(NoVersion::Failed))
         && is_root != matches!(engine.kind, EngineKind::PodmanOf(_));
     if let EngineKind::Docker = engine.kind {
-        let linked = runtime::program(host, programs::RUNTIME_HOOK);
+        let linked = search_path::find(host, programs::RUNTIME_HOOK);
         engine.dockers_hook = linked.and_then(|link| Some(host.locate(&link).ok()?.path));
         return engine;
     }
@@ -187,7 +188,7 @@ fn inspect_engine(host: &Tree, kind: EngineKind, versions: &mut Versions) -> Eng
     {
         take_running(&mut engine, running);
     }
-    engine.nri = engine.kind == EngineKind::Crio && NriStatus::inspect(host).is_some();
+    engine.nri = engine.kind == EngineKind::Crio && NriStatus::of_host(host).is_some();
     engine.hooks = hooks::read(
         host,
         &engine.settings.hooks_dirs,

@@ -1,11 +1,10 @@
 //! Reads the configuration of the container engines of this host: which hooks they run, and with which runtime.
 //!
-//! [`files`] lists the configuration files of an engine and [`settings`] reads them. [`hook_file`] parses a hook
-//! file, [`hooks`] reads all of them like the engine, [`hook_env`] finds those that get the environment of a container, and
-//! [`status`] decides whether the engine starts our hook. [`cdi`] knows which CDI specs an engine reads, [`cdi_check`] whether it can use them, [`node`] which engine a Kubernetes node has, and
-//! [`kubelet_plugin`] whether our device plugin runs. Environment variables that change
-//! an engine's files (`CONTAINERS_CONF`, `XDG_CONFIG_HOME`) are ignored: the program clears its environment, and an engine may run with
-//! another one.
+//! [`files`] lists the configuration files of an engine and [`settings`] reads them. [`hook_file`] parses a hook file, [`hooks`] reads
+//! all of them like the engine, [`hook_env`] finds those that get the environment of a container, and [`status`] decides whether the
+//! engine starts our hook. [`cdi`] knows which CDI specs an engine reads, [`cdi_check`] whether it can use them, and [`node`] which
+//! engine a Kubernetes node has. Environment variables that change an engine's files (`CONTAINERS_CONF`, `XDG_CONFIG_HOME`) are
+//! ignored: the program clears its environment, and an engine may run with another one.
 
 pub mod cdi;
 pub mod cdi_check;
@@ -14,7 +13,6 @@ pub mod hook_env;
 pub mod hook_file;
 pub mod hooks;
 pub mod inspect;
-pub mod kubelet_plugin;
 pub mod node;
 pub mod runtime;
 pub mod settings;

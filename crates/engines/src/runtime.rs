@@ -1,7 +1,8 @@
 //! Finds the default OCI runtime of an engine.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use base::search_path;
 use base::tree::Tree;
 
 use super::settings::Settings;
@@ -9,16 +10,6 @@ use super::{EngineKind, Version};
 
 /// The first CRI-O whose default is crun.
 const CRIO_WITH_CRUN: Version = Version(1, 31, 0);
-/// The directories in which engines and shells search for programs.
-pub const PROGRAM_DIRS: [&str; 7] = [
-    "/usr/bin",
-    "/usr/sbin",
-    "/usr/local/bin",
-    "/usr/local/sbin",
-    "/sbin",
-    "/bin",
-    "/usr/lib/cri-o-runc/sbin",
-];
 
 /// An OCI runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,14 +20,6 @@ pub struct Runtime {
     pub program: Option<PathBuf>,
     /// The version that `--version` prints
     pub version: Option<Version>,
-}
-
-/// Returns the path of the first program with this name.
-pub fn program(host: &Tree, name: &str) -> Option<PathBuf> {
-    PROGRAM_DIRS
-        .iter()
-        .map(|dir| Path::new(dir).join(name))
-        .find(|path| host.locate(path).is_ok())
 }
 
 /// Returns the name and the program of an engine's default runtime; `None` for Docker, whose runtime is not inspected.
@@ -50,7 +33,7 @@ pub fn find_default(
         (EngineKind::Docker, _) => return None,
         (_, Some(name)) => name,
         (EngineKind::Crio, _) if version.is_some_and(|version| version < CRIO_WITH_CRUN) => "runc",
-        _ if program(host, "crun").is_some() => "crun",
+        _ if search_path::find(host, "crun").is_some() => "crun",
         _ => "runc",
     };
     if name.contains('/') {
@@ -69,6 +52,6 @@ pub fn find_default(
         .map(|(_, path)| path.clone());
     let found = configured
         .find(|path| host.locate(path).is_ok())
-        .or_else(|| program(host, name));
+        .or_else(|| search_path::find(host, name));
     Some((name.to_owned(), found))
 }

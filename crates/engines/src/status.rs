@@ -8,11 +8,11 @@ use base::tree::Tree;
 use nvidia_host::config::Config;
 use nvidia_host::feature::Feature;
 use nvidia_host::host::{Roots, features};
+use plugin_api::status::{KubeletPlugin, NriStatus, PluginStatus};
 
 use super::cdi::{self, CdiSpec};
 use super::hook_file::{Applies, PRECREATE, Refusal};
 use super::hooks::HookEntry;
-use super::kubelet_plugin::{KubeletPlugin, NriStatus, PluginStatus, is_false};
 use super::settings::{HOOKS_DIR, Settings};
 use super::{Engine, EngineKind, User, hooks, inspect_engines};
 
@@ -32,7 +32,7 @@ pub struct EngineStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<Started>,
     /// Whether the NRI plugin gives GPUs to its containers instead of the hook
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub nri: bool,
     /// The CDI specs from which it can add GPUs to containers
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -109,7 +109,7 @@ pub struct ExtraDevices {
     /// The nodes
     pub nodes: Vec<PathBuf>,
     /// Whether `[devices]` in config.toml denies them to containers
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub denied: bool,
 }
 

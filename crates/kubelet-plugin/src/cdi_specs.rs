@@ -31,9 +31,10 @@ use nvidia_host::device_id::parse_decimal;
 use nvidia_host::feature::{Feature, Features};
 use nvidia_host::host::Host;
 use nvidia_host::inventory::{Gpu, Inventory};
+use plugin_api::kinds;
+use rustix::fs::{Access, FlockOperation, OFlags, flock};
 
 use crate::node::host::is_in_pod;
-use rustix::fs::{Access, FlockOperation, OFlags, flock};
 
 /// The class of GPUs and MIG devices.
 const CLASS: &str = "gpu";
@@ -46,11 +47,11 @@ pub struct Kind {
 
 /// The devices of the device plugin and of NRI: `k8s.device-plugin.nvidia.com/gpu=GPU-…`.
 pub const DEVICE_PLUGIN: Kind = Kind {
-    vendor: "k8s.device-plugin.nvidia.com",
+    vendor: kinds::DEVICE_PLUGIN.as_str(),
 };
 /// The devices of claims: `k8s.gpu.nvidia.com/gpu=GPU-…`.
 pub const CLAIMS: Kind = Kind {
-    vendor: "k8s.gpu.nvidia.com",
+    vendor: kinds::CLAIMS.as_str(),
 };
 
 /// The directory for specs that do not outlive a boot.

@@ -1118,7 +1118,7 @@ fn command_lines() {
         (
             &["clear", "GPU-0", "--run-dir", &dir],
             1,
-            "cannot clear \"GPU-0\" in the running plugin: no such file or directory (ENOENT) (ONH-001)",
+            "cannot clear \"GPU-0\" in the running plugin: no device plugin runs on this host (ONH-001)",
             "start the plugin with",
         ),
     ] {

@@ -12,7 +12,7 @@ use serde::Serialize;
 use base::json;
 use base::report::{Finding, one_line};
 use command_line::terminal::{Line, Tone};
-use engines::kubelet_plugin::running::{Offered, OfferedResource, Unanswered, Unhealthy};
+use plugin_api::control::{Offered, OfferedResource, Unanswered, Unhealthy};
 use findings::catalog;
 
 use super::ask::{Answer, ask};

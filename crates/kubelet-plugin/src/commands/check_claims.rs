@@ -7,7 +7,7 @@ use anyhow::Result;
 use base::json;
 use base::report::{Finding, one_line};
 use command_line::terminal::{Line, Tone};
-use engines::kubelet_plugin::running::{Offered, Unanswered};
+use plugin_api::control::{Offered, Unanswered};
 use findings::catalog;
 use k8s_openapi::api::resource::v1::ResourceSliceSpec;
 use serde::Serialize;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use command_line::terminal::Color;
-use engines::kubelet_plugin::running;
+use plugin_api::control as control_socket;
 
 use crate::cdi_specs;
 use crate::nri::engine;
@@ -67,7 +67,7 @@ pub enum Command {
         #[arg(long, value_name = "FILE", default_value = cdi_specs::HOOK)]
         hook_path: PathBuf,
         /// The directory for the socket of the check and clear commands
-        #[arg(long, value_name = "DIR", default_value = running::DIR)]
+        #[arg(long, value_name = "DIR", default_value = control_socket::DIR)]
         run_dir: PathBuf,
         /// Also do what the nri command does, with this socket [default of FILE: /var/run/nri/nri.sock, and of --cdi-dir: /var/run/cdi]
         #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = engine::SOCKET)]
@@ -97,7 +97,7 @@ pub enum Command {
         #[command(flatten)]
         options: Options,
         /// The directory of the running plugin's socket
-        #[arg(long, value_name = "DIR", default_value = running::DIR)]
+        #[arg(long, value_name = "DIR", default_value = control_socket::DIR)]
         run_dir: PathBuf,
         /// Print a JSON document
         #[arg(long)]
@@ -108,7 +108,7 @@ pub enum Command {
         /// The UUID of the GPU
         uuid: String,
         /// The directory of the running plugin's socket
-        #[arg(long, value_name = "DIR", default_value = running::DIR)]
+        #[arg(long, value_name = "DIR", default_value = control_socket::DIR)]
         run_dir: PathBuf,
     },
     /// Print a completion script

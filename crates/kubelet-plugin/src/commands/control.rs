@@ -1,25 +1,19 @@
-//! The socket on which a running plugin takes commands: `devices` returns the devices as the kubelet has them, and `clear UUID` forgets
-//! the errors of a GPU. [`engines::kubelet_plugin::running`] sends the first one.
-//!
-//! Only root can connect. A connection carries one line in each direction.
+//! The control socket of a running plugin. [`plugin_api::control`] has its messages.
 
 use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use base::report::Failure;
-use engines::kubelet_plugin::running::{self, Offered, PATIENCE, QUESTION};
 use findings::catalog;
+use plugin_api::control::{self, Cleared, MAX_LINE, Offered, PATIENCE, Request};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 
 use crate::kubelet::socket;
-
-/// The longest command in bytes, and the longest answer to `clear`.
-const MAX_LINE: u64 = 256;
 
 /// The time before the next attempt if no connection can be accepted.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -39,7 +33,7 @@ pub enum Command {
 /// If the socket cannot be created.
 pub async fn serve(dir: &Path, commands: mpsc::Sender<Command>) -> Result<()> {
     std::fs::create_dir_all(dir).with_context(|| format!("cannot create {dir:?}"))?;
-    let (_bound, listener) = socket::bind(&running::socket(dir))?;
+    let (_bound, listener) = socket::bind(&control::socket(dir))?;
     while !commands.is_closed() {
         let Ok((stream, _)) = listener.accept().await else {
             // Without a free file descriptor, for example. The service must not end because of a command.
@@ -55,62 +49,46 @@ pub async fn serve(dir: &Path, commands: mpsc::Sender<Command>) -> Result<()> {
 async fn answer(stream: UnixStream, commands: &mpsc::Sender<Command>) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut line = String::new();
-    BufReader::new(reader.take(MAX_LINE))
+    BufReader::new(reader.take(MAX_LINE as u64))
         .read_line(&mut line)
         .await?;
-    let reply = match (line.trim_end(), line.trim_end().strip_prefix("clear ")) {
-        (_, Some(uuid)) => {
+    let reply = match Request::parse(line.trim_end()) {
+        Some(Request::Clear(uuid)) => {
             let (done, cleared) = oneshot::channel();
-            commands
-                .send(Command::Clear(uuid.to_owned(), done))
-                .await
-                .ok();
-            let cleared = cleared.await.unwrap_or_default();
-            if cleared {
-                "cleared"
+            let command = Command::Clear(uuid.to_owned(), done);
+            commands.send(command).await.ok();
+            let cleared = if cleared.await.unwrap_or_default() {
+                Cleared::Done
             } else {
-                "nothing to clear"
-            }
-            .to_owned()
+                Cleared::Nothing
+            };
+            cleared.as_str().to_owned()
         }
-        (QUESTION, None) => {
+        Some(Request::Devices) => {
             let (done, offered) = oneshot::channel();
             commands.send(Command::Devices(done)).await.ok();
             serde_json::to_string(&offered.await.map_err(io::Error::other)?)?
         }
-        _ => "unknown command".to_owned(),
+        None => "unknown command".to_owned(),
     };
     writer.write_all(format!("{reply}\n").as_bytes()).await
 }
 
-/// Sends `clear` to the running plugin, and returns whether the GPU had errors.
+/// Makes the running plugin forget the errors of a GPU, and returns whether the GPU had any.
 ///
 /// # Errors
 /// If no plugin runs, or it does not answer.
-pub async fn clear(dir: &Path, uuid: &str) -> Result<bool> {
-    let exchange = async {
-        let mut stream = UnixStream::connect(running::socket(dir)).await?;
-        stream
-            .write_all(format!("clear {uuid}\n").as_bytes())
-            .await?;
-        let mut reply = String::new();
-        stream.take(MAX_LINE).read_to_string(&mut reply).await?;
-        match reply.trim_end() {
-            "cleared" => Ok(true),
-            "nothing to clear" => Ok(false),
-            other => Err(io::Error::other(format!("the plugin replied {other:?}"))),
-        }
-    };
-    let result = timeout(PATIENCE, exchange)
-        .await
-        .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    result.with_context(|| {
-        Failure::new(
-            &catalog::SYSTEM,
-            format!("cannot clear {uuid:?} in the running plugin"),
-            "start the plugin with \"systemctl start oci-nvidia-kubelet-plugin\"; run this command as root",
-        )
-    })
+pub fn clear(dir: &Path, uuid: &str) -> Result<bool> {
+    let cleared = control::clear(dir, uuid)
+        .map_err(|why| anyhow!("{why}"))
+        .with_context(|| {
+            Failure::new(
+                &catalog::SYSTEM,
+                format!("cannot clear {uuid:?} in the running plugin"),
+                "start the plugin with \"systemctl start oci-nvidia-kubelet-plugin\"; run this command as root",
+            )
+        })?;
+    Ok(cleared == Cleared::Done)
 }
 
 #[cfg(test)]
@@ -119,7 +97,12 @@ mod tests {
 
     use super::*;
     use base::report::ErrorReport;
-    use engines::kubelet_plugin::running::OfferedResource;
+    use plugin_api::control::OfferedResource;
+
+    async fn clear_of(dir: &Path, uuid: &'static str) -> Result<bool> {
+        let dir = dir.to_owned();
+        tokio::task::spawn_blocking(move || clear(&dir, uuid)).await?
+    }
 
     #[tokio::test]
     async fn one_line_in_each_direction() {
@@ -149,40 +132,46 @@ mod tests {
                 }
             }
         });
-        while std::fs::symlink_metadata(running::socket(dir.path())).is_err() {
+        while std::fs::symlink_metadata(control::socket(dir.path())).is_err() {
             tokio::task::yield_now().await;
         }
-        assert!(clear(dir.path(), "GPU-0").await.unwrap());
-        assert!(!clear(dir.path(), "GPU-1").await.unwrap());
+        assert!(clear_of(dir.path(), "GPU-0").await.unwrap());
+        assert!(!clear_of(dir.path(), "GPU-1").await.unwrap());
         let asked = dir.path().to_owned();
-        let offered = tokio::task::spawn_blocking(move || running::ask(&asked))
+        let offered = tokio::task::spawn_blocking(move || control::devices(&asked))
             .await
             .unwrap();
         assert_eq!(offered.unwrap(), expected);
-        let mut strange = UnixStream::connect(running::socket(dir.path()))
+        let mut strange = UnixStream::connect(control::socket(dir.path()))
             .await
             .unwrap();
         strange.write_all(&[0xff; 600]).await.ok();
         drop(strange);
-        assert!(!clear(dir.path(), "GPU-1").await.unwrap(), "still serves");
-        // A peer that sends nothing delays the next command until its deadline. A line that is too long is not a command.
-        let silent = UnixStream::connect(running::socket(dir.path())).await;
         assert!(
-            !clear(dir.path(), &"G".repeat(100_000))
+            !clear_of(dir.path(), "GPU-1").await.unwrap(),
+            "still serves"
+        );
+        // A peer that sends nothing delays the next command until its deadline. A line that is too long is not a command.
+        let silent = UnixStream::connect(control::socket(dir.path())).await;
+        assert!(
+            !clear_of(dir.path(), &"G".repeat(100_000))
                 .await
                 .unwrap_or_default()
         );
         drop(silent);
-        assert!(clear(dir.path(), "GPU-0").await.unwrap(), "still serves");
-        let mode = std::fs::metadata(running::socket(dir.path()))
+        assert!(
+            clear_of(dir.path(), "GPU-0").await.unwrap(),
+            "still serves"
+        );
+        let mode = std::fs::metadata(control::socket(dir.path()))
             .unwrap()
             .permissions()
             .mode();
         assert_eq!(mode & 0o777, 0o600);
         server.abort();
         assert!(server.await.unwrap_err().is_cancelled());
-        assert!(std::fs::symlink_metadata(running::socket(dir.path())).is_err());
-        let error = ErrorReport::new(&clear(dir.path(), "GPU-0").await.unwrap_err());
+        assert!(std::fs::symlink_metadata(control::socket(dir.path())).is_err());
+        let error = ErrorReport::new(&clear_of(dir.path(), "GPU-0").await.unwrap_err());
         assert!(
             error
                 .line

@@ -25,7 +25,7 @@ use clap::CommandFactory;
 use clap_complete::{generate, shells};
 use command_line::parse::{self, Parsed};
 use command_line::terminal::{Color, Environment};
-use engines::kubelet_plugin::running;
+use plugin_api::control as control_socket;
 use findings::catalog;
 use nvidia_host::config;
 
@@ -154,7 +154,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
 
 fn run_check(options: &Options, run_dir: &Path, json: bool, color: Color) -> Result<ExitCode> {
     let (settings, findings) = settings::read(options)?;
-    let offered = running::ask(run_dir);
+    let offered = control_socket::devices(run_dir);
     let config = options.config.as_deref();
     match settings.plugin.interface {
         Interface::Dra => {
@@ -183,7 +183,7 @@ fn print_report<D: Document>(report: &Report<D>, json: bool, color: Color) -> Re
 }
 
 fn clear(uuid: &str, run_dir: &Path) -> Result<ExitCode> {
-    let cleared = block_on(control::clear(run_dir, uuid))??;
+    let cleared = control::clear(run_dir, uuid)?;
     if cleared {
         return print("cleared\n");
     }

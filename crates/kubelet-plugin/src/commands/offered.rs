@@ -2,7 +2,7 @@
 
 use std::time::{Instant, SystemTime};
 
-use engines::kubelet_plugin::running::{Offered, OfferedDevice, OfferedResource, Unhealthy};
+use plugin_api::control::{Offered, OfferedDevice, OfferedResource, Unhealthy};
 
 use crate::model::{Device, Resource};
 use crate::node::Node;

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use engines::kubelet_plugin::running::{self, OfferedDriver};
+use plugin_api::control::{self, OfferedDriver};
 use serde_json::Value;
 
 use crate::fake_api::{FakeApi, NODE};
@@ -560,7 +560,7 @@ fn the_running_driver_is_described() {
     let until = |what: &str, is: &dyn Fn(&OfferedDriver) -> bool| {
         let start = Instant::now();
         loop {
-            let driver = running::ask(&run).unwrap().driver.unwrap();
+            let driver = control::devices(&run).unwrap().driver.unwrap();
             if is(&driver) {
                 return;
             }

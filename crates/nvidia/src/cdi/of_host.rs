@@ -39,6 +39,14 @@ pub struct Settings {
     pub format: Format,
 }
 
+impl Settings {
+    /// Returns the kind of the devices.
+    #[must_use]
+    pub fn kind(&self) -> String {
+        format!("{}/{}", self.vendor, self.class)
+    }
+}
+
 /// Creates and writes the CDI specs of this host.
 #[derive(Debug)]
 pub struct SpecWriter<'a> {
@@ -151,8 +159,13 @@ impl<'a> SpecWriter<'a> {
             cuda_compat: cuda_compat(config, host),
             ..RootfsEdits::of_config(config)
         };
-        let kind = format!("{}/{}", self.settings.vendor, self.settings.class);
-        Ok(spec(&kind, &common, &devices, &context, entry))
+        Ok(spec(
+            &self.settings.kind(),
+            &common,
+            &devices,
+            &context,
+            entry,
+        ))
     }
 
     /// Returns the context of a spec with these edits.

@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 
+use base::report::failure;
 use cdi_spec::registry;
 use cdi_spec::spec::Spec;
+use findings::catalog;
 
 use super::generate::sources;
 use super::of_host::{GPU_CLASS, SpecWriter};
@@ -67,6 +69,12 @@ impl SpecWriter<'_> {
             (taken, Some(host)) => self.make_with(taken, &host)?,
             (taken, None) => self.make_with(taken, &Host::inspect_afresh(self.config)?)?,
         };
+        if let Some(old) = &old
+            && old.kind != self.settings.kind()
+            && (old_stamp.is_some() || !spec.devices.is_empty())
+        {
+            return Err(other_kind(path, &old.kind));
+        }
         if !spec.devices.is_empty() {
             return self.put(path, &spec, old.is_some());
         }
@@ -80,6 +88,15 @@ impl SpecWriter<'_> {
 
 fn stamp_of(taken: Option<&Taken>) -> Option<Stamp> {
     Some(taken?.stamp.clone())
+}
+
+/// Containers store the names of their devices. With another kind of the spec, they could not start again.
+fn other_kind(path: &Path, kind: &str) -> Error {
+    failure(
+        &catalog::SPEC_FILE,
+        format!("cannot replace {path:?}, which has devices of the kind {kind:?}"),
+        "name another file with --output, or that kind with --vendor and --class",
+    )
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use base::report::Finding;
-use engines::kubelet_plugin::running::OfferedDriver;
+use plugin_api::control::OfferedDriver;
 use tokio::sync::watch;
 
 use super::specs::Specs;

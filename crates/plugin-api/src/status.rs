@@ -1,19 +1,16 @@
-//! Inspects the device plugin for Kubernetes, which is a package of its own, and decides whether it serves the kubelet.
-
-pub mod processes;
-pub mod running;
+//! Decides whether the kubelet plugin serves the kubelet, from its sockets and its processes.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use base::search_path;
 use base::tree::Tree;
 
-use super::runtime;
-use processes::Process;
+use crate::PROGRAM;
+use crate::processes::{self, Process};
 
-const PROGRAM: &str = "oci-nvidia-kubelet-plugin";
 const UNIT: &str = "oci-nvidia-kubelet-plugin.service";
 const NRI_UNIT: &str = "oci-nvidia-nri.service";
 /// The socket for NRI plugins, of CRI-O and containerd.
@@ -65,7 +62,7 @@ pub struct PluginStatus {
     #[serde(skip_serializing_if = "str::is_empty")]
     pub unit: &'static str,
     /// Whether it runs in a pod
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub in_pod: bool,
     /// Whether the plugin serves the kubelet, if it is known
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,45 +82,42 @@ impl KubeletPlugin {
     /// Returns `None` if the plugin is not installed and does not run in a pod. Only root can see the sockets.
     pub fn inspect(host: &Tree, is_root: bool) -> Option<Self> {
         let processes = processes::of_host(host);
-        if runtime::program(host, PROGRAM).is_none()
-            && !processes.iter().any(|process| process.in_pod)
-        {
+        let runs_in_pod = processes.iter().any(|process| process.in_pod);
+        if !runs_in_pod && search_path::find(host, PROGRAM).is_none() {
             return None;
         }
+        let serves_kubelet = processes.iter().any(|process| process.for_kubelet);
         let mut plugin = Self {
             is_visible: is_root,
             nri: NriStatus::of(host, &processes),
             processes,
             ..Self::default()
         };
-        if plugin.processes.iter().any(|process| process.for_kubelet) {
-            let drivers = KUBELETS.map(|dir| Path::new(dir).join(DRIVER_FOR_CLAIMS));
-            plugin
-                .sockets
-                .extend(drivers.into_iter().filter(|path| host.locate(path).is_ok()));
-        }
-        let dirs = KUBELETS.map(|dir| Path::new(dir).join("device-plugins"));
-        let files = dirs
-            .iter()
-            .flat_map(|dir| host.names(dir).into_iter().map(|name| dir.join(name)));
-        for file in files.filter(|file| {
-            file.extension()
-                .is_some_and(|extension| extension == "sock")
-        }) {
-            match file
-                .file_name()
-                .and_then(|name| name.to_str())
-                .unwrap_or_default()
-            {
-                "kubelet.sock" => plugin.has_kubelet = true,
-                name if name.starts_with("oci-nvidia-") => plugin.sockets.push(file),
-                name if name.starts_with("nvidia-") || name.starts_with("nvidiaGPU-") => {
-                    plugin.others.push(file)
-                }
-                _ => {}
+        for dir in KUBELETS {
+            let driver = Path::new(dir).join(DRIVER_FOR_CLAIMS);
+            if serves_kubelet && host.locate(&driver).is_ok() {
+                plugin.sockets.push(driver);
             }
         }
+        for dir in KUBELETS {
+            plugin.add_sockets(host, &Path::new(dir).join("device-plugins"));
+        }
         Some(plugin)
+    }
+
+    fn add_sockets(&mut self, host: &Tree, dir: &Path) {
+        for name in host.names(dir) {
+            let Some(name) = name.to_str().filter(|name| name.ends_with(".sock")) else {
+                continue;
+            };
+            if name == "kubelet.sock" {
+                self.has_kubelet = true;
+            } else if name.starts_with("oci-nvidia-") {
+                self.sockets.push(dir.join(name));
+            } else if name.starts_with("nvidia-") || name.starts_with("nvidiaGPU-") {
+                self.others.push(dir.join(name));
+            }
+        }
     }
 
     /// Returns why the plugin does not serve the kubelet; `None` if it does.
@@ -140,23 +134,27 @@ impl KubeletPlugin {
 
     /// Returns what `status` shows.
     pub fn status(&self) -> PluginStatus {
-        let idle = self.idle();
-        let in_pod = self
-            .processes
-            .iter()
-            .any(|process| process.for_kubelet && process.in_pod);
-        PluginStatus {
+        let mut processes = self.processes.iter();
+        let in_pod = processes.any(|process| process.for_kubelet && process.in_pod);
+        let mut status = PluginStatus {
             unit: if in_pod { "" } else { UNIT },
             in_pod,
-            active: (idle != Some(Idle::Hidden)).then_some(idle.is_none()),
-            sockets: if idle.is_none() {
-                self.sockets.clone()
-            } else {
-                Vec::new()
-            },
-            why: idle.as_ref().map(Idle::to_string).unwrap_or_default(),
-            fix: idle.as_ref().map(Idle::fix).unwrap_or_default(),
+            active: None,
+            sockets: Vec::new(),
+            why: String::new(),
+            fix: String::new(),
+        };
+        let Some(idle) = self.idle() else {
+            status.active = Some(true);
+            status.sockets.clone_from(&self.sockets);
+            return status;
+        };
+        if idle != Idle::Hidden {
+            status.active = Some(false);
         }
+        status.why = idle.to_string();
+        status.fix = idle.fix();
+        status
     }
 }
 
@@ -167,27 +165,28 @@ pub struct NriStatus {
     #[serde(skip_serializing_if = "str::is_empty")]
     pub unit: &'static str,
     /// Whether it runs in a pod
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub in_pod: bool,
     /// The socket of the engine
     pub socket: &'static str,
 }
 
 impl NriStatus {
-    /// Finds the NRI plugin of this host. Returns `None` if none runs, or no engine has a socket for it.
-    pub(crate) fn inspect(host: &Tree) -> Option<Self> {
+    /// Finds the NRI plugin of this host. Returns `None` if it does not run, or no engine has a socket for it.
+    #[must_use]
+    pub fn of_host(host: &Tree) -> Option<Self> {
         Self::of(host, &processes::of_host(host))
     }
 
     fn of(host: &Tree, processes: &[Process]) -> Option<Self> {
         host.locate(Path::new(NRI_SOCKET)).ok()?;
         let process = processes.iter().find(|process| process.for_engine)?;
-        let unit = match process {
-            Process { in_pod: true, .. } => "",
-            Process {
-                for_kubelet: true, ..
-            } => UNIT,
-            _ => NRI_UNIT,
+        let unit = if process.in_pod {
+            ""
+        } else if process.for_kubelet {
+            UNIT
+        } else {
+            NRI_UNIT
         };
         Some(Self {
             unit,
@@ -195,11 +194,6 @@ impl NriStatus {
             socket: NRI_SOCKET,
         })
     }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature of serde")]
-pub(crate) const fn is_false(value: &bool) -> bool {
-    !*value
 }
 
 impl Idle {

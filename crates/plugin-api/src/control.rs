@@ -1,6 +1,7 @@
-//! Asks the running device plugin which devices it offers to the kubelet, and with which health.
+//! The messages at the control socket of a running plugin, and the client.
 //!
-//! Only the running plugin knows that: it has seen the errors of a GPU, and decides when a GPU is offered again. A program that asks the
+//! A connection carries one line in each direction, and only root can connect. Only the running plugin knows which devices it offers to
+//! the kubelet and with which health: it has seen the errors of a GPU, and decides when a GPU is offered again. A program that asks the
 //! driver may find that the same GPU works.
 
 use std::fmt;
@@ -14,14 +15,66 @@ use serde::{Deserialize, Serialize};
 
 /// The directory of the socket: the runtime directory of the plugin's unit.
 pub const DIR: &str = "/run/oci-nvidia-kubelet-plugin";
-/// The question, one line.
-pub const QUESTION: &str = "devices";
 /// How long the plugin may take.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// The longest answer in bytes. 16 GPUs with 7 MIG devices and 100 replicas each have 11,200 devices.
-const MAX_ANSWER: usize = 16 << 20;
+/// The longest request in bytes, and the longest answer to [`Request::Clear`].
+pub const MAX_LINE: usize = 256;
+/// The longest list of devices in bytes. 16 GPUs with 7 MIG devices and 100 replicas each have 11,200 devices.
+const MAX_DEVICES: usize = 16 << 20;
 
-/// What the plugin offers to the kubelet: its answer to [`QUESTION`].
+const DEVICES: &str = "devices";
+const CLEAR: &str = "clear ";
+
+/// A request to the plugin: one line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request<'a> {
+    /// Send the devices and their health, as [`Offered`].
+    Devices,
+    /// Forget the errors of the GPU with this UUID, and send a [`Cleared`].
+    Clear(&'a str),
+}
+
+impl<'a> Request<'a> {
+    /// Parses a line without its end.
+    #[must_use]
+    pub fn parse(line: &'a str) -> Option<Self> {
+        if line == DEVICES {
+            return Some(Self::Devices);
+        }
+        line.strip_prefix(CLEAR).map(Self::Clear)
+    }
+}
+
+impl fmt::Display for Request<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Devices => f.write_str(DEVICES),
+            Self::Clear(gpu) => write!(f, "{CLEAR}{gpu}"),
+        }
+    }
+}
+
+/// The answer to [`Request::Clear`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cleared {
+    /// The GPU had errors.
+    Done,
+    /// The GPU had no errors, or is unknown.
+    Nothing,
+}
+
+impl Cleared {
+    /// Returns the line, without its end.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Done => "cleared",
+            Self::Nothing => "nothing to clear",
+        }
+    }
+}
+
+/// What the plugin offers to the kubelet: its answer to [`Request::Devices`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offered {
     /// The resources in the order of their names
@@ -78,9 +131,10 @@ pub struct Unhealthy {
 impl fmt::Display for Unhealthy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.why)?;
-        self.since
-            .iter()
-            .try_for_each(|since| write!(f, " (since {since})"))
+        if let Some(since) = &self.since {
+            write!(f, " (since {since})")?;
+        }
+        Ok(())
     }
 }
 
@@ -131,18 +185,41 @@ pub fn socket(dir: &Path) -> PathBuf {
     dir.join("control.sock")
 }
 
-/// Asks the plugin with this runtime directory.
+/// Asks the plugin with this runtime directory for its devices.
 ///
 /// # Errors
 /// If no plugin runs, or it does not answer.
-pub fn ask(dir: &Path) -> Result<Offered, Unanswered> {
-    let answer = unix_socket::ask(
+pub fn devices(dir: &Path) -> Result<Offered, Unanswered> {
+    let answer = ask(dir, Request::Devices, MAX_DEVICES)?;
+    json::from_bytes(&answer).map_err(|_| invalid())
+}
+
+/// Makes the plugin forget the errors of a GPU, by its UUID.
+///
+/// # Errors
+/// If no plugin runs, or it does not answer.
+pub fn clear(dir: &Path, gpu: &str) -> Result<Cleared, Unanswered> {
+    let answer = ask(dir, Request::Clear(gpu), MAX_LINE)?;
+    for cleared in [Cleared::Done, Cleared::Nothing] {
+        if answer.trim_ascii_end() == cleared.as_str().as_bytes() {
+            return Ok(cleared);
+        }
+    }
+    Err(invalid())
+}
+
+fn ask(dir: &Path, request: Request<'_>, limit: usize) -> Result<Vec<u8>, Unanswered> {
+    let line = format!("{request}\n");
+    Ok(unix_socket::ask(
         &socket(dir),
-        format!("{QUESTION}\n").as_bytes(),
-        MAX_ANSWER,
+        line.as_bytes(),
+        limit,
         PATIENCE,
-    )?;
-    json::from_bytes(&answer).map_err(|_| Unanswered::Failed("its answer is invalid".to_owned()))
+    )?)
+}
+
+fn invalid() -> Unanswered {
+    Unanswered::Failed("its answer is invalid".to_owned())
 }
 
 impl Offered {
@@ -154,9 +231,8 @@ impl Offered {
     /// Returns why a GPU is unhealthy, by its UUID: all of its devices are, or none.
     #[must_use]
     pub fn unhealthy(&self, gpu: &str) -> Option<&Unhealthy> {
-        self.devices()
-            .filter(|device| device.gpu == gpu)
-            .find_map(|device| device.unhealthy.as_ref())
+        let mut devices = self.devices().filter(|device| device.gpu == gpu);
+        devices.find_map(|device| device.unhealthy.as_ref())
     }
 }
 
@@ -173,7 +249,7 @@ mod tests {
     #[test]
     fn an_answer_and_none() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(ask(dir.path()), Err(Unanswered::NotRunning));
+        assert_eq!(devices(dir.path()), Err(Unanswered::NotRunning));
         let listener = UnixListener::bind(socket(dir.path())).unwrap();
         let why = Unhealthy {
             why: "XID 79".to_owned(),
@@ -184,11 +260,11 @@ mod tests {
             gpu: gpu.to_owned(),
             unhealthy,
         };
-        let devices = vec![device("GPU-0", None), device("GPU-1", Some(why.clone()))];
+        let list = vec![device("GPU-0", None), device("GPU-1", Some(why.clone()))];
         let resource = OfferedResource {
             name: "nvidia.com/gpu".to_owned(),
             is_live: true,
-            devices,
+            devices: list,
         };
         let offered = Offered {
             resources: vec![resource],
@@ -202,20 +278,20 @@ mod tests {
             scope.spawn(move || {
                 for answer in answers {
                     let (mut stream, _) = listener.accept().unwrap();
-                    let mut question = [0; QUESTION.len() + 1];
+                    let mut question = [0; DEVICES.len() + 1];
                     stream.read_exact(&mut question).unwrap();
                     assert_eq!(question, *b"devices\n");
                     stream.write_all(answer.as_bytes()).unwrap();
                 }
             });
-            assert_eq!(ask(dir.path()), Ok(offered.clone()));
+            assert_eq!(devices(dir.path()), Ok(offered.clone()));
             assert_eq!(
-                ask(dir.path()),
+                devices(dir.path()),
                 Err(Unanswered::Failed("its answer is invalid".to_owned()))
             );
         });
         assert_eq!(
-            ask(dir.path()),
+            devices(dir.path()),
             Err(Unanswered::NotRunning),
             "only the file of the socket is left"
         );
@@ -227,6 +303,22 @@ mod tests {
     }
 
     #[test]
+    fn requests() {
+        for (line, request) in [
+            ("devices", Some(Request::Devices)),
+            ("clear GPU-0", Some(Request::Clear("GPU-0"))),
+            ("clear", None),
+            ("devices ", None),
+            ("", None),
+        ] {
+            assert_eq!(Request::parse(line), request, "{line:?}");
+            if let Some(request) = request {
+                assert_eq!(request.to_string(), line);
+            }
+        }
+    }
+
+    #[test]
     fn a_plugin_that_ends_before_it_accepts_the_connection() {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(socket(dir.path())).unwrap();
@@ -235,7 +327,7 @@ mod tests {
                 rustix::event::poll(&mut [PollFd::new(&listener, PollFlags::IN)], None).unwrap();
                 drop(listener);
             });
-            assert_eq!(ask(dir.path()), Err(Unanswered::NotRunning));
+            assert_eq!(devices(dir.path()), Err(Unanswered::NotRunning));
         });
     }
 }

@@ -8,7 +8,7 @@ use base::sys::host_process::{self, Status};
 use base::sys::proc_file;
 use base::tree::Tree;
 
-use super::PROGRAM;
+use crate::PROGRAM;
 
 /// The commands that keep running until they are stopped. The monitor, which these start, has another name.
 const RUN: &str = "run";
@@ -28,19 +28,34 @@ pub struct Process {
 /// The most processes with the plugin's name that are examined: the plugin has one or two.
 const MAX_PROCESSES: usize = 64;
 
+impl Process {
+    /// Returns the systemd unit of a process that does not run in a pod, without `.service`.
+    #[must_use]
+    pub const fn unit(&self) -> &'static str {
+        if self.for_kubelet {
+            PROGRAM
+        } else {
+            "oci-nvidia-nri"
+        }
+    }
+}
+
 /// Returns the processes of root. Other users can start programs with this name, too.
 #[must_use]
 pub fn of_host(host: &Tree) -> Vec<Process> {
     let proc = host.on_host(Path::new("/proc"));
-    let names = host.names(Path::new("/proc"));
-    let pids = names.iter().filter_map(|name| name.to_str());
-    let dirs = pids
-        .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
-        .map(|pid| proc.join(pid));
-    dirs.filter(|dir| runs_plugin(dir))
-        .take(MAX_PROCESSES)
-        .filter_map(|dir| of_process(&dir))
-        .collect()
+    let (mut examined, mut processes) = (0, Vec::new());
+    for name in host.names(Path::new("/proc")) {
+        let name = name.to_string_lossy();
+        let dir = proc.join(&*name);
+        let is_pid = name.bytes().all(|byte| byte.is_ascii_digit());
+        if !is_pid || examined == MAX_PROCESSES || !runs_plugin(&dir) {
+            continue;
+        }
+        examined += 1;
+        processes.extend(of_process(&dir));
+    }
+    processes
 }
 
 /// Whether a process of root seems to run the plugin. Its arguments are read only then, because each process chooses its arguments.
@@ -63,32 +78,25 @@ fn is_program(name: &OsStr) -> bool {
 }
 
 fn of_process(dir: &Path) -> Option<Process> {
-    let process = parse(&host_process::arguments(dir).ok()?)?;
-    let cgroup = proc_file::read_text(dir.join("cgroup"));
-    let in_pod = cgroup.is_ok_and(|cgroup| cgroup.contains("kubepods"));
-    Some(Process { in_pod, ..process })
+    let mut process = parse(&host_process::arguments(dir).ok()?)?;
+    if let Ok(cgroup) = proc_file::read_text(dir.join("cgroup")) {
+        process.in_pod = cgroup.contains("kubepods");
+    }
+    Some(process)
 }
 
 /// Parses a command line, whose words end with NUL.
 fn parse(command_line: &[u8]) -> Option<Process> {
     let text = String::from_utf8_lossy(command_line);
     let mut words = text.split('\0');
-    let is_ours = Path::new(words.next()?)
-        .file_name()
-        .is_some_and(|name| name == PROGRAM);
-    let (for_kubelet, for_engine) = match words
-        .find(|word| [RUN, NRI].contains(word))
-        .filter(|_| is_ours)?
-    {
-        NRI => (false, true),
-        _ => (
-            true,
-            words.any(|word| word == "--nri" || word.starts_with("--nri=")),
-        ),
-    };
+    if Path::new(words.next()?).file_name()? != PROGRAM {
+        return None;
+    }
+    let command = words.find(|word| [RUN, NRI].contains(word))?;
+    let is_nri = |word: &str| word == "--nri" || word.starts_with("--nri=");
     Some(Process {
-        for_kubelet,
-        for_engine,
+        for_kubelet: command == RUN,
+        for_engine: command == NRI || words.any(is_nri),
         in_pod: false,
     })
 }
