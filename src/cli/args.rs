@@ -75,7 +75,7 @@ pub struct Cli {
 /// The commands of the program.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// List the containers that have GPUs now, and the processes that use them
+    /// List the containers that have GPUs now, and their GPU processes
     ///
     /// Prints a row for each running container with GPUs: its GPUs, the number of its processes that use a GPU, the GPU memory of
     /// these processes, and when it started. It includes containers with GPUs from CDI or a device plugin. The command asks NVML; if
@@ -152,7 +152,7 @@ pub enum Command {
         disable_help_subcommand = true
     )]
     Cdi(Cdi),
-    /// Load the driver's kernel modules, create its device nodes and ask NVML
+    /// Load the driver's kernel modules, create its device nodes, ask NVML
     ///
     /// Containers then need not wait for that. The command must run as root. It prints each action on a line, reports failures on
     /// stderr, and exits with 1 if there are any. It creates the nodes of the given IMEX channels, and of channel 0 if the driver is

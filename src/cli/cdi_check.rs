@@ -271,13 +271,13 @@ fn to_lines(verdicts: &[CdiVerdict], dirs: &[PathBuf], readers: &[Reader]) -> Ve
             cdi::list_paths(dirs)
         );
         return vec![
-            Line::new(2, devices),
+            Line::new(devices),
             remark_line(4, "hint: run \"oci-nvidia-hook cdi generate\""),
         ];
     }
     let mut lines = Vec::new();
     if !names.is_empty() {
-        lines.push(Line::new(2, format!("for {}:", names.join(", "))));
+        lines.push(Line::new(format!("for {}:", names.join(", "))));
     }
     for CdiVerdict {
         subject,
@@ -303,11 +303,7 @@ fn to_lines(verdicts: &[CdiVerdict], dirs: &[PathBuf], readers: &[Reader]) -> Ve
             String::new()
         };
         let name = format!("{:gap$}{}{found}", "", one_line(subject));
-        lines.push(
-            Line::new(NAMES, "")
-                .then(tone, word)
-                .then(Tone::Plain, name),
-        );
+        lines.push(Line::default().then(tone, word).then(Tone::Plain, name));
         let others: Vec<_> = names
             .iter()
             .filter(|name| !unread_by.contains(name))

@@ -34,9 +34,9 @@ pub fn text(checks: &[Check], view: View, terminal: Terminal) -> String {
         );
     }
     if !lines.is_empty() {
-        lines.push(Line::new(0, ""));
+        lines.push(Line::default());
     }
-    lines.push(Line::new(0, summary(&problems, checks, view)));
+    lines.push(Line::new(summary(&problems, checks, view)));
     terminal.render(&lines)
 }
 
@@ -90,10 +90,7 @@ impl Problem<'_> {
             .unwrap_or_default();
         for (label, content) in [("why: ", whys.join("; ")), ("fix: ", fix)] {
             if !content.is_empty() {
-                lines.push(Line::new(
-                    TEXT + label.len(),
-                    format!("{:TEXT$}{label}{content}", ""),
-                ));
+                lines.push(Line::new(format!("{:TEXT$}{label}{content}", "")));
             }
         }
         lines
@@ -111,7 +108,7 @@ fn first_line(status: Status, checks: &[&Check]) -> Line {
     let word = status.to_string();
     let gap = TEXT.saturating_sub(word.len());
     let rest = format!("{:gap$}{}: {}", "", names(checks), found(checks));
-    Line::new(TEXT, "").then(tone, word).then(Tone::Plain, rest)
+    Line::default().then(tone, word).then(Tone::Plain, rest)
 }
 
 /// Returns the names of the checks, with their section: `nodes, uvm (driver)`. All checks of a container have one section.

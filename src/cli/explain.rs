@@ -89,7 +89,7 @@ fn page(kind: &Kind) -> Vec<Line> {
         fix,
         see,
     } = kind;
-    let head = Line::new(0, "")
+    let head = Line::default()
         .then(Tone::Heading, *id)
         .then(Tone::Plain, format!(": {}", without_markdown(title)));
     let severity = (

@@ -87,7 +87,7 @@ pub(crate) fn configuration(file: Option<&Path>, root: Option<&Path>) -> Result<
 /// Returns the versions, and a row for each GPU and MIG device with the names that `NVIDIA_VISIBLE_DEVICES` accepts.
 fn overview(inventory: &Inventory) -> Vec<Line> {
     let [driver, cuda] = of_driver(inventory).map(or_unknown);
-    let versions = Line::new(0, format!("Driver {driver}, CUDA {cuda}"));
+    let versions = Line::new(format!("Driver {driver}, CUDA {cuda}"));
     let mut rows = vec![["GPU", "Name", "Bus ID", "Minor", "MIG", "State", "UUID"].map(heading)];
     for gpu in &inventory.gpus {
         rows.push(row(gpu, inventory.driver_kind));
@@ -96,7 +96,7 @@ fn overview(inventory: &Inventory) -> Vec<Line> {
     rows.extend(inventory.failed.iter().map(failed_row));
     rows.extend(inventory.excluded.iter().map(excluded_row));
     if rows.len() == 1 {
-        return vec![versions, Line::new(0, "no GPUs")];
+        return vec![versions, Line::new("no GPUs")];
     }
     let mut lines = vec![versions, Line::default()];
     lines.extend(table(rows));
@@ -105,7 +105,7 @@ fn overview(inventory: &Inventory) -> Vec<Line> {
         .iter()
         .map(|failed| one_line(&failed.to_string()));
     lines.extend(reasons.map(|reason| {
-        Line::new(4, "")
+        Line::default()
             .then(Tone::Bad, "not usable")
             .then(Tone::Plain, format!(": {reason}"))
     }));

@@ -9,9 +9,6 @@ use super::terminal::{Line, Terminal, cell, table};
 /// The heading of the stages.
 const CALLED_BY_ENGINES: &str = "Called by engines";
 
-/// The width of help texts, in columns.
-const PAGE: usize = 80;
-
 /// Returns a help text with the groups, if it is the help of the program.
 pub(super) fn complete(text: String) -> String {
     if text.contains(GROUPS) {
@@ -23,27 +20,23 @@ pub(super) fn complete(text: String) -> String {
 
 fn groups() -> String {
     let program = args::Command::augment_subcommands(Command::new(""));
-    let rows = |is_stage: bool| {
-        let of_group = program
-            .get_subcommands()
-            .filter(|one| Stage::named(one.get_name()).is_some() == is_stage);
-        let row = |one: &Command| {
-            let about = one.get_about().map(ToString::to_string).unwrap_or_default();
-            [cell(format!("  {}", one.get_name())), cell(about)]
-        };
-        of_group.map(row).collect::<Vec<_>>()
-    };
-    let mut lines = vec![Line::new(0, "Commands:")];
-    lines.extend(table(rows(false)));
-    lines.extend([
-        Line::default(),
-        Line::new(0, format!("{CALLED_BY_ENGINES}:")),
-    ]);
-    lines.extend(table(rows(true)));
-    Terminal::new(false, Some(PAGE))
-        .render(&lines)
-        .trim_end()
-        .to_owned()
+    let (mut commands, mut stages) = (Vec::new(), Vec::new());
+    for command in program.get_subcommands() {
+        let name = command.get_name();
+        let about = command.get_about().map(ToString::to_string);
+        let row = [cell(format!("  {name}")), cell(about.unwrap_or_default())];
+        if Stage::named(name).is_some() {
+            stages.push(row);
+        } else {
+            commands.push(row);
+        }
+    }
+    let mut lines = vec![Line::new("Commands:")];
+    lines.extend(table(commands));
+    lines.push(Line::default());
+    lines.push(Line::new(format!("{CALLED_BY_ENGINES}:")));
+    lines.extend(table(stages));
+    Terminal::default().render(&lines).trim_end().to_owned()
 }
 
 #[cfg(test)]

@@ -385,7 +385,7 @@ fn lines(preview: &Preview) -> Vec<Line> {
         .unwrap_or_default();
     let reason = format!(": {}{number}", one_line(reason));
     lines.push(
-        Line::new(HANG, "")
+        Line::default()
             .then(tone, outcome)
             .then(Tone::Plain, reason),
     );
@@ -436,7 +436,7 @@ fn lines(preview: &Preview) -> Vec<Line> {
     for finding in findings.iter().take(others) {
         let severity = finding.kind.severity.name();
         let what = format!(": {}", one_line(&finding.what));
-        let line = Line::new(HANG, format!("{} ", finding.kind.id));
+        let line = Line::new(format!("{} ", finding.kind.id));
         lines.push(
             line.then(Tone::of_severity(severity), severity)
                 .then(Tone::Plain, what),
@@ -448,11 +448,8 @@ fn lines(preview: &Preview) -> Vec<Line> {
     lines
 }
 
-/// The column in which a folded line continues.
-const HANG: usize = 2;
-
 fn item(name: &str, text: &str) -> Line {
-    Line::new(HANG, format!("{}{}", one_line(name), one_line(text)))
+    Line::new(format!("{}{}", one_line(name), one_line(text)))
 }
 
 /// Describes what the hook does on the host first.

@@ -129,10 +129,10 @@ fn extra_line(
             "containers get them with {variable}={ENABLED} or the CDI device nvidia.com/{name}=all"
         ),
     };
-    Some(Line::new(
-        INDENT,
-        format!("{title}: {}; {how}", count(nodes.len(), "device node")),
-    ))
+    Some(Line::new(format!(
+        "{title}: {}; {how}",
+        count(nodes.len(), "device node")
+    )))
 }
 
 /// The column of remarks.
@@ -140,15 +140,8 @@ const INDENT: usize = 4;
 
 /// Returns the line of a reason or a hint below a row of a table, whose last column would be too narrow. It begins in column `indent`.
 pub(super) fn remark_line(indent: usize, text: &str) -> Line {
-    let hang = if text.starts_with(HINT) {
-        indent + HINT.len()
-    } else {
-        indent
-    };
-    Line::new(hang, format!("{:indent$}{}", "", one_line(text)))
+    Line::new(format!("{:indent$}{}", "", one_line(text)))
 }
-
-const HINT: &str = "hint: ";
 
 fn engine_rows(status: &EngineStatus) -> Vec<Row> {
     let engine = match &status.version {
@@ -221,7 +214,7 @@ fn with_hint(why: &str, fix: &str) -> Vec<String> {
     let hint = if fix.is_empty() {
         String::new()
     } else {
-        format!("{HINT}{fix}")
+        format!("hint: {fix}")
     };
     [why.to_owned(), hint]
         .into_iter()

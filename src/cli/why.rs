@@ -224,7 +224,7 @@ pub fn to_text(record: &Record) -> String {
 }
 
 fn plain(text: impl Into<String>) -> Line {
-    Line::new(4, text)
+    Line::new(text)
 }
 
 /// Returns the record as lines. Its texts can come from a container, so control characters are escaped.
@@ -331,7 +331,7 @@ fn outcome(record: &Record) -> Line {
     } else {
         format!(": {}", one_line(&record.reason))
     };
-    Line::new(4, "")
+    Line::default()
         .then(tone(record.outcome), words)
         .then(Tone::Plain, reason)
 }

@@ -50,7 +50,7 @@ pub(super) fn lines(records: &[&Record], now: SystemTime) -> Vec<Line> {
     let header = lines.next();
     let reasons = records
         .iter()
-        .map(|record| Line::new(4, format!("    {}", reason(record))));
+        .map(|record| Line::new(format!("    {}", reason(record))));
     header
         .into_iter()
         .chain(lines.zip(reasons).flat_map(|(row, reason)| [row, reason]))

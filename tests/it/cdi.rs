@@ -18,7 +18,6 @@ use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::cdi::generate::sources;
 use nvidia_host::inventory::node_limits::NodeLimits;
 use oci_nvidia_hook::testing::cli::cdi_check as cdi_text;
-use oci_nvidia_hook::testing::cli::terminal::Terminal;
 
 use crate::driver::FakeDriver;
 use crate::own_nodes::NODES_OF_THE_HOST;
@@ -953,26 +952,17 @@ fn what_check_prints() {
             *text = below(text);
         }
     }
-    golden::check_text("cdi-check", "oci-nvidia-hook cdi check", |width, color| {
+    golden::check_text("cdi-check", "oci-nvidia-hook cdi check", |terminal| {
+        cdi_text::text(&verdicts, &["/etc/cdi".into()], &readers, terminal)
+    });
+    golden::check_text("cdi-check-none", "oci-nvidia-hook cdi check", |terminal| {
         cdi_text::text(
-            &verdicts,
-            &["/etc/cdi".into()],
+            &[],
+            &["/etc/cdi".into(), "/var/run/cdi".into()],
             &readers,
-            Terminal::new(color, width),
+            terminal,
         )
     });
-    golden::check_text(
-        "cdi-check-none",
-        "oci-nvidia-hook cdi check",
-        |width, color| {
-            cdi_text::text(
-                &[],
-                &["/etc/cdi".into(), "/var/run/cdi".into()],
-                &readers,
-                Terminal::new(color, width),
-            )
-        },
-    );
 }
 
 fn check_gives_reasons() {

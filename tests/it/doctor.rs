@@ -16,7 +16,6 @@ use engines::{User, status};
 use findings::catalog;
 use oci_nvidia_hook::testing::cli::doctor_text::{self, View};
 use oci_nvidia_hook::testing::cli::status as status_words;
-use oci_nvidia_hook::testing::cli::terminal::Terminal;
 use oci_nvidia_hook::testing::doctor::{self, Caller, Check, Status};
 use serde_json::{Value, json};
 
@@ -119,19 +118,13 @@ fn assert_golden(name: &str, dir: &Path) {
         golden::check_text(
             &format!("{}-{name}", command.replace(" --", "-")),
             &format!("oci-nvidia-hook {command}"),
-            |width, color| {
-                doctor_text::text(
-                    &outcomes,
-                    View { all, is_root: true },
-                    Terminal::new(color, width),
-                )
-            },
+            |terminal| doctor_text::text(&outcomes, View { all, is_root: true }, terminal),
         );
     }
     golden::check_text(
         &format!("status-{name}"),
         "oci-nvidia-hook status",
-        |width, color| status_words::text(&report, Terminal::new(color, width)),
+        |terminal| status_words::text(&report, terminal),
     );
 }
 

@@ -123,11 +123,7 @@ fn a_call_that_waits_for_another() {
 /// Runs a script on a terminal. `$0` is the hook, and `$1` its configuration.
 fn on_terminal(fake: &FakeDriver, script: &str) -> Ran {
     let mut shell = Command::new("sh");
-    View::Terminal {
-        columns: 80,
-        color: false,
-    }
-    .run(shell.args(["-c", script, HOOK]).arg(&fake.config))
+    View::Terminal { color: false }.run(shell.args(["-c", script, HOOK]).arg(&fake.config))
 }
 
 /// Returns the lines about a wait in the output of a terminal, which also has stderr.

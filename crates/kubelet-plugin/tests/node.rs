@@ -1306,10 +1306,7 @@ fn a_person_who_waits_sees_a_line() {
     check
         .args(["check", "--run-dir=/nowhere", "--config"])
         .arg(&fake.config);
-    let terminal = views::View::Terminal {
-        columns: 80,
-        color: false,
-    };
+    let terminal = views::View::Terminal { color: false };
     let quick = views::text(&terminal.output(&check).stdout);
     assert!(!quick.contains("waiting for NVML"), "{quick}");
     let conf = fake.file("nvml.conf");

@@ -29,7 +29,7 @@ pub(super) fn text(found: &Table, options: &Ps, terminal: Terminal, now: SystemT
             1 => "1 process outside of containers uses a GPU".to_owned(),
             _ => format!("{outside} processes outside of containers use GPUs"),
         };
-        text += &terminal.render(&[Line::new(4, line)]);
+        text += &terminal.render(&[Line::new(line)]);
     }
     text
 }

@@ -12,8 +12,8 @@ use serde::Serialize;
 use base::json;
 use base::report::{Finding, one_line};
 use command_line::terminal::{Line, Tone};
-use plugin_api::control::{Offered, OfferedResource, Unanswered, Unhealthy};
 use findings::catalog;
+use plugin_api::control::{Offered, OfferedResource, Unanswered, Unhealthy};
 
 use super::ask::{Answer, ask};
 use super::report::{self, FindingEntry, Report, Verdict};
@@ -198,21 +198,21 @@ impl report::Document for Document {
             } else {
                 "this node has no GPU to offer"
             };
-            lines.push(Line::new(2, why));
+            lines.push(Line::new(why));
             return lines;
         }
         let health = match &self.running.why {
             None => "the running plugin reports this health to the kubelet",
             Some(why) => &format!("{}: this is what it would offer", one_line(why)),
         };
-        lines.push(Line::new(2, health));
+        lines.push(Line::new(health));
         let StrategyEntry { names, why } = &self.strategy;
         let text = format!(
             "containers get their devices with {} ({})",
             names.join(", "),
             one_line(why)
         );
-        lines.push(Line::new(2, text));
+        lines.push(Line::new(text));
         lines
     }
 
@@ -261,10 +261,10 @@ impl ResourceEntry {
             self.devices.iter().filter(is_healthy).count(),
             self.devices.len()
         );
-        let mut lines = vec![Line::new(2, text)];
+        let mut lines = vec![Line::new(text)];
         if self.registered == Some(false) {
             let text = "  the kubelet has no connection to the running plugin for this resource";
-            lines.push(Line::new(4, text));
+            lines.push(Line::new(text));
         }
         for device in &self.devices {
             lines.push(device.line());
@@ -290,7 +290,7 @@ impl DeviceEntry {
         if let Some(since) = &self.since {
             details += &format!(" (since {})", one_line(since));
         }
-        let line = Line::new(4, format!("  {} ", self.id));
+        let line = Line::new(format!("  {} ", self.id));
         line.then(tone, self.health.to_ascii_lowercase())
             .then(Tone::Plain, details)
     }

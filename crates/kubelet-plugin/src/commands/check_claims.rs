@@ -7,9 +7,9 @@ use anyhow::Result;
 use base::json;
 use base::report::{Finding, one_line};
 use command_line::terminal::{Line, Tone};
-use plugin_api::control::{Offered, Unanswered};
 use findings::catalog;
 use k8s_openapi::api::resource::v1::ResourceSliceSpec;
+use plugin_api::control::{Offered, Unanswered};
 use serde::Serialize;
 
 use super::ask::{Answer, ask};
@@ -142,15 +142,15 @@ impl report::Document for Document {
             self.devices.iter().filter(|device| device.healthy).count(),
             self.devices.len()
         );
-        let mut lines = vec![Line::new(2, counts)];
+        let mut lines = vec![Line::new(counts)];
         for device in &self.devices {
             lines.push(device.line());
         }
         if let Some(file) = &self.api.kubeconfig {
-            lines.push(Line::new(2, format!("credentials: {}", file.display())));
+            lines.push(Line::new(format!("credentials: {}", file.display())));
         }
         if let Some(node) = &self.api.node {
-            lines.push(Line::new(2, format!("node: {node}")));
+            lines.push(Line::new(format!("node: {node}")));
         }
         for Right { what, error } in &self.api.rights {
             let (tone, word) = if error.is_none() {
@@ -158,7 +158,7 @@ impl report::Document for Document {
             } else {
                 (Tone::Bad, "no")
             };
-            lines.push(Line::new(4, format!("  {what}: ")).then(tone, word));
+            lines.push(Line::new(format!("  {what}: ")).then(tone, word));
         }
         if let Some(Published {
             devices,
@@ -167,13 +167,12 @@ impl report::Document for Document {
         }) = &self.api.published
         {
             let state = if *current { "as above" } else { "not as above" };
-            lines.push(Line::new(
-                2,
-                format!("published: {devices} devices, generation {generation}, {state}"),
-            ));
+            lines.push(Line::new(format!(
+                "published: {devices} devices, generation {generation}, {state}"
+            )));
         }
         let slices = format!("slices: {}; --json prints them", self.slices.len());
-        lines.push(Line::new(2, slices));
+        lines.push(Line::new(slices));
         lines
     }
 
@@ -225,7 +224,7 @@ impl DeviceEntry {
         if let Some(why) = &self.why {
             details += &format!(": {}", one_line(why));
         }
-        Line::new(4, format!("  {} ", self.name))
+        Line::new(format!("  {} ", self.name))
             .then(tone, word)
             .then(Tone::Plain, details)
     }

@@ -25,9 +25,9 @@ use clap::CommandFactory;
 use clap_complete::{generate, shells};
 use command_line::parse::{self, Parsed};
 use command_line::terminal::{Color, Environment};
-use plugin_api::control as control_socket;
 use findings::catalog;
 use nvidia_host::config;
+use plugin_api::control as control_socket;
 
 use crate::cdi_specs;
 use crate::log::{self, Log};

@@ -110,11 +110,11 @@ impl FindingEntry {
     /// Returns the finding with its hint.
     #[must_use]
     pub fn lines(&self) -> Vec<Line> {
-        let line = Line::new(2, format!("{} ", self.id))
+        let line = Line::new(format!("{} ", self.id))
             .then(Tone::of_severity(self.severity), self.severity);
         let mut lines = vec![line.then(Tone::Plain, format!(": {}", one_line(&self.what)))];
         if !self.fix.is_empty() {
-            lines.push(Line::new(8, format!("  hint: {}", one_line(&self.fix))));
+            lines.push(Line::new(format!("  hint: {}", one_line(&self.fix))));
         }
         lines
     }
