@@ -30,22 +30,19 @@ use engines::inspect::{self, Versions};
 
 /// Returns the spec directories of each engine, or those of the command line for all of them.
 fn views(given: &SpecDirs, inspect: impl Fn(&Tree) -> Vec<View>) -> Vec<View> {
-    let views = Tree::open(&HostPath::new("/"))
-        .map(|host| inspect(&host))
-        .unwrap_or_default();
-    let given = &given.spec_dirs;
-    if given.is_empty() && !views.is_empty() {
-        return views;
-    }
-    let dirs = if given.is_empty() {
+    let views = match Tree::open(&HostPath::new("/")) {
+        Ok(host) => inspect(&host),
+        Err(_) => Vec::new(),
+    };
+    let dirs = if !given.spec_dirs.is_empty() {
+        given.spec_dirs.clone()
+    } else if views.is_empty() {
         DEFAULT_DIRS.map(PathBuf::from).into()
     } else {
-        given.clone()
+        return views;
     };
-    vec![View {
-        readers: views.into_iter().flat_map(|view| view.readers).collect(),
-        dirs,
-    }]
+    let readers = views.into_iter().flat_map(|view| view.readers).collect();
+    vec![View { readers, dirs }]
 }
 
 /// Returns the views without asking each engine for its version, which would take longer than everything else.
@@ -70,12 +67,11 @@ pub(crate) fn list(dirs: &SpecDirs, json: bool) -> Result<ExitCode> {
             "no CDI devices; \"oci-nvidia-hook cdi generate\" writes a spec for this host's GPUs",
         );
     }
-    Ok(output::print(
-        &names
-            .iter()
-            .map(|name| one_line(name) + "\n")
-            .collect::<String>(),
-    ))
+    let mut text = String::new();
+    for name in &names {
+        text += &format!("{}\n", one_line(name));
+    }
+    Ok(output::print(&text))
 }
 
 fn names_of(dirs: &SpecDirs) -> BTreeSet<String> {
@@ -169,14 +165,14 @@ pub(crate) fn problems(path: &Path, dirs: &SpecDirs) -> Vec<Finding> {
     let mut problems = Vec::new();
     for View { readers, dirs } in quick_views(dirs) {
         let Some(priority) = dirs.iter().position(|dir| is_in(path, dir)) else {
-            let engines: Vec<_> = readers
+            let names: Vec<_> = readers
                 .iter()
                 .map(|reader| reader.kind.to_string())
                 .collect();
-            let engines = if engines.is_empty() {
+            let engines = if names.is_empty() {
                 "engines".to_owned()
             } else {
-                engines.join(", ")
+                names.join(", ")
             };
             problems.push(Finding::new(
                 &catalog::SPEC_UNSEEN,
@@ -189,27 +185,24 @@ pub(crate) fn problems(path: &Path, dirs: &SpecDirs) -> Vec<Finding> {
             continue;
         };
         let files = registry::read(&dirs);
-        let is_ours = |file: &SpecFile| {
+        let ours = files.iter().position(|file| {
             file.priority == priority && file.path.file_name() == path.file_name()
-        };
-        let other = files
-            .iter()
-            .position(is_ours)
-            .and_then(|ours| cdi_check::conflicting(&files, ours));
-        problems.extend(other.map(|other| {
+        });
+        if let Some(other) = ours.and_then(|ours| cdi_check::conflicting(&files, ours)) {
             let what = format!("{:?} has devices of the same names", other.path);
             let fix = format!("run \"rm {}\"", other.path.display());
-            Finding::new(&catalog::SPEC_CONFLICT, what, fix)
-        }));
+            problems.push(Finding::new(&catalog::SPEC_CONFLICT, what, fix));
+        }
     }
     problems
 }
 
 /// Returns whether the file is in this directory. The paths can differ, because /var/run is a link.
 fn is_in(path: &Path, dir: &Path) -> bool {
-    path.parent()
-        .and_then(identity)
-        .is_some_and(|parent| Some(parent) == identity(dir))
+    match path.parent().and_then(identity) {
+        Some(parent) => identity(dir) == Some(parent),
+        None => false,
+    }
 }
 
 fn identity(dir: &Path) -> Option<(u64, u64)> {
@@ -226,21 +219,22 @@ fn judge(files: &[SpecFile], now: &Now<'_>, names: &[String]) -> Vec<CdiVerdict>
     }
     let mut named = Vec::new();
     for name in names {
-        let known = devices.iter().find(|device| device.subject == *name);
         named.push(
-            known
-                .cloned()
-                .unwrap_or_else(|| cdi_check::unknown(name, &devices)),
+            match devices.iter().find(|device| device.subject == *name) {
+                Some(known) => known.clone(),
+                None => cdi_check::unknown(name, &devices),
+            },
         );
     }
     if named.iter().any(|verdict| verdict.file.is_empty()) {
         // The device may be in a file that engines do not read.
         named.extend(cdi_check::files(files));
     }
-    let of_named = without_env
-        .into_iter()
-        .filter(|hook| named.iter().any(|device| device.file == hook.file));
-    named.extend(of_named.collect::<Vec<_>>());
+    for hook in without_env {
+        if named.iter().any(|device| device.file == hook.file) {
+            named.push(hook);
+        }
+    }
     named
 }
 
@@ -279,57 +273,44 @@ fn to_lines(verdicts: &[CdiVerdict], dirs: &[PathBuf], readers: &[Reader]) -> Ve
     if !names.is_empty() {
         lines.push(Line::new(format!("for {}:", names.join(", "))));
     }
-    for CdiVerdict {
-        subject,
-        ok,
-        reason,
-        hint,
-        file,
-        unread_by,
-        is_unsafe,
-        ..
-    } in verdicts
-    {
-        let (tone, word) = match ok {
-            _ if !unread_by.is_empty() => (Tone::Warning, "partly"),
-            true => (Tone::Good, "yes"),
-            false if *is_unsafe => (Tone::Bad, "unsafe"),
-            false => (Tone::Bad, "no"),
-        };
-        let gap = NAMES.saturating_sub(word.len());
-        let found = if *ok {
-            format!(" ({})", one_line(file))
-        } else {
-            String::new()
-        };
-        let name = format!("{:gap$}{}{found}", "", one_line(subject));
-        lines.push(Line::default().then(tone, word).then(Tone::Plain, name));
-        let others: Vec<_> = names
-            .iter()
-            .filter(|name| !unread_by.contains(name))
-            .cloned()
-            .collect();
-        let parts = match unread_by.is_empty() {
-            true => String::new(),
-            false => format!(
+    for verdict in verdicts {
+        lines.push(first_line(verdict));
+        if !verdict.unread_by.is_empty() {
+            let mut others = names.clone();
+            others.retain(|name| !verdict.unread_by.contains(name));
+            let parts = format!(
                 "usable by {}, not by {}",
                 others.join(", "),
-                unread_by.join(", ")
-            ),
-        };
-        let hint = if hint.is_empty() {
-            String::new()
-        } else {
-            format!("hint: {hint}")
-        };
-        for remark in [&parts, reason, &hint]
-            .into_iter()
-            .filter(|remark| !remark.is_empty())
-        {
-            lines.push(remark_line(NAMES, remark));
+                verdict.unread_by.join(", ")
+            );
+            lines.push(remark_line(NAMES, &parts));
+        }
+        if !verdict.reason.is_empty() {
+            lines.push(remark_line(NAMES, &verdict.reason));
+        }
+        if !verdict.hint.is_empty() {
+            lines.push(remark_line(NAMES, &format!("hint: {}", verdict.hint)));
         }
     }
     lines
+}
+
+fn first_line(verdict: &CdiVerdict) -> Line {
+    let (tone, word) = if !verdict.unread_by.is_empty() {
+        (Tone::Warning, "partly")
+    } else if verdict.ok {
+        (Tone::Good, "yes")
+    } else if verdict.is_unsafe {
+        (Tone::Bad, "unsafe")
+    } else {
+        (Tone::Bad, "no")
+    };
+    let gap = NAMES.saturating_sub(word.len());
+    let mut name = format!("{:gap$}{}", "", one_line(&verdict.subject));
+    if verdict.ok {
+        name += &format!(" ({})", one_line(&verdict.file));
+    }
+    Line::default().then(tone, word).then(Tone::Plain, name)
 }
 
 /// The column of the names: after the longest word that tells whether a device is usable.

@@ -38,11 +38,9 @@ pub(super) fn complete(words: &[OsString]) -> ExitCode {
     // People do not type stages. clap offers them if nothing else begins like this.
     offers.retain(|offer| !offer.is_hide_set());
     // Before a dash is typed, options would outnumber the other words.
-    if !offers.iter().all(is_option)
-        && !words
-            .last()
-            .is_some_and(|word| word.to_string_lossy().starts_with('-'))
-    {
+    let last = words.last().map(|word| word.to_string_lossy());
+    let begins_option = last.is_some_and(|word| word.starts_with('-'));
+    if !begins_option && !offers.iter().all(is_option) {
         offers.retain(|offer| !is_option(offer));
     }
     output::print(&offers.iter().map(text).collect::<String>())
@@ -53,11 +51,11 @@ fn is_option(offer: &CompletionCandidate) -> bool {
 }
 
 fn text(offer: &CompletionCandidate) -> String {
-    let help = offer
-        .get_help()
-        .map(|help| format!("\t{help}").replace('\n', " "))
-        .unwrap_or_default();
-    format!("{}{help}\n", offer.get_value().to_string_lossy())
+    let value = offer.get_value().to_string_lossy();
+    match offer.get_help() {
+        Some(help) => format!("{value}\t{}\n", help.to_string().replace('\n', " ")),
+        None => format!("{value}\n"),
+    }
 }
 
 /// Returns the command line of the program, with the values of arguments that depend on this host.
@@ -99,22 +97,24 @@ fn with_values_of_host(line: &[OsString]) -> Command {
 /// Returns the commands that can follow the words after `help` in this line.
 fn commands(line: &[OsString]) -> Vec<String> {
     let program = Cli::command();
-    let before = line
-        .split_last()
-        .map(|(_, before)| before)
-        .unwrap_or_default();
-    let group = before
-        .iter()
-        .skip_while(|word| *word != "help")
-        .skip(1)
-        .try_fold(&program, |group, word| group.find_subcommand(word));
-    let visible = group
-        .into_iter()
-        .flat_map(Command::get_subcommands)
-        .filter(|command| !command.is_hide_set());
-    visible
-        .map(|command| command.get_name().to_owned())
-        .collect()
+    let mut words = before_last(line).iter();
+    words.find(|word| *word == "help");
+    let mut group = &program;
+    for word in words {
+        let Some(below) = group.find_subcommand(word) else {
+            return Vec::new();
+        };
+        group = below;
+    }
+    let visible = group.get_subcommands().filter(|one| !one.is_hide_set());
+    visible.map(|one| one.get_name().to_owned()).collect()
+}
+
+fn before_last(line: &[OsString]) -> &[OsString] {
+    match line.split_last() {
+        Some((_, before)) => before,
+        None => &[],
+    }
 }
 
 fn with(arg: Arg, values: impl Fn() -> Vec<CompletionCandidate> + Send + Sync + 'static) -> Arg {
@@ -123,11 +123,7 @@ fn with(arg: Arg, values: impl Fn() -> Vec<CompletionCandidate> + Send + Sync + 
 
 /// Returns the values of `--spec-dir` in the words of `cdi check` before the last one.
 fn spec_dirs(line: &[OsString]) -> Vec<PathBuf> {
-    let before = line
-        .split_last()
-        .map(|(_, before)| before)
-        .unwrap_or_default();
-    match Cli::try_parse_from(before) {
+    match Cli::try_parse_from(before_last(line)) {
         Ok(Cli {
             command: args::Command::Cdi(Cdi::Check(CdiCheck { dirs, .. })),
             ..
@@ -138,31 +134,26 @@ fn spec_dirs(line: &[OsString]) -> Vec<PathBuf> {
 
 /// Offers these values, except for those that a terminal cannot show.
 fn candidates(values: impl IntoIterator<Item = String>) -> Vec<CompletionCandidate> {
-    values
-        .into_iter()
-        .filter(|value| one_line(value) == *value)
-        .map(CompletionCandidate::new)
-        .collect()
+    let shown = values.into_iter().filter(|value| one_line(value) == *value);
+    shown.map(CompletionCandidate::new).collect()
 }
 
 fn containers() -> Vec<CompletionCandidate> {
-    candidates(
-        containers::read()
-            .unwrap_or_default()
-            .iter()
-            .map(containers::Known::name)
-            .collect::<BTreeSet<_>>(),
-    )
+    let known = containers::read().unwrap_or_default();
+    candidates(BTreeSet::from_iter(
+        known.iter().map(containers::Known::name),
+    ))
 }
 
 /// Offers the indices of the GPUs in records, because NVML can take seconds.
 fn gpus() -> Vec<CompletionCandidate> {
-    let known = containers::read().unwrap_or_default();
-    let devices = known
-        .iter()
-        .filter_map(|known| known.record.as_ref())
-        .flat_map(|record| &record.devices);
-    candidates(devices.map(records::Device::short).collect::<BTreeSet<_>>())
+    let mut indices = BTreeSet::new();
+    for known in containers::read().unwrap_or_default() {
+        if let Some(record) = known.record {
+            indices.extend(record.devices.iter().map(records::Device::short));
+        }
+    }
+    candidates(indices)
 }
 
 fn findings() -> Vec<CompletionCandidate> {

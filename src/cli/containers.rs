@@ -30,14 +30,13 @@ pub(super) struct Known {
 impl Known {
     /// Returns a name that [`find`] finds: of the pod, of the container, or its id.
     pub(super) fn name(&self) -> String {
-        let recorded = self
-            .record
-            .as_ref()
-            .map(|record| record.container.display_name());
-        let name = recorded
-            .filter(|name| !name.is_empty())
-            .or_else(|| self.names.first().cloned());
-        name.unwrap_or_else(|| self.id.clone())
+        if let Some(record) = &self.record {
+            let name = record.container.display_name();
+            if !name.is_empty() {
+                return name;
+            }
+        }
+        self.names.first().unwrap_or(&self.id).clone()
     }
 }
 
@@ -45,20 +44,21 @@ impl Known {
 pub(super) fn read() -> Result<Vec<Known>> {
     let records = records()?;
     let dirs = storage_dirs(&records);
-    let listed = dirs.iter().flat_map(|dir| {
-        storage::read(dir)
-            .into_iter()
-            .map(move |listed| (listed, dir.as_path()))
-    });
-    Ok(merge(records, listed.collect()))
+    let mut listed = Vec::new();
+    for dir in &dirs {
+        for one in storage::read(dir) {
+            listed.push((one, dir.as_path()));
+        }
+    }
+    Ok(merge(records, listed))
 }
 
 /// Reads the records. Files that are not records are reported.
 fn records() -> Result<Vec<Record>> {
-    let found = Store::existing()?
-        .map(|store| store.all())
-        .transpose()?
-        .unwrap_or_default();
+    let Some(store) = Store::existing()? else {
+        return Ok(Vec::new());
+    };
+    let found = store.all()?;
     let dir = run_dir::path()?.join(store::DIR);
     for (name, why) in &found.broken {
         let path = dir.join(name);
@@ -80,12 +80,11 @@ fn storage_dirs(records: &[Record]) -> BTreeSet<PathBuf> {
         User::from_uid(uid).ok().flatten().map(|user| user.dir)
     };
     let mut dirs = BTreeSet::from_iter(storage::dirs(home.as_deref()));
-    dirs.extend(
-        records
-            .iter()
-            .filter_map(|record| storage::dir_of(&record.container.bundle))
-            .map(Path::to_owned),
-    );
+    for record in records {
+        if let Some(dir) = storage::dir_of(&record.container.bundle) {
+            dirs.insert(dir.to_owned());
+        }
+    }
     dirs
 }
 
@@ -95,34 +94,31 @@ fn merge(records: Vec<Record>, mut listed: Vec<(Listed, &Path)>) -> Vec<Known> {
     let mut known = Vec::new();
     for mut record in records {
         let container = &mut record.container;
-        let place = listed
-            .iter()
-            .position(|(listed, _)| listed.id == container.id);
-        let mut names = place
-            .map(|place| listed.remove(place).0.names)
-            .unwrap_or_default();
+        let mut names = Vec::new();
+        let mut places = listed.iter();
+        if let Some(place) = places.position(|(listed, _)| listed.id == container.id) {
+            names = listed.remove(place).0.names;
+        }
         if !container.name.is_empty() {
             names.push(container.name.clone());
         } else if let Some(name) = names.first() {
             container.name.clone_from(name);
         }
-        let (id, bundle) = (container.id.clone(), container.bundle.clone());
         known.push(Known {
-            id,
+            id: container.id.clone(),
             names,
-            bundle,
+            bundle: container.bundle.clone(),
             record: Some(record),
         });
     }
-    known.extend(listed.into_iter().map(|(Listed { id, names, .. }, dir)| {
-        let bundle = dir.join(&id).join("userdata");
-        Known {
+    for (Listed { id, names, .. }, dir) in listed {
+        known.push(Known {
+            bundle: dir.join(&id).join("userdata"),
             id,
             names,
-            bundle,
             record: None,
-        }
-    }));
+        });
+    }
     known
 }
 
@@ -134,20 +130,17 @@ pub(super) fn find<'k>(name: &str, known: &'k [Known]) -> Result<Vec<&'k Known>>
     if name.is_empty() {
         return Err(unknown(name));
     }
-    if let Some(one) = known
-        .iter()
-        .find(|known| known.id == name || known.names.iter().any(|other| other == name))
-    {
-        return Ok(vec![one]);
+    for one in known {
+        if one.id == name || one.names.iter().any(|other| other == name) {
+            return Ok(vec![one]);
+        }
     }
     let of_pod = newest_of_pod(name, known);
     if !of_pod.is_empty() {
         return Ok(of_pod);
     }
-    let similar: Vec<_> = known
-        .iter()
-        .filter(|known| known.id.starts_with(name))
-        .collect();
+    let similar = known.iter().filter(|known| known.id.starts_with(name));
+    let similar: Vec<_> = similar.collect();
     match similar.as_slice() {
         [] => Err(unknown(name)),
         [one] => Ok(vec![one]),
@@ -202,14 +195,18 @@ fn ambiguous(name: &str, several: &[&Known]) -> anyhow::Error {
 }
 
 fn unknown(name: &str) -> anyhow::Error {
-    failure(
-        &catalog::NO_RECORD,
-        format!("unknown container or pod {name:?}"),
-        roots_records("why").unwrap_or_else(|| {
+    let hint = match roots_records("why") {
+        Some(hint) => hint,
+        None => {
             "\"oci-nvidia-hook ps --all\" lists the containers that requested GPUs; \"oci-nvidia-hook status\" shows \
              whether engines start the hook"
                 .to_owned()
-        }),
+        }
+    };
+    failure(
+        &catalog::NO_RECORD,
+        format!("unknown container or pod {name:?}"),
+        hint,
     )
 }
 
@@ -217,12 +214,13 @@ fn unknown(name: &str) -> anyhow::Error {
 pub(super) fn roots_records(command: &str) -> Option<String> {
     let is_root = Uid::effective().is_root() && !ns::in_user_namespace().unwrap_or_default();
     let exists = run_dir::path_of_root().symlink_metadata().is_ok();
-    (!is_root && exists).then(|| {
-        format!(
-            "only root can read the records of root's containers (Kubernetes, \"sudo podman\"): \
-             run \"sudo oci-nvidia-hook {command}\""
-        )
-    })
+    if is_root || !exists {
+        return None;
+    }
+    Some(format!(
+        "only root can read the records of root's containers (Kubernetes, \"sudo podman\"): \
+         run \"sudo oci-nvidia-hook {command}\""
+    ))
 }
 
 /// Returns the bundle of the container with this name, which contains config.json.
@@ -233,10 +231,7 @@ pub(super) fn bundle_of(name: &str) -> Result<PathBuf> {
     let known = read()?;
     let found = find(name, &known)?;
     let [Known { bundle, .. }] = found.as_slice() else {
-        let records = found.iter().filter_map(|known| known.record.as_ref());
-        let names: Vec<_> = records
-            .map(|record| record.container.display_name())
-            .collect();
+        let names: Vec<_> = found.iter().map(|known| known.name()).collect();
         return Err(failure(
             &catalog::NO_RECORD,
             format!("pod {name:?} has several containers"),

@@ -24,14 +24,14 @@ const TEXT: usize = "warning".len() + 2;
 pub fn text(checks: &[Check], view: View, terminal: Terminal) -> String {
     let mut problems = problems(checks);
     problems.sort_by_key(|problem| std::cmp::Reverse(problem.status()));
-    let mut lines: Vec<_> = problems.iter().flat_map(Problem::lines).collect();
-    if view.all {
-        lines.extend(
-            checks
-                .iter()
-                .filter(|check| !is_problem(check))
-                .map(|check| first_line(check.status, &[check])),
-        );
+    let mut lines = Vec::new();
+    for problem in &problems {
+        lines.extend(problem.lines());
+    }
+    for check in checks {
+        if view.all && !is_problem(check) {
+            lines.push(first_line(check.status, &[check]));
+        }
     }
     if !lines.is_empty() {
         lines.push(Line::default());
@@ -45,22 +45,23 @@ fn is_problem(check: &Check) -> bool {
 }
 
 /// Results with one fix.
-struct Problem<'a>(Vec<&'a Check>);
+struct Problem<'a> {
+    fix: &'a str,
+    checks: Vec<&'a Check>,
+}
 
 /// Groups the problems by their fix, in the order of the checks.
 fn problems(checks: &[Check]) -> Vec<Problem<'_>> {
     let mut problems: Vec<Problem<'_>> = Vec::new();
     for check in checks.iter().filter(|check| is_problem(check)) {
-        let is_same = |problem: &&mut Problem<'_>| {
-            !check.fix.is_empty()
-                && problem
-                    .0
-                    .first()
-                    .is_some_and(|first| first.fix == check.fix)
-        };
-        match problems.iter_mut().find(is_same) {
-            Some(problem) => problem.0.push(check),
-            None => problems.push(Problem(vec![check])),
+        let fix = check.fix.as_str();
+        let mut known = problems.iter_mut();
+        match known.find(|problem| problem.fix == fix && !fix.is_empty()) {
+            Some(problem) => problem.checks.push(check),
+            None => problems.push(Problem {
+                fix,
+                checks: vec![check],
+            }),
         }
     }
     problems
@@ -68,27 +69,20 @@ fn problems(checks: &[Check]) -> Vec<Problem<'_>> {
 
 impl Problem<'_> {
     fn status(&self) -> Status {
-        self.0
-            .iter()
-            .map(|check| check.status)
-            .max()
-            .unwrap_or(Status::Note)
+        let statuses = self.checks.iter().map(|check| check.status);
+        statuses.max().unwrap_or(Status::Note)
     }
 
     fn lines(&self) -> Vec<Line> {
-        let mut lines = vec![first_line(self.status(), &self.0)];
+        let mut lines = vec![first_line(self.status(), &self.checks)];
         let mut whys: Vec<String> = Vec::new();
-        for why in self.0.iter().map(|check| without_markdown(check.why)) {
+        for check in &self.checks {
+            let why = without_markdown(check.why);
             if !why.is_empty() && !whys.contains(&why) {
                 whys.push(why);
             }
         }
-        let fix = self
-            .0
-            .first()
-            .map(|check| one_line(&check.fix))
-            .unwrap_or_default();
-        for (label, content) in [("why: ", whys.join("; ")), ("fix: ", fix)] {
+        for (label, content) in [("why: ", whys.join("; ")), ("fix: ", one_line(self.fix))] {
             if !content.is_empty() {
                 lines.push(Line::new(format!("{:TEXT$}{label}{content}", "")));
             }
@@ -115,20 +109,22 @@ fn first_line(status: Status, checks: &[&Check]) -> Line {
 fn names(checks: &[&Check]) -> String {
     let mut sections: Vec<(Section, Vec<&str>)> = Vec::new();
     for check in checks {
-        match sections
-            .iter_mut()
-            .find(|(section, _)| *section == check.section)
-        {
+        let mut known = sections.iter_mut();
+        match known.find(|(section, _)| *section == check.section) {
             Some((_, names)) if names.contains(&check.check) => {}
             Some((_, names)) => names.push(check.check),
             None => sections.push((check.section, vec![check.check])),
         }
     }
-    let named = sections.into_iter().map(|(section, names)| match section {
-        Section::Container => names.join(", "),
-        section => format!("{} ({section})", names.join(", ")),
-    });
-    named.collect::<Vec<_>>().join(", ")
+    let mut named = Vec::new();
+    for (section, names) in sections {
+        let names = names.join(", ");
+        named.push(match section {
+            Section::Container => names,
+            section => format!("{names} ({section})"),
+        });
+    }
+    named.join(", ")
 }
 
 /// Returns what the checks found, with a number after the last result that has it.
@@ -136,50 +132,49 @@ fn found(checks: &[&Check]) -> String {
     let mut found = String::new();
     for (position, check) in checks.iter().enumerate() {
         let next = checks.get(position + 1);
-        let id = check
-            .id
-            .filter(|id| next.is_none_or(|next| next.id != Some(*id)));
-        let separator = if next.is_some() { "; " } else { "" };
         found += &one_line(&check.what);
-        found += &id.map(|id| format!(" ({id})")).unwrap_or_default();
-        found += separator;
+        if let Some(id) = check.id
+            && next.is_none_or(|next| next.id != Some(id))
+        {
+            found += &format!(" ({id})");
+        }
+        if next.is_some() {
+            found += "; ";
+        }
     }
     found
 }
 
 /// Counts the problems as they are printed, and the other checks.
 fn summary(problems: &[Problem<'_>], checks: &[Check], view: View) -> String {
-    let of = |status: Status| {
-        problems
-            .iter()
-            .filter(|problem| problem.status() == status)
-            .count()
-    };
-    let severities = [Status::Error, Status::Warning, Status::Note]
-        .map(|status| (of(status), status.to_string()));
-    let found: Vec<_> = severities
-        .iter()
-        .filter(|(number, _)| *number > 0)
-        .map(|(number, name)| count(*number, name))
-        .collect();
-    let found = if found.is_empty() {
-        "no problems".to_owned()
-    } else {
-        found.join(", ")
-    };
+    let mut found = Vec::new();
+    for status in [Status::Error, Status::Warning, Status::Note] {
+        let of_status = problems.iter().filter(|problem| problem.status() == status);
+        let number = of_status.count();
+        if number > 0 {
+            found.push(count(number, &status.to_string()));
+        }
+    }
+    if found.is_empty() {
+        found.push("no problems".to_owned());
+    }
     let with = |status: Status| checks.iter().filter(|check| check.status == status).count();
-    let (passed, skipped) = (count(with(Status::Ok), "check"), with(Status::Skipped));
-    let others = match skipped {
-        0 => format!("{passed} passed"),
-        skipped => format!("{passed} passed, {skipped} skipped"),
-    };
-    let root = if view.is_root || skipped == 0 {
-        ""
-    } else {
-        "; root can perform more checks"
-    };
-    let hint = if view.all { "" } else { " (--all lists them)" };
-    format!("{found}; {others}{hint}{root}")
+    let mut text = format!(
+        "{}; {} passed",
+        found.join(", "),
+        count(with(Status::Ok), "check")
+    );
+    let skipped = with(Status::Skipped);
+    if skipped > 0 {
+        text += &format!(", {skipped} skipped");
+    }
+    if !view.all {
+        text += " (--all lists them)";
+    }
+    if skipped > 0 && !view.is_root {
+        text += "; root can perform more checks";
+    }
+    text
 }
 
 #[cfg(test)]

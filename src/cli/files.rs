@@ -22,7 +22,8 @@ use nvidia_host::driver::ldcache::Arch;
 use nvidia_host::driver::libraries::{Library, LinkerCache};
 use nvidia_host::driver::locate::{locate, unknown, unknown_finding};
 use nvidia_host::driver::wsl;
-use nvidia_host::edits::decide;
+use nvidia_host::edits::facts::DeviceFacts;
+use nvidia_host::edits::{Wanted, decide};
 use nvidia_host::host::{Host, Roots};
 use nvidia_host::inventory::caps::{MigCap, parse_line};
 use nvidia_host::inventory::procfs::{self, DRIVER_PROC};
@@ -62,6 +63,13 @@ enum ItemKind {
     DrmDevice,
 }
 
+impl ItemKind {
+    /// Reports whether nvidia-container-cli lists this kind. Programs that read paths do not expect the others.
+    const fn is_path(self) -> bool {
+        !matches!(self, Self::Description | Self::DrmDevice)
+    }
+}
+
 impl fmt::Display for ItemKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
@@ -78,12 +86,17 @@ pub(crate) fn run(
     let config = info::configuration(config, options.root.as_deref())?;
     let (items, unknown) = items(&options.parts, &config, &mut call)?;
     // On stderr, because stdout contains only paths, for scripts.
-    unknown.iter().for_each(|finding| call.remark(finding));
-    Ok(output::print(&match options.output.json {
-        true => base::json::document("files", &items)?,
-        false if terminal.is_screen() => terminal.render(&columns(&items)),
-        false => text_of(&items),
-    }))
+    if let Some(finding) = &unknown {
+        call.remark(finding);
+    }
+    let text = if options.output.json {
+        base::json::document("files", &items)?
+    } else if terminal.is_screen() {
+        terminal.render(&columns(&items))
+    } else {
+        text_of(&items)
+    };
+    Ok(output::print(&text))
 }
 
 /// Returns the output of `nvidia-container-cli list`: one path on each line.
@@ -95,27 +108,21 @@ pub(crate) fn text(parts: &Parts, config: &Config, call: &mut Call) -> Result<St
 }
 
 fn text_of(items: &[Item]) -> String {
-    paths_only(items)
-        .map(|item| format!("{}\n", item.path.display()))
-        .collect()
+    let mut text = String::new();
+    for item in items.iter().filter(|item| item.kind.is_path()) {
+        text += &format!("{}\n", item.path.display());
+    }
+    text
 }
 
 /// Returns a table of kinds and paths, for a terminal.
 fn columns(items: &[Item]) -> Vec<Line> {
-    let rows = paths_only(items).map(|item| {
-        [
-            cell(item.kind.to_string()),
-            cell(one_line(&item.path.to_string_lossy())),
-        ]
-    });
-    table(rows.collect())
-}
-
-/// Leaves out the kinds that nvidia-container-cli does not list, and that programs that read paths do not expect.
-fn paths_only(items: &[Item]) -> impl Iterator<Item = &Item> {
-    items
-        .iter()
-        .filter(|item| !matches!(item.kind, ItemKind::Description | ItemKind::DrmDevice))
+    let mut rows = Vec::new();
+    for item in items.iter().filter(|item| item.kind.is_path()) {
+        let path = one_line(&item.path.to_string_lossy());
+        rows.push([cell(item.kind.to_string()), cell(path)]);
+    }
+    table(rows)
 }
 
 /// Returns the selected files and devices, and a finding about driver libraries that are not in the catalog.
@@ -152,18 +159,17 @@ fn items(parts: &Parts, config: &Config, call: &mut Call) -> Result<(Vec<Item>, 
         } else {
             Vec::new()
         };
-        items.extend(
-            paths(&files, &ipc, &chosen, everything)
-                .into_iter()
-                .filter_map(|(kind, source)| {
-                    let cataloged = !unknown.iter().any(|library| library.source == *source);
-                    Some(Item {
-                        cataloged,
-                        ..item(root.inside(source).ok()?, source.as_path(), kind)
-                    })
-                }),
-        );
-        finding = unknown_finding(&unknown).filter(|_| libraries || *compat32);
+        for (kind, source) in paths(&files, &ipc, &chosen, everything) {
+            let Ok(inside) = root.inside(source) else {
+                continue;
+            };
+            let mut item = item(inside, source.as_path(), kind);
+            item.cataloged = !unknown.iter().any(|library| library.source == *source);
+            items.push(item);
+        }
+        if libraries || *compat32 {
+            finding = unknown_finding(&unknown);
+        }
     }
     Ok((items, finding))
 }
@@ -176,46 +182,15 @@ fn devices(chosen: &Selection, config: &Config, call: &mut Call) -> Result<Vec<I
     let facts = host.device_facts(&wanted, &devices);
     let mut items = Vec::new();
     if chosen.devices.is_some() {
-        let common = decide::common_nodes(&facts, &wanted, &mut findings)?;
-        let (mut gpus, mut drm, mut parts) = (Vec::new(), Vec::new(), Vec::new());
-        for device in &devices {
-            let edits = decide::of_device(&facts, &wanted, *device)?;
-            let mounts = edits.proc_mask.unwrap_or_default().mounts;
-            let access = mounts
-                .into_iter()
-                .filter(|(path, _)| path.starts_with("capabilities"));
-            parts.extend(access.map(|(path, source)| {
-                item(
-                    Path::new(DRIVER_PROC).join(path),
-                    source.as_path(),
-                    ItemKind::MigCapability,
-                )
-            }));
-            for node in edits.nodes {
-                let (path, source) = (node.path.absolute(), node.source.as_path());
-                match path
-                    .parent()
-                    .and_then(Path::file_name)
-                    .and_then(|dir| dir.to_str())
-                {
-                    Some("nvidia-caps") => parts.push(item(path, source, ItemKind::MigCapability)),
-                    Some("dri") => drm.push(item(path, source, ItemKind::DrmDevice)),
-                    // MIG devices of one GPU share its node.
-                    _ if gpus.iter().any(|item: &Item| item.path == path) => {}
-                    _ => gpus.push(item(path, source, ItemKind::Device)),
-                }
-            }
+        for node in decide::common_nodes(&facts, &wanted, &mut findings)? {
+            let path = node.path.absolute();
+            items.push(item(path, node.source.as_path(), ItemKind::Device));
         }
-        let common = common.iter().map(|node| {
-            item(
-                node.path.absolute(),
-                node.source.as_path(),
-                ItemKind::Device,
-            )
-        });
-        items.extend(common.chain(gpus).chain(parts).chain(drm));
+        items.extend(items_of_gpus(&facts, &wanted, &devices)?);
     }
-    findings.iter().for_each(|finding| call.finding(finding));
+    for finding in &findings {
+        call.finding(finding);
+    }
     for channel in &wanted.imex_channels {
         let path = Path::new("/dev/nvidia-caps-imex-channels").join(format!("channel{channel}"));
         items.push(item(path.clone(), &path, ItemKind::ImexChannel));
@@ -232,6 +207,38 @@ fn devices(chosen: &Selection, config: &Config, call: &mut Call) -> Result<Vec<I
         ));
     }
     Ok(items)
+}
+
+/// Returns the nodes of these GPUs, and then what their MIG devices and their displays need.
+fn items_of_gpus(
+    facts: &DeviceFacts,
+    wanted: &Wanted,
+    devices: &[Device<'_>],
+) -> Result<Vec<Item>> {
+    let (mut gpus, mut drm, mut parts) = (Vec::new(), Vec::new(), Vec::new());
+    for device in devices {
+        let edits = decide::of_device(facts, wanted, *device)?;
+        for (path, source) in edits.proc_mask.unwrap_or_default().mounts {
+            if path.starts_with("capabilities") {
+                let path = Path::new(DRIVER_PROC).join(path);
+                parts.push(item(path, source.as_path(), ItemKind::MigCapability));
+            }
+        }
+        for node in edits.nodes {
+            let (path, source) = (node.path.absolute(), node.source.as_path());
+            let dir = path.parent().and_then(Path::file_name);
+            match dir.unwrap_or_default().to_str() {
+                Some("nvidia-caps") => parts.push(item(path, source, ItemKind::MigCapability)),
+                Some("dri") => drm.push(item(path, source, ItemKind::DrmDevice)),
+                // MIG devices of one GPU share its node.
+                _ if gpus.iter().any(|item: &Item| item.path == path) => {}
+                _ => gpus.push(item(path, source, ItemKind::Device)),
+            }
+        }
+    }
+    gpus.extend(parts);
+    gpus.extend(drm);
+    Ok(gpus)
 }
 
 fn item(path: PathBuf, source: &Path, kind: ItemKind) -> Item {
@@ -312,7 +319,9 @@ fn find(config: &Config, call: &mut Call) -> Result<(Tree, DriverFiles, Vec<Libr
         Capabilities::new(&Capability::ALL),
         &config.driver_files,
     )?;
-    findings.iter().for_each(|finding| call.finding(finding));
+    for finding in &findings {
+        call.finding(finding);
+    }
     let unknown = unknown(&search);
     Ok((root.clone(), files, unknown))
 }
@@ -321,7 +330,9 @@ fn find(config: &Config, call: &mut Call) -> Result<(Tree, DriverFiles, Vec<Libr
 fn daemons(root: &Tree, omit: Omit, config: &Config, call: &mut Call) -> Vec<Ipc> {
     let all = Capabilities::new(&Capability::ALL);
     let (found, refused) = ipc::find(root, all, config.mps_directory.as_deref(), omit);
-    refused.iter().for_each(|finding| call.finding(finding));
+    for finding in &refused {
+        call.finding(finding);
+    }
     found
 }
 
@@ -332,28 +343,32 @@ fn paths<'a>(
     chosen: &Parts,
     everything: bool,
 ) -> Vec<(ItemKind, &'a HostPath)> {
-    let binaries = files
-        .binaries
-        .iter()
-        .map(|binary| (ItemKind::Binary, &binary.source));
-    let libraries = files
-        .libraries
-        .iter()
-        .map(|library| match library.arch == Arch::native() {
-            true => (ItemKind::Library, &library.source),
-            false => (ItemKind::Library32, &library.source),
-        });
-    let placed = files.placed.iter().map(|file| {
-        let kind = match file {
-            file if file.is_firmware() => ItemKind::Firmware,
-            // The libraries of WSL 2 that others open by path.
-            file if file.target.absolute().starts_with(wsl::STORES) => ItemKind::Library,
-            _ => ItemKind::Description,
+    let mut paths = Vec::new();
+    for binary in &files.binaries {
+        paths.push((ItemKind::Binary, &binary.source));
+    }
+    for library in &files.libraries {
+        let kind = if library.arch == Arch::native() {
+            ItemKind::Library
+        } else {
+            ItemKind::Library32
         };
-        (kind, &file.source)
-    });
-    let ipc = ipc.iter().map(|ipc| (ItemKind::Ipc, &ipc.source));
-    let mut paths: Vec<_> = binaries.chain(libraries).chain(placed).chain(ipc).collect();
+        paths.push((kind, &library.source));
+    }
+    for file in &files.placed {
+        let kind = if file.is_firmware() {
+            ItemKind::Firmware
+        } else if file.target.absolute().starts_with(wsl::STORES) {
+            // The libraries of WSL 2 that others open by path.
+            ItemKind::Library
+        } else {
+            ItemKind::Description
+        };
+        paths.push((kind, &file.source));
+    }
+    for ipc in ipc {
+        paths.push((ItemKind::Ipc, &ipc.source));
+    }
     paths.retain(|(kind, _)| match kind {
         ItemKind::Binary => chosen.binaries,
         ItemKind::Library => chosen.libraries,

@@ -17,7 +17,7 @@ use nvidia_host::inventory::{ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
 
 use super::args::Info;
 use super::output;
-use super::terminal::{Cell, Line, Terminal, Tone, cell, table};
+use super::terminal::{Cell, Line, Terminal, Tone, cell, heading, table};
 use crate::record::call::Call;
 
 /// The format of the output.
@@ -55,10 +55,9 @@ pub(crate) fn text(config: &Config, form: Form, call: &mut Call) -> Result<Strin
         Form::Labels => labelled(&inventory),
         Form::Csv => {
             // The table has no columns for them.
-            inventory
-                .failed
-                .iter()
-                .for_each(|failed| call.finding(&not_usable(failed)));
+            for failed in &inventory.failed {
+                call.finding(&not_usable(failed));
+            }
             comma_separated(&inventory)
         }
         Form::Json => base::json::pretty(&Report::from(&inventory))? + "\n",
@@ -77,7 +76,9 @@ fn not_usable(failed: &FailedGpu) -> Finding {
 pub(crate) fn configuration(file: Option<&Path>, root: Option<&Path>) -> Result<Config> {
     let (mut config, findings) = config::read(file)?;
     let mut call = Call::default();
-    findings.iter().for_each(|finding| call.finding(finding));
+    for finding in &findings {
+        call.finding(finding);
+    }
     if let Some(root) = root {
         config.driver_root = HostPath::new(root);
     }
@@ -91,7 +92,9 @@ fn overview(inventory: &Inventory) -> Vec<Line> {
     let mut rows = vec![["GPU", "Name", "Bus ID", "Minor", "MIG", "State", "UUID"].map(heading)];
     for gpu in &inventory.gpus {
         rows.push(row(gpu, inventory.driver_kind));
-        rows.extend(gpu.mig_devices.iter().map(|mig| mig_row(gpu, mig)));
+        for mig in &gpu.mig_devices {
+            rows.push(mig_row(gpu, mig));
+        }
     }
     rows.extend(inventory.failed.iter().map(failed_row));
     rows.extend(inventory.excluded.iter().map(excluded_row));
@@ -100,15 +103,11 @@ fn overview(inventory: &Inventory) -> Vec<Line> {
     }
     let mut lines = vec![versions, Line::default()];
     lines.extend(table(rows));
-    let reasons = inventory
-        .failed
-        .iter()
-        .map(|failed| one_line(&failed.to_string()));
-    lines.extend(reasons.map(|reason| {
-        Line::default()
-            .then(Tone::Bad, "not usable")
-            .then(Tone::Plain, format!(": {reason}"))
-    }));
+    for failed in &inventory.failed {
+        let reason = format!(": {}", one_line(&failed.to_string()));
+        let line = Line::default().then(Tone::Bad, "not usable");
+        lines.push(line.then(Tone::Plain, reason));
+    }
     lines
 }
 
@@ -185,10 +184,6 @@ fn excluded_row(gpu: &ExcludedGpu) -> Row {
     ]
 }
 
-fn heading(text: &str) -> Cell {
-    (Tone::Heading, text.to_owned())
-}
-
 fn or_unknown(text: String) -> String {
     if text.is_empty() {
         "?".to_owned()
@@ -229,17 +224,16 @@ fn of_gpu(gpu: &Gpu) -> [String; 7] {
 }
 
 fn labelled(inventory: &Inventory) -> String {
-    let gpus = inventory.gpus.iter().map(|gpu| lines(&GPU, &of_gpu(gpu)));
-    let failed = inventory
-        .failed
-        .iter()
-        .map(|failed| lines(&["Not usable"], &[failed.to_string()]));
-    let excluded = inventory
-        .excluded
-        .iter()
-        .map(|gpu| lines(&["Excluded"], &[gpu.to_string()]));
-    let driver = std::iter::once(lines(&DRIVER, &of_driver(inventory)));
-    let parts: Vec<_> = driver.chain(gpus).chain(failed).chain(excluded).collect();
+    let mut parts = vec![lines(&DRIVER, &of_driver(inventory))];
+    for gpu in &inventory.gpus {
+        parts.push(lines(&GPU, &of_gpu(gpu)));
+    }
+    for failed in &inventory.failed {
+        parts.push(lines(&["Not usable"], &[failed.to_string()]));
+    }
+    for excluded in &inventory.excluded {
+        parts.push(lines(&["Excluded"], &[excluded.to_string()]));
+    }
     parts.join("\n")
 }
 

@@ -9,10 +9,11 @@ use base::paths::HostPath;
 use base::report::one_line;
 use base::tree::Tree;
 
-use super::terminal::{Line, Terminal, Tone, cell, table};
+use super::terminal::{Cell, Line, Terminal, Tone, cell, heading, table};
 use super::{args, output};
 use crate::doctor::count;
 use engines::User;
+use engines::cdi::list_paths;
 use engines::status::{self, EngineStatus, ExtraDevices, Replaced, Report};
 use nvidia_host::config;
 use nvidia_host::feature::{self, ENABLED, Feature};
@@ -53,16 +54,17 @@ pub fn this_user() -> Option<User> {
     if uid.is_root() {
         return None;
     }
-    let entry = nix::unistd::User::from_uid(uid).ok().flatten();
-    let name = entry
-        .as_ref()
-        .map_or_else(|| uid.to_string(), |entry| entry.name.clone());
+    let Ok(Some(entry)) = nix::unistd::User::from_uid(uid) else {
+        return Some(User {
+            name: uid.to_string(),
+            uid: uid.as_raw(),
+            home: None,
+        });
+    };
     Some(User {
-        name,
+        name: entry.name,
         uid: uid.as_raw(),
-        home: entry
-            .map(|entry| entry.dir)
-            .filter(|home| home != Path::new("/")),
+        home: Some(entry.dir).filter(|home| home != Path::new("/")),
     })
 }
 
@@ -70,10 +72,11 @@ pub fn this_user() -> Option<User> {
 const HEADER: [&str; 4] = ["ENGINE", "GPUS WITH", "STATE", "FILE"];
 
 /// A row of the table. A row for another file of the engine repeats no word.
+#[derive(Default)]
 struct Row {
     engine: String,
     way: &'static str,
-    state: (Tone, String),
+    state: Cell,
     file: String,
     /// What is remarkable, and a hint: lines below the row
     remarks: Vec<String>,
@@ -81,34 +84,40 @@ struct Row {
 
 /// Returns the table, with remarks and hints below the rows to which they belong.
 pub fn text(report: &Report, terminal: Terminal) -> String {
-    let mut rows: Vec<_> = report.engines.iter().flat_map(engine_rows).collect();
-    rows.extend(report.nri.iter().map(|nri| nri_row(nri, &report.engines)));
-    rows.extend(report.kubelet_plugin.iter().map(plugin_row));
-    let cells = rows.iter().map(|row| {
-        let (tone, state) = &row.state;
-        [
+    let mut rows = Vec::new();
+    for status in &report.engines {
+        rows.extend(engine_rows(status));
+    }
+    if let Some(nri) = &report.nri {
+        rows.push(nri_row(nri, &report.engines));
+    }
+    if let Some(plugin) = &report.kubelet_plugin {
+        rows.push(plugin_row(plugin));
+    }
+    let mut cells = vec![HEADER.map(heading)];
+    let mut remarks = vec![Vec::new()];
+    for row in rows {
+        cells.push([
             cell(one_line(&row.engine)),
             cell(row.way),
-            (*tone, state.clone()),
+            row.state,
             cell(one_line(&row.file)),
-        ]
-    });
-    let header = HEADER.map(|name| (Tone::Heading, name.to_owned()));
-    let table = table(std::iter::once(header).chain(cells).collect());
-    let mut lines = Vec::new();
-    let remarks = std::iter::once(&Vec::new())
-        .chain(rows.iter().map(|row| &row.remarks))
-        .cloned()
-        .collect::<Vec<_>>();
-    for (line, remarks) in table.into_iter().zip(remarks) {
-        lines.push(line);
-        lines.extend(remarks.iter().map(|remark| remark_line(INDENT, remark)));
+        ]);
+        remarks.push(row.remarks);
     }
-    let more = report.extra_devices.iter().filter_map(extra_line);
-    lines
-        .extend(more.enumerate().flat_map(|(number, line)| {
-            (number == 0).then(Line::default).into_iter().chain([line])
-        }));
+    let mut lines = Vec::new();
+    for (line, remarks) in table(cells).into_iter().zip(remarks) {
+        lines.push(line);
+        for remark in remarks {
+            lines.push(remark_line(INDENT, &remark));
+        }
+    }
+    if !report.extra_devices.is_empty() {
+        lines.push(Line::default());
+    }
+    for devices in &report.extra_devices {
+        lines.extend(extra_line(devices));
+    }
     terminal.render(&lines)
 }
 
@@ -123,16 +132,15 @@ fn extra_line(
     let feature::Row {
         title, variable, ..
     } = Feature::from_name(name)?.row();
-    let how = match denied {
-        true => "[devices] in config.toml denies them to containers".to_owned(),
-        false => format!(
+    let how = if *denied {
+        "[devices] in config.toml denies them to containers".to_owned()
+    } else {
+        format!(
             "containers get them with {variable}={ENABLED} or the CDI device nvidia.com/{name}=all"
-        ),
+        )
     };
-    Some(Line::new(format!(
-        "{title}: {}; {how}",
-        count(nodes.len(), "device node")
-    )))
+    let nodes = count(nodes.len(), "device node");
+    Some(Line::new(format!("{title}: {nodes}; {how}")))
 }
 
 /// The column of remarks.
@@ -149,84 +157,80 @@ fn engine_rows(status: &EngineStatus) -> Vec<Row> {
         None => status.engine.clone(),
     };
     if !status.installed {
-        let state = (Tone::Plain, "not installed".to_owned());
         return vec![Row {
             engine,
-            way: "",
-            state,
-            file: String::new(),
-            remarks: Vec::new(),
+            state: cell("not installed"),
+            ..Row::default()
         }];
     }
-    let (tone, word) = match status.active {
-        true => (Tone::Good, "active"),
-        false if status.nri => (Tone::Plain, "not active"),
-        false => (Tone::Bad, "not active"),
-    };
-    let state = (tone, word.to_owned());
-    let files = if status.active {
-        status.files()
-    } else {
-        Vec::new()
-    };
-    let mut files = files.into_iter();
-    let remarks = remarks(status);
     let mut rows = vec![Row {
         engine,
         way: "hook",
-        state,
-        file: files.next().unwrap_or_default(),
-        remarks,
+        state: hook_state(status),
+        file: String::new(),
+        remarks: remarks(status),
     }];
-    let more = |file| Row {
-        engine: String::new(),
-        way: "",
-        state: (Tone::Plain, String::new()),
-        file,
-        remarks: Vec::new(),
-    };
-    rows.extend(files.map(more));
-    rows.extend(status.cdi_specs.iter().map(|spec| Row {
-        engine: String::new(),
-        way: "CDI",
-        state: (Tone::Good, count(spec.devices, "device")),
-        file: spec.file.display().to_string(),
-        remarks: Vec::new(),
-    }));
+    if status.active {
+        let mut files = status.files().into_iter();
+        rows[0].file = files.next().unwrap_or_default();
+        rows.extend(files.map(|file| Row {
+            file,
+            ..Row::default()
+        }));
+    }
+    for spec in &status.cdi_specs {
+        rows.push(Row {
+            way: "CDI",
+            state: (Tone::Good, count(spec.devices, "device")),
+            file: spec.file.display().to_string(),
+            ..Row::default()
+        });
+    }
     rows
 }
 
+fn hook_state(status: &EngineStatus) -> Cell {
+    let (tone, word) = if status.active {
+        (Tone::Good, "active")
+    } else if status.nri {
+        (Tone::Plain, "not active")
+    } else {
+        (Tone::Bad, "not active")
+    };
+    (tone, word.to_owned())
+}
+
 fn remarks(status: &EngineStatus) -> Vec<String> {
-    let replaced = status.replaced.iter().map(|Replaced { dir, file }| {
-        format!(
+    let mut remarks = with_hint(&status.why, &status.fix);
+    for Replaced { dir, file } in &status.replaced {
+        remarks.push(format!(
             "hooks in {} do not run: a later file replaces hooks_dir of {}",
             dir.display(),
             file.display()
-        )
-    });
-    with_hint(&status.why, &status.fix)
-        .into_iter()
-        .chain(replaced)
-        .collect()
+        ));
+    }
+    remarks
 }
 
 fn with_hint(why: &str, fix: &str) -> Vec<String> {
-    let hint = if fix.is_empty() {
-        String::new()
-    } else {
-        format!("hint: {fix}")
-    };
-    [why.to_owned(), hint]
-        .into_iter()
-        .filter(|remark| !remark.is_empty())
-        .collect()
+    let mut lines = Vec::new();
+    if !why.is_empty() {
+        lines.push(why.to_owned());
+    }
+    if !fix.is_empty() {
+        lines.push(format!("hint: {fix}"));
+    }
+    lines
 }
 
 /// Returns the row of the NRI plugin. Its socket belongs to CRI-O, or to an engine that this program does not know, such as containerd.
 fn nri_row(status: &NriStatus, engines: &[EngineStatus]) -> Row {
-    let engine = engines.iter().find(|engine| engine.nri);
+    let engine = match engines.iter().find(|engine| engine.nri) {
+        Some(engine) => engine.engine.clone(),
+        None => "other engine".to_owned(),
+    };
     Row {
-        engine: engine.map_or_else(|| "other engine".to_owned(), |engine| engine.engine.clone()),
+        engine,
         way: "NRI plugin",
         state: (Tone::Good, "active".to_owned()),
         file: format!("{} ({})", status.socket, place(status.unit)),
@@ -241,15 +245,10 @@ fn plugin_row(status: &PluginStatus) -> Row {
         Some(false) => (Tone::Bad, "not active"),
         None => (Tone::Plain, "unknown"),
     };
-    let sockets = status
-        .sockets
-        .iter()
-        .map(|socket| socket.display().to_string())
-        .collect::<Vec<_>>();
-    let file = match sockets.as_slice() {
-        [] => format!("({})", place(status.unit)),
-        sockets => format!("{} ({})", sockets.join(", "), place(status.unit)),
-    };
+    let mut file = format!("({})", place(status.unit));
+    if !status.sockets.is_empty() {
+        file = format!("{} {file}", list_paths(&status.sockets));
+    }
     let remarks = with_hint(&status.why, &status.fix);
     Row {
         engine: "kubelet".to_owned(),

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use base::report::one_line;
 use records::{Outcome, Record};
 
-use super::terminal::{Line, Tone, cell, table};
+use super::terminal::{Cell, Line, Tone, cell, heading, table};
 use super::time;
 
 /// How long a failure is listed.
@@ -23,38 +23,39 @@ pub(super) fn is_recent_failure(record: &Record, now: SystemTime) -> bool {
 /// Returns a table of the records, with the reason below each row.
 pub(super) fn lines(records: &[&Record], now: SystemTime) -> Vec<Line> {
     // Names of pods are long, so they are in the last column.
-    let header =
-        ["SINCE", "RESULT", "NUMBER", "CONTAINER"].map(|title| (Tone::Heading, title.to_owned()));
-    let rows = records.iter().map(|record| {
-        let name = record.container.display_name();
-        let started = time::parse(&record.started);
-        [
-            cell(started.map_or_else(|| "-".to_owned(), |started| time::ago(started, now))),
-            (
-                tone(record.outcome),
-                short_outcome(record.outcome).to_owned(),
-            ),
-            cell(
-                record
-                    .most_severe()
-                    .map_or_else(|| "-".to_owned(), |finding| one_line(&finding.id)),
-            ),
-            cell(if name.is_empty() {
-                one_line(record.container.short())
-            } else {
-                name
-            }),
-        ]
-    });
-    let mut lines = table(std::iter::once(header).chain(rows).collect()).into_iter();
-    let header = lines.next();
-    let reasons = records
-        .iter()
-        .map(|record| Line::new(format!("    {}", reason(record))));
-    header
-        .into_iter()
-        .chain(lines.zip(reasons).flat_map(|(row, reason)| [row, reason]))
-        .collect()
+    let mut rows = vec![["SINCE", "RESULT", "NUMBER", "CONTAINER"].map(heading)];
+    for record in records {
+        rows.push(row(record, now));
+    }
+    let mut rows = table(rows).into_iter();
+    let mut lines = Vec::from_iter(rows.next());
+    for (row, record) in rows.zip(records) {
+        lines.push(row);
+        lines.push(Line::new(format!("    {}", reason(record))));
+    }
+    lines
+}
+
+fn row(record: &Record, now: SystemTime) -> [Cell; 4] {
+    let since = match time::parse(&record.started) {
+        Some(started) => time::ago(started, now),
+        None => "-".to_owned(),
+    };
+    let number = match record.most_severe() {
+        Some(finding) => one_line(&finding.id),
+        None => "-".to_owned(),
+    };
+    let mut name = record.container.display_name();
+    if name.is_empty() {
+        name = one_line(record.container.short());
+    }
+    let outcome = short_outcome(record.outcome).to_owned();
+    [
+        cell(since),
+        (tone(record.outcome), outcome),
+        cell(number),
+        cell(name),
+    ]
 }
 
 /// Returns why a container did not get what it requested.

@@ -25,7 +25,6 @@ use super::inspect::CONFIG;
 use super::{Check, Facts};
 use engines::Engine;
 use engines::status;
-use records::Record;
 use records::store::Store;
 
 /// The number of bytes to keep of each file. Of a longer file, the end is kept.
@@ -45,77 +44,77 @@ pub(crate) fn collect(
     status: &status::Report,
     config: Option<&Path>,
 ) -> Result<Vec<Member>> {
-    let mut members = vec![
-        (
-            "doctor.json".to_owned(),
-            super::document(outcomes)?.into_bytes(),
-        ),
-        ("status.json".to_owned(), status.document()?.into_bytes()),
-        (
-            "engines.json".to_owned(),
-            bytes(&facts.engines.iter().map(engine).collect::<Vec<_>>())?,
-        ),
-    ];
+    let mut members = Vec::new();
+    let mut add = |name: &str, bytes: Vec<u8>| members.push((name.to_owned(), bytes));
+    add("doctor.json", super::document(outcomes)?.into_bytes());
+    add("status.json", status.document()?.into_bytes());
+    let engines: Vec<_> = facts.engines.iter().map(engine).collect();
+    add("engines.json", bytes(&engines)?);
     if let Some(inventory) = facts.driver.inventory() {
-        members.push(("info.json".to_owned(), bytes(&Report::from(inventory))?));
+        add("info.json", bytes(&Report::from(inventory))?);
     }
-    let config = config.unwrap_or_else(|| Path::new(CONFIG));
-    let mut paths = vec![config.to_owned()];
-    paths.extend(below(host, Path::new(&format!("{}.d", config.display()))));
-    paths.extend(facts.installed.iter().cloned());
-    let hooks = facts
-        .engines
-        .iter()
-        .flat_map(|engine| &engine.hooks.entries);
-    paths.extend(
-        hooks
-            .filter(|entry| entry.is_ours() || entry.is_nvidias())
-            .map(|entry| entry.file.clone()),
-    );
-    paths.extend(
-        facts
-            .cdi
-            .iter()
-            .flat_map(|view| &view.dirs)
-            .flat_map(|dir| below(host, dir)),
-    );
-    let proc = Path::new(DRIVER_PROC);
     // A driver root can have its own /proc.
-    let root = Tree::open(&facts.settings().driver_root)
-        .ok()
-        .filter(|root| root.locate(proc).is_ok());
-    let driver = root.as_ref().unwrap_or(host);
-    paths.extend(["version", "params"].map(|name| proc.join(name)));
-    let gpus = driver.names(&proc.join("gpus")).into_iter();
-    paths.extend(gpus.map(|gpu| proc.join("gpus").join(gpu).join("information")));
-    paths.extend(["/etc/os-release", "/proc/version", "/proc/modules"].map(Into::into));
-    for path in BTreeSet::from_iter(paths) {
-        let root = if path.starts_with(proc) { driver } else { host };
-        if let Ok(bytes) = root.read(&path) {
-            members.push((member_name(&path), end_of(&bytes).to_vec()));
+    let root = Tree::open(&facts.settings().driver_root);
+    let driver = match &root {
+        Ok(root) if root.locate(Path::new(DRIVER_PROC)).is_ok() => root,
+        _ => host,
+    };
+    for path in files_of_host(host, facts, config.unwrap_or_else(|| Path::new(CONFIG))) {
+        if let Ok(bytes) = host.read(&path) {
+            add(&member_name(&path), end_of(&bytes).to_vec());
+        }
+    }
+    for path in files_of_driver(driver) {
+        if let Ok(bytes) = driver.read(&path) {
+            add(&member_name(&path), end_of(&bytes).to_vec());
         }
     }
     if let Some((log, _)) = &facts.log {
-        members.push(match end_of_log(log) {
-            Ok(bytes) => (member_name(log), bytes),
-            Err(why) => (
-                "left-out.txt".to_owned(),
-                one_line(&format!("{}: {}", log.display(), line(&why))).into_bytes(),
-            ),
-        });
+        match end_of_log(log) {
+            Ok(bytes) => add(&member_name(log), bytes),
+            Err(why) => {
+                let text = one_line(&format!("{}: {}", log.display(), line(&why)));
+                add("left-out.txt", text.into_bytes());
+            }
+        }
     }
     let devices = host.read(Path::new("/proc/devices")).unwrap_or_default();
-    let devices = String::from_utf8_lossy(&devices).into_owned();
-    let lines: Vec<_> = devices
-        .lines()
-        .filter(|line| line.contains("nvidia"))
-        .collect();
-    members.push((
-        "files/proc/devices".to_owned(),
-        lines.join("\n").into_bytes(),
-    ));
+    let devices = String::from_utf8_lossy(&devices);
+    let lines = devices.lines().filter(|line| line.contains("nvidia"));
+    let lines: Vec<_> = lines.collect();
+    add("files/proc/devices", lines.join("\n").into_bytes());
     members.extend(records());
     Ok(members)
+}
+
+/// Returns the files of the host that belong into the archive. Some of them may be missing.
+fn files_of_host(host: &Tree, facts: &Facts, config: &Path) -> BTreeSet<PathBuf> {
+    let mut paths = BTreeSet::from([config.to_owned()]);
+    paths.extend(below(host, Path::new(&format!("{}.d", config.display()))));
+    paths.extend(facts.installed.iter().cloned());
+    for engine in &facts.engines {
+        for entry in &engine.hooks.entries {
+            if entry.is_ours() || entry.is_nvidias() {
+                paths.insert(entry.file.clone());
+            }
+        }
+    }
+    for view in &facts.cdi {
+        for dir in &view.dirs {
+            paths.extend(below(host, dir));
+        }
+    }
+    paths.extend(["/etc/os-release", "/proc/version", "/proc/modules"].map(Into::into));
+    paths
+}
+
+fn files_of_driver(driver: &Tree) -> Vec<PathBuf> {
+    let proc = Path::new(DRIVER_PROC);
+    let mut paths = vec![proc.join("version"), proc.join("params")];
+    for gpu in below(driver, &proc.join("gpus")) {
+        paths.push(gpu.join("information"));
+    }
+    paths
 }
 
 fn bytes(value: &(impl serde::Serialize + ?Sized)) -> serde_json::Result<Vec<u8>> {
@@ -123,10 +122,8 @@ fn bytes(value: &(impl serde::Serialize + ?Sized)) -> serde_json::Result<Vec<u8>
 }
 
 fn below(host: &Tree, dir: &Path) -> Vec<PathBuf> {
-    host.names(dir)
-        .into_iter()
-        .map(|name| dir.join(name))
-        .collect()
+    let names = host.names(dir).into_iter();
+    names.map(|name| dir.join(name)).collect()
 }
 
 /// Returns the end of the log. Other users may be able to write to its directory. The archive is meant to be published, so a file or
@@ -157,19 +154,18 @@ fn end_of_log(path: &Path) -> Result<Vec<u8>> {
 
 /// Returns the name of a host file in the archive. The crate tar rejects names with "..", which the path of `--config` can contain.
 fn member_name(path: &Path) -> String {
-    let names = path
-        .components()
-        .filter(|component| matches!(component, Component::Normal(_)));
-    Path::new("files")
-        .join(names.collect::<PathBuf>())
-        .to_string_lossy()
-        .into_owned()
+    let mut member = PathBuf::from("files");
+    for component in path.components() {
+        if let Component::Normal(name) = component {
+            member.push(name);
+        }
+    }
+    member.to_string_lossy().into_owned()
 }
 
 fn end_of(bytes: &[u8]) -> &[u8] {
-    bytes
-        .get(bytes.len().saturating_sub(MOST)..)
-        .unwrap_or(bytes)
+    let start = bytes.len().saturating_sub(MOST);
+    bytes.get(start..).unwrap_or(bytes)
 }
 
 /// Returns the path as text. The macro would panic for a name that is not UTF-8.
@@ -182,30 +178,30 @@ fn texts(paths: &[PathBuf]) -> Vec<String> {
 }
 
 fn engine(engine: &Engine) -> serde_json::Value {
-    let refused = |file: &Path, why: &str| value!({"file": shown(file), "why": why});
-    let hook_files = engine
-        .hooks
-        .refused
-        .iter()
-        .map(|(file, refusal)| refused(file, &refusal.to_string()));
-    let configuration = engine
-        .settings
-        .refused
-        .iter()
-        .map(|(file, why)| refused(file, why));
+    let mut refused = Vec::new();
+    for (file, why) in &engine.hooks.refused {
+        refused.push(value!({"file": shown(file), "why": why.to_string()}));
+    }
+    if let Some((file, why)) = &engine.settings.refused {
+        refused.push(value!({"file": shown(file), "why": why}));
+    }
+    let mut hooks = Vec::new();
+    for entry in &engine.hooks.entries {
+        hooks.push(value!({
+            "file": shown(&entry.file),
+            "path": shown(&entry.hook.path),
+            "program": shown(&entry.program),
+            "stages": entry.hook.stages,
+        }));
+    }
     value!({
         "engine": engine.kind.to_string(),
         "program": engine.program.as_deref().map(shown),
         "version": engine.version.map(|version| version.to_string()),
         "files": texts(&engine.files),
         "hooks_dirs": texts(&engine.settings.hooks_dirs),
-        "hooks": engine.hooks.entries.iter().map(|entry| value!({
-            "file": shown(&entry.file),
-            "path": shown(&entry.hook.path),
-            "program": shown(&entry.program),
-            "stages": entry.hook.stages,
-        })).collect::<Vec<_>>(),
-        "refused": hook_files.chain(configuration).collect::<Vec<_>>(),
+        "hooks": hooks,
+        "refused": refused,
         "cdi_spec_dirs": texts(&engine.settings.cdi_dirs),
         "cgroup_manager": engine.settings.cgroup_manager,
         "runtime": engine.runtime.as_ref().map(|runtime| value!({
@@ -218,22 +214,17 @@ fn engine(engine: &Engine) -> serde_json::Value {
 
 /// Returns the records of the latest containers.
 fn records() -> Vec<Member> {
-    let store = Store::existing().ok().flatten();
-    let newest_first = store
-        .and_then(|store| store.all().ok())
-        .unwrap_or_default()
-        .records;
-    let member = |record: &Record| {
-        Some((
-            format!("records/{}.json", record.container.id),
-            bytes(record).ok()?,
-        ))
+    let Ok(Some(store)) = Store::existing() else {
+        return Vec::new();
     };
-    newest_first
-        .iter()
-        .take(MOST_RECORDS)
-        .filter_map(member)
-        .collect()
+    let newest_first = store.all().unwrap_or_default().records;
+    let mut members = Vec::new();
+    for record in newest_first.iter().take(MOST_RECORDS) {
+        if let Ok(bytes) = bytes(record) {
+            members.push((format!("records/{}.json", record.container.id), bytes));
+        }
+    }
+    members
 }
 
 /// Writes a new file that only its owner can read.

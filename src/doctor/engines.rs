@@ -8,6 +8,7 @@ use cdi_spec::name::is_nvidia;
 use findings::catalog;
 use nvidia_host::timeouts;
 
+use super::facts::CdiView;
 use super::{Check, Facts, count, or};
 use engines::cdi::list_paths;
 use engines::cdi_check::CdiVerdict;
@@ -23,10 +24,8 @@ const RUNC_WITHOUT_DEV_CHAR: Version = Version(1, 1, 7);
 const LIST_DEVICES: &str = "have the engine list the devices, with \"oci-nvidia-hook cdi generate\" and --device nvidia.com/gpu=all, or with the precreate stage of Podman";
 
 fn installed(facts: &Facts) -> impl Iterator<Item = &Engine> {
-    facts
-        .engines
-        .iter()
-        .filter(|engine| engine.program.is_some())
+    let engines = facts.engines.iter();
+    engines.filter(|engine| engine.program.is_some())
 }
 
 /// Returns the installed engines that read hooks directories.
@@ -35,13 +34,15 @@ fn with_hooks(facts: &Facts) -> impl Iterator<Item = &Engine> {
 }
 
 pub(super) fn hook(facts: &Facts) -> Vec<Check> {
-    let unseen = facts.engines.iter().flat_map(|engine| &engine.unseen);
-    let unseen = unseen.map(|file| Check::skipped(format!("this user cannot read {file:?}")));
-    let outcomes = with_hooks(facts)
-        .map(|engine| in_engine(facts, engine))
-        .chain(unseen);
+    let mut checks = Vec::new();
+    for engine in with_hooks(facts) {
+        checks.push(in_engine(facts, engine));
+    }
+    for file in facts.engines.iter().flat_map(|engine| &engine.unseen) {
+        checks.push(Check::skipped(format!("this user cannot read {file:?}")));
+    }
     or(
-        outcomes,
+        checks,
         Check::skipped("neither Podman nor CRI-O is installed"),
     )
 }
@@ -173,23 +174,22 @@ pub(super) fn timeouts(facts: &Facts) -> Vec<Check> {
 
 /// Returns the number of usable CDI devices for GPUs, with which an engine needs no hook.
 fn usable_cdi_devices(facts: &Facts, engine: &Engine) -> usize {
-    let view = facts
-        .cdi
-        .iter()
-        .find(|view| view.dirs == engine.settings.cdi_dirs);
-    let of_nvidia = |verdict: &&CdiVerdict| verdict.ok && is_nvidia(&verdict.subject);
-    view.map_or(0, |view| view.verdicts.iter().filter(of_nvidia).count())
+    let mut views = facts.cdi.iter();
+    let Some(view) = views.find(|view| view.dirs == engine.settings.cdi_dirs) else {
+        return 0;
+    };
+    let verdicts = view.verdicts.iter();
+    let usable = verdicts.filter(|verdict| verdict.ok && is_nvidia(&verdict.subject));
+    usable.count()
 }
 
 pub(super) fn second_hook(facts: &Facts) -> Vec<Check> {
     let mut outcomes = Vec::new();
     for engine in with_hooks(facts) {
-        for entry in engine
-            .hooks
-            .entries
-            .iter()
-            .filter(|entry| entry.is_nvidias())
-        {
+        for entry in &engine.hooks.entries {
+            if !entry.is_nvidias() {
+                continue;
+            }
             let what = format!(
                 "{} starts {}, from {}",
                 engine.kind,
@@ -217,9 +217,8 @@ pub(super) fn second_hook(facts: &Facts) -> Vec<Check> {
 /// Returns the finding for two files that start the hook. A package installs its own file again with the next update, so the fix names the
 /// other one.
 fn twice(engine: &Engine, first: &HookEntry, second: &HookEntry) -> Check {
-    let is_packaged = hooks::PACKAGED
-        .iter()
-        .any(|file| second.file == Path::new(file));
+    let mut packaged = hooks::PACKAGED.into_iter();
+    let is_packaged = packaged.any(|file| second.file == Path::new(file));
     let other = if is_packaged { first } else { second };
     let (one, two) = (first.file.display(), second.file.display());
     let what = format!(
@@ -266,8 +265,14 @@ pub(super) fn nvidias_toolkit(facts: &Facts) -> Vec<Check> {
     )
 }
 
-fn runtimes(facts: &Facts) -> impl Iterator<Item = (&Engine, &Runtime)> {
-    with_hooks(facts).filter_map(|engine| Some((engine, engine.runtime.as_ref()?)))
+fn runtimes(facts: &Facts) -> Vec<(&Engine, &Runtime)> {
+    let mut runtimes = Vec::new();
+    for engine in with_hooks(facts) {
+        if let Some(runtime) = &engine.runtime {
+            runtimes.push((engine, runtime));
+        }
+    }
+    runtimes
 }
 
 /// Returns whether the engine lets systemd manage cgroups.
@@ -287,9 +292,12 @@ fn adds_devices(engine: &Engine) -> bool {
 }
 
 pub(super) fn runtime(facts: &Facts) -> Vec<Check> {
-    let outcomes = runtimes(facts).map(|(engine, runtime)| runtime_of(engine, runtime));
+    let mut checks = Vec::new();
+    for (engine, runtime) in runtimes(facts) {
+        checks.push(runtime_of(engine, runtime));
+    }
     or(
-        outcomes,
+        checks,
         Check::skipped("neither Podman nor CRI-O is installed"),
     )
 }
@@ -308,10 +316,10 @@ fn runtime_of(engine: &Engine, runtime: &Runtime) -> Check {
             format!("install {}, or change {from}", runtime.name),
         );
     };
-    let version = runtime.version.map_or_else(
-        || "of unknown version".to_owned(),
-        |version| version.to_string(),
-    );
+    let version = match runtime.version {
+        Some(version) => version.to_string(),
+        None => "of unknown version".to_owned(),
+    };
     Check::ok(format!(
         "{} starts containers with {} ({} {version})",
         engine.kind,
@@ -324,10 +332,9 @@ pub(super) fn cgroups(facts: &Facts) -> Check {
     let Some(v2) = facts.cgroup_v2 else {
         return Check::skipped("no device cgroups are mounted at /sys/fs/cgroup");
     };
-    let at_risk: Vec<_> = with_hooks(facts)
-        .filter(|engine| adds_devices(engine) && by_systemd(facts, engine))
-        .collect();
-    if !v2 && let Some(engine) = at_risk.first() {
+    let mut engines = with_hooks(facts);
+    let at_risk = engines.find(|engine| adds_devices(engine) && by_systemd(facts, engine));
+    if !v2 && let Some(engine) = at_risk {
         let what = format!(
             "{}: systemd manages cgroups of version 1, and removes the rules of the hook when it reloads its configuration",
             engine.kind
@@ -344,11 +351,10 @@ pub(super) fn dev_char(facts: &Facts) -> Check {
     if facts.driver.nodes.is_empty() {
         return Check::skipped("the device nodes are missing");
     }
-    let needing = runtimes(facts).find(|(engine, runtime)| {
-        let is_old = runtime
-            .version
-            .is_some_and(|version| version < RUNC_WITHOUT_DEV_CHAR);
-        runtime.name == "runc" && is_old && by_systemd(facts, engine)
+    let mut runtimes = runtimes(facts).into_iter();
+    let needing = runtimes.find(|(engine, runtime)| {
+        let version = runtime.version.unwrap_or(RUNC_WITHOUT_DEV_CHAR);
+        runtime.name == "runc" && version < RUNC_WITHOUT_DEV_CHAR && by_systemd(facts, engine)
     });
     match (needing, facts.driver.without_link.first()) {
         (Some((engine, runtime)), Some(node)) => {
@@ -371,58 +377,63 @@ pub(super) fn dev_char(facts: &Facts) -> Check {
 pub(super) fn cdi(facts: &Facts) -> Vec<Check> {
     /// A broken file affects all devices of a host.
     const MOST: usize = 3;
-    let mut outcomes = Vec::new();
+    let mut checks = Vec::new();
     for view in &facts.cdi {
-        outcomes.extend(
-            view.conflicts
-                .iter()
-                .take(MOST)
-                .map(|conflict| Check::found(conflict.clone())),
-        );
-        let mut bad: Vec<_> = view.verdicts.iter().filter(|verdict| !verdict.ok).collect();
-        bad.sort_by_key(|verdict| !verdict.denied);
-        for verdict in bad.iter().take(MOST) {
-            let what = format!("{}: {}: {}", view.engines, verdict.subject, verdict.reason);
-            outcomes.push(Check::of(problem(verdict), what, verdict.hint.clone()));
+        let problems = spec_problems(view, MOST);
+        if problems.is_empty() {
+            checks.push(usable_devices(view));
         }
-        if let Some(next) = bad.get(MOST) {
-            let more = format!(
-                "{} with similar problems",
-                count(bad.len() - MOST, "more device")
-            );
-            outcomes.push(Check::of(problem(next), more, "oci-nvidia-hook cdi check"));
-        }
-        let hidden = view.verdicts.iter().find(|verdict| verdict.root_only);
-        if let Some(verdict) = hidden {
-            outcomes.push(Check::of(
-                &catalog::SPEC_USELESS,
-                format!("{}: {}", verdict.file, verdict.reason),
-                verdict.hint.clone(),
-            ));
-        }
-        let outdated = view.verdicts.iter().find(|verdict| verdict.outdated);
-        if let Some(verdict) = outdated {
-            outcomes.push(Check::of(
-                &catalog::SPEC_OUTDATED,
-                verdict.reason.clone(),
-                verdict.hint.clone(),
-            ));
-        }
-        let good = view.verdicts.iter().filter(|verdict| verdict.ok).count();
-        if bad.is_empty() && view.conflicts.is_empty() && hidden.is_none() && outdated.is_none() {
-            let what = if good == 0 {
-                let dirs = list_paths(&view.dirs);
-                format!("no CDI devices in {dirs}; \"oci-nvidia-hook cdi generate\" writes a spec")
-            } else {
-                format!("{} can use {}", view.engines, count(good, "CDI device"))
-            };
-            outcomes.push(Check::ok(what));
-        }
+        checks.extend(problems);
     }
     or(
-        outcomes,
+        checks,
         Check::skipped("no engine that reads CDI is installed"),
     )
+}
+
+fn usable_devices(view: &CdiView) -> Check {
+    let what = match view.verdicts.len() {
+        0 => {
+            let dirs = list_paths(&view.dirs);
+            format!("no CDI devices in {dirs}; \"oci-nvidia-hook cdi generate\" writes a spec")
+        }
+        good => format!("{} can use {}", view.engines, count(good, "CDI device")),
+    };
+    Check::ok(what)
+}
+
+/// Returns at most `most` findings of a kind.
+fn spec_problems(view: &CdiView, most: usize) -> Vec<Check> {
+    let mut checks = Vec::new();
+    for conflict in view.conflicts.iter().take(most) {
+        checks.push(Check::found(conflict.clone()));
+    }
+    let mut bad: Vec<_> = view.verdicts.iter().filter(|verdict| !verdict.ok).collect();
+    bad.sort_by_key(|verdict| !verdict.denied);
+    for verdict in bad.iter().take(most) {
+        let what = format!("{}: {}: {}", view.engines, verdict.subject, verdict.reason);
+        checks.push(Check::of(problem(verdict), what, verdict.hint.clone()));
+    }
+    if let Some(next) = bad.get(most) {
+        let more = count(bad.len() - most, "more device");
+        let what = format!("{more} with similar problems");
+        checks.push(Check::of(problem(next), what, "oci-nvidia-hook cdi check"));
+    }
+    if let Some(verdict) = view.verdicts.iter().find(|verdict| verdict.root_only) {
+        checks.push(Check::of(
+            &catalog::SPEC_USELESS,
+            format!("{}: {}", verdict.file, verdict.reason),
+            verdict.hint.clone(),
+        ));
+    }
+    if let Some(verdict) = view.verdicts.iter().find(|verdict| verdict.outdated) {
+        checks.push(Check::of(
+            &catalog::SPEC_OUTDATED,
+            verdict.reason.clone(),
+            verdict.hint.clone(),
+        ));
+    }
+    checks
 }
 
 /// Returns the finding for a device that containers cannot or may not have.

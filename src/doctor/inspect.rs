@@ -19,7 +19,7 @@ use super::facts::{CdiView, DriverFacts, Facts, Selinux};
 use super::inspect_driver::{inspect_driver, text};
 use super::start;
 use crate::record::log_file;
-use engines::cdi::{self, View};
+use engines::cdi::{self, DEFAULT_DIRS, View};
 use engines::cdi_check::{self, CdiVerdict, Now};
 use engines::{Engine, User, hook_env, hooks};
 use plugin_api::control;
@@ -43,28 +43,29 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
     let has_config = config.is_some() || host.locate(Path::new(CONFIG)).is_ok();
     let on_host = config.map_or_else(|| host.on_host(Path::new(CONFIG)), Path::to_owned);
     let config = read_config(host, config);
-    let settings = config
-        .as_ref()
-        .map_or_else(|_| Config::default(), |(config, _)| config.clone());
+    let settings = match &config {
+        Ok((config, _)) => config.clone(),
+        Err(_) => Config::default(),
+    };
     let engines = engines::inspect_engines(host, caller.user.clone());
     let mut driver = inspect_driver(host, &settings);
     driver.starts = start::inspect(&settings, &driver);
-    let is_nvidias = |path: &PathBuf| {
-        host.locate(path)
-            .is_ok_and(|found| !hooks::is_our_program(&found.path))
-    };
-    let nvidias = programs::ALL
-        .iter()
-        .filter_map(|name| search_path::find(host, name))
-        .filter(is_nvidias)
-        .collect();
+    let mut nvidias = Vec::new();
+    for name in programs::ALL {
+        if let Some(path) = search_path::find(host, name)
+            && let Ok(found) = host.locate(&path)
+            && !hooks::is_our_program(&found.path)
+        {
+            nvidias.push(path);
+        }
+    }
     let kubelet_plugin = KubeletPlugin::inspect(host, caller.user.is_none());
     Facts {
         distribution: packages::distribution_of(host),
         log: settings
             .debug
             .as_ref()
-            .map(|log| (log.as_path().to_owned(), try_log(host, log.as_path()))),
+            .map(|log| try_log(host, log.as_path())),
         journal: host
             .locate(Path::new("/run/systemd/journal/socket"))
             .is_ok(),
@@ -73,9 +74,11 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
         without_env: without_env(host, &engines),
         installed: hooks::installed(host),
         cgroup_v2: cgroup_v2(host),
-        offered: kubelet_plugin
-            .as_ref()
-            .map(|_| control::devices(&host.on_host(Path::new(control::DIR)))),
+        offered: if kubelet_plugin.is_some() {
+            Some(control::devices(&host.on_host(Path::new(control::DIR))))
+        } else {
+            None
+        },
         kubelet_plugin,
         systemd: host.locate(Path::new("/run/systemd/system")).is_ok(),
         selinux: selinux(host),
@@ -130,39 +133,36 @@ fn second_writers(host: &Tree) -> Vec<&'static str> {
 fn read_config(host: &Tree, path: Option<&Path>) -> Result<(Config, Vec<Finding>), Finding> {
     let prefix = host.path();
     let is_all = prefix.as_path() == Path::new("/");
-    let below = host.locate(Path::new(CONFIG)).ok().filter(|_| !is_all);
-    let path = path
-        .map(Path::to_owned)
-        .or_else(|| below.map(|file| file.host.as_path().to_owned()));
-    let read = if is_all || path.is_some() {
-        config::read(path.as_deref())
+    let read = if path.is_some() || is_all {
+        config::read(path)
+    } else if let Ok(file) = host.locate(Path::new(CONFIG)) {
+        config::read(Some(file.host.as_path()))
     } else {
         config::read_below(prefix.as_path())
     };
     let (mut config, findings) = read.map_err(|error| Finding::error(&error))?;
     if !is_all && !config.driver_root.as_path().starts_with(prefix.as_path()) {
-        config.driver_root = HostPath::new(host.on_host(config.driver_root.as_path()));
-        config.dev_root = config
-            .dev_root
-            .map(|root| HostPath::new(host.on_host(root.as_path())));
+        let on_host = |root: &HostPath| HostPath::new(host.on_host(root.as_path()));
+        config.driver_root = on_host(&config.driver_root);
+        config.dev_root = config.dev_root.as_ref().map(on_host);
     }
     Ok((config, findings))
 }
 
-fn try_log(host: &Tree, log: &Path) -> Result<(), String> {
-    log_file::check(host, log).map_err(|error| line(&error))
+fn try_log(host: &Tree, log: &Path) -> (PathBuf, Result<(), String>) {
+    let result = log_file::check(host, log).map_err(|error| line(&error));
+    (log.to_owned(), result)
 }
 
 fn cgroup_v2(host: &Tree) -> Option<bool> {
-    if host
-        .locate(Path::new("/sys/fs/cgroup/cgroup.controllers"))
-        .is_ok()
-    {
-        return Some(true);
+    let exists = |path: &str| host.locate(Path::new(path)).is_ok();
+    if exists("/sys/fs/cgroup/cgroup.controllers") {
+        Some(true)
+    } else if exists("/sys/fs/cgroup/devices") {
+        Some(false)
+    } else {
+        None
     }
-    host.locate(Path::new("/sys/fs/cgroup/devices"))
-        .is_ok()
-        .then_some(false)
 }
 
 fn selinux(host: &Tree) -> Option<Selinux> {
@@ -180,22 +180,23 @@ fn selinux(host: &Tree) -> Option<Selinux> {
 /// Returns a finding for each hook entry without its own environment: in the hook files that engines read, and in the CDI specs in the
 /// directories of all engines and of programs that this one does not know, such as containerd.
 fn without_env(host: &Tree, engines: &[Engine]) -> Vec<Finding> {
-    let of_engines = engines
-        .iter()
-        .flat_map(|engine| engine.settings.cdi_dirs.clone());
-    let dirs = of_engines.chain(cdi::DEFAULT_DIRS.map(PathBuf::from));
+    let mut dirs = DEFAULT_DIRS.map(PathBuf::from).to_vec();
+    for engine in engines {
+        dirs.extend_from_slice(&engine.settings.cdi_dirs);
+    }
     // /var/run/cdi and /run/cdi are the same directory.
-    let dirs: BTreeSet<PathBuf> = dirs
-        .filter_map(|dir| Some(host.locate(&dir).ok()?.path))
-        .collect();
-    let specs = registry::read(&dirs.iter().map(|dir| host.on_host(dir)).collect::<Vec<_>>());
-    let of_specs = hook_env::in_specs(&specs)
-        .into_iter()
-        .map(|(_, finding)| finding);
-    hook_env::in_hook_files(engines)
-        .into_iter()
-        .chain(of_specs)
-        .collect()
+    let mut real = BTreeSet::new();
+    for dir in dirs {
+        if let Ok(found) = host.locate(&dir) {
+            real.insert(host.on_host(&found.path));
+        }
+    }
+    let specs = registry::read(&Vec::from_iter(real));
+    let mut findings = hook_env::in_hook_files(engines);
+    for (_, finding) in hook_env::in_specs(&specs) {
+        findings.push(finding);
+    }
+    findings
 }
 
 fn inspect_cdi(

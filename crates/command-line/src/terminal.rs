@@ -124,6 +124,11 @@ pub fn cell(text: impl Into<String>) -> Cell {
     (Tone::Plain, text.into())
 }
 
+/// Returns a cell of the first row of a table.
+pub fn heading(text: &str) -> Cell {
+    (Tone::Heading, text.to_owned())
+}
+
 /// Aligns the columns of a table, two spaces apart. Lines do not end with spaces.
 pub fn table<const N: usize>(rows: Vec<[Cell; N]>) -> Vec<Line> {
     let mut widths = [0; N];

@@ -61,16 +61,17 @@ impl Reader {
         };
         let version = self.version?;
         let asked = place(cdi_version.trim_start_matches('v'))?;
-        if since
-            .iter()
-            .any(|(known, first)| place(known) >= Some(asked) && version >= *first)
-        {
-            return Some(true);
+        for (known, first) in since {
+            if place(known) >= Some(asked) && version >= *first {
+                return Some(true);
+            }
         }
-        let is_newer = since
-            .iter()
-            .any(|(known, first)| place(known) <= Some(asked) && version < *first);
-        is_newer.then_some(false)
+        for (known, first) in since {
+            if place(known) <= Some(asked) && version < *first {
+                return Some(false);
+            }
+        }
+        None
     }
 }
 
@@ -90,11 +91,11 @@ impl fmt::Display for Reader {
 
 /// Returns the paths as text.
 pub fn list_paths(paths: &[PathBuf]) -> String {
-    paths
+    let paths: Vec<_> = paths
         .iter()
         .map(|path| path.display().to_string())
-        .collect::<Vec<_>>()
-        .join(", ")
+        .collect();
+    paths.join(", ")
 }
 
 /// A spec file with devices of NVIDIA that engines find. The field names are part of the JSON interface.
@@ -117,32 +118,34 @@ pub(crate) fn specs(host: &Tree, dirs: &[PathBuf]) -> Vec<CdiSpec> {
             *devices.entry(file).or_default() += 1;
         }
     }
-    let specs = devices
-        .into_iter()
-        .filter_map(|(file, devices)| Some((files.get(file)?, devices)));
+    let mut specs = Vec::new();
+    for (file, devices) in devices {
+        if let Some(file) = files.get(file) {
+            let file = file.path.clone();
+            specs.push(CdiSpec { file, devices });
+        }
+    }
     specs
-        .map(|(file, devices)| CdiSpec {
-            file: file.path.clone(),
-            devices,
-        })
-        .collect()
 }
 
 /// Groups the installed engines by the directories that they search. Docker is left out, because it is unknown which versions it
 /// reads.
 pub fn views(engines: &[Engine]) -> Vec<View> {
-    let installed = engines
-        .iter()
-        .filter(|engine| engine.program.is_some() && engine.kind != EngineKind::Docker);
-    let reader = |engine: &Engine| Reader {
-        kind: engine.kind.clone(),
-        version: engine.version,
-    };
-    group(installed.map(|engine| (reader(engine), engine.settings.cdi_dirs.clone())))
+    let mut readers = Vec::new();
+    for engine in engines {
+        if engine.program.is_some() && engine.kind != EngineKind::Docker {
+            let reader = Reader {
+                kind: engine.kind.clone(),
+                version: engine.version,
+            };
+            readers.push((reader, engine.settings.cdi_dirs.clone()));
+        }
+    }
+    group(readers)
 }
 
 /// Returns one view for all engines that search the same directories.
-pub(crate) fn group(readers: impl Iterator<Item = (Reader, Vec<PathBuf>)>) -> Vec<View> {
+pub(crate) fn group(readers: Vec<(Reader, Vec<PathBuf>)>) -> Vec<View> {
     let mut views: Vec<View> = Vec::new();
     for (reader, dirs) in readers {
         match views.iter_mut().find(|view| view.dirs == dirs) {

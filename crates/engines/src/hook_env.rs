@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use base::report::Finding;
 use cdi_spec::environment::is_inherited;
 use cdi_spec::registry::SpecFile;
-use cdi_spec::spec::{Hook, Spec};
+use cdi_spec::spec::Spec;
 use findings::catalog;
 use nvidia_host::programs;
 
@@ -24,16 +24,20 @@ pub fn in_specs(files: &[SpecFile]) -> Vec<(&SpecFile, Finding)> {
     for file in files {
         let Ok(spec) = &file.spec else { continue };
         let path = file.path.display();
-        found.extend(without_env(spec).into_iter().map(|(stage, program)| {
-            let fix = match programs::is_cdi_hook(Path::new(program)) {
-                true => format!(
+        for (stage, program) in without_env(spec) {
+            let program = Path::new(program);
+            let fix = if programs::is_cdi_hook(program) {
+                format!(
                     "update the program that wrote {path}, and have it write the file again: the NVIDIA Container Toolkit \
                      writes \"env\" since 1.17.8"
-                ),
-                false => format!("add env: {ENV} to the hook in {path}, or update the program that wrote the file"),
+                )
+            } else {
+                format!(
+                    "add env: {ENV} to the hook in {path}, or update the program that wrote the file"
+                )
             };
-            (file, finding(&file.path, stage, Path::new(program), fix))
-        }));
+            found.push((file, finding(&file.path, stage, program, fix)));
+        }
     }
     found
 }
@@ -41,37 +45,38 @@ pub fn in_specs(files: &[SpecFile]) -> Vec<(&SpecFile, Finding)> {
 /// Returns stage and program of the entries of a CDI spec.
 fn without_env(spec: &Spec) -> BTreeSet<(&str, &str)> {
     let devices = spec.devices.iter().map(|device| &device.container_edits);
-    let hooks = devices
-        .chain([&spec.container_edits])
-        .flat_map(|edits| &edits.hooks);
-    hooks
-        .filter(|hook| is_inherited(&hook.hook_name, &hook.env))
-        .map(stage_and_program)
-        .collect()
-}
-
-fn stage_and_program(hook: &Hook) -> (&str, &str) {
-    (&hook.hook_name, &hook.path)
+    let mut found = BTreeSet::new();
+    for edits in devices.chain([&spec.container_edits]) {
+        for hook in &edits.hooks {
+            if is_inherited(&hook.hook_name, &hook.env) {
+                found.insert((hook.hook_name.as_str(), hook.path.as_str()));
+            }
+        }
+    }
+    found
 }
 
 /// Returns a finding for each stage of the hook files that engines read.
 #[must_use]
 pub fn in_hook_files(engines: &[Engine]) -> Vec<Finding> {
-    let entries = engines.iter().flat_map(|engine| &engine.hooks.entries);
     // Several engines can read the same file.
-    let files: BTreeMap<&PathBuf, &HookFile> =
-        entries.map(|entry| (&entry.file, &entry.hook)).collect();
+    let mut files: BTreeMap<&PathBuf, &HookFile> = BTreeMap::new();
+    for engine in engines {
+        for entry in &engine.hooks.entries {
+            files.insert(&entry.file, &entry.hook);
+        }
+    }
     let mut found = Vec::new();
     for (path, hook) in files {
         let name = path.display();
         let fix = format!(
             "add \"env\": {ENV} to the \"hook\" of {name}, which must have \"version\": \"1.0.0\""
         );
-        let stages = hook
-            .stages
-            .iter()
-            .filter(|stage| is_inherited(stage, &hook.env));
-        found.extend(stages.map(|stage| finding(path, stage, &hook.path, fix.clone())));
+        for stage in &hook.stages {
+            if is_inherited(stage, &hook.env) {
+                found.push(finding(path, stage, &hook.path, fix.clone()));
+            }
+        }
     }
     found
 }

@@ -62,15 +62,18 @@ impl HookEntry {
 impl Hooks {
     /// Inserts an entry in the order of file names. It replaces an entry with the same file name.
     fn take(&mut self, entry: HookEntry) {
+        let name = entry.file.file_name();
         let found = self
             .entries
-            .binary_search_by_key(&entry.file.file_name(), |known| known.file.file_name());
-        if let Ok(place) = found {
-            self.masked
-                .push((self.entries.remove(place).file, entry.file.clone()));
+            .binary_search_by_key(&name, |known| known.file.file_name());
+        match found {
+            Ok(place) => {
+                let masked = self.entries.remove(place).file;
+                self.masked.push((masked, entry.file.clone()));
+                self.entries.insert(place, entry);
+            }
+            Err(place) => self.entries.insert(place, entry),
         }
-        self.entries
-            .insert(found.unwrap_or_else(|place| place), entry);
     }
 }
 
@@ -88,12 +91,7 @@ pub enum Programs {
 pub fn read(host: &Tree, dirs: &[PathBuf], precreate: bool, programs: Programs) -> Hooks {
     let mut hooks = Hooks::default();
     for dir in dirs {
-        let names = host
-            .names(dir)
-            .into_iter()
-            .filter(|name| name.to_str().is_some_and(|name| name.ends_with(".json")));
-        for name in names {
-            let file = dir.join(name);
+        for file in hook_files(host, dir) {
             match read_file(host, &file, precreate, programs) {
                 Ok(entry) => hooks.take(entry),
                 Err(Passed::Refused(why)) => hooks.refused.push((file, why)),
@@ -122,33 +120,37 @@ const PLACES: [&str; 4] = [
 
 /// Returns whether a directory contains a hook file.
 pub(crate) fn any_in(host: &Tree, dir: &Path) -> bool {
-    host.names(dir)
-        .iter()
-        .any(|name| name.as_encoded_bytes().ends_with(b".json"))
+    !hook_files(host, dir).is_empty()
+}
+
+fn hook_files(host: &Tree, dir: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for name in host.names(dir) {
+        if name.to_str().is_some_and(|name| name.ends_with(".json")) {
+            files.push(dir.join(name));
+        }
+    }
+    files
 }
 
 /// Returns the hook files of this program.
 pub fn installed(host: &Tree) -> Vec<PathBuf> {
-    let files = PLACES.iter().flat_map(|dir| {
-        host.names(Path::new(dir))
-            .into_iter()
-            .map(move |name| Path::new(dir).join(name))
-    });
+    let mut files = Vec::new();
+    for dir in PLACES {
+        files.extend(hook_files(host, Path::new(dir)));
+    }
+    files.retain(|file| names_us(host, file));
     files
-        .filter(|file| {
-            file.extension()
-                .is_some_and(|extension| extension == "json")
-                && names_us(host, file)
-        })
-        .collect()
 }
 
 fn names_us(host: &Tree, file: &Path) -> bool {
-    let hook = host
-        .read(file)
-        .ok()
-        .and_then(|bytes| hook_file::parse(&bytes).ok());
-    hook.is_some_and(|hook| hook.path.ends_with(OURS) && !is_old_wrapper(&hook))
+    let Ok(bytes) = host.read(file) else {
+        return false;
+    };
+    match hook_file::parse(&bytes) {
+        Ok(hook) => hook.path.ends_with(OURS) && !is_old_wrapper(&hook),
+        Err(_) => false,
+    }
 }
 
 /// Returns whether the hook is NVIDIA's shell script of 2018 with the name of this program:

@@ -59,43 +59,41 @@ pub struct Engine {
 /// Inspects all engines; with a user, also Podman of that user.
 pub fn inspect_engines(host: &Tree, user: Option<User>) -> Vec<Engine> {
     let mut versions = Versions::default();
-    kinds(user)
-        .map(|kind| inspect_engine(host, kind, &mut versions))
-        .collect()
+    let mut engines = Vec::new();
+    for kind in kinds(user) {
+        engines.push(inspect_engine(host, kind, &mut versions));
+    }
+    engines
 }
 
-fn kinds(user: Option<User>) -> impl Iterator<Item = EngineKind> {
-    [
-        Some(EngineKind::Podman),
-        user.map(EngineKind::PodmanOf),
-        Some(EngineKind::Crio),
-        Some(EngineKind::Docker),
-    ]
-    .into_iter()
-    .flatten()
+fn kinds(user: Option<User>) -> Vec<EngineKind> {
+    let mut kinds = vec![EngineKind::Podman];
+    kinds.extend(user.map(EngineKind::PodmanOf));
+    kinds.extend([EngineKind::Crio, EngineKind::Docker]);
+    kinds
 }
 
 /// Returns the directories in which the installed engines search for CDI specs. They depend on the configuration files, and these
 /// on the version. Running a program for its version costs more than everything else, so it is done only if the result depends on it.
 pub fn cdi_views(host: &Tree, user: Option<User>, versions: &mut Versions) -> Vec<View> {
-    let readers = kinds(user)
-        .filter(|kind| *kind != EngineKind::Docker)
-        .filter_map(|kind| {
-            let program = search_path::find(host, kind.program())?;
-            let dirs = |version| configuration(host, &kind, version).settings.cdi_dirs;
-            let oldest = dirs(None);
-            let differ = kind != EngineKind::Crio
-                && files::MILESTONES
-                    .iter()
-                    .any(|version| dirs(Some(*version)) != oldest);
-            let version = if differ {
-                versions.ask(host, &program).ok()
-            } else {
-                None
-            };
-            let dirs = if differ { dirs(version) } else { oldest };
-            Some((Reader { kind, version }, dirs))
-        });
+    let mut readers = Vec::new();
+    for kind in kinds(user) {
+        if kind == EngineKind::Docker {
+            continue;
+        }
+        let Some(program) = search_path::find(host, kind.program()) else {
+            continue;
+        };
+        let dirs = |version| configuration(host, &kind, version).settings.cdi_dirs;
+        let mut found = dirs(None);
+        let mut version = None;
+        let mut milestones = files::MILESTONES.iter();
+        if kind != EngineKind::Crio && milestones.any(|known| dirs(Some(*known)) != found) {
+            version = versions.ask(host, &program).ok();
+            found = dirs(version);
+        }
+        readers.push((Reader { kind, version }, found));
+    }
     cdi::group(readers)
 }
 
@@ -107,21 +105,21 @@ pub fn all_read_cdi(
     versions: &mut Versions,
 ) -> bool {
     let mut any = false;
-    kinds(user)
-        .filter(|kind| *kind != EngineKind::Docker)
-        .all(|kind| {
-            let Some(program) = search_path::find(host, kind.program()) else {
-                return true;
-            };
-            any = true;
-            Reader {
-                kind,
-                version: versions.ask(host, &program).ok(),
-            }
-            .reads(cdi_version)
-                == Some(true)
-        })
-        && any
+    for kind in kinds(user) {
+        if kind == EngineKind::Docker {
+            continue;
+        }
+        let Some(program) = search_path::find(host, kind.program()) else {
+            continue;
+        };
+        let version = versions.ask(host, &program).ok();
+        let reader = Reader { kind, version };
+        if reader.reads(cdi_version) != Some(true) {
+            return false;
+        }
+        any = true;
+    }
+    any
 }
 
 /// The configuration files of an engine, as read by one version.
@@ -140,9 +138,8 @@ fn configuration(host: &Tree, kind: &EngineKind, version: Option<Version>) -> Co
         }
         match host.read(&file) {
             Ok(bytes) => {
-                found
-                    .settings
-                    .add(&file, &String::from_utf8_lossy(&bytes), kind, version);
+                let text = String::from_utf8_lossy(&bytes);
+                found.settings.add(&file, &text, kind, version);
                 found.files.push(file);
             }
             Err(_) => found.unseen.push(file),
@@ -153,19 +150,16 @@ fn configuration(host: &Tree, kind: &EngineKind, version: Option<Version>) -> Co
 }
 
 fn inspect_engine(host: &Tree, kind: EngineKind, versions: &mut Versions) -> Engine {
-    let program = search_path::find(host, kind.program());
-    let asked = program.as_ref().map(|program| versions.ask(host, program));
     let mut engine = Engine {
+        program: search_path::find(host, kind.program()),
         kind,
-        version: asked
-            .as_ref()
-            .and_then(|asked| asked.as_ref().ok().copied()),
-        program,
         ..Engine::default()
     };
-    if engine.program.is_none() {
+    let Some(program) = engine.program.clone() else {
         return engine;
-    }
+    };
+    let asked = versions.ask(host, &program);
+    engine.version = asked.ok();
     let Configuration {
         files,
         unseen,
@@ -174,18 +168,14 @@ fn inspect_engine(host: &Tree, kind: EngineKind, versions: &mut Versions) -> Eng
     (engine.files, engine.unseen, engine.settings) = (files, unseen, settings);
     // Podman of another user would read other files.
     let is_root = rustix::process::geteuid().is_root();
-    engine.fails = asked == Some(Err(NoVersion::Failed))
+    engine.fails = asked == Err(NoVersion::Failed)
         && is_root != matches!(engine.kind, EngineKind::PodmanOf(_));
     if let EngineKind::Docker = engine.kind {
         let linked = search_path::find(host, programs::RUNTIME_HOOK);
         engine.dockers_hook = linked.and_then(|link| Some(host.locate(&link).ok()?.path));
         return engine;
     }
-    if let Some(running) = engine
-        .program
-        .as_ref()
-        .and_then(|program| running(host, &engine.kind, program))
-    {
+    if let Some(running) = running(host, &engine.kind, &program) {
         take_running(&mut engine, running);
     }
     engine.nri = engine.kind == EngineKind::Crio && NriStatus::of_host(host).is_some();
@@ -195,27 +185,23 @@ fn inspect_engine(host: &Tree, kind: EngineKind, versions: &mut Versions) -> Eng
         engine.kind.is_podman(),
         Programs::Visible,
     );
-    let replaced = engine
-        .settings
-        .replaced()
-        .filter(|(_, dir)| hooks::any_in(host, dir));
-    engine.replaced = replaced
-        .map(|(file, dir)| Replaced {
-            dir: dir.to_owned(),
-            file: file.to_owned(),
-        })
-        .collect();
+    for (file, dir) in engine.settings.replaced() {
+        if hooks::any_in(host, dir) {
+            engine.replaced.push(Replaced {
+                dir: dir.to_owned(),
+                file: file.to_owned(),
+            });
+        }
+    }
     let runtime = runtime::find_default(&engine.kind, &engine.settings, engine.version, host);
-    engine.runtime = runtime.map(|(name, program)| {
-        let version = program
-            .as_ref()
-            .and_then(|program| versions.ask(host, program).ok());
-        Runtime {
+    if let Some((name, program)) = runtime {
+        let version = program.as_ref().map(|program| versions.ask(host, program));
+        engine.runtime = Some(Runtime {
             name,
             program,
-            version,
-        }
-    });
+            version: version.and_then(Result::ok),
+        });
+    }
     engine
 }
 
@@ -260,7 +246,10 @@ fn running(host: &Tree, kind: &EngineKind, program: &Path) -> Option<Settings> {
     let mut settings = Settings::default();
     settings.add(Path::new(CRIO_SOCKET), &text, kind, None);
     // Older versions do not have this command and print something else.
-    (settings.refused.is_none() && settings.hooks_from.is_some()).then_some(settings)
+    if settings.refused.is_some() || settings.hooks_from.is_none() {
+        return None;
+    }
+    Some(settings)
 }
 
 fn take_running(engine: &mut Engine, running: Settings) {
@@ -281,7 +270,11 @@ fn trusted(host: &Tree, program: &Path) -> Option<HostPath> {
     let real = host.locate(program).ok()?;
     let us = rustix::process::geteuid().as_raw();
     let is_file = real.kind == rustix::fs::FileType::RegularFile;
-    (is_file && [0, us].contains(&real.uid) && real.mode & 0o022 == 0).then_some(real.host)
+    if is_file && [0, us].contains(&real.uid) && real.mode & 0o022 == 0 {
+        Some(real.host)
+    } else {
+        None
+    }
 }
 
 /// Why a program's version is not known.

@@ -73,68 +73,60 @@ impl Settings {
         version: Option<Version>,
     ) -> Result<(), String> {
         let parsed = DeTable::parse(text).map_err(|error| error.message().replace('\n', ", "))?;
-        let names: &[&str] = if kind.is_podman() {
+        let is_podman = kind.is_podman();
+        let names: &[&str] = if is_podman {
             &["engine"]
         } else {
             &["crio", "runtime"]
         };
-        let Some(table) = names
-            .iter()
-            .try_fold(parsed.get_ref(), |table, name| table_in(table, name))
-        else {
-            return Ok(());
-        };
+        let mut table = parsed.get_ref();
+        for name in names {
+            let Some(below) = table_in(table, name) else {
+                return Ok(());
+            };
+            table = below;
+        }
         if let Some(dirs) = table.get("hooks_dir") {
-            let append_is_known =
-                kind.is_podman() && version.is_some_and(|version| version >= ATTRIBUTES);
-            let list = read_list("hooks_dir", dirs.get_ref(), append_is_known)?;
+            let list = read_list(
+                "hooks_dir",
+                dirs.get_ref(),
+                is_podman && has_attributes(version),
+            )?;
             self.append = list.append.unwrap_or(self.append);
             if !self.append {
                 self.hooks_dirs.clear();
             }
-            let dirs: Vec<_> = list.values.into_iter().map(PathBuf::from).collect();
-            self.lists.push((path.to_owned(), dirs.clone()));
-            self.hooks_dirs.extend(dirs);
+            self.hooks_dirs.extend(list.values.iter().cloned());
+            self.lists.push((path.to_owned(), list.values));
             self.hooks_from = Some(path.to_owned());
         }
         if let Some(dirs) = table.get("cdi_spec_dirs") {
-            let list = read_list("cdi_spec_dirs", dirs.get_ref(), kind.is_podman())?;
+            let list = read_list("cdi_spec_dirs", dirs.get_ref(), is_podman)?;
             if list.append != Some(true) && !list.values.is_empty() {
                 self.cdi_dirs.clear();
             }
-            self.cdi_dirs
-                .extend(list.values.into_iter().map(PathBuf::from));
+            self.cdi_dirs.extend(list.values);
         }
-        let name = if kind.is_podman() {
-            "runtime"
-        } else {
-            "default_runtime"
-        };
-        self.runtime = text_in(table, name)
-            .filter(|name| !name.is_empty())
-            .or_else(|| self.runtime.take());
-        self.cgroup_manager =
-            text_in(table, "cgroup_manager").or_else(|| self.cgroup_manager.take());
+        let runtime = text_in(
+            table,
+            if is_podman {
+                "runtime"
+            } else {
+                "default_runtime"
+            },
+        );
+        if runtime.as_ref().is_some_and(|name| !name.is_empty()) {
+            self.runtime = runtime;
+        }
+        if let Some(manager) = text_in(table, "cgroup_manager") {
+            self.cgroup_manager = Some(manager);
+        }
         for (name, value) in table_in(table, "runtimes").into_iter().flatten() {
-            let paths: Vec<PathBuf> = match value.get_ref() {
-                DeValue::Array(paths) => paths
-                    .iter()
-                    .filter_map(|path| path.get_ref().as_str())
-                    .map(PathBuf::from)
-                    .collect(),
-                DeValue::Table(runtime) => {
-                    let path = text_in(runtime, "runtime_path").filter(|path| !path.is_empty());
-                    path.map(PathBuf::from).into_iter().collect()
-                }
-                _ => Vec::new(),
-            };
-            self.runtime_paths
-                .retain(|(known, _)| *known != **name.get_ref());
-            self.runtime_paths.extend(
-                paths
-                    .into_iter()
-                    .map(|path| (name.get_ref().to_string(), path)),
-            );
+            let name = name.get_ref();
+            self.runtime_paths.retain(|(known, _)| *known != **name);
+            for path in runtime_paths(value.get_ref()) {
+                self.runtime_paths.push((name.to_string(), path));
+            }
         }
         Ok(())
     }
@@ -150,12 +142,34 @@ impl Settings {
 
     /// Replaces an empty list with the defaults that it stands for, after the last file.
     pub fn finish(&mut self, kind: &EngineKind, version: Option<Version>) {
-        let asks_both =
-            *kind == EngineKind::Podman && version.is_some_and(|version| version >= ATTRIBUTES);
-        if self.hooks_dirs.is_empty() && asks_both {
+        if self.hooks_dirs.is_empty() && *kind == EngineKind::Podman && has_attributes(version) {
             self.hooks_dirs = [HOOKS_DIR, OVERRIDE_DIR].map(PathBuf::from).to_vec();
         }
     }
+}
+
+fn has_attributes(version: Option<Version>) -> bool {
+    version.is_some_and(|version| version >= ATTRIBUTES)
+}
+
+/// Returns the paths of a runtime: a list for Podman, a table for CRI-O.
+fn runtime_paths(value: &DeValue<'_>) -> Vec<PathBuf> {
+    let mut paths = Vec::new();
+    match value {
+        DeValue::Array(list) => {
+            for path in list.iter() {
+                paths.extend(path.get_ref().as_str().map(PathBuf::from));
+            }
+        }
+        DeValue::Table(runtime) => {
+            let path = text_in(runtime, "runtime_path").unwrap_or_default();
+            if !path.is_empty() {
+                paths.push(path.into());
+            }
+        }
+        _ => {}
+    }
+    paths
 }
 
 fn table_in<'t, 'i>(table: &'t DeTable<'i>, name: &str) -> Option<&'t DeTable<'i>> {
@@ -170,7 +184,7 @@ fn text_in(table: &DeTable<'_>, name: &str) -> Option<String> {
 }
 
 struct List {
-    values: Vec<String>,
+    values: Vec<PathBuf>,
     /// `{append = …}` in it
     append: Option<bool>,
 }
@@ -185,7 +199,7 @@ fn read_list(name: &str, value: &DeValue<'_>, append_is_known: bool) -> Result<L
     };
     for item in items.iter() {
         match item.get_ref() {
-            DeValue::String(text) => list.values.push(text.to_string()),
+            DeValue::String(text) => list.values.push(text.as_ref().into()),
             DeValue::Table(attributes) if append_is_known => {
                 match attributes.get("append").map(|is| is.get_ref()) {
                     Some(DeValue::Boolean(is)) => list.append = Some(*is),

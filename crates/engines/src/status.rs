@@ -6,7 +6,6 @@ use serde::Serialize;
 
 use base::tree::Tree;
 use nvidia_host::config::Config;
-use nvidia_host::feature::Feature;
 use nvidia_host::host::{Roots, features};
 use plugin_api::status::{KubeletPlugin, NriStatus, PluginStatus};
 
@@ -117,19 +116,19 @@ impl ExtraDevices {
     /// Returns those of the host that the configuration names. If its roots cannot be opened, which `doctor` reports, the list is empty.
     #[must_use]
     pub fn of_host(config: &Config) -> Vec<Self> {
-        let found = Roots::open(config)
-            .map(|roots| features(&roots))
-            .unwrap_or_default()
-            .into_iter();
-        let device = |(feature, nodes): (Feature, Vec<String>)| Self {
-            name: feature.row().name,
-            nodes: nodes
-                .into_iter()
-                .map(|name| Path::new("/dev").join(name))
-                .collect(),
-            denied: config.devices.denied_features.has(feature),
+        let mut found = Vec::new();
+        let Ok(roots) = Roots::open(config) else {
+            return found;
         };
-        found.map(device).collect()
+        for (feature, nodes) in features(&roots) {
+            let nodes = nodes.into_iter().map(|name| Path::new("/dev").join(name));
+            found.push(Self {
+                name: feature.row().name,
+                nodes: nodes.collect(),
+                denied: config.devices.denied_features.has(feature),
+            });
+        }
+        found
     }
 }
 
@@ -142,22 +141,17 @@ impl Report {
         installed: &[PathBuf],
         plugin: Option<&KubeletPlugin>,
     ) -> Self {
-        let with_specs = |engine: &Engine| {
-            let status = judge(engine, installed);
-            let dirs = if status.installed {
-                engine.settings.cdi_dirs.as_slice()
-            } else {
-                &[]
-            };
-            EngineStatus {
-                cdi_specs: cdi::specs(host, dirs),
-                ..status
+        let mut statuses = Vec::new();
+        for engine in engines {
+            let mut status = judge(engine, installed);
+            if status.installed {
+                status.cdi_specs = cdi::specs(host, &engine.settings.cdi_dirs);
             }
-        };
-        let engines = engines.iter().map(with_specs).collect();
+            statuses.push(status);
+        }
         Self {
             version: base::json::VERSION,
-            engines,
+            engines: statuses,
             kubelet_plugin: plugin.map(KubeletPlugin::status),
             nri: plugin.and_then(|plugin| plugin.nri.clone()),
             extra_devices: Vec::new(),
@@ -206,11 +200,12 @@ pub fn judge(engine: &Engine, installed: &[PathBuf]) -> EngineStatus {
         return status;
     }
     let best = ours(engine).max_by_key(|entry| (entry.runs, entry.hook.applies == Applies::Always));
-    let started = ours(engine).map(|entry| Started {
-        file: entry.file.clone(),
-        stages: entry.hook.stages.clone(),
-    });
-    status.hooks = started.collect();
+    for entry in ours(engine) {
+        status.hooks.push(Started {
+            file: entry.file.clone(),
+            stages: entry.hook.stages.clone(),
+        });
+    }
     status.replaced.clone_from(&engine.replaced);
     let problem = stopped(engine).or_else(|| match best {
         Some(entry) => unfit(entry),
@@ -225,12 +220,7 @@ pub fn judge(engine: &Engine, installed: &[PathBuf]) -> EngineStatus {
     } else if let Some(Applies::If(condition)) = best.map(|entry| &entry.hook.applies) {
         status.why = format!("only if {condition}");
     } else if let Some(on_disk) = &engine.on_disk
-        && !on_disk.hooks_dirs.iter().any(|dir| {
-            status
-                .hooks
-                .iter()
-                .any(|hook| hook.file.parent() == Some(dir))
-        })
+        && !reads_one_of(on_disk, &status.hooks)
     {
         status.why = format!(
             "until its next start: its configuration sets the hooks directories {}",
@@ -244,11 +234,15 @@ pub fn judge(engine: &Engine, installed: &[PathBuf]) -> EngineStatus {
     status
 }
 
+fn reads_one_of(settings: &Settings, hooks: &[Started]) -> bool {
+    let mut dirs = hooks.iter().filter_map(|hook| hook.file.parent());
+    dirs.any(|dir| settings.hooks_dirs.iter().any(|read| read == dir))
+}
+
 fn parent(hooks: &[Started]) -> String {
     let dir = hooks.first().and_then(|hook| hook.file.parent());
-    dir.unwrap_or_else(|| Path::new(HOOKS_DIR))
-        .display()
-        .to_string()
+    let dir = dir.unwrap_or_else(|| Path::new(HOOKS_DIR));
+    dir.display().to_string()
 }
 
 fn dirs_of(settings: &Settings) -> String {
@@ -287,13 +281,14 @@ fn stopped(engine: &Engine) -> Option<(String, String)> {
         };
         return Some((format!("{starts}: {}: {refusal}", file.display()), fix));
     }
-    engine.fails.then(|| {
-        let program = engine.kind.program();
-        (
-            format!("{program} fails: {starts}"),
-            format!("run \"{program} --version\" to see the error"),
-        )
-    })
+    if !engine.fails {
+        return None;
+    }
+    let program = engine.kind.program();
+    Some((
+        format!("{program} fails: {starts}"),
+        format!("run \"{program} --version\" to see the error"),
+    ))
 }
 
 fn fix_file(file: &Path) -> String {
@@ -312,12 +307,10 @@ fn unfit(entry: &HookEntry) -> Option<(String, String)> {
             format!("chmod 755 {program}"),
         ));
     }
-    let other = OUR_STAGES
-        .into_iter()
-        .find(|stage| entry.hook.has_arg(stage));
+    let mut stages = OUR_STAGES.into_iter();
     // precreate receives config.json on stdin, all other stages the container state.
-    if let Some(other) =
-        other.filter(|_| entry.hook.has_arg(PRECREATE) != entry.hook.is_at(PRECREATE))
+    if let Some(other) = stages.find(|stage| entry.hook.has_arg(stage))
+        && entry.hook.has_arg(PRECREATE) != entry.hook.is_at(PRECREATE)
     {
         let stages = entry.hook.stages.join(", ");
         let why =

@@ -40,6 +40,13 @@ pub(super) struct Recorded {
     pub is_running: bool,
 }
 
+impl Recorded {
+    /// Reports whether this is the record of a running container with this id that got GPUs.
+    fn has_gpus(&self, id: &str) -> bool {
+        self.is_running && self.record.container.id == id && !self.record.devices.is_empty()
+    }
+}
+
 /// A running container that the hook did not give GPUs.
 #[derive(Debug)]
 pub(super) struct Other {
@@ -70,51 +77,33 @@ pub(super) fn read(known: Vec<Known>, config: &Config) -> Facts {
     let running = running();
     let (mut records, mut others) = (Vec::new(), Vec::new());
     let mut names: BTreeMap<String, (String, PathBuf)> = BTreeMap::new();
-    for Known {
-        id,
-        names: of_engine,
-        bundle,
-        record,
-    } in known
-    {
-        match record {
-            Some(record) => {
-                let is_running =
-                    record.ended.is_empty() && (running.contains_key(&id) || is_alive(&record));
-                names
-                    .entry(id)
-                    .or_insert_with(|| (record.container.name.clone(), bundle));
-                records.push(Recorded { record, is_running });
-            }
-            None => {
-                names.insert(
-                    id,
-                    (of_engine.into_iter().next().unwrap_or_default(), bundle),
-                );
-            }
-        }
+    for known in known {
+        let Some(record) = known.record else {
+            let name = known.names.into_iter().next().unwrap_or_default();
+            names.insert(known.id, (name, known.bundle));
+            continue;
+        };
+        let is_running =
+            record.ended.is_empty() && (running.contains_key(&known.id) || is_alive(&record));
+        let place = (record.container.name.clone(), known.bundle);
+        names.entry(known.id).or_insert(place);
+        records.push(Recorded { record, is_running });
     }
     for (id, process) in &running {
-        let has_gpus = |recorded: &Recorded| {
-            recorded.record.container.id == *id
-                && recorded.is_running
-                && !recorded.record.devices.is_empty()
-        };
-        if !records.iter().any(has_gpus) {
+        if !records.iter().any(|recorded| recorded.has_gpus(id)) {
             let (name, bundle) = names.remove(id).unwrap_or_default();
             others.push(other(id, *process, name, bundle));
         }
     }
     let gpus = host::gpu_processes(config);
-    let pids = gpus
-        .iter()
-        .flatten()
-        .filter_map(|gpu| gpu.processes.as_ref().ok())
-        .flatten()
-        .map(|process| process.pid);
-    let containers = pids
-        .filter_map(|pid| Some((pid, container_of(pid, &records)?)))
-        .collect();
+    let mut containers = BTreeMap::new();
+    for gpu in gpus.iter().flatten() {
+        for process in gpu.processes.iter().flatten() {
+            if let Some(id) = container_of(process.pid, &records) {
+                containers.insert(process.pid, id);
+            }
+        }
+    }
     Facts {
         records,
         others,
@@ -127,11 +116,8 @@ pub(super) fn read(known: Vec<Known>, config: &Config) -> Facts {
 fn running() -> Running {
     let mut first = Running::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse::<i32>().ok())
-        else {
+        let name = entry.file_name();
+        let Ok(pid) = name.to_string_lossy().parse::<i32>() else {
             continue;
         };
         // Processes that have ended are skipped.
@@ -160,11 +146,16 @@ fn start_of(process: ProcessId) -> SystemTime {
 /// kernel reuses the numbers of processes: another process started after the hook.
 fn is_alive(record: &Record) -> bool {
     let dir = PathBuf::from(format!("/proc/{}", record.pid));
-    record.pid > 0
-        && ProcessId::read(&dir, record.pid).is_ok_and(|process| {
-            time::parse(&record.started)
-                .is_some_and(|started| start_of(process) <= started + TOLERANCE)
-        })
+    if record.pid <= 0 {
+        return false;
+    }
+    match (
+        ProcessId::read(&dir, record.pid),
+        time::parse(&record.started),
+    ) {
+        (Ok(process), Some(started)) => start_of(process) <= started + TOLERANCE,
+        _ => false,
+    }
 }
 
 /// Returns the id of the container of a process. If its cgroup does not have one, a parent can be the first process of a container.
@@ -190,18 +181,20 @@ fn other(id: &str, process: ProcessId, name: String, bundle: PathBuf) -> Other {
     } else {
         name
     };
-    let bundles = [Some(bundle), conmon::bundle_of(id, pid)]
-        .into_iter()
-        .flatten();
-    let bundles = bundles.filter(|bundle| !bundle.as_os_str().is_empty());
-    let mut bundles = bundles.chain(TASKS.map(|dir| Path::new(dir).join(id)));
-    let spec = bundles.find_map(|bundle| spec_view::read_named(&bundle).ok());
-    let devices = spec
-        .as_ref()
-        .and_then(engine_devices::find)
-        .map(|given| given.devices())
-        .unwrap_or_default();
-    let pod = spec.map(|spec| spec.pod).unwrap_or_default();
+    let mut bundles = vec![bundle];
+    bundles.extend(conmon::bundle_of(id, pid));
+    bundles.extend(TASKS.map(|dir| Path::new(dir).join(id)));
+    bundles.retain(|bundle| !bundle.as_os_str().is_empty());
+    let (mut pod, mut devices) = (Pod::default(), Vec::new());
+    if let Some(spec) = bundles
+        .iter()
+        .find_map(|bundle| spec_view::read_named(bundle).ok())
+    {
+        if let Some(given) = engine_devices::find(&spec) {
+            devices = given.devices();
+        }
+        pod = spec.pod;
+    }
     Other {
         id: id.to_owned(),
         name: one_line(&name),

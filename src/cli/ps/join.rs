@@ -65,22 +65,23 @@ pub(super) struct Row {
 impl Row {
     /// Returns the number of its processes.
     pub(super) fn count(&self) -> Option<usize> {
-        let pids: BTreeSet<_> = self
-            .processes
-            .as_ref()?
-            .iter()
-            .map(|process| process.pid)
-            .collect();
-        Some(pids.len())
+        let processes = self.processes.as_ref()?.iter();
+        Some(BTreeSet::from_iter(processes.map(|process| process.pid)).len())
     }
 
-    /// Returns the GPU memory of its processes in bytes; `None` if NVML does not report that of one.
+    /// Returns the GPU memory of its processes in bytes; `None` if NVML does not report the memory of one.
     pub(super) fn memory(&self) -> Option<u64> {
-        self.processes
-            .as_ref()?
-            .iter()
-            .map(|process| process.memory_bytes)
-            .sum()
+        let processes = self.processes.as_ref()?.iter();
+        processes.map(|process| process.memory_bytes).sum()
+    }
+
+    fn is_running(&self, id: &str) -> bool {
+        self.state == State::Running && self.container.id == id
+    }
+
+    fn has_gpu(&self, index: u32) -> bool {
+        let mut devices = self.devices.iter();
+        devices.any(|device| device.index == Some(index))
     }
 }
 
@@ -98,12 +99,13 @@ pub(super) struct Table {
 /// Returns all containers with a record, and the others that have GPUs.
 pub(super) fn join(facts: &Facts) -> Table {
     let asked = facts.gpus.as_deref().ok();
-    let mut rows: Vec<_> = facts
-        .records
-        .iter()
-        .map(from_record)
-        .chain(facts.others.iter().map(from_other))
-        .collect();
+    let mut rows = Vec::new();
+    for recorded in &facts.records {
+        rows.push(from_record(recorded));
+    }
+    for other in &facts.others {
+        rows.push(from_other(other));
+    }
     if let Some(gpus) = asked {
         complete(&mut rows, gpus);
     }
@@ -116,35 +118,31 @@ pub(super) fn join(facts: &Facts) -> Table {
             uuid: gpu.uuid.clone(),
             ..Device::default()
         };
-        match rows
-            .iter_mut()
-            .find(|row| row.container.id == id && row.state == State::Running)
-        {
-            Some(row) if !row.devices.iter().any(|known| known.index == device.index) => {
-                row.devices.push(device)
-            }
-            Some(_) => {}
+        match rows.iter_mut().find(|row| row.is_running(&id)) {
+            Some(row) if row.has_gpu(gpu.index) => {}
+            Some(row) => row.devices.push(device),
             None => rows.push(unknown(id, device)),
         }
     }
+    let mut unknown = Vec::new();
+    for gpu in asked.unwrap_or_default() {
+        if let Err(why) = &gpu.processes {
+            unknown.push(format!("GPU {}: {why}", gpu.index));
+        }
+    }
     if let Some(gpus) = asked {
-        rows.iter_mut()
-            .for_each(|row| row.processes = processes(row, gpus, facts));
+        for row in &mut rows {
+            row.processes = processes(row, gpus, facts);
+        }
     }
     rows.retain(|row| {
         row.state != State::Running || !row.devices.is_empty() || row.finding.is_some()
     });
     rows.sort_by_key(|row| (row.state != State::Running, std::cmp::Reverse(row.started)));
-    let failed = asked
-        .into_iter()
-        .flatten()
-        .filter_map(|gpu| Some((gpu.index, gpu.processes.as_ref().err()?)));
     Table {
         rows,
         outside: asked.map(|gpus| outside(gpus, facts)),
-        unknown: failed
-            .map(|(index, why)| format!("GPU {index}: {why}"))
-            .collect(),
+        unknown,
     }
 }
 
@@ -210,16 +208,14 @@ fn unknown(id: String, device: Device) -> Row {
 
 /// Adds index and UUID of GPUs of which only the node is known.
 fn complete(rows: &mut [Row], gpus: &[GpuProcesses]) {
-    for device in rows
-        .iter_mut()
-        .flat_map(|row| &mut row.devices)
-        .filter(|device| device.index.is_none())
-    {
+    for device in rows.iter_mut().flat_map(|row| &mut row.devices) {
         let Some(NodeName::Gpu(minor)) = NodeName::of_path(Path::new(&device.node)) else {
             continue;
         };
-        if let Some(gpu) = gpus.iter().find(|gpu| gpu.minor == Some(minor)) {
-            (device.index, device.uuid) = (Some(gpu.index), gpu.uuid.clone());
+        for gpu in gpus {
+            if device.index.is_none() && gpu.minor == Some(minor) {
+                (device.index, device.uuid) = (Some(gpu.index), gpu.uuid.clone());
+            }
         }
     }
 }
@@ -232,9 +228,7 @@ fn of_unknown<'f>(facts: &'f Facts, rows: &[Row]) -> Vec<(String, &'f GpuProcess
             let Some(id) = facts.containers.get(&process.pid) else {
                 continue;
             };
-            let row = rows
-                .iter()
-                .find(|row| row.container.id == *id && row.state == State::Running);
+            let row = rows.iter().find(|row| row.is_running(id));
             if row.is_none_or(|row| row.devices.is_empty()) {
                 found.push((id.clone(), gpu));
             }
@@ -250,19 +244,16 @@ fn processes(row: &Row, gpus: &[GpuProcesses], facts: &Facts) -> Option<Vec<Proc
     }
     let mut found = Vec::new();
     for gpu in gpus {
-        let has = row
-            .devices
-            .iter()
-            .any(|device| device.index == Some(gpu.index));
         let Ok(all) = &gpu.processes else {
-            if has {
+            if row.has_gpu(gpu.index) {
                 return None;
             }
             continue;
         };
+        let id = Some(&row.container.id);
         let own = all
             .iter()
-            .filter(|process| facts.containers.get(&process.pid) == Some(&row.container.id));
+            .filter(|process| facts.containers.get(&process.pid) == id);
         found.extend(own.map(|process| Process {
             pid: process.pid,
             gpu: gpu.index,

@@ -6,7 +6,7 @@ use base::report::one_line;
 use records::Device;
 
 use super::super::args::Ps;
-use super::super::terminal::{Cell, Line, Terminal, Tone, cell, table};
+use super::super::terminal::{Cell, Terminal, Tone, cell, heading, table};
 use super::super::time::ago;
 use super::join::{Row, State, Table};
 
@@ -24,67 +24,62 @@ pub(super) fn text(found: &Table, options: &Ps, terminal: Terminal, now: SystemT
         (false, true) => terminal.render(&table(all(found, now))),
         (false, false) => terminal.render(&table(running(found, now))),
     };
-    if let Some(outside) = found.outside.filter(|outside| *outside > 0) {
-        let line = match outside {
-            1 => "1 process outside of containers uses a GPU".to_owned(),
-            _ => format!("{outside} processes outside of containers use GPUs"),
-        };
-        text += &terminal.render(&[Line::new(line)]);
+    match found.outside {
+        None | Some(0) => {}
+        Some(1) => text += "1 process outside of containers uses a GPU\n",
+        Some(outside) => text += &format!("{outside} processes outside of containers use GPUs\n"),
     }
     text
 }
 
 fn wanted(options: &Ps) -> String {
-    options
-        .gpu
-        .as_ref()
-        .map_or_else(|| "GPUs".to_owned(), |gpu| format!("GPU {}", one_line(gpu)))
+    match &options.gpu {
+        Some(gpu) => format!("GPU {}", one_line(gpu)),
+        None => "GPUs".to_owned(),
+    }
 }
 
 fn running(found: &Table, now: SystemTime) -> Vec<[Cell; 6]> {
-    let header = ["CONTAINER", "ID", "GPUS", "PROCS", "MEMORY", "SINCE"].map(heading);
-    let rows = found.rows.iter().map(|row| {
+    let mut rows = vec![["CONTAINER", "ID", "GPUS", "PROCS", "MEMORY", "SINCE"].map(heading)];
+    for row in &found.rows {
         let [name, id, gpus, processes, memory] = shared(row);
-        [name, id, gpus, processes, memory, cell(since(row, now))]
-    });
-    std::iter::once(header).chain(rows).collect()
+        rows.push([name, id, gpus, processes, memory, cell(since(row, now))]);
+    }
+    rows
 }
 
 /// Has no ids, so that the rows fit a terminal of 80 columns. A container without a name is shown with its id.
 fn all(found: &Table, now: SystemTime) -> Vec<[Cell; 7]> {
-    let header = [
-        "CONTAINER",
-        "STATE",
-        "GPUS",
-        "PROCS",
-        "MEMORY",
-        "SINCE",
-        "NUMBER",
-    ]
-    .map(heading);
-    let rows = found.rows.iter().map(|row| {
+    let mut rows = vec![
+        [
+            "CONTAINER",
+            "STATE",
+            "GPUS",
+            "PROCS",
+            "MEMORY",
+            "SINCE",
+            "NUMBER",
+        ]
+        .map(heading),
+    ];
+    for row in &found.rows {
         let [name, id, gpus, processes, memory] = shared(row);
         let name = if row.container.display_name().is_empty() {
             id
         } else {
             name
         };
-        let number = row.finding.as_ref().map_or_else(|| cell(NONE), number);
-        [
+        rows.push([
             name,
             (tone(row.state), row.state.name().to_owned()),
             gpus,
             processes,
             memory,
             cell(since(row, now)),
-            number,
-        ]
-    });
-    std::iter::once(header).chain(rows).collect()
-}
-
-fn heading(text: &str) -> Cell {
-    (Tone::Heading, text.to_owned())
+            row.finding.as_ref().map_or_else(|| cell(NONE), number),
+        ]);
+    }
+    rows
 }
 
 fn number(finding: &records::StoredFinding) -> Cell {
@@ -102,32 +97,30 @@ const fn tone(state: State) -> Tone {
 /// Returns the cells that all tables have: name, id, GPUs, processes and memory.
 fn shared(row: &Row) -> [Cell; 5] {
     let gpus: Vec<_> = row.devices.iter().map(Device::short).collect();
-    let processes = row
-        .count()
-        .map(|count| count.to_string())
-        .unwrap_or_default();
-    let memory = row.memory().map(size).unwrap_or_default();
+    let processes = row.count().map(|count| count.to_string());
+    let memory = row.memory().map(size);
     let texts = [
         row.container.display_name(),
         row.container.short().to_owned(),
         gpus.join(","),
-        processes,
-        memory,
+        processes.unwrap_or_default(),
+        memory.unwrap_or_default(),
     ];
     texts.map(|text| {
-        cell(if text.is_empty() {
-            NONE.to_owned()
+        if text.is_empty() {
+            cell(NONE)
         } else {
-            one_line(&text)
-        })
+            cell(one_line(&text))
+        }
     })
 }
 
 /// Returns when the container started, or when it ended.
 fn since(row: &Row, now: SystemTime) -> String {
-    row.ended
-        .or(row.started)
-        .map_or_else(|| NONE.to_owned(), |then| ago(then, now))
+    match row.ended.or(row.started) {
+        Some(then) => ago(then, now),
+        None => NONE.to_owned(),
+    }
 }
 
 /// Returns a size like nvidia-smi, in MiB, or in GiB from 10 GiB on.
