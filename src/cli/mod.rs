@@ -278,7 +278,15 @@ mod tests {
             assert_eq!((found, config.as_deref()), (stage, Some(Path::new("/c"))));
             stages += 1;
         }
-        assert_eq!(stages, 6);
+        assert_eq!(stages, engines::hook_args::STAGES.len());
+        let mut commands = engines::hook_args::COMMANDS.to_vec();
+        for command in <Cli as clap::CommandFactory>::command().get_subcommands() {
+            if stage::Stage::named(command.get_name()).is_none() {
+                assert!(commands.contains(&command.get_name()), "{command:?}");
+                commands.retain(|known| *known != command.get_name());
+            }
+        }
+        assert!(commands.is_empty(), "{commands:?}");
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! Defines the stages at which engines call the hook. Their command lines are parsed here by hand, because clap would take longer
-//! than the hook does for a container without GPUs.
+//! Defines the stages at which engines call the hook.
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use engines::hook_args;
 
 use crate::stages::prestart::{self, Namespaces};
 use crate::stages::{poststop, precreate};
@@ -78,55 +78,9 @@ impl Stage {
 /// Parses a command line that consists of a stage and `--config`. Returns `None` for any other command line, including invalid
 /// ones, which clap parses and reports.
 pub fn parse(args: &[OsString]) -> Option<(Stage, Option<&Path>)> {
-    let (mut stage, mut config) = (None, None);
-    let is_value = |value: &&str| !value.is_empty() && (*value == "-" || !value.starts_with('-'));
-    let mut args = args.iter();
-    while let Some(arg) = args.next() {
-        let word = arg.to_str()?;
-        if word == "--config" {
-            config = Some(args.next()?.to_str().filter(is_value)?);
-        } else if let Some(value) = word.strip_prefix("--config=") {
-            config = Some(Some(value).filter(|value| !value.is_empty())?);
-        } else if stage.is_none() {
-            stage = Some(Stage::named(word)?);
-        } else {
-            return None;
-        }
+    let call = hook_args::parse(args)?;
+    if call.has_options {
+        return None;
     }
-    Some((stage?, config.map(Path::new)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_plain_command_lines_are_read_by_hand() {
-        let read = |line: &str| {
-            let args: Vec<_> = line.split_whitespace().map(OsString::from).collect();
-            parse(&args).map(|(stage, config)| (stage, config.map(Path::to_path_buf)))
-        };
-        let with_config = |stage| Some((stage, Some("/c".into())));
-        for (line, expected) in [
-            ("prestart", Some((Stage::Prestart, None))),
-            ("createContainer", Some((Stage::CreateContainer, None))),
-            ("--config /c prestart", with_config(Stage::Prestart)),
-            (
-                "--config /x prestart --config /c",
-                with_config(Stage::Prestart),
-            ),
-            ("precreate --config=/c", with_config(Stage::Precreate)),
-            ("prestart --config -c", None),
-            ("prestart --config", None),
-            ("prestart --config=", None),
-            ("prestart --help", None),
-            ("prestart prestart", None),
-            ("startContainer", None),
-            ("plan", None),
-            ("--config /c", None),
-            ("", None),
-        ] {
-            assert_eq!(read(line), expected, "{line}");
-        }
-    }
+    Some((Stage::named(call.stage)?, call.config))
 }

@@ -21,8 +21,9 @@ use findings::catalog;
 use nvidia_host::inventory::procfs::DRIVER_PROC;
 use nvidia_host::inventory::report::Report;
 
+use super::check::Check;
+use super::facts::Facts;
 use super::inspect::CONFIG;
-use super::{Check, Facts};
 use engines::Engine;
 use engines::status;
 use records::store::Store;

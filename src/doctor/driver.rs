@@ -10,8 +10,8 @@ use nvidia_host::driver::nodes::NVIDIA_MAJOR;
 use nvidia_host::driver::packages::Distribution;
 use nvidia_host::inventory::identity::NOBODY;
 
-use super::facts::HostNode;
-use super::{Check, Facts, count, or};
+use super::check::{Check, count, or_ok};
+use super::facts::{Facts, HostNode};
 
 pub(super) const NO_MODULE: &str = "the kernel module is not loaded";
 
@@ -168,7 +168,7 @@ pub(super) fn daemons(facts: &Facts) -> Vec<Check> {
 
 pub(super) fn nodes(facts: &Facts) -> Vec<Check> {
     if facts.driver.wsl.is_some() {
-        return or(
+        return or_ok(
             facts.driver.nodes.iter().map(of_wsl),
             Check::skipped("Windows does not have NVIDIA's driver"),
         );
@@ -187,7 +187,7 @@ pub(super) fn nodes(facts: &Facts) -> Vec<Check> {
     let wrong = nodes
         .iter()
         .filter_map(|node| is_another(node, node.found.as_ref()?));
-    or(
+    or_ok(
         absent.into_iter().chain(wrong),
         Check::ok(format!(
             "all {} required exist",
@@ -276,7 +276,7 @@ pub(super) fn modeset(facts: &Facts) -> Vec<Check> {
             prepare(facts),
         )];
     };
-    or(
+    or_ok(
         is_another(node, found),
         Check::ok("the device node \"/dev/nvidia-modeset\" exists"),
     )

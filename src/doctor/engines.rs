@@ -8,14 +8,14 @@ use cdi_spec::name::is_nvidia;
 use findings::catalog;
 use nvidia_host::timeouts;
 
-use super::facts::CdiView;
-use super::{Check, Facts, count, or};
+use super::check::{Check, count, or_ok};
+use super::facts::{CdiView, Facts};
 use engines::cdi::list_paths;
 use engines::cdi_check::CdiVerdict;
 use engines::hook_file::PRECREATE;
 use engines::hooks::{self, HookEntry};
 use engines::runtime::Runtime;
-use engines::status::Replaced;
+use engines::status::{EngineStatus, Replaced};
 use engines::{Engine, EngineKind, Version, status};
 
 /// The first runc that does not need links in /dev/char.
@@ -41,7 +41,7 @@ pub(super) fn hook(facts: &Facts) -> Vec<Check> {
     for file in facts.engines.iter().flat_map(|engine| &engine.unseen) {
         checks.push(Check::skipped(format!("this user cannot read {file:?}")));
     }
-    or(
+    or_ok(
         checks,
         Check::skipped("neither Podman nor CRI-O is installed"),
     )
@@ -50,7 +50,7 @@ pub(super) fn hook(facts: &Facts) -> Vec<Check> {
 /// Checks that no hooks directory of the administrator, and not the packages' own for Podman, is lost because of another list.
 pub(super) fn hooks_dir(facts: &Facts) -> Vec<Check> {
     let outcomes = with_hooks(facts).flat_map(|engine| lost_dirs(facts, engine));
-    or(
+    or_ok(
         outcomes,
         Check::ok("engines read all hooks directories that their configuration lists"),
     )
@@ -82,53 +82,65 @@ fn lost_dirs(facts: &Facts, engine: &Engine) -> Vec<Check> {
     outcomes
 }
 
+/// Reports for each way to request GPUs whether it works with this engine.
 fn in_engine(facts: &Facts, engine: &Engine) -> Check {
     let status = status::judge(engine, &facts.installed);
-    let what = format!("{}: {}", engine.kind, status.why);
-    if status.active {
-        let active = format!(
-            "{} starts the hook, from {}",
-            engine.kind,
-            status.files().join(" and ")
-        );
-        if status.why.is_empty() {
-            return Check::ok(active);
-        }
-        let file = status
-            .hooks
-            .first()
-            .map(|hook| hook.file.display().to_string())
-            .unwrap_or_default();
-        let fix = match status.fix.as_str() {
-            "" => format!("set \"when\": {{\"always\": true}} in {file}"),
-            fix => fix.to_owned(),
-        };
-        return Check::of(
-            &catalog::CONDITIONAL,
-            format!("{active}, {}", status.why),
-            fix,
-        );
-    }
-    if status.nri {
-        return Check::ok(what);
-    }
-    let usable = usable_cdi_devices(facts, engine);
-    let stops =
-        engine.settings.refused.is_some() || !engine.hooks.refused.is_empty() || engine.fails;
-    if !stops && usable > 0 {
-        return Check::ok(format!(
-            "{}: the hook is not active, but the engine can use {}: {}",
-            engine.kind,
-            count(usable, "CDI device"),
-            status.why
-        ));
-    }
-    let kind = if stops {
-        &catalog::ENGINE_STOPPED
+    let stops = status::stops(engine);
+    let others = if stops {
+        String::new()
     } else {
-        &catalog::NOT_ACTIVE
+        other_ways(facts, engine, &status)
     };
-    Check::of(kind, what, status.fix)
+    if !status.active {
+        let what = format!("{}: {}{others}", engine.kind, status.why);
+        return if stops {
+            Check::of(&catalog::ENGINE_STOPPED, what, status.fix)
+        } else if status.nri {
+            Check::ok(what)
+        } else {
+            Check::of(&catalog::NOT_ACTIVE, what, status.fix)
+        };
+    }
+    let files = status.files().join(" and ");
+    let active = format!("{} starts the hook, from {files}", engine.kind);
+    if status.why.is_empty() {
+        return Check::ok(active + &others);
+    }
+    let fix = match (status.fix.is_empty(), status.hooks.first()) {
+        (true, Some(hook)) => {
+            let file = hook.file.display();
+            format!("set \"when\": {{\"always\": true}} in {file}")
+        }
+        _ => status.fix,
+    };
+    let what = format!("{active}, {}{others}", status.why);
+    Check::of(&catalog::CONDITIONAL, what, fix)
+}
+
+/// Describes the ways to request GPUs that work without the hook.
+fn other_ways(facts: &Facts, engine: &Engine, status: &EngineStatus) -> String {
+    let mut ways = match usable_cdi_devices(facts, engine) {
+        0 => "; it has no CDI device for GPUs".to_owned(),
+        usable => format!("; {} can be requested by name", count(usable, "CDI device")),
+    };
+    if status.nri && status.active {
+        ways += "; the NRI plugin runs";
+    }
+    if let Some(plugin) = &facts.kubelet_plugin
+        && engine.kind == EngineKind::Crio
+        && plugin.idle().is_none()
+    {
+        ways += "; the device plugin serves the kubelet";
+    }
+    ways
+}
+
+/// Reports whether at least one engine starts the hook, or gives GPUs to containers that request them with the variable in another way.
+pub(super) fn any_starts_the_hook(facts: &Facts) -> bool {
+    with_hooks(facts).any(|engine| {
+        let status = status::judge(engine, &facts.installed);
+        status.active || status.nri
+    })
 }
 
 /// Checks the timeouts of hook files. With a shorter one, the runtime kills the hook before it can report that NVML hangs.
@@ -147,7 +159,7 @@ pub(super) fn timeouts(facts: &Facts) -> Vec<Check> {
     for (file, timeout) in files {
         let name = file.display();
         let (what, fix) = match timeout {
-            Some(timeout) if timeout >= needed => continue,
+            Some(timeout) if timeout >= i64::try_from(needed).unwrap_or(i64::MAX) => continue,
             Some(timeout) => (
                 format!(
                     "{file:?} kills the hook after {timeout} s, but with nvml-timeout = {} it can take {needed} s",
@@ -166,7 +178,7 @@ pub(super) fn timeouts(facts: &Facts) -> Vec<Check> {
         };
         outcomes.push(Check::of(&catalog::TIMEOUTS, what, fix));
     }
-    or(
+    or_ok(
         outcomes,
         Check::ok("the hook files have timeouts that are long enough for the driver"),
     )
@@ -211,7 +223,7 @@ pub(super) fn second_hook(facts: &Facts) -> Vec<Check> {
             }
         }
     }
-    or(outcomes, Check::ok("no engine starts another NVIDIA hook"))
+    or_ok(outcomes, Check::ok("no engine starts another NVIDIA hook"))
 }
 
 /// Returns the finding for two files that start the hook. A package installs its own file again with the next update, so the fix names the
@@ -233,7 +245,7 @@ fn twice(engine: &Engine, first: &HookEntry, second: &HookEntry) -> Check {
 }
 
 pub(super) fn hook_env(facts: &Facts) -> Vec<Check> {
-    or(
+    or_ok(
         facts.without_env.iter().cloned().map(Check::found),
         Check::ok("the environment of containers reaches no hook of a hook file or a CDI spec"),
     )
@@ -296,7 +308,7 @@ pub(super) fn runtime(facts: &Facts) -> Vec<Check> {
     for (engine, runtime) in runtimes(facts) {
         checks.push(runtime_of(engine, runtime));
     }
-    or(
+    or_ok(
         checks,
         Check::skipped("neither Podman nor CRI-O is installed"),
     )
@@ -385,7 +397,7 @@ pub(super) fn cdi(facts: &Facts) -> Vec<Check> {
         }
         checks.extend(problems);
     }
-    or(
+    or_ok(
         checks,
         Check::skipped("no engine that reads CDI is installed"),
     )

@@ -4,8 +4,9 @@ use findings::catalog;
 use nvidia_host::driver::pci::PciDevice;
 use nvidia_host::feature::{ENABLED, Feature, Row};
 
+use super::check::{Check, count};
 use super::driver::no_module;
-use super::{Check, Facts, count};
+use super::facts::Facts;
 
 pub(super) fn check(facts: &Facts) -> Vec<Check> {
     if facts.driver.module.is_none() {

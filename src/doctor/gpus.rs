@@ -9,9 +9,9 @@ use nvidia_host::inventory::caps::MigCap;
 use nvidia_host::inventory::select::{Device, every_device, mig_nodes_missing, permitted_devices};
 use nvidia_host::inventory::{Gpu, Inventory};
 
+use super::check::{Check, Status, count, or_ok};
 use super::driver::{hooks_user, no_module, prepare};
-use super::facts::Nvml;
-use super::{Check, Facts, Status, count, or};
+use super::facts::{Facts, Nvml};
 
 /// The time after which NVML counts as slow. With persistence mode, NVML takes less time for eight GPUs.
 const SLOW: Duration = Duration::from_secs(3);
@@ -135,7 +135,7 @@ pub(super) fn limits(facts: &Facts) -> Vec<Check> {
         return vec![Check::skipped("NVML did not answer")];
     };
     let findings = nvidia_host::inventory::limits::findings(&limits, inventory);
-    or(
+    or_ok(
         findings.into_iter().map(Check::found),
         Check::ok(limits_in_words(&limits, inventory)),
     )

@@ -3,9 +3,10 @@
 use findings::catalog;
 use nvidia_host::driver::group::{GIVE_A_GROUP, join};
 
+use super::check::{Check, or_ok};
 use super::driver::{group, may_open, owned};
+use super::facts::Facts;
 use super::inspect::{CONFIG, DEFAULTS};
-use super::{Check, Facts, or};
 use crate::record::log_file;
 use engines::EngineKind;
 use nvidia_host::config::PackageLeftover;
@@ -30,7 +31,7 @@ pub(super) fn config(facts: &Facts) -> Vec<Check> {
             }
         }
     }
-    or(outcomes, Check::ok(configuration(facts)))
+    or_ok(outcomes, Check::ok(configuration(facts)))
 }
 
 /// Describes a valid configuration.

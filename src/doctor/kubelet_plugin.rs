@@ -2,7 +2,8 @@
 
 use findings::catalog;
 
-use super::{Check, Facts, count};
+use super::check::{Check, count};
+use super::facts::Facts;
 use plugin_api::control::{Offered, OfferedDriver, Unanswered};
 use plugin_api::status::Idle;
 

@@ -12,8 +12,9 @@ use nvidia_host::device_id::VISIBLE_DEVICES;
 use nvidia_host::host::Host;
 use nvidia_host::request::{self, Container, Decision};
 
-use super::facts::{DriverFacts, Start};
-use super::{Check, Facts, Section, Status};
+use super::check::{Check, Section, Status};
+use super::engines;
+use super::facts::{DriverFacts, Facts, Start};
 use crate::plan;
 
 /// The driver capabilities of most images, and those that need the whole driver.
@@ -69,24 +70,9 @@ fn decide(
 /// Returns the errors and findings that no other check has reported.
 pub(super) fn report(facts: &Facts, others: &[Check]) -> Vec<Check> {
     let mut checks: Vec<Check> = Vec::new();
-    let starts = &facts.driver.starts;
-    for Start {
-        capabilities,
-        findings,
-        error,
-    } in starts
-    {
-        let error = error.clone().map(|error| {
-            let what = format!(
-                "a container with {DRIVER_CAPABILITIES}={capabilities} does not start: {}",
-                error.what
-            );
-            Check::found(Finding { what, ..error })
-        });
-        for check in error
-            .into_iter()
-            .chain(findings.iter().cloned().map(Check::found))
-        {
+    for start in &facts.driver.starts {
+        for finding in results(start) {
+            let check = Check::found(finding);
             let is_same = |other: &Check| other.id == check.id && other.status >= check.status;
             if !others.iter().chain(&checks).any(is_same) {
                 checks.push(check);
@@ -94,20 +80,35 @@ pub(super) fn report(facts: &Facts, others: &[Check]) -> Vec<Check> {
         }
     }
     if checks.is_empty() {
-        let stopped = others.iter().any(|check| check.status == Status::Error);
-        checks.push(match starts.is_empty() {
-            false if !stopped => Check::ok("containers that request all GPUs start"),
-            false => Check::skipped("other checks report why containers do not start"),
-            true => Check::skipped("NVML did not answer"),
-        });
+        checks.push(summary(facts, others));
     }
-    let (section, check) = NAME;
-    checks
-        .into_iter()
-        .map(|result| Check {
-            section,
-            check,
-            ..result
-        })
-        .collect()
+    let (section, name) = NAME;
+    let named = checks.into_iter().map(|check| check.named(section, name));
+    named.collect()
+}
+
+fn results(start: &Start) -> Vec<Finding> {
+    let mut results = Vec::new();
+    if let Some(error) = &start.error {
+        let mut error = error.clone();
+        error.what = format!(
+            "a container with {DRIVER_CAPABILITIES}={} does not start: {}",
+            start.capabilities, error.what
+        );
+        results.push(error);
+    }
+    results.extend_from_slice(&start.findings);
+    results
+}
+
+fn summary(facts: &Facts, others: &[Check]) -> Check {
+    if facts.driver.starts.is_empty() {
+        Check::skipped("NVML did not answer")
+    } else if others.iter().any(|check| check.status == Status::Error) {
+        Check::skipped("other checks report why containers do not start")
+    } else if !engines::any_starts_the_hook(facts) {
+        Check::skipped("no engine starts the hook, so containers get no GPU with the variable")
+    } else {
+        Check::ok("containers that request all GPUs start")
+    }
 }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
+use crate::go_regexp;
+
 /// The stages of the OCI runtime specification. Podman adds [`PRECREATE`].
 const STAGES: [&str; 6] = [
     "createContainer",
@@ -30,8 +32,10 @@ pub struct HookFile {
     pub applies: Applies,
     /// The whole environment; empty if the runtime chooses it
     pub env: Vec<String>,
-    /// The seconds after which the runtime kills the hook; `None` if it waits without a limit
-    pub timeout: Option<u64>,
+    /// The seconds after which the runtime kills the hook; `None` if it waits without a limit. With 0 or less, it kills the hook at once
+    pub timeout: Option<i64>,
+    /// The patterns of the conditions, as Go's `regexp` compiles them
+    patterns: Vec<String>,
 }
 
 /// The containers for which a hook runs.
@@ -96,42 +100,63 @@ impl HookFile {
         self.args.iter().any(|arg| arg == word)
     }
 
-    /// Checks the stages. Engines do this only if the program exists. `precreate` is whether the engine supports this stage.
+    /// Checks the patterns and the stages. Engines do this only if the program exists. `precreate` is whether the engine supports this
+    /// stage.
     ///
     /// # Errors
-    /// If the engine does not support a stage.
-    pub fn check_stages(&self, precreate: bool) -> Result<(), Refusal> {
-        let known = |stage: &str| STAGES.contains(&stage) || precreate && stage == PRECREATE;
-        match self.stages.iter().find(|stage| !known(stage)) {
-            Some(stage) => Err(Refusal::UnknownStage(stage.clone())),
-            None => Ok(()),
+    /// If a pattern does not compile, or the engine does not support a stage.
+    pub fn check(&self, precreate: bool) -> Result<(), Refusal> {
+        for pattern in &self.patterns {
+            if let Err(why) = go_regexp::check(pattern) {
+                let why = format!("the pattern {pattern:?} does not compile: {why}");
+                return Err(Refusal::Invalid(why));
+            }
         }
+        for stage in &self.stages {
+            if !STAGES.contains(&stage.as_str()) && !(precreate && stage == PRECREATE) {
+                return Err(Refusal::UnknownStage(stage.clone()));
+            }
+        }
+        Ok(())
     }
 }
 
-/// Returns a field of an object. Go's decoder treats null like a missing field.
+/// Returns a field of an object. Go's decoder treats null like a missing field, and reads names without regard to case.
 fn field<'v>(object: &'v Value, name: &str) -> Option<&'v Value> {
-    object.get(name).filter(|value| !value.is_null())
+    let fields = object.as_object()?;
+    let mut similar = fields.iter();
+    let value = match fields.get(name) {
+        Some(value) => value,
+        None => similar.find(|(key, _)| key.eq_ignore_ascii_case(name))?.1,
+    };
+    if value.is_null() { None } else { Some(value) }
 }
 
 fn text<'v>(object: &'v Value, name: &str) -> Result<Option<&'v str>, String> {
-    field(object, name)
-        .map(|value| {
-            value
-                .as_str()
-                .ok_or_else(|| format!("{name} is not a string"))
-        })
-        .transpose()
+    match field(object, name) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(_) => Err(format!("{name} is not a string")),
+    }
 }
 
 fn boolean(object: &Value, name: &str) -> Result<Option<bool>, String> {
-    field(object, name)
-        .map(|value| {
-            value
-                .as_bool()
-                .ok_or_else(|| format!("{name} is neither true nor false"))
-        })
-        .transpose()
+    match field(object, name) {
+        None => Ok(None),
+        Some(Value::Bool(value)) => Ok(Some(*value)),
+        Some(_) => Err(format!("{name} is neither true nor false")),
+    }
+}
+
+/// Returns a whole number. Go's decoder rejects `60.0` and `6e1`, too.
+fn whole_number(object: &Value, name: &str) -> Result<Option<i64>, String> {
+    match field(object, name) {
+        None => Ok(None),
+        Some(value) => match value.as_i64() {
+            Some(number) => Ok(Some(number)),
+            None => Err(format!("{name} is not a whole number")),
+        },
+    }
 }
 
 fn texts(object: &Value, name: &str) -> Result<Option<Vec<String>>, String> {
@@ -141,13 +166,16 @@ fn texts(object: &Value, name: &str) -> Result<Option<Vec<String>>, String> {
     let Value::Array(items) = value else {
         return Err(format!("{name} is not a list"));
     };
-    let items: Option<Vec<_>> = items
-        .iter()
-        .map(|item| item.as_str().map(str::to_owned))
-        .collect();
-    items
-        .map(Some)
-        .ok_or_else(|| format!("{name} is not a list of strings"))
+    let mut texts = Vec::new();
+    for item in items {
+        match item {
+            Value::String(text) => texts.push(text.clone()),
+            // Go's decoder leaves the element empty.
+            Value::Null => texts.push(String::new()),
+            _ => return Err(format!("{name} is not a list of strings")),
+        }
+    }
+    Ok(Some(texts))
 }
 
 /// Returns the list with one of two names.
@@ -163,9 +191,9 @@ fn current(file: &Value) -> Result<HookFile, String> {
     let path = PathBuf::from(text(program, "path")?.unwrap_or_default());
     let args = texts(program, "args")?.unwrap_or_default();
     let env = texts(program, "env")?.unwrap_or_default();
-    let applies = when(field(file, "when").unwrap_or(&Value::Null))?;
+    let Conditions { applies, patterns } = when(field(file, "when").unwrap_or(&Value::Null))?;
     let stages = texts(file, "stages")?.ok_or("stages is missing")?;
-    let timeout = field(program, "timeout").and_then(Value::as_u64);
+    let timeout = whole_number(program, "timeout")?;
     Ok(HookFile {
         path,
         args,
@@ -173,6 +201,7 @@ fn current(file: &Value) -> Result<HookFile, String> {
         applies,
         env,
         timeout,
+        patterns,
     })
 }
 
@@ -180,9 +209,8 @@ fn current(file: &Value) -> Result<HookFile, String> {
 fn old(file: &Value) -> Result<HookFile, String> {
     let path = text(file, "hook")?.unwrap_or_default();
     let stages = either(file, "stages", "stage")?.ok_or("stages is missing")?;
-    let args = std::iter::once(path.to_owned())
-        .chain(texts(file, "arguments")?.unwrap_or_default())
-        .collect();
+    let mut args = vec![path.to_owned()];
+    args.extend(texts(file, "arguments")?.unwrap_or_default());
     // One matching pattern is enough.
     let mut patterns = either(file, "cmds", "cmd")?.unwrap_or_default();
     patterns.extend(either(file, "annotations", "annotation")?.unwrap_or_default());
@@ -201,26 +229,34 @@ fn old(file: &Value) -> Result<HookFile, String> {
         applies,
         env: Vec::new(),
         timeout: None,
+        patterns,
     })
 }
 
+/// The conditions of `when`.
+struct Conditions {
+    applies: Applies,
+    patterns: Vec<String>,
+}
+
 /// Parses `when`. All given conditions must be true, and at least one must be given.
-fn when(when: &Value) -> Result<Applies, String> {
-    let mut conditions = Vec::new();
+fn when(when: &Value) -> Result<Conditions, String> {
+    let (mut conditions, mut patterns) = (Vec::new(), Vec::new());
     let (always, volumes) = (boolean(when, "always")?, boolean(when, "hasBindMounts")?);
     if volumes == Some(true) {
         conditions.push("the container has volumes".to_owned());
     }
-    let mut has_annotations = false;
     if let Some(annotations) = field(when, "annotations") {
-        for (key, value) in annotations
+        let annotations = annotations
             .as_object()
-            .ok_or("annotations is not an object")?
-        {
-            has_annotations = true;
-            let value = value
-                .as_str()
-                .ok_or("annotations has a value that is not a string")?;
+            .ok_or("annotations is not an object")?;
+        for (key, value) in annotations {
+            let value = match value {
+                Value::String(value) => value.as_str(),
+                Value::Null => "",
+                _ => return Err("annotations has a value that is not a string".to_owned()),
+            };
+            patterns.extend([key.clone(), value.to_owned()]);
             if !(matches_all(key) && matches_all(value)) {
                 conditions.push(format!("the annotation {key:?} is {value:?}"));
             }
@@ -233,13 +269,18 @@ fn when(when: &Value) -> Result<Applies, String> {
             commands.join(" or ")
         ));
     }
-    let has_any = always.is_some() || has_annotations || !commands.is_empty();
-    Ok(match conditions.is_empty() {
-        _ if always == Some(false) || volumes == Some(false) => Applies::Never,
-        true if has_any => Applies::Always,
-        true => Applies::Never,
-        false => Applies::If(conditions.join(", and ")),
-    })
+    patterns.extend(commands);
+    let has_any = always.is_some() || !patterns.is_empty();
+    let applies = if always == Some(false) || volumes == Some(false) {
+        Applies::Never
+    } else if !conditions.is_empty() {
+        Applies::If(conditions.join(", and "))
+    } else if has_any {
+        Applies::Always
+    } else {
+        Applies::Never
+    };
+    Ok(Conditions { applies, patterns })
 }
 
 /// Returns whether a regular expression is one of the usual ones for everything. Others count as a condition.
@@ -288,6 +329,9 @@ mod tests {
                 vec!["/h".to_owned(), "prestart".to_owned()]
             )
         );
+        let go = br#"{"Version":"1.0.0","Hook":{"Path":"/h","TIMEOUT":3},"when":{"Always":true},"Stages":["prestart"]}"#;
+        let hook = parse(go).unwrap();
+        assert_eq!((hook.applies, hook.timeout), (Applies::Always, Some(3)));
         let nvidias = br#"{"hook":"/h","stage":["prestart"],"hasbindmounts":true}"#;
         assert!(matches!(parse(nvidias).unwrap().applies, Applies::If(_)));
     }
@@ -310,12 +354,28 @@ mod tests {
                 r#"{"version":"1.0.0","hook":{"path":"/h"}}"#,
                 "stages is missing",
             ),
+            (
+                r#"{"version":"1.0.0","hook":{"path":"/h","timeout":"60"},"stages":[]}"#,
+                "timeout is not a whole number",
+            ),
+            (
+                r#"{"version":"1.0.0","hook":{"path":"/h","timeout":6e1},"stages":[]}"#,
+                "timeout is not a whole number",
+            ),
+            (
+                &with(r#"{"commands":["*"]}"#, "prestart"),
+                "the pattern \"*\" does not compile",
+            ),
+            (
+                &with(r#"{"annotations":{"(":"a"}}"#, "prestart"),
+                "the pattern \"(\" does not compile",
+            ),
             (&with("{}", "nonsense"), "the stage \"nonsense\""),
             (&with("{}", "precreate"), "the stage \"precreate\""),
         ] {
             let parsed = parse(text.as_bytes()).map_err(Refusal::Invalid);
             let error = parsed
-                .and_then(|hook| hook.check_stages(false))
+                .and_then(|hook| hook.check(false))
                 .unwrap_err()
                 .to_string();
             assert!(error.contains(why), "{text}: {error}");
@@ -323,7 +383,7 @@ mod tests {
         assert!(
             parse(with("{}", "precreate").as_bytes())
                 .unwrap()
-                .check_stages(true)
+                .check(true)
                 .is_ok()
         );
     }

@@ -180,7 +180,7 @@ fn read_file(
         (Err(_), Programs::Hidden) => None,
         (Err(_), Programs::Visible) => return Err(Passed::WithoutProgram(hook.path)),
     };
-    hook.check_stages(precreate).map_err(Passed::Refused)?;
+    hook.check(precreate).map_err(Passed::Refused)?;
     let runs = located
         .as_ref()
         .is_none_or(|found| found.kind == FileType::RegularFile && found.mode & 0o111 != 0);

@@ -7,13 +7,14 @@ use serde::Serialize;
 use base::tree::Tree;
 use nvidia_host::config::Config;
 use nvidia_host::host::{Roots, features};
+use nvidia_host::{programs, timeouts};
 use plugin_api::status::{KubeletPlugin, NriStatus, PluginStatus};
 
 use super::cdi::{self, CdiSpec};
 use super::hook_file::{Applies, PRECREATE, Refusal};
 use super::hooks::HookEntry;
 use super::settings::{HOOKS_DIR, Settings};
-use super::{Engine, EngineKind, User, hooks, inspect_engines};
+use super::{Engine, EngineKind, User, hook_args, hooks, inspect_engines};
 
 /// The status of one engine. The field names are part of the JSON interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -253,6 +254,12 @@ fn dirs_of(settings: &Settings) -> String {
     }
 }
 
+/// Reports whether the engine starts no container at all.
+#[must_use]
+pub fn stops(engine: &Engine) -> bool {
+    stopped(engine).is_some()
+}
+
 /// Returns why the engine starts no container at all, and the fix.
 fn stopped(engine: &Engine) -> Option<(String, String)> {
     let starts = match engine.kind {
@@ -281,14 +288,66 @@ fn stopped(engine: &Engine) -> Option<(String, String)> {
         };
         return Some((format!("{starts}: {}: {refusal}", file.display()), fix));
     }
-    if !engine.fails {
+    if engine.fails {
+        let program = engine.kind.program();
+        return Some((
+            format!("{program} fails: {starts}"),
+            format!("run \"{program} --version\" to see the error"),
+        ));
+    }
+    ours(engine).find_map(fails)
+}
+
+/// Returns why the hook fails at each start because of its hook file, so that no container starts, and the fix.
+fn fails(entry: &HookEntry) -> Option<(String, String)> {
+    let (file, program) = (entry.file.display(), entry.program.display());
+    let starts = match &entry.hook.applies {
+        Applies::Never => return None,
+        Applies::Always => "no container starts".to_owned(),
+        Applies::If(condition) => format!("no container starts if {condition}"),
+    };
+    if !entry.runs {
+        return Some((
+            format!("{starts}: {file} names {program}, which is not executable"),
+            format!("chmod 755 {program}"),
+        ));
+    }
+    if let Some(timeout) = entry.hook.timeout
+        && timeout <= 0
+    {
+        return Some((
+            format!("{starts}: the timeout of {timeout} s in {file} kills the hook at once"),
+            format!("set \"timeout\": {} in {file}", timeouts::HOOK.as_secs()),
+        ));
+    }
+    if has_other_name(entry) {
         return None;
     }
-    let program = engine.kind.program();
-    Some((
-        format!("{program} fails: {starts}"),
-        format!("run \"{program} --version\" to see the error"),
-    ))
+    let stages = entry.hook.stages.join(", ");
+    let why = match hook_args::parse_entry(&entry.hook.args) {
+        // precreate receives config.json on stdin, all other stages the container state.
+        Some(call) if (call.stage == PRECREATE) != entry.hook.is_at(PRECREATE) => format!(
+            "{file} starts the hook at the stage {stages} with the argument \"{}\"",
+            call.stage
+        ),
+        Some(_) => return None,
+        None if names_command(entry) => return None,
+        None => format!("the arguments in {file} are not a stage"),
+    };
+    let fix = format!("set args and stages in {file} to the same stage");
+    Some((format!("{starts}: {why}"), fix))
+}
+
+/// Reports whether the program is called with one of NVIDIA's names, with which it takes other arguments.
+fn has_other_name(entry: &HookEntry) -> bool {
+    let name = entry.hook.args.first().map(Path::new);
+    entry.program.ends_with(programs::COMPAT) || name.is_some_and(programs::is_hook)
+}
+
+/// Reports whether the arguments are a command for people. The hook then does not fail, and sets up no container.
+fn names_command(entry: &HookEntry) -> bool {
+    let mut args = entry.hook.args.iter().skip(1);
+    args.any(|arg| hook_args::COMMANDS.contains(&arg.as_str()))
 }
 
 fn fix_file(file: &Path) -> String {
@@ -300,25 +359,27 @@ fn fix_file(file: &Path) -> String {
 
 /// Returns why a hook entry has no effect, and the fix.
 fn unfit(entry: &HookEntry) -> Option<(String, String)> {
-    let (file, program) = (entry.file.display(), entry.program.display());
-    if !entry.runs {
-        return Some((
-            format!("{file} names {program}, which is not executable"),
-            format!("chmod 755 {program}"),
-        ));
-    }
-    let mut stages = OUR_STAGES.into_iter();
-    // precreate receives config.json on stdin, all other stages the container state.
-    if let Some(other) = stages.find(|stage| entry.hook.has_arg(stage))
-        && entry.hook.has_arg(PRECREATE) != entry.hook.is_at(PRECREATE)
-    {
-        let stages = entry.hook.stages.join(", ");
-        let why =
-            format!("{file} starts the hook at the stage {stages} with the argument \"{other}\"");
-        return Some((
-            why,
-            format!("set args and stages in {file} to the same stage"),
-        ));
+    let file = entry.file.display();
+    if !has_other_name(entry) {
+        let call = hook_args::parse_entry(&entry.hook.args);
+        let is_fit = match call.map(|call| call.stage) {
+            // Runtimes call the hooks of both stages at the same point, and createContainer in the namespaces of the container.
+            Some("prestart" | "createRuntime") => {
+                entry.hook.is_at("prestart") || entry.hook.is_at("createRuntime")
+            }
+            Some(stage @ ("createContainer" | PRECREATE)) => entry.hook.is_at(stage),
+            _ => false,
+        };
+        if !is_fit {
+            let args = entry.hook.args.get(1..).unwrap_or_default().join(" ");
+            let stages = entry.hook.stages.join(", ");
+            return Some((
+                format!(
+                    "{file} starts the hook at the stage {stages} with the argument \"{args}\""
+                ),
+                format!("set args and stages in {file} to the same stage"),
+            ));
+        }
     }
     match entry.hook.applies {
         Applies::Never => {

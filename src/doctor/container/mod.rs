@@ -23,9 +23,9 @@ use nvidia_host::driver::DriverKind;
 use nvidia_host::driver::access::Permissions;
 use nvidia_host::driver::node_name::NodeName;
 
-use super::Checker::{One, Several};
+use super::check::Checker::{One, Several};
+use super::check::{Check, Named, Section};
 use super::driver::{group, may_open, missing};
-use super::{Check, Named, Section};
 use crate::cgroup::filter::Filter;
 use crate::oci::device_rules::DeviceRule;
 use find::ProcessId;
