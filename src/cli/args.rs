@@ -152,7 +152,7 @@ pub enum Command {
         disable_help_subcommand = true
     )]
     Cdi(Cdi),
-    /// Load the driver's kernel modules, create its device nodes, ask NVML
+    /// Load the driver's modules, create its device nodes, ask NVML
     ///
     /// Containers then need not wait for that. The command must run as root. It prints each action on a line, reports failures on
     /// stderr, and exits with 1 if there are any. It creates the nodes of the given IMEX channels, and of channel 0 if the driver is

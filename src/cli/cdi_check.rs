@@ -58,6 +58,7 @@ fn quick_views(dirs: &SpecDirs) -> Vec<View> {
 /// None: files that engines do not read have no devices.
 pub(crate) fn list(dirs: &SpecDirs, json: bool) -> Result<ExitCode> {
     let names = names_of(dirs);
+    report_conflicts(dirs);
     if json {
         return Ok(output::print(&base::json::document("devices", &names)?));
     }
@@ -74,6 +75,10 @@ pub(crate) fn list(dirs: &SpecDirs, json: bool) -> Result<ExitCode> {
     Ok(output::print(&text))
 }
 
+fn exists(path: &str) -> bool {
+    rustix::fs::lstat(path).is_ok()
+}
+
 fn names_of(dirs: &SpecDirs) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for view in quick_views(dirs) {
@@ -84,6 +89,29 @@ fn names_of(dirs: &SpecDirs) -> BTreeSet<String> {
         }
     }
     names
+}
+
+/// Reports on stderr why engines use none of two files with the same device, once for each pair of files.
+fn report_conflicts(dirs: &SpecDirs) {
+    let mut reported = BTreeSet::new();
+    for view in quick_views(dirs) {
+        let files = registry::read(&view.dirs);
+        for (name, found) in registry::resolve(&files) {
+            let Found::Conflict(a, b) = found else {
+                continue;
+            };
+            let (Some(a), Some(b)) = (files.get(a), files.get(b)) else {
+                continue;
+            };
+            if reported.insert((a.path.clone(), b.path.clone())) {
+                Call::default().finding(&Finding::new(
+                    &catalog::SPEC_CONFLICT,
+                    format!("{:?} and {:?} both contain {name}", a.path, b.path),
+                    cdi_check::how_to_separate(a, b, &exists),
+                ));
+            }
+        }
+    }
 }
 
 /// Returns the names of the devices in these directories, or without any in those of the engines.
@@ -190,7 +218,10 @@ pub(crate) fn problems(path: &Path, dirs: &SpecDirs) -> Vec<Finding> {
         });
         if let Some(other) = ours.and_then(|ours| cdi_check::conflicting(&files, ours)) {
             let what = format!("{:?} has devices of the same names", other.path);
-            let fix = format!("run \"rm {}\"", other.path.display());
+            let fix = match ours.and_then(|ours| files.get(ours)) {
+                Some(ours) => cdi_check::how_to_separate(other, ours, &exists),
+                None => String::new(),
+            };
             problems.push(Finding::new(&catalog::SPEC_CONFLICT, what, fix));
         }
     }
@@ -210,7 +241,7 @@ fn identity(dir: &Path) -> Option<(u64, u64)> {
 }
 
 fn judge(files: &[SpecFile], now: &Now<'_>, names: &[String]) -> Vec<CdiVerdict> {
-    let mut devices = cdi_check::devices(files, now, |path| rustix::fs::lstat(path).is_ok());
+    let mut devices = cdi_check::devices(files, now, exists);
     let without_env = cdi_check::without_env(files);
     if names.is_empty() {
         devices.extend(cdi_check::files(files));

@@ -152,8 +152,8 @@ pub(super) fn run<F>(section: Section, checks: &[Named<F>], facts: &F) -> Vec<Ch
     let mut results = Vec::new();
     for (check, checker) in checks {
         let found = match checker {
-            One(examine) => vec![examine(facts)],
-            Several(examine) => examine(facts),
+            Checker::One(examine) => vec![examine(facts)],
+            Checker::Several(examine) => examine(facts),
         };
         for result in found {
             results.push(result.named(section, check));

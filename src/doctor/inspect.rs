@@ -242,7 +242,7 @@ fn inspect_cdi(
 fn inspect_specs(host: &Tree, dirs: &[PathBuf], now: &Now<'_>) -> (Vec<CdiVerdict>, Vec<Finding>) {
     let files = registry::read(&dirs.iter().map(|dir| host.on_host(dir)).collect::<Vec<_>>());
     let exists = |path: &str| rustix::fs::lstat(host.on_host(Path::new(path))).is_ok();
-    let mut verdicts = cdi_check::devices(&files, now, exists);
+    let mut verdicts = cdi_check::devices(&files, now, &exists);
     let mut conflicts = Vec::new();
     for (name, found) in registry::resolve(&files) {
         let Found::Conflict(a, b) = found else {
@@ -251,16 +251,9 @@ fn inspect_specs(host: &Tree, dirs: &[PathBuf], now: &Now<'_>) -> (Vec<CdiVerdic
         let (Some(a), Some(b)) = (files.get(a), files.get(b)) else {
             continue;
         };
-        // The hook updates its own spec, so the other file is the one to remove.
-        let is_ours = a.spec.as_ref().is_ok_and(cdi_check::is_ours);
-        let (a, b) = if is_ours {
-            (b.path.display(), a.path.display())
-        } else {
-            (a.path.display(), b.path.display())
-        };
         verdicts.retain(|verdict| verdict.subject != name);
-        let what = format!("\"{a}\" and \"{b}\" both contain {name}");
-        let fix = format!("rm {a}");
+        let what = format!("{:?} and {:?} both contain {name}", a.path, b.path);
+        let fix = cdi_check::how_to_separate(a, b, &exists);
         conflicts.push(Finding::new(&catalog::SPEC_CONFLICT, what, fix));
     }
     verdicts.extend(cdi_check::files(&files));

@@ -37,7 +37,7 @@ tests! {
     NEEDS_DRIVER => a_spec_is_valid, names_and_versions_of_a_choice, the_hook_and_the_spec_agree,
         refresh_rewrites_what_is_stale, recreated_mig_devices_are_detected, specs_of_other_programs_are_theirs,
         no_engine_is_run_without_need, refresh_without_gpus_is_silent, refresh_asks_a_failing_gpu_again,
-        refresh_by_many_at_once, refresh_makes_no_conflict, specs_keep_their_kind, generate_warns_of_a_file_that_engines_ignore, check_gives_reasons;
+        refresh_by_many_at_once, refresh_makes_no_conflict, specs_keep_their_kind, one_advice_about_a_conflict, generate_warns_of_a_file_that_engines_ignore, check_gives_reasons;
 }
 
 /// Runs `cdi ARGUMENTS` for this driver.
@@ -784,6 +784,39 @@ fn specs_keep_their_kind() {
         }
         std::fs::remove_file(&file).unwrap();
         fake.configure("");
+    }
+}
+
+/// All commands advise to remove the same one of two files.
+fn one_advice_about_a_conflict() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    let dir = scratch();
+    let [ours, other] = ["nvidia.yaml", "other.yaml"].map(|name| dir.path().join(name));
+    cdi(&fake, &["generate", "--output", ours.to_str().unwrap()]).ok();
+    let specs = ["--spec-dir", dir.path().to_str().unwrap()];
+    let theirs = r#"{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "all", "containerEdits": {"env": ["A=b"]}}]}"#;
+    let copy = std::fs::read_to_string(&ours).unwrap();
+    for text in [theirs, copy.as_str()] {
+        std::fs::write(&other, text).unwrap();
+        let advice = format!("run \"rm {}\"", other.display());
+        let check = cdi(&fake, &[&["check"], &specs[..]].concat());
+        assert!(check.stdout.contains(&advice), "{check:?}");
+        let list = cdi(&fake, &[&["list"], &specs[..]].concat());
+        assert!(
+            list.code == Some(0)
+                && list.stderr.contains(&advice)
+                && list.stderr.contains("(ONH-402)"),
+            "{list:?}"
+        );
+        let generate = cdi(
+            &fake,
+            &[
+                &["generate", "--output", ours.to_str().unwrap()],
+                &specs[..],
+            ]
+            .concat(),
+        );
+        assert!(generate.stderr.contains(&advice), "{generate:?}");
     }
 }
 

@@ -4,6 +4,7 @@ mod hints;
 #[cfg(test)]
 mod tests;
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -167,7 +168,10 @@ pub fn devices(
     let mut verdicts = Vec::new();
     for (name, found) in registry::resolve(files) {
         verdicts.push(match found {
-            Found::Conflict(a, b) => in_conflict(name, files.get(a), files.get(b)),
+            Found::Conflict(a, b) => match (files.get(a), files.get(b)) {
+                (Some(a), Some(b)) => in_conflict(name, a, b, &exists),
+                _ => unknown(&name, &[]),
+            },
             Found::In(number) => match files.get(number) {
                 Some(file) => of_device(file, name, now, &exists),
                 None => unknown(&name, &[]),
@@ -177,16 +181,50 @@ pub fn devices(
     verdicts
 }
 
-fn in_conflict(name: String, a: Option<&SpecFile>, b: Option<&SpecFile>) -> CdiVerdict {
-    let path = |file: Option<&SpecFile>| match file {
-        Some(file) => file.path.display().to_string(),
-        None => String::new(),
+fn in_conflict(
+    name: String,
+    a: &SpecFile,
+    b: &SpecFile,
+    exists: &impl Fn(&str) -> bool,
+) -> CdiVerdict {
+    let (a_path, b_path) = (a.path.display(), b.path.display());
+    let reason = format!(
+        "\"{a_path}\" and \"{b_path}\" both contain the device, therefore engines use neither"
+    );
+    CdiVerdict::usable(name, a_path.to_string()).unusable(reason, how_to_separate(a, b, exists))
+}
+
+/// The units of the NVIDIA Container Toolkit that write a spec.
+const NVIDIAS_UNIT: &str = "nvidia-cdi-refresh";
+
+/// Returns how to resolve a conflict of two files. This program keeps its own spec current, so the other file is the one to remove; of two
+/// specs of this program, the one that has not the usual name.
+#[must_use]
+pub fn how_to_separate(a: &SpecFile, b: &SpecFile, exists: &impl Fn(&str) -> bool) -> String {
+    let is_our_spec = |file: &SpecFile| file.spec.as_ref().is_ok_and(is_ours);
+    let is_usual = |file: &SpecFile| {
+        let stem = file.path.file_stem().unwrap_or_default();
+        stem.to_string_lossy()
+            .starts_with(nvidia_host::cdi::DEFAULT_NAME)
     };
-    let (a, b) = (path(a), path(b));
-    let reason =
-        format!("\"{a}\" and \"{b}\" both contain the device, therefore engines use neither");
-    let hint = format!("remove one of them: \"rm {a}\"");
-    CdiVerdict::usable(name, a).unusable(reason, hint)
+    let rank = |file: &SpecFile| (is_our_spec(file), is_usual(file));
+    let first_goes = match rank(a).cmp(&rank(b)) {
+        Ordering::Less => true,
+        Ordering::Greater => false,
+        Ordering::Equal => !is_our_spec(a),
+    };
+    let other = if first_goes { a } else { b };
+    let path = other.path.display();
+    let unit = format!("/systemd/system/{NVIDIAS_UNIT}.service");
+    let has_unit = ["/etc", "/usr/lib", "/lib"]
+        .iter()
+        .any(|dir| exists(&format!("{dir}{unit}")));
+    if !is_our_spec(other) && is_usual(other) && has_unit {
+        return format!(
+            "run \"systemctl disable --now {NVIDIAS_UNIT}.path {NVIDIAS_UNIT}.service && rm {path}\": the unit would write the file again"
+        );
+    }
+    format!("run \"rm {path}\"")
 }
 
 fn of_device(

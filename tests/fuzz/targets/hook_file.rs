@@ -17,11 +17,11 @@ pub fn run(data: &[u8]) {
         }
     };
     assert!(!hook.path.as_os_str().is_empty());
-    let refused = hook.check_stages(false).err();
+    let refused = hook.check(false).err();
     refused
         .iter()
         .for_each(|why| check_line(&one_line(&why.to_string())));
-    let knows_one_more = hook.check_stages(true);
+    let knows_one_more = hook.check(true);
     assert!(refused.is_some() || knows_one_more.is_ok(), "{hook:?}");
     if refused.is_some() && knows_one_more.is_ok() {
         assert!(
