@@ -10,7 +10,8 @@ use base::report::{Kind, failure, without_markdown};
 use findings::catalog;
 
 use super::terminal::{Line, Terminal, Tone, cell, table};
-use super::{args, output, usage_error};
+use super::usage::usage_error;
+use super::{args, output};
 
 /// Prints the finding with the given number, or all findings.
 pub(crate) fn run(options: &args::Explain, terminal: Terminal) -> Result<ExitCode> {

@@ -8,7 +8,8 @@ use clap::CommandFactory;
 
 use super::args::Cli;
 use super::parse::{self, Parsed};
-use super::{output, overview, usage_error};
+use super::usage::usage_error;
+use super::{output, overview};
 
 /// Prints the help of the program, or of the command with these words.
 pub(super) fn run(words: &[String]) -> ExitCode {

@@ -26,6 +26,7 @@ mod slow;
 pub mod stage;
 pub mod status;
 mod time;
+pub(crate) mod usage;
 mod version;
 pub(crate) mod why;
 mod why_list;
@@ -50,8 +51,8 @@ use crate::stages;
 use args::{Cli, Command};
 use parse::Parsed;
 use terminal::Environment;
+use usage::{hook_usage_error, usage_error};
 
-const USAGE: u8 = 2;
 const VERSION: &str = concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n");
 
 /// Runs the command with these arguments, which begin with argv\[0\]. Returns 0, 1 if the command failed, or 2 if the command line
@@ -74,19 +75,7 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>, environment: Environ
     }
     match args.split_first() {
         // The hook entry of this program's CDI specs.
-        Some((verb, rest)) if verb == rootfs_edits::VERB => match RootfsEdits::parse(rest.to_vec())
-        {
-            Ok(edits) => stages::rootfs::run(edits),
-            Err(error) => {
-                let what = format!("invalid command line: {error}");
-                let error = failure(
-                    &catalog::COMMAND_LINE,
-                    what,
-                    "run \"oci-nvidia-hook --help\"",
-                );
-                hook_usage_error(rootfs_edits::VERB, &error)
-            }
-        },
+        Some((verb, rest)) if verb == rootfs_edits::VERB => run_hook_entry(rest),
         Some((verb, rest)) if verb == completion::VERB => completion::complete(rest),
         None => {
             stdio::print_stderr(&(help::text(&[]).unwrap_or_default() + "\n"));
@@ -109,20 +98,23 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>, environment: Environ
     }
 }
 
+fn run_hook_entry(args: &[OsString]) -> ExitCode {
+    match RootfsEdits::parse(args.to_vec()) {
+        Ok(edits) => stages::rootfs::run(edits),
+        Err(error) => hook_usage_error(
+            rootfs_edits::VERB,
+            &failure(
+                &catalog::COMMAND_LINE,
+                format!("invalid command line: {error}"),
+                "run \"oci-nvidia-hook --help\"",
+            ),
+        ),
+    }
+}
+
 fn failed(error: &anyhow::Error) -> ExitCode {
     Call::default().error(error);
     ExitCode::FAILURE
-}
-
-fn usage_error(error: &anyhow::Error) -> ExitCode {
-    Call::default().error(error);
-    ExitCode::from(USAGE)
-}
-
-/// Reports the wrong command line of a hook, which must not wait for its engine to read the message.
-fn hook_usage_error(stage: &str, error: &anyhow::Error) -> ExitCode {
-    Call::for_stage(stage).error(error);
-    ExitCode::from(USAGE)
 }
 
 fn carry_out(

@@ -22,7 +22,8 @@ use nvidia_host::request::select;
 
 use super::args::{self, PlanStage};
 use super::terminal::{Line, Terminal, Tone};
-use super::{containers, output, plan_image, usage_error};
+use super::usage::usage_error;
+use super::{containers, output, plan_image};
 use crate::inject::container::OpenContainer;
 use crate::oci::{self, SpecView};
 use crate::plan::request::{self, Decision, GpuRequest};

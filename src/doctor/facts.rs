@@ -16,6 +16,7 @@ use nvidia_host::host::Roots;
 use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::cap_files::CapFile;
 use nvidia_host::inventory::query::NvmlQuery;
+use nvidia_host::prepare::host::Foreseen;
 
 use engines::cdi_check::CdiVerdict;
 use engines::{Engine, User};
@@ -126,6 +127,8 @@ pub struct Start {
     pub findings: Vec<Finding>,
     /// Why the container does not start
     pub error: Option<Finding>,
+    /// What the start does on the host first
+    pub prepares: Foreseen,
 }
 
 /// An expected device node, and the file that was found.

@@ -49,7 +49,7 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
     };
     let engines = engines::inspect_engines(host, caller.user.clone());
     let mut driver = inspect_driver(host, &settings);
-    driver.starts = start::inspect(&settings, &driver);
+    driver.starts = start::inspect(host, &settings, &driver, caller.user.is_none());
     let mut nvidias = Vec::new();
     for name in programs::ALL {
         if let Some(path) = search_path::find(host, name)

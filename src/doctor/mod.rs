@@ -81,6 +81,7 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
     for (section, of_section) in CHECKS {
         checks.extend(run(*section, of_section, facts));
     }
+    start::temper(facts, &mut checks);
     checks.extend(start::report(facts, &checks));
     checks.sort_by_key(|check| check.section);
     checks

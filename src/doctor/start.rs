@@ -2,20 +2,23 @@
 //! error exactly if such a container does not start, and each finding that its start would report.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use anyhow::Result;
 
 use base::report::Finding;
+use base::tree::Tree;
 use nvidia_host::capability::DRIVER_CAPABILITIES;
 use nvidia_host::config::Config;
 use nvidia_host::device_id::VISIBLE_DEVICES;
 use nvidia_host::host::Host;
-use nvidia_host::request::{self, Container, Decision};
+use nvidia_host::prepare::host::Foreseen;
+use nvidia_host::request::{self, Container, Decision, GpuRequest};
 
 use super::check::{Check, Section, Status};
 use super::engines;
 use super::facts::{DriverFacts, Facts, Start};
-use crate::plan;
+use crate::{plan, stages};
 
 /// The driver capabilities of most images, and those that need the whole driver.
 const REQUESTS: [&str; 2] = ["compute,utility", "all"];
@@ -23,32 +26,66 @@ const REQUESTS: [&str; 2] = ["compute,utility", "all"];
 /// The name of this check.
 pub(super) const NAME: (Section, &str) = (Section::Hook, "containers");
 
-/// Decides for each of the usual requests. Nothing is decided without an answer of NVML: other checks report why there is none.
-pub(super) fn inspect(config: &Config, driver: &DriverFacts) -> Vec<Start> {
-    let Some((roots, inventory)) = driver.roots.as_ref().zip(driver.inventory()) else {
-        return Vec::new();
-    };
-    let start = |capabilities| {
-        let mut findings = Vec::new();
-        let host = Host::below(roots.clone(), config, inventory.clone());
-        let error = host
-            .and_then(|host| decide(capabilities, config, &host, &mut findings))
-            .err();
-        Start {
+/// Decides for each of the usual requests. Nothing is decided without an answer of NVML, unless a start would prepare the host first:
+/// other checks report why there is no answer.
+pub(super) fn inspect(
+    host: &Tree,
+    config: &Config,
+    driver: &DriverFacts,
+    is_root: bool,
+) -> Vec<Start> {
+    let is_this_host = host.path().as_path() == Path::new("/");
+    let mut starts = Vec::new();
+    for capabilities in REQUESTS {
+        let mut start = Start {
             capabilities,
-            findings,
-            error: error.map(|error| Finding::error(&error)),
+            findings: Vec::new(),
+            error: None,
+            prepares: Foreseen::default(),
+        };
+        let decided = if is_root && is_this_host {
+            decide_like_a_start(config, &mut start)
+        } else if let (Some(roots), Some(inventory)) = (&driver.roots, driver.inventory()) {
+            Host::below(roots.clone(), config, inventory.clone())
+                .and_then(|host| decide(config, &host, &mut start))
+        } else {
+            continue;
+        };
+        if let Err(error) = decided {
+            if driver.inventory().is_none() {
+                continue;
+            }
+            start.error = Some(Finding::error(&error));
         }
-    };
-    REQUESTS.into_iter().map(start).collect()
+        starts.push(start);
+    }
+    starts
 }
 
-fn decide(
-    capabilities: &str,
-    config: &Config,
-    host: &Host,
-    findings: &mut Vec<Finding>,
-) -> Result<()> {
+/// Follows a start of this host, with the modules and nodes that it would add first.
+fn decide_like_a_start(config: &Config, start: &mut Start) -> Result<()> {
+    let Some(request) = request(start.capabilities, config)? else {
+        return Ok(());
+    };
+    let expected = stages::host::expect(&request, config)?;
+    start.prepares = expected.prepares;
+    // What NVML lists after the preparation is unknown.
+    if expected.is_unknown {
+        return Ok(());
+    }
+    plan::decide(&request, config, &expected.host?, &[], &mut start.findings)?;
+    Ok(())
+}
+
+fn decide(config: &Config, host: &Host, start: &mut Start) -> Result<()> {
+    if let Some(request) = request(start.capabilities, config)? {
+        plan::decide(&request, config, host, &[], &mut start.findings)?;
+    }
+    Ok(())
+}
+
+/// Returns the request of a container for all GPUs.
+fn request(capabilities: &str, config: &Config) -> Result<Option<GpuRequest>> {
     let env = [
         (VISIBLE_DEVICES, "all"),
         (DRIVER_CAPABILITIES, capabilities),
@@ -61,10 +98,30 @@ fn decide(
         nodes: Vec::new(),
         privileged: true,
     };
-    if let Decision::Gpus(request) = request::decide(&container, config)? {
-        plan::decide(&request, config, host, &[], findings)?;
+    match request::decide(&container, config)? {
+        Decision::Gpus(request) => Ok(Some(request)),
+        _ => Ok(None),
     }
-    Ok(())
+}
+
+/// Lowers the errors of the driver if containers start nevertheless: a start creates missing nodes, or leaves a GPU out.
+pub(super) fn temper(facts: &Facts, checks: &mut [Check]) {
+    let starts = &facts.driver.starts;
+    let all_start = !starts.is_empty() && starts.iter().all(|start| start.error.is_none());
+    if !all_start || facts.config.is_err() {
+        return;
+    }
+    let prepares = starts.iter().any(|start| !start.prepares.is_empty());
+    for check in checks {
+        let is_of_driver = check.section == Section::Driver || check.check == "hook-user";
+        let is_repaired = prepares && ["nodes", "uvm", "module", "nvml"].contains(&check.check);
+        if is_of_driver && is_repaired && check.status > Status::Note {
+            check.status = Status::Note;
+            check.what += "; the next start of a container with GPUs repairs this";
+        } else if is_of_driver && check.status == Status::Error {
+            check.status = Status::Warning;
+        }
+    }
 }
 
 /// Returns the errors and findings that no other check has reported.
@@ -109,6 +166,25 @@ fn summary(facts: &Facts, others: &[Check]) -> Check {
     } else if !engines::any_starts_the_hook(facts) {
         Check::skipped("no engine starts the hook, so containers get no GPU with the variable")
     } else {
-        Check::ok("containers that request all GPUs start")
+        let Some(start) = facts
+            .driver
+            .starts
+            .iter()
+            .find(|start| !start.prepares.is_empty())
+        else {
+            return Check::ok("containers that request all GPUs start");
+        };
+        let Foreseen { modules, nodes } = &start.prepares;
+        let mut first: Vec<_> = modules
+            .iter()
+            .map(|module| format!("loads {module}"))
+            .collect();
+        for name in nodes.keys() {
+            first.push(format!("creates \"/dev/{name}\""));
+        }
+        Check::ok(format!(
+            "containers that request all GPUs start, and the hook first {}",
+            first.join(", ")
+        ))
     }
 }

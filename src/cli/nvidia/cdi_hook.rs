@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use base::report::{Finding, failure};
 use findings::catalog;
 
-use crate::cli::{hook_usage_error, output};
+use crate::cli::output;
+use crate::cli::usage::hook_usage_error;
 use crate::record::call::Call;
 use crate::stages::cdi_hook::entry::{self, HOOKS, Verb};
 

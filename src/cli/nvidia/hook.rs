@@ -14,8 +14,9 @@ use base::report::failure;
 use findings::catalog;
 use nvidia_host::programs;
 
+use crate::cli::output;
 use crate::cli::stage::Stage;
-use crate::cli::{hook_usage_error, output};
+use crate::cli::usage::hook_usage_error;
 
 const HELP: &str = "\
 usage: nvidia-container-runtime-hook [-config FILE] [-debug] STAGE < state.json

@@ -47,6 +47,14 @@ pub struct Foreseen {
     pub nodes: BTreeMap<String, DeviceNode>,
 }
 
+impl Foreseen {
+    /// Reports whether it would do nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.modules.is_empty() && self.nodes.is_empty()
+    }
+}
+
 /// Returns what [`prepare_host`] would do, and changes nothing.
 ///
 /// # Errors
@@ -57,7 +65,12 @@ pub fn foresee(config: &Config, channels: &[u32]) -> Result<Foreseen> {
     let loads = config.driver_root.as_path() == Path::new("/");
     let mut missing = super::plan(&facts, channels);
     missing.retain(|node| {
-        node.policy.modify && NodeState::inspect(&roots.dev, &node.name) == NodeState::Missing
+        let is_wrong = match NodeState::inspect(&roots.dev, &node.name) {
+            NodeState::Missing | NodeState::NotADevice(_) => true,
+            NodeState::Device(found) => (found.major, found.minor) != node.device,
+            NodeState::Unreadable(_) => false,
+        };
+        node.policy.modify && is_wrong
     });
     Ok(Foreseen {
         modules: if loads {
