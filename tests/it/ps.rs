@@ -14,7 +14,7 @@ use crate::support::{HOOK, Need, run, scratch};
 
 tests! {
     engine::NEEDS => containers_of_podman, gpus_from_cdi;
-    NEEDS => processes_of_an_older_driver, the_columns;
+    NEEDS => processes_of_an_older_driver, the_columns, names_of_gpus_and_an_invalid_configuration;
     GOLDEN => what_a_person_reads;
     &[SCRIPT] => watching_needs_a_terminal;
 }
@@ -284,6 +284,32 @@ fn what_a_person_reads() {
     );
     fake.set_nvml(|old| old + "\ninit-error 999\n");
     golden::check("ps-without-nvml", "oci-nvidia-hook ps", &ps(&[]));
+    remove_cgroups(dir.path());
+}
+
+/// A misspelled GPU is not "free", and a bus id names a GPU. During the outage that an invalid config.toml causes, the list is complete.
+fn names_of_gpus_and_an_invalid_configuration() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
+    set_processes(&fake, PROCESSES);
+    let ps = |args: &[&str]| run(isolated(dir.path(), &fake, &records()).arg("ps").args(args));
+    let by_index = ps(&["--gpu", "0"]).ok();
+    assert_eq!(ps(&["--gpu", "00000000:01:00.0"]).ok(), by_index);
+    for name in ["7", "banana", "00000000:7f:00.0"] {
+        let stderr = ps(&["--gpu", name]).failed(1);
+        assert!(
+            stderr.contains("unknown GPU") && stderr.contains("(ONH-030)"),
+            "{stderr}"
+        );
+    }
+    let all = ps(&["--all"]).ok();
+    fake.configure("[nvidia-container-cli]\nno-cgroups = \"maybe\"");
+    let ran = ps(&["--all"]);
+    assert!(ran.stderr.contains("(ONH-005)"), "{ran:?}");
+    assert_eq!(
+        ran.ok().lines().count(),
+        all.lines().count() - 1,
+        "without the line about other processes"
+    );
     remove_cgroups(dir.path());
 }
 

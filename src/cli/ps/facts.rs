@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
 
-use base::report::one_line;
+use base::report::{line, one_line};
 use base::sys::proc_file;
 use nvidia_host::config::Config;
 use nvidia_host::host;
@@ -73,7 +73,7 @@ const TOLERANCE: Duration = Duration::from_secs(5);
 type Running = BTreeMap<String, ProcessId>;
 
 /// Reads the facts. NVML can take seconds.
-pub(super) fn read(known: Vec<Known>, config: &Config) -> Facts {
+pub(super) fn read(known: Vec<Known>, config: &Result<Config>) -> Facts {
     let running = running();
     let (mut records, mut others) = (Vec::new(), Vec::new());
     let mut names: BTreeMap<String, (String, PathBuf)> = BTreeMap::new();
@@ -95,7 +95,10 @@ pub(super) fn read(known: Vec<Known>, config: &Config) -> Facts {
             others.push(other(id, *process, name, bundle));
         }
     }
-    let gpus = host::gpu_processes(config);
+    let gpus = match config {
+        Ok(config) => host::gpu_processes(config),
+        Err(error) => Err(anyhow::anyhow!("{}", line(error))),
+    };
     let mut containers = BTreeMap::new();
     for gpu in gpus.iter().flatten() {
         for process in gpu.processes.iter().flatten() {

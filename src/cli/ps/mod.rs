@@ -15,11 +15,15 @@ use base::json;
 use base::report::{Finding, failure};
 use findings::catalog;
 use nvidia_host::config::{self, Config};
+use nvidia_host::device_id::DeviceId;
+use nvidia_host::host::Host;
+use nvidia_host::inventory::select::{self, every_device};
 use records::{Device, StoredFinding};
 
 use self::join::{Process, Row, State, Table};
 use super::args::Ps;
 use super::terminal::{Terminal, redrawn};
+use super::usage::usage_error;
 use super::{containers, output};
 use crate::record::call::Call;
 
@@ -31,10 +35,23 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// # Errors
 /// If the records or config.toml cannot be read, or `--watch` is given without a terminal.
 pub(crate) fn run(options: &Ps, config: Option<&Path>, terminal: Terminal) -> Result<ExitCode> {
-    let (config, findings) = config::read(config)?;
-    findings
-        .iter()
-        .for_each(|finding| Call::default().finding(finding));
+    if options.watch && !terminal.is_screen() {
+        return Ok(usage_error(&failure(
+            &catalog::COMMAND_LINE,
+            "invalid command line: --watch needs a terminal",
+            "omit --watch, or run the command with watch(1)",
+        )));
+    }
+    // The containers are also listed while config.toml is invalid: then none can start.
+    let config = match config::read(config) {
+        Ok((config, findings)) => {
+            for finding in &findings {
+                Call::default().finding(finding);
+            }
+            Ok(config)
+        }
+        Err(error) => Err(error),
+    };
     if options.watch {
         return watch(options, &config, terminal);
     }
@@ -42,31 +59,27 @@ pub(crate) fn run(options: &Ps, config: Option<&Path>, terminal: Terminal) -> Re
     let hint = containers::roots_records("ps");
     if options.output.json {
         // On stderr, because stdout contains only the document.
-        hint.iter().for_each(|hint| Call::default().report(hint));
+        if let Some(hint) = &hint {
+            Call::default().report(hint);
+        }
         return Ok(output::print(&document(&table)?));
     }
-    let text = table::text(&table, options, terminal, SystemTime::now());
-    Ok(output::print(
-        &(text + &hint.map(|hint| format!("{hint}\n")).unwrap_or_default()),
-    ))
+    Ok(output::print(&text(&table, options, terminal)))
+}
+
+fn text(table: &Table, options: &Ps, terminal: Terminal) -> String {
+    let mut text = table::text(table, options, terminal, SystemTime::now());
+    if let Some(hint) = containers::roots_records("ps") {
+        text += &format!("{hint}\n");
+    }
+    text
 }
 
 /// Prints the table again and again until the program is interrupted.
-fn watch(options: &Ps, config: &Config, terminal: Terminal) -> Result<ExitCode> {
-    if !terminal.is_screen() {
-        let what = "invalid command line: --watch needs a terminal";
-        return Err(failure(
-            &catalog::COMMAND_LINE,
-            what,
-            "omit --watch, or run the command with watch(1)",
-        ));
-    }
+fn watch(options: &Ps, config: &Result<Config>, terminal: Terminal) -> Result<ExitCode> {
     loop {
         let table = read(options, config)?;
-        let hint = containers::roots_records("ps")
-            .map(|hint| format!("{hint}\n"))
-            .unwrap_or_default();
-        let text = table::text(&table, options, terminal, SystemTime::now()) + &hint;
+        let text = text(&table, options, terminal);
         if output::print(&redrawn(&text)) != ExitCode::SUCCESS {
             return Ok(ExitCode::FAILURE);
         }
@@ -75,10 +88,27 @@ fn watch(options: &Ps, config: &Config, terminal: Terminal) -> Result<ExitCode> 
 }
 
 /// Reads the table, and reports on stderr why processes are unknown.
-fn read(options: &Ps, config: &Config) -> Result<Table> {
+fn read(options: &Ps, config: &Result<Config>) -> Result<Table> {
     let facts = facts::read(containers::read()?, config);
     let mut table = join::join(&facts);
-    table.rows.retain(|row| is_wanted(row, options));
+    if let Some(name) = &options.gpu {
+        let wanted = Wanted::resolve(name, config);
+        let mut devices = table.rows.iter().flat_map(|row| &row.devices);
+        // A GPU that was removed is still in records.
+        if !wanted.exists && !devices.any(|device| wanted.matches(device)) {
+            return Err(failure(
+                &catalog::UNKNOWN_DEVICE,
+                format!("unknown GPU {name:?}"),
+                "\"oci-nvidia-hook info\" prints the GPUs of this host",
+            ));
+        }
+        table
+            .rows
+            .retain(|row| row.devices.iter().any(|device| wanted.matches(device)));
+    }
+    table
+        .rows
+        .retain(|row| options.all || row.state == State::Running && !row.devices.is_empty());
     // On a host without containers, a missing driver is not worth a warning.
     if let Err(error) = facts.gpus
         && table.rows.iter().any(|row| row.state == State::Running)
@@ -97,20 +127,49 @@ fn read(options: &Ps, config: &Config) -> Result<Table> {
     Ok(table)
 }
 
-fn is_wanted(row: &Row, options: &Ps) -> bool {
-    let is_shown = options.all || row.state == State::Running && !row.devices.is_empty();
-    is_shown
-        && options
-            .gpu
-            .as_deref()
-            .is_none_or(|gpu| row.devices.iter().any(|device| is_named(device, gpu)))
+/// The device that `--gpu` names.
+struct Wanted {
+    /// An index or UUID, in the form of records
+    names: Vec<String>,
+    /// Whether the host has it. Without an answer of NVML, every name may exist.
+    exists: bool,
 }
 
-/// Reports whether an index or UUID names a device. The index of a GPU also names its MIG devices.
-fn is_named(device: &Device, name: &str) -> bool {
-    device.short() == name
-        || device.uuid.eq_ignore_ascii_case(name)
-        || device.index.is_some_and(|index| index.to_string() == name)
+impl Wanted {
+    /// Resolves a name like a request does: index, UUID, bus id, and the names of MIG devices.
+    fn resolve(name: &str, config: &Result<Config>) -> Self {
+        let mut wanted = Self {
+            names: vec![name.to_owned()],
+            exists: true,
+        };
+        let Ok(config) = config else {
+            return wanted;
+        };
+        let Ok(host) = Host::inspect(config, &|| ()) else {
+            return wanted;
+        };
+        let id = DeviceId::parse(name);
+        let mut devices = every_device(&host.inventory);
+        let found = devices.find(|device| device.is_named(&id));
+        wanted.exists = found.is_some();
+        if let Some(device) = found {
+            wanted.names.push(device.uuid().to_owned());
+            if let select::Device::Gpu(gpu) = device {
+                wanted.names.push(gpu.index.to_string());
+            }
+        }
+        wanted
+    }
+
+    /// Reports whether the name matches a device of a row. The index of a GPU also names its MIG devices.
+    fn matches(&self, device: &Device) -> bool {
+        let index = device.index.map(|index| index.to_string());
+        self.names.iter().any(|name| {
+            device.short() == *name
+                || device.uuid.eq_ignore_ascii_case(name)
+                || index.as_ref() == Some(name)
+        })
+    }
 }
 
 /// The document of `--json`, whose schema is `docs/schemas/ps.json`.
@@ -146,19 +205,22 @@ fn document(table: &Table) -> Result<String> {
     let time = |time: Option<SystemTime>| {
         time.map(|time| humantime::format_rfc3339_millis(time).to_string())
     };
-    let containers = table.rows.iter().map(|row| Container {
-        names: &row.container,
-        state: row.state,
-        gpus: &row.devices,
-        processes: row.processes.as_deref(),
-        memory_bytes: row.memory(),
-        started: time(row.started),
-        ended: time(row.ended),
-        finding: row.finding.as_ref(),
-    });
+    let mut containers = Vec::new();
+    for row in &table.rows {
+        containers.push(Container {
+            names: &row.container,
+            state: row.state,
+            gpus: &row.devices,
+            processes: row.processes.as_deref(),
+            memory_bytes: row.memory(),
+            started: time(row.started),
+            ended: time(row.ended),
+            finding: row.finding.as_ref(),
+        });
+    }
     let document = Document {
         version: json::VERSION,
-        containers: containers.collect(),
+        containers,
         processes_outside: table.outside,
     };
     Ok(json::pretty(&document)? + "\n")

@@ -57,7 +57,8 @@ impl<'a> Device<'a> {
         }
     }
 
-    fn is_named(self, id: &DeviceId) -> bool {
+    #[must_use]
+    pub fn is_named(self, id: &DeviceId) -> bool {
         match self {
             Self::Gpu(gpu) => gpu.is_named(id),
             Self::Mig(gpu, mig) => mig.is_named(id, gpu),
