@@ -20,8 +20,10 @@ use records::store::{self, Store};
 #[derive(Debug)]
 pub(super) struct Known {
     pub id: String,
-    /// The names that the engine lists, and the one in the record
+    /// The names that the engine lists now; without them, the name in the record
     pub names: Vec<String>,
+    /// Whether the engine lists the container
+    pub is_listed: bool,
     /// The directory of its config.json
     pub bundle: PathBuf,
     pub record: Option<Record>,
@@ -88,25 +90,30 @@ fn storage_dirs(records: &[Record]) -> BTreeSet<PathBuf> {
     dirs
 }
 
-/// Combines the records with the containers that engines list, each with its directory of bundles. A record without a name gets
-/// that of the engine: at a stage, the hook does not know the name.
+/// Combines the records with the containers that engines list, each with its directory of bundles. A container has the name that its
+/// engine lists now: it may have been renamed, and at a stage the hook does not know the name.
 fn merge(records: Vec<Record>, mut listed: Vec<(Listed, &Path)>) -> Vec<Known> {
     let mut known = Vec::new();
     for mut record in records {
         let container = &mut record.container;
         let mut names = Vec::new();
         let mut places = listed.iter();
-        if let Some(place) = places.position(|(listed, _)| listed.id == container.id) {
+        let place = places.position(|(listed, _)| listed.id == container.id);
+        if let Some(place) = place {
             names = listed.remove(place).0.names;
         }
-        if !container.name.is_empty() {
-            names.push(container.name.clone());
-        } else if let Some(name) = names.first() {
-            container.name.clone_from(name);
+        match names.first() {
+            // In Kubernetes, the names that engines list are not those that people know.
+            Some(name) if container.pod.name.is_empty() || container.name.is_empty() => {
+                container.name.clone_from(name);
+            }
+            _ if !container.name.is_empty() => names.push(container.name.clone()),
+            _ => {}
         }
         known.push(Known {
             id: container.id.clone(),
             names,
+            is_listed: place.is_some(),
             bundle: container.bundle.clone(),
             record: Some(record),
         });
@@ -116,6 +123,7 @@ fn merge(records: Vec<Record>, mut listed: Vec<(Listed, &Path)>) -> Vec<Known> {
             bundle: dir.join(&id).join("userdata"),
             id,
             names,
+            is_listed: true,
             record: None,
         });
     }
@@ -130,10 +138,8 @@ pub(super) fn find<'k>(name: &str, known: &'k [Known]) -> Result<Vec<&'k Known>>
     if name.is_empty() {
         return Err(unknown(name));
     }
-    for one in known {
-        if one.id == name || one.names.iter().any(|other| other == name) {
-            return Ok(vec![one]);
-        }
+    if let Some(one) = named(name, known, true).or_else(|| named(name, known, false)) {
+        return Ok(vec![one]);
     }
     let of_pod = newest_of_pod(name, known);
     if !of_pod.is_empty() {
@@ -146,6 +152,20 @@ pub(super) fn find<'k>(name: &str, known: &'k [Known]) -> Result<Vec<&'k Known>>
         [one] => Ok(vec![one]),
         several => Err(ambiguous(name, several)),
     }
+}
+
+/// Returns the newest container with this id or name, of those that an engine lists or of the others. After "podman run --replace", the
+/// record of the removed container has the same name.
+fn named<'k>(name: &str, known: &'k [Known], is_listed: bool) -> Option<&'k Known> {
+    let mut of_kind = known.iter().filter(|known| known.is_listed == is_listed);
+    of_kind.find(|known| known.id == name || known.names.iter().any(|other| other == name))
+}
+
+/// Returns the record of an earlier container that had the name of this one.
+pub(super) fn earlier<'k>(container: &Known, known: &'k [Known]) -> Option<&'k Record> {
+    let name = container.names.first()?;
+    let earlier = named(name, known, false)?;
+    earlier.record.as_ref()
 }
 
 /// Returns the newest record of each container of a pod.
@@ -308,7 +328,7 @@ mod tests {
         for (name, id) in [
             ("aa1", "aa1"),
             ("now", "aa1"),
-            ("web", "aa1"),
+            ("web", "aa2"),
             ("db", "cc4"),
             ("c", "cc4"),
             ("ab", "ab3"),
@@ -337,7 +357,23 @@ mod tests {
             .iter()
             .filter_map(|known| known.record.as_ref())
             .map(|record| record.container.name.as_str());
-        assert_eq!(names.collect::<Vec<_>>(), ["web", "web", "", "db"]);
+        assert_eq!(names.collect::<Vec<_>>(), ["now", "web", "", "db"]);
+    }
+
+    /// After "podman run --replace --name web" without a request for GPUs.
+    #[test]
+    fn a_name_belongs_to_the_container_that_exists() {
+        let records = vec![record("old", "web", [""; 3])];
+        let listed = Listed {
+            id: "new".to_owned(),
+            names: vec!["web".to_owned()],
+            layer: String::new(),
+        };
+        let known = merge(records, vec![(listed, Path::new("/s"))]);
+        assert_eq!(ids("web", &known).unwrap(), "new");
+        assert_eq!(ids("old", &known).unwrap(), "old");
+        let found = find("web", &known).unwrap()[0];
+        assert_eq!(earlier(found, &known).unwrap().container.id, "old");
     }
 
     #[test]

@@ -88,7 +88,13 @@ fn show(
         .filter_map(|known| known.record.as_ref())
         .collect();
     let without_record = match found.first() {
-        Some(known) if records.is_empty() => Some(without_record(known, config)?),
+        Some(container) if records.is_empty() => {
+            let mut answer = without_record(container, config)?;
+            if let Some(earlier) = containers::earlier(container, &known) {
+                answer.earlier.clone_from(&earlier.container.id);
+            }
+            Some(answer)
+        }
         _ => None,
     };
     if options.output.json {
@@ -135,6 +141,9 @@ struct WithoutRecord {
     given: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     hint: String,
+    /// The id of an earlier container with the same name, which has a record
+    #[serde(skip_serializing_if = "String::is_empty")]
+    earlier: String,
 }
 
 /// Why there is no record.
@@ -204,6 +213,12 @@ impl WithoutRecord {
         lines.extend(self.given.lines().map(one_line));
         if self.outcome != NotSetUp::Nothing {
             lines.push(format!("hint: {}", one_line(&self.hint)));
+        }
+        if !self.earlier.is_empty() {
+            let id = one_line(&self.earlier);
+            lines.push(format!(
+                "an earlier container had this name: \"oci-nvidia-hook why {id}\""
+            ));
         }
         lines.into_iter().map(plain).collect()
     }

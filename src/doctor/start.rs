@@ -99,7 +99,7 @@ fn request(capabilities: &str, config: &Config) -> Result<Option<GpuRequest>> {
         privileged: true,
     };
     match request::decide(&container, config)? {
-        Decision::Gpus(request) => Ok(Some(request)),
+        Decision::Gpus(request) => Ok(Some(*request)),
         _ => Ok(None),
     }
 }

@@ -29,7 +29,7 @@ const NEEDS: &[Need] = &[Need::Root, Need::Program("cc")];
 tests! {
     &[] => a_bare_host, this_host, the_man_page_explains_each_check;
     NEEDS => a_good_host, a_broken_host, devices_next_to_the_gpus, each_fault_has_its_finding, an_error_is_a_container_that_does_not_start,
-        cdi_is_enough, a_driver_root_with_files_only, nothing_is_changed, the_health_that_the_kubelet_has,
+        a_spec_is_not_the_hook, a_driver_root_with_files_only, nothing_is_changed, the_health_that_the_kubelet_has,
         one_sentence_for_all_names_of_a_library, a_package_keeps_its_hook_file;
     &[Need::Root, Need::Program("cc"), Need::Program("setpriv")] => a_user_sees_less_and_says_so;
     &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("runc")] => programs_that_are_asked_change_nothing;
@@ -903,25 +903,37 @@ fn a_user_sees_less_and_says_so() {
     }
 }
 
-/// If an administrator uses only CDI, doctor does not report a missing hook.
-fn cdi_is_enough() {
+/// A CDI spec does not hide that no engine starts the hook: the unit of the packages always writes one.
+fn a_spec_is_not_the_hook() {
     let dir = changed(
         "rm usr/share/containers/oci/hooks.d/* etc/containers/containers.conf.d/*; mkdir -p etc/cdi; \
          printf 'cdiVersion: 0.3.0\\nkind: nvidia.com/gpu\\ndevices:\\n- name: all\\n  containerEdits:\\n    \
          env: [A=b]\\n' >etc/cdi/a.yaml",
     );
     let outcomes = examine(dir.path(), Caller::default());
+    let of = |check: &str| {
+        let mut found = outcomes.clone();
+        found.retain(|outcome| outcome.check == check);
+        found
+    };
+    assert_eq!(of("engines").len(), 2, "{outcomes:?}");
+    for engine in of("engines") {
+        assert_eq!(
+            (engine.status, engine.id),
+            (Status::Warning, Some("ONH-501"))
+        );
+        assert!(
+            engine
+                .what
+                .contains("1 CDI device can be requested by name"),
+            "{engine:?}"
+        );
+    }
     assert!(
-        outcomes
+        of("containers")
             .iter()
-            .all(|outcome| outcome.status <= Status::Skipped),
-        "{outcomes:?}"
+            .all(|found| found.status != Status::Ok)
     );
-    assert!(outcomes.iter().any(|outcome| {
-        outcome
-            .what
-            .contains("the hook is not active, but the engine can use 1 CDI device")
-    }));
 }
 
 /// On GKE's nodes, the driver root contains only files; /dev and /proc are the host's, and NVML must run there.

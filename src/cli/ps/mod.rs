@@ -20,7 +20,7 @@ use nvidia_host::host::Host;
 use nvidia_host::inventory::select::{self, every_device};
 use records::{Device, StoredFinding};
 
-use self::join::{Process, Row, State, Table};
+use self::join::{Process, State, Table};
 use super::args::Ps;
 use super::terminal::{Terminal, redrawn};
 use super::usage::usage_error;

@@ -57,6 +57,7 @@ impl<'a> Device<'a> {
         }
     }
 
+    /// Reports whether this is the device with this name.
     #[must_use]
     pub fn is_named(self, id: &DeviceId) -> bool {
         match self {
