@@ -271,7 +271,7 @@ pub(super) fn nvidias_toolkit(facts: &Facts) -> Vec<Check> {
             format!("systemctl disable --now {units}"),
         ));
     }
-    or(
+    or_ok(
         outcomes,
         Check::ok("NVIDIA's container toolkit is not installed"),
     )

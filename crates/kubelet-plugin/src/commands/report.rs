@@ -6,7 +6,7 @@ use anyhow::Result;
 use base::json;
 use base::report::{Finding, one_line};
 use command_line::terminal::{Line, Terminal, Tone};
-use engines::kubelet_plugin::running::Unanswered;
+use plugin_api::control::Unanswered;
 use serde::Serialize;
 
 /// The exit status if a GPU is unhealthy, or a setting is wrong for this node.
@@ -80,7 +80,7 @@ impl Verdict {
             Some(why) => format!(": {}", one_line(why)),
             None => String::new(),
         };
-        let line = Line::new(2, "a pod that requests a GPU ");
+        let line = Line::new("a pod that requests a GPU ");
         line.then(tone, word).then(Tone::Plain, why)
     }
 }
