@@ -99,9 +99,9 @@ mod tests {
     use base::report::ErrorReport;
     use plugin_api::control::OfferedResource;
 
-    async fn clear_of(dir: &Path, uuid: &'static str) -> Result<bool> {
-        let dir = dir.to_owned();
-        tokio::task::spawn_blocking(move || clear(&dir, uuid)).await?
+    async fn clear_of(dir: &Path, uuid: &str) -> Result<bool> {
+        let (dir, uuid) = (dir.to_owned(), uuid.to_owned());
+        tokio::task::spawn_blocking(move || clear(&dir, &uuid)).await?
     }
 
     #[tokio::test]
@@ -159,10 +159,7 @@ mod tests {
                 .unwrap_or_default()
         );
         drop(silent);
-        assert!(
-            clear_of(dir.path(), "GPU-0").await.unwrap(),
-            "still serves"
-        );
+        assert!(clear_of(dir.path(), "GPU-0").await.unwrap(), "still serves");
         let mode = std::fs::metadata(control::socket(dir.path()))
             .unwrap()
             .permissions()

@@ -10,6 +10,7 @@ pub mod control;
 pub mod observer;
 pub mod offered;
 pub mod report;
+pub mod role;
 pub mod run;
 
 use std::ffi::OsString;
@@ -38,7 +39,7 @@ use crate::settings::{self, Settings};
 use crate::strategy::Chooser;
 use cli::{Cli, Command, Engine, MonitorOptions, Shell};
 use report::{Document, Report};
-use run::{Role, SpecPaths};
+use role::{Role, SpecPaths};
 
 /// The exit status for an invalid command line.
 const USAGE: u8 = 2;

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -18,6 +18,7 @@ use super::agent::outlets::Outlets;
 use super::agent::specs::Specs;
 use super::agent::state::NodeState;
 use super::control::{self, Command as Asked};
+use super::role::{Role, SpecPaths};
 use crate::answer::allocator::NodeAllocator;
 use crate::cdi_specs::{self, CLAIMS, DEVICE_PLUGIN, Kind};
 use crate::dra;
@@ -30,49 +31,7 @@ use crate::node::host;
 use crate::nri::answer::NodePlugin;
 use crate::nri::engine;
 use crate::settings::Settings;
-use crate::settings::values::Interface;
 use crate::strategy::{self, Chooser};
-
-/// What the process serves.
-#[derive(Clone, Debug)]
-pub enum Role {
-    /// Offers resources to the kubelet. The path is the directory for the socket of `check` and
-    /// `clear`.
-    DevicePlugin(PathBuf),
-    /// Offers devices for claims to the kubelet, with the same socket.
-    Claims(PathBuf),
-    /// Answers only engines.
-    Engine,
-}
-
-impl Role {
-    /// Returns the role for the kubelet that the settings give.
-    #[must_use]
-    pub fn for_kubelet(settings: &Settings, run_dir: PathBuf) -> Self {
-        match settings.plugin.interface {
-            Interface::DevicePlugin => Self::DevicePlugin(run_dir),
-            Interface::Dra => Self::Claims(run_dir),
-        }
-    }
-
-    /// Returns the directory for the control socket; `None` if no kubelet is served.
-    #[must_use]
-    pub fn run_dir(&self) -> Option<&Path> {
-        match self {
-            Self::DevicePlugin(dir) | Self::Claims(dir) => Some(dir),
-            Self::Engine => None,
-        }
-    }
-}
-
-/// The paths in and of the CDI specs of the process.
-#[derive(Clone, Debug)]
-pub struct SpecPaths {
-    /// The directory; `None` for the default, if containers get CDI devices
-    pub dir: Option<PathBuf>,
-    /// The program that the runtime starts on the host because of the specs
-    pub hook: PathBuf,
-}
 
 /// Serves until SIGTERM or SIGINT.
 ///

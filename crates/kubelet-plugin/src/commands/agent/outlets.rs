@@ -15,7 +15,7 @@ use crate::commands::claims::Claims;
 use crate::commands::control::Command as Asked;
 use crate::commands::observer::Observer;
 use crate::commands::offered::offered;
-use crate::commands::run::Role;
+use crate::commands::role::Role;
 use crate::dra;
 use crate::dra::pool::Pool;
 use crate::kubelet;

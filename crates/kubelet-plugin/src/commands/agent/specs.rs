@@ -14,7 +14,7 @@ use nvidia_host::config::{Config, Limits};
 use nvidia_host::feature::Features;
 
 use crate::cdi_specs::{self, Devices, HOOK, Kind, VendorSpecs};
-use crate::commands::run::{Role, SpecPaths};
+use crate::commands::role::{Role, SpecPaths};
 use crate::log::Log;
 use crate::monitor::update::Update;
 use crate::node::{InSpecs, Node, host};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use nvidia_host::config::Config;
 use nvidia_host::inventory::{Gpu, Inventory};
 
-use crate::commands::run::Role;
+use crate::commands::role::Role;
 use crate::log::Log;
 use crate::monitor::message::Snapshot;
 use crate::monitor::update::{Driver, Update};
