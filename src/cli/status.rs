@@ -163,20 +163,23 @@ fn engine_rows(status: &EngineStatus) -> Vec<Row> {
             ..Row::default()
         }];
     }
+    let mut files = Vec::new();
+    if status.active {
+        files = status.files();
+    }
+    let mut files = files.into_iter();
     let mut rows = vec![Row {
         engine,
         way: "hook",
         state: hook_state(status),
-        file: String::new(),
+        file: files.next().unwrap_or_default(),
         remarks: remarks(status),
     }];
-    if status.active {
-        let mut files = status.files().into_iter();
-        rows[0].file = files.next().unwrap_or_default();
-        rows.extend(files.map(|file| Row {
+    for file in files {
+        rows.push(Row {
             file,
             ..Row::default()
-        }));
+        });
     }
     for spec in &status.cdi_specs {
         rows.push(Row {

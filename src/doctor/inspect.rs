@@ -142,9 +142,10 @@ fn read_config(host: &Tree, path: Option<&Path>) -> Result<(Config, Vec<Finding>
     };
     let (mut config, findings) = read.map_err(|error| Finding::error(&error))?;
     if !is_all && !config.driver_root.as_path().starts_with(prefix.as_path()) {
-        let on_host = |root: &HostPath| HostPath::new(host.on_host(root.as_path()));
-        config.driver_root = on_host(&config.driver_root);
-        config.dev_root = config.dev_root.as_ref().map(on_host);
+        config.driver_root = HostPath::new(host.on_host(config.driver_root.as_path()));
+        if let Some(root) = &config.dev_root {
+            config.dev_root = Some(HostPath::new(host.on_host(root.as_path())));
+        }
     }
     Ok((config, findings))
 }
@@ -242,7 +243,7 @@ fn inspect_cdi(
 fn inspect_specs(host: &Tree, dirs: &[PathBuf], now: &Now<'_>) -> (Vec<CdiVerdict>, Vec<Finding>) {
     let files = registry::read(&dirs.iter().map(|dir| host.on_host(dir)).collect::<Vec<_>>());
     let exists = |path: &str| rustix::fs::lstat(host.on_host(Path::new(path))).is_ok();
-    let mut verdicts = cdi_check::devices(&files, now, &exists);
+    let mut verdicts = cdi_check::devices(&files, now, exists);
     let mut conflicts = Vec::new();
     for (name, found) in registry::resolve(&files) {
         let Found::Conflict(a, b) = found else {

@@ -42,7 +42,7 @@ impl Environment {
 
     /// Returns the properties of stdout. `--color` has priority over `NO_COLOR`, which has priority over `CLICOLOR_FORCE`.
     pub fn stdout(self, color: Color) -> Terminal {
-        let is_screen = std::io::stdout().is_terminal();
+        let is_screen = rustix::stdio::stdout().is_terminal();
         Terminal::new(self.has_color(color, is_screen), is_screen)
     }
 

@@ -113,7 +113,7 @@ impl HookFile {
             }
         }
         for stage in &self.stages {
-            if !STAGES.contains(&stage.as_str()) && !(precreate && stage == PRECREATE) {
+            if !(STAGES.contains(&stage.as_str()) || precreate && stage == PRECREATE) {
                 return Err(Refusal::UnknownStage(stage.clone()));
             }
         }
