@@ -89,12 +89,13 @@ pub fn examine(facts: &Facts) -> Vec<Check> {
 
 /// Returns the names of all checks with their sections, in the order of their output. A name can be in two sections.
 pub fn names() -> Vec<(Section, &'static str)> {
-    let mut names = vec![start::NAME];
+    let mut names = Vec::new();
     for (section, checks) in CHECKS {
         for (name, _) in *checks {
             names.push((*section, *name));
         }
     }
+    names.push(start::NAME);
     names.extend(container::names());
     names.sort_by_key(|(section, _)| *section);
     names

@@ -302,7 +302,7 @@ fn names_of_gpus_and_an_invalid_configuration() {
         );
     }
     let all = ps(&["--all"]).ok();
-    fake.configure("[nvidia-container-cli]\nno-cgroups = \"maybe\"");
+    fake.configure("[devices]\ndeny = \"all of them\"");
     let ran = ps(&["--all"]);
     assert!(ran.stderr.contains("(ONH-005)"), "{ran:?}");
     assert_eq!(
@@ -379,7 +379,7 @@ fn the_columns() {
 }
 
 fn watching_needs_a_terminal() {
-    let stderr = run(Command::new(HOOK).args(["ps", "--watch"]).env_clear()).failed(1);
+    let stderr = run(Command::new(HOOK).args(["ps", "--watch"]).env_clear()).failed(2);
     assert!(
         stderr.contains("--watch needs a terminal (ONH-002)"),
         "{stderr}"

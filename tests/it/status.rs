@@ -139,7 +139,7 @@ const CASES: &[Case] = &[
     case("", "hook $usr/a.json precreate '{\"always\":true}'", true),
     case(
         "",
-        "printf '{\"hook\":\"%s\",\"stages\":[\"prestart\"],\"cmds\":[\".*\"]}' $trace >$usr/a.json",
+        "printf '{\"hook\":\"%s\",\"arguments\":[\"prestart\"],\"stages\":[\"prestart\"],\"cmds\":[\".*\"]}' $trace >$usr/a.json",
         true,
     ),
     only_since(

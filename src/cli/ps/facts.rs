@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Result;
 
-use base::report::{line, one_line};
+use base::report::one_line;
 use base::sys::proc_file;
 use nvidia_host::config::Config;
 use nvidia_host::host;
@@ -72,8 +72,8 @@ const TOLERANCE: Duration = Duration::from_secs(5);
 /// The containers that run: the first process of each, by id.
 type Running = BTreeMap<String, ProcessId>;
 
-/// Reads the facts. NVML can take seconds.
-pub(super) fn read(known: Vec<Known>, config: &Result<Config>) -> Facts {
+/// Reads the facts. NVML can take seconds, and is not asked without a configuration.
+pub(super) fn read(known: Vec<Known>, config: Option<&Config>) -> Facts {
     let running = running();
     let (mut records, mut others) = (Vec::new(), Vec::new());
     let mut names: BTreeMap<String, (String, PathBuf)> = BTreeMap::new();
@@ -96,8 +96,8 @@ pub(super) fn read(known: Vec<Known>, config: &Result<Config>) -> Facts {
         }
     }
     let gpus = match config {
-        Ok(config) => host::gpu_processes(config),
-        Err(error) => Err(anyhow::anyhow!("{}", line(error))),
+        Some(config) => host::gpu_processes(config),
+        None => Err(anyhow::anyhow!("config.toml is invalid")),
     };
     let mut containers = BTreeMap::new();
     for gpu in gpus.iter().flatten() {

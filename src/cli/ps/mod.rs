@@ -48,14 +48,18 @@ pub(crate) fn run(options: &Ps, config: Option<&Path>, terminal: Terminal) -> Re
             for finding in &findings {
                 Call::default().finding(finding);
             }
-            Ok(config)
+            Some(config)
         }
-        Err(error) => Err(error),
+        Err(error) => {
+            Call::default().finding(&Finding::error(&error));
+            None
+        }
     };
+    let config = config.as_ref();
     if options.watch {
-        return watch(options, &config, terminal);
+        return watch(options, config, terminal);
     }
-    let table = read(options, &config)?;
+    let table = read(options, config)?;
     let hint = containers::roots_records("ps");
     if options.output.json {
         // On stderr, because stdout contains only the document.
@@ -76,7 +80,7 @@ fn text(table: &Table, options: &Ps, terminal: Terminal) -> String {
 }
 
 /// Prints the table again and again until the program is interrupted.
-fn watch(options: &Ps, config: &Result<Config>, terminal: Terminal) -> Result<ExitCode> {
+fn watch(options: &Ps, config: Option<&Config>, terminal: Terminal) -> Result<ExitCode> {
     loop {
         let table = read(options, config)?;
         let text = text(&table, options, terminal);
@@ -88,7 +92,7 @@ fn watch(options: &Ps, config: &Result<Config>, terminal: Terminal) -> Result<Ex
 }
 
 /// Reads the table, and reports on stderr why processes are unknown.
-fn read(options: &Ps, config: &Result<Config>) -> Result<Table> {
+fn read(options: &Ps, config: Option<&Config>) -> Result<Table> {
     let facts = facts::read(containers::read()?, config);
     let mut table = join::join(&facts);
     if let Some(name) = &options.gpu {
@@ -111,6 +115,7 @@ fn read(options: &Ps, config: &Result<Config>) -> Result<Table> {
         .retain(|row| options.all || row.state == State::Running && !row.devices.is_empty());
     // On a host without containers, a missing driver is not worth a warning.
     if let Err(error) = facts.gpus
+        && config.is_some()
         && table.rows.iter().any(|row| row.state == State::Running)
     {
         let error = error.context("cannot list the processes on the GPUs");
@@ -137,12 +142,12 @@ struct Wanted {
 
 impl Wanted {
     /// Resolves a name like a request does: index, UUID, bus id, and the names of MIG devices.
-    fn resolve(name: &str, config: &Result<Config>) -> Self {
+    fn resolve(name: &str, config: Option<&Config>) -> Self {
         let mut wanted = Self {
             names: vec![name.to_owned()],
             exists: true,
         };
-        let Ok(config) = config else {
+        let Some(config) = config else {
             return wanted;
         };
         let Ok(host) = Host::inspect(config, &|| ()) else {
