@@ -51,6 +51,10 @@ pub(super) fn inspect(
         } else {
             continue;
         };
+        // Such a start used the cached inventory, which doctor discards because NVML does not answer.
+        if driver.inventory().is_none() && start.prepares.is_empty() {
+            continue;
+        }
         if let Err(error) = decided {
             if driver.inventory().is_none() {
                 continue;

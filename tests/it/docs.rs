@@ -495,7 +495,7 @@ fn every_key_is_documented() {
     assert!(seen > 15, "{seen}");
 }
 
-/// There are at most twenty-six pages of at most 200 lines, and an index of all of them. Only the entries of findings may make a page longer.
+/// There are at most twenty-six pages of at most 205 lines, and an index of all of them. Only the entries of findings may make a page longer.
 fn pages_are_short_and_indexed() {
     let lines = |name: &str| {
         std::fs::read_to_string(source(name))
@@ -521,7 +521,7 @@ fn pages_are_short_and_indexed() {
             0
         };
         let length = lines(&format!("docs/{name}"));
-        assert!(length <= 200 + more, "docs/{name}: {length} lines");
+        assert!(length <= 205 + more, "docs/{name}: {length} lines");
         assert!(
             index.contains(&format!("]({name})")),
             "docs/README.md does not list {name}"

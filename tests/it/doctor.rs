@@ -495,7 +495,7 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         "sed -i 's/\"stages\": .*/\"stages\": [\"precreate\"]/' usr/share/containers/oci/hooks.d/*; rm etc/containers/containers.conf.d/*",
         "engines",
         "ONH-060: Podman as root: no container starts: /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json starts the hook at the stage precreate with the argument",
-        Status::Warning,
+        Status::Error,
     ),
     (
         "echo '{' >usr/share/containers/oci/hooks.d/x.json",

@@ -39,7 +39,7 @@ pub enum NodeEngine {
         /// `enable_cdi = false` in its configuration
         cdi_disabled: bool,
     },
-    /// Docker behind cri-dockerd, which drops the CDI devices of the kubelet
+    /// Docker with cri-dockerd, which drops the CDI devices of the kubelet
     Docker,
     /// Another one, with its socket
     Other(String),
@@ -59,7 +59,7 @@ impl fmt::Display for NodeEngine {
         match self {
             Self::Crio(_) => f.write_str("CRI-O"),
             Self::Containerd { .. } => f.write_str("containerd"),
-            Self::Docker => f.write_str("Docker behind cri-dockerd"),
+            Self::Docker => f.write_str("Docker with cri-dockerd"),
             Self::Other(socket) => write!(f, "the engine at {socket:?}"),
         }
     }
@@ -257,7 +257,7 @@ mod tests {
             ("/var/run/crio/crio.sock", "CRI-O"),
             ("unix:///run/containerd/containerd.sock", "containerd"),
             ("unix:///run/x.sock", "the engine at \"/run/x.sock\""),
-            ("unix:///run/cri-dockerd.sock", "Docker behind cri-dockerd"),
+            ("unix:///run/cri-dockerd.sock", "Docker with cri-dockerd"),
         ] {
             write(
                 root,
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn the_engine_that_the_kubelet_uses() {
-        let docker = "Docker behind cri-dockerd";
+        let docker = "Docker with cri-dockerd";
         let flags = "var/lib/kubelet/kubeadm-flags.env";
         let process = |root: &Path, words: &str, uid: u32| {
             let program = words.split(' ').next().unwrap();
