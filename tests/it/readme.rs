@@ -152,16 +152,6 @@ const COMMANDS: &[(&str, Way)] = &[
         "podman run --rm -e NVIDIA_VISIBLE_DEVICES=void docker.io/nvidia/cuda:12.2.2-base-ubuntu22.04 ls /dev",
         NoGpu,
     ),
-    ("mkdir -p /etc/containers/oci/hooks.d", Root("")),
-    (
-        "printf '{\"version\":\"1.0.0\",\"hook\":{\"path\":\"/bin/true\"},\"when\":{\"always\":false},\"stages\":[\"prestart\"]}\\n' \
-         > /etc/containers/oci/hooks.d/oci-nvidia-hook.json",
-        Root(""),
-    ),
-    (
-        "podman run --rm -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap ls /dev",
-        NoGpu,
-    ),
     ("usermod -aG video tux", Root("")),
     (
         "podman run --rm --group-add keep-groups -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap nvidia-smi",
@@ -353,10 +343,7 @@ const PAGES: &[Page] = &[
     Page {
         file: "docs/switch-off.md",
         driver: &["--gpus", "2"],
-        hosts: &[
-            ("For one container", &["oci-nvidia-hook"]),
-            ("For the host", &["oci-nvidia-hook"]),
-        ],
+        hosts: &[("For one container", &["oci-nvidia-hook"])],
     },
     Page {
         file: "docs/modes.md",
