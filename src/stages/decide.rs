@@ -23,7 +23,7 @@ use records::asked::RecordedRequest;
 ///
 /// # Errors
 /// If the request or config.toml is invalid.
-pub(super) fn request(
+pub(crate) fn request(
     spec: &SpecView,
     config: Option<&Path>,
     call: &mut Call,
@@ -60,7 +60,7 @@ pub(super) fn request(
 ///
 /// # Errors
 /// If the driver is missing, the request cannot be met, or a required part is missing.
-pub(super) fn gpus_for(
+pub(crate) fn gpus_for(
     request: GpuRequest,
     config: Config,
     listed: &[Device],

@@ -3,7 +3,7 @@
 
 pub(crate) mod cdi_hook;
 pub(crate) mod configure;
-mod decide;
+pub(crate) mod decide;
 pub(crate) mod host;
 pub(crate) mod limits;
 pub(crate) mod poststop;
