@@ -32,7 +32,7 @@ demo:
 TESTED := LINTING_RUSTC=$(CURDIR)/tests/rustc $(CARGO) test --config 'build.rustc-workspace-wrapper="$(CURDIR)/tests/rustc"' \
 	--locked --workspace --no-fail-fast
 
-## Checks formatting, runs clippy, and runs the tests that judge a change, in at most ten minutes. Tests that cannot run on this machine
+## Checks formatting, runs clippy, and runs the tests that judge a change. Tests that cannot run on this machine
 ## are reported as ignored; with CI=true they fail.
 test:
 	@tests/install-tools test
@@ -47,7 +47,7 @@ run-tests:
 	@echo '  Prometheus, the features of the packages and rustdoc, tests as a plain user.'
 	@echo '  Other targets: "make engines" (other releases), "make vm" (udev, SELinux), "make gpu" (a real GPU), "make release-checks".'
 
-## Runs test, and then everything that test leaves out, for releases and CI. Takes 25 minutes. Containers under the systemd of
+## Runs test, and then everything that test leaves out, for releases and CI. Containers under the systemd of
 ## Debian testing (tests/engines/booted) need network access, and are left out without it.
 test-all: test
 	@tests/install-tools
