@@ -1,4 +1,4 @@
-//! NVML in this process, for a program that keeps it loaded. Other programs use [`super::ask`].
+//! NVML in this process, for a program that keeps it loaded. Other programs use [`query::ask`].
 
 use std::fs::File;
 
