@@ -7,7 +7,7 @@ use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::support::{HOOK, Ran, scratch, sh};
 
 tests! {
-    NEEDS => library_dirs_of_the_administrator, nodes_and_proc_are_the_roots_or_the_hosts, dev_root;
+    NEEDS => library_dirs_of_the_administrator, programs_beside_the_libraries, nodes_and_proc_are_the_roots_or_the_hosts, dev_root;
 }
 
 /// Calls the hook for a new container on a host that this shell script prepared, and runs `nvidia-smi -L` in the container.
@@ -51,6 +51,23 @@ fn library_dirs_of_the_administrator() {
     let stderr = ran.failed(1);
     assert!(stderr.contains("(ONH-012)"), "{stderr}");
     fake.configure("[driver]\nlibrary-dirs = [\"/opt/nvidia/lib64\"]\n");
+    let (ran, listed) = smi(&fake, "");
+    ran.ok();
+    assert_eq!(listed, usual);
+}
+
+/// On a machine with the driver in /usr/local/nvidia, the nvidia-smi in /usr/bin was a script that starts the one next to the libraries.
+fn programs_beside_the_libraries() {
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    let usual = fake.on_host("nvidia-smi -L");
+    sh(&format!(
+        "cd '{root}'; mkdir -p usr/local/nvidia/lib64 usr/local/nvidia/bin; mv usr/lib/x86_64-linux-gnu/lib* usr/local/nvidia/lib64
+         mv usr/bin/nvidia-smi usr/local/nvidia/bin
+         printf '#!/bin/sh\nexec /usr/local/nvidia/bin/nvidia-smi \"$@\"\n' >usr/bin/nvidia-smi; chmod 755 usr/bin/nvidia-smi
+         echo /usr/local/nvidia/lib64 >etc/ld.so.conf; /sbin/ldconfig -r .",
+        root = fake.root.display()
+    ))
+    .ok();
     let (ran, listed) = smi(&fake, "");
     ran.ok();
     assert_eq!(listed, usual);

@@ -1,6 +1,6 @@
 //! Finds the driver files that are not libraries: programs, descriptions, firmware and X server modules.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use base::paths::{ContainerPath, HostPath};
 use base::tree::{RegularFile, Tree};
@@ -63,10 +63,27 @@ impl PlacedFile {
 /// The number of programs from which listing a small directory takes fewer system calls than looking them up.
 const MANY: usize = 5;
 
-/// Finds the programs for these capabilities, in the order of the catalog.
+/// Finds the programs for these capabilities, in the order of the catalog. `library_dirs` are the directories with the driver's libraries.
+///
+/// A driver whose libraries are not below /usr, such as one in `/usr/local/nvidia/lib64`, has its programs beside them. These come
+/// first, because the ones in /usr/bin can be scripts that start them, and a container would get only the script.
 #[must_use]
-pub fn binaries(root: &Tree, capabilities: Capabilities) -> Vec<Binary> {
-    binaries_in(root, &root.existing(BINARY_DIRS), capabilities)
+pub fn binaries(root: &Tree, library_dirs: &[PathBuf], capabilities: Capabilities) -> Vec<Binary> {
+    let beside = library_dirs.iter().filter_map(|dir| bin_beside(dir));
+    let beside: Vec<PathBuf> = beside.filter(|dir| root.open_dir(dir).is_ok()).collect();
+    let mut dirs: Vec<&Path> = beside.iter().map(PathBuf::as_path).collect();
+    dirs.extend(root.existing(BINARY_DIRS));
+    binaries_in(root, &dirs, capabilities)
+}
+
+/// Returns the directory `bin` next to a directory `lib` or `lib64` that is not one of the system's.
+fn bin_beside(library_dir: &Path) -> Option<PathBuf> {
+    if !library_dir.ends_with("lib") && !library_dir.ends_with("lib64") {
+        return None;
+    }
+    let parent = library_dir.parent()?;
+    let system = [Path::new("/"), Path::new("/usr")];
+    (!system.contains(&parent)).then(|| parent.join("bin"))
 }
 
 /// Finds the programs for these capabilities in these directories.
@@ -173,6 +190,21 @@ pub fn at(root: &Tree, path: &Path) -> Option<PlacedFile> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_beside_the_libraries() {
+        for (dir, expected) in [
+            ("/usr/local/nvidia/lib64", Some("/usr/local/nvidia/bin")),
+            ("/opt/nvidia/lib", Some("/opt/nvidia/bin")),
+            ("/usr/lib64", None),
+            ("/lib64", None),
+            ("/usr/lib/x86_64-linux-gnu", None),
+            ("/usr/lib/nvidia/current", None),
+        ] {
+            let found = bin_beside(Path::new(dir));
+            assert_eq!(found.as_deref(), expected.map(Path::new), "{dir}");
+        }
+    }
 
     /// With both files, 64-bit and 32-bit loaders would find each GPU twice.
     #[test]

@@ -98,7 +98,8 @@ fn find(search: &Search<'_>, capabilities: Capabilities) -> Result<(DriverFiles,
     if capabilities.has(Capability::Display) {
         placed.extend(files::xorg_modules(root, version));
     }
-    let binaries = files::binaries(root, capabilities);
+    let library_dirs = search.dirs_of(libraries.iter());
+    let binaries = files::binaries(root, &library_dirs, capabilities);
     Ok((
         DriverFiles {
             libraries,
