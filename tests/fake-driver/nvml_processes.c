@@ -1,8 +1,11 @@
 /* The fake libnvidia-ml.so.1: the processes on GPUs. */
 #include "nvml.h"
 
+#include <errno.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
+#include <unistd.h>
 
 /* nvmlProcessInfo_v2_t, which is nvmlProcessInfo_t */
 struct process_info {
@@ -15,6 +18,14 @@ static const unsigned long long NOT_AVAILABLE = ~0ULL;
 /* What the real library stores for a GPU that is not in MIG mode. */
 static const unsigned NO_INSTANCE = ~0U;
 
+/* The driver lists a process by its id in the PID namespace of the caller, and omits it if it has none there. */
+static bool is_listed(const struct process *process, const struct device *device, const char *kind)
+{
+	if (process->gpu != device->index || strcmp(process->kind, kind))
+		return false;
+	return getpgid((pid_t)process->pid) >= 0 || errno != ESRCH;
+}
+
 /* As the real library, it stores nothing if there is not enough space, and then returns the number of elements that are needed. */
 static unsigned list(const struct device *device, const char *kind, unsigned *count, struct process_info *out)
 {
@@ -26,14 +37,14 @@ static unsigned list(const struct device *device, const char *kind, unsigned *co
 		return SUCCESS;
 	}
 	for (unsigned i = 0; i < all; i++)
-		found += process[i].gpu == device->index && !strcmp(process[i].kind, kind);
+		found += is_listed(&process[i], device, kind);
 	if (found > *count || !out) {
 		*count = found;
 		return found ? INSUFFICIENT_SIZE : SUCCESS;
 	}
 	*count = 0;
 	for (unsigned i = 0; i < all; i++) {
-		if (process[i].gpu != device->index || strcmp(process[i].kind, kind))
+		if (!is_listed(&process[i], device, kind))
 			continue;
 		long long memory = process[i].memory_mib;
 		out[(*count)++] = (struct process_info){

@@ -217,11 +217,27 @@ static int query(unsigned count, char *fields, const char *format)
 	return 0;
 }
 
+/* One line for each process that computes, with its id. */
+static int processes(unsigned count)
+{
+	struct { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; } list[64];
+	for (unsigned i = 0; i < count; i++) {
+		void *device = handle(i);
+		unsigned found = sizeof list / sizeof *list;
+		if (!device || CALL(nvmlDeviceGetComputeRunningProcesses_v3, (void *, unsigned *, void *), device, &found, list))
+			continue;
+		for (unsigned j = 0; j < found; j++)
+			printf("%u\n", list[j].pid);
+	}
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
+	bool apps = argc == 3 && !strcmp(argv[1], "--query-compute-apps=pid");
 	char *fields = argc == 3 && !strncmp(argv[1], "--query-gpu=", 12) ? argv[1] + 12 : NULL;
-	if (argc > 1 && !fields && strcmp(argv[1], "-L") && strcmp(argv[1], "--list-gpus")) {
-		puts("nvidia-smi of the fake driver\n\nusage: nvidia-smi [-L | --query-gpu=FIELDS --format=csv[,noheader][,nounits]]");
+	if (argc > 1 && !fields && !apps && strcmp(argv[1], "-L") && strcmp(argv[1], "--list-gpus")) {
+		puts("nvidia-smi of the fake driver\n\nusage: nvidia-smi [-L | --query-gpu=FIELDS | --query-compute-apps=pid] [--format=csv[,noheader][,nounits]]");
 		return strcmp(argv[1], "-h") && strcmp(argv[1], "--help");
 	}
 	nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
@@ -246,6 +262,8 @@ int main(int argc, char **argv)
 		if (device && !CALL(nvmlDeviceGetMinorNumber, (void *, unsigned *), device, &minor))
 			check_node(minor);
 	}
+	if (apps)
+		return processes(count);
 	if (fields)
 		return query(count, fields, argv[2]);
 	if (argc > 1)

@@ -68,6 +68,13 @@ struct Report {
 impl Machine {
     fn new(make_root: &[&str]) -> Self {
         let fake = FakeDriver::new(make_root);
+        // A process that the host's PID namespace has.
+        fake.set_nvml(|text| {
+            format!(
+                "{text}\nprocess gpu=0 pid={} memory=64\n",
+                std::process::id()
+            )
+        });
         // The fake CUDA reports faults to the fake NVML with it.
         std::fs::write(fake.library().with_file_name("nvml.events"), "").unwrap();
         Self {
@@ -270,7 +277,7 @@ fn a_driver_in_the_root_directory() {
 fn mig_devices() {
     let machine = Machine::new(&["--gpus", "2", "--mig"]);
     let report = machine.run_with_root(&["--no-fault"]);
-    report.all_passed_but(&["cache", "cdi-user-namespace", "claims-xid", "warm", "xid"]);
+    report.all_passed_but(&["cdi-user-namespace", "claims-xid", "xid"]);
     report.seen("mig", "one of 2 MIG devices of GPU 0");
     report.seen("info", "2 GPUs, 2 MIG devices, as nvidia-smi -L");
     report.seen("xid", "--no-fault");
@@ -534,6 +541,17 @@ const FAULTS: &[Fault] = &[
             "denied",
         ],
         &["info"],
+    ),
+    fault(
+        "a ps that asks NVML in another PID namespace",
+        |machine| {
+            machine.replace(
+                "oci-nvidia-hook",
+                r#"case "$*" in *"ps --json") exec unshare --pid --fork "$real" "$@";; esac; exec "$real" "$@""#,
+            );
+        },
+        &["processes"],
+        &["info", "cuda"],
     ),
     fault(
         "a CDI spec without libcuda",

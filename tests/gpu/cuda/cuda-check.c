@@ -1,6 +1,7 @@
 /* Runs a kernel through CUDA's driver API, with libcuda.so.1 only: no toolkit, no other library.
  *
  * Usage: cuda-check vector-add KERNELS    adds two vectors on the first GPU, and prints "Test PASSED" if the sums are right
+ *        cuda-check hold KERNELS          allocates memory on the first GPU, prints "holding", and keeps it for ten seconds
  *        cuda-check fault KERNELS         writes to an invalid address. Succeeds if the driver reports the error.
  *
  * KERNELS is kernels.ptx. The functions, types and numbers are those of NVIDIA's cuda.h. */
@@ -8,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { SUCCESS = 0, ERROR_ILLEGAL_ADDRESS = 700, ERROR_LAUNCH_FAILED = 719 };
 enum { COUNT = 50000, THREADS = 256 };
@@ -108,6 +110,16 @@ static int vector_add(const char *path)
 	return 0;
 }
 
+static int hold(void)
+{
+	address memory = 0;
+	DO(cuMemAlloc_v2, (address *, size_t), &memory, 64 << 20);
+	puts("holding");
+	fflush(stdout);
+	sleep(10);
+	return 0;
+}
+
 static int fault(const char *path)
 {
 	/* Not aligned to a page that any allocation begins with, and aligned for the store. */
@@ -123,8 +135,8 @@ static int fault(const char *path)
 
 int main(int argc, char **argv)
 {
-	if (argc != 3 || (strcmp(argv[1], "vector-add") && strcmp(argv[1], "fault"))) {
-		puts("usage: cuda-check vector-add|fault KERNELS");
+	if (argc != 3 || (strcmp(argv[1], "vector-add") && strcmp(argv[1], "hold") && strcmp(argv[1], "fault"))) {
+		puts("usage: cuda-check vector-add|hold|fault KERNELS");
 		return 2;
 	}
 	driver = dlopen("libcuda.so.1", RTLD_NOW);
@@ -145,5 +157,7 @@ int main(int argc, char **argv)
 	DO(cuDevicePrimaryCtxRetain, (void **, int), &context, device);
 	DO(cuCtxSetCurrent, (void *), context);
 	fflush(stdout);
+	if (!strcmp(argv[1], "hold"))
+		return hold();
 	return strcmp(argv[1], "fault") ? vector_add(argv[2]) : fault(argv[2]);
 }

@@ -154,7 +154,23 @@ impl Started {
         })
     }
 
-    fn kill(&mut self) {
+    /// Waits until the program has printed `text`, or has ended.
+    pub fn wait_for(&mut self, text: &str, limit: Duration) -> bool {
+        while self.begun.elapsed() < limit {
+            let printed = std::fs::read_to_string(&self.out).unwrap_or_default();
+            if printed.contains(text) {
+                return true;
+            }
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        false
+    }
+
+    /// Ends the program and its process group.
+    pub fn kill(&mut self) {
         if let Ok(pid) = i32::try_from(self.child.id()) {
             killpg(Pid::from_raw(pid), Signal::SIGKILL).ok();
         }

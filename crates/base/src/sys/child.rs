@@ -7,7 +7,7 @@
 //! signal or stop a process outside of it (pid_namespaces(7)).
 //!
 //! An unprivileged user cannot create a PID namespace. In that case there is no init, and the caller becomes a subreaper
-//! (prctl(2)): orphans of the worker become its children, and it kills them.
+//! (prctl(2)): orphans of the worker become its children, and it kills them. [`spawn_among_processes`] does the same.
 #![allow(
     unsafe_code,
     reason = "fork, unshare and close_range have no safe form"
@@ -68,6 +68,23 @@ pub struct Child {
 /// # Errors
 /// If the pipe or the process cannot be created.
 pub fn spawn(body: impl FnOnce(&mut File)) -> io::Result<Child> {
+    // unshare(2) leaves the warden in its PID namespace. The next fork makes process 1 of the new one, see pid_namespaces(7).
+    spawn_after(|| ns::new_pid_ns_for_children().is_ok(), body)
+}
+
+/// Like [`spawn`], but the child stays in the PID namespace of this process, as if it could not create one.
+///
+/// The driver knows a process by its id in the PID namespace of the process that asks, and omits those that have none there. In a
+/// namespace without other processes, NVML lists none (seen with driver 580.159.04).
+///
+/// # Errors
+/// If the pipe or the process cannot be created.
+pub fn spawn_among_processes(body: impl FnOnce(&mut File)) -> io::Result<Child> {
+    spawn_after(|| false, body)
+}
+
+/// Starts the chain of processes. `has_init` runs in the warden, and returns whether its next child is process 1 of a namespace.
+fn spawn_after(has_init: fn() -> bool, body: impl FnOnce(&mut File)) -> io::Result<Child> {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let others = children();
     nix::sys::prctl::set_child_subreaper(true)?;
@@ -77,7 +94,7 @@ pub fn spawn(body: impl FnOnce(&mut File)) -> io::Result<Child> {
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(read);
-            let code = isolate(write).map_or(1, |pipe| guard(pipe, body));
+            let code = isolate(write).map_or(1, |pipe| guard(pipe, has_init(), body));
             end(code)
         }
         ForkResult::Parent { child } => {
@@ -101,10 +118,8 @@ fn end(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Runs the warden: creates the namespace if that is permitted, and returns the exit status of the worker.
-fn guard(pipe: File, body: impl FnOnce(&mut File)) -> i32 {
-    // unshare(2) leaves this process in its PID namespace. The next fork makes process 1 of the new one, see pid_namespaces(7).
-    let has_init = ns::new_pid_ns_for_children().is_ok();
+/// Runs the warden, and returns the exit status of the worker.
+fn guard(pipe: File, has_init: bool, body: impl FnOnce(&mut File)) -> i32 {
     pass_on(pipe, |mut pipe| {
         if !has_init {
             return work(&mut pipe, body);

@@ -61,7 +61,7 @@ pub fn ask(question: &NvmlQuery, end: Instant) -> Result<Vec<GpuProcesses>> {
 fn ask_all(question: &NvmlQuery, end: Instant) -> Result<Vec<GpuProcesses>> {
     let identity = identity::choose(question.who, &question.root, &question.library)?;
     let wait = Wait::begin(question.deadline);
-    let mut process = child::spawn(|pipe| respond(question, identity, pipe))
+    let mut process = child::spawn_among_processes(|pipe| respond(question, identity, pipe))
         .map_err(|error| query::without_answer(NoAnswer::System(error), question))?;
     let mut gpus = Vec::new();
     loop {

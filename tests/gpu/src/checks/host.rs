@@ -1,6 +1,6 @@
 //! The commands of the hook on the host.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -193,6 +193,42 @@ pub fn nvml(bench: &Bench) -> Outcome {
         ran.time.as_millis(),
         driver.first_answer.as_millis()
     ))
+}
+
+/// A CUDA program keeps memory on the first GPU meanwhile.
+pub fn processes(bench: &Bench) -> Outcome {
+    bench.uvm()?;
+    let driver = bench.driver()?;
+    let kernels = bench.options.kit.join("image/cuda/kernels.ptx");
+    let mut program = driver.on_host(&bench.options.program("cuda-check"));
+    let mut holding = process::start(program.arg("hold").arg(kernels), b"", &bench.work)?;
+    if !holding.wait_for("holding", bench.left()) {
+        holding.kill();
+        return cannot_run("no CUDA program runs on the host");
+    }
+    let listed = driver.smi(
+        &["--query-compute-apps=pid", "--format=csv,noheader"],
+        bench.left(),
+    );
+    let ran = bench.run(bench.hook()?.args(["ps", "--json"]));
+    holding.kill();
+    let listed = listed?.ok()?;
+    let listed = BTreeSet::from_iter(listed.lines().map(str::trim)).len();
+    if listed == 0 {
+        return cannot_run("nvidia-smi lists no process here");
+    }
+    let document: Value = serde_json::from_str(&ran?.ok()?).map_err(|error| error.to_string())?;
+    let mut counted = document["processes_outside"].as_u64().unwrap_or_default();
+    for container in document["containers"].as_array().into_iter().flatten() {
+        let processes = container["processes"].as_array();
+        counted += processes.map_or(0, Vec::len) as u64;
+    }
+    if counted != listed as u64 {
+        return failed(format!(
+            "ps counts {counted} processes, nvidia-smi lists {listed}"
+        ));
+    }
+    Ok(format!("{counted}, as nvidia-smi"))
 }
 
 /// Counts the calls of all processes but the first one.

@@ -28,6 +28,7 @@ checks! {
     "prepare" 60 host::prepare: "prepare creates the nodes that the driver has";
     "smi" 60 containers::smi: "nvidia-smi in a container prints what it prints on the host";
     "cuda-host" 60 containers::cuda_on_host: "a CUDA program on the host, as the baseline";
+    "processes" 60 host::processes: "ps counts the processes that nvidia-smi lists";
     "cuda" 60 containers::cuda: "a CUDA program in a container";
     "user" 60 containers::user: "as another user";
     "read-only" 60 containers::read_only: "with a read-only root file system";
