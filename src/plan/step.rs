@@ -114,28 +114,7 @@ pub(crate) fn describe(step: &Step) -> Value {
         Step::CopyFile { source, target, .. } => {
             json!({"action": "copy", "source": of_host(source), "path": inside(target)})
         }
-        Step::MountNode {
-            node: DeviceNode {
-                path, major, minor, ..
-            },
-            own: Some(_),
-        } => {
-            json!({"action": "create", "path": inside(path), "major": major, "minor": minor, "access": "rw"})
-        }
-        Step::MountNode {
-            node:
-                DeviceNode {
-                    source,
-                    path,
-                    major,
-                    minor,
-                    ..
-                },
-            own: None,
-        } => json!({
-            "action": "device", "source": of_host(source), "path": inside(path), "major": major, "minor": minor,
-            "access": "rw",
-        }),
+        Step::MountNode { node, own } => describe_node(node, own.is_some()),
         Step::MountFiles { target, files } => {
             let names: Vec<_> = files.iter().map(|(name, _)| name).collect();
             json!({"action": "mount", "source": "", "path": inside(target), "names": names})
@@ -167,6 +146,17 @@ pub(crate) fn describe(step: &Step) -> Value {
             json!({"action": "linker-cache", "path": "/etc/ld.so.cache", "names": names})
         }
     }
+}
+
+fn describe_node(node: &DeviceNode, is_created: bool) -> Value {
+    let (path, major, minor) = (inside(&node.path), node.major, node.minor);
+    if is_created {
+        return json!({"action": "create", "path": path, "major": major, "minor": minor, "access": "rw"});
+    }
+    let source = of_host(&node.source);
+    json!({
+        "action": "device", "source": source, "path": path, "major": major, "minor": minor, "access": "rw",
+    })
 }
 
 /// Returns the path as text. `json!` would panic for the path of a file whose name is not UTF-8.

@@ -9,6 +9,7 @@ use std::time::Instant;
 use anyhow::Result;
 
 use base::paths::{ContainerPath, HostPath};
+use base::report::Finding;
 use base::tree::Tree;
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::device_id::VISIBLE_DEVICES;
@@ -24,6 +25,7 @@ use crate::oci::gpu_nodes::{device_number, gpu_nodes};
 use crate::oci::spec_view::{Device, Mount};
 use crate::oci::{self, SpecView};
 use crate::plan::engine_devices::node_device;
+use crate::plan::step::Step;
 use crate::plan::{self, Container, Image};
 use crate::plan::{rootfs, steps};
 use crate::record::call::Call;
@@ -57,10 +59,7 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     call.name_container(&state.id, spec.pod.clone(), &state.bundle);
     call.keep();
     if !call.continue_precreate() {
-        call.record().request = engine_setup(&spec);
-        for node in gpu_nodes(&spec).gpus() {
-            call.record().devices.push(node_device(node.path));
-        }
+        record_engine_setup(call, &spec);
     }
     limits::check(
         &spec,
@@ -76,16 +75,9 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     let facts = open.facts();
     call.findings(&facts.finding());
     let mut steps = rootfs::steps(&edits, facts, files);
-    if let (Some((driver, cuda)), Some(dir)) = (&edits.cuda_compat, ContainerPath::new(compat::DIR))
-    {
-        let image = Image {
-            facts,
-            compat: open
-                .compat_libraries(&dir, driver, cuda)
-                .unwrap_or_default(),
-        };
-        steps::prefer(&mut steps, &dir, |soname| image.compat.contains(soname));
-        call.findings(&plan::newer_libcuda(&image));
+    if let Some((driver, cuda)) = &edits.cuda_compat {
+        let finding = prefer_compat(&mut steps, &open, driver, cuda);
+        call.findings(&finding);
     }
     let prepared = inject::prepare(&steps, &spec.mount_label)?;
     let finished = inject::apply(
@@ -102,6 +94,32 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
         steps.len()
     ));
     Ok(())
+}
+
+/// Makes programs prefer the forward compatibility libraries of the image, if they are newer than this driver and its CUDA version.
+fn prefer_compat(
+    steps: &mut Vec<Step>,
+    open: &OpenContainer,
+    driver: &str,
+    cuda: &str,
+) -> Option<Finding> {
+    let dir = ContainerPath::new(compat::DIR)?;
+    let libraries = open.compat_libraries(&dir, driver, cuda);
+    let image = Image {
+        facts: open.facts(),
+        compat: libraries.unwrap_or_default(),
+    };
+    steps::prefer(steps, &dir, |soname| image.compat.contains(soname));
+    plan::newer_libcuda(&image)
+}
+
+/// Records what the engine did before this call.
+fn record_engine_setup(call: &mut Call, spec: &SpecView) {
+    let record = call.record();
+    record.request = engine_setup(spec);
+    for node in gpu_nodes(spec).gpus() {
+        record.devices.push(node_device(node.path));
+    }
 }
 
 /// CDI specs set NVIDIA_VISIBLE_DEVICES to this value, so that no hook sets up the container again; precreate does not change

@@ -22,11 +22,7 @@ pub fn check(pattern: &str) -> Result<(), &'static str> {
         };
         match c {
             '(' => {
-                if parser.take("?") {
-                    if parser.flags()? {
-                        groups.push(false);
-                    }
-                } else {
+                if !parser.take("?") || parser.flags()? {
                     groups.push(false);
                 }
             }

@@ -87,18 +87,9 @@ impl Settings {
             table = below;
         }
         if let Some(dirs) = table.get("hooks_dir") {
-            let list = read_list(
-                "hooks_dir",
-                dirs.get_ref(),
-                is_podman && has_attributes(version),
-            )?;
-            self.append = list.append.unwrap_or(self.append);
-            if !self.append {
-                self.hooks_dirs.clear();
-            }
-            self.hooks_dirs.extend(list.values.iter().cloned());
-            self.lists.push((path.to_owned(), list.values));
-            self.hooks_from = Some(path.to_owned());
+            let append_is_known = is_podman && has_attributes(version);
+            let list = read_list("hooks_dir", dirs.get_ref(), append_is_known)?;
+            self.add_hooks_dirs(path, list);
         }
         if let Some(dirs) = table.get("cdi_spec_dirs") {
             let list = read_list("cdi_spec_dirs", dirs.get_ref(), is_podman)?;
@@ -107,14 +98,12 @@ impl Settings {
             }
             self.cdi_dirs.extend(list.values);
         }
-        let runtime = text_in(
-            table,
-            if is_podman {
-                "runtime"
-            } else {
-                "default_runtime"
-            },
-        );
+        let key = if is_podman {
+            "runtime"
+        } else {
+            "default_runtime"
+        };
+        let runtime = text_in(table, key);
         if runtime.as_ref().is_some_and(|name| !name.is_empty()) {
             self.runtime = runtime;
         }
@@ -129,6 +118,16 @@ impl Settings {
             }
         }
         Ok(())
+    }
+
+    fn add_hooks_dirs(&mut self, path: &Path, list: List) {
+        self.append = list.append.unwrap_or(self.append);
+        if !self.append {
+            self.hooks_dirs.clear();
+        }
+        self.hooks_dirs.extend(list.values.iter().cloned());
+        self.lists.push((path.to_owned(), list.values));
+        self.hooks_from = Some(path.to_owned());
     }
 
     /// Returns the hooks directories that a file lists and that a later file has replaced, each with the file.

@@ -54,25 +54,17 @@ impl Applier {
             return Ok(());
         };
         // The cache is in the same directory. If that is read-only, ldconfig cannot rebuild it.
-        let can_run = || {
-            LDCONFIG.iter().any(|path| {
-                self.layout
-                    .rootfs
-                    .open_at(Path::new(path), OFlags::PATH)
-                    .is_ok()
-            })
-        };
-        if is_read_only(&*etc) || !can_run() {
+        if is_read_only(&*etc) || !has_ldconfig(&self.layout.rootfs) {
             return Ok(());
         }
         let configured = Configured::read(&self.layout.rootfs);
-        let unknown = others
-            .iter()
-            .filter(|dir| !configured.has(&self.layout.rootfs, dir));
         let mut wanted: Vec<PathBuf> = Vec::new();
-        for dir in first.iter().chain(unknown).map(ContainerPath::absolute) {
-            if !wanted.contains(&dir) {
-                wanted.push(dir);
+        for dir in first {
+            add_new(&mut wanted, dir);
+        }
+        for dir in others {
+            if !configured.has(&self.layout.rootfs, dir) {
+                add_new(&mut wanted, dir);
             }
         }
         if wanted.is_empty() {
@@ -81,12 +73,15 @@ impl Applier {
         }
         let text = ldconf::drop_in(wanted.iter().map(PathBuf::as_path));
         if let Some(obstacle) = self.include_list(etc, configured)? {
-            self.layout
-                .done
-                .findings
-                .push(not_listed(&wanted, obstacle));
+            let finding = not_listed(&wanted, obstacle);
+            self.layout.done.findings.push(finding);
             return Ok(());
         }
+        self.write_list(&text)
+    }
+
+    /// Writes the drop-in file, unless it has this text.
+    fn write_list(&mut self, text: &[u8]) -> Result<()> {
         let dir = self.layout.directory(Path::new(ldconf::DROP_INS))?;
         let name = Path::new(ldconf::DROP_IN);
         let change = match old_list(&self.layout.rootfs, &dir)? {
@@ -106,7 +101,7 @@ impl Applier {
                 Path::new("/").join(path())
             ),
         };
-        replace_file(&dir, name, &text).context("write it")?;
+        replace_file(&dir, name, text).context("write it")?;
         self.layout.done.note_created(&path(), &dir);
         self.layout.done.add(change);
         Ok(())
@@ -210,6 +205,22 @@ impl Applier {
             old,
         });
         Ok(true)
+    }
+}
+
+fn has_ldconfig(rootfs: &Root) -> bool {
+    for path in LDCONFIG {
+        if rootfs.open_at(Path::new(path), OFlags::PATH).is_ok() {
+            return true;
+        }
+    }
+    false
+}
+
+fn add_new(dirs: &mut Vec<PathBuf>, dir: &ContainerPath) {
+    let dir = dir.absolute();
+    if !dirs.contains(&dir) {
+        dirs.push(dir);
     }
 }
 

@@ -6,7 +6,7 @@ use anyhow::Result;
 use nvidia_host::cdi::extra_devices::IMEX_CLASS;
 use nvidia_host::feature::Feature;
 
-use super::args::{Format, Generate, Mode, Strategy};
+use super::args::{Format, Generate, Mode, Refused, Strategy};
 use super::refusal;
 
 /// The feature flag that has a counterpart.
@@ -107,81 +107,95 @@ fn class_of(mode: Mode) -> Result<Option<&'static str>> {
     ))
 }
 
+/// An option of NVIDIA's program that this program rejects.
+struct Unsupported {
+    option: &'static str,
+    is_given: fn(&Refused) -> bool,
+    why: &'static str,
+    hint: &'static str,
+}
+
+const LIMITS: &str =
+    "the spec has all GPUs that containers may get; limit them with [devices] in config.toml";
+const ONE_VALUE: &str = "the hook and its commands need one value";
+const LEAVE_OUT: &str = "leave the option out";
+
+const UNSUPPORTED: [Unsupported; 11] = [
+    Unsupported {
+        option: "--device-id",
+        is_given: |refused| !refused.device_id.is_empty(),
+        why: "a spec of some GPUs would be replaced at the next refresh",
+        hint: LIMITS,
+    },
+    Unsupported {
+        option: "--no-all-device",
+        is_given: |refused| refused.no_all_device,
+        why: "the device \"all\" is in every spec",
+        hint: LIMITS,
+    },
+    Unsupported {
+        option: "--dev-root",
+        is_given: |refused| refused.dev_root.is_some(),
+        why: ONE_VALUE,
+        hint: "set dev-root in [driver] of config.toml",
+    },
+    Unsupported {
+        option: "--library-search-path",
+        is_given: |refused| !refused.library_search_path.is_empty(),
+        why: ONE_VALUE,
+        hint: "set library-dirs in [driver] of config.toml",
+    },
+    Unsupported {
+        option: "--config-search-path",
+        is_given: |refused| !refused.config_search_path.is_empty(),
+        why: ONE_VALUE,
+        hint: "set files in [driver] of config.toml",
+    },
+    Unsupported {
+        option: "--nvidia-cdi-hook-path",
+        is_given: |refused| refused.nvidia_cdi_hook_path.is_some(),
+        why: "the hook entry starts oci-nvidia-hook, which does what all hooks of NVIDIA do",
+        hint: LEAVE_OUT,
+    },
+    Unsupported {
+        option: "--disable-hook",
+        is_given: |refused| !refused.disable_hook.is_empty(),
+        why: "the spec has one hook entry, which the container needs",
+        hint: "leave the option out; cuda-compat-mode in config.toml turns the libraries of the image off",
+    },
+    Unsupported {
+        option: "--enable-hook",
+        is_given: |refused| !refused.enable_hook.is_empty(),
+        why: "all hooks are enabled",
+        hint: LEAVE_OUT,
+    },
+    Unsupported {
+        option: "--csv.file",
+        is_given: |refused| !refused.csv_file.is_empty(),
+        why: JETSON,
+        hint: LEAVE_OUT,
+    },
+    Unsupported {
+        option: "--csv.ignore-pattern",
+        is_given: |refused| !refused.csv_ignore_pattern.is_empty(),
+        why: JETSON,
+        hint: LEAVE_OUT,
+    },
+    Unsupported {
+        option: "--csv.compat-container-root",
+        is_given: |refused| refused.csv_compat_container_root.is_some(),
+        why: JETSON,
+        hint: LEAVE_OUT,
+    },
+];
+
 fn refuse(options: &Generate) -> Result<()> {
-    let refused = &options.refused;
-    let limits =
-        "the spec has all GPUs that containers may get; limit them with [devices] in config.toml";
-    let table = [
-        (
-            !refused.device_id.is_empty(),
-            "--device-id",
-            "a spec of some GPUs would be replaced at the next refresh",
-            limits,
-        ),
-        (
-            refused.no_all_device,
-            "--no-all-device",
-            "the device \"all\" is in every spec",
-            limits,
-        ),
-        (
-            refused.dev_root.is_some(),
-            "--dev-root",
-            "the hook and its commands need one value",
-            "set dev-root in [driver] of config.toml",
-        ),
-        (
-            !refused.library_search_path.is_empty(),
-            "--library-search-path",
-            "the hook and its commands need one value",
-            "set library-dirs in [driver] of config.toml",
-        ),
-        (
-            !refused.config_search_path.is_empty(),
-            "--config-search-path",
-            "the hook and its commands need one value",
-            "set files in [driver] of config.toml",
-        ),
-        (
-            refused.nvidia_cdi_hook_path.is_some(),
-            "--nvidia-cdi-hook-path",
-            "the hook entry starts oci-nvidia-hook, which does what all hooks of NVIDIA do",
-            "leave the option out",
-        ),
-        (
-            !refused.disable_hook.is_empty(),
-            "--disable-hook",
-            "the spec has one hook entry, which the container needs",
-            "leave the option out; cuda-compat-mode in config.toml turns the libraries of the image off",
-        ),
-        (
-            !refused.enable_hook.is_empty(),
-            "--enable-hook",
-            "all hooks are enabled",
-            "leave the option out",
-        ),
-        (
-            !refused.csv_file.is_empty(),
-            "--csv.file",
-            JETSON,
-            "leave the option out",
-        ),
-        (
-            !refused.csv_ignore_pattern.is_empty(),
-            "--csv.ignore-pattern",
-            JETSON,
-            "leave the option out",
-        ),
-        (
-            refused.csv_compat_container_root.is_some(),
-            "--csv.compat-container-root",
-            JETSON,
-            "leave the option out",
-        ),
-    ];
-    for (is_given, option, why, hint) in table {
-        if is_given {
-            return Err(refusal(format!("{option} is not supported: {why}"), hint));
+    for row in &UNSUPPORTED {
+        if (row.is_given)(&options.refused) {
+            let Unsupported {
+                option, why, hint, ..
+            } = row;
+            return Err(refusal(format!("{option} is not supported: {why}"), *hint));
         }
     }
     match options.feature_flags.iter().find(|flag| *flag != NO_GIDS) {

@@ -104,16 +104,11 @@ pub fn allocate(
     }
     let Some(found) = find(offer, resource) else {
         let what = format!("the resource {resource} does not exist");
-        return Err(Refusal::of(
-            &catalog::PLUGIN_UNKNOWN_DEVICE,
-            &what,
-            "delete the pod",
-        ));
+        let kind = &catalog::PLUGIN_UNKNOWN_DEVICE;
+        return Err(Refusal::of(kind, &what, "delete the pod"));
     };
-    let devices = response::of_host(
-        &offer.gpus,
-        &response::permitted(found, ids, plugin.several_replicas)?,
-    )?;
+    let permitted = response::permitted(found, ids, plugin.several_replicas)?;
+    let devices = response::of_host(&offer.gpus, &permitted)?;
     let uses_cdi = strategy::uses_cdi(strategies);
     if uses_cdi {
         check_names(offer, &devices)?;
@@ -136,18 +131,14 @@ pub fn allocate(
             features.set(feature, offer.in_specs.features.has(feature));
         }
     }
-    let has_icds = plugin.host_path.join(ICDS).is_dir();
     let layout = Layout {
         strategies,
         settings: plugin,
-        has_icds,
+        has_icds: plugin.host_path.join(ICDS).is_dir(),
         features,
     };
-    response::response(
-        &host.device_facts(&response::wanted(features), &devices),
-        &devices,
-        &layout,
-    )
+    let facts = host.device_facts(&response::wanted(features), &devices);
+    response::response(&facts, &devices, &layout)
 }
 
 /// Checks that the CDI spec has each device, although the offer may be from before a change of the

@@ -78,38 +78,36 @@ pub(crate) fn arrange(
     answer
 }
 
+/// Returns the CDI names of the devices and of the features.
+fn cdi_names(layout: &Layout<'_>, devices: &[Device<'_>]) -> Vec<String> {
+    let mut names = Vec::new();
+    for device in devices {
+        names.push(DEVICE_PLUGIN.device_name(device.uuid()));
+    }
+    for feature in layout.features.iter() {
+        names.push(DEVICE_PLUGIN.feature_name(feature));
+    }
+    names
+}
+
 fn add(
     answer: &mut ContainerAllocateResponse,
     strategy: DeviceListStrategy,
     layout: &Layout<'_>,
     devices: &[Device<'_>],
 ) {
-    let ids: Vec<String> = devices
-        .iter()
-        .map(|device| id_of(*device, layout.settings.device_id_strategy))
-        .collect();
-    let gpus = devices
-        .iter()
-        .map(|device| DEVICE_PLUGIN.device_name(device.uuid()));
-    let cdi_names: Vec<String> = gpus
-        .chain(
-            layout
-                .features
-                .iter()
-                .map(|feature| DEVICE_PLUGIN.feature_name(feature)),
-        )
-        .collect();
+    let mut ids = Vec::new();
+    for device in devices {
+        ids.push(id_of(*device, layout.settings.device_id_strategy));
+    }
     if !matches!(
         strategy,
         DeviceListStrategy::CdiCri | DeviceListStrategy::CdiAnnotations
     ) {
-        let variables = layout
-            .features
-            .iter()
-            .map(|feature| feature.row().variable.to_owned());
-        answer
-            .envs
-            .extend(variables.map(|variable| (variable, feature::ENABLED.to_owned())));
+        for feature in layout.features.iter() {
+            let variable = feature.row().variable.to_owned();
+            answer.envs.insert(variable, feature::ENABLED.to_owned());
+        }
     }
     match strategy {
         DeviceListStrategy::Envvar => {
@@ -122,24 +120,24 @@ fn add(
                 .envs
                 .insert(VISIBLE_DEVICES.to_owned(), DEVICE_MOUNTS.to_owned());
             // On a locked node, the variables of the features have no effect.
-            let names = ids
-                .into_iter()
-                .chain(layout.features.iter().map(mounts::name_of));
-            answer.mounts.extend(
-                names.map(|name| mount(Path::new(NULL), &format!("{DEVICE_MOUNTS}/{name}"), false)),
-            );
+            ids.extend(layout.features.iter().map(mounts::name_of));
+            for name in ids {
+                let path = format!("{DEVICE_MOUNTS}/{name}");
+                answer.mounts.push(mount(Path::new(NULL), &path, false));
+            }
         }
         DeviceListStrategy::CdiCri => {
-            answer
-                .cdi_devices
-                .extend(cdi_names.into_iter().map(|name| CdiDevice { name }));
+            for name in cdi_names(layout, devices) {
+                answer.cdi_devices.push(CdiDevice { name });
+            }
         }
         DeviceListStrategy::CdiAnnotations => {
             let key = devices
                 .first()
                 .map(|device| annotation(device.uuid()))
                 .unwrap_or_default();
-            answer.annotations.insert(key, cdi_names.join(","));
+            let names = cdi_names(layout, devices).join(",");
+            answer.annotations.insert(key, names);
         }
         DeviceListStrategy::HostPath => {
             // On a node with the hook, a variable of the image would otherwise request all GPUs.
@@ -148,11 +146,9 @@ fn add(
                 .insert(VISIBLE_DEVICES.to_owned(), ids.join(","));
             let files = layout.settings.host_path.as_path();
             answer.mounts.push(mount(files, GKE_FILES, true));
-            answer.mounts.extend(
-                layout
-                    .has_icds
-                    .then(|| mount(&files.join(ICDS), GKE_ICDS, true)),
-            );
+            if layout.has_icds {
+                answer.mounts.push(mount(&files.join(ICDS), GKE_ICDS, true));
+            }
         }
     }
 }

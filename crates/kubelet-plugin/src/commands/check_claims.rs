@@ -45,7 +45,7 @@ struct DeviceEntry {
     why: Option<String>,
 }
 
-/// Asks the driver and the API server once. `findings` are those about the settings, `offered` is the answer of the running plugin.
+/// Asks the driver and the API server once. `findings` concern the settings, `offered` is the answer of the running plugin.
 ///
 /// # Errors
 /// If the monitor cannot be started.
@@ -73,11 +73,9 @@ pub async fn check(
     // The running plugin has seen the errors of a GPU.
     let of_running = |uuid: &str| Some(offered.as_ref().ok()?.unhealthy(uuid)?.why.clone());
     let devices = devices::devices(&sources, &[], |NodeGpu { gpu, .. }| {
+        let driver_silent = false;
         let why = of_running(&gpu.uuid).or_else(|| health.get(&gpu.uuid)?.clone())?;
-        Some(Failure {
-            why,
-            driver_silent: false,
-        })
+        Some(Failure { why, driver_silent })
     });
     let options = Options::new(settings);
     let slices_of = |node: &str| {
@@ -90,19 +88,18 @@ pub async fn check(
         specs(&devices, &owner)
     };
     let api = probe(&options, slices_of).await;
+    let engine = strategy::claims_finding(&settings.kubelet_dir);
     let mut entries: Vec<FindingEntry> = Vec::new();
     for finding in problem.iter().chain(findings).chain(&node.offer().findings) {
         entries.push(finding.into());
     }
-    for right in &api.rights {
-        entries.extend(refusal(right).map(|finding| (&finding).into()));
+    for finding in refusals(&api).iter().chain(&engine) {
+        entries.push(finding.into());
     }
-    let engine = strategy::claims_finding(&settings.kubelet_dir);
     let verdict = match offered {
         Ok(running) => verdict(&devices, running, engine.as_ref()),
         Err(error) => Verdict::of_unanswered(error),
     };
-    entries.extend(engine.iter().map(FindingEntry::from));
     let document = Document {
         verdict,
         version: json::VERSION,
@@ -118,10 +115,17 @@ pub async fn check(
     })
 }
 
-fn refusal(Right { what, error }: &Right) -> Option<Finding> {
-    let what = format!("cannot {what}: {}", error.as_ref()?);
+/// Returns a finding for each right that the node lacks.
+fn refusals(api: &Probe) -> Vec<Finding> {
     let fix = "run this command as root; on a node whose kubelet has other credentials, name a file with `--kubeconfig`";
-    Some(Finding::new(&catalog::API_SERVER, what, fix))
+    let mut findings = Vec::new();
+    for Right { what, error } in &api.rights {
+        if let Some(error) = error {
+            let what = format!("cannot {what}: {error}");
+            findings.push(Finding::new(&catalog::API_SERVER, what, fix));
+        }
+    }
+    findings
 }
 
 fn entry(device: &Device) -> DeviceEntry {

@@ -11,6 +11,7 @@ use findings::catalog;
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 
 use super::config;
+use super::devices::Device;
 use super::pool::Pool;
 use super::slice::taint_key;
 use crate::cdi_specs;
@@ -94,33 +95,25 @@ struct Cause {
     fix: &'static str,
 }
 
-fn device(
-    result: &DeviceRequestAllocationResult,
-    known: &Known<'_>,
-    configs: &[k8s_openapi::api::resource::v1::DeviceAllocationConfiguration],
-) -> Result<v1::Device, Cause> {
-    config::check(known.driver, &result.request, configs).map_err(|what| Cause {
-        kind: &catalog::CLAIM_CONFIG,
-        what,
-        fix: "remove the configuration from the claim or from its DeviceClass",
-    })?;
-    let not_now = |what: &str| {
-        let fix = "run \"oci-nvidia-hook doctor\" on the node; the kubelet tries it again";
-        Cause {
+impl Cause {
+    /// The driver cannot give the device at present.
+    fn not_now(what: &str) -> Self {
+        Self {
             kind: &catalog::PLUGIN_DRIVER,
             what: what.to_owned(),
-            fix,
+            fix: "run \"oci-nvidia-hook doctor\" on the node; the kubelet tries it again",
         }
-    };
-    let Pool {
-        devices,
-        problem,
-        unanswered,
-        in_spec,
-        ..
-    } = known.pool;
-    if let Some(problem) = problem {
-        return Err(not_now(problem));
+    }
+}
+
+/// Finds an allocated device in the pool of the node.
+fn find<'k>(
+    result: &DeviceRequestAllocationResult,
+    known: &Known<'k>,
+) -> Result<&'k Device, Cause> {
+    let pool = known.pool;
+    if let Some(problem) = &pool.problem {
+        return Err(Cause::not_now(problem));
     }
     if !known.node.is_empty() && result.pool != known.node {
         return Err(Cause {
@@ -132,32 +125,42 @@ fn device(
             fix: "delete the pod",
         });
     }
-    let device = match (
-        devices.iter().find(|device| device.name == result.device),
-        unanswered,
-    ) {
-        (Some(device), _) => device,
-        (None, Some(why)) => return Err(not_now(why)),
-        (None, None) => {
-            let what = "the device does not exist on the node".to_owned();
-            let fix = "delete the pod and the claim; the scheduler chooses another device for the next ones";
-            return Err(Cause {
-                kind: &catalog::PLUGIN_UNKNOWN_DEVICE,
-                what,
-                fix,
-            });
+    for device in pool.devices.iter() {
+        if device.name == result.device {
+            return Ok(device);
         }
-    };
-    // An engine that does not find the CDI device starts no container, and does not know the reason.
-    if !in_spec.contains(&device.uuid) {
-        return Err(not_now(
-            unanswered
-                .as_deref()
-                .unwrap_or("the CDI spec of the node does not have the device"),
-        ));
     }
-    let is_proven = |_: &&String| !device.driver_silent && !tolerates_unhealthy(result, known);
-    if let Some(why) = device.unhealthy.as_ref().filter(is_proven) {
+    if let Some(why) = &pool.unanswered {
+        return Err(Cause::not_now(why));
+    }
+    Err(Cause {
+        kind: &catalog::PLUGIN_UNKNOWN_DEVICE,
+        what: "the device does not exist on the node".to_owned(),
+        fix: "delete the pod and the claim; the scheduler chooses another device for the next ones",
+    })
+}
+
+fn device(
+    result: &DeviceRequestAllocationResult,
+    known: &Known<'_>,
+    configs: &[k8s_openapi::api::resource::v1::DeviceAllocationConfiguration],
+) -> Result<v1::Device, Cause> {
+    config::check(known.driver, &result.request, configs).map_err(|what| Cause {
+        kind: &catalog::CLAIM_CONFIG,
+        what,
+        fix: "remove the configuration from the claim or from its DeviceClass",
+    })?;
+    let device = find(result, known)?;
+    // An engine that does not find the CDI device starts no container, and does not know the reason.
+    if !known.pool.in_spec.contains(&device.uuid) {
+        let unanswered = known.pool.unanswered.as_deref();
+        let why = unanswered.unwrap_or("the CDI spec of the node does not have the device");
+        return Err(Cause::not_now(why));
+    }
+    if let Some(why) = &device.unhealthy
+        && !device.driver_silent
+        && !tolerates_unhealthy(result, known)
+    {
         let fix = "delete the pod, or run \"oci-nvidia-kubelet-plugin check\" on the node";
         return Err(Cause {
             kind: &catalog::PLUGIN_UNHEALTHY_DEVICE,

@@ -267,32 +267,27 @@ impl Supervisor {
                     return Ok(Ended::Again);
                 }
             };
-            let bytes = match line {
+            let read = match line {
+                Ok(read) => read,
                 Err(_) => {
                     let seconds = self.options.time_limit.as_secs();
-                    return Ok(Ended::Silent {
-                        call,
-                        why: format!("the driver does not answer within {seconds} s"),
-                    });
+                    let why = format!("the driver does not answer within {seconds} s");
+                    return Ok(Ended::Silent { call, why });
                 }
-                Ok(Err(error)) => {
-                    return Ok(Ended::Silent {
-                        call,
-                        why: format!(
-                            "cannot read from the monitor: {}",
-                            report::line(&error.into())
-                        ),
-                    });
-                }
-                Ok(Ok(None)) => {
-                    return Ok(end.unwrap_or(Ended::Crashed {
-                        call,
-                        why: last_words(child).await,
-                    }));
-                }
-                Ok(Ok(Some(bytes))) => bytes,
             };
-            match base::json::from_bytes(bytes) {
+            let message = match read {
+                Ok(Some(bytes)) => base::json::from_bytes(bytes),
+                Ok(None) => {
+                    let why = last_words(child).await;
+                    return Ok(end.unwrap_or(Ended::Crashed { call, why }));
+                }
+                Err(error) => {
+                    let error = report::line(&error.into());
+                    let why = format!("cannot read from the monitor: {error}");
+                    return Ok(Ended::Silent { call, why });
+                }
+            };
+            match message {
                 Ok(Message::Call(next)) => {
                     // The monitor waits after it has polled all GPUs.
                     self.is_suspect &= next.wait_ms == 0;
@@ -307,10 +302,8 @@ impl Supervisor {
                 Ok(Message::Sample(sample)) => self.send(Update::Sample(sample)).await?,
                 Ok(Message::Event(event)) => self.send(Update::Event(event)).await?,
                 Err(error) => {
-                    return Ok(Ended::Silent {
-                        call,
-                        why: format!("the monitor prints an invalid line: {error}"),
-                    });
+                    let why = format!("the monitor prints an invalid line: {error}");
+                    return Ok(Ended::Silent { call, why });
                 }
             }
         }

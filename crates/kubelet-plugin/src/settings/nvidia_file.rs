@@ -15,113 +15,150 @@ use super::table::Settings;
 /// The prefix of resources in this file that have none.
 const PREFIX: &str = "nvidia.com";
 
+/// The rows of the lists and the options that apply to all rows. They depend on each other, so they take effect at the end of the file.
+#[derive(Default)]
+struct Lists {
+    models: BTreeMap<usize, ResourceRow>,
+    slices: BTreeMap<usize, TimeSlicing>,
+    rename_all: bool,
+    refuse_several: bool,
+}
+
 /// Applies the text of a file. `path` is only used in messages.
 pub(super) fn apply(settings: &mut Settings, path: &Path, text: &str) -> Result<Vec<Finding>> {
     let (mut file, root) = Document::parse(path, text)?;
     if root.get("version").and_then(Value::as_str) != Some("v1") {
         return Err(file.invalid(&["version"], "\"v1\""));
     }
-    let mut models: BTreeMap<usize, ResourceRow> = BTreeMap::new();
-    let mut slices: BTreeMap<usize, TimeSlicing> = BTreeMap::new();
-    let (mut rename_all, mut refuse_several) = (false, false);
+    let mut lists = Lists::default();
     for (keys, value) in leaves(&root) {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        if let Some(expected) = expected_value(&keys) {
+            if is_empty(value) {
+                continue;
+            }
+            return Err(file.invalid(&keys, expected));
+        }
         match *keys {
             // Options of gpu-feature-discovery, which reads the same file
             ["version"] | ["flags", "gfd", ..] => {}
-            ["flags" | "resources" | "sharing" | "imex"]
-            | ["flags", "plugin"]
-            | ["sharing", "timeSlicing"]
-            | ["resources", "gpus" | "mig"]
-            | ["sharing", "mps"]
-            | ["sharing", "timeSlicing", "resources"]
-                if is_empty(value) => {}
-            ["flags" | "resources" | "sharing" | "imex"]
-            | ["flags", "plugin"]
-            | ["sharing", "timeSlicing"] => {
-                return Err(file.invalid(&keys, "a map"));
+            ["flags", "plugin", name, ..] => {
+                let name = format!("plugin.{name}");
+                flag(&mut file, settings, &keys, 3, &name, value)?;
             }
-            ["resources", "gpus"] | ["sharing", "timeSlicing", "resources"] => {
-                return Err(file.invalid(&keys, "a list of maps"));
-            }
-            ["flags", "plugin", name, ..] => flag(
-                &mut file,
-                settings,
-                &keys,
-                3,
-                &format!("plugin.{name}"),
-                value,
-            )?,
             ["flags", name, ..] => flag(&mut file, settings, &keys, 2, name, value)?,
-            ["resources", "gpus", number, ref key @ ..] => {
-                let row = models.entry(number.parse()?).or_default();
-                match key {
-                    ["name"] => row.name = with_prefix(file.text(&keys, value)?),
-                    ["pattern"] => file.text(&keys, value)?.clone_into(&mut row.model),
-                    _ => file.unknown(&keys),
-                }
-            }
+            ["resources", "mig"] | ["sharing", "mps"] | ["imex", _] if is_empty(value) => {}
+            ["resources", "gpus", ..] => lists.add_model(&mut file, &keys, value)?,
             ["resources", "mig", ..] => {
-                file.no_effect(
-                    &["resources", "mig"],
-                    "MIG devices have the name of their profile",
-                );
+                let why = "MIG devices have the name of their profile";
+                file.no_effect(&["resources", "mig"], why);
             }
-            ["sharing", "timeSlicing", "renameByDefault"] => {
-                rename_all = file.truth(&keys, value)?
-            }
-            ["sharing", "timeSlicing", "failRequestsGreaterThanOne"] => {
-                refuse_several = file.truth(&keys, value)?
-            }
-            ["sharing", "timeSlicing", "resources", number, ref key @ ..] => {
-                let row = slices.entry(number.parse()?).or_default();
-                match key {
-                    ["name"] => row.name = with_prefix(file.text(&keys, value)?),
-                    ["rename"] if value.is_null() => {}
-                    ["rename"] => row.rename = Some(with_prefix(file.text(&keys, value)?)),
-                    ["replicas"] => row.replicas = file.number(&keys, value)?,
-                    ["devices"] if value.as_str() == Some("all") => {}
-                    ["devices", ..] => {
-                        let devices = keys.get(..5).unwrap_or_default();
-                        file.no_effect(devices, "all devices of the resource are shared");
-                    }
-                    _ => file.unknown(&keys),
-                }
-            }
+            ["sharing", "timeSlicing", ..] => lists.add_time_slicing(&mut file, &keys, value)?,
             ["sharing", "mps", ..] => file.no_effect(&["sharing", "mps"], "MPS is not supported"),
-            ["imex", _] if is_empty(value) || *value == Value::Bool(false) => {}
+            ["imex", _] if *value == Value::Bool(false) => {}
             ["imex", name, ..] => {
-                file.no_effect(
-                    &["imex", name],
-                    "IMEX channels are requested with NVIDIA_IMEX_CHANNELS",
-                );
+                let why = "IMEX channels are requested with NVIDIA_IMEX_CHANNELS";
+                file.no_effect(&["imex", name], why);
             }
             _ => file.unknown(&keys),
         }
     }
-    if !models.is_empty() {
-        let checked = resources::checked(models.into_values().map(Ok), LIST);
-        settings.plugin.resources =
-            checked.map_err(|allowed| file.invalid(&["resources", "gpus"], &allowed))?;
-    }
-    settings.plugin.several_replicas = !slices.is_empty() && !refuse_several;
-    for (number, mut row) in slices {
-        let at = number.to_string();
-        row.check().map_err(|(name, allowed)| {
-            file.invalid(
-                &["sharing", "timeSlicing", "resources", &at, name],
-                &allowed,
-            )
-        })?;
-        row.rename = row
-            .rename
-            .or_else(|| rename_all.then(|| format!("{}.shared", row.name)));
-        settings.plugin.time_slicing.push(row);
-    }
+    lists.apply(settings, &file)?;
     Ok(file.findings)
 }
 
-/// Applies an option, which is the first `depth` of these keys. `key` is that in [`OPTIONS`].
+/// Returns what a key must have as its value if it groups other keys.
+fn expected_value(keys: &[&str]) -> Option<&'static str> {
+    match keys {
+        ["flags" | "resources" | "sharing" | "imex"]
+        | ["flags", "plugin"]
+        | ["sharing", "timeSlicing"] => Some("a map"),
+        ["resources", "gpus"] | ["sharing", "timeSlicing", "resources"] => Some("a list of maps"),
+        _ => None,
+    }
+}
+
+impl Lists {
+    /// Adds a value below `resources.gpus`.
+    fn add_model(&mut self, file: &mut Document<'_>, keys: &[&str], value: &Value) -> Result<()> {
+        let ["resources", "gpus", number, ref key @ ..] = *keys else {
+            return Ok(());
+        };
+        let row = self.models.entry(number.parse()?).or_default();
+        match key {
+            ["name"] => row.name = with_prefix(file.text(keys, value)?),
+            ["pattern"] => file.text(keys, value)?.clone_into(&mut row.model),
+            _ => file.unknown(keys),
+        }
+        Ok(())
+    }
+
+    /// Adds a value below `sharing.timeSlicing`.
+    fn add_time_slicing(
+        &mut self,
+        file: &mut Document<'_>,
+        keys: &[&str],
+        value: &Value,
+    ) -> Result<()> {
+        let ["sharing", "timeSlicing", ref below @ ..] = *keys else {
+            return Ok(());
+        };
+        let (number, key) = match *below {
+            ["renameByDefault"] => {
+                self.rename_all = file.truth(keys, value)?;
+                return Ok(());
+            }
+            ["failRequestsGreaterThanOne"] => {
+                self.refuse_several = file.truth(keys, value)?;
+                return Ok(());
+            }
+            ["resources", number, ref key @ ..] => (number, key),
+            _ => {
+                file.unknown(keys);
+                return Ok(());
+            }
+        };
+        let row = self.slices.entry(number.parse()?).or_default();
+        match key {
+            ["name"] => row.name = with_prefix(file.text(keys, value)?),
+            ["rename"] if value.is_null() => {}
+            ["rename"] => row.rename = Some(with_prefix(file.text(keys, value)?)),
+            ["replicas"] => row.replicas = file.number(keys, value)?,
+            ["devices"] if value.as_str() == Some("all") => {}
+            ["devices", ..] => {
+                let devices = keys.get(..5).unwrap_or_default();
+                file.no_effect(devices, "all devices of the resource are shared");
+            }
+            _ => file.unknown(keys),
+        }
+        Ok(())
+    }
+
+    /// Checks the rows, and adds them to the settings.
+    fn apply(self, settings: &mut Settings, file: &Document<'_>) -> Result<()> {
+        let plugin = &mut settings.plugin;
+        if !self.models.is_empty() {
+            let checked = resources::checked(self.models.into_values().map(Ok), LIST);
+            plugin.resources =
+                checked.map_err(|allowed| file.invalid(&["resources", "gpus"], &allowed))?;
+        }
+        plugin.several_replicas = !self.slices.is_empty() && !self.refuse_several;
+        for (number, mut row) in self.slices {
+            if let Err((name, allowed)) = row.check() {
+                let number = number.to_string();
+                let keys = ["sharing", "timeSlicing", "resources", &number, name];
+                return Err(file.invalid(&keys, &allowed));
+            }
+            if row.rename.is_none() && self.rename_all {
+                row.rename = Some(format!("{}.shared", row.name));
+            }
+            plugin.time_slicing.push(row);
+        }
+        Ok(())
+    }
+}
+
+/// Applies an option, which is the first `depth` of these keys. `key` is its name in [`OPTIONS`].
 fn flag(
     file: &mut Document<'_>,
     settings: &mut Settings,

@@ -215,8 +215,8 @@ impl RootfsEdits {
                 Long("config") => edits.config = Some(HostPath::new(parser.value()?)),
                 Long("feature") => {
                     let name = text(&mut parser)?;
-                    let feature = Feature::from_name(&name)
-                        .with_context(|| format!("{name:?} is not a feature"))?;
+                    let feature = Feature::from_name(&name);
+                    let feature = feature.with_context(|| format!("{name:?} is not a feature"))?;
                     edits.features.insert(feature);
                 }
                 Long("root") => edits.root = Some(HostPath::new(parser.value()?)),
@@ -233,18 +233,11 @@ impl RootfsEdits {
                         container_path(&path)?,
                     );
                 }
-                Long("library") => {
-                    edits
-                        .libraries
-                        .insert((Arch::native(), container_path(&text(&mut parser)?)?));
-                }
+                Long("library") => edits.library(Arch::native(), &text(&mut parser)?)?,
                 Long("library32") => {
-                    let arch = Arch::native()
-                        .compat32()
-                        .context("this machine has no 32-bit programs")?;
-                    edits
-                        .libraries
-                        .insert((arch, container_path(&text(&mut parser)?)?));
+                    let arch = Arch::native().compat32();
+                    let arch = arch.context("this machine has no 32-bit programs")?;
+                    edits.library(arch, &text(&mut parser)?)?;
                 }
                 Long("mask-proc") => edits.mask = Some(HostPath::new(parser.value()?)),
                 Long("show-proc") => {
@@ -258,14 +251,7 @@ impl RootfsEdits {
                 // Only a directory that config.toml names is passed in this way. Other directories that users other than root can
                 // replace are not given to containers.
                 Long("directory") => edits.channel(two(&mut parser)?, Expected::NamedDirectory)?,
-                Long("egl-devices") => {
-                    let value = text(&mut parser)?;
-                    let bits = value
-                        .strip_prefix("0x")
-                        .and_then(|digits| u64::from_str_radix(digits, 16).ok());
-                    edits.egl_devices =
-                        bits.with_context(|| format!("{value:?} is not a hexadecimal number"))?;
-                }
+                Long("egl-devices") => edits.egl_devices = hexadecimal(&text(&mut parser)?)?,
                 other => return Err(other.unexpected().into()),
             }
         }
@@ -273,7 +259,7 @@ impl RootfsEdits {
         Ok(all)
     }
 
-    /// Adds the changes for a node, or without one those for all containers.
+    /// Adds the changes for a node, or without a node the changes for all containers.
     fn add(&mut self, node: Option<ContainerPath>, edits: Self) {
         match node {
             Some(node) => self.with_node.push((node, edits)),
@@ -286,6 +272,11 @@ impl RootfsEdits {
         let link = container_path(&link)?;
         self.links.insert(link.clone(), text.into());
         Ok(link)
+    }
+
+    fn library(&mut self, arch: Arch, path: &str) -> Result<()> {
+        self.libraries.insert((arch, container_path(path)?));
+        Ok(())
     }
 
     fn channel(&mut self, (root, path): (String, String), expected: Expected) -> Result<()> {
@@ -319,6 +310,12 @@ fn text(parser: &mut lexopt::Parser) -> Result<String> {
         .value()?
         .into_string()
         .map_err(|value| anyhow::anyhow!("{value:?} is not UTF-8"))
+}
+
+fn hexadecimal(value: &str) -> Result<u64> {
+    let digits = value.strip_prefix("0x");
+    let bits = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    bits.with_context(|| format!("{value:?} is not a hexadecimal number"))
 }
 
 /// Returns both parts of a value `A::B`.

@@ -13,7 +13,7 @@ use crate::config::NodeAccess;
 use crate::driver::ipc::Expected;
 use crate::driver::ldcache::Arch;
 use crate::edits::placement::{self, Link, Loader, RootfsFacts};
-use crate::edits::{self, DevLink, Edits, Need, Placement};
+use crate::edits::{self, DevLink, Edits, HostFile, Need, Placement};
 use crate::timeouts;
 
 /// What the conversion needs to know about the host.
@@ -114,23 +114,8 @@ pub fn rootfs_edits(edits: &Edits, host: &SpecContext) -> RootfsEdits {
         let Some(dir) = directory(file, host) else {
             continue;
         };
-        let reads_cache = host.image.is_none_or(|image| image.loader == Loader::Glibc);
-        match &file.placement {
-            Placement::Library(arch) if reads_cache => {
-                for path in file.sonames.iter().filter_map(|soname| dir.join(soname)) {
-                    rest.libraries.insert((*arch, path));
-                }
-            }
-            Placement::LibraryBelow(arch, below) if unknown && *arch == Arch::native() => {
-                for name in file.sonames.iter().chain([&file.name]) {
-                    if let Some(path) = dir.join(name) {
-                        rest.below.insert(Path::new(below).join(name), path);
-                    }
-                }
-            }
-            _ => {}
-        }
-        placed.files.push(edits::HostFile {
+        add_library(&mut rest, file, &dir, host);
+        placed.files.push(HostFile {
             placement: Placement::At(dir),
             ..file.clone()
         });
@@ -158,6 +143,28 @@ pub fn rootfs_edits(edits: &Edits, host: &SpecContext) -> RootfsEdits {
     rest
 }
 
+/// Adds what the linker cache and `ldconfig` do not find without the hook: the libraries in `dir`.
+fn add_library(rest: &mut RootfsEdits, file: &HostFile, dir: &ContainerPath, host: &SpecContext) {
+    let reads_cache = host.image.is_none_or(|image| image.loader == Loader::Glibc);
+    match &file.placement {
+        Placement::Library(arch) if reads_cache => {
+            for soname in &file.sonames {
+                if let Some(path) = dir.join(soname) {
+                    rest.libraries.insert((*arch, path));
+                }
+            }
+        }
+        Placement::LibraryBelow(arch, below) if host.image.is_none() && *arch == Arch::native() => {
+            for name in file.sonames.iter().chain([&file.name]) {
+                if let Some(path) = dir.join(name) {
+                    rest.below.insert(Path::new(below).join(name), path);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
 /// The stage of the hook entry. At createContainer, root in a user namespace may lack access to the bundle, which Podman 5.0 and newer
 /// keep below a directory of the host's root. crun cannot start any hook at that stage then.
 pub const STAGE: &str = "createRuntime";
@@ -174,7 +181,7 @@ pub fn hook(rest: &RootfsEdits, host: &SpecContext) -> Option<Hook> {
     })
 }
 
-fn directory(file: &edits::HostFile, host: &SpecContext) -> Option<ContainerPath> {
+fn directory(file: &HostFile, host: &SpecContext) -> Option<ContainerPath> {
     if let Some(image) = host.image {
         return placement::directory(image, &file.placement).map(|(dir, _)| dir);
     }
@@ -199,7 +206,7 @@ fn directory(file: &edits::HostFile, host: &SpecContext) -> Option<ContainerPath
 }
 
 /// Returns the directory in which the host has a library, below the driver root.
-fn source_dir(file: &edits::HostFile, host: &SpecContext) -> Option<ContainerPath> {
+fn source_dir(file: &HostFile, host: &SpecContext) -> Option<ContainerPath> {
     let below = file
         .source
         .as_path()
@@ -256,7 +263,6 @@ mod tests {
 
     use super::*;
     use crate::driver::access::Permissions;
-    use crate::edits::HostFile;
 
     fn host() -> SpecContext {
         SpecContext {

@@ -131,23 +131,9 @@ impl<'a> SpecWriter<'a> {
         for gpu in permitted_failed(&host.inventory, &config.devices) {
             failed.push(left_out(gpu.to_string()));
         }
-        let stamp = stamp.map(|mut stamp| {
-            stamp.complete(&host.inventory);
-            if !failed.is_empty() {
-                // No host has this stamp, so the next refresh asks again: the GPU may be ready then.
-                stamp.host = 0;
-            }
-            stamp.to_text()
-        });
+        let stamp = stamp.map(|stamp| stamp_text(stamp, host, failed.is_empty()));
         self.findings.extend(failed);
-        let not_named = mig_left_out(&host.inventory, &config.devices);
-        self.findings.extend(not_named);
-        for finding in host.findings() {
-            // The search for the files may have reported it.
-            if !self.findings.contains(&finding) {
-                self.findings.push(finding);
-            }
-        }
+        self.add_findings_of(host);
         let edits = devices.iter().map(|device| &device.edits);
         let context = self.context(
             host.driver().path(),
@@ -166,6 +152,18 @@ impl<'a> SpecWriter<'a> {
             &context,
             entry,
         ))
+    }
+
+    /// Adds what the inspection of the host found.
+    fn add_findings_of(&mut self, host: &Host) {
+        let not_named = mig_left_out(&host.inventory, &self.config.devices);
+        self.findings.extend(not_named);
+        for finding in host.findings() {
+            // The search for the files may have reported it.
+            if !self.findings.contains(&finding) {
+                self.findings.push(finding);
+            }
+        }
     }
 
     /// Returns the context of a spec with these edits.
@@ -205,6 +203,16 @@ impl<'a> SpecWriter<'a> {
         }
         Ok(true)
     }
+}
+
+/// Completes a stamp. `is_complete` states whether the spec has all permitted devices.
+fn stamp_text(mut stamp: Stamp, host: &Host, is_complete: bool) -> String {
+    stamp.complete(&host.inventory);
+    if !is_complete {
+        // No host has this stamp, so the next refresh asks again: the GPU may be ready then.
+        stamp.host = 0;
+    }
+    stamp.to_text()
 }
 
 /// Returns the versions of the driver and of CUDA with which the compatibility libraries of images are compared.

@@ -37,18 +37,7 @@ pub(super) fn splice(old: &[u8], ours: &[Entry<'_>]) -> Result<Spliced> {
     let table = Table::of(old)?;
     let text = &mut Text::new(MAX_TEXT);
     let end = NEW_HEADER.saturating_add(table.rows.len());
-    let extension = old
-        .get(NEW_EXTENSION_AT..)
-        .and_then(|rest| rest.first_chunk())
-        .copied()
-        .map(u32::from_ne_bytes);
-    let area_end = match extension {
-        Some(at) if at > 0 => at as usize,
-        _ => old.len(),
-    };
-    // With a NUL at the end of the strings, each of them has an end.
-    let area = old.get(end..area_end).filter(|area| area.ends_with(&[0]));
-    let Some(area) = area.filter(|_| table.layout == Layout::New) else {
+    let Some(area) = strings_of(&table, old, end) else {
         return Ok(Spliced::Unusual);
     };
     let Cache {
@@ -59,15 +48,7 @@ pub(super) fn splice(old: &[u8], ours: &[Entry<'_>]) -> Result<Spliced> {
     if has_all {
         return Ok(Spliced::Unchanged);
     }
-    let replaced: usize = places.iter().map(|place| place.replaced).sum();
-    let count = table
-        .count()
-        .saturating_sub(replaced)
-        .saturating_add(ours.len());
-    ensure!(
-        count <= MAX_ENTRIES,
-        "{count} entries, more than {MAX_ENTRIES}"
-    );
+    let count = new_count(&table, &places)?;
     let new = Cache {
         layout: Layout::New,
         entries: ours.to_vec(),
@@ -81,12 +62,8 @@ pub(super) fn splice(old: &[u8], ours: &[Entry<'_>]) -> Result<Spliced> {
     let (extension, extension_bytes) = new.extension(&strings, base, strings_end)?;
 
     let mut out = Vec::with_capacity(strings_end.saturating_add(extension_bytes.len()));
-    put_new_header(
-        &mut out,
-        count,
-        area.len().saturating_add(strings.bytes.len()),
-        extension,
-    )?;
+    let strings_len = area.len().saturating_add(strings.bytes.len());
+    put_new_header(&mut out, count, strings_len, extension)?;
     let moved = Moved {
         from: end,
         to: new_end,
@@ -97,14 +74,9 @@ pub(super) fn splice(old: &[u8], ours: &[Entry<'_>]) -> Result<Spliced> {
         if !moved.copy(&table, copied..place.index, &mut out) {
             return Ok(Spliced::Unusual);
         }
-        out.extend_from_slice(
-            entry
-                .row(
-                    base.saturating_add(offsets.name),
-                    base.saturating_add(offsets.path),
-                )?
-                .as_flattened(),
-        );
+        let name = base.saturating_add(offsets.name);
+        let path = base.saturating_add(offsets.path);
+        out.extend_from_slice(entry.row(name, path)?.as_flattened());
         copied = place.index.saturating_add(place.replaced);
     }
     if !moved.copy(&table, copied..table.count(), &mut out) {
@@ -114,6 +86,35 @@ pub(super) fn splice(old: &[u8], ours: &[Entry<'_>]) -> Result<Spliced> {
     out.extend_from_slice(&strings.bytes);
     out.extend_from_slice(&extension_bytes);
     Ok(Spliced::New(out))
+}
+
+/// Returns the strings of the image, which begin at `end`. Returns `None` if the layout is old or the last string has no end.
+fn strings_of<'o>(table: &Table<'_>, old: &'o [u8], end: usize) -> Option<&'o [u8]> {
+    if table.layout != Layout::New {
+        return None;
+    }
+    let mut area_end = old.len();
+    if let Some(extension) = old.get(NEW_EXTENSION_AT..)?.first_chunk() {
+        let at = u32::from_ne_bytes(*extension) as usize;
+        if at > 0 {
+            area_end = at;
+        }
+    }
+    let area = old.get(end..area_end)?;
+    // With a NUL at the end of the strings, each of them has an end.
+    area.ends_with(&[0]).then_some(area)
+}
+
+/// Returns how many entries the new table has, one for each place.
+fn new_count(table: &Table<'_>, places: &[Place]) -> Result<usize> {
+    let replaced: usize = places.iter().map(|place| place.replaced).sum();
+    let kept = table.count().saturating_sub(replaced);
+    let count = kept.saturating_add(places.len());
+    ensure!(
+        count <= MAX_ENTRIES,
+        "{count} entries, more than {MAX_ENTRIES}"
+    );
+    Ok(count)
 }
 
 /// Finds the place of each new entry, and whether the table has all of them.
