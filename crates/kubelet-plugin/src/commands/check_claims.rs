@@ -19,7 +19,7 @@ use crate::dra::devices::{self, Device, Sources};
 use crate::dra::probe::{Probe, Published, Right, probe};
 use crate::dra::slice::{Owner, specs};
 use crate::node::gpus::NodeGpu;
-use crate::node::health::Failure;
+use crate::node::health::GpuFailure;
 use crate::node::host;
 use crate::settings::Settings;
 use crate::strategy;
@@ -75,7 +75,7 @@ pub async fn check(
     let devices = devices::devices(&sources, &[], |NodeGpu { gpu, .. }| {
         let driver_silent = false;
         let why = of_running(&gpu.uuid).or_else(|| health.get(&gpu.uuid)?.clone())?;
-        Some(Failure { why, driver_silent })
+        Some(GpuFailure { why, driver_silent })
     });
     let options = Options::new(settings);
     let slices_of = |node: &str| {

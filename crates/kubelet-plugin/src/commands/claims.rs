@@ -12,7 +12,7 @@ use crate::dra::pool::Pool;
 use crate::monitor::update::Driver;
 use crate::node::facts::Facts;
 use crate::node::gpus::PcieRoots;
-use crate::node::health::Failure;
+use crate::node::health::GpuFailure;
 use crate::node::host;
 use crate::settings::Settings;
 
@@ -96,11 +96,11 @@ fn problem(state: &NodeState, specs: &Specs) -> Option<String> {
 }
 
 /// Returns the failure of all GPUs if NVML has not answered in time.
-fn silence(state: &NodeState) -> Option<Failure> {
+fn silence(state: &NodeState) -> Option<GpuFailure> {
     if !state.is_unanswered || state.driver == Driver::Unknown {
         return None;
     }
-    Some(Failure {
+    Some(GpuFailure {
         why: why_not(state),
         driver_silent: true,
     })

@@ -31,13 +31,13 @@ const LOCALHOST: &[u8] = b"\x09localhost";
 /// The state of one connection.
 #[derive(Debug)]
 pub struct Filter {
-    state: State,
+    state: FrameState,
     /// The beginning of a frame whose end has not arrived
     frame: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum State {
+enum FrameState {
     /// So many bytes of the preface have arrived.
     Preface(usize),
     /// The header of a frame arrives.
@@ -53,7 +53,7 @@ enum State {
 impl Default for Filter {
     fn default() -> Self {
         Self {
-            state: State::Preface(0),
+            state: FrameState::Preface(0),
             frame: Vec::new(),
         }
     }
@@ -70,18 +70,18 @@ impl Filter {
     /// Handles at least one byte of `input` and returns the others.
     fn step<'a>(&mut self, input: &'a [u8], out: &mut Vec<u8>) -> &'a [u8] {
         match self.state {
-            State::Preface(seen) => {
+            FrameState::Preface(seen) => {
                 let (now, rest) = split(input, PREFACE.len() - seen);
                 let expected = PREFACE.get(seen..seen + now.len());
                 out.extend_from_slice(now);
                 self.state = match seen + now.len() {
-                    _ if expected != Some(now) => State::Other,
-                    all if all == PREFACE.len() => State::FrameHeader,
-                    some => State::Preface(some),
+                    _ if expected != Some(now) => FrameState::Other,
+                    all if all == PREFACE.len() => FrameState::FrameHeader,
+                    some => FrameState::Preface(some),
                 };
                 rest
             }
-            State::FrameHeader => {
+            FrameState::FrameHeader => {
                 let (now, rest) = split(input, FRAME_HEADER - self.frame.len());
                 self.frame.extend_from_slice(now);
                 if let [a, b, c, kind, flags, ..] = *self.frame
@@ -96,23 +96,23 @@ impl Filter {
                 }
                 rest
             }
-            State::Headers(length) => {
+            FrameState::Headers(length) => {
                 let (now, rest) = split(input, length - self.frame.len());
                 self.frame.extend_from_slice(now);
                 if self.frame.len() == length {
                     rewrite(&self.frame, out);
                     self.frame.clear();
-                    self.state = State::FrameHeader;
+                    self.state = FrameState::FrameHeader;
                 }
                 rest
             }
-            State::Payload(left) => {
+            FrameState::Payload(left) => {
                 let (now, rest) = split(input, left);
                 out.extend_from_slice(now);
                 self.state = payload(left - now.len());
                 rest
             }
-            State::Other => {
+            FrameState::Other => {
                 out.extend_from_slice(input);
                 &[]
             }
@@ -124,7 +124,7 @@ impl Filter {
         let rewritable =
             kind == TYPE_HEADERS && flags & FLAG_PADDED == 0 && (1..=MAX_PAYLOAD).contains(&length);
         if rewritable {
-            self.state = State::Headers(FRAME_HEADER + length);
+            self.state = FrameState::Headers(FRAME_HEADER + length);
         } else {
             out.append(&mut self.frame);
             self.state = payload(length);
@@ -132,11 +132,11 @@ impl Filter {
     }
 }
 
-fn payload(left: usize) -> State {
+fn payload(left: usize) -> FrameState {
     if left == 0 {
-        State::FrameHeader
+        FrameState::FrameHeader
     } else {
-        State::Payload(left)
+        FrameState::Payload(left)
     }
 }
 

@@ -11,7 +11,7 @@ use nvidia_host::nvml::monitoring::AddressingMode;
 use crate::node::devices::parts;
 use crate::node::facts::{Facts, architecture};
 use crate::node::gpus::{NodeGpu, NumaNodes, PcieRoots};
-use crate::node::health::Failure;
+use crate::node::health::GpuFailure;
 use crate::settings::Plugin;
 
 const MIB: u64 = 1024 * 1024;
@@ -74,7 +74,7 @@ pub struct Sources<'a> {
 pub fn devices(
     sources: &Sources<'_>,
     before: &[Device],
-    failure: impl Fn(&NodeGpu) -> Option<Failure>,
+    failure: impl Fn(&NodeGpu) -> Option<GpuFailure>,
 ) -> Vec<Device> {
     let mut found = Vec::new();
     let mut names = BTreeSet::new();
@@ -324,7 +324,7 @@ pub(crate) mod tests {
             limits: &Limits::default(),
         };
         devices(&sources, before, |gpu| {
-            (gpu.gpu.uuid == "GPU-1").then(|| Failure {
+            (gpu.gpu.uuid == "GPU-1").then(|| GpuFailure {
                 why: "XID 79".to_owned(),
                 driver_silent: false,
             })

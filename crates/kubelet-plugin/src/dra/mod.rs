@@ -103,9 +103,9 @@ pub async fn serve(options: Options, pool: watch::Receiver<Pool>, log: Log) -> I
     let mut reported: Option<String> = None;
     loop {
         let refused = match conflict(&options, &pool, &[]).await {
-            Some(finding) => Refused::Conflict(finding),
+            Some(finding) => StartError::Conflict(finding),
             None => match open(&options, &pool, &access, &node) {
-                Err(error) => Refused::Failed(error),
+                Err(error) => StartError::Failed(error),
                 Ok(sockets) => {
                     reported = None;
                     let publisher = Publisher::new(publisher::Parts {
@@ -155,7 +155,7 @@ fn open(
 }
 
 /// Why the driver does not serve the kubelet.
-enum Refused {
+enum StartError {
     /// Another program has the GPUs.
     Conflict(Finding),
     /// The sockets cannot be created.
@@ -164,7 +164,7 @@ enum Refused {
     Removed,
 }
 
-impl Refused {
+impl StartError {
     fn log_once(self, reported: &mut Option<String>, log: Log) {
         let (text, finding) = match self {
             Self::Removed => {
@@ -194,17 +194,21 @@ async fn conflict(
 }
 
 /// Returns when the sockets are gone, or another program has the GPUs.
-async fn watch_over(options: &Options, pool: &watch::Receiver<Pool>, sockets: Sockets) -> Refused {
+async fn watch_over(
+    options: &Options,
+    pool: &watch::Receiver<Pool>,
+    sockets: Sockets,
+) -> StartError {
     let mut searched = Instant::now();
     loop {
         sleep(INSPECTION).await;
         if !sockets.exist() {
-            return Refused::Removed;
+            return StartError::Removed;
         }
         if searched.elapsed() >= SEARCH {
             searched = Instant::now();
             if let Some(finding) = conflict(options, pool, &sockets.ids()).await {
-                return Refused::Conflict(finding);
+                return StartError::Conflict(finding);
             }
         }
     }

@@ -40,14 +40,14 @@ const FORGET: Duration = Duration::from_millis(200);
 /// How often the creation of our socket is tried.
 const BIND_PAUSE: Duration = Duration::from_secs(1);
 
-enum Outcome {
+enum Registration {
     Registered,
     Failed(String),
     Unanswered,
     Conflict,
 }
 
-type Attempt = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+type Attempt = Pin<Box<dyn Future<Output = Registration> + Send>>;
 
 struct Registrar {
     shared: Arc<Shared>,
@@ -195,7 +195,7 @@ impl Registrar {
         &mut self,
         sockets: &mut watch::Receiver<SocketState>,
         others: &mut watch::Receiver<other_plugins::OtherPlugins>,
-        streams: &mut watch::Receiver<super::streams::State>,
+        streams: &mut watch::Receiver<super::streams::StreamState>,
         facts: &Facts,
     ) {
         let waits_for_attempt =
@@ -220,9 +220,9 @@ impl Registrar {
         }
     }
 
-    fn finish(&mut self, outcome: Outcome) {
+    fn finish(&mut self, outcome: Registration) {
         match outcome {
-            Outcome::Registered => {
+            Registration::Registered => {
                 // The kubelet may have closed its stream already.
                 let expected = self.streams.watch().borrow().kubelet != Kubelet::None;
                 self.next_attempt = Instant::now()
@@ -238,15 +238,15 @@ impl Registrar {
                 });
                 self.shared.log(&Event::Registered(self.resource.clone()));
             }
-            Outcome::Failed(error) => self.try_later(error),
-            Outcome::Unanswered => {
+            Registration::Failed(error) => self.try_later(error),
+            Registration::Unanswered => {
                 self.unanswered = true;
                 self.try_later(format!(
                     "the kubelet did not answer within {} s",
                     DEADLINE.as_secs()
                 ));
             }
-            Outcome::Conflict => {}
+            Registration::Conflict => {}
         }
     }
 
@@ -333,16 +333,16 @@ async fn attempt(
     streams: Streams,
     resource: String,
     patience: Duration,
-) -> Outcome {
+) -> Registration {
     let found = shared.search_others(patience).await;
     if found.conflict(&resource).is_some() {
-        return Outcome::Conflict;
+        return Registration::Conflict;
     }
     streams.expect();
     match timeout(DEADLINE, register(&shared, &resource)).await {
-        Ok(Ok(())) => Outcome::Registered,
-        Ok(Err(error)) => Outcome::Failed(format!("{error:#}")),
-        Err(_) => Outcome::Unanswered,
+        Ok(Ok(())) => Registration::Registered,
+        Ok(Err(error)) => Registration::Failed(format!("{error:#}")),
+        Err(_) => Registration::Unanswered,
     }
 }
 

@@ -8,7 +8,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::streams::{Open, State, Streams};
+use super::streams::{Open, StreamState, Streams};
 use crate::log::Log;
 use crate::model::{Allocator, Device, Refusal, Resource};
 use crate::proto;
@@ -151,7 +151,7 @@ fn status(refusal: Refusal) -> Status {
 async fn send_lists(
     resource: String,
     mut resources: Resources,
-    mut streams: watch::Receiver<State>,
+    mut streams: watch::Receiver<StreamState>,
     stream: Open,
     sender: mpsc::Sender<Result<proto::ListAndWatchResponse, Status>>,
 ) {

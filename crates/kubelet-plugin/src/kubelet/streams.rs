@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 /// The state of the streams of a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct State {
+pub(super) struct StreamState {
     /// The kubelet's stream
     pub(super) kubelet: Kubelet,
     /// No list is sent.
@@ -36,18 +36,18 @@ pub(super) enum Kubelet {
 
 /// The streams of a resource.
 #[derive(Clone, Debug)]
-pub(super) struct Streams(Arc<watch::Sender<State>>);
+pub(super) struct Streams(Arc<watch::Sender<StreamState>>);
 
 impl Default for Streams {
     fn default() -> Self {
-        Self(Arc::new(watch::Sender::new(State::default())))
+        Self(Arc::new(watch::Sender::new(StreamState::default())))
     }
 }
 
 impl Streams {
     /// Returns the current state, and wakes at changes.
     #[must_use]
-    pub(super) fn watch(&self) -> watch::Receiver<State> {
+    pub(super) fn watch(&self) -> watch::Receiver<StreamState> {
         self.0.subscribe()
     }
 
@@ -107,7 +107,7 @@ pub(super) struct Open {
 impl Open {
     /// Reports whether the stream has to end.
     #[must_use]
-    pub(super) fn is_ended(&self, state: &State) -> bool {
+    pub(super) fn is_ended(&self, state: &StreamState) -> bool {
         state.ended >= self.number
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nvidia_host::nvml::monitoring::Memory;
 
-use crate::monitor::message::{Event, EventKind, More, Sample};
+use crate::monitor::message::{EventKind, GpuEvent, More, Sample};
 use crate::monitor::update::{Driver, Update};
 
 /// The time over which the utilization is averaged, as in GKE's plugin.
@@ -101,7 +101,7 @@ impl Readings {
                 .entry(sample.gpu.clone())
                 .or_default()
                 .take(sample, now),
-            Update::Event(Event {
+            Update::Event(GpuEvent {
                 gpu,
                 kind: EventKind::Xid(number),
             }) => {
@@ -207,7 +207,7 @@ mod tests {
             ("GPU-1", EventKind::Unavailable),
         ] {
             readings.apply(
-                &Update::Event(Event {
+                &Update::Event(GpuEvent {
                     gpu: gpu.into(),
                     kind,
                 }),

@@ -21,7 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags};
 
 use super::measure::{self, Known, Measures};
-use super::message::{Call, End, Event, Link, Message, Sample, Snapshot};
+use super::message::{End, GpuEvent, Link, Message, NvmlCall, Sample, Snapshot};
 use super::nvml::{self, Handle, Meaning};
 
 /// The time between two polls of all GPUs.
@@ -92,7 +92,7 @@ impl Lines {
     }
 
     fn call(&mut self, index: Option<u32>, gpu: Option<&str>) {
-        self.write(&Message::Call(Call {
+        self.write(&Message::Call(NvmlCall {
             index,
             gpu: gpu.map(str::to_owned),
             wait_ms: 0,
@@ -144,7 +144,7 @@ struct Watch<'a, M> {
     links: Option<(Vec<String>, Vec<Link>)>,
     /// The event set, and the UUIDs of the GPUs in it
     events: Option<(EventSet, Vec<String>)>,
-    last_event: Option<(Event, Instant)>,
+    last_event: Option<(GpuEvent, Instant)>,
     /// Since when a GPU fails
     failing: Option<Instant>,
 }
@@ -169,9 +169,9 @@ impl<M: Monitoring> Watch<'_, M> {
             {
                 return Ok(Some(End::Changed));
             }
-            self.lines.write(&Message::Call(Call {
+            self.lines.write(&Message::Call(NvmlCall {
                 wait_ms: milliseconds(ROUND),
-                ..Call::default()
+                ..NvmlCall::default()
             }));
             if let Some(end) = self.wait_until(start + ROUND) {
                 return Ok(end);
@@ -379,9 +379,9 @@ impl<M: Monitoring> Watch<'_, M> {
             Ok(None) => Woken::Time,
             Ok(Some(event)) => {
                 let woken = self.handle(event);
-                self.lines.write(&Message::Call(Call {
+                self.lines.write(&Message::Call(NvmlCall {
                     wait_ms: milliseconds(ROUND),
-                    ..Call::default()
+                    ..NvmlCall::default()
                 }));
                 woken
             }
@@ -419,7 +419,7 @@ impl<M: Monitoring> Watch<'_, M> {
             Some(Meaning::MigChanged) => return Woken::Poll,
             None => return Woken::Time,
         };
-        let event = Event {
+        let event = GpuEvent {
             gpu: handle.gpu.uuid.clone(),
             kind,
         };

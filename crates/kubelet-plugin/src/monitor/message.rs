@@ -11,20 +11,20 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
     /// Calls of NVML follow. The next line comes within the time limit of a call plus `wait_ms`, or the driver does not answer.
-    Call(Call),
+    Call(NvmlCall),
     /// What NVML and the kernel module report about all GPUs. The first one after a start, and one after each change.
     Snapshot(Box<Snapshot>),
     /// The state of one GPU
     Sample(Sample),
     /// An event that the driver reported
-    Event(Event),
+    Event(GpuEvent),
     /// The last line: why the monitor ends
     End(End),
 }
 
 /// The calls of NVML that follow.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Call {
+pub struct NvmlCall {
     /// NVML's index of the GPU, if the calls are about one GPU
     pub index: Option<u32>,
     /// The UUID of that GPU, if it is known already
@@ -221,7 +221,7 @@ impl fmt::Display for Recovery {
 
 /// An event that the driver reported about a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Event {
+pub struct GpuEvent {
     /// The UUID of the GPU, also if the cause is one of its MIG devices
     pub gpu: String,
     /// What happened

@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::lines::Lines;
-use super::message::{Call, End, Message, Snapshot};
+use super::message::{End, Message, NvmlCall, Snapshot};
 use super::update::Update;
 use crate::settings::Settings;
 use crate::settings::values::MetricsNames;
@@ -137,9 +137,9 @@ enum Ended {
     /// The driver is missing, or NVML fails.
     Unusable(String),
     /// The driver hung or crashed in these calls.
-    Silent { call: Call, why: String },
+    Silent { call: NvmlCall, why: String },
     /// The process ended without a reason. Another one starts at once.
-    Crashed { call: Call, why: String },
+    Crashed { call: NvmlCall, why: String },
     /// The administrator wants it.
     LetGo,
 }
@@ -250,7 +250,7 @@ impl Supervisor {
     }
 
     async fn listen(&mut self, mut lines: Lines, child: &mut Child) -> Result<Ended, Finished> {
-        let mut call = Call::default();
+        let mut call = NvmlCall::default();
         let mut end = None;
         let until = self.next_retry();
         loop {
@@ -323,7 +323,7 @@ impl Supervisor {
     }
 
     /// Reports the GPU at which the driver hung or crashed, and leaves it out for a while.
-    async fn blame(&mut self, call: &Call, why: String) -> Result<(), Finished> {
+    async fn blame(&mut self, call: &NvmlCall, why: String) -> Result<(), Finished> {
         let Some(index) = call.index else {
             return self.send(Update::Silent { gpu: None, why }).await;
         };

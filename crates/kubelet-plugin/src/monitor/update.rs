@@ -1,6 +1,6 @@
 //! What the agent learns from the monitor and from its end.
 
-use super::message::{Event, Sample, Snapshot};
+use super::message::{GpuEvent, Sample, Snapshot};
 
 /// A change that the agent must know.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub enum Update {
     /// The state of one GPU
     Sample(Sample),
     /// An event of one GPU
-    Event(Event),
+    Event(GpuEvent),
     /// The driver hangs or crashes. It was asked about the GPU with this UUID, or about no single GPU.
     Silent {
         /// The UUID

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::monitor::message::{Event, EventKind, Recovery, Sample, Snapshot};
+use crate::monitor::message::{EventKind, GpuEvent, Recovery, Sample, Snapshot};
 use crate::monitor::update::Update;
 use crate::settings::Plugin;
 
@@ -41,7 +41,7 @@ impl From<&Plugin> for Policy {
 
 /// Whether a GPU can be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum GpuState {
     /// Containers can get it.
     Healthy,
     /// Containers cannot get it.
@@ -98,7 +98,7 @@ pub struct OpenError {
 
 /// An error that is known, for claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct GpuFailure {
     /// The reason, such as `XID 79`
     pub why: String,
     /// The driver as a whole does not answer, which does not prove that this GPU fails.
@@ -176,7 +176,7 @@ impl Health {
 
     /// Returns the state of the GPU with this UUID.
     #[must_use]
-    pub fn state(&self, uuid: &str) -> State {
+    pub fn state(&self, uuid: &str) -> GpuState {
         let found = match (&self.driver, self.gpus.get(uuid)) {
             (Some(driver), _) => Some(driver.clone()),
             (None, Some(gpu)) => gpu
@@ -184,7 +184,7 @@ impl Health {
                 .or_else(|| Some((UNKNOWN.to_owned(), gpu.unknown_since?))),
             (None, None) => Some((UNKNOWN.to_owned(), self.started)),
         };
-        found.map_or(State::Healthy, |(why, since)| State::Unhealthy {
+        found.map_or(GpuState::Healthy, |(why, since)| GpuState::Unhealthy {
             why,
             since,
         })
@@ -192,9 +192,9 @@ impl Health {
 
     /// Returns the error of the GPU with this UUID. Unlike with [`Self::state`], a GPU whose state has not been reported yet has none.
     #[must_use]
-    pub fn failure(&self, uuid: &str) -> Option<Failure> {
+    pub fn failure(&self, uuid: &str) -> Option<GpuFailure> {
         if let Some((why, _)) = &self.driver {
-            return Some(Failure {
+            return Some(GpuFailure {
                 why: why.clone(),
                 driver_silent: true,
             });
@@ -203,7 +203,7 @@ impl Health {
         let (why, _) = gpu.problem()?;
         let driver_silent = gpu.node_missing_since.is_none()
             && gpu.trouble.as_ref().is_some_and(|it| it.driver_silent);
-        Some(Failure { why, driver_silent })
+        Some(GpuFailure { why, driver_silent })
     }
 
     /// Returns the errors that have not been overcome, by UUID.
@@ -282,7 +282,7 @@ impl Health {
         }
     }
 
-    fn apply_event(&mut self, event: &Event, now: Instant) {
+    fn apply_event(&mut self, event: &GpuEvent, now: Instant) {
         let cause = match event.kind {
             EventKind::Xid(code) if self.policy.ignored_xids.contains(&code) => return,
             EventKind::Xid(code) => format!("XID {code}"),

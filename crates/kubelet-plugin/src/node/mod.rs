@@ -25,7 +25,7 @@ use crate::monitor::update::Update;
 use crate::settings::Settings;
 use closeness::Closeness;
 use gpus::{NodeGpu, NumaNodes};
-use health::{Failure, Health, OpenError, Policy, State};
+use health::{GpuFailure, GpuState, Health, OpenError, Policy};
 
 /// Why a GPU is unhealthy that the kernel lists, before NVML has answered.
 pub const NOT_ANSWERED: &str = "NVML has not answered yet";
@@ -217,10 +217,10 @@ impl Node {
 
     /// Returns the error of a GPU, for claims: a GPU about which nothing is known has none.
     #[must_use]
-    pub fn failure(&self, gpu: &NodeGpu) -> Option<Failure> {
+    pub fn failure(&self, gpu: &NodeGpu) -> Option<GpuFailure> {
         // The kernel lists a GPU before NVML does.
         let why = gpu.failure.as_ref().filter(|why| *why != NOT_ANSWERED);
-        let of_nvml = why.map(|why| Failure {
+        let of_nvml = why.map(|why| GpuFailure {
             why: why.clone(),
             driver_silent: false,
         });
@@ -294,8 +294,8 @@ impl Node {
 
     fn unhealthy(&self, uuid: &str) -> Option<String> {
         match self.health.state(uuid) {
-            State::Healthy => None,
-            State::Unhealthy { why, .. } => Some(why),
+            GpuState::Healthy => None,
+            GpuState::Unhealthy { why, .. } => Some(why),
         }
     }
 
@@ -303,8 +303,8 @@ impl Node {
     #[must_use]
     pub fn unhealthy_since(&self, uuid: &str) -> Option<Instant> {
         match self.health.state(uuid) {
-            State::Healthy => None,
-            State::Unhealthy { since, .. } => Some(since),
+            GpuState::Healthy => None,
+            GpuState::Unhealthy { since, .. } => Some(since),
         }
     }
 
@@ -364,7 +364,7 @@ impl Offer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::monitor::message::{Event, EventKind, Sample};
+    use crate::monitor::message::{EventKind, GpuEvent, Sample};
     use crate::node::gpus::tests::gpu;
     use nvidia_host::inventory::FailedGpu;
     use std::time::Duration;
@@ -418,7 +418,7 @@ mod tests {
             node.apply(&good(uuid), at(2));
         }
         assert_eq!(sick(&node), (vec![], 3));
-        let xid = Update::Event(Event {
+        let xid = Update::Event(GpuEvent {
             gpu: "GPU-0".to_owned(),
             kind: EventKind::Xid(79),
         });

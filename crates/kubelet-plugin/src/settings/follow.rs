@@ -19,7 +19,7 @@ const SETTLED: Duration = Duration::from_secs(1);
 
 /// What follows from a change of the files.
 #[derive(Debug)]
-pub enum Change {
+pub enum SettingsChange {
     /// The files are valid.
     Valid(Valid),
     /// The limits stay in force, because of this error.
@@ -71,7 +71,7 @@ impl Follower {
     }
 
     /// Examines the files, and reads them if that is due. The limits are read as for the hook and for the NRI plugin.
-    pub fn poll(&mut self, now: Instant) -> Option<Change> {
+    pub fn poll(&mut self, now: Instant) -> Option<SettingsChange> {
         let path = self.path.clone();
         let states = FileStates::take(path.as_deref());
         if !self.is_due(&states, now) {
@@ -101,7 +101,11 @@ impl Follower {
     }
 
     /// Decides what follows from the result of reading the files.
-    fn take(&mut self, states: FileStates, read: Result<(Config, Vec<Finding>)>) -> Option<Change> {
+    fn take(
+        &mut self,
+        states: FileStates,
+        read: Result<(Config, Vec<Finding>)>,
+    ) -> Option<SettingsChange> {
         let checked = read.and_then(|(config, findings)| match states.lost_since(&self.accepted) {
             Some(lost) if config.devices != self.limits => Err(failure(
                 &catalog::CONFIG_FILE,
@@ -116,14 +120,14 @@ impl Follower {
         }
     }
 
-    fn hold(&mut self, error: anyhow::Error) -> Option<Change> {
+    fn hold(&mut self, error: anyhow::Error) -> Option<SettingsChange> {
         let error = error.context(
             "cannot follow a change of config.toml, and the limits of [devices] remain in force",
         );
         let text = line(&error);
         let is_new = self.held.as_ref() != Some(&text);
         self.held = Some(text);
-        is_new.then_some(Change::Held(error))
+        is_new.then_some(SettingsChange::Held(error))
     }
 
     fn accept(
@@ -131,7 +135,7 @@ impl Follower {
         states: FileStates,
         limits: Limits,
         findings: Vec<Finding>,
-    ) -> Option<Change> {
+    ) -> Option<SettingsChange> {
         self.accepted = states;
         let known = std::mem::replace(&mut self.findings, findings);
         // The findings of the start are in the log.
@@ -149,7 +153,7 @@ impl Follower {
         };
         self.limits = limits;
         let is_news = valid.limits.is_some() || valid.was_held || !valid.findings.is_empty();
-        is_news.then_some(Change::Valid(valid))
+        is_news.then_some(SettingsChange::Valid(valid))
     }
 }
 
@@ -204,8 +208,8 @@ mod tests {
             self.now += PERIOD;
             match self.follower.poll(self.now) {
                 None => String::new(),
-                Some(Change::Held(error)) => format!("held: {}", line(&error)),
-                Some(Change::Valid(Valid {
+                Some(SettingsChange::Held(error)) => format!("held: {}", line(&error)),
+                Some(SettingsChange::Valid(Valid {
                     limits,
                     was_held,
                     findings,
@@ -336,7 +340,7 @@ mod tests {
         let change = host
             .follower
             .take(now.clone(), Ok((config.clone(), Vec::new())));
-        let Some(Change::Held(error)) = change else {
+        let Some(SettingsChange::Held(error)) = change else {
             panic!("{change:?}")
         };
         assert!(

@@ -28,7 +28,7 @@ use crate::monitor::message::Snapshot;
 use crate::monitor::update::Update;
 use crate::node::gpus::mig_uuids;
 use crate::settings::Settings;
-use crate::settings::follow::{self, Change, Follower, Valid};
+use crate::settings::follow::{self, Follower, SettingsChange, Valid};
 use outlets::Outlets;
 use specs::{EXISTENCE_PERIOD, REFRESH_PERIOD, Specs, refresh_host_spec};
 use state::NodeState;
@@ -157,14 +157,14 @@ impl Agent {
     }
 
     /// Applies a change of config.toml. The CDI spec has a GPU before the kubelet learns of it.
-    fn apply_change(&mut self, change: Change) {
+    fn apply_change(&mut self, change: SettingsChange) {
         let Valid {
             limits,
             was_held,
             findings,
         } = match change {
-            Change::Valid(valid) => valid,
-            Change::Held(error) => return self.log.error(&error),
+            SettingsChange::Valid(valid) => valid,
+            SettingsChange::Held(error) => return self.log.error(&error),
         };
         if let Some(limits) = &limits {
             self.state.node.set_limits(limits.clone());

@@ -5,7 +5,7 @@ use crate::kubelet::Registration;
 use crate::metrics::text::{Format, text};
 use crate::metrics::timed;
 use crate::model::{Allocator, Device, Refusal, Resource};
-use crate::monitor::message::{Event, EventKind, Measured, Sample};
+use crate::monitor::message::{EventKind, GpuEvent, Measured, Sample};
 use crate::monitor::update::{Driver, Update};
 use crate::node::gpus::tests::gpu;
 use crate::proto::ContainerAllocateResponse;
@@ -90,7 +90,7 @@ fn facts() -> Facts {
     for update in [
         sample("GPU-0", Some(40), &[]),
         sample("GPU-1", None, &["MIG-1-0", "MIG-1-1"]),
-        Update::Event(Event {
+        Update::Event(GpuEvent {
             gpu: "GPU-1".into(),
             kind: EventKind::Xid(79),
         }),

@@ -78,7 +78,7 @@ fn snapshot(failed: Option<bool>) -> Update {
 
 fn update(step: &Step) -> Option<Update> {
     let event = |kind| {
-        Update::Event(Event {
+        Update::Event(GpuEvent {
             gpu: A.to_owned(),
             kind,
         })
@@ -146,7 +146,7 @@ fn play(name: &str, rows: &[Row]) -> (Health, Instant) {
     health.apply(&snapshot(None), start);
     for gpu in [A, B] {
         health.apply(&Update::Sample(sample(gpu)), start);
-        assert_eq!(health.state(gpu), State::Healthy, "{name}");
+        assert_eq!(health.state(gpu), GpuState::Healthy, "{name}");
     }
     for (seconds, step, expected) in rows {
         let now = start + Duration::from_secs(*seconds);
@@ -158,8 +158,8 @@ fn play(name: &str, rows: &[Row]) -> (Health, Instant) {
             None => health.tick(now),
         }
         match health.state(A) {
-            State::Healthy => assert_eq!(*expected, "", "{name}, {seconds} s"),
-            State::Unhealthy { why, .. } => {
+            GpuState::Healthy => assert_eq!(*expected, "", "{name}, {seconds} s"),
+            GpuState::Unhealthy { why, .. } => {
                 assert!(
                     !expected.is_empty() && why.starts_with(expected),
                     "{name}, {seconds} s: {why:?}"
@@ -401,7 +401,7 @@ fn each_error_ends_in_its_own_way() {
         let all = rows
             .iter()
             .any(|(_, step, _)| matches!(step, AllSilent | Absent | LetGo));
-        assert!(all || health.state(B) == State::Healthy, "{name}");
+        assert!(all || health.state(B) == GpuState::Healthy, "{name}");
     }
 }
 
@@ -425,7 +425,7 @@ fn it_is_known_when_to_look_again_and_since_when() {
     ];
     let (health, start) = play("", &rows);
     assert_eq!(health.next_tick(), Some(start + Duration::from_secs(75)));
-    let State::Unhealthy { since, .. } = health.state(A) else {
+    let GpuState::Unhealthy { since, .. } = health.state(A) else {
         panic!()
     };
     assert_eq!(since, start + Duration::from_secs(10));
@@ -437,14 +437,14 @@ fn a_gpu_is_unhealthy_until_the_driver_has_answered() {
     let start = Instant::now();
     let mut health = Health::new(policy(), start);
     assert!(
-        matches!(health.state(A), State::Unhealthy { why, .. } if why.contains("has not reported"))
+        matches!(health.state(A), GpuState::Unhealthy { why, .. } if why.contains("has not reported"))
     );
     health.apply(&snapshot(None), start);
     assert!(
-        matches!(health.state(A), State::Unhealthy { why, .. } if why.contains("has not reported"))
+        matches!(health.state(A), GpuState::Unhealthy { why, .. } if why.contains("has not reported"))
     );
     health.apply(&Update::Sample(sample(A)), start);
-    assert_eq!(health.state(A), State::Healthy);
+    assert_eq!(health.state(A), GpuState::Healthy);
     assert!(!health.clear(A) && !health.clear("GPU-x"));
 }
 
@@ -458,7 +458,7 @@ fn errors_of_an_earlier_process() {
     };
     let mut before = Health::new(policy.clone(), start);
     let xid = |uuid: &str| {
-        Update::Event(Event {
+        Update::Event(GpuEvent {
             gpu: uuid.to_owned(),
             kind: EventKind::Xid(79),
         })
@@ -478,10 +478,10 @@ fn errors_of_an_earlier_process() {
     after.restore(errors, at(10));
     after.apply(&good("GPU-0"), at(11));
     after.apply(&good("GPU-1"), at(11));
-    assert_eq!(after.state("GPU-0"), State::Healthy);
+    assert_eq!(after.state("GPU-0"), GpuState::Healthy);
     assert_eq!(
         after.state("GPU-1"),
-        State::Unhealthy {
+        GpuState::Unhealthy {
             why: "XID 79".to_owned(),
             since: at(1)
         }
@@ -490,7 +490,7 @@ fn errors_of_an_earlier_process() {
     after.tick(at(61));
     assert_eq!(
         (after.state("GPU-1"), after.errors().len()),
-        (State::Healthy, 0)
+        (GpuState::Healthy, 0)
     );
 }
 
@@ -506,7 +506,7 @@ fn a_gpu_that_is_stuck_stays_so_after_a_restart() {
         gpu: "GPU-0".to_owned(),
         ..Sample::default()
     });
-    let xid = Update::Event(Event {
+    let xid = Update::Event(GpuEvent {
         gpu: "GPU-0".to_owned(),
         kind: EventKind::Xid(79),
     });
@@ -522,7 +522,7 @@ fn a_gpu_that_is_stuck_stays_so_after_a_restart() {
     after.restore(before.errors(), at(500));
     after.apply(&good, at(501));
     after.tick(at(1000));
-    assert_ne!(after.state("GPU-0"), State::Healthy);
+    assert_ne!(after.state("GPU-0"), GpuState::Healthy);
     assert!(after.clear("GPU-0"));
-    assert_eq!(after.state("GPU-0"), State::Healthy);
+    assert_eq!(after.state("GPU-0"), GpuState::Healthy);
 }
