@@ -35,7 +35,7 @@ use fake_kubelet::dra::DraKubelet;
 use fake_kubelet::plugin::FakePlugin;
 use kubelet_plugin::dra::devices::{Device, Value};
 use kubelet_plugin::dra::pool::Pool;
-use kubelet_plugin::dra::{self, Options};
+use kubelet_plugin::dra::{self, DriverOptions};
 use kubelet_plugin::log::Log;
 use kubelet_plugin::settings::Settings;
 use serde_json::json;
@@ -113,10 +113,10 @@ struct Driver {
 impl Driver {
     fn start(dir: &Path, pool: Pool) -> Self {
         let settings = Settings::default();
-        let options = Options {
+        let options = DriverOptions {
             kubelet_dir: dir.to_owned(),
             kubeconfig: Some(dir.join("kubelet.conf")),
-            ..Options::new(&settings)
+            ..DriverOptions::new(&settings)
         };
         let (pool, receiver) = watch::channel(pool);
         let (stop, stopped) = oneshot::channel::<()>();

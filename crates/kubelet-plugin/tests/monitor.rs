@@ -88,7 +88,7 @@ fn supervise(path: &Path) -> ExitCode {
         let (sender, mut updates) = tokio::sync::mpsc::channel(64);
         let (mut settings, _) = settings::read_file(Settings::default(), Some(path)).unwrap();
         settings.plugin.nvml_timeout = Duration::from_secs(1);
-        let options = supervisor::Options::new(Some(path), &settings, false);
+        let options = supervisor::SupervisorOptions::new(Some(path), &settings, false);
         let print = async {
             while let Some(update) = updates.recv().await {
                 println!("{update:?}");

@@ -100,7 +100,7 @@ pub async fn ask(settings: &Settings, config_path: Option<&Path>) -> Result<Answ
         unanswered: None,
     };
     let time_limit = settings.plugin.nvml_timeout + MARGIN;
-    let monitor = supervisor::Options::new(config_path, settings, false);
+    let monitor = supervisor::SupervisorOptions::new(config_path, settings, false);
     tokio::select! {
         () = collected.collect(received) => {}
         () = sleep_until((begun + time_limit).into()) => {}

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::ask::{Answer, ask};
 use super::report::{self, FindingEntry, Report, Verdict};
-use crate::dra::Options;
+use crate::dra::DriverOptions;
 use crate::dra::devices::{self, Device, Sources};
 use crate::dra::probe::{Probe, Published, Right, probe};
 use crate::dra::slice::{Owner, specs};
@@ -77,7 +77,7 @@ pub async fn check(
         let why = of_running(&gpu.uuid).or_else(|| health.get(&gpu.uuid)?.clone())?;
         Some(GpuFailure { why, driver_silent })
     });
-    let options = Options::new(settings);
+    let options = DriverOptions::new(settings);
     let slices_of = |node: &str| {
         let owner = Owner {
             driver: &options.driver,

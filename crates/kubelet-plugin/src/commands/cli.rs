@@ -80,7 +80,7 @@ pub enum Command {
     Nri {
         /// The engine
         #[command(flatten)]
-        engine: Engine,
+        engine: EngineOptions,
         /// Keep the CDI spec of the devices in this directory, which the engine must read
         #[arg(long, value_name = "DIR", default_value = cdi_specs::DIR)]
         cdi_dir: PathBuf,
@@ -143,7 +143,7 @@ pub struct MonitorOptions {
 
 /// The options that describe how to register with an engine.
 #[derive(Args, Debug)]
-pub struct Engine {
+pub struct EngineOptions {
     /// The NRI socket of the engine
     #[arg(long, value_name = "FILE", default_value = engine::SOCKET)]
     socket: PathBuf,
@@ -160,7 +160,7 @@ const PLUGIN_NAME: &str = "oci-nvidia";
 /// The place of the NRI plugin: early, so that others see its devices.
 const PLUGIN_INDEX: &str = "10";
 
-impl Engine {
+impl EngineOptions {
     /// Returns the options for this socket.
     #[must_use]
     pub fn at(socket: PathBuf) -> Self {
@@ -173,8 +173,8 @@ impl Engine {
 
     /// Returns the options of the plugin.
     #[must_use]
-    pub fn options(self) -> engine::Options {
-        engine::Options {
+    pub fn options(self) -> engine::NriOptions {
+        engine::NriOptions {
             socket: self.socket,
             identity: Identity {
                 name: self.name,

@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// A command for the plugin.
 #[derive(Debug)]
-pub enum Command {
+pub enum ControlCommand {
     /// Forget the errors of the GPU with this UUID, and send whether it had any.
     Clear(String, oneshot::Sender<bool>),
     /// Send the devices and their health.
@@ -31,7 +31,7 @@ pub enum Command {
 ///
 /// # Errors
 /// If the socket cannot be created.
-pub async fn serve(dir: &Path, commands: mpsc::Sender<Command>) -> Result<()> {
+pub async fn serve(dir: &Path, commands: mpsc::Sender<ControlCommand>) -> Result<()> {
     std::fs::create_dir_all(dir).with_context(|| format!("cannot create {dir:?}"))?;
     let (_bound, listener) = socket::bind(&control::socket(dir))?;
     while !commands.is_closed() {
@@ -46,7 +46,7 @@ pub async fn serve(dir: &Path, commands: mpsc::Sender<Command>) -> Result<()> {
     Ok(())
 }
 
-async fn answer(stream: UnixStream, commands: &mpsc::Sender<Command>) -> io::Result<()> {
+async fn answer(stream: UnixStream, commands: &mpsc::Sender<ControlCommand>) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut line = String::new();
     BufReader::new(reader.take(MAX_LINE as u64))
@@ -55,7 +55,7 @@ async fn answer(stream: UnixStream, commands: &mpsc::Sender<Command>) -> io::Res
     let reply = match Request::parse(line.trim_end()) {
         Some(Request::Clear(uuid)) => {
             let (done, cleared) = oneshot::channel();
-            let command = Command::Clear(uuid.to_owned(), done);
+            let command = ControlCommand::Clear(uuid.to_owned(), done);
             commands.send(command).await.ok();
             let cleared = if cleared.await.unwrap_or_default() {
                 Cleared::Done
@@ -66,7 +66,7 @@ async fn answer(stream: UnixStream, commands: &mpsc::Sender<Command>) -> io::Res
         }
         Some(Request::Devices) => {
             let (done, offered) = oneshot::channel();
-            commands.send(Command::Devices(done)).await.ok();
+            commands.send(ControlCommand::Devices(done)).await.ok();
             serde_json::to_string(&offered.await.map_err(io::Error::other)?)?
         }
         None => "unknown command".to_owned(),
@@ -107,7 +107,7 @@ mod tests {
     #[tokio::test]
     async fn one_line_in_each_direction() {
         let dir = tempfile::tempdir().unwrap();
-        let (sender, mut commands) = mpsc::channel::<Command>(1);
+        let (sender, mut commands) = mpsc::channel::<ControlCommand>(1);
         let served = dir.path().to_owned();
         let resource = OfferedResource {
             name: "nvidia.com/gpu".to_owned(),
@@ -121,8 +121,8 @@ mod tests {
         tokio::spawn(async move {
             while let Some(command) = commands.recv().await {
                 match command {
-                    Command::Clear(uuid, done) => done.send(uuid == "GPU-0").unwrap(),
-                    Command::Devices(done) => {
+                    ControlCommand::Clear(uuid, done) => done.send(uuid == "GPU-0").unwrap(),
+                    ControlCommand::Devices(done) => {
                         done.send(Offered {
                             resources: vec![resource.clone()],
                             ..Offered::default()

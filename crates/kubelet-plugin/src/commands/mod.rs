@@ -37,7 +37,7 @@ use crate::settings::options::Options;
 use crate::settings::values::Interface;
 use crate::settings::{self, Settings};
 use crate::strategy::Chooser;
-use cli::{Cli, Command, Engine, MonitorOptions, Shell};
+use cli::{Cli, Command, EngineOptions, MonitorOptions, Shell};
 use report::{Document, Report};
 use role::{Role, SpecPaths};
 
@@ -117,7 +117,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode> {
                 specs.dir = Some(cdi_specs::DIR.into());
             }
             let role = Role::for_kubelet(&settings, run_dir);
-            let nri = nri.map(|socket| Engine::at(socket).options());
+            let nri = nri.map(|socket| EngineOptions::at(socket).options());
             let config = options.config.as_deref();
             block_on(run::run(settings, config, role, specs, nri))?
         }

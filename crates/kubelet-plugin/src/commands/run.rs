@@ -17,7 +17,7 @@ use super::agent::Agent;
 use super::agent::outlets::Outlets;
 use super::agent::specs::Specs;
 use super::agent::state::NodeState;
-use super::control::{self, Command as Asked};
+use super::control::{self, ControlCommand as Asked};
 use super::role::{Role, SpecPaths};
 use crate::answer::allocator::NodeAllocator;
 use crate::cdi_specs::{self, CLAIMS, DEVICE_PLUGIN, Kind};
@@ -42,7 +42,7 @@ pub async fn run(
     config_path: Option<&Path>,
     role: Role,
     paths: SpecPaths,
-    nri: Option<engine::Options>,
+    nri: Option<engine::NriOptions>,
 ) -> Result<ExitCode> {
     let log = Log::new();
     let mut terminate = signal(SignalKind::terminate())?;
@@ -70,7 +70,7 @@ pub async fn run(
         .map(|options| engine::serve(options, &engines, |event| log.note(&event.to_string())));
     let metrics = metrics(&settings, &outlets, registrations, &latency)
         .map(|(address, sources)| server::serve(address, sources, |line| log.note(line)));
-    let monitor = supervisor::Options::new(config_path, &settings, metrics.is_some());
+    let monitor = supervisor::SupervisorOptions::new(config_path, &settings, metrics.is_some());
     let claims = outlets
         .claims()
         .map(|(options, pool)| dra::serve(options, pool, log));

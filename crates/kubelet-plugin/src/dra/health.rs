@@ -28,12 +28,12 @@ type Reports = Pin<Box<dyn Stream<Item = Result<NodeWatchResourcesResponse, Stat
 
 /// The health of the devices.
 #[derive(Clone, Debug)]
-pub(super) struct Service {
+pub(super) struct HealthService {
     pub(super) pool: watch::Receiver<Pool>,
     pub(super) node: watch::Receiver<String>,
 }
 
-impl Service {
+impl HealthService {
     fn reports(&self) -> Reports {
         // One report waits at most: the kubelet needs only the newest.
         let (sender, receiver) = mpsc::channel(1);
@@ -43,7 +43,7 @@ impl Service {
 }
 
 #[tonic::async_trait]
-impl DraResourceHealth for Service {
+impl DraResourceHealth for HealthService {
     type NodeWatchResourcesStream = Reports;
 
     async fn node_watch_resources(
@@ -55,7 +55,7 @@ impl DraResourceHealth for Service {
 }
 
 #[tonic::async_trait]
-impl v1::dra_resource_health_server::DraResourceHealth for Service {
+impl v1::dra_resource_health_server::DraResourceHealth for HealthService {
     type NodeWatchResourcesStream = Reports;
 
     async fn node_watch_resources(
@@ -162,7 +162,7 @@ mod tests {
     async fn each_change_is_reported() {
         let (sender, receiver) = watch::channel(pool(None));
         let (_node, node) = watch::channel("node-1".to_owned());
-        let mut reports = Service {
+        let mut reports = HealthService {
             pool: receiver,
             node,
         }

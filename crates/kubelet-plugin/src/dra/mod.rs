@@ -59,7 +59,7 @@ const SEARCH: Duration = Duration::from_secs(10);
 
 /// What the driver needs to know.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct DriverOptions {
     /// The directory of the kubelet
     pub kubelet_dir: PathBuf,
     /// The name of the driver
@@ -76,7 +76,7 @@ pub struct Options {
     pub unpublished: Arc<watch::Sender<Option<String>>>,
 }
 
-impl Options {
+impl DriverOptions {
     /// Takes the options from the settings.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
@@ -94,7 +94,7 @@ impl Options {
 }
 
 /// Serves the kubelet, and publishes the devices, until the future is dropped. While another program has the GPUs, the driver waits.
-pub async fn serve(options: Options, pool: watch::Receiver<Pool>, log: Log) -> Infallible {
+pub async fn serve(options: DriverOptions, pool: watch::Receiver<Pool>, log: Log) -> Infallible {
     let access = Arc::new(Access::new(
         options.kubeconfig.as_deref(),
         &options.kubelet_dir,
@@ -108,7 +108,7 @@ pub async fn serve(options: Options, pool: watch::Receiver<Pool>, log: Log) -> I
                 Err(error) => StartError::Failed(error),
                 Ok(sockets) => {
                     reported = None;
-                    let publisher = Publisher::new(publisher::Parts {
+                    let publisher = Publisher::new(publisher::PublisherOptions {
                         access: access.clone(),
                         driver: options.driver.clone(),
                         effect: options.effect,
@@ -131,7 +131,7 @@ pub async fn serve(options: Options, pool: watch::Receiver<Pool>, log: Log) -> I
 
 /// Creates the sockets if the kubelet's directory exists: the kubelet may be installed later.
 fn open(
-    options: &Options,
+    options: &DriverOptions,
     pool: &watch::Receiver<Pool>,
     access: &Arc<Access>,
     node: &watch::Sender<String>,
@@ -140,14 +140,14 @@ fn open(
     if let Err(error) = std::fs::metadata(dir) {
         anyhow::bail!("the kubelet's directory {dir:?} cannot be used: {error}");
     }
-    let service = service::Service {
+    let service = service::ClaimService {
         driver: options.driver.clone(),
         effect: options.effect,
         pool: pool.clone(),
         claims: access.clone(),
         node: node.subscribe(),
     };
-    let health = health::Service {
+    let health = health::HealthService {
         pool: pool.clone(),
         node: node.subscribe(),
     };
@@ -185,7 +185,7 @@ impl StartError {
 }
 
 async fn conflict(
-    options: &Options,
+    options: &DriverOptions,
     pool: &watch::Receiver<Pool>,
     ours: &[SocketId],
 ) -> Option<Finding> {
@@ -195,7 +195,7 @@ async fn conflict(
 
 /// Returns when the sockets are gone, or another program has the GPUs.
 async fn watch_over(
-    options: &Options,
+    options: &DriverOptions,
     pool: &watch::Receiver<Pool>,
     sockets: Sockets,
 ) -> StartError {

@@ -8,7 +8,7 @@ use kube::api::{ListParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde::Serialize;
 
-use super::Options;
+use super::DriverOptions;
 use super::access::{Access, describe, in_time};
 use super::plan::{Action, plan};
 use super::publisher::fields;
@@ -51,7 +51,10 @@ pub struct Published {
 }
 
 /// Asks the API server. `specs` describes the devices for a node of this name.
-pub async fn probe(options: &Options, specs: impl Fn(&str) -> Vec<ResourceSliceSpec>) -> Probe {
+pub async fn probe(
+    options: &DriverOptions,
+    specs: impl Fn(&str) -> Vec<ResourceSliceSpec>,
+) -> Probe {
     let access = Access::new(options.kubeconfig.as_deref(), &options.kubelet_dir);
     let mut probe = Probe::default();
     match access.kubeconfig() {

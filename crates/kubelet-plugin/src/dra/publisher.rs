@@ -38,7 +38,7 @@ const MAX_CONFLICTS: u32 = 3;
 
 /// What the publisher needs.
 #[derive(Debug)]
-pub(super) struct Parts {
+pub(super) struct PublisherOptions {
     pub(super) access: Arc<Access>,
     /// The name of the driver
     pub(super) driver: String,
@@ -58,7 +58,7 @@ const MAX_FORBIDDEN: u32 = 6;
 /// Publishes the devices.
 #[derive(Debug)]
 pub(super) struct Publisher {
-    parts: Parts,
+    parts: PublisherOptions,
     /// Whether the API server stores taints; `None` if it is not known
     has_taints: Option<bool>,
     /// The failures since slices were last written, or a session lasted
@@ -91,7 +91,7 @@ impl From<kube::Error> for Failure {
 
 impl Publisher {
     /// Creates a publisher.
-    pub(super) fn new(parts: Parts) -> Self {
+    pub(super) fn new(parts: PublisherOptions) -> Self {
         Self {
             parts,
             has_taints: None,

@@ -38,7 +38,7 @@ pub(super) trait Claims: Send + Sync + 'static {
 
 /// Prepares claims.
 #[derive(Clone)]
-pub(super) struct Service {
+pub(super) struct ClaimService {
     pub(super) driver: String,
     pub(super) effect: TaintEffect,
     pub(super) pool: watch::Receiver<Pool>,
@@ -47,7 +47,7 @@ pub(super) struct Service {
     pub(super) node: watch::Receiver<String>,
 }
 
-impl Service {
+impl ClaimService {
     async fn prepare(
         &self,
         request: v1::NodePrepareResourcesRequest,
@@ -104,7 +104,7 @@ impl Service {
 }
 
 #[tonic::async_trait]
-impl v1::dra_plugin_server::DraPlugin for Service {
+impl v1::dra_plugin_server::DraPlugin for ClaimService {
     async fn node_prepare_resources(
         &self,
         request: Request<v1::NodePrepareResourcesRequest>,
@@ -121,7 +121,7 @@ impl v1::dra_plugin_server::DraPlugin for Service {
 }
 
 #[tonic::async_trait]
-impl v1beta1::dra_plugin_server::DraPlugin for Service {
+impl v1beta1::dra_plugin_server::DraPlugin for ClaimService {
     async fn node_prepare_resources(
         &self,
         request: Request<v1::NodePrepareResourcesRequest>,

@@ -11,7 +11,7 @@ use tonic::transport::server::Router;
 
 use super::connection::Connection;
 use super::service::{self, Introduction};
-use super::{Options, health};
+use super::{DriverOptions, health};
 use crate::kubelet::listener::{MAX_REQUESTS, accept};
 use crate::kubelet::socket::{self, Bound, SocketId};
 use crate::proto::dra::{v1, v1beta1};
@@ -60,11 +60,11 @@ impl Sockets {
     /// # Errors
     /// If the kubelet's directory does not exist or is not writable.
     pub(super) fn open(
-        options: &Options,
-        service: service::Service,
-        health: health::Service,
+        options: &DriverOptions,
+        service: service::ClaimService,
+        health: health::HealthService,
     ) -> Result<Self> {
-        let Options {
+        let DriverOptions {
             kubelet_dir,
             driver,
             ..

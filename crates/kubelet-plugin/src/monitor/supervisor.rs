@@ -52,14 +52,14 @@ const REAP: Duration = Duration::from_secs(2);
 
 /// How to run the monitor.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct SupervisorOptions {
     program: PathBuf,
     arguments: Vec<OsString>,
     config: Config,
     time_limit: Duration,
 }
 
-impl Options {
+impl SupervisorOptions {
     /// Runs this program as the monitor, with this configuration file, and the settings that options may have changed. `measures`
     /// is for metrics.
     #[must_use]
@@ -93,7 +93,7 @@ impl Options {
 /// Watches the GPUs until the receiver of the updates is dropped, or an error occurs. SIGUSR1 ends the monitor until SIGUSR2 arrives
 /// or the driver's module is loaded again. The future must run on the first thread of the process: the monitor asks the kernel to be
 /// killed when its parent ends, and the parent is the thread that started it (PR_SET_PDEATHSIG(2const)).
-pub async fn supervise(options: Options, updates: mpsc::Sender<Update>) -> Error {
+pub async fn supervise(options: SupervisorOptions, updates: mpsc::Sender<Update>) -> Error {
     let mut supervisor = match Supervisor::new(options, updates) {
         Ok(supervisor) => supervisor,
         Err(error) => return error,
@@ -106,7 +106,7 @@ pub async fn supervise(options: Options, updates: mpsc::Sender<Update>) -> Error
 struct Finished;
 
 struct Supervisor {
-    options: Options,
+    options: SupervisorOptions,
     updates: mpsc::Sender<Update>,
     let_go: Signal,
     resume: Signal,
@@ -145,7 +145,7 @@ enum Ended {
 }
 
 impl Supervisor {
-    fn new(options: Options, updates: mpsc::Sender<Update>) -> Result<Self> {
+    fn new(options: SupervisorOptions, updates: mpsc::Sender<Update>) -> Result<Self> {
         Ok(Self {
             options,
             updates,

@@ -25,7 +25,7 @@ const WRITE_TIME: Duration = Duration::from_secs(2);
 
 /// How engines are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct NriOptions {
     /// The socket of the engine
     pub socket: PathBuf,
     /// Our name and place
@@ -66,7 +66,7 @@ fn ignores_cdi(engine: &str) -> bool {
 }
 
 /// Serves the engine until the future is dropped. Reports a failure only if it differs from the last one.
-pub async fn serve(options: &Options, plugin: &impl Plugin, log: impl Fn(&Event)) -> Infallible {
+pub async fn serve(options: &NriOptions, plugin: &impl Plugin, log: impl Fn(&Event)) -> Infallible {
     let mut wait = FIRST_WAIT;
     let mut reported = None;
     loop {
@@ -95,7 +95,7 @@ pub async fn serve(options: &Options, plugin: &impl Plugin, log: impl Fn(&Event)
 
 /// Converses until the engine closes the connection.
 async fn converse(
-    options: &Options,
+    options: &NriOptions,
     plugin: &impl Plugin,
     mut configured: impl FnMut(&str),
 ) -> Result<()> {

@@ -7,7 +7,7 @@ pub type Frame<const HEADER: usize> = ([u8; HEADER], Vec<u8>);
 
 /// Collects bytes until a frame is complete.
 #[derive(Clone, Debug)]
-pub struct Reader<const HEADER: usize> {
+pub struct FrameReader<const HEADER: usize> {
     buffer: Vec<u8>,
     length: fn(&[u8; HEADER]) -> u32,
     limit: usize,
@@ -33,7 +33,7 @@ impl fmt::Display for TooLong {
 
 impl std::error::Error for TooLong {}
 
-impl<const HEADER: usize> Reader<HEADER> {
+impl<const HEADER: usize> FrameReader<HEADER> {
     /// Creates a reader. `length` returns the length of the payload from a header, and `limit` is the largest one.
     #[must_use]
     pub const fn new(length: fn(&[u8; HEADER]) -> u32, limit: usize) -> Self {

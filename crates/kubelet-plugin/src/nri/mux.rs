@@ -1,7 +1,7 @@
 //! NRI's multiplexer: two connections over one socket. A frame is the number of the connection, the length of the payload, both as 32
 //! bits in network order, and the payload. A connection is a byte stream: frames do not respect the borders of its messages.
 
-use super::framing::Reader;
+use super::framing::FrameReader;
 use super::ttrpc;
 
 /// The connection on which the engine calls us.
@@ -19,8 +19,8 @@ const PIECE: usize = 4096;
 
 /// Creates a reader for what comes from the engine.
 #[must_use]
-pub const fn reader() -> Reader<HEADER> {
-    Reader::new(
+pub const fn reader() -> FrameReader<HEADER> {
+    FrameReader::new(
         |[_, _, _, _, length @ ..]| u32::from_be_bytes(*length),
         MAX_PAYLOAD,
     )

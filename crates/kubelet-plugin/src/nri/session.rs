@@ -6,7 +6,7 @@
 use anyhow::{Result, bail};
 use prost::Message;
 
-use super::framing::Reader;
+use super::framing::FrameReader;
 use super::mux;
 use super::ttrpc::{self, Code};
 use crate::model::Refusal;
@@ -53,9 +53,9 @@ pub trait Plugin {
 /// A conversation with an engine.
 #[derive(Clone, Debug)]
 pub struct Session {
-    trunk: Reader<{ mux::HEADER }>,
-    plugin: Reader<{ ttrpc::HEADER }>,
-    runtime: Reader<{ ttrpc::HEADER }>,
+    trunk: FrameReader<{ mux::HEADER }>,
+    plugin: FrameReader<{ ttrpc::HEADER }>,
+    runtime: FrameReader<{ ttrpc::HEADER }>,
     engine: Option<String>,
 }
 

@@ -3,7 +3,7 @@
 
 use prost::Message;
 
-use super::framing::Reader;
+use super::framing::FrameReader;
 use crate::proto::ttrpc::{Request, Response, Status};
 
 /// The length of a header.
@@ -32,8 +32,8 @@ pub enum Code {
 
 /// Creates a reader for a connection.
 #[must_use]
-pub const fn reader() -> Reader<HEADER> {
-    Reader::new(
+pub const fn reader() -> FrameReader<HEADER> {
+    FrameReader::new(
         |[a, b, c, d, ..]| u32::from_be_bytes([*a, *b, *c, *d]),
         MAX_PAYLOAD,
     )

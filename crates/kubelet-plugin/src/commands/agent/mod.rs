@@ -21,7 +21,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
 use nvidia_host::config::Limits;
 
-use super::control::Command as Asked;
+use super::control::ControlCommand as Asked;
 use crate::cdi_specs::{Devices, VendorSpecs};
 use crate::log::Log;
 use crate::monitor::message::Snapshot;

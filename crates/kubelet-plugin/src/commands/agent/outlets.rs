@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::specs::Specs;
 use super::state::NodeState;
 use crate::commands::claims::Claims;
-use crate::commands::control::Command as Asked;
+use crate::commands::control::ControlCommand as Asked;
 use crate::commands::observer::Observer;
 use crate::commands::offered::offered;
 use crate::commands::role::Role;
@@ -56,7 +56,7 @@ struct KubeletOutlets {
 #[derive(Debug)]
 struct ClaimsOutlet {
     claims: Claims,
-    driver: dra::Options,
+    driver: dra::DriverOptions,
 }
 
 impl Outlets {
@@ -75,7 +75,7 @@ impl Outlets {
             let claims = match role {
                 Role::Claims(_) => Some(ClaimsOutlet {
                     claims: Claims::new(settings),
-                    driver: dra::Options::new(settings),
+                    driver: dra::DriverOptions::new(settings),
                 }),
                 Role::DevicePlugin(_) | Role::Engine => None,
             };
@@ -119,7 +119,7 @@ impl Outlets {
 
     /// Returns what the driver for claims serves; `None` if the kubelet gets no claims.
     #[must_use]
-    pub fn claims(&self) -> Option<(dra::Options, watch::Receiver<Pool>)> {
+    pub fn claims(&self) -> Option<(dra::DriverOptions, watch::Receiver<Pool>)> {
         let outlet = self.kubelet.as_ref()?.claims.as_ref()?;
         Some((outlet.driver.clone(), outlet.claims.pool()))
     }
