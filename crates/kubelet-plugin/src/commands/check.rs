@@ -16,7 +16,7 @@ use findings::catalog;
 use plugin_api::control::{Offered, OfferedResource, Unanswered, Unhealthy};
 
 use super::ask::{Answer, ask};
-use super::report::{self, FindingEntry, Report, Verdict};
+use super::report::{self, CheckReport, FindingEntry, Verdict};
 use crate::answer::allocator;
 use crate::cdi_specs::{self, DEVICE_PLUGIN, VendorSpecs};
 use crate::model::{Device, Resource};
@@ -29,7 +29,7 @@ const UNHEALTHY: &str = "Unhealthy";
 
 /// The document of `--json`, whose schema is `docs/schemas/kubelet-plugin-check.json`.
 #[derive(Debug, Serialize)]
-pub struct Document {
+pub struct CheckDocument {
     version: u32,
     running: RunningEntry,
     strategy: StrategyEntry,
@@ -86,7 +86,7 @@ pub async fn check(
     choice: &Choice,
     findings: &[Finding],
     offered: &Result<Offered, Unanswered>,
-) -> Result<Report<Document>> {
+) -> Result<CheckReport<CheckDocument>> {
     let Answer {
         mut node, problem, ..
     } = ask(settings, config_path).await?;
@@ -137,7 +137,7 @@ pub fn report(
     offer: &Offer,
     findings: &[Finding],
     offered: &Result<Offered, Unanswered>,
-) -> Report<Document> {
+) -> CheckReport<CheckDocument> {
     let running = offered.as_ref().ok();
     let mut entries = Vec::new();
     for finding in findings.iter().chain(&offer.findings) {
@@ -169,7 +169,7 @@ pub fn report(
         Ok(running) => verdict(&resources, running, choice),
         Err(error) => Verdict::of_unanswered(error),
     };
-    let document = Document {
+    let document = CheckDocument {
         version: json::VERSION,
         verdict,
         running: RunningEntry { active, why },
@@ -180,13 +180,13 @@ pub fn report(
         resources,
         findings: entries,
     };
-    Report {
+    CheckReport {
         document,
         has_gpus: !offer.gpus.is_empty(),
     }
 }
 
-impl report::Document for Document {
+impl report::JsonReport for CheckDocument {
     fn lines(&self, has_gpus: bool) -> Vec<Line> {
         let mut lines = Vec::new();
         for resource in &self.resources {

@@ -13,7 +13,7 @@ use plugin_api::control::{Offered, Unanswered};
 use serde::Serialize;
 
 use super::ask::{Answer, ask};
-use super::report::{self, FindingEntry, Report, Verdict};
+use super::report::{self, CheckReport, FindingEntry, Verdict};
 use crate::dra::DriverOptions;
 use crate::dra::devices::{self, Device, Sources};
 use crate::dra::probe::{Probe, Published, Right, probe};
@@ -26,7 +26,7 @@ use crate::strategy;
 
 /// The document of `--json`, whose schema is `docs/schemas/kubelet-plugin-check-dra.json`.
 #[derive(Debug, Serialize)]
-pub struct Document {
+pub struct ClaimsDocument {
     version: u32,
     driver: String,
     api: Probe,
@@ -54,7 +54,7 @@ pub async fn check(
     config_path: Option<&Path>,
     findings: &[Finding],
     offered: &Result<Offered, Unanswered>,
-) -> Result<Report<Document>> {
+) -> Result<CheckReport<ClaimsDocument>> {
     let Answer {
         node,
         facts,
@@ -100,7 +100,7 @@ pub async fn check(
         Ok(running) => verdict(&devices, running, engine.as_ref()),
         Err(error) => Verdict::of_unanswered(error),
     };
-    let document = Document {
+    let document = ClaimsDocument {
         verdict,
         version: json::VERSION,
         driver: options.driver.clone(),
@@ -109,7 +109,7 @@ pub async fn check(
         devices: devices.iter().map(entry).collect(),
         findings: entries,
     };
-    Ok(Report {
+    Ok(CheckReport {
         document,
         has_gpus: !node.gpus().is_empty(),
     })
@@ -138,7 +138,7 @@ fn entry(device: &Device) -> DeviceEntry {
     }
 }
 
-impl report::Document for Document {
+impl report::JsonReport for ClaimsDocument {
     fn lines(&self, _: bool) -> Vec<Line> {
         let counts = format!(
             "{}: {} of {} devices can be allocated",

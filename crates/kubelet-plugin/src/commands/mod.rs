@@ -38,7 +38,7 @@ use crate::settings::values::Interface;
 use crate::settings::{self, Settings};
 use crate::strategy::Chooser;
 use cli::{Cli, Command, EngineOptions, MonitorOptions, Shell};
-use report::{Document, Report};
+use report::{CheckReport, JsonReport};
 use role::{Role, SpecPaths};
 
 /// The exit status for an invalid command line.
@@ -170,7 +170,11 @@ fn run_check(options: &Options, run_dir: &Path, json: bool, color: Color) -> Res
     }
 }
 
-fn print_report<D: Document>(report: &Report<D>, json: bool, color: Color) -> Result<ExitCode> {
+fn print_report<D: JsonReport>(
+    report: &CheckReport<D>,
+    json: bool,
+    color: Color,
+) -> Result<ExitCode> {
     let text = if json {
         report.to_json()?
     } else {

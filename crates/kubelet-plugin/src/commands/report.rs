@@ -15,7 +15,7 @@ const DEGRADED: u8 = 1;
 const NOTHING: u8 = 3;
 
 /// The document of `--json`.
-pub trait Document: Serialize {
+pub trait JsonReport: Serialize {
     /// Returns the lines of the report.
     fn lines(&self, has_gpus: bool) -> Vec<Line>;
 
@@ -122,14 +122,14 @@ impl FindingEntry {
 
 /// What the node offers, as `check` reports it.
 #[derive(Debug)]
-pub struct Report<D> {
+pub struct CheckReport<D> {
     /// The document
     pub document: D,
     /// Whether the node has GPUs
     pub has_gpus: bool,
 }
 
-impl<D: Document> Report<D> {
+impl<D: JsonReport> CheckReport<D> {
     /// Returns the JSON document.
     ///
     /// # Errors

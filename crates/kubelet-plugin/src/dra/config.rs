@@ -10,7 +10,7 @@ const API_VERSION: &str = "resource.nvidia.com/v1beta1";
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[expect(dead_code, reason = "a field that is not declared is an error")]
-struct Config {
+struct DeviceConfig {
     api_version: String,
     kind: String,
     #[serde(default)]
@@ -86,7 +86,7 @@ fn check_one(parameters: &serde_json::Value) -> Result<(), String> {
     if version != Some(API_VERSION) || !matches!(kind, Some("GpuConfig" | "MigDeviceConfig")) {
         return Err(format!("{name} is unknown"));
     }
-    let Config { sharing, .. } = match Config::deserialize(parameters) {
+    let DeviceConfig { sharing, .. } = match DeviceConfig::deserialize(parameters) {
         Ok(config) => config,
         Err(error) => return Err(format!("{name} is invalid: {error}")),
     };

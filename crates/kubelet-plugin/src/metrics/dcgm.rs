@@ -8,7 +8,7 @@ use nvidia_host::nvml::monitoring::Memory;
 
 use super::readings::Reading;
 use super::series::{
-    Accelerator, Facts, Kind, Labels, Metric, Series, add, find, float, gauge, given,
+    Accelerator, Facts, Labels, Metric, MetricKind, Series, add, find, float, gauge, given,
 };
 use crate::kubelet::pods::Container;
 use crate::monitor::message::More;
@@ -17,7 +17,7 @@ const fn counter(name: &'static str, help: &'static str) -> Metric {
     Metric {
         name,
         help,
-        kind: Kind::CounterWithoutSuffix,
+        kind: MetricKind::CounterWithoutSuffix,
     }
 }
 

@@ -44,12 +44,12 @@ pub struct Metric {
     /// The description
     pub help: &'static str,
     /// The type
-    pub kind: Kind,
+    pub kind: MetricKind,
 }
 
 /// The type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum MetricKind {
     /// A value that rises and falls
     Gauge,
     /// A value that only rises. The name of its series ends with `_total`.
@@ -62,7 +62,7 @@ pub(super) const fn gauge(name: &'static str, help: &'static str) -> Metric {
     Metric {
         name,
         help,
-        kind: Kind::Gauge,
+        kind: MetricKind::Gauge,
     }
 }
 
@@ -71,8 +71,8 @@ impl Metric {
     #[must_use]
     pub fn series_name(&self) -> String {
         match self.kind {
-            Kind::Gauge | Kind::CounterWithoutSuffix => self.name.to_owned(),
-            Kind::Counter => format!("{}_total", self.name),
+            MetricKind::Gauge | MetricKind::CounterWithoutSuffix => self.name.to_owned(),
+            MetricKind::Counter => format!("{}_total", self.name),
         }
     }
 }
@@ -106,7 +106,7 @@ const POWER: Metric = gauge("onh_gpu_power_watts", "Power that the GPU's board u
 const XID_ERRORS: Metric = Metric {
     name: "onh_gpu_xid_errors",
     help: "Errors that the driver reported, by NVIDIA's number",
-    kind: Kind::Counter,
+    kind: MetricKind::Counter,
 };
 const REGISTRATION: Metric = gauge(
     "onh_registration_timestamp_seconds",

@@ -29,7 +29,7 @@ use tokio::time::{sleep, timeout};
 use super::dcgm;
 use super::readings::Readings;
 use super::series::{Facts, Series, series};
-use super::text::{self, Format};
+use super::text::{self, ExpositionFormat};
 use crate::kubelet::Status;
 use crate::kubelet::pods::{self, Container};
 use crate::node::Offer;
@@ -259,13 +259,13 @@ impl Server {
 }
 
 /// Returns the format that the client prefers. A header can be repeated, which is the same as a list.
-fn accepted(headers: &HeaderMap) -> Format {
+fn accepted(headers: &HeaderMap) -> ExpositionFormat {
     let values: Vec<&str> = headers
         .get_all(ACCEPT)
         .iter()
         .filter_map(|value| value.to_str().ok())
         .collect();
-    Format::preferred(&values.join(","))
+    ExpositionFormat::preferred(&values.join(","))
 }
 
 fn plain(status: StatusCode, body: &str) -> Response<String> {

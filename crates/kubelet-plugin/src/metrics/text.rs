@@ -10,21 +10,21 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use super::dcgm;
-use super::series::{Kind, METRICS, Series};
+use super::series::{METRICS, MetricKind, Series};
 
 /// The name of the histogram.
 pub const LATENCY: &str = "onh_allocate_duration_seconds";
 
 /// A format of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum ExpositionFormat {
     /// OpenMetrics 1.0
     OpenMetrics,
     /// The text format of Prometheus, version 0.0.4
     Plain,
 }
 
-impl Format {
+impl ExpositionFormat {
     /// Returns the value of `Content-Type`.
     #[must_use]
     pub const fn content_type(self) -> &'static str {
@@ -74,15 +74,19 @@ fn range(text: &str) -> (String, f64) {
 ///
 /// # Errors
 /// None, because writing to memory does not fail.
-pub fn text(series: Series, latency: Histogram, format: Format) -> Result<String, fmt::Error> {
+pub fn text(
+    series: Series,
+    latency: Histogram,
+    format: ExpositionFormat,
+) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Collected(series)));
     registry.register(LATENCY, "Time to answer the kubelet's Allocate", latency);
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(match format {
-        Format::OpenMetrics => text,
-        Format::Plain => plain(&text),
+        ExpositionFormat::OpenMetrics => text,
+        ExpositionFormat::Plain => plain(&text),
     })
 }
 
@@ -121,9 +125,9 @@ impl Collector for Collected {
                 continue;
             };
             let kind = match metric.kind {
-                Kind::Gauge => MetricType::Gauge,
-                Kind::Counter => MetricType::Counter,
-                Kind::CounterWithoutSuffix => MetricType::Unknown,
+                MetricKind::Gauge => MetricType::Gauge,
+                MetricKind::Counter => MetricType::Counter,
+                MetricKind::CounterWithoutSuffix => MetricType::Unknown,
             };
             let mut family =
                 encoder.encode_descriptor(metric.name, &format!("{}.", metric.help), None, kind)?;
@@ -140,10 +144,10 @@ impl Collector for Collected {
     }
 }
 
-fn write(encoder: &mut MetricEncoder<'_>, kind: Kind, value: f64) -> fmt::Result {
+fn write(encoder: &mut MetricEncoder<'_>, kind: MetricKind, value: f64) -> fmt::Result {
     match kind {
-        Kind::Gauge | Kind::CounterWithoutSuffix => encoder.encode_gauge(&value),
-        Kind::Counter => encoder.encode_counter::<NoLabelSet, _, f64>(&value, None),
+        MetricKind::Gauge | MetricKind::CounterWithoutSuffix => encoder.encode_gauge(&value),
+        MetricKind::Counter => encoder.encode_counter::<NoLabelSet, _, f64>(&value, None),
     }
 }
 
@@ -154,23 +158,23 @@ mod tests {
     #[test]
     fn the_format_that_a_client_prefers() {
         for (accept, expected) in [
-            ("", Format::OpenMetrics),
-            ("*/*", Format::OpenMetrics),
-            ("text/plain", Format::Plain),
-            ("Text/Plain; version=0.0.4", Format::Plain),
-            ("text/*;q=0.2, */*;q=0.1", Format::Plain),
-            ("text/html, application/*", Format::OpenMetrics),
+            ("", ExpositionFormat::OpenMetrics),
+            ("*/*", ExpositionFormat::OpenMetrics),
+            ("text/plain", ExpositionFormat::Plain),
+            ("Text/Plain; version=0.0.4", ExpositionFormat::Plain),
+            ("text/*;q=0.2, */*;q=0.1", ExpositionFormat::Plain),
+            ("text/html, application/*", ExpositionFormat::OpenMetrics),
             (
                 "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1",
-                Format::OpenMetrics,
+                ExpositionFormat::OpenMetrics,
             ),
             (
                 "application/openmetrics-text; q=0.5, text/plain; q=0.9",
-                Format::Plain,
+                ExpositionFormat::Plain,
             ),
-            ("text/plain;q=x", Format::OpenMetrics),
+            ("text/plain;q=x", ExpositionFormat::OpenMetrics),
         ] {
-            assert_eq!(Format::preferred(accept), expected, "{accept}");
+            assert_eq!(ExpositionFormat::preferred(accept), expected, "{accept}");
         }
     }
 

@@ -27,15 +27,15 @@ const PRECISION: Duration = Duration::from_secs(1);
 
 /// The content of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Document {
+struct ErrorsFile {
     /// The boot, and a number that changes when the module is loaded again: the GPUs are then initialized
     driver: String,
     /// The errors by the UUID of the GPU
-    gpus: BTreeMap<String, Entry>,
+    gpus: BTreeMap<String, ErrorEntry>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Entry {
+struct ErrorEntry {
     cause: String,
     /// Milliseconds since 1970
     since: u64,
@@ -76,7 +76,7 @@ impl ErrorFile {
         let bytes = File::open(self.dir.join(NAME))
             .ok()
             .and_then(|file| read_file_limited(&file, MAX_SIZE).ok());
-        let document: Option<Document> = bytes.and_then(|bytes| json::from_bytes(&bytes).ok());
+        let document: Option<ErrorsFile> = bytes.and_then(|bytes| json::from_bytes(&bytes).ok());
         let document = document
             .filter(|document| document.driver == driver(&HostState::of_host(&self.config)));
         let gpus = document.map(|document| document.gpus).unwrap_or_default();
@@ -131,9 +131,9 @@ impl ErrorFile {
         }
         let gpus = errors
             .iter()
-            .map(|(uuid, error)| (uuid.clone(), Entry::of(error, now)))
+            .map(|(uuid, error)| (uuid.clone(), ErrorEntry::of(error, now)))
             .collect();
-        let document = Document {
+        let document = ErrorsFile {
             driver: driver(&HostState::of_host(&self.config)),
             gpus,
         };
@@ -177,7 +177,7 @@ fn driver(state: &HostState) -> String {
     )
 }
 
-impl Entry {
+impl ErrorEntry {
     fn of(error: &OpenError, now: (Instant, SystemTime)) -> Self {
         Self {
             cause: error.cause.clone(),

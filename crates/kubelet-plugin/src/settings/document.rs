@@ -13,14 +13,14 @@ use super::problems::{invalid_config, no_effect};
 const MAX_SIZE: usize = 1 << 20;
 
 /// A YAML or JSON document.
-pub(super) struct Document<'a> {
+pub(super) struct ConfigDocument<'a> {
     path: &'a Path,
     text: &'a str,
     /// What has no effect
     pub(super) findings: Vec<Finding>,
 }
 
-impl<'a> Document<'a> {
+impl<'a> ConfigDocument<'a> {
     /// Parses a text. `path` is only used in messages.
     pub(super) fn parse(path: &'a Path, text: &'a str) -> Result<(Self, Value)> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);

@@ -8,7 +8,7 @@ use base::report::{Failure, Finding};
 use findings::catalog;
 use serde_json::Value;
 
-use super::document::{self, Document, is_empty, leaves};
+use super::document::{self, ConfigDocument, is_empty, leaves};
 use super::resources;
 use super::table::Plugin;
 use super::values::MigStrategy;
@@ -46,7 +46,7 @@ pub(super) fn read(path: &Path) -> Result<Option<String>> {
 /// # Errors
 /// If it is not JSON, or a key has an invalid value.
 pub(super) fn apply(plugin: &mut Plugin, path: &Path, text: &str) -> Result<Vec<Finding>> {
-    let (mut file, root) = Document::parse(path, text)?;
+    let (mut file, root) = ConfigDocument::parse(path, text)?;
     let sharing = |key| root.get(SHARING)?.get(key);
     let is_shared = sharing(STRATEGY).and_then(Value::as_str) == Some("time-sharing");
     let older = root.get(OLDER).and_then(Value::as_u64).unwrap_or_default();
@@ -92,7 +92,7 @@ pub(super) fn apply(plugin: &mut Plugin, path: &Path, text: &str) -> Result<Vec<
 }
 
 /// GKE writes 0 for GPUs that are not shared.
-fn replicas(file: &Document<'_>, keys: &[&str], value: &Value) -> Result<u32> {
+fn replicas(file: &ConfigDocument<'_>, keys: &[&str], value: &Value) -> Result<u32> {
     resources::in_range(file.number(keys, value)?.max(1))
         .map_err(|allowed| file.invalid(keys, &allowed))
 }

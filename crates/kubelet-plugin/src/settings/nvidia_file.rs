@@ -7,7 +7,7 @@ use anyhow::Result;
 use base::report::Finding;
 use serde_json::Value;
 
-use super::document::{Document, is_empty, leaves};
+use super::document::{ConfigDocument, is_empty, leaves};
 use super::nvidia_options::{Effect, OPTIONS};
 use super::resources::{self, LIST, ResourceRow, TimeSlicing};
 use super::table::Settings;
@@ -26,7 +26,7 @@ struct Lists {
 
 /// Applies the text of a file. `path` is only used in messages.
 pub(super) fn apply(settings: &mut Settings, path: &Path, text: &str) -> Result<Vec<Finding>> {
-    let (mut file, root) = Document::parse(path, text)?;
+    let (mut file, root) = ConfigDocument::parse(path, text)?;
     if root.get("version").and_then(Value::as_str) != Some("v1") {
         return Err(file.invalid(&["version"], "\"v1\""));
     }
@@ -80,7 +80,12 @@ fn expected_value(keys: &[&str]) -> Option<&'static str> {
 
 impl Lists {
     /// Adds a value below `resources.gpus`.
-    fn add_model(&mut self, file: &mut Document<'_>, keys: &[&str], value: &Value) -> Result<()> {
+    fn add_model(
+        &mut self,
+        file: &mut ConfigDocument<'_>,
+        keys: &[&str],
+        value: &Value,
+    ) -> Result<()> {
         let ["resources", "gpus", number, ref key @ ..] = *keys else {
             return Ok(());
         };
@@ -96,7 +101,7 @@ impl Lists {
     /// Adds a value below `sharing.timeSlicing`.
     fn add_time_slicing(
         &mut self,
-        file: &mut Document<'_>,
+        file: &mut ConfigDocument<'_>,
         keys: &[&str],
         value: &Value,
     ) -> Result<()> {
@@ -135,7 +140,7 @@ impl Lists {
     }
 
     /// Checks the rows, and adds them to the settings.
-    fn apply(self, settings: &mut Settings, file: &Document<'_>) -> Result<()> {
+    fn apply(self, settings: &mut Settings, file: &ConfigDocument<'_>) -> Result<()> {
         let plugin = &mut settings.plugin;
         if !self.models.is_empty() {
             let checked = resources::checked(self.models.into_values().map(Ok), LIST);
@@ -160,7 +165,7 @@ impl Lists {
 
 /// Applies an option, which is the first `depth` of these keys. `key` is its name in [`OPTIONS`].
 fn flag(
-    file: &mut Document<'_>,
+    file: &mut ConfigDocument<'_>,
     settings: &mut Settings,
     keys: &[&str],
     depth: usize,

@@ -47,7 +47,7 @@ impl Default for Settings {
 pub struct Setting {
     /// The name of the key and of the option
     pub name: &'static str,
-    kind: Kind,
+    kind: ValueType,
     /// The name of the value in the help text of the option
     value: &'static str,
     help: &'static str,
@@ -56,7 +56,7 @@ pub struct Setting {
 
 /// The type of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ValueType {
     Bool,
     /// A boolean, or `auto`
     Switch,
@@ -91,7 +91,7 @@ macro_rules! settings {
         /// All settings, in the order of the help text.
         pub const SETTINGS: &[Setting] = &[$(Setting {
             name: $name,
-            kind: Kind::$kind,
+            kind: ValueType::$kind,
             value: stringify!($value),
             help: $help,
             set: |plugin, values| {
@@ -165,12 +165,16 @@ impl Setting {
             .value_name(self.value)
             .help(self.help.trim());
         match self.kind {
-            Kind::Bool => arg
+            ValueType::Bool => arg
                 .num_args(0..=1)
                 .require_equals(true)
                 .default_missing_value("true"),
-            Kind::Texts | Kind::Numbers | Kind::Rows => arg.action(ArgAction::Append),
-            Kind::Switch | Kind::Text | Kind::Number => arg.overrides_with(self.name),
+            ValueType::Texts | ValueType::Numbers | ValueType::Rows => {
+                arg.action(ArgAction::Append)
+            }
+            ValueType::Switch | ValueType::Text | ValueType::Number => {
+                arg.overrides_with(self.name)
+            }
         }
     }
 
@@ -180,7 +184,7 @@ impl Setting {
     /// The allowed values.
     pub(super) fn set(&self, plugin: &mut Plugin, values: &[&str]) -> Result<(), String> {
         match self.kind {
-            Kind::Texts | Kind::Numbers => (self.set)(plugin, &entries(values)),
+            ValueType::Texts | ValueType::Numbers => (self.set)(plugin, &entries(values)),
             _ => (self.set)(plugin, values),
         }
     }
@@ -195,7 +199,7 @@ fn entries<'a>(values: &[&'a str]) -> Vec<&'a str> {
         .collect()
 }
 
-impl Kind {
+impl ValueType {
     /// Returns a value of config.toml as texts, if it has this type.
     fn texts(self, value: &DeValue<'_>) -> Option<Vec<String>> {
         Some(match (self, value) {
@@ -240,7 +244,7 @@ impl config::Table for Plugin {
         let Some(setting) = find(key) else {
             return Ok(());
         };
-        if let (Kind::Rows, DeValue::Array(list)) = (setting.kind, value) {
+        if let (ValueType::Rows, DeValue::Array(list)) = (setting.kind, value) {
             self.resources = resources::read(list)?;
             return Ok(());
         }

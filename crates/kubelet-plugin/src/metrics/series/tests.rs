@@ -2,7 +2,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::kubelet::Registration;
-use crate::metrics::text::{Format, text};
+use crate::metrics::text::{ExpositionFormat, text};
 use crate::metrics::timed;
 use crate::model::{Allocator, Device, Refusal, Resource};
 use crate::monitor::message::{EventKind, GpuEvent, Measured, Sample};
@@ -126,7 +126,12 @@ fn facts() -> Facts {
 }
 
 fn lines(facts: &Facts, names: &[&str]) -> Vec<String> {
-    let text = text(series(facts), timed::latency(), Format::OpenMetrics).unwrap();
+    let text = text(
+        series(facts),
+        timed::latency(),
+        ExpositionFormat::OpenMetrics,
+    )
+    .unwrap();
     let is_named = |line: &&str| {
         names
             .iter()
@@ -292,7 +297,12 @@ fn series_of_the_node() {
 fn the_driver_and_its_reason() {
     let mut facts = Facts::default();
     let found = |facts: &Facts| -> Vec<String> {
-        let text = text(series(facts), timed::latency(), Format::OpenMetrics).unwrap();
+        let text = text(
+            series(facts),
+            timed::latency(),
+            ExpositionFormat::OpenMetrics,
+        )
+        .unwrap();
         text.lines()
             .filter(|line| line.starts_with("onh_driver"))
             .map(str::to_owned)
@@ -371,7 +381,7 @@ fn a_histogram_of_all_answers() {
     let timed = timed::Timed::new(std::sync::Arc::new(Refuses), latency.clone());
     assert!(timed.allocate("nvidia.com/gpu", &[]).is_err());
     assert_eq!(timed.prefer("nvidia.com/gpu", &[], &[], 1), ["GPU-0"]);
-    let text = text(Series::new(), latency, Format::OpenMetrics).unwrap();
+    let text = text(Series::new(), latency, ExpositionFormat::OpenMetrics).unwrap();
     assert!(
         text.starts_with("# HELP onh_allocate_duration_seconds "),
         "{text}"
