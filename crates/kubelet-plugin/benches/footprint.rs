@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use fake_api::{Asked, FakeApi};
 use fake_kubelet::dra::DraKubelet;
 use kubelet_plugin::answer::prefer;
-use kubelet_plugin::model::Device;
+use kubelet_plugin::model::ResourceDevice;
 use kubelet_plugin::node::closeness::Closeness;
 use kubelet_plugin::settings::values::Allocation;
 
@@ -70,13 +70,13 @@ fn size() -> u64 {
 
 /// The slowest choice among 16 GPUs, of which one is lost.
 fn preferred() {
-    let device = |number: u32| Device {
+    let device = |number: u32| ResourceDevice {
         id: format!("GPU-{number}"),
         gpu: format!("GPU-{number}"),
         numa_node: Some(number / 8),
-        ..Device::default()
+        ..ResourceDevice::default()
     };
-    let devices: Vec<Device> = (0..16).map(device).collect();
+    let devices: Vec<ResourceDevice> = (0..16).map(device).collect();
     let available: Vec<String> = devices
         .iter()
         .skip(1)

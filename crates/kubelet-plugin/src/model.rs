@@ -12,12 +12,12 @@ pub struct Resource {
     /// The name with its prefix
     pub name: String,
     /// Its devices, in a stable order
-    pub devices: Vec<Device>,
+    pub devices: Vec<ResourceDevice>,
 }
 
 /// A device of a resource: a GPU, a MIG device, or a replica of one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Device {
+pub struct ResourceDevice {
     /// The id for the kubelet: the UUID of the GPU or MIG device, followed by `::k` for a replica, or that of GKE's plugin. It does not
     /// change while the GPU exists: the kubelet refuses a restarted container whose id is unknown.
     pub id: String,

@@ -33,7 +33,7 @@ use fake_api::{FakeApi, Fault, NODE};
 use fake_kubelet::FakeKubelet;
 use fake_kubelet::dra::DraKubelet;
 use fake_kubelet::plugin::FakePlugin;
-use kubelet_plugin::dra::devices::{Device, Value};
+use kubelet_plugin::dra::devices::{ClaimDevice, Value};
 use kubelet_plugin::dra::pool::Pool;
 use kubelet_plugin::dra::{self, DriverOptions};
 use kubelet_plugin::log::Log;
@@ -71,9 +71,9 @@ fn main() -> ExitCode {
     harness::Selection::of(trials).run(8)
 }
 
-fn device(number: usize, unhealthy: Option<&str>) -> Device {
+fn device(number: usize, unhealthy: Option<&str>) -> ClaimDevice {
     let uuid = format!("GPU-{number}");
-    Device {
+    ClaimDevice {
         name: format!("gpu-{number}"),
         attributes: [
             ("type", Value::Text("gpu".into())),

@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use fake_kubelet::plugin::FakePlugin;
 use fake_kubelet::{Event, FakeKubelet, State};
 use kubelet_plugin::kubelet::{self, Registration, Status};
-use kubelet_plugin::model::{Allocator, Device, Refusal, Resource};
+use kubelet_plugin::model::{Allocator, Refusal, Resource, ResourceDevice};
 use kubelet_plugin::proto::ContainerAllocateResponse;
 use tempfile::TempDir;
 use tokio::sync::{oneshot, watch};
@@ -183,14 +183,14 @@ impl Drop for Plugin {
     }
 }
 
-fn device(id: &str, numa_node: Option<u32>, unhealthy: Option<&str>) -> Device {
+fn device(id: &str, numa_node: Option<u32>, unhealthy: Option<&str>) -> ResourceDevice {
     let unhealthy = unhealthy.map(str::to_owned);
-    Device {
+    ResourceDevice {
         id: id.to_owned(),
         gpu: id.to_owned(),
         numa_node,
         unhealthy,
-        ..Device::default()
+        ..ResourceDevice::default()
     }
 }
 

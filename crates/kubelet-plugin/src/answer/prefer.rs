@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::Device;
+use crate::model::ResourceDevice;
 use crate::node::closeness::{self, Closeness};
 use crate::settings::values::Allocation;
 
@@ -17,7 +17,7 @@ const MAX_PARTITIONED: usize = 8;
 /// Returns `size` ids of `available`, with all of `required`. If that is impossible, it returns as many as possible.
 #[must_use]
 pub fn choose(
-    devices: &[Device],
+    devices: &[ResourceDevice],
     closeness: &Closeness,
     allocation: Allocation,
     available: &[String],
@@ -53,14 +53,14 @@ pub fn choose(
 }
 
 struct Candidates<'a> {
-    devices: BTreeMap<&'a str, &'a Device>,
+    devices: BTreeMap<&'a str, &'a ResourceDevice>,
     closeness: &'a Closeness,
     /// The number of replicas of each GPU, by UUID
     sizes: BTreeMap<&'a str, usize>,
 }
 
 impl<'a> Candidates<'a> {
-    fn new(devices: &'a [Device], closeness: &'a Closeness) -> Self {
+    fn new(devices: &'a [ResourceDevice], closeness: &'a Closeness) -> Self {
         let mut by_id = BTreeMap::new();
         let mut sizes = BTreeMap::new();
         for device in devices {
@@ -307,10 +307,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn devices(gpus: u32, replicas: u32, numa: impl Fn(u32) -> Option<u32>) -> Vec<Device> {
+    fn devices(gpus: u32, replicas: u32, numa: impl Fn(u32) -> Option<u32>) -> Vec<ResourceDevice> {
         let of_gpu = |gpu: u32| {
             let numa_node = numa(gpu);
-            (0..replicas).map(move |replica| Device {
+            (0..replicas).map(move |replica| ResourceDevice {
                 id: if replicas == 1 {
                     format!("G{gpu}")
                 } else {
@@ -318,7 +318,7 @@ mod tests {
                 },
                 gpu: format!("G{gpu}"),
                 numa_node,
-                ..Device::default()
+                ..ResourceDevice::default()
             })
         };
         (0..gpus).flat_map(of_gpu).collect()

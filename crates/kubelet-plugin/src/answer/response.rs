@@ -16,7 +16,7 @@ use nvidia_host::feature::Features;
 use nvidia_host::inventory::select::Device as HostDevice;
 
 use super::layout::{self, Layout};
-use crate::model::{Device, Refusal, Resource};
+use crate::model::{Refusal, Resource, ResourceDevice};
 use crate::node::gpus::NodeGpu;
 use crate::proto::ContainerAllocateResponse;
 
@@ -31,7 +31,7 @@ pub fn permitted<'a>(
     resource: &'a Resource,
     ids: &[String],
     several_replicas: bool,
-) -> Result<Vec<&'a Device>, Refusal> {
+) -> Result<Vec<&'a ResourceDevice>, Refusal> {
     let wanted: BTreeSet<&str> = ids.iter().map(String::as_str).collect();
     let mut unknown = wanted.clone();
     let mut devices = Vec::new();
@@ -79,7 +79,7 @@ pub fn permitted<'a>(
 /// If its GPU or MIG device no longer exists.
 pub fn of_host<'a>(
     gpus: &'a [NodeGpu],
-    devices: &[&Device],
+    devices: &[&ResourceDevice],
 ) -> Result<Vec<HostDevice<'a>>, Refusal> {
     let mut found: Vec<HostDevice<'a>> = Vec::new();
     for device in devices {
@@ -189,12 +189,12 @@ mod tests {
     fn resource(ids: &[&str]) -> Resource {
         let device = |id: &&str| {
             let uuid = uuid_of(id).to_owned();
-            Device {
+            ResourceDevice {
                 id: (*id).to_owned(),
                 is_shared: *id != uuid,
                 gpu: uuid.clone(),
                 uuid,
-                ..Device::default()
+                ..ResourceDevice::default()
             }
         };
         Resource {

@@ -20,7 +20,7 @@ use nvidia_host::inventory::notice;
 use crate::monitor::message::Sample;
 use crate::monitor::supervisor;
 use crate::monitor::update::Update;
-use crate::node::facts::Facts;
+use crate::node::facts::NvmlFacts;
 use crate::node::{Node, host};
 use crate::settings::Settings;
 
@@ -33,7 +33,7 @@ pub struct Answer {
     /// The state of the node
     pub node: Node,
     /// What the driver reports about itself and the GPUs
-    pub facts: Facts,
+    pub facts: NvmlFacts,
     /// Why the driver does not work, if the node has a GPU
     pub problem: Option<Finding>,
 }
@@ -41,7 +41,7 @@ pub struct Answer {
 /// What the driver has answered so far.
 struct Collected {
     node: Node,
-    facts: Facts,
+    facts: NvmlFacts,
     problem: Option<String>,
     /// The GPUs that NVML listed, and that have not been measured yet
     unanswered: Option<BTreeSet<String>>,
@@ -95,7 +95,7 @@ pub async fn ask(settings: &Settings, config_path: Option<&Path>) -> Result<Answ
     let begun = Instant::now();
     let mut collected = Collected {
         node: Node::new(settings.clone(), gpus, begun),
-        facts: Facts::default(),
+        facts: NvmlFacts::default(),
         problem: None,
         unanswered: None,
     };

@@ -19,7 +19,7 @@ use super::ask::{Answer, ask};
 use super::report::{self, CheckReport, FindingEntry, Verdict};
 use crate::answer::allocator;
 use crate::cdi_specs::{self, DEVICE_PLUGIN, VendorSpecs};
-use crate::model::{Device, Resource};
+use crate::model::{Resource, ResourceDevice};
 use crate::node::{InSpecs, Node, Offer, host};
 use crate::settings::Settings;
 use crate::strategy::Choice;
@@ -322,7 +322,7 @@ impl Asked<'_> {
         }
     }
 
-    fn device(&self, resource: &Resource, device: &Device) -> DeviceEntry {
+    fn device(&self, resource: &Resource, device: &ResourceDevice) -> DeviceEntry {
         if let Some(running) = self.running
             && let Some(unhealthy) = running.unhealthy(&device.gpu)
         {
@@ -346,7 +346,7 @@ impl Asked<'_> {
     }
 
     /// Returns why Allocate would refuse the device.
-    fn refusal(&self, resource: &Resource, device: &Device) -> Option<String> {
+    fn refusal(&self, resource: &Resource, device: &ResourceDevice) -> Option<String> {
         let ids = std::slice::from_ref(&device.id);
         let strategies = &self.choice.strategies;
         let answer =

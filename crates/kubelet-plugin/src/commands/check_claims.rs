@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::ask::{Answer, ask};
 use super::report::{self, CheckReport, FindingEntry, Verdict};
 use crate::dra::DriverOptions;
-use crate::dra::devices::{self, Device, Sources};
+use crate::dra::devices::{self, ClaimDevice, Sources};
 use crate::dra::probe::{Probe, Published, Right, probe};
 use crate::dra::slice::{Owner, specs};
 use crate::node::gpus::NodeGpu;
@@ -128,7 +128,7 @@ fn refusals(api: &Probe) -> Vec<Finding> {
     findings
 }
 
-fn entry(device: &Device) -> DeviceEntry {
+fn entry(device: &ClaimDevice) -> DeviceEntry {
     let why = device.unhealthy.clone();
     DeviceEntry {
         name: device.name.clone(),
@@ -194,7 +194,7 @@ impl report::JsonReport for ClaimsDocument {
 }
 
 /// Decides whether a pod with a claim would start with a device of the running driver.
-fn verdict(devices: &[Device], running: &Offered, engine: Option<&Finding>) -> Verdict {
+fn verdict(devices: &[ClaimDevice], running: &Offered, engine: Option<&Finding>) -> Verdict {
     if let Some(finding) = engine {
         return Verdict::fails(&finding.what);
     }

@@ -10,7 +10,7 @@ use super::agent::state::NodeState;
 use crate::dra::devices::{self, Sources};
 use crate::dra::pool::Pool;
 use crate::monitor::update::Driver;
-use crate::node::facts::Facts;
+use crate::node::facts::NvmlFacts;
 use crate::node::gpus::PcieRoots;
 use crate::node::health::GpuFailure;
 use crate::node::host;
@@ -45,7 +45,7 @@ impl Claims {
     }
 
     /// Publishes what follows from the state of the node.
-    pub fn publish(&mut self, state: &NodeState, specs: &Specs, facts: &Facts) {
+    pub fn publish(&mut self, state: &NodeState, specs: &Specs, facts: &NvmlFacts) {
         let node = &state.node;
         let addresses: Vec<BusId> = node.gpus().iter().map(|gpu| gpu.gpu.bus_id).collect();
         if addresses != self.addresses {

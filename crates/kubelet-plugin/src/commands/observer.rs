@@ -11,7 +11,7 @@ use crate::log::Log;
 use crate::metrics::readings::Readings;
 use crate::monitor::update::Update;
 use crate::node::Node;
-use crate::node::facts::Facts;
+use crate::node::facts::NvmlFacts;
 use crate::node::host;
 use crate::settings::Settings;
 
@@ -20,7 +20,7 @@ use crate::settings::Settings;
 pub struct Observer {
     settings: Settings,
     readings: watch::Sender<Readings>,
-    facts: Facts,
+    facts: NvmlFacts,
     host: labels::Host,
     /// The addresses of the GPUs for which the host is described
     addresses: Vec<BusId>,
@@ -39,7 +39,7 @@ impl Observer {
         Self {
             settings: settings.clone(),
             readings: watch::Sender::default(),
-            facts: Facts::default(),
+            facts: NvmlFacts::default(),
             host: labels::Host {
                 machine: host::machine(&settings.common),
                 started: SystemTime::now()
@@ -61,7 +61,7 @@ impl Observer {
 
     /// Returns what the driver reports about itself and the GPUs.
     #[must_use]
-    pub const fn facts(&self) -> &Facts {
+    pub const fn facts(&self) -> &NvmlFacts {
         &self.facts
     }
 

@@ -4,7 +4,7 @@ use std::time::{Instant, SystemTime};
 
 use plugin_api::control::{Offered, OfferedDevice, OfferedResource, Unhealthy};
 
-use crate::model::{Device, Resource};
+use crate::model::{Resource, ResourceDevice};
 use crate::node::Node;
 
 /// Describes the devices in the list of the kubelet. `is_live` reports whether the kubelet has a resource, by name, and `now` is one moment of
@@ -32,7 +32,7 @@ pub fn offered(
 }
 
 fn offered_device(
-    device: &Device,
+    device: &ResourceDevice,
     node: &Node,
     (now, time): (Instant, SystemTime),
 ) -> OfferedDevice {

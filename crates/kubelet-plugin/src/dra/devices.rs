@@ -9,7 +9,7 @@ use nvidia_host::inventory::{Gpu, MigDevice};
 use nvidia_host::nvml::monitoring::AddressingMode;
 
 use crate::node::devices::parts;
-use crate::node::facts::{Facts, architecture};
+use crate::node::facts::{NvmlFacts, architecture};
 use crate::node::gpus::{NodeGpu, NumaNodes, PcieRoots};
 use crate::node::health::GpuFailure;
 use crate::settings::Plugin;
@@ -33,7 +33,7 @@ pub enum Value {
 
 /// A device that claims can have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Device {
+pub struct ClaimDevice {
     /// The name in the pool of the node
     pub name: String,
     /// The UUID of the GPU or MIG device
@@ -57,7 +57,7 @@ pub struct Sources<'a> {
     /// The GPUs of the node
     pub gpus: &'a [NodeGpu],
     /// What NVML reports about them
-    pub facts: &'a Facts,
+    pub facts: &'a NvmlFacts,
     /// The NUMA nodes
     pub numa_nodes: &'a NumaNodes,
     /// The roots of the PCI hierarchy, such as `pci0000:00`
@@ -73,9 +73,9 @@ pub struct Sources<'a> {
 #[must_use]
 pub fn devices(
     sources: &Sources<'_>,
-    before: &[Device],
+    before: &[ClaimDevice],
     failure: impl Fn(&NodeGpu) -> Option<GpuFailure>,
-) -> Vec<Device> {
+) -> Vec<ClaimDevice> {
     let mut found = Vec::new();
     let mut names = BTreeSet::new();
     for gpu in sources.gpus {
@@ -100,9 +100,9 @@ pub fn devices(
 }
 
 /// Takes over what was known about the hardware of the devices.
-fn keep_hardware(devices: &mut [Device], before: &[Device]) {
+fn keep_hardware(devices: &mut [ClaimDevice], before: &[ClaimDevice]) {
     for device in devices {
-        let is_it = |known: &&Device| known.uuid == device.uuid && known.name == device.name;
+        let is_it = |known: &&ClaimDevice| known.uuid == device.uuid && known.name == device.name;
         if let Some(known) = before.iter().find(is_it) {
             device.attributes.clone_from(&known.attributes);
             device.capacity.clone_from(&known.capacity);
@@ -110,13 +110,13 @@ fn keep_hardware(devices: &mut [Device], before: &[Device]) {
     }
 }
 
-fn device(gpu: &NodeGpu, part: Option<&MigDevice>, sources: &Sources<'_>) -> Device {
+fn device(gpu: &NodeGpu, part: Option<&MigDevice>, sources: &Sources<'_>) -> ClaimDevice {
     let facts = sources.facts;
-    let mut device = Device {
+    let mut device = ClaimDevice {
         name: name(gpu, part),
         uuid: part.map_or(&gpu.gpu.uuid, |mig| &mig.uuid).clone(),
         gpu: gpu.gpu.uuid.clone(),
-        ..Device::default()
+        ..ClaimDevice::default()
     };
     device.describe(&gpu.gpu, sources);
     device.text("uuid", &device.uuid.clone());
@@ -140,7 +140,7 @@ fn device(gpu: &NodeGpu, part: Option<&MigDevice>, sources: &Sources<'_>) -> Dev
     device
 }
 
-impl Device {
+impl ClaimDevice {
     /// Adds an attribute, unless the text is empty or too long for one.
     fn text(&mut self, name: &'static str, value: &str) {
         if !value.is_empty() && value.len() <= MAX_TEXT {
@@ -195,7 +195,7 @@ const MEMORY_SLICES: [&str; 8] = [
     "memorySlice7",
 ];
 
-fn mig_capacity(mig: &MigDevice, facts: &Facts) -> BTreeMap<&'static str, u64> {
+fn mig_capacity(mig: &MigDevice, facts: &NvmlFacts) -> BTreeMap<&'static str, u64> {
     let Some(parts) = facts.mig_attributes.get(&mig.uuid) else {
         return BTreeMap::new();
     };
@@ -279,7 +279,7 @@ pub(crate) mod tests {
     use crate::node::gpus::tests::gpu;
     use nvidia_host::nvml::monitoring::{Engines, MemorySlices, MigAttributes};
 
-    fn facts() -> Facts {
+    fn facts() -> NvmlFacts {
         let addressing_mode = Some(AddressingMode::Hmm);
         let properties = |memory_mib| Properties {
             memory_mib: Some(memory_mib),
@@ -297,7 +297,7 @@ pub(crate) mod tests {
             multiprocessors: 14,
             engines,
         };
-        Facts {
+        NvmlFacts {
             driver_version: "535.183.01".into(),
             cuda_version: "12.2".into(),
             properties: [
@@ -310,7 +310,11 @@ pub(crate) mod tests {
         }
     }
 
-    pub(crate) fn some(gpus: &[NodeGpu], facts: &Facts, before: &[Device]) -> Vec<Device> {
+    pub(crate) fn some(
+        gpus: &[NodeGpu],
+        facts: &NvmlFacts,
+        before: &[ClaimDevice],
+    ) -> Vec<ClaimDevice> {
         let (numa_nodes, pcie_roots) = (
             [(gpus[0].gpu.bus_id, 1)].into(),
             [(gpus[0].gpu.bus_id, "pci0000:00".to_owned())].into(),
@@ -412,10 +416,10 @@ pub(crate) mod tests {
     fn a_driver_that_stops_changes_no_attribute() {
         let gpus = [gpu(0, "NVIDIA H100", &[])];
         let before = some(&gpus, &facts(), &[]);
-        let after = some(&gpus, &Facts::default(), &before);
+        let after = some(&gpus, &NvmlFacts::default(), &before);
         assert_eq!(before, after);
         assert_eq!(
-            some(&gpus, &Facts::default(), &[])[0].capacity,
+            some(&gpus, &NvmlFacts::default(), &[])[0].capacity,
             BTreeMap::new()
         );
     }

@@ -91,7 +91,7 @@ async fn send(
 
 /// Returns the report of this second since 1970.
 fn report(pool: &Pool, node: &str, now: u64) -> NodeWatchResourcesResponse {
-    let device = |device: &super::devices::Device| {
+    let device = |device: &super::devices::ClaimDevice| {
         let health = if device.unhealthy.is_some() {
             HealthStatus::Unhealthy
         } else {

@@ -7,7 +7,7 @@ use std::path::Path;
 use base::report::Finding;
 use findings::catalog;
 
-use super::devices::Device;
+use super::devices::ClaimDevice;
 use crate::kubelet::other_plugins::{device_plugins, driver_for_claims, resource_with_gpus};
 use crate::kubelet::pods;
 use crate::kubelet::socket::{self, SocketId};
@@ -18,7 +18,7 @@ pub(super) async fn conflict(
     kubelet_dir: &Path,
     driver: &str,
     ours: &[SocketId],
-    devices: &[Device],
+    devices: &[ClaimDevice],
 ) -> Option<Finding> {
     let uuids: BTreeSet<&str> = devices
         .iter()

@@ -175,7 +175,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::dra::devices::Device as OurDevice;
+    use crate::dra::devices::ClaimDevice as OurDevice;
     use crate::dra::slice::specs;
     use crate::dra::slice::tests::{OWNER, device};
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::devices::Device;
+use super::devices::ClaimDevice;
 
 /// The devices of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub struct Pool {
     /// Whether the driver has answered or failed. Before, the slices of an earlier run stay as they are.
     pub is_ready: bool,
     /// The devices, in the order of the PCI bus
-    pub devices: Arc<Vec<Device>>,
+    pub devices: Arc<Vec<ClaimDevice>>,
     /// Why no container can have a device now
     pub problem: Option<String>,
     /// NVML has not answered since the plugin started, with this reason: the node may have more devices.

@@ -11,7 +11,7 @@ use findings::catalog;
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 
 use super::config;
-use super::devices::Device;
+use super::devices::ClaimDevice;
 use super::pool::Pool;
 use super::slice::taint_key;
 use crate::cdi_specs;
@@ -21,7 +21,7 @@ use crate::settings::values::TaintEffect;
 
 /// What the node has for claims.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Known<'a> {
+pub(super) struct ClaimContext<'a> {
     /// The name of the node and of its pool; empty if it is not known
     pub(super) node: &'a str,
     /// The name of the driver
@@ -39,7 +39,7 @@ pub(super) struct Known<'a> {
 pub(super) fn prepare(
     claim: &ResourceClaim,
     uid: &str,
-    known: &Known<'_>,
+    known: &ClaimContext<'_>,
 ) -> Result<Vec<v1::Device>, Refusal> {
     let name = claim_name(claim);
     if claim.metadata.uid.as_deref() != Some(uid) {
@@ -109,8 +109,8 @@ impl Cause {
 /// Finds an allocated device in the pool of the node.
 fn find<'k>(
     result: &DeviceRequestAllocationResult,
-    known: &Known<'k>,
-) -> Result<&'k Device, Cause> {
+    known: &ClaimContext<'k>,
+) -> Result<&'k ClaimDevice, Cause> {
     let pool = known.pool;
     if let Some(problem) = &pool.problem {
         return Err(Cause::not_now(problem));
@@ -142,7 +142,7 @@ fn find<'k>(
 
 fn device(
     result: &DeviceRequestAllocationResult,
-    known: &Known<'_>,
+    known: &ClaimContext<'_>,
     configs: &[k8s_openapi::api::resource::v1::DeviceAllocationConfiguration],
 ) -> Result<v1::Device, Cause> {
     config::check(known.driver, &result.request, configs).map_err(|what| Cause {
@@ -183,7 +183,7 @@ fn main_request(request: &str) -> &str {
 }
 
 /// Whether the claim may have a device that does not work: for monitoring, if it tolerates the taint, or if the taint has no effect.
-fn tolerates_unhealthy(result: &DeviceRequestAllocationResult, known: &Known<'_>) -> bool {
+fn tolerates_unhealthy(result: &DeviceRequestAllocationResult, known: &ClaimContext<'_>) -> bool {
     let effect = known.effect.name();
     let mut tolerations = result.tolerations.iter().flatten();
     let is_tolerated = tolerations.any(|toleration| {
@@ -252,7 +252,7 @@ mod tests {
             ..Pool::default()
         };
         change(&mut pool);
-        let known = Known {
+        let known = ClaimContext {
             driver: "gpu.nvidia.com",
             node: "node-1",
             pool: &pool,

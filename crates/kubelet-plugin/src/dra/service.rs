@@ -6,7 +6,7 @@ use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use super::pool::Pool;
-use super::prepare::{self, Known};
+use super::prepare::{self, ClaimContext};
 use crate::kubelet::other_plugins::DRIVER_FOR_CLAIMS;
 use crate::log::Log;
 use crate::model::Refusal;
@@ -69,7 +69,7 @@ impl ClaimService {
             Ok(claim) => {
                 let pool = self.pool.borrow();
                 let node = self.node.borrow();
-                let known = Known {
+                let known = ClaimContext {
                     driver: &self.driver,
                     node: &node,
                     pool: &pool,

@@ -8,7 +8,7 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::devices::{Device, Value};
+use super::devices::{ClaimDevice, Value};
 use crate::settings::values::TaintEffect;
 
 /// The most devices in a slice. Slices without taints may have 128, but then the first taint would move devices to another slice.
@@ -38,8 +38,8 @@ pub fn taint_key(driver: &str) -> String {
 
 /// Returns the specifications of the slices, with the generation 0.
 #[must_use]
-pub fn specs(devices: &[Device], owner: &Owner<'_>) -> Vec<ResourceSliceSpec> {
-    let is_listed = |device: &&Device| {
+pub fn specs(devices: &[ClaimDevice], owner: &Owner<'_>) -> Vec<ResourceSliceSpec> {
+    let is_listed = |device: &&ClaimDevice| {
         device.unhealthy.is_none() || owner.has_taints || owner.effect == TaintEffect::None
     };
     let listed: Vec<ApiDevice> = devices
@@ -64,7 +64,7 @@ pub fn specs(devices: &[Device], owner: &Owner<'_>) -> Vec<ResourceSliceSpec> {
     parts.into_iter().map(spec).collect()
 }
 
-fn api_device(device: &Device, owner: &Owner<'_>) -> ApiDevice {
+fn api_device(device: &ClaimDevice, owner: &Owner<'_>) -> ApiDevice {
     let attributes = device
         .attributes
         .iter()
@@ -148,8 +148,8 @@ pub(crate) mod tests {
         has_taints: true,
     };
 
-    pub(crate) fn device(name: &str, unhealthy: Option<&str>) -> Device {
-        Device {
+    pub(crate) fn device(name: &str, unhealthy: Option<&str>) -> ClaimDevice {
+        ClaimDevice {
             name: name.into(),
             uuid: format!("GPU-{name}"),
             gpu: format!("GPU-{name}"),

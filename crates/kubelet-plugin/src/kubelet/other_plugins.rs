@@ -316,13 +316,13 @@ fn stem(id: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Device;
+    use crate::model::ResourceDevice;
 
     fn resource(name: &str, ids: &[&str]) -> Resource {
-        let device = |id: &&str| Device {
+        let device = |id: &&str| ResourceDevice {
             id: (*id).to_owned(),
             gpu: stem(id).to_owned(),
-            ..Device::default()
+            ..ResourceDevice::default()
         };
         Resource {
             name: name.to_owned(),

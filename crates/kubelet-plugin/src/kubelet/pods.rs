@@ -21,7 +21,7 @@ const MAX_ANSWER: usize = 16 << 20;
 
 /// A container that has devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Container {
+pub struct PodContainer {
     /// The namespace of the pod
     pub namespace: String,
     /// The name of the pod
@@ -41,7 +41,7 @@ pub fn socket(kubelet_dir: &Path) -> PathBuf {
 }
 
 /// Returns the containers that have devices, or `None` if the kubelet does not answer in time.
-pub async fn list(socket: &Path) -> Option<Vec<Container>> {
+pub async fn list(socket: &Path) -> Option<Vec<PodContainer>> {
     let ask = async {
         let mut kubelet = PodResourcesListerClient::new(dial(socket).await?)
             .max_decoding_message_size(MAX_ANSWER);
@@ -71,7 +71,7 @@ fn claimed(resources: Vec<DynamicResource>) -> BTreeMap<String, Vec<String>> {
     found
 }
 
-fn containers(answer: ListPodResourcesResponse) -> Vec<Container> {
+fn containers(answer: ListPodResourcesResponse) -> Vec<PodContainer> {
     let mut found = Vec::new();
     for pod in answer.pod_resources {
         for container in pod.containers {
@@ -88,7 +88,7 @@ fn containers(answer: ListPodResourcesResponse) -> Vec<Container> {
                 continue;
             }
             let (namespace, pod) = (pod.namespace.clone(), pod.name.clone());
-            found.push(Container {
+            found.push(PodContainer {
                 namespace,
                 pod,
                 name: container.name,

@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::dial::{dial, text};
 use super::listener::Listener;
 use super::other_plugins::{self, Conflict};
-use super::registration::{Action, Facts, Socket, Stream, decide};
+use super::registration::{Action, RegistrationState, Socket, Stream, decide};
 use super::server::{self, Service};
 use super::socket::{self, SocketId};
 use super::socket_watch::SocketState;
@@ -141,13 +141,13 @@ impl Registrar {
         }
     }
 
-    fn facts(&self, seen: &SocketState, conflict: Option<&Conflict>) -> Facts {
+    fn facts(&self, seen: &SocketState, conflict: Option<&Conflict>) -> RegistrationState {
         let now = Instant::now();
         let state = *self.streams.watch().borrow();
         let stream = self
             .kubelet
             .filter(|_| matches!(state.kubelet, Kubelet::Open(_)));
-        Facts {
+        RegistrationState {
             kubelet: seen.kubelet,
             socket: match self.listener.is_bound() {
                 true => Socket::Bound,
@@ -196,7 +196,7 @@ impl Registrar {
         sockets: &mut watch::Receiver<SocketState>,
         others: &mut watch::Receiver<other_plugins::OtherPlugins>,
         streams: &mut watch::Receiver<super::streams::StreamState>,
-        facts: &Facts,
+        facts: &RegistrationState,
     ) {
         let waits_for_attempt =
             !facts.may_register && facts.kubelet.is_some() && facts.registering.is_none();
@@ -318,7 +318,7 @@ impl Registrar {
         self.attempt = Some((kubelet, Box::pin(attempt)));
     }
 
-    fn close(&mut self, facts: &Facts) {
+    fn close(&mut self, facts: &RegistrationState) {
         self.streams.close();
         self.note_stream(Kubelet::None);
         self.unanswered = false;

@@ -7,7 +7,7 @@ use super::socket::SocketId;
 
 /// The state of a resource's registration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct RegistrationState {
     /// The kubelet's socket
     pub kubelet: Option<SocketId>,
     /// Our socket
@@ -22,7 +22,7 @@ pub struct Facts {
     pub may_register: bool,
 }
 
-impl Facts {
+impl RegistrationState {
     /// Whether another kubelet has replaced this one.
     fn is_earlier(&self, kubelet: SocketId) -> bool {
         self.kubelet.is_some_and(|current| current != kubelet)
@@ -71,7 +71,7 @@ pub enum Action {
 
 /// Returns the next action.
 #[must_use]
-pub fn decide(facts: &Facts) -> Action {
+pub fn decide(facts: &RegistrationState) -> Action {
     if facts
         .registering
         .is_some_and(|kubelet| facts.is_earlier(kubelet))
@@ -126,10 +126,10 @@ mod tests {
             SocketId::at(&path).unwrap()
         };
         let (new, old) = (socket("new"), socket("old"));
-        let ready = Facts {
+        let ready = RegistrationState {
             kubelet: Some(new),
             may_register: true,
-            ..Facts::default()
+            ..RegistrationState::default()
         };
         let stream = |kubelet, silent| {
             Some(Stream {
@@ -138,18 +138,18 @@ mod tests {
                 doubled: false,
             })
         };
-        let live = Facts {
+        let live = RegistrationState {
             stream: stream(new, false),
             ..ready
         };
-        let silent = Facts {
+        let silent = RegistrationState {
             stream: stream(new, true),
             ..ready
         };
         for (name, facts, action) in [
             (
                 "no kubelet",
-                Facts {
+                RegistrationState {
                     kubelet: None,
                     ..ready
                 },
@@ -157,7 +157,7 @@ mod tests {
             ),
             (
                 "no kubelet and no socket",
-                Facts {
+                RegistrationState {
                     kubelet: None,
                     socket: Socket::Missing,
                     ..ready
@@ -166,7 +166,7 @@ mod tests {
             ),
             (
                 "our socket is missing",
-                Facts {
+                RegistrationState {
                     socket: Socket::Missing,
                     ..ready
                 },
@@ -174,7 +174,7 @@ mod tests {
             ),
             (
                 "our socket cannot be created",
-                Facts {
+                RegistrationState {
                     socket: Socket::Unavailable,
                     ..ready
                 },
@@ -183,7 +183,7 @@ mod tests {
             ("ready", ready, Action::Register),
             (
                 "pause",
-                Facts {
+                RegistrationState {
                     may_register: false,
                     ..ready
                 },
@@ -191,7 +191,7 @@ mod tests {
             ),
             (
                 "other plugin",
-                Facts {
+                RegistrationState {
                     conflict: Some(true),
                     ..ready
                 },
@@ -199,7 +199,7 @@ mod tests {
             ),
             (
                 "other plugin, other resource",
-                Facts {
+                RegistrationState {
                     conflict: Some(false),
                     ..ready
                 },
@@ -207,7 +207,7 @@ mod tests {
             ),
             (
                 "registering",
-                Facts {
+                RegistrationState {
                     registering: Some(new),
                     ..ready
                 },
@@ -215,7 +215,7 @@ mod tests {
             ),
             (
                 "registering with an earlier kubelet",
-                Facts {
+                RegistrationState {
                     registering: Some(old),
                     ..ready
                 },
@@ -223,7 +223,7 @@ mod tests {
             ),
             (
                 "registering, the kubelet has gone",
-                Facts {
+                RegistrationState {
                     kubelet: None,
                     registering: Some(old),
                     ..ready
@@ -233,7 +233,7 @@ mod tests {
             ("live", live, Action::Wait),
             (
                 "registered twice",
-                Facts {
+                RegistrationState {
                     stream: stream(new, false).map(|it| Stream {
                         doubled: true,
                         ..it
@@ -244,7 +244,7 @@ mod tests {
             ),
             (
                 "live before Register returned",
-                Facts {
+                RegistrationState {
                     registering: Some(new),
                     ..live
                 },
@@ -252,7 +252,7 @@ mod tests {
             ),
             (
                 "live, socket deleted",
-                Facts {
+                RegistrationState {
                     socket: Socket::Missing,
                     ..live
                 },
@@ -260,7 +260,7 @@ mod tests {
             ),
             (
                 "live, kubelet's socket deleted",
-                Facts {
+                RegistrationState {
                     kubelet: None,
                     ..live
                 },
@@ -268,7 +268,7 @@ mod tests {
             ),
             (
                 "live with an earlier kubelet",
-                Facts {
+                RegistrationState {
                     stream: stream(old, false),
                     ..live
                 },
@@ -276,7 +276,7 @@ mod tests {
             ),
             (
                 "silent with an earlier kubelet",
-                Facts {
+                RegistrationState {
                     stream: stream(old, true),
                     ..silent
                 },
@@ -284,7 +284,7 @@ mod tests {
             ),
             (
                 "taken over",
-                Facts {
+                RegistrationState {
                     conflict: Some(true),
                     ..live
                 },
@@ -292,7 +292,7 @@ mod tests {
             ),
             (
                 "still taken over",
-                Facts {
+                RegistrationState {
                     conflict: Some(true),
                     ..silent
                 },
@@ -301,7 +301,7 @@ mod tests {
             ("the other plugin has gone", silent, Action::Close),
             (
                 "GPUs offered elsewhere",
-                Facts {
+                RegistrationState {
                     conflict: Some(false),
                     ..live
                 },

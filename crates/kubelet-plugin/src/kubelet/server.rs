@@ -10,7 +10,7 @@ use tonic::{Request, Response, Status};
 
 use super::streams::{Open, StreamState, Streams};
 use crate::log::Log;
-use crate::model::{Allocator, Device, Refusal, Resource};
+use crate::model::{Allocator, Refusal, Resource, ResourceDevice};
 use crate::proto;
 use crate::proto::device_plugin_server::DevicePlugin;
 
@@ -155,7 +155,7 @@ async fn send_lists(
     stream: Open,
     sender: mpsc::Sender<Result<proto::ListAndWatchResponse, Status>>,
 ) {
-    let mut sent: Option<Vec<Device>> = None;
+    let mut sent: Option<Vec<ResourceDevice>> = None;
     let mut may_change = true;
     loop {
         let state = *streams.borrow_and_update();
@@ -181,7 +181,7 @@ async fn send_lists(
     }
 }
 
-fn device(device: &Device) -> proto::Device {
+fn device(device: &ResourceDevice) -> proto::Device {
     let health = if device.unhealthy.is_none() {
         "Healthy"
     } else {

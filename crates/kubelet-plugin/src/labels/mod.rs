@@ -12,7 +12,7 @@ use nvidia_host::inventory::Gpu;
 use nvidia_host::inventory::limits::permit;
 
 use crate::node::devices::{self, Sharing};
-use crate::node::facts::{Facts, architecture};
+use crate::node::facts::{NvmlFacts, architecture};
 use crate::node::gpus::NodeGpu;
 use crate::settings::Plugin;
 use crate::settings::values::MigStrategy;
@@ -38,7 +38,7 @@ pub struct Host {
 /// Returns the lines `name=value`, in the order of the names; without a driver or a GPU, an empty list.
 #[must_use]
 pub fn lines(
-    facts: &Facts,
+    facts: &NvmlFacts,
     gpus: &[NodeGpu],
     settings: &Plugin,
     limits: &Limits,
@@ -127,7 +127,7 @@ impl Labels {
         }
     }
 
-    fn of_software(&mut self, facts: &Facts) {
+    fn of_software(&mut self, facts: &NvmlFacts) {
         let driver: Vec<&str> = facts.driver_version.split('.').collect();
         self.add("cuda.driver-version.full", &facts.driver_version);
         // The names of older versions are in use.
@@ -147,7 +147,13 @@ impl Labels {
     }
 
     /// Describes the model of which there are most GPUs: a node has one set of labels.
-    fn of_gpus(&mut self, facts: &Facts, gpus: &[&NodeGpu], whole: &[&NodeGpu], settings: &Plugin) {
+    fn of_gpus(
+        &mut self,
+        facts: &NvmlFacts,
+        gpus: &[&NodeGpu],
+        whole: &[&NodeGpu],
+        settings: &Plugin,
+    ) {
         // The first one of several with the same number
         let candidates = if whole.is_empty() { gpus } else { whole };
         let Some(gpu) = candidates
@@ -181,7 +187,7 @@ impl Labels {
     }
 
     /// Describes the MIG devices, each profile by a resource of its own or, if it is a single one, as GPUs.
-    fn of_migs(&mut self, facts: &Facts, migs: &[Mig<'_>], settings: &Plugin, is_single: bool) {
+    fn of_migs(&mut self, facts: &NvmlFacts, migs: &[Mig<'_>], settings: &Plugin, is_single: bool) {
         let mut by_profile: BTreeMap<&str, Vec<Mig<'_>>> = BTreeMap::new();
         for mig in migs {
             by_profile.entry(mig.profile).or_default().push(*mig);

@@ -7,7 +7,7 @@ use nvidia_host::inventory::Inventory;
 use nvidia_host::nvml::monitoring::Engines;
 use nvidia_host::nvml::monitoring::MigAttributes;
 
-fn facts(gpus: &[NodeGpu]) -> Facts {
+fn facts(gpus: &[NodeGpu]) -> NvmlFacts {
     let properties = Properties {
         memory_mib: Some(81559),
         mig_capable: true,
@@ -25,7 +25,7 @@ fn facts(gpus: &[NodeGpu]) -> Facts {
         multiprocessors: 16,
         engines,
     };
-    let mut facts = Facts::default();
+    let mut facts = NvmlFacts::default();
     facts.apply(&Update::Snapshot(Box::new(Snapshot {
         inventory: Inventory {
             driver_version: "535.183.01".into(),
@@ -397,7 +397,7 @@ fn without_a_driver_or_a_permitted_gpu_there_are_no_labels() {
     assert!(labels(&[], &settings).is_empty());
     assert!(
         lines(
-            &Facts::default(),
+            &NvmlFacts::default(),
             &gpus,
             &settings,
             &Limits::default(),

@@ -8,9 +8,9 @@ use nvidia_host::nvml::monitoring::Memory;
 
 use super::readings::Reading;
 use super::series::{
-    Accelerator, Facts, Labels, Metric, MetricKind, Series, add, find, float, gauge, given,
+    Accelerator, Labels, Metric, MetricKind, MetricSources, Series, add, find, float, gauge, given,
 };
-use crate::kubelet::pods::Container;
+use crate::kubelet::pods::PodContainer;
 use crate::monitor::message::More;
 
 const fn counter(name: &'static str, help: &'static str) -> Metric {
@@ -137,7 +137,7 @@ pub fn metrics() -> impl Iterator<Item = Metric> {
 }
 
 /// Adds the series to others.
-pub fn extend(facts: &Facts, out: &mut Series) {
+pub fn extend(facts: &MetricSources, out: &mut Series) {
     let none = Reading::default();
     let version = match &facts.offer.known {
         Some(known) => known.driver_version.as_str(),
@@ -189,7 +189,7 @@ fn of_memory(memory: Option<Memory>, labels: &Labels, out: &mut Series) {
 }
 
 /// Returns the labels of a GPU or MIG device for each container that has it, or without a container if none has it.
-fn with_containers(facts: &Facts, device: Accelerator<'_>, version: &str) -> Vec<Labels> {
+fn with_containers(facts: &MetricSources, device: Accelerator<'_>, version: &str) -> Vec<Labels> {
     let labels = labels(facts, device, version);
     let mut used = Vec::new();
     for container in &facts.containers {
@@ -204,13 +204,13 @@ fn with_containers(facts: &Facts, device: Accelerator<'_>, version: &str) -> Vec
     if used.is_empty() { vec![labels] } else { used }
 }
 
-fn has(facts: &Facts, container: &Container, device: Accelerator<'_>) -> bool {
+fn has(facts: &MetricSources, container: &PodContainer, device: Accelerator<'_>) -> bool {
     let is_it = |id: &String| find(&facts.offer, id).is_some_and(|found| found.uuid == device.uuid);
     let mut given = given(facts, container).into_iter();
     given.any(|(_, ids)| ids.iter().any(is_it))
 }
 
-fn labels(facts: &Facts, device: Accelerator<'_>, version: &str) -> Labels {
+fn labels(facts: &MetricSources, device: Accelerator<'_>, version: &str) -> Labels {
     let gpu = &device.gpu.gpu;
     let mut labels = vec![
         ("gpu", gpu.index.to_string()),

@@ -11,7 +11,7 @@ use nvidia_host::nvml::monitoring::Memory;
 
 use super::readings::{Reading, Readings};
 use crate::kubelet::Status;
-use crate::kubelet::pods::Container;
+use crate::kubelet::pods::PodContainer;
 use crate::node::Offer;
 use crate::node::devices::uuid_of;
 use crate::node::gpus::NodeGpu;
@@ -19,13 +19,13 @@ use crate::settings::values::MetricsNames;
 
 /// What the series follow from.
 #[derive(Clone, Debug, Default)]
-pub struct Facts {
+pub struct MetricSources {
     /// The GPUs and the resources
     pub offer: Offer,
     /// The values
     pub readings: Readings,
     /// The containers that have devices; none if the kubelet does not answer
-    pub containers: Vec<Container>,
+    pub containers: Vec<PodContainer>,
     /// The registrations
     pub status: Status,
     /// Whose names the metrics of GPUs have
@@ -140,7 +140,7 @@ pub type Series = BTreeMap<Metric, Vec<(Labels, f64)>>;
 
 /// Returns the series with GKE's names, and our own.
 #[must_use]
-pub fn series(facts: &Facts) -> Series {
+pub fn series(facts: &MetricSources) -> Series {
     let mut out = Series::new();
     if facts.names.contains(&MetricsNames::Gke) {
         of_containers(facts, &mut out);
@@ -206,7 +206,7 @@ pub(super) fn add<V: Into<f64>>(
     }
 }
 
-fn of_containers(facts: &Facts, out: &mut Series) {
+fn of_containers(facts: &MetricSources, out: &mut Series) {
     for container in &facts.containers {
         let name = vec![
             ("namespace", container.namespace.clone()),
@@ -240,7 +240,10 @@ fn of_containers(facts: &Facts, out: &mut Series) {
 
 /// Returns the ids of our devices that a container has: by the resource, or by the name of the
 /// driver for claims.
-pub(super) fn given<'a>(facts: &Facts, container: &'a Container) -> Vec<(&'a str, &'a [String])> {
+pub(super) fn given<'a>(
+    facts: &MetricSources,
+    container: &'a PodContainer,
+) -> Vec<(&'a str, &'a [String])> {
     let mut given: Vec<(&str, &[String])> = Vec::new();
     for (name, ids) in &container.devices {
         let resources = &facts.offer.resources;
@@ -254,7 +257,7 @@ pub(super) fn given<'a>(facts: &Facts, container: &'a Container) -> Vec<(&'a str
     given
 }
 
-fn of_node(facts: &Facts, out: &mut Series) {
+fn of_node(facts: &MetricSources, out: &mut Series) {
     for accelerator in facts.offer.gpus.iter().flat_map(accelerators) {
         let values = accelerator.values(&facts.readings);
         let labels = accelerator.labels();

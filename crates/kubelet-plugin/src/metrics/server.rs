@@ -28,10 +28,10 @@ use tokio::time::{sleep, timeout};
 
 use super::dcgm;
 use super::readings::Readings;
-use super::series::{Facts, Series, series};
+use super::series::{MetricSources, Series, series};
 use super::text::{self, ExpositionFormat};
 use crate::kubelet::Status;
-use crate::kubelet::pods::{self, Container};
+use crate::kubelet::pods::{self, PodContainer};
 use crate::node::Offer;
 use crate::settings::values::MetricsNames;
 
@@ -185,7 +185,7 @@ async fn answer(stream: TcpStream, server: Arc<Server>, has_asked: Arc<AtomicBoo
 struct Server {
     sources: Sources,
     /// The last answer of the kubelet. The lock is held while the kubelet is asked, so that it is asked once.
-    containers: Mutex<Option<(Instant, Vec<Container>)>>,
+    containers: Mutex<Option<(Instant, Vec<PodContainer>)>>,
 }
 
 impl Server {
@@ -219,7 +219,7 @@ impl Server {
         }
     }
 
-    async fn containers(&self) -> Vec<Container> {
+    async fn containers(&self) -> Vec<PodContainer> {
         let mut last = self.containers.lock().await;
         if let Some((_, containers)) = last.as_ref().filter(|(at, _)| at.elapsed() < CACHED) {
             return containers.clone();
@@ -231,7 +231,7 @@ impl Server {
         containers
     }
 
-    fn series(&self, containers: Vec<Container>) -> Series {
+    fn series(&self, containers: Vec<PodContainer>) -> Series {
         let Sources {
             offer,
             readings,
@@ -241,7 +241,7 @@ impl Server {
             ignored_xids,
             ..
         } = &self.sources;
-        let facts = Facts {
+        let facts = MetricSources {
             offer: offer.borrow().clone(),
             readings: readings.borrow().clone(),
             containers,

@@ -20,7 +20,7 @@ use nvidia_host::nvml::monitoring::{EventData, EventSet, Monitoring};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags};
 
-use super::measure::{self, Known, Measures};
+use super::measure::{self, DeviceConstants, Measures};
 use super::message::{End, GpuEvent, Link, Message, NvmlCall, Sample, Snapshot};
 use super::nvml::{self, Handle, Meaning};
 
@@ -119,7 +119,7 @@ fn watch(
         host: site.state(),
         handles: Vec::new(),
         snapshot: None,
-        known: Known::default(),
+        known: DeviceConstants::default(),
         links: None,
         events: None,
         last_event: None,
@@ -139,7 +139,7 @@ struct Watch<'a, M> {
     host: HostState,
     handles: Vec<Handle>,
     snapshot: Option<Snapshot>,
-    known: Known,
+    known: DeviceConstants,
     /// The links, and the UUIDs of all GPUs for which they are known
     links: Option<(Vec<String>, Vec<Link>)>,
     /// The event set, and the UUIDs of the GPUs in it

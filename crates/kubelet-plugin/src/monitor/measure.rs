@@ -11,13 +11,13 @@ use super::nvml::Handle;
 
 /// What does not change while a GPU or a MIG device exists, by UUID. Each device is asked once.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct DeviceConstants {
     pub(super) properties: BTreeMap<String, Properties>,
     pub(super) mig_attributes: BTreeMap<String, MigAttributes>,
     pub(super) memory_slices: BTreeMap<String, MemorySlices>,
 }
 
-impl Known {
+impl DeviceConstants {
     /// Asks about a GPU and its MIG devices, unless they are known. A call that fails is made again the next time.
     pub(super) fn add(&mut self, api: &impl Monitoring, handle: &Handle) {
         if !self.properties.contains_key(&handle.gpu.uuid) {

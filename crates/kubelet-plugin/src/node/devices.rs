@@ -9,7 +9,7 @@ use nvidia_host::inventory::limits::{is_like, permit};
 use nvidia_host::inventory::{Gpu, MigDevice};
 
 use super::gpus::{NodeGpu, NumaNodes};
-use crate::model::{Device, Resource};
+use crate::model::{Resource, ResourceDevice};
 use crate::settings::Plugin;
 use crate::settings::values::{DeviceIdStrategy, DeviceListStrategy, MigStrategy};
 
@@ -46,7 +46,7 @@ pub fn resources(
     } else {
         REPLICA
     };
-    let mut offered: BTreeMap<String, Vec<Device>> = BTreeMap::new();
+    let mut offered: BTreeMap<String, Vec<ResourceDevice>> = BTreeMap::new();
     let mut denied = BTreeSet::new();
     for node_gpu in gpus {
         let gpu = &node_gpu.gpu;
@@ -63,7 +63,7 @@ pub fn resources(
                 },
             };
             let sharing = sharing(&gpu.model, profile, settings);
-            let device = Device {
+            let device = ResourceDevice {
                 id: if has_gke_ids(settings) {
                     gke_id(gpu, part)
                 } else {
@@ -214,13 +214,13 @@ pub fn sharing(model: &str, profile: Option<&str>, settings: &Plugin) -> Sharing
     }
 }
 
-fn replicas(device: &Device, count: u32, separator: &str) -> Vec<Device> {
+fn replicas(device: &ResourceDevice, count: u32, separator: &str) -> Vec<ResourceDevice> {
     if count == 1 {
         return vec![device.clone()];
     }
     let mut devices = Vec::new();
     for number in 0..count {
-        devices.push(Device {
+        devices.push(ResourceDevice {
             id: format!("{}{separator}{number}", device.id),
             is_shared: true,
             ..device.clone()

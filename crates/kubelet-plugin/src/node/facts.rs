@@ -9,7 +9,7 @@ use crate::monitor::update::Update;
 
 /// What NVML reports about the driver and the GPUs besides their names and health.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct NvmlFacts {
     /// Empty without a driver
     pub driver_version: String,
     /// The newest CUDA version that the driver supports; empty if unknown
@@ -22,7 +22,7 @@ pub struct Facts {
     pub memory_slices: BTreeMap<String, MemorySlices>,
 }
 
-impl Facts {
+impl NvmlFacts {
     /// Takes a report of the monitor into account.
     pub fn apply(&mut self, update: &Update) {
         match update {

@@ -19,7 +19,7 @@ use nvidia_host::config::Limits;
 use nvidia_host::feature::Features;
 use nvidia_host::inventory::{Inventory, limits};
 
-use crate::model::{Device, Resource};
+use crate::model::{Resource, ResourceDevice};
 use crate::monitor::message::Snapshot;
 use crate::monitor::update::Update;
 use crate::settings::Settings;
@@ -346,7 +346,7 @@ impl Node {
 
 impl Offer {
     /// Returns the devices of all resources.
-    pub fn devices(&self) -> impl Iterator<Item = &Device> {
+    pub fn devices(&self) -> impl Iterator<Item = &ResourceDevice> {
         self.resources.iter().flat_map(|resource| &resource.devices)
     }
 

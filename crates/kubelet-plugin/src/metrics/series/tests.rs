@@ -4,17 +4,17 @@ use super::*;
 use crate::kubelet::Registration;
 use crate::metrics::text::{ExpositionFormat, text};
 use crate::metrics::timed;
-use crate::model::{Allocator, Device, Refusal, Resource};
+use crate::model::{Allocator, Refusal, Resource, ResourceDevice};
 use crate::monitor::message::{EventKind, GpuEvent, Measured, Sample};
 use crate::monitor::update::{Driver, Update};
 use crate::node::gpus::tests::gpu;
 use crate::proto::ContainerAllocateResponse;
 
 fn resource(name: &str, ids: &[(&str, &str)]) -> Resource {
-    let device = |(id, gpu): &(&str, &str)| Device {
+    let device = |(id, gpu): &(&str, &str)| ResourceDevice {
         id: (*id).into(),
         gpu: (*gpu).into(),
-        ..Device::default()
+        ..ResourceDevice::default()
     };
     Resource {
         name: name.to_owned(),
@@ -22,9 +22,9 @@ fn resource(name: &str, ids: &[(&str, &str)]) -> Resource {
     }
 }
 
-fn container(pod: &str, devices: &[(&str, &[&str])]) -> Container {
+fn container(pod: &str, devices: &[(&str, &[&str])]) -> PodContainer {
     let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect();
-    Container {
+    PodContainer {
         namespace: "default".to_owned(),
         pod: pod.to_owned(),
         name: "main".to_owned(),
@@ -69,7 +69,7 @@ fn sample(gpu: &str, utilization: Option<u32>, migs: &[&str]) -> Update {
 }
 
 /// A shared GPU, one with MIG devices, and one that is not used.
-fn facts() -> Facts {
+fn facts() -> MetricSources {
     let gpus = vec![
         gpu(0, "H100", &[]),
         gpu(1, "A100", &["1g.5gb", "2g.10gb"]),
@@ -106,7 +106,7 @@ fn facts() -> Facts {
         registered: Some(UNIX_EPOCH + Duration::from_millis(1500)),
         ..Registration::default()
     };
-    Facts {
+    MetricSources {
         offer: Offer {
             resources: resources.into(),
             gpus,
@@ -125,7 +125,7 @@ fn facts() -> Facts {
     }
 }
 
-fn lines(facts: &Facts, names: &[&str]) -> Vec<String> {
+fn lines(facts: &MetricSources, names: &[&str]) -> Vec<String> {
     let text = text(
         series(facts),
         timed::latency(),
@@ -206,7 +206,7 @@ fn devices_of_claims() {
     let mut facts = facts();
     let uuids = vec!["GPU-0".to_owned(), "MIG-1-1".to_owned()];
     let claims = [("gpu.nvidia.com".to_owned(), uuids)].into();
-    facts.containers = vec![Container {
+    facts.containers = vec![PodContainer {
         claims,
         ..container("claims", &[])
     }];
@@ -295,8 +295,8 @@ fn series_of_the_node() {
 
 #[test]
 fn the_driver_and_its_reason() {
-    let mut facts = Facts::default();
-    let found = |facts: &Facts| -> Vec<String> {
+    let mut facts = MetricSources::default();
+    let found = |facts: &MetricSources| -> Vec<String> {
         let text = text(
             series(facts),
             timed::latency(),
