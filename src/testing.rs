@@ -3,7 +3,7 @@
 
 pub mod cgroup {
     pub use crate::cgroup::{
-        Access, DeviceCgroup, Grant, Member, allow, extend, hierarchies, locate,
+        DeviceAccess, DeviceCgroup, Grant, Member, allow, extend, hierarchies, locate,
     };
 }
 pub mod cli {

@@ -19,7 +19,7 @@ const MANAGER: &str = "org.freedesktop.systemd1.Manager";
 
 /// A received message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum Received {
     /// A signal, or a reply to another call
     Other,
     /// The returned values of the call
@@ -208,10 +208,10 @@ pub(super) fn message_length(head: &[u8; HEAD]) -> Option<usize> {
 }
 
 /// Decodes a message with respect to the call of this serial number.
-pub(super) fn answer(message: &[u8], serial: u32) -> Option<Answer> {
+pub(super) fn answer(message: &[u8], serial: u32) -> Option<Received> {
     let kind = *message.get(1)?;
     if !matches!(kind, METHOD_RETURN | ERROR) {
-        return Some(Answer::Other);
+        return Some(Received::Other);
     }
     let end = HEAD.checked_add(read_u32(message, 12)?)?;
     let (mut at, mut name, mut ours) = (HEAD, String::new(), false);
@@ -238,13 +238,13 @@ pub(super) fn answer(message: &[u8], serial: u32) -> Option<Answer> {
         }
     }
     Some(match kind {
-        _ if !ours => Answer::Other,
-        ERROR => Answer::Refused(name),
+        _ if !ours => Received::Other,
+        ERROR => Received::Refused(name),
         _ => {
             let body = message
                 .get(end.checked_next_multiple_of(8)?..)
                 .unwrap_or_default();
-            Answer::Done(Body(body.to_vec()))
+            Received::Done(Body(body.to_vec()))
         }
     })
 }
@@ -271,7 +271,7 @@ mod tests {
                 .collect();
             let call = set_device_allow(3, "libpod-0a.scope", &rules);
             assert_eq!(message_length(&head(&call)), Some(call.len()));
-            assert_eq!(answer(&call, 3), Some(Answer::Other), "it is a call");
+            assert_eq!(answer(&call, 3), Some(Received::Other), "it is a call");
         }
         let call = get_property(1, "libpod-0a.scope", "DevicePolicy");
         assert_eq!(message_length(&head(&call)), Some(call.len()));
@@ -303,18 +303,18 @@ mod tests {
         };
         let empty = Body(Vec::new());
         let done = answer(&message(METHOD_RETURN, 7, "org.freedesktop.systemd1", 1), 1);
-        assert_eq!(done, Some(Answer::Done(empty.clone())));
+        assert_eq!(done, Some(Received::Done(empty.clone())));
         assert_eq!(
             (text_property(&empty), is_empty_list(&empty, "a(ss)")),
             (None, None)
         );
         assert_eq!(
             answer(&message(METHOD_RETURN, 7, "x", 2), 1),
-            Some(Answer::Other)
+            Some(Received::Other)
         );
         assert_eq!(
             answer(&message(4, 7, "x", 1), 1),
-            Some(Answer::Other),
+            Some(Received::Other),
             "a signal"
         );
         let refused = answer(
@@ -323,7 +323,7 @@ mod tests {
         );
         assert_eq!(
             refused,
-            Some(Answer::Refused(
+            Some(Received::Refused(
                 "org.freedesktop.systemd1.NoSuchUnit".to_owned()
             ))
         );
@@ -343,7 +343,7 @@ mod tests {
     proptest! {
         #[test]
         fn never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            if let Some(Answer::Done(body)) = answer(&bytes, 1) {
+            if let Some(Received::Done(body)) = answer(&bytes, 1) {
                 text_property(&body);
                 is_empty_list(&body, "a(ss)");
             }

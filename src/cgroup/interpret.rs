@@ -6,7 +6,7 @@ use crate::oci::device_rules::DeviceRule;
 
 /// The effect of a program on some devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum FilterEffect {
     /// It allows read and write access to all of them.
     Allows,
     /// It denies at least one of them, and every device that it does not list. Runtimes and systemd write such programs, and
@@ -42,11 +42,11 @@ const UNLISTED: [DeviceRule; 3] = [
 const MAX_STEPS: usize = 1_000_000;
 
 /// Determines the verdict of a program on these devices.
-pub(super) fn interpret(program: &[Insn], rules: &[DeviceRule]) -> Verdict {
+pub(super) fn interpret(program: &[Insn], rules: &[DeviceRule]) -> FilterEffect {
     match (Answers::of(program, rules), Answers::of(program, &UNLISTED)) {
-        (Some(rules), _) if !rules.denies => Verdict::Allows,
-        (Some(_), Some(unlisted)) if !unlisted.allows => Verdict::AllowList,
-        _ => Verdict::Denies,
+        (Some(rules), _) if !rules.denies => FilterEffect::Allows,
+        (Some(_), Some(unlisted)) if !unlisted.allows => FilterEffect::AllowList,
+        _ => FilterEffect::Denies,
     }
 }
 
@@ -272,16 +272,31 @@ mod tests {
     fn allow_lists_and_deny_programs_are_distinguished() {
         let extended = extend(&answer(0), &[GPU]).unwrap().unwrap();
         for (what, program, rules, verdict) in [
-            ("nothing allowed", answer(0), vec![GPU], Verdict::AllowList),
-            ("all allowed", answer(1), vec![GPU, OTHER], Verdict::Allows),
-            ("listed", extended.clone(), vec![GPU], Verdict::Allows),
+            (
+                "nothing allowed",
+                answer(0),
+                vec![GPU],
+                FilterEffect::AllowList,
+            ),
+            (
+                "all allowed",
+                answer(1),
+                vec![GPU, OTHER],
+                FilterEffect::Allows,
+            ),
+            ("listed", extended.clone(), vec![GPU], FilterEffect::Allows),
             (
                 "one of two listed",
                 extended,
                 vec![GPU, OTHER],
-                Verdict::AllowList,
+                FilterEffect::AllowList,
             ),
-            ("singled out", denies_nvidia(), vec![GPU], Verdict::Denies),
+            (
+                "singled out",
+                denies_nvidia(),
+                vec![GPU],
+                FilterEffect::Denies,
+            ),
             (
                 "others singled out",
                 denies_nvidia(),
@@ -289,19 +304,19 @@ mod tests {
                     major: 511,
                     minor: 0,
                 }],
-                Verdict::Allows,
+                FilterEffect::Allows,
             ),
             (
                 "a helper function",
                 [vec![insn(0x85, 0, 0, 0, 5)], answer(1)].concat(),
                 vec![GPU],
-                Verdict::Denies,
+                FilterEffect::Denies,
             ),
             (
                 "no end",
                 vec![insn(0x05, 0, 0, -1, 0)],
                 vec![GPU],
-                Verdict::Denies,
+                FilterEffect::Denies,
             ),
         ] {
             assert_eq!(interpret(&program, &rules), verdict, "{what}");
@@ -317,6 +332,6 @@ mod tests {
             insn(0x45, 2, 0, 2, 4),
         ];
         let read_only = [start, answer(1), answer(0)].concat();
-        assert_eq!(interpret(&read_only, &[GPU]), Verdict::AllowList);
+        assert_eq!(interpret(&read_only, &[GPU]), FilterEffect::AllowList);
     }
 }

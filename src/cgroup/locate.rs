@@ -51,7 +51,7 @@ pub struct Hierarchy {
 /// Returns the hierarchies in a mount table that a path lookup reaches.
 pub fn hierarchies(mountinfo: &[u8]) -> Vec<Hierarchy> {
     let mounts: Vec<_> = mounts(mountinfo).collect();
-    let mut tree = Tree::new(&mounts);
+    let mut tree = MountTree::new(&mounts);
     let mut found = Vec::new();
     for mount in &mounts {
         if let Some(hierarchy) = hierarchy(mount)
@@ -125,14 +125,14 @@ fn path(escaped: &[u8]) -> &Path {
 ///
 /// A path lookup enters every mount that it meets. So a mount is hidden if another one is mounted on it, or if a sibling covers its
 /// mount point or that of an ancestor.
-struct Tree<'a> {
+struct MountTree<'a> {
     by_id: BTreeMap<u64, &'a Mount<'a>>,
     by_parent: BTreeMap<u64, Vec<&'a Mount<'a>>>,
     /// A cache, by id, of whether nothing covers the mount or one of its ancestors
     bare: BTreeMap<u64, bool>,
 }
 
-impl<'a> Tree<'a> {
+impl<'a> MountTree<'a> {
     fn new(mounts: &'a [Mount<'a>]) -> Self {
         let mut tree = Self {
             by_id: BTreeMap::new(),

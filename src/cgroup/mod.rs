@@ -34,7 +34,7 @@ pub use program::extend;
 
 /// The container's access to the devices, and how it got it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum DeviceAccess {
     /// No device filter applies to the container.
     Unfiltered,
     /// The filter already allowed the devices.
@@ -51,12 +51,12 @@ pub enum Access {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// The container's access to the devices
-    pub access: Access,
+    pub access: DeviceAccess,
     pub findings: Vec<Finding>,
 }
 
 impl Grant {
-    fn plain(access: Access) -> Self {
+    fn plain(access: DeviceAccess) -> Self {
         Self {
             access,
             findings: Vec::new(),
@@ -80,14 +80,14 @@ pub struct Member<'a> {
 /// Must run in the runtime's mount namespace, where cgroups have the paths that the runtime used.
 pub fn allow(member: Member<'_>, rules: &[DeviceRule]) -> Result<Grant> {
     if rules.is_empty() {
-        return Ok(Grant::plain(Access::Present));
+        return Ok(Grant::plain(DeviceAccess::Present));
     }
     let pid = member.pid;
     let mounts = mounts()?;
     let located = located(&mounts, &format!("/proc/{pid}/cgroup"))
         .with_context(|| format!("cannot find the cgroup of process {pid}"))?;
     let Some((mount, path)) = located.place() else {
-        return Ok(Grant::plain(Access::Unfiltered));
+        return Ok(Grant::plain(DeviceAccess::Unfiltered));
     };
     let caller = self::located(&mounts, "/proc/self/cgroup").ok();
     let caller = caller.as_ref().and_then(DeviceCgroup::place);
@@ -107,7 +107,7 @@ pub fn allow(member: Member<'_>, rules: &[DeviceRule]) -> Result<Grant> {
     let mut grant = grant.context("cannot give the container access to its devices")?;
     // Without a finding, each program allows the devices, and the filter need not be read again.
     if !grant.findings.is_empty() && denies_any(&located, rules) == Some(true) {
-        grant.access = Access::Denied;
+        grant.access = DeviceAccess::Denied;
     }
     Ok(grant)
 }
@@ -115,9 +115,9 @@ pub fn allow(member: Member<'_>, rules: &[DeviceRule]) -> Result<Grant> {
 /// Returns the access in a cgroup that is not the container's.
 fn shared(located: &DeviceCgroup, path: &Path, rules: &[DeviceRule]) -> Grant {
     let access = match denies_any(located, rules) {
-        Some(false) => return Grant::plain(Access::Unfiltered),
-        Some(true) => Access::Denied,
-        None => Access::Unchanged,
+        Some(false) => return Grant::plain(DeviceAccess::Unfiltered),
+        Some(true) => DeviceAccess::Denied,
+        None => DeviceAccess::Unchanged,
     };
     Grant {
         access,
@@ -128,9 +128,9 @@ fn shared(located: &DeviceCgroup, path: &Path, rules: &[DeviceRule]) -> Grant {
 /// Returns the access of a container whose cgroup must not be changed, because of `no-cgroups` in config.toml.
 pub(crate) fn examine(pid: Pid, rules: &[DeviceRule]) -> Grant {
     let access = match is_denied(pid, rules) {
-        Ok(Some(true)) => Access::Denied,
-        Ok(Some(false)) => return Grant::plain(Access::Present),
-        Ok(None) | Err(_) => return Grant::plain(Access::Unchanged),
+        Ok(Some(true)) => DeviceAccess::Denied,
+        Ok(Some(false)) => return Grant::plain(DeviceAccess::Present),
+        Ok(None) | Err(_) => return Grant::plain(DeviceAccess::Unchanged),
     };
     let finding = Finding::new(
         &catalog::NO_CGROUPS,

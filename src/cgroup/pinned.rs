@@ -29,7 +29,7 @@ use base::report::{Finding, errno_of};
 use findings::catalog;
 
 use super::attach::{Cgroup, Program};
-use super::interpret::{Verdict, interpret};
+use super::interpret::{FilterEffect, interpret};
 use super::program::extend;
 use crate::oci::device_rules::DeviceRule;
 
@@ -84,7 +84,7 @@ impl Pinned {
         }
         let original = Program::pinned(pin)?;
         // A program that allows the devices stays, and so does one that singles them out to deny them.
-        if interpret(&original.insns, rules) != Verdict::AllowList {
+        if interpret(&original.insns, rules) != FilterEffect::AllowList {
             return Ok(None);
         }
         let Some(longer) = extend(&original.insns, rules)? else {

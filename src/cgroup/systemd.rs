@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use super::dbus::{self, Answer, Body};
+use super::dbus::{self, Body, Received};
 use crate::oci::device_rules::DeviceRule;
 
 /// systemd's private socket, which the host's root can use without a bus daemon.
@@ -115,9 +115,9 @@ impl Connection {
         self.socket.write_all(&message(self.serial))?;
         for _ in 0..MAX_MESSAGES {
             match read_message(&mut self.socket, self.serial)? {
-                Answer::Other => {}
-                Answer::Done(body) => return Ok(body),
-                Answer::Refused(name) => bail!("it replies {name}"),
+                Received::Other => {}
+                Received::Done(body) => return Ok(body),
+                Received::Refused(name) => bail!("it replies {name}"),
             }
         }
         bail!("it does not reply")
@@ -135,7 +135,7 @@ fn read_line(socket: &mut UnixStream) -> Result<Vec<u8>> {
     Ok(line)
 }
 
-fn read_message(socket: &mut UnixStream, serial: u32) -> Result<Answer> {
+fn read_message(socket: &mut UnixStream, serial: u32) -> Result<Received> {
     let mut head = [0; dbus::HEAD];
     socket.read_exact(&mut head)?;
     let length = dbus::message_length(&head).context("it does not speak D-Bus")?;

@@ -9,7 +9,7 @@ use base::paths::HostPath;
 use base::report::Failure;
 use findings::catalog;
 
-use super::{Access, Grant, systemd_finding};
+use super::{DeviceAccess, Grant, systemd_finding};
 use crate::oci::device_rules::DeviceRule;
 
 /// `echo c MAJOR:MINOR rw > CGROUP/devices.allow`, one write(2) for each, because the kernel accepts one rule at a time.
@@ -35,7 +35,7 @@ pub(super) fn allow(cgroup: &HostPath, rules: &[DeviceRule]) -> Result<Grant> {
         }
     }
     // "systemctl daemon-reload" rewrites the lists of scopes without these rules.
-    let mut grant = Grant::plain(Access::Added);
+    let mut grant = Grant::plain(DeviceAccess::Added);
     let unit = cgroup.as_path().file_name().unwrap_or_default();
     let unit = unit.to_string_lossy();
     if unit.ends_with(".scope") {

@@ -11,11 +11,11 @@ use base::sys::bpf::{Attached, Insn};
 use findings::catalog;
 
 use super::attach::{Cgroup, Program};
-use super::interpret::{Verdict, interpret};
+use super::interpret::{FilterEffect, interpret};
 use super::ownership::carries_id;
 use super::pinned::{Pinned, is_outdated};
 use super::program::extend;
-use super::{Access, Grant, systemd, systemd_finding};
+use super::{DeviceAccess, Grant, systemd, systemd_finding};
 use crate::oci::device_rules::DeviceRule;
 
 /// Makes the container's own programs allow the rules, and returns findings about other programs that deny them. `own` are the
@@ -33,7 +33,7 @@ fn replace_pinned(pinned: &Pinned, own: &[PathBuf], rules: &[DeviceRule]) -> Res
     let lasts = pinned.edit_unit_file().and_then(|()| systemd::wait());
     pinned.settle()?;
     let mut grant = extend_programs(own, rules)?;
-    grant.access = Access::Added;
+    grant.access = DeviceAccess::Added;
     if let Err(error) = lasts {
         grant.findings.push(pinned.finding(&error));
     }
@@ -45,7 +45,7 @@ fn extend_own(own: &[PathBuf], id: &str, rules: &[DeviceRule]) -> Result<Grant> 
     let unit = unit(own, id);
     let in_systemd = unit.as_deref().map(|unit| systemd::allow(unit, rules));
     let mut grant = extend_programs(own, rules)?;
-    if let (Access::Added, Some(unit), Some(Err(error))) = (grant.access, unit, in_systemd) {
+    if let (DeviceAccess::Added, Some(unit), Some(Err(error))) = (grant.access, unit, in_systemd) {
         grant.findings.push(systemd_finding(&unit, Some(&error)));
     }
     Ok(grant)
@@ -93,9 +93,9 @@ fn try_allow(own: &[PathBuf], rules: &[DeviceRule]) -> Result<Grant> {
         findings.push(foreign_finding(&cgroup.path));
     }
     let access = match (own_ids.is_empty(), rewrites.is_empty()) {
-        (true, _) => Access::Unfiltered,
-        (false, true) => Access::Present,
-        (false, false) => Access::Added,
+        (true, _) => DeviceAccess::Unfiltered,
+        (false, true) => DeviceAccess::Present,
+        (false, false) => DeviceAccess::Added,
     };
     replace_all(rewrites)?;
     Ok(Grant { access, findings })
@@ -133,9 +133,9 @@ impl<'a> Survey<'a> {
         self.own_ids.insert(id);
         let old = Program::by_id(id)?;
         match interpret(&old.insns, rules) {
-            Verdict::Allows => {}
-            Verdict::Denies => self.findings.push(deny_finding(cgroup, id)),
-            Verdict::AllowList => {
+            FilterEffect::Allows => {}
+            FilterEffect::Denies => self.findings.push(deny_finding(cgroup, id)),
+            FilterEffect::AllowList => {
                 if let Some(longer) = extend(&old.insns, rules)? {
                     self.rewrites.push(Rewrite {
                         cgroup,
@@ -187,7 +187,7 @@ fn may_be_denied_above(
             continue;
         }
         match Program::by_id(id) {
-            Ok(program) if interpret(&program.insns, rules) == Verdict::Allows => {}
+            Ok(program) if interpret(&program.insns, rules) == FilterEffect::Allows => {}
             _ => return Ok(true),
         }
     }

@@ -141,7 +141,7 @@ fn candidates(values: impl IntoIterator<Item = String>) -> Vec<CompletionCandida
 fn containers() -> Vec<CompletionCandidate> {
     let known = containers::read().unwrap_or_default();
     candidates(BTreeSet::from_iter(
-        known.iter().map(containers::Known::name),
+        known.iter().map(containers::KnownContainer::name),
     ))
 }
 

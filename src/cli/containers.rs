@@ -18,7 +18,7 @@ use records::store::{self, Store};
 
 /// A container with a record, or one that an engine lists.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct KnownContainer {
     pub id: String,
     /// The names that the engine lists now; without them, the name in the record
     pub names: Vec<String>,
@@ -29,7 +29,7 @@ pub(super) struct Known {
     pub record: Option<Record>,
 }
 
-impl Known {
+impl KnownContainer {
     /// Returns a name that [`find`] finds: of the pod, of the container, or its id.
     pub(super) fn name(&self) -> String {
         if let Some(record) = &self.record {
@@ -43,7 +43,7 @@ impl Known {
 }
 
 /// Returns all known containers. Those with a record precede the others, from the newest to the oldest.
-pub(super) fn read() -> Result<Vec<Known>> {
+pub(super) fn read() -> Result<Vec<KnownContainer>> {
     let records = records()?;
     let dirs = storage_dirs(&records);
     let mut listed = Vec::new();
@@ -92,7 +92,7 @@ fn storage_dirs(records: &[Record]) -> BTreeSet<PathBuf> {
 
 /// Combines the records with the containers that engines list, each with its directory of bundles. A container has the name that its
 /// engine lists now: it may have been renamed, and at a stage the hook does not know the name.
-fn merge(records: Vec<Record>, mut listed: Vec<(Listed, &Path)>) -> Vec<Known> {
+fn merge(records: Vec<Record>, mut listed: Vec<(Listed, &Path)>) -> Vec<KnownContainer> {
     let mut known = Vec::new();
     for mut record in records {
         let container = &mut record.container;
@@ -110,7 +110,7 @@ fn merge(records: Vec<Record>, mut listed: Vec<(Listed, &Path)>) -> Vec<Known> {
             _ if !container.name.is_empty() => names.push(container.name.clone()),
             _ => {}
         }
-        known.push(Known {
+        known.push(KnownContainer {
             id: container.id.clone(),
             names,
             is_listed: place.is_some(),
@@ -119,7 +119,7 @@ fn merge(records: Vec<Record>, mut listed: Vec<(Listed, &Path)>) -> Vec<Known> {
         });
     }
     for (Listed { id, names, .. }, dir) in listed {
-        known.push(Known {
+        known.push(KnownContainer {
             bundle: dir.join(&id).join("userdata"),
             id,
             names,
@@ -134,7 +134,7 @@ fn merge(records: Vec<Record>, mut listed: Vec<(Listed, &Path)>) -> Vec<Known> {
 ///
 /// # Errors
 /// If the name matches no container, or is the beginning of several ids.
-pub(super) fn find<'k>(name: &str, known: &'k [Known]) -> Result<Vec<&'k Known>> {
+pub(super) fn find<'k>(name: &str, known: &'k [KnownContainer]) -> Result<Vec<&'k KnownContainer>> {
     if name.is_empty() {
         return Err(unknown(name));
     }
@@ -156,20 +156,27 @@ pub(super) fn find<'k>(name: &str, known: &'k [Known]) -> Result<Vec<&'k Known>>
 
 /// Returns the newest container with this id or name, of those that an engine lists or of the others. After "podman run --replace", the
 /// record of the removed container has the same name.
-fn named<'k>(name: &str, known: &'k [Known], is_listed: bool) -> Option<&'k Known> {
+fn named<'k>(
+    name: &str,
+    known: &'k [KnownContainer],
+    is_listed: bool,
+) -> Option<&'k KnownContainer> {
     let mut of_kind = known.iter().filter(|known| known.is_listed == is_listed);
     of_kind.find(|known| known.id == name || known.names.iter().any(|other| other == name))
 }
 
 /// Returns the record of an earlier container that had the name of this one.
-pub(super) fn earlier<'k>(container: &Known, known: &'k [Known]) -> Option<&'k Record> {
+pub(super) fn earlier<'k>(
+    container: &KnownContainer,
+    known: &'k [KnownContainer],
+) -> Option<&'k Record> {
     let name = container.names.first()?;
     let earlier = named(name, known, false)?;
     earlier.record.as_ref()
 }
 
 /// Returns the newest record of each container of a pod.
-fn newest_of_pod<'k>(name: &str, known: &'k [Known]) -> Vec<&'k Known> {
+fn newest_of_pod<'k>(name: &str, known: &'k [KnownContainer]) -> Vec<&'k KnownContainer> {
     let mut seen = Vec::new();
     let mut found = Vec::new();
     for container in known {
@@ -202,7 +209,7 @@ fn is_pod(
     !pod.is_empty() && names.iter().any(|known| known == name)
 }
 
-fn ambiguous(name: &str, several: &[&Known]) -> anyhow::Error {
+fn ambiguous(name: &str, several: &[&KnownContainer]) -> anyhow::Error {
     let ids = BTreeSet::from_iter(several.iter().map(|known| known.id.as_str()));
     failure(
         &catalog::NO_RECORD,
@@ -250,7 +257,7 @@ pub(super) fn roots_records(command: &str) -> Option<String> {
 pub(super) fn bundle_of(name: &str) -> Result<PathBuf> {
     let known = read()?;
     let found = find(name, &known)?;
-    let [Known { bundle, .. }] = found.as_slice() else {
+    let [KnownContainer { bundle, .. }] = found.as_slice() else {
         let names: Vec<_> = found.iter().map(|known| known.name()).collect();
         return Err(failure(
             &catalog::NO_RECORD,
@@ -299,7 +306,7 @@ mod tests {
         record
     }
 
-    fn ids(name: &str, known: &[Known]) -> Result<String> {
+    fn ids(name: &str, known: &[KnownContainer]) -> Result<String> {
         find(name, known).map(|found| {
             found
                 .iter()

@@ -426,6 +426,6 @@ mod tests {
     #[test]
     fn clap_finds_no_mistake() {
         <Cli as clap::CommandFactory>::command().debug_assert();
-        <nvidia::cli::Cli as clap::CommandFactory>::command().debug_assert();
+        <nvidia::cli::ContainerCli as clap::CommandFactory>::command().debug_assert();
     }
 }

@@ -14,7 +14,7 @@ use base::report::one_line;
 use nvidia_host::config;
 use nvidia_host::device_id::in_words;
 
-use super::containers::{self, Known};
+use super::containers::{self, KnownContainer};
 use super::terminal::{Line, Terminal, Tone};
 use super::why_list::{self, tone};
 use super::{args, output, time};
@@ -159,7 +159,7 @@ enum NotSetUp {
     NotCalled,
 }
 
-fn without_record(known: &Known, config: Option<&Path>) -> Result<WithoutRecord> {
+fn without_record(known: &KnownContainer, config: Option<&Path>) -> Result<WithoutRecord> {
     let spec = oci::spec_view::read_named(&known.bundle)?;
     let (config, _) = config::read(config)?;
     let name = known.names.first().cloned().unwrap_or_default();

@@ -62,7 +62,7 @@ pub(crate) fn is_parent_of(proc: &Path, id: &str, pid: i32) -> bool {
             return false;
         };
         dir = in_proc(proc, parent);
-        if arguments(&dir).is_some_and(|found| Options::of_container(&found, id).is_some()) {
+        if arguments(&dir).is_some_and(|found| ConmonOptions::of_container(&found, id).is_some()) {
             return true;
         }
     }
@@ -87,7 +87,7 @@ pub(crate) fn ids_of(proc: &Path, name: &str) -> BTreeSet<String> {
 
 /// Returns the id in the arguments of the conmon of the container with this name.
 fn id_argument(arguments: &[u8], name: &str) -> Option<String> {
-    let options = Options::parse(arguments)?;
+    let options = ConmonOptions::parse(arguments)?;
     if options.value(b"-n", b"--name")? != name.as_bytes() {
         return None;
     }
@@ -96,9 +96,9 @@ fn id_argument(arguments: &[u8], name: &str) -> Option<String> {
 }
 
 /// The arguments of conmon.
-struct Options<'a>(Vec<&'a [u8]>);
+struct ConmonOptions<'a>(Vec<&'a [u8]>);
 
-impl<'a> Options<'a> {
+impl<'a> ConmonOptions<'a> {
     /// Parses the arguments of a process, which proc_pid_cmdline(5) separates with NUL. Returns `None` for another program.
     fn parse(arguments: &'a [u8]) -> Option<Self> {
         let mut words = arguments.split(|byte| *byte == 0);
@@ -129,13 +129,16 @@ impl<'a> Options<'a> {
 
 /// Returns the name in the arguments of the conmon of the container `id`.
 fn name_argument(arguments: &[u8], id: &str) -> Option<String> {
-    let name = Options::of_container(arguments, id)?.value(b"-n", b"--name")?;
+    let name = ConmonOptions::of_container(arguments, id)?.value(b"-n", b"--name")?;
     Some(String::from_utf8_lossy(name).into_owned())
 }
 
 /// Returns the bundle in the arguments of the conmon of the container `id`.
 fn bundle_argument(arguments: &[u8], id: &str) -> Option<PathBuf> {
-    Some(OsStr::from_bytes(Options::of_container(arguments, id)?.value(b"-b", b"--bundle")?).into())
+    Some(
+        OsStr::from_bytes(ConmonOptions::of_container(arguments, id)?.value(b"-b", b"--bundle")?)
+            .into(),
+    )
 }
 
 #[cfg(test)]

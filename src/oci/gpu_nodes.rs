@@ -9,7 +9,7 @@ use nvidia_host::device_id::Nodes;
 use nvidia_host::driver::node_name::NodeName;
 use nvidia_host::request::{Node, nodes};
 
-use super::spec_view::{Device, Mount, SpecView};
+use super::spec_view::{LinuxDevice, Mount, SpecView};
 
 /// A node of the driver in a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +92,7 @@ pub(crate) fn granted(spec: &SpecView) -> Option<Nodes> {
 }
 
 /// Returns the character devices. `u` is another word for `c`, see runtime-spec.
-pub fn characters(devices: &[Device]) -> Vec<Node<'_>> {
+pub fn characters(devices: &[LinuxDevice]) -> Vec<Node<'_>> {
     let mut characters = Vec::new();
     for device in devices {
         if matches!(device.kind.as_deref(), Some("c" | "u")) {

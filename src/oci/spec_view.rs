@@ -38,7 +38,7 @@ pub struct SpecView {
     /// `linux.resources.devices` in order, without entries of an unknown form, which thus allow nothing
     pub device_rules: Vec<LinuxDeviceCgroup>,
     /// `linux.devices`, the nodes that the runtime creates
-    pub devices: Vec<Device>,
+    pub devices: Vec<LinuxDevice>,
     /// Whether `linux.namespaces` has a user namespace.
     pub user_namespace: bool,
     /// `linux.uidMappings`
@@ -64,7 +64,7 @@ pub struct SpecView {
 /// The used fields of a device node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub struct Device {
+pub struct LinuxDevice {
     /// In the container
     pub path: PathBuf,
     /// `c`, `b`, `u` or `p`

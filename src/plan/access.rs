@@ -4,12 +4,12 @@ use nvidia_host::edits::DeviceNode;
 
 use super::process::{NodePermissions, Process};
 use super::step::Step;
-use crate::oci::spec_view::Device;
+use crate::oci::spec_view::LinuxDevice;
 
 /// Changes the steps so that the hook creates the nodes that only a group of the host can open. The first process of the container does
 /// not decide: it is often root, and starts a service as another user, which has none of the container's groups (gosu, s6-setuidgid,
 /// `podman exec --user`).
-pub(crate) fn create_own(steps: &mut [Step], process: &Process, listed: &[Device]) {
+pub(crate) fn create_own(steps: &mut [Step], process: &Process, listed: &[LinuxDevice]) {
     for step in steps {
         if let Step::MountNode { node, own } = step
             && node.permissions.is_for_a_group()
@@ -21,7 +21,10 @@ pub(crate) fn create_own(steps: &mut [Step], process: &Process, listed: &[Device
 }
 
 /// Returns the nodes of the host that the steps mount, with the host's mode and owner.
-pub(crate) fn of_the_host<'a>(steps: &'a [Step], listed: &[Device]) -> Vec<NodePermissions<'a>> {
+pub(crate) fn of_the_host<'a>(
+    steps: &'a [Step],
+    listed: &[LinuxDevice],
+) -> Vec<NodePermissions<'a>> {
     let mut nodes = Vec::new();
     for step in steps {
         if let Step::MountNode { node, own: None } = step
@@ -34,7 +37,7 @@ pub(crate) fn of_the_host<'a>(steps: &'a [Step], listed: &[Device]) -> Vec<NodeP
 }
 
 /// Returns whether config.json lists the node: then the runtime creates it, with the mode and owner that the engine chose.
-fn is_listed(node: &DeviceNode, listed: &[Device]) -> bool {
+fn is_listed(node: &DeviceNode, listed: &[LinuxDevice]) -> bool {
     listed
         .iter()
         .any(|device| device.path == node.path.absolute())
@@ -153,12 +156,12 @@ mod tests {
         assert!(matches!(&steps[0], Step::MountNode { own: Some(_), .. }));
         let mut steps = nodes.map(step);
         let process = Process::from_spec(&spec(1000, 1000, &[]), false);
-        let shut = |listed: &[Device]| {
+        let shut = |listed: &[LinuxDevice]| {
             let finding = process.finding(&of_the_host(&steps, listed));
             finding.unwrap().what
         };
         assert!(shut(&[]).contains("\"/dev/nvidia0\" and 1 other device nodes"));
-        let listed = [Device {
+        let listed = [LinuxDevice {
             path: "/dev/nvidia0".into(),
             kind: None,
             major: None,

@@ -77,7 +77,7 @@ pub(crate) fn decide(
     request: &GpuRequest,
     config: &Config,
     host: &Host,
-    listed: &[spec_view::Device],
+    listed: &[spec_view::LinuxDevice],
     findings: &mut Vec<Finding>,
 ) -> Result<Provided> {
     let request = with_names(request, host);
@@ -97,7 +97,7 @@ pub(crate) fn decide(
 ///
 /// # Errors
 /// If config.json lists another device at the path of one of these nodes.
-fn refuse_taken(nodes: &[DeviceNode], listed: &[spec_view::Device]) -> Result<()> {
+fn refuse_taken(nodes: &[DeviceNode], listed: &[spec_view::LinuxDevice]) -> Result<()> {
     let Some(taken) = nodes
         .iter()
         .find(|node| listed.iter().any(|device| is_another(node, device)))
@@ -113,7 +113,7 @@ fn refuse_taken(nodes: &[DeviceNode], listed: &[spec_view::Device]) -> Result<()
 }
 
 /// Whether the listed device has the path of the node, but another number.
-fn is_another(node: &DeviceNode, device: &spec_view::Device) -> bool {
+fn is_another(node: &DeviceNode, device: &spec_view::LinuxDevice) -> bool {
     let number = (Some(i64::from(node.major)), Some(i64::from(node.minor)));
     device.path == node.path.absolute() && (device.major, device.minor) != number
 }

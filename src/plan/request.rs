@@ -65,13 +65,13 @@ fn container(spec: &SpecView) -> Container<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::oci::spec_view::Device;
+    use crate::oci::spec_view::LinuxDevice;
     use nvidia_host::device_id::Nodes;
     use nvidia_host::request::nodes;
     use proptest::prelude::*;
     use std::path::Path;
 
-    fn granted(devices: &[Device]) -> Option<Nodes> {
+    fn granted(devices: &[LinuxDevice]) -> Option<Nodes> {
         nodes::granted(&characters(devices))
     }
 
@@ -81,8 +81,8 @@ mod tests {
         from_spec(&spec, &Config::default()).ok()
     }
 
-    fn device(path: &str, kind: &str, major: i64, minor: i64) -> Device {
-        Device {
+    fn device(path: &str, kind: &str, major: i64, minor: i64) -> LinuxDevice {
+        LinuxDevice {
             path: path.into(),
             kind: Some(kind.into()),
             major: Some(major),
@@ -221,7 +221,7 @@ mod tests {
         fn nothing_is_missed(major in "195|1950|0195|1\\.95e2|19|null|\"195\"", minor in "0|1|255|null", space in " {0,2}") {
             let text = format!("{{\"devices\":[{{\"path\":\"/dev/x\",\"type\":\"c\",\"major\":{space}{major},\"minor\":{minor}}}]}}");
             if let Ok(value) = serde_json::from_str::<serde_json::Value>(&text) {
-                let devices: Vec<Device> = serde_json::from_value(value["devices"].clone()).unwrap_or_default();
+                let devices: Vec<LinuxDevice> = serde_json::from_value(value["devices"].clone()).unwrap_or_default();
                 proptest::prop_assert!(nodes_may_be_granted(&text) || granted(&devices).is_none());
             }
         }

@@ -11,7 +11,7 @@ use nvidia_host::config::Config;
 use super::host::inspect_prepared;
 use super::open_log;
 use crate::oci::SpecView;
-use crate::oci::spec_view::Device;
+use crate::oci::spec_view::LinuxDevice;
 use crate::plan::request::GpuRequest;
 use crate::plan::{self, Gpus, Verdict};
 use crate::record::call::Call;
@@ -63,7 +63,7 @@ pub(crate) fn request(
 pub(crate) fn gpus_for(
     request: GpuRequest,
     config: Config,
-    listed: &[Device],
+    listed: &[LinuxDevice],
     call: &mut Call,
 ) -> Result<Option<Gpus>> {
     let mut findings = Vec::new();

@@ -15,7 +15,7 @@ use findings::catalog;
 use nvidia_host::config::{Config, DeniedDevices};
 
 use super::{decide, image, read_state, run_stage};
-use crate::cgroup::{self, Access};
+use crate::cgroup::{self, DeviceAccess};
 use crate::inject;
 use crate::inject::container::OpenContainer;
 use crate::oci;
@@ -184,7 +184,8 @@ fn allow_devices(
     } else {
         cgroup::examine(pid, rules)
     };
-    let is_error = grant.access == Access::Denied && config.denied_devices == DeniedDevices::Error;
+    let is_error =
+        grant.access == DeviceAccess::Denied && config.denied_devices == DeniedDevices::Error;
     let mut findings = grant.findings.into_iter();
     let cause = if is_error { findings.next() } else { None };
     for finding in findings {

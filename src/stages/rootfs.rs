@@ -22,7 +22,7 @@ use super::{limits, read_state, run_stage};
 use crate::inject;
 use crate::inject::container::OpenContainer;
 use crate::oci::gpu_nodes::{device_number, gpu_nodes};
-use crate::oci::spec_view::{Device, Mount};
+use crate::oci::spec_view::{LinuxDevice, Mount};
 use crate::oci::{self, SpecView};
 use crate::plan::engine_devices::node_device;
 use crate::plan::step::Step;
@@ -153,7 +153,7 @@ fn with_entries(edits: RootfsEdits, spec: &SpecView) -> RootfsEdits {
 /// Reports whether the engine gives the container this node. In containers with a user namespace, engines mount the host's node. Another
 /// file or device at this path does not count.
 fn has_node(spec: &SpecView, path: &Path) -> bool {
-    let is_created = |device: &Device| match (device.major, device.minor) {
+    let is_created = |device: &LinuxDevice| match (device.major, device.minor) {
         (Some(major), Some(minor)) => device.path == path && has_number(path, major, minor),
         _ => false,
     };

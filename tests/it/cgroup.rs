@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use serde_json::json;
 
 use base::sys::bpf::{self, BPF_F_ALLOW_MULTI, BPF_F_ALLOW_OVERRIDE, Insn};
-use oci_nvidia_hook::testing::cgroup::{self, Access, Grant, Member};
+use oci_nvidia_hook::testing::cgroup::{self, DeviceAccess, Grant, Member};
 use oci_nvidia_hook::testing::oci::device_rules::DeviceRule;
 
 use crate::driver::{FakeDriver, Image, Waiting};
@@ -290,7 +290,7 @@ fn v1_devices_allow() {
         assert_eq!(
             group.allow("x", &[FIRST]),
             Grant {
-                access: Access::Added,
+                access: DeviceAccess::Added,
                 findings: vec![]
             }
         );
@@ -330,7 +330,7 @@ fn v1_a_cgroup_of_others_is_left_alone() {
     assert_eq!(
         open,
         Grant {
-            access: Access::Unfiltered,
+            access: DeviceAccess::Unfiltered,
             findings: vec![]
         }
     );
@@ -338,7 +338,7 @@ fn v1_a_cgroup_of_others_is_left_alone() {
     let outcome = cgroup::allow(of_others, &[FIRST]).unwrap();
     assert_eq!(
         (outcome.access, outcome.findings[0].kind.id),
-        (Access::Denied, "ONH-311")
+        (DeviceAccess::Denied, "ONH-311")
     );
     assert!(
         outcome.findings[0].what.contains("web.service"),
@@ -356,7 +356,7 @@ fn v1_a_cgroup_of_others_is_left_alone() {
     assert_eq!(
         listed,
         Grant {
-            access: Access::Unfiltered,
+            access: DeviceAccess::Unfiltered,
             findings: vec![]
         }
     );
@@ -374,14 +374,14 @@ fn v2_a_cgroup_of_others_is_left_alone() {
     };
     assert_eq!(
         cgroup::allow(of_others, &[FIRST]).unwrap().access,
-        Access::Unfiltered
+        DeviceAccess::Unfiltered
     );
     group.attach(0, BPF_F_ALLOW_MULTI, &only_null());
     let before = group.attached(0);
     let outcome = cgroup::allow(of_others, &[FIRST]).unwrap();
     assert_eq!(
         (outcome.access, outcome.findings[0].kind.id),
-        (Access::Denied, "ONH-311")
+        (DeviceAccess::Denied, "ONH-311")
     );
     assert_eq!((group.open(FIRST), group.attached(0)), (Denied, before));
     let null = DeviceRule { major: 1, minor: 3 };
@@ -389,7 +389,7 @@ fn v2_a_cgroup_of_others_is_left_alone() {
     assert_eq!(
         allowed,
         Grant {
-            access: Access::Unfiltered,
+            access: DeviceAccess::Unfiltered,
             findings: vec![]
         },
         "the filter allows it"
@@ -549,7 +549,7 @@ fn v2_a_program_that_denies_is_left_in_force() {
     let outcome = group.allow("x", &[FIRST]);
     assert_eq!(
         (outcome.access, outcome.findings.len()),
-        (Access::Denied, 1)
+        (DeviceAccess::Denied, 1)
     );
     assert_eq!(outcome.findings[0].kind.id, "ONH-312");
     assert!(
@@ -568,7 +568,7 @@ fn v2_a_program_that_denies_is_left_in_force() {
     assert_eq!(
         group.allow("x", &[other]),
         Grant {
-            access: Access::Added,
+            access: DeviceAccess::Added,
             findings: vec![]
         }
     );
@@ -631,7 +631,7 @@ fn v2_extends_what_is_attached() {
         assert_eq!(
             group.allow("x", &[FIRST]),
             Grant {
-                access: Access::Added,
+                access: DeviceAccess::Added,
                 findings: vec![]
             },
             "{name}"
@@ -655,9 +655,17 @@ fn v2_extends_what_is_attached() {
         assert_eq!((before.len(), after.len()), (1, 1), "{name}");
         assert_ne!(before, after, "{name}");
 
-        assert_eq!(group.allow("x", &[FIRST]).access, Access::Present, "{name}");
+        assert_eq!(
+            group.allow("x", &[FIRST]).access,
+            DeviceAccess::Present,
+            "{name}"
+        );
         assert_eq!(group.attached(0), after, "{name}: nothing done");
-        assert_eq!(group.allow("x", &[SECOND]).access, Access::Added, "{name}");
+        assert_eq!(
+            group.allow("x", &[SECOND]).access,
+            DeviceAccess::Added,
+            "{name}"
+        );
         assert_eq!(
             [group.open(FIRST), group.open(SECOND)],
             [Allowed, Allowed],
@@ -694,8 +702,8 @@ fn v2_many_rules_are_known_again() {
                 .map(move |minor| DeviceRule { major, minor })
         })
         .collect();
-    assert_eq!(group.allow("x", &rules).access, Access::Added);
-    assert_eq!(group.allow("x", &rules).access, Access::Present);
+    assert_eq!(group.allow("x", &rules).access, DeviceAccess::Added);
+    assert_eq!(group.allow("x", &rules).access, DeviceAccess::Present);
     assert_eq!(
         group.open(DeviceRule {
             major: 511,
@@ -720,7 +728,7 @@ fn v2_nothing_attached_is_nothing_to_do() {
     assert_eq!(
         group.allow("x", &[FIRST]),
         Grant {
-            access: Access::Unfiltered,
+            access: DeviceAccess::Unfiltered,
             findings: vec![]
         }
     );
@@ -736,7 +744,7 @@ fn v2_the_scope_above_is_the_container_s_too() {
     group.attach(0, BPF_F_ALLOW_MULTI, &only_null());
     group.attach(1, BPF_F_ALLOW_MULTI, &only_null());
     let outcome = group.allow("0a", &[FIRST]);
-    assert_eq!(outcome.access, Access::Added);
+    assert_eq!(outcome.access, DeviceAccess::Added);
     assert_eq!(outcome.findings.len(), 1, "{:?}", outcome.findings);
     assert!(
         outcome.findings[0].what.contains("\"libpod-0a.scope\""),
@@ -748,7 +756,7 @@ fn v2_the_scope_above_is_the_container_s_too() {
     assert_eq!(
         group.allow("0a", &[FIRST]),
         Grant {
-            access: Access::Present,
+            access: DeviceAccess::Present,
             findings: vec![]
         }
     );
@@ -772,7 +780,10 @@ fn v2_what_crun_gave_to_systemd_is_extended() {
 
     // The unit file cannot be changed: the devices are allowed until the next reload.
     let outcome = group.allow("0b", &[FIRST]);
-    assert_eq!((outcome.access, outcome.findings.len()), (Access::Added, 1));
+    assert_eq!(
+        (outcome.access, outcome.findings.len()),
+        (DeviceAccess::Added, 1)
+    );
     assert_eq!(outcome.findings[0].kind.id, "ONH-310");
     assert!(outcome.findings[0].what.contains("daemon-reload"));
     let extended = group.attached(1);
@@ -795,7 +806,7 @@ fn v2_what_crun_gave_to_systemd_is_extended() {
         }
         fs::write(unit_file, format!("[Scope]\n{line}")).unwrap();
         let outcome = group.allow("0b", &[FIRST]);
-        assert_eq!(outcome.access, Access::Added);
+        assert_eq!(outcome.access, DeviceAccess::Added);
         // Here is no systemd to wait for.
         assert_eq!(outcome.findings.len(), 1, "{outcome:?}");
         assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Denied]);
@@ -808,8 +819,11 @@ fn v2_what_crun_gave_to_systemd_is_extended() {
     let pinned = bpf::prog_info(bpf::pinned(pin).unwrap().as_fd()).unwrap();
     assert_eq!([pinned.id], *original_id);
     // The hook again, with another device.
-    assert_eq!(group.allow("0b", &[FIRST]).access, Access::Present);
-    assert_eq!(group.allow("0b", &[FIRST, SECOND]).access, Access::Added);
+    assert_eq!(group.allow("0b", &[FIRST]).access, DeviceAccess::Present);
+    assert_eq!(
+        group.allow("0b", &[FIRST, SECOND]).access,
+        DeviceAccess::Added
+    );
     assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Allowed]);
 }
 
@@ -823,7 +837,7 @@ fn v2_a_program_further_up_is_named() {
     let outcome = group.allow("0a", &[FIRST]);
     assert_eq!(
         (outcome.access, outcome.findings.len()),
-        (Access::Denied, 1)
+        (DeviceAccess::Denied, 1)
     );
     assert!(
         outcome.findings[0].what.contains("above"),
@@ -905,7 +919,7 @@ pub fn allow_in_scope(scope: &str) {
     assert_eq!(
         outcome,
         Grant {
-            access: Access::Added,
+            access: DeviceAccess::Added,
             findings: vec![]
         }
     );
@@ -1029,9 +1043,9 @@ fn container(runtime: &str) {
     remove_cgroup(&cgroup);
     assert_eq!(
         first.unwrap_or_else(|error| panic!("{error:?}")).access,
-        Access::Added
+        DeviceAccess::Added
     );
-    assert_eq!(second.unwrap().access, Access::Present);
+    assert_eq!(second.unwrap().access, DeviceAccess::Present);
     assert!(started.success());
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 3, "{text}");

@@ -44,7 +44,7 @@ use crate::stages;
                   nvidia-container-cli --user configure --no-cgroups --device=all \\\n    \
                   --utility ROOTFS"
 )]
-pub struct Cli {
+pub struct ContainerCli {
     /// Write a log to this file
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     debug: Option<PathBuf>,
@@ -73,12 +73,12 @@ pub struct Cli {
     usage: Option<bool>,
     /// The command to run
     #[command(subcommand)]
-    pub command: Command,
+    pub command: ContainerCommand,
 }
 
 /// The commands of the program.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum ContainerCommand {
     /// Show the driver and the GPUs
     Info {
         /// Print comma-separated values
@@ -184,7 +184,7 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
 ///
 /// # Errors
 /// If the command line is invalid.
-pub fn parse(mut args: Vec<OsString>) -> Result<Parsed<Cli>> {
+pub fn parse(mut args: Vec<OsString>) -> Result<Parsed<ContainerCli>> {
     // argp takes the optional value of a short option from the rest of its word, clap only after "=".
     for arg in args
         .iter_mut()
@@ -212,10 +212,10 @@ fn version() -> String {
 }
 
 /// Runs the command and returns its output.
-fn carry_out(cli: &Cli, call: &mut Call) -> Result<String> {
+fn carry_out(cli: &ContainerCli, call: &mut Call) -> Result<String> {
     let config = cli.configuration(call)?;
     match &cli.command {
-        Command::Info { csv } => {
+        ContainerCommand::Info { csv } => {
             cli.prepare(&[], &config, call)?;
             info::text(
                 &config,
@@ -227,12 +227,14 @@ fn carry_out(cli: &Cli, call: &mut Call) -> Result<String> {
                 call,
             )
         }
-        Command::List(parts) => {
+        ContainerCommand::List(parts) => {
             let channels: Vec<_> = parts.selection.imex_channels().collect();
             cli.prepare(&channels, &config, call)?;
             files::text(parts, &config, call)
         }
-        Command::Configure(options) => configure(options, config, call).map(|()| String::new()),
+        ContainerCommand::Configure(options) => {
+            configure(options, config, call).map(|()| String::new())
+        }
     }
 }
 
@@ -281,7 +283,7 @@ impl Configure {
     }
 }
 
-impl Cli {
+impl ContainerCli {
     /// Opens the log, and returns the configuration: config.toml, overridden by the command line.
     fn configuration(&self, call: &mut Call) -> Result<Config> {
         let (mut config, findings) = config::read(None)?;
@@ -310,7 +312,7 @@ impl Cli {
         }
         config.load_kmods = self.load_kmods;
         config.make_imex_channels &= !self.no_create_imex_channels;
-        if let Command::Configure(options) = &self.command {
+        if let ContainerCommand::Configure(options) = &self.command {
             options.override_config(&mut config);
         }
         stages::open_log(&config, call);
@@ -351,7 +353,7 @@ fn absolute(option: &str, path: &Path) -> Result<HostPath> {
 mod tests {
     use super::*;
 
-    fn parsed(args: &[&str]) -> Result<Cli> {
+    fn parsed(args: &[&str]) -> Result<ContainerCli> {
         match parse(args.iter().map(OsString::from).collect())? {
             Parsed::Run(cli) => Ok(cli),
             Parsed::Help(_) | Parsed::Version => anyhow::bail!("help"),
@@ -384,9 +386,9 @@ mod tests {
         );
         assert!(cli.load_kmods && cli.ldcache.is_some());
         for line in [&["--user", "list", "-lbd0"][..], &["-u", "list", "-lbd0"]] {
-            let Cli {
+            let ContainerCli {
                 user,
-                command: Command::List(parts),
+                command: ContainerCommand::List(parts),
                 ..
             } = parsed(line).unwrap()
             else {
@@ -396,10 +398,10 @@ mod tests {
             assert_eq!(parts.selection.devices, Some(vec!["0".into()]));
         }
         let line = ["configure", "-n", "-u", "-rcuda>=1", "-l@/x", "-p7", "/r"];
-        let Cli {
+        let ContainerCli {
             user: None,
             ldcache: None,
-            command: Command::Configure(options),
+            command: ContainerCommand::Configure(options),
             ..
         } = parsed(&line).unwrap()
         else {
@@ -428,7 +430,7 @@ mod tests {
             let Some(verbs) = line.strip_prefix(programs::CLI) else {
                 continue;
             };
-            let cli = Cli::command();
+            let cli = ContainerCli::command();
             let command = verbs.split_whitespace().fold(&cli, |command, verb| {
                 command
                     .find_subcommand(verb)

@@ -14,7 +14,7 @@ use nvidia_host::inventory::fingerprint::uptime;
 use nvidia_host::inventory::processes::GpuProcesses;
 use records::{Device, Pod, Record};
 
-use super::super::containers::Known;
+use super::super::containers::KnownContainer;
 use super::super::time;
 use crate::doctor::container::find::ProcessId;
 use crate::oci::{cgroup_id, conmon, spec_view};
@@ -73,7 +73,7 @@ const TOLERANCE: Duration = Duration::from_secs(5);
 type Running = BTreeMap<String, ProcessId>;
 
 /// Reads the facts. NVML can take seconds, and is not asked without a configuration.
-pub(super) fn read(known: Vec<Known>, config: Option<&Config>) -> Facts {
+pub(super) fn read(known: Vec<KnownContainer>, config: Option<&Config>) -> Facts {
     let running = running();
     let (mut records, mut others) = (Vec::new(), Vec::new());
     let mut names: BTreeMap<String, (String, PathBuf)> = BTreeMap::new();

@@ -24,13 +24,13 @@ pub(crate) const HOOKS: [&str; 6] = [
 pub(crate) enum Verb {
     Help,
     Version,
-    Hook(Hook),
+    Hook(HookArgs),
     /// An unknown or missing hook, which is ignored: like NVIDIA's programs, this one accepts newer specs
     Unknown(String),
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Hook {
+pub(crate) struct HookArgs {
     pub(super) name: &'static str,
     pub(super) links: Vec<(PathBuf, ContainerPath)>,
     pub(super) folders: Vec<ContainerPath>,
@@ -76,9 +76,9 @@ pub(crate) fn parse(program: &str, args: Vec<OsString>) -> Result<Verb> {
             ),
         }
     };
-    let mut hook = Hook {
+    let mut hook = HookArgs {
         name,
-        ..Hook::default()
+        ..HookArgs::default()
     };
     while let Some(word) = args.next() {
         let (option, value) =
@@ -117,7 +117,7 @@ fn takes(hook: &str, option: &str) -> bool {
     option == "container-spec" || options.contains(&option)
 }
 
-impl Hook {
+impl HookArgs {
     fn set(&mut self, option: &str, value: String) -> Result<()> {
         match option {
             "link" => {
@@ -173,7 +173,7 @@ mod tests {
         )
     }
 
-    fn hook(line: &str) -> Hook {
+    fn hook(line: &str) -> HookArgs {
         match parsed(CDI_HOOK, line) {
             Ok(Verb::Hook(hook)) => hook,
             other => panic!("{line}: {other:?}"),

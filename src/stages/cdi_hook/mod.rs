@@ -24,12 +24,12 @@ use crate::plan::Container;
 use crate::plan::rootfs;
 use crate::plan::{step::Step, steps};
 use crate::record::call::Call;
-use entry::{Hook, Verb};
+use entry::{HookArgs, Verb};
 use nvidia_host::programs::{CDI_HOOK, CTK};
 
 /// A hook entry of a CDI spec that one of NVIDIA's programs wrote.
 #[derive(Debug)]
-pub struct CdiHook(Hook);
+pub struct CdiHook(HookArgs);
 
 impl CdiHook {
     /// Parses a command line, which begins with the name of NVIDIA's program. `None` if it is not a supported hook entry.
@@ -52,7 +52,7 @@ impl CdiHook {
     }
 }
 
-fn carry_out(hook: &Hook, call: &mut Call) -> Result<()> {
+fn carry_out(hook: &HookArgs, call: &mut Call) -> Result<()> {
     let start = Instant::now();
     let bytes = match &hook.state {
         Some(file) => read_state_file(file)
@@ -82,7 +82,7 @@ fn read_state_file(path: &Path) -> Result<Vec<u8>> {
     read_limited(file, oci::MAX_JSON)
 }
 
-fn steps(hook: &Hook, container: &OpenContainer, spec: &SpecView) -> Vec<Step> {
+fn steps(hook: &HookArgs, container: &OpenContainer, spec: &SpecView) -> Vec<Step> {
     let mut edits = RootfsEdits::default();
     match hook.name {
         "create-symlinks" => {
@@ -157,7 +157,7 @@ fn add_libraries(
 }
 
 /// Parses an enable-cuda-compat entry of the container.
-fn compat_hook(args: &[String]) -> Option<Hook> {
+fn compat_hook(args: &[String]) -> Option<HookArgs> {
     let args: Vec<_> = args.iter().map(OsString::from).collect();
     let CdiHook(hook) = CdiHook::parse(&args)?;
     if hook.name != "enable-cuda-compat" {
@@ -168,7 +168,7 @@ fn compat_hook(args: &[String]) -> Option<Hook> {
 
 /// Returns the directory and file names of the image's compatibility libraries, if they must be used with this driver.
 fn compat_of(
-    hook: &Hook,
+    hook: &HookArgs,
     container: &OpenContainer,
 ) -> Option<(ContainerPath, std::collections::BTreeSet<OsString>)> {
     let dir = hook.compat_dir()?;

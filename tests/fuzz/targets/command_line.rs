@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStringExt;
 use nvidia_host::config::Config;
 use nvidia_host::device_id::VisibleDevices;
 use oci_nvidia_hook::testing::cli::args::{self, Cli};
-use oci_nvidia_hook::testing::cli::nvidia::cli::{self, Command, Configure};
+use oci_nvidia_hook::testing::cli::nvidia::cli::{self, Configure, ContainerCommand};
 use oci_nvidia_hook::testing::cli::nvidia::hook;
 use oci_nvidia_hook::testing::cli::parse::{self, Parsed};
 use oci_nvidia_hook::testing::cli::stage;
@@ -22,8 +22,8 @@ pub fn run(data: &[u8]) {
         .collect();
     check_stage(&words);
     match cli::parse(words.clone()) {
-        Ok(Parsed::Run(cli::Cli {
-            command: Command::Configure(options),
+        Ok(Parsed::Run(cli::ContainerCli {
+            command: ContainerCommand::Configure(options),
             ..
         })) => check_request(&options),
         Ok(_) => {}
