@@ -129,7 +129,7 @@ fn extra_line(
         denied,
     }: &ExtraDevices,
 ) -> Option<Line> {
-    let feature::Row {
+    let feature::FeatureRow {
         title, variable, ..
     } = Feature::from_name(name)?.row();
     let how = if *denied {

@@ -2,7 +2,7 @@
 
 use findings::catalog;
 use nvidia_host::driver::pci::PciDevice;
-use nvidia_host::feature::{ENABLED, Feature, Row};
+use nvidia_host::feature::{ENABLED, Feature, FeatureRow};
 
 use super::check::{Check, count};
 use super::driver::no_module;
@@ -73,7 +73,7 @@ fn without_nodes(feature: Feature, reason: &str) -> Check {
 }
 
 fn absent_in_words(feature: Feature) -> String {
-    let Row { title, module, .. } = feature.row();
+    let FeatureRow { title, module, .. } = feature.row();
     match feature {
         // It is the module of the GPUs.
         Feature::Nvswitch => (*title).to_owned(),
@@ -83,7 +83,7 @@ fn absent_in_words(feature: Feature) -> String {
 
 /// Returns how containers get a feature of this host.
 fn available(facts: &Facts, feature: Feature, nodes: usize) -> String {
-    let Row {
+    let FeatureRow {
         name,
         title,
         variable,

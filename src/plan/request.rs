@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use nvidia_host::config::Config;
-use nvidia_host::request::{self, Container, Mount};
+use nvidia_host::request::{self, Container, RequestMount};
 
 use crate::oci::SpecView;
 use crate::oci::gpu_nodes::characters;
@@ -46,7 +46,7 @@ pub fn from_spec(spec: &SpecView, config: &Config) -> Result<Decision> {
 }
 
 fn container(spec: &SpecView) -> Container<'_> {
-    let mounts = spec.mounts.iter().map(|mount| Mount {
+    let mounts = spec.mounts.iter().map(|mount| RequestMount {
         source: &mount.source,
         destination: &mount.destination,
     });

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use nvidia_host::driver::ldcache::{Arch, Cache, Layout, NewEntry, parse};
+use nvidia_host::driver::ldcache::{Arch, Cache, CacheFormat, NewEntry, parse};
 
 use crate::support::Need;
 
@@ -37,10 +37,10 @@ const OURS: [&str; 5] = [
 /// The image's libraries: in a glibc-hwcaps directory and outside, and many names around ours for the binary search.
 const THEIRS: [&str; 4] = ["libother.so.1", "libx1.so.1", "libx12.so.12", "libx7.so.12"];
 
-const LAYOUTS: [(&str, Layout); 3] = [
-    ("old", Layout::Old),
-    ("compat", Layout::Compat),
-    ("new", Layout::New),
+const LAYOUTS: [(&str, CacheFormat); 3] = [
+    ("old", CacheFormat::Old),
+    ("compat", CacheFormat::Compat),
+    ("new", CacheFormat::New),
 ];
 
 const LIBRARY: &str = "const char *which(void) { return WHICH; }\n";
@@ -325,7 +325,7 @@ fn the_loader_finds_ours_through_the_cache() {
         assert!(!theirs.contains(&"none".to_owned()), "{format} {theirs:?}");
         assert_ne!(image.probe(&OURS[..1]), ["ours"], "{format}");
         let bytes = fs::read(image.cache_path()).unwrap();
-        if layout == Layout::New && !parse(&bytes).unwrap().hwcaps().is_empty() {
+        if layout == CacheFormat::New && !parse(&bytes).unwrap().hwcaps().is_empty() {
             assert_eq!(theirs[0], "v2", "the loader supports glibc-hwcaps");
             assert_eq!(image.probe(&OURS[..1]), ["v2"]);
         }

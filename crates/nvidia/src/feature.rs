@@ -25,7 +25,7 @@ pub enum Feature {
 
 /// What belongs to a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct FeatureRow {
     /// The name in `[devices]` of config.toml, and the class of its CDI device
     pub name: &'static str,
     /// The variable that requests it
@@ -43,7 +43,7 @@ pub struct Row {
     pub module: &'static str,
 }
 
-const GDS: Row = Row {
+const GDS: FeatureRow = FeatureRow {
     name: "gds",
     variable: "NVIDIA_GDS",
     title: "GPUDirect Storage",
@@ -53,7 +53,7 @@ const GDS: Row = Row {
     directories: &["/run/udev/data"],
     module: "nvidia_fs",
 };
-const MOFED: Row = Row {
+const MOFED: FeatureRow = FeatureRow {
     name: "mofed",
     variable: "NVIDIA_MOFED",
     title: "GPUDirect RDMA",
@@ -62,7 +62,7 @@ const MOFED: Row = Row {
     directories: &[],
     module: "ib_uverbs",
 };
-const GDRCOPY: Row = Row {
+const GDRCOPY: FeatureRow = FeatureRow {
     name: "gdrcopy",
     variable: "NVIDIA_GDRCOPY",
     title: "GDRCopy",
@@ -71,7 +71,7 @@ const GDRCOPY: Row = Row {
     directories: &[],
     module: "gdrdrv",
 };
-const NVSWITCH: Row = Row {
+const NVSWITCH: FeatureRow = FeatureRow {
     name: "nvswitch",
     variable: "NVIDIA_NVSWITCH",
     title: "NVSwitches",
@@ -87,7 +87,7 @@ impl Feature {
 
     /// Returns what belongs to it.
     #[must_use]
-    pub const fn row(self) -> &'static Row {
+    pub const fn row(self) -> &'static FeatureRow {
         match self {
             Self::Gds => &GDS,
             Self::Mofed => &MOFED,

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use base::report::Finding;
 use findings::catalog;
-use nvidia_host::driver::ldcache::{self, Cache, Layout, NewEntry};
+use nvidia_host::driver::ldcache::{self, Cache, CacheFormat, NewEntry};
 
 use crate::plan::step::CacheEntry;
 
@@ -41,7 +41,7 @@ pub(crate) fn merge(
 }
 
 fn create(ours: &[NewEntry<'_>]) -> Result<Vec<u8>> {
-    let mut cache = Cache::empty(Layout::Compat);
+    let mut cache = Cache::empty(CacheFormat::Compat);
     cache.merge(ours);
     cache.to_bytes()
 }

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 
 use base::paths::ContainerPath;
-use nvidia_host::request::{Mount, mounts};
+use nvidia_host::request::{RequestMount, mounts};
 
 use super::check_error;
 
@@ -30,7 +30,7 @@ pub fn run(data: &[u8]) {
             );
         }
     }
-    let mount = Mount {
+    let mount = RequestMount {
         source: Path::new("/dev/null"),
         destination: Path::new(dir),
     };

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use nvidia_host::config::Config;
 use nvidia_host::driver::DriverKind;
 use nvidia_host::host::{HostState, WatchedDriver};
-use nvidia_host::inventory::nvml::{Report, take};
+use nvidia_host::inventory::nvml::{NvmlProgress, take};
 use nvidia_host::inventory::{FailedGpu, Inventory};
 use nvidia_host::nvml::api::Failed;
 use nvidia_host::nvml::monitoring::{EventData, EventSet, Monitoring};
@@ -308,16 +308,16 @@ impl<M: Monitoring> Watch<'_, M> {
             DriverKind::Linux,
             self.skip,
             &mut |report| match report {
-                Report::Driver(driver) => {
+                NvmlProgress::Driver(driver) => {
                     (inventory.driver_version, inventory.cuda_version) =
                         (driver.version, driver.cuda);
                 }
-                Report::Next(index) => {
+                NvmlProgress::Next(index) => {
                     let known = handles.iter().find(|handle| handle.index == index);
                     lines.call(Some(index), known.map(|handle| handle.gpu.uuid.as_str()));
                 }
-                Report::Gpu(gpu) => inventory.gpus.push(gpu),
-                Report::Failed(failed) => inventory.failed.push(failed),
+                NvmlProgress::Gpu(gpu) => inventory.gpus.push(gpu),
+                NvmlProgress::Failed(failed) => inventory.failed.push(failed),
             },
         )?;
         for index in self.skip {

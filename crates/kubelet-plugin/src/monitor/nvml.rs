@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use nvidia_host::inventory::{BusId, Gpu};
-use nvidia_host::nvml::api::{Device, Failed};
+use nvidia_host::nvml::api::{DeviceHandle, Failed};
 use nvidia_host::nvml::monitoring::{
     EventSet, MigAttributes, Monitoring, event, field, is_unsupported,
 };
@@ -26,7 +26,7 @@ pub(super) struct Handle {
     /// NVML's index
     pub(super) index: u32,
     pub(super) gpu: Gpu,
-    pub(super) device: Device,
+    pub(super) device: DeviceHandle,
 }
 
 impl Handle {
@@ -146,7 +146,7 @@ pub(super) fn links(api: &impl Monitoring, handles: &[Handle]) -> Vec<Link> {
     links
 }
 
-fn nvlink_ends(api: &impl Monitoring, device: Device) -> Ends {
+fn nvlink_ends(api: &impl Monitoring, device: DeviceHandle) -> Ends {
     let mut ends = Ends::new();
     for link in 0..MAX_NVLINKS {
         match api.is_nvlink_active(device, link) {
@@ -197,7 +197,7 @@ const fn level(number: u32) -> Option<Level> {
 }
 
 /// Returns the events that the GPU can report, of those that the monitor waits for.
-pub(super) fn supported_events(api: &impl Monitoring, device: Device) -> u64 {
+pub(super) fn supported_events(api: &impl Monitoring, device: DeviceHandle) -> u64 {
     api.supported_events(device).unwrap_or_default() & EVENTS
 }
 

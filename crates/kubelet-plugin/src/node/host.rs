@@ -10,7 +10,7 @@ use base::tree::Tree;
 use findings::catalog;
 use nvidia_host::config::Config;
 use nvidia_host::driver::pci::{self, PCI_DEVICES};
-use nvidia_host::feature::{Features, Row};
+use nvidia_host::feature::{FeatureRow, Features};
 use nvidia_host::host::{self, Roots};
 use nvidia_host::inventory::{BusId, cap_files, procfs};
 
@@ -67,7 +67,7 @@ pub fn extra_devices(config: &Config, wanted: Features) -> Result<(Features, Vec
     let mut found = Features::EMPTY;
     let mut findings = Vec::new();
     for feature in wanted.iter() {
-        let Row { name, title, .. } = feature.row();
+        let FeatureRow { name, title, .. } = feature.row();
         let request = format!("extra-devices contains {name:?} ({title})");
         if denied.has(feature) {
             findings.push(Finding::new(

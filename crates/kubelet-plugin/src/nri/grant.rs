@@ -17,10 +17,10 @@ use nvidia_host::cdi::generate::Naming;
 use nvidia_host::config::{Config, Limits};
 use nvidia_host::device_id::VisibleDevices;
 use nvidia_host::driver::node_name::NodeName;
-use nvidia_host::feature::{Feature, Row};
+use nvidia_host::feature::{Feature, FeatureRow};
 use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::select::{Device, permitted};
-use nvidia_host::request::{self, Decision, GpuRequest, Hint, Mount, Node, select};
+use nvidia_host::request::{self, Decision, GpuRequest, Hint, Node, RequestMount, select};
 
 use crate::cdi_specs::DEVICE_PLUGIN;
 use crate::node::InSpecs;
@@ -199,7 +199,7 @@ fn without_channel(channel: u32) -> Finding {
 }
 
 fn without_spec(feature: Feature, config: &Config) -> Finding {
-    let Row {
+    let FeatureRow {
         title, variable, ..
     } = feature.row();
     feature.missing(
@@ -239,7 +239,7 @@ fn environment(container: &Container) -> BTreeMap<String, String> {
 fn view<'a>(container: &'a Container, env: &'a BTreeMap<String, String>) -> request::Container<'a> {
     let mut mounts = Vec::new();
     for found in &container.mounts {
-        mounts.push(Mount {
+        mounts.push(RequestMount {
             source: found.source.as_ref(),
             destination: found.destination.as_ref(),
         });

@@ -384,7 +384,7 @@ pub(crate) mod tests {
             };
             let nodes = [(
                 "nvidia0".to_owned(),
-                crate::host::Node { inode, permissions },
+                crate::host::HostNode { inode, permissions },
             )]
             .into();
             let state = HostState {

@@ -10,7 +10,7 @@ use crate::capability::Capability::{Compat32, Compute, Display, Graphics, Ngx, U
 
 /// A library or a program.
 #[derive(Clone, Copy, Debug)]
-pub struct Row {
+pub struct FileRow {
     /// `libcuda` for `libcuda.so.1`
     pub name: &'static str,
     /// Containers that request one of these get the file.
@@ -32,16 +32,20 @@ pub enum LibraryKind {
     Below(&'static str),
 }
 
-const fn row(name: &'static str, capabilities: &'static [Capability]) -> Row {
-    Row {
+const fn row(name: &'static str, capabilities: &'static [Capability]) -> FileRow {
+    FileRow {
         name,
         capabilities,
         kind: LibraryKind::Plain,
     }
 }
 
-const fn kind(name: &'static str, kind: LibraryKind, capabilities: &'static [Capability]) -> Row {
-    Row {
+const fn kind(
+    name: &'static str,
+    kind: LibraryKind,
+    capabilities: &'static [Capability],
+) -> FileRow {
+    FileRow {
         name,
         capabilities,
         kind,
@@ -54,7 +58,7 @@ const GL: &[Capability] = &[Graphics, Display];
 const CUDA: &[Capability] = &[Compute, Video];
 
 /// Shared libraries.
-pub const LIBRARIES: &[Row] = &[
+pub const LIBRARIES: &[FileRow] = &[
     kind("libnvidia-ml", LibraryKind::Required, &[Utility]),
     row("libnvidia-cfg", &[Utility]),
     row("libnvidia-nscq", &[Utility]), // NVSwitch queries
@@ -105,7 +109,7 @@ pub const LIBRARIES: &[Row] = &[
 ];
 
 /// Programs.
-pub(crate) const BINARIES: &[Row] = &[
+pub(crate) const BINARIES: &[FileRow] = &[
     row("nvidia-smi", &[Utility]),
     row("nvidia-debugdump", &[Utility]),
     row("nvidia-persistenced", &[Utility]),
@@ -118,7 +122,7 @@ pub(crate) const BINARIES: &[Row] = &[
 ];
 
 /// The libraries of WSL 2 that other hosts do not have, in addition to [`LIBRARIES`].
-pub(crate) const WSL_LIBRARIES: &[Row] = &[
+pub(crate) const WSL_LIBRARIES: &[FileRow] = &[
     // Every other library uses the GPUs through this one of Microsoft.
     kind("libdxcore", LibraryKind::Required, &Capability::ALL),
     // Microsoft's Direct3D, which Mesa's OpenGL uses, and NVIDIA's part of it.

@@ -13,7 +13,7 @@ use base::tree::{RegularFile, Tree};
 use findings::catalog;
 
 use super::elf;
-use super::file_table::{HOST_ONLY, LIBRARIES, LIBRARY_DIRS, LibraryKind, Row};
+use super::file_table::{FileRow, HOST_ONLY, LIBRARIES, LIBRARY_DIRS, LibraryKind};
 use super::kind::DriverKind;
 use super::ldcache::{self, Arch};
 use super::packages;
@@ -81,7 +81,7 @@ impl LinkerCache {
     }
 
     /// Returns the entries of a library: (SONAME, path), in the order of the file.
-    fn entries_of(&self, arch: Arch, row: &Row) -> Vec<(&OsStr, &Path)> {
+    fn entries_of(&self, arch: Arch, row: &FileRow) -> Vec<(&OsStr, &Path)> {
         let mut entries = Vec::new();
         if self.bytes.is_empty() {
             return entries;
@@ -163,7 +163,7 @@ impl<'a> Search<'a> {
 impl Search<'_> {
     /// Returns the libraries of these rows, in their order, and the entries of the linker cache that are not used.
     #[must_use]
-    pub fn find(&self, arch: Arch, rows: &[&'static Row]) -> (Vec<Library>, Vec<PassedOver>) {
+    pub fn find(&self, arch: Arch, rows: &[&'static FileRow]) -> (Vec<Library>, Vec<PassedOver>) {
         let (mut by_cache, mut passed) = (Vec::new(), Vec::new());
         for row in rows {
             by_cache.push(self.in_cache(arch, row, &mut passed));
@@ -258,7 +258,7 @@ impl Search<'_> {
     fn in_cache(
         &self,
         arch: Arch,
-        row: &'static Row,
+        row: &'static FileRow,
         passed: &mut Vec<PassedOver>,
     ) -> Option<Library> {
         let mut found: Option<Library> = None;
@@ -295,7 +295,7 @@ impl Search<'_> {
         found
     }
 
-    fn fits(&self, row: &Row, file_name: &OsStr) -> bool {
+    fn fits(&self, row: &FileRow, file_name: &OsStr) -> bool {
         self.version.is_empty()
             || matches!(row.kind, LibraryKind::OwnVersion(_))
             || is_of_version(file_name, self.version)
@@ -370,7 +370,7 @@ impl Search<'_> {
 
     /// Returns `dir/libX.so.<version>`. If the library has its own version or the driver version is unknown, returns the target of
     /// `dir/libX.so.1`.
-    fn in_dir(&self, arch: Arch, row: &'static Row, dir: &Path) -> Option<Library> {
+    fn in_dir(&self, arch: Arch, row: &'static FileRow, dir: &Path) -> Option<Library> {
         let suffix = match row.kind {
             LibraryKind::OwnVersion(soname) => soname,
             _ if self.version.is_empty() => "1",
@@ -410,7 +410,7 @@ fn some_of(names: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::ldcache::{Cache, Layout, NewEntry};
+    use crate::driver::ldcache::{Cache, CacheFormat, NewEntry};
 
     #[test]
     fn a_prefix_is_not_a_name() {
@@ -451,7 +451,7 @@ mod tests {
             path,
             arch: Arch::native(),
         });
-        let mut cache = Cache::empty(Layout::New);
+        let mut cache = Cache::empty(CacheFormat::New);
         cache.merge(&new.collect::<Vec<_>>());
         cache.to_bytes().unwrap()
     }

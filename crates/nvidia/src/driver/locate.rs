@@ -9,7 +9,7 @@ use base::report::{Finding, failure};
 use base::tree::Tree;
 use findings::catalog;
 
-use super::file_table::{LIBRARIES, LibraryKind, Row, WINE_DIR, WINE_FILES};
+use super::file_table::{FileRow, LIBRARIES, LibraryKind, WINE_DIR, WINE_FILES};
 use super::files::{self, DriverFiles};
 use super::kind::DriverKind;
 use super::ldcache::Arch;
@@ -59,7 +59,7 @@ fn find(search: &Search<'_>, capabilities: Capabilities) -> Result<(DriverFiles,
         version,
         ..
     } = *search;
-    let mut rows: Vec<&'static Row> = LIBRARIES.iter().collect();
+    let mut rows: Vec<&'static FileRow> = LIBRARIES.iter().collect();
     rows.retain(|row| capabilities.any(row.capabilities));
     let (mut libraries, mut passed) = search.find(Arch::native(), &rows);
     for row in &rows {
@@ -133,7 +133,7 @@ pub fn library(search: &Search<'_>, name: &str) -> Option<Library> {
     if search.kind == DriverKind::Wsl {
         return wsl::library(search, name);
     }
-    let rows: Vec<&'static Row> = LIBRARIES.iter().filter(|row| row.name == name).collect();
+    let rows: Vec<&'static FileRow> = LIBRARIES.iter().filter(|row| row.name == name).collect();
     search.find(Arch::native(), &rows).0.into_iter().next()
 }
 
@@ -143,7 +143,7 @@ pub fn unknown(search: &Search<'_>) -> Vec<Library> {
     if search.kind == DriverKind::Wsl {
         return wsl::unknown(search);
     }
-    let rows: Vec<&'static Row> = LIBRARIES.iter().collect();
+    let rows: Vec<&'static FileRow> = LIBRARIES.iter().collect();
     let mut known = Vec::new();
     for arch in Arch::supported() {
         known.extend(search.find(arch, &rows).0);
@@ -191,7 +191,7 @@ fn wine(search: &Search<'_>, found: &[Library]) -> Vec<Library> {
 
 fn missing_library(
     search: &Search<'_>,
-    row: &Row,
+    row: &FileRow,
     capability: Capability,
     passed: &[PassedOver],
 ) -> anyhow::Error {

@@ -18,7 +18,7 @@ use base::report::{Finding, failure};
 use base::tree::Tree;
 use findings::catalog;
 
-use super::file_table::{LIBRARIES, LibraryKind, Row, WSL_LIBRARIES};
+use super::file_table::{FileRow, LIBRARIES, LibraryKind, WSL_LIBRARIES};
 use super::files::{self, DriverFiles, PlacedFile};
 use super::kind::DriverKind;
 use super::lacking;
@@ -96,7 +96,7 @@ pub(super) fn library(search: &Search<'_>, name: &str) -> Option<Library> {
     of_row(search, row, &search.root.names(Path::new(LIBRARY_DIR)))
 }
 
-fn rows() -> impl Iterator<Item = &'static Row> {
+fn rows() -> impl Iterator<Item = &'static FileRow> {
     WSL_LIBRARIES.iter().chain(LIBRARIES)
 }
 
@@ -157,12 +157,12 @@ pub(super) fn find(
 }
 
 /// Whether these capabilities, and not only ones that also use the library, require it.
-fn is_required(row: &Row, capabilities: Capabilities) -> bool {
+fn is_required(row: &FileRow, capabilities: Capabilities) -> bool {
     let first = row.capabilities.first();
     row.kind == LibraryKind::Required && first.is_some_and(|first| capabilities.has(*first))
 }
 
-fn missing_library(root: &Tree, row: &Row) -> Error {
+fn missing_library(root: &Tree, row: &FileRow) -> Error {
     let what = format!(
         "{}.so of the driver for WSL 2 is missing in {LIBRARY_DIR:?} below {}",
         row.name,
@@ -173,7 +173,7 @@ fn missing_library(root: &Tree, row: &Row) -> Error {
 
 /// Returns the library of a row. The directory has a library under several names, which are files of their own and not links, such as
 /// `libcuda.so`, `libcuda.so.1` and `libcuda.so.1.1`. Programs load the one with the SONAME.
-fn of_row(search: &Search<'_>, row: &'static Row, names: &[OsString]) -> Option<Library> {
+fn of_row(search: &Search<'_>, row: &'static FileRow, names: &[OsString]) -> Option<Library> {
     let mut found = chosen(search, names, |name| is_named(name, row.name))?;
     found.name = row.name;
     Some(found)

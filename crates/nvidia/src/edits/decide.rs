@@ -15,7 +15,7 @@ use crate::config::Limits;
 use crate::driver::file_table::GBM_DIR;
 use crate::driver::nodes::{CTL_MINOR, IMEX_CHANNELS, MODESET_MINOR, PREPARE};
 use crate::driver::wsl::NODE;
-use crate::feature::{Feature, Row};
+use crate::feature::{Feature, FeatureRow};
 use crate::inventory::caps::{MIG_MINORS, MigCap};
 use crate::inventory::procfs::DRIVER_PROC;
 use crate::inventory::select::Device;
@@ -428,7 +428,7 @@ fn imex_nodes(facts: &DeviceFacts, wanted: &Wanted) -> Result<Vec<DeviceNode>> {
 
 /// Returns the finding about a feature that this host lacks. As with NVIDIA's stack, the container starts without it.
 fn without_nodes(feature: Feature, facts: &DeviceFacts) -> Finding {
-    let Row {
+    let FeatureRow {
         title, variable, ..
     } = feature.row();
     feature.missing(&format!("{variable} requests {title}"), &facts.dev_root)

@@ -27,7 +27,7 @@ use base::tree::Tree;
 pub use self::examined::Examined;
 pub(crate) use self::gather::Located;
 pub use self::roots::Roots;
-pub use self::state::{HostState, Node};
+pub use self::state::{HostNode, HostState};
 pub use self::watched::WatchedDriver;
 use crate::config::Config;
 use crate::device_id::Nodes;

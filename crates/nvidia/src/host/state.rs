@@ -29,7 +29,7 @@ const CONTROL: &str = "nvidiactl";
 
 /// A device node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Node {
+pub struct HostNode {
     /// Its inode: a confined process can open only the nodes that existed when it was confined, and not another node of the same name
     pub inode: u64,
     /// RunAs can open it
@@ -48,7 +48,7 @@ pub struct HostState {
     /// The GPUs of the module
     pub gpus: Vec<KernelGpu>,
     /// The driver's control node and those of the GPUs, by name. A missing node has no entry, like a file that is not the node.
-    pub nodes: BTreeMap<String, Node>,
+    pub nodes: BTreeMap<String, HostNode>,
     /// The GPU instances and compute instances
     pub instances: Vec<MigCap>,
     /// The identity of libnvidia-ml, if it was examined
@@ -106,7 +106,7 @@ impl HostState {
         let Ok(dir) = dev.open_dir(Path::new("/dev")) else {
             return BTreeMap::new();
         };
-        let device = |(name, node): (&String, &Node)| {
+        let device = |(name, node): (&String, &HostNode)| {
             let minor = match NodeName::parse(name)? {
                 NodeName::Control => CTL_MINOR,
                 NodeName::Gpu(minor) => minor,
@@ -202,7 +202,7 @@ fn node_name(minor: u32) -> String {
 }
 
 /// Returns the control node and the nodes of the GPUs that NVML can count.
-fn nodes(dev: &Tree, gpus: &[KernelGpu]) -> BTreeMap<String, Node> {
+fn nodes(dev: &Tree, gpus: &[KernelGpu]) -> BTreeMap<String, HostNode> {
     let of_gpus = gpus
         .iter()
         .filter(|gpu| !gpu.excluded)
@@ -214,7 +214,7 @@ fn nodes(dev: &Tree, gpus: &[KernelGpu]) -> BTreeMap<String, Node> {
         let stat = examine(dev, &name).filter(|stat| is_node(stat, minor))?;
         Some((
             name,
-            Node {
+            HostNode {
                 inode: stat.st_ino,
                 permissions: Permissions::from_stat(&stat),
             },

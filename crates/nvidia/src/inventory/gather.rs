@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use base::sys::child::NoAnswer;
 
 use crate::inventory::cap_files::AtQuery;
-use crate::inventory::nvml::{Driver, Report};
+use crate::inventory::nvml::{Driver, NvmlProgress};
 use crate::inventory::{FailedGpu, Gpu, Inventory};
 
 /// The answer of NVML.
@@ -33,22 +33,22 @@ impl Gathered {
     /// Adds a report. Returns false if it contradicts earlier ones: the GPUs have changed in the meantime, and an index may now belong to
     /// another GPU.
     #[must_use]
-    pub fn take(&mut self, report: Report, now: Instant) -> bool {
+    pub fn take(&mut self, report: NvmlProgress, now: Instant) -> bool {
         match report {
-            Report::Driver(driver) => {
+            NvmlProgress::Driver(driver) => {
                 let is_same = self.driver.as_ref().is_none_or(|known| *known == driver);
                 self.driver = Some(driver);
                 return is_same;
             }
-            Report::Next(index) => self.asking = Some((index, now)),
-            Report::Gpu(gpu) => {
+            NvmlProgress::Next(index) => self.asking = Some((index, now)),
+            NvmlProgress::Gpu(gpu) => {
                 self.asking = None;
                 let is_new = |known: &Gpu| known.index != gpu.index && known.bus_id != gpu.bus_id;
                 let is_consistent = self.inventory.gpus.iter().all(is_new);
                 self.inventory.add_gpu(gpu);
                 return is_consistent;
             }
-            Report::Failed(failed) => {
+            NvmlProgress::Failed(failed) => {
                 self.asking = None;
                 self.inventory.add_failed(failed);
             }
@@ -153,20 +153,20 @@ mod tests {
     use super::super::select::tests::inventory;
     use super::*;
 
-    fn driver(count: u32) -> Report {
-        Report::Driver(Driver {
+    fn driver(count: u32) -> NvmlProgress {
+        NvmlProgress::Driver(Driver {
             version: "535.1".into(),
             cuda: "12.2".into(),
             count,
         })
     }
 
-    fn gpu(index: usize) -> Report {
-        Report::Gpu(inventory().gpus[index].clone())
+    fn gpu(index: usize) -> NvmlProgress {
+        NvmlProgress::Gpu(inventory().gpus[index].clone())
     }
 
     /// Takes them all; whether they are consistent.
-    fn take(gathered: &mut Gathered, reports: Vec<Report>) -> bool {
+    fn take(gathered: &mut Gathered, reports: Vec<NvmlProgress>) -> bool {
         reports
             .into_iter()
             .all(|report| gathered.take(report, Instant::now()))
@@ -177,14 +177,19 @@ mod tests {
         let mut gathered = Gathered::default();
         assert!(take(
             &mut gathered,
-            vec![driver(3), Report::Next(0), gpu(0), Report::Next(1)]
+            vec![
+                driver(3),
+                NvmlProgress::Next(0),
+                gpu(0),
+                NvmlProgress::Next(1)
+            ]
         ));
         assert!(!gathered.is_whole());
         assert!(gathered.give_up(&NoAnswer::Timeout));
         assert_eq!(gathered.indices(), [0, 1]);
         assert!(take(
             &mut gathered,
-            vec![driver(3), Report::Next(2), gpu(2)]
+            vec![driver(3), NvmlProgress::Next(2), gpu(2)]
         ));
         assert!(gathered.is_whole());
         let answer = gathered.answer();
@@ -209,7 +214,12 @@ mod tests {
         let mut gathered = Gathered::default();
         assert!(take(
             &mut gathered,
-            vec![driver(2), Report::Next(0), gpu(0), Report::Next(1)]
+            vec![
+                driver(2),
+                NvmlProgress::Next(0),
+                gpu(0),
+                NvmlProgress::Next(1)
+            ]
         ));
         assert!(gathered.give_up(&NoAnswer::Died(Some(Signal::SIGSEGV))));
         assert!(gathered.is_whole());
@@ -228,7 +238,12 @@ mod tests {
             let mut gathered = Gathered::default();
             assert!(take(
                 &mut gathered,
-                vec![driver(3), Report::Next(0), gpu(0), Report::Next(1)]
+                vec![
+                    driver(3),
+                    NvmlProgress::Next(0),
+                    gpu(0),
+                    NvmlProgress::Next(1)
+                ]
             ));
             gathered.give_up(&NoAnswer::Timeout);
             assert!(!take(&mut gathered, second));
@@ -243,11 +258,13 @@ mod tests {
         let mut gathered = Gathered::default();
         assert_eq!(gathered.limit(end), end, "before there is a GPU to blame");
         assert!(
-            gathered.take(driver(2), start) && gathered.take(Report::Next(0), start + seconds(10))
+            gathered.take(driver(2), start)
+                && gathered.take(NvmlProgress::Next(0), start + seconds(10))
         );
         assert_eq!(gathered.limit(end), start + seconds(20));
         assert!(
-            gathered.take(gpu(0), start) && gathered.take(Report::Next(1), start + seconds(20))
+            gathered.take(gpu(0), start)
+                && gathered.take(NvmlProgress::Next(1), start + seconds(20))
         );
         assert_eq!(gathered.limit(end), end, "the last one");
     }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{BusId, FailedGpu, Gpu, MigDevice};
 use crate::driver::DriverKind;
-use crate::nvml::api::{Api, Code, Device, Failed};
+use crate::nvml::api::{Api, Code, DeviceHandle, Failed};
 
 /// The limit for the number of GPUs that NVML reports.
 const MAX_GPUS: u32 = 256;
@@ -24,7 +24,7 @@ pub struct Driver {
 
 /// A report. It is passed on before the next call of NVML, which may never return.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Report {
+pub enum NvmlProgress {
     /// NVML has been initialized
     Driver(Driver),
     /// The GPU with this index is queried next
@@ -43,7 +43,7 @@ pub fn take(
     api: &impl Api,
     kind: DriverKind,
     leave_out: &[u32],
-    report: &mut dyn FnMut(Report),
+    report: &mut dyn FnMut(NvmlProgress),
 ) -> Result<(), Failed> {
     api.init()?;
     let driver = Driver {
@@ -55,12 +55,12 @@ pub fn take(
         count: api.device_count()?.min(MAX_GPUS),
     };
     let indices = (0..driver.count).filter(|index| !leave_out.contains(index));
-    report(Report::Driver(driver.clone()));
+    report(NvmlProgress::Driver(driver.clone()));
     for index in indices {
-        report(Report::Next(index));
+        report(NvmlProgress::Next(index));
         report(match take_gpu(api, index, kind) {
-            Ok(gpu) => Report::Gpu(gpu),
-            Err(failed) => Report::Failed(failed),
+            Ok(gpu) => NvmlProgress::Gpu(gpu),
+            Err(failed) => NvmlProgress::Failed(failed),
         });
     }
     Ok(())
@@ -126,7 +126,7 @@ fn take_gpu(api: &impl Api, index: u32, kind: DriverKind) -> Result<Gpu, FailedG
 }
 
 /// Queries all possible MIG devices of a GPU, because the indices may have gaps.
-fn take_mig(api: &impl Api, gpu: Device) -> Result<Vec<MigDevice>, Failed> {
+fn take_mig(api: &impl Api, gpu: DeviceHandle) -> Result<Vec<MigDevice>, Failed> {
     let mut found = Vec::new();
     for index in 0..api.max_mig_device_count(gpu)?.min(MAX_MIG) {
         let device = match api.mig_device(gpu, index) {
@@ -197,24 +197,24 @@ mod tests {
         }
     }
 
-    fn index(device: Device) -> u32 {
+    fn index(device: DeviceHandle) -> u32 {
         u32::try_from(device.raw()).unwrap()
     }
 
-    fn handle(number: u32) -> Device {
-        Device::new(usize::try_from(number).unwrap())
+    fn handle(number: u32) -> DeviceHandle {
+        DeviceHandle::new(usize::try_from(number).unwrap())
     }
 
     /// Of all GPUs.
     fn take(api: &Scripted) -> Result<Inventory, Failed> {
         let mut inventory = Inventory::default();
         super::take(api, DriverKind::Linux, &[], &mut |report| match report {
-            Report::Driver(driver) => {
+            NvmlProgress::Driver(driver) => {
                 (inventory.driver_version, inventory.cuda_version) = (driver.version, driver.cuda);
             }
-            Report::Next(_) => {}
-            Report::Gpu(gpu) => inventory.gpus.push(gpu),
-            Report::Failed(failed) => inventory.failed.push(failed),
+            NvmlProgress::Next(_) => {}
+            NvmlProgress::Gpu(gpu) => inventory.gpus.push(gpu),
+            NvmlProgress::Failed(failed) => inventory.failed.push(failed),
         })?;
         Ok(inventory)
     }
@@ -232,34 +232,34 @@ mod tests {
         fn device_count(&self) -> Result<u32, Failed> {
             Ok(self.count)
         }
-        fn device(&self, index: u32) -> Result<Device, Failed> {
+        fn device(&self, index: u32) -> Result<DeviceHandle, Failed> {
             self.answer("device", index, handle(index))
         }
-        fn pci(&self, device: Device) -> Result<(u32, u32, u32), Failed> {
+        fn pci(&self, device: DeviceHandle) -> Result<(u32, u32, u32), Failed> {
             self.answer("pci", index(device), (0, index(device) + 1, 0))
         }
-        fn uuid(&self, device: Device) -> Result<String, Failed> {
+        fn uuid(&self, device: DeviceHandle) -> Result<String, Failed> {
             self.answer("uuid", index(device), format!("GPU-{}", index(device)))
         }
-        fn minor(&self, device: Device) -> Result<u32, Failed> {
+        fn minor(&self, device: DeviceHandle) -> Result<u32, Failed> {
             self.answer("minor", index(device), index(device))
         }
-        fn name(&self, device: Device) -> Result<String, Failed> {
+        fn name(&self, device: DeviceHandle) -> Result<String, Failed> {
             self.answer("name", index(device), "H100".into())
         }
-        fn compute_capability(&self, device: Device) -> Result<(u32, u32), Failed> {
+        fn compute_capability(&self, device: DeviceHandle) -> Result<(u32, u32), Failed> {
             self.answer("cc", index(device), (9, 0))
         }
-        fn brand(&self, device: Device) -> Result<u32, Failed> {
+        fn brand(&self, device: DeviceHandle) -> Result<u32, Failed> {
             self.answer("brand", index(device), 2)
         }
-        fn mig_mode(&self, device: Device) -> Result<u32, Failed> {
+        fn mig_mode(&self, device: DeviceHandle) -> Result<u32, Failed> {
             self.answer("mig", index(device), u32::from(self.mig))
         }
-        fn max_mig_device_count(&self, _: Device) -> Result<u32, Failed> {
+        fn max_mig_device_count(&self, _: DeviceHandle) -> Result<u32, Failed> {
             Ok(3)
         }
-        fn mig_device(&self, gpu: Device, index: u32) -> Result<Device, Failed> {
+        fn mig_device(&self, gpu: DeviceHandle, index: u32) -> Result<DeviceHandle, Failed> {
             // a hole in the middle
             if index == 1 {
                 return Err(Failed {
@@ -270,10 +270,10 @@ mod tests {
             }
             Ok(handle(100 + self::index(gpu) * 10 + index))
         }
-        fn gpu_instance(&self, device: Device) -> Result<u32, Failed> {
+        fn gpu_instance(&self, device: DeviceHandle) -> Result<u32, Failed> {
             Ok(index(device) % 10 + 5)
         }
-        fn compute_instance(&self, device: Device) -> Result<u32, Failed> {
+        fn compute_instance(&self, device: DeviceHandle) -> Result<u32, Failed> {
             self.answer("ci", index(device), 0)
         }
     }
@@ -375,10 +375,10 @@ mod tests {
         };
         super::take(&api, DriverKind::Linux, &[0, 2], &mut |report| {
             seen.push(match report {
-                Report::Driver(driver) => format!("{} GPUs", driver.count),
-                Report::Next(index) => format!("next {index}"),
-                Report::Gpu(gpu) => format!("GPU {}", gpu.index),
-                Report::Failed(failed) => format!("failed {:?}", failed.index),
+                NvmlProgress::Driver(driver) => format!("{} GPUs", driver.count),
+                NvmlProgress::Next(index) => format!("next {index}"),
+                NvmlProgress::Gpu(gpu) => format!("GPU {}", gpu.index),
+                NvmlProgress::Failed(failed) => format!("failed {:?}", failed.index),
             });
         })
         .unwrap();

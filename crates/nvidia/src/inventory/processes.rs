@@ -12,9 +12,9 @@ use base::sys::confine::Identity;
 
 use super::identity;
 use super::notice::Wait;
-use super::query::{self, NvmlQuery, Refused};
-use crate::nvml::api::{Device, Failed};
-use crate::nvml::processes::{Process, Processes, Use};
+use super::query::{self, NvmlQuery, Unloadable};
+use crate::nvml::api::{DeviceHandle, Failed};
+use crate::nvml::processes::{NvmlProcess, Processes, Use};
 
 /// The limit for the number of GPUs that NVML reports.
 const MAX_GPUS: u32 = 256;
@@ -43,11 +43,11 @@ pub struct GpuProcess {
 
 /// A line that the child writes.
 #[derive(Serialize, Deserialize)]
-enum Line {
+enum ProcessLine {
     Gpu(GpuProcesses),
     Done,
     Nvml(Failed),
-    Refused(Refused),
+    Refused(Unloadable),
 }
 
 /// Asks NVML for the processes of all GPUs until `end`.
@@ -68,10 +68,14 @@ fn ask_all(question: &NvmlQuery, end: Instant) -> Result<Vec<GpuProcesses>> {
         let line = query::next_line(&mut process, end, wait)
             .map_err(|why| query::without_answer(why, question))?;
         match json::from_bytes(&line) {
-            Ok(Line::Gpu(gpu)) => gpus.push(gpu),
-            Ok(Line::Done) => return Ok(gpus),
-            Ok(Line::Nvml(failed)) => return Err(query::explain_nvml(&failed, question, identity)),
-            Ok(Line::Refused(refused)) => return Err(query::explain_refused(&refused, question)),
+            Ok(ProcessLine::Gpu(gpu)) => gpus.push(gpu),
+            Ok(ProcessLine::Done) => return Ok(gpus),
+            Ok(ProcessLine::Nvml(failed)) => {
+                return Err(query::explain_nvml(&failed, question, identity));
+            }
+            Ok(ProcessLine::Refused(refused)) => {
+                return Err(query::explain_refused(&refused, question));
+            }
             Err(error) => {
                 return Err(query::without_answer(
                     NoAnswer::System(error.into()),
@@ -84,15 +88,15 @@ fn ask_all(question: &NvmlQuery, end: Instant) -> Result<Vec<GpuProcesses>> {
 
 fn respond(question: &NvmlQuery, identity: Option<Identity>, pipe: &mut File) {
     let loaded = query::load(question, identity, &[], pipe);
-    let mut write = |line: &Line| {
+    let mut write = |line: &ProcessLine| {
         let mut bytes = serde_json::to_vec(line).unwrap_or_default();
         bytes.push(b'\n');
         child::report(pipe, &bytes);
     };
     let last = match &loaded {
-        Ok(loaded) => take(&loaded.library, &mut |gpu| write(&Line::Gpu(gpu)))
-            .map_or_else(Line::Nvml, |()| Line::Done),
-        Err(refused) => Line::Refused(refused.clone()),
+        Ok(loaded) => take(&loaded.library, &mut |gpu| write(&ProcessLine::Gpu(gpu)))
+            .map_or_else(ProcessLine::Nvml, |()| ProcessLine::Done),
+        Err(refused) => ProcessLine::Refused(refused.clone()),
     };
     write(&last);
 }
@@ -134,14 +138,14 @@ fn of_gpu(api: &impl Processes, gpu: &mut GpuProcesses) -> Result<Vec<GpuProcess
 }
 
 /// Returns the processes of a device. Only compute processes must be listed: devices without graphics or MPS refuse these lists.
-fn of_device(api: &impl Processes, device: Device) -> Result<Vec<GpuProcess>, Failed> {
+fn of_device(api: &impl Processes, device: DeviceHandle) -> Result<Vec<GpuProcess>, Failed> {
     let mut processes = Vec::new();
     let lists = [
         api.processes(device, Use::Compute)?,
         api.processes(device, Use::Graphics).unwrap_or_default(),
         api.processes(device, Use::Mps).unwrap_or_default(),
     ];
-    for Process { pid, memory } in lists.into_iter().flatten() {
+    for NvmlProcess { pid, memory } in lists.into_iter().flatten() {
         add(&mut processes, GpuProcess { pid, memory });
     }
     Ok(processes)

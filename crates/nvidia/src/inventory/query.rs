@@ -30,9 +30,9 @@ use crate::inventory;
 use crate::inventory::cache::Cache;
 use crate::inventory::gather::{Gathered, NvmlAnswer, WORTH_ASKING};
 use crate::inventory::notice::Wait;
-use crate::inventory::nvml::Report;
+use crate::inventory::nvml::NvmlProgress;
 use crate::inventory::procfs::DRIVER_PROC;
-use crate::nvml::Library;
+use crate::nvml::NvmlLibrary;
 use crate::nvml::api::{Code, Failed};
 
 /// A query of NVML.
@@ -90,15 +90,15 @@ impl NvmlQuery {
 /// A line that the child writes.
 #[derive(Serialize, Deserialize)]
 enum Line {
-    Report(Report),
+    Report(NvmlProgress),
     Done,
     Nvml(Failed),
-    Refused(Refused),
+    Refused(Unloadable),
 }
 
 /// Why the child does not have the library.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Refused {
+pub(super) enum Unloadable {
     Load(String),
     Confine(String),
 }
@@ -225,8 +225,8 @@ fn respond(question: &NvmlQuery, identity: Option<Identity>, leave_out: &[u32], 
 /// The library in this process, and those that it requires.
 #[derive(Debug)]
 pub(super) struct Loaded {
-    pub(super) library: Library,
-    _preloaded: Vec<Library>,
+    pub(super) library: NvmlLibrary,
+    _preloaded: Vec<NvmlLibrary>,
 }
 
 /// Drops the privileges of this process, and loads the library. `watched` are directories whose `/dev`, `/proc` and `/sys` the process
@@ -236,17 +236,17 @@ pub(super) fn load(
     identity: Option<Identity>,
     watched: &[Tree],
     pipe: &File,
-) -> Result<Loaded, Refused> {
+) -> Result<Loaded, Unloadable> {
     let root = question.root.as_path();
-    let mut preloaded: Vec<Library> = if root == Path::new("/") {
+    let mut preloaded: Vec<NvmlLibrary> = if root == Path::new("/") {
         Vec::new()
     } else {
         PRELOAD
             .into_iter()
-            .filter_map(|name| Library::load(OsStr::new(name)).ok())
+            .filter_map(|name| NvmlLibrary::load(OsStr::new(name)).ok())
             .collect()
     };
-    let refused = |error: std::io::Error| Refused::Confine(base::report::line(&error.into()));
+    let refused = |error: std::io::Error| Unloadable::Confine(base::report::line(&error.into()));
     // The directory is closed again: an open directory outside of the new root would be a way out of it.
     let files = {
         let tree = Tree::open(&question.root).map_err(refused)?;
@@ -267,21 +267,21 @@ pub(super) fn load(
     )
     .map_err(refused)?;
     if let Some(name) = question.kind.library_of_nvml() {
-        preloaded.extend(Library::load(OsStr::new(name)));
+        preloaded.extend(NvmlLibrary::load(OsStr::new(name)));
     }
-    match Library::load(question.library.as_os_str()) {
+    match NvmlLibrary::load(question.library.as_os_str()) {
         Ok(library) => Ok(Loaded {
             library,
             _preloaded: preloaded,
         }),
         // The text of dlerror(3) is in the source of the error.
-        Err(error) => Err(Refused::Load(base::report::line(&error.into()))),
+        Err(error) => Err(Unloadable::Load(base::report::line(&error.into()))),
     }
 }
 
 /// Writes a line for each GPU, and returns the last line.
 fn take_inventory(
-    library: &Library,
+    library: &NvmlLibrary,
     kind: DriverKind,
     leave_out: &[u32],
     write: &mut dyn FnMut(&Line),
@@ -339,9 +339,9 @@ fn explain(line: Line, question: &NvmlQuery, identity: Option<Identity>) -> anyh
     }
 }
 
-pub(super) fn explain_refused(refused: &Refused, question: &NvmlQuery) -> anyhow::Error {
+pub(super) fn explain_refused(refused: &Unloadable, question: &NvmlQuery) -> anyhow::Error {
     match refused {
-        Refused::Load(text) => failure(
+        Unloadable::Load(text) => failure(
             &catalog::NVML_LOAD,
             format!(
                 "cannot load the driver's library {:?} below {}: {text}",
@@ -349,7 +349,7 @@ pub(super) fn explain_refused(refused: &Refused, question: &NvmlQuery) -> anyhow
             ),
             "reinstall the driver's libraries, and run \"ldconfig\"",
         ),
-        Refused::Confine(text) => failure(
+        Unloadable::Confine(text) => failure(
             &catalog::NVML_PROCESS,
             format!("cannot set up the process that asks NVML: {text}"),
             "run the hook as root, and check user and root in the [nvidia-container-cli] table of config.toml",

@@ -9,7 +9,7 @@ use base::tree::Tree;
 
 use super::identity;
 use super::query::{self, Loaded, NvmlQuery};
-use crate::nvml::Library;
+use crate::nvml::NvmlLibrary;
 use crate::nvml::api::Failed;
 
 /// NVML in this process.
@@ -41,7 +41,7 @@ impl Session {
 
     /// Returns the library.
     #[must_use]
-    pub const fn api(&self) -> &Library {
+    pub const fn api(&self) -> &NvmlLibrary {
         &self.loaded.library
     }
 

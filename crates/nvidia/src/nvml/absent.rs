@@ -3,14 +3,14 @@
 use std::ffi::OsStr;
 use std::io;
 
-use super::api::{Api, Device, Failed};
-use super::processes::{Process, Processes, Use};
+use super::api::{Api, DeviceHandle, Failed};
+use super::processes::{NvmlProcess, Processes, Use};
 
 /// The library, which no value of this type can be.
 #[derive(Debug)]
-pub enum Library {}
+pub enum NvmlLibrary {}
 
-impl Library {
+impl NvmlLibrary {
     /// Reports that this program cannot load a library.
     ///
     /// # Errors
@@ -22,7 +22,7 @@ impl Library {
     }
 }
 
-impl Api for Library {
+impl Api for NvmlLibrary {
     fn init(&self) -> Result<(), Failed> {
         match *self {}
     }
@@ -35,46 +35,46 @@ impl Api for Library {
     fn device_count(&self) -> Result<u32, Failed> {
         match *self {}
     }
-    fn device(&self, _index: u32) -> Result<Device, Failed> {
+    fn device(&self, _index: u32) -> Result<DeviceHandle, Failed> {
         match *self {}
     }
-    fn pci(&self, _device: Device) -> Result<(u32, u32, u32), Failed> {
+    fn pci(&self, _device: DeviceHandle) -> Result<(u32, u32, u32), Failed> {
         match *self {}
     }
-    fn uuid(&self, _device: Device) -> Result<String, Failed> {
+    fn uuid(&self, _device: DeviceHandle) -> Result<String, Failed> {
         match *self {}
     }
-    fn minor(&self, _device: Device) -> Result<u32, Failed> {
+    fn minor(&self, _device: DeviceHandle) -> Result<u32, Failed> {
         match *self {}
     }
-    fn name(&self, _device: Device) -> Result<String, Failed> {
+    fn name(&self, _device: DeviceHandle) -> Result<String, Failed> {
         match *self {}
     }
-    fn compute_capability(&self, _device: Device) -> Result<(u32, u32), Failed> {
+    fn compute_capability(&self, _device: DeviceHandle) -> Result<(u32, u32), Failed> {
         match *self {}
     }
-    fn brand(&self, _device: Device) -> Result<u32, Failed> {
+    fn brand(&self, _device: DeviceHandle) -> Result<u32, Failed> {
         match *self {}
     }
-    fn mig_mode(&self, _device: Device) -> Result<u32, Failed> {
+    fn mig_mode(&self, _device: DeviceHandle) -> Result<u32, Failed> {
         match *self {}
     }
-    fn max_mig_device_count(&self, _device: Device) -> Result<u32, Failed> {
+    fn max_mig_device_count(&self, _device: DeviceHandle) -> Result<u32, Failed> {
         match *self {}
     }
-    fn mig_device(&self, _device: Device, _index: u32) -> Result<Device, Failed> {
+    fn mig_device(&self, _device: DeviceHandle, _index: u32) -> Result<DeviceHandle, Failed> {
         match *self {}
     }
-    fn gpu_instance(&self, _device: Device) -> Result<u32, Failed> {
+    fn gpu_instance(&self, _device: DeviceHandle) -> Result<u32, Failed> {
         match *self {}
     }
-    fn compute_instance(&self, _device: Device) -> Result<u32, Failed> {
+    fn compute_instance(&self, _device: DeviceHandle) -> Result<u32, Failed> {
         match *self {}
     }
 }
 
-impl Processes for Library {
-    fn processes(&self, _device: Device, _how: Use) -> Result<Vec<Process>, Failed> {
+impl Processes for NvmlLibrary {
+    fn processes(&self, _device: DeviceHandle, _how: Use) -> Result<Vec<NvmlProcess>, Failed> {
         match *self {}
     }
 }

@@ -48,14 +48,14 @@ impl fmt::Display for Failed {
 /// Only the library and tests create one that is not NULL, because the library dereferences it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
-pub struct Device(*mut c_void);
+pub struct DeviceHandle(*mut c_void);
 
-impl Device {
+impl DeviceHandle {
     /// A place for the library to store a handle
     pub(super) const NULL: Self = Self(ptr::null_mut());
 }
 
-/// A handle of a GPU instance, `nvmlGpuInstance_t`: an opaque pointer, as [`Device`].
+/// A handle of a GPU instance, `nvmlGpuInstance_t`: an opaque pointer, as [`DeviceHandle`].
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub(super) struct GpuInstance(*mut c_void);
@@ -66,7 +66,7 @@ impl GpuInstance {
 }
 
 #[cfg(test)]
-impl Device {
+impl DeviceHandle {
     pub(crate) const fn new(number: usize) -> Self {
         Self(ptr::without_provenance_mut(number))
     }
@@ -102,60 +102,60 @@ pub trait Api {
     ///
     /// # Errors
     /// If the GPU is lost, in an interrupt storm, without power, …
-    fn device(&self, index: u32) -> Result<Device, Failed>;
+    fn device(&self, index: u32) -> Result<DeviceHandle, Failed>;
     /// `nvmlDeviceGetPciInfo`: domain, bus, device
     ///
     /// # Errors
     /// If the GPU is lost.
-    fn pci(&self, device: Device) -> Result<(u32, u32, u32), Failed>;
+    fn pci(&self, device: DeviceHandle) -> Result<(u32, u32, u32), Failed>;
     /// `nvmlDeviceGetUUID`
     ///
     /// # Errors
     /// If the GPU is lost.
-    fn uuid(&self, device: Device) -> Result<String, Failed>;
+    fn uuid(&self, device: DeviceHandle) -> Result<String, Failed>;
     /// `nvmlDeviceGetMinorNumber`
     ///
     /// # Errors
     /// If the GPU is lost.
-    fn minor(&self, device: Device) -> Result<u32, Failed>;
+    fn minor(&self, device: DeviceHandle) -> Result<u32, Failed>;
     /// `nvmlDeviceGetName`
     ///
     /// # Errors
     /// If the GPU is lost.
-    fn name(&self, device: Device) -> Result<String, Failed>;
+    fn name(&self, device: DeviceHandle) -> Result<String, Failed>;
     /// `nvmlDeviceGetCudaComputeCapability`
     ///
     /// # Errors
     /// If the GPU is lost.
-    fn compute_capability(&self, device: Device) -> Result<(u32, u32), Failed>;
+    fn compute_capability(&self, device: DeviceHandle) -> Result<(u32, u32), Failed>;
     /// `nvmlDeviceGetBrand`: an `nvmlBrandType_t`
     ///
     /// # Errors
     /// If the GPU is lost.
-    fn brand(&self, device: Device) -> Result<u32, Failed>;
+    fn brand(&self, device: DeviceHandle) -> Result<u32, Failed>;
     /// `nvmlDeviceGetMigMode`: the current mode, 1 is enabled
     ///
     /// # Errors
     /// [`Code::NOT_SUPPORTED`] without MIG; [`Code::FUNCTION_NOT_FOUND`] before driver 450.
-    fn mig_mode(&self, device: Device) -> Result<u32, Failed>;
+    fn mig_mode(&self, device: DeviceHandle) -> Result<u32, Failed>;
     /// `nvmlDeviceGetMaxMigDeviceCount`
     ///
     /// # Errors
     /// If the GPU is lost.
-    fn max_mig_device_count(&self, device: Device) -> Result<u32, Failed>;
+    fn max_mig_device_count(&self, device: DeviceHandle) -> Result<u32, Failed>;
     /// `nvmlDeviceGetMigDeviceHandleByIndex`
     ///
     /// # Errors
     /// [`Code::NOT_FOUND`] if there is none of this number.
-    fn mig_device(&self, device: Device, index: u32) -> Result<Device, Failed>;
+    fn mig_device(&self, device: DeviceHandle, index: u32) -> Result<DeviceHandle, Failed>;
     /// `nvmlDeviceGetGpuInstanceId`, of a MIG device
     ///
     /// # Errors
     /// If it is no MIG device, or gone.
-    fn gpu_instance(&self, device: Device) -> Result<u32, Failed>;
+    fn gpu_instance(&self, device: DeviceHandle) -> Result<u32, Failed>;
     /// `nvmlDeviceGetComputeInstanceId`, of a MIG device
     ///
     /// # Errors
     /// If it is no MIG device, or gone.
-    fn compute_instance(&self, device: Device) -> Result<u32, Failed>;
+    fn compute_instance(&self, device: DeviceHandle) -> Result<u32, Failed>;
 }

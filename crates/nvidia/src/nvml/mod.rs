@@ -15,6 +15,6 @@ pub mod monitoring;
 pub mod processes;
 
 #[cfg(not(feature = "nvml"))]
-pub use absent::Library;
+pub use absent::NvmlLibrary;
 #[cfg(feature = "nvml")]
-pub use ffi::Library;
+pub use ffi::NvmlLibrary;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::api::{Api, Code, Device, Failed};
+use super::api::{Api, Code, DeviceHandle, Failed};
 
 /// The number of fields that one call requests.
 pub const FIELDS: usize = 3;
@@ -71,7 +71,7 @@ pub mod field {
 #[derive(Clone, Copy, Debug)]
 pub struct EventData {
     /// The GPU
-    pub device: Device,
+    pub device: DeviceHandle,
     /// One of the bits in [`event`]
     pub kind: u64,
     /// The XID
@@ -171,12 +171,17 @@ pub trait Monitoring: Api {
     ///
     /// # Errors
     /// If the GPU is lost.
-    fn supported_events(&self, device: Device) -> Result<u64, Failed>;
+    fn supported_events(&self, device: DeviceHandle) -> Result<u64, Failed>;
     /// `nvmlDeviceRegisterEvents`
     ///
     /// # Errors
     /// [`Code::NOT_SUPPORTED`] if the GPU does not have one of these types.
-    fn register_events(&self, device: Device, kinds: u64, set: &EventSet) -> Result<(), Failed>;
+    fn register_events(
+        &self,
+        device: DeviceHandle,
+        kinds: u64,
+        set: &EventSet,
+    ) -> Result<(), Failed>;
     /// `nvmlEventSetWait_v2`: `None` if there was no event within `limit`
     ///
     /// # Errors
@@ -186,72 +191,76 @@ pub trait Monitoring: Api {
     ///
     /// # Errors
     /// If the GPU is lost.
-    fn fields(&self, device: Device, ids: [u32; FIELDS]) -> Result<[Option<u64>; FIELDS], Failed>;
+    fn fields(
+        &self,
+        device: DeviceHandle,
+        ids: [u32; FIELDS],
+    ) -> Result<[Option<u64>; FIELDS], Failed>;
     /// `nvmlDeviceGetMemoryInfo`, also of a MIG device. The call reaches the GPU, unlike those for its name or UUID.
     ///
     /// # Errors
     /// If the GPU is lost.
-    fn memory(&self, device: Device) -> Result<Memory, Failed>;
+    fn memory(&self, device: DeviceHandle) -> Result<Memory, Failed>;
     /// `nvmlDeviceGetUtilizationRates`
     ///
     /// # Errors
     /// [`Code::NOT_SUPPORTED`] in MIG mode, and for MIG devices.
-    fn utilization(&self, device: Device) -> Result<Utilization, Failed>;
+    fn utilization(&self, device: DeviceHandle) -> Result<Utilization, Failed>;
     /// `nvmlDeviceGetTemperature` of the GPU's chip, in degrees Celsius
     ///
     /// # Errors
     /// [`Code::NOT_SUPPORTED`] without a sensor.
-    fn temperature(&self, device: Device) -> Result<u32, Failed>;
+    fn temperature(&self, device: DeviceHandle) -> Result<u32, Failed>;
     /// `nvmlDeviceGetPowerUsage` of the GPU's board, in milliwatts
     ///
     /// # Errors
     /// [`Code::NOT_SUPPORTED`] without a sensor.
-    fn power(&self, device: Device) -> Result<u32, Failed>;
+    fn power(&self, device: DeviceHandle) -> Result<u32, Failed>;
     /// `nvmlDeviceGetClockInfo`, in megahertz
     ///
     /// # Errors
     /// [`Code::NOT_SUPPORTED`] if the GPU does not report this clock.
-    fn clock(&self, device: Device, clock: Clock) -> Result<u32, Failed>;
+    fn clock(&self, device: DeviceHandle, clock: Clock) -> Result<u32, Failed>;
     /// `nvmlDeviceGetEncoderUtilization`, in percent
     ///
     /// # Errors
     /// [`Code::NOT_SUPPORTED`] in MIG mode, and without an encoder.
-    fn encoder(&self, device: Device) -> Result<u32, Failed>;
+    fn encoder(&self, device: DeviceHandle) -> Result<u32, Failed>;
     /// `nvmlDeviceGetDecoderUtilization`, in percent
     ///
     /// # Errors
     /// [`Code::NOT_SUPPORTED`] in MIG mode, and without a decoder.
-    fn decoder(&self, device: Device) -> Result<u32, Failed>;
+    fn decoder(&self, device: DeviceHandle) -> Result<u32, Failed>;
     /// `nvmlDeviceGetAttributes_v2`, of a MIG device
     ///
     /// # Errors
     /// If it is not a MIG device, or does not exist any more.
-    fn mig_attributes(&self, device: Device) -> Result<MigAttributes, Failed>;
+    fn mig_attributes(&self, device: DeviceHandle) -> Result<MigAttributes, Failed>;
     /// `nvmlDeviceGetAddressingMode`; `None` if the value is unknown
     ///
     /// # Errors
     /// [`Code::NOT_SUPPORTED`] on platforms without it, and with drivers before 570.
-    fn addressing_mode(&self, device: Device) -> Result<Option<AddressingMode>, Failed>;
+    fn addressing_mode(&self, device: DeviceHandle) -> Result<Option<AddressingMode>, Failed>;
     /// `nvmlDeviceGetGpuInstanceById` and `nvmlGpuInstanceGetInfo`, of the GPU instance with this id of a GPU
     ///
     /// # Errors
     /// If the instance does not exist, or the process may not monitor it.
-    fn memory_slices(&self, device: Device, instance: u32) -> Result<MemorySlices, Failed>;
+    fn memory_slices(&self, device: DeviceHandle, instance: u32) -> Result<MemorySlices, Failed>;
     /// `nvmlDeviceGetTopologyCommonAncestor`: an `nvmlGpuTopologyLevel_t`
     ///
     /// # Errors
     /// If the driver cannot determine it.
-    fn common_ancestor(&self, a: Device, b: Device) -> Result<u32, Failed>;
+    fn common_ancestor(&self, a: DeviceHandle, b: DeviceHandle) -> Result<u32, Failed>;
     /// `nvmlDeviceGetNvLinkState`: whether the link is active
     ///
     /// # Errors
     /// If the GPU does not have this link.
-    fn is_nvlink_active(&self, device: Device, link: u32) -> Result<bool, Failed>;
+    fn is_nvlink_active(&self, device: DeviceHandle, link: u32) -> Result<bool, Failed>;
     /// `nvmlDeviceGetNvLinkRemotePciInfo_v2`: domain, bus and device of the GPU or switch at the other end
     ///
     /// # Errors
     /// If the link is not active.
-    fn nvlink_remote(&self, device: Device, link: u32) -> Result<(u32, u32, u32), Failed>;
+    fn nvlink_remote(&self, device: DeviceHandle, link: u32) -> Result<(u32, u32, u32), Failed>;
 }
 
 /// Whether the GPU, the driver or the privileges of this process lack a feature: an answer, not an error of the GPU.

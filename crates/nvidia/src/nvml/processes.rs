@@ -1,6 +1,6 @@
 //! The functions of NVML that list the processes on a GPU, as a trait, so that the callers can be tested without the library.
 
-use super::api::{Api, Device, Failed};
+use super::api::{Api, DeviceHandle, Failed};
 
 /// The way in which a process uses a GPU. NVML has a list for each, and a process can be in several of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub enum Use {
 
 /// A process on a GPU, from `nvmlProcessInfo_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Process {
+pub struct NvmlProcess {
     /// Its id, in the PID namespace of the process that asks
     pub pid: u32,
     /// The memory of the GPU that it uses, in bytes; `None` if the driver does not know it
@@ -28,7 +28,7 @@ pub trait Processes: Api {
     ///
     /// # Errors
     /// If the GPU is lost, or has more processes than [`MOST`].
-    fn processes(&self, device: Device, how: Use) -> Result<Vec<Process>, Failed>;
+    fn processes(&self, device: DeviceHandle, how: Use) -> Result<Vec<NvmlProcess>, Failed>;
 }
 
 /// The processes of a GPU that can be listed.

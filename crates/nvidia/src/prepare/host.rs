@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::make_node::{Made, NodeChange};
-use super::{ModuleState, Node, make_node};
+use super::{ModuleState, NodeToCreate, make_node};
 use crate::config::Config;
 use crate::driver::access::Permissions;
 use crate::driver::nodes::{DeviceNode, NodeState};
@@ -86,7 +86,7 @@ pub fn foresee(config: &Config, channels: &[u32]) -> Result<Foreseen> {
 }
 
 /// Returns the node as it would be found after it was created.
-fn made(node: &Node, roots: &Roots) -> Option<DeviceNode> {
+fn made(node: &NodeToCreate, roots: &Roots) -> Option<DeviceNode> {
     let ((major, minor), NodePolicy { mode, uid, gid, .. }) = (node.device, node.policy);
     let path = Path::new("/dev").join(&node.name);
     let source = HostPath::new(roots.dev.path().as_path().join("dev").join(&node.name));

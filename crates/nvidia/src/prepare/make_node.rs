@@ -11,7 +11,7 @@ use base::paths::HostPath;
 use base::report::{classify, failure};
 use findings::catalog;
 
-use super::{Node, label};
+use super::{NodeToCreate, label};
 use crate::driver::params::NodePolicy;
 
 /// What was done for a node.
@@ -38,7 +38,7 @@ pub enum NodeChange {
 ///
 /// # Errors
 /// If the node cannot be created, or the driver leaves that to the administrator.
-pub fn carry_out(root: &HostPath, node: &Node) -> Result<Made> {
+pub fn carry_out(root: &HostPath, node: &NodeToCreate) -> Result<Made> {
     let dev = root.as_path().join("dev");
     let path = dev.join(&node.name);
     let made = if node.policy.modify {
@@ -59,7 +59,7 @@ pub fn carry_out(root: &HostPath, node: &Node) -> Result<Made> {
 }
 
 /// Returns an error if the node is missing: with `NVreg_ModifyDeviceFiles=0`, the administrator creates the nodes.
-fn leave(path: &Path, node: &Node) -> Result<NodeChange> {
+fn leave(path: &Path, node: &NodeToCreate) -> Result<NodeChange> {
     if path.symlink_metadata().is_ok() {
         return Ok(NodeChange::Unchanged);
     }
@@ -76,7 +76,7 @@ fn leave(path: &Path, node: &Node) -> Result<NodeChange> {
 }
 
 /// Creates the link if necessary, and returns its path if it did.
-fn link(dev: &Path, node: &Node) -> Result<Option<PathBuf>> {
+fn link(dev: &Path, node: &NodeToCreate) -> Result<Option<PathBuf>> {
     let (major, minor) = node.device;
     let chars = dev.join("char");
     let link = chars.join(format!("{major}:{minor}"));
@@ -99,7 +99,7 @@ fn has_text(link: &Path, text: &Path) -> bool {
     old.is_ok_and(|old| old.as_bytes() == text.as_os_str().as_encoded_bytes())
 }
 
-fn make(path: &Path, node: &Node) -> Result<NodeChange> {
+fn make(path: &Path, node: &NodeToCreate) -> Result<NodeChange> {
     let NodePolicy { uid, gid, mode, .. } = node.policy;
     let (major, minor) = node.device;
     let device = rustix::fs::makedev(major, minor);

@@ -65,7 +65,7 @@ pub const MODULES: [&str; 3] = ["nvidia", "nvidia_uvm", "nvidia_modeset"];
 
 /// A device node to create.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node {
+pub struct NodeToCreate {
     /// The path below /dev
     pub name: String,
     /// The major and minor number
@@ -74,7 +74,7 @@ pub struct Node {
     pub policy: NodePolicy,
 }
 
-impl fmt::Display for Node {
+impl fmt::Display for NodeToCreate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             name,
@@ -99,13 +99,13 @@ pub(crate) fn missing_modules(facts: &ModuleState) -> Vec<&'static str> {
 
 /// Returns the nodes that must exist, including those of these IMEX channels.
 #[must_use]
-pub fn plan(facts: &ModuleState, channels: &[u32]) -> Vec<Node> {
+pub fn plan(facts: &ModuleState, channels: &[u32]) -> Vec<NodeToCreate> {
     let Some(policy) = facts.policy else {
         return Vec::new();
     };
     let mut nodes = Vec::new();
     let mut add = |name: String, device, policy| {
-        nodes.push(Node {
+        nodes.push(NodeToCreate {
             name,
             device,
             policy,

@@ -23,7 +23,7 @@ use crate::feature::{self, Feature, Features};
 use crate::host;
 use crate::require::{self, Requirement};
 
-pub use mounts::Mount;
+pub use mounts::RequestMount;
 pub use nodes::Node;
 pub use variables::{Environment, Variable};
 
@@ -33,7 +33,7 @@ pub struct Container<'a> {
     /// The environment of its process
     pub env: Environment<'a>,
     /// Its mounts
-    pub mounts: Vec<Mount<'a>>,
+    pub mounts: Vec<RequestMount<'a>>,
     /// Its character device nodes; empty if the engine lists all nodes of the host, which is not a request
     pub nodes: Vec<Node<'a>>,
     /// Whether it has CAP_SYS_ADMIN in the user namespace of its engine; false if that is unknown

@@ -24,7 +24,7 @@ const VENDOR: &str = "nvidia.com";
 
 /// A mount of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mount<'a> {
+pub struct RequestMount<'a> {
     /// On the host
     pub source: &'a Path,
     /// In the container
@@ -72,7 +72,7 @@ pub fn name_of(feature: Feature) -> String {
 /// Reports whether a mount is a request: its normalized path is in the directory, or its path starts there and leaves it with
 /// `..`.
 #[must_use]
-pub fn is_request(mount: &Mount<'_>) -> bool {
+pub fn is_request(mount: &RequestMount<'_>) -> bool {
     let is_below = |path: &Path| {
         DIRS.iter()
             .any(|dir| path.starts_with(dir) && path != Path::new(dir))
@@ -85,7 +85,7 @@ pub fn is_request(mount: &Mount<'_>) -> bool {
 ///
 /// # Errors
 /// If a path leaves the directory.
-pub fn parse(mounts: &[Mount<'_>], accepted: bool) -> Result<MountRequest> {
+pub fn parse(mounts: &[RequestMount<'_>], accepted: bool) -> Result<MountRequest> {
     let mut request = MountRequest::default();
     for mount in mounts.iter().filter(|mount| accepted && is_request(mount)) {
         let destination = clean(mount.destination);
@@ -142,8 +142,8 @@ fn clean(path: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
-    fn mount<'a>(source: &'a str, destination: &'a str) -> Mount<'a> {
-        Mount {
+    fn mount<'a>(source: &'a str, destination: &'a str) -> RequestMount<'a> {
+        RequestMount {
             source: Path::new(source),
             destination: Path::new(destination),
         }

@@ -6,7 +6,7 @@ use crate::capability::Capability;
 use crate::config::{Config, Require};
 use crate::device_id::VisibleDevices;
 use crate::driver::nodes::PREPARE;
-use crate::feature::{Features, Row};
+use crate::feature::{FeatureRow, Features};
 use crate::inventory::select::{Device, mig_nodes_missing, select};
 use crate::inventory::{Gpu, Inventory, limits};
 use crate::require::{self, Properties};
@@ -76,7 +76,7 @@ pub fn refuse_denied(features: Features, config: &Config) -> Result<()> {
     let Some(feature) = features.iter().find(|feature| denied.has(*feature)) else {
         return Ok(());
     };
-    let Row {
+    let FeatureRow {
         title,
         variable,
         name,

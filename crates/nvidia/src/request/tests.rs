@@ -54,7 +54,7 @@ impl Asking {
     }
 
     fn view(&self) -> Container<'_> {
-        let mount = |path| Mount {
+        let mount = |path| RequestMount {
             source: Path::new("/dev/null"),
             destination: Path::new(path),
         };

@@ -126,7 +126,7 @@ compile_error!("there is an NVIDIA driver for x86_64 and aarch64 only");
 
 /// The layout of a file. A file is written in the layout in which it was read, because the image's ld.so can read that one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
+pub enum CacheFormat {
     /// The layout of libc5 and glibc up to 2.1, without hwcaps. Every later glibc can read it.
     Old,
     /// An old table, then a new one. It is the default from glibc 2.2 to 2.31. All versions can read it, so an image without a cache
@@ -190,16 +190,16 @@ pub struct NewEntry<'a> {
 /// Its entries are always in ldconfig's order, because ld.so uses a binary search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cache<'a> {
-    layout: Layout,
+    layout: CacheFormat,
     entries: Vec<Entry<'a>>,
     hwcaps: Vec<&'a OsStr>,
     generator: Option<&'a [u8]>,
 }
 
 impl<'a> Cache<'a> {
-    /// Returns a cache without entries. A container without a cache gets [`Layout::Compat`].
+    /// Returns a cache without entries. A container without a cache gets [`CacheFormat::Compat`].
     #[must_use]
-    pub fn empty(layout: Layout) -> Self {
+    pub fn empty(layout: CacheFormat) -> Self {
         Self {
             layout,
             entries: Vec::new(),
@@ -210,7 +210,7 @@ impl<'a> Cache<'a> {
 
     /// Returns the layout in which the cache was read and will be written.
     #[must_use]
-    pub fn layout(&self) -> Layout {
+    pub fn layout(&self) -> CacheFormat {
         self.layout
     }
 

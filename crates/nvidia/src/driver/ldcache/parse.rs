@@ -7,10 +7,11 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::{
-    BYTE_ORDER, BYTE_ORDER_MASK, Cache, EXTENSION_HEADER, EXTENSION_MAGIC, EXTENSION_SECTION,
-    Entry, Layout, MAX_ENTRIES, MAX_HWCAPS, MAX_STRING, MAX_TEXT, NEW_ALIGN, NEW_BYTE_ORDER_AT,
-    NEW_COUNT_AT, NEW_ENTRY, NEW_EXTENSION_AT, NEW_HEADER, NEW_MAGIC, OLD_COUNT_AT, OLD_ENTRY,
-    OLD_HEADER, OLD_MAGIC, TAG_GENERATOR, TAG_HWCAPS, compare, compare_names,
+    BYTE_ORDER, BYTE_ORDER_MASK, Cache, CacheFormat, EXTENSION_HEADER, EXTENSION_MAGIC,
+    EXTENSION_SECTION, Entry, MAX_ENTRIES, MAX_HWCAPS, MAX_STRING, MAX_TEXT, NEW_ALIGN,
+    NEW_BYTE_ORDER_AT, NEW_COUNT_AT, NEW_ENTRY, NEW_EXTENSION_AT, NEW_HEADER, NEW_MAGIC,
+    OLD_COUNT_AT, OLD_ENTRY, OLD_HEADER, OLD_MAGIC, TAG_GENERATOR, TAG_HWCAPS, compare,
+    compare_names,
 };
 
 /// Parses a cache of any layout.
@@ -22,7 +23,7 @@ use super::{
 /// If the file is not a cache, has the other byte order, contains an offset outside of it, or exceeds a limit.
 pub fn parse(bytes: &[u8]) -> Result<Cache<'_>> {
     let mut text = Text::new(MAX_TEXT);
-    let table = Table::of(bytes)?;
+    let table = CacheTable::of(bytes)?;
     let entries = table.entries(&mut text)?;
     let mut cache = Cache {
         entries,
@@ -40,7 +41,7 @@ pub fn parse(bytes: &[u8]) -> Result<Cache<'_>> {
 /// # Errors
 /// Those of [`parse`], for what was read.
 pub fn with_prefix<'a>(bytes: &'a [u8], prefix: &str) -> Result<Vec<Entry<'a>>> {
-    let table = Table::of(bytes)?;
+    let table = CacheTable::of(bytes)?;
     let mut text = Text::new(MAX_TEXT);
     let (mut from, mut to) = (0, table.count());
     while from < to {
@@ -71,12 +72,12 @@ fn begins_with(name: &OsStr, prefix: &str) -> bool {
 
 /// Returns a cache without entries, with the extension of the file.
 pub(super) fn extension_of<'a>(
-    table: &Table<'a>,
+    table: &CacheTable<'a>,
     file: &'a [u8],
     text: &mut Text,
 ) -> Result<Cache<'a>> {
     let mut cache = Cache::empty(table.layout);
-    if table.layout != Layout::Old {
+    if table.layout != CacheFormat::Old {
         parse_extension(&mut cache, table.strings, file, text).context("extension")?;
     }
     Ok(cache)
@@ -84,16 +85,16 @@ pub(super) fn extension_of<'a>(
 
 /// The table of a cache: its entries, which are not read yet, and the bytes to which the offsets of their strings are relative.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Table<'a> {
-    pub(super) layout: Layout,
+pub(super) struct CacheTable<'a> {
+    pub(super) layout: CacheFormat,
     pub(super) rows: &'a [u8],
     strings: &'a [u8],
 }
 
-impl<'a> Table<'a> {
+impl<'a> CacheTable<'a> {
     pub(super) fn of(bytes: &'a [u8]) -> Result<Self> {
         if bytes.starts_with(NEW_MAGIC) {
-            return Self::new(bytes, Layout::New);
+            return Self::new(bytes, CacheFormat::New);
         }
         ensure!(
             bytes.starts_with(OLD_MAGIC),
@@ -103,11 +104,11 @@ impl<'a> Table<'a> {
         let end = OLD_HEADER.saturating_add(count.saturating_mul(OLD_ENTRY));
         // The new table is at the position where an old loader expects strings, and its magic is a string for that loader.
         match bytes.get(end.next_multiple_of(NEW_ALIGN)..) {
-            Some(part) if part.starts_with(NEW_MAGIC) => Self::new(part, Layout::Compat),
+            Some(part) if part.starts_with(NEW_MAGIC) => Self::new(part, CacheFormat::Compat),
             _ => {
                 let rows = bytes.get(OLD_HEADER..end).context("truncated table")?;
                 Ok(Self {
-                    layout: Layout::Old,
+                    layout: CacheFormat::Old,
                     rows,
                     strings: bytes.get(end..).unwrap_or_default(),
                 })
@@ -116,7 +117,7 @@ impl<'a> Table<'a> {
     }
 
     /// Returns the new table. `part` begins at the new header, to which the offsets of strings are relative.
-    fn new(part: &'a [u8], layout: Layout) -> Result<Self> {
+    fn new(part: &'a [u8], layout: CacheFormat) -> Result<Self> {
         let order = *part.get(NEW_BYTE_ORDER_AT).context("truncated header")?;
         // As in cache_file_new_matches_endian, only the value 0 means that the byte order is not recorded.
         ensure!(
@@ -134,7 +135,7 @@ impl<'a> Table<'a> {
     }
 
     const fn row_size(&self) -> usize {
-        if matches!(self.layout, Layout::Old) {
+        if matches!(self.layout, CacheFormat::Old) {
             OLD_ENTRY
         } else {
             NEW_ENTRY
@@ -168,7 +169,7 @@ impl<'a> Table<'a> {
     }
 
     fn read(&self, row: &[u8], text: &mut Text) -> Result<Entry<'a>> {
-        let is_old = self.layout == Layout::Old;
+        let is_old = self.layout == CacheFormat::Old;
         Ok(Entry {
             flags: i32_at(row, 0)?,
             name: text.string(self.strings, u32_at(row, 4)?)?,

@@ -3,10 +3,10 @@
 
 use anyhow::{Result, ensure};
 
-use super::parse::{Table, Text, extension_of};
+use super::parse::{CacheTable, Text, extension_of};
 use super::write::{Strings, new_table_size, number, put_new_header};
 use super::{
-    Cache, Entry, Layout, MAX_ENTRIES, MAX_TEXT, NEW_ENTRY, NEW_EXTENSION_AT, NEW_HEADER,
+    Cache, CacheFormat, Entry, MAX_ENTRIES, MAX_TEXT, NEW_ENTRY, NEW_EXTENSION_AT, NEW_HEADER,
     compare_slots,
 };
 
@@ -34,7 +34,7 @@ struct Place {
 /// # Errors
 /// If the file is not a cache, an entry that a binary search meets is damaged, or the cache becomes too large.
 pub(super) fn splice(old: &[u8], ours: &[Entry<'_>]) -> Result<Spliced> {
-    let table = Table::of(old)?;
+    let table = CacheTable::of(old)?;
     let text = &mut Text::new(MAX_TEXT);
     let end = NEW_HEADER.saturating_add(table.rows.len());
     let Some(area) = strings_of(&table, old, end) else {
@@ -50,7 +50,7 @@ pub(super) fn splice(old: &[u8], ours: &[Entry<'_>]) -> Result<Spliced> {
     }
     let count = new_count(&table, &places)?;
     let new = Cache {
-        layout: Layout::New,
+        layout: CacheFormat::New,
         entries: ours.to_vec(),
         hwcaps,
         generator,
@@ -89,8 +89,8 @@ pub(super) fn splice(old: &[u8], ours: &[Entry<'_>]) -> Result<Spliced> {
 }
 
 /// Returns the strings of the image, which begin at `end`. Returns `None` if the layout is old or the last string has no end.
-fn strings_of<'o>(table: &Table<'_>, old: &'o [u8], end: usize) -> Option<&'o [u8]> {
-    if table.layout != Layout::New {
+fn strings_of<'o>(table: &CacheTable<'_>, old: &'o [u8], end: usize) -> Option<&'o [u8]> {
+    if table.layout != CacheFormat::New {
         return None;
     }
     let mut area_end = old.len();
@@ -106,7 +106,7 @@ fn strings_of<'o>(table: &Table<'_>, old: &'o [u8], end: usize) -> Option<&'o [u
 }
 
 /// Returns how many entries the new table has, one for each place.
-fn new_count(table: &Table<'_>, places: &[Place]) -> Result<usize> {
+fn new_count(table: &CacheTable<'_>, places: &[Place]) -> Result<usize> {
     let replaced: usize = places.iter().map(|place| place.replaced).sum();
     let kept = table.count().saturating_sub(replaced);
     let count = kept.saturating_add(places.len());
@@ -118,7 +118,11 @@ fn new_count(table: &Table<'_>, places: &[Place]) -> Result<usize> {
 }
 
 /// Finds the place of each new entry, and whether the table has all of them.
-fn places(table: &Table<'_>, ours: &[Entry<'_>], text: &mut Text) -> Result<(Vec<Place>, bool)> {
+fn places(
+    table: &CacheTable<'_>,
+    ours: &[Entry<'_>],
+    text: &mut Text,
+) -> Result<(Vec<Place>, bool)> {
     let (mut places, mut has_all, mut start) = (Vec::with_capacity(ours.len()), true, 0);
     for new in ours {
         let (mut from, mut to) = (start, table.count());
@@ -163,7 +167,12 @@ struct Moved {
 
 impl Moved {
     /// Copies rows. Returns false if a string is not in the area.
-    fn copy(&self, table: &Table<'_>, rows: std::ops::Range<usize>, out: &mut Vec<u8>) -> bool {
+    fn copy(
+        &self,
+        table: &CacheTable<'_>,
+        rows: std::ops::Range<usize>,
+        out: &mut Vec<u8>,
+    ) -> bool {
         let bytes = rows.start.saturating_mul(NEW_ENTRY)..rows.end.saturating_mul(NEW_ENTRY);
         let Some(bytes) = table.rows.get(bytes) else {
             return false;

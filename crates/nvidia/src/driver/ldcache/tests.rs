@@ -22,7 +22,7 @@ fn new_entry<'a>(name: &'a str, path: &'a str, arch: Arch) -> NewEntry<'a> {
     }
 }
 
-fn cache<'a>(layout: Layout, mut entries: Vec<Entry<'a>>) -> Cache<'a> {
+fn cache<'a>(layout: CacheFormat, mut entries: Vec<Entry<'a>>) -> Cache<'a> {
     entries.sort_by(compare);
     Cache {
         entries,
@@ -31,7 +31,7 @@ fn cache<'a>(layout: Layout, mut entries: Vec<Entry<'a>>) -> Cache<'a> {
 }
 
 /// Of everything something, in the new table.
-fn rich(layout: Layout) -> Cache<'static> {
+fn rich(layout: CacheFormat) -> Cache<'static> {
     let v3 = Entry {
         hwcap: 1 << 62 | 4 << 32,
         ..entry("liba.so.1", "/v3/liba.so.1", Arch::X86_64)
@@ -113,7 +113,7 @@ fn names_compare_as_in_the_loader() {
 #[test]
 fn entries_are_in_ldconfigs_order() {
     assert_eq!(
-        paths(&rich(Layout::New)),
+        paths(&rich(CacheFormat::New)),
         [
             "/tls/libb.so.2",
             "/lib/other-name",
@@ -150,16 +150,16 @@ fn hwcaps_index_is_told_from_cpu_features() {
 
 #[test]
 fn reads_what_it_wrote() {
-    for layout in [Layout::New, Layout::Compat] {
+    for layout in [CacheFormat::New, CacheFormat::Compat] {
         let rich = rich(layout);
         assert_eq!(parse(&rich.to_bytes().unwrap()).unwrap(), rich);
     }
-    for layout in [Layout::New, Layout::Compat, Layout::Old] {
+    for layout in [CacheFormat::New, CacheFormat::Compat, CacheFormat::Old] {
         let empty = Cache::empty(layout);
         assert_eq!(parse(&empty.to_bytes().unwrap()).unwrap(), empty);
     }
     let old = cache(
-        Layout::Old,
+        CacheFormat::Old,
         vec![entry("libz.so.1", "/lib/libz.so.1", Arch::X86_64)],
     );
     assert_eq!(parse(&old.to_bytes().unwrap()).unwrap(), old);
@@ -178,14 +178,14 @@ fn a_name_like_the_magic_is_no_new_table() {
         entry("a", "/a", Arch::X86_64),
     ];
     for entries in [one, two] {
-        let old = cache(Layout::Old, entries);
+        let old = cache(CacheFormat::Old, entries);
         assert_eq!(parse(&old.to_bytes().unwrap()).unwrap(), old);
     }
 }
 
 #[test]
 fn the_old_table_of_compat_is_a_cache_of_its_own() {
-    let bytes = rich(Layout::Compat).to_bytes().unwrap();
+    let bytes = rich(CacheFormat::Compat).to_bytes().unwrap();
     // A loader that does not know the new magic sees only this.
     let count = u32::from_ne_bytes(bytes[OLD_COUNT_AT..OLD_HEADER].try_into().unwrap());
     assert_eq!(count, 4, "three plain libraries, one of them twice");
@@ -193,7 +193,7 @@ fn the_old_table_of_compat_is_a_cache_of_its_own() {
     let mut hidden = bytes;
     hidden[new] = b'X';
     let old = parse(&hidden).unwrap();
-    assert_eq!(old.layout(), Layout::Old);
+    assert_eq!(old.layout(), CacheFormat::Old);
     assert_eq!(
         paths(&old),
         [
@@ -207,7 +207,7 @@ fn the_old_table_of_compat_is_a_cache_of_its_own() {
 
 #[test]
 fn ours_take_the_place_of_the_images() {
-    for layout in [Layout::New, Layout::Compat] {
+    for layout in [CacheFormat::New, CacheFormat::Compat] {
         let mut cache = rich(layout);
         cache.merge(&[
             new_entry("libcuda.so.1", "/ours/libcuda.so.1", Arch::X86_64),
@@ -234,7 +234,7 @@ fn ours_take_the_place_of_the_images() {
 #[test]
 fn ours_take_the_place_of_names_that_the_loader_cannot_tell_apart() {
     let mut cache = cache(
-        Layout::New,
+        CacheFormat::New,
         vec![entry("libcuda.so.01", "/theirs", Arch::X86_64)],
     );
     cache.merge(&[new_entry("libcuda.so.1", "/ours", Arch::X86_64)]);
@@ -243,7 +243,7 @@ fn ours_take_the_place_of_names_that_the_loader_cannot_tell_apart() {
 
 #[test]
 fn lookup_is_by_architecture_and_prefers_plain_libraries() {
-    let rich = rich(Layout::New);
+    let rich = rich(CacheFormat::New);
     for (name, arch, path) in [
         ("liba.so.1", Arch::X86_64, Some("/lib/liba.so.1")),
         ("liba.so.1", Arch::I386, Some("/lib32/liba.so.1")),
@@ -269,7 +269,7 @@ fn lookup_is_by_architecture_and_prefers_plain_libraries() {
 #[test]
 fn a_cache_out_of_order_is_put_in_order() {
     let mut mixed = cache(
-        Layout::Old,
+        CacheFormat::Old,
         vec![
             entry("liba", "/a", Arch::X86_64),
             entry("libb", "/b", Arch::X86_64),
@@ -284,14 +284,14 @@ fn a_cache_out_of_order_is_put_in_order() {
 
 #[test]
 fn truncations_are_errors_or_shorter_caches() {
-    for layout in [Layout::New, Layout::Compat] {
+    for layout in [CacheFormat::New, CacheFormat::Compat] {
         let bytes = rich(layout).to_bytes().unwrap();
         for len in 0..bytes.len() {
             match parse(&bytes[..len]) {
                 Err(_) => {}
                 // Without its new part, a compat cache is an old one, if only its strings were there.
                 Ok(cache) => assert!(
-                    layout == Layout::Compat && cache.layout() == Layout::Old,
+                    layout == CacheFormat::Compat && cache.layout() == CacheFormat::Old,
                     "{len} bytes"
                 ),
             }
@@ -302,16 +302,16 @@ fn truncations_are_errors_or_shorter_caches() {
 #[test]
 fn malformed_caches_are_refused() {
     let old = || {
-        cache(Layout::Old, vec![entry("liba", "/a", Arch::X86_64)])
+        cache(CacheFormat::Old, vec![entry("liba", "/a", Arch::X86_64)])
             .to_bytes()
             .unwrap()
     };
     let new = || {
-        cache(Layout::New, vec![entry("liba", "/a", Arch::X86_64)])
+        cache(CacheFormat::New, vec![entry("liba", "/a", Arch::X86_64)])
             .to_bytes()
             .unwrap()
     };
-    let full = || rich(Layout::New).to_bytes().unwrap();
+    let full = || rich(CacheFormat::New).to_bytes().unwrap();
     let extension =
         u32::from_ne_bytes(full()[NEW_EXTENSION_AT..][..4].try_into().unwrap()) as usize;
     let section = |index: usize| extension + EXTENSION_HEADER + index * EXTENSION_SECTION;
@@ -411,7 +411,7 @@ fn malformed_caches_are_refused() {
 
 #[test]
 fn extensions_that_glibc_ignores_are_ignored() {
-    let bytes = rich(Layout::New).to_bytes().unwrap();
+    let bytes = rich(CacheFormat::New).to_bytes().unwrap();
     let extension = u32::from_ne_bytes(bytes[NEW_EXTENSION_AT..][..4].try_into().unwrap()) as usize;
     let tag = extension + EXTENSION_HEADER;
     let unknown = with_u32(bytes.clone(), tag, 99);
@@ -421,7 +421,7 @@ fn extensions_that_glibc_ignores_are_ignored() {
     // glibc before 2.33 records no byte order
     let mut unmarked = bytes;
     unmarked[NEW_BYTE_ORDER_AT] = 0;
-    assert_eq!(parse(&unmarked).unwrap(), rich(Layout::New));
+    assert_eq!(parse(&unmarked).unwrap(), rich(CacheFormat::New));
 }
 
 #[test]
@@ -429,16 +429,22 @@ fn limits_hold_in_both_directions() {
     let long = "x".repeat(MAX_STRING);
     let told = |cache: &Cache<'_>| format!("{:#}", cache.to_bytes().unwrap_err());
     assert_eq!(
-        told(&cache(Layout::New, vec![entry(&long, "/a", Arch::I386)])),
+        told(&cache(
+            CacheFormat::New,
+            vec![entry(&long, "/a", Arch::I386)]
+        )),
         "a string of 4096 bytes, more than 4095"
     );
     assert_eq!(
-        told(&cache(Layout::New, vec![entry("a\0b", "/a", Arch::I386)])),
+        told(&cache(
+            CacheFormat::New,
+            vec![entry("a\0b", "/a", Arch::I386)]
+        )),
         "\"a\\0b\" has a NUL byte"
     );
     assert_eq!(
         told(&cache(
-            Layout::Old,
+            CacheFormat::Old,
             vec![entry("a", "/a", Arch::I386); MAX_ENTRIES + 1]
         )),
         "131073 entries, more than 131072"
@@ -447,7 +453,10 @@ fn limits_hold_in_both_directions() {
     // Many entries on one long string: a small file that would be a lot of work.
     let longest = &long[1..];
     let many = MAX_TEXT / (2 * longest.len()) + 1;
-    let crowd = cache(Layout::New, vec![entry(longest, longest, Arch::I386); many]);
+    let crowd = cache(
+        CacheFormat::New,
+        vec![entry(longest, longest, Arch::I386); many],
+    );
     assert_eq!(
         told(&crowd),
         format!(
@@ -455,7 +464,7 @@ fn limits_hold_in_both_directions() {
             many * 2 * longest.len()
         )
     );
-    let mut bytes = cache(Layout::Old, vec![entry(longest, longest, Arch::I386)])
+    let mut bytes = cache(CacheFormat::Old, vec![entry(longest, longest, Arch::I386)])
         .to_bytes()
         .unwrap();
     let fields = bytes[OLD_HEADER..OLD_HEADER + OLD_ENTRY].to_vec();
@@ -478,8 +487,12 @@ fn arch() -> impl Strategy<Value = Arch> {
     ]
 }
 
-fn layout() -> impl Strategy<Value = Layout> {
-    prop_oneof![Just(Layout::Old), Just(Layout::Compat), Just(Layout::New)]
+fn layout() -> impl Strategy<Value = CacheFormat> {
+    prop_oneof![
+        Just(CacheFormat::Old),
+        Just(CacheFormat::Compat),
+        Just(CacheFormat::New)
+    ]
 }
 
 /// Few enough names to meet often, among them equal ones for the loader and ones of odd bytes.
@@ -496,7 +509,7 @@ type EntryParts = (Vec<u8>, Vec<u8>, Arch, u32, u64);
 /// The strings and numbers that a cache is made of, without the borrowing.
 #[derive(Clone, Debug)]
 struct Parts {
-    layout: Layout,
+    layout: CacheFormat,
     entries: Vec<EntryParts>,
     hwcaps: Vec<String>,
     generator: Option<Vec<u8>>,
@@ -504,7 +517,7 @@ struct Parts {
 
 impl Parts {
     fn cache(&self) -> Cache<'_> {
-        let old = self.layout == Layout::Old;
+        let old = self.layout == CacheFormat::Old;
         let entries = self
             .entries
             .iter()
@@ -625,7 +638,7 @@ proptest! {
 
     #[test]
     fn damage_is_no_panic(parts in parts(), ours in ours(), damage in prop::collection::vec((any::<u16>(), any::<u8>()), 1..4)) {
-        let mut bytes = Cache { layout: Layout::New, ..parts.cache() }.to_bytes().unwrap();
+        let mut bytes = Cache { layout: CacheFormat::New, ..parts.cache() }.to_bytes().unwrap();
         for (at, byte) in damage {
             let at = usize::from(at) % bytes.len();
             bytes[at] = byte;
@@ -643,7 +656,7 @@ proptest! {
     /// Copying the rows of the image has the result of parsing and writing them.
     #[test]
     fn splicing_is_merging(parts in parts(), ours in ours()) {
-        let cache = Cache { layout: Layout::New, ..parts.cache() };
+        let cache = Cache { layout: CacheFormat::New, ..parts.cache() };
         let bytes = cache.to_bytes().unwrap();
         let ours = borrow(&ours);
         let mut expected = cache.clone();

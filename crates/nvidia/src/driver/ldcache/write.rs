@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use anyhow::{Context, Result, ensure};
 
 use super::{
-    BYTE_ORDER, Cache, EXTENSION_HEADER, EXTENSION_MAGIC, EXTENSION_SECTION, Entry, Layout,
+    BYTE_ORDER, Cache, CacheFormat, EXTENSION_HEADER, EXTENSION_MAGIC, EXTENSION_SECTION, Entry,
     MAX_ENTRIES, MAX_STRING, MAX_TEXT, NEW_ALIGN, NEW_BYTE_ORDER_AT, NEW_ENTRY, NEW_HEADER,
     NEW_MAGIC, OLD_COUNT_AT, OLD_ENTRY, OLD_HEADER, OLD_MAGIC, TAG_GENERATOR, TAG_HWCAPS,
 };
@@ -30,7 +30,7 @@ impl Cache<'_> {
                 .saturating_add(MAX_STRING),
         );
         match self.layout {
-            Layout::Old => {
+            CacheFormat::Old => {
                 let all: Vec<_> = self.entries.iter().zip(&strings.entries).collect();
                 let gap = if looks_new(&strings, all.len()) {
                     NEW_ALIGN
@@ -41,7 +41,7 @@ impl Cache<'_> {
                 out.resize(out.len().saturating_add(gap), 0);
                 out.extend_from_slice(&strings.bytes);
             }
-            Layout::Compat => {
+            CacheFormat::Compat => {
                 // The old table has no hwcaps. With an even count, the new table has the same offset on 32-bit and 64-bit machines.
                 let mut plain: Vec<_> = self
                     .entries
@@ -61,7 +61,7 @@ impl Cache<'_> {
                 );
                 self.put_new(&mut out, &strings)?;
             }
-            Layout::New => self.put_new(&mut out, &strings)?,
+            CacheFormat::New => self.put_new(&mut out, &strings)?,
         }
         Ok(out)
     }

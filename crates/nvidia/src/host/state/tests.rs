@@ -111,8 +111,8 @@ fn gpu(number: u32) -> KernelGpu {
     }
 }
 
-fn node(gid: u32) -> Node {
-    Node {
+fn node(gid: u32) -> HostNode {
+    HostNode {
         inode: 1,
         permissions: Permissions {
             mode: 0o660,
@@ -206,7 +206,7 @@ fn the_fingerprint_is_the_state_on_which_nvml_depends() {
         ("inode", |state| {
             _ = state.nodes.insert(
                 "nvidia1".into(),
-                Node {
+                HostNode {
                     inode: 2,
                     ..node(44)
                 },
@@ -335,7 +335,7 @@ fn nvml_counts_other_gpus_if_they_nodes_or_the_module_change() {
             |state| {
                 _ = state.nodes.insert(
                     "nvidia1".into(),
-                    Node {
+                    HostNode {
                         inode: 2,
                         ..node(44)
                     },

@@ -14,15 +14,15 @@ use libloading::os::unix::{Library as Handle, RTLD_LOCAL, RTLD_NOW, Symbol};
 
 use self::structs::{PciInfo, Return};
 use self::table::{Length, Text};
-use super::api::{Api, Code, Device, Failed};
+use super::api::{Api, Code, DeviceHandle, Failed};
 
 /// The loaded library.
 #[derive(Debug)]
-pub struct Library {
+pub struct NvmlLibrary {
     handle: Handle,
 }
 
-impl Library {
+impl NvmlLibrary {
     /// Loads the library. This runs its constructors with the privileges of this process, so only a confined child calls it.
     pub fn load(name: &OsStr) -> Result<Self, libloading::Error> {
         // SAFETY: the callers load libraries of the host only, NVIDIA's and those of the C library, which run their
@@ -91,7 +91,7 @@ fn stored<T>(mut value: T, call: impl FnOnce(&mut T) -> Result<(), Failed>) -> R
     Ok(value)
 }
 
-impl Api for Library {
+impl Api for NvmlLibrary {
     fn init(&self) -> Result<(), Failed> {
         self.nvmlInit_v2()
     }
@@ -108,65 +108,65 @@ impl Api for Library {
         stored(0, |count| self.nvmlDeviceGetCount_v2(count))
     }
 
-    fn device(&self, index: u32) -> Result<Device, Failed> {
-        stored(Device::NULL, |device| {
+    fn device(&self, index: u32) -> Result<DeviceHandle, Failed> {
+        stored(DeviceHandle::NULL, |device| {
             self.nvmlDeviceGetHandleByIndex_v2(index, device)
         })
     }
 
-    fn pci(&self, device: Device) -> Result<(u32, u32, u32), Failed> {
+    fn pci(&self, device: DeviceHandle) -> Result<(u32, u32, u32), Failed> {
         stored(PciInfo::EMPTY, |info| {
             self.nvmlDeviceGetPciInfo(device, info)
         })
         .map(|info| info.address())
     }
 
-    fn uuid(&self, device: Device) -> Result<String, Failed> {
+    fn uuid(&self, device: DeviceHandle) -> Result<String, Failed> {
         Text::stored(|text| self.nvmlDeviceGetUUID(device, text, Length::OF_TEXT))
     }
 
-    fn minor(&self, device: Device) -> Result<u32, Failed> {
+    fn minor(&self, device: DeviceHandle) -> Result<u32, Failed> {
         stored(0, |minor| self.nvmlDeviceGetMinorNumber(device, minor))
     }
 
-    fn name(&self, device: Device) -> Result<String, Failed> {
+    fn name(&self, device: DeviceHandle) -> Result<String, Failed> {
         Text::stored(|text| self.nvmlDeviceGetName(device, text, Length::OF_TEXT))
     }
 
-    fn compute_capability(&self, device: Device) -> Result<(u32, u32), Failed> {
+    fn compute_capability(&self, device: DeviceHandle) -> Result<(u32, u32), Failed> {
         let call = |(major, minor): &mut (_, _)| {
             self.nvmlDeviceGetCudaComputeCapability(device, major, minor)
         };
         stored((0, 0), call).map(|(major, minor)| (number(major), number(minor)))
     }
 
-    fn brand(&self, device: Device) -> Result<u32, Failed> {
+    fn brand(&self, device: DeviceHandle) -> Result<u32, Failed> {
         stored(0, |brand| self.nvmlDeviceGetBrand(device, brand))
     }
 
-    fn mig_mode(&self, device: Device) -> Result<u32, Failed> {
+    fn mig_mode(&self, device: DeviceHandle) -> Result<u32, Failed> {
         let call =
             |(current, pending): &mut (_, _)| self.nvmlDeviceGetMigMode(device, current, pending);
         stored((0, 0), call).map(|(current, _)| current)
     }
 
-    fn max_mig_device_count(&self, device: Device) -> Result<u32, Failed> {
+    fn max_mig_device_count(&self, device: DeviceHandle) -> Result<u32, Failed> {
         stored(0, |count| {
             self.nvmlDeviceGetMaxMigDeviceCount(device, count)
         })
     }
 
-    fn mig_device(&self, device: Device, index: u32) -> Result<Device, Failed> {
-        stored(Device::NULL, |mig| {
+    fn mig_device(&self, device: DeviceHandle, index: u32) -> Result<DeviceHandle, Failed> {
+        stored(DeviceHandle::NULL, |mig| {
             self.nvmlDeviceGetMigDeviceHandleByIndex(device, index, mig)
         })
     }
 
-    fn gpu_instance(&self, device: Device) -> Result<u32, Failed> {
+    fn gpu_instance(&self, device: DeviceHandle) -> Result<u32, Failed> {
         stored(0, |id| self.nvmlDeviceGetGpuInstanceId(device, id))
     }
 
-    fn compute_instance(&self, device: Device) -> Result<u32, Failed> {
+    fn compute_instance(&self, device: DeviceHandle) -> Result<u32, Failed> {
         stored(0, |id| self.nvmlDeviceGetComputeInstanceId(device, id))
     }
 }

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use super::structs::{self, DeviceAttributes, FieldValue, GpuInstanceInfo, PciInfo};
 use super::table::Count;
-use super::{Library, stored};
-use crate::nvml::api::{Code, Device, Failed, GpuInstance};
+use super::{NvmlLibrary, stored};
+use crate::nvml::api::{Code, DeviceHandle, Failed, GpuInstance};
 use crate::nvml::monitoring::{
     AddressingMode, Clock, Engines, EventData, EventSet, FIELDS, Memory, MemorySlices,
     MigAttributes, Monitoring, Utilization,
 };
 
-impl Monitoring for Library {
+impl Monitoring for NvmlLibrary {
     fn create_event_set(&self) -> Result<EventSet, Failed> {
         stored(EventSet::NULL, |set| self.nvmlEventSetCreate(set))
     }
@@ -21,13 +21,18 @@ impl Monitoring for Library {
         self.nvmlEventSetFree(set)
     }
 
-    fn supported_events(&self, device: Device) -> Result<u64, Failed> {
+    fn supported_events(&self, device: DeviceHandle) -> Result<u64, Failed> {
         stored(0, |kinds| {
             self.nvmlDeviceGetSupportedEventTypes(device, kinds)
         })
     }
 
-    fn register_events(&self, device: Device, kinds: u64, set: &EventSet) -> Result<(), Failed> {
+    fn register_events(
+        &self,
+        device: DeviceHandle,
+        kinds: u64,
+        set: &EventSet,
+    ) -> Result<(), Failed> {
         self.nvmlDeviceRegisterEvents(device, kinds, set.borrow())
     }
 
@@ -49,7 +54,11 @@ impl Monitoring for Library {
         }
     }
 
-    fn fields(&self, device: Device, ids: [u32; FIELDS]) -> Result<[Option<u64>; FIELDS], Failed> {
+    fn fields(
+        &self,
+        device: DeviceHandle,
+        ids: [u32; FIELDS],
+    ) -> Result<[Option<u64>; FIELDS], Failed> {
         let fields = ids.map(FieldValue::request);
         let fields = stored(fields, |fields| {
             self.nvmlDeviceGetFieldValues(device, Count::OF_FIELDS, fields)
@@ -57,7 +66,7 @@ impl Monitoring for Library {
         Ok(fields.map(|field| field.number()))
     }
 
-    fn memory(&self, device: Device) -> Result<Memory, Failed> {
+    fn memory(&self, device: DeviceHandle) -> Result<Memory, Failed> {
         let memory = stored(structs::Memory::default(), |memory| {
             self.nvmlDeviceGetMemoryInfo(device, memory)
         })?;
@@ -67,7 +76,7 @@ impl Monitoring for Library {
         })
     }
 
-    fn utilization(&self, device: Device) -> Result<Utilization, Failed> {
+    fn utilization(&self, device: DeviceHandle) -> Result<Utilization, Failed> {
         let rates = stored(structs::Utilization::default(), |rates| {
             self.nvmlDeviceGetUtilizationRates(device, rates)
         });
@@ -77,7 +86,7 @@ impl Monitoring for Library {
         })
     }
 
-    fn temperature(&self, device: Device) -> Result<u32, Failed> {
+    fn temperature(&self, device: DeviceHandle) -> Result<u32, Failed> {
         /// NVML_TEMPERATURE_GPU
         const SENSOR: c_uint = 0;
         stored(0, |celsius| {
@@ -85,13 +94,13 @@ impl Monitoring for Library {
         })
     }
 
-    fn power(&self, device: Device) -> Result<u32, Failed> {
+    fn power(&self, device: DeviceHandle) -> Result<u32, Failed> {
         stored(0, |milliwatts| {
             self.nvmlDeviceGetPowerUsage(device, milliwatts)
         })
     }
 
-    fn clock(&self, device: Device, clock: Clock) -> Result<u32, Failed> {
+    fn clock(&self, device: DeviceHandle, clock: Clock) -> Result<u32, Failed> {
         let kind = match clock {
             // NVML_CLOCK_SM and NVML_CLOCK_MEM
             Clock::Multiprocessors => 1,
@@ -102,21 +111,21 @@ impl Monitoring for Library {
         })
     }
 
-    fn encoder(&self, device: Device) -> Result<u32, Failed> {
+    fn encoder(&self, device: DeviceHandle) -> Result<u32, Failed> {
         let call = |(percent, period): &mut (_, _)| {
             self.nvmlDeviceGetEncoderUtilization(device, percent, period)
         };
         stored((0, 0), call).map(|(percent, _)| percent)
     }
 
-    fn decoder(&self, device: Device) -> Result<u32, Failed> {
+    fn decoder(&self, device: DeviceHandle) -> Result<u32, Failed> {
         let call = |(percent, period): &mut (_, _)| {
             self.nvmlDeviceGetDecoderUtilization(device, percent, period)
         };
         stored((0, 0), call).map(|(percent, _)| percent)
     }
 
-    fn mig_attributes(&self, device: Device) -> Result<MigAttributes, Failed> {
+    fn mig_attributes(&self, device: DeviceHandle) -> Result<MigAttributes, Failed> {
         let found = stored(DeviceAttributes::default(), |found| {
             self.nvmlDeviceGetAttributes_v2(device, found)
         })?;
@@ -143,7 +152,7 @@ impl Monitoring for Library {
         })
     }
 
-    fn addressing_mode(&self, device: Device) -> Result<Option<AddressingMode>, Failed> {
+    fn addressing_mode(&self, device: DeviceHandle) -> Result<Option<AddressingMode>, Failed> {
         let mode = stored(structs::AddressingMode::EMPTY, |mode| {
             self.nvmlDeviceGetAddressingMode(device, mode)
         })?;
@@ -155,7 +164,7 @@ impl Monitoring for Library {
         })
     }
 
-    fn memory_slices(&self, device: Device, instance: u32) -> Result<MemorySlices, Failed> {
+    fn memory_slices(&self, device: DeviceHandle, instance: u32) -> Result<MemorySlices, Failed> {
         let instance = stored(GpuInstance::NULL, |found| {
             self.nvmlDeviceGetGpuInstanceById(device, instance, found)
         })?;
@@ -168,20 +177,20 @@ impl Monitoring for Library {
         })
     }
 
-    fn common_ancestor(&self, a: Device, b: Device) -> Result<u32, Failed> {
+    fn common_ancestor(&self, a: DeviceHandle, b: DeviceHandle) -> Result<u32, Failed> {
         stored(0, |level| {
             self.nvmlDeviceGetTopologyCommonAncestor(a, b, level)
         })
     }
 
-    fn is_nvlink_active(&self, device: Device, link: u32) -> Result<bool, Failed> {
+    fn is_nvlink_active(&self, device: DeviceHandle, link: u32) -> Result<bool, Failed> {
         stored(0, |is_active| {
             self.nvmlDeviceGetNvLinkState(device, link, is_active)
         })
         .map(|is_active| is_active == 1)
     }
 
-    fn nvlink_remote(&self, device: Device, link: u32) -> Result<(u32, u32, u32), Failed> {
+    fn nvlink_remote(&self, device: DeviceHandle, link: u32) -> Result<(u32, u32, u32), Failed> {
         let info = stored(PciInfo::EMPTY, |info| {
             self.nvmlDeviceGetNvLinkRemotePciInfo_v2(device, link, info)
         });

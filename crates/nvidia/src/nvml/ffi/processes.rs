@@ -2,12 +2,12 @@
 
 use super::structs::{ProcessInfo, ProcessList};
 use super::table::Room;
-use super::{Library, stored};
-use crate::nvml::api::{Code, Device, Failed};
-use crate::nvml::processes::{Process, Processes, Use};
+use super::{NvmlLibrary, stored};
+use crate::nvml::api::{Code, DeviceHandle, Failed};
+use crate::nvml::processes::{NvmlProcess, Processes, Use};
 
-impl Processes for Library {
-    fn processes(&self, device: Device, how: Use) -> Result<Vec<Process>, Failed> {
+impl Processes for NvmlLibrary {
+    fn processes(&self, device: DeviceHandle, how: Use) -> Result<Vec<NvmlProcess>, Failed> {
         let newest = |(room, list): &mut (Room, Box<ProcessList>)| match how {
             Use::Compute => self.nvmlDeviceGetComputeRunningProcesses_v3(device, room, list),
             Use::Graphics => self.nvmlDeviceGetGraphicsRunningProcesses_v3(device, room, list),

@@ -2,8 +2,8 @@
 
 use std::ffi::{c_char, c_longlong, c_uint, c_ulonglong};
 
-use crate::nvml::api::{Code, Device};
-use crate::nvml::processes::{MOST, Process};
+use crate::nvml::api::{Code, DeviceHandle};
+use crate::nvml::processes::{MOST, NvmlProcess};
 
 /// `nvmlReturn_t`, an enumeration without negative values.
 pub(super) type Return = c_uint;
@@ -35,7 +35,7 @@ impl PciInfo {
 
 #[repr(C)]
 pub(super) struct EventData {
-    pub(super) device: Device,
+    pub(super) device: DeviceHandle,
     pub(super) kind: c_ulonglong,
     pub(super) data: c_ulonglong,
     gpu_instance: c_uint,
@@ -44,7 +44,7 @@ pub(super) struct EventData {
 
 impl EventData {
     pub(super) const EMPTY: Self = Self {
-        device: Device::NULL,
+        device: DeviceHandle::NULL,
         kind: 0,
         data: 0,
         gpu_instance: 0,
@@ -144,7 +144,7 @@ const _: () = assert!(size_of::<AddressingMode>() == 8);
 /// `nvmlGpuInstanceInfo_t`
 #[repr(C)]
 pub(super) struct GpuInstanceInfo {
-    device: Device,
+    device: DeviceHandle,
     id: c_uint,
     profile: c_uint,
     pub(super) start: c_uint,
@@ -153,7 +153,7 @@ pub(super) struct GpuInstanceInfo {
 
 impl GpuInstanceInfo {
     pub(super) const EMPTY: Self = Self {
-        device: Device::NULL,
+        device: DeviceHandle::NULL,
         id: 0,
         profile: 0,
         start: 0,
@@ -187,10 +187,10 @@ impl ProcessInfo {
         )
     }
 
-    pub(super) fn process(&self) -> Process {
+    pub(super) fn process(&self) -> NvmlProcess {
         // NVML_VALUE_NOT_AVAILABLE: on Windows, and for a MIG device of another user.
         let memory = (self.used_memory != c_ulonglong::MAX).then_some(self.used_memory);
-        Process {
+        NvmlProcess {
             pid: self.pid,
             memory,
         }

@@ -6,12 +6,12 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong};
 
-use super::Library;
+use super::NvmlLibrary;
 use super::structs::{
     AddressingMode, DeviceAttributes, EventData, FieldValue, GpuInstanceInfo, Memory, PciInfo,
     ProcessList, Return, Utilization,
 };
-use crate::nvml::api::{Device, Failed, GpuInstance};
+use crate::nvml::api::{DeviceHandle, Failed, GpuInstance};
 use crate::nvml::monitoring::{BorrowedSet, EventSet, FIELDS};
 use crate::nvml::processes::MOST;
 
@@ -80,10 +80,10 @@ impl Room {
 
 const _: () = assert!(MOST == 1024, "Room::OF_PROCESSES");
 
-/// Declares a method of [`Library`] for each prototype. All functions return an `nvmlReturn_t`.
+/// Declares a method of [`NvmlLibrary`] for each prototype. All functions return an `nvmlReturn_t`.
 macro_rules! prototypes {
     ($($name:ident($($parameter:ident: $type:ty),*);)*) => {
-        impl Library {$(
+        impl NvmlLibrary {$(
             pub(super) fn $name(&self, $($parameter: $type),*) -> Result<(), Failed> {
                 const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                     Ok(name) => name,
@@ -92,7 +92,7 @@ macro_rules! prototypes {
                 // SAFETY: the row is the prototype in nvml.h, and the symbol is used only below, while `self` holds the library.
                 let function = unsafe { self.symbol::<unsafe extern "C" fn($($type),*) -> Return>(NAME) }?;
                 // SAFETY: the types permit only valid arguments. A reference points to a value with the layout in nvml.h, which
-                // the library fills or leaves as it is, and does not keep. A `Length`, `Count` or `Room` is that of its buffer. A `Device`
+                // the library fills or leaves as it is, and does not keep. A `Length`, `Count` or `Room` is that of its buffer. A `DeviceHandle`
                 // or `EventSet` is NULL or comes from this library, which is initialized then and never shut down; a freed set does not
                 // exist any more. A `GpuInstance` too comes from this library, which this program never has destroy one. The library
                 // checks NULL and all numbers.
@@ -108,45 +108,45 @@ prototypes! {
     nvmlSystemGetDriverVersion(version: &mut Text, length: Length);
     nvmlSystemGetCudaDriverVersion(cudaDriverVersion: &mut c_int);
     nvmlDeviceGetCount_v2(deviceCount: &mut c_uint);
-    nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: &mut Device);
+    nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: &mut DeviceHandle);
     // The symbol without a version is the oldest one, and all drivers have it. nvml.h declares v3, which has a longer text for the bus id.
-    nvmlDeviceGetPciInfo(device: Device, pci: &mut PciInfo);
-    nvmlDeviceGetUUID(device: Device, uuid: &mut Text, length: Length);
-    nvmlDeviceGetMinorNumber(device: Device, minorNumber: &mut c_uint);
-    nvmlDeviceGetName(device: Device, name: &mut Text, length: Length);
-    nvmlDeviceGetCudaComputeCapability(device: Device, major: &mut c_int, minor: &mut c_int);
-    nvmlDeviceGetBrand(device: Device, kind: &mut BrandType);
-    nvmlDeviceGetMigMode(device: Device, currentMode: &mut c_uint, pendingMode: &mut c_uint);
-    nvmlDeviceGetMaxMigDeviceCount(device: Device, count: &mut c_uint);
-    nvmlDeviceGetMigDeviceHandleByIndex(device: Device, index: c_uint, migDevice: &mut Device);
-    nvmlDeviceGetGpuInstanceId(device: Device, id: &mut c_uint);
-    nvmlDeviceGetComputeInstanceId(device: Device, id: &mut c_uint);
+    nvmlDeviceGetPciInfo(device: DeviceHandle, pci: &mut PciInfo);
+    nvmlDeviceGetUUID(device: DeviceHandle, uuid: &mut Text, length: Length);
+    nvmlDeviceGetMinorNumber(device: DeviceHandle, minorNumber: &mut c_uint);
+    nvmlDeviceGetName(device: DeviceHandle, name: &mut Text, length: Length);
+    nvmlDeviceGetCudaComputeCapability(device: DeviceHandle, major: &mut c_int, minor: &mut c_int);
+    nvmlDeviceGetBrand(device: DeviceHandle, kind: &mut BrandType);
+    nvmlDeviceGetMigMode(device: DeviceHandle, currentMode: &mut c_uint, pendingMode: &mut c_uint);
+    nvmlDeviceGetMaxMigDeviceCount(device: DeviceHandle, count: &mut c_uint);
+    nvmlDeviceGetMigDeviceHandleByIndex(device: DeviceHandle, index: c_uint, migDevice: &mut DeviceHandle);
+    nvmlDeviceGetGpuInstanceId(device: DeviceHandle, id: &mut c_uint);
+    nvmlDeviceGetComputeInstanceId(device: DeviceHandle, id: &mut c_uint);
 
     nvmlEventSetCreate(set: &mut EventSet);
     nvmlEventSetFree(set: EventSet);
     nvmlEventSetWait_v2(set: BorrowedSet<'_>, data: &mut EventData, timeoutms: c_uint);
-    nvmlDeviceGetSupportedEventTypes(device: Device, eventTypes: &mut c_ulonglong);
-    nvmlDeviceRegisterEvents(device: Device, eventTypes: c_ulonglong, set: BorrowedSet<'_>);
-    nvmlDeviceGetFieldValues(device: Device, valuesCount: Count, values: &mut [FieldValue; FIELDS]);
-    nvmlDeviceGetMemoryInfo(device: Device, memory: &mut Memory);
-    nvmlDeviceGetUtilizationRates(device: Device, utilization: &mut Utilization);
-    nvmlDeviceGetTemperature(device: Device, sensorType: TemperatureSensors, temp: &mut c_uint);
-    nvmlDeviceGetPowerUsage(device: Device, power: &mut c_uint);
-    nvmlDeviceGetClockInfo(device: Device, r#type: ClockType, clock: &mut c_uint);
-    nvmlDeviceGetEncoderUtilization(device: Device, utilization: &mut c_uint, samplingPeriodUs: &mut c_uint);
-    nvmlDeviceGetDecoderUtilization(device: Device, utilization: &mut c_uint, samplingPeriodUs: &mut c_uint);
-    nvmlDeviceGetAttributes_v2(device: Device, attributes: &mut DeviceAttributes);
-    nvmlDeviceGetAddressingMode(device: Device, mode: &mut AddressingMode);
-    nvmlDeviceGetGpuInstanceById(device: Device, id: c_uint, gpuInstance: &mut GpuInstance);
+    nvmlDeviceGetSupportedEventTypes(device: DeviceHandle, eventTypes: &mut c_ulonglong);
+    nvmlDeviceRegisterEvents(device: DeviceHandle, eventTypes: c_ulonglong, set: BorrowedSet<'_>);
+    nvmlDeviceGetFieldValues(device: DeviceHandle, valuesCount: Count, values: &mut [FieldValue; FIELDS]);
+    nvmlDeviceGetMemoryInfo(device: DeviceHandle, memory: &mut Memory);
+    nvmlDeviceGetUtilizationRates(device: DeviceHandle, utilization: &mut Utilization);
+    nvmlDeviceGetTemperature(device: DeviceHandle, sensorType: TemperatureSensors, temp: &mut c_uint);
+    nvmlDeviceGetPowerUsage(device: DeviceHandle, power: &mut c_uint);
+    nvmlDeviceGetClockInfo(device: DeviceHandle, r#type: ClockType, clock: &mut c_uint);
+    nvmlDeviceGetEncoderUtilization(device: DeviceHandle, utilization: &mut c_uint, samplingPeriodUs: &mut c_uint);
+    nvmlDeviceGetDecoderUtilization(device: DeviceHandle, utilization: &mut c_uint, samplingPeriodUs: &mut c_uint);
+    nvmlDeviceGetAttributes_v2(device: DeviceHandle, attributes: &mut DeviceAttributes);
+    nvmlDeviceGetAddressingMode(device: DeviceHandle, mode: &mut AddressingMode);
+    nvmlDeviceGetGpuInstanceById(device: DeviceHandle, id: c_uint, gpuInstance: &mut GpuInstance);
     nvmlGpuInstanceGetInfo(gpuInstance: GpuInstance, info: &mut GpuInstanceInfo);
-    nvmlDeviceGetTopologyCommonAncestor(device1: Device, device2: Device, pathInfo: &mut GpuTopologyLevel);
-    nvmlDeviceGetNvLinkState(device: Device, link: c_uint, isActive: &mut EnableState);
-    nvmlDeviceGetNvLinkRemotePciInfo_v2(device: Device, link: c_uint, pci: &mut PciInfo);
+    nvmlDeviceGetTopologyCommonAncestor(device1: DeviceHandle, device2: DeviceHandle, pathInfo: &mut GpuTopologyLevel);
+    nvmlDeviceGetNvLinkState(device: DeviceHandle, link: c_uint, isActive: &mut EnableState);
+    nvmlDeviceGetNvLinkRemotePciInfo_v2(device: DeviceHandle, link: c_uint, pci: &mut PciInfo);
 
-    nvmlDeviceGetComputeRunningProcesses_v3(device: Device, infoCount: &mut Room, infos: &mut ProcessList);
-    nvmlDeviceGetGraphicsRunningProcesses_v3(device: Device, infoCount: &mut Room, infos: &mut ProcessList);
-    nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Device, infoCount: &mut Room, infos: &mut ProcessList);
-    nvmlDeviceGetComputeRunningProcesses_v2(device: Device, infoCount: &mut Room, infos: &mut ProcessList);
-    nvmlDeviceGetGraphicsRunningProcesses_v2(device: Device, infoCount: &mut Room, infos: &mut ProcessList);
-    nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Device, infoCount: &mut Room, infos: &mut ProcessList);
+    nvmlDeviceGetComputeRunningProcesses_v3(device: DeviceHandle, infoCount: &mut Room, infos: &mut ProcessList);
+    nvmlDeviceGetGraphicsRunningProcesses_v3(device: DeviceHandle, infoCount: &mut Room, infos: &mut ProcessList);
+    nvmlDeviceGetMPSComputeRunningProcesses_v3(device: DeviceHandle, infoCount: &mut Room, infos: &mut ProcessList);
+    nvmlDeviceGetComputeRunningProcesses_v2(device: DeviceHandle, infoCount: &mut Room, infos: &mut ProcessList);
+    nvmlDeviceGetGraphicsRunningProcesses_v2(device: DeviceHandle, infoCount: &mut Room, infos: &mut ProcessList);
+    nvmlDeviceGetMPSComputeRunningProcesses_v2(device: DeviceHandle, infoCount: &mut Room, infos: &mut ProcessList);
 }
