@@ -57,7 +57,7 @@ pub use stages::cdi_hook::CdiHook;
 /// Runs the command line of this process, and returns its exit code.
 pub fn run() -> ExitCode {
     let args: Vec<_> = std::env::args_os().collect();
-    let environment = cli::terminal::Environment::read();
+    let environment = cli::terminal::ColorVariables::read();
     // Some runtimes start hooks of some stages with the environment of the image (CVE-2025-23266).
     base::sys::process::clear_environment();
     cli::run(args, environment)

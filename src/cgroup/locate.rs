@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Result, anyhow, bail};
 
-use base::mountinfo::{Mount, mounts, unescaped};
+use base::mountinfo::{MountEntry, mounts, unescaped};
 use base::paths::HostPath;
 use base::report::failure;
 use findings::catalog;
@@ -64,7 +64,7 @@ pub fn hierarchies(mountinfo: &[u8]) -> Vec<Hierarchy> {
 }
 
 /// Returns `None` for a mount that cannot filter devices. The controller can share its hierarchy ("cpu,devices").
-fn hierarchy(mount: &Mount<'_>) -> Option<Hierarchy> {
+fn hierarchy(mount: &MountEntry<'_>) -> Option<Hierarchy> {
     let is_v2 = match mount.kind {
         b"cgroup2" => true,
         b"cgroup" => false,
@@ -111,7 +111,7 @@ pub fn locate(hierarchies: &[Hierarchy], cgroup: &str) -> Result<DeviceCgroup> {
 
 /// Reports whether a mount hides the mount point of a sibling. Two siblings never have the same mount point: the second one is
 /// mounted on the first.
-fn covers(mount: &Mount<'_>, sibling: &Mount<'_>) -> bool {
+fn covers(mount: &MountEntry<'_>, sibling: &MountEntry<'_>) -> bool {
     mount.id != sibling.id
         && mount.point != sibling.point
         && path(sibling.point).starts_with(path(mount.point))
@@ -126,14 +126,14 @@ fn path(escaped: &[u8]) -> &Path {
 /// A path lookup enters every mount that it meets. So a mount is hidden if another one is mounted on it, or if a sibling covers its
 /// mount point or that of an ancestor.
 struct MountTree<'a> {
-    by_id: BTreeMap<u64, &'a Mount<'a>>,
-    by_parent: BTreeMap<u64, Vec<&'a Mount<'a>>>,
+    by_id: BTreeMap<u64, &'a MountEntry<'a>>,
+    by_parent: BTreeMap<u64, Vec<&'a MountEntry<'a>>>,
     /// A cache, by id, of whether nothing covers the mount or one of its ancestors
     bare: BTreeMap<u64, bool>,
 }
 
 impl<'a> MountTree<'a> {
-    fn new(mounts: &'a [Mount<'a>]) -> Self {
+    fn new(mounts: &'a [MountEntry<'a>]) -> Self {
         let mut tree = Self {
             by_id: BTreeMap::new(),
             by_parent: BTreeMap::new(),
@@ -146,16 +146,16 @@ impl<'a> MountTree<'a> {
         tree
     }
 
-    fn on(&self, id: u64) -> impl Iterator<Item = &&'a Mount<'a>> {
+    fn on(&self, id: u64) -> impl Iterator<Item = &&'a MountEntry<'a>> {
         self.by_parent.get(&id).into_iter().flatten()
     }
 
-    fn reaches(&mut self, mount: &'a Mount<'a>) -> bool {
+    fn reaches(&mut self, mount: &'a MountEntry<'a>) -> bool {
         let stacked = self.on(mount.id).any(|other| other.point == mount.point);
         !stacked && self.is_bare(mount)
     }
 
-    fn is_bare(&mut self, mount: &'a Mount<'a>) -> bool {
+    fn is_bare(&mut self, mount: &'a MountEntry<'a>) -> bool {
         let mut line = Vec::new();
         let mut at = mount;
         let bare = loop {

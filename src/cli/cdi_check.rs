@@ -24,7 +24,7 @@ use super::status::{remark_line, this_user};
 use super::terminal::{Line, Terminal, Tone};
 use super::{info, output};
 use crate::record::call::Call;
-use engines::cdi::{self, DEFAULT_DIRS, Reader, View};
+use engines::cdi::{self, DEFAULT_DIRS, SpecReader, View};
 use engines::cdi_check::{self, CdiVerdict, Now};
 use engines::inspect::{self, Versions};
 
@@ -281,13 +281,13 @@ fn for_engines(engines: &[String]) -> String {
 pub fn text(
     verdicts: &[CdiVerdict],
     dirs: &[PathBuf],
-    readers: &[Reader],
+    readers: &[SpecReader],
     terminal: Terminal,
 ) -> String {
     terminal.render(&to_lines(verdicts, dirs, readers))
 }
 
-fn to_lines(verdicts: &[CdiVerdict], dirs: &[PathBuf], readers: &[Reader]) -> Vec<Line> {
+fn to_lines(verdicts: &[CdiVerdict], dirs: &[PathBuf], readers: &[SpecReader]) -> Vec<Line> {
     let names: Vec<_> = readers.iter().map(ToString::to_string).collect();
     if verdicts.is_empty() {
         let devices = format!(

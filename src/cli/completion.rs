@@ -150,7 +150,7 @@ fn gpus() -> Vec<CompletionCandidate> {
     let mut indices = BTreeSet::new();
     for known in containers::read().unwrap_or_default() {
         if let Some(record) = known.record {
-            indices.extend(record.devices.iter().map(records::Device::short));
+            indices.extend(record.devices.iter().map(records::RecordedDevice::short));
         }
     }
     candidates(indices)

@@ -50,14 +50,17 @@ use crate::record::call::{self, Call};
 use crate::stages;
 use args::{Cli, Command};
 use parse::Parsed;
-use terminal::Environment;
+use terminal::ColorVariables;
 use usage::{hook_usage_error, usage_error};
 
 const VERSION: &str = concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n");
 
 /// Runs the command with these arguments, which begin with argv\[0\]. Returns 0, 1 if the command failed, or 2 if the command line
 /// is invalid; `doctor` and `status` have more codes.
-pub(crate) fn run(args: impl IntoIterator<Item = OsString>, environment: Environment) -> ExitCode {
+pub(crate) fn run(
+    args: impl IntoIterator<Item = OsString>,
+    environment: ColorVariables,
+) -> ExitCode {
     let mut args = args.into_iter();
     let called = args.next().unwrap_or_default();
     let args: Vec<OsString> = args.collect();
@@ -124,7 +127,7 @@ fn carry_out(
         debug,
         command,
     }: &Cli,
-    environment: Environment,
+    environment: ColorVariables,
 ) -> Result<ExitCode> {
     let config = config.as_deref();
     let terminal = environment.stdout(*color);

@@ -22,7 +22,7 @@ use crate::oci;
 use crate::plan::engine_devices;
 use crate::plan::{self, Verdict};
 use crate::record::call::Call;
-use records::{Device, NRI, Outcome, Record};
+use records::{NRI, Outcome, Record, RecordedDevice};
 
 /// The document of `--json`, whose schema is `docs/schemas/why.json`.
 #[derive(Debug, Serialize)]
@@ -135,7 +135,7 @@ struct WithoutRecord {
     #[serde(skip_serializing_if = "str::is_empty")]
     finding: &'static str,
     /// The GPUs that the engine gave to the container
-    devices: Vec<Device>,
+    devices: Vec<RecordedDevice>,
     /// These GPUs and how they got into the container, in words
     #[serde(skip)]
     given: String,
@@ -362,9 +362,9 @@ mod tests {
         record.name_container("aa1".to_owned(), Pod::default(), Path::new("/b"));
         record.container.name = "x\u{1b}[2J".to_owned();
         record.end(Outcome::Failed, "a\nb".to_owned());
-        record.devices.push(Device {
+        record.devices.push(RecordedDevice {
             uuid: "c\nd".to_owned(),
-            ..Device::default()
+            ..RecordedDevice::default()
         });
         let text = to_text(&record);
         assert!(

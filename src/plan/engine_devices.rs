@@ -24,15 +24,15 @@ pub(crate) struct EngineDevices {
 impl EngineDevices {
     /// Returns the GPUs as records have them. If annotations name CDI devices, and config.json has no nodes, only their names are
     /// known.
-    pub(crate) fn devices(&self) -> Vec<records::Device> {
+    pub(crate) fn devices(&self) -> Vec<records::RecordedDevice> {
         if !self.nodes.is_empty() {
             return self.nodes.iter().map(|path| node_device(path)).collect();
         }
         let mut devices = Vec::new();
         for name in self.names.iter().filter(|name| is_nvidia(name)) {
-            devices.push(records::Device {
+            devices.push(records::RecordedDevice {
                 name: one_line(name),
-                ..records::Device::default()
+                ..records::RecordedDevice::default()
             });
         }
         devices
@@ -40,8 +40,8 @@ impl EngineDevices {
 }
 
 /// Returns the GPU of which only the path in the container is known, for the record.
-pub(crate) fn node_device(path: &Path) -> records::Device {
-    records::Device::of_node(one_line(&path.display().to_string()))
+pub(crate) fn node_device(path: &Path) -> records::RecordedDevice {
+    records::RecordedDevice::of_node(one_line(&path.display().to_string()))
 }
 
 /// Returns the GPUs that the engine gave to the container. They are not a request, and are used only in messages.

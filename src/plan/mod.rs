@@ -48,18 +48,18 @@ pub(crate) use verdict::{Verdict, excuse, nothing, read_config, verdict};
 #[derive(Debug)]
 pub(crate) struct Provided {
     pub edits: Edits,
-    pub devices: Vec<records::Device>,
+    pub devices: Vec<records::RecordedDevice>,
 }
 
 /// Returns a device as records have it.
-fn recorded(device: &Device<'_>) -> records::Device {
+fn recorded(device: &Device<'_>) -> records::RecordedDevice {
     let gpu = device.gpu();
     let mig_index = match device {
         Device::Gpu(_) => None,
         Device::Mig(_, mig) => Some(mig.index),
     };
     let uuid = device.uuid().to_owned();
-    records::Device {
+    records::RecordedDevice {
         index: Some(gpu.index),
         mig_index,
         name: gpu.model.clone(),

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 
 use base::json;
 use base::report::{ErrorReport, Finding, failure, render};
-use base::sys::deadline::{self, LastWords, Report};
+use base::sys::deadline::{self, DeadlineReport, LastWords};
 use findings::catalog;
 use nvidia_host::timeouts;
 
@@ -26,11 +26,11 @@ const WORKED: &str = "the host is overloaded, or files of the image make the hoo
                       what the image has in /etc/ld.so.conf.d";
 
 /// Returns a report with another hint, or `None` if it does not have the hint `old`. To write it again would take a twentieth of a start.
-fn with_hint(report: &Report, old: &str, new: &str) -> Option<Report> {
+fn with_hint(report: &DeadlineReport, old: &str, new: &str) -> Option<DeadlineReport> {
     let content = std::str::from_utf8(&report.content).ok()?;
     let (old_json, new_json) = (json::pretty(&old).ok()?, json::pretty(&new).ok()?);
     let has_both = report.text.contains(old) && content.contains(&old_json);
-    has_both.then(|| Report {
+    has_both.then(|| DeadlineReport {
         text: report.text.replace(old, new),
         content: content.replace(&old_json, &new_json).into_bytes(),
     })
@@ -75,11 +75,11 @@ impl Call {
     }
 
     /// Returns what is printed and recorded if this error ends the process.
-    fn last_report(&self, error: &anyhow::Error) -> Report {
+    fn last_report(&self, error: &anyhow::Error) -> DeadlineReport {
         let mut record = self.so_far().clone();
         record.add_finding(&Finding::error(error));
         record.end(Outcome::Failed, ErrorReport::new(error).line);
-        Report {
+        DeadlineReport {
             text: format!("{NAME}: {}\n", render(error)),
             content: record.to_bytes().unwrap_or_default(),
         }

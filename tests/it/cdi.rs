@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use base::paths::ContainerPath;
 use cdi_spec::spec::Spec;
 use cdi_spec::{file, registry};
-use engines::cdi::Reader;
+use engines::cdi::SpecReader;
 use engines::cdi_check::{self, Now};
 use engines::{EngineKind, Version};
 use nvidia_host::cdi::entry::RootfsEdits;
@@ -966,7 +966,7 @@ fn what_check_prints() {
         (EngineKind::Podman, Version(4, 9, 5)),
         (EngineKind::Crio, Version(1, 37, 0)),
     ];
-    let readers = readers.map(|(kind, version)| Reader {
+    let readers = readers.map(|(kind, version)| SpecReader {
         kind,
         version: Some(version),
     });

@@ -28,12 +28,12 @@ pub const VERSION: u32 = 1;
 /// The errors of [`pretty`].
 pub fn document(name: &'static str, content: &impl Serialize) -> serde_json::Result<String> {
     #[derive(Serialize)]
-    struct Document<'a, T> {
+    struct Versioned<'a, T> {
         version: u32,
         #[serde(flatten)]
         content: BTreeMap<&'static str, &'a T>,
     }
-    Ok(pretty(&Document {
+    Ok(pretty(&Versioned {
         version: VERSION,
         content: BTreeMap::from([(name, content)]),
     })? + "\n")

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// A mount. The paths are escaped, see [`escaped`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mount<'t> {
+pub struct MountEntry<'t> {
     /// The id of the mount, which is reused after the mount is gone
     pub id: u64,
     /// The id of the mount on which it is mounted
@@ -28,12 +28,12 @@ pub struct Mount<'t> {
 }
 
 /// Returns the mounts of a table. Lines of another form are left out.
-pub fn mounts(table: &[u8]) -> impl Iterator<Item = Mount<'_>> {
+pub fn mounts(table: &[u8]) -> impl Iterator<Item = MountEntry<'_>> {
     table.split(|byte| *byte == b'\n').filter_map(mount)
 }
 
 /// `ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [TAG]... - TYPE SOURCE SUPER_OPTIONS`. Spaces in paths are escaped.
-fn mount(line: &[u8]) -> Option<Mount<'_>> {
+fn mount(line: &[u8]) -> Option<MountEntry<'_>> {
     let mut fields = line.split(|byte| *byte == b' ');
     let mut text = || std::str::from_utf8(fields.next()?).ok();
     let (id, parent) = (text()?.parse().ok()?, text()?.parse().ok()?);
@@ -52,7 +52,7 @@ fn mount(line: &[u8]) -> Option<Mount<'_>> {
         fields.find(|field| *field == b"-")?;
     }
     let (kind, super_options) = (fields.next()?, fields.nth(1).unwrap_or_default());
-    Some(Mount {
+    Some(MountEntry {
         id,
         parent,
         device,
@@ -108,7 +108,7 @@ mod tests {
             23 21 0:6 /d\\040e /a\\040b/c rw,nosuid shared:4 master:1 - tmpfs shared:9\n\
             what\nis 1 x:y / /this\n24 21 0:6 / /x rw -\n";
         let found: Vec<_> = mounts(text).collect();
-        let root = Mount {
+        let root = MountEntry {
             id: 21,
             parent: 1,
             device: rustix::fs::makedev(8, 1),
@@ -120,7 +120,7 @@ mod tests {
             super_options: b"rw",
         };
         let device = rustix::fs::makedev(0, 5);
-        let dev = Mount {
+        let dev = MountEntry {
             id: 22,
             parent: 21,
             device,
@@ -129,7 +129,7 @@ mod tests {
             is_shared: false,
             ..root
         };
-        let dev = Mount {
+        let dev = MountEntry {
             kind: b"devtmpfs",
             super_options: b"rw,x",
             ..dev

@@ -21,13 +21,13 @@ pub enum Color {
 
 /// The environment variables that control colors. They are read before the environment is cleared.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Environment {
+pub struct ColorVariables {
     no_color: bool,
     force: bool,
     is_dumb: bool,
 }
 
-impl Environment {
+impl ColorVariables {
     /// Reads `NO_COLOR` (<https://no-color.org>), `CLICOLOR_FORCE` (<https://bixense.com/clicolors>) and `TERM`.
     #[expect(clippy::disallowed_methods, reason = "this is where it is read")]
     pub fn read() -> Self {
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn the_command_line_decides_then_no_color_then_clicolor_force() {
-        let of = |no_color, force, is_dumb| Environment {
+        let of = |no_color, force, is_dumb| ColorVariables {
             no_color,
             force,
             is_dumb,

@@ -42,7 +42,7 @@ const WITH_VALUE: [&str; 7] = [
 
 /// A command line of an OCI runtime.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Call {
+struct RuntimeCall {
     /// The bundle, if the command creates a container
     bundle: Option<PathBuf>,
     /// The file that the engine reads after a failure
@@ -63,8 +63,8 @@ pub(crate) fn run(args: &[OsString], main_program: &Path) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn parse(args: &[OsString]) -> Call {
-    let mut call = Call::default();
+fn parse(args: &[OsString]) -> RuntimeCall {
+    let mut call = RuntimeCall::default();
     let mut creates = None;
     let mut words = args.iter();
     while let Some(word) = words.next() {
@@ -167,7 +167,7 @@ fn existing(host: &Tree, name: &str) -> Option<PathBuf> {
 }
 
 /// Appends the error to the log, from which the shim of containerd takes the message for the user.
-fn log(call: &Call, message: &str) {
+fn log(call: &RuntimeCall, message: &str) {
     let Some(path) = &call.log else { return };
     let text = if call.is_json {
         serde_json::json!({"level": "error", "msg": message}).to_string()
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn command_lines_of_engines() {
-        let with = |bundle: &str, log: &str| Call {
+        let with = |bundle: &str, log: &str| RuntimeCall {
             bundle: Some(bundle)
                 .filter(|path| !path.is_empty())
                 .map(PathBuf::from),

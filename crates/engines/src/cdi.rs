@@ -20,7 +20,7 @@ pub const DEFAULT_DIRS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 
 /// An engine that reads CDI specs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reader {
+pub struct SpecReader {
     /// The engine
     pub kind: EngineKind,
     /// The version that `--version` prints; `None` if it is unknown
@@ -31,7 +31,7 @@ pub struct Reader {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
     /// The engines
-    pub readers: Vec<Reader>,
+    pub readers: Vec<SpecReader>,
     /// The directories, sorted by ascending priority
     pub dirs: Vec<PathBuf>,
 }
@@ -51,7 +51,7 @@ const CRIO: [(&str, Version); 3] = [
     ("0.7.0", Version(1, 30, 0)),
 ];
 
-impl Reader {
+impl SpecReader {
     /// Returns whether the engine reads specs of this version; `None` if that is unknown.
     pub fn reads(&self, cdi_version: &str) -> Option<bool> {
         let since: &[(&str, Version)] = match self.kind {
@@ -80,7 +80,7 @@ fn place(version: &str) -> Option<usize> {
     VERSIONS.iter().position(|known| *known == version)
 }
 
-impl fmt::Display for Reader {
+impl fmt::Display for SpecReader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.version {
             Some(version) => write!(f, "{} ({version})", self.kind),
@@ -134,7 +134,7 @@ pub fn views(engines: &[Engine]) -> Vec<View> {
     let mut readers = Vec::new();
     for engine in engines {
         if engine.program.is_some() && engine.kind != EngineKind::Docker {
-            let reader = Reader {
+            let reader = SpecReader {
                 kind: engine.kind.clone(),
                 version: engine.version,
             };
@@ -145,7 +145,7 @@ pub fn views(engines: &[Engine]) -> Vec<View> {
 }
 
 /// Returns one view for all engines that search the same directories.
-pub(crate) fn group(readers: Vec<(Reader, Vec<PathBuf>)>) -> Vec<View> {
+pub(crate) fn group(readers: Vec<(SpecReader, Vec<PathBuf>)>) -> Vec<View> {
     let mut views: Vec<View> = Vec::new();
     for (reader, dirs) in readers {
         match views.iter_mut().find(|view| view.dirs == dirs) {
@@ -220,7 +220,7 @@ mod tests {
             ),
             (EngineKind::Docker, Some(Version(28, 3, 0)), "0.3.0", None),
         ] {
-            let reader = Reader { kind, version };
+            let reader = SpecReader { kind, version };
             assert_eq!(reader.reads(cdi), reads, "{reader} {cdi}");
         }
     }

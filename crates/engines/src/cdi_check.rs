@@ -24,9 +24,9 @@ use nvidia_host::feature::Feature;
 use nvidia_host::inventory::node_limits::{Judgment, NodeLimits};
 use nvidia_host::request::{Node, nodes};
 use plugin_api::kinds::SpecVendor;
-use plugin_api::processes::Process;
+use plugin_api::processes::PluginProcess;
 
-use crate::cdi::Reader;
+use crate::cdi::SpecReader;
 use crate::hook_env;
 
 /// The result for a device or a file. The field names are part of the JSON interface.
@@ -74,13 +74,13 @@ pub struct CdiVerdict {
 #[derive(Debug)]
 pub struct Now<'a> {
     /// The engines that search the same directories
-    pub readers: &'a [Reader],
+    pub readers: &'a [SpecReader],
     /// `None` if no driver is loaded
     pub stamp: Option<&'a Stamp>,
     /// The GPUs that containers may have
     pub limits: &'a NodeLimits,
     /// The running processes of the kubelet plugin, which writes some of the specs
-    pub plugins: &'a [Process],
+    pub plugins: &'a [PluginProcess],
 }
 
 impl CdiVerdict {

@@ -11,10 +11,10 @@ use base::tree::Tree;
 use nvidia_host::programs;
 use plugin_api::status::NriStatus;
 
-use super::cdi::{self, Reader, View};
+use super::cdi::{self, SpecReader, View};
 use super::hooks::{self, Hooks, Programs};
 use super::runtime::{self, Runtime};
-use super::settings::Settings;
+use super::settings::EngineSettings;
 use super::status::Replaced;
 use super::{EngineKind, User, Version, files};
 
@@ -35,11 +35,11 @@ pub struct Engine {
     /// The existing configuration files
     pub files: Vec<PathBuf>,
     /// The settings in these files, or those of a running CRI-O
-    pub settings: Settings,
+    pub settings: EngineSettings,
     /// Whether the engine is a running daemon that printed its settings
     pub running: bool,
     /// The settings in the files, if the daemon runs with other hooks directories
-    pub on_disk: Option<Settings>,
+    pub on_disk: Option<EngineSettings>,
     /// Configuration files that this user cannot read
     pub unseen: Vec<PathBuf>,
     /// The hooks of its hooks directories
@@ -92,7 +92,7 @@ pub fn cdi_views(host: &Tree, user: Option<User>, versions: &mut Versions) -> Ve
             version = versions.ask(host, &program).ok();
             found = dirs(version);
         }
-        readers.push((Reader { kind, version }, found));
+        readers.push((SpecReader { kind, version }, found));
     }
     cdi::group(readers)
 }
@@ -113,7 +113,7 @@ pub fn all_read_cdi(
             continue;
         };
         let version = versions.ask(host, &program).ok();
-        let reader = Reader { kind, version };
+        let reader = SpecReader { kind, version };
         if reader.reads(cdi_version) != Some(true) {
             return false;
         }
@@ -127,7 +127,7 @@ pub fn all_read_cdi(
 struct Configuration {
     files: Vec<PathBuf>,
     unseen: Vec<PathBuf>,
-    settings: Settings,
+    settings: EngineSettings,
 }
 
 fn configuration(host: &Tree, kind: &EngineKind, version: Option<Version>) -> Configuration {
@@ -235,7 +235,7 @@ pub(crate) const CRIO_SOCKET: &str = "/run/crio/crio.sock";
 const STATUS_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Returns the settings of a running CRI-O. Options of its command line override its files, which it reads only when it starts.
-fn running(host: &Tree, kind: &EngineKind, program: &Path) -> Option<Settings> {
+fn running(host: &Tree, kind: &EngineKind, program: &Path) -> Option<EngineSettings> {
     let can_ask = *kind == EngineKind::Crio && rustix::process::geteuid().is_root();
     if !can_ask || host.locate(Path::new(CRIO_SOCKET)).is_err() {
         return None;
@@ -243,7 +243,7 @@ fn running(host: &Tree, kind: &EngineKind, program: &Path) -> Option<Settings> {
     let program = trusted(host, program)?;
     let text =
         process::read_output(program.as_path(), &["status", "config"], STATUS_DEADLINE).ok()?;
-    let mut settings = Settings::default();
+    let mut settings = EngineSettings::default();
     settings.add(Path::new(CRIO_SOCKET), &text, kind, None);
     // Older versions do not have this command and print something else.
     if settings.refused.is_some() || settings.hooks_from.is_none() {
@@ -252,7 +252,7 @@ fn running(host: &Tree, kind: &EngineKind, program: &Path) -> Option<Settings> {
     Some(settings)
 }
 
-fn take_running(engine: &mut Engine, running: Settings) {
+fn take_running(engine: &mut Engine, running: EngineSettings) {
     engine.running = true;
     let on_disk = std::mem::replace(&mut engine.settings, running);
     engine.settings.refused.clone_from(&on_disk.refused);

@@ -47,7 +47,7 @@ pub enum NodeEngine {
 
 /// The engine of a node and our hook files, as far as this process sees them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Node {
+pub struct EngineView {
     /// `None` if neither the kubelet's configuration nor a socket shows an engine
     pub engine: Option<NodeEngine>,
     /// Our hook files, including those that no engine reads
@@ -80,7 +80,7 @@ impl NodeEngine {
     }
 }
 
-impl Node {
+impl EngineView {
     /// Inspects the node whose root directory is `host`. `kubelet_dir` is the directory of the
     /// kubelet on this machine, whose configuration names the socket of the engine.
     #[must_use]
@@ -229,7 +229,7 @@ mod tests {
 
     fn engine(root: &Path) -> Option<NodeEngine> {
         let host = Tree::open(&HostPath::new(root)).unwrap();
-        Node::inspect(&host, Path::new("/var/lib/kubelet")).engine
+        EngineView::inspect(&host, Path::new("/var/lib/kubelet")).engine
     }
 
     fn name(engine: Option<NodeEngine>) -> String {

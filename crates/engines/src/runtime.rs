@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use base::search_path;
 use base::tree::Tree;
 
-use super::settings::Settings;
+use super::settings::EngineSettings;
 use super::{EngineKind, Version};
 
 /// The first CRI-O whose default is crun.
@@ -25,7 +25,7 @@ pub struct Runtime {
 /// Returns the name and the program of an engine's default runtime; `None` for Docker, whose runtime is not inspected.
 pub fn find_default(
     kind: &EngineKind,
-    settings: &Settings,
+    settings: &EngineSettings,
     version: Option<Version>,
     host: &Tree,
 ) -> Option<(String, Option<PathBuf>)> {

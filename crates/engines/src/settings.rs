@@ -17,7 +17,7 @@ const ATTRIBUTES: Version = Version(4, 8, 0);
 
 /// The settings of an engine that affect hooks and devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct EngineSettings {
     /// Hooks directories, sorted by ascending priority
     pub hooks_dirs: Vec<PathBuf>,
     /// The file that sets them; `None` if they are the default
@@ -38,7 +38,7 @@ pub struct Settings {
     pub refused: Option<(PathBuf, String)>,
 }
 
-impl Default for Settings {
+impl Default for EngineSettings {
     fn default() -> Self {
         Self {
             hooks_dirs: vec![HOOKS_DIR.into()],
@@ -54,7 +54,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl EngineSettings {
     /// Adds the settings of another file.
     pub fn add(&mut self, path: &Path, text: &str, kind: &EngineKind, version: Option<Version>) {
         if matches!(kind, EngineKind::Docker) {
@@ -218,8 +218,8 @@ fn read_list(name: &str, value: &DeValue<'_>, append_is_known: bool) -> Result<L
 mod tests {
     use super::*;
 
-    fn settings(kind: &EngineKind, version: Version, texts: &[&str]) -> Settings {
-        let mut settings = Settings::default();
+    fn settings(kind: &EngineKind, version: Version, texts: &[&str]) -> EngineSettings {
+        let mut settings = EngineSettings::default();
         for (number, text) in texts.iter().enumerate() {
             settings.add(Path::new(&format!("/{number}")), text, kind, Some(version));
         }
@@ -353,7 +353,7 @@ mod tests {
         // CRI-O ignores Podman's tables.
         assert_eq!(
             settings(&EngineKind::Crio, Version(1, 30, 0), &[podman]),
-            Settings::default()
+            EngineSettings::default()
         );
     }
 
@@ -367,7 +367,7 @@ mod tests {
         ) {
             for kind in [EngineKind::Podman, EngineKind::Crio] {
                 for text in [&text, &format!("[engine]\n{key} = {value}"), &format!("[crio.runtime]\n{key} = {value}")] {
-                    Settings::default().add(Path::new("/x"), text, &kind, Some(Version(5, 0, 0)));
+                    EngineSettings::default().add(Path::new("/x"), text, &kind, Some(Version(5, 0, 0)));
                 }
             }
         }

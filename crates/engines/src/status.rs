@@ -13,7 +13,7 @@ use plugin_api::status::{KubeletPlugin, NriStatus, PluginStatus};
 use super::cdi::{self, CdiSpec};
 use super::hook_file::{Applies, PRECREATE, Refusal};
 use super::hooks::HookEntry;
-use super::settings::{HOOKS_DIR, Settings};
+use super::settings::{EngineSettings, HOOKS_DIR};
 use super::{Engine, EngineKind, User, hook_args, hooks, inspect_engines};
 
 /// The status of one engine. The field names are part of the JSON interface.
@@ -235,7 +235,7 @@ pub fn judge(engine: &Engine, installed: &[PathBuf]) -> EngineStatus {
     status
 }
 
-fn reads_one_of(settings: &Settings, hooks: &[Started]) -> bool {
+fn reads_one_of(settings: &EngineSettings, hooks: &[Started]) -> bool {
     let mut dirs = hooks.iter().filter_map(|hook| hook.file.parent());
     dirs.any(|dir| settings.hooks_dirs.iter().any(|read| read == dir))
 }
@@ -246,7 +246,7 @@ fn parent(hooks: &[Started]) -> String {
     dir.display().to_string()
 }
 
-fn dirs_of(settings: &Settings) -> String {
+fn dirs_of(settings: &EngineSettings) -> String {
     if settings.hooks_dirs.is_empty() {
         "(none)".to_owned()
     } else {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use base::paths::HostPath;
 use base::report::Finding;
 use base::tree::Tree;
-use engines::node::{Node, NodeEngine};
+use engines::node::{EngineView, NodeEngine};
 use findings::catalog;
 
 use crate::log::Log;
@@ -156,21 +156,21 @@ fn without_cdi(what: &str, why: &str) -> Finding {
     )
 }
 
-fn why_without_cdi(node: &Node) -> Option<String> {
+fn why_without_cdi(node: &EngineView) -> Option<String> {
     let why = node.engine.as_ref()?.without_cdi()?;
     Some(why.to_owned())
 }
 
-fn inspect(kubelet_dir: &Path) -> Node {
+fn inspect(kubelet_dir: &Path) -> EngineView {
     match Tree::open(&HostPath::new("/")) {
-        Ok(host) => Node::inspect(&host, kubelet_dir),
-        Err(_) => Node::default(),
+        Ok(host) => EngineView::inspect(&host, kubelet_dir),
+        Err(_) => EngineView::default(),
     }
 }
 
 /// Chooses from what the node has. A pod sees neither the engine nor the hook files of the node
 /// unless they are mounted, and NVIDIA's manifests rely on the default `envvar`.
-fn choose(node: &Node, in_pod: bool) -> Choice {
+fn choose(node: &EngineView, in_pod: bool) -> Choice {
     use DeviceListStrategy::{CdiCri, Envvar};
     let (strategy, why) = match (&node.engine, node.installed.first()) {
         (Some(engine @ NodeEngine::Crio(status)), _) if status.active => (
@@ -268,13 +268,13 @@ mod tests {
             (None, false, "cdi-cri", "no engine and no hook file"),
         ] {
             let is_known = engine.is_some();
-            let node = Node {
+            let node = EngineView {
                 engine,
                 installed: if has_hook { vec![file.clone()] } else { vec![] },
             };
             let choice = choose(&node, false);
             assert_eq!(choice.finding(), None);
-            if node != Node::default() {
+            if node != EngineView::default() {
                 assert_eq!(choose(&node, true), choice, "a pod that sees the node");
             }
             assert_eq!(choice.strategies[0].name(), strategy, "{choice}");
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_does_not_see_the_node() {
-        let choice = choose(&Node::default(), true);
+        let choice = choose(&EngineView::default(), true);
         assert_eq!(choice.names(), ["envvar"]);
         assert!(choice.is_provisional);
     }
@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn engines_that_pass_no_cdi_devices() {
         let choose = |engine| {
-            let node = Node {
+            let node = EngineView {
                 engine: Some(engine),
                 installed: Vec::new(),
             };

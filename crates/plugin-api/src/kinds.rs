@@ -4,7 +4,7 @@
 //! specs with the vendors in [`VENDORS`], and only the plugin keeps them current: containers and claims store the names of their devices.
 
 use crate::PROGRAM;
-use crate::processes::Process;
+use crate::processes::PluginProcess;
 
 /// A vendor in the kinds of the specs that the plugin writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl SpecVendor {
 
     /// Returns how the plugin with these processes writes its specs again.
     #[must_use]
-    pub fn how_to_rewrite(self, processes: &[Process]) -> String {
+    pub fn how_to_rewrite(self, processes: &[PluginProcess]) -> String {
         let for_kubelet = processes.iter().find(|process| process.for_kubelet);
         let for_engine = processes.iter().find(|process| process.for_engine);
         let writer = if self == CLAIMS {
@@ -47,7 +47,7 @@ impl SpecVendor {
                 "restart the pod of {PROGRAM} on this node with \"kubectl delete pod\": it writes the file"
             );
         }
-        let unit = writer.map_or(PROGRAM, Process::unit);
+        let unit = writer.map_or(PROGRAM, PluginProcess::unit);
         format!("run \"systemctl restart {unit}\", which writes the file")
     }
 }
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn the_process_that_writes_a_spec() {
-        let process = |for_kubelet, for_engine, in_pod| Process {
+        let process = |for_kubelet, for_engine, in_pod| PluginProcess {
             for_kubelet,
             for_engine,
             in_pod,

@@ -16,7 +16,7 @@ const NRI: &str = "nri";
 
 /// What a process of the plugin does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Process {
+pub struct PluginProcess {
     /// Whether it serves the kubelet
     pub for_kubelet: bool,
     /// Whether it is an NRI plugin of an engine
@@ -28,7 +28,7 @@ pub struct Process {
 /// The most processes with the plugin's name that are examined: the plugin has one or two.
 const MAX_PROCESSES: usize = 64;
 
-impl Process {
+impl PluginProcess {
     /// Returns the systemd unit of a process that does not run in a pod, without `.service`.
     #[must_use]
     pub const fn unit(&self) -> &'static str {
@@ -42,7 +42,7 @@ impl Process {
 
 /// Returns the processes of root. Other users can start programs with this name, too.
 #[must_use]
-pub fn of_host(host: &Tree) -> Vec<Process> {
+pub fn of_host(host: &Tree) -> Vec<PluginProcess> {
     let proc = host.on_host(Path::new("/proc"));
     let (mut examined, mut processes) = (0, Vec::new());
     for name in host.names(Path::new("/proc")) {
@@ -77,7 +77,7 @@ fn is_program(name: &OsStr) -> bool {
     name.strip_suffix(" (deleted)").unwrap_or(&name) == PROGRAM
 }
 
-fn of_process(dir: &Path) -> Option<Process> {
+fn of_process(dir: &Path) -> Option<PluginProcess> {
     let mut process = parse(&host_process::arguments(dir).ok()?)?;
     if let Ok(cgroup) = proc_file::read_text(dir.join("cgroup")) {
         process.in_pod = cgroup.contains("kubepods");
@@ -86,7 +86,7 @@ fn of_process(dir: &Path) -> Option<Process> {
 }
 
 /// Parses a command line, whose words end with NUL.
-fn parse(command_line: &[u8]) -> Option<Process> {
+fn parse(command_line: &[u8]) -> Option<PluginProcess> {
     let text = String::from_utf8_lossy(command_line);
     let mut words = text.split('\0');
     if Path::new(words.next()?).file_name()? != PROGRAM {
@@ -94,7 +94,7 @@ fn parse(command_line: &[u8]) -> Option<Process> {
     }
     let command = words.find(|word| [RUN, NRI].contains(word))?;
     let is_nri = |word: &str| word == "--nri" || word.starts_with("--nri=");
-    Some(Process {
+    Some(PluginProcess {
         for_kubelet: command == RUN,
         for_engine: command == NRI || words.any(is_nri),
         in_pod: false,

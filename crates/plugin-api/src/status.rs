@@ -9,7 +9,7 @@ use base::search_path;
 use base::tree::Tree;
 
 use crate::PROGRAM;
-use crate::processes::{self, Process};
+use crate::processes::{self, PluginProcess};
 
 const UNIT: &str = "oci-nvidia-kubelet-plugin.service";
 const NRI_UNIT: &str = "oci-nvidia-nri.service";
@@ -37,7 +37,7 @@ pub struct KubeletPlugin {
     /// Whether the caller can see the sockets
     pub is_visible: bool,
     /// The running processes of our plugin
-    pub processes: Vec<Process>,
+    pub processes: Vec<PluginProcess>,
     /// Our NRI plugin, if it runs
     pub nri: Option<NriStatus>,
 }
@@ -178,7 +178,7 @@ impl NriStatus {
         Self::of(host, &processes::of_host(host))
     }
 
-    fn of(host: &Tree, processes: &[Process]) -> Option<Self> {
+    fn of(host: &Tree, processes: &[PluginProcess]) -> Option<Self> {
         host.locate(Path::new(NRI_SOCKET)).ok()?;
         let process = processes.iter().find(|process| process.for_engine)?;
         let unit = if process.in_pod {

@@ -5,7 +5,7 @@ use base::json;
 use serde_json::Value;
 
 use super::asked::RecordedRequest;
-use super::{Container, Pod, Record};
+use super::{ContainerNames, Pod, Record};
 
 /// Upper limit for the file of a record, in bytes.
 pub(crate) const MAX_SIZE: usize = 32 << 10;
@@ -54,7 +54,7 @@ impl Record {
             version: _,
             hook: _,
             container:
-                Container {
+                ContainerNames {
                     id: _,
                     name: _,
                     pod:
@@ -146,7 +146,7 @@ fn cut(text: &str, chars: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Device;
+    use crate::RecordedDevice;
     use crate::{Outcome, StoredFinding, TimedStep};
     use proptest::prelude::*;
     use std::path::Path;
@@ -171,10 +171,10 @@ mod tests {
             let mut record = Record::begin("prestart", SystemTime::UNIX_EPOCH);
             record.name_container("c".to_owned(), Pod::default(), Path::new("/run/bundle"));
             record.devices = vec![
-                Device {
+                RecordedDevice {
                     index: Some(1),
                     uuid: text(chars),
-                    ..Device::default()
+                    ..RecordedDevice::default()
                 };
                 items
             ];
@@ -236,7 +236,7 @@ mod tests {
             record.container.name.clone_from(&text);
             record.request.clone_from(&text);
             record.driver.clone_from(&text);
-            record.devices = texts.iter().map(|text| Device { uuid: text.clone(), ..Device::default() }).collect();
+            record.devices = texts.iter().map(|text| RecordedDevice { uuid: text.clone(), ..RecordedDevice::default() }).collect();
             record.asked = Some(RecordedRequest {
                 features: Vec::new(),
                 visible_devices: texts.clone(),

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Device {
+pub struct RecordedDevice {
     /// NVML's index of the GPU
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index: Option<u32>,
@@ -26,7 +26,7 @@ pub struct Device {
     pub node: String,
 }
 
-impl Device {
+impl RecordedDevice {
     /// Returns a device of which only the node is known.
     #[must_use]
     pub fn of_node(path: String) -> Self {
@@ -57,7 +57,7 @@ impl Device {
 }
 
 /// Formats a device as `nvidia-smi -L` does.
-impl fmt::Display for Device {
+impl fmt::Display for RecordedDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, uuid, .. } = self;
         match (self.index, self.mig_index) {
@@ -75,21 +75,21 @@ mod tests {
 
     #[test]
     fn each_kind_of_device() {
-        let gpu = Device {
+        let gpu = RecordedDevice {
             index: Some(1),
             name: "H100".to_owned(),
             uuid: "GPU-1".to_owned(),
-            ..Device::default()
+            ..RecordedDevice::default()
         };
-        let mig = Device {
+        let mig = RecordedDevice {
             mig_index: Some(2),
             uuid: "MIG-1".to_owned(),
             ..gpu.clone()
         };
-        let node = Device::of_node("/dev/nvidia3".to_owned());
-        let named = Device {
+        let node = RecordedDevice::of_node("/dev/nvidia3".to_owned());
+        let named = RecordedDevice {
             name: "nvidia.com/gpu=0".to_owned(),
-            ..Device::default()
+            ..RecordedDevice::default()
         };
         for (device, short, text, json) in [
             (
@@ -122,7 +122,10 @@ mod tests {
                 (short, text)
             );
             assert_eq!(serde_json::to_string(&device).unwrap(), json);
-            assert_eq!(serde_json::from_str::<Device>(json).unwrap(), device);
+            assert_eq!(
+                serde_json::from_str::<RecordedDevice>(json).unwrap(),
+                device
+            );
         }
     }
 }

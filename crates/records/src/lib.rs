@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use base::report::{Finding, one_line};
 
-pub use device::Device;
+pub use device::RecordedDevice;
 pub use pod::Pod;
 
 use asked::RecordedRequest;
@@ -38,7 +38,7 @@ pub struct Record {
     /// The version of the program
     pub hook: String,
     /// The container of the call
-    pub container: Container,
+    pub container: ContainerNames,
     /// `prestart`, `precreate` and so on
     pub stage: String,
     /// When it began: RFC 3339, UTC
@@ -66,7 +66,7 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub driver: String,
     /// The selected GPUs
-    pub devices: Vec<Device>,
+    pub devices: Vec<RecordedDevice>,
     /// What the calls of this start found
     pub findings: Vec<StoredFinding>,
     /// The steps of the calls of this start
@@ -79,7 +79,7 @@ pub struct Record {
 /// Names and bundle of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Container {
+pub struct ContainerNames {
     /// The engine's id
     pub id: String,
     /// Its name in the engine; empty if it is unknown
@@ -93,7 +93,7 @@ pub struct Container {
     pub bundle: PathBuf,
 }
 
-impl Container {
+impl ContainerNames {
     /// Returns the id as engines print it: 12 digits of a hash.
     pub fn short(&self) -> &str {
         let is_hash = self.id.len() == 64 && self.id.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -195,11 +195,11 @@ impl Record {
 
     /// Sets the container that the call is for.
     pub fn name_container(&mut self, id: String, pod: Pod, bundle: &Path) {
-        self.container = Container {
+        self.container = ContainerNames {
             id,
             pod,
             bundle: bundle.to_owned(),
-            ..Container::default()
+            ..ContainerNames::default()
         };
     }
 

@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::{Container, Outcome, Record};
+use super::{ContainerNames, Outcome, Record};
 use crate::Pod;
 
 /// Upper limit for the number of records. With 32 KiB each, these are 12.5 MiB.
@@ -91,7 +91,7 @@ pub(crate) fn newest_first<T>(items: &mut [T], key: impl Fn(&T) -> (usize, &Reco
 /// Returns the earlier failures of the same container that the record `by` replaces: those with the same reason, and the oldest
 /// ones beyond the limit.
 pub(crate) fn superseded(by: &Record, records: &[(String, Record)]) -> Vec<String> {
-    let Container { id, name, pod, .. } = &by.container;
+    let ContainerNames { id, name, pod, .. } = &by.container;
     // Without a name, attempts of the same container cannot be recognized.
     if by.outcome != Outcome::Failed || name.is_empty() && *pod == Pod::default() {
         return Vec::new();

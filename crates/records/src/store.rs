@@ -8,7 +8,7 @@ use base::sys::run_dir::{Replacement, RunDir};
 
 use super::bound::MAX_SIZE;
 use super::prune::{Candidate, MAX_RECORDS, newest_first, superseded, surplus};
-use super::{Container, Outcome, Record};
+use super::{ContainerNames, Outcome, Record};
 
 /// Directory of the records below the run directory.
 pub const DIR: &str = "containers";
@@ -114,7 +114,12 @@ impl Store {
 
     /// Marks the container as ended in its record, and returns the record from before. It is kept, because users ask `why` for
     /// containers that the engine has removed. `add_name` completes the names of the container.
-    pub fn end(&self, id: &str, now: SystemTime, add_name: fn(&mut Container)) -> Option<Record> {
+    pub fn end(
+        &self,
+        id: &str,
+        now: SystemTime,
+        add_name: fn(&mut ContainerNames),
+    ) -> Option<Record> {
         let name = file_name(id)?;
         let Ok(record) = self.read(&name) else {
             self.remove(&name);

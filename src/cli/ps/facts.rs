@@ -12,7 +12,7 @@ use nvidia_host::config::Config;
 use nvidia_host::host;
 use nvidia_host::inventory::fingerprint::uptime;
 use nvidia_host::inventory::processes::GpuProcesses;
-use records::{Device, Pod, Record};
+use records::{Pod, Record, RecordedDevice};
 
 use super::super::containers::KnownContainer;
 use super::super::time;
@@ -53,7 +53,7 @@ pub(super) struct Other {
     pub id: String,
     pub name: String,
     pub pod: Pod,
-    pub devices: Vec<Device>,
+    pub devices: Vec<RecordedDevice>,
     pub started: SystemTime,
 }
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use nvidia_host::driver::node_name::NodeName;
 use nvidia_host::inventory::processes::GpuProcesses;
-use records::{Device, Outcome, Pod, StoredFinding};
+use records::{Outcome, Pod, RecordedDevice, StoredFinding};
 
 use super::super::time;
 use super::facts::{Facts, Other, Recorded};
@@ -51,9 +51,9 @@ pub(super) struct Process {
 /// A container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Row {
-    pub container: records::Container,
+    pub container: records::ContainerNames,
     pub state: State,
-    pub devices: Vec<Device>,
+    pub devices: Vec<RecordedDevice>,
     /// Its processes; `None` if NVML does not list them
     pub processes: Option<Vec<Process>>,
     pub started: Option<SystemTime>,
@@ -113,10 +113,10 @@ pub(super) fn join(facts: &Facts) -> Table {
     // The newest record of a container is the first one.
     rows.retain(|row| row.state != State::Running || seen.insert(row.container.id.clone()));
     for (id, gpu) in of_unknown(facts, &rows) {
-        let device = Device {
+        let device = RecordedDevice {
             index: Some(gpu.index),
             uuid: gpu.uuid.clone(),
-            ..Device::default()
+            ..RecordedDevice::default()
         };
         match rows.iter_mut().find(|row| row.is_running(&id)) {
             Some(row) if row.has_gpu(gpu.index) => {}
@@ -174,7 +174,7 @@ fn from_other(
         started,
     }: &Other,
 ) -> Row {
-    let container = records::Container {
+    let container = records::ContainerNames {
         id: id.clone(),
         name: name.clone(),
         pod: pod.clone(),
@@ -184,14 +184,14 @@ fn from_other(
         container,
         devices: devices.clone(),
         started: Some(*started),
-        ..unknown(id.clone(), Device::default())
+        ..unknown(id.clone(), RecordedDevice::default())
     }
 }
 
 /// Returns a running container of which only a process is known.
-fn unknown(id: String, device: Device) -> Row {
+fn unknown(id: String, device: RecordedDevice) -> Row {
     Row {
-        container: records::Container {
+        container: records::ContainerNames {
             id,
             name: String::new(),
             pod: Pod::default(),
@@ -304,16 +304,16 @@ mod tests {
         record.name_container(id.to_owned(), Pod::default(), Path::new("/b"));
         record.devices = gpus
             .iter()
-            .map(|gpu| Device {
+            .map(|gpu| RecordedDevice {
                 index: Some(*gpu),
-                ..Device::default()
+                ..RecordedDevice::default()
             })
             .collect();
         record.end(outcome, String::new());
         Recorded { record, is_running }
     }
 
-    fn other(id: &str, devices: Vec<Device>) -> Other {
+    fn other(id: &str, devices: Vec<RecordedDevice>) -> Other {
         Other {
             id: id.to_owned(),
             name: String::new(),
@@ -326,7 +326,7 @@ mod tests {
     /// Returns each row as `id state GPUs processes memory`.
     fn rows(table: &Table) -> Vec<String> {
         let of = |row: &Row| {
-            let gpus: Vec<_> = row.devices.iter().map(Device::short).collect();
+            let gpus: Vec<_> = row.devices.iter().map(RecordedDevice::short).collect();
             let (id, state) = (&row.container.id, row.state.name());
             format!(
                 "{id} {state} {} {:?} {:?}",
@@ -348,7 +348,10 @@ mod tests {
                 recorded("d", Outcome::Unfinished, true, &[]),
             ],
             others: vec![
-                other("e", vec![Device::of_node("/dev/nvidia5".to_owned())]),
+                other(
+                    "e",
+                    vec![RecordedDevice::of_node("/dev/nvidia5".to_owned())],
+                ),
                 other("f", Vec::new()),
                 other("g", Vec::new()),
             ],

@@ -18,7 +18,7 @@ use nvidia_host::config::{self, Config};
 use nvidia_host::device_id::DeviceId;
 use nvidia_host::host::Host;
 use nvidia_host::inventory::select::{self, every_device};
-use records::{Device, StoredFinding};
+use records::{RecordedDevice, StoredFinding};
 
 use self::join::{Process, State, Table};
 use super::args::Ps;
@@ -167,7 +167,7 @@ impl Wanted {
     }
 
     /// Reports whether the name matches a device of a row. The index of a GPU also names its MIG devices.
-    fn matches(&self, device: &Device) -> bool {
+    fn matches(&self, device: &RecordedDevice) -> bool {
         let index = device.index.map(|index| index.to_string());
         self.names.iter().any(|name| {
             device.short() == *name
@@ -191,9 +191,9 @@ struct Document<'a> {
 #[derive(Debug, Serialize)]
 struct Container<'a> {
     #[serde(flatten)]
-    names: &'a records::Container,
+    names: &'a records::ContainerNames,
     state: State,
-    gpus: &'a [Device],
+    gpus: &'a [RecordedDevice],
     #[serde(skip_serializing_if = "Option::is_none")]
     processes: Option<&'a [Process]>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use base::report::one_line;
-use records::Device;
+use records::RecordedDevice;
 
 use super::super::args::Ps;
 use super::super::terminal::{Cell, Terminal, Tone, cell, heading, table};
@@ -96,7 +96,7 @@ const fn tone(state: State) -> Tone {
 
 /// Returns the cells that all tables have: name, id, GPUs, processes and memory.
 fn shared(row: &Row) -> [Cell; 5] {
-    let gpus: Vec<_> = row.devices.iter().map(Device::short).collect();
+    let gpus: Vec<_> = row.devices.iter().map(RecordedDevice::short).collect();
     let processes = row.count().map(|count| count.to_string());
     let memory = row.memory().map(size);
     let texts = [

@@ -17,7 +17,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use base::mountinfo::{Mount, escaped, mounts};
+use base::mountinfo::{MountEntry, escaped, mounts};
 use base::sys::child;
 use base::sys::in_root::{Root, real_path};
 use base::sys::mount::statmount::reused_id;
@@ -55,7 +55,8 @@ impl RootfsMount {
     }
 
     fn from_table(table: &[u8], id: u64, path: &Path, in_container: bool) -> Option<Self> {
-        let lines: BTreeMap<u64, Mount<'_>> = mounts(table).map(|line| (line.id, line)).collect();
+        let lines: BTreeMap<u64, MountEntry<'_>> =
+            mounts(table).map(|line| (line.id, line)).collect();
         let (mount, point) = (lines.get(&id)?, escaped(path));
         let below = relative(&point, mount.point)?;
         let mut root = mount.root.to_vec();
@@ -79,8 +80,8 @@ impl RootfsMount {
 
     /// Reports whether the mount namespace with this mount table uses the root file system.
     fn is_used_in(&self, table: &[u8]) -> bool {
-        let lines: Vec<Mount<'_>> = mounts(table).collect();
-        let on_device: BTreeMap<u64, &Mount<'_>> = lines
+        let lines: Vec<MountEntry<'_>> = mounts(table).collect();
+        let on_device: BTreeMap<u64, &MountEntry<'_>> = lines
             .iter()
             .filter(|line| line.device == self.device)
             .map(|line| (line.id, line))
@@ -102,7 +103,7 @@ impl RootfsMount {
                 shown.insert(line.id, joined(line.point, below));
             }
         }
-        let is_in = |line: &Mount<'_>| {
+        let is_in = |line: &MountEntry<'_>| {
             let at = shown
                 .get(&line.parent)
                 .and_then(|path| relative(line.point, path));
@@ -132,7 +133,7 @@ impl RootfsMount {
 }
 
 /// Reports whether a mount shows the same directory at the same path as the mount below it.
-fn is_same(under: &Mount<'_>, mount: &Mount<'_>) -> bool {
+fn is_same(under: &MountEntry<'_>, mount: &MountEntry<'_>) -> bool {
     under.device == mount.device && under.root == mount.root && under.point == mount.point
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use base::report::one_line;
-use engines::settings::Settings;
+use engines::settings::EngineSettings;
 use engines::{EngineKind, Version};
 
 use super::{check_line, text};
@@ -13,7 +13,7 @@ pub fn run(data: &[u8]) {
     let texts: Vec<_> = data.split(|byte| *byte == 0).take(8).map(text).collect();
     for kind in [EngineKind::Podman, EngineKind::Crio, EngineKind::Docker] {
         for version in [None, Some(Version(5, 0, 0))] {
-            let mut settings = Settings::default();
+            let mut settings = EngineSettings::default();
             for (number, text) in texts.iter().enumerate() {
                 settings.add(Path::new(&format!("/{number}")), text, &kind, version);
             }
@@ -22,13 +22,17 @@ pub fn run(data: &[u8]) {
     }
 }
 
-fn check(settings: &Settings, kind: &EngineKind, version: Option<Version>) {
+fn check(settings: &EngineSettings, kind: &EngineKind, version: Option<Version>) {
     if let Some((path, why)) = &settings.refused {
         assert!(path.is_absolute() && !why.is_empty());
         check_line(&one_line(why));
     }
     if *kind == EngineKind::Docker {
-        return assert_eq!(*settings, Settings::default(), "Docker has no such file");
+        return assert_eq!(
+            *settings,
+            EngineSettings::default(),
+            "Docker has no such file"
+        );
     }
     assert_ne!(settings.runtime.as_deref(), Some(""));
     assert!(

@@ -21,9 +21,9 @@ static LAST_WORDS: OnceLock<LastWords> = OnceLock::new();
 #[derive(Debug)]
 pub struct LastWords {
     /// If it waited for a file system most of the time
-    pub waited: Report,
+    pub waited: DeadlineReport,
     /// If it used the processor most of the time
-    pub worked: Report,
+    pub worked: DeadlineReport,
     /// The seconds of processor time from which it worked
     pub busy_from: i64,
     /// The file that gets the content of the report
@@ -32,7 +32,7 @@ pub struct LastWords {
 
 /// A report of the end.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct DeadlineReport {
     /// What is printed to stderr
     pub text: String,
     /// The content of the file
@@ -121,7 +121,7 @@ extern "C" fn end(_signal: libc::c_int) {
         };
         // SAFETY: clock_gettime(2) writes the struct, which is alive. It is safe in a signal handler.
         unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut used) };
-        let Report { text, content } = if used.tv_sec >= words.busy_from {
+        let DeadlineReport { text, content } = if used.tv_sec >= words.busy_from {
             &words.worked
         } else {
             &words.waited
@@ -162,7 +162,7 @@ mod tests {
     }
 
     fn words() -> LastWords {
-        let report = |text: &str| Report {
+        let report = |text: &str| DeadlineReport {
             text: format!("{text}\n"),
             content: text.into(),
         };

@@ -19,7 +19,7 @@ use nvidia_host::programs;
     args_override_self = true,
     max_term_width = 80
 )]
-pub(super) struct Cli {
+pub(super) struct CtkCli {
     /// Ignored
     #[arg(short, long, global = true)]
     debug: bool,
@@ -28,11 +28,11 @@ pub(super) struct Cli {
     quiet: bool,
     /// The command to run
     #[command(subcommand)]
-    pub(super) command: Command,
+    pub(super) command: CtkCommand,
 }
 
 #[derive(Debug, Subcommand)]
-pub(super) enum Command {
+pub(super) enum CtkCommand {
     /// Write, list and change CDI specs
     #[command(subcommand)]
     Cdi(Cdi),

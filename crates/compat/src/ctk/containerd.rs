@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use super::{Wanted, note};
+use super::{RuntimeEntry, note};
 use crate::edit::toml::{entries, literal, set};
 
 /// The default path.
@@ -15,7 +15,7 @@ const V3: &str = "io.containerd.cri.v1.runtime";
 const SHIM: &str = "\"io.containerd.runc.v2\"";
 
 /// Returns the file with CDI for pods, and the runtime with the options of runc.
-pub(super) fn changed(text: &str, wanted: &Wanted<'_>) -> Result<String> {
+pub(super) fn changed(text: &str, wanted: &RuntimeEntry<'_>) -> Result<String> {
     let program = wanted
         .program
         .to_str()
@@ -78,8 +78,8 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    fn wanted(is_default: bool) -> Wanted<'static> {
-        Wanted {
+    fn wanted(is_default: bool) -> RuntimeEntry<'static> {
+        RuntimeEntry {
             name: "nvidia",
             program: Path::new("/usr/bin/nvidia-container-runtime"),
             is_default,

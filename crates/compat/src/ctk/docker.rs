@@ -3,14 +3,14 @@
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::Wanted;
+use super::RuntimeEntry;
 use crate::edit::json::set;
 
 /// The default path.
 pub(super) const FILE: &str = "/etc/docker/daemon.json";
 
 /// Returns the file with CDI, which Docker before 28.2 enables only with this key, and the runtime.
-pub(super) fn changed(text: &str, wanted: &Wanted<'_>) -> Result<String> {
+pub(super) fn changed(text: &str, wanted: &RuntimeEntry<'_>) -> Result<String> {
     let program = wanted
         .program
         .to_str()
@@ -30,7 +30,7 @@ mod tests {
 
     #[test]
     fn what_docker_gets() {
-        let wanted = Wanted {
+        let wanted = RuntimeEntry {
             name: "nvidia",
             program: Path::new("/usr/bin/nvidia-container-runtime"),
             is_default: false,
@@ -43,7 +43,7 @@ mod tests {
         let theirs = "{\"default-runtime\": \"runc\", \"runtimes\": {\"nvidia\": {\"args\": [], \"path\": \"nvidia-container-runtime\"}}}";
         let text = changed(
             theirs,
-            &Wanted {
+            &RuntimeEntry {
                 is_default: true,
                 ..wanted
             },

@@ -22,7 +22,7 @@ use command_line::parse::{self, Parsed};
 use findings::catalog;
 use nvidia_host::programs::CTK;
 
-use args::{Cdi, Cli, Command, System};
+use args::{Cdi, CtkCli, CtkCommand, System};
 
 /// What a command leaves to do.
 #[derive(Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ enum Outcome {
 
 /// What the file of an engine gets.
 #[derive(Debug)]
-struct Wanted<'a> {
+struct RuntimeEntry<'a> {
     /// The name of the runtime
     name: &'a str,
     /// Its program
@@ -56,7 +56,7 @@ pub(crate) fn is_command(args: &[OsString]) -> bool {
 
 /// Runs the command with the arguments after `argv[0]`. Returns 0, 1 if the command failed, or 2 if the command line is invalid.
 pub(crate) fn run(args: &[OsString], main_program: &Path) -> ExitCode {
-    let cli = match parse::parse::<Cli>(args) {
+    let cli = match parse::parse::<CtkCli>(args) {
         Ok(Parsed::Run(cli)) => cli,
         Ok(Parsed::Help(text)) => return print(text.as_bytes()),
         Ok(Parsed::Version) => {
@@ -81,28 +81,28 @@ pub(crate) fn run(args: &[OsString], main_program: &Path) -> ExitCode {
     }
 }
 
-fn carry_out(command: &Command) -> Result<Outcome> {
+fn carry_out(command: &CtkCommand) -> Result<Outcome> {
     match command {
-        Command::Cdi(Cdi::Generate(options)) => cdi::generate(options).map(Outcome::PassOn),
-        Command::Cdi(Cdi::List { spec_dirs }) => {
+        CtkCommand::Cdi(Cdi::Generate(options)) => cdi::generate(options).map(Outcome::PassOn),
+        CtkCommand::Cdi(Cdi::List { spec_dirs }) => {
             let mut words: Vec<OsString> = vec!["cdi".into(), "list".into()];
             for dir in spec_dirs {
                 words.extend(["--spec-dir".into(), dir.into()]);
             }
             Ok(Outcome::PassOn(words))
         }
-        Command::Cdi(Cdi::Transform(args::Transform::Root(options))) => {
+        CtkCommand::Cdi(Cdi::Transform(args::Transform::Root(options))) => {
             transform::root(options).map(Outcome::Print)
         }
-        Command::Config(options) => config::run(options).map(Outcome::Print),
-        Command::Info => Ok(Outcome::PassOn(vec!["info".into()])),
-        Command::Runtime(args::Runtime::Configure(options)) => {
+        CtkCommand::Config(options) => config::run(options).map(Outcome::Print),
+        CtkCommand::Info => Ok(Outcome::PassOn(vec!["info".into()])),
+        CtkCommand::Runtime(args::Runtime::Configure(options)) => {
             runtime::configure(options).map(Outcome::Print)
         }
-        Command::System(System::CreateDeviceNodes(nodes)) => {
+        CtkCommand::System(System::CreateDeviceNodes(nodes)) => {
             prepare(nodes, "makes all device nodes of the driver")
         }
-        Command::System(System::CreateDevCharSymlinks {
+        CtkCommand::System(System::CreateDevCharSymlinks {
             nodes,
             dev_char_path,
         }) => {
@@ -112,7 +112,7 @@ fn carry_out(command: &Command) -> Result<Outcome> {
             }
             prepare(nodes, "makes the links with the nodes")
         }
-        Command::Hook => Err(refusal(
+        CtkCommand::Hook => Err(refusal(
             "the name of the hook is missing",
             "run \"nvidia-ctk hook --help\"",
         )),
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     pub(super) fn outcome(line: &str) -> Result<Outcome> {
-        match parse::parse::<Cli>(
+        match parse::parse::<CtkCli>(
             &line
                 .split_whitespace()
                 .map(OsString::from)
@@ -342,7 +342,7 @@ mod tests {
             let Some(verbs) = line.strip_prefix(CTK) else {
                 continue;
             };
-            let cli = Cli::command();
+            let cli = CtkCli::command();
             let command = verbs.split_whitespace().fold(&cli, |command, verb| {
                 command
                     .find_subcommand(verb)

@@ -13,7 +13,7 @@ use findings::catalog;
 use nvidia_host::programs;
 
 use super::args::{Configure, Engine};
-use super::{Wanted, containerd, docker, note, refusal};
+use super::{RuntimeEntry, containerd, docker, note, refusal};
 use crate::{edit, neighbor};
 
 /// Returns the text for stdout: the changed file with `--dry-run`, or the state of the engine.
@@ -23,7 +23,7 @@ pub(super) fn configure(options: &Configure) -> Result<Vec<u8>> {
         .path
         .clone()
         .unwrap_or_else(|| neighbor(programs::RUNTIME));
-    let wanted = Wanted {
+    let wanted = RuntimeEntry {
         name: &options.name,
         program: &program,
         is_default: options.set_as_default,

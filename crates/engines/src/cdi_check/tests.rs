@@ -40,7 +40,7 @@ fn file(path: &str, priority: usize, version: &str) -> SpecFile {
     }
 }
 
-fn judged(files: &[SpecFile], readers: &[Reader], gone: &[&str]) -> Vec<(bool, String)> {
+fn judged(files: &[SpecFile], readers: &[SpecReader], gone: &[&str]) -> Vec<(bool, String)> {
     let now = Now {
         readers,
         stamp: None,
@@ -54,15 +54,15 @@ fn judged(files: &[SpecFile], readers: &[Reader], gone: &[&str]) -> Vec<(bool, S
         .collect()
 }
 
-fn podman(minor: u32) -> Reader {
-    Reader {
+fn podman(minor: u32) -> SpecReader {
+    SpecReader {
         kind: EngineKind::Podman,
         version: Some(Version(4, minor, 0)),
     }
 }
 
-fn crio(minor: u32) -> Reader {
-    Reader {
+fn crio(minor: u32) -> SpecReader {
+    SpecReader {
         kind: EngineKind::Crio,
         version: Some(Version(1, minor, 0)),
     }
@@ -135,7 +135,7 @@ fn the_first_reason() {
 #[test]
 fn specs_of_other_programs() {
     let readers = [podman(3), crio(37)];
-    let judge = |spec: &SpecFile, readers: &[Reader], gone: &str| {
+    let judge = |spec: &SpecFile, readers: &[SpecReader], gone: &str| {
         let now = Now {
             readers,
             stamp: None,

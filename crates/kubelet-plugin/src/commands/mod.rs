@@ -25,7 +25,7 @@ use base::sys::stdio;
 use clap::CommandFactory;
 use clap_complete::{generate, shells};
 use command_line::parse::{self, Parsed};
-use command_line::terminal::{Color, Environment};
+use command_line::terminal::{Color, ColorVariables};
 use findings::catalog;
 use nvidia_host::config;
 use plugin_api::control as control_socket;
@@ -178,7 +178,7 @@ fn print_report<D: JsonReport>(
     let text = if json {
         report.to_json()?
     } else {
-        report.to_text(Environment::read().stdout(color))
+        report.to_text(ColorVariables::read().stdout(color))
     };
     let printed = print(&text)?;
     if printed != ExitCode::SUCCESS {

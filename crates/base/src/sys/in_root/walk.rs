@@ -38,7 +38,7 @@ pub(super) fn open(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Resu
         let last = left.is_empty();
         let how = if last { flags } else { OFlags::PATH };
         match open_component(dir, &name, how)? {
-            Opened::Link(_) if last && flags.contains(OFlags::NOFOLLOW) => {
+            OpenedComponent::Link(_) if last && flags.contains(OFlags::NOFOLLOW) => {
                 // Like openat2(2): with O_PATH this opens the link itself, without it the call fails with ELOOP.
                 return Ok(rustix::fs::openat(
                     dir,
@@ -47,7 +47,7 @@ pub(super) fn open(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Resu
                     Mode::empty(),
                 )?);
             }
-            Opened::Link(text) => {
+            OpenedComponent::Link(text) => {
                 links += 1;
                 if links > MAX_LINKS {
                     return Err(Errno::LOOP.into());
@@ -63,8 +63,8 @@ pub(super) fn open(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Resu
                     return Err(Errno::NAMETOOLONG.into());
                 }
             }
-            Opened::File(file) if last => return Ok(file),
-            Opened::File(dir) => held.push(dir),
+            OpenedComponent::File(file) if last => return Ok(file),
+            OpenedComponent::File(dir) => held.push(dir),
         }
     }
     // The path ends in a directory that is open already: "/", "a/..".
@@ -77,23 +77,23 @@ pub(super) fn open(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Resu
     )?)
 }
 
-enum Opened {
+enum OpenedComponent {
     Link(OsString),
     File(OwnedFd),
 }
 
 /// Opens one name in one directory.
-fn open_component(dir: BorrowedFd<'_>, name: &OsStr, flags: OFlags) -> io::Result<Opened> {
+fn open_component(dir: BorrowedFd<'_>, name: &OsStr, flags: OFlags) -> io::Result<OpenedComponent> {
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let error = match rustix::fs::openat(dir, name, flags, Mode::empty()) {
-        Ok(file) if !flags.contains(OFlags::PATH) => return Ok(Opened::File(file)),
+        Ok(file) if !flags.contains(OFlags::PATH) => return Ok(OpenedComponent::File(file)),
         Ok(file) => {
             if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::Symlink {
-                return Ok(Opened::File(file));
+                return Ok(OpenedComponent::File(file));
             }
             // With an empty path, readlinkat(2) reads the link that the descriptor refers to (Linux 2.6.39).
             let text = rustix::fs::readlinkat(&file, c"", Vec::new())?;
-            return Ok(Opened::Link(OsString::from_vec(text.into_bytes())));
+            return Ok(OpenedComponent::Link(OsString::from_vec(text.into_bytes())));
         }
         Err(errno) => errno,
     };
@@ -102,7 +102,7 @@ fn open_component(dir: BorrowedFd<'_>, name: &OsStr, flags: OFlags) -> io::Resul
         return Err(error.into());
     }
     match rustix::fs::readlinkat(dir, name, Vec::new()) {
-        Ok(text) => Ok(Opened::Link(OsString::from_vec(text.into_bytes()))),
+        Ok(text) => Ok(OpenedComponent::Link(OsString::from_vec(text.into_bytes()))),
         Err(_) => Err(error.into()),
     }
 }
