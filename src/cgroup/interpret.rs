@@ -38,7 +38,7 @@ const UNLISTED: [DeviceRule; 3] = [
     },
 ];
 
-/// Upper limit for executed instructions, the same as that of the kernel's verifier.
+/// Upper limit for executed instructions, the same as in the kernel's verifier.
 const MAX_STEPS: usize = 1_000_000;
 
 /// Determines the verdict of a program on these devices.

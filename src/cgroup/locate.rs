@@ -124,7 +124,7 @@ fn path(escaped: &[u8]) -> &Path {
 /// The mount table with indexes, because a host can have 100 000 mounts (`fs.mount-max`).
 ///
 /// A path lookup enters every mount that it meets. So a mount is hidden if another one is mounted on it, or if a sibling covers its
-/// mount point or that of an ancestor.
+/// mount point or the mount point of an ancestor.
 struct MountTree<'a> {
     by_id: BTreeMap<u64, &'a MountEntry<'a>>,
     by_parent: BTreeMap<u64, Vec<&'a MountEntry<'a>>>,

@@ -37,7 +37,7 @@ use crate::oci::device_rules::DeviceRule;
 const PINS: &str = "/sys/fs/bpf/crun";
 /// The directory in which systemd writes the unit files of transient units.
 const UNIT_FILES: &str = "/run/systemd/transient";
-/// Upper limit for a unit file in bytes; those of scopes have a few hundred.
+/// Upper limit for a unit file in bytes; a scope's file has a few hundred.
 const MAX_UNIT_FILE: u64 = 1 << 20;
 /// Upper limit for changes of the list of programs until it is as intended. A reload of systemd causes one or two.
 const MAX_CHANGES: usize = 8;

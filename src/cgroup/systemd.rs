@@ -29,7 +29,7 @@ const MAX_MESSAGES: usize = 1000;
 ///
 /// crun before 1.18 sets no device policy for its scope and attaches a BPF program of its own. A scope with the policy "auto"
 /// and an empty list has no device filter of systemd. The first entry would create one, which denies all other devices, for
-/// example those of `--device /dev/fuse`.
+/// example the device of `--device /dev/fuse`.
 ///
 /// # Errors
 /// If systemd does not run, refuses, or does not reply within five seconds.

@@ -28,7 +28,7 @@ use engines::cdi::{self, DEFAULT_DIRS, SpecReader, View};
 use engines::cdi_check::{self, CdiVerdict, Now};
 use engines::inspect::{self, Versions};
 
-/// Returns the spec directories of each engine, or those of the command line for all of them.
+/// Returns the spec directories of each engine, or the command line's directories for all of them.
 fn views(given: &SpecDirs, inspect: impl Fn(&Tree) -> Vec<View>) -> Vec<View> {
     let views = match Tree::open(&HostPath::new("/")) {
         Ok(host) => inspect(&host),
@@ -114,7 +114,7 @@ fn report_conflicts(dirs: &SpecDirs) {
     }
 }
 
-/// Returns the names of the devices in these directories, or without any in those of the engines.
+/// Returns the names of the devices in these directories, or without any, in the directories of the engines.
 pub(crate) fn names(spec_dirs: &[PathBuf]) -> BTreeSet<String> {
     names_of(&SpecDirs {
         spec_dirs: spec_dirs.to_owned(),

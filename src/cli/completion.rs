@@ -1,5 +1,5 @@
 //! `completion SHELL`: prints small scripts that ask this program for the words that can complete a command line, so that all
-//! shells offer the same. The words are those of clap's engine, with values that only this host knows.
+//! shells offer the same. The words come from clap's engine, with values that only this host knows.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;

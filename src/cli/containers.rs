@@ -276,7 +276,7 @@ pub(super) fn bundle_of(name: &str) -> Result<PathBuf> {
     }
 }
 
-/// Returns the id of the container that matches this name or beginning of an id; `None` if it is unknown, or the name is that of a
+/// Returns the id of the container that matches this name or beginning of an id; `None` if it is unknown, or the name belongs to a
 /// pod with several containers.
 pub(super) fn id_of(name: &str) -> Option<String> {
     match find(name, &read().ok()?).ok()?.as_slice() {

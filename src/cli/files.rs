@@ -250,7 +250,7 @@ fn item(path: PathBuf, source: &Path, kind: ItemKind) -> Item {
     }
 }
 
-/// Returns the nodes for configuring or monitoring the MIG devices of these GPUs, including those of instances that do not exist
+/// Returns the nodes for configuring or monitoring the MIG devices of these GPUs, including the nodes of instances that do not exist
 /// yet.
 fn mig_management(
     cap: MigCap,
@@ -296,8 +296,8 @@ fn cap_node((_, minor): &(MigCap, u32)) -> PathBuf {
     PathBuf::from(format!("/dev/nvidia-caps/nvidia-cap{minor}"))
 }
 
-/// Returns the driver files, and the driver libraries that are not in the catalog. The version is that of the loaded kernel module
-/// or, if none is loaded, of the installed libraries. This function does not ask NVML.
+/// Returns the driver files, and the driver libraries that are not in the catalog. The version is the loaded kernel module's
+/// or, if none is loaded, the installed libraries'. This function does not ask NVML.
 fn find(config: &Config, call: &mut Call) -> Result<(Tree, DriverFiles, Vec<Library>)> {
     let roots = Roots::open(config)?;
     let root = &roots.driver;

@@ -246,7 +246,7 @@ fn lines(labels: &[&str], values: &[String]) -> String {
     text
 }
 
-/// Returns comma-separated values. Like those of nvidia-container-cli, they are not quoted or escaped.
+/// Returns comma-separated values. As with nvidia-container-cli, they are not quoted or escaped.
 fn comma_separated(inventory: &Inventory) -> String {
     let mut rows = vec![
         DRIVER.join(","),

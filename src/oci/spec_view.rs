@@ -199,7 +199,7 @@ pub(crate) fn read_if(bundle: &Path, is_wanted: IsWanted) -> Result<SpecView> {
 /// Like [`read`], for a bundle that a process or a record names.
 ///
 /// # Errors
-/// Those of [`read_named_text`], and of [`parse`].
+/// If the file cannot be read, see [`read_named_text`], or not be parsed, see [`parse`].
 pub(crate) fn read_named(bundle: &Path) -> Result<SpecView> {
     let spec = read_named_text(bundle).and_then(|bytes| parse(&bytes, bundle));
     spec.with_context(|| cannot_read(bundle))

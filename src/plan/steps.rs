@@ -120,7 +120,7 @@ pub(crate) fn prefer(steps: &mut Vec<Step>, dir: &ContainerPath, has: impl Fn(&O
             .filter(|entry| entry.arch == Arch::native())
         {
             let link = DEV_LINKS.iter().find(|(_, link, _)| entry.soname == *link);
-            // If the image lacks the development link, that of the host must not lead to a different libcuda.
+            // If the image lacks the development link, the host's link must not lead to a different libcuda.
             let target = link.map_or_else(
                 || entry.soname.clone(),
                 |(.., target)| OsString::from(target),

@@ -1,4 +1,4 @@
-//! Checks the order of the modules. Cargo checks that of the crates. `cargo test --test it -- architecture:: --nocapture` prints the
+//! Checks the order of the modules. Cargo checks the order of the crates. `cargo test --test it -- architecture:: --nocapture` prints the
 //! rooms of the hook, and the arrows between them.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -363,7 +363,7 @@ fn files_of_containers_are_opened_with_a_guard() {
 }
 
 /// A path that a process, a container or a record names leads to a file of the user's choice: a FIFO, a link, /proc/kmsg. Such files are
-/// opened with `base::sys::guarded::open_file`, and those of containers below their root. Everything else is listed here.
+/// opened with `base::sys::guarded::open_file`, and files of containers below their root. Everything else is listed here.
 fn a_bare_open_has_a_reason() {
     const OPENS: [&str; 5] = [
         "File::open(",

@@ -368,7 +368,7 @@ fn a_doctor_without_an_answer_invalidates_it_too() {
     assert!(asks(&fake), "root");
 }
 
-/// The directories of MIG instances are entries of procfs, as those of the journals of ext4: the kernel creates and removes both with
+/// The directories of MIG instances are entries of procfs, like the directories of the journals of ext4: the kernel creates and removes both with
 /// `proc_mkdir` and `remove_proc_entry`.
 fn an_entry_of_procfs_that_was_created_again_is_another_one() {
     let dir = scratch();

@@ -336,7 +336,7 @@ fn by_hook(fake: &FakeDriver, names: &str) -> BTreeSet<String> {
             }
             "mask" => {
                 words.insert("mask".to_owned());
-                // A spec has a directory for each of its devices. The hook mounts that of all GPUs, if the container has all of them.
+                // A spec has a directory for each of its devices. The hook mounts the directory of all GPUs, if the container has all of them.
                 for path in list("shown") {
                     match path.as_str() == Some("gpus") {
                         true => words.extend(

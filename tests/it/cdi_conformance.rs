@@ -1,4 +1,4 @@
-//! Compares CDI specs with those of nvidia-ctk, row by row: `tests/fixtures/conformance/cdi.json`.
+//! Compares CDI specs with the output of nvidia-ctk, row by row: `tests/fixtures/conformance/cdi.json`.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -66,7 +66,7 @@ pub fn with_mounts_after(
     container
 }
 
-/// VDPAU and GBM open their libraries by path in the library directory of the image, which differs from that of the host.
+/// VDPAU and GBM open their libraries by path in the library directory of the image, which differs from the host's.
 fn libraries_that_are_opened_by_path() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let host = fake.root.join("usr/lib/x86_64-linux-gnu");
@@ -676,7 +676,7 @@ fn podman_gives_nodes_of_a_group_to_users() {
     }
 }
 
-/// The links are those of the host's udev, only for the requested GPU.
+/// The links come from the host's udev, only for the requested GPU.
 fn links_of_dri_nodes_at_all_ways() {
     let fake = FakeDriver::new(&["--gpus", "2", "--drm"]);
     let dir = scratch();

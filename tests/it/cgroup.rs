@@ -178,7 +178,7 @@ impl Group {
         File::open(self.path.ancestors().nth(up).unwrap()).unwrap()
     }
 
-    /// Attaches a program to the cgroup `up` levels above that of the process.
+    /// Attaches a program to the cgroup `up` levels above the cgroup of the process.
     fn attach(&self, up: usize, flags: u32, insns: &[Insn]) -> OwnedFd {
         let program = bpf::load_device_program("onh_test", insns).unwrap();
         bpf::attach(self.directory(up).as_fd(), program.as_fd(), flags, None).unwrap();
@@ -267,7 +267,7 @@ fn only_null() -> Vec<Insn> {
     ]
 }
 
-/// Allows all devices except those of major 195, like a policy agent.
+/// Allows all devices except major 195, like a policy agent.
 fn all_but_nvidia() -> Vec<Insn> {
     vec![
         Insn::new(0x61, 2, 1, 4, 0),
@@ -537,7 +537,7 @@ fn podman_without_a_cgroup() {
     assert_eq!(group.open(FIRST), Denied);
 }
 
-/// A program of a policy agent next to that of the runtime.
+/// A program of a policy agent next to the runtime's program.
 fn v2_a_program_that_denies_is_left_in_force() {
     if !in_v2_view("cgroup::v2_a_program_that_denies_is_left_in_force") {
         return;

@@ -449,7 +449,7 @@ fn the_fake_library_serves_a_device_plugin() {
         "mig gpu=0 gi=1 ci=0 profile=1g.10gb uuid=MIG-1\nmig gpu=0 gi=2 ci=0 profile=3g.40gb uuid=MIG-3\n",
     )
     .unwrap();
-    // Paths that are relative, like those of a user.
+    // Paths that are relative, as a user would give them.
     let make = "cd \"$1\"; \"$2\" fake --build build --gpus 1; \"$2\" fake --mig-layout layout";
     let make_root = source("tests/fake-driver/make-root");
     run(Command::new("sh")

@@ -35,7 +35,7 @@ tests! {
     &[] => wrong_command_lines;
 }
 
-/// A bundle like those of Docker, and runc to run it.
+/// A bundle like Docker's bundles, and runc to run it.
 pub struct Bundle {
     dir: PathBuf,
     spec: Value,
@@ -180,7 +180,7 @@ fn gpus_all() {
                   test ! -e /usr/lib/x86_64-linux-gnu/libnvidia-encode.so.1; rm /tmp/other";
     let bundle = |devices: &str| {
         let devices = format!("NVIDIA_VISIBLE_DEVICES={devices}");
-        // The first hook is that of libnetwork, which is in every bundle of Docker.
+        // The first hook is libnetwork's, which is in every bundle of Docker.
         Bundle::new(dir.path(), &image.rootfs)
             .process(
                 &["sh", "-euc", script],
@@ -312,7 +312,7 @@ fn runtime_nvidia() {
         entry["msg"].as_str().unwrap().contains("(ONH-030)"),
         "{entry}"
     );
-    // Other commands are runc's, and its environment is that of the caller.
+    // Other commands are runc's, and its environment is the caller's.
     let version = run(Command::new(runtime.split(' ').next().unwrap()).arg("--version")).ok();
     assert!(version.starts_with("runc version"), "{version}");
     // The first runtime of config.toml that exists.

@@ -42,7 +42,7 @@ tests! {
     V1 => a_cgroup_that_denies;
 }
 
-/// The process of a container, and that of the server of its file system, if it has one.
+/// The process of a container, and the process that serves its file system, if there is one.
 struct Container(Child, Option<i32>);
 
 impl Drop for Container {
@@ -253,7 +253,7 @@ fn only_files_of_a_container_are_opened() {
     assert_eq!(naive.code, Some(124));
 }
 
-/// A read of /proc/kmsg takes the kernel's messages from syslog. Its mode is that of a regular file.
+/// A read of /proc/kmsg takes the kernel's messages from syslog. It has the mode of a regular file.
 fn files_of_the_kernel_are_not_read() {
     let fake = FakeDriver::shared();
     for (before, place) in [

@@ -252,7 +252,7 @@ impl Podman {
         .ok();
     }
 
-    /// `podman run --rm ARGUMENTS` without a hooks directory of the test, and with those of `root` laid over /usr and /etc,
+    /// `podman run --rm ARGUMENTS` without a hooks directory of the test, and with the directories of `root` laid over /usr and /etc,
     /// read-only: either the hook is found where it is installed, or it is not found.
     pub fn run_installed(&self, root: &Path, arguments: &[&str]) -> Ran {
         let drop_ins = root.join("etc/containers/containers.conf.d");

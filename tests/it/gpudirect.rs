@@ -47,7 +47,7 @@ const FEATURES: [(&str, &str); 4] = [
     ("NVIDIA_NVSWITCH", "nvidia-nvswitch0 nvidia-nvswitchctl"),
 ];
 
-/// Lists the nodes of a container that are not those of its GPU.
+/// Lists the nodes of a container that do not belong to its GPU.
 const LIST: &str = "cd /dev; for name in nvidia-fs* infiniband/* gdrdrv nvidia-nvswitch*; do if [ -e $name ]; then echo $name; fi; done";
 
 fn each_variable_gives_its_devices() {
@@ -450,7 +450,7 @@ fn read(path: &Path) -> Spec {
     file::parse(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// The kinds and names are those of NVIDIA's generator.
+/// The kinds and names come from NVIDIA's generator.
 fn specs_of_other_devices() {
     let fake = host();
     add_channels(&fake);

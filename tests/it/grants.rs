@@ -35,7 +35,7 @@ fn node(name: &str, major: u32, minor: u32) -> Value {
     json!({"path": format!("/dev/{name}"), "type": "c", "major": major, "minor": minor, "fileMode": 438})
 }
 
-/// A config.json like that of a kubelet for a device plugin that passes GPU 1.
+/// A config.json as a kubelet writes it for a device plugin that passes GPU 1.
 fn gpu_1() -> Value {
     json!({"linux": {"devices": [node("nvidiactl", 195, 255), node("nvidia-uvm", 511, 0), node("nvidia1", 195, 1)]}})
 }
@@ -566,7 +566,7 @@ fn privilege_in_another_user_namespace() {
             "{namespace}: {told}"
         );
     }
-    // The nodes that a device plugin passes are still a request. Those of a container with all nodes are not.
+    // The nodes that a device plugin passes are still a request. The nodes of a container with all nodes are not.
     configure_first(&fake, LOCKED);
     let gpu_0 = [node("nvidiactl", 195, 255), node("nvidia0", 195, 0)];
     for (rules, devices) in [

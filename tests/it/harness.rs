@@ -155,7 +155,7 @@ pub struct Test {
 }
 
 impl Test {
-    /// Returns `MODULE::FUNCTION`, in which the module is that of a file or directory next to `main.rs`.
+    /// Returns `MODULE::FUNCTION`, in which the module is a file or directory next to `main.rs`.
     pub fn name(&self) -> String {
         let module = self
             .module

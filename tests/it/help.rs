@@ -75,7 +75,7 @@ fn usage_of(arg: &Arg) -> String {
     format!("{short}--{}{value}", arg.get_long().unwrap())
 }
 
-/// Returns the options of a command, without those of the program.
+/// Returns the options of a command, without the options of the program.
 fn own_options<'a>(program: &clap::Command, command: &'a clap::Command) -> Vec<&'a Arg> {
     let of_program = |arg: &Arg| {
         program
@@ -422,7 +422,7 @@ fn fish_completes() {
     }
 }
 
-/// The words in bold in the man page that look like commands or options are those of the command line.
+/// The words in bold in the man page that look like commands or options exist on the command line.
 fn the_man_page_is_complete() {
     let page = std::fs::read_to_string(source("docs/man/oci-nvidia-hook.8"))
         .unwrap()

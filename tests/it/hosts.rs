@@ -149,7 +149,7 @@ impl Host {
             std::collections::BTreeSet::new(),
         );
         for capability in CAPABILITIES {
-            // 32-bit libraries are those of the other capabilities.
+            // 32-bit libraries belong to the other capabilities.
             let asked = if capability == "compat32" {
                 "compat32,compute,utility,video,graphics"
             } else {

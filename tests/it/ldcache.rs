@@ -264,7 +264,7 @@ fn reads_every_layout_that_ldconfig_writes() {
         assert_eq!(cache.layout(), layout);
         let told = image.ldconfig(&["-p"]);
         assert!(cache.entries().len() > 144, "{told}");
-        // parse sorts the entries, so equality also shows that our order is that of ldconfig.
+        // parse sorts the entries, so equality also shows that our order is ldconfig's order.
         assert_eq!(entries(&cache), listed(&told), "{format}");
         assert_eq!(
             cache.generator().is_some(),

@@ -254,7 +254,7 @@ fn bills_of_materials_are_complete() {
     );
 }
 
-/// Each line with a copyright in the license files of a linked crate is in the notices, except for those of the text of Apache-2.0.
+/// Each line with a copyright in the license files of a linked crate is in the notices, except for lines of the text of Apache-2.0.
 fn notices_are_complete() {
     let sources = crate_sources();
     for package in PROGRAMS {

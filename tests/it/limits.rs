@@ -219,8 +219,8 @@ fn a_gpu_without_a_name() {
     assert_eq!(count("allow = [\"*H100*\", \"1\"]"), 2, "it is named");
 }
 
-/// A privileged container that monitors MIG devices gets the capability nodes of its GPUs' instances, except those of denied
-/// ones.
+/// A privileged container that monitors MIG devices gets the capability nodes of its GPUs' instances, except nodes of denied
+/// instances.
 fn capabilities_of_a_denied_mig_device() {
     let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
     for (deny, nodes, files) in [

@@ -170,7 +170,7 @@ fn list_as_documented() {
     );
     assert_eq!(list(&["--no-fabricmanager"]), kept(&["fabricmanager"]));
     assert_eq!(list(&["--no-gsp-firmware"]), kept(&["/firmware/"]));
-    // Driver root and linker cache are those of the command line; no device was requested, so the driver is not asked.
+    // Driver root and linker cache come from the command line; no device was requested, so the driver is not asked.
     fake.set_nvml(|old| old + "\ninit-error 9\n");
     assert!(list(&["--binaries"]).starts_with("/opt/nvidia/nvidia-smi\n"));
     let stderr = cli(&fake.root, &["list"]).failed(1);

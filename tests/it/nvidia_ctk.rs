@@ -51,7 +51,7 @@ pub fn link(dir: &Path, name: &str) -> PathBuf {
     link
 }
 
-/// The entries of the toolkit of this version, for 17 those of 1.17.5 to 1.17.7; the device plugins 0.17 to 0.20 have those of 1.17 to
+/// The entries of the toolkit of this version, for 17 the entries of 1.17.5 to 1.17.7; the device plugins 0.17 to 0.20 have the entries of 1.17 to
 /// 1.20.
 fn entries(program: &Path, version: u32, edits: &ContainerEdits, minor: u32) -> Vec<Value> {
     let path = program.to_str().unwrap();

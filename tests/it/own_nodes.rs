@@ -116,7 +116,7 @@ fn one_tmpfs_for_all_nodes() {
 }
 
 /// Users of the host reach a container's nodes through /proc/PID/root only with the user and the group of its process (ptrace(2),
-/// `PTRACE_MODE_READ`). So no owner, group or mode that the process can use would keep them out, except those of the host.
+/// `PTRACE_MODE_READ`). So no owner, group or mode that the process can use would keep them out, except the host's ids.
 fn users_of_the_host_with_the_same_ids() {
     let fake = suse();
     for (config, expected) in [

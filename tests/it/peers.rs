@@ -161,7 +161,7 @@ fn what_stops_them_and_not_us() {
     case.fake.configure("");
     fs::write(case.fake.root.join("etc/ld.so.cache"), "").unwrap();
     case.run(ALL, &["nvidia-smi", "-L"]).ok();
-    // The container's /proc is that of this kernel, which may lack an NVIDIA driver; this does not stop the hook.
+    // The container's /proc comes from this kernel, which may lack an NVIDIA driver; this does not stop the hook.
     if !Path::new("/proc/driver/nvidia").exists() {
         case.run(
             ALL,

@@ -258,7 +258,7 @@ fn a_shared_root_is_left_alone(cgroup: Cgroup) {
     }
 }
 
-/// Other mount namespaces have copies of the mount of the engine, such as those of services and of containers with the host's `/`. A
+/// Other mount namespaces have copies of the mount of the engine, such as the namespaces of services and of containers with the host's `/`. A
 /// container that a runtime has begun to create has more than that.
 fn a_root_that_others_only_see_is_cleaned() {
     for (other, is_cleaned) in [

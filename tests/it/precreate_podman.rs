@@ -27,7 +27,7 @@ tests! {
         errors_are_in_the_log, volumes_at_the_directory_of_libraries, the_drop_in_adds_the_directory;
 }
 
-/// A podman whose only hook is that of precreate, and a log.
+/// A podman whose only hook is the precreate hook, and a log.
 fn podman(fake: &FakeDriver) -> (Podman, TempDir, PathBuf) {
     let podman = Podman::with_image();
     podman.remove_hook();
@@ -86,7 +86,7 @@ impl Running<'_> {
         serde_json::from_slice(&fs::read(self.inspect("{{.OCIConfigPath}}")).unwrap()).unwrap()
     }
 
-    /// Does the same as systemd at a daemon-reload: removes all rules and applies those of config.json.
+    /// Does the same as systemd at a daemon-reload: removes all rules and applies the rules of config.json.
     fn apply_rules_again(&self, config: &Value) {
         let (dir, number) = (self.cgroup(), |value: &Value| {
             value
@@ -334,7 +334,7 @@ fn volumes_at_the_directory_of_libraries() {
     }
 }
 
-/// Nodes cannot be created there, and the runtime would not find those of this driver root, so they are mounted.
+/// Nodes cannot be created there, and the runtime would not find the nodes of this driver root, so they are mounted.
 fn a_user_namespace() {
     let fake = FakeDriver::new(&["--gpus", "2", "--dev-mode", "0660", "--dev-group", "video"]);
     let (podman, _private, _) = podman(&fake);

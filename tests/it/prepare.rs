@@ -124,7 +124,7 @@ fn what_a_request_needs_is_made() {
         let (ran, listed) = host.remove(missing).container(&[ALL], "nvidia-smi -L");
         assert_eq!((ran.ok().as_str(), &listed), ("", &usual), "{missing}");
     }
-    // An index is that of the host, whichever node was missing.
+    // The host defines an index, whichever node was missing.
     let (ran, listed) = host
         .remove("nvidia0")
         .container(&["NVIDIA_VISIBLE_DEVICES=0"], "nvidia-smi -L");
@@ -214,7 +214,7 @@ fn what_a_request_needs_is_made() {
     }
 }
 
-/// `plan` makes nothing, and its answer is that of the hook, which makes the nodes.
+/// `plan` makes nothing, and answers like the hook, which makes the nodes.
 fn what_is_made_is_explained() {
     let graphics = "NVIDIA_DRIVER_CAPABILITIES=graphics,utility";
     let channel = "nvidia-caps-imex-channels/channel7";
@@ -540,7 +540,7 @@ fn a_plain_user_reads_what_root_has_to_do() {
             "{doctor}"
         );
     }
-    // In a user namespace like that of rootless Podman, the node's group has no number; the driver's parameters contain it.
+    // In a user namespace, as in rootless Podman, the node's group has no number; the driver's parameters contain it.
     let stderr = call(&["unshare", "-Ur"], "info").failed(1);
     let hint = "as root: usermod -aG video nobody, and log in again; rootless containers then need crun and \
                 \"--group-add keep-groups\"\n";

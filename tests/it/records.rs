@@ -333,7 +333,7 @@ fn failures_of_one_namespace_push_out_no_other() {
     assert!(!records.join(".killed.json.1").exists());
 }
 
-/// With the names of another pod, a container would replace its records: those of the failures of one container are one record.
+/// With the names of another pod, a container would replace its records: the failures of one container are one record.
 fn names_that_the_author_of_a_pod_invents() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let tasks = dir.path().join("io.containerd.runtime.v2.task/k8s.io");

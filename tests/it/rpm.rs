@@ -62,7 +62,7 @@ pub const FAST: [&str; 4] = [
 ];
 const PLUGIN: &str = "oci-nvidia-kubelet-plugin";
 
-/// The packages of this tree, and those of a later release with other files.
+/// The packages of this tree, and the packages of a later release with other files.
 pub struct Packages {
     pub now: Vec<PathBuf>,
     pub later: Vec<PathBuf>,
@@ -174,7 +174,7 @@ fn the_spec_has_the_version_of_the_program() {
         of("BuildRequires:  cargo >="),
         env!("CARGO_PKG_RUST_VERSION")
     );
-    // The last entry of the changelog is that of this version.
+    // The last entry of the changelog describes this version.
     let entry = spec.lines().find(|line| line.starts_with("* ")).unwrap();
     assert!(
         entry.ends_with(&format!(" - {}-0", env!("CARGO_PKG_VERSION"))),

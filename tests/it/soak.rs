@@ -43,7 +43,7 @@ fn left(id: &str) -> Left {
 }
 
 /// A memory cgroup for the hooks of this test. tmpfs pages stay charged to it while they exist, so it shows the memory
-/// of mounts that have leaked, without that of other programs on the machine.
+/// of mounts that have leaked, without the memory of other programs on the machine.
 struct MemoryCgroup(PathBuf);
 
 impl MemoryCgroup {

@@ -160,7 +160,7 @@ const ROOTS_CASES: &[Case] = &[
     ),
 ];
 
-/// Runs in a mount namespace in which `/etc/containers` and the hooks directories are those of the case; the shell's `$1` runs
+/// Runs in a mount namespace in which `/etc/containers` and the hooks directories come from the case; the shell's `$1` runs
 /// podman. Returns the trace of the hook, and the output of status.
 fn script(dir: &Path, case: &Case) -> String {
     format!(

@@ -349,7 +349,7 @@ const PLUGIN_UNIT: &str = "oci-nvidia-kubelet-plugin.service";
 const NRI_UNIT: &str = "oci-nvidia-nri.service";
 
 /// Installs the units and the programs as packages do, with these lines of configuration for the plugin, and returns the directory of the
-/// sources. The network is that of this machine.
+/// sources. The network is this machine's.
 fn install_units(systemd: &Systemd, fake: &FakeDriver, config: &str, metrics: &str) -> PathBuf {
     let programs = built::programs();
     let (unit, nri) = (PLUGIN_UNIT, NRI_UNIT);

@@ -244,7 +244,7 @@ impl<'a> Podman<'a> {
     fn new(host: &'a Host) -> Self {
         let dir = host.systemd.dir.path();
         let image = Image::new(dir, &["--layout", "debian"]);
-        // A user's runtime mounts nodes of the host: those that each host has, and those of the driver.
+        // A user's runtime mounts nodes of the host: the nodes that each host has, and the driver's nodes.
         host.run(&format!(
             "mkdir -p /dev/shm; mount -t tmpfs -o mode=1777 shm /dev/shm; cp -a /opt/driver/dev/nvidia* /dev\n\
              mknod -m 666 /dev/random c 1 8; mknod -m 666 /dev/full c 1 7; mknod -m 666 /dev/tty c 5 0\n\

@@ -54,7 +54,7 @@ impl View {
         env.arg("-i")
             .args(more)
             .arg(format!("PATH={}", std::env::var("PATH").unwrap()));
-        // Without it, script of util-linux 2.42 starts the shell of the user, and that of a system user is nologin.
+        // Without it, script of util-linux 2.42 starts the shell of the user, and the shell of a system user is nologin.
         env.arg("SHELL=/bin/sh");
         for (name, value) in command.get_envs() {
             env.arg(format!(

@@ -298,7 +298,7 @@ fn precreate_lists_the_node() {
         ["/dev/dxg"]
     );
     let rules = edited["linux"]["resources"]["devices"].as_array().unwrap();
-    // The minor number is that of the host's node.
+    // The minor number is the same as for the host's node.
     let is_it = |rule: &Value| {
         rule["allow"] == true && (&rule["major"], &rule["minor"]) == (&json!(10), &json!(777))
     };

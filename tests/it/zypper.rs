@@ -130,7 +130,7 @@ fn build() -> Vec<PathBuf> {
     run(&mut build).ok();
     let list = sh(&format!("find '{}/RPMS' -name '*.rpm'", top.display())).ok();
     let built: Vec<PathBuf> = list.lines().map(PathBuf::from).collect();
-    // The directory in which the macro has cargo build, which differs from that of build-rpm elsewhere.
+    // The directory in which the macro has cargo build, which differs from the directory of build-rpm elsewhere.
     let tree = crate::rpm::build_dir(&top);
     assert!(
         tree.join("target/release/oci-nvidia-hook").is_file()

@@ -75,7 +75,7 @@ fn invalid(error: &clap::Error, path: &str, command: &clap::Command) -> anyhow::
     )
 }
 
-/// Replaces the quotes of clap, 'x', by those of all other messages. An apostrophe is between two letters.
+/// Replaces the quotes of clap, 'x', with the double quotes of all other messages. An apostrophe is between two letters.
 fn double_quoted(text: &str) -> String {
     let mut quoted = String::new();
     let mut chars = text.chars().peekable();

@@ -290,7 +290,7 @@ const POSIX_CLASSES: [&str; 14] = [
 mod tests {
     use super::*;
 
-    /// The results are those of Go 1.22.
+    /// Go 1.22 returns these results.
     #[test]
     fn patterns() {
         for pattern in [

@@ -298,7 +298,7 @@ mod tests {
         )
     }
 
-    /// The results are those of Podman 4.3.1.
+    /// Podman 4.3.1 returns these results.
     #[test]
     fn conditions() {
         for (when, applies) in [

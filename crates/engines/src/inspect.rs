@@ -34,7 +34,7 @@ pub struct Engine {
     pub version: Option<Version>,
     /// The existing configuration files
     pub files: Vec<PathBuf>,
-    /// The settings in these files, or those of a running CRI-O
+    /// The settings in these files, or the settings of a running CRI-O
     pub settings: EngineSettings,
     /// Whether the engine is a running daemon that printed its settings
     pub running: bool,
@@ -206,7 +206,7 @@ fn inspect_engine(host: &Tree, kind: EngineKind, versions: &mut Versions) -> Eng
 }
 
 /// Inspects CRI-O on a node whose kubelet uses it. A process in a container sees none of the host's programs, and therefore cannot
-/// know whether those of hook files exist: they count as present.
+/// know whether the programs in hook files exist: they count as present.
 pub(crate) fn crio_of_node(host: &Tree) -> Engine {
     let engine = inspect_engine(host, EngineKind::Crio, &mut Versions::stored());
     if engine.program.is_some() {

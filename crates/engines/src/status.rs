@@ -96,7 +96,7 @@ pub struct Report {
     /// `None` if our NRI plugin does not run
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nri: Option<NriStatus>,
-    /// The devices next to the GPUs that this host has, such as those of GPUDirect
+    /// The devices next to the GPUs that this host has, such as the devices of GPUDirect
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub extra_devices: Vec<ExtraDevices>,
 }
@@ -114,7 +114,7 @@ pub struct ExtraDevices {
 }
 
 impl ExtraDevices {
-    /// Returns those of the host that the configuration names. If its roots cannot be opened, which `doctor` reports, the list is empty.
+    /// Returns the devices of the host that the configuration names. If its roots cannot be opened, which `doctor` reports, the list is empty.
     #[must_use]
     pub fn of_host(config: &Config) -> Vec<Self> {
         let mut found = Vec::new();

@@ -1,8 +1,8 @@
 //! Keeps the CDI specs of the node current, for engines that get the names of CDI devices from the plugin: the spec of the GPUs, and one
-//! for each kind of device next to them that the node has, such as those of GPUDirect.
+//! for each kind of device next to them that the node has, such as the devices of GPUDirect.
 //!
 //! The specs have kinds of their own, so they never conflict with a spec of the administrator for `nvidia.com/gpu`. Kinds and file names are
-//! those of NVIDIA's device plugin: this plugin takes its place, and containers that it started can restart. The names for claims have
+//! the same as with NVIDIA's device plugin: this plugin takes its place, and containers that it started can restart. The names for claims have
 //! other kinds, with the vendor of NVIDIA's driver for DRA.
 //!
 //! Containers restart at any time, with the names that they got before, and the kubelet does not ask the plugin again. So the spec of an
@@ -196,7 +196,7 @@ enum Before {
 }
 
 impl Before {
-    /// Decides from the stamp of the spec, from that of the host, and from whether the kernel lists GPUs that are not in MIG mode. The kernel
+    /// Decides from the stamps of the spec and of the host, and from whether the kernel lists GPUs that are not in MIG mode. The kernel
     /// does not show the UUIDs of MIG devices.
     fn decide(spec: Option<&Stamp>, host: Option<&Stamp>, has_gpus: bool) -> Self {
         let Some(host) = host else {

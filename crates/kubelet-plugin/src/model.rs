@@ -18,7 +18,7 @@ pub struct Resource {
 /// A device of a resource: a GPU, a MIG device, or a replica of one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResourceDevice {
-    /// The id for the kubelet: the UUID of the GPU or MIG device, followed by `::k` for a replica, or that of GKE's plugin. It does not
+    /// The id for the kubelet: the UUID of the GPU or MIG device, followed by `::k` for a replica, or the id in GKE's plugin. It does not
     /// change while the GPU exists: the kubelet refuses a restarted container whose id is unknown.
     pub id: String,
     /// The UUID of the GPU or MIG device

@@ -1,4 +1,4 @@
-//! Claims, with a fake kubelet and a fake API server. The limits are those of the documentation, five times as long for busy machines.
+//! Claims, with a fake kubelet and a fake API server. The limits are five times as long as in the documentation, for busy machines.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -382,7 +382,7 @@ fn requests_that_are_refused() {
         });
         let _driver = Driver::start(dir.path(), pool(&[None]));
         if path == "selfsubjectreviews" {
-            // The name of the host is used then, which is not that of this node.
+            // The name of the host is used then, which differs from the name of this node.
             api.wait("another request", SOON, |state| state.asked.len() > 1);
             continue;
         }

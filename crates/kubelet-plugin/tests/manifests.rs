@@ -350,7 +350,7 @@ fn check_daemon_set(set: &DaemonSet) {
         toleration.key.as_deref() == Some("nvidia.com/gpu")
             && toleration.operator.as_deref() == Some("Exists")
     }));
-    // The command lines are those of this version.
+    // The command lines fit this version.
     for container in &pod.containers {
         let arguments = container
             .args
@@ -504,7 +504,7 @@ fn the_settings_of_locked_nodes() {
 }
 
 /// The commands of docs/kubernetes.md name units, manifests and pods that exist, and have options of this version. The test
-/// `docs::command_lines_are_understood` checks those of the hook.
+/// `docs::command_lines_are_understood` checks the hook's commands.
 #[test]
 fn commands_of_the_page() {
     let page = std::fs::read_to_string(top().join("../../docs/kubernetes.md")).unwrap();

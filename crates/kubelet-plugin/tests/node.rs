@@ -1,5 +1,5 @@
-//! The program as it runs on a node: with the fake driver, and with a fake kubelet. The limits are those of the documentation, five
-//! times as long for busy machines. Device nodes take root.
+//! The program as it runs on a node: with the fake driver, and with a fake kubelet. The limits are five
+//! times as long as in the documentation, for busy machines. Device nodes take root.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -427,7 +427,7 @@ fn move_libcuda(from: &Path, to: &Path) {
     }
 }
 
-/// A strategy without CDI: nothing would keep the spec of an earlier run current. That of NVIDIA's plugin has the same name.
+/// A strategy without CDI: nothing would keep the spec of an earlier run current. The spec of NVIDIA's plugin has the same name.
 fn an_unused_cdi_spec_goes() {
     let fake = Fake::new(&["--gpus", "1"]);
     let run = fake.dir.path().join("run-of-the-host");
@@ -1223,7 +1223,7 @@ fn check_shows_the_health_that_the_kubelet_has() {
         text.contains(&format!("  {}::0 unhealthy: XID 79 (since 20", uuid(1))),
         "{text}"
     );
-    // With other settings, the health is that of the running plugin as well, and a note names the difference.
+    // With other settings, the health also comes from the running plugin, and a note names the difference.
     let (code, json) = checked(&node, &["--json"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(

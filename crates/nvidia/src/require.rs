@@ -1,7 +1,7 @@
 //! Parses and evaluates `NVIDIA_REQUIRE_*`, the requirements of an image for the driver and the GPUs.
 //!
 //! In one variable a space means OR and a comma means AND: `cuda>=12.4 brand=tesla,driver>=535,driver<536`. All variables must be true.
-//! The rules are those of libnvidia-container, which images rely on. For example, evaluation stops as soon as the result is known, so
+//! The rules come from libnvidia-container, which images rely on. For example, evaluation stops as soon as the result is known, so
 //! the rest of a value may be malformed.
 
 use std::cmp::Ordering;

@@ -1,4 +1,4 @@
-//! Time limits of the hook. They are shorter than those of the engines, so that the hook can report the reason for a delay: an engine
+//! Time limits of the hook. They are shorter than the limits of the engines, so that the hook can report the reason for a delay: an engine
 //! that kills a hook does not show its output, and an engine without a limit waits forever.
 
 use std::time::Duration;

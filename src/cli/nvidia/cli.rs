@@ -1,6 +1,6 @@
 //! Runs as `nvidia-container-cli`: its commands `info`, `list` and `configure`.
 //!
-//! Global options precede the command, as in NVIDIA's program. The messages are those of oci-nvidia-hook. The exit status is 1 also
+//! Global options precede the command, as in NVIDIA's program. The messages come from oci-nvidia-hook. The exit status is 1 also
 //! for an invalid command line.
 
 use std::ffi::OsString;

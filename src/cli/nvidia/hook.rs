@@ -1,6 +1,6 @@
 //! Runs as `nvidia-container-runtime-hook`: parses the command line of that program, and runs the hook.
 //!
-//! The syntax is that of Go's package flag: one or two dashes, and no flags after the first other word. Words after the stage are
+//! The syntax is defined by Go's package flag: one or two dashes, and no flags after the first other word. Words after the stage are
 //! ignored. <https://pkg.go.dev/flag#hdr-Command_line_flag_syntax>
 
 use std::ffi::OsString;

@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use cdi_spec::spec::{ContainerEdits, DeviceNode, Spec};
 use serde_json::{Value, json};
 
-/// Returns the edits for a device: those of all containers, and its own.
+/// Returns the edits for a device: the edits of all containers, and the device's own.
 ///
 /// # Errors
 /// If the spec has no such device.
@@ -70,7 +70,7 @@ fn push_all(list: &mut Value, more: impl IntoIterator<Item = Value>) {
     }
 }
 
-/// What a spec does not state is that of the node of the host.
+/// What a spec does not state comes from the node of the host.
 fn device(node: &DeviceNode) -> Result<Value, String> {
     let path = node.host_path.as_ref().unwrap_or(&node.path);
     let (kind, major, minor) = match (&node.kind, node.major, node.minor) {

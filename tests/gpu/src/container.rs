@@ -40,7 +40,7 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Finds the first runtime that starts a container without a GPU: that of the option, of the kit, or of the machine.
+    /// Finds the first runtime that starts a container without a GPU: the runtime of the option, of the kit, or of the machine.
     ///
     /// # Errors
     /// Why each of them failed.

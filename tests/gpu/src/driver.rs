@@ -223,7 +223,7 @@ impl Driver {
         self.info["driver_version"].as_str().unwrap_or("unknown")
     }
 
-    /// Returns a command that runs a program with the driver's libraries, and with its device nodes if they are not those of `/dev`.
+    /// Returns a command that runs a program with the driver's libraries, and with its device nodes if they are not in `/dev`.
     pub fn on_host(&self, program: &Path) -> Command {
         let mut command = if self.nodes == Path::new("/dev") {
             process::command(program)
@@ -239,7 +239,7 @@ impl Driver {
         if let Some(libraries) = &self.libraries {
             command.env("LD_LIBRARY_PATH", libraries);
         }
-        // The order of CUDA is then that of NVML.
+        // CUDA then has the order of NVML.
         command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
         command
     }
@@ -279,7 +279,7 @@ impl Driver {
     }
 }
 
-/// Links each library with its own name and with those of the links to it, one of which is its SONAME.
+/// Links each library with its own name and with the names of the links to it, one of which is its SONAME.
 fn link_libraries(libraries: &[PathBuf], dir: &Path) -> Result<(), String> {
     for library in libraries {
         let Some(name) = library.file_name() else {

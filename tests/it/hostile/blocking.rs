@@ -1,4 +1,4 @@
-//! Files on which a reader waits: those of the kernel, and those of file systems whose server does not answer.
+//! Files on which a reader waits: files of the kernel, and files of file systems whose server does not answer.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

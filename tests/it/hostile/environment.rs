@@ -1,4 +1,4 @@
-//! CVE-2025-23266: a hook whose entry has no environment of its own gets that of the image, and with it a library to load.
+//! CVE-2025-23266: a hook whose entry has no environment gets the image's environment, and with it a library to load.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -124,7 +124,7 @@ fn make_hostile(rootfs: &Path, marks: &Path) {
 /// The root file system of the image for a hook that runc starts at createContainer. With crun, the directory is the bundle.
 const CWD: &str = "/proc/self/cwd";
 
-/// Variables that the dynamic linker and the C library interpret, and those of NVIDIA's stack.
+/// Variables that the dynamic linker and the C library interpret, and the variables of NVIDIA's stack.
 fn environment(marks: &Path) -> Vec<String> {
     let (cwd, marks) = (CWD, marks.display());
     vec![

@@ -63,7 +63,7 @@ pub(super) fn nvml_inherits_no_files() {
     hook.kill().unwrap();
     hook.wait().unwrap();
     assert!(!open.is_empty(), "NVML is being asked");
-    // Descriptors below and above that of the pipe
+    // Descriptors below and above the pipe's
     for file in ["/etc/passwd", "/etc/group"].map(Path::new) {
         assert!(
             of_hook.iter().any(|open| open == file),

@@ -131,7 +131,7 @@ impl Scene {
         Waiting::start(self.dir(), &self.rootfs, &env, &self.script(mounts))
     }
 
-    /// Returns everything that must not change: all files except for those of the image and the driver, and the mounts of the
+    /// Returns everything that must not change: all files except for files of the image and the driver, and the mounts of the
     /// host; in the container's mount namespace, the mounts outside of its rootfs.
     pub fn host(&self, container: &Waiting) -> String {
         let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();

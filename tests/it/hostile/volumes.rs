@@ -455,7 +455,7 @@ fn no_mount_namespace_is_refused() {
         "root": {"path": image.rootfs},
     });
     std::fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
-    // Process 1 represents that of the host, in a PID namespace of the test.
+    // Process 1 represents the host's process 1, in a PID namespace of the test.
     let inner = format!(
         "mount -t tmpfs dev '{rootfs}/dev'; before=$(cat /proc/1/mountinfo); sleep 60 & sleeping=$!; \
          state() {{ echo \"{{\\\"id\\\": \\\"x\\\", \\\"pid\\\": $1, \\\"bundle\\\": \\\"{dir}\\\"}}\"; }}; \

@@ -65,7 +65,7 @@ impl Status {
     }
 }
 
-/// Whether a process runs a program of the host: its PID namespace is that of /proc, and its executable is the file at the same path
+/// Whether a process runs a program of the host: its PID namespace is the namespace of /proc, and its executable is the file at the same path
 /// here. A program that was updated has no path any more, so its directory is compared. `dir` is the directory of the process in /proc.
 #[must_use]
 pub fn is_host_program(dir: &Path, program: &str) -> bool {

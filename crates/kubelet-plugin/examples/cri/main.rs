@@ -9,7 +9,7 @@
 //!
 //! Options: `--allocate SOCKET=DEVICE` (the container gets what the device plugin behind the socket answers), `--env K=V`,
 //! `--cdi NAME`, `--device PATH`, `--mount HOST:CONTAINER`, `--annotation K=V`, `--user UID`, `--userns`, `--runtime NAME`,
-//! `--name NAME`. The exit status is that of the container, or 125 if the engine reports an error.
+//! `--name NAME`. The exit status is the container's, or 125 if the engine reports an error.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! The messages of `runtime.v1` with the fields that the client uses. The numbers are those of the Kubernetes CRI API.
+//! The messages of `runtime.v1` with the fields that the client uses. The numbers come from the Kubernetes CRI API.
 
 use std::collections::HashMap;
 

@@ -29,7 +29,7 @@ const MAX_SUFFIX: usize = 42;
 const GKE_FILES: &str = "/usr/local/nvidia";
 /// Where the Vulkan loader searches for drivers.
 const GKE_ICDS: &str = "/etc/vulkan/icd.d";
-/// The directory with Vulkan's files, in that of the driver's files.
+/// The directory with Vulkan's files, below the directory with the driver's files.
 pub const ICDS: &str = "vulkan/icd.d";
 
 /// How a container gets its devices.

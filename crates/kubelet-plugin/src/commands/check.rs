@@ -129,7 +129,7 @@ fn foresee_specs(settings: &Settings, node: &Node, is_running: bool) -> InSpecs 
 }
 
 /// Creates the report. For each healthy device, the report includes the result of Allocate, which
-/// finds a missing device node. `findings` are added to those of the offer.
+/// finds a missing device node. `findings` are added to the findings of the offer.
 #[must_use]
 pub fn report(
     settings: &Settings,

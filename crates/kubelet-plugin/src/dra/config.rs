@@ -1,4 +1,4 @@
-//! Decides whether the configuration of a claim can be fulfilled: that of NVIDIA's driver for DRA. Pure.
+//! Decides whether the configuration of a claim, which has the format of NVIDIA's driver for DRA, can be fulfilled. Pure.
 
 use k8s_openapi::api::resource::v1::DeviceAllocationConfiguration;
 use serde::Deserialize;

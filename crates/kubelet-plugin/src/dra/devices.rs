@@ -68,7 +68,7 @@ pub struct Sources<'a> {
     pub limits: &'a Limits,
 }
 
-/// Returns the devices in the order of the PCI bus, in which the scheduler chooses them. `before` are those of the last call: a driver that
+/// Returns the devices in the order of the PCI bus, in which the scheduler chooses them. `before` are the devices of the last call: a driver that
 /// stops does not change what is known about the hardware. `failure` returns the error of a GPU.
 #[must_use]
 pub fn devices(

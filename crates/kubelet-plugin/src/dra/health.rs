@@ -76,7 +76,7 @@ async fn send(
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default()
             .as_secs();
-        // The name of the pool is that of the node, which is known as soon as the API server has answered.
+        // The pool has the name of the node, which is known as soon as the API server has answered.
         let report = report(&pool.borrow_and_update(), &node.borrow_and_update(), now);
         if sender.send(Ok(report)).await.is_err() {
             return;

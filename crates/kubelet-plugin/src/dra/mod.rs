@@ -68,7 +68,7 @@ pub struct DriverOptions {
     pub effect: TaintEffect,
     /// The credentials, if not the kubelet's
     pub kubeconfig: Option<PathBuf>,
-    /// The name of the node, if not that of the credentials
+    /// The name of the node, if it is not in the credentials
     pub node: Option<String>,
     /// Whether the kubelet has accepted the driver; `None` before it has decided
     pub registered: Arc<watch::Sender<Option<bool>>>,

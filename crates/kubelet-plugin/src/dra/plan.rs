@@ -18,7 +18,7 @@ pub enum Action {
 }
 
 /// Decides what has to be done. Existing slices are used again, whoever wrote them: an earlier run, or another driver of the name. The order
-/// of the actions is safe: those of a new generation come first, then the slices of older ones are deleted.
+/// of the actions is safe: the slices of a new generation come first, then the slices of older ones are deleted.
 #[must_use]
 pub fn plan(
     existing: &[ResourceSlice],

@@ -3,7 +3,7 @@
 //!
 //! Whether another claim has the device is not checked: the scheduler allocates a device once, and the allocation in the API server is what
 //! counts. NVIDIA's driver compares with its checkpoint. Without one, the other claims of the node are not known: a node may read only
-//! those of its pods, by name, and the kubelet's pod resources no longer list a pod that was deleted by force, which is the only case in
+//! the claims of its pods, by name, and the kubelet's pod resources no longer list a pod that was deleted by force, which is the only case in
 //! which a device can be allocated again while containers still run.
 
 use base::report::Kind;

@@ -300,7 +300,7 @@ async fn in_time<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Re
         .map_err(Failure::Unreachable)??)
 }
 
-/// Returns the selector for the slices of a node: the API server permits no node to list those of others.
+/// Returns the selector for the slices of a node: the API server permits no node to list the slices of other nodes.
 #[must_use]
 pub(super) fn fields(node: &str, driver: &str) -> String {
     format!("spec.nodeName={node},spec.driver={driver}")

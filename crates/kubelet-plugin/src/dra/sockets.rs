@@ -125,7 +125,7 @@ fn serve(path: &Path, router: Router) -> Result<Served> {
     let (stop, stopped) = oneshot::channel::<()>();
     tokio::spawn(async move {
         let stopped = async { drop(stopped.await) };
-        // It returns no error: those of a connection end that connection.
+        // It returns no error: an error of a connection ends that connection.
         let _ = router
             .serve_with_incoming_shutdown(ReceiverStream::new(incoming), stopped)
             .await;

@@ -41,7 +41,7 @@ impl Listener {
             let mut server = Server::builder().max_concurrent_streams(MAX_REQUESTS);
             let server = server.add_service(DevicePluginServer::new(service));
             let stopped = async { drop(stopped.await) };
-            // It returns no error: those of a connection end that connection.
+            // It returns no error: an error of a connection ends that connection.
             let _ = server
                 .serve_with_incoming_shutdown(ReceiverStream::new(incoming), stopped)
                 .await;

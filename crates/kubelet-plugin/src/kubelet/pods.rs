@@ -16,7 +16,7 @@ use crate::proto::podresources::{
 /// How long the kubelet has to answer.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// The limit for an answer in bytes, which is that of the kubelet.
+/// The limit for an answer in bytes, the same as in the kubelet.
 const MAX_ANSWER: usize = 16 << 20;
 
 /// A container that has devices.

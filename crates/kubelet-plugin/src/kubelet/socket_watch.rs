@@ -17,7 +17,7 @@ use super::socket::{self, SocketId};
 /// How often the directory is inspected.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Many events, such as those of a kubelet that deletes all sockets, are handled together.
+/// Many events, for example when a kubelet deletes all sockets, are handled together.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// What is in the directory.

@@ -1,6 +1,6 @@
 //! Which ListAndWatch streams of a resource are open, and which of them is the kubelet's.
 //!
-//! The kubelet opens its stream after a registration, so the first stream after one is the kubelet's. Others, such as that of a
+//! The kubelet opens its stream after a registration, so the first stream after one is the kubelet's. Others, for example from a
 //! debugging tool, are served but do not count.
 
 use std::sync::Arc;

@@ -94,7 +94,7 @@ pub fn resources(
     }
 }
 
-/// Whether the ids are those of GKE's plugin.
+/// Whether the ids are the same as in GKE's plugin.
 fn has_gke_ids(settings: &Plugin) -> bool {
     settings
         .device_list_strategy

@@ -49,7 +49,7 @@ pub fn may_ask(container: &Container) -> bool {
 pub struct Known<'a> {
     /// `None` if the driver is missing, or has not answered yet
     pub inventory: Option<&'a Inventory>,
-    /// The limits in force, which are those of the CDI spec
+    /// The limits in force, from which the CDI spec was made
     pub limits: &'a Limits,
     /// What the CDI specs have
     pub in_specs: &'a InSpecs,

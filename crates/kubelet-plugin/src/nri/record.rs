@@ -55,7 +55,7 @@ fn write(
     thread::Builder::new().spawn(move || store(&record)).ok();
 }
 
-/// Errors are ignored, like those of the hook: the log has the refusal too.
+/// Errors are ignored, as the hook ignores them: the log has the refusal too.
 fn store(record: &Record) {
     if let Ok(store) = Store::open() {
         store.prune();

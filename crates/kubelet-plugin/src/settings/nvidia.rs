@@ -68,7 +68,7 @@ impl Inputs {
         Ok(inputs)
     }
 
-    /// Returns the defaults: those of NVIDIA's plugin if anything is in NVIDIA's form.
+    /// Returns the defaults of NVIDIA's plugin if anything is in NVIDIA's form, and otherwise our defaults.
     #[must_use]
     pub(super) fn defaults(&self) -> Settings {
         let mut settings = Settings::default();

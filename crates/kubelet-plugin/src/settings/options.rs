@@ -24,7 +24,7 @@ pub struct Options {
     pub(super) given: Given,
 }
 
-/// The values of the given options, by name: those of the table of settings, and those of NVIDIA's plugin, which the help text does not
+/// The values of the given options, by name: from the table of settings, and the options of NVIDIA's plugin, which the help text does not
 /// list.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Given(BTreeMap<&'static str, Vec<String>>);

@@ -1,4 +1,4 @@
-//! The settings, and the table of those of the plugin: each is a key in the table `[kubelet-plugin]` of config.toml and an option with the same name.
+//! The settings, and the table of the plugin's settings: each is a key in the table `[kubelet-plugin]` of config.toml and an option with the same name.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! The endpoints of an API server that a driver for claims uses, over TLS with client certificates.
 //!
-//! It behaves as that of Kubernetes 1.36: the node authorizer permits a node's own objects, slices are listed and watched only with a field
+//! It behaves like the API server of Kubernetes 1.36: the node authorizer permits a node's own objects, slices are listed and watched only with a field
 //! selector for the node, a write with an old resource version is a conflict, and invalid slices are refused.
 
 pub mod certificates;

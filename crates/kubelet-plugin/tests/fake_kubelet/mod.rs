@@ -3,7 +3,7 @@
 //! It does what the kubelet of Kubernetes 1.36 does with its sockets: at its start it deletes all files of the directory but its
 //! checkpoint, and creates its socket. Within Register it connects to the plugin and asks for its options, then it opens
 //! ListAndWatch. If the stream of a resource ends, it disconnects the plugin that registered the resource last, even if the stream
-//! was that of an earlier one (Kubernetes issue 127803). Each kubelet runs in a thread of its own, so that stopping it closes all its
+//! belonged to an earlier registration (Kubernetes issue 127803). Each kubelet runs in a thread of its own, so that stopping it closes all its
 //! connections, as the end of a process does.
 
 pub mod dra;

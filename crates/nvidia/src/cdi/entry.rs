@@ -33,7 +33,7 @@ pub struct RootfsEdits {
     pub below: BTreeMap<PathBuf, ContainerPath>,
     /// Libraries for the linker cache, as paths that end in the SONAME
     pub libraries: BTreeSet<(Arch, ContainerPath)>,
-    /// The host's /proc/driver/nvidia, if that of the container is masked
+    /// The host's /proc/driver/nvidia, if it is masked in the container
     pub mask: Option<HostPath>,
     /// Files and directories that stay visible: the path below /proc/driver/nvidia, and the source
     pub shown: BTreeMap<PathBuf, HostPath>,

@@ -84,7 +84,7 @@ struct Group {
 pub type ClassSpec = (&'static str, Spec);
 
 impl SpecWriter<'_> {
-    /// Returns the specs of the devices next to the GPUs. A class without devices has none. `stamp` is that of the host.
+    /// Returns the specs of the devices next to the GPUs. A class without devices has none. `stamp` is the host's.
     ///
     /// # Errors
     /// If a root of the driver cannot be opened.

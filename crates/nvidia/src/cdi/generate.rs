@@ -146,7 +146,7 @@ fn lower_device(
     lower_for_engine(edits, host)
 }
 
-/// Returns a node that no other device has: that of a GPU, or of the compute instance of a MIG device. Returns `None` for MIG devices if
+/// Returns a node that no other device has: the node of a GPU, or of the compute instance of a MIG device. Returns `None` for MIG devices if
 /// the driver has no nodes for capabilities, because containers must not see the capability files of other MIG devices.
 fn own_node<'a>(edits: &'a Edits, devices: &[Named]) -> Option<&'a ContainerPath> {
     let has = |device: &Named, node: &DeviceNode| {

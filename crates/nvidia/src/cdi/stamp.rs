@@ -181,7 +181,7 @@ fn hash(value: &impl Debug) -> u64 {
     hasher.finish()
 }
 
-/// Returns the driver's files, as a spec contains them, and their hash. They are searched for like those of a container, because files can
+/// Returns the driver's files, as a spec contains them, and their hash. They are searched for as for a container, because files can
 /// be added without a trace elsewhere: packages without libraries do not run ldconfig, and not every driver root has a linker cache.
 fn files(roots: &Roots, config: &Config, version: &str) -> (u64, Option<Located>) {
     let cache = LinkerCache::read(&roots.driver, config.ldcache.as_ref());

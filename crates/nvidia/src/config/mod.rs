@@ -134,7 +134,7 @@ pub enum DeniedDevices {
     Start,
 }
 
-/// Which processes can open the device nodes of a container if a group owns those of the host.
+/// Which processes can open the device nodes of a container if a group owns the nodes of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeAccess {
     /// All processes of the container. The device cgroup keeps other containers from the devices.

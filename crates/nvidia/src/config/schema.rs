@@ -57,7 +57,7 @@ const fn key(name: &'static str, meaning: Meaning) -> Key {
 const WRAPPER: &str = "the runtime of oci-nvidia-hook-compat has one mode";
 const ONE_BINARY: &str = "no other program is run";
 
-/// The keys of NVIDIA Container Toolkit 1.20, and those of the hook.
+/// The keys of NVIDIA Container Toolkit 1.20, and the hook's own keys.
 pub const KEYS: &[Key] = &[
     key(
         "accept-nvidia-visible-devices-envvar-when-unprivileged",
@@ -190,7 +190,7 @@ fn path(value: &str) -> Result<Option<HostPath>, String> {
     }
 }
 
-/// Appends entries: the lists of drop-in files are added to those of config.toml.
+/// Appends entries: the lists of drop-in files are added to the lists of config.toml.
 fn add(list: &mut Vec<String>, more: Vec<String>) -> Result<(), String> {
     if let Some((entry, why)) = more
         .iter()

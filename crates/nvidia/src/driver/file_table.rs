@@ -28,7 +28,7 @@ pub enum LibraryKind {
     Required,
     /// It has its own version, and this version in its SONAME.
     OwnVersion(&'static str),
-    /// Programs open it by path, in this directory below that of the libraries.
+    /// Programs open it by path, in this directory below the libraries.
     Below(&'static str),
 }
 
@@ -306,12 +306,12 @@ pub(crate) const FIRMWARE_DIRS: &[&str] = &[
 /// The kernel parameter with an additional firmware directory, which the kernel searches first.
 pub(crate) const FIRMWARE_DIR_PARAMETER: &str = "/sys/module/firmware_class/parameters/path";
 
-/// The directory with DLSS for Windows programs, below that of the libraries. Proton expects it next to libGLX_nvidia.
+/// The directory with DLSS for Windows programs, below the libraries. Proton expects it next to libGLX_nvidia.
 pub(crate) const WINE_DIR: &str = "nvidia/wine";
 /// The files in [`WINE_DIR`].
 pub(crate) const WINE_FILES: &[&str] = &["nvngx.dll", "_nvngx.dll", "nvngx_dlssg.dll"];
 
-/// Libraries with the driver version that containers never need: those of nvidia-settings.
+/// Libraries with the driver version that containers never need: the toolkits of nvidia-settings.
 pub(crate) const HOST_ONLY: &[&str] = &["libnvidia-gtk2", "libnvidia-gtk3"];
 
 /// Returns the libraries that a capability depends on, in groups of alternatives: a container with none of a group cannot use the

@@ -11,7 +11,7 @@ use crate::glob;
 /// The directory of the files that most images include.
 pub const DROP_INS: &str = "etc/ld.so.conf.d";
 /// The hook's file in that directory. If several libraries have the same SONAME, the first directory wins, so the name must sort
-/// before those of the image's files.
+/// before the names of the image's files.
 pub const DROP_IN: &str = "00-oci-nvidia-hook.conf";
 /// The content of a new `/etc/ld.so.conf`, for an image without that file. The files of the distributions contain the same line.
 pub const DEFAULT: &str = "include /etc/ld.so.conf.d/*.conf\n";

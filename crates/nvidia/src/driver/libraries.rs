@@ -122,7 +122,7 @@ fn is_of_version(file_name: &OsStr, version: &str) -> bool {
     }
 }
 
-/// Whether a file name is that of a library with this driver version.
+/// Whether a file name belongs to a library with this driver version.
 fn is_library_of(file_name: &OsStr, version: &str) -> bool {
     match file_name.as_bytes().strip_suffix(version.as_bytes()) {
         Some(stem) => stem.starts_with(b"lib") && stem.ends_with(b".so."),

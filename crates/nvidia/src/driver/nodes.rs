@@ -109,7 +109,7 @@ impl NodeState {
     /// run time. `dev_root` and `fix` are for the error message: the root that should have the node, and the command that creates it.
     ///
     /// # Errors
-    /// If the node is missing or has another minor number, and those of [`Self::optional`].
+    /// If the node is missing or has another minor number, or if [`Self::optional`] fails.
     pub fn required(
         &self,
         name: &str,

@@ -2,7 +2,7 @@
 //!
 //! - [`LIBRARY_DIR`] has the libraries that programs load. libcuda and libnvidia-ml are small loaders there: they ask Windows through
 //!   libdxcore and `/dev/dxg` where the driver of a GPU is, and load the library of that driver.
-//! - [`STORES`] has a directory for each driver package of Windows, among them those of NVIDIA. Loaders open their files by path, so a
+//! - [`STORES`] has a directory for each driver package of Windows, among them NVIDIA's packages. Loaders open their files by path, so a
 //!   container has them at the path of the host.
 //!
 //! The host's linker cache often lacks the first directory, and has libraries of a Linux driver that was installed by mistake. Therefore

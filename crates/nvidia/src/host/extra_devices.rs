@@ -1,4 +1,4 @@
-//! Finds the devices next to the GPUs, below the roots of the driver: those of the features, and IMEX channels.
+//! Finds the devices next to the GPUs, below the roots of the driver: the nodes of the features, and IMEX channels.
 
 use std::path::Path;
 

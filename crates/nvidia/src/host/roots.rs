@@ -60,7 +60,7 @@ impl Roots {
     /// Like [`Self::open`], on a host that is a directory.
     ///
     /// # Errors
-    /// Those of [`Self::open`].
+    /// If a root cannot be opened, as in [`Self::open`].
     pub fn open_on(host: Option<&Tree>, config: &Config) -> Result<Self> {
         let driver = open_root(&config.driver_root)?;
         let mut dev = match &config.dev_root {

@@ -47,7 +47,7 @@ pub struct HostState {
     pub load: u64,
     /// The GPUs of the module
     pub gpus: Vec<KernelGpu>,
-    /// The driver's control node and those of the GPUs, by name. A missing node has no entry, like a file that is not the node.
+    /// The driver's control node and the nodes of the GPUs, by name. A missing node has no entry, like a file that is not the node.
     pub nodes: BTreeMap<String, HostNode>,
     /// The GPU instances and compute instances
     pub instances: Vec<MigCap>,

@@ -52,7 +52,7 @@ impl WatchedDriver {
     /// Drops the privileges of this process and loads NVML, see [`Session::start`].
     ///
     /// # Errors
-    /// Those of [`Session::start`].
+    /// If the session cannot be started, see [`Session::start`].
     pub fn start_session(&self, pipe: &File) -> Result<Session> {
         let Roots {
             driver,

@@ -45,7 +45,7 @@
 //!
 //! The first process calls NVML while it holds a lock; the others wait and use the answer. If the answer cannot be cached, a waiting
 //! process uses it only if the query began after the process arrived, so that it is as recent as an own query. Answers are
-//! numbered: if the last one was `n` on arrival, the query of `n + 1` may have begun before, and that of `n + 2` has not, because
+//! numbered: if the last one was `n` on arrival, query `n + 1` may have begun before, and query `n + 2` has not, because
 //! only one process queries at a time. The wait for the lock counts against the time limit for NVML. An error that occurs while
 //! others wait is returned by them too, because they have no time left for their own query.
 
@@ -87,7 +87,7 @@ pub struct KernelView {
     pub version: String,
     /// The GPUs of the module
     pub gpus: Vec<KernelGpu>,
-    /// The driver's control node and those of the GPUs, by their names below /dev
+    /// The driver's control node and the nodes of the GPUs, by their names below /dev
     pub nodes: BTreeMap<String, DeviceNode>,
     /// The GPU instances and compute instances
     pub instances: Vec<Instance>,
@@ -221,7 +221,7 @@ impl Cache {
     /// whose answer is cached if possible.
     ///
     /// # Errors
-    /// Those of `ask`.
+    /// If `ask` fails.
     pub fn get(
         &self,
         view: &dyn Fn() -> KernelView,
@@ -271,7 +271,7 @@ impl Cache {
     /// Calls `ask` in any case, and caches the answer if possible.
     ///
     /// # Errors
-    /// Those of `ask`.
+    /// If `ask` fails.
     pub(crate) fn renew(
         &self,
         view: &dyn Fn() -> KernelView,

@@ -144,7 +144,7 @@ pub fn existing(proc: &Tree) -> Vec<CapFile> {
     read(proc, &instances(proc))
 }
 
-/// Returns the files of these instances, after those of the capabilities that do not belong to an instance.
+/// Returns the files of these instances, after the files of the capabilities that do not belong to an instance.
 #[must_use]
 pub(crate) fn read(proc: &Tree, instances: &[Instance]) -> Vec<CapFile> {
     let mut files = Vec::new();

@@ -153,7 +153,7 @@ mod tests {
         }
     }
 
-    /// At bus N + 1, with minor N, as those of [`sample`].
+    /// At bus N + 1, with minor N, like the GPUs of [`sample`].
     fn kernel(count: u32) -> Vec<KernelGpu> {
         let gpu = |minor: u32| KernelGpu {
             bus_id: bus_id(minor + 1),
@@ -165,7 +165,7 @@ mod tests {
         (0..count).map(gpu).collect()
     }
 
-    /// What NVML lists if it cannot open those of these minors.
+    /// What NVML lists if it cannot open the nodes with these minors.
     fn nvml_without(left_out: &[u32]) -> Inventory {
         let gpus: Vec<_> = sample()
             .gpus

@@ -349,7 +349,7 @@ mod tests {
         assert_eq!(judge("1"), Judgment::Denied(1));
     }
 
-    /// The indices are those of the GPUs that the driver does not exclude.
+    /// Only GPUs that the driver does not exclude have an index.
     #[test]
     fn an_excluded_gpu_has_no_index() {
         let mut gpus = kernel();

@@ -122,7 +122,7 @@ fn of_gpu(api: &impl Processes, gpu: &mut GpuProcesses) -> Result<Vec<GpuProcess
     gpu.uuid = api.uuid(device)?;
     gpu.minor = api.minor(device).ok();
     let mut processes = of_device(api, device)?;
-    // A user without privileges gets only the processes of each MIG device, and not those of the GPU.
+    // A user without privileges gets only the processes of each MIG device, and not the processes of the whole GPU.
     if api.mig_mode(device) == Ok(1) {
         for index in 0..api.max_mig_device_count(device).unwrap_or_default().min(64) {
             let of_mig = api

@@ -104,7 +104,7 @@ pub(super) enum Unloadable {
 }
 
 /// Libraries that NVML requires in addition to libc. In a driver root other than `/` they may be missing, or belong to another glibc than
-/// that of this process, so the host's are loaded before the root directory is changed.
+/// this process, so the host's are loaded before the root directory is changed.
 const PRELOAD: [&str; 5] = [
     "libm.so.6",
     "libdl.so.2",
@@ -169,7 +169,7 @@ fn ask_all(question: &NvmlQuery, end: Instant) -> Result<NvmlAnswer> {
 /// The result of one child.
 enum Reply {
     All,
-    /// The GPUs are not those of the previous child.
+    /// The previous child had other GPUs.
     Changed,
     Error(Line),
     Nothing(NoAnswer),

@@ -114,8 +114,8 @@ fn select_named<'a>(
     Ok((devices, Vec::new()))
 }
 
-/// Returns the names of the devices with these nodes. `minors` contains the nodes of MIG capabilities: for a GPU in MIG mode, the names
-/// are those of the MIG devices with both nodes, or that of the GPU if there are none. A node without a GPU on this host keeps its
+/// Returns the names of the devices with these nodes. `minors` contains the nodes of MIG capabilities: for a GPU in MIG mode, these are the
+/// names of the MIG devices with both nodes, or the name of the GPU without such devices. A node without a GPU on this host keeps its
 /// path, which matches no device.
 #[must_use]
 pub fn names_of(
@@ -633,7 +633,7 @@ pub(crate) mod tests {
             ("ONH-232", PREPARE)
         );
         assert!(findings[0].what.ends_with(missing), "{}", findings[0].what);
-        // Index 0 is now that of another MIG device.
+        // Another MIG device has index 0 now.
         for asked in ["MIG-20", "2:0", "2:1", "MIG-GPU-00000002/5/0"] {
             let text = render(&chosen(asked, &inventory).unwrap_err());
             assert!(

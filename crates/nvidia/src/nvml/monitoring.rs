@@ -149,9 +149,9 @@ pub struct Utilization {
 /// A clock of a GPU, from `nvmlClockType_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
-    /// That of the multiprocessors
+    /// The clock of the multiprocessors
     Multiprocessors,
-    /// That of the memory
+    /// The clock of the memory
     Memory,
 }
 

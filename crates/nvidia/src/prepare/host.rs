@@ -99,7 +99,7 @@ fn made(node: &NodeToCreate, roots: &Roots) -> Option<DeviceNode> {
     })
 }
 
-/// Loads missing modules and creates missing nodes, including those of these IMEX channels. It continues after an error. `patience` is the
+/// Loads missing modules and creates missing nodes, including the nodes of these IMEX channels. It continues after an error. `patience` is the
 /// time limit for all modules together.
 ///
 /// # Errors

@@ -97,7 +97,7 @@ pub(crate) fn missing_modules(facts: &ModuleState) -> Vec<&'static str> {
         .collect()
 }
 
-/// Returns the nodes that must exist, including those of these IMEX channels.
+/// Returns the nodes that must exist, including the nodes of these IMEX channels.
 #[must_use]
 pub fn plan(facts: &ModuleState, channels: &[u32]) -> Vec<NodeToCreate> {
     let Some(policy) = facts.policy else {

@@ -1,4 +1,4 @@
-//! Detects variables with a name like that of a variable of the convention. A container with `NVIDIA_VISIBLE_DEVICE=all` starts without
+//! Detects variables whose name resembles a variable of the convention. A container with `NVIDIA_VISIBLE_DEVICE=all` starts without
 //! GPUs, and nothing else would say why.
 
 use base::nearest::nearest;

@@ -317,7 +317,7 @@ fn imex_channels(
     if !from_mounts.is_empty() || !env_counts {
         return from_mounts;
     }
-    // The syntax is that of NVIDIA_VISIBLE_DEVICES, but `all` and `none` are not channels.
+    // The syntax is the same as for NVIDIA_VISIBLE_DEVICES, but `all` and `none` are not channels.
     match container
         .env
         .get(Variable::ImexChannels)

@@ -43,7 +43,7 @@ pub struct MountRequest {
 }
 
 impl MountRequest {
-    /// Adds a CDI name. Those of features and IMEX channels are the names that NVIDIA's generator of CDI specs gives them.
+    /// Adds a CDI name. Features and IMEX channels have the names that NVIDIA's generator of CDI specs gives them.
     fn qualified(&mut self, vendor: &str, class: &str, device: &str) {
         match Feature::from_name(class).filter(|_| vendor == VENDOR && device == ALL) {
             Some(feature) => self.features.insert(feature),

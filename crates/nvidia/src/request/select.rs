@@ -145,7 +145,7 @@ fn mig_finding(gpu: &Gpu) -> Finding {
     Finding::new(&catalog::MIG_WHOLE, what, fix)
 }
 
-/// Returns the properties to check requirements against: those of each GPU, or only of the driver if there is none.
+/// Returns the properties to check requirements against: the properties of each GPU, or only of the driver without a GPU.
 fn properties(devices: &[Device<'_>], inventory: &Inventory) -> Vec<(String, Properties)> {
     let driver = Properties {
         cuda: known(&inventory.cuda_version),

@@ -70,7 +70,7 @@ pub fn cold(bench: &Bench) -> Outcome {
     Ok(report(measure(bench, forget)?))
 }
 
-/// Removes the cached inventories. The directory is that of the mount namespace.
+/// Removes the cached inventories. The directory belongs to the mount namespace.
 fn forget() -> Result<(), String> {
     for entry in std::fs::read_dir(Path::new(CACHE))
         .into_iter()

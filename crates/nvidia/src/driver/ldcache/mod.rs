@@ -83,7 +83,7 @@ pub enum Arch {
 }
 
 impl Arch {
-    /// Returns the architecture of this program, which is that of the driver.
+    /// Returns the architecture of this program, which is also the driver's.
     #[must_use]
     pub const fn native() -> Self {
         NATIVE
@@ -337,7 +337,7 @@ fn compare(a: &Entry<'_>, b: &Entry<'_>) -> Ordering {
         .then_with(|| b.os_version.cmp(&a.os_version))
 }
 
-/// Compares name and flags. A new entry replaces those of the image with equal ones.
+/// Compares name and flags. A new entry replaces the image's entries with an equal name and flags.
 fn compare_slots(a: &Entry<'_>, b: &Entry<'_>) -> Ordering {
     compare_names(b.name, a.name).then_with(|| b.flags.cmp(&a.flags))
 }

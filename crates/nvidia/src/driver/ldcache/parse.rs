@@ -39,7 +39,7 @@ pub fn parse(bytes: &[u8]) -> Result<Cache<'_>> {
 /// search meets, as ld.so does: a library that this function does not find in a table out of order, ld.so does not find either.
 ///
 /// # Errors
-/// Those of [`parse`], for what was read.
+/// If the bytes that were read are not a valid cache, see [`parse`].
 pub fn with_prefix<'a>(bytes: &'a [u8], prefix: &str) -> Result<Vec<Entry<'a>>> {
     let table = CacheTable::of(bytes)?;
     let mut text = Text::new(MAX_TEXT);

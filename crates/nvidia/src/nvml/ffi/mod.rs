@@ -25,7 +25,7 @@ pub struct NvmlLibrary {
 impl NvmlLibrary {
     /// Loads the library. This runs its constructors with the privileges of this process, so only a confined child calls it.
     pub fn load(name: &OsStr) -> Result<Self, libloading::Error> {
-        // SAFETY: the callers load libraries of the host only, NVIDIA's and those of the C library, which run their
+        // SAFETY: the callers load libraries of the host only, NVIDIA's and the C library's, which run their
         // constructors correctly in a process with one thread; none comes from a container.
         let handle = unsafe { Handle::open(Some(name), RTLD_NOW | RTLD_LOCAL) }?;
         Ok(Self { handle })

@@ -1,4 +1,4 @@
-//! The functions of NVML that are called, as prototypes: names, parameters and their order are those of NVIDIA's nvml.h.
+//! The functions of NVML that are called, as prototypes: names, parameters and their order come from NVIDIA's nvml.h.
 //!
 //! A type `Name` stands for `nvmlName_t`, and `&mut T` for `T *`. `debian::the_table_of_nvml_is_that_of_nvml_h` compares the table with
 //! the header.
@@ -92,7 +92,7 @@ macro_rules! prototypes {
                 // SAFETY: the row is the prototype in nvml.h, and the symbol is used only below, while `self` holds the library.
                 let function = unsafe { self.symbol::<unsafe extern "C" fn($($type),*) -> Return>(NAME) }?;
                 // SAFETY: the types permit only valid arguments. A reference points to a value with the layout in nvml.h, which
-                // the library fills or leaves as it is, and does not keep. A `Length`, `Count` or `Room` is that of its buffer. A `DeviceHandle`
+                // the library fills or leaves as it is, and does not keep. A `Length`, `Count` or `Room` belongs to its buffer. A `DeviceHandle`
                 // or `EventSet` is NULL or comes from this library, which is initialized then and never shut down; a freed set does not
                 // exist any more. A `GpuInstance` too comes from this library, which this program never has destroy one. The library
                 // checks NULL and all numbers.
