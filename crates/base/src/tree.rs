@@ -4,6 +4,7 @@
 //! tests.
 
 mod listing;
+mod open_dir;
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -12,8 +13,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
@@ -23,7 +23,8 @@ use crate::paths::HostPath;
 use crate::report::errno_text;
 use crate::sys::in_root::{Root, real_path};
 use crate::sys::proc_file::read_short;
-use listing::Listing;
+pub use open_dir::OpenDir;
+use open_dir::{Look, Seen};
 
 /// The size limit of [`Tree::read`] in bytes. The ld.so.cache of a large system has 1 MB.
 const MAX_FILE: usize = 64 << 20;
@@ -374,7 +375,7 @@ impl Tree {
     /// Announces that many names are looked up in a directory.
     pub fn expect_lookups(&self, dir: &Path) {
         if let Ok(dir) = self.dir(dir) {
-            dir.lookups.store(LOOKUPS, Ordering::Relaxed);
+            dir.expect_lookups();
         }
     }
 
@@ -490,135 +491,6 @@ impl Tree {
     #[must_use]
     pub fn path(&self) -> HostPath {
         HostPath::new(&self.0.prefix)
-    }
-}
-
-/// An open directory below a tree.
-#[derive(Debug)]
-pub struct OpenDir {
-    fd: OwnedFd,
-    /// The path below the tree, with a leading slash, after all symbolic links
-    path: PathBuf,
-    /// How many names were looked up of which only the type matters
-    lookups: AtomicUsize,
-    /// Its names, if it is small
-    listing: OnceLock<Option<Listing>>,
-}
-
-/// What is read of a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Look {
-    /// Its state
-    Completely,
-    /// Its type
-    Type,
-    /// Its type, but it is probably a link
-    Link,
-}
-
-impl Look {
-    /// Returns what is read of the next name, to which a link in the same directory leads. Of a library, this is the file.
-    const fn after_link(self) -> Self {
-        match self {
-            Self::Completely => Self::Completely,
-            Self::Type | Self::Link => Self::Type,
-        }
-    }
-}
-
-/// What a name is.
-enum Seen {
-    /// A link with this text
-    Link(OsString),
-    /// A file of this type
-    Type(FileType),
-    /// A file with this state
-    Stat(Stat),
-}
-
-impl Seen {
-    const fn kind(&self) -> FileType {
-        match self {
-            Self::Link(_) => FileType::Symlink,
-            Self::Type(kind) => *kind,
-            Self::Stat(stat) => FileType::from_raw_mode(stat.st_mode),
-        }
-    }
-}
-
-/// The number of lookups in a directory after which it is listed, if it is small: a listing takes five system calls.
-const LOOKUPS: usize = 2;
-
-impl OpenDir {
-    const fn new(fd: OwnedFd, path: PathBuf) -> Self {
-        Self {
-            fd,
-            path,
-            lookups: AtomicUsize::new(0),
-            listing: OnceLock::new(),
-        }
-    }
-
-    /// Returns the path below the tree, with a leading slash, after all symbolic links.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Returns the state of `name` without following links, or `None` if it is missing or cannot be examined.
-    #[must_use]
-    pub fn stat(&self, name: &str) -> Option<Stat> {
-        rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW).ok()
-    }
-
-    /// Returns the sorted names in the directory, or none if it cannot be read. Files in it are then found without further lookups.
-    #[must_use]
-    pub fn names(&self) -> Vec<OsString> {
-        self.lookups.store(LOOKUPS, Ordering::Relaxed);
-        let listing = self.listing.get_or_init(|| Listing::of(&self.fd).ok());
-        listing.as_ref().map(Listing::names).unwrap_or_default()
-    }
-
-    fn look(&self, name: &OsStr, look: Look) -> io::Result<Seen> {
-        if look != Look::Completely {
-            // The text of a link is needed in any case, so only other names are a reason to list the directory.
-            let listing = match look {
-                Look::Link => self.listing.get().and_then(Option::as_ref),
-                _ => self.listing(),
-            };
-            match listing.map(|listing| listing.kind(name)) {
-                Some(None) => return Err(Errno::ENOENT.into()),
-                Some(Some(FileType::Symlink)) => return Ok(Seen::Link(self.link(name)?)),
-                Some(Some(FileType::Unknown)) => {}
-                Some(Some(kind)) => return Ok(Seen::Type(kind)),
-                None if look == Look::Link => match self.link(name) {
-                    Err(rustix::io::Errno::INVAL) => {} // not a link
-                    text => return Ok(Seen::Link(text?)),
-                },
-                None => {}
-            }
-        }
-        let stat = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        match FileType::from_raw_mode(stat.st_mode) {
-            FileType::Symlink => Ok(Seen::Link(self.link(name)?)),
-            _ => Ok(Seen::Stat(stat)),
-        }
-    }
-
-    fn link(&self, name: &OsStr) -> rustix::io::Result<OsString> {
-        Ok(OsString::from_vec(
-            rustix::fs::readlinkat(&self.fd, name, Vec::new())?.into_bytes(),
-        ))
-    }
-
-    /// Returns the names of the directory, if many were looked up and it is small.
-    fn listing(&self) -> Option<&Listing> {
-        if self.lookups.fetch_add(1, Ordering::Relaxed) < LOOKUPS {
-            return None;
-        }
-        self.listing
-            .get_or_init(|| Listing::of_small(&self.fd).ok().flatten())
-            .as_ref()
     }
 }
 
