@@ -137,7 +137,7 @@ fn carry_out(
     }
     // An engine may give its terminal to the hook.
     if !matches!(command, Command::Stage(_)) {
-        slow::tell_a_person();
+        slow::print_wait_notice();
     }
     match command {
         Command::Stage(stage) => Ok(stage.run(config, false)),

@@ -161,7 +161,7 @@ fn follow(
     preview.findings.extend(findings);
     match plan::verdict(&spec, &config)? {
         Verdict::Nothing(reason) => preview.reason = plan::nothing(reason, &spec),
-        Verdict::LeftAlone(finding) => preview.decide(Effect::None, finding),
+        Verdict::Unchanged(finding) => preview.decide(Effect::None, finding),
         Verdict::Gpus(request) => return preview.request(*request, config, options, &spec, called),
     }
     Ok(())
@@ -237,7 +237,10 @@ impl Preview {
         let (provided, host) = match found {
             Ok(found) => found,
             Err(error) => {
-                self.decide(Effect::None, plan::excuse(&request, &config, error)?);
+                self.decide(
+                    Effect::None,
+                    plan::allow_without_gpu(&request, &config, error)?,
+                );
                 return Ok(());
             }
         };

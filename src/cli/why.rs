@@ -154,7 +154,8 @@ enum NotSetUp {
     #[default]
     Nothing,
     /// The container requests GPUs, and the hook leaves it unchanged.
-    LeftAlone,
+    #[serde(rename = "left-alone")]
+    Unchanged,
     /// The container requests GPUs, and the hook was not called.
     NotCalled,
 }
@@ -175,8 +176,8 @@ fn without_record(known: &KnownContainer, config: Option<&Path>) -> Result<Witho
                 (answer.devices, answer.given) = (given.devices(), given.to_string());
             }
         }
-        Verdict::LeftAlone(finding) => {
-            answer.outcome = NotSetUp::LeftAlone;
+        Verdict::Unchanged(finding) => {
+            answer.outcome = NotSetUp::Unchanged;
             answer.finding = finding.kind.id;
             (answer.reason, answer.hint) = (finding.what, finding.fix);
         }
@@ -202,7 +203,7 @@ impl WithoutRecord {
                 format!("the container requests no GPU: {reason}")
             }
             NotSetUp::Nothing => format!("the container requests no GPU from the hook: {reason}"),
-            NotSetUp::LeftAlone => format!("the hook does nothing: {reason} ({})", self.finding),
+            NotSetUp::Unchanged => format!("the hook does nothing: {reason} ({})", self.finding),
             NotSetUp::NotCalled => {
                 format!(
                     "{reason}, but no record shows that the hook was called for the container since the last boot"
@@ -333,8 +334,8 @@ fn outcome(record: &Record) -> Line {
             record.shortfall().unwrap_or("less than it requested")
         ),
         Outcome::Nothing => "the container requests no GPU".to_owned(),
-        Outcome::LeftAlone if is_nri => "the NRI plugin did nothing".to_owned(),
-        Outcome::LeftAlone => "the hook did nothing".to_owned(),
+        Outcome::Unchanged if is_nri => "the NRI plugin did nothing".to_owned(),
+        Outcome::Unchanged => "the hook did nothing".to_owned(),
         Outcome::Failed if is_nri => "the NRI plugin refused the container".to_owned(),
         Outcome::Failed => "the hook failed".to_owned(),
         Outcome::Unfinished => {

@@ -73,7 +73,7 @@ pub(super) const fn short_outcome(outcome: Outcome) -> &'static str {
         Outcome::Given => "ok",
         Outcome::Incomplete => "incomplete",
         Outcome::Nothing => "nothing",
-        Outcome::LeftAlone => "left alone",
+        Outcome::Unchanged => "left alone",
         Outcome::Failed => "failed",
         Outcome::Unfinished => "unfinished",
     }
@@ -85,7 +85,7 @@ pub(super) const fn tone(outcome: Outcome) -> Tone {
         Outcome::Given => Tone::Good,
         Outcome::Incomplete => Tone::Warning,
         Outcome::Failed | Outcome::Unfinished => Tone::Bad,
-        Outcome::Nothing | Outcome::LeftAlone => Tone::Plain,
+        Outcome::Nothing | Outcome::Unchanged => Tone::Plain,
     }
 }
 
@@ -139,7 +139,7 @@ mod tests {
             (Outcome::Given, false),
             (Outcome::Incomplete, true),
             (Outcome::Nothing, false),
-            (Outcome::LeftAlone, false),
+            (Outcome::Unchanged, false),
             (Outcome::Failed, true),
             (Outcome::Unfinished, true),
         ] {

@@ -42,7 +42,7 @@ use crate::oci::spec_view;
 use crate::plan::request::GpuRequest;
 pub(crate) use container::Container;
 pub(crate) use gpus::{Gpus, Image, Live, newer_libcuda};
-pub(crate) use verdict::{Verdict, excuse, nothing, read_config, verdict};
+pub(crate) use verdict::{Verdict, allow_without_gpu, nothing, read_config, verdict};
 
 /// What a host provides for a request.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ fn recorded(device: &Device<'_>) -> records::RecordedDevice {
 /// also before an error.
 ///
 /// # Errors
-/// If the request cannot be met, or a required part is missing. [`excuse`] decides whether the container starts nevertheless.
+/// If the request cannot be met, or a required part is missing. [`allow_without_gpu`] decides whether the container starts nevertheless.
 pub(crate) fn decide(
     request: &GpuRequest,
     config: &Config,

@@ -10,7 +10,7 @@ use findings::catalog;
 use nvidia_host::config::{self, Config};
 use nvidia_host::device_id::VisibleDevices;
 use nvidia_host::programs;
-use nvidia_host::request::{excuse as excuse_of_host, misspelled};
+use nvidia_host::request::{allow_without_gpu as allow_on_host, misspelled};
 
 use records::Pod;
 
@@ -25,7 +25,7 @@ pub(crate) enum Verdict {
     /// The container requests nothing, for this reason.
     Nothing(String),
     /// The request is not allowed, or another program meets it.
-    LeftAlone(Finding),
+    Unchanged(Finding),
     Gpus(Box<GpuRequest>),
 }
 
@@ -55,9 +55,9 @@ pub(crate) fn read_config(
 pub(crate) fn verdict(spec: &SpecView, config: &Config) -> Result<Verdict> {
     Ok(match request::from_spec(spec, config)? {
         Decision::Nothing(reason) => Verdict::Nothing(reason),
-        Decision::Refused(reason) => Verdict::LeftAlone(refused(reason, &spec.pod)),
+        Decision::Refused(reason) => Verdict::Unchanged(refused(reason, &spec.pod)),
         Decision::Gpus(request) => match set_up_by_others(spec) {
-            Some(finding) => Verdict::LeftAlone(finding),
+            Some(finding) => Verdict::Unchanged(finding),
             None => Verdict::Gpus(request),
         },
     })
@@ -125,7 +125,7 @@ fn inode(path: &Path) -> Option<(u64, u64)> {
 ///
 /// # Errors
 /// The given error, if the container must not start.
-pub(crate) fn excuse(
+pub(crate) fn allow_without_gpu(
     request: &GpuRequest,
     config: &Config,
     error: anyhow::Error,
@@ -141,7 +141,7 @@ pub(crate) fn excuse(
             "run \"oci-nvidia-hook doctor\"; to disable the hook for the container, set NVIDIA_VISIBLE_DEVICES=void",
         ));
     }
-    excuse_of_host(request, config, error)
+    allow_on_host(request, config, error)
 }
 
 #[cfg(test)]
@@ -177,7 +177,7 @@ mod tests {
         };
         let found = verdict(&spec, &mounts).unwrap();
         assert!(
-            matches!(&found, Verdict::LeftAlone(finding) if finding.kind.id == catalog::OTHERS.id),
+            matches!(&found, Verdict::Unchanged(finding) if finding.kind.id == catalog::OTHERS.id),
             "{found:?}"
         );
     }

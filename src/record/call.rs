@@ -160,7 +160,7 @@ impl Call {
         self.record.end(outcome, one_line(reason));
         match (&self.earlier, &self.store) {
             // A record of a stage that did nothing does not replace the record of an earlier stage of the same start.
-            (Some(earlier), Some(store)) if outcome == Outcome::LeftAlone => store.write(earlier),
+            (Some(earlier), Some(store)) if outcome == Outcome::Unchanged => store.write(earlier),
             _ => self.record_so_far(),
         }
     }

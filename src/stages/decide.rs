@@ -42,9 +42,9 @@ pub(crate) fn request(
     }
     call.findings(&findings);
     match verdict? {
-        Verdict::Nothing(reason) if is_misspelled => call.end(Outcome::LeftAlone, &reason),
+        Verdict::Nothing(reason) if is_misspelled => call.end(Outcome::Unchanged, &reason),
         Verdict::Nothing(reason) => call.note(&format!("nothing to do: {reason}")),
-        Verdict::LeftAlone(finding) => leave_alone(&finding, call),
+        Verdict::Unchanged(finding) => leave_unchanged(&finding, call),
         Verdict::Gpus(request) => {
             call.record().asked = Some(RecordedRequest::from(&*request));
             call.record().request.clone_from(&request.asked_by);
@@ -85,14 +85,14 @@ pub(crate) fn gpus_for(
             Ok(Some(Gpus::new(request, config, host, provided.edits)))
         }
         Err(error) => {
-            leave_alone(&plan::excuse(&request, &config, error)?, call);
+            leave_unchanged(&plan::allow_without_gpu(&request, &config, error)?, call);
             Ok(None)
         }
     }
 }
 
 /// Ends a call for a container that starts without GPUs, although it requests them or has device nodes of GPUs.
-fn leave_alone(finding: &Finding, call: &mut Call) {
+fn leave_unchanged(finding: &Finding, call: &mut Call) {
     call.finding(finding);
-    call.end(Outcome::LeftAlone, &finding.what);
+    call.end(Outcome::Unchanged, &finding.what);
 }

@@ -183,7 +183,7 @@ fn device_nodes_stop_no_container() {
     let container = Waiting::start(dir.path(), &image.rootfs, &[], "");
     let before = container.mountinfo();
     let gpu_7 = json!({"linux": {"devices": [node("nvidia7", 195, 7)]}});
-    let left_alone = |spec: &Value, says: &str| {
+    let left_unchanged = |spec: &Value, says: &str| {
         container.set_spec(&[], spec);
         let ran = container.hook(&fake.config);
         assert!(
@@ -198,13 +198,13 @@ fn device_nodes_stop_no_container() {
             "{told}"
         );
     };
-    left_alone(&gpu_7, "\"/dev/nvidia7\"");
+    left_unchanged(&gpu_7, "\"/dev/nvidia7\"");
     fake.configure("[devices]\ndeny = [\"1\"]");
-    left_alone(&gpu_1(), "\"GPU-51eed001-");
+    left_unchanged(&gpu_1(), "\"GPU-51eed001-");
     fake.configure("");
     fake.set_nvml(|old| old + "\ninit-error 999\n");
     fs::remove_file(fake.root.join("dev/nvidia1")).unwrap();
-    left_alone(&gpu_1(), "NVML");
+    left_unchanged(&gpu_1(), "NVML");
     // An error in config.toml affects only containers that request GPUs.
     fs::write(&fake.config, "nonsense = ").unwrap();
     container.set_spec(&[], &gpu_1());

@@ -134,7 +134,8 @@ pub enum Outcome {
     /// It requests nothing.
     Nothing,
     /// Its request was denied, or another program sets it up.
-    LeftAlone,
+    #[serde(rename = "left-alone")]
+    Unchanged,
     /// The hook failed, which stops the container.
     Failed,
 }

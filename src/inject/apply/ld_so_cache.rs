@@ -39,7 +39,7 @@ impl Applier {
                 self.layout
                     .done
                     .findings
-                    .push(linker_cache::left_alone(&error));
+                    .push(linker_cache::left_unchanged(&error));
                 return Ok(());
             }
         };
@@ -71,7 +71,7 @@ impl Applier {
                 self.layout
                     .done
                     .findings
-                    .push(linker_cache::left_alone(&anyhow::Error::msg(error)));
+                    .push(linker_cache::left_unchanged(&anyhow::Error::msg(error)));
             }
         }
         Ok(())

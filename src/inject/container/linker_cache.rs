@@ -35,7 +35,7 @@ pub(crate) fn merge(
         None => create(&ours).map(Some),
     };
     new.unwrap_or_else(|error| {
-        findings.push(left_alone(&error));
+        findings.push(left_unchanged(&error));
         None
     })
 }
@@ -49,7 +49,7 @@ fn create(ours: &[NewEntry<'_>]) -> Result<Vec<u8>> {
 /// The finding for a cache in an unknown format, which the hook does not change. ld.so also ignores a cache that it cannot
 /// read, and it searches the directory of the driver libraries anyway. To replace a cache of a newer ldconfig could lose the
 /// image's own entries.
-pub(crate) fn left_alone(error: &anyhow::Error) -> Finding {
+pub(crate) fn left_unchanged(error: &anyhow::Error) -> Finding {
     Finding::new(
         &catalog::IMAGE_CACHE,
         format!(

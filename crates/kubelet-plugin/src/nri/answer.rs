@@ -68,9 +68,9 @@ impl Plugin for NodePlugin {
         let name = full_name(request.pod.as_ref(), container);
         match self.decide(container) {
             Ok(Grant::Nothing) => Ok(CreateContainerResponse::default()),
-            Ok(Grant::LeftAlone(finding)) => {
+            Ok(Grant::Unchanged(finding)) => {
                 self.log(&name, &finding);
-                record::left_alone(request.pod.as_ref(), container, &finding);
+                record::left_unchanged(request.pod.as_ref(), container, &finding);
                 Ok(CreateContainerResponse::default())
             }
             Ok(Grant::Devices(names, findings)) => {

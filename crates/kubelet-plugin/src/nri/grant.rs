@@ -32,7 +32,7 @@ pub enum Grant {
     /// It requests nothing, or another program gives it GPUs.
     Nothing,
     /// It starts without GPUs from us, although it requests them.
-    LeftAlone(Finding),
+    Unchanged(Finding),
     /// These CDI devices
     Devices(Vec<String>, Vec<Finding>),
 }
@@ -68,7 +68,7 @@ pub fn grant(container: &Container, config: &Config, known: Known<'_>) -> Result
         Decision::Nothing(_) => return Ok(Grant::Nothing),
         Decision::Refused(reason) => {
             let hint = "request a GPU from the scheduler: resources: {limits: {nvidia.com/gpu: 1}} in the container of the pod";
-            return Ok(Grant::LeftAlone(Finding::new(
+            return Ok(Grant::Unchanged(Finding::new(
                 &catalog::REFUSED,
                 reason,
                 hint,
@@ -82,12 +82,12 @@ pub fn grant(container: &Container, config: &Config, known: Known<'_>) -> Result
     }
     for channel in request.wanted()?.imex_channels {
         if !known.in_specs.imex_channels.contains(&channel) {
-            return Ok(Grant::LeftAlone(without_channel(channel)));
+            return Ok(Grant::Unchanged(without_channel(channel)));
         }
     }
     match devices(&request, config, known) {
         Ok(grant) => Ok(grant),
-        Err(error) => request::excuse(&request, config, error).map(Grant::LeftAlone),
+        Err(error) => request::allow_without_gpu(&request, config, error).map(Grant::Unchanged),
     }
 }
 
@@ -135,7 +135,7 @@ fn devices(request: &GpuRequest, config: &Config, known: Known<'_>) -> Result<Gr
     if let Some(device) = unnamed
         && !is_partial
     {
-        return Ok(Grant::LeftAlone(only_by_hook(device)));
+        return Ok(Grant::Unchanged(only_by_hook(device)));
     }
     for feature in request.features.iter() {
         if known.in_specs.features.has(feature) {
@@ -407,7 +407,7 @@ mod tests {
             },
         ) {
             Ok(Grant::Nothing) => "nothing".to_owned(),
-            Ok(Grant::LeftAlone(finding)) => format!("left alone: {}", finding.kind.id),
+            Ok(Grant::Unchanged(finding)) => format!("left alone: {}", finding.kind.id),
             Ok(Grant::Devices(names, _)) => {
                 let uuids = names.iter().map(|name| {
                     name.strip_prefix("k8s.device-plugin.nvidia.com/gpu=")
@@ -698,7 +698,7 @@ mod tests {
         };
         let found = grant(&asking(&[ALL]), &start, known(None)).unwrap();
         assert!(
-            matches!(&found, Grant::LeftAlone(finding) if finding.kind.id == "ONH-112"),
+            matches!(&found, Grant::Unchanged(finding) if finding.kind.id == "ONH-112"),
             "{found:?}"
         );
     }

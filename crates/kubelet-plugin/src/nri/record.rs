@@ -23,11 +23,11 @@ pub fn refusal(pod: Option<&PodSandbox>, container: &Container, error: &Error) {
 }
 
 /// Writes the record of a container that starts without GPUs.
-pub fn left_alone(pod: Option<&PodSandbox>, container: &Container, finding: &Finding) {
+pub fn left_unchanged(pod: Option<&PodSandbox>, container: &Container, finding: &Finding) {
     write(
         pod,
         container,
-        Outcome::LeftAlone,
+        Outcome::Unchanged,
         finding,
         one_line(&finding.what),
     );

@@ -202,7 +202,11 @@ pub fn decide(container: &Container<'_>, config: &Config) -> Result<Decision> {
 ///
 /// # Errors
 /// The given error, if the container must not start.
-pub fn excuse(request: &GpuRequest, config: &Config, error: anyhow::Error) -> Result<Finding> {
+pub fn allow_without_gpu(
+    request: &GpuRequest,
+    config: &Config,
+    error: anyhow::Error,
+) -> Result<Finding> {
     if config.no_gpu == NoGpu::Start
         && request.devices == VisibleDevices::All
         && host::has_no_gpu(config)

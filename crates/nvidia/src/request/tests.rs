@@ -657,7 +657,7 @@ fn a_host_without_gpus_may_excuse() {
         ..Config::default()
     };
     let excuses = |asked: &str, config: &Config| {
-        excuse(
+        allow_without_gpu(
             &Asking::of(&[(VISIBLE, asked)]).request(config),
             config,
             anyhow::anyhow!("cause"),
