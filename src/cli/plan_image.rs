@@ -14,7 +14,7 @@ use base::json;
 use base::report::failure;
 use base::sys::child::{self, NoAnswer};
 use findings::catalog;
-use nvidia_host::edits::placement::{Loader, RootfsFacts};
+use nvidia_host::edits::placement::RootfsFacts;
 
 use crate::plan::Image;
 
@@ -24,10 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The answer of the child.
 #[derive(Debug, Serialize, Deserialize)]
 struct Answer {
-    debian: bool,
-    lib32: bool,
-    glibc: bool,
-    musl: bool,
+    facts: RootfsFacts,
     compat: BTreeSet<String>,
 }
 
@@ -59,52 +56,19 @@ pub(super) fn within_deadline(examine: impl FnOnce() -> Image) -> Result<Image> 
 }
 
 impl From<Image> for Answer {
-    fn from(
-        Image {
-            facts:
-                RootfsFacts {
-                    debian,
-                    lib32,
-                    loader,
-                },
-            compat,
-        }: Image,
-    ) -> Self {
-        let compat = compat
-            .into_iter()
-            .filter_map(|name| name.into_string().ok())
-            .collect();
+    fn from(Image { facts, compat }: Image) -> Self {
+        let names = compat.into_iter().map(OsString::into_string);
         Self {
-            debian,
-            lib32,
-            glibc: loader == Loader::Glibc,
-            musl: loader == Loader::Musl,
-            compat,
+            facts,
+            compat: names.flatten().collect(),
         }
     }
 }
 
 impl From<Answer> for Image {
-    fn from(
-        Answer {
-            debian,
-            lib32,
-            glibc,
-            musl,
-            compat,
-        }: Answer,
-    ) -> Self {
-        let loader = match (glibc, musl) {
-            (true, _) => Loader::Glibc,
-            (false, true) => Loader::Musl,
-            (false, false) => Loader::None,
-        };
+    fn from(Answer { facts, compat }: Answer) -> Self {
         Self {
-            facts: RootfsFacts {
-                debian,
-                lib32,
-                loader,
-            },
+            facts,
             compat: compat.into_iter().map(OsString::from).collect(),
         }
     }
@@ -113,20 +77,20 @@ impl From<Answer> for Image {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nvidia_host::edits::placement::{Compat32, Loader};
 
     #[test]
     fn an_image_arrives_as_it_is() {
         for loader in [Loader::Glibc, Loader::Musl, Loader::None] {
-            for (debian, lib32) in [(false, true), (true, false)] {
+            for compat32 in [Compat32::Lib, Compat32::Lib32, Compat32::Nowhere] {
                 let compat = ["libcuda.so.1", "a \"b\"\n"].map(OsString::from).into();
-                let image = Image {
-                    facts: RootfsFacts {
-                        debian,
-                        lib32,
-                        loader,
-                    },
-                    compat,
+                let facts = RootfsFacts {
+                    debian: compat32 == Compat32::Lib,
+                    compat32,
+                    merged: true,
+                    loader,
                 };
+                let image = Image { facts, compat };
                 assert_eq!(within_deadline(|| image.clone()).unwrap(), image);
             }
         }

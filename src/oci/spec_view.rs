@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 
 use base::sys::guarded;
 use base::sys::in_root::open_host_file;
+use nvidia_host::driver::access::Permissions;
 
 use records::Pod;
 
@@ -72,6 +73,22 @@ pub struct LinuxDevice {
     pub kind: Option<String>,
     pub major: Option<i64>,
     pub minor: Option<i64>,
+    #[serde(rename = "fileMode")]
+    pub file_mode: Option<u32>,
+    /// The owner, as an id in the container
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+}
+
+impl Device {
+    /// Returns the mode and the owner with which the runtime creates the node; runc and crun have the same defaults.
+    pub(crate) fn permissions(&self) -> Permissions {
+        Permissions {
+            mode: self.file_mode.unwrap_or(0o666) & 0o777,
+            uid: self.uid.unwrap_or_default(),
+            gid: self.gid.unwrap_or_default(),
+        }
+    }
 }
 
 /// A range of ids in a user namespace, and the ids outside that they map to.

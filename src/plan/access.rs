@@ -1,55 +1,61 @@
 //! Chooses which device nodes the hook creates for a container, because its processes cannot open the host's.
 
+use nvidia_host::driver::access::Permissions;
 use nvidia_host::edits::DeviceNode;
 
 use super::process::{NodePermissions, Process};
 use super::step::Step;
+use crate::oci::SpecView;
 use crate::oci::spec_view::LinuxDevice;
 
-/// Changes the steps so that the hook creates the nodes that only a group of the host can open. The first process of the container does
-/// not decide: it is often root, and starts a service as another user, which has none of the container's groups (gosu, s6-setuidgid,
+/// Changes the steps so that the hook creates the nodes that only a group can open. The first process of the container does not
+/// decide: it is often root, and starts a service as another user, which has none of the container's groups (gosu, s6-setuidgid,
 /// `podman exec --user`).
-pub(crate) fn create_own(steps: &mut [Step], process: &Process, listed: &[LinuxDevice]) {
+pub(crate) fn create_own(steps: &mut [Step], process: &Process, spec: &SpecView) {
     for step in steps {
         if let Step::MountNode { node, own } = step
-            && node.permissions.is_for_a_group()
-            && !is_listed(node, listed)
+            && permissions(node, spec).is_for_a_group()
         {
             *own = Some(process.clone());
         }
     }
 }
 
-/// Returns the nodes of the host that the steps mount, with the host's mode and owner.
-pub(crate) fn of_the_host<'a>(
-    steps: &'a [Step],
-    listed: &[LinuxDevice],
-) -> Vec<NodePermissions<'a>> {
+/// Returns the nodes that the hook does not create, with their mode and owner in the container.
+pub(crate) fn of_others<'a>(steps: &'a [Step], spec: &SpecView) -> Vec<NodePermissions<'a>> {
     let mut nodes = Vec::new();
     for step in steps {
-        if let Step::MountNode { node, own: None } = step
-            && !is_listed(node, listed)
-        {
-            nodes.push(NodePermissions::of_host(node));
+        if let Step::MountNode { node, own: None } = step {
+            nodes.push(NodePermissions {
+                path: &node.source,
+                permissions: permissions(node, spec),
+            });
         }
     }
     nodes
 }
 
-/// Returns whether config.json lists the node: then the runtime creates it, with the mode and owner that the engine chose.
-fn is_listed(node: &DeviceNode, listed: &[LinuxDevice]) -> bool {
-    listed
-        .iter()
-        .any(|device| device.path == node.path.absolute())
+/// Returns the mode and owner of a node in the container. The runtime creates the nodes in config.json. `--device` and `--privileged`
+/// copy the host's mode: on SUSE, only the group "video" can open such a node.
+pub(crate) fn permissions(node: &DeviceNode, spec: &SpecView) -> Permissions {
+    match listed(node, spec) {
+        // In a user namespace, the runtime mounts the host's node, because it cannot create one.
+        Some(device) if !spec.user_namespace => device.permissions(),
+        _ => node.permissions,
+    }
+}
+
+/// Returns the entry of config.json for the node.
+pub(crate) fn listed<'s>(node: &DeviceNode, spec: &'s SpecView) -> Option<&'s LinuxDevice> {
+    let path = node.path.absolute();
+    spec.devices.iter().find(|device| device.path == path)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::oci::SpecView;
     use crate::oci::spec_view::{IdMapping, OVERFLOW_ID};
     use base::paths::HostPath;
-    use nvidia_host::driver::access::Permissions;
 
     fn spec(uid: u32, gid: u32, groups: &[u32]) -> SpecView {
         SpecView {
@@ -150,37 +156,46 @@ mod tests {
             ("cap2", 0o444, 0),
         ];
         // Processes that root of the container starts are not root.
-        let root = Process::from_spec(&spec(0, 0, &[]), false);
-        let mut steps = nodes.map(step);
-        create_own(&mut steps, &root, &[]);
-        assert!(matches!(&steps[0], Step::MountNode { own: Some(_), .. }));
-        let mut steps = nodes.map(step);
-        let process = Process::from_spec(&spec(1000, 1000, &[]), false);
-        let shut = |listed: &[LinuxDevice]| {
-            let finding = process.finding(&of_the_host(&steps, listed));
-            finding.unwrap().what
+        let process = |uid, gid| Process::from_spec(&spec(uid, gid, &[]), false);
+        let owns = |listed: &[LinuxDevice]| {
+            let spec = SpecView {
+                devices: listed.to_vec(),
+                ..SpecView::default()
+            };
+            let mut steps = nodes.map(step);
+            create_own(&mut steps, &process(0, 0), &spec);
+            let own = steps
+                .each_ref()
+                .map(|step| matches!(step, Step::MountNode { own: Some(_), .. }));
+            let finding = process(1000, 1000).finding(&of_others(&steps, &spec));
+            (own, finding.map(|finding| finding.what).unwrap_or_default())
         };
-        assert!(shut(&[]).contains("\"/dev/nvidia0\" and 1 other device nodes"));
-        let listed = [LinuxDevice {
+        let cap1 = "user 1000 of the container cannot open \"/dev/cap1\"";
+        let (own, finding) = owns(&[]);
+        assert_eq!(own, [true, false, false]);
+        assert_eq!(finding, format!("{cap1}: owner 0:0, mode 0400"));
+        let device = |file_mode, gid| LinuxDevice {
             path: "/dev/nvidia0".into(),
-            kind: None,
-            major: None,
-            minor: None,
-        }];
-        assert!(
-            shut(&listed).contains("\"/dev/cap1\":"),
-            "the runtime creates the node"
-        );
-        create_own(&mut steps, &process, &listed);
-        assert_eq!(steps, nodes.map(step));
-        create_own(&mut steps, &process, &[]);
-        let own = |step: &Step| matches!(step, Step::MountNode { own: Some(_), .. });
-        assert_eq!(steps.each_ref().map(own), [true, false, false]);
-        let finding = process.finding(&of_the_host(&steps, &[])).unwrap();
-        assert_eq!(
-            finding.what,
-            "user 1000 of the container cannot open \"/dev/cap1\": owner 0:0, mode 0400"
-        );
+            file_mode,
+            gid,
+            ..LinuxDevice::default()
+        };
+        // The runtime creates the node, for all unless config.json says something else, as with --device and --privileged.
+        for (listed, expected, shut) in [
+            (device(None, None), false, format!("{cap1}:")),
+            (device(Some(0o666), Some(44)), false, format!("{cap1}:")),
+            (device(Some(0o660), Some(44)), true, format!("{cap1}:")),
+            (device(Some(0o020_660), Some(44)), true, format!("{cap1}:")),
+            (
+                device(Some(0o600), None),
+                false,
+                "open \"/dev/nvidia0\" and 1 other device nodes: owner 0:0, mode 0600".to_owned(),
+            ),
+        ] {
+            let (own, finding) = owns(std::slice::from_ref(&listed));
+            assert_eq!(own, [expected, false, false], "{listed:?}");
+            assert!(finding.contains(&shut), "{listed:?}: {finding}");
+        }
         let unmapped = NodePermissions {
             path: &HostPath::new("/dev/nvidia0"),
             permissions: Permissions {

@@ -128,12 +128,12 @@ impl Gpus {
     /// Returns a finding if nodes remain that its first process cannot open: a process in a user namespace may not create device nodes,
     /// and without a device cgroup nothing would limit the use of such nodes.
     fn give_access(&self, steps: &mut [Step], container: &Container<'_>) -> Option<Finding> {
-        let (process, listed) = (&container.process, &container.spec.devices);
+        let (process, spec) = (&container.process, container.spec);
         let may_create = self.config.edit_cgroups && !process.is_rootless();
         if may_create && self.config.device_node_access == NodeAccess::Container {
-            access::create_own(steps, process, listed);
+            access::create_own(steps, process, spec);
         }
-        process.finding(&access::of_the_host(steps, listed))
+        process.finding(&access::of_others(steps, spec))
     }
 
     /// Returns the additions of precreate to config.json. Files are placed in the library directory of the image or, if it is
@@ -198,22 +198,28 @@ pub(crate) fn newer_libcuda(image: &Image) -> Option<Finding> {
 }
 
 /// Returns a finding if the process cannot open the device nodes. In a user namespace, the runtime cannot create nodes and mounts
-/// the host's.
+/// the host's. Otherwise, it creates nodes that the process can open, unless config.json already lists others.
 fn no_access(
     edits: &Edits,
     lowered: &ContainerEdits,
     spec: &SpecView,
     facts: OciFacts,
 ) -> Option<Finding> {
-    if !facts.in_user_namespace && !spec.user_namespace {
-        return None;
-    }
+    let mounts_nodes = facts.in_user_namespace || spec.user_namespace;
     let mut process = Process::from_spec(spec, facts.in_user_namespace);
     for gid in &lowered.additional_gids {
         if gid_inside(*gid, spec, facts).is_some() {
             process.add_group(*gid);
         }
     }
-    let nodes: Vec<_> = edits.nodes.iter().map(NodePermissions::of_host).collect();
+    let mut nodes = Vec::new();
+    for node in &edits.nodes {
+        if mounts_nodes || access::listed(node, spec).is_some() {
+            nodes.push(NodePermissions {
+                path: &node.source,
+                permissions: access::permissions(node, spec),
+            });
+        }
+    }
     process.finding(&nodes)
 }

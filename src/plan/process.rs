@@ -9,7 +9,6 @@ use std::fmt::Display;
 use base::report::Finding;
 use findings::catalog;
 use nvidia_host::driver::access::Permissions;
-use nvidia_host::driver::nodes::DeviceNode;
 
 use crate::oci::SpecView;
 use crate::oci::spec_view::{IdMapping, OVERFLOW_ID};
@@ -34,16 +33,6 @@ pub(crate) struct Process {
 pub(crate) struct NodePermissions<'a> {
     pub path: &'a dyn Display,
     pub permissions: Permissions,
-}
-
-impl<'a> NodePermissions<'a> {
-    /// The node of the host
-    pub(crate) const fn of_host(node: &'a DeviceNode) -> Self {
-        Self {
-            path: &node.source,
-            permissions: node.permissions,
-        }
-    }
 }
 
 impl Process {

@@ -7,7 +7,7 @@ use std::path::Path;
 use base::paths::{ContainerPath, HostPath};
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::driver::ldcache::Arch;
-use nvidia_host::edits::placement::{Link, RootfsFacts, library_dir};
+use nvidia_host::edits::placement::{Link, RootfsFacts, has_no_dir, is_same_dir, library_dir};
 use nvidia_host::edits::{Need, ProcMask};
 
 use super::step::{CacheEntry, Step};
@@ -67,6 +67,24 @@ fn links(edits: &RootfsEdits, facts: RootfsFacts) -> Vec<Step> {
             need,
         }));
     }
+    // Loaders that do not read the linker cache, such as musl's in Plex, search only the image's library directory.
+    for (arch, path) in &edits.libraries {
+        if has_no_dir(facts, *arch) {
+            continue;
+        }
+        let dir = ContainerPath::new(library_dir(facts, *arch));
+        let Some(link) = dir.and_then(|dir| dir.join(path.file_name())) else {
+            continue;
+        };
+        if !is_same_dir(facts, &link, path) {
+            optional.push(Step::Link(Link {
+                link,
+                text: path.absolute().into(),
+                file: file_of(edits, path),
+                need: Need::Optional,
+            }));
+        }
+    }
     // Programs search the image's library directory, which may be the host's too.
     if let Some(dir) = ContainerPath::new(library_dir(facts, Arch::native())) {
         for (name, path) in &edits.below {
@@ -118,6 +136,7 @@ fn link_target(link: &ContainerPath, text: &Path) -> Option<ContainerPath> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nvidia_host::edits::placement::Compat32;
 
     fn parsed(args: &[&str]) -> anyhow::Result<RootfsEdits> {
         RootfsEdits::parse(args.iter().map(OsString::from).collect())
@@ -209,6 +228,65 @@ mod tests {
                 need: Need::Optional
             })
         );
+    }
+
+    /// As in hook mode, a loader that does not read the cache finds the libraries in the image's directory.
+    #[test]
+    fn sonames_are_linked_in_the_image_library_directory() {
+        let of = |path: &str, facts: RootfsFacts| {
+            let link = format!("libcuda.so.535::{path}");
+            let edits = parsed(&["--link", &link, "--library", path]).unwrap();
+            let steps = super::steps(&edits, facts, vec![]);
+            let links = steps.iter().filter_map(|step| match step {
+                Step::Link(Link {
+                    link, text, file, ..
+                }) => {
+                    assert!(file.absolute().ends_with("libcuda.so.535"));
+                    Some(format!(
+                        "{} -> {}",
+                        link.absolute().display(),
+                        text.display()
+                    ))
+                }
+                _ => None,
+            });
+            links.skip(1).collect::<Vec<_>>()
+        };
+        let redhat = RootfsFacts::default();
+        let arch = RootfsFacts {
+            merged: true,
+            compat32: Compat32::Lib32,
+            ..redhat
+        };
+        let debian = RootfsFacts {
+            debian: true,
+            ..redhat
+        };
+        let native = library_dir(debian, Arch::native());
+        let on_debian = format!("/{native}/libcuda.so.1");
+        for (path, facts, links) in [
+            ("/usr/lib64/libcuda.so.1", redhat, vec![]),
+            ("/usr/lib64/libcuda.so.1", arch, vec![]),
+            ("/usr/lib/libcuda.so.1", arch, vec![]),
+            (
+                "/usr/lib/libcuda.so.1",
+                redhat,
+                vec!["/usr/lib64/libcuda.so.1 -> /usr/lib/libcuda.so.1".to_owned()],
+            ),
+            (
+                "/usr/lib64/libcuda.so.1",
+                debian,
+                vec![format!("{on_debian} -> /usr/lib64/libcuda.so.1")],
+            ),
+            (&on_debian, debian, vec![]),
+            (
+                &on_debian,
+                arch,
+                vec![format!("/usr/lib64/libcuda.so.1 -> {on_debian}")],
+            ),
+        ] {
+            assert_eq!(of(path, facts), links, "{path} {facts:?}");
+        }
     }
 
     #[test]

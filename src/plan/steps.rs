@@ -157,7 +157,7 @@ mod tests {
     use super::*;
     use base::paths::HostPath;
     use nvidia_host::driver::access::Permissions;
-    use nvidia_host::edits::placement::library_dir;
+    use nvidia_host::edits::placement::{Compat32, library_dir};
     use nvidia_host::edits::{DevLink, DeviceNode, HostFile, Need, ProcMask};
 
     fn edits(sonames: &[&str]) -> Edits {
@@ -268,20 +268,38 @@ mod tests {
 
     #[test]
     fn each_architecture_has_its_directory() {
-        let dir = |debian, lib32, arch| {
-            library_dir(
-                RootfsFacts {
-                    debian,
-                    lib32,
-                    ..RootfsFacts::default()
-                },
-                arch,
-            )
+        let dir = |debian, compat32, arch| {
+            let facts = RootfsFacts {
+                debian,
+                compat32,
+                ..RootfsFacts::default()
+            };
+            let placed = directory(facts, &Placement::Library(arch));
+            placed.map(|(dir, _)| dir.relative().to_owned())
         };
-        assert_eq!(dir(true, true, Arch::I386), "usr/lib/i386-linux-gnu");
-        assert_eq!(dir(false, true, Arch::I386), "usr/lib32");
-        assert_eq!(dir(false, false, Arch::I386), "usr/lib");
-        assert_eq!(dir(false, true, Arch::Aarch64), "usr/lib64");
+        for (debian, compat32, arch, expected) in [
+            (
+                true,
+                Compat32::Lib32,
+                Arch::I386,
+                Some("usr/lib/i386-linux-gnu"),
+            ),
+            (
+                true,
+                Compat32::Nowhere,
+                Arch::I386,
+                Some("usr/lib/i386-linux-gnu"),
+            ),
+            (false, Compat32::Lib32, Arch::I386, Some("usr/lib32")),
+            (false, Compat32::Lib, Arch::I386, Some("usr/lib")),
+            (false, Compat32::Nowhere, Arch::I386, None),
+            (false, Compat32::Nowhere, Arch::native(), Some("usr/lib64")),
+        ] {
+            assert_eq!(
+                dir(debian, compat32, arch).as_deref(),
+                expected.map(Path::new)
+            );
+        }
     }
 
     fn listed(steps: &[Step]) -> Vec<(Vec<&Path>, Vec<&Path>)> {

@@ -13,7 +13,7 @@ use nvidia_host::cdi::lower::{STAGE, SpecContext, lower};
 use nvidia_host::driver::access::Permissions;
 use nvidia_host::driver::ipc::{Expected, Ipc};
 use nvidia_host::driver::ldcache::Arch;
-use nvidia_host::edits::placement::{Link, Loader, RootfsFacts};
+use nvidia_host::edits::placement::{Compat32, Link, Loader, RootfsFacts};
 use nvidia_host::edits::{self, Channel, DevLink, Edits, HostFile, Need, Placement, ProcMask};
 
 use super::step::Step;
@@ -113,9 +113,16 @@ fn any_device() -> impl Strategy<Value = Edits> {
 
 fn any_image() -> impl Strategy<Value = RootfsFacts> {
     let loader = prop_oneof![Just(Loader::Glibc), Just(Loader::Musl), Just(Loader::None)];
-    (any::<bool>(), any::<bool>(), loader).prop_map(|(debian, lib32, loader)| RootfsFacts {
+    let compat32 = prop_oneof![
+        Just(Compat32::Lib),
+        Just(Compat32::Lib32),
+        Just(Compat32::Nowhere)
+    ];
+    let facts = (any::<bool>(), any::<bool>(), compat32, loader);
+    facts.prop_map(|(debian, merged, compat32, loader)| RootfsFacts {
         debian,
-        lib32,
+        compat32,
+        merged,
         loader,
     })
 }

@@ -26,15 +26,15 @@ pub(super) fn inspect_prepared(
     call: &mut Call,
 ) -> Result<Host> {
     if !config.load_kmods {
-        return inspect(config, call);
+        return inspect(request, config, call);
     }
     let wanted = request.wanted()?;
     if is_bare(config)? {
         prepare_for(&wanted, config, call);
-        return inspect(config, call);
+        return inspect(request, config, call);
     }
     let began = Instant::now();
-    let host = inspect(config, call);
+    let host = inspect(request, config, call);
     // Only the inventory shows whether nodes of a new GPU or MIG device are missing.
     let is_complete = host.as_ref().is_ok_and(|host| !host.lacks_nodes(&wanted));
     let took = began.elapsed();
@@ -43,6 +43,7 @@ pub(super) fn inspect_prepared(
     }
     // NVML is queried a second time. The timeout applies to both queries together.
     inspect(
+        request,
         &Config {
             nvml_timeout: timeouts::left_for_nvml(config.nvml_timeout, took),
             ..config.clone()
@@ -65,7 +66,7 @@ pub(crate) struct Expected {
 /// # Errors
 /// If the request is invalid, or a driver root cannot be opened.
 pub(crate) fn expect(request: &GpuRequest, config: &Config) -> Result<Expected> {
-    let host = Host::inspect(config, &|| ());
+    let host = inspect_for(request, config, &|| ());
     let wanted = request.wanted()?;
     let is_complete = || host.as_ref().is_ok_and(|host| !host.lacks_nodes(&wanted));
     if !config.load_kmods || !is_bare(config)? && is_complete() || !prepares(config)? {
@@ -90,8 +91,18 @@ pub(crate) fn expect(request: &GpuRequest, config: &Config) -> Result<Expected> 
 }
 
 /// Inspects the host. NVML can take long, and engines kill a hook that takes too long, so the record is written before.
-fn inspect(config: &Config, call: &Call) -> Result<Host> {
-    Host::inspect(config, &|| call.record_so_far())
+fn inspect(request: &GpuRequest, config: &Config, call: &Call) -> Result<Host> {
+    inspect_for(request, config, &|| call.record_so_far())
+}
+
+/// Inspects the host, without NVML if the request does not depend on it. Calls `slow` before NVML.
+fn inspect_for(request: &GpuRequest, config: &Config, slow: &dyn Fn()) -> Result<Host> {
+    if !request.needs_nvml()
+        && let Some(host) = Host::without_nvml(config)?
+    {
+        return Ok(host);
+    }
+    Host::inspect(config, slow)
 }
 
 /// Reports whether nodes or links of the driver are missing, as they can be after boot. systemd finds devices by the links in

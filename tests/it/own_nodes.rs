@@ -41,7 +41,8 @@ const NEEDS_SETPRIV: &[Need] = &[
 tests! {
     NEEDS_STRACE => one_tmpfs_for_all_nodes;
     NEEDS_SETPRIV => users_of_the_host_with_the_same_ids;
-    NEEDS => a_user_opens_them, the_hosts_nodes_if_configured, where_none_can_be_created, the_hosts_dev_is_left_alone;
+    NEEDS => a_user_opens_them, nodes_that_the_runtime_created, the_hosts_nodes_if_configured, where_none_can_be_created,
+        the_hosts_dev_is_left_alone;
     NEEDS_CRUN => podman, processes_that_leave_root;
     engine::NEEDS => podman_with_a_user_namespace;
 }
@@ -235,6 +236,35 @@ fn a_user_opens_them() {
         before,
         "the host's nodes"
     );
+}
+
+/// With `--device` and `--privileged`, the runtime creates nodes with the host's mode and owner.
+fn nodes_that_the_runtime_created() {
+    let fake = suse();
+    let group = video();
+    let before = format!(
+        "mount -t tmpfs dev $rootfs/dev; mknod -m 660 $rootfs/dev/nvidia1 c 195 1; chgrp {group} $rootfs/dev/nvidia1"
+    );
+    let listed = json!({"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1, "fileMode": 0o660, "uid": 0, "gid": group});
+    for config in ["", NODES_OF_THE_HOST] {
+        fake.configure(config);
+        let dir = scratch();
+        let image = Image::new(dir.path(), &["--layout", "debian"]);
+        let container = Waiting::start(dir.path(), &image.rootfs, ENV, &before);
+        let user = json!({"uid": 1000, "gid": 1000});
+        container.set_spec(
+            ENV,
+            &json!({
+                "process": {"args": ["sh"], "env": ENV, "user": user},
+                "linux": {"devices": [listed]},
+            }),
+        );
+        let ran = container.hook(&fake.config);
+        assert!(ran.stderr.contains("ONH-219"), "{ran:?}");
+        ran.ok();
+        let opened = exec_as(&container, "1000:1000", "", "probe-open /dev/nvidia1").ok();
+        assert_eq!(opened, "/dev/nvidia1: EACCES\n", "{config}");
+    }
 }
 
 /// With the setting, all containers get the host's nodes unchanged. Without it, a node that only root may open stays so.

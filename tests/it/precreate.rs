@@ -19,7 +19,7 @@ tests! {
         a_rootfs_that_is_not_there_yet, what_is_not_ours_stays;
 }
 
-fn precreate(config: &Path, spec: &str) -> Ran {
+pub fn precreate(config: &Path, spec: &str) -> Ran {
     run_with(
         Command::new(HOOK)
             .arg("--config")
@@ -31,7 +31,7 @@ fn precreate(config: &Path, spec: &str) -> Ran {
 }
 
 /// A config.json in the format of an engine, with values that only other programs would write.
-fn spec(rootfs: &Path, env: &[&str]) -> String {
+pub fn spec(rootfs: &Path, env: &[&str]) -> String {
     let (rootfs, env) = (rootfs.display(), json!(env));
     format!(
         "{{ \"zeta\" : 1e400,\n \"ociVersion\":\"1.0.2-dev\", \"root\":{{\"path\":\"{rootfs}\"}},\n\

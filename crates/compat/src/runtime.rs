@@ -6,6 +6,7 @@
 //! The shim of containerd starts runtimes with its environment, not with an image's, so runc gets it unchanged.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -58,10 +59,26 @@ pub(crate) fn run(args: &[OsString], main_program: &Path) -> ExitCode {
         Ok(never) => match never {},
         Err(error) => error,
     };
-    stdio::print_stderr(&format!("{RUNTIME}: {}\n", render(&error)));
-    log(&call, &line(&error));
+    let (text, message) = match error.downcast_ref::<OfHook>() {
+        Some(OfHook(text)) => (text.clone(), text.replace('\n', "; ")),
+        None => (render(&error), line(&error)),
+    };
+    stdio::print_stderr(&format!("{RUNTIME}: {text}\n"));
+    log(&call, &message);
     ExitCode::FAILURE
 }
+
+/// The error text of the hook, which has its number and its hint.
+#[derive(Debug)]
+struct OfHook(String);
+
+impl fmt::Display for OfHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for OfHook {}
 
 fn parse(args: &[OsString]) -> RuntimeCall {
     let mut call = RuntimeCall::default();
@@ -116,7 +133,6 @@ fn edit(bundle: Option<&Path>, main_program: &Path) -> Result<()> {
         },
     )?;
     if !succeeded {
-        // The hook has reported the error with its number and hint.
         let text = messages.trim();
         let text = text.strip_prefix("oci-nvidia-hook: ").unwrap_or(text);
         let text = if text.is_empty() {
@@ -124,7 +140,7 @@ fn edit(bundle: Option<&Path>, main_program: &Path) -> Result<()> {
         } else {
             text
         };
-        return Err(anyhow::Error::msg(text.to_owned()));
+        return Err(OfHook(text.to_owned()).into());
     }
     stdio::print_stderr(&messages);
     if is_same {

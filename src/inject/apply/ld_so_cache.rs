@@ -8,10 +8,12 @@ use std::rc::Rc;
 use anyhow::{Context, Result};
 use rustix::fs::OFlags;
 
+use base::paths::ContainerPath;
+
 use super::{Applier, Change};
 use crate::inject::files::directory::{Present, find_present, replace_file};
 use crate::inject::files::tmpfs::is_read_only;
-use crate::inject::{container::linker_cache, layer::overlay};
+use crate::inject::{container::linker_cache, layer::overlay, left_out};
 use crate::plan::step::CacheEntry;
 
 impl Applier {
@@ -25,9 +27,6 @@ impl Applier {
         else {
             return Ok(()); // without a cache, ld.so searches its built-in directories
         };
-        if !self.lists_directories {
-            self.remove_list();
-        }
         let stale = if self.had_other_driver {
             self.find_stale(entries)
         } else {
@@ -43,6 +42,17 @@ impl Applier {
                 return Ok(());
             }
         };
+        let has_rival = old
+            .as_deref()
+            .is_some_and(|old| linker_cache::has_rival(old, entries));
+        if has_rival {
+            // The cache is right until ldconfig runs, so this is no reason to leave it out.
+            if let Err(error) = self.list_directories(&directories(entries), &[]) {
+                self.layout.done.findings.push(left_out(&error));
+            }
+        } else if !self.lists_directories {
+            self.remove_list();
+        }
         let Some(new) = linker_cache::merge(
             old.as_deref(),
             entries,
@@ -88,4 +98,18 @@ impl Applier {
         let (file, stat) = self.layout.rootfs.open_stored_known(found)?;
         base::read::read_known(&file, &stat, linker_cache::MAX_SIZE).map(Some)
     }
+}
+
+/// Returns the directories of these libraries, with the directory of libcuda first: with CUDA compatibility libraries, it is the image's.
+fn directories(entries: &[CacheEntry]) -> Vec<ContainerPath> {
+    let mut dirs = Vec::new();
+    let is_cuda = |entry: &&CacheEntry| entry.soname == "libcuda.so.1";
+    for entry in entries.iter().filter(is_cuda).chain(entries) {
+        if let Some(dir) = entry.path.parent()
+            && !dirs.contains(&dir)
+        {
+            dirs.push(dir);
+        }
+    }
+    dirs
 }

@@ -50,6 +50,8 @@ pub(crate) struct Applier {
     earlier: Vec<Entry>,
     /// The nodes that are created for the container
     own_nodes: OwnNodes,
+    /// The files that steps have mounted, by device and inode number
+    placed: BTreeSet<(u64, u64)>,
     /// Mounted files by their path
     mounted: Vec<(ContainerPath, Rc<OwnedFd>)>,
     /// Whether a step lists library directories for the image's ldconfig
@@ -122,6 +124,7 @@ impl Applier {
             is_own,
             earlier,
             own_nodes: OwnNodes::new(own_nodes),
+            placed: BTreeSet::new(),
             mounted: Vec::new(),
             lists_directories: false,
             had_other_driver: false,
@@ -181,6 +184,7 @@ impl Applier {
 
     fn mount_on(&mut self, source: Source, target: &ContainerPath, at: MountPoint) -> Result<()> {
         let name = Path::new(target.file_name());
+        let id = (source.stat().st_dev, source.stat().st_ino);
         let mounted = match at {
             MountPoint::Present => return Ok(()),
             MountPoint::New(dir) => {
@@ -195,6 +199,7 @@ impl Applier {
         let mounted = Rc::new(mounted);
         self.layout.done.add(Change::Mounted(Rc::clone(&mounted)));
         self.mounted.push((target.clone(), mounted));
+        self.placed.insert(id);
         Ok(())
     }
 
@@ -215,6 +220,11 @@ impl Applier {
                 ensure!(
                     !is_directory(&stat),
                     "the image has a directory at this path"
+                );
+                // Two paths can lead to one directory, by links of the image or by a volume.
+                ensure!(
+                    !self.placed.contains(&(stat.st_dev, stat.st_ino)),
+                    "another driver file is already there"
                 );
                 self.layout.done.note_left(target, &stat);
                 // An empty file is the mount point of an earlier start.

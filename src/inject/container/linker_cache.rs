@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use base::report::Finding;
 use findings::catalog;
-use nvidia_host::driver::ldcache::{self, Cache, CacheFormat, NewEntry};
+use nvidia_host::driver::ldcache::{self, Arch, Cache, CacheFormat, NewEntry};
 
 use crate::plan::step::CacheEntry;
 
@@ -38,6 +38,24 @@ pub(crate) fn merge(
         findings.push(left_unchanged(&error));
         None
     })
+}
+
+/// The libraries of which CUDA's packages contain stubs. Programs with a stub find no GPU.
+const WITH_STUBS: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
+
+/// Reports whether the image's ldconfig finds such a library in another directory. Images list a directory with CUDA's stubs, and the
+/// name of its file decides whether ldconfig searches it before the driver's directory.
+pub(crate) fn has_rival(old: &[u8], entries: &[CacheEntry]) -> bool {
+    for name in WITH_STUBS {
+        for other in ldcache::with_prefix(old, name).unwrap_or_default() {
+            let is_ours =
+                |entry: &CacheEntry| entry.path.absolute().parent() == other.path.parent();
+            if other.name == name && other.is_for(Arch::native()) && !entries.iter().any(is_ours) {
+                return true;
+            }
+        }
+    }
+    false
 }
 
 fn create(ours: &[NewEntry<'_>]) -> Result<Vec<u8>> {

@@ -23,7 +23,7 @@ use base::sys::ns::{self, MountNs};
 use findings::catalog;
 use nvidia_host::driver::ldcache::Arch;
 use nvidia_host::driver::{compat, elf};
-use nvidia_host::edits::placement::{Loader, RootfsFacts};
+use nvidia_host::edits::placement::{Compat32, Loader, RootfsFacts, library_dir};
 
 /// Upper limit for the names in the directory of compatibility libraries; NVIDIA's has a dozen files.
 const MAX_COMPAT: usize = 1000;
@@ -289,7 +289,7 @@ const GLIBC: &[&str] = if cfg!(target_arch = "aarch64") {
 /// The dynamic loaders of musl.
 const MUSL: &[&str] = &["lib/ld-musl-x86_64.so.1", "lib/ld-musl-aarch64.so.1"];
 
-/// Determines the facts from the existence of paths only.
+/// Determines the facts from paths only: no file of the image is read.
 fn facts(rootfs: &Root) -> RootfsFacts {
     let has = |path: &str| rootfs.open_at(Path::new(path), OFlags::PATH).is_ok();
     let has_any = |paths: &[&str]| paths.iter().any(|path| has(path));
@@ -298,9 +298,33 @@ fn facts(rootfs: &Root) -> RootfsFacts {
         () if has_any(MUSL) => Loader::Musl,
         () => Loader::None,
     };
+    if has("etc/debian_version") {
+        // The multiarch directories differ for each architecture.
+        return RootfsFacts {
+            debian: true,
+            loader,
+            ..RootfsFacts::default()
+        };
+    }
+    let native = directory_id(rootfs, library_dir(RootfsFacts::default(), Arch::native()));
+    let merged = native.is_some() && native == directory_id(rootfs, "usr/lib");
+    let compat32 = match directory_id(rootfs, "usr/lib32") {
+        Some(lib32) if native == Some(lib32) => Compat32::Nowhere,
+        Some(_) => Compat32::Lib32,
+        None if merged => Compat32::Lib32,
+        None => Compat32::Lib,
+    };
     RootfsFacts {
-        debian: has("etc/debian_version"),
-        lib32: has("usr/lib32"),
+        debian: false,
+        compat32,
+        merged,
         loader,
     }
+}
+
+/// Returns the device and inode number of a directory, to which several paths can lead: `/usr/lib64` is a link to `lib` in some images.
+fn directory_id(rootfs: &Root, path: &str) -> Option<(u64, u64)> {
+    let dir = rootfs.open_at(Path::new(path), OFlags::PATH).ok()?;
+    let stat = rustix::fs::fstat(dir).ok()?;
+    Some((stat.st_dev, stat.st_ino))
 }

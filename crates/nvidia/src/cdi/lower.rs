@@ -186,7 +186,14 @@ fn directory(file: &HostFile, host: &SpecContext) -> Option<ContainerPath> {
         return placement::directory(image, &file.placement).map(|(dir, _)| dir);
     }
     match &file.placement {
-        Placement::Library(_) => source_dir(file, host),
+        Placement::Library(arch) => {
+            let dir = source_dir(file, host)?;
+            // In images with one library directory, /usr/lib is the directory of the native libraries.
+            if *arch != Arch::native() && is_usr_lib(&dir) {
+                return ContainerPath::new("usr/lib32");
+            }
+            Some(dir)
+        }
         Placement::LibraryBelow(_, name) => {
             let dir = source_dir(file, host)?;
             if dir.relative().ends_with(name) {
@@ -203,6 +210,11 @@ fn directory(file: &HostFile, host: &SpecContext) -> Option<ContainerPath> {
         Placement::Binary => ContainerPath::new("usr/bin"),
         Placement::At(dir) => Some(dir.clone()),
     }
+}
+
+fn is_usr_lib(dir: &ContainerPath) -> bool {
+    let dir = dir.relative();
+    dir == Path::new("usr/lib") || dir == Path::new("lib")
 }
 
 /// Returns the directory in which the host has a library, below the driver root.

@@ -38,6 +38,37 @@ pub fn is_for(header: &[u8], arch: Arch) -> bool {
         && header.get(18..20) == Some(&machine.to_le_bytes())
 }
 
+/// The number of bytes that [`fault`] needs.
+pub const FULL_HEADER: usize = 64;
+
+/// Returns why a file with these first bytes is not a whole library for this 64-bit architecture, in words. A full disk during an update
+/// leaves empty and truncated files. The section headers are at the end of a file, so their place shows the size that it must have.
+#[must_use]
+pub fn fault(header: &[u8; FULL_HEADER], size: u64, arch: Arch) -> Option<&'static str> {
+    if size == 0 {
+        return Some("the file is empty");
+    }
+    if !is_for(header, arch) {
+        return Some("it has another format");
+    }
+    // e_shoff, e_shentsize and e_shnum
+    let sections = number(header, 40, 8);
+    let end = sections.saturating_add(number(header, 58, 2) * number(header, 60, 2));
+    if end > size {
+        return Some("the file is truncated");
+    }
+    None
+}
+
+/// Returns the little-endian number at this place.
+fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
+    let mut number = 0;
+    for byte in bytes.iter().skip(at).take(length).rev() {
+        number = number << 8 | u64::from(*byte);
+    }
+    number
+}
+
 /// Returns the SONAME of a library, or `None` if the file has none.
 #[must_use]
 pub fn soname(file: impl Read + Seek) -> Option<OsString> {
@@ -149,6 +180,25 @@ fn read_at(file: &mut (impl Read + Seek), at: u64, size: u64) -> Option<Vec<u8>>
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+
+    #[test]
+    fn files_that_are_not_whole_libraries() {
+        let program = std::fs::read("/proc/self/exe").unwrap();
+        let fault_of = |bytes: &[u8], size: usize| {
+            let mut header = [0; FULL_HEADER];
+            let known = bytes.len().min(FULL_HEADER);
+            header[..known].copy_from_slice(&bytes[..known]);
+            fault(&header, size.try_into().unwrap(), Arch::native())
+        };
+        assert_eq!(fault_of(&program, program.len()), None);
+        assert_eq!(
+            fault_of(&program, program.len() / 2),
+            Some("the file is truncated")
+        );
+        assert_eq!(fault_of(&program, 64), Some("the file is truncated"));
+        assert_eq!(fault_of(b"", 0), Some("the file is empty"));
+        assert_eq!(fault_of(b"#!/bin/sh\n", 10), Some("it has another format"));
+    }
     use proptest::prelude::*;
     use std::io::Cursor;
 

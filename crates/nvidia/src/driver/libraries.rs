@@ -164,23 +164,40 @@ impl Search<'_> {
     /// Returns the libraries of these rows, in their order, and the entries of the linker cache that are not used.
     #[must_use]
     pub fn find(&self, arch: Arch, rows: &[&'static FileRow]) -> (Vec<Library>, Vec<PassedOver>) {
-        let (mut by_cache, mut passed) = (Vec::new(), Vec::new());
-        for row in rows {
-            by_cache.push(self.in_cache(arch, row, &mut passed));
-        }
-        let mut dirs = self.dirs_of(by_cache.iter().flatten());
-        dirs.extend_from_slice(self.dirs);
-        if dirs.len() == self.dirs.len() {
-            dirs.extend(self.usual_dirs(arch));
-        }
+        let mut passed = Vec::new();
         let mut found = Vec::new();
-        for (row, library) in std::iter::zip(rows, by_cache) {
-            match library {
-                Some(library) => found.push(library),
-                None => found.extend(dirs.iter().find_map(|dir| self.in_dir(arch, row, dir))),
+        for row in rows {
+            found.push(self.in_cache(arch, row, &mut passed));
+        }
+        let is_uncached = found.iter().all(Option::is_none);
+        let mut dirs = self.dirs_of(found.iter().flatten());
+        dirs.extend_from_slice(self.dirs);
+        self.complete(&mut found, arch, rows, &dirs);
+        // With Debian's alternatives for Mesa, the cache lists the libraries of OpenGL, but not the others. Optional libraries are no
+        // reason to search further: most drivers lack some.
+        let mut is_partial = is_uncached;
+        for (row, library) in std::iter::zip(rows, &found) {
+            is_partial |= row.kind == LibraryKind::Required && library.is_none();
+        }
+        if is_partial {
+            self.complete(&mut found, arch, rows, &self.usual_dirs(arch));
+        }
+        (found.into_iter().flatten().collect(), passed)
+    }
+
+    /// Adds the libraries that are missing from the first of these directories that has them.
+    fn complete(
+        &self,
+        found: &mut [Option<Library>],
+        arch: Arch,
+        rows: &[&'static FileRow],
+        dirs: &[PathBuf],
+    ) {
+        for (library, row) in found.iter_mut().zip(rows) {
+            if library.is_none() {
+                *library = dirs.iter().find_map(|dir| self.in_dir(arch, row, dir));
             }
         }
-        (found, passed)
     }
 
     /// Returns findings about entries that are not used: one for all stale entries, and one for all libraries of another version.

@@ -1,11 +1,12 @@
 //! Finds the files of the catalog below the driver root.
 
 use std::collections::BTreeSet;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use base::report::{Finding, failure};
+use base::sys::in_root::open_host_file;
 use base::tree::Tree;
 use findings::catalog;
 
@@ -14,13 +15,13 @@ use super::files::{self, DriverFiles};
 use super::kind::DriverKind;
 use super::ldcache::Arch;
 use super::libraries::{Library, PassedOver, Search};
-use super::{lacking, packages, wsl};
+use super::{elf, lacking, packages, wsl};
 use crate::capability::{Capabilities, Capability};
 
 /// Finds the files for `capabilities`, and the files `more` that the administrator configured.
 ///
 /// # Errors
-/// If a required library of a capability is missing.
+/// If a required library of a capability is missing, or is not a whole library.
 pub fn locate(
     search: &Search<'_>,
     capabilities: Capabilities,
@@ -66,9 +67,11 @@ fn find(search: &Search<'_>, capabilities: Capabilities) -> Result<(DriverFiles,
         if row.kind == LibraryKind::Required
             && let Some(capability) = row.capabilities.first()
             && capabilities.has(*capability)
-            && !libraries.iter().any(|library| library.name == row.name)
         {
-            return Err(missing_library(search, row, *capability, &passed));
+            match libraries.iter().find(|library| library.name == row.name) {
+                Some(library) => require_whole(root, library, *capability)?,
+                None => return Err(missing_library(search, row, *capability, &passed)),
+            }
         }
     }
     if capabilities.has(Capability::Compat32)
@@ -187,6 +190,34 @@ fn wine(search: &Search<'_>, found: &[Library]) -> Vec<Library> {
         }
     }
     files
+}
+
+/// Checks that a file is a whole library: with an empty one, programs would start and find no GPU.
+fn require_whole(root: &Tree, library: &Library, capability: Capability) -> Result<()> {
+    // A file that cannot be read here fails where it is mounted.
+    let Ok((mut file, stat)) = open_host_file(library.source.as_path()) else {
+        return Ok(());
+    };
+    let mut header = [0; elf::FULL_HEADER];
+    let size = u64::try_from(stat.st_size).unwrap_or_default();
+    // A shorter file is reported by its size.
+    if size >= elf::FULL_HEADER as u64 {
+        file.read_exact(&mut header)?;
+    }
+    let Some(fault) = elf::fault(&header, size, library.arch) else {
+        return Ok(());
+    };
+    let fix = match packages::install(root, capability) {
+        Some(command) => {
+            format!("check the free space of the disk, and install the package again: {command}")
+        }
+        None => "check the free space of the disk, and install the driver again".to_owned(),
+    };
+    let what = format!(
+        "the driver library {} is not a library: {fault}",
+        library.source
+    );
+    Err(failure(&catalog::LIBRARY_MISSING, what, fix))
 }
 
 fn missing_library(

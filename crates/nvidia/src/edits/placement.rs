@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use base::paths::ContainerPath;
 use base::report::Finding;
 use findings::catalog;
@@ -11,18 +13,33 @@ use super::{DevLink, Edits, Need, Placement};
 use crate::driver::ldcache::Arch;
 
 /// The properties of an image that affect paths. They contain no text from the image.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RootfsFacts {
     /// `/etc/debian_version` exists: libraries are in the multiarch directories.
     pub debian: bool,
-    /// `/usr/lib32` exists: 32-bit libraries are there.
-    pub lib32: bool,
+    /// Where 32-bit libraries are, unless the image has multiarch directories
+    pub compat32: Compat32,
+    /// `/usr/lib` and `/usr/lib64` are one directory, as in Arch's images.
+    pub merged: bool,
     /// The dynamic loader.
     pub loader: Loader,
 }
 
+/// The directory for 32-bit libraries in an image without multiarch directories. It must not be the directory of the native libraries
+/// under another name: libraries of both architectures have the same file names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Compat32 {
+    /// `/usr/lib` (openSUSE, Fedora)
+    #[default]
+    Lib,
+    /// `/usr/lib32`, because it exists, or because `/usr/lib` is the directory of the native libraries (Arch, Buildroot)
+    Lib32,
+    /// Both are the directory of the native libraries.
+    Nowhere,
+}
+
 /// The dynamic loader of an image.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Loader {
     /// That of glibc, which the driver requires
     #[default]
@@ -61,9 +78,31 @@ pub const fn library_dir(facts: RootfsFacts, arch: Arch) -> &'static str {
         Arch::I386 if facts.debian => "usr/lib/i386-linux-gnu",
         Arch::Arm if facts.debian => "usr/lib/arm-linux-gnueabihf",
         Arch::X86_64 | Arch::Aarch64 => "usr/lib64",
-        Arch::I386 | Arch::Arm if facts.lib32 => "usr/lib32",
-        Arch::I386 | Arch::Arm => "usr/lib",
+        Arch::I386 | Arch::Arm => match facts.compat32 {
+            Compat32::Lib => "usr/lib",
+            Compat32::Lib32 | Compat32::Nowhere => "usr/lib32",
+        },
     }
+}
+
+/// Reports whether both paths are in one directory of the image.
+#[must_use]
+pub fn is_same_dir(facts: RootfsFacts, a: &ContainerPath, b: &ContainerPath) -> bool {
+    let (Some(a), Some(b)) = (a.parent(), b.parent()) else {
+        return false;
+    };
+    let is_merged = |dir: &ContainerPath| {
+        let dirs = ["lib", "lib64", "usr/lib", "usr/lib64"];
+        dirs.iter()
+            .any(|merged| dir.relative() == Path::new(merged))
+    };
+    a == b || facts.merged && is_merged(&a) && is_merged(&b)
+}
+
+/// Reports whether the image has no directory for libraries of this architecture, so that they are left out.
+#[must_use]
+pub fn has_no_dir(facts: RootfsFacts, arch: Arch) -> bool {
+    arch != Arch::native() && !facts.debian && facts.compat32 == Compat32::Nowhere
 }
 
 /// Returns the directory of a placement, and the architecture if its files are in the linker cache.
@@ -73,6 +112,9 @@ pub fn directory(
     placement: &Placement,
 ) -> Option<(ContainerPath, Option<Arch>)> {
     match placement {
+        Placement::Library(arch) | Placement::LibraryBelow(arch, _) if has_no_dir(facts, *arch) => {
+            None
+        }
         Placement::Library(arch) => {
             Some((ContainerPath::new(library_dir(facts, *arch))?, Some(*arch)))
         }
@@ -184,8 +226,7 @@ mod tests {
     fn facts() -> RootfsFacts {
         RootfsFacts {
             debian: true,
-            lib32: false,
-            loader: Loader::Glibc,
+            ..RootfsFacts::default()
         }
     }
 

@@ -97,6 +97,17 @@ impl Installed {
         cache.confirmed(&self.kernel_view())
     }
 
+    /// Returns what is known about the driver without NVML: the cached inventory, or one without GPUs. `None` if no kernel module of
+    /// NVIDIA is loaded.
+    pub(super) fn known(&self, config: &Config) -> Option<Inventory> {
+        let version = self.parts.module.clone()?;
+        Some(self.cached(config).unwrap_or_else(|| Inventory {
+            driver_version: version,
+            driver_kind: self.parts.roots.kind,
+            ..Inventory::default()
+        }))
+    }
+
     /// Returns the version of the kernel module or, if none is loaded, of the libraries.
     pub(super) fn version(&self, config: &Config) -> Option<String> {
         match &self.parts.module {

@@ -205,6 +205,20 @@ impl Host {
         })
     }
 
+    /// Finds the driver for a request that depends on no GPU. Never queries NVML: the inventory is the cached one, or has only the
+    /// version of the kernel module. Returns `None` if the module is not loaded, because then only NVML knows the version.
+    ///
+    /// # Errors
+    /// If there is no driver.
+    pub fn without_nvml(config: &Config) -> Result<Option<Self>> {
+        let installed = Installed::find(config)?;
+        let Some(inventory) = installed.known(config) else {
+            return Ok(None);
+        };
+        let kernel_gpus = procfs::read_gpus(&installed.parts.roots.proc);
+        Self::new(config, installed, inventory, kernel_gpus).map(Some)
+    }
+
     /// Finds the driver, for a caller that already has the inventory. Does not query NVML.
     ///
     /// # Errors

@@ -367,6 +367,11 @@ fn permission_hint(question: &NvmlQuery, identity: Option<Identity>) -> String {
         Some(_) => format!(
             "compare \"ls -l {node}\" with user in the [nvidia-container-cli] table of config.toml"
         ),
+        None if is_of_no_user() => format!(
+            "no user of the host has the ids of this user namespace, so none can join the group of {node}: as root, set \
+             \"options nvidia NVreg_DeviceFileMode=0666\" in /etc/modprobe.d and reboot, or map the group of the nodes into the \
+             container (LXC, Incus: idmap)"
+        ),
         None => {
             let join = match group_of_the_nodes(&question.root, name) {
                 Some((gid, mode)) => format!("as root: {}", group::join(&this_user(), gid, mode)),
@@ -403,12 +408,27 @@ fn keep_groups() -> &'static str {
 
 /// Returns the name of the user outside of the user namespace, or `USER` for root.
 fn this_user() -> String {
+    name_of(uid_on_host()).unwrap_or_else(|| "USER".to_owned())
+}
+
+/// Reports whether the process is in a user namespace of ids that only a range in /etc/subuid contains, as in containers of LXC and
+/// Incus.
+fn is_of_no_user() -> bool {
+    let uid = uid_on_host();
+    uid != 0 && ns::in_user_namespace().unwrap_or_default() && name_of(uid).is_none()
+}
+
+fn uid_on_host() -> u32 {
     let inside = rustix::process::geteuid().as_raw();
-    let uid = ns::uid_outside(inside).ok().flatten().unwrap_or(inside);
-    let entry = (uid != 0).then(|| nix::unistd::User::from_uid(uid.into()).ok().flatten());
-    entry
-        .flatten()
-        .map_or_else(|| "USER".to_owned(), |entry| entry.name)
+    ns::uid_outside(inside).ok().flatten().unwrap_or(inside)
+}
+
+fn name_of(uid: u32) -> Option<String> {
+    if uid == 0 {
+        return None;
+    }
+    let entry = nix::unistd::User::from_uid(uid.into()).ok()??;
+    Some(entry.name)
 }
 
 pub(super) fn explain_nvml(

@@ -315,15 +315,14 @@ fn unknown(
     if matches!(id, DeviceId::Unknown(word) if word.contains('/') && word.contains('=')) {
         // Users paste the hint into a shell, and the name comes from the container.
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:/=".contains(&byte);
-        let device = if name.bytes().all(is_plain) {
-            name
-        } else {
-            "NAME"
+        let device = match name.rsplit_once('=') {
+            Some((_, device)) if device.bytes().all(is_plain) => device,
+            _ => "all",
         };
         return failure(
             &catalog::UNKNOWN_DEVICE,
             format!("{asked_by} requests {name:?}, which is the name of a CDI device"),
-            format!("ask the engine for it: podman run --device {device}"),
+            format!("set NVIDIA_VISIBLE_DEVICES={device}, or have the engine add the CDI device"),
         );
     }
     let kind = match id {

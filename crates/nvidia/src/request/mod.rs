@@ -66,6 +66,16 @@ pub struct GpuRequest {
 }
 
 impl GpuRequest {
+    /// Reports whether the container gets a GPU, or something else that only NVML knows. A request for driver files only, as Incus and
+    /// enroot make it, needs no NVML, unless its requirements name a property of the GPUs.
+    #[must_use]
+    pub fn needs_nvml(&self) -> bool {
+        self.devices != VisibleDevices::None
+            || !self.requirements.is_empty()
+            || self.mig_config.is_some()
+            || self.mig_monitor.is_some()
+    }
+
     /// Returns the parts of the driver that it needs.
     ///
     /// # Errors

@@ -30,7 +30,9 @@ pub fn decide<'a>(
         inventory,
         &config.devices,
     )?;
-    findings.extend(limits::findings(&config.devices, inventory));
+    if request.devices != VisibleDevices::None {
+        findings.extend(limits::findings(&config.devices, inventory));
+    }
     findings.extend(mig_findings(request, &devices));
     let properties = properties(&devices, inventory);
     refuse_selected_mig_devices(request, &devices)?;
