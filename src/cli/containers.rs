@@ -57,11 +57,20 @@ pub(super) fn read() -> Result<Vec<KnownContainer>> {
 
 /// Reads the records. Files that are not records are reported.
 fn records() -> Result<Vec<Record>> {
-    let Some(store) = Store::existing()? else {
+    let dir = run_dir::path()?;
+    let store = Store::existing().map_err(|error| {
+        let hint = format!("remove the directory {dir:?}, which the next start creates again");
+        failure(
+            &catalog::SYSTEM,
+            format!("cannot read the records: {error}"),
+            hint,
+        )
+    })?;
+    let Some(store) = store else {
         return Ok(Vec::new());
     };
     let found = store.all()?;
-    let dir = run_dir::path()?.join(store::DIR);
+    let dir = dir.join(store::DIR);
     for (name, why) in &found.broken {
         let path = dir.join(name);
         Call::default().finding(&Finding::new(
@@ -225,8 +234,8 @@ fn unknown(name: &str) -> anyhow::Error {
     let hint = match roots_records("why") {
         Some(hint) => hint,
         None => {
-            "\"oci-nvidia-hook ps --all\" lists the containers that requested GPUs; \"oci-nvidia-hook status\" shows \
-             whether engines start the hook"
+            "\"oci-nvidia-hook ps --all\" lists the containers that requested GPUs; of a pod of Podman, name a container; \
+             \"oci-nvidia-hook status\" shows whether engines start the hook"
                 .to_owned()
         }
     };

@@ -24,12 +24,16 @@ pub struct State {
     /// The container's init process in the hook's pid namespace; 0 if there is none yet
     pub pid: i32,
     pub bundle: PathBuf,
+    /// Whether the container has ended, as at the poststop stage
+    pub has_ended: bool,
 }
 
 #[derive(Deserialize)]
 struct Raw {
     #[serde(default)]
     id: String,
+    #[serde(default)]
+    status: String,
     #[serde(default)]
     pid: i32,
     #[serde(default)]
@@ -70,6 +74,7 @@ pub fn parse(bytes: &[u8]) -> Result<State> {
         id: raw.id,
         pid: raw.pid.max(0),
         bundle,
+        has_ended: raw.status == "stopped",
     })
 }
 

@@ -30,8 +30,11 @@ impl LogFile {
         if path.as_path() == Path::new(STDERR) {
             return Ok(Self::Stderr);
         }
-        let file = Root::open(Path::new("/")).map_err(Into::into);
-        let file = file.and_then(|root| log_file::open(&root, path.as_path()));
+        let file = if path.as_path() == Path::new(log_file::TERMINAL) {
+            log_file::open_terminal()
+        } else {
+            open_below_root(path)
+        };
         Ok(Self::File(file.with_context(|| {
             format!("cannot open the log file {path}")
         })?))
@@ -45,6 +48,10 @@ impl LogFile {
             Self::File(file) => drop(file.write_all(line.as_bytes())),
         }
     }
+}
+
+fn open_below_root(path: &HostPath) -> Result<File> {
+    log_file::open(&Root::open(Path::new("/"))?, path.as_path())
 }
 
 /// Checks whether the hook would open this log on a host, without creating the file.

@@ -18,15 +18,22 @@ use records::store::Store;
 
 /// Removes the files that the setup created in the container, and notes its end in its record.
 pub(crate) fn run() -> ExitCode {
-    let state = read_stdin().and_then(|bytes| oci::state::parse(&bytes));
-    if let (Ok(state), Ok(Some(store))) = (state, Store::existing()) {
-        let record = store.end(&state.id, SystemTime::now(), name::remember);
-        // The engine may have unmounted the root file system already. Files that stay do no harm.
-        if let Some(record) = record {
-            remove_created(&state, record.created).ok();
-        }
+    if let Ok(state) = read_stdin().and_then(|bytes| oci::state::parse(&bytes)) {
+        clean_up(&state);
     }
     ExitCode::SUCCESS
+}
+
+/// Does the same for this container.
+pub(super) fn clean_up(state: &State) {
+    let Ok(Some(store)) = Store::existing() else {
+        return;
+    };
+    let record = store.end(&state.id, SystemTime::now(), name::remember);
+    // The engine may have unmounted the root file system already. Files that stay do no harm.
+    if let Some(record) = record {
+        remove_created(state, record.created).ok();
+    }
 }
 
 fn remove_created(state: &State, created: Vec<Entry>) -> Result<()> {

@@ -14,7 +14,7 @@ use base::sys::{ns, proc_file};
 use findings::catalog;
 use nvidia_host::config::{Config, DeniedDevices};
 
-use super::{decide, image, read_state, run_stage};
+use super::{decide, image, poststop, read_state, run_stage};
 use crate::cgroup::{self, DeviceAccess};
 use crate::inject;
 use crate::inject::container::OpenContainer;
@@ -61,6 +61,11 @@ fn set_up(
     call: &mut Call,
 ) -> Result<()> {
     let (bytes, state) = read_state()?;
+    if state.has_ended {
+        // A hook file with the stages prestart and poststop passes the same arguments at both.
+        poststop::clean_up(&state);
+        return Ok(());
+    }
     call.record().pid = state.pid;
     let spec = oci::spec_view::read_if(&state.bundle, request::may_ask).map_err(|error| {
         // The state names the container, so that the record of the failure can be found.

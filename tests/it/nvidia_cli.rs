@@ -17,9 +17,12 @@ const RUNC: &[Need] = &[
     Need::CgroupV1,
 ];
 
+const TERMINAL: &[Need] = &[Need::Root, Need::Program("cc"), Need::Program("script")];
+
 tests! {
     HOST => info_as_documented, list_as_documented, list_of_a_mig_host, list_prints_kinds,
         list_names_what_it_does_not_know, a_broken_gpu, a_plain_user, modules_first, errors;
+    TERMINAL => a_terminal_as_the_log;
     &[] => the_version;
     NEEDS => configure_by_pid, configure_as_lxc_does, configure_as_enroot_does, configure_obeys;
     RUNC => configure_gives_access;
@@ -405,6 +408,31 @@ fn modules_first() {
     );
     assert!(said.ok().contains("/dev/nvidia1\n"));
     cli(&fake.root, &list).ok();
+}
+
+/// NVIDIA's issue template has this command.
+fn a_terminal_as_the_log() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1", "--no-dev"]));
+    std::fs::write(
+        fake.root.join("proc/devices"),
+        "Character devices:\n195 nvidia\n511 nvidia-uvm\n",
+    )
+    .unwrap();
+    let cli = link(dir.path(), "nvidia-container-cli");
+    let command = format!(
+        "'{}' --root '{}' -k -d /dev/tty info",
+        cli.display(),
+        fake.root.display()
+    );
+    let shown = run(Command::new("script").args(["-qec", &command, "/dev/null"])).ok();
+    assert!(
+        shown.contains("made /dev/nvidia0") && !shown.contains("ONH-102"),
+        "{shown}"
+    );
+    // Without a terminal, the command works all the same.
+    let ran = run(Command::new("setsid").args(["--wait", "sh", "-c", &command]));
+    assert!(ran.stderr.contains("(ONH-102)"), "{ran:?}");
+    ran.ok();
 }
 
 fn the_version() {

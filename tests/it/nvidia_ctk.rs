@@ -535,8 +535,12 @@ fn what_is_not_known() {
 }
 
 /// The commands of NVIDIA's installation guide and of scripts, in this order on one host: each exit status, and a part of the output.
-const GUIDE: [(&str, i32, &str); 32] = [
+const GUIDE: [(&str, i32, &str); 36] = [
     ("nvidia-ctk --version", 0, "nvidia-ctk version "),
+    ("nvidia-ctk -v", 0, "nvidia-ctk version "),
+    ("nvidia-ctk", 2, "a command is missing"),
+    ("nvidia-ctk cdi", 2, "a command is missing"),
+    ("nvidia-ctk system", 2, "a command is missing"),
     ("nvidia-ctk --help", 0, "config"),
     ("nvidia-ctk config", 0, "root = "),
     ("nvidia-ctk config default", 0, "#no-cgroups = false"),

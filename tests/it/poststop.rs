@@ -4,13 +4,13 @@ use serde_json::Value;
 
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, Ran, scratch, sh, source};
+use crate::support::{HOOK, Ran, run, scratch, sh, source};
 
 tests! {
     engine::NEEDS => podman_commits_a_clean_image = podman_commits_a_clean_image(Cgroup::AsMounted), copies,
         mount_points_of_the_runtime, podman_start_after_a_driver_update, podman_commits_a_clean_image_on_overlayfs,
         a_shared_root_is_left_alone = a_shared_root_is_left_alone(Cgroup::AsMounted),
-        a_root_that_others_only_see_is_cleaned;
+        a_root_that_others_only_see_is_cleaned, one_file_for_two_stages;
     engine::NEEDS_CRUN => podman_commits_a_clean_image_with_crun = podman_commits_a_clean_image(Cgroup::WithCrun),
         a_shared_root_is_left_alone_with_crun = a_shared_root_is_left_alone(Cgroup::WithCrun);
 }
@@ -100,6 +100,28 @@ fn podman_commits_a_clean_image_on_overlayfs() {
     assert!(naive.contains("/libcuda.so.535.183.01\n"), "{naive}");
     install(&podman);
     assert_eq!(left("clean"), "");
+}
+
+/// One hook file for two stages passes the same arguments at both.
+fn one_file_for_two_stages() {
+    let podman = Podman::with_image();
+    let file = podman.hooks.join("oci-nvidia-hook.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    json["stages"] = serde_json::json!(["prestart", "poststop"]);
+    std::fs::write(&file, json.to_string()).unwrap();
+    assert_eq!(
+        left(&podman, Cgroup::AsMounted, "both", "nvidia-smi -L"),
+        ""
+    );
+    let id = podman
+        .shell(
+            Cgroup::AsMounted,
+            "\"$@\" ps -aq --no-trunc --filter name=both",
+        )
+        .ok();
+    // The record of a container without a failure is removed with it.
+    let why = run(std::process::Command::new(HOOK).args(["why", id.trim()])).failed(1);
+    assert!(why.contains("(ONH-053)"), "{why}");
 }
 
 /// A copy of a driver file is removed, unless the container has changed it.

@@ -7,6 +7,8 @@ use anyhow::{Result, bail};
 use base::report::failure;
 use findings::catalog;
 
+use crate::quotes;
+
 /// The variable that names parts of the driver.
 pub const DRIVER_CAPABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
 
@@ -164,7 +166,7 @@ pub fn parse(value: Option<&str>, legacy: bool, supported: Capabilities) -> Resu
     };
     let mut words: Vec<&str> = value.split(',').map(str::trim).collect();
     words.retain(|word| !word.is_empty());
-    if words.contains(&"all") {
+    if words.iter().any(|word| word.eq_ignore_ascii_case("all")) {
         return Ok(supported);
     }
     let mut set = 0;
@@ -183,13 +185,16 @@ pub fn parse(value: Option<&str>, legacy: bool, supported: Capabilities) -> Resu
 }
 
 fn refused(word: &str, why: &str, supported: Capabilities) -> anyhow::Error {
+    let fix = match quotes::fix(word) {
+        Some(fix) => fix.to_owned(),
+        None => format!(
+            "start the container with {DRIVER_CAPABILITIES} set to \"all\" or some of {supported}"
+        ),
+    };
     failure(
         &catalog::CAPABILITY,
-        format!("{}: {word:?} is {why}", DRIVER_CAPABILITIES),
-        format!(
-            "start the container with {} set to \"all\" or some of {supported}",
-            DRIVER_CAPABILITIES
-        ),
+        format!("{DRIVER_CAPABILITIES}: {word:?} is {why}"),
+        fix,
     )
 }
 
@@ -212,6 +217,7 @@ mod tests {
                 every(),
                 "compat32,compute,display,graphics,ngx,utility,video",
             ),
+            (Some("ALL"), Capabilities::new(&[Video]), "video"),
             (
                 Some("video,all"),
                 Capabilities::new(&[Utility, Compute]),
@@ -238,6 +244,7 @@ mod tests {
             ),
             ("Compute", every(), "\"Compute\" is not a driver capability"),
             ("none", every(), "\"none\" is not a driver capability"),
+            ("\"all\"", every(), "hint: remove the quotes"),
             (
                 "compute,video",
                 Capabilities::new(&[Compute]),

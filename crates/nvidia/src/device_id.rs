@@ -6,6 +6,7 @@ use std::fmt;
 use anyhow::Result;
 
 use base::report::failure;
+use cdi_spec::name::is_nvidia;
 use findings::catalog;
 
 use crate::bus_id::BusId;
@@ -103,7 +104,16 @@ pub fn parse(value: &str) -> Option<VisibleDevices> {
     if words.is_empty() || words.contains(&"void") {
         return None;
     }
-    Some(of_words(words.iter().copied()))
+    Some(of_words(words.iter().copied().map(without_kind)))
+}
+
+/// Returns the device in the name of a CDI device of NVIDIA's GPUs, such as `nvidia.com/gpu=0`: NVIDIA's manual writes such names for its
+/// runtime. Its specs and ours have the same names of devices as this variable.
+fn without_kind(word: &str) -> &str {
+    match word.split_once('=') {
+        Some((kind, device)) if kind.ends_with("/gpu") && is_nvidia(kind) => device,
+        _ => word,
+    }
 }
 
 /// Returns what these names request. Of `all` and `none`, the first one decides, at any position. NVIDIA's stack accepts `ALL`, but not
@@ -227,6 +237,19 @@ mod tests {
                 VisibleDevices::List(vec!["0".into(), "1".into()]),
             ),
             ("gpu0", VisibleDevices::List(vec!["gpu0".into()])),
+            ("nvidia.com/gpu=all", VisibleDevices::All),
+            ("runtime.nvidia.com/gpu=all", VisibleDevices::All),
+            (
+                "nvidia.com/gpu=0:1,nvidia.com/gpu=GPU-a,0:1",
+                VisibleDevices::List(vec!["0:1".into(), "GPU-a".into()]),
+            ),
+            (
+                "nvidia.com/gds=all,example.com/gpu=0",
+                VisibleDevices::List(vec![
+                    "nvidia.com/gds=all".into(),
+                    "example.com/gpu=0".into(),
+                ]),
+            ),
         ] {
             assert_eq!(parse(value), Some(expected), "{value:?}");
         }

@@ -70,6 +70,7 @@ pub mod limit_entry;
 pub mod nvml;
 pub mod prepare;
 pub mod programs;
+mod quotes;
 pub mod request;
 pub mod require;
 pub mod timeouts;

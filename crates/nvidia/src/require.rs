@@ -13,6 +13,7 @@ use base::report::failure;
 use findings::catalog;
 
 use crate::device_id::parse_decimal;
+use crate::quotes;
 
 /// One variable of the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -190,10 +191,13 @@ pub fn check(requirement: &Requirement, gpus: &[(String, Properties)]) -> Result
                 ));
             }
             Err(Malformed(part)) => {
+                let fix = quotes::fix(text).unwrap_or(
+                    "write terms like cuda>=12.4, driver>=535, arch>=8.0 or brand=tesla; a comma means and, a space means or",
+                );
                 return Err(failure(
                     &catalog::BAD_REQUIREMENT,
                     format!("{variable}={text:?} is malformed at {part:?}"),
-                    "write terms like cuda>=12.4, driver>=535, arch>=8.0 or brand=tesla; a comma means and, a space means or",
+                    fix,
                 ));
             }
         }

@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io::IsTerminal;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
@@ -15,6 +16,9 @@ use rustix::io::Errno;
 use super::guarded::{self, Chooser, Refused, is_trusted};
 use super::in_root::Root;
 use super::ns;
+
+/// The terminal of a process, see tty(4)
+pub const TERMINAL: &str = "/dev/tty";
 
 /// The owner that a user namespace shows for files of users that are not mapped, such as the host's root.
 const OVERFLOW_ID: u32 = 65534;
@@ -42,6 +46,22 @@ pub fn open(root: &Root, path: &Path) -> Result<File> {
     )?;
     judge(&rustix::fs::fstat(&file)?)?;
     Ok(file.into())
+}
+
+/// Opens the terminal of this process. No other user can replace `/dev/tty`, which root creates.
+///
+/// # Errors
+/// If the process has no terminal.
+pub fn open_terminal() -> Result<File> {
+    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = File::from(rustix::fs::openat(
+        rustix::fs::CWD,
+        TERMINAL,
+        flags | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?);
+    ensure!(file.is_terminal(), "it is not a terminal");
+    Ok(file)
 }
 
 /// Checks whether [`open`] would succeed, without creating the file.

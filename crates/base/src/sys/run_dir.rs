@@ -346,7 +346,8 @@ fn close_to_others((dir, stat): (RunDir, Stat)) -> io::Result<RunDir> {
 fn open_dir(parent: impl AsFd, name: &Path, us: u32) -> io::Result<(RunDir, Stat)> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = rustix::fs::openat(parent, name, flags, Mode::empty())?;
-    let stat = check_ours(fd.as_fd(), FileType::Directory, us)?;
+    let stat =
+        check_ours(fd.as_fd(), FileType::Directory, us).map_err(|error| named(name, &error))?;
     Ok((
         RunDir {
             fd: Arc::new(fd),
@@ -354,6 +355,11 @@ fn open_dir(parent: impl AsFd, name: &Path, us: u32) -> io::Result<(RunDir, Stat
         },
         stat,
     ))
+}
+
+/// Returns the error with the name of the directory, because it ends commands such as `why`.
+fn named(dir: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("the directory {dir:?}: {error}"))
 }
 
 /// Checks that no user other than `us` can have written a file, and returns its state. A file with several hard links is rejected,
@@ -365,7 +371,10 @@ fn check_ours(fd: impl AsFd, kind: FileType, us: u32) -> io::Result<Stat> {
     if FileType::from_raw_mode(stat.st_mode) == kind && is_ours && has_one_name {
         return Ok(stat);
     }
-    Err(io::Error::other("another user may have written it"))
+    let (uid, mode) = (stat.st_uid, stat.st_mode & 0o7777);
+    Err(io::Error::other(format!(
+        "another user may have written it (owner {uid}, mode {mode:04o})"
+    )))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 use nvidia_host::programs;
 
@@ -15,8 +15,9 @@ use nvidia_host::programs;
     name = programs::CTK,
     version,
     disable_help_subcommand = true,
-    propagate_version = true,
+    disable_version_flag = true,
     args_override_self = true,
+    arg_required_else_help = false,
     max_term_width = 80
 )]
 pub(super) struct CtkCli {
@@ -26,6 +27,9 @@ pub(super) struct CtkCli {
     /// Ignored
     #[arg(short, long, global = true)]
     quiet: bool,
+    /// Print the version
+    #[arg(short, short_alias = 'V', long, global = true, action = ArgAction::Version)]
+    version: Option<bool>,
     /// The command to run
     #[command(subcommand)]
     pub(super) command: CtkCommand,
@@ -34,17 +38,17 @@ pub(super) struct CtkCli {
 #[derive(Debug, Subcommand)]
 pub(super) enum CtkCommand {
     /// Write, list and change CDI specs
-    #[command(subcommand)]
+    #[command(subcommand, arg_required_else_help = false)]
     Cdi(Cdi),
     /// Print the hook's config.toml, or change it
     Config(Config),
     /// Show the driver and the GPUs, like oci-nvidia-hook info
     Info,
     /// Configure a container engine
-    #[command(subcommand)]
+    #[command(subcommand, arg_required_else_help = false)]
     Runtime(Runtime),
     /// Create device nodes and links
-    #[command(subcommand)]
+    #[command(subcommand, arg_required_else_help = false)]
     System(System),
     /// Carry out a hook of a CDI spec; see nvidia-ctk hook --help
     Hook,
@@ -61,7 +65,7 @@ pub(super) enum Cdi {
         spec_dirs: Vec<PathBuf>,
     },
     /// Change paths in a CDI spec
-    #[command(subcommand)]
+    #[command(subcommand, arg_required_else_help = false)]
     Transform(Transform),
 }
 

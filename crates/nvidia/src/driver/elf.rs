@@ -210,16 +210,16 @@ pub(crate) mod tests {
         bytes
     }
 
-    /// The start of a library for this machine.
+    /// A whole library for this machine: a header, and no section.
     pub(crate) fn of_this_machine() -> Vec<u8> {
-        header(
-            2,
-            if cfg!(target_arch = "aarch64") {
-                EM_AARCH64
-            } else {
-                EM_X86_64
-            },
-        )
+        let machine = if cfg!(target_arch = "aarch64") {
+            EM_AARCH64
+        } else {
+            EM_X86_64
+        };
+        let mut whole = header(2, machine);
+        whole.resize(FULL_HEADER, 0);
+        whole
     }
 
     #[test]

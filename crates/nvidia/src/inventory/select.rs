@@ -14,6 +14,7 @@ use super::{ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
 use crate::config::Limits;
 use crate::device_id::{DeviceId, Nodes, VisibleDevices};
 use crate::driver::nodes::PREPARE;
+use crate::quotes;
 
 /// A device that a container can get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -313,16 +314,10 @@ fn unknown(
         return excluded(name, asked_by, gpu);
     }
     if matches!(id, DeviceId::Unknown(word) if word.contains('/') && word.contains('=')) {
-        // Users paste the hint into a shell, and the name comes from the container.
-        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.:/=".contains(&byte);
-        let device = match name.rsplit_once('=') {
-            Some((_, device)) if device.bytes().all(is_plain) => device,
-            _ => "all",
-        };
         return failure(
             &catalog::UNKNOWN_DEVICE,
             format!("{asked_by} requests {name:?}, which is the name of a CDI device"),
-            format!("set NVIDIA_VISIBLE_DEVICES={device}, or have the engine add the CDI device"),
+            "request GPUs, such as NVIDIA_VISIBLE_DEVICES=all, and have the engine add the CDI device",
         );
     }
     let kind = match id {
@@ -346,9 +341,36 @@ fn unknown(
             write!(what, "; {failed}").ok();
         }
     }
-    let fix = known(inventory, limits)
-        .unwrap_or_else(|| "see the GPUs of the host with \"oci-nvidia-hook info\"".to_owned());
+    let fix = match quotes::fix(name) {
+        Some(fix) => fix.to_owned(),
+        None => whole_uuid(id, inventory, limits)
+            .or_else(|| known(inventory, limits))
+            .unwrap_or_else(|| "see the GPUs of the host with \"oci-nvidia-hook info\"".to_owned()),
+    };
     failure(&catalog::UNKNOWN_DEVICE, what, fix)
+}
+
+/// Returns the hint with the UUID that begins with the given one, if there is one such device. The UUIDs of other containers' GPUs are
+/// not printed, so a few digits that anybody can guess are not sufficient.
+fn whole_uuid(id: &DeviceId, inventory: &Inventory, limits: &Limits) -> Option<String> {
+    const LEAST: usize = "GPU-01234567".len();
+    let DeviceId::Uuid(start) = id else {
+        return None;
+    };
+    let mut found = None;
+    for device in every_device(inventory) {
+        let uuid = device.uuid();
+        let is_start = uuid
+            .get(..start.len())
+            .is_some_and(|of_device| of_device.eq_ignore_ascii_case(start));
+        if start.len() < LEAST || !is_start || !permitted(device, limits) {
+            continue;
+        }
+        if found.replace(uuid).is_some() {
+            return None;
+        }
+    }
+    Some(format!("request the whole UUID: {}", found?))
 }
 
 fn mig_unlisted(name: &str, asked_by: &str, gpu: &Gpu) -> anyhow::Error {
@@ -552,13 +574,44 @@ pub(crate) mod tests {
             );
             assert!(text.ends_with("hint: request one of 0, 1, 2, 2:0, 2:1, all, none; \"oci-nvidia-hook info\" on the host prints the GPUs"), "{text}");
         }
-        let text = render(&chosen("nvidia.com/gpu=0", &inventory()).unwrap_err());
-        assert!(
-            text.contains("podman run --device nvidia.com/gpu=0"),
-            "{text}"
-        );
-        let text = render(&chosen("a/b=$(reboot)", &inventory()).unwrap_err());
-        assert!(text.ends_with("podman run --device NAME"), "{text}");
+        for (asked, hint) in [
+            ("nvidia.com/gds=all", "have the engine add the CDI device"),
+            ("a/b=$(reboot)", "have the engine add the CDI device"),
+            ("\"all\"", "hint: remove the quotes"),
+            ("'0,1'", "hint: remove the quotes"),
+        ] {
+            let text = render(&chosen(asked, &inventory()).unwrap_err());
+            let (_, shown) = text.split_once("hint: ").unwrap();
+            assert!(text.contains(hint) && !shown.contains("reboot"), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_start_of_a_uuid_has_a_hint() {
+        let mut inventory = inventory();
+        let whole = "GPU-51eed001-0000-0000-0000-000000000001";
+        inventory.gpus[0].uuid = whole.into();
+        let hint = format!("hint: request the whole UUID: {whole}");
+        for (asked, limits, is_shown) in [
+            ("GPU-51eed001", Limits::default(), true),
+            ("gpu-51EED001-00", Limits::default(), true),
+            ("GPU-51eed00", Limits::default(), false),
+            ("GPU-51eed002", Limits::default(), false),
+            (
+                "GPU-51eed001",
+                Limits {
+                    deny: vec!["0".into()],
+                    ..Limits::default()
+                },
+                false,
+            ),
+        ] {
+            let text = render(&chosen_within(asked, &inventory, &limits).unwrap_err());
+            assert_eq!(text.ends_with(&hint), is_shown, "{asked}: {text}");
+        }
+        inventory.gpus[1].uuid = whole.replace("000001", "000002");
+        let text = render(&chosen("GPU-51eed001", &inventory).unwrap_err());
+        assert!(!text.contains("whole UUID"), "{text}");
     }
 
     #[test]
