@@ -80,7 +80,7 @@ pub struct LinuxDevice {
     pub gid: Option<u32>,
 }
 
-impl Device {
+impl LinuxDevice {
     /// Returns the mode and the owner with which the runtime creates the node; runc and crun have the same defaults.
     pub(crate) fn permissions(&self) -> Permissions {
         Permissions {

@@ -87,7 +87,7 @@ mod tests {
             kind: Some(kind.into()),
             major: Some(major),
             minor: Some(minor),
-            ..Device::default()
+            ..LinuxDevice::default()
         }
     }
 
