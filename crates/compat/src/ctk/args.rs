@@ -28,7 +28,7 @@ pub(super) struct CtkCli {
     #[arg(short, long, global = true)]
     quiet: bool,
     /// Print the version
-    #[arg(short, short_alias = 'V', long, global = true, action = ArgAction::Version)]
+    #[arg(short, short_alias = 'V', long, action = ArgAction::Version)]
     version: Option<bool>,
     /// The command to run
     #[command(subcommand)]
