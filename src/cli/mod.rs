@@ -40,7 +40,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use base::report::failure;
+use base::report::{failure, kind_of};
 use base::sys::stdio;
 use findings::catalog;
 use nvidia_host::cdi::entry::{self as rootfs_edits, RootfsEdits};
@@ -115,7 +115,12 @@ fn run_hook_entry(args: &[OsString]) -> ExitCode {
     }
 }
 
+/// Reports the failure of a command. Some parts of a command line are judged only when the command runs.
 fn failed(error: &anyhow::Error) -> ExitCode {
+    let kind = kind_of(error);
+    if kind.is_some_and(|kind| kind.id == catalog::COMMAND_LINE.id) {
+        return usage_error(error);
+    }
     Call::default().error(error);
     ExitCode::FAILURE
 }

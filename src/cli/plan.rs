@@ -15,6 +15,7 @@ use findings::catalog;
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::config::Config;
 use nvidia_host::device_id::in_words;
+use nvidia_host::driver::access::Permissions;
 use nvidia_host::driver::nodes::DeviceNode;
 use nvidia_host::inventory::report;
 use nvidia_host::prepare::host::Foreseen;
@@ -216,25 +217,14 @@ impl Preview {
         if options.request_only {
             return Ok(());
         }
-        let expected = stages::host::expect(&request, &config)?;
-        let Foreseen { modules, nodes } = &expected.prepares;
-        self.prepares = modules
-            .iter()
-            .map(|module| json!({"module": module}))
-            .chain(nodes.values().map(node))
-            .collect();
-        if expected.is_unknown {
+        let expected = stages::host::expect(&request, &config, &spec.devices, &mut self.findings)?;
+        self.prepares = preparations(&expected.prepares);
+        let Some(decided) = expected.decided else {
             self.reason
                 .push_str("; it first prepares the host, and NVML answers only after that");
             return Ok(());
-        }
-        let found = expected.host.and_then(|host| {
-            Ok((
-                plan::decide(&request, &config, &host, &spec.devices, &mut self.findings)?,
-                host,
-            ))
-        });
-        let (provided, host) = match found {
+        };
+        let (provided, host) = match decided {
             Ok(found) => found,
             Err(error) => {
                 self.decide(
@@ -285,9 +275,28 @@ impl Preview {
     }
 }
 
-/// Describes a device node of the host that the hook makes.
-fn node(node: &DeviceNode) -> Value {
-    json!({"node": node.path.absolute(), "major": node.major, "minor": node.minor})
+/// Describes what the hook does on the host first.
+fn preparations(foreseen: &Foreseen) -> Vec<Value> {
+    let mut list = Vec::new();
+    for module in &foreseen.modules {
+        list.push(json!({"module": module}));
+    }
+    for DeviceNode {
+        path, major, minor, ..
+    } in foreseen.nodes.values()
+    {
+        list.push(json!({"node": path.absolute(), "major": major, "minor": minor}));
+    }
+    for node in foreseen.permissions.values() {
+        let Permissions { mode, uid, gid } = node.permissions;
+        list.push(json!({
+            "node": node.path.absolute(),
+            "major": node.major,
+            "minor": node.minor,
+            "permissions": format!("{uid}:{gid} {mode:04o}"),
+        }));
+    }
+    list
 }
 
 /// Returns the facts about the image, before a runtime mounts anything in it.
@@ -458,13 +467,12 @@ fn item(name: &str, text: &str) -> Line {
 
 /// Describes what the hook does on the host first.
 fn preparation(one: &Value) -> String {
-    match (one["module"].as_str(), one["node"].as_str()) {
-        (Some(module), _) => format!("load the kernel module {module}"),
-        (_, node) => format!(
-            "create {} c {}:{}",
-            node.unwrap_or_default(),
-            one["major"],
-            one["minor"]
-        ),
+    if let Some(module) = one["module"].as_str() {
+        return format!("load the kernel module {module}");
+    }
+    let node = one["node"].as_str().unwrap_or_default();
+    match one["permissions"].as_str() {
+        Some(permissions) => format!("set the owner and mode of {node} to {permissions}"),
+        None => format!("create {node} c {}:{}", one["major"], one["minor"]),
     }
 }

@@ -26,6 +26,11 @@ pub(super) fn no_module(facts: &Facts) -> Check {
 
 pub(super) fn module(facts: &Facts) -> Check {
     let driver = &facts.driver;
+    if let (Some(version), true) = (&driver.module, driver.is_hidden) {
+        return Check::ok(format!(
+            "NVML reports driver {version}; \"/proc/driver/nvidia\" is hidden, so the inventory is not cached"
+        ));
+    }
     if let Some(version) = &driver.module {
         return Check::ok(format!("the kernel module of driver {version} is loaded"));
     }

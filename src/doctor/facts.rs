@@ -97,6 +97,8 @@ pub struct DriverFacts {
     pub daemons: (Vec<HostPath>, Vec<Finding>),
     /// Device nodes that every GPU needs, and those of each GPU
     pub nodes: Vec<HostNode>,
+    /// Whether only NVML reports the driver, because /proc does not have the files of its kernel module
+    pub is_hidden: bool,
     /// `/dev/nvidia-uvm`
     pub uvm: Option<Located>,
     /// `/dev/nvidia-modeset`, if the kernel module is loaded

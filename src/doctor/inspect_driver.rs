@@ -17,6 +17,7 @@ use nvidia_host::capability::{Capabilities, Capability, Omit};
 use nvidia_host::config::Config;
 use nvidia_host::driver::libraries::Search;
 use nvidia_host::driver::nodes::{CTL_MINOR, MODESET_MINOR};
+use nvidia_host::driver::platform::Platform;
 use nvidia_host::driver::{DriverKind, ipc, lacking, locate, pci, wsl};
 use nvidia_host::host::{self, Examined, Roots};
 use nvidia_host::inventory::cap_files;
@@ -46,8 +47,10 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
     facts.roots = Some(roots.clone());
     let examined = Examined::below(roots, config);
     add_installation(&mut facts, &examined, host, config);
+    // Like a start, doctor asks NVML also if /proc/driver/nvidia is hidden, as in a sandbox.
+    let is_hidden = examined.lacks_module();
     let is_broken_wsl = examined.roots.kind == DriverKind::Wsl && facts.diagnosis.is_some();
-    if is_broken_wsl || examined.lacks_module() {
+    if is_broken_wsl || is_hidden && !add_hidden_driver(&mut facts, &examined, config) {
         NO_MODULE.clone_into(&mut facts.not_asked);
         return facts;
     }
@@ -57,11 +60,33 @@ pub(super) fn inspect_driver(host: &Tree, config: &Config) -> DriverFacts {
     add_nodes(&mut facts, &examined.roots, host);
     let who = identity::from_config(config);
     add_identity(&mut facts, &examined, &who);
+    if facts.nvml.is_some() {
+        return facts;
+    }
     match question(&examined, who, config) {
         Ok(question) => facts.nvml = Some(ask(&examined, question, config)),
         Err(why) => facts.not_asked = why,
     }
     facts
+}
+
+/// Adds NVML's answer and its driver version if NVML answers although the kernel module has no files in /proc. Returns whether it does.
+fn add_hidden_driver(facts: &mut DriverFacts, examined: &Examined, config: &Config) -> bool {
+    if examined.library.is_none() || Platform::of_host(&examined.roots.driver, None).is_some() {
+        return false;
+    }
+    let Ok(question) = question(examined, identity::from_config(config), config) else {
+        return false;
+    };
+    let nvml = ask(examined, question, config);
+    let Ok(inventory) = &nvml.answer else {
+        return false;
+    };
+    facts.module = Some(inventory.driver_version.clone());
+    facts.is_hidden = true;
+    facts.diagnosis = None;
+    facts.nvml = Some(nvml);
+    true
 }
 
 /// Returns the facts that do not depend on the driver root.

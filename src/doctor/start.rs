@@ -71,13 +71,11 @@ fn decide_like_a_start(config: &Config, start: &mut Start) -> Result<()> {
     let Some(request) = request(start.capabilities, config)? else {
         return Ok(());
     };
-    let expected = stages::host::expect(&request, config)?;
+    let expected = stages::host::expect(&request, config, &[], &mut start.findings)?;
     start.prepares = expected.prepares;
-    // What NVML lists after the preparation is unknown.
-    if expected.is_unknown {
-        return Ok(());
+    if let Some(decided) = expected.decided {
+        decided?;
     }
-    plan::decide(&request, config, &expected.host?, &[], &mut start.findings)?;
     Ok(())
 }
 
@@ -108,6 +106,9 @@ fn request(capabilities: &str, config: &Config) -> Result<Option<GpuRequest>> {
     }
 }
 
+/// The checks of what a start repairs.
+const REPAIRED: [&str; 6] = ["nodes", "uvm", "module", "nvml", "gpus", "hook-user"];
+
 /// Lowers the errors of the driver if containers start nevertheless: a start creates missing nodes, or leaves a GPU out.
 pub(super) fn temper(facts: &Facts, checks: &mut [Check]) {
     let starts = &facts.driver.starts;
@@ -118,7 +119,7 @@ pub(super) fn temper(facts: &Facts, checks: &mut [Check]) {
     let prepares = starts.iter().any(|start| !start.prepares.is_empty());
     for check in checks {
         let is_of_driver = check.section == Section::Driver || check.check == "hook-user";
-        let is_repaired = prepares && ["nodes", "uvm", "module", "nvml"].contains(&check.check);
+        let is_repaired = prepares && REPAIRED.contains(&check.check);
         if is_of_driver && is_repaired && check.status > Status::Note {
             check.status = Status::Note;
             check.what += "; the next start of a container with GPUs repairs this";
@@ -178,13 +179,15 @@ fn summary(facts: &Facts, others: &[Check]) -> Check {
         else {
             return Check::ok("containers that request all GPUs start");
         };
-        let Foreseen { modules, nodes } = &start.prepares;
-        let mut first: Vec<_> = modules
-            .iter()
-            .map(|module| format!("loads {module}"))
-            .collect();
-        for name in nodes.keys() {
+        let mut first = Vec::new();
+        for module in &start.prepares.modules {
+            first.push(format!("loads {module}"));
+        }
+        for name in start.prepares.nodes.keys() {
             first.push(format!("creates \"/dev/{name}\""));
+        }
+        for name in start.prepares.permissions.keys() {
+            first.push(format!("sets the owner and mode of \"/dev/{name}\""));
         }
         Check::ok(format!(
             "containers that request all GPUs start, and the hook first {}",

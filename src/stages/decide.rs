@@ -7,13 +7,14 @@ use anyhow::Result;
 use base::report::Finding;
 use findings::catalog;
 use nvidia_host::config::Config;
+use nvidia_host::host::Host;
 
-use super::host::inspect_prepared;
+use super::host::{self, inspect_prepared};
 use super::open_log;
 use crate::oci::SpecView;
 use crate::oci::spec_view::LinuxDevice;
 use crate::plan::request::GpuRequest;
-use crate::plan::{self, Gpus, Verdict};
+use crate::plan::{self, Gpus, Provided, Verdict};
 use crate::record::call::Call;
 use records::Outcome;
 use records::asked::RecordedRequest;
@@ -67,16 +68,7 @@ pub(crate) fn gpus_for(
     call: &mut Call,
 ) -> Result<Option<Gpus>> {
     let mut findings = Vec::new();
-    let found = inspect_prepared(&request, &config, call).and_then(|host| {
-        call.record()
-            .driver
-            .clone_from(&host.inventory.driver_version);
-        call.step_done("driver");
-        Ok((
-            plan::decide(&request, &config, &host, listed, &mut findings)?,
-            host,
-        ))
-    });
+    let found = decide_or_repair(&request, &config, listed, &mut findings, call);
     call.findings(&findings);
     match found {
         Ok((provided, host)) => {
@@ -89,6 +81,31 @@ pub(crate) fn gpus_for(
             Ok(None)
         }
     }
+}
+
+/// Decides with the prepared host, and again if a wrong node was the reason for an error and is repaired.
+fn decide_or_repair(
+    request: &GpuRequest,
+    config: &Config,
+    listed: &[LinuxDevice],
+    findings: &mut Vec<Finding>,
+    call: &mut Call,
+) -> Result<(Provided, Host)> {
+    let host = inspect_prepared(request, config, call)?;
+    call.record()
+        .driver
+        .clone_from(&host.inventory.driver_version);
+    call.step_done("driver");
+    let error = match plan::decide(request, config, &host, listed, findings) {
+        Ok(provided) => return Ok((provided, host)),
+        Err(error) => error,
+    };
+    let Some(repaired) = host::repair(&error, request, config, call)? else {
+        return Err(error);
+    };
+    findings.clear();
+    let provided = plan::decide(request, config, &repaired, listed, findings)?;
+    Ok((provided, repaired))
 }
 
 /// Ends a call for a container that starts without GPUs, although it requests them or has device nodes of GPUs.

@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use base::report::line;
+use base::report::{Finding, kind_of, line};
+use findings::catalog;
 use nvidia_host::config::Config;
 use nvidia_host::driver::nodes::{CAPS, DeviceNode};
 use nvidia_host::edits::Wanted;
@@ -13,7 +14,9 @@ use nvidia_host::host::{Host, Roots};
 use nvidia_host::prepare::host::{Foreseen, Prepared, foresee, may_prepare, prepare_host};
 use nvidia_host::timeouts;
 
+use crate::oci::spec_view::LinuxDevice;
 use crate::plan::request::GpuRequest;
+use crate::plan::{self, Provided};
 use crate::record::call::Call;
 
 /// Returns the host, after the modules that the request needs were loaded and its nodes created.
@@ -35,10 +38,8 @@ pub(super) fn inspect_prepared(
     }
     let began = Instant::now();
     let host = inspect(request, config, call);
-    // Only the inventory shows whether nodes of a new GPU or MIG device are missing.
-    let is_complete = host.as_ref().is_ok_and(|host| !host.lacks_nodes(&wanted));
     let took = began.elapsed();
-    if is_complete || !prepare_for(&wanted, config, call) {
+    if is_complete(&host, &wanted) || !prepare_for(&wanted, config, call) {
         return host;
     }
     // NVML is queried a second time. The timeout applies to both queries together.
@@ -52,42 +53,118 @@ pub(super) fn inspect_prepared(
     )
 }
 
-/// What the hook would find on the host for a request, for `plan`, which changes nothing.
-pub(crate) struct Expected {
-    pub host: Result<Host>,
-    /// What the hook would do first
-    pub prepares: Foreseen,
-    /// Whether NVML would report something else after that
-    pub is_unknown: bool,
+/// Prepares the host after a decision that failed, and returns it as it is then. `None` if the preparation does not concern the error, or
+/// changed nothing. Only the decision examines the type and the number of each node.
+///
+/// # Errors
+/// If the driver is missing or does not respond.
+pub(super) fn repair(
+    error: &anyhow::Error,
+    request: &GpuRequest,
+    config: &Config,
+    call: &mut Call,
+) -> Result<Option<Host>> {
+    if !is_about_a_wrong_node(error) || !config.load_kmods {
+        return Ok(None);
+    }
+    if !prepare_for(&request.wanted()?, config, call) {
+        return Ok(None);
+    }
+    inspect(request, config, call).map(Some)
 }
 
-/// Returns what [`inspect_prepared`] would return, without the preparations.
+fn is_about_a_wrong_node(error: &anyhow::Error) -> bool {
+    kind_of(error).is_some_and(|kind| kind.id == catalog::NODE_WRONG.id)
+}
+
+/// What a start would do, for `plan` and `doctor`, which change nothing.
+pub(crate) struct Expected {
+    /// What the hook would do on the host first
+    pub prepares: Foreseen,
+    /// The decision; `None` if NVML would report something else after the preparation
+    pub decided: Option<Result<(Provided, Host)>>,
+}
+
+/// Returns what a start would do for the request of a container whose config.json lists the device nodes `listed`. Adds findings.
 ///
 /// # Errors
 /// If the request is invalid, or a driver root cannot be opened.
-pub(crate) fn expect(request: &GpuRequest, config: &Config) -> Result<Expected> {
+pub(crate) fn expect(
+    request: &GpuRequest,
+    config: &Config,
+    listed: &[LinuxDevice],
+    findings: &mut Vec<Finding>,
+) -> Result<Expected> {
     let host = inspect_for(request, config, &|| ());
     let wanted = request.wanted()?;
-    let is_complete = || host.as_ref().is_ok_and(|host| !host.lacks_nodes(&wanted));
-    if !config.load_kmods || !is_bare(config)? && is_complete() || !prepares(config)? {
-        return Ok(Expected {
-            host,
-            prepares: Foreseen::default(),
-            is_unknown: false,
-        });
+    let may_prepare = config.load_kmods && prepares(config)?;
+    if may_prepare && (is_bare(config)? || !is_complete(&host, &wanted)) {
+        return expect_prepared(host, request, config, listed, findings);
     }
+    let mut first = Vec::new();
+    let decided = decide(host, request, config, listed, &mut first);
+    if let Err(error) = &decided
+        && may_prepare
+        && is_about_a_wrong_node(error)
+    {
+        let host = inspect_for(request, config, &|| ());
+        return expect_prepared(host, request, config, listed, findings);
+    }
+    findings.extend(first);
+    Ok(Expected {
+        prepares: Foreseen::default(),
+        decided: Some(decided),
+    })
+}
+
+/// Returns what a start would do that prepares this host first.
+fn expect_prepared(
+    host: Result<Host>,
+    request: &GpuRequest,
+    config: &Config,
+    listed: &[LinuxDevice],
+    findings: &mut Vec<Finding>,
+) -> Result<Expected> {
+    let wanted = request.wanted()?;
     let prepares = foresee(config, imex_channels(&wanted, config))?;
     // NVML lists GPUs and MIG devices only with their nodes, and nothing without /dev/nvidiactl.
     let is_of_mig = |node: &DeviceNode| node.path.absolute().starts_with(CAPS);
-    let is_unlisted = |host: &Host| host.inventory.failed.iter().any(|gpu| gpu.node_missing);
     let is_unknown = !prepares.modules.is_empty()
         || prepares.nodes.values().any(is_of_mig)
-        || !prepares.nodes.is_empty() && host.as_ref().map_or(true, is_unlisted);
+        || !prepares.is_empty() && host.as_ref().map_or(true, Host::has_closed_gpus);
+    if is_unknown {
+        return Ok(Expected {
+            prepares,
+            decided: None,
+        });
+    }
+    let host = host.map(|host| host.with_nodes(prepares.changed_nodes()));
+    let decided = decide(host, request, config, listed, findings);
     Ok(Expected {
-        host: host.map(|host| host.with_nodes(prepares.nodes.clone())),
         prepares,
-        is_unknown,
+        decided: Some(decided),
     })
+}
+
+fn decide(
+    host: Result<Host>,
+    request: &GpuRequest,
+    config: &Config,
+    listed: &[LinuxDevice],
+    findings: &mut Vec<Finding>,
+) -> Result<(Provided, Host)> {
+    let host = host?;
+    let provided = plan::decide(request, config, &host, listed, findings)?;
+    Ok((provided, host))
+}
+
+/// Whether the host has all nodes that the request needs, and NVML can open them. Only the inventory shows whether nodes of a new GPU or
+/// MIG device are missing.
+fn is_complete(host: &Result<Host>, wanted: &Wanted) -> bool {
+    match host {
+        Ok(host) => !host.lacks_nodes(wanted),
+        Err(_) => false,
+    }
 }
 
 /// Inspects the host. NVML can take long, and engines kill a hook that takes too long, so the record is written before.

@@ -66,7 +66,7 @@ fn good_host() -> &'static FakeDriver {
             program() {{ printf '#!/bin/sh\necho "%s"\n' "$2" >usr/bin/$1; chmod 755 usr/bin/$1; }}
             program podman 'podman version 4.9.5'; program crio 'crio version 1.30.2'
             program crun 'crun version 1.20'; program runc 'runc version 1.2.6'
-            touch usr/bin/oci-nvidia-hook; chmod 755 usr/bin/oci-nvidia-hook
+            echo '#!/bin/sh' >usr/bin/oci-nvidia-hook; chmod 755 usr/bin/oci-nvidia-hook
             cp '{shipped}/hooks.d/oci-nvidia-hook.json' usr/share/containers/oci/hooks.d
             cp '{shipped}/packaging/podman/oci-nvidia-hook-precreate.json' usr/share/containers/oci/hooks.podman.d
             cp '{shipped}/packaging/podman/50-oci-nvidia-hook.conf' etc/containers/containers.conf.d
@@ -630,7 +630,7 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
         Status::Warning,
     ),
     (
-        "mkdir -p etc/cdi; touch usr/bin/oci-nvidia-hook; printf 'cdiVersion: 0.3.0\\nkind: nvidia.com/gpu\\ndevices:\\n- name: all\\n  \
+        "mkdir -p etc/cdi; echo '#!/bin/sh' >usr/bin/oci-nvidia-hook; printf 'cdiVersion: 0.3.0\\nkind: nvidia.com/gpu\\ndevices:\\n- name: all\\n  \
          containerEdits:\\n    env: [A=b]\\ncontainerEdits:\\n  hooks:\\n  - {hookName: createRuntime, path: /usr/bin/oci-nvidia-hook, \
          args: [oci-nvidia-hook, rootfs, --stamp, \"driver=535.183.01,boot=b,host=1,files=1\"]}\\n' >etc/cdi/a.yaml",
         "specs",
@@ -663,10 +663,21 @@ const FAULTS: &[(&str, &str, &str, Status)] = &[
     ),
 ];
 
+/// NVML's answer without the kernel module: NVML_ERROR_DRIVER_NOT_LOADED.
+const NOT_LOADED: &str = "echo init-error 9 >>$(find usr -name nvml.conf)";
+
+fn hides_the_module(script: &str) -> bool {
+    script.contains("proc/driver proc") || script.contains("rm -r proc/driver")
+}
+
 fn each_fault_has_its_finding() {
     let mut wrong = Vec::new();
     for (script, check, expected, status) in FAULTS {
-        let dir = changed(script);
+        let dir = changed(&if hides_the_module(script) {
+            format!("{script}; {NOT_LOADED}")
+        } else {
+            (*script).to_owned()
+        });
         let outcomes = examine(dir.path(), Caller::default());
         let of_check: Vec<_> = outcomes
             .iter()
@@ -753,9 +764,10 @@ const ABOUT_ENGINES: &[&str] = &["engines", "hook-env"];
 /// Whether doctor reports an error, and which containers do not start: both are the same decision. The engines of the host are not part
 /// of it, and a host without the kernel module cannot be simulated, because the fake driver answers without one.
 fn an_error_is_a_container_that_does_not_start() {
-    let faults = FAULTS.iter().map(|(script, ..)| *script).filter(|script| {
-        !script.contains("proc/driver proc") && !script.contains("rm -r proc/driver")
-    });
+    let faults = FAULTS
+        .iter()
+        .map(|(script, ..)| *script)
+        .filter(|script| !hides_the_module(script));
     let mut wrong = Vec::new();
     for script in faults.chain(MORE_FAULTS.iter().copied()) {
         let dir = changed(script);

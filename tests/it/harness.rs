@@ -139,6 +139,7 @@ pub mod part {
     pub const DRIVERS: &str = "drivers";
     pub const ENDURANCE: &str = "endurance";
     pub const GPU_KIT: &str = "gpu-kit";
+    pub const HOST_STATES: &str = "host-states";
     pub const KERNELS: &str = "kernels";
     pub const METRICS: &str = "metrics";
     pub const PACKAGES: &str = "packages";

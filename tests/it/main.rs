@@ -50,6 +50,7 @@ mod gpudirect;
 mod gpus;
 mod grants;
 mod help;
+mod host_states;
 mod hostile;
 mod hosts;
 mod image_layouts;
@@ -116,7 +117,7 @@ tests_of! {
     daemon_set, deb, debian, docker, docs, doctor, doctor_container, driver_roots, engine_texts, failure,
     features, findings, fuzz_corpus, golden, gpu_kit, gpudirect, gpus, grants, help, hostile::blocking, hostile::engine, hostile::environment,
     hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths, hostile::processes, hostile::races,
-    hostile::volumes, hosts, image_layouts, json_schema, ldcache, ldconfig, lean, licenses, limits, limits_cdi, live, log, nvidia_cli,
+    hostile::volumes, host_states, hosts, image_layouts, json_schema, ldcache, ldconfig, lean, licenses, limits, limits_cdi, live, log, nvidia_cli,
     nvidia_ctk, obs, own_nodes, packages, packaging, peers, plan, podman, podman_drop_in, podman_shapes, poststop, precreate,
     precreate_podman, prepare, ps, readme, records, repository, rpm, shapes, soak, status, streams, style, suse_kit, systemd, timeouts, toolkit,
     units, walks, why, wsl, zypper

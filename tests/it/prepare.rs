@@ -133,6 +133,15 @@ fn what_a_request_needs_is_made() {
     assert_eq!(mode(&host.dev("nvidia0")), "660 root:video c3:0");
     assert_eq!(mode(&host.dev("nvidia-uvm")), "666 root:root 1ff:0");
 
+    // A node that NVML cannot open is repaired like a missing one, also if it is the only one.
+    for wrong in ["chmod 0", "chown 1000:1000"] {
+        let node = host.dev("nvidia1");
+        sh(&format!("chmod 600 '{0}'; {wrong} '{0}'", node.display())).ok();
+        let (ran, listed) = host.container(&[ALL], "nvidia-smi -L");
+        assert_eq!((ran.ok().as_str(), &listed), ("", &usual), "{wrong}");
+        assert_eq!(mode(&node), "660 root:video c3:1", "{wrong}");
+    }
+
     let graphics = "NVIDIA_DRIVER_CAPABILITIES=graphics,utility";
     host.remove("nvidia-modeset")
         .container(&[ALL, graphics], "test -c /dev/nvidia-modeset")
@@ -363,14 +372,14 @@ fn nothing_more_is_made() {
         .0
         .ok();
     assert!(!host.dev("nvidia1").exists(), "no GPU is requested");
-    // A node that exists is not changed as long as none is missing.
+    // A node that NVML can open is not changed as long as none is missing.
     sh(&format!(
-        "mknod -m 600 '{}' c 195 1",
+        "mknod -m 606 '{}' c 195 1",
         host.dev("nvidia1").display()
     ))
     .ok();
     host.container(&["NVIDIA_VISIBLE_DEVICES=0"], "true").0.ok();
-    assert_eq!(mode(&host.dev("nvidia1")), "600 root:root c3:1");
+    assert_eq!(mode(&host.dev("nvidia1")), "606 root:root c3:1");
     assert!(!host.dev("nvidia-caps-imex-channels").exists());
 }
 

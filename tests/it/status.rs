@@ -332,7 +332,7 @@ fn of_a_cri_o_that_runs() {
         esac"#;
     sh(&format!(
         "cd '{}'; mkdir -p usr/bin usr/share/containers/oci/hooks.d etc/crio/crio.conf.d run/crio opt/hooks; \
-         cp '{}' usr/share/containers/oci/hooks.d; touch usr/bin/oci-nvidia-hook; \
+         cp '{}' usr/share/containers/oci/hooks.d; echo '#!/bin/sh' >usr/bin/oci-nvidia-hook; \
          chmod 755 usr/bin/oci-nvidia-hook; touch run/crio/crio.sock",
         dir.path().display(),
         shipped.display()

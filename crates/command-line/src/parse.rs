@@ -1,5 +1,6 @@
 //! Parses command lines with clap, and gives its errors the form of all other messages.
 
+use std::error::Error as _;
 use std::ffi::OsString;
 
 use anyhow::Result;
@@ -47,32 +48,89 @@ pub fn parse<T: Parser>(args: &[OsString]) -> Result<Parsed<T>> {
 
 /// Returns the error for an invalid command line. `path` is the command whose help describes the valid ones.
 fn invalid(error: &clap::Error, path: &str, command: &clap::Command) -> anyhow::Error {
-    let text = error.render().to_string();
-    // clap adds tips and the usage, after empty lines.
-    let what: Vec<_> = text
-        .split("\n\n")
-        .next()
-        .unwrap_or_default()
-        .split_whitespace()
-        .collect();
-    let what = match error.kind() {
-        // clap lists all commands, and the help does too.
-        ErrorKind::MissingSubcommand => "a command is missing".to_owned(),
-        _ => double_quoted(&what.join(" ")).replace("unrecognized subcommand", "unknown command"),
-    };
     let help = format!("\"{path} --help\"");
     let hint = match suggestion(error, command) {
         Some(word) => format!("did you mean {word}? See {help}"),
         None => format!("run {help}"),
     };
-    failure(
-        &catalog::COMMAND_LINE,
-        format!(
-            "invalid command line: {}",
-            what.strip_prefix("error: ").unwrap_or(&what)
-        ),
-        hint,
-    )
+    let what = format!("invalid command line: {}", problem(error));
+    failure(&catalog::COMMAND_LINE, what, hint)
+}
+
+/// Describes the problem. clap's sentences contain its notation of arguments, such as `[NAME]...`, and messages of Rust's parsers.
+fn problem(error: &clap::Error) -> String {
+    let argument = context(error, ContextKind::InvalidArg);
+    let value = context(error, ContextKind::InvalidValue);
+    match error.kind() {
+        // clap lists all commands, and the help does too.
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            "a command is missing".to_owned()
+        }
+        ErrorKind::MissingRequiredArgument => {
+            let missing: Vec<_> = argument.split(", ").map(plain_name).collect();
+            let verb = if missing.len() == 1 { "is" } else { "are" };
+            format!("{} {verb} missing", missing.join(", "))
+        }
+        ErrorKind::InvalidValue if value.is_empty() => {
+            format!("{} needs a value", plain_name(&argument))
+        }
+        ErrorKind::InvalidValue => {
+            let accepted = context(error, ContextKind::ValidValue);
+            let name = plain_name(&argument);
+            if accepted.is_empty() {
+                format!("invalid value {value:?} for {name}")
+            } else {
+                format!("invalid value {value:?} for {name}: it is none of {accepted}")
+            }
+        }
+        ErrorKind::ValueValidation => {
+            let why = error.source().map(ToString::to_string).unwrap_or_default();
+            let name = plain_name(&argument);
+            format!("invalid value {value:?} for {name}: {}", of_number(&why))
+        }
+        _ => words_of_clap(error),
+    }
+}
+
+/// Returns the name of an argument without clap's notation: `"--gpu"` for `--gpu <GPU>`, SECTION for `[SECTION]...`.
+fn plain_name(argument: &str) -> String {
+    let name = argument.split(' ').next().unwrap_or_default();
+    if name.starts_with('-') {
+        return format!("{name:?}");
+    }
+    let notation = ['<', '>', '[', ']', '.'];
+    name.trim_matches(notation).to_owned()
+}
+
+/// Replaces the messages of Rust's parsers of numbers.
+fn of_number(why: &str) -> &str {
+    match why {
+        "invalid digit found in string" | "cannot parse integer from empty string" => {
+            "it is not a number"
+        }
+        "number too large to fit in target type" => "the number is too large",
+        "number too small to fit in target type" => "the number is too small",
+        _ => why,
+    }
+}
+
+fn words_of_clap(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    // clap adds tips and the usage, after empty lines.
+    let first = text.split("\n\n").next().unwrap_or_default();
+    let words: Vec<_> = first.split_whitespace().collect();
+    let what = double_quoted(&words.join(" "));
+    let what = what.strip_prefix("error: ").unwrap_or(&what);
+    what.replace("unrecognized subcommand", "unknown command")
+}
+
+/// Returns what clap knows about the problem, as one text.
+fn context(error: &clap::Error, kind: ContextKind) -> String {
+    match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(ContextValue::Strings(texts)) => texts.join(", "),
+        _ => String::new(),
+    }
 }
 
 /// Replaces the quotes of clap, 'x', with the double quotes of all other messages. An apostrophe is between two letters.
@@ -89,12 +147,21 @@ fn double_quoted(text: &str) -> String {
     quoted
 }
 
+/// Commands that people try first, and what they mean in the programs that have it.
+const GUESSES: [(&str, &str); 9] = [
+    ("list", "files"),
+    ("gpus", "info"),
+    ("logs", "why"),
+    ("events", "why"),
+    ("top", "ps --watch"),
+    ("check", "doctor"),
+    ("config", "doctor hook"),
+    ("generate", "cdi generate"),
+    ("inspect", "plan"),
+];
+
 /// Returns the valid word that differs in at most two letters. clap also suggests words that differ in more, and stages.
 fn suggestion(error: &clap::Error, command: &clap::Command) -> Option<String> {
-    let text_of = |kind| match error.get(kind) {
-        Some(ContextValue::String(text)) => Some(text.as_str()),
-        _ => None,
-    };
     let known: Vec<String> = match error.kind() {
         ErrorKind::InvalidSubcommand => {
             let visible = command.get_subcommands().filter(|one| !one.is_hide_set());
@@ -111,12 +178,20 @@ fn suggestion(error: &clap::Error, command: &clap::Command) -> Option<String> {
         },
         _ => return None,
     };
-    let word = match error.kind() {
-        ErrorKind::InvalidSubcommand => text_of(ContextKind::InvalidSubcommand),
-        ErrorKind::UnknownArgument => text_of(ContextKind::InvalidArg),
-        _ => text_of(ContextKind::InvalidValue),
+    let kind = match error.kind() {
+        ErrorKind::InvalidSubcommand => ContextKind::InvalidSubcommand,
+        ErrorKind::UnknownArgument => ContextKind::InvalidArg,
+        _ => ContextKind::InvalidValue,
     };
-    nearest(word?, known.iter().map(String::as_str)).map(str::to_owned)
+    let word = context(error, kind);
+    if error.kind() == ErrorKind::InvalidSubcommand
+        && let Some((_, meant)) = GUESSES.iter().find(|(guess, _)| *guess == word)
+        && let Some(first) = meant.split(' ').next()
+        && known.iter().any(|name| name == first)
+    {
+        return Some((*meant).to_owned());
+    }
+    nearest(&word, known.iter().map(String::as_str)).map(str::to_owned)
 }
 
 /// Returns the command that the command line names, and its words.
@@ -148,6 +223,69 @@ fn called<'c>(program: &'c clap::Command, args: &[OsString]) -> (String, &'c cla
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    #[command(name = "tool", disable_help_subcommand = true)]
+    struct Tool {
+        #[command(subcommand)]
+        _command: Commands,
+    }
+
+    #[derive(Debug, clap::Subcommand)]
+    enum Commands {
+        Files {
+            #[arg(long, value_name = "GPU")]
+            _gpu: Option<String>,
+            #[arg(long)]
+            _count: Option<u8>,
+            #[arg(value_parser = ["a", "b"])]
+            _section: Vec<String>,
+        },
+        Explain {
+            _number: String,
+        },
+    }
+
+    #[test]
+    fn problems_are_in_our_words() {
+        for (line, message) in [
+            (
+                "",
+                "a command is missing (ONH-002)\nhint: run \"tool --help\"",
+            ),
+            (
+                "list",
+                "unknown command \"list\" (ONH-002)\nhint: did you mean files? See \"tool --help\"",
+            ),
+            (
+                "top",
+                "unknown command \"top\" (ONH-002)\nhint: run \"tool --help\"",
+            ),
+            (
+                "files --gpu",
+                "\"--gpu\" needs a value (ONH-002)\nhint: run \"tool files --help\"",
+            ),
+            (
+                "files --count x",
+                "invalid value \"x\" for \"--count\": it is not a number (ONH-002)\nhint: run \"tool files --help\"",
+            ),
+            (
+                "files x",
+                "invalid value \"x\" for SECTION: it is none of a, b (ONH-002)\nhint: did you mean a? See \"tool files --help\"",
+            ),
+            (
+                "explain",
+                "NUMBER is missing (ONH-002)\nhint: run \"tool explain --help\"",
+            ),
+        ] {
+            let args: Vec<_> = line.split_whitespace().map(OsString::from).collect();
+            let Err(error) = parse::<Tool>(&args) else {
+                panic!("{line}");
+            };
+            let text = base::report::render(&error);
+            assert_eq!(text, format!("invalid command line: {message}"), "{line}");
+        }
+    }
 
     #[test]
     fn quotes_of_clap() {

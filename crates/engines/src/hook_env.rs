@@ -90,7 +90,7 @@ fn finding(file: &Path, stage: &str, program: &Path, fix: String) -> Finding {
 mod tests {
     use super::*;
     use crate::hook_file;
-    use crate::hooks::{HookEntry, Hooks};
+    use crate::hooks::{Execution, HookEntry, Hooks};
     use cdi_spec::file;
 
     fn spec(hooks: &str) -> SpecFile {
@@ -171,7 +171,7 @@ mod tests {
                 file: "/h/x.json".into(),
                 program: hook.path.clone(),
                 hook,
-                runs: true,
+                execution: Execution::Possible,
             };
             Engine {
                 hooks: Hooks {

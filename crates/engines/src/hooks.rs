@@ -1,11 +1,14 @@
 //! Reads the hooks directories of an engine.
 
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
 
 use base::debug;
-use base::tree::Tree;
+use base::tree::{Located, Tree};
+use nvidia_host::driver::elf;
+use nvidia_host::driver::ldcache::Arch;
 use nvidia_host::programs;
 
 use super::hook_file::{self, HookFile, Refusal};
@@ -20,8 +23,39 @@ pub struct HookEntry {
     pub hook: HookFile,
     /// The program, with all links resolved
     pub program: PathBuf,
-    /// Whether the program is an executable file
-    pub runs: bool,
+    /// Whether the kernel can execute the program
+    pub execution: Execution,
+}
+
+/// Whether the kernel can execute a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Execution {
+    /// It is neither a script nor a program for this machine, for example an empty file: execve(2) fails with ENOEXEC
+    OtherFormat,
+    /// It is not a regular file with execute permission: execve(2) fails with EACCES
+    Denied,
+    /// As far as can be seen
+    Possible,
+}
+
+impl Execution {
+    fn of(host: &Tree, program: &Located) -> Self {
+        if program.kind != FileType::RegularFile || program.mode & 0o111 == 0 {
+            return Self::Denied;
+        }
+        // A user may be allowed to execute a file and not to read it.
+        let Ok(mut file) = host.open_file(&program.path) else {
+            return Self::Possible;
+        };
+        let mut start = [0; elf::HEADER];
+        let is_complete = file.read_exact(&mut start).is_ok();
+        let is_script = start.starts_with(b"#!");
+        if is_script || is_complete && elf::is_for(&start, Arch::native()) {
+            Self::Possible
+        } else {
+            Self::OtherFormat
+        }
+    }
 }
 
 /// The hooks of an engine, and the files that it does not use.
@@ -91,7 +125,15 @@ pub enum Programs {
 pub fn read(host: &Tree, dirs: &[PathBuf], precreate: bool, programs: Programs) -> Hooks {
     let mut hooks = Hooks::default();
     for dir in dirs {
+        if is_a_file(host, dir) {
+            let why = "it is not a directory".to_owned();
+            hooks.refused.push((dir.clone(), Refusal::Invalid(why)));
+        }
         for file in hook_files(host, dir) {
+            // Engines ignore a link to a missing file, like a file that is removed while they read the directory.
+            if is_missing(host, &file) {
+                continue;
+            }
             match read_file(host, &file, precreate, programs) {
                 Ok(entry) => hooks.take(entry),
                 Err(Passed::Refused(why)) => hooks.refused.push((file, why)),
@@ -100,6 +142,17 @@ pub fn read(host: &Tree, dirs: &[PathBuf], precreate: bool, programs: Programs) 
         }
     }
     hooks
+}
+
+/// Whether another file is at the path of a directory. Engines ignore a missing directory, but not this.
+fn is_a_file(host: &Tree, dir: &Path) -> bool {
+    let found = host.locate(dir);
+    found.is_ok_and(|found| found.kind != FileType::Directory)
+}
+
+fn is_missing(host: &Tree, file: &Path) -> bool {
+    let found = host.locate(file);
+    found.is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
 /// The directory of the packages for Podman's own stage.
@@ -181,15 +234,16 @@ fn read_file(
         (Err(_), Programs::Visible) => return Err(Passed::WithoutProgram(hook.path)),
     };
     hook.check(precreate).map_err(Passed::Refused)?;
-    let runs = located
-        .as_ref()
-        .is_none_or(|found| found.kind == FileType::RegularFile && found.mode & 0o111 != 0);
+    let execution = match &located {
+        Some(found) => Execution::of(host, found),
+        None => Execution::Possible,
+    };
     let program = located.map_or_else(|| hook.path.clone(), |found| found.path);
     Ok(HookEntry {
         file: file.to_owned(),
         hook,
         program,
-        runs,
+        execution,
     })
 }
 
@@ -212,8 +266,8 @@ mod tests {
                 r#"{{"version":"1.0.0","hook":{{"path":"{program}"}},"when":{{"always":true}},"stages":["precreate"]}}"#
             )
         };
-        write("usr/bin/oci-nvidia-hook", "");
-        write("usr/bin/oci-nvidia-hook-compat", "");
+        write("usr/bin/oci-nvidia-hook", "#!/bin/sh\n");
+        write("usr/bin/oci-nvidia-hook-compat", "#!/bin/sh\n");
         symlink(
             "oci-nvidia-hook-compat",
             dir.path().join("usr/bin/nvidia-container-runtime-hook"),
@@ -231,6 +285,8 @@ mod tests {
         }
         write("a/1.json", &json("/usr/bin/oci-nvidia-hook"));
         write("a/2.json", &json("/usr/bin/nowhere"));
+        symlink("nowhere", dir.path().join("a/6.json")).unwrap();
+        write("c", "");
         write("a/3.json", "{");
         write("a/4.json.rpmsave", "{");
         write(
@@ -240,7 +296,7 @@ mod tests {
         write("b/1.json", &json("/usr/bin/nvidia-container-runtime-hook"));
         write("b/5.json", &json("/usr/bin/nvidia-cdi-hook"));
         let host = Tree::open(&HostPath::new(dir.path())).unwrap();
-        let dirs = ["/a", "/gone", "/b"].map(PathBuf::from);
+        let dirs = ["/a", "/gone", "/b", "/c"].map(PathBuf::from);
         let hooks = read(&host, &dirs, true, Programs::Visible);
         let seen: Vec<_> = hooks
             .entries
@@ -250,14 +306,14 @@ mod tests {
                     entry.file.to_str().unwrap(),
                     entry.is_ours(),
                     entry.is_nvidias(),
-                    entry.runs,
+                    entry.execution,
                 )
             })
             .collect();
         let expected = [
-            ("/b/0.json", false, true, false),
-            ("/b/1.json", true, false, true),
-            ("/b/5.json", false, true, true),
+            ("/b/0.json", false, true, Execution::Denied),
+            ("/b/1.json", true, false, Execution::Possible),
+            ("/b/5.json", false, true, Execution::OtherFormat),
         ];
         assert_eq!(seen, expected);
         assert_eq!(hooks.masked, [("/a/1.json".into(), "/b/1.json".into())]);
@@ -265,10 +321,11 @@ mod tests {
             hooks.without_program,
             [("/a/2.json".into(), "/usr/bin/nowhere".into())]
         );
-        assert_eq!(hooks.refused.len(), 1);
+        let refused: Vec<_> = hooks.refused.iter().map(|(file, _)| file).collect();
+        assert_eq!(refused, [Path::new("/a/3.json"), Path::new("/c")]);
         assert_eq!(
             read(&host, &dirs, false, Programs::Visible).refused.len(),
-            5,
+            6,
             "CRI-O does not support precreate"
         );
     }

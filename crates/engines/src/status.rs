@@ -12,7 +12,7 @@ use plugin_api::status::{KubeletPlugin, NriStatus, PluginStatus};
 
 use super::cdi::{self, CdiSpec};
 use super::hook_file::{Applies, PRECREATE, Refusal};
-use super::hooks::HookEntry;
+use super::hooks::{Execution, HookEntry};
 use super::settings::{EngineSettings, HOOKS_DIR};
 use super::{Engine, EngineKind, User, hook_args, hooks, inspect_engines};
 
@@ -200,7 +200,8 @@ pub fn judge(engine: &Engine, installed: &[PathBuf]) -> EngineStatus {
         docker(engine, &mut status);
         return status;
     }
-    let best = ours(engine).max_by_key(|entry| (entry.runs, entry.hook.applies == Applies::Always));
+    let best =
+        ours(engine).max_by_key(|entry| (entry.execution, entry.hook.applies == Applies::Always));
     for entry in ours(engine) {
         status.hooks.push(Started {
             file: entry.file.clone(),
@@ -306,11 +307,22 @@ fn fails(entry: &HookEntry) -> Option<(String, String)> {
         Applies::Always => "no container starts".to_owned(),
         Applies::If(condition) => format!("no container starts if {condition}"),
     };
-    if !entry.runs {
-        return Some((
-            format!("{starts}: {file} names {program}, which is not executable"),
-            format!("chmod 755 {program}"),
-        ));
+    match entry.execution {
+        Execution::Possible => {}
+        Execution::Denied => {
+            return Some((
+                format!("{starts}: {file} names {program}, which is not executable"),
+                format!("chmod 755 {program}"),
+            ));
+        }
+        Execution::OtherFormat => {
+            return Some((
+                format!(
+                    "{starts}: {file} names {program}, which is not a program for this machine"
+                ),
+                "reinstall the package oci-nvidia-hook".to_owned(),
+            ));
+        }
     }
     if let Some(timeout) = entry.hook.timeout
         && timeout <= 0

@@ -58,6 +58,14 @@ pub enum NodeState {
     Unreadable(i32),
 }
 
+impl DeviceNode {
+    /// Whether neither the group nor other users may open the node for reading and writing.
+    #[must_use]
+    pub const fn is_shut(&self) -> bool {
+        !self.permissions.allow(0o6, false, true) && !self.permissions.allow(0o6, false, false)
+    }
+}
+
 impl NodeState {
     /// Examines `/dev/NAME` below this root. Symbolic links are followed.
     #[must_use]

@@ -10,7 +10,14 @@ use crate::inventory::cap_files;
 use crate::inventory::caps::MIG_MINORS;
 
 impl Host {
-    /// Whether a node is missing that the request requires. A request without GPUs requires none.
+    /// Whether NVML could not open the node of a GPU, because it is missing or has the wrong owner or mode.
+    #[must_use]
+    pub fn has_closed_gpus(&self) -> bool {
+        let mut failed = self.inventory.failed.iter();
+        failed.any(|gpu| gpu.node_missing || gpu.node_shut)
+    }
+
+    /// Whether a node is missing that the request requires, or NVML could not open it. A request without GPUs requires none.
     #[must_use]
     pub fn lacks_nodes(&self, wanted: &Wanted) -> bool {
         // On WSL 2, another kernel module creates the node at boot.
@@ -18,7 +25,7 @@ impl Host {
             return false;
         }
         // NVML does not count a GPU without its node, so the indices of the others are wrong too.
-        self.inventory.failed.iter().any(|gpu| gpu.node_missing)
+        self.has_closed_gpus()
             || decide::reported_node_names(wanted).any(|name| self.lacks(name))
             || wanted
                 .imex_channels
@@ -28,7 +35,8 @@ impl Host {
     }
 
     fn lacks(&self, name: &str) -> bool {
-        NodeState::inspect(&self.roots.dev, name) == NodeState::Missing
+        let node = NodeState::inspect(&self.roots.dev, name);
+        matches!(node, NodeState::Missing | NodeState::NotADevice(_))
     }
 
     /// Whether nodes of MIG capabilities are missing. NVML lists only MIG devices with existing nodes, but the kernel module has files for

@@ -171,7 +171,7 @@ pub struct Host {
     caps: Vec<CapFile>,
     /// Nodes that were examined, by their names below /dev
     examined: BTreeMap<String, DeviceNode>,
-    /// Nodes that do not exist yet
+    /// Nodes as they will be
     foreseen: BTreeMap<String, DeviceNode>,
     /// The driver version and the GPUs, according to NVML and the kernel module
     pub inventory: Inventory,
@@ -288,7 +288,7 @@ impl Host {
         }
     }
 
-    /// Returns this host as it would be with nodes that are missing, by their names below /dev, to foresee a decision.
+    /// Returns this host as it would be with these nodes, by their names below /dev, to foresee a decision.
     #[must_use]
     pub fn with_nodes(self, foreseen: BTreeMap<String, DeviceNode>) -> Self {
         Self { foreseen, ..self }
@@ -296,17 +296,12 @@ impl Host {
 
     /// Examines `/dev/NAME`.
     fn node(&self, name: &str) -> NodeState {
-        if let Some(node) = self.examined.get(name) {
-            return NodeState::Device(node.clone());
+        for known in [&self.foreseen, &self.examined] {
+            if let Some(node) = known.get(name) {
+                return NodeState::Device(node.clone());
+            }
         }
-        match NodeState::inspect(&self.roots.dev, name) {
-            NodeState::Missing => self
-                .foreseen
-                .get(name)
-                .cloned()
-                .map_or(NodeState::Missing, NodeState::Device),
-            state => state,
-        }
+        NodeState::inspect(&self.roots.dev, name)
     }
 
     /// Returns the edits that give these devices to a container, and findings about them. Reads from the host, but changes nothing.

@@ -135,8 +135,7 @@ impl Roots {
     pub fn complete(&self, inventory: &mut Inventory, gpus: &[KernelGpu], caps: &[CapFile]) {
         inventory.driver_kind = self.kind;
         merge::complete(inventory, gpus, |minor| {
-            let node = NodeState::inspect(&self.dev, &DriverKind::Linux.gpu_node(minor));
-            matches!(node, NodeState::Device(_))
+            NodeState::inspect(&self.dev, &DriverKind::Linux.gpu_node(minor))
         });
         if inventory.gpus.iter().any(|gpu| gpu.mig_enabled)
             && self.proc.locate(Path::new(MIG_MINORS)).is_ok()

@@ -6,16 +6,14 @@
 
 use super::procfs::KernelGpu;
 use super::{BusId, ExcludedGpu, FailedGpu, Gpu, Inventory};
+use crate::driver::access::Permissions;
+use crate::driver::nodes::{DeviceNode, NodeState};
 
 /// Adds what the kernel module knows to NVML's answer: GPUs that NVML does not list, the identity of those that did not
 /// answer, and those that the administrator excluded.
-pub fn complete(
-    inventory: &mut Inventory,
-    kernel: &[KernelGpu],
-    node_exists: impl Fn(u32) -> bool,
-) {
+pub fn complete(inventory: &mut Inventory, kernel: &[KernelGpu], node: impl Fn(u32) -> NodeState) {
     inventory.excluded.clear();
-    let (mut without_node, mut openable) = (Vec::new(), Vec::new());
+    let (mut closed, mut openable) = (Vec::new(), Vec::new());
     for gpu in kernel {
         if lists(inventory, gpu) {
             continue;
@@ -25,8 +23,14 @@ pub fn complete(
                 bus_id: gpu.bus_id,
                 uuid: gpu.uuid.clone(),
             }),
-            Some(minor) if !node_exists(minor) => without_node.push(lacks_node(gpu, minor)),
-            _ => openable.push(gpu),
+            Some(minor) => match node(minor) {
+                NodeState::Device(node) if node.is_shut() => {
+                    closed.push(cannot_open(gpu, &node));
+                }
+                NodeState::Device(_) => openable.push(gpu),
+                _ => closed.push(lacks_node(gpu, minor)),
+            },
+            None => openable.push(gpu),
         }
     }
     let of_failed = identify(inventory, &openable);
@@ -40,7 +44,7 @@ pub fn complete(
             inventory.failed.push(failed(gpu, why));
         }
     }
-    inventory.failed.extend(without_node);
+    inventory.failed.extend(closed);
     for failed in &mut inventory.failed {
         if let Some(gpu) = kernel.iter().find(|gpu| failed.bus_id == Some(gpu.bus_id)) {
             failed.uuid = failed.uuid.take().or_else(|| gpu.uuid.clone());
@@ -72,6 +76,18 @@ fn lacks_node(gpu: &KernelGpu, minor: u32) -> FailedGpu {
     );
     FailedGpu {
         node_missing: true,
+        ..failed(gpu, why)
+    }
+}
+
+fn cannot_open(gpu: &KernelGpu, node: &DeviceNode) -> FailedGpu {
+    let Permissions { mode, uid, gid } = node.permissions;
+    let why = format!(
+        "NVML cannot open {} (owner {uid}, group {gid}, mode {mode:04o}; bus id {})",
+        node.source, gpu.bus_id
+    );
+    FailedGpu {
+        node_shut: true,
         ..failed(gpu, why)
     }
 }
@@ -141,6 +157,7 @@ fn number(inventory: &mut Inventory) {
 mod tests {
     use super::*;
     use crate::inventory::select::tests::inventory as sample;
+    use base::paths::{ContainerPath, HostPath};
 
     const NO_NODE: &str =
         "GPU 0: the device node \"/dev/nvidia0\" is missing (bus id 00000000:01:00.0)";
@@ -182,6 +199,28 @@ mod tests {
         }
     }
 
+    fn node(exists: bool) -> NodeState {
+        if exists {
+            node_of_mode(0o666)
+        } else {
+            NodeState::Missing
+        }
+    }
+
+    fn node_of_mode(mode: u32) -> NodeState {
+        NodeState::Device(DeviceNode {
+            source: HostPath::new("/dev/nvidia0"),
+            path: ContainerPath::new("/dev/nvidia0").unwrap(),
+            major: 195,
+            minor: 0,
+            permissions: Permissions {
+                mode,
+                uid: 1000,
+                gid: 0,
+            },
+        })
+    }
+
     /// NVML fails in its first call for a GPU.
     fn lost(index: u32) -> FailedGpu {
         FailedGpu {
@@ -207,7 +246,7 @@ mod tests {
     fn a_missing_node_moves_no_index() {
         let mut inventory = nvml_without(&[0]);
         assert_eq!(indices(&inventory), [(0, 1), (1, 2)], "NVML's own count");
-        complete(&mut inventory, &kernel(3), |minor| minor != 0);
+        complete(&mut inventory, &kernel(3), |minor| node(minor != 0));
         assert_eq!(indices(&inventory), [(1, 1), (2, 2)]);
         assert_eq!(words(&inventory), [NO_NODE]);
         let gone = &inventory.failed[0];
@@ -223,7 +262,7 @@ mod tests {
         let mut inventory = sample();
         inventory.gpus.swap(0, 1);
         let before = inventory.clone();
-        complete(&mut inventory, &kernel(3), |_| true);
+        complete(&mut inventory, &kernel(3), |_| node(true));
         assert_eq!(inventory, before);
     }
 
@@ -232,7 +271,7 @@ mod tests {
         let mut inventory = nvml_without(&[1]);
         inventory.gpus[1].index = 2;
         inventory.failed.push(lost(1));
-        complete(&mut inventory, &kernel(3), |_| true);
+        complete(&mut inventory, &kernel(3), |_| node(true));
         assert_eq!(words(&inventory), ["GPU 1: it is lost"]);
         assert_eq!(inventory.failed[0].uuid.as_deref(), Some("GPU-00000001"));
         assert_eq!(indices(&inventory), [(0, 0), (2, 2)]);
@@ -243,7 +282,7 @@ mod tests {
         // NVML counts two: minor 1 is its 0, and minor 2, which is lost, its 1.
         let mut inventory = nvml_without(&[0, 2]);
         inventory.failed.push(lost(1));
-        complete(&mut inventory, &kernel(3), |minor| minor != 0);
+        complete(&mut inventory, &kernel(3), |minor| node(minor != 0));
         assert_eq!(indices(&inventory), [(1, 1)]);
         assert_eq!(words(&inventory), [NO_NODE, "GPU 2: it is lost"]);
         assert_eq!(inventory.failed[1].bus_id, Some(bus_id(3)));
@@ -253,7 +292,7 @@ mod tests {
     fn which_one_is_lost_may_be_unknown() {
         let mut inventory = nvml_without(&[0, 1]);
         inventory.failed.push(lost(0));
-        complete(&mut inventory, &kernel(3), |_| true);
+        complete(&mut inventory, &kernel(3), |_| node(true));
         let of = |index: u32| {
             format!(
                 "GPU {index}: NVML does not list the GPU at {}, or reports of it: it is lost",
@@ -269,7 +308,7 @@ mod tests {
     fn without_the_kernels_list_nothing_is_guessed() {
         let mut inventory = nvml_without(&[1]);
         inventory.failed.push(lost(2));
-        complete(&mut inventory, &[], |_| true);
+        complete(&mut inventory, &[], |_| node(true));
         assert_eq!(
             (words(&inventory), indices(&inventory)),
             (vec!["GPU 2: it is lost".into()], vec![(0, 0), (1, 2)])
@@ -281,7 +320,7 @@ mod tests {
         let mut inventory = nvml_without(&[1]);
         let mut kernel = kernel(3);
         kernel[1].excluded = true;
-        complete(&mut inventory, &kernel, |minor| minor != 1);
+        complete(&mut inventory, &kernel, |minor| node(minor != 1));
         assert_eq!(
             (words(&inventory), indices(&inventory)),
             (vec![], vec![(0, 0), (1, 2)])
@@ -298,5 +337,20 @@ mod tests {
             printed,
             "GPU at 00000000:02:00.0 (GPU-00000001): excluded by the module parameter NVreg_ExcludedGpus"
         );
+    }
+
+    /// The owner's bits do not count: NVML does not run as the owner.
+    #[test]
+    fn a_node_that_nvml_cannot_open() {
+        for (mode, is_shut) in [(0, true), (0o600, true), (0o660, false), (0o606, false)] {
+            let mut inventory = nvml_without(&[0]);
+            complete(&mut inventory, &kernel(3), |_| node_of_mode(mode));
+            let failed = &inventory.failed[0];
+            assert_eq!((failed.node_shut, failed.node_missing), (is_shut, false));
+            let why = format!(
+                "NVML cannot open \"/dev/nvidia0\" (owner 1000, group 0, mode {mode:04o}; bus id 00000000:01:00.0)"
+            );
+            assert_eq!(failed.why == why, is_shut, "{}", failed.why);
+        }
     }
 }

@@ -130,6 +130,9 @@ pub struct FailedGpu {
     /// Whether the reason is a missing `/dev/nvidiaN`. A container that requests the GPU then does not start, even if it requests `all`.
     /// NVIDIA's stack starts it with one GPU less, without a message.
     pub node_missing: bool,
+    /// Whether neither the group of its `/dev/nvidiaN` nor other users may open it. A start of the hook repairs such a node.
+    #[serde(default)]
+    pub node_shut: bool,
 }
 
 /// A GPU that the module parameter `NVreg_ExcludedGpus` names. The kernel module lists it and refuses to open it; NVML

@@ -151,6 +151,7 @@ mod tests {
             model: Some("NVIDIA H100".into()),
             why: "it is lost".into(),
             node_missing: true,
+            node_shut: true,
         });
         inventory.excluded.push(ExcludedGpu {
             bus_id: BusId {

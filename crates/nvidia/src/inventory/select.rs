@@ -236,7 +236,7 @@ fn select_all<'a>(
         findings.push(Finding::new(
             &catalog::GPU_LEFT_OUT,
             format!("{gpu}; the container gets {others}"),
-            "see \"nvidia-smi -q\" and \"journalctl -k\" on the host",
+            hint_for(gpu),
         ));
     }
     findings.extend(mig_left_out(inventory, limits));
@@ -393,19 +393,24 @@ pub fn mig_nodes_missing(gpu: &Gpu) -> String {
 }
 
 fn not_usable(name: &str, asked_by: &str, failed: &FailedGpu) -> anyhow::Error {
-    let (kind, hint) = if failed.node_missing {
-        (&catalog::NODE_MISSING, PREPARE)
+    let kind = if failed.node_missing {
+        &catalog::NODE_MISSING
     } else {
-        (
-            &catalog::NOT_USABLE,
-            "see \"nvidia-smi -q\" and \"journalctl -k\" on the host",
-        )
+        &catalog::NOT_USABLE
     };
     failure(
         kind,
         format!("{asked_by} requests {}: {failed}", requested(name)),
-        hint,
+        hint_for(failed),
     )
+}
+
+const fn hint_for(failed: &FailedGpu) -> &'static str {
+    if failed.node_missing || failed.node_shut {
+        PREPARE
+    } else {
+        "see \"nvidia-smi -q\" and \"journalctl -k\" on the host"
+    }
 }
 
 /// Returns a requested name as messages print it.

@@ -45,13 +45,23 @@ pub struct Foreseen {
     pub modules: Vec<&'static str>,
     /// The nodes that it would create, by their names below /dev
     pub nodes: BTreeMap<String, DeviceNode>,
+    /// The existing nodes whose owner and mode it would set, as they would be after that
+    pub permissions: BTreeMap<String, DeviceNode>,
 }
 
 impl Foreseen {
     /// Reports whether it would do nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.modules.is_empty() && self.nodes.is_empty()
+        self.modules.is_empty() && self.nodes.is_empty() && self.permissions.is_empty()
+    }
+
+    /// Returns all nodes that it would change, as they would be after that.
+    #[must_use]
+    pub fn changed_nodes(&self) -> BTreeMap<String, DeviceNode> {
+        let mut nodes = self.nodes.clone();
+        nodes.extend(self.permissions.clone());
+        nodes
     }
 }
 
@@ -63,26 +73,35 @@ pub fn foresee(config: &Config, channels: &[u32]) -> Result<Foreseen> {
     let roots = Roots::open_to_prepare(config)?;
     let facts = ModuleState::read(&roots);
     let loads = config.driver_root.as_path() == Path::new("/");
-    let mut missing = super::plan(&facts, channels);
-    missing.retain(|node| {
-        let is_wrong = match NodeState::inspect(&roots.dev, &node.name) {
-            NodeState::Missing | NodeState::NotADevice(_) => true,
-            NodeState::Device(found) => (found.major, found.minor) != node.device,
-            NodeState::Unreadable(_) => false,
+    let mut foreseen = Foreseen::default();
+    if loads {
+        foreseen.modules = super::missing_modules(&facts);
+    }
+    for node in super::plan(&facts, channels) {
+        let Some(made) = made(&node, &roots) else {
+            continue;
         };
-        node.policy.modify && is_wrong
-    });
-    Ok(Foreseen {
-        modules: if loads {
-            super::missing_modules(&facts)
-        } else {
-            Vec::new()
-        },
-        nodes: missing
-            .into_iter()
-            .filter_map(|node| Some((node.name.clone(), made(&node, &roots)?)))
-            .collect(),
-    })
+        if !node.policy.modify {
+            continue;
+        }
+        match NodeState::inspect(&roots.dev, &node.name) {
+            NodeState::Unreadable(_) => {}
+            NodeState::Device(found) if (found.major, found.minor) == node.device => {
+                if is_changed(found.permissions, made.permissions) {
+                    foreseen.permissions.insert(node.name, made);
+                }
+            }
+            _ => {
+                foreseen.nodes.insert(node.name, made);
+            }
+        }
+    }
+    Ok(foreseen)
+}
+
+/// Whether [`make_node`] sets other permissions.
+fn is_changed(found: Permissions, made: Permissions) -> bool {
+    (found.mode & 0o777, found.uid, found.gid) != (made.mode, made.uid, made.gid)
 }
 
 /// Returns the node as it would be found after it was created.
