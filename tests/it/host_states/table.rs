@@ -75,7 +75,7 @@ fn script(kind: Kind, path: &str, fault: &str) -> Option<String> {
     Some(script)
 }
 
-const LIBRARIES: &[(&str, Kind)] = &[
+const LIBRARIES: Objects = &[
     ("$lib/libnvidia-ml.so.535.183.01", Kind::Elf),
     ("$lib/libnvidia-ml.so.1", Kind::Elf),
     ("$lib/libcuda.so.535.183.01", Kind::Elf),
@@ -85,7 +85,7 @@ const LIBRARIES: &[(&str, Kind)] = &[
     ("/usr/bin/nvidia-smi", Kind::Elf),
     ("/etc/ld.so.cache", Kind::Text),
 ];
-const PROC: &[(&str, Kind)] = &[
+const PROC: Objects = &[
     ("/proc/driver/nvidia", Kind::Dir),
     ("/proc/driver/nvidia/version", Kind::Text),
     ("/proc/driver/nvidia/params", Kind::Text),
@@ -96,7 +96,7 @@ const PROC: &[(&str, Kind)] = &[
         Kind::Text,
     ),
 ];
-const NODES: &[(&str, Kind)] = &[
+const NODES: Objects = &[
     ("/dev/nvidiactl", Kind::Node(195, 255)),
     ("/dev/nvidia0", Kind::Node(195, 0)),
     ("/dev/nvidia1", Kind::Node(195, 1)),
@@ -105,7 +105,7 @@ const NODES: &[(&str, Kind)] = &[
     ("/dev/nvidia-modeset", Kind::Node(195, 254)),
     ("/dev/char", Kind::Dir),
 ];
-const CONFIG: &[(&str, Kind)] = &[
+const CONFIG: Objects = &[
     ("/etc/nvidia-container-runtime/config.toml", Kind::Text),
     ("/etc/nvidia-container-runtime", Kind::Dir),
     (
@@ -114,7 +114,7 @@ const CONFIG: &[(&str, Kind)] = &[
     ),
     ("/etc/nvidia-container-runtime/config.toml.d", Kind::Dir),
 ];
-const HOOK_FILES: &[(&str, Kind)] = &[
+const HOOK_FILES: Objects = &[
     (
         "/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json",
         Kind::Text,
@@ -122,20 +122,23 @@ const HOOK_FILES: &[(&str, Kind)] = &[
     ("/usr/share/containers/oci/hooks.d", Kind::Dir),
     ("/usr/bin/oci-nvidia-hook", Kind::Elf),
 ];
-const RUN: &[(&str, Kind)] = &[
+const RUN: Objects = &[
     ("/run/oci-nvidia-hook", Kind::Dir),
     ("/run/oci-nvidia-hook/inventory", Kind::Text),
     ("/run/oci-nvidia-hook/inventory.lock", Kind::Text),
     ("/run/oci-nvidia-hook/containers", Kind::Dir),
 ];
-const USERS: &[(&str, Kind)] = &[
+const USERS: Objects = &[
     ("/etc/passwd", Kind::Text),
     ("/etc/group", Kind::Text),
     ("/etc/nsswitch.conf", Kind::Text),
 ];
 
+/// The objects of a part of a host: their paths, and what they are.
+type Objects = &'static [(&'static str, Kind)];
+
 /// A part of a host: its name, its objects, and a script that runs first.
-const PARTS: &[(&str, &[(&str, Kind)], &str)] = &[
+const PARTS: &[(&str, Objects, &str)] = &[
     ("libraries", LIBRARIES, ""),
     ("/proc", PROC, ""),
     ("nodes", NODES, ""),
