@@ -87,6 +87,12 @@ impl Kind {
         format!("{}/{}={channel}", self.vendor, extra_devices::IMEX_CLASS)
     }
 
+    /// Returns the path of the spec of the GPUs in this directory.
+    #[must_use]
+    pub fn spec_in(self, dir: &Path) -> PathBuf {
+        self.file_in(dir, CLASS)
+    }
+
     /// Returns the path of the spec of a class in this directory.
     fn file_in(self, dir: &Path, class: &str) -> PathBuf {
         dir.join(format!("{}-{class}.json", self.vendor))
@@ -260,7 +266,7 @@ impl VendorSpecs {
             config: config.clone(),
             settings,
             dir: dir.to_owned(),
-            path: kind.file_in(dir, CLASS),
+            path: kind.spec_in(dir),
             devices: Devices::Unanswered(Vec::new()),
             written: None,
             names: Arc::default(),

@@ -59,6 +59,12 @@ impl Refusal {
     pub fn of(kind: &Kind, what: &str, fix: &str) -> Self {
         Self::new(&format!("{what} ({}); hint: {fix}", kind.id))
     }
+
+    /// Adds what fails because of it, as the beginning of the line.
+    #[must_use]
+    pub fn in_context(self, what_fails: &str) -> Self {
+        Self::new(&format!("{what_fails}: {}", self.line))
+    }
 }
 
 impl From<&anyhow::Error> for Refusal {
@@ -73,6 +79,16 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.line)
     }
+}
+
+/// Examines the host when a claim is prepared. Nodes and files can disappear at any time, and an engine that misses one starts no
+/// container.
+pub trait HostCheck: fmt::Debug + Send + Sync + 'static {
+    /// Checks that a container can have the devices with these UUIDs now.
+    ///
+    /// # Errors
+    /// If a device node or the CDI spec is missing, or the node is another device.
+    fn check(&self, uuids: &[&str]) -> Result<(), Refusal>;
 }
 
 /// Answers the kubelet's questions about devices.

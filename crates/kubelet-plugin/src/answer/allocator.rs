@@ -1,9 +1,12 @@
 //! Answers the kubelet's questions from the state of the node. The device nodes are examined for each container, since they can
 //! disappear at any time.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anyhow::Error;
 use nvidia_host::config::Config;
+use nvidia_host::feature::Features;
 use nvidia_host::host::Host;
 use nvidia_host::inventory::select::Device as HostDevice;
 use tokio::sync::watch;
@@ -13,7 +16,8 @@ use findings::catalog;
 
 use super::layout::{ICDS, Layout};
 use super::{prefer, response};
-use crate::model::{Allocator, Refusal, Resource};
+use crate::cdi_specs;
+use crate::model::{Allocator, HostCheck, Refusal, Resource};
 use crate::node::Offer;
 use crate::proto::ContainerAllocateResponse;
 use crate::settings::values::DeviceListStrategy;
@@ -79,6 +83,51 @@ impl Allocator for NodeAllocator {
             required,
             size,
         )
+    }
+}
+
+/// Examines the host for claims, whose devices are in a CDI spec.
+#[derive(Debug)]
+pub struct ClaimCheck {
+    settings: Settings,
+    offer: watch::Receiver<Offer>,
+    /// The CDI spec of claims
+    spec: PathBuf,
+}
+
+impl ClaimCheck {
+    /// Creates a check with the directory of the CDI specs.
+    #[must_use]
+    pub fn new(settings: Settings, offer: watch::Receiver<Offer>, specs: &Path) -> Self {
+        Self {
+            settings,
+            offer,
+            spec: cdi_specs::CLAIMS.spec_in(specs),
+        }
+    }
+}
+
+impl HostCheck for ClaimCheck {
+    fn check(&self, uuids: &[&str]) -> Result<(), Refusal> {
+        if let Err(error) = std::fs::metadata(&self.spec) {
+            let error =
+                Error::new(error).context(format!("cannot use the CDI spec {:?}", self.spec));
+            let fix =
+                "run \"oci-nvidia-kubelet-plugin check\" on the node; the kubelet tries it again";
+            return Err(Refusal::of(
+                &catalog::PLUGIN_DRIVER,
+                &format!("{error:#}"),
+                fix,
+            ));
+        }
+        let offer = self.offer.borrow();
+        let devices = response::by_uuid(&offer.gpus, uuids)?;
+        let host = Host::for_devices(&self.settings.common, offer.inventory())
+            .map_err(|error| Refusal::from(&error))?;
+        let facts = host.device_facts(&response::wanted(Features::EMPTY), &devices);
+        response::nodes(&facts, &devices, Features::EMPTY)
+            .map_err(|error| Refusal::from(&error))?;
+        Ok(())
     }
 }
 

@@ -81,10 +81,21 @@ pub fn of_host<'a>(
     gpus: &'a [NodeGpu],
     devices: &[&ResourceDevice],
 ) -> Result<Vec<HostDevice<'a>>, Refusal> {
+    let uuids: Vec<&str> = devices.iter().map(|device| device.uuid.as_str()).collect();
+    by_uuid(gpus, &uuids)
+}
+
+/// Returns the device of the host with each UUID, without duplicates.
+///
+/// # Errors
+/// If a GPU or MIG device no longer exists.
+pub(super) fn by_uuid<'a>(
+    gpus: &'a [NodeGpu],
+    uuids: &[&str],
+) -> Result<Vec<HostDevice<'a>>, Refusal> {
     let mut found: Vec<HostDevice<'a>> = Vec::new();
-    for device in devices {
-        let uuid = device.uuid.as_str();
-        let Some(host_device) = every_device(gpus).find(|known| known.uuid() == uuid) else {
+    for uuid in uuids {
+        let Some(host_device) = every_device(gpus).find(|known| known.uuid() == *uuid) else {
             let what = format!("{uuid} does not exist");
             let fix = "delete the pod; the kubelet chooses another device for the next one";
             return Err(Refusal::of(&catalog::PLUGIN_UNKNOWN_DEVICE, &what, fix));
@@ -133,7 +144,11 @@ pub fn response(
     Ok(layout::arrange(layout, devices, &nodes))
 }
 
-fn nodes(
+/// Returns the nodes of these devices, and those that every CUDA program opens.
+///
+/// # Errors
+/// If a device node is missing or wrong.
+pub(super) fn nodes(
     facts: &DeviceFacts,
     devices: &[HostDevice<'_>],
     features: Features,

@@ -19,7 +19,7 @@ use super::agent::specs::Specs;
 use super::agent::state::NodeState;
 use super::control::{self, ControlCommand as Asked};
 use super::role::{Role, SpecPaths};
-use crate::answer::allocator::NodeAllocator;
+use crate::answer::allocator::{ClaimCheck, NodeAllocator};
 use crate::cdi_specs::{self, CLAIMS, DEVICE_PLUGIN, Kind};
 use crate::dra;
 use crate::kubelet;
@@ -71,9 +71,12 @@ pub async fn run(
     let metrics = metrics(&settings, &outlets, registrations, &latency)
         .map(|(address, sources)| server::serve(address, sources, |line| log.note(line)));
     let monitor = supervisor::SupervisorOptions::new(config_path, &settings, metrics.is_some());
-    let claims = outlets
-        .claims()
-        .map(|(options, pool)| dra::serve(options, pool, log));
+    let claims = outlets.claims().map(|(mut options, pool)| {
+        let specs = paths.dir.as_deref().unwrap_or(Path::new(cdi_specs::DIR));
+        let check = ClaimCheck::new(settings.clone(), outlets.offer(), specs);
+        options.host = Some(Arc::new(check));
+        dra::serve(options, pool, log)
+    });
     let kubelet = matches!(role, Role::DevicePlugin(_)).then(|| {
         let allocator = NodeAllocator::new(settings.clone(), outlets.offer(), chooser.clone());
         let allocator = Arc::new(Timed::new(Arc::new(allocator), latency));

@@ -45,6 +45,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::kubelet::socket::SocketId;
 use crate::log::Log;
+use crate::model::HostCheck;
 use crate::settings::Settings;
 use crate::settings::values::TaintEffect;
 use access::Access;
@@ -74,6 +75,8 @@ pub struct DriverOptions {
     pub registered: Arc<watch::Sender<Option<bool>>>,
     /// Why the API server does not have the devices as they are; `None` if it has them
     pub unpublished: Arc<watch::Sender<Option<String>>>,
+    /// Examines the devices of a claim before it is prepared
+    pub host: Option<Arc<dyn HostCheck>>,
 }
 
 impl DriverOptions {
@@ -89,6 +92,7 @@ impl DriverOptions {
             node: plugin.node_name.clone(),
             registered: Arc::new(watch::Sender::new(None)),
             unpublished: Arc::default(),
+            host: None,
         }
     }
 }
@@ -146,6 +150,7 @@ fn open(
         pool: pool.clone(),
         claims: access.clone(),
         node: node.subscribe(),
+        host: options.host.clone(),
     };
     let health = health::HealthService {
         pool: pool.clone(),

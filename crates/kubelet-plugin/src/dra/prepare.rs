@@ -1,5 +1,5 @@
-//! Decides what the containers of a claim get. Pure: the answer depends on the claim and on the state of the node only, so that nothing is
-//! stored, and a repeated request has an equal answer.
+//! Decides what the containers of a claim get. The answer depends on the claim and on the state of the node only, so that nothing is
+//! stored, and a repeated request has an equal answer. Last, the host is examined: a node or the spec can be missing.
 //!
 //! Whether another claim has the device is not checked: the scheduler allocates a device once, and the allocation in the API server is what
 //! counts. NVIDIA's driver compares with its checkpoint. Without one, the other claims of the node are not known: a node may read only
@@ -15,7 +15,7 @@ use super::devices::ClaimDevice;
 use super::pool::Pool;
 use super::slice::taint_key;
 use crate::cdi_specs;
-use crate::model::Refusal;
+use crate::model::{HostCheck, Refusal};
 use crate::proto::dra::v1;
 use crate::settings::values::TaintEffect;
 
@@ -40,6 +40,7 @@ pub(super) fn prepare(
     claim: &ResourceClaim,
     uid: &str,
     known: &ClaimContext<'_>,
+    host: Option<&dyn HostCheck>,
 ) -> Result<Vec<v1::Device>, Refusal> {
     let name = claim_name(claim);
     if claim.metadata.uid.as_deref() != Some(uid) {
@@ -60,19 +61,27 @@ pub(super) fn prepare(
         .iter()
         .flatten()
         .filter(|result| result.driver == known.driver);
-    ours.map(|result| {
-        device(result, known, configs).map_err(|Cause { kind, what, fix }| {
-            Refusal::of(
-                kind,
-                &format!(
-                    "cannot prepare {:?} for the claim {name:?}: {what}",
-                    result.device
-                ),
-                fix,
-            )
-        })
-    })
-    .collect()
+    let mut devices = Vec::new();
+    let mut uuids = Vec::new();
+    for result in ours {
+        let found = device(result, known, configs).map_err(|Cause { kind, what, fix }| {
+            let what = format!(
+                "cannot prepare {:?} for the claim {name:?}: {what}",
+                result.device
+            );
+            Refusal::of(kind, &what, fix)
+        })?;
+        uuids.push(found.uuid.as_str());
+        devices.push(answer(result, found));
+    }
+    if let Some(host) = host
+        && !uuids.is_empty()
+    {
+        let why = format!("cannot prepare the claim {name:?}");
+        host.check(&uuids)
+            .map_err(|refusal| refusal.in_context(&why))?;
+    }
+    Ok(devices)
 }
 
 /// Returns the name of a claim with its namespace.
@@ -140,11 +149,12 @@ fn find<'k>(
     })
 }
 
-fn device(
+/// Finds an allocated device that works, with a configuration that is supported.
+fn device<'k>(
     result: &DeviceRequestAllocationResult,
-    known: &ClaimContext<'_>,
+    known: &ClaimContext<'k>,
     configs: &[k8s_openapi::api::resource::v1::DeviceAllocationConfiguration],
-) -> Result<v1::Device, Cause> {
+) -> Result<&'k ClaimDevice, Cause> {
     config::check(known.driver, &result.request, configs).map_err(|what| Cause {
         kind: &catalog::CLAIM_CONFIG,
         what,
@@ -168,13 +178,18 @@ fn device(
             fix,
         });
     }
-    Ok(v1::Device {
+    Ok(device)
+}
+
+/// Returns the answer for a device.
+fn answer(result: &DeviceRequestAllocationResult, device: &ClaimDevice) -> v1::Device {
+    v1::Device {
         request_names: vec![main_request(&result.request).to_owned()],
         pool_name: result.pool.clone(),
         device_name: result.device.clone(),
         cdi_device_ids: vec![cdi_specs::CLAIMS.device_name(&device.uuid)],
         share_id: result.share_id.clone(),
-    })
+    }
 }
 
 /// The kubelet expects the request without the name of the alternative that the scheduler chose.
@@ -258,7 +273,7 @@ mod tests {
             pool: &pool,
             effect: TaintEffect::NoSchedule,
         };
-        prepare(claim, "u-1", &known).map_err(|refusal| refusal.to_string())
+        prepare(claim, "u-1", &known, None).map_err(|refusal| refusal.to_string())
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::pool::Pool;
 use super::prepare::{self, ClaimContext};
 use crate::kubelet::other_plugins::DRIVER_FOR_CLAIMS;
 use crate::log::Log;
-use crate::model::Refusal;
+use crate::model::{HostCheck, Refusal};
 use crate::proto::dra::{v1, v1beta1};
 use crate::proto::pluginregistration as registration;
 use crate::settings::values::TaintEffect;
@@ -45,6 +45,8 @@ pub(super) struct ClaimService {
     pub(super) claims: Arc<dyn Claims>,
     /// The name of the node, which its pool has; empty if it is not known
     pub(super) node: watch::Receiver<String>,
+    /// Examines the devices of a claim
+    pub(super) host: Option<Arc<dyn HostCheck>>,
 }
 
 impl ClaimService {
@@ -75,7 +77,7 @@ impl ClaimService {
                     pool: &pool,
                     effect: self.effect,
                 };
-                prepare::prepare(&claim, &asked.uid, &known)
+                prepare::prepare(&claim, &asked.uid, &known, self.host.as_deref())
             }
             Err(refusal) => Err(refusal),
         };

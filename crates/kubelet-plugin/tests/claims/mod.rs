@@ -14,7 +14,7 @@ use crate::fake_kubelet::{Container, FakeKubelet};
 use crate::{AT_ONCE, GPU, POLLED, PROGRAM, ROOT, SOON};
 
 tests! {
-    ROOT => claims_get_the_gpus_of_the_node, claims_of_a_sick_gpu, claims_and_a_driver_that_is_replaced,
+    ROOT => claims_get_the_gpus_of_the_node, claims_need_the_nodes_and_the_spec, claims_of_a_sick_gpu, claims_and_a_driver_that_is_replaced,
         claims_and_a_driver_that_comes_later, claims_after_a_reboot, claims_while_nvml_hangs,
         claims_and_a_gpu_that_hangs, a_device_plugin_waits_for_the_end_of_claims,
         metrics_name_the_containers_of_claims, the_running_driver_is_described, the_spec_exists_during_a_restart, claims_of_mig_devices,
@@ -296,6 +296,35 @@ fn claims_get_the_gpus_of_the_node() {
         "{device}"
     );
     assert!(!host.dir.path().join("device-plugins").exists());
+}
+
+/// An engine that misses a node or the CDI spec starts no container, and names neither the cause nor a fix.
+fn claims_need_the_nodes_and_the_spec() {
+    let host = Host::start(&["--gpus", "2"], &[]);
+    host.registered();
+    host.published("the GPUs", SOON, &[("gpu-0", false), ("gpu-1", false)]);
+    host.api.state().allocate("train", "u-1", &["gpu-1"]);
+    host.api.state().allocate("other", "u-2", &["gpu-0"]);
+    host.starts("train", "u-1", SOON);
+    let node = host.fake.root.join("dev/nvidia1");
+    let kept = host.fake.dir.path().join("nvidia1");
+    std::fs::rename(&node, &kept).unwrap();
+    let error = host.prepare("train", "u-1").unwrap_err();
+    for part in ["default/train", "/dev/nvidia1", "(ONH-", "; hint: "] {
+        assert!(error.contains(part), "{error}");
+    }
+    assert!(host.prepare("other", "u-2").is_ok(), "it does not need it");
+    std::fs::rename(&kept, &node).unwrap();
+    host.starts("train", "u-1", SOON);
+    std::fs::remove_file(host.cdi().join("k8s.gpu.nvidia.com-gpu.json")).unwrap();
+    match host.prepare("train", "u-1") {
+        Err(error) => assert!(
+            error.contains("k8s.gpu.nvidia.com-gpu.json") && error.contains("(ONH-074)"),
+            "{error}"
+        ),
+        Ok(_) => assert!(host.cdi().join("k8s.gpu.nvidia.com-gpu.json").exists()),
+    }
+    host.starts("train", "u-1", POLLED + SOON);
 }
 
 fn claims_of_a_sick_gpu() {
