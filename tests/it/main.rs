@@ -81,6 +81,7 @@ mod precreate_podman;
 mod prepare;
 mod ps;
 mod readme;
+mod real_images;
 mod records;
 mod repository;
 mod rpm;
@@ -119,7 +120,7 @@ tests_of! {
     hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths, hostile::processes, hostile::races,
     hostile::volumes, host_states, hosts, image_layouts, json_schema, ldcache, ldconfig, lean, licenses, limits, limits_cdi, live, log, nvidia_cli,
     nvidia_ctk, obs, own_nodes, packages, packaging, peers, plan, podman, podman_drop_in, podman_shapes, poststop, precreate,
-    precreate_podman, prepare, ps, readme, records, repository, rpm, shapes, soak, status, streams, style, suse_kit, systemd, timeouts, toolkit,
+    precreate_podman, prepare, ps, readme, real_images, records, repository, rpm, shapes, soak, status, streams, style, suse_kit, systemd, timeouts, toolkit,
     units, walks, why, wsl, zypper
 }
 
