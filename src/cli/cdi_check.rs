@@ -58,11 +58,11 @@ fn quick_views(dirs: &SpecDirs) -> Vec<View> {
 /// None: files that engines do not read have no devices.
 pub(crate) fn list(dirs: &SpecDirs, json: bool) -> Result<ExitCode> {
     let names = names_of(dirs);
-    report_conflicts(dirs);
+    let has_conflict = report_conflicts(dirs);
     if json {
         return Ok(output::print(&base::json::document("devices", &names)?));
     }
-    if names.is_empty() {
+    if names.is_empty() && !has_conflict {
         // On stderr: stdout contains only names, for scripts.
         Call::default().report(
             "no CDI devices; \"oci-nvidia-hook cdi generate\" writes a spec for this host's GPUs",
@@ -91,8 +91,8 @@ fn names_of(dirs: &SpecDirs) -> BTreeSet<String> {
     names
 }
 
-/// Reports on stderr why engines use none of two files with the same device, once for each pair of files.
-fn report_conflicts(dirs: &SpecDirs) {
+/// Reports on stderr why engines use none of two files with the same device, once for each pair of files. Returns whether there are any.
+fn report_conflicts(dirs: &SpecDirs) -> bool {
     let mut reported = BTreeSet::new();
     for view in quick_views(dirs) {
         let files = registry::read(&view.dirs);
@@ -112,6 +112,7 @@ fn report_conflicts(dirs: &SpecDirs) {
             }
         }
     }
+    !reported.is_empty()
 }
 
 /// Returns the names of the devices in these directories, or without any, in the directories of the engines.

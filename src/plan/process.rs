@@ -107,15 +107,17 @@ impl Process {
             self.named, facts.mode
         );
         let gid = facts.gid;
-        let groups = if self.is_rootless {
-            "use crun and \"--group-add keep-groups\"".to_owned()
+        // A runtime in a user namespace cannot create nodes.
+        let fix = if self.is_rootless {
+            "use crun and \"--group-add keep-groups\" (Podman), map the group of the nodes into the container (LXC, Incus: idmap), \
+             or give the host's nodes mode 0666"
+                .to_owned()
         } else {
-            format!("add group {gid} (\"--group-add {gid}\", supplementalGroups: [{gid}])")
+            format!(
+                "add group {gid} (\"--group-add {gid}\", supplementalGroups: [{gid}]), have the engine create the nodes \
+                 (precreate, CDI, PASS_DEVICE_SPECS=true of the device plugin), or give the host's nodes mode 0666"
+            )
         };
-        let fix = format!(
-            "{groups}, have the engine create the nodes (precreate, CDI, PASS_DEVICE_SPECS=true of the device plugin), or give \
-             the host's nodes mode 0666"
-        );
         Some(Finding::new(&catalog::NO_ACCESS, what, fix))
     }
 }
