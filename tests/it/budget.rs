@@ -199,12 +199,7 @@ fn nothing_asked() {
 fn eight_gpus_warm() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "8"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     let config = fake.config.to_str().unwrap();
     let state = container.state();
     run_with(

@@ -316,12 +316,7 @@ fn volumes_at_the_directory_of_libraries() {
 fn hook_entries_at_the_wrong_stage() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     let spec = generate(fake, &["--hook-path", HOOK]);
     let host_mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
     for hook in &spec.container_edits.hooks {

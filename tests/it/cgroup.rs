@@ -405,12 +405,7 @@ fn v1_no_cgroups_is_reported() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     // The cgroup can only be removed after the container.
     let group = Group::new("/sys/fs/cgroup/devices", "no-cgroups", "");
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     fake.configure("no-cgroups = true");
     assert_eq!(container.hook(&fake.config).stderr, "", "nothing filters");
     fs::write(group.path.join("cgroup.procs"), container.pid().to_string()).unwrap();
@@ -463,12 +458,7 @@ fn v2_no_cgroups_is_reported() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     // The cgroup can only be removed after the container.
     let group = Group::new("/sys/fs/cgroup", "no-cgroups", "");
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     fake.configure("no-cgroups = true");
     assert_eq!(container.hook(&fake.config).stderr, "", "nothing filters");
     fs::write(group.path.join("cgroup.procs"), container.pid().to_string()).unwrap();

@@ -125,6 +125,13 @@ impl FakeDriver {
         );
         run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok()
     }
+
+    /// Runs the hook at precreate with this config.json.
+    pub fn precreate(&self, spec: &[u8]) -> Ran {
+        let mut precreate = Command::new(HOOK);
+        precreate.arg("--config").arg(&self.config).arg("precreate");
+        run_with(precreate.env_clear(), spec)
+    }
 }
 
 /// The root file system of a small image, copied for one test.
@@ -157,6 +164,11 @@ pub struct Waiting {
 }
 
 impl Waiting {
+    /// Starts a container of this image that requests all GPUs.
+    pub fn with_all_gpus(dir: &Path, image: &Image) -> Self {
+        Self::start(dir, &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "")
+    }
+
     /// The shell script `before` runs with the new namespace's `$rootfs` before the container waits.
     pub fn start(dir: &Path, rootfs: &Path, env: &[&str], before: &str) -> Self {
         let bundle = dir.join("bundle");

@@ -14,12 +14,7 @@ tests! {
 fn smi(fake: &FakeDriver, host: &str) -> (Ran, String) {
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     // The hook finds the container's namespace by its process id, whatever its own namespace looks like.
     let mut hook = Command::new("unshare");
     hook.args([

@@ -75,12 +75,7 @@ fn prepare_makes_nodes() {
     fake.configure(NODES_OF_THE_HOST);
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     container.hook(&fake.config).ok();
     assert_eq!(
         container
@@ -120,12 +115,7 @@ fn cuda_compat() {
         symlink("/usr/local/cuda-12.9", image.rootfs.join("usr/local/cuda")).unwrap();
         compat_library(&target.join(format!("libcuda.so.{version}")), note);
         symlink(format!("libcuda.so.{version}"), target.join("libcuda.so.1")).unwrap();
-        let container = Waiting::start(
-            dir.path(),
-            &image.rootfs,
-            &["NVIDIA_VISIBLE_DEVICES=all"],
-            "",
-        );
+        let container = Waiting::with_all_gpus(dir.path(), &image);
         let mut plan = Command::new(HOOK);
         plan.arg("--config")
             .arg(&fake.config)
@@ -167,12 +157,7 @@ fn cuda_compat() {
         image.rootfs.join("usr/local/cuda/compat"),
     )
     .unwrap();
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     container.hook(&fake.config).ok();
     assert!(
         container
@@ -288,12 +273,7 @@ fn files_of_the_administrator() {
     )
     .unwrap();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     let ran = container.hook(&fake.config);
     assert!(
         ran.stderr.contains("\"/opt/extra/none\"") && ran.stderr.contains("ONH-207"),
@@ -447,12 +427,7 @@ fn suse_nodes_need_the_video_group() {
         FakeDriver::new(&["--gpus", "1", "--dev-mode", "0660", "--dev-group", "video"]),
     );
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     for user in ["", "user = \"root:video\"", "user = \"nobody:video\""] {
         fake.configure(user);
         container.hook(&fake.config).ok();

@@ -313,13 +313,7 @@ fn precreate(fake: &FakeDriver, image: &Image, env: &[&str]) -> Value {
         "root": {"path": image.rootfs}, "process": {"env": env}, "mounts": [],
         "linux": {"resources": {"devices": [{"allow": false, "access": "rwm"}]}},
     });
-    let mut precreate = Command::new(HOOK);
-    precreate
-        .arg("--config")
-        .arg(&fake.config)
-        .arg("precreate")
-        .env_clear();
-    serde_json::from_str(&run_with(&mut precreate, spec.to_string().as_bytes()).ok()).unwrap()
+    serde_json::from_str(&fake.precreate(spec.to_string().as_bytes()).ok()).unwrap()
 }
 
 fn precreate_lists_them() {

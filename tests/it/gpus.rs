@@ -184,12 +184,7 @@ fn an_excluded_gpu_does_not_exist() {
             .collect()
     });
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     let ran = container.hook(&fake.config);
     assert_eq!(ran.stderr, "", "nothing is left out");
     ran.ok();

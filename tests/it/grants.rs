@@ -82,14 +82,7 @@ fn device_nodes_bring_the_files() {
                 .ok()
                 .contains(&format!("device: {GPU_1}\n"))
         );
-        let mut precreate = Command::new(HOOK);
-        precreate
-            .arg("--config")
-            .arg(&fake.config)
-            .arg("precreate")
-            .env_clear();
-        let edited: Value =
-            serde_json::from_str(&run_with(&mut precreate, spec.as_bytes()).ok()).unwrap();
+        let edited: Value = serde_json::from_str(&fake.precreate(spec.as_bytes()).ok()).unwrap();
         let mounts = edited["mounts"].to_string();
         assert!(
             mounts.contains("libcuda.so.535") && mounts.contains("nvidia-smi"),
@@ -414,13 +407,7 @@ fn hosts_without_a_gpu() {
         told.starts_with("the hook does nothing: ") && told.contains("ONH-112"),
         "{told}"
     );
-    let mut precreate = Command::new(HOOK);
-    precreate
-        .arg("--config")
-        .arg(&fake.config)
-        .arg("precreate")
-        .env_clear();
-    let ran = run_with(&mut precreate, asks("all").as_bytes());
+    let ran = fake.precreate(asks("all").as_bytes());
     assert!(ran.stderr.contains("(ONH-112)\nhint: "), "{ran:?}");
     assert_eq!(ran.ok(), asks("all"), "config.json is unchanged");
     for asked in ["0", GPU_1, "none"] {

@@ -2,7 +2,6 @@
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::Command;
 
 use serde_json::{Value, json};
 
@@ -10,7 +9,7 @@ use crate::cdi::{cdi, generate};
 use crate::cdi_containers::{only_spec, with_mounts};
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
-use crate::support::{HOOK, private_dir, run_with, scratch, sh, snapshot};
+use crate::support::{HOOK, private_dir, scratch, sh, snapshot};
 use crate::why::isolated;
 
 tests! {
@@ -88,14 +87,8 @@ pub fn precreate_container(dir: &Path, fake: &FakeDriver, rootfs: &Path) -> Wait
     std::fs::create_dir(&empty).unwrap();
     let env = ["NVIDIA_VISIBLE_DEVICES=all"];
     let spec = json!({"ociVersion": "1.0.2", "root": {"path": empty}, "process": {"env": env, "args": ["sh"]}});
-    let mut precreate = Command::new(HOOK);
-    precreate
-        .arg("--config")
-        .arg(&fake.config)
-        .arg("precreate")
-        .env_clear();
     let edited: Value =
-        serde_json::from_str(&run_with(&mut precreate, spec.to_string().as_bytes()).ok()).unwrap();
+        serde_json::from_str(&fake.precreate(spec.to_string().as_bytes()).ok()).unwrap();
     let mut before = String::new();
     for mount in edited["mounts"].as_array().unwrap() {
         let (from, to) = (
@@ -138,12 +131,7 @@ fn cuda_compat_stays_first() {
         let container = if cdi {
             cdi_container(dir.path(), &fake, &image.rootfs)
         } else {
-            let container = Waiting::start(
-                dir.path(),
-                &image.rootfs,
-                &["NVIDIA_VISIBLE_DEVICES=all"],
-                "",
-            );
+            let container = Waiting::with_all_gpus(dir.path(), &image);
             container.hook(&fake.config).ok();
             container
         };
@@ -212,12 +200,7 @@ fn a_configuration_without_drop_ins() {
         assert!(!listed.contains("/unused/"), "{listed}");
     }
     let (dir, image) = with_compat("plain");
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     container.hook(&fake.config).ok();
     assert!(
         container
@@ -304,12 +287,7 @@ fn nothing_is_written_without_need() {
             .count()
     };
     let before = conf();
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     container.hook(&fake.config).ok();
     assert_the_same_after_ldconfig(&container);
     assert_eq!(conf(), before);
@@ -328,12 +306,7 @@ fn a_list_that_is_out_of_date_goes() {
         ("/opt/other\n", true),
     ] {
         std::fs::write(&list, text).unwrap();
-        let container = Waiting::start(
-            dir.path(),
-            &image.rootfs,
-            &["NVIDIA_VISIBLE_DEVICES=all"],
-            "",
-        );
+        let container = Waiting::with_all_gpus(dir.path(), &image);
         container.hook(&fake.config).ok();
         assert_eq!(list.exists(), stays, "{text}");
         assert_the_same_after_ldconfig(&container);
@@ -454,12 +427,7 @@ fn a_container_that_ran_with_another_driver() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let start = || {
-        let container = Waiting::start(
-            dir.path(),
-            &image.rootfs,
-            &["NVIDIA_VISIBLE_DEVICES=all"],
-            "",
-        );
+        let container = Waiting::with_all_gpus(dir.path(), &image);
         container.call(&mut isolated(dir.path()), &fake.config).ok();
         container
     };
@@ -498,14 +466,9 @@ fn a_container_that_ran_with_another_driver() {
         empty.with_file_name("libcuda.so.1"),
     )
     .unwrap();
-    Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    )
-    .hook(&fake.config)
-    .ok();
+    Waiting::with_all_gpus(dir.path(), &image)
+        .hook(&fake.config)
+        .ok();
     assert!(empty.exists());
 }
 

@@ -31,12 +31,7 @@ const LIBDIR: &str = "/usr/lib/x86_64-linux-gnu";
 fn the_driver_works_in_the_container() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     assert_eq!(container.hook(&fake.config).ok(), "");
 
     let listed = container.exec("nvidia-smi -L").ok();
@@ -98,12 +93,7 @@ fn mounts_are_restricted_and_private() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let before = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     container.hook(&fake.config).ok();
     for path in [
         format!("{LIBDIR}/libcuda.so.535.183.01"),
@@ -229,12 +219,7 @@ fn every_cache_layout() {
     for layout in ["new", "compat", "old", "none"] {
         let dir = scratch();
         let image = Image::new(dir.path(), &["--layout", "debian", "--cache", layout]);
-        let container = Waiting::start(
-            dir.path(),
-            &image.rootfs,
-            &["NVIDIA_VISIBLE_DEVICES=all"],
-            "",
-        );
+        let container = Waiting::with_all_gpus(dir.path(), &image);
         container.hook(&fake.config).ok();
         container.exec("probe-dlopen libcuda.so.1").ok();
         assert!(
@@ -248,12 +233,7 @@ fn every_cache_layout() {
 fn images_that_are_not_debian() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "lib64"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     container.hook(&fake.config).ok();
     assert!(
         container
@@ -382,12 +362,7 @@ fn the_image_has_files_of_its_own() {
         "#!/bin/sh\nexit 9\n",
     )
     .unwrap();
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     container.hook(&fake.config).ok();
     container.exec("nvidia-smi -L").ok();
     container
@@ -512,12 +487,7 @@ fn links_of_the_image_are_not_followed() {
     symlink(climbing, image.rootfs.join("usr/bin/nvidia-smi")).unwrap();
     std::fs::remove_file(image.rootfs.join("etc/ld.so.cache")).unwrap();
     symlink(canary.join("file"), image.rootfs.join("etc/ld.so.cache")).unwrap();
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     container.hook(&fake.config).ok();
     container.exec("nvidia-smi -L").ok();
     assert_eq!(snapshot(&canary), before);
@@ -532,12 +502,7 @@ fn a_failing_step_leaves_nothing() {
     std::fs::create_dir(libdir.join("libcuda.so")).unwrap();
     symlink("elsewhere", libdir.join("libcuda.so.535.183.01")).unwrap();
     let before = snapshot(&image.rootfs);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     let mounts = container.mountinfo();
     let stderr = container.hook(&fake.config).failed(1);
     assert!(
@@ -573,12 +538,7 @@ fn a_failing_gpu_does_not_stop_the_others() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "3"]));
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     let ran = container.hook(&fake.config);
     assert!(
         ran.stderr.contains("warning: GPU 1: nvmlDeviceGet"),
@@ -603,12 +563,7 @@ fn none_or_sixteen_gpus_and_a_slow_driver() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "16"]));
     fake.set_nvml(|old| old + "\ninit-delay-ms 300\n");
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     container.hook(&fake.config).ok();
     assert_eq!(
         container
@@ -634,12 +589,7 @@ fn driver_libraries_in_lib64() {
         FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]),
     );
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     container.hook(&fake.config).ok();
     assert!(
         container
@@ -653,12 +603,7 @@ fn driver_libraries_in_lib64() {
 fn linker_caches_that_are_missing_or_stale() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     std::fs::remove_file(fake.root.join("etc/ld.so.cache")).unwrap();
     container.hook(&fake.config).ok();
     container.exec("nvidia-smi").ok();
@@ -669,12 +614,7 @@ fn linker_caches_that_are_missing_or_stale() {
     // One library of the cache is missing; the others work.
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     let opencl = fake
         .root
         .join(&LIBDIR[1..])
@@ -696,12 +636,7 @@ fn optional_things_do_not_stop_a_container() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     std::fs::create_dir(image.rootfs.join("usr/bin/nvidia-debugdump")).unwrap();
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     let ran = container.hook(&fake.config);
     assert!(
         ran.stderr.contains("nvidia-debugdump") && ran.stderr.contains("ONH-303"),
@@ -770,12 +705,7 @@ fn graphics_gets_the_gpus_dri_nodes() {
 fn nothing_runs_and_nothing_of_the_container_is_loaded() {
     let (dir, fake) = (scratch(), FakeDriver::shared());
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     let trace = dir.path().join("trace");
     let mut strace = Command::new("strace");
     strace

@@ -83,12 +83,7 @@ fn only_in_directories_of_root() {
     let place = private_dir();
     let at = |name: &str| place.path().join(name);
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     for (name, mode) in [
         ("tmp", 0o1777),
         ("theirs", 0o755),
@@ -194,12 +189,7 @@ fn of_doctor(config: &Path) -> (String, String) {
 fn the_run_directory_is_closed_to_others() {
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     let (run_dir, records) = (dir.path().join("run"), dir.path().join("run/containers"));
     fs::create_dir_all(&records).unwrap();
     for mode in [0o755, 0o750, 0o711] {

@@ -243,12 +243,7 @@ impl Scene {
         let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "1"]));
         fake.configure("nonsense = 1");
         let image = Image::new(dir.path(), &["--layout", "debian"]);
-        let container = Waiting::start(
-            dir.path(),
-            &image.rootfs,
-            &["NVIDIA_VISIBLE_DEVICES=all"],
-            "",
-        );
+        let container = Waiting::with_all_gpus(dir.path(), &image);
         Self {
             dir,
             fake,

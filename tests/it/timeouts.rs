@@ -146,12 +146,7 @@ fn a_person_who_waits_sees_a_line() {
 
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     let state = dir.path().join("state.json");
     std::fs::write(&state, container.state()).unwrap();
     let started = Instant::now();

@@ -61,12 +61,7 @@ fn an_update_without_a_reboot() {
         FakeDriver::new(&["--gpus", "1"]),
     );
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     let version = fake.root.join("proc/driver/nvidia/version");
     let booted = std::fs::read_to_string(&version).unwrap();
     std::fs::write(&version, booted.replace("535.183.01", "535.129.03")).unwrap();
@@ -91,12 +86,7 @@ fn a_missing_node() {
     let dir = tempfile::tempdir().unwrap();
     let fake = FakeDriver::new(&["--gpus", "2", "--dev-mode", "0660", "--dev-group", "video"]);
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     std::fs::remove_file(fake.root.join("dev/nvidia0")).unwrap();
     let stderr = container.hook(&fake.config).failed(1);
     assert!(

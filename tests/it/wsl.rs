@@ -281,14 +281,8 @@ fn precreate_lists_the_node() {
         "root": {"path": image.rootfs}, "process": {"env": [ALL]}, "mounts": [],
         "linux": {"resources": {"devices": [{"allow": false, "access": "rwm"}]}},
     });
-    let mut precreate = Command::new(HOOK);
-    precreate
-        .arg("--config")
-        .arg(&fake.config)
-        .arg("precreate")
-        .env_clear();
     let edited: Value =
-        serde_json::from_str(&run_with(&mut precreate, spec.to_string().as_bytes()).ok()).unwrap();
+        serde_json::from_str(&fake.precreate(spec.to_string().as_bytes()).ok()).unwrap();
     let devices = edited["linux"]["devices"].as_array().unwrap();
     assert_eq!(
         devices

@@ -350,6 +350,10 @@ fn absolute(option: &str, path: &Path) -> Result<HostPath> {
 }
 
 #[cfg(test)]
+#[path = "../../../tests/it/known_options.rs"]
+mod known_options;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -421,35 +425,7 @@ mod tests {
     #[test]
     fn every_option_is_known() {
         use clap::CommandFactory;
-        let parts: serde_json::Value = serde_json::from_str(include_str!(
-            "../../../tests/fixtures/conformance/parts.json"
-        ))
-        .unwrap();
-        let mut count = 0;
-        for (line, options) in parts["commands"].as_object().unwrap() {
-            let Some(verbs) = line.strip_prefix(programs::CLI) else {
-                continue;
-            };
-            let cli = ContainerCli::command();
-            let command = verbs.split_whitespace().fold(&cli, |command, verb| {
-                command
-                    .find_subcommand(verb)
-                    .unwrap_or_else(|| panic!("{line}: {verb} is unknown"))
-            });
-            let known: Vec<&str> = command
-                .get_arguments()
-                .flat_map(|arg| {
-                    arg.get_long()
-                        .into_iter()
-                        .chain(arg.get_all_aliases().unwrap_or_default())
-                })
-                .collect();
-            for option in options.as_array().unwrap() {
-                let name = option.as_str().unwrap().trim_start_matches('-');
-                assert!(known.contains(&name), "{line} does not know --{name}");
-                count += 1;
-            }
-        }
+        let count = known_options::check(&ContainerCli::command(), programs::CLI);
         assert!(count > 30, "{count}");
     }
 

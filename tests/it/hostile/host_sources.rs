@@ -221,7 +221,7 @@ fn every_way(plant: &Plant, fake: &FakeDriver, image: &Image) {
     let dir = image.rootfs.parent().unwrap();
     for kernel in [None, Some(kernels::OLDEST)] {
         kernels::set(kernel);
-        let container = Waiting::start(dir, &image.rootfs, &["NVIDIA_VISIBLE_DEVICES=all"], "");
+        let container = Waiting::with_all_gpus(dir, image);
         let ran = container.hook(&fake.config);
         assert_eq!(
             (ran.code, !is_given),
@@ -263,13 +263,7 @@ fn every_way(plant: &Plant, fake: &FakeDriver, image: &Image) {
     let spec = json!({
         "ociVersion": "1.0.2", "process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, "root": {"path": image.rootfs},
     });
-    let mut precreate = Command::new(HOOK);
-    precreate
-        .arg("--config")
-        .arg(&fake.config)
-        .arg("precreate")
-        .env_clear();
-    let ran = run_with(&mut precreate, spec.to_string().as_bytes());
+    let ran = fake.precreate(spec.to_string().as_bytes());
     assert_eq!(!is_given, says(&ran), "{name}: {ran:?}");
     let added: serde_json::Value = serde_json::from_str(&ran.ok()).unwrap();
     let is_target = |mount: &&serde_json::Value| mount["destination"] == *path;
@@ -376,12 +370,7 @@ fn an_mps_directory_that_is_named() {
         ))
         .ok();
         let image = Image::new(dir.path(), &["--layout", "debian"]);
-        let container = Waiting::start(
-            dir.path(),
-            &image.rootfs,
-            &["NVIDIA_VISIBLE_DEVICES=all"],
-            "",
-        );
+        let container = Waiting::with_all_gpus(dir.path(), &image);
         let ran = container.hook(&fake.config);
         assert_eq!(ran.code, Some(0), "{ran:?}");
         assert!(!is_mounted(&container, MPS), "another one is named");
@@ -413,12 +402,7 @@ fn a_mount_of_a_users() {
     let mount =
         format!("mkdir '{root}{MPS}'; mount -t tmpfs -o mode=755 fuse '{root}{MPS}'; exec \"$@\"");
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::start(
-        dir.path(),
-        &image.rootfs,
-        &["NVIDIA_VISIBLE_DEVICES=all"],
-        "",
-    );
+    let container = Waiting::with_all_gpus(dir.path(), &image);
     let mut hook = Command::new("unshare");
     hook.args(["-m", "sh", "-euc", &mount, "sh", HOOK]);
     let ran = container.call(&mut hook, &fake.config);
@@ -471,12 +455,7 @@ fn a_daemon_that_swaps_its_socket() {
         let image = Image::new(scratch.path(), &["--layout", "debian"]);
         for round in 0..80 {
             kernels::set((round % 2 == 1).then_some(kernels::OLDEST));
-            let container = Waiting::start(
-                scratch.path(),
-                &image.rootfs,
-                &["NVIDIA_VISIBLE_DEVICES=all"],
-                "",
-            );
+            let container = Waiting::with_all_gpus(scratch.path(), &image);
             let ran = container.hook(&fake.config);
             assert_eq!(ran.code, Some(0), "{ran:?}");
             if !is_mounted(&container, SOCKET) {
