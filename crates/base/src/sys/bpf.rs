@@ -194,6 +194,7 @@ fn query(cgroup: BorrowedFd<'_>, query_flags: u32) -> nix::Result<Attached> {
                     revision: attr.revision,
                 });
             }
+            // The kernel has filled the array, and more programs are in effect (`__cgroup_bpf_query`).
             Err(Errno::ENOSPC) if room < 1 << 16 => room *= 2,
             Err(errno) => return Err(errno),
         }

@@ -330,6 +330,7 @@ fn reap_all(until: Instant) {
         match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
             Ok(WaitStatus::StillAlive) => std::thread::sleep(Duration::from_micros(100)),
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            // ECHILD: all children have been waited for.
             Err(_) => break,
         }
     }

@@ -100,6 +100,7 @@ impl Root {
         match rustix::fs::openat2(&self.fd, path, flags, Mode::empty(), how) {
             Ok(fd) => Ok(Some(fd)),
             Err(errno @ (Errno::NOENT | Errno::NOTDIR)) => Err(errno.into()),
+            // ELOOP: a component is a symbolic link (RESOLVE_NO_SYMLINKS in openat2(2)). ENOSYS and EPERM: the call is denied.
             Err(_) => Ok(None),
         }
     }

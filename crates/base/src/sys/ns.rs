@@ -124,6 +124,7 @@ pub fn other_mount_tables(limits: Limits, mut see: impl FnMut(&[u8]) -> bool) ->
             let path = Path::new(&pid).join("task").join(thread).join("ns/mnt");
             let namespace = match rustix::fs::statat(&proc, &path, AtFlags::empty()) {
                 Ok(stat) => (stat.st_dev, stat.st_ino),
+                // The thread has ended since its directory was read.
                 Err(Errno::NOENT | Errno::SRCH) => continue,
                 Err(_) => {
                     is_unknown = true;

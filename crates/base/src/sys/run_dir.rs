@@ -229,6 +229,7 @@ impl RunDir {
         check_ours(fd.as_fd(), FileType::RegularFile, self.us)?;
         let mut file = File::from(fd);
         let until = Instant::now() + patience;
+        // flock(2) has no time limit, so the lock is tried until the patience is over.
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(file) => return Ok(Some(Lock { _file: file })),

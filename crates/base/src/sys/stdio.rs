@@ -154,6 +154,7 @@ fn write(fd: BorrowedFd<'_>, mut bytes: &[u8], end: Option<Instant>) -> Result<(
 /// Writes to a pipe without waiting, which another process may have filled since it was polled. Before Linux 6.5 pipes do not support
 /// this.
 fn write_to_pipe(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
+    // The offset -1 is the current position, as in write(2): pwritev2(2). A pipe has no other.
     match rustix::io::pwritev2(fd, &[IoSlice::new(bytes)], u64::MAX, ReadWriteFlags::NOWAIT) {
         Err(errno) if errno != Errno::AGAIN => rustix::io::write(fd, bytes),
         written => written,

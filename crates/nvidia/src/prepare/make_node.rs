@@ -115,6 +115,7 @@ fn make(path: &Path, node: &NodeToCreate) -> Result<NodeChange> {
     } else if let Some(parent) = path.parent() {
         make_dir(parent)?;
     }
+    // mknod(2) applies the umask to the mode, so chmod(2) follows. Until then only root can open the node.
     let change = match rustix::fs::mknodat(
         CWD,
         path,
