@@ -345,5 +345,5 @@ fn first_line(verdict: &CdiVerdict) -> Line {
     Line::default().then(tone, word).then(Tone::Plain, name)
 }
 
-/// The column of the names: after the longest word that tells whether a device is usable.
+/// The column of the names: after the longest word that states whether a device is usable.
 const NAMES: usize = "unsafe".len() + 2;

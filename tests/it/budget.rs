@@ -152,8 +152,8 @@ fn as_fast_as_true() {
 
 /// The program needs only libc. Each additional library would cost a tenth of the start of a container without GPUs.
 fn libraries_of_the_program() {
-    let told = run(Command::new("objdump").arg("-p").arg(program())).ok();
-    let needed: Vec<_> = told
+    let shown = run(Command::new("objdump").arg("-p").arg(program())).ok();
+    let needed: Vec<_> = shown
         .lines()
         .filter_map(|line| line.trim().strip_prefix("NEEDED"))
         .map(str::trim)

@@ -230,17 +230,17 @@ fn a_failed_gpu_is_reported_again() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
     for _ in 0..3 {
-        let told = plan(&fake).ok();
+        let shown = plan(&fake).ok();
         assert!(
-            told.contains("GPU 1: ") && told.matches("device: GPU-").count() == 2,
-            "{told}"
+            shown.contains("GPU 1: ") && shown.matches("device: GPU-").count() == 2,
+            "{shown}"
         );
     }
     fake.set_nvml(|old| old.replace(" fail=15", ""));
-    let told = plan(&fake).ok();
+    let shown = plan(&fake).ok();
     assert!(
-        !told.contains("GPU 1: ") && told.matches("device: GPU-").count() == 3,
-        "at once: {told}"
+        !shown.contains("GPU 1: ") && shown.matches("device: GPU-").count() == 3,
+        "at once: {shown}"
     );
     // A missing node is another failure, also of a GPU that worked before.
     fs::remove_file(fake.root.join("dev/nvidia2")).unwrap();
@@ -270,12 +270,12 @@ fn a_gpu_that_hangs_stops_only_its_own_containers() {
         fake.configure("[oci-nvidia-hook]\nnvml-timeout = 8");
         fake.set_nvml(|old| old.replace("gpu minor=1 ", &format!("gpu minor=1 {fault}=handle ")));
         let (all, took) = ask(&fake, "all");
-        let told = all.ok();
+        let shown = all.ok();
         assert!(
-            told.contains("GPU 1: NVML ") && told.contains(says) && told.contains("ONH-201"),
-            "{fault}: {told}"
+            shown.contains("GPU 1: NVML ") && shown.contains(says) && shown.contains("ONH-201"),
+            "{fault}: {shown}"
         );
-        assert_eq!(told.matches("device: GPU-").count(), 2, "{fault}: {told}");
+        assert_eq!(shown.matches("device: GPU-").count(), 2, "{fault}: {shown}");
         assert!(
             took.as_secs() < 8,
             "{fault}: the deadline holds for all of it: {took:?}"
@@ -300,17 +300,17 @@ fn doctor_and_info_invalidate_a_cached_inventory() {
         let fake = FakeDriver::new(&["--gpus", "2"]);
         plan(&fake).ok();
         fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
-        let told = plan(&fake).ok();
+        let shown = plan(&fake).ok();
         assert!(
-            told.matches("device: GPU-").count() == 2 && !told.contains("ONH-201"),
-            "kept: {told}"
+            shown.matches("device: GPU-").count() == 2 && !shown.contains("ONH-201"),
+            "kept: {shown}"
         );
         let ran = command(&fake, command_of);
         assert!(ran.stdout.contains("GPU 1: nvml"), "{ran:?}");
-        let told = plan(&fake).ok();
+        let shown = plan(&fake).ok();
         assert!(
-            told.matches("device: GPU-").count() == 1 && told.contains("ONH-201"),
-            "{command_of}: {told}"
+            shown.matches("device: GPU-").count() == 1 && shown.contains("ONH-201"),
+            "{command_of}: {shown}"
         );
         // The kernel does not show MIG mode without instances.
         let fake = FakeDriver::new(&["--gpus", "2"]);
@@ -464,8 +464,8 @@ fn a_hundred_at_once_ask_once() {
     };
     let started: Vec<_> = (0..100).map(start_one).collect();
     for hook in started {
-        let told = Ran::from(hook.wait_with_output().unwrap()).ok();
-        assert_eq!(told.matches("\"GPU-51eed").count(), 8, "{told}");
+        let shown = Ran::from(hook.wait_with_output().unwrap()).ok();
+        assert_eq!(shown.matches("\"GPU-51eed").count(), 8, "{shown}");
     }
     // Each answer has a number.
     let text = fs::read_to_string(kept(&fake)).unwrap();

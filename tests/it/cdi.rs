@@ -490,11 +490,11 @@ fn files_appear(fake: &FakeDriver, path: &Path) {
         let added = fake.root.join(file);
         std::fs::create_dir_all(added.parent().unwrap()).unwrap();
         std::fs::write(&added, "").unwrap();
-        let told = check().ok();
+        let shown = check().ok();
         assert!(
-            told.contains("driver files were added or removed after ")
-                && told.contains("hint: run "),
-            "{told}"
+            shown.contains("driver files were added or removed after ")
+                && shown.contains("hint: run "),
+            "{shown}"
         );
         assert!(refreshed(fake, path) && has_it(), "{file}");
         assert!(!refreshed(fake, path), "{file}");

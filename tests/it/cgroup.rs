@@ -1039,9 +1039,9 @@ fn container(runtime: &str) {
     assert!(started.success());
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 3, "{text}");
-    let told = |line: &str| answer(line.split_once(": ").unwrap().1);
+    let shown = |line: &str| answer(line.split_once(": ").unwrap().1);
     assert_eq!(
-        [told(lines[0]), told(lines[1])],
+        [shown(lines[0]), shown(lines[1])],
         [Allowed, Denied],
         "{text}"
     );

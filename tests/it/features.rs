@@ -121,11 +121,11 @@ fn cuda_compat() {
             .arg(&fake.config)
             .args(["plan", "-"])
             .env_clear();
-        let told = run_with(&mut plan, container.state().as_bytes()).ok();
+        let shown = run_with(&mut plan, container.state().as_bytes()).ok();
         assert_eq!(
-            told.contains("ONH-231"),
+            shown.contains("ONH-231"),
             theirs,
-            "{version} {mode} {note}: {told}"
+            "{version} {mode} {note}: {shown}"
         );
         container.hook(&fake.config).ok();
         let found = container
@@ -243,11 +243,11 @@ fn unknown_libraries_are_for_all() {
             .arg(&fake.config)
             .args(["plan", "-", "--stage", "precreate"])
             .env_clear();
-        let told = run_with(&mut plan, spec.as_bytes()).ok();
+        let shown = run_with(&mut plan, spec.as_bytes()).ok();
         assert_eq!(
-            told.contains("libnvidia-later"),
+            shown.contains("libnvidia-later"),
             given,
-            "{supported:?} {asked}: {told}"
+            "{supported:?} {asked}: {shown}"
         );
     }
 }

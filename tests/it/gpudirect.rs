@@ -109,21 +109,21 @@ fn a_missing_module_is_named() {
             .zip(["nvidia_fs", "ib_uverbs", "gdrdrv", "nvidia-fabricmanager"])
     {
         let enabled = format!("{variable}=enabled");
-        let told = plan(&fake, &[GPU, &enabled]);
-        assert_eq!(told["outcome"], "inject", "{told}");
-        let finding = &told["findings"][0];
-        assert_eq!(finding["id"], "ONH-233", "{told}");
+        let shown = plan(&fake, &[GPU, &enabled]);
+        assert_eq!(shown["outcome"], "inject", "{shown}");
+        let finding = &shown["findings"][0];
+        assert_eq!(finding["id"], "ONH-233", "{shown}");
         assert!(
             finding["fix"].as_str().unwrap().contains(module),
             "{finding}"
         );
         let name = variable.trim_start_matches("NVIDIA_").to_lowercase();
-        assert_eq!(told["request"]["features"], json!([name]));
+        assert_eq!(shown["request"]["features"], json!([name]));
     }
-    let told = plan(&fake, &[GPU]);
+    let shown = plan(&fake, &[GPU]);
     assert!(
-        told["findings"] == json!([]) && told["request"].get("features").is_none(),
-        "{told}"
+        shown["findings"] == json!([]) && shown["request"].get("features").is_none(),
+        "{shown}"
     );
 }
 
@@ -384,8 +384,8 @@ fn status_shows_them() {
         text.contains("GDRCopy: 1 device node; [devices] in config.toml denies them to containers"),
         "{text}"
     );
-    let told = crate::json_schema::checked("status", &status(true));
-    let devices = told["extra_devices"].as_array().unwrap();
+    let shown = crate::json_schema::checked("status", &status(true));
+    let devices = shown["extra_devices"].as_array().unwrap();
     let names: Vec<_> = devices
         .iter()
         .map(|device| device["name"].as_str().unwrap())

@@ -81,10 +81,10 @@ fn a_missing_node_moves_no_index() {
             stderr.contains(missing) && stderr.contains("(ONH-021)"),
             "{asked}: {stderr}"
         );
-        let told = plan(&fake, asked);
+        let shown = plan(&fake, asked);
         assert!(
-            told.code == Some(1) && told.stdout.contains(missing),
-            "{asked}: {told:?}"
+            shown.code == Some(1) && shown.stdout.contains(missing),
+            "{asked}: {shown:?}"
         );
         let ran = for_container(&fake, asked, &["precreate"]);
         assert!(
@@ -152,20 +152,23 @@ fn a_missing_node_moves_no_index() {
 fn a_lost_gpu_is_reported_once() {
     let fake = FakeDriver::new(&["--gpus", "3"]);
     fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail-handle=15 "));
-    let told = plan(&fake, "all").ok();
-    assert_eq!(told.matches("ONH-201").count(), 1, "{told}");
-    assert!(told.contains("GPU 1: nvmlDeviceGetHandleByIndex"), "{told}");
+    let shown = plan(&fake, "all").ok();
+    assert_eq!(shown.matches("ONH-201").count(), 1, "{shown}");
+    assert!(
+        shown.contains("GPU 1: nvmlDeviceGetHandleByIndex"),
+        "{shown}"
+    );
     let info = command(&fake, &["info"]).ok();
     assert_eq!(info.matches("not usable: ").count(), 1, "{info}");
     let stderr = cdi(&fake, &["generate", "--output", "-"]).stderr;
     assert_eq!(stderr.matches("ONH-401").count(), 1, "{stderr}");
     for asked in ["1", "0000:02:00.0", GPU_1] {
-        let told = plan(&fake, asked);
+        let shown = plan(&fake, asked);
         assert!(
-            told.code == Some(1) && told.stdout.contains("GPU 1: nvmlDeviceGetHandleByIndex"),
-            "{told:?}"
+            shown.code == Some(1) && shown.stdout.contains("GPU 1: nvmlDeviceGetHandleByIndex"),
+            "{shown:?}"
         );
-        assert!(told.stdout.contains("ONH-033"), "{asked}: {told:?}");
+        assert!(shown.stdout.contains("ONH-033"), "{asked}: {shown:?}");
     }
 }
 
@@ -193,12 +196,12 @@ fn an_excluded_gpu_does_not_exist() {
         "nvidia0 nvidia2"
     );
     for asked in [GPU_1, "0000:02:00.0"] {
-        let told = plan(&fake, asked);
+        let shown = plan(&fake, asked);
         assert!(
-            told.code == Some(1) && told.stdout.contains("NVreg_ExcludedGpus"),
-            "{told:?}"
+            shown.code == Some(1) && shown.stdout.contains("NVreg_ExcludedGpus"),
+            "{shown:?}"
         );
-        assert!(told.stdout.contains("ONH-033"), "{told:?}");
+        assert!(shown.stdout.contains("ONH-033"), "{shown:?}");
     }
     let info = command(&fake, &["info"]).ok();
     let row = info
@@ -240,10 +243,10 @@ fn limits_hold_for_gpus_that_do_not_work() {
             "deny = [\"1\"]",
         ] {
             fake.configure(&format!("[devices]\n{limits}"));
-            let told = plan(&fake, "all").ok();
+            let shown = plan(&fake, "all").ok();
             assert!(
-                !told.contains("ONH-201") && told.matches("device: GPU-").count() == 1,
-                "{limits}: {told}"
+                !shown.contains("ONH-201") && shown.matches("device: GPU-").count() == 1,
+                "{limits}: {shown}"
             );
             assert!(plan(&fake, "1").stdout.contains("ONH-032"), "{limits}");
             let stderr = cdi(&fake, &["generate", "--output", "-"]).stderr;

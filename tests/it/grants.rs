@@ -101,14 +101,14 @@ fn device_nodes_bring_the_files() {
     // The image can choose the capabilities.
     configure_first(&fake, "");
     let spec = with(gpu_1(), &["NVIDIA_DRIVER_CAPABILITIES=utility"], &[]);
-    let told = plan(&fake, &spec).ok();
+    let shown = plan(&fake, &spec).ok();
     assert!(
-        told.contains("driver capabilities: utility\n") && !told.contains("libcuda"),
-        "{told}"
+        shown.contains("driver capabilities: utility\n") && !shown.contains("libcuda"),
+        "{shown}"
     );
     assert!(
-        told.contains("a device node in config.json requests /dev/nvidia1"),
-        "{told}"
+        shown.contains("a device node in config.json requests /dev/nvidia1"),
+        "{shown}"
     );
 }
 
@@ -124,19 +124,19 @@ fn device_nodes_of_mig_devices() {
             .collect();
         with(json!({"linux": {"devices": devices}}), &[], &[])
     };
-    let told = plan(&fake, &nodes(&[21, 22])).ok();
+    let shown = plan(&fake, &nodes(&[21, 22])).ok();
     assert!(
-        told.contains("device: MIG-51eed000-0002") && !told.contains("MIG-51eed000-0001"),
-        "{told}"
+        shown.contains("device: MIG-51eed000-0002") && !shown.contains("MIG-51eed000-0001"),
+        "{shown}"
     );
     assert!(
-        !told.contains("device: GPU-") && !told.contains("ONH-230"),
-        "{told}"
+        !shown.contains("device: GPU-") && !shown.contains("ONH-230"),
+        "{shown}"
     );
-    let told = plan(&fake, &nodes(&[])).ok();
+    let shown = plan(&fake, &nodes(&[])).ok();
     assert!(
-        told.contains("device: GPU-") && told.contains("ONH-230"),
-        "{told}"
+        shown.contains("device: GPU-") && shown.contains("ONH-230"),
+        "{shown}"
     );
 }
 
@@ -151,8 +151,8 @@ fn device_nodes_that_mean_nothing() {
         assert_eq!(container.mountinfo(), before, "{env}");
     }
     // A privileged container has every node of the host in its config.json.
-    let told = plan(fake, &with(gpu_1(), &[], &["CAP_SYS_ADMIN"])).ok();
-    assert!(told.starts_with("the hook does nothing"), "{told}");
+    let shown = plan(fake, &with(gpu_1(), &[], &["CAP_SYS_ADMIN"])).ok();
+    assert!(shown.starts_with("the hook does nothing"), "{shown}");
     for devices in [
         json!([
             node("nvidiactl", 195, 255),
@@ -160,12 +160,12 @@ fn device_nodes_that_mean_nothing() {
         ]),
         json!([node("fuse", 10, 229)]),
     ] {
-        let told = plan(
+        let shown = plan(
             fake,
             &with(json!({"linux": {"devices": devices}}), &[], &[]),
         )
         .ok();
-        assert!(told.starts_with("the hook does nothing"), "{told}");
+        assert!(shown.starts_with("the hook does nothing"), "{shown}");
     }
 }
 
@@ -185,10 +185,10 @@ fn device_nodes_stop_no_container() {
         );
         ran.ok();
         assert_eq!(container.mountinfo(), before);
-        let told = plan(&fake, &with(spec.clone(), &[], &[])).ok();
+        let shown = plan(&fake, &with(spec.clone(), &[], &[])).ok();
         assert!(
-            told.starts_with("the hook does nothing") && told.contains("ONH-111"),
-            "{told}"
+            shown.starts_with("the hook does nothing") && shown.contains("ONH-111"),
+            "{shown}"
         );
     };
     left_unchanged(&gpu_7, "\"/dev/nvidia7\"");
@@ -251,10 +251,10 @@ fn a_device_in_the_place_of_a_node() {
     }
     let spec = with(taken, &asks, &[]);
     assert!(at_precreate(&spec).failed(1).contains("(ONH-044)\nhint: "));
-    for told in explained(&spec) {
+    for shown in explained(&spec) {
         let stopped =
-            told.stdout.starts_with("the hook fails: ") && told.stdout.contains("ONH-044");
-        assert!(told.code == Some(1) && stopped, "{told:?}");
+            shown.stdout.starts_with("the hook fails: ") && shown.stdout.contains("ONH-044");
+        assert!(shown.code == Some(1) && stopped, "{shown:?}");
     }
 
     // The node of a GPU that was not requested is not at a path that the hook needs.
@@ -278,10 +278,10 @@ fn a_device_in_the_place_of_a_node() {
     }
     let spec = with(granted, &[], &[]);
     assert_eq!(at_precreate(&spec).ok(), spec);
-    for told in explained(&spec).map(Ran::ok) {
+    for shown in explained(&spec).map(Ran::ok) {
         assert!(
-            told.starts_with("the hook does nothing") && told.contains("ONH-111"),
-            "{told}"
+            shown.starts_with("the hook does nothing") && shown.contains("ONH-111"),
+            "{shown}"
         );
     }
     assert_eq!(container.mountinfo(), before);
@@ -402,10 +402,10 @@ fn hosts_without_a_gpu() {
         "the default is an error"
     );
     fake.configure("[oci-nvidia-hook]\nno-gpu = \"start\"");
-    let told = plan(&fake, &asks("all")).ok();
+    let shown = plan(&fake, &asks("all")).ok();
     assert!(
-        told.starts_with("the hook does nothing: ") && told.contains("ONH-112"),
-        "{told}"
+        shown.starts_with("the hook does nothing: ") && shown.contains("ONH-112"),
+        "{shown}"
     );
     let ran = fake.precreate(asks("all").as_bytes());
     assert!(ran.stderr.contains("(ONH-112)\nhint: "), "{ran:?}");
@@ -418,10 +418,10 @@ fn hosts_without_a_gpu() {
     fs::create_dir(&device).unwrap();
     fs::write(device.join("vendor"), "0x10de\n").unwrap();
     fs::write(device.join("class"), "0x030200\n").unwrap();
-    let told = plan(&fake, &asks("all"));
+    let shown = plan(&fake, &asks("all"));
     assert!(
-        told.code == Some(1) && told.stdout.contains("ONH-011"),
-        "{told:?}"
+        shown.code == Some(1) && shown.stdout.contains("ONH-011"),
+        "{shown:?}"
     );
     fs::remove_dir_all(&device).unwrap();
     // The GPU of an SoC is not on a PCI bus.
@@ -431,14 +431,14 @@ fn hosts_without_a_gpu() {
 
 fn a_gpu_in_mig_mode_alone() {
     let fake = FakeDriver::new(&["--gpus", "2", "--mig"]);
-    let told = |asked: &str, more: &[&str], bounding: &[&str]| {
+    let shown = |asked: &str, more: &[&str], bounding: &[&str]| {
         let asked = format!("NVIDIA_VISIBLE_DEVICES={asked}");
         let env: Vec<_> = std::iter::once(asked.as_str())
             .chain(more.iter().copied())
             .collect();
         plan(&fake, &with(json!({}), &env, bounding)).ok()
     };
-    let alone = told("0", &[], &[]);
+    let alone = shown("0", &[], &[]);
     assert!(
         alone.contains("GPU 0 is in MIG mode and is given without its MIG devices"),
         "{alone}"
@@ -457,7 +457,7 @@ fn a_gpu_in_mig_mode_alone() {
         ("0", &["NVIDIA_MIG_CONFIG_DEVICES=all"], &["CAP_SYS_ADMIN"]),
     ] {
         assert!(
-            !told(asked, more, bounding).contains("ONH-230"),
+            !shown(asked, more, bounding).contains("ONH-230"),
             "{asked} {more:?}"
         );
     }
@@ -467,7 +467,7 @@ fn a_gpu_in_mig_mode_alone() {
             .map(|line| line.to_owned() + "\n")
             .collect()
     });
-    assert!(told("all", &[], &[]).contains("ONH-230"));
+    assert!(shown("all", &[], &[]).contains("ONH-230"));
 }
 
 /// CAP_SYS_ADMIN counts only in the user namespace of the engine: for the variables, MIG management and IMEX channels, in each
@@ -520,11 +520,11 @@ fn privilege_in_another_user_namespace() {
         assert_eq!(privileged["container"]["privileged"], true, "{env:?}");
         for namespace in [&own, &joined] {
             let spec = with(namespace.clone(), env, &["CAP_SYS_ADMIN"]);
-            let told = asked(&spec);
-            assert_eq!(told["container"]["privileged"], false, "{env:?}");
+            let shown = asked(&spec);
+            assert_eq!(shown["container"]["privileged"], false, "{env:?}");
             assert!(
-                told["findings"].to_string().contains(finding) && told["request"].is_null(),
-                "{env:?}: {told}"
+                shown["findings"].to_string().contains(finding) && shown["request"].is_null(),
+                "{env:?}: {shown}"
             );
             let ran = precreate(&spec);
             assert!(ran.stderr.contains(finding), "{env:?}: {ran:?}");
@@ -547,10 +547,10 @@ fn privilege_in_another_user_namespace() {
     ] {
         let mut spec = namespace.clone();
         spec["mounts"] = json!([{"source": "/dev/null", "destination": "/var/run/nvidia-container-devices/all"}]);
-        let told = asked(&with(spec, &["NVIDIA_IMEX_CHANNELS=0"], &["CAP_SYS_ADMIN"]));
+        let shown = asked(&with(spec, &["NVIDIA_IMEX_CHANNELS=0"], &["CAP_SYS_ADMIN"]));
         assert_eq!(
-            told["request"]["imex_channels"], channels,
-            "{namespace}: {told}"
+            shown["request"]["imex_channels"], channels,
+            "{namespace}: {shown}"
         );
     }
     // The nodes that a device plugin passes are still a request. The nodes of a container with all nodes are not.
@@ -566,8 +566,8 @@ fn privilege_in_another_user_namespace() {
         let mut spec = own.clone();
         spec["linux"]["devices"] = json!(gpu_0);
         spec["linux"]["resources"] = json!({"devices": rules});
-        let told = asked(&with(spec, &[all], &["CAP_SYS_ADMIN"]));
-        assert_eq!(told["request"]["visible_devices"], devices, "{told}");
+        let shown = asked(&with(spec, &[all], &["CAP_SYS_ADMIN"]));
+        assert_eq!(shown["request"]["visible_devices"], devices, "{shown}");
     }
 }
 

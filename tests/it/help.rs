@@ -434,7 +434,7 @@ fn the_man_page_is_complete() {
             .unwrap_or_else(|| panic!("{name}"));
         rest.split("\n.SH ").next().unwrap().to_owned()
     };
-    let told = format!(
+    let shown = format!(
         "\n{}\n{}",
         section("COMMANDS"),
         section("CALLED BY ENGINES")
@@ -442,7 +442,7 @@ fn the_man_page_is_complete() {
     let program = program();
     let known = commands(&program);
     let mut documented = Vec::new();
-    for part in told.split("\n.SS ").skip(1) {
+    for part in shown.split("\n.SS ").skip(1) {
         let (name, text) = part.split_once('\n').unwrap();
         // `plan [OPTIONS] CONTAINER|-`, as in the help.
         let heading = name.trim_matches('"');

@@ -296,7 +296,7 @@ fn a_container_without_a_record() {
         serde_json::to_string(&list).unwrap(),
     )
     .unwrap();
-    let tell = |arguments: &str| {
+    let why = |arguments: &str| {
         let script = format!(
             "mount -t tmpfs lib /var/lib; mkdir -p /var/lib/containers/storage/overlay-containers; \
              mount --bind '{}' /var/lib/containers/storage/overlay-containers; mount -t tmpfs run /run; \
@@ -309,7 +309,7 @@ fn a_container_without_a_record() {
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"))
     };
     for (name, outcome) in [("a", "nothing"), ("b", "not-called"), ("c", "left-alone")] {
-        let document = checked("why", &tell(&format!("{name} --json")).ok());
+        let document = checked("why", &why(&format!("{name} --json")).ok());
         assert_eq!(document["records"].as_array().map(Vec::len), Some(0));
         let answer = &document["without_record"];
         assert_eq!(
@@ -318,13 +318,13 @@ fn a_container_without_a_record() {
             "{answer:#}"
         );
         is_complete("why", &document);
-        let text = tell(name).ok();
+        let text = why(name).ok();
         assert!(
             text.starts_with("container ") && text.contains(answer["reason"].as_str().unwrap()),
             "{text}"
         );
     }
-    let given = checked("why", &tell("a --json").ok());
+    let given = checked("why", &why("a --json").ok());
     let devices = serde_json::json!([{"name": "nvidia.com/gpu=0"}]);
     assert_eq!(given["without_record"]["devices"], devices, "{given:#}");
 }

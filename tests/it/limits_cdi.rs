@@ -209,12 +209,12 @@ fn what_is_asked() {
         .arg(&fake.config)
         .args(["plan", "-", "--json"])
         .env_clear();
-    let told: Value =
+    let shown: Value =
         serde_json::from_str(&run_with(plan, container.state().as_bytes()).stdout).unwrap();
     assert_eq!(
-        (&told["outcome"], &told["findings"][0]["id"]),
+        (&shown["outcome"], &shown["findings"][0]["id"]),
         (&json!("error"), &json!("ONH-032")),
-        "{told}"
+        "{shown}"
     );
 }
 

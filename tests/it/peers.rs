@@ -139,10 +139,10 @@ fn config() {
         "\"$@\" run --name c --network=none --log-driver=none -e {} {IMAGE} true; {HOOK} why c; \"$@\" rm c >/dev/null",
         ALL[0]
     );
-    let told = case.podman.shell(Cgroup::AsMounted, &script).ok();
+    let shown = case.podman.shell(Cgroup::AsMounted, &script).ok();
     assert!(
-        told.contains("ONH-101 warning: ") && told.contains("no-cgroups"),
-        "{told}"
+        shown.contains("ONH-101 warning: ") && shown.contains("no-cgroups"),
+        "{shown}"
     );
     assert_beside_theirs("ONH-101");
 }

@@ -150,10 +150,10 @@ fn explained_as_it_is_done() {
         let done: Value =
             serde_json::from_str(&precreate(&fake.config, &spec).ok().replace("1e400", "0"))
                 .unwrap();
-        let told = plan(&fake, &["--stage", "precreate", "--json"], &spec).ok();
-        let told: Value = serde_json::from_str(&told).unwrap();
+        let shown = plan(&fake, &["--stage", "precreate", "--json"], &spec).ok();
+        let shown: Value = serde_json::from_str(&shown).unwrap();
         let mut by_hand: Value = serde_json::from_str(&spec.replace("1e400", "0")).unwrap();
-        for edit in told["edits"].as_array().unwrap() {
+        for edit in shown["edits"].as_array().unwrap() {
             assert_eq!(edit["action"], "add", "{edit}");
             let keys = edit["array"].as_array().unwrap().iter();
             let array = keys.fold(&mut by_hand, |value, key| &mut value[key.as_str().unwrap()]);
@@ -187,22 +187,22 @@ fn explained_as_it_is_done() {
          {\"path\":\"/dev/nvidiactl\",\"type\":\"c\",\"major\":1,\"minor\":3}],",
     );
     assert_eq!(precreate(&fake.config, &given).ok(), given);
-    let told = plan(&fake, &["--stage", "precreate"], &given).ok();
+    let shown = plan(&fake, &["--stage", "precreate"], &given).ok();
     assert!(
-        told.starts_with("the hook does nothing: ") && told.contains("(ONH-111)\n"),
-        "{told}"
+        shown.starts_with("the hook does nothing: ") && shown.contains("(ONH-111)\n"),
+        "{shown}"
     );
     for (spec, says) in [(no_array, "it is not an array"), (another, "(ONH-044)")] {
         assert!(
             precreate(&fake.config, &spec).failed(1).contains(says),
             "{says}"
         );
-        let told = plan(&fake, &["--stage", "precreate"], &spec);
-        assert_eq!(told.code, Some(1), "{told:?}");
+        let shown = plan(&fake, &["--stage", "precreate"], &spec);
+        assert_eq!(shown.code, Some(1), "{shown:?}");
         assert!(
-            told.stdout.contains(says.trim_matches(['(', ')']))
-                && !told.stdout.contains("added to "),
-            "{told:?}"
+            shown.stdout.contains(says.trim_matches(['(', ')']))
+                && !shown.stdout.contains("added to "),
+            "{shown:?}"
         );
     }
 }
@@ -249,10 +249,10 @@ fn the_hook_does_what_it_adds() {
         );
         fs::write(dir.path().join("config.json"), &spec).unwrap();
         let state = json!({"id": "c", "bundle": dir.path()}).to_string();
-        let told = plan(&fake, &["--json"], &state);
-        let told: Value = serde_json::from_str(&told.ok()).unwrap();
+        let shown = plan(&fake, &["--json"], &state);
+        let shown: Value = serde_json::from_str(&shown.ok()).unwrap();
         let of = |action: &str| -> Value {
-            told["edits"]
+            shown["edits"]
                 .as_array()
                 .unwrap()
                 .iter()

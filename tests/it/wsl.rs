@@ -158,12 +158,13 @@ fn the_hook_gives_the_files_and_the_node() {
 fn requests_by_index_and_uuid() {
     let fake = host("2");
     for name in ["0", GPU_0, "00000000:01:00.0"] {
-        let told = plan(&fake, &[&format!("NVIDIA_VISIBLE_DEVICES={name}")]);
-        assert_eq!(told["findings"][0]["id"], "ONH-234", "{told}");
+        let shown = plan(&fake, &[&format!("NVIDIA_VISIBLE_DEVICES={name}")]);
+        assert_eq!(shown["findings"][0]["id"], "ONH-234", "{shown}");
         assert!(
-            told.to_string()
+            shown
+                .to_string()
                 .contains("requests 1 of 2 GPUs, and can use all of them"),
-            "{told}"
+            "{shown}"
         );
     }
     for name in ["7", "GPU-51eed009", "0:0"] {
@@ -223,8 +224,8 @@ fn limits_are_refused() {
     ] {
         fake.configure(&format!("[devices]\n{limits}"));
         let env = format!("NVIDIA_VISIBLE_DEVICES={name}");
-        let told = plan(&fake, &[&env]);
-        assert_eq!(error_of(&told), id, "{limits} {name}: {told}");
+        let shown = plan(&fake, &[&env]);
+        assert_eq!(error_of(&shown), id, "{limits} {name}: {shown}");
     }
     fake.configure("[devices]\ndeny = [\"1\"]");
     let path = dir.path().join("nvidia.yaml");
@@ -509,15 +510,15 @@ fn commands_of_the_host() {
         files.contains("\n/usr/lib/wsl/lib/nvidia-smi\n") && !files.contains("/dev/nvidia"),
         "{files}"
     );
-    let told = plan(&fake, &[ALL]);
+    let shown = plan(&fake, &[ALL]);
     assert_eq!(
-        (&told["outcome"], &told["findings"]),
+        (&shown["outcome"], &shown["findings"]),
         (&json!("inject"), &json!([])),
-        "{told}"
+        "{shown}"
     );
     assert!(
-        told.to_string().contains("/dev/dxg") && !told.to_string().contains("/dev/nvidia"),
-        "{told}"
+        shown.to_string().contains("/dev/dxg") && !shown.to_string().contains("/dev/nvidia"),
+        "{shown}"
     );
     let doctor = command(&fake, &["doctor", "--all"]).stdout;
     for line in [
@@ -545,11 +546,11 @@ fn windows_without_the_driver() {
         fake.root.display()
     ))
     .ok();
-    let told = plan(&fake, &[ALL]);
-    assert_eq!(error_of(&told), Some("ONH-012"), "{told}");
+    let shown = plan(&fake, &[ALL]);
+    assert_eq!(error_of(&shown), Some("ONH-012"), "{shown}");
     assert!(
-        told.to_string().contains("NVIDIA driver in Windows"),
-        "{told}"
+        shown.to_string().contains("NVIDIA driver in Windows"),
+        "{shown}"
     );
     let doctor = command(&fake, &["doctor", "--all"]).stdout;
     assert!(
@@ -562,10 +563,10 @@ fn windows_without_the_driver() {
     );
     // An image that can do without GPUs starts.
     fake.configure("[oci-nvidia-hook]\nno-gpu = \"start\"");
-    let told = plan(&fake, &[ALL]);
+    let shown = plan(&fake, &[ALL]);
     assert!(
-        error_of(&told).is_none() && told["outcome"] == "none",
-        "{told}"
+        error_of(&shown).is_none() && shown["outcome"] == "none",
+        "{shown}"
     );
 }
 

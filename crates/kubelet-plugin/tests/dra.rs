@@ -55,7 +55,7 @@ const A_WHILE: Duration = Duration::from_secs(3);
 
 tests! {
     &[] => devices_are_published_and_given, one_failing_claim_does_not_affect_the_others,
-        a_sick_device_is_tainted_alone, an_api_server_without_taints, the_kubelet_deletes_the_slices,
+        an_unhealthy_device_is_tainted_alone, an_api_server_without_taints, the_kubelet_deletes_the_slices,
         watches_that_are_cut_or_too_old, requests_that_are_refused, conflicts, an_api_server_that_appears_later,
         an_api_server_that_restarts, a_certificate_is_replaced, a_slow_api_server, slices_of_others_are_adopted,
         nothing_is_asked_while_nothing_changes, nothing_is_published_before_the_driver_answers,
@@ -252,7 +252,7 @@ fn one_failing_claim_does_not_affect_the_others() {
     {
         let mut state = node.api.state();
         state.allocate("good", "u-1", &["gpu-0"]);
-        state.allocate("sick", "u-2", &["gpu-1"]);
+        state.allocate("unhealthy", "u-2", &["gpu-1"]);
         state.allocate("old", "u-3", &["gpu-0"]);
         state.allocate("gone", "u-4", &["gpu-7"]);
         state.faults.push(Fault {
@@ -264,7 +264,7 @@ fn one_failing_claim_does_not_affect_the_others() {
     }
     let asked = [
         ("good", "u-1"),
-        ("sick", "u-2"),
+        ("unhealthy", "u-2"),
         ("old", "u-other"),
         ("gone", "u-4"),
         ("missing", "u-5"),
@@ -274,7 +274,7 @@ fn one_failing_claim_does_not_affect_the_others() {
     assert_eq!(answers.len(), asked.len());
     assert!(answers["u-1"].error.is_empty() && answers["u-1"].devices.len() == 1);
     for (uid, parts) in [
-        ("u-2", ["default/sick", "XID 79 (ONH-072)"]),
+        ("u-2", ["default/unhealthy", "XID 79 (ONH-072)"]),
         ("u-other", ["default/old", "(ONH-082)"]),
         ("u-4", ["\"gpu-7\"", "(ONH-071)"]),
         ("u-5", ["default/missing", "(ONH-082)"]),
@@ -302,7 +302,7 @@ fn one_failing_claim_does_not_affect_the_others() {
     );
 }
 
-fn a_sick_device_is_tainted_alone() {
+fn an_unhealthy_device_is_tainted_alone() {
     let node = Node::start();
     let healthy = |state: &fake_kubelet::dra::State, device: &str| {
         state.health.get(device).map(|(healthy, _)| *healthy)
@@ -401,9 +401,9 @@ fn conflicts() {
             code: 409,
             times: 2,
         });
-        let is_sick = time % 2 == 0;
-        node.driver.set(&[is_sick.then_some("XID 79"), None]);
-        node.published("after conflicts", SOON, &[is_sick, false]);
+        let is_unhealthy = time % 2 == 0;
+        node.driver.set(&[is_unhealthy.then_some("XID 79"), None]);
+        node.published("after conflicts", SOON, &[is_unhealthy, false]);
     }
     // Another program changes the slice.
     {
@@ -443,11 +443,11 @@ fn an_api_server_that_appears_later() {
 
 fn an_api_server_that_restarts() {
     let mut node = Node::start();
-    for is_sick in [true, false] {
+    for is_unhealthy in [true, false] {
         node.api.stop();
-        node.driver.set(&[None, is_sick.then_some("XID 79")]);
+        node.driver.set(&[None, is_unhealthy.then_some("XID 79")]);
         node.api.run();
-        node.published("what changed in the meantime", SOON, &[false, is_sick]);
+        node.published("what changed in the meantime", SOON, &[false, is_unhealthy]);
     }
 }
 

@@ -72,7 +72,7 @@ fn main() -> ExitCode {
     harness::Selection::of(trials).run(8)
 }
 
-/// Gives every known device, and refuses `GPU-sick`.
+/// Gives every known device, and refuses `GPU-failing`.
 struct TestAllocator;
 
 impl Allocator for TestAllocator {
@@ -81,9 +81,9 @@ impl Allocator for TestAllocator {
         resource: &str,
         ids: &[String],
     ) -> Result<ContainerAllocateResponse, Refusal> {
-        if ids.iter().any(|id| id == "GPU-sick") {
+        if ids.iter().any(|id| id == "GPU-failing") {
             return Err(Refusal::new(
-                "cannot allocate \"GPU-sick\": it is 100 % broken (ONH-613)",
+                "cannot allocate \"GPU-failing\": it is 100 % broken (ONH-613)",
             ));
         }
         let envs = [
@@ -368,8 +368,8 @@ fn refusals_can_be_read() {
         (status.code(), status.message().to_owned())
     };
     let code = tonic::Code::FailedPrecondition;
-    let sick = "cannot allocate \"GPU-sick\": it is 100 % broken (ONH-613)";
-    assert_eq!(refused(&["GPU-sick"]), (code, sick.to_owned()));
+    let failing = "cannot allocate \"GPU-failing\": it is 100 % broken (ONH-613)";
+    assert_eq!(refused(&["GPU-failing"]), (code, failing.to_owned()));
     let none = "cannot allocate \"nvidia.com/gpu\": the request names no device";
     assert_eq!(refused(&[]), (code, none.to_owned()));
     kubelet.stays("the stream", Duration::from_millis(100), is_live);

@@ -306,7 +306,13 @@ fn mig_devices_follow_the_layout() {
     let said = format!("{} is offered as 2 MIG devices: 1g.10gb, 1g.10gb", uuid(0));
     assert!(node.log().contains(&said), "{}", node.log());
     node.fake.event("xid 0 79");
-    node.wait("all of a sick GPU", AT_ONCE, "nvidia.com/mig-1g.10gb", 0, 2);
+    node.wait(
+        "all of a unhealthy GPU",
+        AT_ONCE,
+        "nvidia.com/mig-1g.10gb",
+        0,
+        2,
+    );
     assert_eq!(counts(&node.kubelet.state(), GPU), (1, 1));
     std::fs::write(&layout, "").unwrap();
     node.fake

@@ -65,7 +65,7 @@ fn check(settings: &EngineSettings, kind: &EngineKind, version: Option<Version>)
             .as_ref()
             .map_or_else(|| Path::new("/last"), |(path, _)| path),
         first,
-        "the first one is told"
+        "the first one is shown"
     );
     let mut finished = settings.clone();
     finished.finish(kind, version);

@@ -13,23 +13,23 @@ use super::{check_line, text};
 /// A record that can be read can be printed, and one that was written can be read.
 pub fn run(data: &[u8]) {
     if let Ok(record) = Record::parse(data) {
-        let told = to_text(&record);
+        let shown = to_text(&record);
         let requirements = record
             .asked
             .as_ref()
             .map_or(0, |asked| asked.requirements.len());
         let most = 6 + requirements + record.devices.len() + 2 * record.findings.len();
         assert!(
-            told.lines().count() <= most,
-            "{} lines:\n{told}",
-            told.lines().count()
+            shown.lines().count() <= most,
+            "{} lines:\n{shown}",
+            shown.lines().count()
         );
         assert!(
-            !told.contains(|c: char| c.is_control() && c != '\n'),
-            "{told:?}"
+            !shown.contains(|c: char| c.is_control() && c != '\n'),
+            "{shown:?}"
         );
         let again = Record::parse(&serde_json::to_vec(&record).unwrap()).expect("what was printed");
-        assert_eq!(to_text(&again), told);
+        assert_eq!(to_text(&again), shown);
     }
     let text = text(data);
     let mut words = text.split('\0');

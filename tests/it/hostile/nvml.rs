@@ -179,13 +179,13 @@ pub(super) fn a_management_library_that_attacks() {
     compile("tests/probes/naive-nvml.c", &naive, &[]);
     let on_suse = Host::new("0660", "video");
     let inside = Path::new("/").join(on_suse.library.strip_prefix(&on_suse.fake.root).unwrap());
-    let told = results(&run(Command::new(&naive).arg(&on_suse.fake.root).arg(inside)).ok());
-    let attacks = told.len() - 5;
-    let missing: Vec<_> = succeeded(&told)
+    let shown = results(&run(Command::new(&naive).arg(&on_suse.fake.root).arg(inside)).ok());
+    let attacks = shown.len() - 5;
+    let missing: Vec<_> = succeeded(&shown)
         .into_iter()
         .filter(|name| !NEED_MORE.contains(name))
         .collect();
-    assert_eq!(missing.len(), attacks - NEED_MORE.len(), "{told:?}");
+    assert_eq!(missing.len(), attacks - NEED_MORE.len(), "{shown:?}");
     assert_eq!(
         end_named(&on_suse.marker),
         1,
@@ -193,7 +193,7 @@ pub(super) fn a_management_library_that_attacks() {
     );
     on_suse.reset();
 
-    let has_landlock = told["landlock"] > 0;
+    let has_landlock = shown["landlock"] > 0;
     let for_all = Host::new("0666", "root");
     let for_root = Host::new("0600", "root");
     for (host, user, uid, gid) in [
@@ -208,14 +208,14 @@ pub(super) fn a_management_library_that_attacks() {
         (&for_root, "user = \"root\"", 0, 0),
         (&for_root, "user = \"root:video\"", 0, video),
     ] {
-        let told = host.ask(user);
-        assert_eq!(told.len(), attacks + 5, "{told:?}");
+        let shown = host.ask(user);
+        assert_eq!(shown.len(), attacks + 5, "{shown:?}");
         assert_eq!(
-            (told["uid"], told["gid"], told["ctl"], told["left"]),
+            (shown["uid"], shown["gid"], shown["ctl"], shown["left"]),
             (uid, gid, 1, 1),
-            "{user}: {told:?}"
+            "{user}: {shown:?}"
         );
-        let mut succeeded = succeeded(&told);
+        let mut succeeded = succeeded(&shown);
         if !has_landlock {
             succeeded
                 .retain(|name| *name != "shared" && (uid != 0 || !NEED_LANDLOCK.contains(name)));

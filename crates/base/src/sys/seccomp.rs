@@ -123,7 +123,7 @@ const KERNEL: &[libc::c_long] = &[
     libc::SYS_fanotify_mark,
 ];
 
-/// Sockets of every family. A filter cannot read the address that connect(2) gets, so it cannot tell one Unix socket from another, and
+/// Sockets of every family. A filter cannot read the address that connect(2) gets, so it cannot distinguish Unix sockets, and
 /// a process of root can connect to the sockets of systemd and of container engines, which is as much as root's password.
 const SOCKETS: &[libc::c_long] = &[
     libc::SYS_socket,

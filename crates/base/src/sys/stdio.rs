@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn all_is_written_to_a_reader_that_is_slow() {
         let (mut read, filled) = full_pipe();
-        // Set by whoever started the program: the write must wait nevertheless.
+        // The program was started with this flag: the write must wait nevertheless.
         rustix::fs::fcntl_setfl(&filled, rustix::fs::OFlags::NONBLOCK).unwrap();
         let (read, length) = std::thread::scope(|scope| {
             let reader = scope.spawn(move || {

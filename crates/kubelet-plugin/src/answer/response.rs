@@ -226,8 +226,8 @@ mod tests {
     fn refusals_are_one_line_with_a_number_and_a_hint() {
         let whole = resource(&["GPU-0", "GPU-1"]);
         let shared = resource(&["GPU-0::0", "GPU-0::1", "GPU-1::0"]);
-        let mut sick = resource(&["GPU-0", "GPU-1"]);
-        sick.devices[1].unhealthy = Some("XID 79\nand a second line é".to_owned());
+        let mut unhealthy = resource(&["GPU-0", "GPU-1"]);
+        unhealthy.devices[1].unhealthy = Some("XID 79\nand a second line é".to_owned());
         let many: Vec<String> = (0..10_000).map(|number| format!("GPU-x{number}")).collect();
         for (resource, ids, expected) in [
             (
@@ -251,7 +251,7 @@ mod tests {
                 "GPU-x0, GPU-x1, GPU-x10 and 9997 more do not exist (ONH-071); hint: ",
             ),
             (
-                &sick,
+                &unhealthy,
                 ids(&["GPU-1"]),
                 "GPU-1 does not work: XID 79?and a second line ? (ONH-072); hint: ",
             ),
@@ -269,7 +269,12 @@ mod tests {
                 "{refusal}"
             );
         }
-        assert_eq!(permitted(&sick, &ids(&["GPU-0"]), false).unwrap().len(), 1);
+        assert_eq!(
+            permitted(&unhealthy, &ids(&["GPU-0"]), false)
+                .unwrap()
+                .len(),
+            1
+        );
         assert_eq!(
             permitted(&shared, &ids(&["GPU-1::0"]), false)
                 .unwrap()

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sick_device_has_its_reason_and_the_number() {
+    fn an_unhealthy_device_has_its_reason_and_the_number() {
         let found = report(&pool(Some("XID 79")), "node-1", 7).devices.remove(0);
         let place = DeviceIdentifier {
             pool_name: "node-1".into(),

@@ -17,7 +17,7 @@ pub enum Action {
     Delete(String),
 }
 
-/// Decides what has to be done. Existing slices are used again, whoever wrote them: an earlier run, or another driver of the name. The order
+/// Decides what has to be done. Existing slices are used again, whether an earlier run or another driver of the name wrote them. The order
 /// of the actions is safe: the slices of a new generation come first, then the slices of older ones are deleted.
 #[must_use]
 pub fn plan(
@@ -357,10 +357,10 @@ mod tests {
         #[test]
         fn one_plan_is_sufficient(steps in prop::collection::vec((0..140usize, any::<bool>(), any::<bool>()), 1..6)) {
             let mut slices = Vec::new();
-            for (count, has_sick, has_taints) in steps {
+            for (count, has_unhealthy, has_taints) in steps {
                 let mut devices = many(count);
-                if let Some(device) = devices.first_mut().filter(|_| has_sick) {
-                    device.unhealthy = Some("sick".into());
+                if let Some(device) = devices.first_mut().filter(|_| has_unhealthy) {
+                    device.unhealthy = Some("unhealthy".into());
                 }
                 let desired = specs(&devices, &crate::dra::slice::Owner { has_taints, ..OWNER });
                 let before = generation(&slices.iter().collect::<Vec<_>>());

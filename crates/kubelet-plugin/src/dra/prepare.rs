@@ -323,15 +323,15 @@ mod tests {
 
     #[test]
     fn refusals() {
-        let sick = |more: Value| claim(&json!([result("gpu-1", &more)]), &json!([]));
+        let unhealthy = |more: Value| claim(&json!([result("gpu-1", &more)]), &json!([]));
         let mps = json!([{"source": "FromClass", "opaque": {"driver": "gpu.nvidia.com", "parameters": {"kind": "X"}}}]);
-        let mut other = sick(json!({}));
+        let mut other = unhealthy(json!({}));
         other.metadata.uid = Some("u-2".into());
-        let mut unallocated = sick(json!({}));
+        let mut unallocated = unhealthy(json!({}));
         unallocated.status = None;
         for (claim, part) in [
             (
-                sick(json!({})),
+                unhealthy(json!({})),
                 "cannot prepare \"gpu-1\" for the claim \"default/train\": it does not work: XID 79 (ONH-072); hint: ",
             ),
             (
@@ -364,12 +364,15 @@ mod tests {
     }
 
     #[test]
-    fn who_may_have_a_sick_device() {
-        let sick = |more: Value| ask(&claim(&json!([result("gpu-1", &more)]), &json!([]))).is_ok();
+    fn who_may_have_an_unhealthy_device() {
+        let unhealthy =
+            |more: Value| ask(&claim(&json!([result("gpu-1", &more)]), &json!([]))).is_ok();
         let toleration = |key: &str, operator: &str, effect: &str| {
-            sick(json!({"tolerations": [{"key": key, "operator": operator, "effect": effect}]}))
+            unhealthy(
+                json!({"tolerations": [{"key": key, "operator": operator, "effect": effect}]}),
+            )
         };
-        assert!(sick(json!({"adminAccess": true})));
+        assert!(unhealthy(json!({"adminAccess": true})));
         assert!(toleration("gpu.nvidia.com/unhealthy", "Exists", ""));
         assert!(toleration("", "Exists", "NoSchedule"));
         assert!(!toleration(
@@ -387,7 +390,7 @@ mod tests {
         ] {
             let key = "gpu.nvidia.com/unhealthy";
             let toleration = json!({"key": key, "operator": operator, "value": value});
-            let found = sick(json!({"tolerations": [toleration]}));
+            let found = unhealthy(json!({"tolerations": [toleration]}));
             assert_eq!(found, is_tolerated, "{operator:?} {value:?}");
         }
     }

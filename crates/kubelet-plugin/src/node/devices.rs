@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn every_id_of_a_sick_gpu_is_unhealthy() {
+    fn every_id_of_a_failed_gpu_is_unhealthy() {
         let mut gpus = [
             gpu(0, "A", &["1g.5gb", "1g.5gb"]),
             gpu(1, "A", &["1g.5gb"]),
@@ -478,9 +478,10 @@ mod tests {
             replicas: 2,
             ..Plugin::default()
         };
-        let sick = |uuid: &str| (uuid == "GPU-0").then(|| "XID 79".to_owned());
+        let unhealthy = |uuid: &str| (uuid == "GPU-0").then(|| "XID 79".to_owned());
         let numa_nodes = [(gpus[1].gpu.bus_id, 1)].into();
-        let resources = resources(&gpus, &numa_nodes, &settings, &Limits::default(), sick).offered;
+        let resources =
+            resources(&gpus, &numa_nodes, &settings, &Limits::default(), unhealthy).offered;
         for device in resources.iter().flat_map(|resource| &resource.devices) {
             let expected = match device.gpu.as_str() {
                 "GPU-0" => Some("XID 79"),

@@ -391,7 +391,7 @@ mod tests {
     }
 
     /// The unhealthy ids, and the number of all ids.
-    fn sick(node: &Node) -> (Vec<String>, usize) {
+    fn unhealthy(node: &Node) -> (Vec<String>, usize) {
         let offer = node.offer();
         let devices: Vec<_> = offer
             .resources
@@ -411,24 +411,24 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let gpus = [gpu(0, "A", &["1g.5gb", "1g.5gb"]), gpu(1, "B", &[])];
         let mut node = Node::new(Settings::default(), Vec::new(), start);
-        assert_eq!(sick(&node), (vec![], 0));
+        assert_eq!(unhealthy(&node), (vec![], 0));
         node.apply(&snapshot(&gpus, vec![]), at(1));
-        assert_eq!(sick(&node).1, 3);
+        assert_eq!(unhealthy(&node).1, 3);
         for uuid in ["GPU-0", "GPU-1"] {
             node.apply(&good(uuid), at(2));
         }
-        assert_eq!(sick(&node), (vec![], 3));
+        assert_eq!(unhealthy(&node), (vec![], 3));
         let xid = Update::Event(GpuEvent {
             gpu: "GPU-0".to_owned(),
             kind: EventKind::Xid(79),
         });
         node.apply(&xid, at(3));
-        assert_eq!(sick(&node).0, ["MIG-0-0", "MIG-0-1"]);
+        assert_eq!(unhealthy(&node).0, ["MIG-0-0", "MIG-0-1"]);
         node.apply(&good("GPU-0"), at(10));
         node.tick(at(62));
-        assert_eq!(sick(&node).0.len(), 2, "within the quiet period");
+        assert_eq!(unhealthy(&node).0.len(), 2, "within the quiet period");
         node.tick(at(63));
-        assert_eq!(sick(&node), (vec![], 3));
+        assert_eq!(unhealthy(&node), (vec![], 3));
     }
 
     #[test]
@@ -447,16 +447,16 @@ mod tests {
             ..InSpecs::default()
         };
         node.set_in_specs(in_specs.clone());
-        assert_eq!(sick(&node), (vec![], 3), "the specs are not needed");
+        assert_eq!(unhealthy(&node), (vec![], 3), "the specs are not needed");
         in_specs.are_needed = true;
         node.set_in_specs(in_specs.clone());
-        assert_eq!(sick(&node).0.len(), 3);
+        assert_eq!(unhealthy(&node).0.len(), 3);
         let why = "the node has no CDI device for it: libcuda.so.1 is missing";
         assert_eq!(node.health()["GPU-1"].as_deref(), Some(why));
         let names = ["MIG-0-1", "GPU-1"].map(str::to_owned);
         in_specs.devices = Arc::new(names.into_iter().collect());
         node.set_in_specs(in_specs);
-        assert_eq!(sick(&node).0, ["MIG-0-0"]);
+        assert_eq!(unhealthy(&node).0, ["MIG-0-0"]);
         assert_eq!(node.health()["GPU-1"], None);
         // A denied device has no CDI device, and needs none.
         let deny = vec!["0:0".into()];
@@ -465,7 +465,7 @@ mod tests {
             ..Limits::default()
         });
         assert_eq!(
-            (sick(&node), node.health()["GPU-0"].clone()),
+            (unhealthy(&node), node.health()["GPU-0"].clone()),
             ((vec![], 2), None)
         );
     }
@@ -484,20 +484,20 @@ mod tests {
         node.set_limits(deny(&["7"]));
         assert_eq!(unmatched(&node), 0, "the driver has not answered");
         node.apply(&snapshot(&gpus, vec![]), now);
-        assert_eq!((sick(&node).1, unmatched(&node)), (3, 1));
+        assert_eq!((unhealthy(&node).1, unmatched(&node)), (3, 1));
         node.set_limits(deny(&["0:1"]));
         assert_eq!(
-            (sick(&node).1, unmatched(&node), node.offer().limits),
+            (unhealthy(&node).1, unmatched(&node), node.offer().limits),
             (2, 0, deny(&["0:1"]))
         );
         node.set_limits(deny(&["0"]));
-        assert_eq!(sick(&node).1, 1);
+        assert_eq!(unhealthy(&node).1, 1);
         node.apply(&snapshot(&gpus, vec![]), now);
-        assert_eq!(sick(&node).1, 1, "the limits last");
+        assert_eq!(unhealthy(&node).1, 1, "the limits last");
         node.set_limits(deny(&["*"]));
         assert_eq!((node.offer().resources.len(), node.gpus().len()), (0, 2));
         node.set_limits(Limits::default());
-        assert_eq!((sick(&node).1, unmatched(&node)), (3, 0));
+        assert_eq!((unhealthy(&node).1, unmatched(&node)), (3, 0));
     }
 
     #[test]
@@ -515,9 +515,9 @@ mod tests {
             ..FailedGpu::default()
         };
         node.apply(&snapshot(&gpus[1..], vec![lost]), now);
-        assert_eq!(sick(&node), (vec!["MIG-0-0".to_owned()], 2));
+        assert_eq!(unhealthy(&node), (vec!["MIG-0-0".to_owned()], 2));
         assert_eq!(node.offer().inventory().gpus.len(), 1);
         node.apply(&Update::LetGo, now);
-        assert_eq!(sick(&node).0.len(), 2);
+        assert_eq!(unhealthy(&node).0.len(), 2);
     }
 }

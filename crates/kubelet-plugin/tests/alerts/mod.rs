@@ -190,12 +190,12 @@ fn alerts_over_the_metrics_of_the_plugin() {
     );
     assert_eq!(counts(&node.kubelet.state(), GPU), (2, 2));
     node.fake.event("xid 0 109");
-    node.wait("the sick GPU", AT_ONCE, GPU, 1, 2);
+    node.wait("the failing GPU", AT_ONCE, GPU, 1, 2);
     let xid = format!(
         "onh_gpu_unhealthy_info{{uuid=\"{}\",reason=\"XID 109",
         uuid(0)
     );
-    let sick = series_with(&node, &format!("{xid}\"}}"));
+    let failing = series_with(&node, &format!("{xid}\"}}"));
     node.fake.add(0, "recovery-action=1");
     let worse = series_with(&node, &format!("{xid}; "));
     node.fake.remove(0, "recovery-action=1");
@@ -293,7 +293,7 @@ fn alerts_over_the_metrics_of_the_plugin() {
     // The first XID, and its recovery after ten minutes.
     expect(
         &node,
-        &[phase(&healthy, 20), phase(&sick, 10)],
+        &[phase(&healthy, 20), phase(&failing, 10)],
         &[
             (19, &[]),
             (20, &[errors()]),
@@ -301,7 +301,7 @@ fn alerts_over_the_metrics_of_the_plugin() {
             (26, &[errors(), unhealthy("XID 109")]),
         ],
     );
-    let quiet: Series = sick
+    let quiet: Series = failing
         .iter()
         .map(|(name, value)| (name.clone(), value.clone()))
         .chain(healthy.clone())
@@ -312,7 +312,7 @@ fn alerts_over_the_metrics_of_the_plugin() {
         .collect();
     expect(
         &node,
-        &[phase(&healthy, 5), phase(&sick, 5), phase(&quiet, 40)],
+        &[phase(&healthy, 5), phase(&failing, 5), phase(&quiet, 40)],
         &[(12, &[errors()]), (40, &[])],
     );
     // The reason changes before the five minutes are over, and after them.
@@ -326,9 +326,9 @@ fn alerts_over_the_metrics_of_the_plugin() {
         &node,
         &[
             phase(&healthy, 1),
-            phase(&sick, 3),
+            phase(&failing, 3),
             phase(&worse, 4),
-            phase(&sick, 4),
+            phase(&failing, 4),
         ],
         &[
             (5, &[errors()]),

@@ -14,7 +14,7 @@ use crate::fake_kubelet::{Container, FakeKubelet};
 use crate::{AT_ONCE, GPU, POLLED, PROGRAM, ROOT, SOON};
 
 tests! {
-    ROOT => claims_get_the_gpus_of_the_node, claims_need_the_nodes_and_the_spec, claims_of_a_sick_gpu, claims_and_a_driver_that_is_replaced,
+    ROOT => claims_get_the_gpus_of_the_node, claims_need_the_nodes_and_the_spec, claims_of_an_unhealthy_gpu, claims_and_a_driver_that_is_replaced,
         claims_and_a_driver_that_comes_later, claims_after_a_reboot, claims_while_nvml_hangs,
         claims_and_a_gpu_that_hangs, a_device_plugin_waits_for_the_end_of_claims,
         metrics_name_the_containers_of_claims, the_running_driver_is_described, the_spec_exists_during_a_restart, claims_of_mig_devices,
@@ -327,7 +327,7 @@ fn claims_need_the_nodes_and_the_spec() {
     host.starts("train", "u-1", POLLED + SOON);
 }
 
-fn claims_of_a_sick_gpu() {
+fn claims_of_an_unhealthy_gpu() {
     let host = Host::start(&["--gpus", "2"], &["--quiet-period=1"]);
     host.registered();
     host.published("the GPUs", SOON, &[("gpu-0", false), ("gpu-1", false)]);

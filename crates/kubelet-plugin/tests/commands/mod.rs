@@ -207,7 +207,7 @@ fn check_shows_the_health_that_the_kubelet_has() {
         "{text}"
     );
     node.fake.event("xid 1 79");
-    node.wait("the sick GPU", AT_ONCE, GPU, 2, 4);
+    node.wait("the unhealthy GPU", AT_ONCE, GPU, 2, 4);
     let (code, text) = checked(&node, &["--replicas", "2"]);
     assert_eq!(code, Some(1), "{text}");
     assert!(
@@ -287,7 +287,11 @@ fn what_a_person_reads() {
     let fake = Fake::new(&["--gpus", "2"]);
     views::check("check", "oci-nvidia-kubelet-plugin check", &of(&fake));
     fake.add(1, "fail=15");
-    views::check("check-sick", "oci-nvidia-kubelet-plugin check", &of(&fake));
+    views::check(
+        "check-unhealthy",
+        "oci-nvidia-kubelet-plugin check",
+        &of(&fake),
+    );
     views::check(
         "check-no-gpu",
         "oci-nvidia-kubelet-plugin check",

@@ -106,21 +106,21 @@ impl State {
             .unwrap_or_default()
     }
 
-    /// Stores a slice, and tells the watchers.
+    /// Stores a slice, and notifies the watchers.
     fn store(&mut self, name: &str, mut slice: Value, kind: &str) -> Value {
         self.version += 1;
         slice["metadata"]["resourceVersion"] = json!(self.version.to_string());
         self.slices.insert(name.to_owned(), slice.clone());
-        self.tell(kind, &slice);
+        self.notify(kind, &slice);
         slice
     }
 
-    /// Deletes a slice, and tells the watchers.
+    /// Deletes a slice, and notifies the watchers.
     pub fn remove(&mut self, name: &str) -> Option<Value> {
         let mut slice = self.slices.remove(name)?;
         self.version += 1;
         slice["metadata"]["resourceVersion"] = json!(self.version.to_string());
-        self.tell("DELETED", &slice);
+        self.notify("DELETED", &slice);
         Some(slice)
     }
 
@@ -139,11 +139,11 @@ impl State {
     /// Tells all watchers that their version is too old, as after a compaction.
     pub fn expire(&mut self) {
         let status = json!({"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "too old resource version"});
-        self.tell("ERROR", &status);
+        self.notify("ERROR", &status);
         self.cut();
     }
 
-    fn tell(&mut self, kind: &str, object: &Value) {
+    fn notify(&mut self, kind: &str, object: &Value) {
         let line = format!("{}\n", json!({"type": kind, "object": object}));
         if kind != "ERROR" {
             self.history.push((self.version, line.clone()));

@@ -8,12 +8,12 @@ use super::fake_kubelet::FakeKubelet;
 use super::{AT_ONCE, GPU, Node, POLLED, PROGRAM, ROOT, SOON, counts, start};
 
 tests! {
-    ROOT => a_sick_gpu_recovers, a_restart_forgets_no_xid, a_lost_gpu_affects_no_other, a_driver_that_comes_later,
+    ROOT => an_unhealthy_gpu_recovers, a_restart_forgets_no_xid, a_lost_gpu_affects_no_other, a_driver_that_comes_later,
         a_driver_that_is_replaced, a_gpu_that_relapses_is_cleared_by_hand, a_driver_that_hangs,
         a_start_shows_no_unhealthy_gpu, a_start_while_the_driver_hangs;
 }
 
-fn a_sick_gpu_recovers() {
+fn an_unhealthy_gpu_recovers() {
     let node = Node::start(
         &["--gpus", "2"],
         &["--quiet-period", "2", "--replicas", "3"],
@@ -21,7 +21,7 @@ fn a_sick_gpu_recovers() {
     node.wait("the list", SOON, GPU, 6, 6);
     node.fake.event("xid 1 13");
     node.fake.event("xid 1 79");
-    node.wait("all replicas of the sick GPU", AT_ONCE, GPU, 3, 6);
+    node.wait("all replicas of the unhealthy GPU", AT_ONCE, GPU, 3, 6);
     let id = format!("{}::0", uuid(1));
     assert!(
         node.refusal(&id)
@@ -50,7 +50,7 @@ fn a_restart_forgets_no_xid() {
     let mut node = Node::start(&["--gpus", "2"], &[]);
     node.wait("the list", SOON, GPU, 2, 2);
     node.fake.event("xid 1 79");
-    node.wait("the sick GPU", AT_ONCE, GPU, 1, 2);
+    node.wait("the unhealthy GPU", AT_ONCE, GPU, 1, 2);
     for signal in ["TERM", "KILL"] {
         node.signal(signal);
         node.plugin.wait().unwrap();
@@ -171,7 +171,7 @@ fn a_gpu_that_relapses_is_cleared_by_hand() {
     node.wait("the list", SOON, GPU, 1, 1);
     for _ in 0..3 {
         node.fake.event("xid 0 79");
-        node.wait("a sick GPU", AT_ONCE, GPU, 0, 1);
+        node.wait("a unhealthy GPU", AT_ONCE, GPU, 0, 1);
         node.wait("recovery", SOON, GPU, 1, 1);
     }
     node.fake.event("xid 0 79");

@@ -177,7 +177,7 @@ fn metrics_of_errors_and_answers() {
     node.kubelet.allocate(GPU, &[&[uuid(0)]]).unwrap();
     node.fake.event("xid 0 13");
     node.fake.event("xid 0 79");
-    node.wait("the sick GPU", AT_ONCE, GPU, 0, 1);
+    node.wait("the unhealthy GPU", AT_ONCE, GPU, 0, 1);
     let id = uuid(0);
     let text = wait(
         address(&node),

@@ -205,12 +205,12 @@ fn a_confined_child_uses_and_reads_what_it_keeps() {
         (&path("read"), Access::Read),
         (&path(""), Access::List),
     ];
-    let told = confined_to(&allowed, true, None, attempts);
+    let shown = confined_to(&allowed, true, None, attempts);
     let unlimited = confined_to(&allowed, false, None, attempts);
     if landlock::version() > 0 {
         let denied = "Err(PermissionDenied)";
         assert_eq!(
-            told,
+            shown,
             format!("([Ok(()), {denied}, Ok(()), Ok(()), Ok(())], [Ok(()), {denied}])")
         );
         assert_eq!(
@@ -222,7 +222,7 @@ fn a_confined_child_uses_and_reads_what_it_keeps() {
 
 #[test]
 fn a_confined_child_still_has_what_programs_do() {
-    let told = confined(None, || {
+    let shown = confined(None, || {
         let thread = std::thread::Builder::new()
             .spawn(|| 7)
             .map(|thread| thread.join().is_ok());
@@ -236,7 +236,7 @@ fn a_confined_child_still_has_what_programs_do() {
             thread.is_ok_and(|joined| joined)
         )
     });
-    assert_eq!(told, "true true Ok(()) true");
+    assert_eq!(shown, "true true Ok(()) true");
 }
 
 /// A call without valid arguments fails in another way if the filter permits it.
@@ -280,7 +280,7 @@ fn calls_that_a_library_of_devices_does_not_need_are_denied() {
         ("fcntl F_SETOWN", libc::SYS_fcntl, [0, 8, 0]),
         ("ioctl TIOCSTI", libc::SYS_ioctl, [0, 0x5412, 0]),
     ];
-    let told = confined(None, || {
+    let shown = confined(None, || {
         let results = calls.iter().map(|(what, number, [a, b, c])| {
             // SAFETY: every call is denied, or it fails, because its arguments name no memory, no file and no process.
             let result = unsafe { libc::syscall(*number, *a, *b, *c) };
@@ -288,7 +288,7 @@ fn calls_that_a_library_of_devices_does_not_need_are_denied() {
         });
         results.collect::<Vec<_>>().join("\n")
     });
-    let results: Vec<_> = told
+    let results: Vec<_> = shown
         .split('|')
         .filter(|line| !line.ends_with(": -1 EPERM: Operation not permitted"))
         .collect();
@@ -300,11 +300,11 @@ fn calls_of_later_kernels_and_of_the_x32_abi_do_not_exist() {
     if !has_filters() {
         return;
     }
-    let told = confined(None, || {
+    let shown = confined(None, || {
         let numbers = [libc::SYS_clone3, 470, 0x4000_0000 | libc::SYS_getpid, -7];
         // SAFETY: the numbers belong to no call, or to one that gets no memory.
         let results = numbers.map(|number| unsafe { libc::syscall(number, 0, 0) });
         format!("{results:?} {:?}", nix::errno::Errno::last())
     });
-    assert_eq!(told, "[-1, -1, -1, -1] ENOSYS");
+    assert_eq!(shown, "[-1, -1, -1, -1] ENOSYS");
 }

@@ -325,7 +325,7 @@ fn malformed_caches_are_refused() {
     let mut unrecorded_but_odd = new();
     unrecorded_but_odd[NEW_BYTE_ORDER_AT] = 4;
 
-    for (bytes, told) in [
+    for (bytes, shown) in [
         (b"".to_vec(), "not a linker cache: unknown magic"),
         (b"\x7fELF".to_vec(), "not a linker cache: unknown magic"),
         (
@@ -402,9 +402,9 @@ fn malformed_caches_are_refused() {
         ),
     ] {
         if cfg!(target_endian = "little") {
-            assert_eq!(error(&bytes), told);
+            assert_eq!(error(&bytes), shown);
         } else {
-            assert!(parse(&bytes).is_err(), "{told}");
+            assert!(parse(&bytes).is_err(), "{shown}");
         }
     }
 }
@@ -427,23 +427,23 @@ fn extensions_that_glibc_ignores_are_ignored() {
 #[test]
 fn limits_hold_in_both_directions() {
     let long = "x".repeat(MAX_STRING);
-    let told = |cache: &Cache<'_>| format!("{:#}", cache.to_bytes().unwrap_err());
+    let shown = |cache: &Cache<'_>| format!("{:#}", cache.to_bytes().unwrap_err());
     assert_eq!(
-        told(&cache(
+        shown(&cache(
             CacheFormat::New,
             vec![entry(&long, "/a", Arch::I386)]
         )),
         "a string of 4096 bytes, more than 4095"
     );
     assert_eq!(
-        told(&cache(
+        shown(&cache(
             CacheFormat::New,
             vec![entry("a\0b", "/a", Arch::I386)]
         )),
         "\"a\\0b\" has a NUL byte"
     );
     assert_eq!(
-        told(&cache(
+        shown(&cache(
             CacheFormat::Old,
             vec![entry("a", "/a", Arch::I386); MAX_ENTRIES + 1]
         )),
@@ -458,7 +458,7 @@ fn limits_hold_in_both_directions() {
         vec![entry(longest, longest, Arch::I386); many],
     );
     assert_eq!(
-        told(&crowd),
+        shown(&crowd),
         format!(
             "{} bytes of strings, more than {MAX_TEXT}",
             many * 2 * longest.len()
