@@ -18,6 +18,8 @@ use crate::dra::DriverOptions;
 use crate::dra::devices::{self, ClaimDevice, Sources};
 use crate::dra::probe::{Probe, Published, Right, probe};
 use crate::dra::slice::{Owner, specs};
+use crate::node::Node;
+use crate::node::facts::NvmlFacts;
 use crate::node::gpus::NodeGpu;
 use crate::node::health::GpuFailure;
 use crate::node::host;
@@ -60,23 +62,7 @@ pub async fn check(
         facts,
         problem,
     } = ask(settings, config_path).await?;
-    let pcie_roots = host::pcie_roots(&settings.common, node.gpus()).unwrap_or_default();
-    let sources = Sources {
-        gpus: node.gpus(),
-        facts: &facts,
-        numa_nodes: node.numa_nodes(),
-        pcie_roots: &pcie_roots,
-        settings: &settings.plugin,
-        limits: node.limits(),
-    };
-    let health = node.health();
-    // The running plugin has seen the errors of a GPU.
-    let of_running = |uuid: &str| Some(offered.as_ref().ok()?.unhealthy(uuid)?.why.clone());
-    let devices = devices::devices(&sources, &[], |NodeGpu { gpu, .. }| {
-        let driver_silent = false;
-        let why = of_running(&gpu.uuid).or_else(|| health.get(&gpu.uuid)?.clone())?;
-        Some(GpuFailure { why, driver_silent })
-    });
+    let devices = devices_of(settings, &node, &facts, offered.as_ref().ok());
     let options = DriverOptions::new(settings);
     let slices_of = |node: &str| {
         let owner = Owner {
@@ -112,6 +98,33 @@ pub async fn check(
     Ok(CheckReport {
         document,
         has_gpus: !node.gpus().is_empty(),
+    })
+}
+
+/// Returns the devices of the node. `running` is the answer of the running plugin, which has seen the errors of a GPU.
+fn devices_of(
+    settings: &Settings,
+    node: &Node,
+    facts: &NvmlFacts,
+    running: Option<&Offered>,
+) -> Vec<ClaimDevice> {
+    let pcie_roots = host::pcie_roots(&settings.common, node.gpus()).unwrap_or_default();
+    let sources = Sources {
+        gpus: node.gpus(),
+        facts,
+        numa_nodes: node.numa_nodes(),
+        pcie_roots: &pcie_roots,
+        settings: &settings.plugin,
+        limits: node.limits(),
+    };
+    let health = node.health();
+    let of_running = |uuid: &str| Some(running?.unhealthy(uuid)?.why.clone());
+    devices::devices(&sources, &[], |NodeGpu { gpu, .. }| {
+        let why = of_running(&gpu.uuid).or_else(|| health.get(&gpu.uuid)?.clone())?;
+        Some(GpuFailure {
+            why,
+            driver_silent: false,
+        })
     })
 }
 

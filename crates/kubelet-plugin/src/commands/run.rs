@@ -54,8 +54,7 @@ pub async fn run(
 
     let mut state = NodeState::new(&settings, &role);
     let outlets = Outlets::new(&settings, &role, &mut state, registrations.clone(), log);
-    let chooser = Chooser::new(&settings.plugin, &settings.kubelet_dir, log);
-    let chooser = Arc::new(chooser);
+    let chooser = Arc::new(Chooser::new(&settings.plugin, &settings.kubelet_dir, log));
     let kinds = cdi_kinds(&role, &paths, &chooser, nri.is_some());
     remove_unused_specs(&kinds, log);
     if let Role::Claims(_) = role
