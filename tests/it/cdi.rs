@@ -176,35 +176,32 @@ fn names_and_versions_of_a_choice() {
     for (arguments, says) in [
         (
             &["--name-strategy", "type"][..],
-            "invalid value \"type\" for \"--name-strategy <LIST>\" [possible values: index, uuid, type-index]",
+            "invalid value \"type\" for \"--name-strategy\": it is none of index, uuid, type-index",
         ),
         (
             &["--format", "toml"],
-            "invalid value \"toml\" for \"--format <FORMAT>\" [possible values: json, yaml]",
+            "invalid value \"toml\" for \"--format\": it is none of json, yaml",
         ),
         (
             &["--vendor", "9.com"],
-            "invalid value \"9.com\" for \"--vendor <VENDOR>\": \"9.com\" does not start with a letter",
+            "invalid value \"9.com\" for \"--vendor\": \"9.com\" does not start with a letter",
         ),
-        (
-            &["--class", ""],
-            "for \"--class <CLASS>\": the name is empty",
-        ),
+        (&["--class", ""], "for \"--class\": the name is empty"),
         // The CDI library of this version panics: it accesses the part between the first and the last letter.
         (
             &["--class", "g"],
-            "\"g\" for \"--class <CLASS>\": CRI-O 1.37 does not start if the vendor or class of a CDI spec has only one letter",
+            "\"g\" for \"--class\": CRI-O 1.37 does not start if the vendor or class of a CDI spec has only one letter",
         ),
         (
             &["--vendor", "n"],
-            "invalid value \"n\" for \"--vendor <VENDOR>\": CRI-O 1.37 does not start",
+            "invalid value \"n\" for \"--vendor\": CRI-O 1.37 does not start",
         ),
     ] {
         let mut words = vec!["generate", "--output", "-"];
         words.extend(arguments);
         assert!(cdi(&fake, &words).failed(2).contains(says), "{says}");
     }
-    let stderr = cdi(&fake, &["generate", "--output", "/tmp/nvidia.yml"]).failed(1);
+    let stderr = cdi(&fake, &["generate", "--output", "/tmp/nvidia.yml"]).failed(2);
     assert!(
         stderr.contains("engines do not read \"/tmp/nvidia.yml\""),
         "{stderr}"
@@ -843,7 +840,7 @@ fn refresh_without_gpus_is_silent() {
     assert!(!refreshed(&fake, &path));
     std::fs::remove_dir_all(&fake.root).unwrap();
     assert!(!refreshed(&fake, &path), "no driver at all");
-    let stderr = cdi(&fake, &["refresh", "--output", "-"]).failed(1);
+    let stderr = cdi(&fake, &["refresh", "--output", "-"]).failed(2);
     assert!(stderr.contains("\"cdi refresh\" needs a file"), "{stderr}");
 }
 
