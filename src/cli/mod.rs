@@ -381,7 +381,7 @@ mod tests {
             ),
             (
                 &["cdi", "generate", "--format", "xml"],
-                "[possible values: json, yaml] (ONH-002)\nhint: run \"oci",
+                "for \"--format\": it is none of json, yaml (ONH-002)\nhint: run \"oci",
             ),
             (
                 &["cdi"],

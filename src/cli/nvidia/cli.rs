@@ -436,15 +436,15 @@ mod tests {
             (&["list", "--libaries"], "did you mean --libraries?"),
             (&["list", "-r", "/x"], "unexpected argument \"-r\""),
             (&["list", "--root", "/x"], "unexpected argument \"--root\""),
-            (&["configure"], "<ROOTFS>"),
+            (&["configure"], "ROOTFS is missing"),
             (&["configure", "/a", "/b"], "unexpected argument \"/b\""),
             (
                 &["configure", "-p0", "/a"],
-                "invalid value \"0\" for \"--pid <PID>\"",
+                "invalid value \"0\" for \"--pid\"",
             ),
             (
                 &["list", "--mig-config=0"],
-                "invalid value \"0\" for \"--mig-config <ID>\"",
+                "invalid value \"0\" for \"--mig-config\"",
             ),
             (&[], "a command is missing"),
         ] {

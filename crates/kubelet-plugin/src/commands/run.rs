@@ -71,7 +71,8 @@ pub async fn run(
         .map(|(address, sources)| server::serve(address, sources, |line| log.note(line)));
     let monitor = supervisor::SupervisorOptions::new(config_path, &settings, metrics.is_some());
     let claims = outlets.claims().map(|(mut options, pool)| {
-        let specs = paths.dir.as_deref().unwrap_or(Path::new(cdi_specs::DIR));
+        let specs = paths.dir.as_deref();
+        let specs = specs.unwrap_or_else(|| Path::new(cdi_specs::DIR));
         let check = ClaimCheck::new(settings.clone(), outlets.offer(), specs);
         options.host = Some(Arc::new(check));
         dra::serve(options, pool, log)
