@@ -271,7 +271,7 @@ mod tests {
             ),
             (
                 "files x",
-                "invalid value \"x\" for SECTION: it is none of a, b (ONH-002)\nhint: did you mean a? See \"tool files --help\"",
+                "invalid value \"x\" for SECTION: it is none of a, b (ONH-002)\nhint: run \"tool files --help\"",
             ),
             (
                 "explain",
