@@ -231,7 +231,7 @@ fn ambiguous(name: &str, several: &[&KnownContainer]) -> anyhow::Error {
 }
 
 fn unknown(name: &str) -> anyhow::Error {
-    let hint = match roots_records("why") {
+    let hint = match roots_records(&format!("why {}", shown_name(name))) {
         Some(hint) => hint,
         None => {
             "\"oci-nvidia-hook ps --all\" lists the containers that requested GPUs; of a pod of Podman, name a container; \
@@ -244,6 +244,16 @@ fn unknown(name: &str) -> anyhow::Error {
         format!("unknown container or pod {name:?}"),
         hint,
     )
+}
+
+/// Returns a name as a word of a command line, or `NAME` if a shell would read it in another way.
+fn shown_name(name: &str) -> &str {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-/".contains(&byte);
+    if !name.is_empty() && name.bytes().all(is_plain) {
+        name
+    } else {
+        "NAME"
+    }
 }
 
 /// Returns a hint for users who cannot read the records of root's containers, with the command that root would run.

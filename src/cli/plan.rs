@@ -11,6 +11,7 @@ use base::json;
 use base::paths::HostPath;
 use base::read::read_limited;
 use base::report::{Finding, failure, one_line};
+use base::tree::Tree;
 use findings::catalog;
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::config::Config;
@@ -85,6 +86,11 @@ pub(crate) fn run(
         ),
         name => Input::Bundle(containers::bundle_of(name)?),
     };
+    let of_hooks = match (&input, config) {
+        (Input::Bundle(_), None) => config_of_hooks(),
+        _ => None,
+    };
+    let config = config.or(of_hooks.as_deref());
     if matches!(&input, Input::Text(text) if text.iter().all(u8::is_ascii_whitespace)) {
         return Ok(usage_error(&failure(
             &catalog::COMMAND_LINE,
@@ -104,6 +110,14 @@ pub(crate) fn run(
     } else {
         printed
     })
+}
+
+/// Returns the configuration file that the engines of this host pass to the hook, if it is not the usual one.
+fn config_of_hooks() -> Option<PathBuf> {
+    let host = Tree::open(&HostPath::new("/")).ok()?;
+    let engines = engines::inspect_engines(&host, None);
+    let (config, _) = engines::status::config_of_hooks(&engines)?;
+    Some(config)
 }
 
 impl Preview {

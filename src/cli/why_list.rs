@@ -23,7 +23,7 @@ pub(super) fn is_recent_failure(record: &Record, now: SystemTime) -> bool {
 /// Returns a table of the records, with the reason below each row.
 pub(super) fn lines(records: &[&Record], now: SystemTime) -> Vec<Line> {
     // Names of pods are long, so they are in the last column.
-    let mut rows = vec![["SINCE", "RESULT", "NUMBER", "CONTAINER"].map(heading)];
+    let mut rows = vec![["STARTED", "RESULT", "NUMBER", "ID", "CONTAINER"].map(heading)];
     for record in records {
         rows.push(row(record, now));
     }
@@ -36,7 +36,7 @@ pub(super) fn lines(records: &[&Record], now: SystemTime) -> Vec<Line> {
     lines
 }
 
-fn row(record: &Record, now: SystemTime) -> [Cell; 4] {
+fn row(record: &Record, now: SystemTime) -> [Cell; 5] {
     let since = match time::parse(&record.started) {
         Some(started) => time::ago(started, now),
         None => "-".to_owned(),
@@ -45,17 +45,31 @@ fn row(record: &Record, now: SystemTime) -> [Cell; 4] {
         Some(finding) => one_line(&finding.id),
         None => "-".to_owned(),
     };
-    let mut name = record.container.display_name();
+    let container = &record.container;
+    let id = one_line(container.short());
+    let mut name = bounded(&container.display_name());
     if name.is_empty() {
-        name = one_line(record.container.short());
+        "-".clone_into(&mut name);
     }
     let outcome = short_outcome(record.outcome).to_owned();
     [
         cell(since),
         (tone(record.outcome), outcome),
         cell(number),
+        cell(id),
         cell(name),
     ]
+}
+
+/// The longest name in the list: names come from containers, and one of them must not make each row wrap.
+const MAX_NAME: usize = 60;
+
+fn bounded(name: &str) -> String {
+    if name.chars().count() <= MAX_NAME {
+        return name.to_owned();
+    }
+    let start: String = name.chars().take(MAX_NAME - 1).collect();
+    start + "…"
 }
 
 /// Returns why a container did not get what it requested.
@@ -126,10 +140,10 @@ mod tests {
         );
         assert_eq!(
             Terminal::default().render(&lines),
-            "SINCE          RESULT      NUMBER  CONTAINER\n\
-             2 minutes ago  failed      -       lab/cuda-0/main\n    because\n\
-             2 minutes ago  unfinished  -       web\\n\\u{202e}\n    because\n\
-             2 minutes ago  incomplete  -       aa1\n    because\n"
+            "STARTED        RESULT      NUMBER  ID   CONTAINER\n\
+             2 minutes ago  failed      -       aa1  lab/cuda-0/main\n    because\n\
+             2 minutes ago  unfinished  -       aa1  web\\n\\u{202e}\n    because\n\
+             2 minutes ago  incomplete  -       aa1  -\n    because\n"
         );
     }
 

@@ -422,14 +422,24 @@ fn spec_problems(view: &CdiView, most: usize) -> Vec<Check> {
     }
     let mut bad: Vec<_> = view.verdicts.iter().filter(|verdict| !verdict.ok).collect();
     bad.sort_by_key(|verdict| !verdict.denied);
-    for verdict in bad.iter().take(most) {
-        let what = format!("{}: {}: {}", view.engines, verdict.subject, verdict.reason);
-        checks.push(Check::of(problem(verdict), what, verdict.hint.clone()));
+    let causes = causes(&bad);
+    for cause in causes.iter().take(most) {
+        let [first, others @ ..] = cause.as_slice() else {
+            continue;
+        };
+        let subject = if others.is_empty() {
+            first.subject.clone()
+        } else {
+            count(cause.len(), "device")
+        };
+        let what = format!("{}: {subject}: {}", view.engines, first.reason);
+        checks.push(Check::of(problem(first), what, first.hint.clone()));
     }
-    if let Some(next) = bad.get(most) {
-        let more = count(bad.len() - most, "more device");
-        let what = format!("{more} with similar problems");
-        checks.push(Check::of(problem(next), what, "oci-nvidia-hook cdi check"));
+    let more: Vec<_> = causes.iter().skip(most).flatten().collect();
+    if let Some(next) = more.first() {
+        let what = format!("{} with other problems", count(more.len(), "more device"));
+        let fix = "run \"oci-nvidia-hook cdi check\", which prints a hint for each device";
+        checks.push(Check::of(problem(next), what, fix));
     }
     if let Some(verdict) = view.verdicts.iter().find(|verdict| verdict.root_only) {
         checks.push(Check::of(
@@ -446,6 +456,24 @@ fn spec_problems(view: &CdiView, most: usize) -> Vec<Check> {
         ));
     }
     checks
+}
+
+/// Groups devices that have the same problem and the same fix, in their order: one cause is one line.
+fn causes<'v>(bad: &[&'v CdiVerdict]) -> Vec<Vec<&'v CdiVerdict>> {
+    let mut causes: Vec<Vec<&CdiVerdict>> = Vec::new();
+    for verdict in bad {
+        let is_same = |cause: &&mut Vec<&CdiVerdict>| {
+            let first = cause.first();
+            first.is_some_and(|first| {
+                (&first.reason, &first.hint) == (&verdict.reason, &verdict.hint)
+            })
+        };
+        match causes.iter_mut().find(is_same) {
+            Some(cause) => cause.push(verdict),
+            None => causes.push(vec![verdict]),
+        }
+    }
+    causes
 }
 
 /// Returns the finding for a device that containers cannot or may not have.

@@ -33,6 +33,8 @@ pub struct Facts {
     /// config.toml and its warnings, or its error
     pub config: Result<(Config, Vec<Finding>), Finding>,
     pub has_config: bool,
+    /// The configuration file that a hook file names instead of the usual one, and this hook file
+    pub config_of_hooks: Option<(PathBuf, PathBuf)>,
     /// Whether there are drop-in files
     pub has_drop_ins: bool,
     /// Whether the file with the commented defaults is installed

@@ -36,6 +36,10 @@ pub(super) fn config(facts: &Facts) -> Vec<Check> {
 
 /// Describes a valid configuration.
 fn configuration(facts: &Facts) -> String {
+    if let Some((config, hook_file)) = &facts.config_of_hooks {
+        let file = hook_file.display();
+        return format!("{config:?}, which {file} passes to the hook, is valid");
+    }
     match (facts.has_config, facts.has_drop_ins, facts.has_defaults) {
         (true, ..) => "config.toml is valid".to_owned(),
         (false, true, _) => {

@@ -21,7 +21,7 @@ use super::start;
 use crate::record::log_file;
 use engines::cdi::{self, DEFAULT_DIRS, View};
 use engines::cdi_check::{self, CdiVerdict, Now};
-use engines::{Engine, User, hook_env, hooks};
+use engines::{Engine, User, hook_env, hooks, status};
 use plugin_api::control;
 use plugin_api::processes;
 use plugin_api::status::KubeletPlugin;
@@ -38,8 +38,15 @@ pub(super) const CONFIG: &str = "/etc/nvidia-container-runtime/config.toml";
 /// The file of the packages with the defaults as comments.
 pub(super) const DEFAULTS: &str = "/usr/share/oci-nvidia-hook/config.toml";
 
-/// Inspects the host with this root directory. `config` is the file of `--config`.
+/// Inspects the host with this root directory. `config` is the file of `--config`; without it, the file that the engines pass to the hook.
 pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
+    let engines = engines::inspect_engines(host, caller.user.clone());
+    let of_hooks = match config {
+        Some(_) => None,
+        None => status::config_of_hooks(&engines),
+    };
+    let of_hooks_on_host = of_hooks.as_ref().map(|(config, _)| host.on_host(config));
+    let config = config.or(of_hooks_on_host.as_deref());
     let has_config = config.is_some() || host.locate(Path::new(CONFIG)).is_ok();
     let on_host = config.map_or_else(|| host.on_host(Path::new(CONFIG)), Path::to_owned);
     let config = read_config(host, config);
@@ -47,7 +54,6 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
         Ok((config, _)) => config.clone(),
         Err(_) => Config::default(),
     };
-    let engines = engines::inspect_engines(host, caller.user.clone());
     let mut driver = inspect_driver(host, &settings);
     driver.starts = start::inspect(host, &settings, &driver, caller.user.is_none());
     let mut nvidias = Vec::new();
@@ -86,6 +92,7 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
         groups: caller.groups,
         config,
         has_config,
+        config_of_hooks: of_hooks,
         has_drop_ins: config::drop_ins(&on_host).is_ok_and(|files| !files.is_empty()),
         has_defaults: host.locate(Path::new(DEFAULTS)).is_ok(),
         package_leftovers: config::package_leftovers(&on_host),

@@ -75,8 +75,8 @@ pub(crate) fn nothing(reason: String, spec: &SpecView) -> String {
 /// the scheduler.
 fn refused(reason: String, pod: &Pod) -> Finding {
     let hint = if pod.name.is_empty() {
-        "start the container with --privileged, or set accept-nvidia-visible-devices-envvar-when-unprivileged = true in \
-         config.toml"
+        "request the GPUs by their CDI names, such as \"--device nvidia.com/gpu=all\"; if all users may request GPUs with \
+         variables, set accept-nvidia-visible-devices-envvar-when-unprivileged = true in config.toml"
     } else {
         "request a GPU from the scheduler: resources: {limits: {nvidia.com/gpu: 1}} in the container of the pod"
     };

@@ -29,7 +29,7 @@ const NEEDS: &[Need] = &[Need::Root, Need::Program("cc")];
 tests! {
     &[] => a_bare_host, this_host, the_man_page_explains_each_check;
     NEEDS => a_good_host, a_broken_host, devices_next_to_the_gpus, each_fault_has_its_finding, an_error_is_a_container_that_does_not_start,
-        a_spec_is_not_the_hook, a_driver_root_with_files_only, nothing_is_changed, the_health_that_the_kubelet_has,
+        a_spec_is_not_the_hook, the_configuration_of_the_hook_file, a_driver_root_with_files_only, nothing_is_changed, the_health_that_the_kubelet_has,
         one_sentence_for_all_names_of_a_library, a_package_keeps_its_hook_file;
     &[Need::Root, Need::Program("cc"), Need::Program("setpriv")] => a_user_sees_less_and_says_so;
     &[Need::Root, Need::Program("podman"), Need::Program("crun"), Need::Program("runc")] => programs_that_are_asked_change_nothing;
@@ -946,6 +946,28 @@ fn a_spec_is_not_the_hook() {
         of("containers")
             .iter()
             .all(|found| found.status != Status::Ok)
+    );
+}
+
+/// doctor judges the configuration that the engines pass to the hook.
+fn the_configuration_of_the_hook_file() {
+    const PASS: &str = r#"sed -i 's|"prestart"\],|"--config", "/etc/gpu.toml", "prestart"],|' \
+        usr/share/containers/oci/hooks.d/oci-nvidia-hook.json; "#;
+    let config_of = |script: &str| {
+        let dir = changed(&format!("{PASS}{script}"));
+        let outcomes = examine(dir.path(), Caller::default());
+        let mut found = outcomes.into_iter();
+        let check = found.find(|check| check.check == "config").unwrap();
+        let what = below_root(&check.what, dir.path().to_str().unwrap());
+        (check.status, check.id, what)
+    };
+    let (status, id, what) = config_of("echo '[devices' >etc/gpu.toml");
+    assert_eq!((status, id), (Status::Error, Some("ONH-005")), "{what}");
+    assert!(what.contains("/etc/gpu.toml"), "{what}");
+    let what = "\"/etc/gpu.toml\", which /usr/share/containers/oci/hooks.d/oci-nvidia-hook.json passes to the hook, is valid";
+    assert_eq!(
+        config_of("echo >etc/gpu.toml"),
+        (Status::Ok, None, what.to_owned())
     );
 }
 

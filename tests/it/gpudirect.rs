@@ -552,7 +552,7 @@ fn one_class() {
         ),
         (
             &["refresh", "--class=gds"],
-            1,
+            2,
             "\"cdi refresh\" updates the spec of gds together with the spec of the GPUs",
         ),
     ] {

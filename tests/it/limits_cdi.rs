@@ -334,7 +334,7 @@ fn doctor_and_check() {
             .filter(|check| check["id"] == "ONH-062")
             .collect();
         assert!(
-            denied.len() > 3 && denied.iter().all(|check| check["status"] == "error"),
+            !denied.is_empty() && denied.iter().all(|check| check["status"] == "error"),
             "{table}: {found:?}"
         );
         let ran = at_host(&["cdi", "check", "--json"]);

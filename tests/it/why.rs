@@ -202,7 +202,7 @@ fn fewer_gpus_than_all() {
     );
     assert_eq!(json(dir, "waiting")["outcome"], "incomplete");
     let list = why(dir, &[]).ok();
-    let row = "  incomplete  ONH-201  waiting\n";
+    let row = "  incomplete  ONH-201  waiting  -\n";
     assert!(
         list.contains(row)
             && list.contains("\n    the container got fewer GPUs than it requested\n"),
@@ -562,7 +562,9 @@ fn what_podman_does_not_show() {
     );
     let lines: Vec<_> = list.lines().collect();
     assert!(
-        lines.len() == 4 && lines[1].ends_with("  failed  ONH-030  broken"),
+        lines.len() == 4
+            && lines[1].contains("  failed  ONH-030  ")
+            && lines[1].ends_with("  broken"),
         "{list}"
     );
     assert!(lines[3].ends_with("oci-nvidia-hook ps --all\""), "{list}");

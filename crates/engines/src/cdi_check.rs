@@ -469,6 +469,8 @@ pub fn unknown(name: &str, known: &[CdiVerdict]) -> CdiVerdict {
         format!("did you mean {similar}?")
     } else if !of_kind.is_empty() {
         format!("use one of {}", of_kind.join(", "))
+    } else if !name.contains('/') && name.contains('=') {
+        "a CDI name has the form vendor/class=device, such as nvidia.com/gpu=0".to_owned()
     } else if is_nvidia(name) || !name.contains('/') {
         hints::GENERATE.to_owned()
     } else {

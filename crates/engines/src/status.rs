@@ -174,6 +174,21 @@ pub fn ours(engine: &Engine) -> impl Iterator<Item = &HookEntry> {
     entries.filter(|entry| OUR_STAGES.iter().any(|stage| entry.hook.is_at(stage)))
 }
 
+/// Returns the config.toml that the hook files of the installed engines name with `--config`, and the hook file: the first one, if there
+/// are several.
+#[must_use]
+pub fn config_of_hooks(engines: &[Engine]) -> Option<(PathBuf, PathBuf)> {
+    for engine in engines.iter().filter(|engine| engine.program.is_some()) {
+        for entry in ours(engine) {
+            let call = hook_args::parse_entry(&entry.hook.args);
+            if let Some(config) = call.and_then(|call| call.config) {
+                return Some((config.to_owned(), entry.file.clone()));
+            }
+        }
+    }
+    None
+}
+
 /// Returns the status of each engine of this host; with a user, also of the user's Podman.
 pub fn report(host: &Tree, user: Option<User>) -> Report {
     let plugin = KubeletPlugin::inspect(host, user.is_none());

@@ -40,7 +40,7 @@ fn wanted(options: &Ps) -> String {
 }
 
 fn running(found: &Table, now: SystemTime) -> Vec<[Cell; 6]> {
-    let mut rows = vec![["CONTAINER", "ID", "GPUS", "PROCS", "MEMORY", "SINCE"].map(heading)];
+    let mut rows = vec![["CONTAINER", "ID", "GPUS", "PROCS", "MEMORY", "STARTED"].map(heading)];
     for row in &found.rows {
         let [name, id, gpus, processes, memory] = shared(row);
         rows.push([name, id, gpus, processes, memory, cell(since(row, now))]);
@@ -57,7 +57,7 @@ fn all(found: &Table, now: SystemTime) -> Vec<[Cell; 7]> {
             "GPUS",
             "PROCS",
             "MEMORY",
-            "SINCE",
+            "STARTED",
             "NUMBER",
         ]
         .map(heading),

@@ -212,7 +212,11 @@ fn cannot_enter(pid: i32, error: io::Error) -> anyhow::Error {
         );
     }
     let what = format!("cannot inspect the container of process {pid}");
-    let hint = "run the command as root; \"ps -e\" lists the existing processes";
+    let hint = if rustix::process::geteuid().is_root() {
+        EXISTING
+    } else {
+        "run the command as root; \"ps -e\" lists the existing processes"
+    };
     anyhow::Error::new(error).context(Failure::new(&catalog::NOT_EXAMINED, what, hint))
 }
 

@@ -93,7 +93,7 @@ pub fn diagnose(facts: &Installation, root: &Tree) -> Option<anyhow::Error> {
             &catalog::NO_GPU,
             "there is no NVIDIA GPU on the PCI bus of this host",
             "list the NVIDIA devices with \"lspci -d 10de:\"; on a host without GPUs, unset NVIDIA_VISIBLE_DEVICES for the \
-             container",
+             container, or set no-gpu = \"start\" in config.toml",
         )),
         (None, libraries) => {
             let gpus = match facts.pci_gpus {

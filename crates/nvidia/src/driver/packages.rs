@@ -124,7 +124,7 @@ pub fn ldconfig(root: &Tree) -> String {
 /// Returns the commands for several capabilities, each once, or a general hint if no package is known.
 pub(super) fn commands(root: &Tree, lacking: &[Lacking]) -> String {
     const GENERAL: &str =
-        "install all of the driver's libraries, of the same version as its kernel module";
+        "reinstall the driver with all libraries, in the version of its kernel module";
     let mut commands = BTreeSet::new();
     for Lacking { capability, .. } in lacking {
         commands.insert(install(root, *capability).unwrap_or_else(|| GENERAL.to_owned()));
@@ -209,7 +209,7 @@ mod tests {
             &[Capability::Compute, Capability::Compat32].map(lacking),
         );
         assert!(commands.ends_with(
-            "; install all of the driver's libraries, of the same version as its kernel module"
+            "; reinstall the driver with all libraries, in the version of its kernel module"
         ));
     }
 }
