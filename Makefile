@@ -32,6 +32,15 @@ demo:
 TESTED := LINTING_RUSTC=$(CURDIR)/tests/rustc $(CARGO) test --config 'build.rustc-workspace-wrapper="$(CURDIR)/tests/rustc"' \
 	--locked --workspace --no-fail-fast
 
+# The tests of the device plugin wait most of the time, so they run beside those of the hook, tests/it. Their output comes last.
+define SIDE_BY_SIDE
+log=$$(mktemp); result=0; \
+{ $(TESTED) --lib --bins --test '[!i]*' && $(TESTED) --doc; } >$$log 2>&1 & others=$$!; \
+$(TESTED) --test it || result=$$?; \
+wait $$others || result=$$?; \
+cat $$log; rm $$log; exit $$result
+endef
+
 ## Checks formatting, runs clippy, and runs the tests that judge a change. Tests that cannot run on this machine
 ## are reported as ignored; with CI=true they fail.
 test:
@@ -41,7 +50,8 @@ test:
 run-tests:
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --check --manifest-path tests/fuzz/Cargo.toml
-	$(TESTED)
+	$(TESTED) --no-run
+	@$(SIDE_BY_SIDE)
 	@echo 'make test: all passed. Not run, and run by "make test-all": packages and repositories, release builds and what they may cost,'
 	@echo '  the other simulated kernels, the table of host states, the driver packages of Debian, a thousand containers, the checks of "make gpu", the rules of'
 	@echo '  Prometheus, the features of the packages and rustdoc, tests as a plain user.'
