@@ -386,7 +386,10 @@ fn an_unknown_name_gets_a_suggestion() {
         ("nvidia.com/gpu=gpu0", "did you mean nvidia.com/gpu=0?"),
         ("all", "did you mean nvidia.com/gpu=all?"),
         ("gpu=0", "did you mean nvidia.com/gpu=0?"),
-        ("gpu=7", "run \"oci-nvidia-hook cdi generate\""),
+        (
+            "gpu=7",
+            "a CDI name has the form vendor/class=device, such as nvidia.com/gpu=0",
+        ),
         (
             "nvidia.com/gpu=7",
             "use one of nvidia.com/gpu=0, nvidia.com/gpu=all",
