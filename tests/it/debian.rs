@@ -350,6 +350,7 @@ fn in_c(parameter: &str) -> String {
         "c_ulonglong" => "unsigned long long".to_owned(),
         "Text" => "char".to_owned(),
         "BorrowedSet" => "nvmlEventSet_t".to_owned(),
+        "DeviceHandle" => "nvmlDevice_t".to_owned(),
         name => format!("nvml{name}_t"),
     };
     name + if parameter.starts_with('&') { " *" } else { "" }
