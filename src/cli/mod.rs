@@ -381,7 +381,7 @@ mod tests {
             ),
             (
                 &["cdi", "generate", "--format", "xml"],
-                "for \"--format\": it is none of json, yaml (ONH-002)\nhint: run \"oci",
+                "for \"--format\": must be one of json, yaml (ONH-002)\nhint: run \"oci",
             ),
             (
                 &["cdi"],

@@ -176,11 +176,11 @@ fn names_and_versions_of_a_choice() {
     for (arguments, says) in [
         (
             &["--name-strategy", "type"][..],
-            "invalid value \"type\" for \"--name-strategy\": it is none of index, uuid, type-index",
+            "invalid value \"type\" for \"--name-strategy\": must be one of index, uuid, type-index",
         ),
         (
             &["--format", "toml"],
-            "invalid value \"toml\" for \"--format\": it is none of json, yaml",
+            "invalid value \"toml\" for \"--format\": must be one of json, yaml",
         ),
         (
             &["--vendor", "9.com"],

@@ -586,7 +586,7 @@ const GUIDE: [(&str, i32, &str); 36] = [
     (
         "nvidia-ctk runtime configure --runtime=lxc",
         2,
-        "it is none of crio, podman, docker, containerd",
+        "must be one of crio, podman, docker, containerd",
     ),
     (
         "nvidia-ctk runtime configure --runtime=crio --config-mode=oci-hook",

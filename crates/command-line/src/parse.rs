@@ -80,7 +80,7 @@ fn problem(error: &clap::Error) -> String {
             if accepted.is_empty() {
                 format!("invalid value {value:?} for {name}")
             } else {
-                format!("invalid value {value:?} for {name}: it is none of {accepted}")
+                format!("invalid value {value:?} for {name}: must be one of {accepted}")
             }
         }
         ErrorKind::ValueValidation => {
@@ -271,7 +271,7 @@ mod tests {
             ),
             (
                 "files x",
-                "invalid value \"x\" for SECTION: it is none of a, b (ONH-002)\nhint: run \"tool files --help\"",
+                "invalid value \"x\" for SECTION: must be one of a, b (ONH-002)\nhint: run \"tool files --help\"",
             ),
             (
                 "explain",

@@ -213,7 +213,7 @@ impl Parser<'_> {
                     return Err(INVALID);
                 }
                 let value = u32::from_str_radix(digits, 16).map_err(|_| INVALID)?;
-                // Go accepts surrogates, which are no characters here.
+                // Go accepts surrogates, which are not characters in Rust.
                 if value > u32::from(char::MAX) {
                     return Err(INVALID);
                 }

@@ -46,7 +46,7 @@ impl Applier {
             .as_deref()
             .is_some_and(|old| linker_cache::has_rival(old, entries));
         if has_rival {
-            // The cache is right until ldconfig runs, so this is no reason to leave it out.
+            // The cache is right until ldconfig runs, so it is written even if the list of directories cannot be.
             if let Err(error) = self.list_directories(&directories(entries), &[]) {
                 self.layout.done.findings.push(left_out(&error));
             }

@@ -62,7 +62,7 @@ fn script(kind: Kind, path: &str, fault: &str) -> Option<String> {
         ("wrong version", Kind::Node(major, minor)) => {
             format!("rm {path}; mknod -m 666 {path} c {major} {}", minor ^ 8)
         }
-        // e_machine of the ELF header: EM_RISCV is no architecture of the driver.
+        // e_machine of the ELF header: there is no driver for EM_RISCV.
         ("foreign architecture", Kind::Elf) => format!(
             "printf '\\363\\000' | dd of=$(readlink -f {path}) bs=1 seek=18 conv=notrunc status=none"
         ),

@@ -122,8 +122,7 @@ impl HostCheck for ClaimCheck {
         }
         let offer = self.offer.borrow();
         let devices = response::by_uuid(&offer.gpus, uuids)?;
-        let host = Host::for_devices(&self.settings.common, offer.inventory())
-            .map_err(|error| Refusal::from(&error))?;
+        let host = host_of(&self.settings, &offer)?;
         let facts = host.device_facts(&response::wanted(Features::EMPTY), &devices);
         response::nodes(&facts, &devices, Features::EMPTY)
             .map_err(|error| Refusal::from(&error))?;
@@ -142,7 +141,7 @@ pub fn allocate(
     resource: &str,
     ids: &[String],
 ) -> Result<ContainerAllocateResponse, Refusal> {
-    let Settings { common, plugin, .. } = settings;
+    let plugin = &settings.plugin;
     if let Some(id) = ids.iter().find(|id| offer.denied.contains(*id)) {
         let fix = "delete the pod; the kubelet chooses another device for the next one";
         return Err(Refusal::of(
@@ -162,12 +161,7 @@ pub fn allocate(
     if uses_cdi {
         check_names(offer, &devices)?;
     }
-    let config = Config {
-        devices: offer.limits.clone(),
-        ..common.clone()
-    };
-    let host =
-        Host::for_devices(&config, offer.inventory()).map_err(|error| Refusal::from(&error))?;
+    let host = host_of(settings, offer)?;
     if strategies.contains(&DeviceListStrategy::HostPath)
         && let Some(Finding { kind, what, fix }) = missing_host_path(plugin)
     {
@@ -188,6 +182,15 @@ pub fn allocate(
     };
     let facts = host.device_facts(&response::wanted(features), &devices);
     response::response(&facts, &devices, &layout)
+}
+
+/// Returns the host, with the limits of the offer: config.toml can have changed since the start.
+fn host_of(settings: &Settings, offer: &Offer) -> Result<Host, Refusal> {
+    let config = Config {
+        devices: offer.limits.clone(),
+        ..settings.common.clone()
+    };
+    Host::for_devices(&config, offer.inventory()).map_err(|error| Refusal::from(&error))
 }
 
 /// Checks that the CDI spec has each device, although the offer may be from before a change of the
