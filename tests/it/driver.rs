@@ -1,9 +1,10 @@
 //! The fake driver, and a container that waits for a hook without an engine.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::kernels::hook_command;
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, source};
@@ -56,20 +57,7 @@ impl FakeDriver {
     /// Replaces the driver or the host at the same place.
     pub fn rebuild(&self, arguments: &[&str]) {
         std::fs::remove_dir_all(&self.root).ok();
-        let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver");
-        // One at a time, because tests share the compiled files.
-        static BUILD: std::sync::Mutex<()> = std::sync::Mutex::new(());
-        let lock = BUILD
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let mut make = Command::new(source("tests/fake-driver/make-root"));
-        run(make
-            .arg(&self.root)
-            .arg("--build")
-            .arg(build)
-            .args(arguments))
-        .ok();
-        drop(lock);
+        create("tests/fake-driver/make-root", arguments, &self.root);
     }
 
     /// Creates a driver of this version with NVIDIA's real user-space files below `real`, except for the management library,
@@ -134,6 +122,38 @@ impl FakeDriver {
     }
 }
 
+/// Creates the directory `place` as this script does with these arguments. The script runs once for the same arguments: the others get
+/// a copy of what it created.
+fn create(script: &'static str, arguments: &[&str], place: &Path) {
+    type Created = BTreeMap<(&'static str, Vec<String>), PathBuf>;
+    static CREATED: Mutex<Created> = Mutex::new(BTreeMap::new());
+    // One script at a time, because they share the compiled files.
+    let mut created = CREATED.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = (
+        script,
+        arguments.iter().copied().map(String::from).collect(),
+    );
+    if !created.contains_key(&key) {
+        let name = Path::new(script).parent().unwrap().file_name().unwrap();
+        let build = Path::new(env!("CARGO_TARGET_TMPDIR"))
+            .join("build")
+            .join(name);
+        let template = scratch().keep().join("template");
+        let mut make = Command::new(source(script));
+        run(make
+            .arg(&template)
+            .arg("--build")
+            .arg(build)
+            .args(arguments))
+        .ok();
+        created.insert(key.clone(), template);
+    }
+    let template = created[&key].clone();
+    drop(created);
+    let copy = ["--archive", "--no-target-directory"];
+    run(Command::new("cp").args(copy).arg(template).arg(place)).ok();
+}
+
 /// The root file system of a small image, copied for one test.
 #[derive(Debug)]
 pub struct Image {
@@ -144,12 +164,7 @@ impl Image {
     /// Creates the image with these arguments for `make-image`, below `dir`.
     pub fn new(dir: &Path, arguments: &[&str]) -> Self {
         let rootfs = dir.join("image");
-        let mut make = Command::new(source("tests/image/make-image"));
-        static BUILD: std::sync::Mutex<()> = std::sync::Mutex::new(());
-        let _lock = BUILD
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        run(make.arg(&rootfs).args(arguments)).ok();
+        create("tests/image/make-image", arguments, &rootfs);
         Self { rootfs }
     }
 }

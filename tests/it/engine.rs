@@ -109,10 +109,21 @@ impl Podman {
         })
     }
 
+    /// With the small image, which is imported once, because that takes longer than most tests.
     pub fn with_image() -> Self {
+        static IMPORTED: OnceLock<Podman> = OnceLock::new();
+        let imported = IMPORTED.get_or_init(|| {
+            let podman = Self::new();
+            let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
+            podman.import(&image.rootfs, IMAGE);
+            // The database of containers contains the path of the storage.
+            std::fs::remove_dir_all(podman.dir.path().join("storage/libpod")).unwrap();
+            podman
+        });
         let podman = Self::new();
-        let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
-        podman.import(&image.rootfs, IMAGE);
+        let storage = imported.dir.path().join("storage");
+        let mut copy = Command::new("cp");
+        run(copy.arg("--archive").arg(storage).arg(podman.dir.path())).ok();
         podman
     }
 
