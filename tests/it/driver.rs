@@ -150,6 +150,7 @@ fn create(script: &'static str, arguments: &[&str], place: &Path) {
     }
     let template = created[&key].clone();
     drop(created);
+    std::fs::create_dir_all(place).unwrap();
     let copy = ["--archive", "--no-target-directory"];
     run(Command::new("cp").args(copy).arg(template).arg(place)).ok();
 }
