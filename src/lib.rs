@@ -27,6 +27,13 @@
 //! `docs/architecture.md` has the whole picture. Public are only [`run`], what `crates/compat` calls, and [`testing`]: other programs
 //! use the libraries in `crates`.
 
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "tests open files that they created"
+    )
+)]
 #![allow(
     missing_docs,
     reason = "a private library: many items need no documentation besides their names"

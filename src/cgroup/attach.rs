@@ -73,6 +73,7 @@ pub(super) struct Cgroup {
 }
 
 impl Cgroup {
+    #[expect(clippy::disallowed_methods, reason = "a directory of cgroupfs")]
     pub(super) fn open(path: &Path) -> Result<Self> {
         let dir = File::open(path).with_context(|| format!("cannot open cgroup {path:?}"))?;
         Ok(Self {

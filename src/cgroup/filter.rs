@@ -30,6 +30,7 @@ pub(crate) fn filter(pid: Pid) -> Result<Filter> {
     filter_of(&located(&mounts()?, &format!("/proc/{pid}/cgroup"))?)
 }
 
+#[expect(clippy::disallowed_methods, reason = "a directory of cgroupfs")]
 pub(super) fn filter_of(cgroup: &DeviceCgroup) -> Result<Filter> {
     match cgroup {
         DeviceCgroup::None => Ok(Filter::None),

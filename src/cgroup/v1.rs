@@ -13,6 +13,7 @@ use super::{DeviceAccess, Grant, systemd_finding};
 use crate::oci::device_rules::DeviceRule;
 
 /// `echo c MAJOR:MINOR rw > CGROUP/devices.allow`, one write(2) for each, because the kernel accepts one rule at a time.
+#[expect(clippy::disallowed_methods, reason = "a file of cgroupfs")]
 pub(super) fn allow(cgroup: &HostPath, rules: &[DeviceRule]) -> Result<Grant> {
     let path = cgroup.as_path().join("devices.allow");
     let mut file = OpenOptions::new()

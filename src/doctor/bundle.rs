@@ -232,6 +232,10 @@ fn records() -> Vec<Member> {
 ///
 /// # Errors
 /// If the file, or a link with its name, exists already or cannot be written.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "creates a new file, and follows no link"
+)]
 pub(crate) fn write(path: &Path, members: &[Member]) -> Result<()> {
     let file = OpenOptions::new()
         .write(true)

@@ -270,6 +270,10 @@ const REFUSALS: [&str; 6] = [
 
 /// Returns the last kernel messages about a rejected module of NVIDIA and about an error of a GPU; nothing if this user cannot read the
 /// kernel log.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a device node below the driver root"
+)]
 fn kernel_log(host: &Tree) -> (Option<String>, Option<String>) {
     const MOST: usize = 8 << 20;
     let open = OpenOptions::new()

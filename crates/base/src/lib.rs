@@ -12,6 +12,14 @@
 //! | [`debug`] | the log of `--debug` |
 //! | [`json`], [`nearest`] | JSON as printed, and suggestions for misspelled words |
 
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "tests open files that they created"
+    )
+)]
+
 pub mod debug;
 pub mod go;
 pub mod json;

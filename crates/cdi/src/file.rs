@@ -200,6 +200,10 @@ fn create_dir(dir: &Path) -> io::Result<()> {
     std::fs::set_permissions(dir, Permissions::from_mode(mode))
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "creates a new file, and follows no link"
+)]
 fn write_new(path: &Path, text: &str) -> io::Result<()> {
     let mut file = File::options()
         .write(true)

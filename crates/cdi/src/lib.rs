@@ -20,6 +20,14 @@
 //! # }
 //! ```
 
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "tests open files that they created"
+    )
+)]
+
 pub mod environment;
 pub mod file;
 pub mod name;

@@ -8,6 +8,14 @@
 //! engines ([`ctk`]), and the runtime for engines without hooks ([`runtime`]). It passes everything else to oci-nvidia-hook with an
 //! empty environment.
 
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "tests open files that they created"
+    )
+)]
+
 #[cfg(not(any(target_feature = "crt-static", debug_assertions)))]
 compile_error!(
     "cargo rustc --release --package oci-nvidia-hook-compat -- -C target-feature=+crt-static"

@@ -183,6 +183,10 @@ fn existing(host: &Tree, name: &str) -> Option<PathBuf> {
 }
 
 /// Appends the error to the log, from which the shim of containerd takes the message for the user.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the engine that calls the runtime names its log"
+)]
 fn log(call: &RuntimeCall, message: &str) {
     let Some(path) = &call.log else { return };
     let text = if call.is_json {

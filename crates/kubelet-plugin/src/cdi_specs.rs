@@ -116,6 +116,10 @@ struct Lock {
 impl Lock {
     /// Locks the specs of a kind in this directory. Each process that keeps them has a shared lock,
     /// and a process that removes them has the only one.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "users cannot write to this directory, and a link is not followed"
+    )]
     fn take(dir: &Path, kind: Kind, operation: FlockOperation) -> io::Result<Self> {
         // Engines read only files whose names end with .json or .yaml.
         let path = dir.join(format!(".{}.lock", kind.vendor));
@@ -160,6 +164,10 @@ pub fn remove_unused(dir: &Path, kind: Kind) -> Result<bool> {
 }
 
 /// Reads a spec, unless it is missing, invalid, or another program's.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "engines read this directory, so users cannot write to it"
+)]
 fn read_ours(path: &Path) -> Option<Spec> {
     cdi_spec::file::parse(&fs::read(path).ok()?)
         .ok()

@@ -23,6 +23,14 @@
 //! | [`settings`] | the settings, also in the form of other device plugins |
 //! | [`model`], [`proto`], [`log`] | the data that modules exchange, the messages of gRPC and NRI, and the log |
 
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "tests open files that they created"
+    )
+)]
+
 pub mod answer;
 pub mod cdi_specs;
 pub mod commands;

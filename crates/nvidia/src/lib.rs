@@ -55,6 +55,14 @@
 //! | [`cdi`] | edits as a CDI spec |
 //! | [`request`] | the rules for requests of containers: variables, mounts, device nodes |
 
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "tests open files that they created"
+    )
+)]
+
 pub mod bus_id;
 pub mod capability;
 pub mod cdi;

@@ -214,6 +214,10 @@ impl Opened {
     }
 
     /// Reads the environment. The kernel reads it from the memory of the process, which can be a file of a FUSE file system.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "in a child, which the deadline ends if the container's memory blocks it"
+    )]
     fn environment(&self) -> Vec<u8> {
         let mut environment = Vec::new();
         if let Ok(file) = File::open(self.path("environ")) {

@@ -103,6 +103,7 @@ pub fn arguments(dir: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Reads the first 4 KiB of a file of proc(5), in one call.
+#[expect(clippy::disallowed_methods, reason = "opens files of proc(5)")]
 fn page(path: &Path) -> io::Result<Vec<u8>> {
     let mut room = [0; PAGE];
     let read = File::open(path)?.read(&mut room)?;

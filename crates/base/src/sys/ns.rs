@@ -21,6 +21,7 @@ impl MountNs {
     ///
     /// # Errors
     /// If the process does not exist, or belongs to another user and this process may not examine it.
+    #[expect(clippy::disallowed_methods, reason = "opens files of proc(5)")]
     pub fn of_process(pid: i32) -> io::Result<Self> {
         Ok(Self(File::open(format!("/proc/{pid}/ns/mnt"))?.into()))
     }

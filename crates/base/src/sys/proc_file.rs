@@ -15,6 +15,7 @@ const RECORD: usize = USUAL / 2;
 ///
 /// # Errors
 /// If the file cannot be opened or read. For a process that has ended, the error is NotFound or ESRCH.
+#[expect(clippy::disallowed_methods, reason = "opens files of proc(5)")]
 pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     read_short(File::open(path)?)
 }
@@ -23,6 +24,7 @@ pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// The errors of [`read`].
+#[expect(clippy::disallowed_methods, reason = "opens files of proc(5)")]
 pub fn read_table(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     // `take` keeps std from calling statx(2) for the size, which is 0 for these files.
     read_whole(File::open(path)?.take(u64::MAX), Length::Unknown)

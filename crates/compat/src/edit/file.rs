@@ -71,6 +71,10 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     replace().with_context(|| format!("cannot write {path:?}"))
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "creates a new file, and follows no link"
+)]
 fn write_new(path: &Path, bytes: &[u8], old: Option<&Metadata>) -> io::Result<()> {
     // The content may be secret until the file has its owner and mode.
     let mut file = File::options()

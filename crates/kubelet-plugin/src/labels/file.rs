@@ -48,6 +48,10 @@ impl File {
         self.dir.join(NAME)
     }
 
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "only root can write to the directory of Node Feature Discovery"
+    )]
     fn try_update(&self, lines: &[String]) -> io::Result<()> {
         if lines.is_empty() {
             return remove(&self.path());

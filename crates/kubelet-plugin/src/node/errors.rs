@@ -72,6 +72,10 @@ impl ErrorFile {
     /// Returns the errors that an earlier process left, unless the driver has been loaded since then. Only root can write the file;
     /// one that is damaged is the same as none.
     #[must_use]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "only root can write to the directory"
+    )]
     pub fn read(&self, now: (Instant, SystemTime)) -> BTreeMap<String, OpenError> {
         let bytes = File::open(self.dir.join(NAME))
             .ok()
@@ -117,6 +121,10 @@ impl ErrorFile {
         }
     }
 
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "only root can write to the directory"
+    )]
     fn write(
         &self,
         errors: &BTreeMap<String, OpenError>,

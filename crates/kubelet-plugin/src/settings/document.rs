@@ -82,6 +82,10 @@ impl<'a> ConfigDocument<'a> {
 }
 
 /// Reads a configuration file.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the administrator names the file"
+)]
 pub(super) fn read(path: &Path) -> Result<String> {
     Ok(String::from_utf8(base::read::read_limited(
         std::fs::File::open(path)?,
