@@ -6,10 +6,12 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
+use crate::built;
 use crate::driver::{FakeDriver, Image, NEEDS, NEEDS_COMPAT, Waiting};
+use crate::engine::{IMAGE, Podman};
 use crate::nvidia_cli::link;
 use crate::nvidia_ctk;
-use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
+use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh, source};
 
 const RUNC: &[Need] = &[
     Need::Root,
@@ -27,12 +29,65 @@ const RUNC_COMPAT: &[Need] = &[
     Need::StaticLibc,
 ];
 
+const PODMAN_COMPAT: &[Need] = &[
+    Need::Root,
+    Need::Program("podman"),
+    Need::Program("runc"),
+    Need::Program("cc"),
+    Need::Build,
+    Need::StaticLibc,
+];
+
 tests! {
     RUNC => gpus_all, both_names_in_one_bundle;
     NEEDS_COMPAT => which_of_two_hooks;
     RUNC_COMPAT => runtime_nvidia;
+    PODMAN_COMPAT => podman_knows_the_runtime;
     NEEDS => the_hooks_command_line;
     &[] => wrong_command_lines;
+}
+
+/// `runtime: nvidia` in a compose file for Docker becomes `podman run --runtime nvidia`.
+fn podman_knows_the_runtime() {
+    let (podman, fake, host) = (Podman::with_image(), FakeDriver::shared(), scratch());
+    let install = |from: &Path, to: &str| {
+        let to = host.path().join(to);
+        std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+        std::fs::copy(from, to).unwrap();
+    };
+    install(Path::new(HOOK), "usr/bin/oci-nvidia-hook");
+    install(built::compat(), "usr/bin/nvidia-container-runtime");
+    install(&fake.config, "etc/nvidia-container-runtime/config.toml");
+    let asked = [
+        "--runtime",
+        "nvidia",
+        "-e",
+        "NVIDIA_VISIBLE_DEVICES=1",
+        IMAGE,
+        "nvidia-smi",
+        "-L",
+    ];
+    let unknown = podman.run_installed(host.path(), &asked).failed(125);
+    assert!(
+        unknown.contains("default OCI runtime \"nvidia\" not found"),
+        "{unknown}"
+    );
+    install(
+        &source("packaging/podman/50-oci-nvidia-hook-compat.conf"),
+        "etc/containers/containers.conf.d/50-oci-nvidia-hook-compat.conf",
+    );
+    let seen = podman.run_installed(host.path(), &asked).ok();
+    assert!(
+        seen.contains("GPU-51eed001") && !seen.contains("GPU-51eed000"),
+        "{seen}"
+    );
+    let usual = ["-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "nvidia-smi", "-L"];
+    let usual = podman.run_installed(host.path(), &usual);
+    assert_ne!(
+        usual.code,
+        Some(0),
+        "without a hook file, only this runtime gives GPUs: {usual:?}"
+    );
 }
 
 /// A bundle like Docker's bundles, and runc to run it.
