@@ -1,27 +1,19 @@
-//! Checks of container engines, their runtimes, cgroups and CDI specs.
+//! Checks of container engines and their hook files.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use base::report::Kind;
 use cdi_spec::name::is_nvidia;
 use findings::catalog;
 use nvidia_host::timeouts;
 
 use super::check::{Check, count, or_ok};
-use super::facts::{CdiView, Facts};
+use super::facts::Facts;
 use engines::cdi::list_paths;
-use engines::cdi_check::CdiVerdict;
 use engines::hook_file::PRECREATE;
 use engines::hooks::{self, HookEntry};
-use engines::runtime::Runtime;
 use engines::status::{EngineStatus, Replaced};
-use engines::{Engine, EngineKind, Version, status};
-
-/// The first runc that does not need links in /dev/char.
-const RUNC_WITHOUT_DEV_CHAR: Version = Version(1, 1, 7);
-/// The fix for device rules that do not last: the engine adds the devices to config.json.
-const LIST_DEVICES: &str = "have the engine list the devices, with \"oci-nvidia-hook cdi generate\" and --device nvidia.com/gpu=all, or with the precreate stage of Podman";
+use engines::{Engine, EngineKind, status};
 
 fn installed(facts: &Facts) -> impl Iterator<Item = &Engine> {
     let engines = facts.engines.iter();
@@ -29,7 +21,7 @@ fn installed(facts: &Facts) -> impl Iterator<Item = &Engine> {
 }
 
 /// Returns the installed engines that read hooks directories.
-fn with_hooks(facts: &Facts) -> impl Iterator<Item = &Engine> {
+pub(super) fn with_hooks(facts: &Facts) -> impl Iterator<Item = &Engine> {
     installed(facts).filter(|engine| engine.kind != EngineKind::Docker)
 }
 
@@ -275,214 +267,6 @@ pub(super) fn nvidias_toolkit(facts: &Facts) -> Vec<Check> {
         outcomes,
         Check::ok("NVIDIA's container toolkit is not installed"),
     )
-}
-
-fn runtimes(facts: &Facts) -> Vec<(&Engine, &Runtime)> {
-    let mut runtimes = Vec::new();
-    for engine in with_hooks(facts) {
-        if let Some(runtime) = &engine.runtime {
-            runtimes.push((engine, runtime));
-        }
-    }
-    runtimes
-}
-
-/// Returns whether the engine lets systemd manage cgroups.
-fn by_systemd(facts: &Facts, engine: &Engine) -> bool {
-    match engine.settings.cgroup_manager.as_deref() {
-        Some(manager) => manager == "systemd",
-        None => facts.systemd,
-    }
-}
-
-/// Returns whether the hook changes device cgroups: not those of rootless containers, which have none, and not at precreate.
-fn adds_devices(engine: &Engine) -> bool {
-    let at_precreate = status::ours(engine).any(|entry| entry.hook.is_at(PRECREATE));
-    !matches!(engine.kind, EngineKind::PodmanOf(_))
-        && !at_precreate
-        && status::ours(engine).next().is_some()
-}
-
-pub(super) fn runtime(facts: &Facts) -> Vec<Check> {
-    let mut checks = Vec::new();
-    for (engine, runtime) in runtimes(facts) {
-        checks.push(runtime_of(engine, runtime));
-    }
-    or_ok(
-        checks,
-        Check::skipped("neither Podman nor CRI-O is installed"),
-    )
-}
-
-fn runtime_of(engine: &Engine, runtime: &Runtime) -> Check {
-    let Some(program) = &runtime.program else {
-        let what = format!("{}: the runtime {} is missing", engine.kind, runtime.name);
-        let from = if engine.kind == EngineKind::Crio {
-            "default_runtime in crio.conf"
-        } else {
-            "runtime in containers.conf"
-        };
-        return Check::of(
-            &catalog::NO_RUNTIME,
-            what,
-            format!("install {}, or change {from}", runtime.name),
-        );
-    };
-    let version = match runtime.version {
-        Some(version) => version.to_string(),
-        None => "of unknown version".to_owned(),
-    };
-    Check::ok(format!(
-        "{} starts containers with {} ({} {version})",
-        engine.kind,
-        program.display(),
-        runtime.name
-    ))
-}
-
-pub(super) fn cgroups(facts: &Facts) -> Check {
-    let Some(v2) = facts.cgroup_v2 else {
-        return Check::skipped("no device cgroups are mounted at /sys/fs/cgroup");
-    };
-    let mut engines = with_hooks(facts);
-    let at_risk = engines.find(|engine| adds_devices(engine) && by_systemd(facts, engine));
-    if !v2 && let Some(engine) = at_risk {
-        let what = format!(
-            "{}: systemd manages cgroups of version 1, and removes the rules of the hook when it reloads its configuration",
-            engine.kind
-        );
-        return Check::of(&catalog::RELOAD_CUTS, what, LIST_DEVICES);
-    }
-    Check::ok(format!(
-        "the host uses cgroup version {}",
-        if v2 { 2 } else { 1 }
-    ))
-}
-
-pub(super) fn dev_char(facts: &Facts) -> Check {
-    if facts.driver.nodes.is_empty() {
-        return Check::skipped("the device nodes are missing");
-    }
-    let mut runtimes = runtimes(facts).into_iter();
-    let needing = runtimes.find(|(engine, runtime)| {
-        let version = runtime.version.unwrap_or(RUNC_WITHOUT_DEV_CHAR);
-        runtime.name == "runc" && version < RUNC_WITHOUT_DEV_CHAR && by_systemd(facts, engine)
-    });
-    match (needing, facts.driver.without_link.first()) {
-        (Some((engine, runtime)), Some(node)) => {
-            let version = runtime.version.unwrap_or_default();
-            let what = format!(
-                "{}: runc {version} denies access to {node:?}, which has no link in /dev/char",
-                engine.kind
-            );
-            Check::of(
-                &catalog::DEV_CHAR,
-                what,
-                "oci-nvidia-hook prepare; or install runc 1.1.7 or newer",
-            )
-        }
-        (None, _) => Check::ok("no runtime of this host needs links in /dev/char"),
-        (Some(_), None) => Check::ok("the device nodes have their links in /dev/char"),
-    }
-}
-
-pub(super) fn cdi(facts: &Facts) -> Vec<Check> {
-    /// A broken file affects all devices of a host.
-    const MOST: usize = 3;
-    let mut checks = Vec::new();
-    for view in &facts.cdi {
-        let problems = spec_problems(view, MOST);
-        if problems.is_empty() {
-            checks.push(usable_devices(view));
-        }
-        checks.extend(problems);
-    }
-    or_ok(
-        checks,
-        Check::skipped("no engine that reads CDI is installed"),
-    )
-}
-
-fn usable_devices(view: &CdiView) -> Check {
-    let what = match view.verdicts.len() {
-        0 => {
-            let dirs = list_paths(&view.dirs);
-            format!("no CDI devices in {dirs}; \"oci-nvidia-hook cdi generate\" writes a spec")
-        }
-        good => format!("{} can use {}", view.engines, count(good, "CDI device")),
-    };
-    Check::ok(what)
-}
-
-/// Returns at most `most` findings of a kind.
-fn spec_problems(view: &CdiView, most: usize) -> Vec<Check> {
-    let mut checks = Vec::new();
-    for conflict in view.conflicts.iter().take(most) {
-        checks.push(Check::found(conflict.clone()));
-    }
-    let mut bad: Vec<_> = view.verdicts.iter().filter(|verdict| !verdict.ok).collect();
-    bad.sort_by_key(|verdict| !verdict.denied);
-    let causes = causes(&bad);
-    for cause in causes.iter().take(most) {
-        let [first, others @ ..] = cause.as_slice() else {
-            continue;
-        };
-        let subject = if others.is_empty() {
-            first.subject.clone()
-        } else {
-            count(cause.len(), "device")
-        };
-        let what = format!("{}: {subject}: {}", view.engines, first.reason);
-        checks.push(Check::of(problem(first), what, first.hint.clone()));
-    }
-    let more: Vec<_> = causes.iter().skip(most).flatten().collect();
-    if let Some(next) = more.first() {
-        let what = format!("{} with other problems", count(more.len(), "more device"));
-        let fix = "run \"oci-nvidia-hook cdi check\", which prints a hint for each device";
-        checks.push(Check::of(problem(next), what, fix));
-    }
-    if let Some(verdict) = view.verdicts.iter().find(|verdict| verdict.root_only) {
-        checks.push(Check::of(
-            &catalog::SPEC_USELESS,
-            format!("{}: {}", verdict.file, verdict.reason),
-            verdict.hint.clone(),
-        ));
-    }
-    if let Some(verdict) = view.verdicts.iter().find(|verdict| verdict.outdated) {
-        checks.push(Check::of(
-            &catalog::SPEC_OUTDATED,
-            verdict.reason.clone(),
-            verdict.hint.clone(),
-        ));
-    }
-    checks
-}
-
-/// Groups devices that have the same problem and the same fix, in their order: one cause is one line.
-fn causes<'v>(bad: &[&'v CdiVerdict]) -> Vec<Vec<&'v CdiVerdict>> {
-    let mut causes: Vec<Vec<&CdiVerdict>> = Vec::new();
-    for verdict in bad {
-        let is_same = |cause: &&mut Vec<&CdiVerdict>| {
-            let first = cause.first();
-            first.is_some_and(|first| {
-                (&first.reason, &first.hint) == (&verdict.reason, &verdict.hint)
-            })
-        };
-        match causes.iter_mut().find(is_same) {
-            Some(cause) => cause.push(verdict),
-            None => causes.push(vec![verdict]),
-        }
-    }
-    causes
-}
-
-/// Returns the finding for a device that containers cannot or may not have.
-fn problem(verdict: &CdiVerdict) -> &'static Kind {
-    if verdict.denied {
-        &catalog::SPEC_DENIED
-    } else {
-        &catalog::SPEC_USELESS
-    }
 }
 
 pub(super) fn exposed(facts: &Facts) -> Check {

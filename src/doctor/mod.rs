@@ -5,6 +5,7 @@
 //! changed here. A check that cannot be performed, for example without root, is reported as skipped.
 
 pub(crate) mod bundle;
+mod cdi_specs;
 mod check;
 pub(crate) mod container;
 mod driver;
@@ -16,6 +17,7 @@ mod host;
 mod inspect;
 mod inspect_driver;
 mod kubelet_plugin;
+mod runtimes;
 mod start;
 
 pub(crate) use check::count;
@@ -61,15 +63,15 @@ const CHECKS: &[(Section, &[Named<Facts>])] = &[
             ("second-hook", Several(engines::second_hook)),
             ("hook-env", Several(engines::hook_env)),
             ("nvidia-toolkit", Several(engines::nvidias_toolkit)),
-            ("runtime", Several(engines::runtime)),
-            ("cgroups", One(engines::cgroups)),
-            ("dev-char", One(engines::dev_char)),
+            ("runtime", Several(runtimes::runtime)),
+            ("cgroups", One(runtimes::cgroups)),
+            ("dev-char", One(runtimes::dev_char)),
             ("exposed", One(engines::exposed)),
             ("selinux", One(host::selinux)),
             ("groups", One(host::groups)),
         ],
     ),
-    (Section::Cdi, &[("specs", Several(engines::cdi))]),
+    (Section::Cdi, &[("specs", Several(cdi_specs::specs))]),
     (
         Section::Kubelet,
         &[("kubelet-plugin", One(kubelet_plugin::check))],

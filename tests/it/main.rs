@@ -115,7 +115,7 @@ macro_rules! tests_of {
 
 tests_of! {
     advisories, architecture, bad_input, budget, cache, captures, cdi, cdi_conformance, cdi_containers, cdi_units, cgroup, conformance,
-    daemon_set, deb, debian, docker, docs, doctor, doctor_container, driver_roots, engine_texts, failure,
+    daemon_set, deb, debian, docker, docs, doctor, doctor::bundle, doctor::engines, doctor::faults, doctor::kubelet_plugin, doctor::user, doctor_container, driver_roots, engine_texts, failure,
     features, findings, fuzz_corpus, golden, gpu_kit, gpudirect, gpus, grants, help, hostile::blocking, hostile::engine, hostile::environment,
     hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths, hostile::processes, hostile::races,
     hostile::volumes, host_states, hosts, image_layouts, json_schema, ldcache, ldconfig, lean, licenses, limits, limits_cdi, live, log, nvidia_cli,

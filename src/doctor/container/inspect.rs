@@ -34,11 +34,12 @@ use nvidia_host::host::Roots;
 use nvidia_host::inventory::procfs;
 use nvidia_host::prepare;
 
+use super::Examined;
+use super::facts::{
+    ContainerFacts, ContainerNode, ContainerProcess, FoundLibrary, FoundNode, Library,
+};
 use super::find::ProcessId;
 use super::parts::Reporter;
-use super::{
-    ContainerFacts, ContainerNode, ContainerProcess, Examined, FoundLibrary, FoundNode, Library,
-};
 use crate::cgroup::filter::{self, Filter};
 
 /// The libraries that CUDA programs and nvidia-smi open.

@@ -13,7 +13,8 @@ use base::report::{line, one_line};
 use base::sys::child::{self, NoAnswer};
 use findings::catalog;
 
-use super::{ContainerFacts, Part};
+use super::Part;
+use super::facts::ContainerFacts;
 use crate::doctor::{Check, Section, Status, run};
 
 /// How long the examination of one part may take. Usually it takes milliseconds.

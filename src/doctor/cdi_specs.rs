@@ -1,0 +1,108 @@
+//! Checks of the CDI specs that the engines read.
+
+use base::report::Kind;
+use engines::cdi::list_paths;
+use engines::cdi_check::CdiVerdict;
+use findings::catalog;
+
+use super::check::{Check, count, or_ok};
+use super::facts::{CdiView, Facts};
+
+pub(super) fn specs(facts: &Facts) -> Vec<Check> {
+    /// A broken file affects all devices of a host.
+    const MOST: usize = 3;
+    let mut checks = Vec::new();
+    for view in &facts.cdi {
+        let problems = spec_problems(view, MOST);
+        if problems.is_empty() {
+            checks.push(usable_devices(view));
+        }
+        checks.extend(problems);
+    }
+    or_ok(
+        checks,
+        Check::skipped("no engine that reads CDI is installed"),
+    )
+}
+
+fn usable_devices(view: &CdiView) -> Check {
+    let what = match view.verdicts.len() {
+        0 => {
+            let dirs = list_paths(&view.dirs);
+            format!("no CDI devices in {dirs}; \"oci-nvidia-hook cdi generate\" writes a spec")
+        }
+        good => format!("{} can use {}", view.engines, count(good, "CDI device")),
+    };
+    Check::ok(what)
+}
+
+/// Returns at most `most` findings of a kind.
+fn spec_problems(view: &CdiView, most: usize) -> Vec<Check> {
+    let mut checks = Vec::new();
+    for conflict in view.conflicts.iter().take(most) {
+        checks.push(Check::found(conflict.clone()));
+    }
+    let mut bad: Vec<_> = view.verdicts.iter().filter(|verdict| !verdict.ok).collect();
+    bad.sort_by_key(|verdict| !verdict.denied);
+    let causes = causes(&bad);
+    for cause in causes.iter().take(most) {
+        let [first, others @ ..] = cause.as_slice() else {
+            continue;
+        };
+        let subject = if others.is_empty() {
+            first.subject.clone()
+        } else {
+            count(cause.len(), "device")
+        };
+        let what = format!("{}: {subject}: {}", view.engines, first.reason);
+        checks.push(Check::of(problem(first), what, first.hint.clone()));
+    }
+    let more: Vec<_> = causes.iter().skip(most).flatten().collect();
+    if let Some(next) = more.first() {
+        let what = format!("{} with other problems", count(more.len(), "more device"));
+        let fix = "run \"oci-nvidia-hook cdi check\", which prints a hint for each device";
+        checks.push(Check::of(problem(next), what, fix));
+    }
+    if let Some(verdict) = view.verdicts.iter().find(|verdict| verdict.root_only) {
+        checks.push(Check::of(
+            &catalog::SPEC_USELESS,
+            format!("{}: {}", verdict.file, verdict.reason),
+            verdict.hint.clone(),
+        ));
+    }
+    if let Some(verdict) = view.verdicts.iter().find(|verdict| verdict.outdated) {
+        checks.push(Check::of(
+            &catalog::SPEC_OUTDATED,
+            verdict.reason.clone(),
+            verdict.hint.clone(),
+        ));
+    }
+    checks
+}
+
+/// Groups devices that have the same problem and the same fix, in their order: one cause is one line.
+fn causes<'v>(bad: &[&'v CdiVerdict]) -> Vec<Vec<&'v CdiVerdict>> {
+    let mut causes: Vec<Vec<&CdiVerdict>> = Vec::new();
+    for verdict in bad {
+        let is_same = |cause: &&mut Vec<&CdiVerdict>| {
+            let first = cause.first();
+            first.is_some_and(|first| {
+                (&first.reason, &first.hint) == (&verdict.reason, &verdict.hint)
+            })
+        };
+        match causes.iter_mut().find(is_same) {
+            Some(cause) => cause.push(verdict),
+            None => causes.push(vec![verdict]),
+        }
+    }
+    causes
+}
+
+/// Returns the finding for a device that containers cannot or may not have.
+fn problem(verdict: &CdiVerdict) -> &'static Kind {
+    if verdict.denied {
+        &catalog::SPEC_DENIED
+    } else {
+        &catalog::SPEC_USELESS
+    }
+}
