@@ -385,92 +385,87 @@ fn read_container(input: Input, options: &args::Plan) -> Result<(SpecView, Calle
 }
 
 fn lines(preview: &Preview) -> Vec<Line> {
-    let Preview {
-        outcome,
-        reason,
-        container,
-        request,
-        devices,
-        prepares,
-        edits,
-        findings,
-        last_decides,
-        ..
-    } = preview;
+    let (decisive, others) = match preview.findings.split_last() {
+        Some((last, others)) if preview.last_decides => (Some(last), others),
+        _ => (None, preview.findings.as_slice()),
+    };
+    let mut lines = outcome_lines(preview, decisive);
+    lines.extend(request_lines(preview));
+    for device in &preview.devices {
+        lines.push(item("device: ", device));
+    }
+    for one in &preview.prepares {
+        lines.push(item("on the host: ", &preparation(one)));
+    }
+    for (heading, items) in text::groups(&preview.edits) {
+        lines.push(item(&format!("{heading}: "), &items.join(", ")));
+    }
+    for finding in others {
+        lines.extend(finding_lines(finding));
+    }
+    lines
+}
+
+/// Describes what the hook does and why, with the finding that decides it.
+fn outcome_lines(preview: &Preview, decisive: Option<&Finding>) -> Vec<Line> {
     let mut lines = Vec::new();
-    if let Some(name) = &container.name {
+    if let Some(name) = &preview.container.name {
         lines.push(item("container ", name));
     }
-    let (tone, outcome) = match outcome {
+    let (tone, outcome) = match preview.outcome {
         Effect::Inject => (Tone::Good, "the hook sets up the container"),
         Effect::None => (Tone::Plain, "the hook does nothing"),
         Effect::Error => (Tone::Bad, "the hook fails"),
     };
-    let decisive = findings.last().filter(|_| *last_decides);
-    let number = decisive
-        .map(|finding| format!(" ({})", finding.kind.id))
-        .unwrap_or_default();
-    let reason = format!(": {}{number}", one_line(reason));
-    lines.push(
-        Line::default()
-            .then(tone, outcome)
-            .then(Tone::Plain, reason),
-    );
-    if let Some(finding) = decisive.filter(|finding| !finding.fix.is_empty()) {
+    let mut reason = format!(": {}", one_line(&preview.reason));
+    if let Some(finding) = decisive {
+        reason += &format!(" ({})", finding.kind.id);
+    }
+    let line = Line::default().then(tone, outcome);
+    lines.push(line.then(Tone::Plain, reason));
+    if let Some(finding) = decisive
+        && !finding.fix.is_empty()
+    {
         lines.push(item("  hint: ", &finding.fix));
     }
+    lines
+}
+
+/// Describes the container and its request.
+fn request_lines(preview: &Preview) -> Vec<Line> {
+    let mut lines = Vec::new();
+    let container = &preview.container;
     if !container.rootfs.is_empty() {
         let privileged = if container.privileged {
             "privileged"
         } else {
             "not privileged"
         };
-        lines.push(item(
-            "root file system: ",
-            &format!("{}, {privileged}", container.rootfs),
-        ));
+        let rootfs = format!("{}, {privileged}", container.rootfs);
+        lines.push(item("root file system: ", &rootfs));
     }
-    if let Some(asked) = request {
-        lines.push(item(
-            "driver capabilities: ",
-            &asked.driver_capabilities.join(", "),
-        ));
-        if !asked.features.is_empty() {
-            lines.push(item("features: ", &asked.features.join(", ")));
-        }
-        lines.extend(
-            asked
-                .requirements
-                .iter()
-                .map(|requirement| item("requires: ", requirement)),
-        );
+    let Some(asked) = &preview.request else {
+        return lines;
+    };
+    let capabilities = asked.driver_capabilities.join(", ");
+    lines.push(item("driver capabilities: ", &capabilities));
+    if !asked.features.is_empty() {
+        lines.push(item("features: ", &asked.features.join(", ")));
     }
-    lines.extend(devices.iter().map(|device| item("device: ", device)));
-    lines.extend(
-        prepares
-            .iter()
-            .map(|one| item("on the host: ", &preparation(one))),
-    );
-    let groups = text::groups(edits);
-    lines.extend(
-        groups
-            .into_iter()
-            .map(|(heading, items)| item(&format!("{heading}: "), &items.join(", "))),
-    );
-    let others = findings
-        .len()
-        .saturating_sub(usize::from(decisive.is_some()));
-    for finding in findings.iter().take(others) {
-        let severity = finding.kind.severity.name();
-        let what = format!(": {}", one_line(&finding.what));
-        let line = Line::new(format!("{} ", finding.kind.id));
-        lines.push(
-            line.then(Tone::of_severity(severity), severity)
-                .then(Tone::Plain, what),
-        );
-        if !finding.fix.is_empty() {
-            lines.push(item("  hint: ", &finding.fix));
-        }
+    for requirement in &asked.requirements {
+        lines.push(item("requires: ", requirement));
+    }
+    lines
+}
+
+fn finding_lines(finding: &Finding) -> Vec<Line> {
+    let severity = finding.kind.severity.name();
+    let what = format!(": {}", one_line(&finding.what));
+    let line = Line::new(format!("{} ", finding.kind.id));
+    let line = line.then(Tone::of_severity(severity), severity);
+    let mut lines = vec![line.then(Tone::Plain, what)];
+    if !finding.fix.is_empty() {
+        lines.push(item("  hint: ", &finding.fix));
     }
     lines
 }

@@ -22,7 +22,7 @@ use crate::oci;
 use crate::plan::engine_devices;
 use crate::plan::{self, Verdict};
 use crate::record::call::Call;
-use records::{NRI, Outcome, Record, RecordedDevice};
+use records::{NRI, Outcome, Record, RecordedDevice, StoredFinding};
 
 /// The document of `--json`, whose schema is `docs/schemas/why.json`.
 #[derive(Debug, Serialize)]
@@ -245,82 +245,87 @@ fn plain(text: impl Into<String>) -> Line {
 
 /// Returns the record as lines. Its texts can come from a container, so control characters are escaped.
 fn lines(record: &Record, now: SystemTime) -> Vec<Line> {
+    let mut lines = container_lines(record, now);
+    lines.extend(request_lines(record));
+    lines.push(outcome(record));
+    for device in &record.devices {
+        lines.push(plain(format!("  {}", one_line(&device.to_string()))));
+    }
+    for finding in &record.findings {
+        lines.extend(finding_lines(finding, record.outcome));
+    }
+    let mut steps = Vec::new();
+    for step in &record.steps {
+        let name = one_line(&step.name);
+        steps.push(format!("{name} {:.1} ms", step.milliseconds));
+    }
+    if !steps.is_empty() {
+        lines.push(plain(format!("took: {}", steps.join(", "))));
+    }
+    lines
+}
+
+/// Describes which container was set up, when, and by which hook.
+fn container_lines(record: &Record, now: SystemTime) -> Vec<Line> {
     let container = &record.container;
-    let mut lines = vec![plain(format!(
-        "container {}",
-        named(&container.id, &container.name)
-    ))];
-    if !container.pod.name.is_empty() {
-        let pod = &container.pod;
+    let name = named(&container.id, &container.name);
+    let mut lines = vec![plain(format!("container {name}"))];
+    let pod = &container.pod;
+    if !pod.name.is_empty() {
         let words = format!(
             "pod {}/{}, container {}",
             pod.namespace, pod.name, pod.container
         );
         lines.push(plain(one_line(&words)));
     }
-    let [stage, hook] = [&record.stage, &record.hook].map(|text| one_line(text));
-    lines.push(plain(format!(
-        "at {stage}, {}, hook version {hook}",
-        time::utc(&record.started, now)
-    )));
+    let (stage, hook) = (one_line(&record.stage), one_line(&record.hook));
+    let started = time::utc(&record.started, now);
+    lines.push(plain(format!("at {stage}, {started}, hook version {hook}")));
     if !record.ended.is_empty() {
         lines.push(plain(format!("ended {}", time::utc(&record.ended, now))));
     }
-    if let Some(asked) = &record.asked {
-        let capabilities = asked.driver_capabilities.join(",");
-        let features = match asked.features.as_slice() {
-            [] => String::new(),
-            features => format!("; features {}", features.join(",")),
+    lines
+}
+
+fn request_lines(record: &Record) -> Vec<Line> {
+    let Some(asked) = &record.asked else {
+        return match record.request.as_str() {
+            "" => Vec::new(),
+            request => vec![plain(one_line(request))],
         };
-        let requested = in_words(&asked.visible_devices);
-        let words = format!(
-            "requested: {requested}; capabilities {capabilities}{features} ({})",
-            record.request
-        );
-        lines.push(plain(one_line(&words)));
-        lines.extend(
-            asked
-                .requirements
-                .iter()
-                .map(|text| plain(format!("requires: {}", one_line(text)))),
-        );
-    } else if !record.request.is_empty() {
-        lines.push(plain(one_line(&record.request)));
-    }
-    lines.push(outcome(record));
-    lines.extend(
-        record
-            .devices
-            .iter()
-            .map(|device| plain(format!("  {}", one_line(&device.to_string())))),
+    };
+    let requested = in_words(&asked.visible_devices);
+    let capabilities = asked.driver_capabilities.join(",");
+    let features = match asked.features.as_slice() {
+        [] => String::new(),
+        features => format!("; features {}", features.join(",")),
+    };
+    let words = format!(
+        "requested: {requested}; capabilities {capabilities}{features} ({})",
+        record.request
     );
-    for finding in &record.findings {
-        let [id, severity, what, fix] =
-            [&finding.id, &finding.severity, &finding.what, &finding.fix]
-                .map(|text| one_line(text));
-        // The line of the outcome already contains the message of this error.
-        lines.push(
-            if finding.severity == "error" && record.outcome == Outcome::Failed {
-                plain(format!(
-                    "number: {id}; \"oci-nvidia-hook explain {id}\" describes it"
-                ))
-            } else {
-                plain(format!("{id} "))
-                    .then(Tone::of_severity(&severity), &severity)
-                    .then(Tone::Plain, format!(": {what}"))
-            },
-        );
-        if !fix.is_empty() {
-            lines.push(plain(format!("  hint: {fix}")));
-        }
+    let mut lines = vec![plain(one_line(&words))];
+    for requirement in &asked.requirements {
+        lines.push(plain(format!("requires: {}", one_line(requirement))));
     }
-    let steps: Vec<_> = record
-        .steps
-        .iter()
-        .map(|step| format!("{} {:.1} ms", one_line(&step.name), step.milliseconds))
-        .collect();
-    if !steps.is_empty() {
-        lines.push(plain(format!("took: {}", steps.join(", "))));
+    lines
+}
+
+fn finding_lines(finding: &StoredFinding, outcome: Outcome) -> Vec<Line> {
+    let id = one_line(&finding.id);
+    let severity = one_line(&finding.severity);
+    // The line of the outcome already contains the message of this error.
+    let line = if finding.severity == "error" && outcome == Outcome::Failed {
+        plain(format!(
+            "number: {id}; \"oci-nvidia-hook explain {id}\" describes it"
+        ))
+    } else {
+        let line = plain(format!("{id} ")).then(Tone::of_severity(&severity), &severity);
+        line.then(Tone::Plain, format!(": {}", one_line(&finding.what)))
+    };
+    let mut lines = vec![line];
+    if !finding.fix.is_empty() {
+        lines.push(plain(format!("  hint: {}", one_line(&finding.fix))));
     }
     lines
 }

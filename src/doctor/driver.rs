@@ -40,33 +40,8 @@ pub(super) fn module(facts: &Facts) -> Check {
     if !facts.has_gpu() {
         return Check::skipped("this host has no NVIDIA GPU");
     }
-    let gpus = || driver.pci.iter().flatten().filter(|device| device.is_gpu());
-    let open = gpus().find(|gpu| {
-        matches!(
-            gpu.driver.as_deref(),
-            Some("nouveau" | "nova_core" | "nova-core")
-        )
-    });
-    if let Some(gpu) = open {
-        let other = gpu.driver.as_deref().unwrap_or_default();
-        return Check::of(
-            &catalog::NOT_LOADED,
-            format!(
-                "the kernel module {other} drives {}, so nvidia is not loaded",
-                gpu.address
-            ),
-            format!(
-                "echo \"blacklist {other}\" >/etc/modprobe.d/50-{other}.conf; dracut --force; reboot"
-            ),
-        );
-    }
-    if gpus().next().is_some() && gpus().all(|gpu| gpu.driver.as_deref() == Some("vfio-pci")) {
-        let what = "all GPUs are reserved for virtual machines (vfio-pci)";
-        return Check::of(
-            &catalog::NOT_LOADED,
-            what,
-            "remove them from the option ids= of vfio-pci, and reboot",
-        );
+    if let Some(check) = other_driver(facts) {
+        return check;
     }
     let Some(mut finding) = driver.diagnosis.clone() else {
         return Check::of(&catalog::NOT_LOADED, NO_MODULE, "modprobe nvidia");
@@ -86,6 +61,33 @@ pub(super) fn module(facts: &Facts) -> Check {
         };
     }
     Check::found(finding)
+}
+
+/// Returns the finding if another kernel module drives the GPUs: a free driver, or vfio-pci for virtual machines.
+fn other_driver(facts: &Facts) -> Option<Check> {
+    let pci = facts.driver.pci.iter().flatten();
+    let gpus = Vec::from_iter(pci.filter(|device| device.is_gpu()));
+    for gpu in &gpus {
+        if let Some(other @ ("nouveau" | "nova_core" | "nova-core")) = gpu.driver.as_deref() {
+            let what = format!(
+                "the kernel module {other} drives {}, so nvidia is not loaded",
+                gpu.address
+            );
+            let fix = format!(
+                "echo \"blacklist {other}\" >/etc/modprobe.d/50-{other}.conf; dracut --force; reboot"
+            );
+            return Some(Check::of(&catalog::NOT_LOADED, what, fix));
+        }
+    }
+    let is_reserved = gpus
+        .iter()
+        .all(|gpu| gpu.driver.as_deref() == Some("vfio-pci"));
+    if gpus.is_empty() || !is_reserved {
+        return None;
+    }
+    let what = "all GPUs are reserved for virtual machines (vfio-pci)";
+    let fix = "remove them from the option ids= of vfio-pci, and reboot";
+    Some(Check::of(&catalog::NOT_LOADED, what, fix))
 }
 
 pub(super) fn libraries(facts: &Facts) -> Check {

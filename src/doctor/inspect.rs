@@ -56,15 +56,6 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
     };
     let mut driver = inspect_driver(host, &settings);
     driver.starts = start::inspect(host, &settings, &driver, caller.user.is_none());
-    let mut nvidias = Vec::new();
-    for name in programs::ALL {
-        if let Some(path) = search_path::find(host, name)
-            && let Ok(found) = host.locate(&path)
-            && !hooks::is_our_program(&found.path)
-        {
-            nvidias.push(path);
-        }
-    }
     let kubelet_plugin = KubeletPlugin::inspect(host, caller.user.is_none());
     Facts {
         distribution: packages::distribution_of(host),
@@ -97,9 +88,23 @@ pub fn inspect(host: &Tree, config: Option<&Path>, caller: Caller) -> Facts {
         has_defaults: host.locate(Path::new(DEFAULTS)).is_ok(),
         package_leftovers: config::package_leftovers(&on_host),
         engines,
-        nvidias,
+        nvidias: nvidias_programs(host),
         second_writers: second_writers(host),
     }
+}
+
+/// Returns the installed programs of NVIDIA's container toolkit.
+fn nvidias_programs(host: &Tree) -> Vec<PathBuf> {
+    let mut programs = Vec::new();
+    for name in programs::ALL {
+        if let Some(path) = search_path::find(host, name)
+            && let Ok(found) = host.locate(&path)
+            && !hooks::is_our_program(&found.path)
+        {
+            programs.push(path);
+        }
+    }
+    programs
 }
 
 /// The units of NVIDIA's container toolkit 1.18 and newer that write `/var/run/cdi/nvidia.yaml`.

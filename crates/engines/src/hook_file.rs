@@ -95,11 +95,6 @@ impl HookFile {
         self.stages.iter().any(|other| other == stage)
     }
 
-    /// Returns whether this word is one of the arguments.
-    pub fn has_arg(&self, word: &str) -> bool {
-        self.args.iter().any(|arg| arg == word)
-    }
-
     /// Checks the patterns and the stages. Engines do this only if the program exists. `precreate` is whether the engine supports this
     /// stage.
     ///

@@ -419,36 +419,10 @@ fn unfit(entry: &HookEntry) -> Option<(String, String)> {
 
 /// Returns why the engine has no entry for our hook, and the fix.
 fn missing(engine: &Engine, installed: &[PathBuf]) -> (String, String) {
-    if let Some((file, program)) = engine
-        .hooks
-        .without_program
-        .iter()
-        .find(|(file, _)| installed.contains(file))
-    {
-        let why = format!(
-            "the engine ignores {}: its program {} is missing",
-            file.display(),
-            program.display()
-        );
-        return (why, "reinstall the package oci-nvidia-hook".to_owned());
-    }
-    if let Some((ours, other)) = engine
-        .hooks
-        .masked
-        .iter()
-        .find(|(file, _)| installed.contains(file))
-    {
-        let why = format!(
-            "{} replaces {}, which has the same name",
-            other.display(),
-            ours.display()
-        );
-        return (why, format!("mv {0} {0}.off", other.display()));
+    if let Some(ignored) = ignored_file(engine, installed) {
+        return ignored;
     }
     let dirs = dirs_of(&engine.settings);
-    // Files in hooks.podman.d are for Podman only.
-    let fits =
-        |file: &&PathBuf| engine.kind.is_podman() || !file.to_string_lossy().contains(".podman.d");
     if let Some(on_disk) = &engine.on_disk {
         let why = format!(
             "the hooks directories of the running CRI-O are {dirs}, those of its files {}",
@@ -458,42 +432,53 @@ fn missing(engine: &Engine, installed: &[PathBuf]) -> (String, String) {
                    \"systemctl cat crio\"";
         return (why, fix.to_owned());
     }
+    // Files in hooks.podman.d are for Podman only.
+    let mut files = installed.iter();
+    let file =
+        files.find(|file| engine.kind.is_podman() || !file.to_string_lossy().contains(".podman.d"));
+    let Some(file) = file else {
+        let why = format!("no hook file in {dirs} names oci-nvidia-hook");
+        let fix =
+            "install the package oci-nvidia-hook, or use CDI: \"oci-nvidia-hook cdi generate\"";
+        return (why, fix.to_owned());
+    };
+    let Some(from) = &engine.settings.hooks_from else {
+        let file = file.display();
+        let why = format!("the hooks directories are {dirs}, which do not contain {file}");
+        return (why, format!("ln -s {file} {HOOKS_DIR}/"));
+    };
+    let from = from.display();
+    let dir = file.parent().unwrap_or_else(|| Path::new(HOOKS_DIR));
+    let dir = dir.display();
     let restart = if engine.kind == EngineKind::Crio {
         ", and run \"systemctl restart crio\""
     } else {
         ""
     };
-    match (installed.iter().find(fits), &engine.settings.hooks_from) {
-        (Some(file), Some(from)) => {
-            let dir = file
-                .parent()
-                .unwrap_or_else(|| Path::new(HOOKS_DIR))
-                .display();
-            let why = format!(
-                "{} sets the hooks directories {dirs}, without {dir}",
-                from.display()
-            );
-            (
-                why,
-                format!("add \"{dir}\" to hooks_dir in {}{restart}", from.display()),
-            )
-        }
-        (Some(file), None) => {
-            let why = format!(
-                "the hooks directories are {dirs}, which do not contain {}",
-                file.display()
-            );
-            (why, format!("ln -s {} {HOOKS_DIR}/", file.display()))
-        }
-        (None, _) => {
-            let why = format!("no hook file in {dirs} names oci-nvidia-hook");
-            (
-                why,
-                "install the package oci-nvidia-hook, or use CDI: \"oci-nvidia-hook cdi generate\""
-                    .to_owned(),
-            )
+    let why = format!("{from} sets the hooks directories {dirs}, without {dir}");
+    (
+        why,
+        format!("add \"{dir}\" to hooks_dir in {from}{restart}"),
+    )
+}
+
+/// Returns why the engine ignores an installed hook file in its directories, and the fix.
+fn ignored_file(engine: &Engine, installed: &[PathBuf]) -> Option<(String, String)> {
+    for (file, program) in &engine.hooks.without_program {
+        if installed.contains(file) {
+            let (file, program) = (file.display(), program.display());
+            let why = format!("the engine ignores {file}: its program {program} is missing");
+            return Some((why, "reinstall the package oci-nvidia-hook".to_owned()));
         }
     }
+    for (ours, other) in &engine.hooks.masked {
+        if installed.contains(ours) {
+            let (ours, other) = (ours.display(), other.display());
+            let why = format!("{other} replaces {ours}, which has the same name");
+            return Some((why, format!("mv {other} {other}.off")));
+        }
+    }
+    None
 }
 
 fn docker(engine: &Engine, status: &mut EngineStatus) {

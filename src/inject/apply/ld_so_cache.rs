@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -18,11 +19,10 @@ use crate::plan::step::CacheEntry;
 
 impl Applier {
     pub(in crate::inject) fn update_linker_cache(&mut self, entries: &[CacheEntry]) -> Result<()> {
-        let (path, name) = (Path::new("etc"), OsStr::new("ld.so.cache"));
         let Some(etc) = self
             .layout
             .rootfs
-            .open_existing(path, OFlags::PATH | OFlags::DIRECTORY)?
+            .open_existing(Path::new("etc"), OFlags::PATH | OFlags::DIRECTORY)?
             .map(Rc::new)
         else {
             return Ok(()); // without a cache, ld.so searches its built-in directories
@@ -35,10 +35,7 @@ impl Applier {
         let old = match self.read_linker_cache() {
             Ok(old) => old,
             Err(error) => {
-                self.layout
-                    .done
-                    .findings
-                    .push(linker_cache::left_unchanged(&error));
+                self.report_unchanged(&error);
                 return Ok(());
             }
         };
@@ -53,38 +50,39 @@ impl Applier {
         } else if !self.lists_directories {
             self.remove_list();
         }
-        let Some(new) = linker_cache::merge(
-            old.as_deref(),
-            entries,
-            &stale,
-            &mut self.layout.done.findings,
-        ) else {
+        let findings = &mut self.layout.done.findings;
+        match linker_cache::merge(old.as_deref(), entries, &stale, findings) {
+            Some(new) => self.write_linker_cache(&etc, &new),
+            None => Ok(()),
+        }
+    }
+
+    /// Replaces the file, or mounts the new content over it if the image's file system is read-only or `/etc` is a volume.
+    fn write_linker_cache(&mut self, etc: &Rc<OwnedFd>, content: &[u8]) -> Result<()> {
+        let name = OsStr::new("ld.so.cache");
+        let is_volume = !self.layout.may_create(etc, Path::new("etc"))?;
+        if !is_volume && !is_read_only(&**etc) {
+            return replace_file(etc, Path::new(name), content).context("write it");
+        }
+        let Present::Other(point, _) = find_present(etc, name)? else {
+            self.report_unchanged(&anyhow::Error::msg(if is_volume {
+                "\"/etc\" is on a volume that lacks this file"
+            } else {
+                "the image's file system is read-only and lacks this file"
+            }));
             return Ok(());
         };
-        let is_volume = !self.layout.may_create(&etc, path)?;
-        if !is_volume && !is_read_only(&*etc) {
-            return replace_file(&etc, Path::new(name), &new).context("write it");
-        }
-        match find_present(&etc, name)? {
-            Present::Other(point, _) => {
-                self.layout.mounts.refuse_shared_dir(&etc)?;
-                self.layout.mounts.refuse_shared(&point)?;
-                let hidden =
-                    overlay::hide_file(&etc, name, &point, &new, self.layout.label.as_ref())?;
-                self.layout.done.add(Change::Mounted(hidden.into()));
-            }
-            _ => {
-                let error = match is_volume {
-                    true => "\"/etc\" is on a volume that lacks this file",
-                    false => "the image's file system is read-only and lacks this file",
-                };
-                self.layout
-                    .done
-                    .findings
-                    .push(linker_cache::left_unchanged(&anyhow::Error::msg(error)));
-            }
-        }
+        self.layout.mounts.refuse_shared_dir(etc)?;
+        self.layout.mounts.refuse_shared(&point)?;
+        let label = self.layout.label.as_ref();
+        let hidden = overlay::hide_file(etc, name, &point, content, label)?;
+        self.layout.done.add(Change::Mounted(hidden.into()));
         Ok(())
+    }
+
+    fn report_unchanged(&mut self, error: &anyhow::Error) {
+        let finding = linker_cache::left_unchanged(error);
+        self.layout.done.findings.push(finding);
     }
 
     /// Returns the content of the cache; `None` if it is missing. Follows a symlink of the image, below the rootfs.

@@ -1,5 +1,6 @@
 //! `run` and `nri`: starts the tasks of the process. One thread, and no call that blocks for long.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -70,13 +71,7 @@ pub async fn run(
     let metrics = metrics(&settings, &outlets, registrations, &latency)
         .map(|(address, sources)| server::serve(address, sources, |line| log.note(line)));
     let monitor = supervisor::SupervisorOptions::new(config_path, &settings, metrics.is_some());
-    let claims = outlets.claims().map(|(mut options, pool)| {
-        let specs = paths.dir.as_deref();
-        let specs = specs.unwrap_or_else(|| Path::new(cdi_specs::DIR));
-        let check = ClaimCheck::new(settings.clone(), outlets.offer(), specs);
-        options.host = Some(Arc::new(check));
-        dra::serve(options, pool, log)
-    });
+    let claims = serve_claims(&settings, &outlets, &paths, log);
     let kubelet = matches!(role, Role::DevicePlugin(_)).then(|| {
         let allocator = NodeAllocator::new(settings.clone(), outlets.offer(), chooser.clone());
         let allocator = Arc::new(Timed::new(Arc::new(allocator), latency));
@@ -163,6 +158,21 @@ fn metrics(
         ignored_xids: settings.plugin.ignored_xids.clone(),
     };
     Some((settings.plugin.metrics_address?, sources))
+}
+
+/// Returns the driver for claims; `None` if the kubelet gets no claims.
+fn serve_claims(
+    settings: &Settings,
+    outlets: &Outlets,
+    paths: &SpecPaths,
+    log: Log,
+) -> Option<impl Future<Output = Infallible> + use<>> {
+    let (mut options, pool) = outlets.claims()?;
+    let specs = paths.dir.as_deref();
+    let specs = specs.unwrap_or_else(|| Path::new(cdi_specs::DIR));
+    let check = ClaimCheck::new(settings.clone(), outlets.offer(), specs);
+    options.host = Some(Arc::new(check));
+    Some(dra::serve(options, pool, log))
 }
 
 /// Without the socket, `clear` does not work, and `check` does not show what the kubelet has.
