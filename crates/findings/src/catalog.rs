@@ -274,8 +274,8 @@ kinds! {
         why "a package manager has saved the administrator's file under this name, or has not installed its own; the hook does not read the file"
         fix "move the settings that you need to config.toml or to a file in `config.toml.d`, then remove the file that the message names" see "configuration.md";
     FEATURE_VALUE "ONH-115" Warning "a variable has no effect, because its value is unknown"
-        why "`NVIDIA_GDS`, `NVIDIA_MOFED`, `NVIDIA_GDRCOPY` and `NVIDIA_NVSWITCH` request devices only with the value `enabled`"
-        fix "set the variable to `enabled`, or remove it" see "usage.md";
+        why "`NVIDIA_GDS`, `NVIDIA_MOFED`, `NVIDIA_GDRCOPY` and `NVIDIA_NVSWITCH` request devices only with the value `enabled`, and `NVIDIA_DISABLE_REQUIRE` is `true` or `false`"
+        fix "set the variable to the value that the message names, or remove it" see "usage.md";
 
     GPU_LEFT_OUT "ONH-201" Warning "a GPU does not answer"
         why "containers that request `all` get the other GPUs; those that request this GPU do not start"

@@ -21,6 +21,7 @@ use crate::device_id::{self, VisibleDevices, imex_channel};
 use crate::edits::Wanted;
 use crate::feature::{self, Feature, Features};
 use crate::host;
+use crate::quotes;
 use crate::require::{self, Requirement};
 
 pub use mounts::RequestMount;
@@ -193,7 +194,8 @@ pub fn decide(container: &Container<'_>, config: &Config) -> Result<Decision> {
         };
     let legacy = is_legacy_image(container.env);
     let asked = container.env.get(Variable::DriverCapabilities);
-    let (features, remarks) = features(container, from_mounts.features, env_counts);
+    let (features, mut remarks) = features(container, from_mounts.features, env_counts);
+    remarks.extend(invalid_switch(container.env));
     Ok(Decision::Gpus(Box::new(GpuRequest {
         devices,
         asked_by,
@@ -371,6 +373,21 @@ fn features(
         }
     }
     (features, remarks)
+}
+
+/// Returns a finding if the switch for requirements has a value that Go's `strconv.ParseBool` does not accept. NVIDIA's hook ignores it,
+/// and then reports a requirement that the user meant to disable.
+fn invalid_switch(env: Environment<'_>) -> Option<Finding> {
+    let value = env.get_filled(Variable::DisableRequire)?;
+    if go::parse_bool(value).is_some() {
+        return None;
+    }
+    let name = Variable::DisableRequire.name();
+    Some(Finding::new(
+        &catalog::FEATURE_VALUE,
+        format!("{name}={value:?} has no effect, because the value is not \"true\" or \"false\""),
+        quotes::fix(value).unwrap_or("set NVIDIA_DISABLE_REQUIRE=true, or remove the variable"),
+    ))
 }
 
 /// Upper limit for the requirements of a container; images have one to five.

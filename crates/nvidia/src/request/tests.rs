@@ -451,6 +451,31 @@ fn imex_channels_are_accepted_like_gpus() {
 }
 
 #[test]
+fn a_switch_without_effect_is_reported() {
+    for (value, hint) in [
+        ("true", None),
+        ("1", None),
+        ("False", None),
+        ("", None),
+        ("\"true\"", Some("remove the quotes")),
+        ("yes", Some("set NVIDIA_DISABLE_REQUIRE=true")),
+        ("TrUe", Some("set NVIDIA_DISABLE_REQUIRE=true")),
+    ] {
+        let asking = Asking::of(&[(VISIBLE, "0"), ("NVIDIA_DISABLE_REQUIRE", value)]);
+        let remarks = asking.request(&Config::default()).remarks;
+        let hints: Vec<_> = remarks.iter().map(|finding| finding.fix.as_str()).collect();
+        assert_eq!(
+            hints.len(),
+            usize::from(hint.is_some()),
+            "{value}: {hints:?}"
+        );
+        if let Some(hint) = hint {
+            assert!(hints[0].starts_with(hint), "{value}: {hints:?}");
+        }
+    }
+}
+
+#[test]
 fn features_are_accepted_like_gpus() {
     let gpu = (VISIBLE, "0");
     let named = |asking: &Asking, config: &Config| {
