@@ -98,6 +98,15 @@ impl FakeDriver {
         std::fs::write(beside, change(old)).unwrap();
     }
 
+    /// Returns the names of the driver's files below /usr.
+    pub fn file_names(&self) -> Vec<String> {
+        let find = format!(
+            "find '{}/usr' ! -type d -printf '%f\\n'",
+            self.root.display()
+        );
+        sh(&find).ok().lines().map(str::to_owned).collect()
+    }
+
     pub fn library(&self) -> PathBuf {
         let find = format!("find '{}' -name libnvidia-ml.so.1", self.root.display());
         std::fs::canonicalize(sh(&find).ok().trim()).unwrap()

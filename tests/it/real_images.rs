@@ -12,7 +12,7 @@ use crate::cdi::cdi;
 use crate::cdi_containers::only_spec;
 use crate::driver::FakeDriver;
 use crate::engine::{Cgroup, Podman};
-use crate::support::{HOOK, Need, run, scratch, source};
+use crate::support::{HOOK, Need, Ran, run, scratch, source};
 
 const NEEDS: &[Need] = &[
     Need::Root,
@@ -163,8 +163,7 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// Reports what the loader prints about libcuda. In its trace mode, it maps all libraries and names each that it lacks.
-    fn finds(&self, options: &[&str], words: &[&str]) -> bool {
+    fn run(&self, options: &[&str], words: &[&str]) -> Ran {
         let rootfs = format!("{}:O", self.image.rootfs.display());
         let mut arguments = vec![
             "-e",
@@ -176,15 +175,31 @@ impl Check<'_> {
         arguments.extend(options);
         arguments.extend(["--rootfs", &rootfs]);
         arguments.extend(words);
-        let ran = self
-            .podman
-            .run_after(self.before, Cgroup::AsMounted, &arguments);
+        self.podman
+            .run_after(self.before, Cgroup::AsMounted, &arguments)
+    }
+
+    /// Reports what the loader prints about libcuda. In its trace mode, it maps all libraries and names each that it lacks.
+    fn finds(&self, options: &[&str], words: &[&str]) -> bool {
+        let ran = self.run(options, words);
         let is_mapped = |line: &str| line.contains("libcuda.so") && line.contains("(0x");
         let found = ran.stdout.lines().any(is_mapped) && !ran.stdout.contains("not found");
         if !found {
             println!("{}, {options:?}, {words:?}: {ran:?}", self.image.name);
         }
         found
+    }
+
+    /// Returns what the container has of the driver: the name and checksum of each file, in whatever directory it is, and the type, mode,
+    /// owner and number of each node. `names` are the names of the driver's files.
+    fn contents(&self, names: &[String]) -> String {
+        let names: Vec<_> = names.iter().map(|name| format!("-name '{name}'")).collect();
+        let script = format!(
+            "stat -c '%n %F %a %u:%g %t:%T' /dev/nvidia* | sort; \
+             find /usr /etc /lib /opt ! -type d \\( {} \\) -exec sha256sum {{}} + | sed 's, .*/, ,' | sort -u",
+            names.join(" -o ")
+        );
+        self.run(&[], &["sh", "-c", &script]).ok()
     }
 
     /// Returns a row of the table, and whether each start has succeeded.
@@ -231,6 +246,8 @@ fn each_image_in_each_mode() {
     cdi(&fake, &["generate", "--hook-path", HOOK, "--output", path]).ok();
     let with_spec = only_spec(&spec);
     let images = images(dir.path());
+    let names = fake.file_names();
+    let mut contents: Vec<Vec<String>> = vec![Vec::new(); images.len()];
     let (mut table, mut failed) = (String::new(), Vec::new());
     for mode in ["hook", "precreate", "CDI"] {
         podman.remove_hooks();
@@ -251,7 +268,7 @@ fn each_image_in_each_mode() {
             image: &images[0],
         };
         assert!(!control.finds(&TRACE, &[images[0].program]));
-        for image in &images {
+        for (image, contents) in images.iter().zip(&mut contents) {
             let check = Check {
                 podman: &podman,
                 before,
@@ -260,11 +277,27 @@ fn each_image_in_each_mode() {
             };
             let (row, is_complete) = check.row(mode);
             writeln!(table, "{row}").unwrap();
+            if image.has_shell {
+                contents.push(check.contents(&names));
+            }
             if !is_complete {
                 failed.push(row);
             }
         }
     }
     println!("{table}");
+    for (image, contents) in images.iter().zip(&contents) {
+        for other in contents.iter().skip(1) {
+            assert_eq!(&contents[0], other, "{}: the modes differ", image.name);
+        }
+        let is_complete = |text: &String| {
+            text.contains("/dev/nvidia0 character") && text.contains(" libcuda.so.1")
+        };
+        assert!(
+            contents.iter().all(is_complete),
+            "{}: {contents:?}",
+            image.name
+        );
+    }
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
