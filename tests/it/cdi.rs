@@ -792,32 +792,37 @@ fn specs_keep_their_kind() {
 fn one_advice_about_a_conflict() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let dir = scratch();
-    let [ours, other] = ["nvidia.yaml", "other.yaml"].map(|name| dir.path().join(name));
-    cdi(&fake, &["generate", "--output", ours.to_str().unwrap()]).ok();
+    let ours = dir.path().join("nvidia.yaml");
     let specs = ["--spec-dir", dir.path().to_str().unwrap()];
+    let generate = ["generate", "--output", ours.to_str().unwrap()];
+    cdi(&fake, &generate).ok();
     let theirs = r#"{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "all", "containerEdits": {"env": ["A=b"]}}]}"#;
     let copy = std::fs::read_to_string(&ours).unwrap();
-    for text in [theirs, copy.as_str()] {
-        std::fs::write(&other, text).unwrap();
-        let advice = format!("run \"rm {}\"", other.display());
-        let check = cdi(&fake, &[&["check"], &specs[..]].concat());
-        assert!(check.stdout.contains(&advice), "{check:?}");
-        let list = cdi(&fake, &[&["list"], &specs[..]].concat());
-        assert!(
-            list.code == Some(0)
-                && list.stderr.contains(&advice)
-                && list.stderr.contains("(ONH-402)"),
-            "{list:?}"
-        );
-        let generate = cdi(
-            &fake,
-            &[
-                &["generate", "--output", ours.to_str().unwrap()],
-                &specs[..],
-            ]
-            .concat(),
-        );
-        assert!(generate.stderr.contains(&advice), "{generate:?}");
+    // The second is the name on NixOS, which engines read before nvidia.yaml.
+    for name in ["other.yaml", "nvidia-container-toolkit.yaml"] {
+        let other = dir.path().join(name);
+        for text in [theirs, copy.as_str()] {
+            std::fs::write(&other, text).unwrap();
+            let advice = format!("run \"rm {}\"", other.display());
+            let check = cdi(&fake, &[&["check"], &specs[..]].concat());
+            assert!(check.stdout.contains(&advice), "{check:?}");
+            let list = cdi(&fake, &[&["list"], &specs[..]].concat());
+            assert!(
+                list.code == Some(0)
+                    && list.stderr.contains(&advice)
+                    && list.stderr.contains("(ONH-402)"),
+                "{list:?}"
+            );
+            for output in [&ours, &other] {
+                if *output == other && text == theirs {
+                    continue;
+                }
+                let generate = ["generate", "--output", output.to_str().unwrap()];
+                let ran = cdi(&fake, &[&generate, &specs[..]].concat());
+                assert!(ran.stderr.contains(&advice), "{ran:?}");
+            }
+        }
+        std::fs::remove_file(&other).unwrap();
     }
 }
 

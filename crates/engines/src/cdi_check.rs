@@ -4,7 +4,6 @@ mod hints;
 #[cfg(test)]
 mod tests;
 
-use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -194,37 +193,68 @@ fn in_conflict(
     CdiVerdict::usable(name, a_path.to_string()).unusable(reason, how_to_separate(a, b, exists))
 }
 
-/// The units of the NVIDIA Container Toolkit that write a spec.
-const NVIDIAS_UNIT: &str = "nvidia-cdi-refresh";
+/// A unit that writes a spec of the NVIDIA Container Toolkit.
+struct Writer {
+    /// The name of the spec without its extension
+    stem: &'static str,
+    service: &'static str,
+    /// The command or setting that keeps the unit from writing the spec again
+    stop: &'static str,
+}
 
-/// Returns how to resolve a conflict of two files. This program keeps its own spec current, so the other file is the one to remove; of two
-/// specs of this program, the one that has not the usual name.
+const WRITERS: [Writer; 2] = [
+    Writer {
+        stem: nvidia_host::cdi::DEFAULT_NAME,
+        service: "nvidia-cdi-refresh.service",
+        stop: "run \"systemctl disable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service\"",
+    },
+    // NixOS generates its units from the configuration, so systemctl cannot disable them.
+    Writer {
+        stem: "nvidia-container-toolkit",
+        service: "nvidia-container-toolkit-cdi-generator.service",
+        stop: "set hardware.nvidia-container-toolkit.enable = false in the configuration of NixOS",
+    },
+];
+
+impl Writer {
+    fn is_installed(&self, exists: &impl Fn(&str) -> bool) -> bool {
+        ["/etc", "/usr/lib", "/lib"]
+            .iter()
+            .any(|dir| exists(&format!("{dir}/systemd/system/{}", self.service)))
+    }
+}
+
+/// Returns how to resolve a conflict of two files, in whatever order they are given. This program keeps its own spec current, so the other
+/// file is the one to remove; of two specs of this program, the one that has not the usual name.
 #[must_use]
 pub fn how_to_separate(a: &SpecFile, b: &SpecFile, exists: &impl Fn(&str) -> bool) -> String {
-    let is_our_spec = |file: &SpecFile| file.spec.as_ref().is_ok_and(is_ours);
-    let is_usual = |file: &SpecFile| {
-        let stem = file.path.file_stem().unwrap_or_default();
-        stem.to_string_lossy()
-            .starts_with(nvidia_host::cdi::DEFAULT_NAME)
-    };
-    let rank = |file: &SpecFile| (is_our_spec(file), is_usual(file));
-    let first_goes = match rank(a).cmp(&rank(b)) {
-        Ordering::Less => true,
-        Ordering::Greater => false,
-        Ordering::Equal => !is_our_spec(a),
-    };
-    let other = if first_goes { a } else { b };
+    let other = if rank(a) < rank(b) { a } else { b };
     let path = other.path.display();
-    let unit = format!("/systemd/system/{NVIDIAS_UNIT}.service");
-    let has_unit = ["/etc", "/usr/lib", "/lib"]
-        .iter()
-        .any(|dir| exists(&format!("{dir}{unit}")));
-    if !is_our_spec(other) && is_usual(other) && has_unit {
-        return format!(
-            "run \"systemctl disable --now {NVIDIAS_UNIT}.path {NVIDIAS_UNIT}.service && rm {path}\": the unit would write the file again"
-        );
+    let is_ours = other.spec.as_ref().is_ok_and(is_ours);
+    for writer in &WRITERS {
+        if !is_ours && stem(other) == writer.stem && writer.is_installed(exists) {
+            let (stop, service) = (writer.stop, writer.service);
+            return format!("{stop}, then \"rm {path}\": {service} would write the file again");
+        }
     }
     format!("run \"rm {path}\"")
+}
+
+/// The file with the higher rank remains.
+fn rank(file: &SpecFile) -> impl Ord + use<'_> {
+    let stem = stem(file);
+    let usual = nvidia_host::cdi::DEFAULT_NAME;
+    (
+        file.spec.as_ref().is_ok_and(is_ours),
+        stem == usual,
+        stem.starts_with(usual),
+        std::cmp::Reverse(&file.path),
+    )
+}
+
+fn stem(file: &SpecFile) -> &str {
+    let stem = file.path.file_stem().unwrap_or_default();
+    stem.to_str().unwrap_or_default()
 }
 
 fn of_device(

@@ -371,6 +371,66 @@ fn conflicting_files() {
 }
 
 #[test]
+fn one_of_two_files_is_removed() {
+    let named = |name: &str| file(&format!("/var/run/cdi/{name}"), 0, "0.5.0");
+    let unit = |unit: &'static str| move |path: &str| path == format!("/etc/systemd/system/{unit}");
+    let (refresh, nixos) = (
+        "nvidia-cdi-refresh.service",
+        "nvidia-container-toolkit-cdi-generator.service",
+    );
+    for (kept, removed, installed, hint) in [
+        ("nvidia.yaml", "other.yaml", "", "run \"rm "),
+        ("nvidia.yaml", "a.yaml", "", "run \"rm "),
+        (
+            "nvidia.yaml",
+            "nvidia-container-toolkit.json",
+            "",
+            "run \"rm ",
+        ),
+        (
+            "nvidia.yaml",
+            "nvidia-container-toolkit.json",
+            refresh,
+            "run \"rm ",
+        ),
+        (
+            "nvidia.yaml",
+            "nvidia-container-toolkit.json",
+            nixos,
+            "set hardware.nvidia-container-toolkit.enable = false",
+        ),
+        ("a.yaml", "b.yaml", refresh, "run \"rm "),
+    ] {
+        let files = [named(kept), named(removed)];
+        let exists = unit(installed);
+        let advice = how_to_separate(&files[0], &files[1], &exists);
+        assert!(advice.starts_with(hint), "{advice}");
+        assert!(
+            advice.contains(&format!("rm /var/run/cdi/{removed}\"")),
+            "{advice}"
+        );
+        assert_eq!(
+            advice.contains("would write the file again"),
+            !hint.contains("rm")
+        );
+        assert_eq!(advice, how_to_separate(&files[1], &files[0], &exists));
+    }
+    // A spec of this program, which has the usual name, remains; another program's with that name is written again.
+    let hook = Hook {
+        args: vec!["oci-nvidia-hook".into(), "rootfs".into()],
+        ..Hook::default()
+    };
+    let mut ours = named("mine.yaml");
+    ours.spec.as_mut().unwrap().container_edits.hooks.push(hook);
+    assert!(ours.spec.as_ref().is_ok_and(is_ours));
+    let advice = how_to_separate(&named("nvidia.yaml"), &ours, &unit(refresh));
+    assert!(
+        advice.starts_with("run \"systemctl disable --now nvidia-cdi-refresh.path"),
+        "{advice}"
+    );
+}
+
+#[test]
 fn an_unknown_name_gets_a_suggestion() {
     let known = devices(
         &[file("/x.yaml", 0, "0.5.0")],
