@@ -19,6 +19,7 @@ pub(crate) mod output;
 mod overview;
 pub(crate) mod plan;
 mod plan_image;
+mod plan_text;
 pub(crate) mod prepare;
 pub(crate) mod ps;
 pub(crate) mod selection;

@@ -10,10 +10,9 @@ use serde_json::{Value, json};
 use base::json;
 use base::paths::HostPath;
 use base::read::read_limited;
-use base::report::{Finding, failure, one_line};
+use base::report::{Finding, failure};
 use base::tree::Tree;
 use findings::catalog;
-use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::config::Config;
 use nvidia_host::device_id::in_words;
 use nvidia_host::driver::access::Permissions;
@@ -23,40 +22,47 @@ use nvidia_host::prepare::host::Foreseen;
 use nvidia_host::request::select;
 
 use super::args::{self, PlanStage};
-use super::terminal::{Line, Terminal, Tone};
+use super::plan_image::{self, Examined};
+use super::plan_text;
+use super::terminal::Terminal;
 use super::usage::usage_error;
-use super::{containers, output, plan_image};
-use crate::inject::container::OpenContainer;
+use super::{containers, output};
 use crate::oci::{self, SpecView};
 use crate::plan::request::{self, Decision, GpuRequest};
-use crate::plan::{self, Container, Gpus, Image, Live, Verdict};
+use crate::plan::{self, Container, Gpus, Live, Verdict};
 use crate::plan::{step, text};
-use crate::stages::{self, limits, precreate};
+use crate::stages::{self, limits, precreate, rootfs};
 use records::asked::RecordedRequest;
 
 /// The document of `--json`, whose schema is `docs/schemas/plan.json`.
 #[derive(Debug, Default, Serialize)]
-struct Preview {
-    version: u32,
-    outcome: Effect,
-    reason: String,
-    container: Subject,
+pub(super) struct Preview {
+    pub version: u32,
+    pub outcome: Effect,
+    pub reason: String,
+    pub container: Subject,
     #[serde(skip_serializing_if = "Option::is_none")]
-    request: Option<RecordedRequest>,
-    devices: Vec<String>,
+    pub request: Option<RecordedRequest>,
+    pub devices: Vec<String>,
+    /// The devices for a person: with index and model, if they are known
+    #[serde(skip)]
+    pub device_names: Vec<String>,
     /// What the hook does on the host before that
-    prepares: Vec<Value>,
-    edits: Vec<Value>,
-    findings: Vec<Finding>,
+    pub prepares: Vec<Value>,
+    pub edits: Vec<Value>,
+    pub findings: Vec<Finding>,
+    /// What could not be examined
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<String>,
     /// Whether the last finding is the reason for the outcome
     #[serde(skip)]
-    last_decides: bool,
+    pub last_decides: bool,
 }
 
 /// What the hook does for the container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Effect {
+pub(super) enum Effect {
     Inject,
     #[default]
     None,
@@ -64,13 +70,13 @@ enum Effect {
 }
 
 #[derive(Debug, Default, Serialize)]
-struct Subject {
+pub(super) struct Subject {
     /// As the command line names it
     #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<String>,
-    rootfs: String,
-    pid: i32,
-    privileged: bool,
+    pub name: Option<String>,
+    pub rootfs: String,
+    pub pid: i32,
+    pub privileged: bool,
 }
 
 /// Previews the hook for a container, given by its name, or by its state or config.json on stdin. Returns the exit code of the
@@ -102,7 +108,7 @@ pub(crate) fn run(
     let text = if options.json {
         json::pretty(&preview).unwrap_or_default() + "\n"
     } else {
-        terminal.render(&lines(&preview))
+        terminal.render(&plan_text::lines(&preview))
     };
     let printed = output::print(&text);
     Ok(if preview.outcome == Effect::Error {
@@ -164,7 +170,10 @@ fn follow(
         privileged: spec.privileged,
     };
     if !options.request_only && options.inventory.is_none() {
-        check_entry(&spec, config, options.root.as_deref())?;
+        preview.entries(&spec, pid, config, options)?;
+        if preview.outcome == Effect::Error {
+            return Ok(());
+        }
     }
     let Some((config, findings)) = plan::read_config(&spec, config)? else {
         // Without a request, the reason does not depend on config.toml.
@@ -182,20 +191,43 @@ fn follow(
     Ok(())
 }
 
-/// Checks the limits like the hook entry of a CDI spec or of precreate, if config.json contains one.
-fn check_entry(spec: &SpecView, config: Option<&Path>, root: Option<&Path>) -> Result<()> {
-    let entries = spec
-        .hooks
-        .iter()
-        .filter_map(|hook| RootfsEdits::from_entry(&hook.args));
-    let Some(entry) = entries.reduce(RootfsEdits::merge) else {
-        return Ok(());
-    };
-    let (config, root) = (
-        config.map(HostPath::new).or(entry.config),
-        root.map(HostPath::new).or(entry.root),
-    );
-    limits::check(spec, config.as_ref(), root.as_ref(), entry.features)
+impl Preview {
+    /// Does what the hook entries of a CDI spec or of precreate would do, if config.json contains one.
+    fn entries(
+        &mut self,
+        spec: &SpecView,
+        pid: i32,
+        config: Option<&Path>,
+        options: &args::Plan,
+    ) -> Result<()> {
+        let Some(entry) = rootfs::all_entries(spec) else {
+            return Ok(());
+        };
+        let config = config.map(HostPath::new);
+        let config = config.as_ref().or(entry.config.as_ref());
+        let root = options.root.as_deref().map(HostPath::new);
+        let root = root.as_ref().or(entry.root.as_ref());
+        limits::check(spec, config, root, entry.features)?;
+        if !entry.only_checks() {
+            self.examined(plan_image::of_entries(entry, spec, pid)?, spec);
+        }
+        Ok(())
+    }
+
+    /// Adds what a start would report about the files of the container.
+    fn examined(&mut self, examined: Examined, spec: &SpecView) {
+        self.unknown.extend(examined.unknown(&spec.rootfs));
+        for finding in examined.foreseen.findings {
+            // At precreate, the hook and its entry report the same.
+            if !self.findings.contains(&finding) {
+                self.findings.push(finding);
+            }
+        }
+        if let Some(error) = examined.foreseen.error {
+            self.decide(Effect::Error, error);
+            self.edits.clear();
+        }
+    }
 }
 
 impl Preview {
@@ -235,7 +267,7 @@ impl Preview {
         self.prepares = preparations(&expected.prepares);
         let Some(decided) = expected.decided else {
             self.reason
-                .push_str("; it first prepares the host, and NVML answers only after that");
+                .push_str("; it would first prepare the host, and NVML answers only after that");
             return Ok(());
         };
         let (provided, host) = match decided {
@@ -248,11 +280,10 @@ impl Preview {
                 return Ok(());
             }
         };
-        self.devices = provided
-            .devices
-            .into_iter()
-            .map(|device| device.uuid)
-            .collect();
+        for device in provided.devices {
+            self.device_names.push(device.to_string());
+            self.devices.push(device.uuid);
+        }
         let gpus = Gpus::new(request, config, host, provided.edits);
         match called {
             Called::WithState(pid) => self.steps(&gpus, spec, pid),
@@ -262,29 +293,28 @@ impl Preview {
 
     /// Adds the steps that the hook takes: in the waiting container if there is one, otherwise in its root file system on the host.
     fn steps(&mut self, gpus: &Gpus, spec: &SpecView, pid: i32) -> Result<()> {
-        let image = plan_image::within_deadline(|| {
-            let waiting = if pid > 0 {
-                OpenContainer::open(pid, &spec.rootfs).ok()
-            } else {
-                None
-            };
-            waiting.map_or_else(|| image_at(spec, gpus), |open| stages::image(&open, gpus))
-        })?;
+        let examined = plan_image::of_hook(gpus, spec, pid)?;
         let Live {
             steps, findings, ..
-        } = gpus.steps(&Container::from_spec(spec)?, &image);
+        } = gpus.steps(&Container::from_spec(spec)?, &examined.image);
         self.findings.extend(findings);
         self.edits = steps.iter().map(step::describe).collect();
+        self.examined(examined, spec);
         Ok(())
     }
 
     /// Adds the additions of precreate to config.json, and what its hook entry does later in the root file system.
     fn additions(&mut self, gpus: &Gpus, spec: &SpecView, text: String) -> Result<()> {
         let additions = precreate::additions(gpus, spec, &mut self.findings)?;
-        additions.apply(text)?;
+        let text = additions.apply(text)?;
         self.edits = text::describe_additions(&additions);
-        let image = plan_image::within_deadline(|| image_at(spec, gpus))?;
-        self.findings.extend(plan::newer_libcuda(&image));
+        let edited = SpecView {
+            rootfs: spec.rootfs.clone(),
+            ..oci::spec_view::parse(text.as_bytes(), &spec.rootfs)?
+        };
+        if let Some(entry) = rootfs::all_entries(&edited) {
+            self.examined(plan_image::of_entries(entry, &edited, 0)?, spec);
+        }
         Ok(())
     }
 }
@@ -311,18 +341,6 @@ fn preparations(foreseen: &Foreseen) -> Vec<Value> {
         }));
     }
     list
-}
-
-/// Returns the facts about the image, before a runtime mounts anything in it.
-fn image_at(spec: &SpecView, gpus: &Gpus) -> Image {
-    let facts = OpenContainer::facts_of(&spec.rootfs).unwrap_or_default();
-    OpenContainer::here(&spec.rootfs).map_or_else(
-        |_| Image::default(),
-        |open| Image {
-            facts,
-            ..stages::image(&open, gpus)
-        },
-    )
 }
 
 /// The call of the hook that is previewed.
@@ -382,106 +400,4 @@ fn read_container(input: Input, options: &args::Plan) -> Result<(SpecView, Calle
         oci::spec_view::read(&state.bundle)?,
         Called::WithState(state.pid),
     ))
-}
-
-fn lines(preview: &Preview) -> Vec<Line> {
-    let (decisive, others) = match preview.findings.split_last() {
-        Some((last, others)) if preview.last_decides => (Some(last), others),
-        _ => (None, preview.findings.as_slice()),
-    };
-    let mut lines = outcome_lines(preview, decisive);
-    lines.extend(request_lines(preview));
-    for device in &preview.devices {
-        lines.push(item("device: ", device));
-    }
-    for one in &preview.prepares {
-        lines.push(item("on the host: ", &preparation(one)));
-    }
-    for (heading, items) in text::groups(&preview.edits) {
-        lines.push(item(&format!("{heading}: "), &items.join(", ")));
-    }
-    for finding in others {
-        lines.extend(finding_lines(finding));
-    }
-    lines
-}
-
-/// Describes what the hook does and why, with the finding that decides it.
-fn outcome_lines(preview: &Preview, decisive: Option<&Finding>) -> Vec<Line> {
-    let mut lines = Vec::new();
-    if let Some(name) = &preview.container.name {
-        lines.push(item("container ", name));
-    }
-    let (tone, outcome) = match preview.outcome {
-        Effect::Inject => (Tone::Good, "the hook sets up the container"),
-        Effect::None => (Tone::Plain, "the hook does nothing"),
-        Effect::Error => (Tone::Bad, "the hook fails"),
-    };
-    let mut reason = format!(": {}", one_line(&preview.reason));
-    if let Some(finding) = decisive {
-        reason += &format!(" ({})", finding.kind.id);
-    }
-    let line = Line::default().then(tone, outcome);
-    lines.push(line.then(Tone::Plain, reason));
-    if let Some(finding) = decisive
-        && !finding.fix.is_empty()
-    {
-        lines.push(item("  hint: ", &finding.fix));
-    }
-    lines
-}
-
-/// Describes the container and its request.
-fn request_lines(preview: &Preview) -> Vec<Line> {
-    let mut lines = Vec::new();
-    let container = &preview.container;
-    if !container.rootfs.is_empty() {
-        let privileged = if container.privileged {
-            "privileged"
-        } else {
-            "not privileged"
-        };
-        let rootfs = format!("{}, {privileged}", container.rootfs);
-        lines.push(item("root file system: ", &rootfs));
-    }
-    let Some(asked) = &preview.request else {
-        return lines;
-    };
-    let capabilities = asked.driver_capabilities.join(", ");
-    lines.push(item("driver capabilities: ", &capabilities));
-    if !asked.features.is_empty() {
-        lines.push(item("features: ", &asked.features.join(", ")));
-    }
-    for requirement in &asked.requirements {
-        lines.push(item("requires: ", requirement));
-    }
-    lines
-}
-
-fn finding_lines(finding: &Finding) -> Vec<Line> {
-    let severity = finding.kind.severity.name();
-    let what = format!(": {}", one_line(&finding.what));
-    let line = Line::new(format!("{} ", finding.kind.id));
-    let line = line.then(Tone::of_severity(severity), severity);
-    let mut lines = vec![line.then(Tone::Plain, what)];
-    if !finding.fix.is_empty() {
-        lines.push(item("  hint: ", &finding.fix));
-    }
-    lines
-}
-
-fn item(name: &str, text: &str) -> Line {
-    Line::new(format!("{}{}", one_line(name), one_line(text)))
-}
-
-/// Describes what the hook does on the host first.
-fn preparation(one: &Value) -> String {
-    if let Some(module) = one["module"].as_str() {
-        return format!("load the kernel module {module}");
-    }
-    let node = one["node"].as_str().unwrap_or_default();
-    match one["permissions"].as_str() {
-        Some(permissions) => format!("set the owner and mode of {node} to {permissions}"),
-        None => format!("create {node} c {}:{}", one["major"], one["minor"]),
-    }
 }

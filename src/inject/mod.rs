@@ -9,6 +9,9 @@
 //! |---|---|
 //! | [`prepare`](mod@prepare) | opens the source of each step on the host |
 //! | [`mod@apply`] | applies steps inside the container's mount namespace |
+//! | [`decide`](mod@decide) | what a step does, from what is at its path |
+//! | [`foresee`] | what a start would report, for `plan` |
+//! | [`view`] | the files of a container with the mounts of config.json |
 //! | [`container`] | the container: its root, its /dev, its mounts and its linker cache |
 //! | [`layer`] | covers directories that cannot be changed |
 //! | [`remove`] | removes created names, after a failure and at poststop |
@@ -16,10 +19,13 @@
 
 mod apply;
 pub(crate) mod container;
+mod decide;
 mod files;
+pub(crate) mod foresee;
 mod layer;
 pub(crate) mod prepare;
 pub(crate) mod remove;
+mod view;
 
 use anyhow::{Context, Result};
 use apply::Applier;
@@ -183,10 +189,15 @@ fn left_out(error: &anyhow::Error) -> Finding {
     if finding.kind == &catalog::LOCAL_SOURCE {
         return finding;
     }
+    let fix = if finding.fix.is_empty() {
+        INSPECT
+    } else {
+        &finding.fix
+    };
     Finding::new(
         &catalog::LEFT_OUT,
         base::report::line(error),
-        "if the container needs it, inspect that path in the image",
+        format!("if the container needs it, {fix}"),
     )
 }
 

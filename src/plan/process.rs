@@ -6,6 +6,7 @@
 
 use std::fmt::Display;
 
+use base::paths::ContainerPath;
 use base::report::Finding;
 use findings::catalog;
 use nvidia_host::driver::access::Permissions;
@@ -83,6 +84,23 @@ impl Process {
     /// does not map.
     const fn knows(&self, id: u32) -> bool {
         !(self.is_rootless && id == OVERFLOW_ID)
+    }
+
+    /// Returns the finding for a node that the process cannot open. Only for the first node: all nodes usually have the same owner and
+    /// mode.
+    pub(crate) fn shut_out(
+        &self,
+        path: &ContainerPath,
+        permissions: Permissions,
+        known: &[Finding],
+    ) -> Option<Finding> {
+        let is_known = known
+            .iter()
+            .any(|finding| finding.kind == &catalog::NO_ACCESS);
+        if is_known {
+            return None;
+        }
+        self.finding(&[NodePermissions { path, permissions }])
     }
 
     /// Returns the finding for the nodes that the process cannot open; `None` if it can open all.

@@ -1,6 +1,7 @@
 //! `rootfs`, the hook entry in generated CDI specs: does what an engine cannot do. Its arguments contain all steps; the host is
 //! not inspected.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::ExitCode;
@@ -9,13 +10,13 @@ use std::time::Instant;
 use anyhow::Result;
 
 use base::paths::{ContainerPath, HostPath};
-use base::report::Finding;
 use base::tree::Tree;
 use nvidia_host::cdi::entry::RootfsEdits;
 use nvidia_host::device_id::VISIBLE_DEVICES;
 use nvidia_host::driver::compat;
 use nvidia_host::driver::nodes::{CAPS, NVIDIA_MAJOR};
 use nvidia_host::edits::build;
+use nvidia_host::edits::placement::RootfsFacts;
 use nvidia_host::inventory::procfs;
 
 use super::{limits, read_state, run_stage};
@@ -69,16 +70,14 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     )?;
     call.set_deadline(start)?;
     // The source of a mount may be on a file system that does not answer.
-    let edits = edits.resolve(|node| has_node(&spec, &node.absolute()));
-    let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();
+    let edits = resolve(edits, &spec);
     let open = OpenContainer::open(state.init()?, &spec.rootfs)?;
-    let facts = open.facts();
-    call.findings(&facts.finding());
-    let mut steps = rootfs::steps(&edits, facts, files);
-    if let Some((driver, cuda)) = &edits.cuda_compat {
-        let finding = prefer_compat(&mut steps, &open, driver, cuda);
-        call.findings(&finding);
-    }
+    let image = image(&edits, open.facts(), |dir, driver, cuda| {
+        open.compat_libraries(dir, driver, cuda)
+    });
+    call.findings(&image.facts.finding());
+    call.findings(&plan::newer_libcuda(&image));
+    let steps = steps(&edits, &image);
     let prepared = inject::prepare(&steps, &spec.mount_label)?;
     let finished = inject::apply(
         prepared,
@@ -96,21 +95,53 @@ fn finish(edits: RootfsEdits, call: &mut Call) -> Result<()> {
     Ok(())
 }
 
-/// Makes programs prefer the forward compatibility libraries of the image, if they are newer than this driver and its CUDA version.
-fn prefer_compat(
-    steps: &mut Vec<Step>,
-    open: &OpenContainer,
-    driver: &str,
-    cuda: &str,
-) -> Option<Finding> {
-    let dir = ContainerPath::new(compat::DIR)?;
-    let libraries = open.compat_libraries(&dir, driver, cuda);
-    let image = Image {
-        facts: open.facts(),
-        compat: libraries.unwrap_or_default(),
-    };
-    steps::prefer(steps, &dir, |soname| image.compat.contains(soname));
-    plan::newer_libcuda(&image)
+/// Returns the edits for the nodes that the container has.
+pub(crate) fn resolve(edits: RootfsEdits, spec: &SpecView) -> RootfsEdits {
+    edits.resolve(|node| has_node(spec, &node.absolute()))
+}
+
+/// Returns the properties of the image on which the steps depend. `libraries` returns the image's CUDA compatibility libraries in a
+/// directory, if they are to be used with this driver and its CUDA version.
+pub(crate) fn image(
+    edits: &RootfsEdits,
+    facts: RootfsFacts,
+    libraries: impl FnOnce(&ContainerPath, &str, &str) -> Option<BTreeSet<OsString>>,
+) -> Image {
+    let mut compat = None;
+    if let (Some((driver, cuda)), Some(dir)) = (&edits.cuda_compat, ContainerPath::new(compat::DIR))
+    {
+        compat = libraries(&dir, driver, cuda);
+    }
+    Image {
+        facts,
+        compat: compat.unwrap_or_default(),
+    }
+}
+
+/// Returns the steps of hook entries.
+pub(crate) fn steps(edits: &RootfsEdits, image: &Image) -> Vec<Step> {
+    let files = edits.mask.as_ref().map(mask_files).unwrap_or_default();
+    let mut steps = rootfs::steps(edits, image.facts, files);
+    if let (Some(_), Some(dir)) = (&edits.cuda_compat, ContainerPath::new(compat::DIR)) {
+        // The image's libraries are newer than this driver.
+        steps::prefer(&mut steps, &dir, |soname| image.compat.contains(soname));
+    }
+    steps
+}
+
+/// Returns the edits of all hook entries of a container; `None` if it has none.
+pub(crate) fn all_entries(spec: &SpecView) -> Option<RootfsEdits> {
+    let mut all = None;
+    for hook in &spec.hooks {
+        let Some(entry) = RootfsEdits::from_entry(&hook.args) else {
+            continue;
+        };
+        all = Some(match all {
+            Some(edits) => RootfsEdits::merge(edits, entry),
+            None => entry,
+        });
+    }
+    all
 }
 
 /// Records what the engine did before this call.
@@ -144,10 +175,10 @@ fn engine_setup(spec: &SpecView) -> String {
 /// the others find it done.
 fn with_entries(edits: RootfsEdits, spec: &SpecView) -> RootfsEdits {
     // An entry that cannot be parsed fails when it is called.
-    spec.hooks
-        .iter()
-        .filter_map(|hook| RootfsEdits::from_entry(&hook.args))
-        .fold(edits, RootfsEdits::merge)
+    match all_entries(spec) {
+        Some(all) => edits.merge(all),
+        None => edits,
+    }
 }
 
 /// Reports whether the engine gives the container this node. In containers with a user namespace, engines mount the host's node. Another

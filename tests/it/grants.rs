@@ -152,7 +152,7 @@ fn device_nodes_that_mean_nothing() {
     }
     // A privileged container has every node of the host in its config.json.
     let shown = plan(fake, &with(gpu_1(), &[], &["CAP_SYS_ADMIN"])).ok();
-    assert!(shown.starts_with("the hook does nothing"), "{shown}");
+    assert!(shown.starts_with("the hook would do nothing"), "{shown}");
     for devices in [
         json!([
             node("nvidiactl", 195, 255),
@@ -165,7 +165,7 @@ fn device_nodes_that_mean_nothing() {
             &with(json!({"linux": {"devices": devices}}), &[], &[]),
         )
         .ok();
-        assert!(shown.starts_with("the hook does nothing"), "{shown}");
+        assert!(shown.starts_with("the hook would do nothing"), "{shown}");
     }
 }
 
@@ -187,7 +187,7 @@ fn device_nodes_stop_no_container() {
         assert_eq!(container.mountinfo(), before);
         let shown = plan(&fake, &with(spec.clone(), &[], &[])).ok();
         assert!(
-            shown.starts_with("the hook does nothing") && shown.contains("ONH-111"),
+            shown.starts_with("the hook would do nothing") && shown.contains("ONH-111"),
             "{shown}"
         );
     };
@@ -253,7 +253,7 @@ fn a_device_in_the_place_of_a_node() {
     assert!(at_precreate(&spec).failed(1).contains("(ONH-044)\nhint: "));
     for shown in explained(&spec) {
         let stopped =
-            shown.stdout.starts_with("the hook fails: ") && shown.stdout.contains("ONH-044");
+            shown.stdout.starts_with("the hook would fail: ") && shown.stdout.contains("ONH-044");
         assert!(shown.code == Some(1) && stopped, "{shown:?}");
     }
 
@@ -280,7 +280,7 @@ fn a_device_in_the_place_of_a_node() {
     assert_eq!(at_precreate(&spec).ok(), spec);
     for shown in explained(&spec).map(Ran::ok) {
         assert!(
-            shown.starts_with("the hook does nothing") && shown.contains("ONH-111"),
+            shown.starts_with("the hook would do nothing") && shown.contains("ONH-111"),
             "{shown}"
         );
     }
@@ -404,7 +404,7 @@ fn hosts_without_a_gpu() {
     fake.configure("[oci-nvidia-hook]\nno-gpu = \"start\"");
     let shown = plan(&fake, &asks("all")).ok();
     assert!(
-        shown.starts_with("the hook does nothing: ") && shown.contains("ONH-112"),
+        shown.starts_with("the hook would do nothing: ") && shown.contains("ONH-112"),
         "{shown}"
     );
     let ran = fake.precreate(asks("all").as_bytes());

@@ -55,8 +55,9 @@ fn stdin_is_config_json_or_a_state() {
     ];
     let texts = ways.map(Ran::ok);
     assert!(
-        texts[0]
-            .starts_with("the hook sets up the container: NVIDIA_VISIBLE_DEVICES requests GPU 1\n"),
+        texts[0].starts_with(
+            "the hook would set up the container: NVIDIA_VISIBLE_DEVICES requests GPU 1\n"
+        ),
         "{texts:?}"
     );
     assert!(texts.iter().all(|text| *text == texts[0]), "{texts:#?}");
@@ -92,8 +93,7 @@ fn a_file_system_that_does_not_answer() {
         .arg(&fake.config)
         .env_clear();
     let ran = run_with(&mut plan, container.state().as_bytes());
-    let says =
-        "the hook fails: the container's files do not answer within 10 seconds (ONH-049)\n  hint: ";
+    let says = "the hook would fail: the container's files do not answer within 10 seconds (ONH-049)\n  hint: ";
     assert!(
         ran.code == Some(1) && ran.stdout.starts_with(says),
         "{ran:?}"
@@ -149,8 +149,9 @@ fn a_container_by_its_name() {
     let plan = |name: &str| run(isolated(dir.path()).args(["plan", "--request", name]));
     for name in ["c1-main", "c1", "c2", "n/p/c2"] {
         let ran = plan(name);
-        let start =
-            format!("container {name}\nthe hook fails: NVIDIA_DRIVER_CAPABILITIES: \"nonsense\"");
+        let start = format!(
+            "container {name}\nthe hook would fail: NVIDIA_DRIVER_CAPABILITIES: \"nonsense\""
+        );
         assert!(ran.stdout.starts_with(&start), "{ran:?}");
         assert_eq!((ran.code, ran.stderr.as_str()), (Some(1), ""), "{name}");
     }
@@ -226,7 +227,7 @@ fn gpus_by_cdi() {
             .unwrap()
             .to_owned()
     };
-    let nothing = "the hook does nothing: NVIDIA_VISIBLE_DEVICES is \"void\"";
+    let nothing = "the hook would do nothing: NVIDIA_VISIBLE_DEVICES is \"void\"";
     assert_eq!(
         first(&spec),
         format!(

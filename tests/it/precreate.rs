@@ -189,7 +189,7 @@ fn explained_as_it_is_done() {
     assert_eq!(precreate(&fake.config, &given).ok(), given);
     let shown = plan(&fake, &["--stage", "precreate"], &given).ok();
     assert!(
-        shown.starts_with("the hook does nothing: ") && shown.contains("(ONH-111)\n"),
+        shown.starts_with("the hook would do nothing: ") && shown.contains("(ONH-111)\n"),
         "{shown}"
     );
     for (spec, says) in [(no_array, "it is not an array"), (another, "(ONH-044)")] {

@@ -251,7 +251,7 @@ fn what_is_made_is_explained() {
         }
         let told = of(&host, env).ok();
         assert!(
-            told.starts_with("the hook sets up the container: "),
+            told.starts_with("the hook would set up the container: "),
             "{missing}: {told}"
         );
         assert!(

@@ -228,12 +228,12 @@ const COMMANDS: &[(&str, Way)] = &[
     ),
     (
         "oci-nvidia-hook plan web",
-        Root("the hook sets up the container: NVIDIA_VISIBLE_DEVICES requests all GPUs"),
+        Root("the hook would set up the container: NVIDIA_VISIBLE_DEVICES requests all GPUs"),
     ),
     ("oci-nvidia-hook explain ONH-030", Root("ONH-030: ")),
     (
         "oci-nvidia-hook plan - < config.json",
-        Root("the hook sets up the container: NVIDIA_VISIBLE_DEVICES requests all GPUs"),
+        Root("the hook would set up the container: NVIDIA_VISIBLE_DEVICES requests all GPUs"),
     ),
     (
         "install -D -m 644 packaging/podman/oci-nvidia-hook-precreate.json \

@@ -369,7 +369,7 @@ kinds! {
         fix "run `ldconfig` when the image is built, or set `LD_LIBRARY_PATH` in the container" see "";
     LEFT_OUT "ONH-303" Warning "an optional file of the driver cannot be given to the container"
         why "the container starts without it"
-        fix "in the image, check the path that the message names" see "";
+        fix "check the path that the message names, in the image and on its volumes" see "";
     CGROUP_ABOVE "ONH-304" Warning "a parent cgroup of the container restricts devices"
         why "they may deny the GPUs to the container"
         fix "allow the GPUs in the systemd unit of that cgroup with `DeviceAllow=`" see "modes.md";

@@ -17,8 +17,9 @@ use base::sys::mount::{Api, Label};
 use nvidia_host::edits::Need;
 
 use crate::inject::container::Inside;
-use crate::inject::container::host_dev::{self, HostDev};
+use crate::inject::container::host_dev::HostDev;
 use crate::inject::container::mounts::{self, Mounts};
+use crate::inject::decide::{self, Uncreatable};
 use crate::inject::files::directory::{Present, find_present};
 use crate::inject::files::tmpfs::is_read_only;
 use crate::inject::layer::overlay::{self, CoverReason};
@@ -261,15 +262,14 @@ impl Layout {
             path,
         )?
         .unwrap_or(CoverReason::ReadOnly);
-        if why == CoverReason::Volume && self.host_dev.has(&*below)? {
-            return Err(host_dev::refusal());
-        }
-        self.mounts.refuse_shared(&below)?;
-        let is_lost = why == CoverReason::Volume && !is_read_only(&*below);
-        // The container can no longer write to a covered directory, which an optional file does not justify.
-        if is_lost && self.need == Need::Optional {
-            return Err(overlay::not_covered(path));
-        }
+        let lost = decide::cover(Uncreatable {
+            path,
+            why,
+            is_read_only: is_read_only(&*below),
+            is_shared: self.mounts.is_shared(&below)?,
+            in_hosts_dev: self.host_dev.has(&*below)?,
+            need: self.need,
+        })?;
         let mut mounts = Vec::new();
         let label = self.label.as_ref();
         let covered = overlay::cover(
@@ -286,9 +286,7 @@ impl Layout {
         self.forget_directories();
         self.mounts.add_layer(&layer)?;
         self.layers.push(layer);
-        if is_lost {
-            self.done.findings.push(overlay::covered(path));
-        }
+        self.done.findings.extend(lost);
         Ok(())
     }
 }

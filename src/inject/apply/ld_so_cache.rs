@@ -32,7 +32,7 @@ impl Applier {
         } else {
             BTreeSet::new()
         };
-        let old = match self.read_linker_cache() {
+        let old = match linker_cache::read(&self.layout.rootfs) {
             Ok(old) => old,
             Err(error) => {
                 self.report_unchanged(&error);
@@ -65,11 +65,8 @@ impl Applier {
             return replace_file(etc, Path::new(name), content).context("write it");
         }
         let Present::Other(point, _) = find_present(etc, name)? else {
-            self.report_unchanged(&anyhow::Error::msg(if is_volume {
-                "\"/etc\" is on a volume that lacks this file"
-            } else {
-                "the image's file system is read-only and lacks this file"
-            }));
+            let finding = linker_cache::missing(is_volume);
+            self.layout.done.findings.push(finding);
             return Ok(());
         };
         self.layout.mounts.refuse_shared_dir(etc)?;
@@ -84,22 +81,10 @@ impl Applier {
         let finding = linker_cache::left_unchanged(error);
         self.layout.done.findings.push(finding);
     }
-
-    /// Returns the content of the cache; `None` if it is missing. Follows a symlink of the image, below the rootfs.
-    fn read_linker_cache(&self) -> Result<Option<Vec<u8>>> {
-        let found = self
-            .layout
-            .rootfs
-            .open_existing(Path::new("etc/ld.so.cache"), OFlags::PATH)
-            .context("read it")?;
-        let Some(found) = found else { return Ok(None) };
-        let (file, stat) = self.layout.rootfs.open_stored_known(found)?;
-        base::read::read_known(&file, &stat, linker_cache::MAX_SIZE).map(Some)
-    }
 }
 
 /// Returns the directories of these libraries, with the directory of libcuda first: with CUDA compatibility libraries, it is the image's.
-fn directories(entries: &[CacheEntry]) -> Vec<ContainerPath> {
+pub(in crate::inject) fn directories(entries: &[CacheEntry]) -> Vec<ContainerPath> {
     let mut dirs = Vec::new();
     let is_cuda = |entry: &&CacheEntry| entry.soname == "libcuda.so.1";
     for entry in entries.iter().filter(is_cuda).chain(entries) {

@@ -2,8 +2,8 @@
 
 mod cdi_hook;
 pub(in crate::inject) mod layout;
-mod ld_so_cache;
-mod ld_so_conf;
+pub(in crate::inject) mod ld_so_cache;
+pub(in crate::inject) mod ld_so_conf;
 mod own_node;
 mod stale;
 
@@ -15,21 +15,23 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::rc::Rc;
 
-use anyhow::{Context, Result, bail, ensure};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
+use anyhow::{Context, Result, bail};
+use rustix::fs::{AtFlags, Mode, OFlags, Stat};
 
 use base::paths::ContainerPath;
-use base::report::{Failure, Finding};
+use base::report::Finding;
 use base::sys::in_root::Created;
 use base::sys::mount::{Api, MountAttrs};
-use findings::catalog;
 use nvidia_host::edits::Need;
 use nvidia_host::edits::placement::Link;
 
 use crate::inject::apply::layout::Layout;
+use crate::inject::decide::{
+    CopyAt, LinkAt, MountAt, Mounting, copy_at, directory_at, hidden, hides_file, link_at, mask_at,
+    mount_at,
+};
 use crate::inject::files::directory::{
-    Present, find_present, is_unchanged, make_copy, make_file, replace_file, replace_link,
-    replace_with_copy,
+    Present, find_present, make_copy, make_file, replace_file, replace_link, replace_with_copy,
 };
 use crate::inject::files::source::Source;
 use crate::inject::files::tmpfs::{Directory, is_own_tmpfs};
@@ -153,9 +155,7 @@ impl Applier {
         }
         let dir = self.layout.parent(target)?;
         let name = target.file_name();
-        if let Present::Other(_, stat) = find_present(&dir, name)?
-            && is_unchanged(&stat)
-        {
+        if copy_at(find_present(&dir, name)?.seen()) == CopyAt::InsteadOfCopy {
             let dir = self.layout.writable(dir, target)?;
             let name = Path::new(name);
             replace_with_copy(&dir, name, content)?;
@@ -203,8 +203,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Returns the mount point at a name that is already used. A symlink is replaced with a file and never followed: its target
-    /// is the image's choice, and may be any file of the host (CVE-2024-0133).
+    /// Returns the mount point at a name that is already used.
     fn existing_point(
         &mut self,
         source: &Source,
@@ -213,33 +212,23 @@ impl Applier {
     ) -> Result<MountPoint> {
         let dir = self.layout.parent(target)?;
         let name = target.file_name();
-        Ok(match find_present(&dir, name)? {
-            Present::Other(_, stat) if is_device(&stat, device) => MountPoint::Present, // the engine created it
-            Present::Other(_, stat) if source.is(&stat) => MountPoint::Present, // an earlier run of the hook mounted it
-            Present::Other(point, stat) => {
-                ensure!(
-                    !is_directory(&stat),
-                    "the image has a directory at this path"
-                );
-                // Two paths can lead to one directory, by links of the image or by a volume.
-                ensure!(
-                    !self.placed.contains(&(stat.st_dev, stat.st_ino)),
-                    "another driver file is already there"
-                );
+        let present = find_present(&dir, name)?;
+        let file = Mounting {
+            source: source.stat(),
+            device,
+            placed: &self.placed,
+        };
+        let at = mount_at(present.seen(), file)?;
+        if let MountAt::Over { hides: true } | MountAt::InsteadOfLink { hides: true } = at {
+            self.layout.done.findings.push(hidden(target));
+        }
+        match (at, present) {
+            (MountAt::Present, _) => Ok(MountPoint::Present),
+            (_, Present::Other(point, stat)) => {
                 self.layout.done.note_left(target, &stat);
-                // An empty file is the mount point of an earlier start.
-                if device.is_none()
-                    && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-                    && stat.st_size > 0
-                {
-                    self.hides(target);
-                }
-                MountPoint::Existing(dir, point)
+                Ok(MountPoint::Existing(dir, point))
             }
-            Present::Link(text) => {
-                if device.is_none() {
-                    self.hides(target);
-                }
+            (_, Present::Link(text)) => {
                 let dir = self.layout.writable(dir, target)?;
                 rustix::fs::unlinkat(&*dir, name, AtFlags::empty())?;
                 self.layout.done.add(Change::Replaced {
@@ -248,13 +237,11 @@ impl Applier {
                     text,
                 });
                 let made = self.layout.make(target, false, make_file)?;
-                MountPoint::New(
-                    made.context("another process created it in the meantime")?
-                        .0,
-                )
+                let (dir, ()) = made.context("another process created it in the meantime")?;
+                Ok(MountPoint::New(dir))
             }
-            Present::Nothing => bail!("another process removed it in the meantime"),
-        })
+            (_, Present::Nothing) => bail!("another process removed it in the meantime"),
+        }
     }
 
     pub(in crate::inject) fn link(
@@ -275,9 +262,10 @@ impl Applier {
         }
         let dir = self.layout.parent(link)?;
         let name = link.file_name();
-        match find_present(&dir, name)? {
-            Present::Link(old) if old == text => {}
-            Present::Link(old) => {
+        let present = find_present(&dir, name)?;
+        match (link_at(present.seen(), text)?, present) {
+            (LinkAt::Present, _) => {}
+            (_, Present::Link(old)) => {
                 let dir = self.layout.writable(dir, link)?;
                 replace_link(&dir, Path::new(name), text)?;
                 self.had_other_driver |= is_library_of_a_driver(&old);
@@ -287,12 +275,8 @@ impl Applier {
                     text: old,
                 });
             }
-            Present::Nothing => bail!("another process removed it in the meantime"),
-            Present::Other(point, stat) => {
-                ensure!(
-                    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile,
-                    "the image has something other than a regular file at this path"
-                );
+            (_, Present::Nothing) => bail!("another process removed it in the meantime"),
+            (_, Present::Other(point, stat)) => {
                 self.mount_over(&dir, point, &stat, link, file)?;
             }
         }
@@ -320,32 +304,21 @@ impl Applier {
                 None => return Ok(()),
             },
         };
-        let is_file =
-            FileType::from_raw_mode(rustix::fs::fstat(&*mounted)?.st_mode) == FileType::RegularFile;
+        if !hides_file(&rustix::fs::fstat(&*mounted)?, stat) {
+            return Ok(());
+        }
         let copy = Source::from_fd(
             mounted.try_clone()?,
             None,
             MountAttrs::DRIVER_FILE,
             self.api,
         )?;
-        if copy.is(stat) || !is_file {
-            return Ok(());
-        }
         self.layout.mounts.refuse_shared(&point)?;
         self.layout.done.add(Change::Mounted(
             copy.attach(dir, Path::new(link.file_name()), point)?.into(),
         ));
-        self.hides(link);
+        self.layout.done.findings.push(hidden(link));
         Ok(())
-    }
-
-    /// Notes that the image has another file at this path.
-    fn hides(&mut self, path: &ContainerPath) {
-        let what = format!("the driver's file hides the image's own {path}");
-        self.layout
-            .done
-            .findings
-            .push(Finding::new(&catalog::HIDDEN, what, ""));
     }
 
     pub(in crate::inject) fn mask_proc(&mut self, directory: Directory) -> Result<()> {
@@ -360,22 +333,12 @@ impl Applier {
             return Ok(()); // the container has no /proc, or the driver is not loaded in this kernel
         };
         let name = OsStr::new("nvidia");
-        match find_present(&dir, name)? {
-            Present::Nothing => Ok(()),
-            Present::Other(point, stat) if is_directory(&stat) => {
-                if is_own_tmpfs(&point) {
-                    Ok(())
-                } else {
-                    self.attach(directory, &dir, name, point)
-                }
+        let present = find_present(&dir, name)?;
+        match (mask_at(present.seen())?, present) {
+            (true, Present::Other(point, _)) if !is_own_tmpfs(&point) => {
+                self.attach(directory, &dir, name, point)
             }
-            // In a proc file system it is a directory, so this /proc is not one.
-            _ => Err(Failure::new(
-                &catalog::NO_PROC,
-                "\"/proc/driver/nvidia\" is not a directory in the container",
-                "have the engine mount a proc file system at \"/proc\" in the container",
-            )
-            .into()),
+            _ => Ok(()),
         }
     }
 
@@ -417,11 +380,11 @@ impl Applier {
         };
         self.layout.make(target, true, make_dir)?;
         let dir = self.layout.parent(target)?;
-        match find_present(&dir, target.file_name())? {
-            Present::Other(point, stat) if is_directory(&stat) => Ok((dir, point)),
-            _ => Err(anyhow::anyhow!(
-                "the image has something other than a directory at this path"
-            )),
+        let present = find_present(&dir, target.file_name())?;
+        directory_at(present.seen())?;
+        match present {
+            Present::Other(point, _) => Ok((dir, point)),
+            _ => bail!("another process removed it in the meantime"),
         }
     }
 
@@ -439,17 +402,4 @@ impl Applier {
         self.layout.done.add_mounts(mounts);
         attached
     }
-}
-
-fn is_directory(stat: &Stat) -> bool {
-    FileType::from_raw_mode(stat.st_mode) == FileType::Directory
-}
-
-fn is_device(stat: &Stat, device: Option<(u32, u32)>) -> bool {
-    FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
-        && device
-            == Some((
-                rustix::fs::major(stat.st_rdev),
-                rustix::fs::minor(stat.st_rdev),
-            ))
 }

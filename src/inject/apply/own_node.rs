@@ -14,7 +14,6 @@ use nix::errno::Errno;
 use base::paths::ContainerPath;
 use base::report::errno_of;
 use base::sys::mount::{Api, MountAttrs};
-use findings::catalog;
 use nvidia_host::driver::access::Permissions;
 
 use super::{Applier, MountPoint};
@@ -22,7 +21,7 @@ use crate::inject::files::directory::{Present, find_present};
 use crate::inject::files::source::Source;
 use crate::inject::layer::overlay::Scratch;
 use crate::inject::remove::undo::StillMounted;
-use crate::plan::process::{NodePermissions, Process};
+use crate::plan::process::Process;
 
 /// The nodes that the hook creates for a container.
 #[derive(Debug)]
@@ -136,20 +135,7 @@ impl Applier {
         process: &Process,
         permissions: Permissions,
     ) {
-        let is_noted = self
-            .layout
-            .done
-            .findings
-            .iter()
-            .any(|finding| finding.kind == &catalog::NO_ACCESS);
-        if !is_noted && !process.may_open(permissions) {
-            self.layout
-                .done
-                .findings
-                .extend(process.finding(&[NodePermissions {
-                    path: target,
-                    permissions,
-                }]));
-        }
+        let findings = &mut self.layout.done.findings;
+        findings.extend(process.shut_out(target, permissions, findings));
     }
 }

@@ -2,17 +2,42 @@
 //! controls was the cause of CVE-2024-0135, CVE-2024-0136, CVE-2024-0137 and CVE-2025-23267.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use rustix::fs::OFlags;
+
 use base::report::Finding;
 use findings::catalog;
 use nvidia_host::driver::ldcache::{self, Arch, Cache, CacheFormat, NewEntry};
 
+use super::Files;
 use crate::plan::step::CacheEntry;
 
 /// Upper limit for the cache in bytes. A cache of 100 000 libraries has half of it.
 pub(crate) const MAX_SIZE: usize = 16 << 20;
+
+/// Returns the content of an image's cache; `None` if it is missing. Follows a symlink of the image, below the rootfs.
+pub(in crate::inject) fn read(rootfs: &impl Files) -> Result<Option<Vec<u8>>> {
+    let found = match rootfs.open_at(Path::new("etc/ld.so.cache"), OFlags::PATH) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).context("read it"),
+    };
+    let (file, stat) = rootfs.open_stored_known(found)?;
+    base::read::read_known(&file, &stat, MAX_SIZE).map(Some)
+}
+
+/// The finding for a directory in which the missing cache cannot be created.
+pub(in crate::inject) fn missing(is_volume: bool) -> Finding {
+    let why = if is_volume {
+        "\"/etc\" is on a volume that lacks this file"
+    } else {
+        "the image's file system is read-only and lacks this file"
+    };
+    left_unchanged(&anyhow::Error::msg(why))
+}
 
 /// Returns the new content, without the entries of `stale` paths. `None` if the old content is already right, or if
 /// it cannot be changed safely; then there is a finding.

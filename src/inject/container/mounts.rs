@@ -17,13 +17,12 @@ use std::rc::Rc;
 use anyhow::{Context, Result};
 use rustix::fs::FsWord;
 
-use base::report::Failure;
 use base::sys::in_root::{Root, real_path};
 use base::sys::mount::statmount::{self, Id, MountFacts};
 use base::sys::proc_file;
-use findings::catalog;
 
 use crate::inject::container::mountinfo;
+use crate::inject::decide::refuse_shared;
 use crate::oci::spec_view::Mount;
 
 pub(in crate::inject) const TMPFS_MAGIC: FsWord = 0x0102_1994;
@@ -112,45 +111,36 @@ impl Mounts {
 
     /// Refuses to mount on `point` if its mount has shared propagation.
     pub(in crate::inject) fn refuse_shared(&mut self, point: &OwnedFd) -> Result<()> {
+        refuse_shared(self.is_shared(point)?)
+    }
+
+    /// Reports whether the mount of `point` has shared propagation.
+    pub(in crate::inject) fn is_shared(&mut self, point: &OwnedFd) -> Result<bool> {
         let mount = statmount::id(point)?;
-        self.refuse(mount, point)
+        self.is_shared_mount(mount, point)
     }
 
     /// Refuses to mount on a file in this directory if its mount has shared propagation.
     pub(in crate::inject) fn refuse_shared_dir(&mut self, dir: &Rc<OwnedFd>) -> Result<()> {
         let mount = self.mount_of(dir)?;
-        self.refuse(mount, dir)
+        refuse_shared(self.is_shared_mount(mount, dir)?)
     }
 
     pub(in crate::inject) fn forget_directories(&mut self) {
         self.directories.clear();
     }
 
-    fn refuse(&mut self, mount: Id, point: &OwnedFd) -> Result<()> {
-        let known = self
-            .shared
-            .iter()
-            .find(|(known, _)| *known == mount)
-            .map(|(_, is_shared)| *is_shared);
-        let is_shared = match known {
-            Some(is_shared) => is_shared,
-            None => {
-                let is_shared = match statmount::facts_of(mount) {
-                    Some(facts) => facts.is_shared,
-                    None => self.is_listed_as_shared(point)?,
-                };
-                self.shared.push((mount, is_shared));
-                is_shared
-            }
-        };
-        if is_shared {
-            return Err(anyhow::Error::new(Failure::new(
-                &catalog::SHARED,
-                "it is in a volume with shared propagation: the mount would also appear on the host",
-                "mount that volume with rslave or rprivate propagation",
-            )));
+    fn is_shared_mount(&mut self, mount: Id, point: &OwnedFd) -> Result<bool> {
+        let known = self.shared.iter().find(|(known, _)| *known == mount);
+        if let Some((_, is_shared)) = known {
+            return Ok(*is_shared);
         }
-        Ok(())
+        let is_shared = match statmount::facts_of(mount) {
+            Some(facts) => facts.is_shared,
+            None => self.is_listed_as_shared(point)?,
+        };
+        self.shared.push((mount, is_shared));
+        Ok(is_shared)
     }
 
     fn mount_of(&mut self, dir: &Rc<OwnedFd>) -> Result<Id> {

@@ -13,6 +13,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::inject::decide::Seen;
 use crate::inject::files::source::open_in;
 
 /// The kind of file at a name in a directory.
@@ -21,6 +22,17 @@ pub(in crate::inject) enum Present {
     /// A symlink, with its target
     Link(PathBuf),
     Other(OwnedFd, Stat),
+}
+
+impl Present {
+    /// Returns what decisions depend on.
+    pub(in crate::inject) fn seen(&self) -> Seen<'_> {
+        match self {
+            Self::Nothing => Seen::Nothing,
+            Self::Link(text) => Seen::Link(text),
+            Self::Other(_, stat) => Seen::Other(stat),
+        }
+    }
 }
 
 /// Opens what is at a name, without following a link. An unused name is not an error.

@@ -156,7 +156,7 @@ pub(in crate::inject) enum CoverReason {
 
 impl CoverReason {
     /// The error if mounts below the directory would be hidden by a layer.
-    fn has_others_inside(self, path: &Path) -> Failure {
+    pub(in crate::inject) fn has_others_inside(self, path: &Path) -> Failure {
         let hint = match self {
             Self::Volume => {
                 "mount the volume at another path, or create an empty file in it for each driver file"

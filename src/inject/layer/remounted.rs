@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use anyhow::{Context, Result};
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::{FileType, OFlags, Stat};
 
 use base::sys::in_root::Root;
 use base::sys::mount::{Api, MountAttrs};
@@ -19,13 +19,19 @@ use crate::inject::files::source::Source;
 use crate::inject::files::tmpfs::is_read_only;
 use crate::oci::spec_view::Mount;
 
-/// Knows which files may be carried over: those that the container cannot change, because a layer makes them read-only.
+/// Carries files over.
 #[derive(Debug)]
 pub(in crate::inject) struct Remounts {
     api: Api,
+    read_only: ReadOnlyMounts,
+}
+
+/// Knows which files may be carried over: those that the container cannot change, because a layer makes them read-only.
+#[derive(Debug)]
+pub(in crate::inject) struct ReadOnlyMounts {
     /// Paths at which config.json has the runtime mount something read-only. crun does that only after the hooks: it remounts the bind
     /// mounts at the end (`finalize_mounts`).
-    read_only: BTreeSet<PathBuf>,
+    paths: BTreeSet<PathBuf>,
 }
 
 /// A file that is mounted in a directory.
@@ -36,15 +42,30 @@ pub(in crate::inject) struct Carried {
     source: Source,
 }
 
-impl Remounts {
+impl ReadOnlyMounts {
     /// Creates the value from the mounts in config.json.
-    pub(in crate::inject) fn new(mounts: &[Mount], api: Api) -> Self {
+    pub(in crate::inject) fn new(mounts: &[Mount]) -> Self {
         let paths = mounts
             .iter()
             .filter(|mount| mount.is_bind() && gets_these_flags(mount));
         Self {
+            paths: paths.map(|mount| mount.destination.clone()).collect(),
+        }
+    }
+
+    /// Reports whether a layer may cover this file, which is mounted at a path relative to the root directory.
+    pub(in crate::inject) fn carries(&self, stat: &Stat, is_read_only: bool, path: &Path) -> bool {
+        FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+            && (is_read_only || self.paths.contains(&Path::new("/").join(path)))
+    }
+}
+
+impl Remounts {
+    /// Creates the value from the mounts in config.json.
+    pub(in crate::inject) fn new(mounts: &[Mount], api: Api) -> Self {
+        Self {
             api,
-            read_only: paths.map(|mount| mount.destination.clone()).collect(),
+            read_only: ReadOnlyMounts::new(mounts),
         }
     }
 
@@ -65,11 +86,8 @@ impl Remounts {
             let Ok(file) = rootfs.open_at(&path, OFlags::PATH | OFlags::NOFOLLOW) else {
                 return Ok(None);
             };
-            let is_file =
-                FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) == FileType::RegularFile;
-            if !is_file
-                || !(is_read_only(&file) || self.read_only.contains(&Path::new("/").join(&path)))
-            {
+            let stat = rustix::fs::fstat(&file)?;
+            if !self.read_only.carries(&stat, is_read_only(&file), &path) {
                 return Ok(None);
             }
             // The clone has the flags of the mount too, such as noexec.
@@ -137,7 +155,7 @@ mod tests {
             },
         ];
         assert_eq!(
-            Remounts::new(&mounts, Api::InPlace).read_only,
+            ReadOnlyMounts::new(&mounts).paths,
             BTreeSet::from(["/driver".into()])
         );
     }
