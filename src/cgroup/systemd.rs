@@ -20,7 +20,7 @@ const SOCKET: &str = "/run/systemd/private";
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The time between two attempts to connect
 const PAUSE: Duration = Duration::from_millis(50);
-/// The time after which [`wait`] does not try again; a reload on a host with thousands of units takes seconds
+/// The time after which [`when_ready`] does not ask again; a reload on a host with thousands of units takes seconds
 const LONGEST_RELOAD: Duration = Duration::from_secs(10);
 /// Upper limit for the messages before a reply; a few signals are usual.
 const MAX_MESSAGES: usize = 1000;
@@ -32,9 +32,9 @@ const MAX_MESSAGES: usize = 1000;
 /// example the device of `--device /dev/fuse`.
 ///
 /// # Errors
-/// If systemd does not run, refuses, or does not reply within five seconds.
+/// If systemd does not run, refuses, or does not reply within ten seconds.
 pub(super) fn allow(unit: &str, rules: &[DeviceRule]) -> Result<()> {
-    extend_device_allow(unit, rules)
+    when_ready(|| extend_device_allow(unit, rules))
         .with_context(|| format!("cannot add the devices to the systemd unit {unit:?}"))
 }
 
@@ -55,14 +55,19 @@ fn extend_device_allow(unit: &str, rules: &[DeviceRule]) -> Result<()> {
 /// # Errors
 /// If systemd does not run, or does not reply within ten seconds.
 pub(super) fn wait() -> Result<()> {
+    when_ready(get_version).context("systemd does not reply")
+}
+
+/// Asks systemd again while it reloads or executes itself again.
+fn when_ready(ask: impl Fn() -> Result<()>) -> Result<()> {
     let until = Instant::now() + LONGEST_RELOAD;
     loop {
-        match get_version() {
+        match ask() {
             // systemd closes its connections when it executes itself again, and opens the socket later.
             Err(error) if is_busy(&error) && Instant::now() < until => {
                 std::thread::sleep(PAUSE);
             }
-            other => return other.context("systemd does not reply"),
+            other => return other,
         }
     }
 }

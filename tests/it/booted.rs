@@ -102,6 +102,15 @@ impl Systemd {
             )
     }
 
+    /// Stops systemd for some seconds, like a long reload.
+    pub fn pause(&self, seconds: u32) {
+        let pid = &self.pid;
+        sh(&format!(
+            "kill -STOP {pid}; (sleep {seconds}; kill -CONT {pid}) >/dev/null 2>&1 &"
+        ))
+        .ok();
+    }
+
     /// Runs a command in its namespaces.
     pub fn enter(&self, script: &str) -> Ran {
         let mut nsenter = Command::new("nsenter");

@@ -752,7 +752,7 @@ fn v2_the_scope_above_is_the_container_s_too() {
     );
 }
 
-/// crun 1.23 and newer with systemd: systemd attaches the pinned program again when it reloads. The test `systemd::` has a systemd.
+/// crun 1.23 and newer with systemd: systemd attaches the pinned program again when it reloads. The tests in `pinned` have a systemd.
 fn v2_what_crun_gave_to_systemd_is_extended() {
     if !in_v2_view("cgroup::v2_what_crun_gave_to_systemd_is_extended") {
         return;
@@ -886,7 +886,7 @@ pub fn attach_as_crun(scope: &str) {
         None,
     )
     .unwrap();
-    allow_in_scope(scope);
+    allow_in_scope(scope, DeviceAccess::Added);
 }
 
 /// Pins an allow list, as crun 1.23 does before it asks systemd for the scope.
@@ -894,8 +894,8 @@ pub fn pin_as_crun(pin: &str) {
     bpf::pin(allow_list_of_crun().as_fd(), Path::new(pin)).unwrap();
 }
 
-/// Calls the hook for the process in the scope `onh-NAME.scope`.
-pub fn allow_in_scope(scope: &str) {
+/// Calls the hook for the process in the scope `onh-NAME.scope`, without findings.
+pub fn allow_in_scope(scope: &str, access: DeviceAccess) {
     let procs = fs::read_to_string(format!("{scope}/cgroup.procs")).unwrap();
     let pid = Pid::from_raw(procs.lines().next().unwrap().parse().unwrap());
     let name = scope.rsplit("/onh-").next().unwrap();
@@ -909,7 +909,7 @@ pub fn allow_in_scope(scope: &str) {
     assert_eq!(
         outcome,
         Grant {
-            access: DeviceAccess::Added,
+            access,
             findings: vec![]
         }
     );

@@ -71,6 +71,7 @@ mod own_nodes;
 mod packages;
 mod packaging;
 mod peers;
+mod pinned;
 mod plan;
 mod plan_obstacles;
 mod podman;
@@ -120,7 +121,7 @@ tests_of! {
     features, findings, fuzz_corpus, golden, gpu_kit, gpudirect, gpus, grants, help, hostile::blocking, hostile::engine, hostile::environment,
     hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths, hostile::processes, hostile::races,
     hostile::volumes, host_states, hosts, image_layouts, json_schema, ldcache, ldconfig, lean, licenses, limits, limits_cdi, live, log, nvidia_cli,
-    nvidia_ctk, obs, own_nodes, packages, packaging, peers, plan, plan_obstacles, podman, podman_drop_in, podman_shapes, poststop, precreate,
+    nvidia_ctk, obs, own_nodes, packages, packaging, peers, pinned, plan, plan_obstacles, podman, podman_drop_in, podman_shapes, poststop, precreate,
     precreate_podman, prepare, ps, readme, real_images, records, repository, rpm, shapes, soak, status, streams, style, suse_kit, systemd, timeouts, toolkit,
     units, walks, why, wsl, zypper
 }
