@@ -20,10 +20,8 @@ const SOCKET: &str = "/run/systemd/private";
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The time between two attempts to connect
 const PAUSE: Duration = Duration::from_millis(50);
-/// The time after which [`when_ready`] does not ask again; a reload on a host with thousands of units takes seconds
+/// The time after which the hook does not ask again, and reads no more messages; a reload on a host with thousands of units takes seconds
 const LONGEST_RELOAD: Duration = Duration::from_secs(10);
-/// Upper limit for the messages before a reply; a few signals are usual.
-const MAX_MESSAGES: usize = 1000;
 
 /// `systemctl set-property --runtime UNIT DeviceAllow=…` for each rule, if systemd filters the unit's devices.
 ///
@@ -96,6 +94,8 @@ fn is_busy(error: &anyhow::Error) -> bool {
 struct Connection {
     socket: UnixStream,
     serial: u32,
+    /// When to stop reading messages that are not the reply
+    until: Instant,
 }
 
 impl Connection {
@@ -112,13 +112,22 @@ impl Connection {
             "it replies {:?}",
             String::from_utf8_lossy(&line)
         );
-        Ok(Self { socket, serial: 0 })
+        Ok(Self::over(socket))
+    }
+
+    fn over(socket: UnixStream) -> Self {
+        Self {
+            socket,
+            serial: 0,
+            until: Instant::now() + LONGEST_RELOAD,
+        }
     }
 
     fn call(&mut self, message: impl FnOnce(u32) -> Vec<u8>) -> Result<Body> {
         self.serial += 1;
         self.socket.write_all(&message(self.serial))?;
-        for _ in 0..MAX_MESSAGES {
+        // The private socket gets all signals: a reload sends several for each unit, which are thousands on some hosts.
+        while Instant::now() < self.until {
             match read_message(&mut self.socket, self.serial)? {
                 Received::Other => {}
                 Received::Done(body) => return Ok(body),
@@ -148,4 +157,27 @@ fn read_message(socket: &mut UnixStream, serial: u32) -> Result<Received> {
     message.resize(length, 0);
     socket.read_exact(message.get_mut(dbus::HEAD..).unwrap_or_default())?;
     dbus::answer(&message, serial).context("its reply is not a D-Bus message")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_of_signals_precede_the_reply() {
+        let (ours, mut systemds) = UnixStream::pair().unwrap();
+        let header =
+            |kind: u8, fields: u8| [b'l', kind, 1, 1, 0, 0, 0, 0, 7, 0, 0, 0, fields, 0, 0, 0];
+        let reply_to_first = [5, 1, b'u', 0, 1, 0, 0, 0];
+        let systemd = std::thread::spawn(move || {
+            for _ in 0..5000 {
+                systemds.write_all(&header(4, 0)).unwrap();
+            }
+            systemds.write_all(&header(2, 8)).unwrap();
+            systemds.write_all(&reply_to_first).unwrap();
+            systemds
+        });
+        Connection::over(ours).call(dbus::get_version).unwrap();
+        systemd.join().unwrap();
+    }
 }
