@@ -75,7 +75,7 @@ pub struct Member<'a> {
     pub cgroups_path: Option<&'a str>,
 }
 
-/// Lets the container read and write the devices, if it has a cgroup of its own. Idempotent.
+/// Lets the container read and write the devices, if it has a separate cgroup. Idempotent.
 ///
 /// Must run in the runtime's mount namespace, where cgroups have the paths that the runtime used.
 pub fn allow(member: Member<'_>, rules: &[DeviceRule]) -> Result<Grant> {
@@ -166,7 +166,7 @@ fn shared_finding(path: &Path) -> Finding {
     Finding::new(
         &catalog::SHARED_CGROUP,
         format!(
-            "the container has no cgroup of its own: it runs in {path:?}, whose device rules also apply to other processes"
+            "the container has no separate cgroup: it runs in {path:?}, whose device rules also apply to other processes"
         ),
         "start it without \"--cgroups=disabled\", or allow the devices with \"DeviceAllow=\" in the systemd unit of that service",
     )

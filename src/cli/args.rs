@@ -20,7 +20,7 @@ use crate::doctor::Section;
 pub(super) const GROUPS: &str = "[groups of commands]";
 
 /// The template for the help of the program. clap itself has no groups of commands, and creates the template for each command line that
-/// it parses. So the groups are laid out only when help is printed.
+/// it parses. So the groups are inserted only when help is printed.
 pub(super) const TEMPLATE: &str = concat!(
     "{about-with-newline}\n{usage-heading} {usage}\n\n",
     "[groups of commands]",
@@ -114,7 +114,7 @@ pub enum Command {
     /// Show the driver and the GPUs
     ///
     /// Prints the versions of the driver and of CUDA, and a table of the GPUs and MIG devices. If the program is called as
-    /// nvidia-container-cli, the output is that of nvidia-container-cli info.
+    /// nvidia-container-cli, the output has the format of nvidia-container-cli info.
     #[command(after_help = "Examples:\n  \
                             oci-nvidia-hook info\n  \
                             oci-nvidia-hook info --json > gpus.json")]

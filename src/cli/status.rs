@@ -47,7 +47,7 @@ pub(super) fn run(
     })
 }
 
-/// Returns the calling user; `None` if it is root. The home directory is that of the user database, because the environment was
+/// Returns the calling user; `None` if it is root. The home directory comes from the user database, because the environment was
 /// cleared.
 pub fn this_user() -> Option<User> {
     let uid = nix::unistd::getuid();

@@ -97,7 +97,7 @@ pub struct DriverFacts {
     pub unknown: Option<Finding>,
     /// The sockets and directories of daemons that containers get, and findings about those that they do not get
     pub daemons: (Vec<HostPath>, Vec<Finding>),
-    /// Device nodes that every GPU needs, and those of each GPU
+    /// Device nodes that every GPU needs, and the nodes of each GPU
     pub nodes: Vec<HostNode>,
     /// Whether only NVML reports the driver, because /proc does not have the files of its kernel module
     pub is_hidden: bool,

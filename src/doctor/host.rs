@@ -156,7 +156,7 @@ pub(super) fn groups(facts: &Facts) -> Check {
     let Some(user) = &facts.user else {
         // The check "hook-user" reports what this means for NVML.
         if join("USER", gid, mode) == GIVE_A_GROUP {
-            let what = "only root can open the device nodes: containers need nodes of their own, which the hook, CDI or a \
+            let what = "only root can open the device nodes: containers need separate nodes, which the hook, CDI or a \
                         device plugin creates; rootless Podman has no access";
             return Check::of(&catalog::GROUP_NODES, what, GIVE_A_GROUP);
         }

@@ -45,7 +45,7 @@ pub(super) fn check(facts: &Facts) -> Check {
     }
 }
 
-/// Checks a driver for claims, which has no socket among those of device plugins.
+/// Checks a driver for claims, which has no socket among the device plugins' sockets.
 fn claims(driver: &OfferedDriver, offered: Option<&Result<Offered, Unanswered>>) -> Check {
     let OfferedDriver {
         name,

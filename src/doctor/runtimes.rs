@@ -32,7 +32,7 @@ fn by_systemd(facts: &Facts, engine: &Engine) -> bool {
     }
 }
 
-/// Returns whether the hook changes device cgroups: not those of rootless containers, which have none, and not at precreate.
+/// Returns whether the hook changes device cgroups. Rootless containers have none, and at precreate the engine sets them.
 fn adds_devices(engine: &Engine) -> bool {
     let at_precreate = status::ours(engine).any(|entry| entry.hook.is_at(PRECREATE));
     !matches!(engine.kind, EngineKind::PodmanOf(_))

@@ -114,7 +114,7 @@ fn refuse_unless_permitted(judgment: Judgment) -> Result<()> {
         Judgment::Unknown(minor) => Err(failure(
             &catalog::UNKNOWN_DEVICE,
             format!(
-                "the engine gives the container \"/dev/nvidia{minor}\": this host has no such GPU, so that [devices] in \
+                "the engine gives the container \"/dev/nvidia{minor}\": this host has no such GPU, so [devices] in \
                  config.toml cannot permit it"
             ),
             "run \"oci-nvidia-hook cdi refresh\"",

@@ -3,7 +3,7 @@
  *
  *   driver VERSION            cuda X.Y                   count-all
  *   init-delay-ms N           init-error CODE            init-hang        init-crash
- *   not-supported CALL        wsl (the library is that of WSL 2)
+ *   not-supported CALL        wsl (the library of WSL 2)
  *   gpu uuid=... bus=... name="..." cc=9.0 KEY... [mig]
  *   missing CALL
  *   process gpu=INDEX pid=N [memory=MiB] [kind=compute|graphics|mps]

@@ -463,6 +463,7 @@ fn the_man_page_is_complete() {
             .map(usage_of)
             .collect();
         assert_eq!(options_of(text), usages, "{name}");
+        assert_values(text, &own_options(&program, command));
         let values = command.get_positionals().flat_map(Arg::get_possible_values);
         assert!(
             values
@@ -482,8 +483,35 @@ fn the_man_page_is_complete() {
         options_of(&section("OPTIONS")),
         program.get_arguments().map(usage_of).collect::<Vec<_>>()
     );
+    let of_program: Vec<_> = program.get_arguments().collect();
+    assert_values(&section("OPTIONS"), &of_program);
     // Both pages name each other and the installed documents.
     assert!(section("SEE ALSO").contains("oci-nvidia-hook.toml"));
+}
+
+/// Compares the values in bold in the entries of these options with the values that the program accepts.
+#[track_caller]
+fn assert_values(text: &str, options: &[&Arg]) {
+    for option in options {
+        let values = option.get_possible_values();
+        if values.is_empty() || !option.get_action().takes_values() {
+            continue;
+        }
+        let head = format!("--{} ", option.get_long().unwrap());
+        let mut entries = text.split("\n.TP\n");
+        let entry = entries.find(|entry| entry.lines().next().unwrap().contains(&head));
+        let (_, entry) = entry.unwrap().split_once('\n').unwrap();
+        let mut shown = BTreeSet::new();
+        for line in entry.lines() {
+            let bold = line
+                .strip_prefix(".B ")
+                .or_else(|| line.strip_prefix(".BR "));
+            shown.extend(bold.and_then(|words| words.split(' ').next()));
+        }
+        let visible = values.iter().filter(|value| !value.is_hide_set());
+        let accepted: BTreeSet<_> = visible.map(|value| value.get_name()).collect();
+        assert_eq!(shown, accepted, "{head}");
+    }
 }
 
 /// Returns `-d, --device ID` from the lines `.BR -d ", " --device " " \fIID\fR`, in their order.

@@ -15,9 +15,9 @@ struct Pattern {
     phrases: &'static [&'static str],
     /// The phrase does not count after this word.
     unless_after: &'static str,
-    /// At most 5 % of the number when STYLE.md was written, for single words that are sometimes right.
+    /// The number in documents: 0, except for words that are sometimes right.
     documents: usize,
-    /// The number today. Lower it with each text that is rewritten; it ends where the documents are.
+    /// The number in messages, help and the catalog of findings.
     program: usize,
 }
 
@@ -26,13 +26,13 @@ const PATTERNS: &[Pattern] = &[
         phrases: &["is|are|was|were no|none"],
         unless_after: "there",
         documents: 0,
-        program: 6,
+        program: 0,
     },
     Pattern {
         phrases: &["tell|tells|telling|told|say|says|saying|said"],
         unless_after: "",
-        documents: 5,
-        program: 1,
+        documents: 0,
+        program: 0,
     },
     Pattern {
         phrases: &["mend|mends|mended|mending"],
@@ -48,13 +48,13 @@ const PATTERNS: &[Pattern] = &[
         ],
         unless_after: "",
         documents: 0,
-        program: 3,
+        program: 0,
     },
     Pattern {
         phrases: &["somebody|nobody|everybody|anybody|whoever"],
         unless_after: "",
         documents: 1,
-        program: 3,
+        program: 1,
     },
     Pattern {
         phrases: &["not there", "there is|are none", "that|which is|are there"],
@@ -85,32 +85,32 @@ const PATTERNS: &[Pattern] = &[
         ],
         unless_after: "",
         documents: 0,
-        program: 1,
+        program: 0,
     },
     Pattern {
         phrases: &["look|looks|looked|looking at|for"],
         unless_after: "",
-        documents: 1,
-        program: 3,
+        documents: 0,
+        program: 0,
     },
     // Without a noun, for example in a cell of a table
     Pattern {
         phrases: &["the same .", "do|does the same"],
         unless_after: "",
-        documents: 21,
+        documents: 18,
         program: 0,
     },
     Pattern {
         phrases: &["that|those of"],
         unless_after: "",
         documents: 0,
-        program: 40,
+        program: 0,
     },
     Pattern {
         phrases: &["of its|their own"],
         unless_after: "",
         documents: 0,
-        program: 10,
+        program: 0,
     },
     Pattern {
         phrases: &[
@@ -130,8 +130,8 @@ const PATTERNS: &[Pattern] = &[
     Pattern {
         phrases: &["so that"],
         unless_after: "",
-        documents: 20,
-        program: 10,
+        documents: 17,
+        program: 3,
     },
 ];
 
@@ -248,11 +248,11 @@ fn documents() -> Vec<(String, String)> {
     found
 }
 
-/// The string literals of a source file with more than one word, without its tests and comments. The doc comments of the
-/// command line are help texts.
+/// The string literals of a source file with more than one word, without its tests and comments. The doc comments of
+/// options are help texts.
 fn literals(path: &Path, text: &str) -> String {
     let text = text.split("#[cfg(test)]").next().unwrap();
-    let is_help = path.ends_with("cli/args.rs");
+    let is_help = text.contains("use clap::") || path.ends_with("settings/table.rs");
     let (mut code, mut found) = (String::new(), String::new());
     for line in text.lines().map(str::trim_start) {
         match line.strip_prefix("///") {
@@ -282,9 +282,12 @@ fn program() -> Vec<(String, String)> {
         "crates/base/src",
         "crates/cdi/src",
         "crates/command-line/src",
+        "crates/compat/src",
         "crates/engines/src",
         "crates/findings/src",
+        "crates/kubelet-plugin/src",
         "crates/nvidia/src",
+        "crates/plugin-api/src",
         "crates/records/src",
     ];
     let files = roots.iter().flat_map(|root| texts(&source(root), "rs"));

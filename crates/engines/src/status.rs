@@ -425,7 +425,7 @@ fn missing(engine: &Engine, installed: &[PathBuf]) -> (String, String) {
     let dirs = dirs_of(&engine.settings);
     if let Some(on_disk) = &engine.on_disk {
         let why = format!(
-            "the hooks directories of the running CRI-O are {dirs}, those of its files {}",
+            "the hooks directories of the running CRI-O are {dirs}, its configuration files name {}",
             dirs_of(on_disk)
         );
         let fix = "run \"systemctl restart crio\"; if that does not help, remove --hooks-dir from its command line: \

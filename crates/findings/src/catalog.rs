@@ -80,7 +80,7 @@ kinds! {
         why "containers use the libraries of the host"
         fix "install the libraries in the version of the kernel module, or set `root` in config.toml to the directory that contains them" see "hosts.md";
     MISMATCH "ONH-013" Error "the kernel module and the libraries have different versions"
-        why "the libraries work only with the kernel module of their own version"
+        why "the libraries work only with a kernel module of the same version"
         fix "reboot after a driver update; on a transactional system the new driver is in the next snapshot" see "";
     DRIVER_ROOT "ONH-014" Error "the driver root cannot be opened"
         why "the hook searches this directory for the driver"
@@ -200,7 +200,7 @@ kinds! {
         why "the runtime passes it the environment of the image: the dynamic linker loads the library that `LD_PRELOAD` names into the hook, which runs as root of the host (CVE-2025-23266)"
         fix "add `env` to the entry, for example `[\"PATH=/usr/sbin:/usr/bin:/sbin:/bin\"]`, or update the program that wrote it" see "security.md";
     SPEC_DENIED "ONH-062" Error "a CDI spec includes a GPU that config.toml denies"
-        why "an engine gives the GPU to containers that request it; the hook entry of our specs then stops them, those of other programs do not"
+        why "an engine gives the GPU to containers that request it; the hook entry of our specs then stops them, but the hook entries of other programs do not"
         fix "run `oci-nvidia-hook cdi refresh`; remove the GPU from specs of other programs" see "modes.md";
 
     PLUGIN_UNKNOWN_DEVICE "ONH-071" Error "the kubelet requests a device that does not exist"
@@ -284,7 +284,7 @@ kinds! {
         why "the library cannot be given to containers"
         fix "run `ldconfig` on the host as root" see "hosts.md";
     OTHER_VERSION "ONH-203" Warning "a library of another driver version was found"
-        why "the libraries work only with the kernel module of their own version"
+        why "the libraries work only with a kernel module of the same version"
         fix "reboot after a driver update; otherwise remove the packages of the other version" see "";
     REQUIREMENT_WARNING "ONH-204" Warning "a requirement of the image is not met"
         why "programs in the container may fail; `require = \"warn\"` in config.toml allows it to start"
@@ -302,7 +302,7 @@ kinds! {
         why "containers lack the files below it; the disk may be damaged, or symbolic links form a loop"
         fix "run `stat` on the path as root" see "hosts.md";
     SEVERAL_VERSIONS "ONH-209" Note "libraries of several driver versions are installed"
-        why "only those of the loaded kernel module work, and programs on the host may use the others"
+        why "only the libraries with the version of the kernel module work, and programs on the host may use the others"
         fix "remove the packages of the versions that are not loaded" see "";
     LACKING_LIBRARIES "ONH-210" Warning "the libraries of a driver capability are not installed"
         why "containers that request the capability lack them, or do not start"
@@ -346,7 +346,7 @@ kinds! {
     MIG_WHOLE "ONH-230" Warning "a GPU in MIG mode is given without a MIG device"
         why "CUDA programs find no device, since they run on MIG devices only"
         fix "request MIG devices (`0:0`, `MIG-<uuid>`) or `all`; if the GPU has no MIG devices, create one or leave MIG mode" see "usage.md";
-    IMAGE_CUDA "ONH-231" Note "the image's libcuda is used instead of the host's"
+    IMAGE_CUDA "ONH-231" Note "the image's libcuda is used, not the host's libcuda"
         why "the image contains NVIDIA's forward compatibility libraries, which are newer than the host's"
         fix "no action is needed; `cuda-compat-mode = \"disabled\"` in config.toml selects the host's libcuda" see "oci-nvidia-hook.toml(5)";
     MIG_LEFT_OUT "ONH-232" Warning "MIG devices without device nodes are left out"
@@ -454,7 +454,7 @@ kinds! {
         why "the file exists, but programs fail with \"cannot open shared object file\""
         fix "set `LD_LIBRARY_PATH` to the library's directory, or have the hook or CDI place the libraries" see "";
     CONTAINER_VERSION "ONH-511" Warning "a container has libraries of another driver version"
-        why "the libraries work only with the kernel module of their own version"
+        why "the libraries work only with a kernel module of the same version"
         fix "restart the container after a driver update; remove driver libraries from the image and from volumes" see "";
     CONTAINER_NODE "ONH-512" Warning "a container lacks a device node, or has another device at its path"
         why "its programs find no GPU"
@@ -485,7 +485,7 @@ kinds! {
         why "the kubelet does not know the GPUs of the node"
         fix "run `oci-nvidia-kubelet-plugin check`, which prints what it would offer, and `systemctl enable --now oci-nvidia-kubelet-plugin`" see "kubernetes.md";
     PLUGIN_NO_EFFECT "ONH-604" Warning "a setting of the device plugin has no effect"
-        why "the plugin accepts the settings of NVIDIA's and GKE's device plugins, but does not support this one; or `[devices]` in config.toml denies the devices in `extra-devices`"
+        why "the plugin accepts the settings of the device plugins of NVIDIA and GKE, but does not support this one; or `[devices]` in config.toml denies the devices in `extra-devices`"
         fix "remove the setting" see "kubernetes.md";
     PLUGIN_DIFFERS "ONH-605" Note "the running device plugin offers other devices than these settings describe"
         why "`check` reads config.toml and its own options; the running plugin has read them when it started, and the unit may pass other options"

@@ -772,7 +772,7 @@ fn each_resource_has_a_socket_of_its_own() {
     });
     let error = |name: &str| plugin.registration(name).error.unwrap();
     assert!(
-        error(GPU).contains("is that of \"example.com/gpu\""),
+        error(GPU).contains("belongs to \"example.com/gpu\""),
         "{}",
         error(GPU)
     );

@@ -68,7 +68,7 @@ pub struct SpecOptions {
     /// Write the spec to this file, or to stdout if it is - [default: /var/run/cdi/nvidia.yaml]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub output: Option<PathBuf>,
-    /// Format of the spec [default: that of the file's extension]
+    /// Format of the spec [default: the format of the file's extension]
     #[arg(long, value_name = "FORMAT", value_parser = PossibleValuesParser::new(["json", "yaml"]).map(|name| format(&name)))]
     pub format: Option<Format>,
     /// Names of the devices

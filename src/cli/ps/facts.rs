@@ -66,7 +66,7 @@ const TASKS: [&str; 4] = [
 ];
 /// The kernel counts time in /proc in hundredths of a second on all architectures of the driver (`USER_HZ`).
 const TICKS: u64 = 100;
-/// The time between the start of a process and that of the hook, which is always later. Clocks can be adjusted meanwhile.
+/// The time between the start of a process and the start of the hook, which is always later. Clocks can be adjusted meanwhile.
 const TOLERANCE: Duration = Duration::from_secs(5);
 
 /// The containers that run: the first process of each, by id.

@@ -237,7 +237,7 @@ fn of_unknown<'f>(facts: &'f Facts, rows: &[Row]) -> Vec<(String, &'f GpuProcess
     found
 }
 
-/// Returns the processes of a container; `None` if NVML does not list those of one of its GPUs.
+/// Returns the processes of a container; `None` if NVML does not list the processes of one of its GPUs.
 fn processes(row: &Row, gpus: &[GpuProcesses], facts: &Facts) -> Option<Vec<Process>> {
     if row.state != State::Running {
         return None;

@@ -79,7 +79,7 @@ pub(crate) fn by_name(
             );
             Err(failure(&catalog::NOT_EXAMINED, what, "give the id"))
         }
-        // A record can be that of an earlier container with the same name.
+        // The record can belong to an earlier container with the same name.
         (None, _) => by_id(proc, &known(name).unwrap_or_else(|| name.to_owned())),
     }
 }

@@ -45,7 +45,7 @@ use crate::cgroup::filter::{self, Filter};
 /// The libraries that CUDA programs and nvidia-smi open.
 const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
 
-/// A file, by its device and inode number. The mount of a file has those of the file.
+/// A file, by its device and inode number. The mount of a file has the same numbers.
 type FileId = (u64, u64);
 
 /// The default directories of the dynamic linker. Debian adds directories with the name of the machine.
@@ -138,7 +138,7 @@ fn hosts_file(roots: &Roots, config: &Config, version: Option<&str>, name: &str)
     Some((stat.st_dev, stat.st_ino))
 }
 
-/// Returns whether a namespace of the process with this directory in /proc is that of this program.
+/// Returns whether a namespace of the process with this directory in /proc is also the namespace of this program.
 fn is_ours(dir: &Path, namespace: &str) -> bool {
     let ours = std::fs::read_link(Path::new("/proc/self").join(namespace)).ok();
     std::fs::read_link(dir.join(namespace)).ok() == ours

@@ -93,7 +93,7 @@ pub(crate) fn examine(process: ProcessId, name: &str, config: &Config) -> Result
             Err(why) => checks.extend(unanswered(part, &why, pid)),
         }
     }
-    // The cgroup that was read is that of another process, if the number is used again.
+    // If the number is used again, the cgroup that was read belongs to another process.
     if find::by_pid(pid).ok() != Some(process) {
         return Err(ended(pid));
     }

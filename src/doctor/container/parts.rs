@@ -58,7 +58,7 @@ impl Reporter<'_> {
     }
 }
 
-/// Runs `inspect` and the checks of the part in a child process, and returns the results. The inner error is that of `inspect`.
+/// Runs `inspect` and the checks of the part in a child process, and returns the results. The inner error comes from `inspect`.
 pub(super) fn ask(
     patience: Duration,
     part: &Part,

@@ -77,7 +77,7 @@ impl Applier {
                 old,
             },
             Old::Foreign => bail!(
-                "the image has a file of its own at {:?}",
+                "the image has a different file at {:?}",
                 Path::new("/").join(path())
             ),
         };

@@ -299,7 +299,7 @@ fn us() -> (u32, u32) {
 fn no_mount_namespace() -> anyhow::Error {
     failure(
         &catalog::CONTAINER,
-        "the container has no mount namespace of its own: its mounts would stay on the host",
+        "the container has no separate mount namespace: its mounts would stay on the host",
         "have config.json list a new \"mount\" namespace in \"linux.namespaces\"",
     )
 }

@@ -478,7 +478,7 @@ fn no_mount_namespace_is_refused() {
     ]);
     let text = run(unshare.args(["sh", "-euc", &inner])).ok();
     assert_eq!(
-        text.matches("the container has no mount namespace of its own")
+        text.matches("the container has no separate mount namespace")
             .count(),
         2,
         "{text}"

@@ -50,7 +50,7 @@ pub(super) enum CtkCommand {
     /// Create device nodes and links
     #[command(subcommand, arg_required_else_help = false)]
     System(System),
-    /// Carry out a hook of a CDI spec; see nvidia-ctk hook --help
+    /// Run a hook of a CDI spec; see nvidia-ctk hook --help
     Hook,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Generate {
     /// Write the spec to this file [default: stdout]
     #[arg(long, value_name = "FILE")]
     pub(super) output: Option<PathBuf>,
-    /// Format of the spec: yaml or json [default: that of the file's extension, or yaml]
+    /// Format of the spec: yaml or json [default: the format of the file's extension, or yaml]
     #[arg(long, value_name = "FORMAT", value_enum)]
     pub(super) format: Option<Format>,
     /// auto, nvml or wsl for GPUs, or gds, mofed, gdrcopy, nvswitch or imex

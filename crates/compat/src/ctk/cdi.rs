@@ -11,7 +11,7 @@ use super::refusal;
 
 /// The feature flag that has a counterpart.
 const NO_GIDS: &str = "no-additional-gids-for-device-nodes";
-const JETSON: &str = "the lists in CSV files are those of Jetson";
+const JETSON: &str = "lists in CSV files exist only for Jetson";
 
 /// Returns the arguments for oci-nvidia-hook.
 ///

@@ -162,7 +162,7 @@ fn id_of(device: Device<'_>, strategy: DeviceIdStrategy) -> String {
     }
 }
 
-/// Returns the key of an annotation. A container can have devices of several resources, and each answer needs a key of its own: a
+/// Returns the key of an annotation. A container can have devices of several resources, and each answer needs a separate key: a
 /// device belongs to one resource only.
 fn annotation(uuid: &str) -> String {
     let name = uuid.replace(

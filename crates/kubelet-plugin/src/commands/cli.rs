@@ -55,7 +55,7 @@ pub struct Cli {
 pub enum Command {
     /// Register with the kubelet and serve until the process is stopped
     ///
-    /// On SIGUSR1 the plugin releases the driver, so that it can be replaced; on SIGUSR2 it uses the driver again.
+    /// On SIGUSR1 the plugin releases the driver, which can then be replaced. On SIGUSR2 it uses the driver again.
     Run {
         /// The settings
         #[command(flatten)]

@@ -81,7 +81,7 @@ fn failed(error: &anyhow::Error) -> ExitCode {
 }
 
 /// Returns the arguments after argv\[0\]. Adds the command if the program is called with the name of
-/// NVIDIA's, which has none: manifests contain that name.
+/// NVIDIA's device plugin, which has no commands: manifests contain that name.
 fn arguments(given: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut given = given.into_iter();
     let program = given.next().map(PathBuf::from).unwrap_or_default();

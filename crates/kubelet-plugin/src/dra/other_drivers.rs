@@ -40,6 +40,6 @@ pub(super) async fn conflict(
     Some(Finding::new(
         &catalog::OTHER_DRIVER,
         format!("cannot register the driver {driver:?}: {what}"),
-        "delete the DaemonSet of the other one, or stop `oci-nvidia-kubelet-plugin.service`",
+        "delete the DaemonSet of the other driver, or stop `oci-nvidia-kubelet-plugin.service`",
     ))
 }

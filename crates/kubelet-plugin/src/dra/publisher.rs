@@ -129,7 +129,7 @@ impl Publisher {
         let node = self.parts.node.borrow().clone();
         match self.parts.access.node_name().await {
             Ok(real) if real != node && !node.is_empty() => error.context(format!(
-                "node-name is {node:?}, and the credentials are those of the node {real:?}"
+                "node-name is {node:?}, and the credentials belong to the node {real:?}"
             )),
             _ => error,
         }

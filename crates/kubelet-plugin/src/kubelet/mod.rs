@@ -140,7 +140,7 @@ fn socket_of<'a>(
 ) -> Result<PathBuf> {
     let file = socket::file_name(name);
     if let Some(other) = others.find(|other| socket::file_name(other) == file) {
-        anyhow::bail!("its socket {file:?} is that of {other:?}; rename one of the two resources");
+        anyhow::bail!("its socket {file:?} belongs to {other:?}; rename one of the two resources");
     }
     socket::path(dir, name)
 }

@@ -98,7 +98,7 @@ impl NvidiaOption {
 
 use Effect::{Extra, Nothing, Other, Sets, Setting};
 
-const OWN_SPEC: &str = "the plugin writes the CDI spec with hooks of its own";
+const OWN_SPEC: &str = "the plugin writes the CDI spec with its own hooks";
 const XIDS: &str = "ignored-xids lists the XIDs that do not affect the health";
 const IMEX: &str = "IMEX channels are requested with NVIDIA_IMEX_CHANNELS";
 

@@ -123,7 +123,7 @@ pub(super) fn driver_name(values: &[&str]) -> Result<String, String> {
     }
 }
 
-/// Parses an address for metrics. `:2112` is that port on all addresses, and an empty text is no address.
+/// Parses an address for metrics. `:2112` is port 2112 on all addresses. An empty text disables metrics.
 pub(super) fn address(values: &[&str]) -> Result<Option<SocketAddr>, String> {
     let text = last(values);
     if text.is_empty() {

@@ -109,7 +109,7 @@ settings! {
     "driver-name" NAME Text driver_name: String = "gpu.nvidia.com".to_owned(), driver_name;
     /// The taint of a device that does not work, for dra: NoSchedule, NoExecute or None
     "taint-effect" EFFECT Text taint_effect: TaintEffect = TaintEffect::NoSchedule, word;
-    /// The credentials for the API server, for dra. Without it, those of the kubelet
+    /// The credentials for the API server, for dra. Without it, the kubelet's credentials
     "kubeconfig" FILE Text kubeconfig: Option<PathBuf> = None, optional_path;
     /// The name of the node, for dra. Without it, the name in the credentials
     "node-name" NAME Text node_name: Option<String> = None, optional_text;

@@ -123,6 +123,41 @@ fn every_setting_is_documented() {
     }
 }
 
+/// Returns the entry of a man page that begins with this text.
+fn entry<'a>(page: &'a str, head: &str) -> &'a str {
+    let (_, rest) = page
+        .split_once(head)
+        .unwrap_or_else(|| panic!("{head:?} is missing"));
+    rest.split("\n.TP\n").next().unwrap()
+}
+
+/// The values that the program accepts are in its help and in the man pages.
+#[test]
+fn every_value_is_documented() {
+    let keys = include_str!("../../../../docs/man/oci-nvidia-hook.toml.5").replace("\\-", "-");
+    let options =
+        include_str!("../../../../docs/man/oci-nvidia-kubelet-plugin.8").replace("\\-", "-");
+    let mut seen = 0;
+    for setting in SETTINGS {
+        let name = setting.name;
+        let Err(allowed) = setting.set(&mut Plugin::default(), &["?"]) else {
+            continue;
+        };
+        let key = entry(&keys, &format!("\n.TP\n.BR {name} \""));
+        let option = entry(&options, &format!("\n.TP\n.B --{name}"));
+        let help = setting.option().get_help().unwrap().to_string();
+        // Others have examples, which need not be documented.
+        let quoted = allowed.split('"').skip(1).step_by(2);
+        for value in quoted.filter(|value| *value != "?" && !value.contains('.')) {
+            for place in [key, option, &help] {
+                assert!(place.contains(value), "{name}, {value}: {place}");
+            }
+            seen += 1;
+        }
+    }
+    assert!(seen > 20, "{seen}");
+}
+
 #[test]
 fn xids_that_are_ignored() {
     let ignored = Plugin::default().ignored_xids;

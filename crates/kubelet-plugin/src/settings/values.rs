@@ -42,7 +42,7 @@ pub enum MigStrategy {
     None,
     /// As the resource of whole GPUs, if all GPUs have MIG devices of one profile.
     Single,
-    /// Each profile as a resource of its own.
+    /// Each profile as a separate resource.
     Mixed,
 }
 

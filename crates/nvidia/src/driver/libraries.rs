@@ -233,7 +233,7 @@ impl Search<'_> {
         }
         if !other.is_empty() {
             let what = format!(
-                "libraries are ignored because their version is not that of the loaded driver {}: {}",
+                "libraries are ignored because their version differs from the loaded driver {}: {}",
                 self.version,
                 some_of(&Vec::from_iter(other))
             );

@@ -95,7 +95,7 @@ fn library(library: &Library) -> HostFile {
     }
 }
 
-/// Returns the names for the linker cache, including those of development links, which the host's cache may lack. ld.so searches
+/// Returns the names for the linker cache, including the names of development links, which the host's cache may lack. ld.so searches
 /// directories for a name that is not in the cache, and could find another copy: a program would load the image's newer libcuda with
 /// one name, and the host's libcuda with the other.
 fn sonames(library: &Library) -> BTreeSet<OsString> {

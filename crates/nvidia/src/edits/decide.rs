@@ -276,7 +276,7 @@ pub(crate) const fn caps_of(gpu: &Gpu, mig: &MigDevice) -> [MigCap; 2] {
     ]
 }
 
-/// Returns the edits of a MIG device, in addition to those of its GPU.
+/// Returns the edits of a MIG device, in addition to the edits of its GPU.
 fn of_mig_device(facts: &DeviceFacts, gpu: &Gpu, mig: &MigDevice) -> Result<Edits> {
     let mut edits = Edits::default();
     for cap in caps_of(gpu, mig) {
@@ -321,7 +321,7 @@ pub fn management_caps(wanted: &Wanted) -> Vec<MigCap> {
     caps
 }
 
-/// Returns the edits for a container that configures or monitors MIG devices: the capability, and those of all instances of its GPUs.
+/// Returns the edits for a container that configures or monitors MIG devices: the capability, and the capabilities of all instances of its GPUs.
 ///
 /// # Errors
 /// If the node of the capability is missing.
