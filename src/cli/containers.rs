@@ -10,6 +10,7 @@ use base::report::{Finding, failure};
 use base::sys::{ns, run_dir};
 use findings::catalog;
 
+use super::pods;
 use crate::record::call::Call;
 use crate::record::storage::{self, Listed};
 use records::Pod;
@@ -154,6 +155,10 @@ pub(super) fn find<'k>(name: &str, known: &'k [KnownContainer]) -> Result<Vec<&'
     if !of_pod.is_empty() {
         return Ok(of_pod);
     }
+    let of_podman = pods::containers_of(name, known);
+    if !of_podman.is_empty() {
+        return Ok(of_podman);
+    }
     let similar = known.iter().filter(|known| known.id.starts_with(name));
     let similar: Vec<_> = similar.collect();
     match similar.as_slice() {
@@ -233,11 +238,9 @@ fn ambiguous(name: &str, several: &[&KnownContainer]) -> anyhow::Error {
 fn unknown(name: &str) -> anyhow::Error {
     let hint = match roots_records(&format!("why {}", shown_name(name))) {
         Some(hint) => hint,
-        None => {
-            "\"oci-nvidia-hook ps --all\" lists the containers that requested GPUs; of a pod of Podman, name a container; \
+        None => "\"oci-nvidia-hook ps --all\" lists the containers that requested GPUs; \
              \"oci-nvidia-hook status\" shows whether engines start the hook"
-                .to_owned()
-        }
+            .to_owned(),
     };
     failure(
         &catalog::NO_RECORD,

@@ -20,6 +20,7 @@ mod overview;
 pub(crate) mod plan;
 mod plan_image;
 mod plan_text;
+mod pods;
 pub(crate) mod prepare;
 pub(crate) mod ps;
 pub(crate) mod selection;

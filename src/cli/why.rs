@@ -33,6 +33,9 @@ struct Document<'a> {
     /// The given container, if it has no record
     #[serde(skip_serializing_if = "Option::is_none")]
     without_record: Option<&'a WithoutRecord>,
+    /// The containers of the given pod, or the given container, that have no record
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    without_records: &'a [WithoutRecord],
 }
 
 /// Prints the records. Returns 0 if the container is known, even if the hook failed for it.
@@ -58,7 +61,7 @@ fn list(options: &args::Why, terminal: Terminal) -> Result<String> {
     if options.output.json {
         // On stderr, because stdout contains only the document.
         roots.iter().for_each(|hint| Call::default().report(hint));
-        return document(&records, None);
+        return document(&records, &[]);
     }
     let text = match records.is_empty() {
         false => {
@@ -83,43 +86,45 @@ fn show(
 ) -> Result<String> {
     let known = containers::read()?;
     let found = containers::find(name, &known)?;
-    let records: Vec<_> = found
-        .iter()
-        .filter_map(|known| known.record.as_ref())
-        .collect();
-    let without_record = match found.first() {
-        Some(container) if records.is_empty() => {
-            let mut answer = without_record(container, config)?;
-            if let Some(earlier) = containers::earlier(container, &known) {
-                answer.earlier.clone_from(&earlier.container.id);
-            }
-            Some(answer)
+    let (mut records, mut without_records) = (Vec::new(), Vec::new());
+    for container in found {
+        if let Some(record) = &container.record {
+            records.push(record);
+            continue;
         }
-        _ => None,
-    };
+        let mut answer = without_record(container, config)?;
+        if let Some(earlier) = containers::earlier(container, &known) {
+            answer.earlier.clone_from(&earlier.container.id);
+        }
+        without_records.push(answer);
+    }
     if options.output.json {
-        return document(&records, without_record.as_ref());
+        return document(&records, &without_records);
     }
     let now = SystemTime::now();
     let mut texts = Vec::new();
     for record in records {
         texts.push(terminal.render(&lines(record, now)));
     }
-    if let Some(container) = without_record {
+    for container in without_records {
         texts.push(terminal.render(&container.lines()));
     }
     Ok(texts.join("\n"))
 }
 
-fn document(records: &[&Record], without_record: Option<&WithoutRecord>) -> Result<String> {
-    let records = records
-        .iter()
-        .map(|record| record.document())
-        .collect::<serde_json::Result<_>>()?;
+fn document(records: &[&Record], without_records: &[WithoutRecord]) -> Result<String> {
+    let mut documents = Vec::new();
+    for record in records {
+        documents.push(record.document()?);
+    }
     Ok(json::pretty(&Document {
         version: json::VERSION,
-        records,
-        without_record,
+        without_record: match without_records {
+            [one] if records.is_empty() => Some(one),
+            _ => None,
+        },
+        records: documents,
+        without_records,
     })? + "\n")
 }
 

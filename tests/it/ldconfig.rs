@@ -472,10 +472,14 @@ fn a_container_that_ran_with_another_driver() {
         empty.with_file_name("libcuda.so.1"),
     )
     .unwrap();
-    Waiting::with_all_gpus(dir.path(), &image)
-        .hook(&fake.config)
-        .ok();
+    let ran = Waiting::with_all_gpus(dir.path(), &image).hook(&fake.config);
     assert!(empty.exists());
+    let says = "another driver version left the empty file \"/usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.535.183.01\"";
+    assert!(
+        ran.stderr.contains(says) && ran.stderr.contains("(ONH-318)\nhint: "),
+        "{ran:?}"
+    );
+    ran.ok();
 }
 
 /// With CDI on a host like openSUSE, in an image like Debian; and at the hook's own stages.

@@ -406,6 +406,9 @@ kinds! {
     MISSPELLED_VARIABLE "ONH-317" Warning "an unknown variable has a name like `NVIDIA_VISIBLE_DEVICES`"
         why "the container may lack what its author wanted to request"
         fix "correct the name of the variable, or rename it if it belongs to another program" see "usage.md";
+    LEFT_BEHIND "ONH-318" Warning "files of another driver version remain in the container"
+        why "a program that loads one of these libraries fails with `file too short`; the hook does not remove files that may belong to another container"
+        fix "create the container again from its image, or remove the files that the message names" see "driver-update.md";
 
     SPEC_LACKS_GPU "ONH-401" Warning "the CDI spec lacks a GPU"
         why "the GPU does not answer"

@@ -16,7 +16,9 @@ use std::rc::Rc;
 use rustix::fs::{AtFlags, FileType, OFlags, Stat};
 
 use base::paths::ContainerPath;
+use base::report::Finding;
 use base::sys::in_root::Created;
+use findings::catalog;
 
 use super::Applier;
 use crate::inject::files::tmpfs::is_read_only;
@@ -34,25 +36,25 @@ impl Applier {
     /// Searches the directories of these libraries, and returns the paths of the files for the linker cache. The files are
     /// removed after the last step.
     pub(in crate::inject) fn find_stale(&mut self, entries: &[CacheEntry]) -> BTreeSet<PathBuf> {
-        if !self.is_own && self.earlier.is_empty() {
-            return BTreeSet::new();
-        }
         let mut dirs: Vec<ContainerPath> = Vec::new();
         for dir in entries.iter().filter_map(|entry| entry.path.parent()) {
             if !dirs.contains(&dir) && dirs.len() < MAX_DIRECTORIES {
                 dirs.push(dir);
             }
         }
-        let (mut paths, mut left) = (BTreeSet::new(), MAX_NAMES);
+        let (mut stale, mut left) = (Stale::default(), MAX_NAMES);
         for dir in dirs {
-            for name in self.find_stale_in(&dir, &mut left).unwrap_or_default() {
-                paths.insert(dir.absolute().join(&name));
-            }
+            self.find_stale_in(&dir, &mut left, &mut stale);
         }
+        let Stale {
+            mut paths,
+            mut kept,
+        } = stale;
         if !paths.is_empty() && self.place().is_none_or(|place| place.is_used_elsewhere()) {
             self.stale.clear();
-            paths.clear();
+            kept.append(&mut paths);
         }
+        self.layout.done.findings.extend(left_behind(&kept));
         paths
     }
 
@@ -80,7 +82,8 @@ impl Applier {
         &mut self,
         path: &ContainerPath,
         left: &mut usize,
-    ) -> Option<BTreeSet<OsString>> {
+        found: &mut Stale,
+    ) -> Option<()> {
         let dir = Rc::new(
             self.layout
                 .rootfs
@@ -100,34 +103,68 @@ impl Applier {
             .map(|entry| OsStr::from_bytes(entry.file_name().to_bytes()).to_owned())
             .collect();
         *left = left.saturating_sub(names.len());
-        let mut stale: BTreeSet<_> = names
-            .iter()
-            .filter(|name| is_library_of_a_driver(name) && is_empty_file(&dir, name))
-            .cloned()
-            .collect();
-        stale.retain(|name| self.may_remove(path, &dir, name));
-        let links: Vec<(&OsString, OsString)> = names
-            .iter()
-            .filter(|name| name.as_bytes().starts_with(b"lib"))
-            .filter_map(|name| Some((name, link_text(&dir, name)?)))
-            .collect();
-        // libx.so.1 -> libx.so.535.1, and libx.so -> libx.so.1
-        for _ in 0..2 {
-            let found = links
-                .iter()
-                .filter(|(name, text)| stale.contains(text) && self.may_remove(path, &dir, name));
-            let found: Vec<_> = found.map(|(name, _)| *name).collect();
-            stale.extend(found.into_iter().cloned());
-        }
-        for name in &stale {
+        for name in stale_names(&dir, &names) {
+            let file = path.absolute().join(name);
+            if !self.may_remove(path, &dir, name) {
+                found.kept.insert(file);
+                continue;
+            }
+            found.paths.insert(file);
             self.stale.push(Created {
                 dir: Rc::clone(&dir),
                 name: name.into(),
                 is_dir: false,
             });
         }
-        Some(stale)
+        Some(())
     }
+}
+
+/// What another driver version left.
+#[derive(Debug, Default)]
+struct Stale {
+    /// What is removed
+    paths: BTreeSet<PathBuf>,
+    /// What may belong to another container, and stays
+    kept: BTreeSet<PathBuf>,
+}
+
+/// Returns the names of a directory that are empty files of a driver, and the links to them.
+fn stale_names<'a>(dir: &OwnedFd, names: &'a [OsString]) -> BTreeSet<&'a OsString> {
+    let mut stale = BTreeSet::new();
+    let mut links = Vec::new();
+    for name in names {
+        if is_library_of_a_driver(name) && is_empty_file(dir, name) {
+            stale.insert(name);
+        } else if name.as_bytes().starts_with(b"lib")
+            && let Some(text) = link_text(dir, name)
+        {
+            links.push((name, text));
+        }
+    }
+    // libx.so.1 -> libx.so.535.1, and libx.so -> libx.so.1
+    for _ in 0..2 {
+        for (name, text) in &links {
+            if stale.contains(text) {
+                stale.insert(name);
+            }
+        }
+    }
+    stale
+}
+
+/// The finding for files that stay; `None` if there are none.
+fn left_behind(kept: &BTreeSet<PathBuf>) -> Option<Finding> {
+    let first = kept.first()?;
+    let more = match kept.len() {
+        1 => String::new(),
+        count => format!(" and {} more", count - 1),
+    };
+    Some(Finding::new(
+        &catalog::LEFT_BEHIND,
+        format!("another driver version left the empty file {first:?}{more} in the container"),
+        "create the container again from its image, or remove these files and links in it",
+    ))
 }
 
 impl Applier {
