@@ -69,7 +69,7 @@ run-other-tests: lint-variants
 	@tests/as-plain-user
 	@tests/keep-owner tests/engines/booted || { [ $$? = 77 ] && echo 'booted: not run, because there is no mirror of Debian' >&2; }
 
-## Runs the tests with the engines of other releases of Debian and Ubuntu, in root file systems that it creates: docs/compatibility.md.
+## Runs the tests with the engines of other releases of Debian and Ubuntu, in root file systems that it creates: docs/engines.md.
 ## First, containers are started under the systemd of each release (tests/engines/booted).
 ## Then runs fresh. As root, with network access; it downloads 1.5 GB, and this part takes half an hour. SUITES=trixie selects one release.
 engines:

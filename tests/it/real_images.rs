@@ -1,7 +1,7 @@
 //! Root file systems as distributions make them, in each mode: a program finds libcuda with and without the linker cache, after ldconfig,
 //! in a read-only container, and as a user.
 //!
-//! With `--nocapture`, the test prints the table of docs/compatibility.md. `IMAGES=bookworm,noble` selects releases; the host has its driver
+//! With `--nocapture`, the test prints the table of docs/engines.md. `IMAGES=bookworm,noble` selects releases; the host has its driver
 //! in /usr/lib64, as openSUSE does, so no path of an image is one of the host by chance.
 
 use std::fmt::Write;
