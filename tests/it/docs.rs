@@ -495,7 +495,7 @@ fn every_key_is_documented() {
     assert!(seen > 15, "{seen}");
 }
 
-/// There are at most twenty-six pages of at most 205 lines, and an index of all of them. Only the entries of findings may make a page longer.
+/// There are at most twenty-seven pages of at most 205 lines, and an index of all of them. Only the entries of findings may make a page longer.
 fn pages_are_short_and_indexed() {
     let lines = |name: &str| {
         std::fs::read_to_string(source(name))
@@ -528,7 +528,7 @@ fn pages_are_short_and_indexed() {
         );
         count += 1;
     }
-    assert!(count <= 26, "{count} pages");
+    assert!(count <= 27, "{count} pages");
 }
 
 /// The text of an SVG file, without spaces.
