@@ -167,7 +167,9 @@ fn run_all<T: Runner>(mut target: T, steps: Vec<(&Step, ApplyStep<'_, T>)>) -> R
                 if step.need() == Need::Optional
                     && error.downcast_ref::<StillMounted>().is_none() =>
             {
-                target.add_finding(left_out(&error));
+                if let Some(finding) = omitted(step, &error) {
+                    target.add_finding(finding);
+                }
             }
             Err(error) => {
                 target.undo();
@@ -182,6 +184,16 @@ fn run_all<T: Runner>(mut target: T, steps: Vec<(&Step, ApplyStep<'_, T>)>) -> R
         Err(_) => target.undo(),
     }
     finished
+}
+
+/// Returns the finding about an optional step that failed. A volume with the host's `/dev` shows the links of the host's udev. One that the
+/// host lacks, such as `/dev/dri/by-path`, is no lack of the container.
+fn omitted(step: &Step, error: &anyhow::Error) -> Option<Finding> {
+    let is_of_hosts_dev = Finding::error(error).kind == &catalog::HOSTS_DEV;
+    if is_of_hosts_dev && matches!(step, Step::Link(_)) {
+        return None;
+    }
+    Some(left_out(error))
 }
 
 fn left_out(error: &anyhow::Error) -> Finding {

@@ -29,7 +29,7 @@ use super::decide::{
 };
 use super::layer::remounted::ReadOnlyMounts;
 use super::view::View;
-use super::{INSPECT, left_out};
+use super::{INSPECT, omitted};
 use crate::oci::SpecView;
 use crate::plan::process::Process;
 use crate::plan::step::Step;
@@ -108,7 +108,7 @@ impl<'a> Foresight<'a> {
                 error = Some(Finding::error(&failed));
                 break;
             }
-            self.findings.push(left_out(&failed));
+            self.findings.extend(omitted(step, &failed));
         }
         Foreseen {
             findings: self.findings,

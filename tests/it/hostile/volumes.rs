@@ -6,7 +6,7 @@ use std::process::Command;
 use super::scene::Scene;
 use super::{NEEDS, NEEDS_PODMAN, NEEDS_PODMAN_CRUN};
 use crate::driver::{FakeDriver, Image, Waiting};
-use crate::engine::{Cgroup, Podman};
+use crate::engine::{Cgroup, IMAGE, Podman};
 use crate::support::{HOOK, fingerprint, run, scratch, sh};
 
 tests! {
@@ -385,7 +385,7 @@ fn volumes_with_the_hosts_etc() {
 /// ONH-047 whatever path leads to the host's /dev: a link of the image, and a user without any permissions.
 fn volumes_with_the_hosts_dev() {
     let podman = Podman::with_image();
-    let fake = FakeDriver::new(&["--gpus", "2"]);
+    let fake = FakeDriver::new(&["--gpus", "2", "--drm"]);
     add_vendor(&fake);
     podman.install_hook(&fake.config);
     let dir = scratch();
@@ -404,12 +404,24 @@ fn volumes_with_the_hosts_dev() {
              on \"$@\" run --rm --network=none --log-driver=none -v /dev:/dev; rmdir /dev/zz; \
              \"$@\" run --rm --network=none --log-driver=none --user 1000 --cap-drop=all -v /dev:/dev \
                -e NVIDIA_VISIBLE_DEVICES=1 -e NVIDIA_DRIVER_CAPABILITIES=all localhost/share-link nvidia-smi -L 2>&1; \
+             \"$@\" run --rm --network=none --log-driver=none --name plain -v /dev:/dev -e NVIDIA_VISIBLE_DEVICES=1 \
+               -e NVIDIA_DRIVER_CAPABILITIES=all {IMAGE} true; '{HOOK}' why plain; \
              [ \"$(seen)\" = \"$before\" ] && echo untouched",
-            crate::cdi_containers::nodes_at_dev(&fake, nodes.path())
+            // Without udev's links to the nodes in /dev/dri
+            format!(
+                "{}; cp -a '{}/dev/dri' /dev; rm -rf /dev/dri/by-path",
+                crate::cdi_containers::nodes_at_dev(&fake, nodes.path()),
+                fake.root.display()
+            )
         );
         let text = podman.shell(cgroup, &script).ok();
         assert!(
             text.contains("GPU 0: ") && text.ends_with("\nuntouched\n"),
+            "{cgroup:?}: {text}"
+        );
+        // The host's udev decides which links are in its /dev.
+        assert!(
+            text.contains("got what it requested") && !text.contains("(ONH-303)"),
             "{cgroup:?}: {text}"
         );
     }
