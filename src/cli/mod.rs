@@ -13,6 +13,7 @@ pub mod doctor_text;
 pub(crate) mod explain;
 pub(crate) mod files;
 mod help;
+mod hook_config;
 pub(crate) mod info;
 pub(crate) mod nvidia;
 pub(crate) mod output;
@@ -136,6 +137,7 @@ fn carry_out(
     }: &Cli,
     environment: ColorVariables,
 ) -> Result<ExitCode> {
+    let config = hook_config::of_command(command, config.as_deref());
     let config = config.as_deref();
     let terminal = environment.stdout(*color);
     if *debug {

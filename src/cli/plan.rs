@@ -11,7 +11,6 @@ use base::json;
 use base::paths::HostPath;
 use base::read::read_limited;
 use base::report::{Finding, failure};
-use base::tree::Tree;
 use findings::catalog;
 use nvidia_host::config::Config;
 use nvidia_host::device_id::in_words;
@@ -26,7 +25,7 @@ use super::plan_image::{self, Examined};
 use super::plan_text;
 use super::terminal::Terminal;
 use super::usage::usage_error;
-use super::{containers, output};
+use super::{containers, hook_config, output};
 use crate::oci::{self, SpecView};
 use crate::plan::request::{self, Decision, GpuRequest};
 use crate::plan::{self, Container, Gpus, Live, Verdict};
@@ -93,7 +92,7 @@ pub(crate) fn run(
         name => Input::Bundle(containers::bundle_of(name)?),
     };
     let of_hooks = match (&input, config) {
-        (Input::Bundle(_), None) => config_of_hooks(),
+        (Input::Bundle(_), None) => hook_config::of_engines(),
         _ => None,
     };
     let config = config.or(of_hooks.as_deref());
@@ -116,14 +115,6 @@ pub(crate) fn run(
     } else {
         printed
     })
-}
-
-/// Returns the configuration file that the engines of this host pass to the hook, if it is not the usual one.
-fn config_of_hooks() -> Option<PathBuf> {
-    let host = Tree::open(&HostPath::new("/")).ok()?;
-    let engines = engines::inspect_engines(&host, None);
-    let (config, _) = engines::status::config_of_hooks(&engines)?;
-    Some(config)
 }
 
 impl Preview {

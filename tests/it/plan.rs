@@ -16,6 +16,7 @@ tests! {
     SHOWN => what_a_person_reads;
     &[] => nothing_to_plan, gpus_by_cdi;
     &[Need::Root] => a_container_by_its_name;
+    &[Need::Root, Need::Program("cc"), Need::Program("podman"), Need::Program("unshare")] => the_configuration_of_hook_files;
     NEEDS_FUSE => a_file_system_that_does_not_answer;
 }
 
@@ -283,4 +284,47 @@ fn what_a_person_reads() {
         "oci-nvidia-hook plan - < config.json",
         &unshare("9"),
     );
+}
+
+/// A hook file that passes `--config FILE`: commands about containers of that engine read this file too.
+fn the_configuration_of_hook_files() {
+    let (dir, fake) = (scratch(), FakeDriver::shared());
+    let spec =
+        json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=1"]}, "root": {"path": "rootfs"}});
+    fs::create_dir(dir.path().join("rootfs")).unwrap();
+    fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
+    let config = fake.config.to_str().unwrap();
+    let state = json!({"id": "web1", "pid": NO_PROCESS, "bundle": dir.path()}).to_string();
+    run_with(
+        isolated(dir.path()).args(["--config", config, "prestart"]),
+        state.as_bytes(),
+    )
+    .failed(1);
+    let file = json!({
+        "version": "1.0.0", "hook": {"path": HOOK, "args": ["oci-nvidia-hook", "--config", config, "prestart"]},
+        "when": {"always": true}, "stages": ["prestart"],
+    });
+    fs::write(dir.path().join("oci-nvidia-hook.json"), file.to_string()).unwrap();
+    let run_in = |has_file: bool, command: &str| {
+        let script = format!(
+            "mount -t tmpfs share /usr/share/containers; mkdir -p /usr/share/containers/oci/hooks.d; \
+             if {has_file}; then cp '{0}/oci-nvidia-hook.json' /usr/share/containers/oci/hooks.d; fi; \
+             mount -t tmpfs run /run; mkdir -p /run/oci-nvidia-hook; mount --bind '{0}/run' /run/oci-nvidia-hook; \
+             exec {HOOK} {command}",
+            dir.path().display()
+        );
+        let ran = run(Command::new("unshare").args(["-m", "sh", "-euc", &script]));
+        ran.stdout + &ran.stderr
+    };
+    for (command, says) in [
+        ("plan web1", "\ndevice: GPU 1: NVIDIA H100"),
+        ("info", "NVIDIA H100"),
+        ("ps --gpu 7", "unknown GPU"),
+    ] {
+        let (with, without) = (run_in(true, command), run_in(false, command));
+        assert!(with.contains(says), "{command}: {with}");
+        assert!(!without.contains(says), "{command}: {without}");
+        let named = run_in(true, &format!("--config /nonexistent {command}"));
+        assert!(!named.contains(says), "the command line decides: {named}");
+    }
 }

@@ -242,7 +242,7 @@ kinds! {
         fix "set `debug` in config.toml to a file in an existing directory that only root can write to" see "oci-nvidia-hook.toml(5)";
     REFUSED "ONH-103" Warning "the container is not allowed to request GPUs in this way"
         why "the container starts without GPUs"
-        fix "in Kubernetes, request GPUs with `resources.limits: nvidia.com/gpu`; otherwise use CDI or a privileged container, or change the `accept-…` keys of config.toml" see "kubernetes.md";
+        fix "in Kubernetes, request GPUs with `resources.limits: nvidia.com/gpu`; otherwise use CDI, or change the `accept-…` keys of config.toml" see "kubernetes.md";
     SWARM_RESOURCE "ONH-104" Warning "a name in swarm-resource does not begin with DOCKER_"
         why "a container that uses only this variable gets no GPUs"
         fix "rename the resource in Docker so that its variable begins with `DOCKER_RESOURCE_`" see "oci-nvidia-hook.toml(5)";
