@@ -27,6 +27,9 @@ pub(super) const TEMPLATE: &str = concat!(
     "\n\nOptions:\n{options}{after-help}"
 );
 
+/// The heading of the options that all commands have, after the options of the command.
+const GLOBAL: &str = "Global options";
+
 /// OCI hook that gives Podman and CRI-O containers access to NVIDIA GPUs
 ///
 /// Container engines start oci-nvidia-hook for every container, as a hook file in hooks.d configures. If the container's
@@ -53,12 +56,13 @@ pub(super) const TEMPLATE: &str = concat!(
 )]
 pub struct Cli {
     /// Read this configuration file [default: /etc/nvidia-container-runtime/config.toml, if it exists]
-    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = GLOBAL)]
     pub config: Option<PathBuf>,
     /// Use colors: auto (on a terminal), always or never
     #[arg(
         long,
         global = true,
+        help_heading = GLOBAL,
         value_name = "WHEN",
         value_enum,
         default_value_t,
@@ -66,7 +70,7 @@ pub struct Cli {
     )]
     pub color: Color,
     /// Log to stderr which files are read, which driver is found, how long NVML takes, and each step
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL)]
     pub debug: bool,
     /// The command to run
     #[command(subcommand)]

@@ -230,7 +230,9 @@ pub fn stub(soname: &str, is_32: bool) -> PathBuf {
     if soname != "libc.so.6" {
         cc.arg("-Wl,--no-as-needed").arg(stub("libc.so.6", is_32));
     }
-    let new = path.with_extension("new");
+    // Tests that run at once create the same file.
+    let own = tempfile::tempdir_in(&dir).unwrap();
+    let new = own.path().join(soname);
     run(cc.arg("-o").arg(&new)).ok();
     std::fs::rename(new, &path).unwrap();
     path

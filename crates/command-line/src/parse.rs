@@ -88,6 +88,11 @@ fn problem(error: &clap::Error) -> String {
             let name = plain_name(&argument);
             format!("invalid value {value:?} for {name}: {}", of_number(&why))
         }
+        ErrorKind::UnknownArgument if argument.starts_with('-') => {
+            format!("unknown option {argument:?}")
+        }
+        ErrorKind::UnknownArgument => format!("unexpected argument {argument:?}"),
+        ErrorKind::TooManyValues => format!("{} takes no value", plain_name(&argument)),
         _ => words_of_clap(error),
     }
 }
@@ -268,6 +273,14 @@ mod tests {
             (
                 "files --count x",
                 "invalid value \"x\" for \"--count\": it is not a number (ONH-002)\nhint: run \"tool files --help\"",
+            ),
+            (
+                "files --gpus 1",
+                "unknown option \"--gpus\" (ONH-002)\nhint: did you mean --gpu? See \"tool files --help\"",
+            ),
+            (
+                "explain 1 2",
+                "unexpected argument \"2\" (ONH-002)\nhint: run \"tool explain --help\"",
             ),
             (
                 "files x",

@@ -434,8 +434,8 @@ mod tests {
         for (args, message) in [
             (&["lsit"][..], "did you mean list?"),
             (&["list", "--libaries"], "did you mean --libraries?"),
-            (&["list", "-r", "/x"], "unexpected argument \"-r\""),
-            (&["list", "--root", "/x"], "unexpected argument \"--root\""),
+            (&["list", "-r", "/x"], "unknown option \"-r\""),
+            (&["list", "--root", "/x"], "unknown option \"--root\""),
             (&["configure"], "ROOTFS is missing"),
             (&["configure", "/a", "/b"], "unexpected argument \"/b\""),
             (

@@ -94,7 +94,7 @@ fn command_lines() {
         (
             &["check", "--jsno"],
             2,
-            "invalid command line: unexpected argument \"--jsno\" found (ONH-002)",
+            "invalid command line: unknown option \"--jsno\" (ONH-002)",
             "did you mean --json? See \"oci-nvidia-kubelet-plugin check --help\"",
         ),
         (
