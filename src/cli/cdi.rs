@@ -219,9 +219,18 @@ fn refresh(
     let settings = options.settings(format)?;
     refuse_spec_of_plugin(&path, &settings)?;
     let mut writer = SpecWriter::new(&config, &settings, engines_read_gids);
+    let existed = rustix::fs::lstat(&path).is_ok();
     let refreshed = writer.refresh(&path);
-    report_findings(&mut writer, &mut Call::default());
-    refreshed.map(|()| ExitCode::SUCCESS)
+    let mut call = Call::default();
+    report_findings(&mut writer, &mut call);
+    refreshed?;
+    if existed && rustix::fs::lstat(&path).is_err() {
+        call.report(&format!(
+            "removed {}: this host has no GPU for containers",
+            path.display()
+        ));
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn report_findings(writer: &mut SpecWriter<'_>, call: &mut Call) {

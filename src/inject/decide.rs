@@ -30,7 +30,8 @@ pub(super) enum Seen<'a> {
 /// A file or device node to mount.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mounting<'a> {
-    pub source: &'a Stat,
+    /// Its device and inode number
+    pub source: (u64, u64),
     /// The number of the device node; `None` for another file
     pub device: Option<(u32, u32)>,
     /// The device and inode numbers of the files that earlier steps have mounted
@@ -66,7 +67,8 @@ pub(super) fn mount_at(seen: Seen<'_>, file: Mounting<'_>) -> Result<MountAt> {
         Seen::Other(stat) => stat,
     };
     // The engine created the node, or an earlier run of the hook mounted the file.
-    if is_device(stat, file.device) || same_file(file.source, stat) {
+    let id = (stat.st_dev, stat.st_ino);
+    if is_device(stat, file.device) || file.source == id {
         return Ok(MountAt::Present);
     }
     ensure!(
@@ -75,7 +77,7 @@ pub(super) fn mount_at(seen: Seen<'_>, file: Mounting<'_>) -> Result<MountAt> {
     );
     // Two paths can lead to one directory, by links of the image or by a volume.
     ensure!(
-        !file.placed.contains(&(stat.st_dev, stat.st_ino)),
+        !file.placed.contains(&id),
         "another driver file is already there"
     );
     // An empty file is the mount point of an earlier start.

@@ -461,6 +461,15 @@ fn refresh_rewrites_what_is_stale() {
         assert!(refreshed(&fake, &path), "it was broken");
         assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o644);
         sockets_come_and_go(&fake, &path);
+        fake.configure("[devices]\ndeny = [\"*\"]");
+        let ran = cdi(&fake, &["refresh", "--output", path.to_str().unwrap()]);
+        let says = format!(
+            "removed {}: this host has no GPU for containers\n",
+            path.display()
+        );
+        assert!(ran.stderr.ends_with(&says) && !path.exists(), "{ran:?}");
+        ran.ok();
+        fake.configure("");
     }
 }
 

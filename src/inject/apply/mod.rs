@@ -214,7 +214,7 @@ impl Applier {
         let name = target.file_name();
         let present = find_present(&dir, name)?;
         let file = Mounting {
-            source: source.stat(),
+            source: (source.stat().st_dev, source.stat().st_ino),
             device,
             placed: &self.placed,
         };

@@ -149,11 +149,12 @@ impl<'a> Foresight<'a> {
         target: &ContainerPath,
         device: Option<(u32, u32)>,
     ) -> Result<Option<Stat>> {
-        let source =
-            rustix::fs::stat(source.as_path()).with_context(|| format!("open {source}"))?;
+        // A start creates missing device nodes on the host first.
+        let source = rustix::fs::stat(source.as_path()).ok();
+        let id = source.map(|source| (source.st_dev, source.st_ino));
         let (dir, has) = self.make(target)?;
         let file = Mounting {
-            source: &source,
+            source: id.unwrap_or_default(),
             device,
             placed: &self.placed,
         };
@@ -167,8 +168,10 @@ impl<'a> Foresight<'a> {
             MountAt::Over { .. } => refuse_shared(self.is_shared_at(&dir, target))?,
             MountAt::Free => refuse_shared(self.is_shared(&dir))?,
         }
-        self.placed.insert((source.st_dev, source.st_ino));
-        self.note(&dir, target, Made::Mounted(Box::new(source)));
+        self.placed.extend(id);
+        if let Some(source) = source {
+            self.note(&dir, target, Made::Mounted(Box::new(source)));
+        }
         Ok(None)
     }
 
