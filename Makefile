@@ -53,7 +53,7 @@ run-tests:
 	$(TESTED) --no-run
 	@$(SIDE_BY_SIDE)
 	@echo 'make test: all passed. Not run, and run by "make test-all": packages and repositories, release builds and what they may cost,'
-	@echo '  the other simulated kernels, the table of host states, the driver packages of Debian, a thousand containers, the checks of "make gpu", the rules of'
+	@echo '  the other simulated kernels, the tables of host and node states, the driver packages of Debian, a thousand containers, the checks of "make gpu", the rules of'
 	@echo '  Prometheus, the features of the packages and rustdoc, tests as a plain user.'
 	@echo '  Other targets: "make engines" (other releases), "make vm" (udev, SELinux), "make gpu" (a real GPU), "make release-checks".'
 

@@ -253,9 +253,14 @@ fn plugin_row(status: &PluginStatus) -> Row {
         file = format!("{} {file}", list_paths(&status.sockets));
     }
     let remarks = with_hint(&status.why, &status.fix);
+    let way = if status.serves_claims() {
+        "claims"
+    } else {
+        "device plugin"
+    };
     Row {
         engine: "kubelet".to_owned(),
-        way: "device plugin",
+        way,
         state: (tone, word.to_owned()),
         file,
         remarks,

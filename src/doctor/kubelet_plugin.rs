@@ -24,10 +24,11 @@ pub(super) fn check(facts: &Facts) -> Check {
             .iter()
             .filter_map(|path| path.file_name())
             .map(|name| name.display().to_string());
-        return serving(
-            &names.collect::<Vec<_>>().join(", "),
-            facts.offered.as_ref(),
-        );
+        let served = Served {
+            program: "the device plugin".to_owned(),
+            what: names.collect::<Vec<_>>().join(", "),
+        };
+        return serving(&served, facts.offered.as_ref());
     };
     match idle {
         Idle::Hidden => Check::skipped(idle.to_string()),
@@ -72,26 +73,40 @@ fn claims(driver: &OfferedDriver, offered: Option<&Result<Offered, Unanswered>>)
     }
     match unpublished {
         Some(what) => Check::of(&catalog::API_SERVER, what.clone(), check),
-        None => serving(&format!("claims with the driver {name:?}"), offered),
+        None => serving(&Served::claims(name), offered),
+    }
+}
+
+/// What serves the kubelet, and with what.
+struct Served {
+    program: String,
+    what: String,
+}
+
+impl Served {
+    fn claims(driver: &str) -> Self {
+        Self {
+            program: format!("the driver {driver:?}"),
+            what: "claims".to_owned(),
+        }
     }
 }
 
 /// Checks the health of the devices. The sockets of a plugin that was killed, or that runs in a pod, exist as well: only its answer shows
 /// that it works.
-fn serving(sockets: &str, offered: Option<&Result<Offered, Unanswered>>) -> Check {
+fn serving(served: &Served, offered: Option<&Result<Offered, Unanswered>>) -> Check {
+    let Served { program, what } = served;
     match offered {
-        Some(Ok(offered)) => devices(sockets, offered),
+        Some(Ok(offered)) => devices(served, offered),
         Some(Err(Unanswered::NotRunning)) | None => Check::skipped(format!(
-            "the kubelet has {sockets}, and no device plugin answers at its control socket: it was killed, or it runs in a pod, where \
+            "the kubelet has {what}, and no device plugin answers at its control socket: it was killed, or it runs in a pod, where \
              \"oci-nvidia-kubelet-plugin check\" shows the health of the GPUs"
         )),
-        Some(Err(error)) => {
-            Check::skipped(format!("the device plugin serves {sockets}, and {error}"))
-        }
+        Some(Err(error)) => Check::skipped(format!("{program} serves {what}, and {error}")),
     }
 }
 
-fn devices(sockets: &str, offered: &Offered) -> Check {
+fn devices(Served { program, what }: &Served, offered: &Offered) -> Check {
     let all = offered.devices().count();
     let mut gpus: Vec<String> = Vec::new();
     for device in offered.devices() {
@@ -105,7 +120,7 @@ fn devices(sockets: &str, offered: &Offered) -> Check {
     }
     if gpus.is_empty() {
         return Check::ok(format!(
-            "the device plugin serves {sockets}, and offers {} as healthy",
+            "{program} serves {what}, and offers {} as healthy",
             count(all, "device")
         ));
     }
@@ -116,7 +131,7 @@ fn devices(sockets: &str, offered: &Offered) -> Check {
     Check::of(
         &catalog::PLUGIN_WITHDREW,
         format!(
-            "the device plugin offers {healthy} of {} as healthy: {}",
+            "{program} offers {healthy} of {} as healthy: {}",
             count(all, "device"),
             gpus.join(", ")
         ),

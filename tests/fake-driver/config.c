@@ -170,6 +170,8 @@ static bool gpu_line(const char *line, struct config *config)
 	gpu->pcie_replays = (int)optional(line, "pcie-replays", 0);
 	gpu->remapped_cor = (int)optional(line, "remapped-cor", 0);
 	gpu->remapped_unc = (int)optional(line, "remapped-unc", 0);
+	gpu->power_limit = (int)optional(line, "power-limit", 700000);
+	gpu->ecc_corrected = optional(line, "ecc-corrected", 0);
 	/* ECC errors, XIDs, changes of MIG, an unavailable GPU, the recovery action */
 	gpu->events = number(line, "events", 0xc10b);
 	gpu->numa = (int)optional(line, "numa", NO_NUMA);

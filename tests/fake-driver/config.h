@@ -12,7 +12,7 @@
  * Keys of a GPU: minor, brand, memory (MiB), memory-used (MiB, also of a MIG device), numa, nvlinks=INDEX:COUNT,... (INDEX 16: a
  * switch), fail=CODE (of each call about it but the one for its handle), fail-handle=CODE, hang=CALL, crash=CALL, events=MASK, and
  * util, mem-util, encoder and decoder (percent), temperature and mem-temperature (degrees Celsius), power (milliwatts), sm-clock and
- * mem-clock (MHz), energy (millijoules), pcie-replays, remapped-cor, remapped-unc, recovery-action, remap-failure, ecc and addressing
+ * mem-clock (MHz), energy (millijoules), pcie-replays, remapped-cor, remapped-unc, recovery-action, remap-failure, power-limit, ecc-corrected, ecc and addressing
  * (0, 1 or 2), which can be `none`. */
 #ifndef FAKE_DRIVER_CONFIG_H
 #define FAKE_DRIVER_CONFIG_H
@@ -53,6 +53,8 @@ struct gpu {
 	long long energy;     /* millijoules, or UNSUPPORTED */
 	int pcie_replays;     /* or UNSUPPORTED */
 	int remapped_cor, remapped_unc; /* rows, or UNSUPPORTED */
+	int power_limit;      /* milliwatts, or UNSUPPORTED */
+	long long ecc_corrected; /* errors, or UNSUPPORTED */
 	unsigned events;      /* the types of events that it supports */
 	int numa;             /* the NUMA node, or NO_NUMA */
 	int addressing;       /* 0, 1 for HMM, 2 for ATS, or UNSUPPORTED */

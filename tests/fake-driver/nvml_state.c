@@ -204,6 +204,10 @@ static void fill_field(const struct gpu *gpu, struct field *field)
 	long long value = UNSUPPORTED;
 	field->type = UNSIGNED_INT;
 	switch (field->id) {
+	case 3: /* single-bit errors since the driver was loaded */
+		value = gpu->ecc_corrected;
+		field->type = UNSIGNED_LONG_LONG;
+		break;
 	case 4: /* double-bit errors since the driver was loaded */
 		value = gpu->ecc;
 		field->type = UNSIGNED_LONG_LONG;
@@ -229,6 +233,9 @@ static void fill_field(const struct gpu *gpu, struct field *field)
 		break;
 	case 145: /* a row remapping failed */
 		value = gpu->remap_failure;
+		break;
+	case 190: /* the power limit in milliwatts */
+		value = gpu->power_limit;
 		break;
 	case 230: /* the recovery action */
 		value = gpu->recovery_action;

@@ -90,20 +90,46 @@ impl<'a> Reader<'a> {
 
     fn map(&mut self, depth: usize) -> Result<Value, String> {
         let mut map = Map::new();
+        let mut merged = Map::new();
         loop {
-            let key = match self.next()? {
-                Event::MappingEnd => return Ok(Value::Object(map)),
-                Event::Scalar(text, ..) => text.into_owned(),
+            let (key, is_plain) = match self.next()? {
+                Event::MappingEnd => {
+                    merged.append(&mut map);
+                    return Ok(Value::Object(merged));
+                }
+                Event::Scalar(text, style, ..) => (text.into_owned(), style == ScalarStyle::Plain),
                 _ => return Err("a key is not a string".to_owned()),
             };
             let event = self.next()?;
             let value = self.value(event, depth + 1)?;
+            if is_plain && key == "<<" {
+                merge(&mut merged, value)?;
+                continue;
+            }
             if map.contains_key(&key) {
                 return Err(format!("duplicate key {key:?}"));
             }
             map.insert(key, value);
         }
     }
+}
+
+/// Adds the keys of a merge key's value, a map or a list of maps, which the parsers of engines and of NVIDIA's plugin support too. The
+/// first map that has a key counts.
+fn merge(merged: &mut Map<String, Value>, value: Value) -> Result<(), String> {
+    let maps = match value {
+        Value::Array(list) => list,
+        value => vec![value],
+    };
+    for map in maps {
+        let Value::Object(map) = map else {
+            return Err("the value of \"<<\" is not a map".to_owned());
+        };
+        for (key, value) in map {
+            merged.entry(key).or_insert(value);
+        }
+    }
+    Ok(())
 }
 
 /// Returns the line of a key or an entry of a list, starting at 1. `path` leads to it: keys, and the numbers of entries. Of a document

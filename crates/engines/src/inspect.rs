@@ -279,7 +279,7 @@ fn trusted(host: &Tree, program: &Path) -> Option<HostPath> {
 
 /// Why a program's version is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NoVersion {
+pub(crate) enum NoVersion {
     /// The program was not run, or its output has no version
     Unknown,
     Failed,
@@ -302,7 +302,7 @@ impl Versions {
         }
     }
 
-    fn ask(&mut self, host: &Tree, program: &Path) -> Result<Version, NoVersion> {
+    pub(crate) fn ask(&mut self, host: &Tree, program: &Path) -> Result<Version, NoVersion> {
         if let Some((_, known)) = self.known.iter().find(|(known, _)| known == program) {
             return *known;
         }

@@ -3,12 +3,15 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use base::search_path;
 use base::sys::host_process::{self, Status};
 use base::tree::Tree;
 use cdi_spec::yaml;
+use plugin_api::status::NriStatus;
 
+use super::inspect::Versions;
 use super::status::{self, EngineStatus};
-use super::{hooks, inspect};
+use super::{Version, hooks, inspect};
 
 /// The sockets of engines, in the order in which they are considered: K3s and RKE2 have their own
 /// engine, and only Kubernetes uses CRI-O and cri-dockerd, while Docker uses containerd too.
@@ -29,6 +32,9 @@ const RANCHER: [&str; 2] = [
     "/etc/rancher/rke2/config.yaml",
 ];
 
+/// The first version of containerd that reads CDI specs unless its configuration switches that off.
+const CDI_BY_DEFAULT: Version = Version(2, 0, 0);
+
 /// The engine of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeEngine {
@@ -36,7 +42,7 @@ pub enum NodeEngine {
     Crio(Box<EngineStatus>),
     /// containerd, which reads no hook files
     Containerd {
-        /// `enable_cdi = false` in its configuration
+        /// Its configuration switches CDI off, or its version has CDI off by default
         cdi_disabled: bool,
     },
     /// Docker with cri-dockerd, which drops the CDI devices of the kubelet
@@ -52,6 +58,8 @@ pub struct EngineView {
     pub engine: Option<NodeEngine>,
     /// Our hook files, including those that no engine reads
     pub installed: Vec<PathBuf>,
+    /// Whether our NRI plugin answers the engine, so that no hook is needed
+    pub has_nri: bool,
 }
 
 impl fmt::Display for NodeEngine {
@@ -73,7 +81,7 @@ impl NodeEngine {
         match self {
             Self::Docker => Some("cri-dockerd passes no CDI devices to Docker"),
             Self::Containerd { cdi_disabled: true } => {
-                Some("the configuration of containerd has enable_cdi = false")
+                Some("containerd reads no CDI specs without enable_cdi = true in its configuration")
             }
             Self::Containerd { .. } | Self::Crio(_) | Self::Other(_) => None,
         }
@@ -89,7 +97,11 @@ impl EngineView {
         let socket = endpoint(host, kubelet_dir).or_else(|| first_socket(host));
         let engine =
             socket.map(|socket| engine_at(socket.trim_start_matches("unix://"), host, &installed));
-        Self { engine, installed }
+        Self {
+            engine,
+            installed,
+            has_nri: NriStatus::of_host(host).is_some(),
+        }
     }
 }
 
@@ -126,6 +138,9 @@ fn endpoint(host: &Tree, kubelet_dir: &Path) -> Option<String> {
     None
 }
 
+/// The names of processes that run a kubelet.
+const KUBELETS: [&str; 3] = ["kubelet", "k3s-server", "k3s-agent"];
+
 /// Returns the socket on the command line of the running kubelet. Any user can start a program with
 /// that name, so only root's counts.
 fn endpoint_of_process(host: &Tree) -> Option<String> {
@@ -134,9 +149,7 @@ fn endpoint_of_process(host: &Tree) -> Option<String> {
         let dir = proc.join(&name);
         let is_pid = name.as_encoded_bytes().iter().all(u8::is_ascii_digit);
         // The arguments of other programs are not read: each process chooses them, of any size.
-        if !is_pid
-            || !Status::read(&dir).is_ok_and(|status| status.uid == 0 && status.may_run("kubelet"))
-        {
+        if !is_pid || !Status::read(&dir).is_ok_and(|status| is_kubelet(&status)) {
             continue;
         }
         if let Ok(line) = host_process::arguments(&dir)
@@ -149,6 +162,10 @@ fn endpoint_of_process(host: &Tree) -> Option<String> {
     None
 }
 
+fn is_kubelet(status: &Status) -> bool {
+    status.uid == 0 && KUBELETS.iter().any(|name| status.may_run(name))
+}
+
 /// Returns the value of the option in `--NAME=VALUE` or `--NAME VALUE`. The last one applies.
 fn endpoint_in_words<'a>(words: impl Iterator<Item = &'a str>) -> Option<String> {
     let mut found = None;
@@ -157,6 +174,9 @@ fn endpoint_in_words<'a>(words: impl Iterator<Item = &'a str>) -> Option<String>
         if is_next {
             found = Some(word.to_owned());
             is_next = false;
+        } else if word == "--docker" {
+            // Of K3s, which starts cri-dockerd itself
+            found = Some(SOCKETS[0].to_owned());
         } else if let Some(option) = word.strip_prefix("--")
             && let Some(rest) = option.strip_prefix(ENDPOINT)
         {
@@ -184,20 +204,28 @@ fn engine_at(socket: &str, host: &Tree, installed: &[PathBuf]) -> NodeEngine {
         ))),
         _ if socket.contains("cri-dockerd") => NodeEngine::Docker,
         _ if socket.contains("containerd") => NodeEngine::Containerd {
-            cdi_disabled: is_cdi_disabled(host),
+            cdi_disabled: is_cdi_disabled(host, socket),
         },
         _ => NodeEngine::Other(socket.to_owned()),
     }
 }
 
-/// Reports whether the administrator has switched CDI off in containerd. Its version 2 enables CDI by
-/// default, and its version 1.7 does not.
-fn is_cdi_disabled(host: &Tree) -> bool {
-    let Ok(config) = host.read_text(Path::new("/etc/containerd/config.toml")) else {
+/// Reports whether CDI is off in containerd, whose socket this is. Its version 2 enables CDI by default, and its version 1.7 does not.
+/// K3s and RKE2 have their own containerd, which they configure.
+fn is_cdi_disabled(host: &Tree, socket: &str) -> bool {
+    let config = host.read_text(Path::new("/etc/containerd/config.toml"));
+    for line in config.unwrap_or_default().lines() {
+        let line = line.replace([' ', '\t'], "");
+        if let Some(value) = line.strip_prefix("enable_cdi=") {
+            return value.starts_with("false");
+        }
+    }
+    if socket.contains("k3s") {
         return false;
-    };
-    let mut lines = config.lines().map(|line| line.replace([' ', '\t'], ""));
-    lines.any(|line| line.starts_with("enable_cdi=false"))
+    }
+    let version = search_path::find(host, "containerd")
+        .and_then(|program| Versions::stored().ask(host, &program).ok());
+    version.is_some_and(|version| version < CDI_BY_DEFAULT)
 }
 
 /// Returns the text of a key in a YAML file.
@@ -220,6 +248,8 @@ fn is_true(config: &str, key: &str) -> bool {
 mod tests {
     use super::*;
     use base::paths::HostPath;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
 
     fn write(root: &Path, path: &str, text: &str) {
         let path = root.join(path);
@@ -315,6 +345,22 @@ mod tests {
                 docker,
             ),
             (
+                "K3s with Docker",
+                &|root| process(root, "k3s-server server --docker", 0),
+                docker,
+            ),
+            (
+                "K3s with another engine",
+                &|root| {
+                    process(
+                        root,
+                        "k3s-agent agent --container-runtime-endpoint /run/x/containerd.sock",
+                        0,
+                    )
+                },
+                "containerd",
+            ),
+            (
                 "a process of another user",
                 &|root| process(root, &format!("{kubelet}=/run/cri-dockerd.sock"), 1000),
                 "CRI-O",
@@ -381,6 +427,29 @@ mod tests {
                 &format!("version = 2\n{line}\n"),
             );
             assert_eq!(has_cdi(), expected, "{line}");
+        }
+        for (config, version, expected) in [
+            (
+                "version = 3",
+                "containerd github.com/containerd/containerd/v2 v2.1.4 x",
+                true,
+            ),
+            ("version = 2", "containerd containerd.io 1.7.22 x", false),
+            (
+                "enable_cdi = true",
+                "containerd containerd.io 1.7.22 x",
+                true,
+            ),
+        ] {
+            write(root, "etc/containerd/config.toml", config);
+            let program = root.join("usr/bin/containerd");
+            let (script, mode) = (
+                format!("#!/bin/sh\necho {version}\n"),
+                Permissions::from_mode(0o755),
+            );
+            write(root, "usr/bin/containerd", &script);
+            std::fs::set_permissions(program, mode).unwrap();
+            assert_eq!(has_cdi(), expected, "{config}, {version}");
         }
         std::fs::remove_file(root.join("run/containerd/containerd.sock")).unwrap();
         write(root, "run/cri-dockerd.sock", "");

@@ -8,14 +8,16 @@ pub struct Version(pub u32, pub u32, pub u32);
 
 impl Version {
     /// Parses the output of `PROGRAM --version`: `podman version 4.3.1`, `Docker version 24.0.5, build x`,
-    /// `runc version 1.1.5+ds1`, `crun version 1.8.1`, `crio version 1.30.2`.
+    /// `runc version 1.1.5+ds1`, `crun version 1.8.1`, `crio version 1.30.2`, `containerd containerd.io 1.7.22 7f7fdf5`,
+    /// `containerd github.com/containerd/containerd/v2 v2.0.0 x`.
     pub fn parse(text: &str) -> Option<Self> {
-        let word = text
-            .lines()
-            .next()?
-            .split(' ')
-            .skip_while(|word| *word != "version")
-            .nth(1)?;
+        let line = text.lines().next()?;
+        let mut words = line.split(' ');
+        let word = if line.starts_with("containerd ") {
+            words.nth(2)?.trim_start_matches('v')
+        } else {
+            words.skip_while(|word| *word != "version").nth(1)?
+        };
         let mut parts = word
             .split(|c: char| !c.is_ascii_digit())
             .map(|part| part.parse().ok());
@@ -56,6 +58,15 @@ mod tests {
                 "Docker version 24.0.5, build ced0996\n",
                 Some(Version(24, 0, 5)),
             ),
+            (
+                "containerd containerd.io 1.7.22 7f7fdf5fed64\n",
+                Some(Version(1, 7, 22)),
+            ),
+            (
+                "containerd github.com/containerd/containerd/v2 v2.1.0 a\n",
+                Some(Version(2, 1, 0)),
+            ),
+            ("containerd\n", None),
             ("podman version x\n", None),
             ("", None),
         ] {

@@ -8,6 +8,7 @@
 //! Containers restart at any time, with the names that they got before, and the kubelet does not ask the plugin again. So the spec of an
 //! earlier run stays until NVML has answered if the kernel confirms it, and otherwise is made from the GPUs that the kernel lists.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, File};
@@ -168,7 +169,7 @@ pub fn remove_unused(dir: &Path, kind: Kind) -> Result<bool> {
     clippy::disallowed_methods,
     reason = "engines read this directory, so users cannot write to it"
 )]
-fn read_ours(path: &Path) -> Option<Spec> {
+pub(crate) fn read_ours(path: &Path) -> Option<Spec> {
     cdi_spec::file::parse(&fs::read(path).ok()?)
         .ok()
         .filter(is_ours)
@@ -254,6 +255,28 @@ pub struct VendorSpecs {
     imex_channels: Vec<u32>,
     /// `None` before the directory exists
     lock: Option<Lock>,
+    /// The version of the file that is known to have the devices
+    seen: Cell<Option<FileVersion>>,
+}
+
+/// Distinguishes the versions of a file without reading it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileVersion {
+    inode: u64,
+    size: u64,
+    /// Seconds and nanoseconds of the last change, also of the inode
+    changed: (i64, i64),
+}
+
+impl FileVersion {
+    fn of(path: &Path) -> Option<Self> {
+        let file = fs::metadata(path).ok()?;
+        Some(Self {
+            inode: file.ino(),
+            size: file.len(),
+            changed: (file.ctime(), file.ctime_nsec()),
+        })
+    }
 }
 
 impl VendorSpecs {
@@ -281,6 +304,7 @@ impl VendorSpecs {
             features: Features::EMPTY,
             imex_channels: Vec::new(),
             lock: None,
+            seen: Cell::new(None),
         }
     }
 
@@ -317,10 +341,31 @@ impl VendorSpecs {
         )
     }
 
-    /// Reports whether another program has removed the spec of the GPUs.
+    /// Returns the path of the spec of the GPUs.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reports whether another program has removed the spec of the GPUs, or has replaced it with one without our devices. Several of our
+    /// processes can write the same spec.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        !self.names.is_empty() && fs::metadata(&self.path).is_err()
+        if self.names.is_empty() {
+            return false;
+        }
+        let seen = FileVersion::of(&self.path);
+        if seen.is_some() && seen == self.seen.get() {
+            return false;
+        }
+        let Some(spec) = read_ours(&self.path) else {
+            return true;
+        };
+        let is_lost = !self.names.is_subset(&names(&spec));
+        if !is_lost {
+            self.seen.set(seen);
+        }
+        is_lost
     }
 
     /// Returns the features that have a spec.
@@ -447,7 +492,7 @@ impl VendorSpecs {
 
     /// Whether the file is as it was written for this state of the host.
     fn is_current(&self, now: Option<&Stamp>) -> bool {
-        let exists = fs::symlink_metadata(&self.path).is_ok();
+        let exists = fs::symlink_metadata(&self.path).is_ok() && !self.is_lost();
         now.is_some()
             && now.map(|now| (now, exists)) == self.written.as_ref().map(|(was, has)| (was, *has))
     }
@@ -487,7 +532,6 @@ impl VendorSpecs {
             naming,
             ..self.settings.clone()
         };
-        // `check` and doctor report the findings.
         // `check` and doctor report the findings.
         SpecWriter::new(&self.config, &settings, || false).make_of(&host)
     }

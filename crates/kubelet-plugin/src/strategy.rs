@@ -30,6 +30,8 @@ pub struct Choice {
     pub is_provisional: bool,
     /// Why the node's engine gives containers no CDI devices; `None` if it does
     pub without_cdi: Option<String>,
+    /// Why it depends on the pod whether the hook runs for a container; `None` if it runs for each
+    pub without_hook: Option<String>,
 }
 
 impl Choice {
@@ -114,6 +116,7 @@ impl Chooser {
             why: "configured".to_owned(),
             is_provisional: false,
             without_cdi: why_without_cdi(&node),
+            without_hook: why_without_hook(&node),
         }
     }
 
@@ -159,6 +162,23 @@ fn without_cdi(what: &str, why: &str) -> Finding {
 fn why_without_cdi(node: &EngineView) -> Option<String> {
     let why = node.engine.as_ref()?.without_cdi()?;
     Some(why.to_owned())
+}
+
+/// Returns why the engine may not start the hook. The runtime `nvidia` of the package -compat does what the hook does, for the pods that
+/// select it.
+fn why_without_hook(node: &EngineView) -> Option<String> {
+    let engine = match &node.engine {
+        None => return Some("the engine of the node is not known".to_owned()),
+        Some(NodeEngine::Crio(status)) if status.active || status.nri => return None,
+        Some(NodeEngine::Crio(status)) => {
+            format!("CRI-O does not start the hook ({})", status.why)
+        }
+        Some(_) if node.has_nri => return None,
+        Some(engine) => format!("{engine} does not read hook files"),
+    };
+    Some(format!(
+        "{engine}: only a pod with the runtime \"nvidia\" gets the driver files"
+    ))
 }
 
 fn inspect(kubelet_dir: &Path) -> EngineView {
@@ -208,6 +228,7 @@ fn choose(node: &EngineView, in_pod: bool) -> Choice {
         why,
         is_provisional: node.engine.is_none(),
         without_cdi: why_without_cdi(node),
+        without_hook: why_without_hook(node),
     }
 }
 
@@ -271,6 +292,7 @@ mod tests {
             let node = EngineView {
                 engine,
                 installed: if has_hook { vec![file.clone()] } else { vec![] },
+                has_nri: false,
             };
             let choice = choose(&node, false);
             assert_eq!(choice.finding(), None);
@@ -295,7 +317,7 @@ mod tests {
         let choose = |engine| {
             let node = EngineView {
                 engine: Some(engine),
-                installed: Vec::new(),
+                ..EngineView::default()
             };
             super::choose(&node, false)
         };

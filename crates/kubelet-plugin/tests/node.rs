@@ -31,6 +31,7 @@ mod health;
 mod limits;
 mod node_extras;
 mod nri;
+mod states;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         limits::TESTS,
         node_extras::TESTS,
         nri::TESTS,
+        states::TESTS,
     ]
     .into_iter()
     .flatten();

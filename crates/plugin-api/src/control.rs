@@ -82,6 +82,9 @@ pub struct Offered {
     /// The driver for claims; `None` if the kubelet gets the resources
     #[serde(default)]
     pub driver: Option<OfferedDriver>,
+    /// The CDI spec in which engines find the devices; `None` if containers get no CDI devices
+    #[serde(default)]
+    pub spec: Option<PathBuf>,
 }
 
 /// A driver for claims (Dynamic Resource Allocation).

@@ -78,6 +78,15 @@ pub struct PluginStatus {
     pub fix: String,
 }
 
+impl PluginStatus {
+    /// Whether the plugin is a driver for claims.
+    #[must_use]
+    pub fn serves_claims(&self) -> bool {
+        let mut sockets = self.sockets.iter();
+        sockets.any(|socket| socket.ends_with(DRIVER_FOR_CLAIMS))
+    }
+}
+
 impl KubeletPlugin {
     /// Returns `None` if the plugin is not installed and does not run in a pod. Only root can see the sockets.
     pub fn inspect(host: &Tree, is_root: bool) -> Option<Self> {

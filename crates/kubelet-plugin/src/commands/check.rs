@@ -16,6 +16,7 @@ use findings::catalog;
 use plugin_api::control::{Offered, OfferedResource, Unanswered, Unhealthy};
 
 use super::ask::{Answer, ask};
+use super::delivery::Delivery;
 use super::report::{self, CheckReport, FindingEntry, Verdict};
 use crate::answer::allocator;
 use crate::cdi_specs::{self, DEVICE_PLUGIN, VendorSpecs};
@@ -96,7 +97,23 @@ pub async fn check(
     let mut all: Vec<Finding> = problem.into_iter().collect();
     all.extend_from_slice(findings);
     all.extend(choice.finding());
-    Ok(report(settings, choice, &node.offer(), &all, offered))
+    let driver = incomplete_driver(settings, &node);
+    let asked = Asked {
+        settings,
+        choice,
+        offer: &node.offer(),
+        running: offered.as_ref().ok(),
+        driver: driver.as_deref(),
+    };
+    Ok(report(&asked, &all, offered))
+}
+
+/// Returns why the driver lacks a file that each container needs; `None` if it lacks none.
+fn incomplete_driver(settings: &Settings, node: &Node) -> Option<String> {
+    let (dir, hook) = (Path::new(cdi_specs::DIR), Path::new(cdi_specs::HOOK));
+    let specs = VendorSpecs::new(DEVICE_PLUGIN, &settings.common, dir, hook);
+    let error = specs.would_have(node.inventory()?).err()?;
+    Some(format!("{error:#}"))
 }
 
 /// Describes the CDI spec that the plugin would write. The running plugin may write it to another
@@ -132,23 +149,20 @@ fn foresee_specs(settings: &Settings, node: &Node, is_running: bool) -> InSpecs 
 /// finds a missing device node. `findings` are added to the findings of the offer.
 #[must_use]
 pub fn report(
-    settings: &Settings,
-    choice: &Choice,
-    offer: &Offer,
+    asked: &Asked<'_>,
     findings: &[Finding],
     offered: &Result<Offered, Unanswered>,
 ) -> CheckReport<CheckDocument> {
-    let running = offered.as_ref().ok();
+    let Asked {
+        choice,
+        offer,
+        running,
+        ..
+    } = *asked;
     let mut entries = Vec::new();
     for finding in findings.iter().chain(&offer.findings) {
         entries.push(finding.into());
     }
-    let asked = Asked {
-        settings,
-        choice,
-        offer,
-        running,
-    };
     let mut resources = Vec::new();
     for resource in offer.resources.iter() {
         resources.push(asked.resource(resource));
@@ -166,7 +180,7 @@ pub fn report(
     };
     let verdict = match offered {
         _ if offer.gpus.is_empty() => Verdict::fails("the node has no GPU"),
-        Ok(running) => verdict(&resources, running, choice),
+        Ok(running) => asked.verdict(&resources, running),
         Err(error) => Verdict::of_unanswered(error),
     };
     let document = CheckDocument {
@@ -230,11 +244,8 @@ impl report::JsonReport for CheckDocument {
     }
 }
 
-/// Decides whether a pod would start with a device of the running plugin.
-fn verdict(resources: &[ResourceEntry], running: &Offered, choice: &Choice) -> Verdict {
-    if let Some(finding) = choice.finding() {
-        return Verdict::fails(finding.what);
-    }
+/// Decides whether the kubelet would give a device of the running plugin to a pod.
+fn of_kubelet(resources: &[ResourceEntry], running: &Offered) -> Verdict {
     let is_live = |name: &str| {
         let mut offered = running.resources.iter();
         offered.any(|resource| resource.name == name && resource.is_live)
@@ -296,17 +307,43 @@ impl DeviceEntry {
     }
 }
 
-/// What the entries of devices are made of.
-struct Asked<'a> {
-    settings: &'a Settings,
-    choice: &'a Choice,
+/// What the report is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// The settings
+    pub settings: &'a Settings,
+    /// The strategy
+    pub choice: &'a Choice,
     /// What the driver reported
-    offer: &'a Offer,
+    pub offer: &'a Offer,
     /// What the running plugin reported
-    running: Option<&'a Offered>,
+    pub running: Option<&'a Offered>,
+    /// Why the driver lacks a file that each container needs; `None` if it lacks none
+    pub driver: Option<&'a str>,
 }
 
 impl Asked<'_> {
+    /// Decides whether a pod would start with a device of the running plugin.
+    fn verdict(&self, resources: &[ResourceEntry], running: &Offered) -> Verdict {
+        let verdict = of_kubelet(resources, running);
+        if !verdict.is_start() {
+            return verdict;
+        }
+        let delivery = Delivery {
+            settings: self.settings,
+            choice: self.choice,
+            running,
+            driver: self.driver,
+        };
+        let mut uuids = BTreeSet::new();
+        for device in self.offer.devices() {
+            if device.unhealthy.is_none() && running.unhealthy(&device.gpu).is_none() {
+                uuids.insert(device.uuid.as_str());
+            }
+        }
+        delivery.verdict(&uuids)
+    }
+
     fn resource(&self, resource: &Resource) -> ResourceEntry {
         let is_live = |other: &OfferedResource| other.name == resource.name && other.is_live;
         let mut devices = Vec::new();
@@ -421,16 +458,9 @@ fn other_devices(offer: &Offer, running: &Offered) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::values::DeviceListStrategy;
 
     #[test]
     fn whether_a_pod_would_start() {
-        let choice = |without_cdi: Option<&str>| Choice {
-            strategies: vec![DeviceListStrategy::CdiCri],
-            why: String::new(),
-            is_provisional: false,
-            without_cdi: without_cdi.map(str::to_owned),
-        };
         let device = |why: Option<&str>| DeviceEntry {
             id: "GPU-0".to_owned(),
             health: HEALTHY,
@@ -440,18 +470,12 @@ mod tests {
         };
         let lost = "the GPU is lost";
         let not_live = "the kubelet does not have nvidia.com/gpu";
-        for (whys, is_live, without_cdi, expected) in [
-            (vec![None], true, None, None),
-            (vec![Some(lost), None], true, None, None),
-            (vec![Some(lost)], true, None, Some(lost)),
-            (vec![None], false, None, Some(not_live)),
-            (vec![], true, None, Some("the running plugin offers no GPU")),
-            (
-                vec![None],
-                true,
-                Some("it drops them"),
-                Some("it drops them: pods start without a GPU"),
-            ),
+        for (whys, is_live, expected) in [
+            (vec![None], true, None),
+            (vec![Some(lost), None], true, None),
+            (vec![Some(lost)], true, Some(lost)),
+            (vec![None], false, Some(not_live)),
+            (vec![], true, Some("the running plugin offers no GPU")),
         ] {
             let resources = [ResourceEntry {
                 name: "nvidia.com/gpu".to_owned(),
@@ -466,7 +490,7 @@ mod tests {
                 }],
                 ..Offered::default()
             };
-            let found = verdict(&resources, &running, &choice(without_cdi));
+            let found = of_kubelet(&resources, &running);
             match expected {
                 None => assert_eq!(found, Verdict::starts()),
                 Some(why) => {

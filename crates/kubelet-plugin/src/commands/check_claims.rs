@@ -1,6 +1,7 @@
 //! `check --interface dra`: prints the devices that claims can have, the slices that would be published, and what the node's credentials
 //! permit. It needs no kubelet.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::Result;
@@ -13,6 +14,7 @@ use plugin_api::control::{Offered, Unanswered};
 use serde::Serialize;
 
 use super::ask::{Answer, ask};
+use super::delivery::spec_problem;
 use super::report::{self, CheckReport, FindingEntry, Verdict};
 use crate::dra::DriverOptions;
 use crate::dra::devices::{self, ClaimDevice, Sources};
@@ -130,10 +132,15 @@ fn devices_of(
 
 /// Returns a finding for each right that the node lacks.
 fn refusals(api: &Probe) -> Vec<Finding> {
-    let fix = "run this command as root; on a node whose kubelet has other credentials, name a file with `--kubeconfig`";
     let mut findings = Vec::new();
     for Right { what, error } in &api.rights {
         if let Some(error) = error {
+            // The text of an admission policy or an authorizer says what to do.
+            let fix = if error.contains("denied") || error.contains("forbidden") {
+                "give these credentials the right, or name other ones with `--kubeconfig`: see claims.md"
+            } else {
+                "run this command as root; on a node whose kubelet has other credentials, name a file with `--kubeconfig`"
+            };
             let what = format!("cannot {what}: {error}");
             findings.push(Finding::new(&catalog::API_SERVER, what, fix));
         }
@@ -221,13 +228,17 @@ fn verdict(devices: &[ClaimDevice], running: &Offered, engine: Option<&Finding>)
         return Verdict::fails(why);
     }
     let mut why = "the node has no GPU for claims".to_owned();
+    let mut healthy = BTreeSet::new();
     for device in devices {
         match &device.unhealthy {
             Some(error) => why.clone_from(error),
-            None => return Verdict::starts(),
+            None => drop(healthy.insert(device.uuid.as_str())),
         }
     }
-    Verdict::fails(why)
+    if healthy.is_empty() {
+        return Verdict::fails(why);
+    }
+    spec_problem(running, &healthy).map_or_else(Verdict::starts, Verdict::fails)
 }
 
 impl DeviceEntry {

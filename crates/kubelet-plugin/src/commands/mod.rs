@@ -7,6 +7,7 @@ pub mod check_claims;
 pub mod claims;
 pub mod cli;
 pub mod control;
+mod delivery;
 pub mod observer;
 pub mod offered;
 pub mod report;

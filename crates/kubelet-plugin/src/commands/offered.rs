@@ -28,6 +28,7 @@ pub fn offered(
     Offered {
         resources: list.iter().map(resource).collect(),
         driver: None,
+        spec: None,
     }
 }
 

@@ -59,6 +59,21 @@ impl Verdict {
         }
     }
 
+    /// It depends on the pod, or on what this program does not see.
+    #[must_use]
+    pub fn unknown(why: impl Into<String>) -> Self {
+        Self {
+            starts: None,
+            why: Some(why.into()),
+        }
+    }
+
+    /// Whether the pod would start as far as this is known.
+    #[must_use]
+    pub fn is_start(&self) -> bool {
+        self.starts == Some(true)
+    }
+
     /// The running plugin has not answered.
     #[must_use]
     pub fn of_unanswered(error: &Unanswered) -> Self {

@@ -5,15 +5,15 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::UnixStream;
 use tonic::transport::server::Connected;
 
 use super::authority::Filter;
+use crate::kubelet::peers::{Peer, PeerInfo};
 
 /// A connection of the kubelet.
 #[derive(Debug)]
 pub(super) struct Connection {
-    stream: UnixStream,
+    stream: Peer,
     filter: Filter,
     /// What has passed the filter. It is at most one chunk longer than the longest frame with headers.
     ready: Vec<u8>,
@@ -26,9 +26,9 @@ impl Connection {
     const CHUNK: usize = 4096;
 }
 
-impl From<UnixStream> for Connection {
+impl From<Peer> for Connection {
     /// Filters what this stream receives.
-    fn from(stream: UnixStream) -> Self {
+    fn from(stream: Peer) -> Self {
         Self {
             stream,
             filter: Filter::default(),
@@ -100,7 +100,9 @@ impl AsyncWrite for Connection {
 }
 
 impl Connected for Connection {
-    type ConnectInfo = ();
+    type ConnectInfo = PeerInfo;
 
-    fn connect_info(&self) -> Self::ConnectInfo {}
+    fn connect_info(&self) -> Self::ConnectInfo {
+        self.stream.connect_info()
+    }
 }

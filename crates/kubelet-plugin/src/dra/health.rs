@@ -11,6 +11,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::pool::Pool;
+use crate::kubelet::peers::PeerInfo;
 use crate::model::Refusal;
 use crate::proto::health::v1alpha1::dra_resource_health_server::DraResourceHealth;
 use crate::proto::health::{v1, v1alpha1};
@@ -48,8 +49,9 @@ impl DraResourceHealth for HealthService {
 
     async fn node_watch_resources(
         &self,
-        _: Request<NodeWatchResourcesRequest>,
+        request: Request<NodeWatchResourcesRequest>,
     ) -> Result<Response<Reports>, Status> {
+        PeerInfo::keep(&request);
         Ok(Response::new(self.reports()))
     }
 }
@@ -60,8 +62,9 @@ impl v1::dra_resource_health_server::DraResourceHealth for HealthService {
 
     async fn node_watch_resources(
         &self,
-        _: Request<NodeWatchResourcesRequest>,
+        request: Request<NodeWatchResourcesRequest>,
     ) -> Result<Response<Reports>, Status> {
+        PeerInfo::keep(&request);
         Ok(Response::new(self.reports()))
     }
 }

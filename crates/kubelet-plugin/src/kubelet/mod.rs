@@ -7,7 +7,7 @@
 //! | [`socket_watch`] | watches the kubelet's directory |
 //! | [`other_plugins`] | finds other device plugins |
 //! | [`server`], [`streams`] | answer the kubelet |
-//! | [`listener`], [`socket`] | our sockets |
+//! | [`listener`], [`socket`], [`peers`] | our sockets and their connections |
 //! | [`pods`] | lists which containers have which devices |
 //! | [`dial`] | connects to sockets |
 //! | [`status`] | what the tasks share and report |
@@ -15,6 +15,7 @@
 pub(crate) mod dial;
 pub(crate) mod listener;
 pub mod other_plugins;
+pub(crate) mod peers;
 pub mod pods;
 mod registrar;
 pub mod registration;

@@ -1,8 +1,8 @@
 //! Decides which series the metrics have with the names and labels of NVIDIA's DCGM exporter, which most dashboards expect. Pure.
 //!
 //! The values have the units of DCGM. Those that NVML does not report are missing: DCGM's profiling metrics (`DCGM_FI_PROF_…`) and the
-//! throughput of NVLink. A GPU that a container uses has the labels of the container, and a series for each container if several share
-//! it. Other GPUs have no such labels.
+//! throughput of NVLink. A GPU has one series, so that sums over GPUs are right, with the labels of the container that uses it. If several
+//! containers share the GPU, the series has no such labels, or a setting creates a series for each container.
 
 use nvidia_host::nvml::monitoring::Memory;
 
@@ -12,6 +12,7 @@ use super::series::{
 };
 use crate::kubelet::pods::PodContainer;
 use crate::monitor::message::More;
+use crate::settings::values::MetricsNames;
 
 const fn counter(name: &'static str, help: &'static str) -> Metric {
     Metric {
@@ -27,6 +28,10 @@ const FB_USED: Metric = gauge(
     "Memory in MiB that is allocated, or reserved by the driver",
 );
 const FB_TOTAL: Metric = gauge("DCGM_FI_DEV_FB_TOTAL", "Memory in MiB");
+const FB_USED_PERCENT: Metric = gauge(
+    "DCGM_FI_DEV_FB_USED_PERCENT",
+    "Used part of the memory, from 0 to 1",
+);
 const XID_ERRORS: Metric = gauge(
     "DCGM_FI_DEV_XID_ERRORS",
     "The last XID since the plugin started, 0 if there was none",
@@ -35,7 +40,7 @@ const XID_ERRORS: Metric = gauge(
 /// A metric of a whole GPU, and its value.
 type Row = (Metric, fn(&Reading, &More) -> Option<f64>);
 
-const ROWS: [Row; 14] = [
+const ROWS: [Row; 17] = [
     (
         gauge(
             "DCGM_FI_DEV_SM_CLOCK",
@@ -128,12 +133,36 @@ const ROWS: [Row; 14] = [
         ),
         |_, more| more.remap_failure.map(float),
     ),
+    (
+        gauge(
+            "DCGM_FI_DEV_POWER_MGMT_LIMIT",
+            "Power that the GPU's board may use, in W",
+        ),
+        |_, more| {
+            more.power_limit
+                .map(|milliwatts| float(milliwatts) / 1000.0)
+        },
+    ),
+    (
+        counter(
+            "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL",
+            "Errors of the memory that were corrected since the driver was loaded",
+        ),
+        |_, more| more.ecc_corrected.map(float),
+    ),
+    (
+        counter(
+            "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",
+            "Errors of the memory that could not be corrected since the driver was loaded",
+        ),
+        |_, more| more.ecc_uncorrected.map(float),
+    ),
 ];
 
 /// Returns all metrics, in the order of the output.
 pub fn metrics() -> impl Iterator<Item = Metric> {
     let rows = ROWS.into_iter().map(|(metric, _)| metric);
-    rows.chain([XID_ERRORS, FB_FREE, FB_USED, FB_TOTAL])
+    rows.chain([XID_ERRORS, FB_FREE, FB_USED, FB_TOTAL, FB_USED_PERCENT])
 }
 
 /// Adds the series to others.
@@ -152,7 +181,7 @@ pub fn extend(facts: &MetricSources, out: &mut Series) {
         let more = reading.more.clone().unwrap_or_default();
         let last_xid = facts.readings.last_xids.get(&gpu.gpu.uuid);
         let last_xid = last_xid.copied().unwrap_or_default();
-        for labels in with_containers(facts, whole, version) {
+        for labels in all_labels(facts, whole, version) {
             for (metric, value) in ROWS {
                 add(out, metric, &labels, value(reading, &more));
             }
@@ -168,7 +197,7 @@ pub fn extend(facts: &MetricSources, out: &mut Series) {
                 gpu,
                 uuid: &mig.uuid,
             };
-            for labels in with_containers(facts, device, version) {
+            for labels in all_labels(facts, device, version) {
                 of_memory(memory, &labels, out);
             }
         }
@@ -186,10 +215,18 @@ fn of_memory(memory: Option<Memory>, labels: &Labels, out: &mut Series) {
     ] {
         add(out, metric, labels, Some(float(bytes >> 20)));
     }
+    if total > 0 {
+        add(
+            out,
+            FB_USED_PERCENT,
+            labels,
+            Some(float(used) / float(total)),
+        );
+    }
 }
 
-/// Returns the labels of a GPU or MIG device for each container that has it, or without a container if none has it.
-fn with_containers(facts: &MetricSources, device: Accelerator<'_>, version: &str) -> Vec<Labels> {
+/// Returns the labels of each series of a GPU or MIG device.
+fn all_labels(facts: &MetricSources, device: Accelerator<'_>, version: &str) -> Vec<Labels> {
     let labels = labels(facts, device, version);
     let mut used = Vec::new();
     for container in &facts.containers {
@@ -201,7 +238,11 @@ fn with_containers(facts: &MetricSources, device: Accelerator<'_>, version: &str
             used.push(labels);
         }
     }
-    if used.is_empty() { vec![labels] } else { used }
+    let is_per_container = facts.names.contains(&MetricsNames::DcgmPerContainer);
+    if used.len() == 1 || is_per_container && !used.is_empty() {
+        return used;
+    }
+    vec![labels]
 }
 
 fn has(facts: &MetricSources, container: &PodContainer, device: Accelerator<'_>) -> bool {

@@ -251,7 +251,7 @@ impl Server {
             ignored_xids: ignored_xids.clone(),
         };
         let mut all = series(&facts);
-        if names.contains(&MetricsNames::Dcgm) {
+        if names.iter().any(|names| names.are_dcgm()) {
             dcgm::extend(&facts, &mut all);
         }
         all

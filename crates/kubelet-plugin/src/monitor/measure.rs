@@ -112,7 +112,15 @@ fn more(api: &impl Monitoring, handle: &Handle, rates: Option<Utilization>) -> M
         field::REMAPPED_UNCORRECTABLE,
         field::REMAP_FAILURE,
     ]);
+    let [power_limit, ecc_corrected, ecc_uncorrected] = fields([
+        field::POWER_LIMIT,
+        field::SINGLE_BIT_ECC,
+        field::DOUBLE_BIT_ECC,
+    ]);
     More {
+        power_limit,
+        ecc_corrected,
+        ecc_uncorrected,
         memory_utilization: rates.map(|rates| rates.memory),
         encoder: api.encoder(device).ok(),
         decoder: api.decoder(device).ok(),

@@ -168,6 +168,12 @@ pub struct More {
     pub remapped_uncorrectable: Option<u64>,
     /// Whether the remapping of a row has failed: 1 if it has
     pub remap_failure: Option<u64>,
+    /// The power in milliwatts that the board may use
+    pub power_limit: Option<u64>,
+    /// The number of corrected errors of the memory since the driver was loaded
+    pub ecc_corrected: Option<u64>,
+    /// The number of errors of the memory since the driver was loaded that could not be corrected
+    pub ecc_uncorrected: Option<u64>,
 }
 
 /// `nvmlDeviceGpuRecoveryAction_t`: what has to be done before the GPU works again.

@@ -25,7 +25,6 @@ use super::lines::Lines;
 use super::message::{End, Message, NvmlCall, Snapshot};
 use super::update::Update;
 use crate::settings::Settings;
-use crate::settings::values::MetricsNames;
 
 /// How often /proc and /sys are read while no monitor runs.
 const STEP: Duration = Duration::from_secs(2);
@@ -72,7 +71,8 @@ impl SupervisorOptions {
             arguments.extend(["--config".into(), path.into()]);
         }
         if measures {
-            let all = settings.plugin.metrics_names.contains(&MetricsNames::Dcgm);
+            let mut names = settings.plugin.metrics_names.iter();
+            let all = names.any(|names| names.are_dcgm());
             arguments.push(if all { "--measure-all" } else { "--measure" }.into());
         }
         arguments.extend(["--driver-root".into(), config.driver_root.as_path().into()]);

@@ -35,8 +35,18 @@ impl<'a> ConfigDocument<'a> {
         ))
     }
 
+    /// Returns the line of a key. A key of an alias or a merge key is not in the text, so it has the line of the key above.
     fn line(&self, key: &[&str]) -> usize {
-        yaml::line_of(self.text, key).unwrap_or(1)
+        let mut key = key;
+        loop {
+            if let Some(line) = yaml::line_of(self.text, key) {
+                return line;
+            }
+            let Some((_, above)) = key.split_last() else {
+                return 1;
+            };
+            key = above;
+        }
     }
 
     /// Returns the error for a key with an invalid value.
@@ -50,8 +60,13 @@ impl<'a> ConfigDocument<'a> {
 
     /// Reports a key that has no effect.
     pub(super) fn no_effect(&mut self, key: &[&str], why: &str) {
+        self.report(key, why, |_| {});
+    }
+
+    fn report(&mut self, key: &[&str], why: &str, change: impl Fn(&mut Finding)) {
         let place = format!("{:?} line {}: {}", self.path, self.line(key), key.join("."));
-        let finding = no_effect(&place, why);
+        let mut finding = no_effect(&place, why);
+        change(&mut finding);
         if !self.findings.contains(&finding) {
             self.findings.push(finding);
         }
@@ -60,6 +75,13 @@ impl<'a> ConfigDocument<'a> {
     /// Reports an unknown key.
     pub(super) fn unknown(&mut self, key: &[&str]) {
         self.no_effect(key, "the key is unknown");
+    }
+
+    /// Reports a key that must be below another one.
+    pub(super) fn misplaced(&mut self, key: &[&str], place: &str) {
+        self.report(key, "the key is in the wrong place", |finding| {
+            finding.fix = format!("move it below {place}");
+        });
     }
 
     /// Returns a string.

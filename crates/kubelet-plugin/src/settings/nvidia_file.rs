@@ -39,6 +39,10 @@ pub(super) fn apply(settings: &mut Settings, path: &Path, text: &str) -> Result<
             }
             return Err(file.invalid(&keys, expected));
         }
+        if let Some((depth, place)) = misplaced(&keys) {
+            file.misplaced(keys.get(..depth).unwrap_or_default(), place);
+            continue;
+        }
         match *keys {
             // Options of gpu-feature-discovery, which reads the same file
             ["version"] | ["flags", "gfd", ..] => {}
@@ -63,8 +67,26 @@ pub(super) fn apply(settings: &mut Settings, path: &Path, text: &str) -> Result<
             _ => file.unknown(&keys),
         }
     }
-    lists.apply(settings, &file)?;
+    lists.apply(settings, &mut file)?;
     Ok(file.findings)
+}
+
+/// Returns the number of keys that lead to a known one in the wrong place, and the place in which it has an effect.
+fn misplaced(keys: &[&str]) -> Option<(usize, &'static str)> {
+    for (number, key) in keys.iter().enumerate() {
+        let above = keys.get(..number).unwrap_or_default();
+        let place = match *key {
+            "timeSlicing" if above != ["sharing"] => "sharing",
+            "renameByDefault" | "failRequestsGreaterThanOne"
+                if !matches!(above, ["sharing", "timeSlicing" | "mps"]) =>
+            {
+                "sharing.timeSlicing"
+            }
+            _ => continue,
+        };
+        return Some((number + 1, place));
+    }
+    None
 }
 
 /// Returns what a key must have as its value if it groups other keys.
@@ -140,7 +162,7 @@ impl Lists {
     }
 
     /// Checks the rows, and adds them to the settings.
-    fn apply(self, settings: &mut Settings, file: &ConfigDocument<'_>) -> Result<()> {
+    fn apply(self, settings: &mut Settings, file: &mut ConfigDocument<'_>) -> Result<()> {
         let plugin = &mut settings.plugin;
         if !self.models.is_empty() {
             let checked = resources::checked(self.models.into_values().map(Ok), LIST);
@@ -153,6 +175,13 @@ impl Lists {
                 let number = number.to_string();
                 let keys = ["sharing", "timeSlicing", "resources", &number, name];
                 return Err(file.invalid(&keys, &allowed));
+            }
+            let mut rows = plugin.time_slicing.iter();
+            if rows.any(|other| other.name == row.name) {
+                let number = number.to_string();
+                let why = format!("an earlier entry is about {:?}", row.name);
+                file.no_effect(&["sharing", "timeSlicing", "resources", &number], &why);
+                continue;
             }
             if row.rename.is_none() && self.rename_all {
                 row.rename = Some(format!("{}.shared", row.name));

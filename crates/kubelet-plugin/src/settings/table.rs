@@ -143,7 +143,7 @@ settings! {
     "gpu-config" FILE Text gpu_config: PathBuf = PathBuf::from("/etc/nvidia/gpu_config.json"), absolute;
     /// Serve metrics at this address, such as 127.0.0.1:2112 or :2112. An empty value has no effect
     "metrics-address" ADDRESS Text metrics_address: Option<SocketAddr> = None, address;
-    /// The names of the metrics of GPUs: gke, dcgm, separated by commas
+    /// The names of the metrics of GPUs: gke, dcgm, dcgm-per-container, separated by commas
     "metrics-names" NAMES Texts metrics_names: Vec<MetricsNames> = vec![MetricsNames::Gke], metrics_names;
     /// Whether labels for Node Feature Discovery are written: auto, true or false
     "labels" WHEN Switch labels: Option<bool> = None, switch;

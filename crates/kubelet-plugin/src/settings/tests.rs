@@ -755,6 +755,73 @@ fn what_the_file_cannot_have() {
 }
 
 #[test]
+fn keys_of_files_that_people_write() {
+    let merged = of_file(
+        "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - &all {name: gpu, replicas: 3}\n\
+         \x20   - {<<: *all, name: a}\n    - {<<: [{replicas: 5}, *all], name: b}\n    - {<<: *all, replicas: 7, name: c}\n",
+    );
+    let mut slices = Vec::new();
+    for row in &merged.time_slicing {
+        slices.push((row.name.as_str(), row.replicas));
+    }
+    assert_eq!(
+        slices,
+        [
+            ("nvidia.com/gpu", 3),
+            ("nvidia.com/a", 3),
+            ("nvidia.com/b", 5),
+            ("nvidia.com/c", 7)
+        ]
+    );
+    for (text, count, what, fix) in [
+        (
+            "flags: {renameByDefault: true}",
+            1,
+            "line 2: flags.renameByDefault has no effect: the key is in the wrong place",
+            "move it below sharing.timeSlicing",
+        ),
+        (
+            "sharing: {failRequestsGreaterThanOne: true}",
+            1,
+            "line 2: sharing.failRequestsGreaterThanOne has no effect: the key is in the wrong place",
+            "move it below sharing.timeSlicing",
+        ),
+        (
+            "timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: other, replicas: 2}]}",
+            1,
+            "line 2: timeSlicing has no effect: the key is in the wrong place",
+            "move it below sharing",
+        ),
+        (
+            "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}, {name: nvidia.com/gpu, replicas: 8}]}}",
+            1,
+            "resources.1 has no effect: an earlier entry is about \"nvidia.com/gpu\"",
+            "remove it",
+        ),
+    ] {
+        let (settings, findings) =
+            applied(&inputs(&[], &[], &format!("version: v1\n{text}\n"))).unwrap();
+        assert_eq!(findings.len(), count, "{findings:?}");
+        assert!(findings[0].what.contains(what), "{findings:?}");
+        assert_eq!(findings[0].fix, fix);
+        assert!(
+            settings
+                .plugin
+                .time_slicing
+                .iter()
+                .all(|row| row.replicas == 4)
+        );
+    }
+    // The key is not in the text.
+    let text = "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - {name: gpu, replicas: 4}\n    - {<<: {replicas: 0}, name: a}\n";
+    let error = render(&applied(&inputs(&[], &[], text)).unwrap_err());
+    assert!(
+        error.contains("line 6: sharing.timeSlicing.resources.1.replicas has"),
+        "{error}"
+    );
+}
+
+#[test]
 fn errors_name_their_place() {
     for (flags, variables, says) in [
         (

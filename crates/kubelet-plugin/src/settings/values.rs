@@ -95,6 +95,17 @@ pub enum MetricsNames {
     Gke,
     /// NVIDIA's DCGM exporter
     Dcgm,
+    /// The same, with a series for each container that has the GPU, as the exporter has with
+    /// `KUBERNETES_VIRTUAL_GPUS`
+    DcgmPerContainer,
+}
+
+impl MetricsNames {
+    /// Whether these are the names of NVIDIA's DCGM exporter.
+    #[must_use]
+    pub const fn are_dcgm(self) -> bool {
+        matches!(self, Self::Dcgm | Self::DcgmPerContainer)
+    }
 }
 
 /// Returns the name of a value in config.toml.

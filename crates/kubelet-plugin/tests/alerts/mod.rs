@@ -404,7 +404,7 @@ fn dcgms_dashboard_finds_data() {
         0,
         "util=37 mem-util=12 memory=81559 memory-used=1024 temperature=41 power=62500 sm-clock=1980 mem-clock=2619 \
          mem-temperature=50 encoder=3 decoder=4 energy=123456789012 pcie-replays=5 remapped-cor=6 remapped-unc=7 \
-         remap-failure=0",
+         remap-failure=0 power-limit=350000 ecc-corrected=8 ecc=2",
     );
     fake.add(2, "temperature=49 sm-clock=none energy=none encoder=none");
     let layout = fake.dir.path().join("layout");
@@ -458,6 +458,9 @@ fn dcgms_dashboard_finds_data() {
         ("UNCORRECTABLE_REMAPPED_ROWS", "7.0"),
         ("CORRECTABLE_REMAPPED_ROWS", "6.0"),
         ("ROW_REMAP_FAILURE", "0.0"),
+        ("POWER_MGMT_LIMIT", "350.0"),
+        ("ECC_SBE_VOL_TOTAL", "8.0"),
+        ("ECC_DBE_VOL_TOTAL", "2.0"),
         ("XID_ERRORS", "13.0"),
         ("FB_FREE", "80535.0"),
         ("FB_USED", "1024.0"),

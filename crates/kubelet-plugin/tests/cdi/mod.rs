@@ -6,10 +6,12 @@ use std::process::Command;
 
 use super::fake_host::{Fake, uuid};
 use super::fake_kubelet::FakeKubelet;
-use super::{GPU, Node, POLLED, PROGRAM, ROOT, SOON, start_with};
+use super::node_extras::wait_for_labels;
+use super::{GPU, Node, POLLED, PROGRAM, ROOT, SOON, check, start_with};
 
 tests! {
-    ROOT => the_cdi_spec_is_there_before_the_list, an_unused_cdi_spec_goes, a_gpu_without_a_cdi_device_is_unhealthy;
+    ROOT => the_cdi_spec_is_there_before_the_list, an_unused_cdi_spec_goes, a_gpu_without_a_cdi_device_is_unhealthy,
+        a_display_card_is_not_offered, a_spec_that_is_replaced_is_written_again;
 }
 
 /// Engines look for the devices as soon as the kubelet has assigned them.
@@ -158,4 +160,73 @@ fn an_unused_cdi_spec_goes() {
         "{}",
         node.log()
     );
+}
+
+/// The card in a DGX Station that only drives its display.
+fn a_display_card_is_not_offered() {
+    let fake = Fake::new(&["--gpus", "2"]);
+    fake.rename(1, "NVIDIA DGX Display");
+    let (cdi, labels) = (fake.dir.path().join("cdi"), fake.dir.path().join("labels"));
+    std::fs::create_dir(&labels).unwrap();
+    let options = [
+        "--device-list-strategy=cdi-cri",
+        "--cdi-dir",
+        cdi.to_str().unwrap(),
+        "--labels-dir",
+        labels.to_str().unwrap(),
+    ];
+    let node = Node::start_on(fake, &options);
+    node.wait("the other GPU", SOON, GPU, 1, 1);
+    let spec = cdi.join("k8s.device-plugin.nvidia.com-gpu.json");
+    let spec: serde_json::Value = serde_json::from_slice(&std::fs::read(spec).unwrap()).unwrap();
+    let all = spec["devices"].as_array().unwrap().iter();
+    let all = all.clone().find(|device| device["name"] == "all").unwrap();
+    let all = all["containerEdits"].to_string();
+    assert!(
+        all.contains("\"/dev/nvidia0\"") && !all.contains("\"/dev/nvidia1\""),
+        "{all}"
+    );
+    let lines = [
+        "nvidia.com/gpu.count=1",
+        "nvidia.com/gpu.product=NVIDIA-H100-80GB-HBM3",
+    ];
+    wait_for_labels(&labels.join("oci-nvidia-kubelet-plugin"), &lines, "-");
+    for list in node.lists() {
+        assert!(!list.contains_key(&uuid(1)), "{list:?}");
+    }
+    let error = node.kubelet.allocate(GPU, &[&[uuid(1)]]).unwrap_err();
+    assert!(error.message().contains("(ONH-071)"), "{error}");
+    let (code, report, _) = check(&node.fake, &["--device-list-strategy=envvar"]);
+    assert_eq!(code, Some(0), "{report}");
+    assert!(
+        report.starts_with("nvidia.com/gpu: 1 of 1 devices"),
+        "{report}"
+    );
+}
+
+/// An engine would skip the whole file.
+fn a_spec_that_is_replaced_is_written_again() {
+    let fake = Fake::new(&["--gpus", "1"]);
+    let cdi = fake.dir.path().join("cdi");
+    let options = [
+        "--device-list-strategy=cdi-cri",
+        "--cdi-dir",
+        cdi.to_str().unwrap(),
+    ];
+    let node = Node::start_on(fake, &options);
+    node.wait("the list", SOON, GPU, 1, 1);
+    let file = cdi.join("k8s.device-plugin.nvidia.com-gpu.json");
+    let ours = std::fs::read_to_string(&file).unwrap();
+    for other in ["{", "", &ours.replace(&uuid(0), "GPU-other")] {
+        std::fs::write(&file, other).unwrap();
+        node.until("our spec", SOON, || {
+            std::fs::read_to_string(&file).unwrap() == ours
+        });
+    }
+    // A copy of our spec, as another of our processes writes it, stays.
+    let copy = cdi.join("copy");
+    std::fs::write(&copy, ours.replace("  ", "   ")).unwrap();
+    std::fs::rename(&copy, &file).unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert_ne!(std::fs::read_to_string(&file).unwrap(), ours);
 }

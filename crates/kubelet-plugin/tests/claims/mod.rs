@@ -18,7 +18,8 @@ tests! {
         claims_and_a_driver_that_comes_later, claims_after_a_reboot, claims_while_nvml_hangs,
         claims_and_a_gpu_that_hangs, a_device_plugin_waits_for_the_end_of_claims,
         metrics_name_the_containers_of_claims, the_running_driver_is_described, the_spec_exists_during_a_restart, claims_of_mig_devices,
-        check_prints_the_slices, check_without_credentials, little_memory, restarts_in_any_order;
+        check_prints_the_slices, check_without_credentials, little_memory, restarts_in_any_order,
+        a_display_card_is_not_published;
 }
 
 const DRIVER: &str = "gpu.nvidia.com";
@@ -299,6 +300,15 @@ fn claims_get_the_gpus_of_the_node() {
 }
 
 /// An engine that misses a node or the CDI spec starts no container, and names neither the cause nor a fix.
+/// The card in a DGX Station that only drives its display.
+fn a_display_card_is_not_published() {
+    let mut host = Host::new(&["--gpus", "2"], &[]);
+    host.fake.rename(1, "DGX Display");
+    host.run();
+    host.registered();
+    host.published("the other GPU", SOON, &[("gpu-0", false)]);
+}
+
 fn claims_need_the_nodes_and_the_spec() {
     let host = Host::start(&["--gpus", "2"], &[]);
     host.registered();

@@ -92,6 +92,16 @@ impl Fake {
         );
     }
 
+    /// Makes a GPU another model.
+    pub fn rename(&self, gpu: u32, model: &str) {
+        let text = std::fs::read_to_string(self.file("nvml.conf")).unwrap();
+        let start = format!("gpu minor={gpu} ");
+        let line = text.lines().find(|line| line.starts_with(&start)).unwrap();
+        let (before, rest) = line.split_once("name=\"").unwrap();
+        let (_, after) = rest.split_once('"').unwrap();
+        self.set(line, &format!("{before}name=\"{model}\"{after}"));
+    }
+
     pub fn event(&self, line: &str) {
         let mut file = std::fs::OpenOptions::new()
             .create(true)

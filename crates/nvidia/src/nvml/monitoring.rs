@@ -49,6 +49,8 @@ pub mod event {
 
 /// Ids of fields, `NVML_FI_DEV_…`.
 pub mod field {
+    /// The number of single-bit errors since the driver was loaded
+    pub const SINGLE_BIT_ECC: u32 = 3;
     /// The number of double-bit errors since the driver was loaded
     pub const DOUBLE_BIT_ECC: u32 = 4;
     /// The temperature of the memory in degrees Celsius
@@ -63,6 +65,8 @@ pub mod field {
     pub const REMAPPED_UNCORRECTABLE: u32 = 143;
     /// Whether the remapping of a row has failed
     pub const REMAP_FAILURE: u32 = 145;
+    /// The power in milliwatts that the board may use, with drivers from 530
+    pub const POWER_LIMIT: u32 = 190;
     /// The recommended recovery action
     pub const RECOVERY_ACTION: u32 = 230;
 }

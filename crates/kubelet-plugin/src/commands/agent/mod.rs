@@ -100,7 +100,7 @@ impl Agent {
                     Some(update) => self.apply(update),
                     None => return,
                 },
-                Some(command) = asked.recv() => self.outlets.handle(command, &mut self.state),
+                Some(command) = asked.recv() => self.outlets.handle(command, &mut self.state, &self.specs),
                 snapshot = devices_ready(&mut self.pending) => self.state.set_devices(&snapshot),
                 _ = follow_period.tick() => match self.follower.poll(Instant::now()) {
                     Some(change) => self.apply_change(change),

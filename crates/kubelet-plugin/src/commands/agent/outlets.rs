@@ -132,7 +132,7 @@ impl Outlets {
     }
 
     /// Executes a command. Its caller may have gone.
-    pub fn handle(&self, command: Asked, state: &mut NodeState) {
+    pub fn handle(&self, command: Asked, state: &mut NodeState, specs: &Specs) {
         match command {
             Asked::Clear(uuid, done) => {
                 done.send(state.node.clear(&uuid)).ok();
@@ -144,6 +144,7 @@ impl Outlets {
                     let is_live = |name: &str| kubelet.is_live(name);
                     let mut devices = offered(&list, is_live, &state.node, now);
                     devices.driver = kubelet.claims.as_ref().map(ClaimsOutlet::offered);
+                    devices.spec = specs.file().map(Path::to_owned);
                     done.send(devices).ok();
                 }
             }

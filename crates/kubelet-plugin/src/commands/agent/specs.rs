@@ -89,7 +89,13 @@ impl Specs {
         first.map(VendorSpecs::names).cloned().unwrap_or_default()
     }
 
-    /// Reports whether another program has removed a spec.
+    /// Returns the spec in which engines find the devices; `None` if containers get no CDI devices.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        Some(self.vendors.first()?.path())
+    }
+
+    /// Reports whether another program has removed or replaced a spec.
     #[must_use]
     pub fn are_lost(&self) -> bool {
         self.vendors.iter().any(VendorSpecs::is_lost)

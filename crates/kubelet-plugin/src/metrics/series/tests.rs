@@ -395,3 +395,41 @@ fn a_histogram_of_all_answers() {
         "{text}"
     );
 }
+
+/// NVIDIA's exporter counts a shared GPU once, unless KUBERNETES_VIRTUAL_GPUS is set.
+#[test]
+fn a_shared_gpu_in_sums() {
+    let mut facts = facts();
+    let resource = "nvidia.com/gpu";
+    facts.containers = vec![
+        container("a", &[(resource, &["GPU-0::0"])]),
+        container("b", &[(resource, &["GPU-0::1"])]),
+        container("c", &[(resource, &["nvidia2"])]),
+    ];
+    for (names, of_shared, total) in [
+        (MetricsNames::Dcgm, 1, 2),
+        (MetricsNames::DcgmPerContainer, 2, 3),
+    ] {
+        facts.names = vec![names];
+        let mut all = Series::new();
+        crate::metrics::dcgm::extend(&facts, &mut all);
+        let is_xid = |metric: &&Metric| metric.name == "DCGM_FI_DEV_XID_ERRORS";
+        let series = &all[all.keys().find(is_xid).unwrap()];
+        let of = |uuid: &str, pod: &str| {
+            let has = |labels: &Labels, name, value: &str| {
+                labels
+                    .iter()
+                    .any(|(key, found)| *key == name && found.contains(value))
+            };
+            let mut count = 0;
+            for (labels, _) in series {
+                count += usize::from(has(labels, "UUID", uuid) && has(labels, "pod", pod));
+            }
+            count
+        };
+        let pods = of("GPU-0", "a") + of("GPU-0", "b");
+        assert_eq!(pods, if of_shared == 1 { 0 } else { 2 }, "{names:?}");
+        assert_eq!(of("GPU-2", "c"), 1, "a GPU of one container has its labels");
+        assert_eq!(series.len(), total + 1, "{series:?}");
+    }
+}
