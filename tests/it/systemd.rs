@@ -527,7 +527,7 @@ fn claims_as_a_service() {
         .enter("oci-nvidia-hook doctor --all kubelet || true")
         .ok();
     assert!(
-        diagnosis.contains("claims with the driver \"gpu.nvidia.com\""),
+        diagnosis.contains("the driver \"gpu.nvidia.com\" serves claims"),
         "{diagnosis}"
     );
 

@@ -53,7 +53,7 @@ fn the_health_that_the_kubelet_has() {
             claims(true, Value::Null, Value::Null),
             Status::Ok,
             None,
-            "claims with the driver \"gpu.nvidia.com\"",
+            "the driver \"gpu.nvidia.com\" serves claims",
         ),
         (
             claims(false, Value::Null, Value::Null),

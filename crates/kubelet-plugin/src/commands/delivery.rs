@@ -71,7 +71,7 @@ impl Delivery<'_> {
 
 fn of_host_path(dir: &Path) -> Verdict {
     for name in LIBRARY_DIRS {
-        if dir.join(name).join("libcuda.so.1").exists() {
+        if fs::metadata(dir.join(name).join("libcuda.so.1")).is_ok() {
             return Verdict::starts();
         }
     }

@@ -204,7 +204,9 @@ impl<'a> World<'a> {
             return Err("the kubelet has no healthy device".to_owned());
         }
         for (resource, id) in offered {
-            let answer = self.kubelet.allocate(&resource, &[&[id.clone()]]);
+            let answer = self
+                .kubelet
+                .allocate(&resource, &[std::slice::from_ref(&id)]);
             let mut answers = answer.map_err(|error| format!("{id}: {}", error.message()))?;
             let container = container(answers.container_responses.remove(0));
             self.start_container(container)
