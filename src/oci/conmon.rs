@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use base::sys::host_process::{self, Status};
 
+const PROC: &str = "/proc";
 /// The name of the program
 const PROGRAM: &str = "conmon";
 /// The processes between a container's init process and conmon: the runtime, and for crun a second process of it.
@@ -16,22 +17,22 @@ const BETWEEN: usize = 2;
 /// Returns the name of the container `id` whose init process is `init`. It is the engine's, so its user has chosen it. Returns `None`
 /// without conmon.
 pub(crate) fn name_of(id: &str, init: i32) -> Option<String> {
-    argument_of(id, init, name_argument)
+    argument_of(Path::new(PROC), init, |found| name_argument(found, id))
 }
 
 /// Returns the bundle of the container `id` whose init process is `init`.
 pub(crate) fn bundle_of(id: &str, init: i32) -> Option<PathBuf> {
-    argument_of(id, init, bundle_argument)
+    argument_of(Path::new(PROC), init, |found| bundle_argument(found, id))
 }
 
-/// Returns what `read` returns for the arguments of a parent of the process that is conmon.
-fn argument_of<T>(id: &str, init: i32, read: fn(&[u8], &str) -> Option<T>) -> Option<T> {
-    let mut dir = in_proc(Path::new("/proc"), init);
+/// Returns what `read` returns for the arguments of a parent of the process that is conmon. `proc` is /proc.
+fn argument_of<T>(proc: &Path, pid: i32, read: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
+    let mut status = Status::read(&in_proc(proc, pid)).ok()?;
     for _ in 0..=BETWEEN {
-        let parent = Status::read(&dir).ok()?.parent?;
-        dir = in_proc(Path::new("/proc"), parent);
-        if let Some(arguments) = arguments(&dir)
-            && let Some(found) = read(&arguments, id)
+        let dir = in_proc(proc, status.parent?);
+        status = Status::read(&dir).ok()?;
+        if let Some(arguments) = arguments(&dir, &status)
+            && let Some(found) = read(&arguments)
         {
             return Some(found);
         }
@@ -45,9 +46,8 @@ fn in_proc(proc: &Path, pid: i32) -> PathBuf {
 
 /// Returns the arguments of a process that is conmon. Any process can declare other arguments, and call itself conmon; root of a
 /// container also has uid 0. So the process must belong to root or to the user of this process, and run the host's conmon.
-fn arguments(dir: &Path) -> Option<Vec<u8>> {
-    let is_monitor = Status::read(dir).is_ok_and(|status| status.may_run(PROGRAM));
-    if !is_monitor || !host_process::is_host_program(dir, PROGRAM) {
+fn arguments(dir: &Path, status: &Status) -> Option<Vec<u8>> {
+    if !status.may_run(PROGRAM) || !host_process::is_host_program(dir, PROGRAM) {
         return None;
     }
     host_process::arguments(dir).ok()
@@ -56,17 +56,8 @@ fn arguments(dir: &Path) -> Option<Vec<u8>> {
 /// Whether a process of the container `id` is a child of its conmon, or of the runtime between them. Any user can create a cgroup with
 /// the id of another user's container. `proc` is /proc.
 pub(crate) fn is_parent_of(proc: &Path, id: &str, pid: i32) -> bool {
-    let mut dir = in_proc(proc, pid);
-    for _ in 0..=BETWEEN {
-        let Some(parent) = Status::read(&dir).ok().and_then(|status| status.parent) else {
-            return false;
-        };
-        dir = in_proc(proc, parent);
-        if arguments(&dir).is_some_and(|found| ConmonOptions::of_container(&found, id).is_some()) {
-            return true;
-        }
-    }
-    false
+    let is_its_conmon = |found: &[u8]| ConmonOptions::of_container(found, id).map(drop);
+    argument_of(proc, pid, is_its_conmon).is_some()
 }
 
 /// Returns the ids of the running containers with this name, of root and of the user of this process. `proc` is /proc.
@@ -77,10 +68,12 @@ pub(crate) fn ids_of(proc: &Path, name: &str) -> BTreeSet<String> {
             continue;
         }
         // Processes that have ended are skipped.
-        let Some(arguments) = arguments(&entry.path()) else {
-            continue;
-        };
-        ids.extend(id_argument(&arguments, name));
+        let dir = entry.path();
+        if let Ok(status) = Status::read(&dir)
+            && let Some(arguments) = arguments(&dir, &status)
+        {
+            ids.extend(id_argument(&arguments, name));
+        }
     }
     ids
 }

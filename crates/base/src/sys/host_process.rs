@@ -37,24 +37,29 @@ impl Status {
     /// If the process has ended, or is hidden from this user.
     pub fn read(dir: &Path) -> io::Result<Self> {
         let text = page(&dir.join("status"))?;
-        Self::parse(&String::from_utf8_lossy(&text))
-            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+        Self::parse(&text).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
     }
 
-    /// Parses the first lines of proc_pid_status(5).
-    fn parse(text: &str) -> Option<Self> {
-        let field = |name: &str| {
-            text.lines()
-                .find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"))
-        };
-        let parent: i32 = field("PPid")?.trim().parse().ok()?;
-        // The real, the effective, the saved and the file system user
-        let effective = field("Uid")?.split_whitespace().nth(1)?;
-        Some(Self {
-            name: field("Name")?.to_owned(),
-            parent: (parent > 0).then_some(parent),
-            uid: effective.parse().ok()?,
-        })
+    /// Parses the first lines of proc_pid_status(5), up to `Uid`. The hook reads a few of these files at each start.
+    fn parse(text: &[u8]) -> Option<Self> {
+        let (mut name, mut parent) = (None, None);
+        for line in text.split(|byte| *byte == b'\n') {
+            if let Some(value) = line.strip_prefix(b"Name:\t") {
+                name = Some(String::from_utf8_lossy(value).into_owned());
+            } else if let Some(value) = line.strip_prefix(b"PPid:\t") {
+                parent = Some(std::str::from_utf8(value).ok()?.trim().parse().ok()?);
+            } else if let Some(value) = line.strip_prefix(b"Uid:\t") {
+                // The real, the effective, the saved and the file system user
+                let mut users = std::str::from_utf8(value).ok()?.split_whitespace();
+                let parent: i32 = parent?;
+                return Some(Self {
+                    name: name?,
+                    parent: (parent > 0).then_some(parent),
+                    uid: users.nth(1)?.parse().ok()?,
+                });
+            }
+        }
+        None
     }
 
     /// Whether the process can be one of root, or of the user of this process, that runs this program.
@@ -117,15 +122,16 @@ mod tests {
 
     #[test]
     fn first_lines_of_the_status() {
-        let status = Status::parse("Name:\tconmon\nPid:\t7\nPPid:\t3\nUid:\t5\t0\t0\t0\n").unwrap();
+        let status =
+            Status::parse(b"Name:\tconmon\nPid:\t7\nPPid:\t3\nUid:\t5\t0\t0\t0\n").unwrap();
         assert_eq!((status.parent, status.uid), (Some(3), 0));
         assert!(status.may_run("conmon") && !status.may_run("conmo"));
-        let other = Status::parse("Name:\tconmon\nPPid:\t0\nUid:\t0\t4000000000\t0\t0\n").unwrap();
+        let other = Status::parse(b"Name:\tconmon\nPPid:\t0\nUid:\t0\t4000000000\t0\t0\n").unwrap();
         assert_eq!(other.parent, None);
         assert!(!other.may_run("conmon"));
-        let long = Status::parse("Name:\toci-nvidia-kube\nPPid:\t1\nUid:\t0\t0\t0\t0\n").unwrap();
+        let long = Status::parse(b"Name:\toci-nvidia-kube\nPPid:\t1\nUid:\t0\t0\t0\t0\n").unwrap();
         assert!(long.may_run("oci-nvidia-kubelet-plugin"));
-        assert_eq!(Status::parse(""), None);
+        assert_eq!(Status::parse(b""), None);
     }
 
     #[test]
