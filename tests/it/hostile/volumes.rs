@@ -399,7 +399,9 @@ fn volumes_with_the_hosts_dev() {
     for cgroup in [Cgroup::AsMounted, Cgroup::WithCrun] {
         let nodes = scratch();
         let script = format!(
-            "{}; seen() {{ find /dev -xdev ! -path '/dev/shm*' -printf '%p %i %y %l\n' | sort; }}; before=$(seen); \
+            // Without udev's links to the nodes in /dev/dri
+            "{}; cp -a '{root}/dev/dri' /dev; rm -rf /dev/dri/by-path; \
+             seen() {{ find /dev -xdev ! -path '/dev/shm*' -printf '%p %i %y %l\n' | sort; }}; before=$(seen); \
              on() {{ \"$@\" localhost/share-link sh -c 'mkdir /usr/share/zz'; }}; \
              on \"$@\" run --rm --network=none --log-driver=none -v /dev:/dev; rmdir /dev/zz; \
              \"$@\" run --rm --network=none --log-driver=none --user 1000 --cap-drop=all -v /dev:/dev \
@@ -407,12 +409,8 @@ fn volumes_with_the_hosts_dev() {
              \"$@\" run --rm --network=none --log-driver=none --name plain -v /dev:/dev -e NVIDIA_VISIBLE_DEVICES=1 \
                -e NVIDIA_DRIVER_CAPABILITIES=all {IMAGE} true; '{HOOK}' why plain; \
              [ \"$(seen)\" = \"$before\" ] && echo untouched",
-            // Without udev's links to the nodes in /dev/dri
-            format!(
-                "{}; cp -a '{}/dev/dri' /dev; rm -rf /dev/dri/by-path",
-                crate::cdi_containers::nodes_at_dev(&fake, nodes.path()),
-                fake.root.display()
-            )
+            crate::cdi_containers::nodes_at_dev(&fake, nodes.path()),
+            root = fake.root.display()
         );
         let text = podman.shell(cgroup, &script).ok();
         assert!(
