@@ -1,5 +1,7 @@
 //! Finds containers by id, name or pod, among the records of the hook and the containers that engines list.
 
+mod pods;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +12,6 @@ use base::report::{Finding, failure};
 use base::sys::{ns, run_dir};
 use findings::catalog;
 
-use super::pods;
 use crate::record::call::Call;
 use crate::record::storage::{self, Listed};
 use records::Pod;

@@ -20,8 +20,6 @@ pub(crate) mod output;
 mod overview;
 pub(crate) mod plan;
 mod plan_image;
-mod plan_text;
-mod pods;
 pub(crate) mod prepare;
 pub(crate) mod ps;
 pub(crate) mod selection;

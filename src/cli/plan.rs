@@ -1,5 +1,7 @@
 //! `plan`: prints what the hook would do for a container, and why, without changing anything.
 
+mod plan_text;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -22,7 +24,6 @@ use nvidia_host::request::select;
 
 use super::args::{self, PlanStage};
 use super::plan_image::{self, Examined};
-use super::plan_text;
 use super::terminal::Terminal;
 use super::usage::usage_error;
 use super::{containers, hook_config, output};

@@ -14,18 +14,9 @@ use findings::catalog;
 use nvidia_host::edits::Need;
 
 use super::container::host_dev;
-use super::files::directory::is_unchanged;
+use super::files::directory::{Seen, is_unchanged};
 use super::files::source::same_file;
 use super::layer::overlay::{self, CoverReason};
-
-/// What is at a path.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Seen<'a> {
-    Nothing,
-    /// A symlink, with its text
-    Link(&'a Path),
-    Other(&'a Stat),
-}
 
 /// A file or device node to mount.
 #[derive(Clone, Copy, Debug)]

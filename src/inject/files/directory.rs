@@ -13,8 +13,16 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::inject::decide::Seen;
 use crate::inject::files::source::open_in;
+
+/// What is at a path.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::inject) enum Seen<'a> {
+    Nothing,
+    /// A symlink, with its text
+    Link(&'a Path),
+    Other(&'a Stat),
+}
 
 /// The kind of file at a name in a directory.
 pub(in crate::inject) enum Present {

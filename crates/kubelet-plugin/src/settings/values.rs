@@ -95,7 +95,7 @@ pub enum MetricsNames {
     Gke,
     /// NVIDIA's DCGM exporter
     Dcgm,
-    /// The same, with a series for each container that has the GPU, as the exporter has with
+    /// NVIDIA's DCGM exporter, with a series for each container that has the GPU, as the exporter has with
     /// `KUBERNETES_VIRTUAL_GPUS`
     DcgmPerContainer,
 }

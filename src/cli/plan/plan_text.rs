@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use base::report::{Finding, one_line};
 
-use super::plan::{Effect, Preview};
-use super::terminal::{Line, Tone};
+use super::{Effect, Preview};
+use crate::cli::terminal::{Line, Tone};
 use crate::plan::text;
 
 /// Returns the lines of a preview.

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use base::json;
 
-use super::containers::KnownContainer;
+use super::KnownContainer;
 use crate::oci::spec_view;
 
 /// Pods are found by their id, or by at least this many of its characters, like `podman pod ps` prints.
