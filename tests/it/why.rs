@@ -696,7 +696,8 @@ fn a_pod_of_podman() {
          start='run -d --pod lab --log-driver=none'; \
          \"$@\" $start --name one -e NVIDIA_VISIBLE_DEVICES=1 {IMAGE} sleep 600 >/dev/null; \
          \"$@\" $start --name two {IMAGE} sleep 600 >/dev/null; \
-         for name in lab $pod $(echo $pod | cut -c1-12); do {HOOK} why $name; echo ---; done; \
+         for name in lab $pod $(echo $pod | cut -c1-12); do \
+           {HOOK} why $name | sed -E 's/now|[0-9]+ seconds? ago/WHEN/'; echo ---; done; \
          {HOOK} why --json lab; echo ---; {HOOK} plan lab 2>&1 || true; echo ---; {HOOK} why labo 2>&1 || true; \
          \"$@\" pod rm -f -t 0 lab >/dev/null"
     );
