@@ -9,9 +9,7 @@
 //! |---|---|
 //! | [`prepare`](mod@prepare) | opens the source of each step on the host |
 //! | [`mod@apply`] | applies steps inside the container's mount namespace |
-//! | [`decide`](mod@decide) | what a step does, from what is at its path |
 //! | [`foresee`] | what a start would report, for `plan` |
-//! | [`view`] | the files of a container with the mounts of config.json |
 //! | [`container`] | the container: its root, its /dev, its mounts and its linker cache |
 //! | [`layer`] | covers directories that cannot be changed |
 //! | [`remove`] | removes created names, after a failure and at poststop |
@@ -19,13 +17,11 @@
 
 mod apply;
 pub(crate) mod container;
-mod decide;
 mod files;
 pub(crate) mod foresee;
 mod layer;
 pub(crate) mod prepare;
 pub(crate) mod remove;
-mod view;
 
 use anyhow::{Context, Result};
 use apply::Applier;

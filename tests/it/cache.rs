@@ -232,14 +232,14 @@ fn a_failed_gpu_is_reported_again() {
     for _ in 0..3 {
         let shown = plan(&fake).ok();
         assert!(
-            shown.contains("GPU 1: ") && shown.matches("device: GPU-").count() == 2,
+            shown.contains("GPU 1: nvml") && shown.matches("(UUID: GPU-").count() == 2,
             "{shown}"
         );
     }
     fake.set_nvml(|old| old.replace(" fail=15", ""));
     let shown = plan(&fake).ok();
     assert!(
-        !shown.contains("GPU 1: ") && shown.matches("device: GPU-").count() == 3,
+        !shown.contains("GPU 1: nvml") && shown.matches("(UUID: GPU-").count() == 3,
         "at once: {shown}"
     );
     // A missing node is another failure, also of a GPU that worked before.
@@ -275,7 +275,7 @@ fn a_gpu_that_hangs_stops_only_its_own_containers() {
             shown.contains("GPU 1: NVML ") && shown.contains(says) && shown.contains("ONH-201"),
             "{fault}: {shown}"
         );
-        assert_eq!(shown.matches("device: GPU-").count(), 2, "{fault}: {shown}");
+        assert_eq!(shown.matches("(UUID: GPU-").count(), 2, "{fault}: {shown}");
         assert!(
             took.as_secs() < 8,
             "{fault}: the deadline holds for all of it: {took:?}"
@@ -302,14 +302,14 @@ fn doctor_and_info_invalidate_a_cached_inventory() {
         fake.set_nvml(|old| old.replace("gpu minor=1 ", "gpu minor=1 fail=15 "));
         let shown = plan(&fake).ok();
         assert!(
-            shown.matches("device: GPU-").count() == 2 && !shown.contains("ONH-201"),
+            shown.matches("(UUID: GPU-").count() == 2 && !shown.contains("ONH-201"),
             "kept: {shown}"
         );
         let ran = command(&fake, command_of);
         assert!(ran.stdout.contains("GPU 1: nvml"), "{ran:?}");
         let shown = plan(&fake).ok();
         assert!(
-            shown.matches("device: GPU-").count() == 1 && shown.contains("ONH-201"),
+            shown.matches("(UUID: GPU-").count() == 1 && shown.contains("ONH-201"),
             "{command_of}: {shown}"
         );
         // The kernel does not show MIG mode without instances.
@@ -337,7 +337,7 @@ fn a_doctor_without_an_answer_invalidates_it_too() {
         fake.configure("[oci-nvidia-hook]\nnvml-timeout = 1");
         fake.set_nvml(|old| format!("{old}\n{fault}\n"));
         assert_eq!(
-            plan(&fake).ok().matches("device: GPU-").count(),
+            plan(&fake).ok().matches("(UUID: GPU-").count(),
             2,
             "{fault}: it is kept"
         );

@@ -36,7 +36,7 @@ tests! {
     &[] => what_check_prints;
     NEEDS_DRIVER => a_spec_is_valid, names_and_versions_of_a_choice, the_hook_and_the_spec_agree,
         refresh_rewrites_what_is_stale, recreated_mig_devices_are_detected, specs_of_other_programs_are_theirs,
-        no_engine_is_run_without_need, refresh_without_gpus_is_silent, refresh_asks_a_failing_gpu_again,
+        no_engine_is_run_without_need, refresh_without_gpus_prints_what_it_removes, refresh_asks_a_failing_gpu_again,
         refresh_by_many_at_once, refresh_makes_no_conflict, specs_keep_their_kind, one_advice_about_a_conflict, generate_warns_of_a_file_that_engines_ignore, check_gives_reasons;
 }
 
@@ -835,7 +835,7 @@ fn one_advice_about_a_conflict() {
     }
 }
 
-fn refresh_without_gpus_is_silent() {
+fn refresh_without_gpus_prints_what_it_removes() {
     let fake = FakeDriver::new(&["--gpus", "1"]);
     let dir = scratch();
     let path = dir.path().join("cdi/nvidia.yaml");
@@ -846,7 +846,17 @@ fn refresh_without_gpus_is_silent() {
     std::fs::rename(dir.path().join("gpus"), &gpus).unwrap();
     assert!(refreshed(&fake, &path));
     std::fs::remove_dir_all(&gpus).unwrap();
-    assert!(refreshed(&fake, &path), "the last GPU is gone");
+    let file = path.to_str().unwrap();
+    let removed = cdi(&fake, &["refresh", "--create", "--output", file]);
+    assert_eq!(
+        (removed.code, removed.stdout.as_str(), removed.stderr),
+        (
+            Some(0),
+            "",
+            format!("oci-nvidia-hook: removed {file}: this host has no GPU for containers\n")
+        ),
+        "the last GPU is gone"
+    );
     assert!(!path.exists());
     // The spec of another program is left unchanged.
     let theirs = r#"{"cdiVersion": "0.3.0", "kind": "a.b/c", "devices": [{"name": "d", "containerEdits": {"env": ["A=b"]}}]}"#;

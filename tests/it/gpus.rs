@@ -144,7 +144,7 @@ fn a_missing_node_moves_no_index() {
     assert!(
         plan(&fake, "all")
             .ok()
-            .contains(&format!("device: {GPU_1}\n"))
+            .contains(&format!("(UUID: {GPU_1})\n"))
     );
 }
 
@@ -216,9 +216,9 @@ fn an_excluded_gpu_does_not_exist() {
     plan(&fake, "all").ok();
     fake.configure("[oci-nvidia-hook]\nnvml-timeout = 1");
     fake.set_nvml(|old| old + "\ninit-hang\n");
-    assert_eq!(plan(&fake, "all").ok().matches("device: GPU-").count(), 2);
+    assert_eq!(plan(&fake, "all").ok().matches("(UUID: GPU-").count(), 2);
     assert!(
-        plan(&fake, "1").ok().contains("device: GPU-51eed002"),
+        plan(&fake, "1").ok().contains("(UUID: GPU-51eed002"),
         "NVML's own index"
     );
 }
@@ -245,7 +245,7 @@ fn limits_hold_for_gpus_that_do_not_work() {
             fake.configure(&format!("[devices]\n{limits}"));
             let shown = plan(&fake, "all").ok();
             assert!(
-                !shown.contains("ONH-201") && shown.matches("device: GPU-").count() == 1,
+                !shown.contains("ONH-201") && shown.matches("(UUID: GPU-").count() == 1,
                 "{limits}: {shown}"
             );
             assert!(plan(&fake, "1").stdout.contains("ONH-032"), "{limits}");

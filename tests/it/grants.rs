@@ -80,7 +80,7 @@ fn device_nodes_bring_the_files() {
         assert!(
             plan(&fake, &spec)
                 .ok()
-                .contains(&format!("device: {GPU_1}\n"))
+                .contains(&format!("(UUID: {GPU_1})\n"))
         );
         let edited: Value = serde_json::from_str(&fake.precreate(spec.as_bytes()).ok()).unwrap();
         let mounts = edited["mounts"].to_string();
@@ -126,16 +126,16 @@ fn device_nodes_of_mig_devices() {
     };
     let shown = plan(&fake, &nodes(&[21, 22])).ok();
     assert!(
-        shown.contains("device: MIG-51eed000-0002") && !shown.contains("MIG-51eed000-0001"),
+        shown.contains("(UUID: MIG-51eed000-0002") && !shown.contains("MIG-51eed000-0001"),
         "{shown}"
     );
     assert!(
-        !shown.contains("device: GPU-") && !shown.contains("ONH-230"),
+        !shown.contains("(UUID: GPU-") && !shown.contains("ONH-230"),
         "{shown}"
     );
     let shown = plan(&fake, &nodes(&[])).ok();
     assert!(
-        shown.contains("device: GPU-") && shown.contains("ONH-230"),
+        shown.contains("(UUID: GPU-") && shown.contains("ONH-230"),
         "{shown}"
     );
 }

@@ -364,7 +364,7 @@ fn where_none_can_be_created() {
         let is_created = explained.contains("\ndevice nodes that the hook creates: ");
         assert_eq!(
             (is_created, explained.contains("ONH-219")),
-            (config.is_empty(), !config.is_empty()),
+            (config.is_empty(), true),
             "{explained}"
         );
         assert_eq!(

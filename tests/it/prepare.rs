@@ -283,7 +283,7 @@ fn what_is_made_is_explained() {
     host.remove("nvidia-caps");
     let told = of(&host, &["NVIDIA_VISIBLE_DEVICES=0:0"]).ok();
     assert!(
-        told.contains("; it first prepares the host, and NVML answers only after that\n"),
+        told.contains("; it would first prepare the host, and NVML answers only after that\n"),
         "{told}"
     );
     assert!(

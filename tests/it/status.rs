@@ -381,7 +381,7 @@ fn of_a_cri_o_that_runs() {
             Some(""),
             None,
             false,
-            "the hooks directories of the running CRI-O are (none), those of",
+            "the hooks directories of the running CRI-O are (none), its configuration files name ",
             "run \"systemctl restart crio\"; if",
         ),
         (

@@ -16,10 +16,10 @@ use base::sys::in_root::{Created, Root};
 use base::sys::mount::{Api, Label};
 use nvidia_host::edits::Need;
 
+use crate::inject::apply::decide::{self, Uncreatable};
 use crate::inject::container::Inside;
 use crate::inject::container::host_dev::HostDev;
 use crate::inject::container::mounts::{self, Mounts};
-use crate::inject::decide::{self, Uncreatable};
 use crate::inject::files::directory::{Present, find_present};
 use crate::inject::files::tmpfs::is_read_only;
 use crate::inject::layer::overlay::{self, CoverReason};

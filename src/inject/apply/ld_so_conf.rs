@@ -21,8 +21,8 @@ use findings::catalog;
 use nvidia_host::driver::ldconf;
 
 use super::{Applier, Change, replace_file};
+use crate::inject::apply::decide::is_file;
 use crate::inject::container::ld_so_conf::{Configured, MAIN, MAX_FILE, Main, has_ldconfig};
-use crate::inject::decide::is_file;
 use crate::inject::files::directory::Seen;
 use crate::inject::files::directory::{Present, find_present};
 use crate::inject::files::tmpfs::is_read_only;

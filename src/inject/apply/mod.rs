@@ -1,6 +1,7 @@
 //! Applies steps inside the container's mount namespace.
 
 mod cdi_hook;
+pub(in crate::inject) mod decide;
 pub(in crate::inject) mod layout;
 pub(in crate::inject) mod ld_so_cache;
 pub(in crate::inject) mod ld_so_conf;
@@ -25,11 +26,11 @@ use base::sys::mount::{Api, MountAttrs};
 use nvidia_host::edits::Need;
 use nvidia_host::edits::placement::Link;
 
-use crate::inject::apply::layout::Layout;
-use crate::inject::decide::{
+use crate::inject::apply::decide::{
     CopyAt, LinkAt, MountAt, Mounting, copy_at, directory_at, hidden, hides_file, link_at, mask_at,
     mount_at,
 };
+use crate::inject::apply::layout::Layout;
 use crate::inject::files::directory::{
     Present, find_present, make_copy, make_file, replace_file, replace_link, replace_with_copy,
 };

@@ -17,12 +17,13 @@ use std::rc::Rc;
 use anyhow::{Context, Result};
 use rustix::fs::FsWord;
 
+use base::report::Failure;
 use base::sys::in_root::{Root, real_path};
 use base::sys::mount::statmount::{self, Id, MountFacts};
 use base::sys::proc_file;
+use findings::catalog;
 
 use crate::inject::container::mountinfo;
-use crate::inject::decide::refuse_shared;
 use crate::oci::spec_view::Mount;
 
 pub(in crate::inject) const TMPFS_MAGIC: FsWord = 0x0102_1994;
@@ -220,6 +221,22 @@ fn is_first_on(facts: &MountFacts, below: u64) -> bool {
     facts.parent == below
         && facts.root == "/"
         && u64::try_from(TMPFS_MAGIC).is_ok_and(|tmpfs| facts.magic == tmpfs)
+}
+
+/// Refuses to mount on a volume with shared propagation.
+///
+/// # Errors
+/// If it is one.
+pub(in crate::inject) fn refuse_shared(is_shared: bool) -> Result<()> {
+    if !is_shared {
+        return Ok(());
+    }
+    Err(Failure::new(
+        &catalog::SHARED,
+        "it is in a volume with shared propagation: the mount would also appear on the host",
+        "mount that volume with rslave or rprivate propagation",
+    )
+    .into())
 }
 
 #[cfg(test)]

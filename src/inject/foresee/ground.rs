@@ -11,11 +11,11 @@ use rustix::io::Errno;
 use base::paths::ContainerPath;
 
 use super::Foresight;
-use crate::inject::decide::{self, Uncreatable};
+use crate::inject::apply::decide::{self, Uncreatable};
 use crate::inject::files::directory::Seen;
 use crate::inject::files::tmpfs::is_read_only;
+use crate::inject::foresee::view::{Found, Ground, link_text};
 use crate::inject::layer::overlay::CoverReason;
-use crate::inject::view::{Found, Ground, link_text};
 
 /// What an earlier step would have created.
 #[derive(Debug)]

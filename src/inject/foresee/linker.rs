@@ -17,9 +17,9 @@ use crate::inject::apply::ld_so_conf::{
 };
 use crate::inject::container::ld_so_conf::{Configured, MAIN, has_ldconfig};
 use crate::inject::container::linker_cache;
-use crate::inject::decide::refuse_shared;
+use crate::inject::container::mounts::refuse_shared;
+use crate::inject::foresee::view::Found;
 use crate::inject::left_out;
-use crate::inject::view::Found;
 use crate::plan::step::CacheEntry;
 
 impl Foresight<'_> {

@@ -1,10 +1,11 @@
 //! Foresees what a start would report about a container's files, for `plan`. Nothing is changed.
 //!
-//! It goes through the steps like [`apply`](super::apply) and takes the same decisions ([`decide`](super::decide)). What a step would
+//! It goes through the steps like [`apply`](super::apply) and takes the same decisions ([`decide`](super::apply::decide)). What a step would
 //! create is only noted, because later steps find it there.
 
 mod ground;
 mod linker;
+mod view;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -21,19 +22,20 @@ use nvidia_host::driver::ipc::Expected;
 use nvidia_host::edits::placement::{Link, RootfsFacts};
 use nvidia_host::edits::{DeviceNode, Need};
 
-use super::container::host_dev::HostDev;
-use super::container::{compat_libraries, facts};
-use super::decide::{
+use super::apply::decide::{
     CopyAt, LinkAt, MountAt, Mounting, copy_at, directory_at, hidden, hides_file, link_at, mask_at,
-    mount_at, refuse_shared,
+    mount_at,
 };
+use super::container::host_dev::HostDev;
+use super::container::mounts::refuse_shared;
+use super::container::{compat_libraries, facts};
 use super::layer::remounted::ReadOnlyMounts;
-use super::view::View;
 use super::{INSPECT, omitted};
 use crate::oci::SpecView;
 use crate::plan::process::Process;
 use crate::plan::step::Step;
 use ground::{Has, Made};
+use view::View;
 
 /// A container whose start is foreseen.
 #[derive(Debug)]

@@ -18,8 +18,8 @@ use rustix::io::Errno;
 
 use base::sys::in_root::Root;
 
-use super::container::Files;
-use super::files::source::open_in;
+use crate::inject::container::Files;
+use crate::inject::files::source::open_in;
 use crate::oci::spec_view::Mount;
 
 /// The number of links that the kernel follows in a path (`MAXSYMLINKS`).

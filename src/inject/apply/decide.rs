@@ -1,6 +1,6 @@
 //! Decides what a step does, from what is at its path in the container. Pure.
 //!
-//! [`apply`](super::apply) acts on these decisions. [`foresee`](super::foresee) derives from them what a start would report.
+//! [`apply`](super) acts on these decisions. [`foresee`](crate::inject::foresee) derives from them what a start would report.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,14 +13,14 @@ use base::report::{Failure, Finding};
 use findings::catalog;
 use nvidia_host::edits::Need;
 
-use super::container::host_dev;
-use super::files::directory::{Seen, is_unchanged};
-use super::files::source::same_file;
-use super::layer::overlay::{self, CoverReason};
+use crate::inject::container::{host_dev, mounts::refuse_shared};
+use crate::inject::files::directory::{Seen, is_unchanged};
+use crate::inject::files::source::same_file;
+use crate::inject::layer::overlay::{self, CoverReason};
 
 /// A file or device node to mount.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Mounting<'a> {
+pub(in crate::inject) struct Mounting<'a> {
     /// Its device and inode number
     pub source: (u64, u64),
     /// The number of the device node; `None` for another file
@@ -31,7 +31,7 @@ pub(super) struct Mounting<'a> {
 
 /// Where a file is mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum MountAt {
+pub(in crate::inject) enum MountAt {
     /// On a new empty file
     Free,
     /// Nowhere: the file is already there
@@ -47,7 +47,7 @@ pub(super) enum MountAt {
 ///
 /// # Errors
 /// If nothing can be mounted there.
-pub(super) fn mount_at(seen: Seen<'_>, file: Mounting<'_>) -> Result<MountAt> {
+pub(in crate::inject) fn mount_at(seen: Seen<'_>, file: Mounting<'_>) -> Result<MountAt> {
     let stat = match seen {
         Seen::Nothing => return Ok(MountAt::Free),
         Seen::Link(_) => {
@@ -78,7 +78,7 @@ pub(super) fn mount_at(seen: Seen<'_>, file: Mounting<'_>) -> Result<MountAt> {
 
 /// Where a link is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LinkAt {
+pub(in crate::inject) enum LinkAt {
     Free,
     /// The link is already there.
     Present,
@@ -92,7 +92,7 @@ pub(super) enum LinkAt {
 ///
 /// # Errors
 /// If no link can be created there.
-pub(super) fn link_at(seen: Seen<'_>, text: &Path) -> Result<LinkAt> {
+pub(in crate::inject) fn link_at(seen: Seen<'_>, text: &Path) -> Result<LinkAt> {
     Ok(match seen {
         Seen::Nothing => LinkAt::Free,
         Seen::Link(old) if old == text => LinkAt::Present,
@@ -108,13 +108,13 @@ pub(super) fn link_at(seen: Seen<'_>, text: &Path) -> Result<LinkAt> {
 }
 
 /// Reports whether the file `mounted` is mounted on an image's file that has the name of a link to it.
-pub(super) fn hides_file(mounted: &Stat, file: &Stat) -> bool {
+pub(in crate::inject) fn hides_file(mounted: &Stat, file: &Stat) -> bool {
     is_file(mounted) && !same_file(mounted, file)
 }
 
 /// Where a copy is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CopyAt {
+pub(in crate::inject) enum CopyAt {
     Free,
     /// A copy of another driver, or the mount point of a container from which the image was made, is replaced.
     InsteadOfCopy,
@@ -123,7 +123,7 @@ pub(super) enum CopyAt {
 }
 
 /// Decides where a copy is created.
-pub(super) fn copy_at(seen: Seen<'_>) -> CopyAt {
+pub(in crate::inject) fn copy_at(seen: Seen<'_>) -> CopyAt {
     match seen {
         Seen::Nothing => CopyAt::Free,
         Seen::Other(stat) if is_unchanged(stat) => CopyAt::InsteadOfCopy,
@@ -135,7 +135,7 @@ pub(super) fn copy_at(seen: Seen<'_>) -> CopyAt {
 ///
 /// # Errors
 /// If something else is there.
-pub(super) fn directory_at(seen: Seen<'_>) -> Result<()> {
+pub(in crate::inject) fn directory_at(seen: Seen<'_>) -> Result<()> {
     let is_usable = match seen {
         Seen::Nothing => true,
         Seen::Link(_) => false,
@@ -152,7 +152,7 @@ pub(super) fn directory_at(seen: Seen<'_>) -> Result<()> {
 ///
 /// # Errors
 /// If it is not a directory.
-pub(super) fn mask_at(seen: Seen<'_>) -> Result<bool> {
+pub(in crate::inject) fn mask_at(seen: Seen<'_>) -> Result<bool> {
     match seen {
         Seen::Nothing => Ok(false),
         Seen::Other(stat) if is_directory(stat) => Ok(true),
@@ -168,7 +168,7 @@ pub(super) fn mask_at(seen: Seen<'_>) -> Result<bool> {
 
 /// A directory in which names must be created and cannot be.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Uncreatable<'a> {
+pub(in crate::inject) struct Uncreatable<'a> {
     pub path: &'a Path,
     pub why: CoverReason,
     pub is_read_only: bool,
@@ -184,7 +184,7 @@ pub(super) struct Uncreatable<'a> {
 ///
 /// # Errors
 /// If a layer must not cover it.
-pub(super) fn cover(dir: Uncreatable<'_>) -> Result<Option<Finding>> {
+pub(in crate::inject) fn cover(dir: Uncreatable<'_>) -> Result<Option<Finding>> {
     let is_volume = dir.why == CoverReason::Volume;
     if is_volume && dir.in_hosts_dev {
         return Err(host_dev::refusal());
@@ -200,24 +200,8 @@ pub(super) fn cover(dir: Uncreatable<'_>) -> Result<Option<Finding>> {
     }
 }
 
-/// Refuses to mount on a volume with shared propagation.
-///
-/// # Errors
-/// If it is one.
-pub(super) fn refuse_shared(is_shared: bool) -> Result<()> {
-    if !is_shared {
-        return Ok(());
-    }
-    Err(Failure::new(
-        &catalog::SHARED,
-        "it is in a volume with shared propagation: the mount would also appear on the host",
-        "mount that volume with rslave or rprivate propagation",
-    )
-    .into())
-}
-
 /// Reports that the driver's file hides another file of the image.
-pub(super) fn hidden(path: &ContainerPath) -> Finding {
+pub(in crate::inject) fn hidden(path: &ContainerPath) -> Finding {
     let what = format!("the driver's file hides the image's own {path}");
     Finding::new(&catalog::HIDDEN, what, "")
 }
@@ -226,7 +210,7 @@ const fn is_directory(stat: &Stat) -> bool {
     matches!(FileType::from_raw_mode(stat.st_mode), FileType::Directory)
 }
 
-pub(super) const fn is_file(stat: &Stat) -> bool {
+pub(in crate::inject) const fn is_file(stat: &Stat) -> bool {
     matches!(FileType::from_raw_mode(stat.st_mode), FileType::RegularFile)
 }
 
