@@ -1,6 +1,6 @@
 //! Foresees what a start would report about a container's files, for `plan`. Nothing is changed.
 //!
-//! It goes through the steps like [`apply`](super::apply) and takes the same decisions ([`decide`](super::apply::decide)). What a step would
+//! It goes through the steps like [`apply`](mod@super::apply) and takes the same decisions ([`decide`](super::apply::decide)). What a step would
 //! create is only noted, because later steps find it there.
 
 mod ground;
