@@ -253,4 +253,16 @@ mod tests {
             "{text}"
         );
     }
+
+    #[test]
+    fn problems_without_a_fix_are_separate() {
+        let problem = |name, what| check(Section::Driver, name, &catalog::NO_UVM, what, "");
+        let checks = [problem("uvm", "one"), problem("nodes", "two")];
+        let text = text(&checks, VIEW, Terminal::default());
+        assert!(
+            text.starts_with("warning  uvm (driver): one (ONH-205)\n")
+                && text.contains("\nwarning  nodes (driver): two (ONH-205)\n"),
+            "{text}"
+        );
+    }
 }
