@@ -182,8 +182,8 @@ fn run_all<T: Runner>(mut target: T, steps: Vec<(&Step, ApplyStep<'_, T>)>) -> R
     finished
 }
 
-/// Returns the finding about an optional step that failed. A volume with the host's `/dev` shows the links of the host's udev. One that the
-/// host lacks, such as `/dev/dri/by-path`, is no lack of the container.
+/// Returns the finding about an optional step that failed. A volume with the host's `/dev` has the links that the host's udev creates, so a
+/// link that the host does not have, such as one in `/dev/dri/by-path`, is not reported as missing in the container.
 fn omitted(step: &Step, error: &anyhow::Error) -> Option<Finding> {
     let is_of_hosts_dev = Finding::error(error).kind == &catalog::HOSTS_DEV;
     if is_of_hosts_dev && matches!(step, Step::Link(_)) {

@@ -249,21 +249,21 @@ fn what_is_made_is_explained() {
         if missing != channel {
             host.remove(missing);
         }
-        let told = of(&host, env).ok();
+        let shown = of(&host, env).ok();
         assert!(
-            told.starts_with("the hook would set up the container: "),
-            "{missing}: {told}"
+            shown.starts_with("the hook would set up the container: "),
+            "{missing}: {shown}"
         );
         assert!(
-            told.contains(&format!(
+            shown.contains(&format!(
                 "\non the host: create /dev/{missing} c {number}\n"
             )),
-            "{told}"
+            "{shown}"
         );
-        let is_known = !told.contains("NVML answers only after that");
+        let is_known = !shown.contains("NVML answers only after that");
         assert!(
-            !is_known || told.contains(missing) && told.contains("libnvidia-ml.so"),
-            "{told}"
+            !is_known || shown.contains(missing) && shown.contains("libnvidia-ml.so"),
+            "{shown}"
         );
         assert!(!host.dev(missing).exists(), "{missing}");
         host.container(env, &format!("test -c /dev/{missing}"))
@@ -281,14 +281,14 @@ fn what_is_made_is_explained() {
 
     let host = Host::new(&["--gpus", "1", "--mig"]);
     host.remove("nvidia-caps");
-    let told = of(&host, &["NVIDIA_VISIBLE_DEVICES=0:0"]).ok();
+    let shown = of(&host, &["NVIDIA_VISIBLE_DEVICES=0:0"]).ok();
     assert!(
-        told.contains("; it would first prepare the host, and NVML answers only after that\n"),
-        "{told}"
+        shown.contains("; it would first prepare the host, and NVML answers only after that\n"),
+        "{shown}"
     );
     assert!(
-        told.contains("create /dev/nvidia-caps/nvidia-cap12 c "),
-        "{told}"
+        shown.contains("create /dev/nvidia-caps/nvidia-cap12 c "),
+        "{shown}"
     );
 }
 

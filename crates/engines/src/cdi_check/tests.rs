@@ -370,10 +370,18 @@ fn conflicting_files() {
     }
 }
 
+fn named(name: &str) -> SpecFile {
+    file(&format!("/var/run/cdi/{name}"), 0, "0.5.0")
+}
+
+/// Returns what reports that a host has only this unit.
+fn only_unit(unit: &str) -> impl Fn(&str) -> bool {
+    let unit_file = format!("/etc/systemd/system/{unit}");
+    move |path| path == unit_file
+}
+
 #[test]
 fn one_of_two_files_is_removed() {
-    let named = |name: &str| file(&format!("/var/run/cdi/{name}"), 0, "0.5.0");
-    let unit = |unit: &'static str| move |path: &str| path == format!("/etc/systemd/system/{unit}");
     let (refresh, nixos) = (
         "nvidia-cdi-refresh.service",
         "nvidia-container-toolkit-cdi-generator.service",
@@ -402,7 +410,7 @@ fn one_of_two_files_is_removed() {
         ("a.yaml", "b.yaml", refresh, "run \"rm "),
     ] {
         let files = [named(kept), named(removed)];
-        let exists = unit(installed);
+        let exists = only_unit(installed);
         let advice = how_to_separate(&files[0], &files[1], &exists);
         assert!(advice.starts_with(hint), "{advice}");
         assert!(
@@ -423,7 +431,7 @@ fn one_of_two_files_is_removed() {
     let mut ours = named("mine.yaml");
     ours.spec.as_mut().unwrap().container_edits.hooks.push(hook);
     assert!(ours.spec.as_ref().is_ok_and(is_ours));
-    let advice = how_to_separate(&named("nvidia.yaml"), &ours, &unit(refresh));
+    let advice = how_to_separate(&named("nvidia.yaml"), &ours, &only_unit(refresh));
     assert!(
         advice.starts_with("run \"systemctl disable --now nvidia-cdi-refresh.path"),
         "{advice}"
