@@ -17,8 +17,9 @@ use tokio::net::{UnixListener, UnixSocket};
 /// (unix(7)).
 pub const MAX_PATH: usize = 107;
 
-/// Connections that wait to be accepted. The kubelet has one or two.
-const BACKLOG: u32 = 16;
+/// Connections that wait to be accepted. The kubelet has one or two, but if the queue is full, a connect that does not block fails with
+/// `EAGAIN` (connect(2)), so a burst of other connections must not fill it.
+const BACKLOG: u32 = 1024;
 
 /// What our sockets for resources have in common.
 const PREFIX: &str = "oci-nvidia-";
