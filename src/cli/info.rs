@@ -141,8 +141,12 @@ fn state(gpu: &Gpu) -> Cell {
 }
 
 fn mig_row(gpu: &Gpu, mig: &MigDevice) -> Row {
+    let kind = match &mig.profile {
+        Some(profile) => one_line(profile),
+        None => "device".to_owned(),
+    };
     let name = format!(
-        "MIG device, instance {}/{}",
+        "MIG {kind}, instance {}/{}",
         mig.gpu_instance, mig.compute_instance
     );
     let index = format!("{}:{}", gpu.index, mig.index);

@@ -16,7 +16,7 @@ use crate::support::{HOOK, Need, run, scratch, sh};
 
 tests! {
     NEEDS => one_library_directory, one_library_directory_with_cdi, a_library_that_is_not_whole, a_volume_that_makes_the_directories_one,
-        loaders_without_the_cache, libraries_of_an_older_driver, stubs_after_ldconfig, no_gpu_needs_no_nvml;
+        loaders_without_the_cache, libraries_of_an_older_driver, copies_of_an_older_driver, stubs_after_ldconfig, no_gpu_needs_no_nvml;
     &[Need::Root, Need::Program("cc")] => one_library_directory_at_precreate, a_partial_linker_cache;
 }
 
@@ -155,28 +155,55 @@ fn loaders_without_the_cache() {
     );
 }
 
-/// An image that was committed from a container with an older driver has its links, and empty files as mount points.
+/// An image that was committed from a container with an older driver has its links, and empty files as mount points. With CDI and
+/// precreate, they are in another directory than the driver's libraries. This directory may be shared, so what remains is reported.
 fn libraries_of_an_older_driver() {
     let fake = FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]);
+    sh(&format!(
+        "cd '{}'; rm $(find . -name 'libnvidia-opencl*'); /sbin/ldconfig -r .",
+        fake.root.display()
+    ))
+    .ok();
     let edits = generate(&fake, &["--hook-path", HOOK]).container_edits;
     let dir = scratch();
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let lib = image.rootfs.join("usr/lib/x86_64-linux-gnu");
-    for name in ["libcuda", "libnvidia-ml"] {
+    for name in ["libcuda", "libnvidia-ml", "libnvidia-opencl"] {
         let file = format!("{name}.so.470.1");
         std::fs::write(lib.join(&file), "").unwrap();
         std::os::unix::fs::symlink(&file, lib.join(format!("{name}.so.1"))).unwrap();
     }
     let container = with_mounts(dir.path(), &image.rootfs, &edits);
-    container
-        .create_runtime_hook(&edits.hooks[0].args[1..])
-        .ok();
+    let ran = container.create_runtime_hook(&edits.hooks[0].args[1..]);
+    let says = "another driver version left the empty file \"/usr/lib/x86_64-linux-gnu/libcuda.so.470.1\" and 3 more in the container (ONH-318)";
+    assert!(ran.stderr.contains(says), "{ran:?}");
+    ran.ok();
     assert_finds(&container);
     container
         .exec(
             "LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu probe-dlopen libcuda.so.1 libnvidia-ml.so.1",
         )
         .ok();
+}
+
+/// The copy that a start with an older driver left is replaced, and a file that the container has written stays.
+fn copies_of_an_older_driver() {
+    let fake = FakeDriver::new(&["--gpus", "1", "--all-files"]);
+    let dir = scratch();
+    let image = Image::new(dir.path(), &["--layout", "debian"]);
+    let start = |text: &str| {
+        let icd = "etc/OpenCL/vendors/nvidia.icd";
+        std::fs::write(fake.root.join(icd), text).unwrap();
+        let container = Waiting::with_all_gpus(dir.path(), &image);
+        container.hook(&fake.config).ok();
+        let seen = container.exec(&format!("cat /{icd}")).ok();
+        (seen, image.rootfs.join(icd))
+    };
+    assert_eq!(start("older").0, "older");
+    let (seen, copy) = start("newer driver");
+    assert_eq!(seen, "newer driver");
+    std::fs::write(copy, "the container's").unwrap();
+    assert_eq!(start("newest").0, "the container's");
 }
 
 /// Incus and LXC request only the driver's files, and enroot gives them to containers with "none".

@@ -2,13 +2,16 @@
 
 use serde_json::Value;
 
+use crate::cdi::cdi;
+use crate::cdi_containers::only_spec;
 use crate::driver::{FakeDriver, Image};
 use crate::engine::{self, Cgroup, IMAGE, Podman};
 use crate::support::{HOOK, Ran, run, scratch, sh, source};
 
 tests! {
     engine::NEEDS => podman_commits_a_clean_image = podman_commits_a_clean_image(Cgroup::AsMounted), copies,
-        mount_points_of_the_runtime, podman_start_after_a_driver_update, podman_commits_a_clean_image_on_overlayfs,
+        mount_points_of_the_runtime, podman_start_after_a_driver_update,
+        podman_start_after_a_driver_update_in_other_modes, podman_commits_a_clean_image_on_overlayfs,
         a_shared_root_is_left_alone = a_shared_root_is_left_alone(Cgroup::AsMounted),
         a_root_that_others_only_see_is_cleaned, one_file_for_two_stages;
     engine::NEEDS_CRUN => podman_commits_a_clean_image_with_crun = podman_commits_a_clean_image(Cgroup::WithCrun),
@@ -171,24 +174,45 @@ fn mount_points_of_the_runtime() {
 /// A library that the updated driver lacks.
 const STALE: &str = "/usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.535.183.01";
 
-/// On vfs, a directory is the container's root file system, as on overlayfs; see `ldconfig::`.
-fn podman_start_after_a_driver_update() {
-    let podman = Podman::with_image();
-    let fake = FakeDriver::new(&["--gpus", "1"]);
-    podman.install_hook(&fake.config);
+/// A driver of another version, without two of the libraries.
+fn newer_driver() -> FakeDriver {
     let new = FakeDriver::new(&["--gpus", "1", "--version", "550.54.14"]);
     sh(&format!(
-        "cd '{}'; rm $(find . -name 'libnvidia-opencl*'); /sbin/ldconfig -r .",
+        "cd '{}'; rm $(find . -name 'libnvidia-opencl*' -o -name 'libcudadebugger*'); /sbin/ldconfig -r .",
         new.root.display()
     ))
     .ok();
-    let start = |name: &str, update: &str, seen: &str| -> Ran {
-        let look = "probe-dlopen libcuda.so.1 libnvidia-opencl.so.1 || true";
+    new
+}
+
+/// A container that is started again after an update of the driver.
+struct Restart<'a> {
+    /// Its name
+    name: &'a str,
+    /// The option that requests GPUs
+    request: &'a str,
+    /// What happens before it is started again
+    update: &'a str,
+    /// What happens before its root file system is unmounted
+    seen: &'a str,
+}
+
+impl Restart<'_> {
+    /// Runs this script first. Prints what programs find after the update, and the empty files that remain at the end.
+    fn run_after(&self, podman: &Podman, script: &str) -> Ran {
+        let Restart {
+            name,
+            request,
+            update,
+            seen,
+        } = self;
+        let look = "for name in libcuda libnvidia-opencl libcudadebugger; do probe-dlopen $name.so.1 || true; done";
         podman.shell(
             Cgroup::AsMounted,
             &format!(
-                "\"$@\" run --name {name} --network=none --log-driver=none -e NVIDIA_VISIBLE_DEVICES=all {IMAGE} \
-                   sh -c '{look}' >&2\n\
+                "{script}\n\
+                 \"$@\" create --name {name} --network=none --log-driver=none {request} {IMAGE} sh -c '{look}' >&2\n\
+                 \"$@\" start -a {name} >&2\n\
                  \"$@\" container cleanup {name} >&2\n\
                  {update}\n\
                  \"$@\" start -a {name}\n\
@@ -197,6 +221,66 @@ fn podman_start_after_a_driver_update() {
                  cd $(\"$@\" mount {name})/usr/lib/x86_64-linux-gnu; find . -name '*.so.[5]*' -size 0"
             ),
         )
+    }
+}
+
+/// The runtime creates the mount points before the hook is called.
+fn podman_start_after_a_driver_update_in_other_modes() {
+    let (old, new) = (FakeDriver::new(&["--gpus", "1"]), newer_driver());
+    let podman = Podman::with_image();
+    podman.remove_hook();
+    podman.install_precreate(&old.config);
+    let hook = podman.hooks.join("oci-nvidia-hook-precreate.json");
+    let precreate = format!(
+        "sed -i 's#{}#{}#' '{}'",
+        old.config.display(),
+        new.config.display(),
+        hook.display()
+    );
+    let request = "-e NVIDIA_VISIBLE_DEVICES=all";
+    let spec = |fake: &FakeDriver, name: &str| {
+        let path = podman.dir.path().join(name).join("nvidia.yaml");
+        cdi(fake, &["generate", "--output", path.to_str().unwrap()]).ok();
+        path
+    };
+    let (before, after) = (spec(&old, "before"), spec(&new, "after"));
+    let cdi = format!("cp '{}' /run/cdi/", after.display());
+    for (name, request, update) in [
+        ("precreate", request, &precreate),
+        ("cdi", "--device nvidia.com/gpu=all", &cdi),
+    ] {
+        let restart = Restart {
+            name,
+            request,
+            update,
+            seen: "",
+        };
+        let ran = restart.run_after(&podman, &only_spec(&before));
+        assert!(ran.stderr.contains("libcudadebugger.so.1: ok "), "{ran:?}");
+        let text = ran.ok();
+        assert!(text.contains("libcuda.so.1: ok "), "{name}: {text}");
+        assert!(
+            !text.contains("file too short") && !text.contains("535.183.01"),
+            "{name}: {text}"
+        );
+        assert!(text.contains("./libcuda.so.550.54.14\n"), "{name}: {text}");
+    }
+}
+
+/// On vfs, a directory is the container's root file system, as on overlayfs; see `ldconfig::`.
+fn podman_start_after_a_driver_update() {
+    let podman = Podman::with_image();
+    let fake = FakeDriver::new(&["--gpus", "1"]);
+    podman.install_hook(&fake.config);
+    let new = newer_driver();
+    let start = |name: &str, update: &str, seen: &str| -> Ran {
+        let restart = Restart {
+            name,
+            request: "-e NVIDIA_VISIBLE_DEVICES=all",
+            update,
+            seen,
+        };
+        restart.run_after(&podman, "true")
     };
     let hook = podman.hooks.join("oci-nvidia-hook.json");
     let update = format!(

@@ -1,5 +1,8 @@
 //! Finds the containers of a pod of Podman. Its database contains the pods; config.json of each container names the cgroup of the pod,
 //! which contains the pod's id, and the host name in the infra container is the name of the pod.
+//!
+//! A pod without an infra container (`podman pod create --infra=false`) has no cgroup. An annotation of its containers is the id of
+//! the pod, and only the database contains its name.
 
 use std::path::Path;
 
@@ -18,7 +21,16 @@ const SHORT_ID: usize = 12;
 #[serde(default)]
 struct Spec {
     hostname: String,
+    annotations: Annotations,
     linux: Linux,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Annotations {
+    /// The id of the infra container, or of the pod if it has none. Podman uses CRI-O's name for the annotation.
+    #[serde(rename = "io.kubernetes.cri-o.SandboxID")]
+    sandbox: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -33,12 +45,7 @@ pub(super) fn containers_of<'k>(
     name: &str,
     known: &'k [KnownContainer],
 ) -> Vec<&'k KnownContainer> {
-    let mut members = Vec::new();
-    for container in known.iter().filter(|container| container.is_listed) {
-        if let Some(member) = member(container) {
-            members.push(member);
-        }
-    }
+    let members = members(known);
     let mut id = "";
     for member in &members {
         let is_named = member.is_infra && member.hostname == name;
@@ -57,6 +64,28 @@ pub(super) fn containers_of<'k>(
     found
 }
 
+/// Reports whether one of the containers is in a pod without an infra container, whose name config.json does not contain.
+pub(super) fn has_pod_without_name(known: &[KnownContainer]) -> bool {
+    let members = members(known);
+    for member in &members {
+        let has_infra = |other: &Member<'_>| other.is_infra && other.pod == member.pod;
+        if !members.iter().any(has_infra) {
+            return true;
+        }
+    }
+    false
+}
+
+fn members(known: &[KnownContainer]) -> Vec<Member<'_>> {
+    let mut members = Vec::new();
+    for container in known.iter().filter(|container| container.is_listed) {
+        if let Some(member) = member(container) {
+            members.push(member);
+        }
+    }
+    members
+}
+
 /// A container of a pod.
 struct Member<'k> {
     container: &'k KnownContainer,
@@ -70,7 +99,11 @@ struct Member<'k> {
 fn member(container: &KnownContainer) -> Option<Member<'_>> {
     let text = spec_view::read_named_text(&container.bundle).ok()?;
     let spec: Spec = json::from_bytes(&text).ok()?;
-    let pod = pod_of(&spec.linux.cgroups_path)?.to_owned();
+    let pod = match pod_of(&spec.linux.cgroups_path) {
+        Some(pod) => pod.to_owned(),
+        None if is_id(&spec.annotations.sandbox) => spec.annotations.sandbox,
+        None => return None,
+    };
     let infra = format!("{}-infra", pod.get(..SHORT_ID)?);
     Some(Member {
         container,
@@ -87,8 +120,11 @@ fn pod_of(cgroups_path: &str) -> Option<&str> {
         Some((slice, _)) => slice.strip_suffix(".slice")?.split_once("libpod_pod_")?.1,
         None => Path::new(cgroups_path).parent()?.file_name()?.to_str()?,
     };
-    let is_id = pod.len() == 64 && pod.bytes().all(|byte| byte.is_ascii_hexdigit());
-    is_id.then_some(pod)
+    if is_id(pod) { Some(pod) } else { None }
+}
+
+fn is_id(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 #[cfg(test)]
@@ -117,11 +153,12 @@ mod tests {
     #[test]
     fn a_pod_has_its_containers() {
         let dir = tempfile::tempdir().unwrap();
-        let known = |id: &str, name: &str, pod: &str| {
+        let known = |id: &str, name: &str, pod: &str, sandbox: &str| {
             let bundle = dir.path().join(id);
             std::fs::create_dir(&bundle).unwrap();
             let spec = format!(
-                r#"{{"hostname": "web", "linux": {{"cgroupsPath": "/libpod_parent/{pod}/libpod-{id}"}}}}"#
+                r#"{{"hostname": "web", "annotations": {{"io.kubernetes.cri-o.SandboxID": "{sandbox}"}},
+                    "linux": {{"cgroupsPath": "/libpod_parent/{pod}/libpod-{id}"}}}}"#
             );
             std::fs::write(bundle.join("config.json"), spec).unwrap();
             KnownContainer {
@@ -133,13 +170,19 @@ mod tests {
             }
         };
         let other = POD.replace('8', "7");
+        let (infra, without_infra) = (POD.replace('8', "6"), POD.replace('8', "5"));
         let known = [
-            known("a1", "one", POD),
-            known("b2", &format!("{}-infra", &POD[..12]), POD),
-            known("c3", "two", POD),
-            known("d4", "three", &other),
-            known("e5", "four", ""),
+            known("a1", "one", POD, &infra),
+            known("b2", &format!("{}-infra", &POD[..12]), POD, ""),
+            known("c3", "two", POD, &infra),
+            known("d4", "three", &other, ""),
+            known("e5", "four", "", ""),
+            known("f6", "five", "", &without_infra),
+            known("a7", "six", "", &without_infra),
+            known("a8", "seven", "", "../../etc"),
         ];
+        assert!(has_pod_without_name(&known));
+        assert!(!has_pod_without_name(&known[..3]) && !has_pod_without_name(&known[4..5]));
         let ids = |name: &str| {
             let found = containers_of(name, &known);
             found
@@ -152,6 +195,10 @@ mod tests {
             (POD, &["a1", "c3"]),
             (&POD[..12], &["a1", "c3"]),
             (&other[..20], &["d4"]),
+            (&without_infra, &["f6", "a7"]),
+            (&without_infra[..12], &["f6", "a7"]),
+            (&without_infra[..11], &[]),
+            (&infra, &[]),
             (&POD[..11], &[]),
             ("", &[]),
             ("other", &[]),

@@ -1,6 +1,5 @@
 //! Writes the driver libraries into the image's /etc/ld.so.cache.
 
-use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -27,11 +26,7 @@ impl Applier {
         else {
             return Ok(()); // without a cache, ld.so searches its built-in directories
         };
-        let stale = if self.had_other_driver {
-            self.find_stale(entries)
-        } else {
-            BTreeSet::new()
-        };
+        let stale = self.find_stale(entries);
         let old = match linker_cache::read(&self.layout.rootfs) {
             Ok(old) => old,
             Err(error) => {

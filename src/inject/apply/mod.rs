@@ -59,8 +59,8 @@ pub(crate) struct Applier {
     mounted: Vec<(ContainerPath, Rc<OwnedFd>)>,
     /// Whether a step lists library directories for the image's ldconfig
     lists_directories: bool,
-    /// Whether a link to a library of another driver version was replaced: an earlier start used that driver
-    had_other_driver: bool,
+    /// The directories in which a link to a library of another driver version was replaced: an earlier start used that driver
+    of_other_driver: Vec<ContainerPath>,
     /// Files that an earlier start with another driver version left
     stale: Vec<Created>,
 }
@@ -130,7 +130,7 @@ impl Applier {
             placed: BTreeSet::new(),
             mounted: Vec::new(),
             lists_directories: false,
-            had_other_driver: false,
+            of_other_driver: Vec::new(),
             stale: Vec::new(),
         }
     }
@@ -269,7 +269,9 @@ impl Applier {
             (_, Present::Link(old)) => {
                 let dir = self.layout.writable(dir, link)?;
                 replace_link(&dir, Path::new(name), text)?;
-                self.had_other_driver |= is_library_of_a_driver(&old);
+                if is_library_of_a_driver(&old) {
+                    self.of_other_driver.extend(link.parent());
+                }
                 self.layout.done.add(Change::Replaced {
                     dir,
                     name: name.into(),

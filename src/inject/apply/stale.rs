@@ -33,11 +33,17 @@ const MAX_DIRECTORIES: usize = 8;
 const MAX_NAMES: usize = 50_000;
 
 impl Applier {
-    /// Searches the directories of these libraries, and returns the paths of the files for the linker cache. The files are
-    /// removed after the last step.
+    /// Searches the directories of these libraries, and the directories of links that led to another driver version: with CDI and
+    /// precreate, the engine mounts libraries at the host's paths. Returns the paths of the files for the linker cache; empty if
+    /// there was no such link. The files are removed after the last step.
     pub(in crate::inject) fn find_stale(&mut self, entries: &[CacheEntry]) -> BTreeSet<PathBuf> {
+        let of_links = std::mem::take(&mut self.of_other_driver);
+        if of_links.is_empty() {
+            return BTreeSet::new();
+        }
         let mut dirs: Vec<ContainerPath> = Vec::new();
-        for dir in entries.iter().filter_map(|entry| entry.path.parent()) {
+        let of_entries = entries.iter().filter_map(|entry| entry.path.parent());
+        for dir in of_links.into_iter().chain(of_entries) {
             if !dirs.contains(&dir) && dirs.len() < MAX_DIRECTORIES {
                 dirs.push(dir);
             }

@@ -100,6 +100,7 @@ pub fn sample_inventory() -> Inventory {
     let mig = |index: u32| MigDevice {
         index,
         uuid: format!("MIG-6{index}"),
+        profile: Some("1g.10gb".to_owned()),
         gpu_instance: 7 + index,
         compute_instance: 0,
     };

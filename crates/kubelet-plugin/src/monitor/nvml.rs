@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nvidia_host::inventory::{BusId, Gpu};
+use nvidia_host::inventory::{BusId, Gpu, MigDevice};
 use nvidia_host::nvml::api::{DeviceHandle, Failed};
 use nvidia_host::nvml::monitoring::{
     EventSet, MigAttributes, Monitoring, event, field, is_unsupported,
@@ -76,31 +76,20 @@ fn error(failed: &Failed) -> Option<String> {
 pub(super) fn mig_profiles(api: &impl Monitoring, handle: &Handle) -> BTreeMap<String, String> {
     let mut profiles = BTreeMap::new();
     for mig in &handle.gpu.mig_devices {
-        if let Some(profile) = mig_profile(api, handle, mig.index) {
+        if let Some(profile) = mig_profile(api, handle, mig) {
             profiles.insert(mig.uuid.clone(), profile);
         }
     }
     profiles
 }
 
-fn mig_profile(api: &impl Monitoring, handle: &Handle, index: u32) -> Option<String> {
-    let device = api.mig_device(handle.device, index).ok()?;
-    if let Ok(name) = api.name(device)
-        && let Some(profile) = profile_in_name(&name)
-    {
-        return Some(profile);
+/// Returns the profile in the inventory, or what follows from the attributes if the name of the device has none.
+fn mig_profile(api: &impl Monitoring, handle: &Handle, mig: &MigDevice) -> Option<String> {
+    if mig.profile.is_some() {
+        return mig.profile.clone();
     }
+    let device = api.mig_device(handle.device, mig.index).ok()?;
     api.mig_attributes(device).ok().map(profile_of)
-}
-
-/// Returns the profile at the end of the name of a MIG device: `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
-fn profile_in_name(name: &str) -> Option<String> {
-    let (_, profile) = name.rsplit_once(" MIG ")?;
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '+' | '-');
-    if profile.is_empty() || !profile.chars().all(is_plain) {
-        return None;
-    }
-    Some(profile.to_owned())
 }
 
 /// Returns the profile that NVIDIA gives to these parts. The name contains the memory in GiB, rounded up, because a part of it is
@@ -250,16 +239,6 @@ mod tests {
 
     #[test]
     fn the_profile_of_a_mig_device() {
-        for (name, profile) in [
-            ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", Some("1g.10gb")),
-            ("NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb", Some("1c.3g.20gb")),
-            ("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", Some("1g.10gb+me")),
-            ("NVIDIA H100 80GB HBM3", None),
-            ("X MIG a b", None),
-            ("X MIG ", None),
-        ] {
-            assert_eq!(profile_in_name(name).as_deref(), profile, "{name}");
-        }
         for (gpu_slices, compute_slices, memory_mib, profile) in [
             (1, 1, 9856, "1g.10gb"),
             (3, 1, 19968, "1c.3g.20gb"),

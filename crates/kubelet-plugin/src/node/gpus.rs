@@ -155,6 +155,7 @@ pub(crate) mod tests {
         let mig = |at: usize| MigDevice {
             index: u32::try_from(at).unwrap(),
             uuid: format!("MIG-{index}-{at}"),
+            profile: Some(profiles[at].to_owned()),
             gpu_instance: u32::try_from(at).unwrap() + 7,
             compute_instance: 0,
         };

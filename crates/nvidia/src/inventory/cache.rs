@@ -73,7 +73,7 @@ const MAX_SIZE: u64 = 1 << 20;
 const HEADER: &str = concat!(
     "oci-nvidia-hook ",
     env!("CARGO_PKG_VERSION"),
-    " inventory 3 "
+    " inventory 4 "
 );
 /// The number of seconds for which an inventory without a hanging GPU is cached.
 const BRIEFLY: u64 = 60;

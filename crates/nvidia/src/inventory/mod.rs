@@ -105,6 +105,9 @@ pub struct MigDevice {
     pub index: u32,
     /// `MIG-…`
     pub uuid: String,
+    /// NVIDIA's name for its size, such as `1g.10gb`; `None` if unknown.
+    #[serde(default)]
+    pub profile: Option<String>,
     /// The id of its GPU instance
     pub gpu_instance: u32,
     /// The id of its compute instance

@@ -137,16 +137,32 @@ fn take_mig(api: &impl Api, gpu: DeviceHandle) -> Result<Vec<MigDevice>, Failed>
             }) => continue,
             Err(failed) => return Err(failed),
         };
+        let profile = match api.name(device) {
+            Ok(name) => profile_in_name(&name),
+            Err(_) => None,
+        };
         let gpu_instance = api.gpu_instance(device)?;
         let compute_instance = api.compute_instance(device)?;
         found.push(MigDevice {
             index,
             uuid: api.uuid(device)?,
+            profile,
             gpu_instance,
             compute_instance,
         });
     }
     Ok(found)
+}
+
+/// Returns the profile at the end of the name of a MIG device: `NVIDIA H100 80GB HBM3 MIG 1g.10gb`. With the handle of a MIG device,
+/// `nvmlDeviceGetName` returns the name of its kind (nvml.h).
+fn profile_in_name(name: &str) -> Option<String> {
+    let (_, profile) = name.rsplit_once(" MIG ")?;
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '+' | '-');
+    if profile.is_empty() || !profile.chars().all(is_plain) {
+        return None;
+    }
+    Some(profile.to_owned())
 }
 
 /// Returns the name of an `nvmlBrandType_t`, as used in requirements.
@@ -245,7 +261,12 @@ mod tests {
             self.answer("minor", index(device), index(device))
         }
         fn name(&self, device: DeviceHandle) -> Result<String, Failed> {
-            self.answer("name", index(device), "H100".into())
+            let name = match index(device) {
+                0..100 => "H100",
+                102 => "H100 MIG 1g.10gb+me",
+                _ => "H100 MIG 1g.10gb",
+            };
+            self.answer("name", index(device), name.into())
         }
         fn compute_capability(&self, device: DeviceHandle) -> Result<(u32, u32), Failed> {
             self.answer("cc", index(device), (9, 0))
@@ -332,9 +353,9 @@ mod tests {
         let mig: Vec<_> = inventory.gpus[0]
             .mig_devices
             .iter()
-            .map(|mig| (mig.index, mig.gpu_instance))
+            .map(|mig| (mig.index, mig.gpu_instance, mig.profile.as_deref()))
             .collect();
-        assert_eq!(mig, [(0, 5), (2, 7)]);
+        assert_eq!(mig, [(0, 5, Some("1g.10gb")), (2, 7, Some("1g.10gb+me"))]);
         assert_eq!(inventory.gpus[0].brand, "Tesla");
         let inventory = take(&Scripted {
             count: 2,
@@ -363,6 +384,35 @@ mod tests {
         })
         .unwrap();
         assert!(!inventory.gpus[0].mig_enabled);
+    }
+
+    #[test]
+    fn a_mig_device_without_a_name_has_no_profile() {
+        let inventory = take(&Scripted {
+            count: 1,
+            failing: Some(("name", 102, Code(999))),
+            mig: true,
+        })
+        .unwrap();
+        let mut profiles = Vec::new();
+        for mig in &inventory.gpus[0].mig_devices {
+            profiles.push(mig.profile.as_deref());
+        }
+        assert_eq!(profiles, [Some("1g.10gb"), None]);
+    }
+
+    #[test]
+    fn the_profile_is_at_the_end_of_the_name() {
+        for (name, profile) in [
+            ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", Some("1g.10gb")),
+            ("NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb", Some("1c.3g.20gb")),
+            ("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", Some("1g.10gb+me")),
+            ("NVIDIA H100 80GB HBM3", None),
+            ("X MIG a b", None),
+            ("X MIG ", None),
+        ] {
+            assert_eq!(profile_in_name(name).as_deref(), profile, "{name}");
+        }
     }
 
     #[test]

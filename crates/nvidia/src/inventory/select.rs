@@ -482,6 +482,7 @@ pub(crate) mod tests {
             .map(|(index, gpu_instance)| MigDevice {
                 index,
                 uuid: format!("MIG-2{index}"),
+                profile: Some("1g.10gb".to_owned()),
                 gpu_instance,
                 compute_instance: 0,
             })

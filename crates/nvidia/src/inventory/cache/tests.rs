@@ -174,7 +174,7 @@ fn a_file_that_is_anything_else_is_replaced() {
     };
     let older = String::from_utf8(good.clone())
         .unwrap()
-        .replacen(" inventory 3 ", " inventory 0 ", 1)
+        .replacen(" inventory 4 ", " inventory 0 ", 1)
         .into_bytes();
     let unknown = String::from_utf8(good[HEADER.len() + 17..].to_vec())
         .unwrap()
