@@ -27,7 +27,7 @@ tests! {
     NEEDS => the_containers_environment_does_not_reach_the_hook,
         podman_read_only = podman_in(Cgroup::AsMounted, "--read-only"), podman_with_a_user_namespace,
         podman_gives_nodes_of_a_group_to_users, podman_gives_devices_by_name, links_of_dri_nodes_at_all_ways;
-    &[Need::Root] => a_thread_of_the_runtime;
+    &[Need::OwnProcess, Need::Root] => a_thread_of_the_runtime;
     NEEDS_V2 => podman_on_cgroup_v2 = podman_in(Cgroup::V2, "--tty=false");
     NEEDS_CRUN => podman_with_crun = podman_in(Cgroup::WithCrun, "--tty=false");
 }

@@ -297,15 +297,6 @@ impl Podman {
 
     /// The same after this shell script, in the same mount namespace.
     pub fn run_after(&self, script: &str, cgroup: Cgroup, arguments: &[&str]) -> Ran {
-        let ran = self.run_once(script, cgroup, arguments);
-        if conmon_ended_early(&ran) {
-            println!("tried again: {ran:?}");
-            return self.run_once(script, cgroup, arguments);
-        }
-        ran
-    }
-
-    fn run_once(&self, script: &str, cgroup: Cgroup, arguments: &[&str]) -> Ran {
         let log = Log::new(self.dir.path());
         let options = log.options();
         let words = ["run", "--rm", "--network=none"]
@@ -370,12 +361,6 @@ pub fn make_searchable() -> String {
         target = target.display(),
         closed = closed.display()
     )
-}
-
-/// Reports whether conmon ended before it wrote a byte to Podman, and the runtime before it wrote its log. Conmon 2.1.6 sometimes does that on
-/// a busy machine, also to two containers at once. The cause is unknown; Podman's issue 10927 reports it for Podman's own tests.
-fn conmon_ended_early(ran: &Ran) -> bool {
-    ran.stderr.contains("no logs from conmon")
 }
 
 /// A log file of conmon. On a busy machine, `podman run` can lose the output of a container that ends before podman has attached

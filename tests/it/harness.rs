@@ -31,7 +31,7 @@ macro_rules! tests {
 }
 
 /// What a test needs of the machine.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// Real root, with mount namespaces and mknod
     Root,
@@ -53,6 +53,9 @@ pub enum Need {
     Debian,
     /// A device node that the kernel provides
     Device(&'static str),
+    /// A separate process. The test calls functions that make this process adopt orphans and end its new children
+    /// (`base::sys::child`): in the process of all tests, these are also the monitors of other tests' containers.
+    OwnProcess,
     /// Nothing: the test belongs to this part because it takes long
     Part(&'static str),
 }
@@ -123,7 +126,7 @@ impl Need {
                 (!release.lines().any(|line| line == "ID=debian"))
                     .then(|| "needs Debian".to_owned())
             }
-            Self::Part(_) => None,
+            Self::Part(_) | Self::OwnProcess => None,
             Self::Device(path) => (!Path::new(path).exists()).then(|| format!("needs {path:?}")),
             Self::CgroupV2 => {
                 let filesystems = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
@@ -174,9 +177,14 @@ impl Test {
 
     /// Returns the trial that calls the test with `run`, in a thread with a separate /run.
     pub fn trial(&'static self, name: String, run: impl FnOnce(fn()) + Send + 'static) -> Trial {
+        let trial_name = name.clone();
         let trial = Trial::ignorable_test(name, move || {
             let Some(missing) = self.needs.iter().find_map(|need| need.missing()) else {
-                with_private_run(move || run(self.run));
+                if self.needs.contains(&Need::OwnProcess) && !has_own_process() {
+                    run_in_own_process(&trial_name)?;
+                } else {
+                    with_private_run(move || run(self.run));
+                }
                 return Ok(Completion::Completed);
             };
             if std::env::var_os("CI").is_some() {
@@ -189,6 +197,29 @@ impl Test {
             None => trial,
         }
     }
+}
+
+/// In the environment of a process that runs one trial
+const OWN_PROCESS: &str = "ONH_TEST_OWN_PROCESS";
+
+/// Reports whether no other trial runs in this process.
+pub fn has_own_process() -> bool {
+    std::env::var_os(OWN_PROCESS).is_some()
+}
+
+/// Runs a trial in another process of this program. Returns its output if it fails.
+fn run_in_own_process(trial: &str) -> Result<(), String> {
+    let output = Command::new(std::env::current_exe().map_err(|error| error.to_string())?)
+        .args(["--exact", trial])
+        .env(OWN_PROCESS, "1")
+        .output()
+        .map_err(|error| format!("cannot start a process for the test: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let [stdout, stderr] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    Err(format!("{stdout}{stderr}"))
 }
 
 /// The trials that the command line selects.

@@ -22,19 +22,21 @@ use oci_nvidia_hook::testing::doctor::{self, Caller, Check, Status};
 use serde_json::Value;
 
 use crate::golden;
+use crate::harness::has_own_process;
 use crate::json_schema;
 use crate::support::{HOOK, Need, run, scratch, source};
 use host::{changed, good_host};
 
-const NEEDS: &[Need] = &[Need::Root, Need::Program("cc")];
+const NEEDS: &[Need] = &[Need::OwnProcess, Need::Root, Need::Program("cc")];
 
 tests! {
-    &[] => a_bare_host, this_host, the_man_page_explains_each_check;
+    &[Need::OwnProcess] => a_bare_host, this_host, the_man_page_explains_each_check;
     NEEDS => a_good_host, a_broken_host, devices_next_to_the_gpus, a_driver_root_with_files_only, nothing_is_changed,
         one_sentence_for_all_names_of_a_library;
 }
 
 fn examine(host: &Path, caller: Caller) -> Vec<Check> {
+    assert!(has_own_process(), "this test lacks Need::OwnProcess");
     let host = Tree::open(&HostPath::new(host)).unwrap();
     doctor::examine(&doctor::inspect(&host, None, caller))
 }

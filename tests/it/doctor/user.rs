@@ -14,7 +14,7 @@ use super::host::changed;
 use crate::support::{HOOK, Need, sh};
 
 tests! {
-    &[Need::Root, Need::Program("cc"), Need::Program("setpriv")] => a_user_sees_less_and_says_so;
+    &[Need::OwnProcess, Need::Root, Need::Program("cc"), Need::Program("setpriv")] => a_user_sees_less_and_says_so;
 }
 
 fn a_user_sees_less_and_says_so() {
