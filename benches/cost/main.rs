@@ -32,7 +32,7 @@ use std::process::{Command, Stdio};
 
 use driver::FakeDriver;
 use engine::{IMAGE, Podman};
-use measure::{Case, Took, ms, peak_rss, print, take_turns, time};
+use measure::{Case, Took, machine, ms, peak_rss, print, take_turns, time};
 use scene::{Disk, FileSystem, Layer, Names, Scene, StateDir, forget};
 use support::{HOOK, sh};
 
@@ -64,11 +64,11 @@ fn main() {
     let [short, starts, runs] = if quick { [60, 8, 3] } else { ROUNDS };
     println!(
         "{}; load {}",
-        kernel(),
+        machine(),
         std::fs::read_to_string("/proc/loadavg").unwrap().trim()
     );
     println!(
-        "median (first to last decile), and CPU time; x: relative to the first row of each block\n"
+        "median (first to last decile), and CPU time; x: median of the ratios to the first row of the block, round by round\n"
     );
     let scene = Scene::new();
     let mut rows = Vec::new();
@@ -151,15 +151,6 @@ fn inside() {
             .unwrap()
             .success()
     );
-}
-
-fn kernel() -> String {
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    format!(
-        "Linux {}, {} CPUs",
-        release.trim(),
-        std::thread::available_parallelism().unwrap()
-    )
 }
 
 fn no_request(scene: &Scene, rounds: usize, rows: &mut Vec<Row>) {

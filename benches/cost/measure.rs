@@ -43,6 +43,17 @@ impl<'a> Case<'a> {
         self.at(50, |took| took.cpu)
     }
 
+    /// Returns the median of the ratios to another case in the same rounds. Other load on the machine affects all cases of a round, so
+    /// these ratios can be repeated within a few percent, while the ratio of two medians cannot.
+    fn ratio(&self, base: &Self, of: fn(&Took) -> Duration) -> f64 {
+        let mut ratios = Vec::new();
+        for (took, base) in self.times.iter().zip(&base.times) {
+            ratios.push(of(took).as_secs_f64() / of(base).as_secs_f64());
+        }
+        ratios.sort_by(f64::total_cmp);
+        ratios[(ratios.len() - 1) / 2]
+    }
+
     /// Returns a percentile.
     fn at(&self, percent: usize, of: fn(&Took) -> Duration) -> Duration {
         let mut times: Vec<_> = self.times.iter().map(of).collect();
@@ -64,20 +75,32 @@ pub fn take_turns(cases: &mut [Case<'_>], rounds: usize) {
 /// Prints the median, the first and last decile, and the CPU time in milliseconds, with the ratios to the first case.
 pub fn print(cases: &[Case<'_>]) {
     for case in cases {
-        let ratio =
-            |of: fn(&Case<'_>) -> Duration| of(case).as_secs_f64() / of(&cases[0]).as_secs_f64();
         println!(
             "{:<42} {:>9.3} ms ({:.3} – {:.3}) {:>7.2} x   cpu {:>8.3} ms {:>7.2} x",
             case.name,
             ms(case.median()),
             ms(case.at(10, |took| took.wall)),
             ms(case.at(90, |took| took.wall)),
-            ratio(|case| case.median()),
+            case.ratio(&cases[0], |took| took.wall),
             ms(case.cpu()),
-            ratio(|case| case.cpu()),
+            case.ratio(&cases[0], |took| took.cpu),
         );
     }
     println!();
+}
+
+/// Describes the machine, without which times mean nothing.
+pub fn machine() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"));
+    let model = model
+        .unwrap_or_default()
+        .trim_start_matches(['\t', ' ', ':']);
+    format!("{cores} cores, {model}, Linux {}", kernel.trim())
 }
 
 pub fn ms(time: Duration) -> f64 {

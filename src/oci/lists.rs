@@ -45,12 +45,18 @@ pub(super) fn value(entry: &str) -> Value {
 /// If the value is not a list.
 pub(super) fn known_entries<T: DeserializeOwned>(list: Option<&RawValue>) -> Result<Vec<T>> {
     let mut known = Vec::new();
+    each(list, &mut |entry| known.extend(known_entry(entry)))?;
+    Ok(known)
+}
+
+fn known_entry<T: DeserializeOwned>(entry: &str) -> Option<T> {
+    // Without the detour through a `Value`, which takes a tenth of the instructions of a start.
+    if let Ok(known) = serde_json::from_str(entry) {
+        return Some(known);
+    }
     // Of equal keys, the last one counts, as in the engines. serde_json does that for a `Value`, but rejects duplicate fields
     // of a struct.
-    each(list, &mut |entry| {
-        known.extend(serde_json::from_value(value(entry)).ok())
-    })?;
-    Ok(known)
+    serde_json::from_value(value(entry)).ok()
 }
 
 /// The used members of an object, as texts. Of equal names, the last one counts, as in the engines.

@@ -31,7 +31,7 @@ impl Listing {
         if !(1..=SMALL).contains(&rustix::fs::fstat(&dir)?.st_size) {
             return Ok(None);
         }
-        Self::of(dir).map(Some)
+        Self::read(dir, Some(1))
     }
 
     /// Lists a directory of any size.
@@ -39,13 +39,27 @@ impl Listing {
     /// # Errors
     /// If it cannot be read.
     pub(super) fn of(dir: impl AsFd) -> io::Result<Self> {
+        Ok(Self::read(dir, None)?.unwrap_or_default())
+    }
+
+    /// Lists a directory. Returns `None` if its names need more than `most` buffers: an overlay shows the size of one of its layers
+    /// for a merged directory, and ZFS shows the number of names as the size.
+    fn read(dir: impl AsFd, most: Option<usize>) -> io::Result<Option<Self>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::openat(&dir, c".", flags, Mode::empty())?;
         let mut buffer = Vec::with_capacity(BUFFER);
         let mut entries = RawDir::new(opened, buffer.spare_capacity_mut());
         let mut listing = Self::default();
-        while let Some(entry) = entries.next() {
+        let mut buffers = 0;
+        loop {
+            buffers += usize::from(entries.is_buffer_empty());
+            let Some(entry) = entries.next() else {
+                break;
+            };
             let entry = entry?;
+            if most.is_some_and(|most| buffers > most) {
+                return Ok(None);
+            }
             let start = listing.text.len();
             listing.text.extend_from_slice(entry.file_name().to_bytes());
             listing
@@ -54,7 +68,7 @@ impl Listing {
         }
         let Self { text, names } = &mut listing;
         names.sort_unstable_by(|a, b| name_in(text, *a).cmp(name_in(text, *b)));
-        Ok(listing)
+        Ok(Some(listing))
     }
 
     /// Returns the sorted names.
@@ -142,5 +156,18 @@ mod tests {
                 .is_none(),
             "its size is unknown"
         );
+    }
+
+    /// Like the merged /usr/bin of an overlay, whose size is 4096.
+    #[test]
+    fn a_directory_that_is_larger_than_its_size() {
+        let dir = tempfile::tempdir().unwrap();
+        for number in 0..1000 {
+            std::fs::write(dir.path().join(format!("a-program-{number}")), "").unwrap();
+        }
+        let open = || File::open(dir.path()).unwrap();
+        assert!(Listing::read(open(), Some(1)).unwrap().is_none());
+        let all = Listing::of(open()).unwrap();
+        assert_eq!(all.names().len(), 1000);
     }
 }

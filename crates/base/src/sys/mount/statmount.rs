@@ -1,7 +1,6 @@
 //! Reads the properties of one mount with statmount(2), Linux 6.8. Earlier kernels only have the whole mount table, and a node
 //! with many containers has thousands of mounts.
 
-use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -134,19 +133,32 @@ fn parse(answer: &[u64]) -> Option<MountFacts> {
         )
     };
     let at = usize::try_from(half(26)?.ok()?).ok()?;
-    let texts: Vec<u8> = answer
-        .get(64..)?
-        .iter()
-        .flat_map(|word| word.to_ne_bytes())
-        .collect();
-    let root = CStr::from_bytes_until_nul(texts.get(at..)?).ok()?;
+    let root = text_at(answer.get(64..)?, at)?;
     Some(MountFacts {
         is_shared: word(9)? & libc::MS_SHARED != 0,
         is_read_only: word(8)? & libc::MOUNT_ATTR_RDONLY != 0,
         magic: word(3)?,
-        root: root.to_str().unwrap_or_default().to_owned(),
+        root,
         parent: word(6)?,
     })
+}
+
+/// Returns the text at this offset of the strings after the struct, or an empty one if it is not UTF-8. Only its bytes are copied,
+/// because the buffer is much longer. Returns `None` if the text has no end.
+fn text_at(strings: &[u64], offset: usize) -> Option<String> {
+    let mut text = Vec::new();
+    let mut skipped = offset % size_of::<u64>();
+    for word in strings.get(offset / size_of::<u64>()..)? {
+        let bytes = word.to_ne_bytes();
+        let bytes = bytes.get(skipped..)?;
+        if let Some(end) = bytes.iter().position(|byte| *byte == 0) {
+            text.extend_from_slice(bytes.get(..end)?);
+            return Some(String::from_utf8(text).unwrap_or_default());
+        }
+        text.extend_from_slice(bytes);
+        skipped = 0;
+    }
+    None
 }
 
 #[cfg(test)]
