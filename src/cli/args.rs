@@ -6,7 +6,7 @@ mod output;
 
 use std::path::PathBuf;
 
-use clap::builder::ValueHint;
+use clap::builder::{NonEmptyStringValueParser, ValueHint};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use self::cdi::{Cdi, CdiCheck, SpecDirs, SpecOptions};
@@ -259,7 +259,7 @@ pub struct Doctor {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub bundle: Option<PathBuf>,
     /// Check this running container (its id or name) instead of the host
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["bundle", "sections"])]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new(), conflicts_with_all = ["bundle", "sections"])]
     pub container: Option<String>,
     /// Check the container of this process instead of the host
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..), conflicts_with_all = ["bundle", "container", "sections"])]
@@ -273,7 +273,7 @@ pub struct Ps {
     #[arg(long, short)]
     pub all: bool,
     /// List only the containers with this GPU or MIG device: its index or UUID
-    #[arg(long, value_name = "GPU")]
+    #[arg(long, value_name = "GPU", value_parser = NonEmptyStringValueParser::new())]
     pub gpu: Option<String>,
     /// Repeat every 2 seconds on a terminal, until Ctrl-C
     #[arg(long, conflicts_with = "json")]
@@ -301,7 +301,7 @@ pub struct Info {
     #[command(flatten)]
     pub output: Output,
     /// Print comma-separated values: a table of the driver, an empty line, a table of the GPUs
-    #[arg(long)]
+    #[arg(long, conflicts_with = "json")]
     pub csv: bool,
     /// Driver root [default: root in config.toml, or /]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]

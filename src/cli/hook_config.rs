@@ -12,7 +12,11 @@ use super::args::Command;
 pub(super) fn of_command(command: &Command, named: Option<&Path>) -> Option<PathBuf> {
     let is_about_engines = matches!(
         command,
-        Command::Status(_) | Command::Ps(_) | Command::Why(_) | Command::Info(_)
+        Command::Status(_)
+            | Command::Ps(_)
+            | Command::Why(_)
+            | Command::Info(_)
+            | Command::Files(_)
     );
     match named {
         None if is_about_engines => of_engines(),

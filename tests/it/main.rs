@@ -28,6 +28,7 @@ mod cdi_containers;
 mod cdi_schema;
 mod cdi_units;
 mod cgroup;
+mod command_lines;
 mod conformance;
 mod daemon_set;
 mod deb;
@@ -116,7 +117,7 @@ macro_rules! tests_of {
 }
 
 tests_of! {
-    advisories, architecture, bad_input, budget, cache, captures, cdi, cdi_conformance, cdi_containers, cdi_units, cgroup, conformance,
+    advisories, architecture, bad_input, budget, cache, captures, cdi, cdi_conformance, cdi_containers, cdi_units, cgroup, command_lines, conformance,
     daemon_set, deb, debian, docker, docs, doctor, doctor::bundle, doctor::engines, doctor::faults, doctor::kubelet_plugin, doctor::user, doctor_container, driver_roots, engine_texts, failure,
     features, findings, fuzz_corpus, golden, gpu_kit, gpudirect, gpus, grants, help, hostile::blocking, hostile::engine, hostile::environment,
     hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths, hostile::processes, hostile::races,

@@ -1,6 +1,7 @@
 //! `plan` with config.json on stdin, and with the name of a container.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::json;
@@ -8,7 +9,7 @@ use serde_json::json;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::golden;
 use crate::hostile::{NEEDS_FUSE, blocking};
-use crate::support::{HOOK, Need, Ran, run, run_with, scratch};
+use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};
 use crate::why::isolated;
 
 tests! {
@@ -286,17 +287,23 @@ fn what_a_person_reads() {
     );
 }
 
-/// A hook file that passes `--config FILE`: commands about containers of that engine read this file too.
-fn the_configuration_of_hook_files() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let spec =
-        json!({"process": {"env": ["NVIDIA_VISIBLE_DEVICES=1"]}, "root": {"path": "rootfs"}});
-    fs::create_dir(dir.path().join("rootfs")).unwrap();
-    fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
+/// Writes a hook file that passes `--config FILE`, a record of the container `web1`, and a container `swarm` without a record. Settings of
+/// that file decide what "why" and "status" answer.
+fn with_a_hook_file(dir: &Path, fake: &FakeDriver) {
+    let node = fake.root.join("dev/gdrdrv");
+    sh(&format!("mknod '{}' c 506 0", node.display())).ok();
+    fake.configure("[devices]\ndeny = [\"gdrcopy\"]");
+    let text = fs::read_to_string(&fake.config).unwrap();
+    let text = format!("swarm-resource = \"DOCKER_RESOURCE_GPU\"\n{text}");
+    fs::write(&fake.config, text).unwrap();
+    let spec = |env: &str| json!({"process": {"env": [env]}, "root": {"path": "rootfs"}});
+    fs::create_dir(dir.join("rootfs")).unwrap();
+    let web = spec("NVIDIA_VISIBLE_DEVICES=1").to_string();
+    fs::write(dir.join("config.json"), web).unwrap();
     let config = fake.config.to_str().unwrap();
-    let state = json!({"id": "web1", "pid": NO_PROCESS, "bundle": dir.path()}).to_string();
+    let state = json!({"id": "web1", "pid": NO_PROCESS, "bundle": dir}).to_string();
     run_with(
-        isolated(dir.path()).args(["--config", config, "prestart"]),
+        isolated(dir).args(["--config", config, "prestart"]),
         state.as_bytes(),
     )
     .failed(1);
@@ -304,11 +311,24 @@ fn the_configuration_of_hook_files() {
         "version": "1.0.0", "hook": {"path": HOOK, "args": ["oci-nvidia-hook", "--config", config, "prestart"]},
         "when": {"always": true}, "stages": ["prestart"],
     });
-    fs::write(dir.path().join("oci-nvidia-hook.json"), file.to_string()).unwrap();
+    fs::write(dir.join("oci-nvidia-hook.json"), file.to_string()).unwrap();
+    let containers = dir.join("storage/vfs-containers");
+    fs::create_dir_all(containers.join("other/userdata")).unwrap();
+    let swarm = spec("DOCKER_RESOURCE_GPU=0").to_string();
+    fs::write(containers.join("other/userdata/config.json"), swarm).unwrap();
+    let listed = json!([{"id": "other", "names": ["swarm"]}]).to_string();
+    fs::write(containers.join("containers.json"), listed).unwrap();
+}
+
+/// Commands about containers of an engine read the configuration file that its hook file passes.
+fn the_configuration_of_hook_files() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "2"]));
+    with_a_hook_file(dir.path(), &fake);
     let run_in = |has_file: bool, command: &str| {
         let script = format!(
             "mount -t tmpfs share /usr/share/containers; mkdir -p /usr/share/containers/oci/hooks.d; \
              if {has_file}; then cp '{0}/oci-nvidia-hook.json' /usr/share/containers/oci/hooks.d; fi; \
+             mkdir -p /var/lib/containers; mount --bind '{0}' /var/lib/containers; \
              mount -t tmpfs run /run; mkdir -p /run/oci-nvidia-hook; mount --bind '{0}/run' /run/oci-nvidia-hook; \
              exec {HOOK} {command}",
             dir.path().display()
@@ -319,7 +339,14 @@ fn the_configuration_of_hook_files() {
     for (command, says) in [
         ("plan web1", "\ndevice: GPU 1: NVIDIA H100"),
         ("info", "NVIDIA H100"),
+        ("files", "/libcuda.so.535.183.01\n"),
         ("ps --gpu 7", "unknown GPU"),
+        ("why swarm", "DOCKER_RESOURCE_GPU requests GPU 0"),
+        ("status", "[devices] in config.toml denies them"),
+        (
+            "doctor --all hook",
+            "oci-nvidia-hook.json passes to the hook",
+        ),
     ] {
         let (with, without) = (run_in(true, command), run_in(false, command));
         assert!(with.contains(says), "{command}: {with}");

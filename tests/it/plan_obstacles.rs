@@ -10,10 +10,15 @@ use serde_json::{Value, json};
 use crate::cdi::generate;
 use crate::cdi_containers::with_mounts;
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
-use crate::support::{HOOK, Ran, fingerprint, private_dir, run_with, scratch, sh};
+use crate::engine::Cgroup;
+use crate::support::{HOOK, Need, Ran, fingerprint, private_dir, run, run_with, scratch, sh};
 
 tests! {
     NEEDS => plan_and_start_agree, plan_and_the_entry_of_cdi_agree, what_plan_cannot_know;
+    &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("runc")] =>
+        read_only_volumes = read_only_volumes("runc");
+    &[Need::Root, Need::Program("cc"), Need::Program("unshare"), Need::Program("crun")] =>
+        read_only_volumes_with_crun = read_only_volumes("crun");
 }
 
 const ALL: &[&str] = &[
@@ -161,6 +166,7 @@ const OBSTACLES: &[Obstacle] = &[
         &["ONH-302"],
     ),
     on_volume("true", &[("/etc", "bind", &[])], &["ONH-302"]),
+    on_volume("cp -a etc/. ../volume", &[("/etc", "bind", &["ro"])], &[]),
     on_volume("true", &[("/etc", "tmpfs", &[])], &[]),
     on_volume("true", &[("/usr/share/glvnd", "bind", &[])], &["ONH-303"]),
     on_volume(
@@ -368,6 +374,54 @@ fn plan_and_start_agree() {
         wrong.len(),
         wrong.join("\n")
     );
+}
+
+/// crun makes volumes read-only after the hooks, runc before.
+fn read_only_volumes(runtime: &str) {
+    let mut wrong = Vec::new();
+    let is_read_only = |(_, _, options): &Mounted| options.contains(&"ro");
+    for case in OBSTACLES {
+        if !case.mounts.iter().any(is_read_only) {
+            continue;
+        }
+        let (dir, private) = (scratch(), private_dir());
+        let (config, log) = with_log(private.path());
+        let image = case.image(dir.path());
+        let about = case.name();
+        let mut mounts = case.mounts(dir.path());
+        mounts.insert(
+            0,
+            json!({"destination": "/proc", "type": "proc", "source": "proc"}),
+        );
+        let hook =
+            json!({"path": HOOK, "args": ["oci-nvidia-hook", "--config", config, "prestart"]});
+        let spec = json!({
+            "ociVersion": "1.0.2", "root": {"path": image.rootfs}, "mounts": mounts, "hooks": {"prestart": [hook]},
+            "process": {"args": ["probe-dlopen", "libcuda.so.1"], "cwd": "/", "env": [ALL[0], ALL[1], "PATH=/usr/bin:/bin"], "user": {"uid": 0, "gid": 0}},
+            "linux": {"namespaces": [{"type": "mount"}, {"type": "pid"}]},
+        });
+        let planned = planned(plan(&config, &spec.to_string()), &about);
+        std::fs::write(dir.path().join("config.json"), spec.to_string()).unwrap();
+        let script = format!(
+            "{} cd '{}'; exec {runtime} --root \"$PWD/state\" run onh-$$",
+            Cgroup::WithCrun.prepare(),
+            dir.path().display()
+        );
+        let ran = run(Command::new("unshare").args(["-m", "sh", "-euc", &script]));
+        let started = reported(&std::fs::read_to_string(log).unwrap_or_default());
+        let is_reported = |(id, what): &(String, String)| {
+            started
+                .iter()
+                .any(|(other, text)| other == id && text.ends_with(what))
+        };
+        if planned.len() != started.len() || !planned.iter().all(is_reported) {
+            wrong.push(format!(
+                "{about}: {ran:?}\nplan: {planned:#?}\nstart: {started:#?}"
+            ));
+        }
+        ran.ok();
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// With CDI, the engine mounts the files, and the hook entry does the rest.

@@ -35,7 +35,7 @@ pub fn parse<T: Parser>(args: &[OsString]) -> Result<Parsed<T>> {
         Err(error) => error,
     };
     match error.kind() {
-        ErrorKind::DisplayHelp => Ok(Parsed::Help(error.render().to_string())),
+        ErrorKind::DisplayHelp => Ok(Parsed::Help(help_in_our_words(&error.render().to_string()))),
         ErrorKind::DisplayVersion => Ok(Parsed::Version),
         _ => {
             // Gives each command the global options.
@@ -44,6 +44,30 @@ pub fn parse<T: Parser>(args: &[OsString]) -> Result<Parsed<T>> {
             Err(invalid(&error, &path, command))
         }
     }
+}
+
+/// What clap writes about its own option and command, and what the other descriptions are like.
+const WORDS_OF_HELP: [(&str, &str); 3] = [
+    (
+        "Print help (see a summary with '-h')",
+        "Print help; -h prints a summary",
+    ),
+    (
+        "Print help (see more with '--help')",
+        "Print help; --help prints more",
+    ),
+    (
+        "Print this message or the help of the given subcommand(s)",
+        "Show this help, or the help of a command",
+    ),
+];
+
+fn help_in_our_words(help: &str) -> String {
+    let mut text = help.to_owned();
+    for (of_clap, ours) in WORDS_OF_HELP {
+        text = text.replace(of_clap, ours);
+    }
+    text
 }
 
 /// Returns the error for an invalid command line. `path` is the command whose help describes the valid ones.
@@ -86,7 +110,16 @@ fn problem(error: &clap::Error) -> String {
         ErrorKind::ValueValidation => {
             let why = error.source().map(ToString::to_string).unwrap_or_default();
             let name = plain_name(&argument);
-            format!("invalid value {value:?} for {name}: {}", of_number(&why))
+            format!("invalid value {value:?} for {name}: {}", reason(&why))
+        }
+        ErrorKind::ArgumentConflict => {
+            let others = context(error, ContextKind::PriorArg);
+            let others: Vec<_> = others.split(", ").map(plain_name).collect();
+            let name = plain_name(&argument);
+            if others.contains(&name) {
+                return format!("{name} is given twice");
+            }
+            format!("{name} cannot be used with {}", others.join(" and "))
         }
         ErrorKind::UnknownArgument if argument.starts_with('-') => {
             format!("unknown option {argument:?}")
@@ -104,19 +137,25 @@ fn plain_name(argument: &str) -> String {
         return format!("{name:?}");
     }
     let notation = ['<', '>', '[', ']', '.'];
-    name.trim_matches(notation).to_owned()
+    name.trim_matches(notation).replace('|', " or ")
 }
 
-/// Replaces the messages of Rust's parsers of numbers.
-fn of_number(why: &str) -> &str {
-    match why {
+/// Replaces the messages of Rust's parsers of numbers, and clap's message about a range.
+fn reason(why: &str) -> String {
+    if let Some((_, range)) = why.split_once(" is not in ")
+        && let Some((least, most)) = range.split_once("..=")
+    {
+        return format!("it must be a number from {least} to {most}");
+    }
+    let reason = match why {
         "invalid digit found in string" | "cannot parse integer from empty string" => {
             "it is not a number"
         }
         "number too large to fit in target type" => "the number is too large",
         "number too small to fit in target type" => "the number is too small",
         _ => why,
-    }
+    };
+    reason.to_owned()
 }
 
 fn words_of_clap(error: &clap::Error) -> String {
@@ -219,6 +258,10 @@ fn called<'c>(program: &'c clap::Command, args: &[OsString]) -> (String, &'c cla
         let Some(found) = command.find_subcommand(arg) else {
             break;
         };
+        // The help of clap's command "help" is the help of the program.
+        if found.get_name() == "help" {
+            break;
+        }
         command = found;
         path = format!("{path} {}", found.get_name());
     }
@@ -236,18 +279,30 @@ mod tests {
         _command: Commands,
     }
 
+    #[derive(Debug, clap::Parser)]
+    struct Documented {
+        /// A summary
+        ///
+        /// Details
+        #[arg(long)]
+        _option: bool,
+    }
+
     #[derive(Debug, clap::Subcommand)]
     enum Commands {
         Files {
             #[arg(long, value_name = "GPU")]
             _gpu: Option<String>,
-            #[arg(long)]
+            #[arg(long, conflicts_with = "_gpu", value_parser = clap::value_parser!(u8).range(1..))]
             _count: Option<u8>,
             #[arg(value_parser = ["a", "b"])]
             _section: Vec<String>,
         },
         Explain {
+            #[arg(value_name = "NUMBER|-", conflicts_with = "_list")]
             _number: String,
+            #[arg(long)]
+            _list: bool,
         },
     }
 
@@ -287,8 +342,24 @@ mod tests {
                 "invalid value \"x\" for SECTION: must be one of a, b (ONH-002)\nhint: run \"tool files --help\"",
             ),
             (
+                "files --count 0",
+                "invalid value \"0\" for \"--count\": it must be a number from 1 to 255 (ONH-002)\nhint: run \"tool files --help\"",
+            ),
+            (
+                "files --count 1 --gpu 1",
+                "\"--count\" cannot be used with \"--gpu\" (ONH-002)\nhint: run \"tool files --help\"",
+            ),
+            (
+                "files --gpu 1 --gpu 2",
+                "\"--gpu\" is given twice (ONH-002)\nhint: run \"tool files --help\"",
+            ),
+            (
+                "explain --list 3",
+                "\"--list\" cannot be used with NUMBER or - (ONH-002)\nhint: run \"tool explain --help\"",
+            ),
+            (
                 "explain",
-                "NUMBER is missing (ONH-002)\nhint: run \"tool explain --help\"",
+                "NUMBER or - is missing (ONH-002)\nhint: run \"tool explain --help\"",
             ),
         ] {
             let args: Vec<_> = line.split_whitespace().map(OsString::from).collect();
@@ -297,6 +368,19 @@ mod tests {
             };
             let text = base::report::render(&error);
             assert_eq!(text, format!("invalid command line: {message}"), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_help_is_in_our_words() {
+        for (option, ours) in [
+            ("--help", "Print help; -h prints a summary"),
+            ("-h", "Print help; --help prints more"),
+        ] {
+            let Ok(Parsed::Help(text)) = parse::<Documented>(&[option.into()]) else {
+                panic!("{option}");
+            };
+            assert!(text.contains(ours), "{text}");
         }
     }
 

@@ -8,6 +8,80 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+/// Runs the program under this name, and returns its exit status and stderr.
+fn called(line: &str) -> (Option<i32>, String) {
+    let mut words = line.split(' ');
+    let mut program = Command::new(env!("CARGO_BIN_EXE_oci-nvidia-hook-compat"));
+    program.arg0(words.next().unwrap()).args(words).env_clear();
+    let ran = program.output().unwrap();
+    assert_eq!(ran.stdout, b"", "{line}");
+    (ran.status.code(), String::from_utf8(ran.stderr).unwrap())
+}
+
+/// nvidia-container-cli ends with 1, like NVIDIA's program.
+#[test]
+fn invalid_command_lines() {
+    for (line, code, problem) in [
+        ("nvidia-ctk", 2, "a command is missing"),
+        ("nvidia-ctk cdi", 2, "a command is missing"),
+        (
+            "nvidia-ctk --frobnicate",
+            2,
+            "unknown option \"--frobnicate\"",
+        ),
+        ("nvidia-ctk config --set", 2, "\"--set\" needs a value"),
+        (
+            "nvidia-ctk config --in-place=x",
+            2,
+            "\"--in-place\" takes no value",
+        ),
+        (
+            "nvidia-ctk config --in-place --output x",
+            2,
+            "\"--in-place\" cannot be used with \"--output\"",
+        ),
+        (
+            "nvidia-ctk cdi generate --format xml",
+            2,
+            "invalid value \"xml\" for \"--format\": must be one of yaml, json",
+        ),
+        ("nvidia-ctk info word", 2, "unexpected argument \"word\""),
+        ("nvidia-container-cli", 1, "a command is missing"),
+        (
+            "nvidia-container-cli --frobnicate",
+            1,
+            "unknown option \"--frobnicate\"",
+        ),
+        (
+            "nvidia-container-cli list --device",
+            1,
+            "\"--device\" needs a value",
+        ),
+        ("nvidia-container-cli configure", 1, "ROOTFS is missing"),
+        (
+            "nvidia-container-cli configure --pid 0 /",
+            1,
+            "invalid value \"0\" for \"--pid\": it must be a number from 1 to 2147483647",
+        ),
+        ("nvidia-container-runtime-hook", 2, "the stage is missing"),
+        (
+            "nvidia-container-runtime-hook word",
+            2,
+            "unknown stage \"word\"",
+        ),
+        (
+            "nvidia-container-runtime-hook -config",
+            2,
+            "-config needs a file",
+        ),
+    ] {
+        let (found, stderr) = called(line);
+        assert_eq!(found, Some(code), "{line}: {stderr}");
+        let says = format!(": invalid command line: {problem} (ONH-002)\nhint: ");
+        assert!(stderr.contains(&says), "{line}: {stderr}");
+    }
+}
+
 #[test]
 fn mistakes_are_reported_under_the_called_name() {
     let mut program = Command::new(env!("CARGO_BIN_EXE_oci-nvidia-hook-compat"));

@@ -83,7 +83,7 @@ pub enum DeviceId {
     Index(u32),
     /// `GPU-…` or `MIG-…`, the prefix in upper case.
     Uuid(String),
-    /// `00000000:01:00.0`; the domain may have fewer digits.
+    /// `00000000:01:00.0`; the domain may have fewer digits, or be missing if it is 0.
     PciBusId(BusId),
     /// `0:1`, MIG device 1 of GPU 0.
     Mig {
@@ -154,9 +154,9 @@ impl DeviceId {
                 }
             }
         }
-        // The function of a GPU is 0.
+        // The function of a GPU is 0. lspci omits the domain if all devices of the host are in domain 0.
         if word.ends_with(".0")
-            && let Some(bus_id) = BusId::parse(word)
+            && let Some(bus_id) = BusId::parse(word).or_else(|| BusId::parse(&format!("0:{word}")))
         {
             return Self::PciBusId(bus_id);
         }
@@ -261,7 +261,17 @@ mod tests {
             ("gpu-AB", DeviceId::Uuid("GPU-AB".into()), "GPU-AB"),
             ("MIG-1/2/3", DeviceId::Uuid("MIG-1/2/3".into()), "MIG-1/2/3"),
             ("0:1", DeviceId::Mig { gpu: 0, mig: 1 }, "0:1"),
-            ("01:00.0", DeviceId::Unknown("01:00.0".into()), "01:00.0"),
+            (
+                "3b:00.0",
+                DeviceId::PciBusId(BusId {
+                    domain: 0,
+                    bus: 0x3b,
+                    device: 0,
+                }),
+                "00000000:3b:00.0",
+            ),
+            ("3b:00.1", DeviceId::Unknown("3b:00.1".into()), "3b:00.1"),
+            ("3b:00", DeviceId::Unknown("3b:00".into()), "3b:00"),
             (
                 "0000:3B:00.0",
                 DeviceId::PciBusId(BusId {

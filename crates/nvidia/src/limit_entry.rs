@@ -65,20 +65,15 @@ fn is_name(entry: &str) -> bool {
             .all(|c| c.is_ascii_alphanumeric() || " -_.".contains(c))
 }
 
-/// Parses `02:00.0`, the form of lspci, and forms without the function, which is always 0.
+/// Parses a PCI bus id with a domain, but without the function, which is always 0.
 fn short_bus_id(entry: &str) -> Option<DeviceId> {
-    let with_function = if entry.contains('.') {
-        entry.to_owned()
-    } else {
-        format!("{entry}.0")
-    };
-    let whole = match entry.matches(':').count() {
-        // Without a function, this is the form of a MIG device.
-        1 if entry.contains('.') => format!("0000:{with_function}"),
-        2 => with_function,
-        _ => return None,
-    };
-    Some(DeviceId::parse(&whole)).filter(|id| matches!(id, DeviceId::PciBusId(_)))
+    if entry.matches(':').count() != 2 {
+        return None;
+    }
+    match DeviceId::parse(&format!("{entry}.0")) {
+        id @ DeviceId::PciBusId(_) => Some(id),
+        _ => None,
+    }
 }
 
 /// Whether a UUID is complete: `GPU-` or `MIG-` with 8-4-4-4-12 digits, or `MIG-GPU-<uuid>/<gi>/<ci>` of drivers before 470.

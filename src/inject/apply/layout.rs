@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use base::paths::ContainerPath;
 use base::sys::ids::Ids;
 use base::sys::in_root::{Created, Root};
-use base::sys::mount::{Api, Label};
+use base::sys::mount::{Api, Label, statmount};
 use nvidia_host::edits::Need;
 
 use crate::inject::apply::decide::{self, Uncreatable};
@@ -265,7 +265,7 @@ impl Layout {
         let lost = decide::cover(Uncreatable {
             path,
             why,
-            is_read_only: is_read_only(&*below),
+            is_read_only: is_read_only(&*below) || self.becomes_read_only(&below)?,
             is_shared: self.mounts.is_shared(&below)?,
             in_hosts_dev: self.host_dev.has(&*below)?,
             need: self.need,
@@ -288,6 +288,24 @@ impl Layout {
         self.layers.push(layer);
         self.done.findings.extend(lost);
         Ok(())
+    }
+}
+
+impl Layout {
+    /// Reports whether config.json has the runtime mount the volume of this directory read-only. crun remounts bind mounts only after
+    /// the hooks (`finalize_mounts`).
+    fn becomes_read_only(&self, dir: &OwnedFd) -> Result<bool> {
+        let mount = statmount::id(dir)?;
+        for path in self.carry.read_only_paths() {
+            let path = path.strip_prefix("/").unwrap_or(path);
+            let Ok(point) = self.rootfs.open_at(path, OFlags::PATH) else {
+                continue;
+            };
+            if statmount::id(&point)? == mount {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 }
 

@@ -69,6 +69,11 @@ impl Remounts {
         }
     }
 
+    /// Returns the paths at which config.json has the runtime mount something read-only.
+    pub(in crate::inject) fn read_only_paths(&self) -> impl Iterator<Item = &Path> {
+        self.read_only.paths.iter().map(PathBuf::as_path)
+    }
+
     /// Opens what is mounted at the paths `points` below the directory `dir` of a rootfs. `None` if a layer must not cover one of them.
     ///
     /// # Errors

@@ -98,6 +98,36 @@ fn command_lines() {
             "did you mean --json? See \"oci-nvidia-kubelet-plugin check --help\"",
         ),
         (
+            &["check", "--replicas"],
+            2,
+            "invalid command line: \"--replicas\" needs a value (ONH-002)",
+            "run \"oci-nvidia-kubelet-plugin check --help\"",
+        ),
+        (
+            &["clear"],
+            2,
+            "invalid command line: UUID is missing (ONH-002)",
+            "run \"oci-nvidia-kubelet-plugin clear --help\"",
+        ),
+        (
+            &["nri", "word"],
+            2,
+            "invalid command line: unexpected argument \"word\" (ONH-002)",
+            "run \"oci-nvidia-kubelet-plugin nri --help\"",
+        ),
+        (
+            &["check", "--color", "blue"],
+            2,
+            "invalid command line: invalid value \"blue\" for \"--color\": must be one of auto, always, never (ONH-002)",
+            "run \"oci-nvidia-kubelet-plugin check --help\"",
+        ),
+        (
+            &["help", "frobnicate"],
+            2,
+            "invalid command line: unknown command \"frobnicate\" (ONH-002)",
+            "run \"oci-nvidia-kubelet-plugin --help\"",
+        ),
+        (
             &["check", "--replicas", "x"],
             2,
             "invalid command line: --replicas has an invalid value; it must be ",

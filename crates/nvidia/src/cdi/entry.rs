@@ -202,6 +202,10 @@ impl RootfsEdits {
     /// # Errors
     /// If an argument is unknown or invalid.
     pub fn parse(args: Vec<OsString>) -> Result<Self> {
+        Self::parse_options(args).map_err(in_our_words)
+    }
+
+    fn parse_options(args: Vec<OsString>) -> Result<Self> {
         use lexopt::Arg::Long;
         let mut parser = lexopt::Parser::from_args(args);
         let (mut edits, mut all, mut node) = (Self::default(), Self::default(), None);
@@ -305,6 +309,21 @@ fn pair(a: &Path, b: &Path) -> Option<String> {
 }
 
 /// Returns the value of an option.
+/// Replaces the messages of lexopt with those of the other command lines.
+fn in_our_words(error: anyhow::Error) -> anyhow::Error {
+    use lexopt::Error::{MissingValue, UnexpectedArgument, UnexpectedOption, UnexpectedValue};
+    match error.downcast_ref() {
+        Some(MissingValue { option }) => {
+            let name = option.as_deref().unwrap_or_default();
+            anyhow::anyhow!("{name:?} needs a value")
+        }
+        Some(UnexpectedOption(name)) => anyhow::anyhow!("unknown option {name:?}"),
+        Some(UnexpectedArgument(value)) => anyhow::anyhow!("unexpected argument {value:?}"),
+        Some(UnexpectedValue { option, .. }) => anyhow::anyhow!("{option:?} takes no value"),
+        _ => error,
+    }
+}
+
 fn text(parser: &mut lexopt::Parser) -> Result<String> {
     parser
         .value()?
@@ -365,6 +384,18 @@ mod tests {
                 ..expected
             }
         );
+    }
+
+    #[test]
+    fn wrong_arguments_in_our_words() {
+        for (args, message) in [
+            (&["--bogus"][..], "unknown option \"--bogus\""),
+            (&["word"], "unexpected argument \"word\""),
+            (&["--link"], "\"--link\" needs a value"),
+            (&["--link", "x"], "\"x\" is not A::B"),
+        ] {
+            assert_eq!(parsed(args).unwrap_err().to_string(), message);
+        }
     }
 
     #[test]
