@@ -45,6 +45,7 @@ fn services_are_confined() {
         ("oci-nvidia-hook-cdi.service", 30),
         ("oci-nvidia-hook-cdi-recheck.service", 30),
         (PLUGIN_UNIT, 40),
+        (SOCKETS_UNIT, 20),
         (NRI_UNIT, 40),
     ] {
         let path = source("packaging/systemd").join(unit);
@@ -322,6 +323,8 @@ const FEATURES: &str = "/etc/kubernetes/node-feature-discovery/features.d";
 /// The unit as packages install it, with its restrictions.
 const PLUGIN_UNIT: &str = "oci-nvidia-kubelet-plugin.service";
 const NRI_UNIT: &str = "oci-nvidia-nri.service";
+/// It removes the sockets if the plugin stops for good.
+const SOCKETS_UNIT: &str = "oci-nvidia-kubelet-plugin-sockets.service";
 
 /// Installs the units and the programs as packages do, with these lines of configuration for the plugin, and returns the directory of the
 /// sources. The network is this machine's.
@@ -342,13 +345,15 @@ fn install_units(systemd: &Systemd, fake: &FakeDriver, config: &str, metrics: &s
          printf '[Unit]\\nDefaultDependencies=no\\n[Service]\\nStandardError=append:{log}\\nEnvironment=METRICS_ADDRESS={metrics}\\n' \\\n\
          >/run/systemd/system/{unit}.d/test.conf\n\
          cp /run/systemd/system/{unit}.d/test.conf /run/systemd/system/{nri}.d\n\
+         mkdir -p /run/systemd/system/{SOCKETS_UNIT}.d\n\
+         printf '[Unit]\\nDefaultDependencies=no\\n' >/run/systemd/system/{SOCKETS_UNIT}.d/test.conf\n\
          systemctl daemon-reload",
         programs = programs.display(),
         install = shared.display(),
         root = fake.root.display(),
         log = systemd.dir.path().join("plugin").display()
     );
-    for unit in [unit, nri] {
+    for unit in [unit, nri, SOCKETS_UNIT] {
         std::fs::copy(source("packaging/systemd").join(unit), shared.join(unit)).unwrap();
     }
     std::fs::write(shared.join("script"), install).unwrap();
@@ -498,7 +503,9 @@ fn claims_as_a_service() {
         .enter(&format!("mkdir -p /etc/kubernetes; mv {credentials} /etc/kubernetes; chmod 600 /etc/kubernetes/*"))
         .ok();
     systemd
-        .enter(&format!("systemctl start {PLUGIN_UNIT}"))
+        .enter(&format!(
+            "systemctl start {PLUGIN_UNIT}; systemctl status {SOCKETS_UNIT}"
+        ))
         .ok();
     cluster.wait("registered gpu.nvidia.com 1");
     cluster.wait("devices gpu-0 gpu-1");
@@ -549,21 +556,37 @@ fn claims_as_a_service() {
     // The kubelet has deleted the slices.
     cluster.send("devices");
     cluster.wait("devices gpu-0 gpu-1");
+    // A restart, and a crash: the kubelet keeps the sockets, and its calls wait.
+    let inodes = format!("stat -c %i {sockets}");
+    let before = systemd.enter(&inodes).ok();
     systemd
         .enter(&format!("systemctl restart {PLUGIN_UNIT}; test -e {spec}"))
         .ok();
-    cluster.wait("registered gpu.nvidia.com 3");
+    prepares(&mut cluster);
+    systemd
+        .enter(&format!(
+            "systemctl kill -s KILL --kill-who=main {PLUGIN_UNIT}; \
+             for n in $(seq 100); do systemctl show -p SubState {PLUGIN_UNIT} | grep -q auto-restart && exit; sleep 0.1; done; exit 1"
+        ))
+        .ok();
     prepares(&mut cluster);
     cluster.send("unprepare train u-1");
     assert_eq!(cluster.wait("unprepared"), "unprepared ");
+    assert_eq!(systemd.enter(&inodes).ok(), before);
+    let events = std::fs::read_to_string(systemd.dir.path().join("events")).unwrap();
+    assert!(!events.contains("registered gpu.nvidia.com 3"), "{events}");
+    let check = systemd
+        .enter("oci-nvidia-kubelet-plugin check --interface dra || true")
+        .ok();
+    assert!(!check.contains("has not registered"), "{check}");
 
     systemd.enter(&format!("systemctl stop {PLUGIN_UNIT}")).ok();
-    assert_eq!(
-        systemd
-            .enter(&format!("ls {sockets} 2>/dev/null || true"))
-            .ok(),
-        ""
+    // The other unit stops after that.
+    let are_gone = format!(
+        "for n in $(seq 100); do [ -n \"$(ls {sockets} 2>/dev/null)\" ] || exit 0; sleep 0.1; done; \
+         systemctl status {SOCKETS_UNIT}; exit 1"
     );
+    systemd.enter(&are_gone).ok();
     let ended = systemd
         .enter(&format!("systemctl show --value -p Result {PLUGIN_UNIT}"))
         .ok();

@@ -46,6 +46,7 @@ const UNITS: [&str; 4] = [
     "oci-nvidia-kubelet-plugin.service",
     "oci-nvidia-nri.service",
 ];
+const STARTED_BY_UNITS: [&str; 1] = ["oci-nvidia-kubelet-plugin-sockets.service"];
 const DROP_INS: &str = "/etc/nvidia-container-runtime/config.toml.d";
 const NAMES: &str = "oci-nvidia-hook oci-nvidia-kubelet-plugin";
 
@@ -63,7 +64,7 @@ impl Host {
         // Images of containers contain a file that keeps maintainer scripts from starting services.
         systemd.enter("rm -f /usr/sbin/policy-rc.d").ok();
         let log = systemd.dir.path().join("units");
-        for unit in UNITS {
+        for unit in UNITS.into_iter().chain(STARTED_BY_UNITS) {
             // The other units of a boot need a machine.
             let drop_in = "[Unit]\\nDefaultDependencies=no\\n[Service]\\nStandardOutput=append:LOG\\nStandardError=append:LOG\\n";
             let drop_in = drop_in.replace("LOG", log.to_str().unwrap());
@@ -143,8 +144,10 @@ impl Host {
 
     /// Returns links to the units, files and directories of the programs, and their processes.
     fn left(&self) -> String {
+        // The unit of the sockets stops after the plugin.
         self.run(
-            "find /etc/systemd/system -name 'oci-nvidia*'; find /run/cdi -type f; pgrep -l '^oci-nvidia' || true; \
+            "for n in $(seq 50); do [ -e /run/oci-nvidia-kubelet-plugin-sockets ] || break; sleep 0.1; done; \
+             find /etc/systemd/system -name 'oci-nvidia*'; find /run/cdi -type f; pgrep -l '^oci-nvidia' || true; \
              ls -d /run/oci-nvidia* /var/lib/kubelet /etc/kubernetes 2>/dev/null || true",
         )
     }

@@ -18,6 +18,7 @@ mod harness;
 
 mod fake_api;
 mod fake_kubelet;
+mod kept;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -36,6 +37,7 @@ use fake_kubelet::plugin::FakePlugin;
 use kubelet_plugin::dra::devices::{ClaimDevice, Value};
 use kubelet_plugin::dra::pool::Pool;
 use kubelet_plugin::dra::{self, DriverOptions};
+use kubelet_plugin::kubelet::kept::Keeper;
 use kubelet_plugin::log::Log;
 use kubelet_plugin::settings::Settings;
 use serde_json::json;
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
     // Most of the time the tests wait.
     let trials = TESTS
         .iter()
+        .chain(kept::TESTS)
         .map(|test| test.trial(test.name(), |run| run()));
     harness::Selection::of(trials).run(8)
 }
@@ -106,18 +109,27 @@ fn pool(unhealthy: &[Option<&str>]) -> Pool {
 /// The driver under test.
 struct Driver {
     pool: watch::Sender<Pool>,
+    registered: Arc<watch::Sender<Option<bool>>>,
+    stopping: Arc<watch::Sender<bool>>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Driver {
     fn start(dir: &Path, pool: Pool) -> Self {
+        Self::start_with(dir, pool, Keeper::default())
+    }
+
+    fn start_with(dir: &Path, pool: Pool, keeper: Keeper) -> Self {
         let settings = Settings::default();
         let options = DriverOptions {
             kubelet_dir: dir.to_owned(),
             kubeconfig: Some(dir.join("kubelet.conf")),
+            keeper: Arc::new(keeper),
             ..DriverOptions::new(&settings)
         };
+        let registered = Arc::clone(&options.registered);
+        let stopping = Arc::clone(&options.stopping);
         let (pool, receiver) = watch::channel(pool);
         let (stop, stopped) = oneshot::channel::<()>();
         let thread = std::thread::spawn(move || {
@@ -127,16 +139,28 @@ impl Driver {
                 .unwrap();
             runtime.block_on(async {
                 tokio::select! {
-                    never = dra::serve(options, receiver, Log::new()) => match never {},
+                    () = dra::serve(options, receiver, Log::new()) => {}
                     _ = stopped => {}
                 }
             });
         });
         Self {
             pool,
+            registered,
+            stopping,
             stop: Some(stop),
             thread: Some(thread),
         }
+    }
+
+    /// Ends as after SIGTERM. Without it, dropping is like a process that is killed.
+    fn end(mut self) {
+        self.stopping.send_replace(true);
+        self.thread.take().unwrap().join().unwrap();
+    }
+
+    fn is_registered(&self) -> bool {
+        *self.registered.borrow() == Some(true)
     }
 
     fn set(&self, unhealthy: &[Option<&str>]) {
@@ -147,7 +171,9 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         drop(self.stop.take());
-        self.thread.take().unwrap().join().unwrap();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
     }
 }
 

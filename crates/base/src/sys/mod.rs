@@ -11,6 +11,7 @@ pub mod host_process;
 pub mod ids;
 pub mod in_root;
 pub mod landlock;
+pub mod listen_fds;
 pub mod live_files;
 pub mod log_file;
 pub mod mount;

@@ -1,16 +1,17 @@
 //! `run` and `nri`: starts the tasks of the process. One thread, and no call that blocks for long.
 
-use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use prometheus_client::metrics::histogram::Histogram;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
 
 use base::report::line;
 
@@ -23,7 +24,9 @@ use super::role::{Role, SpecPaths};
 use crate::answer::allocator::{ClaimCheck, NodeAllocator};
 use crate::cdi_specs::{self, CLAIMS, DEVICE_PLUGIN, Kind};
 use crate::dra;
+use crate::dra::pool::Pool;
 use crate::kubelet;
+use crate::kubelet::kept::Keeper;
 use crate::log::Log;
 use crate::metrics::server::{self, Sources};
 use crate::metrics::timed::{self, Timed};
@@ -33,6 +36,9 @@ use crate::nri::answer::NodePlugin;
 use crate::nri::engine;
 use crate::settings::Settings;
 use crate::strategy::{self, Chooser};
+
+/// How long calls of the kubelet may take that began before the end of the process.
+const LAST_CALLS: Duration = Duration::from_secs(2);
 
 /// Serves until SIGTERM or SIGINT.
 ///
@@ -46,8 +52,11 @@ pub async fn run(
     nri: Option<engine::NriOptions>,
 ) -> Result<ExitCode> {
     let log = Log::new();
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let keeper = Arc::new(Keeper::of_process());
+    let signals = [
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::interrupt())?,
+    ];
     let (updates, received) = mpsc::channel(64);
     let (commands, asked) = mpsc::channel(1);
     let (status, registrations) = watch::channel(kubelet::Status::default());
@@ -71,7 +80,16 @@ pub async fn run(
     let metrics = metrics(&settings, &outlets, registrations, &latency)
         .map(|(address, sources)| server::serve(address, sources, |line| log.note(line)));
     let monitor = supervisor::SupervisorOptions::new(config_path, &settings, metrics.is_some());
-    let claims = serve_claims(&settings, &outlets, &paths, log);
+    let stopping = Arc::default();
+    let claims = claims(&settings, &outlets, &paths);
+    if claims.is_none() {
+        keeper.discard();
+    }
+    let end = ended(signals, claims.is_some(), Arc::clone(&stopping));
+    let claims = claims.map(|(mut options, pool)| {
+        (options.keeper, options.stopping) = (keeper, stopping);
+        dra::serve(options, pool, log)
+    });
     let kubelet = matches!(role, Role::DevicePlugin(_)).then(|| {
         let allocator = NodeAllocator::new(settings.clone(), outlets.offer(), chooser.clone());
         let allocator = Arc::new(Timed::new(Arc::new(allocator), latency));
@@ -89,14 +107,26 @@ pub async fn run(
             Ok(never) => match never {},
             Err(error) => Err(error),
         },
-        never = serve(claims) => match never {},
+        () = serve(claims) => Ok(ExitCode::SUCCESS),
         never = serve(engine) => match never {},
         never = serve(metrics) => match never {},
         result = serve(control) => result,
         error = supervisor::supervise(monitor, updates) => Err(error),
         () = agent.follow(received, asked) => Ok(ExitCode::SUCCESS),
-        _ = terminate.recv() => Ok(ExitCode::SUCCESS),
-        _ = interrupt.recv() => Ok(ExitCode::SUCCESS),
+        () = end => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Waits for a signal that ends the process, and then for the calls that are not answered yet.
+async fn ended(signals: [Signal; 2], has_claims: bool, stopping: Arc<watch::Sender<bool>>) {
+    let [mut terminate, mut interrupt] = signals;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    stopping.send_replace(true);
+    if has_claims {
+        sleep(LAST_CALLS).await;
     }
 }
 
@@ -160,19 +190,18 @@ fn metrics(
     Some((settings.plugin.metrics_address?, sources))
 }
 
-/// Returns the driver for claims; `None` if the kubelet gets no claims.
-fn serve_claims(
+/// Returns what the driver for claims serves; `None` if the kubelet gets no claims.
+fn claims(
     settings: &Settings,
     outlets: &Outlets,
     paths: &SpecPaths,
-    log: Log,
-) -> Option<impl Future<Output = Infallible> + use<>> {
+) -> Option<(dra::DriverOptions, watch::Receiver<Pool>)> {
     let (mut options, pool) = outlets.claims()?;
     let specs = paths.dir.as_deref();
     let specs = specs.unwrap_or_else(|| Path::new(cdi_specs::DIR));
     let check = ClaimCheck::new(settings.clone(), outlets.offer(), specs);
     options.host = Some(Arc::new(check));
-    Some(dra::serve(options, pool, log))
+    Some((options, pool))
 }
 
 /// Without the socket, `clear` does not work, and `check` does not show what the kubelet has.

@@ -32,13 +32,15 @@ type Reports = Pin<Box<dyn Stream<Item = Result<NodeWatchResourcesResponse, Stat
 pub(super) struct HealthService {
     pub(super) pool: watch::Receiver<Pool>,
     pub(super) node: watch::Receiver<String>,
+    /// The reports end when it becomes true
+    pub(super) stopping: watch::Receiver<bool>,
 }
 
 impl HealthService {
     fn reports(&self) -> Reports {
         // One report waits at most: the kubelet needs only the newest.
         let (sender, receiver) = mpsc::channel(1);
-        tokio::spawn(send(self.pool.clone(), self.node.clone(), sender));
+        tokio::spawn(send(self.clone(), sender));
         Box::pin(ReceiverStream::new(receiver))
     }
 }
@@ -70,10 +72,14 @@ impl v1::dra_resource_health_server::DraResourceHealth for HealthService {
 }
 
 async fn send(
-    mut pool: watch::Receiver<Pool>,
-    mut node: watch::Receiver<String>,
+    service: HealthService,
     sender: mpsc::Sender<Result<NodeWatchResourcesResponse, Status>>,
 ) {
+    let HealthService {
+        mut pool,
+        mut node,
+        mut stopping,
+    } = service;
     loop {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -86,6 +92,7 @@ async fn send(
         }
         tokio::select! {
             () = sender.closed() => return,
+            _ = stopping.wait_for(|is_stopping| *is_stopping) => return,
             changed = timeout(PERIOD, pool.changed()) => if matches!(changed, Ok(Err(_))) { return },
             changed = node.changed() => if changed.is_err() { return },
         }
@@ -165,9 +172,11 @@ mod tests {
     async fn each_change_is_reported() {
         let (sender, receiver) = watch::channel(pool(None));
         let (_node, node) = watch::channel("node-1".to_owned());
+        let (stop, stopping) = watch::channel(false);
         let mut reports = HealthService {
             pool: receiver,
             node,
+            stopping,
         }
         .reports();
         let mut next = async || {
@@ -183,5 +192,7 @@ mod tests {
         assert_eq!(next().await, HealthStatus::Healthy);
         sender.send_replace(pool(Some("XID 79")));
         assert_eq!(next().await, HealthStatus::Unhealthy);
+        stop.send_replace(true);
+        assert!(reports.next().await.is_none());
     }
 }

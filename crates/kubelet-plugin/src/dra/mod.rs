@@ -33,7 +33,6 @@ mod service;
 pub mod slice;
 mod sockets;
 
-use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,6 +42,7 @@ use base::report::Finding;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
+use crate::kubelet::kept::Keeper;
 use crate::kubelet::socket::SocketId;
 use crate::log::Log;
 use crate::model::HostCheck;
@@ -77,6 +77,10 @@ pub struct DriverOptions {
     pub unpublished: Arc<watch::Sender<Option<String>>>,
     /// Examines the devices of a claim before it is prepared
     pub host: Option<Arc<dyn HostCheck>>,
+    /// Keeps the sockets open while the service restarts
+    pub keeper: Arc<Keeper>,
+    /// Becomes true when the process is about to end
+    pub stopping: Arc<watch::Sender<bool>>,
 }
 
 impl DriverOptions {
@@ -93,12 +97,15 @@ impl DriverOptions {
             registered: Arc::new(watch::Sender::new(None)),
             unpublished: Arc::default(),
             host: None,
+            keeper: Arc::default(),
+            stopping: Arc::default(),
         }
     }
 }
 
-/// Serves the kubelet, and publishes the devices, until the future is dropped. While another program has the GPUs, the driver waits.
-pub async fn serve(options: DriverOptions, pool: watch::Receiver<Pool>, log: Log) -> Infallible {
+/// Serves the kubelet, and publishes the devices, until the process is about to end, and then answers the calls that it has. While another
+/// program has the GPUs, the driver waits.
+pub async fn serve(options: DriverOptions, pool: watch::Receiver<Pool>, log: Log) {
     let access = Arc::new(Access::new(
         options.kubeconfig.as_deref(),
         &options.kubelet_dir,
@@ -106,8 +113,11 @@ pub async fn serve(options: DriverOptions, pool: watch::Receiver<Pool>, log: Log
     let node = Arc::new(watch::Sender::new(options.node.clone().unwrap_or_default()));
     let mut reported: Option<String> = None;
     loop {
-        let refused = match conflict(&options, &pool, &[]).await {
-            Some(finding) => StartError::Conflict(finding),
+        let refused = match conflict(&options, &pool, &options.keeper.waiting()).await {
+            Some(finding) => {
+                options.keeper.discard();
+                StartError::Conflict(finding)
+            }
             None => match open(&options, &pool, &access, &node) {
                 Err(error) => StartError::Failed(error),
                 Ok(sockets) => {
@@ -123,13 +133,19 @@ pub async fn serve(options: DriverOptions, pool: watch::Receiver<Pool>, log: Log
                     });
                     tokio::select! {
                         never = publisher.run() => match never {},
-                        refused = watch_over(&options, &pool, sockets) => refused,
+                        end = watch_over(&options, &pool, sockets) => match end {
+                            Some(refused) => refused,
+                            None => return,
+                        },
                     }
                 }
             },
         };
         refused.log_once(&mut reported, log);
-        sleep(INSPECTION).await;
+        tokio::select! {
+            () = sleep(INSPECTION) => {}
+            () = stopped(&options) => return,
+        }
     }
 }
 
@@ -155,6 +171,7 @@ fn open(
     let health = health::HealthService {
         pool: pool.clone(),
         node: node.subscribe(),
+        stopping: options.stopping.subscribe(),
     };
     Sockets::open(options, service, health)
 }
@@ -198,23 +215,46 @@ async fn conflict(
     other_drivers::conflict(&options.kubelet_dir, &options.driver, ours, &devices).await
 }
 
-/// Returns when the sockets are gone, or another program has the GPUs.
+/// Returns why the driver does not serve the kubelet any more: the sockets are gone, or another program has the GPUs. Returns `None` when
+/// the process is about to end, and all calls are answered.
 async fn watch_over(
     options: &DriverOptions,
     pool: &watch::Receiver<Pool>,
-    sockets: Sockets,
-) -> StartError {
+    mut sockets: Sockets,
+) -> Option<StartError> {
+    let mut registered = options.registered.subscribe();
     let mut searched = Instant::now();
+    registered.mark_changed();
     loop {
-        sleep(INSPECTION).await;
+        tokio::select! {
+            () = sleep(INSPECTION) => {}
+            () = stopped(options) => {
+                sockets.finish().await;
+                return None;
+            }
+            // The sender is in the options.
+            _ = registered.changed() => match *registered.borrow_and_update() {
+                Some(true) => sockets.store(),
+                Some(false) | None => sockets.withdraw(),
+            },
+        }
         if !sockets.exist() {
-            return StartError::Removed;
+            sockets.withdraw();
+            return Some(StartError::Removed);
         }
         if searched.elapsed() >= SEARCH {
             searched = Instant::now();
             if let Some(finding) = conflict(options, pool, &sockets.ids()).await {
-                return StartError::Conflict(finding);
+                sockets.withdraw();
+                return Some(StartError::Conflict(finding));
             }
         }
     }
+}
+
+/// Waits until the process is about to end.
+async fn stopped(options: &DriverOptions) {
+    let mut stopping = options.stopping.subscribe();
+    // The sender is in the options.
+    let _ = stopping.wait_for(|is_stopping| *is_stopping).await;
 }

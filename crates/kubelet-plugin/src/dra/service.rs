@@ -1,8 +1,11 @@
 //! The gRPC services for the kubelet: claims are prepared, and plugins introduce themselves.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
 use tonic::{Request, Response, Status};
 
 use super::pool::Pool;
@@ -22,6 +25,9 @@ const VERSIONS: [&str; 4] = [
     "v1alpha1.DRAResourceHealth",
 ];
 
+/// How long a call waits for the first answer of the driver. The kubelet waits 45 s for the call.
+const FIRST_ANSWER: Duration = Duration::from_secs(10);
+
 /// Reads claims.
 #[tonic::async_trait]
 pub(super) trait Claims: Send + Sync + 'static {
@@ -29,11 +35,7 @@ pub(super) trait Claims: Send + Sync + 'static {
     ///
     /// # Errors
     /// If the API server does not answer, or refuses it.
-    async fn get(
-        &self,
-        namespace: &str,
-        name: &str,
-    ) -> Result<k8s_openapi::api::resource::v1::ResourceClaim, Refusal>;
+    async fn get(&self, namespace: &str, name: &str) -> Result<ResourceClaim, Refusal>;
 }
 
 /// Prepares claims.
@@ -68,17 +70,7 @@ impl ClaimService {
     /// A claim that fails does not affect the others.
     async fn prepare_one(&self, asked: &v1::Claim) -> v1::NodePrepareResourceResponse {
         let prepared = match self.claims.get(&asked.namespace, &asked.name).await {
-            Ok(claim) => {
-                let pool = self.pool.borrow();
-                let node = self.node.borrow();
-                let known = ClaimContext {
-                    driver: &self.driver,
-                    node: &node,
-                    pool: &pool,
-                    effect: self.effect,
-                };
-                prepare::prepare(&claim, &asked.uid, &known, self.host.as_deref())
-            }
+            Ok(claim) => self.prepare_known(&claim, &asked.uid).await,
             Err(refusal) => Err(refusal),
         };
         match prepared {
@@ -94,6 +86,37 @@ impl ClaimService {
                 }
             }
         }
+    }
+
+    /// The kubelet can call before the driver has answered for the first time since the plugin started: its devices are not known then, and
+    /// after an error, the kubelet waits a minute.
+    async fn prepare_known(
+        &self,
+        claim: &ResourceClaim,
+        uid: &str,
+    ) -> Result<Vec<v1::Device>, Refusal> {
+        let deadline = Instant::now() + FIRST_ANSWER;
+        let mut pool = self.pool.clone();
+        loop {
+            let is_ready = pool.borrow_and_update().is_ready;
+            let prepared = self.prepare_now(claim, uid);
+            if is_ready || prepared.is_ok() {
+                return prepared;
+            }
+            if !matches!(timeout_at(deadline, pool.changed()).await, Ok(Ok(()))) {
+                return prepared;
+            }
+        }
+    }
+
+    fn prepare_now(&self, claim: &ResourceClaim, uid: &str) -> Result<Vec<v1::Device>, Refusal> {
+        let known = ClaimContext {
+            driver: &self.driver,
+            node: &self.node.borrow(),
+            pool: &self.pool.borrow(),
+            effect: self.effect,
+        };
+        prepare::prepare(claim, uid, &known, self.host.as_deref())
     }
 
     /// Nothing was stored for a claim, so that there is nothing to remove: also for claims that this process has never seen.

@@ -8,11 +8,13 @@
 //! | [`other_plugins`] | finds other device plugins |
 //! | [`server`], [`streams`] | answer the kubelet |
 //! | [`listener`], [`socket`], [`peers`] | our sockets and their connections |
+//! | [`kept`] | sockets that stay open while the service restarts |
 //! | [`pods`] | lists which containers have which devices |
 //! | [`dial`] | connects to sockets |
 //! | [`status`] | what the tasks share and report |
 
 pub(crate) mod dial;
+pub mod kept;
 pub(crate) mod listener;
 pub mod other_plugins;
 pub(crate) mod peers;

@@ -48,6 +48,19 @@ impl SocketId {
             born: file.created().ok(),
         })
     }
+
+    /// Returns a text that no other socket has, without colons and spaces.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let Self {
+            device,
+            inode,
+            born,
+        } = self;
+        let born = born.and_then(|born| born.duration_since(SystemTime::UNIX_EPOCH).ok());
+        let nanoseconds = born.map(|born| born.as_nanos()).unwrap_or_default();
+        format!("{device:x}-{inode:x}-{nanoseconds:x}")
+    }
 }
 
 /// Returns the directory of the plugins' sockets.
@@ -123,9 +136,33 @@ pub fn checked(path: &Path) -> Result<&Path> {
 pub struct Bound {
     path: PathBuf,
     id: SocketId,
+    stays: bool,
 }
 
 impl Bound {
+    /// Takes over a socket file.
+    ///
+    /// # Errors
+    /// If it does not exist.
+    pub(super) fn of(path: &Path) -> io::Result<Self> {
+        Ok(Self {
+            path: path.to_owned(),
+            id: SocketId::at(path).ok_or(ErrorKind::NotFound)?,
+            stays: false,
+        })
+    }
+
+    /// Returns the identity of the file.
+    #[must_use]
+    pub const fn id(&self) -> SocketId {
+        self.id
+    }
+
+    /// The file is not removed when this value is dropped.
+    pub(super) const fn leave(&mut self) {
+        self.stays = true;
+    }
+
     /// Reports whether the file still exists and is ours.
     #[must_use]
     pub fn exists(&self) -> bool {
@@ -135,7 +172,7 @@ impl Bound {
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        if self.exists() {
+        if !self.stays && self.exists() {
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -157,14 +194,8 @@ fn create(path: &Path) -> io::Result<(Bound, UnixListener)> {
     // it would leave a moment with another mode.
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     socket.bind(path)?;
-    let id = SocketId::at(path).ok_or(ErrorKind::NotFound)?;
-    Ok((
-        Bound {
-            path: path.to_owned(),
-            id,
-        },
-        socket.listen(BACKLOG)?,
-    ))
+    let bound = Bound::of(path)?;
+    Ok((bound, socket.listen(BACKLOG)?))
 }
 
 fn remove_socket(path: &Path) -> io::Result<()> {
