@@ -23,7 +23,7 @@ const NEEDS: &[Need] = &[
 ];
 
 tests! {
-    NEEDS => each_image_in_each_mode;
+    NEEDS => each_image_in_each_mode, images_without_glibc;
 }
 
 /// A root file system, and how its programs are started.
@@ -238,6 +238,24 @@ impl Check<'_> {
     }
 }
 
+const MODES: [&str; 3] = ["hook", "precreate", "CDI"];
+
+/// Enables a mode. Returns the script that runs before Podman, and how the mode is requested.
+fn enable<'a>(
+    mode: &str,
+    podman: &Podman,
+    fake: &FakeDriver,
+    with_spec: &'a str,
+) -> (&'a str, [&'static str; 2]) {
+    podman.remove_hooks();
+    match mode {
+        "hook" => podman.install_hook(&fake.config),
+        "precreate" => podman.install_precreate(&fake.config),
+        _ => return (with_spec, ["--device", "nvidia.com/gpu=all"]),
+    }
+    ("", ["-e", "NVIDIA_VISIBLE_DEVICES=all"])
+}
+
 fn each_image_in_each_mode() {
     let (dir, podman) = (scratch(), Podman::new());
     let fake = FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]);
@@ -249,17 +267,8 @@ fn each_image_in_each_mode() {
     let names = fake.file_names();
     let mut contents: Vec<Vec<String>> = vec![Vec::new(); images.len()];
     let (mut table, mut failed) = (String::new(), Vec::new());
-    for mode in ["hook", "precreate", "CDI"] {
-        podman.remove_hooks();
-        let (before, request) = match mode {
-            "CDI" => (with_spec.as_str(), ["--device", "nvidia.com/gpu=all"]),
-            _ => ("", ["-e", "NVIDIA_VISIBLE_DEVICES=all"]),
-        };
-        match mode {
-            "hook" => podman.install_hook(&fake.config),
-            "precreate" => podman.install_precreate(&fake.config),
-            _ => {}
-        }
+    for mode in MODES {
+        let (before, request) = enable(mode, &podman, &fake, &with_spec);
         // The check must be able to fail.
         let control = Check {
             podman: &podman,
@@ -300,4 +309,67 @@ fn each_image_in_each_mode() {
         );
     }
     assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// Alpine's loader and shell, from the packages of Debian, and an image of which all programs are static.
+const WITHOUT_GLIBC: [(&str, &str, &str); 2] = [
+    (
+        "musl and busybox, as Alpine",
+        "mkdir -p bin lib usr/lib etc; cp -aL \"$0\"/lib/ld-musl-*.so.1 lib; cp \"$0/bin/busybox\" bin; ln -s busybox bin/sh; \
+            ln -s busybox bin/ls; ln -s busybox bin/find; touch etc/alpine-release",
+        "the image is built on musl",
+    ),
+    (
+        "static programs only, as busybox",
+        "mkdir -p bin; cp \"$0/bin/busybox\" bin; for name in sh ls find; do ln -s busybox bin/$name; done",
+        "the image has no dynamic loader",
+    ),
+];
+
+/// Unpacks the packages of Debian, and updates the lists of packages only if they are missing.
+const UNPACK: &str = "get() { apt-get download -qq musl busybox-static; }; get || { apt-get update -qq; get; }; \
+    for file in *.deb; do dpkg-deb -x $file .; done";
+
+/// The driver requires glibc. The container starts in each mode, has its nodes and files, and ONH-306 states what cannot work.
+fn images_without_glibc() {
+    let (dir, podman) = (scratch(), Podman::new());
+    let fake = FakeDriver::new(&["--gpus", "1", "--layout", "lib64"]);
+    let spec = dir.path().join("nvidia.yaml");
+    let path = spec.to_str().unwrap();
+    cdi(&fake, &["generate", "--hook-path", HOOK, "--output", path]).ok();
+    let with_spec = only_spec(&spec);
+    let packages = dir.path().join("packages");
+    std::fs::create_dir(&packages).unwrap();
+    let mut unpack = Command::new("sh");
+    unpack.args(["-euc", UNPACK]).current_dir(&packages);
+    run(&mut unpack).ok();
+    for (name, script, says) in WITHOUT_GLIBC {
+        // overlayfs reads a comma in a path as the next option.
+        let rootfs = dir.path().join(name.split(' ').next().unwrap());
+        std::fs::create_dir(&rootfs).unwrap();
+        let mut make = Command::new("sh");
+        make.args(["-euc", script]).arg(&packages);
+        run(make.current_dir(&rootfs)).ok();
+        for mode in MODES {
+            let (before, request) = enable(mode, &podman, &fake, &with_spec);
+            let script = format!(
+                "{before}\n\"$@\" run --name web --network=none --log-driver=none {} --rootfs '{}:O' \
+                   sh -c 'ls /dev/nvidia0; find / -xdev -name libcuda.so.1'\n\
+                 {HOOK} why web; \"$@\" rm web >/dev/null",
+                request.join(" "),
+                rootfs.display()
+            );
+            let ran = podman.shell(Cgroup::AsMounted, &script);
+            let text = ran.stdout.clone();
+            ran.ok();
+            for part in [
+                "/dev/nvidia0\n",
+                "/libcuda.so.1\n",
+                "ONH-306 warning: ",
+                says,
+            ] {
+                assert!(text.contains(part), "{name}, {mode}: {part} in {text}");
+            }
+        }
+    }
 }
