@@ -79,9 +79,12 @@ engines:
 	@$(MAKE) --no-print-directory fresh
 
 ## Runs `make demo` and `make test` on bare systems: Debian 12, 13 and testing, and Ubuntu 24.04. Before each release, as root, with
-## network access; each takes as long as these two commands. SUITES=noble selects one release.
+## network access; each takes as long as these two commands. SUITES=noble selects one release. Then builds the Debian packages, boots these
+## systems, and runs each command of README.md, docs/install.md, docs/migration.md and docs/recipes.md there (tests/engines/pages).
 fresh:
 	@tests/keep-owner tests/engines/fresh $(SUITES)
+	@$(MAKE) --no-print-directory deb
+	@tests/keep-owner tests/engines/pages $(SUITES)
 
 ## Checks the hook and the device plugin on this machine, which has a GPU and its driver. Writes a report to target/gpu-report, and changes
 ## nothing else. As root; takes at most eight minutes after the build. OPTIONS=--help lists the options.

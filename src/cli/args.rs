@@ -159,7 +159,7 @@ pub enum Command {
     Cdi(Cdi),
     /// Load the driver's modules, create its device nodes, ask NVML
     ///
-    /// Containers then need not wait for that. The command must run as root. It prints each action on a line, reports failures on
+    /// The next container then does not wait for this. The command must run as root. It prints each action on a line, reports failures on
     /// stderr, and exits with 1 if there are any. It creates the nodes of the given IMEX channels, and of channel 0 if the driver is
     /// configured to share it (NVreg_CreateImexChannel0=1).
     Prepare(Prepare),
@@ -272,7 +272,7 @@ pub struct Ps {
     /// Also list the containers that ended or failed, with their state and the number of the finding
     #[arg(long, short)]
     pub all: bool,
-    /// List only the containers with this GPU or MIG device: its index or UUID
+    /// List only the containers with this GPU or MIG device: its index, UUID or bus id
     #[arg(long, value_name = "GPU", value_parser = NonEmptyStringValueParser::new())]
     pub gpu: Option<String>,
     /// Repeat every 2 seconds on a terminal, until Ctrl-C

@@ -2,6 +2,7 @@
 
 use crate::booted::Systemd;
 use crate::built;
+use crate::docs::blocks;
 use crate::driver::FakeDriver;
 use crate::harness::part;
 use crate::support::{Need, source};
@@ -86,7 +87,7 @@ fn both_services_have_the_same_restrictions() {
 fn the_page_of_the_migration_stops_the_toolkit() {
     let page = std::fs::read_to_string(source("docs/migration.md")).unwrap();
     let (_, after) = page.split_once("## Commands\n").unwrap();
-    let commands = after.split("```\n").nth(1).unwrap();
+    let commands = format!("{}\n", blocks(after, "sh")[0]);
     assert!(commands.starts_with(
         "systemctl disable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service\n"
     ));

@@ -17,6 +17,7 @@ tests! {
     &[Need::Program("zsh")] => zsh_reads_its_script;
     &[Need::Program("fish")] => fish_completes;
     &[Need::Program("mandoc")] => man_pages_have_no_mistakes;
+    &[Need::Program("groff")] => man_pages_fit_a_terminal;
 }
 
 fn hook(arguments: &[&str]) -> String {
@@ -557,6 +558,22 @@ fn man_pages_have_no_mistakes() {
         seen += 1;
     }
     assert_eq!(seen, 3);
+}
+
+/// groff, which `man` uses, warns about a line that it cannot fill in a terminal of 80 columns; mandoc does not.
+fn man_pages_fit_a_terminal() {
+    let mut seen = 0;
+    for page in std::fs::read_dir(source("docs/man")).unwrap().flatten() {
+        let ran = run(Command::new("groff")
+            .args(["-man", "-Tascii", "-P-bcou", "-rLL=80n", "-ww"])
+            .arg(page.path()));
+        assert_eq!(ran.stderr, "", "{:?}", page.path());
+        for line in ran.stdout.lines() {
+            assert!(line.len() <= 80, "{:?}: {line}", page.path());
+            seen += 1;
+        }
+    }
+    assert!(seen > 1500, "{seen}");
 }
 
 /// Returns the date of the last entry of the changelog in the RPM spec, `* Sat Nov 21 2026 …`, as `2026-11-21`.

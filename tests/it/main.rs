@@ -65,6 +65,7 @@ mod limits;
 mod limits_cdi;
 mod live;
 mod log;
+mod migration;
 mod nvidia_cli;
 mod nvidia_ctk;
 mod obs;
@@ -72,6 +73,7 @@ mod own_nodes;
 mod packages;
 mod packaging;
 mod peers;
+mod pictures;
 mod pinned;
 mod plan;
 mod plan_obstacles;
@@ -121,8 +123,8 @@ tests_of! {
     daemon_set, deb, debian, docker, docs, doctor, doctor::bundle, doctor::engines, doctor::faults, doctor::kubelet_plugin, doctor::user, doctor_container, driver_roots, engine_texts, failure,
     features, findings, fuzz_corpus, golden, gpu_kit, gpudirect, gpus, grants, help, hostile::blocking, hostile::engine, hostile::environment,
     hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths, hostile::processes, hostile::races,
-    hostile::volumes, host_states, hosts, image_layouts, json_schema, ldcache, ldconfig, lean, licenses, limits, limits_cdi, live, log, nvidia_cli,
-    nvidia_ctk, obs, own_nodes, packages, packaging, peers, pinned, plan, plan_obstacles, podman, podman_drop_in, podman_shapes, poststop, precreate,
+    hostile::volumes, host_states, hosts, image_layouts, json_schema, ldcache, ldconfig, lean, licenses, limits, limits_cdi, live, log, migration, nvidia_cli,
+    nvidia_ctk, obs, own_nodes, packages, packaging, peers, pictures, pinned, plan, plan_obstacles, podman, podman_drop_in, podman_shapes, poststop, precreate,
     precreate_podman, prepare, ps, readme, real_images, records, repository, rpm, shapes, soak, status, streams, style, suse_kit, systemd, timeouts, toolkit,
     units, walks, why, wsl, zypper
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use crate::built;
-use crate::docs::command_lines;
+use crate::docs::{command_lines, is_test};
 use crate::driver::{FakeDriver, Image};
 use crate::rpm::{Packages, query};
 use crate::support::{Need, Ran, run, scratch, sh, source};
@@ -79,9 +79,13 @@ enum Way {
     Packages,
     /// Not run here, except for this check
     NotHere(fn(&str)),
+    /// Another test runs it: `module::test`, or a script below `tests`
+    By(&'static str),
+    /// No test runs it, for this reason
+    Never(&'static str),
 }
 
-use Way::{Judges, NoGpu, NotHere, Packages as Install, Root, Tree, Tux};
+use Way::{By, Judges, Never, NoGpu, NotHere, Packages as Install, Root, Tree, Tux};
 
 /// The image of the first command after the installation.
 const CUDA: &str = "docker.io/nvidia/cuda:12.2.2-base-ubuntu22.04";
@@ -119,7 +123,10 @@ const COMMANDS: &[(&str, Way)] = &[
         "apt install ./target/deb/oci-nvidia-hook_*.deb",
         NotHere(is_one_package),
     ), // deb::podman_uses_the_installed_files
-    ("reboot", NotHere(|_| ())), // rpm::scripts_take_a_read_only_system checks its purpose
+    (
+        "reboot",
+        Never("rpm::scripts_take_a_read_only_system checks its purpose"),
+    ),
     (
         "install -D target/release/oci-nvidia-hook /usr/bin/oci-nvidia-hook",
         Root(""),
@@ -161,12 +168,14 @@ const COMMANDS: &[(&str, Way)] = &[
         "docker run --rm --gpus all opensuse/leap nvidia-smi",
         NotHere(docker_finds_the_program),
     ),
-    // tests/engines/docker runs these with Docker, and nvidia_ctk::the_commands_of_guides the first one.
     (
         "nvidia-ctk runtime configure --runtime=docker",
-        NotHere(|_| ()),
+        By("nvidia_ctk::the_commands_of_guides"),
     ),
-    ("systemctl restart docker", NotHere(|_| ())),
+    (
+        "systemctl restart docker",
+        Never("tests/engines/docker starts the daemon without systemd"),
+    ),
     (
         "docker run --rm --runtime=nvidia -e NVIDIA_VISIBLE_DEVICES=all opensuse/leap nvidia-smi",
         NotHere(docker_finds_the_program),
@@ -213,8 +222,14 @@ const COMMANDS: &[(&str, Way)] = &[
     ("oci-nvidia-hook why web", Root("requested: all GPUs")),
     ("oci-nvidia-hook why", Root("last hour")),
     ("oci-nvidia-hook explain 30", Root("ONH-030")),
-    ("crictl pull docker.io/opensuse/leap", NotHere(|_| ())), // CRI-O is not here
-    ("crictl run container.json pod.json", NotHere(|_| ())),
+    (
+        "crictl pull docker.io/opensuse/leap",
+        Never("CRI-O is in no Debian release, as the page states"),
+    ),
+    (
+        "crictl run container.json pod.json",
+        Never("CRI-O is in no Debian release, as the page states"),
+    ),
     (
         "journalctl -t oci-nvidia-hook",
         NotHere(is_the_name_in_the_journal),
@@ -288,7 +303,7 @@ const COMMANDS: &[(&str, Way)] = &[
         NotHere(in_recipes),
     ),
     ("buildah rm \"$container\"", NotHere(in_recipes)),
-    ("ramalama run granite", NotHere(|_| ())),
+    ("ramalama run granite", By("tests/engines/recipes")),
     (
         "rpm --import https://example.org/oci-nvidia-hook/oci-nvidia-hook.asc",
         NotHere(is_in_a_repository),
@@ -297,17 +312,55 @@ const COMMANDS: &[(&str, Way)] = &[
         "zypper addrepo https://example.org/oci-nvidia-hook/rpm/oci-nvidia-hook.repo",
         NotHere(is_in_a_repository),
     ),
-    ("zypper install oci-nvidia-hook", NotHere(|_| ())), // repository::zypper_installs_upgrades_and_removes
+    (
+        "zypper install oci-nvidia-hook",
+        By("repository::zypper_installs_upgrades_and_removes"),
+    ),
     (
         "wget -P /etc/apt/sources.list.d https://example.org/oci-nvidia-hook/deb/oci-nvidia-hook.sources",
         NotHere(is_in_a_repository),
     ),
-    ("apt update", NotHere(|_| ())), // repository::apt_installs_upgrades_and_removes
-    ("apt install oci-nvidia-hook", NotHere(|_| ())),
-    // For MIG: the fake GPU is split already.
-    ("nvidia-smi -i 0 -mig 1", NotHere(|_| ())),
-    ("nvidia-smi mig -i 0 -cgi 19,19 -C", NotHere(|_| ())),
-    ("nvidia-smi -L", NotHere(|_| ())),
+    (
+        "apt update",
+        By("repository::apt_installs_upgrades_and_removes"),
+    ),
+    (
+        "apt install oci-nvidia-hook",
+        By("repository::apt_installs_upgrades_and_removes"),
+    ),
+    (
+        "nvidia-smi -i 0 -mig 1",
+        Never("the fake GPU is split already"),
+    ),
+    (
+        "nvidia-smi mig -i 0 -cgi 19,19 -C",
+        Never("the fake GPU is split already"),
+    ),
+    (
+        "nvidia-smi -L",
+        Never("the fake driver's program is in its root, not in PATH"),
+    ),
+    // migration.md
+    (
+        "mv /etc/nvidia-container-runtime/config.toml.rpmsave /etc/nvidia-container-runtime/config.toml",
+        By("toolkit::zypper_removes_an_old_toolkit"),
+    ),
+    (
+        "systemctl disable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service",
+        By("cdi_units::the_page_of_the_migration_stops_the_toolkit"),
+    ),
+    (
+        "rm -f /etc/containers/oci/hooks.d/oci-nvidia-hook.json /etc/cdi/nvidia.yaml",
+        By("cdi_units::the_page_of_the_migration_stops_the_toolkit"),
+    ),
+    (
+        "dnf install --allowerasing ./target/rpm/RPMS/*/oci-nvidia-hook-[0-9]*.rpm",
+        Install,
+    ),
+    (
+        "apt remove nvidia-container-toolkit nvidia-container-toolkit-base libnvidia-container-tools libnvidia-container1",
+        By("migration::debian_moves_to_our_package_and_back"),
+    ),
 ];
 
 /// A page whose commands are run in sequence.
@@ -338,6 +391,15 @@ const PAGES: &[Page] = &[
             ("From a repository", &[]),
             ("Without a package", &[]),
             ("Rootless Podman", &["oci-nvidia-hook"]),
+        ],
+    },
+    Page {
+        file: "docs/migration.md",
+        driver: &["--gpus", "2"],
+        hosts: &[
+            ("openSUSE and SLE", &[]),
+            ("Fedora", &[]),
+            ("Debian and Ubuntu", &["oci-nvidia-hook"]),
         ],
     },
     Page {
@@ -421,8 +483,14 @@ fn every_command_is_known() {
             );
         }
         for command in sections.into_iter().flat_map(|(_, commands)| commands) {
-            if let NotHere(check) = way(page, &command) {
-                check(&command);
+            match way(page, &command) {
+                NotHere(check) => check(&command),
+                By(test) => assert!(
+                    is_test(test) || source(test).is_file(),
+                    "{command}: there is no test {test:?}"
+                ),
+                Never(reason) => assert!(reason.contains(' '), "{command}: {reason:?}"),
+                _ => (),
             }
             seen.insert(command);
         }
@@ -745,7 +813,7 @@ impl<'a> Host<'a> {
                 .ok();
                 (self.tux(command), prints, &[0][..])
             }
-            Tree(_) | NotHere(_) => return,
+            Tree(_) | NotHere(_) | By(_) | Never(_) => return,
             Install => return self.install(&[named_by(command)]),
         };
         let fine =
@@ -830,7 +898,7 @@ fn commands_of_a_host() {
                     ran += 1;
                 } else {
                     assert!(
-                        matches!(way(page, &command), Tree(_) | NotHere(_)),
+                        matches!(way(page, &command), Tree(_) | NotHere(_) | By(_) | Never(_)),
                         "{page}: {command:?} needs a host"
                     );
                 }

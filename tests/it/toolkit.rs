@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::docs::blocks;
 use crate::rpm::{CONFIG, Packages, find};
-use crate::support::{Need, run, scratch, sh};
+use crate::support::{Need, run, scratch, sh, source};
 use crate::zypper::{install_base, zypper};
 
 const NEEDS: &[Need] = &[
@@ -90,7 +91,14 @@ fn zypper_removes_an_old_toolkit() {
     );
     // rpm renames the edited file of a package that it removes. doctor reports it (ONH-113).
     assert!(!config.exists());
-    let saved = std::fs::read_to_string(config.with_extension("toml.rpmsave")).unwrap();
+    let page = std::fs::read_to_string(source("docs/migration.md")).unwrap();
+    let (_, section) = page
+        .split_once("## config.toml after the removal\n")
+        .unwrap();
+    let copied = blocks(section, "sh")[0].replace(" /", &format!(" {}/", root.display()));
+    assert!(copied.starts_with("mv "), "{copied}");
+    sh(&copied).ok();
+    let saved = std::fs::read_to_string(&config).unwrap();
     assert_eq!(saved, "disable-require = true\n");
 }
 

@@ -81,7 +81,7 @@ kinds! {
         fix "install the libraries in the version of the kernel module, or set `root` in config.toml to the directory that contains them" see "hosts.md";
     MISMATCH "ONH-013" Error "the kernel module and the libraries have different versions"
         why "the libraries work only with a kernel module of the same version"
-        fix "reboot after a driver update; on a transactional system the new driver is in the next snapshot" see "";
+        fix "after a driver update, unload the old module and load the new one, or reboot; on a transactional system, the new driver is in the next snapshot" see "driver-update.md";
     DRIVER_ROOT "ONH-014" Error "the driver root cannot be opened"
         why "the hook searches this directory for the driver"
         fix "correct `root` in the `[nvidia-container-cli]` table, or `dev-root` in the `[driver]` table of config.toml" see "hosts.md";
@@ -93,10 +93,10 @@ kinds! {
         fix "run `nvidia-smi` on the host: if it is slow too, enable persistence mode with `nvidia-smi -pm 1`; otherwise raise `nvml-timeout` in config.toml" see "oci-nvidia-hook.toml(5)";
     NVML_DIED "ONH-017" Error "NVML crashed"
         why "without NVML it is unknown which GPUs exist"
-        fix "run `nvidia-smi` on the host, which should fail in the same way; `journalctl -k` may show the reason" see "";
+        fix "run `nvidia-smi` on the host, which usually fails too; `journalctl -k` may show the reason" see "";
     NVML "ONH-018" Error "NVML reported an error"
         why "without NVML it is unknown which GPUs exist"
-        fix "run `nvidia-smi` on the host, which should report the same error; `journalctl -k` may show the kernel module's reason" see "";
+        fix "run `nvidia-smi` on the host, which usually reports the same error; `journalctl -k` may show the kernel module's reason" see "";
     NVML_PERMISSION "ONH-019" Error "the hook's user has no permission to open the GPUs"
         why "the device nodes belong to a group of which the user is not a member"
         fix "as root, compare `ls -l /dev/nvidiactl` with `user` in config.toml. As another user, join the group of the nodes (`usermod -aG GROUP USER`; `video` on SUSE), log in again, and start rootless containers with crun and `--group-add keep-groups`" see "";
@@ -217,13 +217,13 @@ kinds! {
         fix "run `oci-nvidia-hook doctor` on the node" see "";
     PLUGIN_CONFIG "ONH-075" Error "a configuration file or a variable of the device plugin is invalid"
         why "NVIDIA's configuration file (`--config-file`) or GKE's `gpu_config.json` cannot be read or has an invalid value, or a variable has one"
-        fix "correct the line that the message names" see "kubernetes.md";
+        fix "correct the line that the message names" see "device-plugins.md";
     PLUGIN_MOUNTS "ONH-076" Error "config.toml does not accept requests by volume mounts, which the device plugin uses"
         why "with `device-list-strategy = \"volume-mounts\"`, a mount requests the GPUs of a pod, and config.toml does not allow such requests: no pod with GPUs starts"
-        fix "set `accept-nvidia-visible-devices-as-volume-mounts = true` in config.toml" see "kubernetes.md";
+        fix "set `accept-nvidia-visible-devices-as-volume-mounts = true` in config.toml" see "device-plugins.md";
     PLUGIN_HOST_PATH "ONH-077" Error "the directory for the device plugin's strategy host-path is missing"
         why "with `device-list-strategy = \"host-path\"`, containers get the driver's files from this directory. The plugin refuses devices, because an engine would create the directory, and containers would find no driver in it"
-        fix "install the driver in the directory, set `host-path` to the directory that contains it, or set another `device-list-strategy`" see "kubernetes.md";
+        fix "install the driver in the directory, set `host-path` to the directory that contains it, or set another `device-list-strategy`" see "device-plugins.md";
     CLAIM_UNREADABLE "ONH-081" Error "the claim of a pod cannot be read from the API server"
         why "only the claim lists the devices of the pod; the kubelet retries"
         fix "run `oci-nvidia-kubelet-plugin check --interface dra` on the node, which tests the credentials" see "claims.md";
@@ -285,7 +285,7 @@ kinds! {
         fix "run `ldconfig` on the host as root" see "hosts.md";
     OTHER_VERSION "ONH-203" Warning "a library of another driver version was found"
         why "the libraries work only with a kernel module of the same version"
-        fix "reboot after a driver update; otherwise remove the packages of the other version" see "";
+        fix "after a driver update, load the new module or reboot; otherwise remove the packages of the other version" see "driver-update.md";
     REQUIREMENT_WARNING "ONH-204" Warning "a requirement of the image is not met"
         why "programs in the container may fail; `require = \"warn\"` in config.toml allows it to start"
         fix "update the driver, or use an image for an earlier CUDA version" see "oci-nvidia-hook.toml(5)";
@@ -371,7 +371,7 @@ kinds! {
         why "the container starts without it"
         fix "check the path that the message names, in the image and on its volumes" see "";
     CGROUP_ABOVE "ONH-304" Warning "a parent cgroup of the container restricts devices"
-        why "they may deny the GPUs to the container"
+        why "its rules may deny the GPUs to the container"
         fix "allow the GPUs in the systemd unit of that cgroup with `DeviceAllow=`" see "modes.md";
     SYSTEMD_UNAWARE "ONH-305" Note "systemd does not know about the devices of the container"
         why "`systemctl daemon-reload` removes the container's access to them"
@@ -470,7 +470,7 @@ kinds! {
         fix "restart the container, and have the engine list the devices (CDI, precreate or `--device`)" see "modes.md";
     CONTAINER_SILENT "ONH-515" Warning "a part of a container cannot be examined"
         why "a FUSE or network file system of the container does not answer, and programs that open its files wait for it"
-        fix "`findmnt --task PID` lists the file systems of the container; check their servers" see "";
+        fix "list the file systems of the container with `findmnt --task PID`, and check their servers" see "";
     HOOKS_REPLACED "ONH-516" Warning "an engine does not read a hooks directory that a configuration file lists"
         why "a later configuration file has another list of `hooks_dir`, which replaces the first one; the hooks of the directory do not run"
         fix "add the directory to the list that is in force; the message names both files" see "modes.md";
@@ -489,12 +489,12 @@ kinds! {
         fix "run `oci-nvidia-kubelet-plugin check`, which prints what it would offer, and `systemctl enable --now oci-nvidia-kubelet-plugin`" see "kubernetes.md";
     PLUGIN_NO_EFFECT "ONH-604" Warning "a setting of the device plugin has no effect"
         why "the plugin accepts the settings of the device plugins of NVIDIA and GKE, but does not support this one; or `[devices]` in config.toml denies the devices in `extra-devices`"
-        fix "remove the setting" see "kubernetes.md";
+        fix "remove the setting" see "device-plugins.md";
     PLUGIN_DIFFERS "ONH-605" Note "the running device plugin offers other devices than these settings describe"
         why "`check` reads config.toml and its own options; the running plugin has read them when it started, and the unit may pass other options"
         fix "run `oci-nvidia-kubelet-plugin check` with the options of the running plugin; if settings have changed, restart the plugin" see "kubernetes.md";
     PLUGIN_WITHDREW "ONH-606" Warning "the device plugin has withdrawn devices"
-        why "the kubelet gives them to no pod: a GPU had an error, or the driver does not work"
+        why "the kubelet assigns them to no pod: a GPU had an error, or the driver does not work"
         fix "run `oci-nvidia-kubelet-plugin check`, which prints the reason for each device; a repaired GPU is offered again after `quiet-period`, or at once with `oci-nvidia-kubelet-plugin clear UUID`" see "kubernetes.md";
     OTHER_DRIVER "ONH-607" Warning "another driver for claims, or a device plugin, already offers the node's GPUs"
         why "two of them would give the same GPU to two pods, so this driver does not register while the other program answers"
@@ -504,7 +504,7 @@ kinds! {
         fix "run `oci-nvidia-kubelet-plugin check --interface dra` on the node" see "claims.md";
     ENGINE_WITHOUT_CDI "ONH-609" Warning "the engine of the node gives containers no CDI devices"
         why "the device plugin or the driver for claims names CDI devices, which the engine drops without an error, so pods start without a GPU"
-        fix "with cri-dockerd, set `device-list-strategy = \"envvar\"` and use the runtime `nvidia` of `oci-nvidia-hook-compat`, or use `host-path`; with containerd, set `enable_cdi = true`; claims need an engine with CDI" see "kubernetes.md";
+        fix "with cri-dockerd, set `device-list-strategy = \"envvar\"` and use the runtime `nvidia` of `oci-nvidia-hook-compat`, or use `host-path`; with containerd, set `enable_cdi = true`; claims need an engine with CDI" see "device-plugins.md";
 }
 
 #[cfg(test)]

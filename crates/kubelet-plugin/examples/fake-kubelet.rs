@@ -1,7 +1,8 @@
 //! The fake kubelet of the tests as a program: `fake-kubelet DIR [--claims]`, where `DIR` takes the place of `/var/lib/kubelet`.
 //!
 //! It prints a line for each event, and reads commands from stdin: `start`, `stop`, `cut RESOURCE`, `hang on|off`, `refuse N`,
-//! `allocate RESOURCE ID…`, `prefer RESOURCE N ID…`, `podresources RESOURCE ID…`, `devices RESOURCE`. It ends with stdin.
+//! `allocate RESOURCE ID…`, `prefer RESOURCE N ID…`, `podresources RESOURCE ID…`, `pod NAMESPACE POD CONTAINER RESOURCE ID…`,
+//! `devices RESOURCE`. It ends with stdin.
 //!
 //! With `--claims`, it also manages claims (DRA), next to an API server whose credentials are in `DIR/kubelet.conf`. More commands then:
 //! `claim NAME UID DEVICE…` allocates devices, `prepare DRIVER NAME UID` and `unprepare DRIVER NAME UID` call the driver.
@@ -31,7 +32,7 @@ use std::time::Duration;
 
 use fake_api::FakeApi;
 use fake_kubelet::dra::DraKubelet;
-use fake_kubelet::{Event, FakeKubelet};
+use fake_kubelet::{Container, Event, FakeKubelet};
 
 type Slot = Arc<Mutex<Option<FakeKubelet>>>;
 
@@ -86,6 +87,17 @@ fn command(kubelet: &FakeKubelet, words: &[&str]) -> String {
                 .insert((*resource).to_owned(), strings(ids));
             "ok".to_owned()
         }
+        ["pod", namespace, pod, name, resource, ids @ ..] => {
+            let container = Container {
+                namespace: kept(namespace),
+                pod: kept(pod),
+                name: kept(name),
+                resource: kept(resource),
+                ids: strings(ids),
+            };
+            kubelet.state().containers.push(container);
+            "ok".to_owned()
+        }
         ["devices", resource] => match kubelet.state().resources.get(*resource) {
             Some(known) => format!("devices {resource}{}", devices(&known.devices)),
             None => format!("devices {resource}"),
@@ -109,6 +121,11 @@ fn command(kubelet: &FakeKubelet, words: &[&str]) -> String {
         }
         _ => "error: unknown command".to_owned(),
     }
+}
+
+/// Tests name their pods in the source. This program keeps the names that it reads until it ends.
+fn kept(text: &str) -> &'static str {
+    text.to_owned().leak()
 }
 
 fn devices(devices: &std::collections::BTreeMap<String, bool>) -> String {

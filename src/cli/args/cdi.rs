@@ -65,7 +65,7 @@ pub enum Cdi {
 /// Options for the content and the file of a CDI spec.
 #[derive(Args, Clone, Debug)]
 pub struct SpecOptions {
-    /// Write the spec to this file, or to stdout if it is - [default: /var/run/cdi/nvidia.yaml]
+    /// Write the spec to this file; for generate, - is stdout [default: /var/run/cdi/nvidia.yaml]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub output: Option<PathBuf>,
     /// Format of the spec [default: the format of the file's extension]
