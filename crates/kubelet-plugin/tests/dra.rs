@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use fake_api::{FakeApi, Fault, NODE};
+use fake_api::{FakeApi, Fault, Hostile, NODE};
 use fake_kubelet::FakeKubelet;
 use fake_kubelet::dra::DraKubelet;
 use fake_kubelet::plugin::FakePlugin;
@@ -62,7 +62,8 @@ tests! {
         an_api_server_that_restarts, a_certificate_is_replaced, a_slow_api_server, slices_of_others_are_adopted,
         nothing_is_asked_while_nothing_changes, nothing_is_published_before_the_driver_answers,
         sockets_that_are_removed, a_kubelet_that_restarts, another_driver_is_left_alone,
-        a_device_plugin_is_left_alone, a_resource_of_another_plugin, the_plugin_watcher_is_answered, many_devices, idle_connections_are_bounded, nothing_is_stored;
+        a_device_plugin_is_left_alone, a_resource_of_another_plugin, the_plugin_watcher_is_answered, many_devices, idle_connections_are_bounded, nothing_is_stored,
+        answers_without_an_end, a_node_name_of_another_node;
 }
 
 fn main() -> ExitCode {
@@ -111,6 +112,7 @@ struct Driver {
     pool: watch::Sender<Pool>,
     registered: Arc<watch::Sender<Option<bool>>>,
     stopping: Arc<watch::Sender<bool>>,
+    unpublished: Arc<watch::Sender<Option<String>>>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -121,15 +123,21 @@ impl Driver {
     }
 
     fn start_with(dir: &Path, pool: Pool, keeper: Keeper) -> Self {
+        Self::start_as(dir, pool, keeper, None)
+    }
+
+    fn start_as(dir: &Path, pool: Pool, keeper: Keeper, node: Option<&str>) -> Self {
         let settings = Settings::default();
         let options = DriverOptions {
             kubelet_dir: dir.to_owned(),
             kubeconfig: Some(dir.join("kubelet.conf")),
             keeper: Arc::new(keeper),
+            node: node.map(str::to_owned),
             ..DriverOptions::new(&settings)
         };
         let registered = Arc::clone(&options.registered);
         let stopping = Arc::clone(&options.stopping);
+        let unpublished = Arc::clone(&options.unpublished);
         let (pool, receiver) = watch::channel(pool);
         let (stop, stopped) = oneshot::channel::<()>();
         let thread = std::thread::spawn(move || {
@@ -148,6 +156,7 @@ impl Driver {
             pool,
             registered,
             stopping,
+            unpublished,
             stop: Some(stop),
             thread: Some(thread),
         }
@@ -514,6 +523,55 @@ fn a_slow_api_server() {
             .error
             .is_empty()
     );
+}
+
+/// The driver neither reads gigabytes nor waits longer than the kubelet, which has 45 s.
+fn answers_without_an_end() {
+    let node = Node::start();
+    node.api.state().allocate("train", "u-1", &["gpu-1"]);
+    for (hostile, expected) in [
+        (
+            Hostile::Endless,
+            "the answer of the API server is longer than 16777216 bytes (ONH-081)",
+        ),
+        (
+            Hostile::Hanging,
+            "the API server did not answer in time: deadline has elapsed (ONH-081)",
+        ),
+    ] {
+        node.api.state().hostile = Some(hostile);
+        let error = &node.kubelet.prepare(DRIVER, &[("train", "u-1")])["u-1"].error;
+        assert!(error.contains(expected), "{hostile:?}: {error}");
+    }
+    node.api.state().hostile = None;
+    let answer = node.kubelet.prepare(DRIVER, &[("train", "u-1")]);
+    assert_eq!(answer["u-1"].error, "");
+}
+
+/// The API server answers only that it forbids the request.
+fn a_node_name_of_another_node() {
+    let dir = tempfile::tempdir().unwrap();
+    let api = FakeApi::start(dir.path());
+    let _kubelet = DraKubelet::start(dir.path());
+    api.state().faults.push(Fault {
+        method: "GET",
+        path: "nodes",
+        code: 403,
+        times: 99,
+    });
+    let driver = Driver::start_as(dir.path(), pool(&[None]), Keeper::default(), Some("node-2"));
+    let start = Instant::now();
+    loop {
+        let unpublished = driver.unpublished.borrow().clone().unwrap_or_default();
+        if unpublished.contains(
+            "node-name is \"node-2\", and the credentials belong to the node \"node-1\": ",
+        ) {
+            assert!(unpublished.contains("answered 403"), "{unpublished}");
+            return;
+        }
+        assert!(start.elapsed() < 2 * SOON, "{unpublished}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 fn slices_of_others_are_adopted() {

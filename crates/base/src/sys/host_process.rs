@@ -159,6 +159,21 @@ mod tests {
         let name = exe.file_name().unwrap().to_str().unwrap();
         assert!(is_host_program(&own, name));
         assert!(!is_host_program(&own, "conmon"));
-        assert!(arguments(&own).unwrap().len() <= PAGE);
+        assert!(!arguments(&own).unwrap().is_empty());
+    }
+
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "a process of the test")]
+    fn one_page_of_the_arguments() {
+        let mut process = std::process::Command::new("sleep");
+        process.args(["60", &"0".repeat(100_000)]);
+        let mut process = process.spawn().unwrap();
+        let dir = PathBuf::from(format!("/proc/{}", process.id()));
+        let found = arguments(&dir);
+        process.kill().unwrap();
+        process.wait().unwrap();
+        let found = found.unwrap();
+        assert_eq!(found.len(), PAGE);
+        assert!(found.starts_with(b"sleep\x0060\x000"));
     }
 }

@@ -246,21 +246,23 @@ impl report::JsonReport for CheckDocument {
 
 /// Decides whether the kubelet would give a device of the running plugin to a pod.
 fn of_kubelet(resources: &[ResourceEntry], running: &Offered) -> Verdict {
-    let is_live = |name: &str| {
-        let mut offered = running.resources.iter();
-        offered.any(|resource| resource.name == name && resource.is_live)
-    };
     let mut why = "the running plugin offers no GPU".to_owned();
     for resource in resources {
         for device in &resource.devices {
             match &device.why {
                 Some(error) => why.clone_from(error),
-                None if is_live(&resource.name) => return Verdict::starts(),
+                None if is_live(running, &resource.name) => return Verdict::starts(),
                 None => why = format!("the kubelet does not have {}", resource.name),
             }
         }
     }
     Verdict::fails(why)
+}
+
+/// Whether the kubelet has this resource of the running plugin, which can have others.
+fn is_live(running: &Offered, name: &str) -> bool {
+    let mut offered = running.resources.iter();
+    offered.any(|resource| resource.name == name && resource.is_live)
 }
 
 impl ResourceEntry {
@@ -345,16 +347,13 @@ impl Asked<'_> {
     }
 
     fn resource(&self, resource: &Resource) -> ResourceEntry {
-        let is_live = |other: &OfferedResource| other.name == resource.name && other.is_live;
         let mut devices = Vec::new();
         for device in &resource.devices {
             devices.push(self.device(resource, device));
         }
         ResourceEntry {
             name: resource.name.clone(),
-            registered: self
-                .running
-                .map(|running| running.resources.iter().any(is_live)),
+            registered: self.running.map(|running| is_live(running, &resource.name)),
             devices,
         }
     }
@@ -458,6 +457,27 @@ fn other_devices(offer: &Offer, running: &Offered) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_of_several_resources_is_live() {
+        let resource = |name: &str, is_live| OfferedResource {
+            name: name.to_owned(),
+            is_live,
+            ..OfferedResource::default()
+        };
+        let running = Offered {
+            resources: vec![
+                resource("a", true),
+                resource("b", false),
+                resource("c", true),
+            ],
+            ..Offered::default()
+        };
+        for (name, expected) in [("a", true), ("b", false), ("c", true), ("d", false)] {
+            assert_eq!(is_live(&running, name), expected, "{name}");
+        }
+        assert!(!is_live(&Offered::default(), "a"));
+    }
 
     #[test]
     fn whether_a_pod_would_start() {

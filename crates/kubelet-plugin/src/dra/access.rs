@@ -5,19 +5,24 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use base::report::failure;
+use base::sys::guarded::is_trusted;
 use findings::catalog;
+use http_body_util::{LengthLimitError, Limited};
+use hyper::Response;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{PartialObjectMeta, PostParams};
+use kube::client::{ClientBuilder, DynBody};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use tokio::sync::Mutex;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
+use tower::util::MapResponseLayer;
 
 use super::service::Claims;
 use crate::model::Refusal;
@@ -39,6 +44,8 @@ const NODE_OF_TOKEN: &str = "authentication.kubernetes.io/node-name";
 
 /// How long the connection may take.
 const CONNECT: Duration = Duration::from_secs(5);
+/// The most bytes of an answer, and of the events of a watch, which lasts a few minutes. The API server stores objects of 1.5 MiB at most.
+const MAX_ANSWER: usize = 16 << 20;
 /// How long one request may take, apart from a watch. The kubelet waits 45 s for a claim.
 const REQUEST: Duration = Duration::from_secs(10);
 
@@ -158,8 +165,8 @@ impl Access {
     async fn client_of(&self, mut config: Config) -> Result<Client> {
         config.connect_timeout = Some(CONNECT);
         let mut building = self.building.lock().await;
-        let Building(task) = building
-            .get_or_insert_with(|| Building(spawn_blocking(move || Client::try_from(config))));
+        let Building(task) =
+            building.get_or_insert_with(|| Building(spawn_blocking(move || build(config))));
         let built = timeout(REQUEST, task)
             .await
             .context("the exec plugin of the kubeconfig did not answer in time")?;
@@ -229,6 +236,7 @@ pub(super) async fn in_time<T>(
 
 async fn read(path: &Path) -> Result<(Config, Vec<(PathBuf, Option<Stamp>)>)> {
     let kubeconfig = Kubeconfig::read_from(path)?;
+    check_programs(path, &kubeconfig)?;
     let mut files = vec![path.to_owned()];
     for cluster in &kubeconfig.clusters {
         if let Some(cluster) = &cluster.cluster {
@@ -249,6 +257,36 @@ async fn read(path: &Path) -> Result<(Config, Vec<(PathBuf, Option<Stamp>)>)> {
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
     Ok((config, stamps))
+}
+
+/// Checks that only root chooses the program that a kubeconfig names to get credentials, such as `aws` on EKS: this process runs it.
+fn check_programs(path: &Path, kubeconfig: &Kubeconfig) -> Result<()> {
+    let mut users = kubeconfig.auth_infos.iter();
+    let has_program = users.any(|user| {
+        let user = user.auth_info.as_ref();
+        user.is_some_and(|user| user.exec.is_some() || user.auth_provider.is_some())
+    });
+    if !has_program {
+        return Ok(());
+    }
+    let file = fs::metadata(path)?;
+    let is_writable = file.mode() & 0o022 != 0;
+    if is_writable || !is_trusted(file.uid()) {
+        bail!(
+            "it names a program (exec), and other users than root can write to the file; \
+             run \"chown root {0}; chmod 600 {0}\"",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+/// Creates a client that reads answers of a limited length.
+fn build(config: Config) -> Result<Client, kube::Error> {
+    let limit = MapResponseLayer::new(|answer: Response<Box<DynBody>>| {
+        answer.map(|body| Limited::new(body, MAX_ANSWER))
+    });
+    Ok(ClientBuilder::try_from(config)?.with_layer(&limit).build())
 }
 
 fn stamp(path: &Path) -> Option<Stamp> {
@@ -275,6 +313,11 @@ pub fn describe(error: &kube::Error) -> anyhow::Error {
     let mut causes: Vec<String> = Vec::new();
     let mut next: Option<&dyn std::error::Error> = std::error::Error::source(error);
     while let Some(cause) = next {
+        if cause.is::<LengthLimitError>() {
+            return anyhow::anyhow!(
+                "the answer of the API server is longer than {MAX_ANSWER} bytes"
+            );
+        }
         let text = cause.to_string();
         if causes.last().is_none_or(|last| !last.ends_with(&text)) {
             causes.push(text);
@@ -318,8 +361,79 @@ impl Claims for Access {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::os::unix::fs::PermissionsExt;
     use std::time::Instant;
+
+    use super::*;
+
+    /// The program of a kubeconfig runs with the rights of this process.
+    #[tokio::test]
+    async fn a_program_that_others_than_root_choose() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kubeconfig");
+        let ran = dir.path().join("ran");
+        for (user, mode, is_refused) in [
+            (
+                "exec: {apiVersion: client.authentication.k8s.io/v1, command: touch, args: ['RAN']}",
+                0o622,
+                true,
+            ),
+            (
+                "exec: {apiVersion: client.authentication.k8s.io/v1, command: touch, args: ['RAN']}",
+                0o620,
+                true,
+            ),
+            (
+                "auth-provider: {name: gcp, config: {cmd-path: touch, cmd-args: RAN}}",
+                0o602,
+                true,
+            ),
+            ("token: secret", 0o622, false),
+            (
+                "exec: {apiVersion: client.authentication.k8s.io/v1, command: touch, args: ['RAN']}",
+                0o644,
+                false,
+            ),
+        ] {
+            let user = user.replace("RAN", ran.to_str().unwrap());
+            let text = format!(
+                "{{apiVersion: v1, kind: Config, current-context: c, clusters: [{{name: c, cluster: {{server: 'http://127.0.0.1:1'}}}}], \
+                 contexts: [{{name: c, context: {{cluster: c, user: u}}}}], users: [{{name: u, user: {{{user}}}}}]}}"
+            );
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let result = Access::new(Some(&path), dir.path()).client().await;
+            let error = result
+                .err()
+                .map(|error| format!("{error:#}"))
+                .unwrap_or_default();
+            let refused = error.contains("it names a program (exec), and other users than root");
+            assert_eq!(refused, is_refused, "{user} {mode:o}: {error}");
+            assert!(!(is_refused && ran.exists()), "{user} {mode:o}");
+        }
+        assert!(ran.exists(), "the program of root runs");
+    }
+
+    #[test]
+    fn without_credentials_the_error_names_all_places() {
+        let dir = tempfile::tempdir().unwrap();
+        // A machine for tests can be a node.
+        if KUBECONFIGS.iter().all(|path| !Path::new(path).is_file()) {
+            let error = Access::new(None, dir.path()).kubeconfig().unwrap_err();
+            let error = format!("{error:#}");
+            let own = dir.path().join("kubeconfig");
+            for place in KUBECONFIGS.into_iter().chain(own.to_str()) {
+                assert!(error.contains(place), "{place}: {error}");
+            }
+        }
+        let given = dir.path().join("given");
+        let found = Access::new(Some(&given), dir.path()).kubeconfig().unwrap();
+        assert_eq!(found, Some(given));
+        let own = dir.path().join("kubeconfig");
+        fs::write(&own, "").unwrap();
+        let found = Access::new(None, dir.path()).kubeconfig().unwrap();
+        assert!(found.is_some());
+    }
 
     /// The plugin has one thread. A plugin of the kubeconfig that hangs must stop neither health checks nor the answers for the kubelet.
     #[tokio::test]

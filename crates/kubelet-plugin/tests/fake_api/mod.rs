@@ -66,6 +66,8 @@ pub struct State {
     pub drops_taints: bool,
     /// The time for each answer
     pub delay: Duration,
+    /// What it answers to each request, instead of objects
+    pub hostile: Option<Hostile>,
     watchers: Vec<mpsc::UnboundedSender<String>>,
     /// The events by version
     history: Vec<(u64, String)>,
@@ -164,6 +166,28 @@ impl State {
         });
         self.claims
             .insert(("default".to_owned(), name.to_owned()), claim);
+    }
+}
+
+/// Answers of a server that is broken or hostile.
+#[derive(Clone, Copy, Debug)]
+pub enum Hostile {
+    /// Bytes without an end
+    Endless,
+    /// The beginning, and then nothing
+    Hanging,
+}
+
+impl Hostile {
+    fn body(self) -> Body {
+        let chunk = || Ok(Frame::data(Bytes::from_static(&[b' '; 1 << 16])));
+        let chunks = tokio_stream::iter(std::iter::repeat_with(chunk));
+        match self {
+            Self::Endless => StreamBody::new(chunks).boxed_unsync(),
+            Self::Hanging => {
+                StreamBody::new(chunks.take(1).chain(tokio_stream::pending())).boxed_unsync()
+            }
+        }
     }
 }
 
@@ -339,7 +363,9 @@ async fn answer(
     let response = Response::builder()
         .status(code)
         .header("content-type", "application/json");
-    let body = if is_watch && code == 200 {
+    let body = if let Some(hostile) = state.hostile {
+        hostile.body()
+    } else if is_watch && code == 200 {
         let (sender, receiver) = mpsc::unbounded_channel();
         let since = query_value(&state.asked.last().unwrap().query, "resourceVersion")
             .parse::<u64>()
