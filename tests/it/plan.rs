@@ -113,7 +113,7 @@ fn nothing_to_plan() {
     }
     let stderr = run(Command::new(HOOK).arg("plan").env_clear()).failed(2);
     assert!(
-        stderr.contains("CONTAINER|- is missing (ONH-002)\nhint: "),
+        stderr.contains("CONTAINER or - is missing (ONH-002)\nhint: "),
         "{stderr}"
     );
     for stdin in ["hello", "3", "{}", r#"{"id":"c"}"#, r#"{"process":"#] {
