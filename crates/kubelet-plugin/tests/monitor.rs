@@ -690,6 +690,9 @@ fn a_monitor_that_is_killed() {
             (line.contains("Silent") || line.contains("Snapshot")).then_some(line)
         });
         assert!(line.contains("Snapshot"), "{line}");
+        // A second end is believed until the new monitor has polled the GPUs, and says that it waits.
+        supervisor.expect_healthy(within(4000), 0);
+        std::thread::sleep(Duration::from_millis(300));
     }
 }
 
