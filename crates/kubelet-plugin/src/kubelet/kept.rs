@@ -233,7 +233,7 @@ impl KeptSocket {
     /// Stores the socket: it stays open, and its file stays, when this process ends.
     ///
     /// # Errors
-    /// If there is no service manager that does it.
+    /// If no service manager stores descriptors for this process.
     pub(crate) fn store(&mut self) -> io::Result<()> {
         self.keeper
             .store(&self.name, &self.path, self.descriptor.as_fd())?;
