@@ -53,10 +53,7 @@ pub async fn run(
 ) -> Result<ExitCode> {
     let log = Log::new();
     let keeper = Arc::new(Keeper::of_process());
-    let signals = [
-        signal(SignalKind::terminate())?,
-        signal(SignalKind::interrupt())?,
-    ];
+    let signals = signals_of_the_end()?;
     let (updates, received) = mpsc::channel(64);
     let (commands, asked) = mpsc::channel(1);
     let (status, registrations) = watch::channel(kubelet::Status::default());
@@ -67,11 +64,7 @@ pub async fn run(
     let chooser = Arc::new(Chooser::new(&settings.plugin, &settings.kubelet_dir, log));
     let kinds = cdi_kinds(&role, &paths, &chooser, nri.is_some());
     remove_unused_specs(&kinds, log);
-    if let Role::Claims(_) = role
-        && let Some(finding) = strategy::claims_finding(&settings.kubelet_dir)
-    {
-        log.finding(&finding);
-    }
+    note_engine_of_claims(&settings, &role, log);
 
     let engines = NodePlugin::new(config_path.map(Path::to_owned), outlets.offer(), log);
     let engine = nri
@@ -81,19 +74,13 @@ pub async fn run(
         .map(|(address, sources)| server::serve(address, sources, |line| log.note(line)));
     let monitor = supervisor::SupervisorOptions::new(config_path, &settings, metrics.is_some());
     let stopping = Arc::default();
-    let claims = claims(&settings, &outlets, &paths);
-    if claims.is_none() {
-        keeper.discard();
-    }
-    let end = ended(signals, claims.is_some(), Arc::clone(&stopping));
-    let claims = claims.map(|(mut options, pool)| {
-        (options.keeper, options.stopping) = (keeper, stopping);
-        dra::serve(options, pool, log)
-    });
+    let claims = claims(&settings, &outlets, &paths, keeper, &stopping);
+    let end = ended(signals, claims.is_some(), stopping);
+    let claims = claims.map(|(options, pool)| dra::serve(options, pool, log));
+    let allocator = NodeAllocator::new(settings.clone(), outlets.offer(), chooser.clone());
+    let allocator = Arc::new(Timed::new(Arc::new(allocator), latency));
+    let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
     let kubelet = matches!(role, Role::DevicePlugin(_)).then(|| {
-        let allocator = NodeAllocator::new(settings.clone(), outlets.offer(), chooser.clone());
-        let allocator = Arc::new(Timed::new(Arc::new(allocator), latency));
-        let note: kubelet::Log = Arc::new(move |event| log_event(log, event));
         let dir = settings.kubelet_dir.clone();
         kubelet::serve(dir, outlets.list(), allocator, status, note)
     });
@@ -114,6 +101,23 @@ pub async fn run(
         error = supervisor::supervise(monitor, updates) => Err(error),
         () = agent.follow(received, asked) => Ok(ExitCode::SUCCESS),
         () = end => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Returns the signals that end the process.
+fn signals_of_the_end() -> Result<[Signal; 2]> {
+    Ok([
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::interrupt())?,
+    ])
+}
+
+/// Logs why claims would get no GPU with the engine of this node.
+fn note_engine_of_claims(settings: &Settings, role: &Role, log: Log) {
+    if let Role::Claims(_) = role
+        && let Some(finding) = strategy::claims_finding(&settings.kubelet_dir)
+    {
+        log.finding(&finding);
     }
 }
 
@@ -190,13 +194,19 @@ fn metrics(
     Some((settings.plugin.metrics_address?, sources))
 }
 
-/// Returns what the driver for claims serves; `None` if the kubelet gets no claims.
+/// Returns what the driver for claims serves; `None` if the kubelet gets no claims, and then sockets of an earlier process are removed.
 fn claims(
     settings: &Settings,
     outlets: &Outlets,
     paths: &SpecPaths,
+    keeper: Arc<Keeper>,
+    stopping: &Arc<watch::Sender<bool>>,
 ) -> Option<(dra::DriverOptions, watch::Receiver<Pool>)> {
-    let (mut options, pool) = outlets.claims()?;
+    let Some((mut options, pool)) = outlets.claims() else {
+        keeper.discard();
+        return None;
+    };
+    (options.keeper, options.stopping) = (keeper, Arc::clone(stopping));
     let specs = paths.dir.as_deref();
     let specs = specs.unwrap_or_else(|| Path::new(cdi_specs::DIR));
     let check = ClaimCheck::new(settings.clone(), outlets.offer(), specs);
