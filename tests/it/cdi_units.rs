@@ -224,7 +224,7 @@ fn the_path_unit_watches_the_configuration() {
         .ok();
     systemd
         .enter(&format!(
-            "for n in $(seq 200); do ! systemctl is-failed -q {SERVICE} || exit 0; sleep 0.1; done; exit 1"
+            "for n in $(seq 200); do ! systemctl is-failed -q {SERVICE} {RECHECK} || exit 0; sleep 0.1; done; exit 1"
         ))
         .ok();
     has("0", "an invalid file");
