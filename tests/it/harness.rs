@@ -68,7 +68,7 @@ impl Need {
             Self::Release => Some(part::RELEASES),
             Self::Debian => Some(part::DRIVERS),
             Self::Program("valgrind") => Some(part::BUDGETS),
-            Self::Program("promtool") => Some(part::METRICS),
+            Self::Program("prometheus" | "promtool") => Some(part::METRICS),
             Self::Program(
                 "apt-ftparchive" | "createrepo_c" | "dh" | "dpkg-buildpackage" | "lintian" | "rpm"
                 | "rpmbuild" | "rpmlint" | "rpmsign" | "rpmspec" | "zypper",

@@ -31,6 +31,7 @@ mod health;
 mod limits;
 mod node_extras;
 mod nri;
+mod prometheus;
 mod states;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -72,6 +73,7 @@ fn main() -> ExitCode {
         limits::TESTS,
         node_extras::TESTS,
         nri::TESTS,
+        prometheus::TESTS,
         states::TESTS,
     ]
     .into_iter()

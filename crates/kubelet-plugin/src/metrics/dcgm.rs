@@ -4,11 +4,13 @@
 //! throughput of NVLink. A GPU has one series, so that sums over GPUs are right, with the labels of the container that uses it. If several
 //! containers share the GPU, the series has no such labels, or a setting creates a series for each container.
 
+use std::collections::BTreeMap;
+
 use nvidia_host::nvml::monitoring::Memory;
 
 use super::readings::Reading;
 use super::series::{
-    Accelerator, Labels, Metric, MetricKind, MetricSources, Series, add, find, float, gauge, given,
+    Accelerator, Labels, Metric, MetricKind, MetricSources, Series, add, float, gauge, holders,
 };
 use crate::kubelet::pods::PodContainer;
 use crate::monitor::message::More;
@@ -172,6 +174,7 @@ pub fn extend(facts: &MetricSources, out: &mut Series) {
         Some(known) => known.driver_version.as_str(),
         None => "",
     };
+    let holders = holders(facts);
     for gpu in &facts.offer.gpus {
         let reading = facts.readings.gpus.get(&gpu.gpu.uuid).unwrap_or(&none);
         let whole = Accelerator {
@@ -181,7 +184,7 @@ pub fn extend(facts: &MetricSources, out: &mut Series) {
         let more = reading.more.clone().unwrap_or_default();
         let last_xid = facts.readings.last_xids.get(&gpu.gpu.uuid);
         let last_xid = last_xid.copied().unwrap_or_default();
-        for labels in all_labels(facts, whole, version) {
+        for labels in all_labels(facts, &holders, whole, version) {
             for (metric, value) in ROWS {
                 add(out, metric, &labels, value(reading, &more));
             }
@@ -197,7 +200,7 @@ pub fn extend(facts: &MetricSources, out: &mut Series) {
                 gpu,
                 uuid: &mig.uuid,
             };
-            for labels in all_labels(facts, device, version) {
+            for labels in all_labels(facts, &holders, device, version) {
                 of_memory(memory, &labels, out);
             }
         }
@@ -225,30 +228,31 @@ fn of_memory(memory: Option<Memory>, labels: &Labels, out: &mut Series) {
     }
 }
 
-/// Returns the labels of each series of a GPU or MIG device.
-fn all_labels(facts: &MetricSources, device: Accelerator<'_>, version: &str) -> Vec<Labels> {
-    let labels = labels(facts, device, version);
-    let mut used = Vec::new();
-    for container in &facts.containers {
-        if has(facts, container, device) {
-            let mut labels = labels.clone();
-            labels.push(("container", container.name.clone()));
-            labels.push(("namespace", container.namespace.clone()));
-            labels.push(("pod", container.pod.clone()));
-            used.push(labels);
-        }
-    }
-    let is_per_container = facts.names.contains(&MetricsNames::DcgmPerContainer);
-    if used.len() == 1 || is_per_container && !used.is_empty() {
-        return used;
-    }
-    vec![labels]
-}
+/// The containers that have a device, by its UUID.
+type Holders<'a> = BTreeMap<&'a str, Vec<&'a PodContainer>>;
 
-fn has(facts: &MetricSources, container: &PodContainer, device: Accelerator<'_>) -> bool {
-    let is_it = |id: &String| find(&facts.offer, id).is_some_and(|found| found.uuid == device.uuid);
-    let mut given = given(facts, container).into_iter();
-    given.any(|(_, ids)| ids.iter().any(is_it))
+/// Returns the labels of each series of a GPU or MIG device.
+fn all_labels(
+    facts: &MetricSources,
+    holders: &Holders<'_>,
+    device: Accelerator<'_>,
+    version: &str,
+) -> Vec<Labels> {
+    let labels = labels(facts, device, version);
+    let containers = holders.get(device.uuid).map_or(&[][..], Vec::as_slice);
+    let is_per_container = facts.names.contains(&MetricsNames::DcgmPerContainer);
+    if containers.is_empty() || containers.len() > 1 && !is_per_container {
+        return vec![labels];
+    }
+    let mut all = Vec::new();
+    for container in containers {
+        let mut labels = labels.clone();
+        labels.push(("container", container.name.clone()));
+        labels.push(("namespace", container.namespace.clone()));
+        labels.push(("pod", container.pod.clone()));
+        all.push(labels);
+    }
+    all
 }
 
 fn labels(facts: &MetricSources, device: Accelerator<'_>, version: &str) -> Labels {

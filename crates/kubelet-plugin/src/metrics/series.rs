@@ -5,6 +5,7 @@
 //! several smaller GPUs.
 
 use std::collections::BTreeMap;
+use std::ptr;
 use std::time::UNIX_EPOCH;
 
 use nvidia_host::nvml::monitoring::Memory;
@@ -26,6 +27,8 @@ pub struct MetricSources {
     pub readings: Readings,
     /// The containers that have devices; none if the kubelet does not answer
     pub containers: Vec<PodContainer>,
+    /// How many more containers have devices; `None` if the kubelet does not answer
+    pub omitted_containers: Option<u32>,
     /// The registrations
     pub status: Status,
     /// Whose names the metrics of GPUs have
@@ -112,9 +115,13 @@ const REGISTRATION: Metric = gauge(
     "onh_registration_timestamp_seconds",
     "When the kubelet last accepted the resource, in seconds since 1970",
 );
+const OMITTED: Metric = gauge(
+    "onh_containers_omitted",
+    "Number of containers with devices that no metric names: too many, or with invalid names",
+);
 
 /// All of them, in the order of the output.
-pub const METRICS: [Metric; 15] = [
+pub const METRICS: [Metric; 16] = [
     DUTY_CYCLE,
     MEMORY_TOTAL,
     MEMORY_USED,
@@ -130,6 +137,7 @@ pub const METRICS: [Metric; 15] = [
     POWER,
     XID_ERRORS,
     REGISTRATION,
+    OMITTED,
 ];
 
 /// The labels of a series
@@ -170,6 +178,7 @@ pub fn series(facts: &MetricSources) -> Series {
             add(&mut out, REGISTRATION, &labels, Some(since.as_secs_f64()));
         }
     }
+    add(&mut out, OMITTED, &vec![], facts.omitted_containers);
     out
 }
 
@@ -214,7 +223,7 @@ fn of_containers(facts: &MetricSources, out: &mut Series) {
             ("container", container.name.clone()),
         ];
         let mut known: Vec<Accelerator<'_>> = Vec::new();
-        for (resource, ids) in given(facts, container) {
+        for (resource, ids) in given(container) {
             let mut labels = name.clone();
             labels.push(("resource_name", resource.to_owned()));
             add(out, REQUEST, &labels, u32::try_from(ids.len()).ok());
@@ -240,21 +249,26 @@ fn of_containers(facts: &MetricSources, out: &mut Series) {
 
 /// Returns the ids of our devices that a container has: by the resource, or by the name of the
 /// driver for claims.
-pub(super) fn given<'a>(
-    facts: &MetricSources,
-    container: &'a PodContainer,
-) -> Vec<(&'a str, &'a [String])> {
-    let mut given: Vec<(&str, &[String])> = Vec::new();
-    for (name, ids) in &container.devices {
-        let resources = &facts.offer.resources;
-        if resources.iter().any(|offered| offered.name == *name) {
-            given.push((name, ids));
+fn given(container: &PodContainer) -> impl Iterator<Item = (&String, &Vec<String>)> {
+    container.devices.iter().chain(&container.claims)
+}
+
+/// Returns the containers that have a GPU or a MIG device, by its UUID.
+pub(super) fn holders(facts: &MetricSources) -> BTreeMap<&str, Vec<&PodContainer>> {
+    let mut found: BTreeMap<&str, Vec<&PodContainer>> = BTreeMap::new();
+    for container in &facts.containers {
+        for id in given(container).flat_map(|(_, ids)| ids) {
+            let Some(device) = find(&facts.offer, id) else {
+                continue;
+            };
+            let holders = found.entry(device.uuid).or_default();
+            // A container can have several replicas of a GPU.
+            if holders.last().is_none_or(|last| !ptr::eq(*last, container)) {
+                holders.push(container);
+            }
         }
     }
-    for (name, ids) in &container.claims {
-        given.push((name, ids));
-    }
-    given
+    found
 }
 
 fn of_node(facts: &MetricSources, out: &mut Series) {
@@ -337,7 +351,7 @@ fn accelerators(gpu: &NodeGpu) -> Vec<Accelerator<'_>> {
 
 /// Returns the device with this id of a resource: the one with the UUID in the id, or the GPU of an
 /// id without a UUID.
-pub(super) fn find<'a>(offer: &'a Offer, id: &str) -> Option<Accelerator<'a>> {
+fn find<'a>(offer: &'a Offer, id: &str) -> Option<Accelerator<'a>> {
     if let Some(found) = with_uuid(offer, uuid_of(id)) {
         return Some(found);
     }

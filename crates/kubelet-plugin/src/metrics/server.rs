@@ -31,7 +31,7 @@ use super::readings::Readings;
 use super::series::{MetricSources, Series, series};
 use super::text::{self, ExpositionFormat};
 use crate::kubelet::Status;
-use crate::kubelet::pods::{self, PodContainer};
+use crate::kubelet::pods::{self, PodContainers};
 use crate::node::Offer;
 use crate::settings::values::MetricsNames;
 
@@ -185,7 +185,7 @@ async fn answer(stream: TcpStream, server: Arc<Server>, has_asked: Arc<AtomicBoo
 struct Server {
     sources: Sources,
     /// The last answer of the kubelet. The lock is held while the kubelet is asked, so that it is asked once.
-    containers: Mutex<Option<(Instant, Vec<PodContainer>)>>,
+    containers: Mutex<Option<(Instant, Option<PodContainers>)>>,
 }
 
 impl Server {
@@ -219,19 +219,19 @@ impl Server {
         }
     }
 
-    async fn containers(&self) -> Vec<PodContainer> {
+    async fn containers(&self) -> Option<PodContainers> {
         let mut last = self.containers.lock().await;
         if let Some((_, containers)) = last.as_ref().filter(|(at, _)| at.elapsed() < CACHED) {
             return containers.clone();
         }
-        let containers = pods::list(&self.sources.pod_resources)
-            .await
-            .unwrap_or_default();
+        let resources = Arc::clone(&self.sources.offer.borrow().resources);
+        let names: Vec<String> = resources.iter().map(|found| found.name.clone()).collect();
+        let containers = pods::list(&self.sources.pod_resources, &names).await;
         *last = Some((Instant::now(), containers.clone()));
         containers
     }
 
-    fn series(&self, containers: Vec<PodContainer>) -> Series {
+    fn series(&self, containers: Option<PodContainers>) -> Series {
         let Sources {
             offer,
             readings,
@@ -241,10 +241,12 @@ impl Server {
             ignored_xids,
             ..
         } = &self.sources;
+        let omitted_containers = containers.as_ref().map(|found| found.omitted);
         let facts = MetricSources {
             offer: offer.borrow().clone(),
             readings: readings.borrow().clone(),
-            containers,
+            containers: containers.unwrap_or_default().listed,
+            omitted_containers,
             status: status.borrow().clone(),
             names: names.clone(),
             node: node.clone(),

@@ -184,4 +184,25 @@ mod tests {
         let expected = "# HELP a_b_total Text a_b.\n# TYPE a_b_total counter\na_b_total{c=\"d\"} 1.0\n# HELP e f.\n# TYPE e gauge\ne 2.0\n";
         assert_eq!(plain(open), expected);
     }
+
+    /// Reasons, models and names of resources come from the driver and from files. The text format escapes three characters.
+    #[test]
+    fn hostile_labels() {
+        let hostile = "a\\b\"c\nd 1.0\n# TYPE e counter\r\0\u{1b}[2J\u{2028}ä}{,=";
+        let labels = vec![("uuid", hostile.to_owned()), ("reason", "\\".to_owned())];
+        for format in [ExpositionFormat::OpenMetrics, ExpositionFormat::Plain] {
+            let series = Series::from([(METRICS[9], vec![(labels.clone(), 1.0)])]);
+            let text = text(series, super::super::timed::latency(), format).unwrap();
+            let start = "onh_gpu_health{uuid=\"";
+            let lines: Vec<&str> = text
+                .split('\n')
+                .filter(|line| line.contains(start))
+                .collect();
+            let escaped = r#"a\\b\"c\nd 1.0\n# TYPE e counter"#;
+            let rest = "\r\0\u{1b}[2J\u{2028}ä}{,=";
+            let expected = format!("{start}{escaped}{rest}\",reason=\"\\\\\"}} 1.0");
+            assert_eq!(lines, [expected], "{format:?}");
+            assert!(!text.contains("\n# TYPE e"), "{text}");
+        }
+    }
 }

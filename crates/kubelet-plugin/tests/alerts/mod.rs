@@ -27,11 +27,11 @@ struct Phase<'a> {
     minutes: usize,
 }
 
-fn rules() -> PathBuf {
+pub fn rules() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/kubernetes/monitoring/alerts.yaml")
 }
 
-fn promtool(arguments: &[&str], input: &str) -> Result<String, String> {
+pub fn promtool(arguments: &[&str], input: &str) -> Result<String, String> {
     let mut command = Command::new("promtool");
     let mut child = command
         .args(arguments)
@@ -55,7 +55,7 @@ fn promtool(arguments: &[&str], input: &str) -> Result<String, String> {
 }
 
 /// Returns the body in the text format of Prometheus.
-fn scrape(address: SocketAddr) -> String {
+pub fn scrape(address: SocketAddr) -> String {
     let answer = exchange(
         address,
         b"GET /metrics HTTP/1.1\r\nHost: node\r\nAccept: text/plain;version=0.0.4\r\n\r\n",

@@ -114,6 +114,7 @@ fn facts() -> MetricSources {
         },
         readings,
         containers: Vec::new(),
+        omitted_containers: None,
         status: [
             ("nvidia.com/gpu".to_owned(), registration),
             ("a.b/waiting".to_owned(), Registration::default()),
@@ -145,17 +146,10 @@ fn every_device_belongs_to_its_container() {
     let mut facts = facts();
     facts.containers = vec![
         container("first", &[("nvidia.com/gpu", &["GPU-0::1"])]),
-        container(
-            "second",
-            &[
-                ("nvidia.com/gpu", &["GPU-0::0"]),
-                ("example.com/nic", &["eth0"]),
-            ],
-        ),
+        container("second", &[("nvidia.com/gpu", &["GPU-0::0"])]),
         container("mig", &[("nvidia.com/mig-1g.5gb", &["MIG-1-0"])]),
         // The id of the GKE layout, and a device that no longer exists.
         container("other", &[("nvidia.com/gpu", &["nvidia2", "GPU-7"])]),
-        container("none", &[("example.com/nic", &["GPU-0"])]),
     ];
     let h100 = r#"make="nvidia",accelerator_id="GPU-0",model="H100""#;
     let mig = r#"make="nvidia",accelerator_id="MIG-1-0",model="A100 MIG 1g.5gb""#;
