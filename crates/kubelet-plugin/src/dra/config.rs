@@ -40,7 +40,7 @@ struct TimeSlicing {
 ///
 /// # Errors
 /// What is not supported.
-pub(super) fn check(
+pub fn check(
     driver: &str,
     request: &str,
     configs: &[DeviceAllocationConfiguration],

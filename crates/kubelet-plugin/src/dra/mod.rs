@@ -19,14 +19,14 @@
 
 pub mod access;
 pub mod authority;
-mod config;
+pub mod config;
 mod connection;
 pub mod devices;
 mod health;
 mod other_drivers;
 pub mod plan;
 pub mod pool;
-mod prepare;
+pub mod prepare;
 pub mod probe;
 mod publisher;
 mod service;

@@ -21,22 +21,22 @@ use crate::settings::values::TaintEffect;
 
 /// What the node has for claims.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ClaimContext<'a> {
+pub struct ClaimContext<'a> {
     /// The name of the node and of its pool; empty if it is not known
-    pub(super) node: &'a str,
+    pub node: &'a str,
     /// The name of the driver
-    pub(super) driver: &'a str,
+    pub driver: &'a str,
     /// The devices
-    pub(super) pool: &'a Pool,
+    pub pool: &'a Pool,
     /// What the taint of a device does that does not work
-    pub(super) effect: TaintEffect,
+    pub effect: TaintEffect,
 }
 
 /// Returns the devices of a claim that the kubelet names.
 ///
 /// # Errors
 /// If the claim is another one, or is not allocated, if a device does not exist or does not work, or if its configuration is not supported.
-pub(super) fn prepare(
+pub fn prepare(
     claim: &ResourceClaim,
     uid: &str,
     known: &ClaimContext<'_>,

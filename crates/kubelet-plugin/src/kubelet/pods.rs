@@ -72,7 +72,13 @@ pub async fn list(socket: &Path, resources: &[String]) -> Option<PodContainers> 
         anyhow::Ok(kubelet.list(ListPodResourcesRequest {}).await?.into_inner())
     };
     let answer = timeout(DEADLINE, ask).await.ok()?.ok()?;
-    Some(bounded(containers(answer, resources)))
+    Some(select(answer, resources))
+}
+
+/// Returns the containers of an answer that have devices of these resources or from claims, within the limits.
+#[must_use]
+pub fn select(answer: ListPodResourcesResponse, resources: &[String]) -> PodContainers {
+    bounded(containers(answer, resources))
 }
 
 /// Returns the UUIDs in the names of our CDI devices, by driver. Two claims with one device, such as a claim for monitoring, count once.
@@ -195,7 +201,7 @@ mod tests {
 
     fn listed(pod_resources: Vec<PodResources>) -> PodContainers {
         let answer = ListPodResourcesResponse { pod_resources };
-        bounded(containers(answer, &["nvidia.com/gpu".to_owned()]))
+        select(answer, &["nvidia.com/gpu".to_owned()])
     }
 
     #[test]

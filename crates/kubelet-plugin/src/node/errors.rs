@@ -80,13 +80,8 @@ impl ErrorFile {
         let bytes = File::open(self.dir.join(NAME))
             .ok()
             .and_then(|file| read_file_limited(&file, MAX_SIZE).ok());
-        let document: Option<ErrorsFile> = bytes.and_then(|bytes| json::from_bytes(&bytes).ok());
-        let document = document
-            .filter(|document| document.driver == driver(&HostState::of_host(&self.config)));
-        let gpus = document.map(|document| document.gpus).unwrap_or_default();
-        gpus.into_iter()
-            .map(|(uuid, entry)| (uuid, entry.open_error(now)))
-            .collect()
+        let driver = driver(&HostState::of_host(&self.config));
+        parse(&bytes.unwrap_or_default(), &driver, now)
     }
 
     /// Writes these errors if the file does not contain them.
@@ -157,6 +152,25 @@ impl ErrorFile {
         // rename(2) replaces the file in one step: a process that is killed leaves the old errors or the new ones.
         fs::rename(&temporary, path)
     }
+}
+
+/// Returns the errors in the content of a file. They are of this driver, or there are none.
+#[must_use]
+pub fn parse(
+    bytes: &[u8],
+    driver: &str,
+    now: (Instant, SystemTime),
+) -> BTreeMap<String, OpenError> {
+    let mut errors = BTreeMap::new();
+    let Ok(document) = json::from_bytes::<ErrorsFile>(bytes) else {
+        return errors;
+    };
+    if document.driver == driver {
+        for (uuid, entry) in document.gpus {
+            errors.insert(uuid, entry.open_error(now));
+        }
+    }
+    errors
 }
 
 /// Reports whether the errors are the same but for less than [`PRECISION`] of the last ones.

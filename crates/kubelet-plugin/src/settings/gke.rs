@@ -45,7 +45,7 @@ pub(super) fn read(path: &Path) -> Result<Option<String>> {
 ///
 /// # Errors
 /// If it is not JSON, or a key has an invalid value.
-pub(super) fn apply(plugin: &mut Plugin, path: &Path, text: &str) -> Result<Vec<Finding>> {
+pub fn apply(plugin: &mut Plugin, path: &Path, text: &str) -> Result<Vec<Finding>> {
     let (mut file, root) = ConfigDocument::parse(path, text)?;
     let sharing = |key| root.get(SHARING)?.get(key);
     let is_shared = sharing(STRATEGY).and_then(Value::as_str) == Some("time-sharing");

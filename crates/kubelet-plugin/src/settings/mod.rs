@@ -13,9 +13,9 @@
 
 mod document;
 pub mod follow;
-mod gke;
+pub mod gke;
 mod nvidia;
-mod nvidia_file;
+pub mod nvidia_file;
 mod nvidia_options;
 pub mod options;
 mod parse;

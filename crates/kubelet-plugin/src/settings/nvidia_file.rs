@@ -25,7 +25,7 @@ struct Lists {
 }
 
 /// Applies the text of a file. `path` is only used in messages.
-pub(super) fn apply(settings: &mut Settings, path: &Path, text: &str) -> Result<Vec<Finding>> {
+pub fn apply(settings: &mut Settings, path: &Path, text: &str) -> Result<Vec<Finding>> {
     let (mut file, root) = ConfigDocument::parse(path, text)?;
     if root.get("version").and_then(Value::as_str) != Some("v1") {
         return Err(file.invalid(&["version"], "\"v1\""));
