@@ -33,16 +33,17 @@ static unsigned init_count;
 static int control = -1;
 
 /* Whether a node lets us in. Of a major number without a driver, ENXIO is what the kernel says *after* file mode and
- * device cgroup have been passed; with a real driver it is a success. */
+ * device cgroup have been passed; with a real driver it is a success. For the misc device of WSL 2, it is ENODEV, which
+ * is also the answer of a kernel module whose GPU was removed. */
 static unsigned try_node(const char *path, int mode)
 {
+	int no_driver = strcmp(path, "/dev/dxg") ? ENXIO : ENODEV;
 	int fd = open(path, mode | O_CLOEXEC);
 	if (fd >= 0) {
 		close(fd);
 		return SUCCESS;
 	}
-	/* ENODEV is the kernel's answer for the misc devices of WSL 2. */
-	if (errno == ENXIO || errno == ENODEV)
+	if (errno == no_driver)
 		return SUCCESS;
 	return errno == EACCES || errno == EPERM ? NO_PERMISSION : DRIVER_NOT_LOADED;
 }
