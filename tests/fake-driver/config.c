@@ -172,6 +172,11 @@ static bool gpu_line(const char *line, struct config *config)
 	gpu->remapped_unc = (int)optional(line, "remapped-unc", 0);
 	gpu->power_limit = (int)optional(line, "power-limit", 700000);
 	gpu->ecc_corrected = optional(line, "ecc-corrected", 0);
+	gpu->memory_reserved_mib = number(line, "memory-reserved", 0);
+	gpu->remap_pending = (int)optional(line, "remap-pending", gpu->remap_failure == UNSUPPORTED ? UNSUPPORTED : 0);
+	gpu->clock_reasons = (int)optional(line, "clock-reasons", 1); /* idle */
+	gpu->nvlink_sent = optional(line, "nvlink-sent", 0);
+	gpu->nvlink_received = optional(line, "nvlink-received", 0);
 	/* ECC errors, XIDs, changes of MIG, an unavailable GPU, the recovery action */
 	gpu->events = number(line, "events", 0xc10b);
 	gpu->numa = (int)optional(line, "numa", NO_NUMA);
@@ -196,6 +201,7 @@ static bool mig_line(const char *line, struct config *config)
 	mig->cap_gi = number(line, "cap-gi", 0);
 	mig->cap_ci = number(line, "cap-ci", 0);
 	mig->memory_used_mib = number(line, "memory-used", 0);
+	mig->memory_reserved_mib = number(line, "memory-reserved", 0);
 	if (!value(line, "profile", mig->profile, sizeof mig->profile))
 		*mig->profile = 0;
 	return value(line, "uuid", mig->uuid, sizeof mig->uuid);

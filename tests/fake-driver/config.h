@@ -11,6 +11,7 @@
  *
  * Keys of a GPU: minor, brand, memory (MiB), memory-used (MiB, also of a MIG device), numa, nvlinks=INDEX:COUNT,... (INDEX 16: a
  * switch), fail=CODE (of each call about it but the one for its handle), fail-handle=CODE, hang=CALL, crash=CALL, events=MASK, and
+ * memory-reserved (MiB of memory-used, also of a MIG device), nvlink-sent and nvlink-received (KiB), clock-reasons (bits), remap-pending,
  * util, mem-util, encoder and decoder (percent), temperature and mem-temperature (degrees Celsius), power (milliwatts), sm-clock and
  * mem-clock (MHz), energy (millijoules), pcie-replays, remapped-cor, remapped-unc, recovery-action, remap-failure, power-limit, ecc-corrected, ecc and addressing
  * (0, 1 or 2), which can be `none`. */
@@ -24,7 +25,7 @@ enum { MAX_GPUS = 16, MAX_MIG = 8, MAX_QUIRKS = 16, MAX_PROCESSES = 64, MAX_LINK
 struct mig {
 	unsigned gi, ci;
 	unsigned cap_gi, cap_ci; /* minors below /dev/nvidia-caps that open it; 0: nothing needed */
-	unsigned long long memory_used_mib;
+	unsigned long long memory_used_mib, memory_reserved_mib;
 	char uuid[96];
 	char profile[32]; /* 1g.10gb; may be empty */
 };
@@ -36,7 +37,7 @@ struct gpu {
 	char name[96];
 	int cc_major, cc_minor;
 	unsigned brand;
-	unsigned long long memory_mib, memory_used_mib;
+	unsigned long long memory_mib, memory_used_mib, memory_reserved_mib;
 	unsigned fail;        /* what every call about it returns, but the one for its handle */
 	unsigned fail_handle; /* what that one returns */
 	char hang[64];        /* the call about it that does not return, while this stands here */
@@ -55,6 +56,9 @@ struct gpu {
 	int remapped_cor, remapped_unc; /* rows, or UNSUPPORTED */
 	int power_limit;      /* milliwatts, or UNSUPPORTED */
 	long long ecc_corrected; /* errors, or UNSUPPORTED */
+	int remap_pending;    /* field 144, or UNSUPPORTED */
+	int clock_reasons;    /* bits, or UNSUPPORTED */
+	long long nvlink_sent, nvlink_received; /* KiB through all links, if there are any */
 	unsigned events;      /* the types of events that it supports */
 	int numa;             /* the NUMA node, or NO_NUMA */
 	int addressing;       /* 0, 1 for HMM, 2 for ATS, or UNSUPPORTED */

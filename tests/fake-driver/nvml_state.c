@@ -9,6 +9,11 @@ struct memory {
 	unsigned long long total, free, used;
 };
 
+struct memory_v2 {
+	unsigned version;
+	unsigned long long total, reserved, free, used;
+};
+
 struct utilization {
 	unsigned gpu, memory;
 };
@@ -99,6 +104,50 @@ PUBLIC unsigned nvmlDeviceGetMemoryInfo(struct device *device, struct memory *ou
 	}
 	*out = (struct memory){.total = total << 20, .used = used << 20, .free = (total - used) << 20};
 	return SUCCESS;
+}
+
+/* The same memory, but `used` does not include what is reserved. */
+PUBLIC unsigned nvmlDeviceGetMemoryInfo_v2(struct device *device, struct memory_v2 *out)
+{
+	struct memory all;
+	CHECK_DEVICE(device);
+	if (out->version != (2U << 24 | sizeof *out))
+		return ARGUMENT_VERSION_MISMATCH;
+	unsigned code = nvmlDeviceGetMemoryInfo(device, &all);
+	if (code)
+		return code;
+	unsigned long long reserved = device->mig ? device->mig->memory_reserved_mib : device->gpu->memory_reserved_mib;
+	reserved <<= 20;
+	if (reserved > all.used)
+		reserved = all.used;
+	out->total = all.total;
+	out->free = all.free;
+	out->reserved = reserved;
+	out->used = all.used - reserved;
+	return SUCCESS;
+}
+
+static unsigned clock_reasons(const struct device *device, unsigned long long *out)
+{
+	if (!out)
+		return INVALID_ARGUMENT;
+	if (device->mig || device->gpu->clock_reasons == UNSUPPORTED)
+		return NOT_SUPPORTED;
+	*out = (unsigned long long)device->gpu->clock_reasons;
+	return SUCCESS;
+}
+
+/* The older name, which newer drivers have, too. */
+PUBLIC unsigned nvmlDeviceGetCurrentClocksThrottleReasons(struct device *device, unsigned long long *out)
+{
+	CHECK_DEVICE(device);
+	return clock_reasons(device, out);
+}
+
+PUBLIC unsigned nvmlDeviceGetCurrentClocksEventReasons(struct device *device, unsigned long long *out)
+{
+	CHECK_DEVICE(device);
+	return clock_reasons(device, out);
 }
 
 PUBLIC unsigned nvmlDeviceGetUtilizationRates(struct device *device, struct utilization *out)
@@ -199,6 +248,17 @@ PUBLIC unsigned nvmlDeviceGetSamples(struct device *device, unsigned type, unsig
 	return filled ? SUCCESS : NOT_FOUND;
 }
 
+/* Each link has an equal part. */
+static long long nvlink_data(const struct gpu *gpu, unsigned scope, long long all)
+{
+	unsigned links = 0;
+	while (links < MAX_LINKS && gpu->links[links] >= 0)
+		links++;
+	if (scope == ~0U)
+		return links ? all : UNSUPPORTED;
+	return scope < links ? all / links : UNSUPPORTED;
+}
+
 static void fill_field(const struct gpu *gpu, struct field *field)
 {
 	long long value = UNSUPPORTED;
@@ -222,6 +282,14 @@ static void fill_field(const struct gpu *gpu, struct field *field)
 	case 94: /* PCIe replays */
 		value = gpu->pcie_replays;
 		break;
+	case 138: /* sent through the NVLink `scope`, or through all of them */
+		value = nvlink_data(gpu, field->scope, gpu->nvlink_sent);
+		field->type = UNSIGNED_LONG_LONG;
+		break;
+	case 139: /* received */
+		value = nvlink_data(gpu, field->scope, gpu->nvlink_received);
+		field->type = UNSIGNED_LONG_LONG;
+		break;
 	case 142: /* rows remapped because of correctable errors */
 		value = gpu->remapped_cor;
 		break;
@@ -229,7 +297,7 @@ static void fill_field(const struct gpu *gpu, struct field *field)
 		value = gpu->remapped_unc;
 		break;
 	case 144: /* a row remapping is pending */
-		value = gpu->remap_failure == UNSUPPORTED ? UNSUPPORTED : 0;
+		value = gpu->remap_pending;
 		break;
 	case 145: /* a row remapping failed */
 		value = gpu->remap_failure;

@@ -23,6 +23,7 @@ mod alerts;
 mod cdi;
 mod claims;
 mod commands;
+mod dcgm;
 mod fake_api;
 mod fake_host;
 mod fake_kubelet;
@@ -68,6 +69,7 @@ fn main() -> ExitCode {
         cdi::TESTS,
         claims::TESTS,
         commands::TESTS,
+        dcgm::TESTS,
         features::TESTS,
         health::TESTS,
         limits::TESTS,

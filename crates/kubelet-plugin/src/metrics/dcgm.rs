@@ -1,7 +1,7 @@
 //! Decides which series the metrics have with the names and labels of NVIDIA's DCGM exporter, which most dashboards expect. Pure.
 //!
-//! The values have the units of DCGM. Those that NVML does not report are missing: DCGM's profiling metrics (`DCGM_FI_PROF_…`) and the
-//! throughput of NVLink. A GPU has one series, so that sums over GPUs are right, with the labels of the container that uses it. If several
+//! The values have the units of DCGM. Those that NVML does not report are missing: DCGM's profiling metrics (`DCGM_FI_PROF_…`). A GPU has
+//! one series, so that sums over GPUs are right, with the labels of the container that uses it. If several
 //! containers share the GPU, the series has no such labels, or a setting creates a series for each container.
 
 use std::collections::BTreeMap;
@@ -25,14 +25,15 @@ const fn counter(name: &'static str, help: &'static str) -> Metric {
 }
 
 const FB_FREE: Metric = gauge("DCGM_FI_DEV_FB_FREE", "Free memory in MiB");
-const FB_USED: Metric = gauge(
-    "DCGM_FI_DEV_FB_USED",
-    "Memory in MiB that is allocated, or reserved by the driver",
+const FB_USED: Metric = gauge("DCGM_FI_DEV_FB_USED", "Allocated memory in MiB");
+const FB_RESERVED: Metric = gauge(
+    "DCGM_FI_DEV_FB_RESERVED",
+    "Memory in MiB that the driver reserves",
 );
 const FB_TOTAL: Metric = gauge("DCGM_FI_DEV_FB_TOTAL", "Memory in MiB");
 const FB_USED_PERCENT: Metric = gauge(
     "DCGM_FI_DEV_FB_USED_PERCENT",
-    "Used part of the memory, from 0 to 1",
+    "Allocated part of the memory that is not reserved, from 0 to 1",
 );
 const XID_ERRORS: Metric = gauge(
     "DCGM_FI_DEV_XID_ERRORS",
@@ -42,7 +43,7 @@ const XID_ERRORS: Metric = gauge(
 /// A metric of a whole GPU, and its value.
 type Row = (Metric, fn(&Reading, &More) -> Option<f64>);
 
-const ROWS: [Row; 17] = [
+const ROWS: [Row; 21] = [
     (
         gauge(
             "DCGM_FI_DEV_SM_CLOCK",
@@ -137,6 +138,36 @@ const ROWS: [Row; 17] = [
     ),
     (
         gauge(
+            "DCGM_FI_DEV_ROW_REMAP_PENDING",
+            "1 if a row will be remapped at the next reset of the GPU",
+        ),
+        |_, more| more.remap_pending.map(float),
+    ),
+    (
+        gauge(
+            "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS",
+            "Why the clocks are lower than they could be, as bits",
+        ),
+        |_, more| more.clock_reasons.map(float),
+    ),
+    // The name since DCGM 3.3
+    (
+        gauge(
+            "DCGM_FI_DEV_CLOCKS_EVENT_REASONS",
+            "Why the clocks are lower than they could be, as bits",
+        ),
+        |_, more| more.clock_reasons.map(float),
+    ),
+    // The exporter calls it a counter, but DCGM has a rate.
+    (
+        gauge(
+            "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL",
+            "MB that the GPU sent and received through all NVLinks in a second",
+        ),
+        |reading, _| reading.nvlink_rate(),
+    ),
+    (
+        gauge(
             "DCGM_FI_DEV_POWER_MGMT_LIMIT",
             "Power that the GPU's board may use, in W",
         ),
@@ -164,7 +195,14 @@ const ROWS: [Row; 17] = [
 /// Returns all metrics, in the order of the output.
 pub fn metrics() -> impl Iterator<Item = Metric> {
     let rows = ROWS.into_iter().map(|(metric, _)| metric);
-    rows.chain([XID_ERRORS, FB_FREE, FB_USED, FB_TOTAL, FB_USED_PERCENT])
+    rows.chain([
+        XID_ERRORS,
+        FB_FREE,
+        FB_USED,
+        FB_RESERVED,
+        FB_TOTAL,
+        FB_USED_PERCENT,
+    ])
 }
 
 /// Adds the series to others.
@@ -182,6 +220,7 @@ pub fn extend(facts: &MetricSources, out: &mut Series) {
             uuid: &gpu.gpu.uuid,
         };
         let more = reading.more.clone().unwrap_or_default();
+        let reserved = |uuid: &str| more.reserved.get(uuid).copied();
         let last_xid = facts.readings.last_xids.get(&gpu.gpu.uuid);
         let last_xid = last_xid.copied().unwrap_or_default();
         for labels in all_labels(facts, &holders, whole, version) {
@@ -191,7 +230,7 @@ pub fn extend(facts: &MetricSources, out: &mut Series) {
             add(out, XID_ERRORS, &labels, Some(float(last_xid)));
             // The memory belongs to the MIG devices, if there are any.
             if gpu.gpu.mig_devices.is_empty() {
-                of_memory(reading.memory, &labels, out);
+                of_memory(reading.memory, reserved(&gpu.gpu.uuid), &labels, out);
             }
         }
         for mig in &gpu.gpu.mig_devices {
@@ -201,30 +240,32 @@ pub fn extend(facts: &MetricSources, out: &mut Series) {
                 uuid: &mig.uuid,
             };
             for labels in all_labels(facts, &holders, device, version) {
-                of_memory(memory, &labels, out);
+                of_memory(memory, reserved(&mig.uuid), &labels, out);
             }
         }
     }
 }
 
-fn of_memory(memory: Option<Memory>, labels: &Labels, out: &mut Series) {
+/// Adds the memory, as DCGM has it: with drivers from 510, the reserved memory is not a part of the used one.
+fn of_memory(memory: Option<Memory>, reserved: Option<u64>, labels: &Labels, out: &mut Series) {
     let Some(Memory { total, used }) = memory else {
         return;
     };
+    let free = total.saturating_sub(used);
+    let used = used.saturating_sub(reserved.unwrap_or_default());
+    let usable = total.saturating_sub(reserved.unwrap_or_default());
     for (metric, bytes) in [
-        (FB_FREE, total.saturating_sub(used)),
-        (FB_USED, used),
-        (FB_TOTAL, total),
+        (FB_FREE, Some(free)),
+        (FB_USED, Some(used)),
+        (FB_RESERVED, reserved),
+        (FB_TOTAL, Some(total)),
     ] {
-        add(out, metric, labels, Some(float(bytes >> 20)));
+        let mib = bytes.map(|bytes| float(bytes >> 20));
+        add(out, metric, labels, mib);
     }
-    if total > 0 {
-        add(
-            out,
-            FB_USED_PERCENT,
-            labels,
-            Some(float(used) / float(total)),
-        );
+    if usable > 0 {
+        let part = float(used) / float(usable);
+        add(out, FB_USED_PERCENT, labels, Some(part));
     }
 }
 

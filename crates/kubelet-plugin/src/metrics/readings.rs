@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use nvidia_host::nvml::monitoring::Memory;
 
+use super::series::float;
 use crate::monitor::message::{EventKind, GpuEvent, More, Sample};
 use crate::monitor::update::{Driver, Update};
 
@@ -42,6 +43,8 @@ pub struct Reading {
     pub mig_memory: BTreeMap<String, Memory>,
     /// What only metrics with DCGM's names contain
     pub more: Option<Box<More>>,
+    /// When the last two polls were, and the KiB of the NVLinks that they reported, the older one first
+    nvlink_data: [Option<(Instant, u64)>; 2],
 }
 
 impl Reading {
@@ -71,6 +74,22 @@ impl Reading {
         self.utilization.back().map(|(_, percent)| *percent)
     }
 
+    /// Returns the megabytes that the GPU sent and received through its NVLinks each second, between the last two polls. The counter starts
+    /// again with the driver; then there is no rate until the next poll.
+    #[must_use]
+    pub fn nvlink_rate(&self) -> Option<f64> {
+        let [Some((before, older)), Some((now, newer))] = self.nvlink_data else {
+            return None;
+        };
+        let seconds = now.saturating_duration_since(before).as_secs_f64();
+        let kib = newer.checked_sub(older)?;
+        if seconds <= 0.0 {
+            return None;
+        }
+        // DCGM divides the KiB by 1000 (`ReadAndCacheNvLinkBandwidth`).
+        Some(float(kib) / 1000.0 / seconds)
+    }
+
     fn take(&mut self, sample: &Sample, now: Instant) {
         let Some(measured) = &sample.measured else {
             return;
@@ -79,6 +98,9 @@ impl Reading {
         (self.temperature, self.power) = (measured.temperature, measured.power);
         self.mig_memory.clone_from(&measured.mig_memory);
         self.more.clone_from(&measured.more);
+        let data = measured.more.as_ref().and_then(|more| more.nvlink_data);
+        self.nvlink_data.rotate_left(1);
+        self.nvlink_data[1] = data.map(|kib| (now, kib));
         self.utilization
             .retain(|(at, _)| now.saturating_duration_since(*at) < WINDOW);
         match measured.utilization {
@@ -157,6 +179,38 @@ mod tests {
                 start + Duration::from_secs(second),
             );
             assert_eq!(readings.gpus["GPU-0"].utilization(), mean, "{second} s");
+        }
+    }
+
+    #[test]
+    fn the_rate_of_nvlinks() {
+        let start = Instant::now();
+        let mut reading = Reading::default();
+        // The driver is loaded again after 4 s, and does not report the data after 8 s.
+        for (second, kib, rate) in [
+            (0, Some(1000), None),
+            (2, Some(5000), Some(2.0)),
+            (4, Some(0), None),
+            (6, Some(500), Some(0.25)),
+            (8, None, None),
+            (10, Some(900), None),
+            (10, Some(900), None),
+            (14, Some(900), Some(0.0)),
+        ] {
+            let more = More {
+                nvlink_data: kib,
+                ..More::default()
+            };
+            let measured = Measured {
+                more: Some(Box::new(more)),
+                ..Measured::default()
+            };
+            let sample = Sample {
+                measured: Some(measured),
+                ..Sample::default()
+            };
+            reading.take(&sample, start + Duration::from_secs(second));
+            assert_eq!(reading.nvlink_rate(), rate, "{second} s");
         }
     }
 

@@ -117,7 +117,16 @@ fn more(api: &impl Monitoring, handle: &Handle, rates: Option<Utilization>) -> M
         field::SINGLE_BIT_ECC,
         field::DOUBLE_BIT_ECC,
     ]);
+    let [nvlink_sent, nvlink_received, remap_pending] = fields([
+        field::NVLINK_SENT,
+        field::NVLINK_RECEIVED,
+        field::REMAP_PENDING,
+    ]);
     More {
+        reserved: reserved(api, handle),
+        clock_reasons: api.clock_reasons(device).ok(),
+        nvlink_data: nvlink_data(nvlink_sent, nvlink_received),
+        remap_pending,
         power_limit,
         ecc_corrected,
         ecc_uncorrected,
@@ -133,6 +142,31 @@ fn more(api: &impl Monitoring, handle: &Handle, rates: Option<Utilization>) -> M
         remapped_uncorrectable,
         remap_failure,
     }
+}
+
+/// Returns the sum, as DCGM has it. A GPU without NVLinks has neither.
+fn nvlink_data(sent: Option<u64>, received: Option<u64>) -> Option<u64> {
+    sent?.checked_add(received?)
+}
+
+/// Returns the reserved memory of a GPU, or of its MIG devices, to which the memory belongs then.
+fn reserved(api: &impl Monitoring, handle: &Handle) -> BTreeMap<String, u64> {
+    let mut found = BTreeMap::new();
+    let gpu = &handle.gpu;
+    if gpu.mig_devices.is_empty()
+        && let Ok(bytes) = api.reserved_memory(handle.device)
+    {
+        found.insert(gpu.uuid.clone(), bytes);
+    }
+    for mig in &gpu.mig_devices {
+        let Ok(device) = api.mig_device(handle.device, mig.index) else {
+            continue;
+        };
+        if let Ok(bytes) = api.reserved_memory(device) {
+            found.insert(mig.uuid.clone(), bytes);
+        }
+    }
+    found
 }
 
 fn memory(api: &impl Monitoring, handle: &Handle, mig: u32) -> Option<Memory> {

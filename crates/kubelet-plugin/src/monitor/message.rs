@@ -174,6 +174,14 @@ pub struct More {
     pub ecc_corrected: Option<u64>,
     /// The number of errors of the memory since the driver was loaded that could not be corrected
     pub ecc_uncorrected: Option<u64>,
+    /// The bytes of the memory that the driver reserves, by the UUID of the GPU or MIG device
+    pub reserved: BTreeMap<String, u64>,
+    /// Why the clocks are lower than they could be: bits of `nvmlClocksEventReason…`
+    pub clock_reasons: Option<u64>,
+    /// The KiB that the GPU has sent and received through its NVLinks
+    pub nvlink_data: Option<u64>,
+    /// Whether a row will be remapped at the next reset: 1 if it will
+    pub remap_pending: Option<u64>,
 }
 
 /// `nvmlDeviceGpuRecoveryAction_t`: what has to be done before the GPU works again.

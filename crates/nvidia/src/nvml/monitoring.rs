@@ -59,16 +59,30 @@ pub mod field {
     pub const ENERGY: u32 = 83;
     /// The number of PCIe packets that were sent again
     pub const PCIE_REPLAYS: u32 = 94;
+    /// The data in KiB that the GPU has sent through its NVLinks
+    pub const NVLINK_SENT: u32 = 138;
+    /// The data in KiB that the GPU has received through its NVLinks
+    pub const NVLINK_RECEIVED: u32 = 139;
     /// The number of rows that were remapped because of correctable errors
     pub const REMAPPED_CORRECTABLE: u32 = 142;
     /// The number of rows that were remapped because of uncorrectable errors
     pub const REMAPPED_UNCORRECTABLE: u32 = 143;
+    /// Whether a row will be remapped at the next reset of the GPU
+    pub const REMAP_PENDING: u32 = 144;
     /// Whether the remapping of a row has failed
     pub const REMAP_FAILURE: u32 = 145;
     /// The power in milliwatts that the board may use, with drivers from 530
     pub const POWER_LIMIT: u32 = 190;
     /// The recommended recovery action
     pub const RECOVERY_ACTION: u32 = 230;
+
+    /// Returns the scope of the value: `UINT_MAX` is the sum over all NVLinks, which otherwise are counted one by one.
+    pub(crate) const fn scope(id: u32) -> u32 {
+        match id {
+            NVLINK_SENT | NVLINK_RECEIVED => u32::MAX,
+            _ => 0,
+        }
+    }
 }
 
 /// An event, `nvmlEventData_t`.
@@ -205,6 +219,17 @@ pub trait Monitoring: Api {
     /// # Errors
     /// If the GPU is lost.
     fn memory(&self, device: DeviceHandle) -> Result<Memory, Failed>;
+    /// `nvmlDeviceGetMemoryInfo_v2`, also of a MIG device: the bytes that the driver reserves
+    ///
+    /// # Errors
+    /// [`Code::FUNCTION_NOT_FOUND`] with drivers before 510.
+    fn reserved_memory(&self, device: DeviceHandle) -> Result<u64, Failed>;
+    /// `nvmlDeviceGetCurrentClocksEventReasons`, whose name was `nvmlDeviceGetCurrentClocksThrottleReasons` before driver 535: bits
+    /// `nvmlClocksEventReason…`
+    ///
+    /// # Errors
+    /// [`Code::NOT_SUPPORTED`] for MIG devices, and for some models.
+    fn clock_reasons(&self, device: DeviceHandle) -> Result<u64, Failed>;
     /// `nvmlDeviceGetUtilizationRates`
     ///
     /// # Errors

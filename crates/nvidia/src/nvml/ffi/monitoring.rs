@@ -76,6 +76,25 @@ impl Monitoring for NvmlLibrary {
         })
     }
 
+    fn reserved_memory(&self, device: DeviceHandle) -> Result<u64, Failed> {
+        let memory = stored(structs::MemoryV2::EMPTY, |memory| {
+            self.nvmlDeviceGetMemoryInfo_v2(device, memory)
+        })?;
+        Ok(memory.reserved)
+    }
+
+    fn clock_reasons(&self, device: DeviceHandle) -> Result<u64, Failed> {
+        let reasons = stored(0, |reasons| {
+            self.nvmlDeviceGetCurrentClocksEventReasons(device, reasons)
+        });
+        match reasons {
+            Err(failed) if failed.code == Code::FUNCTION_NOT_FOUND => stored(0, |reasons| {
+                self.nvmlDeviceGetCurrentClocksThrottleReasons(device, reasons)
+            }),
+            other => other,
+        }
+    }
+
     fn utilization(&self, device: DeviceHandle) -> Result<Utilization, Failed> {
         let rates = stored(structs::Utilization::default(), |rates| {
             self.nvmlDeviceGetUtilizationRates(device, rates)

@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_longlong, c_uint, c_ulonglong};
 
 use crate::nvml::api::{Code, DeviceHandle};
+use crate::nvml::monitoring::field;
 use crate::nvml::processes::{MOST, NvmlProcess};
 
 /// `nvmlReturn_t`, an enumeration without negative values.
@@ -69,7 +70,7 @@ impl FieldValue {
     pub(super) fn request(id: u32) -> Self {
         Self {
             id,
-            scope: 0,
+            scope: field::scope(id),
             timestamp: 0,
             latency: 0,
             kind: 0,
@@ -102,6 +103,29 @@ pub(super) struct Memory {
     free: c_ulonglong,
     pub(super) used: c_ulonglong,
 }
+
+/// `nvmlMemory_v2_t`
+#[repr(C)]
+pub(super) struct MemoryV2 {
+    version: c_uint,
+    total: c_ulonglong,
+    pub(super) reserved: c_ulonglong,
+    free: c_ulonglong,
+    used: c_ulonglong,
+}
+
+impl MemoryV2 {
+    /// Version 2 of the structure, with its size in bytes
+    pub(super) const EMPTY: Self = Self {
+        version: 2 << 24 | 40,
+        total: 0,
+        reserved: 0,
+        free: 0,
+        used: 0,
+    };
+}
+
+const _: () = assert!(size_of::<MemoryV2>() == 40);
 
 #[derive(Default)]
 #[repr(C)]

@@ -8,8 +8,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong};
 
 use super::NvmlLibrary;
 use super::structs::{
-    AddressingMode, DeviceAttributes, EventData, FieldValue, GpuInstanceInfo, Memory, PciInfo,
-    ProcessList, Return, Utilization,
+    AddressingMode, DeviceAttributes, EventData, FieldValue, GpuInstanceInfo, Memory, MemoryV2,
+    PciInfo, ProcessList, Return, Utilization,
 };
 use crate::nvml::api::{DeviceHandle, Failed, GpuInstance};
 use crate::nvml::monitoring::{BorrowedSet, EventSet, FIELDS};
@@ -129,6 +129,9 @@ prototypes! {
     nvmlDeviceRegisterEvents(device: DeviceHandle, eventTypes: c_ulonglong, set: BorrowedSet<'_>);
     nvmlDeviceGetFieldValues(device: DeviceHandle, valuesCount: Count, values: &mut [FieldValue; FIELDS]);
     nvmlDeviceGetMemoryInfo(device: DeviceHandle, memory: &mut Memory);
+    nvmlDeviceGetMemoryInfo_v2(device: DeviceHandle, memory: &mut MemoryV2);
+    nvmlDeviceGetCurrentClocksEventReasons(device: DeviceHandle, clocksEventReasons: &mut c_ulonglong);
+    nvmlDeviceGetCurrentClocksThrottleReasons(device: DeviceHandle, clocksThrottleReasons: &mut c_ulonglong);
     nvmlDeviceGetUtilizationRates(device: DeviceHandle, utilization: &mut Utilization);
     nvmlDeviceGetTemperature(device: DeviceHandle, sensorType: TemperatureSensors, temp: &mut c_uint);
     nvmlDeviceGetPowerUsage(device: DeviceHandle, power: &mut c_uint);
