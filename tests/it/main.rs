@@ -118,15 +118,18 @@ macro_rules! tests_of {
     };
 }
 
+// Tests run in this order. The slowest ones are first: at the end, they would run alone.
 tests_of! {
-    advisories, architecture, bad_input, budget, cache, captures, cdi, cdi_conformance, cdi_containers, cdi_units, cgroup, command_lines, conformance,
-    daemon_set, deb, debian, docker, docs, doctor, doctor::bundle, doctor::engines, doctor::faults, doctor::kubelet_plugin, doctor::user, doctor_container, driver_roots, engine_texts, failure,
-    features, findings, fuzz_corpus, golden, gpu_kit, gpudirect, gpus, grants, help, hostile::blocking, hostile::engine, hostile::environment,
-    hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths, hostile::processes, hostile::races,
-    hostile::volumes, host_states, hosts, image_layouts, json_schema, ldcache, ldconfig, lean, licenses, limits, limits_cdi, live, log, migration, nvidia_cli,
-    nvidia_ctk, obs, own_nodes, packages, packaging, peers, pictures, pinned, plan, plan_obstacles, podman, podman_drop_in, podman_shapes, poststop, precreate,
-    precreate_podman, prepare, ps, readme, real_images, records, repository, rpm, shapes, soak, status, streams, style, suse_kit, systemd, timeouts, toolkit,
-    units, walks, why, wsl, zypper
+    streams, hostile::blocking, hostile::races, timeouts, cdi_units, doctor_container, own_nodes, daemon_set, podman_shapes,
+
+    advisories, architecture, bad_input, budget, cache, captures, cdi, cdi_conformance, cdi_containers, cgroup, command_lines,
+    conformance, deb, debian, docker, docs, doctor, doctor::bundle, doctor::engines, doctor::faults, doctor::kubelet_plugin,
+    doctor::user, driver_roots, engine_texts, failure, features, findings, fuzz_corpus, golden, gpu_kit, gpudirect, gpus, grants, help,
+    hostile::engine, hostile::environment, hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths,
+    hostile::processes, hostile::volumes, host_states, hosts, image_layouts, json_schema, ldcache, ldconfig, lean, licenses, limits,
+    limits_cdi, live, log, migration, nvidia_cli, nvidia_ctk, obs, packages, packaging, peers, pictures, pinned, plan, plan_obstacles,
+    podman, podman_drop_in, poststop, precreate, precreate_podman, prepare, ps, readme, real_images, records, repository, rpm, shapes,
+    soak, status, style, suse_kit, systemd, toolkit, units, walks, why, wsl, zypper
 }
 
 fn main() -> std::process::ExitCode {
