@@ -1,6 +1,8 @@
-//! The device plugin in a real container, with the restrictions and the volumes of the DaemonSet in deploy/kubernetes.
+//! The device plugin in a real container, with the restrictions and the volumes of the DaemonSet in deploy/kubernetes, and of the one that
+//! NVIDIA's Helm chart renders.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use serde_json::Value;
@@ -22,7 +24,7 @@ const NEEDS: &[Need] = &[
 ];
 
 tests! {
-    NEEDS => the_plugin_works_in_its_container;
+    NEEDS => the_plugin_works_in_its_container, the_plugin_works_in_nvidias_chart;
     engine::NEEDS => the_plugin_gets_the_gpus_of_a_locked_node;
 }
 
@@ -106,7 +108,29 @@ fn options(pod: &Value, node: &Path) -> Vec<String> {
     }
     let mounts = container["volumeMounts"].as_array().unwrap();
     options.extend(mounts.iter().map(|mount| volume(pod, mount, node)));
+    // The kubelet sets this variable in each pod.
+    options.push("-e KUBERNETES_SERVICE_HOST=10.96.0.1".to_owned());
+    for variable in container["env"].as_array().unwrap() {
+        // Others come from a field of the pod.
+        if let Some(value) = variable["value"].as_str() {
+            let name = variable["name"].as_str().unwrap();
+            options.push(format!("-e '{name}={value}'"));
+        }
+    }
     options
+}
+
+/// Returns the program of a container and its arguments.
+fn command(container: &Value) -> String {
+    let list = |key: &str| container[key].as_array().cloned().unwrap_or_default();
+    let mut words = list("command");
+    if words.is_empty() {
+        // The entry point of the image
+        words.push("oci-nvidia-kubelet-plugin".into());
+    }
+    words.extend(list("args"));
+    let words: Vec<&str> = words.iter().filter_map(Value::as_str).collect();
+    words.join(" ")
 }
 
 /// Copies a program and the libraries that it needs to an image.
@@ -122,7 +146,8 @@ fn install(program: &Path, rootfs: &Path) {
     sh(&script).ok();
 }
 
-fn the_plugin_works_in_its_container() {
+/// Runs the plugin in the container of a pod, next to a fake kubelet that allocates a GPU. Returns what the kubelet and the plugin printed.
+fn run(pod: &Value) -> String {
     let (programs, podman, fake) = (
         built::programs(),
         Podman::new(),
@@ -131,6 +156,9 @@ fn the_plugin_works_in_its_container() {
     let dir = podman.dir.path();
     let image = Image::new(&dir.join("plugin"), &["--layout", "debian"]);
     install(&programs.join("oci-nvidia-kubelet-plugin"), &image.rootfs);
+    // As in packaging/Containerfile
+    let nvidias_name = image.rootfs.join("usr/bin/nvidia-device-plugin");
+    symlink("oci-nvidia-kubelet-plugin", nvidias_name).unwrap();
     // On a node, the hook adds the driver to the container. The fake one has its own /proc/driver/nvidia, below another root
     // directory, and to change to that takes CAP_SYS_CHROOT.
     let config = image.rootfs.join("etc/nvidia-container-runtime");
@@ -145,23 +173,11 @@ fn the_plugin_works_in_its_container() {
         "--cap-add=SYS_CHROOT -v '{}:/driver:ro,dev' --device-cgroup-rule='c 195:* rw' --device-cgroup-rule='c 511:* rw'",
         fake.root.display()
     );
-    let (pod, node) = (pod(), dir.join("node"));
-    let options = options(&pod, &node).join(" ");
-    let words = |value: &Value| -> String {
-        let words = value["args"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|word| word.as_str().unwrap());
-        words.collect::<Vec<_>>().join(" ")
-    };
+    let node = dir.join("node");
+    let options = options(pod, &node).join(" ");
     for mount in pod["containers"][0]["volumeMounts"].as_array().unwrap() {
-        fs::create_dir_all(
-            image
-                .rootfs
-                .join(&mount["mountPath"].as_str().unwrap()[1..]),
-        )
-        .unwrap();
+        let path = mount["mountPath"].as_str().unwrap();
+        fs::create_dir_all(image.rootfs.join(&path[1..])).unwrap();
     }
     podman.import(&image.rootfs, "localhost/plugin");
     let until = |pattern: &str, what: &str| {
@@ -175,11 +191,11 @@ fn the_plugin_works_in_its_container() {
          '{programs}/examples/fake-kubelet' '{node}/var/lib/kubelet' <>in >kubelet 2>&1 & kubelet=$!\n\
          {started}\
          \"$@\" run --rm --replace --name plugin --network=none {options} {driver} localhost/plugin \
-                 oci-nvidia-kubelet-plugin {args} >log 2>&1 & podman=$!\n\
+                 {command} >log 2>&1 & podman=$!\n\
          {healthy}\
          echo allocate nvidia.com/gpu {GPU_0} >in\n\
          {allocated}\
-         cat etc/kubernetes/node-feature-discovery/features.d/*\n\
+         cat etc/kubernetes/node-feature-discovery/features.d/* 2>/dev/null || true\n\
          \"$@\" stop -t 10 plugin >/dev/null\n\
          wait $podman; echo \"exit status $?\"; cat log",
         node = node.display(),
@@ -187,20 +203,50 @@ fn the_plugin_works_in_its_container() {
         started = "for i in $(seq 300); do [ ! -S var/lib/kubelet/device-plugins/kubelet.sock ] || break; sleep 0.1; done\n",
         healthy = until("list nvidia.com/gpu .*=Healthy .*=Healthy", "kubelet"),
         allocated = until("allocated .*NVIDIA_VISIBLE_DEVICES", "kubelet"),
-        args = words(&pod["containers"][0]),
+        command = command(&pod["containers"][0]),
     );
-    let text = podman.shell(Cgroup::AsMounted, &script).ok();
+    podman.shell(Cgroup::AsMounted, &script).ok()
+}
+
+/// Checks what is the same in all pods.
+fn check(text: &str) {
     for says in [
         &format!("\"NVIDIA_VISIBLE_DEVICES\": \"{GPU_0}\""),
-        "\nnvidia.com/gpu.count=2\n",
         "\nexit status 0\n",
         "the node has 2 GPUs and driver 535.183.01",
-        "serving metrics at http://",
         "registered \"nvidia.com/gpu\" with the kubelet",
     ] {
         assert!(text.contains(says), "{says}: {text}");
     }
     assert!(!text.contains("is unhealthy"), "{text}");
+}
+
+fn the_plugin_works_in_its_container() {
+    let text = run(&pod());
+    check(&text);
+    for says in ["\nnvidia.com/gpu.count=2\n", "serving metrics at http://"] {
+        assert!(text.contains(says), "{says}: {text}");
+    }
+}
+
+/// Only the image is another one. The pod does not show the engine of the node, and the chart mounts the directory of CDI specs.
+fn the_plugin_works_in_nvidias_chart() {
+    let text = fs::read_to_string(source("tests/fixtures/nvidia-chart/pod.yaml")).unwrap();
+    let mut pod = cdi_spec::yaml::parse(&text).unwrap();
+    let text = run(&pod);
+    check(&text);
+    assert!(
+        text.contains("containers get their devices with envvar (the pod does not see"),
+        "{text}"
+    );
+    // No finding: each variable of the chart has an effect, or needs none.
+    assert!(!text.contains("(ONH-"), "{text}");
+    let mounts = pod["containers"][0]["volumeMounts"].as_array_mut().unwrap();
+    mounts.retain(|mount| mount["name"] != "cdi-root");
+    let text = run(&pod);
+    check(&text);
+    let missing = "\"/var/run/cdi\" is not a directory of the node; mount it into the pod with a hostPath volume";
+    assert!(text.contains(missing), "{text}");
 }
 
 /// The overlay requests the GPUs with a mount, which needs no privileges. The variable of the plugin's image has no effect.

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 
 use base::paths::HostPath;
+use base::sys::mount::statmount;
 use cdi_spec::file::Format;
 use cdi_spec::spec::Spec;
 use engines::cdi_check::is_ours;
@@ -33,7 +34,7 @@ use nvidia_host::feature::{Feature, Features};
 use nvidia_host::host::Host;
 use nvidia_host::inventory::{Gpu, Inventory};
 use plugin_api::kinds;
-use rustix::fs::{Access, FlockOperation, OFlags, flock};
+use rustix::fs::{Access, FlockOperation, Mode, OFlags, flock};
 
 use crate::node::host::is_in_pod;
 
@@ -179,6 +180,19 @@ pub(crate) fn read_ours(path: &Path) -> Option<Spec> {
 fn device_of(path: &Path) -> Option<u64> {
     let existing = path.ancestors().find(|path| fs::metadata(path).is_ok())?;
     Some(fs::metadata(existing).ok()?.dev())
+}
+
+/// Whether something is mounted at this path.
+fn is_mount_point(path: &Path) -> bool {
+    let mount_of = |path: &Path| {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+        statmount::reused_id(file).ok()
+    };
+    let (Some(own), Some(above)) = (mount_of(path), path.parent().and_then(mount_of)) else {
+        return false;
+    };
+    own != above
 }
 
 fn names(spec: &Spec) -> BTreeSet<String> {
@@ -330,9 +344,11 @@ impl VendorSpecs {
             .with_context(|| format!("cannot write {:?}", self.path))
     }
 
-    /// Checks that the engine can read the directory: in a pod, it must be a mount of the host.
+    /// Checks that the engine can read the directory: in a pod, it must be a mount of the host. It can be on the file system of the
+    /// container's root, for example with the storage driver `vfs`.
     fn check_mount(&self) -> Result<()> {
-        if !is_in_pod() || device_of(&self.dir) != device_of(Path::new("/")) {
+        let is_on_root = device_of(&self.dir) == device_of(Path::new("/"));
+        if !is_in_pod() || !is_on_root || is_mount_point(&self.dir) {
             return Ok(());
         }
         let dir = &self.dir;
