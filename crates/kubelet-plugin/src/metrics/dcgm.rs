@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 
 use nvidia_host::nvml::monitoring::Memory;
 
-use super::readings::Reading;
+use super::readings::{Reading, float};
 use super::series::{
-    Accelerator, Labels, Metric, MetricKind, MetricSources, Series, add, float, gauge, holders,
+    Accelerator, Labels, Metric, MetricKind, MetricSources, Series, add, gauge, holders,
 };
 use crate::kubelet::pods::PodContainer;
 use crate::monitor::message::More;

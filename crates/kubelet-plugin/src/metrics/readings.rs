@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use nvidia_host::nvml::monitoring::Memory;
 
-use super::series::float;
 use crate::monitor::message::{EventKind, GpuEvent, More, Sample};
 use crate::monitor::update::{Driver, Update};
 
@@ -142,6 +141,15 @@ impl Readings {
             }
         }
     }
+}
+
+/// Returns the number for a metric.
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "numbers of bytes and errors are below 2^53"
+)]
+pub(super) const fn float(number: u64) -> f64 {
+    number as f64
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::time::UNIX_EPOCH;
 
 use nvidia_host::nvml::monitoring::Memory;
 
-use super::readings::{Reading, Readings};
+use super::readings::{Reading, Readings, float};
 use crate::kubelet::Status;
 use crate::kubelet::pods::PodContainer;
 use crate::node::Offer;
@@ -372,14 +372,6 @@ fn with_uuid<'a>(offer: &'a Offer, uuid: &str) -> Option<Accelerator<'a>> {
         }
     }
     None
-}
-
-#[allow(
-    clippy::cast_precision_loss,
-    reason = "numbers of bytes and errors are below 2^53"
-)]
-pub(super) const fn float(number: u64) -> f64 {
-    number as f64
 }
 
 #[cfg(test)]
