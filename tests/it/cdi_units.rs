@@ -28,7 +28,7 @@ const LONG: &[Need] = &[
 
 tests! {
     &[] => both_services_have_the_same_restrictions;
-    NEEDS => the_path_unit_watches_the_configuration, the_page_of_the_migration_stops_the_toolkit;
+    NEEDS => the_path_unit_watches_the_configuration, the_page_of_the_migration_stops_the_toolkit, stopped_units_write_no_spec;
     LONG => a_change_at_the_end_of_a_run_is_not_lost;
 }
 
@@ -155,6 +155,20 @@ fn a_change_at_the_end_of_a_run_is_not_lost() {
     std::fs::write(&path, script).unwrap();
     let stdout = systemd.enter(&format!("sh -eu '{}'", path.display())).ok();
     assert_eq!(stdout, "0 outdated specs\n");
+}
+
+/// An administrator disables the units and removes the spec, as switch-off.md states, while the second service is about to write it.
+fn stopped_units_write_no_spec() {
+    let systemd = start();
+    let slow = format!(
+        "until ! systemctl is-active -q {RECHECK} && [ -e /run/cdi/nvidia.yaml ]; do sleep 0.1; done\n\
+         printf '[Service]\\nExecStartPre=/bin/sleep 3\\n' >/run/systemd/system/{RECHECK}.d/slow.conf\n\
+         systemctl daemon-reload; systemctl start {SERVICE}\n\
+         until [ \"$(systemctl show -p ActiveState --value {RECHECK})\" = activating ]; do sleep 0.1; done\n\
+         systemctl disable --now {PATH} {SERVICE}; rm /var/run/cdi/nvidia*.yaml\n\
+         sleep 5; ls /run/cdi"
+    );
+    assert_eq!(systemd.enter(&slow).ok(), "");
 }
 
 /// The units of the package write the CDI spec again, however config.toml and its drop-in files are changed.
