@@ -1,5 +1,6 @@
 //! Checks of config.toml, the log, SELinux, and the permissions of users.
 
+use base::tree::Located;
 use findings::catalog;
 use nvidia_host::driver::group::{GIVE_A_GROUP, join};
 
@@ -9,7 +10,8 @@ use super::facts::Facts;
 use super::inspect::{CONFIG, DEFAULTS};
 use crate::record::log_file;
 use engines::EngineKind;
-use nvidia_host::config::PackageLeftover;
+use nvidia_host::config::{NodeAccess, PackageLeftover};
+use nvidia_host::driver::access::Permissions;
 
 pub(super) fn config(facts: &Facts) -> Vec<Check> {
     let mut outcomes: Vec<_> = facts
@@ -121,6 +123,9 @@ pub(super) fn selinux(facts: &Facts) -> Check {
         (None, None) => Check::skipped(
             "the booleans of the policy for containers are missing, or cannot be read",
         ),
+        _ if creates_all_nodes(facts) => Check::ok(
+            "the hook creates the device nodes of containers, with their label (device-node-access)",
+        ),
         (_, xserver) => {
             // container_use_xserver_devices is newer and allows less.
             let boolean = if xserver.is_some() {
@@ -135,6 +140,24 @@ pub(super) fn selinux(facts: &Facts) -> Check {
             )
         }
     }
+}
+
+/// Whether containers of rootful engines get no node of the host, because the hook creates nodes in place of those that only a group can
+/// open ([`crate::plan::access`]). The nodes of MIG devices are the host's.
+fn creates_all_nodes(facts: &Facts) -> bool {
+    let settings = facts.settings();
+    let creates = settings.edit_cgroups && settings.device_node_access == NodeAccess::Container;
+    if facts.user.is_some() || !creates || !facts.driver.mig_caps.is_empty() {
+        return false;
+    }
+    let nodes = facts.driver.nodes.iter().chain(&facts.driver.modeset);
+    let mut found: Vec<&Located> = nodes.filter_map(|node| node.found.as_ref()).collect();
+    found.extend(&facts.driver.uvm);
+    !found.is_empty() && found.into_iter().all(is_for_a_group)
+}
+
+fn is_for_a_group(node: &Located) -> bool {
+    Permissions::from(node).is_for_a_group()
 }
 
 pub(super) fn groups(facts: &Facts) -> Check {

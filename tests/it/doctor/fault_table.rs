@@ -386,6 +386,20 @@ pub(super) const FAULTS: &[(&str, &str, &str, Status)] = &[
         "ONH-508",
         Status::Warning,
     ),
+    // The hook creates all nodes but one.
+    (
+        "echo '0 0' >sys/fs/selinux/booleans/container_use_devices; chgrp video dev/nvidia*; chmod 660 dev/nvidia*; chmod 666 dev/nvidia-uvm",
+        "selinux",
+        "ONH-508",
+        Status::Warning,
+    ),
+    (
+        "echo '0 0' >sys/fs/selinux/booleans/container_use_devices; chgrp video dev/nvidia*; chmod 660 dev/nvidia*; \
+         sed -i 's/^#device-node-access.*/device-node-access = \"host\"/' etc/nvidia-container-runtime/config.toml",
+        "selinux",
+        "ONH-508",
+        Status::Warning,
+    ),
     (
         "mkdir -p etc/cdi; echo '{' >etc/cdi/x.yaml",
         "specs",

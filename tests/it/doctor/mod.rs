@@ -13,7 +13,7 @@ pub mod user;
 use std::path::Path;
 use std::process::Command;
 
-use ::engines::status;
+use ::engines::{User, status};
 use base::paths::HostPath;
 use base::tree::Tree;
 use oci_nvidia_hook::testing::cli::doctor_text::{self, View};
@@ -32,13 +32,43 @@ const NEEDS: &[Need] = &[Need::OwnProcess, Need::Root, Need::Program("cc")];
 tests! {
     &[Need::OwnProcess] => a_bare_host, this_host, the_man_page_explains_each_check;
     NEEDS => a_good_host, a_broken_host, devices_next_to_the_gpus, a_driver_root_with_files_only, nothing_is_changed,
-        one_sentence_for_all_names_of_a_library;
+        one_sentence_for_all_names_of_a_library, nodes_that_the_hook_creates_need_no_boolean;
 }
 
 fn examine(host: &Path, caller: Caller) -> Vec<Check> {
     assert!(has_own_process(), "this test lacks Need::OwnProcess");
     let host = Tree::open(&HostPath::new(host)).unwrap();
     doctor::examine(&doctor::inspect(&host, None, caller))
+}
+
+/// Fedora and openSUSE: the label of the host's nodes is one that containers may not open. Nodes of SUSE are root:video 0660.
+fn nodes_that_the_hook_creates_need_no_boolean() {
+    let host = changed(
+        "echo '0 0' >sys/fs/selinux/booleans/container_use_devices; chgrp video dev/nvidia*; chmod 660 dev/nvidia*",
+    );
+    let of_selinux = |caller| {
+        let mut found = examine(host.path(), caller);
+        found.retain(|outcome| outcome.check == "selinux");
+        found.remove(0)
+    };
+    let of_root = of_selinux(Caller::default());
+    assert_eq!(of_root.status, Status::Ok, "{of_root:?}");
+    assert!(
+        of_root
+            .what
+            .starts_with("the hook creates the device nodes of containers")
+    );
+    // A rootless container gets the nodes of the host.
+    let tux = User {
+        name: "tux".into(),
+        uid: 1000,
+        home: None,
+    };
+    let of_tux = of_selinux(Caller {
+        user: Some(tux),
+        ..Caller::default()
+    });
+    assert_eq!(of_tux.id.unwrap(), "ONH-508");
 }
 
 /// Compares what `doctor`, `doctor --all` and `status` print for a host with the golden files.
