@@ -157,18 +157,21 @@ fn a_change_at_the_end_of_a_run_is_not_lost() {
     assert_eq!(stdout, "0 outdated specs\n");
 }
 
-/// An administrator disables the units and removes the spec, as switch-off.md states, while the second service is about to write it.
+/// An administrator disables the units and removes the spec, as switch-off.md states, while one of the services runs. The other one must
+/// not write the spec again.
 fn stopped_units_write_no_spec() {
-    let systemd = start();
-    let slow = format!(
-        "until ! systemctl is-active -q {RECHECK} && [ -e /run/cdi/nvidia.yaml ]; do sleep 0.1; done\n\
-         printf '[Service]\\nExecStartPre=/bin/sleep 3\\n' >/run/systemd/system/{RECHECK}.d/slow.conf\n\
-         systemctl daemon-reload; systemctl start {SERVICE}\n\
-         until [ \"$(systemctl show -p ActiveState --value {RECHECK})\" = activating ]; do sleep 0.1; done\n\
-         systemctl disable --now {PATH} {SERVICE}; rm /var/run/cdi/nvidia*.yaml\n\
-         sleep 5; ls /run/cdi"
-    );
-    assert_eq!(systemd.enter(&slow).ok(), "");
+    for running in [RECHECK, SERVICE] {
+        let systemd = start();
+        let script = format!(
+            "until ! systemctl is-active -q {SERVICE} {RECHECK} && [ -e /run/cdi/nvidia.yaml ]; do sleep 0.1; done\n\
+             printf '[Service]\\nExecStartPre=/bin/sleep 3\\n' >/run/systemd/system/{running}.d/slow.conf\n\
+             systemctl daemon-reload; systemctl start --no-block {SERVICE}\n\
+             until [ \"$(systemctl show -p ActiveState --value {running})\" = activating ]; do sleep 0.1; done\n\
+             systemctl disable --now {PATH} {SERVICE}; rm /var/run/cdi/nvidia*.yaml\n\
+             sleep 5; ls /run/cdi"
+        );
+        assert_eq!(systemd.enter(&script).ok(), "", "{running}");
+    }
 }
 
 /// The units of the package write the CDI spec again, however config.toml and its drop-in files are changed.
