@@ -184,15 +184,17 @@ fn device_of(path: &Path) -> Option<u64> {
 
 /// Whether something is mounted at this path.
 fn is_mount_point(path: &Path) -> bool {
-    let mount_of = |path: &Path| {
-        let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
-        statmount::reused_id(file).ok()
-    };
-    let (Some(own), Some(above)) = (mount_of(path), path.parent().and_then(mount_of)) else {
+    let (Some(own), Some(above)) = (mount_id(path), path.parent().and_then(mount_id)) else {
         return false;
     };
     own != above
+}
+
+/// Returns the id of the mount that contains the file.
+fn mount_id(path: &Path) -> Option<u64> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+    statmount::reused_id(file).ok()
 }
 
 fn names(spec: &Spec) -> BTreeSet<String> {

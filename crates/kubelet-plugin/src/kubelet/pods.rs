@@ -170,8 +170,11 @@ impl PodContainer {
 
 /// Whether a text consists of the characters of a DNS name in lower case (RFC 1123), as the API server demands.
 fn is_name(text: &str, limit: usize) -> bool {
-    let is_in_name = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
     !text.is_empty() && text.len() <= limit && text.bytes().all(is_in_name)
+}
+
+fn is_in_name(byte: u8) -> bool {
+    matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.')
 }
 
 #[cfg(test)]

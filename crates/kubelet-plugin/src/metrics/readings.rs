@@ -73,8 +73,8 @@ impl Reading {
         self.utilization.back().map(|(_, percent)| *percent)
     }
 
-    /// Returns the megabytes that the GPU sent and received through its NVLinks each second, between the last two polls. The counter starts
-    /// again with the driver; then there is no rate until the next poll.
+    /// Returns the megabytes that the GPU sent and received through its NVLinks each second, between the last two polls. There is none
+    /// for the poll after the driver was loaded again, because the counter has restarted at zero.
     #[must_use]
     pub fn nvlink_rate(&self) -> Option<f64> {
         let [Some((before, older)), Some((now, newer))] = self.nvlink_data else {

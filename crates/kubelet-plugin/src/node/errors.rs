@@ -154,7 +154,7 @@ impl ErrorFile {
     }
 }
 
-/// Returns the errors in the content of a file. They are of this driver, or there are none.
+/// Returns the errors in the content of a file. There are none if it is invalid or describes another driver.
 #[must_use]
 pub fn parse(
     bytes: &[u8],
