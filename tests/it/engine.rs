@@ -116,8 +116,12 @@ impl Podman {
             let podman = Self::new();
             let image = Image::new(podman.dir.path(), &["--layout", "debian"]);
             podman.import(&image.rootfs, IMAGE);
-            // The database of containers contains the path of the storage.
-            std::fs::remove_dir_all(podman.dir.path().join("storage/libpod")).unwrap();
+            // The database of containers contains the path of the storage. Podman 5 has it in db.sql.
+            let storage = podman.dir.path().join("storage");
+            std::fs::remove_dir_all(storage.join("libpod")).unwrap();
+            for name in ["db.sql", "db.sql-shm", "db.sql-wal"] {
+                let _ = std::fs::remove_file(storage.join(name));
+            }
             podman
         });
         let podman = Self::new();
