@@ -44,7 +44,10 @@ pub(super) fn prepare<'a>(
             let source = open_ipc(channel, api)?;
             match channel.expected {
                 Expected::Socket => Box::new(move |container| container.mount(source, target)),
-                Expected::Directory | Expected::NamedDirectory | Expected::ReadOnlyDirectory => {
+                Expected::Directory
+                | Expected::NamedDirectory
+                | Expected::ReadOnlyDirectory
+                | Expected::MpsDirectory => {
                     Box::new(move |container| container.mount_directory(source, target))
                 }
             }
@@ -132,7 +135,9 @@ fn open_ipc(channel: &Channel, api: Api) -> Result<Source> {
         .as_path()
         .join(opened.path.strip_prefix("/").unwrap_or(&opened.path));
     let attrs = match channel.expected {
-        Expected::Socket | Expected::ReadOnlyDirectory => MountAttrs::READ_ONLY,
+        Expected::Socket | Expected::ReadOnlyDirectory | Expected::MpsDirectory => {
+            MountAttrs::READ_ONLY
+        }
         Expected::Directory | Expected::NamedDirectory => MountAttrs::SHARED_DIRECTORY,
     };
     Source::from_fd(opened.fd, Some(HostPath::new(path)), attrs, api)

@@ -193,6 +193,12 @@ kinds! {
     NOT_EXAMINED "ONH-055" Error "a running container cannot be examined"
         why "its process does not exist, or belongs to another user, or is not in a container"
         fix "run `doctor --container` or `doctor --pid` as root, for a container that is running" see "";
+    MPS_NOT_READY "ONH-056" Error "the GPU is shared through MPS, and its daemon is not ready"
+        why "programs could not use the GPU, or would use it without the limits of the daemon"
+        fix "see `systemctl status oci-nvidia-mps@GPU` and start the unit, or stop it to give containers the GPU without MPS" see "sharing.md";
+    MPS_SEVERAL "ONH-057" Error "a GPU that is shared through MPS is requested together with other GPUs"
+        why "a program can connect to the MPS daemon of one GPU only"
+        fix "request only this GPU, or only the others; a container for monitoring gets all of them with `NVIDIA_DRIVER_CAPABILITIES=utility`" see "sharing.md";
     ENGINE_STOPPED "ONH-060" Error "an engine rejects one of its configuration or hook files"
         why "the engine starts no container at all until the file is corrected"
         fix "correct or remove the file that the message names: its syntax is invalid, or it names a stage that the engine does not support" see "";

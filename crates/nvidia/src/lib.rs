@@ -48,6 +48,7 @@
 //! | [`config`] | config.toml |
 //! | [`driver`] | the driver's files, sockets and device nodes below the driver root |
 //! | [`nvml`], [`inventory`] | the GPUs that NVML and the kernel module report |
+//! | [`mps`] | the daemons through which containers share a GPU |
 //! | [`programs`] | the names of NVIDIA's programs |
 //! | [`prepare`] | loads the modules and creates the device nodes |
 //! | [`host`] | finds the driver and gathers facts |
@@ -75,6 +76,7 @@ mod glob;
 pub mod host;
 pub mod inventory;
 pub mod limit_entry;
+pub mod mps;
 pub mod nvml;
 pub mod prepare;
 pub mod programs;

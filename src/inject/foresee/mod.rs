@@ -129,9 +129,10 @@ impl<'a> Foresight<'a> {
                 target,
             } => match channel.expected {
                 Expected::Socket => self.mount(source, target, None).map(drop),
-                Expected::Directory | Expected::NamedDirectory | Expected::ReadOnlyDirectory => {
-                    self.directory_point(target)
-                }
+                Expected::Directory
+                | Expected::NamedDirectory
+                | Expected::ReadOnlyDirectory
+                | Expected::MpsDirectory => self.directory_point(target),
             },
             Step::MountNode { node, own } => self.node(node, own.as_ref()),
             Step::Link(link) => self.link(link),

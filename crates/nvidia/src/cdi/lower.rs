@@ -72,7 +72,9 @@ pub fn lower_for_engine(edits: &Edits, host: &SpecContext) -> ContainerEdits {
             continue;
         }
         let options: &[&str] = match ipc.channel.expected {
-            Expected::Socket | Expected::ReadOnlyDirectory => &READ_ONLY_OPTIONS,
+            Expected::Socket | Expected::ReadOnlyDirectory | Expected::MpsDirectory => {
+                &READ_ONLY_OPTIONS
+            }
             Expected::Directory | Expected::NamedDirectory => &DIRECTORY_OPTIONS,
         };
         let mount = mount(&ipc.source, &ipc.path, options);

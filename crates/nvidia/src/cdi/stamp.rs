@@ -22,6 +22,7 @@ use crate::driver::locate::locate;
 use crate::driver::{DriverKind, wsl};
 use crate::host::{HostState, Located, Roots};
 use crate::inventory::Inventory;
+use crate::mps;
 
 /// The state of a host, as far as a spec depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -217,10 +218,14 @@ fn sockets(roots: &Roots, config: &Config) -> Vec<(PathBuf, bool)> {
         config.mps_directory.as_deref(),
         Omit::default(),
     );
-    sockets
+    let mut found: Vec<_> = sockets
         .iter()
         .map(|socket| (socket.source.as_path().to_owned(), socket.is_fixed))
-        .collect()
+        .collect();
+    for daemon in mps::daemons(&roots.driver) {
+        found.push((daemon.ipc.source.as_path().to_owned(), daemon.ipc.is_fixed));
+    }
+    found
 }
 
 /// The number and the permissions of a device node, if it can be examined.

@@ -16,6 +16,7 @@ use base::report::{Finding, failure, line};
 use base::sys::guarded::{self, Chooser, Guarded, Refused};
 use base::sys::in_root::Root;
 use base::sys::live_files;
+use base::sys::ns::in_user_namespace;
 use base::tree::{Tree, is_missing};
 use findings::catalog;
 
@@ -33,6 +34,9 @@ pub enum Expected {
     NamedDirectory,
     /// A directory that belongs to root, which containers can only read, and that contains no socket, FIFO or device
     ReadOnlyDirectory,
+    /// The directory of an MPS daemon that this program runs. It belongs to root, and containers can only read it: clients connect to its
+    /// socket.
+    MpsDirectory,
 }
 
 /// The socket or directory of a daemon, as a path. [`Channel::open`] opens and checks it.
@@ -59,6 +63,17 @@ pub struct Ipc {
     pub path: ContainerPath,
 }
 
+impl Ipc {
+    /// Returns the opened file as a container gets it at `path`, or `None` if it is missing or fails a check.
+    pub(crate) fn open_at(root: &Tree, channel: Channel, path: &Path) -> Option<Self> {
+        let opened = channel.open_below(root.as_root()).ok()?;
+        Some(Self {
+            path: ContainerPath::new(path)?,
+            ..opened_at(root, channel, &opened)?
+        })
+    }
+}
+
 impl Channel {
     /// Opens the file, if no user other than root, the user of this process and the user of the daemon can have replaced it.
     ///
@@ -83,6 +98,11 @@ impl Channel {
             ),
         })?;
         let stat = &found.stat;
+        let expected = match self.expected {
+            // The host's root appears as another user, and this process has only the rights of the user whose container it is.
+            Expected::MpsDirectory if in_user_namespace()? => Expected::NamedDirectory,
+            expected => expected,
+        };
         let seen = Seen {
             kind: FileType::from_raw_mode(stat.st_mode),
             is_trusted: guarded::is_trusted(stat.st_uid),
@@ -90,14 +110,14 @@ impl Channel {
             has_other_names: stat.st_nlink > 1,
             chooser: &found.chooser,
         };
-        match judge(self.expected, &seen) {
+        match judge(expected, &seen) {
             None => self.check_content(found),
             Some(why) => Err(self.refusal(&why, &found.path)),
         }
     }
 
-    /// Returns the opened file, unless it is a directory to read that contains more than files. The MPS directory is the only one that
-    /// containers get for its sockets.
+    /// Returns the opened file, unless it is a directory to read that contains more than files. MPS directories are the only ones that
+    /// containers get for their sockets.
     fn check_content(&self, found: Guarded) -> Result<Guarded> {
         if self.expected != Expected::ReadOnlyDirectory {
             return Ok(found);
@@ -122,6 +142,9 @@ impl Channel {
                 format!(
                     "see its owner and its files with \"ls -la {at}\": root must own it, and it may only contain files"
                 )
+            }
+            Expected::MpsDirectory => {
+                format!("see its owner with \"ls -ld {at}\": root must own it")
             }
             Expected::Directory | Expected::NamedDirectory => format!(
                 "remove {at}, or have an MPS daemon use a directory that only root can create and name it with \
@@ -158,10 +181,12 @@ fn judge(expected: Expected, seen: &Seen<'_>) -> Option<String> {
         }
         // The administrator has chosen it.
         Expected::NamedDirectory => return None,
-        Expected::Directory | Expected::ReadOnlyDirectory if !seen.is_trusted => {
+        Expected::Directory | Expected::ReadOnlyDirectory | Expected::MpsDirectory
+            if !seen.is_trusted =>
+        {
             return Some(format!("it belongs to user {uid}, not to root"));
         }
-        Expected::Directory | Expected::ReadOnlyDirectory => {
+        Expected::Directory | Expected::ReadOnlyDirectory | Expected::MpsDirectory => {
             return match seen.chooser {
                 Chooser::NoOther => None,
                 Chooser::Owner(dir, uid) => {

@@ -20,6 +20,7 @@ use crate::inventory::caps::{MIG_MINORS, MigCap};
 use crate::inventory::procfs::DRIVER_PROC;
 use crate::inventory::select::Device;
 use crate::inventory::{Gpu, MigDevice, limits};
+use crate::mps::{self, CONTAINER_DIRECTORY};
 
 /// The capabilities that require the nodes of a GPU in `/dev/dri`.
 const DRM: [Capability; 2] = [Graphics, Display];
@@ -104,6 +105,12 @@ pub fn edits(
     devices: &[Device<'_>],
 ) -> Result<(Edits, Vec<Finding>)> {
     let (mut edits, mut findings) = common(facts, wanted)?;
+    let shared = shared(&facts.devices, devices)?;
+    if shared.is_some() {
+        // The directory of another MPS daemon has the same path in containers.
+        let path = Path::new(CONTAINER_DIRECTORY);
+        edits.ipc.retain(|ipc| ipc.path.absolute() != path);
+    }
     findings.extend(not_isolated(&facts.devices, devices.len()));
     for device in devices {
         edits = edits.merge(of_device(&facts.devices, wanted, *device)?);
@@ -121,6 +128,39 @@ pub fn edits(
         edits = edits.merge(build::device(nodes, Vec::new()));
     }
     Ok((without_proc(edits, &facts.devices), findings))
+}
+
+/// Returns the MPS daemon whose GPU a container gets.
+///
+/// # Errors
+/// If the daemon is not ready, or the container gets other GPUs too. A program connects to one daemon, and sees the GPU of this daemon
+/// only.
+fn shared<'f>(facts: &'f DeviceFacts, devices: &[Device<'_>]) -> Result<Option<&'f mps::Daemon>> {
+    let mut gpus: Vec<&Gpu> = devices.iter().map(|device| device.gpu()).collect();
+    gpus.dedup_by_key(|gpu| &gpu.uuid);
+    let Some((gpu, daemon)) = gpus
+        .iter()
+        .find_map(|gpu| Some((gpu, facts.mps_of(&gpu.uuid)?)))
+    else {
+        return Ok(None);
+    };
+    let (index, uuid) = (gpu.index, &gpu.uuid);
+    if gpus.len() > 1 {
+        let what = format!(
+            "GPU {index} is shared through MPS, and the container requests {} GPUs",
+            gpus.len()
+        );
+        let fix = "request only this GPU, or only the others; for monitoring, set NVIDIA_DRIVER_CAPABILITIES=utility";
+        return Err(failure(&catalog::MPS_SEVERAL, what, fix));
+    }
+    match daemon.problem() {
+        None => Ok(Some(daemon)),
+        Some(why) => {
+            let what = format!("the MPS daemon of GPU {index} is not ready: {why}");
+            let fix = format!("run \"systemctl status oci-nvidia-mps@{uuid}\" on the host");
+            Err(failure(&catalog::MPS_NOT_READY, what, fix))
+        }
+    }
 }
 
 /// Returns the edits that do not depend on the devices.
@@ -191,6 +231,8 @@ pub fn common_nodes(
 pub fn of_device(facts: &DeviceFacts, wanted: &Wanted, device: Device<'_>) -> Result<Edits> {
     let gpu = device.gpu();
     let mut edits = of_gpu(facts, gpu)?;
+    let daemon = facts.mps_of(&gpu.uuid);
+    edits.ipc.extend(daemon.map(|daemon| daemon.ipc.clone()));
     if wants_drm(wanted) && facts.wsl.is_none() {
         edits = edits.merge(build::drm(drm_nodes(facts, gpu)?, &gpu.bus_id.in_sysfs()));
         edits = edits.merge(build::egl_device(gpu.minor));

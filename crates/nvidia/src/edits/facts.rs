@@ -18,6 +18,7 @@ use crate::driver::nodes::{DeviceNode, NodeState, PREPARE, check_major, check_mi
 use crate::feature::Feature;
 use crate::inventory::caps::MigCap;
 use crate::inventory::procfs::DRIVER_PROC;
+use crate::mps;
 
 /// The facts for the edits of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +61,8 @@ pub struct DeviceFacts {
     pub withholds_mig: bool,
     /// The GPUs of WSL 2; `None` on other hosts
     pub wsl: Option<WslGpus>,
+    /// The MPS daemons of GPUs that are shared, if the container can use CUDA
+    pub mps: Vec<mps::Daemon>,
 }
 
 /// The GPUs of WSL 2. A container that has `/dev/dxg` can use all of them.
@@ -72,6 +75,12 @@ pub struct WslGpus {
 }
 
 impl DeviceFacts {
+    /// Returns the MPS daemon of a GPU.
+    #[must_use]
+    pub fn mps_of(&self, uuid: &str) -> Option<&mps::Daemon> {
+        self.mps.iter().find(|daemon| daemon.state.gpu == uuid)
+    }
+
     fn node(&self, name: &str) -> &NodeState {
         self.nodes.get(name).unwrap_or(&NodeState::Missing)
     }

@@ -9,6 +9,7 @@ use base::paths::HostPath;
 use base::report::Finding;
 
 use super::{Host, extra_devices};
+use crate::capability::Capability;
 use crate::driver::files::DriverFiles;
 use crate::driver::nodes::NodeState;
 use crate::driver::pci::PCI_DEVICES;
@@ -20,6 +21,7 @@ use crate::inventory::caps::{self, MigCap};
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
 use crate::inventory::select::{Device, every_device, permitted};
 use crate::inventory::{Gpu, Inventory, limits};
+use crate::mps;
 
 /// The driver's files for the capabilities that config.toml supports.
 #[derive(Clone, Debug)]
@@ -119,6 +121,9 @@ impl Host {
         }
         for device in devices {
             gatherer.gpu(wanted, device.gpu());
+        }
+        if wanted.capabilities.has(Capability::Compute) && !devices.is_empty() {
+            gatherer.facts.mps = mps::daemons(&self.roots.driver);
         }
         if wanted.mig_config || wanted.mig_monitor {
             gatherer.management(wanted, devices);

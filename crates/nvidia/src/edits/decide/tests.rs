@@ -9,6 +9,7 @@ use super::*;
 use crate::capability::Capabilities;
 use crate::driver::access::Permissions;
 use crate::driver::files::DriverFiles;
+use crate::driver::ipc::{Channel, Expected, Ipc};
 use crate::driver::nodes::NodeState;
 use crate::inventory::select::tests::inventory;
 
@@ -467,5 +468,85 @@ fn on_wsl_one_node_stands_for_all_gpus() {
         (without_node, vec![first], missing),
     ] {
         assert_eq!(outcome(facts, &graphics, &devices), expected);
+    }
+}
+
+fn daemon(uuid: &str, status: mps::Status) -> mps::Daemon {
+    let path = mps::directory_of(uuid).join(mps::PIPE);
+    mps::Daemon {
+        state: mps::State {
+            format: mps::FORMAT,
+            gpu: uuid.to_owned(),
+            state: mps::Phase::Ready,
+            why: None,
+            memory_limit_mib: None,
+            active_thread_percentage: None,
+            multi_user: true,
+            compute_mode_before: 0,
+            clients: 0,
+            supervisor: None,
+            daemon: None,
+            server: None,
+        },
+        status,
+        ipc: Ipc {
+            channel: Channel {
+                root: HostPath::new("/"),
+                path: path.clone(),
+                expected: Expected::MpsDirectory,
+            },
+            source: HostPath::new(path),
+            is_fixed: true,
+            path: ContainerPath::new(CONTAINER_DIRECTORY).unwrap(),
+        },
+    }
+}
+
+#[test]
+fn a_gpu_that_is_shared_through_mps() {
+    let inventory = inventory();
+    let (first, second) = (
+        Device::Gpu(&inventory.gpus[0]),
+        Device::Gpu(&inventory.gpus[1]),
+    );
+    let sources = |status: mps::Status, devices: &[Device<'_>]| {
+        let ours = daemon(first.uuid(), status);
+        let usual = Ipc {
+            source: HostPath::new(CONTAINER_DIRECTORY),
+            ..ours.ipc.clone()
+        };
+        let mut host = host(facts());
+        host.ipc.push(usual);
+        host.devices.mps.push(ours);
+        let (edits, _) = edits(&host, &compute(), devices).map_err(|error| line(&error))?;
+        let sources = edits.ipc.iter().map(|ipc| ipc.source.to_string());
+        Ok::<_, String>(sources.collect::<Vec<_>>())
+    };
+    let pipe = format!("\"/run/oci-nvidia-mps/{}/pipe\"", first.uuid());
+    assert_eq!(sources(mps::Status::Ready, &[first]), Ok(vec![pipe]));
+    assert_eq!(
+        sources(mps::Status::Dead, &[second]),
+        Ok(vec!["\"/tmp/nvidia-mps\"".to_owned()]),
+        "another GPU"
+    );
+    for (status, devices, expected) in [
+        (
+            mps::Status::Ready,
+            vec![second, first],
+            "GPU 0 is shared through MPS, and the container requests 2 GPUs",
+        ),
+        (
+            mps::Status::Failed("it hangs".to_owned()),
+            vec![first],
+            "the MPS daemon of GPU 0 is not ready: it hangs",
+        ),
+        (
+            mps::Status::Dead,
+            vec![first],
+            "the MPS daemon of GPU 0 is not ready: its supervisor has ended",
+        ),
+    ] {
+        let error = sources(status, &devices).unwrap_err();
+        assert_eq!(error, expected);
     }
 }
