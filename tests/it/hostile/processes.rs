@@ -94,12 +94,13 @@ fn arguments_without_an_end() {
     }
 }
 
-/// Runs a command of the hook with a gigabyte of memory. Returns how many bytes of the arguments of each process it has read.
+/// Runs a command of the hook with four gigabytes of address space: the Go runtime of Podman 5, whose version doctor asks for, sometimes
+/// fails to start with one. Returns how many bytes of the arguments of each process it has read.
 fn arguments_read(fake: &FakeDriver, arguments: &str) -> (Ran, BTreeMap<String, u64>) {
     let dir = scratch();
     let (config, trace) = (fake.config.display(), dir.path().join("trace"));
     let ran = sh(&format!(
-        "ulimit -v 1000000; exec timeout 60 strace -f -y -e trace=read,pread64 -o '{}' {HOOK} --config '{config}' {arguments}",
+        "ulimit -v 4000000; exec timeout 60 strace -f -y -e trace=read,pread64 -o '{}' {HOOK} --config '{config}' {arguments}",
         trace.display()
     ));
     let mut read = BTreeMap::new();
