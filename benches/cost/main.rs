@@ -12,6 +12,8 @@
     reason = "a program for developers, which ends at the first surprise and uses a part of what the tests share"
 )]
 
+#[path = "../../tests/it/scene.rs"]
+mod cri_scene;
 #[path = "../../tests/it/driver.rs"]
 mod driver;
 #[path = "../../tests/it/engine.rs"]

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::measure::{self, Took};
-use crate::driver::{FakeDriver, Image, Waiting};
+use crate::cri_scene::CriContainer;
+use crate::driver::{FakeDriver, Image};
 use crate::support::{HOOK, run, sh};
 
 /// A file system of a disk. Without a journal, as `/` of some virtual machines, ext4 checks for each new inode which ones were deleted
@@ -131,9 +132,6 @@ pub enum Layer<'a> {
     Disk(&'a Disk),
 }
 
-/// A config.json that CRI-O wrote, for the size and the mounts of a real one.
-const CONFIG_JSON: &str = include_str!("../../tests/fixtures/captures/crio-prestart/config.json");
-
 /// The directory of the measurements.
 pub struct Scene {
     pub dir: tempfile::TempDir,
@@ -202,50 +200,32 @@ impl Scene {
     }
 
     /// Creates a container like an engine: an overlay with a writable layer on the image.
-    pub fn container(&self, image: &Path, at: Layer<'_>) -> Waiting {
+    pub fn container(&self, image: &Path, at: Layer<'_>) -> CriContainer {
         self.made.set(self.made.get() + 1);
         let (parent, mount) = match at {
             Layer::Tmpfs => (self.dir.path(), "mount -t tmpfs layer $layer"),
             Layer::Disk(disk) => (disk.dir.as_path(), "true"),
         };
         let dir = parent.join(format!("container-{}", self.made.get()));
-        let rootfs = dir.join("merged");
-        std::fs::create_dir_all(rootfs.join("dev")).unwrap();
-        let layer = format!(
-            "layer='{dir}/layer'; mkdir $layer; {mount}; mkdir $layer/upper $layer/work; \
-             mount -t overlay -o lowerdir='{image}',upperdir=$layer/upper,workdir=$layer/work overlay \"$rootfs\"; \
-             mount -t tmpfs -o nosuid dev \"$rootfs/dev\"; {proc}",
-            dir = dir.display(),
-            image = image.display(),
-            proc = crate::driver::MASKABLE_PROC
-        );
-        let container = Waiting::start(&dir, &rootfs, &[], &layer);
-        let mut spec: serde_json::Value = serde_json::from_str(CONFIG_JSON).unwrap();
-        spec["root"]["path"] = serde_json::json!(rootfs);
-        spec["process"]["env"] =
-            serde_json::json!(["PATH=/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=all"]);
-        std::fs::write(container.bundle.join("config.json"), spec.to_string()).unwrap();
+        let container = CriContainer::start(&dir, image, mount);
         // The records of earlier containers, which no poststop hook removes here.
         sh("rm -f /run/oci-nvidia-hook/containers/*").ok();
         container
     }
 
     /// Writes the container's state for the hook's stdin to a file.
-    pub fn state(&self, container: &Waiting) -> PathBuf {
+    pub fn state(&self, container: &CriContainer) -> PathBuf {
         let file = self.dir.path().join(format!("state-{}", container.pid()));
-        let id = format!("container-{}", container.pid());
-        let state =
-            serde_json::json!({"id": id, "pid": container.pid(), "bundle": container.bundle});
-        std::fs::write(&file, state.to_string()).unwrap();
+        std::fs::write(&file, container.state()).unwrap();
         file
     }
 
     /// Returns the command of the hook for a container.
-    pub fn hook(&self, container: &Waiting, fake: &FakeDriver) -> Command {
+    pub fn hook(&self, container: &CriContainer, fake: &FakeDriver) -> Command {
         self.hook_of(HOOK, container, fake)
     }
 
-    fn hook_of(&self, program: &str, container: &Waiting, fake: &FakeDriver) -> Command {
+    fn hook_of(&self, program: &str, container: &CriContainer, fake: &FakeDriver) -> Command {
         let state = self.state(container);
         let mut hook = Command::new(program);
         hook.arg("--config")
@@ -310,7 +290,7 @@ impl Scene {
         count: usize,
         image: &Path,
         at: Layer<'_>,
-        command: impl Fn(&Waiting) -> Command,
+        command: impl Fn(&CriContainer) -> Command,
     ) -> Took {
         let containers: Vec<_> = (0..count).map(|_| self.container(image, at)).collect();
         let commands = containers.iter().map(command).collect();

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use crate::built;
 use crate::driver::{FakeDriver, Image, Waiting};
+use crate::scene::{CriContainer, overlay};
 use crate::support::{HOOK, Need, run, run_with, scratch, sh};
 
 const NEEDS_CARGO: &[Need] = &[Need::Release, Need::Program("cc"), Need::Program("strip")];
@@ -197,9 +198,13 @@ fn nothing_asked() {
 }
 
 fn eight_gpus_warm() {
-    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "8"]));
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "8", "--all-files"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = Waiting::with_all_gpus(dir.path(), &image);
+    let container = CriContainer::start(
+        &dir.path().join("container"),
+        &image.rootfs,
+        "mount -t tmpfs layer $layer",
+    );
     let config = fake.config.to_str().unwrap();
     let state = container.state();
     run_with(
@@ -252,7 +257,7 @@ fn eight_gpus_warm() {
     // One step for each mount: no path is mounted twice or remounted.
     let mounted = sh(&format!(
         "grep -c '{}' /proc/{}/mountinfo",
-        image.rootfs.display(),
+        container.rootfs.display(),
         container.pid()
     ))
     .ok();
@@ -322,14 +327,7 @@ fn names_in_the_image() {
     let image = Image::new(dir.path(), &["--layout", "debian"]);
     let merged = dir.path().join("merged");
     fs::create_dir(&merged).unwrap();
-    let layer = format!(
-        "layer='{dir}/layer'; mkdir $layer; mount -t tmpfs layer $layer; mkdir $layer/upper $layer/work; \
-         mount -t overlay -o lowerdir='{image}',upperdir=$layer/upper,workdir=$layer/work overlay \"$rootfs\"; \
-         mount -t tmpfs dev \"$rootfs/dev\"; {proc}",
-        dir = dir.path().display(),
-        image = image.rootfs.display(),
-        proc = crate::driver::MASKABLE_PROC
-    );
+    let layer = overlay(dir.path(), &image.rootfs, "mount -t tmpfs layer $layer");
     fs::create_dir(merged.join("dev")).unwrap();
     let container = Waiting::start(dir.path(), &merged, &["NVIDIA_VISIBLE_DEVICES=all"], &layer);
     container.hook(&fake.config).ok();

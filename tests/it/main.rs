@@ -90,6 +90,7 @@ mod real_images;
 mod records;
 mod repository;
 mod rpm;
+mod scene;
 mod shapes;
 mod slowest;
 mod soak;
