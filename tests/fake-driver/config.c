@@ -207,17 +207,44 @@ static bool mig_line(const char *line, struct config *config)
 	return value(line, "uuid", mig->uuid, sizeof mig->uuid);
 }
 
-static bool process_line(const char *line, struct config *config)
+bool config_process(const char *line, struct process *process)
 {
-	if (config->process_count == MAX_PROCESSES)
-		return false;
-	struct process *process = &config->process[config->process_count++];
 	process->gpu = number(line, "gpu", 0);
 	process->pid = number(line, "pid", 0);
 	process->memory_mib = optional(line, "memory", 0);
 	if (!value(line, "kind", process->kind, sizeof process->kind))
 		strcpy(process->kind, "compute");
 	return process->pid;
+}
+
+static bool process_line(const char *line, struct config *config)
+{
+	if (config->process_count == MAX_PROCESSES)
+		return false;
+	return config_process(line, &config->process[config->process_count++]);
+}
+
+/* Lines of one word */
+static bool flag_line(const char *line, struct config *config)
+{
+	const struct {
+		const char *name;
+		bool *flag;
+	} flags[] = {
+		{"init-hang", &config->init_hang},
+		{"init-crash", &config->init_crash},
+		{"wsl", &config->wsl},
+		{"count-all", &config->count_all},
+		{"mps-hang", &config->mps_hang},
+		{"mps-fault", &config->mps_fault},
+		{"mps-server-fails", &config->mps_server_fails},
+		{"mps-server-hangs", &config->mps_server_hangs},
+		{"mps-single-user", &config->mps_single_user},
+	};
+	for (unsigned i = 0; i < sizeof flags / sizeof *flags; i++)
+		if (!strcmp(line, flags[i].name))
+			return *flags[i].flag = true;
+	return false;
 }
 
 static bool config_line(const char *line, struct config *config)
@@ -241,14 +268,6 @@ static bool config_line(const char *line, struct config *config)
 		return true;
 	if (sscanf(line, "init-error %u", &config->init_error) == 1)
 		return true;
-	if (!strcmp(line, "init-hang"))
-		return config->init_hang = true;
-	if (!strcmp(line, "init-crash"))
-		return config->init_crash = true;
-	if (!strcmp(line, "wsl"))
-		return config->wsl = true;
-	if (!strcmp(line, "count-all"))
-		return config->count_all = true;
 	if (config->not_supported_count < MAX_QUIRKS &&
 	    sscanf(line, "not-supported %63s", config->not_supported[config->not_supported_count]) == 1) {
 		config->not_supported_count++;
@@ -259,7 +278,7 @@ static bool config_line(const char *line, struct config *config)
 		config->missing_count++;
 		return true;
 	}
-	return false;
+	return flag_line(line, config);
 }
 
 bool config_read(const char *library, struct config *config)

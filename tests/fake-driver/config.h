@@ -4,6 +4,9 @@
  *   driver VERSION            cuda X.Y                   count-all
  *   init-delay-ms N           init-error CODE            init-hang        init-crash
  *   not-supported CALL        wsl (the library of WSL 2)
+ *   mps-hang (the MPS daemon does not answer)            mps-fault (its server has the status FAULT)
+ *   mps-server-fails          mps-server-hangs (it does not become ready)
+ *   mps-single-user (a driver without the option -M)
  *   gpu uuid=... bus=... name="..." cc=9.0 KEY... [mig]
  *   missing CALL
  *   process gpu=INDEX pid=N [memory=MiB] [kind=compute|graphics|mps]
@@ -82,6 +85,7 @@ struct config {
 	bool init_crash;
 	unsigned init_error;
 	bool wsl;
+	bool mps_hang, mps_fault, mps_server_fails, mps_server_hangs, mps_single_user;
 	bool count_all; /* count GPUs whose node cannot be opened, too */
 	unsigned not_supported_count;
 	char not_supported[MAX_QUIRKS][64];
@@ -96,6 +100,9 @@ struct config {
 /* Reads the configuration that goes with the library file at `library`: `nvml.conf` beside it, or what follows the
  * last line `#fake-driver` in the file itself. False if there is neither, or a line is wrong. */
 bool config_read(const char *library, struct config *config);
+
+/* Reads a line `process`. False if it has no process id. */
+bool config_process(const char *line, struct process *process);
 
 /* The path of a file beside the library. False if the library is not found. */
 bool config_beside(const char *library, const char *name, char *out, unsigned size);

@@ -2,7 +2,9 @@
  * device is memory of the process, and the fake executes a kernel itself, by its name. Functions, types and numbers are those of
  * NVIDIA's cuda.h. */
 #define _GNU_SOURCE // dladdr
+#include "compute_mode.h"
 #include "config.h"
+#include "mps_client.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -18,14 +20,22 @@ enum {
 	CUDA_ERROR_INVALID_VALUE = 1,
 	CUDA_ERROR_OUT_OF_MEMORY = 2,
 	CUDA_ERROR_NOT_INITIALIZED = 3,
+	CUDA_ERROR_DEVICE_UNAVAILABLE = 46,
 	CUDA_ERROR_NO_DEVICE = 100,
 	CUDA_ERROR_INVALID_DEVICE = 101,
 	CUDA_ERROR_INVALID_CONTEXT = 201,
 	CUDA_ERROR_INVALID_PTX = 218,
 	CUDA_ERROR_NOT_FOUND = 500,
 	CUDA_ERROR_ILLEGAL_ADDRESS = 700,
+	CUDA_ERROR_LAUNCH_FAILED = 719,
+	CUDA_ERROR_MPS_CONNECTION_FAILED = 805,
+	CUDA_ERROR_MPS_RPC_FAILURE = 806,
+	CUDA_ERROR_MPS_SERVER_NOT_READY = 807,
+	CUDA_ERROR_MPS_MAX_CLIENTS_REACHED = 808,
 };
-enum { MAX_MINORS = 64, XID_MMU_FAULT = 31 };
+enum { MAX_MINORS = 64, XID_MMU_FAULT = 31, MAX_ALLOCATIONS = 64 };
+/* Of an H100, and what the context of a program takes of its memory. */
+enum { MULTIPROCESSORS = 132, MEMORY_MIB = 81559, CONTEXT_MIB = 526, MPS_CONTEXT_MIB = 218 };
 
 enum kernel { NONE, VECTOR_ADD, STORE_TO_NOWHERE };
 
@@ -35,6 +45,10 @@ static bool initialized;
 static int current = -1; /* the device of the current context */
 static int sticky;       /* after a fault, each call returns its error */
 static bool module_loaded;
+static struct {
+	void *memory;
+	size_t size;
+} allocations[MAX_ALLOCATIONS];
 static enum kernel functions[] = {VECTOR_ADD, STORE_TO_NOWHERE};
 
 #define PUBLIC __attribute__((visibility("default")))
@@ -48,15 +62,47 @@ static bool opens(const char *path)
 	return fd >= 0 || errno == ENXIO || errno == ENODEV;
 }
 
+/* The limits of a client of MPS, or what a program has without it. */
+struct limits {
+	unsigned minor, memory_mib;
+	double percentage;
+};
+
+static bool has_mps(struct limits *out)
+{
+	*out = (struct limits){.percentage = 100};
+	return mps_client(&out->minor, &out->memory_mib, &out->percentage);
+}
+
+/* The minor number of a device, or -1. A client of MPS has the GPU of its server only. */
+static int minor_of(int device)
+{
+	char path[32];
+	struct limits limits;
+	bool mps = has_mps(&limits);
+	for (int minor = 0; minor < MAX_MINORS; minor++) {
+		if (mps && minor != (int)limits.minor)
+			continue;
+		snprintf(path, sizeof path, "/dev/nvidia%d", minor);
+		if (opens(path) && !device--)
+			return minor;
+	}
+	return -1;
+}
+
 static int count(void)
 {
 	int found = 0;
-	char path[32];
-	for (int minor = 0; minor < MAX_MINORS; minor++) {
-		snprintf(path, sizeof path, "/dev/nvidia%d", minor);
-		found += opens(path);
-	}
+	while (minor_of(found) >= 0)
+		found++;
 	return found;
+}
+
+/* The file of this library. */
+static const char *library(void)
+{
+	static Dl_info self;
+	return self.dli_fname || dladdr((void *)library, &self) ? self.dli_fname : "";
 }
 
 PUBLIC int cuInit(unsigned flags)
@@ -68,6 +114,11 @@ PUBLIC int cuInit(unsigned flags)
 		return CUDA_SUCCESS;
 	}
 	if (!opens("/dev/nvidiactl") || !opens("/dev/nvidia-uvm") || !count())
+		return CUDA_ERROR_NO_DEVICE;
+	int error = mps_client_connect();
+	if (error)
+		return error;
+	if (!count())
 		return CUDA_ERROR_NO_DEVICE;
 	initialized = true;
 	return CUDA_SUCCESS;
@@ -87,13 +138,20 @@ PUBLIC int cuGetErrorName(int error, const char **name)
 	} names[] = {
 		{CUDA_SUCCESS, "CUDA_SUCCESS"},
 		{CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"},
+		{CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
 		{CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED"},
+		{CUDA_ERROR_DEVICE_UNAVAILABLE, "CUDA_ERROR_DEVICE_UNAVAILABLE"},
 		{CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE"},
 		{CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE"},
 		{CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"},
 		{CUDA_ERROR_INVALID_PTX, "CUDA_ERROR_INVALID_PTX"},
 		{CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},
 		{CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+		{CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED"},
+		{CUDA_ERROR_MPS_CONNECTION_FAILED, "CUDA_ERROR_MPS_CONNECTION_FAILED"},
+		{CUDA_ERROR_MPS_RPC_FAILURE, "CUDA_ERROR_MPS_RPC_FAILURE"},
+		{CUDA_ERROR_MPS_SERVER_NOT_READY, "CUDA_ERROR_MPS_SERVER_NOT_READY"},
+		{CUDA_ERROR_MPS_MAX_CLIENTS_REACHED, "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"},
 	};
 	*name = NULL;
 	for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
@@ -130,6 +188,41 @@ PUBLIC int cuDeviceGetName(char *name, int length, int device)
 	return CUDA_SUCCESS;
 }
 
+enum { ATTRIBUTE_MULTIPROCESSOR_COUNT = 16, ATTRIBUTE_COMPUTE_MODE = 20 };
+
+PUBLIC int cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+	struct limits limits;
+	if (!initialized)
+		return CUDA_ERROR_NOT_INITIALIZED;
+	if (device < 0 || device >= count())
+		return CUDA_ERROR_INVALID_DEVICE;
+	has_mps(&limits);
+	if (attribute == ATTRIBUTE_MULTIPROCESSOR_COUNT)
+		*value = (int)(MULTIPROCESSORS * limits.percentage / 100) & ~1; /* Pairs of them are given. */
+	else if (attribute == ATTRIBUTE_COMPUTE_MODE)
+		*value = (int)compute_mode(library(), (unsigned)minor_of(device));
+	else
+		return CUDA_ERROR_INVALID_VALUE;
+	return CUDA_SUCCESS;
+}
+
+/* Whether the compute mode permits a context of this process. The fake takes the minor number of a GPU as its index. */
+static bool may_use(int minor)
+{
+	static unsigned long long used;
+	struct limits limits;
+	unsigned mode = compute_mode(library(), (unsigned)minor);
+	if (mode == COMPUTE_PROHIBITED)
+		return false;
+	if (has_mps(&limits) || used & 1ull << minor)
+		return true;
+	if (!gpu_use(library(), (unsigned)minor, mode == COMPUTE_EXCLUSIVE_PROCESS))
+		return false;
+	used |= 1ull << minor;
+	return true;
+}
+
 PUBLIC int cuDevicePrimaryCtxRetain(void **context, int device)
 {
 	static int contexts[MAX_MINORS];
@@ -137,6 +230,8 @@ PUBLIC int cuDevicePrimaryCtxRetain(void **context, int device)
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (device < 0 || device >= count())
 		return CUDA_ERROR_INVALID_DEVICE;
+	if (!may_use(minor_of(device)))
+		return CUDA_ERROR_DEVICE_UNAVAILABLE;
 	contexts[device] = device;
 	*context = &contexts[device];
 	return CUDA_SUCCESS;
@@ -155,6 +250,8 @@ static int ready(void)
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (current < 0)
 		return CUDA_ERROR_INVALID_CONTEXT;
+	if (!sticky)
+		sticky = mps_client_error();
 	return sticky;
 }
 
@@ -186,20 +283,78 @@ PUBLIC int cuModuleGetFunction(void **function, void *module, const char *name)
 	return CUDA_SUCCESS;
 }
 
-PUBLIC int cuMemAlloc_v2(address *memory, size_t size)
+/* The bytes that this program can allocate at all, and those that are left. */
+static void memory(unsigned long long *total, unsigned long long *left)
 {
+	struct limits limits;
+	unsigned context = has_mps(&limits) ? MPS_CONTEXT_MIB : CONTEXT_MIB;
+	unsigned mib = limits.memory_mib && limits.memory_mib < MEMORY_MIB ? limits.memory_mib : MEMORY_MIB;
+	*total = *left = (unsigned long long)(mib > context ? mib - context : 0) << 20;
+	for (unsigned i = 0; i < MAX_ALLOCATIONS; i++)
+		*left -= allocations[i].size;
+}
+
+static void report_memory(void)
+{
+	unsigned long long total, left;
+	memory(&total, &left);
+	mps_client_memory((unsigned)((total - left) >> 20) + MPS_CONTEXT_MIB);
+}
+
+PUBLIC int cuMemGetInfo_v2(size_t *left, size_t *total)
+{
+	unsigned long long all, rest;
 	int error = ready();
 	if (error)
 		return error;
-	void *allocated = calloc(1, size);
-	*memory = (address)allocated;
-	return allocated ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	memory(&all, &rest);
+	*left = rest;
+	/* As the real one: the memory of the GPU, although the program cannot get it. */
+	*total = (size_t)MEMORY_MIB << 20;
+	return CUDA_SUCCESS;
+}
+
+PUBLIC int cuMemAlloc_v2(address *out, size_t size)
+{
+	unsigned long long total, left;
+	unsigned place = 0;
+	int error = ready();
+	if (error)
+		return error;
+	memory(&total, &left);
+	while (place < MAX_ALLOCATIONS && allocations[place].memory)
+		place++;
+	/* Pages that are not written take no memory of the host. */
+	void *allocated = size <= left && place < MAX_ALLOCATIONS ? calloc(1, size) : NULL;
+	if (!allocated)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	allocations[place].memory = allocated;
+	allocations[place].size = size;
+	report_memory();
+	*out = (address)allocated;
+	return CUDA_SUCCESS;
 }
 
 PUBLIC int cuMemFree_v2(address memory)
 {
-	free((void *)memory);
-	return ready();
+	for (unsigned i = 0; i < MAX_ALLOCATIONS; i++) {
+		if (allocations[i].memory != (void *)memory)
+			continue;
+		free(allocations[i].memory);
+		allocations[i].memory = NULL;
+		allocations[i].size = 0;
+		report_memory();
+		return ready();
+	}
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
+PUBLIC int cuMemsetD8_v2(address to, unsigned char value, size_t size)
+{
+	int error = ready();
+	if (!error)
+		memset((void *)to, value, size);
+	return error;
 }
 
 PUBLIC int cuMemcpyHtoD_v2(address to, const void *from, size_t size)
@@ -222,9 +377,8 @@ PUBLIC int cuMemcpyDtoH_v2(void *to, address from, size_t size)
  * created the file, because the real driver leaves none on the host. */
 static void report_fault(void)
 {
-	Dl_info self;
 	char path[PATH_MAX + 16], line[32];
-	if (!dladdr((void *)cuInit, &self) || !config_beside(self.dli_fname, "nvml.events", path, sizeof path))
+	if (!config_beside(library(), "nvml.events", path, sizeof path))
 		return;
 	int events = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
 	if (events < 0)
@@ -258,6 +412,7 @@ PUBLIC int cuLaunchKernel(const enum kernel *function, unsigned grid_x, unsigned
 		/* Launches are asynchronous: the next call returns the error. */
 		sticky = CUDA_ERROR_ILLEGAL_ADDRESS;
 		report_fault();
+		mps_client_fault();
 		return CUDA_SUCCESS;
 	default:
 		return CUDA_ERROR_INVALID_VALUE;

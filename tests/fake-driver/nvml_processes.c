@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -26,11 +27,27 @@ static bool is_listed(const struct process *process, const struct device *device
 	return getpgid((pid_t)process->pid) >= 0 || errno != ESRCH;
 }
 
+/* Returns the processes of the configuration, and those that the MPS daemon lists for a GPU in `nvml.processes-INDEX`. */
+static const struct process *all_processes(unsigned gpu, unsigned *count)
+{
+	static struct process all[2 * MAX_PROCESSES];
+	char path[4096 + 64], name[32], line[128];
+	const struct process *configured = processes(count);
+	memcpy(all, configured, *count * sizeof *all);
+	snprintf(name, sizeof name, "nvml.processes-%u", gpu);
+	FILE *file = config_beside(library_path, name, path, sizeof path) ? fopen(path, "re") : NULL;
+	while (file && *count < 2 * MAX_PROCESSES && fgets(line, sizeof line, file))
+		*count += config_process(line, &all[*count]);
+	if (file)
+		fclose(file);
+	return all;
+}
+
 /* As the real library, it stores nothing if there is not enough space, and then returns the number of elements that are needed. */
 static unsigned list(const struct device *device, const char *kind, unsigned *count, struct process_info *out)
 {
 	unsigned all, found = 0;
-	const struct process *process = processes(&all);
+	const struct process *process = all_processes(device->index, &all);
 	/* A MIG device has a list, too; the configuration has processes of whole GPUs. */
 	if (device->mig) {
 		*count = 0;

@@ -391,8 +391,8 @@ const FAULTS: &[Fault] = &[
         "a libcuda that computes wrong sums",
         |machine| {
             sh(&format!(
-                "cd '{dir}'; sed 's/a\\[i\\] + b\\[i\\]/a[i]/' cuda.c >'{scratch}/cuda.c'; cp config.[ch] '{scratch}'; \
-                 cd '{scratch}'; cc -D_DEFAULT_SOURCE -shared -fPIC -Wl,-soname,libcuda.so.1 -o wrong.so cuda.c config.c; \
+                "cp '{dir}'/*.[ch] '{scratch}'; cd '{scratch}'; sed -i 's/a\\[i\\] + b\\[i\\]/a[i]/' cuda.c; \
+                 cc -D_DEFAULT_SOURCE -shared -fPIC -Wl,-soname,libcuda.so.1 -o wrong.so cuda.c mps_client.c mps.c compute_mode.c config.c; \
                  cp wrong.so '{root}'/usr/lib/*/libcuda.so.535.183.01",
                 dir = source("tests/fake-driver").display(),
                 scratch = machine.dir.path().display(),

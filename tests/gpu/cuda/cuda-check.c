@@ -3,9 +3,12 @@
  * Usage: cuda-check vector-add KERNELS    adds two vectors on the first GPU, and prints "Test PASSED" if the sums are right
  *        cuda-check hold KERNELS          allocates memory on the first GPU, prints "holding", and keeps it for ten seconds
  *        cuda-check fault KERNELS         writes to an invalid address. Succeeds if the driver reports the error.
+ *        cuda-check memory MIB SECONDS    prints what the program may use of the first GPU, allocates memory there, and writes to it for
+ *                                         this time
  *
  * KERNELS is kernels.ptx. The functions, types and numbers are those of NVIDIA's cuda.h. */
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -120,6 +123,31 @@ static int hold(void)
 	return 0;
 }
 
+enum { ATTRIBUTE_MULTIPROCESSOR_COUNT = 16, ATTRIBUTE_COMPUTE_MODE = 20 };
+
+static int use_memory(int device, size_t mib, double seconds)
+{
+	int multiprocessors = 0, mode = 0;
+	size_t left = 0, total = 0;
+	address memory = 0;
+	DO(cuDeviceGetAttribute, (int *, int, int), &multiprocessors, ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+	DO(cuDeviceGetAttribute, (int *, int, int), &mode, ATTRIBUTE_COMPUTE_MODE, device);
+	DO(cuMemGetInfo_v2, (size_t *, size_t *), &left, &total);
+	printf("multiprocessors %d, compute mode %d, free %zu MiB\n", multiprocessors, mode, left >> 20);
+	DO(cuMemAlloc_v2, (address *, size_t), &memory, mib << 20);
+	printf("allocated %zu MiB\n", mib);
+	fflush(stdout);
+	do {
+		DO(cuMemsetD8_v2, (address, unsigned char, size_t), memory, 1, 4096);
+		DO(cuCtxSynchronize, (void), );
+		usleep(100000);
+		seconds -= 0.1;
+	} while (seconds > 0);
+	DO(cuMemFree_v2, (address), memory);
+	puts("done");
+	return 0;
+}
+
 static int fault(const char *path)
 {
 	/* Not aligned to a page that any allocation begins with, and aligned for the store. */
@@ -135,8 +163,9 @@ static int fault(const char *path)
 
 int main(int argc, char **argv)
 {
-	if (argc != 3 || (strcmp(argv[1], "vector-add") && strcmp(argv[1], "hold") && strcmp(argv[1], "fault"))) {
-		puts("usage: cuda-check vector-add|hold|fault KERNELS");
+	bool memory = argc == 4 && !strcmp(argv[1], "memory");
+	if (!memory && (argc != 3 || (strcmp(argv[1], "vector-add") && strcmp(argv[1], "hold") && strcmp(argv[1], "fault")))) {
+		puts("usage: cuda-check vector-add|hold|fault KERNELS\n       cuda-check memory MIB SECONDS");
 		return 2;
 	}
 	driver = dlopen("libcuda.so.1", RTLD_NOW);
@@ -157,6 +186,8 @@ int main(int argc, char **argv)
 	DO(cuDevicePrimaryCtxRetain, (void **, int), &context, device);
 	DO(cuCtxSetCurrent, (void *), context);
 	fflush(stdout);
+	if (memory)
+		return use_memory(device, strtoul(argv[2], NULL, 10), atof(argv[3]));
 	if (!strcmp(argv[1], "hold"))
 		return hold();
 	return strcmp(argv[1], "fault") ? vector_add(argv[2]) : fault(argv[2]);

@@ -1,0 +1,94 @@
+/* The compute modes of the GPUs, and the processes that use one. */
+#define _GNU_SOURCE // F_OFD_SETLK
+#include "compute_mode.h"
+#include "config.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char MARK[] = "#compute-modes ";
+
+/* make-root appends the mark, a digit for each GPU, and the end of the line to libcuda. */
+static bool modes_offset(int libcuda, off_t *out)
+{
+	char found[sizeof MARK - 1];
+	struct stat file;
+	if (fstat(libcuda, &file))
+		return false;
+	*out = file.st_size - MAX_GPUS - 1;
+	off_t mark = *out - (off_t)sizeof found;
+	return pread(libcuda, found, sizeof found, mark) == sizeof found && !memcmp(found, MARK, sizeof found);
+}
+
+static int open_libcuda(const char *library, int flags)
+{
+	char path[PATH_MAX + 16];
+	return config_beside(library, "libcuda.so.1", path, sizeof path) ? open(path, flags | O_CLOEXEC) : -1;
+}
+
+static unsigned mode_in_libcuda(const char *library, unsigned index)
+{
+	int libcuda = open_libcuda(library, O_RDONLY);
+	off_t offset;
+	char digit = '0';
+	if (libcuda < 0)
+		return COMPUTE_DEFAULT;
+	if (modes_offset(libcuda, &offset) && pread(libcuda, &digit, 1, offset + (off_t)index) != 1)
+		digit = '0';
+	close(libcuda);
+	return (unsigned)(digit - '0');
+}
+
+unsigned compute_mode(const char *library, unsigned index)
+{
+	char path[PATH_MAX + 32], name[32];
+	unsigned mode = COMPUTE_DEFAULT;
+	if (!config_beside(library, "nvml.conf", path, sizeof path) || access(path, F_OK))
+		return mode_in_libcuda(library, index);
+	snprintf(name, sizeof name, "compute-mode-%u", index);
+	FILE *file = config_beside(library, name, path, sizeof path) ? fopen(path, "re") : NULL;
+	if (!file)
+		return COMPUTE_DEFAULT;
+	if (fscanf(file, "%u", &mode) != 1)
+		mode = COMPUTE_DEFAULT;
+	fclose(file);
+	return mode;
+}
+
+bool compute_mode_set(const char *library, unsigned index, unsigned mode)
+{
+	char path[PATH_MAX + 32], name[32], digit = (char)('0' + mode);
+	off_t offset;
+	int libcuda = open_libcuda(library, O_RDWR);
+	if (libcuda < 0)
+		return false;
+	bool written = modes_offset(libcuda, &offset) && pwrite(libcuda, &digit, 1, offset + (off_t)index) == 1;
+	close(libcuda);
+	snprintf(name, sizeof name, "compute-mode-%u", index);
+	FILE *file = written && config_beside(library, name, path, sizeof path) ? fopen(path, "we") : NULL;
+	if (!file)
+		return false;
+	fprintf(file, "%u\n", mode);
+	return !fclose(file);
+}
+
+bool gpu_use(const char *library, unsigned index, bool alone)
+{
+	int libcuda = open_libcuda(library, O_RDONLY);
+	struct flock own = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = (off_t)index, .l_len = 1};
+	/* A lock for reading needs no permission to write, and F_GETLK finds it if it asks about one for writing. */
+	struct flock others = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)index, .l_len = 1};
+	if (libcuda < 0)
+		return false;
+	if (fcntl(libcuda, F_OFD_SETLK, &own) || fcntl(libcuda, F_OFD_GETLK, &others) ||
+	    (alone && others.l_type != F_UNLCK)) {
+		close(libcuda);
+		return false;
+	}
+	/* The descriptor, and the lock, are kept until the process ends. */
+	return true;
+}
