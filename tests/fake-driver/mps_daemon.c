@@ -382,7 +382,8 @@ int daemon_run(int ready)
 	}
 	LOG("To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY=%s", mps_pipe_directory());
 	LOG("CUDA MPS Control binary version: 13000");
-	if (write(ready, "", 1) == 1)
+	/* A byte for each of the two processes that wait. */
+	if (write(ready, "12", 2) == 2)
 		close(ready);
 	while (!is_over()) {
 		turn(listeners);

@@ -42,6 +42,7 @@ mod driver_roots;
 mod engine;
 mod engine_texts;
 mod failure;
+mod fake_mps;
 mod features;
 mod findings;
 mod fuzz_corpus;
@@ -125,7 +126,8 @@ tests_of! {
 
     advisories, architecture, bad_input, budget, cache, captures, cdi, cdi_conformance, cdi_containers, cgroup, command_lines,
     conformance, deb, debian, docker, docs, doctor, doctor::bundle, doctor::engines, doctor::faults, doctor::kubelet_plugin,
-    doctor::user, driver_roots, engine_texts, failure, features, findings, fuzz_corpus, golden, gpu_kit, gpudirect, gpus, grants, help,
+    doctor::user, driver_roots, engine_texts, failure, fake_mps, features, findings, fuzz_corpus, golden, gpu_kit, gpudirect, gpus, grants,
+    help,
     hostile::engine, hostile::environment, hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths,
     hostile::processes, hostile::volumes, host_states, hosts, image_layouts, json_schema, ldcache, ldconfig, lean, licenses, limits,
     limits_cdi, live, log, migration, nvidia_cli, nvidia_ctk, obs, packages, packaging, peers, pictures, pinned, plan, plan_obstacles,
