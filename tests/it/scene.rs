@@ -38,6 +38,7 @@ impl CriContainer {
         spec["root"]["path"] = serde_json::json!(rootfs);
         spec["process"]["env"] =
             serde_json::json!(["PATH=/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=all"]);
+        spec["linux"]["cgroupsPath"] = Cgroup::name(&waiting).into();
         std::fs::write(waiting.bundle.join("config.json"), spec.to_string()).unwrap();
         let cgroup = Cgroup::of(&waiting);
         Self {
@@ -69,13 +70,18 @@ pub fn overlay(dir: &Path, image: &Path, mount: &str) -> String {
 struct Cgroup(PathBuf);
 
 impl Cgroup {
+    /// Returns the name in config.json.
+    fn name(container: &Waiting) -> String {
+        format!("/scene-{}", container.pid())
+    }
+
     /// Puts a container into a new cgroup. Returns `None` if this machine has only cgroup v2.
     fn of(container: &Waiting) -> Option<Self> {
         if !Path::new(DEVICES).is_dir() {
             return None;
         }
         let pid = container.pid();
-        let path = Path::new(DEVICES).join(format!("scene-{pid}"));
+        let path = PathBuf::from(format!("{DEVICES}{}", Self::name(container)));
         std::fs::create_dir(&path).unwrap();
         sh(&format!(
             "cd '{}'; echo a >devices.deny; echo {pid} >cgroup.procs",
