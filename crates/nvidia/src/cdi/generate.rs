@@ -118,7 +118,7 @@ fn without_mps(mut edits: ContainerEdits, count: usize) -> ContainerEdits {
     if count > 1 {
         edits
             .mounts
-            .retain(|mount| !mount.host_path.starts_with(mps::DIRECTORY));
+            .retain(|mount| mount.container_path != mps::CONTAINER_DIRECTORY);
     }
     edits
 }

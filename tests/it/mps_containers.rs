@@ -1,0 +1,251 @@
+//! Containers of Podman with a GPU that is shared through MPS, with each of the ways in which containers get GPUs. The daemon is the fake
+//! one, which [`crate::fake_mps`] compares with the real one; the test holds the lock and writes the state as the supervisor does.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+use nvidia_host::mps;
+
+use crate::cdi::{GPU_0, cdi};
+use crate::cdi_containers::only_spec;
+use crate::driver::FakeDriver;
+use crate::engine::{Cgroup, IMAGE, NEEDS, Podman};
+use crate::support::{Ran, scratch, sh, source};
+
+tests! {
+    NEEDS => by_variable, at_precreate, by_cdi_name, several_gpus, daemons_that_are_not_ready;
+}
+
+/// A fake driver whose first GPU is shared, with 2 GiB and 40 percent of the multiprocessors for each client.
+struct SharedGpu {
+    fake: FakeDriver,
+    directory: PathBuf,
+    daemon: Child,
+    lock: Option<File>,
+    programs: tempfile::TempDir,
+}
+
+/// The daemon runs in the foreground, and its server ends with it.
+impl Drop for SharedGpu {
+    fn drop(&mut self) {
+        self.daemon.kill().ok();
+        self.daemon.wait().ok();
+    }
+}
+
+impl SharedGpu {
+    fn new() -> Self {
+        let fake = FakeDriver::new(&["--gpus", "2"]);
+        let below = mps::directory_of(GPU_0);
+        let directory = fake.root.join(below.strip_prefix("/").unwrap());
+        for name in [mps::PIPE, mps::LOG] {
+            fs::create_dir_all(directory.join(name)).unwrap();
+        }
+        let lock = File::create(directory.join(mps::LOCK)).unwrap();
+        mps::lock(&lock).unwrap();
+        let programs = scratch();
+        sh(&format!(
+            "cc -std=gnu11 -o '{}' '{}' -ldl; chmod 755 '{0}' '{}'",
+            programs.path().join("cuda-check").display(),
+            source("tests/gpu/cuda/cuda-check.c").display(),
+            programs.path().display(),
+        ))
+        .ok();
+        let shared = Self {
+            daemon: start_daemon(&fake, &directory),
+            fake,
+            directory,
+            lock: Some(lock),
+            programs,
+        };
+        shared.write("ready");
+        shared
+    }
+
+    /// Writes the state as the supervisor does.
+    fn write(&self, phase: &str) {
+        let state = serde_json::json!({
+            "format": mps::FORMAT, "gpu": GPU_0, "state": phase, "why": "the server is in the state FAULT",
+            "memory_limit_mib": 2048, "active_thread_percentage": 40,
+        });
+        fs::write(self.directory.join(mps::STATE), state.to_string()).unwrap();
+    }
+
+    /// Returns what the container's arguments must have to run `script` with cuda-check.
+    fn container<'a>(&self, options: &[&'a str], script: &'a str) -> Vec<String> {
+        let volume = format!(
+            "{}:/usr/bin/cuda-check:ro",
+            self.programs.path().join("cuda-check").display()
+        );
+        let mut arguments = vec!["-v".to_owned(), volume];
+        for word in options.iter().chain(&[IMAGE, "sh", "-euc", script]) {
+            arguments.push((*word).to_owned());
+        }
+        arguments
+    }
+}
+
+/// Starts the daemon and its server, in a mount namespace in which its sockets have short paths (`sun_path` in unix(7)).
+fn start_daemon(fake: &FakeDriver, directory: &Path) -> Child {
+    let script = format!(
+        "mount -t tmpfs run /run; mkdir /run/pipe; mount --bind '{pipe}' /run/pipe
+         export CUDA_MPS_PIPE_DIRECTORY=/run/pipe CUDA_MPS_LOG_DIRECTORY='{log}'
+         {{
+             until timeout 5 sh -c 'echo get_server_list | nvidia-cuda-mps-control'; do sleep 0.1; done
+             for command in 'set_default_device_pinned_mem_limit 0 2G' 'set_default_active_thread_percentage 40' 'start_server -uid 0'; do
+                 echo \"$command\" | nvidia-cuda-mps-control
+             done
+             until echo get_server_list | nvidia-cuda-mps-control | grep .; do sleep 0.1; done
+         }} >'{log}/commands' 2>&1 &
+         CUDA_VISIBLE_DEVICES={GPU_0} exec nvidia-cuda-mps-control -f -M >/dev/null",
+        pipe = directory.join(mps::PIPE).display(),
+        log = directory.join(mps::LOG).display(),
+    );
+    let daemon = Command::new(source("tests/fake-driver/as-host"))
+        .arg(&fake.root)
+        .args(["sh", "-euc"])
+        .arg(&script)
+        .spawn()
+        .unwrap();
+    let server_log = directory.join(mps::LOG).join("server.log");
+    let has_started =
+        || fs::read_to_string(&server_log).is_ok_and(|text| text.contains("Server has started"));
+    for _ in 0..100 {
+        if has_started() {
+            return daemon;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    panic!("the server of the fake MPS does not start");
+}
+
+/// What each container tries: memory within the limit, memory beyond it, and a change of the daemon's directory.
+const SCRIPT: &str = "cuda-check memory 1000 0; cuda-check memory 3000 0 || echo refused; \
+     grep -c ' /tmp/nvidia-mps ro,nosuid,nodev,noexec' /proc/self/mountinfo; touch /tmp/nvidia-mps/x 2>&1 || echo read-only";
+
+#[track_caller]
+fn check(text: &str) {
+    for part in [
+        "multiprocessors 52",
+        "allocated 1000 MiB",
+        "CUDA_ERROR_OUT_OF_MEMORY",
+        "refused",
+        "\n1\n",
+        "read-only",
+    ] {
+        assert!(text.contains(part), "{part:?}: {text}");
+    }
+}
+
+fn run_in(podman: &Podman, before: &str, arguments: &[String]) -> Ran {
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    podman.run_after(before, Cgroup::AsMounted, &words)
+}
+
+fn by_variable() {
+    let (shared, podman) = (SharedGpu::new(), Podman::with_image());
+    podman.install_hook(&shared.fake.config);
+    let ask = |visible: &str| {
+        let arguments = shared.container(&["-e", visible], SCRIPT);
+        run_in(&podman, "", &arguments)
+    };
+    check(&ask("NVIDIA_VISIBLE_DEVICES=0").ok());
+    // Another user than the first container's
+    let arguments = shared.container(&["-e", "NVIDIA_VISIBLE_DEVICES=0", "--user=1000"], SCRIPT);
+    check(&run_in(&podman, "", &arguments).ok());
+    let other = shared.container(
+        &["-e", "NVIDIA_VISIBLE_DEVICES=1"],
+        "ls /tmp/nvidia-mps 2>&1 || cuda-check memory 3000 0",
+    );
+    let text = run_in(&podman, "", &other).ok();
+    assert!(text.contains("allocated 3000 MiB"), "{text}");
+}
+
+fn at_precreate() {
+    let (shared, podman) = (SharedGpu::new(), Podman::with_image());
+    podman.remove_hook();
+    podman.install_precreate(&shared.fake.config);
+    let arguments = shared.container(&["-e", "NVIDIA_VISIBLE_DEVICES=0"], SCRIPT);
+    check(&run_in(&podman, "", &arguments).ok());
+}
+
+/// The device of all GPUs has no directory of a daemon: a program that monitors all GPUs needs none.
+fn by_cdi_name() {
+    let (shared, podman, dir) = (SharedGpu::new(), Podman::with_image(), scratch());
+    podman.remove_hook();
+    let path = dir.path().join("nvidia.json");
+    cdi(
+        &shared.fake,
+        &["generate", "--output", path.to_str().unwrap()],
+    )
+    .ok();
+    let before = only_spec(&path);
+    let arguments = shared.container(&["--device=nvidia.com/gpu=0"], SCRIPT);
+    check(&run_in(&podman, &before, &arguments).ok());
+    let all = shared.container(
+        &["--device=nvidia.com/gpu=all"],
+        "ls /tmp/nvidia-mps 2>&1 || nvidia-smi -L",
+    );
+    let text = run_in(&podman, &before, &all).ok();
+    assert_eq!(text.matches("UUID: GPU-").count(), 2, "{text}");
+    fs::remove_file(shared.directory.join(mps::STATE)).unwrap();
+    let outdated = cdi(
+        &shared.fake,
+        &["check", "--spec", path.to_str().unwrap(), "0"],
+    );
+    assert!(
+        outdated.code != Some(0) || outdated.stderr.contains("ONH-4"),
+        "the spec is outdated: {outdated:?}"
+    );
+}
+
+fn several_gpus() {
+    let (shared, podman) = (SharedGpu::new(), Podman::with_image());
+    podman.install_hook(&shared.fake.config);
+    let both = shared.container(&["-e", "NVIDIA_VISIBLE_DEVICES=all"], "true");
+    let refused = run_in(&podman, "", &both);
+    assert_ne!(refused.code, Some(0));
+    assert!(
+        refused
+            .stderr
+            .contains("GPU 0 is shared through MPS, and the container requests 2 GPUs (ONH-057)"),
+        "{refused:?}"
+    );
+    let monitor = shared.container(
+        &[
+            "-e",
+            "NVIDIA_VISIBLE_DEVICES=all",
+            "-e",
+            "NVIDIA_DRIVER_CAPABILITIES=utility",
+        ],
+        "nvidia-smi -L",
+    );
+    let text = run_in(&podman, "", &monitor).ok();
+    assert_eq!(text.matches("UUID: GPU-").count(), 2, "{text}");
+}
+
+fn daemons_that_are_not_ready() {
+    let (mut shared, podman) = (SharedGpu::new(), Podman::with_image());
+    podman.install_hook(&shared.fake.config);
+    let arguments = shared.container(&["-e", "NVIDIA_VISIBLE_DEVICES=0"], "true");
+    let fails = |why: &str| {
+        let ran = run_in(&podman, "", &arguments);
+        assert_ne!(ran.code, Some(0), "{why}");
+        let expected = format!("the MPS daemon of GPU 0 is not ready: {why} (ONH-056)");
+        assert!(ran.stderr.contains(&expected), "{expected}: {ran:?}");
+        assert!(
+            ran.stderr.contains(&format!("oci-nvidia-mps@{GPU_0}")),
+            "{ran:?}"
+        );
+    };
+    shared.write("starting");
+    fails("it is starting or stopping");
+    shared.write("failed");
+    fails("the server is in the state FAULT");
+    shared.write("ready");
+    shared.lock = None;
+    fails("its supervisor has ended");
+    fs::remove_file(shared.directory.join(mps::STATE)).unwrap();
+    run_in(&podman, "", &arguments).ok();
+}
