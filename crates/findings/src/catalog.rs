@@ -237,8 +237,8 @@ kinds! {
         why "the claim was deleted, or replaced by another claim with the same name, while the pod started"
         fix "delete the pod" see "claims.md";
     CLAIM_CONFIG "ONH-083" Error "a claim has a configuration that is not supported"
-        why "a device without the configuration would behave in another way than its users expect"
-        fix "remove the configuration from the claim or from its DeviceClass; `GpuConfig` with the defaults of time-slicing is accepted" see "claims.md";
+        why "a device without the configuration, or with an MPS daemon that permits more than the claim, would behave in another way than its users expect"
+        fix "remove the configuration from the claim or from its DeviceClass. `GpuConfig` is accepted with the defaults of time-slicing. With MPS, the daemon `oci-nvidia-mps@GPU` of the node must have limits that are not above the claim's" see "claims.md";
 
     UNKNOWN_KEY "ONH-101" Warning "unknown key in config.toml"
         why "the key has no effect"

@@ -25,6 +25,8 @@ pub struct ResourceDevice {
     pub uuid: String,
     /// Whether other devices have the same UUID
     pub is_shared: bool,
+    /// How many containers share the device as clients of its MPS daemon; `None` if it is not shared in this way
+    pub mps_replicas: Option<u32>,
     /// The UUID of the GPU
     pub gpu: String,
     /// The NUMA node of the GPU, if the kernel knows it

@@ -87,6 +87,7 @@ fn device(number: usize, unhealthy: Option<&str>) -> ClaimDevice {
         capacity: [("memory", 81559 * 1024 * 1024)].into(),
         gpu: uuid.clone(),
         uuid,
+        mps: None,
         unhealthy: unhealthy.map(str::to_owned),
         driver_silent: false,
     }

@@ -21,7 +21,7 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::api::resource::v1::{
-    DeviceClaim, DeviceClass, ResourceClaim, ResourceClaimTemplate,
+    DeviceAllocationConfiguration, DeviceClaim, DeviceClass, ResourceClaim, ResourceClaimTemplate,
 };
 use kubelet_plugin::commands::cli::Cli;
 use kubelet_plugin::settings::Plugin;
@@ -372,11 +372,15 @@ fn check_claim(claim: &DeviceClaim) {
             "{class}"
         );
     }
+    let driver = Plugin::default().driver_name;
     for config in claim.config.iter().flatten() {
-        assert_eq!(
-            config.opaque.as_ref().unwrap().driver,
-            Plugin::default().driver_name
-        );
+        assert_eq!(config.opaque.as_ref().unwrap().driver, driver);
+        let config = DeviceAllocationConfiguration {
+            opaque: config.opaque.clone(),
+            source: "FromClaim".to_owned(),
+            ..DeviceAllocationConfiguration::default()
+        };
+        kubelet_plugin::dra::config::check(&driver, "gpu", &[config]).unwrap();
     }
 }
 

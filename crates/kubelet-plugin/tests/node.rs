@@ -30,6 +30,7 @@ mod fake_kubelet;
 mod features;
 mod health;
 mod limits;
+mod mps;
 mod node_extras;
 mod nri;
 mod prometheus;
@@ -73,6 +74,7 @@ fn main() -> ExitCode {
         features::TESTS,
         health::TESTS,
         limits::TESTS,
+        mps::TESTS,
         node_extras::TESTS,
         nri::TESTS,
         prometheus::TESTS,

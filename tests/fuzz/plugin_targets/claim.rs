@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kubelet_plugin::cdi_specs::CLAIMS;
-use kubelet_plugin::dra::devices::ClaimDevice;
+use kubelet_plugin::dra::devices::{ClaimDevice, MpsLimits};
 use kubelet_plugin::dra::pool::Pool;
 use kubelet_plugin::dra::prepare::{ClaimContext, prepare};
 use kubelet_plugin::settings::values::TaintEffect;
@@ -23,9 +23,19 @@ pub fn run(data: &[u8]) {
         unhealthy: unhealthy.map(str::to_owned),
         ..ClaimDevice::default()
     };
+    let mps = Some(MpsLimits {
+        memory: Some(8 << 30),
+        thread_percentage: 25,
+    });
     let pool = Pool {
         is_ready: true,
-        devices: Arc::new(vec![device("gpu-0", None), device("gpu-1", Some("XID 79"))]),
+        devices: Arc::new(vec![
+            ClaimDevice {
+                mps,
+                ..device("gpu-0", None)
+            },
+            device("gpu-1", Some("XID 79")),
+        ]),
         ..Pool::default()
     };
     let known = ClaimContext {

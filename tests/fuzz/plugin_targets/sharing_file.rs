@@ -14,7 +14,7 @@ pub fn run(data: &[u8]) {
         Ok(findings) => {
             check_findings(&findings);
             assert!(settings.plugin.replicas >= 1);
-            for row in &settings.plugin.time_slicing {
+            for row in &settings.plugin.shared_resources {
                 assert!(row.replicas >= 1 && row.name.contains('/'), "{row:?}");
             }
         }

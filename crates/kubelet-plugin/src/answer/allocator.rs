@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use anyhow::Error;
 use nvidia_host::config::Config;
+use nvidia_host::edits::decide;
+use nvidia_host::edits::facts::DeviceFacts;
 use nvidia_host::feature::Features;
 use nvidia_host::host::Host;
 use nvidia_host::inventory::select::Device as HostDevice;
@@ -17,7 +19,7 @@ use findings::catalog;
 use super::layout::{ICDS, Layout};
 use super::{prefer, response};
 use crate::cdi_specs;
-use crate::model::{Allocator, HostCheck, Refusal, Resource};
+use crate::model::{Allocator, HostCheck, Refusal, Resource, ResourceDevice};
 use crate::node::Offer;
 use crate::proto::ContainerAllocateResponse;
 use crate::settings::values::DeviceListStrategy;
@@ -126,6 +128,9 @@ impl HostCheck for ClaimCheck {
         let facts = host.device_facts(&response::wanted(Features::EMPTY), &devices);
         response::nodes(&facts, &devices, Features::EMPTY)
             .map_err(|error| Refusal::from(&error))?;
+        for device in devices {
+            decide::shared(&facts, &[device]).map_err(|error| Refusal::from(&error))?;
+        }
         Ok(())
     }
 }
@@ -174,14 +179,37 @@ pub fn allocate(
             features.set(feature, offer.in_specs.features.has(feature));
         }
     }
+    let facts = host.device_facts(&response::wanted(features), &devices);
     let layout = Layout {
         strategies,
         settings: plugin,
         has_icds: plugin.host_path.join(ICDS).is_dir(),
         features,
+        mps_pipe: mps_pipe(&facts, &permitted, &devices)?,
     };
-    let facts = host.device_facts(&response::wanted(features), &devices);
     response::response(&facts, &devices, &layout)
+}
+
+/// Returns the directory of the MPS daemon that serves the GPU of a container. The daemon may have ended since the kubelet has chosen the
+/// device, and then the container would have no limits.
+fn mps_pipe<'f>(
+    facts: &'f DeviceFacts,
+    devices: &[&ResourceDevice],
+    host_devices: &[HostDevice<'_>],
+) -> Result<Option<&'f Path>, Refusal> {
+    let daemon = decide::shared(facts, host_devices).map_err(|error| Refusal::from(&error))?;
+    if let Some(daemon) = daemon {
+        return Ok(Some(daemon.ipc.source.as_path()));
+    }
+    for device in devices {
+        if device.mps_replicas.is_some() {
+            let what = format!("the MPS daemon of {} has ended", device.gpu);
+            let unit = format!("oci-nvidia-mps@{}", device.gpu);
+            let fix = format!("run \"systemctl status {unit}\" on the node, and delete the pod");
+            return Err(Refusal::of(&catalog::MPS_NOT_READY, &what, &fix));
+        }
+    }
+    Ok(None)
 }
 
 /// Returns the host, with the limits of the offer: config.toml can have changed since the start.

@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use nvidia_host::driver::nodes::DeviceNode;
 use nvidia_host::feature::{self, Features};
 use nvidia_host::inventory::select::Device;
+use nvidia_host::mps::CONTAINER_DIRECTORY;
 use nvidia_host::request::mounts;
 
 use crate::cdi_specs::DEVICE_PLUGIN;
@@ -32,6 +33,9 @@ const GKE_ICDS: &str = "/etc/vulkan/icd.d";
 /// The directory with Vulkan's files, below the directory with the driver's files.
 pub const ICDS: &str = "vulkan/icd.d";
 
+/// The variable that names the directory of an MPS daemon for CUDA.
+const MPS_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
+
 /// How a container gets its devices.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout<'a> {
@@ -43,6 +47,8 @@ pub struct Layout<'a> {
     pub has_icds: bool,
     /// The features that the container gets with its GPUs
     pub features: Features,
+    /// The directory with the sockets of the GPU's MPS daemon; `None` without a daemon
+    pub mps_pipe: Option<&'a Path>,
 }
 
 impl Layout<'_> {
@@ -72,10 +78,21 @@ pub(crate) fn arrange(
     {
         add(&mut answer, *strategy, layout, devices);
     }
+    if let Some(pipe) = layout.mps_pipe {
+        add_mps(&mut answer, pipe);
+    }
     if layout.passes_nodes() {
         answer.devices = nodes.iter().map(spec_of).collect();
     }
     answer
+}
+
+/// Adds the directory of an MPS daemon. The hook and our CDI specs add it too, at the same path, but with `host-path` there is neither.
+fn add_mps(answer: &mut ContainerAllocateResponse, pipe: &Path) {
+    answer.mounts.push(mount(pipe, CONTAINER_DIRECTORY, true));
+    // A variable of the image could name another directory, and CUDA would run without the daemon and its limits.
+    let variable = MPS_VARIABLE.to_owned();
+    answer.envs.insert(variable, CONTAINER_DIRECTORY.to_owned());
 }
 
 /// Returns the CDI names of the devices and of the features.
@@ -229,6 +246,7 @@ mod tests {
                 settings,
                 has_icds,
                 features,
+                mps_pipe: None,
             },
             &devices,
             &nodes,
@@ -359,6 +377,29 @@ mod tests {
                 expected,
                 "{strategies:?}"
             );
+        }
+    }
+
+    /// Each strategy gives the directory of the daemon, and a variable of the image cannot name another one.
+    #[test]
+    fn an_mps_daemon() {
+        let settings = Plugin::default();
+        let gpu = gpu(0, "A", &[]).gpu;
+        for strategy in DeviceListStrategy::value_variants() {
+            let layout = |mps_pipe| Layout {
+                strategies: std::slice::from_ref(strategy),
+                settings: &settings,
+                has_icds: false,
+                features: Features::EMPTY,
+                mps_pipe,
+            };
+            let answer = arrange(&layout(None), &[Device::Gpu(&gpu)], &[]);
+            assert!(!answer.envs.contains_key(MPS_VARIABLE), "{answer:?}");
+            let pipe = Path::new("/run/oci-nvidia-mps/GPU-0/pipe");
+            let answer = arrange(&layout(Some(pipe)), &[Device::Gpu(&gpu)], &[]);
+            assert_eq!(answer.envs[MPS_VARIABLE], "/tmp/nvidia-mps");
+            let expected = mount(pipe, "/tmp/nvidia-mps", true);
+            assert!(answer.mounts.contains(&expected), "{answer:?}");
         }
     }
 

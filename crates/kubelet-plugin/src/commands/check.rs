@@ -17,6 +17,7 @@ use plugin_api::control::{Offered, OfferedResource, Unanswered, Unhealthy};
 
 use super::ask::{Answer, ask};
 use super::delivery::Delivery;
+use super::mps_report::MpsEntry;
 use super::report::{self, CheckReport, FindingEntry, Verdict};
 use crate::answer::allocator;
 use crate::cdi_specs::{self, DEVICE_PLUGIN, VendorSpecs};
@@ -35,6 +36,8 @@ pub struct CheckDocument {
     running: RunningEntry,
     strategy: StrategyEntry,
     resources: Vec<ResourceEntry>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    mps: Vec<MpsEntry>,
     findings: Vec<FindingEntry>,
     verdict: Verdict,
 }
@@ -192,6 +195,7 @@ pub fn report(
             why: choice.why.clone(),
         },
         resources,
+        mps: MpsEntry::of(&offer.mps),
         findings: entries,
     };
     CheckReport {
@@ -227,6 +231,7 @@ impl report::JsonReport for CheckDocument {
             one_line(why)
         );
         lines.push(Line::new(text));
+        lines.extend(self.mps.iter().map(MpsEntry::line));
         lines
     }
 

@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use super::ask::{Answer, ask};
 use super::delivery::spec_problem;
+use super::mps_report::MpsEntry;
 use super::report::{self, CheckReport, FindingEntry, Verdict};
 use crate::dra::DriverOptions;
 use crate::dra::devices::{self, ClaimDevice, Sources};
@@ -36,6 +37,8 @@ pub struct ClaimsDocument {
     api: Probe,
     devices: Vec<DeviceEntry>,
     slices: Vec<ResourceSliceSpec>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    mps: Vec<MpsEntry>,
     findings: Vec<FindingEntry>,
     verdict: Verdict,
 }
@@ -66,12 +69,13 @@ pub async fn check(
     } = ask(settings, config_path).await?;
     let devices = devices_of(settings, &node, &facts, offered.as_ref().ok());
     let options = DriverOptions::new(settings);
-    let slices_of = |node: &str| {
+    let slices_of = |node: &str, has_shares: bool| {
         let owner = Owner {
             driver: &options.driver,
             node,
             effect: options.effect,
             has_taints: true,
+            has_shares,
         };
         specs(&devices, &owner)
     };
@@ -92,9 +96,10 @@ pub async fn check(
         verdict,
         version: json::VERSION,
         driver: options.driver.clone(),
-        slices: slices_of(api.node.as_deref().unwrap_or_default()),
+        slices: slices_of(api.node.as_deref().unwrap_or_default(), true),
         api,
         devices: devices.iter().map(entry).collect(),
+        mps: MpsEntry::of(&node.mps().daemons),
         findings: entries,
     };
     Ok(CheckReport {
@@ -118,6 +123,7 @@ fn devices_of(
         pcie_roots: &pcie_roots,
         settings: &settings.plugin,
         limits: node.limits(),
+        mps: &node.mps().daemons,
     };
     let health = node.health();
     let of_running = |uuid: &str| Some(running?.unhealthy(uuid)?.why.clone());
@@ -170,6 +176,7 @@ impl report::JsonReport for ClaimsDocument {
         for device in &self.devices {
             lines.push(device.line());
         }
+        lines.extend(self.mps.iter().map(MpsEntry::line));
         if let Some(file) = &self.api.kubeconfig {
             lines.push(Line::new(format!("credentials: {}", file.display())));
         }

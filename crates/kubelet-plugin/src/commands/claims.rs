@@ -60,6 +60,7 @@ impl Claims {
             pcie_roots: &self.pcie_roots,
             settings: &self.settings.plugin,
             limits: node.limits(),
+            mps: &node.mps().daemons,
         };
         let before = Arc::clone(&self.pool.borrow().devices);
         let silence = silence(state);

@@ -8,6 +8,7 @@ pub mod claims;
 pub mod cli;
 pub mod control;
 mod delivery;
+mod mps_report;
 pub mod observer;
 pub mod offered;
 pub mod report;

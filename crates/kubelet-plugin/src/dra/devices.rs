@@ -6,15 +6,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use nvidia_host::config::Limits;
 use nvidia_host::inventory::limits::permit;
 use nvidia_host::inventory::{Gpu, MigDevice};
+use nvidia_host::mps::Daemon;
 use nvidia_host::nvml::monitoring::AddressingMode;
 
 use crate::node::devices::parts;
 use crate::node::facts::{NvmlFacts, architecture};
 use crate::node::gpus::{NodeGpu, NumaNodes, PcieRoots};
 use crate::node::health::GpuFailure;
+use crate::node::mps;
 use crate::settings::Plugin;
 
-const MIB: u64 = 1024 * 1024;
+pub(super) const MIB: u64 = 1024 * 1024;
+/// The name of the capacity of which a claim with MPS gets a part
+pub(super) const MEMORY: &str = "memory";
 /// The longest value of a text, in bytes.
 const MAX_TEXT: usize = 64;
 /// The longest name of a device, which is a label of DNS.
@@ -44,11 +48,46 @@ pub struct ClaimDevice {
     pub attributes: BTreeMap<&'static str, Value>,
     /// The capacities by name, in bytes or as numbers
     pub capacity: BTreeMap<&'static str, u64>,
+    /// What the MPS daemon of the GPU permits a client; `None` without a daemon
+    pub mps: Option<MpsLimits>,
     /// Why the device cannot be used; `None` if it can
     pub unhealthy: Option<String>,
     /// NVML as a whole is silent. The device is tainted, but prepared claims keep it, because no error of
     /// this GPU is known.
     pub driver_silent: bool,
+}
+
+/// What an MPS daemon permits a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MpsLimits {
+    /// The memory in bytes; `None` if it is not limited
+    pub memory: Option<u64>,
+    /// The part of the GPU's threads, from 1 to 100
+    pub thread_percentage: u8,
+}
+
+impl MpsLimits {
+    fn of(daemon: &Daemon) -> Self {
+        let memory = daemon.state.memory_limit_mib;
+        Self {
+            memory: memory.map(|mib| mib.saturating_mul(MIB)),
+            thread_percentage: daemon.state.active_thread_percentage.unwrap_or(100),
+        }
+    }
+}
+
+impl ClaimDevice {
+    /// Returns the memory of each claim, in bytes, if several claims can have the device at the same time: its MPS daemon limits the memory,
+    /// so that the scheduler can count it.
+    #[must_use]
+    pub fn share(&self) -> Option<u64> {
+        let limit = self.mps?.memory?;
+        let total = *self.capacity.get(MEMORY)?;
+        if limit == 0 || limit > total {
+            return None;
+        }
+        Some(limit)
+    }
 }
 
 /// What the devices follow from.
@@ -66,6 +105,8 @@ pub struct Sources<'a> {
     pub settings: &'a Plugin,
     /// The limits in force
     pub limits: &'a Limits,
+    /// The MPS daemons of the GPUs
+    pub mps: &'a [Daemon],
 }
 
 /// Returns the devices in the order of the PCI bus, in which the scheduler chooses them. `before` are the devices of the last call: a driver that
@@ -123,9 +164,10 @@ fn device(gpu: &NodeGpu, part: Option<&MigDevice>, sources: &Sources<'_>) -> Cla
     match part {
         None => {
             device.text("type", "gpu");
+            device.mps = mps::daemon(sources.mps, &gpu.gpu.uuid).map(MpsLimits::of);
             let properties = facts.properties.get(&gpu.gpu.uuid);
             if let Some(mib) = properties.and_then(|properties| properties.memory_mib) {
-                device.capacity.insert("memory", mib.saturating_mul(MIB));
+                device.capacity.insert(MEMORY, mib.saturating_mul(MIB));
             }
         }
         Some(mig) => {
@@ -326,6 +368,7 @@ pub(crate) mod tests {
             pcie_roots: &pcie_roots,
             settings: &Plugin::default(),
             limits: &Limits::default(),
+            mps: &[],
         };
         devices(&sources, before, |gpu| {
             (gpu.gpu.uuid == "GPU-1").then(|| GpuFailure {

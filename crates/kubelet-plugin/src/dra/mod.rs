@@ -10,7 +10,7 @@
 //! | [`plan`] | decides which slices are written |
 //! | [`publisher`] | writes them, and watches them |
 //! | [`access`] | the API server, with the kubelet's credentials |
-//! | [`config`], [`prepare`] | decide what a claim gets |
+//! | [`config`], [`quantity`], [`prepare`] | decide what a claim gets |
 //! | [`probe`] | asks once what the credentials permit, for `check` |
 //! | [`service`], [`health`] | answer the kubelet |
 //! | [`sockets`] | our sockets |
@@ -29,6 +29,7 @@ pub mod pool;
 pub mod prepare;
 pub mod probe;
 mod publisher;
+mod quantity;
 mod service;
 pub mod slice;
 mod sockets;

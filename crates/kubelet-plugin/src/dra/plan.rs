@@ -96,6 +96,8 @@ pub fn keep_attributes(desired: &mut [ResourceSliceSpec], existing: &[ResourceSl
         {
             device.attributes.clone_from(&known.attributes);
             device.capacity.clone_from(&known.capacity);
+            // The capacity may have a request policy, which only a shared device can have.
+            device.allow_multiple_allocations = known.allow_multiple_allocations;
         }
     }
 }

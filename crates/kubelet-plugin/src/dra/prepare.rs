@@ -8,7 +8,9 @@
 
 use base::report::Kind;
 use findings::catalog;
-use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
+use k8s_openapi::api::resource::v1::{
+    DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
+};
 
 use super::config;
 use super::devices::ClaimDevice;
@@ -63,13 +65,17 @@ pub fn prepare(
         .filter(|result| result.driver == known.driver);
     let mut devices = Vec::new();
     let mut uuids = Vec::new();
-    for result in ours {
-        let found = device(result, known, configs).map_err(|Cause { kind, what, fix }| {
+    for (position, result) in ours.clone().enumerate() {
+        let found = device(result, known, configs, position).and_then(|found| {
+            check_mps(result, found, ours.clone())?;
+            Ok(found)
+        });
+        let found = found.map_err(|Cause { kind, what, fix }| {
             let what = format!(
                 "cannot prepare {:?} for the claim {name:?}: {what}",
                 result.device
             );
-            Refusal::of(kind, &what, fix)
+            Refusal::of(kind, &what, &fix)
         })?;
         uuids.push(found.uuid.as_str());
         devices.push(answer(result, found));
@@ -101,7 +107,7 @@ fn claim_name(claim: &ResourceClaim) -> String {
 struct Cause {
     kind: &'static Kind,
     what: String,
-    fix: &'static str,
+    fix: String,
 }
 
 impl Cause {
@@ -110,7 +116,8 @@ impl Cause {
         Self {
             kind: &catalog::PLUGIN_DRIVER,
             what: what.to_owned(),
-            fix: "run \"oci-nvidia-hook doctor\" on the node; the kubelet tries it again",
+            fix: "run \"oci-nvidia-hook doctor\" on the node; the kubelet tries it again"
+                .to_owned(),
         }
     }
 }
@@ -131,7 +138,7 @@ fn find<'k>(
                 "it is in the pool {:?}, and the pool of this node is {:?}",
                 result.pool, known.node
             ),
-            fix: "delete the pod",
+            fix: "delete the pod".to_owned(),
         });
     }
     for device in pool.devices.iter() {
@@ -145,7 +152,8 @@ fn find<'k>(
     Err(Cause {
         kind: &catalog::PLUGIN_UNKNOWN_DEVICE,
         what: "the device does not exist on the node".to_owned(),
-        fix: "delete the pod and the claim; the scheduler chooses another device for the next ones",
+        fix: "delete the pod and the claim; the scheduler chooses another device for the next ones"
+            .to_owned(),
     })
 }
 
@@ -153,12 +161,14 @@ fn find<'k>(
 fn device<'k>(
     result: &DeviceRequestAllocationResult,
     known: &ClaimContext<'k>,
-    configs: &[k8s_openapi::api::resource::v1::DeviceAllocationConfiguration],
+    configs: &[DeviceAllocationConfiguration],
+    position: usize,
 ) -> Result<&'k ClaimDevice, Cause> {
-    config::check(known.driver, &result.request, configs).map_err(|what| Cause {
+    let mps = config::check(known.driver, &result.request, configs);
+    let mps = mps.map_err(|what| Cause {
         kind: &catalog::CLAIM_CONFIG,
         what,
-        fix: "remove the configuration from the claim or from its DeviceClass",
+        fix: "remove the configuration from the claim or from its DeviceClass".to_owned(),
     })?;
     let device = find(result, known)?;
     // An engine that does not find the CDI device starts no container, and does not know the reason.
@@ -171,14 +181,46 @@ fn device<'k>(
         && !device.driver_silent
         && !tolerates_unhealthy(result, known)
     {
-        let fix = "delete the pod, or run \"oci-nvidia-kubelet-plugin check\" on the node";
+        let fix =
+            "delete the pod, or run \"oci-nvidia-kubelet-plugin check\" on the node".to_owned();
         return Err(Cause {
             kind: &catalog::PLUGIN_UNHEALTHY_DEVICE,
             what: format!("it does not work: {why}"),
             fix,
         });
     }
+    if let Some(mps) = mps {
+        let unfit = mps.check(device, position);
+        unfit.map_err(|config::Unfit { what, fix }| Cause {
+            kind: &catalog::CLAIM_CONFIG,
+            what,
+            fix,
+        })?;
+    }
     Ok(device)
+}
+
+/// Checks that a container does not get the device of an MPS daemon together with another one: CUDA connects to one daemon only. A container
+/// that names the request gets all of its devices.
+fn check_mps<'r>(
+    result: &DeviceRequestAllocationResult,
+    device: &ClaimDevice,
+    mut results: impl Iterator<Item = &'r DeviceRequestAllocationResult>,
+) -> Result<(), Cause> {
+    let request = main_request(&result.request);
+    let has_others = results
+        .any(|other| other.device != result.device && main_request(&other.request) == request);
+    if device.mps.is_none() || !has_others {
+        return Ok(());
+    }
+    Err(Cause {
+        kind: &catalog::MPS_SEVERAL,
+        what: format!("it has an MPS daemon, and the request {request:?} has several devices"),
+        fix: format!(
+            "request one device, or run \"systemctl disable --now oci-nvidia-mps@{}\" on the node",
+            device.gpu
+        ),
+    })
 }
 
 /// Returns the answer for a device.
@@ -226,6 +268,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::dra::devices::MpsLimits;
     use crate::dra::slice::tests::device as our_device;
 
     fn claim(results: &Value, config: &Value) -> ResourceClaim {
@@ -361,6 +404,56 @@ mod tests {
             let error = ask(&claim).unwrap_err();
             assert!(error.contains(part), "{error}");
         }
+    }
+
+    #[test]
+    fn claims_that_share_a_gpu() {
+        let mps = |pool: &mut Pool| {
+            let devices = Arc::make_mut(&mut pool.devices);
+            devices[0].mps = Some(MpsLimits {
+                memory: Some(8 << 30),
+                thread_percentage: 100,
+            });
+            devices[1].unhealthy = None;
+        };
+        let config = |limit: &str| {
+            let sharing =
+                json!({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": limit}});
+            let parameters = json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": sharing});
+            json!([{"source": "FromClaim", "opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}])
+        };
+        let share = |id: &str| {
+            result(
+                "gpu-0",
+                &json!({"shareID": id, "consumedCapacity": {"memory": "8Gi"}}),
+            )
+        };
+        let one = json!([share("a")]);
+        let found = ask_with(&claim(&one, &config("8Gi")), mps).unwrap();
+        assert_eq!(found[0].share_id.as_deref(), Some("a"));
+        // Both shares are of one GPU.
+        let two = json!([share("a"), share("b")]);
+        assert_eq!(ask_with(&claim(&two, &json!([])), mps).unwrap().len(), 2);
+        let error = ask_with(&claim(&one, &config("4Gi")), mps).unwrap_err();
+        assert!(
+            error.contains("permits a process 4096 MiB of memory, and the MPS daemon of the GPU 8192 MiB (ONH-083); hint: set mps-memory-limit = \"4096M\""),
+            "{error}"
+        );
+        let error = ask(&claim(&one, &config("8Gi"))).unwrap_err();
+        assert!(error.contains("has no MPS daemon (ONH-083)"), "{error}");
+        let several = json!([result("gpu-0", &json!({})), result("gpu-1", &json!({}))]);
+        let error = ask_with(&claim(&several, &json!([])), mps).unwrap_err();
+        assert!(
+            error.contains(
+                "it has an MPS daemon, and the request \"gpu\" has several devices (ONH-057)"
+            ),
+            "{error}"
+        );
+        let apart = json!([
+            result("gpu-0", &json!({})),
+            result("gpu-1", &json!({"request": "other"}))
+        ]);
+        assert!(ask_with(&claim(&apart, &json!([])), mps).is_ok());
     }
 
     #[test]

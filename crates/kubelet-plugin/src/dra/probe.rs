@@ -50,10 +50,11 @@ pub struct Published {
     pub current: bool,
 }
 
-/// Asks the API server. `specs` describes the devices for a node of this name.
+/// Asks the API server. `specs` describes the devices for a node of this name, on an API server that stores that several claims can have a
+/// device, or does not.
 pub async fn probe(
     options: &DriverOptions,
-    specs: impl Fn(&str) -> Vec<ResourceSliceSpec>,
+    specs: impl Fn(&str, bool) -> Vec<ResourceSliceSpec>,
 ) -> Probe {
     let access = Access::new(options.kubeconfig.as_deref(), &options.kubelet_dir);
     let mut probe = Probe::default();
@@ -86,8 +87,12 @@ pub async fn probe(
     let Some(listed) = probe.note("list the slices of the node", listed) else {
         return probe;
     };
-    let desired = specs(&node);
-    let actions = plan(&listed.items, &desired, reference.as_ref());
+    let desired = specs(&node, true);
+    let mut actions = plan(&listed.items, &desired, reference.as_ref());
+    let without_shares = plan(&listed.items, &specs(&node, false), reference.as_ref());
+    if without_shares.is_empty() {
+        actions = without_shares;
+    }
     let mut published = Published {
         devices: 0,
         generation: 0,

@@ -61,6 +61,8 @@ pub(super) struct Publisher {
     parts: PublisherOptions,
     /// Whether the API server stores taints; `None` if it is not known
     has_taints: Option<bool>,
+    /// Whether it stores that several claims can have a device; `None` if it is not known
+    has_shares: Option<bool>,
     /// The failures since slices were last written, or a session lasted
     failures: Failures,
 }
@@ -95,6 +97,7 @@ impl Publisher {
         Self {
             parts,
             has_taints: None,
+            has_shares: None,
             failures: Failures::default(),
         }
     }
@@ -160,7 +163,7 @@ impl Publisher {
         }
         let node = self.node_name().await.map_err(Failure::Unreachable)?;
         // The API server of another version may store other fields.
-        self.has_taints = None;
+        (self.has_taints, self.has_shares) = (None, None);
         let fields = fields(&node, &self.parts.driver);
         let listed = in_time(
             self.slices()
@@ -235,12 +238,12 @@ impl Publisher {
     async fn update(&mut self, known: &mut Slices, node: &str) -> Result<bool, Failure> {
         loop {
             let pool = self.parts.pool.borrow_and_update().clone();
-            let has_taints = self.has_taints != Some(false);
             let owner = Owner {
                 driver: &self.parts.driver,
                 node,
                 effect: self.parts.effect,
-                has_taints,
+                has_taints: self.has_taints != Some(false),
+                has_shares: self.has_shares != Some(false),
             };
             let mut desired = specs(&pool.devices, &owner);
             let existing: Vec<ResourceSlice> = known.0.values().cloned().collect();
@@ -257,8 +260,12 @@ impl Publisher {
                 actions = plan(&existing, &desired, Some(&reference));
             }
             let slices = self.slices().await?;
-            if self.has_taints.is_none() && actions.iter().any(has_taint) {
-                self.has_taints = Some(stores_taints(&slices, &actions).await?);
+            if self.has_taints.is_none() && find(&actions, is_tainted).is_some() {
+                self.has_taints = Some(stores(&slices, &actions, is_tainted).await?);
+                continue;
+            }
+            if self.has_shares.is_none() && find(&actions, is_shared).is_some() {
+                self.has_shares = Some(stores(&slices, &actions, is_shared).await?);
                 continue;
             }
             for action in &actions {
@@ -306,11 +313,16 @@ pub(super) fn fields(node: &str, driver: &str) -> String {
     format!("spec.nodeName={node},spec.driver={driver}")
 }
 
-fn has_taint(action: &Action) -> bool {
-    let (Action::Create(slice) | Action::Replace(slice)) = action else {
-        return false;
-    };
-    is_tainted(slice)
+/// Returns the first action that writes a slice with a field.
+fn find(actions: &[Action], has: fn(&ResourceSlice) -> bool) -> Option<&Action> {
+    for action in actions {
+        if let Action::Create(slice) | Action::Replace(slice) = action
+            && has(slice)
+        {
+            return Some(action);
+        }
+    }
+    None
 }
 
 fn is_tainted(slice: &ResourceSlice) -> bool {
@@ -318,14 +330,23 @@ fn is_tainted(slice: &ResourceSlice) -> bool {
     devices.any(|device| device.taints.is_some())
 }
 
-/// Asks the API server whether it stores taints, without storing anything: one that does not know them drops the field without an error, and
-/// the device would be given to pods.
-async fn stores_taints(slices: &Api<ResourceSlice>, actions: &[Action]) -> Result<bool, Failure> {
-    let Some(action) = actions.iter().find(|action| has_taint(action)) else {
+fn is_shared(slice: &ResourceSlice) -> bool {
+    let mut devices = slice.spec.devices.iter().flatten();
+    devices.any(|device| device.allow_multiple_allocations == Some(true))
+}
+
+/// Asks the API server whether it stores a field, without storing anything: one that does not know the field drops it without an error. A
+/// device without its taint would be given to pods, and slices that are never as they were written would be written without an end.
+async fn stores(
+    slices: &Api<ResourceSlice>,
+    actions: &[Action],
+    has: fn(&ResourceSlice) -> bool,
+) -> Result<bool, Failure> {
+    let Some(action) = find(actions, has) else {
         return Ok(true);
     };
     let answer = execute(slices, action, &mut Slices::default(), true).await?;
-    Ok(answer.as_ref().is_some_and(is_tainted))
+    Ok(answer.as_ref().is_some_and(has))
 }
 
 /// Sends one request, and returns the slice that the API server has stored.

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::resource::v1::{
-    Device as ApiDevice, DeviceAttribute, DeviceCapacity, DeviceTaint, ResourcePool,
-    ResourceSliceSpec,
+    CapacityRequestPolicy, Device as ApiDevice, DeviceAttribute, DeviceCapacity, DeviceTaint,
+    ResourcePool, ResourceSliceSpec,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::devices::{ClaimDevice, Value};
+use super::devices::{ClaimDevice, MEMORY, Value};
 use crate::settings::values::TaintEffect;
 
 /// The most devices in a slice. Slices without taints may have 128, but then the first taint would move devices to another slice.
@@ -28,6 +28,8 @@ pub struct Owner<'a> {
     pub effect: TaintEffect,
     /// Whether the API server stores taints. Without them, a device that does not work is not listed.
     pub has_taints: bool,
+    /// Whether the API server stores that several claims can have a device. Without that, one claim has it.
+    pub has_shares: bool,
 }
 
 /// Returns the key of the taint of devices that do not work.
@@ -69,10 +71,16 @@ fn api_device(device: &ClaimDevice, owner: &Owner<'_>) -> ApiDevice {
         .attributes
         .iter()
         .map(|(name, value)| ((*name).to_owned(), attribute(value)));
-    let capacity = device
-        .capacity
-        .iter()
-        .map(|(name, value)| ((*name).to_owned(), capacity(*value)));
+    let share = if owner.has_shares {
+        device.share()
+    } else {
+        None
+    };
+    let mut capacities = BTreeMap::new();
+    for (name, value) in &device.capacity {
+        let share = if *name == MEMORY { share } else { None };
+        capacities.insert((*name).to_owned(), capacity(*value, share));
+    }
     let taints = device
         .unhealthy
         .as_ref()
@@ -81,8 +89,8 @@ fn api_device(device: &ClaimDevice, owner: &Owner<'_>) -> ApiDevice {
     ApiDevice {
         name: device.name.clone(),
         attributes: Some(attributes.collect()),
-        capacity: Some(capacity.collect::<BTreeMap<_, _>>())
-            .filter(|capacity| !capacity.is_empty()),
+        allow_multiple_allocations: share.map(|_| true),
+        capacity: Some(capacities).filter(|capacities| !capacities.is_empty()),
         taints,
         ..ApiDevice::default()
     }
@@ -117,10 +125,19 @@ fn attribute(value: &Value) -> DeviceAttribute {
     }
 }
 
-fn capacity(value: u64) -> DeviceCapacity {
+/// Returns a capacity of which each claim gets `share`. A claim that requests more than a client can allocate gets another device.
+fn capacity(value: u64, share: Option<u64>) -> DeviceCapacity {
+    let request_policy = share.map(|share| {
+        let share = Quantity(quantity(share));
+        CapacityRequestPolicy {
+            default: Some(share.clone()),
+            valid_values: Some(vec![share]),
+            ..CapacityRequestPolicy::default()
+        }
+    });
     DeviceCapacity {
         value: Quantity(quantity(value)),
-        ..DeviceCapacity::default()
+        request_policy,
     }
 }
 
@@ -140,12 +157,14 @@ fn quantity(mut value: u64) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::dra::devices::MpsLimits;
 
     pub(crate) const OWNER: Owner<'_> = Owner {
         driver: "gpu.nvidia.com",
         node: "node-1",
         effect: TaintEffect::NoSchedule,
         has_taints: true,
+        has_shares: true,
     };
 
     pub(crate) fn device(name: &str, unhealthy: Option<&str>) -> ClaimDevice {
@@ -159,6 +178,7 @@ pub(crate) mod tests {
             ]
             .into(),
             capacity: [("memory", 81559 * 1024 * 1024)].into(),
+            mps: None,
             unhealthy: unhealthy.map(str::to_owned),
             driver_silent: false,
         }
@@ -231,6 +251,42 @@ pub(crate) mod tests {
             }),
             2
         );
+    }
+
+    #[test]
+    fn a_gpu_that_several_claims_can_have() {
+        let gib = 1024 * 1024 * 1024;
+        let with = |memory| ClaimDevice {
+            mps: Some(MpsLimits {
+                memory,
+                thread_percentage: 25,
+            }),
+            ..device("gpu-0", None)
+        };
+        let published = |device: ClaimDevice, owner: &Owner<'_>| {
+            let found = specs(&[device], owner);
+            serde_json::to_value(&found[0].devices.as_ref().unwrap()[0]).unwrap()
+        };
+        let shared = published(with(Some(16 * gib)), &OWNER);
+        assert_eq!(shared["allowMultipleAllocations"], true);
+        let policy = serde_json::json!({"default": "16Gi", "validValues": ["16Gi"]});
+        let expected = serde_json::json!({"memory": {"value": "81559Mi", "requestPolicy": policy}});
+        assert_eq!(shared["capacity"], expected);
+        let old = Owner {
+            has_shares: false,
+            ..OWNER
+        };
+        for (device, owner) in [
+            (with(None), &OWNER),
+            (with(Some(80 * gib)), &OWNER),
+            (with(Some(16 * gib)), &old),
+            (device("gpu-0", None), &OWNER),
+        ] {
+            let found = published(device, owner);
+            assert_eq!(found.get("allowMultipleAllocations"), None, "{found}");
+            let expected = serde_json::json!({"memory": {"value": "81559Mi"}});
+            assert_eq!(found["capacity"], expected);
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::node::devices::{self, Sharing};
 use crate::node::facts::{NvmlFacts, architecture};
 use crate::node::gpus::NodeGpu;
 use crate::settings::Plugin;
-use crate::settings::values::MigStrategy;
+use crate::settings::values::{MigStrategy, SharingStrategy};
 
 /// The longest value of a label.
 const MAX_VALUE: usize = 63;
@@ -74,8 +74,7 @@ pub fn lines(
     labels.add("gfd.timestamp", host.started);
     labels.add("gpu.machine", host.machine.as_deref().unwrap_or("unknown"));
     labels.add("gpu.mode", mode(&gpus, &host.classes));
-    // Only NVIDIA's plugin shares GPUs with MPS.
-    labels.add("mps.capable", false);
+    labels.add("mps.capable", is_mps_capable(&whole, settings));
     let mut known = gpus
         .iter()
         .filter_map(|gpu| facts.properties.get(&gpu.gpu.uuid));
@@ -242,7 +241,11 @@ impl Labels {
         self.add(&format!("{name}.replicas"), sharing.replicas);
         self.add(
             &format!("{name}.sharing-strategy"),
-            if is_shared { "time-slicing" } else { "none" },
+            match sharing.strategy {
+                SharingStrategy::Mps => "mps",
+                SharingStrategy::TimeSlicing if is_shared => "time-slicing",
+                SharingStrategy::TimeSlicing => "none",
+            },
         );
     }
 
@@ -252,6 +255,14 @@ impl Labels {
             .map(|(name, value)| format!("{PREFIX}/{name}={value}"))
             .collect()
     }
+}
+
+/// Whether MPS shares GPUs of the node. The label has this meaning in NVIDIA's stack, where it selects the nodes that run a daemon.
+fn is_mps_capable(whole: &[&NodeGpu], settings: &Plugin) -> bool {
+    whole.iter().any(|gpu| {
+        let sharing = devices::sharing(&gpu.gpu.model, None, settings);
+        sharing.strategy == SharingStrategy::Mps && !gpu.gpu.mig_enabled
+    })
 }
 
 /// Returns the number of GPUs of this model.

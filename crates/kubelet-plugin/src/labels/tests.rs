@@ -2,7 +2,7 @@ use super::*;
 use crate::monitor::message::{Properties, Snapshot};
 use crate::monitor::update::Update;
 use crate::node::gpus::tests::gpu;
-use crate::settings::resources::TimeSlicing;
+use crate::settings::resources::SharedResource;
 use nvidia_host::inventory::Inventory;
 use nvidia_host::nvml::monitoring::Engines;
 use nvidia_host::nvml::monitoring::MigAttributes;
@@ -138,15 +138,44 @@ fn all_labels_of_a_node_with_whole_gpus() {
 }
 
 fn sliced(name: &str, rename: Option<&str>) -> Plugin {
-    let row = TimeSlicing {
+    let row = SharedResource {
         name: name.to_owned(),
         rename: rename.map(str::to_owned),
         replicas: 4,
+        strategy: SharingStrategy::TimeSlicing,
     };
     Plugin {
-        time_slicing: vec![row],
+        shared_resources: vec![row],
         ..with(MigStrategy::Mixed, 1)
     }
+}
+
+#[test]
+fn gpus_that_mps_shares() {
+    let gpus = [gpu(0, MODEL, &[]), gpu(1, MODEL, &[])];
+    let mps = |replicas| Plugin {
+        sharing: SharingStrategy::Mps,
+        ..with(MigStrategy::Mixed, replicas)
+    };
+    let has = |gpus: &[NodeGpu], settings: &Plugin, label: &str| {
+        labels(gpus, settings).contains(&format!("nvidia.com/{label}"))
+    };
+    for replicas in [1, 4] {
+        for label in [
+            "mps.capable=true",
+            "gpu.sharing-strategy=mps",
+            &format!("gpu.replicas={replicas}"),
+        ] {
+            assert!(has(&gpus, &mps(replicas), label), "{label}");
+        }
+    }
+    assert!(has(
+        &gpus,
+        &mps(4),
+        "gpu.product=NVIDIA-H100-80GB-HBM3-SHARED"
+    ));
+    let migs = [gpu(0, MODEL, &["1g.5gb"])];
+    assert!(has(&migs, &mps(4), "mps.capable=false"));
 }
 
 #[test]

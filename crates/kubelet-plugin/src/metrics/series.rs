@@ -8,15 +8,18 @@ use std::collections::BTreeMap;
 use std::ptr;
 use std::time::UNIX_EPOCH;
 
+use nvidia_host::mps::Status;
 use nvidia_host::nvml::monitoring::Memory;
 
 use super::readings::{Reading, Readings, float};
-use crate::kubelet::Status;
+use crate::kubelet;
 use crate::kubelet::pods::PodContainer;
 use crate::node::Offer;
 use crate::node::devices::uuid_of;
 use crate::node::gpus::NodeGpu;
 use crate::settings::values::MetricsNames;
+
+const MIB: u64 = 1024 * 1024;
 
 /// What the series follow from.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +33,7 @@ pub struct MetricSources {
     /// How many more containers have devices; `None` if the kubelet does not answer
     pub omitted_containers: Option<u32>,
     /// The registrations
-    pub status: Status,
+    pub status: kubelet::Status,
     /// Whose names the metrics of GPUs have
     pub names: Vec<MetricsNames>,
     /// The name of the node
@@ -111,6 +114,19 @@ const XID_ERRORS: Metric = Metric {
     help: "Errors that the driver reported, by NVIDIA's number",
     kind: MetricKind::Counter,
 };
+const MPS_READY: Metric = gauge(
+    "onh_mps_ready",
+    "1 if the MPS daemon of the GPU serves clients, 0 if it does not",
+);
+const MPS_CLIENTS: Metric = gauge("onh_mps_clients", "Number of clients of the MPS daemon");
+const MPS_MEMORY_LIMIT: Metric = gauge(
+    "onh_mps_memory_limit_bytes",
+    "GPU memory that a client of the MPS daemon can allocate",
+);
+const MPS_THREADS: Metric = gauge(
+    "onh_mps_active_thread_percentage",
+    "Part of the GPU's threads that a client of the MPS daemon can use",
+);
 const REGISTRATION: Metric = gauge(
     "onh_registration_timestamp_seconds",
     "When the kubelet last accepted the resource, in seconds since 1970",
@@ -121,7 +137,7 @@ const OMITTED: Metric = gauge(
 );
 
 /// All of them, in the order of the output.
-pub const METRICS: [Metric; 16] = [
+pub const METRICS: [Metric; 20] = [
     DUTY_CYCLE,
     MEMORY_TOTAL,
     MEMORY_USED,
@@ -136,6 +152,10 @@ pub const METRICS: [Metric; 16] = [
     TEMPERATURE,
     POWER,
     XID_ERRORS,
+    MPS_READY,
+    MPS_CLIENTS,
+    MPS_MEMORY_LIMIT,
+    MPS_THREADS,
     REGISTRATION,
     OMITTED,
 ];
@@ -170,6 +190,7 @@ pub fn series(facts: &MetricSources) -> Series {
         ];
         add(&mut out, XID_ERRORS, &labels, Some(float(*count)));
     }
+    of_mps(&facts.offer, &mut out);
     for (resource, registration) in &facts.status {
         let labels = vec![("resource_name", resource.clone())];
         if let Some(at) = registration.registered
@@ -199,6 +220,24 @@ fn of_health(readings: &Readings, out: &mut Series) {
             labels.push(("reason", why.clone()));
             add(out, UNHEALTHY, &labels, Some(1));
         }
+    }
+}
+
+/// A daemon that is not ready has no clients that could be counted.
+fn of_mps(offer: &Offer, out: &mut Series) {
+    for daemon in offer.mps.iter() {
+        let labels = vec![("uuid", daemon.state.gpu.clone())];
+        let is_ready = daemon.status == Status::Ready;
+        add(out, MPS_READY, &labels, Some(u8::from(is_ready)));
+        if !is_ready {
+            continue;
+        }
+        add(out, MPS_CLIENTS, &labels, Some(daemon.state.clients));
+        let limit = daemon.state.memory_limit_mib;
+        let bytes = limit.map(|mib| float(mib.saturating_mul(MIB)));
+        add(out, MPS_MEMORY_LIMIT, &labels, bytes);
+        let threads = daemon.state.active_thread_percentage;
+        add(out, MPS_THREADS, &labels, threads);
     }
 }
 

@@ -11,7 +11,9 @@ use nvidia_host::inventory::{Gpu, MigDevice};
 use super::gpus::{NodeGpu, NumaNodes};
 use crate::model::{Resource, ResourceDevice};
 use crate::settings::Plugin;
-use crate::settings::values::{DeviceIdStrategy, DeviceListStrategy, MigStrategy};
+use crate::settings::values::{
+    DeviceIdStrategy, DeviceListStrategy, Interface, MigStrategy, SharingStrategy,
+};
 
 /// The resource of whole GPUs.
 const GPU: &str = "gpu";
@@ -52,17 +54,7 @@ pub fn resources(
         let gpu = &node_gpu.gpu;
         let numa_node = numa_nodes.get(&gpu.bus_id).copied();
         let why = node_gpu.failure.clone().or_else(|| unhealthy(&gpu.uuid));
-        for part in parts(node_gpu, settings) {
-            let profile = match part {
-                None => None,
-                Some(_) if settings.mig_strategy == MigStrategy::Single && !single => continue,
-                Some(_) if single => None,
-                Some(mig) => match node_gpu.profiles.get(&mig.uuid) {
-                    Some(profile) => Some(profile.as_str()),
-                    None => continue,
-                },
-            };
-            let sharing = sharing(&gpu.model, profile, settings);
+        for (part, sharing) in offered_parts(node_gpu, settings, single) {
             let device = ResourceDevice {
                 id: if has_gke_ids(settings) {
                     gke_id(gpu, part)
@@ -71,6 +63,7 @@ pub fn resources(
                 },
                 uuid: uuid(gpu, part).to_owned(),
                 is_shared: false,
+                mps_replicas: sharing.mps_replicas(settings),
                 gpu: gpu.uuid.clone(),
                 numa_node,
                 unhealthy: why.clone(),
@@ -134,6 +127,28 @@ pub fn parts<'a>(gpu: &'a NodeGpu, settings: &Plugin) -> Vec<Option<&'a MigDevic
     gpu.gpu.mig_devices.iter().map(Some).collect()
 }
 
+/// Returns the parts of a GPU that are offered, and how. `single` reports whether the MIG devices are offered as GPUs.
+pub(super) fn offered_parts<'a>(
+    node_gpu: &'a NodeGpu,
+    settings: &Plugin,
+    single: bool,
+) -> Vec<(Option<&'a MigDevice>, Sharing)> {
+    let mut offered = Vec::new();
+    for part in parts(node_gpu, settings) {
+        let profile = match part {
+            None => None,
+            Some(_) if settings.mig_strategy == MigStrategy::Single && !single => continue,
+            Some(_) if single => None,
+            Some(mig) => match node_gpu.profiles.get(&mig.uuid) {
+                Some(profile) => Some(profile.as_str()),
+                None => continue,
+            },
+        };
+        offered.push((part, sharing(&node_gpu.gpu.model, profile, settings)));
+    }
+    offered
+}
+
 /// Whether the MIG devices are offered as GPUs.
 #[must_use]
 pub fn is_single(gpus: &[NodeGpu], settings: &Plugin) -> bool {
@@ -177,6 +192,18 @@ pub struct Sharing {
     pub replicas: u32,
     /// Whether shared devices have a name of their own
     pub is_renamed: bool,
+    /// How containers share a device
+    pub strategy: SharingStrategy,
+}
+
+impl Sharing {
+    /// Returns how many containers share a device as clients of its MPS daemon; `None` if it is not shared in this way, or for claims.
+    pub(super) fn mps_replicas(&self, settings: &Plugin) -> Option<u32> {
+        if self.strategy == SharingStrategy::Mps && settings.interface == Interface::DevicePlugin {
+            return Some(self.replicas);
+        }
+        None
+    }
 }
 
 /// Decides how the GPUs of this model are offered, or their MIG devices with this profile.
@@ -195,10 +222,15 @@ pub fn sharing(model: &str, profile: Option<&str>, settings: &Plugin) -> Sharing
         (None, Some(row)) => row.name.clone(),
         (None, None) => format!("{}/{GPU}", settings.resource_prefix),
     };
-    match settings.time_slicing.iter().find(|row| row.name == name) {
+    match settings
+        .shared_resources
+        .iter()
+        .find(|row| row.name == name)
+    {
         Some(shared) => Sharing {
             replicas: shared.replicas,
             is_renamed: shared.rename.is_some(),
+            strategy: shared.strategy,
             name: shared.rename.clone().unwrap_or(name),
         },
         None => {
@@ -209,6 +241,7 @@ pub fn sharing(model: &str, profile: Option<&str>, settings: &Plugin) -> Sharing
                 name,
                 replicas,
                 is_renamed: false,
+                strategy: settings.sharing,
             }
         }
     }
@@ -239,7 +272,7 @@ pub fn uuid_of(id: &str) -> &str {
 mod tests {
     use super::*;
     use crate::node::gpus::tests::gpu;
-    use crate::settings::resources::{ResourceRow, TimeSlicing};
+    use crate::settings::resources::{ResourceRow, SharedResource};
 
     fn offered(gpus: &[NodeGpu], settings: &Plugin, limits: &Limits) -> Vec<(String, Vec<String>)> {
         let resources = resources(gpus, &NumaNodes::new(), settings, limits, |_| None).offered;
@@ -363,14 +396,15 @@ mod tests {
     #[test]
     fn time_slicing_by_resource() {
         let gpus = [gpu(0, "A100", &["1g.5gb"]), gpu(1, "A100", &[])];
-        let slice = |name: &str, rename: Option<&str>, replicas| TimeSlicing {
+        let slice = |name: &str, rename: Option<&str>, replicas| SharedResource {
             name: name.into(),
             rename: rename.map(str::to_owned),
             replicas,
+            ..SharedResource::default()
         };
         let settings = Plugin {
             replicas: 3,
-            time_slicing: vec![
+            shared_resources: vec![
                 slice("nvidia.com/gpu", Some("nvidia.com/gpu.shared"), 2),
                 slice("nvidia.com/x", None, 4),
             ],
@@ -386,6 +420,41 @@ mod tests {
                 ),
             ],
         );
+    }
+
+    #[test]
+    fn devices_that_mps_shares() {
+        let gpus = [gpu(0, "A100", &["1g.5gb"]), gpu(1, "A100", &[])];
+        let row = SharedResource {
+            name: "nvidia.com/gpu".into(),
+            rename: None,
+            replicas: 4,
+            strategy: SharingStrategy::Mps,
+        };
+        let of_file = Plugin {
+            replicas: 2,
+            shared_resources: vec![row],
+            ..Plugin::default()
+        };
+        let ours = |interface| Plugin {
+            replicas: 2,
+            sharing: SharingStrategy::Mps,
+            interface,
+            ..Plugin::default()
+        };
+        for (settings, of_gpu, of_mig) in [
+            (of_file, Some(4), None),
+            (ours(Interface::DevicePlugin), Some(2), Some(2)),
+            (ours(Interface::Dra), None, None),
+        ] {
+            let limits = Limits::default();
+            let found = resources(&gpus, &NumaNodes::new(), &settings, &limits, |_| None).offered;
+            for device in found.iter().flat_map(|resource| &resource.devices) {
+                let is_gpu = device.uuid == device.gpu;
+                let expected = if is_gpu { of_gpu } else { of_mig };
+                assert_eq!(device.mps_replicas, expected, "{device:?}");
+            }
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use nvidia_host::driver::pci::{self, PCI_DEVICES};
 use nvidia_host::feature::{FeatureRow, Features};
 use nvidia_host::host::{self, Roots};
 use nvidia_host::inventory::{BusId, cap_files, procfs};
+use nvidia_host::mps::{self, Daemon};
 
 use super::gpus::{self, NodeGpu, NumaNodes, PcieRoots, parse_numa_node, pcie_root};
 
@@ -50,6 +51,15 @@ pub fn numa_nodes(config: &Config, gpus: &[NodeGpu]) -> Result<NumaNodes> {
         }
     }
     Ok(found)
+}
+
+/// Returns the MPS daemons of the node.
+#[must_use]
+pub fn mps_daemons(config: &Config) -> Vec<Daemon> {
+    match Tree::open(&config.driver_root) {
+        Ok(driver) => mps::daemons(&driver),
+        Err(_) => Vec::new(),
+    }
 }
 
 /// Returns which of these features containers can get, and findings about the others.

@@ -9,6 +9,7 @@ pub mod facts;
 pub mod gpus;
 pub mod health;
 pub mod host;
+pub mod mps;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use base::report::Finding;
 use nvidia_host::config::Limits;
 use nvidia_host::feature::Features;
 use nvidia_host::inventory::{Inventory, limits};
+use nvidia_host::mps::Daemon;
 
 use crate::model::{Resource, ResourceDevice};
 use crate::monitor::message::Snapshot;
@@ -26,6 +28,7 @@ use crate::settings::Settings;
 use closeness::Closeness;
 use gpus::{NodeGpu, NumaNodes};
 use health::{GpuFailure, GpuState, Health, OpenError, Policy};
+use mps::Mps;
 
 /// Why a GPU is unhealthy that the kernel lists, before NVML has answered.
 pub const NOT_ANSWERED: &str = "NVML has not answered yet";
@@ -51,6 +54,8 @@ pub struct Offer {
     pub in_specs: InSpecs,
     /// What NVML last reported, from which requests of containers are answered; `None` without a driver
     pub known: Option<Arc<Inventory>>,
+    /// The MPS daemons of the GPUs
+    pub mps: Arc<Vec<Daemon>>,
 }
 
 /// What the CDI specs of the plugin have.
@@ -104,6 +109,7 @@ pub struct Node {
     features: (Features, Vec<Finding>),
     in_specs: InSpecs,
     known: Option<Arc<Inventory>>,
+    mps: Mps,
     health: Health,
 }
 
@@ -123,6 +129,7 @@ impl Node {
             features: (Features::EMPTY, Vec::new()),
             in_specs: InSpecs::default(),
             known: None,
+            mps: Mps::default(),
             health: Health::new(policy, now),
         }
     }
@@ -150,6 +157,26 @@ impl Node {
         self.closeness = closeness::of_links(&snapshot.links);
         self.findings = limits::findings(&self.limits, &snapshot.inventory);
         self.known = Some(Arc::new(snapshot.inventory.clone()));
+        for (uuid, properties) in &snapshot.properties {
+            if let Some(memory) = properties.memory_mib {
+                self.mps.memory_mib.insert(uuid.clone(), memory);
+            }
+        }
+    }
+
+    /// Sets the MPS daemons, and returns whether they have changed.
+    pub fn set_mps(&mut self, daemons: Vec<Daemon>) -> bool {
+        let is_new = *self.mps.daemons != daemons;
+        if is_new {
+            self.mps.daemons = Arc::new(daemons);
+        }
+        is_new
+    }
+
+    /// Returns the MPS daemons.
+    #[must_use]
+    pub const fn mps(&self) -> &Mps {
+        &self.mps
     }
 
     /// Sets the limits: the resources have only the devices that they permit.
@@ -224,7 +251,14 @@ impl Node {
             why: why.clone(),
             driver_silent: false,
         });
-        of_nvml.or_else(|| self.health.failure(&gpu.gpu.uuid))
+        let failure = of_nvml.or_else(|| self.health.failure(&gpu.gpu.uuid));
+        failure.or_else(|| {
+            let why = self.mps.why_prohibited(&gpu.gpu.uuid)?;
+            Some(GpuFailure {
+                why,
+                driver_silent: false,
+            })
+        })
     }
 
     /// Returns the GPUs of the node.
@@ -282,14 +316,29 @@ impl Node {
         if let Some(why) = self.unhealthy(&gpu.gpu.uuid) {
             return Some(why);
         }
+        let mut why = None;
         for part in devices::parts(gpu, &self.settings.plugin) {
             let uuid = part.map_or(&gpu.gpu.uuid, |mig| &mig.uuid);
-            let is_permitted = limits::permit(&self.limits, &gpu.gpu, part);
-            if is_permitted && let Some(why) = self.in_specs.why_unusable(uuid) {
-                return Some(why);
+            if limits::permit(&self.limits, &gpu.gpu, part) {
+                why = why.or_else(|| self.in_specs.why_unusable(uuid));
             }
         }
-        None
+        why.or_else(|| self.why_without_mps(gpu))
+    }
+
+    /// Returns why MPS does not let containers use a GPU.
+    fn why_without_mps(&self, gpu: &NodeGpu) -> Option<String> {
+        let settings = &self.settings.plugin;
+        let single = devices::is_single(&self.gpus, settings);
+        let mut why = self.mps.why_prohibited(&gpu.gpu.uuid);
+        for (part, sharing) in devices::offered_parts(gpu, settings, single) {
+            if limits::permit(&self.limits, &gpu.gpu, part)
+                && let Some(replicas) = sharing.mps_replicas(settings)
+            {
+                why = why.or_else(|| self.mps.why_unshared(&gpu.gpu, replicas));
+            }
+        }
+        why
     }
 
     fn unhealthy(&self, uuid: &str) -> Option<String> {
@@ -324,7 +373,8 @@ impl Node {
             .flat_map(|resource| &mut resource.devices)
         {
             if device.unhealthy.is_none() {
-                device.unhealthy = self.in_specs.why_unusable(&device.uuid);
+                let of_spec = self.in_specs.why_unusable(&device.uuid);
+                device.unhealthy = of_spec.or_else(|| self.why_unusable(device));
             }
         }
         let mut findings = self.findings.clone();
@@ -340,7 +390,14 @@ impl Node {
             features: self.features.0,
             in_specs: self.in_specs.clone(),
             known: self.known.clone(),
+            mps: Arc::clone(&self.mps.daemons),
         }
+    }
+
+    /// Returns why MPS does not let containers use a device.
+    fn why_unusable(&self, device: &ResourceDevice) -> Option<String> {
+        let gpu = self.gpus.iter().find(|gpu| gpu.gpu.uuid == device.gpu)?;
+        self.mps.why_unusable(&gpu.gpu, device)
     }
 }
 

@@ -11,10 +11,12 @@ use serde_json::Value;
 use super::document::{self, ConfigDocument, is_empty, leaves};
 use super::resources;
 use super::table::Plugin;
-use super::values::MigStrategy;
+use super::values::{MigStrategy, SharingStrategy};
 
 const SHARING: &str = "GPUSharingConfig";
 const STRATEGY: &str = "GPUSharingStrategy";
+const TIME_SHARING: &str = "time-sharing";
+const MPS: &str = "mps";
 const CLIENTS: &str = "MaxSharedClientsPerGPU";
 /// The number of containers in the form before [`SHARING`]
 const OLDER: &str = "MaxTimeSharedClientsPerGPU";
@@ -48,13 +50,14 @@ pub(super) fn read(path: &Path) -> Result<Option<String>> {
 pub fn apply(plugin: &mut Plugin, path: &Path, text: &str) -> Result<Vec<Finding>> {
     let (mut file, root) = ConfigDocument::parse(path, text)?;
     let sharing = |key| root.get(SHARING)?.get(key);
-    let is_shared = sharing(STRATEGY).and_then(Value::as_str) == Some("time-sharing");
+    let strategy = sharing(STRATEGY).and_then(Value::as_str);
+    let is_shared = matches!(strategy, Some(TIME_SHARING | MPS));
     let older = root.get(OLDER).and_then(Value::as_u64).unwrap_or_default();
     let clients = sharing(CLIENTS).and_then(Value::as_u64).unwrap_or_default();
     if is_shared && older == 0 && clients == 0 {
         return Err(file.invalid(
             &[SHARING, CLIENTS],
-            "a number from 1, with \"time-sharing\"",
+            "a number from 1, with \"time-sharing\" or \"mps\"",
         ));
     }
     for (keys, value) in leaves(&root) {
@@ -68,9 +71,10 @@ pub fn apply(plugin: &mut Plugin, path: &Path, text: &str) -> Result<Vec<Finding
             // GKE's plugin prefers the older key if it is set (pkg/gpu/nvidia/manager.go).
             [OLDER] => plugin.replicas = replicas(&file, &keys, value)?,
             [SHARING, STRATEGY] => match file.text(&keys, value)? {
-                "" | "time-sharing" => {}
-                "mps" => file.no_effect(&keys, "MPS is not supported"),
-                _ => return Err(file.invalid(&keys, "\"time-sharing\"")),
+                "" => {}
+                TIME_SHARING => plugin.sharing = SharingStrategy::TimeSlicing,
+                MPS => plugin.sharing = SharingStrategy::Mps,
+                _ => return Err(file.invalid(&keys, "\"time-sharing\" or \"mps\"")),
             },
             [SHARING, CLIENTS] if !is_shared || older > 0 => {}
             [SHARING, CLIENTS] => plugin.replicas = replicas(&file, &keys, value)?,

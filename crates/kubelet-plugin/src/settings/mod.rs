@@ -106,7 +106,11 @@ fn unused_by_claims(plugin: &Plugin) -> Vec<Finding> {
         ),
         ("mig-strategy = \"single\"", is_single),
         ("allocation", plugin.allocation != default.allocation),
-        ("sharing.timeSlicing", !plugin.time_slicing.is_empty()),
+        ("sharing", plugin.sharing != default.sharing),
+        (
+            "the section \"sharing\" of NVIDIA's file",
+            !plugin.shared_resources.is_empty(),
+        ),
         (
             "device-list-strategy",
             !plugin.device_list_strategy.is_empty(),

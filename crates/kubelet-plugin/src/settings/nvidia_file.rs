@@ -9,8 +9,9 @@ use serde_json::Value;
 
 use super::document::{ConfigDocument, is_empty, leaves};
 use super::nvidia_options::{Effect, OPTIONS};
-use super::resources::{self, LIST, ResourceRow, TimeSlicing};
-use super::table::Settings;
+use super::resources::{self, LIST, ResourceRow, SharedResource};
+use super::table::{Plugin, Settings};
+use super::values::SharingStrategy;
 
 /// The prefix of resources in this file that have none.
 const PREFIX: &str = "nvidia.com";
@@ -19,7 +20,14 @@ const PREFIX: &str = "nvidia.com";
 #[derive(Default)]
 struct Lists {
     models: BTreeMap<usize, ResourceRow>,
-    slices: BTreeMap<usize, TimeSlicing>,
+    time_slicing: Section,
+    mps: Section,
+}
+
+/// A section of `sharing`.
+#[derive(Default)]
+struct Section {
+    rows: BTreeMap<usize, SharedResource>,
     rename_all: bool,
     refuse_several: bool,
 }
@@ -51,14 +59,27 @@ pub fn apply(settings: &mut Settings, path: &Path, text: &str) -> Result<Vec<Fin
                 flag(&mut file, settings, &keys, 3, &name, value)?;
             }
             ["flags", name, ..] => flag(&mut file, settings, &keys, 2, name, value)?,
-            ["resources", "mig"] | ["sharing", "mps"] | ["imex", _] if is_empty(value) => {}
+            ["resources", "mig"] | ["imex", _] if is_empty(value) => {}
             ["resources", "gpus", ..] => lists.add_model(&mut file, &keys, value)?,
             ["resources", "mig", ..] => {
                 let why = "MIG devices have the name of their profile";
                 file.no_effect(&["resources", "mig"], why);
             }
-            ["sharing", "timeSlicing", ..] => lists.add_time_slicing(&mut file, &keys, value)?,
-            ["sharing", "mps", ..] => file.no_effect(&["sharing", "mps"], "MPS is not supported"),
+            ["sharing", "timeSlicing", ref below @ ..] => {
+                lists.time_slicing.add(&mut file, &keys, below, value)?;
+            }
+            ["sharing", "mps", "failRequestsGreaterThanOne"] => {
+                // NVIDIA's plugin refuses several replicas in any case (api/config/v1/config.go).
+                if !file.truth(&keys, value)? {
+                    file.no_effect(
+                        &keys,
+                        "a container gets one replica of a GPU that MPS shares",
+                    );
+                }
+            }
+            ["sharing", "mps", ref below @ ..] => {
+                lists.mps.add(&mut file, &keys, below, value)?;
+            }
             ["imex", _] if *value == Value::Bool(false) => {}
             ["imex", name, ..] => {
                 let why = "IMEX channels are requested with NVIDIA_IMEX_CHANNELS";
@@ -76,7 +97,7 @@ fn misplaced(keys: &[&str]) -> Option<(usize, &'static str)> {
     for (number, key) in keys.iter().enumerate() {
         let above = keys.get(..number).unwrap_or_default();
         let place = match *key {
-            "timeSlicing" if above != ["sharing"] => "sharing",
+            "timeSlicing" | "mps" if above != ["sharing"] => "sharing",
             "renameByDefault" | "failRequestsGreaterThanOne"
                 if !matches!(above, ["sharing", "timeSlicing" | "mps"]) =>
             {
@@ -94,8 +115,10 @@ fn expected_value(keys: &[&str]) -> Option<&'static str> {
     match keys {
         ["flags" | "resources" | "sharing" | "imex"]
         | ["flags", "plugin"]
-        | ["sharing", "timeSlicing"] => Some("a map"),
-        ["resources", "gpus"] | ["sharing", "timeSlicing", "resources"] => Some("a list of maps"),
+        | ["sharing", "timeSlicing" | "mps"] => Some("a map"),
+        ["resources", "gpus"] | ["sharing", "timeSlicing" | "mps", "resources"] => {
+            Some("a list of maps")
+        }
         _ => None,
     }
 }
@@ -120,16 +143,31 @@ impl Lists {
         Ok(())
     }
 
-    /// Adds a value below `sharing.timeSlicing`.
-    fn add_time_slicing(
+    /// Checks the rows, and adds them to the settings.
+    fn apply(self, settings: &mut Settings, file: &mut ConfigDocument<'_>) -> Result<()> {
+        let plugin = &mut settings.plugin;
+        if !self.models.is_empty() {
+            let checked = resources::checked(self.models.into_values().map(Ok), LIST);
+            plugin.resources =
+                checked.map_err(|allowed| file.invalid(&["resources", "gpus"], &allowed))?;
+        }
+        let time_slicing = &self.time_slicing;
+        plugin.several_replicas = !time_slicing.rows.is_empty() && !time_slicing.refuse_several;
+        self.time_slicing
+            .apply(plugin, file, SharingStrategy::TimeSlicing)?;
+        self.mps.apply(plugin, file, SharingStrategy::Mps)
+    }
+}
+
+impl Section {
+    /// Adds a value. `below` are the keys below the section.
+    fn add(
         &mut self,
         file: &mut ConfigDocument<'_>,
         keys: &[&str],
+        below: &[&str],
         value: &Value,
     ) -> Result<()> {
-        let ["sharing", "timeSlicing", ref below @ ..] = *keys else {
-            return Ok(());
-        };
         let (number, key) = match *below {
             ["renameByDefault"] => {
                 self.rename_all = file.truth(keys, value)?;
@@ -145,7 +183,7 @@ impl Lists {
                 return Ok(());
             }
         };
-        let row = self.slices.entry(number.parse()?).or_default();
+        let row = self.rows.entry(number.parse()?).or_default();
         match key {
             ["name"] => row.name = with_prefix(file.text(keys, value)?),
             ["rename"] if value.is_null() => {}
@@ -162,31 +200,41 @@ impl Lists {
     }
 
     /// Checks the rows, and adds them to the settings.
-    fn apply(self, settings: &mut Settings, file: &mut ConfigDocument<'_>) -> Result<()> {
-        let plugin = &mut settings.plugin;
-        if !self.models.is_empty() {
-            let checked = resources::checked(self.models.into_values().map(Ok), LIST);
-            plugin.resources =
-                checked.map_err(|allowed| file.invalid(&["resources", "gpus"], &allowed))?;
-        }
-        plugin.several_replicas = !self.slices.is_empty() && !self.refuse_several;
-        for (number, mut row) in self.slices {
+    fn apply(
+        self,
+        plugin: &mut Plugin,
+        file: &mut ConfigDocument<'_>,
+        strategy: SharingStrategy,
+    ) -> Result<()> {
+        let section = match strategy {
+            SharingStrategy::TimeSlicing => "timeSlicing",
+            SharingStrategy::Mps => "mps",
+        };
+        for (number, mut row) in self.rows {
+            row.strategy = strategy;
+            let number = number.to_string();
+            let place = ["sharing", section, "resources", &number];
             if let Err((name, allowed)) = row.check() {
-                let number = number.to_string();
-                let keys = ["sharing", "timeSlicing", "resources", &number, name];
-                return Err(file.invalid(&keys, &allowed));
+                return Err(file.invalid(&[&place[..], &[name]].concat(), &allowed));
             }
-            let mut rows = plugin.time_slicing.iter();
-            if rows.any(|other| other.name == row.name) {
-                let number = number.to_string();
-                let why = format!("an earlier entry is about {:?}", row.name);
-                file.no_effect(&["sharing", "timeSlicing", "resources", &number], &why);
-                continue;
+            let mut rows = plugin.shared_resources.iter();
+            match rows.find(|other| other.name == row.name) {
+                Some(other) if other.strategy != strategy => {
+                    let keys = [&place[..], &["name"]].concat();
+                    let allowed = "a resource that is not in sharing.timeSlicing too";
+                    return Err(file.invalid(&keys, allowed));
+                }
+                Some(_) => {
+                    let why = format!("an earlier entry is about {:?}", row.name);
+                    file.no_effect(&place, &why);
+                    continue;
+                }
+                None => {}
             }
             if row.rename.is_none() && self.rename_all {
                 row.rename = Some(format!("{}.shared", row.name));
             }
-            plugin.time_slicing.push(row);
+            plugin.shared_resources.push(row);
         }
         Ok(())
     }

@@ -3,8 +3,10 @@
 use toml::de::{DeArray, DeValue};
 
 use super::parse::last;
+use super::values::SharingStrategy;
 
-/// The largest number of replicas of a device. NVIDIA's MPS supports 48 clients; more than a hundred containers on one GPU are a mistake.
+/// The largest number of replicas of a device: more than a hundred containers on one GPU are a mistake. How many MPS serves depends on the
+/// GPU (`node::mps`).
 const MAX_REPLICAS: u32 = 100;
 /// The longest name of an extended resource after its prefix, by the rules of Kubernetes for qualified names.
 const MAX_NAME: usize = 63;
@@ -132,18 +134,20 @@ pub(super) fn checked(
     Ok(found)
 }
 
-/// A row of `sharing.timeSlicing.resources` in the configuration file of NVIDIA's plugin.
+/// A row of `sharing.timeSlicing.resources` or `sharing.mps.resources` in the configuration file of NVIDIA's plugin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TimeSlicing {
+pub struct SharedResource {
     /// The name of the resource with its prefix, such as `nvidia.com/gpu`
     pub name: String,
     /// The name under which it is offered instead
     pub rename: Option<String>,
     /// The number of replicas
     pub replicas: u32,
+    /// How the containers share a device
+    pub strategy: SharingStrategy,
 }
 
-impl TimeSlicing {
+impl SharedResource {
     /// Checks the row.
     ///
     /// # Errors

@@ -13,10 +13,10 @@ use super::parse::{
     absolute, address, driver_name, features, metrics_names, numbers, optional_path, optional_text,
     seconds, strategies, switch, truth, word,
 };
-use super::resources::{self, ResourceRow, TimeSlicing, prefix, replicas, rows};
+use super::resources::{self, ResourceRow, SharedResource, prefix, replicas, rows};
 use super::values::{
     Allocation, DeviceIdStrategy, DeviceListStrategy, Interface, MetricsNames, MigStrategy,
-    TaintEffect,
+    SharingStrategy, TaintEffect,
 };
 use super::xids;
 
@@ -75,16 +75,17 @@ macro_rules! settings {
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub struct Plugin {
             $(#[doc = concat!("`", $name, "`:", $help)] pub $field: $type,)*
-            /// The rows of `sharing.timeSlicing.resources` in the configuration file of NVIDIA's plugin. The first one with the name of a
-            /// resource replaces [`Self::replicas`].
-            pub time_slicing: Vec<TimeSlicing>,
-            /// Whether a container may request several replicas of a resource. NVIDIA's plugin permits it by default.
+            /// The rows of `sharing.timeSlicing.resources` and `sharing.mps.resources` in the configuration file of NVIDIA's plugin. A row
+            /// with the name of a resource replaces [`Self::replicas`] and [`Self::sharing`].
+            pub shared_resources: Vec<SharedResource>,
+            /// Whether a container may request several replicas of a resource that is shared with time-slicing. NVIDIA's plugin permits it
+            /// by default.
             pub several_replicas: bool,
         }
 
         impl Default for Plugin {
             fn default() -> Self {
-                Self { $($field: $default,)* time_slicing: Vec::new(), several_replicas: false }
+                Self { $($field: $default,)* shared_resources: Vec::new(), several_replicas: false }
             }
         }
 
@@ -115,6 +116,8 @@ settings! {
     "node-name" NAME Text node_name: Option<String> = None, optional_text;
     /// How many containers may share a device
     "replicas" N Number replicas: u32 = 1, replicas;
+    /// How containers share a device: time-slicing or mps
+    "sharing" STRATEGY Text sharing: SharingStrategy = SharingStrategy::TimeSlicing, word;
     /// A resource for GPUs of a model: name=NAME,model=PATTERN[,replicas=N]. May be repeated
     "resources" ROW Rows resources: Vec<ResourceRow> = Vec::new(), rows;
     /// The prefix of the resources that --resources does not name

@@ -8,7 +8,7 @@ use clap::{Args, Command, FromArgMatches, Parser};
 use super::nvidia_options::{Effect, OPTIONS};
 use super::options::{Given, nvidias};
 use super::table::SETTINGS;
-use super::values::{Allocation, DeviceIdStrategy, MigStrategy};
+use super::values::{Allocation, DeviceIdStrategy, MigStrategy, SharingStrategy};
 use super::*;
 
 /// The given options.
@@ -648,7 +648,7 @@ fn the_file() {
         ("nvidia.com/h100", "*H100*")
     );
     let slices: Vec<_> = plugin
-        .time_slicing
+        .shared_resources
         .iter()
         .map(|row| (&*row.name, row.rename.as_deref(), row.replicas))
         .collect();
@@ -659,10 +659,31 @@ fn the_file() {
             ("nvidia.com/mig-1g.5gb", Some("a.b/c"), 2)
         ]
     );
+    let mps = of_file(
+        "version: v1\nsharing:\n  mps:\n    renameByDefault: true\n    resources: [{name: gpu, devices: all, replicas: 4}]\n\
+         \x20 timeSlicing: {resources: [{name: mig-1g.5gb, replicas: 2}]}",
+    );
+    let rows: Vec<_> = mps
+        .shared_resources
+        .iter()
+        .map(|row| (row.rename.as_deref(), row.replicas, row.strategy))
+        .collect();
+    assert_eq!(
+        rows,
+        [
+            (None, 2, SharingStrategy::TimeSlicing),
+            (Some("nvidia.com/gpu.shared"), 4, SharingStrategy::Mps)
+        ]
+    );
+    assert!(mps.several_replicas, "only of the MIG devices");
+    assert!(
+        !of_file("version: v1\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}")
+            .several_replicas
+    );
     let strict = of_file(
         "version: v1\nsharing: {timeSlicing: {failRequestsGreaterThanOne: true, resources: [{name: gpu, replicas: 2}]}}",
     );
-    assert!(!strict.several_replicas && strict.time_slicing[0].rename.is_none());
+    assert!(!strict.several_replicas && strict.shared_resources[0].rename.is_none());
     assert_eq!(
         of_file("{\"version\": \"v1\", \"flags\": {\"plugin\": null}}"),
         Plugin::default()
@@ -707,6 +728,14 @@ fn what_the_file_cannot_have() {
             "line 6: sharing.timeSlicing.resources.0.name has",
         ),
         (
+            "version: v1\nsharing:\n  timeSlicing: {resources: [{name: gpu, replicas: 2}]}\n  mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}",
+            "line 4: sharing.mps.resources.0.name has an invalid value; it must be a resource that is not in sharing.timeSlicing too",
+        ),
+        (
+            "version: v1\nsharing: {mps: {resources: [{name: gpu, replicas: 101}]}}",
+            "sharing.mps.resources.0.replicas has an invalid value; it must be a number from 1 to 100",
+        ),
+        (
             "version: v1\nsharing: {timeSlicing: {renameByDefault: 1}}",
             "renameByDefault has an invalid value; it must be true or false",
         ),
@@ -725,8 +754,8 @@ fn what_the_file_cannot_have() {
             "\"/c.yaml\" line 2: imex.channelIDs has no effect: ",
         ),
         (
-            "sharing:\n  mps:\n    resources: [{name: gpu, replicas: 2}]",
-            "line 3: sharing.mps has no effect: MPS",
+            "sharing: {mps: {failRequestsGreaterThanOne: false, resources: [{name: gpu, replicas: 2}]}}",
+            "line 2: sharing.mps.failRequestsGreaterThanOne has no effect: a container gets one replica",
         ),
         (
             "flags: {deviceDiscoveryStrategy: tegra}",
@@ -761,7 +790,7 @@ fn keys_of_files_that_people_write() {
          \x20   - {<<: *all, name: a}\n    - {<<: [{replicas: 5}, *all], name: b}\n    - {<<: *all, replicas: 7, name: c}\n",
     );
     let mut slices = Vec::new();
-    for row in &merged.time_slicing {
+    for row in &merged.shared_resources {
         slices.push((row.name.as_str(), row.replicas));
     }
     assert_eq!(
@@ -807,7 +836,7 @@ fn keys_of_files_that_people_write() {
         assert!(
             settings
                 .plugin
-                .time_slicing
+                .shared_resources
                 .iter()
                 .all(|row| row.replicas == 4)
         );
@@ -855,15 +884,10 @@ fn gkes_file() {
     let of = |text: &str| {
         let mut plugin = Plugin::default();
         let findings = gke::apply(&mut plugin, Path::new("/gpu_config.json"), text)?;
-        anyhow::Ok((
-            plugin.replicas,
-            plugin.mig_strategy,
-            findings
-                .iter()
-                .map(|f| f.what.clone())
-                .collect::<Vec<_>>()
-                .join("; "),
-        ))
+        let is_mps = plugin.sharing == SharingStrategy::Mps;
+        let mut notes: Vec<_> = findings.iter().map(|f| f.what.clone()).collect();
+        notes.extend(is_mps.then(|| "mps".to_owned()));
+        anyhow::Ok((plugin.replicas, plugin.mig_strategy, notes.join("; ")))
     };
     let (single, mixed) = (MigStrategy::Single, MigStrategy::Mixed);
     for (text, replicas, mig, finds) in [
@@ -885,9 +909,9 @@ fn gkes_file() {
         ),
         (
             r#"{"GPUSharingConfig":{"MaxSharedClientsPerGPU":2,"GPUSharingStrategy":"mps"}}"#,
-            1,
+            2,
             mixed,
-            "\"/gpu_config.json\" line 1: GPUSharingConfig.GPUSharingStrategy has no effect: MPS is not supported",
+            "mps",
         ),
         (
             r#"{"MaxTimeSharedClientsPerGPU":4,"GPUSharingConfig":{"GPUSharingStrategy":"","MaxSharedClientsPerGPU":0}}"#,
@@ -941,6 +965,7 @@ fn gkes_file() {
     }
     for text in [
         r#"{"GPUSharingConfig":{"GPUSharingStrategy":"time-sharing"}}"#,
+        r#"{"GPUSharingConfig":{"GPUSharingStrategy":"mps"}}"#,
         r#"{"GPUSharingConfig":{"GPUSharingStrategy":"time-sharing","MaxSharedClientsPerGPU":0}}"#,
         r#"{"HealthCriticalXid":61}"#,
     ] {

@@ -46,6 +46,24 @@ pub enum MigStrategy {
     Mixed,
 }
 
+/// How several containers share a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum SharingStrategy {
+    /// The driver runs their work in turns, and nothing limits their memory.
+    #[default]
+    TimeSlicing,
+    /// They are clients of the MPS daemon of the GPU, which limits their memory.
+    Mps,
+}
+
+impl SharingStrategy {
+    /// Returns the name in config.toml.
+    #[must_use]
+    pub fn name(self) -> String {
+        name_of(&self)
+    }
+}
+
 /// Which replicas containers get first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Allocation {

@@ -135,7 +135,10 @@ pub fn edits(
 /// # Errors
 /// If the daemon is not ready, or the container gets other GPUs too. A program connects to one daemon, and sees the GPU of this daemon
 /// only.
-fn shared<'f>(facts: &'f DeviceFacts, devices: &[Device<'_>]) -> Result<Option<&'f mps::Daemon>> {
+pub fn shared<'f>(
+    facts: &'f DeviceFacts,
+    devices: &[Device<'_>],
+) -> Result<Option<&'f mps::Daemon>> {
     let mut gpus: Vec<&Gpu> = devices.iter().map(|device| device.gpu()).collect();
     gpus.dedup_by_key(|gpu| &gpu.uuid);
     let Some((gpu, daemon)) = gpus

@@ -14,7 +14,7 @@ use std::fmt;
 use std::future::Future;
 use std::path::Path;
 use std::pin::Pin;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
@@ -32,6 +32,9 @@ use crate::settings::follow::{self, Follower, SettingsChange, Valid};
 use outlets::Outlets;
 use specs::{EXISTENCE_PERIOD, REFRESH_PERIOD, Specs, refresh_host_spec};
 use state::NodeState;
+
+/// The time between two looks at the MPS daemons. No event of a directory shows that a daemon's supervisor was killed.
+const MPS_PERIOD: Duration = Duration::from_secs(1);
 
 /// Publishes each change of the node.
 pub struct Agent {
@@ -87,6 +90,9 @@ impl Agent {
         mut asked: mpsc::Receiver<Asked>,
     ) {
         self.list_kernel_gpus();
+        self.state.find_mps_daemons();
+        let mut mps_period = interval(MPS_PERIOD);
+        mps_period.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut spec_period = interval(REFRESH_PERIOD);
         let mut existence_period = interval(EXISTENCE_PERIOD);
         existence_period.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -106,6 +112,11 @@ impl Agent {
                     Some(change) => self.apply_change(change),
                     None => continue,
                 },
+                _ = mps_period.tick() => {
+                    if !self.follow_mps_daemons() {
+                        continue;
+                    }
+                }
                 _ = spec_period.tick() => {
                     if self.state.is_unanswered {
                         self.list_kernel_gpus();
@@ -134,6 +145,20 @@ impl Agent {
         let devices = Devices::Unanswered(self.state.list_kernel_gpus());
         self.specs
             .update(&mut self.state.node, |specs| specs.set(&devices));
+    }
+
+    /// Inspects the MPS daemons, and returns whether they have changed. The CDI spec has the directory of a daemon before the kubelet
+    /// learns that its GPU is healthy.
+    fn follow_mps_daemons(&mut self) -> bool {
+        let before = self.state.node.mps().uuids();
+        if !self.state.find_mps_daemons() {
+            return false;
+        }
+        if self.state.node.mps().uuids() != before {
+            self.specs
+                .update(&mut self.state.node, VendorSpecs::refresh);
+        }
+        true
     }
 
     fn apply(&mut self, update: Update) {

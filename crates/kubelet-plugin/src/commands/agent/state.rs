@@ -78,6 +78,11 @@ impl NodeState {
         gpus
     }
 
+    /// Inspects the MPS daemons, and returns whether they have changed.
+    pub fn find_mps_daemons(&mut self) -> bool {
+        self.node.set_mps(host::mps_daemons(&self.config))
+    }
+
     /// Takes the health in a report into account, and logs a change of the driver.
     pub fn apply(&mut self, update: &Update, log: Log) {
         self.set_driver(update, log);
