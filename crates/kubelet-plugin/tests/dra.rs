@@ -34,7 +34,7 @@ use fake_api::{FakeApi, Fault, Hostile, NODE};
 use fake_kubelet::FakeKubelet;
 use fake_kubelet::dra::DraKubelet;
 use fake_kubelet::plugin::FakePlugin;
-use kubelet_plugin::dra::devices::{ClaimDevice, Value};
+use kubelet_plugin::dra::devices::{ClaimDevice, MpsLimits, Value};
 use kubelet_plugin::dra::pool::Pool;
 use kubelet_plugin::dra::{self, DriverOptions};
 use kubelet_plugin::kubelet::kept::Keeper;
@@ -58,6 +58,7 @@ const A_WHILE: Duration = Duration::from_secs(3);
 tests! {
     &[] => devices_are_published_and_given, one_failing_claim_does_not_affect_the_others,
         an_unhealthy_device_is_tainted_alone, an_api_server_without_taints, the_kubelet_deletes_the_slices,
+        several_claims_can_have_a_device, an_api_server_without_shares,
         watches_that_are_cut_or_too_old, requests_that_are_refused, conflicts, an_api_server_that_appears_later,
         an_api_server_that_restarts, a_certificate_is_replaced, a_slow_api_server, slices_of_others_are_adopted,
         nothing_is_asked_while_nothing_changes, nothing_is_published_before_the_driver_answers,
@@ -371,6 +372,68 @@ fn an_api_server_without_taints() {
     );
     node.driver.set(&[None, None]);
     node.published("recovery", SOON, &[false, false]);
+}
+
+/// Two GPUs, of which MPS limits the memory of the first one.
+fn shared_pool(mib: u64) -> Pool {
+    let mut devices = [device(0, None), device(1, None)];
+    devices[0].mps = Some(MpsLimits {
+        memory: Some(mib * 1024 * 1024),
+        thread_percentage: 100,
+    });
+    Pool {
+        devices: Arc::new(devices.into()),
+        ..pool(&[None, None])
+    }
+}
+
+/// What is published about the first GPU.
+fn first_device(state: &fake_api::State) -> serde_json::Value {
+    let slice = state.slices.values().next();
+    slice.map_or_else(serde_json::Value::default, |slice| {
+        slice["spec"]["devices"][0].clone()
+    })
+}
+
+fn several_claims_can_have_a_device() {
+    let node = Node::start();
+    node.driver.pool.send_replace(shared_pool(8192));
+    node.api.wait("shares", SOON, |state| {
+        first_device(state)["allowMultipleAllocations"] == true
+    });
+    node.driver.pool.send_replace(shared_pool(4096));
+    node.api.wait("another limit", SOON, |state| {
+        let policy = &first_device(state)["capacity"]["memory"]["requestPolicy"];
+        *policy == json!({"default": "4Gi", "validValues": ["4Gi"]})
+    });
+    node.driver.set(&[None, None]);
+    node.api.wait("no daemon", SOON, |state| {
+        let device = first_device(state);
+        device["allowMultipleAllocations"].is_null()
+            && device["capacity"]["memory"]["requestPolicy"].is_null()
+    });
+}
+
+fn an_api_server_without_shares() {
+    let node = Node::start_with(|state| state.drops_shares = true);
+    let writes = |state: &fake_api::State| {
+        let stored = |asked: &&fake_api::Asked| {
+            asked.path.contains("resourceslices")
+                && matches!(&*asked.method, "POST" | "PUT")
+                && !asked.query.contains("dryRun")
+        };
+        state.asked.iter().filter(stored).count()
+    };
+    node.driver.pool.send_replace(shared_pool(8192));
+    std::thread::sleep(A_WHILE);
+    assert_eq!(writes(&node.api.state()), 1, "nothing has changed");
+    // Another program writes the slices: they are compared again.
+    node.api.state().wipe();
+    node.published("again", WIPED, &[false, false]);
+    std::thread::sleep(A_WHILE);
+    let state = node.api.state();
+    assert_eq!(writes(&state), 2, "written without an end");
+    assert!(first_device(&state)["allowMultipleAllocations"].is_null());
 }
 
 fn the_kubelet_deletes_the_slices() {

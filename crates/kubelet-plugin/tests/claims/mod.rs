@@ -5,12 +5,13 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use plugin_api::control::{self, OfferedDriver};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::fake_api::{FakeApi, NODE};
 use crate::fake_host::{Fake, uuid};
 use crate::fake_kubelet::dra::DraKubelet;
 use crate::fake_kubelet::{Container, FakeKubelet};
+use crate::mps::Daemon;
 use crate::{AT_ONCE, GPU, POLLED, PROGRAM, ROOT, SOON};
 
 tests! {
@@ -19,7 +20,7 @@ tests! {
         claims_and_a_gpu_that_hangs, a_device_plugin_waits_for_the_end_of_claims,
         metrics_name_the_containers_of_claims, the_running_driver_is_described, the_spec_exists_during_a_restart, claims_of_mig_devices,
         check_prints_the_slices, check_without_credentials, little_memory, restarts_in_any_order,
-        a_display_card_is_not_published;
+        a_display_card_is_not_published, claims_share_a_gpu_with_mps;
 }
 
 const DRIVER: &str = "gpu.nvidia.com";
@@ -858,4 +859,85 @@ fn restarts(random: &mut Random, orders: u64) {
             assert!(start.elapsed() < SOON, "{error}: {}", host.log());
         }
     }
+}
+
+/// Each claim gets a share of the memory that the daemon limits.
+fn claims_share_a_gpu_with_mps() {
+    let mut host = Host::new(&["--gpus", "2"], &[]);
+    let limits = json!({"memory_limit_mib": 8192});
+    let mut daemon = Daemon::start(&host.fake, 0, limits.clone());
+    host.run();
+    host.registered();
+    host.published("the GPUs", SOON, &[("gpu-0", false), ("gpu-1", false)]);
+    let published = |host: &Host| {
+        let state = host.api.state();
+        let slice = state.slices.values().next().unwrap();
+        slice["spec"]["devices"].clone()
+    };
+    let devices = published(&host);
+    assert_eq!(devices[0]["allowMultipleAllocations"], true);
+    let policy = &devices[0]["capacity"]["memory"]["requestPolicy"];
+    assert_eq!(*policy, json!({"default": "8Gi", "validValues": ["8Gi"]}));
+    assert!(devices[1]["allowMultipleAllocations"].is_null());
+
+    let config = |limit: &str| {
+        let mps = json!({"defaultPinnedDeviceMemoryLimit": limit});
+        let sharing = json!({"strategy": "MPS", "mpsConfig": mps});
+        let parameters = json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": sharing});
+        json!([{"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": parameters}}])
+    };
+    for (name, uid, config) in [
+        ("a", "u-1", config("8Gi")),
+        ("b", "u-2", json!([])),
+        ("c", "u-3", config("4Gi")),
+    ] {
+        host.api.state().share(name, uid, "gpu-0", &config);
+    }
+    for (name, uid) in [("a", "u-1"), ("b", "u-2")] {
+        host.starts(name, uid, SOON);
+    }
+    let error = host.prepare("c", "u-3").unwrap_err();
+    assert!(
+        error.contains(
+            "MPS daemon of the GPU 8192 MiB (ONH-083); hint: set mps-memory-limit = \"4096M\""
+        ),
+        "{error}"
+    );
+    let spec = std::fs::read(host.cdi().join("k8s.gpu.nvidia.com-gpu.json")).unwrap();
+    let spec: Value = serde_json::from_slice(&spec).unwrap();
+    let devices = spec["devices"].as_array().unwrap();
+    let is_mounted = |gpu: u32| {
+        let device = devices.iter().find(|device| device["name"] == uuid(gpu));
+        device.unwrap().to_string().contains("/tmp/nvidia-mps")
+    };
+    assert_eq!([0, 1].map(is_mounted), [true, false]);
+
+    daemon.kill();
+    host.published("the taint", SOON, &[("gpu-0", true), ("gpu-1", false)]);
+    let error = host.prepare("b", "u-2").unwrap_err();
+    assert!(
+        error.contains("its MPS daemon is not ready: its supervisor has ended"),
+        "{error}"
+    );
+    assert_eq!(
+        published(&host)[0]["allowMultipleAllocations"],
+        true,
+        "its claims still have their shares"
+    );
+    daemon.run(limits);
+    host.published(
+        "the daemon runs again",
+        SOON,
+        &[("gpu-0", false), ("gpu-1", false)],
+    );
+    host.starts("a", "u-1", SOON);
+    let output = host.check(&[]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        text.contains(
+            ": MPS daemon ready, 0 clients, 8192 MiB and 100 % of the threads for each\n"
+        ),
+        "{text}"
+    );
+    assert!(text.contains(", as above\n"), "{text}");
 }

@@ -64,6 +64,8 @@ pub struct State {
     pub faults: Vec<Fault>,
     /// The server is older than the field, and drops it.
     pub drops_taints: bool,
+    /// The server does not have the feature DRAConsumableCapacity, and drops its fields.
+    pub drops_shares: bool,
     /// The time for each answer
     pub delay: Duration,
     /// What it answers to each request, instead of objects
@@ -152,6 +154,17 @@ impl State {
         }
         self.watchers
             .retain(|watcher| watcher.send(line.clone()).is_ok());
+    }
+
+    /// Adds a claim for a share of a device, with these configurations.
+    pub fn share(&mut self, name: &str, uid: &str, device: &str, config: &Value) {
+        self.allocate(name, uid, &[device]);
+        let key = ("default".to_owned(), name.to_owned());
+        let claim = self.claims.get_mut(&key).unwrap();
+        let devices = &mut claim["status"]["allocation"]["devices"];
+        devices["results"][0]["shareID"] = json!(format!("share-of-{uid}"));
+        devices["results"][0]["consumedCapacity"] = json!({"memory": "8Gi"});
+        devices["config"] = config.clone();
     }
 
     /// Adds a claim with one request for which these devices are allocated.
@@ -500,6 +513,16 @@ fn write(state: &mut State, is_new: bool, body: &[u8], dry_run: bool) -> (u16, V
     {
         if state.drops_taints {
             device.as_object_mut().unwrap().remove("taints");
+        }
+        if state.drops_shares {
+            device
+                .as_object_mut()
+                .unwrap()
+                .remove("allowMultipleAllocations");
+            let capacities = device["capacity"].as_object_mut();
+            for capacity in capacities.into_iter().flat_map(|all| all.values_mut()) {
+                capacity.as_object_mut().unwrap().remove("requestPolicy");
+            }
         }
         for taint in device["taints"].as_array_mut().into_iter().flatten() {
             if taint["timeAdded"].is_null() {

@@ -84,6 +84,21 @@ fn validate_device(device: &Device) -> Result<(), String> {
             &format!("{name}: must be a string compatible with semver.org spec 2.0.0"),
         )?;
     }
+    for capacity in device.capacity.iter().flat_map(|all| all.values()) {
+        let Some(policy) = &capacity.request_policy else {
+            continue;
+        };
+        check(
+            device.allow_multiple_allocations == Some(true),
+            "requestPolicy: allowMultipleAllocations must be true",
+        )?;
+        let valid = policy.valid_values.as_deref().unwrap_or_default();
+        let default = policy.default.as_ref();
+        check(
+            default.is_some_and(|default| valid.contains(default)),
+            "requestPolicy.default: must be one of validValues",
+        )?;
+    }
     for taint in device.taints.iter().flatten() {
         check(taint.key.contains('/'), "taints.key")?;
         check(
