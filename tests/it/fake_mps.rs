@@ -92,7 +92,7 @@ fn may_use(multiprocessors: u32, free: u32) -> String {
     format!("multiprocessors {multiprocessors}, compute mode 0, free {free} MiB")
 }
 
-fn without_first<'a>(lines: &'a [String]) -> Vec<&'a str> {
+fn without_first(lines: &[String]) -> Vec<&str> {
     let is_first = |line: &&str| line.starts_with("CUDA ");
     let lines = lines.iter().map(String::as_str);
     lines.filter(|line| !is_first(line)).collect()

@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::time::Duration;
 
 use nvidia_host::mps;
 
@@ -59,8 +60,20 @@ impl SharedGpu {
             lock: Some(lock),
             programs,
         };
+        shared.wait_for_server();
         shared.write("ready");
         shared
+    }
+
+    fn wait_for_server(&self) {
+        let log = self.directory.join(mps::LOG).join("server.log");
+        for _ in 0..100 {
+            if fs::read_to_string(&log).is_ok_and(|text| text.contains("Server has started")) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("the server of the fake MPS does not start");
     }
 
     /// Writes the state as the supervisor does.
@@ -102,22 +115,12 @@ fn start_daemon(fake: &FakeDriver, directory: &Path) -> Child {
         pipe = directory.join(mps::PIPE).display(),
         log = directory.join(mps::LOG).display(),
     );
-    let daemon = Command::new(source("tests/fake-driver/as-host"))
+    Command::new(source("tests/fake-driver/as-host"))
         .arg(&fake.root)
         .args(["sh", "-euc"])
         .arg(&script)
         .spawn()
-        .unwrap();
-    let server_log = directory.join(mps::LOG).join("server.log");
-    let has_started =
-        || fs::read_to_string(&server_log).is_ok_and(|text| text.contains("Server has started"));
-    for _ in 0..100 {
-        if has_started() {
-            return daemon;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
-    panic!("the server of the fake MPS does not start");
+        .unwrap()
 }
 
 /// What each container tries: memory within the limit, memory beyond it, and a change of the daemon's directory.
