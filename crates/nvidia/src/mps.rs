@@ -144,6 +144,12 @@ impl Daemon {
     }
 }
 
+/// Returns the daemon of the GPU with this UUID.
+#[must_use]
+pub fn of_gpu<'d>(daemons: &'d [Daemon], uuid: &str) -> Option<&'d Daemon> {
+    daemons.iter().find(|daemon| daemon.state.gpu == uuid)
+}
+
 /// Returns the directory of the daemon of a GPU.
 #[must_use]
 pub fn directory_of(uuid: &str) -> PathBuf {

@@ -34,6 +34,7 @@ pub fn run(data: &[u8]) {
             inventory,
             limits: &Limits::default(),
             in_specs: &in_specs,
+            mps: &[],
         };
         let granted = grant(&container, &Config::default(), known);
         if !may_ask(&container) {

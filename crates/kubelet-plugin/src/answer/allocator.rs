@@ -11,6 +11,7 @@ use nvidia_host::edits::facts::DeviceFacts;
 use nvidia_host::feature::Features;
 use nvidia_host::host::Host;
 use nvidia_host::inventory::select::Device as HostDevice;
+use nvidia_host::mps;
 use tokio::sync::watch;
 
 use base::report::Finding;
@@ -77,11 +78,12 @@ impl Allocator for NodeAllocator {
             .map(|found| found.devices.as_slice())
             .unwrap_or_default();
         let allocation = self.settings.plugin.allocation;
+        let available = combinable(&offer, devices, available, size);
         prefer::choose(
             devices,
             &offer.closeness,
             allocation,
-            available,
+            &available,
             required,
             size,
         )
@@ -129,7 +131,7 @@ impl HostCheck for ClaimCheck {
         response::nodes(&facts, &devices, Features::EMPTY)
             .map_err(|error| Refusal::from(&error))?;
         for device in devices {
-            decide::shared(&facts, &[device]).map_err(|error| Refusal::from(&error))?;
+            decide::shared(&facts.mps, &[device]).map_err(|error| Refusal::from(&error))?;
         }
         Ok(())
     }
@@ -197,7 +199,7 @@ fn mps_pipe<'f>(
     devices: &[&ResourceDevice],
     host_devices: &[HostDevice<'_>],
 ) -> Result<Option<&'f Path>, Refusal> {
-    let daemon = decide::shared(facts, host_devices).map_err(|error| Refusal::from(&error))?;
+    let daemon = decide::shared(&facts.mps, host_devices).map_err(|error| Refusal::from(&error))?;
     if let Some(daemon) = daemon {
         return Ok(Some(daemon.ipc.source.as_path()));
     }
@@ -210,6 +212,25 @@ fn mps_pipe<'f>(
         }
     }
     Ok(None)
+}
+
+/// Returns the available devices that a container can have together: without the GPUs that have an MPS daemon, if there are enough others.
+fn combinable(
+    offer: &Offer,
+    devices: &[ResourceDevice],
+    available: &[String],
+    size: usize,
+) -> Vec<String> {
+    let has_daemon = |id: &String| {
+        let device = devices.iter().find(|device| device.id == *id);
+        device.is_some_and(|device| mps::of_gpu(&offer.mps, &device.gpu).is_some())
+    };
+    let mut others = available.to_vec();
+    others.retain(|id| !has_daemon(id));
+    if size > 1 && others.len() >= size {
+        return others;
+    }
+    available.to_vec()
 }
 
 /// Returns the host, with the limits of the offer: config.toml can have changed since the start.

@@ -6,14 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use nvidia_host::config::Limits;
 use nvidia_host::inventory::limits::permit;
 use nvidia_host::inventory::{Gpu, MigDevice};
-use nvidia_host::mps::Daemon;
+use nvidia_host::mps::{self, Daemon};
 use nvidia_host::nvml::monitoring::AddressingMode;
 
 use crate::node::devices::parts;
 use crate::node::facts::{NvmlFacts, architecture};
 use crate::node::gpus::{NodeGpu, NumaNodes, PcieRoots};
 use crate::node::health::GpuFailure;
-use crate::node::mps;
 use crate::settings::Plugin;
 
 pub(super) const MIB: u64 = 1024 * 1024;
@@ -164,7 +163,7 @@ fn device(gpu: &NodeGpu, part: Option<&MigDevice>, sources: &Sources<'_>) -> Cla
     match part {
         None => {
             device.text("type", "gpu");
-            device.mps = mps::daemon(sources.mps, &gpu.gpu.uuid).map(MpsLimits::of);
+            device.mps = mps::of_gpu(sources.mps, &gpu.gpu.uuid).map(MpsLimits::of);
             let properties = facts.properties.get(&gpu.gpu.uuid);
             if let Some(mib) = properties.and_then(|properties| properties.memory_mib) {
                 device.capacity.insert(MEMORY, mib.saturating_mul(MIB));

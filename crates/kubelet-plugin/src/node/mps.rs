@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use nvidia_host::inventory::Gpu;
-use nvidia_host::mps::Daemon;
+use nvidia_host::mps::{self, Daemon};
 
 use crate::model::ResourceDevice;
 
@@ -30,7 +30,7 @@ impl Mps {
     /// Returns the daemon of the GPU with this UUID.
     #[must_use]
     pub fn daemon(&self, gpu: &str) -> Option<&Daemon> {
-        daemon(&self.daemons, gpu)
+        mps::of_gpu(&self.daemons, gpu)
     }
 
     /// Returns the UUIDs of the GPUs that have a daemon.
@@ -107,12 +107,6 @@ impl Mps {
     }
 }
 
-/// Returns the daemon of the GPU with this UUID.
-#[must_use]
-pub fn daemon<'a>(daemons: &'a [Daemon], gpu: &str) -> Option<&'a Daemon> {
-    daemons.iter().find(|daemon| daemon.state.gpu == gpu)
-}
-
 /// Returns why a daemon serves no client, with the command that shows more; `None` if it is ready.
 fn why_not_ready(daemon: &Daemon) -> Option<String> {
     let (why, unit) = (daemon.problem()?, unit(&daemon.state.gpu));
@@ -140,7 +134,7 @@ fn max_clients(gpu: &Gpu) -> u32 {
 pub(crate) mod tests {
     use base::paths::{ContainerPath, HostPath};
     use nvidia_host::driver::ipc::{Channel, Expected, Ipc};
-    use nvidia_host::mps::{self, Status};
+    use nvidia_host::mps::Status;
 
     use super::*;
     use crate::node::gpus::tests::gpu;

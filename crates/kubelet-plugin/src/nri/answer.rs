@@ -45,6 +45,7 @@ impl NodePlugin {
             inventory: offer.known.as_deref(),
             limits: &offer.limits,
             in_specs: &offer.in_specs,
+            mps: &offer.mps,
         };
         grant::grant(container, &config, known)
     }

@@ -12,14 +12,17 @@ use anyhow::Result;
 use base::report::{Finding, failure};
 use cdi_spec::name::is_nvidia;
 use findings::catalog;
+use nvidia_host::capability::Capability;
 use nvidia_host::cdi::extra_devices;
 use nvidia_host::cdi::generate::Naming;
 use nvidia_host::config::{Config, Limits};
 use nvidia_host::device_id::VisibleDevices;
 use nvidia_host::driver::node_name::NodeName;
+use nvidia_host::edits::decide;
 use nvidia_host::feature::{Feature, FeatureRow};
 use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::select::{Device, permitted};
+use nvidia_host::mps::Daemon;
 use nvidia_host::request::{self, Decision, GpuRequest, Hint, Node, RequestMount, select};
 
 use crate::cdi_specs::DEVICE_PLUGIN;
@@ -53,6 +56,8 @@ pub struct Known<'a> {
     pub limits: &'a Limits,
     /// What the CDI specs have
     pub in_specs: &'a InSpecs,
+    /// The MPS daemons of the GPUs
+    pub mps: &'a [Daemon],
 }
 
 /// Decides what a container gets.
@@ -104,7 +109,7 @@ fn devices(request: &GpuRequest, config: &Config, known: Known<'_>) -> Result<Gr
     };
     let (chosen, mut findings) = select::decide(request, inventory, config)?;
     let is_all = request.devices == VisibleDevices::All;
-    let mut names = Vec::new();
+    let mut granted = Vec::new();
     let (mut denied, mut unnamed, mut missing) = (None, None, None);
     for device in chosen {
         // A deny list that was just added applies at once. One that was removed applies when the CDI
@@ -116,12 +121,12 @@ fn devices(request: &GpuRequest, config: &Config, known: Known<'_>) -> Result<Gr
         } else if let Some(why) = known.in_specs.why_missing(device.uuid()) {
             missing = missing.or(Some((device, why)));
         } else {
-            names.push(DEVICE_PLUGIN.device_name(device.uuid()));
+            granted.push(device);
         }
     }
-    let is_partial = is_all && !names.is_empty();
+    let is_partial = is_all && !granted.is_empty();
     if let Some(device) = denied
-        && !(is_all && (!names.is_empty() || unnamed.is_some() || missing.is_some()))
+        && !(is_all && (!granted.is_empty() || unnamed.is_some() || missing.is_some()))
     {
         return Err(not_yet(request, device));
     }
@@ -136,6 +141,13 @@ fn devices(request: &GpuRequest, config: &Config, known: Known<'_>) -> Result<Gr
         && !is_partial
     {
         return Ok(Grant::Unchanged(only_by_hook(device)));
+    }
+    if request.wanted()?.capabilities.has(Capability::Compute) {
+        decide::shared(known.mps, &granted)?;
+    }
+    let mut names = Vec::new();
+    for device in granted {
+        names.push(DEVICE_PLUGIN.device_name(device.uuid()));
     }
     for feature in request.features.iter() {
         if known.in_specs.features.has(feature) {
@@ -274,10 +286,12 @@ fn node(device: &LinuxDevice) -> Node<'_> {
 mod tests {
     use super::*;
     use crate::node::gpus::tests::gpu;
+    use crate::node::mps::tests::daemon;
     use crate::proto::nri::{CdiDevice, LinuxContainer, Mount};
     use base::report::ErrorReport;
     use nvidia_host::config::NoGpu;
     use nvidia_host::feature::Features;
+    use nvidia_host::mps::Status;
     use std::sync::{Arc, LazyLock};
 
     static NO_LIMITS: Limits = Limits {
@@ -301,6 +315,7 @@ mod tests {
             inventory,
             limits: &NO_LIMITS,
             in_specs: &IN_SPECS,
+            mps: &[],
         }
     }
 
@@ -315,6 +330,42 @@ mod tests {
             cuda_version: "12.2".to_owned(),
             gpus: gpus.into_iter().map(|gpu| gpu.gpu).collect(),
             ..Inventory::default()
+        }
+    }
+
+    #[test]
+    fn gpus_with_an_mps_daemon() {
+        let inventory = inventory();
+        for (status, env, expected) in [
+            (Status::Ready, &["NVIDIA_VISIBLE_DEVICES=0"][..], None),
+            (
+                Status::Ready,
+                &["NVIDIA_VISIBLE_DEVICES=0,1"],
+                Some("ONH-057"),
+            ),
+            (Status::Ready, &["NVIDIA_VISIBLE_DEVICES=1"], None),
+            (Status::Dead, &["NVIDIA_VISIBLE_DEVICES=0"], Some("ONH-056")),
+            (Status::Dead, &["NVIDIA_VISIBLE_DEVICES=1"], None),
+            (
+                Status::Ready,
+                &[
+                    "NVIDIA_VISIBLE_DEVICES=0,1",
+                    "NVIDIA_DRIVER_CAPABILITIES=utility",
+                ],
+                None,
+            ),
+        ] {
+            let daemons = [daemon(status, None)];
+            let known = Known {
+                mps: &daemons,
+                ..known(Some(&inventory))
+            };
+            let found = grant(&asking(env), &Config::default(), known);
+            let id = found
+                .as_ref()
+                .err()
+                .map(|error| ErrorReport::new(error).kind.id);
+            assert_eq!(id, expected, "{env:?}: {found:?}");
         }
     }
 

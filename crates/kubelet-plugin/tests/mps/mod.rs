@@ -218,10 +218,16 @@ fn limits_that_do_not_fit() {
 
 /// A daemon that the settings of the plugin do not concern.
 fn whole_gpus_with_a_daemon() {
-    let fake = Fake::new(&["--gpus", "2"]);
+    let fake = Fake::new(&["--gpus", "3"]);
     let mut daemon = Daemon::start(&fake, 0, json!({}));
     let node = Node::start_on(fake, &[]);
-    node.wait("the list", SOON, GPU, 2, 2);
+    node.wait("the list", SOON, GPU, 3, 3);
+    let all: Vec<String> = (0..3).map(uuid).collect();
+    for (size, expected) in [(2, vec![uuid(1), uuid(2)]), (3, all.clone())] {
+        let mut preferred = node.kubelet.prefer(GPU, &[(&all, &[], size)]).unwrap();
+        preferred[0].sort();
+        assert_eq!(preferred[0], expected);
+    }
     let (mounts, variable) = mps_of(&node, GPU, &uuid(0));
     assert_eq!(mounts, [format!("{} /tmp/nvidia-mps", daemon.pipe())]);
     assert!(variable.is_some());
@@ -233,9 +239,9 @@ fn whole_gpus_with_a_daemon() {
     let said = "is shared through MPS, and the container requests 2 GPUs (ONH-057); hint: ";
     assert!(both.message().contains(said), "{both}");
     daemon.kill();
-    node.wait("no container can use the GPU", SOON, GPU, 1, 2);
+    node.wait("no container can use the GPU", SOON, GPU, 2, 3);
     daemon.stop();
-    node.wait("a GPU without a daemon", SOON, GPU, 2, 2);
+    node.wait("a GPU without a daemon", SOON, GPU, 3, 3);
     node.kubelet.allocate(GPU, &[&[uuid(0), uuid(1)]]).unwrap();
 }
 

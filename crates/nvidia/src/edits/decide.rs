@@ -105,7 +105,7 @@ pub fn edits(
     devices: &[Device<'_>],
 ) -> Result<(Edits, Vec<Finding>)> {
     let (mut edits, mut findings) = common(facts, wanted)?;
-    let shared = shared(&facts.devices, devices)?;
+    let shared = shared(&facts.devices.mps, devices)?;
     if shared.is_some() {
         // The directory of another MPS daemon has the same path in containers.
         let path = Path::new(CONTAINER_DIRECTORY);
@@ -136,14 +136,14 @@ pub fn edits(
 /// If the daemon is not ready, or the container gets other GPUs too. A program connects to one daemon, and sees the GPU of this daemon
 /// only.
 pub fn shared<'f>(
-    facts: &'f DeviceFacts,
+    daemons: &'f [mps::Daemon],
     devices: &[Device<'_>],
 ) -> Result<Option<&'f mps::Daemon>> {
     let mut gpus: Vec<&Gpu> = devices.iter().map(|device| device.gpu()).collect();
     gpus.dedup_by_key(|gpu| &gpu.uuid);
     let Some((gpu, daemon)) = gpus
         .iter()
-        .find_map(|gpu| Some((gpu, facts.mps_of(&gpu.uuid)?)))
+        .find_map(|gpu| Some((gpu, mps::of_gpu(daemons, &gpu.uuid)?)))
     else {
         return Ok(None);
     };

@@ -78,7 +78,7 @@ impl DeviceFacts {
     /// Returns the MPS daemon of a GPU.
     #[must_use]
     pub fn mps_of(&self, uuid: &str) -> Option<&mps::Daemon> {
-        self.mps.iter().find(|daemon| daemon.state.gpu == uuid)
+        mps::of_gpu(&self.mps, uuid)
     }
 
     fn node(&self, name: &str) -> &NodeState {
