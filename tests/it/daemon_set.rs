@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use nvidia_host::mps;
 use serde_json::Value;
 
 use crate::built;
@@ -24,7 +25,7 @@ const NEEDS: &[Need] = &[
 ];
 
 tests! {
-    NEEDS => the_plugin_works_in_its_container, the_plugin_works_in_nvidias_chart;
+    NEEDS => the_plugin_works_in_its_container, the_plugin_sees_the_mps_daemons_of_the_node, the_plugin_works_in_nvidias_chart;
     engine::NEEDS => the_plugin_gets_the_gpus_of_a_locked_node;
 }
 
@@ -148,6 +149,11 @@ fn install(program: &Path, rootfs: &Path) {
 
 /// Runs the plugin in the container of a pod, next to a fake kubelet that allocates a GPU. Returns what the kubelet and the plugin printed.
 fn run(pod: &Value) -> String {
+    run_on(pod, |_| ())
+}
+
+/// Runs the plugin as [`run`] does, on a node whose directories `prepare` has changed. Its result exists as long as the plugin runs.
+fn run_on<T>(pod: &Value, prepare: impl FnOnce(&Path) -> T) -> String {
     let (programs, podman, fake) = (
         built::programs(),
         Podman::new(),
@@ -175,6 +181,7 @@ fn run(pod: &Value) -> String {
     );
     let node = dir.join("node");
     let options = options(pod, &node).join(" ");
+    let _prepared = prepare(&node);
     for mount in pod["containers"][0]["volumeMounts"].as_array().unwrap() {
         let path = mount["mountPath"].as_str().unwrap();
         fs::create_dir_all(image.rootfs.join(&path[1..])).unwrap();
@@ -225,6 +232,27 @@ fn the_plugin_works_in_its_container() {
     let text = run(&pod());
     check(&text);
     for says in ["\nnvidia.com/gpu.count=2\n", "serving metrics at http://"] {
+        assert!(text.contains(says), "{says}: {text}");
+    }
+}
+
+/// The pod has no capabilities, and sees the directory of the daemons read-only.
+fn the_plugin_sees_the_mps_daemons_of_the_node() {
+    let text = run_on(&pod(), |node| {
+        let below = mps::directory_of(GPU_0);
+        let directory = node.join(below.strip_prefix("/").unwrap());
+        fs::create_dir_all(directory.join(mps::PIPE)).unwrap();
+        let lock = fs::File::create(directory.join(mps::LOCK)).unwrap();
+        mps::lock(&lock).unwrap();
+        let state = serde_json::json!({"format": mps::FORMAT, "gpu": GPU_0, "state": "ready"});
+        fs::write(directory.join(mps::STATE), state.to_string()).unwrap();
+        lock
+    });
+    check(&text);
+    for says in [
+        "\"CUDA_MPS_PIPE_DIRECTORY\": \"/tmp/nvidia-mps\"",
+        &format!("/run/oci-nvidia-mps/{GPU_0}/pipe"),
+    ] {
         assert!(text.contains(says), "{says}: {text}");
     }
 }

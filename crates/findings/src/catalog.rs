@@ -216,8 +216,8 @@ kinds! {
         why "the GPU failed after the kubelet had chosen it"
         fix "delete the pod; `oci-nvidia-kubelet-plugin check` on the node prints the state of its GPUs" see "kubernetes.md";
     PLUGIN_SHARED_DEVICE "ONH-073" Error "a container requests several replicas of shared GPUs"
-        why "two replicas can be the same GPU, so a second one gives the container nothing"
-        fix "request one, or GPUs that are not shared" see "kubernetes.md";
+        why "two replicas can be the same GPU, so a second one gives the container nothing; of GPUs that MPS shares, a program can use one only"
+        fix "request one, or GPUs that are not shared" see "sharing.md";
     PLUGIN_DRIVER "ONH-074" Error "the device plugin cannot ask the driver about the GPUs"
         why "without the driver, it is unknown which GPUs work, so none is offered"
         fix "run `oci-nvidia-hook doctor` on the node" see "";
