@@ -720,6 +720,8 @@ fn selectors_match(slice: &Value) {
 
 fn check_prints_the_slices() {
     let host = Host::new(&["--gpus", "1"], &[]);
+    let limits = json!({"memory_limit_mib": 8192, "active_thread_percentage": 25});
+    let _daemon = Daemon::start(&host.fake, 0, limits);
     let text = host.check(&[]);
     let stdout = String::from_utf8(text.stdout).unwrap();
     assert!(text.status.success(), "{stdout}");
@@ -747,6 +749,8 @@ fn check_prints_the_slices() {
             .collect::<std::collections::BTreeSet<_>>()
     };
     assert_eq!(keys(&document), keys(&schema["properties"]));
+    let daemons = &schema["properties"]["mps"]["items"]["properties"];
+    assert!(keys(&document["mps"][0]).is_subset(&keys(daemons)));
     assert!(keys(&document["api"]).is_subset(&keys(&schema["properties"]["api"]["properties"])));
     assert_eq!(
         (&document["api"]["node"], &document["slices"][0]["nodeName"]),
