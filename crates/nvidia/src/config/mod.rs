@@ -7,6 +7,7 @@ mod hint;
 mod misplaced;
 mod package_leftovers;
 pub mod schema;
+pub mod sharing;
 pub mod user;
 pub mod value;
 
@@ -27,6 +28,7 @@ pub use file_states::FileStates;
 pub use files::{FILE, drop_ins, read, read_below, read_with};
 pub use package_leftovers::{PackageLeftover, package_leftovers};
 use schema::{Key, Meaning};
+pub use sharing::Sharing;
 pub use user::{UserSpec, resolve};
 
 /// The prefix of the variables that Docker Swarm sets. `swarm-resource` names those that list GPUs.
@@ -61,6 +63,8 @@ pub struct Config {
     pub make_imex_channels: bool,
     /// The GPUs and features that containers may have.
     pub devices: Limits,
+    /// The limits for the clients of MPS.
+    pub sharing: Sharing,
     /// The runtimes that `nvidia-container-runtime` can become, the preferred one first.
     pub runtimes: Vec<String>,
     /// The driver capabilities that containers may request.
@@ -176,6 +180,7 @@ impl Default for Config {
             ignore_imex_channels: false,
             make_imex_channels: true,
             devices: Limits::default(),
+            sharing: Sharing::default(),
             runtimes: ["runc", "crun"].map(str::to_owned).into(),
             supported_driver_capabilities: Capabilities::new(&Capability::ALL),
             driver_root: HostPath::new("/"),
@@ -411,6 +416,9 @@ fn set(config: &mut Config, key: &Key, value: &DeValue<'_>) -> Result<(), String
         (Meaning::Seconds(set), DeValue::Integer(value)) => {
             set(config, value::seconds(value).ok_or_else(allowed)?);
         }
+        (Meaning::Percent(set), DeValue::Integer(value)) => {
+            set(config, value::percent(value).ok_or_else(allowed)?);
+        }
         _ => return Err(allowed()),
     }
     Ok(())
@@ -532,6 +540,7 @@ mod tests {
              debug = \"/dev/null\"\r\n[oci-nvidia-hook]\r\nnvml-timeout = 7\r\nrequire = \"warn\"\r\n\
              denied-devices = \"start\"\r\n\
              [devices]\r\nallow = [\"0\", \"GPU-x*\"]\r\n\
+             [sharing]\r\nmps-memory-limit = \"8G\"\r\nmps-thread-percentage = 25\r\n\
              [nvidia-container-runtime]\r\nruntimes = [\"/opt/crun\", \"runc\"]\r\n\
              [kubelet-plugin]\r\nreplicas = 2\r\n",
         )
@@ -551,6 +560,10 @@ mod tests {
                 devices: Limits {
                     allow: vec!["0".into(), "GPU-x*".into()],
                     ..Limits::default()
+                },
+                sharing: Sharing {
+                    memory_limit_mib: Some(8192),
+                    thread_percentage: Some(25),
                 },
                 ..Config::default()
             }
@@ -618,6 +631,14 @@ mod tests {
             (
                 "[oci-nvidia-hook]\nnvml-timeout = 0",
                 "it must be a number of seconds from 1 to 600",
+            ),
+            (
+                "[sharing]\nmps-memory-limit = \"80 GB\"",
+                "it must be an amount of memory, such as 8G or 512M",
+            ),
+            (
+                "[sharing]\nmps-thread-percentage = 101",
+                "it must be a number from 1 to 100",
             ),
             (
                 "supported-driver-capabilities = \"compute,typo\"",

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use base::paths::HostPath;
 
-use super::{Config, DeniedDevices, NoGpu, NodeAccess, Require, UserSpec};
+use super::{Config, DeniedDevices, NoGpu, NodeAccess, Require, UserSpec, sharing};
 use crate::capability::Capabilities;
 use crate::feature::Feature;
 use crate::limit_entry;
@@ -21,6 +21,8 @@ pub enum Meaning {
     Texts(fn(&mut Config, Vec<String>) -> Result<(), String>),
     /// Seconds from 1 to 600
     Seconds(fn(&mut Config, Duration)),
+    /// A percentage from 1 to 100
+    Percent(fn(&mut Config, u8)),
     /// A key of NVIDIA's stack that has no effect here, with the reason. It is accepted without a warning, so that both programs can
     /// share a file.
     Unused(&'static str),
@@ -34,6 +36,7 @@ impl Meaning {
             Text(_) => "a string in quotes",
             Texts(_) => "a list of strings in quotes",
             Seconds(_) => "a number of seconds from 1 to 600",
+            Percent(_) => "a number from 1 to 100",
             Unused(_) => "any value",
         }
     }
@@ -48,7 +51,7 @@ pub struct Key {
     pub meaning: Meaning,
 }
 
-use Meaning::{Bool, Seconds, Text, Texts, Unused};
+use Meaning::{Bool, Percent, Seconds, Text, Texts, Unused};
 
 const fn key(name: &'static str, meaning: Meaning) -> Key {
     Key { name, meaning }
@@ -135,6 +138,11 @@ pub const KEYS: &[Key] = &[
     ),
     key("devices.allow", Texts(|c, v| add(&mut c.devices.allow, v))),
     key("devices.deny", Texts(deny)),
+    key("sharing.mps-memory-limit", Text(sharing::set_memory_limit)),
+    key(
+        "sharing.mps-thread-percentage",
+        Percent(sharing::set_thread_percentage),
+    ),
     key(
         "driver.dev-root",
         Text(|c, v| path(v).map(|path| c.dev_root = path)),

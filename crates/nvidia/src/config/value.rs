@@ -34,6 +34,13 @@ pub fn seconds(value: &DeInteger<'_>) -> Option<Duration> {
     number(value).and_then(in_range)
 }
 
+/// Returns a percentage from 1 to 100.
+#[must_use]
+pub fn percent(value: &DeInteger<'_>) -> Option<u8> {
+    let percent = u8::try_from(number(value)?).ok()?;
+    (1..=100).contains(&percent).then_some(percent)
+}
+
 /// Returns the duration if the number of seconds is from 1 to 600.
 #[must_use]
 pub fn in_range(seconds: u32) -> Option<Duration> {
