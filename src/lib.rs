@@ -22,6 +22,7 @@
 //! | [`record`] | what is printed, logged and stored of a call |
 //! | [`stages`] | what engines and runtimes call: input, plan, effects, record |
 //! | [`doctor`] | problems of this host |
+//! | [`mps`] | the MPS daemon of a GPU |
 //! | [`cli`] | command lines parsed, results printed |
 //!
 //! `docs/architecture.md` has the whole picture. Public are only [`run`], what `crates/compat` calls, and [`testing`]: other programs
@@ -43,6 +44,7 @@ mod cgroup;
 mod cli;
 mod doctor;
 mod inject;
+mod mps;
 mod oci;
 mod plan;
 mod record;
@@ -64,7 +66,7 @@ pub use stages::cdi_hook::CdiHook;
 /// Runs the command line of this process, and returns its exit code.
 pub fn run() -> ExitCode {
     let args: Vec<_> = std::env::args_os().collect();
-    let environment = cli::terminal::ColorVariables::read();
+    let environment = cli::Environment::read();
     // Some runtimes start hooks of some stages with the environment of the image (CVE-2025-23266).
     base::sys::process::clear_environment();
     cli::run(args, environment)

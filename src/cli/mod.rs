@@ -42,13 +42,14 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use base::report::{failure, kind_of};
+use base::sys::notify::NotifySocket;
 use base::sys::stdio;
 use findings::catalog;
 use nvidia_host::cdi::entry::{self as rootfs_edits, RootfsEdits};
 use nvidia_host::programs;
 
 use crate::record::call::{self, Call};
-use crate::stages;
+use crate::{mps, stages};
 use args::{Cli, Command};
 use parse::Parsed;
 use terminal::ColorVariables;
@@ -56,12 +57,25 @@ use usage::{hook_usage_error, usage_error};
 
 const VERSION: &str = concat!("oci-nvidia-hook ", env!("CARGO_PKG_VERSION"), "\n");
 
+/// What the program reads from its environment, before it clears it.
+#[derive(Debug)]
+pub(crate) struct Environment {
+    colors: ColorVariables,
+    notify: NotifySocket,
+}
+
+impl Environment {
+    pub(crate) fn read() -> Self {
+        Self {
+            colors: ColorVariables::read(),
+            notify: NotifySocket::read(),
+        }
+    }
+}
+
 /// Runs the command with these arguments, which begin with argv\[0\]. Returns 0, 1 if the command failed, or 2 if the command line
 /// is invalid; `doctor` and `status` have more codes.
-pub(crate) fn run(
-    args: impl IntoIterator<Item = OsString>,
-    environment: ColorVariables,
-) -> ExitCode {
+pub(crate) fn run(args: impl IntoIterator<Item = OsString>, environment: Environment) -> ExitCode {
     let mut args = args.into_iter();
     let called = args.next().unwrap_or_default();
     let args: Vec<OsString> = args.collect();
@@ -133,11 +147,11 @@ fn carry_out(
         debug,
         command,
     }: &Cli,
-    environment: ColorVariables,
+    environment: Environment,
 ) -> Result<ExitCode> {
     let config = hook_config::of_command(command, config.as_deref());
     let config = config.as_deref();
-    let terminal = environment.stdout(*color);
+    let terminal = environment.colors.stdout(*color);
     if *debug {
         call::log_to_stderr();
         base::debug::set(call::debug);
@@ -157,6 +171,7 @@ fn carry_out(
         Command::Info(options) => info::run(options, config, terminal),
         Command::Files(options) => files::run(options, config, terminal),
         Command::Prepare(options) => prepare::run(options, config),
+        Command::Mps(options) => mps::run(options, config, environment.notify),
         Command::Cdi(command) => cdi::run(command, config, terminal),
         Command::Completion { shell } => Ok(completion::run(*shell)),
         Command::Version => Ok(version::run(config)),

@@ -24,10 +24,15 @@ static bool modes_offset(int libcuda, off_t *out)
 	return pread(libcuda, found, sizeof found, mark) == sizeof found && !memcmp(found, MARK, sizeof found);
 }
 
+static int open_beside(const char *library, const char *name, int flags)
+{
+	char path[PATH_MAX + 32];
+	return config_beside(library, name, path, sizeof path) ? open(path, flags | O_CLOEXEC) : -1;
+}
+
 static int open_libcuda(const char *library, int flags)
 {
-	char path[PATH_MAX + 16];
-	return config_beside(library, "libcuda.so.1", path, sizeof path) ? open(path, flags | O_CLOEXEC) : -1;
+	return open_beside(library, "libcuda.so.1", flags);
 }
 
 static unsigned mode_in_libcuda(const char *library, unsigned index)
@@ -61,19 +66,23 @@ unsigned compute_mode(const char *library, unsigned index)
 
 bool compute_mode_set(const char *library, unsigned index, unsigned mode)
 {
-	char path[PATH_MAX + 32], name[32], digit = (char)('0' + mode);
+	char name[32], digit = (char)('0' + mode);
 	off_t offset;
-	int libcuda = open_libcuda(library, O_RDWR);
+	/* A process that NVML confines may write to nothing but the driver's nodes: make-root has links to both files there. */
+	int libcuda = open_beside(library, "compute-modes/libcuda", O_RDWR);
+	if (libcuda < 0)
+		libcuda = open_libcuda(library, O_RDWR);
 	if (libcuda < 0)
 		return false;
 	bool written = modes_offset(libcuda, &offset) && pwrite(libcuda, &digit, 1, offset + (off_t)index) == 1;
 	close(libcuda);
 	snprintf(name, sizeof name, "compute-mode-%u", index);
-	FILE *file = written && config_beside(library, name, path, sizeof path) ? fopen(path, "we") : NULL;
-	if (!file)
+	int file = open_beside(library, name, O_WRONLY);
+	if (file < 0)
 		return false;
-	fprintf(file, "%u\n", mode);
-	return !fclose(file);
+	written &= pwrite(file, &digit, 1, 0) == 1;
+	close(file);
+	return written;
 }
 
 bool gpu_use(const char *library, unsigned index, bool alone)

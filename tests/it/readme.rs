@@ -238,6 +238,10 @@ const COMMANDS: &[(&str, Way)] = &[
     ("oci-nvidia-hook files", Root("libcuda.so.")),
     ("oci-nvidia-hook prepare", Root("")),
     (
+        "systemctl enable --now oci-nvidia-mps@0",
+        Never("systemd does not run here; mps:: has the command of the unit"),
+    ),
+    (
         "oci-nvidia-hook version",
         Root("\nNVIDIA driver 535.183.01\n"),
     ),

@@ -44,6 +44,7 @@ fn services_are_confined() {
     for (unit, exposure) in [
         ("oci-nvidia-hook-cdi.service", 30),
         ("oci-nvidia-hook-cdi-recheck.service", 30),
+        ("oci-nvidia-mps@.service", 45),
         (PLUGIN_UNIT, 40),
         (SOCKETS_UNIT, 20),
         (NRI_UNIT, 40),

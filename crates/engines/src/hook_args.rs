@@ -19,7 +19,7 @@ pub const STAGES: [&str; 6] = [
 ];
 
 /// The commands of the hook for people.
-pub const COMMANDS: [&str; 13] = [
+pub const COMMANDS: [&str; 14] = [
     "ps",
     "why",
     "plan",
@@ -30,6 +30,7 @@ pub const COMMANDS: [&str; 13] = [
     "status",
     "cdi",
     "prepare",
+    "mps",
     "completion",
     "version",
     "help",

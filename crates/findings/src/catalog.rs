@@ -118,6 +118,12 @@ kinds! {
     NOT_LIMITED "ONH-025" Error "config.toml limits the GPUs of WSL 2"
         why "on WSL 2, one device node stands for all GPUs, so a container would also get the GPUs that `[devices]` denies"
         fix "remove `allow` and `deny` of GPUs from the `[devices]` table of config.toml, or disable the GPU in Windows" see "hosts.md";
+    MPS_START "ONH-026" Error "the MPS daemon of a GPU cannot be started"
+        why "containers that share the GPU do not start until its daemon runs"
+        fix "follow the hint of the message, then run `systemctl restart oci-nvidia-mps@GPU`" see "sharing.md";
+    MPS_FAILED "ONH-027" Error "the MPS daemon of a GPU failed"
+        why "without the daemon, nothing limits the GPU memory of a container. Therefore the compute mode of the GPU is PROHIBITED: no CUDA program can start on it"
+        fix "see `journalctl -u 'oci-nvidia-mps@*'` for the reason; systemd starts the daemon again. If it is not needed any more, stop the unit, and set the compute mode with `nvidia-smi -i GPU -c DEFAULT`" see "sharing.md";
     UNKNOWN_DEVICE "ONH-030" Error "the requested GPU does not exist"
         why "the container would start with fewer GPUs than it requested"
         fix "request one of the GPUs that the message lists; `oci-nvidia-hook info` also prints UUIDs and bus ids" see "";

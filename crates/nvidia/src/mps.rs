@@ -63,6 +63,9 @@ pub struct State {
     pub format: u32,
     /// The UUID of the GPU
     pub gpu: String,
+    /// The GPU as the administrator named it: the instance of the supervisor's unit
+    #[serde(default)]
+    pub name: Option<String>,
     /// What the supervisor does
     pub state: Phase,
     /// Why the daemon does not work, in one line

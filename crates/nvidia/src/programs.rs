@@ -1,4 +1,5 @@
-//! The names of NVIDIA's programs that set up containers. Packages install this project's programs with some of these names too.
+//! The names of NVIDIA's programs that set up containers, and of MPS. Packages install this project's programs with some of these names
+//! too.
 
 use std::path::Path;
 
@@ -16,10 +17,14 @@ pub const CTK: &str = "nvidia-ctk";
 pub const RUNTIME: &str = "nvidia-container-runtime";
 /// This project's program with these names. It starts the hook, which is in the same directory.
 pub const COMPAT: &str = "oci-nvidia-hook-compat";
+/// The daemon of the Multi-Process Service (MPS), which is also the program that sends commands to it.
+pub const MPS_CONTROL: &str = "nvidia-cuda-mps-control";
+/// The server of MPS, which the daemon starts.
+pub const MPS_SERVER: &str = "nvidia-cuda-mps-server";
 /// The suffix of a program that NVIDIA's container of the toolkit has wrapped in a script.
 const WRAPPED: &str = ".real";
 
-/// NVIDIA's programs.
+/// NVIDIA's programs that set up containers.
 pub const ALL: [&str; 6] = [RUNTIME_HOOK, TOOLKIT, RUNTIME, CLI, CDI_HOOK, CTK];
 
 fn name_of(program: &Path) -> &str {

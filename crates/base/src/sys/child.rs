@@ -69,7 +69,17 @@ pub struct Child {
 /// If the pipe or the process cannot be created.
 pub fn spawn(body: impl FnOnce(&mut File)) -> io::Result<Child> {
     // unshare(2) leaves the warden in its PID namespace. The next fork makes process 1 of the new one, see pid_namespaces(7).
-    spawn_after(|| ns::new_pid_ns_for_children().is_ok(), body)
+    spawn_after(|| ns::new_pid_ns_for_children().is_ok(), None, body)
+}
+
+/// Like [`spawn`], but the standard input of the child is a pipe, whose other end is returned.
+///
+/// # Errors
+/// If a pipe or the process cannot be created.
+pub fn spawn_with_input(body: impl FnOnce(&mut File)) -> io::Result<(Child, File)> {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    let child = spawn_after(|| ns::new_pid_ns_for_children().is_ok(), Some(read), body)?;
+    Ok((child, write.into()))
 }
 
 /// Like [`spawn`], but the child stays in the PID namespace of this process, as if it could not create one.
@@ -80,11 +90,16 @@ pub fn spawn(body: impl FnOnce(&mut File)) -> io::Result<Child> {
 /// # Errors
 /// If the pipe or the process cannot be created.
 pub fn spawn_among_processes(body: impl FnOnce(&mut File)) -> io::Result<Child> {
-    spawn_after(|| false, body)
+    spawn_after(|| false, None, body)
 }
 
-/// Starts the chain of processes. `has_init` runs in the warden, and returns whether its next child is process 1 of a namespace.
-fn spawn_after(has_init: fn() -> bool, body: impl FnOnce(&mut File)) -> io::Result<Child> {
+/// Starts the chain of processes. `has_init` runs in the warden, and returns whether its next child is process 1 of a namespace. `input`
+/// becomes the standard input.
+fn spawn_after(
+    has_init: fn() -> bool,
+    input: Option<OwnedFd>,
+    body: impl FnOnce(&mut File),
+) -> io::Result<Child> {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let others = children();
     nix::sys::prctl::set_child_subreaper(true)?;
@@ -94,7 +109,7 @@ fn spawn_after(has_init: fn() -> bool, body: impl FnOnce(&mut File)) -> io::Resu
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(read);
-            let code = isolate(write).map_or(1, |pipe| guard(pipe, has_init(), body));
+            let code = isolate(write, input).map_or(1, |pipe| guard(pipe, has_init(), body));
             end(code)
         }
         ForkResult::Parent { child } => {
@@ -164,12 +179,12 @@ fn work(pipe: &mut File, body: impl FnOnce(&mut File)) -> i32 {
 
 /// Closes the files of the runtime: it reads the output of a hook until all processes have closed it, so a child that kept the
 /// pipe open would delay every error.
-fn isolate(pipe: OwnedFd) -> io::Result<File> {
+fn isolate(pipe: OwnedFd, input: Option<OwnedFd>) -> io::Result<File> {
     let null = rustix::fs::openat(CWD, c"/dev/null", OFlags::RDWR, Mode::empty())?;
-    rustix::stdio::dup2_stdin(&null)?;
+    rustix::stdio::dup2_stdin(input.as_ref().unwrap_or(&null))?;
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;
-    drop(null);
+    drop((null, input));
     close_others(&pipe);
     let pipe = File::from(pipe);
     die_with_parent(&pipe)?;
@@ -254,6 +269,16 @@ impl Child {
         }
     }
 
+    /// Kills all other children of this process that it did not have before this child, and their descendants. Waits at most `patience` for
+    /// their end. Does nothing on a kernel without `CONFIG_PROC_CHILDREN`.
+    pub fn end_later_children(&self, patience: Duration) {
+        if children().is_some() {
+            let mut kept = self.others.clone().unwrap_or_default();
+            kept.push(self.warden.as_raw());
+            end_children(&kept, patience);
+        }
+    }
+
     fn read(&mut self) -> Result<(), NoAnswer> {
         let mut chunk = [0; 4096];
         let count = self.pipe.read(&mut chunk).map_err(NoAnswer::System)?;
@@ -289,35 +314,39 @@ impl Drop for Child {
             kill(self.warden, Signal::SIGKILL).ok();
             process::wait(self.warden, REAP).ok();
         }
-        let until = Instant::now() + REAP;
-        loop {
-            let Some(now) = children() else {
-                reap_all(until);
-                break;
-            };
-            let others = self.others.as_deref().unwrap_or_default();
-            let mut orphans = now;
-            orphans.retain(|child| !others.contains(child));
-            if orphans.is_empty() || Instant::now() >= until {
-                break;
-            }
-            for orphan in &orphans {
-                let orphan = Pid::from_raw(*orphan);
-                kill(orphan, Signal::SIGKILL).ok();
-                // The worker leads a process group.
-                killpg(orphan, Signal::SIGKILL).ok();
-            }
-            let mut is_reaped = false;
-            for orphan in orphans {
-                let left = until.saturating_duration_since(Instant::now());
-                is_reaped |= matches!(process::wait(Pid::from_raw(orphan), left), Ok(Some(_)));
-            }
-            // The list can lack some children while others end, see proc_tid_children(5). So it is read until it is empty.
-            if !is_reaped {
-                std::thread::sleep(Duration::from_micros(100));
-            }
-        }
+        end_children(self.others.as_deref().unwrap_or_default(), REAP);
         nix::sys::prctl::set_child_subreaper(false).ok();
+    }
+}
+
+/// Kills all children of this process except those in `kept`, and waits for their end. Orphans of a killed child become children too.
+fn end_children(kept: &[i32], patience: Duration) {
+    let until = Instant::now() + patience;
+    loop {
+        let Some(now) = children() else {
+            reap_all(until);
+            break;
+        };
+        let mut others = now;
+        others.retain(|child| !kept.contains(child));
+        if others.is_empty() || Instant::now() >= until {
+            break;
+        }
+        for other in &others {
+            let other = Pid::from_raw(*other);
+            kill(other, Signal::SIGKILL).ok();
+            // The worker leads a process group.
+            killpg(other, Signal::SIGKILL).ok();
+        }
+        let mut is_reaped = false;
+        for other in others {
+            let left = until.saturating_duration_since(Instant::now());
+            is_reaped |= matches!(process::wait(Pid::from_raw(other), left), Ok(Some(_)));
+        }
+        // The list can lack some children while others end, see proc_tid_children(5). So it is read until it is empty.
+        if !is_reaped {
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
 }
 

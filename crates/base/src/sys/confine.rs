@@ -5,12 +5,13 @@ use std::io;
 use std::path::Path;
 
 use nix::unistd::{Gid, Uid};
-use rustix::thread::{CapabilitySet, CapabilitySets};
+use rustix::thread::CapabilitySets;
 use serde::{Deserialize, Serialize};
 
 use super::{child, landlock, process, seccomp};
 
 pub use super::landlock::{Access, Files};
+pub use rustix::thread::CapabilitySet;
 
 /// The user and group of the child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,11 +29,13 @@ pub struct Kept<'a> {
     pub root: &'a Path,
     /// Its user and group. `None` means that they are not changed.
     pub identity: Option<Identity>,
+    /// Its capabilities, which it must have already
+    pub capabilities: CapabilitySet,
     /// The files that it may open. They are closed.
     pub files: Files,
 }
 
-/// Drops what a library does not need that reads the state of devices: the environment, all kernel capabilities including the bounding
+/// Drops what a library does not need that uses devices: the environment, all other kernel capabilities including the bounding
 /// set, and the ability to gain any by execve(2). [`landlock::restrict`] limits the files that it opens, and [`seccomp::restrict`] the
 /// system calls. This process must have one thread. `pipe` is the pipe to the parent process.
 ///
@@ -52,7 +55,7 @@ pub fn confine(kept: Kept<'_>, pipe: &File) -> io::Result<()> {
         nix::unistd::setresuid(uid, uid, uid)?;
     }
     rustix::thread::set_no_new_privs(true)?;
-    drop_caps()?;
+    keep_caps(kept.capabilities)?;
     landlock::restrict(kept.files)?;
     child::die_with_parent(pipe)?;
     seccomp::restrict()
@@ -66,15 +69,14 @@ fn drop_bounding_set() {
     }
 }
 
-pub(super) fn drop_caps() -> io::Result<()> {
+pub(super) fn keep_caps(kept: CapabilitySet) -> io::Result<()> {
     rustix::thread::clear_ambient_capability_set()?;
-    let none = CapabilitySet::empty();
     rustix::thread::set_capabilities(
         None,
         CapabilitySets {
-            effective: none,
-            permitted: none,
-            inheritable: none,
+            effective: kept,
+            permitted: kept,
+            inheritable: CapabilitySet::empty(),
         },
     )?;
     Ok(())

@@ -19,7 +19,7 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use rustix::thread::CapabilitySets;
 
 /// How long a killed program may take to end. A program that hangs in the kernel is left to init.
-const REAP: Duration = Duration::from_millis(500);
+pub(super) const REAP: Duration = Duration::from_millis(500);
 
 /// Waits for a child and returns its status, or `None` if it still runs after `patience`.
 pub(super) fn wait(child: Pid, patience: Duration) -> nix::Result<Option<WaitStatus>> {

@@ -40,6 +40,15 @@ pub fn ask(path: &Path, question: &[u8], limit: usize, patience: Duration) -> io
     }
 }
 
+/// Whether a server listens at this path, even if it does not accept the connection within `patience`.
+#[must_use]
+pub fn is_served(path: &Path, patience: Duration) -> bool {
+    match connect(path, patience) {
+        Ok(_) => true,
+        Err(error) => error.kind() == ErrorKind::TimedOut,
+    }
+}
+
 /// Connects to the server at this path. A server that accepts no connections blocks connect(2) when its backlog is full, for as long as
 /// `SO_SNDTIMEO` permits (unix_stream_connect() in net/unix/af_unix.c). std connects before the option can be set.
 fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {

@@ -99,6 +99,22 @@ impl Distribution {
             _ => None,
         }
     }
+
+    /// Returns the command that installs the programs of MPS, if it is known.
+    #[must_use]
+    pub const fn package_of_mps(self) -> Option<&'static str> {
+        match self {
+            Self::Suse => {
+                Some("zypper install nvidia-compute-utils-G06 (driver 590 and newer: G07)")
+            }
+            Self::Debian => Some("apt install nvidia-cuda-mps"),
+            Self::Ubuntu => {
+                Some("apt install nvidia-compute-utils-SERIES, with the driver's series")
+            }
+            Self::Fedora => self.package(Capability::Compute),
+            Self::Other => None,
+        }
+    }
 }
 
 /// Returns the command that installs the libraries of a capability in this driver root, if it is known. In another root than `/`, the

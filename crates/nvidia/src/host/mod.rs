@@ -9,6 +9,7 @@ pub(crate) mod extra_devices;
 mod gather;
 mod installed;
 mod missing;
+mod mps;
 mod roots;
 mod state;
 mod watched;
@@ -26,6 +27,7 @@ use base::tree::Tree;
 
 pub use self::examined::Examined;
 pub(crate) use self::gather::Located;
+pub use self::mps::{MpsPrograms, mode_process};
 pub use self::roots::Roots;
 pub use self::state::{HostNode, HostState};
 pub use self::watched::WatchedDriver;

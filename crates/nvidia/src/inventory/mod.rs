@@ -3,6 +3,7 @@
 pub mod cache;
 pub mod cap_files;
 pub mod caps;
+pub mod compute_mode;
 mod files;
 pub mod fingerprint;
 pub mod gather;

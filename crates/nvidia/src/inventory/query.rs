@@ -17,7 +17,7 @@ use base::json;
 use base::paths::HostPath;
 use base::report::{Failure, failure};
 use base::sys::child::{self, Child, NoAnswer};
-use base::sys::confine::{Identity, Kept, confine};
+use base::sys::confine::{CapabilitySet, Identity, Kept, confine};
 use base::sys::ns;
 use base::sys::run_dir::RunDir;
 use base::tree::Tree;
@@ -229,9 +229,20 @@ pub(super) struct Loaded {
     _preloaded: Vec<NvmlLibrary>,
 }
 
-/// Drops the privileges of this process, and loads the library. `watched` are directories whose `/dev`, `/proc` and `/sys` the process
-/// reads later.
+/// Drops the privileges of this process, and loads the library, as [`load_with`] does without a capability.
 pub(super) fn load(
+    question: &NvmlQuery,
+    identity: Option<Identity>,
+    watched: &[Tree],
+    pipe: &File,
+) -> Result<Loaded, Unloadable> {
+    load_with(CapabilitySet::empty(), question, identity, watched, pipe)
+}
+
+/// Drops the privileges of this process except these capabilities, and loads the library. `watched` are directories whose `/dev`, `/proc` and `/sys` the process
+/// reads later.
+pub(super) fn load_with(
+    capabilities: CapabilitySet,
     question: &NvmlQuery,
     identity: Option<Identity>,
     watched: &[Tree],
@@ -261,6 +272,7 @@ pub(super) fn load(
         Kept {
             root,
             identity,
+            capabilities,
             files,
         },
         pipe,

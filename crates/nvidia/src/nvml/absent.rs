@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::io;
 
 use super::api::{Api, DeviceHandle, Failed};
+use super::compute_mode::{ComputeMode, ComputeModes};
 use super::processes::{NvmlProcess, Processes, Use};
 
 /// The library, which no value of this type can be.
@@ -75,6 +76,15 @@ impl Api for NvmlLibrary {
 
 impl Processes for NvmlLibrary {
     fn processes(&self, _device: DeviceHandle, _how: Use) -> Result<Vec<NvmlProcess>, Failed> {
+        match *self {}
+    }
+}
+
+impl ComputeModes for NvmlLibrary {
+    fn compute_mode(&self, _device: DeviceHandle) -> Result<u32, Failed> {
+        match *self {}
+    }
+    fn set_compute_mode(&self, _device: DeviceHandle, _mode: ComputeMode) -> Result<(), Failed> {
         match *self {}
     }
 }

@@ -8,6 +8,7 @@ mod absent;
     expect(dead_code, reason = "only the library creates handles")
 )]
 pub mod api;
+pub mod compute_mode;
 #[cfg(feature = "nvml")]
 mod ffi;
 #[cfg(feature = "nvml")]

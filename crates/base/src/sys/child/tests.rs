@@ -144,7 +144,7 @@ fn orphans_without_a_namespace_are_killed() {
     // SAFETY: as in `spawn`.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
-            super::super::confine::drop_caps().unwrap();
+            super::super::confine::keep_caps(rustix::thread::CapabilitySet::empty()).unwrap();
             let could = ns::new_pid_ns_for_children().is_ok();
             let mut child = spawn(|pipe| {
                 leave_behind(c"onh-left-4");

@@ -38,6 +38,7 @@ fn confined_to(
             Kept {
                 root: Path::new("/"),
                 identity,
+                capabilities: CapabilitySet::empty(),
                 files,
             },
             pipe,

@@ -475,6 +475,7 @@ fn daemon(uuid: &str, status: mps::Status) -> mps::Daemon {
     let path = mps::directory_of(uuid).join(mps::PIPE);
     mps::Daemon {
         state: mps::State {
+            name: None,
             format: mps::FORMAT,
             gpu: uuid.to_owned(),
             state: mps::Phase::Ready,

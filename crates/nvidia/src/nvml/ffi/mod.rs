@@ -3,6 +3,7 @@
 //! Each symbol is looked up when it is called: an older driver lacks newer functions, and then only the call of such a function fails.
 #![allow(unsafe_code, reason = "dlopen and calls into a C library")]
 
+mod compute_mode;
 mod monitoring;
 mod processes;
 mod structs;

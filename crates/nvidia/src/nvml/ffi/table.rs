@@ -18,6 +18,7 @@ use crate::nvml::processes::MOST;
 // C gives an enumeration without negative values the type `unsigned int`.
 type BrandType = c_uint;
 type ClockType = c_uint;
+type ComputeMode = c_uint;
 type EnableState = c_uint;
 type GpuTopologyLevel = c_uint;
 type TemperatureSensors = c_uint;
@@ -145,6 +146,9 @@ prototypes! {
     nvmlDeviceGetTopologyCommonAncestor(device1: DeviceHandle, device2: DeviceHandle, pathInfo: &mut GpuTopologyLevel);
     nvmlDeviceGetNvLinkState(device: DeviceHandle, link: c_uint, isActive: &mut EnableState);
     nvmlDeviceGetNvLinkRemotePciInfo_v2(device: DeviceHandle, link: c_uint, pci: &mut PciInfo);
+
+    nvmlDeviceGetComputeMode(device: DeviceHandle, mode: &mut ComputeMode);
+    nvmlDeviceSetComputeMode(device: DeviceHandle, mode: ComputeMode);
 
     nvmlDeviceGetComputeRunningProcesses_v3(device: DeviceHandle, infoCount: &mut Room, infos: &mut ProcessList);
     nvmlDeviceGetGraphicsRunningProcesses_v3(device: DeviceHandle, infoCount: &mut Room, infos: &mut ProcessList);
