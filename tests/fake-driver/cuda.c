@@ -207,6 +207,28 @@ PUBLIC int cuDeviceGetAttribute(int *value, int attribute, int device)
 	return CUDA_SUCCESS;
 }
 
+/* nvml_processes.c lists the file; in a container, it cannot be written. */
+static char process_file[PATH_MAX + 64];
+
+static void remove_process_file(void)
+{
+	unlink(process_file);
+}
+
+static void list_process(int minor)
+{
+	char name[48];
+	snprintf(name, sizeof name, "nvml.processes-%d.%d", minor, getpid());
+	if (*process_file || !config_beside(library(), name, process_file, sizeof process_file))
+		return;
+	FILE *file = fopen(process_file, "we");
+	if (!file)
+		return;
+	fprintf(file, "process gpu=%d pid=%d memory=%d\n", minor, getpid(), CONTEXT_MIB);
+	fclose(file);
+	atexit(remove_process_file);
+}
+
 /* Whether the compute mode permits a context of this process. The fake takes the minor number of a GPU as its index. */
 static bool may_use(int minor)
 {
@@ -220,6 +242,7 @@ static bool may_use(int minor)
 	if (!gpu_use(library(), (unsigned)minor, mode == COMPUTE_EXCLUSIVE_PROCESS))
 		return false;
 	used |= 1ull << minor;
+	list_process(minor);
 	return true;
 }
 

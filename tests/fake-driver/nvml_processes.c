@@ -2,6 +2,7 @@
 #include "nvml.h"
 
 #include <errno.h>
+#include <glob.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -27,19 +28,38 @@ static bool is_listed(const struct process *process, const struct device *device
 	return getpgid((pid_t)process->pid) >= 0 || errno != ESRCH;
 }
 
-/* Returns the processes of the configuration, and those that the MPS daemon lists for a GPU in `nvml.processes-INDEX`. */
-static const struct process *all_processes(unsigned gpu, unsigned *count)
+enum { MAX_LISTED = 4 * MAX_PROCESSES };
+
+static void add_file(const char *path, struct process all[MAX_LISTED], unsigned *count)
 {
-	static struct process all[2 * MAX_PROCESSES];
-	char path[4096 + 64], name[32], line[128];
-	const struct process *configured = processes(count);
-	memcpy(all, configured, *count * sizeof *all);
-	snprintf(name, sizeof name, "nvml.processes-%u", gpu);
-	FILE *file = config_beside(library_path, name, path, sizeof path) ? fopen(path, "re") : NULL;
-	while (file && *count < 2 * MAX_PROCESSES && fgets(line, sizeof line, file))
+	char line[128];
+	FILE *file = fopen(path, "re");
+	while (file && *count < MAX_LISTED && fgets(line, sizeof line, file))
 		*count += config_process(line, &all[*count]);
 	if (file)
 		fclose(file);
+}
+
+/* Returns the processes of the configuration, those that the MPS daemon lists for a GPU in `nvml.processes-INDEX`, and the CUDA programs of
+ * the host, which have `nvml.processes-INDEX.PID`. */
+static const struct process *all_processes(unsigned gpu, unsigned *count)
+{
+	static struct process all[MAX_LISTED];
+	char path[4096 + 64], name[32];
+	glob_t found;
+	const struct process *configured = processes(count);
+	memcpy(all, configured, *count * sizeof *all);
+	snprintf(name, sizeof name, "nvml.processes-%u", gpu);
+	if (!config_beside(library_path, name, path, sizeof path))
+		return all;
+	add_file(path, all, count);
+	snprintf(name, sizeof name, "nvml.processes-%u.*", gpu);
+	config_beside(library_path, name, path, sizeof path);
+	if (glob(path, 0, NULL, &found))
+		return all;
+	for (size_t i = 0; i < found.gl_pathc; i++)
+		add_file(found.gl_pathv[i], all, count);
+	globfree(&found);
 	return all;
 }
 

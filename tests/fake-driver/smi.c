@@ -74,6 +74,19 @@ static void *handle(unsigned index)
 	return device;
 }
 
+/* Whether the option -i, if there is one, names the GPU. */
+static bool is_selected(unsigned index, const char *only)
+{
+	char uuid[96] = "", number[16];
+	void *device = only ? handle(index) : NULL;
+	snprintf(number, sizeof number, "%u", index);
+	if (!only || !strcmp(only, number))
+		return true;
+	if (device)
+		CALL(nvmlDeviceGetUUID, (void *, char *, unsigned), device, uuid, sizeof uuid);
+	return !strcmp(only, uuid);
+}
+
 static void list_mig(void *device)
 {
 	for (unsigned i = 0;; i++) {
@@ -169,12 +182,40 @@ static void table(unsigned count)
 	line('+', '-', '-');
 }
 
+static const char *const MODES[] = {"Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process"};
+
+/* `-c MODE`, as nvidia-smi of driver 580 prints it. */
+static int set_mode(unsigned count, const char *only, const char *mode)
+{
+	static const char *const names[] = {"DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS"};
+	for (unsigned i = 0; i < count; i++) {
+		unsigned number = 0;
+		struct pci pci = {0};
+		if (!is_selected(i, only))
+			continue;
+		while (number < 4 && strcmp(mode, names[number]))
+			number++;
+		CALL(nvmlDeviceGetPciInfo_v3, (void *, struct pci *), handle(i), &pci);
+		unsigned code = CALL(nvmlDeviceSetComputeMode, (void *, unsigned), handle(i), number);
+		if (code) {
+			printf("Unable to set the compute mode for GPU %s: %s\n", pci.text,
+			       ((const char *(*)(unsigned))function("nvmlErrorString"))(code));
+			return (int)code;
+		}
+		printf("Set compute mode to %s for GPU %s.\n", mode, pci.text);
+	}
+	puts("All done.");
+	return 0;
+}
+
 /* One line for each GPU, with the fields that programs ask for. */
-static int query(unsigned count, char *fields, const char *format)
+static int query(unsigned count, const char *only, char *fields, const char *format)
 {
 	if (!strstr(format, "noheader"))
 		puts(fields);
 	for (unsigned i = 0; i < count; i++) {
+		if (!is_selected(i, only))
+			continue;
 		void *device = handle(i);
 		char copy[256], text[96];
 		const char *separator = "";
@@ -193,6 +234,9 @@ static int query(unsigned count, char *fields, const char *format)
 			} else if (!strcmp(field, "memory.total")) {
 				CALL(nvmlDeviceGetMemoryInfo, (void *, struct memory *), device, &memory);
 				snprintf(text, sizeof text, "%llu%s", memory.total >> 20, strstr(format, "nounits") ? "" : " MiB");
+			} else if (!strcmp(field, "compute_mode")) {
+				CALL(nvmlDeviceGetComputeMode, (void *, unsigned *), device, &number);
+				snprintf(text, sizeof text, "%s", MODES[number % 4]);
 			} else if (!strcmp(field, "driver_version")) {
 				CALL(nvmlSystemGetDriverVersion, (char *, unsigned), text, sizeof text);
 			} else if (!strcmp(field, "pci.bus_id")) {
@@ -218,13 +262,13 @@ static int query(unsigned count, char *fields, const char *format)
 }
 
 /* One line for each process that computes, with its id. */
-static int processes(unsigned count)
+static int processes(unsigned count, const char *only)
 {
 	struct { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; } list[64];
 	for (unsigned i = 0; i < count; i++) {
 		void *device = handle(i);
 		unsigned found = sizeof list / sizeof *list;
-		if (!device || CALL(nvmlDeviceGetComputeRunningProcesses_v3, (void *, unsigned *, void *), device, &found, list))
+		if (!is_selected(i, only) || !device || CALL(nvmlDeviceGetComputeRunningProcesses_v3, (void *, unsigned *, void *), device, &found, list))
 			continue;
 		for (unsigned j = 0; j < found; j++)
 			printf("%u\n", list[j].pid);
@@ -234,10 +278,16 @@ static int processes(unsigned count)
 
 int main(int argc, char **argv)
 {
+	const char *only = argc > 3 && !strcmp(argv[1], "-i") ? argv[2] : NULL;
+	if (only) {
+		argc -= 2;
+		argv += 2;
+	}
+	const char *mode = argc == 3 && !strcmp(argv[1], "-c") ? argv[2] : NULL;
 	bool apps = argc == 3 && !strcmp(argv[1], "--query-compute-apps=pid");
 	char *fields = argc == 3 && !strncmp(argv[1], "--query-gpu=", 12) ? argv[1] + 12 : NULL;
-	if (argc > 1 && !fields && !apps && strcmp(argv[1], "-L") && strcmp(argv[1], "--list-gpus")) {
-		puts("nvidia-smi of the fake driver\n\nusage: nvidia-smi [-L | --query-gpu=FIELDS | --query-compute-apps=pid] [--format=csv[,noheader][,nounits]]");
+	if (argc > 1 && !fields && !apps && !mode && strcmp(argv[1], "-L") && strcmp(argv[1], "--list-gpus")) {
+		puts("nvidia-smi of the fake driver\n\nusage: nvidia-smi [-i GPU] [-L | -c MODE | --query-gpu=FIELDS | --query-compute-apps=pid] [--format=csv[,noheader][,nounits]]");
 		return strcmp(argv[1], "-h") && strcmp(argv[1], "--help");
 	}
 	nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
@@ -263,9 +313,11 @@ int main(int argc, char **argv)
 			check_node(minor);
 	}
 	if (apps)
-		return processes(count);
+		return processes(count, only);
 	if (fields)
-		return query(count, fields, argv[2]);
+		return query(count, only, fields, argv[2]);
+	if (mode)
+		return set_mode(count, only, mode);
 	if (argc > 1)
 		list(count);
 	else

@@ -28,7 +28,7 @@ const NEEDS: &[Need] = &[
 
 tests! {
     NEEDS => a_driver_in_a_driver_root, a_driver_in_the_root_directory, mig_devices, without_namespaces, a_plain_user,
-        the_checks_that_cannot_start, each_check_can_fail;
+        the_checks_that_cannot_start, the_compute_mode_is_restored, each_check_can_fail;
 }
 
 /// The checks that need what a machine with two GPUs and without MIG devices lacks.
@@ -51,6 +51,17 @@ fn kit() -> &'static Path {
 /// Runs a command in a mount namespace with an empty /run.
 const RUN_KIT: &str = "mount -t tmpfs run /run; exec \"$@\"";
 
+/// Options of unshare for a machine that has no processes of other tests, such as their MPS daemons.
+const PROCESSES: [&str; 7] = [
+    "--mount",
+    "--propagation",
+    "private",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+];
+
 /// A machine with the fake driver.
 struct Machine {
     fake: FakeDriver,
@@ -68,13 +79,6 @@ struct Report {
 impl Machine {
     fn new(make_root: &[&str]) -> Self {
         let fake = FakeDriver::new(make_root);
-        // A process that the host's PID namespace has.
-        fake.set_nvml(|text| {
-            format!(
-                "{text}\nprocess gpu=0 pid={} memory=64\n",
-                std::process::id()
-            )
-        });
         // The fake CUDA reports faults to the fake NVML with it.
         std::fs::write(fake.library().with_file_name("nvml.events"), "").unwrap();
         Self {
@@ -112,15 +116,8 @@ impl Machine {
     fn run_with_root(&self, options: &[&str]) -> Report {
         let mut command = Command::new("unshare");
         command
-            .args([
-                "--mount",
-                "--propagation",
-                "private",
-                "sh",
-                "-euc",
-                RUN_KIT,
-                "sh",
-            ])
+            .args(PROCESSES)
+            .args(["sh", "-euc", RUN_KIT, "sh"])
             .arg(self.kit.join("run"));
         command
             .arg("--report")
@@ -133,8 +130,10 @@ impl Machine {
 
     /// Runs the checks with the driver in `/`.
     fn run_in_root(&self, options: &[&str]) -> Report {
-        let mut command = Command::new(source("tests/fake-driver/as-host"));
+        let mut command = Command::new("unshare");
         command
+            .args(PROCESSES)
+            .arg(source("tests/fake-driver/as-host"))
             .arg(&self.fake.root)
             .args(["sh", "-euc", RUN_KIT, "sh"])
             .arg(self.kit.join("run"));
@@ -229,6 +228,7 @@ fn a_driver_in_a_driver_root() {
     report.seen("cuda", "Test PASSED");
     report.seen("xid", "CUDA_ERROR_ILLEGAL_ADDRESS");
     report.seen("claims-xid", "one of 2 devices was tainted");
+    report.seen("mps", "52 of 132 multiprocessors and 1830 of 81033 MiB");
     report.seen(
         "info",
         &format!("driver root {}", machine.fake.root.display()),
@@ -298,7 +298,7 @@ fn without_namespaces() {
     }
     for check in [
         "doctor", "cache", "prepare", "smi", "cuda", "cdi", "plugin", "metrics", "xid", "claims",
-        "warm", "at-once",
+        "mps", "warm", "at-once",
     ] {
         assert_eq!(
             checks[check].0, "cannot run",
@@ -353,6 +353,32 @@ fn the_checks_that_cannot_start() {
             "{name}: {verdict}: {seen}"
         );
     }
+}
+
+/// The process with the checks is killed while a GPU is shared.
+fn the_compute_mode_is_restored() {
+    let mut machine = Machine::new(&["--gpus", "1"]);
+    machine.replace(
+        "oci-nvidia-hook",
+        r#"case "$*" in *prestart) pkill -KILL -f -- "gpu-checks --inside";; esac; exec "$real" "$@""#,
+    );
+    let mode = "nvidia-smi --query-gpu=compute_mode --format=csv,noheader";
+    let script = format!(
+        "mount -t tmpfs run /run; '{}' --report '{}' --only mps-client || {mode}
+         i=0; while [ \"$({mode})\" != Default ] && [ $i -lt 120 ]; do i=$((i + 1)); sleep 0.2; done; {mode}",
+        machine.kit.join("run").display(),
+        machine.dir.path().join("report").display()
+    );
+    let mut command = Command::new("unshare");
+    command
+        .args(PROCESSES)
+        .arg(source("tests/fake-driver/as-host"))
+        .arg(&machine.fake.root)
+        .args(["sh", "-euc", &script]);
+    let report = machine.report(run(&mut command));
+    report.seen("mps-client", "signal: 9");
+    let modes: Vec<_> = report.ran.stdout.lines().rev().take(2).collect();
+    assert_eq!(modes, ["Default", "Exclusive_Process"], "{:?}", report.ran);
 }
 
 /// A hook that does not set up containers.
@@ -519,9 +545,38 @@ const FAULTS: &[Fault] = &[
             "unknown-gpu",
             "cgroup",
             "plugin",
+            "mps",
+            "mps-client",
+            "mps-daemon",
             "at-once",
         ],
         &["info", "cuda-host"],
+    ),
+    fault(
+        "a supervisor of MPS that sets no limits",
+        |machine| {
+            machine.replace(
+                "oci-nvidia-hook",
+                r#"case "$*" in *" mps "*) exec "$real" "$1" "$2" mps "$4";; esac; exec "$real" "$@""#,
+            );
+        },
+        &["mps", "mps-daemon"],
+        &["mps-client"],
+    ),
+    fault(
+        "a supervisor of MPS that opens the GPU when its daemon has ended",
+        |machine| {
+            let smi = machine.file("usr/bin/nvidia-smi");
+            machine.replace(
+                "oci-nvidia-hook",
+                &format!(
+                    r#"case "$*" in *" mps "*) ;; *) exec "$real" "$@";; esac; "$real" "$@"; code=$?; "{}" -c DEFAULT; exit $code"#,
+                    smi.display()
+                ),
+            );
+        },
+        &["mps-daemon"],
+        &["info"],
     ),
     fault(
         "a hook that fails",

@@ -8,7 +8,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use serde_json::{Value, json};
 
 use crate::options::Options;
-use crate::process::{self, Ran};
+use crate::process::{self, Ran, Started};
 
 /// The id of the host that is root in a user namespace.
 const FIRST_ID: u32 = 100_000;
@@ -192,28 +192,26 @@ impl<'a> Container<'a> {
     /// # Errors
     /// If the bundle cannot be created, or the container does not end in time.
     pub fn run(&self) -> Result<Ran, String> {
+        self.start()?.wait(self.limit)
+    }
+
+    /// Starts the container.
+    ///
+    /// # Errors
+    /// If the bundle cannot be created, or the runtime cannot be started.
+    pub fn start(&self) -> Result<Running<'a>, String> {
         let bundle = Bundle::create(self)?;
         let mut start = self.command();
-        let ran = process::run(
-            start
-                .args(["run", "--bundle"])
-                .arg(&bundle.dir)
-                .arg(&self.id),
-            b"",
-            self.work,
-            self.limit,
-        );
-        if !ran.as_ref().is_ok_and(|ran| ran.status.success()) {
-            process::run(
-                self.command().args(["delete", "--force", &self.id]),
-                b"",
-                self.work,
-                BASELINE,
-            )
-            .ok();
-        }
-        drop(bundle);
-        ran
+        start
+            .args(["run", "--bundle"])
+            .arg(&bundle.dir)
+            .arg(&self.id);
+        let started = process::start(&mut start, b"", self.work)?;
+        Ok(Running {
+            started: Some(started),
+            container: self.clone(),
+            _bundle: bundle,
+        })
     }
 
     fn command(&self) -> std::process::Command {
@@ -276,7 +274,66 @@ impl<'a> Container<'a> {
     }
 }
 
+/// A container that was started. Dropping it ends and removes it.
+#[derive(Debug)]
+pub struct Running<'a> {
+    started: Option<Started>,
+    container: Container<'a>,
+    _bundle: Bundle,
+}
+
+impl Running<'_> {
+    /// Waits until the container has printed `text`, or has ended.
+    pub fn wait_for(&mut self, text: &str, limit: Duration) -> bool {
+        let started = self.started.as_mut();
+        started.is_some_and(|started| started.wait_for(text, limit))
+    }
+
+    /// Waits for the end of the container.
+    ///
+    /// # Errors
+    /// If it does not end in time.
+    pub fn wait(mut self, limit: Duration) -> Result<Ran, String> {
+        let Some(started) = self.started.take() else {
+            return Err("the container has ended".to_owned());
+        };
+        let ran = started.wait(limit);
+        // The runtime has removed a container that succeeded.
+        if !ran.as_ref().is_ok_and(|ran| ran.status.success()) {
+            self.delete();
+        }
+        ran
+    }
+
+    /// Kills all processes of the container.
+    ///
+    /// # Errors
+    /// If the runtime fails.
+    pub fn kill(&self) -> Result<(), String> {
+        let mut kill = self.container.command();
+        kill.args(["kill", &self.container.id, "KILL"]);
+        let ran = process::run(&mut kill, b"", self.container.work, BASELINE)?;
+        ran.ok().map(drop)
+    }
+
+    fn delete(&self) {
+        let mut delete = self.container.command();
+        delete.args(["delete", "--force", &self.container.id]);
+        process::run(&mut delete, b"", self.container.work, BASELINE).ok();
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if let Some(mut started) = self.started.take() {
+            self.delete();
+            started.kill();
+        }
+    }
+}
+
 /// The directory with config.json, and a root file system that the container can change.
+#[derive(Debug)]
 struct Bundle {
     dir: PathBuf,
     has_overlay: bool,

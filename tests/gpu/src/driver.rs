@@ -44,6 +44,8 @@ pub struct Driver {
     /// How long NVML took when nothing kept the GPUs initialized
     pub first_answer: Duration,
     smi: Option<PathBuf>,
+    /// Whether the driver has the daemon of MPS
+    pub has_mps: bool,
     work: PathBuf,
     program: PathBuf,
 }
@@ -186,6 +188,8 @@ impl Driver {
                 .collect::<Vec<_>>()
         };
         link_libraries(&sources("library"), &libraries)?;
+        let programs = sources("binary");
+        let program = |name: &str| programs.iter().find(|path| path.ends_with(name)).cloned();
         let own = place.root.join("dev");
         let nodes = if own.join("nvidiactl").exists() {
             own
@@ -210,9 +214,8 @@ impl Driver {
             libraries: (place.root != Path::new("/") || place.library_dir.is_some())
                 .then_some(libraries),
             first_answer,
-            smi: sources("binary")
-                .into_iter()
-                .find(|path| path.ends_with("nvidia-smi")),
+            smi: program("nvidia-smi"),
+            has_mps: program("nvidia-cuda-mps-control").is_some(),
             work: work.to_owned(),
             program: std::env::current_exe().map_err(|error| error.to_string())?,
         })
@@ -249,15 +252,21 @@ impl Driver {
     /// # Errors
     /// If the driver lacks it, or it does not end in time.
     pub fn smi(&self, arguments: &[&str], limit: Duration) -> Result<Ran, Stop> {
+        let mut smi = self.smi_command(arguments)?;
+        Ok(process::run(&mut smi, b"", &self.work, limit)?)
+    }
+
+    /// Returns the command that runs `nvidia-smi` of the driver on the host.
+    ///
+    /// # Errors
+    /// If the driver lacks it.
+    pub fn smi_command(&self, arguments: &[&str]) -> Result<Command, Stop> {
         let Some(smi) = &self.smi else {
             return cannot_run("nvidia-smi is not installed");
         };
-        Ok(process::run(
-            self.on_host(smi).args(arguments),
-            b"",
-            &self.work,
-            limit,
-        )?)
+        let mut command = self.on_host(smi);
+        command.args(arguments);
+        Ok(command)
     }
 
     /// Whether the driver has `nvidia-smi`.

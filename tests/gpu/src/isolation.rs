@@ -80,6 +80,14 @@ fn make_dir(path: &Path) -> Result<(), String> {
     std::fs::create_dir_all(path).map_err(text("create", path))
 }
 
+/// Covers a directory with an empty one until the namespace ends.
+///
+/// # Errors
+/// If nothing can be mounted on it.
+pub fn cover(path: &Path) -> Result<(), String> {
+    tmpfs(path, c"mode=755")
+}
+
 fn tmpfs(path: &Path, options: &std::ffi::CStr) -> Result<(), String> {
     rustix::mount::mount("gpu-checks", path, "tmpfs", MountFlags::empty(), options)
         .map_err(text("mount a tmpfs on", path))

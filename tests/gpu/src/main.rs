@@ -28,6 +28,7 @@ mod options;
 mod process;
 mod redact;
 mod report;
+mod shared_gpu;
 mod smi;
 mod supervise;
 mod unchanged;

@@ -17,14 +17,16 @@ Options:
       --report DIR      Directory for gpu-report.md and gpu-report.json [default: .]
       --only NAMES      Only these checks, separated by commas
       --no-fault        Leave out the check that causes an XID with a faulty kernel
+      --no-mps          Leave out the checks that set the compute mode of a GPU
       --time SECONDS    Time limit of all checks together [default: 480]
       --list            List the checks
   -h, --help            Print this help
       --version         Print the version
 
-The checks change nothing on the machine. They run in a mount namespace with a separate
-/run and /dev, load no modules, and remove their files. A check that the machine cannot
-run is listed with the reason.
+The checks change nothing on the machine but the compute mode of a GPU that no program
+uses, for the checks of MPS, which restore it. They run in a mount namespace with a
+separate /run and /dev, load no modules, and remove their files. A check that the machine
+cannot run is listed with the reason.
 
 Exit status:
   0 no check failed, 1 a check failed, 2 the checks could not run
@@ -56,6 +58,7 @@ pub struct Options {
     /// The checks to perform; all if empty
     pub only: Vec<String>,
     pub no_fault: bool,
+    pub no_mps: bool,
     pub time: Duration,
     /// The directory in which all files of the checks are. The first process creates it.
     pub work: PathBuf,
@@ -78,6 +81,7 @@ impl Options {
             report: PathBuf::from("."),
             only: Vec::new(),
             no_fault: false,
+            no_mps: false,
             time: Duration::from_secs(480),
             work: PathBuf::new(),
         };
@@ -106,6 +110,7 @@ impl Options {
                 .only
                 .extend(parser.value()?.string()?.split(',').map(str::to_owned)),
             "no-fault" => self.no_fault = true,
+            "no-mps" => self.no_mps = true,
             "time" => self.time = Duration::from_secs(parser.value()?.parse()?),
             "list" => self.command = Command::List,
             "help" | "h" => self.command = Command::Help,
@@ -132,8 +137,10 @@ impl Options {
         if !self.only.is_empty() {
             words.extend(["--only".into(), self.only.join(",").into()]);
         }
-        if self.no_fault {
-            words.push("--no-fault".into());
+        for (name, is_set) in [("--no-fault", self.no_fault), ("--no-mps", self.no_mps)] {
+            if is_set {
+                words.push(name.into());
+            }
         }
         words.extend(["--time".into(), self.time.as_secs().to_string().into()]);
         words

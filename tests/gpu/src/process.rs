@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 /// The search path of the programs that are started.
@@ -167,6 +167,30 @@ impl Started {
             std::thread::sleep(Duration::from_millis(10));
         }
         false
+    }
+
+    /// Returns its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Asks the program to end.
+    pub fn terminate(&self) {
+        if let Ok(pid) = i32::try_from(self.child.id()) {
+            kill(Pid::from_raw(pid), Signal::SIGTERM).ok();
+        }
+    }
+
+    /// Reports whether the program has ended within this time.
+    pub fn ends(&mut self, limit: Duration) -> bool {
+        let begun = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if begun.elapsed() >= limit {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        true
     }
 
     /// Ends the program and its process group.

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// Directories and files that are listed with all below them.
-const PLACES: [&str; 13] = [
+const PLACES: [&str; 14] = [
     "/etc/cdi",
     "/etc/ld.so.cache",
     "/etc/nvidia-container-runtime",
@@ -14,6 +14,7 @@ const PLACES: [&str; 13] = [
     "/run/nri",
     "/run/oci-nvidia-hook",
     "/run/oci-nvidia-kubelet-plugin",
+    "/run/oci-nvidia-mps",
     "/usr/share/containers/oci/hooks.d",
     "/var/lib/kubelet/device-plugins",
     "/var/lib/kubelet/plugins_registry",

@@ -19,7 +19,7 @@ const FORMAT: &str = "--format=csv,noheader";
 const CUDA: [&str; 3] = ["cuda-check", "vector-add", "/cuda/kernels.ptx"];
 
 /// The user of the checks with another user than root.
-const USER: u32 = 1000;
+pub const USER: u32 = 1000;
 
 /// How a container gets its GPUs.
 type Mode = fn(&Bench, Container<'_>) -> Result<Ran, Stop>;
@@ -36,7 +36,7 @@ fn by_cdi(bench: &Bench, container: Container<'_>) -> Result<Ran, Stop> {
 }
 
 /// Returns the edits for a device in the spec that the hook generates.
-fn edits(bench: &Bench, device: &str) -> Result<ContainerEdits, Stop> {
+pub fn edits(bench: &Bench, device: &str) -> Result<ContainerEdits, Stop> {
     let hook = bench.options.program("oci-nvidia-hook");
     let mut generate = bench.hook()?;
     generate

@@ -4,6 +4,7 @@ mod claims;
 mod containers;
 mod host;
 mod limits;
+mod mps;
 mod node;
 mod plugin;
 mod times;
@@ -48,6 +49,9 @@ checks! {
     "xid" 90 plugin::xid: "a real XID makes the GPU unhealthy, and it recovers";
     "claims" 60 claims::prepare: "the DRA driver publishes the GPUs and prepares a claim";
     "claims-xid" 90 claims::xid: "a real XID taints the device, and the taint is removed";
+    "mps" 90 mps::limits: "two containers share a GPU through MPS, with limits";
+    "mps-client" 60 mps::client_killed: "a client of MPS is killed, and the other one goes on";
+    "mps-daemon" 90 mps::daemon_killed: "without its daemon, a shared GPU is closed";
     "warm" 120 times::warm: "ten starts with the cached inventory";
     "cold" 180 times::cold: "ten starts that ask NVML";
     "at-once" 120 times::at_once: "twenty starts at once";
