@@ -256,9 +256,7 @@ impl Supervisor {
         // A daemon that has ended is the cause of the failure.
         match self.ended() {
             Some(how) => Event::Ended(how),
-            None => Event::Failed(format!(
-                "the daemon does not obey \"{command}\": {why}"
-            )),
+            None => Event::Failed(format!("the daemon does not obey \"{command}\": {why}")),
         }
     }
 

@@ -74,14 +74,35 @@ static bool has_mps(struct limits *out)
 	return mps_client(&out->minor, &out->memory_mib, &out->percentage);
 }
 
+/* The file of this library. */
+static const char *library(void)
+{
+	static Dl_info self;
+	return self.dli_fname || dladdr((void *)library, &self) ? self.dli_fname : "";
+}
+
+/* The minor number of the GPU whose UUID is in CUDA_VISIBLE_DEVICES; -1 without a UUID. It is not known in a container, which has only
+ * the GPUs that it may use. */
+static int visible_minor(void)
+{
+	static struct config config;
+	const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+	if (!visible || strncmp(visible, "GPU-", 4) || !config_read(library(), &config))
+		return -1;
+	for (unsigned i = 0; i < config.gpu_count; i++)
+		if (!strcmp(config.gpu[i].uuid, visible))
+			return (int)config.gpu[i].minor;
+	return -1;
+}
+
 /* The minor number of a device, or -1. A client of MPS has the GPU of its server only. */
 static int minor_of(int device)
 {
 	char path[32];
 	struct limits limits;
-	bool mps = has_mps(&limits);
+	int only = has_mps(&limits) ? (int)limits.minor : visible_minor();
 	for (int minor = 0; minor < MAX_MINORS; minor++) {
-		if (mps && minor != (int)limits.minor)
+		if (only >= 0 && minor != only)
 			continue;
 		snprintf(path, sizeof path, "/dev/nvidia%d", minor);
 		if (opens(path) && !device--)
@@ -96,13 +117,6 @@ static int count(void)
 	while (minor_of(found) >= 0)
 		found++;
 	return found;
-}
-
-/* The file of this library. */
-static const char *library(void)
-{
-	static Dl_info self;
-	return self.dli_fname || dladdr((void *)library, &self) ? self.dli_fname : "";
 }
 
 PUBLIC int cuInit(unsigned flags)
