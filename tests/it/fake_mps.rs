@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::driver::FakeDriver;
 use crate::support::{Need, run, scratch, sh, source};
 
-const NEEDS: &[Need] = &[
+pub const NEEDS: &[Need] = &[
     Need::Root,
     Need::Program("cc"),
     Need::Program("unshare"),
@@ -36,14 +36,14 @@ const FUNCTIONS: &str = r#"
 "#;
 
 /// A host with the fake driver.
-struct Host {
-    fake: FakeDriver,
+pub struct Host {
+    pub fake: FakeDriver,
     _dir: tempfile::TempDir,
     program: PathBuf,
 }
 
 impl Host {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let dir = scratch();
         let program = dir.path().join("cuda-check");
         sh(&format!(
@@ -61,7 +61,7 @@ impl Host {
     }
 
     /// Runs a script with [`FUNCTIONS`], in a PID namespace that ends its daemons, and returns the lines of its output.
-    fn lines(&self, script: &str) -> Vec<String> {
+    pub fn lines(&self, script: &str) -> Vec<String> {
         let mut command = Command::new(source("tests/fake-driver/as-host"));
         let script = format!(
             "{FUNCTIONS}\ncp '{}' /usr/bin/cuda-check\n{script}",
@@ -78,7 +78,7 @@ impl Host {
             .collect()
     }
 
-    fn add_line(&self, line: &str) {
+    pub fn add_line(&self, line: &str) {
         self.fake.set_nvml(|text| format!("{text}\n{line}\n"));
     }
 

@@ -40,12 +40,20 @@ pub fn ask(path: &Path, question: &[u8], limit: usize, patience: Duration) -> io
     }
 }
 
-/// Whether a server listens at this path, even if it does not accept the connection within `patience`.
+/// Whether a process has the socket at this path, of any type, even if it does not accept a connection within `patience`.
+///
+/// Without such a process, the error is ECONNREFUSED. If the socket has another type, it is EPROTOTYPE (unix_find_bsd() in
+/// net/unix/af_unix.c).
 #[must_use]
 pub fn is_served(path: &Path, patience: Duration) -> bool {
+    let none = [
+        ErrorKind::NotFound,
+        ErrorKind::ConnectionRefused,
+        ErrorKind::PermissionDenied,
+    ];
     match connect(path, patience) {
         Ok(_) => true,
-        Err(error) => error.kind() == ErrorKind::TimedOut,
+        Err(error) => !none.contains(&error.kind()),
     }
 }
 
@@ -80,6 +88,18 @@ mod tests {
     use super::*;
 
     const BRIEFLY: Duration = Duration::from_millis(200);
+
+    #[test]
+    fn a_socket_of_any_type_is_served() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let is_served = || super::is_served(&path, BRIEFLY);
+        assert!(!is_served());
+        let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+        assert!(is_served());
+        drop(socket);
+        assert!(!is_served(), "the file stays");
+    }
 
     #[test]
     fn an_answer_within_the_limits() {
