@@ -134,6 +134,19 @@ const FAULTS: &[(&str, &str)] = &[
         "config.toml: all GPUs denied",
         "printf '[devices]\\ndeny = [\"*\"]\\n' >$config",
     ),
+    // Nothing locks the file, as after the supervisor of the daemon was killed.
+    (
+        "one GPU with a dead MPS daemon",
+        "gpu=GPU-51eed000-0000-4000-8000-0000fa4e0000; dir=/run/oci-nvidia-mps/$gpu; mkdir -p $dir/pipe; : >$dir/lock; \
+         printf '{\"format\": 1, \"gpu\": \"%s\", \"state\": \"ready\"}' $gpu >$dir/state",
+    ),
+    (
+        "all GPUs with dead MPS daemons",
+        "for gpu in GPU-51eed000-0000-4000-8000-0000fa4e0000 GPU-51eed001-0001-4001-8000-0000fa4e0001; do \
+             dir=/run/oci-nvidia-mps/$gpu; mkdir -p $dir/pipe; : >$dir/lock; \
+             printf '{\"format\": 1, \"gpu\": \"%s\", \"state\": \"ready\"}' $gpu >$dir/state; \
+         done",
+    ),
     ("config.toml invalid", "echo '[[[' >$config"),
     ("the hook missing", "rm /usr/bin/oci-nvidia-hook"),
 ];
