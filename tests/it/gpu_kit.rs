@@ -378,12 +378,6 @@ fn the_compute_mode_is_restored() {
         .arg(&machine.fake.root)
         .args(["sh", "-euc", &script]);
     let report = machine.report(run(&mut command));
-    report.seen("mps-client", "signal: 9");
-    assert!(
-        report.ran.stdout.ends_with("\nDefault\n0\n"),
-        "{:?}",
-        report.ran
-    );
     // Nothing else can remove the containers of checks that are killed.
     let (_, left) = &report.checks()["unchanged"];
     for cgroup in left.split(' ') {
@@ -391,6 +385,12 @@ fn the_compute_mode_is_restored() {
             std::fs::remove_dir(cgroup).ok();
         }
     }
+    report.seen("mps-client", "signal: 9");
+    assert!(
+        report.ran.stdout.ends_with("\nDefault\n0\n"),
+        "{:?}",
+        report.ran
+    );
 }
 
 /// A hook that does not set up containers.
