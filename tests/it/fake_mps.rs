@@ -62,15 +62,16 @@ impl Host {
 
     /// Runs a script with [`FUNCTIONS`], in a PID namespace that ends its daemons, and returns the lines of its output.
     pub fn lines(&self, script: &str) -> Vec<String> {
-        let mut command = Command::new(source("tests/fake-driver/as-host"));
         let script = format!(
             "{FUNCTIONS}\ncp '{}' /usr/bin/cuda-check\n{script}",
             self.program.display()
         );
-        let namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
+        // As the first namespace, because it has another /proc, in which as-host mounts the files of the kernel module.
+        let mut command = Command::new("unshare");
         command
+            .args(["--pid", "--fork", "--kill-child", "--mount-proc"])
+            .arg(source("tests/fake-driver/as-host"))
             .arg(&self.fake.root)
-            .args(namespace)
             .args(["sh", "-euc", &script]);
         let text = run(&mut command).ok();
         text.lines()

@@ -5,8 +5,8 @@ use crate::fake_mps::{Host, NEEDS};
 use crate::support::HOOK;
 
 tests! {
-    NEEDS => limits_hold_until_the_mode_is_restored, limits_of_config_toml, a_killed_daemon, a_daemon_that_hangs,
-        a_server_with_a_fault, a_server_that_does_not_start, a_killed_supervisor, a_killed_supervisor_that_is_not_needed_any_more,
+    NEEDS => limits_hold_until_the_mode_is_restored, limits_of_config_toml, a_killed_daemon, a_daemon_that_hangs, a_killed_server,
+        an_updated_driver, an_older_driver, a_server_with_a_fault, a_server_that_does_not_start, a_killed_supervisor, a_killed_supervisor_that_is_not_needed_any_more,
         a_lost_gpu, what_cannot_be_shared;
 }
 
@@ -104,14 +104,71 @@ fn a_killed_daemon() {
     assert_eq!(lines[1..], expected[1..]);
 }
 
+/// A program that connects meanwhile would wait for ever.
 fn a_daemon_that_hangs() {
     let lines = lines(
         &Host::new(),
-        "sup 0; kill -STOP $(field daemon); ended; message; current; alone 100; pgrep mps || echo no process",
+        "sup 0; kill -STOP $(field daemon); last check 100 0 >/run/client & C=$!; ended; wait $C; cat /run/client
+         message; current; alone 100; pgrep mps || echo no process",
     );
     let failed = "the MPS daemon of GPU-51eed000-0000-4000-8000-0000fa4e0000 failed: the daemon does not obey \"get_server_list\": \
                   no answer within 5 s (ONH-027)";
-    assert_eq!(lines, ["status 1", failed, "2", UNAVAILABLE, "no process"]);
+    let expected = [
+        "status 1",
+        "cuInit: 805, CUDA_ERROR_MPS_CONNECTION_FAILED",
+        failed,
+        "2",
+        UNAVAILABLE,
+        "no process",
+    ];
+    assert_eq!(lines, expected);
+}
+
+/// The daemon starts another server, which has the limits.
+fn a_killed_server() {
+    let lines = lines(
+        &Host::new(),
+        "sup 0 --memory-limit 2G; S=$(field server); last check 100 20 & A=$!; settled; kill -9 $S; wait $A
+         last check 3000 0; last check 1000 0
+         until [ $(field server) != $S ] && [ $(state) = ready ]; do sleep 0.1; done; current; kill $SUP; ended; current",
+    );
+    let lost = "cuMemsetD8_v2: 806, CUDA_ERROR_MPS_RPC_FAILURE";
+    assert_eq!(lines, [lost, NO_MEMORY, "done", "3", "0"]);
+}
+
+/// The files of another version are installed, and the kernel module is the old one until the next boot.
+fn an_updated_driver() {
+    let lines = lines(
+        &Host::new(),
+        "conf=$(find /usr/lib -name nvml.conf)
+         update() { echo init-error 18 >>$conf; sed -i s/535.183.01/550.54.15/ /proc/driver/nvidia/version; }
+         boot() { sed -i /init-error/d $conf; sed -i s/550.54.15/535.183.01/ /proc/driver/nvidia/version; }
+         sup 0; update; sleep 6; state; last check 100 0; kill $SUP; ended; current; state
+         start_sup 0; ended; message; current; boot
+         sup 0; update; kill -9 $(field daemon); ended; current; start_sup 0; ended; message; state; current; boot
+         sup 0; kill $SUP; ended; current",
+    );
+    let mismatch = "the loaded kernel module has version 550.54.15, and the libraries below \"/\" have version 535.183.01 (ONH-013)";
+    let expected = [
+        &["ready", "done", "0", "none"][..],
+        &["status 1", mismatch, "0"],
+        &["status 1", "2", "status 1", mismatch, "failed", "2"],
+        &["0"],
+    ];
+    assert_eq!(lines, expected.concat());
+}
+
+/// A driver whose daemon serves one user at a time.
+fn an_older_driver() {
+    let lines = lines(
+        &Host::new(),
+        "echo mps-single-user >>$(find /usr/lib -name nvml.conf); sup 0 --memory-limit 2G; field multi_user
+         check 100 3 >/dev/null & settled; B=$(date +%s%N); as 1000 cuda-check memory 100 0 | tail -n 1
+         [ $(($(date +%s%N) - B)) -gt 1500000000 ] && echo waited
+         S=$(field server); until [ $(field server) != $S ]; do sleep 0.1; done; state
+         as 1000 cuda-check memory 3000 0 | tail -n 1; kill $SUP; ended; current",
+    );
+    assert_eq!(lines, ["false", "done", "waited", "ready", NO_MEMORY, "0"]);
 }
 
 fn a_server_with_a_fault() {
@@ -191,7 +248,7 @@ fn a_lost_gpu() {
             "failed",
             failed,
             "status 1",
-            "the command line requests \"0\""
+            "NVML does not list the GPU \"GPU-51eed000-0000-4000-8000-0000fa4e0000\" (ONH-033)"
         ]
     );
 }
