@@ -28,7 +28,7 @@ const FUNCTIONS: &str = r#"
     alone() { CUDA_MPS_PIPE_DIRECTORY=/nowhere last cuda-check memory $1 0; }
 "#;
 
-fn lines(host: &Host, script: &str) -> Vec<String> {
+pub fn lines(host: &Host, script: &str) -> Vec<String> {
     host.lines(&format!("HOOK='{HOOK}'\n{FUNCTIONS}\n{script}"))
 }
 

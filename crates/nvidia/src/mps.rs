@@ -119,7 +119,7 @@ pub enum Status {
     Starting,
     /// It does not work, for this reason
     Failed(String),
-    /// Nothing supervises it: its supervisor was killed
+    /// Nothing supervises it: its supervisor was killed, and left no reason
     Dead,
 }
 
@@ -209,10 +209,11 @@ fn read(root: &Tree, uuid: &str) -> io::Result<Option<Daemon>> {
         Err(error) => return Err(error),
     };
     let status = match state.state {
+        // A supervisor that ends because of a failure leaves the reason.
+        Phase::Failed => Status::Failed(state.why.clone().unwrap_or_default()),
         _ if !is_supervised => Status::Dead,
         Phase::Ready => Status::Ready,
         Phase::Starting | Phase::Stopping => Status::Starting,
-        Phase::Failed => Status::Failed(state.why.clone().unwrap_or_default()),
     };
     Ok(Some(Daemon { state, status, ipc }))
 }
@@ -309,7 +310,15 @@ mod tests {
             .unwrap();
         assert_eq!(lock(&other).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         drop(file);
-        assert_eq!(daemons(&root.afresh())[0].status, Status::Dead);
+        let failed = Status::Failed("no answer".to_owned());
+        for (phase, status) in [
+            ("failed", &failed),
+            ("ready", &Status::Dead),
+            ("starting", &Status::Dead),
+        ] {
+            write(&directory, phase);
+            assert_eq!(daemons(&root.afresh())[0].status, *status, "{phase}");
+        }
     }
 
     #[test]
