@@ -14,10 +14,12 @@ use nvidia_host::driver::DriverKind;
 use nvidia_host::host::Host;
 use nvidia_host::inventory::report::Report;
 use nvidia_host::inventory::{ExcludedGpu, FailedGpu, Gpu, Inventory, MigDevice};
+use nvidia_host::mps::{self, Entry};
+use serde::Serialize;
 
 use super::args::Info;
-use super::output;
 use super::terminal::{Cell, Line, Terminal, Tone, cell, heading, table};
+use super::{mps_line, output};
 use crate::record::call::Call;
 
 /// The format of the output.
@@ -50,8 +52,13 @@ pub(crate) fn run(options: &Info, config: Option<&Path>, terminal: Terminal) -> 
 /// If the driver is missing or does not answer.
 pub(crate) fn text(config: &Config, form: Form, call: &mut Call) -> Result<String> {
     let inventory = Host::inspect_afresh(config)?.inventory;
+    let mps = Entry::of(&mps::of_host(config));
     Ok(match form {
-        Form::Table(terminal) => terminal.render(&overview(&inventory)),
+        Form::Table(terminal) => {
+            let mut lines = overview(&inventory);
+            lines.extend(shared(&mps, &inventory));
+            terminal.render(&lines)
+        }
         Form::Labels => labelled(&inventory),
         Form::Csv => {
             // The table has no columns for them.
@@ -60,8 +67,37 @@ pub(crate) fn text(config: &Config, form: Form, call: &mut Call) -> Result<Strin
             }
             comma_separated(&inventory)
         }
-        Form::Json => base::json::pretty(&Report::from(&inventory))? + "\n",
+        Form::Json => {
+            let document = Document {
+                report: Report::from(&inventory),
+                mps,
+            };
+            base::json::pretty(&document)? + "\n"
+        }
     })
+}
+
+/// The document of `info --json`.
+#[derive(Serialize)]
+struct Document {
+    #[serde(flatten)]
+    report: Report,
+    /// The GPUs that are shared with MPS
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    mps: Vec<Entry>,
+}
+
+/// Returns a line for each GPU that is shared with MPS, after an empty line.
+fn shared(mps: &[Entry], inventory: &Inventory) -> Vec<Line> {
+    let mut lines = Vec::new();
+    for daemon in mps {
+        let gpu = inventory.gpus.iter().find(|gpu| gpu.uuid == daemon.gpu);
+        lines.push(mps_line::of(daemon, gpu.map(|gpu| gpu.index)));
+    }
+    if !lines.is_empty() {
+        lines.insert(0, Line::default());
+    }
+    lines
 }
 
 fn not_usable(failed: &FailedGpu) -> Finding {

@@ -15,6 +15,7 @@ pub(crate) mod files;
 mod help;
 mod hook_config;
 pub(crate) mod info;
+mod mps_line;
 pub(crate) mod nvidia;
 pub(crate) mod output;
 mod overview;

@@ -10,13 +10,14 @@ use base::report::one_line;
 use base::tree::Tree;
 
 use super::terminal::{Cell, Line, Terminal, Tone, cell, heading, table};
-use super::{args, output};
+use super::{args, mps_line, output};
 use crate::doctor::count;
 use engines::User;
 use engines::cdi::list_paths;
 use engines::status::{self, EngineStatus, ExtraDevices, Replaced, Report};
 use nvidia_host::config;
 use nvidia_host::feature::{self, ENABLED, Feature};
+use nvidia_host::mps::{self, Entry};
 use plugin_api::status::{NriStatus, PluginStatus};
 
 /// Prints the status of each engine. Returns 0 if every installed engine starts the hook.
@@ -27,9 +28,10 @@ pub(super) fn run(
 ) -> Result<ExitCode> {
     let mut report = status::report(&Tree::open(&HostPath::new("/"))?, this_user());
     // An invalid config.toml has an error in "doctor", and does not matter to the engines.
-    report.extra_devices = config::read(config)
-        .map(|(config, _)| ExtraDevices::of_host(&config))
-        .unwrap_or_default();
+    if let Ok((config, _)) = config::read(config) {
+        report.extra_devices = ExtraDevices::of_host(&config);
+        report.mps = Entry::of(&mps::of_host(&config));
+    }
     let all_active = report
         .engines
         .iter()
@@ -117,6 +119,12 @@ pub fn text(report: &Report, terminal: Terminal) -> String {
     }
     for devices in &report.extra_devices {
         lines.extend(extra_line(devices));
+    }
+    if !report.mps.is_empty() {
+        lines.push(Line::default());
+    }
+    for daemon in &report.mps {
+        lines.push(mps_line::of(daemon, None));
     }
     terminal.render(&lines)
 }

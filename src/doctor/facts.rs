@@ -16,6 +16,7 @@ use nvidia_host::host::Roots;
 use nvidia_host::inventory::Inventory;
 use nvidia_host::inventory::cap_files::CapFile;
 use nvidia_host::inventory::query::NvmlQuery;
+use nvidia_host::mps::Daemon;
 use nvidia_host::prepare::host::Foreseen;
 
 use engines::cdi_check::CdiVerdict;
@@ -97,6 +98,8 @@ pub struct DriverFacts {
     pub unknown: Option<Finding>,
     /// The sockets and directories of daemons that containers get, and findings about those that they do not get
     pub daemons: (Vec<HostPath>, Vec<Finding>),
+    /// The MPS daemons of the GPUs that are shared
+    pub mps: Vec<MpsDaemon>,
     /// Device nodes that every GPU needs, and the nodes of each GPU
     pub nodes: Vec<HostNode>,
     /// Whether only NVML reports the driver, because /proc does not have the files of its kernel module
@@ -121,6 +124,14 @@ pub struct DriverFacts {
     pub fabric_manager: bool,
     /// Device nodes without their link in /dev/char
     pub without_link: Vec<String>,
+}
+
+/// An MPS daemon.
+#[derive(Clone, Debug)]
+pub struct MpsDaemon {
+    pub daemon: Daemon,
+    /// Whether its program was replaced or removed since it started
+    pub is_replaced: bool,
 }
 
 /// What the hook decides for a request.

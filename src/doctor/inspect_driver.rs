@@ -25,9 +25,10 @@ use nvidia_host::inventory::caps::MIG_MINORS;
 use nvidia_host::inventory::identity::{self, RunAs};
 use nvidia_host::inventory::procfs;
 use nvidia_host::inventory::query::NvmlQuery;
+use nvidia_host::mps;
 
 use super::driver::NO_MODULE;
-use super::facts::{DriverFacts, HostNode, Nvml};
+use super::facts::{DriverFacts, HostNode, MpsDaemon, Nvml};
 
 /// The EFI variable of Secure Boot: four bytes of attributes, then 1 if the firmware enforces signatures, else 0.
 const SECURE_BOOT: &str =
@@ -115,6 +116,13 @@ fn add_installation(facts: &mut DriverFacts, examined: &Examined, host: &Tree, c
     let all = Capabilities::new(&Capability::ALL);
     let (found, refused) = ipc::find(root, all, config.mps_directory.as_deref(), Omit::default());
     facts.daemons = (found.into_iter().map(|ipc| ipc.source).collect(), refused);
+    for daemon in mps::daemons(root) {
+        let is_replaced = daemon.state.daemon.is_some_and(is_replaced);
+        facts.mps.push(MpsDaemon {
+            daemon,
+            is_replaced,
+        });
+    }
     facts.module = examined.module.clone();
     if examined.roots.kind == DriverKind::Wsl {
         facts.wsl = Some(wsl::identity(root).unwrap_or_default());
@@ -122,6 +130,12 @@ fn add_installation(facts: &mut DriverFacts, examined: &Examined, host: &Tree, c
     facts.on_disk = versions(&examined.search(config));
     let fault = examined.fault(config, Some(host));
     facts.diagnosis = fault.map(|error| Finding::error(&error));
+}
+
+/// Whether the program of a process was replaced or removed, see proc_pid_exe(5). Only root can read the link.
+fn is_replaced(pid: i32) -> bool {
+    let program = std::fs::read_link(format!("/proc/{pid}/exe"));
+    program.is_ok_and(|path| path.as_os_str().as_encoded_bytes().ends_with(b" (deleted)"))
 }
 
 /// Adds the device nodes that containers need.

@@ -17,6 +17,7 @@ mod host;
 mod inspect;
 mod inspect_driver;
 mod kubelet_plugin;
+mod mps;
 mod runtimes;
 mod start;
 
@@ -46,6 +47,7 @@ const CHECKS: &[(Section, &[Named<Facts>])] = &[
             ("persistence", One(gpus::persistence)),
             ("fabric-manager", One(gpus::fabric)),
             ("daemons", Several(driver::daemons)),
+            ("mps", Several(mps::check)),
             ("mig", Several(gpus::mig)),
             ("extra-devices", Several(extras::check)),
         ],

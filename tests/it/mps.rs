@@ -6,8 +6,8 @@ use crate::support::HOOK;
 
 tests! {
     NEEDS => limits_hold_until_the_mode_is_restored, limits_of_config_toml, a_killed_daemon, a_daemon_that_hangs, a_killed_server,
-        an_updated_driver, an_older_driver, a_server_with_a_fault, a_server_that_does_not_start, a_killed_supervisor, a_killed_supervisor_that_is_not_needed_any_more,
-        a_lost_gpu, what_cannot_be_shared;
+        an_updated_driver, an_older_driver, a_server_with_a_fault, a_server_that_does_not_start, a_killed_supervisor,
+        a_killed_supervisor_that_is_not_needed_any_more, a_lost_gpu, what_cannot_be_shared, what_commands_show;
 }
 
 /// `sup OPTION...` starts the supervisor and waits until its daemon is ready, `ended` waits for its end, `state` and `field NAME` show the
@@ -282,6 +282,40 @@ fn what_cannot_be_shared() {
         "status 78".to_owned(),
         "the driver's program \"nvidia-cuda-mps-server\" is missing".to_owned(),
         "0".to_owned(),
+    ];
+    assert_eq!(lines, expected);
+}
+
+fn what_commands_show() {
+    let lines = lines(
+        &Host::new(),
+        "shown() { for command in info status ps; do $HOOK $command | grep -m 1 MPS; done; }
+         found() { $HOOK doctor driver | sed -n 's/^[a-z]* *mps (driver): //p'; }
+         sup 0 --memory-limit 2G --thread-percentage 25; check 100 30 >/dev/null &
+         until [ $(field clients) = 1 ]; do sleep 0.1; done
+         shown; found; $HOOK ps | grep outside; $HOOK ps --json | grep -c '\"gpu\": \"GPU-51eed000'
+         cp /usr/bin/nvidia-cuda-mps-control /run/new; mv /run/new /usr/bin/nvidia-cuda-mps-control
+         found | grep updated; kill -9 $(field daemon); ended; shown; found",
+    );
+    let gpu = "GPU-51eed000-0000-4000-8000-0000fa4e0000";
+    let ready = "MPS daemon ready, 1 client, 2048 MiB and 25 % of the threads for each";
+    let dead = "MPS daemon not ready: the daemon ended (SIGKILL)";
+    let expected = [
+        format!("GPU 0: {ready}"),
+        format!("{gpu}: {ready}"),
+        format!("GPU 0: {ready}"),
+        format!(
+            "the MPS daemon of {gpu} limits each client to 2048 MiB and 25 % of the threads, config.toml to all memory and 100 % of \
+             the threads (ONH-235)"
+        ),
+        "1 process outside of containers uses a GPU".to_owned(),
+        "1".to_owned(),
+        format!("the driver was updated while the MPS daemon of {gpu} runs (ONH-236)"),
+        "status 1".to_owned(),
+        format!("GPU 0: {dead}"),
+        format!("{gpu}: {dead}"),
+        format!("GPU 0: {dead}"),
+        format!("the MPS daemon of {gpu} does not work: the daemon ended (SIGKILL) (ONH-027)"),
     ];
     assert_eq!(lines, expected);
 }

@@ -7,6 +7,7 @@ use serde::Serialize;
 use base::tree::Tree;
 use nvidia_host::config::Config;
 use nvidia_host::host::{Roots, features};
+use nvidia_host::mps::Entry;
 use nvidia_host::{programs, timeouts};
 use plugin_api::status::{KubeletPlugin, NriStatus, PluginStatus};
 
@@ -99,6 +100,9 @@ pub struct Report {
     /// The devices next to the GPUs that this host has, such as the devices of GPUDirect
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub extra_devices: Vec<ExtraDevices>,
+    /// The GPUs that are shared with MPS
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mps: Vec<Entry>,
 }
 
 /// The device nodes of a feature.
@@ -156,6 +160,7 @@ impl Report {
             kubelet_plugin: plugin.map(KubeletPlugin::status),
             nri: plugin.and_then(|plugin| plugin.nri.clone()),
             extra_devices: Vec::new(),
+            mps: Vec::new(),
         }
     }
 

@@ -373,6 +373,13 @@ kinds! {
         why "on WSL 2, one device node stands for all GPUs"
         fix "set `CUDA_VISIBLE_DEVICES` in the container to limit its programs" see "hosts.md";
 
+    MPS_LIMITS "ONH-235" Note "the limits of an MPS daemon differ from config.toml"
+        why "config.toml was changed after the daemon started, or `MPS_OPTIONS` or the command line of its unit has other limits"
+        fix "run `systemctl restart oci-nvidia-mps@GPU`, which ends the clients of the daemon; no action is needed if the unit sets the limits" see "sharing.md";
+    MPS_OUTDATED "ONH-236" Warning "the driver was updated while an MPS daemon runs"
+        why "the daemon and its server use the old kernel module, which cannot be unloaded meanwhile; new clients use the new libraries"
+        fix "stop the unit `oci-nvidia-mps@GPU`, load the new kernel module, and start the unit again" see "driver-update.md";
+
     HIDDEN "ONH-301" Note "a file of the driver hides a file of the image"
         why "the image's copy would not work with the host's kernel module"
         fix "no action is needed; remove the copy from the image to avoid the note" see "";

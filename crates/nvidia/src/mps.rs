@@ -9,6 +9,8 @@
 //! | `state` | a [`State`] as JSON; it exists while the GPU is shared, even if the daemon has failed |
 //! | `lock` | locked by the program that supervises the daemon, for as long as it runs |
 
+mod entry;
+
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -21,6 +23,8 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use serde::{Deserialize, Serialize};
 
+pub use self::entry::Entry;
+use crate::config::Config;
 use crate::driver::file_table::MPS_DIRECTORY;
 use crate::driver::ipc::{Channel, Expected, Ipc};
 
@@ -151,6 +155,16 @@ impl Daemon {
 #[must_use]
 pub fn of_gpu<'d>(daemons: &'d [Daemon], uuid: &str) -> Option<&'d Daemon> {
     daemons.iter().find(|daemon| daemon.state.gpu == uuid)
+}
+
+/// Returns the daemons of the host that this configuration describes. If its driver root cannot be opened, which `doctor` reports, there
+/// are none.
+#[must_use]
+pub fn of_host(config: &Config) -> Vec<Daemon> {
+    match crate::driver::open_root(&config.driver_root) {
+        Ok(driver) => daemons(&driver),
+        Err(_) => Vec::new(),
+    }
 }
 
 /// Returns the directory of the daemon of a GPU.

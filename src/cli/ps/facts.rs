@@ -12,6 +12,7 @@ use nvidia_host::config::Config;
 use nvidia_host::host;
 use nvidia_host::inventory::fingerprint::uptime;
 use nvidia_host::inventory::processes::GpuProcesses;
+use nvidia_host::mps::{self, Daemon};
 use records::{Pod, Record, RecordedDevice};
 
 use super::super::containers::KnownContainer;
@@ -31,6 +32,8 @@ pub(super) struct Facts {
     pub gpus: Result<Vec<GpuProcesses>>,
     /// The container of each process that uses a GPU and belongs to one
     pub containers: BTreeMap<u32, String>,
+    /// The MPS daemons of the host
+    pub mps: Vec<Daemon>,
 }
 
 /// A record, and whether its container runs.
@@ -112,6 +115,7 @@ pub(super) fn read(known: Vec<KnownContainer>, config: Option<&Config>) -> Facts
         others,
         gpus,
         containers,
+        mps: config.map(mps::of_host).unwrap_or_default(),
     }
 }
 

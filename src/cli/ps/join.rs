@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use nvidia_host::driver::node_name::NodeName;
 use nvidia_host::inventory::processes::GpuProcesses;
+use nvidia_host::mps::Entry;
 use records::{Outcome, Pod, RecordedDevice, StoredFinding};
 
 use super::super::time;
@@ -46,6 +47,9 @@ pub(super) struct Process {
     /// The memory of the GPU that it uses
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
+    /// Whether it is a client of MPS
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub mps: bool,
 }
 
 /// A container.
@@ -94,6 +98,16 @@ pub(super) struct Table {
     pub outside: Option<usize>,
     /// Why processes are unknown, for each GPU that NVML cannot ask
     pub unknown: Vec<String>,
+    /// The GPUs that are shared with MPS
+    pub shared: Vec<SharedGpu>,
+}
+
+/// A GPU that is shared with MPS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SharedGpu {
+    /// NVML's index, if NVML lists the GPU
+    pub index: Option<u32>,
+    pub entry: Entry,
 }
 
 /// Returns all containers with a record, and the others that have GPUs.
@@ -143,7 +157,25 @@ pub(super) fn join(facts: &Facts) -> Table {
         rows,
         outside: asked.map(|gpus| outside(gpus, facts)),
         unknown,
+        shared: shared(facts),
     }
+}
+
+/// Returns the GPUs that are shared with MPS.
+fn shared(facts: &Facts) -> Vec<SharedGpu> {
+    let mut shared = Vec::new();
+    for daemon in &facts.mps {
+        let gpu = facts
+            .gpus
+            .iter()
+            .flatten()
+            .find(|gpu| gpu.uuid == daemon.state.gpu);
+        shared.push(SharedGpu {
+            index: gpu.map(|gpu| gpu.index),
+            entry: Entry::from(daemon),
+        });
+    }
+    shared
 }
 
 fn from_record(Recorded { record, is_running }: &Recorded) -> Row {
@@ -258,19 +290,25 @@ fn processes(row: &Row, gpus: &[GpuProcesses], facts: &Facts) -> Option<Vec<Proc
             pid: process.pid,
             gpu: gpu.index,
             memory_bytes: process.memory,
+            mps: process.is_mps_client,
         }));
     }
     Some(found)
 }
 
+/// Counts the processes that use a GPU and belong to no container. The servers of MPS work for their clients.
 fn outside(gpus: &[GpuProcesses], facts: &Facts) -> usize {
+    let mut servers = BTreeSet::new();
+    for daemon in &facts.mps {
+        servers.extend(daemon.state.server.and_then(|pid| u32::try_from(pid).ok()));
+    }
     let all = gpus
         .iter()
         .filter_map(|gpu| gpu.processes.as_ref().ok())
         .flatten()
         .map(|process| process.pid);
     let outside: BTreeSet<_> = all
-        .filter(|pid| !facts.containers.contains_key(pid))
+        .filter(|pid| !facts.containers.contains_key(pid) && !servers.contains(pid))
         .collect();
     outside.len()
 }
@@ -287,6 +325,7 @@ mod tests {
         let of = |(pid, memory): &(u32, u64)| GpuProcess {
             pid: *pid,
             memory: Some(*memory),
+            is_mps_client: false,
         };
         let processes = processes
             .map(|all| all.iter().map(of).collect())
@@ -359,6 +398,7 @@ mod tests {
                 gpu(0, Ok(&[(10, 5), (11, 6), (90, 1)])),
                 gpu(1, Ok(&[(10, 7), (12, 8), (13, 9)])),
             ]),
+            mps: Vec::new(),
             containers: BTreeMap::from(
                 [(10, "a"), (11, "a"), (12, "e"), (13, "f")].map(|(pid, id)| (pid, id.to_owned())),
             ),
@@ -386,6 +426,7 @@ mod tests {
             ],
             others: Vec::new(),
             gpus: Ok(vec![gpu(0, Ok(&[])), gpu(1, Err("lost"))]),
+            mps: Vec::new(),
             containers: BTreeMap::new(),
         };
         let table = join(&facts);

@@ -18,6 +18,7 @@ use nvidia_host::config::{self, Config};
 use nvidia_host::device_id::DeviceId;
 use nvidia_host::host::Host;
 use nvidia_host::inventory::select::{self, every_device};
+use nvidia_host::mps::Entry;
 use records::{RecordedDevice, StoredFinding};
 
 use self::join::{Process, State, Table};
@@ -185,6 +186,9 @@ struct Document<'a> {
     /// Missing without NVML
     #[serde(skip_serializing_if = "Option::is_none")]
     processes_outside: Option<usize>,
+    /// The GPUs that are shared with MPS
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    mps: Vec<&'a Entry>,
 }
 
 /// A container. The field names are part of the JSON interface.
@@ -227,6 +231,7 @@ fn document(table: &Table) -> Result<String> {
         version: json::VERSION,
         containers,
         processes_outside: table.outside,
+        mps: table.shared.iter().map(|gpu| &gpu.entry).collect(),
     };
     Ok(json::pretty(&document)? + "\n")
 }

@@ -6,9 +6,10 @@ use base::report::one_line;
 use records::RecordedDevice;
 
 use super::super::args::Ps;
+use super::super::mps_line;
 use super::super::terminal::{Cell, Terminal, Tone, cell, heading, table};
 use super::super::time::ago;
-use super::join::{Row, State, Table};
+use super::join::{Row, SharedGpu, State, Table};
 
 /// A value that is unknown, or that a container does not have.
 const NONE: &str = "-";
@@ -29,7 +30,11 @@ pub(super) fn text(found: &Table, options: &Ps, terminal: Terminal, now: SystemT
         Some(1) => text += "1 process outside of containers uses a GPU\n",
         Some(outside) => text += &format!("{outside} processes outside of containers use GPUs\n"),
     }
-    text
+    let mut lines = Vec::new();
+    for SharedGpu { index, entry } in &found.shared {
+        lines.push(mps_line::of(entry, *index));
+    }
+    text + &terminal.render(&lines)
 }
 
 fn wanted(options: &Ps) -> String {

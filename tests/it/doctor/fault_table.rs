@@ -186,6 +186,14 @@ pub(super) const FAULTS: &[(&str, &str, &str, Status)] = &[
         Status::Warning,
     ),
     (
+        "mkdir -p run/oci-nvidia-mps/GPU-51eed003-0003-4003-8000-0000fa4e0003/pipe; \
+         cd run/oci-nvidia-mps/GPU-51eed003-0003-4003-8000-0000fa4e0003; touch lock; \
+         echo '{\"format\":1,\"gpu\":\"GPU-51eed003-0003-4003-8000-0000fa4e0003\",\"name\":\"3\",\"state\":\"ready\"}' >state",
+        "mps",
+        "ONH-027: the MPS daemon of GPU-51eed003-0003-4003-8000-0000fa4e0003 does not work: its supervisor has ended",
+        Status::Error,
+    ),
+    (
         "mkdir -p sys/bus/pci/devices/0000:c0:00.0; cd sys/bus/pci/devices/0000:c0:00.0; echo 0x10de >vendor; \
          echo 0x068000 >class",
         "fabric-manager",

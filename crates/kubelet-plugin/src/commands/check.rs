@@ -17,7 +17,7 @@ use plugin_api::control::{Offered, OfferedResource, Unanswered, Unhealthy};
 
 use super::ask::{Answer, ask};
 use super::delivery::Delivery;
-use super::mps_report::MpsEntry;
+use super::mps_report;
 use super::report::{self, CheckReport, FindingEntry, Verdict};
 use crate::answer::allocator;
 use crate::cdi_specs::{self, DEVICE_PLUGIN, VendorSpecs};
@@ -25,6 +25,7 @@ use crate::model::{Resource, ResourceDevice};
 use crate::node::{InSpecs, Node, Offer, host};
 use crate::settings::Settings;
 use crate::strategy::Choice;
+use nvidia_host::mps::Entry;
 
 const HEALTHY: &str = "Healthy";
 const UNHEALTHY: &str = "Unhealthy";
@@ -37,7 +38,7 @@ pub struct CheckDocument {
     strategy: StrategyEntry,
     resources: Vec<ResourceEntry>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    mps: Vec<MpsEntry>,
+    mps: Vec<Entry>,
     findings: Vec<FindingEntry>,
     verdict: Verdict,
 }
@@ -195,7 +196,7 @@ pub fn report(
             why: choice.why.clone(),
         },
         resources,
-        mps: MpsEntry::of(&offer.mps),
+        mps: Entry::of(&offer.mps),
         findings: entries,
     };
     CheckReport {
@@ -231,7 +232,7 @@ impl report::JsonReport for CheckDocument {
             one_line(why)
         );
         lines.push(Line::new(text));
-        lines.extend(self.mps.iter().map(MpsEntry::line));
+        lines.extend(self.mps.iter().map(mps_report::line));
         lines
     }
 

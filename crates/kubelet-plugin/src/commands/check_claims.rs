@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::ask::{Answer, ask};
 use super::delivery::spec_problem;
-use super::mps_report::MpsEntry;
+use super::mps_report;
 use super::report::{self, CheckReport, FindingEntry, Verdict};
 use crate::dra::DriverOptions;
 use crate::dra::devices::{self, ClaimDevice, Sources};
@@ -28,6 +28,7 @@ use crate::node::health::GpuFailure;
 use crate::node::host;
 use crate::settings::Settings;
 use crate::strategy;
+use nvidia_host::mps::Entry;
 
 /// The document of `--json`, whose schema is `docs/schemas/kubelet-plugin-check-dra.json`.
 #[derive(Debug, Serialize)]
@@ -38,7 +39,7 @@ pub struct ClaimsDocument {
     devices: Vec<DeviceEntry>,
     slices: Vec<ResourceSliceSpec>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    mps: Vec<MpsEntry>,
+    mps: Vec<Entry>,
     findings: Vec<FindingEntry>,
     verdict: Verdict,
 }
@@ -99,7 +100,7 @@ pub async fn check(
         slices: slices_of(api.node.as_deref().unwrap_or_default(), true),
         api,
         devices: devices.iter().map(entry).collect(),
-        mps: MpsEntry::of(&node.mps().daemons),
+        mps: Entry::of(&node.mps().daemons),
         findings: entries,
     };
     Ok(CheckReport {
@@ -176,7 +177,7 @@ impl report::JsonReport for ClaimsDocument {
         for device in &self.devices {
             lines.push(device.line());
         }
-        lines.extend(self.mps.iter().map(MpsEntry::line));
+        lines.extend(self.mps.iter().map(mps_report::line));
         if let Some(file) = &self.api.kubeconfig {
             lines.push(Line::new(format!("credentials: {}", file.display())));
         }

@@ -39,6 +39,8 @@ pub struct GpuProcess {
     pub pid: u32,
     /// The memory of the GPU that it uses, in bytes; `None` if the driver does not know it
     pub memory: Option<u64>,
+    /// Whether it computes as a client of MPS
+    pub is_mps_client: bool,
 }
 
 /// A line that the child writes.
@@ -145,8 +147,16 @@ fn of_device(api: &impl Processes, device: DeviceHandle) -> Result<Vec<GpuProces
         api.processes(device, Use::Graphics).unwrap_or_default(),
         api.processes(device, Use::Mps).unwrap_or_default(),
     ];
-    for NvmlProcess { pid, memory } in lists.into_iter().flatten() {
-        add(&mut processes, GpuProcess { pid, memory });
+    let uses = [Use::Compute, Use::Graphics, Use::Mps];
+    for (how, list) in uses.into_iter().zip(lists) {
+        for NvmlProcess { pid, memory } in list {
+            let process = GpuProcess {
+                pid,
+                memory,
+                is_mps_client: how == Use::Mps,
+            };
+            add(&mut processes, process);
+        }
     }
     Ok(processes)
 }
@@ -154,7 +164,10 @@ fn of_device(api: &impl Processes, device: DeviceHandle) -> Result<Vec<GpuProces
 /// Adds a process. Each list of NVML that has a process has all the memory that it uses on the device.
 fn add(processes: &mut Vec<GpuProcess>, process: GpuProcess) {
     match processes.iter_mut().find(|known| known.pid == process.pid) {
-        Some(known) => known.memory = known.memory.max(process.memory),
+        Some(known) => {
+            known.memory = known.memory.max(process.memory);
+            known.is_mps_client |= process.is_mps_client;
+        }
         None => processes.push(process),
     }
 }
@@ -173,18 +186,25 @@ mod tests {
             (8, Some(1)),
             (7, None),
         ] {
-            add(&mut processes, GpuProcess { pid, memory });
+            let process = GpuProcess {
+                pid,
+                memory,
+                is_mps_client: memory == Some(1),
+            };
+            add(&mut processes, process);
         }
         assert_eq!(
             processes,
             [
                 GpuProcess {
                     pid: 7,
-                    memory: Some(6)
+                    memory: Some(6),
+                    is_mps_client: false
                 },
                 GpuProcess {
                     pid: 8,
-                    memory: Some(1)
+                    memory: Some(1),
+                    is_mps_client: true
                 }
             ]
         );
