@@ -24,7 +24,7 @@ const SERVER: Duration = Duration::from_secs(60);
 /// The number of checks that must fail one after the other.
 const BAD_ROUNDS: u32 = 2;
 /// The limits are compared in each round whose number is a multiple of this one. Each command adds lines to the log of the daemon.
-const LIMIT_ROUNDS: u32 = 12;
+const LIMIT_ROUNDS: u32 = 3;
 /// How long the clients have, in seconds, when the daemon is stopped.
 pub(crate) const QUIT: u32 = 10;
 
