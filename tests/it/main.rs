@@ -70,6 +70,7 @@ mod migration;
 mod mps;
 mod mps_containers;
 mod mps_pods;
+mod mps_unit;
 mod nvidia_cli;
 mod nvidia_ctk;
 mod obs;
@@ -133,7 +134,7 @@ tests_of! {
     help,
     hostile::engine, hostile::environment, hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths,
     hostile::processes, hostile::volumes, host_states, hosts, image_layouts, json_schema, ldcache, ldconfig, lean, licenses, limits,
-    limits_cdi, live, log, migration, mps, mps_containers, mps_pods, nvidia_cli, nvidia_ctk, obs, packages, packaging, peers, pictures, pinned, plan,
+    limits_cdi, live, log, migration, mps, mps_containers, mps_unit, mps_pods, nvidia_cli, nvidia_ctk, obs, packages, packaging, peers, pictures, pinned, plan,
     plan_obstacles,
     podman, podman_drop_in, poststop, precreate, precreate_podman, prepare, ps, readme, real_images, records, repository, rpm, shapes,
     soak, status, style, suse_kit, systemd, toolkit, units, walks, why, wsl, zypper

@@ -19,7 +19,7 @@ use findings::catalog;
 
 use super::identity::RunAs;
 use super::query::{self, NvmlQuery, Unloadable};
-use crate::nvml::api::{DeviceHandle, Failed};
+use crate::nvml::api::{Code, DeviceHandle, Failed};
 use crate::nvml::compute_mode::{ComputeMode, ComputeModes};
 
 /// The order to report the mode. The digit of a mode is the order to set it.
@@ -127,6 +127,11 @@ impl ModeProcess {
 
     fn explain(&self, line: &ModeLine) -> anyhow::Error {
         match line {
+            ModeLine::Nvml(failed) if failed.code == Code::NO_PERMISSION => failure(
+                &catalog::NVML_PERMISSION,
+                failed.to_string(),
+                "run the command as root of the host, with the capability CAP_SYS_ADMIN",
+            ),
             ModeLine::Nvml(failed) => query::explain_nvml(failed, &self.question, self.identity),
             ModeLine::Refused(refused) => query::explain_refused(refused, &self.question),
             ModeLine::NoGpu => failure(
