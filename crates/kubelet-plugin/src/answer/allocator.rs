@@ -221,12 +221,13 @@ fn combinable(
     available: &[String],
     size: usize,
 ) -> Vec<String> {
-    let has_daemon = |id: &String| {
+    let mut others = Vec::new();
+    for id in available {
         let device = devices.iter().find(|device| device.id == *id);
-        device.is_some_and(|device| mps::of_gpu(&offer.mps, &device.gpu).is_some())
-    };
-    let mut others = available.to_vec();
-    others.retain(|id| !has_daemon(id));
+        if device.is_none_or(|device| mps::of_gpu(&offer.mps, &device.gpu).is_none()) {
+            others.push(id.clone());
+        }
+    }
     if size > 1 && others.len() >= size {
         return others;
     }

@@ -93,6 +93,16 @@ pub struct Unfit {
     pub fix: String,
 }
 
+impl Unfit {
+    /// The daemon of this unit permits more than the claim. `setting` is the line of config.toml that lowers its limit.
+    fn of_limit(unit: &str, what: String, setting: &str) -> Self {
+        let fix = format!(
+            "set {setting} in [sharing] of config.toml on the node, and run \"systemctl restart {unit}\""
+        );
+        Self { what, fix }
+    }
+}
+
 impl MpsRequirements {
     /// Checks that a daemon enforces at least these limits. `position` is that of the device in the claim. A claim cannot change the limits:
     /// they are the same for all clients of the GPU.
@@ -107,21 +117,16 @@ impl MpsRequirements {
                 fix: format!("run \"systemctl enable --now {unit}\" on the node"),
             });
         };
-        let unfit = |what: String, setting: String| Unfit {
-            what,
-            fix: format!(
-                "set {setting} in [sharing] of config.toml on the node, and run \"systemctl restart {unit}\""
-            ),
-        };
         if let Some(percentage) = self.thread_percentage
             && limits.thread_percentage > percentage
         {
             let of_daemon = limits.thread_percentage;
-            return Err(unfit(
+            return Err(Unfit::of_limit(
+                &unit,
                 format!(
                     "the claim permits {percentage} % of the threads, and the MPS daemon of the GPU {of_daemon} %"
                 ),
-                format!("mps-thread-percentage = {percentage}"),
+                &format!("mps-thread-percentage = {percentage}"),
             ));
         }
         let by_gpu = self.memory_by_gpu.get(&device.uuid);
@@ -135,11 +140,12 @@ impl MpsRequirements {
                 Some(limit) => format!("{} MiB", limit / MIB),
                 None => "all memory".to_owned(),
             };
-            return Err(unfit(
+            return Err(Unfit::of_limit(
+                &unit,
                 format!(
                     "the claim permits a process {mib} MiB of memory, and the MPS daemon of the GPU {of_daemon}"
                 ),
-                format!("mps-memory-limit = \"{mib}M\""),
+                &format!("mps-memory-limit = \"{mib}M\""),
             ));
         }
         Ok(())

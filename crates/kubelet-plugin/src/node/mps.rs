@@ -85,11 +85,12 @@ impl Mps {
             return None;
         }
         let total = self.memory_mib.get(&daemon.state.gpu);
-        let sum = |limit: u64| limit.saturating_mul(replicas.into());
         let what = match (daemon.state.memory_limit_mib, total) {
-            (Some(limit), Some(total)) if sum(limit) > *total => format!(
-                "{replicas} containers with {limit} MiB each, the memory limit of its MPS daemon, exceed its {total} MiB"
-            ),
+            (Some(limit), Some(total)) if limit.saturating_mul(replicas.into()) > *total => {
+                format!(
+                    "{replicas} containers with {limit} MiB each, the memory limit of its MPS daemon, exceed its {total} MiB"
+                )
+            }
             (Some(_), _) => return None,
             (None, _) => "its MPS daemon has no memory limit".to_owned(),
         };
