@@ -407,7 +407,7 @@ fn assertions_about_nvml() -> Vec<String> {
 
 fn the_table_of_nvml_is_that_of_nvml_h() {
     let assertions = assertions_about_nvml();
-    assert_eq!(assertions.len(), 45 + 5 + 8, "{assertions:#?}");
+    assert_eq!(assertions.len(), 47 + 6 + 8, "{assertions:#?}");
     let dir = scratch();
     let compile = |assertions: &str, options: &[&str]| {
         let file = dir.path().join("table.c");
