@@ -19,14 +19,9 @@ pub(super) fn check(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// Returns the instance of the unit: the name by which the administrator shares the GPU.
-fn instance(daemon: &Daemon) -> &str {
-    daemon.state.name.as_deref().unwrap_or(&daemon.state.gpu)
-}
-
 fn works(daemon: &Daemon) -> Check {
     let gpu = &daemon.state.gpu;
-    let unit = format!("oci-nvidia-mps@{}", instance(daemon));
+    let unit = daemon.state.unit();
     let why = match &daemon.status {
         Status::Ready => {
             let details = Entry::from(daemon).details();
@@ -44,14 +39,14 @@ fn works(daemon: &Daemon) -> Check {
         format!(
             "see \"systemctl status {unit}\" and run \"systemctl restart {unit}\"; to give containers the GPU without MPS, run \
              \"systemctl disable --now {unit}\" and \"oci-nvidia-hook mps --after success {}\"",
-            instance(daemon)
+            daemon.state.gpu
         ),
     )
 }
 
 /// Returns the finding for a daemon whose program was replaced or removed.
 fn replaced(daemon: &Daemon) -> Check {
-    let unit = format!("oci-nvidia-mps@{}", instance(daemon));
+    let unit = daemon.state.unit();
     Check::of(
         &catalog::MPS_OUTDATED,
         format!(
@@ -82,7 +77,7 @@ fn limits(daemon: &Daemon, configured: Sharing) -> Option<Check> {
         in_words(actual),
         in_words(configured)
     );
-    let unit = format!("oci-nvidia-mps@{}", instance(daemon));
+    let unit = daemon.state.unit();
     let fix = format!(
         "run \"systemctl restart {unit}\", which ends its clients, unless MPS_OPTIONS in /etc/sysconfig/oci-nvidia-mps or its command \
          line sets the limits"

@@ -66,13 +66,9 @@ fn pods_with_limits() {
     );
     let gpu = "GPU-51eed000-0000-4000-8000-0000fa4e0000";
     let none = format!("it has no MPS daemon; run \"systemctl enable --now oci-nvidia-mps@{gpu}\"");
-    let failed = format!(
-        "its MPS daemon is not ready: the daemon ended (SIGKILL); run \"systemctl status oci-nvidia-mps@{gpu}\""
-    );
-    let exceed = format!(
-        "4 containers with 40960 MiB each, the memory limit of its MPS daemon, exceed its 81559 MiB; set mps-memory-limit = \"20389M\", \
-         or less, in [sharing] of config.toml, and run \"systemctl restart oci-nvidia-mps@{gpu}\""
-    );
+    let failed = "its MPS daemon is not ready: the daemon ended (SIGKILL); run \"systemctl status oci-nvidia-mps@0\"";
+    let exceed = "4 containers with 40960 MiB each, the memory limit of its MPS daemon, exceed its 81559 MiB; set mps-memory-limit = \
+                  \"20389M\", or less, in [sharing] of config.toml, and run \"systemctl restart oci-nvidia-mps@0\"";
     let expected = [
         &*none,
         "pipe",
@@ -80,11 +76,11 @@ fn pods_with_limits() {
         "done",
         NO_MEMORY,
         "status 1",
-        &failed,
+        failed,
         "does not work: its MPS daemon is not ready: the daemon ended (SIGKILL); run \"systemctl",
         "done",
         &none,
-        &exceed,
+        exceed,
         "lost",
     ];
     assert_eq!(lines, expected);

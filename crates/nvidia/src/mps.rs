@@ -112,6 +112,15 @@ impl State {
             None
         }
     }
+
+    /// Returns the systemd unit of the supervisor, with the name by which the administrator shares the GPU.
+    #[must_use]
+    pub fn unit(&self) -> String {
+        format!(
+            "oci-nvidia-mps@{}",
+            self.name.as_deref().unwrap_or(&self.gpu)
+        )
+    }
 }
 
 /// Whether containers can use a daemon.

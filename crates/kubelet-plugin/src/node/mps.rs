@@ -101,7 +101,7 @@ impl Mps {
             ),
             None => "mps-memory-limit".to_owned(),
         };
-        let unit = unit(&daemon.state.gpu);
+        let unit = daemon.state.unit();
         Some(format!(
             "{what}; set {most} in [sharing] of config.toml, and run \"systemctl restart {unit}\""
         ))
@@ -110,7 +110,7 @@ impl Mps {
 
 /// Returns why a daemon serves no client, with the command that shows more; `None` if it is ready.
 fn why_not_ready(daemon: &Daemon) -> Option<String> {
-    let (why, unit) = (daemon.problem()?, unit(&daemon.state.gpu));
+    let (why, unit) = (daemon.problem()?, daemon.state.unit());
     Some(format!(
         "its MPS daemon is not ready: {why}; run \"systemctl status {unit}\""
     ))

@@ -147,7 +147,7 @@ pub fn shared<'f>(
     else {
         return Ok(None);
     };
-    let (index, uuid) = (gpu.index, &gpu.uuid);
+    let index = gpu.index;
     if gpus.len() > 1 {
         let what = format!(
             "GPU {index} is shared through MPS, and the container requests {} GPUs",
@@ -160,7 +160,10 @@ pub fn shared<'f>(
         None => Ok(Some(daemon)),
         Some(why) => {
             let what = format!("the MPS daemon of GPU {index} is not ready: {why}");
-            let fix = format!("run \"systemctl status oci-nvidia-mps@{uuid}\" on the host");
+            let fix = format!(
+                "run \"systemctl status {}\" on the host",
+                daemon.state.unit()
+            );
             Err(failure(&catalog::MPS_NOT_READY, what, fix))
         }
     }
