@@ -126,7 +126,7 @@ macro_rules! tests_of {
 
 // Tests run in this order. The slowest ones are first: at the end, they would run alone.
 tests_of! {
-    streams, hostile::blocking, hostile::races, timeouts, cdi_units, doctor_container, own_nodes, daemon_set, podman_shapes,
+    streams, daemon_set, mps, mps_pods, hostile::blocking, hostile::races, timeouts, cdi_units, doctor_container, own_nodes, podman_shapes,
 
     advisories, architecture, bad_input, budget, cache, captures, cdi, cdi_conformance, cdi_containers, cgroup, command_lines,
     conformance, deb, debian, docker, docs, doctor, doctor::bundle, doctor::engines, doctor::faults, doctor::kubelet_plugin,
@@ -134,9 +134,8 @@ tests_of! {
     help,
     hostile::engine, hostile::environment, hostile::host_sources, hostile::inherited, hostile::ldconfig, hostile::nvml, hostile::paths,
     hostile::processes, hostile::volumes, host_states, hosts, image_layouts, json_schema, ldcache, ldconfig, lean, licenses, limits,
-    limits_cdi, live, log, migration, mps, mps_containers, mps_unit, mps_pods, nvidia_cli, nvidia_ctk, obs, packages, packaging, peers, pictures, pinned, plan,
-    plan_obstacles,
-    podman, podman_drop_in, poststop, precreate, precreate_podman, prepare, ps, readme, real_images, records, repository, rpm, shapes,
+    limits_cdi, live, log, migration, mps_containers, mps_unit, nvidia_cli, nvidia_ctk, obs, packages, packaging, peers, pictures, pinned,
+    plan, plan_obstacles, podman, podman_drop_in, poststop, precreate, precreate_podman, prepare, ps, readme, real_images, records, repository, rpm, shapes,
     soak, status, style, suse_kit, systemd, toolkit, units, walks, why, wsl, zypper
 }
 
