@@ -15,6 +15,7 @@ pub(crate) mod files;
 mod help;
 mod hook_config;
 pub(crate) mod info;
+mod mps;
 mod mps_line;
 pub(crate) mod nvidia;
 pub(crate) mod output;
@@ -50,7 +51,7 @@ use nvidia_host::cdi::entry::{self as rootfs_edits, RootfsEdits};
 use nvidia_host::programs;
 
 use crate::record::call::{self, Call};
-use crate::{mps, stages};
+use crate::stages;
 use args::{Cli, Command};
 use parse::Parsed;
 use terminal::ColorVariables;

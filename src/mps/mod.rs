@@ -31,13 +31,23 @@ use nvidia_host::inventory::compute_mode::ModeTarget;
 use nvidia_host::inventory::select::{Device, select};
 use nvidia_host::mps;
 
-use crate::cli::args;
 use crate::record::call::Call;
 use directory::GpuDir;
 use supervise::{Daemon, Supervisor};
 
 /// The exit status if the daemon cannot run on this host as it is configured (`EX_CONFIG` in sysexits.h): another attempt is useless.
 const NOT_POSSIBLE: u8 = 78;
+
+/// What the administrator requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// The GPU: its index, UUID or bus id
+    pub(crate) gpu: String,
+    /// For each client, instead of the limit in config.toml
+    pub(crate) memory_limit_mib: Option<u64>,
+    /// For each client, instead of the limit in config.toml
+    pub(crate) thread_percentage: Option<u8>,
+}
 
 /// How long another daemon may take to accept a connection
 const ANSWER: Duration = Duration::from_secs(1);
@@ -47,16 +57,11 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// # Errors
 /// If the daemon fails.
 pub(crate) fn run(
-    options: &args::Mps,
+    request: &Request,
     config: Option<&Path>,
     notify: NotifySocket,
 ) -> Result<ExitCode> {
-    if let Some(result) = &options.after {
-        let (config, _) = config::read(config)?;
-        after::run(&config, &options.gpu, result)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    let supervisor = match prepare(options, config, notify) {
+    let supervisor = match prepare(request, config, notify) {
         Err(error) if kind_of(&error).is_some_and(|kind| kind.id == catalog::MPS_START.id) => {
             Call::default().error(&error);
             return Ok(ExitCode::from(NOT_POSSIBLE));
@@ -67,9 +72,18 @@ pub(crate) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
+/// Cleans up after the supervisor of this GPU has ended. `result` is systemd's `SERVICE_RESULT`.
+///
+/// # Errors
+/// If config.toml is invalid, or the compute mode cannot be set.
+pub(crate) fn clean_up(gpu: &str, result: &str, config: Option<&Path>) -> Result<()> {
+    let (config, _) = config::read(config)?;
+    after::run(&config, gpu, result)
+}
+
 /// Checks everything that can keep the daemon from running, before anything is changed.
-fn prepare(options: &args::Mps, config: Option<&Path>, notify: NotifySocket) -> Result<Supervisor> {
-    let command = format!("sudo oci-nvidia-hook mps {}", options.gpu);
+fn prepare(request: &Request, config: Option<&Path>, notify: NotifySocket) -> Result<Supervisor> {
+    let command = format!("sudo oci-nvidia-hook mps {}", request.gpu);
     if !nvidia_host::prepare::host::may_prepare()? {
         return Err(failure(
             &catalog::MPS_START,
@@ -81,13 +95,13 @@ fn prepare(options: &args::Mps, config: Option<&Path>, notify: NotifySocket) -> 
     for finding in &findings {
         Call::default().finding(finding);
     }
-    let limits = limits(options, &config);
+    let limits = limits(request, &config);
     let host = Host::inspect(&config, &|| ())?;
-    let gpu = gpu(&options.gpu, &host)?.clone();
+    let gpu = gpu(&request.gpu, &host)?.clone();
     let programs = host.mps_programs()?;
     refuse_others(&config)?;
     let daemon = Daemon {
-        name: options.gpu.clone(),
+        name: request.gpu.clone(),
         gpu,
         limits,
         programs,
@@ -96,12 +110,12 @@ fn prepare(options: &args::Mps, config: Option<&Path>, notify: NotifySocket) -> 
 }
 
 /// Returns the limits of config.toml, or those of the command line.
-fn limits(options: &args::Mps, config: &Config) -> Sharing {
+fn limits(request: &Request, config: &Config) -> Sharing {
     let mut limits = config.sharing;
-    if options.memory_limit.is_some() {
-        limits.memory_limit_mib = options.memory_limit;
+    if request.memory_limit_mib.is_some() {
+        limits.memory_limit_mib = request.memory_limit_mib;
     }
-    if let Some(percentage) = options.thread_percentage {
+    if let Some(percentage) = request.thread_percentage {
         limits.thread_percentage = Some(percentage).filter(|percentage| *percentage < 100);
     }
     limits

@@ -217,7 +217,7 @@ fn without_a_driver() {
     image(dir.path());
     let container = start(
         dir.path(),
-        "rm usr/lib/*/libcuda* usr/lib/*/libnvidia-ml* dev/nvidia*; ldconfig -r .",
+        "rm -r usr/lib/*/libcuda* usr/lib/*/libnvidia-ml* dev/nvidia*; ldconfig -r .",
         SLEEP,
     );
     let mut doctor = Command::new(HOOK);

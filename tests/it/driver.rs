@@ -117,7 +117,7 @@ impl FakeDriver {
         let root = self.root.display();
         let script = format!(
             "mount -t tmpfs dev /dev; for node in '{root}'/dev/nvidia*; do \
-               touch /dev/${{node##*/}}; mount --bind \"$node\" /dev/${{node##*/}}; done; \
+               [ ! -d \"$node\" ] || continue; touch /dev/${{node##*/}}; mount --bind \"$node\" /dev/${{node##*/}}; done; \
              export LD_LIBRARY_PATH=\"$(dirname \"$(find '{root}' -name libnvidia-ml.so.1)\")\"; '{root}/usr/bin/'{program}"
         );
         run(Command::new("unshare").args(["-m", "sh", "-euc", &script])).ok()

@@ -43,7 +43,7 @@ fn systemd_takes_the_units() {
         verify.arg(path);
         seen += 1;
     }
-    assert_eq!(seen, 6);
+    assert_eq!(seen, 7);
     let ran = run(&mut verify);
     assert!(ran.code == Some(0) && ran.stderr.is_empty(), "{ran:?}");
 }

@@ -70,7 +70,7 @@ fn runs(cgroup: Cgroup, shape: &[&str]) {
     let remove = if shape.contains(&HOSTS_DEV) {
         ""
     } else {
-        "rm /dev/nvidia*"
+        "rm -r /dev/nvidia*"
     };
     let before = format!(
         "{}; {remove}",

@@ -280,7 +280,7 @@ fn shapes_of_containers() {
         let mut arguments = shape.to_vec();
         arguments.extend(["-e", "NVIDIA_VISIBLE_DEVICES=1", IMAGE, "sh", "-euc", works]);
         // A separate /dev of this test. If the container uses it too, nothing can be created there.
-        let elsewhere = format!("{}; rm /dev/nvidia*", nodes_at_dev(&fake, empty.path()));
+        let elsewhere = format!("{}; rm -r /dev/nvidia*", nodes_at_dev(&fake, empty.path()));
         let elsewhere = Some(elsewhere).filter(|_| !shape.contains(&"/dev:/dev"));
         for before in elsewhere
             .into_iter()
