@@ -166,7 +166,10 @@ const AS_NOBODY: &str = "printf '[nvidia-container-cli]\\nuser = \"nobody\"\\n' 
 /// Faults of more than one object, which reports of users contain.
 const MORE: &[(&str, &str)] = &[
     ("none", ""),
-    ("all nodes missing", "rm -r /dev/nvidia*"),
+    (
+        "all nodes missing",
+        "rm /dev/nvidia[0-9]* /dev/nvidiactl /dev/nvidia-uvm* /dev/nvidia-modeset",
+    ),
     (
         "all nodes of another user",
         "chown 1000:1000 /dev/nvidia*; chmod 600 /dev/nvidia?*",
