@@ -16,6 +16,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use base::debug;
+use base::json;
 use base::paths::HostPath;
 use base::sys::guarded;
 use base::tree::{Tree, is_missing};
@@ -105,7 +106,7 @@ impl State {
     /// Parses a state. Returns `None` if it is not complete, or has another format.
     #[must_use]
     pub fn parse(text: &[u8]) -> Option<Self> {
-        let state: Self = serde_json::from_slice(text).ok()?;
+        let state: Self = json::from_bytes(text).ok()?;
         if state.format == FORMAT {
             Some(state)
         } else {
