@@ -464,6 +464,7 @@ fn of_each_command() {
             "prepare",
             &["prepare", "--root", dir.path().to_str().unwrap()],
         ),
+        hook("mps", &["mps", "no-such-gpu"]),
         hook("cdi generate", &["cdi", "generate", "--output", "-"]),
         hook("cdi generate", &["cdi", "generate", "--output", &spec]),
         hook("cdi refresh", &["cdi", "refresh", "--output", &spec]),
