@@ -65,7 +65,7 @@ const LAYOUTS: [Layout; 3] = [
         name: "Arch: one library directory",
         script: "mkdir -p usr/lib usr/bin etc; ln -s usr/lib lib; ln -s usr/lib lib64; ln -s lib usr/lib64; ln -s usr/bin bin; ln -s usr/bin sbin; \
             cp -a \"$0\"/usr/bin/* usr/bin; cp -a \"$0\"/usr/sbin/ldconfig usr/bin; cp -a \"$0\"/usr/lib/$DIR/*.so* usr/lib; \
-            cp -aL \"$0\"$LOADER usr/lib; : >etc/ld.so.conf; ldconfig -r .",
+            cp -aL \"$0/usr/lib/$DIR/${LOADER##*/}\" usr/lib; : >etc/ld.so.conf; ldconfig -r .",
         program: "/bin/true",
         without_cache: "",
         has_shell: true,
@@ -76,7 +76,7 @@ const LAYOUTS: [Layout; 3] = [
         script: "mkdir -p usr/bin usr/lib/$DIR etc; ln -s usr/lib lib; [ ! -e \"$0/lib64\" ] || { mkdir usr/lib64; ln -s usr/lib64 lib64; }; \
             cp \"$0/bin/true\" usr/bin/true; cd \"$0/usr/lib/$DIR\"; \
             cp libc.so.6 libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1 libgcc_s.so.1 \"$OLDPWD/usr/lib/$DIR\"; cd \"$OLDPWD\"; \
-            cp -L \"$0$LOADER\" \".$LOADER\"; echo 12 >etc/debian_version",
+            cp -L \"$0/usr/lib/$DIR/${LOADER##*/}\" \".$LOADER\"; echo 12 >etc/debian_version",
         program: "/usr/bin/true",
         without_cache: "",
         has_shell: false,
@@ -85,7 +85,7 @@ const LAYOUTS: [Layout; 3] = [
     Layout {
         name: "NixOS: /nix/store, with LD_LIBRARY_PATH",
         script: "mkdir -p nix/store/glibc/lib nix/store/coreutils/bin etc; cp -a \"$0\"/usr/lib/$DIR/*.so* nix/store/glibc/lib; \
-            cp -L \"$0$LOADER\" nix/store/glibc/lib/ld.so; cp \"$0/bin/true\" nix/store/coreutils/bin/true",
+            cp -L \"$0/usr/lib/$DIR/${LOADER##*/}\" nix/store/glibc/lib/ld.so; cp \"$0/bin/true\" nix/store/coreutils/bin/true",
         program: "/nix/store/coreutils/bin/true",
         without_cache: "/nix/store/glibc/lib/ld.so --inhibit-cache --library-path /nix/store/glibc/lib:/usr/lib64",
         has_shell: false,
@@ -315,13 +315,13 @@ fn each_image_in_each_mode() {
 const WITHOUT_GLIBC: [(&str, &str, &str); 2] = [
     (
         "musl and busybox, as Alpine",
-        "mkdir -p bin lib usr/lib etc; cp -aL \"$0\"/lib/ld-musl-*.so.1 lib; cp \"$0/bin/busybox\" bin; ln -s busybox bin/sh; \
-            ln -s busybox bin/ls; ln -s busybox bin/find; touch etc/alpine-release",
+        "mkdir -p bin lib usr/lib etc; cp -aL $(find \"$0\" -name 'ld-musl-*.so.1') lib; cp $(find \"$0\" -name busybox -type f -perm -100) bin; \
+            ln -s busybox bin/sh; ln -s busybox bin/ls; ln -s busybox bin/find; touch etc/alpine-release",
         "the image is built on musl",
     ),
     (
         "static programs only, as busybox",
-        "mkdir -p bin; cp \"$0/bin/busybox\" bin; for name in sh ls find; do ln -s busybox bin/$name; done",
+        "mkdir -p bin; cp $(find \"$0\" -name busybox -type f -perm -100) bin; for name in sh ls find; do ln -s busybox bin/$name; done",
         "the image has no dynamic loader",
     ),
 ];
