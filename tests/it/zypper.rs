@@ -128,7 +128,12 @@ fn build() -> Vec<PathBuf> {
         .env("CARGO", built::cargo())
         .env("TARBALLS", built::dist());
     run(&mut build).ok();
-    let list = sh(&format!("find '{}/RPMS' -name '*.rpm'", top.display())).ok();
+    // From version 4.20 on, rpm creates packages for debuggers, which users do not install.
+    let list = sh(&format!(
+        "find '{}/RPMS' -name '*.rpm' ! -name '*-debug*'",
+        top.display()
+    ))
+    .ok();
     let built: Vec<PathBuf> = list.lines().map(PathBuf::from).collect();
     // The directory in which the macro has cargo build, which differs from the directory of build-rpm elsewhere.
     let tree = crate::rpm::build_dir(&top);

@@ -140,7 +140,9 @@ fn hostile_and_many_pods() {
     node.wait("the list", SOON, GPU, 2, 2);
     let long: &str = "x".repeat(1 << 20).leak();
     let mut containers = vec![container("ns", "valid", GPU, uuid(1))];
-    for name in HOSTILE.into_iter().chain([long]) {
+    for (number, name) in HOSTILE.into_iter().chain([long]).enumerate() {
+        // The kubelet lists a container once. promtool 2.53 refuses a series that appears twice.
+        let unique: &str = format!("pod-{number}").leak();
         containers.push(container(name, "pod", GPU, uuid(0)));
         containers.push(container("ns", name, GPU, uuid(0)));
         let named = Container {
@@ -149,8 +151,9 @@ fn hostile_and_many_pods() {
         };
         containers.push(named);
         // Resources and devices of other plugins
-        containers.push(container("ns", "pod", name, uuid(0)));
-        containers.push(container("ns", "named", GPU, name.to_owned()));
+        containers.push(container("ns", unique, name, uuid(0)));
+        let named: &str = format!("named-{number}").leak();
+        containers.push(container("ns", named, GPU, name.to_owned()));
     }
     node.kubelet.state().containers = containers;
     // An id that no device has is a device in `request`, and has no other series.
