@@ -55,7 +55,7 @@ pub enum Phase {
     Starting,
     /// The daemon and its server answer, and the limits are set
     Ready,
-    /// The daemon was told to end
+    /// The daemon was asked to end
     Stopping,
     /// The daemon or its server does not work
     Failed,

@@ -56,9 +56,7 @@ pub struct Answer {
 /// # Errors
 /// If the program cannot be started. [`io::ErrorKind::TimedOut`] if it was killed.
 pub fn ask(program: Program<'_>, input: &str, deadline: Duration) -> io::Result<Answer> {
-    // Files in memory: pipes would have to be read and written while the program runs.
-    let memory = || rustix::fs::memfd_create("answer", MemfdFlags::CLOEXEC).map(File::from);
-    let (mut question, mut answer) = (memory()?, memory()?);
+    let (mut question, mut answer) = (file_in_memory()?, file_in_memory()?);
     question.write_all(input.as_bytes())?;
     question.rewind()?;
     let mut command = program.command();
@@ -79,7 +77,13 @@ pub fn ask(program: Program<'_>, input: &str, deadline: Duration) -> io::Result<
     })
 }
 
-/// A program that keeps running, in a process group of its own. Dropping the value does not end it.
+/// Creates a file for a question or an answer. Pipes would have to be read and written while the program runs.
+fn file_in_memory() -> io::Result<File> {
+    let file = rustix::fs::memfd_create("answer", MemfdFlags::CLOEXEC)?;
+    Ok(File::from(file))
+}
+
+/// A program that keeps running, in a separate process group. Dropping the value does not end it.
 #[derive(Debug)]
 pub struct Service {
     child: Child,

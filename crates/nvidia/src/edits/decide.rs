@@ -237,7 +237,7 @@ pub fn common_nodes(
 pub fn of_device(facts: &DeviceFacts, wanted: &Wanted, device: Device<'_>) -> Result<Edits> {
     let gpu = device.gpu();
     let mut edits = of_gpu(facts, gpu)?;
-    let daemon = facts.mps_of(&gpu.uuid);
+    let daemon = mps::of_gpu(&facts.mps, &gpu.uuid);
     edits.ipc.extend(daemon.map(|daemon| daemon.ipc.clone()));
     if wants_drm(wanted) && facts.wsl.is_none() {
         edits = edits.merge(build::drm(drm_nodes(facts, gpu)?, &gpu.bus_id.in_sysfs()));

@@ -75,12 +75,6 @@ pub struct WslGpus {
 }
 
 impl DeviceFacts {
-    /// Returns the MPS daemon of a GPU.
-    #[must_use]
-    pub fn mps_of(&self, uuid: &str) -> Option<&mps::Daemon> {
-        mps::of_gpu(&self.mps, uuid)
-    }
-
     fn node(&self, name: &str) -> &NodeState {
         self.nodes.get(name).unwrap_or(&NodeState::Missing)
     }

@@ -166,7 +166,7 @@ fn next_order() -> Option<u8> {
     (count == 1).then_some(order[0])
 }
 
-/// Carries out orders until there are none.
+/// Carries out orders until the parent closes the pipe.
 fn obey(
     api: &impl ComputeModes,
     target: &ModeTarget,
