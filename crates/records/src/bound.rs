@@ -188,7 +188,7 @@ mod tests {
             record.created = vec![
                 crate::created::Entry {
                     path: "/usr/a b".into(),
-                    inode: u64::MAX
+                    mark: crate::created::Mark::SetUp(u64::MAX)
                 };
                 items
             ];

@@ -1,6 +1,7 @@
 //! Names that the hook created in a container's file system, to be removed at `poststop`.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Error};
 use serde::{Deserialize, Serialize};
@@ -8,19 +9,43 @@ use serde::{Deserialize, Serialize};
 /// Upper limit for the names. A driver has a hundred files with one or two links each.
 const MAX_ENTRIES: usize = 400;
 
-/// A created name and its inode. A record stores it as one short string, because there are many.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// How a created file is recognized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// By its inode number
+    Inode(u64),
+    /// By its time: when the setup that created it was complete, in milliseconds since 1970. Nobody has to look at the file for this
+    /// mark, because the hook knows that it created the name from the result of the call.
+    SetUp(u64),
+}
+
+impl Mark {
+    /// Returns the mark of a setup that is complete now.
+    #[must_use]
+    pub fn set_up(now: SystemTime) -> Self {
+        let since = now.duration_since(SystemTime::UNIX_EPOCH);
+        let milliseconds = since.unwrap_or_default().as_millis();
+        // Rounded up, so that no file of the setup is later.
+        Self::SetUp(u64::try_from(milliseconds).map_or(u64::MAX, |passed| passed.saturating_add(1)))
+    }
+}
+
+/// A created name. A record stores it as one short string, because there are many: the inode number or, after `@`, the time, and the path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Entry {
     /// Path in the container
     pub path: PathBuf,
-    /// Its inode
-    pub inode: u64,
+    /// How its file is recognized
+    pub mark: Mark,
 }
 
 impl From<Entry> for String {
-    fn from(entry: Entry) -> Self {
-        format!("{} {}", entry.inode, entry.path.display())
+    fn from(Entry { path, mark }: Entry) -> Self {
+        match mark {
+            Mark::Inode(inode) => format!("{inode} {}", path.display()),
+            Mark::SetUp(milliseconds) => format!("@{milliseconds} {}", path.display()),
+        }
     }
 }
 
@@ -28,10 +53,14 @@ impl TryFrom<String> for Entry {
     type Error = Error;
 
     fn try_from(text: String) -> Result<Self, Error> {
-        let (inode, path) = text.split_once(' ').context("not a number and a path")?;
+        let (mark, path) = text.split_once(' ').context("not a mark and a path")?;
+        let mark = match mark.strip_prefix('@') {
+            Some(milliseconds) => Mark::SetUp(milliseconds.parse()?),
+            None => Mark::Inode(mark.parse()?),
+        };
         Ok(Self {
             path: path.into(),
-            inode: inode.parse()?,
+            mark,
         })
     }
 }
@@ -39,17 +68,34 @@ impl TryFrom<String> for Entry {
 /// A created name in a document for other programs. The field names are an interface.
 #[derive(Debug, Serialize)]
 pub struct Created<'a> {
-    inode: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inode: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    set_up: Option<String>,
     path: &'a Path,
 }
 
 impl<'a> From<&'a Entry> for Created<'a> {
-    fn from(Entry { path, inode }: &'a Entry) -> Self {
+    fn from(Entry { path, mark }: &'a Entry) -> Self {
+        let (inode, set_up) = match mark {
+            Mark::Inode(inode) => (Some(*inode), None),
+            Mark::SetUp(milliseconds) => (None, rfc3339(*milliseconds)),
+        };
         Self {
-            inode: *inode,
+            inode,
+            set_up,
             path,
         }
     }
+}
+
+/// Returns a time as text; `None` for one that no clock shows, which would not have four digits for the year.
+fn rfc3339(milliseconds: u64) -> Option<String> {
+    let time = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(milliseconds))?;
+    let text = humantime::format_rfc3339_millis(time);
+    let mut shown = String::new();
+    std::fmt::write(&mut shown, format_args!("{text}")).ok()?;
+    Some(shown)
 }
 
 /// Merges two lists, each path once; the later entry counts. A container can be set up by several calls, and has only the
@@ -75,9 +121,13 @@ mod tests {
     use super::*;
 
     fn entry(path: &str, inode: u64) -> Entry {
+        marked(path, Mark::Inode(inode))
+    }
+
+    fn marked(path: &str, mark: Mark) -> Entry {
         Entry {
             path: path.into(),
-            inode,
+            mark,
         }
     }
 
@@ -98,8 +148,35 @@ mod tests {
             serde_json::from_str::<Entry>(&text).unwrap(),
             entry("/a b", u64::MAX)
         );
-        for text in [r#""""#, r#""1""#, r#""x /a""#, "3"] {
+        let of_setup = marked("/usr/bin/nvidia-smi", Mark::SetUp(1_764_000_000_001));
+        let text = serde_json::to_string(&of_setup).unwrap();
+        assert_eq!(text, r#""@1764000000001 /usr/bin/nvidia-smi""#);
+        assert_eq!(serde_json::from_str::<Entry>(&text).unwrap(), of_setup);
+        for text in [
+            r#""""#,
+            r#""1""#,
+            r#""x /a""#,
+            r#""@ /a""#,
+            r#""@-1 /a""#,
+            "3",
+        ] {
             assert!(serde_json::from_str::<Entry>(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn documents_have_the_mark() {
+        let shown = |mark| serde_json::to_string(&Created::from(&marked("/a", mark))).unwrap();
+        assert_eq!(shown(Mark::Inode(7)), r#"{"inode":7,"path":"/a"}"#);
+        let text = r#"{"set_up":"2025-11-24T16:00:00.001Z","path":"/a"}"#;
+        assert_eq!(shown(Mark::SetUp(1_764_000_000_001)), text);
+        assert_eq!(shown(Mark::SetUp(u64::MAX)), r#"{"path":"/a"}"#);
+    }
+
+    #[test]
+    fn the_time_of_a_setup_is_rounded_up() {
+        let at = |time: Duration| Mark::set_up(SystemTime::UNIX_EPOCH + time);
+        assert_eq!(at(Duration::from_micros(5999)), Mark::SetUp(6));
+        assert_eq!(at(Duration::from_millis(6)), Mark::SetUp(7));
     }
 }

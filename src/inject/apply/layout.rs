@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use base::paths::ContainerPath;
 use base::sys::ids::Ids;
-use base::sys::in_root::{Created, Root};
+use base::sys::in_root::{Created, OpenedDir, Root};
 use base::sys::mount::{Api, Label, statmount};
 use nvidia_host::edits::Need;
 
@@ -148,13 +148,18 @@ impl Layout {
         created: &mut Vec<Created>,
     ) -> std::io::Result<Rc<OwnedFd>> {
         let (known, rootfs, ids) = (&mut self.mounts, &self.rootfs, self.ids.as_ref());
-        rootfs.create_dir_all(path, created, |dir| {
+        let OpenedDir { dir, created_below } = rootfs.create_dir_all(path, created, |dir| {
             match obstacle(known, rootfs, ids, dir, path) {
                 Ok(None) => Ok(()),
                 Ok(Some(_)) => Err(Errno::ROFS.into()),
                 Err(error) => Err(std::io::Error::other(error)),
             }
-        })
+        })?;
+        if let Some(existing) = created_below {
+            self.mounts.add_created(&dir, &existing);
+            self.own_directories.push(Rc::clone(&dir));
+        }
+        Ok(dir)
     }
 
     /// Forgets open directories: after a mount on one of them, its path leads to the mount.
@@ -231,10 +236,7 @@ impl Layout {
         }
         match made {
             Ok(made) => {
-                match self.mounts.is_on_own_tmpfs(&dir) {
-                    true => self.done.note_created_on_tmpfs(path.relative(), &dir),
-                    false => self.done.note_created(path.relative(), &dir),
-                }
+                self.done.note_created(path.relative());
                 self.done.add(Change::Created(Created {
                     dir: Rc::clone(&dir),
                     name: name.into(),

@@ -83,7 +83,7 @@ impl Applier {
             ),
         };
         replace_file(&dir, name, text).context("write it")?;
-        self.layout.done.note_created(&path(), &dir);
+        self.layout.done.note_created(&path());
         self.layout.done.add(change);
         Ok(())
     }

@@ -160,7 +160,7 @@ impl Applier {
             let dir = self.layout.writable(dir, target)?;
             let name = Path::new(name);
             replace_with_copy(&dir, name, content)?;
-            self.layout.done.note_created(target.relative(), &dir);
+            self.layout.done.note_created(target.relative());
             self.layout.done.add(Change::Rewritten {
                 dir,
                 name: name.into(),

@@ -23,7 +23,7 @@ use findings::catalog;
 use super::Applier;
 use crate::inject::files::tmpfs::is_read_only;
 use crate::inject::remove::hidden::{Hidden, remove_unless_shared};
-use crate::inject::remove::leftovers::is_library_of_a_driver;
+use crate::inject::remove::leftovers::{is_created, is_library_of_a_driver};
 use crate::inject::remove::rootfs_users::RootfsMount;
 use crate::plan::step::CacheEntry;
 
@@ -174,14 +174,14 @@ fn left_behind(kept: &BTreeSet<PathBuf>) -> Option<Finding> {
 }
 
 impl Applier {
-    /// Reports whether a name may be removed: the root file system was made for this container, or its record lists this inode. Other
+    /// Reports whether a name may be removed: the root file system was made for this container, or its record lists this file. Other
     /// root file systems (`--rootfs`, engines whose lists the hook does not read) may be shared.
     fn may_remove(&self, path: &ContainerPath, dir: &OwnedFd, name: &OsStr) -> bool {
         let is_recorded = |stat: Stat| {
             let path = path.absolute().join(name);
             self.earlier
                 .iter()
-                .any(|entry| entry.inode == stat.st_ino && entry.path == path)
+                .any(|entry| entry.path == path && is_created(entry, &stat))
         };
         self.is_own
             || rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(is_recorded)

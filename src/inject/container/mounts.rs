@@ -89,13 +89,11 @@ impl Mounts {
         Ok(is_own)
     }
 
-    /// Reports whether an examined directory is on a tmpfs of this container.
-    pub(in crate::inject) fn is_on_own_tmpfs(&self, dir: &Rc<OwnedFd>) -> bool {
-        let known = self
-            .directories
-            .iter()
-            .find(|(known, _)| Rc::ptr_eq(known, dir));
-        known.is_some_and(|(_, mount)| self.own.contains(mount))
+    /// Adds a directory that the hook created below an examined one, on the same mount.
+    pub(in crate::inject) fn add_created(&mut self, dir: &Rc<OwnedFd>, below: &Rc<OwnedFd>) {
+        if let Some(mount) = self.known_mount_of(below) {
+            self.directories.push((Rc::clone(dir), mount));
+        }
     }
 
     /// Adds a layer that the hook mounted.
@@ -145,16 +143,18 @@ impl Mounts {
     }
 
     fn mount_of(&mut self, dir: &Rc<OwnedFd>) -> Result<Id> {
-        if let Some((_, mount)) = self
-            .directories
-            .iter()
-            .find(|(known, _)| Rc::ptr_eq(known, dir))
-        {
-            return Ok(*mount);
+        if let Some(mount) = self.known_mount_of(dir) {
+            return Ok(mount);
         }
         let mount = statmount::id(&**dir)?;
         self.directories.push((Rc::clone(dir), mount));
         Ok(mount)
+    }
+
+    fn known_mount_of(&self, dir: &Rc<OwnedFd>) -> Option<Id> {
+        let mut known = self.directories.iter();
+        let (_, mount) = known.find(|(known, _)| Rc::ptr_eq(known, dir))?;
+        Some(*mount)
     }
 
     fn rootfs(&self, rootfs: &Root) -> Result<Id> {
@@ -165,10 +165,13 @@ impl Mounts {
         Ok(*self.rootfs.get_or_init(|| mount))
     }
 
-    fn is_own_tmpfs(&self, rootfs: &Root, dir: &OwnedFd, mount: Id, path: &Path) -> Result<bool> {
-        if rustix::fs::fstatfs(dir)?.f_type != TMPFS_MAGIC {
-            return Ok(false);
-        }
+    fn is_own_tmpfs(
+        &mut self,
+        rootfs: &Root,
+        dir: &OwnedFd,
+        mount: Id,
+        path: &Path,
+    ) -> Result<bool> {
         // The mount table is long on a node with many containers. Almost every container has a tmpfs at /dev, so with
         // statmount(2) that mount is checked alone: it must be mounted directly on the rootfs, where config.json has the
         // runtime mount a tmpfs. A volume that a link of the image redirects to /dev is mounted on or below that tmpfs.
@@ -178,7 +181,11 @@ impl Mounts {
                 (statmount::facts_of(mount), self.rootfs(rootfs)?)
             && is_first_on(&facts, below)
         {
+            self.shared.push((mount, facts.is_shared));
             return Ok(true);
+        }
+        if rustix::fs::fstatfs(dir)?.f_type != TMPFS_MAGIC {
+            return Ok(false);
         }
         let device = rustix::fs::fstat(dir)?.st_dev;
         let place = real_path(rootfs.as_fd())?;

@@ -81,9 +81,14 @@ const TIME_OF_COPIES: Timespec = Timespec {
 
 /// Reports whether a file is as the hook creates files: an empty mount point, or a copy to which nobody has written.
 pub(in crate::inject) fn is_unchanged(stat: &Stat) -> bool {
+    let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    is_file && (stat.st_size == 0 || is_copy(stat))
+}
+
+/// Reports whether a file has the modification time of copies.
+pub(in crate::inject) fn is_copy(stat: &Stat) -> bool {
     let Timespec { tv_sec, tv_nsec } = TIME_OF_COPIES;
-    let is_copy = stat.st_mtime == tv_sec && i64::try_from(stat.st_mtime_nsec) == Ok(tv_nsec);
-    FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && (stat.st_size == 0 || is_copy)
+    stat.st_mtime == tv_sec && i64::try_from(stat.st_mtime_nsec) == Ok(tv_nsec)
 }
 
 /// Creates a file with this content. O_EXCL fails if the name exists, and never follows a link.

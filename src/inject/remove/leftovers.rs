@@ -2,8 +2,17 @@
 //! Otherwise `podman commit` would store them in an image. The hook records the names it creates, and removes them at poststop.
 //!
 //! The container has run since then and may have replaced any of them. A name is removed only if it is in the container's own
-//! file system and still the same inode, and if it is a link, an empty file, an unchanged copy or an empty directory. Nothing is
-//! removed from a root file system that another container uses, see [`sharing`](crate::inject::remove::rootfs_users).
+//! file system and a link, an empty file, an unchanged copy or an empty directory, and if it is the created one:
+//!
+//! - The change time of a file or link is in the setup. Programs cannot set this time (inode(7)), and the container's process starts after
+//!   the setup. So nothing has written, replaced, linked or renamed it since then. The inode number proves less, because file systems
+//!   give the number of a removed file to the next one.
+//! - The modification time is in the setup too, or is the time of copies. Files of the image keep the times from its archive, even if the
+//!   engine unpacked them a moment before.
+//! - A directory changes with the names in it. It was modified in the setup or later, so it is not a directory that only the image has,
+//!   which a layer or a tmpfs covered. The worst case is a program that removes the directory, creates it again and leaves it empty.
+//!
+//! Nothing is removed from a root file system that another container uses, see [`sharing`](crate::inject::remove::rootfs_users).
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -18,15 +27,19 @@ use base::sys::in_root::Root;
 use nvidia_host::driver::{file_table, is_version, ldcache, ldconf};
 
 use crate::inject::container::linker_cache;
-use crate::inject::files::directory::{create_file, is_unchanged};
+use crate::inject::files::directory::{create_file, is_copy, is_unchanged};
 use crate::inject::files::source::open_in;
 use crate::inject::remove::hidden::{Hidden, remove_unless_shared};
 use crate::inject::remove::rootfs_users::RootfsMount;
 use crate::oci::spec_view::SpecView;
 use crate::record::storage;
-use records::created::Entry;
+use records::created::{Entry, Mark};
 
 const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
+
+/// The longest time from the creation of a name to the end of the setup, in milliseconds. The deadline ends a setup earlier, and some file
+/// systems store times in units of two seconds.
+const LONGEST_SETUP: u64 = 60_000;
 
 /// Reports whether the engine made the root file system for this container: on overlayfs, each container usually has its own upper
 /// layer; otherwise, containers/storage lists the layer for this container. `path` is `root.path` of config.json.
@@ -38,12 +51,33 @@ pub(crate) fn is_own(rootfs: &Root, id: &str, bundle: Option<&Path>, path: &Path
 }
 
 /// Returns the record entry of a created name; `None` if its path is not UTF-8.
-pub(in crate::inject) fn entry(path: PathBuf, stat: &Stat) -> Option<Entry> {
+pub(in crate::inject) fn entry(path: PathBuf, mark: Mark) -> Option<Entry> {
     path.to_str()?;
-    Some(Entry {
-        path,
-        inode: stat.st_ino,
-    })
+    Some(Entry { path, mark })
+}
+
+/// Reports whether this is the file of a created name.
+pub(in crate::inject) fn is_created(entry: &Entry, stat: &Stat) -> bool {
+    let end = match entry.mark {
+        Mark::Inode(inode) => return stat.st_ino == inode,
+        Mark::SetUp(end) => end,
+    };
+    let begin = end.saturating_sub(LONGEST_SETUP);
+    let modified = milliseconds(stat.st_mtime, stat.st_mtime_nsec);
+    if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+        return modified.is_some_and(|time| time >= begin);
+    }
+    let is_in_setup = |time: Option<u64>| time.is_some_and(|time| begin <= time && time <= end);
+    is_in_setup(milliseconds(stat.st_ctime, stat.st_ctime_nsec))
+        && (is_in_setup(modified) || is_copy(stat))
+}
+
+/// Converts a time of a file to milliseconds since 1970; `None` for an earlier time.
+fn milliseconds(seconds: i64, nanoseconds: u64) -> Option<u64> {
+    u64::try_from(seconds)
+        .ok()?
+        .checked_mul(1000)?
+        .checked_add(nanoseconds / 1_000_000)
 }
 
 /// Returns the mount points of driver files that the runtime created for mounts in config.json. After the container has ended,
@@ -85,7 +119,7 @@ fn empty_file(rootfs: &Root, root: &Stat, path: &ContainerPath) -> Option<Entry>
     let is_empty =
         FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size == 0;
     if is_empty {
-        entry(path.absolute(), &stat)
+        entry(path.absolute(), Mark::Inode(stat.st_ino))
     } else {
         None
     }
@@ -131,7 +165,7 @@ fn put_aside(rootfs: &Root, root: &Stat, entry: &Entry) -> Option<Hidden> {
     let path = ContainerPath::new(&entry.path)?;
     let dir = Rc::new(open_own_dir(rootfs, root, path.relative().parent()?)?);
     let stat = rustix::fs::fstat(open_in(&*dir, path.file_name()).ok()?).ok()?;
-    if stat.st_ino != entry.inode {
+    if !is_created(entry, &stat) {
         return None;
     }
     let is_dir = match FileType::from_raw_mode(stat.st_mode) {
@@ -200,15 +234,48 @@ impl LinkerCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::symlink;
+    use crate::inject::files::directory::make_copy;
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::time::{Duration, SystemTime};
 
     fn created(root: &Path, name: &str) -> Entry {
         let stat = rustix::fs::lstat(root.join(name)).unwrap();
-        entry(Path::new("/").join(name), &stat).unwrap()
+        marked(name, Mark::Inode(stat.st_ino))
+    }
+
+    fn marked(name: &str, mark: Mark) -> Entry {
+        entry(Path::new("/").join(name), mark).unwrap()
+    }
+
+    /// Ends a setup. The times of files have the resolution of the kernel's tick, which is at most 10 ms.
+    fn end_of_setup() -> Mark {
+        let mark = Mark::set_up(SystemTime::now());
+        std::thread::sleep(Duration::from_millis(30));
+        mark
+    }
+
+    fn listed(path: &Path) -> Vec<String> {
+        let mut names: Vec<_> = std::fs::read_dir(path)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
     }
 
     #[test]
     fn only_what_is_still_the_same_is_removed() {
+        still_the_same(created);
+    }
+
+    #[test]
+    fn only_what_has_not_changed_since_the_setup_is_removed() {
+        let end = std::cell::OnceCell::new();
+        still_the_same(|_, name| marked(name, *end.get_or_init(end_of_setup)));
+    }
+
+    fn still_the_same(created: impl Fn(&Path, &str) -> Entry) {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         std::fs::create_dir_all(path("usr/lib")).unwrap();
@@ -239,19 +306,82 @@ mod tests {
         symlink("other", path("usr/lib/changed")).unwrap();
         std::fs::write(path("ours/kept/file"), "").unwrap();
         remove(&Root::open(dir.path()).unwrap(), &entries);
-        let listed = |name: &str| {
-            let mut names: Vec<_> = std::fs::read_dir(path(name))
-                .unwrap()
-                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-                .collect();
-            names.sort();
-            names
-        };
         assert_eq!(
-            listed("usr/lib"),
+            listed(&path("usr/lib")),
             ["aside", "changed", "filled", "linked", "other", "replaced"]
         );
-        assert_eq!(listed("ours"), ["kept"]);
+        assert_eq!(listed(&path("ours")), ["kept"]);
+    }
+
+    /// What programs and packages of the container make again is theirs, also if it is the same and has the same inode number. So is
+    /// what only the image has, below a layer or a tmpfs on which the hook created the names.
+    #[test]
+    fn what_others_made_at_the_same_path_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let make = |name: &str| match name {
+            "link" | "packaged" => symlink("libcuda.so.1", path(name)).unwrap(),
+            "copy" | "rewritten" => {
+                let opened = OwnedFd::from(std::fs::File::open(dir.path()).unwrap());
+                make_copy(&opened, OsStr::new(name), b"x").unwrap();
+            }
+            "directory" | "of the image" => std::fs::create_dir(path(name)).unwrap(),
+            _ => std::fs::write(path(name), "").unwrap(),
+        };
+        let ours = [
+            "file",
+            "link",
+            "copy",
+            "directory",
+            "chmod",
+            "touched",
+            "packaged",
+            "rewritten",
+            "unpacked",
+            "of the image",
+        ];
+        for name in ours {
+            make(name);
+        }
+        let old = SystemTime::UNIX_EPOCH + Duration::from_secs(1_500_000_000);
+        for name in ["unpacked", "of the image"] {
+            let file = std::fs::File::open(path(name)).unwrap();
+            file.set_modified(old).unwrap();
+        }
+        let end = end_of_setup();
+        std::fs::set_permissions(path("chmod"), Permissions::from_mode(0o600)).unwrap();
+        let touched = std::fs::File::open(path("touched")).unwrap();
+        let modified = touched.metadata().unwrap().modified().unwrap();
+        touched.set_modified(modified).unwrap();
+        // rm and ln -s: ext4 and others give the link the same inode number.
+        std::fs::remove_file(path("packaged")).unwrap();
+        make("packaged");
+        std::fs::write(path("rewritten"), "x").unwrap();
+        let entries = ours.map(|name| marked(name, end));
+        remove(&Root::open(dir.path()).unwrap(), &entries);
+        assert_eq!(
+            listed(dir.path()),
+            [
+                "chmod",
+                "of the image",
+                "packaged",
+                "rewritten",
+                "touched",
+                "unpacked"
+            ]
+        );
+    }
+
+    /// A start that is later than a file did not create it.
+    #[test]
+    fn a_file_from_before_the_setup_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("old"), "").unwrap();
+        std::fs::create_dir(dir.path().join("directory")).unwrap();
+        let later = SystemTime::now() + Duration::from_millis(LONGEST_SETUP + 1000);
+        let entries = ["old", "directory"].map(|name| marked(name, Mark::set_up(later)));
+        remove(&Root::open(dir.path()).unwrap(), &entries);
+        assert_eq!(listed(dir.path()), ["directory", "old"]);
     }
 
     /// The container's processes can put links in the place of directories before they end.

@@ -1,25 +1,26 @@
 //! Records what is done to a container: the changes, so that a failed setup can be undone, and the created names, which poststop
 //! removes; see [`leftovers`].
 //!
-//! These include names on volumes and layers, which are not mounted at poststop: there the names do not exist.
+//! These include names on the tmpfs at `/dev` and on layers, which are not mounted at poststop: there the names do not exist.
 
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::SystemTime;
 
-use rustix::fs::{AtFlags, FileType, Stat};
+use rustix::fs::{FileType, Stat};
 
 use base::paths::ContainerPath;
 use base::report::Finding;
-use base::sys::in_root::{Created, Root, inodes_on_tmpfs};
+use base::sys::in_root::{Created, Root};
 use base::sys::mount;
 
 use crate::inject::files::directory::{replace_file, replace_link};
 use crate::inject::remove::hidden::{self, Hidden};
 use crate::inject::remove::leftovers::{self, is_library_of_a_driver};
 use crate::inject::remove::rootfs_users::RootfsMount;
-use records::created::Entry;
+use records::created::{Entry, Mark as CreatedMark};
 
 /// A change to the container that can be undone.
 #[derive(Debug)]
@@ -98,8 +99,6 @@ pub(in crate::inject) struct Done {
     changes: Vec<Change>,
     /// Created names, for poststop
     created: Vec<Entry>,
-    /// Directories with created names whose inodes are not read yet, and the indices of the names in `created`
-    unread: Vec<(Rc<OwnedFd>, Vec<usize>)>,
     pub findings: Vec<Finding>,
 }
 
@@ -142,53 +141,23 @@ impl Done {
         undo(self.changes, rootfs);
     }
 
-    /// Records that the last component of `path` was created in `dir`. Must be called before something is mounted on it.
-    pub(in crate::inject) fn note_created(&mut self, path: &Path, dir: &OwnedFd) {
-        let stat = path
-            .file_name()
-            .and_then(|name| rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).ok());
-        self.created
-            .extend(stat.and_then(|stat| leftovers::entry(Path::new("/").join(path), &stat)));
+    /// Records that `path` was created.
+    pub(in crate::inject) fn note_created(&mut self, path: &Path) {
+        self.created.extend(leftovers::entry(
+            Path::new("/").join(path),
+            CreatedMark::SetUp(0),
+        ));
     }
 
-    /// Records that the last component of `path` was created in `dir`, which is on a tmpfs of the container. Its inode is read from the
-    /// directory when the setup is complete, because listing such a small directory takes fewer system calls than examining each node.
-    pub(in crate::inject) fn note_created_on_tmpfs(&mut self, path: &Path, dir: &Rc<OwnedFd>) {
-        if path.to_str().is_none() {
-            return;
-        }
-        let index = self.created.len();
-        self.created.push(Entry {
-            path: Path::new("/").join(path),
-            inode: 0,
-        });
-        match self
-            .unread
-            .iter_mut()
-            .find(|(known, _)| Rc::ptr_eq(known, dir))
-        {
-            Some((_, indices)) => indices.push(index),
-            None => self.unread.push((Rc::clone(dir), vec![index])),
-        }
-    }
-
-    /// Returns the created names, which still exist.
+    /// Returns the created names. The setup is complete now, so that a file which is created later is not the hook's.
     pub(in crate::inject) fn take_created(&mut self) -> Vec<Entry> {
-        for (dir, indices) in self.unread.drain(..) {
-            let inodes = inodes_on_tmpfs(&dir).unwrap_or_default();
-            for index in indices {
-                let Some(entry) = self.created.get_mut(index) else {
-                    continue;
-                };
-                let name = entry.path.file_name();
-                entry.inode = inodes
-                    .iter()
-                    .find(|(known, _)| Some(&**known) == name)
-                    .map_or(0, |(_, inode)| *inode);
+        let complete = CreatedMark::set_up(SystemTime::now());
+        let mut created = std::mem::take(&mut self.created);
+        for entry in &mut created {
+            if matches!(entry.mark, CreatedMark::SetUp(_)) {
+                entry.mark = complete;
             }
         }
-        let mut created = std::mem::take(&mut self.created);
-        created.retain(|entry| entry.inode != 0);
         created
     }
 
@@ -196,7 +165,7 @@ impl Done {
     pub(in crate::inject) fn add_directories(&mut self, path: &Path, created: Vec<Created>) {
         let paths: Vec<_> = path.ancestors().take(created.len()).collect();
         for (path, created) in paths.into_iter().rev().zip(created) {
-            self.note_created(path, &created.dir);
+            self.note_created(path);
             self.add(Change::Created(created));
         }
     }
@@ -206,7 +175,8 @@ impl Done {
         let is_empty =
             FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_size == 0;
         if is_empty && is_library_of_a_driver(path.file_name()) {
-            self.created.extend(leftovers::entry(path.absolute(), stat));
+            let mark = CreatedMark::Inode(stat.st_ino);
+            self.created.extend(leftovers::entry(path.absolute(), mark));
         }
     }
 }

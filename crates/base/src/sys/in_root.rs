@@ -7,7 +7,7 @@
 
 mod walk;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::rc::Rc;
 
-use rustix::fs::{CWD, FileType, FsWord, Mode, OFlags, RawDir, ResolveFlags, Stat};
+use rustix::fs::{CWD, FileType, FsWord, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 pub(super) use walk::{MAX_LINKS, push};
@@ -39,6 +39,15 @@ pub struct Created {
     pub name: PathBuf,
     /// Whether it is a directory itself
     pub is_dir: bool,
+}
+
+/// A directory that [`Root::create_dir_all`] opened.
+#[derive(Debug)]
+pub struct OpenedDir {
+    /// The directory
+    pub dir: Rc<OwnedFd>,
+    /// If it was created, the existing directory below which it was. Both are on the same mount.
+    pub created_below: Option<Rc<OwnedFd>>,
 }
 
 impl AsFd for Root {
@@ -126,7 +135,8 @@ impl Root {
     }
 
     /// Creates missing directories with mode 0755, as `mkdir -p` does, and returns the open directory. Each new directory is
-    /// appended to `created`. `may_create` is called before with the directory that will contain it.
+    /// appended to `created`. `may_create` is called before with the existing directory that will contain it. It is not called with a
+    /// directory that was created here, which is on the mount of its parent and belongs to the same user.
     ///
     /// The kernel resolves the longest existing part in one step. From there on, every directory is created and opened in its
     /// open parent, and a symbolic link that appears in the meantime is rejected.
@@ -139,7 +149,7 @@ impl Root {
         path: &Path,
         created: &mut Vec<Created>,
         mut may_create: impl FnMut(&Rc<OwnedFd>) -> io::Result<()>,
-    ) -> io::Result<Rc<OwnedFd>> {
+    ) -> io::Result<OpenedDir> {
         let mut missing: Vec<&OsStr> = Vec::new();
         let mut existing = path;
         let mut dir = loop {
@@ -156,22 +166,31 @@ impl Root {
                 Err(error) => return Err(error),
             }
         };
+        let mut created_below = None;
         for name in missing.into_iter().rev() {
-            may_create(&dir)?;
+            if created_below.is_none() {
+                may_create(&dir)?;
+            }
             let made = Created {
                 dir: Rc::clone(&dir),
                 name: name.into(),
                 is_dir: true,
             };
             match rustix::fs::mkdirat(&*dir, name, Mode::from_raw_mode(0o755)) {
-                Ok(()) => created.push(made),
-                Err(Errno::EXIST) => {} // a dangling symbolic link, or another process created it: the open below decides
+                Ok(()) => {
+                    if created_below.is_none() {
+                        created_below = Some(Rc::clone(&dir));
+                    }
+                    created.push(made);
+                }
+                // A dangling symbolic link, or another process created it: the open below decides.
+                Err(Errno::EXIST) => created_below = None,
                 Err(errno) => return Err(errno.into()),
             }
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             dir = rustix::fs::openat(&*dir, name, flags, Mode::empty())?.into();
         }
-        Ok(dir)
+        Ok(OpenedDir { dir, created_below })
     }
 
     /// Reopens a regular file for reading that was opened below this root with `O_PATH`. Other files are rejected before they are
@@ -287,32 +306,6 @@ fn reopen(path: &OwnedFd, flags: OFlags) -> io::Result<File> {
 /// `TMPFS_MAGIC`
 const TMPFS: FsWord = 0x0102_1994;
 
-/// Returns the names in a directory on a tmpfs, with their inodes. A name on which something is mounted has the inode below the mount.
-///
-/// # Errors
-/// If the directory is on another file system, which could block the reader, or cannot be read.
-pub fn inodes_on_tmpfs(dir: &OwnedFd) -> io::Result<Vec<(OsString, u64)>> {
-    if rustix::fs::fstatfs(dir)?.f_type != TMPFS {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "not on a tmpfs",
-        ));
-    }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = rustix::fs::openat(dir, c".", flags, Mode::empty())?;
-    let mut buffer = Vec::with_capacity(8192);
-    let mut entries = RawDir::new(opened, buffer.spare_capacity_mut());
-    let mut found = Vec::new();
-    while let Some(entry) = entries.next() {
-        let entry = entry?;
-        found.push((
-            OsStr::from_bytes(entry.file_name().to_bytes()).to_owned(),
-            entry.ino(),
-        ));
-    }
-    Ok(found)
-}
-
 /// Whether a file system stores files. The kernel generates the files of proc, sysfs, cgroups, debugfs and others when they are
 /// read: a read may wait for an event or have side effects. These file systems answer statfs(2) with the kernel's `simple_statfs`,
 /// which reports 0 blocks. A tmpfs without a size limit does that too, so it is recognized by its magic number.
@@ -371,19 +364,6 @@ mod tests {
         symlink("loop", dir.path().join("loop")).unwrap();
         let root = Root::open(dir.path()).unwrap();
         (dir, root)
-    }
-
-    #[test]
-    fn only_a_tmpfs_is_listed() {
-        let open = |path: &str| Root::open(Path::new(path)).unwrap().fd;
-        for other in ["/proc", "/sys"] {
-            assert!(inodes_on_tmpfs(&open(other)).is_err(), "{other}");
-        }
-        let shm = tempfile::tempdir_in("/dev/shm").unwrap();
-        std::fs::write(shm.path().join("a"), "").unwrap();
-        let inode = rustix::fs::stat(shm.path().join("a")).unwrap().st_ino;
-        let found = inodes_on_tmpfs(&open(shm.path().to_str().unwrap())).unwrap();
-        assert!(found.contains(&("a".into(), inode)), "{found:?}");
     }
 
     /// Both implementations, which must have the same results.
@@ -510,21 +490,31 @@ mod tests {
     fn directories_are_made_only_where_they_may_be() {
         let (dir, root) = tree();
         let (mut created, mut asked) = (Vec::new(), Vec::new());
+        let lib = dir.path().join("usr/lib");
+        // Another process creates the first directory at the same time.
         let error = root.create_dir_all(Path::new("lib/x/y"), &mut created, |dir| {
             asked.push(real_path(dir.as_fd()).unwrap());
             if asked.len() == 2 {
-                Err(Errno::ROFS.into())
-            } else {
-                Ok(())
+                return Err(Errno::ROFS.into());
             }
+            std::fs::create_dir(lib.join("x"))
         });
         assert_eq!(error.unwrap_err().kind(), io::ErrorKind::ReadOnlyFilesystem);
-        let lib = dir.path().join("usr/lib");
         assert_eq!(asked, [lib.clone(), lib.join("x")]);
-        assert!(lib.join("x").is_dir() && !lib.join("x/y").try_exists().unwrap());
-        assert_eq!(created.len(), 1);
-        root.create_dir_all(Path::new("lib/x"), &mut created, |_| panic!("it exists"))
+        assert!(!lib.join("x/y").try_exists().unwrap());
+        assert_eq!(created.len(), 0);
+        let opened = root
+            .create_dir_all(Path::new("lib/x"), &mut created, |_| panic!("it exists"))
             .unwrap();
+        assert!(opened.created_below.is_none());
+        asked.clear();
+        let opened = root.create_dir_all(Path::new("lib/x/y/z"), &mut created, |dir| {
+            asked.push(real_path(dir.as_fd()).unwrap());
+            Ok(())
+        });
+        let below = opened.unwrap().created_below.unwrap();
+        assert_eq!(real_path(below.as_fd()).unwrap(), lib.join("x"));
+        assert_eq!(asked, [lib.join("x")], "what it creates may contain more");
     }
 
     #[test]
