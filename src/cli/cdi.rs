@@ -15,7 +15,7 @@ use findings::catalog;
 use nvidia_host::cdi::extra_devices;
 use nvidia_host::cdi::of_host::{GPU_CLASS, Settings, SpecWriter};
 use nvidia_host::cdi::stamp::Stamp;
-use plugin_api::kinds::SpecVendor;
+use plugin_api::kinds::{SpecVendor, VENDORS};
 use plugin_api::processes;
 
 use super::args::{Cdi, SpecDirs, SpecOptions};
@@ -121,10 +121,8 @@ fn generate(
             files.push(path);
         }
     }
-    for path in &files {
-        for problem in cdi_check::problems(path, dirs) {
-            call.finding(&problem);
-        }
+    for problem in cdi_check::problems(&files, dirs) {
+        call.finding(&problem);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -132,6 +130,10 @@ fn generate(
 /// Refuses to replace a spec that the kubelet plugin keeps current with a spec of another kind: containers and claims store the names of
 /// its devices.
 fn refuse_spec_of_plugin(path: &Path, settings: &Settings) -> Result<()> {
+    // Parsing takes longer than the search, and most files are not of the plugin, which writes its vendors as they are.
+    if !registry::has_any(path, &VENDORS.map(SpecVendor::as_str)) {
+        return Ok(());
+    }
     let Ok(spec) = registry::read_spec(path) else {
         return Ok(());
     };

@@ -189,44 +189,70 @@ fn limits(config: &Config) -> Result<NodeLimits> {
     })
 }
 
-/// Returns the reasons why engines may not use the spec that was written to this file.
-pub(crate) fn problems(path: &Path, dirs: &SpecDirs) -> Vec<Finding> {
+/// Returns the reasons why engines may not use the specs that were written to these files. The specs have different kinds.
+pub(crate) fn problems(written: &[PathBuf], dirs: &SpecDirs) -> Vec<Finding> {
+    let views = quick_views(dirs);
     let mut problems = Vec::new();
-    for View { readers, dirs } in quick_views(dirs) {
-        let Some(priority) = dirs.iter().position(|dir| is_in(path, dir)) else {
-            let names: Vec<_> = readers
-                .iter()
-                .map(|reader| reader.kind.to_string())
-                .collect();
-            let engines = if names.is_empty() {
-                "engines".to_owned()
-            } else {
-                names.join(", ")
-            };
-            problems.push(Finding::new(
-                &catalog::SPEC_UNSEEN,
-                format!("{path:?} is not in a directory in which {engines} searches for CDI specs"),
-                format!(
-                    "write to one of {} with --output, or set cdi_spec_dirs in the engine's configuration",
-                    cdi::list_paths(&dirs)
-                ),
-            ));
-            continue;
-        };
-        let files = registry::read(&dirs);
-        let ours = files.iter().position(|file| {
-            file.priority == priority && file.path.file_name() == path.file_name()
-        });
-        if let Some(other) = ours.and_then(|ours| cdi_check::conflicting(&files, ours)) {
-            let what = format!("{:?} has devices of the same names", other.path);
-            let fix = match ours.and_then(|ours| files.get(ours)) {
-                Some(ours) => cdi_check::how_to_separate(other, ours, &exists),
-                None => String::new(),
-            };
-            problems.push(Finding::new(&catalog::SPEC_CONFLICT, what, fix));
+    for path in written {
+        for view in &views {
+            problems.extend(problem(path, written, view));
         }
     }
     problems
+}
+
+fn problem(path: &Path, written: &[PathBuf], view: &View) -> Option<Finding> {
+    let View { readers, dirs } = view;
+    let Some(priority) = dirs.iter().position(|dir| is_in(path, dir)) else {
+        return Some(unseen(path, readers, dirs));
+    };
+    // Parsing takes longer than everything else, and most hosts have no other specs.
+    if !has_others(written, dirs, priority) {
+        return None;
+    }
+    let files = registry::read(dirs);
+    let ours = files
+        .iter()
+        .position(|file| file.priority == priority && file.path.file_name() == path.file_name())?;
+    let other = cdi_check::conflicting(&files, ours)?;
+    Some(Finding::new(
+        &catalog::SPEC_CONFLICT,
+        format!("{:?} has devices of the same names", other.path),
+        cdi_check::how_to_separate(other, files.get(ours)?, &exists),
+    ))
+}
+
+/// Whether these directories have files that were not written just now. The directory with this index has the written ones.
+fn has_others(written: &[PathBuf], dirs: &[PathBuf], ours: usize) -> bool {
+    let written: Vec<_> = written.iter().map(|path| path.file_name()).collect();
+    for (number, dir) in dirs.iter().enumerate() {
+        for file in registry::paths(dir) {
+            if number != ours || !written.contains(&file.file_name()) {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+fn unseen(path: &Path, readers: &[SpecReader], dirs: &[PathBuf]) -> Finding {
+    let names: Vec<_> = readers
+        .iter()
+        .map(|reader| reader.kind.to_string())
+        .collect();
+    let engines = if names.is_empty() {
+        "engines".to_owned()
+    } else {
+        names.join(", ")
+    };
+    Finding::new(
+        &catalog::SPEC_UNSEEN,
+        format!("{path:?} is not in a directory in which {engines} searches for CDI specs"),
+        format!(
+            "write to one of {} with --output, or set cdi_spec_dirs in the engine's configuration",
+            cdi::list_paths(dirs)
+        ),
+    )
 }
 
 /// Returns whether the file is in this directory. The paths can differ, because /var/run is a link.

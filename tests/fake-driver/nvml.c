@@ -23,6 +23,7 @@ struct pci_info_v1 {
 struct device devices[MAX_GPUS];
 unsigned device_count;
 char library_path[4096];
+static char config_path[4096 + 16];
 
 static struct config config;
 /* By the place of a line `mig` in the configuration. */
@@ -97,8 +98,7 @@ static bool same_file(const struct stat *a, const struct stat *b)
 
 static bool stat_config(struct stat *out)
 {
-	char path[4096 + 16];
-	return config_beside(library_path, "nvml.conf", path, sizeof path) && !stat(path, out);
+	return *config_path && !stat(config_path, out);
 }
 
 /* Reads the configuration again if its file changed. The number of GPUs stays that of nvmlInit: a GPU without a line is lost. */
@@ -134,6 +134,9 @@ PUBLIC unsigned nvmlInitWithFlags(unsigned flags)
 		return UNKNOWN;
 	snprintf(library_path, sizeof library_path, "%s", self.dli_fname);
 	memset(&config_stat, 0, sizeof config_stat);
+	/* Each call compares the file, and the links that lead to the library would cost more than the rest of the call. */
+	if (!config_beside(library_path, "nvml.conf", config_path, sizeof config_path))
+		*config_path = 0;
 	stat_config(&config_stat);
 	if (!config_read(library_path, &config))
 		return UNKNOWN;

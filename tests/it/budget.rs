@@ -32,7 +32,7 @@ const NEEDS_DRIVER: &[Need] = &[
 tests! {
     NEEDS_CARGO => bytes_of_the_program, libraries_of_the_program, as_fast_as_true;
     NEEDS_VALGRIND => nothing_asked;
-    NEEDS_DRIVER => eight_gpus_warm, limits_of_a_cdi_container, memory_for_a_large_config_json;
+    NEEDS_DRIVER => eight_gpus_warm, generate_and_refresh, limits_of_a_cdi_container, memory_for_a_large_config_json;
     crate::driver::NEEDS => names_in_the_image;
 }
 
@@ -48,6 +48,10 @@ pub mod most {
     pub const EIGHT_GPUS: u64 = 3_200_000;
     pub const NOTHING_ASKED_CALLS: usize = 10;
     pub const EIGHT_GPUS_CALLS: usize = 530;
+    /// Of the process that prints the spec of eight GPUs. The process that calls NVML makes as many calls as the library.
+    pub const GENERATE_CALLS: usize = 520;
+    /// With a spec that is up to date, which needs no NVML.
+    pub const REFRESH_CALLS: usize = 325;
     /// What `[devices]` adds to the hook entry of a CDI spec, with eight GPUs.
     pub const LIMITS: u64 = 395_000;
     pub const LIMITS_CALLS: usize = 66;
@@ -81,18 +85,30 @@ fn instructions(dir: &Path, args: &[&str], stdin: &str) -> u64 {
 
 /// Returns the names of the system calls of the program and of all programs that it starts.
 fn calls(dir: &Path, args: &[&str], stdin: &str) -> Vec<String> {
+    let text = trace(dir, &["-f"], args, stdin);
+    let name = |line: &str| Some(line.split_once(' ')?.1.trim().split_once('(')?.0.to_owned());
+    text.lines().filter_map(name).collect()
+}
+
+/// Returns the number of system calls of the process of a command, without its children.
+fn own_calls(dir: &Path, args: &[&str]) -> usize {
+    let text = trace(dir, &[], args, "");
+    // The other lines are signals.
+    text.lines().filter(|line| line.contains('(')).count()
+}
+
+fn trace(dir: &Path, options: &[&str], args: &[&str], stdin: &str) -> String {
     let out = dir.join("strace");
     let mut strace = Command::new("strace");
     strace
-        .args(["-f", "-qq", "-o"])
+        .args(options)
+        .args(["-qq", "-e", "signal=none", "-o"])
         .arg(&out)
         .arg(program())
         .args(args)
         .env_clear();
     run_with(&mut strace, stdin.as_bytes()).ok();
-    let text = fs::read_to_string(out).unwrap();
-    let name = |line: &str| Some(line.split_once(' ')?.1.trim().split_once('(')?.0.to_owned());
-    text.lines().filter_map(name).collect()
+    fs::read_to_string(out).unwrap()
 }
 
 fn bundle(dir: &Path, spec: &serde_json::Value) -> String {
@@ -264,6 +280,28 @@ fn eight_gpus_warm() {
     assert!(
         count(&["move_mount"]) <= mounted.trim().parse::<usize>().unwrap(),
         "{mounted}"
+    );
+}
+
+/// The specs that are read are those of the directory of the output only.
+fn generate_and_refresh() {
+    let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "8", "--all-files"]));
+    let (specs, config) = (dir.path().join("specs"), fake.config.to_str().unwrap());
+    fs::create_dir(&specs).unwrap();
+    let output = specs.join("nvidia.yaml");
+    let (specs, output) = (specs.to_str().unwrap(), output.to_str().unwrap());
+    let mut generate = vec!["--config", config, "cdi", "generate"];
+    generate.extend(["--spec-dir", specs, "--output", output]);
+    let refresh = ["--config", config, "cdi", "refresh", "--output", output];
+    let floor = own_calls(dir.path(), &["--version"]);
+    let own = |args: &[&str]| own_calls(dir.path(), args).saturating_sub(floor);
+    at_most("calls, cdi generate", own(&generate), most::GENERATE_CALLS);
+    at_most("calls, cdi refresh", own(&refresh), most::REFRESH_CALLS);
+    assert!(
+        !calls(dir.path(), &refresh, "")
+            .iter()
+            .any(|call| call.contains("clone")),
+        "the spec is up to date"
     );
 }
 

@@ -372,6 +372,12 @@ impl Tree {
         self.noted(path, self.dir(path))
     }
 
+    /// Whether a directory does not exist. Returns false if that is unknown.
+    #[must_use]
+    pub fn lacks_dir(&self, path: &Path) -> bool {
+        matches!(self.dir(path), Err(error) if is_missing(&error))
+    }
+
     /// Announces that many names are looked up in a directory.
     pub fn expect_lookups(&self, dir: &Path) {
         if let Ok(dir) = self.dir(dir) {

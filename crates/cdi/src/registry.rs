@@ -42,22 +42,28 @@ pub enum Found {
 pub fn read(dirs: &[PathBuf]) -> Vec<SpecFile> {
     let mut files = Vec::new();
     for (priority, dir) in dirs.iter().enumerate() {
-        let Ok(entries) = std::fs::read_dir(dir) else {
-            continue;
-        };
-        let mut paths = Vec::new();
-        for entry in entries.flatten() {
-            let path = entry.path();
-            if !path.is_dir() {
-                paths.push(path);
-            }
-        }
-        paths.sort();
-        for path in paths {
+        for path in paths(dir) {
             files.push(read_file(path, priority));
         }
     }
     files
+}
+
+/// Returns the sorted paths of the files in a spec directory, or none if it cannot be read.
+#[must_use]
+pub fn paths(dir: &Path) -> Vec<PathBuf> {
+    let mut paths = Vec::new();
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return paths;
+    };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        if !path.is_dir() {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    paths
 }
 
 fn read_file(path: PathBuf, priority: usize) -> SpecFile {
@@ -87,6 +93,16 @@ pub fn read_spec(path: &Path) -> Result<Spec, String> {
     let spec = file::parse(&bytes)?;
     spec.check()?;
     Ok(spec)
+}
+
+/// Whether a spec file contains one of these texts. A file that cannot be read contains none.
+#[must_use]
+pub fn has_any(path: &Path, texts: &[&str]) -> bool {
+    let bytes = read_bytes(path).unwrap_or_default();
+    match std::str::from_utf8(&bytes) {
+        Ok(content) => texts.iter().any(|text| content.contains(text)),
+        Err(_) => false, // not a spec
+    }
 }
 
 #[expect(

@@ -84,13 +84,19 @@ pub fn cdi_views(host: &Tree, user: Option<User>, versions: &mut Versions) -> Ve
         let Some(program) = search_path::find(host, kind.program()) else {
             continue;
         };
-        let dirs = |version| configuration(host, &kind, version).settings.cdi_dirs;
-        let mut found = dirs(None);
+        let files = |version| existing_files(host, &kind, version);
+        let dirs = |files, version| settings_in(host, &kind, version, files).settings.cdi_dirs;
+        let known = files(None);
+        let mut found = dirs(known.clone(), None);
         let mut version = None;
-        let mut milestones = files::MILESTONES.iter();
-        if kind != EngineKind::Crio && milestones.any(|known| dirs(Some(*known)) != found) {
+        // The directories depend on the version only through the files that it reads. Parsing these takes long.
+        let depends = |milestone: &Version| {
+            let other = files(Some(*milestone));
+            other != known && dirs(other, Some(*milestone)) != found
+        };
+        if kind != EngineKind::Crio && files::MILESTONES.iter().any(depends) {
             version = versions.ask(host, &program).ok();
-            found = dirs(version);
+            found = dirs(files(version), version);
         }
         readers.push((SpecReader { kind, version }, found));
     }
@@ -131,11 +137,23 @@ struct Configuration {
 }
 
 fn configuration(host: &Tree, kind: &EngineKind, version: Option<Version>) -> Configuration {
+    settings_in(host, kind, version, existing_files(host, kind, version))
+}
+
+fn existing_files(host: &Tree, kind: &EngineKind, version: Option<Version>) -> Vec<PathBuf> {
+    let mut files = files::list(kind, version, host);
+    files.retain(|file| host.locate(file).is_ok());
+    files
+}
+
+fn settings_in(
+    host: &Tree,
+    kind: &EngineKind,
+    version: Option<Version>,
+    files: Vec<PathBuf>,
+) -> Configuration {
     let mut found = Configuration::default();
-    for file in files::list(kind, version, host) {
-        if host.locate(&file).is_err() {
-            continue;
-        }
+    for file in files {
         match host.read(&file) {
             Ok(bytes) => {
                 let text = String::from_utf8_lossy(&bytes);

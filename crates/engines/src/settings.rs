@@ -86,17 +86,18 @@ impl EngineSettings {
             };
             table = below;
         }
-        if let Some(dirs) = table.get("hooks_dir") {
-            let append_is_known = is_podman && has_attributes(version);
-            let list = read_list("hooks_dir", dirs.get_ref(), append_is_known)?;
-            self.add_hooks_dirs(path, list);
-        }
+        // These do not depend on the version, so an attribute that the version does not know comes after them.
         if let Some(dirs) = table.get("cdi_spec_dirs") {
             let list = read_list("cdi_spec_dirs", dirs.get_ref(), is_podman)?;
             if list.append != Some(true) && !list.values.is_empty() {
                 self.cdi_dirs.clear();
             }
             self.cdi_dirs.extend(list.values);
+        }
+        if let Some(dirs) = table.get("hooks_dir") {
+            let append_is_known = is_podman && has_attributes(version);
+            let list = read_list("hooks_dir", dirs.get_ref(), append_is_known)?;
+            self.add_hooks_dirs(path, list);
         }
         let key = if is_podman {
             "runtime"

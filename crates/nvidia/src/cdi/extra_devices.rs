@@ -94,7 +94,7 @@ impl SpecWriter<'_> {
             mig: None,
             ..stamp.clone()
         };
-        let roots = Roots::open(self.config)?;
+        let roots = self.roots()?;
         let mut groups = self.features(&roots);
         if !self.config.ignore_imex_channels {
             groups.extend(imex_channels(&roots));

@@ -18,7 +18,7 @@ use super::lower::SpecContext;
 use super::stamp::{Stamp, Taken};
 use crate::config::Config;
 use crate::edits::{Edits, Wanted, decide};
-use crate::host::Host;
+use crate::host::{Host, Located, Roots};
 use crate::inventory::Inventory;
 use crate::inventory::select::{mig_left_out, permitted_devices, permitted_failed};
 
@@ -55,6 +55,8 @@ pub struct SpecWriter<'a> {
     /// Engines that do not support the field `additionalGids` reject the whole file. This is called at most once for a spec, and only if a
     /// node belongs to a group.
     engines_read_gids: fn() -> bool,
+    /// The roots of the driver, once they are open
+    roots: Option<Roots>,
     /// The findings so far. They are complete up to the point at which a function failed.
     pub findings: Vec<Finding>,
 }
@@ -71,13 +73,26 @@ impl<'a> SpecWriter<'a> {
             config,
             settings,
             engines_read_gids,
+            roots: None,
             findings: Vec::new(),
         }
     }
 
     /// Takes the stamp of this host, see [`Stamp::of_host`].
-    pub(super) fn stamp(&self) -> Option<Taken> {
-        Taken::of_host(self.config, self.settings)
+    pub(super) fn stamp(&mut self) -> Option<Taken> {
+        let taken = Taken::of_host(self.config, self.settings)?;
+        self.roots = Some(taken.examined.roots.clone());
+        Some(taken)
+    }
+
+    /// Returns the roots of the driver. They stay open.
+    pub(super) fn roots(&mut self) -> Result<Roots> {
+        if let Some(roots) = &self.roots {
+            return Ok(roots.clone());
+        }
+        let roots = Roots::open(self.config)?;
+        self.roots = Some(roots.clone());
+        Ok(roots)
     }
 
     /// Creates the spec of this host. A device that does not work is left out, with a finding.
@@ -85,8 +100,12 @@ impl<'a> SpecWriter<'a> {
     /// # Errors
     /// If the driver is missing or does not answer, or lacks a file that all containers require.
     pub fn make(&mut self) -> Result<Spec> {
-        let stamp = self.stamp();
-        self.make_with(stamp, &Host::inspect_afresh(self.config)?)
+        let Some(taken) = self.stamp() else {
+            let host = Host::inspect_afresh(self.config)?;
+            return self.make_with(None, None, &host);
+        };
+        let host = Host::inspect_examined(self.config, taken.examined)?;
+        self.make_with(Some(taken.stamp), taken.located, &host)
     }
 
     /// Creates the spec of a host that was already inspected, like [`Self::make`]. Never calls NVML.
@@ -94,19 +113,22 @@ impl<'a> SpecWriter<'a> {
     /// # Errors
     /// If the driver lacks a file that all containers require.
     pub fn make_of(&mut self, host: &Host) -> Result<Spec> {
-        let stamp = self.stamp();
-        self.make_with(stamp, host)
+        match self.stamp() {
+            Some(Taken { stamp, located, .. }) => self.make_with(Some(stamp), located, host),
+            None => self.make_with(None, None, host),
+        }
     }
 
-    /// Creates the spec. `taken` is the stamp of the host, with the files that the spec gets.
-    pub(super) fn make_with(&mut self, taken: Option<Taken>, host: &Host) -> Result<Spec> {
+    /// Creates the spec with the stamp of the host, and with the files that were located for the stamp.
+    pub(super) fn make_with(
+        &mut self,
+        stamp: Option<Stamp>,
+        located: Option<Located>,
+        host: &Host,
+    ) -> Result<Spec> {
         let config = self.config;
         let wanted = wanted(config);
         let mut permitted = permitted_devices(&host.inventory, &config.devices);
-        let (stamp, located) = match taken {
-            Some(taken) => (Some(taken.stamp), taken.located),
-            None => (None, None),
-        };
         let facts = host.facts_for_spec(located, &wanted, &permitted)?;
         let (common, more) = decide::common(&facts, &wanted)?;
         self.findings.extend(more);

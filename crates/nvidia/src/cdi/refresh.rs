@@ -45,44 +45,76 @@ impl SpecWriter<'_> {
 
     /// Updates the file once. The stamp of the host was taken first: a change in the meantime makes the new spec out of date. Returns
     /// whether the file was out of date and has been updated.
-    fn refresh_once(&mut self, path: &Path, mut taken: Option<Taken>) -> Result<bool> {
-        let old = registry::read_spec(path).ok();
-        let old_stamp = old.as_ref().and_then(Stamp::from_spec);
-        let mut host = None;
-        if let Some(Taken { stamp, .. }) = &mut taken
-            && stamp.mig.is_some()
-        {
-            // Only NVML shows the UUIDs of MIG devices.
-            let host = host.insert(Host::inspect_afresh(self.config)?);
-            stamp.complete(&host.inventory);
-        }
-        if let (Some(old), Some(Taken { stamp, .. })) = (&old, &taken)
-            && old_stamp.as_ref() == Some(stamp)
-            && sources(old)
-                .iter()
-                .all(|path| rustix::fs::lstat(*path).is_ok())
-        {
-            return Ok(false);
-        }
-        let spec = match (taken, host) {
-            (None, _) => Spec::default(),
-            (taken, Some(host)) => self.make_with(taken, &host)?,
-            (taken, None) => self.make_with(taken, &Host::inspect_afresh(self.config)?)?,
+    fn refresh_once(&mut self, path: &Path, taken: Option<Taken>) -> Result<bool> {
+        let old = registry::read_spec(path).ok().map(OldSpec::from);
+        let spec = match taken {
+            Some(taken) => match self.make_unless_current(old.as_ref(), taken)? {
+                Some(spec) => spec,
+                None => return Ok(false),
+            },
+            None => Spec::default(),
         };
+        let is_ours = old.as_ref().is_some_and(|old| old.stamp.is_some());
         if let Some(old) = &old
-            && old.kind != self.settings.kind()
-            && (old_stamp.is_some() || !spec.devices.is_empty())
+            && old.spec.kind != self.settings.kind()
+            && (is_ours || !spec.devices.is_empty())
         {
-            return Err(other_kind(path, &old.kind));
+            return Err(other_kind(path, &old.spec.kind));
         }
         if !spec.devices.is_empty() {
             return self.put(path, &spec, old.is_some());
         }
-        if old_stamp.is_some() {
+        if is_ours {
             // The spec lists GPUs that do not exist any more. Without a stamp, another program wrote it, and it stays.
             std::fs::remove_file(path)?;
         }
         Ok(true)
+    }
+
+    /// Creates the spec, or returns `None` if the old one has the stamp of the host.
+    fn make_unless_current(&mut self, old: Option<&OldSpec>, taken: Taken) -> Result<Option<Spec>> {
+        let Taken {
+            mut stamp,
+            examined,
+            located,
+        } = taken;
+        let is_current = |stamp: &Stamp| old.is_some_and(|old| old.is_current(stamp));
+        // Only NVML shows the UUIDs of MIG devices.
+        if stamp.mig.is_none() && is_current(&stamp) {
+            return Ok(None);
+        }
+        let host = Host::inspect_examined(self.config, examined)?;
+        stamp.complete(&host.inventory);
+        if stamp.mig.is_some() && is_current(&stamp) {
+            return Ok(None);
+        }
+        self.make_with(Some(stamp), located, &host).map(Some)
+    }
+}
+
+/// The spec that a refresh found.
+struct OldSpec {
+    spec: Spec,
+    /// `None` if another program wrote the spec
+    stamp: Option<Stamp>,
+}
+
+impl From<Spec> for OldSpec {
+    fn from(spec: Spec) -> Self {
+        let stamp = Stamp::from_spec(&spec);
+        Self { spec, stamp }
+    }
+}
+
+impl OldSpec {
+    /// Whether this spec was created for a host with this stamp, and all its files still exist.
+    fn is_current(&self, stamp: &Stamp) -> bool {
+        if self.stamp.as_ref() != Some(stamp) {
+            return false;
+        }
+        let sources = sources(&self.spec);
+        let mut sources = sources.iter();
+        sources.all(|path| rustix::fs::lstat(*path).is_ok())
     }
 }
 

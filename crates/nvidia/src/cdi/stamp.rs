@@ -17,10 +17,9 @@ use crate::config::Config;
 use crate::driver::access::Permissions;
 use crate::driver::files::DriverFiles;
 use crate::driver::ipc;
-use crate::driver::libraries::LinkerCache;
 use crate::driver::locate::locate;
 use crate::driver::{DriverKind, wsl};
-use crate::host::{HostState, Located, Roots};
+use crate::host::{Examined, HostState, Located, Roots};
 use crate::inventory::Inventory;
 use crate::mps;
 
@@ -131,36 +130,29 @@ impl Stamp {
     }
 }
 
-/// A stamp that was taken, and the driver's files of which it contains a hash.
+/// A stamp that was taken, and what was examined for it.
 #[derive(Debug)]
 pub(super) struct Taken {
     pub(super) stamp: Stamp,
-    /// The files for a spec; `None` if one that all containers require is missing
+    pub(super) examined: Examined,
+    /// The files for a spec, of which the stamp contains a hash; `None` if one that all containers require is missing
     pub(super) located: Option<Located>,
 }
 
 impl Taken {
     /// Takes the stamp of this host, see [`Stamp::of_host`].
     pub(super) fn of_host(config: &Config, settings: &impl Debug) -> Option<Self> {
-        let roots = Roots::open(config).ok()?;
-        Self::of_state(HostState::without_library(&roots), &roots, config, settings)
-    }
-
-    fn of_state(
-        mut state: HostState,
-        roots: &Roots,
-        config: &Config,
-        settings: &impl Debug,
-    ) -> Option<Self> {
+        let examined = Examined::below(Roots::open(config).ok()?, config);
+        let roots = &examined.roots;
+        // A spec depends on all nodes, not only on the nodes of this state, and not on their inodes.
+        let mut state = HostState::of_kernel(&roots.proc, examined.module.clone());
         let boot = state.boot.take().unwrap_or_default();
         let driver = match roots.kind {
             DriverKind::Linux if state.gpus.is_empty() => return None,
             DriverKind::Linux => state.module.take()?,
             DriverKind::Wsl => wsl::identity(&roots.driver)?,
         };
-        // A spec depends on the other nodes too, and not on their inodes.
-        state.nodes.clear();
-        let (files, located) = files(roots, config, &driver);
+        let (files, located) = files(&examined, config, &driver);
         let settings = (env!("CARGO_PKG_VERSION"), config, settings);
         let host = hash(&(&state, nodes(&roots.dev), sockets(roots, config), settings));
         let is_nvml_needed = !roots.kind.is_listed_by_kernel() || !state.instances.is_empty();
@@ -171,7 +163,11 @@ impl Taken {
             files,
             mig: if is_nvml_needed { Some(UNASKED) } else { None },
         };
-        Some(Self { stamp, located })
+        Some(Self {
+            stamp,
+            examined,
+            located,
+        })
     }
 }
 
@@ -184,10 +180,14 @@ fn hash(value: &impl Debug) -> u64 {
 
 /// Returns the driver's files, as a spec contains them, and their hash. They are searched for as for a container, because files can
 /// be added without a trace elsewhere: packages without libraries do not run ldconfig, and not every driver root has a linker cache.
-fn files(roots: &Roots, config: &Config, version: &str) -> (u64, Option<Located>) {
-    let cache = LinkerCache::read(&roots.driver, config.ldcache.as_ref());
+fn files(examined: &Examined, config: &Config, version: &str) -> (u64, Option<Located>) {
+    let Examined {
+        roots,
+        linker_cache,
+        ..
+    } = examined;
     let found = locate(
-        &roots.search(&cache, version, config),
+        &roots.search(linker_cache, version, config),
         config.supported_driver_capabilities,
         &config.driver_files,
     );
@@ -379,26 +379,13 @@ pub(crate) mod tests {
     /// udev and the driver's own program create nodes again with the same numbers.
     #[test]
     fn the_inode_of_a_node_is_not_in_the_stamp() {
-        let (_dir, config) = host();
-        let roots = Roots::open(&config).unwrap();
-        let with_inode = |inode| {
-            let permissions = Permissions {
-                uid: 0,
-                gid: 0,
-                mode: 0o666,
-            };
-            let nodes = [(
-                "nvidia0".to_owned(),
-                crate::host::HostNode { inode, permissions },
-            )]
-            .into();
-            let state = HostState {
-                nodes,
-                ..HostState::without_library(&roots)
-            };
-            Taken::of_state(state, &roots, &config, &()).unwrap().stamp
-        };
-        assert_eq!(with_inode(1), with_inode(2));
+        let (dir, config) = host();
+        let before = Stamp::of_host(&config, &()).unwrap();
+        let node = dir.path().join("dev/nvidiactl");
+        // The old file keeps its inode, so that the new one gets another.
+        std::fs::rename(&node, dir.path().join("old")).unwrap();
+        write(dir.path(), "dev/nvidiactl", "");
+        assert_eq!(Stamp::of_host(&config, &()).unwrap(), before);
     }
 
     #[test]

@@ -113,25 +113,62 @@ pub(super) fn regular(root: &Tree, path: &Path) -> Option<RegularFile> {
 /// Finds the description files for these capabilities.
 #[must_use]
 pub fn descriptions(root: &Tree, version: &str, capabilities: Capabilities) -> Vec<PlacedFile> {
+    let mut search = DescriptionSearch {
+        root,
+        version,
+        missing: Vec::new(),
+    };
     let mut found = Vec::new();
     for description in DESCRIPTIONS {
         if capabilities.any(description.capabilities)
             && description.and.is_none_or(|and| capabilities.has(and))
         {
-            found.extend(located(root, version, description));
+            found.extend(search.find(description));
         }
     }
     found
 }
 
-fn located(root: &Tree, version: &str, description: &Description) -> Option<PlacedFile> {
-    let path = description.path.replace("$V", version);
-    let mut places = description.search.iter();
-    let file = places.find_map(|dir| regular(root, &Path::new(dir).join(&path)))?;
-    Some(PlacedFile {
-        source: file.host,
-        target: ContainerPath::new(description.dir)?.join(&path)?,
-    })
+/// A search for descriptions. Several of them can be in the same directories, of which a host has few.
+struct DescriptionSearch<'a> {
+    root: &'a Tree,
+    version: &'a str,
+    /// The directories that do not exist
+    missing: Vec<PathBuf>,
+}
+
+impl DescriptionSearch<'_> {
+    fn find(&mut self, description: &Description) -> Option<PlacedFile> {
+        let path = description.path.replace("$V", self.version);
+        for dir in description.search {
+            let place = Path::new(dir).join(&path);
+            if self.lacks_directory_of(&place) {
+                continue;
+            }
+            if let Some(file) = regular(self.root, &place) {
+                return Some(PlacedFile {
+                    source: file.host,
+                    target: ContainerPath::new(description.dir)?.join(&path)?,
+                });
+            }
+        }
+        None
+    }
+
+    fn lacks_directory_of(&mut self, file: &Path) -> bool {
+        let Some(dir) = file.parent() else {
+            return false;
+        };
+        let mut missing = self.missing.iter();
+        if missing.any(|missing| missing.as_os_str() == dir.as_os_str()) {
+            return true;
+        }
+        let is_missing = self.root.lacks_dir(dir);
+        if is_missing {
+            self.missing.push(dir.to_owned());
+        }
+        is_missing
+    }
 }
 
 /// Finds the firmware of the GPU's own processor (GSP), which NVIDIA's stack also gives to containers.
@@ -170,11 +207,10 @@ pub(crate) fn xorg_modules(root: &Tree, version: &str) -> Vec<PlacedFile> {
         "libglxserver_nvidia.so",
         &format!("libglxserver_nvidia.so.{version}"),
     ];
-    let found = names.iter().filter_map(|name| {
-        XORG_DIRS
-            .iter()
-            .find_map(|dir| at(root, &Path::new(dir).join(name)))
-    });
+    let dirs = root.existing(XORG_DIRS);
+    let found = names
+        .iter()
+        .filter_map(|name| dirs.iter().find_map(|dir| at(root, &dir.join(name))));
     found.collect()
 }
 

@@ -377,7 +377,7 @@ impl Search<'_> {
             })
         };
         let mut dirs = Vec::new();
-        for dir in LIBRARY_DIRS.iter().map(Path::new) {
+        for dir in self.root.existing(LIBRARY_DIRS) {
             if has_driver(dir) {
                 dirs.push(dir.to_owned());
             }

@@ -32,7 +32,11 @@ impl Installed {
     }
 
     pub(super) fn find_below(roots: Roots, config: &Config) -> Result<Self> {
-        let parts = Examined::below(roots, config);
+        Self::among(Examined::below(roots, config), config)
+    }
+
+    /// Checks that the driver is complete.
+    pub(super) fn among(parts: Examined, config: &Config) -> Result<Self> {
         let root = &parts.roots.driver;
         let Some(library) = parts.library.clone() else {
             let fault = parts.fault(config, None);

@@ -197,8 +197,24 @@ impl Host {
         Self::inspect_with(config, true, &|| ())
     }
 
+    /// Like [`Self::inspect_afresh`], below roots that the caller examined just now.
+    ///
+    /// # Errors
+    /// If there is no driver, or NVML fails.
+    pub(crate) fn inspect_examined(config: &Config, examined: Examined) -> Result<Self> {
+        Self::inspect_installed(config, Installed::among(examined, config)?, true, &|| ())
+    }
+
     fn inspect_with(config: &Config, afresh: bool, slow: &dyn Fn()) -> Result<Self> {
-        let installed = Installed::find(config)?;
+        Self::inspect_installed(config, Installed::find(config)?, afresh, slow)
+    }
+
+    fn inspect_installed(
+        config: &Config,
+        installed: Installed,
+        afresh: bool,
+        slow: &dyn Fn(),
+    ) -> Result<Self> {
         let (inventory, view) = installed.inventory(config, afresh, slow)?;
         Ok(Self {
             examined: view.nodes,

@@ -86,18 +86,29 @@ impl HostState {
         library: Option<&HostPath>,
         instances: &[Instance],
     ) -> Self {
-        let Roots { dev, proc, .. } = roots;
+        let state = Self::of_instances(&roots.proc, module, instances);
+        Self {
+            nodes: nodes(&roots.dev, &state.gpus),
+            library: library
+                .and_then(|library| Some(identity(&rustix::fs::stat(library.as_path()).ok()?))),
+            ..state
+        }
+    }
+
+    /// Reads only what the kernel shows below /proc and /sys, for this version of the loaded module.
+    pub(crate) fn of_kernel(proc: &Tree, module: Option<String>) -> Self {
+        Self::of_instances(proc, module, &cap_files::instances(proc))
+    }
+
+    fn of_instances(proc: &Tree, module: Option<String>, instances: &[Instance]) -> Self {
         let boot = proc_file::read_text("/proc/sys/kernel/random/boot_id").ok();
-        let gpus = procfs::read_gpus(proc);
         Self {
             boot: boot.map(|boot| boot.trim().to_owned()),
             module,
             load: module_load(),
-            nodes: nodes(dev, &gpus),
-            gpus,
+            gpus: procfs::read_gpus(proc),
             instances: instances.iter().map(|instance| instance.cap).collect(),
-            library: library
-                .and_then(|library| Some(identity(&rustix::fs::stat(library.as_path()).ok()?))),
+            ..Self::default()
         }
     }
 
