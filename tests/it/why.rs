@@ -418,10 +418,10 @@ fn a_start_that_the_deadline_ends() {
             "-o",
             "/dev/null",
             "-e",
-            "trace=open_tree",
+            "trace=move_mount",
             "-e",
         ]);
-        hook.arg(format!("inject=open_tree:signal={signal}:when=1"))
+        hook.arg(format!("inject=move_mount:signal={signal}:when=1"))
             .arg(HOOK);
         let ran = again.call(&mut hook, &FakeDriver::shared().config);
         assert_ne!(ran.code, Some(0), "{signal}: {ran:?}");

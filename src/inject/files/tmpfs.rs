@@ -30,7 +30,8 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// Creates and fills the tmpfs if the kernel supports detached mounts.
+    /// Creates and fills the tmpfs if the kernel supports detached mounts. If a seccomp filter denies only the calls for file systems,
+    /// [`Self::attach`] mounts it with mount(2).
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -47,7 +48,9 @@ impl Directory {
             detached: None,
         };
         if api == Api::Detached {
-            let tmpfs = mount::new_tmpfs(&OPTIONS, label).context("create a tmpfs")?;
+            let Some(tmpfs) = mount::new_tmpfs(&OPTIONS, label).context("create a tmpfs")? else {
+                return Ok(directory);
+            };
             directory.fill(&tmpfs)?;
             directory.detached = Some(tmpfs);
         }
@@ -118,6 +121,16 @@ fn open_mounted(dir: &OwnedFd, name: &OsStr, point: &OwnedFd) -> Result<OwnedFd>
 }
 
 fn write_file(tmpfs: &OwnedFd, name: &OsStr, content: &[u8]) -> Result<()> {
+    if content.is_empty() {
+        let mode = Mode::from_raw_mode(0o444);
+        return Ok(rustix::fs::mknodat(
+            tmpfs,
+            name,
+            FileType::RegularFile,
+            mode,
+            0,
+        )?);
+    }
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let file = rustix::fs::openat(tmpfs, name, flags, Mode::from_raw_mode(0o444))?;
     Ok(File::from(file).write_all(content)?)
