@@ -2,6 +2,7 @@
 //! messages also go to the journal, to the configured file, and into the container's record.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime};
 
@@ -144,7 +145,7 @@ impl Call {
     }
 
     /// Returns the means to replace the stored record in a signal handler.
-    pub(super) fn replacement(&self) -> Option<Replacement<OwnedFd>> {
+    pub(super) fn replacement(&self) -> Option<Replacement<Arc<OwnedFd>>> {
         self.store.as_ref()?.replacement(&self.record.container.id)
     }
 

@@ -1,16 +1,18 @@
 //! The time limit for a container's files, and the record of a start that it ends.
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 
-use base::json;
 use base::report::{ErrorReport, Finding, failure, render};
 use base::sys::deadline::{self, DeadlineReport, LastWords};
+use base::sys::run_dir::Replacement;
 use findings::catalog;
 use nvidia_host::timeouts;
 
-use records::Outcome;
+use records::{Beginning, Outcome, StoredFinding};
 
 use super::call::{Call, NAME};
 
@@ -25,17 +27,6 @@ const WAITED: &str = "run \"findmnt\" on the host, and check that the servers of
 const WORKED: &str = "the host is overloaded, or files of the image make the hook work for long: compare with another image, and see \
                       what the image has in /etc/ld.so.conf.d";
 
-/// Returns a report with another hint, or `None` if it does not have the hint `old`. To write it again would take a twentieth of a start.
-fn with_hint(report: &DeadlineReport, old: &str, new: &str) -> Option<DeadlineReport> {
-    let content = std::str::from_utf8(&report.content).ok()?;
-    let (old_json, new_json) = (json::pretty(&old).ok()?, json::pretty(&new).ok()?);
-    let has_both = report.text.contains(old) && content.contains(&old_json);
-    has_both.then(|| DeadlineReport {
-        text: report.text.replace(old, new),
-        content: content.replace(&old_json, &new_json).into_bytes(),
-    })
-}
-
 impl Call {
     /// Ends this process with an error if a container's files do not respond in time. Must be called before the first of them is
     /// opened; `start` is when the hook began.
@@ -48,40 +39,62 @@ impl Call {
             "the container was not set up within {} seconds",
             patience.as_secs()
         );
-        let report =
-            |hint: &str| self.last_report(&failure(&catalog::TOO_LONG, what.clone(), hint));
-        let waited = report(WAITED);
-        let worked = with_hint(&waited, WAITED, WORKED).unwrap_or_else(|| report(WORKED));
-        // A process that waits for a FUSE or NFS server runs no signal handler before the kernel kills it. Then this record stays.
-        let last = format!(
-            "it opened the container's files, and a file system may not have responded ({})",
-            catalog::TOO_LONG.id
-        );
-        let reason = std::mem::replace(&mut self.record().reason, last);
-        self.record_so_far();
-        self.record().reason = reason;
+        let error = |hint: &str| failure(&catalog::TOO_LONG, what.clone(), hint);
+        let (beginning, file) = (self.so_far().beginning(), self.replacement());
+        self.record_opening(beginning.as_ref(), file.as_ref());
+        let report = |hint: &str| self.last_report(beginning.as_ref(), &error(hint));
+        let (waited, worked) = (report(WAITED), report(WORKED));
         let busy_from = i64::try_from(patience.as_secs() / BUSY_SHARE).unwrap_or(i64::MAX);
         // A record that cannot be written as JSON must not replace one that can be read.
-        let file = self
-            .replacement()
-            .filter(|_| !waited.content.is_empty() && !worked.content.is_empty());
+        let is_json = !waited.content.is_empty() && !worked.content.is_empty();
         let words = LastWords {
             waited,
             worked,
             busy_from,
-            file,
+            file: if is_json { file } else { None },
         };
         deadline::set(patience, words).context("cannot set a timer")
     }
 
+    /// Records that the container's files are opened now. A process that waits for a FUSE or NFS server runs no signal handler before the
+    /// kernel kills it. Then this record stays, and is the only trace of the start. Therefore it is written, although almost every start
+    /// replaces it a few milliseconds later.
+    fn record_opening(
+        &mut self,
+        beginning: Option<&Beginning>,
+        file: Option<&Replacement<Arc<OwnedFd>>>,
+    ) {
+        let reason = format!(
+            "it opened the container's files, and a file system may not have responded ({})",
+            catalog::TOO_LONG.id
+        );
+        let findings = &self.so_far().findings;
+        let text =
+            beginning.and_then(|record| record.ended(Outcome::Unfinished, &reason, findings));
+        if let (Some(text), Some(file)) = (text, file) {
+            file.write(&text).ok();
+            return;
+        }
+        let earlier = std::mem::replace(&mut self.record().reason, reason);
+        self.record_so_far();
+        self.record().reason = earlier;
+    }
+
     /// Returns what is printed and recorded if this error ends the process.
-    fn last_report(&self, error: &anyhow::Error) -> DeadlineReport {
-        let mut record = self.so_far().clone();
-        record.add_finding(&Finding::error(error));
-        record.end(Outcome::Failed, ErrorReport::new(error).line);
+    fn last_report(&self, beginning: Option<&Beginning>, error: &anyhow::Error) -> DeadlineReport {
+        let (finding, reason) = (Finding::error(error), ErrorReport::new(error).line);
+        let mut findings = self.so_far().findings.clone();
+        findings.push(StoredFinding::from(&finding));
+        let ended = beginning.and_then(|record| record.ended(Outcome::Failed, &reason, &findings));
+        let content = ended.or_else(|| {
+            let mut record = self.so_far().clone();
+            record.add_finding(&finding);
+            record.end(Outcome::Failed, reason);
+            record.to_bytes()
+        });
         DeadlineReport {
             text: format!("{NAME}: {}\n", render(error)),
-            content: record.to_bytes().unwrap_or_default(),
+            content: content.unwrap_or_default(),
         }
     }
 }
@@ -91,17 +104,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_with_another_hint() {
+    fn both_ways_to_write_a_report_have_the_same_result() {
         let mut call = Call::for_stage("prestart");
         call.name_container("c", records::Pod::default(), std::path::Path::new("/b"));
-        let report =
-            |hint: &str| call.last_report(&failure(&catalog::TOO_LONG, "it took too long", hint));
-        let (waited, worked) = (report(WAITED), report(WORKED));
-        let other = with_hint(&waited, WAITED, WORKED).unwrap();
-        assert_eq!(
-            (other.text, other.content),
-            (worked.text.clone(), worked.content.clone())
+        call.record().request = "all".to_owned();
+        let error = failure(&catalog::TOO_LONG, "it took too long", WAITED);
+        let beginning = call.so_far().beginning();
+        let (once, whole) = (
+            call.last_report(beginning.as_ref(), &error),
+            call.last_report(None, &error),
         );
-        assert!(with_hint(&worked, WAITED, WORKED).is_none());
+        assert_eq!((once.text, &once.content), (whole.text, &whole.content));
+        let record = records::Record::parse(&once.content).unwrap();
+        assert_eq!(record.outcome, Outcome::Failed);
+        assert_eq!(record.findings[0].id, catalog::TOO_LONG.id);
+        assert_eq!(record.findings[0].fix, WAITED);
     }
 }

@@ -30,7 +30,7 @@ impl Record {
     }
 
     /// Returns the record as JSON if it need not be shortened, as almost all records. Each text is in a line of its own.
-    fn unshortened(&self) -> Option<String> {
+    pub(crate) fn unshortened(&self) -> Option<String> {
         let (items, chars) = LIMITS[0];
         if self.lists().iter().any(|length| *length > items) {
             return None;

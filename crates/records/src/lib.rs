@@ -5,6 +5,7 @@ pub mod asked;
 mod bound;
 pub mod created;
 mod device;
+mod ending;
 mod pod;
 mod prune;
 mod shortfall;
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use base::report::{Finding, one_line};
 
 pub use device::RecordedDevice;
+pub use ending::Beginning;
 pub use pod::Pod;
 
 use asked::RecordedRequest;
@@ -52,10 +54,6 @@ pub struct Record {
     /// The process id of the container's init as the engine reported it; 0 before it exists
     #[serde(default, skip_serializing_if = "is_zero")]
     pub pid: i32,
-    /// The result
-    pub outcome: Outcome,
-    /// The result in words; for a failure, the error
-    pub reason: String,
     /// The source of the request: a variable, mounts or device nodes
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub request: String,
@@ -67,13 +65,18 @@ pub struct Record {
     pub driver: String,
     /// The selected GPUs
     pub devices: Vec<RecordedDevice>,
-    /// What the calls of this start found
-    pub findings: Vec<StoredFinding>,
     /// The steps of the calls of this start
     pub steps: Vec<TimedStep>,
     /// Created names in the container's file system, for `poststop`
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub created: Vec<created::Entry>,
+    // The members of `Ending`, which are the last ones.
+    /// The result
+    pub outcome: Outcome,
+    /// The result in words; for a failure, the error
+    pub reason: String,
+    /// What the calls of this start found
+    pub findings: Vec<StoredFinding>,
 }
 
 /// Names and bundle of a container.
@@ -154,6 +157,18 @@ pub struct StoredFinding {
     /// How to fix it; empty if nothing has to be fixed
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fix: String,
+}
+
+impl From<&Finding> for StoredFinding {
+    fn from(finding: &Finding) -> Self {
+        Self {
+            id: finding.kind.id.to_owned(),
+            severity: finding.kind.severity.name().to_owned(),
+            what: one_line(&finding.what),
+            why: finding.kind.why.to_owned(),
+            fix: one_line(&finding.fix),
+        }
+    }
 }
 
 const fn is_zero(number: &i32) -> bool {
@@ -242,13 +257,7 @@ impl Record {
 
     /// Adds a finding, up to a limit. Calls for the same start can report the same finding.
     pub fn add_finding(&mut self, finding: &Finding) {
-        let finding = StoredFinding {
-            id: finding.kind.id.to_owned(),
-            severity: finding.kind.severity.name().to_owned(),
-            what: one_line(&finding.what),
-            why: finding.kind.why.to_owned(),
-            fix: one_line(&finding.fix),
-        };
+        let finding = StoredFinding::from(finding);
         if self.findings.len() < MAX_ENTRIES && !self.findings.contains(&finding) {
             self.findings.push(finding);
         }

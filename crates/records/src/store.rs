@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use base::sys::run_dir::{Replacement, RunDir};
@@ -62,7 +63,7 @@ impl Store {
     }
 
     /// Returns the means to replace the record of the container in a signal handler.
-    pub fn replacement(&self, id: &str) -> Option<Replacement<OwnedFd>> {
+    pub fn replacement(&self, id: &str) -> Option<Replacement<Arc<OwnedFd>>> {
         self.0.replacement(&file_name(id)?).ok()
     }
 
@@ -134,7 +135,7 @@ impl Store {
         Some(record)
     }
 
-    /// If there are too many records, removes the surplus, unreadable files, and old temporary files.
+    /// If there were too many records when the directory was opened, removes the surplus, unreadable files, and old temporary files.
     pub fn prune(&self) {
         if !self.0.may_have(MAX_RECORDS) {
             return;
@@ -284,8 +285,9 @@ mod tests {
     fn the_directory_is_bounded() {
         let (base, store) = store();
         let dir = base.path().join("oci-nvidia-hook").join(DIR);
+        let opened = || Store(RunDir::open_in(base.path()).unwrap().below(DIR).unwrap());
         for number in 0..MAX_RECORDS + 20 {
-            store.prune();
+            opened().prune();
             store.write(&record(
                 &format!("c{number}"),
                 Outcome::Given,
@@ -302,7 +304,7 @@ mod tests {
             }
         }
         std::fs::write(dir.join("broken.json"), "x").unwrap();
-        store.prune();
+        opened().prune();
         let names = store.0.all_names().unwrap();
         assert!(names.len() <= MAX_RECORDS / 2 + 1, "{}", names.len());
         assert!(

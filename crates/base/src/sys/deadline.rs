@@ -6,7 +6,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nix::libc;
@@ -27,7 +27,7 @@ pub struct LastWords {
     /// The seconds of processor time from which it worked
     pub busy_from: i64,
     /// The file that gets the content of the report
-    pub file: Option<Replacement<OwnedFd>>,
+    pub file: Option<Replacement<Arc<OwnedFd>>>,
 }
 
 /// A report of the end.

@@ -31,6 +31,8 @@ pub struct RunDir {
     fd: Arc<OwnedFd>,
     /// The user of this process
     us: u32,
+    /// The size in bytes when it was opened
+    size: i64,
 }
 
 /// A lock that is held until the value is dropped or the process ends.
@@ -150,9 +152,9 @@ impl RunDir {
     /// Prepares a [`Replacement`] of a file.
     ///
     /// # Errors
-    /// If the name contains NUL, or there are too many open files.
-    pub fn replacement(&self, name: &str) -> io::Result<Replacement<OwnedFd>> {
-        Replacement::new(self.fd.try_clone()?, name)
+    /// If the name contains NUL.
+    pub fn replacement(&self, name: &str) -> io::Result<Replacement<Arc<OwnedFd>>> {
+        Replacement::new(Arc::clone(&self.fd), name)
     }
 
     /// Removes a file. A missing file is not an error.
@@ -166,13 +168,13 @@ impl RunDir {
         }
     }
 
-    /// Whether the directory may have this many names. On tmpfs, each name adds 20 bytes to its size (`BOGO_DIRENT_SIZE` in
+    /// Whether the directory may have had this many names when it was opened. On tmpfs, each name adds 20 bytes to its size (`BOGO_DIRENT_SIZE` in
     /// mm/shmem.c), and on other file systems at least 12. A size of 0 means that the file system does not show it.
     #[must_use]
     pub fn may_have(&self, names: usize) -> bool {
         const LEAST: i64 = 12;
-        let size = rustix::fs::fstat(&self.fd).map_or(0, |stat| stat.st_size);
-        size <= 0 || i64::try_from(names).is_ok_and(|names| size >= names.saturating_mul(LEAST))
+        let most = i64::try_from(names).unwrap_or(i64::MAX);
+        self.size <= 0 || self.size >= most.saturating_mul(LEAST)
     }
 
     /// Returns the names that are UTF-8 and do not begin with a dot, unsorted.
@@ -353,6 +355,7 @@ fn open_dir(parent: impl AsFd, name: &Path, us: u32) -> io::Result<(RunDir, Stat
         RunDir {
             fd: Arc::new(fd),
             us,
+            size: stat.st_size,
         },
         stat,
     ))
