@@ -86,14 +86,11 @@ pub(super) fn prepare<'a>(
     })
 }
 
+/// Opens a driver file. The decision found a regular file, and only root can replace it, so its type is not read again: that would be a
+/// system call for each file. Nor would another type give the container anything of the host: the kernel mounts no directory on a file,
+/// devices do not work on the mount, and the container resolves a symlink below its own root.
 fn open_file(source: &HostPath, api: Api) -> Result<Source> {
-    Source::open(source, MountAttrs::DRIVER_FILE, api, |kind, _| {
-        ensure!(
-            kind == FileType::RegularFile,
-            "{source} was replaced and is not a regular file"
-        );
-        Ok(())
-    })
+    Source::open(source, MountAttrs::DRIVER_FILE, api)
 }
 
 /// The limit for files that are copied. The largest description of a driver has 4 KiB.
@@ -114,17 +111,17 @@ fn read_params() -> Result<Option<Vec<u8>>> {
 }
 
 fn open_node(source: &HostPath, device: (u32, u32), api: Api) -> Result<Source> {
-    Source::open(source, MountAttrs::DEVICE_NODE, api, |kind, stat| {
-        let is = (
-            rustix::fs::major(stat.st_rdev),
-            rustix::fs::minor(stat.st_rdev),
-        );
-        ensure!(
-            kind == FileType::CharacterDevice && is == device,
-            "{source} is now another device"
-        );
-        Ok(())
-    })
+    let opened = Source::open(source, MountAttrs::DEVICE_NODE, api)?;
+    let stat = opened.stat()?;
+    let is = (
+        rustix::fs::major(stat.st_rdev),
+        rustix::fs::minor(stat.st_rdev),
+    );
+    ensure!(
+        FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && is == device,
+        "{source} is now another device"
+    );
+    Ok(opened)
 }
 
 /// Opens the socket or directory again and checks the descriptor, because the path may have changed since the plan was made.
@@ -146,12 +143,9 @@ fn open_ipc(channel: &Channel, api: Api) -> Result<Source> {
 fn prepare_mask(mask: &ProcMask, api: Api, label: Option<&Label>) -> Result<Directory> {
     let mut mounts = Vec::new();
     for (path, source) in &mask.mounts {
-        let mut found = FileType::Unknown;
-        let opened = Source::open(source, MountAttrs::PROC_FILE, api, |kind, _| {
-            found = kind;
-            Ok(())
-        })?;
-        mounts.push((path.clone(), found, opened));
+        let opened = Source::open(source, MountAttrs::PROC_FILE, api)?;
+        let kind = FileType::from_raw_mode(opened.stat()?.st_mode);
+        mounts.push((path.clone(), kind, opened));
     }
     Directory::prepare(mask.files.clone(), mounts, api, label)
 }

@@ -2,7 +2,6 @@
 //!
 //! [`apply`](mod@super::super::apply) acts on these decisions. [`foresee`](crate::inject::foresee) derives from them what a start would report.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
@@ -26,7 +25,7 @@ pub(in crate::inject) struct Mounting<'a> {
     /// The number of the device node; `None` for another file
     pub device: Option<(u32, u32)>,
     /// The device and inode numbers of the files that earlier steps have mounted
-    pub placed: &'a BTreeSet<(u64, u64)>,
+    pub placed: &'a [(u64, u64)],
 }
 
 /// Where a file is mounted.

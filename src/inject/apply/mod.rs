@@ -34,7 +34,7 @@ use crate::inject::apply::layout::Layout;
 use crate::inject::files::directory::{
     Present, find_present, make_copy, make_file, replace_file, replace_link, replace_with_copy,
 };
-use crate::inject::files::source::Source;
+use crate::inject::files::source::{Source, same_file};
 use crate::inject::files::tmpfs::{Directory, is_own_tmpfs};
 use crate::inject::remove::leftovers::is_library_of_a_driver;
 use crate::inject::remove::undo::Change;
@@ -53,10 +53,10 @@ pub(crate) struct Applier {
     earlier: Vec<Entry>,
     /// The nodes that are created for the container
     own_nodes: OwnNodes,
-    /// The files that steps have mounted, by device and inode number
-    placed: BTreeSet<(u64, u64)>,
     /// Mounted files by their path
     mounted: Vec<(ContainerPath, Rc<OwnedFd>)>,
+    /// Device and inode numbers of the first of these files
+    placed: Vec<(u64, u64)>,
     /// Whether a step lists library directories for the image's ldconfig
     lists_directories: bool,
     /// The directories in which a link to a library of another driver version was replaced: an earlier start used that driver
@@ -82,6 +82,7 @@ impl Runner for Applier {
         let result = apply(self);
         if result.is_err() {
             self.mounted.truncate(mounted);
+            self.placed.truncate(mounted);
             self.layout.undo_since(mark);
         }
         result
@@ -127,8 +128,8 @@ impl Applier {
             is_own,
             earlier,
             own_nodes: OwnNodes::new(own_nodes),
-            placed: BTreeSet::new(),
             mounted: Vec::new(),
+            placed: Vec::new(),
             lists_directories: false,
             of_other_driver: Vec::new(),
             stale: Vec::new(),
@@ -185,7 +186,6 @@ impl Applier {
 
     fn mount_on(&mut self, source: Source, target: &ContainerPath, at: MountPoint) -> Result<()> {
         let name = Path::new(target.file_name());
-        let id = (source.stat().st_dev, source.stat().st_ino);
         let mounted = match at {
             MountPoint::Present => return Ok(()),
             MountPoint::New(dir) => {
@@ -200,7 +200,15 @@ impl Applier {
         let mounted = Rc::new(mounted);
         self.layout.done.add(Change::Mounted(Rc::clone(&mounted)));
         self.mounted.push((target.clone(), mounted));
-        self.placed.insert(id);
+        Ok(())
+    }
+
+    /// Reads the numbers of the mounted files. Most containers do not need them, because their image has no file to mount on.
+    fn find_placed(&mut self) -> Result<()> {
+        for (_, mounted) in self.mounted.iter().skip(self.placed.len()) {
+            let stat = rustix::fs::fstat(&**mounted)?;
+            self.placed.push((stat.st_dev, stat.st_ino));
+        }
         Ok(())
     }
 
@@ -214,8 +222,10 @@ impl Applier {
         let dir = self.layout.parent(target)?;
         let name = target.file_name();
         let present = find_present(&dir, name)?;
+        self.find_placed()?;
+        let stat = source.stat()?;
         let file = Mounting {
-            source: (source.stat().st_dev, source.stat().st_ino),
+            source: (stat.st_dev, stat.st_ino),
             device,
             placed: &self.placed,
         };
@@ -363,7 +373,7 @@ impl Applier {
         target: &ContainerPath,
     ) -> Result<()> {
         let (dir, point) = self.directory_point(target)?;
-        if source.is(&rustix::fs::fstat(&point)?) {
+        if same_file(&source.stat()?, &rustix::fs::fstat(&point)?) {
             return Ok(());
         }
         self.layout.mounts.refuse_shared(&point)?;

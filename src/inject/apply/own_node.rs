@@ -93,7 +93,7 @@ impl Applier {
         if let Some(created) = self.own_nodes.created.remove(&device) {
             return self.mount_on(created, target, at);
         }
-        self.note_if_shut(target, process, Permissions::from_stat(source.stat()));
+        self.note_if_shut(target, process, Permissions::from_stat(&source.stat()?));
         self.mount_on(source, target, at)
     }
 

@@ -14,7 +14,6 @@ use base::sys::mount::{self, Api, MountAttrs, in_place};
 #[derive(Debug)]
 pub(crate) struct Source {
     tree: Tree,
-    stat: Stat,
     attrs: MountAttrs,
 }
 
@@ -30,30 +29,24 @@ enum Tree {
 }
 
 impl Source {
-    /// Opens `path`, checks it, and clones it into a detached mount if the kernel supports that.
+    /// Opens `path`, and clones it into a detached mount if the kernel supports that.
     ///
-    /// `path` was resolved before. If its last component is now a symlink, it has been replaced, and is refused.
+    /// `path` was resolved before. If its last component has become a symlink since then, the link itself is mounted. The container's
+    /// processes resolve it like a link of the image, below their root.
     ///
     /// # Errors
-    /// If it is missing, `check` refuses it, or it cannot be mounted.
-    pub(crate) fn open(
-        path: &HostPath,
-        attrs: MountAttrs,
-        api: Api,
-        check: impl FnOnce(FileType, &Stat) -> Result<()>,
-    ) -> Result<Self> {
+    /// If it is missing, or cannot be mounted.
+    pub(crate) fn open(path: &HostPath, attrs: MountAttrs, api: Api) -> Result<Self> {
         let fd = match api {
             Api::Detached => mount::clone_tree_at(path.as_path(), attrs),
             Api::InPlace => open_real(path.as_path()).map_err(Into::into),
         };
         let fd = fd.with_context(|| format!("open {path}"))?;
-        let stat = rustix::fs::fstat(&fd)?;
-        check(FileType::from_raw_mode(stat.st_mode), &stat)?;
         let tree = match api {
             Api::Detached => Tree::Detached(fd),
             Api::InPlace => Tree::Path(path.clone(), fd),
         };
-        Ok(Self { tree, stat, attrs })
+        Ok(Self { tree, attrs })
     }
 
     /// Creates a source from an open file. `path` is the path that it was opened from, or `None` if the file is in the container, for
@@ -67,7 +60,6 @@ impl Source {
         attrs: MountAttrs,
         api: Api,
     ) -> Result<Self> {
-        let stat = rustix::fs::fstat(&opened)?;
         let tree = match (api, path) {
             (Api::Detached, _) => {
                 Tree::Detached(mount::clone_tree(&opened, attrs).context("open_tree")?)
@@ -75,17 +67,16 @@ impl Source {
             (Api::InPlace, Some(path)) => Tree::Path(path, opened),
             (Api::InPlace, None) => Tree::Mounted(opened),
         };
-        Ok(Self { tree, stat, attrs })
+        Ok(Self { tree, attrs })
     }
 
-    /// The file type, owner and device number of the opened file.
-    pub(crate) const fn stat(&self) -> &Stat {
-        &self.stat
-    }
-
-    /// Reports whether this is the source's file.
-    pub(crate) const fn is(&self, stat: &Stat) -> bool {
-        same_file(&self.stat, stat)
+    /// Returns the file type, owner and device number of the opened file.
+    ///
+    /// # Errors
+    /// If fstat(2) fails.
+    pub(crate) fn stat(&self) -> rustix::io::Result<Stat> {
+        let (Tree::Detached(fd) | Tree::Path(_, fd) | Tree::Mounted(fd)) = &self.tree;
+        rustix::fs::fstat(fd)
     }
 
     /// Mounts the source at `path` in `dir`, where the hook just created the mount point; returns the mount. If another process
@@ -110,11 +101,12 @@ impl Source {
     /// # Errors
     /// If the kernel refuses, or the path now leads to another file.
     pub(crate) fn attach(self, dir: &OwnedFd, name: &Path, point: OwnedFd) -> Result<OwnedFd> {
+        if let Tree::Detached(mount) = self.tree {
+            mount::attach(&mount, point).context("move_mount")?;
+            return Ok(mount);
+        }
+        let stat = self.stat()?;
         let source = match self.tree {
-            Tree::Detached(mount) => {
-                mount::attach(&mount, point).context("move_mount")?;
-                return Ok(mount);
-            }
             Tree::Path(path, checked) => {
                 let source =
                     open_real(path.as_path()).with_context(|| format!("open {path} again"))?;
@@ -122,12 +114,11 @@ impl Source {
                 ensure!(same, "its source was replaced in the meantime");
                 source
             }
-            Tree::Mounted(mount) => mount,
+            Tree::Detached(mount) | Tree::Mounted(mount) => mount,
         };
         // mount(2) ignores other flags together with MS_BIND: a bind mount has the flags of its source until it is remounted.
         in_place::bind(&source, point).context("mount")?;
-        restrict(dir, name, &self.stat, self.attrs)
-            .inspect_err(|_| drop(in_place::take_back(dir, name)))
+        restrict(dir, name, &stat, self.attrs).inspect_err(|_| drop(in_place::take_back(dir, name)))
     }
 }
 

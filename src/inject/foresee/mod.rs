@@ -50,7 +50,7 @@ pub(crate) struct Foresight<'a> {
     /// What earlier steps would have created, by the path without links
     made: BTreeMap<PathBuf, Made>,
     /// The files that earlier steps would have mounted, by device and inode number
-    placed: BTreeSet<(u64, u64)>,
+    placed: Vec<(u64, u64)>,
     /// The directories, without links, that earlier steps would have covered with layers
     layers: Vec<PathBuf>,
 }
@@ -77,7 +77,7 @@ impl<'a> Foresight<'a> {
             need: Need::Required,
             findings: Vec::new(),
             made: BTreeMap::new(),
-            placed: BTreeSet::new(),
+            placed: Vec::new(),
             layers: Vec::new(),
         }
     }
