@@ -47,7 +47,7 @@ pub mod most {
     /// With the text that `plan` prints, a quarter of it
     pub const EIGHT_GPUS: u64 = 3_200_000;
     pub const NOTHING_ASKED_CALLS: usize = 10;
-    pub const EIGHT_GPUS_CALLS: usize = 530;
+    pub const EIGHT_GPUS_CALLS: usize = 434;
     /// Of the process that prints the spec of eight GPUs. The process that calls NVML makes as many calls as the library.
     pub const GENERATE_CALLS: usize = 520;
     /// With a spec that is up to date, which needs no NVML.
