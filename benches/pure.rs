@@ -141,9 +141,9 @@ fn main() {
         Some(request.capabilities)
     };
     measure("host's linker cache read", || {
-        LinkerCache::read(&root, None).missing.is_some()
+        LinkerCache::of(&root, None).missing().is_some()
     });
-    let cache = LinkerCache::read(&root, None);
+    let cache = LinkerCache::of(&root, None);
     let search = Search {
         root: &root,
         cache: &cache,

@@ -2,9 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags};
-
-use base::sys::mount::statmount::{MountFacts, facts};
+use base::sys::mount::statmount::{MountFacts, facts_at};
 
 use super::Hierarchy;
 
@@ -18,18 +16,12 @@ const DEVICES: &str = "/sys/fs/cgroup/devices";
 /// Returns the mounted hierarchy; `None` if it is not at the usual path, or the kernel lacks statmount(2). Like the runtimes, takes
 /// `/sys/fs/cgroup` if it is cgroup2, and otherwise the `devices` hierarchy below it.
 pub(super) fn hierarchy() -> Option<Hierarchy> {
-    let above = facts_of(UNIFIED)?;
+    let above = facts_at(Path::new(UNIFIED))?;
     if above.magic != V1 {
-        return of(UNIFIED, &above).or_else(|| of(DEVICES, &facts_of(DEVICES)?));
+        return of(UNIFIED, &above).or_else(|| of(DEVICES, &facts_at(Path::new(DEVICES))?));
     }
     // If /sys/fs/cgroup is a hierarchy of cgroup v1, "devices" in it is a cgroup, not a mount.
     None
-}
-
-fn facts_of(path: &str) -> Option<MountFacts> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let dir = rustix::fs::openat(CWD, Path::new(path), flags, Mode::empty()).ok()?;
-    facts(dir)
 }
 
 fn of(point: &str, facts: &MountFacts) -> Option<Hierarchy> {
@@ -101,7 +93,7 @@ mod tests {
             let is_usual =
                 |line: &str| line.contains(" /sys/fs/cgroup ") && line.contains(" - cgroup2 ");
             assert!(
-                facts_of("/").is_none() || !table.lines().any(is_usual),
+                facts_at(Path::new("/")).is_none() || !table.lines().any(is_usual),
                 "the kernel has statmount(2)"
             );
             return;

@@ -301,7 +301,7 @@ fn cap_node((_, minor): &(MigCap, u32)) -> PathBuf {
 fn find(config: &Config, call: &mut Call) -> Result<(Tree, DriverFiles, Vec<Library>)> {
     let roots = Roots::open(config)?;
     let root = &roots.driver;
-    let cache = LinkerCache::read(root, config.ldcache.as_ref());
+    let cache = LinkerCache::of(root, config.ldcache.as_ref());
     let module = procfs::read_version(&roots.proc);
     let any = roots.search(&cache, "", config);
     let version = module.or_else(|| diagnosis::version_of_libraries(&any));

@@ -223,6 +223,8 @@ fn eight_gpus_warm() {
     );
     let config = fake.config.to_str().unwrap();
     let state = container.state();
+    // Where the driver's files are is stored only if nothing has changed in the second before the search.
+    std::thread::sleep(std::time::Duration::from_millis(1100));
     run_with(
         Command::new(program()).args(["--config", config, "plan", "-"]),
         state.as_bytes(),

@@ -72,7 +72,7 @@ fn every_library_has_its_capability() {
     let (version, shipped) = shipped();
     assert!(shipped.len() > 20, "{shipped:?}");
     let driver = Tree::open(&HostPath::new(root())).unwrap();
-    let cache = LinkerCache::read(&driver, None);
+    let cache = LinkerCache::of(&driver, None);
     let search = Search {
         root: &driver,
         cache: &cache,

@@ -135,7 +135,7 @@ impl Host {
     fn found(&self, top: &Path) -> String {
         let root = top.join(self.root.trim_start_matches('/'));
         let root = Tree::open(&HostPath::new(root)).unwrap();
-        let cache = LinkerCache::read(&root, None);
+        let cache = LinkerCache::of(&root, None);
         let search = Search {
             root: &root,
             cache: &cache,

@@ -3,6 +3,7 @@
 //! The directory is `/` on most hosts, `/run/nvidia/driver` if a container contains the driver, and a temporary directory in
 //! tests.
 
+mod basis;
 mod listing;
 mod open_dir;
 
@@ -23,6 +24,8 @@ use crate::paths::HostPath;
 use crate::report::errno_text;
 use crate::sys::in_root::{Root, real_path};
 use crate::sys::proc_file::read_short;
+pub use basis::Basis;
+use basis::Lookups;
 pub use open_dir::OpenDir;
 use open_dir::{Look, Seen};
 
@@ -44,6 +47,8 @@ struct Opened {
     /// Paths that could not be examined although something may exist there. Most callers treat these as missing, so
     /// [`Tree::troubles`] reports them.
     troubles: Mutex<BTreeMap<PathBuf, io::Error>>,
+    /// The lookups, if the tree records them
+    lookups: Option<Mutex<Lookups>>,
 }
 
 /// A regular file below the tree, after all symbolic links. Its owner, size and times are not known.
@@ -90,6 +95,7 @@ impl Tree {
             prefix,
             dirs: Mutex::default(),
             troubles: Mutex::default(),
+            lookups: None,
         })))
     }
 
@@ -97,6 +103,10 @@ impl Tree {
     /// it, because a directory can be removed and created again.
     #[must_use]
     pub fn afresh(&self) -> Self {
+        self.anew(None)
+    }
+
+    fn anew(&self, lookups: Option<Lookups>) -> Self {
         let Opened { root, prefix, .. } = &*self.0;
         let (root, prefix) = (Arc::clone(root), prefix.clone());
         Self(Arc::new(Opened {
@@ -104,7 +114,33 @@ impl Tree {
             prefix,
             dirs: Mutex::default(),
             troubles: Mutex::default(),
+            lookups: lookups.map(Mutex::new),
         }))
+    }
+
+    /// Returns the list in which lookups are recorded, if they are.
+    fn lookups(&self) -> Option<MutexGuard<'_, Lookups>> {
+        self.0.lookups.as_ref().map(lock)
+    }
+
+    /// Records that an answer depends on the content of a file that the caller has opened; see [`Self::basis`].
+    pub fn note_content(&self, path: &Path, stat: &Stat) {
+        if let Some(mut lookups) = self.lookups() {
+            lookups.found(path, stat);
+        }
+    }
+
+    /// Records that an answer depends on something that [`Self::basis`] cannot contain.
+    pub fn note_unrecorded(&self) {
+        if let Some(mut lookups) = self.lookups() {
+            lookups.unrecorded();
+        }
+    }
+
+    fn note_failure(&self, path: &Path, error: &io::Error) {
+        if let Some(mut lookups) = self.lookups() {
+            lookups.failed(path, error);
+        }
     }
 
     /// Returns the file at `path` after all symbolic links.
@@ -117,7 +153,10 @@ impl Tree {
 
     fn locate_by_name(&self, path: &Path) -> io::Result<Located> {
         match self.follow(path, Look::Completely)? {
-            Some((path, Seen::Stat(stat))) => Ok(self.located(path, &stat)),
+            Some((path, Seen::Stat(stat))) => {
+                self.note_content(&path, &stat);
+                Ok(self.located(path, &stat))
+            }
             _ => self.resolve(path),
         }
     }
@@ -192,6 +231,7 @@ impl Tree {
 
     /// Has the kernel follow all links.
     fn resolve(&self, path: &Path) -> io::Result<Located> {
+        self.note_unrecorded();
         let fd = self.0.root.open_at(path, OFlags::PATH)?;
         Ok(self.located(self.path_of(&fd)?, &rustix::fs::fstat(&fd)?))
     }
@@ -233,20 +273,26 @@ impl Tree {
         {
             return Ok(Arc::clone(dir));
         }
-        let dir = match self.0.root.open_plain_dir(path)? {
-            Some(fd) => OpenDir::new(fd, path.components().collect()),
-            None => {
-                let fd = self
-                    .0
-                    .root
-                    .open_at(path, OFlags::PATH | OFlags::DIRECTORY)?;
-                let path = self.path_of(&fd)?;
-                OpenDir::new(fd, path)
-            }
-        };
-        let dir = Arc::new(dir);
+        let opened = self.open_here(path);
+        let dir = Arc::new(opened.inspect_err(|error| self.note_failure(path, error))?);
+        if let Some(mut lookups) = self.lookups() {
+            let stat = rustix::fs::fstat(&dir.fd)?;
+            // A link on the path can change, and so can the directory to which it leads.
+            lookups.found(path, &stat);
+            lookups.found(&dir.path, &stat);
+        }
         lock(&self.0.dirs).push((path.to_owned(), Arc::clone(&dir)));
         Ok(dir)
+    }
+
+    fn open_here(&self, path: &Path) -> io::Result<OpenDir> {
+        let root = &self.0.root;
+        if let Some(fd) = root.open_plain_dir(path)? {
+            return Ok(OpenDir::new(fd, path.components().collect()));
+        }
+        let fd = root.open_at(path, OFlags::PATH | OFlags::DIRECTORY)?;
+        let path = self.path_of(&fd)?;
+        Ok(OpenDir::new(fd, path))
     }
 
     /// Opens a regular file for reading.
@@ -260,14 +306,15 @@ impl Tree {
     fn open_to_read(&self, path: &Path) -> io::Result<File> {
         // Without O_NONBLOCK, opening a fifo in its place would block the start of the container.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
-        Ok(File::from(
-            self.noted(path, self.0.root.open_on_host(path, flags))?,
-        ))
+        let opened = self.0.root.open_on_host(path, flags);
+        let opened = opened.inspect_err(|error| self.note_failure(path, error));
+        Ok(File::from(self.noted(path, opened)?))
     }
 
     fn open_known(&self, path: &Path) -> Result<(File, Stat)> {
         let file = self.open_to_read(path)?;
         let stat = rustix::fs::fstat(&file)?;
+        self.note_content(path, &stat);
         anyhow::ensure!(
             FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile,
             "not a regular file"
@@ -297,7 +344,14 @@ impl Tree {
     /// # Errors
     /// If it is missing or cannot be read.
     pub fn read_kernel_file(&self, path: &Path) -> io::Result<Vec<u8>> {
-        read_short(self.open_to_read(path)?.take(MAX_FILE as u64))
+        let content = self
+            .open_to_read(path)
+            .map(|file| file.take(MAX_FILE as u64));
+        let content = content.and_then(read_short)?;
+        if let Some(mut lookups) = self.lookups() {
+            lookups.kernel_file(path, &content);
+        }
+        Ok(content)
     }
 
     /// Like [`Self::read_kernel_file`], as text.
@@ -352,7 +406,12 @@ impl Tree {
     fn listed(&self, dir: &Path) -> Option<(Vec<OsString>, rustix::fs::Dir)> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let opened = self.noted(dir, self.0.root.open_on_host(dir, flags));
-        let mut opened = rustix::fs::Dir::new(opened.ok()?).ok()?;
+        let opened = opened.inspect_err(|error| self.note_failure(dir, error));
+        let opened = opened.ok()?;
+        if let Some(mut lookups) = self.lookups() {
+            lookups.found(dir, &rustix::fs::fstat(&opened).ok()?);
+        }
+        let mut opened = rustix::fs::Dir::new(opened).ok()?;
         let mut names = Vec::new();
         for entry in opened.by_ref().flatten() {
             let name = entry.file_name().to_bytes();

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use anyhow::{Result, bail};
+use serde::{Deserialize, Serialize};
 
 use base::report::failure;
 use findings::catalog;
@@ -76,7 +77,7 @@ pub struct Omit {
 }
 
 /// A set of capabilities.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Capabilities(u8);
 
 impl Capabilities {

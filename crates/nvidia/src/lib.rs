@@ -83,6 +83,7 @@ pub mod programs;
 mod quotes;
 pub mod request;
 pub mod require;
+mod stored;
 pub mod timeouts;
 
 /// A daemon shares these types between threads.

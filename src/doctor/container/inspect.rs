@@ -25,7 +25,6 @@ use nvidia_host::driver::DriverKind;
 use nvidia_host::driver::file_table::LIBRARY_DIRS;
 use nvidia_host::driver::is_version;
 use nvidia_host::driver::ldcache::{self, Arch, Cache};
-use nvidia_host::driver::libraries::LinkerCache;
 use nvidia_host::driver::locate;
 use nvidia_host::driver::node_name::NodeName;
 use nvidia_host::driver::nodes::{CTL_MINOR, NVIDIA_MAJOR};
@@ -131,7 +130,7 @@ fn hosts_file(roots: &Roots, config: &Config, version: Option<&str>, name: &str)
         // The names of WSL's files do not contain the version.
         (None, DriverKind::Wsl) => "",
     };
-    let cache = LinkerCache::read(&roots.driver, config.ldcache.as_ref());
+    let cache = roots.linker_cache(config);
     let search = roots.search(&cache, version, config);
     let library = locate::library(&search, name.strip_suffix(".so.1")?)?;
     let stat = rustix::fs::stat(library.source.as_path()).ok()?;

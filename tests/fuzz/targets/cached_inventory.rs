@@ -34,6 +34,7 @@ fn check_file(answer: &CachedInventory) {
         "half a file"
     );
     let nobody = KernelView {
+        known_gpus: Vec::new(),
         version: String::new(),
         gpus: Vec::new(),
         nodes: BTreeMap::new(),

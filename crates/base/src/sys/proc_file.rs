@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// The size in bytes of the first read. Most files are shorter.
 const USUAL: usize = 4 << 10;
@@ -18,6 +19,17 @@ const RECORD: usize = USUAL / 2;
 #[expect(clippy::disallowed_methods, reason = "opens files of proc(5)")]
 pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     read_short(File::open(path)?)
+}
+
+/// Returns the id of this boot, or `None` if it cannot be read.
+#[must_use]
+pub fn boot_id() -> Option<&'static str> {
+    static BOOT: OnceLock<Option<String>> = OnceLock::new();
+    let read = || {
+        let text = read_text("/proc/sys/kernel/random/boot_id").ok()?;
+        Some(text.trim().to_owned())
+    };
+    BOOT.get_or_init(read).as_deref()
 }
 
 /// Reads a file of proc(5) that can have long records, such as the options of an overlay in mountinfo.

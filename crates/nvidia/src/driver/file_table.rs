@@ -134,6 +134,19 @@ pub(crate) const WSL_LIBRARIES: &[FileRow] = &[
     row("libdirectml", &[Compute, Graphics, Display]),
 ];
 
+/// Returns the name of a library, a program or another file as the catalog has it. A file that config.toml names has no name.
+#[must_use]
+pub(crate) fn name(text: &str) -> Option<&'static str> {
+    if text.is_empty() {
+        return Some("");
+    }
+    let mut rows = LIBRARIES.iter().chain(BINARIES);
+    match rows.find(|row| row.name == text) {
+        Some(row) => Some(row.name),
+        None => WINE_FILES.iter().copied().find(|name| *name == text),
+    }
+}
+
 /// The directories in which programs are searched for, in order. `$PATH` is not used, because the image may control the environment.
 pub(crate) const BINARY_DIRS: &[&str] = &[
     "/usr/local/sbin",

@@ -6,6 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use base::paths::HostPath;
 use base::report::Finding;
@@ -49,44 +50,69 @@ pub struct PassedOver {
 /// A library that each driver has.
 const ANY: &str = "libcuda.so";
 
-/// The host's linker cache, for the driver's libraries.
-#[derive(Debug, Default)]
+/// The host's linker cache, for the driver's libraries. It is read when the first library is searched for.
+#[derive(Debug)]
 pub struct LinkerCache {
+    root: Tree,
     path: PathBuf,
+    read: OnceLock<Content>,
+}
+
+/// The content of the linker cache.
+#[derive(Debug)]
+struct Content {
     /// The file, in which the libraries are searched for; empty if it cannot be read
     bytes: Vec<u8>,
     /// Why the cache cannot be read
-    pub missing: Option<Finding>,
+    missing: Option<Finding>,
 }
 
 impl LinkerCache {
-    /// Reads the linker cache of the driver root. Without a cache, libraries are searched for in directories.
+    /// Returns the linker cache of the driver root. Without a cache, libraries are searched for in directories.
     #[must_use]
-    pub fn read(root: &Tree, configured: Option<&HostPath>) -> Self {
+    pub fn of(root: &Tree, configured: Option<&HostPath>) -> Self {
         let path = configured.map_or_else(|| Path::new("/etc/ld.so.cache"), HostPath::as_path);
-        let mut cache = Self {
+        Self {
+            root: root.clone(),
             path: path.to_owned(),
-            ..Self::default()
-        };
-        match read_cache(root, path) {
-            Ok(bytes) => cache.bytes = bytes,
-            Err(error) => {
-                // Some hosts never have a cache (NixOS, GKE), so this is not a warning for each container.
-                let error = error.context(format!("cannot read the linker cache {path:?}"));
-                let missing = Finding::new(&catalog::NO_CACHE, base::report::line(&error), "");
-                cache.missing = Some(missing);
-            }
+            read: OnceLock::new(),
         }
-        cache
+    }
+
+    fn content(&self) -> &Content {
+        self.read
+            .get_or_init(|| match read_cache(&self.root, &self.path) {
+                Ok(bytes) => Content {
+                    bytes,
+                    missing: None,
+                },
+                Err(error) => {
+                    // Some hosts never have a cache (NixOS, GKE), so this is not a warning for each container.
+                    let error =
+                        error.context(format!("cannot read the linker cache {:?}", self.path));
+                    let missing = Finding::new(&catalog::NO_CACHE, base::report::line(&error), "");
+                    Content {
+                        bytes: Vec::new(),
+                        missing: Some(missing),
+                    }
+                }
+            })
+    }
+
+    /// Returns why the cache cannot be read.
+    #[must_use]
+    pub fn missing(&self) -> Option<&Finding> {
+        self.content().missing.as_ref()
     }
 
     /// Returns the entries of a library: (SONAME, path), in the order of the file.
     fn entries_of(&self, arch: Arch, row: &FileRow) -> Vec<(&OsStr, &Path)> {
         let mut entries = Vec::new();
-        if self.bytes.is_empty() {
+        let bytes = &self.content().bytes;
+        if bytes.is_empty() {
             return entries;
         }
-        let found = ldcache::with_prefix(&self.bytes, &format!("{}.so", row.name));
+        let found = ldcache::with_prefix(bytes, &format!("{}.so", row.name));
         for entry in found.unwrap_or_default() {
             if entry.is_for(arch) && is_named(entry.name, row.name) {
                 entries.push((entry.name, entry.path));
@@ -494,11 +520,10 @@ mod tests {
             ("libcuda-other.so.1", "libcuda.so.535"),
         ];
         let entries = entries.map(|(soname, file)| (soname, Path::new("/lib").join(file)));
-        let cache = LinkerCache {
-            bytes: cache_of(&entries),
-            ..LinkerCache::default()
-        };
+        std::fs::create_dir(dir.path().join("etc")).unwrap();
+        std::fs::write(dir.path().join("etc/ld.so.cache"), cache_of(&entries)).unwrap();
         let root = Tree::open(&HostPath::new(dir.path())).unwrap();
+        let cache = LinkerCache::of(&root, None);
         let search = Search {
             root: &root,
             cache: &cache,

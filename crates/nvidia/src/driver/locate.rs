@@ -82,7 +82,7 @@ fn find(search: &Search<'_>, capabilities: Capabilities) -> Result<(DriverFiles,
         passed.extend(others);
     }
     let mut findings = search.findings(&passed);
-    findings.extend(cache.missing.clone());
+    findings.extend(cache.missing().cloned());
     if capabilities.are_everything() {
         libraries.extend(search.unknown(&libraries));
     } else {
@@ -196,8 +196,10 @@ fn wine(search: &Search<'_>, found: &[Library]) -> Vec<Library> {
 fn require_whole(root: &Tree, library: &Library, capability: Capability) -> Result<()> {
     // A file that cannot be read here fails where it is mounted.
     let Ok((mut file, stat)) = open_host_file(library.source.as_path()) else {
+        root.note_unrecorded();
         return Ok(());
     };
+    root.note_content(&root.inside(&library.source)?, &stat);
     let mut header = [0; elf::FULL_HEADER];
     let size = u64::try_from(stat.st_size).unwrap_or_default();
     // A shorter file is reported by its size.

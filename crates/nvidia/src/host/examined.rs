@@ -9,6 +9,7 @@ use base::paths::HostPath;
 use base::tree::Tree;
 
 use super::Roots;
+use super::located::LocatedCache;
 use crate::config::Config;
 use crate::driver::libraries::{LinkerCache, Search};
 use crate::driver::{DriverKind, diagnosis, locate};
@@ -31,25 +32,46 @@ pub struct Examined {
     pub(super) version_file: Option<Vec<u8>>,
     /// The real path of libnvidia-ml in the version of the module
     pub library: Option<HostPath>,
+    /// The cache of located files, if it may be used
+    pub(super) located: Option<LocatedCache>,
 }
 
 impl Examined {
     /// Examines the driver below these roots.
     #[must_use]
     pub fn below(roots: Roots, config: &Config) -> Self {
-        let linker_cache = LinkerCache::read(&roots.driver, config.ldcache.as_ref());
-        let version_file = procfs::read_version_file(&roots.proc);
-        let module = version_file.as_deref().and_then(procfs::version_of);
-        let version = module.as_deref().unwrap_or_default();
-        let search = roots.search(&linker_cache, version, config);
-        let library = locate::management_library(&search).map(|library| library.source);
-        Self {
-            roots,
-            linker_cache,
-            module,
-            version_file,
-            library,
+        let mut examined = Self::without_library(roots, config);
+        examined.library = examined.search_library(config);
+        examined
+    }
+
+    /// Like [`Self::below`], but uses the result of an earlier search while it is valid.
+    pub(super) fn cached(roots: Roots, config: &Config) -> Self {
+        let mut examined = Self::without_library(roots, config);
+        if let Some(module) = &examined.module {
+            examined.located = LocatedCache::open(&examined.roots, config, module);
         }
+        let located = examined.located.as_ref();
+        let known = located.and_then(LocatedCache::management_library);
+        examined.library = known.or_else(|| examined.search_library(config));
+        examined
+    }
+
+    fn without_library(roots: Roots, config: &Config) -> Self {
+        let version_file = procfs::read_version_file(&roots.proc);
+        Self {
+            linker_cache: roots.linker_cache(config),
+            roots,
+            module: version_file.as_deref().and_then(procfs::version_of),
+            version_file,
+            library: None,
+            located: None,
+        }
+    }
+
+    fn search_library(&self, config: &Config) -> Option<HostPath> {
+        let library = locate::management_library(&self.search(config))?;
+        Some(library.source)
     }
 
     /// Returns the search for the libraries of the loaded module's version or, if none is loaded, of any version.

@@ -9,7 +9,7 @@ use base::paths::HostPath;
 use base::report::Finding;
 
 use super::{Host, extra_devices};
-use crate::capability::Capability;
+use crate::capability::{Capabilities, Capability};
 use crate::driver::files::DriverFiles;
 use crate::driver::nodes::NodeState;
 use crate::driver::pci::PCI_DEVICES;
@@ -39,10 +39,30 @@ impl Host {
     /// # Errors
     /// If a required library of a requested capability is missing.
     pub fn facts(&self, wanted: &Wanted, devices: &[Device<'_>]) -> Result<HostFacts> {
-        let config = &self.config;
-        let (files, findings) =
-            locate::locate(&self.search(), wanted.capabilities, &config.driver_files)?;
+        let (files, findings) = self.driver_files(wanted.capabilities)?;
         Ok(self.facts_with(files, findings, wanted, devices))
+    }
+
+    /// Returns the driver's files for these capabilities, from the cache if it may be used and has them.
+    fn driver_files(&self, capabilities: Capabilities) -> Result<(DriverFiles, Vec<Finding>)> {
+        let version = &self.inventory.driver_version;
+        if let Some((cache, _)) = &self.located
+            && let Some(found) = cache.files(version, capabilities)
+        {
+            return Ok(found);
+        }
+        let (files, findings) =
+            locate::locate(&self.search(), capabilities, &self.config.driver_files)?;
+        if let Some((cache, library)) = &self.located {
+            cache.store(
+                &self.roots,
+                library,
+                version,
+                capabilities,
+                (&files, &findings),
+            );
+        }
+        Ok((files, findings))
     }
 
     /// Gathers all facts, as [`Self::facts`], for a spec. The files have been located for the stamp, unless that belongs to another driver.

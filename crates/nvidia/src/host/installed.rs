@@ -15,7 +15,9 @@ use crate::config::Config;
 use crate::driver::diagnosis;
 use crate::driver::platform::Platform;
 use crate::inventory::cache::{Cache, KernelView};
+use crate::inventory::cap_files::seconds_since_1970;
 use crate::inventory::fingerprint::uptime;
+use crate::inventory::procfs::{self, KnownGpu};
 use crate::inventory::query::NvmlQuery;
 use crate::inventory::{Inventory, cap_files, identity};
 
@@ -29,6 +31,11 @@ pub(super) struct Installed {
 impl Installed {
     pub(super) fn find(config: &Config) -> Result<Self> {
         Self::find_below(Roots::open(config)?, config)
+    }
+
+    /// Like [`Self::find`], but uses the result of an earlier search while it is valid.
+    pub(super) fn find_cached(config: &Config) -> Result<Self> {
+        Self::among(Examined::cached(Roots::open(config)?, config), config)
     }
 
     pub(super) fn find_below(roots: Roots, config: &Config) -> Result<Self> {
@@ -60,13 +67,16 @@ impl Installed {
     ) -> Result<(Inventory, KernelView)> {
         let question = self.question(config)?;
         let ask = |end| self.parts.ask(&question, config, end);
-        let view = || self.kernel_view();
+        let view = |known: &[KnownGpu]| self.kernel_view(known);
         let (mut inventory, view) = match self.cache(&question) {
             Some(cache) if afresh => cache.renew(&view, &ask)?,
             Some(cache) => cache.get(&view, slow, &ask)?,
             None => {
                 slow();
-                (ask(Instant::now() + config.nvml_timeout)?.inventory, view())
+                (
+                    ask(Instant::now() + config.nvml_timeout)?.inventory,
+                    view(&[]),
+                )
             }
         };
         let roots = &self.parts.roots;
@@ -98,7 +108,7 @@ impl Installed {
     pub(super) fn cached(&self, config: &Config) -> Option<Inventory> {
         self.parts.module.as_ref()?;
         let cache = self.question(config).ok()?.existing_cache()?;
-        cache.confirmed(&self.kernel_view())
+        cache.confirmed(&self.kernel_view(&[]))
     }
 
     /// Returns what is known about the driver without NVML: the cached inventory, or one without GPUs. `None` if no kernel module of
@@ -120,7 +130,7 @@ impl Installed {
         }
     }
 
-    fn kernel_view(&self) -> KernelView {
+    fn kernel_view(&self, known: &[KnownGpu]) -> KernelView {
         let roots = &self.parts.roots;
         let Roots { dev, proc, sys, .. } = roots;
         let instances = cap_files::instances(proc);
@@ -130,7 +140,8 @@ impl Installed {
             cap_files::read(proc, &instances)
         };
         let module = self.parts.module.clone();
-        let state = HostState::with_instances(roots, module, Some(&self.library), &instances);
+        let (gpus, known_gpus) = procfs::gpus_with(proc, known, seconds_since_1970());
+        let state = HostState::with_gpus(roots, module, Some(&self.library), gpus, &instances);
         let fingerprint = state.fingerprint(sys, &cap_files::nodes(dev, &instances, &caps));
         let nodes = state.device_nodes(dev);
         let HostState { module, gpus, .. } = state;
@@ -138,6 +149,7 @@ impl Installed {
             version: module.unwrap_or_default(),
             state: fingerprint,
             gpus,
+            known_gpus,
             nodes,
             instances,
             caps,

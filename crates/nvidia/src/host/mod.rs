@@ -8,6 +8,7 @@ mod examined;
 pub(crate) mod extra_devices;
 mod gather;
 mod installed;
+mod located;
 mod missing;
 mod mps;
 mod roots;
@@ -48,6 +49,7 @@ use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
 use crate::inventory::select::{Device, names_of};
 use crate::inventory::{Inventory, cap_files};
 use installed::Installed;
+use located::LocatedCache;
 
 /// Whether this host has no NVIDIA GPU. A host with a missing or broken driver can have one.
 #[must_use]
@@ -163,6 +165,8 @@ pub fn gpu_processes(config: &Config) -> Result<Vec<GpuProcesses>> {
 pub struct Host {
     roots: Roots,
     linker_cache: LinkerCache,
+    /// The cache of located files with the path of libnvidia-ml, if it may be used
+    located: Option<(LocatedCache, HostPath)>,
     config: Config,
     /// /proc/driver/nvidia, if it exists
     proc_dir: Option<HostPath>,
@@ -206,7 +210,11 @@ impl Host {
     }
 
     fn inspect_with(config: &Config, afresh: bool, slow: &dyn Fn()) -> Result<Self> {
-        Self::inspect_installed(config, Installed::find(config)?, afresh, slow)
+        let installed = match afresh {
+            true => Installed::find(config)?,
+            false => Installed::find_cached(config)?,
+        };
+        Self::inspect_installed(config, installed, afresh, slow)
     }
 
     fn inspect_installed(
@@ -229,7 +237,7 @@ impl Host {
     /// # Errors
     /// If there is no driver.
     pub fn without_nvml(config: &Config) -> Result<Option<Self>> {
-        let installed = Installed::find(config)?;
+        let installed = Installed::find_cached(config)?;
         let Some(inventory) = installed.known(config) else {
             return Ok(None);
         };
@@ -266,10 +274,11 @@ impl Host {
         {
             return Err(platform.error(&installed.parts.roots.driver));
         }
-        let parts = installed.parts;
+        let Installed { parts, library } = installed;
         let mut host = Self::of_roots(config, parts.roots, inventory, kernel_gpus);
         host.linker_cache = parts.linker_cache;
         host.version_file = parts.version_file;
+        host.located = parts.located.map(|cache| (cache, library));
         Ok(host)
     }
 
@@ -293,8 +302,9 @@ impl Host {
         let proc_dir = roots.proc.open_dir(Path::new(DRIVER_PROC)).ok();
         let proc_dir = proc_dir.map(|dir| HostPath::new(roots.proc.on_host(dir.path())));
         Self {
+            linker_cache: roots.linker_cache(config),
+            located: None,
             roots,
-            linker_cache: LinkerCache::default(),
             config: config.clone(),
             proc_dir,
             version_file: None,

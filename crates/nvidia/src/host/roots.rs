@@ -27,6 +27,8 @@ use crate::inventory::{Inventory, cap_files, merge};
 pub struct Roots {
     /// The driver root: libraries, programs, sockets
     pub driver: Tree,
+    /// The driver root, for the search for the driver's files, with a record of what it was based on
+    pub files: Tree,
     /// The root that has the device nodes
     pub dev: Tree,
     /// The root that has /proc/driver/nvidia
@@ -82,6 +84,7 @@ impl Roots {
             dev = driver.owner_on(host, wsl::NODE_PATH)?;
         }
         let roots = Self {
+            files: driver.recording(),
             driver,
             dev,
             proc,
@@ -97,6 +100,7 @@ impl Roots {
     pub fn afresh(&self) -> Self {
         Self {
             driver: self.driver.afresh(),
+            files: self.driver.recording(),
             dev: self.dev.afresh(),
             proc: self.proc.afresh(),
             sys: self.sys.afresh(),
@@ -144,6 +148,12 @@ impl Roots {
         }
     }
 
+    /// Returns the linker cache of the driver root, which is read when it is needed.
+    #[must_use]
+    pub fn linker_cache(&self, config: &Config) -> LinkerCache {
+        LinkerCache::of(&self.files, config.ldcache.as_ref())
+    }
+
     /// Returns the search for the libraries of this driver version, with the directories of config.toml.
     #[must_use]
     pub fn search<'a>(
@@ -153,7 +163,7 @@ impl Roots {
         config: &'a Config,
     ) -> Search<'a> {
         Search {
-            root: &self.driver,
+            root: &self.files,
             cache,
             version,
             dirs: &config.library_dirs,
@@ -164,7 +174,7 @@ impl Roots {
     /// Returns a finding for each path that could not be examined so far, and that containers therefore lack.
     pub fn findings(&self) -> impl Iterator<Item = Finding> {
         let mut roots: Vec<&Tree> = Vec::new();
-        for root in [&self.driver, &self.dev, &self.proc, &self.sys] {
+        for root in [&self.driver, &self.files, &self.dev, &self.proc, &self.sys] {
             if !roots.iter().any(|known| known.is(root)) {
                 roots.push(root);
             }

@@ -76,17 +76,19 @@ impl HostState {
     /// Reads the state for this version of the loaded module and this library.
     fn read(roots: &Roots, module: Option<String>, library: Option<&HostPath>) -> Self {
         let instances = cap_files::instances(&roots.proc);
-        Self::with_instances(roots, module, library, &instances)
+        let gpus = procfs::read_gpus(&roots.proc);
+        Self::with_gpus(roots, module, library, gpus, &instances)
     }
 
-    /// Reads the rest of the state, if the instances are known.
-    pub(super) fn with_instances(
+    /// Reads the rest of the state, if the GPUs and the instances are known.
+    pub(super) fn with_gpus(
         roots: &Roots,
         module: Option<String>,
         library: Option<&HostPath>,
+        gpus: Vec<KernelGpu>,
         instances: &[Instance],
     ) -> Self {
-        let state = Self::of_instances(&roots.proc, module, instances);
+        let state = Self::of_instances(module, gpus, instances);
         Self {
             nodes: nodes(&roots.dev, &state.gpus),
             library: library
@@ -97,16 +99,15 @@ impl HostState {
 
     /// Reads only what the kernel shows below /proc and /sys, for this version of the loaded module.
     pub(crate) fn of_kernel(proc: &Tree, module: Option<String>) -> Self {
-        Self::of_instances(proc, module, &cap_files::instances(proc))
+        Self::of_instances(module, procfs::read_gpus(proc), &cap_files::instances(proc))
     }
 
-    fn of_instances(proc: &Tree, module: Option<String>, instances: &[Instance]) -> Self {
-        let boot = proc_file::read_text("/proc/sys/kernel/random/boot_id").ok();
+    fn of_instances(module: Option<String>, gpus: Vec<KernelGpu>, instances: &[Instance]) -> Self {
         Self {
-            boot: boot.map(|boot| boot.trim().to_owned()),
+            boot: proc_file::boot_id().map(str::to_owned),
             module,
             load: module_load(),
-            gpus: procfs::read_gpus(proc),
+            gpus,
             instances: instances.iter().map(|instance| instance.cap).collect(),
             ..Self::default()
         }

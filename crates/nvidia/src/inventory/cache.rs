@@ -9,7 +9,7 @@
 //! 2. *Same driver*: the boot id, the version of the module, and the inode number of its directory in sysfs, which changes when the
 //!    module is loaded again; the device, inode, size and times of the library.
 //! 3. *Same GPUs*: the module lists the bus id, UUID and device minor of its GPUs in /proc/driver/nvidia/gpus, and the cached inventory
-//!    contains exactly these. A GPU that was removed, added, replaced in the same slot or renumbered differs in one of the three,
+//!    contains exactly these. The file of a GPU is not read if its directory is the same entry of procfs as before, see [`KnownGpu`]. A GPU that was removed, added, replaced in the same slot or renumbered differs in one of the three,
 //!    so no entry can refer to another GPU than the one that the container opens. After the module is loaded, it prints question
 //!    marks until it opens the GPU for the first time; the cached inventory is not used then.
 //! 4. *Same order*: NVML numbers the GPUs that it can open in the order of their bus ids. The GPUs are the same because of 3, and
@@ -50,31 +50,26 @@
 //! others wait is returned by them too, because they have no time left for their own query.
 
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hasher};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-use base::json;
 use base::sys::run_dir::RunDir;
 
 use super::cap_files::{CapFile, Instance};
 use super::fingerprint::{Fingerprint, is_confirmed, is_confirmed_in_part};
 use super::notice::Wait;
-use super::procfs::KernelGpu;
+use super::procfs::{KernelGpu, KnownGpu};
 use super::stored_error::StoredError;
 use super::{Gpu, Inventory, gather};
 use crate::driver::nodes::DeviceNode;
+use crate::stored;
 
 /// The size limit in bytes. 256 GPUs need 64 KiB.
 const MAX_SIZE: u64 = 1 << 20;
-/// The first line, before the checksum of the rest.
-const HEADER: &str = concat!(
-    "oci-nvidia-hook ",
-    env!("CARGO_PKG_VERSION"),
-    " inventory 4 "
-);
+/// The kind of the file, with the number of its format.
+const KIND: &str = "inventory 5";
 /// The number of seconds for which an inventory without a hanging GPU is cached.
 const BRIEFLY: u64 = 60;
 /// How long a process waits for a lock that is not required for correctness.
@@ -87,6 +82,8 @@ pub struct KernelView {
     pub version: String,
     /// The GPUs of the module
     pub gpus: Vec<KernelGpu>,
+    /// What need not be read again about them
+    pub known_gpus: Vec<KnownGpu>,
     /// The driver's control node and the nodes of the GPUs, by their names below /dev
     pub nodes: BTreeMap<String, DeviceNode>,
     /// The GPU instances and compute instances
@@ -98,6 +95,9 @@ pub struct KernelView {
     /// Seconds since the host was booted; 0 if unknown
     pub uptime: u64,
 }
+
+/// A function that examines the kernel, except for what is known about these GPUs.
+pub type Look<'a> = &'a dyn Fn(&[KnownGpu]) -> KernelView;
 
 /// A function that queries NVML until the given time.
 pub type Ask<'a> = &'a dyn Fn(Instant) -> Result<gather::NvmlAnswer>;
@@ -112,6 +112,8 @@ pub struct CachedInventory {
     state: Option<String>,
     /// The end of its validity in terms of [`KernelView::uptime`], if a hanging GPU is missing in it
     until: Option<u64>,
+    /// What the kernel module said about its GPUs
+    known_gpus: Vec<KnownGpu>,
     inventory: Inventory,
 }
 
@@ -119,13 +121,13 @@ impl CachedInventory {
     /// Returns the content of the file as bytes.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        to_bytes(self)
+        stored::to_bytes(KIND, self)
     }
 
     /// Parses a file. Returns `None` if it is damaged, or another version of this program wrote it.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
-        parse(bytes)
+        stored::parse(KIND, bytes)
     }
 
     /// Whether the current state of the kernel confirms the inventory.
@@ -163,26 +165,6 @@ struct Failed {
     error: StoredError,
 }
 
-fn to_bytes(value: &impl Serialize) -> Vec<u8> {
-    let body = serde_json::to_string(value).unwrap_or_default();
-    format!("{HEADER}{:016x}\n{body}", checksum(body.as_bytes())).into_bytes()
-}
-
-fn parse<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Option<T> {
-    let rest = bytes.strip_prefix(HEADER.as_bytes())?;
-    let (sum, body) = rest.split_at_checked(16)?;
-    let body = body.strip_prefix(b"\n")?;
-    let sum = u64::from_str_radix(std::str::from_utf8(sum).ok()?, 16).ok()?;
-    (sum == checksum(body)).then(|| json::from_bytes(body).ok())?
-}
-
-/// Computes the checksum that detects damage. It does not have to resist forgery, because other users cannot write the file.
-fn checksum(bytes: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    hasher.write(bytes);
-    hasher.finish()
-}
-
 /// Whether both have the same working GPUs in the same MIG mode.
 fn has_same_gpus(cached: &Inventory, newer: &Inventory) -> bool {
     let is_same =
@@ -205,13 +187,9 @@ impl Cache {
     /// limit for the lock and the query together.
     #[must_use]
     pub fn at(dir: RunDir, root: &str, question: String, patience: Duration) -> Self {
-        let name = match root {
-            "/" => "inventory".to_owned(),
-            root => format!("inventory-{:016x}", checksum(root.as_bytes())),
-        };
         Self {
             dir,
-            name,
+            name: stored::name_for("inventory", root),
             question,
             patience,
         }
@@ -224,16 +202,22 @@ impl Cache {
     /// If `ask` fails.
     pub fn get(
         &self,
-        view: &dyn Fn() -> KernelView,
+        view: Look<'_>,
         slow: &dyn Fn(),
         ask: Ask<'_>,
     ) -> Result<(Inventory, KernelView)> {
-        let now = view();
         let before = self.read();
-        if let Some(cached) = before
-            .as_ref()
-            .filter(|answer| answer.is_confirmed_by(&now))
+        let known = |answer: &Option<CachedInventory>| match answer {
+            Some(answer) => view(&answer.known_gpus),
+            None => view(&[]),
+        };
+        let now = known(&before);
+        if let Some(cached) = &before
+            && cached.is_confirmed_by(&now)
         {
+            if cached.known_gpus != now.known_gpus {
+                self.know(cached.number, &now.known_gpus);
+            }
             return Ok((cached.inventory.clone(), now));
         }
         slow();
@@ -242,11 +226,11 @@ impl Cache {
         let failures = self.last_failure().map_or(0, |failed| failed.number);
         // Without the lock, there is no time left or the lock file cannot be created.
         let Ok(Some(_lock)) = self.lock() else {
-            return Ok((ask(end)?.inventory, view()));
+            return Ok((ask(end)?.inventory, view(&[])));
         };
         // The previous owner of the lock may have stored an answer.
         if let Some(answer) = self.read() {
-            let now = view();
+            let now = view(&answer.known_gpus);
             if answer.is_confirmed_by(&now) || answer.number >= arrived.saturating_add(2) {
                 return Ok((answer.inventory, now));
             }
@@ -272,15 +256,11 @@ impl Cache {
     ///
     /// # Errors
     /// If `ask` fails.
-    pub(crate) fn renew(
-        &self,
-        view: &dyn Fn() -> KernelView,
-        ask: Ask<'_>,
-    ) -> Result<(Inventory, KernelView)> {
+    pub(crate) fn renew(&self, view: Look<'_>, ask: Ask<'_>) -> Result<(Inventory, KernelView)> {
         let end = Instant::now() + self.patience;
         match self.lock() {
             Ok(Some(_lock)) => self.ask(view, ask, end),
-            _ => Ok((ask(end)?.inventory, view())),
+            _ => Ok((ask(end)?.inventory, view(&[]))),
         }
     }
 
@@ -300,6 +280,20 @@ impl Cache {
         }
     }
 
+    /// Stores what need not be read again, unless the answer was replaced since or is being replaced: the kernel drops entries of procfs
+    /// when memory is short, and they have new times afterwards.
+    fn know(&self, number: u64, known: &[KnownGpu]) {
+        let Ok(Some(_lock)) = self.dir.lock(&self.lock_name(), Duration::ZERO) else {
+            return;
+        };
+        if let Some(mut answer) = self.read()
+            && answer.number == number
+        {
+            answer.known_gpus = known.to_vec();
+            self.dir.replace(&self.name, &answer.to_bytes()).ok();
+        }
+    }
+
     fn lock_name(&self) -> String {
         format!("{}.lock", self.name)
     }
@@ -314,12 +308,7 @@ impl Cache {
     }
 
     /// Queries NVML and stores the answer. The caller holds the lock.
-    fn ask(
-        &self,
-        view: &dyn Fn() -> KernelView,
-        ask: Ask<'_>,
-        end: Instant,
-    ) -> Result<(Inventory, KernelView)> {
+    fn ask(&self, view: Look<'_>, ask: Ask<'_>, end: Instant) -> Result<(Inventory, KernelView)> {
         let number = self
             .read()
             .map_or(0, |answer| answer.number)
@@ -330,7 +319,7 @@ impl Cache {
             gave_up,
         } = ask(end).inspect_err(|error| self.share(error))?;
         // The kernel is examined after the query, because the query makes the module open its GPUs and learn their UUIDs.
-        let now = view();
+        let now = view(&[]);
         let state = now.state.as_ref().map(|state| state.text.clone());
         let until = gave_up.then(|| now.uptime.saturating_add(BRIEFLY));
         let mut answer = CachedInventory {
@@ -338,6 +327,7 @@ impl Cache {
             question: self.question.clone(),
             state,
             until,
+            known_gpus: now.known_gpus.clone(),
             inventory,
         };
         if !answer.is_confirmed_by(&now) || !mig.is_certain(&now.instances) {
@@ -359,7 +349,9 @@ impl Cache {
             question: self.question.clone(),
             error: StoredError::new(error),
         };
-        self.dir.replace(&self.failures(), &to_bytes(&failed)).ok();
+        self.dir
+            .replace(&self.failures(), &stored::to_bytes(KIND, &failed))
+            .ok();
     }
 
     fn failures(&self) -> String {
@@ -368,7 +360,7 @@ impl Cache {
 
     fn last_failure(&self) -> Option<Failed> {
         let bytes = self.dir.read(&self.failures(), MAX_SIZE).ok()??;
-        parse(&bytes).filter(|failed: &Failed| failed.question == self.question)
+        stored::parse(KIND, &bytes).filter(|failed: &Failed| failed.question == self.question)
     }
 
     fn read(&self) -> Option<CachedInventory> {

@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use base::tree::Tree;
 use rustix::fs::{FileType, Stat};
+use serde::{Deserialize, Serialize};
 
 use crate::device_id::parse_decimal;
 use crate::driver::access::Permissions;
@@ -81,7 +82,7 @@ pub struct Instance {
 /// procfs gives an inode its times when it is first looked up, and drops it with the entry (`proc_misc_d_revalidate`), so an entry that was
 /// removed and created again has another time. The number of the inode alone does not identify the entry, because procfs gives out the
 /// lowest free number. After the kernel has dropped its caches, the time of the same entry is another one too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct ProcEntry {
     /// The device of the mount of procfs
     pub device: u64,
@@ -104,6 +105,19 @@ impl ProcEntry {
             nanoseconds: stat.st_ctime_nsec,
         }
     }
+
+    /// Whether a later entry can be distinguished from this one, at this time in seconds since 1970. The clock of file systems is coarse:
+    /// two entries that are created within a tick can have the same time and number.
+    #[must_use]
+    pub const fn is_settled(&self, now: i64) -> bool {
+        self.changed.saturating_add(2) <= now
+    }
+}
+
+/// Returns the time in seconds since 1970; 0 if the clock is earlier.
+pub(crate) fn seconds_since_1970() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs().try_into().unwrap_or_default())
 }
 
 /// Returns the GPU instances, each before its compute instances. They are found by their directories, because the table of all
@@ -175,22 +189,18 @@ impl AtQuery {
     /// Reads the instances.
     #[must_use]
     pub fn now(proc: &Tree) -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             instances: instances(proc),
-            time: since.map_or(0, |since| since.as_secs().try_into().unwrap_or_default()),
+            time: seconds_since_1970(),
         }
     }
 
-    /// Whether these were the same instances during the query, and later ones can be distinguished from them. The clock of file systems is
-    /// coarse: two entries that are created within a tick can have the same time and number.
+    /// Whether these were the same instances during the query, and later ones can be distinguished from them.
     #[must_use]
     pub fn is_certain(&self, after: &[Instance]) -> bool {
-        let is_old = |instance: &Instance| match instance.entry {
-            Some(entry) => entry.changed.saturating_add(2) <= self.time,
-            None => false,
-        };
-        self.instances == after && after.iter().all(is_old)
+        let is_settled = |entry: ProcEntry| entry.is_settled(self.time);
+        let mut instances = after.iter();
+        self.instances == after && instances.all(|known| known.entry.is_some_and(is_settled))
     }
 }
 

@@ -3,9 +3,12 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
+
 use base::tree::Tree;
 
 use super::BusId;
+use super::cap_files::ProcEntry;
 use crate::driver::is_version;
 
 /// The directory of the kernel module.
@@ -120,19 +123,97 @@ pub fn read_files(root: &Tree, dir: &Path, version: Option<&[u8]>) -> Vec<(OsStr
     files
 }
 
+/// The directory of the GPUs below [`DRIVER_PROC`].
+const GPUS: &str = "gpus";
+
 /// Returns the GPUs of the kernel module, or none if it is not loaded.
 #[must_use]
 pub fn read_gpus(root: &Tree) -> Vec<KernelGpu> {
-    let gpus = Path::new(DRIVER_PROC).join("gpus");
-    let found = root.names(&gpus).into_iter().filter_map(|dir| {
-        let information = root
-            .read_kernel_text(&gpus.join(&dir).join("information"))
-            .unwrap_or_default();
-        KernelGpu::parse(dir, &information)
-    });
-    let mut found: Vec<KernelGpu> = found.collect();
+    let gpus = Path::new(DRIVER_PROC).join(GPUS);
+    let mut found = Vec::new();
+    for dir in root.names(&gpus) {
+        found.extend(read_gpu(root, &gpus, dir));
+    }
     found.sort_unstable();
     found
+}
+
+fn read_gpu(root: &Tree, gpus: &Path, dir: OsString) -> Option<KernelGpu> {
+    let information = root.read_kernel_text(&gpus.join(&dir).join("information"));
+    KernelGpu::parse(dir, &information.unwrap_or_default())
+}
+
+/// What the kernel module says about a GPU that has been opened once, and the entry that says it. As long as there is the same entry, it
+/// says the same: the module creates it when the driver is bound to the GPU (`nv_procfs_add_gpu`), keeps the minor number and the UUID
+/// until the driver is unbound, and then removes it (`nv_procfs_remove_gpu`).
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct KnownGpu {
+    dir: String,
+    entry: ProcEntry,
+    minor: u32,
+    uuid: String,
+    model: Option<String>,
+}
+
+impl KnownGpu {
+    /// Returns `None` if more may become known about the GPU, or if its entry is so young that it could be confused with a later one.
+    fn new(gpu: &KernelGpu, entry: ProcEntry, now: i64) -> Option<Self> {
+        if gpu.excluded || !entry.is_settled(now) {
+            return None;
+        }
+        Some(Self {
+            dir: gpu.dir.to_str()?.to_owned(),
+            entry,
+            minor: gpu.minor?,
+            uuid: gpu.uuid.clone()?,
+            model: gpu.model.clone(),
+        })
+    }
+
+    fn gpu(&self) -> Option<KernelGpu> {
+        Some(KernelGpu {
+            bus_id: BusId::parse(&self.dir)?,
+            dir: self.dir.clone().into(),
+            minor: Some(self.minor),
+            uuid: Some(self.uuid.clone()),
+            model: self.model.clone(),
+            excluded: false,
+        })
+    }
+}
+
+/// Like [`read_gpus`], but does not read the files of GPUs that an earlier process knew. Returns also what a later process need not read.
+/// `now` is in seconds since 1970.
+#[must_use]
+pub(crate) fn gpus_with(
+    root: &Tree,
+    known: &[KnownGpu],
+    now: i64,
+) -> (Vec<KernelGpu>, Vec<KnownGpu>) {
+    let gpus = Path::new(DRIVER_PROC).join(GPUS);
+    let (mut found, mut settled) = (Vec::new(), Vec::new());
+    for (dir, stat) in root.entries(&gpus) {
+        let entry = stat.as_ref().map(ProcEntry::new);
+        let mut known = known.iter();
+        let known = known.find(|gpu| *gpu.dir == *dir && Some(gpu.entry) == entry);
+        if let Some(known) = known
+            && let Some(gpu) = known.gpu()
+        {
+            found.push(gpu);
+            settled.push(known.clone());
+            continue;
+        }
+        let Some(gpu) = read_gpu(root, &gpus, dir) else {
+            continue;
+        };
+        if let Some(entry) = entry {
+            settled.extend(KnownGpu::new(&gpu, entry, now));
+        }
+        found.push(gpu);
+    }
+    found.sort_unstable();
+    (found, settled)
 }
 
 #[cfg(test)]
@@ -170,6 +251,44 @@ mod tests {
                 .collect::<Vec<_>>(),
             expected
         );
+    }
+
+    #[test]
+    fn a_known_gpu_is_not_read_again_while_its_entry_is_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let gpus = dir.path().join("proc/driver/nvidia/gpus");
+        let write = |bus: u32, uuid: &str, more: &str| {
+            let gpu = gpus.join(format!("0000:{bus:02x}:00.0"));
+            let information = format!("GPU UUID: \t {uuid}\nDevice Minor: \t {bus}\n{more}");
+            std::fs::create_dir_all(&gpu).unwrap();
+            std::fs::write(gpu.join("information"), information).unwrap();
+        };
+        write(1, "GPU-1", "Model: \t\t NVIDIA H100\n");
+        write(2, "GPU-2", "");
+        write(3, "GPU-????", "");
+        write(4, "GPU-4", "GPU Excluded:\t Yes\n");
+        let tree = Tree::open(&base::paths::HostPath::new(dir.path())).unwrap();
+        let now = crate::inventory::cap_files::seconds_since_1970();
+        let (read, known) = gpus_with(&tree, &[], now + 9);
+        assert_eq!(read, read_gpus(&tree));
+        let dirs: Vec<&str> = known.iter().map(|gpu| gpu.dir.as_str()).collect();
+        assert_eq!(dirs, ["0000:01:00.0", "0000:02:00.0"]);
+        let (_, young) = gpus_with(&tree, &[], now);
+        assert_eq!(young, [], "entries that have just been created");
+
+        // Before Linux 6.13, the clock of file systems stands still for up to 10 ms.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        // The module never writes to its file: the test shows which files are read.
+        write(1, "GPU-x", "");
+        write(3, "GPU-3", "");
+        std::fs::remove_dir_all(gpus.join("0000:02:00.0")).unwrap();
+        write(2, "GPU-other", "");
+        let (again, known) = gpus_with(&tree, &known, now + 9);
+        let uuids: Vec<_> = again.iter().map(|gpu| gpu.uuid.as_deref()).collect();
+        let expected = ["GPU-1", "GPU-other", "GPU-3", "GPU-4"].map(Some);
+        assert_eq!(uuids, expected);
+        assert_eq!(again[0], read[0]);
+        assert_eq!(known.len(), 3);
     }
 
     #[test]

@@ -3,9 +3,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
 
 use nix::libc;
-use rustix::fs::{AtFlags, StatxFlags};
+use rustix::fs::{AtFlags, CWD, Statx, StatxFlags};
 
 use crate::sys::proc_file;
 
@@ -44,21 +45,34 @@ pub enum Id {
     Reused(u64),
 }
 
+impl Id {
+    /// The bits of statx(2) that ask for the id. Kernels before 6.8 ignore the unknown bit, and the mask of the answer shows which id it
+    /// contains.
+    pub const ASKED: StatxFlags = MNT_ID_UNIQUE.union(StatxFlags::MNT_ID);
+}
+
+/// Returns the id in an answer of statx(2) that was asked for [`Id::ASKED`], or `None` before Linux 5.8.
+pub fn id_of(stat: &Statx) -> Option<Id> {
+    let has = |flag: StatxFlags| stat.stx_mask & flag.bits() != 0;
+    if has(MNT_ID_UNIQUE) {
+        Some(Id::Unique(stat.stx_mnt_id))
+    } else if has(StatxFlags::MNT_ID) {
+        Some(Id::Reused(stat.stx_mnt_id))
+    } else {
+        None
+    }
+}
+
 /// Returns the id of the mount that contains `file`. It comes from statx(2) since Linux 5.8, and from /proc/self/fdinfo on
 /// earlier kernels or if a seccomp filter denies statx(2).
 ///
 /// # Errors
 /// If neither reports the id.
 pub fn id(file: impl AsFd) -> io::Result<Id> {
-    // Kernels before 6.8 ignore the unknown bit, and the mask of the answer shows which id it contains; see statx(2).
-    let asked = MNT_ID_UNIQUE | StatxFlags::MNT_ID;
-    if let Ok(stat) = rustix::fs::statx(&file, c"", AtFlags::EMPTY_PATH, asked) {
-        let has = |flag: StatxFlags| stat.stx_mask & flag.bits() != 0;
-        if has(MNT_ID_UNIQUE) {
-            return Ok(Id::Unique(stat.stx_mnt_id));
-        } else if has(StatxFlags::MNT_ID) {
-            return Ok(Id::Reused(stat.stx_mnt_id));
-        }
+    if let Ok(stat) = rustix::fs::statx(&file, c"", AtFlags::EMPTY_PATH, Id::ASKED)
+        && let Some(id) = id_of(&stat)
+    {
+        return Ok(id);
     }
     reused_id(file).map(Id::Reused)
 }
@@ -84,6 +98,12 @@ pub fn reused_id(file: impl AsFd) -> io::Result<u64> {
 /// it.
 pub fn facts(file: impl AsFd) -> Option<MountFacts> {
     facts_of(id(file).ok()?)
+}
+
+/// Like [`facts`], for the mount that contains the file at `path` on the host. A link at its end is not followed.
+pub fn facts_at(path: &Path) -> Option<MountFacts> {
+    let stat = rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, Id::ASKED).ok()?;
+    facts_of(id_of(&stat)?)
 }
 
 /// Like [`facts`], for a mount with a known id.

@@ -19,6 +19,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use serde::{Deserialize, Serialize};
 use splice::{Spliced, splice};
 
 pub use parse::{parse, with_prefix};
@@ -70,7 +71,7 @@ const MAX_STRING: usize = 4096;
 const MAX_TEXT: usize = 16 << 20;
 
 /// An architecture that the NVIDIA driver supports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 pub enum Arch {
     /// 64-bit x86.
     X86_64,

@@ -48,6 +48,7 @@ fn look(state: &str) -> KernelView {
     KernelView {
         version: "535.1".into(),
         gpus: whole().gpus.iter().map(gpu).collect(),
+        known_gpus: Vec::new(),
         nodes: BTreeMap::new(),
         instances: Vec::new(),
         caps: Vec::new(),
@@ -96,7 +97,7 @@ impl Scene {
     fn start(&self, question: &str, state: &str, answer: &Inventory) -> (Inventory, u64) {
         let cache = self.cache(question, Duration::from_secs(9));
         let got = cache
-            .get(&|| look(state), &|| (), &|_| {
+            .get(&|_| look(state), &|| (), &|_| {
                 self.ask(answer, Duration::ZERO)
             })
             .unwrap()
@@ -131,7 +132,7 @@ fn an_answer_is_kept_as_long_as_the_host_is_the_same() {
     assert_eq!(mode & 0o7777, 0o600);
     let cache = scene.cache("r", Duration::from_secs(9));
     cache
-        .renew(&|| look("a"), &|_| scene.ask(&whole(), Duration::ZERO))
+        .renew(&|_| look("a"), &|_| scene.ask(&whole(), Duration::ZERO))
         .unwrap();
     assert_eq!(
         scene.start("r", "a", &whole()),
@@ -167,6 +168,7 @@ fn a_file_that_is_anything_else_is_replaced() {
     let scene = Scene::new();
     scene.start("q", "a", &whole());
     let good = std::fs::read(scene.file()).unwrap();
+    let header = stored::header(KIND);
     let damaged = |at: usize| {
         let mut bytes = good.clone();
         bytes[at] ^= 1;
@@ -174,12 +176,16 @@ fn a_file_that_is_anything_else_is_replaced() {
     };
     let older = String::from_utf8(good.clone())
         .unwrap()
-        .replacen(" inventory 4 ", " inventory 0 ", 1)
+        .replacen(" inventory 5 ", " inventory 0 ", 1)
         .into_bytes();
-    let unknown = String::from_utf8(good[HEADER.len() + 17..].to_vec())
+    let unknown = String::from_utf8(good[header.len() + 17..].to_vec())
         .unwrap()
         .replacen('{', "{\"more\":1,", 1);
-    let unknown = format!("{HEADER}{:016x}\n{unknown}", checksum(unknown.as_bytes())).into_bytes();
+    let unknown = format!(
+        "{header}{:016x}\n{unknown}",
+        stored::checksum(unknown.as_bytes())
+    )
+    .into_bytes();
     let mut files = vec![
         Vec::new(),
         b"nonsense".to_vec(),
@@ -190,14 +196,14 @@ fn a_file_that_is_anything_else_is_replaced() {
     files.extend(
         [
             0,
-            HEADER.len(),
-            HEADER.len() + 16,
-            HEADER.len() + 17,
+            header.len(),
+            header.len() + 16,
+            header.len() + 17,
             good.len() / 2,
         ]
         .map(damaged),
     );
-    files.extend([10, HEADER.len() + 3, good.len() - 1].map(|end| good[..end].to_vec()));
+    files.extend([10, header.len() + 3, good.len() - 1].map(|end| good[..end].to_vec()));
     for (number, bytes) in files.into_iter().enumerate() {
         std::fs::write(scene.file(), &bytes).unwrap();
         let before = scene.asked.load(Ordering::SeqCst);
@@ -253,7 +259,7 @@ fn at_once(answer: &Inventory) -> u64 {
         for _ in 0..100 {
             scope.spawn(|| {
                 let cache = scene.cache("q", Duration::from_secs(30));
-                let got = cache.get(&|| look("a"), &|| (), &|_| {
+                let got = cache.get(&|_| look("a"), &|| (), &|_| {
                     scene.ask(answer, Duration::from_millis(100))
                 });
                 assert_eq!(got.unwrap().0, *answer);
@@ -279,8 +285,11 @@ fn what_was_asked_before_is_not_taken_for_new() {
     std::thread::scope(|scope| {
         let takes = Duration::from_millis(300);
         let (slow, scene) = (&slow, &scene);
-        let asking = scope
-            .spawn(move || slow.get(&|| look("a"), &|| (), &|_| scene.ask(&with_failed(), takes)));
+        let asking = scope.spawn(move || {
+            slow.get(&|_| look("a"), &|| (), &|_| {
+                scene.ask(&with_failed(), takes)
+            })
+        });
         std::thread::sleep(takes / 4);
         assert_eq!(
             scene.start("q", "a", &whole()),
@@ -311,13 +320,13 @@ fn waiting_for_the_lock_takes_time_off() {
         .unwrap()
         .unwrap();
     let cache = scene.cache("q", Duration::from_millis(500));
-    type Way = fn(&Cache, &dyn Fn() -> KernelView, Ask<'_>) -> Result<(Inventory, KernelView)>;
+    type Way = fn(&Cache, Look<'_>, Ask<'_>) -> Result<(Inventory, KernelView)>;
     let get: Way = |cache, look, ask| cache.get(look, &|| (), ask);
     let left = |end: Instant| end.saturating_duration_since(Instant::now());
     for answer in [get, Cache::renew] {
         let refuse = |end: Instant| anyhow::bail!("{} ms left", left(end).as_millis());
         let start = Instant::now();
-        let error = answer(&cache, &|| look("a"), &refuse).unwrap_err();
+        let error = answer(&cache, &|_| look("a"), &refuse).unwrap_err();
         assert_eq!(error.to_string(), "0 ms left");
         assert!(start.elapsed() >= Duration::from_millis(500));
     }
@@ -325,7 +334,7 @@ fn waiting_for_the_lock_takes_time_off() {
     let cache = scene.cache("q", Duration::from_secs(60));
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            cache.get(&|| look("a"), &|| (), &|end| {
+            cache.get(&|_| look("a"), &|| (), &|end| {
                 assert!(left(end) < Duration::from_millis(59_800), "{:?}", left(end));
                 scene.ask(&whole(), Duration::ZERO)
             })
@@ -352,7 +361,7 @@ fn an_error_is_shared_with_those_who_waited() {
     let one = || {
         scene
             .cache("q", Duration::from_secs(60))
-            .get(&|| look("a"), &|| (), &ask)
+            .get(&|_| look("a"), &|| (), &ask)
             .unwrap_err()
     };
     std::thread::scope(|scope| {
@@ -401,7 +410,7 @@ fn an_answer_without_a_gpu_that_hangs_is_kept_briefly() {
             text: text.to_owned(),
             is_whole,
         };
-        let look = || KernelView {
+        let look = |_: &[KnownGpu]| KernelView {
             uptime,
             state: Some(state.clone()),
             ..look("a")
@@ -421,7 +430,7 @@ fn an_answer_without_a_gpu_that_hangs_is_kept_briefly() {
         "another host"
     );
     assert_eq!(asked_at(7, "b", true), 4, "not in the past");
-    let without_state = || KernelView {
+    let without_state = |_: &[KnownGpu]| KernelView {
         state: None,
         ..look("a")
     };
@@ -455,7 +464,7 @@ fn an_answer_is_not_kept_if_instances_changed_in_the_meantime() {
         ..inventory()
     };
     answer.gpus[2].mig_devices.truncate(1);
-    let view = || {
+    let view = |_: &[KnownGpu]| {
         let mut view = look("a");
         let more = answer.gpus[2].clone();
         view.gpus.push(KernelGpu {
@@ -501,7 +510,7 @@ fn what_nvml_cannot_say_is_an_error_each_time() {
         let cache = scene.cache("q", Duration::from_secs(9));
         assert!(
             cache
-                .get(&|| look("a"), &|| (), &|_| anyhow::bail!("no"))
+                .get(&|_| look("a"), &|| (), &|_| anyhow::bail!("no"))
                 .is_err()
         );
     }
