@@ -6,13 +6,14 @@ use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::{Context, Result};
+use nix::errno::Errno;
 use rustix::fs::OFlags;
 
 use base::paths::ContainerPath;
+use base::report::errno_of;
 
 use super::{Applier, Change};
 use crate::inject::files::directory::{Present, find_present, replace_file};
-use crate::inject::files::tmpfs::is_read_only;
 use crate::inject::{container::linker_cache, layer::overlay, left_out};
 use crate::plan::step::CacheEntry;
 
@@ -56,8 +57,11 @@ impl Applier {
     fn write_linker_cache(&mut self, etc: &Rc<OwnedFd>, content: &[u8]) -> Result<()> {
         let name = OsStr::new("ld.so.cache");
         let is_volume = !self.layout.may_create(etc, Path::new("etc"))?;
-        if !is_volume && !is_read_only(&**etc) {
-            return replace_file(etc, Path::new(name), content).context("write it");
+        if !is_volume {
+            match replace_file(etc, Path::new(name), content) {
+                Err(error) if errno_of(&error) == Some(Errno::EROFS) => {}
+                written => return written.context("write it"),
+            }
         }
         let Present::Other(point, _) = find_present(etc, name)? else {
             let finding = linker_cache::missing(is_volume);
