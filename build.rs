@@ -12,13 +12,17 @@
 mod linker;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/no-unwind-tables.ld");
+/// Functions that a start runs are next to each other.
+const ORDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/start-order.ld");
 
 fn main() {
     println!("cargo:rerun-if-changed={SCRIPT}");
+    println!("cargo:rerun-if-changed={ORDER}");
     println!("cargo:rerun-if-changed=build.rs");
     if cfg!(feature = "lean") {
         linker::options(SCRIPT)
             .iter()
             .for_each(|option| println!("cargo:rustc-link-arg-bins={option}"));
+        println!("cargo:rustc-link-arg-bins=-Wl,-T,{ORDER}");
     }
 }

@@ -1,5 +1,5 @@
-//! Limits what a start may cost, in numbers that do not depend on the load of the machine: instructions, system calls, processes,
-//! bytes. The program is the one that packages contain.
+//! Limits what a start may cost, in numbers that do not depend on the load of the machine: instructions, system calls, page faults,
+//! processes, bytes. The program is the one that packages contain.
 //!
 //! The count of `--version`, which does nothing, is subtracted from each count. The rest is the hook's own, whatever the loader
 //! does.
@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Instant;
+
+use rustix::process::{WaitId, WaitIdOptions};
 
 use crate::built;
 use crate::driver::{FakeDriver, Image, Waiting};
@@ -47,7 +49,10 @@ pub mod most {
     /// With the text that `plan` prints, a quarter of it
     pub const EIGHT_GPUS: u64 = 3_200_000;
     pub const NOTHING_ASKED_CALLS: usize = 10;
+    /// Page faults more than those of `/bin/true`, here and below.
+    pub const NOTHING_ASKED_FAULTS: u64 = 48;
     pub const EIGHT_GPUS_CALLS: usize = 434;
+    pub const EIGHT_GPUS_FAULTS: u64 = 100;
     /// Of the process that prints the spec of eight GPUs. The process that calls NVML makes as many calls as the library.
     pub const GENERATE_CALLS: usize = 520;
     /// With a spec that is up to date, which needs no NVML.
@@ -109,6 +114,34 @@ fn trace(dir: &Path, options: &[&str], args: &[&str], stdin: &str) -> String {
         .env_clear();
     run_with(&mut strace, stdin.as_bytes()).ok();
     fs::read_to_string(out).unwrap()
+}
+
+/// Returns how many page faults of the program were served without reading a file.
+fn faults(dir: &Path, program: &Path, args: &[&str], stdin: &str) -> u64 {
+    let state = dir.join("stdin");
+    fs::write(&state, stdin).unwrap();
+    let mut command = Command::new(program);
+    command.args(args).env_clear();
+    let mut child = command
+        .stdin(fs::File::open(state).unwrap())
+        .spawn()
+        .unwrap();
+    let pid = rustix::process::Pid::from_child(&child);
+    let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    rustix::process::waitid(WaitId::Pid(pid), ended).unwrap();
+    // proc_pid_stat(5): the name in parentheses is the second field, and minflt the tenth. Until it is reaped, the process has them.
+    let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+    assert!(child.wait().unwrap().success());
+    let fields = stat.rsplit_once(") ").unwrap().1;
+    fields.split(' ').nth(7).unwrap().parse().unwrap()
+}
+
+/// Returns the faults of an empty program.
+fn faults_of_true(dir: &Path) -> u64 {
+    (0..5)
+        .map(|_| faults(dir, Path::new("/bin/true"), &[], ""))
+        .min()
+        .unwrap()
 }
 
 fn bundle(dir: &Path, spec: &serde_json::Value) -> String {
@@ -201,6 +234,15 @@ fn nothing_asked() {
         calls("prestart").saturating_sub(calls("--version")),
         most::NOTHING_ASKED_CALLS,
     );
+    let faults = (0..5)
+        .map(|_| faults(dir.path(), program(), &["prestart"], &state))
+        .min()
+        .unwrap();
+    at_most(
+        "page faults, nothing asked",
+        faults.saturating_sub(faults_of_true(dir.path())),
+        most::NOTHING_ASKED_FAULTS,
+    );
     let mount = |n: u32| serde_json::json!({"destination": format!("/m/{n:041}"), "source": "/s", "options": ["ro"]});
     let per_mount = mount(0).to_string().len() + 1;
     spec["mounts"] = (0..u32::try_from(1_000_000 / per_mount).unwrap())
@@ -216,11 +258,11 @@ fn nothing_asked() {
 fn eight_gpus_warm() {
     let (dir, fake) = (scratch(), FakeDriver::new(&["--gpus", "8", "--all-files"]));
     let image = Image::new(dir.path(), &["--layout", "debian"]);
-    let container = CriContainer::start(
-        &dir.path().join("container"),
-        &image.rootfs,
-        "mount -t tmpfs layer $layer",
-    );
+    let start = |name: &str| {
+        let dir = dir.path().join(name);
+        CriContainer::start(&dir, &image.rootfs, "mount -t tmpfs layer $layer")
+    };
+    let container = start("container");
     let config = fake.config.to_str().unwrap();
     let state = container.state();
     // Where the driver's files are is stored only if nothing has changed in the second before the search.
@@ -245,8 +287,20 @@ fn eight_gpus_warm() {
         .unwrap();
     at_most("instructions, 8 GPUs, warm", own, most::EIGHT_GPUS);
 
+    let prestart = ["--config", config, "prestart"];
+    let faults = ["second", "third", "fourth"].map(|name| {
+        let container = start(name);
+        faults(dir.path(), program(), &prestart, &container.state())
+    });
+    let least = faults.iter().min().unwrap();
+    at_most(
+        "page faults, 8 GPUs, warm",
+        least.saturating_sub(faults_of_true(dir.path())),
+        most::EIGHT_GPUS_FAULTS,
+    );
+
     let floor = calls(dir.path(), &["--version"], &state).len();
-    let hook = calls(dir.path(), &["--config", config, "prestart"], &state);
+    let hook = calls(dir.path(), &prestart, &state);
     assert_eq!(
         container
             .exec("cd /dev; echo nvidia[0-9]*")

@@ -99,6 +99,7 @@ mod scene;
 mod shapes;
 mod slowest;
 mod soak;
+mod start_order;
 mod status;
 mod streams;
 mod style;
@@ -136,7 +137,7 @@ tests_of! {
     hostile::processes, hostile::volumes, host_states, hosts, image_layouts, json_schema, ldcache, ldconfig, lean, licenses, limits,
     limits_cdi, live, log, migration, mps_containers, mps_unit, nvidia_cli, nvidia_ctk, obs, packages, packaging, peers, pictures, pinned,
     plan, plan_obstacles, podman, podman_drop_in, poststop, precreate, precreate_podman, prepare, ps, readme, real_images, records, repository, rpm, shapes,
-    soak, status, style, suse_kit, systemd, toolkit, units, walks, why, wsl, zypper
+    soak, start_order, status, style, suse_kit, systemd, toolkit, units, walks, why, wsl, zypper
 }
 
 fn main() -> std::process::ExitCode {
