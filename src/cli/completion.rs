@@ -158,7 +158,8 @@ fn gpus() -> Vec<CompletionCandidate> {
 
 fn findings() -> Vec<CompletionCandidate> {
     let offer = |kind: &&Kind| {
-        CompletionCandidate::new(kind.id).help(Some(without_markdown(kind.title).into()))
+        let title = without_markdown(kind.texts().title);
+        CompletionCandidate::new(kind.id()).help(Some(title.into()))
     };
     catalog::ALL.iter().map(offer).collect()
 }

@@ -130,7 +130,7 @@ fn is_about_this_process(finding: &Finding) -> bool {
     ];
     of_this_process
         .iter()
-        .any(|kind| kind.id == finding.kind.id)
+        .any(|kind| kind.id() == finding.kind.id())
 }
 
 fn caller() -> Caller {

@@ -205,9 +205,9 @@ mod tests {
             section,
             check,
             status,
-            id: Some(kind.id),
+            id: Some(kind.id()),
             what: what.into(),
-            why: kind.why,
+            why: kind.texts().why,
             fix: fix.into(),
         }
     }

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use serde::Serialize;
 
 use base::json;
-use base::report::{Kind, failure, without_markdown};
+use base::report::{Kind, Severity, Texts, failure, without_markdown};
 use findings::catalog;
 
 use super::terminal::{Line, Terminal, Tone, cell, table};
@@ -35,9 +36,9 @@ fn list(is_json: bool, terminal: Terminal) -> Result<ExitCode> {
     let row = |kind: &&Kind| {
         let severity = kind.severity.name();
         [
-            cell(kind.id),
+            cell(kind.id()),
             (Tone::of_severity(severity), severity.to_owned()),
-            cell(without_markdown(kind.title)),
+            cell(without_markdown(kind.texts().title)),
         ]
     };
     Ok(output::print(
@@ -46,14 +47,27 @@ fn list(is_json: bool, terminal: Terminal) -> Result<ExitCode> {
 }
 
 /// Returns the JSON document, whose schema is `docs/schemas/explain.json`.
-fn document(kinds: &[&Kind]) -> Result<String> {
-    Ok(json::document("findings", &kinds)?)
+fn document(kinds: &[&'static Kind]) -> Result<String> {
+    #[derive(Serialize)]
+    struct Entry {
+        id: &'static str,
+        severity: Severity,
+        #[serde(flatten)]
+        texts: Texts,
+    }
+    let entry = |kind: &&'static Kind| Entry {
+        id: kind.id(),
+        severity: kind.severity,
+        texts: kind.texts(),
+    };
+    let entries: Vec<Entry> = kinds.iter().map(entry).collect();
+    Ok(json::document("findings", &entries)?)
 }
 
 fn unknown(number: &str) -> anyhow::Error {
     let all = "\"oci-nvidia-hook explain --list\" prints all numbers";
     let hint = match catalog::number_of(number).and_then(catalog::neighbor) {
-        Some(near) => format!("did you mean {}? {all}", near.id),
+        Some(near) => format!("did you mean {}? {all}", near.id()),
         None => all.to_owned(),
     };
     failure(
@@ -82,21 +96,17 @@ fn installed(reference: &str) -> String {
 }
 
 fn page(kind: &Kind) -> Vec<Line> {
-    let Kind {
-        id,
-        severity,
+    let Texts {
         title,
         why,
         fix,
         see,
-    } = kind;
+    } = kind.texts();
     let head = Line::default()
-        .then(Tone::Heading, *id)
+        .then(Tone::Heading, kind.id())
         .then(Tone::Plain, format!(": {}", without_markdown(title)));
-    let severity = (
-        Tone::of_severity(severity.name()),
-        severity.name().to_owned(),
-    );
+    let severity = kind.severity.name();
+    let severity = (Tone::of_severity(severity), severity.to_owned());
     let mut rows = vec![[cell("severity:"), severity]];
     rows.extend(
         [("why:", why), ("fix:", fix)]
@@ -119,14 +129,9 @@ mod tests {
     fn each_page_contains_the_whole_catalog_entry() {
         for kind in catalog::ALL {
             let text = Terminal::default().render(&page(kind));
-            for part in [
-                kind.id,
-                kind.title,
-                kind.severity.name(),
-                kind.why,
-                kind.fix,
-                kind.see,
-            ] {
+            let texts = kind.texts();
+            let (id, severity) = (kind.id(), kind.severity.name());
+            for part in [id, texts.title, severity, texts.why, texts.fix, texts.see] {
                 assert!(text.contains(&without_markdown(part)), "{text}");
             }
             assert!(
@@ -135,7 +140,7 @@ mod tests {
             );
             assert_eq!(
                 text.lines().count(),
-                if kind.see.is_empty() { 5 } else { 6 },
+                if texts.see.is_empty() { 5 } else { 6 },
                 "{text}"
             );
         }

@@ -135,7 +135,7 @@ fn run_hook_entry(args: &[OsString]) -> ExitCode {
 /// Reports the failure of a command. Some parts of a command line are judged only when the command runs.
 fn failed(error: &anyhow::Error) -> ExitCode {
     let kind = kind_of(error);
-    if kind.is_some_and(|kind| kind.id == catalog::COMMAND_LINE.id) {
+    if kind.is_some_and(|kind| kind.id() == catalog::COMMAND_LINE.id()) {
         return usage_error(error);
     }
     Call::default().error(error);

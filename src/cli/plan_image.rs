@@ -222,7 +222,7 @@ impl From<Answer> for Examined {
 impl From<Finding> for Observation {
     fn from(finding: Finding) -> Self {
         Self {
-            id: finding.kind.id.to_owned(),
+            id: finding.kind.id().to_owned(),
             what: finding.what,
             fix: finding.fix,
         }

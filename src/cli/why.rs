@@ -183,7 +183,7 @@ fn without_record(known: &KnownContainer, config: Option<&Path>) -> Result<Witho
         }
         Verdict::Unchanged(finding) => {
             answer.outcome = NotSetUp::Unchanged;
-            answer.finding = finding.kind.id;
+            answer.finding = finding.kind.id();
             (answer.reason, answer.hint) = (finding.what, finding.fix);
         }
         Verdict::Gpus(request) => {

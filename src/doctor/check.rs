@@ -99,9 +99,9 @@ impl Check {
             section,
             check,
             status,
-            id: Some(kind.id),
+            id: Some(kind.id()),
             what,
-            why: kind.why,
+            why: kind.texts().why,
             fix,
         }
     }

@@ -49,7 +49,7 @@ pub(super) fn module(facts: &Facts) -> Check {
     if let Some(refused) = &driver.refused {
         finding.what = format!("{}; the kernel logged: {refused}", finding.what);
     }
-    if driver.secure_boot && finding.kind.id == catalog::NOT_LOADED.id {
+    if driver.secure_boot && finding.kind.id() == catalog::NOT_LOADED.id() {
         finding.what.push_str("; Secure Boot is on");
         finding.fix = match facts.distribution {
             Distribution::Suse => {

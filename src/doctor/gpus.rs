@@ -28,7 +28,7 @@ pub(super) fn on_the_bus(facts: &Facts) -> Check {
         .driver
         .diagnosis
         .as_ref()
-        .filter(|finding| finding.kind.id == catalog::PLATFORM.id)
+        .filter(|finding| finding.kind.id() == catalog::PLATFORM.id())
     {
         return Check::found(finding.clone());
     }
@@ -65,11 +65,13 @@ pub(super) fn nvml(facts: &Facts) -> Check {
     };
     match answer {
         // The check "groups" reports that this user cannot open the nodes, with the group.
-        Err(finding) if facts.user.is_some() && finding.kind.id == catalog::NVML_PERMISSION.id => {
+        Err(finding)
+            if facts.user.is_some() && finding.kind.id() == catalog::NVML_PERMISSION.id() =>
+        {
             Check::skipped("this user cannot open the GPUs")
         }
         Err(finding)
-            if finding.kind.id == catalog::NVML_PERMISSION.id
+            if finding.kind.id() == catalog::NVML_PERMISSION.id()
                 && hooks_user(facts).status == Status::Error =>
         {
             Check::skipped("the check hook-user reports why NVML cannot be asked")

@@ -251,7 +251,7 @@ mod tests {
             apply(self)
         }
         fn add_finding(&mut self, finding: Finding) {
-            self.log.borrow_mut().push(finding.kind.id.to_owned());
+            self.log.borrow_mut().push(finding.kind.id().to_owned());
         }
         fn undo(self) {
             self.log.borrow_mut().push("undo".to_owned());

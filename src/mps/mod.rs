@@ -62,7 +62,7 @@ pub(crate) fn run(
     notify: NotifySocket,
 ) -> Result<ExitCode> {
     let supervisor = match prepare(request, config, notify) {
-        Err(error) if kind_of(&error).is_some_and(|kind| kind.id == catalog::MPS_START.id) => {
+        Err(error) if kind_of(&error).is_some_and(|kind| kind.id() == catalog::MPS_START.id()) => {
             Call::default().error(&error);
             return Ok(ExitCode::from(NOT_POSSIBLE));
         }

@@ -177,7 +177,7 @@ mod tests {
         };
         let found = verdict(&spec, &mounts).unwrap();
         assert!(
-            matches!(&found, Verdict::Unchanged(finding) if finding.kind.id == catalog::OTHERS.id),
+            matches!(&found, Verdict::Unchanged(finding) if finding.kind.id() == catalog::OTHERS.id()),
             "{found:?}"
         );
     }

@@ -188,7 +188,7 @@ impl Call {
             self.write("error", line);
         }
         let ErrorReport { kind, line, hint } = ErrorReport::new(error);
-        self.send(Severity::Error, &line, kind.id, &hint);
+        self.send(Severity::Error, &line, kind.id(), &hint);
         self.record.add_finding(&Finding::error(error));
     }
 
@@ -211,7 +211,7 @@ impl Call {
     /// Logs and prints a finding, which does not stop the container. Notes are not printed to stderr.
     pub(crate) fn finding(&mut self, finding: &Finding) {
         let (what, fix) = (one_line(&finding.what), one_line(&finding.fix));
-        let id = finding.kind.id;
+        let id = finding.kind.id();
         match finding.kind.severity {
             Severity::Note => self.write("note", &format!("{what} ({id})")),
             Severity::Warning | Severity::Error => {
@@ -249,7 +249,7 @@ impl Call {
         let (what, fix) = (one_line(&finding.what), one_line(&finding.fix));
         self.print(&format!(
             "{NAME}: note: {what} ({})\nhint: {fix}",
-            finding.kind.id
+            finding.kind.id()
         ));
     }
 

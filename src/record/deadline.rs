@@ -66,7 +66,7 @@ impl Call {
     ) {
         let reason = format!(
             "it opened the container's files, and a file system may not have responded ({})",
-            catalog::TOO_LONG.id
+            catalog::TOO_LONG.id()
         );
         let findings = &self.so_far().findings;
         let text =
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!((once.text, &once.content), (whole.text, &whole.content));
         let record = records::Record::parse(&once.content).unwrap();
         assert_eq!(record.outcome, Outcome::Failed);
-        assert_eq!(record.findings[0].id, catalog::TOO_LONG.id);
+        assert_eq!(record.findings[0].id, catalog::TOO_LONG.id());
         assert_eq!(record.findings[0].fix, WAITED);
     }
 }

@@ -37,7 +37,7 @@ pub(crate) fn request(
     // A misspelled variable: keep a record, so that "why" can explain it.
     let is_misspelled = findings
         .iter()
-        .any(|finding| finding.kind.id == catalog::MISSPELLED_VARIABLE.id);
+        .any(|finding| finding.kind.id() == catalog::MISSPELLED_VARIABLE.id());
     if is_misspelled || !matches!(verdict, Ok(Verdict::Nothing(_))) {
         call.keep();
     }

@@ -74,7 +74,7 @@ pub(super) fn repair(
 }
 
 fn is_about_a_wrong_node(error: &anyhow::Error) -> bool {
-    kind_of(error).is_some_and(|kind| kind.id == catalog::NODE_WRONG.id)
+    kind_of(error).is_some_and(|kind| kind.id() == catalog::NODE_WRONG.id())
 }
 
 /// What a start would do, for `plan` and `doctor`, which change nothing.

@@ -41,7 +41,7 @@ pub fn check_error(error: &anyhow::Error) {
 pub fn check_findings(findings: &[Finding]) {
     for finding in findings {
         assert!(
-            !finding.what.is_empty() && finding.kind.id.starts_with("ONH-"),
+            !finding.what.is_empty() && finding.kind.id().starts_with("ONH-"),
             "{finding:?}"
         );
         check_line(&one_line(&finding.what));

@@ -337,7 +337,7 @@ fn v1_a_cgroup_of_others_is_left_alone() {
     fs::write(group.path.join("devices.deny"), "a").unwrap();
     let outcome = cgroup::allow(of_others, &[FIRST]).unwrap();
     assert_eq!(
-        (outcome.access, outcome.findings[0].kind.id),
+        (outcome.access, outcome.findings[0].kind.id()),
         (DeviceAccess::Denied, "ONH-311")
     );
     assert!(
@@ -380,7 +380,7 @@ fn v2_a_cgroup_of_others_is_left_alone() {
     let before = group.attached(0);
     let outcome = cgroup::allow(of_others, &[FIRST]).unwrap();
     assert_eq!(
-        (outcome.access, outcome.findings[0].kind.id),
+        (outcome.access, outcome.findings[0].kind.id()),
         (DeviceAccess::Denied, "ONH-311")
     );
     assert_eq!((group.open(FIRST), group.attached(0)), (Denied, before));
@@ -541,7 +541,7 @@ fn v2_a_program_that_denies_is_left_in_force() {
         (outcome.access, outcome.findings.len()),
         (DeviceAccess::Denied, 1)
     );
-    assert_eq!(outcome.findings[0].kind.id, "ONH-312");
+    assert_eq!(outcome.findings[0].kind.id(), "ONH-312");
     assert!(
         outcome.findings[0]
             .what
@@ -741,7 +741,7 @@ fn v2_the_scope_above_is_the_container_s_too() {
         "{:?}",
         outcome.findings
     );
-    assert_eq!(outcome.findings[0].kind.id, "ONH-305");
+    assert_eq!(outcome.findings[0].kind.id(), "ONH-305");
     assert_eq!([group.open(FIRST), group.open(SECOND)], [Allowed, Denied]);
     assert_eq!(
         group.allow("0a", &[FIRST]),
@@ -774,7 +774,7 @@ fn v2_what_crun_gave_to_systemd_is_extended() {
         (outcome.access, outcome.findings.len()),
         (DeviceAccess::Added, 1)
     );
-    assert_eq!(outcome.findings[0].kind.id, "ONH-310");
+    assert_eq!(outcome.findings[0].kind.id(), "ONH-310");
     assert!(outcome.findings[0].what.contains("daemon-reload"));
     let extended = group.attached(1);
     assert_eq!((extended.len(), group.open(FIRST)), (1, Allowed));
@@ -834,7 +834,7 @@ fn v2_a_program_further_up_is_named() {
         "{:?}",
         outcome.findings
     );
-    assert_eq!(outcome.findings[0].kind.id, "ONH-304");
+    assert_eq!(outcome.findings[0].kind.id(), "ONH-304");
     assert_eq!((group.open(FIRST), group.attached(1)), (Denied, before));
 }
 

@@ -171,7 +171,7 @@ impl Host {
                     said.extend(
                         findings
                             .into_iter()
-                            .map(|finding| format!("{} {}", finding.kind.id, finding.what)),
+                            .map(|finding| format!("{} {}", finding.kind.id(), finding.what)),
                     );
                 }
                 Err(error) => writeln!(text, "error: {error}").unwrap(),

@@ -149,7 +149,7 @@ pub fn without_env(files: &[SpecFile]) -> Vec<CdiVerdict> {
 
 fn unsafe_hook(file: &SpecFile, finding: Finding) -> CdiVerdict {
     let path = file.path.display().to_string();
-    let reason = format!("{} ({})", finding.what, finding.kind.id);
+    let reason = format!("{} ({})", finding.what, finding.kind.id());
     let verdict = CdiVerdict::usable(path.clone(), path).unusable(reason, finding.fix);
     CdiVerdict {
         ours: file.spec.as_ref().is_ok_and(is_ours),

@@ -139,7 +139,7 @@ mod tests {
             );
             for (file, finding) in found {
                 assert_eq!(
-                    (file.path.as_path(), finding.kind.id),
+                    (file.path.as_path(), finding.kind.id()),
                     (Path::new("/etc/cdi/x.json"), "ONH-061")
                 );
                 let what = format!(

@@ -14,7 +14,7 @@ pub fn find(number: &str) -> Option<&'static Kind> {
     let number = number_of(number)?;
     ALL.iter()
         .copied()
-        .find(|kind| number_of(kind.id) == Some(number))
+        .find(|kind| number_of(kind.id()) == Some(number))
 }
 
 /// Returns the number in `ONH-030`, `onh030`, `030` or `30`; `None` if the text is something else.
@@ -34,7 +34,7 @@ pub fn number_of(text: &str) -> Option<u16> {
 /// Returns the kind with the next lower or next higher number, whichever is nearer, if it is at most 5 away.
 #[must_use]
 pub fn neighbor(number: u16) -> Option<&'static Kind> {
-    let away = |kind: &&Kind| number_of(kind.id).map_or(u16::MAX, |other| other.abs_diff(number));
+    let away = |kind: &&Kind| number_of(kind.id()).map_or(u16::MAX, |other| other.abs_diff(number));
     ALL.iter()
         .copied()
         .min_by_key(away)
@@ -47,7 +47,7 @@ macro_rules! kinds {
             #[allow(rustdoc::broken_intra_doc_links, reason = "titles name tables of config.toml in brackets")]
             #[doc = concat!($id, ": ", $title, ".")]
             pub static $name: Kind =
-                Kind { id: $id, severity: $severity, title: $title, why: $why, fix: $fix, see: $see };
+                Kind::new($id, $severity, concat!($title, "\n", $why, "\n", $fix, "\n", $see));
         )*
         /// All kinds in the order of their numbers.
         pub static ALL: &[&Kind] = &[&SYSTEM, $(&$name),*];
@@ -534,24 +534,25 @@ mod tests {
 
     #[test]
     fn numbers_are_used_once_and_in_order() {
-        let ids: Vec<_> = ALL.iter().map(|kind| kind.id).collect();
+        let ids: Vec<_> = ALL.iter().map(|kind| kind.id()).collect();
         assert!(
             ids.is_sorted() && ids.windows(2).all(|pair| pair[0] != pair[1]),
             "{ids:?}"
         );
         for kind in ALL {
             assert!(
-                kind.id.len() == 7 && kind.id.starts_with("ONH-"),
+                kind.id().len() == 7 && kind.id().starts_with("ONH-"),
                 "{}",
-                kind.id
+                kind.id()
             );
             assert_eq!(
                 kind.severity == Severity::Error,
-                kind.id < "ONH-100",
+                kind.id() < "ONH-100",
                 "{}",
-                kind.id
+                kind.id()
             );
-            for text in [kind.title, kind.why, kind.fix] {
+            let texts = kind.texts();
+            for text in [texts.title, texts.why, texts.fix] {
                 assert!(
                     !text.is_empty() && !text.ends_with('.') && text.trim() == text,
                     "{text}"
@@ -570,7 +571,7 @@ mod tests {
             "ONH-030", "onh-030", "Onh-030", "ONH030", "onh30", "ONH-30", "030", "30",
         ] {
             assert_eq!(
-                find(number).map(|kind| kind.id),
+                find(number).map(|kind| kind.id()),
                 Some("ONH-030"),
                 "{number}"
             );
@@ -585,10 +586,10 @@ mod tests {
 
     #[test]
     fn only_near_numbers_are_neighbors() {
-        let last = number_of(ALL.last().unwrap().id).unwrap();
+        let last = number_of(ALL.last().unwrap().id()).unwrap();
         assert_eq!(neighbor(last + 2), ALL.last().copied());
         assert_eq!(
-            (neighbor(0), neighbor(30).map(|kind| kind.id)),
+            (neighbor(0), neighbor(30).map(|kind| kind.id())),
             (Some(&SYSTEM), Some("ONH-030"))
         );
         assert_eq!(neighbor(last + 6), None);

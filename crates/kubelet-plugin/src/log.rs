@@ -52,7 +52,7 @@ impl Log {
             Severity::Warning => 4,
             Severity::Note => 5,
         };
-        self.write(level, &format!("{} ({})", finding.what, finding.kind.id));
+        self.write(level, &format!("{} ({})", finding.what, finding.kind.id()));
         if !finding.fix.is_empty() {
             self.write(level, &format!("hint: {}", finding.fix));
         }
@@ -68,7 +68,7 @@ impl Log {
     /// Writes an error, with its hint.
     pub fn error(self, error: &anyhow::Error) {
         let ErrorReport { kind, line, hint } = ErrorReport::new(error);
-        self.write(3, &format!("{line} ({})", kind.id));
+        self.write(3, &format!("{line} ({})", kind.id()));
         if !hint.is_empty() {
             self.write(3, &format!("hint: {hint}"));
         }

@@ -59,7 +59,7 @@ impl Refusal {
     /// Creates a refusal with the number of a finding and a hint, in one line: an event of the pod with a second one is hard to read.
     #[must_use]
     pub fn of(kind: &Kind, what: &str, fix: &str) -> Self {
-        Self::new(&format!("{what} ({}); hint: {fix}", kind.id))
+        Self::new(&format!("{what} ({}); hint: {fix}", kind.id()))
     }
 
     /// Adds what fails because of it, as the beginning of the line.

@@ -150,7 +150,7 @@ pub fn claims_finding(kubelet_dir: &Path) -> Option<Finding> {
 fn without_cdi(what: &str, why: &str) -> Finding {
     let fix = format!(
         "run \"oci-nvidia-hook explain {}\"",
-        catalog::ENGINE_WITHOUT_CDI.id
+        catalog::ENGINE_WITHOUT_CDI.id()
     );
     Finding::new(
         &catalog::ENGINE_WITHOUT_CDI,

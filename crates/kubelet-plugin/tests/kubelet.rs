@@ -626,7 +626,7 @@ fn nothing_is_registered_next_to_another_plugin() {
         });
         let finding = plugin.registration(GPU).finding.unwrap();
         assert!(
-            finding.kind.id == "ONH-601" && finding.what.contains(socket),
+            finding.kind.id() == "ONH-601" && finding.what.contains(socket),
             "{finding:?}"
         );
         let called = usize::from(resource.is_some());

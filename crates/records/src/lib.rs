@@ -162,10 +162,10 @@ pub struct StoredFinding {
 impl From<&Finding> for StoredFinding {
     fn from(finding: &Finding) -> Self {
         Self {
-            id: finding.kind.id.to_owned(),
+            id: finding.kind.id().to_owned(),
             severity: finding.kind.severity.name().to_owned(),
             what: one_line(&finding.what),
-            why: finding.kind.why.to_owned(),
+            why: finding.kind.texts().why.to_owned(),
             fix: one_line(&finding.fix),
         }
     }

@@ -63,11 +63,11 @@ const SHORTFALLS: [(&Kind, &str); 13] = [
 
 /// The most important shortfall that one of these findings reports: its number and the words.
 pub(crate) fn of(findings: &[StoredFinding]) -> Option<(&'static str, &'static str)> {
-    let is_found = |kind: &Kind| findings.iter().any(|finding| finding.id == kind.id);
+    let is_found = |kind: &Kind| findings.iter().any(|finding| finding.id == kind.id());
     SHORTFALLS
         .iter()
         .find(|(kind, _)| is_found(kind))
-        .map(|(kind, words)| (kind.id, *words))
+        .map(|(kind, words)| (kind.id(), *words))
 }
 
 #[cfg(test)]
@@ -88,13 +88,13 @@ mod tests {
             record
         };
         for (kind, words) in SHORTFALLS {
-            assert!(kind.severity == Severity::Warning, "{}", kind.id);
+            assert!(kind.severity == Severity::Warning, "{}", kind.id());
             let record = record(&[&catalog::IMAGE_CUDA, kind]);
             assert_eq!(
                 (record.outcome, record.shortfall()),
                 (Outcome::Incomplete, Some(words)),
                 "{}",
-                kind.id
+                kind.id()
             );
         }
         let both = record(&[&catalog::GPU_LEFT_OUT, &catalog::NO_ACCESS]);

@@ -52,7 +52,7 @@ fn outcome_lines(preview: &Preview, decisive: Option<&Finding>) -> Vec<Line> {
     };
     let mut reason = format!(": {}", one_line(&preview.reason));
     if let Some(finding) = decisive {
-        reason += &format!(" ({})", finding.kind.id);
+        reason += &format!(" ({})", finding.kind.id());
     }
     let line = Line::default().then(tone, outcome);
     lines.push(line.then(Tone::Plain, reason));
@@ -91,7 +91,7 @@ fn request_lines(preview: &Preview) -> Vec<Line> {
 fn finding_lines(finding: &Finding) -> Vec<Line> {
     let severity = finding.kind.severity.name();
     let what = format!(": {}", one_line(&finding.what));
-    let line = Line::new(format!("{} ", finding.kind.id));
+    let line = Line::new(format!("{} ", finding.kind.id()));
     let line = line.then(Tone::of_severity(severity), severity);
     let mut lines = vec![line.then(Tone::Plain, what)];
     if !finding.fix.is_empty() {

@@ -110,7 +110,7 @@ pub fn render(error: &anyhow::Error) -> String {
     } else {
         format!("\nhint: {hint}")
     };
-    format!("{line} ({}){hint}", kind.id)
+    format!("{line} ({}){hint}", kind.id())
 }
 
 /// Returns an error as one line without number and hint, to be part of another text.
@@ -181,16 +181,11 @@ fn lower_first(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Severity;
     use anyhow::Context;
 
-    static CONFIG: Kind = Kind {
-        id: "ONH-005",
-        ..SYSTEM
-    };
-    static OTHER: Kind = Kind {
-        id: "ONH-016",
-        ..SYSTEM
-    };
+    static CONFIG: Kind = Kind::new("ONH-005", Severity::Error, "");
+    static OTHER: Kind = Kind::new("ONH-016", Severity::Error, "");
 
     #[test]
     fn renders_outermost_first_and_the_hint_last() {

@@ -42,10 +42,10 @@ impl Finding {
 impl Serialize for Finding {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut fields = serializer.serialize_struct("Finding", 5)?;
-        fields.serialize_field("id", self.kind.id)?;
+        fields.serialize_field("id", self.kind.id())?;
         fields.serialize_field("severity", self.kind.severity.name())?;
         fields.serialize_field("what", &self.what)?;
-        fields.serialize_field("why", self.kind.why)?;
+        fields.serialize_field("why", self.kind.texts().why)?;
         fields.serialize_field("fix", &self.fix)?;
         fields.end()
     }

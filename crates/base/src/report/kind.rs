@@ -26,13 +26,21 @@ impl Severity {
     }
 }
 
-/// An entry of the catalog: what is true of a finding on every host. `explain --json` prints its fields under these names.
-#[derive(Debug, PartialEq, Eq, Serialize)]
+/// An entry of the catalog: what is true of a finding on every host.
+///
+/// It contains only one pointer. The dynamic linker writes each pointer of a static value at every start of a program, which copies
+/// its page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind {
-    /// `ONH-` and three digits. A number is never reused.
-    pub id: &'static str,
+    id: [u8; 7],
     /// `error` for the numbers below 100.
     pub severity: Severity,
+    texts: &'static str,
+}
+
+/// The texts of an entry. `explain --json` prints them under these names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Texts {
     /// The meaning, without the names of a particular host.
     pub title: &'static str,
     /// The consequence.
@@ -45,10 +53,44 @@ pub struct Kind {
 }
 
 impl Kind {
+    /// Returns an entry. Its id is `ONH-` and three digits; a number is never reused. `texts` are the fields of [`Texts`], a line
+    /// each.
+    #[must_use]
+    pub const fn new(id: &'static str, severity: Severity, texts: &'static str) -> Self {
+        let id = match id.as_bytes().first_chunk() {
+            Some(id) => *id,
+            None => *b"ONH-001",
+        };
+        Self {
+            id,
+            severity,
+            texts,
+        }
+    }
+
+    /// Returns `ONH-` and three digits.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        std::str::from_utf8(&self.id).unwrap_or_default()
+    }
+
+    /// Returns the texts.
+    #[must_use]
+    pub fn texts(&self) -> Texts {
+        let mut lines = self.texts.lines();
+        let mut next = || lines.next().unwrap_or_default();
+        Texts {
+            title: next(),
+            why: next(),
+            fix: next(),
+            see: next(),
+        }
+    }
+
     /// Returns the entry of the finding in the installed documentation: a page and an anchor.
     #[must_use]
     pub fn entry(&self) -> String {
-        format!("findings.md#{}", self.id.to_ascii_lowercase())
+        format!("findings.md#{}", self.id().to_ascii_lowercase())
     }
 }
 
@@ -71,11 +113,11 @@ pub fn without_markdown(text: &str) -> String {
 }
 
 /// The kind of errors that have no other one.
-pub static SYSTEM: Kind = Kind {
-    id: "ONH-001",
-    severity: Severity::Error,
-    title: "an operation failed",
-    why: "the message names the operation, its object and the error of the kernel",
-    fix: "check the object that the message names; if nothing is wrong with it, report a bug and attach the file that `oci-nvidia-hook doctor --bundle report.tar.gz` writes",
-    see: "",
-};
+pub static SYSTEM: Kind = Kind::new(
+    "ONH-001",
+    Severity::Error,
+    "an operation failed\n\
+     the message names the operation, its object and the error of the kernel\n\
+     check the object that the message names; if nothing is wrong with it, report a bug and attach the file that \
+     `oci-nvidia-hook doctor --bundle report.tar.gz` writes",
+);

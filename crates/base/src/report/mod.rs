@@ -13,4 +13,4 @@ pub use error::{
 };
 pub use finding::Finding;
 pub(crate) use hidden::is_hidden;
-pub use kind::{Kind, SYSTEM, Severity, without_markdown};
+pub use kind::{Kind, SYSTEM, Severity, Texts, without_markdown};

@@ -113,7 +113,7 @@ pub struct FindingEntry {
 impl From<&Finding> for FindingEntry {
     fn from(finding: &Finding) -> Self {
         Self {
-            id: finding.kind.id,
+            id: finding.kind.id(),
             severity: finding.kind.severity.name(),
             what: finding.what.clone(),
             fix: finding.fix.clone(),

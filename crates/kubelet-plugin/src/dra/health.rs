@@ -108,7 +108,11 @@ fn report(pool: &Pool, node: &str, now: u64) -> NodeWatchResourcesResponse {
             HealthStatus::Healthy
         };
         let message = |why: &String| {
-            Refusal::new(&format!("{why} ({})", catalog::PLUGIN_UNHEALTHY_DEVICE.id)).to_string()
+            Refusal::new(&format!(
+                "{why} ({})",
+                catalog::PLUGIN_UNHEALTHY_DEVICE.id()
+            ))
+            .to_string()
         };
         DeviceHealth {
             device: Some(DeviceIdentifier {

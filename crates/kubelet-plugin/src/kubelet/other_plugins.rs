@@ -433,7 +433,7 @@ mod tests {
             .unwrap()
             .finding("nvidia.com/gpu");
         assert_eq!(
-            (finding.kind.id, &*finding.what),
+            (finding.kind.id(), &*finding.what),
             (
                 "ONH-601",
                 "cannot register \"nvidia.com/gpu\": another device plugin answers at \"nvidia-gpu.sock\" in the kubelet's directory"

@@ -53,7 +53,7 @@ impl fmt::Display for Event {
             Self::Registered(resource) => write!(f, "registered {resource:?} with the kubelet"),
             Self::Closed(resource) => write!(f, "the kubelet's stream for {resource:?} ended"),
             Self::Failed(resource, error) => write!(f, "cannot register {resource:?}: {error}"),
-            Self::Conflict(finding) => write!(f, "{} ({})", finding.what, finding.kind.id),
+            Self::Conflict(finding) => write!(f, "{} ({})", finding.what, finding.kind.id()),
         }
     }
 }

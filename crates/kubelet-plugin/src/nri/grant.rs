@@ -364,7 +364,7 @@ mod tests {
             let id = found
                 .as_ref()
                 .err()
-                .map(|error| ErrorReport::new(error).kind.id);
+                .map(|error| ErrorReport::new(error).kind.id());
             assert_eq!(id, expected, "{env:?}: {found:?}");
         }
     }
@@ -458,7 +458,7 @@ mod tests {
             },
         ) {
             Ok(Grant::Nothing) => "nothing".to_owned(),
-            Ok(Grant::Unchanged(finding)) => format!("left alone: {}", finding.kind.id),
+            Ok(Grant::Unchanged(finding)) => format!("left alone: {}", finding.kind.id()),
             Ok(Grant::Devices(names, _)) => {
                 let uuids = names.iter().map(|name| {
                     name.strip_prefix("k8s.device-plugin.nvidia.com/gpu=")
@@ -466,7 +466,7 @@ mod tests {
                 });
                 uuids.collect::<Vec<_>>().join(",")
             }
-            Err(error) => format!("refused: {}", ErrorReport::new(&error).kind.id),
+            Err(error) => format!("refused: {}", ErrorReport::new(&error).kind.id()),
         }
     }
 
@@ -614,7 +614,7 @@ mod tests {
                     (names.map(str::to_owned).into(), 1)
                 );
                 assert!(
-                    findings[0].kind.id == "ONH-233" && findings[0].fix.contains("ib_uverbs"),
+                    findings[0].kind.id() == "ONH-233" && findings[0].fix.contains("ib_uverbs"),
                     "{findings:?}"
                 );
             }
@@ -730,7 +730,7 @@ mod tests {
     fn a_driver_that_does_not_answer() {
         let error = grant(&asking(&[ALL]), &Config::default(), known(None)).unwrap_err();
         let ErrorReport { kind, line, .. } = ErrorReport::new(&error);
-        assert_eq!(kind.id, "ONH-074");
+        assert_eq!(kind.id(), "ONH-074");
         assert_eq!(
             line,
             "NVIDIA_VISIBLE_DEVICES requests GPUs, but the driver does not answer"
@@ -749,7 +749,7 @@ mod tests {
         };
         let found = grant(&asking(&[ALL]), &start, known(None)).unwrap();
         assert!(
-            matches!(&found, Grant::Unchanged(finding) if finding.kind.id == "ONH-112"),
+            matches!(&found, Grant::Unchanged(finding) if finding.kind.id() == "ONH-112"),
             "{found:?}"
         );
     }

@@ -216,7 +216,8 @@ mod tests {
                 })) => {
                     let deny = limits.map(|limits| limits.deny.join(","));
                     let again = if was_held { "again " } else { "" };
-                    let findings: String = findings.iter().map(|finding| finding.kind.id).collect();
+                    let findings: String =
+                        findings.iter().map(|finding| finding.kind.id()).collect();
                     format!("{again}{deny:?}{findings}")
                 }
             }

@@ -238,7 +238,7 @@ fn mounts_that_the_hook_does_not_accept() {
             plugin,
             ..Settings::default()
         })
-        .map(|finding| finding.kind.id)
+        .map(|finding| finding.kind.id())
     };
     assert_eq!(
         of(&[DeviceListStrategy::VolumeMounts], false),
@@ -604,7 +604,7 @@ fn options_and_variables() {
         assert_eq!(findings.len(), finds.len(), "{findings:?}");
         for (finding, text) in findings.iter().zip(finds) {
             assert!(
-                finding.what.starts_with(text) && finding.kind.id == "ONH-604",
+                finding.what.starts_with(text) && finding.kind.id() == "ONH-604",
                 "{finding:?}"
             );
         }

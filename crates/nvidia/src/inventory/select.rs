@@ -687,7 +687,7 @@ pub(crate) mod tests {
             select(&VisibleDevices::All, "x", &inventory, &Limits::default()).unwrap();
         assert_eq!((devices.len(), findings.len()), (4, 1));
         assert_eq!(
-            (findings[0].kind.id, findings[0].fix.as_str()),
+            (findings[0].kind.id(), findings[0].fix.as_str()),
             ("ONH-232", PREPARE)
         );
         assert!(findings[0].what.ends_with(missing), "{}", findings[0].what);

@@ -18,7 +18,7 @@ impl StoredError {
     pub(super) fn new(error: &anyhow::Error) -> Self {
         let ErrorReport { kind, line, hint } = ErrorReport::new(error);
         Self {
-            id: kind.id.to_owned(),
+            id: kind.id().to_owned(),
             line,
             hint,
         }

@@ -94,7 +94,7 @@ impl Asking {
             Ok(Decision::Gpus(request)) => request.devices.names().join(","),
             Ok(Decision::Nothing(_)) => "nothing".to_owned(),
             Ok(Decision::Refused(_)) => "refused".to_owned(),
-            Err(error) => ErrorReport::new(&error).kind.id.to_owned(),
+            Err(error) => ErrorReport::new(&error).kind.id().to_owned(),
         }
     }
 }
@@ -483,7 +483,7 @@ fn features_are_accepted_like_gpus() {
         let ids: Vec<_> = request
             .remarks
             .iter()
-            .map(|finding| finding.kind.id)
+            .map(|finding| finding.kind.id())
             .collect();
         (request.features.names().join(","), ids.join(","))
     };
@@ -689,7 +689,7 @@ fn a_host_without_gpus_may_excuse() {
         )
     };
     let finding = excuses("all", &here(NoGpu::Start)).unwrap();
-    assert_eq!(finding.kind.id, "ONH-112");
+    assert_eq!(finding.kind.id(), "ONH-112");
     assert!(
         finding
             .what

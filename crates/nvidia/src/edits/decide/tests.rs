@@ -133,7 +133,7 @@ fn outcome(facts: DeviceFacts, wanted: &Wanted, devices: &[Device<'_>]) -> Strin
         .node_links
         .iter()
         .map(|link| format!("link:{}", link.path.file_name().display()));
-    let findings = findings.iter().map(|finding| finding.kind.id.to_owned());
+    let findings = findings.iter().map(|finding| finding.kind.id().to_owned());
     nodes
         .chain(mounts)
         .chain(links)
@@ -318,7 +318,7 @@ fn what_is_missing_or_wrong() {
         found,
         format!(
             "nvidiactl nvidia-uvm-tools nvidia0 proc:gpus/0000:01:00.0 {}",
-            catalog::NO_UVM.id
+            catalog::NO_UVM.id()
         )
     );
     let without_gpus = Wanted {

@@ -61,10 +61,10 @@ fn outcome(
                 .collect(),
             findings
                 .iter()
-                .map(|finding| finding.kind.id.to_owned())
+                .map(|finding| finding.kind.id().to_owned())
                 .collect(),
         )),
-        Err(error) => Err(ErrorReport::new(&error).kind.id.to_owned()),
+        Err(error) => Err(ErrorReport::new(&error).kind.id().to_owned()),
     }
 }
 
