@@ -168,7 +168,7 @@ fn used_patterns(functions: &Functions, ran: &BTreeSet<&str>) -> BTreeSet<String
     for symbol in ran {
         let patterns = patterns(symbol);
         let used = patterns.iter().find(|pattern| is_used(pattern));
-        result.extend(used.or(patterns.last()).cloned());
+        result.extend(used.or_else(|| patterns.last()).cloned());
     }
     result
 }
