@@ -240,7 +240,7 @@ impl Search {
             search.placed.push((source, target.absolute()));
         }
         for Finding { kind, what, fix } in findings {
-            let id = kind.id.to_owned();
+            let id = kind.id().to_owned();
             search.findings.push((id, what.clone(), fix.clone()));
         }
         Some(search)
