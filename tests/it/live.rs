@@ -230,25 +230,21 @@ fn every_cache_layout() {
     }
 }
 
+/// Also in a read-only rootfs, where the linker cache is mounted and not replaced.
 fn images_that_are_not_debian() {
-    let (dir, fake) = (scratch(), FakeDriver::shared());
-    let image = Image::new(dir.path(), &["--layout", "lib64"]);
-    let container = Waiting::with_all_gpus(dir.path(), &image);
-    container.hook(&fake.config).ok();
-    assert!(
-        container
-            .exec("ldconfig -p")
-            .ok()
-            .contains("=> /usr/lib64/libcuda.so.1")
-    );
-    // Debian's ld.so does not search /usr/lib64 by default: only the cache can have led to it.
-    assert!(
-        container
-            .exec("probe-dlopen libcuda.so.1")
-            .ok()
-            .contains("/usr/lib64/libcuda.so")
-    );
-    container.exec("nvidia-smi").ok();
+    for script in ["", "mount -o remount,bind,ro $rootfs"] {
+        let (dir, fake) = (scratch(), FakeDriver::shared());
+        let image = Image::new(dir.path(), &["--layout", "lib64"]);
+        let env = ["NVIDIA_VISIBLE_DEVICES=all"];
+        let container = Waiting::start(dir.path(), &image.rootfs, &env, script);
+        assert_eq!(container.hook(&fake.config).ok(), "", "{script}");
+        let listed = container.exec("ldconfig -p").ok();
+        assert!(listed.contains("=> /usr/lib64/libcuda.so.1"), "{script}");
+        // Debian's ld.so does not search /usr/lib64 by default: only the cache can have led to it.
+        let opened = container.exec("probe-dlopen libcuda.so.1").ok();
+        assert!(opened.contains("/usr/lib64/libcuda.so"), "{script}");
+        container.exec("nvidia-smi").ok();
+    }
 }
 
 fn proc_is_masked() {
