@@ -386,7 +386,7 @@ fn an_entry_of_procfs_that_was_created_again_is_another_one() {
     let journal = format!("{}-8", device.trim_start_matches("/dev/"));
     let entry = |root: &Path| {
         let root = Tree::open(&HostPath::new(root)).unwrap();
-        let entries = root.entries(Path::new("/fs/jbd2"));
+        let entries = root.entries(Path::new("/fs/jbd2"), "");
         let of_journal = entries.iter().find(|(name, _)| *name == *journal);
         ProcEntry::new(of_journal.unwrap().1.as_ref().unwrap())
     };

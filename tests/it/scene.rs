@@ -28,16 +28,21 @@ impl Deref for CriContainer {
 }
 
 impl CriContainer {
-    /// Starts a container of an image in `dir`, which must be a new directory. The script `mount` mounts the file system of the writable
-    /// layer at `$layer`.
+    /// Starts a container of an image in `dir` that requests all GPUs, see [`Self::start_with`].
     pub fn start(dir: &Path, image: &Path, mount: &str) -> Self {
+        Self::start_with(dir, image, mount, "all")
+    }
+
+    /// Starts a container of an image in `dir`, which must be a new directory, with these visible devices. The script `mount` mounts the
+    /// file system of the writable layer at `$layer`.
+    pub fn start_with(dir: &Path, image: &Path, mount: &str, visible: &str) -> Self {
         let rootfs = dir.join("merged");
         std::fs::create_dir_all(rootfs.join("dev")).unwrap();
         let waiting = Waiting::start(dir, &rootfs, &[], &overlay(dir, image, mount));
         let mut spec: serde_json::Value = serde_json::from_str(CONFIG_JSON).unwrap();
         spec["root"]["path"] = serde_json::json!(rootfs);
-        spec["process"]["env"] =
-            serde_json::json!(["PATH=/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=all"]);
+        let visible = format!("NVIDIA_VISIBLE_DEVICES={visible}");
+        spec["process"]["env"] = serde_json::json!(["PATH=/usr/bin:/bin", visible]);
         spec["linux"]["cgroupsPath"] = Cgroup::name(&waiting).into();
         std::fs::write(waiting.bundle.join("config.json"), spec.to_string()).unwrap();
         let cgroup = Cgroup::of(&waiting);

@@ -387,15 +387,18 @@ impl Tree {
         }
     }
 
-    /// Returns the sorted names in a directory, each with its state without following links, or none if it cannot be read. The directory is
-    /// opened and read again by each call.
+    /// Returns the sorted names in a directory that begin with a prefix, each with its state without following links, or none if the
+    /// directory cannot be read. It is opened and read again by each call.
     #[must_use]
-    pub fn entries(&self, dir: &Path) -> Vec<(OsString, Option<Stat>)> {
+    pub fn entries(&self, dir: &Path, prefix: &str) -> Vec<(OsString, Option<Stat>)> {
         let mut entries = Vec::new();
         let Some((names, opened)) = self.listed(dir) else {
             return entries;
         };
         for name in names {
+            if !name.as_bytes().starts_with(prefix.as_bytes()) {
+                continue;
+            }
             let fd = opened.fd().ok();
             let stat = fd.and_then(|fd| statat(fd, &name, AtFlags::SYMLINK_NOFOLLOW).ok());
             entries.push((name, stat));

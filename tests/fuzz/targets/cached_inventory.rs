@@ -40,6 +40,7 @@ fn check_file(answer: &CachedInventory) {
         nodes: BTreeMap::new(),
         instances: Vec::new(),
         caps: Vec::new(),
+        missing_caps: Vec::new(),
         state: None,
         uptime: 0,
     };

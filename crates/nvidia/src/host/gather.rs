@@ -137,7 +137,11 @@ impl Host {
             gatherer.feature(feature);
         }
         if decide::wants_mig_minors(wanted, devices) {
-            gatherer.facts.mig_minors = self.mig_minors();
+            gatherer.facts.mig_minors = if wanted.mig_config || wanted.mig_monitor {
+                self.mig_minors()
+            } else {
+                self.mig_minors_of(devices)
+            };
         }
         for device in devices {
             gatherer.gpu(wanted, device.gpu());
@@ -327,6 +331,25 @@ impl Host {
     pub fn mig_minors(&self) -> Option<BTreeMap<MigCap, u32>> {
         self.mig_minors_text()
             .map(|text| caps::parse_mig_minors(&text))
+    }
+
+    /// Returns the minor numbers of the capabilities of these devices, which are known if the inventory was confirmed.
+    fn mig_minors_of(&self, devices: &[Device<'_>]) -> Option<BTreeMap<MigCap, u32>> {
+        let known: BTreeMap<_, _> = self
+            .caps
+            .iter()
+            .map(|node| (node.cap, node.minor))
+            .collect();
+        for device in devices {
+            if let Device::Mig(gpu, mig) = device
+                && !decide::caps_of(gpu, mig)
+                    .iter()
+                    .all(|cap| known.contains_key(cap))
+            {
+                return self.mig_minors();
+            }
+        }
+        Some(known)
     }
 
     /// Returns the driver's table of MIG capabilities.

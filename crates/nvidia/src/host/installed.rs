@@ -10,6 +10,7 @@ use base::tree::Tree;
 use findings::catalog;
 
 use super::examined::Examined;
+use super::roots::MigNodes;
 use super::{HostState, Roots};
 use crate::config::Config;
 use crate::driver::diagnosis;
@@ -80,7 +81,11 @@ impl Installed {
             }
         };
         let roots = &self.parts.roots;
-        roots.complete(&mut inventory, &view.gpus, &view.caps);
+        let mig = MigNodes {
+            caps: &view.caps,
+            missing: &view.missing_caps,
+        };
+        roots.complete(&mut inventory, &view.gpus, mig);
         Ok((inventory, view))
     }
 
@@ -137,12 +142,13 @@ impl Installed {
         let caps = if instances.is_empty() {
             Vec::new()
         } else {
-            cap_files::read(proc, &instances)
+            cap_files::nodes_in_table(proc, &instances)
         };
         let module = self.parts.module.clone();
         let (gpus, known_gpus) = procfs::gpus_with(proc, known, seconds_since_1970());
         let state = HostState::with_gpus(roots, module, Some(&self.library), gpus, &instances);
-        let fingerprint = state.fingerprint(sys, &cap_files::nodes(dev, &instances, &caps));
+        let of_instances = cap_files::nodes(dev, &instances, &caps);
+        let fingerprint = state.fingerprint(sys, &of_instances);
         let nodes = state.device_nodes(dev);
         let HostState { module, gpus, .. } = state;
         KernelView {
@@ -152,6 +158,7 @@ impl Installed {
             known_gpus,
             nodes,
             instances,
+            missing_caps: cap_files::missing(dev, &caps, &of_instances),
             caps,
             uptime: uptime(),
         }

@@ -49,12 +49,10 @@ impl Host {
         if !concerned || proc.locate(Path::new(MIG_MINORS)).is_err() {
             return false;
         }
-        let read = if self.caps.is_empty() {
-            cap_files::existing(proc)
-        } else {
-            Vec::new()
-        };
-        let mut caps = self.caps.iter().chain(&read);
-        caps.any(|cap| cap.is_missing_below(dev))
+        if !self.caps.is_empty() {
+            return !self.missing_caps.is_empty();
+        }
+        let read = cap_files::existing(proc);
+        read.iter().any(|file| file.node().is_missing_below(dev))
     }
 }

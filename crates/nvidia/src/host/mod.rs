@@ -42,7 +42,7 @@ use crate::driver::platform::Platform;
 use crate::driver::wsl;
 use crate::edits::{Edits, Wanted, decide};
 use crate::feature::{Feature, Features};
-use crate::inventory::cap_files::CapFile;
+use crate::inventory::cap_files::CapNode;
 use crate::inventory::node_limits::NodeLimits;
 use crate::inventory::processes::{self, GpuProcesses};
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
@@ -173,8 +173,10 @@ pub struct Host {
     /// The content of /proc/driver/nvidia/version
     version_file: Option<Vec<u8>>,
     kernel_gpus: Vec<KernelGpu>,
-    /// The files of MIG capabilities, if they were read
-    caps: Vec<CapFile>,
+    /// The nodes of MIG capabilities, if they were examined
+    caps: Vec<CapNode>,
+    /// The nodes among these that are missing
+    missing_caps: Vec<CapNode>,
     /// Nodes that were examined, by their names below /dev
     examined: BTreeMap<String, DeviceNode>,
     /// Nodes as they will be
@@ -227,6 +229,7 @@ impl Host {
         Ok(Self {
             examined: view.nodes,
             caps: view.caps,
+            missing_caps: view.missing_caps,
             ..Self::new(config, installed, inventory, view.gpus)?
         })
     }
@@ -310,6 +313,7 @@ impl Host {
             version_file: None,
             kernel_gpus,
             caps: Vec::new(),
+            missing_caps: Vec::new(),
             examined: BTreeMap::new(),
             foreseen: BTreeMap::new(),
             inventory,

@@ -16,7 +16,7 @@ use crate::driver::nodes::NodeState;
 use crate::driver::pci::PCI_DEVICES;
 use crate::driver::platform::Platform;
 use crate::driver::{DriverKind, open_dev_root, open_root, wsl};
-use crate::inventory::cap_files::CapFile;
+use crate::inventory::cap_files::CapNode;
 use crate::inventory::caps::MIG_MINORS;
 use crate::inventory::procfs::{self, DRIVER_PROC, KernelGpu};
 use crate::inventory::{Inventory, cap_files, merge};
@@ -37,6 +37,14 @@ pub struct Roots {
     pub sys: Tree,
     /// The kind of the driver
     pub kind: DriverKind,
+}
+
+/// The nodes of MIG capabilities.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MigNodes<'a> {
+    pub(super) caps: &'a [CapNode],
+    /// The nodes among these that are missing
+    pub(super) missing: &'a [CapNode],
 }
 
 impl fmt::Display for Roots {
@@ -127,16 +135,25 @@ impl Roots {
     /// Adds to NVML's answer what it does not contain, after reading it from the kernel, see [`Self::complete`].
     pub fn complete_afresh(&self, inventory: &mut Inventory) {
         let caps = if inventory.gpus.iter().any(|gpu| gpu.mig_enabled) {
-            cap_files::existing(&self.proc)
+            cap_files::nodes_in_table(&self.proc, &cap_files::instances(&self.proc))
         } else {
             Vec::new()
         };
-        self.complete(inventory, &procfs::read_gpus(&self.proc), &caps);
+        let mig = MigNodes {
+            caps: &caps,
+            missing: &cap_files::missing(&self.dev, &caps, &[]),
+        };
+        self.complete(inventory, &procfs::read_gpus(&self.proc), mig);
     }
 
     /// Adds to NVML's answer what it does not contain: the kind of the driver, GPUs that only the kernel module lists, and MIG devices
     /// without nodes.
-    pub fn complete(&self, inventory: &mut Inventory, gpus: &[KernelGpu], caps: &[CapFile]) {
+    pub(super) fn complete(
+        &self,
+        inventory: &mut Inventory,
+        gpus: &[KernelGpu],
+        mig: MigNodes<'_>,
+    ) {
         inventory.driver_kind = self.kind;
         merge::complete(inventory, gpus, |minor| {
             NodeState::inspect(&self.dev, &DriverKind::Linux.gpu_node(minor))
@@ -144,7 +161,7 @@ impl Roots {
         if inventory.gpus.iter().any(|gpu| gpu.mig_enabled)
             && self.proc.locate(Path::new(MIG_MINORS)).is_ok()
         {
-            cap_files::note_missing_nodes(inventory, caps, &self.dev);
+            cap_files::note_missing_nodes(inventory, mig.caps, mig.missing);
         }
     }
 

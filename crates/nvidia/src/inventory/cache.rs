@@ -57,7 +57,7 @@ use serde::{Deserialize, Serialize};
 
 use base::sys::run_dir::RunDir;
 
-use super::cap_files::{CapFile, Instance};
+use super::cap_files::{CapNode, Instance};
 use super::fingerprint::{Fingerprint, is_confirmed, is_confirmed_in_part};
 use super::notice::Wait;
 use super::procfs::{KernelGpu, KnownGpu};
@@ -88,8 +88,10 @@ pub struct KernelView {
     pub nodes: BTreeMap<String, DeviceNode>,
     /// The GPU instances and compute instances
     pub instances: Vec<Instance>,
-    /// The files of MIG capabilities; empty if there are no instances
-    pub caps: Vec<CapFile>,
+    /// The nodes of MIG capabilities; empty if there are no instances
+    pub caps: Vec<CapNode>,
+    /// The nodes among these that are missing
+    pub missing_caps: Vec<CapNode>,
     /// The fingerprint, if the host has one
     pub state: Option<Fingerprint>,
     /// Seconds since the host was booted; 0 if unknown

@@ -1,6 +1,7 @@
 //! Reads the kernel module's files for MIG capabilities below /proc/driver/nvidia/capabilities. There is a file for each existing
 //! capability. It contains the minor number, owner and mode of the device node that grants the capability.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -13,11 +14,44 @@ use crate::device_id::parse_decimal;
 use crate::driver::access::Permissions;
 use crate::driver::nodes::CAPS;
 use crate::driver::params::{NodePolicy, field, parse_policy};
-use crate::inventory::caps::MigCap;
+use crate::inventory::caps::{self, MIG_MINORS, MigCap};
 use crate::inventory::procfs::DRIVER_PROC;
 use crate::inventory::{Inventory, UnlistedMig};
 
 /// A capability, and the node that grants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CapNode {
+    /// The capability
+    pub cap: MigCap,
+    /// The N of `/dev/nvidia-caps/nvidia-capN`
+    pub minor: u32,
+}
+
+impl CapNode {
+    /// Returns the name of the node below /dev.
+    #[must_use]
+    pub(crate) fn name(self) -> String {
+        format!("nvidia-caps/nvidia-cap{}", self.minor)
+    }
+
+    /// Whether this root lacks the node.
+    #[must_use]
+    pub(crate) fn is_missing_below(self, dev: &Tree) -> bool {
+        self.stat_below(dev).is_none() && dev.locate(&Path::new("/dev").join(self.name())).is_err()
+    }
+
+    /// Examines the node, without following a link.
+    fn stat_below(self, dev: &Tree) -> Option<Stat> {
+        let dir = dev.open_dir(Path::new(CAPS)).ok()?;
+        let stat = dir.stat(&format!("nvidia-cap{}", self.minor))?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::CharacterDevice => Some(stat),
+            _ => None,
+        }
+    }
+}
+
+/// The file of a capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CapFile {
     /// The capability
@@ -29,28 +63,12 @@ pub struct CapFile {
 }
 
 impl CapFile {
-    /// Returns the name of the node below /dev.
+    /// Returns the node that grants the capability.
     #[must_use]
-    pub(crate) fn node_name(&self) -> String {
-        format!("nvidia-caps/nvidia-cap{}", self.minor)
-    }
-
-    /// Whether this root lacks the node.
-    #[must_use]
-    pub(crate) fn is_missing_below(&self, dev: &Tree) -> bool {
-        self.stat_below(dev).is_none()
-            && dev
-                .locate(&Path::new("/dev").join(self.node_name()))
-                .is_err()
-    }
-
-    /// Examines the node, without following a link.
-    fn stat_below(&self, dev: &Tree) -> Option<Stat> {
-        let dir = dev.open_dir(Path::new(CAPS)).ok()?;
-        let stat = dir.stat(&format!("nvidia-cap{}", self.minor))?;
-        match FileType::from_raw_mode(stat.st_mode) {
-            FileType::CharacterDevice => Some(stat),
-            _ => None,
+    pub(crate) const fn node(&self) -> CapNode {
+        CapNode {
+            cap: self.cap,
+            minor: self.minor,
         }
     }
 }
@@ -131,7 +149,7 @@ pub fn instances(proc: &Tree) -> Vec<Instance> {
             continue;
         };
         let mig = top.join(name).join("mig");
-        for (name, stat) in proc.entries(&mig) {
+        for (name, stat) in proc.entries(&mig, "gi") {
             let Some(instance) = number(&name, "gi") else {
                 continue;
             };
@@ -139,7 +157,7 @@ pub fn instances(proc: &Tree) -> Vec<Instance> {
                 cap: MigCap::GpuInstance(gpu, instance),
                 entry: stat.as_ref().map(ProcEntry::new),
             });
-            for (name, stat) in proc.entries(&mig.join(name)) {
+            for (name, stat) in proc.entries(&mig.join(name), "ci") {
                 if let Some(compute) = number(&name, "ci") {
                     instances.push(Instance {
                         cap: MigCap::ComputeInstance(gpu, instance, compute),
@@ -158,17 +176,31 @@ pub fn existing(proc: &Tree) -> Vec<CapFile> {
     read(proc, &instances(proc))
 }
 
-/// Returns the files of these instances, after the files of the capabilities that do not belong to an instance.
-#[must_use]
-pub(crate) fn read(proc: &Tree, instances: &[Instance]) -> Vec<CapFile> {
+fn read(proc: &Tree, instances: &[Instance]) -> Vec<CapFile> {
     let mut files = Vec::new();
-    let caps = instances.iter().map(|instance| instance.cap);
-    for cap in [MigCap::Config, MigCap::Monitor].into_iter().chain(caps) {
-        if let Ok(text) = proc.read_text(&cap.proc_path()) {
+    for cap in caps_of(instances) {
+        if let Ok(text) = proc.read_kernel_text(&cap.proc_path()) {
             files.extend(parse(cap, &text));
         }
     }
     files
+}
+
+/// Returns the capabilities that do not belong to an instance, and those of these instances.
+fn caps_of(instances: &[Instance]) -> Vec<MigCap> {
+    let mut caps = vec![MigCap::Config, MigCap::Monitor];
+    caps.extend(instances.iter().map(|instance| instance.cap));
+    caps
+}
+
+/// Returns the nodes of the capabilities that exist with these instances. The table has their numbers, so that not each file has to be
+/// read. A driver without the table has no nodes for capabilities.
+#[must_use]
+pub(crate) fn nodes_in_table(proc: &Tree, instances: &[Instance]) -> Vec<CapNode> {
+    let text = proc.read_kernel_text(Path::new(MIG_MINORS));
+    let minors = caps::minors_of(&text.unwrap_or_default(), &caps_of(instances));
+    let node = |(cap, minor)| CapNode { cap, minor };
+    minors.into_iter().map(node).collect()
 }
 
 /// Returns the N of a name `prefixN`.
@@ -209,43 +241,54 @@ pub type InstanceNode = (Instance, Option<Permissions>);
 
 /// Examines the nodes of these instances. NVML lists only the MIG devices whose nodes it can open.
 #[must_use]
-pub(crate) fn nodes(dev: &Tree, instances: &[Instance], files: &[CapFile]) -> Vec<InstanceNode> {
+pub(crate) fn nodes(dev: &Tree, instances: &[Instance], caps: &[CapNode]) -> Vec<InstanceNode> {
+    let caps: BTreeMap<_, _> = caps.iter().map(|node| (node.cap, node)).collect();
     let mut nodes = Vec::new();
     for instance in instances {
-        let file = files.iter().find(|file| file.cap == instance.cap);
-        let stat = file.and_then(|file| file.stat_below(dev));
+        let node = caps.get(&instance.cap);
+        let stat = node.and_then(|node| node.stat_below(dev));
         nodes.push((*instance, stat.as_ref().map(Permissions::from_stat)));
     }
     nodes
+}
+
+/// Returns the nodes that are missing. Some of them were examined already.
+#[must_use]
+pub(crate) fn missing(dev: &Tree, caps: &[CapNode], examined: &[InstanceNode]) -> Vec<CapNode> {
+    let has_node = |(instance, access): &InstanceNode| access.map(|_| instance.cap);
+    let existing: BTreeSet<_> = examined.iter().filter_map(has_node).collect();
+    let mut missing = caps.to_vec();
+    missing.retain(|node| !existing.contains(&node.cap) && node.is_missing_below(dev));
+    missing
 }
 
 /// Adds the MIG devices without device nodes to each GPU in MIG mode.
 ///
 /// NVML lists a MIG device only if it can open both of its nodes, but the kernel module always lists its capabilities. Therefore a GPU
 /// may have MIG devices even if NVML's answer contains none.
-pub fn note_missing_nodes(inventory: &mut Inventory, caps: &[CapFile], dev: &Tree) {
-    let mut missing: Vec<&CapFile> = caps.iter().collect();
-    missing.retain(|file| file.is_missing_below(dev));
+///
+/// `missing` are the missing ones among the nodes of all capabilities.
+pub fn note_missing_nodes(inventory: &mut Inventory, caps: &[CapNode], missing: &[CapNode]) {
     for gpu in &mut inventory.gpus {
         if gpu.mig_enabled {
             let unlisted = caps
                 .iter()
-                .map(|file| unlisted(gpu.minor, file.cap, &missing));
+                .map(|node| unlisted(gpu.minor, node.cap, missing));
             gpu.unlisted_mig = unlisted.flatten().collect();
         }
     }
 }
 
 /// Returns the MIG device of this capability of the GPU, if one of its two nodes is missing.
-fn unlisted(gpu: u32, cap: MigCap, missing: &[&CapFile]) -> Option<UnlistedMig> {
+fn unlisted(gpu: u32, cap: MigCap, missing: &[CapNode]) -> Option<UnlistedMig> {
     let MigCap::ComputeInstance(minor, gpu_instance, compute_instance) = cap else {
         return None;
     };
     let needed = [MigCap::GpuInstance(minor, gpu_instance), cap];
     let mut nodes = Vec::new();
-    for file in missing {
-        if needed.contains(&file.cap) {
-            nodes.push(file.node_name());
+    for node in missing {
+        if needed.contains(&node.cap) {
+            nodes.push(node.name());
         }
     }
     if minor != gpu || nodes.is_empty() {
@@ -288,25 +331,21 @@ mod tests {
 
     #[test]
     fn a_mig_device_lacks_a_node() {
-        let file = |cap, minor| CapFile {
-            cap,
-            minor,
-            ..parse(cap, "DeviceFileMinor: 1\n").unwrap()
-        };
+        let file = |cap, minor| CapNode { cap, minor };
         let (access, other) = (
             file(MigCap::GpuInstance(0, 2), 21),
             file(MigCap::GpuInstance(1, 2), 31),
         );
         let cap = MigCap::ComputeInstance(0, 2, 0);
         let nodes =
-            |missing: &[&CapFile], gpu| unlisted(gpu, cap, missing).map(|mig| mig.nodes.len());
+            |missing: &[CapNode], gpu| unlisted(gpu, cap, missing).map(|mig| mig.nodes.len());
         assert_eq!(nodes(&[], 0), None, "it has both nodes");
-        assert_eq!(nodes(&[&access], 0), Some(1));
-        assert_eq!(nodes(&[&access, &file(cap, 22)], 0), Some(2));
-        assert_eq!(nodes(&[&other], 0), None, "a node of another GPU");
-        assert_eq!(nodes(&[&access], 1), None, "an instance of another GPU");
+        assert_eq!(nodes(&[access], 0), Some(1));
+        assert_eq!(nodes(&[access, file(cap, 22)], 0), Some(2));
+        assert_eq!(nodes(&[other], 0), None, "a node of another GPU");
+        assert_eq!(nodes(&[access], 1), None, "an instance of another GPU");
         assert_eq!(
-            unlisted(0, MigCap::GpuInstance(0, 2), &[&access]),
+            unlisted(0, MigCap::GpuInstance(0, 2), &[access]),
             None,
             "no compute instance"
         );

@@ -193,7 +193,7 @@ pub(crate) fn gpus_with(
 ) -> (Vec<KernelGpu>, Vec<KnownGpu>) {
     let gpus = Path::new(DRIVER_PROC).join(GPUS);
     let (mut found, mut settled) = (Vec::new(), Vec::new());
-    for (dir, stat) in root.entries(&gpus) {
+    for (dir, stat) in root.entries(&gpus, "") {
         let entry = stat.as_ref().map(ProcEntry::new);
         let mut known = known.iter();
         let known = known.find(|gpu| *gpu.dir == *dir && Some(gpu.entry) == entry);

@@ -135,7 +135,7 @@ pub fn plan(facts: &ModuleState, channels: &[u32]) -> Vec<NodeToCreate> {
     if let Some(major) = facts.majors.get("nvidia-caps") {
         // Each capability has its own policy. For example, only root may use "mig/config", which repartitions GPUs.
         for cap in &facts.caps {
-            add(cap.node_name(), (*major, cap.minor), cap.policy);
+            add(cap.node().name(), (*major, cap.minor), cap.policy);
         }
     }
     if let Some(major) = facts.majors.get(IMEX_CHANNELS) {

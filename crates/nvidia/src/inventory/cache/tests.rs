@@ -52,6 +52,7 @@ fn look(state: &str) -> KernelView {
         nodes: BTreeMap::new(),
         instances: Vec::new(),
         caps: Vec::new(),
+        missing_caps: Vec::new(),
         state: (!state.is_empty()).then(|| Fingerprint {
             text: state.to_owned(),
             is_whole: true,
