@@ -82,17 +82,35 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>, environment: Environ
     let called = args.next().unwrap_or_default();
     let args: Vec<OsString> = args.collect();
     let name = Path::new(&called).file_name().and_then(OsStr::to_str);
-    match name {
-        Some(programs::RUNTIME_HOOK | programs::TOOLKIT) => return nvidia::hook::run(args),
-        Some(programs::CLI) => return nvidia::cli::run(args),
-        Some(name @ (programs::CDI_HOOK | programs::CTK)) => {
-            return nvidia::cdi_hook::run(name, args);
-        }
-        _ => {}
+    if let Some(
+        name @ (programs::RUNTIME_HOOK
+        | programs::TOOLKIT
+        | programs::CLI
+        | programs::CDI_HOOK
+        | programs::CTK),
+    ) = name
+    {
+        return run_as(name, args);
     }
     if let Some((stage, config)) = stage::parse(&args) {
         return stage.run(config, false);
     }
+    run_command(&args, environment)
+}
+
+/// Runs the program under the name of one of NVIDIA's.
+// Not inlined, as the functions below: `run` would have a stack for the values of all commands, and each page costs a start a fault.
+#[inline(never)]
+fn run_as(name: &str, args: Vec<OsString>) -> ExitCode {
+    match name {
+        programs::RUNTIME_HOOK | programs::TOOLKIT => nvidia::hook::run(args),
+        programs::CLI => nvidia::cli::run(args),
+        _ => nvidia::cdi_hook::run(name, args),
+    }
+}
+
+#[inline(never)]
+fn run_command(args: &[OsString], environment: Environment) -> ExitCode {
     match args.split_first() {
         // The hook entry of this program's CDI specs.
         Some((verb, rest)) if verb == rootfs_edits::VERB => run_hook_entry(rest),
@@ -107,7 +125,7 @@ pub(crate) fn run(args: impl IntoIterator<Item = OsString>, environment: Environ
         }
         // The tests of the cost of a stage compare with this command, so it must not run clap.
         Some((word, [])) if word == "--version" => output::print(VERSION),
-        _ => match parse::parse(&args) {
+        _ => match parse::parse(args) {
             Ok(Parsed::Run(cli)) => {
                 carry_out(&cli, environment).unwrap_or_else(|error| failed(&error))
             }

@@ -25,6 +25,8 @@ use records::Outcome;
 use crate::record::storage;
 
 /// Prints the edited config.json. Exit status 0 if the container may start, 1 if not. Podman does not show the stderr of this stage.
+// Not inlined: a start at another stage would need a larger stack, and each page costs a fault.
+#[inline(never)]
 pub(crate) fn run(config: Option<&Path>) -> ExitCode {
     run_stage("precreate", |call| {
         let Edited { config_json, given } = edit(config, call)?;
