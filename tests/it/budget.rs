@@ -58,9 +58,9 @@ pub mod most {
     pub const MIG_CALLS: f64 = 2.7;
     pub const MIG_INSTRUCTIONS: f64 = 3.7;
     /// Of the process that prints the spec of eight GPUs. The process that calls NVML makes as many calls as the library.
-    pub const GENERATE_CALLS: usize = 520;
+    pub const GENERATE_CALLS: usize = 550;
     /// With a spec that is up to date, which needs no NVML.
-    pub const REFRESH_CALLS: usize = 325;
+    pub const REFRESH_CALLS: usize = 340;
     /// What `[devices]` adds to the hook entry of a CDI spec, with eight GPUs.
     pub const LIMITS: u64 = 395_000;
     pub const LIMITS_CALLS: usize = 66;
