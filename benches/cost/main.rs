@@ -39,7 +39,7 @@ use scene::{Disk, FileSystem, Layer, Names, Scene, StateDir, forget};
 use support::{HOOK, sh};
 
 /// The number of rounds for short commands, for container starts, and for podman.
-const ROUNDS: [usize; 3] = [400, 60, 25];
+const ROUNDS: [usize; 3] = [400, 100, 25];
 
 /// A row of the table: subject, target, result, and whether the result meets the target.
 struct Row(String, &'static str, String, bool);
