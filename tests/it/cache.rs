@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use base::paths::HostPath;
 use base::tree::Tree;
-use nvidia_host::inventory::cap_files::ProcEntry;
+use nvidia_host::inventory::proc_entry::ProcEntry;
 
 use crate::driver::{FakeDriver, Image, NEEDS, Waiting};
 use crate::support::{HOOK, Need, Ran, run, run_with, scratch, sh};

@@ -437,7 +437,9 @@ fn refresh_rewrites_what_is_stale() {
         assert!(refreshed(&fake, &path), "GPU 0 is split");
         assert_eq!(names(&path)[..2], ["0:0".to_owned(), MIG_0.to_owned()]);
         assert!(!refreshed(&fake, &path));
-        // The MIG devices are configured differently, and the kernel shows it.
+        // The MIG devices are configured differently, and the kernel shows it. udev creates the nodes of the new numbers.
+        let nodes = fake.root.join("dev/nvidia-caps").display().to_string();
+        sh(&format!("cd '{nodes}'; for minor in 84 85; do rm -f nvidia-cap$minor; mknod nvidia-cap$minor c 510 $minor; done")).ok();
         let caps = fake.root.join("proc/driver/nvidia/capabilities/gpu0/mig");
         std::fs::rename(caps.join("gi2"), caps.join("gi9")).unwrap();
         std::fs::create_dir_all(caps.join("gi2/ci0")).unwrap();

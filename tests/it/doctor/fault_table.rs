@@ -208,7 +208,8 @@ pub(super) const FAULTS: &[(&str, &str, &str, Status)] = &[
     ),
     (
         "sed -i '/minor=3/s/$/ mig/' usr/lib/x86_64-linux-gnu/nvml.conf; mkdir -p proc/driver/nvidia-caps; \
-         touch proc/driver/nvidia-caps/mig-minors; mkdir -p proc/driver/nvidia/capabilities/gpu3/mig/gi1/ci0; \
+         printf 'gpu3/gi1/access 12\\ngpu3/gi1/ci0/access 13\\n' >proc/driver/nvidia-caps/mig-minors; \
+         mkdir -p proc/driver/nvidia/capabilities/gpu3/mig/gi1/ci0; \
          echo DeviceFileMinor: 12 >proc/driver/nvidia/capabilities/gpu3/mig/gi1/access; \
          echo DeviceFileMinor: 13 >proc/driver/nvidia/capabilities/gpu3/mig/gi1/ci0/access; \
          mkdir -p dev/nvidia-caps; mknod dev/nvidia-caps/nvidia-cap12 c 510 12",
@@ -218,7 +219,8 @@ pub(super) const FAULTS: &[(&str, &str, &str, Status)] = &[
     ),
     (
         "sed -i '/minor=3/s/$/ mig/' usr/lib/x86_64-linux-gnu/nvml.conf; mkdir -p proc/driver/nvidia-caps; \
-         touch proc/driver/nvidia-caps/mig-minors; mkdir -p proc/driver/nvidia/capabilities/gpu3/mig/gi1; \
+         echo 'gpu3/gi1/access 12' >proc/driver/nvidia-caps/mig-minors; \
+         mkdir -p proc/driver/nvidia/capabilities/gpu3/mig/gi1; \
          echo DeviceFileMinor: 12 >proc/driver/nvidia/capabilities/gpu3/mig/gi1/access; \
          mkdir -p dev/nvidia-caps; mknod dev/nvidia-caps/nvidia-cap12 c 510 12",
         "mig",

@@ -132,7 +132,7 @@ impl Roots {
         Ok(Self { dev, ..roots })
     }
 
-    /// Adds to NVML's answer what it does not contain, after reading it from the kernel, see [`Self::complete`].
+    /// Adds to the answer of NVML what it does not contain, after reading it from the kernel.
     pub fn complete_afresh(&self, inventory: &mut Inventory) {
         let caps = if inventory.gpus.iter().any(|gpu| gpu.mig_enabled) {
             cap_files::nodes_in_table(&self.proc, &cap_files::instances(&self.proc))

@@ -18,9 +18,10 @@ use crate::driver::access::Permissions;
 use crate::driver::node_name::NodeName;
 use crate::driver::nodes::{CTL_MINOR, DeviceNode, NVIDIA_MAJOR};
 use crate::driver::pci::PCI_DEVICES;
-use crate::inventory::cap_files::{Instance, InstanceNode, ProcEntry};
+use crate::inventory::cap_files::{Instance, InstanceNode};
 use crate::inventory::caps::MigCap;
 use crate::inventory::fingerprint::Fingerprint;
+use crate::inventory::proc_entry::ProcEntry;
 use crate::inventory::procfs::{self, KernelGpu};
 use crate::inventory::{BusId, cap_files};
 

@@ -21,7 +21,7 @@
 //!    (`nvGenerateSmcUuid`). The module creates an entry only when an instance is created, and removes it first when the instance is
 //!    destroyed (`osRmCapRegisterSmc*`, `osRmCapUnregister` in kernel_mig_manager.c). If the GPU is unloaded and loaded again, the entries
 //!    stay, and the instances return with the same engines (`kmigmgrRestoreFromPersistence`). Therefore the same entry is the same
-//!    instance with the same UUID. [`super::cap_files::ProcEntry`] identifies an entry; an answer is not cached if one of them is younger than
+//!    instance with the same UUID. [`super::proc_entry::ProcEntry`] identifies an entry; an answer is not cached if one of them is younger than
 //!    a second at the query. MIG mode cannot change while there is an instance. A GPU in MIG mode without instances is not cached.
 //! 6. *GPUs respond*: the configuration space of each GPU can be read. For a GPU that has fallen off the bus, all bits are 1.
 //!

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use base::tree::Tree;
 
 use super::BusId;
-use super::cap_files::ProcEntry;
+use super::proc_entry::ProcEntry;
 use crate::driver::is_version;
 
 /// The directory of the kernel module.
@@ -268,7 +268,7 @@ mod tests {
         write(3, "GPU-????", "");
         write(4, "GPU-4", "GPU Excluded:\t Yes\n");
         let tree = Tree::open(&base::paths::HostPath::new(dir.path())).unwrap();
-        let now = crate::inventory::cap_files::seconds_since_1970();
+        let now = crate::inventory::proc_entry::seconds_since_1970();
         let (read, known) = gpus_with(&tree, &[], now + 9);
         assert_eq!(read, read_gpus(&tree));
         let dirs: Vec<&str> = known.iter().map(|gpu| gpu.dir.as_str()).collect();

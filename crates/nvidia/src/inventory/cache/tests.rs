@@ -8,8 +8,9 @@ use findings::catalog;
 
 use super::*;
 use crate::inventory::FailedGpu;
-use crate::inventory::cap_files::{AtQuery, ProcEntry};
+use crate::inventory::cap_files::AtQuery;
 use crate::inventory::caps::MigCap;
+use crate::inventory::proc_entry::ProcEntry;
 use crate::inventory::select::tests::inventory;
 
 /// Two whole GPUs.
