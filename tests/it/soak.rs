@@ -82,7 +82,7 @@ fn a_thousand_in_sequence_and_a_hundred_at_once() {
              mount -t overlay -o lowerdir='{}',upperdir=$1/upper,workdir=$1/work none $1/rootfs\n \
              runc --root $PWD/runc run --bundle $1 {id}-$1 >$1/said 2>&1 || cat $1/said >>failed\n \
              umount $1/rootfs\n rm -r $1\n}}\n{script}\n\
-             cd /run/oci-nvidia-hook; ls containers | grep -c json; ls -A . containers | grep -v -e json -e '^inventory' || true",
+             cd /run/oci-nvidia-hook; ls containers | grep -c json; ls -A . containers | grep -v -e json -e '^inventory' -e '^located' || true",
             memory.0.display(),
             dir.path().display(),
             image.rootfs.display()
