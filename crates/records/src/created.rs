@@ -14,8 +14,8 @@ const MAX_ENTRIES: usize = 400;
 pub enum Mark {
     /// By its inode number
     Inode(u64),
-    /// By its time: when the setup that created it was complete, in milliseconds since 1970. Nobody has to look at the file for this
-    /// mark, because the hook knows that it created the name from the result of the call.
+    /// By its time: when the setup that created it was complete, in milliseconds since 1970. The file is not examined for this
+    /// mark: the result of the call shows that the hook created the name.
     SetUp(u64),
 }
 

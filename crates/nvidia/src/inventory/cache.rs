@@ -209,11 +209,10 @@ impl Cache {
         ask: Ask<'_>,
     ) -> Result<(Inventory, KernelView)> {
         let before = self.read();
-        let known = |answer: &Option<CachedInventory>| match answer {
+        let now = match &before {
             Some(answer) => view(&answer.known_gpus),
             None => view(&[]),
         };
-        let now = known(&before);
         if let Some(cached) = &before
             && cached.is_confirmed_by(&now)
         {
